@@ -1,0 +1,172 @@
+// Package algo says what a limit means: seven rate-limiting algorithms as plain functions of a state, a request and the
+// present instant.
+//
+// Nothing here reads a clock, locks, blocks, logs or draws a random number. A decision reads the instant it is given
+// and nothing else, so a test, a simulator and a server get the same answers from the same history.
+//
+// What it does not promise: safety under concurrent use (whoever holds an Arena locks it), durability, or any meaning
+// of instants beyond the process whose clock they come from: a state leaves its process as ages (see Append).
+package algo
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Algorithm is the way a limit counts. The zero value is no algorithm.
+type Algorithm uint8
+
+// The algorithms, in the order of the documentation. Their numbers are part of the snapshot format and of the wire.
+const (
+	FixedWindow    Algorithm = 1
+	SlidingWindow  Algorithm = 2
+	SlidingCounter Algorithm = 3
+	SlidingLog     Algorithm = 4
+	TokenBucket    Algorithm = 5
+	LeakyBucket    Algorithm = 6
+	Concurrency    Algorithm = 7
+)
+
+var algorithmNames = [...]string{
+	FixedWindow: "fixed_window", SlidingWindow: "sliding_window", SlidingCounter: "sliding_counter", SlidingLog: "sliding_log",
+	TokenBucket: "token_bucket", LeakyBucket: "leaky_bucket", Concurrency: "concurrency",
+}
+
+// String returns the name used in policies, such as "sliding_log".
+func (a Algorithm) String() string {
+	if a == 0 || int(a) >= len(algorithmNames) {
+		return fmt.Sprintf("algorithm(%d)", uint8(a))
+	}
+	return algorithmNames[a]
+}
+
+// ParseAlgorithm is the inverse of String.
+func ParseAlgorithm(name string) (Algorithm, bool) {
+	for i, n := range algorithmNames {
+		if n == name && i > 0 {
+			return Algorithm(i), true
+		}
+	}
+	return 0, false
+}
+
+// Period is a calendar unit that a fixed window may be aligned to. The zero value means that the window opens with the
+// first admission and lasts for Limit.Window.
+type Period uint8
+
+// The calendar periods. A week begins on Monday.
+const (
+	Minute Period = 1
+	Hour   Period = 2
+	Day    Period = 3
+	Week   Period = 4
+	Month  Period = 5
+	Year   Period = 6
+)
+
+var periodNames = [...]string{Minute: "minute", Hour: "hour", Day: "day", Week: "week", Month: "month", Year: "year"}
+
+// String returns the name used in policies, such as "month".
+func (p Period) String() string {
+	if p == 0 || int(p) >= len(periodNames) {
+		return fmt.Sprintf("period(%d)", uint8(p))
+	}
+	return periodNames[p]
+}
+
+// ParsePeriod is the inverse of String.
+func ParsePeriod(name string) (Period, bool) {
+	for i, n := range periodNames {
+		if n == name && i > 0 {
+			return Period(i), true
+		}
+	}
+	return 0, false
+}
+
+// Instant is one reading of the deciding process's clock. Everything but calendar windows reads Mono alone.
+type Instant struct {
+	Mono int64 // nanoseconds on a clock that never steps; its origin is arbitrary but the same for every state of a process
+	Wall int64 // nanoseconds since 1970-01-01 UTC; may step
+}
+
+// Bounds of what a Limit may ask for.
+const (
+	MaxLimit      = int64(1) << 53       // the largest limit, capacity and cost: exact in a JSON number
+	MinWindow     = time.Millisecond     // the shortest window and lease
+	MaxWindow     = 366 * 24 * time.Hour // the longest window and lease
+	DefaultSlots  = 10                   // of a sliding window
+	MaxSlots      = 100
+	DefaultMaxLog = int64(16) << 20 // the largest sliding_log limit unless MaxLog is raised
+	MaxLimits     = 8               // limits in one policy
+	MaxLeases     = 1 << 24         // leases one concurrency state can hold at a time
+	// MaxFill bounds the time an empty bucket takes to fill (capacity × window / limit), so that instants fit 64 bits.
+	MaxFill = 100 * 366 * 24 * time.Hour
+)
+
+// Unlimited as a Limit's Limit admits everything and keeps no state.
+const Unlimited int64 = -1
+
+// Never is the RetryAfter of a request that can never pass.
+const Never time.Duration = -1
+
+// Limit is one limit: what a policy's algorithm, parameters and window compile to. It is comparable, and two equal
+// Limits mean the same. Its zero value is not valid.
+type Limit struct {
+	Algorithm Algorithm
+	// Period aligns a fixed window to the calendar in Zone; Window is then zero. Zero: the first admission opens it.
+	Period Period
+	// CountDenied makes a refused request count as well (fixed_window, sliding_window, sliding_counter, sliding_log).
+	CountDenied bool
+	// Slots is the number of slots of a sliding_window; 0 stands for DefaultSlots.
+	Slots int32
+	// Limit is the number of units a window admits, a bucket regains per Window, or leases may hold at once:
+	// 1 to MaxLimit, or Unlimited.
+	Limit int64
+	// Capacity is what a token bucket holds when full, or a leaky bucket's queue; 0 stands for Limit.
+	Capacity int64
+	// Window is the length of the window, MinWindow to MaxWindow; of a concurrency limit, the longest life of a lease.
+	Window time.Duration
+	// MaxLog allows a sliding_log Limit above DefaultMaxLog; 0 stands for DefaultMaxLog. It has no part in a decision.
+	MaxLog int64
+	// Zone is the time zone of calendar periods; nil stands for UTC.
+	Zone *time.Location
+}
+
+// FieldError is a Limit that cannot be, and the field that makes it so, under its name in policies.
+type FieldError struct {
+	Field   string // such as "window"
+	Message string // what is wrong and what would be right, without the field's name
+}
+
+func (e *FieldError) Error() string { return e.Field + ": " + e.Message }
+
+// ErrNoMemory is returned when a state cannot take what a request would add because the Arena's budget is used up.
+// Nothing was charged.
+var ErrNoMemory = errors.New("algo: no memory for the state to grow")
+
+// Request is what one check asks of a state.
+type Request struct {
+	// Cost is the number of units asked for, 0 to MaxLimit; 0 peeks: it answers whether a cost of 1 would pass.
+	Cost int64
+	// Partial grants min(Cost, what is left) in place of all or nothing.
+	Partial bool
+	// Nonce makes the lease id of a concurrency limit hard to guess; the caller draws it at random.
+	Nonce uint64
+	// TTL is the life of the lease, at most the limit's Window; 0 stands for the limit's Window.
+	TTL time.Duration
+}
+
+// Decision is the answer to a Request. Durations count from the instant of the decision.
+type Decision struct {
+	Allowed    bool
+	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking
+	Limit      int64         // of the limit that decided (capacity for buckets); Unlimited
+	Remaining  int64         // units that would pass now, after this decision
+	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted; Never
+	ResetAfter time.Duration // until the state equals a new one
+	Delay      time.Duration // leaky_bucket: until the admitted request may go
+	Lease      uint64        // concurrency: the lease; never 0 when one was given
+	Tightest   int           // index of the limit that Limit, Remaining, RetryAfter and ResetAfter speak of
+}

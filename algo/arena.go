@@ -1,0 +1,197 @@
+package algo
+
+// Ref names a block of words in an Arena. The zero Ref names no block.
+type Ref uint32
+
+// Budget is asked before an Arena takes memory and told when it gives some back. A nil Budget never refuses.
+type Budget interface {
+	// Take reports whether the Arena may take so many more bytes, and counts them when it may.
+	Take(bytes int) bool
+	// Give takes back what Take counted.
+	Give(bytes int)
+}
+
+const (
+	pageBits  = 10
+	pageWords = 1 << pageBits
+	// PageBytes is the unit in which an Arena takes memory from the runtime and gives it back.
+	PageBytes = pageWords * 8
+	// MaxBlock is the largest block an Arena hands out, in words.
+	MaxBlock = pageWords
+)
+
+// blockClasses are the sizes, in words, that blocks come in. Small ones are spaced so that at most an eighth of a
+// block is unused; above 128 words they divide a page without a remainder worth speaking of.
+var blockClasses = [...]uint16{
+	2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64,
+	72, 80, 88, 96, 102, 113, 128, 146, 170, 204, 256, 341, 512, 1024,
+}
+
+// classFor maps a size in words to the index of the smallest class that holds it.
+var classFor = func() (t [MaxBlock + 1]uint8) {
+	c := 0
+	for n := range t {
+		if n > int(blockClasses[c]) {
+			c++
+		}
+		t[n] = uint8(c)
+	}
+	return t
+}()
+
+// page is one run of words, cut into blocks of one class.
+type page struct {
+	mem        []uint64 // nil when the page has been given back
+	class      uint8
+	live       uint16 // blocks handed out
+	carved     uint16 // blocks ever handed out; those above it have never been used
+	free       uint16 // 1 + index of the first freed block; the block's first word continues the list
+	prev, next int32  // neighbours in the class's list of pages with room, -1 at an end
+}
+
+// Arena is memory for states: blocks of 64-bit words in pages that hold no pointers, so that what the garbage collector
+// has to look at grows with the number of pages (8 KiB each) and not with the number of keys. A page all of whose
+// blocks are free goes back to the runtime, so that memory taken for one size of block does not stay bound to it.
+//
+// An Arena does not lock: its user does. The zero value is not ready for use, see NewArena.
+type Arena struct {
+	pages  []page
+	vacant []int32                  // indexes of pages that were given back
+	room   [len(blockClasses)]int32 // per class, first page with room, -1 when there is none
+	budget Budget
+	bytes  int
+}
+
+// NewArena returns an empty Arena that asks budget, which may be nil, before it grows.
+func NewArena(budget Budget) *Arena {
+	a := &Arena{budget: budget}
+	for i := range a.room {
+		a.room[i] = -1
+	}
+	// Page 0 stays empty, so that no block is ever named by the zero Ref.
+	a.pages = append(a.pages, page{prev: -1, next: -1})
+	return a
+}
+
+// Bytes is the memory held in pages, used or not.
+func (a *Arena) Bytes() int { return a.bytes }
+
+// Alloc returns a zeroed block of at least the given number of words (1 to MaxBlock), or false when the budget refuses
+// a page that would be needed for it.
+func (a *Arena) Alloc(words int) (Ref, bool) {
+	if words < 1 || words > MaxBlock {
+		panic("algo: block size out of range")
+	}
+	c := classFor[words]
+	size := blockClasses[c]
+	pi := a.room[c]
+	if pi < 0 {
+		var ok bool
+		if pi, ok = a.grow(c); !ok {
+			return 0, false
+		}
+	}
+	p := &a.pages[pi]
+	var index uint16
+	if p.free != 0 {
+		index = p.free - 1
+		p.free = uint16(p.mem[int(index)*int(size)])
+	} else {
+		index = p.carved
+		p.carved++
+	}
+	p.live++
+	if p.free == 0 && int(p.carved)+1 > pageWords/int(size) {
+		a.unlink(pi)
+	}
+	off := int(index) * int(size)
+	clear(p.mem[off : off+int(size)])
+	return Ref(int(pi)<<pageBits | off), true
+}
+
+// Free takes back a block that Alloc returned. words is the size that was asked for then.
+func (a *Arena) Free(r Ref, words int) {
+	pi := int32(r >> pageBits)
+	p := &a.pages[pi]
+	size := blockClasses[p.class]
+	if p.mem == nil || p.live == 0 || classFor[words] != p.class {
+		panic("algo: block freed twice or with another size")
+	}
+	full := p.free == 0 && int(p.carved)+1 > pageWords/int(size)
+	off := int(r) & (pageWords - 1)
+	p.mem[off] = uint64(p.free)
+	p.free = uint16(off/int(size)) + 1
+	p.live--
+	if full {
+		a.link(pi)
+	}
+	// The last page with room of a class stays, so that a state that comes and goes does not cost a page each time.
+	if p.live == 0 && (p.prev >= 0 || p.next >= 0) {
+		a.release(pi)
+	}
+}
+
+// Block returns the first words of a block: a view that stays valid until the block is freed, whatever else is
+// allocated meanwhile.
+func (a *Arena) Block(r Ref, words int) []uint64 {
+	off := int(r) & (pageWords - 1)
+	return a.pages[r>>pageBits].mem[off : off+words : off+words]
+}
+
+// BlockWords is the number of words a block really has that was asked for with the given size: what a caller may use
+// of it beyond its request.
+func BlockWords(words int) int { return int(blockClasses[classFor[words]]) }
+
+func (a *Arena) grow(class uint8) (int32, bool) {
+	if len(a.vacant) == 0 && len(a.pages) >= 1<<(32-pageBits) {
+		return 0, false
+	}
+	if a.budget != nil && !a.budget.Take(PageBytes) {
+		return 0, false
+	}
+	a.bytes += PageBytes
+	fresh := page{mem: make([]uint64, pageWords), class: class, prev: -1, next: -1}
+	var pi int32
+	if n := len(a.vacant); n > 0 {
+		pi = a.vacant[n-1]
+		a.vacant = a.vacant[:n-1]
+		a.pages[pi] = fresh
+	} else {
+		pi = int32(len(a.pages))
+		a.pages = append(a.pages, fresh)
+	}
+	a.link(pi)
+	return pi, true
+}
+
+func (a *Arena) release(pi int32) {
+	a.unlink(pi)
+	a.pages[pi] = page{prev: -1, next: -1}
+	a.vacant = append(a.vacant, pi)
+	a.bytes -= PageBytes
+	if a.budget != nil {
+		a.budget.Give(PageBytes)
+	}
+}
+
+func (a *Arena) link(pi int32) {
+	p := &a.pages[pi]
+	p.prev, p.next = -1, a.room[p.class]
+	if p.next >= 0 {
+		a.pages[p.next].prev = pi
+	}
+	a.room[p.class] = pi
+}
+
+func (a *Arena) unlink(pi int32) {
+	p := &a.pages[pi]
+	if p.prev >= 0 {
+		a.pages[p.prev].next = p.next
+	} else {
+		a.room[p.class] = p.next
+	}
+	if p.next >= 0 {
+		a.pages[p.next].prev = p.prev
+	}
+	p.prev, p.next = -1, -1
+}

@@ -1,0 +1,133 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Target names the state that a call is about: a policy and a key, or a limit sent along and a key.
+type Target struct {
+	// Policy is the name of a policy. Empty when Limit is given.
+	Policy string
+	// Limit is a limit sent inline, in place of a policy. Its state is shared by every call with the same namespace,
+	// algorithm, window, shape (slots, period, time zone) and key, whatever limit and capacity the call gives.
+	Limit *algo.Limit
+	// Namespace parts inline limits of different callers; empty stands for "default". Only together with Limit.
+	Namespace string
+	// Key is what is limited: 1 to MaxKey bytes of UTF-8.
+	Key string
+}
+
+// Check is one question: may this go ahead?
+type Check struct {
+	Target
+	// Cost is the number of units; 0 peeks. Doors that let callers leave the cost out put 1 here.
+	Cost int64
+	// Partial grants min(Cost, what is left).
+	Partial bool
+	// RequestID makes repeating the same question safe: a charge under the same id is not made twice. Optional, at
+	// most MaxRequestID bytes.
+	RequestID string
+}
+
+// Acquire asks for a lease on a concurrency policy.
+type Acquire struct {
+	Target
+	Cost      int64         // units the lease holds; doors put 1 when absent
+	TTL       time.Duration // at most the policy's window; 0 stands for it
+	RequestID string
+}
+
+// LimitStatus is one limit of a policy that has several, as part of a Decision.
+type LimitStatus struct {
+	Limit      int64 // algo.Unlimited when there is none
+	Window     time.Duration
+	Remaining  int64
+	RetryAfter time.Duration // 0 when this limit would let the check pass; algo.Never
+	ResetAfter time.Duration
+}
+
+// Decision is the answer to a Check or an Acquire. "Over the limit" is a Decision, never an error.
+type Decision struct {
+	Policy     string // the policy's name; "inline" for a limit sent along
+	Allowed    bool
+	Granted    int64
+	Limit      int64         // algo.Unlimited when there is none; 0 for a blocked key
+	Window     time.Duration // of the limit that decided, for doors that state it; 0 when it has none (calendar, unlimited)
+	Remaining  int64
+	RetryAfter time.Duration // 0 when allowed; algo.Never when this request can never pass
+	ResetAfter time.Duration // until the state is as new
+	Delay      time.Duration // leaky_bucket: wait this long before going ahead
+	LeaseID    string        // Acquire: what Renew and Release take
+	RequestID  string        // as the caller gave it
+
+	Shadow       bool // the policy would have refused, but is in shadow mode
+	Degraded     bool // decided with less protection than the policy asks for
+	FailedOpen   bool // the owner could not be asked; admitted by on_error
+	FailedClosed bool // the owner could not be asked; refused by on_error
+
+	// Limits lists every limit of a policy that has several; empty otherwise.
+	Limits []LimitStatus
+}
+
+// Result is the answer to one Check of a batch: a Decision, or an Error that concerns this check alone.
+type Result struct {
+	Decision
+	Err error // nil or *Error
+}
+
+// Service is what every front door stands on. All methods are safe for concurrent use and honour ctx; none of them
+// fails because another node cannot be reached where the policy's on_error can answer.
+type Service interface {
+	// Check decides a batch in order of its elements and returns one Result for each. An error means that the batch
+	// as a whole is not acceptable and nothing in it was charged; it is an *Error whose Field names the element, as in
+	// "checks[3].key".
+	Check(ctx context.Context, checks []Check) ([]Result, error)
+	// Acquire takes a lease. Errors are *Error.
+	Acquire(ctx context.Context, a Acquire) (Decision, error)
+	// Renew lets a lease live for ttl from now (0: the policy's window) and returns how long that is. A lease that has
+	// ended is an *Error of kind NotFound.
+	Renew(ctx context.Context, t Target, leaseID string, ttl time.Duration) (time.Duration, error)
+	// Release ends a lease and reports whether it was alive. Releasing again is not an error.
+	Release(ctx context.Context, t Target, leaseID string) (bool, error)
+	// Refund gives units back, the oldest first, never below zero, and returns how many were.
+	Refund(ctx context.Context, t Target, units int64) (int64, error)
+	// Reset makes a key's state as new.
+	Reset(ctx context.Context, t Target) error
+}
+
+// Kind classes an Error for the doors, which turn it into their own codes.
+type Kind uint8
+
+// The kinds of Error.
+const (
+	Invalid     Kind = 1 // the request is malformed or contradicts itself (HTTP 400, INVALID_ARGUMENT)
+	NotFound    Kind = 2 // unknown policy or lease (404, NOT_FOUND)
+	TooLarge    Kind = 3 // key, batch or body too large (413, RESOURCE_EXHAUSTED)
+	Unavailable Kind = 4 // the owner could not be reached, and there is no on_error for such a call (503, UNAVAILABLE)
+)
+
+// Error is what a Service's methods return: a problem with one named field of the request.
+type Error struct {
+	Kind    Kind
+	Field   string // as the doors spell it, such as "key" or "checks[3].limit.window"; empty when none is to blame
+	Message string // what is wrong and what would be right
+}
+
+func (e *Error) Error() string {
+	if e.Field == "" {
+		return e.Message
+	}
+	return fmt.Sprintf("%s: %s", e.Field, e.Message)
+}
+
+// Bounds on what a request may carry.
+const (
+	MaxKey       = 1024 // bytes
+	MaxBatch     = 1000 // checks
+	MaxRequestID = 128  // bytes
+	MaxNamespace = 256  // bytes
+)
