@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -122,6 +123,14 @@ func (e *Error) Error() string {
 		return e.Message
 	}
 	return fmt.Sprintf("%s: %s", e.Field, e.Message)
+}
+
+// In returns the error as one of element i of a batch of n checks; a batch of one is not spoken of as a batch.
+func (e *Error) In(i, n int) *Error {
+	if n == 1 {
+		return e
+	}
+	return &Error{e.Kind, "checks[" + strconv.Itoa(i) + "]." + e.Field, e.Message}
 }
 
 // Bounds on what a request may carry.

@@ -949,6 +949,7 @@ type InspectResponse struct {
 	Keys          uint64                 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
 	StateBytes    uint64                 `protobuf:"varint,8,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
 	UptimeNs      int64                  `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
+	Ring          uint64                 `protobuf:"fixed64,10,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring as the node sees it: settings, members and owners
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1046,6 +1047,13 @@ func (x *InspectResponse) GetUptimeNs() int64 {
 	return 0
 }
 
+func (x *InspectResponse) GetRing() uint64 {
+	if x != nil {
+		return x.Ring
+	}
+	return 0
+}
+
 var File_weir_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_weir_peer_v1_peer_proto_rawDesc = "" +
@@ -1108,7 +1116,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
 	"\x04term\x18\x03 \x01(\v2\x12.weir.peer.v1.TermR\x04term\"\x10\n" +
-	"\x0eInspectRequest\"\xfc\x01\n" +
+	"\x0eInspectRequest\"\x90\x02\n" +
 	"\x0fInspectResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12\x18\n" +
@@ -1119,7 +1127,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04keys\x18\a \x01(\x04R\x04keys\x12\x1f\n" +
 	"\vstate_bytes\x18\b \x01(\x04R\n" +
 	"stateBytes\x12\x1b\n" +
-	"\tuptime_ns\x18\t \x01(\x03R\buptimeNs2\x97\x01\n" +
+	"\tuptime_ns\x18\t \x01(\x03R\buptimeNs\x12\x12\n" +
+	"\x04ring\x18\n" +
+	" \x01(\x06R\x04ring2\x97\x01\n" +
 	"\x04Peer\x12G\n" +
 	"\aForward\x12\x1c.weir.peer.v1.ForwardRequest\x1a\x1a.weir.peer.v1.ForwardReply(\x010\x01\x12F\n" +
 	"\aInspect\x12\x1c.weir.peer.v1.InspectRequest\x1a\x1d.weir.peer.v1.InspectResponseB5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"

@@ -1,0 +1,116 @@
+package algo
+
+import "time"
+
+// bucket is the token bucket and, read the other way, the leaky bucket as a queue: tokens missing are requests waiting.
+// It is the Generic Cell Rate Algorithm (ATM Forum, Traffic Management Specification 4.0, section 4.4.3; ITU-T I.371,
+// annex A): the only thing kept is the instant at which the bucket will be full again, or the queue empty.
+//
+// That instant is exact, for the rate is the fraction limit/Window and the instant a whole number of nanoseconds plus a
+// remainder in limit-ths of one. No rounding error builds up, however odd the rate and however long the run.
+//
+// Words: the instant's nanoseconds, the remainder (below the limit).
+type bucket struct{ inline }
+
+func (bucket) words(*Limit) int { return 2 }
+
+func (bucket) init(_ *Limit, s []uint64, now Instant) { s[0], s[1] = uint64(now.Mono), 0 }
+
+// advance has nothing to do: the bucket fills by the passing of time alone.
+func (bucket) advance(*Limit, *Arena, []uint64, Instant) { /* see owed */ }
+
+// owed is how far the bucket is from full: units × Window, or, what is the same, nanoseconds × limit.
+func (bucket) owed(l *Limit, s []uint64, now Instant) u128 {
+	if int64(s[0]) < now.Mono {
+		return u128{}
+	}
+	return mul(int64(s[0])-now.Mono, l.Limit).add(u128{lo: s[1]})
+}
+
+func (bucket) setOwed(l *Limit, s []uint64, now Instant, owed u128) {
+	ns, rest := owed.div(l.Limit)
+	s[0], s[1] = uint64(now.Mono+ns), uint64(rest)
+}
+
+func (c bucket) room(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
+	full, owed := mul(l.holds(), int64(l.Window)), c.owed(l, s, now)
+	if full.less(owed) {
+		return 0
+	}
+	n, _ := full.sub(owed).div(int64(l.Window))
+	return n
+}
+
+// used does not exceed MaxLimit: that is as much as any bucket has ever lent.
+func (c bucket) used(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
+	owed := c.owed(l, s, now)
+	if !owed.less(mul(MaxLimit, int64(l.Window))) {
+		return MaxLimit
+	}
+	n, rest := owed.div(int64(l.Window))
+	if rest > 0 {
+		n++
+	}
+	return n
+}
+
+func (c bucket) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
+	if c.room(l, a, s, now) >= n {
+		return 0
+	}
+	// n passes once owed ≤ spare.
+	spare, rest := mul(l.holds()-n, int64(l.Window)), u128{lo: s[1]}
+	at := int64(s[0]) + 1 // all is repaid
+	if !spare.less(rest) {
+		before, _ := spare.sub(rest).div(l.Limit)
+		at = int64(s[0]) - before
+	}
+	return time.Duration(at - now.Mono)
+}
+
+// reset is also the delay of a request that joins the leaky queue now.
+func (bucket) reset(_ *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+	left := int64(s[0]) - now.Mono
+	if left >= 0 && s[1] > 0 {
+		left++
+	}
+	return time.Duration(max(left, 0))
+}
+
+// charge goes beyond the capacity when a state that owed more is carried over, but not to instants beyond 64 bits.
+func (c bucket) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int64) {
+	owed := c.owed(l, s, now).add(mul(n, int64(l.Window)))
+	if most := mul(l.Limit, int64(MaxFill)); most.less(owed) {
+		owed = most
+	}
+	c.setOwed(l, s, now, owed)
+}
+
+func (c bucket) refund(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
+	n = min(n, c.used(l, a, s, now))
+	owed, back := c.owed(l, s, now), mul(n, int64(l.Window))
+	if owed.less(back) {
+		back = owed
+	}
+	c.setOwed(l, s, now, owed.sub(back))
+	return n
+}
+
+func (c bucket) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
+	if l.Limit == to.Limit && l.Window == to.Window {
+		copy(t, s)
+	} else if n := c.used(l, a, s, now); n > 0 {
+		c.charge(to, a, t, now, n)
+	}
+}
+
+func (bucket) snapshot(dst []byte, _ *Limit, _ *Arena, s []uint64, now Instant) []byte {
+	dst = appendUint(dst, int64(s[0])-now.Mono)
+	return appendUint(dst, int64(s[1]))
+}
+
+func (bucket) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *reader) error {
+	s[0] = uint64(now.Mono + r.uint(int64(MaxFill)))
+	s[1] = uint64(r.uint(l.Limit - 1))
+	return r.err
+}

@@ -1,0 +1,573 @@
+package algo
+
+import (
+	"fmt"
+	"math/bits"
+	"time"
+)
+
+// Limits are the limits of one policy. They are decided together: a request is charged to all of them or to none. The
+// methods that take a State want Limits that Validate accepts and the State they were given by Init, Restore or
+// Convert; a Limits value is never changed by them.
+type Limits []Limit
+
+// State is what Limits remember about one key: exactly Words() words, usually a view into a record of the caller's.
+// Word 0 is the newest Mono instant the state has seen; a later call with an earlier instant is taken to happen at that
+// one. What does not fit is in blocks of the Arena, which must be the same one in every call.
+type State []uint64
+
+// counter is one way of counting. Its values have no fields: everything is in the limit, the limit's words of the state
+// and the blocks of the Arena that those words name. Every method but init, free and restore wants words that advance
+// has brought to the same now.
+type counter interface {
+	// words is the size of the fixed part of the state.
+	words(l *Limit) int
+	// init makes s fresh, whatever it held. A fresh s owns no blocks.
+	init(l *Limit, s []uint64, now Instant)
+	// free gives back every block.
+	free(l *Limit, a *Arena, s []uint64)
+	// advance lets the time until now pass. An s in which nothing is left in use afterwards is fresh.
+	advance(l *Limit, a *Arena, s []uint64, now Instant)
+	// room is the largest cost that would pass.
+	room(l *Limit, a *Arena, s []uint64, now Instant) int64
+	// used is the number of units in use, rounded up.
+	used(l *Limit, a *Arena, s []uint64, now Instant) int64
+	// wait is the time until room is at least n if nothing is charged meanwhile; n is at most l.holds().
+	wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration
+	// reset is the time until advance would leave s fresh.
+	reset(l *Limit, a *Arena, s []uint64, now Instant) time.Duration
+	// reserve takes the memory that charging n will need, so that charge cannot fail.
+	reserve(l *Limit, a *Arena, s []uint64, n int64) bool
+	// charge adds n units at now without asking whether there is room.
+	charge(l *Limit, a *Arena, s []uint64, now Instant, n int64)
+	// refund takes off up to n units and returns how many there were to take.
+	refund(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64
+	// convert makes t, the words of limit to whose counter is of the same kind, out of s and its blocks.
+	convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64)
+	// snapshot appends s as ages. It is not asked of an s in which nothing is in use.
+	snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte
+	// restore reads into a fresh s what snapshot wrote. When it fails, s may be left with blocks.
+	restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error
+}
+
+// denialCounter is a counter that can be told to count refused requests as well.
+type denialCounter interface {
+	counter
+	// deny counts a refused request of n units, as far as memory allows.
+	deny(l *Limit, a *Arena, s []uint64, now Instant, n int64)
+}
+
+// inline is the part of a counter that has nothing in the Arena.
+type inline struct{}
+
+func (inline) free(*Limit, *Arena, []uint64)                { /* no blocks */ }
+func (inline) reserve(*Limit, *Arena, []uint64, int64) bool { return true }
+
+// counter returns nil for an unlimited limit, which counts nothing.
+func (l *Limit) counter() counter {
+	if l.Limit == Unlimited {
+		return nil
+	}
+	switch l.Algorithm {
+	case FixedWindow:
+		if l.Period != 0 {
+			return calendarWindow{}
+		}
+		return fixedWindow{}
+	case SlidingWindow:
+		return slidingWindow{}
+	case SlidingCounter:
+		return slidingCounter{}
+	case SlidingLog:
+		return slidingLog{}
+	case TokenBucket, LeakyBucket:
+		return bucket{}
+	case Concurrency:
+		return concurrency{}
+	}
+	panic("algo: " + l.Algorithm.String() + " has not been validated")
+}
+
+// holds is the largest cost that can ever pass.
+func (l *Limit) holds() int64 {
+	if l.Capacity != 0 {
+		return l.Capacity
+	}
+	return l.Limit
+}
+
+// Validate reports what makes the limit impossible as a *FieldError, or returns nil.
+func (l Limit) Validate() error {
+	invalid := func(field, format string, args ...any) error {
+		return &FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
+	}
+	isBucket := l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket
+	switch {
+	case l.Algorithm < FixedWindow || l.Algorithm > Concurrency:
+		return invalid("algorithm", "is missing or unknown (%v)", l.Algorithm)
+	case l.Limit != Unlimited && (l.Limit < 1 || l.Limit > MaxLimit):
+		return invalid("limit", "must be between 1 and %d, or %d for unlimited; it is %d", MaxLimit, Unlimited, l.Limit)
+	case l.Period > Year:
+		return invalid("window", "is an unknown calendar period (%v)", l.Period)
+	case l.Period != 0 && l.Algorithm != FixedWindow:
+		return invalid("align", "is for %v only, not for %v", FixedWindow, l.Algorithm)
+	case l.Period != 0 && l.Window != 0:
+		return invalid("window", "must be either a calendar period or a duration, not both")
+	case l.Zone != nil && l.Period == 0:
+		return invalid("time_zone", "is for windows aligned to the calendar only")
+	case l.Period == 0 && (l.Window != 0 || l.Limit != Unlimited) && (l.Window < MinWindow || l.Window > MaxWindow):
+		return invalid("window", "must be between %v and %v; it is %v", MinWindow, MaxWindow, l.Window)
+	case l.Slots != 0 && l.Algorithm != SlidingWindow:
+		return invalid("slots", "is for %v only, not for %v", SlidingWindow, l.Algorithm)
+	case l.Slots < 0 || l.Slots > MaxSlots:
+		return invalid("slots", "must be between 1 and %d; it is %d", MaxSlots, l.Slots)
+	case l.Capacity != 0 && !isBucket:
+		return invalid("capacity", "is for %v and %v only, not for %v", TokenBucket, LeakyBucket, l.Algorithm)
+	case l.Capacity < 0 || l.Capacity > MaxLimit:
+		return invalid("capacity", "must be between 1 and %d; it is %d", MaxLimit, l.Capacity)
+	case l.CountDenied && l.Algorithm > SlidingLog:
+		return invalid("count_denied", "is not for %v", l.Algorithm)
+	case l.MaxLog != 0 && l.Algorithm != SlidingLog:
+		return invalid("max_log", "is for %v only, not for %v", SlidingLog, l.Algorithm)
+	case l.MaxLog < 0 || l.MaxLog > MaxLimit:
+		return invalid("max_log", "must be between 1 and %d; it is %d", MaxLimit, l.MaxLog)
+	}
+	if l.Algorithm == SlidingLog {
+		longest := l.MaxLog
+		if longest == 0 {
+			longest = DefaultMaxLog
+		}
+		if l.Limit > longest {
+			return invalid("limit", "of a %v must be at most %d unless max_log is raised; it is %d", SlidingLog, longest, l.Limit)
+		}
+	}
+	if isBucket && l.Limit != Unlimited && mul(l.Limit, int64(MaxFill)).less(mul(l.holds(), int64(l.Window))) {
+		return invalid("capacity", "takes more than %d days to fill at this rate", MaxFill/(24*time.Hour))
+	}
+	return nil
+}
+
+// Validate reports the first limit that cannot be, or what makes them impossible together, as a *FieldError. When there
+// are several limits, its field is like "limits[1].window".
+func (ls Limits) Validate() error {
+	if len(ls) < 1 || len(ls) > MaxLimits {
+		return &FieldError{Field: "limits", Message: fmt.Sprintf("must be between 1 and %d; there are %d", MaxLimits, len(ls))}
+	}
+	for i, l := range ls {
+		err := l.Validate()
+		if err == nil && l.Algorithm == Concurrency && len(ls) > 1 {
+			err = &FieldError{Field: "algorithm", Message: fmt.Sprintf("%v cannot be combined with other limits", Concurrency)}
+		}
+		if err == nil {
+			continue
+		}
+		if f, ok := err.(*FieldError); ok && len(ls) > 1 {
+			f.Field = fmt.Sprintf("limits[%d].%s", i, f.Field)
+		}
+		return err
+	}
+	return nil
+}
+
+// Words is the length of a State. It is at most 825 (eight sliding windows of 100 slots), so that a State and the
+// record around it fit a block.
+func (ls Limits) Words() int {
+	n := 1
+	for i := range ls {
+		n += ls[i].words()
+	}
+	return n
+}
+
+func (l *Limit) words() int {
+	if c := l.counter(); c != nil {
+		return c.words(l)
+	}
+	return 0
+}
+
+// Init makes s, whatever it holds, a state that has seen nothing. It owns no blocks.
+func (ls Limits) Init(s State, now Instant) {
+	s[0] = uint64(now.Mono)
+	rest := s[1:]
+	for i := range ls {
+		if c := ls[i].counter(); c != nil {
+			n := c.words(&ls[i])
+			c.init(&ls[i], rest[:n:n], now)
+			rest = rest[n:]
+		}
+	}
+}
+
+// Decide answers a request and charges what it admits, to every limit or to none.
+//
+// A request passes when every limit has room for its cost; with Partial, for one unit of it. When it does not pass,
+// RetryAfter is the instant from which it would if nothing else were charged, exact to the nanosecond: the longest that
+// any limit asks for. Limits with CountDenied count a refused request, up to their limit, and then RetryAfter says when
+// it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted.
+// A cost that is negative, or more than a limit can hold, never passes; with Partial, the latter may pass in part.
+//
+// When each is not nil it must have an entry for every limit, and gets what that limit says for itself: Allowed, whether
+// it had room; Granted, as in the answer; the rest about the state after the decision. Of these the answer repeats the
+// tightest: when refused, the one with the longest RetryAfter (Never above all), otherwise the one with the least
+// Remaining (of equals, the one with the longer ResetAfter; of those, the first). Delay is the longest.
+//
+// The only error is ErrNoMemory, and nothing was charged then.
+func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (Decision, error) {
+	now = s.tick(now)
+	// The cost to find room for, and the least that lets the request pass.
+	cost := r.Cost
+	switch {
+	case cost == 0:
+		cost = 1
+	case cost < 0 || cost > MaxLimit:
+		cost = MaxLimit + 1
+	}
+	pass := cost
+	if r.Partial && r.Cost > 0 {
+		pass = 1
+	}
+	grant := cost
+	var rooms [MaxLimits]int64
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		l := &ls[i]
+		c := l.counter()
+		if c == nil {
+			continue
+		}
+		n := c.words(l)
+		t := rest[:n:n]
+		rest = rest[n:]
+		c.advance(l, a, t, now)
+		rooms[i] = c.room(l, a, t, now)
+		grant = min(grant, rooms[i])
+	}
+	allowed := grant >= pass && cost <= MaxLimit
+	charge := allowed && r.Cost > 0
+	if !charge {
+		grant = 0
+	} else if !ls.reserve(a, s, grant) {
+		return Decision{}, ErrNoMemory
+	}
+
+	var answer Decision
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		l := &ls[i]
+		d := Decision{Allowed: true, Granted: grant, Limit: Unlimited, Remaining: Unlimited, Tightest: i}
+		if c := l.counter(); c != nil {
+			n := c.words(l)
+			t := rest[:n:n]
+			rest = rest[n:]
+			d.Allowed = rooms[i] >= pass
+			d.Limit = l.holds()
+			switch {
+			case charge && l.Algorithm == Concurrency:
+				d.Lease = concurrency{}.acquire(l, a, t, now, grant, r)
+			case charge:
+				if l.Algorithm == LeakyBucket {
+					// What is ahead in the queue; not what this request adds to it.
+					d.Delay = c.reset(l, a, t, now)
+				}
+				c.charge(l, a, t, now, grant)
+			case !allowed && l.CountDenied && r.Cost != 0:
+				c.(denialCounter).deny(l, a, t, now, cost)
+			}
+			d.Remaining = c.room(l, a, t, now)
+			d.ResetAfter = c.reset(l, a, t, now)
+			switch {
+			case allowed:
+			case pass > d.Limit:
+				d.RetryAfter = Never
+			default:
+				d.RetryAfter = c.wait(l, a, t, now, pass)
+			}
+		} else if charge && l.Algorithm == Concurrency {
+			d.Lease = leaseID(r.Nonce, 0)
+		}
+		if each != nil {
+			each[i] = d
+		}
+		delay := max(answer.Delay, d.Delay)
+		if i == 0 || tighter(&d, &answer, allowed) {
+			answer = d
+		}
+		answer.Delay = delay
+	}
+	answer.Allowed = allowed
+	return answer, nil
+}
+
+// tighter reports whether d says more than e about why a request was refused, or how near it came.
+func tighter(d, e *Decision, allowed bool) bool {
+	if !allowed {
+		return uint64(d.RetryAfter) > uint64(e.RetryAfter) // Never is -1, the largest
+	}
+	if d.Remaining != e.Remaining {
+		return uint64(d.Remaining) < uint64(e.Remaining) // as is Unlimited
+	}
+	return d.ResetAfter > e.ResetAfter
+}
+
+// reserve takes the memory for charging n to every limit. When it fails, nothing is left of it that could be told from
+// outside.
+func (ls Limits) reserve(a *Arena, s State, n int64) bool {
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		c := ls[i].counter()
+		if c == nil {
+			continue
+		}
+		k := c.words(&ls[i])
+		if !c.reserve(&ls[i], a, rest[:k:k], n) {
+			// What other limits reserved stays with them for the next request, unless they hold nothing else.
+			ls.trim(a, s)
+			return false
+		}
+		rest = rest[k:]
+	}
+	return true
+}
+
+// trim frees the blocks of limits that count nothing, as the limits are after a failed reserve.
+func (ls Limits) trim(a *Arena, s State) {
+	now := Instant{Mono: int64(s[0])}
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		c := ls[i].counter()
+		if c == nil {
+			continue
+		}
+		k := c.words(&ls[i])
+		if c.used(&ls[i], a, rest[:k:k], now) == 0 {
+			c.free(&ls[i], a, rest[:k:k])
+		}
+		rest = rest[k:]
+	}
+}
+
+// tick takes note of now and returns it, or the newest instant noted when that is later.
+func (s State) tick(now Instant) Instant {
+	now.Mono = max(now.Mono, int64(s[0]))
+	s[0] = uint64(now.Mono)
+	return now
+}
+
+// walk brings every limit of s that counts to now and calls do with it and its words.
+func (ls Limits) walk(a *Arena, s State, now Instant, do func(i int, c counter, t []uint64)) {
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		c := ls[i].counter()
+		if c == nil {
+			continue
+		}
+		n := c.words(&ls[i])
+		t := rest[:n:n]
+		rest = rest[n:]
+		c.advance(&ls[i], a, t, now)
+		do(i, c, t)
+	}
+}
+
+// Refund gives units back: the oldest that are in use, the newest of a leaky queue. It returns how many were given back,
+// the most of any limit; a limit never gives back more than is in use. A concurrency limit gives back nothing: see
+// Release.
+func (ls Limits) Refund(a *Arena, s State, now Instant, units int64) int64 {
+	now = s.tick(now)
+	var most int64
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		most = max(most, c.refund(&ls[i], a, t, now, max(units, 0)))
+	})
+	return most
+}
+
+// Renew lets a lease of a concurrency limit live for ttl from now on (0 and what exceeds the limit's Window: the
+// Window), and returns that time; false when there is no such lease any more. An unlimited limit keeps no leases and
+// renews whatever it is asked to.
+func (ls Limits) Renew(a *Arena, s State, now Instant, lease uint64, ttl time.Duration) (time.Duration, bool) {
+	if ls[0].Algorithm != Concurrency {
+		return 0, false
+	}
+	ttl = ls[0].ttl(ttl)
+	if ls[0].Limit == Unlimited {
+		return ttl, true
+	}
+	now = s.tick(now)
+	concurrency{}.advance(&ls[0], a, s[1:], now)
+	return ttl, concurrency{}.renew(a, s[1:], now, lease, ttl)
+}
+
+// Release ends a lease of a concurrency limit; false when there is no such lease any more. An unlimited limit keeps no
+// leases and releases whatever it is asked to.
+func (ls Limits) Release(a *Arena, s State, now Instant, lease uint64) bool {
+	if ls[0].Algorithm != Concurrency {
+		return false
+	}
+	if ls[0].Limit == Unlimited {
+		return true
+	}
+	now = s.tick(now)
+	concurrency{}.advance(&ls[0], a, s[1:], now)
+	return concurrency{}.release(a, s[1:], lease)
+}
+
+// Used is the number of units that limit i has in use, rounded up; 0 when it is unlimited. It exceeds the limit when
+// that was lowered on a live state.
+func (ls Limits) Used(a *Arena, s State, now Instant, i int) int64 {
+	now = s.tick(now)
+	var used int64
+	ls.walk(a, s, now, func(j int, c counter, t []uint64) {
+		if i == j {
+			used = c.used(&ls[j], a, t, now)
+		}
+	})
+	return used
+}
+
+// Idle reports whether s answers as a new state would, so that it may be dropped. An idle state owns no blocks.
+//
+// The exception is a calendar window, which a new state opens by the wall clock alone: should that step back across the
+// window's start, a state that was dropped no longer knows that it has been further.
+func (ls Limits) Idle(a *Arena, s State, now Instant) bool {
+	now = s.tick(now)
+	idle := true
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		idle = idle && c.used(&ls[i], a, t, now) == 0
+	})
+	return idle
+}
+
+// Free gives back every block that s owns. Only Init, Restore and Convert may use s afterwards.
+func (ls Limits) Free(a *Arena, s State) {
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		if c := ls[i].counter(); c != nil {
+			n := c.words(&ls[i])
+			c.free(&ls[i], a, rest[:n:n])
+			rest = rest[n:]
+		}
+	}
+}
+
+// Convert makes t, uninitialised and to.Words() long, the state of the limits that replace ls, and s unusable. Its
+// blocks move over or are freed.
+//
+// Each new limit takes over from the first old one of the same algorithm and window or period, or else from the one at
+// its own place if nobody else does; without one it starts fresh. Within an algorithm, windows keep their counts, a log
+// its entries, a bucket its deficit (in whole units, rounded up, when the rate changes), leases their life. When the
+// algorithm changes, what was in use counts as if admitted now. Leases come from and turn into nothing but leases.
+// What is kept may exceed the new limit; then nothing passes until enough of it has expired.
+//
+// When it returns ErrNoMemory, s is as before and t owns nothing.
+func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) error {
+	now = s.tick(now)
+	to.Init(t, now)
+	from := ls.heirs(to)
+	words := func(ls Limits, s State, i int) []uint64 {
+		at, n := ls[:i].Words(), ls[i].words()
+		return s[at : at+n : at+n]
+	}
+	// Whatever may fail comes first.
+	var carried [MaxLimits]int64
+	var moved [MaxLimits]bool
+	for j := range to {
+		i := from[j]
+		if i < 0 || ls[i].counter() == nil || to[j].counter() == nil {
+			continue
+		}
+		old, c := ls[i].counter(), to[j].counter()
+		u := words(ls, s, i)
+		old.advance(&ls[i], a, u, now)
+		if moved[j] = sameKind(&ls[i], &to[j]); moved[j] || ls[i].Algorithm == Concurrency || to[j].Algorithm == Concurrency {
+			continue
+		}
+		carried[j] = old.used(&ls[i], a, u, now)
+		if carried[j] > 0 && !c.reserve(&to[j], a, words(to, t, j), carried[j]) {
+			to.Free(a, t)
+			return ErrNoMemory
+		}
+	}
+	var kept [MaxLimits]bool
+	for j := range to {
+		l := &to[j]
+		switch {
+		case moved[j]:
+			i := from[j]
+			kept[i] = true
+			v := words(to, t, j)
+			l.counter().convert(&ls[i], a, words(ls, s, i), now, l, v)
+			l.counter().advance(l, a, v, now)
+		case carried[j] > 0:
+			v := words(to, t, j)
+			l.counter().advance(l, a, v, now)
+			l.counter().charge(l, a, v, now, carried[j])
+		}
+	}
+	for i := range ls {
+		if c := ls[i].counter(); c != nil && !kept[i] {
+			c.free(&ls[i], a, words(ls, s, i))
+		}
+	}
+	return nil
+}
+
+// sameKind reports whether two limits that both count do it in the same way, so that what one has counted means the
+// same to the other.
+func sameKind(l, m *Limit) bool {
+	return l.Algorithm == m.Algorithm && l.Period == m.Period && l.zone().String() == m.zone().String()
+}
+
+// heirs says for each limit of to which one of ls it takes over from, -1 for none.
+func (ls Limits) heirs(to Limits) (from [MaxLimits]int) {
+	var taken [MaxLimits]bool
+	for j := range to {
+		from[j] = -1
+		for i := range ls {
+			if !taken[i] && sameKind(&ls[i], &to[j]) && ls[i].Window == to[j].Window {
+				from[j], taken[i] = i, true
+				break
+			}
+		}
+	}
+	for j := range to {
+		if from[j] < 0 && j < len(ls) && !taken[j] {
+			from[j], taken[j] = j, true
+		}
+	}
+	return from
+}
+
+// u128 is an unsigned 128-bit integer: the product of a limit and a window does not fit 64 bits.
+type u128 struct{ hi, lo uint64 }
+
+// mul multiplies two numbers that are not negative.
+func mul(x, y int64) u128 {
+	hi, lo := bits.Mul64(uint64(x), uint64(y))
+	return u128{hi, lo}
+}
+
+func (x u128) add(y u128) u128 {
+	lo, carry := bits.Add64(x.lo, y.lo, 0)
+	hi, _ := bits.Add64(x.hi, y.hi, carry)
+	return u128{hi, lo}
+}
+
+func (x u128) sub(y u128) u128 {
+	lo, borrow := bits.Sub64(x.lo, y.lo, 0)
+	hi, _ := bits.Sub64(x.hi, y.hi, borrow)
+	return u128{hi, lo}
+}
+
+func (x u128) less(y u128) bool {
+	return x.hi < y.hi || x.hi == y.hi && x.lo < y.lo
+}
+
+// div returns the quotient and the remainder of x by y, which is positive. The quotient must be below 1<<63.
+func (x u128) div(y int64) (q, r int64) {
+	uq, ur := bits.Div64(x.hi, x.lo, uint64(y))
+	return int64(uq), int64(ur)
+}
+
+// floorDiv is x/y rounded down, for positive y.
+func floorDiv(x, y int64) int64 {
+	q := x / y
+	if x%y < 0 {
+		q--
+	}
+	return q
+}

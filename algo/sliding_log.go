@@ -1,0 +1,547 @@
+package algo
+
+import (
+	"math/bits"
+	"time"
+)
+
+// slidingLog keeps the instant of every admission of the last l.Window, and so knows exactly how many there were in any
+// half-open interval of that length. (The "sliding window log" of the literature; Redis users know it as a sorted set.)
+//
+// An instant is kept in ticks: the power of two of nanoseconds for which the window, and one tick more, are fewer than
+// 1<<31 of them. It is rounded up to its tick, so that it expires late by less than a tick, and never early. Ticks of a
+// fresh log are multiples of their length; in a log that has been moved they are where they were before, in terms of age,
+// until it has been empty.
+//
+// The log is a chain of segments, blocks of 32-bit entries in the Arena. An entry is
+//
+//	tick                              one unit
+//	tick | run, count                 several units at one tick
+//	tick | run, 0, count low, high    more than 32 bits of them
+//
+// where tick is the lowest 31 bits of the instant in ticks: since no two entries are 1<<31 ticks apart, that and the
+// newest entry's whole instant tell every other's. Runs are used from three units on, so no unit takes more than one
+// 32-bit word.
+//
+// Words: instant of the newest entry in nanoseconds; units; oldest and newest segment; what slidingLogTail holds. All are
+// zero when the log is empty.
+type slidingLog struct{}
+
+const (
+	logNewest = iota
+	logUnits
+	logChain
+	logTail
+	logWords
+)
+
+const (
+	tickBits    = 31
+	tickMask    = 1<<tickBits - 1
+	runFlag     = 1 << tickBits
+	longestTick = 1 << 24 // of MaxWindow, in nanoseconds
+)
+
+func (slidingLog) words(*Limit) int { return logWords }
+
+func (slidingLog) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
+
+// tickShift is the logarithm of the length of a tick in nanoseconds.
+func (l *Limit) tickShift() int {
+	window := uint64(l.Window)
+	k := max(bits.Len64(window)-tickBits, 0)
+	if window+1<<k > 1<<(tickBits+k) {
+		k++
+	}
+	return k
+}
+
+// tickOf is the tick of an instant that lies on one.
+func tickOf(instant int64, k int) uint32 { return uint32(instant>>k) & tickMask }
+
+// instantOf is the instant of an entry, in nanoseconds.
+func instantOf(s []uint64, tick uint32, k int) int64 {
+	newest := int64(s[logNewest])
+	return newest - int64((tickOf(newest, k)-tick)&tickMask)<<k
+}
+
+// roundUp is the first multiple of a tick that is not before now.
+func roundUp(now int64, k int) int64 { return (now + 1<<k - 1) >> k << k }
+
+// segment is a block of the log: two words of header, then entries.
+//
+// Word 0 holds the next segment's Ref (32 bits), the words of the block (16) and the entries' end (16), counted in
+// 32-bit words. Word 1 holds the number of units in the segment.
+type segment []uint64
+
+const segmentHeader = 2
+
+// segmentSizes are the sizes that segments come in: about an eighth more each time, and such that a page is used up
+// by a whole number of them with little left over.
+var segmentSizes = [...]int{4, 5, 6, 8, 10, 13, 16, 20, 26, 32, 44, 64, 102, 128, 146, 170, 204, 256, 341, 512, MaxBlock}
+
+func segmentAt(a *Arena, r Ref) segment {
+	return segment(a.Block(r, segment(a.Block(r, segmentHeader)).size()))
+}
+
+func newSegment(a *Arena, words int) (Ref, bool) {
+	r, ok := a.Alloc(words)
+	if ok {
+		a.Block(r, 1)[0] = uint64(words) << 16
+	}
+	return r, ok
+}
+
+func (g segment) next() Ref     { return Ref(g[0] >> 32) }
+func (g segment) size() int     { return int(g[0] >> 16 & 0xffff) }
+func (g segment) end() int      { return int(g[0] & 0xffff) }
+func (g segment) capacity() int { return 2 * (len(g) - segmentHeader) }
+
+func (g segment) setNext(r Ref)  { g[0] = g[0]&0xffff_ffff | uint64(r)<<32 }
+func (g segment) setEnd(end int) { g[0] = g[0]&^0xffff | uint64(end) }
+
+func (g segment) get(i int) uint32 { return uint32(g[segmentHeader+i/2] >> (i % 2 * 32)) }
+
+func (g segment) set(i int, v uint32) {
+	w, shift := &g[segmentHeader+i/2], i%2*32
+	*w = *w&^(0xffff_ffff<<shift) | uint64(v)<<shift
+}
+
+// entry returns the entry at i and the number of 32-bit words it takes.
+func (g segment) entry(i int) (tick uint32, n int64, size int) {
+	tick = g.get(i)
+	if tick&runFlag == 0 {
+		return tick, 1, 1
+	}
+	tick &= tickMask
+	if n := g.get(i + 1); n != 0 {
+		return tick, int64(n), 2
+	}
+	return tick, int64(g.get(i+2)) | int64(g.get(i+3))<<32, 4
+}
+
+// setCount changes the count of the run at i that takes size words, and reports whether it fits.
+func (g segment) setCount(i, size int, n int64) bool {
+	if size == 4 {
+		g.set(i+2, uint32(n))
+		g.set(i+3, uint32(n>>32))
+		return true
+	}
+	if n>>32 != 0 {
+		return false
+	}
+	g.set(i+1, uint32(n))
+	return true
+}
+
+// setRun writes a run of n units that takes size words at i.
+func (g segment) setRun(i, size int, tick uint32, n int64) {
+	g.set(i, tick|runFlag)
+	g.set(i+1, 0)
+	g.setCount(i, size, n)
+}
+
+// runSize is the number of 32-bit words a run of n units takes.
+func runSize(n int64) int {
+	if n>>32 != 0 {
+		return 4
+	}
+	return 2
+}
+
+// logTail unpacked. The newest entries can only be told from what precedes them by knowing what they are.
+type slidingLogTail struct {
+	held  int     // words in all segments
+	pos   int     // of the oldest entry in its segment
+	merge newKind // what the newest segment ends with
+}
+
+// newKind says what a segment's entries at the newest tick are, as far as they can be merged with more of them.
+type newKind int
+
+const (
+	newNothing newKind = iota
+	newUnit            // one unit
+	newPair            // two units
+	newRun             // a run of two words
+	newLongRun         // a run of four words
+)
+
+func tailOf(s []uint64) slidingLogTail {
+	w := s[logTail]
+	return slidingLogTail{held: int(w >> 16), merge: newKind(w >> 12 & 15), pos: int(w & 0xfff)}
+}
+
+func (t slidingLogTail) put(s []uint64) {
+	s[logTail] = uint64(t.held)<<16 | uint64(t.merge)<<12 | uint64(t.pos)
+}
+
+func (slidingLog) oldest(s []uint64) Ref { return Ref(s[logChain] >> 32) }
+func (slidingLog) newest(s []uint64) Ref { return Ref(s[logChain]) }
+
+func (slidingLog) setChain(s []uint64, oldest, newest Ref) {
+	s[logChain] = uint64(oldest)<<32 | uint64(newest)
+}
+
+func (c slidingLog) free(_ *Limit, a *Arena, s []uint64) {
+	for r := c.oldest(s); r != 0; {
+		g := segmentAt(a, r)
+		next := g.next()
+		a.Free(r, g.size())
+		r = next
+	}
+	clear(s)
+}
+
+// dropSegment frees the oldest segment with all that is in it; there must be a next.
+func (c slidingLog) dropSegment(a *Arena, s []uint64, g segment) {
+	t := tailOf(s)
+	t.held -= g.size()
+	t.pos = 0
+	t.put(s)
+	s[logUnits] -= g[1]
+	next := g.next()
+	a.Free(c.oldest(s), g.size())
+	c.setChain(s, next, c.newest(s))
+}
+
+func (c slidingLog) advance(l *Limit, a *Arena, s []uint64, now Instant) {
+	if s[logUnits] != 0 {
+		c.expire(l, a, s, l.tickShift(), now.Mono-int64(l.Window))
+	}
+}
+
+// expire removes what is not later than horizon from a log that is not empty.
+func (c slidingLog) expire(l *Limit, a *Arena, s []uint64, k int, horizon int64) {
+	t, g := tailOf(s), segmentAt(a, c.oldest(s))
+	if instantOf(s, g.get(t.pos)&tickMask, k) > horizon {
+		return
+	}
+	if int64(s[logNewest]) <= horizon {
+		c.free(l, a, s)
+		return
+	}
+	// What precedes an expired entry has expired: so whole segments first, for a log that was full and then left alone.
+	for next := g.next(); next != 0; next = g.next() {
+		h := segmentAt(a, next)
+		if h.end() == 0 || instantOf(s, h.get(0)&tickMask, k) > horizon {
+			break
+		}
+		c.dropSegment(a, s, g)
+		g = h
+	}
+	t = tailOf(s)
+	for t.pos < g.end() {
+		tick, n, size := g.entry(t.pos)
+		if instantOf(s, tick, k) > horizon {
+			break
+		}
+		t.pos += size
+		g[1] -= uint64(n)
+		s[logUnits] -= uint64(n)
+	}
+	t.put(s)
+	c.tidy(a, s, g)
+}
+
+// tidy restores what the removal of entries from the oldest segment, g, may have disturbed in a log that is not empty:
+// that segment has an entry, and it is not much larger than its entries need when it is the only one.
+func (c slidingLog) tidy(a *Arena, s []uint64, g segment) {
+	t := tailOf(s)
+	if t.pos == g.end() {
+		c.dropSegment(a, s, g)
+		return
+	}
+	left := g.end() - t.pos
+	if g.next() != 0 || g.capacity() < 32 || left > g.capacity()/4 {
+		return
+	}
+	words := segmentSize(segmentHeader + left)
+	r, ok := newSegment(a, words)
+	if !ok {
+		return
+	}
+	h := segmentAt(a, r)
+	for i := range left {
+		h.set(i, g.get(t.pos+i))
+	}
+	h.setEnd(left)
+	h[1] = g[1]
+	a.Free(c.oldest(s), g.size())
+	c.setChain(s, r, r)
+	t.held, t.pos = words, 0
+	t.put(s)
+}
+
+// segmentSize is the smallest size of a segment that is not below words, if there is one.
+func segmentSize(words int) int {
+	for _, size := range segmentSizes {
+		if size >= words {
+			return size
+		}
+	}
+	return MaxBlock
+}
+
+func (slidingLog) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
+	return max(l.Limit-int64(s[logUnits]), 0)
+}
+
+func (slidingLog) used(_ *Limit, _ *Arena, s []uint64, _ Instant) int64 { return int64(s[logUnits]) }
+
+func (c slidingLog) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
+	over := int64(s[logUnits]) + n - l.Limit
+	if over <= 0 {
+		return 0
+	}
+	// The instant of the unit whose expiry makes room: the over-th oldest.
+	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
+	for over > int64(g[1]) {
+		over -= int64(g[1])
+		g, pos = segmentAt(a, g.next()), 0
+	}
+	for {
+		tick, n, size := g.entry(pos)
+		if over <= n {
+			return time.Duration(instantOf(s, tick, l.tickShift())-now.Mono) + l.Window
+		}
+		over -= n
+		pos += size
+	}
+}
+
+func (slidingLog) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+	if s[logUnits] == 0 {
+		return 0
+	}
+	return time.Duration(int64(s[logNewest])-now.Mono) + l.Window
+}
+
+// reserve makes sure that the newest segment has room for what charge may write. The first segments are small, for most
+// keys are; later ones are such that the half-empty ones at both ends and the headers of those between weigh about the
+// same: the root of twice what the log holds.
+func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
+	need := 1
+	if n > 1 {
+		need = runSize(n)
+	}
+	last := c.newest(s)
+	if last != 0 {
+		if g := segmentAt(a, last); g.end()+need <= g.capacity() {
+			return true
+		}
+	}
+	t := tailOf(s)
+	words := 0
+	for words*words < 2*t.held && words < MaxBlock {
+		words++
+	}
+	switch {
+	case last != 0:
+	case l.Limit <= 2 && n <= l.Limit:
+		words = segmentHeader + 1
+	case l.Limit == 5 || l.Limit == 6:
+		words = segmentHeader + 3 // the whole log
+	}
+	if words != segmentHeader+1 {
+		words = segmentSize(words)
+	}
+	r, ok := newSegment(a, words)
+	if !ok {
+		return false
+	}
+	t.held += words
+	t.merge = newNothing
+	t.put(s)
+	if last == 0 {
+		c.setChain(s, r, r)
+		return true
+	}
+	segmentAt(a, last).setNext(r)
+	c.setChain(s, c.oldest(s), r)
+	return true
+}
+
+func (c slidingLog) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
+	k := l.tickShift()
+	instant := roundUp(now.Mono, k)
+	if newest := int64(s[logNewest]); s[logUnits] > 0 {
+		instant = newest + roundUp(max(now.Mono-newest, 0), k)
+	}
+	c.add(a, s, instant, k, n)
+}
+
+// add writes n units at an instant on a tick that is not before the newest entry's.
+func (c slidingLog) add(a *Arena, s []uint64, instant int64, k int, n int64) {
+	g, t, tick := segmentAt(a, c.newest(s)), tailOf(s), tickOf(instant, k)
+	if s[logUnits] == 0 || instant != int64(s[logNewest]) {
+		t.merge = newNothing
+	}
+	s[logNewest] = uint64(instant)
+	s[logUnits] += uint64(n)
+	g[1] += uint64(n)
+	c.write(g, &t, tick, n)
+	t.put(s)
+}
+
+// write puts n units at tick at the end of g, or merges them with what is there.
+func (slidingLog) write(g segment, t *slidingLogTail, tick uint32, n int64) {
+	end := g.end()
+	switch t.merge {
+	case newRun, newLongRun:
+		size := 2
+		if t.merge == newLongRun {
+			size = 4
+		}
+		if _, have, _ := g.entry(end - size); g.setCount(end-size, size, have+n) {
+			return
+		}
+	case newUnit, newPair:
+		// Rewritten together with the new ones when there are enough of them and room.
+		if have := int64(t.merge); end-int(have)+runSize(have+n) <= g.capacity() {
+			end -= int(have)
+			n += have
+		}
+	}
+	switch {
+	case n <= 2:
+		for range n {
+			g.set(end, tick)
+			end++
+		}
+		t.merge = newKind(n)
+	default:
+		size := runSize(n)
+		g.setRun(end, size, tick, n)
+		end += size
+		t.merge = newRun
+		if size == 4 {
+			t.merge = newLongRun
+		}
+	}
+	g.setEnd(end)
+}
+
+func (c slidingLog) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
+	keepNewest(c, l, a, s, now, n)
+}
+
+func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) int64 {
+	n = min(n, int64(s[logUnits]))
+	if n == int64(s[logUnits]) {
+		c.free(l, a, s)
+		return n
+	}
+	left := n
+	g := segmentAt(a, c.oldest(s))
+	for left >= int64(g[1]) {
+		left -= int64(g[1])
+		next := g.next()
+		c.dropSegment(a, s, g)
+		g = segmentAt(a, next)
+	}
+	t := tailOf(s)
+	g[1] -= uint64(left)
+	s[logUnits] -= uint64(left)
+	for left > 0 {
+		_, have, size := g.entry(t.pos)
+		if left < have {
+			g.setCount(t.pos, size, have-left)
+			break
+		}
+		left -= have
+		t.pos += size
+	}
+	if t.merge == newPair && s[logUnits] == 1 {
+		t.merge = newUnit
+	}
+	t.put(s)
+	c.tidy(a, s, g)
+	return n
+}
+
+// convert moves the chain. When the ticks change it rewrites each in its place, rounded up; entries that come to share a
+// tick need not be merged.
+func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Limit, t []uint64) {
+	copy(t, s)
+	k, k2 := l.tickShift(), to.tickShift()
+	if k == k2 || t[logUnits] == 0 {
+		return
+	}
+	// What a shorter window does not hold goes first: the new ticks could not tell it from the rest.
+	c.expire(l, a, t, k, now.Mono-int64(min(l.Window, to.Window)))
+	if t[logUnits] == 0 {
+		return
+	}
+	newest := roundUp(int64(t[logNewest]), k2)
+	// The oldest instant that the new ticks reach. Beyond it is only what the longer ticks of before had rounded up.
+	oldest := newest - tickMask<<k2
+	pos := tailOf(t).pos
+	for r := c.oldest(t); r != 0; pos = 0 {
+		g := segmentAt(a, r)
+		for pos < g.end() {
+			tick, _, size := g.entry(pos)
+			instant := max(roundUp(instantOf(t, tick, k), k2), oldest)
+			g.set(pos, g.get(pos)&runFlag|tickOf(instant, k2))
+			pos += size
+		}
+		r = g.next()
+	}
+	t[logNewest] = uint64(newest)
+}
+
+// snapshot is written from the oldest to the newest, as restore adds them.
+func (c slidingLog) snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte {
+	k := l.tickShift()
+	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
+	last := g.get(pos) & tickMask
+	dst = appendUint(dst, int64(s[logUnits]))
+	dst = appendInt(dst, now.Mono-int64(s[logNewest]))
+	dst = appendUint(dst, int64((tickOf(int64(s[logNewest]), k)-last)&tickMask))
+	for {
+		for pos < g.end() {
+			tick, n, size := g.entry(pos)
+			since := int64((tick - last) & tickMask)
+			if last, pos = tick, pos+size; n == 1 {
+				dst = appendUint(dst, since<<1)
+				continue
+			}
+			dst = appendUint(dst, since<<1|1)
+			dst = appendUint(dst, n)
+		}
+		if g.next() == 0 {
+			return dst
+		}
+		g, pos = segmentAt(a, g.next()), 0
+	}
+}
+
+func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
+	k := l.tickShift()
+	units := r.uint(MaxLimit)
+	age := r.int(2 * int64(MaxWindow))
+	if age < -longestTick {
+		return ErrSnapshot
+	}
+	newest := now.Mono - age
+	span := r.uint(tickMask)
+	for units > 0 && r.err == nil {
+		step, n := r.uint(tickMask<<1|1), int64(1)
+		if step&1 != 0 {
+			n = r.uint(units)
+		}
+		span -= step >> 1
+		units -= n
+		if r.err != nil || n == 0 || span < 0 || units < 0 {
+			return ErrSnapshot
+		}
+		if !c.reserve(l, a, s, n) {
+			return ErrNoMemory
+		}
+		c.add(a, s, newest-span<<k, k, n)
+	}
+	if r.err == nil && (span != 0 || s[logUnits] == 0) {
+		return ErrSnapshot
+	}
+	return r.err
+}

@@ -1,0 +1,133 @@
+package algo
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// A snapshot is a state without its clock: every instant is written as an age, and whoever reads it anchors the ages at
+// its own present. What is on the way for a while therefore expires late by that while, and never early. The limits
+// themselves are not part of it: reader and writer must agree on them by other means.
+//
+// It begins with a byte for the version of the format, 1. Then comes, for each limit that is not unlimited, a byte with
+// the algorithm's number, to which 128 is added when nothing is in use; otherwise follows
+//
+//	fixed_window     age of the window's start, count; of a calendar window: signed start in seconds since 1970 UTC, count
+//	sliding_window   age of the newest slot's start, number of older slots that follow, the counts, the newest first
+//	sliding_counter  age of the window's start, previous count, present count
+//	token_bucket,    time until full (or empty), remainder in limit-ths of a nanosecond
+//	leaky_bucket
+//	sliding_log      units, signed age of the newest entry, ticks from the oldest entry to the newest; then the entries,
+//	                 the oldest first: twice the ticks since the previous one, plus one and followed by the number of
+//	                 units when it is a run
+//	concurrency      number of leases, time until the last could expire; then for each its slot, nonce, time until it
+//	                 expires, units
+//
+// as unsigned varints in nanoseconds where nothing else is said. Signed ones are zigzag-coded.
+const snapshotVersion = 1
+
+// idleFlag marks a limit of which nothing is in use.
+const idleFlag = 0x80
+
+// ErrSnapshot is returned for bytes that are no snapshot of a state of these limits.
+var ErrSnapshot = errors.New("algo: malformed snapshot")
+
+// Append appends a snapshot of s to dst and returns it.
+func (ls Limits) Append(dst []byte, a *Arena, s State, now Instant) []byte {
+	now = s.tick(now)
+	dst = append(dst, snapshotVersion)
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		tag := byte(ls[i].Algorithm)
+		if c.used(&ls[i], a, t, now) == 0 {
+			dst = append(dst, tag|idleFlag)
+			return
+		}
+		dst = c.snapshot(append(dst, tag), &ls[i], a, t, now)
+	})
+	return dst
+}
+
+// Restore makes s, uninitialised, the state whose snapshot data begins with, and returns what follows it. The bytes need
+// not be trusted: they can make a state that no history leads to, but none that a later call could stumble over, and
+// they cannot take more memory than some thousand times their length.
+//
+// The error is ErrSnapshot or ErrNoMemory; s is fresh then.
+func (ls Limits) Restore(a *Arena, s State, now Instant, data []byte) (rest []byte, err error) {
+	ls.Init(s, now)
+	r := &reader{data: data}
+	if r.byte() != snapshotVersion {
+		return nil, ErrSnapshot
+	}
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		if err != nil {
+			return
+		}
+		l := &ls[i]
+		switch r.byte() {
+		case byte(l.Algorithm):
+			if err = c.restore(l, a, t, now, r); err == nil {
+				c.advance(l, a, t, now)
+			}
+		case byte(l.Algorithm) | idleFlag:
+		default:
+			err = ErrSnapshot
+		}
+	})
+	if err == nil {
+		err = r.err
+	}
+	if err != nil {
+		ls.Free(a, s)
+		ls.Init(s, now)
+		return nil, err
+	}
+	return r.data, nil
+}
+
+func appendUint(dst []byte, n int64) []byte { return binary.AppendUvarint(dst, uint64(n)) }
+func appendInt(dst []byte, n int64) []byte  { return binary.AppendVarint(dst, n) }
+
+// reader takes numbers off the front of data. After a failure it goes on returning zeros.
+type reader struct {
+	data []byte
+	err  error
+}
+
+func (r *reader) fail() {
+	r.err, r.data = ErrSnapshot, nil
+}
+
+func (r *reader) byte() byte {
+	if len(r.data) == 0 {
+		r.fail()
+		return 0
+	}
+	b := r.data[0]
+	r.data = r.data[1:]
+	return b
+}
+
+// uint reads a number from 0 to most.
+func (r *reader) uint(most int64) int64 {
+	n, size := binary.Uvarint(r.data)
+	if size <= 0 || n > uint64(most) {
+		r.fail()
+		return 0
+	}
+	r.data = r.data[size:]
+	return int64(n)
+}
+
+// int reads a number from -most to most.
+func (r *reader) int(most int64) int64 {
+	n, size := binary.Varint(r.data)
+	if size <= 0 || n < -most || n > most {
+		r.fail()
+		return 0
+	}
+	r.data = r.data[size:]
+	return n
+}
+
+// age reads the age of something that may be in use still.
+func (r *reader) age() int64 { return r.uint(2 * int64(MaxWindow)) }

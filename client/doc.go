@@ -1,0 +1,44 @@
+// Package client asks a Weir cluster whether something may go ahead, or decides by itself in the same terms.
+//
+//	c, err := client.Dial(ctx, "weir:8081")
+//	...
+//	defer c.Close()
+//	d, err := c.Policy("login").Allow(ctx, "alice")
+//	if err != nil {
+//		return err // a mistake in the request, or ctx ended
+//	}
+//	if !d.Allowed {
+//		return tooManyRequests(d.RetryAfter)
+//	}
+//
+// Dial and Local both give a *Client, so that a program's tests, or the program itself while it is a single process,
+// can decide without a cluster. A function that needs one limit is best written against the methods it uses:
+//
+//	type allower interface {
+//		Allow(ctx context.Context, key string) (client.Decision, error)
+//	}
+//
+// # Names
+//
+// Names are those of golang.org/x/time/rate where it has one. The differences: a Limiter is one limit for any number of
+// keys, so that every method takes a key; Allow takes a context and answers with a Decision, because somebody else may
+// have to be asked; Wait returns the Decision too; a cost is an int64, and a cost of 0 peeks. In place of Reserve and
+// Cancel there is Refund.
+//
+// # When no node answers
+//
+// "Over the limit" is a Decision, never an error, and so is a cluster that cannot be reached: Allow, AllowN, Peek,
+// Check, Acquire and Wait then go by the fail policy (WithOnError; FailOpen unless told otherwise), with a nil error and
+// the Decision's FailedOpen or FailedClosed set. Such an answer comes within the client's timeout (WithTimeout, 1 s) and
+// within nine tenths of what the context leaves, so that its caller still has time to act on it.
+//
+// A question that one node leaves unanswered, because its connection broke or half of that time has passed, is asked once
+// more, usually of another node. Every question that may charge therefore carries a request id, by which the cluster
+// knows the second from a new one and charges once. WithoutRetry turns both off.
+//
+// After several failures in a row a circuit breaker opens (WithBreaker; 5 failures, 1 s): questions are answered by the
+// fail policy at once, except for one at a time that finds out whether a node answers again. A question whose own context
+// left less than the client's timeout never counts as a failure, or a caller in a hurry could open the breaker for all.
+//
+// Refund, Reset and a Lease's Release have no answer to fall back on; they return ErrUnavailable.
+package client

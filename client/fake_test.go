@@ -1,0 +1,315 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc"
+)
+
+// book is a limiter.Service that does what the names of its policies say.
+//
+//	five     admits 5 units of a key, ever
+//	full     answers with a decision that has every field set
+//	queue    admits with a Delay of 10 s
+//	jobs     leases 1 unit of a key, for 30 s; a renewal gives them anew
+//	down     nobody can be asked
+//	missing  does not exist
+//
+// Limits sent along admit their Limit units, ever.
+type book struct {
+	mu      sync.Mutex
+	used    map[string]int64
+	leases  map[string]string    // key → lease
+	charged map[string]int64     // key and request id → cost
+	targets []limiter.Target     // of every question, in order
+	ids     []string             // the request ids of every question, in order
+	renewed map[string]time.Time // lease → last renewal
+	stopped bool
+}
+
+func newBook() *book {
+	return &book{
+		used:    make(map[string]int64),
+		leases:  make(map[string]string),
+		charged: make(map[string]int64),
+		renewed: make(map[string]time.Time),
+	}
+}
+
+func (b *book) stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.stopped = true
+}
+
+func (b *book) fail(t limiter.Target) error {
+	b.targets = append(b.targets, t)
+	switch t.Policy {
+	case "missing":
+		return &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: `"missing" is not known here`}
+	case "down":
+		return &limiter.Error{Kind: limiter.Unavailable, Message: "the owner cannot be reached"}
+	}
+	if t.Limit != nil && t.Limit.Limit == 0 {
+		return &limiter.Error{Kind: limiter.Invalid, Field: "limit.limit", Message: "must not be 0"}
+	}
+	return nil
+}
+
+// fullDecision has every field set.
+var fullDecision = limiter.Decision{
+	Policy: "full", Allowed: false, Granted: 2, Limit: 3, Window: 4, Remaining: 5, RetryAfter: 6, ResetAfter: 7, Delay: 8,
+	Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true,
+	Limits: []limiter.LimitStatus{
+		{Limit: 9, Window: 10, Remaining: 11, RetryAfter: 12, ResetAfter: 13},
+		{Limit: algo.Unlimited, RetryAfter: algo.Never},
+	},
+}
+
+func (b *book) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	results := make([]limiter.Result, len(checks))
+	for i, ck := range checks {
+		b.ids = append(b.ids, ck.RequestID)
+		if ck.Policy == "jobs" {
+			e := &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "could not be released"}
+			return nil, e.In(i, len(checks))
+		}
+		if err := b.fail(ck.Target); err != nil {
+			results[i].Err = err
+			continue
+		}
+		results[i].Decision = b.decide(ck)
+	}
+	return results, nil
+}
+
+func (b *book) decide(ck limiter.Check) limiter.Decision {
+	limit, name := int64(5), ck.Policy
+	switch {
+	case name == "full":
+		return fullDecision
+	case name == "queue":
+		return limiter.Decision{Policy: name, Allowed: true, Granted: ck.Cost, Limit: limit, Delay: 10 * time.Second}
+	case ck.Limit != nil:
+		limit, name = ck.Limit.Limit, "inline"
+	}
+	state := fmt.Sprintf("%q %q %q", ck.Policy, ck.Namespace, ck.Key)
+	d := limiter.Decision{Policy: name, Limit: limit, Window: time.Minute}
+	left := limit - b.used[state]
+	want := max(ck.Cost, 1)
+	if ck.Partial {
+		want = min(want, max(left, 1))
+	}
+	cost, repeated := b.charged[state+ck.RequestID]
+	switch {
+	case repeated && ck.RequestID != "":
+		d.Allowed, d.Granted = true, cost
+	case want > limit:
+		d.RetryAfter = algo.Never
+	case want > left:
+		d.RetryAfter = 250 * time.Millisecond
+	default:
+		d.Allowed = true
+		if ck.Cost > 0 {
+			d.Granted = want
+			b.used[state] += want
+			b.charged[state+ck.RequestID] = want
+		}
+	}
+	d.Remaining = limit - b.used[state]
+	return d
+}
+
+func (b *book) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ids = append(b.ids, a.RequestID)
+	if err := b.fail(a.Target); err != nil {
+		return limiter.Decision{}, err
+	}
+	d := limiter.Decision{Policy: a.Policy, Limit: 1, Window: 30 * time.Second}
+	if b.leases[a.Key] != "" {
+		d.RetryAfter = 30 * time.Second
+		return d, nil
+	}
+	d.LeaseID = "lease of " + a.Key
+	b.leases[a.Key] = d.LeaseID
+	d.Allowed, d.Granted = true, a.Cost
+	return d, nil
+}
+
+func (b *book) Renew(_ context.Context, t limiter.Target, id string, ttl time.Duration) (time.Duration, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.leases[t.Key] != id {
+		return 0, &limiter.Error{Kind: limiter.NotFound, Field: "lease_id", Message: "has ended"}
+	}
+	b.renewed[id] = time.Now()
+	if ttl == 0 {
+		ttl = 30 * time.Second
+	}
+	return ttl, nil
+}
+
+func (b *book) Release(_ context.Context, t limiter.Target, id string) (bool, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.leases[t.Key] != id {
+		return false, nil
+	}
+	delete(b.leases, t.Key)
+	return true, nil
+}
+
+func (b *book) Refund(_ context.Context, t limiter.Target, units int64) (int64, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.fail(t); err != nil {
+		return 0, err
+	}
+	state := fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key)
+	units = min(units, b.used[state])
+	b.used[state] -= units
+	return units, nil
+}
+
+func (b *book) Reset(_ context.Context, t limiter.Target) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.fail(t); err != nil {
+		return err
+	}
+	delete(b.used, fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key))
+	return nil
+}
+
+// expire ends the lease of key.
+func (b *book) expire(key string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.leases, key)
+}
+
+// node is a node's gRPC door over a book, which counts the checks it is asked and can do worse than answer.
+type node struct {
+	weirv1.LimiterServer
+	// before, if any, is called first in every Check, and may answer in its place with an error.
+	before func(context.Context, *weirv1.CheckRequest) error
+	asked  atomic.Int64
+	health *health.Server
+}
+
+func newNode(before func(context.Context, *weirv1.CheckRequest) error) *node {
+	return nodeOf(newBook(), before)
+}
+
+func nodeOf(b *book, before func(context.Context, *weirv1.CheckRequest) error) *node {
+	status := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
+	return &node{LimiterServer: rpc.NewServer(b, status), before: before, health: health.NewServer()}
+}
+
+func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	n.asked.Add(1)
+	if n.before != nil {
+		if err := n.before(ctx, req); err != nil {
+			return nil, err
+		}
+	}
+	return n.LimiterServer.Check(ctx, req)
+}
+
+// serve serves on l, and returns a function that stops it at once, which runs at the end of the test in any case.
+func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
+	s := grpc.NewServer()
+	weirv1.RegisterLimiterServer(s, n)
+	healthpb.RegisterHealthServer(s, n.health)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(l)
+	}()
+	stop = func() {
+		s.Stop()
+		<-done
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// serve serves n on a free loopback port.
+func serve(t testing.TB, n *node) (addr string, stop func()) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Addr().String(), n.serve(t, l)
+}
+
+// dial returns a Client that is closed at the end of the test, which then fails if goroutines are left over.
+func dial(t testing.TB, address string, opts ...Option) *Client {
+	t.Helper()
+	noLeaks(t)
+	c, err := Dial(t.Context(), address, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil && err != ErrClosed {
+			t.Errorf("Close: %v", err)
+		}
+	})
+	return c
+}
+
+// noLeaks lets the test fail if, after the cleanups registered later, goroutines of this package or of gRPC's client are
+// left over.
+func noLeaks(t testing.TB) {
+	t.Cleanup(func() {
+		left := ""
+		wait(t, "goroutines to end", func() bool {
+			buf := make([]byte, 1<<20)
+			left = ""
+			for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+				if strings.Contains(g, "weir/client.(*Lease)") || strings.Contains(g, "weir/client.(*Client)") ||
+					strings.Contains(g, "transport.(*http2Client)") {
+					left += g + "\n\n"
+				}
+			}
+			return left == ""
+		})
+		if left != "" {
+			t.Logf("left over:\n%s", left)
+		}
+	})
+}
+
+// wait waits until cond holds, and fails the test if that takes more than 10 s.
+func wait(t testing.TB, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(10 * time.Second)
+	for !cond() {
+		if time.Now().After(deadline) {
+			t.Errorf("waited in vain for %s", what)
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+}

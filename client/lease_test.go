@@ -1,0 +1,252 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// leased is a service that leases units for 30 s, whose renewals are answered by renew.
+func leased(renew func() (time.Duration, error)) *script {
+	return &script{
+		acquire: func(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+			return limiter.Decision{Allowed: true, Granted: a.Cost, Limit: 1, Window: 30 * time.Second, LeaseID: "id"}, nil
+		},
+		renew:   func(context.Context, string, time.Duration) (time.Duration, error) { return renew() },
+		release: func(context.Context, string) (bool, error) { return true, nil },
+	}
+}
+
+func isLost(l *Lease) bool {
+	select {
+	case <-l.Lost():
+		return true
+	default:
+		return false
+	}
+}
+
+func acquire(t *testing.T, c *Client, ttl time.Duration) *Lease {
+	t.Helper()
+	l, d, err := c.Policy("jobs").AcquireN(t.Context(), "a", 1, ttl)
+	if err != nil || l == nil {
+		t.Fatalf("%v, %+v, %v", l, d, err)
+	}
+	return l
+}
+
+func TestLeaseRenewsAtAThird(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		ttl   time.Duration // asked for
+		found limiter.Decision
+		life  time.Duration // told by renewals
+		first time.Duration // first renewal
+		then  time.Duration // from renewal to renewal
+	}{
+		{name: "the policy's window", found: limiter.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
+		{name: "shorter", ttl: 6 * time.Second, found: limiter.Decision{Window: 30 * time.Second}, life: 6 * time.Second, first: 2 * time.Second, then: 2 * time.Second},
+		{name: "longer than the window allows", ttl: time.Minute, found: limiter.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
+		{name: "several limits", found: limiter.Decision{Window: time.Hour, Limits: []limiter.LimitStatus{{Window: time.Hour}, {}, {Window: 3 * time.Second}}},
+			life: time.Hour, first: time.Second, then: 20 * time.Minute},
+		{name: "unknown", life: 30 * time.Second, first: time.Second / 3, then: 10 * time.Second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var renewals []time.Duration
+				var ttls []time.Duration
+				start := time.Now()
+				s := leased(nil)
+				s.acquire = func(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+					ttls = append(ttls, a.TTL)
+					d := tt.found
+					d.Allowed, d.LeaseID = true, "id"
+					return d, nil
+				}
+				s.renew = func(_ context.Context, _ string, ttl time.Duration) (time.Duration, error) {
+					ttls = append(ttls, ttl)
+					renewals = append(renewals, time.Since(start))
+					return tt.life, nil
+				}
+				c := scripted(t, s)
+				l := acquire(t, c, tt.ttl)
+				time.Sleep(tt.first + 2*tt.then)
+				synctest.Wait()
+				if len(renewals) != 3 || renewals[0] != tt.first || renewals[1] != tt.first+tt.then || renewals[2] != tt.first+2*tt.then {
+					t.Errorf("renewed at %v, want %v and every %v", renewals, tt.first, tt.then)
+				}
+				for _, ttl := range ttls {
+					if ttl != tt.ttl {
+						t.Errorf("sent times to live %v, want %v", ttls, tt.ttl)
+					}
+				}
+				if err := l.Release(); err != nil {
+					t.Error(err)
+				}
+				time.Sleep(time.Hour)
+				if len(renewals) != 3 || isLost(l) {
+					t.Errorf("%d renewals after release, lost %t", len(renewals)-3, isLost(l))
+				}
+			})
+		})
+	}
+}
+
+func TestLeaseLost(t *testing.T) {
+	gone := &limiter.Error{Kind: limiter.NotFound, Field: "lease_id", Message: "has ended"}
+
+	t.Run("gone", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			l := acquire(t, scripted(t, leased(func() (time.Duration, error) { return 0, gone })), 0)
+			<-l.Lost()
+			if took := time.Since(start); took != 10*time.Second {
+				t.Errorf("lost after %v", took)
+			}
+			if err := l.Release(); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+
+	t.Run("out of reach for longer than it lives", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			start, asked := time.Now(), 0
+			c := scripted(t, leased(func() (time.Duration, error) { asked++; return 0, unreachable }), WithoutRetry())
+			l := acquire(t, c, 0)
+			<-l.Lost()
+			if took := time.Since(start); took != 30*time.Second {
+				t.Errorf("lost after %v", took)
+			}
+			if asked < 6 || asked > 7 {
+				t.Errorf("asked %d times", asked)
+			}
+		})
+	})
+
+	t.Run("hung for longer than it lives", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			s := leased(nil)
+			s.renew = func(ctx context.Context, _ string, _ time.Duration) (time.Duration, error) {
+				<-ctx.Done()
+				return 0, unreachable
+			}
+			l := acquire(t, scripted(t, s), 0)
+			<-l.Lost()
+			if took := time.Since(start); took != 30*time.Second {
+				t.Errorf("lost after %v", took)
+			}
+		})
+	})
+
+	t.Run("out of reach for a while", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			l := acquire(t, scripted(t, leased(func() (time.Duration, error) {
+				if time.Since(start) < 25*time.Second {
+					return 0, unreachable
+				}
+				return 30 * time.Second, nil
+			})), 0)
+			time.Sleep(time.Hour)
+			if isLost(l) {
+				t.Error("lost")
+			}
+			if err := l.Release(); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+
+	t.Run("the client is closed", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			c := scripted(t, leased(func() (time.Duration, error) { return 30 * time.Second, nil }))
+			l := acquire(t, c, 0)
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+			if !isLost(l) {
+				t.Error("not lost")
+			}
+			if err := l.Release(); err != ErrClosed {
+				t.Errorf("Release: %v", err)
+			}
+		})
+	})
+}
+
+// The life of a lease is reckoned from before the question, however long its answer took.
+func TestLeaseCountsFromTheQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := leased(func() (time.Duration, error) { return 0, unreachable })
+		grant := s.acquire
+		s.acquire = func(ctx context.Context, a limiter.Acquire) (limiter.Decision, error) {
+			time.Sleep(20 * time.Second)
+			return grant(ctx, a)
+		}
+		c := scripted(t, s, WithTimeout(time.Minute))
+		start := time.Now()
+		l := acquire(t, c, 0)
+		<-l.Lost()
+		if took := time.Since(start); took != 30*time.Second {
+			t.Errorf("lost after %v", took)
+		}
+	})
+}
+
+func TestRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down, releases := true, 0
+		s := leased(func() (time.Duration, error) { return 30 * time.Second, nil })
+		s.release = func(context.Context, string) (bool, error) {
+			releases++
+			if down {
+				return false, unreachable
+			}
+			return true, nil
+		}
+		c := scripted(t, s, WithoutRetry())
+		l := acquire(t, c, 0)
+		if err := l.Release(); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("out of reach: %v", err)
+		}
+		down = false
+		for range 3 {
+			if err := l.Release(); err != nil {
+				t.Error(err)
+			}
+		}
+		if releases != 2 {
+			t.Errorf("%d releases, want a failed one and one more", releases)
+		}
+	})
+	var none *Lease
+	if err := none.Release(); err != nil || none.Lost() != nil {
+		t.Error("a nil lease does something")
+	}
+}
+
+// A failed-open lease holds nothing: no goroutine, nothing to release.
+func TestLeaseFailedOpen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := scripted(t, &script{acquire: func(context.Context, limiter.Acquire) (limiter.Decision, error) {
+			return limiter.Decision{}, unreachable
+		}})
+		l, d, err := c.Policy("jobs").Acquire(t.Context(), "a")
+		if err != nil || l == nil || !d.FailedOpen {
+			t.Fatalf("%v, %+v, %v", l, d, err)
+		}
+		time.Sleep(time.Hour)
+		if isLost(l) {
+			t.Error("lost")
+		}
+		if err := l.Release(); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,238 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Limiter is a handle to one limit: a policy, or a limit sent along. It holds no state of its own, costs nothing to make
+// or forget, and is safe for concurrent use. Client.Policy and Client.Inline make one.
+type Limiter struct {
+	c      *Client
+	target target // without a key
+}
+
+// Allow is short for AllowN(ctx, key, 1).
+func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
+	return l.AllowN(ctx, key, 1)
+}
+
+// AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. An n
+// above the limit is refused with a RetryAfter of Never. Of a concurrency policy only a peek can be asked; see Acquire.
+func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, error) {
+	q := l.question(key, n)
+	if err := q.validate(); err != nil {
+		return Decision{}, err
+	}
+	if err := l.c.begin(ctx); err != nil {
+		return Decision{}, err
+	}
+	defer l.c.running.Done()
+	return l.c.decideOne(ctx, q)
+}
+
+// Peek tells how key stands, and whether an Allow would pass now. It charges nothing.
+func (l *Limiter) Peek(ctx context.Context, key string) (Decision, error) {
+	return l.AllowN(ctx, key, 0)
+}
+
+// Wait is short for WaitN(ctx, key, 1).
+func (l *Limiter) Wait(ctx context.Context, key string) (Decision, error) {
+	return l.WaitN(ctx, key, 1)
+}
+
+// Bounds of how long WaitN sleeps longer than RetryAfter says.
+const (
+	minSleep  = time.Millisecond       // so that a limit of many units per second is not asked in a busy loop
+	maxSpread = 100 * time.Millisecond // added at random, up to an eighth of the sleep, so that those who were refused together do not come back together
+)
+
+// WaitN blocks until n units for key are admitted, and through the Delay of a leaky_bucket, and returns the decision that
+// admitted them. An n of 0 waits until 1 would be admitted. Waiters are not served in the order of their arrival, except
+// by a leaky_bucket.
+//
+// It fails at once with ErrNever if the request can never pass, and with ErrDeadline if it would pass only after ctx's
+// deadline; the decision that says so is returned along with the error. It fails with ctx's error when ctx ends. A place
+// in a leaky_bucket's queue that would come after the deadline is given back; one whose Delay is cut short by ctx is left
+// empty, because those behind it have been told their own moments already.
+//
+// When nobody can be asked it goes ahead under FailOpen. Under FailClosed it keeps asking, and fails with ErrUnavailable
+// once ctx leaves no time to ask again.
+func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, error) {
+	q := l.question(key, n)
+	if err := q.validate(); err != nil {
+		return Decision{}, err
+	}
+	if err := l.c.begin(ctx); err != nil {
+		return Decision{}, err
+	}
+	defer l.c.running.Done()
+	for {
+		d, err := l.c.decideOne(ctx, q)
+		if err != nil {
+			return d, err
+		}
+		if d.Allowed {
+			return d, l.waitDelay(ctx, q, d)
+		}
+		after := d.RetryAfter
+		if d.FailedClosed {
+			after = failedRetry
+		}
+		if after == Never {
+			return d, fmt.Errorf("%w: %s, cost %d", ErrNever, l, n)
+		}
+		sleep := max(after, minSleep)
+		sleep += rand.N(min(sleep/8, maxSpread) + 1)
+		if deadline, ok := ctx.Deadline(); ok {
+			left := time.Until(deadline)
+			switch {
+			case left < after && d.FailedClosed:
+				return d, &Error{ErrUnavailable, "", "no node could be asked, and the context's deadline leaves no time to ask again"}
+			case left < after:
+				return d, fmt.Errorf("%w: %s would pass in %v, the deadline is in %v", ErrDeadline, l, after, left)
+			}
+			// What is added to after is no reason to miss the deadline.
+			sleep = max(min(sleep, left*9/10), after)
+		}
+		if err := l.c.sleep(ctx, sleep); err != nil {
+			return d, err
+		}
+	}
+}
+
+// waitDelay waits for the moment that a leaky bucket gave q, or gives the place back.
+func (l *Limiter) waitDelay(ctx context.Context, q question, d Decision) error {
+	if d.Delay <= 0 {
+		return nil
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if left := time.Until(deadline); left < d.Delay {
+			// If this fails the place stays empty, which admits less, not more.
+			_, _ = l.c.call(ctx, false, func(ctx context.Context) error {
+				_, err := l.c.backend.refund(ctx, q.target, d.Granted)
+				return err
+			})
+			return fmt.Errorf("%w: the turn of %s comes in %v, the deadline is in %v", ErrDeadline, l, d.Delay, left)
+		}
+	}
+	return l.c.sleep(ctx, d.Delay)
+}
+
+// sleep returns nil after d, or earlier with an error when ctx ends or the client is closed.
+func (c *Client) sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-c.ctx.Done():
+		return ErrClosed
+	}
+}
+
+// Refund gives n units back, the oldest first (the newest of a leaky_bucket's queue), and returns how many that were: never
+// more than key has in use. It is not retried, for a refund made twice would admit too much: after an ErrUnavailable it
+// may or may not have been made.
+func (l *Limiter) Refund(ctx context.Context, key string, n int64) (int64, error) {
+	q := l.question(key, n)
+	if n < 1 {
+		return 0, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+	}
+	if err := q.validate(); err != nil {
+		return 0, err
+	}
+	if err := l.c.begin(ctx); err != nil {
+		return 0, err
+	}
+	defer l.c.running.Done()
+	var refunded int64
+	_, err := l.c.call(ctx, false, func(ctx context.Context) (err error) {
+		refunded, err = l.c.backend.refund(ctx, q.target, n)
+		return err
+	})
+	return refunded, err
+}
+
+// Reset makes key's state as new.
+func (l *Limiter) Reset(ctx context.Context, key string) error {
+	q := l.question(key, 0)
+	if err := q.validate(); err != nil {
+		return err
+	}
+	if err := l.c.begin(ctx); err != nil {
+		return err
+	}
+	defer l.c.running.Done()
+	_, err := l.c.call(ctx, l.c.retry, func(ctx context.Context) error {
+		return l.c.backend.reset(ctx, q.target)
+	})
+	return err
+}
+
+// Acquire is short for AcquireN(ctx, key, 1, 0).
+func (l *Limiter) Acquire(ctx context.Context, key string) (*Lease, Decision, error) {
+	return l.AcquireN(ctx, key, 1, 0)
+}
+
+// AcquireN asks a concurrency policy for a lease of n units, n being at least 1. The lease is nil if and only if the
+// decision refuses or the error is not nil. Hold it while the work runs, and Release it.
+//
+// ttl is how long the lease lives when it is not renewed, as when this process dies: at most the policy's window, and 0
+// stands for it. A lease renews itself until it is released or the Client is closed.
+//
+// Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the lease an empty one: it is never lost, and
+// releasing it does nothing.
+func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Duration) (*Lease, Decision, error) {
+	q := l.question(key, n)
+	switch {
+	case n < 1:
+		return nil, Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+	case ttl != 0 && (ttl < algo.MinWindow || ttl > algo.MaxWindow):
+		return nil, Decision{}, &Error{ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, algo.MaxWindow, ttl)}
+	}
+	if err := q.validate(); err != nil {
+		return nil, Decision{}, err
+	}
+	if err := l.c.begin(ctx); err != nil {
+		return nil, Decision{}, err
+	}
+	defer l.c.running.Done()
+	q.requestID = l.c.requestID()
+	asked := time.Now()
+	var got lease
+	failed, err := l.c.ask(ctx, func(ctx context.Context) (err error) {
+		got, err = l.c.backend.acquire(ctx, q, ttl)
+		return err
+	})
+	if err != nil {
+		return nil, Decision{}, err
+	}
+	if failed {
+		got = lease{Decision: l.c.fallback(q)}
+	}
+	if !got.Allowed {
+		return nil, got.Decision, nil
+	}
+	return newLease(l.c, q.target, got, ttl, asked), got.Decision, nil
+}
+
+// String describes the limit for messages.
+func (l *Limiter) String() string {
+	if l.target.limit == nil {
+		return "policy " + l.target.policy
+	}
+	return fmt.Sprintf("inline %s limit %d", l.target.limit.Algorithm, l.target.limit.Limit)
+}
+
+func (l *Limiter) question(key string, cost int64) question {
+	q := question{target: l.target, cost: cost}
+	q.key = key
+	return q
+}

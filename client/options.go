@@ -1,0 +1,89 @@
+package client
+
+import (
+	"crypto/tls"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// OnError is a fail policy: what a question is answered when nobody can be asked.
+type OnError uint8
+
+// The fail policies. The zero value is FailOpen.
+const (
+	FailOpen   OnError = iota // admit
+	FailClosed                // refuse
+)
+
+// Defaults of the options.
+const (
+	DefaultTimeout         = time.Second
+	DefaultBreakerFailures = 5
+	DefaultBreakerCooldown = time.Second
+)
+
+// Option is a setting of Dial.
+type Option func(*options)
+
+type options struct {
+	timeout  time.Duration // 0: none
+	onError  OnError
+	failures int
+	cooldown time.Duration
+	retry    bool
+	tls      *tls.Config
+	dial     []grpc.DialOption
+}
+
+// WithTimeout bounds every call to the cluster, a retry included. Default DefaultTimeout; it must be positive. A context
+// that ends sooner bounds the call to nine tenths of what it leaves.
+func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
+
+// WithOnError sets the fail policy for when no node can be reached. Default FailOpen. It has no part in what the cluster
+// answers when a key's owner cannot be reached: that is for the policy's own on_error.
+func WithOnError(p OnError) Option { return func(o *options) { o.onError = p } }
+
+// WithBreaker sets after how many failures in a row the circuit breaker opens, and for how long it then answers by the
+// fail policy before it lets a question through to try. Default DefaultBreakerFailures and DefaultBreakerCooldown. With 0
+// failures there is no breaker.
+func WithBreaker(failures int, cooldown time.Duration) Option {
+	return func(o *options) { o.failures, o.cooldown = failures, cooldown }
+}
+
+// WithoutRetry makes the client ask once, and send no request ids of its own. That spares the cluster from remembering
+// one for every charge, at the price of answers by the fail policy when a connection breaks under a question.
+func WithoutRetry() Option { return func(o *options) { o.retry = false } }
+
+// WithTLS encrypts the connections. Default: plain text. The configuration must not be modified afterwards.
+func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
+
+// WithDialOptions passes options on to gRPC, after the client's own: credentials per call, interceptors, a proxy.
+func WithDialOptions(opts ...grpc.DialOption) Option {
+	return func(o *options) { o.dial = append(o.dial, opts...) }
+}
+
+// dialOptions returns the defaults of Dial with opts applied, or an error that names the option to blame.
+func dialOptions(opts []Option) (options, error) {
+	o := options{
+		timeout:  DefaultTimeout,
+		failures: DefaultBreakerFailures,
+		cooldown: DefaultBreakerCooldown,
+		retry:    true,
+	}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	switch {
+	case o.timeout <= 0:
+		return o, &Error{ErrInvalid, "WithTimeout", fmt.Sprintf("must be positive, not %v", o.timeout)}
+	case o.onError > FailClosed:
+		return o, &Error{ErrInvalid, "WithOnError", fmt.Sprintf("must be FailOpen or FailClosed, not %d", o.onError)}
+	case o.failures < 0:
+		return o, &Error{ErrInvalid, "WithBreaker", fmt.Sprintf("failures must not be negative, not %d", o.failures)}
+	case o.failures > 0 && o.cooldown <= 0:
+		return o, &Error{ErrInvalid, "WithBreaker", fmt.Sprintf("cooldown must be positive, not %v", o.cooldown)}
+	}
+	return o, nil
+}

@@ -1,0 +1,291 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	_ "google.golang.org/grpc/health" // makes the health check of serviceConfig work
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Dial returns a Client of the cluster at address: the host:port of a node's gRPC door, several of them separated by
+// commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
+// stand for many nodes. Questions go to all nodes in turn, except those that cannot be reached or say that they are not
+// ready; any node can answer any question.
+//
+// Dial does not wait for a connection: that nobody can be reached is for the fail policy to answer, from the first
+// question on; see Ready. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
+// ErrInvalid, which names the option or "address".
+func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	o, err := dialOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	r, err := newRemote(address, o)
+	if err != nil {
+		return nil, err
+	}
+	return newClient(r, o), nil
+}
+
+// remote asks the nodes of a cluster over gRPC.
+type remote struct {
+	conn *grpc.ClientConn
+	api  weirv1.LimiterClient
+}
+
+const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}`
+
+func newRemote(address string, o options) (*remote, error) {
+	creds := insecure.NewCredentials()
+	if o.tls != nil {
+		creds = credentials.NewTLS(o.tls)
+	}
+	dial := []grpc.DialOption{
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultServiceConfig(serviceConfig),
+		// A node that comes back is found within seconds; gRPC's default would be minutes.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
+			MinConnectTimeout: 3 * time.Second,
+		}),
+		// A node that hangs, or a network that swallows packets, would otherwise keep its share of the questions for as
+		// long as TCP goes on trying, a quarter of an hour. Ten seconds is the shortest that gRPC accepts.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
+	}
+	address, err := dialTarget(address)
+	if err != nil {
+		return nil, err
+	}
+	if list := strings.Split(address, ","); len(list) > 1 {
+		r := staticResolver(list)
+		dial = append(dial, grpc.WithResolvers(r))
+		address = r.Scheme() + ":///" + list[0]
+	}
+	conn, err := grpc.NewClient(address, append(dial, o.dial...)...)
+	if err != nil {
+		return nil, &Error{ErrInvalid, "address", err.Error()}
+	}
+	conn.Connect()
+	return &remote{conn: conn, api: weirv1.NewLimiterClient(conn)}, nil
+}
+
+// dialTarget checks address and returns it without the spaces that a list may have.
+func dialTarget(address string) (string, error) {
+	switch scheme, _, _ := strings.Cut(address, ":"); {
+	case resolver.Get(scheme) != nil:
+		return address, nil
+	case strings.Contains(address, "://"):
+		return "", &Error{ErrInvalid, "address", fmt.Sprintf("must be host:port, without %q", scheme+"://")}
+	}
+	list := strings.Split(address, ",")
+	for i, a := range list {
+		list[i] = strings.TrimSpace(a)
+		host, port, err := net.SplitHostPort(list[i])
+		if err != nil || host == "" {
+			return "", &Error{ErrInvalid, "address", fmt.Sprintf("must be host:port, or several separated by commas, not %q", a)}
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return "", &Error{ErrInvalid, "address", fmt.Sprintf("the port must be 1 to 65535, not %q", port)}
+		}
+	}
+	return strings.Join(list, ","), nil
+}
+
+// staticResolver resolves any target to a list of addresses. Their host names are looked up on connecting.
+type staticResolver []string
+
+func (s staticResolver) Scheme() string { return "weir" }
+
+func (s staticResolver) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
+	var state resolver.State
+	for _, a := range s {
+		// Each node's certificate is checked against the name it was called by.
+		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: a, ServerName: a}}})
+	}
+	return s, cc.UpdateState(state)
+}
+
+func (s staticResolver) ResolveNow(resolver.ResolveNowOptions) {}
+
+func (s staticResolver) Close() {}
+
+func (r *remote) check(ctx context.Context, qs []question) ([]Result, error) {
+	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(qs))}
+	for i := range qs {
+		q := &qs[i]
+		req.Checks[i] = &weirv1.Check{Target: q.proto(), Cost: &q.cost, Partial: q.partial, RequestId: q.requestID}
+	}
+	resp, err := r.api.Check(ctx, req)
+	if err != nil {
+		return nil, statusError(err)
+	}
+	if len(resp.GetResults()) != len(qs) {
+		return nil, fmt.Errorf("client: a node answered %d checks with %d results", len(qs), len(resp.GetResults()))
+	}
+	results := make([]Result, len(qs))
+	for i, res := range resp.GetResults() {
+		switch out := res.GetOutcome().(type) {
+		case *weirv1.Result_Decision:
+			results[i].Decision = protoDecision(out.Decision)
+		case *weirv1.Result_Error:
+			results[i].Err = codeError(codes.Code(out.Error.GetCode()), out.Error.GetField(), out.Error.GetMessage())
+		default:
+			results[i].Err = fmt.Errorf("client: a node left checks[%d] without a result", i)
+		}
+	}
+	return results, nil
+}
+
+func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (lease, error) {
+	d, err := r.api.Acquire(ctx, &weirv1.AcquireRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
+	if err != nil {
+		return lease{}, statusError(err)
+	}
+	return lease{Decision: protoDecision(d), id: d.GetLeaseId()}, nil
+}
+
+func (r *remote) renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error) {
+	resp, err := r.api.Renew(ctx, &weirv1.RenewRequest{Target: t.proto(), LeaseId: id, TtlNs: int64(ttl)})
+	return time.Duration(resp.GetExpiresInNs()), statusError(err)
+}
+
+func (r *remote) release(ctx context.Context, t target, id string) error {
+	_, err := r.api.Release(ctx, &weirv1.ReleaseRequest{Target: t.proto(), LeaseId: id})
+	return statusError(err)
+}
+
+func (r *remote) refund(ctx context.Context, t target, units int64) (int64, error) {
+	resp, err := r.api.Refund(ctx, &weirv1.RefundRequest{Target: t.proto(), Cost: &units})
+	return resp.GetRefunded(), statusError(err)
+}
+
+func (r *remote) reset(ctx context.Context, t target) error {
+	_, err := r.api.Reset(ctx, &weirv1.ResetRequest{Target: t.proto()})
+	return statusError(err)
+}
+
+func (r *remote) ready(ctx context.Context) error {
+	// Status, unlike a mere connection, tells whether it is a node of Weir that listens there.
+	_, err := r.api.Status(ctx, &weirv1.StatusRequest{}, grpc.WaitForReady(true))
+	return statusError(err)
+}
+
+func (r *remote) close() error { return r.conn.Close() }
+
+func (t *target) proto() *weirv1.Target {
+	out := &weirv1.Target{Policy: t.policy, Namespace: t.namespace, Key: t.key}
+	if l := t.limit; l != nil {
+		// The numbers of algorithms and periods are those of the wire.
+		out.Limit = &weirv1.Limit{
+			Algorithm:   weirv1.Algorithm(l.Algorithm),
+			Limit:       l.Limit,
+			WindowNs:    int64(l.Window),
+			Capacity:    l.Capacity,
+			Slots:       l.Slots,
+			Period:      weirv1.Period(l.Period),
+			CountDenied: l.CountDenied,
+		}
+		if l.Zone != nil {
+			out.Limit.TimeZone = l.Zone.String()
+		}
+	}
+	return out
+}
+
+func protoDecision(d *weirv1.Decision) Decision {
+	out := Decision{
+		Policy:       d.GetPolicy(),
+		Allowed:      d.GetAllowed(),
+		Granted:      d.GetGranted(),
+		Limit:        d.GetLimit(),
+		Window:       time.Duration(d.GetWindowNs()),
+		Remaining:    d.GetRemaining(),
+		RetryAfter:   retryAfter(d.RetryAfterNs),
+		ResetAfter:   time.Duration(d.GetResetAfterNs()),
+		Delay:        time.Duration(d.GetDelayNs()),
+		Shadow:       d.GetShadow(),
+		Degraded:     d.GetDegraded(),
+		FailedOpen:   d.GetFailedOpen(),
+		FailedClosed: d.GetFailedClosed(),
+	}
+	for _, s := range d.GetLimits() {
+		out.Limits = append(out.Limits, LimitStatus{
+			Limit:      s.GetLimit(),
+			Window:     time.Duration(s.GetWindowNs()),
+			Remaining:  s.GetRemaining(),
+			RetryAfter: retryAfter(s.RetryAfterNs),
+			ResetAfter: time.Duration(s.GetResetAfterNs()),
+		})
+	}
+	return out
+}
+
+// retryAfter reads an optional duration whose absence means never.
+func retryAfter(ns *int64) time.Duration {
+	if ns == nil {
+		return algo.Never
+	}
+	return time.Duration(*ns)
+}
+
+// statusError turns the error of a gRPC call into the client's.
+func statusError(err error) error {
+	if err == nil {
+		return nil
+	}
+	s, _ := status.FromError(err)
+	switch s.Code() {
+	case codes.InvalidArgument, codes.NotFound, codes.ResourceExhausted:
+		field, message := splitField(s.Message())
+		return codeError(s.Code(), field, message)
+	}
+	return codeError(s.Code(), "", s.Message())
+}
+
+// codeError turns a gRPC code with a message into the client's error.
+func codeError(code codes.Code, field, message string) error {
+	var kind error
+	switch code {
+	case codes.InvalidArgument:
+		kind = ErrInvalid
+	case codes.NotFound:
+		kind = ErrNotFound
+	case codes.ResourceExhausted:
+		kind = ErrTooLarge
+	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled, codes.Aborted, codes.Internal, codes.Unknown:
+		// A node that is unwell counts as one that does not answer: a caller must not fail because its limiter does.
+		kind = ErrUnavailable
+	default:
+		// No permission, no such method: it will not pass by itself, and the fail policy would hide it for ever.
+		return fmt.Errorf("client: %w", status.Error(code, message))
+	}
+	return &Error{kind, field, message}
+}
+
+// splitField parts a message that begins with a field's name, as weir.v1 has them, such as "checks[3].key: is empty".
+// Those of gRPC itself begin with "grpc: ".
+func splitField(s string) (field, message string) {
+	field, message, ok := strings.Cut(s, ": ")
+	if !ok || field == "" || field == "grpc" || strings.Trim(field, "abcdefghijklmnopqrstuvwxyz0123456789_.[]") != "" {
+		return "", s
+	}
+	return field, message
+}

@@ -1,0 +1,125 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// service decides in this process.
+type service struct {
+	svc  limiter.Service
+	stop func() // ends svc
+}
+
+// newLocal returns a Client that asks svc, and calls stop when it is closed. It has no timeout, no retry and no breaker:
+// nothing here can be slow or out of reach.
+func newLocal(svc limiter.Service, stop func()) *Client {
+	return newClient(&service{svc: svc, stop: stop}, options{})
+}
+
+func (s *service) check(ctx context.Context, qs []question) ([]Result, error) {
+	checks := make([]limiter.Check, len(qs))
+	for i, q := range qs {
+		checks[i] = limiter.Check{Target: q.service(), Cost: q.cost, Partial: q.partial, RequestID: q.requestID}
+	}
+	answers, err := s.svc.Check(ctx, checks)
+	if err != nil {
+		return nil, serviceError(err)
+	}
+	results, undecided := make([]Result, len(answers)), 0
+	for i := range answers {
+		if answers[i].Err != nil {
+			results[i].Err = serviceError(answers[i].Err)
+			undecided++
+			continue
+		}
+		results[i].Decision = serviceDecision(&answers[i].Decision)
+	}
+	if undecided == len(results) {
+		return nil, results[0].Err // as a node does
+	}
+	return results, nil
+}
+
+func (s *service) acquire(ctx context.Context, q question, ttl time.Duration) (lease, error) {
+	d, err := s.svc.Acquire(ctx, limiter.Acquire{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
+	if err != nil {
+		return lease{}, serviceError(err)
+	}
+	return lease{Decision: serviceDecision(&d), id: d.LeaseID}, nil
+}
+
+func (s *service) renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error) {
+	left, err := s.svc.Renew(ctx, t.service(), id, ttl)
+	return left, serviceError(err)
+}
+
+func (s *service) release(ctx context.Context, t target, id string) error {
+	_, err := s.svc.Release(ctx, t.service(), id)
+	return serviceError(err)
+}
+
+func (s *service) refund(ctx context.Context, t target, units int64) (int64, error) {
+	n, err := s.svc.Refund(ctx, t.service(), units)
+	return n, serviceError(err)
+}
+
+func (s *service) reset(ctx context.Context, t target) error {
+	return serviceError(s.svc.Reset(ctx, t.service()))
+}
+
+func (s *service) ready(context.Context) error { return nil }
+
+func (s *service) close() error {
+	s.stop()
+	return nil
+}
+
+func (t *target) service() limiter.Target {
+	return limiter.Target{Policy: t.policy, Limit: t.limit, Namespace: t.namespace, Key: t.key}
+}
+
+func serviceDecision(d *limiter.Decision) Decision {
+	out := Decision{
+		Policy:       d.Policy,
+		Allowed:      d.Allowed,
+		Granted:      d.Granted,
+		Limit:        d.Limit,
+		Window:       d.Window,
+		Remaining:    d.Remaining,
+		RetryAfter:   d.RetryAfter,
+		ResetAfter:   d.ResetAfter,
+		Delay:        d.Delay,
+		Shadow:       d.Shadow,
+		Degraded:     d.Degraded,
+		FailedOpen:   d.FailedOpen,
+		FailedClosed: d.FailedClosed,
+	}
+	for _, s := range d.Limits {
+		out.Limits = append(out.Limits, LimitStatus(s))
+	}
+	return out
+}
+
+// serviceError turns a Service's error into the client's.
+func serviceError(err error) error {
+	var e *limiter.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	out := &Error{Field: e.Field, Message: e.Message}
+	switch e.Kind {
+	case limiter.Invalid:
+		out.Kind = ErrInvalid
+	case limiter.NotFound:
+		out.Kind = ErrNotFound
+	case limiter.TooLarge:
+		out.Kind = ErrTooLarge
+	default:
+		out.Kind = ErrUnavailable
+	}
+	return out
+}

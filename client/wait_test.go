@@ -1,0 +1,248 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// script is a limiter.Service whose answers are functions. Methods without one must not be called.
+type script struct {
+	limiter.Service
+	check   func(ctx context.Context, ck limiter.Check) (limiter.Decision, error)
+	acquire func(ctx context.Context, a limiter.Acquire) (limiter.Decision, error)
+	renew   func(ctx context.Context, id string, ttl time.Duration) (time.Duration, error)
+	release func(ctx context.Context, id string) (bool, error)
+	refund  func(ctx context.Context, units int64) (int64, error)
+	reset   func(ctx context.Context) error
+}
+
+func (s *script) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+	results := make([]limiter.Result, len(checks))
+	for i, ck := range checks {
+		d, err := s.check(ctx, ck)
+		if err != nil {
+			return nil, err
+		}
+		results[i].Decision = d
+	}
+	return results, nil
+}
+
+func (s *script) Acquire(ctx context.Context, a limiter.Acquire) (limiter.Decision, error) {
+	return s.acquire(ctx, a)
+}
+
+func (s *script) Renew(ctx context.Context, _ limiter.Target, id string, ttl time.Duration) (time.Duration, error) {
+	return s.renew(ctx, id, ttl)
+}
+
+func (s *script) Release(ctx context.Context, _ limiter.Target, id string) (bool, error) {
+	return s.release(ctx, id)
+}
+
+func (s *script) Refund(ctx context.Context, _ limiter.Target, units int64) (int64, error) {
+	return s.refund(ctx, units)
+}
+
+func (s *script) Reset(ctx context.Context, _ limiter.Target) error { return s.reset(ctx) }
+
+// scripted returns a Client of s with the options of Dial.
+func scripted(t *testing.T, s *script, opts ...Option) *Client {
+	t.Helper()
+	o, err := dialOptions(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(&service{svc: s, stop: func() {}}, o)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// answers returns a check function that gives each of ds in turn, and the instants at which it was asked.
+func answers(ds ...limiter.Decision) (check func(context.Context, limiter.Check) (limiter.Decision, error), asked *[]time.Duration) {
+	start := time.Now()
+	asked = new([]time.Duration)
+	return func(context.Context, limiter.Check) (limiter.Decision, error) {
+		*asked = append(*asked, time.Since(start))
+		d := ds[0]
+		if len(ds) > 1 {
+			ds = ds[1:]
+		}
+		return d, nil
+	}, asked
+}
+
+var (
+	admitted = limiter.Decision{Allowed: true, Granted: 1}
+	in10s    = limiter.Decision{RetryAfter: 10 * time.Second}
+)
+
+func TestWait(t *testing.T) {
+	for _, tt := range []struct {
+		name     string
+		answers  []limiter.Decision
+		deadline time.Duration // 0: none
+		want     error
+		asked    int           // questions
+		min, max time.Duration // how long it takes
+	}{
+		{name: "at once", answers: []limiter.Decision{admitted}, asked: 1},
+		{name: "after one refusal", answers: []limiter.Decision{in10s, admitted}, asked: 2,
+			min: 10 * time.Second, max: 10*time.Second + maxSpread},
+		{name: "after two", answers: []limiter.Decision{in10s, in10s, admitted}, asked: 3,
+			min: 20 * time.Second, max: 20*time.Second + 2*maxSpread},
+		{name: "no busy loop", answers: []limiter.Decision{{RetryAfter: 1}, {RetryAfter: 0}, admitted}, asked: 3,
+			min: 2 * minSleep, max: 2 * (minSleep + minSleep/8)},
+		{name: "never", answers: []limiter.Decision{{RetryAfter: Never}}, want: ErrNever, asked: 1},
+		{name: "within the deadline", answers: []limiter.Decision{in10s, admitted}, deadline: 10*time.Second + 1, asked: 2,
+			min: 10 * time.Second, max: 10 * time.Second},
+		{name: "beyond the deadline", answers: []limiter.Decision{in10s}, deadline: 10*time.Second - 1, want: ErrDeadline, asked: 1},
+		{name: "refused again, then beyond the deadline", answers: []limiter.Decision{in10s}, deadline: 15 * time.Second,
+			want: ErrDeadline, asked: 2, min: 10 * time.Second, max: 10*time.Second + maxSpread},
+		{name: "queue", answers: []limiter.Decision{in10s, {Allowed: true, Delay: 5 * time.Second}}, asked: 2,
+			min: 15 * time.Second, max: 15*time.Second + maxSpread},
+		{name: "the cluster fails open", answers: []limiter.Decision{{Allowed: true, FailedOpen: true}}, asked: 1},
+		{name: "the cluster fails closed for a while", answers: []limiter.Decision{{FailedClosed: true, RetryAfter: Never}, {FailedClosed: true}, admitted},
+			asked: 3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
+		{name: "the cluster fails closed until the deadline", answers: []limiter.Decision{{FailedClosed: true}}, deadline: 2*failedRetry + failedRetry/2,
+			want: ErrUnavailable, asked: 3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				check, asked := answers(tt.answers...)
+				c := scripted(t, &script{check: check})
+				ctx := t.Context()
+				if tt.deadline != 0 {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, tt.deadline)
+					defer cancel()
+				}
+				start := time.Now()
+				d, err := c.Policy("p").Wait(ctx, "a")
+				took := time.Since(start)
+				if !errors.Is(err, tt.want) {
+					t.Errorf("got %v, want %v", err, tt.want)
+				}
+				if last := tt.answers[len(tt.answers)-1]; d.Allowed != last.Allowed || d.Delay != last.Delay || d.FailedClosed != last.FailedClosed {
+					t.Errorf("the decision is %+v, want %+v", d, last)
+				}
+				if len(*asked) != tt.asked {
+					t.Errorf("asked at %v, want %d times", *asked, tt.asked)
+				}
+				if took < tt.min || took > tt.max {
+					t.Errorf("took %v, want %v to %v", took, tt.min, tt.max)
+				}
+			})
+		})
+	}
+}
+
+// A place in the queue that comes too late is given back at once.
+func TestWaitGivesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		check, _ := answers(limiter.Decision{Allowed: true, Granted: 3, Delay: 10 * time.Second})
+		var refunds []int64
+		refund := func(_ context.Context, units int64) (int64, error) {
+			refunds = append(refunds, units)
+			return units, nil
+		}
+		c := scripted(t, &script{check: check, refund: refund})
+		ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second)
+		defer cancel()
+		start := time.Now()
+		d, err := c.Policy("p").WaitN(ctx, "a", 3)
+		if !errors.Is(err, ErrDeadline) || d.Delay != 10*time.Second {
+			t.Errorf("%+v, %v", d, err)
+		}
+		if len(refunds) != 1 || refunds[0] != 3 {
+			t.Errorf("refunded %v, want 3 once", refunds)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+// Whatever Wait is doing, it ends when its context does and when the client is closed.
+func TestWaitEnds(t *testing.T) {
+	sleeping := func(context.Context, limiter.Check) (limiter.Decision, error) { return in10s, nil }
+	queued := func(context.Context, limiter.Check) (limiter.Decision, error) {
+		return limiter.Decision{Allowed: true, Granted: 1, Delay: 10 * time.Second}, nil
+	}
+	asking := func(ctx context.Context, _ limiter.Check) (limiter.Decision, error) {
+		<-ctx.Done()
+		return limiter.Decision{}, ctx.Err()
+	}
+	for name, check := range map[string]func(context.Context, limiter.Check) (limiter.Decision, error){
+		"sleeping": sleeping, "queued": queued, "asking": asking,
+	} {
+		t.Run(name+" when ctx ends", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := scripted(t, &script{check: check}, WithTimeout(time.Minute))
+				ctx, cancel := context.WithCancel(t.Context())
+				time.AfterFunc(time.Second, cancel)
+				start := time.Now()
+				if _, err := c.Policy("p").Wait(ctx, "a"); err != context.Canceled {
+					t.Errorf("got %v", err)
+				}
+				if took := time.Since(start); took != time.Second {
+					t.Errorf("took %v", took)
+				}
+			})
+		})
+	}
+	for name, check := range map[string]func(context.Context, limiter.Check) (limiter.Decision, error){
+		"sleeping": sleeping, "queued": queued,
+	} {
+		t.Run(name+" when the client is closed", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := scripted(t, &script{check: check})
+				time.AfterFunc(time.Second, func() { _ = c.Close() })
+				if _, err := c.Policy("p").Wait(t.Context(), "a"); err != ErrClosed {
+					t.Errorf("got %v", err)
+				}
+			})
+		})
+	}
+}
+
+// Many waiters share what a limit gives, and each gets through.
+func TestWaitersShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const every, waiters = 100 * time.Millisecond, 20
+		var mu sync.Mutex
+		next, asked := time.Now(), 0
+		c := scripted(t, &script{check: func(context.Context, limiter.Check) (limiter.Decision, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			asked++
+			if now := time.Now(); now.Before(next) {
+				return limiter.Decision{RetryAfter: next.Sub(now)}, nil
+			}
+			next = time.Now().Add(every)
+			return admitted, nil
+		}})
+		start := time.Now()
+		var wg sync.WaitGroup
+		for range waiters {
+			wg.Go(func() {
+				if _, err := c.Policy("p").Wait(t.Context(), "a"); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if took, least := time.Since(start), (waiters-1)*every; took < least || took > least*5/4 {
+			t.Errorf("%d waiters took %v, want %v and a little", waiters, took, least)
+		}
+		if most := waiters * (waiters + 1) / 2; asked > most {
+			t.Errorf("asked %d times, want at most %d", asked, most)
+		}
+	})
+}

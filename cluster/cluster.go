@@ -1,0 +1,449 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Cluster is this process's part in the gossip. All methods are safe for concurrent use.
+type Cluster struct {
+	cfg  Config
+	log  *slog.Logger
+	list *memberlist.Memberlist
+	self node // as it started; what changes is in roster
+
+	view     atomic.Pointer[View]
+	metadata atomic.Pointer[[]byte] // what the list tells about this node
+	fatal    chan error
+
+	// The goroutine run owns these.
+	roster   *roster
+	refusals map[string]bool // names of refused nodes that have been logged
+
+	mu    sync.Mutex
+	queue []func() // for run to do, in order
+	wake  chan struct{}
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	leave  sync.Mutex // held while the list is told that this node leaves
+	closed sync.Once
+}
+
+// Bounds on how long this process waits for the gossip to spread what it said last.
+const (
+	leaveTimeout = 2 * time.Second
+	closeTimeout = time.Second
+)
+
+var errClosed = errors.New("cluster: closed")
+
+// Start opens the gossip port and begins to look for the seeds. It does not wait for them: without seeds the node is
+// active when Start returns, with seeds it is joining, and View, Ready and Fatal tell how that goes. Errors name the
+// flag that is to blame.
+func Start(cfg Config) (*Cluster, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	ctx, cancel := context.WithCancel(context.Background())
+	c, err := start(ctx, cancel, cfg)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return c, nil
+}
+
+func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster, error) {
+	gossip := newGossipLog(cfg.Logger)
+	t, err := listen(ctx, cfg.Bind, cfg.GossipPort, gossip.standard())
+	if err != nil {
+		return nil, err
+	}
+	addr, err := advertised(ctx, cfg, t)
+	if err != nil {
+		t.Shutdown()
+		return nil, err
+	}
+	self := node{
+		identity: identity{cfg.Name, newBoot()},
+		addr:     addr,
+		metadata: metadata{
+			protocol: protocol,
+			state:    Joining,
+			settings: cfg.SettingsFingerprint,
+			policy:   cfg.PolicyHash,
+			peer:     uint16(cfg.PeerPort),
+			http:     uint16(cfg.HTTPPort),
+			grpc:     uint16(cfg.GRPCPort),
+		},
+	}
+	c := &Cluster{
+		cfg:      cfg,
+		log:      cfg.Logger,
+		self:     self,
+		fatal:    make(chan error, 1),
+		roster:   newRoster(self, len(cfg.Join) > 0),
+		refusals: map[string]bool{},
+		wake:     make(chan struct{}, 1),
+		ctx:      ctx,
+		cancel:   cancel,
+	}
+	if err := c.roster.advance(); err != nil {
+		t.Shutdown()
+		return nil, err
+	}
+	c.tell()
+	c.publish()
+	conf := c.listConfig(t, gossip)
+	if c.list, err = memberlist.Create(conf); err != nil {
+		t.Shutdown()
+		return nil, fmt.Errorf("cluster: %w", err)
+	}
+	c.wg.Go(func() { c.run(gossip) })
+	if len(cfg.Join) > 0 {
+		s := &seeker{c: c, seeds: cfg.Join, silent: map[string]bool{}}
+		c.wg.Go(func() { s.run(ctx) })
+	}
+	return c, nil
+}
+
+// advertised returns the address at which others reach this node.
+func advertised(ctx context.Context, cfg Config, t *transport) (netip.AddrPort, error) {
+	port := uint16(t.GetAutoBindPort())
+	ip, err := netip.ParseAddr(cfg.Advertise)
+	switch {
+	case err == nil:
+	case cfg.Advertise != "":
+		ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+		defer cancel()
+		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", cfg.Advertise)
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("--advertise: %w", err)
+		}
+		ip = ips[0]
+		if i := slices.IndexFunc(ips, func(ip netip.Addr) bool { return ip.Unmap().Is4() }); i >= 0 {
+			ip = ips[i]
+		}
+	default:
+		own, _, err := t.FinalAdvertiseAddr("", 0)
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("--advertise: cannot tell which address others reach this node at: %w", err)
+		}
+		ip, _ = netip.AddrFromSlice(own)
+	}
+	ip = ip.Unmap()
+	for _, seed := range cfg.Join {
+		host, _, err := splitSeed(seed)
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("--join: %w", err)
+		}
+		if a, err := netip.ParseAddr(host); err == nil {
+			if err := checkReachable(ip, seed, a.Unmap()); err != nil {
+				return netip.AddrPort{}, err
+			}
+		}
+	}
+	return netip.AddrPortFrom(ip, port), nil
+}
+
+func newBoot() uint64 {
+	var b [8]byte
+	rand.Read(b[:])                              // never fails
+	return binary.BigEndian.Uint64(b[:]) | 1<<63 // never 0, and of equal length when printed
+}
+
+// listConfig tunes the library for a local network of 3 to 100 nodes. A crash is seen when somebody's probe has found
+// it (up to two intervals with 3 nodes, at once with many), has failed (one interval) and the suspicion has not been
+// refuted (3 intervals, at 100 nodes 6; twice that when no other node confirms it): about 2 s.
+func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config {
+	conf := memberlist.DefaultLANConfig()
+	conf.Name = c.self.identity.String()
+	conf.Transport = t
+	if c.cfg.wrapTransport != nil {
+		conf.Transport = c.cfg.wrapTransport(t)
+	}
+	conf.BindAddr = c.cfg.Bind
+	conf.BindPort = int(c.self.addr.Port())
+	conf.AdvertiseAddr = c.self.addr.Addr().String()
+	conf.AdvertisePort = int(c.self.addr.Port())
+	conf.TCPTimeout = 3 * time.Second
+	conf.ProbeInterval = c.cfg.ProbeInterval
+	conf.ProbeTimeout = c.cfg.ProbeInterval / 2
+	conf.SuspicionMult = 3
+	conf.SuspicionMaxTimeoutMult = 2
+	conf.GossipInterval = c.cfg.ProbeInterval / 3
+	conf.GossipToTheDeadTime = 15 * time.Second
+	conf.PushPullInterval = 10 * time.Second
+	conf.EnableCompression = false
+	conf.Logger = gossip.standard()
+	conf.Delegate = delegate{c}
+	conf.Events = delegate{c}
+	conf.Alive = delegate{c}
+	if len(c.cfg.Keys) > 0 {
+		conf.Keyring, _ = memberlist.NewKeyring(c.cfg.Keys, c.cfg.Keys[0]) // Validate has seen the keys
+	}
+	return conf
+}
+
+// View returns the present view. It never returns nil and never blocks.
+func (c *Cluster) View() *View { return c.view.Load() }
+
+// Ready reports whether this node is active, and says in words why not, or what is wrong although it is.
+func (c *Cluster) Ready() (ready bool, detail string) {
+	v := c.View()
+	return v.Self.State == Active, v.Detail
+}
+
+// Fatal returns a channel that gets at most one error: this node cannot be part of its cluster, and the process should
+// end with that message. Until then the node stays as it is, and is never active if it was not before.
+func (c *Cluster) Fatal() <-chan error { return c.fatal }
+
+// SetPolicyHash tells the other members which policies this node has loaded, so that a difference shows.
+func (c *Cluster) SetPolicyHash(hash uint32) {
+	c.post(func() {
+		if c.roster.self.state != Leaving {
+			c.roster.self.policy = hash
+		}
+	})
+}
+
+// Leave takes this node out of the ring: here at once, and elsewhere when the others have heard of it, which Leave waits
+// for, for 2 s at most. The node remains a member, to finish what it is doing, until Close.
+func (c *Cluster) Leave(ctx context.Context) error {
+	left := make(chan struct{})
+	c.post(func() {
+		c.roster.self.state = Leaving
+		c.tell()
+		c.publish()
+		close(left)
+	})
+	select {
+	case <-left:
+	case <-c.ctx.Done():
+		return errClosed
+	}
+	told, err := c.tellLeaving()
+	if err != nil {
+		return err
+	}
+	select {
+	case err := <-told:
+		if err != nil {
+			return fmt.Errorf("cluster: leaving: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("cluster: leaving: %w", ctx.Err())
+	}
+}
+
+// tellLeaving spreads that this node leaves and returns a channel that gets the outcome. The goroutine run tells nothing
+// more about a leaving node, so nobody else calls UpdateNode.
+func (c *Cluster) tellLeaving() (<-chan error, error) {
+	c.mu.Lock() // so that stop waits for it
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		return nil, errClosed
+	}
+	told := make(chan error, 1)
+	c.wg.Go(func() {
+		c.leave.Lock()
+		defer c.leave.Unlock()
+		told <- c.list.UpdateNode(leaveTimeout)
+	})
+	return told, nil
+}
+
+// Close says goodbye to the others and stops all activity, within about 3 s. The last view stays.
+func (c *Cluster) Close() error {
+	return c.stop(func() error { return c.list.Leave(closeTimeout) })
+}
+
+// stop ends everything after having said goodbye.
+func (c *Cluster) stop(goodbye func() error) (err error) {
+	c.closed.Do(func() {
+		c.mu.Lock()
+		c.cancel()
+		c.mu.Unlock()
+		c.wg.Wait()
+		if gone := goodbye(); gone != nil {
+			c.log.Debug("cluster: nobody heard that this node leaves", "error", gone)
+		}
+		if err = c.list.Shutdown(); err != nil {
+			err = fmt.Errorf("cluster: %w", err)
+		}
+	})
+	return err
+}
+
+// post has the owner of the state do something. It never blocks.
+func (c *Cluster) post(do func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		return
+	}
+	c.queue = append(c.queue, do)
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *Cluster) take() []func() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	queue := c.queue
+	c.queue = nil
+	return queue
+}
+
+// run owns the state: it takes in what has happened, and publishes and tells what follows.
+func (c *Cluster) run(gossip *gossipLog) {
+	silence := time.NewTimer(c.cfg.SeedTimeout)
+	defer silence.Stop()
+	settle := time.NewTimer(c.cfg.Settle)
+	defer settle.Stop()
+	conflict := time.NewTimer(c.cfg.ConflictTimeout)
+	defer conflict.Stop()
+	conflict.Stop()
+	var rival identity // whose time runs
+	minute := time.NewTicker(time.Minute)
+	defer minute.Stop()
+	for {
+		select {
+		case <-c.wake:
+			before := c.view.Load()
+			for _, do := range c.take() {
+				do()
+			}
+			if !c.publish() {
+				break
+			}
+			if !slices.Equal(before.Members, c.view.Load().Members) {
+				c.roster.quiet = false
+				settle.Reset(c.cfg.Settle)
+			}
+		case <-settle.C:
+			c.roster.quiet = true
+		case <-silence.C:
+			c.roster.silence = true
+		case <-conflict.C:
+			if other, taken := c.roster.rival(); taken {
+				c.fail(inUse(other))
+			}
+		case <-minute.C:
+			gossip.forget()
+		case <-c.ctx.Done():
+			return
+		}
+		if err := c.roster.advance(); err != nil {
+			c.fail(err)
+		}
+		other, taken := c.roster.rival()
+		switch {
+		case !taken:
+			rival = identity{}
+			conflict.Stop()
+		case other.identity != rival:
+			rival = other.identity
+			conflict.Reset(c.cfg.ConflictTimeout)
+		}
+		if c.tell() {
+			c.list.UpdateNode(1) // what it waits for is the spreading
+		}
+		c.publish()
+	}
+}
+
+// tell puts the metadata where the library takes it from, and reports whether they are new.
+func (c *Cluster) tell() bool {
+	b := c.roster.self.encode()
+	if old := c.metadata.Load(); old != nil && bytes.Equal(*old, b) {
+		return false
+	}
+	c.metadata.Store(&b)
+	return true
+}
+
+// publish replaces the view when it has changed, and reports whether it has.
+func (c *Cluster) publish() bool {
+	old := c.view.Load()
+	v := c.roster.view(old)
+	if old == nil {
+		c.view.Store(v)
+		return true
+	}
+	if slices.Equal(old.Members, v.Members) && *old.Self == *v.Self && old.Alone == v.Alone && old.Detail == v.Detail {
+		return false
+	}
+	c.view.Store(v)
+	close(old.replaced)
+	if old.Self.State != v.Self.State || old.Alone != v.Alone && v.Self.State == Active {
+		c.log.Info("cluster: this node is "+v.Self.State.String(), "name", v.Self.Name, "members", len(v.Members), "detail", v.Detail)
+	}
+	return true
+}
+
+// up takes in that a node is alive or has changed.
+func (c *Cluster) up(n node) {
+	if n.identity == c.self.identity {
+		return
+	}
+	if old, known := c.roster.others[n.identity]; !known || old.state != n.state {
+		c.log.Info("cluster: member is "+n.state.String(), "member", n.name, "addr", n.addr)
+	}
+	c.roster.up(n)
+}
+
+// down takes in that a node is gone.
+func (c *Cluster) down(id identity) {
+	n, known := c.roster.others[id]
+	switch {
+	case !known:
+	case n.state == Leaving:
+		c.log.Info("cluster: member has left", "member", n.name, "addr", n.addr)
+	default:
+		c.log.Warn("cluster: member is gone", "member", n.name, "addr", n.addr)
+	}
+	c.roster.down(id)
+}
+
+// refused takes in that somebody at an address is not of our cluster.
+func (c *Cluster) refused(who string, state State, err error) {
+	if !c.refusals[who] {
+		if len(c.refusals) >= 1000 {
+			clear(c.refusals)
+		}
+		c.refusals[who] = true
+		c.log.Error("cluster: refused", "who", who, "error", err)
+	}
+	if err := c.roster.refused(state, err); err != nil {
+		c.fail(err)
+	}
+}
+
+// fail reports a fatal error, the first one only.
+func (c *Cluster) fail(err error) {
+	select {
+	case c.fatal <- err:
+		c.log.Error("cluster: fatal", "error", err)
+	default:
+	}
+}

@@ -1,0 +1,660 @@
+package cluster
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"github.com/weirlimit/weir/ring"
+)
+
+const patience = 20 * time.Second // before a test gives up waiting for a condition
+
+// TestMain checks that closed clusters leave no goroutine behind.
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		var left string
+		if !within(10*time.Second, func() bool { left = goroutines(); return left == "" }) {
+			fmt.Println("goroutines left behind:\n" + left)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// goroutines returns the stacks of those that work for a cluster.
+func goroutines() string {
+	buf := make([]byte, 1<<20)
+	var left []string
+	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		if strings.Contains(stack, "hashicorp/memberlist") || strings.Contains(stack, "cluster.(*") {
+			left = append(left, stack)
+		}
+	}
+	return strings.Join(left, "\n\n")
+}
+
+func within(d time.Duration, condition func() bool) bool {
+	deadline := time.NewTimer(d)
+	defer deadline.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !condition() {
+		select {
+		case <-deadline.C:
+			return condition()
+		case <-tick.C:
+		}
+	}
+	return true
+}
+
+// testNode is a cluster with what it has logged.
+type testNode struct {
+	*Cluster
+	log *syncBuffer
+}
+
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+// config is one for tests: on the loopback address, in a hurry.
+func config(name string, seeds ...string) Config {
+	return Config{
+		Name:                name,
+		Join:                seeds,
+		PeerPort:            1,
+		HTTPPort:            2,
+		GRPCPort:            3,
+		SettingsFingerprint: ring.SettingsFingerprint(1),
+		ProbeInterval:       150 * time.Millisecond,
+		Settle:              100 * time.Millisecond,
+		SeedTimeout:         2 * time.Second,
+		RejoinInterval:      500 * time.Millisecond,
+	}
+}
+
+func startNode(t *testing.T, cfg Config) testNode {
+	t.Helper()
+	n := testNode{log: &syncBuffer{}}
+	cfg.Logger = slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	var err error
+	if n.Cluster, err = Start(cfg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.Close()
+		if t.Failed() {
+			t.Logf("log of %s:\n%s", cfg.Name, n.log)
+		}
+	})
+	return n
+}
+
+// gossip returns the node's address for others to join.
+func (n testNode) gossip() string { return n.View().Self.GossipAddr }
+
+// crash ends a node without a goodbye.
+func (n testNode) crash() { n.stop(func() error { return nil }) }
+
+// waitFor waits until a condition holds.
+func waitFor(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	if !within(patience, condition) {
+		t.Fatalf("after %v still not: %s", patience, what)
+	}
+}
+
+// agree waits until all nodes have the same ring, of these nodes and no others.
+func agree(t *testing.T, nodes ...testNode) {
+	t.Helper()
+	var names []string
+	for _, n := range nodes {
+		names = append(names, n.View().Self.Name)
+	}
+	want := ring.Build(names)
+	waitFor(t, fmt.Sprintf("a ring of %q everywhere", names), func() bool {
+		return !slices.ContainsFunc(nodes, func(n testNode) bool {
+			return n.View().Ring.Fingerprint() != want.Fingerprint()
+		})
+	})
+}
+
+// fatal waits for a node's fatal error.
+func (n testNode) waitFatal(t *testing.T) string {
+	t.Helper()
+	select {
+	case err := <-n.Fatal():
+		return err.Error()
+	case <-time.After(patience):
+		t.Fatalf("no fatal error; the node is %v", n.View().Self.State)
+		return ""
+	}
+}
+
+func noFatal(t *testing.T, nodes ...testNode) {
+	t.Helper()
+	for _, n := range nodes {
+		select {
+		case err := <-n.Fatal():
+			t.Errorf("fatal error of %s: %v", n.View().Self.Name, err)
+		default:
+		}
+	}
+}
+
+// freePorts finds ports that are free for TCP and UDP, for nodes that must know of each other before they start.
+func freePorts(t *testing.T, n int) []int {
+	t.Helper()
+	var ports []int
+	for range n {
+		transport, err := listen(t.Context(), "127.0.0.1", 0, newGossipLog(slog.New(slog.DiscardHandler)).standard())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer transport.Shutdown()
+		ports = append(ports, transport.GetAutoBindPort())
+	}
+	return ports
+}
+
+func local(port int) string { return fmt.Sprintf("127.0.0.1:%d", port) }
+
+func TestOneNode(t *testing.T) {
+	n := startNode(t, config("a"))
+	v := n.View() // at once
+	if len(v.Members) != 1 || v.Owner(0) != v.Self || v.Alone {
+		t.Errorf("view of a node without seeds: %+v", v)
+	}
+	if ready, detail := n.Ready(); !ready || detail != "" {
+		t.Errorf("ready %v, %q", ready, detail)
+	}
+	noFatal(t, n)
+}
+
+func TestThreeNodes(t *testing.T) {
+	a := startNode(t, config("a"))
+	b := startNode(t, config("b", a.gossip()))
+	c := startNode(t, config("c", a.gossip()))
+	agree(t, a, b, c)
+	for _, n := range []testNode{a, b, c} {
+		waitFor(t, "ready", func() bool { ready, detail := n.Ready(); return ready && detail == "" })
+	}
+	v := b.View()
+	for p := range ring.Partitions {
+		if a.View().Owner(p).Name != v.Owner(p).Name {
+			t.Fatalf("partition %d has two owners", p)
+		}
+	}
+	if m := a.View().Member("b"); *m != *v.Self || m.PeerAddr != "127.0.0.1:1" || m.HTTPAddr != "127.0.0.1:2" || m.GRPCAddr != "127.0.0.1:3" {
+		t.Errorf("a knows b as %+v, b itself as %+v", m, v.Self)
+	}
+
+	b.SetPolicyHash(4711)
+	<-v.Replaced()
+	for _, n := range []testNode{a, b, c} {
+		waitFor(t, "the policies' hash is known", func() bool { return n.View().Member("b").PolicyHash == 4711 })
+	}
+	if b.View().Ring != v.Ring || b.View().Version <= v.Version {
+		t.Error("news without a change of the ring changed the ring, or not the version")
+	}
+	noFatal(t, a, b, c)
+}
+
+// Nodes that all start together, each with the addresses of all, end up in one ring, and none is ever active by itself.
+func TestStartTogether(t *testing.T) {
+	ports := freePorts(t, 5)
+	var seeds []string
+	for _, p := range ports {
+		seeds = append(seeds, local(p))
+	}
+	nodes := make([]testNode, len(ports))
+	var wg sync.WaitGroup
+	for i, p := range ports {
+		cfg := config(fmt.Sprintf("n%d", i), seeds...)
+		cfg.GossipPort = p
+		cfg.SeedTimeout = patience
+		nodes[i] = startNode(t, cfg)
+		wg.Go(func() {
+			v := nodes[i].View()
+			for v.Self.State == Joining {
+				<-v.Replaced()
+				v = nodes[i].View()
+			}
+			if v.Alone || len(v.Members) == 1 {
+				t.Errorf("%s became active alone", v.Self.Name)
+			}
+		})
+	}
+	agree(t, nodes...)
+	wg.Wait()
+	noFatal(t, nodes...)
+}
+
+func TestLeave(t *testing.T) {
+	a := startNode(t, config("a"))
+	b := startNode(t, config("b", a.gossip()))
+	c := startNode(t, config("c", a.gossip()))
+	agree(t, a, b, c)
+	if err := b.Leave(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if v := b.View(); v.Self.State != Leaving || v.Owner(0) == v.Self {
+		t.Errorf("after Leave: %v, owner of partition 0 %v", v.Self.State, v.Owner(0))
+	}
+	agree(t, a, c)
+	if ready, detail := b.Ready(); ready || detail != "leaving" {
+		t.Errorf("a leaving node is ready: %v, %q", ready, detail)
+	}
+	if m := a.View().Member("b"); m == nil || m.State != Leaving {
+		t.Errorf("a leaving node is no member any more: %+v", m)
+	}
+	if err := b.Leave(t.Context()); err != nil {
+		t.Errorf("leaving again: %v", err)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+	waitFor(t, "b is gone", func() bool { return a.View().Member("b") == nil && c.View().Member("b") == nil })
+	if err := b.Close(); err != nil {
+		t.Errorf("closing again: %v", err)
+	}
+	if err := b.Leave(t.Context()); !errors.Is(err, errClosed) {
+		t.Errorf("leaving after Close: %v", err)
+	}
+	if strings.Contains(a.log.String(), "member is gone") {
+		t.Error("a took b, which had left, for dead")
+	}
+}
+
+func TestLeaveIsBounded(t *testing.T) {
+	a := startNode(t, config("a"))
+	b := startNode(t, config("b", a.gossip()))
+	agree(t, a, b)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := b.Leave(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	waitFor(t, "b leaves all the same", func() bool { return a.View().Member("b").State == Leaving })
+}
+
+// A crash is seen in about 2 s with the default timing; the bound here allows for a busy machine.
+func TestCrash(t *testing.T) {
+	timing := func(cfg Config) Config { cfg.ProbeInterval = 0; return cfg }
+	a := startNode(t, timing(config("a")))
+	b := startNode(t, timing(config("b", a.gossip())))
+	c := startNode(t, timing(config("c", a.gossip())))
+	agree(t, a, b, c)
+	start := time.Now()
+	b.crash()
+	agree(t, a, c)
+	t.Logf("seen after %v", time.Since(start))
+	if d := time.Since(start); d > 8*time.Second {
+		t.Errorf("seen after %v only", d)
+	}
+}
+
+// A process that starts again at once, with its old name and address, takes its place long before the failure
+// detection has noticed that its predecessor is gone.
+func TestRestartInPlace(t *testing.T) {
+	slow := func(cfg Config) Config { cfg.ProbeInterval = 30 * time.Second; return cfg }
+	// The gossip's pace hangs on the same setting, so news travel by joining only; two nodes are enough for that.
+	a := startNode(t, slow(config("a")))
+	b := startNode(t, slow(config("b", a.gossip())))
+	waitFor(t, "b is active", func() bool { return b.View().Self.State == Active })
+	port := netip.MustParseAddrPort(b.gossip()).Port()
+	old := b.View().Self.Boot
+	b.crash()
+	cfg := slow(config("b", a.gossip()))
+	cfg.GossipPort = int(port)
+	again := startNode(t, cfg)
+	waitFor(t, "b is active again", func() bool { return again.View().Self.State == Active })
+	if boot := again.View().Self.Boot; boot == old {
+		t.Error("the boot is that of before")
+	}
+	if again.View().Owner(0) == nil || again.View().Member("b") != again.View().Self {
+		t.Errorf("the process that counts for b is %+v, not itself", again.View().Member("b"))
+	}
+	noFatal(t, a, again)
+}
+
+func TestRestartInPlaceSeenByOthers(t *testing.T) {
+	a := startNode(t, config("a"))
+	c := startNode(t, config("c", a.gossip()))
+	b := startNode(t, config("b", a.gossip()))
+	agree(t, a, b, c)
+	for range 3 {
+		cfg := config("b", a.gossip())
+		cfg.GossipPort = int(netip.MustParseAddrPort(b.gossip()).Port())
+		b.crash()
+		b = startNode(t, cfg)
+		boot := b.View().Self.Boot
+		for _, n := range []testNode{a, c} {
+			waitFor(t, "the new b is active everywhere", func() bool {
+				m := n.View().Member("b")
+				return m != nil && m.Boot == boot && m.State == Active
+			})
+		}
+		noFatal(t, a, b, c)
+	}
+	agree(t, a, b, c)
+}
+
+// A process that comes back at another address waits until its predecessor is found dead.
+func TestRestartElsewhere(t *testing.T) {
+	a := startNode(t, config("a"))
+	b := startNode(t, config("b", a.gossip()))
+	agree(t, a, b)
+	b.crash()
+	b = startNode(t, config("b", a.gossip()))
+	boot := b.View().Self.Boot
+	agree(t, a, b)
+	waitFor(t, "a knows the new b", func() bool { return a.View().Member("b").Boot == boot })
+	noFatal(t, a, b)
+}
+
+func TestNameInUse(t *testing.T) {
+	a := startNode(t, config("a"))
+	b := startNode(t, config("b", a.gossip()))
+	agree(t, a, b)
+	thief := startNode(t, config("b", a.gossip()))
+	want := fmt.Sprintf("name b is in use by %s; set --name", b.gossip())
+	waitFor(t, "the newcomer says what is wrong", func() bool {
+		ready, detail := thief.Ready()
+		return !ready && strings.Contains(detail, want)
+	})
+	if got := thief.waitFatal(t); got != want {
+		t.Errorf("fatal error %q, want %q", got, want)
+	}
+	if v := thief.View(); v.Self.State != Joining || v.Owner(0) == v.Self {
+		t.Errorf("the newcomer is %v", v.Self.State)
+	}
+	thief.Close()
+	waitFor(t, "a knows one b", func() bool { return a.View().Member("b").Boot == b.View().Self.Boot })
+	agree(t, a, b)
+	noFatal(t, a, b)
+}
+
+// Two that start together with one name: one of them gets it.
+func TestNameTwiceFromTheStart(t *testing.T) {
+	a := startNode(t, config("a"))
+	twins := []testNode{startNode(t, config("b", a.gossip())), startNode(t, config("b", a.gossip()))}
+	var loser, winner testNode
+	select {
+	case err := <-twins[0].Fatal():
+		t.Log(err)
+		loser, winner = twins[0], twins[1]
+	case err := <-twins[1].Fatal():
+		t.Log(err)
+		loser, winner = twins[1], twins[0]
+	case <-time.After(patience):
+		t.Fatal("both go on")
+	}
+	loser.Close()
+	agree(t, a, winner)
+	noFatal(t, winner)
+}
+
+func TestOtherSettings(t *testing.T) {
+	a := startNode(t, config("a"))
+	b := startNode(t, config("b", a.gossip()))
+	agree(t, a, b)
+	cfg := config("c", a.gossip(), b.gossip())
+	cfg.SettingsFingerprint = ring.SettingsFingerprint(2)
+	stranger := startNode(t, cfg)
+	got := stranger.waitFatal(t)
+	for _, want := range []string{"other ring settings or another hash seed", fmt.Sprintf("%016x", cfg.SettingsFingerprint)} {
+		if !strings.Contains(got, want) {
+			t.Errorf("fatal error %q, want one with %q", got, want)
+		}
+	}
+	if v := stranger.View(); v.Self.State != Joining || len(v.Members) != 1 {
+		t.Errorf("the stranger has view %+v", v)
+	}
+	waitFor(t, "a logs the refusal", func() bool { return strings.Contains(a.log.String(), "refused") })
+	waitFor(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
+	if n := strings.Count(a.log.String(), "level=ERROR"); n != 1 {
+		t.Errorf("the refusal is logged %d times", n)
+	}
+	if v := a.View(); v.Member("c") != nil {
+		t.Error("the stranger is a member")
+	}
+	agree(t, a, b)
+	noFatal(t, a, b)
+}
+
+func TestKeys(t *testing.T) {
+	key := func(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
+	with := func(cfg Config, keys ...[]byte) Config { cfg.Keys = keys; return cfg }
+	a := startNode(t, with(config("a"), key(1), key(2)))
+	b := startNode(t, with(config("b", a.gossip()), key(2), key(1))) // a key is being changed
+	agree(t, a, b)
+	wrong := startNode(t, with(config("c", a.gossip()), key(3)))
+	none := startNode(t, config("d", a.gossip()))
+	for _, n := range []testNode{wrong, none} {
+		if got := n.waitFatal(t); !strings.Contains(got, "--gossip-key-file") || !strings.Contains(got, a.gossip()) {
+			t.Errorf("fatal error %q", got)
+		}
+		if v := n.View(); v.Self.State != Joining {
+			t.Errorf("%s is %v", v.Self.Name, v.Self.State)
+		}
+	}
+	if n := len(a.View().Members); n != 2 {
+		t.Errorf("a has %d members", n)
+	}
+	noFatal(t, a, b)
+
+	plain := startNode(t, config("e"))
+	keyed := startNode(t, with(config("f", plain.gossip()), key(1)))
+	if got := keyed.waitFatal(t); !strings.Contains(got, "--gossip-key-file") {
+		t.Errorf("a node with a key among those without: %q", got)
+	}
+	noFatal(t, plain)
+}
+
+// cable is a network that can be cut between the nodes of its two sides.
+type cable struct {
+	mu    sync.Mutex
+	other map[string]bool // addresses of one side; nil while nothing is cut
+}
+
+func (c *cable) cut(addrs ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.other = map[string]bool{}
+	for _, a := range addrs {
+		c.other[a] = true
+	}
+}
+
+func (c *cable) carries(from, to string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.other[from] == c.other[to]
+}
+
+// wire is a node's end of the cable.
+type wire struct {
+	memberlist.NodeAwareTransport
+	cable *cable
+	self  string
+}
+
+func (c *cable) wrap(t memberlist.NodeAwareTransport) memberlist.NodeAwareTransport {
+	return wire{t, c, local(t.(*transport).GetAutoBindPort())}
+}
+
+func (w wire) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
+	if !w.cable.carries(w.self, a.Addr) {
+		return time.Time{}, nil // lost
+	}
+	return w.NodeAwareTransport.WriteToAddress(b, a)
+}
+
+func (w wire) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	if !w.cable.carries(w.self, a.Addr) {
+		return nil, errors.New("cut")
+	}
+	return w.NodeAwareTransport.DialAddressTimeout(a, timeout)
+}
+
+func TestSplitHeals(t *testing.T) {
+	var cable cable
+	ports := freePorts(t, 4)
+	var seeds []string
+	for _, p := range ports {
+		seeds = append(seeds, local(p))
+	}
+	var nodes []testNode
+	for i, p := range ports {
+		cfg := config(fmt.Sprintf("n%d", i), seeds...)
+		cfg.GossipPort = p
+		cfg.wrapTransport = cable.wrap
+		nodes = append(nodes, startNode(t, cfg))
+	}
+	agree(t, nodes...)
+	cable.cut(seeds[2], seeds[3])
+	agree(t, nodes[0], nodes[1])
+	agree(t, nodes[2], nodes[3])
+	cable.cut()
+	agree(t, nodes...)
+	cable.cut(seeds[1])
+	agree(t, nodes[0], nodes[2], nodes[3])
+	agree(t, nodes[1])
+	waitFor(t, "n1 says that it is alone", func() bool {
+		ready, detail := nodes[1].Ready()
+		return ready && nodes[1].View().Alone && strings.Contains(detail, "alone")
+	})
+	cable.cut()
+	agree(t, nodes...)
+	noFatal(t, nodes...)
+}
+
+func TestSeedIsSelf(t *testing.T) {
+	cfg := config("a")
+	cfg.GossipPort = freePorts(t, 1)[0]
+	cfg.Join = []string{local(cfg.GossipPort), fmt.Sprintf("localhost:%d", cfg.GossipPort)}
+	n := startNode(t, cfg)
+	if ready, detail := n.Ready(); ready || !strings.Contains(detail, "no seed has answered") {
+		t.Errorf("at once: ready %v, %q", ready, detail)
+	}
+	agree(t, n)
+	if ready, detail := n.Ready(); !ready || !strings.Contains(detail, "alone") {
+		t.Errorf("after the time-out: ready %v, %q", ready, detail)
+	}
+	noFatal(t, n)
+}
+
+// A node whose seeds are silent goes on alone, and joins them when they come.
+func TestSilentSeeds(t *testing.T) {
+	port := freePorts(t, 1)[0]
+	cfg := config("b", local(port), "no-such-host.invalid:7946")
+	b := startNode(t, cfg)
+	agree(t, b)
+	if ready, detail := b.Ready(); !ready || !strings.Contains(detail, "alone") {
+		t.Errorf("ready %v, %q", ready, detail)
+	}
+	cfg = config("a")
+	cfg.GossipPort = port
+	a := startNode(t, cfg)
+	agree(t, a, b)
+	waitFor(t, "all is well", func() bool { ready, detail := b.Ready(); return ready && detail == "" })
+	waitFor(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed answers") })
+	if n := strings.Count(b.log.String(), "does not resolve"); n != 1 {
+		t.Errorf("the name that does not resolve is logged %d times", n)
+	}
+	noFatal(t, a, b)
+}
+
+// Two processes whose metadata differ only by garbage must not take each other down.
+func TestForeignGossip(t *testing.T) {
+	a := startNode(t, config("a"))
+	conf := memberlist.DefaultLocalConfig()
+	conf.Name = "consul"
+	conf.BindAddr, conf.BindPort = "127.0.0.1", 0
+	conf.Logger = newGossipLog(slog.New(slog.DiscardHandler)).standard()
+	foreign, err := memberlist.Create(conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer foreign.Shutdown()
+	if _, err := foreign.Join([]string{a.gossip()}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the refusal is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
+	if n := len(a.View().Members); n != 1 {
+		t.Errorf("%d members", n)
+	}
+	noFatal(t, a)
+}
+
+func TestStartErrors(t *testing.T) {
+	a := startNode(t, config("a"))
+	port := int(netip.MustParseAddrPort(a.gossip()).Port())
+	for _, test := range []struct {
+		name   string
+		change func(*Config)
+		want   []string
+	}{
+		{"port in use", func(c *Config) { c.GossipPort = port }, []string{"--gossip-port", a.gossip(), "in use"}},
+		{"not our address", func(c *Config) { c.Bind = "192.0.2.1" }, []string{"--gossip-port", "192.0.2.1"}},
+		{"advertise what does not resolve", func(c *Config) { c.Advertise = "no-such-host.invalid" }, []string{"--advertise", "no-such-host.invalid"}},
+		{"seed elsewhere, bound to loopback", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} }, []string{"--join", "192.0.2.1:7946", "--bind"}},
+		{"invalid", func(c *Config) { c.Name = "" }, []string{"--name"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			cfg := config("b")
+			test.change(&cfg)
+			c, err := Start(cfg)
+			if err == nil {
+				c.Close()
+				t.Fatal("no error")
+			}
+			for _, want := range test.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q, want one with %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestAdvertise(t *testing.T) {
+	cfg := config("a")
+	cfg.Bind = "0.0.0.0"
+	cfg.Advertise = "localhost"
+	a := startNode(t, cfg)
+	if host := a.View().Self.Host; host != "127.0.0.1" && host != "::1" {
+		t.Errorf("advertised %s", host)
+	}
+	b := startNode(t, config("b", a.gossip()))
+	agree(t, a, b)
+}

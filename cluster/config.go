@@ -1,0 +1,195 @@
+package cluster
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Config says who a node is and how it finds the others. The zero value of everything but Name and
+// SettingsFingerprint is usable: a cluster of one on the loopback address.
+type Config struct {
+	// Name is the ring name, stable over restarts and unique in the cluster: 1 to 63 of a-z A-Z 0-9 . _ -
+	Name string
+	// Bind is the IP address to listen on for gossip, TCP and UDP. Empty: 127.0.0.1.
+	Bind string
+	// GossipPort is the port for both. 0 picks a free one, which View().Self.GossipAddr then tells.
+	GossipPort int
+	// Advertise is the IP address or host name at which others reach all ports of this node; a name is resolved once, by
+	// Start. Empty: Bind, or when that is 0.0.0.0 a private address of this host.
+	Advertise string
+	// PeerPort, HTTPPort and GRPCPort are the ports that the node listens on, told to the others. 0: none.
+	PeerPort, HTTPPort, GRPCPort int
+	// Join lists seeds as HOST:PORT, members to begin with. Names are resolved afresh for each attempt, and all their
+	// addresses count. The node itself may be among them; it is no answer. Empty: the node does not look for others.
+	Join []string
+	// SettingsFingerprint is ring.SettingsFingerprint of the cluster's hash seed.
+	SettingsFingerprint uint64
+	// Keys encrypts the gossip: AES keys of 16, 24 or 32 bytes, all good for reading, the first for writing. Empty: plain.
+	Keys [][]byte
+	// PolicyHash is shown to the others; see SetPolicyHash.
+	PolicyHash uint32
+	// Logger gets what an operator wants to know. Nil: slog.Default().
+	Logger *slog.Logger
+
+	// ProbeInterval paces the failure detection: a crash is seen after about 6 of it with 3 members and 8 with 100.
+	// 0: 300 ms. Shorter ones take a pause of the process (or a busy machine) for a crash.
+	ProbeInterval time.Duration
+	// Settle is how long the membership must be quiet before a joining node becomes active. 0: 500 ms.
+	Settle time.Duration
+	// SeedTimeout is how long a joining node waits for a first answer before it goes on alone. 0: 15 s.
+	SeedTimeout time.Duration
+	// RejoinInterval is the mean time between attempts to reach seeds that are not members. 0: 5 s; a tenth while joining.
+	RejoinInterval time.Duration
+	// ConflictTimeout is how long another process may go on using this node's name before that is fatal: longer than the
+	// failure detection takes. 0: 20 times ProbeInterval.
+	ConflictTimeout time.Duration
+
+	// wrapTransport lets tests cut the network.
+	wrapTransport func(memberlist.NodeAwareTransport) memberlist.NodeAwareTransport
+}
+
+// withDefaults returns c with every zero replaced by its default.
+func (c Config) withDefaults() Config {
+	setDefault := func(d *time.Duration, value time.Duration) {
+		if *d == 0 {
+			*d = value
+		}
+	}
+	if c.Bind == "" {
+		c.Bind = "127.0.0.1"
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	setDefault(&c.ProbeInterval, 300*time.Millisecond)
+	setDefault(&c.Settle, 500*time.Millisecond)
+	setDefault(&c.SeedTimeout, 15*time.Second)
+	setDefault(&c.RejoinInterval, 5*time.Second)
+	setDefault(&c.ConflictTimeout, 20*c.ProbeInterval)
+	return c
+}
+
+// Validate reports the first thing that is wrong, named as the command line names it. Start calls it.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	if err := checkName(c.Name); err != nil {
+		return fmt.Errorf("--name: %w", err)
+	}
+	bind, err := netip.ParseAddr(c.Bind)
+	if err != nil || bind.Zone() != "" {
+		return fmt.Errorf("--bind: %q is not an IP address", c.Bind)
+	}
+	if strings.ContainsAny(c.Advertise, "/ []") || strings.Count(c.Advertise, ":") == 1 {
+		return fmt.Errorf("--advertise: %q is not an IP address or host name (it takes no port: others use the ports this node listens on)", c.Advertise)
+	}
+	if bind == netip.IPv6Unspecified() && c.Advertise == "" {
+		return errors.New("--advertise: needed with --bind ::, to say which address others reach this node at")
+	}
+	if a, err := netip.ParseAddr(c.Advertise); err == nil && a.IsUnspecified() {
+		return fmt.Errorf("--advertise: others cannot reach %s; give an address of this host", c.Advertise)
+	}
+	for _, p := range []struct {
+		flag string
+		port int
+	}{{"--gossip-port", c.GossipPort}, {"--peer-port", c.PeerPort}, {"--http-port", c.HTTPPort}, {"--grpc-port", c.GRPCPort}} {
+		if p.port < 0 || p.port > 65535 {
+			return fmt.Errorf("%s: %d is not a port, 0 to 65535", p.flag, p.port)
+		}
+	}
+	for _, s := range c.Join {
+		if _, _, err := splitSeed(s); err != nil {
+			return fmt.Errorf("--join: %w", err)
+		}
+	}
+	for i, k := range c.Keys {
+		if err := checkKey(k); err != nil {
+			return fmt.Errorf("--gossip-key-file: key %d: %w", i+1, err)
+		}
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{{"ProbeInterval", c.ProbeInterval}, {"Settle", c.Settle}, {"SeedTimeout", c.SeedTimeout},
+		{"RejoinInterval", c.RejoinInterval}, {"ConflictTimeout", c.ConflictTimeout}} {
+		if d.value < time.Millisecond {
+			return fmt.Errorf("cluster: %s %v is too short", d.name, d.value)
+		}
+	}
+	return nil
+}
+
+// checkName says whether a ring name is acceptable.
+func checkName(name string) error {
+	if name == "" || len(name) > 63 {
+		return fmt.Errorf("%q must have 1 to 63 characters", name)
+	}
+	for _, c := range []byte(name) {
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '.' || c == '_' || c == '-') {
+			return fmt.Errorf("%q must consist of a-z A-Z 0-9 . _ -", name)
+		}
+	}
+	return nil
+}
+
+// splitSeed takes a seed apart.
+func splitSeed(seed string) (host string, port uint16, err error) {
+	host, digits, err := net.SplitHostPort(seed)
+	if err != nil {
+		return "", 0, fmt.Errorf("%q is not HOST:PORT", seed)
+	}
+	if host == "" || strings.ContainsAny(host, "/ ") {
+		return "", 0, fmt.Errorf("%q names no host", seed)
+	}
+	n, err := strconv.ParseUint(digits, 10, 16)
+	if err != nil || n == 0 {
+		return "", 0, fmt.Errorf("%q: %q is not a port, 1 to 65535", seed, digits)
+	}
+	return host, uint16(n), nil
+}
+
+func checkKey(key []byte) error {
+	switch len(key) {
+	case 16, 24, 32:
+		return nil
+	}
+	return fmt.Errorf("has %d bytes; it must have 16, 24 or 32", len(key))
+}
+
+// LoadKeyFile reads gossip keys: one a line, in base64, of 16, 24 or 32 bytes; the first is used for writing. Empty
+// lines and lines that begin with # are skipped. A new key is put in use without a gap by adding it to all nodes'
+// files as a later line, then making it the first, then dropping the old one.
+func LoadKeyFile(path string) ([][]byte, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("--gossip-key-file: %w", err)
+	}
+	var keys [][]byte
+	for i, line := range strings.Split(string(text), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		key, err := base64.StdEncoding.DecodeString(line)
+		if err != nil {
+			return nil, fmt.Errorf("--gossip-key-file: %s:%d: not base64; make a key with: openssl rand -base64 32", path, i+1)
+		}
+		if err := checkKey(key); err != nil {
+			return nil, fmt.Errorf("--gossip-key-file: %s:%d: the key %w", path, i+1, err)
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("--gossip-key-file: %s holds no key; make one with: openssl rand -base64 32", path)
+	}
+	return keys, nil
+}

@@ -1,0 +1,36 @@
+// Package cluster knows who else is there: membership by gossip (hashicorp/memberlist), and from it the ring.
+//
+// A Cluster publishes immutable Views. One goroutine owns the state and makes the views; the gossip library's callbacks
+// only append to its queue, and nobody calls the library from within them.
+//
+// What is not promised: views of different nodes agree only once the news has spread (a few hundred milliseconds) and
+// faults are over; a member that is slow or cut off is taken for dead, here or elsewhere, while it lives; and both sides
+// of a split go on with rings of their own. A View therefore says who should own a partition, never who may decide for
+// it: that is package ownership.
+//
+// # Names and boots
+//
+// A member's ring name is stable (the pod's name); its gossip name is that and the boot, a random number that each
+// process start draws anew, so that a process that comes back is another member to the gossip, and the same one to
+// the ring. Of two processes with one name, one counts:
+//
+//   - At one address only one can live, so the later generation counts at once, and its predecessor no longer does. A
+//     process learns its generation (its predecessors' plus one) when it joins.
+//   - At different addresses, an active or leaving one counts before one that is joining, then the later generation,
+//     then the higher boot. The process that does not count never becomes active, and when the other is still there
+//     after Config.ConflictTimeout it reports a fatal error.
+//
+// # Start
+//
+// A node without seeds is active at once. One with seeds is joining until it has heard of another member, has tried
+// its seeds once, and the membership has been quiet for Config.Settle. When all seeds stay silent for
+// Config.SeedTimeout it goes on alone, says so in Ready, and keeps trying. The library never heals a split, so a node
+// with seeds tries, for ever, those that are not among its live members.
+//
+// # Refusal
+//
+// Nodes with other ring settings, another hash seed, another protocol or another gossip key do not become members of
+// each other's clusters; both log it, once for each name. The newcomer gives up: a node that is still joining and finds
+// itself refused, rather than unanswered, reports a fatal error, because going on alone it would admit everything a
+// second time.
+package cluster

@@ -1,0 +1,82 @@
+package cluster
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func TestMetadata(t *testing.T) {
+	m := metadata{protocol: protocol, state: Leaving, generation: 0x01020304, settings: 0x1122334455667788,
+		policy: 0xaabbccdd, peer: 7947, http: 8080, grpc: 65535}
+	b := m.encode()
+	if len(b) > 64 {
+		t.Errorf("metadata take %d bytes, more than 64", len(b))
+	}
+	got, err := decodeMetadata(b)
+	if err != nil || got != m {
+		t.Errorf("decoded %+v, %v, want %+v", got, err, m)
+	}
+	if got, err := decodeMetadata(append(b, 1, 2, 3)); err != nil || got != m {
+		t.Errorf("with fields of a later build: %+v, %v", got, err)
+	}
+	for n := range len(b) {
+		if _, err := decodeMetadata(b[:n]); err == nil {
+			t.Errorf("%d bytes are accepted", n)
+		}
+	}
+	later := bytes.Clone(b)
+	later[2]++
+	if got, err := decodeMetadata(later); err != nil || got != (metadata{protocol: protocol + 1, state: Leaving}) {
+		t.Errorf("of another protocol: %+v, %v, want the header", got, err)
+	}
+	for i, bad := range map[int]byte{0: 'X', 3: 0} {
+		b := bytes.Clone(b)
+		b[i] = bad
+		if _, err := decodeMetadata(b); err == nil {
+			t.Errorf("accepted with byte %d = %d", i, bad)
+		}
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	id := identity{"weir-0.weir_x", 0xfedcba9876543210}
+	got, err := parseIdentity(id.String())
+	if err != nil || got != id {
+		t.Errorf("parsed %+v, %v, want %+v", got, err, id)
+	}
+	for _, bad := range []string{"", "/", "a", "a/", "a/1", "/0000000000000001", "a b/0000000000000001", "a/000000000000000g",
+		"a/+000000000000001", "a/b/0000000000000001", "a/00000000000000011", strings.Repeat("a", 64) + "/0000000000000001"} {
+		if id, err := parseIdentity(bad); err == nil {
+			t.Errorf("%q is accepted as %+v", bad, id)
+		}
+	}
+}
+
+func FuzzDecodeMetadata(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte("WE\x01\x02"))
+	f.Add([]byte("WE\x02\x02"))
+	f.Add(metadata{protocol: protocol, state: Active, generation: 1, settings: 2, policy: 3, peer: 4, http: 5, grpc: 6}.encode())
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, err := decodeMetadata(b)
+		if err != nil || m.protocol != protocol {
+			return
+		}
+		if got := m.encode(); !bytes.Equal(got, b[:len(got)]) {
+			t.Errorf("%x decodes to %+v, which encodes to %x", b, m, got)
+		}
+	})
+}
+
+func FuzzParseIdentity(f *testing.F) {
+	f.Add("a/0000000000000001")
+	f.Add("weir-0/fedcba9876543210")
+	f.Add("/")
+	f.Fuzz(func(t *testing.T, s string) {
+		id, err := parseIdentity(s)
+		if err == nil && !strings.EqualFold(id.String(), s) {
+			t.Errorf("%q parses to %+v", s, id)
+		}
+	})
+}

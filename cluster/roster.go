@@ -1,0 +1,182 @@
+package cluster
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+)
+
+// node is one live process of the cluster.
+type node struct {
+	identity
+	addr netip.AddrPort // of its gossip
+	metadata
+}
+
+// roster is the bookkeeping of who is there and of what this node may do: a plain state without goroutine, clock or
+// network. What it says depends on what has happened to each node, not on how that was interleaved.
+type roster struct {
+	self    node
+	others  map[identity]node
+	seeded  bool // there are seeds to find others by
+	heard   bool // another member has been seen
+	tried   bool // all seeds have been tried once
+	quiet   bool // nothing has changed for a while
+	silence bool // the seeds have had their time to answer
+	refusal error
+}
+
+func newRoster(self node, seeded bool) *roster {
+	return &roster{self: self, seeded: seeded, others: map[identity]node{}}
+}
+
+// up notes that a process is alive or has changed its metadata.
+func (r *roster) up(n node) {
+	if n.identity == r.self.identity {
+		return
+	}
+	r.others[n.identity] = n
+	r.heard = true
+	if n.name != r.self.name || n.generation < r.self.generation || r.self.state == Leaving {
+		return
+	}
+	// One with our address is a predecessor that is known to be gone. One elsewhere that is established precedes us as
+	// long as we have not claimed anything. Two that are both joining must not outbid each other.
+	if n.addr == r.self.addr || r.self.state == Joining && n.state.established() {
+		r.self.generation = n.generation + 1
+	}
+}
+
+// down notes that a process has left or is taken for dead.
+func (r *roster) down(id identity) { delete(r.others, id) }
+
+// refused notes that a node of the cluster we want to join, or something at a seed's address, does not want us or is
+// not wanted. It returns the fatal error that follows from it, if any.
+func (r *roster) refused(by State, err error) error {
+	if r.self.state != Joining || len(r.others) > 0 {
+		return nil
+	}
+	r.refusal = err
+	if by.established() {
+		return err
+	}
+	return nil
+}
+
+// advance makes this node active when it may be, and returns the fatal error when it never will be.
+func (r *roster) advance() error {
+	if r.self.state != Joining {
+		return nil
+	}
+	if r.seeded && !r.heard && r.silence && r.refusal != nil {
+		return r.refusal
+	}
+	joined := !r.seeded || r.heard && r.tried && r.quiet || !r.heard && r.silence
+	if _, taken := r.rival(); joined && !taken {
+		r.self.state = Active
+	}
+	return nil
+}
+
+// rival returns the process that counts for our name, when it is not this one.
+func (r *roster) rival() (node, bool) {
+	n := r.counting()[r.self.name]
+	return n, n.identity != r.self.identity
+}
+
+// counting returns, for each name, the process that counts.
+func (r *roster) counting() map[string]node {
+	// At one address only one process of a name can live: the latest generation.
+	type place struct {
+		name string
+		addr netip.AddrPort
+	}
+	latest := map[place]node{{r.self.name, r.self.addr}: r.self}
+	for _, n := range r.others {
+		at := place{n.name, n.addr}
+		if n.name == r.self.name && n.addr == r.self.addr {
+			continue
+		}
+		if other, taken := latest[at]; !taken || later(n, other) {
+			latest[at] = n
+		}
+	}
+	count := map[string]node{}
+	for _, n := range latest {
+		if other, taken := count[n.name]; !taken || precedes(n, other) {
+			count[n.name] = n
+		}
+	}
+	return count
+}
+
+// later says which of two processes of one name and address is the successor.
+func later(a, b node) bool {
+	return cmp.Or(
+		cmp.Compare(a.generation, b.generation),
+		compareEstablished(a, b), // a successor that does not know yet of its predecessor
+		cmp.Compare(a.boot, b.boot),
+	) > 0
+}
+
+// precedes says which of two processes of one name at different addresses counts.
+func precedes(a, b node) bool {
+	return cmp.Or(
+		compareEstablished(a, b),
+		cmp.Compare(a.generation, b.generation),
+		cmp.Compare(a.boot, b.boot),
+	) > 0
+}
+
+func compareEstablished(a, b node) int {
+	switch {
+	case a.state.established() == b.state.established():
+		return 0
+	case a.state.established():
+		return 1
+	}
+	return -1
+}
+
+// view makes the View of the present state. It takes over prev's ring when the active members are the same.
+func (r *roster) view(prev *View) *View {
+	count := r.counting()
+	members := make([]Member, 0, len(count))
+	for _, n := range count {
+		members = append(members, n.member())
+	}
+	var v *View
+	if prev == nil {
+		v = newView(nil, r.self.member(), members)
+	} else {
+		v = newView(prev.Ring, r.self.member(), members)
+		v.Version = prev.Version + 1
+	}
+	v.Alone = r.seeded && len(r.others) == 0
+	v.Detail = r.detail(v.Alone)
+	return v
+}
+
+func (r *roster) detail(alone bool) string {
+	rival, taken := r.rival()
+	switch {
+	case taken:
+		return fmt.Sprintf("%s: %v", r.self.state, inUse(rival))
+	case r.self.state == Leaving:
+		return "leaving"
+	case r.self.state == Joining && r.refusal != nil && !r.heard:
+		return fmt.Sprintf("joining: %v", r.refusal)
+	case r.self.state == Joining && !r.heard:
+		return "joining: no seed has answered yet"
+	case r.self.state == Joining:
+		return "joining: waiting for the membership to settle"
+	case alone:
+		return "alone: no other member is there and no seed answers; still trying"
+	}
+	return ""
+}
+
+// inUse is the error of a process whose name another one has.
+func inUse(by node) error {
+	return fmt.Errorf("name %s is in use by %s; set --name", by.name, by.addr)
+}

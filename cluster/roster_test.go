@@ -1,0 +1,242 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// process makes a node named name on host 10.0.0.host.
+func process(name string, boot uint64, host byte, state State, generation uint32) node {
+	return node{
+		identity: identity{name, boot},
+		addr:     netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, host}), 7946),
+		metadata: metadata{protocol: protocol, state: state, generation: generation, peer: 7947, http: 8080},
+	}
+}
+
+// summary is a view in one line: name.boot, with * when in the ring, and what self is.
+func summary(v *View) string {
+	var b strings.Builder
+	for _, m := range v.Members {
+		fmt.Fprintf(&b, "%s.%d", m.Name, m.Boot)
+		if slices.Contains(v.Ring.Members(), m.Name) {
+			b.WriteByte('*')
+		}
+		b.WriteByte(' ')
+	}
+	return b.String() + v.Self.State.String()
+}
+
+func TestRosterWithoutSeeds(t *testing.T) {
+	r := newRoster(process("a", 1, 1, Joining, 0), false)
+	if err := r.advance(); err != nil {
+		t.Fatal(err)
+	}
+	v := r.view(nil)
+	if got := summary(v); got != "a.1* active" || v.Alone || v.Detail != "" {
+		t.Errorf("a node without seeds: %s, alone %v, %q", got, v.Alone, v.Detail)
+	}
+}
+
+// What becomes of a node that is joining, step by step.
+func TestRosterSteps(t *testing.T) {
+	self := process("a", 10, 1, Joining, 0)
+	up := func(n node) func(*roster) { return func(r *roster) { r.up(n) } }
+	down := func(n node) func(*roster) { return func(r *roster) { r.down(n.identity) } }
+	tried := func(r *roster) { r.tried = true }
+	quiet := func(r *roster) { r.quiet = true }
+	silence := func(r *roster) { r.silence = true }
+	refusal := errors.New("refused")
+	refusedBy := func(s State) func(*roster) {
+		return func(r *roster) {
+			if err := r.refused(s, refusal); err != nil {
+				r.refusal = errors.Join(err, errors.New("at once"))
+				r.silence = true
+			}
+		}
+	}
+	b := process("b", 20, 2, Active, 0)
+	for _, test := range []struct {
+		name   string
+		steps  []func(*roster)
+		want   string
+		detail string
+		fatal  string
+	}{
+		{name: "nobody yet", steps: nil, want: "a.10 joining", detail: "joining: no seed has answered yet"},
+		{name: "seeds silent", steps: []func(*roster){tried, quiet}, want: "a.10 joining", detail: "joining: no seed has answered yet"},
+		{name: "seeds silent for long", steps: []func(*roster){tried, quiet, silence}, want: "a.10* active", detail: "alone"},
+		{name: "heard", steps: []func(*roster){up(b)}, want: "a.10 b.20* joining", detail: "waiting for the membership to settle"},
+		{name: "heard, tried", steps: []func(*roster){up(b), tried}, want: "a.10 b.20* joining", detail: "settle"},
+		{name: "heard, quiet, not all tried", steps: []func(*roster){up(b), quiet}, want: "a.10 b.20* joining", detail: "settle"},
+		{name: "settled", steps: []func(*roster){up(b), tried, quiet}, want: "a.10* b.20* active"},
+		{name: "settled with others that join", steps: []func(*roster){up(process("b", 20, 2, Joining, 0)), tried, quiet}, want: "a.10* b.20 active"},
+		{name: "heard long ago", steps: []func(*roster){up(b), down(b), tried, quiet}, want: "a.10* active", detail: "alone"},
+		{name: "silence after an answer", steps: []func(*roster){up(b), silence}, want: "a.10 b.20* joining", detail: "settle"},
+		{
+			name:  "predecessor elsewhere",
+			steps: []func(*roster){up(process("a", 9, 3, Active, 0)), tried, quiet},
+			want:  "a.9* joining", detail: "name a is in use by 10.0.0.3:7946; set --name",
+		},
+		{
+			name:  "predecessor elsewhere, leaving",
+			steps: []func(*roster){up(process("a", 9, 3, Leaving, 0)), tried, quiet},
+			want:  "a.9 joining", detail: "in use",
+		},
+		{
+			name:  "predecessor elsewhere, gone",
+			steps: []func(*roster){up(process("a", 9, 3, Active, 0)), up(b), tried, quiet, down(process("a", 9, 3, Active, 0))},
+			want:  "a.10* b.20* active",
+		},
+		{
+			name:  "predecessor here",
+			steps: []func(*roster){up(process("a", 99, 1, Active, 7)), up(b), tried, quiet},
+			want:  "a.10* b.20* active",
+		},
+		{
+			name:  "another that joins with a lower boot",
+			steps: []func(*roster){up(process("a", 9, 3, Joining, 0)), tried, quiet},
+			want:  "a.10* active",
+		},
+		{
+			name:  "another that joins with a higher boot",
+			steps: []func(*roster){up(process("a", 11, 3, Joining, 0)), tried, quiet},
+			want:  "a.11 joining", detail: "in use",
+		},
+		{name: "refused by one that joins", steps: []func(*roster){refusedBy(Joining)}, want: "a.10 joining", detail: "joining: refused"},
+		{name: "refused by one that joins, nobody else", steps: []func(*roster){refusedBy(Joining), tried, quiet, silence}, fatal: "refused"},
+		{name: "refused by one that joins, welcome to another", steps: []func(*roster){refusedBy(Joining), up(b), tried, quiet, silence}, want: "a.10* b.20* active"},
+		{name: "refused by an active one", steps: []func(*roster){refusedBy(Active)}, fatal: "at once"},
+		{name: "a stranger comes later", steps: []func(*roster){up(b), tried, quiet, refusedBy(Active), silence}, want: "a.10* b.20* active"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r := newRoster(self, true)
+			var err error
+			for _, step := range test.steps {
+				step(r)
+				if err = r.advance(); err != nil {
+					break
+				}
+			}
+			if test.fatal != "" {
+				if err == nil || !strings.Contains(err.Error(), test.fatal) {
+					t.Fatalf("fatal error %v, want one with %q", err, test.fatal)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			v := r.view(nil)
+			if got := summary(v); got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
+			}
+			if !strings.Contains(v.Detail, test.detail) || test.detail == "" && v.Detail != "" {
+				t.Errorf("detail %q, want %q", v.Detail, test.detail)
+			}
+		})
+	}
+}
+
+// A process that has started again where it was counts before its predecessor, for itself and for those that look on.
+func TestRosterRestartInPlace(t *testing.T) {
+	old := process("b", 50, 2, Active, 3)
+	fresh := newRoster(process("b", 40, 2, Joining, 0), true)
+	watcher := newRoster(process("a", 1, 1, Active, 0), true)
+	watcher.up(old)
+
+	watcher.up(fresh.self) // its first message: it has not heard of its predecessor
+	if got := summary(watcher.view(nil)); got != "a.1* b.50* active" {
+		t.Errorf("before the newcomer knows of its predecessor: %s", got)
+	}
+	fresh.up(watcher.self)
+	fresh.up(old)
+	if fresh.self.generation != 4 {
+		t.Fatalf("generation %d, want 4", fresh.self.generation)
+	}
+	watcher.up(fresh.self)
+	if got := summary(watcher.view(nil)); got != "a.1* b.40 active" {
+		t.Errorf("when it knows: %s", got)
+	}
+	fresh.tried, fresh.quiet = true, true
+	if err := fresh.advance(); err != nil || fresh.self.state != Active {
+		t.Fatalf("the newcomer is %v, %v", fresh.self.state, err)
+	}
+	watcher.up(fresh.self)
+	watcher.up(old) // late news
+	if got := summary(watcher.view(nil)); got != "a.1* b.40* active" {
+		t.Errorf("when it is active: %s", got)
+	}
+	watcher.down(old.identity)
+	if got := summary(watcher.view(nil)); got != "a.1* b.40* active" {
+		t.Errorf("when the predecessor is dead to the gossip too: %s", got)
+	}
+}
+
+// Two active processes of one name, as after a split: all agree on which one counts, and the other one knows.
+func TestRosterTwoActiveOfOneName(t *testing.T) {
+	x, y := process("b", 50, 2, Active, 0), process("b", 51, 3, Active, 0)
+	for _, self := range []node{x, y, process("a", 1, 1, Active, 0)} {
+		r := newRoster(self, true)
+		r.up(x)
+		r.up(y)
+		v := r.view(nil)
+		if m := v.Member("b"); m.Boot != 51 {
+			t.Errorf("%v takes boot %d for b", self, m.Boot)
+		}
+		if _, taken := r.rival(); taken != (self.boot == 50) {
+			t.Errorf("%v: taken %v", self, taken)
+		}
+		if counts := v.Self == v.Member(self.name); counts != (self.boot != 50) {
+			t.Errorf("%v: Self in Members: %v", self, counts)
+		}
+	}
+}
+
+// The order in which news of different nodes arrive does not matter.
+func TestRosterOrder(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	states := []State{Joining, Active, Leaving}
+	for round := range 300 {
+		var histories [][]func(*roster)
+		for i := range 8 {
+			n := process(fmt.Sprintf("n%d", random.IntN(4)), uint64(100+i), byte(1+random.IntN(5)), Joining, uint32(random.IntN(3)))
+			var history []func(*roster)
+			for range 1 + random.IntN(4) {
+				if random.IntN(4) == 0 {
+					history = append(history, func(r *roster) { r.down(n.identity) })
+					continue
+				}
+				n := n
+				n.state = states[random.IntN(3)]
+				n.policy = random.Uint32()
+				history = append(history, func(r *roster) { r.up(n) })
+			}
+			histories = append(histories, history)
+		}
+		var want *View
+		for range 6 {
+			r := newRoster(process("self", 1, 200, Active, 0), true)
+			rest := slices.Clone(histories)
+			for len(rest) > 0 {
+				i := random.IntN(len(rest))
+				rest[i][0](r)
+				if rest[i] = rest[i][1:]; len(rest[i]) == 0 {
+					rest = slices.Delete(rest, i, i+1)
+				}
+			}
+			got := r.view(nil)
+			if want == nil {
+				want = got
+			}
+			if !slices.Equal(got.Members, want.Members) || got.Ring.Fingerprint() != want.Ring.Fingerprint() {
+				t.Fatalf("round %d: another order gave another view:\n%s\n%s", round, summary(want), summary(got))
+			}
+		}
+	}
+}

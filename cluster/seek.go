@@ -1,0 +1,172 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+const (
+	resolveTimeout = 2 * time.Second
+	seekFanout     = 8 // addresses tried at a time; one that answers is enough, the next round takes others
+)
+
+// seeker brings the node together with its seeds: at the start, and for ever after, because the library never heals a
+// split. Only its own goroutine touches it.
+type seeker struct {
+	c      *Cluster
+	seeds  []string
+	silent map[string]bool // seeds whose failure has been logged
+}
+
+// run tries the seeds until ctx ends.
+func (s *seeker) run(ctx context.Context) {
+	for {
+		s.round(ctx)
+		s.c.post(func() { s.c.roster.tried = true })
+		pause := s.c.cfg.RejoinInterval
+		if s.c.View().Self.State == Joining {
+			pause /= 10
+		}
+		select {
+		case <-time.After(pause/2 + rand.N(pause)):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// round tries the addresses of all seeds that are not those of live members.
+func (s *seeker) round(ctx context.Context) {
+	members := map[netip.AddrPort]bool{s.c.self.addr: true}
+	for _, m := range s.c.View().Members {
+		members[netip.MustParseAddrPort(m.GossipAddr)] = true
+	}
+	seedOf := map[netip.AddrPort]string{}
+	for seed, addrs := range s.resolve(ctx) {
+		for _, a := range addrs {
+			if !members[a] && s.reachable(seed, a) {
+				seedOf[a] = seed
+			}
+		}
+	}
+	var addrs []netip.AddrPort
+	for a := range seedOf { // in random order
+		if len(addrs) < seekFanout {
+			addrs = append(addrs, a)
+		}
+	}
+	failed := make([]error, len(addrs))
+	var wg sync.WaitGroup
+	for i, a := range addrs {
+		wg.Go(func() { _, failed[i] = s.c.list.Join([]string{a.String()}) })
+	}
+	wg.Wait()
+	if ctx.Err() != nil {
+		return
+	}
+	answered := map[string]bool{}
+	for i, a := range addrs {
+		if failed[i] == nil {
+			answered[seedOf[a]] = true
+		}
+	}
+	for i, a := range addrs {
+		seed := seedOf[a]
+		switch {
+		case failed[i] == nil:
+			s.answers(seed)
+		case strings.Contains(failed[i].Error(), "crypt"):
+			err := fmt.Errorf("seed %s at %s uses another gossip key, or one of the two uses none; give all nodes the same --gossip-key-file", seed, a)
+			s.fails(seed, err)
+			s.c.post(func() { s.c.refused(a.String(), 0, err) })
+		case !answered[seed]:
+			s.fails(seed, failed[i])
+		}
+	}
+}
+
+// resolve looks the seeds' names up. A name without addresses is logged: in Kubernetes that of a headless service may
+// come later.
+func (s *seeker) resolve(ctx context.Context) map[string][]netip.AddrPort {
+	ctx, cancel := context.WithTimeout(ctx, resolveTimeout)
+	defer cancel()
+	var (
+		wg    sync.WaitGroup
+		addrs = make([][]netip.AddrPort, len(s.seeds))
+		errs  = make([]error, len(s.seeds))
+	)
+	for i, seed := range s.seeds {
+		wg.Go(func() { addrs[i], errs[i] = lookUp(ctx, seed) })
+	}
+	wg.Wait()
+	found := map[string][]netip.AddrPort{}
+	for i, seed := range s.seeds {
+		if errs[i] != nil {
+			s.fails(seed, errs[i])
+		}
+		found[seed] = addrs[i]
+	}
+	return found
+}
+
+func lookUp(ctx context.Context, seed string) ([]netip.AddrPort, error) {
+	host, port, err := splitSeed(seed)
+	if err != nil {
+		return nil, err
+	}
+	if ip, err := netip.ParseAddr(host); err == nil {
+		return []netip.AddrPort{netip.AddrPortFrom(ip.Unmap(), port)}, nil
+	}
+	ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil {
+		return nil, fmt.Errorf("does not resolve: %w", err)
+	}
+	addrs := make([]netip.AddrPort, len(ips))
+	for i, ip := range ips {
+		addrs[i] = netip.AddrPortFrom(ip.Unmap(), port)
+	}
+	return addrs, nil
+}
+
+// reachable says whether it makes sense to tell a seed about this node.
+func (s *seeker) reachable(seed string, a netip.AddrPort) bool {
+	err := checkReachable(s.c.self.addr.Addr(), seed, a.Addr())
+	if err == nil {
+		return true
+	}
+	s.fails(seed, err)
+	s.c.post(func() { s.c.refused(a.String(), 0, err) })
+	return false
+}
+
+// checkReachable refuses a seed on another machine while others are told a loopback address of this one: they would
+// look for us on their own machine.
+func checkReachable(self netip.Addr, seed string, addr netip.Addr) error {
+	if !self.IsLoopback() || addr.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("--join: seed %s is on another machine, which cannot reach this node at %s; set --bind or --advertise", seed, self)
+}
+
+// fails logs that a seed fails, until it has answered.
+func (s *seeker) fails(seed string, err error) {
+	if s.silent[seed] || errors.Is(err, context.Canceled) {
+		return
+	}
+	s.silent[seed] = true
+	s.c.log.Warn("cluster: seed does not answer; still trying", "seed", seed, "error", err)
+}
+
+func (s *seeker) answers(seed string) {
+	if s.silent[seed] {
+		delete(s.silent, seed)
+		s.c.log.Info("cluster: seed answers", "seed", seed)
+	}
+}

@@ -1,0 +1,143 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+)
+
+// devPolicies is what a development cluster limits by unless it is given a file.
+//
+//go:embed dev-policies.yaml
+var devPolicies []byte
+
+// maxDevNodes is the most nodes that make sense on one machine.
+const maxDevNodes = 9
+
+func newDev() *cobra.Command {
+	var f struct {
+		nodes    int
+		policies string
+		logLevel string
+	}
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run a whole cluster on this machine, with sample policies",
+		Long: `Run a whole cluster on this machine, in one process and on loopback only, to try Weir out and to develop against.
+It ends with Ctrl-C and leaves nothing behind.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
+			if f.nodes < 1 || f.nodes > maxDevNodes {
+				return fmt.Errorf("--nodes: %d is not a number of nodes from 1 to %d", f.nodes, maxDevNodes)
+			}
+			log, err := newLogger(cmd.ErrOrStderr(), "text", f.logLevel)
+			if err != nil {
+				return err
+			}
+			return runDev(cmd.Context(), cmd.OutOrStdout(), f.nodes, f.policies, log)
+		},
+	}
+	cmd.Flags().IntVar(&f.nodes, "nodes", 3, "number of nodes")
+	cmd.Flags().StringVar(&f.policies, "policies", "", "policy file (default: sample policies of every algorithm)")
+	cmd.Flags().StringVar(&f.logLevel, "log-level", "warn", "least important messages logged: debug, info, warn or error")
+	return cmd
+}
+
+func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string, log *slog.Logger) error {
+	samples, err := policy.Parse("dev-policies.yaml", devPolicies)
+	if err != nil {
+		return err
+	}
+	memory, err := parseMemory("70%")
+	if err != nil {
+		memory = 1 << 30
+	}
+	var nodes []*node
+	defer func() {
+		for i := len(nodes) - 1; i >= 0; i-- {
+			nodes[i].Stop()
+		}
+	}()
+	failed := make(chan error, count)
+	for i := range count {
+		cfg := nodeConfig{
+			Name: fmt.Sprintf("dev-%d", i), Bind: "127.0.0.1", Policies: samples, PolicyFile: policyFile,
+			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, MaxMemory: memory / int64(count),
+			Logger: log.With("node", fmt.Sprintf("dev-%d", i)),
+		}
+		if i == 0 {
+			// The ports of the documentation, where they are free.
+			cfg.HTTPPort, cfg.GRPCPort, cfg.AnyPortIfTaken = 8080, 8081, true
+		} else {
+			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
+		}
+		n, err := startNode(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		nodes = append(nodes, n)
+		go func() {
+			select {
+			case err := <-n.Failed():
+				failed <- err
+			case <-n.ctx.Done():
+			}
+		}()
+	}
+	for _, n := range nodes {
+		select {
+		case <-n.Settled():
+		case err := <-failed:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	printDev(stdout, nodes, policyFile)
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(stdout, "\nstopping")
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+// printDev says what is running and what to try first.
+func printDev(w io.Writer, nodes []*node, policyFile string) {
+	fmt.Fprintf(w, "A cluster of %d is up. Any node answers for any key:\n\n", len(nodes))
+	for _, n := range nodes {
+		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.cfg.Name, addrOf(n.listeners.http), addrOf(n.listeners.grpc))
+	}
+	name := "login"
+	var names []string
+	for _, p := range nodes[0].limiter.Policies().Policies() {
+		names = append(names, p.Name)
+	}
+	if policyFile != "" && len(names) > 0 {
+		name = names[0]
+	}
+	if len(names) > 0 {
+		fmt.Fprintf(w, "\nPolicies: %s\n", strings.Join(names, ", "))
+	}
+	http, rpc := addrOf(nodes[0].listeners.http), addrOf(nodes[len(nodes)-1].listeners.grpc)
+	fmt.Fprintf(w, "\nTry (repeat it until the limit says no):\n\n")
+	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{\"policy\":%q,\"key\":\"alice\"}' http://%s/v1/check\n\n", name, http)
+	fmt.Fprintf(w, "and through another node, or to see the cluster:\n\n")
+	fmt.Fprintf(w, "  go run ./cmd/node check alice --policy %s --addr %s\n", name, rpc)
+	fmt.Fprintf(w, "  go run ./cmd/node status --addr %s\n", rpc)
+	fmt.Fprintf(w, "\nThe HTTP interface is described at http://%s/openapi.yaml. Ctrl-C stops the cluster.\n", http)
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// remote is how a command asks a node.
+type remote struct {
+	addr    string
+	timeout time.Duration
+	output  string
+}
+
+func (r *remote) register(fs *pflag.FlagSet) {
+	fs.StringVar(&r.addr, "addr", "127.0.0.1:8081", "gRPC address of a node, HOST:PORT")
+	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "longest time to wait for the answer")
+	fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text or json")
+}
+
+// ask calls f with a connection to the node.
+func (r *remote) ask(ctx context.Context, f func(context.Context, weirv1.LimiterClient) error) error {
+	if r.output != "text" && r.output != "json" {
+		return fmt.Errorf("--output: %q is not one of text and json", r.output)
+	}
+	if r.timeout <= 0 {
+		return fmt.Errorf("--timeout: %v is not a time to wait", r.timeout)
+	}
+	conn, err := grpc.NewClient("dns:///"+r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	if err != nil {
+		return fmt.Errorf("--addr: %q is not HOST:PORT: %w", r.addr, err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+	defer cancel()
+	err = f(ctx, weirv1.NewLimiterClient(conn))
+	switch s := status.Convert(err); {
+	case err == nil || errors.Is(err, errNegative):
+		return err
+	case s.Code() == codes.Unavailable:
+		return fmt.Errorf("--addr: no node answers at %s: %s", r.addr, s.Message())
+	case s.Code() == codes.DeadlineExceeded:
+		return fmt.Errorf("--timeout: no answer from %s within %v", r.addr, r.timeout)
+	default:
+		return errors.New(s.Message())
+	}
+}

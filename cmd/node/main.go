@@ -1,0 +1,70 @@
+// Command node is Weir's one binary, named weir when it is built: a node, and the commands to work with a cluster.
+//
+//	go build -o bin/weir ./cmd/node
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+	_ "time/tzdata" // policies name time zones, and an image made from scratch has no zone files
+
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses of every command.
+const (
+	exitOK       = 0
+	exitNegative = 1 // a negative result: a check was refused, a file has mistakes
+	exitError    = 2 // a bad flag, a port taken, a missing file, a node that cannot be reached
+)
+
+// errNegative ends a command with exitNegative, after it has said what there is to say.
+var errNegative = errors.New("negative result")
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run carries out a command line. The first interrupt or termination signal ends it in good order; a second one kills.
+func run(args []string, stdout, stderr io.Writer) int {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer cancel()
+	context.AfterFunc(ctx, cancel) // from then on signals have their usual effect
+
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errNegative):
+		return exitNegative
+	}
+	fmt.Fprintln(stderr, "weir:", err)
+	return exitError
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "weir",
+		Short: "A distributed rate limiter that needs no Redis",
+		Long: `Weir is a distributed rate limiter. Nodes form a cluster by gossip, every key has one owner, and the
+owner decides in memory, on one clock.
+
+Start with:  weir dev`,
+		Version:       version(),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.AddCommand(newDev(), newRun(), newCheck(), newStatus(), newValidate())
+	return root
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// runFlags are the settings of one node as the command line writes them.
+type runFlags struct {
+	name, bind, advertise                  string
+	httpPort, grpcPort, gossipPort, peer   string
+	join                                   []string
+	policies, gossipKeyFile, unknownPolicy string
+	maxKeys, maxMemory                     string
+	maxRequestIDs                          int
+	noInline                               bool
+	timeout, grace                         time.Duration
+	logFormat, logLevel                    string
+	config                                 string
+
+	// Settings of later releases: known, so that they are refused with a reason.
+	respPort, envoyConfig string
+	voters                []string
+}
+
+func newRun() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run",
+		Short: "Run one node",
+		Long: `Run one node. Without flags: a node alone, on loopback, without policies; limits sent along with a request work.
+
+Every flag can be given in the environment (WEIR_HTTP_PORT=8080) or in the file of --config (http-port: 8080).
+A flag counts before the environment, the environment before the file. Port 0 picks a free one, an empty port turns
+the service off. Signals: SIGTERM and SIGINT leave the cluster and stop, SIGHUP reads the policy file again.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
+			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	f.register(cmd.Flags())
+	return cmd
+}
+
+func (f *runFlags) register(fs *pflag.FlagSet) {
+	fs.StringVar(&f.name, "name", "", "the node's name, stable over restarts and unique in the cluster (default: the host name)")
+	fs.StringVar(&f.bind, "bind", "127.0.0.1", "IP address that all ports listen on")
+	fs.StringVar(&f.advertise, "advertise", "", "IP address or host name that other nodes reach this one at (default: the one it binds)")
+	fs.StringVar(&f.httpPort, "http-port", "8080", "port for HTTP")
+	fs.StringVar(&f.grpcPort, "grpc-port", "8081", "port for gRPC")
+	fs.StringVar(&f.gossipPort, "gossip-port", "7946", "port for gossip, TCP and UDP; empty: a node alone for good")
+	fs.StringVar(&f.peer, "peer-port", "7947", "port for gRPC between nodes")
+	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
+	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
+	fs.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; also seeds the hash of keys")
+	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
+	fs.StringVar(&f.maxKeys, "max-keys", "10000000", "keys with live state at most; 0: no bound")
+	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
+	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 1000, "request ids remembered per partition (of 4093); 0: none")
+	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
+	fs.DurationVar(&f.timeout, "timeout", limiter.DefaultTimeout, "longest time for a check that another node decides")
+	fs.DurationVar(&f.grace, "grace", 10*time.Second, "longest time for stopping in good order")
+	fs.StringVar(&f.logFormat, "log-format", "text", "format of the log on standard error: text or json")
+	fs.StringVar(&f.logLevel, "log-level", "info", "least important messages logged: debug, info, warn or error")
+	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
+	fs.StringVar(&f.respPort, "resp-port", "", "port for the Redis protocol (not supported by this build yet)")
+	fs.StringVar(&f.envoyConfig, "envoy-config", "", "directory with Envoy rate limit files (not supported by this build yet)")
+	fs.StringSliceVar(&f.voters, "voters", nil, "names of the voters that strict policies need (not supported by this build yet)")
+}
+
+func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
+	cfg, err := f.node(stderr)
+	if err != nil {
+		return err
+	}
+	n, err := startNode(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	ready := n.Settled()
+	for {
+		select {
+		case <-ready:
+			fmt.Fprintln(stdout, n.ReadyLine())
+			ready = nil
+		case <-hup:
+			n.ReloadPolicies()
+		case err := <-n.Failed():
+			n.Stop()
+			return err
+		case <-ctx.Done():
+			n.Stop()
+			return nil
+		}
+	}
+}
+
+// node turns flags into a node's configuration.
+func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
+	cfg := nodeConfig{
+		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join,
+		PolicyFile: f.policies, GossipKeyFile: f.gossipKeyFile, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		MaxRequestIDs: f.maxRequestIDs,
+	}
+	for _, later := range []struct {
+		flag string
+		set  bool
+	}{{"--resp-port", f.respPort != ""}, {"--envoy-config", f.envoyConfig != ""}, {"--voters", len(f.voters) > 0}} {
+		if later.set {
+			return cfg, fmt.Errorf("%s: not supported by this build yet: leave it out", later.flag)
+		}
+	}
+	var err error
+	if cfg.Name == "" {
+		if cfg.Name, err = os.Hostname(); err != nil {
+			return cfg, fmt.Errorf("--name: the host has no name (%w): set it", err)
+		}
+	}
+	for _, p := range []struct {
+		flag, text string
+		to         *port
+	}{
+		{"--http-port", f.httpPort, &cfg.HTTPPort}, {"--grpc-port", f.grpcPort, &cfg.GRPCPort},
+		{"--gossip-port", f.gossipPort, &cfg.GossipPort}, {"--peer-port", f.peer, &cfg.PeerPort},
+	} {
+		if *p.to, err = parsePort(p.text); err != nil {
+			return cfg, fmt.Errorf("%s: %w", p.flag, err)
+		}
+	}
+	switch f.unknownPolicy {
+	case "error":
+	case "allow":
+		cfg.UnknownPolicy = limiter.UnknownAllow
+	case "deny":
+		cfg.UnknownPolicy = limiter.UnknownDeny
+	default:
+		return cfg, fmt.Errorf("--unknown-policy: %q is not one of error, allow and deny", f.unknownPolicy)
+	}
+	if cfg.MaxKeys, err = strconv.ParseInt(f.maxKeys, 10, 64); err != nil || cfg.MaxKeys < 0 {
+		return cfg, fmt.Errorf("--max-keys: %q is not a whole number of keys", f.maxKeys)
+	}
+	if cfg.MaxMemory, err = parseMemory(f.maxMemory); err != nil {
+		return cfg, fmt.Errorf("--max-memory: %w", err)
+	}
+	if f.maxRequestIDs < 0 {
+		return cfg, fmt.Errorf("--max-request-ids: %d is negative", f.maxRequestIDs)
+	}
+	if f.maxRequestIDs == 0 {
+		cfg.MaxRequestIDs = -1 // none, where 0 would stand for the default
+	}
+	if f.timeout <= 0 {
+		return cfg, fmt.Errorf("--timeout: %v is not a time to wait", f.timeout)
+	}
+	if f.grace <= 0 {
+		return cfg, fmt.Errorf("--grace: %v is not a time to wait", f.grace)
+	}
+	cfg.Logger, err = newLogger(stderr, f.logFormat, f.logLevel)
+	return cfg, err
+}
+
+// parsePort reads a port: empty is off, 0 any free one.
+func parsePort(s string) (port, error) {
+	if s == "" {
+		return portOff, nil
+	}
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a port, 0 to 65535, or empty to turn it off", s)
+	}
+	return port(n), nil
+}
+
+// parseMemory reads an amount of memory, or a share of what the process may use.
+func parseMemory(s string) (int64, error) {
+	if share, ok := strings.CutSuffix(s, "%"); ok {
+		n, err := strconv.ParseUint(share, 10, 8)
+		if err != nil || n == 0 || n > 100 {
+			return 0, fmt.Errorf("%q is not a share from 1%% to 100%%", s)
+		}
+		// The container's limit where there is one, otherwise the machine's memory.
+		most, err := memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.FromSystem)()
+		if err != nil {
+			return 0, fmt.Errorf("how much memory the process may use cannot be told (%w): give an amount such as 512MiB", err)
+		}
+		return int64(most / 100 * n), nil
+	}
+	n, err := humanize.ParseBytes(s)
+	if err != nil || n > 1<<62 {
+		return 0, fmt.Errorf("%q is not an amount of memory such as 512MiB, or a share such as 70%%", s)
+	}
+	if n > 0 && n < 1<<20 {
+		return 0, fmt.Errorf("%q is below the least that makes sense, 1MiB", s)
+	}
+	return int64(n), nil
+}
+
+func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, fmt.Errorf("--log-level: %q is not one of debug, info, warn and error", level)
+	}
+	opts := &slog.HandlerOptions{Level: l}
+	switch format {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, opts)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, opts)), nil
+	}
+	return nil, fmt.Errorf("--log-format: %q is not one of text and json", format)
+}

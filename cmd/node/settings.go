@@ -1,0 +1,100 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+)
+
+// fillFlags gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
+// --http-port) or, failing that, from the YAML file that --config names (http-port: 8080). Flag, environment, file: the
+// first that says something counts.
+func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
+	fromEnv := func(f *pflag.Flag) error {
+		name := "WEIR_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		v, ok := getenv(name)
+		if !ok || f.Changed {
+			return nil
+		}
+		if err := flags.Set(f.Name, v); err != nil {
+			return fmt.Errorf("%s (environment): %w", name, err)
+		}
+		return nil
+	}
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) { errs = append(errs, fromEnv(f)) })
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	f := flags.Lookup("config")
+	if f == nil || f.Value.String() == "" {
+		return nil
+	}
+	return fillFromFile(flags, f.Value.String())
+}
+
+func fillFromFile(flags *pflag.FlagSet, file string) error {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("--config: %w", err)
+	}
+	var doc yaml.Node
+	if err := yaml.Unmarshal(data, &doc); err != nil {
+		return fmt.Errorf("--config: %s: %w", file, err)
+	}
+	if doc.Kind == 0 {
+		return nil // an empty file
+	}
+	top := doc.Content[0]
+	if top.Kind != yaml.MappingNode {
+		return fmt.Errorf("--config: %s:%d:%d: settings are written as name: value, with the names of the flags", file, top.Line, top.Column)
+	}
+	var errs []error
+	fail := func(n *yaml.Node, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("--config: %s:%d:%d: "+format, append([]any{file, n.Line, n.Column}, args...)...))
+	}
+	seen := make(map[string]bool)
+	for i := 0; i+1 < len(top.Content); i += 2 {
+		key, value := top.Content[i], top.Content[i+1]
+		name := strings.ReplaceAll(key.Value, "_", "-")
+		f := flags.Lookup(name)
+		switch {
+		case f == nil || name == "config" || name == "help":
+			fail(key, "%s: there is no such setting", key.Value)
+			continue
+		case seen[name]:
+			fail(key, "%s: is given twice", key.Value)
+			continue
+		}
+		seen[name] = true
+		if f.Changed {
+			continue // the command line or the environment said so
+		}
+		var text string
+		switch value.Kind {
+		case yaml.ScalarNode:
+			text = value.Value
+			if value.Tag == "!!null" {
+				text = ""
+			}
+		case yaml.SequenceNode:
+			var list []string
+			if err := value.Decode(&list); err != nil {
+				fail(value, "%s: a list of texts is expected", key.Value)
+				continue
+			}
+			text = strings.Join(list, ",")
+		default:
+			fail(value, "%s: a single value or a list is expected", key.Value)
+			continue
+		}
+		if err := flags.Set(name, text); err != nil {
+			fail(value, "%s: %w", key.Value, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+func newStatus() *cobra.Command {
+	var f remote
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the cluster: members, who owns how much, policies, versions",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return f.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
+				st, err := c.Status(ctx, &weirv1.StatusRequest{})
+				if err != nil {
+					return err
+				}
+				if f.output == "json" {
+					text, err := protojson.MarshalOptions{Multiline: true, UseProtoNames: true, EmitUnpopulated: true}.Marshal(st)
+					if err != nil {
+						return err
+					}
+					_, err = fmt.Fprintln(cmd.OutOrStdout(), string(text))
+					return err
+				}
+				return printStatus(cmd.OutOrStdout(), st)
+			})
+		},
+	}
+	f.register(cmd.Flags())
+	return cmd
+}
+
+func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
+	ready := "ready"
+	if !st.Ready {
+		ready = "not ready"
+	}
+	fmt.Fprintf(w, "%s sees %d members (%s, version %s, ring %s)\n", st.Node, len(st.Members), ready, st.Version, st.Ring)
+	if st.ReadyDetail != "" {
+		fmt.Fprintf(w, "note: %s\n", st.ReadyDetail)
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tSTATE\tPARTITIONS\tSHARE\tKEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC")
+	for _, m := range st.Members {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
+		if m.Reachable {
+			fmt.Fprintf(t, "%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
+				time.Duration(m.UptimeNs).Truncate(time.Second), m.Version)
+		} else {
+			fmt.Fprint(t, "unreachable\t\t\t\t")
+		}
+		fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
+	}
+	return t.Flush()
+}

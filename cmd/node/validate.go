@@ -1,0 +1,75 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/weirlimit/weir/policy"
+)
+
+func newValidate() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "validate FILE...",
+		Short: "Check policy files: every mistake with file, line and column",
+		Long: `Check policy files without a node: every mistake with file, line and column.
+Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("FILE: give at least one policy file")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, files []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("--output: %q is not one of text and json", output)
+			}
+			return validate(cmd.OutOrStdout(), files, output)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "text", "how to print the result: text or json")
+	return cmd
+}
+
+// mistake is a policy.Error as JSON shows it.
+type mistake struct {
+	File    string `json:"file"`
+	Line    int    `json:"line"`
+	Column  int    `json:"column"`
+	Field   string `json:"field,omitempty"`
+	Message string `json:"message"`
+}
+
+func validate(w io.Writer, files []string, output string) error {
+	mistakes := []mistake{}
+	for _, file := range files {
+		set, err := policy.Load(file)
+		var found policy.Errors
+		switch {
+		case errors.As(err, &found):
+			for _, e := range found {
+				mistakes = append(mistakes, mistake{e.File, e.Line, e.Column, e.Field, e.Message})
+				if output == "text" {
+					fmt.Fprintln(w, e)
+				}
+			}
+		case err != nil:
+			return err
+		case output == "text":
+			fmt.Fprintf(w, "%s: ok, %d policies\n", file, len(set.Policies()))
+		}
+	}
+	if output == "json" {
+		if err := json.NewEncoder(w).Encode(map[string]any{"ok": len(mistakes) == 0, "mistakes": mistakes}); err != nil {
+			return err
+		}
+	}
+	if len(mistakes) > 0 {
+		return errNegative
+	}
+	return nil
+}

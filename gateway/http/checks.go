@@ -1,0 +1,269 @@
+package httpapi
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// jsonType is shared by all answers; nobody changes it.
+var jsonType = []string{"application/json"}
+
+func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
+	s := a.scratch()
+	defer a.release(s)
+	s.check = checkBody{Cost: 1}
+	if p := a.decode(w, r, s, &s.check); p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	check, p := a.checkOf(&s.check)
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	results, err := a.Service.Check(r.Context(), []limiter.Check{check})
+	if err == nil {
+		err = results[0].Err
+	}
+	if err != nil {
+		a.writeProblem(w, r, a.problemOf(r, unbatched(err)))
+		return
+	}
+	a.writeDecision(w, r, s, &results[0].Decision, check.Cost == 0)
+}
+
+func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
+	s := a.scratch()
+	defer a.release(s)
+	var body checksBody
+	if p := a.decode(w, r, s, &body); p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	checks, p := a.checksOf(&body)
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	results, err := a.Service.Check(r.Context(), checks)
+	if err != nil {
+		a.writeProblem(w, r, a.problemOf(r, err))
+		return
+	}
+
+	all := true
+	for i := range results {
+		all = all && results[i].Err == nil && results[i].Allowed
+	}
+	b := append(appendBool(s.out[:0], `{"allowed":`, all), `,"decisions":[`...)
+	for i := range results {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		if err := results[i].Err; err != nil {
+			b = a.appendItemError(b, r, err, i)
+		} else {
+			b = appendDecision(b, &results[i].Decision)
+		}
+	}
+	s.out = append(b, "]}"...)
+	w.Header()["Content-Type"] = jsonType
+	a.write(w, r, http.StatusOK, s.out)
+}
+
+func (a *api) checksOf(b *checksBody) ([]limiter.Check, *problem) {
+	switch {
+	case b.Atomic:
+		return nil, invalid("atomic", "is not supported yet: each check is decided and charged on its own; leave it out")
+	case len(b.Checks) == 0:
+		return nil, invalid("checks", "must hold 1 to "+strconv.Itoa(limiter.MaxBatch)+" checks")
+	}
+	checks := make([]limiter.Check, len(b.Checks))
+	for i := range b.Checks {
+		var p *problem
+		if checks[i], p = a.checkOf(&b.Checks[i]); p != nil {
+			return nil, p.under(place(i))
+		}
+	}
+	return checks, nil
+}
+
+// place spells the i-th check of a batch.
+func place(i int) string { return "checks[" + strconv.Itoa(i) + "]" }
+
+// appendItemError appends what stands in the place of a decision that could not be had.
+func (a *api) appendItemError(b []byte, r *http.Request, err error, i int) []byte {
+	p := a.problemOf(r, err)
+	if p.field != "" && !strings.HasPrefix(p.field, "checks[") {
+		p = p.under(place(i))
+	}
+	doc := p.body()
+	out, err := json.Marshal(&doc, jsontext.AllowInvalidUTF8(true))
+	if err != nil {
+		a.Logger.ErrorContext(r.Context(), "http: answer not written", "path", r.URL.Path, "error", err)
+	}
+	b = append(b, `{"error":`...)
+	b = append(b, out...)
+	return append(b, '}')
+}
+
+func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) {
+	s := a.scratch()
+	defer a.release(s)
+	body := acquireBody{Cost: 1}
+	p := a.decode(w, r, s, &body)
+	ask := limiter.Acquire{Cost: body.Cost, RequestID: body.RequestID}
+	if p == nil {
+		ask.Target, p = a.target(&body.targetBody)
+	}
+	if p == nil {
+		p = askFor(body.Cost, 1, body.RequestID)
+	}
+	if p == nil {
+		ask.TTL, p = lifetime(body.TTL)
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	d, err := a.Service.Acquire(r.Context(), ask)
+	if err != nil {
+		a.writeProblem(w, r, a.problemOf(r, err))
+		return
+	}
+	a.writeDecision(w, r, s, &d, false)
+}
+
+func (a *api) handleRenew(w http.ResponseWriter, r *http.Request) {
+	var body renewBody
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	if p == nil {
+		p = needLease(body.LeaseID)
+	}
+	var ttl time.Duration
+	if p == nil {
+		ttl, p = lifetime(body.TTL)
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	lives, err := a.Service.Renew(r.Context(), t, body.LeaseID, ttl)
+	// Rounded down, unlike every other duration here: whoever believes it must stop before the lease ends.
+	a.answer(w, r, err, &struct {
+		ExpiresInMS int64 `json:"expires_in_ms"`
+	}{int64(lives / time.Millisecond)})
+}
+
+func (a *api) handleRelease(w http.ResponseWriter, r *http.Request) {
+	var body releaseBody
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	if p == nil {
+		p = needLease(body.LeaseID)
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	released, err := a.Service.Release(r.Context(), t, body.LeaseID)
+	a.answer(w, r, err, &struct {
+		Released bool `json:"released"`
+	}{released})
+}
+
+func (a *api) handleRefund(w http.ResponseWriter, r *http.Request) {
+	body := refundBody{Cost: 1}
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	if p == nil {
+		p = askFor(body.Cost, 1, "")
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	refunded, err := a.Service.Refund(r.Context(), t, body.Cost)
+	a.answer(w, r, err, &struct {
+		Refunded int64 `json:"refunded"`
+	}{refunded})
+}
+
+func (a *api) handleReset(w http.ResponseWriter, r *http.Request) {
+	var body resetBody
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	a.answer(w, r, a.Service.Reset(r.Context(), t), &struct {
+		Reset bool `json:"reset"`
+	}{true})
+}
+
+// readTarget decodes a body, v, and checks the part of it that names a state.
+func (a *api) readTarget(w http.ResponseWriter, r *http.Request, v any, named *targetBody) (limiter.Target, *problem) {
+	s := a.scratch()
+	defer a.release(s)
+	if p := a.decode(w, r, s, v); p != nil {
+		return limiter.Target{}, p
+	}
+	return a.target(named)
+}
+
+func needLease(id string) *problem {
+	if id == "" {
+		return invalid("lease_id", "must be given, as acquire returned it")
+	}
+	return nil
+}
+
+// answer writes v, or the problem that err is.
+func (a *api) answer(w http.ResponseWriter, r *http.Request, err error, v any) {
+	if err != nil {
+		a.writeProblem(w, r, a.problemOf(r, err))
+		return
+	}
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], v)
+}
+
+func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, d *limiter.Decision, peek bool) {
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	setQuota(h, s, d)
+	status := statusOf(d, peek)
+	switch status {
+	case http.StatusServiceUnavailable:
+		h.Set("Retry-After", "1")
+	case http.StatusTooManyRequests:
+		if wait, ok := retryAfter(d); ok {
+			h.Set("Retry-After", strconv.FormatInt(roundUp(wait, time.Second), 10))
+		}
+	}
+	s.out = appendDecision(s.out[:0], d)
+	a.write(w, r, status, s.out)
+}
+
+func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, contentType string, v any) {
+	out, err := json.Marshal(v, jsontext.AllowInvalidUTF8(true))
+	if err != nil {
+		a.Logger.ErrorContext(r.Context(), "http: answer not written", "path", r.URL.Path, "error", err)
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", contentType)
+	a.write(w, r, status, out)
+}
+
+// write sends an answer. That it did not arrive is for the log at most: there is nobody left to tell.
+func (a *api) write(w http.ResponseWriter, r *http.Request, status int, body []byte) {
+	w.WriteHeader(status)
+	if _, err := w.Write(body); err != nil {
+		a.Logger.DebugContext(r.Context(), "http: answer not written", "path", r.URL.Path, "error", err)
+	}
+}

@@ -1,0 +1,305 @@
+package httpapi
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+)
+
+// The bodies of requests. Optional strings count as left out when empty.
+type (
+	targetBody struct {
+		Policy    string     `json:"policy"`
+		Namespace string     `json:"namespace"`
+		Limit     *limitBody `json:"limit"`
+		Key       string     `json:"key"`
+	}
+	checkBody struct {
+		targetBody
+		Cost      int64  `json:"cost"`
+		Partial   bool   `json:"partial"`
+		RequestID string `json:"request_id"`
+	}
+	checksBody struct {
+		Checks batch `json:"checks"`
+		Atomic bool  `json:"atomic"`
+	}
+	acquireBody struct {
+		targetBody
+		Cost      int64  `json:"cost"`
+		TTL       string `json:"ttl"`
+		RequestID string `json:"request_id"`
+	}
+	renewBody struct {
+		targetBody
+		LeaseID string `json:"lease_id"`
+		TTL     string `json:"ttl"`
+	}
+	releaseBody struct {
+		targetBody
+		LeaseID string `json:"lease_id"`
+	}
+	refundBody struct {
+		targetBody
+		Cost int64 `json:"cost"`
+	}
+	resetBody struct {
+		targetBody
+	}
+)
+
+// batch reads no more elements than a batch may have, so that a body of "{},{},…" cannot claim many times its own size
+// in memory.
+type batch []checkBody
+
+var errBatchTooLarge = errors.New("httpapi: too many checks")
+
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (b *batch) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	if k := dec.PeekKind(); k != '[' {
+		if err := dec.SkipValue(); err != nil {
+			return err
+		}
+		return &json.SemanticError{JSONKind: k, GoType: reflect.TypeFor[[]checkBody]()}
+	}
+	if _, err := dec.ReadToken(); err != nil {
+		return err
+	}
+	for dec.PeekKind() != ']' {
+		if len(*b) == limiter.MaxBatch {
+			return errBatchTooLarge
+		}
+		*b = append(*b, checkBody{Cost: 1})
+		if err := json.UnmarshalDecode(dec, &(*b)[len(*b)-1]); err != nil {
+			return err
+		}
+	}
+	_, err := dec.ReadToken()
+	return err
+}
+
+// decode reads the request's body into v, which holds the values of fields that are left out.
+func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) *problem {
+	if p := mediaType(r.Header); p != nil {
+		return p
+	}
+	s.in.Reset()
+	if _, err := s.in.ReadFrom(http.MaxBytesReader(w, r.Body, a.MaxBody)); err != nil {
+		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
+			return &problem{status: http.StatusRequestEntityTooLarge,
+				message: fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)}
+		}
+		return invalid("", "the body could not be read to its end")
+	}
+	body := s.in.Bytes()
+	if err := json.Unmarshal(body, v, json.RejectUnknownMembers(true)); err != nil {
+		return malformed(err)
+	}
+	// The library takes null for a zero value, which for a cost would be a free peek.
+	if bytes.Contains(body, []byte("null")) {
+		if at, found := findNull(body); found {
+			return invalid(fieldAt(at), "must not be null; leave the field out instead")
+		}
+	}
+	return nil
+}
+
+// mediaType accepts application/json, in UTF-8 if it says so.
+func mediaType(h http.Header) *problem {
+	refuse := func(message string) *problem {
+		return &problem{status: http.StatusUnsupportedMediaType, message: message}
+	}
+	if e := h.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
+		return refuse("the body must not be compressed: Content-Encoding is " + clip(strconv.Quote(e)))
+	}
+	values := h["Content-Type"]
+	if len(values) == 1 && values[0] == "application/json" {
+		return nil
+	}
+	const help = "; send it with -H 'Content-Type: application/json'"
+	if len(values) != 1 {
+		return refuse("the body needs exactly one Content-Type" + help)
+	}
+	kind, params, err := mime.ParseMediaType(values[0])
+	if err != nil || kind != "application/json" {
+		return refuse("the body's Content-Type is " + clip(strconv.Quote(values[0])) + help)
+	}
+	if c, ok := params["charset"]; ok && !strings.EqualFold(c, "utf-8") {
+		return refuse("the body has to be UTF-8, not " + clip(strconv.Quote(c)))
+	}
+	return nil
+}
+
+// malformed says in the words of this interface what the decoder found.
+func malformed(err error) *problem {
+	if errors.Is(err, errBatchTooLarge) {
+		return &problem{status: http.StatusRequestEntityTooLarge, field: "checks",
+			message: fmt.Sprintf("at most %d checks fit in one batch", limiter.MaxBatch)}
+	}
+	var syntactic *jsontext.SyntacticError
+	if errors.As(err, &syntactic) {
+		switch {
+		case errors.Is(err, jsontext.ErrDuplicateName):
+			return invalid(fieldAt(syntactic.JSONPointer), "is given twice")
+		case errors.Is(err, io.ErrUnexpectedEOF) && syntactic.ByteOffset == 0:
+			return invalid("", "the body is empty; it must be a JSON object")
+		}
+		return invalid("", "the body is not valid JSON: "+clip(strings.TrimPrefix(err.Error(), "jsontext: ")))
+	}
+	var semantic *json.SemanticError
+	if !errors.As(err, &semantic) {
+		return invalid("", "the body is not valid JSON: "+clip(err.Error()))
+	}
+	field := fieldAt(semantic.JSONPointer)
+	if errors.Is(err, json.ErrUnknownName) {
+		return invalid(field, "there is no such field here")
+	}
+	kind := reflect.Invalid
+	if semantic.GoType != nil {
+		kind = semantic.GoType.Kind()
+	}
+	var want string
+	switch kind {
+	case reflect.String:
+		want = "a string"
+	case reflect.Bool:
+		want = "true or false"
+	case reflect.Int32, reflect.Int64:
+		want = "a whole number of at most " + strconv.Itoa(semantic.GoType.Bits()) + " bits, without fraction or exponent"
+	case reflect.Slice:
+		want = "an array"
+	default:
+		want = "an object"
+	}
+	if field == "" {
+		return invalid("", "the body must be "+want)
+	}
+	return invalid(field, "must be "+want)
+}
+
+// findNull finds the first null in a valid JSON text.
+func findNull(body []byte) (jsontext.Pointer, bool) {
+	dec := jsontext.NewDecoder(bytes.NewReader(body))
+	for {
+		switch tok, err := dec.ReadToken(); {
+		case err != nil:
+			return "", false
+		case tok.Kind() == 'n':
+			return dec.StackPointer(), true
+		}
+	}
+}
+
+// fieldAt spells a place in the body the way problems name it: /checks/3/limit/window is checks[3].limit.window.
+func fieldAt(at jsontext.Pointer) string {
+	var b strings.Builder
+	depth, inChecks := 0, false
+	for token := range at.Tokens() {
+		switch {
+		case depth == 1 && inChecks:
+			b.WriteString("[" + token + "]")
+		case depth > 0:
+			b.WriteString("." + token)
+		default:
+			b.WriteString(token)
+			inChecks = token == "checks"
+		}
+		depth++
+	}
+	return clip(b.String())
+}
+
+// clip shortens what a caller sent for use in a message to them.
+func clip(s string) string {
+	const most = 128
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}
+
+// target checks what names a state, as far as that can be done without knowing the policies.
+func (a *api) target(b *targetBody) (limiter.Target, *problem) {
+	t := limiter.Target{Policy: b.Policy, Namespace: b.Namespace, Key: b.Key}
+	switch {
+	case b.Policy == "" && b.Limit == nil:
+		return t, invalid("policy", "give the name of a policy, or a limit")
+	case b.Policy != "" && b.Limit != nil:
+		return t, invalid("limit", "give either a policy or a limit, not both")
+	case b.Limit == nil && b.Namespace != "":
+		return t, invalid("namespace", "goes with a limit, not with a policy")
+	case len(b.Namespace) > limiter.MaxNamespace:
+		return t, tooLong("namespace", limiter.MaxNamespace, b.Namespace)
+	case b.Key == "":
+		return t, invalid("key", fmt.Sprintf("must be given, with 1 to %d bytes", limiter.MaxKey))
+	case len(b.Key) > limiter.MaxKey:
+		return t, tooLong("key", limiter.MaxKey, b.Key)
+	}
+	if b.Limit == nil {
+		return t, nil
+	}
+	if a.NoInline {
+		return t, invalid("limit", "inline limits are turned off on this node (--no-inline)")
+	}
+	l, p := a.limit(b.Limit)
+	if p != nil {
+		return t, p.under("limit")
+	}
+	t.Limit = &l
+	return t, nil
+}
+
+func tooLong(field string, most int, value string) *problem {
+	return &problem{status: http.StatusRequestEntityTooLarge, field: field,
+		message: fmt.Sprintf("must be at most %d bytes, is %d", most, len(value))}
+}
+
+// askFor checks a cost and a request id. least is 0 where a cost of 0 peeks and 1 where it is senseless.
+func askFor(cost, least int64, requestID string) *problem {
+	switch {
+	case cost < least:
+		return invalid("cost", fmt.Sprintf("must be at least %d, is %d", least, cost))
+	case cost > algo.MaxLimit:
+		return invalid("cost", fmt.Sprintf("must be at most %d, is %d", algo.MaxLimit, cost))
+	case len(requestID) > limiter.MaxRequestID:
+		return tooLong("request_id", limiter.MaxRequestID, requestID)
+	}
+	return nil
+}
+
+// lifetime reads a lease's ttl; left out it is 0, which stands for the policy's window.
+func lifetime(ttl string) (time.Duration, *problem) {
+	if ttl == "" {
+		return 0, nil
+	}
+	d, err := policy.ParseDuration(ttl)
+	switch {
+	case err != nil:
+		return 0, invalid("ttl", err.Error())
+	case d < algo.MinWindow || d > algo.MaxWindow:
+		return 0, invalid("ttl", "must be from 1ms to 366d")
+	}
+	return d, nil
+}
+
+func (a *api) checkOf(b *checkBody) (limiter.Check, *problem) {
+	t, p := a.target(&b.targetBody)
+	if p == nil {
+		p = askFor(b.Cost, 0, b.RequestID)
+	}
+	return limiter.Check{Target: t, Cost: b.Cost, Partial: b.Partial, RequestID: b.RequestID}, p
+}

@@ -1,0 +1,177 @@
+// Package httpapi is Weir's HTTP door: JSON over HTTP for programs, a handful of GETs for operators and their tools.
+//
+// It turns requests into calls on a [limiter.Service] and answers into responses, and does nothing else: it keeps no
+// state, starts no goroutine, reads no clock and decides nothing. What it takes and gives is written down in
+// openapi.yaml, which the handler serves at /openapi.yaml; its problem documents are explained in PROBLEMS.md.
+//
+// Input is read strictly. Unknown, duplicate and null fields, data after the JSON value, invalid UTF-8, fractions where
+// whole numbers belong and numbers beyond 64 bits are refused with a 400 that names the field, before the Service is
+// asked, so nothing is charged for a request that was not understood.
+//
+// What it does not promise: authentication, encryption or CORS (put it behind what does these); that a caller who goes
+// away is not charged (its context is cancelled, but the owner may have decided already: send a request_id and repeat);
+// response headers in canonical Go form: RateLimit, RateLimit-Policy and X-RateLimit-* leave as they are spelled in
+// their specifications, which every HTTP client reads alike but http.Header.Get on the unsent map does not find.
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// DefaultMaxBody takes a full batch with the longest keys, escaped the way most encoders do.
+const DefaultMaxBody = 4 << 20
+
+// Config is what the door stands on. Every field without a stated default is required.
+type Config struct {
+	// Service decides.
+	Service limiter.Service
+	// Status describes the cluster for GET /v1/status; its error becomes a 503.
+	Status func(context.Context) (*weirv1.StatusResponse, error)
+	// Ready says whether this node should get traffic, and why not or what an operator should know. The detail is
+	// shown with either answer.
+	Ready func() (ready bool, detail string)
+	// Policies lists what the node has loaded, for GET /v1/policies.
+	Policies func() PolicyListing
+	// Metrics answers GET /metrics.
+	Metrics http.Handler
+	// NoInline refuses limits sent along with a request.
+	NoInline bool
+	// Logger hears of answers with status 500 and of responses that could not be written; nil stands for slog.Default.
+	Logger *slog.Logger
+	// MaxBody is the largest request body in bytes; 0 stands for DefaultMaxBody.
+	MaxBody int64
+}
+
+// api is the state behind the handler; all of it is safe for concurrent use.
+type api struct {
+	Config
+	scratches sync.Pool // of *scratch
+	zones     zones
+}
+
+// scratch is the memory that a request needs from its first byte to its last and no longer.
+type scratch struct {
+	in    bytes.Buffer
+	out   []byte
+	check checkBody
+}
+
+// keepScratch is the size in bytes beyond which a buffer is left to the garbage collector.
+const keepScratch = 64 << 10
+
+func (a *api) scratch() *scratch { return a.scratches.Get().(*scratch) }
+
+func (a *api) release(s *scratch) {
+	if s.in.Cap() > keepScratch || cap(s.out) > keepScratch {
+		return
+	}
+	a.scratches.Put(s)
+}
+
+// route is one documented endpoint.
+type route struct {
+	method, path string
+	handler      http.HandlerFunc
+}
+
+func (a *api) routes() []route {
+	return []route{
+		{"POST", "/v1/check", a.handleCheck},
+		{"POST", "/v1/checks", a.handleChecks},
+		{"POST", "/v1/acquire", a.handleAcquire},
+		{"POST", "/v1/renew", a.handleRenew},
+		{"POST", "/v1/release", a.handleRelease},
+		{"POST", "/v1/refund", a.handleRefund},
+		{"POST", "/v1/reset", a.handleReset},
+		{"GET", "/v1/policies", a.handlePolicies},
+		{"GET", "/v1/status", a.handleStatus},
+		{"GET", "/healthz", a.handleHealth},
+		{"GET", "/readyz", a.handleReady},
+		{"GET", "/metrics", a.Metrics.ServeHTTP},
+		{"GET", "/openapi.yaml", a.handleOpenAPI},
+		{"GET", "/", a.handleIndex},
+	}
+}
+
+// New returns the handler for a node's HTTP port. It panics when a required field of cfg is missing: that is a mistake
+// in the program, not in its input.
+func New(cfg Config) http.Handler {
+	if cfg.Service == nil || cfg.Status == nil || cfg.Ready == nil || cfg.Policies == nil || cfg.Metrics == nil {
+		panic("httpapi: Config needs Service, Status, Ready, Policies and Metrics")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.MaxBody == 0 {
+		cfg.MaxBody = DefaultMaxBody
+	}
+	a := &api{Config: cfg}
+	a.scratches.New = func() any { return new(scratch) }
+
+	mux := http.NewServeMux()
+	allow := make(map[string][]string)
+	for _, rt := range a.routes() {
+		pattern := rt.path
+		if pattern == "/" {
+			pattern = "/{$}"
+		}
+		mux.HandleFunc(rt.method+" "+pattern, rt.handler)
+		allow[pattern] = append(allow[pattern], rt.method)
+		if rt.method == http.MethodGet {
+			allow[pattern] = append(allow[pattern], http.MethodHead) // the mux hands HEAD to the handler of GET
+		}
+	}
+	for pattern, methods := range allow {
+		slices.Sort(methods)
+		mux.HandleFunc(pattern, a.methodNotAllowed(strings.Join(methods, ", ")))
+	}
+	mux.HandleFunc("/", a.notFound)
+	return mux
+}
+
+func (a *api) methodNotAllowed(allow string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Allow", allow)
+		a.writeProblem(w, r, &problem{status: http.StatusMethodNotAllowed,
+			message: r.URL.Path + " takes " + allow + ", not " + clip(r.Method)})
+	}
+}
+
+func (a *api) notFound(w http.ResponseWriter, r *http.Request) {
+	a.writeProblem(w, r, &problem{status: http.StatusNotFound,
+		message: "there is nothing at " + clip(r.URL.Path) + "; /openapi.yaml lists what there is"})
+}
+
+func (a *api) handleIndex(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	var b bytes.Buffer
+	b.WriteString("Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n")
+	for _, rt := range a.routes() {
+		b.WriteString(rt.method + " " + rt.path + "\n")
+	}
+	w.Write(b.Bytes())
+}
+
+// NewServer returns a server for the handler with bounds on what a slow or hostile peer can hold on to. Its own
+// complaints, such as a handler's panic, go to log. The caller listens and shuts down.
+func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       30 * time.Second, // a full body over a slow link
+		WriteTimeout:      60 * time.Second, // from the end of the header: reading, deciding and a slow reader
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+}

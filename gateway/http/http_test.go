@@ -1,0 +1,741 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/getkin/kin-openapi/openapi3filter"
+	"github.com/getkin/kin-openapi/routers"
+	"github.com/getkin/kin-openapi/routers/gorillamux"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// call is one call that reached the Service.
+type call struct {
+	Method  string
+	Checks  []limiter.Check
+	Acquire limiter.Acquire
+	Target  limiter.Target
+	LeaseID string
+	TTL     time.Duration
+	Units   int64
+}
+
+// scripted is a Service that gives prepared answers and remembers what it was asked.
+type scripted struct {
+	mu    sync.Mutex
+	calls []call
+
+	results  []limiter.Result // of Check; missing ones repeat the last
+	decision limiter.Decision // of Acquire
+	lives    time.Duration
+	released bool
+	refunded int64
+	err      error
+}
+
+func (s *scripted) record(c call) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, c)
+}
+
+func (s *scripted) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+	s.record(call{Method: "Check", Checks: slices.Clone(checks)})
+	if s.err != nil {
+		return nil, s.err
+	}
+	results := make([]limiter.Result, len(checks))
+	for i := range results {
+		results[i] = s.results[min(i, len(s.results)-1)]
+	}
+	return results, nil
+}
+
+func (s *scripted) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+	s.record(call{Method: "Acquire", Acquire: a})
+	return s.decision, s.err
+}
+
+func (s *scripted) Renew(_ context.Context, t limiter.Target, id string, ttl time.Duration) (time.Duration, error) {
+	s.record(call{Method: "Renew", Target: t, LeaseID: id, TTL: ttl})
+	return s.lives, s.err
+}
+
+func (s *scripted) Release(_ context.Context, t limiter.Target, id string) (bool, error) {
+	s.record(call{Method: "Release", Target: t, LeaseID: id})
+	return s.released, s.err
+}
+
+func (s *scripted) Refund(_ context.Context, t limiter.Target, units int64) (int64, error) {
+	s.record(call{Method: "Refund", Target: t, Units: units})
+	return s.refunded, s.err
+}
+
+func (s *scripted) Reset(_ context.Context, t limiter.Target) error {
+	s.record(call{Method: "Reset", Target: t})
+	return s.err
+}
+
+var (
+	admitted = limiter.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Window: time.Minute, Remaining: 4,
+		ResetAfter: time.Minute}
+	refused = limiter.Decision{Policy: "login", Limit: 5, Window: time.Minute,
+		RetryAfter: 36*time.Second + 400*time.Millisecond + 1, ResetAfter: 58 * time.Second}
+)
+
+const (
+	admittedJSON = `{"allowed":true,"granted":1,"limit":5,"remaining":4,"retry_after_ms":0,"reset_after_ms":60000,` +
+		`"delay_ms":0,"policy":"login","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`
+	refusedJSON = `{"allowed":false,"granted":0,"limit":5,"remaining":0,"retry_after_ms":36401,"reset_after_ms":58000,` +
+		`"delay_ms":0,"policy":"login","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`
+)
+
+// door is a handler under test, all of whose responses are held to openapi.yaml.
+type door struct {
+	t       testing.TB
+	service *scripted
+	handler http.Handler
+	log     *bytes.Buffer
+	spec    *spec
+}
+
+func newDoor(t testing.TB, service *scripted, change func(*Config)) *door {
+	d := &door{t: t, service: service, log: new(bytes.Buffer), spec: loadSpec(t)}
+	cfg := Config{
+		Service: service,
+		Status: func(context.Context) (*weirv1.StatusResponse, error) {
+			return &weirv1.StatusResponse{Node: "weir-0"}, nil
+		},
+		Ready:    func() (bool, string) { return true, "" },
+		Policies: func() PolicyListing { return PolicyListing{Hash: "00"} },
+		Metrics: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+			io.WriteString(w, "weir_requests_total 0\n")
+		}),
+		Logger: slog.New(slog.NewTextHandler(d.log, nil)),
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	d.handler = New(cfg)
+	return d
+}
+
+func (d *door) do(method, path, body string, header ...string) *http.Response {
+	d.t.Helper()
+	r := httptest.NewRequest(method, path, strings.NewReader(body))
+	for i := 0; i < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	d.handler.ServeHTTP(w, r)
+	resp := w.Result()
+	d.spec.check(d.t, r, resp)
+	return resp
+}
+
+func (d *door) post(path, body string) *http.Response {
+	d.t.Helper()
+	return d.do("POST", path, body, "Content-Type", "application/json")
+}
+
+func bodyOf(t testing.TB, resp *http.Response) string {
+	t.Helper()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body = io.NopCloser(bytes.NewReader(b))
+	return string(b)
+}
+
+// spec is openapi.yaml as a judge of responses.
+type spec struct {
+	doc    *openapi3.T
+	router routers.Router
+}
+
+var loadOnce = sync.OnceValues(func() (*spec, error) {
+	doc, err := openapi3.NewLoader().LoadFromData([]byte(openAPI))
+	if err != nil {
+		return nil, err
+	}
+	if err := doc.Validate(context.Background(), openapi3.EnableExamplesValidation()); err != nil {
+		return nil, err
+	}
+	router, err := gorillamux.NewRouter(doc)
+	return &spec{doc, router}, err
+})
+
+func loadSpec(t testing.TB) *spec {
+	t.Helper()
+	s, err := loadOnce()
+	if err != nil {
+		t.Fatalf("openapi.yaml: %v", err)
+	}
+	return s
+}
+
+func (s *spec) check(t testing.TB, r *http.Request, resp *http.Response) {
+	t.Helper()
+	body := bodyOf(t, resp)
+	route, params, err := s.router.FindRoute(r)
+	if errors.Is(err, routers.ErrMethodNotAllowed) {
+		// The document says what a 405 is like on every path; any of its methods will do to look that up.
+		item := s.doc.Paths.Find(r.URL.Path)
+		for method, op := range item.Operations() {
+			route, err = &routers.Route{Spec: s.doc, Path: r.URL.Path, PathItem: item, Method: method, Operation: op}, nil
+		}
+	}
+	if err != nil {
+		s.checkProblem(t, body) // a path that is not there has no place in the document
+		return
+	}
+	header := make(http.Header)
+	for name, values := range resp.Header {
+		header[http.CanonicalHeaderKey(name)] = values
+	}
+	if r.Method == http.MethodHead {
+		return
+	}
+	in := &openapi3filter.ResponseValidationInput{
+		RequestValidationInput: &openapi3filter.RequestValidationInput{Request: r, PathParams: params, Route: route},
+		Status:                 resp.StatusCode,
+		Header:                 header,
+		Options:                &openapi3filter.Options{IncludeResponseStatus: true},
+	}
+	if err := openapi3filter.ValidateResponse(context.Background(), in.SetBodyBytes([]byte(body))); err != nil {
+		t.Errorf("%s %s: %d does not fit openapi.yaml: %v\n%s", r.Method, r.URL.Path, resp.StatusCode, err, body)
+	}
+}
+
+func (s *spec) checkProblem(t testing.TB, body string) {
+	t.Helper()
+	var v any
+	if err := unmarshal(body, &v); err != nil {
+		t.Errorf("not JSON: %v\n%s", err, body)
+	} else if err := s.doc.Components.Schemas["Problem"].Value.VisitJSON(v); err != nil {
+		t.Errorf("not a problem document: %v\n%s", err, body)
+	}
+}
+
+// accepts says whether the document takes the body for a valid request.
+func (s *spec) accepts(path, body string) error {
+	r := httptest.NewRequest("POST", path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	route, params, err := s.router.FindRoute(r)
+	if err != nil {
+		return err
+	}
+	return openapi3filter.ValidateRequest(context.Background(),
+		&openapi3filter.RequestValidationInput{Request: r, PathParams: params, Route: route})
+}
+
+var login = limiter.Target{Policy: "login", Key: "alice"}
+
+func oneCheck(c limiter.Check) []call { return []call{{Method: "Check", Checks: []limiter.Check{c}}} }
+
+func TestRequests(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	leased := admitted
+	leased.Policy, leased.LeaseID, leased.RequestID = "jobs", "5f1d", "r-1"
+	leasedJSON := strings.Replace(strings.TrimSuffix(admittedJSON, "}"), "login", "jobs", 1) +
+		`,"request_id":"r-1","lease_id":"5f1d"}`
+	failedOpen := limiter.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Degraded: true, FailedOpen: true}
+	failedClosed := limiter.Decision{Policy: "login", Limit: 5, RetryAfter: time.Second, Degraded: true, FailedClosed: true}
+	never := refused
+	never.RetryAfter = algo.Never
+	shadow := admitted
+	shadow.Shadow, shadow.RetryAfter = true, time.Second
+
+	for _, tt := range []struct {
+		name, path, body string
+		service          *scripted // nil for one without a script
+		status           int
+		want             string
+		calls            []call
+		header           map[string]string // those that matter to this case; "" for one that is absent
+	}{
+		{
+			name: "admitted", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":1}`,
+			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			status:  200, want: admittedJSON,
+			calls:  oneCheck(limiter.Check{Target: login, Cost: 1}),
+			header: map[string]string{"RateLimit": `"login";r=4;t=60`, "RateLimit-Policy": `"login";q=5;w=60`, "Retry-After": ""},
+		},
+		{
+			name: "a missing cost is 1", path: "/v1/check", body: " {\"policy\":\"login\",\n\"key\":\"alice\"} ",
+			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			status:  200, want: admittedJSON, calls: oneCheck(limiter.Check{Target: login, Cost: 1}),
+		},
+		{
+			name: "refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":3,"partial":true,"request_id":"r-1"}`,
+			service: &scripted{results: []limiter.Result{{Decision: refused}}},
+			status:  429, want: refusedJSON,
+			calls:  oneCheck(limiter.Check{Target: login, Cost: 3, Partial: true, RequestID: "r-1"}),
+			header: map[string]string{"RateLimit": `"login";r=0;t=37`, "Retry-After": "37", "X-RateLimit-Reset": "37"},
+		},
+		{
+			name: "never", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":9}`,
+			service: &scripted{results: []limiter.Result{{Decision: never}}},
+			status:  429, want: strings.Replace(refusedJSON, `"retry_after_ms":36401,`, "", 1),
+			calls:  oneCheck(limiter.Check{Target: login, Cost: 9}),
+			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=58`},
+		},
+		{
+			name: "a peek is answered, not refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":0}`,
+			service: &scripted{results: []limiter.Result{{Decision: refused}}},
+			status:  200, want: refusedJSON, calls: oneCheck(limiter.Check{Target: login}),
+			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=37`},
+		},
+		{
+			name: "shadow", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
+			service: &scripted{results: []limiter.Result{{Decision: shadow}}},
+			status:  200, want: strings.Replace(admittedJSON, `"shadow":false`, `"shadow":true`, 1),
+			calls: oneCheck(limiter.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": ""},
+		},
+		{
+			name: "failed open", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
+			service: &scripted{results: []limiter.Result{{Decision: failedOpen}}},
+			status:  200,
+			want: `{"allowed":true,"granted":1,"limit":5,"remaining":0,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,` +
+				`"policy":"login","shadow":false,"degraded":true,"failed_open":true,"failed_closed":false}`,
+			calls: oneCheck(limiter.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "", "RateLimit": ""},
+		},
+		{
+			name: "failed closed", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
+			service: &scripted{results: []limiter.Result{{Decision: failedClosed}}},
+			status:  503,
+			want: `{"allowed":false,"granted":0,"limit":5,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"delay_ms":0,` +
+				`"policy":"login","shadow":false,"degraded":true,"failed_open":false,"failed_closed":true}`,
+			calls: oneCheck(limiter.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "1", "RateLimit": ""},
+		},
+		{
+			name: "inline", path: "/v1/check",
+			body:    `{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s"},"key":"alice"}`,
+			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			status:  200, want: admittedJSON,
+			calls: oneCheck(limiter.Check{Cost: 1, Target: limiter.Target{Namespace: "api", Key: "alice",
+				Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Minute}}}),
+		},
+		{
+			name: "inline calendar", path: "/v1/check",
+			body: `{"limit":{"algorithm":"fixed_window","limit":100,"window":"day","align":"calendar","time_zone":"Europe/Berlin",` +
+				`"count_denied":true},"key":"ä\u0000"}`,
+			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			status:  200, want: admittedJSON,
+			calls: oneCheck(limiter.Check{Cost: 1, Target: limiter.Target{Key: "ä\x00", Limit: &algo.Limit{
+				Algorithm: algo.FixedWindow, Limit: 100, Period: algo.Day, Zone: berlin, CountDenied: true}}}),
+		},
+		{
+			name: "the error of a check", path: "/v1/check", body: `{"policy":"nope","key":"alice"}`,
+			service: &scripted{results: []limiter.Result{{Err: &limiter.Error{Kind: limiter.NotFound,
+				Field: "checks[0].policy", Message: `there is no policy "nope"`}}}},
+			status: 404,
+			want: `{"type":"` + problemTypes + `not-found","title":"There is no such thing","status":404,` +
+				`"detail":"policy: there is no policy \"nope\"","field":"policy"}`,
+			calls: oneCheck(limiter.Check{Target: limiter.Target{Policy: "nope", Key: "alice"}, Cost: 1}),
+		},
+		{
+			name: "batch", path: "/v1/checks",
+			body: `{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"alice","cost":0},{"policy":"nope","key":"k"}],"atomic":false}`,
+			service: &scripted{results: []limiter.Result{{Decision: admitted}, {Decision: refused},
+				{Err: &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: "unknown"}}}},
+			status: 200,
+			want: `{"allowed":false,"decisions":[` + admittedJSON + `,` + refusedJSON + `,{"error":{"type":"` + problemTypes +
+				`not-found","title":"There is no such thing","status":404,"detail":"checks[2].policy: unknown","field":"checks[2].policy"}}]}`,
+			calls: []call{{Method: "Check", Checks: []limiter.Check{{Target: login, Cost: 1}, {Target: login},
+				{Target: limiter.Target{Policy: "nope", Key: "k"}, Cost: 1}}}},
+			header: map[string]string{"RateLimit": ""},
+		},
+		{
+			name: "batch, all allowed", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice"}]}`,
+			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			status:  200, want: `{"allowed":true,"decisions":[` + admittedJSON + `]}`,
+			calls: oneCheck(limiter.Check{Target: login, Cost: 1}),
+		},
+		{
+			name: "acquire", path: "/v1/acquire", body: `{"policy":"jobs","key":"k","ttl":"1d12h","request_id":"r-1"}`,
+			service: &scripted{decision: leased},
+			status:  200, want: leasedJSON,
+			calls: []call{{Method: "Acquire", Acquire: limiter.Acquire{Target: limiter.Target{Policy: "jobs", Key: "k"},
+				Cost: 1, TTL: 36 * time.Hour, RequestID: "r-1"}}},
+			header: map[string]string{"RateLimit": `"jobs";r=4;t=60`},
+		},
+		{
+			name: "acquire inline, refused", path: "/v1/acquire",
+			body:    `{"limit":{"algorithm":"concurrency","limit":2,"ttl":"30s"},"key":"k","cost":2}`,
+			service: &scripted{decision: refused},
+			status:  429, want: refusedJSON,
+			calls: []call{{Method: "Acquire", Acquire: limiter.Acquire{Cost: 2, Target: limiter.Target{Key: "k",
+				Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 2, Window: 30 * time.Second}}}}},
+			header: map[string]string{"Retry-After": "37"},
+		},
+		{
+			name: "renew", path: "/v1/renew", body: `{"policy":"jobs","key":"k","lease_id":"5f1d","ttl":"30s"}`,
+			service: &scripted{lives: 30*time.Second - 1},
+			status:  200, want: `{"expires_in_ms":29999}`,
+			calls: []call{{Method: "Renew", Target: limiter.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d", TTL: 30 * time.Second}},
+		},
+		{
+			name: "renew for the policy's window", path: "/v1/renew", body: `{"policy":"jobs","key":"k","lease_id":"5f1d"}`,
+			service: &scripted{lives: time.Minute},
+			status:  200, want: `{"expires_in_ms":60000}`,
+			calls: []call{{Method: "Renew", Target: limiter.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
+		},
+		{
+			name: "release", path: "/v1/release", body: `{"policy":"jobs","key":"k","lease_id":"5f1d"}`,
+			service: &scripted{released: true},
+			status:  200, want: `{"released":true}`,
+			calls: []call{{Method: "Release", Target: limiter.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
+		},
+		{
+			name: "refund", path: "/v1/refund", body: `{"policy":"login","key":"alice","cost":3}`,
+			service: &scripted{refunded: 2},
+			status:  200, want: `{"refunded":2}`,
+			calls: []call{{Method: "Refund", Target: login, Units: 3}},
+		},
+		{
+			name: "refund of a missing cost", path: "/v1/refund", body: `{"policy":"login","key":"alice"}`,
+			status: 200, want: `{"refunded":0}`,
+			calls: []call{{Method: "Refund", Target: login, Units: 1}},
+		},
+		{
+			name: "reset", path: "/v1/reset", body: `{"policy":"login","key":"alice"}`,
+			status: 200, want: `{"reset":true}`,
+			calls: []call{{Method: "Reset", Target: login}},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			service := tt.service
+			if service == nil {
+				service = new(scripted)
+			}
+			d := newDoor(t, service, nil)
+			if err := d.spec.accepts(tt.path, tt.body); err != nil {
+				t.Errorf("openapi.yaml does not accept the request: %v", err)
+			}
+			resp := d.post(tt.path, tt.body)
+			wantType := "application/json"
+			if tt.status == 404 {
+				wantType = "application/problem+json"
+			}
+			if got := resp.Header.Get("Content-Type"); resp.StatusCode != tt.status || got != wantType {
+				t.Errorf("answered %d %s, want %d %s", resp.StatusCode, got, tt.status, wantType)
+			}
+			if diff := cmp.Diff(tt.want, bodyOf(t, resp)); diff != "" {
+				t.Errorf("body (-want +got):\n%s", diff)
+			}
+			samePointer := cmp.Comparer(func(a, b *time.Location) bool { return a.String() == b.String() })
+			if diff := cmp.Diff(tt.calls, service.calls, samePointer); diff != "" {
+				t.Errorf("calls (-want +got):\n%s", diff)
+			}
+			for name, want := range tt.header {
+				if got := strings.Join(resp.Header[name], "|"); got != want {
+					t.Errorf("%s: %q, want %q", name, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestBadRequests(t *testing.T) {
+	long := strings.Repeat("k", limiter.MaxKey+1)
+	in := func(limit string) string { return `{"limit":` + limit + `,"key":"k"}` }
+	for _, tt := range []struct {
+		path, body string
+		status     int
+		field      string
+		detail     string // part of it
+	}{
+		// Not JSON, or not strictly.
+		{"/v1/check", ``, 400, "", "the body is empty"},
+		{"/v1/check", `{`, 400, "", "not valid JSON"},
+		{"/v1/check", `nonsense`, 400, "", "not valid JSON"},
+		{"/v1/check", `{"policy":"login","key":"alice"} {}`, 400, "", "after top-level value"},
+		{"/v1/check", `{"policy":"login","key":"alice"}x`, 400, "", "after top-level value"},
+		{"/v1/check", `{"policy":"login","key":"alice",}`, 400, "", "not valid JSON"},
+		{"/v1/check", "{\"policy\":\"login\",\"key\":\"\xff\"}", 400, "", "invalid UTF-8"},
+		{"/v1/check", `{"policy":"login","key":"\ud800"}`, 400, "", "not valid JSON"},
+		{"/v1/check", `{"policy":"login","key":"alice","key":"bob"}`, 400, "key", "given twice"},
+		{"/v1/check", `{"policy":"login","key":"alice","\u006bey":"bob"}`, 400, "key", "given twice"},
+		{"/v1/check", `{"policy":"login","key":"alice","coast":1}`, 400, "coast", "no such field"},
+		{"/v1/check", `{"policy":"login","Key":"alice"}`, 400, "Key", "no such field"},
+		{"/v1/check", `{"policy":"login","key":"alice","ttl":"1s"}`, 400, "ttl", "no such field"},
+		{"/v1/check", `{"policy":"login","key":"alice","` + long + `":1}`, 400, strings.Repeat("k", 128) + "…", "no such field"},
+		{"/v1/check", `[]`, 400, "", "the body must be an object"},
+		{"/v1/check", `"login"`, 400, "", "the body must be an object"},
+		{"/v1/check", `null`, 400, "", "must not be null"},
+		// Wrong types and numbers.
+		{"/v1/check", `{"policy":7,"key":"alice"}`, 400, "policy", "must be a string"},
+		{"/v1/check", `{"policy":"login","key":["alice"]}`, 400, "key", "must be a string"},
+		{"/v1/check", `{"policy":"login","key":null}`, 400, "key", "must not be null"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":null}`, 400, "cost", "must not be null"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":"1"}`, 400, "cost", "whole number"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":1.5}`, 400, "cost", "whole number"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":1.0}`, 400, "cost", "whole number"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":1e3}`, 400, "cost", "whole number"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":9223372036854775808}`, 400, "cost", "64 bits"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":9007199254740993}`, 400, "cost", "at most 9007199254740992"},
+		{"/v1/check", `{"policy":"login","key":"alice","cost":-1}`, 400, "cost", "at least 0"},
+		{"/v1/check", `{"policy":"login","key":"alice","partial":1}`, 400, "partial", "true or false"},
+		{"/v1/check", `{"limit":100,"key":"alice"}`, 400, "limit", "an object"},
+		// What names the state.
+		{"/v1/check", `{}`, 400, "policy", "or a limit"},
+		{"/v1/check", `{"key":"alice"}`, 400, "policy", "or a limit"},
+		{"/v1/check", `{"policy":"login","limit":{"algorithm":"sliding_log","limit":1,"window":"1s"},"key":"k"}`, 400, "limit", "not both"},
+		{"/v1/check", `{"policy":"login"}`, 400, "key", "1 to 1024 bytes"},
+		{"/v1/check", `{"policy":"login","key":""}`, 400, "key", "1 to 1024 bytes"},
+		{"/v1/check", `{"policy":"login","key":"` + long + `"}`, 413, "key", "at most 1024 bytes, is 1025"},
+		{"/v1/check", `{"policy":"login","key":"` + strings.Repeat("ä", 513) + `"}`, 413, "key", "at most 1024 bytes, is 1026"},
+		{"/v1/check", `{"policy":"login","namespace":"n","key":"k"}`, 400, "namespace", "not with a policy"},
+		{"/v1/check", `{"namespace":"` + long + `","limit":{"algorithm":"sliding_log","limit":1,"window":"1s"},"key":"k"}`, 413, "namespace", "at most 256 bytes"},
+		{"/v1/check", `{"policy":"login","key":"k","request_id":"` + long + `"}`, 413, "request_id", "at most 128 bytes"},
+		{"/v1/check", `{"policy":"login","key":"k","pad":"` + strings.Repeat("x", 8<<10) + `"}`, 413, "", "larger than 8192 bytes"},
+		// Inline limits.
+		{"/v1/check", in(`{}`), 400, "limit.algorithm", "must be one of"},
+		{"/v1/check", in(`{"algorithm":"log","limit":1,"window":"1s"}`), 400, "limit.algorithm", "must be one of"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","window":"1s"}`), 400, "limit.limit", "between 1 and"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":0,"window":"1s"}`), 400, "limit.limit", "between 1 and"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":-2,"window":"1s"}`), 400, "limit.limit", "-1 for unlimited"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":9007199254740993,"window":"1s"}`), 400, "limit.limit", "between 1 and"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1}`), 400, "limit.window", "must be given"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":60}`), 400, "limit.window", "a string"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"60"}`), 400, "limit.window", "unit"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"0s"}`), 400, "limit.window", "must not be 0"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"-1s"}`), 400, "limit.window", "negative"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"367d"}`), 400, "limit.window", "between"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"99999999999d"}`), 400, "limit.window", "long"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":1,"window":"day"}`), 400, "limit.window", "align: calendar"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":1,"window":"1d","align":"calendar"}`), 400, "limit.window", "one of minute"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":1,"window":"1d","align":"moon"}`), 400, "limit.align", "calendar"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"day","align":"calendar"}`), 400, "limit.align", "fixed_window"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":1,"window":"1d","time_zone":"UTC"}`), 400, "limit.time_zone", "calendar"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":1,"window":"day","align":"calendar","time_zone":"Local"}`), 400, "limit.time_zone", "IANA"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":1,"window":"day","align":"calendar","time_zone":"../etc/passwd"}`), 400, "limit.time_zone", "IANA"},
+		{"/v1/check", in(`{"algorithm":"sliding_window","limit":1,"window":"1d","slots":0}`), 400, "limit.slots", "must not be 0"},
+		{"/v1/check", in(`{"algorithm":"sliding_window","limit":1,"window":"1d","slots":101}`), 400, "limit.slots", "between 1 and 100"},
+		{"/v1/check", in(`{"algorithm":"sliding_window","limit":1,"window":"1d","slots":2147483648}`), 400, "limit.slots", "32 bits"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"1d","slots":5}`), 400, "limit.slots", "sliding_window"},
+		{"/v1/check", in(`{"algorithm":"token_bucket","limit":1,"window":"1d","capacity":0}`), 400, "limit.capacity", "must not be 0"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"1d","capacity":5}`), 400, "limit.capacity", "token_bucket"},
+		{"/v1/check", in(`{"algorithm":"token_bucket","limit":1,"window":"1d","count_denied":true}`), 400, "limit.count_denied", "not for token_bucket"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"1d","ttl":"1d"}`), 400, "limit.ttl", "concurrency"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"1d","max_log":1}`), 400, "limit.max_log", "no such field"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"1d","capacity":null}`), 400, "limit.capacity", "null"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":-1,"window":"0s"}`), 400, "limit.window", "must not be 0"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"1µs"}`), 400, "limit.window", "between"},
+		{"/v1/check", in(`{"algorithm":"sliding_log","limit":16777217,"window":"1s"}`), 400, "limit.limit", "16777216"},
+		{"/v1/check", in(`{"algorithm":"token_bucket","limit":1,"window":"366d","capacity":101}`), 400, "limit.capacity", "to fill"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":-1,"align":"calendar"}`), 400, "limit.window", "must be given"},
+		{"/v1/acquire", in(`{"algorithm":"concurrency","limit":1,"ttl":"400d"}`), 400, "limit.ttl", "between"},
+		// Batches.
+		{"/v1/checks", `{}`, 400, "checks", "1 to 1000"},
+		{"/v1/checks", `{"checks":[]}`, 400, "checks", "1 to 1000"},
+		{"/v1/checks", `{"checks":{}}`, 400, "checks", "an array"},
+		{"/v1/checks", `{"checks":"a"}`, 400, "checks", "an array"},
+		{"/v1/checks", `{"checks":null}`, 400, "checks", "an array"},
+		{"/v1/checks", `{"checks":[null]}`, 400, "checks[0]", "null"},
+		{"/v1/checks", `{"checks":[1]}`, 400, "checks[0]", "an object"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"}],"atomic":true}`, 400, "atomic", "not supported yet"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"}],"atomic":"no"}`, 400, "atomic", "true or false"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k","cost":-1}]}`, 400, "checks[1].cost", "at least 0"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k","cost":"1"}]}`, 400, "checks[1].cost", "whole number"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k","cost":null}]}`, 400, "checks[1].cost", "null"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k","atomic":true}]}`, 400, "checks[0].atomic", "no such field"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k","key":"l"}]}`, 400, "checks[0].key", "twice"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"}],"checks":[]}`, 400, "checks", "twice"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"key":"k","limit":{"algorithm":"sliding_log","limit":1,"window":"x"}}]}`, 400, "checks[1].limit.window", "not a duration"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"` + long + `"}]}`, 413, "checks[0].key", "at most 1024"},
+		{"/v1/checks", `{"checks":[` + strings.Repeat(`{},`, 1000) + `{}]}`, 413, "checks", "at most 1000"},
+		// Leases, refunds, resets.
+		{"/v1/acquire", `{"policy":"p","key":"k","cost":0}`, 400, "cost", "at least 1"},
+		{"/v1/acquire", `{"policy":"p","key":"k","cost":-1}`, 400, "cost", "at least 1"},
+		{"/v1/acquire", `{"policy":"p","key":"k","ttl":30}`, 400, "ttl", "a string"},
+		{"/v1/acquire", `{"policy":"p","key":"k","ttl":"0s"}`, 400, "ttl", "from 1ms"},
+		{"/v1/acquire", `{"policy":"p","key":"k","ttl":"1µs"}`, 400, "ttl", "from 1ms"},
+		{"/v1/acquire", `{"policy":"p","key":"k","ttl":"soon"}`, 400, "ttl", "not a duration"},
+		{"/v1/acquire", `{"policy":"p","key":"k","partial":true}`, 400, "partial", "no such field"},
+		{"/v1/acquire", `{"key":"k"}`, 400, "policy", "or a limit"},
+		{"/v1/acquire", in(`{"algorithm":"concurrency","limit":1,"window":"1s"}`), 400, "limit.window", "ttl"},
+		{"/v1/acquire", in(`{"algorithm":"concurrency","limit":1}`), 400, "limit.ttl", "must be given"},
+		{"/v1/renew", `{"policy":"p","key":"k"}`, 400, "lease_id", "must be given"},
+		{"/v1/renew", `{"policy":"p","key":"k","lease_id":7}`, 400, "lease_id", "a string"},
+		{"/v1/renew", `{"policy":"p","key":"k","lease_id":"l","ttl":"-1s"}`, 400, "ttl", "negative"},
+		{"/v1/renew", `{"policy":"p","lease_id":"l"}`, 400, "key", "1 to 1024"},
+		{"/v1/release", `{"policy":"p","key":"k"}`, 400, "lease_id", "must be given"},
+		{"/v1/release", `{"key":"k","lease_id":"l"}`, 400, "policy", "or a limit"},
+		{"/v1/refund", `{"policy":"p","key":"k","cost":0}`, 400, "cost", "at least 1"},
+		{"/v1/refund", `{"policy":"p","key":"k","cost":-5}`, 400, "cost", "at least 1"},
+		{"/v1/refund", `{"policy":"p","key":"k","request_id":"r"}`, 400, "request_id", "no such field"},
+		{"/v1/reset", `{"policy":"p"}`, 400, "key", "1 to 1024"},
+		{"/v1/reset", `{"policy":"p","key":"k","cost":1}`, 400, "cost", "no such field"},
+	} {
+		body := tt.body
+		if len(body) > 100 {
+			body = body[:100] + "…"
+		}
+		t.Run(tt.path+" "+body, func(t *testing.T) {
+			var service scripted
+			d := newDoor(t, &service, func(c *Config) { c.MaxBody = 8 << 10 })
+			wantProblem(t, d.post(tt.path, tt.body), tt.status, tt.field, tt.detail)
+			if len(service.calls) > 0 {
+				t.Errorf("the service was asked: %+v", service.calls)
+			}
+		})
+	}
+}
+
+// wantProblem checks that resp is a problem document whose detail begins with the field and contains a phrase.
+func wantProblem(t *testing.T, resp *http.Response, status int, field, phrase string) {
+	t.Helper()
+	var p problemBody
+	if err := unmarshal(bodyOf(t, resp), &p); err != nil {
+		t.Fatal(err)
+	}
+	if got := resp.Header.Get("Content-Type"); resp.StatusCode != status || p.Status != status || got != "application/problem+json" {
+		t.Errorf("answered %d %s with status %d, want %d", resp.StatusCode, got, p.Status, status)
+	}
+	if p.Field != field || field != "" && !strings.HasPrefix(p.Detail, field+": ") || !strings.Contains(p.Detail, phrase) {
+		t.Errorf("field %q, detail %q; want field %q, detail with %q", p.Field, p.Detail, field, phrase)
+	}
+	anchor := strings.TrimPrefix(p.Type, problemTypes)
+	if !strings.Contains(problemsPage, "\n## "+anchor+"\n"+strconv.Itoa(status)+". ") {
+		t.Errorf("PROBLEMS.md does not explain %q with status %d", anchor, status)
+	}
+}
+
+func TestMediaType(t *testing.T) {
+	const body = `{"policy":"login","key":"alice"}`
+	for _, tt := range []struct {
+		header []string
+		detail string // "" when the request is fine
+	}{
+		{[]string{"Content-Type", "application/json"}, ""},
+		{[]string{"Content-Type", "Application/JSON; charset=UTF-8"}, ""},
+		{[]string{"Content-Type", `application/json;charset="utf-8"`}, ""},
+		{[]string{"Content-Type", "application/json", "Content-Encoding", "identity"}, ""},
+		{nil, "-H 'Content-Type: application/json'"},
+		{[]string{"Content-Type", "application/x-www-form-urlencoded"}, "-H 'Content-Type: application/json'"},
+		{[]string{"Content-Type", "text/json"}, "application/json"},
+		{[]string{"Content-Type", "application/problem+json"}, "application/json"},
+		{[]string{"Content-Type", ";"}, "application/json"},
+		{[]string{"Content-Type", "application/json; charset=latin1"}, "UTF-8"},
+		{[]string{"Content-Type", "application/json", "Content-Type", "text/plain"}, "exactly one"},
+		{[]string{"Content-Type", "application/json", "Content-Encoding", "gzip"}, "compressed"},
+	} {
+		service := scripted{results: []limiter.Result{{Decision: admitted}}}
+		d := newDoor(t, &service, nil)
+		resp := d.do("POST", "/v1/check", body, tt.header...)
+		if tt.detail == "" {
+			if resp.StatusCode != 200 {
+				t.Errorf("%q: %d %s", tt.header, resp.StatusCode, bodyOf(t, resp))
+			}
+			continue
+		}
+		wantProblem(t, resp, 415, "", tt.detail)
+		if len(service.calls) > 0 {
+			t.Errorf("%q: the service was asked", tt.header)
+		}
+	}
+}
+
+func TestServiceErrors(t *testing.T) {
+	bodies := map[string]string{
+		"/v1/check":   `{"policy":"p","key":"k"}`,
+		"/v1/checks":  `{"checks":[{"policy":"p","key":"k"}]}`,
+		"/v1/acquire": `{"policy":"p","key":"k"}`,
+		"/v1/renew":   `{"policy":"p","key":"k","lease_id":"l"}`,
+		"/v1/release": `{"policy":"p","key":"k","lease_id":"l"}`,
+		"/v1/refund":  `{"policy":"p","key":"k"}`,
+		"/v1/reset":   `{"policy":"p","key":"k"}`,
+	}
+	for _, tt := range []struct {
+		err    error
+		status int
+		field  string
+		detail string
+		logged bool
+	}{
+		{&limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "too much"}, 400, "cost", "too much", false},
+		{&limiter.Error{Kind: limiter.NotFound, Field: "lease_id", Message: "has ended"}, 404, "lease_id", "has ended", false},
+		{&limiter.Error{Kind: limiter.TooLarge, Field: "key", Message: "too long"}, 413, "key", "too long", false},
+		{&limiter.Error{Kind: limiter.Unavailable, Message: "nobody \xff there"}, 503, "", "nobody \uFFFD there", false},
+		{&limiter.Error{Message: "no kind"}, 500, "", "log", true},
+		{errors.New("secret"), 500, "", "log", true},
+		{context.Canceled, 503, "", "ended", false},
+		{context.DeadlineExceeded, 503, "", "ended", false},
+	} {
+		for path, body := range bodies {
+			d := newDoor(t, &scripted{err: tt.err}, nil)
+			resp := d.post(path, body)
+			wantProblem(t, resp, tt.status, tt.field, tt.detail)
+			if strings.Contains(bodyOf(t, resp), "secret") || tt.logged != strings.Contains(d.log.String(), "request failed") {
+				t.Errorf("%s: %v: body %s, log %s", path, tt.err, bodyOf(t, resp), d.log)
+			}
+		}
+	}
+
+	// The errors of single checks in a batch.
+	d := newDoor(t, &scripted{results: []limiter.Result{
+		{Err: &limiter.Error{Kind: limiter.NotFound, Field: "checks[0].policy", Message: "unknown"}},
+		{Err: &limiter.Error{Kind: limiter.Unavailable, Message: "nobody \xff there"}},
+		{Err: errors.New("secret")},
+	}}, nil)
+	got := bodyOf(t, d.post("/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k"},{"policy":"p","key":"k"}]}`))
+	for _, want := range []string{`"field":"checks[0].policy"`, `"detail":"nobody ` + "\uFFFD" + ` there"}`, `"status":500`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %s in %s", want, got)
+		}
+	}
+	if strings.Contains(got, "secret") {
+		t.Errorf("an unknown error's text got out: %s", got)
+	}
+
+	// A batch of one is what /v1/check asks, which its caller need not know.
+	d = newDoor(t, &scripted{err: &limiter.Error{Kind: limiter.Invalid, Field: "checks[0].limit.window", Message: "no"}}, nil)
+	wantProblem(t, d.post("/v1/check", bodies["/v1/check"]), 400, "limit.window", "no")
+	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 400, "checks[0].limit.window", "no")
+}
+
+func TestNoInline(t *testing.T) {
+	var service scripted
+	d := newDoor(t, &service, func(c *Config) { c.NoInline = true })
+	const limit = `"limit":{"algorithm":"sliding_log","limit":1,"window":"1s"},"key":"k"`
+	const detail = "inline limits are turned off on this node (--no-inline)"
+	wantProblem(t, d.post("/v1/check", `{`+limit+`}`), 400, "limit", detail)
+	wantProblem(t, d.post("/v1/checks", `{"checks":[{`+limit+`}]}`), 400, "checks[0].limit", detail)
+	wantProblem(t, d.post("/v1/acquire", `{`+limit+`}`), 400, "limit", detail)
+	if len(service.calls) > 0 {
+		t.Error("the service was asked")
+	}
+}
+
+func TestNewNeedsItsParts(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("New took a Config without a Service")
+		}
+	}()
+	New(Config{})
+}

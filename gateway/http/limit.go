@@ -1,0 +1,174 @@
+package httpapi
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/policy"
+)
+
+// limitBody is a limit as requests give it and GET /v1/policies shows it.
+type limitBody struct {
+	Algorithm   string `json:"algorithm"`
+	Limit       int64  `json:"limit"`
+	Window      string `json:"window,omitempty"`
+	TTL         string `json:"ttl,omitempty"`
+	Align       string `json:"align,omitempty"`
+	TimeZone    string `json:"time_zone,omitempty"`
+	Slots       *int32 `json:"slots,omitempty"`
+	Capacity    *int64 `json:"capacity,omitempty"`
+	CountDenied bool   `json:"count_denied,omitzero"`
+}
+
+// The values of align: a fixed window opens with the first admission, or with the calendar's period.
+const (
+	firstHit = "first_hit"
+	calendar = "calendar"
+)
+
+// limit reads a limit. What its numbers may be is package algo's to say.
+func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
+	l := algo.Limit{Limit: b.Limit, CountDenied: b.CountDenied}
+	var ok bool
+	if l.Algorithm, ok = algo.ParseAlgorithm(b.Algorithm); !ok {
+		return l, invalid("algorithm", "must be one of fixed_window, sliding_window, sliding_counter, sliding_log, "+
+			"token_bucket, leaky_bucket and concurrency")
+	}
+	if p := a.window(&l, b); p != nil {
+		return l, p
+	}
+	if b.Slots != nil {
+		if l.Slots = *b.Slots; l.Slots == 0 {
+			return l, invalid("slots", "must not be 0; leave it out for the default")
+		}
+	}
+	if b.Capacity != nil {
+		if l.Capacity = *b.Capacity; l.Capacity == 0 {
+			return l, invalid("capacity", "must not be 0; leave it out for the default")
+		}
+	}
+	if err := l.Validate(); err != nil {
+		p := invalid("", err.Error())
+		if field := (*algo.FieldError)(nil); errors.As(err, &field) {
+			p = invalid(field.Field, field.Message)
+		}
+		if p.field == "window" && l.Algorithm == algo.Concurrency {
+			p.field = "ttl"
+		}
+		return l, p
+	}
+	return l, nil
+}
+
+// window reads the fields that say how long a limit looks back: window or ttl, align and time_zone.
+func (a *api) window(l *algo.Limit, b *limitBody) *problem {
+	field, text := "window", b.Window
+	if l.Algorithm == algo.Concurrency {
+		field, text = "ttl", b.TTL
+	}
+	switch {
+	case l.Algorithm == algo.Concurrency && b.Window != "":
+		return invalid("window", "a concurrency limit has a ttl instead: the longest life of a lease")
+	case l.Algorithm != algo.Concurrency && b.TTL != "":
+		return invalid("ttl", "is for concurrency only; the other algorithms have a window")
+	case b.Align != "" && b.Align != firstHit && b.Align != calendar:
+		return invalid("align", "must be first_hit or calendar")
+	case b.Align != "" && l.Algorithm != algo.FixedWindow:
+		return invalid("align", "is for fixed_window only")
+	case b.TimeZone != "" && b.Align != calendar:
+		return invalid("time_zone", "goes with align: calendar")
+	case text == "" && l.Limit == algo.Unlimited && b.Align != calendar:
+		return nil
+	case text == "":
+		return invalid(field, "must be given, such as 60s or 1d")
+	}
+	if b.Align == calendar {
+		var ok bool
+		if l.Period, ok = algo.ParsePeriod(text); !ok {
+			return invalid("window", "must be one of minute, hour, day, week, month and year with align: calendar")
+		}
+		var err error
+		if l.Zone, err = a.zones.load(b.TimeZone); err != nil {
+			return invalid("time_zone", err.Error())
+		}
+		return nil
+	}
+	d, err := policy.ParseDuration(text)
+	if _, isPeriod := algo.ParsePeriod(text); isPeriod {
+		return invalid(field, text+" needs algorithm fixed_window and align: calendar")
+	}
+	if err != nil {
+		return invalid(field, err.Error())
+	}
+	if d == 0 {
+		return invalid(field, "must not be 0") // which without a limit would stand for none
+	}
+	l.Window = d
+	return nil
+}
+
+// limitBodyOf is the inverse of limit.
+func limitBodyOf(l *algo.Limit) limitBody {
+	b := limitBody{Algorithm: l.Algorithm.String(), Limit: l.Limit, CountDenied: l.CountDenied}
+	switch {
+	case l.Period != 0:
+		b.Align, b.Window, b.TimeZone = calendar, l.Period.String(), "UTC"
+		if l.Zone != nil {
+			b.TimeZone = l.Zone.String()
+		}
+	case l.Algorithm == algo.Concurrency:
+		b.TTL = formatDuration(l.Window)
+	case l.Window != 0:
+		b.Window = formatDuration(l.Window)
+	}
+	if l.Slots != 0 {
+		b.Slots = &l.Slots
+	}
+	if l.Capacity != 0 {
+		b.Capacity = &l.Capacity
+	}
+	return b
+}
+
+// formatDuration is Duration.String without the zeros that it ends in: 1m, not 1m0s.
+func formatDuration(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-len("0s")]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-len("0m")]
+	}
+	return s
+}
+
+// zones remembers the time zones that were asked for, since finding one means reading a file. There are no more of them
+// than the time zone database has names.
+type zones struct {
+	mu     sync.Mutex
+	byName map[string]*time.Location
+}
+
+// load returns the zone of that name, or nil for UTC.
+func (z *zones) load(name string) (*time.Location, error) {
+	if name == "" || name == "UTC" {
+		return nil, nil
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if zone, ok := z.byName[name]; ok {
+		return zone, nil
+	}
+	zone, err := policy.ParseTimeZone(name)
+	if err != nil {
+		return nil, err
+	}
+	if z.byName == nil {
+		z.byName = make(map[string]*time.Location)
+	}
+	z.byName[name] = zone
+	return zone, nil
+}

@@ -1,0 +1,147 @@
+package httpapi
+
+import (
+	_ "embed"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+//go:embed openapi.yaml
+var openAPI string
+
+// PolicyListing is what a node has loaded.
+type PolicyListing struct {
+	// Hash stands for what the policies mean; it is equal on nodes that decide by the same ones.
+	Hash     string
+	Policies []Policy // in the order in which they are to be shown
+	// ReloadError says why the last policy file was not taken; empty when it was.
+	ReloadError string
+}
+
+// Policy describes one policy.
+type Policy struct {
+	Name      string
+	Limits    []algo.Limit // empty when the policy is unlimited
+	Overrides int          // number of keys and prefixes that have a limit of their own
+	Shadow    bool
+	OnError   string // "open" or "closed"
+}
+
+type policiesBody struct {
+	Hash        string       `json:"hash"`
+	ReloadError string       `json:"reload_error,omitempty"`
+	Policies    []policyBody `json:"policies"`
+}
+
+type policyBody struct {
+	Name      string      `json:"name"`
+	Limits    []limitBody `json:"limits"`
+	Overrides int         `json:"overrides"`
+	Shadow    bool        `json:"shadow"`
+	OnError   string      `json:"on_error"`
+}
+
+func (a *api) handlePolicies(w http.ResponseWriter, r *http.Request) {
+	listing := a.Policies()
+	body := policiesBody{Hash: listing.Hash, ReloadError: listing.ReloadError,
+		Policies: make([]policyBody, len(listing.Policies))}
+	for i, p := range listing.Policies {
+		b := policyBody{Name: p.Name, Overrides: p.Overrides, Shadow: p.Shadow, OnError: p.OnError,
+			Limits: make([]limitBody, len(p.Limits))}
+		for j := range p.Limits {
+			b.Limits[j] = limitBodyOf(&p.Limits[j])
+		}
+		body.Policies[i] = b
+	}
+	a.answer(w, r, nil, &body)
+}
+
+// statusBody is weir.v1's StatusResponse in the manner of this interface: snake_case, numbers as numbers, milliseconds.
+type statusBody struct {
+	Node          string       `json:"node"`
+	Version       string       `json:"version"`
+	Ready         bool         `json:"ready"`
+	ReadyDetail   string       `json:"ready_detail,omitempty"`
+	Partitions    uint32       `json:"partitions"`
+	Ring          string       `json:"ring"`
+	Members       []memberBody `json:"members"`
+	PoliciesError string       `json:"policies_error,omitempty"`
+}
+
+type memberBody struct {
+	Name       string `json:"name"`
+	Boot       string `json:"boot"`
+	State      string `json:"state"`
+	HTTP       string `json:"http"`
+	GRPC       string `json:"grpc"`
+	Gossip     string `json:"gossip"`
+	Peer       string `json:"peer"`
+	Partitions uint32 `json:"partitions"`
+	Reachable  bool   `json:"reachable"`
+	*reachedBody
+}
+
+// reachedBody is what only a member that answered is known to have.
+type reachedBody struct {
+	Version      string `json:"version"`
+	PoliciesHash string `json:"policies_hash"`
+	Policies     uint32 `json:"policies"`
+	Keys         uint64 `json:"keys"`
+	StateBytes   uint64 `json:"state_bytes"`
+	UptimeMS     int64  `json:"uptime_ms"`
+}
+
+func (a *api) handleStatus(w http.ResponseWriter, r *http.Request) {
+	st, err := a.Status(r.Context())
+	if err != nil {
+		a.Logger.WarnContext(r.Context(), "http: no status", "error", err)
+		a.writeProblem(w, r, &problem{status: http.StatusServiceUnavailable,
+			message: "the node cannot describe the cluster at the moment: " + clip(err.Error())})
+		return
+	}
+	body := statusBody{Node: st.GetNode(), Version: st.GetVersion(), Ready: st.GetReady(),
+		ReadyDetail: st.GetReadyDetail(), Partitions: st.GetPartitions(), Ring: st.GetRing(),
+		PoliciesError: st.GetPoliciesError(), Members: make([]memberBody, len(st.GetMembers()))}
+	for i, m := range st.GetMembers() {
+		body.Members[i] = memberOf(m)
+	}
+	a.answer(w, r, nil, &body)
+}
+
+func memberOf(m *weirv1.Member) memberBody {
+	b := memberBody{Name: m.GetName(), Boot: m.GetBoot(), State: m.GetState(), HTTP: m.GetHttp(), GRPC: m.GetGrpc(),
+		Gossip: m.GetGossip(), Peer: m.GetPeer(), Partitions: m.GetPartitions(), Reachable: m.GetReachable()}
+	if b.Reachable {
+		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
+			Policies: m.GetPolicies(), Keys: m.GetKeys(), StateBytes: m.GetStateBytes(),
+			UptimeMS: roundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
+	}
+	return b
+}
+
+func (a *api) handleHealth(w http.ResponseWriter, r *http.Request) {
+	a.answer(w, r, nil, &struct {
+		Alive bool `json:"alive"`
+	}{true})
+}
+
+func (a *api) handleReady(w http.ResponseWriter, r *http.Request) {
+	ready, detail := a.Ready()
+	status := http.StatusOK
+	if !ready {
+		status = http.StatusServiceUnavailable
+	}
+	a.writeJSON(w, r, status, jsonType[0], &struct {
+		Ready  bool   `json:"ready"`
+		Detail string `json:"detail,omitempty"`
+	}{ready, detail})
+}
+
+func (a *api) handleOpenAPI(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/yaml")
+	http.ServeContent(w, r, "openapi.yaml", time.Time{}, strings.NewReader(openAPI))
+}

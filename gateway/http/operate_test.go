@@ -1,0 +1,282 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+func TestRoutesAreTheDocumentedOnes(t *testing.T) {
+	s := loadSpec(t)
+	a := &api{Config: Config{Metrics: http.NotFoundHandler()}}
+	var routes, documented []string
+	for _, rt := range a.routes() {
+		routes = append(routes, rt.method+" "+rt.path)
+	}
+	for path, item := range s.doc.Paths.Map() {
+		for method := range item.Operations() {
+			documented = append(documented, method+" "+path)
+		}
+	}
+	slices.Sort(routes)
+	slices.Sort(documented)
+	if diff := cmp.Diff(documented, routes); diff != "" {
+		t.Errorf("-openapi.yaml +routes:\n%s", diff)
+	}
+}
+
+func TestGets(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listing := PolicyListing{
+		Hash: "9a1c", ReloadError: "policies.yaml:3:5: policies[0].limit: must not be zero",
+		Policies: []Policy{
+			{Name: "free", OnError: "open"},
+			{Name: "login", OnError: "closed", Overrides: 2, Shadow: true, Limits: []algo.Limit{
+				{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute, CountDenied: true},
+				{Algorithm: algo.SlidingWindow, Limit: 5, Window: 90 * time.Minute, Slots: 6},
+				{Algorithm: algo.TokenBucket, Limit: 5, Window: 24 * time.Hour, Capacity: 9},
+				{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Month},
+				{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: berlin},
+				{Algorithm: algo.Concurrency, Limit: 5, Window: 1500 * time.Millisecond},
+			}},
+		},
+	}
+	status := &weirv1.StatusResponse{
+		Node: "weir-0", Version: "v0.1.0", Ready: true, Partitions: 1024, Ring: "6f2a",
+		Members: []*weirv1.Member{
+			{Name: "weir-0", Boot: "3d1f", State: "active", Http: "h:1", Grpc: "h:2", Gossip: "h:3", Peer: "h:4", Partitions: 1000,
+				Reachable: true, Version: "v0.1.0", PoliciesHash: "9a1c", Policies: 2, StateBytes: 8192, UptimeNs: 1},
+			{Name: "weir-1", State: "active", Partitions: 24, Version: "unknown"},
+		},
+	}
+	d := newDoor(t, new(scripted), func(c *Config) {
+		c.Policies = func() PolicyListing { return listing }
+		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
+	})
+	for _, tt := range []struct{ path, contentType, body string }{
+		{"/healthz", "application/json", `{"alive":true}`},
+		{"/readyz", "application/json", `{"ready":true}`},
+		{"/metrics", "text/plain; version=0.0.4; charset=utf-8", "weir_requests_total 0\n"},
+		{"/openapi.yaml", "application/yaml", openAPI},
+		{"/v1/policies", "application/json", `{"hash":"9a1c","reload_error":"policies.yaml:3:5: policies[0].limit: must not be zero","policies":[` +
+			`{"name":"free","limits":[],"overrides":0,"shadow":false,"on_error":"open"},` +
+			`{"name":"login","limits":[` +
+			`{"algorithm":"sliding_log","limit":5,"window":"1m","count_denied":true},` +
+			`{"algorithm":"sliding_window","limit":5,"window":"1h30m","slots":6},` +
+			`{"algorithm":"token_bucket","limit":5,"window":"24h","capacity":9},` +
+			`{"algorithm":"fixed_window","limit":5,"window":"month","align":"calendar","time_zone":"UTC"},` +
+			`{"algorithm":"fixed_window","limit":5,"window":"day","align":"calendar","time_zone":"Europe/Berlin"},` +
+			`{"algorithm":"concurrency","limit":5,"ttl":"1.5s"}` +
+			`],"overrides":2,"shadow":true,"on_error":"closed"}]}`},
+		{"/v1/status", "application/json", `{"node":"weir-0","version":"v0.1.0","ready":true,"partitions":1024,"ring":"6f2a","members":[` +
+			`{"name":"weir-0","boot":"3d1f","state":"active","http":"h:1","grpc":"h:2","gossip":"h:3","peer":"h:4","partitions":1000,` +
+			`"reachable":true,"version":"v0.1.0","policies_hash":"9a1c","policies":2,"keys":0,"state_bytes":8192,"uptime_ms":1},` +
+			`{"name":"weir-1","boot":"","state":"active","http":"","grpc":"","gossip":"","peer":"","partitions":24,"reachable":false}]}`},
+	} {
+		resp := d.do("GET", tt.path, "")
+		if got := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || got != tt.contentType {
+			t.Errorf("%s: %d %s, want 200 %s", tt.path, resp.StatusCode, got, tt.contentType)
+		}
+		if diff := cmp.Diff(tt.body, bodyOf(t, resp)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.path, diff)
+		}
+		if resp := d.do("HEAD", tt.path, ""); resp.StatusCode != 200 {
+			t.Errorf("HEAD %s: %d", tt.path, resp.StatusCode)
+		}
+	}
+
+	index := bodyOf(t, d.do("GET", "/", ""))
+	for path := range d.spec.doc.Paths.Map() {
+		if !strings.Contains(index, " "+path+"\n") {
+			t.Errorf("the index does not list %s", path)
+		}
+	}
+
+	// What /v1/policies shows of a limit is what a request may send to mean the same.
+	a := new(api)
+	for _, p := range listing.Policies {
+		for _, want := range p.Limits {
+			b := limitBodyOf(&want)
+			got, problem := a.limit(&b)
+			if problem != nil || !cmp.Equal(got, want, cmp.Comparer(func(a, b *time.Location) bool { return a.String() == b.String() })) {
+				t.Errorf("%+v came back as %+v (%v)", want, got, problem)
+			}
+		}
+	}
+}
+
+func TestReadiness(t *testing.T) {
+	for _, tt := range []struct {
+		ready  bool
+		detail string
+		status int
+		body   string
+	}{
+		{true, "policies not reloaded: x.yaml:1:1", 200, `{"ready":true,"detail":"policies not reloaded: x.yaml:1:1"}`},
+		{false, "joining", 503, `{"ready":false,"detail":"joining"}`},
+		{false, "", 503, `{"ready":false}`},
+	} {
+		d := newDoor(t, new(scripted), func(c *Config) { c.Ready = func() (bool, string) { return tt.ready, tt.detail } })
+		resp := d.do("GET", "/readyz", "")
+		if got := bodyOf(t, resp); resp.StatusCode != tt.status || got != tt.body {
+			t.Errorf("%d %s, want %d %s", resp.StatusCode, got, tt.status, tt.body)
+		}
+	}
+}
+
+func TestStatusFails(t *testing.T) {
+	d := newDoor(t, new(scripted), func(c *Config) {
+		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return nil, errors.New("shutting down") }
+	})
+	wantProblem(t, d.do("GET", "/v1/status", ""), 503, "", "shutting down")
+	if !strings.Contains(d.log.String(), "shutting down") {
+		t.Errorf("log: %s", d.log)
+	}
+}
+
+// TestStatusIsWhole holds the status to the protocol's messages, so that a field that is added there is not forgotten
+// here.
+func TestStatusIsWhole(t *testing.T) {
+	member := &weirv1.Member{Reachable: true}
+	status := &weirv1.StatusResponse{Members: []*weirv1.Member{member}}
+	fillFields(status)
+	fillFields(member)
+	d := newDoor(t, new(scripted), func(c *Config) {
+		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
+	})
+	var got map[string]any
+	if err := unmarshal(bodyOf(t, d.do("GET", "/v1/status", "")), &got); err != nil {
+		t.Fatal(err)
+	}
+	wantFields(t, status, got)
+	wantFields(t, member, got["members"].([]any)[0].(map[string]any))
+}
+
+// fillFields gives every scalar field a value that is not its zero.
+func fillFields(m protoreflect.ProtoMessage) {
+	r := m.ProtoReflect()
+	for i := range r.Descriptor().Fields().Len() {
+		switch f := r.Descriptor().Fields().Get(i); f.Kind() {
+		case protoreflect.StringKind:
+			r.Set(f, protoreflect.ValueOfString("x"))
+		case protoreflect.BoolKind:
+			r.Set(f, protoreflect.ValueOfBool(true))
+		case protoreflect.Uint32Kind:
+			r.Set(f, protoreflect.ValueOfUint32(7))
+		case protoreflect.Uint64Kind:
+			r.Set(f, protoreflect.ValueOfUint64(7))
+		case protoreflect.Int64Kind:
+			r.Set(f, protoreflect.ValueOfInt64(7_000_000))
+		}
+	}
+}
+
+func wantFields(t *testing.T, m protoreflect.ProtoMessage, got map[string]any) {
+	t.Helper()
+	fields := m.ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		name := string(fields.Get(i).Name())
+		if base, ok := strings.CutSuffix(name, "_ns"); ok {
+			name = base + "_ms"
+		}
+		switch v := got[name].(type) {
+		case nil:
+			t.Errorf("%s is not in the status", name)
+		case float64:
+			if v != 7 {
+				t.Errorf("%s is %v, want 7", name, v)
+			}
+		}
+	}
+	if len(got) != fields.Len() {
+		t.Errorf("the status has %d fields, the message %d", len(got), fields.Len())
+	}
+}
+
+func TestNoSuchPlace(t *testing.T) {
+	d := newDoor(t, new(scripted), nil)
+	for _, path := range []string{"/nope", "/v1", "/v1/", "/v1/check/", "/v1/reserve", "/console", "/" + strings.Repeat("x", 1000)} {
+		for _, method := range []string{"GET", "POST", "DELETE"} {
+			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
+		}
+	}
+	for path, item := range d.spec.doc.Paths.Map() {
+		allow := "POST"
+		if item.Get != nil {
+			allow = "GET, HEAD"
+		}
+		for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW"} {
+			if strings.Contains(allow, method) {
+				continue
+			}
+			resp := d.do(method, path, "")
+			if got := resp.Header.Get("Allow"); got != allow {
+				t.Errorf("%s %s: Allow: %q, want %q", method, path, got, allow)
+			}
+			wantProblem(t, resp, 405, "", "takes "+allow)
+		}
+	}
+	if len(d.service.calls) > 0 {
+		t.Error("the service was asked")
+	}
+}
+
+func TestLimits(t *testing.T) {
+	for _, tt := range []struct {
+		body string
+		want algo.Limit
+	}{
+		{`{"algorithm":"fixed_window","limit":1,"window":"1ms"}`, algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Millisecond}},
+		{`{"algorithm":"fixed_window","limit":1,"window":"366d","align":"first_hit"}`, algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: algo.MaxWindow}},
+		{`{"algorithm":"fixed_window","limit":1,"window":"week","align":"calendar"}`, algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Period: algo.Week}},
+		{`{"algorithm":"fixed_window","limit":1,"window":"week","align":"calendar","time_zone":"UTC"}`, algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Period: algo.Week}},
+		{`{"algorithm":"sliding_window","limit":9007199254740992,"window":"1h","slots":6}`, algo.Limit{Algorithm: algo.SlidingWindow, Limit: algo.MaxLimit, Window: time.Hour, Slots: 6}},
+		{`{"algorithm":"sliding_counter","limit":-1,"window":"1h"}`, algo.Limit{Algorithm: algo.SlidingCounter, Limit: algo.Unlimited, Window: time.Hour}},
+		{`{"algorithm":"sliding_log","limit":-1}`, algo.Limit{Algorithm: algo.SlidingLog, Limit: algo.Unlimited}},
+		{`{"algorithm":"concurrency","limit":-1}`, algo.Limit{Algorithm: algo.Concurrency, Limit: algo.Unlimited}},
+		{`{"algorithm":"sliding_log","limit":1,"window":"1h","count_denied":true}`, algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Hour, CountDenied: true}},
+		{`{"algorithm":"token_bucket","limit":1,"window":"10ms","capacity":500}`, algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Window: 10 * time.Millisecond, Capacity: 500}},
+		{`{"algorithm":"leaky_bucket","limit":4,"window":"1s","capacity":10}`, algo.Limit{Algorithm: algo.LeakyBucket, Limit: 4, Window: time.Second, Capacity: 10}},
+		{`{"algorithm":"concurrency","limit":4,"ttl":"30s"}`, algo.Limit{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}},
+	} {
+		service := &scripted{results: []limiter.Result{{Decision: admitted}}}
+		d := newDoor(t, service, nil)
+		body := `{"key":"k","limit":` + tt.body + `}`
+		if err := d.spec.accepts("/v1/check", body); err != nil {
+			t.Errorf("openapi.yaml does not accept %s: %v", tt.body, err)
+		}
+		if resp := d.post("/v1/check", body); resp.StatusCode != 200 {
+			t.Errorf("%s: %s", tt.body, bodyOf(t, resp))
+		} else if got := *service.calls[0].Checks[0].Limit; got != tt.want {
+			t.Errorf("%s is %+v, want %+v", tt.body, got, tt.want)
+		}
+	}
+
+	// The same zone is the same pointer, so that equal limits compare equal.
+	var z zones
+	first, err := z.load("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, _ := z.load("Europe/Berlin"); first != second {
+		t.Error("a zone was loaded twice")
+	}
+	if _, err := z.load("Europe/Nowhere"); err == nil || len(z.byName) != 1 {
+		t.Errorf("a zone that does not exist: %v, %d remembered", err, len(z.byName))
+	}
+}

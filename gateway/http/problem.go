@@ -1,0 +1,119 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// problemTypes is where a problem's type is explained; the status' own anchor follows.
+const problemTypes = "https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#"
+
+// problem is an answer other than a decision. One status has one type.
+type problem struct {
+	status  int
+	field   string // of the request, as it is spelled there; empty when none is to blame
+	message string // without the field's name
+}
+
+// problemBody is a problem document (RFC 9457).
+type problemBody struct {
+	Type   string `json:"type"`
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	Field  string `json:"field,omitempty"`
+}
+
+func (p *problem) body() problemBody {
+	b := problemBody{Status: p.status, Detail: p.message, Field: p.field}
+	if p.field != "" {
+		b.Detail = p.field + ": " + p.message
+	}
+	switch p.status {
+	case http.StatusBadRequest:
+		b.Type, b.Title = "invalid", "The request is not valid"
+	case http.StatusNotFound:
+		b.Type, b.Title = "not-found", "There is no such thing"
+	case http.StatusMethodNotAllowed:
+		b.Type, b.Title = "method-not-allowed", "The method is not allowed here"
+	case http.StatusRequestEntityTooLarge:
+		b.Type, b.Title = "too-large", "The request is too large"
+	case http.StatusUnsupportedMediaType:
+		b.Type, b.Title = "unsupported-media-type", "The body has to be JSON"
+	case http.StatusServiceUnavailable:
+		b.Type, b.Title = "unavailable", "The answer cannot be had at the moment"
+	default:
+		b.Type, b.Title = "internal", "The node made a mistake"
+	}
+	b.Type = problemTypes + b.Type
+	return b
+}
+
+// under places the problem inside a part of the request, such as "checks[3]".
+func (p *problem) under(part string) *problem {
+	if p.field == "" {
+		p.field = part
+	} else {
+		p.field = part + "." + p.field
+	}
+	return p
+}
+
+func invalid(field, message string) *problem {
+	return &problem{status: http.StatusBadRequest, field: field, message: message}
+}
+
+// problemOf turns an error of the Service into a problem. Errors of other types break the Service's promise unless
+// they are the context's; their text stays in the node's log.
+func (a *api) problemOf(r *http.Request, err error) *problem {
+	var e *limiter.Error
+	switch {
+	case errors.As(err, &e):
+		p := &problem{field: e.Field, message: e.Message}
+		switch e.Kind {
+		case limiter.Invalid:
+			p.status = http.StatusBadRequest
+		case limiter.NotFound:
+			p.status = http.StatusNotFound
+		case limiter.TooLarge:
+			p.status = http.StatusRequestEntityTooLarge
+		case limiter.Unavailable:
+			p.status = http.StatusServiceUnavailable
+		default:
+			return a.internal(r, err)
+		}
+		return p
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return &problem{status: http.StatusServiceUnavailable, message: "the request ended before there was an answer"}
+	default:
+		return a.internal(r, err)
+	}
+}
+
+func (a *api) internal(r *http.Request, err error) *problem {
+	a.Logger.ErrorContext(r.Context(), "http: request failed", "path", r.URL.Path, "error", err)
+	return &problem{status: http.StatusInternalServerError, message: "the node's log says more"}
+}
+
+// unbatched takes the place in a batch off the name of a field, for requests that are not one.
+func unbatched(err error) error {
+	var e *limiter.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	field, ok := strings.CutPrefix(e.Field, "checks[0]")
+	if !ok {
+		return err
+	}
+	return &limiter.Error{Kind: e.Kind, Field: strings.TrimPrefix(field, "."), Message: e.Message}
+}
+
+func (a *api) writeProblem(w http.ResponseWriter, r *http.Request, p *problem) {
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	b := p.body()
+	a.writeJSON(w, r, p.status, "application/problem+json", &b)
+}

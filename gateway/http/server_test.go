@@ -1,0 +1,248 @@
+package httpapi
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+)
+
+// serve puts the handler behind a real listener.
+func serve(t *testing.T, h http.Handler) *httptest.Server {
+	t.Helper()
+	s := httptest.NewUnstartedServer(nil)
+	s.Config = NewServer(h, slog.New(slog.DiscardHandler))
+	s.Start()
+	t.Cleanup(s.Close)
+	return s
+}
+
+func TestOnTheWire(t *testing.T) {
+	d := newDoor(t, &scripted{results: []limiter.Result{{Decision: refused}}}, nil)
+	s := serve(t, d.handler)
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	const body = `{"policy":"login","key":"alice"}`
+	io.WriteString(conn, "POST /v1/check HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nConnection: close\r\n"+
+		"Transfer-Encoding: chunked\r\n\r\n5\r\n"+body[:5]+"\r\n1b\r\n"+body[5:]+"\r\n0\r\n\r\n")
+	got, err := io.ReadAll(bufio.NewReader(conn))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"HTTP/1.1 429 Too Many Requests\r\n", "\r\nContent-Type: application/json\r\n", "\r\nRetry-After: 37\r\n",
+		"\r\nRateLimit-Policy: \"login\";q=5;w=60\r\n", "\r\nRateLimit: \"login\";r=0;t=37\r\n",
+		"\r\nX-RateLimit-Limit: 5\r\n", "\r\nX-RateLimit-Remaining: 0\r\n", "\r\nX-RateLimit-Reset: 37\r\n", "\r\n\r\n" + refusedJSON,
+	} {
+		if !strings.Contains(string(got), want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
+// TestBodyTooLarge sends bodies of unknown and of stated size that exceed the bound.
+func TestBodyTooLarge(t *testing.T) {
+	d := newDoor(t, new(scripted), func(c *Config) { c.MaxBody = 1000 })
+	s := serve(t, d.handler)
+	for _, body := range []io.Reader{strings.NewReader(strings.Repeat(" ", 1001)), io.LimitReader(spaces{}, 1<<20)} {
+		resp, err := http.Post(s.URL+"/v1/check", "application/json", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantProblem(t, resp, 413, "", "larger than 1000 bytes")
+		resp.Body.Close()
+	}
+	if len(d.service.calls) > 0 {
+		t.Error("the service was asked")
+	}
+}
+
+type spaces struct{}
+
+func (spaces) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	return len(p), nil
+}
+
+func TestBodyCutShort(t *testing.T) {
+	d := newDoor(t, new(scripted), nil)
+	s := serve(t, d.handler)
+	conn, err := net.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "POST /v1/check HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{}")
+	conn.(*net.TCPConn).CloseWrite()
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	wantProblem(t, resp, 400, "", "could not be read")
+}
+
+// blocking is a Service that waits for its caller to go away.
+type blocking struct {
+	scripted
+	started, ended chan struct{}
+}
+
+func (b *blocking) Check(ctx context.Context, _ []limiter.Check) ([]limiter.Result, error) {
+	close(b.started)
+	<-ctx.Done()
+	close(b.ended)
+	return nil, ctx.Err()
+}
+
+func TestCallerGoesAway(t *testing.T) {
+	service := &blocking{started: make(chan struct{}), ended: make(chan struct{})}
+	d := newDoor(t, &service.scripted, func(c *Config) { c.Service = service })
+	s := serve(t, d.handler)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-service.started
+		cancel()
+	}()
+	r, err := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/check", strings.NewReader(`{"policy":"p","key":"k"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if resp, err := http.DefaultClient.Do(r); err == nil {
+		resp.Body.Close()
+		t.Error("there was an answer")
+	}
+	select {
+	case <-service.ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the service was not told that its caller has gone")
+	}
+}
+
+func TestServerIsBounded(t *testing.T) {
+	s := NewServer(http.NotFoundHandler(), slog.New(slog.DiscardHandler))
+	if s.ReadHeaderTimeout <= 0 || s.ReadTimeout <= 0 || s.WriteTimeout <= 0 || s.IdleTimeout <= 0 || s.MaxHeaderBytes <= 0 || s.ErrorLog == nil {
+		t.Errorf("%+v", s)
+	}
+}
+
+// FuzzCheckBody sends any body to the endpoints that take checks: the answer is always one that openapi.yaml describes
+// and never a 5xx, and what reaches the Service is within its bounds.
+func FuzzCheckBody(f *testing.F) {
+	for _, body := range []string{
+		`{"policy":"login","key":"alice"}`,
+		`{"policy":"login","key":"alice","cost":0,"partial":true,"request_id":"r"}`,
+		`{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s","count_denied":true},"key":"alice"}`,
+		`{"limit":{"algorithm":"fixed_window","limit":1,"window":"day","align":"calendar","time_zone":"Europe/Berlin"},"key":"k"}`,
+		`{"limit":{"algorithm":"sliding_window","limit":-1,"window":"1d12h","slots":3},"key":"k"}`,
+		`{"limit":{"algorithm":"token_bucket","limit":1,"window":"0.5d","capacity":9007199254740992},"key":"k"}`,
+		`{"limit":{"algorithm":"concurrency","limit":1,"ttl":"1s"},"key":"k"}`,
+		`{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob","cost":2}],"atomic":false}`,
+		`{"checks":[{"policy":"login","key":"alice","cost":null}],"atomic":true}`,
+		`{"checks":[{},{"key":"\ud800"}]}`,
+		`{"policy":"login","key":"alice","cost":9223372036854775808}`,
+		`{"policy":"login","key":"alice","key":"bob"}`,
+		`{"policy":"login","key":"alice"}{}`,
+		"{\"policy\":\"login\",\"key\":\"\xff\"}",
+		`[]`, `null`, ``, `{"a":`, `{"\u0000":1}`,
+	} {
+		f.Add("/v1/check", body)
+		f.Add("/v1/checks", body)
+	}
+	f.Fuzz(func(t *testing.T, path, body string) {
+		if path != "/v1/check" && path != "/v1/checks" {
+			t.Skip()
+		}
+		service := &scripted{results: []limiter.Result{{Decision: admitted}}}
+		d := newDoor(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
+		resp := d.post(path, body)
+		if resp.StatusCode >= 500 {
+			t.Errorf("%d %s", resp.StatusCode, bodyOf(t, resp))
+		}
+		if asked := len(service.calls) == 1; asked != (resp.StatusCode == 200) {
+			t.Errorf("%d, with the service asked: %v", resp.StatusCode, asked)
+		}
+		for _, c := range service.calls {
+			if len(c.Checks) < 1 || len(c.Checks) > limiter.MaxBatch {
+				t.Errorf("a batch of %d", len(c.Checks))
+			}
+			for _, check := range c.Checks {
+				wantSound(t, check)
+			}
+		}
+	})
+}
+
+func wantSound(t *testing.T, c limiter.Check) {
+	t.Helper()
+	if (c.Policy == "") == (c.Limit == nil) || c.Namespace != "" && c.Limit == nil || len(c.Namespace) > limiter.MaxNamespace ||
+		c.Key == "" || len(c.Key) > limiter.MaxKey || c.Cost < 0 || c.Cost > algo.MaxLimit || len(c.RequestID) > limiter.MaxRequestID {
+		t.Errorf("the service was asked %+v", c)
+	}
+	for _, s := range []string{c.Policy, c.Namespace, c.Key, c.RequestID} {
+		if !utf8.ValidString(s) {
+			t.Errorf("%q is not UTF-8", s)
+		}
+	}
+	if c.Limit != nil {
+		if err := c.Limit.Validate(); err != nil {
+			t.Errorf("the service was asked for %+v: %v", c.Limit, err)
+		}
+	}
+}
+
+// fixed is a Service that answers without remembering.
+type fixed struct {
+	limiter.Service
+	results []limiter.Result
+}
+
+func (f *fixed) Check(context.Context, []limiter.Check) ([]limiter.Result, error) {
+	return f.results, nil
+}
+
+// discard is a ResponseWriter that costs nothing.
+type discard struct{ header http.Header }
+
+func (d *discard) Header() http.Header         { return d.header }
+func (d *discard) WriteHeader(int)             {}
+func (d *discard) Write(p []byte) (int, error) { return len(p), nil }
+
+func BenchmarkCheck(b *testing.B) {
+	for _, bb := range []struct{ name, body string }{
+		{"policy", `{"policy":"login","key":"user:12345","cost":1}`},
+		{"inline", `{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s"},"key":"user:12345"}`},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			d := newDoor(b, new(scripted), func(c *Config) {
+				c.Service = &fixed{results: []limiter.Result{{Decision: admitted}}}
+			})
+			body := strings.NewReader(bb.body)
+			r := httptest.NewRequest("POST", "/v1/check", body)
+			r.Header.Set("Content-Type", "application/json")
+			r.Body = io.NopCloser(body)
+			w := &discard{make(http.Header)}
+			b.ReportAllocs()
+			for b.Loop() {
+				body.Reset(bb.body)
+				d.handler.ServeHTTP(w, r)
+			}
+		})
+	}
+}

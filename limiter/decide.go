@@ -1,0 +1,273 @@
+package limiter
+
+import (
+	"errors"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/store"
+)
+
+// decide carries out an operation on this node's own state at the given instant.
+func (l *Limiter) decide(t *table, op *Op, now algo.Instant) {
+	e, rule, done := l.resolve(t, op)
+	if done {
+		return
+	}
+	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
+	switch op.Kind {
+	case OpCheck, OpAcquire:
+		l.admit(e, rule, k, op, now)
+	case OpRenew:
+		if err := ttlFits(op, rule); err != nil {
+			op.Outcome.Err = err
+			return
+		}
+		ttl, ok, err := l.store.Renew(k, rule, now, op.lease, op.TTL)
+		switch {
+		case err != nil:
+			op.Outcome.Err = storeError(err)
+		case !ok:
+			op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: acquire anew"}
+		default:
+			op.Outcome.ExpiresIn = ttl
+		}
+	case OpRelease:
+		ok, err := l.store.Release(k, rule, now, op.lease)
+		op.Outcome.Released = ok
+		if err != nil {
+			op.Outcome.Err = storeError(err)
+		}
+	case OpRefund:
+		n, err := l.store.Refund(k, rule, now, op.Cost)
+		op.Outcome.Refunded = n
+		if err != nil {
+			op.Outcome.Err = storeError(err)
+		}
+	case OpReset:
+		l.store.Reset(k, rule.Scope)
+	}
+}
+
+// resolve finds the rule for an operation, or answers it where no state is involved.
+func (l *Limiter) resolve(t *table, op *Op) (e *entry, rule *store.Rule, done bool) {
+	if op.inline != nil {
+		if err := fits(op, op.Limit.Algorithm == algo.Concurrency); err != nil {
+			op.Outcome.Err = err
+			return nil, nil, true
+		}
+		if !op.inline.unlimited {
+			return nil, &op.inline.Rule, false
+		}
+		stateless(l.stats.inline, op, algo.Unlimited, false)
+		return nil, nil, true
+	}
+	e, ok := t.by[op.Policy]
+	if !ok {
+		l.unknown(op)
+		return nil, nil, true
+	}
+	if err := fits(op, e.Concurrency); err != nil {
+		op.Outcome.Err = err
+		return nil, nil, true
+	}
+	r := e.Rule(op.Key)
+	switch {
+	case r.Unlimited:
+		stateless(e.stats, op, algo.Unlimited, e.Shadow)
+		return nil, nil, true
+	case r.Blocked:
+		stateless(e.stats, op, 0, e.Shadow)
+		return nil, nil, true
+	}
+	return e, e.rules[r], false
+}
+
+// unknown answers an operation on a policy that does not exist.
+func (l *Limiter) unknown(op *Op) {
+	check := op.Kind == OpCheck || op.Kind == OpAcquire
+	switch {
+	case check && l.cfg.UnknownPolicy == UnknownAllow:
+		stateless(l.stats.unknown, op, algo.Unlimited, false)
+	case check && l.cfg.UnknownPolicy == UnknownDeny:
+		stateless(l.stats.unknown, op, 0, false)
+	default:
+		l.stats.unknown.errors.Add(1)
+		op.Outcome.Err = &Error{NotFound, "policy", "there is no policy named " + op.Policy + " on the node that decides for this key"}
+	}
+}
+
+// stateless answers an operation for a key without a state: one that is unlimited, or blocked (limit 0).
+func stateless(s *policyStats, op *Op, limit int64, shadowMode bool) {
+	switch op.Kind {
+	case OpCheck, OpAcquire:
+		d := &op.Outcome.Decision
+		*d = Decision{Policy: policyName(op), Allowed: true, Granted: op.Cost, Limit: limit, Remaining: limit, RequestID: op.RequestID}
+		if limit != algo.Unlimited {
+			d.Allowed, d.Granted, d.RetryAfter = false, 0, algo.Never
+			if shadowMode {
+				shadow(d, op)
+			}
+		}
+		if op.Cost > 0 {
+			s.count(d)
+		}
+	case OpRenew:
+		op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: the key has no limit to hold a lease on"}
+	}
+}
+
+// fits says whether an operation suits the kind of limit.
+func fits(op *Op, concurrency bool) *Error {
+	invalid := func(field, message string) *Error { return &Error{Invalid, field, message} }
+	switch op.Kind {
+	case OpCheck:
+		if concurrency && op.Cost > 0 {
+			return invalid(targetField(op), "is a concurrency limit: acquire a lease in place of a check, which could not be released")
+		}
+	case OpAcquire:
+		if !concurrency {
+			return invalid(targetField(op), "is not a concurrency limit: check it in place of acquiring")
+		}
+	case OpRenew, OpRelease:
+		if !concurrency {
+			return invalid(targetField(op), "is not a concurrency limit: it has no leases")
+		}
+	case OpRefund:
+		if concurrency {
+			return invalid(targetField(op), "is a concurrency limit, which has no refund: release the lease")
+		}
+	}
+	return nil
+}
+
+// ttlFits says whether the life asked for a lease is within its limit's.
+func ttlFits(op *Op, rule *store.Rule) *Error {
+	if longest := rule.Limits[0].Window; op.TTL > longest {
+		return &Error{Invalid, "ttl", "is longer than the limit's, " + longest.String()}
+	}
+	return nil
+}
+
+// admit decides a check or an acquire.
+func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now algo.Instant) {
+	call := store.Call{
+		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, TTL: op.TTL},
+		RequestID: l.requestID(op),
+	}
+	if op.Kind == OpAcquire {
+		if op.Outcome.Err = ttlFits(op, rule); op.Outcome.Err != nil {
+			return
+		}
+		call.Nonce = nonce()
+	}
+	var each []algo.Decision
+	if len(rule.Limits) > 1 {
+		each = make([]algo.Decision, len(rule.Limits))
+	}
+	stats := l.stats.inline
+	if e != nil {
+		stats = e.stats
+	}
+	got, err := l.store.Decide(k, rule, now, call, each)
+	switch {
+	case errors.Is(err, store.ErrFull):
+		l.fail(e, op)
+		return
+	case err != nil:
+		op.Outcome.Err = storeError(err)
+		return
+	}
+	limit := &rule.Limits[got.Tightest]
+	d := &op.Outcome.Decision
+	*d = Decision{
+		Policy: policyName(op), Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: limit.Window,
+		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: got.ResetAfter, Delay: got.Delay,
+		RequestID: op.RequestID,
+	}
+	if limit.Algorithm == algo.SlidingLog {
+		// An entry lives up to a tick (32 ns for a minute) longer than its window; nobody wants to read 61 s for it.
+		d.ResetAfter = min(d.ResetAfter, limit.Window)
+	}
+	if got.Lease != 0 {
+		d.LeaseID = formatLease(got.Lease)
+	}
+	if each != nil {
+		d.Limits = make([]LimitStatus, len(each))
+		for i, s := range each {
+			d.Limits[i] = LimitStatus{
+				Limit: s.Limit, Window: rule.Limits[i].Window, Remaining: s.Remaining, RetryAfter: s.RetryAfter, ResetAfter: s.ResetAfter,
+			}
+		}
+	}
+	stats.saw(got.Limit, got.Remaining)
+	if !d.Allowed && e != nil && e.Shadow {
+		shadow(d, op)
+	}
+	if op.Cost > 0 {
+		stats.count(d)
+	}
+}
+
+// shadow turns a refusal into the admission that a policy in shadow mode gives.
+func shadow(d *Decision, op *Op) {
+	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, op.Cost, 0
+}
+
+// fail answers a check or an acquire by on_error, for want of an owner or of memory. e may be nil: an inline limit, or a
+// policy this node does not know, fails open.
+func (l *Limiter) fail(e *entry, op *Op) {
+	d := Decision{Policy: policyName(op), RequestID: op.RequestID}
+	stats := l.stats.inline
+	var limits algo.Limits
+	closed := false
+	switch {
+	case e != nil:
+		stats = e.stats
+		limits = e.Rule(op.Key).Limits
+		closed = e.OnError == policy.Closed
+	case op.inline != nil:
+		limits = op.inline.Limits
+	default:
+		stats = l.stats.unknown
+	}
+	if len(limits) > 0 {
+		d.Limit, d.Window = limits[0].Limit, limits[0].Window
+		if limits[0].Capacity > 0 {
+			d.Limit = limits[0].Capacity
+		}
+	}
+	if closed {
+		d.FailedClosed = true
+		d.RetryAfter = time.Second
+	} else {
+		d.FailedOpen, d.Allowed, d.Granted = true, true, op.Cost
+	}
+	op.Outcome.Decision = d
+	if op.Cost > 0 {
+		stats.count(&d)
+	}
+}
+
+func storeError(err error) *Error {
+	if errors.Is(err, store.ErrRequestID) {
+		return &Error{Invalid, "request_id", "was used before with another cost: use a fresh one"}
+	}
+	return &Error{Unavailable, "", "the node that decides for this key has no memory left for it"}
+}
+
+func policyName(op *Op) string {
+	if op.Limit != nil {
+		return "inline"
+	}
+	return op.Policy
+}
+
+// targetField is the field that says which limit is meant.
+func targetField(op *Op) string {
+	if op.Limit != nil {
+		return "limit"
+	}
+	return "policy"
+}

@@ -1,0 +1,270 @@
+// Package limiter is the service itself: it finds out who decides for a key, decides where this node does, has the
+// others asked where they do, and answers by the policy's on_error where they cannot be.
+//
+// It knows neither wires nor sockets: front doors call the Service interface, other nodes are reached through the Peers
+// it is given, and who decides for a partition is told by the Ownership it is given.
+//
+// What it does not promise: that counters outlive their owner (states move with their partitions only once ownership
+// does), or that several keys of one batch are decided at one instant (each owner decides its part on its own clock).
+package limiter
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
+)
+
+// Holder is who decides for a partition, as far as this node knows.
+type Holder struct {
+	Self bool
+	Name string // ring name; empty when nobody is known
+	Boot uint64 // the process that is meant
+	Term ownership.Term
+}
+
+// Ownership tells who decides for a partition now.
+type Ownership interface {
+	Holder(partition int) Holder
+}
+
+// Peers carries operations to other nodes. Forward fills in the Outcome of each operation, and returns once all are
+// filled in or ctx is done; those that could not be answered get an Unreachable outcome. It must not retry an operation
+// that may have been carried out, except so that the receiver can tell that it is the same one.
+type Peers interface {
+	Forward(ctx context.Context, to Holder, ops []*Op)
+}
+
+// Unknown says how a check of a policy that does not exist is answered.
+type Unknown uint8
+
+// The ways to answer it. Only the owner of the key answers: an entry node may simply have an older policy file.
+const (
+	UnknownError Unknown = 0 // with an error of kind NotFound
+	UnknownAllow Unknown = 1 // admitted, without a limit
+	UnknownDeny  Unknown = 2 // refused, never to pass
+)
+
+// DefaultTimeout bounds how long a check may take when neither the caller nor Config says otherwise.
+const DefaultTimeout = time.Second
+
+// MaxHops is how often an operation may be forwarded at most.
+const MaxHops = 3
+
+// Config is what a Limiter needs. The zero value is a node alone, without policies and without bounds.
+type Config struct {
+	Ownership     Ownership     // nil: this node decides for everything
+	Peers         Peers         // only used for holders other than this node
+	Policies      *policy.Set   // nil: none
+	UnknownPolicy Unknown       // zero: UnknownError
+	NoInline      bool          // refuse limits sent along with a request
+	Timeout       time.Duration // longest time for a call; 0 stands for DefaultTimeout
+	HashSeed      uint64        // the cluster's seed of key hashes; the same on every node
+	MaxKeys       int64         // states kept at most; 0: no bound
+	MaxMemory     int64         // bytes for states; 0: no bound
+	MaxRequestIDs int           // remembered request ids per partition; 0: the store's default; negative: none
+	Logger        *slog.Logger  // nil: none
+	// Clock is read once for each batch and owner. Nil stands for the process's own clock.
+	Clock func() algo.Instant
+}
+
+// Limiter is a node's service. Its methods are safe for concurrent use. Close ends its one goroutine, which sweeps idle
+// states and brings live ones under changed policies.
+type Limiter struct {
+	cfg    Config
+	store  *store.Store
+	clock  func() algo.Instant
+	log    *slog.Logger
+	table  atomic.Pointer[table]
+	stats  *statsByPolicy
+	inline inlineRules
+
+	setMu   sync.Mutex // orders SetPolicies
+	changed chan struct{}
+	quit    chan struct{}
+	done    chan struct{}
+	closing sync.Once
+}
+
+var _ Service = (*Limiter)(nil)
+
+// New returns a running Limiter.
+func New(cfg Config) *Limiter {
+	if cfg.Timeout <= 0 {
+		cfg.Timeout = DefaultTimeout
+	}
+	if cfg.Ownership == nil {
+		cfg.Ownership = alone{}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Clock == nil {
+		cfg.Clock = processClock()
+	}
+	l := &Limiter{
+		cfg: cfg,
+		store: store.New(store.Config{
+			Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
+		}),
+		clock:   cfg.Clock,
+		log:     cfg.Logger,
+		stats:   newStatsByPolicy(),
+		changed: make(chan struct{}, 1),
+		quit:    make(chan struct{}),
+		done:    make(chan struct{}),
+	}
+	l.table.Store(l.compile(cfg.Policies))
+	go l.tend()
+	return l
+}
+
+// Close stops the Limiter's goroutine and waits for it. Calls under way are not interrupted.
+func (l *Limiter) Close() {
+	l.closing.Do(func() { close(l.quit) })
+	<-l.done
+}
+
+// SetPolicies puts a new set of policies into force for every check that starts afterwards. Live states are brought
+// under it in the background, within about a second for some millions of them, and each at its next check at the latest.
+func (l *Limiter) SetPolicies(set *policy.Set) {
+	l.setMu.Lock()
+	l.table.Store(l.compile(set))
+	l.setMu.Unlock()
+	select {
+	case l.changed <- struct{}{}:
+	default: // a pass is due already and will see this set
+	}
+}
+
+// Policies returns the set in force.
+func (l *Limiter) Policies() *policy.Set { return l.table.Load().set }
+
+// Store returns the size of this node's store.
+func (l *Limiter) Store() store.Stats { return l.store.Stats() }
+
+const (
+	sweepEvery = 100 * time.Millisecond
+	// sweepPasses is how many sweeps one pass over a store of any size is spread over.
+	sweepPasses = 300
+)
+
+// tend sweeps, and reconciles after a change of policies, until Close.
+func (l *Limiter) tend() {
+	defer close(l.done)
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-l.quit:
+			return
+		case <-l.changed:
+			l.store.Reconcile(l.clock, l.table.Load().ruleOf)
+		case <-tick.C:
+			// Empty partitions count as well, so that the sweep of an empty store gets round too.
+			n := (l.store.Stats().Keys + ring.Partitions) / sweepPasses
+			l.store.Sweep(l.clock(), int(n)+1)
+		}
+	}
+}
+
+// alone is the ownership of a node without others.
+type alone struct{}
+
+func (alone) Holder(int) Holder { return Holder{Self: true} }
+
+// processClock returns a clock that counts monotonic nanoseconds from now on.
+func processClock() func() algo.Instant {
+	start := time.Now()
+	return func() algo.Instant {
+		t := time.Now()
+		return algo.Instant{Mono: int64(t.Sub(start)), Wall: t.UnixNano()}
+	}
+}
+
+// Check implements Service.
+func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
+	if len(checks) == 0 {
+		return nil, &Error{Invalid, "checks", "is empty: send at least one check"}
+	}
+	if len(checks) > MaxBatch {
+		return nil, &Error{TooLarge, "checks", "has " + strconv.Itoa(len(checks)) + " elements, at most " + strconv.Itoa(MaxBatch) + " are taken at once"}
+	}
+	ops := make([]Op, len(checks))
+	for i := range checks {
+		ops[i].Kind = OpCheck
+		ops[i].Check = checks[i]
+		if err := l.prepare(&ops[i]); err != nil {
+			return nil, err.In(i, len(checks))
+		}
+	}
+	l.run(ctx, ops)
+	results := make([]Result, len(ops))
+	for i := range ops {
+		results[i].Decision = ops[i].Outcome.Decision
+		if err := ops[i].Outcome.Err; err != nil {
+			results[i].Err = err
+		}
+	}
+	return results, nil
+}
+
+// Acquire implements Service.
+func (l *Limiter) Acquire(ctx context.Context, a Acquire) (Decision, error) {
+	op := Op{Kind: OpAcquire, Check: Check{Target: a.Target, Cost: a.Cost, RequestID: a.RequestID}, TTL: a.TTL}
+	err := l.one(ctx, &op)
+	return op.Outcome.Decision, err
+}
+
+// Renew implements Service.
+func (l *Limiter) Renew(ctx context.Context, t Target, leaseID string, ttl time.Duration) (time.Duration, error) {
+	op := Op{Kind: OpRenew, Check: Check{Target: t}, LeaseID: leaseID, TTL: ttl}
+	err := l.one(ctx, &op)
+	return op.Outcome.ExpiresIn, err
+}
+
+// Release implements Service.
+func (l *Limiter) Release(ctx context.Context, t Target, leaseID string) (bool, error) {
+	op := Op{Kind: OpRelease, Check: Check{Target: t}, LeaseID: leaseID}
+	err := l.one(ctx, &op)
+	return op.Outcome.Released, err
+}
+
+// Refund implements Service.
+func (l *Limiter) Refund(ctx context.Context, t Target, units int64) (int64, error) {
+	op := Op{Kind: OpRefund, Check: Check{Target: t, Cost: units}}
+	err := l.one(ctx, &op)
+	return op.Outcome.Refunded, err
+}
+
+// Reset implements Service.
+func (l *Limiter) Reset(ctx context.Context, t Target) error {
+	op := Op{Kind: OpReset, Check: Check{Target: t}}
+	return l.one(ctx, &op)
+}
+
+// one carries out a single operation from a front door.
+func (l *Limiter) one(ctx context.Context, op *Op) error {
+	if err := l.prepare(op); err != nil {
+		return err
+	}
+	ops := [1]Op{*op}
+	l.run(ctx, ops[:])
+	*op = ops[0]
+	if op.Outcome.Err != nil {
+		return op.Outcome.Err
+	}
+	return nil
+}
+
+// nonce makes a lease id hard to guess.
+func nonce() uint64 { return rand.Uint64() }

@@ -1,0 +1,154 @@
+package limiter
+
+import (
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+)
+
+// OpKind is what an operation does.
+type OpKind uint8
+
+// The operations.
+const (
+	OpCheck   OpKind = 1
+	OpAcquire OpKind = 2
+	OpRenew   OpKind = 3
+	OpRelease OpKind = 4
+	OpRefund  OpKind = 5
+	OpReset   OpKind = 6
+)
+
+// Op is one operation on its way to the node that decides, and its Outcome once it has been there.
+type Op struct {
+	Kind    OpKind
+	Check                 // Target always; Cost for check, acquire and refund; Partial and RequestID for check (and acquire)
+	LeaseID string        // renew, release
+	TTL     time.Duration // acquire, renew
+	Hops    int           // how often it has been forwarded
+
+	Outcome Outcome
+
+	// What prepare works out.
+	hash      uint64
+	partition int
+	lease     uint64
+	inline    *inlineRule
+}
+
+// Partition is the partition that the operation's key falls into; known once it has been accepted.
+func (op *Op) Partition() int { return op.partition }
+
+// Outcome is what came of an operation. One of Err, NotHolder and Unreachable is set when nothing was done.
+type Outcome struct {
+	Decision  Decision      // check, acquire
+	ExpiresIn time.Duration // renew
+	Released  bool          // release
+	Refunded  int64         // refund
+
+	Err         *Error
+	NotHolder   *Holder // the receiver does not decide for the partition, and who does as far as it knows
+	Unreachable bool    // no answer came; whether it was carried out is not known
+}
+
+// prepare checks everything about an operation that can be checked without knowing its policy, and hashes its key. An
+// operation from a peer goes through the same: nothing that comes over a network is taken on trust.
+func (l *Limiter) prepare(op *Op) *Error {
+	if len(op.Key) == 0 {
+		return &Error{Invalid, "key", "is empty or missing: name what is limited, such as a user or an address"}
+	}
+	if len(op.Key) > MaxKey {
+		return &Error{TooLarge, "key", "has " + strconv.Itoa(len(op.Key)) + " bytes, at most " + strconv.Itoa(MaxKey) + " are taken"}
+	}
+	if !utf8.ValidString(op.Key) {
+		return &Error{Invalid, "key", "is not valid UTF-8"}
+	}
+	if err := l.prepareScope(op); err != nil {
+		return err
+	}
+	switch {
+	case op.Cost < 0:
+		return &Error{Invalid, "cost", "is negative: to give units back, send a refund"}
+	case op.Cost > algo.MaxLimit:
+		return &Error{Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)"}
+	case op.Cost == 0 && (op.Kind == OpAcquire || op.Kind == OpRefund):
+		return &Error{Invalid, "cost", "is 0: it must be at least 1 here"}
+	}
+	if len(op.RequestID) > MaxRequestID {
+		return &Error{TooLarge, "request_id", "has " + strconv.Itoa(len(op.RequestID)) + " bytes, at most " + strconv.Itoa(MaxRequestID) + " are taken"}
+	}
+	if !utf8.ValidString(op.RequestID) {
+		return &Error{Invalid, "request_id", "is not valid UTF-8"}
+	}
+	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
+		return &Error{Invalid, "ttl", "is below the shortest one, 1ms"}
+	}
+	if op.Kind == OpRenew || op.Kind == OpRelease {
+		id, ok := parseLease(op.LeaseID)
+		if !ok {
+			return &Error{Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits"}
+		}
+		op.lease = id
+	}
+	op.partition = ring.Partition(op.hash)
+	return nil
+}
+
+func (l *Limiter) prepareScope(op *Op) *Error {
+	switch {
+	case op.Policy == "" && op.Limit == nil:
+		return &Error{Invalid, "policy", "is missing: name a policy or send a limit"}
+	case op.Policy != "" && op.Limit != nil:
+		return &Error{Invalid, "limit", "is given beside a policy: send one of them"}
+	case op.Limit == nil:
+		if op.Namespace != "" {
+			return &Error{Invalid, "namespace", "goes with an inline limit only"}
+		}
+		if !policy.ValidName(op.Policy) {
+			return &Error{Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -"}
+		}
+		op.hash = ring.Hash(l.cfg.HashSeed, op.Policy, op.Key)
+		return nil
+	}
+	if l.cfg.NoInline {
+		return &Error{Invalid, "limit", "limits sent along are turned off on this node (--no-inline): name a policy"}
+	}
+	if len(op.Namespace) > MaxNamespace {
+		return &Error{TooLarge, "namespace", "has " + strconv.Itoa(len(op.Namespace)) + " bytes, at most " + strconv.Itoa(MaxNamespace) + " are taken"}
+	}
+	if !utf8.ValidString(op.Namespace) {
+		return &Error{Invalid, "namespace", "is not valid UTF-8"}
+	}
+	rule, err := l.inline.rule(op.Namespace, op.Limit)
+	if err != nil {
+		return err
+	}
+	op.inline = rule
+	op.hash = ring.Hash(l.cfg.HashSeed, rule.Scope, op.Key)
+	return nil
+}
+
+// requestID hashes an operation's request id; 0 stands for none.
+func (l *Limiter) requestID(op *Op) uint64 {
+	if op.RequestID == "" {
+		return 0
+	}
+	return ring.Hash(l.cfg.HashSeed, "request", op.RequestID) | 1
+}
+
+func formatLease(id uint64) string {
+	s := strconv.FormatUint(id, 16)
+	return "0000000000000000"[len(s):] + s
+}
+
+func parseLease(s string) (uint64, bool) {
+	if len(s) != 16 {
+		return 0, false
+	}
+	id, err := strconv.ParseUint(s, 16, 64)
+	return id, err == nil && id != 0
+}

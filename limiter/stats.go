@@ -1,0 +1,107 @@
+package limiter
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// policyStats counts what was answered for one policy. Decisions are counted where they are made, once, so that the sum
+// over the nodes of a cluster is the number of decisions.
+type policyStats struct {
+	allowed, refused, shadowed, failedOpen, failedClosed, errors atomic.Uint64
+
+	// The fullest key since the last reading.
+	peakCount       atomic.Int64
+	peakUtilization atomic.Int64 // in millionths
+}
+
+// count counts a decision of a check that was not a peek.
+func (s *policyStats) count(d *Decision) {
+	switch {
+	case d.FailedOpen:
+		s.failedOpen.Add(1)
+	case d.FailedClosed:
+		s.failedClosed.Add(1)
+	case d.Shadow:
+		s.shadowed.Add(1)
+	case d.Allowed:
+		s.allowed.Add(1)
+	default:
+		s.refused.Add(1)
+	}
+}
+
+// saw notes how full a key's state was after a decision.
+func (s *policyStats) saw(limit, remaining int64) {
+	if limit <= 0 {
+		return
+	}
+	used := limit - remaining
+	raise(&s.peakCount, used)
+	// Both are at most 2^53, so the quotient is exact enough and the product is avoided.
+	raise(&s.peakUtilization, int64(float64(used)/float64(limit)*1e6))
+}
+
+func raise(v *atomic.Int64, to int64) {
+	for {
+		old := v.Load()
+		if to <= old || v.CompareAndSwap(old, to) {
+			return
+		}
+	}
+}
+
+// statsByPolicy holds the counters of every policy there ever was, so that none restarts at zero when a policy comes
+// back; their number is bounded by what operators wrote into policy files.
+type statsByPolicy struct {
+	inline, unknown *policyStats
+
+	mu sync.Mutex
+	by map[string]*policyStats
+}
+
+func newStatsByPolicy() *statsByPolicy {
+	return &statsByPolicy{inline: new(policyStats), unknown: new(policyStats), by: make(map[string]*policyStats)}
+}
+
+func (s *statsByPolicy) of(policy string) *policyStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st, ok := s.by[policy]
+	if !ok {
+		st = new(policyStats)
+		s.by[policy] = st
+	}
+	return st
+}
+
+// PolicyStats is a reading of one policy's counters on this node.
+type PolicyStats struct {
+	Policy                                                       string // "(inline)" for limits sent along, "(unknown)" for policies that do not exist
+	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
+	// PeakCount and PeakUtilization (0 to 1, above 1 after a limit was lowered) are of the fullest key that was decided
+	// since they were last read.
+	PeakCount       int64
+	PeakUtilization float64
+}
+
+// ReadStats returns the counters of every policy and starts the peaks anew: it is for one reader, the metrics page.
+func (l *Limiter) ReadStats() []PolicyStats {
+	s := l.stats
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]PolicyStats, 0, len(s.by)+2)
+	for name, st := range s.by {
+		out = append(out, st.read(name))
+	}
+	return append(out, s.inline.read("(inline)"), s.unknown.read("(unknown)"))
+}
+
+func (s *policyStats) read(policy string) PolicyStats {
+	return PolicyStats{
+		Policy: policy, Allowed: s.allowed.Load(), Refused: s.refused.Load(), Shadowed: s.shadowed.Load(),
+		FailedOpen: s.failedOpen.Load(), FailedClosed: s.failedClosed.Load(), Errors: s.errors.Load(),
+		PeakCount:       s.peakCount.Swap(0),
+		PeakUtilization: float64(s.peakUtilization.Swap(0)) / 1e6,
+	}
+}

@@ -1,0 +1,42 @@
+package limiter
+
+import (
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/store"
+)
+
+// table is a set of policies worked out for deciding. It is immutable and replaced as a whole.
+type table struct {
+	set *policy.Set
+	by  map[string]*entry
+}
+
+// entry is one policy.
+type entry struct {
+	*policy.Policy
+	rules map[*policy.Rule]*store.Rule
+	stats *policyStats
+}
+
+func (l *Limiter) compile(set *policy.Set) *table {
+	t := &table{set: set, by: make(map[string]*entry)}
+	for _, p := range set.Policies() {
+		e := &entry{Policy: p, rules: make(map[*policy.Rule]*store.Rule), stats: l.stats.of(p.Name)}
+		for _, r := range p.Rules() {
+			if len(r.Limits) > 0 {
+				e.rules[r] = &store.Rule{Scope: p.Name, Limits: r.Limits}
+			}
+		}
+		t.by[p.Name] = e
+	}
+	return t
+}
+
+// ruleOf returns the rule that applies to the state of a scope and key, or nil where no policy's limits do.
+func (t *table) ruleOf(scope string, key []byte) *store.Rule {
+	e, ok := t.by[scope]
+	if !ok {
+		return nil
+	}
+	return e.rules[e.Rule(string(key))]
+}

@@ -1,0 +1,191 @@
+// Package metrics shows a node's counters to Prometheus. It holds none of its own but the durations of forwards: the
+// others are read from where they are kept when somebody scrapes, so that a decision never looks up a label.
+//
+// It does not promise that two scrapers see the same peaks: weir_current_window_count and weir_window_utilization are of
+// the fullest key since the last scrape, whoever made it.
+package metrics
+
+import (
+	"log/slog"
+	"net/http"
+	"runtime"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
+)
+
+// Limiter is what is read of the service.
+type Limiter interface {
+	ReadStats() []limiter.PolicyStats
+	Store() store.Stats
+	Policies() *policy.Set
+}
+
+// Config says where the figures come from. All fields are required.
+type Config struct {
+	Limiter Limiter
+	View    func() *cluster.View // nil View: a node without a cluster
+	Ready   func() bool
+	Version string
+	Logger  *slog.Logger
+}
+
+// Metrics is a node's metrics page. It is safe for concurrent use.
+type Metrics struct {
+	cfg      Config
+	registry *prometheus.Registry
+	forward  *prometheus.HistogramVec
+	answered prometheus.Observer
+	lost     prometheus.Observer
+	reloads  *prometheus.CounterVec
+}
+
+var (
+	requests = prometheus.NewDesc("weir_requests_total",
+		"Checks decided by this node, and answered by on_error, by policy and result (allowed, refused, shadow, failed_open, failed_closed, error).", []string{"policy", "result"}, nil)
+	windowCount = prometheus.NewDesc("weir_current_window_count",
+		"Units in use of the fullest key decided here since the last scrape.", []string{"policy"}, nil)
+	utilization = prometheus.NewDesc("weir_window_utilization",
+		"Share of its limit in use of the fullest key decided here since the last scrape.", []string{"policy"}, nil)
+	keys       = prometheus.NewDesc("weir_keys", "Keys with live state on this node.", nil, nil)
+	keysMax    = prometheus.NewDesc("weir_keys_max", "Keys with live state that this node keeps at most; 0: no bound.", nil, nil)
+	bytes      = prometheus.NewDesc("weir_state_bytes", "Bytes held for state.", nil, nil)
+	bytesMax   = prometheus.NewDesc("weir_state_bytes_max", "Bytes held for state at most; 0: no bound.", nil, nil)
+	full       = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state.", nil, nil)
+	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
+	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
+	members    = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
+	owned      = prometheus.NewDesc("weir_partitions_owned", "Partitions that the ring gives to this node.", nil, nil)
+	mismatched = prometheus.NewDesc("weir_policies_mismatched_members", "Members whose policies differ from this node's.", nil, nil)
+	ready      = prometheus.NewDesc("weir_ready", "1 when the node is ready for traffic.", nil, nil)
+	build      = prometheus.NewDesc("weir_build_info", "Always 1; the version of the binary.", []string{"version", "goversion"}, nil)
+)
+
+// New returns a node's metrics.
+func New(cfg Config) *Metrics {
+	m := &Metrics{
+		cfg:      cfg,
+		registry: prometheus.NewRegistry(),
+		forward: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "weir_hop_duration_seconds",
+			Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
+			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 15), // 50 µs to 0.8 s
+		}, []string{"hop", "answered"}),
+		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weir_policies_reloads_total", Help: "Changes of the policy file, by result (taken, refused).",
+		}, []string{"result"}),
+	}
+	m.answered = m.forward.WithLabelValues("forward", "true")
+	m.lost = m.forward.WithLabelValues("forward", "false")
+	for _, result := range []string{"taken", "refused"} {
+		m.reloads.WithLabelValues(result)
+	}
+	m.registry.MustRegister(m, m.forward, m.reloads, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return m
+}
+
+// Handler serves the page.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.cfg.Logger.Handler(), slog.LevelError)})
+}
+
+// Forwarded notes how long a message to a peer took.
+func (m *Metrics) Forwarded(took time.Duration, answered bool) {
+	if answered {
+		m.answered.Observe(took.Seconds())
+	} else {
+		m.lost.Observe(took.Seconds())
+	}
+}
+
+// Reloaded notes that the policy file changed, and whether it was taken.
+func (m *Metrics) Reloaded(taken bool) {
+	if taken {
+		m.reloads.WithLabelValues("taken").Inc()
+	} else {
+		m.reloads.WithLabelValues("refused").Inc()
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{requests, windowCount, utilization, keys, keysMax, bytes, bytesMax, full, swept,
+		policies, policyInfo, members, owned, mismatched, ready, build} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for _, s := range m.cfg.Limiter.ReadStats() {
+		counter(requests, s.Allowed, s.Policy, "allowed")
+		counter(requests, s.Refused, s.Policy, "refused")
+		counter(requests, s.Shadowed, s.Policy, "shadow")
+		counter(requests, s.FailedOpen, s.Policy, "failed_open")
+		counter(requests, s.FailedClosed, s.Policy, "failed_closed")
+		counter(requests, s.Errors, s.Policy, "error")
+		gauge(windowCount, float64(s.PeakCount), s.Policy)
+		gauge(utilization, s.PeakUtilization, s.Policy)
+	}
+	st := m.cfg.Limiter.Store()
+	gauge(keys, float64(st.Keys))
+	gauge(keysMax, float64(st.MaxKeys))
+	gauge(bytes, float64(st.Bytes))
+	gauge(bytesMax, float64(st.MaxBytes))
+	counter(full, st.Full)
+	counter(swept, st.Swept)
+	set := m.cfg.Limiter.Policies()
+	gauge(policies, float64(len(set.Policies())))
+	gauge(policyInfo, 1, set.Hash())
+	gauge(build, 1, m.cfg.Version, runtime.Version())
+	gauge(ready, truth(m.cfg.Ready()))
+	m.collectMembers(m.cfg.View(), gauge)
+}
+
+func (m *Metrics) collectMembers(v *cluster.View, gauge func(*prometheus.Desc, float64, ...string)) {
+	if v == nil {
+		return
+	}
+	states := map[cluster.State]int{cluster.Joining: 0, cluster.Active: 0, cluster.Leaving: 0}
+	other := 0
+	for i := range v.Members {
+		states[v.Members[i].State]++
+		if v.Members[i].PolicyHash != v.Self.PolicyHash {
+			other++
+		}
+	}
+	for s, n := range states {
+		gauge(members, float64(n), s.String())
+	}
+	gauge(mismatched, float64(other))
+	n := 0
+	for p := range ring.Partitions {
+		if v.Owner(p) == v.Self {
+			n++
+		}
+	}
+	gauge(owned, float64(n))
+}
+
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,92 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Error is one mistake in a policy file.
+type Error struct {
+	File string
+	// Line and Column count from 1; columns count characters, not bytes.
+	Line, Column int
+	// Field is the path of the field in the file, such as "policies[0].overrides[2].limit". Empty when the mistake is
+	// not in a field.
+	Field string
+	// Message says what is wrong and what to do.
+	Message string
+}
+
+// Error returns "file:line:column: field: message".
+func (e *Error) Error() string {
+	if e.Field == "" {
+		return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
+	}
+	return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Field, e.Message)
+}
+
+// Errors is every mistake of a policy file in the order of their positions: up to maxErrors of them, and one more that
+// says so when there are more.
+type Errors []*Error
+
+// Error returns one mistake a line.
+func (e Errors) Error() string {
+	lines := make([]string, len(e))
+	for i, one := range e {
+		lines[i] = one.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap lets errors.As find an *Error.
+func (e Errors) Unwrap() []error {
+	list := make([]error, len(e))
+	for i, one := range e {
+		list[i] = one
+	}
+	return list
+}
+
+// maxErrors bounds the list, which is meant to be read by someone.
+const maxErrors = 1000
+
+// mistakes collects Errors. A field that several limits take from the same place is read once for each of them: what is
+// wrong with it is listed once.
+type mistakes struct {
+	file string
+	list Errors
+	seen map[Error]struct{}
+}
+
+func (m *mistakes) add(line, column int, field, message string) {
+	if m.full() {
+		return
+	}
+	if len(m.list) == maxErrors {
+		field, message = "", "too many mistakes: this one and the rest are not listed"
+	}
+	e := Error{File: m.file, Line: line, Column: column, Field: field, Message: message}
+	if _, known := m.seen[e]; known {
+		return
+	}
+	if m.seen == nil {
+		m.seen = make(map[Error]struct{})
+	}
+	m.seen[e] = struct{}{}
+	m.list = append(m.list, &e)
+}
+
+func (m *mistakes) full() bool { return len(m.list) > maxErrors }
+
+// err returns what was collected as an error, nil when there is nothing.
+func (m *mistakes) err() error {
+	if len(m.list) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(m.list, func(a, b *Error) int {
+		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
+	})
+	return m.list
+}

@@ -1,0 +1,148 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+const (
+	durationHint = "write a number and a unit (ms, s, m, h or d), such as 90s or 1d12h"
+	rateHint     = "write a limit and a window, such as 10/1s or 1000/1h"
+	zoneHint     = "write a name of the IANA time zone database, such as Europe/Berlin"
+)
+
+// ParseRate reads a limit and its window in the short notation: "10/1s", "5/1m", "1000/1h", "1/1d12h". Both are within
+// the bounds that package algo states. The error does not name a field.
+func ParseRate(s string) (limit int64, window time.Duration, err error) {
+	left, right, ok := strings.Cut(s, "/")
+	if !ok {
+		return 0, 0, fmt.Errorf("%s is not a rate: %s", show(s), rateHint)
+	}
+	if limit, err = parseInteger(left, 1, algo.MaxLimit); err != nil {
+		return 0, 0, fmt.Errorf("limit %w", err)
+	}
+	if window, err = ParseDuration(right); err == nil {
+		err = checkWindow(window)
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("window %w", err)
+	}
+	return limit, window, nil
+}
+
+// ParseDuration reads a duration as time.ParseDuration does, without a sign, and with a number of days of 24 hours
+// allowed in front: "250ms", "1h30m", "1d", "1d12h", "0.5d". The error does not name a field.
+func ParseDuration(s string) (time.Duration, error) {
+	switch {
+	case strings.HasPrefix(s, "-"):
+		return 0, fmt.Errorf("%s is negative: write a duration above zero", show(s))
+	case isInteger(s):
+		return 0, fmt.Errorf("%s has no unit: %s", show(s), durationHint)
+	case s == "" || !durationShape.MatchString(s):
+		return 0, fmt.Errorf("%s is not a duration: %s", show(s), durationHint)
+	}
+	// What has the shape of a duration and is none does not fit the type.
+	tooLong := fmt.Errorf("%s is too long for a duration", show(s))
+	var days, rest time.Duration
+	var err error
+	number, tail, hasDays := strings.Cut(s, "d")
+	if !hasDays {
+		tail = s
+	} else if days, err = time.ParseDuration(number + "h"); err != nil || days > math.MaxInt64/24 {
+		return 0, tooLong
+	}
+	days *= 24
+	if tail != "" {
+		if rest, err = time.ParseDuration(tail); err != nil || rest > math.MaxInt64-days {
+			return 0, tooLong
+		}
+	}
+	return days + rest, nil
+}
+
+var durationShape = func() *regexp.Regexp {
+	const number = `([0-9]+(\.[0-9]*)?|\.[0-9]+)`
+	return regexp.MustCompile(`^(` + number + `d)?(` + number + `(ns|us|µs|μs|ms|s|m|h))*$`)
+}()
+
+// ParseTimeZone finds a time zone by its name in the IANA database. "Local" is refused: a limit must not depend on the
+// machine that decides it. Zones are only found everywhere when the program embeds the database (import time/tzdata).
+// The error does not name a field.
+func ParseTimeZone(name string) (*time.Location, error) {
+	switch name {
+	case "":
+		return nil, errors.New("is empty: " + zoneHint)
+	case "Local":
+		return nil, errors.New(`"Local" would mean another zone on every machine: ` + zoneHint)
+	}
+	zone, err := time.LoadLocation(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s is no known time zone: %s", show(name), zoneHint)
+	}
+	return zone, nil
+}
+
+// checkWindow holds a window, or the ttl of a lease, to the bounds of package algo.
+func checkWindow(d time.Duration) error {
+	switch {
+	case d <= 0:
+		return fmt.Errorf("must not be zero: the shortest is %v", algo.MinWindow)
+	case d < algo.MinWindow:
+		return fmt.Errorf("is too short: the shortest is %v", algo.MinWindow)
+	case d > algo.MaxWindow:
+		return fmt.Errorf("is too long: the longest is %dd", algo.MaxWindow/(24*time.Hour))
+	}
+	return nil
+}
+
+// parseInteger reads a whole decimal number, with underscores between digits where they help the eye (1_000_000).
+// Octal, hexadecimal and binary numbers, which YAML would take, are not: a limit of 010 is a mistake.
+func parseInteger(s string, lowest, highest int64) (int64, error) {
+	if !isInteger(s) {
+		return 0, fmt.Errorf("must be a whole decimal number, not %s", show(s))
+	}
+	v, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+	switch {
+	case err != nil && s[0] != '-', v > highest:
+		return 0, fmt.Errorf("is too large: the largest is %d", highest)
+	case v == 0 && err == nil && lowest > 0:
+		return 0, fmt.Errorf("must not be zero: the smallest is %d", lowest)
+	case err != nil, v < lowest:
+		return 0, fmt.Errorf("must not be negative: the smallest is %d", lowest)
+	}
+	return v, nil
+}
+
+func isInteger(s string) bool {
+	digits := strings.TrimPrefix(s, "-")
+	if digits == "" || digits[0] == '0' && len(digits) > 1 {
+		return false
+	}
+	for i := range len(digits) {
+		switch c := digits[i]; {
+		case c >= '0' && c <= '9':
+		case c == '_' && i > 0 && i < len(digits)-1 && digits[i-1] != '_':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// show quotes text from a file for a message, shortened when it is long.
+func show(s string) string { return strconv.Quote(shorten(s)) }
+
+func shorten(s string) string {
+	const longest = 40
+	if runes := []rune(s); len(runes) > longest {
+		return string(runes[:longest]) + "…"
+	}
+	return s
+}

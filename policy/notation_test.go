@@ -1,0 +1,144 @@
+package policy
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+func TestParseDuration(t *testing.T) {
+	const day = 24 * time.Hour
+	for _, test := range []struct {
+		text string
+		want time.Duration
+		err  string // part of it
+	}{
+		{"1s", time.Second, ""},
+		{"250ms", 250 * time.Millisecond, ""},
+		{"1h30m", 90 * time.Minute, ""},
+		{"1d", day, ""},
+		{"1d12h", 36 * time.Hour, ""},
+		{"0.5d", 12 * time.Hour, ""},
+		{".5d1.5h", 13*time.Hour + 30*time.Minute, ""},
+		{"1.d", day, ""},
+		{"0s", 0, ""},
+		{"0d", 0, ""},
+		{"5µs", 5 * time.Microsecond, ""},
+		{"9223372036854775807ns", math.MaxInt64, ""},
+		{"106751d23h47m16.854775807s", math.MaxInt64, ""},
+		{"106751d23h47m16.854775808s", 0, "too long"},
+		{"106752d", 0, "too long"},
+		{"9223372036854775808ns", 0, "too long"},
+		{"99999999999999999999d", 0, "too long"},
+		{"99999999999999999999h", 0, "too long"},
+		{"-1s", 0, "negative"},
+		{"-0s", 0, "negative"},
+		{"1d-12h", 0, "not a duration"},
+		{"+1s", 0, "not a duration"},
+		{"1d+1h", 0, "not a duration"},
+		{"12h1d", 0, "not a duration"},
+		{"1d1d", 0, "not a duration"},
+		{"d", 0, "not a duration"},
+		{".d", 0, "not a duration"},
+		{"", 0, "not a duration"},
+		{"1 s", 0, "not a duration"},
+		{"1w", 0, "not a duration"},
+		{"1D", 0, "not a duration"},
+		{"1e3s", 0, "not a duration"},
+		{"day", 0, "not a duration"},
+		{"60", 0, "has no unit"},
+		{"0", 0, "has no unit"},
+		{strings.Repeat("x", 1000), 0, "xxxx…"},
+	} {
+		got, err := ParseDuration(test.text)
+		if test.err == "" && (err != nil || got != test.want) {
+			t.Errorf("%q: got %v, %v, want %v", test.text, got, err, test.want)
+		}
+		if test.err != "" && (err == nil || got != 0 || !strings.Contains(err.Error(), test.err)) {
+			t.Errorf("%q: got %v, %v, want an error with %q", test.text, got, err, test.err)
+		}
+	}
+}
+
+func TestParseRate(t *testing.T) {
+	for _, test := range []struct {
+		text   string
+		limit  int64
+		window time.Duration
+		err    string
+	}{
+		{"10/1s", 10, time.Second, ""},
+		{"1000/1h", 1000, time.Hour, ""},
+		{"1_000/1d", 1000, 24 * time.Hour, ""},
+		{"9007199254740992/366d", algo.MaxLimit, algo.MaxWindow, ""},
+		{"1/1ms", 1, time.Millisecond, ""},
+		{"9007199254740993/1s", 0, 0, "limit is too large: the largest is 9007199254740992"},
+		{"99999999999999999999/1s", 0, 0, "limit is too large"},
+		{"0/1s", 0, 0, "limit must not be zero"},
+		{"-1/1s", 0, 0, "limit must not be negative"},
+		{"-99999999999999999999/1s", 0, 0, "limit must not be negative"},
+		{"1.5/1s", 0, 0, "limit must be a whole decimal number"},
+		{"1/0s", 0, 0, "window must not be zero"},
+		{"1/999us", 0, 0, "window is too short"},
+		{"1/367d", 0, 0, "window is too long"},
+		{"1/s", 0, 0, `window "s" is not a duration`},
+		{"1/1s/1s", 0, 0, `window "1s/1s" is not a duration`},
+		{"/", 0, 0, "limit must be a whole decimal number"},
+		{"10", 0, 0, `"10" is not a rate`},
+		{"", 0, 0, `"" is not a rate`},
+		{"10 / 1s", 0, 0, "limit must be a whole decimal number"},
+	} {
+		limit, window, err := ParseRate(test.text)
+		if limit != test.limit || window != test.window || (err == nil) != (test.err == "") {
+			t.Errorf("%q: got %d, %v, %v", test.text, limit, window, err)
+		} else if err != nil && !strings.HasPrefix(err.Error(), test.err) {
+			t.Errorf("%q: got %v, want %s", test.text, err, test.err)
+		}
+	}
+}
+
+func TestParseInteger(t *testing.T) {
+	for text, ok := range map[string]bool{
+		"1": true, "10": true, "1_000": true, "1_0_0": true,
+		"_1": false, "1_": false, "1__0": false, "01": false, "00": false, "+1": false, "1.0": false, "1e3": false,
+		"0x1": false, "0b1": false, "0o7": false, "": false, "-": false, "--1": false, "1 ": false, "１": false,
+	} {
+		if _, err := parseInteger(text, 1, algo.MaxLimit); (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestParseTimeZone(t *testing.T) {
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Argentina/Ushuaia"} {
+		if zone, err := ParseTimeZone(name); err != nil || zone.String() != name {
+			t.Errorf("%s: %v, %v", name, zone, err)
+		}
+	}
+	for _, name := range []string{"", "Local", "CEST!", "../etc/passwd", "/etc/localtime", "Europe"} {
+		if _, err := ParseTimeZone(name); err == nil || !strings.Contains(err.Error(), "such as Europe/Berlin") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// FuzzParseDuration: what both read, both read alike.
+func FuzzParseDuration(f *testing.F) {
+	for _, text := range []string{"1s", "1d12h", "0.1d", "-1s", "60", "1h1d", ".s"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got, err := ParseDuration(text)
+		if got < 0 {
+			t.Errorf("%q is %v", text, got)
+		}
+		if want, goErr := time.ParseDuration(text); goErr == nil && want >= 0 && err == nil && got != want {
+			t.Errorf("%q: got %v, want %v", text, got, want)
+		} else if goErr != nil && err == nil && !strings.Contains(text, "d") {
+			t.Errorf("%q: got %v, want an error", text, got)
+		}
+	})
+}

@@ -1,0 +1,651 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/weirlimit/weir/algo"
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	maxName = 128  // bytes of a policy's name
+	maxKey  = 1024 // bytes of a key or prefix in overrides
+)
+
+// The fields of a limit. A policy with several limits states the shared ones once for all of them, or for one limit in
+// its place in the list; the rest belong to a limit each.
+var (
+	ownParameters    = []string{"limit", "window", "ttl", "capacity"}
+	sharedParameters = []string{"algorithm", "align", "time_zone", "slots", "count_denied", "max_log"}
+	limitParameters  = slices.Concat(ownParameters, sharedParameters)
+	policyFields     = slices.Concat([]string{"name"}, limitParameters,
+		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability"})
+	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
+)
+
+var (
+	algorithmWords = words(algo.FixedWindow, algo.Concurrency)
+	periodWords    = words(algo.Minute, algo.Year)
+)
+
+func words[T interface {
+	~uint8
+	fmt.Stringer
+}](first, last T) []string {
+	var list []string
+	for v := first; v <= last; v++ {
+		list = append(list, v.String())
+	}
+	return list
+}
+
+// uses reports whether an algorithm has the parameter. All of them have those that are not listed.
+func uses(a algo.Algorithm, parameter string) bool {
+	switch parameter {
+	case "window":
+		return a != algo.Concurrency
+	case "ttl":
+		return a == algo.Concurrency
+	case "align", "time_zone":
+		return a == algo.FixedWindow
+	case "slots":
+		return a == algo.SlidingWindow
+	case "max_log":
+		return a == algo.SlidingLog
+	case "capacity":
+		return a == algo.TokenBucket || a == algo.LeakyBucket
+	case "count_denied":
+		return a == algo.FixedWindow || a == algo.SlidingWindow || a == algo.SlidingCounter || a == algo.SlidingLog
+	}
+	return true
+}
+
+// Load reads and parses a file. The error is Errors when the file could be read.
+func Load(file string) (*Set, error) {
+	data, err := read(file)
+	if err != nil {
+		return nil, fmt.Errorf("policy: %w", err)
+	}
+	return Parse(file, data)
+}
+
+// read returns the content of a file, and of one that is too large enough to see that.
+func read(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFile+1))
+}
+
+// Parse reads a policy file's content. file is its name in errors. Nothing in it, and an empty list of policies, is
+// valid. The error is Errors: every mistake, not only the first; a file that is not YAML has one.
+func Parse(file string, data []byte) (*Set, error) {
+	d := &decoder{mistakes: mistakes{file: file}, budget: len(data) + aliasBudget}
+	policies := d.file(readYAML(data, &d.mistakes))
+	if err := d.err(); err != nil {
+		return nil, err
+	}
+	return newSet(policies), nil
+}
+
+func (d *decoder) file(root *yaml.Node) []*Policy {
+	if root == nil || root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
+		return nil
+	}
+	top, ok := d.fields(root, "", []string{"policies"}, "policies")
+	list, given := top.get("policies")
+	if !ok || !given {
+		return nil
+	}
+	nodes, _ := d.items(list, "policies")
+	policies := make([]*Policy, 0, len(nodes))
+	lines := make(map[string]int, len(nodes))
+	for i, n := range nodes {
+		path := element(list.path, i)
+		if !d.visit(n, path) {
+			break
+		}
+		f, ok := d.fields(value(n), path, policyFields, "overrides")
+		if !ok {
+			continue
+		}
+		p := d.policy(f)
+		if p.Name != "" {
+			name, _ := f.get("name")
+			if line, twice := lines[p.Name]; twice {
+				d.fail(name.node, name.path, "is the name of another policy, on line %d: names are unique", line)
+			} else {
+				lines[p.Name] = name.node.Line
+			}
+		}
+		policies = append(policies, p)
+	}
+	return policies
+}
+
+// policy compiles one policy. What it returns is good for something only when no mistake was found.
+func (d *decoder) policy(f fields) *Policy {
+	p := &Policy{Line: f.at.Line}
+	if name, given := f.get("name"); !given {
+		d.missing(f, "name", "login")
+	} else {
+		p.Name = d.name(name)
+	}
+	if shadow, given := f.get("shadow"); given {
+		p.Shadow, _ = d.boolean(shadow)
+	}
+	ok := d.limitsOf(f, p)
+	d.guarantees(f, p)
+	if list, given := f.get("overrides"); given {
+		d.overrides(f, list, p, ok)
+	}
+	p.index()
+	return p
+}
+
+func (d *decoder) name(f field) string {
+	name, ok := d.text(f)
+	if !ok {
+		return ""
+	}
+	bad := strings.IndexFunc(name, func(r rune) bool { return !allowed(r) })
+	switch {
+	case name == "":
+		d.fail(f.node, f.path, "is empty: give the policy a name")
+	case bad >= 0:
+		r, _ := utf8.DecodeRuneInString(name[bad:])
+		d.fail(f.node, f.path, "contains %q: a name is made of letters A to Z and a to z, digits and . _ -", r)
+	case len(name) > maxName:
+		d.fail(f.node, f.path, "has %d characters: at most %d are allowed", len(name), maxName)
+	default:
+		return name
+	}
+	return ""
+}
+
+// limitsOf fills in the policy's own limits and reports whether they are right.
+func (d *decoder) limitsOf(f fields, p *Policy) bool {
+	if list, several := f.get("limits"); several {
+		beside := f.only(ownParameters)
+		for _, own := range beside {
+			d.fail(own.key, own.path, "stands beside limits: write it for each of the limits, or leave limits out")
+		}
+		limits, ok := d.limits(list, f, true)
+		if ok {
+			p.Limits, p.own, p.Concurrency = limits, Rule{Limits: limits}, leases(limits)
+		}
+		return ok && len(beside) == 0
+	}
+	one := fields{path: f.path, at: f.at, list: f.only(limitParameters)}
+	if len(one.list) == 0 {
+		d.fail(f.at, join(f.path, "limit"),
+			"is missing: add algorithm, limit and window, or several limits, such as limits: [10/1s, 1000/1h]")
+		return false
+	}
+	l, ok := d.limit(one)
+	p.Concurrency = l.Algorithm == algo.Concurrency
+	if ok {
+		p.own = ruleOf(l)
+		p.Limits = p.own.Limits
+	}
+	return ok
+}
+
+// leases reports whether limits count leases. Those that do stand beside no others.
+func leases(limits algo.Limits) bool { return limits[0].Algorithm == algo.Concurrency }
+
+func ruleOf(l algo.Limit) Rule {
+	if l.Limit == algo.Unlimited {
+		return Rule{Unlimited: true}
+	}
+	return Rule{Limits: algo.Limits{l}}
+}
+
+// overrides compiles the policy's overrides; right says whether the policy's own limits are.
+func (d *decoder) overrides(policy fields, list field, p *Policy, right bool) {
+	nodes, _ := d.items(list, "overrides, such as {key: admin, unlimited: true}")
+	p.overrides = make([]Rule, 0, len(nodes))
+	lines := make(map[[2]string]int, len(nodes))
+	for i, n := range nodes {
+		path := element(list.path, i)
+		if !d.visit(n, path) {
+			return
+		}
+		f, ok := d.fields(value(n), path, overrideFields)
+		if !ok {
+			continue
+		}
+		subject, known := d.subject(f)
+		rule := d.override(f, policy, p, right)
+		if !known {
+			continue
+		}
+		if subject.name == "key" {
+			rule.Key = subject.node.Value
+		} else {
+			rule.Prefix = subject.node.Value
+		}
+		if line, twice := lines[[2]string{rule.Key, rule.Prefix}]; twice {
+			d.fail(subject.node, subject.path, "has an override already, on line %d: remove one", line)
+			continue
+		}
+		lines[[2]string{rule.Key, rule.Prefix}] = subject.node.Line
+		p.overrides = append(p.overrides, rule)
+	}
+}
+
+// subject returns the key or the prefix that an override is for.
+func (d *decoder) subject(f fields) (field, bool) {
+	key, hasKey := f.get("key")
+	prefix, hasPrefix := f.get("prefix")
+	subject := key
+	switch {
+	case hasKey && hasPrefix:
+		d.fail(prefix.key, prefix.path, "stands beside key: an override is for one key or for one prefix")
+		return subject, false
+	case hasPrefix:
+		subject = prefix
+	case !hasKey:
+		d.fail(f.at, join(f.path, "key"), "is missing: add key: or prefix: to say what the override is for")
+		return subject, false
+	}
+	text, ok := d.text(subject)
+	switch {
+	case !ok:
+		return subject, false
+	case text == "" && hasPrefix:
+		d.fail(subject.node, subject.path, "is empty: what is for every key belongs into the policy itself")
+		return subject, false
+	case text == "":
+		d.fail(subject.node, subject.path, "is empty: a key has 1 to %d bytes", maxKey)
+		return subject, false
+	case len(text) > maxKey:
+		d.fail(subject.node, subject.path, "has %d bytes: at most %d are allowed", len(text), maxKey)
+		return subject, false
+	}
+	return subject, true
+}
+
+// override compiles what an override says of its keys.
+func (d *decoder) override(f fields, policy fields, p *Policy, right bool) Rule {
+	own := f.only(ownParameters)
+	limits, several := f.get("limits")
+	var said []field // one field for each way of saying it
+	if len(own) > 0 {
+		said = append(said, own[0])
+	}
+	said = append(said, f.only([]string{"limits", "unlimited", "blocked"})...)
+	if len(said) == 0 {
+		d.fail(f.at, f.path, "changes nothing: add limit, limits, unlimited: true or blocked: true")
+		return Rule{}
+	}
+	for _, more := range said[1:] {
+		d.fail(more.key, more.path, "stands beside %s: an override has one of limit, limits, unlimited and blocked", said[0].name)
+	}
+	var rule Rule
+	for _, word := range f.only([]string{"unlimited", "blocked"}) {
+		if v, ok := d.boolean(word); ok && !v {
+			d.fail(word.node, word.path, "can only be true: remove it")
+		}
+		rule.Unlimited = rule.Unlimited || word.name == "unlimited"
+		rule.Blocked = rule.Blocked || word.name == "blocked"
+	}
+	if several {
+		list, ok := d.limits(limits, policy, false)
+		if ok && right && leases(list) != p.Concurrency {
+			d.fail(limits.node, limits.path, "must count as the policy does: concurrency and other limits do not mix")
+		}
+		rule.Limits = list
+	}
+	if len(own) > 0 {
+		rule = d.changed(f, own, policy, right)
+	}
+	return rule
+}
+
+// changed compiles an override that changes some of the parameters of the policy's one limit.
+func (d *decoder) changed(f fields, own []field, policy fields, right bool) Rule {
+	if policy.has("limits") {
+		d.fail(own[0].key, own[0].path, "cannot change a policy of several limits: write limits here too")
+		return Rule{}
+	}
+	if !right {
+		// Read what can be understood alone; the rest only after the policy itself is.
+		for _, one := range own {
+			switch one.name {
+			case "limit":
+				d.units(one)
+			case "capacity":
+				d.integer(one, 1, algo.MaxLimit)
+			}
+		}
+		return Rule{}
+	}
+	merged := fields{path: f.path, at: f.at, list: own}
+	if number, given := merged.get("limit"); given && !policy.has("algorithm") && !isUnlimited(number.node) {
+		d.fail(number.node, join(policy.path, "algorithm"), "is missing: the policy itself is unlimited, but this limit needs one")
+		return Rule{}
+	}
+	for _, one := range policy.only(limitParameters) {
+		if !merged.has(one.name) {
+			merged.list = append(merged.list, one)
+		}
+	}
+	l, ok := d.limit(merged)
+	if !ok {
+		return Rule{}
+	}
+	return ruleOf(l)
+}
+
+// limits compiles a list of limits. Each may be in the short notation, and takes the shared parameters that it does not
+// state itself from the policy. With check, a shared parameter that is none of any limit is a mistake.
+func (d *decoder) limits(list field, policy fields, check bool) (algo.Limits, bool) {
+	nodes, ok := d.items(list, "limits, such as [10/1s, 1000/1h]")
+	if !ok {
+		return nil, false
+	}
+	if len(nodes) == 0 {
+		d.fail(list.node, list.path, "is empty: write at least one limit, such as 10/1s")
+		return nil, false
+	}
+	if len(nodes) > algo.MaxLimits {
+		d.fail(nodes[algo.MaxLimits], list.path, "has %d limits: at most %d are allowed", len(nodes), algo.MaxLimits)
+		ok = false
+	}
+	shared := policy.only(sharedParameters)
+	used := make(map[string]bool)
+	var limits algo.Limits
+	for i, n := range nodes {
+		path := element(list.path, i)
+		if !d.visit(n, path) {
+			return nil, false
+		}
+		l, good := d.limitAt(value(n), path, shared, used)
+		ok = ok && good
+		limits = append(limits, l)
+	}
+	if !ok {
+		return nil, false
+	}
+	if check {
+		for _, s := range shared {
+			if !used[s.name] {
+				d.fail(s.key, s.path, "has no effect: none of the limits takes it from here")
+			}
+		}
+	}
+	if err := limits.Validate(); err != nil {
+		// Each is right by itself: this is about one that does not go with the others.
+		f := fields{path: list.path, at: list.node}
+		for i, n := range nodes {
+			var wrong *algo.FieldError
+			if errors.As(err, &wrong) && strings.HasPrefix(wrong.Field, element("limits", i)+".") {
+				f = fields{path: element(list.path, i), at: value(n)}
+				err = &algo.FieldError{Field: wrong.Field[len(element("limits", i)+"."):], Message: wrong.Message}
+			}
+		}
+		d.invalid(err, f)
+		return nil, false
+	}
+	return limits, true
+}
+
+// limitAt compiles one element of a list of limits, and notes in used which of the shared parameters it took.
+func (d *decoder) limitAt(n *yaml.Node, path string, shared []field, used map[string]bool) (algo.Limit, bool) {
+	var f fields
+	var ok bool
+	if n.Kind == yaml.ScalarNode {
+		if f, ok = d.rate(n, path); !ok {
+			return algo.Limit{}, false
+		}
+	} else if f, ok = d.fields(n, path, limitParameters); !ok {
+		return algo.Limit{}, false
+	}
+	algorithm, given := f.get("algorithm")
+	if !given {
+		algorithm, given = fields{list: shared}.get("algorithm")
+	}
+	if !given {
+		// The exact one is what a bare list of limits means.
+		algorithm = field{name: "algorithm", path: path, key: n, node: &yaml.Node{
+			Kind: yaml.ScalarNode, Tag: "!!str", Value: algo.SlidingLog.String(), Line: n.Line, Column: n.Column,
+		}}
+		f.list = append(f.list, algorithm)
+	}
+	var a algo.Algorithm
+	if algorithm.node != nil {
+		a, _ = algo.ParseAlgorithm(algorithm.node.Value)
+	}
+	for _, s := range shared {
+		if !f.has(s.name) && (a == 0 || uses(a, s.name)) {
+			used[s.name] = true
+			f.list = append(f.list, s)
+		}
+	}
+	l, ok := d.limit(f)
+	if ok && l.Limit == algo.Unlimited {
+		d.fail(n, path, "is unlimited, which has no effect in a list: remove it, or write limit: -1 in place of the list")
+		return l, false
+	}
+	return l, ok
+}
+
+// rate reads the short notation into the fields it stands for, placed where their parts are.
+func (d *decoder) rate(n *yaml.Node, path string) (fields, bool) {
+	limit, window, cut := strings.Cut(n.Value, "/")
+	if n.Tag != "!!str" || !cut {
+		d.fail(n, path, "must be a rate or a map of fields, not %s: %s", kind(n), rateHint)
+		return fields{}, false
+	}
+	part := func(name, tag, text string, column int) field {
+		at := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text, Line: n.Line, Column: column}
+		return field{name: name, path: join(path, name), key: at, node: at}
+	}
+	column, second := n.Column, n.Column
+	switch n.Style {
+	case 0:
+		second += utf8.RuneCountInString(limit) + 1
+	case yaml.SingleQuotedStyle, yaml.DoubleQuotedStyle:
+		column, second = column+1, second+utf8.RuneCountInString(limit)+2
+	}
+	return fields{path: path, at: n, list: []field{
+		part("limit", "!!int", limit, column), part("window", "!!str", window, second),
+	}}, true
+}
+
+// limit compiles one limit from fields of which all are a limit's parameters. Its algorithm is filled in when it is
+// known, even when something else is wrong.
+func (d *decoder) limit(f fields) (l algo.Limit, ok bool) {
+	ok = true
+	number, given := f.get("limit")
+	if given {
+		l.Limit, ok = d.units(number)
+	} else {
+		d.missing(f, "limit", "100")
+		ok = false
+	}
+	// A limit that is turned off keeps no state: what it says besides must be right, but nothing else is needed.
+	off := l.Limit == algo.Unlimited
+	if a, given := f.get("algorithm"); given {
+		name, good := d.choice(a, algorithmWords...)
+		l.Algorithm, _ = algo.ParseAlgorithm(name)
+		ok = ok && good
+	} else if !off {
+		d.missing(f, "algorithm", "sliding_log")
+		ok = false
+	}
+	for _, one := range f.list {
+		if l.Algorithm != 0 && !uses(l.Algorithm, one.name) {
+			d.misplaced(one, l.Algorithm)
+			ok = false
+		}
+	}
+	shaped := d.shape(f, &l, off)
+	counted := d.numbers(f, &l)
+	if !ok || !shaped || !counted || off {
+		return l, ok && shaped && counted
+	}
+	// Package algo knows what concerns several parameters at once.
+	if err := l.Validate(); err != nil {
+		d.invalid(err, f)
+		return l, false
+	}
+	return l, true
+}
+
+// units reads a number of units that may be -1 for unlimited.
+func (d *decoder) units(f field) (int64, bool) {
+	if isUnlimited(f.node) {
+		return algo.Unlimited, true
+	}
+	if n := f.node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value == "unlimited" {
+		d.fail(n, f.path, "must be a whole number: write -1 for unlimited")
+		return 0, false
+	}
+	return d.integer(f, 1, algo.MaxLimit)
+}
+
+func isUnlimited(n *yaml.Node) bool {
+	return n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!int" && n.Value == "-1"
+}
+
+func (d *decoder) misplaced(f field, a algo.Algorithm) {
+	switch f.name {
+	case "window":
+		d.fail(f.key, f.path, "is no parameter of concurrency: write ttl, the longest life of a lease")
+	case "ttl":
+		d.fail(f.key, f.path, "is a parameter of concurrency, not of %v: write window", a)
+	default:
+		var with []string
+		for _, name := range algorithmWords {
+			if other, _ := algo.ParseAlgorithm(name); uses(other, f.name) {
+				with = append(with, name)
+			}
+		}
+		d.fail(f.key, f.path, "is a parameter of %s, not of %v: remove it", strings.Join(with, ", "), a)
+	}
+}
+
+// shape reads what a limit counts over: a window, a calendar period or the life of a lease.
+func (d *decoder) shape(f fields, l *algo.Limit, off bool) bool {
+	ok, calendar := true, false
+	if align, given := f.get("align"); given {
+		word, good := d.choice(align, "first_hit", "calendar")
+		calendar, ok = word == "calendar", good
+	}
+	window, hasWindow := f.get("window")
+	ttl, hasTTL := f.get("ttl")
+	good := true
+	switch {
+	case hasWindow && calendar:
+		var word string
+		word, good = d.choice(window, periodWords...)
+		l.Period, _ = algo.ParsePeriod(word)
+	case hasWindow:
+		l.Window, good = d.duration(window)
+	case hasTTL:
+		l.Window, good = d.duration(ttl)
+	case off:
+	case l.Algorithm == algo.Concurrency:
+		d.missing(f, "ttl", "30s")
+		good = false
+	case calendar:
+		d.missing(f, "window", "day")
+		good = false
+	default:
+		d.missing(f, "window", "1m")
+		good = false
+	}
+	ok = ok && good
+	if zone, given := f.get("time_zone"); given {
+		l.Zone, good = d.zone(zone)
+		ok = ok && good
+		if !calendar && (l.Algorithm == algo.FixedWindow || l.Algorithm == 0) {
+			d.fail(zone.key, zone.path, "has no effect without align: calendar: add that, or remove the time zone")
+			ok = false
+		}
+	}
+	return ok
+}
+
+// numbers reads the remaining parameters.
+func (d *decoder) numbers(f fields, l *algo.Limit) bool {
+	ok, good := true, true
+	if one, given := f.get("capacity"); given {
+		l.Capacity, good = d.integer(one, 1, algo.MaxLimit)
+		ok = ok && good
+	}
+	if one, given := f.get("slots"); given {
+		var slots int64
+		slots, good = d.integer(one, 1, algo.MaxSlots)
+		l.Slots = int32(slots)
+		ok = ok && good
+	}
+	if one, given := f.get("max_log"); given {
+		l.MaxLog, good = d.integer(one, 1, algo.MaxLimit)
+		ok = ok && good
+	}
+	if one, given := f.get("count_denied"); given {
+		l.CountDenied, good = d.boolean(one)
+		ok = ok && good
+	}
+	return ok
+}
+
+// invalid places what package algo says at the field that it names.
+func (d *decoder) invalid(err error, f fields) {
+	var wrong *algo.FieldError
+	if !errors.As(err, &wrong) {
+		d.fail(f.at, f.path, "%v", err)
+		return
+	}
+	// A field that was taken from elsewhere in the file may be right there.
+	if one, given := f.get(wrong.Field); given && one.node != nil && strings.HasPrefix(one.path, f.path) {
+		d.fail(one.node, one.path, "%s", wrong.Message)
+		return
+	}
+	d.fail(f.at, join(f.path, wrong.Field), "%s", wrong.Message)
+}
+
+// guarantees reads what happens when nodes fail. Of the ones there will be, this build has the default alone.
+func (d *decoder) guarantees(f fields, p *Policy) {
+	consistency, durability, onError := "available", "async", ""
+	read := func(name string, into *string, words ...string) field {
+		one, given := f.get(name)
+		if given {
+			*into, _ = d.choice(one, words...)
+		}
+		return one
+	}
+	atConsistency := read("consistency", &consistency, "available", "strict")
+	atDurability := read("durability", &durability, "none", "async", "escrow", "sync")
+	atOnError := read("on_error", &onError, "open", "closed")
+	if onError == "closed" {
+		p.OnError = Closed
+	}
+	const unsupported = "%s is not supported yet: use %s, the default"
+	if consistency == "strict" {
+		d.fail(atConsistency.node, atConsistency.path, unsupported, consistency, "available")
+		if durability == "none" || durability == "async" {
+			d.fail(atConsistency.node, atConsistency.path, "strict needs durability: escrow or sync, not %s", durability)
+		}
+		if onError == "open" {
+			d.fail(atOnError.node, atOnError.path, "must be closed under consistency: strict, which never admits on its own")
+		}
+	}
+	if durability != "async" && durability != "" {
+		d.fail(atDurability.node, atDurability.path, unsupported, durability, "async")
+	}
+	if durability == "escrow" && p.Concurrency {
+		d.fail(atDurability.node, atDurability.path, "escrow cannot hold leases: concurrency needs another durability")
+	}
+}

@@ -1,0 +1,453 @@
+package policy
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	_ "time/tzdata"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/weirlimit/weir/algo"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata/mistakes.txt with what Parse says now")
+
+func mustParse(t testing.TB, text string) *Set {
+	t.Helper()
+	s, err := Parse("policies.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func mustGet(t testing.TB, s *Set, name string) *Policy {
+	t.Helper()
+	p, ok := s.Get(name)
+	if !ok {
+		t.Fatalf("no policy %q", name)
+	}
+	return p
+}
+
+// parseErrors returns what Parse says without the file's name, which is in every line.
+func parseErrors(t *testing.T, text string) []string {
+	t.Helper()
+	_, err := Parse("f", []byte(text))
+	if err == nil {
+		return nil
+	}
+	var list Errors
+	if !errors.As(err, &list) {
+		t.Fatalf("not Errors but %T: %v", err, err)
+	}
+	var lines []string
+	for _, e := range list {
+		lines = append(lines, strings.TrimPrefix(e.Error(), "f:"))
+	}
+	return lines
+}
+
+// TestMistakes compares every message and position with testdata/mistakes.txt, which is meant to be read.
+func TestMistakes(t *testing.T) {
+	const file, begin, middle = "testdata/mistakes.txt", "=== ", "--- mistakes\n"
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var fresh strings.Builder
+	for i, c := range strings.Split("\n"+string(data), "\n"+begin) {
+		if i == 0 {
+			continue
+		}
+		title, rest, _ := strings.Cut(c, "\n")
+		text, want, ok := strings.Cut(rest+"\n", middle)
+		if !ok {
+			t.Fatalf("%s: no line %q", title, middle)
+		}
+		t.Run(title, func(t *testing.T) {
+			got := strings.Join(parseErrors(t, text), "\n")
+			want := strings.TrimSpace(want)
+			if !*update && got != want || got == "" {
+				t.Errorf("-want +got:\n%s", cmp.Diff(strings.Split(want, "\n"), strings.Split(got, "\n")))
+			}
+			fmt.Fprintf(&fresh, "%s%s\n%s%s%s\n", begin, title, text, middle, got)
+		})
+	}
+	if *update && !t.Failed() {
+		if err := os.WriteFile(file, []byte(fresh.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestMistakesOfBytes is for what a text file cannot hold, or should not.
+func TestMistakesOfBytes(t *testing.T) {
+	long := strings.Repeat("n", 129)
+	for _, test := range []struct {
+		title, text string
+		want        []string // beginnings
+	}{
+		{"not UTF-8", "policies:\n  - name: é\xff\n", []string{"2:12: the file is not valid UTF-8 here: save it as UTF-8"}},
+		{"UTF-8 byte order mark", "\ufeffpolicies: []\n", []string{"1:1: the file begins with a byte order mark: save it as UTF-8 without one"}},
+		{"UTF-16", "\xff\xfep\x00", []string{"1:1: the file is in UTF-16: save it as UTF-8"}},
+		{"UTF-16, the other way round", "\xfe\xff\x00p", []string{"1:1: the file is in UTF-16: save it as UTF-8"}},
+		{"too large", strings.Repeat("#", 16<<20+1), []string{"1:1: the file is too large: 16777217 bytes, where 16777216 are allowed"}},
+		{"too deep", "policies: " + strings.Repeat("[", 20000), []string{"1:10011: is not valid YAML: exceeded max depth of 10000"}},
+		{"a syntax error in a large file", strings.Repeat("#\n", 1<<20) + "a: b: c\n", []string{"1048577:1: is not valid YAML near here: mapping values"}},
+		{"a control character", "policies: []\n# a \a bell\n", []string{"2:5: is not valid YAML: control characters are not allowed"}},
+		{"a long name", "policies: [{name: " + long + ", limits: [1/1s]}]", []string{"1:19: policies[0].name: has 129 characters: at most 128 are allowed"}},
+		{"a long key", "policies: [{name: a, limits: [1/1s], overrides: [{key: " + strings.Repeat("é", 513) + ", blocked: true}]}]",
+			[]string{"1:56: policies[0].overrides[0].key: has 1026 bytes: at most 1024 are allowed"}},
+		{"a long field", long + ": 1", []string{`1:1: "` + long[:40] + `…": unknown field`}},
+		{"a long number", "policies: [{name: a, limits: [{limit: 1" + strings.Repeat("0", 99) + ", window: 1s}]}]",
+			[]string{"1:39: policies[0].limits[0].limit: is too large: the largest is 9007199254740992"}},
+		{"Windows line ends", "policies:\r\n  - name: a\r\n    limits: [1/0s]\r\n", []string{"3:16: policies[0].limits[0].window: must not be zero: the shortest is 1ms"}},
+		{"columns are characters", "policies: [{name: é, shadow: 1}]", []string{
+			"1:12: policies[0].limit: is missing", "1:19: policies[0].name: contains 'é'", "1:30: policies[0].shadow: must be true or false"}},
+	} {
+		t.Run(test.title, func(t *testing.T) {
+			got := parseErrors(t, test.text)
+			if len(got) != len(test.want) {
+				t.Fatalf("got %q, want %q", got, test.want)
+			}
+			for i := range got {
+				if !strings.HasPrefix(got[i], test.want[i]) {
+					t.Errorf("got %q, want %q", got[i], test.want[i])
+				}
+			}
+		})
+	}
+}
+
+// TestAliases: a value may be used again, but a small file may not become a large one by that.
+func TestAliases(t *testing.T) {
+	s := mustParse(t, `policies:
+  - name: a
+    limits: &limits [10/1s, 100/1m]
+    overrides: &overrides [{key: admin, unlimited: true}]
+  - name: b
+    limits: *limits
+    overrides: *overrides
+`)
+	for _, p := range s.Policies() {
+		if len(p.Limits) != 2 || !p.Rule("admin").Unlimited {
+			t.Errorf("%s: %+v", p.Name, p)
+		}
+	}
+
+	var bomb strings.Builder
+	bomb.WriteString("policies:\n  - {name: first, limits: [1/1s], overrides: &o [{key: k, blocked: true}")
+	for i := range 1000 {
+		fmt.Fprintf(&bomb, ", {key: k%d, blocked: true}", i)
+	}
+	bomb.WriteString("]}\n")
+	for i := range 1000 {
+		fmt.Fprintf(&bomb, "  - {name: p%d, limits: [1/1s], overrides: *o}\n", i)
+	}
+	got := parseErrors(t, bomb.String())
+	if len(got) != 1 || !strings.Contains(got[0], "aliases repeat too much of the file") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestManyMistakes(t *testing.T) {
+	got := parseErrors(t, "policies: ["+strings.Repeat("x,\n", 5000)+"]")
+	if len(got) != maxErrors+1 || got[maxErrors] != "1001:1: too many mistakes: this one and the rest are not listed" {
+		t.Errorf("%d, the last %q", len(got), got[len(got)-1])
+	}
+}
+
+func TestEmpty(t *testing.T) {
+	for _, text := range []string{"", "\n", "# nothing yet\n", "---\n", "---\n...\n", "{}", "policies:", "policies: []", "policies: null # later\n", "~"} {
+		s, err := Parse("f", []byte(text))
+		if err != nil || len(s.Policies()) != 0 {
+			t.Errorf("%q: %v %v", text, s, err)
+		} else if s.Hash() != (*Set)(nil).Hash() || s.Hash() != new(Set).Hash() {
+			t.Errorf("%q: hash %s is not that of the empty set", text, s.Hash())
+		}
+	}
+	var none *Set
+	if _, ok := none.Get("a"); ok || none.Policies() != nil || len(none.Hash()) != 32 {
+		t.Error("a nil Set is not an empty one")
+	}
+	var zero Set
+	if _, ok := zero.Get("a"); ok || len(zero.Policies()) != 0 {
+		t.Error("the zero Set is not empty")
+	}
+}
+
+// documented is the example in the design and in the documentation, without what needs a later build.
+const documented = `policies:
+  - name: login             # required, unique
+    algorithm: sliding_log  # see semantics.md; or limits: [10/1s, 1000/1h]
+    limit: 5
+    window: 1m
+    overrides:
+      - {key: admin, unlimited: true}
+      - {prefix: "partner:", limit: 50}
+    on_error: open          # open | closed; default open, closed under strict
+    shadow: false           # decide, count, report, but admit
+  - name: payout
+    algorithm: sliding_log
+    limit: 100
+    window: 1m
+    consistency: available  # available (default) | strict (needs --voters)
+    durability: async       # none | async (default) | escrow | sync
+  - name: report
+    algorithm: fixed_window
+    limit: 1000
+    align: calendar
+    window: day             # minute hour day week month year
+    time_zone: Europe/Berlin
+`
+
+func TestDocumented(t *testing.T) {
+	s := mustParse(t, documented)
+	var names []string
+	for _, p := range s.Policies() {
+		names = append(names, fmt.Sprintf("%s:%d", p.Name, p.Line))
+	}
+	if want := []string{"login:2", "payout:11", "report:17"}; !slices.Equal(names, want) {
+		t.Errorf("got %q, want %q", names, want)
+	}
+	login := mustGet(t, s, "login")
+	if want := (algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute}}); !slices.Equal(login.Limits, want) {
+		t.Errorf("login: %+v", login.Limits)
+	}
+	if r := login.Rule("admin"); !r.Unlimited || r.Blocked || r.Limits != nil || r.Key != "admin" {
+		t.Errorf("admin: %+v", r)
+	}
+	partner := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 50, Window: time.Minute}}
+	if r := login.Rule("partner:x"); !slices.Equal(r.Limits, partner) || r.Prefix != "partner:" {
+		t.Errorf("partner: %+v", r)
+	}
+	if r := login.Rule("alice"); !slices.Equal(r.Limits, login.Limits) || r.Key != "" || r.Prefix != "" {
+		t.Errorf("alice: %+v", r)
+	}
+	if login.OnError != Open || login.Shadow || login.Concurrency {
+		t.Errorf("login: %+v", login)
+	}
+	report := mustGet(t, s, "report").Limits[0]
+	if report.Period != algo.Day || report.Window != 0 || report.Zone.String() != "Europe/Berlin" {
+		t.Errorf("report: %+v", report)
+	}
+}
+
+// TestMeaning: what a policy's fields compile to.
+func TestMeaning(t *testing.T) {
+	log := func(limit int64, window time.Duration) algo.Limit {
+		return algo.Limit{Algorithm: algo.SlidingLog, Limit: limit, Window: window}
+	}
+	for _, test := range []struct {
+		fields string
+		want   algo.Limits
+	}{
+		{"limits: [10/1s, '1_000/1h', \"5/1d12h\"]", algo.Limits{log(10, time.Second), log(1000, time.Hour), log(5, 36*time.Hour)}},
+		{"algorithm: sliding_window, slots: 6, limits: [10/1s, {limit: 7, window: 1m, slots: 60}]", algo.Limits{
+			{Algorithm: algo.SlidingWindow, Limit: 10, Window: time.Second, Slots: 6},
+			{Algorithm: algo.SlidingWindow, Limit: 7, Window: time.Minute, Slots: 60}}},
+		{"count_denied: true, limits: [1/1s, {algorithm: token_bucket, limit: 2, window: 1m, capacity: 9}]", algo.Limits{
+			{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second, CountDenied: true},
+			{Algorithm: algo.TokenBucket, Limit: 2, Window: time.Minute, Capacity: 9}}},
+		{"algorithm: fixed_window, align: calendar, time_zone: UTC, limits: [5/hour, 50/month]", algo.Limits{
+			{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Hour}, {Algorithm: algo.FixedWindow, Limit: 50, Period: algo.Month}}},
+		{"algorithm: fixed_window, align: first_hit, limit: 5, window: 1h", algo.Limits{{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}}},
+		{"algorithm: leaky_bucket, limit: 4, window: 1s, capacity: 10", algo.Limits{{Algorithm: algo.LeakyBucket, Limit: 4, Window: time.Second, Capacity: 10}}},
+		{"algorithm: concurrency, limit: 4, ttl: 30s", algo.Limits{{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}}},
+		{"algorithm: sliding_log, limit: 20_000_000, window: 1m, max_log: 20_000_000",
+			algo.Limits{{Algorithm: algo.SlidingLog, Limit: 20_000_000, Window: time.Minute, MaxLog: 20_000_000}}},
+		{"algorithm: sliding_counter, limit: 9007199254740992, window: 366d", algo.Limits{{Algorithm: algo.SlidingCounter, Limit: 1 << 53, Window: algo.MaxWindow}}},
+		{"limit: -1", nil},
+		{"limit: -1, algorithm: token_bucket, window: 1m, capacity: 4", nil},
+	} {
+		p := mustGet(t, mustParse(t, "policies: [{name: p, "+test.fields+"}]"), "p")
+		if !slices.Equal(p.Limits, test.want) || p.Rule("k").Unlimited != (test.want == nil) || !slices.Equal(p.Rule("k").Limits, test.want) {
+			t.Errorf("%s:\n got %+v\nwant %+v", test.fields, p.Limits, test.want)
+		}
+	}
+}
+
+func TestOverridesKeepTheRest(t *testing.T) {
+	s := mustParse(t, `policies:
+  - name: bucket
+    algorithm: token_bucket
+    limit: 10
+    window: 1s
+    capacity: 20
+    on_error: closed
+    shadow: true
+    overrides:
+      - {key: limit, limit: 5}
+      - {key: window, window: 1m}
+      - {key: capacity, capacity: 40}
+      - {key: all, limit: 1, window: 1h, capacity: 1}
+      - {key: several, limits: [1/1s, 2/1m]}
+      - {key: off, limit: -1}
+      - {key: bad, blocked: true}
+  - name: leases
+    algorithm: concurrency
+    limit: 3
+    ttl: 1m
+    overrides:
+      - {key: longer, ttl: 1h}
+      - {key: free, unlimited: true}
+  - name: daily
+    algorithm: fixed_window
+    align: calendar
+    time_zone: Asia/Tokyo
+    limit: 3
+    window: day
+    overrides:
+      - {key: monthly, window: month}
+      - {key: mixed, limits: [1/hour, 5/week]}
+  - name: free
+    limit: -1
+    overrides:
+      - {prefix: "x", limits: [7/1s]}
+`)
+	bucket, leases, daily, free := mustGet(t, s, "bucket"), mustGet(t, s, "leases"), mustGet(t, s, "daily"), mustGet(t, s, "free")
+	token := func(limit int64, window time.Duration, capacity int64) algo.Limit {
+		return algo.Limit{Algorithm: algo.TokenBucket, Limit: limit, Window: window, Capacity: capacity}
+	}
+	day := daily.Limits[0]
+	calendar := func(limit int64, p algo.Period) algo.Limit {
+		l := day
+		l.Limit, l.Period = limit, p
+		return l
+	}
+	for _, test := range []struct {
+		policy *Policy
+		key    string
+		want   algo.Limits
+	}{
+		{bucket, "limit", algo.Limits{token(5, time.Second, 20)}},
+		{bucket, "window", algo.Limits{token(10, time.Minute, 20)}},
+		{bucket, "capacity", algo.Limits{token(10, time.Second, 40)}},
+		{bucket, "all", algo.Limits{token(1, time.Hour, 1)}},
+		// The capacity is the one limit's: it does not carry over into a list.
+		{bucket, "several", algo.Limits{token(1, time.Second, 0), token(2, time.Minute, 0)}},
+		{leases, "longer", algo.Limits{{Algorithm: algo.Concurrency, Limit: 3, Window: time.Hour}}},
+		{daily, "monthly", algo.Limits{calendar(3, algo.Month)}},
+		{daily, "mixed", algo.Limits{calendar(1, algo.Hour), calendar(5, algo.Week)}},
+		{free, "xyz", algo.Limits{{Algorithm: algo.SlidingLog, Limit: 7, Window: time.Second}}},
+	} {
+		if r := test.policy.Rule(test.key); !slices.Equal(r.Limits, test.want) || r.Unlimited || r.Blocked {
+			t.Errorf("%s %s:\n got %+v\nwant %+v", test.policy.Name, test.key, r, test.want)
+		}
+	}
+	if r := bucket.Rule("off"); !r.Unlimited || r.Limits != nil {
+		t.Errorf("off: %+v", r)
+	}
+	if r := bucket.Rule("bad"); !r.Blocked || r.Unlimited || r.Limits != nil {
+		t.Errorf("bad: %+v", r)
+	}
+	if bucket.OnError != Closed || !bucket.Shadow || bucket.Concurrency || !leases.Concurrency {
+		t.Errorf("bucket: %+v, leases: %+v", bucket, leases)
+	}
+	if !free.Rule("other").Unlimited || free.Limits != nil {
+		t.Errorf("free: %+v", free)
+	}
+	if got := bucket.Rules(); len(got) != 8 || got[0] != bucket.Rule("nobody") || got[1] != bucket.Rule("limit") || got[7].Key != "bad" {
+		t.Errorf("Rules: %+v", got)
+	}
+}
+
+func TestErrorsAs(t *testing.T) {
+	_, err := Parse("dir/p.yaml", []byte("policies: 5"))
+	var one *Error
+	if !errors.As(err, &one) || *one != (Error{"dir/p.yaml", 1, 11, "policies", "must be a list of policies, not the number 5"}) {
+		t.Errorf("%+v", one)
+	}
+	if want := "dir/p.yaml:1:11: policies: must be a list of policies, not the number 5"; err.Error() != want {
+		t.Errorf("%q", err)
+	}
+}
+
+func TestLoad(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "p.yaml")
+	if _, err := Load(file); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), file) {
+		t.Errorf("missing: %v", err)
+	}
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), dir) {
+		t.Errorf("a directory: %v", err)
+	}
+	if err := os.WriteFile(file, []byte(documented), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Load(file); err != nil || len(s.Policies()) != 3 {
+		t.Errorf("%v %v", s, err)
+	}
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var list Errors
+	if _, err := Load(file); !errors.As(err, &list) || list[0].File != file {
+		t.Errorf("bad: %v", err)
+	}
+	if err := os.Truncate(file, maxFile+5); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(file); err == nil || !strings.Contains(err.Error(), "too large") {
+		t.Errorf("large: %v", err)
+	}
+}
+
+// FuzzParse: whatever is read, nothing panics, positions are in the file, and what is accepted means something.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(documented))
+	data, err := os.ReadFile("testdata/mistakes.txt")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, c := range strings.Split(string(data), "\n=== ") {
+		_, rest, _ := strings.Cut(c, "\n")
+		text, _, _ := strings.Cut(rest, "--- mistakes\n")
+		f.Add([]byte(text))
+	}
+	for _, text := range []string{"", "\ufeff", "\xff", "a\u2028b: [", "policies: &a [*a]", "- ? - ? [", "policies:\r\n- {name: \"\\xff\", limits: [1/1s]}"} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		s, err := Parse("f", data)
+		if err != nil {
+			var list Errors
+			if !errors.As(err, &list) || len(list) == 0 {
+				t.Fatalf("%T: %v", err, err)
+			}
+			lines, _ := position(data, len(data))
+			for _, e := range list {
+				if e.Line < 1 || e.Line > lines || e.Column < 1 || e.Column > len(data)+1 || e.Message == "" {
+					t.Errorf("%v: not in a file of %d lines and %d bytes", e, lines, len(data))
+				}
+			}
+			return
+		}
+		for _, p := range s.Policies() {
+			for _, r := range p.Rules() {
+				if ways := len(r.Limits) > 0; ways == (r.Unlimited || r.Blocked) || r.Unlimited && r.Blocked {
+					t.Errorf("%s: %+v", p.Name, r)
+				}
+				if len(r.Limits) == 0 {
+					continue
+				}
+				if err := r.Limits.Validate(); err != nil {
+					t.Errorf("%s: %v", p.Name, err)
+				}
+				if (r.Limits[0].Algorithm == algo.Concurrency) != p.Concurrency {
+					t.Errorf("%s: concurrency is %t, but there is %+v", p.Name, p.Concurrency, r)
+				}
+				if r.Key != "" && p.Rule(r.Key) != r {
+					t.Errorf("%s: the rule for %q is another one", p.Name, r.Key)
+				}
+			}
+		}
+	})
+}

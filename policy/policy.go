@@ -1,0 +1,226 @@
+// Package policy holds named limits: what a policy file says, checked, compiled and kept up to date while the file is
+// edited.
+//
+// Parse turns a file into a Set and reports every mistake with its position. A Set never changes, so it is safe for
+// concurrent use without locks; Watch replaces it as a whole when the file changes, and a file with a mistake in it
+// changes nothing.
+//
+// What it does not promise: that the nodes of a cluster have read the same file (compare Set.Hash), that a change
+// reaches two policies of different files at the same moment, or that an edit is seen faster than the poll interval on
+// a file system that reports no events. It decides nothing: what a limit means is package algo's.
+package policy
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"sort"
+	"strings"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// OnError says what a check is answered with when its owner cannot be reached or has no room for its state.
+type OnError uint8
+
+// The answers. Under Open, the zero value, the check is admitted; under Closed it is refused.
+const (
+	Open   OnError = 0
+	Closed OnError = 1
+)
+
+// String returns the name used in policies, "open" or "closed".
+func (e OnError) String() string {
+	if e == Closed {
+		return "closed"
+	}
+	return "open"
+}
+
+// Policy is a named limit, or several that are decided together. It does not change once it is in a Set.
+type Policy struct {
+	Name    string
+	Limits  algo.Limits // the policy's own, for keys without an override; nil when that is unlimited
+	OnError OnError
+	Shadow  bool // decide, count and report, but admit
+	// Concurrency says that the limits count leases, so that the policy is asked by acquire and not by check. It holds
+	// for every key, also for those whose Rule is Unlimited or Blocked.
+	Concurrency bool
+	Line        int // of the policy's first field in its file, counted from 1
+
+	own       Rule
+	overrides []Rule           // in the order of the file; exact and prefixes point into it
+	exact     map[string]*Rule // by key
+	prefixes  []prefix         // sorted by text
+}
+
+// prefix is one element of the sorted list in which the longest matching prefix is looked up.
+type prefix struct {
+	text   string
+	parent int32 // index of the longest other element that text begins with, -1 when there is none
+	rule   *Rule
+}
+
+// Rule is what applies to one key of a policy.
+type Rule struct {
+	Limits    algo.Limits // nil when Unlimited or Blocked
+	Unlimited bool        // every check passes and no state is kept
+	Blocked   bool        // no check ever passes
+	// Key or Prefix is what an override is for: one exact key, or the keys that begin with Prefix. Both are empty in
+	// the policy's own rule, which is for all the other keys.
+	Key    string
+	Prefix string
+}
+
+// Rule returns what applies to key: the override for exactly this key, otherwise the one with the longest prefix,
+// otherwise the policy's own. It does not allocate, and the Rule stays the same for the life of the Policy.
+func (p *Policy) Rule(key string) *Rule {
+	if len(p.overrides) == 0 {
+		return &p.own
+	}
+	if r, ok := p.exact[key]; ok {
+		return r
+	}
+	// Whatever sorts between a prefix of key and key itself begins with that prefix too. So the prefixes of key that
+	// are in the list are all among the greatest element not above key and its chain of parents.
+	at := sort.Search(len(p.prefixes), func(i int) bool { return p.prefixes[i].text > key }) - 1
+	if at < 0 {
+		return &p.own
+	}
+	shared := commonLength(p.prefixes[at].text, key)
+	for i := int32(at); i >= 0; i = p.prefixes[i].parent {
+		if len(p.prefixes[i].text) <= shared {
+			return p.prefixes[i].rule
+		}
+	}
+	return &p.own
+}
+
+// Rules lists the policy's own rule and then its overrides in the order of the file.
+func (p *Policy) Rules() []*Rule {
+	rules := make([]*Rule, 0, 1+len(p.overrides))
+	rules = append(rules, &p.own)
+	for i := range p.overrides {
+		rules = append(rules, &p.overrides[i])
+	}
+	return rules
+}
+
+// index prepares the look-up of overrides, whose keys and prefixes are known to be different from each other.
+func (p *Policy) index() {
+	for i := range p.overrides {
+		r := &p.overrides[i]
+		if r.Prefix != "" {
+			p.prefixes = append(p.prefixes, prefix{text: r.Prefix, rule: r})
+			continue
+		}
+		if p.exact == nil {
+			p.exact = make(map[string]*Rule)
+		}
+		p.exact[r.Key] = r
+	}
+	sort.Slice(p.prefixes, func(i, j int) bool { return p.prefixes[i].text < p.prefixes[j].text })
+	for i := range p.prefixes {
+		parent := int32(i) - 1
+		for parent >= 0 && !strings.HasPrefix(p.prefixes[i].text, p.prefixes[parent].text) {
+			parent = p.prefixes[parent].parent
+		}
+		p.prefixes[i].parent = parent
+	}
+}
+
+func commonLength(a, b string) int {
+	n := min(len(a), len(b))
+	for i := range n {
+		if a[i] != b[i] {
+			return i
+		}
+	}
+	return n
+}
+
+// Set is the policies of one file. It is immutable. A nil *Set and the zero Set hold no policies.
+type Set struct {
+	byName map[string]*Policy
+	sorted []*Policy
+	hash   string
+}
+
+// newSet takes policies whose names are different from each other.
+func newSet(policies []*Policy) *Set {
+	s := &Set{byName: make(map[string]*Policy, len(policies)), sorted: policies}
+	for _, p := range policies {
+		s.byName[p.Name] = p
+	}
+	sort.Slice(s.sorted, func(i, j int) bool { return s.sorted[i].Name < s.sorted[j].Name })
+	s.hash = hashOf(s.sorted)
+	return s
+}
+
+// Get returns the policy with the given name.
+func (s *Set) Get(name string) (*Policy, bool) {
+	if s == nil {
+		return nil, false
+	}
+	p, ok := s.byName[name]
+	return p, ok
+}
+
+// Policies lists the policies by name. The slice is the caller's.
+func (s *Set) Policies() []*Policy {
+	if s == nil {
+		return nil
+	}
+	return append([]*Policy(nil), s.sorted...)
+}
+
+// Hash returns 32 hexadecimal digits that stand for what the policies mean, so that nodes can tell whether they decide
+// by the same ones. It is the same in every process and for any order of policies and of overrides; comments, spacing,
+// defaults written out and max_log, which has no part in a decision, do not change it. The order of several limits in
+// one policy is part of it, since decisions list them in that order.
+func (s *Set) Hash() string {
+	if s == nil || s.hash == "" {
+		return hashOf(nil)
+	}
+	return s.hash
+}
+
+// hashOf digests policies that are sorted by name. The text it digests is no format that anything reads back; its first
+// line is to change whenever the same text would come to mean something else.
+func hashOf(sorted []*Policy) string {
+	h := sha256.New()
+	fmt.Fprintln(h, "weir policies 1")
+	for _, p := range sorted {
+		fmt.Fprintf(h, "policy %q on_error=%v shadow=%t concurrency=%t\n", p.Name, p.OnError, p.Shadow, p.Concurrency)
+		rules := p.Rules()
+		sort.Slice(rules, func(i, j int) bool {
+			if rules[i].Prefix != rules[j].Prefix {
+				return rules[i].Prefix < rules[j].Prefix
+			}
+			return rules[i].Key < rules[j].Key
+		})
+		for _, r := range rules {
+			hashRule(h, r)
+		}
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}
+
+func hashRule(h hash.Hash, r *Rule) {
+	fmt.Fprintf(h, "rule key=%q prefix=%q unlimited=%t blocked=%t\n", r.Key, r.Prefix, r.Unlimited, r.Blocked)
+	for _, l := range r.Limits {
+		capacity, slots, zone := l.Capacity, l.Slots, "UTC"
+		if capacity == 0 && uses(l.Algorithm, "capacity") {
+			capacity = l.Limit
+		}
+		if slots == 0 && uses(l.Algorithm, "slots") {
+			slots = algo.DefaultSlots
+		}
+		if l.Zone != nil {
+			zone = l.Zone.String()
+		}
+		fmt.Fprintf(h, "limit %v %d window=%d period=%d zone=%q slots=%d capacity=%d count_denied=%t\n",
+			l.Algorithm, l.Limit, l.Window, l.Period, zone, slots, capacity, l.CountDenied)
+	}
+}

@@ -1,0 +1,171 @@
+package policy
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+)
+
+// TestRuleAgainstBruteForce compares the look-up of overrides with one that tries them all.
+func TestRuleAgainstBruteForce(t *testing.T) {
+	const seed = 1
+	rng := rand.New(rand.NewPCG(seed, 0))
+	// Few letters and short words, so that prefixes of prefixes and equal keys are common; a letter of two bytes, so
+	// that words are cut inside of it.
+	word := func(longest int) string {
+		var b strings.Builder
+		for range 1 + rng.IntN(longest) {
+			b.WriteString([]string{"a", "b", "é", "ë"}[rng.IntN(4)])
+		}
+		return b.String()
+	}
+	for range 300 {
+		var text strings.Builder
+		text.WriteString("policies: [{name: p, limits: [1/1s], overrides: [")
+		exact, prefixes := map[string]bool{}, map[string]bool{}
+		for range rng.IntN(30) {
+			if w := word(4); rng.IntN(2) == 0 && !exact[w] {
+				exact[w] = true
+				fmt.Fprintf(&text, "{key: %q, blocked: true}, ", w)
+			} else if !prefixes[w] {
+				prefixes[w] = true
+				fmt.Fprintf(&text, "{prefix: %q, unlimited: true}, ", w)
+			}
+		}
+		text.WriteString("]}]")
+		p := mustGet(t, mustParse(t, text.String()), "p")
+		for range 300 {
+			key := word(7)
+			if rng.IntN(4) == 0 {
+				key = key[:rng.IntN(len(key)+1)]
+			}
+			var wantKey, wantPrefix string
+			if exact[key] {
+				wantKey = key
+			} else {
+				for prefix := range prefixes {
+					if strings.HasPrefix(key, prefix) && len(prefix) > len(wantPrefix) {
+						wantPrefix = prefix
+					}
+				}
+			}
+			r := p.Rule(key)
+			if r.Key != wantKey || r.Prefix != wantPrefix {
+				t.Fatalf("seed %d: %s\nkey %q: got %+v, want key %q prefix %q", seed, text.String(), key, r, wantKey, wantPrefix)
+			}
+			if p.Rule(key) != r {
+				t.Fatalf("the rule for %q is not stable", key)
+			}
+		}
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	s := mustParse(t, "policies: [{name: b, limits: [1/1s]}, {name: a, limits: [1/1s]}, {name: c, limits: [1/1s]}]")
+	list := s.Policies()
+	if len(list) != 3 || list[0].Name != "a" || list[1].Name != "b" || list[2].Name != "c" {
+		t.Fatalf("%v", list)
+	}
+	list[0] = nil
+	if s.Policies()[0] == nil {
+		t.Error("the caller's slice is the set's")
+	}
+	if _, ok := s.Get("d"); ok {
+		t.Error("there is no d")
+	}
+}
+
+// TestHash: equal for what means the same, different for what does not.
+func TestHash(t *testing.T) {
+	classes := [][]string{
+		{
+			"policies: [{name: a, limits: [1/1s]}, {name: b, limits: [2/1m]}]",
+			"# comment\npolicies:\n- {limits: [2/60s], name: b}\n- {limits: ['1/1000ms'], name: 'a', shadow: false, on_error: open}\n",
+			"policies: [{name: a, algorithm: sliding_log, limit: 1, window: 1s, max_log: 5}, {name: b, algorithm: sliding_log, limit: 2, window: 1m, overrides: []}]",
+		},
+		{
+			"policies: [{name: a, limits: [1/1s], overrides: [{key: x, blocked: true}, {key: z, limits: [3/1s]}, {prefix: x, unlimited: true}]}]",
+			"policies: [{name: a, limits: [1/1s], overrides: [{prefix: x, unlimited: true}, {key: z, limits: [3/1s]}, {key: x, blocked: true}]}]",
+		},
+		{
+			"policies: [{name: a, algorithm: token_bucket, limit: 5, window: 1s}]",
+			"policies: [{name: a, algorithm: token_bucket, limit: 5, window: 1s, capacity: 5}]",
+		},
+		{
+			"policies: [{name: a, algorithm: sliding_window, limit: 5, window: 1s}]",
+			"policies: [{name: a, algorithm: sliding_window, limit: 5, window: 1s, slots: 10}]",
+		},
+		{
+			"policies: [{name: a, algorithm: fixed_window, align: calendar, limit: 5, window: day}]",
+			"policies: [{name: a, algorithm: fixed_window, align: calendar, limit: 5, window: day, time_zone: UTC}]",
+		},
+		{"policies: [{name: a, limits: [1/1s], overrides: [{key: x, unlimited: true}, {prefix: x, blocked: true}]}]"},
+		{"policies: [{name: a, limits: [1/1s], overrides: [{key: z, limits: [4/1s]}]}]"},
+		{"policies: [{name: a, limits: [1/1s, 2/1m]}]"},
+		{"policies: [{name: a, limits: [2/1m, 1/1s]}]"},
+		{"policies: [{name: b, limits: [1/1s]}]"},
+		{"policies: [{name: b, limits: [1/1s], shadow: true}]"},
+		{"policies: [{name: b, limits: [1/1s], on_error: closed}]"},
+		{"policies: [{name: b, limits: [1/1s], count_denied: true}]"},
+		{"policies: [{name: b, limit: -1}]"},
+		{"policies: [{name: b, limit: -1, algorithm: concurrency}]"},
+		{"policies: [{name: a, algorithm: token_bucket, limit: 5, window: 1s, capacity: 6}]"},
+		{"policies: [{name: a, algorithm: leaky_bucket, limit: 5, window: 1s, capacity: 5}]"},
+		{"policies: [{name: a, algorithm: sliding_window, limit: 5, window: 1s, slots: 11}]"},
+		{"policies: [{name: a, algorithm: fixed_window, align: calendar, limit: 5, window: week}]"},
+		{"policies: [{name: a, algorithm: fixed_window, align: calendar, limit: 5, window: day, time_zone: Asia/Tokyo}]"},
+		{""},
+	}
+	by := map[string]string{}
+	for _, class := range classes {
+		hash := mustParse(t, class[0]).Hash()
+		if other, taken := by[hash]; taken {
+			t.Errorf("equal:\n%s\n%s", other, class[0])
+		}
+		by[hash] = class[0]
+		for _, text := range class[1:] {
+			if mustParse(t, text).Hash() != hash {
+				t.Errorf("different:\n%s\n%s", class[0], text)
+			}
+		}
+	}
+	// Other processes, and later builds that mean the same, get the same.
+	if got, want := mustParse(t, documented).Hash(), "7a943137751b7e815fe6b0c52a5a5054"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func BenchmarkRule(b *testing.B) {
+	build := func(overrides int) *Policy {
+		var text strings.Builder
+		text.WriteString("policies: [{name: p, limits: [1/1s], overrides: [")
+		for i := range overrides / 2 {
+			fmt.Fprintf(&text, "{key: user-%d, blocked: true}, {prefix: partner-%d, blocked: true}, ", i, i)
+		}
+		text.WriteString("]}]")
+		return mustGet(b, mustParse(b, text.String()), "p")
+	}
+	for _, overrides := range []int{0, 10, 1000, 100_000} {
+		p := build(overrides)
+		for _, c := range []struct{ name, key string }{
+			{"exact", "user-3"}, {"prefix", "partner-3/and-more"}, {"none", "somebody-else"},
+		} {
+			b.Run(fmt.Sprintf("overrides=%d/%s", overrides, c.name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					p.Rule(c.key)
+				}
+			})
+		}
+	}
+}
+
+func TestRuleDoesNotAllocate(t *testing.T) {
+	p := mustGet(t, mustParse(t, documented), "login")
+	for _, key := range []string{"admin", "partner:7", "alice"} {
+		if n := testing.AllocsPerRun(100, func() { p.Rule(key) }); n != 0 {
+			t.Errorf("%s: %v allocations", key, n)
+		}
+	}
+}

@@ -1,0 +1,156 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"sort"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	maxFile = 16 << 20 // bytes
+	// maxLocate bounds the files in which a syntax error is searched for (see locate): a second's work at most.
+	maxLocate = 1 << 20
+)
+
+// readYAML returns the root of the one document in data, nil when it is empty. What it finds wrong goes to m.
+func readYAML(data []byte, m *mistakes) *yaml.Node {
+	byteOrderMark := func(mark string) bool { return bytes.HasPrefix(data, []byte(mark)) }
+	switch {
+	case len(data) > maxFile:
+		m.add(1, 1, "", fmt.Sprintf("the file is too large: %d bytes, where %d are allowed", len(data), maxFile))
+		return nil
+	case byteOrderMark("\xef\xbb\xbf"):
+		m.add(1, 1, "", "the file begins with a byte order mark: save it as UTF-8 without one")
+		return nil
+	case byteOrderMark("\xff\xfe"), byteOrderMark("\xfe\xff"):
+		m.add(1, 1, "", "the file is in UTF-16: save it as UTF-8")
+		return nil
+	case !utf8.Valid(data):
+		line, column := position(data, invalidOffset(data))
+		m.add(line, column, "", "the file is not valid UTF-8 here: save it as UTF-8")
+		return nil
+	}
+	root, second, err := decodeYAML(data)
+	if err != nil {
+		line, column, message := describe(data, err)
+		m.add(line, column, "", message)
+		return nil
+	}
+	if second != nil {
+		m.add(second.Line, second.Column, "", "a second YAML document begins here: put all policies into one")
+		return nil
+	}
+	if root == nil || len(root.Content) == 0 {
+		return nil
+	}
+	return root.Content[0]
+}
+
+// decodeYAML returns the first document and, when there is one, the second.
+func decodeYAML(data []byte) (first, second *yaml.Node, err error) {
+	// A malformed file must not end a process that is only reloading it, whatever it does to the YAML library.
+	defer func() {
+		if r := recover(); r != nil {
+			first, second, err = nil, nil, fmt.Errorf("the parser gave up: %v", r)
+		}
+	}()
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	documents := [2]*yaml.Node{}
+	for i := range documents {
+		n := new(yaml.Node)
+		if err := d.Decode(n); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return nil, nil, err
+		}
+		documents[i] = n
+	}
+	return documents[0], documents[1], nil
+}
+
+// yamlPlace is how the YAML library begins its messages.
+var yamlPlace = regexp.MustCompile(`^(?:yaml: )?(?:line ([0-9]+): )?`)
+
+// describe finds the position of a syntax error and words it.
+func describe(data []byte, err error) (line, column int, message string) {
+	text := err.Error()
+	message = text[len(yamlPlace.FindString(text)):]
+	offset, found := locate(data, text)
+	if !found {
+		// The library's own line is where the construct began that it could not finish, sometimes the line before.
+		line, _ = strconv.Atoi(yamlPlace.FindStringSubmatch(text)[1])
+		last, _ := position(data, len(data))
+		line = min(max(line, 1), last)
+		return line, 1, "is not valid YAML near here: " + message
+	}
+	if strings.HasPrefix(message, "unknown anchor") {
+		offset = bytes.LastIndexByte(data[:offset+1], '*')
+	}
+	line, column = position(data, offset)
+	if data[offset] == '\t' {
+		return line, column, "a tab cannot indent YAML: use spaces"
+	}
+	return line, column, "is not valid YAML: " + message
+}
+
+// locate returns the offset of the character at which reading data begins to fail with the given message. The library
+// states a line at best, and for half of its messages not the one that is wrong; but it reads from the front, so that
+// the shortest beginning of the file that fails in the same way ends at the culprit.
+func locate(data []byte, message string) (offset int, found bool) {
+	if len(data) > maxLocate {
+		return 0, false
+	}
+	fails := func(n int) bool {
+		_, _, err := decodeYAML(data[:n])
+		return err != nil && err.Error() == message
+	}
+	// Beginnings that end inside a construct may fail by chance in the same way, so this need not find the very
+	// shortest: but what it finds fails, and does not without its last character.
+	n := 1 + sort.Search(len(data)-1, func(i int) bool { return fails(i + 1) })
+	if n > len(data) || !fails(n) {
+		return 0, false
+	}
+	offset = n - 1
+	for offset > 0 && !utf8.RuneStart(data[offset]) {
+		offset--
+	}
+	return offset, true
+}
+
+func invalidOffset(data []byte) int {
+	for i := 0; i < len(data); {
+		r, size := utf8.DecodeRune(data[i:])
+		if r == utf8.RuneError && size == 1 {
+			return i
+		}
+		i += size
+	}
+	return len(data)
+}
+
+// position turns an offset into a line and a column as the YAML library counts them: every line break of YAML 1.1 ends
+// a line, and a column is a character.
+func position(data []byte, offset int) (line, column int) {
+	line, column = 1, 1
+	for i := 0; i < offset; {
+		r, size := utf8.DecodeRune(data[i:])
+		i += size
+		switch {
+		case r == '\r' && i < len(data) && data[i] == '\n':
+			// Counted with the line feed.
+		case r == '\r', r == '\n', r == '\u0085', r == '\u2028', r == '\u2029':
+			line, column = line+1, 1
+		default:
+			column++
+		}
+	}
+	return line, column
+}

@@ -1,0 +1,236 @@
+package ring
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func names(n int) []string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprintf("weir-%d", i)
+	}
+	return list
+}
+
+func ownerNames(t *Table) []string {
+	list := make([]string, Partitions)
+	for p := range list {
+		list[p] = t.Members()[t.Owner(p)]
+	}
+	return list
+}
+
+func TestSameSetSameTable(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{1, 2, 3, 10, 40} {
+		want := Build(names(n))
+		for range 5 {
+			list := append(names(n), "weir-0") // and one of them twice
+			random.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+			given := slices.Clone(list)
+			got := Build(list)
+			if !slices.Equal(list, given) {
+				t.Fatal("Build changed its argument")
+			}
+			if !slices.Equal(got.Members(), want.Members()) || !slices.Equal(ownerNames(got), ownerNames(want)) {
+				t.Fatalf("%d members: another order gave another table", n)
+			}
+			if got.Fingerprint() != want.Fingerprint() {
+				t.Fatalf("%d members: another order gave another fingerprint", n)
+			}
+		}
+	}
+}
+
+func TestBuildThroughChangesIsTheSame(t *testing.T) {
+	// A table does not remember how its set came about.
+	got := Build(append(names(7), "passing", "guest")).Without("guest").Without("passing").Without("never there")
+	if want := Build(names(7)); got.Fingerprint() != want.Fingerprint() {
+		t.Fatal("members that came and went left a trace")
+	}
+}
+
+func TestEmpty(t *testing.T) {
+	for _, table := range []*Table{Build(nil), Build([]string{"a"}).Without("a")} {
+		if len(table.Members()) != 0 {
+			t.Errorf("members of an empty table: %q", table.Members())
+		}
+		for p := range Partitions {
+			if o := table.Owner(p); o != -1 {
+				t.Fatalf("owner of %d in an empty table: %d", p, o)
+			}
+		}
+	}
+}
+
+// Every partition has an owner, every member has partitions, and none more than the load allows.
+func TestLoad(t *testing.T) {
+	for _, n := range []int{1, 2, 3, 5, 10, 30, 100} {
+		table := Build(names(n))
+		load := make([]int, n)
+		for p := range Partitions {
+			load[table.Owner(p)]++ // panics when there is none
+		}
+		bound := int(math.Ceil(float64(Partitions) / float64(n) * Load))
+		if m := slices.Max(load); m > bound {
+			t.Errorf("%d members: one owns %d partitions, more than %d", n, m, bound)
+		}
+		if slices.Min(load) == 0 {
+			t.Errorf("%d members: one owns nothing", n)
+		}
+	}
+}
+
+// A leave moves what the member owned and little else; a join is the same the other way round. (Over all members the
+// mean of what moves is then the ideal share plus the mean of what moves needlessly; one member's own share may be a
+// quarter off the ideal.)
+func TestMovement(t *testing.T) {
+	for _, prefix := range []string{"", "node"} {
+		for _, n := range []int{3, 4, 5, 10, 20, 50, 100} {
+			list := names(n)
+			for i := range list {
+				list[i] = prefix + list[i]
+			}
+			full := Build(list)
+			was := ownerNames(full)
+			leavers := list[:min(n, 10, 200/n)]
+			total := 0
+			for _, leaver := range leavers {
+				needless := 0
+				for p, owner := range ownerNames(full.Without(leaver)) {
+					if was[p] == leaver && owner == leaver {
+						t.Fatalf("%s still owns %d", leaver, p)
+					}
+					if was[p] != leaver && owner != was[p] {
+						needless++
+					}
+				}
+				total += needless
+				if share := float64(needless) / Partitions; share > 0.01 {
+					t.Errorf("%d members, %s leaves: %.2f %% of the partitions move between others", n, leaver, share*100)
+				}
+			}
+			if mean := float64(total) / float64(len(leavers)) / Partitions; mean > 0.005 {
+				t.Errorf("%d members: a leave moves %.2f %% more than it must, on the mean", n, mean*100)
+			}
+		}
+	}
+}
+
+// The backup of a partition is the one that owns it once its owner is gone.
+func TestBackupIsTheNextOwner(t *testing.T) {
+	for _, n := range []int{2, 3, 10} {
+		table := Build(names(n))
+		for _, gone := range table.Members() {
+			backups := table.Without(gone)
+			rest := slices.DeleteFunc(names(n), func(s string) bool { return s == gone })
+			next := Build(rest)
+			for p := range Partitions {
+				if table.Members()[table.Owner(p)] != gone {
+					continue
+				}
+				backup, owner := backups.Members()[backups.Owner(p)], next.Members()[next.Owner(p)]
+				if backup != owner || backup == gone {
+					t.Fatalf("%d members: partition %d of %s: backup %s, next owner %s", n, p, gone, backup, owner)
+				}
+			}
+		}
+	}
+}
+
+// Another version of the library, or another hash, may place differently without a word: nodes of both builds would
+// then disagree about owners. When this fails, change placement, so that such nodes refuse each other.
+func TestPlacementIsPinned(t *testing.T) {
+	sum := sha256.Sum256([]byte(strings.Join(ownerNames(Build(names(5))), "\n")))
+	if got, want := hex.EncodeToString(sum[:8]), "8b4f4caa65019948"; got != want {
+		t.Errorf("table of 5 members: %s, was %s", got, want)
+	}
+	if got, want := Hash(42, "login", "alice"), uint64(0xb36cc59c82a4b4f3); got != want {
+		t.Errorf("Hash: %#x, was %#x", got, want)
+	}
+	if got, want := SettingsFingerprint(42), uint64(0xf4357514bf965458); got != want {
+		t.Errorf("SettingsFingerprint: %#x, was %#x", got, want)
+	}
+}
+
+func TestFingerprintsDiffer(t *testing.T) {
+	seen := map[uint64]string{}
+	for _, members := range [][]string{nil, {"a"}, {"b"}, {"ab"}, {"a", "b"}, {"a", "b", "c"}, {"ab", "c"}, {"a", "bc"}} {
+		f := Build(members).Fingerprint()
+		if other, dup := seen[f]; dup {
+			t.Errorf("%q has the fingerprint of %s", members, other)
+		}
+		seen[f] = fmt.Sprintf("%q", members)
+	}
+	if SettingsFingerprint(1) == SettingsFingerprint(2) {
+		t.Error("the seed does not show in the settings' fingerprint")
+	}
+}
+
+func TestHash(t *testing.T) {
+	type pair struct{ scope, key string }
+	pairs := []pair{{"ab", "c"}, {"a", "bc"}, {"", "abc"}, {"abc", ""}, {"", ""}, {"a", ""}, {"", "a"},
+		{"\x01", "\x00"}, {"a\x00", "b"}, {"a", "\x00b"}, {"\x02\x00\x00\x00\x00\x00\x00\x00ab", "c"}}
+	seen := map[uint64]pair{}
+	for _, p := range pairs {
+		for seed := range uint64(3) {
+			h := Hash(seed, p.scope, p.key)
+			if other, dup := seen[h]; dup {
+				t.Errorf("%q under seed %d hashes as %q", p, seed, other)
+			}
+			seen[h] = p
+		}
+	}
+	scope, key := "login", strings.Repeat("k", 200)
+	if n := testing.AllocsPerRun(100, func() { Hash(7, scope, key) }); n != 0 {
+		t.Errorf("Hash allocates %v times", n)
+	}
+}
+
+func TestKeysSpread(t *testing.T) {
+	const keys = 100 * Partitions
+	count := make([]int, Partitions)
+	for i := range keys {
+		count[Partition(Hash(1, "p", fmt.Sprint(i)))]++
+	}
+	if lo, hi := slices.Min(count), slices.Max(count); lo < 50 || hi > 160 {
+		t.Errorf("partitions hold %d to %d of %d keys, mean 100", lo, hi, keys)
+	}
+}
+
+func BenchmarkHash(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		Hash(7, "login", "user:1234567890")
+	}
+}
+
+func BenchmarkBuild(b *testing.B) {
+	for _, n := range []int{3, 10, 100} {
+		members := names(n)
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				Build(members)
+			}
+		})
+	}
+}
+
+// What a node pays after a change of membership to know the backups of its own partitions.
+func BenchmarkBackups(b *testing.B) {
+	for _, n := range []int{3, 10, 100} {
+		table := Build(names(n))
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				table.Without("weir-1")
+			}
+		})
+	}
+}

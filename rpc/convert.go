@@ -1,0 +1,275 @@
+package rpc
+
+import (
+	"errors"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// defaultCost is the cost of a check whose message leaves it out: a missing cost is never a free peek.
+func cost(c *int64) int64 {
+	if c == nil {
+		return 1
+	}
+	return *c
+}
+
+// target converts the name of a state. The error names the field.
+func target(t *weirv1.Target) (limiter.Target, *limiter.Error) {
+	out := limiter.Target{Policy: t.GetPolicy(), Namespace: t.GetNamespace(), Key: t.GetKey()}
+	if l := t.GetLimit(); l != nil {
+		limit, err := limit(l)
+		if err != nil {
+			return out, err
+		}
+		out.Limit = limit
+	}
+	return out, nil
+}
+
+func limit(l *weirv1.Limit) (*algo.Limit, *limiter.Error) {
+	if l.Algorithm <= 0 || int(l.Algorithm) > int(algo.Concurrency) {
+		return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.algorithm", Message: "is missing or unknown"}
+	}
+	if l.Period < 0 || int(l.Period) > int(algo.Year) {
+		return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.period", Message: "is unknown"}
+	}
+	out := &algo.Limit{
+		Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, Window: time.Duration(l.WindowNs),
+		Slots: l.Slots, Period: algo.Period(l.Period), CountDenied: l.CountDenied,
+	}
+	if l.TimeZone != "" {
+		if l.TimeZone == "Local" {
+			return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.time_zone", Message: `"Local" differs from host to host: name a zone such as "Europe/Berlin"`}
+		}
+		zone, err := time.LoadLocation(l.TimeZone)
+		if err != nil {
+			return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.time_zone", Message: "is not a known time zone, such as \"Europe/Berlin\""}
+		}
+		out.Zone = zone
+	}
+	return out, nil
+}
+
+func protoTarget(t limiter.Target) *weirv1.Target {
+	out := &weirv1.Target{Policy: t.Policy, Namespace: t.Namespace, Key: t.Key}
+	if l := t.Limit; l != nil {
+		out.Limit = &weirv1.Limit{
+			Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, WindowNs: int64(l.Window),
+			Slots: l.Slots, Period: weirv1.Period(l.Period), CountDenied: l.CountDenied,
+		}
+		if l.Zone != nil {
+			out.Limit.TimeZone = l.Zone.String()
+		}
+	}
+	return out
+}
+
+// retryAfter leaves Never out of a message.
+func retryAfter(d time.Duration) *int64 {
+	if d == algo.Never {
+		return nil
+	}
+	return (*int64)(&d)
+}
+
+func fromRetryAfter(ns *int64) time.Duration {
+	if ns == nil {
+		return algo.Never
+	}
+	return time.Duration(*ns)
+}
+
+func protoDecision(d *limiter.Decision) *weirv1.Decision {
+	out := &weirv1.Decision{
+		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
+		RetryAfterNs: retryAfter(d.RetryAfter), ResetAfterNs: int64(d.ResetAfter), DelayNs: int64(d.Delay),
+		LeaseId: d.LeaseID, RequestId: d.RequestID, WindowNs: int64(d.Window),
+		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
+	}
+	for i := range d.Limits {
+		s := &d.Limits[i]
+		out.Limits = append(out.Limits, &weirv1.LimitStatus{
+			Limit: s.Limit, WindowNs: int64(s.Window), Remaining: s.Remaining,
+			RetryAfterNs: retryAfter(s.RetryAfter), ResetAfterNs: int64(s.ResetAfter),
+		})
+	}
+	return out
+}
+
+func decision(d *weirv1.Decision) limiter.Decision {
+	out := limiter.Decision{
+		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
+		RetryAfter: fromRetryAfter(d.RetryAfterNs), ResetAfter: time.Duration(d.ResetAfterNs), Delay: time.Duration(d.DelayNs),
+		LeaseID: d.LeaseId, RequestID: d.RequestId, Window: time.Duration(d.WindowNs),
+		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
+	}
+	for _, s := range d.Limits {
+		out.Limits = append(out.Limits, limiter.LimitStatus{
+			Limit: s.Limit, Window: time.Duration(s.WindowNs), Remaining: s.Remaining,
+			RetryAfter: fromRetryAfter(s.RetryAfterNs), ResetAfter: time.Duration(s.ResetAfterNs),
+		})
+	}
+	return out
+}
+
+func code(k limiter.Kind) codes.Code {
+	switch k {
+	case limiter.Invalid:
+		return codes.InvalidArgument
+	case limiter.NotFound:
+		return codes.NotFound
+	case limiter.TooLarge:
+		return codes.ResourceExhausted
+	case limiter.Unavailable:
+		return codes.Unavailable
+	}
+	return codes.Internal
+}
+
+func kind(c codes.Code) limiter.Kind {
+	switch c {
+	case codes.NotFound:
+		return limiter.NotFound
+	case codes.ResourceExhausted:
+		return limiter.TooLarge
+	case codes.Unavailable:
+		return limiter.Unavailable
+	}
+	return limiter.Invalid
+}
+
+func protoError(e *limiter.Error) *weirv1.Error {
+	return &weirv1.Error{Code: int32(code(e.Kind)), Field: e.Field, Message: e.Message}
+}
+
+// statusOf turns an error of the service into a gRPC status, whose message begins with the field's name.
+func statusOf(err error) error {
+	var e *limiter.Error
+	if errors.As(err, &e) {
+		return status.Error(code(e.Kind), e.Error())
+	}
+	return status.FromContextError(err).Err()
+}
+
+func protoTerm(t ownership.Term) *peerv1.Term {
+	if t == (ownership.Term{}) {
+		return nil
+	}
+	return &peerv1.Term{Epoch: t.Epoch, N: t.N}
+}
+
+func term(t *peerv1.Term) ownership.Term { return ownership.Term{Epoch: t.GetEpoch(), N: t.GetN()} }
+
+// protoItem converts an operation for a peer. left is what remains of the time the caller gave.
+func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.Item {
+	item := &peerv1.Item{
+		Partition: uint32(op.Partition()), Term: protoTerm(to.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
+	}
+	t := protoTarget(op.Target)
+	switch op.Kind {
+	case limiter.OpCheck:
+		item.Operation = &peerv1.Item_Check{Check: &weirv1.Check{Target: t, Cost: &op.Cost, Partial: op.Partial, RequestId: op.RequestID}}
+	case limiter.OpAcquire:
+		item.Operation = &peerv1.Item_Acquire{Acquire: &weirv1.AcquireRequest{Target: t, Cost: &op.Cost, TtlNs: int64(op.TTL), RequestId: op.RequestID}}
+	case limiter.OpRenew:
+		item.Operation = &peerv1.Item_Renew{Renew: &weirv1.RenewRequest{Target: t, LeaseId: op.LeaseID, TtlNs: int64(op.TTL)}}
+	case limiter.OpRelease:
+		item.Operation = &peerv1.Item_Release{Release: &weirv1.ReleaseRequest{Target: t, LeaseId: op.LeaseID}}
+	case limiter.OpRefund:
+		item.Operation = &peerv1.Item_Refund{Refund: &weirv1.RefundRequest{Target: t, Cost: &op.Cost}}
+	case limiter.OpReset:
+		item.Operation = &peerv1.Item_Reset_{Reset_: &weirv1.ResetRequest{Target: t}}
+	}
+	return item
+}
+
+// operation is the inverse of protoItem. What it cannot make sense of gets an Outcome with an Err.
+func operation(item *peerv1.Item) *limiter.Op {
+	op := &limiter.Op{Hops: int(item.Hops)}
+	var t *weirv1.Target
+	switch o := item.Operation.(type) {
+	case *peerv1.Item_Check:
+		op.Kind, t = limiter.OpCheck, o.Check.GetTarget()
+		op.Cost, op.Partial, op.RequestID = cost(o.Check.Cost), o.Check.GetPartial(), o.Check.GetRequestId()
+	case *peerv1.Item_Acquire:
+		op.Kind, t = limiter.OpAcquire, o.Acquire.GetTarget()
+		op.Cost, op.TTL, op.RequestID = cost(o.Acquire.Cost), time.Duration(o.Acquire.GetTtlNs()), o.Acquire.GetRequestId()
+	case *peerv1.Item_Renew:
+		op.Kind, t = limiter.OpRenew, o.Renew.GetTarget()
+		op.LeaseID, op.TTL = o.Renew.GetLeaseId(), time.Duration(o.Renew.GetTtlNs())
+	case *peerv1.Item_Release:
+		op.Kind, t = limiter.OpRelease, o.Release.GetTarget()
+		op.LeaseID = o.Release.GetLeaseId()
+	case *peerv1.Item_Refund:
+		op.Kind, t = limiter.OpRefund, o.Refund.GetTarget()
+		op.Cost = cost(o.Refund.Cost)
+	case *peerv1.Item_Reset_:
+		op.Kind, t = limiter.OpReset, o.Reset_.GetTarget()
+	default:
+		op.Outcome.Err = &limiter.Error{Kind: limiter.Invalid, Message: "an operation that this version does not know"}
+		return op
+	}
+	op.Target, op.Outcome.Err = target(t)
+	return op
+}
+
+// protoOutcome converts what came of an operation.
+func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
+	out := &op.Outcome
+	switch {
+	case out.Err != nil:
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: protoError(out.Err)}}
+	case out.NotHolder != nil:
+		h := out.NotHolder
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_NotHolder{NotHolder: &peerv1.NotHolder{Holder: h.Name, Boot: h.Boot, Term: protoTerm(h.Term)}}}
+	case out.Unreachable:
+		e := &weirv1.Error{Code: int32(codes.Unavailable), Message: "the holder could not be reached from here either"}
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: e}}
+	}
+	switch op.Kind {
+	case limiter.OpRenew:
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{ExpiresInNs: int64(out.ExpiresIn)}}}
+	case limiter.OpRelease:
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Released{Released: &weirv1.ReleaseResponse{Released: out.Released}}}
+	case limiter.OpRefund:
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{Refunded: out.Refunded}}}
+	case limiter.OpReset:
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}
+	}
+	return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: protoDecision(&out.Decision)}}
+}
+
+// setOutcome is the inverse of protoOutcome.
+func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
+	out := &op.Outcome
+	switch o := r.GetOutcome().(type) {
+	case *peerv1.ItemReply_Decision:
+		out.Decision = decision(o.Decision)
+	case *peerv1.ItemReply_Renewed:
+		out.ExpiresIn = time.Duration(o.Renewed.ExpiresInNs)
+	case *peerv1.ItemReply_Released:
+		out.Released = o.Released.Released
+	case *peerv1.ItemReply_Refunded:
+		out.Refunded = o.Refunded.Refunded
+	case *peerv1.ItemReply_Reset_:
+	case *peerv1.ItemReply_Error:
+		if codes.Code(o.Error.Code) == codes.Unavailable {
+			out.Unreachable = true
+			return
+		}
+		out.Err = &limiter.Error{Kind: kind(codes.Code(o.Error.Code)), Field: o.Error.Field, Message: o.Error.Message}
+	case *peerv1.ItemReply_NotHolder:
+		out.NotHolder = &limiter.Holder{Name: o.NotHolder.Holder, Boot: o.NotHolder.Boot, Term: term(o.NotHolder.Term)}
+	default:
+		out.Unreachable = true
+	}
+}

@@ -1,0 +1,153 @@
+// Package rpc is how Weir speaks gRPC: to callers (weir.v1), and between nodes (weir.peer.v1). It turns messages into the
+// limiter's types and back, serves both services, and keeps the connections to other nodes.
+//
+// It decides nothing and owns no state but that of its connections: replies that a peer may still ask for again. What it
+// does not promise: that an operation whose answer did not come was not carried out.
+package rpc
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Server answers callers.
+type Server struct {
+	weirv1.UnimplementedLimiterServer
+	svc    limiter.Service
+	status func(context.Context) *weirv1.StatusResponse
+}
+
+// NewServer returns a Server over a service. status describes the cluster.
+func NewServer(svc limiter.Service, status func(context.Context) *weirv1.StatusResponse) *Server {
+	return &Server{svc: svc, status: status}
+}
+
+// Register adds the Server to a gRPC server. A message that is not valid protobuf, or holds text that is not UTF-8, is
+// answered INVALID_ARGUMENT, where gRPC's own answer would blame the server.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	desc := weirv1.Limiter_ServiceDesc
+	desc.Methods = nil
+	for _, m := range weirv1.Limiter_ServiceDesc.Methods {
+		handler := m.Handler
+		m.Handler = func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+			return handler(srv, ctx, func(v any) error {
+				err := dec(v)
+				if status.Code(err) == codes.Internal {
+					return status.Error(codes.InvalidArgument, "malformed message: "+status.Convert(err).Message())
+				}
+				return err
+			}, i)
+		}
+		desc.Methods = append(desc.Methods, m)
+	}
+	r.RegisterService(&desc, s)
+}
+
+// Check implements weirv1.LimiterServer.
+func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	checks := make([]limiter.Check, len(in.Checks))
+	for i, c := range in.Checks {
+		t, err := target(c.GetTarget())
+		if err != nil {
+			return nil, statusOf(err.In(i, len(in.Checks)))
+		}
+		checks[i] = limiter.Check{Target: t, Cost: cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
+	}
+	results, err := s.svc.Check(ctx, checks)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results))}
+	failed := 0
+	for i := range results {
+		r := &results[i]
+		var e *limiter.Error
+		if errors.As(r.Err, &e) {
+			failed++
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: protoError(e)}}
+			continue
+		}
+		out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: protoDecision(&r.Decision)}}
+	}
+	if failed == len(results) {
+		return nil, statusOf(results[0].Err)
+	}
+	return out, nil
+}
+
+// Acquire implements weirv1.LimiterServer.
+func (s *Server) Acquire(ctx context.Context, in *weirv1.AcquireRequest) (*weirv1.Decision, error) {
+	t, bad := target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	d, err := s.svc.Acquire(ctx, limiter.Acquire{Target: t, Cost: cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return protoDecision(&d), nil
+}
+
+// Renew implements weirv1.LimiterServer.
+func (s *Server) Renew(ctx context.Context, in *weirv1.RenewRequest) (*weirv1.RenewResponse, error) {
+	t, bad := target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	left, err := s.svc.Renew(ctx, t, in.LeaseId, time.Duration(in.TtlNs))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.RenewResponse{ExpiresInNs: int64(left)}, nil
+}
+
+// Release implements weirv1.LimiterServer.
+func (s *Server) Release(ctx context.Context, in *weirv1.ReleaseRequest) (*weirv1.ReleaseResponse, error) {
+	t, bad := target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	released, err := s.svc.Release(ctx, t, in.LeaseId)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.ReleaseResponse{Released: released}, nil
+}
+
+// Refund implements weirv1.LimiterServer.
+func (s *Server) Refund(ctx context.Context, in *weirv1.RefundRequest) (*weirv1.RefundResponse, error) {
+	t, bad := target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	n, err := s.svc.Refund(ctx, t, cost(in.Cost))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.RefundResponse{Refunded: n}, nil
+}
+
+// Reset implements weirv1.LimiterServer.
+func (s *Server) Reset(ctx context.Context, in *weirv1.ResetRequest) (*weirv1.ResetResponse, error) {
+	t, bad := target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	if err := s.svc.Reset(ctx, t); err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.ResetResponse{}, nil
+}
+
+// Status implements weirv1.LimiterServer.
+func (s *Server) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
+	return s.status(ctx), nil
+}

@@ -1,0 +1,310 @@
+// Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
+// swept of what has become as good as new.
+//
+// States live in pages without pointers (see algo.Arena), found through open-addressed tables of 64-bit words, so that
+// neither the garbage collector's work nor the bytes a key costs depend on how many strings and structs would have
+// been needed otherwise.
+//
+// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (whether this
+// node may decide for a partition is asked elsewhere, before), or order between callers other than that of the lock.
+package store
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Rule is what applies to a key: the scope that gives the state its identity together with the key, and the limits.
+// It must not change while in use. Two Rules with the same scope and equal limits are the same rule.
+type Rule struct {
+	// Scope is the policy's name or stands for an inline limit's namespace, algorithm and shape. Whoever makes scopes
+	// sees to it that different things never share one.
+	Scope  string
+	Limits algo.Limits
+}
+
+// Key is one key of a scope, hashed once by the caller.
+type Key struct {
+	Hash      uint64 // of scope and key
+	Partition int    // that the hash falls into
+	Key       string
+}
+
+// Call is what a Decide is to do besides the Request itself.
+type Call struct {
+	algo.Request
+	// RequestID is a non-zero hash of the caller's request id, or 0. A charge under a known id is not made again.
+	RequestID uint64
+}
+
+// Errors of Decide. None of them charges anything.
+var (
+	// ErrFull means that the store is at its bound of keys or bytes, nothing idle was found to make room, and the call
+	// would have needed a new state or a larger one.
+	ErrFull = errors.New("store: full")
+	// ErrRequestID means that the request id was used before with another cost.
+	ErrRequestID = errors.New("store: request id used before with another cost")
+)
+
+// Config bounds a Store. The zero value of a bound means none, except where a default is named.
+type Config struct {
+	Partitions    int   // number of partitions; 0 stands for 1
+	MaxKeys       int64 // states kept at most; 0: no bound
+	MaxBytes      int64 // bytes of memory for states, tables and remembered request ids; 0: no bound
+	MaxRequestIDs int   // remembered request ids per partition; 0 stands for DefaultRequestIDs, negative: none
+}
+
+// DefaultRequestIDs is the number of request ids that a partition remembers unless Config says otherwise.
+const DefaultRequestIDs = 1000
+
+const (
+	maxShards = 256
+	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up:
+	// some milliseconds at worst, and the next such call goes on where this one stopped.
+	reclaimScan = 1 << 14
+	// sweepHold is how many records a sweep looks at while it holds one shard's lock.
+	sweepHold = 256
+)
+
+// Store holds states. Its methods are safe for concurrent use.
+type Store struct {
+	cfg    Config
+	shards []shard
+	budget budget
+	keys   atomic.Int64
+	full   atomic.Uint64 // calls answered ErrFull
+	swept  atomic.Uint64 // idle states dropped
+
+	reclaimMu sync.Mutex
+	hand      hand // guarded by reclaimMu
+}
+
+// hand is a place in the order in which records are looked at when room is made.
+type hand struct {
+	shard, part int
+	slot        uint32
+}
+
+// New returns an empty Store.
+func New(cfg Config) *Store {
+	if cfg.Partitions == 0 {
+		cfg.Partitions = 1
+	}
+	if cfg.MaxRequestIDs == 0 {
+		cfg.MaxRequestIDs = DefaultRequestIDs
+	}
+	s := &Store{cfg: cfg, shards: make([]shard, min(maxShards, cfg.Partitions))}
+	s.budget.max = cfg.MaxBytes
+	n := len(s.shards)
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.store = s
+		sh.arena = algo.NewArena(&s.budget)
+		// Partition p lives in shard p mod n, at index p div n.
+		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
+		sh.specOf = make(map[string][]uint32)
+	}
+	return s
+}
+
+// Stats is a reading of a Store's size.
+type Stats struct {
+	Keys     int64
+	Bytes    int64  // as counted against MaxBytes
+	MaxKeys  int64  // 0: no bound
+	MaxBytes int64  // 0: no bound
+	Full     uint64 // calls refused for want of room, ever
+	Swept    uint64 // idle states dropped, ever
+}
+
+// Stats returns the Store's present size.
+func (s *Store) Stats() Stats {
+	return Stats{
+		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
+		Full: s.full.Load(), Swept: s.swept.Load(),
+	}
+}
+
+func (s *Store) at(p int) (*shard, *partition) {
+	n := len(s.shards)
+	sh := &s.shards[p%n]
+	return sh, &sh.parts[p/n]
+}
+
+// Decide decides one call on the key's state, making the state where there is none and it is needed. each is nil or has
+// room for one Decision per limit. A refusal or a peek leaves no new state behind.
+func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []algo.Decision) (algo.Decision, error) {
+	sh, part := s.at(k.Partition)
+	sh.mu.Lock()
+	d, err := sh.decide(part, k, rule, now, call, each)
+	sh.mu.Unlock()
+	for err == errNoRoom {
+		// Another shard may hold the idle states that can make way, so no lock is held while looking for them.
+		freed := s.reclaim(now)
+		sh.mu.Lock()
+		d, err = sh.decide(part, k, rule, now, call, each)
+		sh.mu.Unlock()
+		if err == errNoRoom && freed == 0 {
+			s.full.Add(1)
+			return algo.Decision{}, ErrFull
+		}
+	}
+	return d, err
+}
+
+// Refund gives units back and returns how many.
+func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64) (int64, error) {
+	var n int64
+	err := s.existing(k, rule, now, func(a *algo.Arena, st algo.State) {
+		n = rule.Limits.Refund(a, st, now, units)
+	})
+	return n, err
+}
+
+// Renew lets a lease live for ttl from now and returns how long that is, or false when the lease has ended.
+func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl time.Duration) (d time.Duration, ok bool, err error) {
+	err = s.existing(k, rule, now, func(a *algo.Arena, st algo.State) {
+		d, ok = rule.Limits.Renew(a, st, now, lease, ttl)
+	})
+	return d, ok, err
+}
+
+// Release ends a lease and reports whether it was alive.
+func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok bool, err error) {
+	err = s.existing(k, rule, now, func(a *algo.Arena, st algo.State) {
+		ok = rule.Limits.Release(a, st, now, lease)
+	})
+	return ok, err
+}
+
+// existing calls f under the shard's lock with the key's state under the given rule, and not at all where there is none.
+func (s *Store) existing(k Key, rule *Rule, now algo.Instant, f func(*algo.Arena, algo.State)) error {
+	sh, part := s.at(k.Partition)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	slot, ok := sh.find(part, k.Hash, rule.Scope, k.Key)
+	if !ok {
+		return nil
+	}
+	slot, err := sh.adopt(part, slot, rule, now)
+	if err != nil {
+		s.full.Add(1)
+		return ErrFull
+	}
+	f(sh.arena, sh.record(part.ref(slot)).state)
+	return nil
+}
+
+// Reset makes the key's state as new, and forgets the request ids charged to it: what they were charged is gone.
+func (s *Store) Reset(k Key, scope string) {
+	sh, part := s.at(k.Partition)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if slot, ok := sh.find(part, k.Hash, scope, k.Key); ok {
+		sh.drop(part, slot)
+	}
+	part.memos.forget(k.Hash)
+}
+
+// Reconcile gives every state the rule that now applies to it, so that a changed policy takes effect at the moment of
+// the change and not at the key's next check. apply returns the rule for a scope and key, or nil to leave the state as
+// it is. It is called under a shard's lock, which is let go every few hundred records; key is only valid during the call.
+func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key []byte) *Rule) {
+	for h, end := (hand{}), false; !end; {
+		at := now()
+		end = s.walk(&h, sweepHold, at, func(sh *shard, part *partition, slot uint32) bool {
+			r := sh.record(part.ref(slot))
+			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
+				// For want of memory the state keeps its old rule until its next check.
+				_, _ = sh.adopt(part, slot, rule, at)
+			}
+			return false
+		})
+	}
+}
+
+// Sweep looks at up to the given number of records, going on where the last Sweep stopped, and drops those that are as
+// good as new. It holds no lock for longer than a few hundred records take. It returns how many were dropped.
+func (s *Store) Sweep(now algo.Instant, records int) int {
+	s.reclaimMu.Lock()
+	defer s.reclaimMu.Unlock()
+	dropped := 0
+	for records > 0 {
+		n := min(records, sweepHold)
+		records -= n
+		s.walk(&s.hand, n, now, func(sh *shard, part *partition, slot uint32) bool {
+			r := sh.record(part.ref(slot))
+			if r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
+				sh.drop(part, slot)
+				dropped++
+				return true
+			}
+			return false
+		})
+	}
+	s.swept.Add(uint64(dropped))
+	return dropped
+}
+
+// reclaim is Sweep for a caller that found the store full: it stops once something was dropped.
+func (s *Store) reclaim(now algo.Instant) int {
+	dropped := 0
+	for left := reclaimScan; left > 0 && dropped == 0; left -= sweepHold {
+		dropped = s.Sweep(now, sweepHold)
+	}
+	return dropped
+}
+
+// walk calls visit for up to n records from h on, under the lock of one shard, and reports whether the end of the last
+// shard was reached (h then stands at the beginning). visit returns true when it dropped the record it was given. Empty
+// partitions count as a record each, so that walk is bounded in an empty store too. Remembered request ids whose time is
+// over go as their partition is entered.
+func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, uint32) bool) (end bool) {
+	sh := &s.shards[h.shard]
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	for n > 0 {
+		if h.part >= len(sh.parts) {
+			h.part, h.slot = 0, 0
+			h.shard = (h.shard + 1) % len(s.shards)
+			return h.shard == 0
+		}
+		part := &sh.parts[h.part]
+		if h.slot == 0 {
+			part.memos.expire(now.Mono, &s.budget)
+		}
+		if h.slot >= uint32(len(part.index)) {
+			h.part, h.slot = h.part+1, 0
+			n--
+			continue
+		}
+		if part.index[h.slot] == 0 || !visit(sh, part, h.slot) {
+			// A dropped record's place may have been taken by the next one: it is looked at again.
+			h.slot++
+		}
+		n--
+	}
+	return false
+}
+
+// budget counts the bytes of all shards against one bound.
+type budget struct {
+	max  int64 // 0: none
+	used atomic.Int64
+}
+
+// Take implements algo.Budget.
+func (b *budget) Take(bytes int) bool {
+	if used := b.used.Add(int64(bytes)); b.max > 0 && used > b.max {
+		b.used.Add(-int64(bytes))
+		return false
+	}
+	return true
+}
+
+// Give implements algo.Budget.
+func (b *budget) Give(bytes int) { b.used.Add(-int64(bytes)) }
