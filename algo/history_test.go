@@ -65,13 +65,7 @@ func newPlayer(t testing.TB, src source, now Instant, limits ...Limit) *player {
 	p.state = make(State, p.limits.Words())
 	p.limits.Init(p.state, now)
 	for _, l := range limits {
-		p.oracles = append(p.oracles, newOracle(l))
-	}
-	for _, o := range p.oracles {
-		o.shift(now.Mono) // so that a bucket is full now and not at zero
-		if s, ok := o.(*slotOracle); ok {
-			s.phase = 0
-		}
+		p.oracles = append(p.oracles, newOracle(l, now))
 	}
 	return p
 }
@@ -339,7 +333,7 @@ func (p *player) convert(i int, l Limit) {
 		p.oracles[i].become(now, l)
 	} else {
 		n := p.oracles[i].used(now)
-		p.oracles[i] = newOracle(l)
+		p.oracles[i] = newOracle(l, now)
 		p.oracles[i].see(now)
 		if n > 0 {
 			p.oracles[i].admit(now, n)
@@ -472,12 +466,6 @@ func (p *player) change() {
 	case 3:
 		if l.Window == 0 || l.Limit > 1<<20 {
 			return
-		}
-		for _, m := range p.limits {
-			// Another of this kind would be a better heir.
-			if len(p.limits) > 1 && m.Window == l.Window {
-				return
-			}
 		}
 		l = Limit{Algorithm: Algorithm(1 + p.src.n(5)), Limit: l.Limit, Window: l.Window}
 	}

@@ -28,7 +28,7 @@ type oracle interface {
 	become(now Instant, l Limit)
 }
 
-func newOracle(l Limit) oracle {
+func newOracle(l Limit, now Instant) oracle {
 	switch {
 	case l.Limit == Unlimited:
 		return &unlimitedOracle{}
@@ -43,7 +43,7 @@ func newOracle(l Limit) oracle {
 	case l.Algorithm == SlidingLog:
 		return &logOracle{l: l}
 	case l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket:
-		return &bucketOracle{l: l, full: new(big.Rat)}
+		return &bucketOracle{l: l, full: new(big.Rat).SetInt64(now.Mono)}
 	}
 	panic("no oracle for " + l.Algorithm.String())
 }

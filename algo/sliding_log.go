@@ -332,19 +332,17 @@ func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 		}
 	}
 	t := tailOf(s)
-	words := 0
-	for words*words < 2*t.held && words < MaxBlock {
-		words++
+	root := 0
+	for root*root < 2*t.held && root < MaxBlock {
+		root++
 	}
+	words := segmentSize(root)
 	switch {
 	case last != 0:
-	case l.Limit <= 2 && n <= l.Limit:
-		words = segmentHeader + 1
+	case l.Limit <= 2 && n <= 2:
+		words = segmentHeader + 1 // the whole log, as below
 	case l.Limit == 5 || l.Limit == 6:
-		words = segmentHeader + 3 // the whole log
-	}
-	if words != segmentHeader+1 {
-		words = segmentSize(words)
+		words = segmentHeader + 3
 	}
 	r, ok := newSegment(a, words)
 	if !ok {

@@ -17,7 +17,7 @@ const policies = `
 policies:
   - {name: login, algorithm: sliding_log, limit: 2, window: 1m}
   - {name: mail, algorithm: token_bucket, limit: 100, window: 1s, capacity: 1}
-  - {name: export, algorithm: concurrency, limit: 1, window: 30s}
+  - {name: export, algorithm: concurrency, limit: 1, ttl: 30s}
 `
 
 // open returns a Client that needs no cluster. Dial gives one of the same type that asks a cluster.

@@ -34,11 +34,11 @@ import (
 type book struct {
 	mu      sync.Mutex
 	used    map[string]int64
-	leases  map[string]string    // key → lease
-	charged map[string]int64     // key and request id → cost
-	targets []limiter.Target     // of every question, in order
-	ids     []string             // the request ids of every question, in order
-	renewed map[string]time.Time // lease → last renewal
+	leases  map[string]string // key → lease
+	charged map[string]int64  // key and request id → cost
+	targets []limiter.Target  // of every question, in order
+	ids     []string          // the request ids of every question, in order
+	renewed map[string]bool   // leases that were renewed
 	stopped bool
 }
 
@@ -47,7 +47,7 @@ func newBook() *book {
 		used:    make(map[string]int64),
 		leases:  make(map[string]string),
 		charged: make(map[string]int64),
-		renewed: make(map[string]time.Time),
+		renewed: make(map[string]bool),
 	}
 }
 
@@ -161,7 +161,7 @@ func (b *book) Renew(_ context.Context, t limiter.Target, id string, ttl time.Du
 	if b.leases[t.Key] != id {
 		return 0, &limiter.Error{Kind: limiter.NotFound, Field: "lease_id", Message: "has ended"}
 	}
-	b.renewed[id] = time.Now()
+	b.renewed[id] = true
 	if ttl == 0 {
 		ttl = 30 * time.Second
 	}

@@ -15,7 +15,7 @@ const localPolicies = `
 policies:
   - {name: login, algorithm: sliding_log, limit: 5, window: 1m}
   - {name: queue, algorithm: leaky_bucket, limit: 100, window: 1s, capacity: 3}
-  - {name: jobs, algorithm: concurrency, limit: 1, window: 1m}
+  - {name: jobs, algorithm: concurrency, limit: 1, ttl: 1m}
 `
 
 func openLocal(t *testing.T) *Client {

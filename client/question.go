@@ -6,6 +6,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
 )
 
 // What a request may carry.
@@ -14,7 +15,6 @@ const (
 	maxKey       = limiter.MaxKey
 	maxRequestID = limiter.MaxRequestID
 	maxNamespace = limiter.MaxNamespace
-	maxPolicy    = 128 // bytes
 )
 
 // question returns ck in the form in which it is sent, or an *Error.
@@ -55,8 +55,8 @@ func (t *target) validate() error {
 		return &Error{ErrInvalid, "limit", "must not be given together with policy"}
 	case t.limit == nil && t.namespace != "":
 		return &Error{ErrInvalid, "namespace", "must not be given without limit"}
-	case t.limit == nil && !validPolicy(t.policy):
-		return &Error{ErrInvalid, "policy", fmt.Sprintf("must be 1 to %d letters, digits, dots, dashes and underscores", maxPolicy)}
+	case t.limit == nil && !policy.ValidName(t.policy):
+		return &Error{ErrInvalid, "policy", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -"}
 	case len(t.namespace) > maxNamespace:
 		return &Error{ErrTooLarge, "namespace", fmt.Sprintf("must be at most %d bytes long, not %d", maxNamespace, len(t.namespace))}
 	case !utf8.ValidString(t.namespace):
@@ -69,19 +69,4 @@ func (t *target) validate() error {
 		return &Error{ErrInvalid, "key", "must be UTF-8"}
 	}
 	return nil
-}
-
-// validPolicy tells whether name matches [A-Za-z0-9._-]{1,128}.
-func validPolicy(name string) bool {
-	if name == "" || len(name) > maxPolicy {
-		return false
-	}
-	for i := range len(name) {
-		switch b := name[i]; {
-		case 'a' <= b && b <= 'z', 'A' <= b && b <= 'Z', '0' <= b && b <= '9', b == '.', b == '_', b == '-':
-		default:
-			return false
-		}
-	}
-	return true
 }

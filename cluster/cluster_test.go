@@ -308,6 +308,7 @@ func TestLeaveIsBounded(t *testing.T) {
 
 // A crash is seen in about 2 s with the default timing; the bound here allows for a busy machine.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	timing := func(cfg Config) Config { cfg.ProbeInterval = 0; return cfg }
 	a := startNode(t, timing(config("a")))
 	b := startNode(t, timing(config("b", a.gossip())))
@@ -325,6 +326,7 @@ func TestCrash(t *testing.T) {
 // A process that starts again at once, with its old name and address, takes its place long before the failure
 // detection has noticed that its predecessor is gone.
 func TestRestartInPlace(t *testing.T) {
+	t.Parallel()
 	slow := func(cfg Config) Config { cfg.ProbeInterval = 30 * time.Second; return cfg }
 	// The gossip's pace hangs on the same setting, so news travel by joining only; two nodes are enough for that.
 	a := startNode(t, slow(config("a")))
@@ -382,6 +384,7 @@ func TestRestartElsewhere(t *testing.T) {
 }
 
 func TestNameInUse(t *testing.T) {
+	t.Parallel()
 	a := startNode(t, config("a"))
 	b := startNode(t, config("b", a.gossip()))
 	agree(t, a, b)
@@ -405,6 +408,7 @@ func TestNameInUse(t *testing.T) {
 
 // Two that start together with one name: one of them gets it.
 func TestNameTwiceFromTheStart(t *testing.T) {
+	t.Parallel()
 	a := startNode(t, config("a"))
 	twins := []testNode{startNode(t, config("b", a.gossip())), startNode(t, config("b", a.gossip()))}
 	var loser, winner testNode
@@ -452,6 +456,7 @@ func TestOtherSettings(t *testing.T) {
 }
 
 func TestKeys(t *testing.T) {
+	t.Parallel()
 	key := func(b byte) []byte { return bytes.Repeat([]byte{b}, 32) }
 	with := func(cfg Config, keys ...[]byte) Config { cfg.Keys = keys; return cfg }
 	a := startNode(t, with(config("a"), key(1), key(2)))
@@ -527,6 +532,7 @@ func (w wire) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (n
 }
 
 func TestSplitHeals(t *testing.T) {
+	t.Parallel()
 	var cable cable
 	ports := freePorts(t, 4)
 	var seeds []string
@@ -559,6 +565,7 @@ func TestSplitHeals(t *testing.T) {
 }
 
 func TestSeedIsSelf(t *testing.T) {
+	t.Parallel()
 	cfg := config("a")
 	cfg.GossipPort = freePorts(t, 1)[0]
 	cfg.Join = []string{local(cfg.GossipPort), fmt.Sprintf("localhost:%d", cfg.GossipPort)}
@@ -575,6 +582,7 @@ func TestSeedIsSelf(t *testing.T) {
 
 // A node whose seeds are silent goes on alone, and joins them when they come.
 func TestSilentSeeds(t *testing.T) {
+	t.Parallel()
 	port := freePorts(t, 1)[0]
 	cfg := config("b", local(port), "no-such-host.invalid:7946")
 	b := startNode(t, cfg)

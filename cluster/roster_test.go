@@ -202,7 +202,7 @@ func TestRosterTwoActiveOfOneName(t *testing.T) {
 func TestRosterOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	states := []State{Joining, Active, Leaving}
-	for round := range 300 {
+	for round := range 100 {
 		var histories [][]func(*roster)
 		for i := range 8 {
 			n := process(fmt.Sprintf("n%d", random.IntN(4)), uint64(100+i), byte(1+random.IntN(5)), Joining, uint32(random.IntN(3)))
@@ -220,7 +220,7 @@ func TestRosterOrder(t *testing.T) {
 			histories = append(histories, history)
 		}
 		var want *View
-		for range 6 {
+		for range 4 {
 			r := newRoster(process("self", 1, 200, Active, 0), true)
 			rest := slices.Clone(histories)
 			for len(rest) > 0 {

@@ -170,9 +170,7 @@ func (l *Limiter) tend() {
 		case <-l.changed:
 			l.store.Reconcile(l.clock, l.table.Load().ruleOf)
 		case <-tick.C:
-			// Empty partitions count as well, so that the sweep of an empty store gets round too.
-			n := (l.store.Stats().Keys + ring.Partitions) / sweepPasses
-			l.store.Sweep(l.clock(), int(n)+1)
+			l.store.Sweep(l.clock(), int(l.store.Stats().Keys/sweepPasses)+1)
 		}
 	}
 }

@@ -16,8 +16,8 @@ import (
 
 const (
 	maxFile = 16 << 20 // bytes
-	// maxLocate bounds the files in which a syntax error is searched for (see locate): a second's work at most.
-	maxLocate = 1 << 20
+	// maxLocate bounds the files in which a syntax error is searched for (see locate): two seconds of work at most.
+	maxLocate = 512 << 10
 )
 
 // readYAML returns the root of the one document in data, nil when it is empty. What it finds wrong goes to m.

@@ -124,8 +124,8 @@ func (w *Watcher) Err() error {
 	return nil
 }
 
-// Reload reads the file at once, without waiting for it to settle, and reports what is wrong with it even if that has
-// been reported. It does not wait for that to be done.
+// Reload looks at the file at once, without waiting for an event or the next poll, and reports what is wrong with it
+// even if that has been reported. It does not wait for that to be done.
 func (w *Watcher) Reload() {
 	select {
 	case w.reload <- struct{}{}:
@@ -180,33 +180,33 @@ func (w *Watcher) run() {
 			arm(0)
 		case <-settle.C:
 			armed = false
-			if w.check(false) {
+			if w.check() {
 				arm(w.cfg.Settle)
 			}
 		case <-w.reload:
-			w.check(true)
+			// As if it had never been looked at, so that a mistake that stayed is reported again.
+			w.handled = seen{}
+			arm(0)
 		}
 	}
 }
 
-// check looks at the file and handles what it finds: at once with force, otherwise when it has found the same often
-// enough. It reports whether to look again after the time to settle.
-func (w *Watcher) check(force bool) (more bool) {
+// check looks at the file, and handles what it finds when it has found the same often enough. It reports whether to
+// look again after the time to settle.
+func (w *Watcher) check() (more bool) {
 	w.follow()
 	found, data, err := w.look()
-	if !force {
-		if found == w.handled {
-			w.pending = seen{}
-			return false
-		}
-		if found != w.pending {
-			w.pending, w.again = found, 0
-			return true
-		}
-		w.again++
-		if err == nil && len(data) == 0 && w.again < emptySettle {
-			return true
-		}
+	if found == w.handled {
+		w.pending = seen{}
+		return false
+	}
+	if found != w.pending {
+		w.pending, w.again = found, 0
+		return true
+	}
+	w.again++
+	if err == nil && len(data) == 0 && w.again < emptySettle {
+		return true
 	}
 	w.handled, w.pending = found, seen{}
 	var set *Set

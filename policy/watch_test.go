@@ -47,17 +47,25 @@ type watched struct {
 	errs    chan error
 }
 
-// watch begins to watch a file and ends it with the test.
-func watch(t *testing.T, file string, cfg WatchConfig) *watched {
+// watch begins to watch a file, with the given events or none, and ends that with the test.
+func watch(t *testing.T, file string, cfg WatchConfig, events *fsnotify.Watcher) *watched {
 	t.Helper()
 	w := &watched{t: t, changes: make(chan *Set, 100), errs: make(chan error, 100)}
 	cfg.OnChange = func(s *Set) { w.changes <- s }
 	cfg.OnError = func(err error) { w.errs <- err }
 	var err error
-	w.Watcher, err = Watch(file, cfg)
+	w.Watcher, err = newWatcher(file, cfg, events)
 	must(t, err)
+	go w.run()
 	t.Cleanup(func() { must(t, w.Close()) })
 	return w
+}
+
+func newEvents(t *testing.T) *fsnotify.Watcher {
+	t.Helper()
+	events, err := fsnotify.NewWatcher()
+	must(t, err)
+	return events
 }
 
 // change waits for the next change, which must be to the content of n. That no error comes before is checked too.
@@ -119,7 +127,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 func TestWatchEdits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{})
+	w := watch(t, file, WatchConfig{}, newEvents(t))
 	if got := limitOf(t, w.Current()); got != 1 {
 		t.Fatalf("begins with %d", got)
 	}
@@ -149,7 +157,7 @@ func TestWatchEdits(t *testing.T) {
 func TestWatchBadContent(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{})
+	w := watch(t, file, WatchConfig{}, newEvents(t))
 	write(t, file, "policies: 1\n")
 	err := w.failure(file + ":1:11: policies: must be a list of policies, not the number 1")
 	var list Errors
@@ -179,7 +187,7 @@ func TestWatchBadContent(t *testing.T) {
 func TestWatchDeleted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{})
+	w := watch(t, file, WatchConfig{}, newEvents(t))
 	must(t, os.Remove(file))
 	if err := w.failure(file); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)
@@ -211,7 +219,7 @@ func TestWatchConfigMap(t *testing.T) {
 			mount(1, content(1))
 			file := filepath.Join(dir, "policies.yaml")
 			must(t, os.Symlink(filepath.Join("..data", "policies.yaml"), file))
-			w := watch(t, file, WatchConfig{Poll: poll})
+			w := watch(t, file, WatchConfig{Poll: poll}, newEvents(t))
 			for n := 2; n < 5; n++ {
 				mount(n, content(n))
 				w.change(n)
@@ -231,7 +239,7 @@ func TestWatchLink(t *testing.T) {
 	write(t, filepath.Join(elsewhere, "b"), content(3))
 	file := filepath.Join(here, "policies.yaml")
 	must(t, os.Symlink(filepath.Join(there, "a"), file))
-	w := watch(t, file, WatchConfig{Poll: time.Hour})
+	w := watch(t, file, WatchConfig{Poll: time.Hour}, newEvents(t))
 	write(t, filepath.Join(there, "a"), content(2))
 	w.change(2)
 	must(t, os.Symlink(filepath.Join(elsewhere, "b"), file+".new"))
@@ -247,7 +255,7 @@ func TestWatchDirectoryReplaced(t *testing.T) {
 	file := filepath.Join(dir, "policies.yaml")
 	must(t, os.Mkdir(dir, 0o700))
 	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{Poll: 20 * time.Millisecond})
+	w := watch(t, file, WatchConfig{Poll: 20 * time.Millisecond}, newEvents(t))
 	must(t, os.RemoveAll(dir))
 	w.failure(file)
 	must(t, os.Mkdir(dir, 0o700))
@@ -260,7 +268,7 @@ func TestWatchBusyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "policies.yaml")
 	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{Poll: time.Hour})
+	w := watch(t, file, WatchConfig{Poll: time.Hour}, newEvents(t))
 	stop := make(chan struct{})
 	var busy sync.WaitGroup
 	busy.Go(func() {
@@ -287,30 +295,19 @@ func TestWatchBusyDirectory(t *testing.T) {
 func TestWatchWithoutEvents(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, content(1))
-	changes := make(chan *Set, 10)
-	w, err := newWatcher(file, WatchConfig{OnChange: func(s *Set) { changes <- s }}, nil)
-	must(t, err)
+	w := watch(t, file, WatchConfig{}, nil)
 	if w.cfg.Poll != quickPoll {
 		t.Errorf("polls every %v", w.cfg.Poll)
 	}
-	go w.run()
 	write(t, file, content(2))
-	select {
-	case s := <-changes:
-		if got := limitOf(t, s); got != 2 {
-			t.Errorf("changed to %d", got)
-		}
-	case <-time.After(patience):
-		t.Error("no change")
-	}
-	must(t, w.Close())
+	w.change(2)
 }
 
-// TestReload: a reload does not wait for anything, and says again what is wrong.
+// TestReload: a reload needs no event and no poll, and says again what is wrong.
 func TestReload(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{Settle: time.Hour, Poll: time.Hour})
+	w := watch(t, file, WatchConfig{Poll: time.Hour}, nil)
 	write(t, file, content(2))
 	w.Reload()
 	w.change(2)
@@ -319,6 +316,10 @@ func TestReload(t *testing.T) {
 		w.Reload()
 		w.failure("the number 1")
 	}
+	// What is in force already is no change.
+	write(t, file, content(2))
+	w.Reload()
+	eventually(t, "the error's end", func() bool { return w.Err() == nil })
 	write(t, file, content(3))
 	w.Reload()
 	w.change(3)
@@ -333,7 +334,7 @@ func TestSettling(t *testing.T) {
 	must(t, err)
 	step := func(wantMore bool, wantPolicies int, wantErrors int) {
 		t.Helper()
-		if more := w.check(false); more != wantMore || len(w.Current().Policies()) != wantPolicies || len(reported) != wantErrors {
+		if more := w.check(); more != wantMore || len(w.Current().Policies()) != wantPolicies || len(reported) != wantErrors {
 			t.Fatalf("more %t, policies %d, errors %d; want %t, %d, %d", more, len(w.Current().Policies()), len(reported), wantMore, wantPolicies, wantErrors)
 		}
 	}
@@ -424,22 +425,23 @@ func TestClose(t *testing.T) {
 func TestLostEvents(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, content(1))
-	events, err := fsnotify.NewWatcher()
-	must(t, err)
-	changes := make(chan *Set, 10)
-	w, err := newWatcher(file, WatchConfig{Poll: time.Hour, OnChange: func(s *Set) { changes <- s }}, events)
-	must(t, err)
+	events := newEvents(t)
+	w := watch(t, file, WatchConfig{Poll: time.Hour}, events)
 	must(t, events.Remove(filepath.Dir(file)))
 	write(t, file, content(2))
-	go w.run()
 	events.Errors <- fsnotify.ErrEventOverflow
-	select {
-	case s := <-changes:
-		if got := limitOf(t, s); got != 2 {
-			t.Errorf("changed to %d", got)
-		}
-	case <-time.After(patience):
-		t.Error("no change")
-	}
+	w.change(2)
+}
+
+// TestWatch: the file is watched as WatchConfig's zero value says.
+func TestWatch(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policies.yaml")
+	write(t, file, content(1))
+	w, err := Watch(file, WatchConfig{})
+	must(t, err)
+	write(t, file, content(2))
+	eventually(t, "the change", func() bool { return limitOf(t, w.Current()) == 2 })
+	write(t, file, "x")
+	eventually(t, "the error", func() bool { return w.Err() != nil })
 	must(t, w.Close())
 }

@@ -28,6 +28,7 @@ type spec struct {
 	rule  *Rule // nil: free
 	words int   // of a state
 	refs  int
+	place int // in the shard's list of the scope's specs
 }
 
 // shard is a part of the store under one lock.
@@ -114,7 +115,11 @@ func (sh *shard) insert(part *partition, k Key, rule *Rule, now algo.Instant) (u
 		s.keys.Add(-1)
 		return 0, errNoRoom
 	}
-	ref, err := sh.place(part, k, rule)
+	if !part.reserve(&s.budget) {
+		s.keys.Add(-1)
+		return 0, errNoRoom
+	}
+	ref, err := sh.place(k, rule)
 	if err != nil {
 		s.keys.Add(-1)
 		return 0, err
@@ -124,11 +129,8 @@ func (sh *shard) insert(part *partition, k Key, rule *Rule, now algo.Instant) (u
 	return part.put(uint32(k.Hash>>32), ref), nil
 }
 
-// place allocates a record with its head and key, and sees to it that the partition's table has room for it.
-func (sh *shard) place(part *partition, k Key, rule *Rule) (algo.Ref, error) {
-	if !part.reserve(&sh.store.budget) {
-		return 0, errNoRoom
-	}
+// place allocates a record with its head and key.
+func (sh *shard) place(k Key, rule *Rule) (algo.Ref, error) {
 	number, ok := sh.intern(rule)
 	if !ok {
 		return 0, errNoRoom
@@ -165,32 +167,30 @@ func (sh *shard) discard(ref algo.Ref) {
 	sh.unref(number)
 }
 
-// adopt brings the record at slot under the given rule when it is under another one, and returns its slot afterwards.
-func (sh *shard) adopt(part *partition, slot uint32, rule *Rule, now algo.Instant) (uint32, error) {
+// adopt brings the record at slot under the given rule when it is under another one. The table keeps its shape.
+func (sh *shard) adopt(part *partition, slot uint32, rule *Rule, now algo.Instant) error {
 	old := part.ref(slot)
 	r := sh.record(old)
 	if r.spec.rule == rule {
-		return slot, nil
+		return nil
 	}
 	if slices.Equal(r.spec.rule.Limits, rule.Limits) {
 		r.spec.rule = rule // the same in other words: the next comparison is one of pointers
-		return slot, nil
+		return nil
 	}
 	k := Key{Hash: r.words[0], Key: string(r.key)}
-	ref, err := sh.place(part, k, rule)
+	ref, err := sh.place(k, rule)
 	if err != nil {
-		return slot, err
+		return err
 	}
 	r, fresh := sh.record(old), sh.record(ref) // anew, for place may have moved the specs
 	if err := r.spec.rule.Limits.Convert(sh.arena, r.state, now, rule.Limits, fresh.state); err != nil {
 		sh.discard(ref)
-		return slot, errNoRoom
+		return errNoRoom
 	}
 	sh.discard(old)
-	tag := uint32(k.Hash >> 32)
-	slot = part.slotOf(tag, old) // place may have grown the table
-	part.index[slot] = entry(tag, ref)
-	return slot, nil
+	part.index[slot] = entry(uint32(k.Hash>>32), ref)
+	return nil
 }
 
 // intern returns the number of the rule's spec, counting one more record under it.
@@ -208,7 +208,7 @@ func (sh *shard) intern(rule *Rule) (uint32, bool) {
 	if !sh.store.budget.Take(specBytes) {
 		return 0, false
 	}
-	fresh := spec{rule: rule, words: rule.Limits.Words(), refs: 1}
+	fresh := spec{rule: rule, words: rule.Limits.Words(), refs: 1, place: len(numbers)}
 	var n uint32
 	if last := len(sh.free) - 1; last >= 0 {
 		n = sh.free[last]
@@ -230,8 +230,9 @@ func (sh *shard) unref(n uint32) {
 	}
 	scope := sp.rule.Scope
 	numbers := sh.specOf[scope]
-	i := slices.Index(numbers, n)
-	numbers[i] = numbers[len(numbers)-1]
+	last := numbers[len(numbers)-1]
+	numbers[sp.place] = last
+	sh.specs[last].place = sp.place
 	if numbers = numbers[:len(numbers)-1]; len(numbers) > 0 {
 		sh.specOf[scope] = numbers
 	} else {
@@ -258,11 +259,8 @@ func (sh *shard) decide(part *partition, k Key, rule *Rule, now algo.Instant, ca
 		if slot, err = sh.insert(part, k, rule, now); err != nil {
 			return algo.Decision{}, err
 		}
-	} else {
-		var err error
-		if slot, err = sh.adopt(part, slot, rule, now); err != nil {
-			return algo.Decision{}, err
-		}
+	} else if err := sh.adopt(part, slot, rule, now); err != nil {
+		return algo.Decision{}, err
 	}
 	r := sh.record(part.ref(slot))
 	d, err := rule.Limits.Decide(sh.arena, r.state, now, call.Request, each)
@@ -340,16 +338,6 @@ func (p *partition) seat(e uint64) uint32 {
 func (p *partition) put(tag uint32, ref algo.Ref) uint32 {
 	p.count++
 	return p.seat(entry(tag, ref))
-}
-
-// slotOf finds the slot of a record that is in the table by its reference.
-func (p *partition) slotOf(tag uint32, ref algo.Ref) uint32 {
-	mask := uint32(len(p.index) - 1)
-	slot := tag & mask
-	for p.index[slot] != entry(tag, ref) {
-		slot = (slot + 1) & mask
-	}
-	return slot
 }
 
 // remove empties a slot and moves back what had been pushed past it, so that no tombstones are needed.

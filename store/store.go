@@ -63,9 +63,10 @@ const DefaultRequestIDs = 1000
 
 const (
 	maxShards = 256
-	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up:
-	// some milliseconds at worst, and the next such call goes on where this one stopped.
-	reclaimScan = 1 << 14
+	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up: some
+	// tens of microseconds, so that a flood of new keys does not take the processor away from the keys that are there.
+	// The next such call goes on where this one stopped, and the sweep goes on besides.
+	reclaimScan = 1024
 	// sweepHold is how many records a sweep looks at while it holds one shard's lock.
 	sweepHold = 256
 )
@@ -190,8 +191,7 @@ func (s *Store) existing(k Key, rule *Rule, now algo.Instant, f func(*algo.Arena
 	if !ok {
 		return nil
 	}
-	slot, err := sh.adopt(part, slot, rule, now)
-	if err != nil {
+	if err := sh.adopt(part, slot, rule, now); err != nil {
 		s.full.Add(1)
 		return ErrFull
 	}
@@ -214,81 +214,86 @@ func (s *Store) Reset(k Key, scope string) {
 // the change and not at the key's next check. apply returns the rule for a scope and key, or nil to leave the state as
 // it is. It is called under a shard's lock, which is let go every few hundred records; key is only valid during the call.
 func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key []byte) *Rule) {
-	for h, end := (hand{}), false; !end; {
+	h := hand{}
+	for shards := 0; shards < len(s.shards); {
 		at := now()
-		end = s.walk(&h, sweepHold, at, func(sh *shard, part *partition, slot uint32) bool {
+		_, passed := s.walk(&h, sweepHold, at, func(sh *shard, part *partition, slot uint32) bool {
 			r := sh.record(part.ref(slot))
 			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
 				// For want of memory the state keeps its old rule until its next check.
-				_, _ = sh.adopt(part, slot, rule, at)
+				_ = sh.adopt(part, slot, rule, at)
 			}
 			return false
 		})
+		if passed {
+			shards++
+		}
 	}
 }
 
-// Sweep looks at up to the given number of records, going on where the last Sweep stopped, and drops those that are as
-// good as new. It holds no lock for longer than a few hundred records take. It returns how many were dropped.
-func (s *Store) Sweep(now algo.Instant, records int) int {
+// Sweep looks at up to the given number of records, once each at most, going on where the last Sweep stopped, and drops
+// those that are as good as new. It holds no lock for longer than a few hundred records take. It returns how many were
+// dropped.
+func (s *Store) Sweep(now algo.Instant, records int) int { return s.sweep(now, records, records) }
+
+// reclaim is a Sweep for a caller that found the store full: it stops once something was dropped.
+func (s *Store) reclaim(now algo.Instant) int { return s.sweep(now, reclaimScan, 1) }
+
+// sweep is Sweep, ended early once so many were dropped.
+func (s *Store) sweep(now algo.Instant, records, enough int) int {
 	s.reclaimMu.Lock()
 	defer s.reclaimMu.Unlock()
 	dropped := 0
-	for records > 0 {
-		n := min(records, sweepHold)
-		records -= n
-		s.walk(&s.hand, n, now, func(sh *shard, part *partition, slot uint32) bool {
+	// One shard more than there are, because the first is entered in its middle.
+	for shards := 0; records > 0 && dropped < enough && shards <= len(s.shards); {
+		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, slot uint32) bool {
 			r := sh.record(part.ref(slot))
-			if r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
-				sh.drop(part, slot)
-				dropped++
-				return true
+			if !r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
+				return false
 			}
-			return false
+			sh.drop(part, slot)
+			dropped++
+			return true
 		})
+		records -= visited
+		if passed {
+			shards++
+		}
 	}
 	s.swept.Add(uint64(dropped))
 	return dropped
 }
 
-// reclaim is Sweep for a caller that found the store full: it stops once something was dropped.
-func (s *Store) reclaim(now algo.Instant) int {
-	dropped := 0
-	for left := reclaimScan; left > 0 && dropped == 0; left -= sweepHold {
-		dropped = s.Sweep(now, sweepHold)
-	}
-	return dropped
-}
-
-// walk calls visit for up to n records from h on, under the lock of one shard, and reports whether the end of the last
-// shard was reached (h then stands at the beginning). visit returns true when it dropped the record it was given. Empty
-// partitions count as a record each, so that walk is bounded in an empty store too. Remembered request ids whose time is
-// over go as their partition is entered.
-func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, uint32) bool) (end bool) {
+// walk calls visit for up to n records of one shard from h on, under the shard's lock. It returns how many it visited, and
+// whether that was the last of the shard: h then stands at the beginning of the next one. visit returns true when it
+// dropped the record it was given. Remembered request ids whose time is over go as their partition is entered.
+func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, uint32) bool) (visited int, passed bool) {
 	sh := &s.shards[h.shard]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	for n > 0 {
-		if h.part >= len(sh.parts) {
-			h.part, h.slot = 0, 0
-			h.shard = (h.shard + 1) % len(s.shards)
-			return h.shard == 0
-		}
+	for ; h.part < len(sh.parts); h.part, h.slot = h.part+1, 0 {
 		part := &sh.parts[h.part]
 		if h.slot == 0 {
 			part.memos.expire(now.Mono, &s.budget)
 		}
-		if h.slot >= uint32(len(part.index)) {
-			h.part, h.slot = h.part+1, 0
-			n--
-			continue
+		for h.slot < uint32(len(part.index)) {
+			if part.index[h.slot] == 0 {
+				h.slot++
+				continue
+			}
+			if visited == n {
+				return visited, false
+			}
+			visited++
+			if !visit(sh, part, h.slot) {
+				// A dropped record's place may have been taken by the next one: it is looked at again.
+				h.slot++
+			}
 		}
-		if part.index[h.slot] == 0 || !visit(sh, part, h.slot) {
-			// A dropped record's place may have been taken by the next one: it is looked at again.
-			h.slot++
-		}
-		n--
 	}
-	return false
+	h.part, h.slot = 0, 0
+	h.shard = (h.shard + 1) % len(s.shards)
+	return visited, true
 }
 
 // budget counts the bytes of all shards against one bound.

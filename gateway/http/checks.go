@@ -3,7 +3,6 @@ package httpapi
 import (
 	"net/http"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -17,7 +16,7 @@ var jsonType = []string{"application/json"}
 
 func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
 	s := a.scratch()
-	defer a.release(s)
+	defer a.recycle(s)
 	s.check = checkBody{Cost: 1}
 	if p := a.decode(w, r, s, &s.check); p != nil {
 		a.writeProblem(w, r, p)
@@ -41,7 +40,7 @@ func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
 
 func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 	s := a.scratch()
-	defer a.release(s)
+	defer a.recycle(s)
 	var body checksBody
 	if p := a.decode(w, r, s, &body); p != nil {
 		a.writeProblem(w, r, p)
@@ -54,7 +53,11 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 	}
 	results, err := a.Service.Check(r.Context(), checks)
 	if err != nil {
-		a.writeProblem(w, r, a.problemOf(r, err))
+		p := a.problemOf(r, err)
+		if len(checks) == 1 {
+			p.ofCheck(0)
+		}
+		a.writeProblem(w, r, p)
 		return
 	}
 
@@ -89,21 +92,17 @@ func (a *api) checksOf(b *checksBody) ([]limiter.Check, *problem) {
 	for i := range b.Checks {
 		var p *problem
 		if checks[i], p = a.checkOf(&b.Checks[i]); p != nil {
-			return nil, p.under(place(i))
+			p.ofCheck(i)
+			return nil, p
 		}
 	}
 	return checks, nil
 }
 
-// place spells the i-th check of a batch.
-func place(i int) string { return "checks[" + strconv.Itoa(i) + "]" }
-
 // appendItemError appends what stands in the place of a decision that could not be had.
 func (a *api) appendItemError(b []byte, r *http.Request, err error, i int) []byte {
 	p := a.problemOf(r, err)
-	if p.field != "" && !strings.HasPrefix(p.field, "checks[") {
-		p = p.under(place(i))
-	}
+	p.ofCheck(i)
 	doc := p.body()
 	out, err := json.Marshal(&doc, jsontext.AllowInvalidUTF8(true))
 	if err != nil {
@@ -116,7 +115,7 @@ func (a *api) appendItemError(b []byte, r *http.Request, err error, i int) []byt
 
 func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) {
 	s := a.scratch()
-	defer a.release(s)
+	defer a.recycle(s)
 	body := acquireBody{Cost: 1}
 	p := a.decode(w, r, s, &body)
 	ask := limiter.Acquire{Cost: body.Cost, RequestID: body.RequestID}
@@ -209,7 +208,7 @@ func (a *api) handleReset(w http.ResponseWriter, r *http.Request) {
 // readTarget decodes a body, v, and checks the part of it that names a state.
 func (a *api) readTarget(w http.ResponseWriter, r *http.Request, v any, named *targetBody) (limiter.Target, *problem) {
 	s := a.scratch()
-	defer a.release(s)
+	defer a.recycle(s)
 	if p := a.decode(w, r, s, v); p != nil {
 		return limiter.Target{}, p
 	}

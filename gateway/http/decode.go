@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"reflect"
@@ -106,6 +105,9 @@ func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) 
 		return invalid("", "the body could not be read to its end")
 	}
 	body := s.in.Bytes()
+	if len(bytes.TrimSpace(body)) == 0 {
+		return invalid("", "the body is empty; it must be a JSON object")
+	}
 	if err := json.Unmarshal(body, v, json.RejectUnknownMembers(true)); err != nil {
 		return malformed(err)
 	}
@@ -152,11 +154,8 @@ func malformed(err error) *problem {
 	}
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
-		switch {
-		case errors.Is(err, jsontext.ErrDuplicateName):
+		if errors.Is(err, jsontext.ErrDuplicateName) {
 			return invalid(fieldAt(syntactic.JSONPointer), "is given twice")
-		case errors.Is(err, io.ErrUnexpectedEOF) && syntactic.ByteOffset == 0:
-			return invalid("", "the body is empty; it must be a JSON object")
 		}
 		return invalid("", "the body is not valid JSON: "+clip(strings.TrimPrefix(err.Error(), "jsontext: ")))
 	}
@@ -257,7 +256,8 @@ func (a *api) target(b *targetBody) (limiter.Target, *problem) {
 	}
 	l, p := a.limit(b.Limit)
 	if p != nil {
-		return t, p.under("limit")
+		p.field = "limit." + p.field
+		return t, p
 	}
 	t.Limit = &l
 	return t, nil

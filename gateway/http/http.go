@@ -71,7 +71,7 @@ const keepScratch = 64 << 10
 
 func (a *api) scratch() *scratch { return a.scratches.Get().(*scratch) }
 
-func (a *api) release(s *scratch) {
+func (a *api) recycle(s *scratch) {
 	if s.in.Cap() > keepScratch || cap(s.out) > keepScratch {
 		return
 	}
@@ -152,14 +152,14 @@ func (a *api) notFound(w http.ResponseWriter, r *http.Request) {
 		message: "there is nothing at " + clip(r.URL.Path) + "; /openapi.yaml lists what there is"})
 }
 
-func (a *api) handleIndex(w http.ResponseWriter, _ *http.Request) {
+func (a *api) handleIndex(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	var b bytes.Buffer
 	b.WriteString("Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n")
 	for _, rt := range a.routes() {
 		b.WriteString(rt.method + " " + rt.path + "\n")
 	}
-	w.Write(b.Bytes())
+	a.write(w, r, http.StatusOK, b.Bytes())
 }
 
 // NewServer returns a server for the handler with bounds on what a slow or hostile peer can hold on to. Its own

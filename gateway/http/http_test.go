@@ -470,7 +470,10 @@ func TestBadRequests(t *testing.T) {
 	}{
 		// Not JSON, or not strictly.
 		{"/v1/check", ``, 400, "", "the body is empty"},
+		{"/v1/check", " \n", 400, "", "the body is empty"},
 		{"/v1/check", `{`, 400, "", "not valid JSON"},
+		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"}`, 400, "", "not valid JSON"},
+		{"/v1/checks", `{"checks":{"a":}}`, 400, "", "not valid JSON"},
 		{"/v1/check", `nonsense`, 400, "", "not valid JSON"},
 		{"/v1/check", `{"policy":"login","key":"alice"} {}`, 400, "", "after top-level value"},
 		{"/v1/check", `{"policy":"login","key":"alice"}x`, 400, "", "after top-level value"},
@@ -547,7 +550,7 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/check", in(`{"algorithm":"sliding_log","limit":1,"window":"1µs"}`), 400, "limit.window", "between"},
 		{"/v1/check", in(`{"algorithm":"sliding_log","limit":16777217,"window":"1s"}`), 400, "limit.limit", "16777216"},
 		{"/v1/check", in(`{"algorithm":"token_bucket","limit":1,"window":"366d","capacity":101}`), 400, "limit.capacity", "to fill"},
-		{"/v1/check", in(`{"algorithm":"fixed_window","limit":-1,"align":"calendar"}`), 400, "limit.window", "must be given"},
+		{"/v1/check", in(`{"algorithm":"fixed_window","limit":-1,"align":"calendar"}`), 400, "limit.window", "one of minute"},
 		{"/v1/acquire", in(`{"algorithm":"concurrency","limit":1,"ttl":"400d"}`), 400, "limit.ttl", "between"},
 		// Batches.
 		{"/v1/checks", `{}`, 400, "checks", "1 to 1000"},
@@ -689,7 +692,11 @@ func TestServiceErrors(t *testing.T) {
 		for path, body := range bodies {
 			d := newDoor(t, &scripted{err: tt.err}, nil)
 			resp := d.post(path, body)
-			wantProblem(t, resp, tt.status, tt.field, tt.detail)
+			field := tt.field
+			if field != "" && path == "/v1/checks" {
+				field = "checks[0]." + field
+			}
+			wantProblem(t, resp, tt.status, field, tt.detail)
 			if strings.Contains(bodyOf(t, resp), "secret") || tt.logged != strings.Contains(d.log.String(), "request failed") {
 				t.Errorf("%s: %v: body %s, log %s", path, tt.err, bodyOf(t, resp), d.log)
 			}
@@ -711,6 +718,10 @@ func TestServiceErrors(t *testing.T) {
 	if strings.Contains(got, "secret") {
 		t.Errorf("an unknown error's text got out: %s", got)
 	}
+
+	// A problem of one element as a whole.
+	d = newDoor(t, &scripted{err: &limiter.Error{Kind: limiter.Unavailable, Field: "checks[1].", Message: "no"}}, nil)
+	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 503, "checks[1]", "no")
 
 	// A batch of one is what /v1/check asks, which its caller need not know.
 	d = newDoor(t, &scripted{err: &limiter.Error{Kind: limiter.Invalid, Field: "checks[0].limit.window", Message: "no"}}, nil)

@@ -50,15 +50,12 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 			return l, invalid("capacity", "must not be 0; leave it out for the default")
 		}
 	}
-	if err := l.Validate(); err != nil {
-		p := invalid("", err.Error())
-		if field := (*algo.FieldError)(nil); errors.As(err, &field) {
-			p = invalid(field.Field, field.Message)
+	var wrong *algo.FieldError
+	if errors.As(l.Validate(), &wrong) {
+		if wrong.Field == "window" && l.Algorithm == algo.Concurrency {
+			return l, invalid("ttl", wrong.Message)
 		}
-		if p.field == "window" && l.Algorithm == algo.Concurrency {
-			p.field = "ttl"
-		}
-		return l, p
+		return l, invalid(wrong.Field, wrong.Message)
 	}
 	return l, nil
 }
@@ -80,10 +77,6 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 		return invalid("align", "is for fixed_window only")
 	case b.TimeZone != "" && b.Align != calendar:
 		return invalid("time_zone", "goes with align: calendar")
-	case text == "" && l.Limit == algo.Unlimited && b.Align != calendar:
-		return nil
-	case text == "":
-		return invalid(field, "must be given, such as 60s or 1d")
 	}
 	if b.Align == calendar {
 		var ok bool
@@ -96,15 +89,21 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 		}
 		return nil
 	}
-	d, err := policy.ParseDuration(text)
+	if text == "" {
+		if l.Limit == algo.Unlimited {
+			return nil
+		}
+		return invalid(field, "must be given, such as 60s or 1d")
+	}
 	if _, isPeriod := algo.ParsePeriod(text); isPeriod {
 		return invalid(field, text+" needs algorithm fixed_window and align: calendar")
 	}
+	d, err := policy.ParseDuration(text)
 	if err != nil {
 		return invalid(field, err.Error())
 	}
 	if d == 0 {
-		return invalid(field, "must not be 0") // which without a limit would stand for none
+		return invalid(field, "must not be 0") // Validate takes 0 for none where there is no limit
 	}
 	l.Window = d
 	return nil

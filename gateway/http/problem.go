@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/weirlimit/weir/limiter"
@@ -53,14 +54,11 @@ func (p *problem) body() problemBody {
 	return b
 }
 
-// under places the problem inside a part of the request, such as "checks[3]".
-func (p *problem) under(part string) *problem {
-	if p.field == "" {
-		p.field = part
-	} else {
-		p.field = part + "." + p.field
+// ofCheck says that the field, if there is one, is the i-th check's of a batch. The Service may have said so already.
+func (p *problem) ofCheck(i int) {
+	if p.field != "" && !strings.HasPrefix(p.field, "checks[") {
+		p.field = "checks[" + strconv.Itoa(i) + "]." + p.field
 	}
-	return p
 }
 
 func invalid(field, message string) *problem {
@@ -73,7 +71,8 @@ func (a *api) problemOf(r *http.Request, err error) *problem {
 	var e *limiter.Error
 	switch {
 	case errors.As(err, &e):
-		p := &problem{field: e.Field, message: e.Message}
+		// Of an element without a field of its own, the Service says "checks[3].".
+		p := &problem{field: strings.TrimSuffix(e.Field, "."), message: e.Message}
 		switch e.Kind {
 		case limiter.Invalid:
 			p.status = http.StatusBadRequest

@@ -3,12 +3,15 @@ package httpapi
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -133,6 +136,48 @@ func TestCallerGoesAway(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Error("the service was not told that its caller has gone")
 	}
+}
+
+// echo is a Service that puts what it was asked into its answer.
+type echo struct{ limiter.Service }
+
+func (echo) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+	results := make([]limiter.Result, len(checks))
+	for i, c := range checks {
+		results[i].Decision = limiter.Decision{Policy: c.Key, Allowed: true, Granted: c.Cost, Limit: c.Cost, RequestID: c.RequestID}
+	}
+	return results, nil
+}
+
+// TestManyAtOnce would mix up requests if they shared memory that they must not share.
+func TestManyAtOnce(t *testing.T) {
+	d := newDoor(t, new(scripted), func(c *Config) { c.Service = echo{} })
+	quotaField := "RateLimit-Policy"
+	var wg sync.WaitGroup
+	for worker := range 8 {
+		wg.Go(func() {
+			for n := range 200 {
+				key, cost := fmt.Sprintf("key-%d-%d", worker, n), int64(worker*1000+n+1)
+				path, body := "/v1/check", fmt.Sprintf(`{"policy":"p","key":%q,"cost":%d,"request_id":%q}`, key, cost, key)
+				if n%3 == 0 {
+					path, body = "/v1/checks", `{"checks":[`+body+`]}`
+				}
+				r := httptest.NewRequest("POST", path, strings.NewReader(body))
+				r.Header.Set("Content-Type", "application/json")
+				w := httptest.NewRecorder()
+				d.handler.ServeHTTP(w, r)
+				want := string(appendDecision(nil, &limiter.Decision{Policy: key, Allowed: true, Granted: cost, Limit: cost, RequestID: key}))
+				quota := []string{fmt.Sprintf("%q;q=%d", key, cost)}
+				if n%3 == 0 {
+					want, quota = `{"allowed":true,"decisions":[`+want+`]}`, nil
+				}
+				if got := w.Body.String(); got != want || !slices.Equal(w.Header()[quotaField], quota) {
+					t.Errorf("%s: %s %v", body, got, w.Header())
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestServerIsBounded(t *testing.T) {

@@ -1,0 +1,351 @@
+package algo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+func mustZone(t testing.TB, name string) *time.Location {
+	t.Helper()
+	zone, err := time.LoadLocation(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return zone
+}
+
+// shapes are limits of every kind, the extreme ones among them.
+func shapes(t testing.TB) []Limit {
+	berlin := mustZone(t, "Europe/Berlin")
+	var shapes []Limit
+	windows := []time.Duration{MinWindow, 1_000_003, time.Second, 7 * time.Second / 3, time.Minute, time.Hour, 24 * time.Hour, MaxWindow}
+	limits := []int64{1, 2, 3, 5, 10, 100, 1000, 1 << 40, MaxLimit}
+	for i, w := range windows {
+		for _, n := range limits {
+			for _, denied := range []bool{false, true} {
+				shapes = append(shapes,
+					Limit{Algorithm: FixedWindow, Limit: n, Window: w, CountDenied: denied},
+					Limit{Algorithm: SlidingWindow, Limit: n, Window: w, CountDenied: denied, Slots: []int32{0, 1, 2, 7, 100, 3, 0, 64}[i]},
+					Limit{Algorithm: SlidingCounter, Limit: n, Window: w, CountDenied: denied},
+					Limit{Algorithm: SlidingLog, Limit: n, Window: w, CountDenied: denied, MaxLog: MaxLimit})
+			}
+			for _, capacity := range []int64{0, 1, 7, n/3 + 1} {
+				for _, a := range []Algorithm{TokenBucket, LeakyBucket} {
+					l := Limit{Algorithm: a, Limit: n, Window: w, Capacity: capacity}
+					if l.Validate() == nil {
+						shapes = append(shapes, l)
+					}
+				}
+			}
+		}
+	}
+	for p := Minute; p <= Year; p++ {
+		for _, n := range []int64{1, 10, MaxLimit} {
+			shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Period: p},
+				Limit{Algorithm: FixedWindow, Limit: n, Period: p, Zone: berlin, CountDenied: true})
+		}
+	}
+	return append(shapes, Limit{Algorithm: SlidingLog, Limit: Unlimited})
+}
+
+// origins are instants at which a history may begin.
+var origins = []Instant{
+	{},
+	{Mono: 12_345_678_901, Wall: 1_700_000_000_123_456_789},
+	{Mono: -987_654_321_987, Wall: 1_711_846_799_999_999_999}, // before a DST change in Berlin
+	{Mono: int64(MaxFill), Wall: 1_729_989_000_000_000_000},   // the century's upper end
+}
+
+func TestAgainstOracle(t *testing.T) {
+	steps := 250
+	if testing.Short() {
+		steps = 50
+	}
+	for i, l := range shapes(t) {
+		t.Run(fmt.Sprintf("%v/%d", l.Algorithm, i), func(t *testing.T) {
+			p := newPlayer(t, seeded(uint64(i), steps), origins[i%len(origins)], l)
+			p.play(false)
+		})
+	}
+}
+
+func TestSeveralAgainstOracles(t *testing.T) {
+	all := shapes(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	for seed := range uint64(400) {
+		limits := make(Limits, 2+r.IntN(3))
+		for i := range limits {
+			limits[i] = all[r.IntN(len(all))]
+			if r.IntN(3) > 0 {
+				limits[i] = all[r.IntN(len(all)/2)] // more of those with small windows
+			}
+		}
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			p := newPlayer(t, seeded(seed, 150), origins[seed%uint64(len(origins))], limits...)
+			p.play(false)
+		})
+	}
+}
+
+// TestLongLogs has logs of many segments, which the other histories rarely grow.
+func TestLongLogs(t *testing.T) {
+	for seed := range uint64(12) {
+		src := seeded(seed, 1<<30)
+		l := Limit{Algorithm: SlidingLog, Limit: 500 + src.n(3000), Window: time.Second, CountDenied: seed%3 == 0}
+		p := newPlayer(t, src, origins[seed%uint64(len(origins))], l)
+		for range 3 {
+			gap := int64(l.Window) / l.Limit
+			for range 700 {
+				p.now = later(p.now, time.Duration(src.n(3*gap)))
+				r := Request{Cost: 1}
+				switch src.n(12) {
+				case 0:
+					r.Cost = 2 + src.n(20)
+				case 1:
+					r.Cost = 1 + src.n(l.Limit)
+					r.Partial = src.n(1) == 0
+				case 2:
+					if src.n(5) == 0 {
+						p.refund(src.n(l.Limit))
+					}
+				}
+				p.check(r)
+			}
+			p.move(src.n(1 << 50))
+			p.now = later(p.now, time.Duration(src.n(int64(l.Window))))
+		}
+		p.limits.Free(p.arena, p.state)
+		p.wantBlocks(0)
+	}
+}
+
+// TestGuarantees asserts of every algorithm what the documentation promises, from nothing but what was admitted when.
+func TestGuarantees(t *testing.T) {
+	for i, l := range shapes(t) {
+		if l.Limit == Unlimited || l.Period != 0 {
+			continue
+		}
+		for seed := range uint64(2) {
+			p := newPlayer(t, seeded(uint64(i)<<8|seed, 120), origins[0], l)
+			p.play(true)
+			guarantee(p, l)
+		}
+	}
+}
+
+func guarantee(p *player, l Limit) {
+	p.t.Helper()
+	w := int64(l.Window)
+	for i, first := range p.admitted {
+		var n int64
+		for _, e := range p.admitted[i:] {
+			n += e.n
+			t := e.at - first.at
+			switch l.Algorithm {
+			case SlidingLog, SlidingWindow:
+				if t < w && n > l.Limit {
+					p.fatalf("%d units within %d ns", n, t)
+				}
+			case FixedWindow, SlidingCounter:
+				if t < w && n > 2*l.Limit {
+					p.fatalf("%d units within %d ns", n, t)
+				}
+			case TokenBucket, LeakyBucket:
+				// n ≤ capacity + limit·t/window
+				if over := n - p.cap(0); over > 0 && mul(l.Limit, t).less(mul(over, w)) {
+					p.fatalf("%d units within %d ns", n, t)
+				}
+			}
+		}
+	}
+}
+
+// TestLeakyReleases asserts that what a leaky bucket lets go at the delays it gave keeps the rate.
+func TestLeakyReleases(t *testing.T) {
+	for seed := range uint64(50) {
+		src := seeded(seed, 0)
+		l := Limit{Algorithm: LeakyBucket, Limit: 1 + src.n(50), Capacity: 1 + src.n(50), Window: time.Second}
+		p := newPlayer(t, src, origins[0], l)
+		var released []event
+		var largest, last int64
+		for range 200 {
+			p.now = later(p.now, time.Duration(src.n(int64(l.Window)/l.Limit)))
+			n := 1 + src.n(min(5, l.Capacity-1))
+			if d := p.check(Request{Cost: n}); d.Allowed {
+				released = append(released, event{p.now.Mono + int64(d.Delay), n})
+				largest = max(largest, n)
+				if at := released[len(released)-1].at; at < last {
+					t.Fatal("overtaken")
+				} else {
+					last = at
+				}
+			}
+		}
+		for i, first := range released {
+			var n int64
+			for _, e := range released[i:] {
+				n += e.n
+				// The instants are rounded up to the nanosecond, each by itself.
+				if over := n - largest; over > 0 && (e.at-first.at+1)*l.Limit < over*int64(l.Window) {
+					t.Fatalf("%+v: %d units within %d ns", l, n, e.at-first.at)
+				}
+			}
+		}
+	}
+}
+
+// TestRate runs buckets for long and asserts that what passes is the rate to 1e-9 and better: to one unit.
+func TestRate(t *testing.T) {
+	for _, l := range []Limit{
+		{Algorithm: TokenBucket, Limit: 3, Window: time.Second, Capacity: 1},
+		{Algorithm: TokenBucket, Limit: 7, Window: 1_000_003 * time.Nanosecond, Capacity: 2},
+		{Algorithm: TokenBucket, Limit: 999_999_937, Window: time.Second, Capacity: 1000},
+		{Algorithm: LeakyBucket, Limit: 1_000_000_007, Window: time.Minute, Capacity: 3},
+		{Algorithm: TokenBucket, Limit: MaxLimit, Window: MaxWindow, Capacity: 1 << 20},
+		{Algorithm: TokenBucket, Limit: MaxLimit - 1, Window: MinWindow},
+		{Algorithm: TokenBucket, Limit: 1, Window: MaxWindow},
+	} {
+		ls, a := Limits{l}, NewArena(nil)
+		s := make(State, ls.Words())
+		now := Instant{}
+		ls.Init(s, now)
+		if _, err := ls.Decide(a, s, now, Request{Cost: l.holds(), Partial: true}, nil); err != nil {
+			t.Fatal(err)
+		}
+		var n int64
+		for range 50_000 {
+			d, err := ls.Decide(a, s, now, Request{Cost: max(1, l.holds()/2)}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += d.Granted
+			if now = later(now, d.RetryAfter); now.Mono > int64(MaxFill) || n > MaxLimit/2 {
+				break
+			}
+		}
+		// The bucket was emptied at 0 and what is left now makes up the difference, to a unit.
+		d, err := ls.Decide(a, s, now, Request{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, rest := mul(l.Limit, now.Mono).div(int64(l.Window))
+		if got := n + d.Remaining; got != want {
+			t.Errorf("%+v: %d units in %v, want %d and %d/%d", l, got, time.Duration(now.Mono), want, rest, l.Window)
+		}
+	}
+}
+
+func TestNeverAndNegative(t *testing.T) {
+	for _, l := range shapes(t) {
+		if l.Limit == Unlimited {
+			continue
+		}
+		ls, a := Limits{l}, NewArena(nil)
+		s := make(State, ls.Words())
+		ls.Init(s, Instant{})
+		for _, cost := range []int64{-1, l.holds() + 1, MaxLimit + 1, 1<<63 - 1, -1 << 63} {
+			d, err := ls.Decide(a, s, Instant{}, Request{Cost: cost}, nil)
+			if err != nil || d.Allowed || d.Granted != 0 || d.RetryAfter != Never {
+				t.Fatalf("%+v: cost %d: %+v, %v", l, cost, d, err)
+			}
+		}
+		if got := ls.Refund(a, s, Instant{}, -5); got != 0 {
+			t.Fatalf("%+v: refund of -5 gave back %d", l, got)
+		}
+		ls.Free(a, s)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for _, tt := range []struct {
+		limits Limits
+		field  string // "" when valid
+	}{
+		{nil, "limits"},
+		{make(Limits, MaxLimits+1), "limits"},
+		{Limits{{}}, "algorithm"},
+		{Limits{{Algorithm: 8, Limit: 1, Window: time.Second}}, "algorithm"},
+		{Limits{{Algorithm: FixedWindow, Window: time.Second}}, "limit"},
+		{Limits{{Algorithm: FixedWindow, Limit: -2, Window: time.Second}}, "limit"},
+		{Limits{{Algorithm: FixedWindow, Limit: MaxLimit + 1, Window: time.Second}}, "limit"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: MinWindow - 1}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: MaxWindow + 1}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: -time.Second}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Period: Day}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: 7}}, "window"},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Period: Day}}, "align"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Zone: time.UTC}}, "time_zone"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Slots: 3}}, "slots"},
+		{Limits{{Algorithm: SlidingWindow, Limit: 1, Window: time.Hour, Slots: MaxSlots + 1}}, "slots"},
+		{Limits{{Algorithm: SlidingWindow, Limit: 1, Window: time.Hour, Slots: -1}}, "slots"},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour, Capacity: 1}}, "capacity"},
+		{Limits{{Algorithm: TokenBucket, Limit: 1, Window: time.Hour, Capacity: -1}}, "capacity"},
+		{Limits{{Algorithm: TokenBucket, Limit: 1, Window: time.Hour, Capacity: MaxLimit + 1}}, "capacity"},
+		{Limits{{Algorithm: LeakyBucket, Limit: 1, Window: MaxWindow, Capacity: 101}}, "capacity"},
+		{Limits{{Algorithm: LeakyBucket, Limit: 1, Window: MaxWindow, Capacity: 100}}, ""},
+		{Limits{{Algorithm: TokenBucket, Limit: 1, Window: time.Hour, CountDenied: true}}, "count_denied"},
+		{Limits{{Algorithm: Concurrency, Limit: 1, Window: time.Hour, CountDenied: true}}, "count_denied"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, MaxLog: 1}}, "max_log"},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour, MaxLog: -1}}, "max_log"},
+		{Limits{{Algorithm: SlidingLog, Limit: DefaultMaxLog + 1, Window: time.Hour}}, "limit"},
+		{Limits{{Algorithm: SlidingLog, Limit: DefaultMaxLog + 1, Window: time.Hour, MaxLog: DefaultMaxLog + 1}}, ""},
+		{Limits{{Algorithm: SlidingLog, Limit: DefaultMaxLog, Window: time.Hour}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: Unlimited}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: Unlimited, Window: time.Nanosecond}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 5, Period: Month, Zone: time.UTC, CountDenied: true}}, ""},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: SlidingLog, Limit: 1}}, "limits[1].window"},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, "limits[1].algorithm"},
+		{Limits{{Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, ""},
+	} {
+		err := tt.limits.Validate()
+		if tt.field == "" && err == nil {
+			continue
+		}
+		if f, ok := err.(*FieldError); !ok || f.Field != tt.field || f.Error() != f.Field+": "+f.Message {
+			t.Errorf("%+v: %v, want an error about %q", tt.limits, err, tt.field)
+		}
+	}
+}
+
+func TestWords(t *testing.T) {
+	var widest Limits
+	for range MaxLimits {
+		widest = append(widest, Limit{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Hour, Slots: MaxSlots})
+	}
+	if err := widest.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if got := widest.Words(); got != 825 {
+		t.Errorf("the widest state has %d words, the documentation says 825", got)
+	}
+	if got := (Limits{{Algorithm: SlidingLog, Limit: Unlimited}}).Words(); got != 1 {
+		t.Errorf("an unlimited state has %d words", got)
+	}
+}
+
+func TestNames(t *testing.T) {
+	for a := FixedWindow; a <= Concurrency; a++ {
+		if b, ok := ParseAlgorithm(a.String()); !ok || b != a {
+			t.Errorf("%v is read as %v", a, b)
+		}
+	}
+	for p := Minute; p <= Year; p++ {
+		if q, ok := ParsePeriod(p.String()); !ok || q != p {
+			t.Errorf("%v is read as %v", p, q)
+		}
+	}
+	for _, name := range []string{"", "algorithm(0)", "Fixed_Window"} {
+		if _, ok := ParseAlgorithm(name); ok {
+			t.Errorf("%q is an algorithm", name)
+		}
+		if _, ok := ParsePeriod(name); ok {
+			t.Errorf("%q is a period", name)
+		}
+	}
+	if Algorithm(0).String() != "algorithm(0)" || Period(9).String() != "period(9)" {
+		t.Error("unknown values have no name")
+	}
+}

@@ -1,0 +1,504 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+const minute = time.Minute
+
+// hashOf stands in for the ring's hash: well spread, and different for different pairs.
+func hashOf(scope, key string) uint64 {
+	h := uint64(14695981039346656037)
+	for _, s := range []string{scope, "\x00", key} {
+		for i := range len(s) {
+			h = (h ^ uint64(s[i])) * 1099511628211
+		}
+	}
+	h ^= h >> 29
+	h *= 0xbf58476d1ce4e5b9
+	return h ^ h>>32
+}
+
+func (s *Store) key(scope, key string) Key {
+	h := hashOf(scope, key)
+	return Key{Hash: h, Partition: int(h % uint64(s.cfg.Partitions)), Key: key}
+}
+
+func at(d time.Duration) algo.Instant { return algo.Instant{Mono: int64(d)} }
+
+func cost(n int64) Call { return Call{Request: algo.Request{Cost: n}} }
+
+func rule(scope string, limits ...algo.Limit) *Rule { return &Rule{Scope: scope, Limits: limits} }
+
+func log(n int64, w time.Duration) algo.Limit {
+	return algo.Limit{Algorithm: algo.SlidingLog, Limit: n, Window: w}
+}
+
+func window(n int64, w time.Duration) algo.Limit {
+	return algo.Limit{Algorithm: algo.FixedWindow, Limit: n, Window: w}
+}
+
+// decide fails the test on an error.
+func decide(t *testing.T, s *Store, r *Rule, key string, now algo.Instant, c Call) algo.Decision {
+	t.Helper()
+	d, err := s.Decide(s.key(r.Scope, key), r, now, c, nil)
+	if err != nil {
+		t.Fatalf("%s/%s: %v", r.Scope, key, err)
+	}
+	return d
+}
+
+// TestAgainstStates compares a Store with one plain state per key, over random calls, sweeps, resets and changes of rule.
+func TestAgainstStates(t *testing.T) {
+	type model struct {
+		arena *algo.Arena
+		state algo.State
+		rule  *Rule
+	}
+	algorithms := [][]algo.Limit{
+		{log(7, minute)}, {log(12, minute)}, {log(3, time.Second), log(9, minute)}, {window(5, minute)},
+		{{Algorithm: algo.TokenBucket, Limit: 6, Window: minute}},
+		{{Algorithm: algo.SlidingWindow, Limit: 8, Window: minute, Slots: 6}},
+	}
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		s := New(Config{Partitions: 7})
+		models := make(map[string]*model)
+		var now time.Duration
+		for step := range 4000 {
+			now += time.Duration(rng.Int64N(int64(2 * time.Second)))
+			scope := fmt.Sprintf("p%d", rng.IntN(3))
+			key := fmt.Sprintf("%0*d", 1+rng.IntN(30), rng.IntN(40))
+			r := rule(scope, algorithms[rng.IntN(len(algorithms))]...)
+			id := scope + "/" + key
+			m := models[id]
+			if m == nil {
+				m = &model{arena: algo.NewArena(nil), rule: r}
+				m.state = make(algo.State, r.Limits.Words())
+				r.Limits.Init(m.state, at(now))
+				models[id] = m
+			}
+			if rng.IntN(4) > 0 {
+				r = rule(scope, m.rule.Limits...) // mostly the rule it is under already
+			} else {
+				next := make(algo.State, r.Limits.Words())
+				if err := m.rule.Limits.Convert(m.arena, m.state, at(now), r.Limits, next); err != nil {
+					t.Fatal(err)
+				}
+				m.state, m.rule = next, r
+			}
+			switch rng.IntN(20) {
+			case 0:
+				s.Reset(s.key(scope, key), scope)
+				m.rule.Limits.Free(m.arena, m.state)
+				m.rule.Limits.Init(m.state, at(now))
+			case 1:
+				n := 1 + rng.Int64N(4)
+				got, err := s.Refund(s.key(scope, key), r, at(now), n)
+				if want := r.Limits.Refund(m.arena, m.state, at(now), n); err != nil || got != want {
+					t.Fatalf("seed %d step %d: refunded %d (%v), want %d", seed, step, got, err, want)
+				}
+			case 2:
+				s.Sweep(at(now), 1000)
+			default:
+				call := Call{Request: algo.Request{Cost: rng.Int64N(4), Partial: rng.IntN(3) == 0}}
+				got := decide(t, s, r, key, at(now), call)
+				want, err := r.Limits.Decide(m.arena, m.state, at(now), call.Request, nil)
+				if err != nil || got != want {
+					t.Fatalf("seed %d step %d: %s under %v at %v, %+v:\n got %+v\nwant %+v", seed, step, id, r.Limits, now, call, got, want)
+				}
+			}
+		}
+		// A sweep after everything has run out leaves nothing behind, and no memory counted.
+		s.Sweep(at(now+10*minute), 100_000)
+		if st := s.Stats(); st.Keys != 0 {
+			t.Errorf("seed %d: %d keys are left", seed, st.Keys)
+		}
+		for i := range s.shards {
+			sh := &s.shards[i]
+			if len(sh.specOf) != 0 || len(sh.free) != len(sh.specs) {
+				t.Errorf("seed %d: specs are left: %v", seed, sh.specOf)
+			}
+			for j := range sh.parts {
+				if sh.parts[j].index != nil || sh.parts[j].count != 0 {
+					t.Errorf("seed %d: a table is left", seed)
+				}
+			}
+		}
+		var pages int
+		for i := range s.shards {
+			pages += s.shards[i].arena.Bytes()
+		}
+		if got := s.Stats().Bytes; got != int64(pages) {
+			t.Errorf("seed %d: %d bytes are counted, of which pages hold %d", seed, got, pages)
+		}
+	}
+}
+
+// TestTable drives one partition's table against a map, removals with their backward shifts above all.
+func TestTable(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	var b budget
+	for range 40 {
+		var p partition
+		model := map[algo.Ref]uint32{} // tag by ref
+		for range 400 {
+			if len(model) == 0 || rng.IntN(5) > 1 {
+				ref := algo.Ref(1 + rng.IntN(1<<20))
+				if _, dup := model[ref]; dup {
+					continue
+				}
+				tag := uint32(rng.IntN(20)) // few tags: long runs
+				if rng.IntN(4) == 0 {
+					tag = rng.Uint32()
+				}
+				if !p.reserve(&b) {
+					t.Fatal("refused without a bound")
+				}
+				p.put(tag, ref)
+				model[ref] = tag
+			} else {
+				for ref, tag := range model {
+					p.remove(slotOf(t, &p, tag, ref), &b)
+					delete(model, ref)
+					break
+				}
+			}
+			if p.count != len(model) {
+				t.Fatalf("count is %d, want %d", p.count, len(model))
+			}
+			for ref, tag := range model {
+				slotOf(t, &p, tag, ref)
+			}
+		}
+		for ref, tag := range model {
+			p.remove(slotOf(t, &p, tag, ref), &b)
+		}
+	}
+	if used := b.used.Load(); used != 0 {
+		t.Errorf("%d bytes are still counted", used)
+	}
+}
+
+// slotOf looks an entry up the way find does.
+func slotOf(t *testing.T, p *partition, tag uint32, ref algo.Ref) uint32 {
+	t.Helper()
+	mask := uint32(len(p.index) - 1)
+	for slot := tag & mask; p.index[slot] != 0; slot = (slot + 1) & mask {
+		if p.index[slot] == entry(tag, ref) {
+			return slot
+		}
+	}
+	t.Fatal("an entry is lost")
+	return 0
+}
+
+func TestScopesAreApart(t *testing.T) {
+	s := New(Config{Partitions: 3})
+	a, b := rule("a", log(1, minute)), rule("b", log(1, minute))
+	if !decide(t, s, a, "k", at(0), cost(1)).Allowed || !decide(t, s, b, "k", at(0), cost(1)).Allowed {
+		t.Error("two scopes share the state of one key")
+	}
+	if decide(t, s, a, "k", at(0), cost(1)).Allowed {
+		t.Error("a second unit of one passed")
+	}
+	// Even a full collision of hashes does not make two keys one.
+	k := Key{Hash: 42, Partition: 0, Key: "x"}
+	for _, key := range []string{"x", "y"} {
+		k.Key = key
+		if d, err := s.Decide(k, a, at(0), cost(1), nil); err != nil || !d.Allowed {
+			t.Errorf("%s: %+v, %v", key, d, err)
+		}
+	}
+}
+
+// TestNothingLeftByRefusals shows that a refusal or a peek makes no state.
+func TestNothingLeftByRefusals(t *testing.T) {
+	s := New(Config{Partitions: 3})
+	r := rule("p", log(2, minute))
+	if d := decide(t, s, r, "k", at(0), cost(0)); !d.Allowed || d.Remaining != 2 {
+		t.Errorf("peek: %+v", d)
+	}
+	if d := decide(t, s, r, "k", at(0), cost(3)); d.Allowed || d.RetryAfter != algo.Never {
+		t.Errorf("above the limit: %+v", d)
+	}
+	if n := s.Stats().Keys; n != 0 {
+		t.Errorf("%d keys were kept", n)
+	}
+	denied := r.Limits[0]
+	denied.CountDenied = true
+	r = rule("p", denied)
+	decide(t, s, r, "k", at(0), cost(3))
+	if d := decide(t, s, r, "k", at(0), cost(1)); d.Allowed {
+		t.Errorf("a counted denial was forgotten: %+v", d)
+	}
+}
+
+func TestMaxKeys(t *testing.T) {
+	s := New(Config{Partitions: 100, MaxKeys: 50})
+	short, long := rule("short", log(1, time.Second)), rule("long", log(1, minute))
+	for i := range 25 {
+		decide(t, s, short, fmt.Sprint("s", i), at(0), cost(1))
+		decide(t, s, long, fmt.Sprint("l", i), at(0), cost(1))
+	}
+	if _, err := s.Decide(s.key("long", "new"), long, at(0), cost(1), nil); !errors.Is(err, ErrFull) {
+		t.Fatalf("at the bound: %v", err)
+	}
+	if d, err := s.Decide(s.key("long", "new"), long, at(0), cost(0), nil); err != nil || !d.Allowed {
+		t.Errorf("a peek needs no room: %+v, %v", d, err)
+	}
+	if d := decide(t, s, long, "l3", at(0), cost(1)); d.Allowed {
+		t.Error("a key that is being limited was evicted")
+	}
+	if got := s.Stats(); got.Full != 1 || got.Keys != 50 {
+		t.Errorf("stats: %+v", got)
+	}
+	// Once the short ones are as good as new they make way, all 25 of them and not one of the others.
+	for i := range 25 {
+		if d := decide(t, s, long, fmt.Sprint("n", i), at(2*time.Second), cost(1)); !d.Allowed {
+			t.Errorf("new key %d: %+v", i, d)
+		}
+	}
+	if _, err := s.Decide(s.key("long", "more"), long, at(2*time.Second), cost(1), nil); !errors.Is(err, ErrFull) {
+		t.Errorf("at the bound again: %v", err)
+	}
+	for i := range 25 {
+		if decide(t, s, long, fmt.Sprint("l", i), at(2*time.Second), cost(1)).Allowed {
+			t.Errorf("l%d was evicted while it was limited", i)
+		}
+	}
+}
+
+func TestMaxBytes(t *testing.T) {
+	const most = 1 << 20
+	s := New(Config{Partitions: 1, MaxBytes: most})
+	r := rule("p", log(1<<20, minute))
+	var admitted int64
+	for {
+		d, err := s.Decide(s.key("p", "k"), r, at(time.Duration(admitted)*100), cost(1), nil)
+		if errors.Is(err, ErrFull) {
+			break
+		}
+		if err != nil || !d.Allowed {
+			t.Fatalf("after %d: %+v, %v", admitted, d, err)
+		}
+		admitted++
+	}
+	if used := s.Stats().Bytes; used > most || used < most*9/10 {
+		t.Errorf("%d of %d bytes are used when the log can grow no more", used, most)
+	}
+	// Nothing of the refused one was charged, and what is there still counts.
+	if d := decide(t, s, r, "k", at(time.Duration(admitted)*100), cost(0)); d.Remaining != 1<<20-admitted {
+		t.Errorf("%d remain after %d of %d", d.Remaining, admitted, 1<<20)
+	}
+	if d := decide(t, s, r, "k", at(2*minute), cost(1)); !d.Allowed {
+		t.Errorf("after the window: %+v", d)
+	}
+}
+
+func TestRequestIDs(t *testing.T) {
+	s := New(Config{Partitions: 3, MaxRequestIDs: 2})
+	r := rule("p", log(3, minute))
+	with := func(id uint64, n int64) Call { return Call{Request: algo.Request{Cost: n}, RequestID: id} }
+
+	if d := decide(t, s, r, "k", at(0), with(1, 2)); !d.Allowed || d.Remaining != 1 {
+		t.Fatalf("first: %+v", d)
+	}
+	if d := decide(t, s, r, "k", at(time.Second), with(1, 2)); !d.Allowed || d.Granted != 2 || d.Remaining != 1 {
+		t.Errorf("repeated: %+v", d)
+	}
+	if _, err := s.Decide(s.key("p", "k"), r, at(0), with(1, 1), nil); !errors.Is(err, ErrRequestID) {
+		t.Errorf("with another cost: %v", err)
+	}
+	if d := decide(t, s, r, "other", at(0), with(1, 3)); !d.Allowed {
+		t.Errorf("the same id for another key: %+v", d)
+	}
+	// A refusal is not remembered: the same id passes later.
+	if d := decide(t, s, r, "k", at(time.Second), with(2, 2)); d.Allowed {
+		t.Errorf("over the limit: %+v", d)
+	}
+	if d := decide(t, s, r, "k", at(61*time.Second), with(2, 2)); !d.Allowed {
+		t.Errorf("the refused id later: %+v", d)
+	}
+	// Forgotten after max(window, 1 min): charged again.
+	if d := decide(t, s, r, "k", at(122*time.Second), with(1, 2)); !d.Allowed || d.Remaining != 1 {
+		t.Errorf("after its time: %+v", d)
+	}
+	// A reset forgets what was charged, ids included.
+	s.Reset(s.key("p", "k"), "p")
+	if d := decide(t, s, r, "k", at(122*time.Second), with(1, 2)); !d.Allowed || d.Remaining != 1 {
+		t.Errorf("after a reset: %+v", d)
+	}
+	// Beyond the bound the oldest goes.
+	one := New(Config{Partitions: 1, MaxRequestIDs: 2})
+	for id := uint64(1); id <= 3; id++ {
+		decide(t, one, r, "k", at(0), with(id, 1))
+	}
+	if d := decide(t, one, r, "k", at(0), with(3, 1)); !d.Allowed {
+		t.Errorf("the newest id is not remembered: %+v", d)
+	}
+	if d := decide(t, one, r, "k", at(0), with(1, 1)); d.Allowed {
+		t.Errorf("the oldest id of three is remembered: %+v", d)
+	}
+	none := New(Config{Partitions: 1, MaxRequestIDs: -1})
+	decide(t, none, r, "k", at(0), with(1, 1))
+	if d := decide(t, none, r, "k", at(0), with(1, 1)); d.Remaining != 1 {
+		t.Errorf("with none remembered: %+v", d)
+	}
+}
+
+func TestRequestIDMemory(t *testing.T) {
+	s := New(Config{Partitions: 2, MaxRequestIDs: 100})
+	r := rule("p", log(1<<20, minute))
+	rng := rand.New(rand.NewPCG(5, 6))
+	now := time.Duration(0)
+	for i := range 5000 {
+		now += time.Duration(rng.Int64N(int64(time.Second)))
+		call := Call{Request: algo.Request{Cost: 1}, RequestID: 1 + rng.Uint64N(300)}
+		decide(t, s, r, fmt.Sprint("k", rng.IntN(5)), at(now), call)
+		if i%500 == 0 {
+			s.Reset(s.key("p", "k1"), "p")
+		}
+		for j := range s.shards {
+			for p := range s.shards[j].parts {
+				m := &s.shards[j].parts[p].memos
+				if len(m.order) > 100 || len(m.by) > len(m.order) {
+					t.Fatalf("%d remembered in an order of %d", len(m.by), len(m.order))
+				}
+			}
+		}
+	}
+	s.Sweep(at(now+10*minute), 100_000)
+	pages := s.shards[0].arena.Bytes() + s.shards[1].arena.Bytes()
+	if got := s.Stats().Bytes; got != int64(pages) {
+		t.Errorf("%d bytes are counted, of which pages hold %d", got, pages)
+	}
+}
+
+func TestLeases(t *testing.T) {
+	s := New(Config{Partitions: 3})
+	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: minute})
+	d := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 77}, RequestID: 9})
+	if !d.Allowed || d.Lease == 0 {
+		t.Fatalf("%+v", d)
+	}
+	if again := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 78}, RequestID: 9}); again.Lease != d.Lease {
+		t.Errorf("the repeated request got lease %x, not %x", again.Lease, d.Lease)
+	}
+	if left, ok, err := s.Renew(s.key("p", "k"), r, at(30*time.Second), d.Lease, 0); err != nil || !ok || left != minute {
+		t.Errorf("renew: %v %v %v", left, ok, err)
+	}
+	for _, want := range []bool{true, false} {
+		if ok, err := s.Release(s.key("p", "k"), r, at(31*time.Second), d.Lease); err != nil || ok != want {
+			t.Errorf("release: %v, %v; want %v", ok, err, want)
+		}
+	}
+	if ok, err := s.Release(s.key("p", "nobody"), r, at(0), d.Lease); err != nil || ok {
+		t.Errorf("release without a state: %v, %v", ok, err)
+	}
+}
+
+func TestReconcile(t *testing.T) {
+	s := New(Config{Partitions: 50})
+	old := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 60, Window: minute})
+	for i := range 200 {
+		decide(t, s, old, fmt.Sprint(i), at(0), cost(60))
+		decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(0), cost(60))
+	}
+	fresh := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 600, Window: minute, Capacity: 60})
+	seen := 0
+	s.Reconcile(func() algo.Instant { return at(time.Second) }, func(scope string, key []byte) *Rule {
+		seen++
+		if scope == "p" {
+			return fresh
+		}
+		return nil
+	})
+	if seen != 400 {
+		t.Errorf("%d states were looked at, want 400", seen)
+	}
+	// One second at the old rate gave one unit back, four at the new one forty: not five seconds at either.
+	for i := range 200 {
+		if d := decide(t, s, fresh, fmt.Sprint(i), at(5*time.Second), cost(0)); d.Remaining != 41 {
+			t.Fatalf("key %d: %+v", i, d)
+		}
+		if d := decide(t, s, rule("q", old.Limits...), fmt.Sprint(i), at(5*time.Second), cost(0)); d.Remaining != 5 {
+			t.Fatalf("untouched key %d: %+v", i, d)
+		}
+	}
+}
+
+// TestConcurrent has many callers on few keys while others sweep and reconcile: not one admission too many or too few.
+func TestConcurrent(t *testing.T) {
+	s := New(Config{Partitions: 11})
+	const keys, limit, callers = 20, 500, 8
+	var admitted [keys]atomic.Int64
+	var clock atomic.Int64
+	now := func() algo.Instant { return algo.Instant{Mono: clock.Add(1)} }
+	rules := [2]*Rule{rule("p", log(limit, time.Hour)), rule("p", log(limit, time.Hour))}
+	var work sync.WaitGroup
+	for c := range callers {
+		work.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(c), 3))
+			for range keys * limit * 2 / callers * 2 {
+				k := rng.IntN(keys)
+				d, err := s.Decide(s.key("p", fmt.Sprint(k)), rules[rng.IntN(2)], now(), cost(1), nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				admitted[k].Add(d.Granted)
+			}
+		})
+	}
+	stop := make(chan struct{})
+	var others sync.WaitGroup
+	others.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				s.Sweep(now(), 100)
+				s.Reconcile(now, func(string, []byte) *Rule { return rules[0] })
+			}
+		}
+	})
+	work.Wait()
+	close(stop)
+	others.Wait()
+	for k := range admitted {
+		if n := admitted[k].Load(); n != limit {
+			t.Errorf("key %d: %d admitted, want %d", k, n, limit)
+		}
+	}
+}
+
+// TestManyRules has each key come with a limit of its own, as a hostile caller's inline limits may.
+func TestManyRules(t *testing.T) {
+	s := New(Config{Partitions: 1, MaxBytes: 1 << 20})
+	full := 0
+	for i := range 5000 {
+		r := rule("p", log(int64(i+1), minute))
+		if _, err := s.Decide(s.key("p", fmt.Sprint(i)), r, at(0), cost(1), nil); errors.Is(err, ErrFull) {
+			full++
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := s.Stats(); full == 0 || st.Bytes > 1<<20 {
+		t.Errorf("%d refused, %d bytes used: the rules themselves must count", full, st.Bytes)
+	}
+	s.Sweep(at(2*minute), 100_000)
+	if st := s.Stats(); st.Keys != 0 || len(s.shards[0].specOf) != 0 {
+		t.Errorf("%+v, %d scopes left", st, len(s.shards[0].specOf))
+	}
+}
