@@ -34,11 +34,12 @@
 //
 // A question that one node leaves unanswered, because its connection broke or half of that time has passed, is asked once
 // more, usually of another node. Every question that may charge therefore carries a request id, by which the cluster
-// knows the second from a new one and charges once. WithoutRetry turns both off.
+// knows the second from a new one and charges once, as long as it remembers the id (nodes bound how many they keep; past
+// that a question may be charged twice, which admits less, not more). WithoutRetry turns both off.
 //
 // After several failures in a row a circuit breaker opens (WithBreaker; 5 failures, 1 s): questions are answered by the
-// fail policy at once, except for one at a time that finds out whether a node answers again. A question whose own context
-// left less than the client's timeout never counts as a failure, or a caller in a hurry could open the breaker for all.
+// fail policy at once, except for one at a time that finds out whether a node answers again. A question that ran out of its own
+// context's time, rather than of the client's, does not count, or a caller in a hurry could open the breaker for all.
 //
 // Refund, Reset and a Lease's Release have no answer to fall back on; they return ErrUnavailable.
 package client

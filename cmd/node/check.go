@@ -62,7 +62,10 @@ Exit status: 0 admitted, 1 refused, 2 error.`,
 				if err != nil {
 					return err
 				}
-				d := r.GetResults()[0].GetDecision()
+				if len(r.GetResults()) != 1 || r.Results[0].GetDecision() == nil {
+					return fmt.Errorf("--addr: what answers at %s does not answer a check with a decision", f.addr)
+				}
+				d := r.Results[0].GetDecision()
 				if err := printDecision(cmd.OutOrStdout(), d, f.output); err != nil {
 					return err
 				}

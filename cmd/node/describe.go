@@ -40,11 +40,11 @@ type inspected struct {
 	response *peerv1.InspectResponse // nil when it did not answer
 }
 
-// inspectAll asks all other members, side by side.
-func (n *node) inspectAll(ctx context.Context, v *cluster.View) []inspected {
+// inspectOthers asks all other members that are wanted, side by side.
+func (n *node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*cluster.Member) bool) []inspected {
 	var out []inspected
 	for i := range v.Members {
-		if m := &v.Members[i]; m != v.Self {
+		if m := &v.Members[i]; m != v.Self && wanted(m) {
 			out = append(out, inspected{member: *m})
 		}
 	}
@@ -83,7 +83,8 @@ func (n *node) Status(ctx context.Context) *weirv1.StatusResponse {
 		}
 	}
 	others := make(map[string]*peerv1.InspectResponse)
-	for _, a := range n.inspectAll(ctx, v) {
+	everybody := func(*cluster.Member) bool { return true }
+	for _, a := range n.inspectOthers(ctx, v, everybody) {
 		others[a.member.Name] = a.response
 	}
 	for i := range v.Members {

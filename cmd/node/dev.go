@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -106,7 +107,7 @@ func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string,
 			return nil
 		}
 	}
-	printDev(stdout, nodes, policyFile)
+	printDev(stdout, nodes)
 	select {
 	case <-ctx.Done():
 		fmt.Fprintln(stdout, "\nstopping")
@@ -117,27 +118,29 @@ func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string,
 }
 
 // printDev says what is running and what to try first.
-func printDev(w io.Writer, nodes []*node, policyFile string) {
+func printDev(w io.Writer, nodes []*node) {
 	fmt.Fprintf(w, "A cluster of %d is up. Any node answers for any key:\n\n", len(nodes))
 	for _, n := range nodes {
 		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.cfg.Name, addrOf(n.listeners.http), addrOf(n.listeners.grpc))
 	}
-	name := "login"
 	var names []string
-	for _, p := range nodes[0].limiter.Policies().Policies() {
+	// The first policy that can be checked, which a concurrency limit cannot; otherwise a limit sent along.
+	body, flags := `"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"}`, "--limit 5/1m"
+	for _, p := range slices.Backward(nodes[0].limiter.Policies().Policies()) {
 		names = append(names, p.Name)
+		if !p.Concurrency {
+			body, flags = fmt.Sprintf(`"policy":%q`, p.Name), "--policy "+p.Name
+		}
 	}
-	if policyFile != "" && len(names) > 0 {
-		name = names[0]
-	}
+	slices.Reverse(names)
 	if len(names) > 0 {
 		fmt.Fprintf(w, "\nPolicies: %s\n", strings.Join(names, ", "))
 	}
 	http, rpc := addrOf(nodes[0].listeners.http), addrOf(nodes[len(nodes)-1].listeners.grpc)
 	fmt.Fprintf(w, "\nTry (repeat it until the limit says no):\n\n")
-	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{\"policy\":%q,\"key\":\"alice\"}' http://%s/v1/check\n\n", name, http)
+	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{%s,\"key\":\"alice\"}' http://%s/v1/check\n\n", body, http)
 	fmt.Fprintf(w, "and through another node, or to see the cluster:\n\n")
-	fmt.Fprintf(w, "  go run ./cmd/node check alice --policy %s --addr %s\n", name, rpc)
+	fmt.Fprintf(w, "  go run ./cmd/node check alice %s --addr %s\n", flags, rpc)
 	fmt.Fprintf(w, "  go run ./cmd/node status --addr %s\n", rpc)
 	fmt.Fprintf(w, "\nThe HTTP interface is described at http://%s/openapi.yaml. Ctrl-C stops the cluster.\n", http)
 }

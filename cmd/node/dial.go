@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -35,6 +36,10 @@ func (r *remote) ask(ctx context.Context, f func(context.Context, weirv1.Limiter
 	}
 	if r.timeout <= 0 {
 		return fmt.Errorf("--timeout: %v is not a time to wait", r.timeout)
+	}
+	// gRPC would take an address without a port for one with port 443.
+	if host, port, err := net.SplitHostPort(r.addr); err != nil || host == "" || port == "" {
+		return fmt.Errorf("--addr: %q is not HOST:PORT", r.addr)
 	}
 	conn, err := grpc.NewClient("dns:///"+r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
 	if err != nil {

@@ -13,12 +13,14 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
 	"github.com/weirlimit/weir/cluster"
@@ -77,14 +79,21 @@ type node struct {
 	peerServer *grpc.Server
 
 	built    chan struct{} // closed once the fields above are set
-	settled  chan struct{} // closed once the node has been ready for the first time
-	isReady  atomic.Bool   // has settled, and is not stopping
+	settled  chan struct{} // closed once the node is ready
+	phase    atomic.Int32  // starting, then ready, then stopping
 	failed   chan error
 	ctx      context.Context
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
-	stopping sync.Once
+	stopOnce sync.Once
 }
+
+// The phases of a node's life. None comes back.
+const (
+	starting int32 = iota
+	ready
+	stopping
+)
 
 // startNode starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
 // error names the flag that is to blame, and leaves nothing running.
@@ -99,6 +108,14 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			n.Stop()
 		}
 	}()
+	if cfg.Bind == "" {
+		// Listeners would take it for all addresses of the host.
+		return n, errors.New("--bind: is empty: give an IP address; 0.0.0.0 stands for all of this host")
+	}
+	// Before anything is opened, so that a name that is wrong is not blamed on a port; and for a node alone, too.
+	if err := n.clusterConfig().Validate(); err != nil {
+		return n, err
+	}
 	if cfg.GossipPort == portOff && len(cfg.Join) > 0 {
 		return n, errors.New("--join: needs a gossip port: give --gossip-port")
 	}
@@ -135,8 +152,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		}
 	}
 	if cfg.GossipPort != portOff {
-		n.cluster, err = n.join(keys, policies)
-		if err != nil {
+		if n.cluster, err = n.join(keys, policies); err != nil {
 			return n, err
 		}
 	}
@@ -150,7 +166,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
 	})
 	n.metrics = metrics.New(metrics.Config{
-		Limiter: n.limiter, View: n.view, Ready: n.isReady.Load, Version: version(), Logger: n.log,
+		Limiter: n.limiter, View: n.view, Ready: n.isReady, Version: version(), Logger: n.log,
 	})
 	close(n.built)
 	n.serve()
@@ -182,19 +198,31 @@ func (n *node) listen(flag string, p port) (net.Listener, error) {
 	if err != nil && n.cfg.AnyPortIfTaken && p != portAny {
 		return n.listen(flag, portAny)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", flag, err)
+	switch {
+	case err == nil:
+		return l, nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", flag, err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("--bind: %w: give an address of this host; 0.0.0.0 stands for all of them", err)
 	}
-	return l, nil
+	return nil, fmt.Errorf("%s: %w", flag, err)
+}
+
+// clusterConfig is what a node says to its cluster of itself, before it has opened a port.
+func (n *node) clusterConfig() cluster.Config {
+	return cluster.Config{
+		Name: n.cfg.Name, Bind: n.cfg.Bind, GossipPort: max(int(n.cfg.GossipPort), 0), Advertise: n.cfg.Advertise,
+		Join: n.cfg.Join, Logger: n.log,
+	}
 }
 
 // join starts the gossip.
 func (n *node) join(keys [][]byte, policies *policy.Set) (*cluster.Cluster, error) {
-	return cluster.Start(cluster.Config{
-		Name: n.cfg.Name, Bind: n.cfg.Bind, GossipPort: int(n.cfg.GossipPort), Advertise: n.cfg.Advertise,
-		PeerPort: portOf(n.listeners.peer), HTTPPort: portOf(n.listeners.http), GRPCPort: portOf(n.listeners.grpc),
-		Join: n.cfg.Join, SettingsFingerprint: n.settings, Keys: keys, PolicyHash: shortHash(policies), Logger: n.log,
-	})
+	c := n.clusterConfig()
+	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
+	c.SettingsFingerprint, c.Keys, c.PolicyHash = n.settings, keys, shortHash(policies)
+	return cluster.Start(c)
 }
 
 func portOf(l net.Listener) int {
@@ -215,16 +243,20 @@ func shortHash(s *policy.Set) uint32 {
 
 // serve starts everything that listens.
 func (n *node) serve() {
-	options := []grpc.ServerOption{grpc.MaxRecvMsgSize(4 << 20), grpc.MaxConcurrentStreams(10_000)}
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20))
+		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true))
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
-		n.grpcServer = grpc.NewServer(options...)
+		n.grpcServer = grpc.NewServer(
+			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true),
+			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
+			// minutes would cut them off for it.
+			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+		)
 		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
@@ -258,37 +290,50 @@ func (n *node) fail(err error) {
 // Failed tells why the node cannot go on.
 func (n *node) Failed() <-chan error { return n.failed }
 
-// Settled is closed once the node has become ready for the first time.
+// Settled is closed once the node has become ready.
 func (n *node) Settled() <-chan struct{} { return n.settled }
+
+// patience is how long a node that is a member already waits for the others to see the ring as it does: one that cannot
+// be asked, or keeps another view, must not hold it up for ever.
+const patience = 10 * time.Second
 
 // settle makes the node ready once it is a member and every other member sees the ring as it does: until then a check
 // sent to one node and a check sent to another could be decided by different owners.
 func (n *node) settle() {
-	const pause = 25 * time.Millisecond
-	// A member that cannot be asked, or keeps another view, must not hold this node up for ever.
-	deadline := time.Now().Add(10 * time.Second)
-	inStep := false
-	for !inStep {
-		if active, _ := n.joined(); active {
-			if inStep = n.inStep(); !inStep && time.Now().After(deadline) {
-				n.log.Warn("other members see another ring than this node; going on")
-				inStep = true
-			}
-		} else {
-			deadline = time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(patience)
+	for !n.agreed() {
+		if active, _ := n.joined(); !active {
+			deadline = time.Now().Add(patience)
+		} else if time.Now().After(deadline) {
+			n.log.Warn("other members see another ring than this node; going on")
+			break
 		}
-		if !inStep {
-			select {
-			case <-time.After(pause):
-			case <-n.ctx.Done():
-				return
-			}
+		if !pause(n.ctx) {
+			return
 		}
 	}
-	n.isReady.Store(true)
+	if !n.phase.CompareAndSwap(starting, ready) {
+		return // it is stopping already
+	}
 	n.setHealth(true)
 	close(n.settled)
 	n.log.Info("ready", "name", n.cfg.Name)
+}
+
+// agreed reports whether this node is an active member of a ring that all active members share.
+func (n *node) agreed() bool {
+	active, _ := n.joined()
+	return active && n.inStep(n.ctx)
+}
+
+// pause waits a moment before something is looked at again. It returns false at once when ctx is done.
+func pause(ctx context.Context) bool {
+	select {
+	case <-time.After(25 * time.Millisecond):
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // joined reports whether this node is an active member, or why not.
@@ -300,16 +345,17 @@ func (n *node) joined() (bool, string) {
 }
 
 // inStep reports whether all other active members have the same ring as this node.
-func (n *node) inStep() bool {
+func (n *node) inStep(ctx context.Context) bool {
 	v := n.view()
 	if v == nil {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(n.ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	want := v.Ring.Fingerprint()
-	for _, answer := range n.inspectAll(ctx, v) {
-		if answer.member.State == cluster.Active && (answer.response == nil || answer.response.Ring != want) {
+	active := func(m *cluster.Member) bool { return m.State == cluster.Active }
+	for _, answer := range n.inspectOthers(ctx, v, active) {
+		if answer.response == nil || answer.response.Ring != want {
 			return false
 		}
 	}
@@ -345,42 +391,49 @@ func (n *node) setHealth(serving bool) {
 	n.health.SetServingStatus(weirv1.Limiter_ServiceDesc.ServiceName, status)
 }
 
-// Stop leaves the cluster and ends everything, within the grace time. It may be called more than once.
+// Stop leaves the cluster and ends everything: within the grace time and what it takes to say goodbye, about a second.
+// It may be called more than once, and returns when all has ended.
 func (n *node) Stop() {
-	n.stopping.Do(n.stop)
+	n.stopOnce.Do(n.stop)
 }
 
 func (n *node) stop() {
-	n.isReady.Store(false)
-	n.setHealth(false)
-	ctx, done := context.WithTimeout(context.WithoutCancel(n.ctx), n.cfg.Grace)
+	n.phase.Store(stopping)
+	n.health.Shutdown() // for good: settle may be about to say that all is well
+	ctx, done := context.WithTimeout(context.Background(), n.cfg.Grace)
 	defer done()
 	if n.cluster != nil {
 		// First of all, so that the others stop sending while this node still answers.
-		if err := n.cluster.Leave(ctx); err != nil {
-			n.log.Warn("leaving the cluster", "error", err)
-		}
+		n.leave(ctx)
 	}
 	n.cancel()
+	var doors sync.WaitGroup // side by side, so that neither uses up the other's time
 	if n.httpServer != nil {
-		if err := n.httpServer.Shutdown(ctx); err != nil {
-			n.log.Warn("requests cut off", "error", err)
-			_ = n.httpServer.Close() // what is left is cut off, as said
-		}
+		doors.Go(func() {
+			if err := n.httpServer.Shutdown(ctx); err != nil {
+				n.log.Warn("requests cut off", "error", err)
+				_ = n.httpServer.Close() // what is left is cut off, as said
+			}
+		})
 	}
 	if n.grpcServer != nil {
-		cut := context.AfterFunc(ctx, n.grpcServer.Stop)
-		n.grpcServer.GracefulStop()
-		cut()
+		doors.Go(func() {
+			cut := context.AfterFunc(ctx, n.grpcServer.Stop)
+			defer cut()
+			n.grpcServer.GracefulStop()
+		})
+	}
+	doors.Wait()
+	if n.peers != nil {
+		n.peers.Close() // before the server, whose handlers may wait for what they handed on
 	}
 	if n.peerServer != nil {
 		n.peerServer.Stop() // streams between nodes never end by themselves
 	}
-	if n.peers != nil {
-		n.peers.Close()
-	}
 	if n.watcher != nil {
-		n.watcher.Close()
+		if err := n.watcher.Close(); err != nil {
+			n.log.Warn("closing the watch of the policy file", "error", err)
+		}
 	}
 	if n.limiter != nil {
 		n.limiter.Close()
@@ -395,6 +448,23 @@ func (n *node) stop() {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}
+	}
+}
+
+// leave takes this node out of the ring, and waits a little until the others have done so too: what they still send
+// until then would go unanswered.
+func (n *node) leave(ctx context.Context) {
+	active, _ := n.joined()
+	if err := n.cluster.Leave(ctx); err != nil {
+		n.log.Warn("leaving the cluster", "error", err)
+		return
+	}
+	if !active {
+		return // nobody sends to a node that never was in the ring
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for !n.inStep(ctx) && pause(ctx) {
 	}
 }
 
@@ -481,20 +551,25 @@ func (n *node) peerAddress(p rpc.Node) (string, bool) {
 	return m.PeerAddr, true
 }
 
+// isReady reports whether the node has settled and is not stopping.
+func (n *node) isReady() bool { return n.phase.Load() == ready }
+
 // Ready tells whether the node is ready for traffic, why not, or what an operator should know all the same.
 func (n *node) Ready() (bool, string) {
 	joined, detail := n.joined()
-	ready := n.isReady.Load()
 	var details []string
-	if detail != "" {
+	switch phase := n.phase.Load(); {
+	case detail != "":
 		details = append(details, detail)
-	} else if !ready {
-		details = append(details, "waiting until all members see the same ring, or stopping")
+	case phase == starting:
+		details = append(details, "waiting until all members see the same ring")
+	case phase == stopping:
+		details = append(details, "stopping")
 	}
 	if e := n.policyError(); e != "" {
 		details = append(details, "policy file not taken: "+e)
 	}
-	return joined && ready, strings.Join(details, "; ")
+	return joined && n.isReady(), strings.Join(details, "; ")
 }
 
 // ReadyLine is what a node prints when it is up, with the ports it really has.

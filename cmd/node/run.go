@@ -91,13 +91,13 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
+	defer signal.Stop(hup)
 	n, err := startNode(ctx, cfg)
 	if err != nil {
 		return err
 	}
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
 	ready := n.Settled()
 	for {
 		select {

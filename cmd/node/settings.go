@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 
@@ -17,7 +19,7 @@ func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	fromEnv := func(f *pflag.Flag) error {
 		name := "WEIR_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 		v, ok := getenv(name)
-		if !ok || f.Changed {
+		if !ok || f.Changed || f.Name == "help" {
 			return nil
 		}
 		if err := flags.Set(f.Name, v); err != nil {
@@ -42,14 +44,21 @@ func fillFromFile(flags *pflag.FlagSet, file string) error {
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
-	var doc yaml.Node
-	if err := yaml.Unmarshal(data, &doc); err != nil {
+	var doc, more yaml.Node
+	dec := yaml.NewDecoder(bytes.NewReader(data))
+	switch err := dec.Decode(&doc); {
+	case err == io.EOF:
+		return nil // an empty file
+	case err != nil:
 		return fmt.Errorf("--config: %s: %w", file, err)
 	}
-	if doc.Kind == 0 {
-		return nil // an empty file
+	if err := dec.Decode(&more); err != io.EOF {
+		return fmt.Errorf("--config: %s: holds more than one document, or what follows the first is not YAML", file)
 	}
 	top := doc.Content[0]
+	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
+		return nil
+	}
 	if top.Kind != yaml.MappingNode {
 		return fmt.Errorf("--config: %s:%d:%d: settings are written as name: value, with the names of the flags", file, top.Line, top.Column)
 	}
@@ -82,6 +91,10 @@ func fillFromFile(flags *pflag.FlagSet, file string) error {
 				text = ""
 			}
 		case yaml.SequenceNode:
+			if f.Value.Type() != "stringSlice" {
+				fail(value, "%s: takes a single value, not a list", key.Value)
+				continue
+			}
 			var list []string
 			if err := value.Decode(&list); err != nil {
 				fail(value, "%s: a list of texts is expected", key.Value)

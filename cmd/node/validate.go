@@ -44,8 +44,10 @@ type mistake struct {
 	Message string `json:"message"`
 }
 
+// validate checks all files, those after one that cannot be read as well.
 func validate(w io.Writer, files []string, output string) error {
 	mistakes := []mistake{}
+	var unread []error
 	for _, file := range files {
 		set, err := policy.Load(file)
 		var found policy.Errors
@@ -58,17 +60,21 @@ func validate(w io.Writer, files []string, output string) error {
 				}
 			}
 		case err != nil:
-			return err
+			unread = append(unread, fmt.Errorf("FILE: %w", err))
 		case output == "text":
 			fmt.Fprintf(w, "%s: ok, %d policies\n", file, len(set.Policies()))
 		}
 	}
 	if output == "json" {
-		if err := json.NewEncoder(w).Encode(map[string]any{"ok": len(mistakes) == 0, "mistakes": mistakes}); err != nil {
+		ok := len(mistakes) == 0 && len(unread) == 0
+		if err := json.NewEncoder(w).Encode(map[string]any{"ok": ok, "mistakes": mistakes}); err != nil {
 			return err
 		}
 	}
-	if len(mistakes) > 0 {
+	switch {
+	case len(unread) > 0:
+		return errors.Join(unread...)
+	case len(mistakes) > 0:
 		return errNegative
 	}
 	return nil

@@ -2,6 +2,7 @@
 package k8s
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
 	"github.com/weirlimit/weir/policy"
@@ -34,15 +36,21 @@ type kustomization struct {
 	} `json:"images"`
 }
 
-// read decodes a manifest into v, and fails the test if it has a field that v has not, or twice.
+// read decodes a manifest as strictly as the API server can: a field that T has not, has in another spelling, or is given
+// twice fails the test.
 func read[T any](t *testing.T, file string) T {
 	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
+	data, err = yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
 	var v T
-	if err := yaml.UnmarshalStrict(data, &v); err != nil {
+	mistakes, err := json.UnmarshalStrict(data, &v)
+	if err := errors.Join(append(mistakes, err)...); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
 	return v
