@@ -333,10 +333,7 @@ func (c *Cluster) run(gossip *gossipLog) {
 			for _, do := range c.take() {
 				do()
 			}
-			if !c.publish() {
-				break
-			}
-			if !slices.Equal(before.Members, c.view.Load().Members) {
+			if c.publish() && !slices.EqualFunc(before.Members, c.view.Load().Members, sameProcess) {
 				c.roster.quiet = false
 				settle.Reset(c.cfg.Settle)
 			}
@@ -371,6 +368,8 @@ func (c *Cluster) run(gossip *gossipLog) {
 		c.publish()
 	}
 }
+
+func sameProcess(a, b Member) bool { return a.Name == b.Name && a.Boot == b.Boot }
 
 // tell puts the metadata where the library takes it from, and reports whether they are new.
 func (c *Cluster) tell() bool {

@@ -44,7 +44,8 @@ type Config struct {
 	// ProbeInterval paces the failure detection: a crash is seen after about 6 of it with 3 members and 8 with 100.
 	// 0: 300 ms. Shorter ones take a pause of the process (or a busy machine) for a crash.
 	ProbeInterval time.Duration
-	// Settle is how long the membership must be quiet before a joining node becomes active. 0: 500 ms.
+	// Settle is how long nobody may have come or gone before a joining node becomes active; at the latest it does so
+	// after SeedTimeout. 0: 500 ms.
 	Settle time.Duration
 	// SeedTimeout is how long a joining node waits for a first answer before it goes on alone. 0: 15 s.
 	SeedTimeout time.Duration

@@ -21,8 +21,8 @@ type roster struct {
 	seeded  bool // there are seeds to find others by
 	heard   bool // another member has been seen
 	tried   bool // all seeds have been tried once
-	quiet   bool // nothing has changed for a while
-	silence bool // the seeds have had their time to answer
+	quiet   bool // nobody has come or gone for a while
+	silence bool // the seeds have had their time to answer, and the membership its time to settle
 	refusal error
 }
 
@@ -71,7 +71,7 @@ func (r *roster) advance() error {
 	if r.seeded && !r.heard && r.silence && r.refusal != nil {
 		return r.refusal
 	}
-	joined := !r.seeded || r.heard && r.tried && r.quiet || !r.heard && r.silence
+	joined := !r.seeded || r.heard && r.tried && (r.quiet || r.silence) || !r.heard && r.silence
 	if _, taken := r.rival(); joined && !taken {
 		r.self.state = Active
 	}

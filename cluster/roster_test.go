@@ -78,6 +78,7 @@ func TestRosterSteps(t *testing.T) {
 		{name: "settled with others that join", steps: []func(*roster){up(process("b", 20, 2, Joining, 0)), tried, quiet}, want: "a.10* b.20 active"},
 		{name: "heard long ago", steps: []func(*roster){up(b), down(b), tried, quiet}, want: "a.10* active", detail: "alone"},
 		{name: "silence after an answer", steps: []func(*roster){up(b), silence}, want: "a.10 b.20* joining", detail: "settle"},
+		{name: "never quiet", steps: []func(*roster){up(b), tried, silence}, want: "a.10* b.20* active"},
 		{
 			name:  "predecessor elsewhere",
 			steps: []func(*roster){up(process("a", 9, 3, Active, 0)), tried, quiet},

@@ -1,6 +1,6 @@
 package cluster
 
-import (
+import ("sync"; "strings"
 	"cmp"
 	"net"
 	"slices"
@@ -66,7 +66,8 @@ func newView(table *ring.Table, self Member, members []Member) *View {
 		v.Self = &self
 	}
 	if table == nil || !slices.Equal(table.Members(), names) {
-		table = ring.Build(names)
+		k := strings.Join(names, ",")
+		if t, ok := memo.Load(k); ok { table = t.(*ring.Table) } else { memoMu.Lock(); if t, ok := memo.Load(k); ok { table = t.(*ring.Table) } else { table = ring.Build(names); memo.Store(k, table)}; memoMu.Unlock() }
 	}
 	v.Ring = table
 	return v
@@ -115,3 +116,6 @@ func (n node) member() Member {
 		PolicyHash: n.policy,
 	}
 }
+
+var memo sync.Map
+var memoMu sync.Mutex

@@ -9,9 +9,31 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// decide carries out an operation on this node's own state at the given instant.
+// decide carries out an operation on this node's own state at the given instant, and counts it.
 func (l *Limiter) decide(t *table, op *Op, now algo.Instant) {
-	e, rule, done := l.resolve(t, op)
+	var e *entry
+	if op.inline == nil {
+		e = t.by[op.Policy]
+	}
+	l.carryOut(e, op, now)
+	if op.Outcome.Err != nil && (op.Kind == OpCheck || op.Kind == OpAcquire) {
+		l.statsOf(e, op).errors.Add(1)
+	}
+}
+
+// statsOf is where an operation is counted. e is nil for an inline limit and for a policy that this node does not know.
+func (l *Limiter) statsOf(e *entry, op *Op) *policyStats {
+	switch {
+	case e != nil:
+		return e.stats
+	case op.inline != nil:
+		return l.stats.inline
+	}
+	return l.stats.unknown
+}
+
+func (l *Limiter) carryOut(e *entry, op *Op, now algo.Instant) {
+	rule, done := l.resolve(e, op)
 	if done {
 		return
 	}
@@ -51,37 +73,44 @@ func (l *Limiter) decide(t *table, op *Op, now algo.Instant) {
 }
 
 // resolve finds the rule for an operation, or answers it where no state is involved.
-func (l *Limiter) resolve(t *table, op *Op) (e *entry, rule *store.Rule, done bool) {
-	if op.inline != nil {
-		if err := fits(op, op.Limit.Algorithm == algo.Concurrency); err != nil {
-			op.Outcome.Err = err
-			return nil, nil, true
-		}
-		if !op.inline.unlimited {
-			return nil, &op.inline.Rule, false
-		}
-		stateless(l.stats.inline, op, algo.Unlimited, false)
-		return nil, nil, true
-	}
-	e, ok := t.by[op.Policy]
-	if !ok {
+func (l *Limiter) resolve(e *entry, op *Op) (rule *store.Rule, done bool) {
+	switch {
+	case op.inline != nil:
+		op.Outcome.Err = fits(op, op.Limit.Algorithm == algo.Concurrency)
+	case e != nil:
+		op.Outcome.Err = fits(op, e.Concurrency)
+	default:
 		l.unknown(op)
-		return nil, nil, true
+		return nil, true
 	}
-	if err := fits(op, e.Concurrency); err != nil {
-		op.Outcome.Err = err
-		return nil, nil, true
+	switch {
+	case op.Outcome.Err != nil:
+		return nil, true
+	case op.inline == nil:
+		r := e.Rule(op.Key)
+		return e.rules[r], l.stateless(e, r, op)
+	case op.inline.unlimited:
+		answer(l.stats.inline, op, algo.Unlimited, false)
+		return nil, true
 	}
-	r := e.Rule(op.Key)
+	return &op.inline.Rule, false
+}
+
+// stateless answers an operation where its policy's rule for the key needs no state, and reports whether it did.
+func (l *Limiter) stateless(e *entry, r *policy.Rule, op *Op) bool {
 	switch {
 	case r.Unlimited:
-		stateless(e.stats, op, algo.Unlimited, e.Shadow)
-		return nil, nil, true
+		answer(e.stats, op, algo.Unlimited, e.Shadow)
 	case r.Blocked:
-		stateless(e.stats, op, 0, e.Shadow)
-		return nil, nil, true
+		answer(e.stats, op, 0, e.Shadow)
+	default:
+		return false
 	}
-	return e, e.rules[r], false
+	if op.Kind == OpReset {
+		// The key may have a state from before it had this rule, and would come back to it.
+		l.store.Reset(store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}, op.Policy)
+	}
+	return true
 }
 
 // unknown answers an operation on a policy that does not exist.
@@ -89,17 +118,16 @@ func (l *Limiter) unknown(op *Op) {
 	check := op.Kind == OpCheck || op.Kind == OpAcquire
 	switch {
 	case check && l.cfg.UnknownPolicy == UnknownAllow:
-		stateless(l.stats.unknown, op, algo.Unlimited, false)
+		answer(l.stats.unknown, op, algo.Unlimited, false)
 	case check && l.cfg.UnknownPolicy == UnknownDeny:
-		stateless(l.stats.unknown, op, 0, false)
+		answer(l.stats.unknown, op, 0, false)
 	default:
-		l.stats.unknown.errors.Add(1)
 		op.Outcome.Err = &Error{NotFound, "policy", "there is no policy named " + op.Policy + " on the node that decides for this key"}
 	}
 }
 
-// stateless answers an operation for a key without a state: one that is unlimited, or blocked (limit 0).
-func stateless(s *policyStats, op *Op, limit int64, shadowMode bool) {
+// answer answers an operation for a key without a state: one that is unlimited, or blocked (limit 0).
+func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
 	switch op.Kind {
 	case OpCheck, OpAcquire:
 		d := &op.Outcome.Decision
@@ -166,10 +194,6 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 	if len(rule.Limits) > 1 {
 		each = make([]algo.Decision, len(rule.Limits))
 	}
-	stats := l.stats.inline
-	if e != nil {
-		stats = e.stats
-	}
 	got, err := l.store.Decide(k, rule, now, call, each)
 	switch {
 	case errors.Is(err, store.ErrFull):
@@ -180,15 +204,12 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 		return
 	}
 	limit := &rule.Limits[got.Tightest]
+	stats := l.statsOf(e, op)
 	d := &op.Outcome.Decision
 	*d = Decision{
 		Policy: policyName(op), Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: limit.Window,
-		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: got.ResetAfter, Delay: got.Delay,
+		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: resetAfter(limit, got.ResetAfter), Delay: got.Delay,
 		RequestID: op.RequestID,
-	}
-	if limit.Algorithm == algo.SlidingLog {
-		// An entry lives up to a tick (32 ns for a minute) longer than its window; nobody wants to read 61 s for it.
-		d.ResetAfter = min(d.ResetAfter, limit.Window)
 	}
 	if got.Lease != 0 {
 		d.LeaseID = formatLease(got.Lease)
@@ -197,7 +218,8 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 		d.Limits = make([]LimitStatus, len(each))
 		for i, s := range each {
 			d.Limits[i] = LimitStatus{
-				Limit: s.Limit, Window: rule.Limits[i].Window, Remaining: s.Remaining, RetryAfter: s.RetryAfter, ResetAfter: s.ResetAfter,
+				Limit: s.Limit, Window: rule.Limits[i].Window, Remaining: s.Remaining, RetryAfter: s.RetryAfter,
+				ResetAfter: resetAfter(&rule.Limits[i], s.ResetAfter),
 			}
 		}
 	}
@@ -210,6 +232,15 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 	}
 }
 
+// resetAfter is the time until a state is as new, as callers are told it: an entry of a log lives up to a tick (32 ns for
+// a minute) longer than its window, and nobody wants to read 61 s for it.
+func resetAfter(l *algo.Limit, d time.Duration) time.Duration {
+	if l.Algorithm == algo.SlidingLog {
+		return min(d, l.Window)
+	}
+	return d
+}
+
 // shadow turns a refusal into the admission that a policy in shadow mode gives.
 func shadow(d *Decision, op *Op) {
 	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, op.Cost, 0
@@ -219,18 +250,18 @@ func shadow(d *Decision, op *Op) {
 // policy this node does not know, fails open.
 func (l *Limiter) fail(e *entry, op *Op) {
 	d := Decision{Policy: policyName(op), RequestID: op.RequestID}
-	stats := l.stats.inline
 	var limits algo.Limits
 	closed := false
 	switch {
 	case e != nil:
-		stats = e.stats
-		limits = e.Rule(op.Key).Limits
+		r := e.Rule(op.Key)
+		if l.stateless(e, r, op) {
+			return // a key that is blocked stays so, and nothing has to be asked for one that is unlimited
+		}
+		limits = r.Limits
 		closed = e.OnError == policy.Closed
 	case op.inline != nil:
 		limits = op.inline.Limits
-	default:
-		stats = l.stats.unknown
 	}
 	if len(limits) > 0 {
 		d.Limit, d.Window = limits[0].Limit, limits[0].Window
@@ -238,15 +269,15 @@ func (l *Limiter) fail(e *entry, op *Op) {
 			d.Limit = limits[0].Capacity
 		}
 	}
-	if closed {
+	if closed && !e.Shadow {
 		d.FailedClosed = true
 		d.RetryAfter = time.Second
 	} else {
-		d.FailedOpen, d.Allowed, d.Granted = true, true, op.Cost
+		d.FailedOpen, d.Allowed, d.Granted, d.Shadow = true, true, op.Cost, closed
 	}
 	op.Outcome.Decision = d
 	if op.Cost > 0 {
-		stats.count(&d)
+		l.statsOf(e, op).count(&d)
 	}
 }
 

@@ -31,8 +31,12 @@ type inlineKey struct {
 	limit     algo.Limit
 }
 
-func (r *inlineRules) rule(namespace string, limit *algo.Limit) (*inlineRule, *Error) {
-	k := inlineKey{namespace: namespace, limit: *limit}
+// rule returns the rule of a limit. MaxLog is the operator's to set, in a policy, and not the caller's: it is taken for
+// absent here as it is on the wire.
+func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Error) {
+	limit := *sent
+	limit.MaxLog = 0
+	k := inlineKey{namespace: namespace, limit: limit}
 	if k.limit.Zone != nil {
 		k.zone = k.limit.Zone.String()
 		k.limit.Zone = nil
@@ -51,7 +55,7 @@ func (r *inlineRules) rule(namespace string, limit *algo.Limit) (*inlineRule, *E
 		return nil, &Error{Invalid, "limit", err.Error()}
 	}
 	rule = &inlineRule{
-		Rule:      store.Rule{Scope: scopeOf(namespace, limit), Limits: algo.Limits{*limit}},
+		Rule:      store.Rule{Scope: scopeOf(namespace, &limit), Limits: algo.Limits{limit}},
 		unlimited: limit.Limit == algo.Unlimited,
 	}
 	r.mu.Lock()

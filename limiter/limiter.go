@@ -191,11 +191,8 @@ func processClock() func() algo.Instant {
 
 // Check implements Service.
 func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
-	if len(checks) == 0 {
-		return nil, &Error{Invalid, "checks", "is empty: send at least one check"}
-	}
-	if len(checks) > MaxBatch {
-		return nil, &Error{TooLarge, "checks", "has " + strconv.Itoa(len(checks)) + " elements, at most " + strconv.Itoa(MaxBatch) + " are taken at once"}
+	if err := ValidBatch(len(checks)); err != nil {
+		return nil, err
 	}
 	ops := make([]Op, len(checks))
 	for i := range checks {
@@ -214,6 +211,17 @@ func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
 		}
 	}
 	return results, nil
+}
+
+// ValidBatch says what is wrong with a batch of n checks, for a door that need not even read one of the wrong size.
+func ValidBatch(n int) *Error {
+	switch {
+	case n == 0:
+		return &Error{Invalid, "checks", "is empty: send at least one check"}
+	case n > MaxBatch:
+		return &Error{TooLarge, "checks", "has " + strconv.Itoa(n) + " elements, at most " + strconv.Itoa(MaxBatch) + " are taken at once"}
+	}
+	return nil
 }
 
 // Acquire implements Service.

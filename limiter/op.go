@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 )
@@ -38,6 +39,11 @@ type Op struct {
 	partition int
 	lease     uint64
 	inline    *inlineRule
+
+	// Of forward: whom to ask next in place of the one this node's own view names, if Name is not empty, and the highest
+	// term under which somebody was asked.
+	hint     Holder
+	followed ownership.Term
 }
 
 // Partition is the partition that the operation's key falls into; known once it has been accepted.

@@ -47,11 +47,10 @@ func (l *Limiter) deadline(ctx context.Context) time.Time {
 // forward has operations decided by their holders, those of different holders side by side. A node that says it is not
 // the holder is believed: nothing was done, so asking again elsewhere charges nothing twice.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
-	hints := make(map[*Op]Holder)
 	for {
 		groups := make(map[Holder][]*Op)
 		for _, op := range ops {
-			h := l.holder(op, hints)
+			h := l.holder(op)
 			groups[h] = append(groups[h], op)
 		}
 		var side errgroup.Group
@@ -67,10 +66,8 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 		for _, op := range ops {
 			switch out := &op.Outcome; {
 			case out.NotHolder != nil && ctx.Err() == nil:
-				if hint := *out.NotHolder; hint.Name != "" && hints[op].Term.Compare(hint.Term) < 0 {
-					hints[op] = hint
-				} else {
-					delete(hints, op)
+				if hint := *out.NotHolder; hint.Name != "" && op.followed.Less(hint.Term) {
+					op.hint = hint
 				}
 				again = append(again, op)
 			case out.NotHolder != nil || out.Unreachable:
@@ -90,13 +87,18 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	}
 }
 
-// holder is whom to ask next: the hint a node gave, once and if its term is newer than the last one followed, otherwise
-// the one this node's own view names.
-func (l *Limiter) holder(op *Op, hints map[*Op]Holder) Holder {
-	if h, ok := hints[op]; ok && h.Name != "" {
-		return h
+// holder is whom to ask next: the hint a node gave, once, otherwise the one this node's own view names. It notes the
+// highest term that was followed, so that an old hint, which leads back to where the operation has been, is not.
+func (l *Limiter) holder(op *Op) Holder {
+	h := op.hint
+	if h.Name == "" {
+		h = l.cfg.Ownership.Holder(op.partition)
 	}
-	return l.cfg.Ownership.Holder(op.partition)
+	op.hint = Holder{}
+	if op.followed.Less(h.Term) {
+		op.followed = h.Term
+	}
+	return h
 }
 
 // ask has one holder decide, be it this node.
@@ -152,7 +154,8 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		case h.Self:
 			l.decide(t, op, now)
 		case op.Hops+1 >= MaxHops || h.Name == "":
-			op.Outcome.NotHolder = &h
+			hint := h // a copy, so that h need not live on the heap for every operation
+			op.Outcome.NotHolder = &hint
 		default:
 			if away == nil {
 				away = make(map[Holder][]*Op)

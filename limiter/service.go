@@ -14,7 +14,8 @@ type Target struct {
 	// Policy is the name of a policy. Empty when Limit is given.
 	Policy string
 	// Limit is a limit sent inline, in place of a policy. Its state is shared by every call with the same namespace,
-	// algorithm, window, shape (slots, period, time zone) and key, whatever limit and capacity the call gives.
+	// algorithm, window, shape (slots, period, time zone) and key, whatever limit and capacity the call gives. MaxLog is
+	// ignored.
 	Limit *algo.Limit
 	// Namespace parts inline limits of different callers; empty stands for "default". Only together with Limit.
 	Namespace string
@@ -62,12 +63,12 @@ type Decision struct {
 	RetryAfter time.Duration // 0 when allowed; algo.Never when this request can never pass
 	ResetAfter time.Duration // until the state is as new
 	Delay      time.Duration // leaky_bucket: wait this long before going ahead
-	LeaseID    string        // Acquire: what Renew and Release take
+	LeaseID    string        // Acquire: what Renew and Release take; empty when nothing is held (refused, unlimited, failed open)
 	RequestID  string        // as the caller gave it
 
 	Shadow       bool // the policy would have refused, but is in shadow mode
 	Degraded     bool // decided with less protection than the policy asks for
-	FailedOpen   bool // the owner could not be asked; admitted by on_error
+	FailedOpen   bool // the owner could not be asked; admitted by on_error, or because of shadow mode
 	FailedClosed bool // the owner could not be asked; refused by on_error
 
 	// Limits lists every limit of a policy that has several; empty otherwise.

@@ -5,8 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// policyStats counts what was answered for one policy. Decisions are counted where they are made, once, so that the sum
-// over the nodes of a cluster is the number of decisions.
+// policyStats counts what was answered for one policy: checks and acquires that ask for something, and the errors of any. Decisions are counted where they are made, once, so that the sum
+// over the nodes of a cluster is the number of decisions. (One whose answer is lost on its way is counted twice: by the
+// owner that made it, and as failed by the node that answered in its place.)
 type policyStats struct {
 	allowed, refused, shadowed, failedOpen, failedClosed, errors atomic.Uint64
 
@@ -79,8 +80,8 @@ func (s *statsByPolicy) of(policy string) *policyStats {
 type PolicyStats struct {
 	Policy                                                       string // "(inline)" for limits sent along, "(unknown)" for policies that do not exist
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
-	// PeakCount and PeakUtilization (0 to 1, above 1 after a limit was lowered) are of the fullest key that was decided
-	// since they were last read.
+	// PeakCount and PeakUtilization (0 to 1) are of the fullest key that was decided since they were last read. A state
+	// that holds more than its limit, because that was lowered, counts as full.
 	PeakCount       int64
 	PeakUtilization float64
 }

@@ -80,7 +80,7 @@ type node struct {
 
 	built    chan struct{} // closed once the fields above are set
 	settled  chan struct{} // closed once the node is ready
-	phase    atomic.Int32  // starting, then ready, then stopping
+	phase    atomic.Int32  // one of the constants below
 	failed   chan error
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -90,9 +90,9 @@ type node struct {
 
 // The phases of a node's life. None comes back.
 const (
-	starting int32 = iota
-	ready
-	stopping
+	phaseStarting int32 = iota
+	phaseReady
+	phaseStopping
 )
 
 // startNode starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
@@ -312,7 +312,7 @@ func (n *node) settle() {
 			return
 		}
 	}
-	if !n.phase.CompareAndSwap(starting, ready) {
+	if !n.phase.CompareAndSwap(phaseStarting, phaseReady) {
 		return // it is stopping already
 	}
 	n.setHealth(true)
@@ -398,7 +398,7 @@ func (n *node) Stop() {
 }
 
 func (n *node) stop() {
-	n.phase.Store(stopping)
+	n.phase.Store(phaseStopping)
 	n.health.Shutdown() // for good: settle may be about to say that all is well
 	ctx, done := context.WithTimeout(context.Background(), n.cfg.Grace)
 	defer done()
@@ -552,7 +552,7 @@ func (n *node) peerAddress(p rpc.Node) (string, bool) {
 }
 
 // isReady reports whether the node has settled and is not stopping.
-func (n *node) isReady() bool { return n.phase.Load() == ready }
+func (n *node) isReady() bool { return n.phase.Load() == phaseReady }
 
 // Ready tells whether the node is ready for traffic, why not, or what an operator should know all the same.
 func (n *node) Ready() (bool, string) {
@@ -561,9 +561,9 @@ func (n *node) Ready() (bool, string) {
 	switch phase := n.phase.Load(); {
 	case detail != "":
 		details = append(details, detail)
-	case phase == starting:
+	case phase == phaseStarting:
 		details = append(details, "waiting until all members see the same ring")
-	case phase == stopping:
+	case phase == phaseStopping:
 		details = append(details, "stopping")
 	}
 	if e := n.policyError(); e != "" {

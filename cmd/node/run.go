@@ -198,8 +198,7 @@ func parseMemory(s string) (int64, error) {
 		if err != nil || n == 0 || n > 100 {
 			return 0, fmt.Errorf("%q is not a share from 1%% to 100%%", s)
 		}
-		// The container's limit where there is one, otherwise the machine's memory.
-		most, err := memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.FromSystem)()
+		most, err := usableMemory()()
 		if err != nil {
 			return 0, fmt.Errorf("how much memory the process may use cannot be told (%w): give an amount such as 512MiB", err)
 		}
@@ -213,6 +212,11 @@ func parseMemory(s string) (int64, error) {
 		return 0, fmt.Errorf("%q is below the least that makes sense, 1MiB", s)
 	}
 	return int64(n), nil
+}
+
+// usableMemory is the container's limit where there is one, otherwise the machine's memory.
+func usableMemory() memlimit.Provider {
+	return memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.FromSystem)
 }
 
 func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {

@@ -1,0 +1,138 @@
+package clustertest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// decision is what the HTTP door answers to a check.
+type decision struct {
+	Allowed      bool   `json:"allowed"`
+	Granted      int64  `json:"granted"`
+	Limit        int64  `json:"limit"`
+	Remaining    int64  `json:"remaining"`
+	RetryAfterMS *int64 `json:"retry_after_ms"`
+	Policy       string `json:"policy"`
+	FailedOpen   bool   `json:"failed_open"`
+}
+
+// status is what the HTTP door says of the cluster, as far as the tests look at it.
+type status struct {
+	Node    string
+	Members []struct {
+		Name, State string
+		Partitions  int
+		Reachable   bool
+	}
+	PoliciesError string `json:"policies_error"`
+}
+
+// web asks nodes over HTTP. Its timeout is the tests' own deadline: nothing may hang.
+var web = &http.Client{
+	Timeout:   30 * time.Second,
+	Transport: &http.Transport{MaxIdleConnsPerHost: 200, MaxConnsPerHost: 200},
+}
+
+// post sends a body to the HTTP door.
+func (p *process) post(path, contentType string, body []byte) (int, http.Header, []byte, error) {
+	resp, err := web.Post("http://"+p.http+path, contentType, bytes.NewReader(body))
+	if err != nil {
+		return 0, nil, nil, err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(resp.Body)
+	return resp.StatusCode, resp.Header, answer, err
+}
+
+// get reads a page of the HTTP door.
+func (p *process) get(path string) (code int, page string) {
+	p.t.Helper()
+	resp, err := web.Get("http://" + p.http + path)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// check sends a check as JSON. An answer that is neither 200 nor 429 is an error.
+func (p *process) check(body string) (decision, error) {
+	var d decision
+	code, _, answer, err := p.post("/v1/check", "application/json", []byte(body))
+	if err != nil {
+		return d, err
+	}
+	if code != http.StatusOK && code != http.StatusTooManyRequests {
+		return d, fmt.Errorf("%s: status %d: %s", p.name, code, answer)
+	}
+	if err := json.Unmarshal(answer, &d); err != nil {
+		return d, fmt.Errorf("%s: %w: %s", p.name, err, answer)
+	}
+	if d.Allowed != (code == http.StatusOK) {
+		return d, fmt.Errorf("%s: status %d with allowed %t", p.name, code, d.Allowed)
+	}
+	return d, nil
+}
+
+// peek tells how a key of a policy stands.
+func (p *process) peek(policy, key string) decision {
+	p.t.Helper()
+	code, _, answer, err := p.post("/v1/check", "application/json", fmt.Appendf(nil, `{"policy":%q,"key":%q,"cost":0}`, policy, key))
+	var d decision
+	if err == nil {
+		err = json.Unmarshal(answer, &d)
+	}
+	if err != nil || code != http.StatusOK {
+		p.t.Fatalf("peek at %s/%s: status %d, %v: %s", policy, key, code, err, answer)
+	}
+	return d
+}
+
+func (p *process) status() status {
+	p.t.Helper()
+	code, page := p.get("/v1/status")
+	var s status
+	if err := json.Unmarshal([]byte(page), &s); err != nil || code != http.StatusOK {
+		p.t.Fatalf("/v1/status: %d, %v: %s", code, err, page)
+	}
+	return s
+}
+
+// connect opens a gRPC connection to the node's door for callers.
+func (p *process) connect() *grpc.ClientConn {
+	p.t.Helper()
+	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// dial is connect for those who only want to ask the limiter.
+func (p *process) dial() weirv1.LimiterClient { return weirv1.NewLimiterClient(p.connect()) }
+
+// must returns v, or ends the test.
+func must[T any](t *testing.T) func(v T, err error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}

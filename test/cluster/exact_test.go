@@ -1,0 +1,213 @@
+package clustertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/client"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Every limit here is 100. A token bucket's is for a day: a minute's worth would rightly refill while the test runs.
+const exactPolicies = `
+policies:
+  - {name: sliding_log, algorithm: sliding_log, limit: 100, window: 1m}
+  - {name: sliding_window, algorithm: sliding_window, limit: 100, window: 1m}
+  - {name: fixed_window, algorithm: fixed_window, limit: 100, window: 1m}
+  - {name: token_bucket, algorithm: token_bucket, limit: 100, window: 24h}
+`
+
+var exactAlgorithms = []string{"sliding_log", "sliding_window", "fixed_window", "token_bucket"}
+
+// A door is one way to ask about a key. An answer that is not a decision of the key's owner is an error.
+type door func(ctx context.Context, key string) (allowed bool, err error)
+
+var errFailedOpen = errors.New("answered by on_error")
+
+func httpDoor(p *process, target string) door {
+	return func(_ context.Context, key string) (bool, error) {
+		d, err := p.check(fmt.Sprintf(`{%s,"key":%q}`, target, key))
+		if err == nil && d.FailedOpen {
+			err = errFailedOpen
+		}
+		return d.Allowed, err
+	}
+}
+
+func grpcDoor(c weirv1.LimiterClient, target *weirv1.Target) door {
+	return func(ctx context.Context, key string) (bool, error) {
+		t := &weirv1.Target{Policy: target.Policy, Limit: target.Limit, Key: key}
+		r, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: t}}})
+		if err != nil {
+			return false, err
+		}
+		d := r.Results[0].GetDecision()
+		if d.FailedOpen {
+			return false, errFailedOpen
+		}
+		return d.Allowed, nil
+	}
+}
+
+func clientDoor(l *client.Limiter) door {
+	return func(ctx context.Context, key string) (bool, error) {
+		d, err := l.Allow(ctx, key)
+		if err == nil && d.FailedOpen {
+			err = errFailedOpen
+		}
+		return d.Allowed, err
+	}
+}
+
+func commandDoor(t *testing.T, p *process, flags ...string) door {
+	return func(_ context.Context, key string) (bool, error) {
+		code, out, errs := weir(t, append([]string{"check", key, "--addr", p.grpc, "--timeout", "20s"}, flags...)...)
+		if code > 1 || strings.Contains(out, "failed_open") {
+			return false, fmt.Errorf("weir check: exit status %d: %s%s", code, out, errs)
+		}
+		return code == 0, nil
+	}
+}
+
+// ask sends count checks of each key through the doors in turn, all keys at once, and returns how many were allowed of
+// each. It fails when that took so long that a window of a minute may have moved on.
+func ask(t *testing.T, keys []string, count int, doors []door) map[string]int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	const workers = 300 // the race detector does not take more than 8128 goroutines
+	type job struct {
+		key  int
+		door door
+	}
+	jobs := make(chan job)
+	allowed := make([]atomic.Int64, len(keys))
+	var failed atomic.Int64
+	var work sync.WaitGroup
+	for range workers {
+		work.Go(func() {
+			for j := range jobs {
+				ok, err := j.door(ctx, keys[j.key])
+				switch {
+				case err != nil && failed.Add(1) <= 3:
+					t.Errorf("%s: %v", keys[j.key], err)
+				case ok:
+					allowed[j.key].Add(1)
+				}
+			}
+		})
+	}
+	start := time.Now()
+	for i := range count {
+		for k := range keys {
+			jobs <- job{k, doors[(i+k)%len(doors)]}
+		}
+	}
+	close(jobs)
+	work.Wait()
+	took := time.Since(start)
+	if n := failed.Load(); n > 3 {
+		t.Errorf("and %d more failures", n-3)
+	}
+	if took > 50*time.Second {
+		t.Fatalf("%d checks took %v: this machine is too slow to tell about a window of a minute", len(keys)*count, took)
+	}
+	t.Logf("%d checks of %d keys in %v", len(keys)*count, len(keys), took.Round(time.Millisecond))
+	out := make(map[string]int)
+	for k, key := range keys {
+		out[key] = int(allowed[k].Load())
+	}
+	return out
+}
+
+func keysNamed(prefix string, n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%s-%d", prefix, i)
+	}
+	return keys
+}
+
+func wantEach(t *testing.T, got map[string]int, want int) {
+	t.Helper()
+	for key, n := range got {
+		if n != want {
+			t.Errorf("%s: %d checks allowed, want exactly %d", key, n, want)
+		}
+	}
+}
+
+// TestExactOverHTTP is the promise of the README: 300 concurrent checks of a limit of 100, spread over three nodes, are
+// 100 admissions and 200 refusals, for 50 keys at once.
+func TestExactOverHTTP(t *testing.T) {
+	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
+	for _, name := range exactAlgorithms {
+		t.Run(name, func(t *testing.T) {
+			var doors []door
+			for _, p := range nodes {
+				doors = append(doors, httpDoor(p, fmt.Sprintf(`"policy":%q`, name)))
+			}
+			wantEach(t, ask(t, keysNamed("key", 50), 300, doors), 100)
+		})
+	}
+}
+
+// TestExactThroughAllDoors mixes HTTP, gRPC, the Go client and the command line on the same keys, by policies and by
+// limits sent along.
+func TestExactThroughAllDoors(t *testing.T) {
+	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
+	var grpcs []weirv1.LimiterClient
+	var addrs []string
+	for _, p := range nodes {
+		grpcs = append(grpcs, p.dial())
+		addrs = append(addrs, p.grpc)
+	}
+	c := must[*client.Client](t)(client.Dial(t.Context(), strings.Join(addrs, ","), client.WithTimeout(30*time.Second)))
+	t.Cleanup(func() { c.Close() })
+
+	// mixed has all doors asked. The command line, dear as it is, asks about each key once through each node.
+	mixed := func(t *testing.T, keys []string, quick, commands []door) {
+		first := ask(t, keys, len(commands), commands)
+		wantEach(t, first, len(commands))
+		rest := ask(t, keys, 300-len(commands), quick)
+		wantEach(t, rest, 100-len(commands))
+		for key, n := range ask(t, keys[:1], 1, commands) {
+			if n != 0 {
+				t.Errorf("%s: weir check is allowed beyond the limit", key)
+			}
+		}
+	}
+	for _, name := range exactAlgorithms {
+		t.Run(name, func(t *testing.T) {
+			quick := []door{clientDoor(c.Policy(name))}
+			var commands []door
+			for i, p := range nodes {
+				quick = append(quick, httpDoor(p, fmt.Sprintf(`"policy":%q`, name)), grpcDoor(grpcs[i], &weirv1.Target{Policy: name}))
+				commands = append(commands, commandDoor(t, p, "--policy", name))
+			}
+			mixed(t, keysNamed("key", 3), quick, commands)
+		})
+	}
+	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.FixedWindow} {
+		t.Run("inline "+a.String(), func(t *testing.T) {
+			quick := []door{clientDoor(c.Inline("", algo.Limit{Algorithm: a, Limit: 100, Window: time.Minute}))}
+			var commands []door
+			for i, p := range nodes {
+				quick = append(quick,
+					httpDoor(p, fmt.Sprintf(`"limit":{"algorithm":%q,"limit":100,"window":"60s"}`, a)),
+					grpcDoor(grpcs[i], &weirv1.Target{Limit: &weirv1.Limit{
+						Algorithm: weirv1.Algorithm(a), Limit: 100, WindowNs: int64(time.Minute),
+					}}))
+				commands = append(commands, commandDoor(t, p, "--limit", "100/1m", "--algorithm", a.String()))
+			}
+			mixed(t, keysNamed("key", 3), quick, commands)
+		})
+	}
+}

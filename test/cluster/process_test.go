@@ -1,0 +1,270 @@
+package clustertest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Deadlines of conditions that hold within a second on an idle machine, and are waited for on a busy one.
+const (
+	startTimeout = 30 * time.Second
+	stopTimeout  = 20 * time.Second
+	waitTimeout  = 20 * time.Second
+)
+
+// process is a running weir.
+type process struct {
+	t              *testing.T
+	cmd            *exec.Cmd
+	stdout, stderr output
+	done           chan struct{} // closed when it has ended, after everything it wrote has been read
+
+	// From the ready line.
+	name, http, grpc, gossip, peer string
+}
+
+// output is what a process has written so far.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
+}
+
+// environment is this process's own without settings of Weir.
+func environment() []string {
+	var env []string
+	for _, e := range os.Environ() {
+		if !strings.HasPrefix(e, "WEIR_") {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// launch starts weir with the given arguments, in a process group of its own. It is killed when the test ends, if it
+// still runs, and what it wrote is shown if the test failed.
+func launch(t *testing.T, args ...string) *process {
+	t.Helper()
+	p := &process{t: t, cmd: exec.Command(binary(t), args...), done: make(chan struct{})}
+	p.cmd.Env = environment()
+	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait() // ProcessState says it all
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		for _, sign := range []string{"WARNING: DATA RACE", "panic:", "fatal error:"} {
+			if strings.Contains(p.stderr.String(), sign) {
+				t.Errorf("weir %s: %s", strings.Join(args, " "), sign)
+			}
+		}
+		if t.Failed() {
+			t.Logf("weir %s (pid %d, %v) wrote:\n%s%s", strings.Join(args, " "), p.cmd.Process.Pid, p.cmd.ProcessState, &p.stdout, &p.stderr)
+		}
+	})
+	return p
+}
+
+// startNode starts weir run on free loopback ports. Arguments given count before the usual ones.
+func startNode(t *testing.T, args ...string) *process {
+	t.Helper()
+	return launch(t, append([]string{"run", "--http-port=0", "--grpc-port=0", "--gossip-port=0", "--peer-port=0",
+		// Longer than any machine is busy, so that a check is never answered by on_error just for want of a processor.
+		"--timeout=20s"}, args...)...)
+}
+
+var readyLine = regexp.MustCompile(`(?m)^weir ready name=(\S*) http=(\S*) grpc=(\S*) gossip=(\S*) peer=(\S*)$`)
+
+// awaitReady waits for the ready line and takes the addresses from it.
+func (p *process) awaitReady() *process {
+	p.t.Helper()
+	var m []string
+	p.eventually(startTimeout, "the ready line", func() bool {
+		m = readyLine.FindStringSubmatch(p.stdout.String())
+		return m != nil
+	})
+	p.name, p.http, p.grpc, p.gossip, p.peer = m[1], m[2], m[3], m[4], m[5]
+	return p
+}
+
+// eventually waits for a condition that p brings about, and fails when p ends before.
+func (p *process) eventually(within time.Duration, what string, holds func() bool) {
+	p.t.Helper()
+	eventually(p.t, within, what, func() bool {
+		if holds() {
+			return true
+		}
+		select {
+		case <-p.done:
+			if !holds() {
+				p.t.Fatalf("%s: the process has ended (%v)", what, p.cmd.ProcessState)
+			}
+			return true
+		default:
+			return false
+		}
+	})
+}
+
+// eventually waits for a condition, and fails when it does not come to hold. It returns how long that took.
+func eventually(t *testing.T, within time.Duration, what string, holds func() bool) time.Duration {
+	t.Helper()
+	start := time.Now()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !holds() {
+		if time.Since(start) > within {
+			t.Fatalf("waited %v in vain for: %s", within, what)
+		}
+		<-tick.C
+	}
+	return time.Since(start)
+}
+
+// signal sends a signal to the process.
+func (p *process) signal(s os.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// exit waits until the process has ended by itself and returns its exit status, -1 after a signal.
+func (p *process) exit(within time.Duration) int {
+	p.t.Helper()
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(within):
+		p.t.Fatalf("weir did not end within %v", within)
+		panic("not reached")
+	}
+}
+
+// terminate ends the process in good order.
+func (p *process) terminate() {
+	p.t.Helper()
+	p.signal(syscall.SIGTERM)
+	if code := p.exit(stopTimeout); code != 0 {
+		p.t.Errorf("%s: exit status %d after SIGTERM, want 0", p.name, code)
+	}
+}
+
+// startCluster starts as many nodes as asked for, named n0, n1, …, with the same further arguments, joins them and waits
+// until all are ready. They are ended in good order when the test ends.
+func startCluster(t *testing.T, size int, args ...string) []*process {
+	t.Helper()
+	nodes := make([]*process, size)
+	seed := ""
+	for i := range nodes {
+		own := append([]string{"--name", fmt.Sprintf("n%d", i)}, args...)
+		if i == 0 {
+			nodes[i] = startNode(t, own...).awaitReady()
+			seed = nodes[i].gossip
+			continue
+		}
+		nodes[i] = startNode(t, append(own, "--join", seed)...)
+	}
+	for _, p := range nodes {
+		p.awaitReady()
+	}
+	for _, p := range nodes {
+		eventually(t, waitTimeout, p.name+" sees all members active", func() bool {
+			members := p.status().Members
+			active := 0
+			for _, m := range members {
+				if m.State == "active" && m.Reachable {
+					active++
+				}
+			}
+			return active == size && len(members) == size
+		})
+	}
+	t.Cleanup(func() {
+		for _, p := range nodes {
+			_ = p.cmd.Process.Signal(syscall.SIGTERM) // some have ended, as their test wants it
+		}
+		for _, p := range nodes {
+			p.exit(stopTimeout)
+			if ws := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Exited() && ws.ExitStatus() != 0 {
+				t.Errorf("%s: exit status %d", p.name, ws.ExitStatus())
+			}
+		}
+	})
+	return nodes
+}
+
+// weir runs a command to its end.
+func weir(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+	defer cancel()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary(t), args...)
+	cmd.Env = environment()
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	if ctx.Err() != nil {
+		t.Fatalf("weir %s did not end within %v", strings.Join(args, " "), startTimeout)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+// writeFile puts a file where nobody else looks and returns its path.
+func writeFile(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// taken returns a loopback port that somebody listens on, by TCP, until the test ends.
+func taken(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
