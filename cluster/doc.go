@@ -24,8 +24,8 @@
 //
 // A node without seeds is active at once. One with seeds is joining until it has heard of another member, has tried
 // its seeds once, and nobody has come or gone for Config.Settle. When all seeds stay silent for Config.SeedTimeout it
-// goes on alone, says so in Ready, and keeps trying. The library never heals a split, so a node
-// with seeds tries, for ever, those that are not among its live members.
+// goes on alone, says so in Ready, and keeps trying. The library never heals a split, so a node with seeds tries, for
+// ever, those that are not among its live members.
 //
 // # Refusal
 //

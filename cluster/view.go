@@ -1,6 +1,6 @@
 package cluster
 
-import ("sync"; "strings"
+import (
 	"cmp"
 	"net"
 	"slices"
@@ -66,8 +66,7 @@ func newView(table *ring.Table, self Member, members []Member) *View {
 		v.Self = &self
 	}
 	if table == nil || !slices.Equal(table.Members(), names) {
-		k := strings.Join(names, ",")
-		if t, ok := memo.Load(k); ok { table = t.(*ring.Table) } else { memoMu.Lock(); if t, ok := memo.Load(k); ok { table = t.(*ring.Table) } else { table = ring.Build(names); memo.Store(k, table)}; memoMu.Unlock() }
+		table = ring.Build(names)
 	}
 	v.Ring = table
 	return v
@@ -116,6 +115,3 @@ func (n node) member() Member {
 		PolicyHash: n.policy,
 	}
 }
-
-var memo sync.Map
-var memoMu sync.Mutex

@@ -11,12 +11,14 @@ import (
 
 // decide carries out an operation on this node's own state at the given instant, and counts it.
 func (l *Limiter) decide(t *table, op *Op, now algo.Instant) {
-	var e *entry
-	if op.inline == nil {
-		e = t.by[op.Policy]
-	}
+	e := t.entryOf(op)
 	l.carryOut(e, op, now)
-	if op.Outcome.Err != nil && (op.Kind == OpCheck || op.Kind == OpAcquire) {
+	l.countError(e, op)
+}
+
+// countError counts the error of a check or an acquire, if that is what came of it.
+func (l *Limiter) countError(e *entry, op *Op) {
+	if op.Outcome.Err != nil && op.asks() {
 		l.statsOf(e, op).errors.Add(1)
 	}
 }
@@ -74,17 +76,12 @@ func (l *Limiter) carryOut(e *entry, op *Op, now algo.Instant) {
 
 // resolve finds the rule for an operation, or answers it where no state is involved.
 func (l *Limiter) resolve(e *entry, op *Op) (rule *store.Rule, done bool) {
-	switch {
-	case op.inline != nil:
-		op.Outcome.Err = fits(op, op.Limit.Algorithm == algo.Concurrency)
-	case e != nil:
-		op.Outcome.Err = fits(op, e.Concurrency)
-	default:
-		l.unknown(op)
-		return nil, true
-	}
+	op.Outcome.Err = suits(e, op)
 	switch {
 	case op.Outcome.Err != nil:
+		return nil, true
+	case e == nil && op.inline == nil:
+		l.unknown(op)
 		return nil, true
 	case op.inline == nil:
 		r := e.Rule(op.Key)
@@ -115,11 +112,10 @@ func (l *Limiter) stateless(e *entry, r *policy.Rule, op *Op) bool {
 
 // unknown answers an operation on a policy that does not exist.
 func (l *Limiter) unknown(op *Op) {
-	check := op.Kind == OpCheck || op.Kind == OpAcquire
 	switch {
-	case check && l.cfg.UnknownPolicy == UnknownAllow:
+	case op.asks() && l.cfg.UnknownPolicy == UnknownAllow:
 		answer(l.stats.unknown, op, algo.Unlimited, false)
-	case check && l.cfg.UnknownPolicy == UnknownDeny:
+	case op.asks() && l.cfg.UnknownPolicy == UnknownDeny:
 		answer(l.stats.unknown, op, 0, false)
 	default:
 		op.Outcome.Err = &Error{NotFound, "policy", "there is no policy named " + op.Policy + " on the node that decides for this key"}
@@ -144,6 +140,17 @@ func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
 	case OpRenew:
 		op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: the key has no limit to hold a lease on"}
 	}
+}
+
+// suits says whether an operation suits the limit it is about, as far as this node knows that.
+func suits(e *entry, op *Op) *Error {
+	switch {
+	case op.inline != nil:
+		return fits(op, op.Limit.Algorithm == algo.Concurrency)
+	case e != nil:
+		return fits(op, e.Concurrency)
+	}
+	return nil
 }
 
 // fits says whether an operation suits the kind of limit.
@@ -246,8 +253,8 @@ func shadow(d *Decision, op *Op) {
 	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, op.Cost, 0
 }
 
-// fail answers a check or an acquire by on_error, for want of an owner or of memory. e may be nil: an inline limit, or a
-// policy this node does not know, fails open.
+// fail answers a check or an acquire by on_error, for want of an owner or of memory. e may be nil: an inline limit fails
+// open, and so does a policy that this node does not know, unless unknown policies are denied.
 func (l *Limiter) fail(e *entry, op *Op) {
 	d := Decision{Policy: policyName(op), RequestID: op.RequestID}
 	var limits algo.Limits
@@ -261,7 +268,13 @@ func (l *Limiter) fail(e *entry, op *Op) {
 		limits = r.Limits
 		closed = e.OnError == policy.Closed
 	case op.inline != nil:
+		if op.inline.unlimited {
+			answer(l.stats.inline, op, algo.Unlimited, false)
+			return
+		}
 		limits = op.inline.Limits
+	default:
+		closed = l.cfg.UnknownPolicy == UnknownDeny
 	}
 	if len(limits) > 0 {
 		d.Limit, d.Window = limits[0].Limit, limits[0].Window
@@ -269,7 +282,7 @@ func (l *Limiter) fail(e *entry, op *Op) {
 			d.Limit = limits[0].Capacity
 		}
 	}
-	if closed && !e.Shadow {
+	if closed && (e == nil || !e.Shadow) {
 		d.FailedClosed = true
 		d.RetryAfter = time.Second
 	} else {

@@ -49,6 +49,9 @@ type Op struct {
 // Partition is the partition that the operation's key falls into; known once it has been accepted.
 func (op *Op) Partition() int { return op.partition }
 
+// asks says whether the operation asks for something, so that on_error can answer it.
+func (op *Op) asks() bool { return op.Kind == OpCheck || op.Kind == OpAcquire }
+
 // Outcome is what came of an operation. One of Err, NotHolder and Unreachable is set when nothing was done.
 type Outcome struct {
 	Decision  Decision      // check, acquire

@@ -127,15 +127,16 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 // unreachable answers an operation whose holder could not be asked in time.
 func (l *Limiter) unreachable(op *Op) {
 	op.Outcome = Outcome{}
-	if op.Kind == OpCheck || op.Kind == OpAcquire {
-		var e *entry
-		if op.inline == nil {
-			e = l.table.Load().by[op.Policy]
-		}
+	e := l.table.Load().entryOf(op)
+	op.Outcome.Err = suits(e, op)
+	switch {
+	case op.Outcome.Err != nil:
+		l.countError(e, op)
+	case op.asks():
 		l.fail(e, op)
-		return
+	default:
+		op.Outcome.Err = &Error{Unavailable, "", "the node that decides for this key cannot be reached; whether the call was carried out is not known"}
 	}
-	op.Outcome.Err = &Error{Unavailable, "", "the node that decides for this key cannot be reached; whether the call was carried out is not known"}
 }
 
 // Receive carries out operations that a peer sent. What this node does not decide is handed on once, where the

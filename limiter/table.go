@@ -32,6 +32,14 @@ func (l *Limiter) compile(set *policy.Set) *table {
 	return t
 }
 
+// entryOf returns the policy that an operation names, or nil where there is none: an inline limit, an unknown policy.
+func (t *table) entryOf(op *Op) *entry {
+	if op.inline != nil {
+		return nil
+	}
+	return t.by[op.Policy]
+}
+
 // ruleOf returns the rule that applies to the state of a scope and key, or nil where no policy's limits do.
 func (t *table) ruleOf(scope string, key []byte) *store.Rule {
 	e, ok := t.by[scope]
