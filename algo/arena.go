@@ -58,6 +58,7 @@ type Arena struct {
 	pages  []page
 	vacant []int32                  // indexes of pages that were given back
 	room   [len(blockClasses)]int32 // per class, first page with room, -1 when there is none
+	spare  [len(blockClasses)]int32 // per class, the page kept although all its blocks are free, -1 when there is none
 	budget Budget
 	bytes  int
 }
@@ -66,7 +67,7 @@ type Arena struct {
 func NewArena(budget Budget) *Arena {
 	a := &Arena{budget: budget}
 	for i := range a.room {
-		a.room[i] = -1
+		a.room[i], a.spare[i] = -1, -1
 	}
 	// Page 0 stays empty, so that no block is ever named by the zero Ref.
 	a.pages = append(a.pages, page{prev: -1, next: -1})
@@ -92,6 +93,9 @@ func (a *Arena) Alloc(words int) (Ref, bool) {
 		}
 	}
 	p := &a.pages[pi]
+	if p.live == 0 {
+		a.spare[c] = -1
+	}
 	var index uint16
 	if p.free != 0 {
 		index = p.free - 1
@@ -125,9 +129,15 @@ func (a *Arena) Free(r Ref, words int) {
 	if full {
 		a.link(pi)
 	}
-	// The last page with room of a class stays, so that a state that comes and goes does not cost a page each time.
-	if p.live == 0 && (p.prev >= 0 || p.next >= 0) {
+	if p.live > 0 {
+		return
+	}
+	// The last page with room of a class stays until the budget is used up, so that a state that comes and goes does
+	// not cost a page each time.
+	if p.prev >= 0 || p.next >= 0 {
 		a.release(pi)
+	} else {
+		a.spare[p.class] = pi
 	}
 }
 
@@ -146,8 +156,10 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 	if len(a.vacant) == 0 && len(a.pages) >= 1<<(32-pageBits) {
 		return 0, false
 	}
-	if a.budget != nil && !a.budget.Take(PageBytes) {
-		return 0, false
+	for a.budget != nil && !a.budget.Take(PageBytes) {
+		if !a.releaseSpare() {
+			return 0, false
+		}
 	}
 	a.bytes += PageBytes
 	fresh := page{mem: make([]uint64, pageWords), class: class, prev: -1, next: -1}
@@ -162,6 +174,18 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 	}
 	a.link(pi)
 	return pi, true
+}
+
+// releaseSpare gives back a page that was kept, if there is one.
+func (a *Arena) releaseSpare() bool {
+	for c, pi := range a.spare {
+		if pi >= 0 {
+			a.spare[c] = -1
+			a.release(pi)
+			return true
+		}
+	}
+	return false
 }
 
 func (a *Arena) release(pi int32) {

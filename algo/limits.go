@@ -447,8 +447,8 @@ func (ls Limits) Free(a *Arena, s State) {
 // Convert makes t, uninitialised and to.Words() long, the state of the limits that replace ls, and s unusable. Its
 // blocks move over or are freed.
 //
-// Each new limit takes over from the first old one of the same algorithm and window or period, or else from the one at
-// its own place if nobody else does; without one it starts fresh. Within an algorithm, windows keep their counts, a log
+// Each new limit takes over from an old one of the same algorithm and window or period, the one at its own place or else
+// the first; or else from the one at its own place if nobody else does; without one it starts fresh. Within an algorithm, windows keep their counts, a log
 // its entries, a bucket its deficit (in whole units, rounded up, when the rate changes), leases their life. When the
 // algorithm changes, what was in use counts as if admitted now. Leases come from and turn into nothing but leases.
 // What is kept may exceed the new limit; then nothing passes until enough of it has expired.
@@ -476,7 +476,7 @@ func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) err
 		if moved[j] = sameKind(&ls[i], &to[j]); moved[j] || ls[i].Algorithm == Concurrency || to[j].Algorithm == Concurrency {
 			continue
 		}
-		carried[j] = old.used(&ls[i], a, u, now)
+		carried[j] = min(old.used(&ls[i], a, u, now), MaxLimit)
 		if carried[j] > 0 && !c.reserve(&to[j], a, words(to, t, j), carried[j]) {
 			to.Free(a, t)
 			return ErrNoMemory
@@ -512,21 +512,28 @@ func sameKind(l, m *Limit) bool {
 	return l.Algorithm == m.Algorithm && l.Period == m.Period && l.zone().String() == m.zone().String()
 }
 
-// heirs says for each limit of to which one of ls it takes over from, -1 for none.
+// heirs says for each limit of to which one of ls it takes over from, -1 for none: the one at its place if that is of
+// its kind and window, else the first such that is left, else the one at its place if that is left.
 func (ls Limits) heirs(to Limits) (from [MaxLimits]int) {
 	var taken [MaxLimits]bool
+	alike := func(i, j int) bool { return sameKind(&ls[i], &to[j]) && ls[i].Window == to[j].Window }
+	take := func(i, j int) { from[j], taken[i] = i, true }
 	for j := range to {
 		from[j] = -1
-		for i := range ls {
-			if !taken[i] && sameKind(&ls[i], &to[j]) && ls[i].Window == to[j].Window {
-				from[j], taken[i] = i, true
-				break
+		if j < len(ls) && alike(j, j) {
+			take(j, j)
+		}
+	}
+	for j := range to {
+		for i := 0; i < len(ls) && from[j] < 0; i++ {
+			if !taken[i] && alike(i, j) {
+				take(i, j)
 			}
 		}
 	}
 	for j := range to {
 		if from[j] < 0 && j < len(ls) && !taken[j] {
-			from[j], taken[j] = j, true
+			take(j, j)
 		}
 	}
 	return from

@@ -301,7 +301,7 @@ func (o *counterOracle) shift(mono int64) {
 }
 func (o *counterOracle) become(now Instant, l Limit) {
 	if l.Window != o.l.Window {
-		n := o.used(now)
+		n := min(o.used(now), MaxLimit)
 		*o = counterOracle{}
 		if n > 0 {
 			o.events = []event{{now.Mono, n}}

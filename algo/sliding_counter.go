@@ -100,7 +100,7 @@ func (c slidingCounter) convert(l *Limit, a *Arena, s []uint64, now Instant, to 
 	if l.Window == to.Window {
 		copy(t, s)
 	} else if n := c.used(l, a, s, now); n > 0 {
-		c.charge(to, a, t, now, n)
+		c.charge(to, a, t, now, min(n, MaxLimit))
 	}
 }
 

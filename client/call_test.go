@@ -30,7 +30,7 @@ func TestDeadlines(t *testing.T) {
 		{name: "own", opts: []Option{WithTimeout(300 * time.Millisecond)}, took: 300 * time.Millisecond},
 		{name: "the context's is later", left: time.Hour, took: DefaultTimeout},
 		{name: "the context's is sooner", left: 100 * time.Millisecond, took: 90 * time.Millisecond},
-		{name: "no retry", opts: []Option{WithoutRetry()}, took: DefaultTimeout},
+		{name: "with retry", opts: []Option{WithRetry()}, took: DefaultTimeout},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -96,7 +96,7 @@ func TestRetry(t *testing.T) {
 					}
 					return admitted, nil
 				}
-				c := scripted(t, &script{check: check})
+				c := scripted(t, &script{check: check}, WithRetry())
 				d, err := c.Policy("p").Allow(t.Context(), "a")
 				if err != nil || !d.Allowed || d.FailedOpen {
 					t.Errorf("%+v, %v", d, err)
@@ -120,7 +120,7 @@ func TestRetry(t *testing.T) {
 			c := scripted(t, &script{check: func(_ context.Context, ck limiter.Check) (limiter.Decision, error) {
 				ids = append(ids, ck.RequestID)
 				return limiter.Decision{}, unreachable
-			}}, WithoutRetry())
+			}})
 			if d, err := c.Policy("p").Allow(t.Context(), "a"); err != nil || !d.FailedOpen {
 				t.Errorf("%+v, %v", d, err)
 			}
@@ -156,7 +156,7 @@ func TestBreaker(t *testing.T) {
 				return hang(ctx, ck)
 			}
 			return admitted, nil
-		}}, WithoutRetry(), WithBreaker(3, 10*time.Second))
+		}}, WithBreaker(3, 10*time.Second))
 		p := c.Policy("p")
 		allow := func(what string, failed bool, took time.Duration, questions int) {
 			t.Helper()

@@ -146,8 +146,12 @@ func (c *Client) decide(ctx context.Context, qs []question) ([]Result, error) {
 			qs[i].requestID = c.requestID()
 		}
 	}
+	again := true
+	for i := range qs {
+		again = again && (qs[i].cost == 0 || qs[i].requestID != "")
+	}
 	var results []Result
-	failed, err := c.ask(ctx, func(ctx context.Context) (err error) {
+	failed, err := c.ask(ctx, again, func(ctx context.Context) (err error) {
 		results, err = c.backend.check(ctx, qs)
 		return err
 	})
@@ -174,13 +178,14 @@ func (c *Client) decideOne(ctx context.Context, q question) (Decision, error) {
 	return results[0].Decision, results[0].Err
 }
 
-// ask runs a call that the fail policy can answer in the cluster's place, and reports whether it has to.
-func (c *Client) ask(ctx context.Context, f func(context.Context) error) (failed bool, err error) {
+// ask runs a call that the fail policy can answer in the cluster's place, and reports whether it has to. again says that
+// asking a second time charges nothing twice.
+func (c *Client) ask(ctx context.Context, again bool, f func(context.Context) error) (failed bool, err error) {
 	probe, ok := c.breaker.allow()
 	if !ok {
 		return true, nil
 	}
-	o, err := c.call(ctx, c.retry, f)
+	o, err := c.call(ctx, again, f)
 	c.breaker.done(probe, o)
 	if errors.Is(err, ErrUnavailable) {
 		return true, nil
@@ -262,7 +267,7 @@ func (c *Client) fallback(q question) Decision {
 	return Decision{Policy: q.policy, Allowed: true, Granted: q.cost, FailedOpen: true}
 }
 
-// requestID returns an id that nobody else uses, or an empty one if nothing is ever asked twice.
+// requestID returns an id that nobody else uses, or an empty one if charges are not to be asked for twice.
 func (c *Client) requestID() string {
 	if !c.retry {
 		return ""

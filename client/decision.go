@@ -72,7 +72,7 @@ type Check struct {
 	// Partial grants min(Cost, what is left) in place of all or nothing.
 	Partial bool
 	// RequestID makes asking again safe: a charge under the same id, policy and key is not made twice. It is at most
-	// 128 bytes long. Empty stands for an id of the client's own, which covers the client's own retry only.
+	// 128 bytes long. Empty stands for none, or with WithRetry for one of the client's own.
 	RequestID string
 }
 

@@ -33,9 +33,9 @@
 // within nine tenths of what the context leaves, so that its caller still has time to act on it.
 //
 // A question that one node leaves unanswered, because its connection broke or half of that time has passed, is asked once
-// more, usually of another node. Every question that may charge therefore carries a request id, by which the cluster
-// knows the second from a new one and charges once, as long as it remembers the id (nodes bound how many they keep; past
-// that a question may be charged twice, which admits less, not more). WithoutRetry turns both off.
+// more, usually of another node, where that charges nothing twice: peeks, renewals, releases, resets, and charges with a
+// RequestID, by which the cluster knows the second from a new one (nodes bound how many they keep; past that a question
+// may be charged twice, which admits less, not more). WithRetry gives every charge one.
 //
 // After several failures in a row a circuit breaker opens (WithBreaker; 5 failures, 1 s): questions are answered by the
 // fail policy at once, except for one at a time that finds out whether a node answers again. A question that ran out of its own

@@ -72,7 +72,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 			return
 		}
 		var left time.Duration
-		_, err := l.c.call(ctx, l.c.retry, func(ctx context.Context) (err error) {
+		_, err := l.c.call(ctx, true, func(ctx context.Context) (err error) {
 			ctx, cancel := context.WithDeadline(ctx, expiry)
 			defer cancel()
 			left, err = l.c.backend.renew(ctx, l.target, l.id, l.ttl)
@@ -121,7 +121,7 @@ func (l *Lease) Release() error {
 		return ErrClosed
 	}
 	defer l.c.running.Done()
-	_, err := l.c.call(l.c.ctx, l.c.retry, func(ctx context.Context) error {
+	_, err := l.c.call(l.c.ctx, true, func(ctx context.Context) error {
 		return l.c.backend.release(ctx, l.target, l.id)
 	})
 	if err == nil || errors.Is(err, ErrNotFound) {

@@ -170,7 +170,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 		return err
 	}
 	defer l.c.running.Done()
-	_, err := l.c.call(ctx, l.c.retry, func(ctx context.Context) error {
+	_, err := l.c.call(ctx, true, func(ctx context.Context) error {
 		return l.c.backend.reset(ctx, q.target)
 	})
 	return err
@@ -207,7 +207,7 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 	q.requestID = l.c.requestID()
 	asked := time.Now()
 	var got lease
-	failed, err := l.c.ask(ctx, func(ctx context.Context) (err error) {
+	failed, err := l.c.ask(ctx, l.c.retry, func(ctx context.Context) (err error) {
 		got, err = l.c.backend.acquire(ctx, q, ttl)
 		return err
 	})

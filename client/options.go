@@ -52,9 +52,11 @@ func WithBreaker(failures int, cooldown time.Duration) Option {
 	return func(o *options) { o.failures, o.cooldown = failures, cooldown }
 }
 
-// WithoutRetry makes the client ask once, and send no request ids of its own. That spares the cluster from remembering
-// one for every charge, at the price of answers by the fail policy when a connection breaks under a question.
-func WithoutRetry() Option { return func(o *options) { o.retry = false } }
+// WithRetry makes every question repeatable: charges carry a request id of the client's own, so that one whose connection
+// broke, or whose node hangs, can be asked of another node and is charged once. Off by default, because the cluster then
+// remembers an id, some 128 bytes for at least a minute, for every charge; without it such a charge is answered by the
+// fail policy.
+func WithRetry() Option { return func(o *options) { o.retry = true } }
 
 // WithTLS encrypts the connections. Default: plain text. The configuration must not be modified afterwards.
 func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
@@ -70,7 +72,6 @@ func dialOptions(opts []Option) (options, error) {
 		timeout:  DefaultTimeout,
 		failures: DefaultBreakerFailures,
 		cooldown: DefaultBreakerCooldown,
-		retry:    true,
 	}
 	for _, opt := range opts {
 		opt(&o)

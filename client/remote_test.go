@@ -150,7 +150,7 @@ func TestRetryElsewhere(t *testing.T) {
 	addrA, stopA := serve(t, a)
 	addrB, _ := serve(t, b)
 	// Should the first question go out before the second connection is up, the retry waits for it.
-	c := dial(t, addrA+","+addrB, WithTimeout(time.Minute))
+	c := dial(t, addrA+","+addrB, WithTimeout(time.Minute), WithRetry())
 	go func() {
 		<-arrived
 		stopA()

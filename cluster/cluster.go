@@ -212,7 +212,7 @@ func (c *Cluster) Ready() (ready bool, detail string) {
 }
 
 // Fatal returns a channel that gets at most one error: this node cannot be part of its cluster, and the process should
-// end with that message. Until then the node stays as it is, and is never active if it was not before.
+// end with that message. The node takes no other step because of it.
 func (c *Cluster) Fatal() <-chan error { return c.fatal }
 
 // SetPolicyHash tells the other members which policies this node has loaded, so that a difference shows.

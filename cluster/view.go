@@ -41,13 +41,8 @@ type View struct {
 	replaced chan struct{}
 }
 
-// NewView makes a view of the given members, for single-process programs and for tests of what uses views. Names must
-// differ.
-func NewView(self Member, others ...Member) *View {
-	return newView(nil, self, append(others[:len(others):len(others)], self))
-}
-
-// newView makes a view of members, one for each name, in any order. It takes over table when that is the right one.
+// newView makes a view of members, one for each name, in any order; it sorts them in place. It takes over table when
+// that is the right one. Self is among the members when it is the process that counts for its name.
 func newView(table *ring.Table, self Member, members []Member) *View {
 	slices.SortFunc(members, func(a, b Member) int { return cmp.Compare(a.Name, b.Name) })
 	v := &View{Members: members, replaced: make(chan struct{})}

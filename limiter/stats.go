@@ -5,7 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// policyStats counts what was answered for one policy: checks and acquires that ask for something, and the errors of any. Decisions are counted where they are made, once, so that the sum
+// policyStats counts what was answered for one policy: checks and acquires that are no peeks, and the errors of
+// either. Decisions are counted where they are made, once, so that the sum
 // over the nodes of a cluster is the number of decisions. (One whose answer is lost on its way is counted twice: by the
 // owner that made it, and as failed by the node that answered in its place.)
 type policyStats struct {

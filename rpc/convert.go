@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"errors"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -10,11 +11,12 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// defaultCost is the cost of a check whose message leaves it out: a missing cost is never a free peek.
+// cost is 1 where the message leaves it out: a missing cost is never a free peek.
 func cost(c *int64) int64 {
 	if c == nil {
 		return 1
@@ -47,16 +49,43 @@ func limit(l *weirv1.Limit) (*algo.Limit, *limiter.Error) {
 		Slots: l.Slots, Period: algo.Period(l.Period), CountDenied: l.CountDenied,
 	}
 	if l.TimeZone != "" {
-		if l.TimeZone == "Local" {
-			return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.time_zone", Message: `"Local" differs from host to host: name a zone such as "Europe/Berlin"`}
-		}
-		zone, err := time.LoadLocation(l.TimeZone)
+		zone, err := timeZones.load(l.TimeZone)
 		if err != nil {
-			return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.time_zone", Message: "is not a known time zone, such as \"Europe/Berlin\""}
+			return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.time_zone", Message: err.Error()}
 		}
 		out.Zone = zone
 	}
 	return out, nil
+}
+
+// zones remembers time zones by name, because finding one means reading a file.
+type zones struct {
+	mu sync.RWMutex
+	by map[string]*time.Location
+}
+
+// maxZones bounds what is remembered: the database has some 600 names, but a zone can be spelt in ever more ways.
+const maxZones = 1024
+
+var timeZones = zones{by: make(map[string]*time.Location)}
+
+func (z *zones) load(name string) (*time.Location, error) {
+	z.mu.RLock()
+	zone, ok := z.by[name]
+	z.mu.RUnlock()
+	if ok {
+		return zone, nil
+	}
+	zone, err := policy.ParseTimeZone(name)
+	if err != nil {
+		return nil, err
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if len(z.by) < maxZones {
+		z.by[name] = zone
+	}
+	return zone, nil
 }
 
 func protoTarget(t limiter.Target) *weirv1.Target {
@@ -135,8 +164,11 @@ func code(k limiter.Kind) codes.Code {
 	return codes.Internal
 }
 
+// kind is the inverse of code, 0 for the code of no Error.
 func kind(c codes.Code) limiter.Kind {
 	switch c {
+	case codes.InvalidArgument:
+		return limiter.Invalid
 	case codes.NotFound:
 		return limiter.NotFound
 	case codes.ResourceExhausted:
@@ -144,7 +176,7 @@ func kind(c codes.Code) limiter.Kind {
 	case codes.Unavailable:
 		return limiter.Unavailable
 	}
-	return limiter.Invalid
+	return 0
 }
 
 func protoError(e *limiter.Error) *weirv1.Error {
@@ -175,17 +207,18 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 		Partition: uint32(op.Partition()), Term: protoTerm(to.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
 	}
 	t := protoTarget(op.Target)
+	cost := op.Cost // a copy: a message may outlive the call that the operation belongs to
 	switch op.Kind {
 	case limiter.OpCheck:
-		item.Operation = &peerv1.Item_Check{Check: &weirv1.Check{Target: t, Cost: &op.Cost, Partial: op.Partial, RequestId: op.RequestID}}
+		item.Operation = &peerv1.Item_Check{Check: &weirv1.Check{Target: t, Cost: &cost, Partial: op.Partial, RequestId: op.RequestID}}
 	case limiter.OpAcquire:
-		item.Operation = &peerv1.Item_Acquire{Acquire: &weirv1.AcquireRequest{Target: t, Cost: &op.Cost, TtlNs: int64(op.TTL), RequestId: op.RequestID}}
+		item.Operation = &peerv1.Item_Acquire{Acquire: &weirv1.AcquireRequest{Target: t, Cost: &cost, TtlNs: int64(op.TTL), RequestId: op.RequestID}}
 	case limiter.OpRenew:
 		item.Operation = &peerv1.Item_Renew{Renew: &weirv1.RenewRequest{Target: t, LeaseId: op.LeaseID, TtlNs: int64(op.TTL)}}
 	case limiter.OpRelease:
 		item.Operation = &peerv1.Item_Release{Release: &weirv1.ReleaseRequest{Target: t, LeaseId: op.LeaseID}}
 	case limiter.OpRefund:
-		item.Operation = &peerv1.Item_Refund{Refund: &weirv1.RefundRequest{Target: t, Cost: &op.Cost}}
+		item.Operation = &peerv1.Item_Refund{Refund: &weirv1.RefundRequest{Target: t, Cost: &cost}}
 	case limiter.OpReset:
 		item.Operation = &peerv1.Item_Reset_{Reset_: &weirv1.ResetRequest{Target: t}}
 	}
@@ -232,7 +265,8 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 		h := out.NotHolder
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_NotHolder{NotHolder: &peerv1.NotHolder{Holder: h.Name, Boot: h.Boot, Term: protoTerm(h.Term)}}}
 	case out.Unreachable:
-		e := &weirv1.Error{Code: int32(codes.Unavailable), Message: "the holder could not be reached from here either"}
+		// Not an Error of any Kind: the node that was asked first answers by on_error.
+		e := &weirv1.Error{Code: int32(codes.DeadlineExceeded), Message: "the holder could not be reached from here either"}
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: e}}
 	}
 	switch op.Kind {
@@ -248,28 +282,34 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: protoDecision(&out.Decision)}}
 }
 
-// setOutcome is the inverse of protoOutcome.
+// setOutcome is the inverse of protoOutcome. A reply that does not fit the operation is none.
 func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	out := &op.Outcome
+	fits := false
 	switch o := r.GetOutcome().(type) {
 	case *peerv1.ItemReply_Decision:
 		out.Decision = decision(o.Decision)
+		fits = op.Kind == limiter.OpCheck || op.Kind == limiter.OpAcquire
 	case *peerv1.ItemReply_Renewed:
 		out.ExpiresIn = time.Duration(o.Renewed.ExpiresInNs)
+		fits = op.Kind == limiter.OpRenew
 	case *peerv1.ItemReply_Released:
 		out.Released = o.Released.Released
+		fits = op.Kind == limiter.OpRelease
 	case *peerv1.ItemReply_Refunded:
 		out.Refunded = o.Refunded.Refunded
+		fits = op.Kind == limiter.OpRefund
 	case *peerv1.ItemReply_Reset_:
+		fits = op.Kind == limiter.OpReset
 	case *peerv1.ItemReply_Error:
-		if codes.Code(o.Error.Code) == codes.Unavailable {
-			out.Unreachable = true
-			return
-		}
-		out.Err = &limiter.Error{Kind: kind(codes.Code(o.Error.Code)), Field: o.Error.Field, Message: o.Error.Message}
+		k := kind(codes.Code(o.Error.Code))
+		out.Err = &limiter.Error{Kind: k, Field: o.Error.Field, Message: o.Error.Message}
+		fits = k != 0
 	case *peerv1.ItemReply_NotHolder:
 		out.NotHolder = &limiter.Holder{Name: o.NotHolder.Holder, Boot: o.NotHolder.Boot, Term: term(o.NotHolder.Term)}
-	default:
-		out.Unreachable = true
+		fits = true
+	}
+	if !fits {
+		*out = limiter.Outcome{Unreachable: true}
 	}
 }

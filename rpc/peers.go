@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,11 +23,16 @@ const Protocol = 1
 const (
 	// maxBatch bounds the items of one Batch message.
 	maxBatch = 1000
-	// maxWaiting bounds the operations that wait for one peer: beyond it they are unreachable at once, which keeps the
-	// memory of a node bounded while a peer is stuck.
+	// maxWaiting bounds the operations that wait for one peer, or are in one message with some that do: beyond it they are
+	// unreachable at once, which keeps the memory of a node bounded while a peer is stuck.
 	maxWaiting = 100_000
 	// openTimeout bounds how long a stream may take to be welcomed.
 	openTimeout = time.Second
+	// maxTries is how often a message is sent at most, each time on another stream because the one before broke.
+	maxTries = 3
+	// repeatWithin is the age up to which a message is sent again. The receiver remembers what it answered for longer
+	// (rememberFor): later than that, a repeated message would be carried out a second time.
+	repeatWithin = rememberFor / 2
 	// maxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.
 	maxMessage = 8 << 20
 )
@@ -44,7 +50,8 @@ type PeersConfig struct {
 	// Address returns the host:port of a node's peer service, or false when the node is not known (any more).
 	Address func(Node) (string, bool)
 	Logger  *slog.Logger
-	// Observe, when set, is told how long each message to a peer took to be answered, and whether it was.
+	// Observe, when set, is told how long each message to a peer took to be answered or given up, and whether it was
+	// answered. It is called with a lock held and must return at once.
 	Observe func(took time.Duration, answered bool)
 }
 
@@ -121,10 +128,18 @@ func (p *Peers) link(to Node) (*link, error) {
 	return l, nil
 }
 
-// Forward implements limiter.Peers.
+// Forward implements limiter.Peers. What is for this node itself, which some peer took for the holder, is answered
+// NotHolder: whoever decides here does not send it away.
 func (p *Peers) Forward(ctx context.Context, to limiter.Holder, ops []*limiter.Op) {
-	l, err := p.link(Node{to.Name, to.Boot})
-	if err != nil {
+	node := Node{to.Name, to.Boot}
+	if node == p.cfg.Self {
+		for _, op := range ops {
+			op.Outcome.NotHolder = &limiter.Holder{}
+		}
+		return
+	}
+	l, err := p.link(node)
+	if err != nil || ctx.Err() != nil {
 		unreachable(ops)
 		return
 	}
@@ -178,20 +193,29 @@ func (p *Peers) Inspect(ctx context.Context, node Node) (*peerv1.InspectResponse
 // are there or it is clear that none will come.
 type flight struct {
 	items   []*peerv1.Item
-	replies []*peerv1.ItemReply // one for each item, or nil
+	replies []*peerv1.ItemReply // one for each item, or nil; not touched any more once done is closed
 	done    chan struct{}
+	// Guarded by the link's lock.
+	message *message // that it is part of; nil while it is queued
 	ended   bool
 }
 
-// message is a Batch that was sent or is about to be: one or more flights.
+// message is a Batch that was sent or is about to be: one or more flights. It is guarded by the link's lock, but for
+// batch, which never changes once the message is made.
 type message struct {
 	batch   *peerv1.Batch
 	flights []*flight
-	sent    time.Time
+	live    int // flights that are still waited for
+	made    time.Time
+	tries   int // how often it was sent
 }
 
 // link is the way to one process of one peer: a connection, on it a stream at a time, and a sequence space that outlives
 // the stream. One goroutine (run) opens streams and writes; one more for each stream reads.
+//
+// A flight ends once: with replies, when its message is answered; without, when its caller gives up, no stream can be
+// opened, its message has been sent too often, or the link is stopped. A message that nobody waits for any more is
+// forgotten at once: it is not repeated, and its reply is ignored if it comes after all.
 type link struct {
 	cfg    PeersConfig
 	to     Node
@@ -203,11 +227,12 @@ type link struct {
 
 	mu       sync.Mutex
 	queue    []*flight           // not yet part of a message
-	sent     map[uint64]*message // written, or to be written again, and not yet answered
-	again    []*message          // messages of a broken stream to be repeated on the next
-	waiting  int                 // items in queue and sent
+	void     int                 // flights in queue that have ended
+	sent     map[uint64]*message // made and waited for, by sequence
+	again    []*message          // of a broken stream, to be repeated on the next unless forgotten meanwhile
+	waiting  int                 // items of the flights in queue that have not ended, and of the messages in sent
 	sequence uint64              // of the last message made
-	acked    uint64              // every message up to it was answered or given up
+	acked    uint64              // no message up to it is waited for
 	stopped  bool
 }
 
@@ -240,29 +265,67 @@ func (l *link) signal() {
 	}
 }
 
-// abandon gives up waiting for a flight. Its message, if it is under way, stays so until it is answered.
+// abandon gives up waiting for a flight.
 func (l *link) abandon(f *flight) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i, q := range l.queue {
-		if q == f {
-			l.queue = append(l.queue[:i], l.queue[i+1:]...)
-			break
-		}
-	}
-	l.endLocked(f, nil)
-}
-
-// endLocked completes a flight, once.
-func (l *link) endLocked(f *flight, replies []*peerv1.ItemReply) {
 	if f.ended {
 		return
 	}
+	l.endLocked(f, nil)
+	if m := f.message; m != nil {
+		if m.live == 0 {
+			l.forgetLocked(m, false)
+		}
+		return
+	}
+	l.waiting -= len(f.items)
+	// The queue is only long when the peer is stuck, and then all of it is abandoned: one by one, finding each would take
+	// time that grows with the square of its length.
+	if l.void++; l.void*2 > len(l.queue) {
+		l.queue = slices.DeleteFunc(l.queue, func(f *flight) bool { return f.ended })
+		l.void = 0
+	}
+}
+
+// endLocked completes a flight that has not ended.
+func (l *link) endLocked(f *flight, replies []*peerv1.ItemReply) {
 	f.ended = true
 	f.replies = replies
-	l.waiting -= len(f.items)
+	if f.message != nil {
+		f.message.live--
+	}
 	close(f.done)
 }
+
+// forgetLocked takes a message, in which no flight is live any more, out of what is sent.
+func (l *link) forgetLocked(m *message, answered bool) {
+	full := l.fullLocked()
+	delete(l.sent, m.batch.Sequence)
+	l.waiting -= len(m.batch.Items)
+	for l.acked < l.sequence && l.sent[l.acked+1] == nil {
+		l.acked++
+	}
+	if full {
+		l.signal()
+	}
+	if l.cfg.Observe != nil {
+		l.cfg.Observe(time.Since(m.made), answered)
+	}
+}
+
+// giveUpLocked ends what waits for a message without replies.
+func (l *link) giveUpLocked(m *message) {
+	for _, f := range m.flights {
+		if !f.ended {
+			l.endLocked(f, nil)
+		}
+	}
+	l.forgetLocked(m, false)
+}
+
+// fullLocked says whether the receiver would have to remember more messages than it does, were another one sent.
+func (l *link) fullLocked() bool { return l.sequence-l.acked >= maxUnacknowledged }
 
 // run owns the link until it is stopped.
 func (l *link) run() {
@@ -278,13 +341,15 @@ func (l *link) run() {
 		if !l.pending() {
 			continue
 		}
-		progress, err := l.talk()
+		welcomed, err := l.talk()
 		if l.ctx.Err() != nil {
 			return
 		}
-		if progress {
+		if welcomed {
+			l.cfg.Logger.Info("stream to a peer broken", "peer", l.to.Name, "error", err)
 			down = false
-			continue // what is unanswered is repeated on the next stream
+			l.repeat()
+			continue
 		}
 		l.failAll(false)
 		if !down {
@@ -306,29 +371,50 @@ func (l *link) failAll(stopped bool) {
 	defer l.mu.Unlock()
 	l.stopped = l.stopped || stopped
 	for _, f := range l.queue {
-		l.endLocked(f, nil)
-	}
-	for _, m := range l.sent {
-		for _, f := range m.flights {
+		if !f.ended {
+			l.waiting -= len(f.items)
 			l.endLocked(f, nil)
 		}
 	}
-	l.queue, l.again = nil, nil
-	clear(l.sent)
-	l.acked = l.sequence
+	l.queue, l.void, l.again = nil, 0, nil
+	for _, m := range l.sent {
+		l.giveUpLocked(m)
+	}
 }
 
-// talk opens a stream and writes to it until it breaks. It reports whether anything was answered on it: what is unanswered
-// then is worth repeating on the next stream, under the same sequence, so that the peer does not decide it twice. A
-// stream that breaks without an answer is not followed by another for the same operations.
-func (l *link) talk() (progress bool, err error) {
-	ctx, cancel := context.WithCancel(l.ctx)
-	defer cancel()
-	slow := time.AfterFunc(openTimeout, cancel)
+var errNoWelcome = errors.New("rpc: no welcome in time")
+
+// talk opens a stream and writes to it until it breaks. It reports whether the peer welcomed it: what is unanswered then
+// may be worth repeating on another. A peer that cannot be reached, or refuses, is not asked again for the same
+// operations.
+func (l *link) talk() (welcomed bool, err error) {
+	ctx, cancel := context.WithCancelCause(l.ctx)
+	defer cancel(nil)
+	slow := time.AfterFunc(openTimeout, func() { cancel(errNoWelcome) })
 	defer slow.Stop()
-	stream, err := peerv1.NewPeerClient(l.conn).Forward(ctx)
+	stream, err := l.open(ctx)
+	if !slow.Stop() {
+		err = errNoWelcome
+	}
 	if err != nil {
 		return false, err
+	}
+	broken := make(chan struct{})
+	go func() {
+		defer close(broken)
+		err = l.read(stream)
+	}()
+	l.write(stream, broken)
+	cancel(nil)
+	<-broken
+	return true, err
+}
+
+// open opens a stream and waits for its welcome.
+func (l *link) open(ctx context.Context) (peerv1.Peer_ForwardClient, error) {
+	stream, err := peerv1.NewPeerClient(l.conn).Forward(ctx)
+	if err != nil {
+		return nil, err
 	}
 	hello := &peerv1.Hello{
 		Protocol: Protocol, FromName: l.cfg.Self.Name, FromBoot: l.cfg.Self.Boot, Stream: l.stream,
@@ -338,34 +424,26 @@ func (l *link) talk() (progress bool, err error) {
 	_ = stream.Send(&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
 	first, err := stream.Recv()
 	if err != nil {
-		return false, err
-	}
-	if !slow.Stop() {
-		return false, context.DeadlineExceeded
+		return nil, err
 	}
 	if w := first.GetWelcome(); w.GetProtocol() != Protocol {
-		return false, fmt.Errorf("rpc: peer %s speaks protocol %d, this node %d", l.to.Name, w.GetProtocol(), Protocol)
+		return nil, fmt.Errorf("rpc: peer %s speaks protocol %d, this node %d", l.to.Name, w.GetProtocol(), Protocol)
 	}
-	broken := make(chan struct{})
-	var reader sync.WaitGroup
-	reader.Go(func() {
-		defer close(broken)
-		progress, err = l.read(stream)
-	})
-	l.write(stream, broken)
-	cancel()
-	reader.Wait()
-	l.repeat()
-	return progress, err
+	return stream, nil
 }
 
-// repeat has what is unanswered written again on the next stream, in the order of its sequence.
+// repeat has what is unanswered written again on the next stream, under the same sequence, so that the peer does not
+// carry it out twice, and in order. What was sent too often or too long ago is given up.
 func (l *link) repeat() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.again = nil
 	for s := l.acked + 1; s <= l.sequence; s++ {
-		if m, ok := l.sent[s]; ok {
+		switch m := l.sent[s]; {
+		case m == nil:
+		case m.tries >= maxTries || time.Since(m.made) > repeatWithin:
+			l.giveUpLocked(m)
+		default:
 			l.again = append(l.again, m)
 		}
 	}
@@ -377,7 +455,7 @@ func (l *link) write(stream peerv1.Peer_ForwardClient, broken <-chan struct{}) {
 	for {
 		for m := l.take(); m != nil; m = l.take() {
 			if err := stream.Send(&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: m.batch}}); err != nil {
-				return
+				return // read tells why
 			}
 		}
 		select {
@@ -394,15 +472,26 @@ func (l *link) write(stream peerv1.Peer_ForwardClient, broken <-chan struct{}) {
 func (l *link) take() *message {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if len(l.again) > 0 {
+	for len(l.again) > 0 {
 		m := l.again[0]
 		l.again = l.again[1:]
-		return m
+		if l.sent[m.batch.Sequence] == m {
+			m.tries++
+			return m
+		}
 	}
-	m := &message{batch: &peerv1.Batch{}, sent: time.Now()}
+	if l.fullLocked() {
+		return nil // forgetLocked wakes the writer when there is room
+	}
+	m := &message{batch: &peerv1.Batch{}}
 	for len(l.queue) > 0 && len(m.batch.Items)+len(l.queue[0].items) <= maxBatch {
 		f := l.queue[0]
-		l.queue = l.queue[1:]
+		l.queue[0], l.queue = nil, l.queue[1:]
+		if f.ended {
+			l.void--
+			continue
+		}
+		f.message = m
 		m.flights = append(m.flights, f)
 		m.batch.Items = append(m.batch.Items, f.items...)
 	}
@@ -411,19 +500,19 @@ func (l *link) take() *message {
 	}
 	l.sequence++
 	m.batch.Sequence, m.batch.Acknowledged = l.sequence, l.acked
+	m.live, m.tries, m.made = len(m.flights), 1, time.Now()
 	l.sent[l.sequence] = m
 	return m
 }
 
-// read completes flights from the peer's replies until the stream breaks, and reports whether there were any.
-func (l *link) read(stream peerv1.Peer_ForwardClient) (progress bool, err error) {
+// read completes flights from the peer's replies until the stream breaks, and returns why it did.
+func (l *link) read(stream peerv1.Peer_ForwardClient) error {
 	for {
 		in, err := stream.Recv()
 		if err != nil {
-			return progress, err
+			return err
 		}
 		if r := in.GetReply(); r != nil {
-			progress = true
 			l.answered(r)
 		}
 	}
@@ -432,32 +521,23 @@ func (l *link) read(stream peerv1.Peer_ForwardClient) (progress bool, err error)
 func (l *link) answered(r *peerv1.Reply) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	m, ok := l.sent[r.Sequence]
-	if !ok {
+	m := l.sent[r.Sequence]
+	if m == nil {
 		return // given up, or answered on an earlier stream
 	}
-	delete(l.sent, r.Sequence)
-	for l.acked < l.sequence {
-		if _, open := l.sent[l.acked+1]; open {
-			break
-		}
-		l.acked++
+	if len(r.Items) != len(m.batch.Items) {
+		l.cfg.Logger.Error("peer answered another number of items than asked",
+			"peer", l.to.Name, "asked", len(m.batch.Items), "answered", len(r.Items))
+		l.giveUpLocked(m)
+		return
 	}
-	replies := r.Items
-	whole := len(replies) == len(m.batch.Items)
-	if !whole {
-		l.cfg.Logger.Error("peer answered another number of items than asked", "peer", l.to.Name, "asked", len(m.batch.Items), "answered", len(replies))
-	}
-	if l.cfg.Observe != nil {
-		l.cfg.Observe(time.Since(m.sent), whole)
-	}
+	at := 0
 	for _, f := range m.flights {
-		if !whole {
-			l.endLocked(f, nil)
-			continue
-		}
 		n := len(f.items)
-		l.endLocked(f, replies[:n:n])
-		replies = replies[n:]
+		if !f.ended {
+			l.endLocked(f, r.Items[at:at+n:at+n])
+		}
+		at += n
 	}
+	l.forgetLocked(m, true)
 }

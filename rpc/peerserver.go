@@ -2,7 +2,10 @@ package rpc
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -18,8 +21,10 @@ const (
 	rememberFor = 10 * time.Second
 	// maxSessions bounds the sequence spaces remembered at a time: some for every node of the largest cluster.
 	maxSessions = 1024
-	// maxUnacknowledged bounds the batches of one sender that are being answered or remembered.
+	// maxUnacknowledged bounds the batches of one sender that are being answered or remembered. A sender keeps to it.
 	maxUnacknowledged = 10_000
+	// maxTimeout bounds how long an operation is handed on for, whatever its sender says.
+	maxTimeout = time.Minute
 )
 
 // Receiver carries out operations that peers send: see limiter.Limiter.Receive.
@@ -41,14 +46,15 @@ type PeerServerConfig struct {
 type PeerServer struct {
 	peerv1.UnimplementedPeerServer
 	cfg PeerServerConfig
+	now func() time.Time // tells when replies may be forgotten
 
 	mu       sync.Mutex
-	sessions map[sessionKey]*session
+	sessions map[sessionKey]*session // what is over goes when a stream is opened
 }
 
 // NewPeerServer returns a PeerServer to be registered with a gRPC server.
 func NewPeerServer(cfg PeerServerConfig) *PeerServer {
-	return &PeerServer{cfg: cfg, sessions: make(map[sessionKey]*session)}
+	return &PeerServer{cfg: cfg, now: time.Now, sessions: make(map[sessionKey]*session)}
 }
 
 type sessionKey struct {
@@ -56,20 +62,42 @@ type sessionKey struct {
 }
 
 // session is one sender's sequence space. It outlives the stream it is served on, so that a batch that is sent again
-// after a broken connection gets the reply that was made, and is not decided a second time.
+// after a broken connection gets the reply that was made, and is not carried out a second time.
 type session struct {
-	mu       sync.Mutex
-	stream   peerv1.Peer_ForwardServer // nil while no stream is open
-	open     int                       // streams being served; more than one while an old one has yet to notice its end
-	left     time.Time                 // when the last stream ended
-	answered map[uint64]*answer
-	floor    uint64 // every batch up to it has been acknowledged
+	mu      sync.Mutex // never held while something is written: a sender that does not read must hold up nobody else
+	open    int        // streams being served; more than one while an old one has yet to notice its end
+	left    time.Time  // when the last stream ended
+	answers map[uint64]*answer
+	floor   uint64 // every batch up to it has been acknowledged
 }
 
 // answer is what is known of a batch: that it is being carried out, or its reply.
 type answer struct {
 	reply *peerv1.Reply // nil while it is being carried out
+	to    *outlet       // of the stream that asked last
 	at    time.Time     // of the reply
+}
+
+// outlet is the writing side of a stream.
+type outlet struct {
+	mu     sync.Mutex
+	stream peerv1.Peer_ForwardServer // nil once the stream is no longer served
+}
+
+// send writes a reply. An error needs no handling: the reading side of the stream sees it too, and the sender asks
+// again.
+func (o *outlet) send(r *peerv1.Reply) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stream != nil {
+		_ = o.stream.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: r}})
+	}
+}
+
+func (o *outlet) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stream = nil
 }
 
 // Forward implements peerv1.PeerServer.
@@ -83,20 +111,34 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 		s.cfg.Logger.Warn("refused a peer's stream", "peer", hello.GetFromName(), "error", err)
 		return err
 	}
-	sess, err := s.join(sessionKey{hello.FromBoot, hello.Stream}, stream)
+	sess, err := s.join(sessionKey{hello.FromBoot, hello.Stream})
 	if err != nil {
 		return err
 	}
-	defer sess.leave(stream)
+	defer s.leave(sess)
 	if err := stream.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Welcome{Welcome: &peerv1.Welcome{Protocol: Protocol}}}); err != nil {
 		return err
 	}
+	out := &outlet{stream: stream}
+	defer out.close()
 	var handed sync.WaitGroup
 	defer handed.Wait()
+	err = s.serve(stream, sess, out, &handed)
+	if err != nil {
+		s.cfg.Logger.Warn("ended a peer's stream", "peer", hello.FromName, "error", err)
+	}
+	return err
+}
+
+// serve carries out batches until the stream ends. An error is the sender's fault.
+func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out *outlet, handed *sync.WaitGroup) error {
 	for {
 		in, err := stream.Recv()
-		if err != nil {
+		switch {
+		case errors.Is(err, io.EOF) || stream.Context().Err() != nil:
 			return nil // the sender is gone, or goes on with another stream
+		case err != nil:
+			return status.Error(codes.InvalidArgument, "malformed message: "+status.Convert(err).Message())
 		}
 		batch := in.GetBatch()
 		if batch == nil {
@@ -105,12 +147,14 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 		if len(batch.Items) > maxBatch {
 			return status.Errorf(codes.ResourceExhausted, "items: a batch holds at most %d, not %d", maxBatch, len(batch.Items))
 		}
-		fresh, err := sess.begin(batch)
-		if err != nil {
+		fresh, known, err := sess.begin(batch, out, s.now())
+		switch {
+		case err != nil:
 			return err
-		}
-		if fresh {
-			s.carryOut(stream.Context(), sess, batch, &handed)
+		case fresh:
+			s.carryOut(stream.Context(), sess, batch, handed)
+		case known != nil:
+			out.send(known)
 		}
 	}
 }
@@ -130,26 +174,21 @@ func (s *PeerServer) accept(h *peerv1.Hello) error {
 	return nil
 }
 
-// join finds or makes the session and makes stream the one that replies go to.
-func (s *PeerServer) join(k sessionKey, stream peerv1.Peer_ForwardServer) (*session, error) {
+// join finds or makes the session that a stream belongs to.
+func (s *PeerServer) join(k sessionKey) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
-	for k, sess := range s.sessions {
-		if sess.over(now) {
-			delete(s.sessions, k)
-		}
-	}
+	now := s.now()
+	maps.DeleteFunc(s.sessions, func(_ sessionKey, sess *session) bool { return sess.over(now) })
 	sess, ok := s.sessions[k]
 	if !ok {
 		if len(s.sessions) >= maxSessions {
 			return nil, status.Errorf(codes.ResourceExhausted, "stream: %d peers are being served already", maxSessions)
 		}
-		sess = &session{answered: make(map[uint64]*answer)}
+		sess = &session{answers: make(map[uint64]*answer)}
 		s.sessions[k] = sess
 	}
 	sess.mu.Lock()
-	sess.stream = stream
 	sess.open++
 	sess.mu.Unlock()
 	return sess, nil
@@ -161,77 +200,68 @@ func (s *session) over(now time.Time) bool {
 	return s.open == 0 && now.Sub(s.left) > rememberFor
 }
 
-func (s *session) leave(stream peerv1.Peer_ForwardServer) {
+func (s *PeerServer) leave(sess *session) {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	sess.open--
+	sess.left = s.now()
+}
+
+// begin reports whether a batch is to be carried out. One that was before is answered as it was then: with known, or,
+// when it is still being carried out, by the one who does that.
+func (s *session) begin(b *peerv1.Batch, out *outlet, now time.Time) (fresh bool, known *peerv1.Reply, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.open--
-	s.left = time.Now()
-	if s.stream == stream {
-		s.stream = nil
+	if b.Sequence <= max(s.floor, b.Acknowledged) {
+		return false, nil, status.Errorf(codes.InvalidArgument, "sequence: %d is not above the acknowledged %d", b.Sequence, max(s.floor, b.Acknowledged))
 	}
+	s.acknowledgeLocked(b.Acknowledged)
+	if a, ok := s.answers[b.Sequence]; ok {
+		a.to = out
+		return false, a.reply, nil
+	}
+	if len(s.answers) >= maxUnacknowledged {
+		maps.DeleteFunc(s.answers, func(_ uint64, a *answer) bool { return a.reply != nil && now.Sub(a.at) > rememberFor })
+		if len(s.answers) >= maxUnacknowledged {
+			return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: %d batches are unacknowledged", len(s.answers))
+		}
+	}
+	s.answers[b.Sequence] = &answer{to: out}
+	return true, nil, nil
 }
 
-// begin reports whether a batch is to be carried out. One that was before is answered as it was then, now or when it is.
-func (s *session) begin(b *peerv1.Batch) (bool, error) {
+// acknowledgeLocked forgets the batches up to a sequence: the sender has their replies, or wants them no more.
+func (s *session) acknowledgeLocked(up uint64) {
+	if up <= s.floor {
+		return
+	}
+	if up-s.floor > uint64(len(s.answers)) {
+		maps.DeleteFunc(s.answers, func(seq uint64, _ *answer) bool { return seq <= up })
+	} else {
+		for seq := s.floor + 1; seq <= up; seq++ {
+			delete(s.answers, seq)
+		}
+	}
+	s.floor = up
+}
+
+// finish sends a reply and remembers it, unless the sender has given the batch up.
+func (s *session) finish(r *peerv1.Reply, now time.Time) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if b.Acknowledged > s.floor {
-		s.floor = b.Acknowledged
-		for seq := range s.answered {
-			if seq <= s.floor {
-				delete(s.answered, seq)
-			}
-		}
+	a, ok := s.answers[r.Sequence]
+	if !ok {
+		s.mu.Unlock()
+		return
 	}
-	if b.Sequence <= s.floor {
-		return false, status.Errorf(codes.InvalidArgument, "sequence: %d is not above the acknowledged %d", b.Sequence, s.floor)
-	}
-	if a, ok := s.answered[b.Sequence]; ok {
-		if a.reply != nil {
-			s.sendLocked(a.reply)
-		}
-		return false, nil
-	}
-	if len(s.answered) >= maxUnacknowledged {
-		s.forgetLocked(time.Now())
-		if len(s.answered) >= maxUnacknowledged {
-			return false, status.Errorf(codes.ResourceExhausted, "sequence: %d batches are unacknowledged", len(s.answered))
-		}
-	}
-	s.answered[b.Sequence] = &answer{}
-	return true, nil
-}
-
-// forgetLocked drops replies that no sender may ask for any more.
-func (s *session) forgetLocked(now time.Time) {
-	for seq, a := range s.answered {
-		if a.reply != nil && now.Sub(a.at) > rememberFor {
-			delete(s.answered, seq)
-		}
-	}
-}
-
-func (s *session) finish(r *peerv1.Reply) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if a, ok := s.answered[r.Sequence]; ok {
-		a.reply, a.at = r, time.Now()
-	}
-	s.sendLocked(r)
-}
-
-// sendLocked writes to the present stream. An error needs no handling: the reading side of the stream sees it too, and
-// the sender asks again.
-func (s *session) sendLocked(r *peerv1.Reply) {
-	if s.stream != nil {
-		_ = s.stream.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: r}})
-	}
+	a.reply, a.at = r, now
+	to := a.to
+	s.mu.Unlock()
+	to.send(r)
 }
 
 // carryOut decides a batch and replies. Only what must be asked of yet another node is waited for beside the stream, so
 // that it does not hold up what comes after.
 func (s *PeerServer) carryOut(ctx context.Context, sess *session, b *peerv1.Batch, handed *sync.WaitGroup) {
-	arrived := time.Now()
 	ops := make([]*limiter.Op, len(b.Items))
 	good := make([]*limiter.Op, 0, len(b.Items))
 	var longest time.Duration
@@ -240,19 +270,19 @@ func (s *PeerServer) carryOut(ctx context.Context, sess *session, b *peerv1.Batc
 		if ops[i].Outcome.Err == nil {
 			good = append(good, ops[i])
 		}
-		longest = max(longest, min(time.Duration(item.TimeoutNs&(1<<62-1)), time.Minute))
+		longest = max(longest, time.Duration(min(item.TimeoutNs, uint64(maxTimeout))))
 	}
 	rest := s.cfg.Receiver.Receive(good)
 	if rest == nil {
-		sess.finish(reply(b, ops))
+		sess.finish(reply(b, ops), s.now())
 		return
 	}
 	handed.Go(func() {
 		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
-		ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), arrived.Add(longest))
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), longest)
 		defer cancel()
 		rest(ctx)
-		sess.finish(reply(b, ops))
+		sess.finish(reply(b, ops), s.now())
 	})
 }
 

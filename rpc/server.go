@@ -53,6 +53,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 
 // Check implements weirv1.LimiterServer.
 func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	if err := limiter.ValidBatch(len(in.Checks)); err != nil {
+		return nil, statusOf(err)
+	}
 	checks := make([]limiter.Check, len(in.Checks))
 	for i, c := range in.Checks {
 		t, err := target(c.GetTarget())

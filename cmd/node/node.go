@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -9,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,7 +19,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cespare/xxhash/v2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -51,6 +53,7 @@ type nodeConfig struct {
 	PolicyFile                               string // empty: Policies
 	Policies                                 *policy.Set
 	GossipKeyFile                            string // empty: gossip in plain text
+	SecretFile                               string // empty: no secret
 	UnknownPolicy                            limiter.Unknown
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
@@ -136,7 +139,10 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
-	seed := hashSeed(keys)
+	seed, err := hashSeed(cfg.SecretFile)
+	if err != nil {
+		return n, err
+	}
 	n.settings = ring.SettingsFingerprint(seed)
 	for _, l := range []struct {
 		flag string
@@ -177,16 +183,21 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	return n, nil
 }
 
-// hashSeed is the seed of key hashes: from the cluster's gossip key where there is one, so that outsiders cannot work out
-// which keys share a partition. All nodes with the same key file have the same seed.
-func hashSeed(keys [][]byte) uint64 {
-	if len(keys) == 0 {
-		return 0
+// hashSeed is the seed of key hashes, made of the cluster's secret, so that outsiders cannot work out which keys share a
+// partition. Without a secret it is 0. All nodes must have the same.
+func hashSeed(secretFile string) (uint64, error) {
+	if secretFile == "" {
+		return 0, nil
 	}
-	d := xxhash.New()
-	_, _ = d.WriteString("weir hash seed")
-	_, _ = d.Write(keys[0])
-	return d.Sum64()
+	secret, err := os.ReadFile(secretFile)
+	if err != nil {
+		return 0, fmt.Errorf("--secret-file: %w", err)
+	}
+	if secret = bytes.TrimSpace(secret); len(secret) < 16 {
+		return 0, fmt.Errorf("--secret-file: %s holds %d bytes, at least 16 are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret))
+	}
+	sum := sha256.Sum256(append([]byte("weir hash seed "), secret...))
+	return binary.LittleEndian.Uint64(sum[:]), nil
 }
 
 // listen opens a TCP port.

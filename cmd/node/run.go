@@ -22,16 +22,16 @@ import (
 
 // runFlags are the settings of one node as the command line writes them.
 type runFlags struct {
-	name, bind, advertise                  string
-	httpPort, grpcPort, gossipPort, peer   string
-	join                                   []string
-	policies, gossipKeyFile, unknownPolicy string
-	maxKeys, maxMemory                     string
-	maxRequestIDs                          int
-	noInline                               bool
-	timeout, grace                         time.Duration
-	logFormat, logLevel                    string
-	config                                 string
+	name, bind, advertise                              string
+	httpPort, grpcPort, gossipPort, peer               string
+	join                                               []string
+	policies, gossipKeyFile, secretFile, unknownPolicy string
+	maxKeys, maxMemory                                 string
+	maxRequestIDs                                      int
+	noInline                                           bool
+	timeout, grace                                     time.Duration
+	logFormat, logLevel                                string
+	config                                             string
 
 	// Settings of later releases: known, so that they are refused with a reason.
 	respPort, envoyConfig string
@@ -70,7 +70,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.peer, "peer-port", "7947", "port for gRPC between nodes")
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
-	fs.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; also seeds the hash of keys")
+	fs.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending")
+	fs.StringVar(&f.secretFile, "secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: seeds the hash of keys, so that outsiders cannot aim keys at one partition")
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.StringVar(&f.maxKeys, "max-keys", "10000000", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
@@ -120,7 +121,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join,
-		PolicyFile: f.policies, GossipKeyFile: f.gossipKeyFile, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		PolicyFile: f.policies, GossipKeyFile: f.gossipKeyFile, SecretFile: f.secretFile, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs,
 	}
 	for _, later := range []struct {

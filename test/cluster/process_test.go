@@ -56,7 +56,7 @@ func (o *output) String() string {
 
 // environment is this process's own without settings of Weir.
 func environment() []string {
-	var env []string
+	env := []string{"GORACE=atexit_sleep_ms=0"} // a second in which a race might still show, for every weir check
 	for _, e := range os.Environ() {
 		if !strings.HasPrefix(e, "WEIR_") {
 			env = append(env, e)

@@ -1,0 +1,248 @@
+package algo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+// testBudget allows so many pages.
+type testBudget struct{ left int }
+
+func (b *testBudget) Take(bytes int) bool {
+	if b.left < bytes {
+		return false
+	}
+	b.left -= bytes
+	return true
+}
+func (b *testBudget) Give(bytes int) { b.left += bytes }
+
+// TestArena allocates and frees at random and fills every block with a pattern of its own: blocks that overlap, or
+// that were freed and not cleared, show.
+func TestArena(t *testing.T) {
+	const pages = 40
+	r := rand.New(rand.NewPCG(7, 7))
+	budget := &testBudget{pages * PageBytes}
+	a := NewArena(budget)
+	type block struct {
+		ref     Ref
+		words   int
+		pattern uint64
+	}
+	var blocks []block
+	refused := 0
+	check := func(b block) {
+		for i, w := range a.Block(b.ref, BlockWords(b.words)) {
+			if w != b.pattern+uint64(i) {
+				t.Fatalf("block %x: word %d was overwritten", b.ref, i)
+			}
+		}
+	}
+	for step := range 60_000 {
+		grow := step/6000%2 == 0
+		if r.IntN(10) < 7 == grow {
+			words := 1 + r.IntN(MaxBlock)
+			if r.IntN(3) > 0 {
+				words = 1 + r.IntN(40)
+			}
+			ref, ok := a.Alloc(words)
+			if !ok {
+				refused++
+				continue
+			}
+			if ref == 0 {
+				t.Fatal("a block has the zero Ref")
+			}
+			if n := BlockWords(words); n < words || n > 2*words {
+				t.Fatalf("%d words in a block for %d", n, words)
+			}
+			b := block{ref, words, r.Uint64()}
+			m := a.Block(ref, BlockWords(words))
+			for i := range m {
+				if m[i] != 0 {
+					t.Fatal("a new block is not zero")
+				}
+				m[i] = b.pattern + uint64(i)
+			}
+			blocks = append(blocks, b)
+		} else if n := len(blocks); n > 0 {
+			i := r.IntN(n)
+			check(blocks[i])
+			a.Free(blocks[i].ref, blocks[i].words)
+			blocks[i] = blocks[n-1]
+			blocks = blocks[:n-1]
+		}
+		if a.Bytes()+budget.left != pages*PageBytes {
+			t.Fatalf("%d bytes held and %d left of %d", a.Bytes(), budget.left, pages*PageBytes)
+		}
+	}
+	if refused == 0 {
+		t.Error("the budget never refused")
+	}
+	for _, b := range blocks {
+		check(b)
+		a.Free(b.ref, b.words)
+	}
+	// At most one page of each size stays.
+	if n := a.Bytes() / PageBytes; n > len(blockClasses) || liveBlocks(a) != 0 {
+		t.Errorf("%d pages held for nothing", n)
+	}
+}
+
+func TestArenaMisuse(t *testing.T) {
+	a := NewArena(nil)
+	r, _ := a.Alloc(5)
+	for name, misuse := range map[string]func(){
+		"no words":       func() { a.Alloc(0) },
+		"too many words": func() { a.Alloc(MaxBlock + 1) },
+		"another size":   func() { a.Free(r, 50) },
+		"freed twice":    func() { a.Free(r, 5); a.Free(r, 5) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			misuse()
+		}()
+	}
+}
+
+// full takes all of an arena's budget, so that nothing that needs a page goes on, and all room in pages there are.
+func fill(a *Arena) (undo func()) {
+	type block struct {
+		ref   Ref
+		words int
+	}
+	var blocks []block
+	for c := len(blockClasses) - 1; c >= 0; c-- {
+		for {
+			r, ok := a.Alloc(int(blockClasses[c]))
+			if !ok {
+				break
+			}
+			blocks = append(blocks, block{r, int(blockClasses[c])})
+		}
+	}
+	return func() {
+		for _, b := range blocks {
+			a.Free(b.ref, b.words)
+		}
+	}
+}
+
+// TestNoMemoryChargesNothing refuses memory to one of several limits: the others are not charged, and the request
+// passes as soon as there is memory.
+func TestNoMemoryChargesNothing(t *testing.T) {
+	log := func(n int64, w time.Duration) Limit { return Limit{Algorithm: SlidingLog, Limit: n, Window: w} }
+	for _, ls := range []Limits{
+		{log(1000, sec)},
+		{{Algorithm: Concurrency, Limit: 1000, Window: sec}},
+		{{Algorithm: FixedWindow, Limit: 1000, Window: sec}, log(1000, sec), {Algorithm: TokenBucket, Limit: 1000, Window: sec}},
+		{log(2, sec), log(1000, time.Minute), {Algorithm: SlidingWindow, Limit: 1000, Window: sec}},
+	} {
+		for before := range 60 {
+			a := NewArena(&testBudget{6 * PageBytes})
+			s := make(State, ls.Words())
+			ls.Init(s, Instant{})
+			for i := range before {
+				if _, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e6}, Request{Cost: 1}, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			used := make([]int64, len(ls))
+			now := Instant{Mono: int64(before) * 1e6}
+			for i := range ls {
+				used[i] = ls.Used(a, s, now, i)
+			}
+			undo := fill(a)
+			refused := false
+			for range 70 {
+				d, err := ls.Decide(a, s, now, Request{Cost: 1}, nil)
+				if refused = err != nil; refused {
+					if err != ErrNoMemory || d != (Decision{}) {
+						t.Fatalf("%+v, %v", d, err)
+					}
+					break
+				}
+				for i := range ls {
+					used[i] += d.Granted
+				}
+				now.Mono += 32 // so that the log has to grow
+			}
+			for i := range ls {
+				if got := ls.Used(a, s, now, i); refused && got != used[i] {
+					t.Fatalf("limit %d of %+v: %d in use, want %d", i, ls, got, used[i])
+				}
+			}
+			idle := ls.Idle(a, s, now)
+			undo()
+			if before == 0 && refused && (!idle && used[0] == 0 || idle && liveBlocks(a) != 0) {
+				t.Fatalf("%+v: idle %v with %d blocks", ls, idle, liveBlocks(a))
+			}
+			if d, err := ls.Decide(a, s, now, Request{Cost: 1, Partial: true}, nil); err != nil || !d.Allowed && ls[0].Limit > 2 {
+				t.Fatalf("with memory: %+v, %v", d, err)
+			}
+			ls.Free(a, s)
+			if liveBlocks(a) != 0 {
+				t.Fatal("blocks are nobody's")
+			}
+		}
+	}
+}
+
+// TestNoMemoryDenied: a refusal stands even if it cannot be counted.
+func TestNoMemoryDenied(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 6, Window: sec, CountDenied: true}}
+	a, s := NewArena(&testBudget{PageBytes}), make(State, ls.Words())
+	ls.Init(s, Instant{})
+	for i := range 6 {
+		if d, err := ls.Decide(a, s, Instant{Mono: int64(i)}, Request{Cost: 1}, nil); err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+	}
+	undo := fill(a)
+	d, err := ls.Decide(a, s, Instant{Mono: 100}, Request{Cost: 1}, nil)
+	if err != nil || d.Allowed || d.RetryAfter != sec-100 {
+		t.Errorf("%+v, %v; want a refusal that is not counted", d, err)
+	}
+	undo()
+	d, err = ls.Decide(a, s, Instant{Mono: 100}, Request{Cost: 1}, nil)
+	if err != nil || d.Allowed || d.RetryAfter != sec-99 {
+		t.Errorf("%+v, %v; want a refusal that is counted", d, err)
+	}
+}
+
+// TestNoMemoryConvert: nothing happens to the old state.
+func TestNoMemoryConvert(t *testing.T) {
+	from := Limits{{Algorithm: FixedWindow, Limit: 10, Window: sec}, {Algorithm: SlidingLog, Limit: 10, Window: sec}}
+	to := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Hour}, {Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
+	a := NewArena(&testBudget{2 * PageBytes})
+	s, u := make(State, from.Words()), make(State, to.Words())
+	from.Init(s, Instant{})
+	if _, err := from.Decide(a, s, Instant{}, Request{Cost: 7}, nil); err != nil {
+		t.Fatal(err)
+	}
+	before := fmt.Sprintf("%x", from.Append(nil, a, s, Instant{}))
+	undo := fill(a)
+	if err := from.Convert(a, s, Instant{}, to, u); err != ErrNoMemory {
+		t.Fatal(err)
+	}
+	if after := fmt.Sprintf("%x", from.Append(nil, a, s, Instant{})); after != before {
+		t.Errorf("the old state was %s and is %s", before, after)
+	}
+	undo()
+	if err := from.Convert(a, s, Instant{}, to, u); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := to.Decide(a, u, Instant{}, Request{Cost: 3}, nil); err != nil || d.Allowed || d.Remaining != 2 || d.Tightest != 1 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	to.Free(a, u)
+	if liveBlocks(a) != 0 {
+		t.Error("blocks are nobody's")
+	}
+}

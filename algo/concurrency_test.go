@@ -1,0 +1,293 @@
+package algo
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+)
+
+// leaseOracle keeps leases by their ids.
+type leaseOracle struct {
+	limit  Limit
+	leases map[uint64]event // at is the expiry
+	latest int64
+}
+
+func (o *leaseOracle) see(now int64) {
+	maps.DeleteFunc(o.leases, func(_ uint64, e event) bool { return now >= e.at })
+	if len(o.leases) == 0 {
+		o.latest = now
+	}
+}
+
+func (o *leaseOracle) used() (n int64) {
+	for _, e := range o.leases {
+		n += e.n
+	}
+	return n
+}
+
+func (o *leaseOracle) earliest() int64 {
+	first := int64(1<<63 - 1)
+	for _, e := range o.leases {
+		first = min(first, e.at)
+	}
+	return first
+}
+
+func (o *leaseOracle) set(id uint64, expiry, n int64) {
+	o.leases[id] = event{expiry, n}
+	o.latest = max(o.latest, expiry)
+}
+
+// pick returns one of the ids, the same one for the same source.
+func (o *leaseOracle) pick(src source) (uint64, bool) {
+	if len(o.leases) == 0 {
+		return 0, false
+	}
+	ids := slices.Sorted(maps.Keys(o.leases))
+	return ids[src.n(int64(len(ids)-1))], true
+}
+
+func playLeases(t testing.TB, src source, l Limit, crowd int64) {
+	t.Helper()
+	ls, a := Limits{l}, NewArena(nil)
+	if err := ls.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	s, now := make(State, ls.Words()), Instant{Mono: src.n(1 << 40)}
+	ls.Init(s, now)
+	o := &leaseOracle{limit: l, leases: map[uint64]event{}}
+	var former []uint64
+	for src.more() {
+		if src.n(4) == 0 {
+			now.Mono += src.n(int64(l.Window) / 4)
+		}
+		o.see(now.Mono)
+		switch id, ok := o.pick(src); src.n(12) {
+		default:
+			r := Request{Cost: 1, Nonce: uint64(src.n(1<<62)) << 1, TTL: time.Duration(src.n(2 * int64(l.Window)))}
+			if src.n(2) == 0 {
+				r.Cost = src.n(min(l.Limit+1, 10))
+			}
+			r.Partial = src.n(3) == 0
+			for range 1 + src.n(crowd) {
+				o.acquire(t, ls, a, s, now, r)
+			}
+		case 0, 1:
+			if !ok {
+				continue
+			}
+			former = append(former, id)
+			delete(o.leases, id)
+			if !ls.Release(a, s, now, id) {
+				t.Fatalf("lease %x could not be released", id)
+			}
+		case 2:
+			if !ok {
+				continue
+			}
+			ttl := time.Duration(src.n(2 * int64(l.Window)))
+			want := min(ttl, l.Window)
+			if ttl == 0 {
+				want = l.Window
+			}
+			o.set(id, now.Mono+int64(want), o.leases[id].n)
+			if got, ok := ls.Renew(a, s, now, id, ttl); !ok || got != want {
+				t.Fatalf("lease %x renewed for %v, %v; want %v", id, got, ok, want)
+			}
+		case 3: // ids of nothing
+			bad := uint64(src.n(1<<62)) ^ id
+			if n := len(former); n > 0 && src.n(1) == 0 {
+				bad = former[src.n(int64(n-1))]
+			} else if ok && src.n(1) == 0 {
+				bad = id ^ 1<<src.n(63)
+			}
+			if _, known := o.leases[bad]; known {
+				continue
+			}
+			if ls.Release(a, s, now, bad) {
+				t.Fatalf("%x is no lease, and was released", bad)
+			}
+			if _, ok := ls.Renew(a, s, now, bad, 0); ok {
+				t.Fatalf("%x is no lease, and was renewed", bad)
+			}
+		case 4:
+			if src.n(5) != 0 {
+				continue
+			}
+			data := ls.Append(nil, a, s, now)
+			ls.Free(a, s)
+			if n := liveBlocks(a); n != 0 {
+				t.Fatalf("%d blocks are nobody's", n)
+			}
+			shift := src.n(1<<50) - now.Mono
+			now.Mono += shift
+			if rest, err := ls.Restore(a, s, now, data); err != nil || len(rest) != 0 {
+				t.Fatal(err)
+			}
+			for id, e := range o.leases {
+				o.leases[id] = event{e.at + shift, e.n}
+			}
+			o.latest += shift
+		case 5:
+			l.Limit = 1 + src.n(2*o.limit.Limit)
+			o.limit = l
+			u := make(State, ls.Words())
+			if err := ls.Convert(a, s, now, Limits{l}, u); err != nil {
+				t.Fatal(err)
+			}
+			ls, s = Limits{l}, u
+			o.limit = l
+		}
+		o.judge(t, ls, a, s, now)
+	}
+	ls.Free(a, s)
+	if n := liveBlocks(a); n != 0 {
+		t.Fatalf("%d blocks are nobody's", n)
+	}
+}
+
+func (o *leaseOracle) acquire(t testing.TB, ls Limits, a *Arena, s State, now Instant, r Request) {
+	t.Helper()
+	want := Decision{Limit: o.limit.Limit}
+	room := max(0, o.limit.Limit-o.used())
+	switch {
+	case r.Cost == 0:
+		want.Allowed = room > 0
+	case room >= r.Cost:
+		want.Allowed, want.Granted = true, r.Cost
+	case r.Partial && room > 0:
+		want.Allowed, want.Granted = true, room
+	}
+	if !want.Allowed {
+		if want.RetryAfter = time.Duration(o.earliest() - now.Mono); r.Cost > o.limit.Limit && !r.Partial {
+			want.RetryAfter = Never
+		}
+	}
+	got, err := ls.Decide(a, s, now, r, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want.Lease = got.Lease; want.Granted > 0 {
+		if _, used := o.leases[got.Lease]; used || got.Lease == 0 || got.Lease>>slotBits != max(r.Nonce&nonceMask, 1) {
+			t.Fatalf("lease id %x of nonce %x", got.Lease, r.Nonce)
+		}
+		ttl := r.TTL
+		if ttl == 0 || ttl > o.limit.Window {
+			ttl = o.limit.Window
+		}
+		o.set(got.Lease, now.Mono+int64(ttl), want.Granted)
+	} else if got.Lease != 0 {
+		t.Fatalf("lease %x for nothing", got.Lease)
+	}
+	want.Remaining = max(0, o.limit.Limit-o.used())
+	want.ResetAfter = time.Duration(o.latest - now.Mono)
+	if got != want {
+		t.Fatalf("%+v:\n got %+v\nwant %+v", r, got, want)
+	}
+}
+
+func (o *leaseOracle) judge(t testing.TB, ls Limits, a *Arena, s State, now Instant) {
+	t.Helper()
+	if got := ls.Used(a, s, now, 0); got != o.used() {
+		t.Fatalf("%d in use, want %d", got, o.used())
+	}
+	if got := ls.Idle(a, s, now); got != (len(o.leases) == 0) {
+		t.Fatalf("idle %v with %d leases", got, len(o.leases))
+	} else if got && liveBlocks(a) != 0 {
+		t.Fatal("an idle state owns blocks")
+	}
+}
+
+func TestLeasesAgainstOracle(t *testing.T) {
+	for seed := range uint64(60) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			src := seeded(seed, 400)
+			playLeases(t, src, Limit{Algorithm: Concurrency, Limit: 1 + src.n(40), Window: time.Duration(src.n(1000)+1) * time.Millisecond}, 3)
+		})
+	}
+	for seed := range uint64(3) { // large tables
+		playLeases(t, seeded(seed, 25), Limit{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}, 150)
+	}
+}
+
+// TestManyLeases grows a table by two levels, releases from the middle and moves what is left.
+func TestManyLeases(t *testing.T) {
+	const n = oneLevel + 3*chunkLen + 1
+	ls, a := Limits{{Algorithm: Concurrency, Limit: MaxLimit, Window: time.Hour}}, NewArena(nil)
+	s := make(State, ls.Words())
+	ls.Init(s, Instant{})
+	var ids []uint64
+	acquire := func(at int) {
+		d, err := ls.Decide(a, s, Instant{Mono: int64(at)}, Request{Cost: 1, Nonce: uint64(at) * 0x9e3779b97f4a7c15}, nil)
+		if err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+		ids = append(ids, d.Lease)
+	}
+	for i := range n {
+		acquire(i)
+	}
+	kept := ids[:0]
+	for i, id := range ids {
+		if i%1000 == 999 || i == n-1 {
+			kept = append(kept, id)
+		} else if !ls.Release(a, s, Instant{Mono: n}, id) {
+			t.Fatalf("lease %d could not be released", i)
+		}
+	}
+	ids = kept
+	data := ls.Append(nil, a, s, Instant{Mono: n})
+	if len(data) > 20*len(ids) {
+		t.Errorf("%d bytes for %d leases", len(data), len(ids))
+	}
+	ls.Free(a, s)
+	if _, err := ls.Restore(a, s, Instant{Mono: n}, data); err != nil {
+		t.Fatal(err)
+	}
+	// The chunks that are missing now are found again.
+	for i := range n {
+		acquire(n + i)
+	}
+	slots := map[uint64]bool{}
+	for _, id := range ids {
+		if slots[id&slotMask] {
+			t.Fatal("a slot was given twice")
+		}
+		slots[id&slotMask] = true
+	}
+	if got := ls.Used(a, s, Instant{}, 0); got != int64(len(ids)) {
+		t.Errorf("%d in use, want %d", got, len(ids))
+	}
+	for _, id := range ids {
+		if _, ok := ls.Renew(a, s, Instant{}, id, time.Minute); !ok {
+			t.Fatal("a lease is gone")
+		}
+	}
+	if !ls.Idle(a, s, Instant{Mono: 2*n + int64(time.Minute)}) || liveBlocks(a) != 0 {
+		t.Error("leases outlive their time")
+	}
+}
+
+func TestUnlimitedLeases(t *testing.T) {
+	ls := Limits{{Algorithm: Concurrency, Limit: Unlimited, Window: time.Minute}}
+	a, s := NewArena(nil), make(State, ls.Words())
+	ls.Init(s, Instant{})
+	d, err := ls.Decide(a, s, Instant{}, Request{Cost: 5}, nil)
+	if err != nil || !d.Allowed || d.Lease == 0 {
+		t.Fatal(d, err)
+	}
+	if ttl, ok := ls.Renew(a, s, Instant{}, d.Lease, 0); ttl != time.Minute || !ok {
+		t.Error("not renewed")
+	}
+	if !ls.Release(a, s, Instant{}, d.Lease) {
+		t.Error("not released")
+	}
+	log := Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Minute}}
+	if _, ok := log.Renew(a, make(State, log.Words()), Instant{}, 1, 0); ok || log.Release(a, make(State, log.Words()), Instant{}, 1) {
+		t.Error("a log has no leases")
+	}
+}

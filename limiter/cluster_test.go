@@ -1,0 +1,237 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+)
+
+const testSeed = 7
+
+// testCluster is some Limiters in one process. Each has a view of who holds what, which tests change, and messages
+// between them go through a wire, which tests tamper with. It lives in a synctest bubble: deadlines and pauses take
+// virtual time, and a goroutine that outlives the test fails it.
+type testCluster struct {
+	t     *testing.T
+	nodes []*testNode
+
+	mono atomic.Int64 // the owners' clock
+
+	mu      sync.Mutex
+	wire    wire
+	carried int // messages given to the wire
+	hops    int // the most that an operation arrived with
+}
+
+// wire carries one message; deliver has the receiver carry it out, and the outcomes are the sender's when wire returns.
+// What was not delivered is unreachable.
+type wire func(ctx context.Context, from *testNode, to Holder, ops []*Op, deliver func())
+
+type testNode struct {
+	*Limiter
+	c    *testCluster
+	name string
+	view func(partition int) Holder // guarded by c.mu
+}
+
+// inBubble runs f with n nodes whose views agree: partition p belongs to node p mod n.
+func inBubble(t *testing.T, n int, cfg Config, f func(t *testing.T, c *testCluster)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c := &testCluster{t: t}
+		c.mono.Store(int64(time.Hour))
+		for i := range n {
+			node := &testNode{c: c, name: fmt.Sprintf("n%d", i)}
+			node.view = func(p int) Holder { return c.holder(node, p%n) }
+			own := cfg
+			own.Ownership, own.Peers, own.HashSeed = node, node, testSeed
+			own.Clock = func() algo.Instant {
+				// Every process has a clock with an origin of its own.
+				return algo.Instant{Mono: c.mono.Load() + int64(i)*int64(time.Hour), Wall: 1_800_000_000e9 + c.mono.Load()}
+			}
+			node.Limiter = New(own)
+			t.Cleanup(node.Close)
+			c.nodes = append(c.nodes, node)
+		}
+		f(t, c)
+	})
+}
+
+// holder is node i as at sees it.
+func (c *testCluster) holder(at *testNode, i int) Holder {
+	name := fmt.Sprintf("n%d", i)
+	return Holder{Self: name == at.name, Name: name, Boot: uint64(i + 1)}
+}
+
+func (c *testCluster) advance(d time.Duration) { c.mono.Add(int64(d)) }
+
+// tamper sets the wire.
+func (c *testCluster) tamper(w wire) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wire = w
+}
+
+// see changes what a node takes for the truth.
+func (c *testCluster) see(n *testNode, view func(partition int) Holder) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n.view = view
+}
+
+func (c *testCluster) setPolicies(text string) {
+	for _, n := range c.nodes {
+		n.SetPolicies(policies(c.t, text))
+	}
+}
+
+// owned returns the i-th key of a scope that falls to node n.
+func (c *testCluster) owned(scope string, n, i int) string {
+	for k := 0; ; k++ {
+		key := fmt.Sprintf("key-%d", k)
+		if ring.Partition(ring.Hash(testSeed, scope, key))%len(c.nodes) == n {
+			if i == 0 {
+				return key
+			}
+			i--
+		}
+	}
+}
+
+// Holder implements Ownership.
+func (n *testNode) Holder(p int) Holder {
+	n.c.mu.Lock()
+	view := n.view
+	n.c.mu.Unlock()
+	return view(p)
+}
+
+// Forward implements Peers: what arrives is what a wire would carry, and what comes back too.
+func (n *testNode) Forward(ctx context.Context, to Holder, ops []*Op) {
+	c := n.c
+	c.mu.Lock()
+	wire := c.wire
+	c.carried++
+	for _, op := range ops {
+		c.hops = max(c.hops, op.Hops)
+	}
+	c.mu.Unlock()
+	answered := false
+	deliver := func() {
+		there := make([]*Op, len(ops))
+		for i, op := range ops {
+			there[i] = &Op{Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops}
+		}
+		var target *testNode
+		for _, node := range c.nodes {
+			if node.name == to.Name {
+				target = node
+			}
+		}
+		if rest := target.Receive(there); rest != nil {
+			rest(ctx)
+		}
+		for i, op := range ops {
+			op.Outcome = there[i].Outcome
+		}
+		answered = true
+	}
+	if wire == nil {
+		deliver()
+	} else {
+		wire(ctx, n, to, ops, deliver)
+	}
+	if !answered {
+		for _, op := range ops {
+			if op.Outcome.NotHolder == nil {
+				op.Outcome = Outcome{Unreachable: true}
+			}
+		}
+	}
+}
+
+// Wires that fail in different ways.
+func refused(context.Context, *testNode, Holder, []*Op, func()) {}
+
+func lost(ctx context.Context, _ *testNode, _ Holder, _ []*Op, _ func()) { <-ctx.Done() }
+
+func policies(t testing.TB, text string) *policy.Set {
+	t.Helper()
+	set, err := policy.Parse("test.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func named(policy, key string, cost int64) Check {
+	return Check{Target: Target{Policy: policy, Key: key}, Cost: cost}
+}
+
+// check asks one question and expects a decision.
+func (n *testNode) check(t testing.TB, q Check) Decision {
+	t.Helper()
+	got, err := n.Check(t.Context(), []Check{q})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got[0].Err != nil {
+		t.Fatal(got[0].Err)
+	}
+	return got[0].Decision
+}
+
+// checkError asks one question and expects an error of this kind and field, of the batch or of the check.
+func (n *testNode) checkError(t testing.TB, q Check, kind Kind, field string) {
+	t.Helper()
+	got, err := n.Check(t.Context(), []Check{q})
+	if err == nil {
+		err = got[0].Err
+	}
+	wantError(t, err, kind, field)
+}
+
+func wantError(t testing.TB, err error, kind Kind, field string) {
+	t.Helper()
+	e, ok := err.(*Error)
+	if !ok || e.Kind != kind || e.Field != field || e.Message == "" {
+		t.Errorf("error %#v, want kind %d about %q", err, kind, field)
+	}
+}
+
+// stats sums the nodes' counters of a policy.
+func (c *testCluster) stats(policy string) PolicyStats {
+	sum := PolicyStats{Policy: policy}
+	for _, n := range c.nodes {
+		for _, s := range n.ReadStats() {
+			if s.Policy == policy {
+				sum.Allowed += s.Allowed
+				sum.Refused += s.Refused
+				sum.Shadowed += s.Shadowed
+				sum.FailedOpen += s.FailedOpen
+				sum.FailedClosed += s.FailedClosed
+				sum.Errors += s.Errors
+				sum.PeakCount = max(sum.PeakCount, s.PeakCount)
+				sum.PeakUtilization = max(sum.PeakUtilization, s.PeakUtilization)
+			}
+		}
+	}
+	return sum
+}
+
+func (c *testCluster) wantStats(want PolicyStats) {
+	c.t.Helper()
+	got := c.stats(want.Policy)
+	got.PeakCount, got.PeakUtilization = want.PeakCount, want.PeakUtilization
+	if got != want {
+		c.t.Errorf("counted %+v, want %+v", got, want)
+	}
+}

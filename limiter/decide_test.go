@@ -1,0 +1,563 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+const hundred = `policies:
+  - {name: fixed_window, algorithm: fixed_window, limit: 100, window: 1m}
+  - {name: calendar, algorithm: fixed_window, limit: 100, align: calendar, window: day}
+  - {name: sliding_window, algorithm: sliding_window, limit: 100, window: 1m}
+  - {name: sliding_counter, algorithm: sliding_counter, limit: 100, window: 1m}
+  - {name: sliding_log, algorithm: sliding_log, limit: 100, window: 1m}
+  - {name: token_bucket, algorithm: token_bucket, limit: 100, window: 1d}
+  - {name: leaky_bucket, algorithm: leaky_bucket, limit: 100, window: 1d}
+  - {name: several, limits: [100/1m, 1000/1h], algorithm: sliding_log}
+  - {name: concurrency, algorithm: concurrency, limit: 100, ttl: 30s}
+`
+
+// ask takes one unit, by the call that suits the policy.
+func ask(ctx context.Context, n *testNode, policy, key string) (Decision, error) {
+	if policy == "concurrency" {
+		return n.Acquire(ctx, Acquire{Target: Target{Policy: policy, Key: key}, Cost: 1})
+	}
+	got, err := n.Check(ctx, []Check{named(policy, key, 1)})
+	if err != nil {
+		return Decision{}, err
+	}
+	return got[0].Decision, got[0].Err
+}
+
+func TestAnyEntryNodeGivesTheOwnersDecision(t *testing.T) {
+	for _, p := range policies(t, hundred).Policies() {
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+				for i := range 120 {
+					d, err := ask(t.Context(), c.nodes[i%3], p.Name, "k")
+					if err != nil {
+						t.Fatal(err)
+					}
+					want := Decision{Policy: p.Name, Allowed: i < 100, Limit: 100, Remaining: max(0, int64(99-i))}
+					if d.Allowed != want.Allowed || d.Policy != want.Policy || d.Limit != want.Limit || d.Remaining != want.Remaining ||
+						d.FailedOpen || d.FailedClosed || d.Shadow || d.Degraded {
+						t.Fatalf("check %d: %+v, want like %+v", i, d, want)
+					}
+				}
+				keys := int64(0)
+				for _, n := range c.nodes {
+					keys += n.Store().Keys
+				}
+				if keys != 1 {
+					t.Errorf("%d states of one key", keys)
+				}
+				c.wantStats(PolicyStats{Policy: p.Name, Allowed: 100, Refused: 20})
+			})
+		})
+	}
+}
+
+func TestExactlyTheLimitUnderConcurrentCallers(t *testing.T) {
+	const keys, callers = 5, 300
+	for _, p := range policies(t, hundred).Policies() {
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+				var admitted [keys]atomic.Int64
+				var wg sync.WaitGroup
+				for i := range callers {
+					wg.Go(func() {
+						for k := range keys {
+							d, err := ask(t.Context(), c.nodes[i%3], p.Name, fmt.Sprint(k))
+							if err != nil {
+								t.Error(err)
+							}
+							if d.Allowed {
+								admitted[k].Add(1)
+							}
+						}
+					})
+				}
+				wg.Wait()
+				for k := range admitted {
+					if n := admitted[k].Load(); n != 100 {
+						t.Errorf("key %d: %d admitted", k, n)
+					}
+				}
+				c.wantStats(PolicyStats{Policy: p.Name, Allowed: 100 * keys, Refused: (callers - 100) * keys})
+			})
+		})
+	}
+}
+
+// TestInlineAlgorithms does the same with limits sent along.
+func TestInlineUnderConcurrentCallers(t *testing.T) {
+	inBubble(t, 3, Config{}, func(t *testing.T, c *testCluster) {
+		for a := algo.FixedWindow; a < algo.Concurrency; a++ {
+			target := Target{Limit: &algo.Limit{Algorithm: a, Limit: 100, Window: 24 * time.Hour}, Key: "k"}
+			var admitted atomic.Int64
+			var wg sync.WaitGroup
+			for i := range 300 {
+				wg.Go(func() {
+					if d := c.nodes[i%3].check(t, Check{Target: target, Cost: 1}); d.Allowed && d.Policy == "inline" {
+						admitted.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			if n := admitted.Load(); n != 100 {
+				t.Errorf("%v: %d admitted", a, n)
+			}
+		}
+	})
+}
+
+func TestSeveralLimitsListEach(t *testing.T) {
+	const text = `policies: [{name: p, algorithm: sliding_log, limits: [2/1s, 3/1m]}]`
+	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+		c.nodes[0].check(t, named("p", "k", 2))
+		c.advance(500 * time.Millisecond)
+		d := c.nodes[1].check(t, named("p", "k", 1))
+		if d.Allowed || d.Limit != 2 || d.Window != time.Second || d.RetryAfter != 500*time.Millisecond {
+			t.Errorf("%+v", d)
+		}
+		if len(d.Limits) != 2 || d.Limits[0].Remaining != 0 || d.Limits[1].Remaining != 1 || d.Limits[1].Limit != 3 || d.Limits[1].Window != time.Minute ||
+			d.Limits[0].RetryAfter != 500*time.Millisecond || d.Limits[1].RetryAfter != 0 {
+			t.Errorf("%+v", d.Limits)
+		}
+		c.advance(500 * time.Millisecond)
+		d = c.nodes[0].check(t, named("p", "k", 1))
+		// What a log's tick adds to its window is nothing to tell callers about.
+		if !d.Allowed || d.Limits[0].ResetAfter != time.Second || d.Limits[1].ResetAfter != time.Minute || d.ResetAfter > time.Minute {
+			t.Errorf("%+v", d)
+		}
+		if d := c.nodes[0].check(t, named("p", "k", 1)); d.Allowed || d.RetryAfter != 59*time.Second {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestCosts(t *testing.T) {
+	const text = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: leaky, algorithm: leaky_bucket, limit: 4, window: 1s, capacity: 10}]`
+	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+		for i, step := range []struct {
+			q       Check
+			allowed bool
+			granted int64
+			left    int64
+			retry   time.Duration
+		}{
+			{named("p", "k", 0), true, 0, 10, 0},
+			{named("p", "k", 7), true, 7, 3, 0},
+			{named("p", "k", 4), false, 0, 3, time.Minute},
+			{Check{Target: Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, true, 3, 0, 0},
+			{Check{Target: Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, false, 0, 0, time.Minute},
+			{named("p", "k", 0), false, 0, 0, time.Minute},
+			{named("p", "k", 11), false, 0, 0, algo.Never},
+			{named("p", "k", algo.MaxLimit), false, 0, 0, algo.Never},
+		} {
+			d := c.nodes[i%2].check(t, step.q)
+			if d.Allowed != step.allowed || d.Granted != step.granted || d.Remaining != step.left || d.RetryAfter != step.retry {
+				t.Errorf("step %d: %+v, want %+v", i, d, step)
+			}
+		}
+		n, err := c.nodes[0].Refund(t.Context(), Target{Policy: "p", Key: "k"}, 4)
+		if n != 4 || err != nil {
+			t.Errorf("refunded %d, %v", n, err)
+		}
+		n, err = c.nodes[1].Refund(t.Context(), Target{Policy: "p", Key: "k"}, 40)
+		if n != 6 || err != nil {
+			t.Errorf("refunded %d, %v", n, err)
+		}
+		c.nodes[0].check(t, named("p", "k", 9))
+		if err := c.nodes[1].Reset(t.Context(), Target{Policy: "p", Key: "k"}); err != nil {
+			t.Error(err)
+		}
+		if d := c.nodes[0].check(t, named("p", "k", 0)); d.Remaining != 10 {
+			t.Errorf("after the reset %+v", d)
+		}
+		for i := range 12 {
+			d := c.nodes[i%2].check(t, named("leaky", "k", 1))
+			want := time.Duration(i) * 250 * time.Millisecond
+			if i >= 10 && (d.Allowed || d.RetryAfter != 250*time.Millisecond) || i < 10 && (!d.Allowed || d.Delay != want) {
+				t.Errorf("leaky %d: %+v", i, d)
+			}
+		}
+	})
+}
+
+func TestOverridesAndShadow(t *testing.T) {
+	const rules = `algorithm: sliding_log, limit: 2, window: 1m,
+      overrides: [{key: admin, unlimited: true}, {key: bad, blocked: true}, {prefix: "partner:", limit: 5}]}`
+	const text = "policies:\n  - {name: plain, " + rules + "\n  - {name: shadow, shadow: true, " + rules + "\n"
+	for _, shadow := range []bool{false, true} {
+		p := map[bool]string{false: "plain", true: "shadow"}[shadow]
+		t.Run(p, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+				ask := func(key string, cost int64) Decision {
+					return c.nodes[len(key)%3].check(t, named(p, key, cost))
+				}
+				refusal := func(key string, cost int64, d Decision, retry time.Duration) {
+					t.Helper()
+					granted := int64(0)
+					if shadow {
+						granted, retry = cost, 0
+					}
+					if d.Allowed != shadow || d.Shadow != shadow || d.Granted != granted || d.RetryAfter != retry || d.Remaining != 0 {
+						t.Errorf("%s: %+v", key, d)
+					}
+				}
+				for i, key := range []string{"u", "u", "partner:x", "partner:x", "partner:x", "partner:x", "partner:x"} {
+					if d := ask(key, 1); !d.Allowed || d.Shadow {
+						t.Errorf("%d %s: %+v", i, key, d)
+					}
+				}
+				refusal("u", 1, ask("u", 1), time.Minute)
+				refusal("partner:x", 1, ask("partner:x", 1), time.Minute)
+				refusal("bad", 3, ask("bad", 3), algo.Never)
+				refusal("u", 0, ask("u", 0), time.Minute) // a peek is answered likewise and not counted
+				refusal("bad", 0, ask("bad", 0), algo.Never)
+				if d := ask("bad", 1); d.Limit != 0 || d.Window != 0 {
+					t.Errorf("blocked: %+v", d)
+				}
+				for range 10 {
+					d := ask("admin", 1000)
+					if !d.Allowed || d.Shadow || d.Limit != algo.Unlimited || d.Remaining != algo.Unlimited || d.Granted != 1000 {
+						t.Errorf("unlimited: %+v", d)
+					}
+				}
+				want := PolicyStats{Policy: p, Allowed: 2 + 5 + 10}
+				if shadow {
+					want.Shadowed = 4
+				} else {
+					want.Refused = 4
+				}
+				c.wantStats(want)
+			})
+		})
+	}
+}
+
+// TestResetOfStatelessKey: a key that was counted before it became unlimited is as new once it is limited again.
+func TestResetOfStatelessKey(t *testing.T) {
+	const limited = `policies: [{name: p, algorithm: sliding_log, limit: 2, window: 1m}]`
+	const free = `policies: [{name: p, algorithm: sliding_log, limit: 2, window: 1m, overrides: [{key: k, unlimited: true}]}]`
+	inBubble(t, 1, Config{Policies: policies(t, limited)}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		n.check(t, named("p", "k", 2))
+		c.setPolicies(free)
+		if err := n.Reset(t.Context(), Target{Policy: "p", Key: "k"}); err != nil {
+			t.Error(err)
+		}
+		c.setPolicies(limited)
+		if d := n.check(t, named("p", "k", 0)); d.Remaining != 2 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestRequestIDs(t *testing.T) {
+	const text = `policies:
+  - {name: p, algorithm: leaky_bucket, limit: 10, window: 10s, capacity: 10}
+  - {name: q, algorithm: sliding_log, limit: 10, window: 1m}
+  - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`
+	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+		with := func(policy string, cost int64, id string, partial bool) Check {
+			q := named(policy, "k", cost)
+			q.RequestID, q.Partial = id, partial
+			return q
+		}
+		c.nodes[0].check(t, with("p", 2, "a", false))
+		first := c.nodes[0].check(t, with("p", 3, "b", false))
+		if first.Delay != 2*time.Second || first.RequestID != "b" {
+			t.Errorf("%+v", first)
+		}
+		for i := range 6 {
+			again := c.nodes[i%3].check(t, with("p", 3, "b", false))
+			if !again.Allowed || again.Granted != 3 || again.Delay != first.Delay || again.Remaining != 5 || again.RequestID != "b" {
+				t.Errorf("repeated: %+v", again)
+			}
+		}
+		c.nodes[1].checkError(t, with("p", 2, "b", false), Invalid, "request_id")
+		// Refusals are decided afresh.
+		if d := c.nodes[2].check(t, with("p", 6, "c", false)); d.Allowed {
+			t.Errorf("%+v", d)
+		}
+		c.advance(time.Second)
+		if d := c.nodes[0].check(t, with("p", 6, "c", false)); !d.Allowed || d.Remaining != 0 {
+			t.Errorf("%+v", d)
+		}
+		// A partial admission is repeated as it was. Another policy's ids are others.
+		c.nodes[1].check(t, with("q", 8, "b", false))
+		for i := range 3 {
+			if d := c.nodes[i].check(t, with("q", 5, "p", true)); !d.Allowed || d.Granted != 2 || d.Remaining != 0 {
+				t.Errorf("%+v", d)
+			}
+		}
+		// A peek is no charge, whatever its id.
+		if d := c.nodes[1].check(t, with("q", 0, "b", false)); d.Allowed || d.Granted != 0 {
+			t.Errorf("%+v", d)
+		}
+		lease := ""
+		for i := range 6 {
+			d, err := c.nodes[i%3].Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: "k"}, Cost: 2, RequestID: "a"})
+			if err != nil || !d.Allowed || d.Granted != 2 || d.Remaining != 1 || d.LeaseID == "" || lease != "" && d.LeaseID != lease {
+				t.Errorf("acquired %+v, %v; the lease was %q", d, err, lease)
+			}
+			lease = d.LeaseID
+		}
+		_, err := c.nodes[2].Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: "k"}, Cost: 1, RequestID: "a"})
+		wantError(t, err, Invalid, "request_id")
+		// An id is forgotten after a minute at the earliest.
+		c.advance(59 * time.Second)
+		if d := c.nodes[1].check(t, with("q", 8, "b", false)); !d.Allowed || d.Remaining != 0 {
+			t.Errorf("%+v", d)
+		}
+		c.advance(time.Second)
+		if d := c.nodes[1].check(t, with("q", 8, "b", false)); !d.Allowed || d.Remaining != 2 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestUnknownPolicy(t *testing.T) {
+	const text = `policies: [{name: p, algorithm: sliding_log, limit: 2, window: 1m}]`
+	target := Target{Policy: "nope", Key: "k"}
+	for _, unknown := range []Unknown{UnknownError, UnknownAllow, UnknownDeny} {
+		inBubble(t, 2, Config{Policies: policies(t, text), UnknownPolicy: unknown}, func(t *testing.T, c *testCluster) {
+			for _, n := range c.nodes {
+				switch unknown {
+				case UnknownError:
+					n.checkError(t, Check{Target: target, Cost: 1}, NotFound, "policy")
+					_, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 1})
+					wantError(t, err, NotFound, "policy")
+				case UnknownAllow:
+					if d := n.check(t, Check{Target: target, Cost: 3}); !d.Allowed || d.Granted != 3 || d.Limit != algo.Unlimited {
+						t.Errorf("%+v", d)
+					}
+					if d, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 1}); !d.Allowed || err != nil {
+						t.Errorf("%+v, %v", d, err)
+					}
+				case UnknownDeny:
+					if d := n.check(t, Check{Target: target, Cost: 3}); d.Allowed || d.RetryAfter != algo.Never {
+						t.Errorf("%+v", d)
+					}
+					if d, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 1}); d.Allowed || err != nil {
+						t.Errorf("%+v, %v", d, err)
+					}
+				}
+				_, err := n.Refund(t.Context(), target, 1)
+				wantError(t, err, NotFound, "policy")
+				_, err = n.Renew(t.Context(), target, "0000000000000001", 0)
+				wantError(t, err, NotFound, "policy")
+				_, err = n.Release(t.Context(), target, "0000000000000001")
+				wantError(t, err, NotFound, "policy")
+				wantError(t, n.Reset(t.Context(), target), NotFound, "policy")
+			}
+			want := PolicyStats{Policy: "(unknown)"}
+			*map[Unknown]*uint64{UnknownError: &want.Errors, UnknownAllow: &want.Allowed, UnknownDeny: &want.Refused}[unknown] = 4
+			c.wantStats(want)
+		})
+	}
+}
+
+// TestOnlyTheOwnerKnowsPolicies: a node with an older file than the owner's forwards all the same.
+func TestOnlyTheOwnerKnowsPolicies(t *testing.T) {
+	const text = `policies: [{name: new, algorithm: sliding_log, limit: 2, window: 1m}]`
+	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
+		c.nodes[1].SetPolicies(policies(t, text))
+		q := named("new", c.owned("new", 1, 0), 1)
+		if d := c.nodes[0].check(t, q); !d.Allowed || d.Remaining != 1 {
+			t.Errorf("%+v", d)
+		}
+		c.nodes[0].checkError(t, named("new", c.owned("new", 0, 0), 1), NotFound, "policy")
+		c.nodes[1].checkError(t, named("new", c.owned("new", 0, 0), 1), NotFound, "policy")
+	})
+}
+
+func TestConcurrency(t *testing.T) {
+	const text = `policies:
+  - {name: c, algorithm: concurrency, limit: 3, ttl: 30s, overrides: [{key: free, unlimited: true}, {key: bad, blocked: true}]}
+  - {name: w, algorithm: fixed_window, limit: 3, window: 1m}`
+	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+		ctx := t.Context()
+		n := c.nodes
+		leases := Target{Policy: "c", Key: "k"}
+		inline := Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: 30 * time.Second}, Key: "k"}
+		window := Target{Policy: "w", Key: "k"}
+		inlineWindow := Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: 30 * time.Second}, Key: "k"}
+
+		// What does not suit the kind of limit.
+		for i, target := range []Target{leases, inline, {Policy: "c", Key: "free"}, {Policy: "c", Key: "bad"}} {
+			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
+			n[i%3].checkError(t, Check{Target: target, Cost: 1}, Invalid, field)
+			_, err := n[i%3].Refund(ctx, target, 1)
+			wantError(t, err, Invalid, field)
+		}
+		for i, target := range []Target{window, inlineWindow} {
+			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
+			_, err := n[i].Acquire(ctx, Acquire{Target: target, Cost: 1})
+			wantError(t, err, Invalid, field)
+			_, err = n[i].Renew(ctx, target, "0000000000000001", 0)
+			wantError(t, err, Invalid, field)
+			_, err = n[i].Release(ctx, target, "0000000000000001")
+			wantError(t, err, Invalid, field)
+		}
+		c.wantStats(PolicyStats{Policy: "c", Errors: 3})
+		c.wantStats(PolicyStats{Policy: "w", Errors: 1})
+		c.wantStats(PolicyStats{Policy: "(inline)", Errors: 2})
+
+		for _, target := range []Target{leases, inline} {
+			if d := n[0].check(t, Check{Target: target}); !d.Allowed || d.Remaining != 3 {
+				t.Errorf("peek %+v", d)
+			}
+			d, err := n[0].Acquire(ctx, Acquire{Target: target, Cost: 2, TTL: 10 * time.Second})
+			if err != nil || !d.Allowed || d.LeaseID == "" {
+				t.Fatalf("%+v, %v", d, err)
+			}
+			if e, err := n[1].Acquire(ctx, Acquire{Target: target, Cost: 2}); err != nil || e.Allowed || e.LeaseID != "" || e.RetryAfter != 10*time.Second {
+				t.Errorf("%+v, %v", e, err)
+			}
+			_, err = n[1].Acquire(ctx, Acquire{Target: target, Cost: 1, TTL: 31 * time.Second})
+			wantError(t, err, Invalid, "ttl")
+			_, err = n[1].Renew(ctx, target, d.LeaseID, 31*time.Second)
+			wantError(t, err, Invalid, "ttl")
+			c.advance(9 * time.Second)
+			if left, err := n[2].Renew(ctx, target, d.LeaseID, 0); left != 30*time.Second || err != nil {
+				t.Errorf("%v, %v", left, err)
+			}
+			if left, err := n[1].Renew(ctx, target, d.LeaseID, time.Second); left != time.Second || err != nil {
+				t.Errorf("%v, %v", left, err)
+			}
+			for i, want := range []bool{true, false, false} {
+				if ok, err := n[i].Release(ctx, target, d.LeaseID); ok != want || err != nil {
+					t.Errorf("released %v, %v", ok, err)
+				}
+			}
+			_, err = n[0].Renew(ctx, target, d.LeaseID, 0)
+			wantError(t, err, NotFound, "lease_id")
+			d, _ = n[0].Acquire(ctx, Acquire{Target: target, Cost: 3})
+			c.advance(30 * time.Second)
+			if ok, err := n[1].Release(ctx, target, d.LeaseID); ok || err != nil {
+				t.Errorf("released %v, %v", ok, err)
+			}
+			if _, err := n[1].Renew(ctx, target, d.LeaseID, 0); err == nil {
+				t.Error("renewed an expired lease")
+			}
+		}
+
+		// Keys that hold nothing.
+		d, err := n[0].Acquire(ctx, Acquire{Target: Target{Policy: "c", Key: "free"}, Cost: 9})
+		if err != nil || !d.Allowed || d.LeaseID != "" {
+			t.Errorf("%+v, %v", d, err)
+		}
+		d, err = n[0].Acquire(ctx, Acquire{Target: Target{Policy: "c", Key: "bad"}, Cost: 9})
+		if err != nil || d.Allowed || d.RetryAfter != algo.Never {
+			t.Errorf("%+v, %v", d, err)
+		}
+		for _, key := range []string{"free", "bad"} {
+			_, err = n[1].Renew(ctx, Target{Policy: "c", Key: key}, "0000000000000001", 0)
+			wantError(t, err, NotFound, "lease_id")
+			if ok, err := n[1].Release(ctx, Target{Policy: "c", Key: key}, "0000000000000001"); ok || err != nil {
+				t.Errorf("released %v, %v", ok, err)
+			}
+		}
+	})
+}
+
+func TestInlineIdentity(t *testing.T) {
+	base := algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}
+	with := func(change func(*algo.Limit)) *algo.Limit {
+		l := base
+		change(&l)
+		return &l
+	}
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameBerlin, _ := time.LoadLocation("Europe/Berlin")
+	window := algo.Limit{Algorithm: algo.SlidingWindow, Limit: 10, Window: time.Minute}
+	tens := window
+	tens.Slots = 10
+	fives := window
+	fives.Slots = 5
+	day := func(zone *time.Location) *algo.Limit {
+		return &algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Period: algo.Day, Zone: zone}
+	}
+	bucket := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Hour}
+	bigBucket := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Hour, Capacity: 30}
+	for _, test := range []struct {
+		what         string
+		first, other Target
+		left         int64 // of other, when 4 were taken from first; 10 or -1 where the states are different
+	}{
+		{"same", Target{Limit: &base}, Target{Limit: with(func(*algo.Limit) {})}, 6},
+		{"default namespace", Target{Limit: &base}, Target{Limit: &base, Namespace: "default"}, 6},
+		{"other namespace", Target{Limit: &base}, Target{Limit: &base, Namespace: "x"}, 10},
+		{"namespaces are not parsed", Target{Limit: &base, Namespace: "a"}, Target{Limit: &base, Namespace: "//a"}, 10},
+		{"limit raised on live state", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Limit = 20 })}, 16},
+		{"limit lowered on live state", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Limit = 3 })}, 0},
+		{"count_denied", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.CountDenied = true })}, 6},
+		{"max_log is not the caller's", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.MaxLog = 5 })}, 6},
+		{"other window", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Window++ })}, 10},
+		{"other algorithm", Target{Limit: &base}, Target{Limit: &window}, 10},
+		{"default slots", Target{Limit: &window}, Target{Limit: &tens}, 6},
+		{"other slots", Target{Limit: &window}, Target{Limit: &fives}, 10},
+		{"capacity", Target{Limit: bucket}, Target{Limit: bigBucket}, 26},
+		{"period", Target{Limit: day(nil)}, Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Period: algo.Hour}}, 10},
+		{"UTC", Target{Limit: day(nil)}, Target{Limit: day(time.UTC)}, 6},
+		{"zone", Target{Limit: day(nil)}, Target{Limit: day(berlin)}, 10},
+		{"zone loaded again", Target{Limit: day(berlin)}, Target{Limit: day(sameBerlin)}, 6},
+		{"a policy named inline", Target{Limit: &base}, Target{Policy: "inline"}, 10},
+		{"a policy named default", Target{Limit: &base}, Target{Policy: "default"}, 10},
+		{"unlimited keeps no state", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Limit = algo.Unlimited })}, algo.Unlimited},
+	} {
+		const text = `policies: [{name: inline, algorithm: sliding_log, limit: 10, window: 1m}, {name: default, algorithm: sliding_log, limit: 10, window: 1m}]`
+		inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+			test.first.Key, test.other.Key = "k", "k"
+			c.nodes[0].check(t, Check{Target: test.first, Cost: 4})
+			if d := c.nodes[1].check(t, Check{Target: test.other}); d.Remaining != test.left {
+				t.Errorf("%s: %d left, want %d", test.what, d.Remaining, test.left)
+			}
+		})
+	}
+}
+
+// TestInlineCache: forgetting what was worked out changes nothing, and another zone pointer is the same zone.
+func TestInlineCache(t *testing.T) {
+	inBubble(t, 1, Config{}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		target := Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		n.check(t, Check{Target: target, Cost: 4})
+		for i := range 3 * maxInlineRules / 2 {
+			n.check(t, Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, Key: "k"}})
+			if len(n.inline.by) > maxInlineRules {
+				t.Fatalf("%d rules kept", len(n.inline.by))
+			}
+		}
+		if d := n.check(t, Check{Target: target}); d.Remaining != 6 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestNoInline(t *testing.T) {
+	inBubble(t, 2, Config{NoInline: true, Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		target := Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		for _, n := range c.nodes {
+			n.checkError(t, Check{Target: target, Cost: 1}, Invalid, "limit")
+			n.check(t, named("sliding_log", "k", 1))
+		}
+		// Not even for a peer with another setting.
+		op := &Op{Kind: OpCheck, Check: Check{Target: target, Cost: 1}, Hops: 1}
+		if rest := c.nodes[0].Receive([]*Op{op}); rest != nil || op.Outcome.Err == nil || op.Outcome.Err.Field != "limit" {
+			t.Errorf("%+v", op.Outcome)
+		}
+	})
+}

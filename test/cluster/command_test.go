@@ -1,0 +1,138 @@
+package clustertest
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+)
+
+const twoPolicies = `
+policies:
+  - {name: once, algorithm: sliding_log, limit: 1, window: 1h}
+  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}
+`
+
+func TestCommands(t *testing.T) {
+	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", twoPolicies))
+	t.Run("check", func(t *testing.T) { testCheck(t, nodes) })
+	t.Run("status", func(t *testing.T) { testStatus(t, nodes) })
+}
+
+func testCheck(t *testing.T, nodes []*process) {
+	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	nobody := l.Addr().String()
+	l.Close()
+	a, b := "--addr="+nodes[0].grpc, "--addr="+nodes[1].grpc
+	for _, c := range []struct {
+		args string
+		code int
+		want string // in standard output, or for an error in standard error
+	}{
+		{"check alice --policy once " + a, 0, "allowed  policy=once granted=1 limit=1 remaining=0"},
+		{"check alice --policy once " + b, 1, "refused  policy=once granted=0 limit=1 remaining=0 retry_after="},
+		{"check alice --policy once -o json " + b, 1, `"allowed":false`},
+		{"check alice --policy once --cost 2 " + b, 1, "retry_after=never"},
+		{"check bob --policy once --cost 0 " + b, 0, "granted=0 limit=1 remaining=1"},
+		{"check bob --limit 1/1m " + a, 0, "allowed  policy=inline"},
+		{"check bob --limit 1/1m --algorithm sliding_log " + b, 1, "refused  policy=inline"},
+		{"check bob --limit 2/1m " + b, 0, "remaining=0"}, // the limit has no part in whose state it is
+		{"check bob --limit 1/1m --namespace other " + b, 0, "allowed"},
+
+		{"check alice --policy once --addr=" + nobody, 2, "--addr: no node answers at " + nobody},
+		{"check alice --policy once --addr=localhost", 2, "--addr: "},
+		{"check alice --policy none " + a, 2, "policy: there is no policy named none"},
+		{"check alice --policy leases " + a, 2, "policy: is a concurrency limit"},
+		{"check alice --policy once --cost -1 " + a, 2, "cost: is negative"},
+		{"check alice --policy once --cost many " + a, 2, "--cost"},
+		{"check alice --policy once --sideways " + a, 2, "--sideways"},
+		{"check alice " + a, 2, "--policy: "},
+		{"check --policy once " + a, 2, "KEY: "},
+		{"check alice --limit 5 " + a, 2, "--limit: "},
+		{"check alice --limit 0/1m " + a, 2, "limit"},
+		{"check alice --limit 5/1m --algorithm guess " + a, 2, "--algorithm: "},
+		{"check alice --policy once -o xml " + a, 2, "--output: "},
+		{"check alice --policy once --timeout 0s " + a, 2, "--timeout: "},
+	} {
+		code, stdout, stderr := weir(t, strings.Fields(c.args)...)
+		said, other := stdout, stderr
+		if c.code == 2 {
+			said, other = stderr, stdout
+		}
+		if code != c.code || !strings.Contains(said, c.want) || other != "" {
+			t.Errorf("weir %s: exit status %d, want %d and %q\nstdout: %s\nstderr: %s", c.args, code, c.code, c.want, stdout, stderr)
+		}
+	}
+}
+
+func testStatus(t *testing.T, nodes []*process) {
+	const partitions = 4093
+	for _, p := range nodes {
+		code, text, stderr := weir(t, "status", "--addr", p.grpc)
+		if code != 0 || !strings.HasPrefix(text, p.name+" sees 3 members (ready, ") {
+			t.Errorf("weir status: exit status %d\n%s%s", code, text, stderr)
+		}
+		code, text, stderr = weir(t, "status", "--addr", p.grpc, "-o", "json")
+		var st struct {
+			Node       string
+			Ready      bool
+			Partitions int
+			Ring       string
+			Members    []struct {
+				Name, State, HTTP string
+				Partitions        int
+				Reachable         bool
+			}
+		}
+		if err := json.Unmarshal([]byte(text), &st); code != 0 || err != nil {
+			t.Fatalf("weir status -o json: exit status %d, %v\n%s%s", code, err, text, stderr)
+		}
+		if st.Node != p.name || !st.Ready || st.Partitions != partitions || len(st.Members) != len(nodes) {
+			t.Errorf("status of %s: %s", p.name, text)
+		}
+		sum := 0
+		for i, m := range st.Members {
+			sum += m.Partitions
+			if m.Name != fmt.Sprintf("n%d", i) || m.State != "active" || !m.Reachable || m.HTTP != nodes[i].http {
+				t.Errorf("%s shows as member %d: %+v", p.name, i, m)
+			}
+			if m.Partitions < partitions*25/100 || m.Partitions > partitions*42/100 {
+				t.Errorf("%s shows %d partitions of %s, which is not a fair share", p.name, m.Partitions, m.Name)
+			}
+		}
+		if sum != partitions {
+			t.Errorf("%s shows owners of %d partitions", p.name, sum)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := writeFile(t, "good.yaml", exactPolicies)
+	bad := writeFile(t, "bad.yaml", "policies:\n  - name: a\n    algorithm: sliding_log\n    limit: 0\n    window: 1m\n    colour: red\n")
+	empty := writeFile(t, "empty.yaml", "")
+	for _, c := range []struct {
+		args []string
+		code int
+		want []string // in what it says
+	}{
+		{[]string{good}, 0, []string{good + ": ok, 4 policies"}},
+		{[]string{empty}, 0, []string{empty + ": ok, 0 policies"}},
+		{[]string{bad}, 1, []string{bad + ":4:12: policies[0].limit: ", bad + ":6:5: policies[0].colour: "}},
+		{[]string{bad, good}, 1, []string{bad + ":4:12: ", good + ": ok"}},
+		{[]string{"-o", "json", bad}, 1, []string{`"ok":false`, `"line":4,"column":12`}},
+		{[]string{"-o", "json", good}, 0, []string{`{"mistakes":[],"ok":true}`}},
+		{[]string{good + ".none", bad}, 2, []string{"FILE: ", "good.yaml.none", bad + ":4:12: "}},
+		{[]string{}, 2, []string{"FILE: "}},
+	} {
+		code, stdout, stderr := weir(t, append([]string{"validate"}, c.args...)...)
+		if code != c.code || (code == 2) != (stderr != "") {
+			t.Errorf("weir validate %v: exit status %d, want %d\nstdout: %s\nstderr: %s", c.args, code, c.code, stdout, stderr)
+		}
+		for _, want := range c.want {
+			if !strings.Contains(stdout+stderr, want) {
+				t.Errorf("weir validate %v does not say %q:\n%s%s", c.args, want, stdout, stderr)
+			}
+		}
+	}
+}

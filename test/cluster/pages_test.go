@@ -1,0 +1,148 @@
+package clustertest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
+)
+
+// metricsPage is a page of metrics as Prometheus reads it.
+type metricsPage map[string]*dto.MetricFamily
+
+func (p *process) metrics() metricsPage {
+	p.t.Helper()
+	code, text := p.get("/metrics")
+	if code != http.StatusOK {
+		p.t.Fatalf("/metrics: %d %s", code, text)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	page, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		p.t.Fatalf("/metrics: %v\n%s", err, text)
+	}
+	return page
+}
+
+// value is the sum of the series of a metric that have the given labels, written as name, value, name, value.
+func (m metricsPage) value(name string, labels ...string) float64 {
+	sum := 0.0
+	for _, s := range m[name].GetMetric() {
+		all := true
+		for pair := range slices.Chunk(labels, 2) {
+			all = all && slices.ContainsFunc(s.Label, func(l *dto.LabelPair) bool { return l.GetName() == pair[0] && l.GetValue() == pair[1] })
+		}
+		if all {
+			sum += s.GetCounter().GetValue() + s.GetGauge().GetValue() + float64(s.GetHistogram().GetSampleCount())
+		}
+	}
+	return sum
+}
+
+// TestPages reads what operators and their tools read.
+func TestPages(t *testing.T) {
+	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
+	// Every key up to its limit and 20 beyond, through every node; and something unknown.
+	const keys = 10
+	for i := range 120 {
+		for k := range keys {
+			if _, err := nodes[(i+k)%3].check(fmt.Sprintf(`{"policy":"sliding_log","key":"key-%d"}`, k)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, p := range nodes {
+		if code, _, answer, err := p.post("/v1/check", "application/json", []byte(`{"policy":"none","key":"alice"}`)); err != nil || code != http.StatusNotFound {
+			t.Errorf("unknown policy: %d, %v: %s", code, err, answer)
+		}
+	}
+	t.Run("metrics", func(t *testing.T) {
+		total := map[string]float64{}
+		for _, p := range nodes {
+			page := p.metrics()
+			for _, result := range []string{"allowed", "refused", "failed_open", "failed_closed"} {
+				total[result] += page.value("weir_requests_total", "policy", "sliding_log", "result", result)
+			}
+			total["unknown"] += page.value("weir_requests_total", "policy", "(unknown)", "result", "error")
+			total["owned"] += page.value("weir_partitions_owned")
+			total["keys"] += page.value("weir_keys")
+			total["fullest"] = max(total["fullest"], page.value("weir_window_utilization", "policy", "sliding_log"))
+			total["most"] = max(total["most"], page.value("weir_current_window_count", "policy", "sliding_log"))
+			total["bytes"] += page.value("weir_state_bytes")
+			total["hops"] += page.value("weir_hop_duration_seconds", "answered", "true")
+			if n := page.value("weir_members", "state", "active"); n != 3 {
+				t.Errorf("%s: weir_members{state=active} is %v", p.name, n)
+			}
+			if n := page.value("weir_policies"); n != 4 {
+				t.Errorf("%s: weir_policies is %v", p.name, n)
+			}
+			if page.value("weir_ready") != 1 || page.value("weir_policies_mismatched_members") != 0 {
+				t.Errorf("%s: weir_ready or weir_policies_mismatched_members is wrong", p.name)
+			}
+		}
+		for name, want := range map[string]float64{
+			"allowed": keys * 100, "refused": keys * 20, "failed_open": 0, "failed_closed": 0, "unknown": 3,
+			"owned": 4093, "keys": keys, "fullest": 1, "most": 100,
+		} {
+			if total[name] != want {
+				t.Errorf("%s: %v over all nodes, want %v", name, total[name], want)
+			}
+		}
+		if total["hops"] == 0 || total["bytes"] == 0 {
+			t.Errorf("weir_hop_duration_seconds counts %v hops, weir_state_bytes is %v", total["hops"], total["bytes"])
+		}
+	})
+	t.Run("pages", func(t *testing.T) {
+		for path, want := range map[string]string{
+			"/openapi.yaml": "openapi: 3", "/healthz": `"alive":true`, "/readyz": `"ready":true`, "/v1/policies": `"name":"token_bucket"`,
+			"/v1/status": `"members":[`, "/": "/v1/check",
+		} {
+			if code, page := nodes[1].get(path); code != http.StatusOK || !strings.Contains(page, want) {
+				t.Errorf("%s: %d, without %q: %.200s", path, code, want, page)
+			}
+		}
+	})
+	t.Run("grpc health", func(t *testing.T) {
+		c := healthv1.NewHealthClient(nodes[2].connect())
+		for _, service := range []string{"", "weir.v1.Limiter"} {
+			r, err := c.Check(t.Context(), &healthv1.HealthCheckRequest{Service: service})
+			if err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
+				t.Errorf("health of %q: %v, %v", service, r, err)
+			}
+		}
+	})
+	t.Run("grpc reflection", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+		defer cancel()
+		stream, err := reflectionv1.NewServerReflectionClient(nodes[0].connect()).ServerReflectionInfo(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := &reflectionv1.ServerReflectionRequest_ListServices{}
+		if err := stream.Send(&reflectionv1.ServerReflectionRequest{MessageRequest: ask}); err != nil {
+			t.Fatal(err)
+		}
+		r, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var services []string
+		for _, s := range r.GetListServicesResponse().GetService() {
+			services = append(services, s.GetName())
+		}
+		if !slices.Contains(services, "weir.v1.Limiter") || !slices.Contains(services, "grpc.health.v1.Health") {
+			t.Errorf("services: %v", services)
+		}
+		if slices.ContainsFunc(services, func(s string) bool { return strings.HasPrefix(s, "weir.peer.") }) {
+			t.Errorf("the protocol between nodes is on the callers' port: %v", services)
+		}
+	})
+}
