@@ -163,9 +163,9 @@ type Decision struct {
 	Allowed    bool
 	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking
 	Limit      int64         // of the limit that decided (capacity for buckets); Unlimited
-	Remaining  int64         // units that would pass now, after this decision
-	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted; Never
-	ResetAfter time.Duration // until the state equals a new one
+	Remaining  int64         // units that would pass now, after this decision; Unlimited when Limit is
+	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted (concurrency: until the first lease expires); Never
+	ResetAfter time.Duration // until the state equals a new one (concurrency: at most)
 	Delay      time.Duration // leaky_bucket: until the admitted request may go
 	Lease      uint64        // concurrency: the lease; never 0 when one was given
 	Tightest   int           // index of the limit that Limit, Remaining, RetryAfter and ResetAfter speak of

@@ -60,8 +60,8 @@ var origins = []Instant{
 
 func TestAgainstOracle(t *testing.T) {
 	steps := 250
-	if testing.Short() {
-		steps = 50
+	if testing.Short() || underRace {
+		steps = 40
 	}
 	for i, l := range shapes(t) {
 		t.Run(fmt.Sprintf("%v/%d", l.Algorithm, i), func(t *testing.T) {
@@ -74,7 +74,11 @@ func TestAgainstOracle(t *testing.T) {
 func TestSeveralAgainstOracles(t *testing.T) {
 	all := shapes(t)
 	r := rand.New(rand.NewPCG(1, 2))
-	for seed := range uint64(400) {
+	seeds := uint64(400)
+	if testing.Short() || underRace {
+		seeds = 60
+	}
+	for seed := range seeds {
 		limits := make(Limits, 2+r.IntN(3))
 		for i := range limits {
 			limits[i] = all[r.IntN(len(all))]
@@ -127,11 +131,13 @@ func TestGuarantees(t *testing.T) {
 		if l.Limit == Unlimited || l.Period != 0 {
 			continue
 		}
-		for seed := range uint64(2) {
-			p := newPlayer(t, seeded(uint64(i)<<8|seed, 120), origins[0], l)
-			p.play(true)
-			guarantee(p, l)
+		steps := 250
+		if testing.Short() || underRace {
+			steps = 40
 		}
+		p := newPlayer(t, seeded(uint64(i), steps), origins[0], l)
+		p.play(true)
+		guarantee(p, l)
 	}
 }
 

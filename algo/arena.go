@@ -18,6 +18,8 @@ const (
 	PageBytes = pageWords * 8
 	// MaxBlock is the largest block an Arena hands out, in words.
 	MaxBlock = pageWords
+	// maxSpares is how many pages without a block in use an Arena keeps.
+	maxSpares = 4
 )
 
 // blockClasses are the sizes, in words, that blocks come in. Small ones are spaced so that at most an eighth of a
@@ -59,6 +61,7 @@ type Arena struct {
 	vacant []int32                  // indexes of pages that were given back
 	room   [len(blockClasses)]int32 // per class, first page with room, -1 when there is none
 	spare  [len(blockClasses)]int32 // per class, the page kept although all its blocks are free, -1 when there is none
+	spares int                      // how many there are
 	budget Budget
 	bytes  int
 }
@@ -93,8 +96,8 @@ func (a *Arena) Alloc(words int) (Ref, bool) {
 		}
 	}
 	p := &a.pages[pi]
-	if p.live == 0 {
-		a.spare[c] = -1
+	if a.spare[c] == pi {
+		a.unspare(c)
 	}
 	var index uint16
 	if p.free != 0 {
@@ -132,13 +135,17 @@ func (a *Arena) Free(r Ref, words int) {
 	if p.live > 0 {
 		return
 	}
-	// The last page with room of a class stays until the budget is used up, so that a state that comes and goes does
-	// not cost a page each time.
+	// The last page with room of a class stays, so that a state that comes and goes does not cost a page each time; but
+	// only a few do, and until the budget is used up.
 	if p.prev >= 0 || p.next >= 0 {
 		a.release(pi)
-	} else {
-		a.spare[p.class] = pi
+		return
 	}
+	if a.spares == maxSpares {
+		a.releaseSpare()
+	}
+	a.spare[p.class] = pi
+	a.spares++
 }
 
 // Block returns the first words of a block: a view that stays valid until the block is freed, whatever else is
@@ -176,11 +183,17 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 	return pi, true
 }
 
+// unspare takes the page of a class that was kept into use again.
+func (a *Arena) unspare(class uint8) {
+	a.spare[class] = -1
+	a.spares--
+}
+
 // releaseSpare gives back a page that was kept, if there is one.
 func (a *Arena) releaseSpare() bool {
 	for c, pi := range a.spare {
 		if pi >= 0 {
-			a.spare[c] = -1
+			a.unspare(uint8(c))
 			a.release(pi)
 			return true
 		}

@@ -85,8 +85,7 @@ func TestArena(t *testing.T) {
 		check(b)
 		a.Free(b.ref, b.words)
 	}
-	// At most one page of each size stays.
-	if n := a.Bytes() / PageBytes; n > len(blockClasses) || liveBlocks(a) != 0 {
+	if n := a.Bytes() / PageBytes; n > maxSpares || liveBlocks(a) != 0 {
 		t.Errorf("%d pages held for nothing", n)
 	}
 }
@@ -111,7 +110,7 @@ func TestArenaMisuse(t *testing.T) {
 	}
 }
 
-// full takes all of an arena's budget, so that nothing that needs a page goes on, and all room in pages there are.
+// fill takes all of an arena's budget, so that nothing that needs a page goes on, and all room in pages there are.
 func fill(a *Arena) (undo func()) {
 	type block struct {
 		ref   Ref
@@ -142,7 +141,7 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 		{log(1000, sec)},
 		{{Algorithm: Concurrency, Limit: 1000, Window: sec}},
 		{{Algorithm: FixedWindow, Limit: 1000, Window: sec}, log(1000, sec), {Algorithm: TokenBucket, Limit: 1000, Window: sec}},
-		{log(2, sec), log(1000, time.Minute), {Algorithm: SlidingWindow, Limit: 1000, Window: sec}},
+		{log(2, sec), log(Unlimited, 0), log(1000, time.Minute), {Algorithm: SlidingWindow, Limit: 1000, Window: sec}},
 	} {
 		for before := range 60 {
 			a := NewArena(&testBudget{6 * PageBytes})
@@ -169,7 +168,9 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 					break
 				}
 				for i := range ls {
-					used[i] += d.Granted
+					if ls[i].Limit != Unlimited {
+						used[i] += d.Granted
+					}
 				}
 				now.Mono += 32 // so that the log has to grow
 			}
@@ -194,10 +195,26 @@ func TestNoMemoryChargesNothing(t *testing.T) {
 	}
 }
 
+// TestNoMemoryTrims: what the first limit had reserved when the second was refused does not stay with an idle state.
+func TestNoMemoryTrims(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 2, Window: sec}, {Algorithm: SlidingLog, Limit: 5, Window: time.Minute}}
+	a, s := NewArena(&testBudget{PageBytes}), make(State, ls.Words())
+	ls.Init(s, Instant{})
+	if _, ok := a.Alloc(3); !ok { // the only page is for blocks such as the first limit's
+		t.Fatal("no memory")
+	}
+	if _, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil); err != ErrNoMemory {
+		t.Fatal(err)
+	}
+	if n := liveBlocks(a); n != 1 || !ls.Idle(a, s, Instant{}) {
+		t.Errorf("%d blocks in use", n)
+	}
+}
+
 // TestNoMemoryDenied: a refusal stands even if it cannot be counted.
 func TestNoMemoryDenied(t *testing.T) {
 	ls := Limits{{Algorithm: SlidingLog, Limit: 6, Window: sec, CountDenied: true}}
-	a, s := NewArena(&testBudget{PageBytes}), make(State, ls.Words())
+	a, s := NewArena(&testBudget{2 * PageBytes}), make(State, ls.Words())
 	ls.Init(s, Instant{})
 	for i := range 6 {
 		if d, err := ls.Decide(a, s, Instant{Mono: int64(i)}, Request{Cost: 1}, nil); err != nil || !d.Allowed {

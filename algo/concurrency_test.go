@@ -100,7 +100,9 @@ func playLeases(t testing.TB, src source, l Limit, crowd int64) {
 			}
 		case 3: // ids of nothing
 			bad := uint64(src.n(1<<62)) ^ id
-			if n := len(former); n > 0 && src.n(1) == 0 {
+			if src.n(2) == 0 {
+				bad = uint64(src.n(70)) // a slot without nonce
+			} else if n := len(former); n > 0 && src.n(1) == 0 {
 				bad = former[src.n(int64(n-1))]
 			} else if ok && src.n(1) == 0 {
 				bad = id ^ 1<<src.n(63)

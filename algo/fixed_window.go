@@ -147,8 +147,8 @@ func (calendarWindow) snapshot(dst []byte, _ *Limit, _ *Arena, s []uint64, _ Ins
 func (calendarWindow) restore(l *Limit, _ *Arena, s []uint64, _ Instant, r *reader) error {
 	const farthest = math.MaxInt64 / 1_000_000_000 // seconds that a wall clock can show
 	start, count := r.int(farthest), r.uint(MaxLimit)
-	if r.err != nil {
-		return r.err
+	if r.err != nil || count == 0 {
+		return ErrSnapshot
 	}
 	start, end := calendar(l.Period, l.zone(), start)
 	s[0], s[1], s[2] = uint64(start), uint64(end), uint64(count)

@@ -424,7 +424,7 @@ func (p *player) play(plain bool) {
 		case 4:
 			p.refund(p.cost())
 		case 5:
-			if p.src.n(3) == 0 {
+			if p.src.n(1) == 0 {
 				p.change()
 			}
 		case 6: // the same again, at the same instant

@@ -21,7 +21,9 @@ import (
 //
 // where tick is the lowest 31 bits of the instant in ticks: since no two entries are 1<<31 ticks apart, that and the
 // newest entry's whole instant tell every other's. Runs are used from three units on, so no unit takes more than one
-// 32-bit word.
+// 32-bit word. With headers, room left in segments and pages, and the Arena's tables, a full log of single units takes,
+// for each of them, 8.1 bytes when its limit is 5, 5.9 at 100, 4.7 at 1000, 4.3 at 10,000, 4.1 at 100,000 and beyond
+// (TestLogMemory); besides the words of the state.
 //
 // Words: instant of the newest entry in nanoseconds; units; oldest and newest segment; what slidingLogTail holds. All are
 // zero when the log is empty.
@@ -75,10 +77,6 @@ func roundUp(now int64, k int) int64 { return (now + 1<<k - 1) >> k << k }
 type segment []uint64
 
 const segmentHeader = 2
-
-// segmentSizes are the sizes that segments come in: about an eighth more each time, and such that a page is used up
-// by a whole number of them with little left over.
-var segmentSizes = [...]int{4, 5, 6, 8, 10, 13, 16, 20, 26, 32, 44, 64, 102, 128, 146, 170, 204, 256, 341, 512, MaxBlock}
 
 func segmentAt(a *Arena, r Ref) segment {
 	return segment(a.Block(r, segment(a.Block(r, segmentHeader)).size()))
@@ -256,7 +254,7 @@ func (c slidingLog) tidy(a *Arena, s []uint64, g segment) {
 	if g.next() != 0 || g.capacity() < 32 || left > g.capacity()/4 {
 		return
 	}
-	words := segmentSize(segmentHeader + left)
+	words := 1 << bits.Len(uint(segmentHeader+left))
 	r, ok := newSegment(a, words)
 	if !ok {
 		return
@@ -271,16 +269,6 @@ func (c slidingLog) tidy(a *Arena, s []uint64, g segment) {
 	c.setChain(s, r, r)
 	t.held, t.pos = words, 0
 	t.put(s)
-}
-
-// segmentSize is the smallest size of a segment that is not below words, if there is one.
-func segmentSize(words int) int {
-	for _, size := range segmentSizes {
-		if size >= words {
-			return size
-		}
-	}
-	return MaxBlock
 }
 
 func (slidingLog) room(l *Limit, _ *Arena, s []uint64, _ Instant) int64 {
@@ -319,7 +307,7 @@ func (slidingLog) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Durati
 
 // reserve makes sure that the newest segment has room for what charge may write. The first segments are small, for most
 // keys are; later ones are such that the half-empty ones at both ends and the headers of those between weigh about the
-// same: the root of twice what the log holds.
+// same: the root of twice what the log holds, as a power of two, for these use up pages without remainder.
 func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 	need := 1
 	if n > 1 {
@@ -332,11 +320,7 @@ func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 		}
 	}
 	t := tailOf(s)
-	root := 0
-	for root*root < 2*t.held && root < MaxBlock {
-		root++
-	}
-	words := segmentSize(root)
+	words := min(max(4, 1<<(bits.Len(uint(2*t.held))/2)), MaxBlock)
 	switch {
 	case last != 0:
 	case l.Limit <= 2 && n <= 2:

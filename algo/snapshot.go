@@ -65,9 +65,7 @@ func (ls Limits) Restore(a *Arena, s State, now Instant, data []byte) (rest []by
 		l := &ls[i]
 		switch r.byte() {
 		case byte(l.Algorithm):
-			if err = c.restore(l, a, t, now, r); err == nil {
-				c.advance(l, a, t, now)
-			}
+			err = c.restore(l, a, t, now, r)
 		case byte(l.Algorithm) | idleFlag:
 		default:
 			err = ErrSnapshot

@@ -1,0 +1,146 @@
+package algo
+
+import (
+	"encoding/binary"
+	"testing"
+	"time"
+)
+
+// fuzzLimits picks limits by a byte.
+func fuzzLimits(t testing.TB, pick byte) Limits {
+	all := []Limits{
+		{{Algorithm: FixedWindow, Limit: 10, Window: time.Second, CountDenied: true}},
+		{{Algorithm: FixedWindow, Limit: 10, Period: Month, Zone: mustZone(t, "Europe/Berlin")}},
+		{{Algorithm: SlidingWindow, Limit: 10, Window: time.Second}},
+		{{Algorithm: SlidingWindow, Limit: 1 << 40, Window: time.Minute, Slots: 100, CountDenied: true}},
+		{{Algorithm: SlidingCounter, Limit: 10, Window: time.Second}},
+		{{Algorithm: SlidingLog, Limit: 10, Window: time.Second, CountDenied: true}},
+		{{Algorithm: SlidingLog, Limit: MaxLimit, MaxLog: MaxLimit, Window: MaxWindow}},
+		{{Algorithm: TokenBucket, Limit: 7, Window: time.Second}},
+		{{Algorithm: LeakyBucket, Limit: 10, Capacity: 99, Window: time.Second}},
+		{{Algorithm: Concurrency, Limit: 10, Window: time.Second}},
+		{{Algorithm: SlidingLog, Limit: 3, Window: time.Second}, {Algorithm: TokenBucket, Limit: 10, Window: time.Minute}, {Algorithm: FixedWindow, Limit: 100, Period: Day}},
+		{{Algorithm: SlidingLog, Limit: Unlimited}, {Algorithm: SlidingLog, Limit: 100, Window: 90 * time.Second}},
+	}
+	return all[int(pick)%len(all)]
+}
+
+// FuzzRestore reads anything as a snapshot, and uses the state that comes of it.
+func FuzzRestore(f *testing.F) {
+	for pick := range byte(12) {
+		ls, a := fuzzLimits(f, pick), NewArena(nil)
+		s := make(State, ls.Words())
+		ls.Init(s, Instant{Wall: 1e18})
+		f.Add(pick, ls.Append(nil, a, s, Instant{Wall: 1e18}))
+		for i, cost := range []int64{1, 1, 2, 5, 1} {
+			if _, err := ls.Decide(a, s, Instant{Mono: int64(i) * 1e7, Wall: 1e18}, Request{Cost: cost, Nonce: uint64(i) * 0x123456789abcd}, nil); err != nil {
+				f.Fatal(err)
+			}
+		}
+		data := ls.Append(nil, a, s, Instant{Mono: 5e7, Wall: 1e18})
+		f.Add(pick, data)
+		f.Add(pick, append(data[:len(data):len(data)], 1, 2, 3))
+		f.Add(pick, data[:len(data)/2])
+	}
+	// One lease in the last slot of all, twice.
+	lease := []byte{snapshotVersion, byte(Concurrency), 2, 100}
+	for range 2 {
+		lease = binary.AppendUvarint(lease, MaxLeases-1)
+		lease = append(lease, 1, 50, 1)
+	}
+	f.Add(byte(9), lease)
+	// A log of one run of all there can be.
+	f.Add(byte(6), binary.AppendUvarint([]byte{snapshotVersion, byte(SlidingLog), 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10, 0, 0, 1}, uint64(MaxLimit)))
+
+	f.Fuzz(func(t *testing.T, pick byte, data []byte) {
+		ls := fuzzLimits(t, pick)
+		const budget = 1 << 24
+		a := NewArena(&testBudget{budget})
+		s := make(State, ls.Words())
+		now := Instant{Mono: 1e15, Wall: 1_700_000_000_000_000_000}
+		rest, err := ls.Restore(a, s, now, data)
+		if err != nil {
+			if liveBlocks(a) != 0 {
+				t.Fatal("blocks are nobody's")
+			}
+			if !ls.Idle(a, s, now) {
+				t.Fatal("what could not be restored is not new")
+			}
+			return
+		}
+		if len(rest) > len(data) || string(rest) != string(data[len(data)-len(rest):]) {
+			t.Fatal("the rest is not what follows")
+		}
+		if most := 8192*(len(data)+4) + 3*PageBytes; a.Bytes() > most {
+			t.Fatalf("%d bytes make %d", len(data), a.Bytes())
+		}
+		// It can be used: what it says of itself comes true.
+		again := ls.Append(nil, a, s, now)
+		b, u := NewArena(nil), make(State, ls.Words())
+		if _, err := ls.Restore(b, u, now, again); err != nil {
+			t.Fatalf("its own snapshot: %v", err)
+		}
+		for i := range 5 {
+			r := Request{Cost: int64(i) + 1}
+			d, err := ls.Decide(a, s, now, r, nil)
+			e, _ := ls.Decide(b, u, now, r, nil)
+			e.Lease = d.Lease // a copy may put it elsewhere
+			if err == nil && d != e {
+				t.Fatalf("%+v, its copy %+v", d, e)
+			}
+			if err != nil {
+				break
+			}
+			if d.RetryAfter < -1 || d.ResetAfter < 0 || d.Remaining < -1 || d.Delay < 0 {
+				t.Fatalf("%+v", d)
+			}
+			if d.RetryAfter > 0 && ls[0].Algorithm != Concurrency {
+				now = later(now, d.RetryAfter)
+				if d, err := ls.Decide(a, s, now, r, nil); err == nil && !d.Allowed {
+					t.Fatalf("does not pass after retry_after: %+v", d)
+				}
+				if _, err := ls.Decide(b, u, now, r, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n, m := ls.Refund(a, s, now, int64(i)), ls.Refund(b, u, now, int64(i)); n != m {
+				t.Fatalf("gives back %d, its copy %d", n, m)
+			}
+		}
+		to, v := fuzzLimits(t, pick+1), State(nil)
+		v = make(State, to.Words())
+		if ls.Convert(a, s, now, to, v) == nil {
+			to.Free(a, v)
+		} else {
+			ls.Free(a, s)
+		}
+		ls.Free(b, u)
+		if liveBlocks(a) != 0 || liveBlocks(b) != 0 {
+			t.Fatal("blocks are nobody's")
+		}
+	})
+}
+
+// FuzzHistory has the bytes say what happens, and the oracles what should come of it.
+func FuzzHistory(f *testing.F) {
+	for pick := range byte(12) {
+		var data []byte
+		src := seeded(uint64(pick), 0)
+		for range 200 {
+			data = append(data, byte(src.n(255)))
+		}
+		f.Add(pick, data)
+	}
+	f.Fuzz(func(t *testing.T, pick byte, data []byte) {
+		if len(data) > 2000 {
+			return
+		}
+		src := byteSource(data)
+		ls := fuzzLimits(t, pick)
+		if ls[0].Algorithm == Concurrency {
+			playLeases(t, &src, ls[0], 3)
+			return
+		}
+		newPlayer(t, &src, origins[0], ls...).play(false)
+	})
+}

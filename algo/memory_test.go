@@ -1,0 +1,291 @@
+package algo
+
+import (
+	"fmt"
+	"runtime"
+	"testing"
+	"time"
+)
+
+func heapInUse() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// TestLogMemory measures what an admission in a full log costs, that is, all of what keys with full logs take in the
+// heap: segments and their headers, room left in them and in pages, and the Arena's own tables. The logs have been full
+// for a while, so that their oldest segment is partly used up and their newest not yet.
+func TestLogMemory(t *testing.T) {
+	if underRace {
+		t.Skip("the race detector takes memory of its own")
+	}
+	for _, tt := range []struct {
+		limit, keys int
+		most        float64 // bytes an admission
+	}{
+		{5, 50_000, 8.5},
+		{100, 2500, 6},
+		{1000, 250, 4.8},
+		{10_000, 25, 4.4},
+		{100_000, 10, 4.2},
+		{1 << 20, 1, 4.1},
+	} {
+		ls := Limits{{Algorithm: SlidingLog, Limit: int64(tt.limit), Window: time.Minute}}
+		before := heapInUse()
+		a := NewArena(nil)
+		states := make([]State, tt.keys)
+		for k := range states {
+			states[k] = make(State, ls.Words())
+			ls.Init(states[k], Instant{})
+		}
+		own := heapInUse() - before // the states' fixed part
+		step := int64(time.Minute) / int64(tt.limit)
+		for i := range tt.limit + tt.limit/3 {
+			for k := range states {
+				now := Instant{Mono: int64(i)*step + int64(k)}
+				if d, err := ls.Decide(a, states[k], now, Request{Cost: 1}, nil); err != nil {
+					t.Fatal(err)
+				} else if i < tt.limit && !d.Allowed {
+					t.Fatal("not full yet, and refused")
+				}
+			}
+		}
+		var units int64
+		for k := range states {
+			units += ls.Used(a, states[k], Instant{}, 0)
+		}
+		heap := heapInUse() - before - own
+		each := float64(heap) / float64(units)
+		t.Logf("%d keys of %d: %.3f bytes an admission in the heap, %.3f in the Arena; %d in all", tt.keys, tt.limit, each, float64(a.Bytes())/float64(units), units)
+		if each > tt.most {
+			t.Errorf("%d keys of %d: %.3f bytes an admission, want at most %.1f", tt.keys, tt.limit, each, tt.most)
+		}
+		if float64(units) < 0.95*float64(tt.limit*tt.keys) {
+			t.Errorf("the logs are not full: %d", units)
+		}
+		// Idle, they hold nothing.
+		for k := range states {
+			if !ls.Idle(a, states[k], Instant{Mono: int64(time.Hour)}) {
+				t.Fatal("not idle")
+			}
+		}
+		if held := a.Bytes(); held > maxSpares*PageBytes {
+			t.Errorf("%d bytes held by idle logs", held)
+		}
+		runtime.KeepAlive(a)
+	}
+}
+
+// TestLogShrinks: what is left of a log that was large is moved to where it does not hold a page.
+func TestLogShrinks(t *testing.T) {
+	ls, a := Limits{{Algorithm: SlidingLog, Limit: 1 << 20, Window: time.Minute}}, NewArena(nil)
+	s := make(State, ls.Words())
+	ls.Init(s, Instant{})
+	var now Instant
+	decide := func(cost int64) Decision {
+		d, err := ls.Decide(a, s, now, Request{Cost: cost}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	for range 100_000 {
+		now.Mono += 1000
+		decide(1)
+	}
+	now.Mono += int64(59 * time.Second)
+	for range 3 {
+		now.Mono += 1e6
+		decide(1)
+	}
+	if held := tailOf(s[1:]).held; held < 50_000 {
+		t.Fatalf("%d words held", held)
+	}
+	now.Mono += int64(2 * time.Second)
+	if d := decide(0); d.Remaining != 1<<20-3 {
+		t.Fatalf("%+v", d)
+	}
+	g := segmentAt(a, slidingLog{}.oldest(s[1:]))
+	if held := tailOf(s[1:]).held; held != g.size() || held > 16 {
+		t.Errorf("three entries hold %d words", held)
+	}
+	if d := decide(1); d.Remaining != 1<<20-4 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestRunsAreCompact: many units at one tick take one entry.
+func TestRunsAreCompact(t *testing.T) {
+	ls, a := Limits{{Algorithm: SlidingLog, Limit: MaxLimit, MaxLog: MaxLimit, Window: time.Minute}}, NewArena(nil)
+	s := make(State, ls.Words())
+	ls.Init(s, Instant{})
+	for i := range int64(100_000) {
+		if d, err := ls.Decide(a, s, Instant{Mono: 64}, Request{Cost: 1 + i%3}, nil); err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+	}
+	if held := tailOf(s[1:]).held; held > 4 {
+		t.Errorf("one instant holds %d words", held)
+	}
+}
+
+// steady are limits for which one request after another is admitted or refused for long.
+func steady() []Limit {
+	return []Limit{
+		{Algorithm: FixedWindow, Limit: 100, Window: time.Second},
+		{Algorithm: FixedWindow, Limit: 100, Period: Day},
+		{Algorithm: SlidingWindow, Limit: 100, Window: time.Second},
+		{Algorithm: SlidingCounter, Limit: 100, Window: time.Second},
+		{Algorithm: SlidingLog, Limit: 100, Window: time.Second},
+		{Algorithm: SlidingLog, Limit: 100, Window: time.Second, CountDenied: true},
+		{Algorithm: TokenBucket, Limit: 100, Window: time.Second},
+		{Algorithm: LeakyBucket, Limit: 100, Window: time.Second},
+		{Algorithm: Concurrency, Limit: 100, Window: time.Second},
+		{Algorithm: TokenBucket, Limit: Unlimited},
+	}
+}
+
+// TestNoAllocations: nothing that is done for every request takes memory from the runtime.
+func TestNoAllocations(t *testing.T) {
+	cases := []Limits{{steady()[4], steady()[6], steady()[1]}}
+	for _, l := range steady() {
+		cases = append(cases, Limits{l})
+	}
+	for _, ls := range cases {
+		a, s, each := NewArena(nil), make(State, ls.Words()), make([]Decision, len(ls))
+		ls.Init(s, Instant{})
+		var now Instant
+		use := func() {
+			now = later(now, 5*time.Millisecond)
+			for _, r := range []Request{{Cost: 1}, {}, {Cost: 3}, {Cost: 7, Partial: true}} {
+				d, err := ls.Decide(a, s, now, r, each)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d.Lease != 0 && d.Lease%3 == 0 {
+					ls.Renew(a, s, now, d.Lease, 0)
+					ls.Release(a, s, now, d.Lease)
+				}
+			}
+			ls.Refund(a, s, now, 1)
+			ls.Idle(a, s, now)
+			ls.Used(a, s, now, 0)
+		}
+		for range 2000 {
+			use() // until the Arena has the pages
+		}
+		if n := testing.AllocsPerRun(2000, use); n != 0 {
+			t.Errorf("%+v: %v allocations", ls, n)
+		}
+	}
+}
+
+func BenchmarkDecide(b *testing.B) {
+	for i, l := range steady() {
+		ls := Limits{l}
+		b.Run(fmt.Sprintf("%v/%d", l.Algorithm, i), func(b *testing.B) {
+			a, s := NewArena(nil), make(State, ls.Words())
+			ls.Init(s, Instant{})
+			var now Instant
+			b.ReportAllocs()
+			for b.Loop() {
+				now = later(now, 9*time.Millisecond) // a little more often than admitted
+				if _, err := ls.Decide(a, s, now, Request{Cost: 1}, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkLog is flat: a full log of a million answers as fast as one of ten, whether it admits or refuses.
+func BenchmarkLog(b *testing.B) {
+	for _, limit := range []int64{10, 100, 1000, 10_000, 100_000, 1_000_000} {
+		ls := Limits{{Algorithm: SlidingLog, Limit: limit, Window: time.Minute}}
+		full := func(b *testing.B) (*Arena, State, Instant) {
+			a, s := NewArena(nil), make(State, ls.Words())
+			ls.Init(s, Instant{})
+			var now Instant
+			for range limit {
+				now.Mono += int64(time.Minute) / limit
+				if _, err := ls.Decide(a, s, now, Request{Cost: 1}, nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			return a, s, now
+		}
+		b.Run(fmt.Sprintf("admit/%d", limit), func(b *testing.B) {
+			a, s, now := full(b)
+			for b.Loop() {
+				now.Mono += int64(time.Minute)/limit + 32
+				if d, _ := ls.Decide(a, s, now, Request{Cost: 1}, nil); !d.Allowed {
+					b.Fatal("refused")
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("refuse/%d", limit), func(b *testing.B) {
+			a, s, now := full(b)
+			for b.Loop() {
+				if d, _ := ls.Decide(a, s, now, Request{Cost: 1}, nil); d.Allowed {
+					b.Fatal("admitted")
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("refuse-half/%d", limit), func(b *testing.B) {
+			a, s, now := full(b)
+			for b.Loop() {
+				if d, _ := ls.Decide(a, s, now, Request{Cost: limit / 2}, nil); d.Allowed {
+					b.Fatal("admitted")
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkThreeLimits(b *testing.B) {
+	ls := Limits{steady()[0], steady()[4], steady()[6]}
+	a, s, each := NewArena(nil), make(State, ls.Words()), make([]Decision, len(ls))
+	ls.Init(s, Instant{})
+	var now Instant
+	b.ReportAllocs()
+	for b.Loop() {
+		now = later(now, 9*time.Millisecond)
+		if _, err := ls.Decide(a, s, now, Request{Cost: 1}, each); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkSnapshot(b *testing.B) {
+	ls, a := Limits{{Algorithm: SlidingLog, Limit: 100_000, Window: time.Minute}}, NewArena(nil)
+	s := make(State, ls.Words())
+	ls.Init(s, Instant{})
+	var now Instant
+	for range 100_000 {
+		now.Mono += int64(time.Minute) / 100_001
+		if _, err := ls.Decide(a, s, now, Request{Cost: 1}, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	data := ls.Append(nil, a, s, now)
+	b.Run("append", func(b *testing.B) {
+		b.SetBytes(int64(len(data)))
+		for b.Loop() {
+			data = ls.Append(data[:0], a, s, now)
+		}
+	})
+	b.Run("restore", func(b *testing.B) {
+		b.SetBytes(int64(len(data)))
+		u := make(State, ls.Words())
+		for b.Loop() {
+			if _, err := ls.Restore(a, u, now, data); err != nil {
+				b.Fatal(err)
+			}
+			ls.Free(a, u)
+		}
+	})
+}

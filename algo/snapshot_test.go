@@ -1,0 +1,124 @@
+package algo
+
+import (
+	"encoding/binary"
+	"math/bits"
+	"testing"
+	"time"
+)
+
+// TestSnapshotErrors is what no state could have written.
+func TestSnapshotErrors(t *testing.T) {
+	uints := func(head []byte, values ...uint64) []byte {
+		for _, v := range values {
+			head = binary.AppendUvarint(head, v)
+		}
+		return head
+	}
+	in := func(a Algorithm) []byte { return []byte{snapshotVersion, byte(a)} }
+	limit := func(a Algorithm) Limit { return Limit{Algorithm: a, Limit: 10, Window: time.Minute} }
+	for _, tt := range []struct {
+		name  string
+		limit Limit
+		data  []byte
+		err   error
+	}{
+		{"nothing", limit(FixedWindow), nil, ErrSnapshot},
+		{"another version", limit(FixedWindow), []byte{2, byte(FixedWindow) | idleFlag}, ErrSnapshot},
+		{"no limit", limit(FixedWindow), []byte{snapshotVersion}, ErrSnapshot},
+		{"another algorithm", limit(FixedWindow), in(SlidingLog), ErrSnapshot},
+		{"cut off", limit(FixedWindow), uints(in(FixedWindow), 5), ErrSnapshot},
+		{"a count beyond all limits", limit(FixedWindow), uints(in(FixedWindow), 5, 1<<53+1), ErrSnapshot},
+		{"an age beyond all windows", limit(FixedWindow), uints(in(FixedWindow), 1<<62, 1), ErrSnapshot},
+		{"a number without end", limit(FixedWindow), append(in(FixedWindow), 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 1), ErrSnapshot},
+		{"too many slots", limit(SlidingWindow), uints(in(SlidingWindow), 5, 11), ErrSnapshot},
+		{"a slot too full", limit(SlidingWindow), uints(in(SlidingWindow), 5, 0, 1<<32), ErrSnapshot},
+		{"slots too full", Limit{Algorithm: SlidingWindow, Limit: MaxLimit, Window: time.Minute}, uints(in(SlidingWindow), 5, 1, 1<<53, 1), ErrSnapshot},
+		{"a remainder that is a nanosecond", limit(TokenBucket), uints(in(TokenBucket), 5, 10), ErrSnapshot},
+		{"an empty log", limit(SlidingLog), uints(in(SlidingLog), 0, 0, 0), ErrSnapshot},
+		{"more entries than units", limit(SlidingLog), uints(in(SlidingLog), 2, 0, 0, 1, 3), ErrSnapshot},
+		{"a run of none", limit(SlidingLog), uints(in(SlidingLog), 2, 0, 0, 1, 0, 0, 0), ErrSnapshot},
+		{"entries beyond the newest", limit(SlidingLog), uints(in(SlidingLog), 2, 0, 1, 0, 4), ErrSnapshot},
+		{"entries that do not reach the newest", limit(SlidingLog), uints(in(SlidingLog), 1, 0, 1, 0), ErrSnapshot},
+		{"an entry in the future", limit(SlidingLog), uints(in(SlidingLog), 1, 2*longestTick+1, 0, 0), ErrSnapshot},
+		{"no leases", limit(Concurrency), uints(in(Concurrency), 0, 0), ErrSnapshot},
+		{"a lease that outlives all", limit(Concurrency), uints(in(Concurrency), 1, 5, 0, 1, 6, 1), ErrSnapshot},
+		{"a lease of nothing", limit(Concurrency), uints(in(Concurrency), 1, 5, 0, 1, 5, 0), ErrSnapshot},
+		{"a lease without nonce", limit(Concurrency), uints(in(Concurrency), 1, 5, 0, 0, 5, 1), ErrSnapshot},
+		{"two leases in a slot", limit(Concurrency), uints(in(Concurrency), 2, 5, 0, 1, 5, 1, 0, 2, 5, 1), ErrSnapshot},
+		{"leases beyond all limits", limit(Concurrency), uints(in(Concurrency), 2, 5, 0, 1, 5, 1<<53, 1, 2, 5, 1), ErrSnapshot},
+		{"a lease", limit(Concurrency), uints(in(Concurrency), 1, 5, 0, 1, 5, 1), nil},
+		{"a lease far up", limit(Concurrency), uints(in(Concurrency), 1, 5, MaxLeases-1, 1, 5, 1), ErrNoMemory},
+		{"an entry", limit(SlidingLog), uints(in(SlidingLog), 1, 0, 0, 0), nil},
+	} {
+		ls := Limits{tt.limit}
+		a, s := NewArena(&testBudget{2 * PageBytes}), make(State, ls.Words())
+		now := Instant{Mono: 1e9}
+		_, err := ls.Restore(a, s, now, tt.data)
+		if err != tt.err {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
+		}
+		if idle := ls.Idle(a, s, now); idle != (tt.err != nil) || idle && liveBlocks(a) != 0 {
+			t.Errorf("%s: idle %v with %d blocks", tt.name, idle, liveBlocks(a))
+		}
+	}
+	// No memory for what is in order.
+	ls := Limits{limit(SlidingLog)}
+	a, s := NewArena(&testBudget{}), make(State, ls.Words())
+	if _, err := ls.Restore(a, s, Instant{}, uints(in(SlidingLog), 1, 0, 0, 0)); err != ErrNoMemory {
+		t.Errorf("%v, want %v", err, ErrNoMemory)
+	}
+}
+
+// TestSnapshotLate: what was on the way for a while expires late by that while.
+func TestSnapshotLate(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Second}}
+	a, s := NewArena(nil), make(State, ls.Words())
+	ls.Init(s, Instant{})
+	if _, err := ls.Decide(a, s, Instant{}, Request{Cost: 1}, nil); err != nil {
+		t.Fatal(err)
+	}
+	data := ls.Append(nil, a, s, Instant{Mono: 1e8})
+	if _, err := ls.Restore(a, s, Instant{Mono: 4e8}, data); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := ls.Decide(a, s, Instant{Mono: 4e8}, Request{Cost: 1}, nil); err != nil || d.RetryAfter != 900*time.Millisecond {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
+
+// TestTick: the window, and a tick more, are fewer than 1<<31 ticks, and no shorter tick would do.
+func TestTick(t *testing.T) {
+	for _, w := range []time.Duration{MinWindow, time.Second, 1<<31 - 2, 1<<31 - 1, 1 << 31, 1<<32 - 2, 1<<32 - 1, 1 << 32, time.Minute, time.Hour, MaxWindow} {
+		l := Limit{Algorithm: SlidingLog, Limit: 1, Window: w}
+		k := l.tickShift()
+		fits := func(k int) bool { return uint64(w)+1<<k <= 1<<(tickBits+k) }
+		if !fits(k) || k > 0 && fits(k-1) || 1<<k > longestTick {
+			t.Errorf("%v: a tick of %d ns", w, 1<<k)
+		}
+	}
+	if l := (Limit{Window: time.Minute}); l.tickShift() != 5 {
+		t.Errorf("a minute has ticks of %d ns, want 32", 1<<l.tickShift())
+	}
+	if l := (Limit{Window: MaxWindow}); 1<<l.tickShift() != longestTick {
+		t.Errorf("the longest tick has %d bits", bits.Len(1<<l.tickShift()))
+	}
+}
+
+// TestBucketClamp: what a bucket is made to owe at a change of algorithm stays within 64-bit instants.
+func TestBucketClamp(t *testing.T) {
+	from := Limits{{Algorithm: FixedWindow, Limit: MaxLimit, Window: time.Hour}}
+	to := Limits{{Algorithm: TokenBucket, Limit: 1, Window: MaxWindow}}
+	a, s, u := NewArena(nil), make(State, from.Words()), make(State, to.Words())
+	now := Instant{Mono: int64(MaxFill)}
+	from.Init(s, now)
+	if _, err := from.Decide(a, s, now, Request{Cost: MaxLimit}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := from.Convert(a, s, now, to, u); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := to.Decide(a, u, now, Request{Cost: 1}, nil); err != nil || d.Allowed || d.ResetAfter != MaxFill {
+		t.Errorf("%+v, %v", d, err)
+	}
+}
