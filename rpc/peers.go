@@ -26,8 +26,9 @@ const (
 	// maxWaiting bounds the operations that wait for one peer, or are in one message with some that do: beyond it they are
 	// unreachable at once, which keeps the memory of a node bounded while a peer is stuck.
 	maxWaiting = 100_000
-	// openTimeout bounds how long a stream may take to be welcomed.
-	openTimeout = time.Second
+	// openTimeout bounds how long a stream may take to be welcomed. It is longer than most callers wait, so that a lost
+	// packet (repeated after 1 s) or a machine under load does not fail a connection that is about to be made.
+	openTimeout = 3 * time.Second
 	// maxTries is how often a message is sent at most, each time on another stream because the one before broke.
 	maxTries = 3
 	// repeatWithin is the age up to which a message is sent again. The receiver remembers what it answered for longer

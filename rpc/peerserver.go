@@ -138,7 +138,7 @@ func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out 
 		case errors.Is(err, io.EOF) || stream.Context().Err() != nil:
 			return nil // the sender is gone, or goes on with another stream
 		case err != nil:
-			return status.Error(codes.InvalidArgument, "malformed message: "+status.Convert(err).Message())
+			return err // a malformed message
 		}
 		batch := in.GetBatch()
 		if batch == nil {

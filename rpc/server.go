@@ -13,6 +13,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/runtime/protoiface"
 
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -31,7 +34,7 @@ func NewServer(svc limiter.Service, status func(context.Context) *weirv1.StatusR
 }
 
 // Register adds the Server to a gRPC server. A message that is not valid protobuf, or holds text that is not UTF-8, is
-// answered INVALID_ARGUMENT, where gRPC's own answer would blame the server.
+// answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	desc := weirv1.Limiter_ServiceDesc
 	desc.Methods = nil
@@ -39,16 +42,46 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 		handler := m.Handler
 		m.Handler = func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
 			return handler(srv, ctx, func(v any) error {
-				err := dec(v)
-				if status.Code(err) == codes.Internal {
-					return status.Error(codes.InvalidArgument, "malformed message: "+status.Convert(err).Message())
+				m := &lenient{Message: v.(proto.Message)}
+				if err := dec(m); err != nil {
+					return err
 				}
-				return err
+				if m.err != nil {
+					return status.Error(codes.InvalidArgument, "malformed message: "+m.err.Error())
+				}
+				return nil
 			}, i)
 		}
 		desc.Methods = append(desc.Methods, m)
 	}
 	r.RegisterService(&desc, s)
+}
+
+// lenient is a message that gRPC can always decode: what is wrong with it is kept, and not returned, because gRPC answers
+// a call by itself as soon as decoding fails.
+type lenient struct {
+	proto.Message
+	err error
+}
+
+// ProtoReflect implements proto.Message.
+func (l *lenient) ProtoReflect() protoreflect.Message {
+	return lenientReflection{l.Message.ProtoReflect(), l}
+}
+
+type lenientReflection struct {
+	protoreflect.Message
+	to *lenient
+}
+
+// ProtoMethods is what package proto asks for when it decodes.
+func (r lenientReflection) ProtoMethods() *protoiface.Methods {
+	return &protoiface.Methods{
+		Unmarshal: func(in protoiface.UnmarshalInput) (protoiface.UnmarshalOutput, error) {
+			r.to.err = proto.Unmarshal(in.Buf, r.to.Message)
+			return protoiface.UnmarshalOutput{Flags: protoiface.UnmarshalInitialized}, nil
+		},
+	}
 }
 
 // Check implements weirv1.LimiterServer.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -124,15 +123,18 @@ func printDev(w io.Writer, nodes []*node) {
 		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.cfg.Name, addrOf(n.listeners.http), addrOf(n.listeners.grpc))
 	}
 	var names []string
-	// The first policy that can be checked, which a concurrency limit cannot; otherwise a limit sent along.
-	body, flags := `"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"}`, "--limit 5/1m"
-	for _, p := range slices.Backward(nodes[0].limiter.Policies().Policies()) {
+	// The sample policy, or the first that can be checked, which a concurrency limit cannot, or a limit sent along.
+	try := ""
+	for _, p := range nodes[0].limiter.Policies().Policies() {
 		names = append(names, p.Name)
-		if !p.Concurrency {
-			body, flags = fmt.Sprintf(`"policy":%q`, p.Name), "--policy "+p.Name
+		if !p.Concurrency && (try == "" || p.Name == "login") {
+			try = p.Name
 		}
 	}
-	slices.Reverse(names)
+	body, flags := fmt.Sprintf(`"policy":%q`, try), "--policy "+try
+	if try == "" {
+		body, flags = `"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"}`, "--limit 5/1m"
+	}
 	if len(names) > 0 {
 		fmt.Fprintf(w, "\nPolicies: %s\n", strings.Join(names, ", "))
 	}

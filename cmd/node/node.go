@@ -69,8 +69,8 @@ type node struct {
 	started  time.Time
 	settings uint64 // fingerprint of the ring's settings
 
-	listeners struct{ http, grpc, peer net.Listener } // nil where off
-	cluster   *cluster.Cluster                        // nil: a node alone for good
+	listeners struct{ http, grpc, peer *door } // nil where off
+	cluster   *cluster.Cluster                 // nil: a node alone for good
 	limiter   *limiter.Limiter
 	peers     *rpc.Peers
 	watcher   *policy.Watcher // nil without a policy file
@@ -147,7 +147,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	for _, l := range []struct {
 		flag string
 		port port
-		to   *net.Listener
+		to   **door
 	}{
 		{"--http-port", cfg.HTTPPort, &n.listeners.http},
 		{"--grpc-port", cfg.GRPCPort, &n.listeners.grpc},
@@ -201,7 +201,7 @@ func hashSeed(secretFile string) (uint64, error) {
 }
 
 // listen opens a TCP port.
-func (n *node) listen(flag string, p port) (net.Listener, error) {
+func (n *node) listen(flag string, p port) (*door, error) {
 	if p == portOff {
 		return nil, nil
 	}
@@ -211,7 +211,7 @@ func (n *node) listen(flag string, p port) (net.Listener, error) {
 	}
 	switch {
 	case err == nil:
-		return l, nil
+		return &door{Listener: l}, nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", flag, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
@@ -236,7 +236,7 @@ func (n *node) join(keys [][]byte, policies *policy.Set) (*cluster.Cluster, erro
 	return cluster.Start(c)
 }
 
-func portOf(l net.Listener) int {
+func portOf(l *door) int {
 	if l == nil {
 		return 0
 	}
@@ -254,8 +254,10 @@ func shortHash(s *policy.Set) uint32 {
 
 // serve starts everything that listens.
 func (n *node) serve() {
+	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
+	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true))
+		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake)
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
@@ -263,10 +265,11 @@ func (n *node) serve() {
 	}
 	if n.listeners.grpc != nil {
 		n.grpcServer = grpc.NewServer(
-			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true),
+			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+			grpc.StreamInterceptor(n.endWithNode),
 		)
 		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
@@ -283,6 +286,24 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("http", n.httpServer.Serve(n.listeners.http)) })
 	}
 }
+
+// endWithNode has streams end when the node does: whoever watches its health would otherwise keep it from stopping until
+// the grace time is over.
+func (n *node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(n.ctx, cancel)()
+	return handle(srv, streamUntil{stream, ctx})
+}
+
+// streamUntil is a stream with another context.
+type streamUntil struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context implements grpc.ServerStream.
+func (s streamUntil) Context() context.Context { return s.ctx }
 
 // served reports that a server ended, unless it was told to.
 func (n *node) served(what string, err error) {
@@ -421,6 +442,7 @@ func (n *node) stop() {
 	var doors sync.WaitGroup // side by side, so that neither uses up the other's time
 	if n.httpServer != nil {
 		doors.Go(func() {
+			defer n.listeners.http.hush().Stop()
 			if err := n.httpServer.Shutdown(ctx); err != nil {
 				n.log.Warn("requests cut off", "error", err)
 				_ = n.httpServer.Close() // what is left is cut off, as said
@@ -429,8 +451,8 @@ func (n *node) stop() {
 	}
 	if n.grpcServer != nil {
 		doors.Go(func() {
-			cut := context.AfterFunc(ctx, n.grpcServer.Stop)
-			defer cut()
+			defer n.listeners.grpc.hush().Stop()
+			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
 			n.grpcServer.GracefulStop()
 		})
 	}
@@ -439,7 +461,9 @@ func (n *node) stop() {
 		n.peers.Close() // before the server, whose handlers may wait for what they handed on
 	}
 	if n.peerServer != nil {
+		hush := n.listeners.peer.hush()
 		n.peerServer.Stop() // streams between nodes never end by themselves
+		hush.Stop()
 	}
 	if n.watcher != nil {
 		if err := n.watcher.Close(); err != nil {
@@ -455,7 +479,7 @@ func (n *node) stop() {
 		}
 	}
 	n.work.Wait()
-	for _, l := range []net.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+	for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}
@@ -593,7 +617,7 @@ func (n *node) ReadyLine() string {
 		n.cfg.Name, addrOf(n.listeners.http), addrOf(n.listeners.grpc), gossip, addrOf(n.listeners.peer))
 }
 
-func addrOf(l net.Listener) string {
+func addrOf(l *door) string {
 	if l == nil {
 		return ""
 	}

@@ -1,7 +1,9 @@
 package clustertest
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,6 +31,9 @@ func run(m *testing.M) int {
 
 // build makes the binary when the first test needs it: a run that is only to list or skip tests does not wait for it.
 var build = sync.OnceValues(func() (string, error) {
+	if err := lookAtSources(); err != nil {
+		return "", err
+	}
 	binary := filepath.Join(buildDir, "weir")
 	args := []string{"build", "-o", binary}
 	if raceEnabled {
@@ -49,4 +54,23 @@ func binary(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// lookAtSources looks at every file of the module. The go command remembers which files a test looked at, and runs it
+// again when one of them has changed; of what the binary is built from it would otherwise not know.
+func lookAtSources() error {
+	return filepath.WalkDir("../..", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && d.Name() == ".git":
+			return filepath.SkipDir
+		case d.IsDir():
+			return nil
+		}
+		if _, err := os.Stat(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // an editor's file may be gone again
+			return err
+		}
+		return nil
+	})
 }

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// door is a listener that knows the connections on which the caller has said nothing yet: those of load balancers that
+// try whether the port is open, or of browsers that connect in advance. Servers that are told to stop wait for them, 5 s
+// for HTTP and 2 min for gRPC, as if a request were on its way.
+type door struct {
+	net.Listener
+
+	mu     sync.Mutex
+	silent map[*doorConn]struct{}
+}
+
+// doorConn is a connection through a door.
+type doorConn struct {
+	net.Conn
+	door  *door
+	heard atomic.Bool // something has been read, or the connection has ended
+}
+
+// patienceWithSilence is how long a silent connection may stay when its server stops: time enough for what is on its way.
+const patienceWithSilence = 250 * time.Millisecond
+
+// Accept implements net.Listener.
+func (d *door) Accept() (net.Conn, error) {
+	conn, err := d.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &doorConn{Conn: conn, door: d}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.silent == nil {
+		d.silent = make(map[*doorConn]struct{})
+	}
+	d.silent[c] = struct{}{}
+	return c, nil
+}
+
+// hush closes the connections that are still silent after a while. It is called when the listener is being closed; the
+// caller stops the timer when the server has ended before.
+func (d *door) hush() *time.Timer {
+	return time.AfterFunc(patienceWithSilence, func() {
+		d.mu.Lock()
+		silent := make([]*doorConn, 0, len(d.silent))
+		for c := range d.silent {
+			silent = append(silent, c)
+		}
+		d.mu.Unlock()
+		for _, c := range silent {
+			_ = c.Close() // the server sees it end, and forgets it
+		}
+	})
+}
+
+// Read implements net.Conn.
+func (c *doorConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.hear()
+	return n, err
+}
+
+// Close implements net.Conn.
+func (c *doorConn) Close() error {
+	c.hear()
+	return c.Conn.Close()
+}
+
+func (c *doorConn) hear() {
+	if c.heard.Load() || c.heard.Swap(true) {
+		return
+	}
+	c.door.mu.Lock()
+	defer c.door.mu.Unlock()
+	delete(c.door.silent, c)
+}

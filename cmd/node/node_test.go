@@ -1,0 +1,470 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/limiter"
+)
+
+const onePolicy = "policies:\n  - {name: login, algorithm: sliding_log, limit: %d, window: 1m}\n"
+
+// testConfig is a node on free loopback ports.
+func testConfig(t *testing.T, name string) nodeConfig {
+	return nodeConfig{
+		Name: name, Bind: "127.0.0.1", PolicyFile: writeFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)),
+		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+func mustStart(t *testing.T, cfg nodeConfig) *node {
+	t.Helper()
+	n, err := startNode(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Stop)
+	return n
+}
+
+func awaitSettled(t *testing.T, nodes ...*node) {
+	t.Helper()
+	for _, n := range nodes {
+		select {
+		case <-n.Settled():
+		case err := <-n.Failed():
+			t.Fatal(err)
+		case <-time.After(20 * time.Second):
+			_, why := n.Ready()
+			t.Fatalf("%s is not ready: %s", n.cfg.Name, why)
+		}
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(10 * time.Second); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for: %s", what)
+		}
+	}
+}
+
+// leavesNothing fails the test when, after f, goroutines are left that were not there before.
+func leavesNothing(t *testing.T, f func()) {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	f()
+	http.DefaultClient.CloseIdleConnections()
+	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}
+
+func wantFree(t *testing.T, addrs ...string) {
+	t.Helper()
+	for _, a := range addrs {
+		l, err := net.Listen("tcp", a)
+		if err != nil {
+			t.Errorf("still taken: %v", err)
+			continue
+		}
+		l.Close()
+	}
+}
+
+func get(t *testing.T, n *node, path string) (int, string) {
+	t.Helper()
+	resp, err := http.Get("http://" + addrOf(n.listeners.http) + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func check(t *testing.T, n *node, key string) limiter.Decision {
+	t.Helper()
+	r, err := n.limiter.Check(t.Context(), []limiter.Check{{Target: limiter.Target{Policy: "login", Key: key}, Cost: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r[0].Err != nil {
+		t.Fatal(r[0].Err)
+	}
+	return r[0].Decision
+}
+
+func TestTwoNodes(t *testing.T) {
+	leavesNothing(t, func() {
+		a := mustStart(t, testConfig(t, "a"))
+		cfg := testConfig(t, "b")
+		cfg.Join = []string{a.view().Self.GossipAddr}
+		b := mustStart(t, cfg)
+		awaitSettled(t, a, b)
+
+		line := regexp.MustCompile(`^weir ready name=b http=127\.0\.0\.1:\d+ grpc=127\.0\.0\.1:\d+ gossip=127\.0\.0\.1:\d+ peer=127\.0\.0\.1:\d+$`)
+		if !line.MatchString(b.ReadyLine()) {
+			t.Errorf("ready line: %s", b.ReadyLine())
+		}
+		for k := range 20 {
+			for i := range 8 {
+				n := []*node{a, b}[(i+k)%2]
+				if d := check(t, n, fmt.Sprint("key-", k)); d.Allowed != (i < 5) || d.FailedOpen {
+					t.Errorf("key %d, check %d: %+v", k, i, d)
+				}
+			}
+		}
+		for _, n := range []*node{a, b} {
+			st := n.Status(t.Context())
+			if !st.Ready || len(st.Members) != 2 || st.Members[0].Partitions+st.Members[1].Partitions != st.Partitions {
+				t.Errorf("status of %s: %v", n.cfg.Name, st)
+			}
+			for _, m := range st.Members {
+				if m.State != "active" || !m.Reachable || m.Policies != 1 || m.Keys == 0 {
+					t.Errorf("%s says of %s: %v", n.cfg.Name, m.Name, m)
+				}
+			}
+			if code, page := get(t, n, "/readyz"); code != http.StatusOK {
+				t.Errorf("/readyz: %d %s", code, page)
+			}
+		}
+
+		b.Stop()
+		if ready, why := b.Ready(); ready || !strings.Contains(why, "leaving") {
+			t.Errorf("after Stop: %t, %s", ready, why)
+		}
+		eventually(t, "the other to own everything", func() bool {
+			st := a.Status(t.Context())
+			return len(st.Members) == 1 && st.Members[0].Partitions == st.Partitions
+		})
+		if d := check(t, a, "another"); !d.Allowed || d.FailedOpen {
+			t.Errorf("alone: %+v", d)
+		}
+		a.Stop()
+		wantFree(t, addrOf(a.listeners.http), addrOf(a.listeners.grpc), addrOf(a.listeners.peer), a.view().Self.GossipAddr, addrOf(b.listeners.peer))
+	})
+}
+
+// TestNodeWithoutGossip: the least that a node can be.
+func TestNodeWithoutGossip(t *testing.T) {
+	leavesNothing(t, func() {
+		cfg := testConfig(t, "alone")
+		cfg.GossipPort, cfg.PeerPort, cfg.GRPCPort = portOff, portOff, portOff
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		if d := check(t, n, "alice"); !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+		if want := "weir ready name=alone http=" + addrOf(n.listeners.http) + " grpc= gossip= peer="; n.ReadyLine() != want {
+			t.Errorf("ready line: %s", n.ReadyLine())
+		}
+		if st := n.Status(t.Context()); len(st.Members) != 1 || st.Members[0].Partitions != st.Partitions || !st.Members[0].Reachable {
+			t.Errorf("status: %v", st)
+		}
+		n.Stop()
+		if ready, why := n.Ready(); ready || why != "stopping" {
+			t.Errorf("after Stop: %t, %q", ready, why)
+		}
+	})
+}
+
+// TestStartNodeErrors: whatever keeps a node from starting is named, and what was started before it is ended.
+func TestStartNodeErrors(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	taken := port(busy.Addr().(*net.TCPAddr).Port)
+	short := writeFile(t, "short", "secret")
+	for _, c := range []struct {
+		want  string // at the beginning of the error
+		spoil func(*nodeConfig)
+	}{
+		{"--bind: ", func(c *nodeConfig) { c.Bind = "" }},
+		{"--bind: ", func(c *nodeConfig) { c.Bind = "nowhere" }},
+		{"--bind: ", func(c *nodeConfig) { c.Bind = "192.0.2.1" }},
+		{"--name: ", func(c *nodeConfig) { c.Name = "two words" }},
+		{"--name: ", func(c *nodeConfig) { c.Name, c.GossipPort = "two words", portOff }},
+		{"--join: ", func(c *nodeConfig) { c.Join = []string{"nowhere"} }},
+		{"--join: ", func(c *nodeConfig) { c.Join = []string{"192.0.2.1:7946"} }},
+		{"--join: ", func(c *nodeConfig) { c.Join, c.GossipPort = []string{"127.0.0.1:1"}, portOff }},
+		{"--advertise: ", func(c *nodeConfig) { c.Advertise = "0.0.0.0" }},
+		{"--peer-port: ", func(c *nodeConfig) { c.PeerPort = portOff }},
+		{"--http-port: ", func(c *nodeConfig) { c.HTTPPort = taken }},
+		{"--grpc-port: ", func(c *nodeConfig) { c.GRPCPort = taken }},
+		{"--peer-port: ", func(c *nodeConfig) { c.PeerPort = taken }},
+		{"--gossip-port: ", func(c *nodeConfig) { c.GossipPort = taken }},
+		{"--policies: ", func(c *nodeConfig) { c.PolicyFile = "/none" }},
+		{"--policies: ", func(c *nodeConfig) { c.PolicyFile = short }},
+		{"--gossip-key-file: ", func(c *nodeConfig) { c.GossipKeyFile = "/none" }},
+		{"--gossip-key-file: ", func(c *nodeConfig) { c.GossipKeyFile = short }},
+		{"--secret-file: ", func(c *nodeConfig) { c.SecretFile = "/none" }},
+		{"--secret-file: ", func(c *nodeConfig) { c.SecretFile = short }},
+	} {
+		leavesNothing(t, func() {
+			cfg := testConfig(t, "node")
+			c.spoil(&cfg)
+			n, err := startNode(t.Context(), cfg)
+			if err == nil || !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+			n.Stop() // once more does no harm
+			for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+				if l != nil {
+					wantFree(t, l.Addr().String())
+				}
+			}
+		})
+	}
+}
+
+func TestAnyPortIfTaken(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	cfg := testConfig(t, "node")
+	cfg.HTTPPort, cfg.AnyPortIfTaken = port(busy.Addr().(*net.TCPAddr).Port), true
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	if code, page := get(t, n, "/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz: %d %s", code, page)
+	}
+}
+
+// TestStop: several at once, with callers that stay, watch or say nothing, and again.
+func TestStop(t *testing.T) {
+	leavesNothing(t, func() {
+		n := mustStart(t, testConfig(t, "node"))
+		awaitSettled(t, n)
+		for _, d := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+			c, err := net.Dial("tcp", addrOf(d))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			eventually(t, "the server to have taken the connection", func() bool {
+				d.mu.Lock()
+				defer d.mu.Unlock()
+				return len(d.silent) == 1
+			})
+		}
+		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc)) // which watches the node's health
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.Ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := watch.Recv(); err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
+			t.Errorf("health: %v, %v", r, err)
+		}
+		asked := time.Now()
+		var stops sync.WaitGroup
+		for range 3 {
+			stops.Go(n.Stop)
+		}
+		stops.Wait()
+		n.Stop()
+		if r, err := watch.Recv(); err == nil && r.Status != healthv1.HealthCheckResponse_NOT_SERVING {
+			t.Errorf("health after Stop: %v", r)
+		}
+		if took := time.Since(asked); took > 4*time.Second { // http.Server alone would take 5 s
+			t.Errorf("took %v", took)
+		}
+		select {
+		case err := <-n.Failed():
+			t.Errorf("stopping is taken for a failure: %v", err)
+		default:
+		}
+	})
+}
+
+// TestStopCutsOff: a request that does not end is cut off after the grace time.
+func TestStopCutsOff(t *testing.T) {
+	leavesNothing(t, func() {
+		cfg := testConfig(t, "node")
+		cfg.Grace = 100 * time.Millisecond
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		c, err := net.Dial("tcp", addrOf(n.listeners.http))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		// The node says to go on once the handler reads the body, which never comes.
+		if _, err := io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 8)); err != nil {
+			t.Fatal(err)
+		}
+		asked := time.Now()
+		n.Stop()
+		if took := time.Since(asked); took < cfg.Grace || took > 4*time.Second {
+			t.Errorf("took %v, the grace time is %v", took, cfg.Grace)
+		}
+	})
+}
+
+// TestSettle: a node whose seed is silent answers, says that it is not ready and why, and does not become ready by
+// being stopped.
+func TestSettle(t *testing.T) {
+	leavesNothing(t, func() {
+		cfg := testConfig(t, "node")
+		cfg.Join = []string{"127.0.0.1:1"}
+		n := mustStart(t, cfg)
+		if code, page := get(t, n, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, "no seed has answered yet") {
+			t.Errorf("/readyz: %d %s", code, page)
+		}
+		if code, page := get(t, n, "/healthz"); code != http.StatusOK {
+			t.Errorf("/healthz: %d %s", code, page)
+		}
+		n.Stop()
+		select {
+		case <-n.Settled():
+			t.Error("settled by being stopped")
+		default:
+		}
+	})
+}
+
+// TestStopWhileSettling stops nodes at the moment they become ready: what they said last must be that they are not.
+func TestStopWhileSettling(t *testing.T) {
+	for i := range 20 {
+		cfg := testConfig(t, "node")
+		cfg.GossipPort, cfg.PeerPort = portOff, portOff
+		n := mustStart(t, cfg)
+		if i%2 == 0 {
+			runtime.Gosched()
+		}
+		n.Stop()
+		if ready, _ := n.Ready(); ready || n.isReady() {
+			t.Fatal("ready after Stop")
+		}
+	}
+}
+
+// TestInStep: a member that keeps another ring, or that cannot be asked, is not in step.
+func TestInStep(t *testing.T) {
+	n := mustStart(t, testConfig(t, "a"))
+	awaitSettled(t, n)
+	if !n.inStep(t.Context()) {
+		t.Error("a node alone is not in step with itself")
+	}
+	members := []cluster.Member{*n.view().Self, {Name: "b", Boot: 7, State: cluster.Active, PeerAddr: "127.0.0.1:1"}}
+	v := &cluster.View{Members: members, Self: &members[0]}
+	everybody := func(*cluster.Member) bool { return true }
+	if got := n.inspectOthers(t.Context(), v, everybody); len(got) != 1 || got[0].member.Name != "b" || got[0].response != nil {
+		t.Errorf("of a member that is not there: %+v", got)
+	}
+	if got := n.inspectOthers(t.Context(), v, func(*cluster.Member) bool { return false }); len(got) != 0 {
+		t.Errorf("nobody was to be asked: %+v", got)
+	}
+}
+
+// TestReload: what changes in the policy file reaches the limiter, and a mistake in it those who look.
+func TestReload(t *testing.T) {
+	cfg := testConfig(t, "node")
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	put := func(content string) {
+		t.Helper()
+		next := filepath.Join(filepath.Dir(cfg.PolicyFile), "next")
+		if err := os.WriteFile(next, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, cfg.PolicyFile); err != nil {
+			t.Fatal(err)
+		}
+		n.ReloadPolicies()
+	}
+	put(fmt.Sprintf(onePolicy, 7))
+	eventually(t, "the new limit", func() bool { return check(t, n, "alice").Limit == 7 })
+	eventually(t, "the new hash in the gossip", func() bool { return n.view().Self.PolicyHash == shortHash(n.limiter.Policies()) })
+	put(fmt.Sprintf(onePolicy, 0))
+	eventually(t, "the mistake", func() bool { return n.policyError() != "" })
+	if ready, why := n.Ready(); !ready || !strings.Contains(why, "policy file not taken: "+cfg.PolicyFile+":2:") {
+		t.Errorf("ready: %t, %q", ready, why)
+	}
+	if d := check(t, n, "alice"); d.Limit != 7 {
+		t.Errorf("a file with a mistake changed the limit to %d", d.Limit)
+	}
+	put("")
+	eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
+}
+
+// TestDev runs the development cluster until its context ends.
+func TestDev(t *testing.T) {
+	leavesNothing(t, func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		r, w := io.Pipe()
+		ended := make(chan error, 1)
+		go func() {
+			ended <- runDev(ctx, w, 2, writeFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"), slog.New(slog.DiscardHandler))
+			w.Close()
+		}()
+		var said strings.Builder
+		buf := make([]byte, 1024)
+		for {
+			n, err := r.Read(buf)
+			said.Write(buf[:n])
+			if err != nil {
+				break
+			}
+			if strings.Contains(said.String(), "Ctrl-C") {
+				cancel()
+			}
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "--limit 5/1m", "stopping"} {
+			if !strings.Contains(said.String(), want) {
+				t.Errorf("lacks %q:\n%s", want, &said)
+			}
+		}
+	})
+}

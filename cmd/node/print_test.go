@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+func TestPrintDecision(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		d          *weirv1.Decision
+		text, json string
+	}{
+		{
+			"allowed",
+			&weirv1.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Remaining: 4, RetryAfterNs: proto.Int64(0), ResetAfterNs: int64(time.Minute)},
+			"allowed  policy=login granted=1 limit=5 remaining=4 reset_after=1m0s",
+			`{"allowed":true,"degraded":false,"delay_ms":0,"failed_closed":false,"failed_open":false,"granted":1,"limit":5,"policy":"login","remaining":4,"reset_after_ms":60000,"retry_after_ms":0,"shadow":false}`,
+		},
+		{
+			"refused, rounded up",
+			&weirv1.Decision{Policy: "login", Limit: 5, RetryAfterNs: proto.Int64(int64(1500*time.Millisecond) + 1), ResetAfterNs: 1},
+			"refused  policy=login granted=0 limit=5 remaining=0 retry_after=1.501s reset_after=1ms",
+			`{"allowed":false,"degraded":false,"delay_ms":0,"failed_closed":false,"failed_open":false,"granted":0,"limit":5,"policy":"login","remaining":0,"reset_after_ms":1,"retry_after_ms":1501,"shadow":false}`,
+		},
+		{
+			"never, with all flags",
+			&weirv1.Decision{Policy: "inline", Limit: 5, Remaining: 5, RequestId: "r", Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true},
+			"refused  policy=inline granted=0 limit=5 remaining=5 retry_after=never shadow degraded failed_open failed_closed",
+			`{"allowed":false,"degraded":true,"delay_ms":0,"failed_closed":true,"failed_open":true,"granted":0,"limit":5,"policy":"inline","remaining":5,"request_id":"r","reset_after_ms":0,"shadow":true}`,
+		},
+		{
+			"delayed and unlimited",
+			&weirv1.Decision{Policy: "mail", Allowed: true, Granted: 2, Limit: -1, Remaining: -1, RetryAfterNs: proto.Int64(0), DelayNs: int64(250 * time.Millisecond)},
+			"allowed  policy=mail granted=2 limit=-1 remaining=-1 delay=250ms",
+			`{"allowed":true,"degraded":false,"delay_ms":250,"failed_closed":false,"failed_open":false,"granted":2,"limit":-1,"policy":"mail","remaining":-1,"reset_after_ms":0,"retry_after_ms":0,"shadow":false}`,
+		},
+	} {
+		for output, want := range map[string]string{"text": c.text, "json": c.json} {
+			var b bytes.Buffer
+			if err := printDecision(&b, c.d, output); err != nil || b.String() != want+"\n" {
+				t.Errorf("%s as %s: %v\ngot  %swant %s", c.name, output, err, &b, want)
+			}
+		}
+	}
+}
+
+func TestPrintStatus(t *testing.T) {
+	st := &weirv1.StatusResponse{
+		Node: "n0", Version: "v1.2.3", Ready: true, ReadyDetail: "policy file not taken: p.yaml:1:1: no", Partitions: 4093, Ring: "00ff",
+		Members: []*weirv1.Member{
+			{Name: "n0", State: "active", Http: "127.0.0.1:8080", Grpc: "127.0.0.1:8081", Partitions: 2000, Reachable: true, Version: "v1.2.3",
+				PoliciesHash: "0123456789abcdef", Policies: 7, Keys: 12, StateBytes: 3 << 20, UptimeNs: int64(90*time.Second + time.Millisecond)},
+			{Name: "n1", State: "leaving", Http: "127.0.0.1:9080", Partitions: 2093},
+		},
+	}
+	want := `n0 sees 2 members (ready, version v1.2.3, ring 00ff)
+note: policy file not taken: p.yaml:1:1: no
+
+NAME  STATE    PARTITIONS  SHARE  KEYS         MEMORY   POLICIES      UPTIME  VERSION  HTTP            GRPC
+n0    active   2000        48.9%  12           3.0 MiB  7 (01234567)  1m30s   v1.2.3   127.0.0.1:8080  127.0.0.1:8081
+n1    leaving  2093        51.1%  unreachable                                          127.0.0.1:9080
+`
+	var b bytes.Buffer
+	if err := printStatus(&b, st); err != nil {
+		t.Fatal(err)
+	}
+	var lines []string // without the blanks that a table ends its lines with
+	for line := range strings.Lines(b.String()) {
+		lines = append(lines, strings.TrimRight(line, " \n")+"\n")
+	}
+	if got := strings.Join(lines, ""); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+
+	b.Reset()
+	if err := printStatus(&b, &weirv1.StatusResponse{Node: "n0"}); err != nil || !strings.HasPrefix(b.String(), "n0 sees 0 members (not ready, ") {
+		t.Errorf("%v: %s", err, &b)
+	}
+}

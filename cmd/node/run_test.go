@@ -1,0 +1,171 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+)
+
+func TestParsePort(t *testing.T) {
+	for text, want := range map[string]port{"": portOff, "0": portAny, "1": 1, "8080": 8080, "65535": 65535} {
+		if got, err := parsePort(text); got != want || err != nil {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"-1", "65536", "http", " 80", "80 ", "+80", "0x50", "1e3", "127.0.0.1:80", "1_0"} {
+		if got, err := parsePort(text); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+}
+
+func TestParseMemory(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "1MiB": 1 << 20, "1048576": 1 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
+	} {
+		if got, err := parseMemory(text); got != want || err != nil {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	whole, err := parseMemory("100%")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if half, err := parseMemory("50%"); err != nil || half <= 0 || half > whole/2 || half < whole/2-100 {
+		t.Errorf("50%% is %d, %v; 100%% is %d", half, err, whole)
+	}
+	for _, text := range []string{
+		"", "%", "0%", "101%", "-1%", "1.5%", "70 %", "-1", "-1GiB", "many", "1MiBs", "1023KiB", "1", "9EiB", "99999999999999999999",
+	} {
+		if got, err := parseMemory(text); err == nil || !strings.Contains(err.Error(), text) {
+			t.Errorf("%q: %d, %v", text, got, err)
+		}
+	}
+}
+
+// TestBadCommandLines: every mistake ends with exit status 2 and one message that names what is to blame, and nothing is
+// printed where a result would be.
+func TestBadCommandLines(t *testing.T) {
+	t.Setenv("WEIR_LOG_LEVEL", "error")
+	policies := writeFile(t, "policies.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
+	config := writeFile(t, "weir.yaml", "timeout: soon\n")
+	for _, c := range []struct {
+		args string
+		want string // at the beginning of the message, or after …
+	}{
+		{"nonsense", `unknown command "nonsense"`},
+		{"--sideways", "unknown flag: --sideways"},
+		{"run --sideways", "unknown flag: --sideways"},
+		{"run now", `unknown command "now"`},
+		{"run --http-port", "flag needs an argument: --http-port"},
+		{"run --http-port x", `--http-port: "x" is not a port`},
+		{"run --grpc-port -1", `--grpc-port: "-1" is not a port`},
+		{"run --gossip-port 65536", `--gossip-port: "65536" is not a port`},
+		{"run --peer-port 1.5", `--peer-port: "1.5" is not a port`},
+		{"run --peer-port=", "--peer-port: "},
+		{"run --bind=", "--bind: "},
+		{"run --bind localhost", "--bind: "},
+		{"run --name a/b", "--name: "},
+		{"run --advertise 127.0.0.1:80", "--advertise: "},
+		{"run --join somewhere", "--join: "},
+		{"run --join a:1 --gossip-port=", "--join: "},
+		{"run --unknown-policy maybe", `--unknown-policy: "maybe" is not one of`},
+		{"run --max-keys many", `--max-keys: "many" is not`},
+		{"run --max-keys -1", `--max-keys: "-1" is not`},
+		{"run --max-memory lots", `--max-memory: "lots" is not`},
+		{"run --max-request-ids -1", "--max-request-ids: -1 is negative"},
+		{"run --max-request-ids x", `…"--max-request-ids"`},
+		{"run --timeout 0s", "--timeout: 0s is not"},
+		{"run --timeout 5", `…"--timeout"`},
+		{"run --grace -1s", "--grace: -1s is not"},
+		{"run --no-inline=perhaps", `…"--no-inline"`},
+		{"run --log-format xml", `--log-format: "xml" is not one of`},
+		{"run --log-level loud", `--log-level: "loud" is not one of`},
+		{"run --config /none", "--config: "},
+		{"run --config " + config, "--config: " + config + ":1:10: timeout: "},
+		{"run --gossip-key-file /none", "--gossip-key-file: "},
+		{"run --gossip-key-file " + config, "--gossip-key-file: " + config + ":1: "},
+		{"run --secret-file /none", "--secret-file: "},
+		{"run --secret-file " + config, "--secret-file: " + config + " holds 13 bytes"},
+		{"run --policies /none", "--policies: "},
+		{"run --policies " + policies, "--policies: " + policies + ":2:46: policies[0].limit: "},
+		{"run --resp-port 6380", "--resp-port: not supported by this build yet"},
+		{"run --envoy-config /etc", "--envoy-config: not supported by this build yet"},
+		{"run --voters a,b", "--voters: not supported by this build yet"},
+		{"dev now", `unknown command "now"`},
+		{"dev --nodes 0", "--nodes: 0 is not"},
+		{"dev --nodes 10", "--nodes: 10 is not"},
+		{"dev --nodes many", `…"--nodes"`},
+		{"dev --log-level loud", `--log-level: "loud"`},
+		{"dev --policies /none", "--policies: "},
+		{"check", "KEY: "},
+		{"check a b --policy p", "KEY: "},
+		{"check a", "--policy: "},
+		{"check a --policy p --limit 5/1m", "--limit: "},
+		{"check a --policy p --algorithm sliding_log", "--algorithm: "},
+		{"check a --limit 5/1m --algorithm guess", `--algorithm: "guess"`},
+		{"check a --limit 5", "--limit: "},
+		{"check a --limit 5/1parsec", "--limit: "},
+		{"check a --policy p --cost 1.5", `…"--cost"`},
+		{"check a --policy p --addr localhost", `--addr: "localhost" is not HOST:PORT`},
+		{"check a --policy p --addr=", "--addr: "},
+		{"check a --policy p --addr 127.0.0.1:1 --timeout 5s", "--addr: no node answers at 127.0.0.1:1"},
+		{"check a --policy p --timeout -1s", "--timeout: "},
+		{"check a --policy p -o xml", `--output: "xml"`},
+		{"status now", `unknown command "now"`},
+		{"status --addr nowhere", "--addr: "},
+		{"status --addr 127.0.0.1:1 --timeout 5s", "--addr: no node answers at 127.0.0.1:1"},
+		{"status -o yaml", `--output: "yaml"`},
+		{"validate", "FILE: "},
+		{"validate /none", "FILE: "},
+		{"validate /none -o xml", `--output: "xml"`},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(strings.Fields(c.args), &stdout, &stderr)
+		message, isMessage := strings.CutPrefix(stderr.String(), "weir: ")
+		found := strings.HasPrefix(message, c.want)
+		if inside, ok := strings.CutPrefix(c.want, "…"); ok {
+			found = strings.Contains(message, inside)
+		}
+		if code != exitError || !isMessage || !found {
+			t.Errorf("weir %s: exit status %d, want %q\n%s", c.args, code, c.want, &stderr)
+		}
+		if stdout.Len() > 0 {
+			t.Errorf("weir %s: printed\n%s", c.args, &stdout)
+		}
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	for args, want := range map[string]string{
+		"": "weir dev", "--help": "weir dev", "help run": "--http-port", "--version": "weir version ", "run --help": "WEIR_HTTP_PORT",
+	} {
+		var stdout, stderr bytes.Buffer
+		if code := run(strings.Fields(args), &stdout, &stderr); code != exitOK || !strings.Contains(stdout.String(), want) || stderr.Len() > 0 {
+			t.Errorf("weir %s: exit status %d, want %q\n%s%s", args, code, want, &stdout, &stderr)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	good := writeFile(t, "good.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
+	bad := writeFile(t, "bad.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
+	for _, c := range []struct {
+		args []string
+		code int
+		want string // in standard output
+	}{
+		{[]string{good}, exitOK, good + ": ok, 1 policies\n"},
+		{[]string{bad, good}, exitNegative, bad + ":2:46: policies[0].limit: "},
+		{[]string{bad, "/none", good}, exitError, bad + ":2:46: policies[0].limit: "},
+		{[]string{"-o", "json", good}, exitOK, `{"mistakes":[],"ok":true}` + "\n"},
+		{[]string{"-o", "json", bad}, exitNegative, `"line":2,"column":46,"field":"policies[0].limit"`},
+		{[]string{"-o", "json", good, "/none"}, exitError, `{"mistakes":[],"ok":false}` + "\n"},
+	} {
+		var stdout, stderr bytes.Buffer
+		code := run(append([]string{"validate"}, c.args...), &stdout, &stderr)
+		if code != c.code || !strings.Contains(stdout.String(), c.want) || (code == exitError) != (stderr.Len() > 0) {
+			t.Errorf("weir validate %v: exit status %d, want %d and %q\n%s%s", c.args, code, c.code, c.want, &stdout, &stderr)
+		}
+	}
+}

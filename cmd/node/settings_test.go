@@ -1,0 +1,131 @@
+package main
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// someFlags are flags of every type that there is.
+func someFlags() (*pflag.FlagSet, func() map[string]any) {
+	fs := pflag.NewFlagSet("test", pflag.ContinueOnError)
+	port := fs.String("http-port", "8080", "")
+	join := fs.StringSlice("join", nil, "")
+	inline := fs.Bool("no-inline", false, "")
+	timeout := fs.Duration("timeout", time.Second, "")
+	ids := fs.Int("max-request-ids", 1000, "")
+	fs.String("config", "", "")
+	fs.Bool("help", false, "")
+	return fs, func() map[string]any {
+		return map[string]any{"http-port": *port, "join": strings.Join(*join, " "), "no-inline": *inline, "timeout": *timeout, "max-request-ids": *ids}
+	}
+}
+
+func lookup(env map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+}
+
+func writeFile(t *testing.T, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestFillFlags(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		env  map[string]string
+		file string
+		want map[string]any // what differs from the defaults
+	}{
+		{name: "nothing"},
+		{name: "file", file: "http-port: 1\njoin: [a:1, b:2]\nno-inline: true\ntimeout: 3s\nmax-request-ids: 4\n",
+			want: map[string]any{"http-port": "1", "join": "a:1 b:2", "no-inline": true, "timeout": 3 * time.Second, "max-request-ids": 4}},
+		{name: "environment before file", env: map[string]string{"WEIR_HTTP_PORT": "2", "WEIR_JOIN": "c:3,d:4"}, file: "http-port: 1\njoin: [a:1]\ntimeout: 3s\n",
+			want: map[string]any{"http-port": "2", "join": "c:3 d:4", "timeout": 3 * time.Second}},
+		{name: "flag before both", args: []string{"--http-port=3"}, env: map[string]string{"WEIR_HTTP_PORT": "2"}, file: "http-port: 1\n",
+			want: map[string]any{"http-port": "3"}},
+		{name: "a flag that says the default", args: []string{"--http-port=8080"}, env: map[string]string{"WEIR_HTTP_PORT": "2"}},
+		{name: "what a flag overrules need not be right", args: []string{"--timeout=2s"}, env: map[string]string{"WEIR_TIMEOUT": "soon"},
+			want: map[string]any{"timeout": 2 * time.Second}},
+		{name: "empty is a value", env: map[string]string{"WEIR_HTTP_PORT": ""}, want: map[string]any{"http-port": ""}},
+		{name: "null is empty", file: "http-port:\njoin: null\n", want: map[string]any{"http-port": ""}},
+		{name: "text list", file: "join: a:1,b:2\n", want: map[string]any{"join": "a:1 b:2"}},
+		{name: "empty list", file: "join: []\n"},
+		{name: "underscores", file: "http_port: 1\n", want: map[string]any{"http-port": "1"}},
+		{name: "text in quotes", file: "http-port: \"1\"\n", want: map[string]any{"http-port": "1"}},
+		{name: "empty file", file: ""},
+		{name: "only a comment", file: "# nothing\n"},
+		{name: "empty document", file: "---\n"},
+		{name: "help is no setting", env: map[string]string{"WEIR_HELP": "what"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fs, got := someFlags()
+			want := got()
+			maps.Copy(want, c.want)
+			if err := fs.Parse(append(c.args, "--config", writeFile(t, "weir.yaml", c.file))); err != nil {
+				t.Fatal(err)
+			}
+			if err := fillFlags(fs, lookup(c.env)); err != nil {
+				t.Fatal(err)
+			}
+			if !maps.Equal(got(), want) {
+				t.Errorf("got  %v\nwant %v", got(), want)
+			}
+		})
+	}
+}
+
+func TestFillFlagsErrors(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		env  map[string]string
+		file string
+		want []string // in the message, FILE standing for the file's name
+	}{
+		{"environment", map[string]string{"WEIR_TIMEOUT": "soon", "WEIR_NO_INLINE": "perhaps"}, "",
+			[]string{"WEIR_TIMEOUT (environment): ", "WEIR_NO_INLINE (environment): "}},
+		{"value", nil, "no-inline: true\ntimeout: soon\n", []string{"--config: FILE:2:10: timeout: "}},
+		{"unknown", nil, "http-port: 1\ncolour: red\nno-such: 1\n", []string{"FILE:2:1: colour: there is no such setting", "FILE:3:1: no-such: there is"}},
+		{"a file that names a file", nil, "config: other.yaml\n", []string{"FILE:1:1: config: there is no such setting"}},
+		{"help", nil, "help: true\n", []string{"FILE:1:1: help: there is no such setting"}},
+		{"twice", nil, "http-port: 1\nhttp_port: 2\n", []string{"FILE:2:1: http_port: is given twice"}},
+		{"list for a single value", nil, "http-port: [1, 2]\n", []string{"FILE:1:12: http-port: takes a single value"}},
+		{"list of lists", nil, "join: [[a:1]]\n", []string{"FILE:1:7: join: a list of texts"}},
+		{"mapping", nil, "timeout: {a: b}\n", []string{"FILE:1:10: timeout: a single value or a list is expected"}},
+		{"null for a duration", nil, "timeout: ~\n", []string{"FILE:1:10: timeout: "}},
+		{"list of settings", nil, "- http-port: 1\n", []string{"FILE:1:1: settings are written as name: value"}},
+		{"not YAML", nil, "http-port: [\n", []string{"--config: FILE: yaml: line"}},
+		{"two documents", nil, "http-port: 1\n---\ntimeout: 1s\n", []string{"FILE: holds more than one document"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			fs, _ := someFlags()
+			file := writeFile(t, "weir.yaml", c.file)
+			if err := fs.Parse([]string{"--config", file}); err != nil {
+				t.Fatal(err)
+			}
+			err := fillFlags(fs, lookup(c.env))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range c.want {
+				if want = strings.ReplaceAll(want, "FILE", file); !strings.Contains(err.Error(), want) {
+					t.Errorf("lacks %q: %v", want, err)
+				}
+			}
+		})
+	}
+	fs, _ := someFlags()
+	if err := fillFlags(fs, lookup(map[string]string{"WEIR_CONFIG": "/none"})); err == nil || !strings.HasPrefix(err.Error(), "--config: ") {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}

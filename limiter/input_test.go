@@ -1,0 +1,221 @@
+package limiter
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/ring"
+)
+
+// TestBadInput: every field, at every method that takes it: the error names the field and nothing is charged.
+func TestBadInput(t *testing.T) {
+	const text = `policies:
+  - {name: p, algorithm: sliding_log, limit: 10, window: 1m}
+  - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`
+	const lease = "0123456789abcdef"
+	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+		ctx := t.Context()
+		limit := func(change func(*algo.Limit)) *algo.Limit {
+			l := algo.Limit{Algorithm: algo.SlidingWindow, Limit: 10, Window: time.Minute}
+			change(&l)
+			return &l
+		}
+		// Of targets, at all methods.
+		for _, test := range []struct {
+			target Target
+			kind   Kind
+			field  string
+		}{
+			{Target{Policy: "p"}, Invalid, "key"},
+			{Target{Policy: "p", Key: strings.Repeat("k", MaxKey+1)}, TooLarge, "key"},
+			{Target{Policy: "p", Key: "\xff"}, Invalid, "key"},
+			{Target{Policy: "p", Key: "k\xc3"}, Invalid, "key"},
+			{Target{Key: "k"}, Invalid, "policy"},
+			{Target{Policy: "p/q", Key: "k"}, Invalid, "policy"},
+			{Target{Policy: "inline/4/1", Key: "k"}, Invalid, "policy"},
+			{Target{Policy: " ", Key: "k"}, Invalid, "policy"},
+			{Target{Policy: "\xff", Key: "k"}, Invalid, "policy"},
+			{Target{Policy: strings.Repeat("p", 129), Key: "k"}, Invalid, "policy"},
+			{Target{Policy: "p", Namespace: "n", Key: "k"}, Invalid, "namespace"},
+			{Target{Policy: "p", Limit: limit(func(*algo.Limit) {}), Key: "k"}, Invalid, "limit"},
+			{Target{Limit: limit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", MaxNamespace+1), Key: "k"}, TooLarge, "namespace"},
+			{Target{Limit: limit(func(*algo.Limit) {}), Namespace: "\xff", Key: "k"}, Invalid, "namespace"},
+			{Target{Limit: new(algo.Limit), Key: "k"}, Invalid, "limit.algorithm"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Algorithm = 8 }), Key: "k"}, Invalid, "limit.algorithm"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Limit = 0 }), Key: "k"}, Invalid, "limit.limit"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Limit = -2 }), Key: "k"}, Invalid, "limit.limit"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Limit = algo.MaxLimit + 1 }), Key: "k"}, Invalid, "limit.limit"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Algorithm, l.Limit, l.MaxLog = algo.SlidingLog, 1<<30, 1<<31 }), Key: "k"}, Invalid, "limit.limit"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Window = 0 }), Key: "k"}, Invalid, "limit.window"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Window = -1 }), Key: "k"}, Invalid, "limit.window"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Window = math.MaxInt64 }), Key: "k"}, Invalid, "limit.window"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Period = 7 }), Key: "k"}, Invalid, "limit.window"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Period, l.Window = algo.Day, 0 }), Key: "k"}, Invalid, "limit.align"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Slots = 101 }), Key: "k"}, Invalid, "limit.slots"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Slots = -1 }), Key: "k"}, Invalid, "limit.slots"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Capacity = 1 }), Key: "k"}, Invalid, "limit.capacity"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Zone = time.UTC }), Key: "k"}, Invalid, "limit.time_zone"},
+			{Target{Limit: limit(func(l *algo.Limit) { l.Algorithm, l.CountDenied = algo.TokenBucket, true }), Key: "k"}, Invalid, "limit.count_denied"},
+		} {
+			n := c.nodes[0]
+			n.checkError(t, Check{Target: test.target, Cost: 1}, test.kind, test.field)
+			n.checkError(t, Check{Target: test.target}, test.kind, test.field) // a peek is checked as well
+			_, err := n.Acquire(ctx, Acquire{Target: test.target, Cost: 1})
+			wantError(t, err, test.kind, test.field)
+			_, err = n.Renew(ctx, test.target, lease, 0)
+			wantError(t, err, test.kind, test.field)
+			_, err = n.Release(ctx, test.target, lease)
+			wantError(t, err, test.kind, test.field)
+			_, err = n.Refund(ctx, test.target, 1)
+			wantError(t, err, test.kind, test.field)
+			wantError(t, n.Reset(ctx, test.target), test.kind, test.field)
+			// In a batch the error names the element, and nothing of it is charged.
+			_, err = n.Check(ctx, []Check{named("p", "k", 1), {Target: test.target, Cost: 1}, named("p", "k", 1)})
+			wantError(t, err, test.kind, "checks[1]."+test.field)
+		}
+
+		p, leases := Target{Policy: "p", Key: "k"}, Target{Policy: "c", Key: "k"}
+		for i, bad := range []struct {
+			cost int64
+			id   string
+			ttl  time.Duration
+			kind Kind
+			want string
+		}{
+			{-1, "", 0, Invalid, "cost"},
+			{math.MinInt64, "", 0, Invalid, "cost"},
+			{algo.MaxLimit + 1, "", 0, Invalid, "cost"},
+			{math.MaxInt64, "", 0, Invalid, "cost"},
+			{1, strings.Repeat("i", MaxRequestID+1), 0, TooLarge, "request_id"},
+			{1, "\xff", 0, Invalid, "request_id"},
+			{1, "", -1, Invalid, "ttl"},
+			{1, "", time.Millisecond - 1, Invalid, "ttl"},
+			{1, "", math.MinInt64, Invalid, "ttl"},
+			{1, "", math.MaxInt64, Invalid, "ttl"},
+			{1, "", time.Minute + 1, Invalid, "ttl"},
+		} {
+			n := c.nodes[i%2]
+			if bad.want != "ttl" {
+				n.checkError(t, Check{Target: p, Cost: bad.cost, RequestID: bad.id}, bad.kind, bad.want)
+				n.checkError(t, Check{Target: p, Cost: bad.cost, RequestID: bad.id, Partial: true}, bad.kind, bad.want)
+			}
+			_, err := n.Acquire(ctx, Acquire{Target: leases, Cost: bad.cost, RequestID: bad.id, TTL: bad.ttl})
+			wantError(t, err, bad.kind, bad.want)
+			if bad.want == "cost" {
+				_, err = n.Refund(ctx, p, bad.cost)
+				wantError(t, err, bad.kind, bad.want)
+			}
+			if bad.want == "ttl" {
+				_, err = n.Renew(ctx, leases, lease, bad.ttl)
+				wantError(t, err, bad.kind, bad.want)
+			}
+		}
+		_, err := c.nodes[0].Acquire(ctx, Acquire{Target: leases})
+		wantError(t, err, Invalid, "cost")
+		_, err = c.nodes[0].Refund(ctx, p, 0)
+		wantError(t, err, Invalid, "cost")
+		for _, id := range []string{"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef", "+123456789abcdef", "0x23456789abcdef", "\xff"} {
+			_, err = c.nodes[0].Renew(ctx, leases, id, 0)
+			wantError(t, err, Invalid, "lease_id")
+			_, err = c.nodes[1].Release(ctx, leases, id)
+			wantError(t, err, Invalid, "lease_id")
+		}
+		_, err = c.nodes[0].Check(ctx, nil)
+		wantError(t, err, Invalid, "checks")
+		_, err = c.nodes[0].Check(ctx, make([]Check, MaxBatch+1))
+		wantError(t, err, TooLarge, "checks")
+
+		// What is just within the bounds is taken.
+		q := Check{Target: Target{Policy: "p", Key: strings.Repeat("é", MaxKey/2)}, Cost: algo.MaxLimit, RequestID: strings.Repeat("i", MaxRequestID)}
+		if d := c.nodes[0].check(t, q); d.Allowed {
+			t.Errorf("%+v", d)
+		}
+		q.Target = Target{Limit: limit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", MaxNamespace), Key: "\x00"}
+		c.nodes[1].check(t, q)
+
+		for _, n := range c.nodes {
+			for _, target := range []Target{p, leases, {Limit: limit(func(*algo.Limit) {}), Key: "k"}} {
+				if d := n.check(t, Check{Target: target}); d.Remaining != 10 {
+					t.Errorf("something was charged: %+v", d)
+				}
+			}
+		}
+		for _, n := range c.nodes {
+			if n.Store().Keys != 0 {
+				t.Errorf("%d states are left", n.Store().Keys)
+			}
+		}
+	})
+}
+
+func TestErrorText(t *testing.T) {
+	e := &Error{Invalid, "key", "is empty"}
+	if got := e.Error(); got != "key: is empty" {
+		t.Error(got)
+	}
+	if e.In(0, 1) != e {
+		t.Error("a batch of one is spoken of as one")
+	}
+	if got := e.In(3, 4).Error(); got != "checks[3].key: is empty" {
+		t.Error(got)
+	}
+	if got := (&Error{Unavailable, "", "gone"}).Error(); got != "gone" {
+		t.Error(got)
+	}
+}
+
+func TestLeaseIDs(t *testing.T) {
+	for _, id := range []uint64{1, 0xabc, 1 << 63, math.MaxUint64} {
+		s := formatLease(id)
+		if got, ok := parseLease(s); got != id || !ok || len(s) != 16 {
+			t.Errorf("%x became %q and %x", id, s, got)
+		}
+	}
+}
+
+// FuzzOp: whatever comes over a network is accepted or gets an error that names a field, and what is accepted is decided
+// without a panic, whatever it does to the state that others left.
+func FuzzOp(f *testing.F) {
+	f.Add(uint8(1), "p", "k", "", int64(1), int64(0), "", "", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), true)
+	f.Add(uint8(2), "c", "k", "", int64(1), int64(time.Second), "r", "", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), false)
+	f.Add(uint8(3), "c", "k", "", int64(0), int64(0), "", "0123456789abcdef", uint8(0), int64(0), int64(0), int64(0), int32(0), uint8(0), false)
+	f.Add(uint8(5), "", "k", "n", int64(3), int64(0), "", "", uint8(4), int64(10), int64(time.Minute), int64(0), int32(0), uint8(0), false)
+	f.Add(uint8(6), "", "k", "n//", int64(0), int64(0), "", "", uint8(1), int64(10), int64(0), int64(0), int32(0), uint8(3), false)
+	f.Add(uint8(1), "", "k", "", int64(1)<<53, int64(0), "", "", uint8(6), int64(1)<<53, int64(time.Hour), int64(1), int32(0), uint8(0), true)
+	l := New(Config{HashSeed: testSeed, MaxKeys: 1000, MaxMemory: 1 << 20, Policies: policies(f, `policies:
+  - {name: p, limits: [10/1s, 20/1m], algorithm: sliding_log}
+  - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`)})
+	f.Cleanup(l.Close)
+	f.Fuzz(func(t *testing.T, kind uint8, policy, key, namespace string, cost, ttl int64, id, lease string,
+		algorithm uint8, limit, window, capacity int64, slots int32, period uint8, flag bool) {
+		op := &Op{Kind: OpKind(kind%6 + 1), LeaseID: lease, TTL: time.Duration(ttl), Hops: 1, Check: Check{
+			Target: Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id}}
+		if algorithm != 0 {
+			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: limit, Window: time.Duration(window), Capacity: capacity,
+				Slots: slots, Period: algo.Period(period), CountDenied: flag}
+		}
+		if rest := l.Receive([]*Op{op}); rest != nil {
+			t.Fatal("handed on to nobody")
+		}
+		if p := op.Partition(); p < 0 || p >= ring.Partitions {
+			t.Fatalf("partition %d", p)
+		}
+		out := op.Outcome
+		if out.NotHolder != nil || out.Unreachable {
+			t.Fatalf("%+v", out)
+		}
+		if e := out.Err; e != nil {
+			if e.Message == "" || e.Field == "" && e.Kind != Unavailable || e.Kind == 0 {
+				t.Fatalf("%+v", e)
+			}
+			return
+		}
+		if d := out.Decision; d.Allowed && !d.FailedOpen && cost > 0 && op.asks() && (d.Granted < 1 || d.Granted > cost) {
+			t.Fatalf("%s", fmt.Sprintf("%+v", d))
+		}
+	})
+}

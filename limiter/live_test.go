@@ -1,0 +1,315 @@
+package limiter
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+func TestPolicyChangeAppliesToLiveState(t *testing.T) {
+	set := func(rule string) string { return "policies: [{name: p, " + rule + "}]" }
+	for _, test := range []struct {
+		what     string
+		from, to string
+		left     int64 // when 6 of 10 were used
+	}{
+		{"raised", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 20, window: 1m", 14},
+		{"lowered", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 5, window: 1m", 0},
+		{"window", "algorithm: fixed_window, limit: 10, window: 1m", "algorithm: fixed_window, limit: 10, window: 1h", 4},
+		{"algorithm", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: token_bucket, limit: 10, window: 1m", 4},
+		{"several", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limits: [8/1m, 100/1h]", 2},
+		{"override", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 10, window: 1m, overrides: [{prefix: key-, limit: 7}]", 1},
+		{"nothing but words", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limits: [10/60s]", 4},
+		{"on_error", "algorithm: sliding_log, limit: 10, window: 1m", "algorithm: sliding_log, limit: 10, window: 1m, on_error: closed", 4},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inBubble(t, 2, Config{Policies: policies(t, set(test.from))}, func(t *testing.T, c *testCluster) {
+				c.nodes[0].check(t, named("p", "key-0", 6))
+				c.setPolicies(set(test.to))
+				if d := c.nodes[1].check(t, named("p", "key-0", 0)); d.Remaining != test.left {
+					t.Errorf("%+v, want %d left", d, test.left)
+				}
+			})
+		})
+	}
+}
+
+// TestReconcile: a key that nobody asks about is brought under the new policy at the change and not at its next check,
+// when what the new algorithm counts as if admitted now would be dated too late.
+func TestReconcile(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`)}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		inline := Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		n.check(t, Check{Target: inline, Cost: 6})
+		n.check(t, named("p", "k", 6))
+		c.setPolicies(`policies: [{name: p, algorithm: fixed_window, limit: 10, window: 1m}]`)
+		synctest.Wait() // for the background to come to rest
+		c.advance(59 * time.Second)
+		if d := n.check(t, named("p", "k", 0)); d.Remaining != 4 || d.ResetAfter != time.Second {
+			t.Errorf("%+v", d)
+		}
+		c.advance(time.Second)
+		if d := n.check(t, named("p", "k", 0)); d.Remaining != 10 {
+			t.Errorf("not brought under the new policy before its next check: %+v", d)
+		}
+		// Limits sent along belong to nobody's file; a policy that goes takes nothing with it.
+		c.setPolicies(`policies: []`)
+		synctest.Wait()
+		if d := n.check(t, Check{Target: inline}); d.Remaining != 10 {
+			t.Errorf("%+v", d)
+		}
+		n.checkError(t, named("p", "k", 1), NotFound, "policy")
+	})
+}
+
+// TestSweep: idle states go by themselves.
+func TestSweep(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		for i := range 1000 {
+			n.check(t, named("p", fmt.Sprint(i), 1))
+		}
+		c.advance(30 * time.Second)
+		n.check(t, named("p", "late", 1))
+		c.advance(30*time.Second + time.Microsecond)
+		for passes := 0; n.Store().Keys > 1; passes++ {
+			if passes > 2*sweepPasses {
+				t.Fatalf("%d states left", n.Store().Keys)
+			}
+			time.Sleep(sweepEvery) // virtual
+		}
+		if d := n.check(t, named("p", "late", 0)); d.Remaining != 9 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestFullStore(t *testing.T) {
+	const text = `policies:
+  - {name: open, algorithm: sliding_log, limit: 100000, window: 1m}
+  - {name: closed, algorithm: sliding_log, limit: 100000, window: 1m, on_error: closed}
+  - {name: c, algorithm: concurrency, limit: 100000, ttl: 1m, on_error: closed}`
+	for _, test := range []struct {
+		what   string
+		bounds Config
+	}{
+		{"keys", Config{MaxKeys: 3}},
+		{"memory", Config{MaxMemory: 200_000}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			cfg := test.bounds
+			cfg.Policies = policies(t, text)
+			inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+				// All keys are the other node's: its want of memory is answered by it and not by the one that asks.
+				key := func(policy string, i int) string { return c.owned(policy, 1, i) }
+				n, admitted := c.nodes[0], 0
+				var d Decision
+				for d = n.check(t, named("open", key("open", 0), 1)); !d.FailedOpen; d = n.check(t, named("open", key("open", admitted), 1)) {
+					if admitted++; admitted > 100_000 {
+						t.Fatal("never full")
+					}
+				}
+				if !d.Allowed || d.Granted != 1 || d.FailedClosed {
+					t.Errorf("%+v", d)
+				}
+				if d := n.check(t, named("closed", key("closed", 0), 1)); d.Allowed || !d.FailedClosed || d.RetryAfter != time.Second {
+					t.Errorf("%+v", d)
+				}
+				if d, err := n.Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: key("c", 0)}, Cost: 1}); err != nil || !d.FailedClosed || d.LeaseID != "" {
+					t.Errorf("%+v, %v", d, err)
+				}
+				// Peeks need no state; states that are there stay and are decided on.
+				if d := n.check(t, named("closed", key("closed", 0), 0)); !d.Allowed || d.FailedOpen || d.Remaining != 100_000 {
+					t.Errorf("%+v", d)
+				}
+				if d := n.check(t, named("open", key("open", 0), 0)); d.Remaining != 99_999 {
+					t.Errorf("%+v", d)
+				}
+				c.wantStats(PolicyStats{Policy: "open", Allowed: uint64(admitted), FailedOpen: 1})
+				c.wantStats(PolicyStats{Policy: "closed", FailedClosed: 1})
+				if full := c.nodes[1].Store().Full; full != 3 {
+					t.Errorf("%d times full", full)
+				}
+				// Idle states make room.
+				c.advance(time.Minute + time.Second)
+				for i := range 3 {
+					if d := n.check(t, named("open", key("open", i), 1)); !d.Allowed || d.FailedOpen {
+						t.Errorf("%+v", d)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestStatsAndPeaks(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: q, algorithm: token_bucket, limit: 1, window: 1m, capacity: 40}]`)}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		n.check(t, named("p", "a", 3))
+		n.check(t, named("p", "b", 7))
+		n.check(t, named("p", "c", 1))
+		n.check(t, named("p", "b", 9))
+		n.check(t, named("p", "c", 0))
+		n.check(t, named("q", "c", 10))
+		n.check(t, Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 4, Window: time.Hour}, Key: "k"}, Cost: 1})
+		n.checkError(t, named("z", "c", 1), NotFound, "policy")
+		want := map[string]PolicyStats{
+			"p":         {Policy: "p", Allowed: 3, Refused: 1, PeakCount: 7, PeakUtilization: 0.7},
+			"q":         {Policy: "q", Allowed: 1, PeakCount: 10, PeakUtilization: 0.25},
+			"(inline)":  {Policy: "(inline)", Allowed: 1, PeakCount: 1, PeakUtilization: 0.25},
+			"(unknown)": {Policy: "(unknown)", Errors: 1},
+		}
+		read := func() {
+			t.Helper()
+			got := n.ReadStats()
+			if len(got) != len(want) {
+				t.Errorf("%d policies, want %d", len(got), len(want))
+			}
+			for _, s := range got {
+				if s != want[s.Policy] {
+					t.Errorf("%+v, want %+v", s, want[s.Policy])
+				}
+			}
+		}
+		read()
+		// The peaks start anew, the counts go on.
+		for name, s := range want {
+			s.PeakCount, s.PeakUtilization = 0, 0
+			want[name] = s
+		}
+		read()
+		// A lowered limit leaves the key full, not more.
+		c.setPolicies(`policies: [{name: p, algorithm: sliding_log, limit: 5, window: 1m}]`)
+		n.check(t, named("p", "b", 1))
+		want["p"] = PolicyStats{Policy: "p", Allowed: 3, Refused: 2, PeakCount: 5, PeakUtilization: 1}
+		read() // q is gone and its counts are not
+	})
+}
+
+func TestClose(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(n.Close)
+		}
+		wg.Wait()
+		n.Close()
+		n.SetPolicies(policies(t, plain))
+		n.SetPolicies(nil)
+		n.SetPolicies(policies(t, plain))
+		if d := n.check(t, named("p", "k", 1)); !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// TestEverythingAtOnce is for the race detector: calls of all kinds, on all nodes, while policies, views and the clock
+// change and the counters are read.
+func TestEverythingAtOnce(t *testing.T) {
+	const a = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: c, algorithm: concurrency, limit: 9, ttl: 1s}]`
+	const b = `policies: [{name: p, algorithm: token_bucket, limit: 7, window: 1m, overrides: [{key: "1", unlimited: true}]}, {name: c, algorithm: concurrency, limit: 3, ttl: 1s}]`
+	inBubble(t, 3, Config{MaxKeys: 8, Timeout: 20 * time.Millisecond, Policies: policies(t, a)}, func(t *testing.T, c *testCluster) {
+		sets := []string{a, b}
+		var wg sync.WaitGroup
+		for g := range 12 {
+			wg.Go(func() {
+				for i := range 200 {
+					n, key := c.nodes[(g+i)%3], fmt.Sprint(i%7)
+					switch (g*7 + i) % 10 {
+					case 0:
+						n.SetPolicies(policies(t, sets[i%2]))
+					case 1:
+						c.see(n, func(p int) Holder { return c.holder(n, (p+i%2)%3) })
+					case 2:
+						c.advance(time.Second)
+					case 3:
+						n.ReadStats()
+						n.Store()
+					case 4, 5:
+						d, err := n.Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: key}, Cost: 1})
+						if err == nil && d.LeaseID != "" {
+							_, _ = c.nodes[i%3].Renew(t.Context(), Target{Policy: "c", Key: key}, d.LeaseID, 0)
+							_, _ = c.nodes[i%3].Release(t.Context(), Target{Policy: "c", Key: key}, d.LeaseID)
+						}
+					default:
+						inline := Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingWindow, Limit: int64(i + 1), Window: time.Second}, Key: key}, Cost: 1}
+						got, err := n.Check(t.Context(), []Check{named("p", key, 1), inline, named("p", key+"x", 1)})
+						if err != nil || len(got) != 3 {
+							t.Error(got, err)
+						}
+					}
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// BenchmarkCheck is the local path: one check of a named policy that this node decides.
+func BenchmarkCheck(b *testing.B) {
+	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
+	defer l.Close()
+	ctx, checks := b.Context(), []Check{named("p", "some-user-4711", 1)}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := l.Check(ctx, checks); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkCheckParallel(b *testing.B) {
+	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]`)})
+	defer l.Close()
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		ctx, checks := b.Context(), []Check{named("p", "some-user", 1)}
+		for i := 0; pb.Next(); i++ {
+			checks[0].Key = keys[i%len(keys)]
+			if _, err := l.Check(ctx, checks); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkCheckInline(b *testing.B) {
+	l := New(Config{})
+	defer l.Close()
+	ctx := b.Context()
+	checks := []Check{{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, Key: "some-user-4711"}, Cost: 1}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := l.Check(ctx, checks); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkBatch100(b *testing.B) {
+	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
+	defer l.Close()
+	ctx := b.Context()
+	var checks []Check
+	for i := range 100 {
+		checks = append(checks, named("p", keys[i], 1))
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := l.Check(ctx, checks); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+var keys = func() (list []string) {
+	for i := range 1000 {
+		list = append(list, fmt.Sprintf("user-%d", i))
+	}
+	return list
+}()

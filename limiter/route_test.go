@@ -1,0 +1,461 @@
+package limiter
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+const plain = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`
+
+func TestBatchIsAnsweredInOrder(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		var checks []Check
+		for i := range MaxBatch {
+			checks = append(checks, named("p", c.owned("p", i%3, i%50/3), 1))
+		}
+		got, err := c.nodes[1].Check(t.Context(), checks)
+		if err != nil || len(got) != len(checks) {
+			t.Fatal(len(got), err)
+		}
+		used := map[string]int64{}
+		for i, q := range checks {
+			used[q.Key]++
+			if d := got[i]; d.Allowed != (used[q.Key] <= 10) || d.Remaining != max(0, 10-used[q.Key]) {
+				t.Fatalf("check %d of %s, its number %d: %+v", i, q.Key, used[q.Key], d)
+			}
+		}
+		if c.carried != 2 {
+			t.Errorf("%d messages for two other owners", c.carried)
+		}
+	})
+}
+
+// TestOwnersAreAskedSideBySide: each owner's answer waits for the other's question.
+func TestOwnersAreAskedSideBySide(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		var both sync.WaitGroup
+		both.Add(2)
+		c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+			both.Done()
+			both.Wait()
+			deliver()
+		})
+		got, err := c.nodes[0].Check(t.Context(), []Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			if !got[i].Allowed || got[i].FailedOpen {
+				t.Errorf("check %d: %+v", i, got[i])
+			}
+		}
+	})
+}
+
+// TestSlowOwnerFailsAlone: in one batch, only what a silent owner decides is answered by on_error.
+func TestSlowOwnerFailsAlone(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+			if to.Name == "n1" {
+				<-ctx.Done()
+				return
+			}
+			deliver()
+		})
+		var checks []Check
+		for i := range 30 {
+			checks = append(checks, named("p", c.owned("p", i%3, i/3), 1))
+		}
+		got, err := c.nodes[0].Check(t.Context(), checks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range got {
+			if !got[i].Allowed || got[i].FailedOpen != (i%3 == 1) {
+				t.Errorf("check %d: %+v", i, got[i].Decision)
+			}
+		}
+		c.wantStats(PolicyStats{Policy: "p", Allowed: 20, FailedOpen: 10})
+	})
+}
+
+// script answers messages in turn and notes whom they were for.
+type script struct {
+	mu      sync.Mutex
+	answers []func(*Op, func())
+	asked   []string
+}
+
+func (s *script) wire(_ context.Context, _ *testNode, to Holder, ops []*Op, deliver func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked = append(s.asked, to.Name)
+	if len(s.answers) == 0 {
+		return // unreachable
+	}
+	s.answers[0](ops[0], deliver)
+	s.answers = s.answers[1:]
+}
+
+func TestNotHolderIsRetried(t *testing.T) {
+	hint := func(name string, n uint64) func(*Op, func()) {
+		return func(op *Op, _ func()) {
+			op.Outcome.NotHolder = &Holder{Name: name, Boot: 1, Term: ownership.Term{N: n}}
+		}
+	}
+	decide := func(_ *Op, deliver func()) { deliver() }
+	for _, test := range []struct {
+		what    string
+		term    uint64 // of the entry node's own view, which names n1
+		answers []func(*Op, func())
+		asked   []string
+	}{
+		{"the view is asked again", 0, []func(*Op, func()){hint("", 0), hint("", 9), decide}, []string{"n1", "n1", "n1"}},
+		{"a hint is followed", 0, []func(*Op, func()){hint("n2", 1), decide}, []string{"n1", "n2"}},
+		{"and rising ones in turn", 0, []func(*Op, func()){hint("n2", 1), hint("n3", 2), hint("n2", 3), decide}, []string{"n1", "n2", "n3", "n2"}},
+		{"not without a term", 0, []func(*Op, func()){hint("n2", 0), decide}, []string{"n1", "n1"}},
+		{"not twice", 0, []func(*Op, func()){hint("n2", 1), hint("n3", 1), decide}, []string{"n1", "n2", "n1"}},
+		{"nor later on", 0, []func(*Op, func()){hint("n2", 5), hint("", 0), hint("n3", 4), hint("n3", 5), hint("n3", 6), decide},
+			[]string{"n1", "n2", "n1", "n1", "n1", "n3"}},
+		{"not below the view's own term", 4, []func(*Op, func()){hint("n2", 4), hint("n2", 5), decide}, []string{"n1", "n1", "n2"}},
+		{"unreachable ends it", 0, []func(*Op, func()){hint("n2", 1)}, []string{"n1", "n2"}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inBubble(t, 4, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+				for i, n := range c.nodes {
+					if i == 0 {
+						c.see(n, func(int) Holder { return Holder{Name: "n1", Boot: 2, Term: ownership.Term{N: test.term}} })
+					} else {
+						c.see(n, func(int) Holder { return Holder{Self: true, Name: n.name} })
+					}
+				}
+				s := &script{answers: test.answers}
+				c.tamper(s.wire)
+				d := c.nodes[0].check(t, named("p", "k", 1))
+				if !slices.Equal(s.asked, test.asked) {
+					t.Errorf("asked %v, want %v", s.asked, test.asked)
+				}
+				if !d.Allowed || d.FailedOpen != (test.what == "unreachable ends it") {
+					t.Errorf("%+v", d)
+				}
+			})
+		})
+	}
+}
+
+// TestViewsThatDisagree: operations go round among nodes of which none takes itself for the holder. Hops stay bounded,
+// the caller gets an answer in time, and once the views agree it is a decision, charged once.
+func TestViewsThatDisagree(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		for i, n := range c.nodes {
+			c.see(n, func(int) Holder { return c.holder(n, (i+1)%3) })
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		got, err := c.nodes[0].Check(ctx, []Check{named("p", "k", 1), named("p", "l", 1)})
+		if err != nil || !got[0].FailedOpen || !got[1].FailedOpen {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if took := time.Since(start); took != 280*time.Millisecond {
+			t.Errorf("answered after %v", took)
+		}
+		if c.hops != 2 || c.hops > MaxHops {
+			t.Errorf("%d hops", c.hops)
+		}
+		if c.carried > 2*(280/5+1) {
+			t.Errorf("%d messages", c.carried)
+		}
+
+		// Two that point at each other, until one of them learns better.
+		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
+		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 0) })
+		done := make(chan Decision)
+		go func() { done <- c.nodes[0].check(t, named("p", "k", 1)) }()
+		synctest.Wait() // it pauses before it asks again
+		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 1) })
+		if d := <-done; !d.Allowed || d.FailedOpen || d.Remaining != 9 {
+			t.Errorf("%+v", d)
+		}
+		if d := c.nodes[0].check(t, named("p", "k", 0)); d.Remaining != 9 {
+			t.Errorf("%+v", d)
+		}
+		// The entry node may come to be the holder itself.
+		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 0) })
+		go func() { done <- c.nodes[0].check(t, named("p", "m", 1)) }()
+		synctest.Wait()
+		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 0) })
+		if d := <-done; !d.Allowed || d.FailedOpen || d.Remaining != 9 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestReceiveChecksWhatItGets(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		here, there := c.owned("p", 0, 0), c.owned("p", 1, 0)
+		op := func(hops int, q Check) *Op { return &Op{Kind: OpCheck, Check: q, Hops: hops} }
+		ops := []*Op{
+			op(1, named("p", here, 1)), op(2, named("p", there, 1)), op(1<<31, named("p", there, 1)),
+			op(1, named("p", "", 1)), op(1, named("p", here, -1)), op(1, named("p", there, 1)),
+		}
+		rest := c.nodes[0].Receive(ops)
+		if rest == nil {
+			t.Fatal("nothing to hand on")
+		}
+		if !ops[0].Outcome.Decision.Allowed {
+			t.Errorf("%+v", ops[0].Outcome)
+		}
+		for _, o := range ops[1:3] {
+			if h := o.Outcome.NotHolder; h == nil || h.Name != "n1" || h.Boot != 2 {
+				t.Errorf("%+v", o.Outcome)
+			}
+		}
+		wantError(t, ops[3].Outcome.Err, Invalid, "key")
+		wantError(t, ops[4].Outcome.Err, Invalid, "cost")
+		rest(t.Context())
+		if d := ops[5].Outcome.Decision; !d.Allowed || d.Remaining != 9 || c.hops != 2 {
+			t.Errorf("%+v after %d hops", ops[5].Outcome, c.hops)
+		}
+		c.wantStats(PolicyStats{Policy: "p", Allowed: 2})
+		// Nobody is known.
+		c.see(c.nodes[0], func(int) Holder { return Holder{} })
+		lone := op(1, named("p", here, 1))
+		if rest := c.nodes[0].Receive([]*Op{lone}); rest != nil || lone.Outcome.NotHolder == nil || lone.Outcome.NotHolder.Name != "" {
+			t.Errorf("%+v", lone.Outcome)
+		}
+	})
+}
+
+// TestUnreachableBehindAnotherNode: a node that hands on in vain says so, and the entry node answers by its on_error.
+func TestUnreachableBehindAnotherNode(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
+		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 2) })
+		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+			if to.Name == "n1" {
+				deliver()
+			}
+		})
+		if d := c.nodes[0].check(t, named("p", "k", 1)); !d.FailedOpen {
+			t.Errorf("%+v", d)
+		}
+		c.wantStats(PolicyStats{Policy: "p", FailedOpen: 1}) // at the entry node and nowhere else
+	})
+}
+
+const failing = `policies:
+  - {name: open, algorithm: sliding_log, limit: 10, window: 1m}
+  - {name: closed, algorithm: token_bucket, limit: 10, window: 1m, capacity: 20, on_error: closed,
+     overrides: [{key: free, unlimited: true}, {key: bad, blocked: true}, {prefix: few, limit: 3}]}
+  - {name: bans, algorithm: sliding_log, limit: 10, window: 1m, overrides: [{key: bad, blocked: true}]}
+  - {name: shadow, algorithm: sliding_log, limit: 10, window: 1m, shadow: true, on_error: closed}
+  - {name: leases, algorithm: concurrency, limit: 10, ttl: 1m, on_error: closed}
+`
+
+func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
+	open := func(limit int64, window time.Duration) Decision {
+		return Decision{Allowed: true, Granted: 2, FailedOpen: true, Limit: limit, Window: window}
+	}
+	for _, wire := range []struct {
+		what string
+		wire wire
+		took time.Duration
+	}{{"refused", refused, 0}, {"lost", lost, 980 * time.Millisecond}} {
+		for _, test := range []struct {
+			target Target
+			want   Decision
+		}{
+			{Target{Policy: "open"}, open(10, time.Minute)},
+			{Target{Policy: "closed"}, Decision{FailedClosed: true, Limit: 20, Window: time.Minute, RetryAfter: time.Second}},
+			{Target{Policy: "closed", Key: "few"}, Decision{FailedClosed: true, Limit: 20, Window: time.Minute, RetryAfter: time.Second}},
+			// What needs no state needs no owner.
+			{Target{Policy: "closed", Key: "free"}, Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+			{Target{Policy: "closed", Key: "bad"}, Decision{RetryAfter: algo.Never}},
+			{Target{Policy: "bans", Key: "bad"}, Decision{RetryAfter: algo.Never}},
+			{Target{Policy: "bans"}, open(10, time.Minute)},
+			// A policy in shadow mode admits whatever happens.
+			{Target{Policy: "shadow"}, Decision{Allowed: true, Granted: 2, FailedOpen: true, Shadow: true, Limit: 10, Window: time.Minute}},
+			{Target{Policy: "nobody-knows"}, open(0, 0)},
+			{Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}}, open(5, time.Hour)},
+			{Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: algo.Unlimited}}, Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+		} {
+			inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
+				c.tamper(wire.wire)
+				c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
+				q := Check{Target: test.target, Cost: 2, RequestID: "r"}
+				if q.Key == "" {
+					q.Key = "k"
+				}
+				want := test.want
+				if want.Policy, want.RequestID = q.Policy, "r"; q.Limit != nil {
+					want.Policy = "inline"
+				}
+				if q.Key == "few" {
+					want.Limit = 20 // its capacity
+				}
+				// With a caller's deadline, without, and as a peek.
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				start := time.Now()
+				got, err := c.nodes[0].Check(ctx, []Check{q})
+				if err != nil || !sameDecision(got[0].Decision, want) {
+					t.Errorf("%s, %s: %+v, %v, want %+v", wire.what, q.Policy, got[0].Decision, err, want)
+				}
+				if took := time.Since(start); took != wire.took {
+					t.Errorf("%s, %s: answered after %v, want %v", wire.what, q.Policy, took, wire.took)
+				}
+				q.Cost = 0
+				if want.Granted = 0; !sameDecision(c.nodes[0].check(t, q), want) {
+					t.Errorf("peek at %s: %+v", q.Policy, want)
+				}
+				name := want.Policy
+				switch name {
+				case "inline":
+					name = "(inline)"
+				case "nobody-knows":
+					name = "(unknown)"
+				}
+				stats := PolicyStats{Policy: name}
+				switch {
+				case want.FailedOpen:
+					stats.FailedOpen = 1
+				case want.FailedClosed:
+					stats.FailedClosed = 1
+				case want.Allowed:
+					stats.Allowed = 1
+				default:
+					stats.Refused = 1
+				}
+				c.wantStats(stats)
+			})
+		}
+	}
+}
+
+func sameDecision(a, b Decision) bool {
+	return a.Limits == nil && b.Limits == nil && a.Policy == b.Policy && a.Allowed == b.Allowed && a.Granted == b.Granted && a.Limit == b.Limit &&
+		a.Window == b.Window && a.Remaining == b.Remaining && a.RetryAfter == b.RetryAfter && a.ResetAfter == b.ResetAfter && a.Delay == b.Delay &&
+		a.LeaseID == b.LeaseID && a.RequestID == b.RequestID && a.Shadow == b.Shadow && a.Degraded == b.Degraded &&
+		a.FailedOpen == b.FailedOpen && a.FailedClosed == b.FailedClosed
+}
+
+func TestUnknownPolicyOfAnUnreachableOwner(t *testing.T) {
+	for unknown, closed := range map[Unknown]bool{UnknownError: false, UnknownAllow: false, UnknownDeny: true} {
+		inBubble(t, 2, Config{UnknownPolicy: unknown}, func(t *testing.T, c *testCluster) {
+			c.tamper(refused)
+			d := c.nodes[0].check(t, named("p", c.owned("p", 1, 0), 1))
+			if d.FailedClosed != closed || d.FailedOpen == closed || d.Allowed == closed {
+				t.Errorf("unknown policies %d: %+v", unknown, d)
+			}
+		})
+	}
+}
+
+// TestCallsWithoutOnError: the callers of these have to learn that they may or may not have been carried out.
+func TestCallsWithoutOnError(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
+		c.tamper(lost)
+		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
+		n, open, leases := c.nodes[0], Target{Policy: "open", Key: "k"}, Target{Policy: "leases", Key: "k"}
+		_, err := n.Refund(t.Context(), open, 1)
+		wantError(t, err, Unavailable, "")
+		wantError(t, n.Reset(t.Context(), open), Unavailable, "")
+		_, err = n.Renew(t.Context(), leases, "0000000000000001", 0)
+		wantError(t, err, Unavailable, "")
+		_, err = n.Release(t.Context(), leases, "0000000000000001")
+		wantError(t, err, Unavailable, "")
+		_, err = n.Release(t.Context(), Target{Policy: "unknown", Key: "k"}, "0000000000000001")
+		wantError(t, err, Unavailable, "")
+		// Acquire has its on_error. A lease is not made up.
+		d, err := n.Acquire(t.Context(), Acquire{Target: leases, Cost: 1})
+		if err != nil || d.Allowed || !d.FailedClosed || d.LeaseID != "" {
+			t.Errorf("%+v, %v", d, err)
+		}
+		inline := Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, Key: "k"}
+		d, err = n.Acquire(t.Context(), Acquire{Target: inline, Cost: 1})
+		if err != nil || !d.Allowed || !d.FailedOpen || d.LeaseID != "" {
+			t.Errorf("%+v, %v", d, err)
+		}
+		// What this node knows to be wrong is wrong with and without an owner.
+		n.checkError(t, Check{Target: leases, Cost: 1}, Invalid, "policy")
+		n.checkError(t, Check{Target: inline, Cost: 1}, Invalid, "limit")
+		_, err = n.Acquire(t.Context(), Acquire{Target: open, Cost: 1})
+		wantError(t, err, Invalid, "policy")
+		_, err = n.Refund(t.Context(), leases, 1)
+		wantError(t, err, Invalid, "policy")
+		c.wantStats(PolicyStats{Policy: "leases", FailedClosed: 1, Errors: 1})
+		c.wantStats(PolicyStats{Policy: "(inline)", FailedOpen: 1, Errors: 1})
+		c.wantStats(PolicyStats{Policy: "open", Errors: 1})
+	})
+}
+
+func TestDeadlines(t *testing.T) {
+	for _, test := range []struct{ timeout, caller, want time.Duration }{
+		{0, 0, DefaultTimeout},
+		{300 * time.Millisecond, 0, 300 * time.Millisecond},
+		{300 * time.Millisecond, time.Hour, 300 * time.Millisecond},
+		// A part of the caller's time is left for the answer to reach it.
+		{0, 500 * time.Millisecond, 480 * time.Millisecond},
+		{0, 50 * time.Millisecond, 40 * time.Millisecond},
+		{0, time.Millisecond, 800 * time.Microsecond},
+		{0, -time.Second, 0},
+	} {
+		inBubble(t, 2, Config{Timeout: test.timeout}, func(t *testing.T, c *testCluster) {
+			c.tamper(lost)
+			ctx := t.Context()
+			if test.caller != 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, test.caller)
+				defer cancel()
+			}
+			start := time.Now()
+			got, err := c.nodes[0].Check(ctx, []Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 1, 1), 1)})
+			if err != nil || !got[0].FailedOpen || !got[1].FailedOpen {
+				t.Errorf("%+v, %v", got, err)
+			}
+			if took := time.Since(start); took != test.want {
+				t.Errorf("%+v: answered after %v", test, took)
+			}
+		})
+	}
+	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
+		c.tamper(lost)
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel() // a caller that goes away
+		start := time.Now()
+		got, err := c.nodes[0].Check(ctx, []Check{named("p", c.owned("p", 1, 0), 1)})
+		if err != nil || !got[0].FailedOpen || time.Since(start) != 0 {
+			t.Errorf("%+v, %v after %v", got, err, time.Since(start))
+		}
+	})
+}
+
+// TestNobodyIsKnown: no holder, or no way to reach one.
+func TestNobodyIsKnown(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
+		c.see(c.nodes[0], func(int) Holder { return Holder{} })
+		if d := c.nodes[0].check(t, named("open", "k", 1)); !d.FailedOpen {
+			t.Errorf("%+v", d)
+		}
+		if c.carried != 0 {
+			t.Error("asked nobody")
+		}
+	})
+	l := New(Config{Ownership: elsewhere{}})
+	defer l.Close()
+	if got, err := l.Check(t.Context(), []Check{named("open", "k", 1)}); err != nil || !got[0].FailedOpen {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+type elsewhere struct{}
+
+func (elsewhere) Holder(int) Holder { return Holder{Name: "other"} }

@@ -1,0 +1,288 @@
+package rpc
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset}
+
+// fill sets every exported field that v has, at any depth, to something that is not its zero value: a field that a
+// conversion forgets, also one that is yet to be added, comes back as zero.
+func fill(rng *rand.Rand, v reflect.Value) {
+	switch v.Interface().(type) {
+	case *time.Location:
+		zone, err := timeZones.load([]string{"Europe/Berlin", "America/New_York", "UTC"}[rng.IntN(3)])
+		if err != nil {
+			panic(err)
+		}
+		v.Set(reflect.ValueOf(zone))
+		return
+	case algo.Algorithm:
+		v.SetUint(1 + rng.Uint64N(uint64(algo.Concurrency)))
+		return
+	case algo.Period:
+		v.SetUint(1 + rng.Uint64N(uint64(algo.Year)))
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(rng, v.Field(i))
+			}
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(rng, v.Elem())
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1+rng.IntN(3), 4))
+		for i := range v.Len() {
+			fill(rng, v.Index(i))
+		}
+	case reflect.String:
+		v.SetString(strings.Repeat("é", rng.IntN(3)) + string(rune('a'+rng.IntN(26))))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32:
+		v.SetInt(1 + rng.Int64N(1<<31-1))
+	case reflect.Int64:
+		if n := rng.Int64(); rng.IntN(2) == 0 {
+			v.SetInt(-n - 2) // not -1, which means something of its own
+		} else {
+			v.SetInt(n + 1)
+		}
+	case reflect.Uint8, reflect.Uint32, reflect.Uint64:
+		v.SetUint(1 + rng.Uint64N(255))
+	default:
+		panic("fill: " + v.Type().String())
+	}
+}
+
+// carried is an operation with every field filled that its kind has.
+func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
+	op := new(limiter.Op)
+	fill(rng, reflect.ValueOf(&op.Check).Elem())
+	fill(rng, reflect.ValueOf(&op.LeaseID).Elem())
+	fill(rng, reflect.ValueOf(&op.TTL).Elem())
+	fill(rng, reflect.ValueOf(&op.Hops).Elem())
+	op.Kind = kind
+	op.Limit.MaxLog = 0 // the operator's, not the caller's
+	switch kind {
+	case limiter.OpCheck:
+		op.LeaseID, op.TTL = "", 0
+	case limiter.OpAcquire:
+		op.Partial, op.LeaseID = false, ""
+	case limiter.OpRenew:
+		op.Cost, op.Partial, op.RequestID = 0, false, ""
+	case limiter.OpRelease:
+		op.Cost, op.Partial, op.RequestID, op.TTL = 0, false, "", 0
+	case limiter.OpRefund:
+		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
+	case limiter.OpReset:
+		op.Cost, op.Partial, op.RequestID, op.LeaseID, op.TTL = 0, false, "", "", 0
+	}
+	return op
+}
+
+// overTheWire returns what arrives of a message.
+func overTheWire[M proto.Message](t testing.TB, m M) M {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := m.ProtoReflect().New().Interface()
+	if err := proto.Unmarshal(b, out); err != nil {
+		t.Fatal(err)
+	}
+	return out.(M)
+}
+
+func TestOperationsKeepEveryField(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		for _, kind := range kinds {
+			op := carried(rng, kind)
+			switch rng.IntN(4) {
+			case 0:
+				op.Limit, op.Namespace = nil, ""
+			case 1:
+				op.Limit.Zone = nil
+			case 2:
+				op.Cost, op.TTL = 0, 0 // a peek stays one
+			}
+			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset {
+				op.Cost = 0
+			}
+			got := operation(overTheWire(t, protoItem(op, limiter.Holder{}, time.Second)))
+			if !reflect.DeepEqual(got, op) {
+				t.Fatalf("sent %+v %+v\n got %+v %+v", op, op.Limit, got, got.Limit)
+			}
+		}
+	}
+	item := protoItem(carried(rng, limiter.OpReset), limiter.Holder{Term: term(&peerv1.Term{Epoch: 3, N: 4})}, -time.Second)
+	if item.TimeoutNs != 0 || item.Term.Epoch != 3 || item.Term.N != 4 {
+		t.Errorf("%+v", item)
+	}
+	if protoItem(carried(rng, limiter.OpReset), limiter.Holder{}, 0).Term != nil {
+		t.Error("a term that nobody has")
+	}
+}
+
+func TestOutcomesKeepEveryField(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	trip := func(kind limiter.OpKind, out limiter.Outcome) {
+		t.Helper()
+		got := &limiter.Op{Kind: kind}
+		setOutcome(got, overTheWire(t, protoOutcome(&limiter.Op{Kind: kind, Outcome: out})))
+		if !reflect.DeepEqual(got.Outcome, out) {
+			t.Fatalf("sent %+v\n got %+v", out, got.Outcome)
+		}
+	}
+	for range 300 {
+		for _, kind := range kinds {
+			var out limiter.Outcome
+			switch kind {
+			case limiter.OpCheck, limiter.OpAcquire:
+				fill(rng, reflect.ValueOf(&out.Decision).Elem())
+				if rng.IntN(3) == 0 {
+					out.Decision.RetryAfter, out.Decision.Limits[0].RetryAfter = algo.Never, algo.Never
+				}
+				if rng.IntN(3) == 0 {
+					out.Decision.RetryAfter, out.Decision.Limits = 0, nil
+				}
+			case limiter.OpRenew:
+				fill(rng, reflect.ValueOf(&out.ExpiresIn).Elem())
+			case limiter.OpRelease:
+				out.Released = rng.IntN(2) == 0
+			case limiter.OpRefund:
+				fill(rng, reflect.ValueOf(&out.Refunded).Elem())
+			}
+			trip(kind, out)
+			for _, k := range []limiter.Kind{limiter.Invalid, limiter.NotFound, limiter.TooLarge, limiter.Unavailable} {
+				trip(kind, limiter.Outcome{Err: &limiter.Error{Kind: k, Field: "f", Message: "m"}})
+			}
+			h := limiter.Holder{}
+			fill(rng, reflect.ValueOf(&h).Elem())
+			h.Self = false // a hint is always somebody else's word
+			trip(kind, limiter.Outcome{NotHolder: &h})
+			trip(kind, limiter.Outcome{NotHolder: &limiter.Holder{}})
+			trip(kind, limiter.Outcome{Unreachable: true})
+		}
+	}
+}
+
+// TestRepliesThatDoNotFit: they are as good as none, for a made-up decision would be worse than none.
+func TestRepliesThatDoNotFit(t *testing.T) {
+	replies := []struct {
+		reply *peerv1.ItemReply
+		fits  map[limiter.OpKind]bool
+	}{
+		{&peerv1.ItemReply{}, nil},
+		{nil, nil},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: &weirv1.Decision{}}}, map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{}}}, map[limiter.OpKind]bool{limiter.OpRenew: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Released{Released: &weirv1.ReleaseResponse{}}}, map[limiter.OpKind]bool{limiter.OpRelease: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{}}}, map[limiter.OpKind]bool{limiter.OpRefund: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}, map[limiter.OpKind]bool{limiter.OpReset: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: 0}}}, nil},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: int32(codes.Internal)}}}, nil},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: -1}}}, nil},
+	}
+	for i, r := range replies {
+		for _, kind := range kinds {
+			op := &limiter.Op{Kind: kind}
+			setOutcome(op, r.reply)
+			if op.Outcome.Unreachable == r.fits[kind] {
+				t.Errorf("reply %d to operation %d: %+v", i, kind, op.Outcome)
+			}
+		}
+	}
+}
+
+func TestLimitNonsense(t *testing.T) {
+	for _, test := range []struct {
+		limit *weirv1.Limit
+		field string
+	}{
+		{&weirv1.Limit{}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: -1}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: 8}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: 256 + 4}, "limit.algorithm"},
+		{&weirv1.Limit{Algorithm: 4, Period: -1}, "limit.period"},
+		{&weirv1.Limit{Algorithm: 4, Period: 7}, "limit.period"},
+		{&weirv1.Limit{Algorithm: 4, Period: 256 + 1}, "limit.period"},
+		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Mars/Olympus"}, "limit.time_zone"},
+		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Local"}, "limit.time_zone"},
+		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "../../etc/passwd"}, "limit.time_zone"},
+	} {
+		if _, err := target(&weirv1.Target{Limit: test.limit, Key: "k"}); err == nil || err.Field != test.field || err.Kind != limiter.Invalid || err.Message == "" {
+			t.Errorf("%+v: %v", test.limit, err)
+		}
+	}
+	if got, err := target(nil); err != nil || got != (limiter.Target{}) {
+		t.Errorf("no target at all: %+v, %v", got, err)
+	}
+}
+
+// TestZonesAreBounded: whatever is asked for.
+func TestZonesAreBounded(t *testing.T) {
+	z := zones{by: make(map[string]*time.Location)}
+	for i := range 2 * maxZones {
+		z.by[strings.Repeat("x", i)] = time.UTC
+		if len(z.by) == maxZones {
+			break
+		}
+	}
+	if zone, err := z.load("Europe/Berlin"); err != nil || zone.String() != "Europe/Berlin" || len(z.by) != maxZones {
+		t.Errorf("%v, %v, %d zones", zone, err, len(z.by))
+	}
+}
+
+// FuzzOperation: whatever bytes a peer sends as an item become an operation or an error, and that a reply.
+func FuzzOperation(f *testing.F) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, kind := range kinds {
+		b, err := proto.Marshal(protoItem(carried(rng, kind), limiter.Holder{}, time.Second))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{})
+	f.Add([]byte{0x2a, 0})
+	l := limiter.New(limiter.Config{MaxKeys: 100, MaxMemory: 1 << 20})
+	f.Cleanup(l.Close)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		item := new(peerv1.Item)
+		if proto.Unmarshal(b, item) != nil {
+			return
+		}
+		op := operation(item)
+		if op.Outcome.Err == nil {
+			if op.Kind == 0 {
+				t.Fatal("neither operation nor error")
+			}
+			if l.Receive([]*limiter.Op{op}) != nil {
+				t.Fatal("handed on to nobody")
+			}
+		}
+		back := &limiter.Op{Kind: op.Kind}
+		setOutcome(back, overTheWire(t, protoOutcome(op)))
+		if back.Outcome.Unreachable {
+			t.Fatalf("%+v became no answer", op.Outcome)
+		}
+	})
+}

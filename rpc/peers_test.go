@@ -1,0 +1,765 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+)
+
+func TestForwardCarriesEveryOperation(t *testing.T) {
+	noLeaks(t)
+	there := localLimiter(t)
+	_, addr := servePeer(t, bob, there)
+	p := newPeers(t, addr)
+	ctx := within(t, patience)
+	send := func(op *limiter.Op) limiter.Outcome {
+		t.Helper()
+		op.Hops = 1
+		p.Forward(ctx, holder(bob), []*limiter.Op{op})
+		if op.Outcome.Err != nil || op.Outcome.Unreachable || op.Outcome.NotHolder != nil {
+			t.Fatalf("%+v", op.Outcome)
+		}
+		return op.Outcome
+	}
+	window := limiter.Check{Target: limiter.Target{Policy: "p", Key: "k"}, Cost: 7}
+	leases := limiter.Check{Target: limiter.Target{Policy: "c", Key: "k"}, Cost: 2}
+	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: window}).Decision; !d.Allowed || d.Remaining != 3 {
+		t.Errorf("%+v", d)
+	}
+	window.Cost = 2
+	if n := send(&limiter.Op{Kind: limiter.OpRefund, Check: window}).Refunded; n != 2 {
+		t.Error(n)
+	}
+	send(&limiter.Op{Kind: limiter.OpReset, Check: limiter.Check{Target: window.Target}})
+	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: limiter.Check{Target: window.Target}}).Decision; d.Remaining != 10 || d.Granted != 0 {
+		t.Errorf("%+v", d)
+	}
+	d := send(&limiter.Op{Kind: limiter.OpAcquire, Check: leases, TTL: time.Second}).Decision
+	lease := limiter.Check{Target: leases.Target}
+	if left := send(&limiter.Op{Kind: limiter.OpRenew, Check: lease, LeaseID: d.LeaseID, TTL: time.Second}).ExpiresIn; left != time.Second {
+		t.Error(left)
+	}
+	if !send(&limiter.Op{Kind: limiter.OpRelease, Check: lease, LeaseID: d.LeaseID}).Released {
+		t.Error("not released")
+	}
+	bad := check("", 1)
+	p.Forward(ctx, holder(bob), []*limiter.Op{bad})
+	if e := bad.Outcome.Err; e == nil || e.Field != "key" {
+		t.Errorf("%+v", bad.Outcome)
+	}
+	// More than a message holds.
+	var many []*limiter.Op
+	for i := range 2*maxBatch + 1 {
+		many = append(many, check(fmt.Sprint(i), int64(i%10)))
+	}
+	p.Forward(ctx, holder(bob), many)
+	for i, op := range many {
+		if op.Outcome.Unreachable || op.Outcome.Decision.Granted != int64(i%10) {
+			t.Fatalf("%d: %+v", i, op.Outcome)
+		}
+	}
+	if got, err := p.Inspect(ctx, bob); err != nil || got.Name != bob.Name || got.Boot != bob.Boot {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := p.Inspect(ctx, Node{"nobody", 1}); err == nil {
+		t.Error("inspected nobody")
+	}
+}
+
+// TestClusterOverSockets: three whole nodes but for the gossip, exactly the limit.
+func TestClusterOverSockets(t *testing.T) {
+	noLeaks(t)
+	set, err := policy.Parse("t", []byte(`policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := []Node{{"a", 1}, {"b", 2}, {"c", 3}}
+	addrs := map[Node]string{}
+	var limiters []*limiter.Limiter
+	for i, n := range nodes {
+		peers := NewPeers(PeersConfig{Self: n, RingSettings: settings, Logger: slog.New(slog.DiscardHandler), Address: func(n Node) (string, bool) {
+			addr, ok := addrs[n]
+			return addr, ok
+		}})
+		t.Cleanup(peers.Close)
+		l := limiter.New(limiter.Config{Policies: set, Peers: peers, Timeout: patience, Ownership: byNumber{i, nodes}})
+		t.Cleanup(l.Close)
+		limiters = append(limiters, l)
+		_, addrs[n] = servePeer(t, n, l)
+	}
+	const keys = 5
+	var admitted, failed [keys]atomic.Int64
+	var callers sync.WaitGroup
+	for i := range 300 {
+		callers.Go(func() {
+			var checks []limiter.Check
+			for k := range keys {
+				checks = append(checks, limiter.Check{Target: limiter.Target{Policy: "p", Key: fmt.Sprint(k)}, Cost: 1})
+			}
+			got, err := limiters[i%3].Check(context.Background(), checks)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for k, r := range got {
+				if r.FailedOpen || r.Err != nil {
+					failed[k].Add(1)
+				} else if r.Allowed {
+					admitted[k].Add(1)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	for k := range keys {
+		if admitted[k].Load() != 100 || failed[k].Load() != 0 {
+			t.Errorf("key %d: %d admitted, %d failed", k, admitted[k].Load(), failed[k].Load())
+		}
+	}
+}
+
+type byNumber struct {
+	self  int
+	nodes []Node
+}
+
+func (o byNumber) Holder(p int) limiter.Holder {
+	n := o.nodes[p%len(o.nodes)]
+	return limiter.Holder{Self: p%len(o.nodes) == o.self, Name: n.Name, Boot: n.Boot}
+}
+
+// TestNaturalBatching: what gathers while the connection is busy goes out together.
+func TestNaturalBatching(t *testing.T) {
+	noLeaks(t)
+	const callers = 3000
+	start := make(chan struct{})
+	var messages, items atomic.Int64
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		if _, err := s.Recv(); err != nil {
+			return err
+		}
+		if err := s.Send(welcome(Protocol)); err != nil {
+			return err
+		}
+		<-start
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			messages.Add(1)
+			items.Add(int64(len(in.GetBatch().Items)))
+			if err := s.Send(answers(in.GetBatch())); err != nil {
+				return nil
+			}
+		}
+	})
+	p := newPeers(t, addr)
+	ctx := within(t, patience)
+	var done sync.WaitGroup
+	for i := range callers {
+		done.Go(func() {
+			op := check(strings.Repeat("k", 1000), int64(i))
+			p.Forward(ctx, holder(bob), []*limiter.Op{op})
+			wantAnswer(t, op)
+		})
+	}
+	eventually(t, "all have asked", func() bool {
+		l, err := p.link(bob)
+		if err != nil {
+			return false
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.waiting == callers
+	})
+	close(start)
+	done.Wait()
+	// Some 64 KiB fit into the connection before bob reads.
+	if n := messages.Load(); n > callers/10 || items.Load() != callers {
+		t.Errorf("%d items in %d messages", items.Load(), n)
+	}
+}
+
+// TestAnswerLostOnTheWay: the connection breaks when bob has carried a batch out, or is still at it, and his reply is not
+// there yet.
+func TestAnswerLostOnTheWay(t *testing.T) {
+	for _, pending := range []bool{false, true} {
+		t.Run(fmt.Sprintf("pending=%v", pending), func(t *testing.T) {
+			noLeaks(t)
+			var carried atomic.Int64
+			begun, release := make(chan struct{}, 9), make(chan struct{})
+			_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+				carried.Add(1)
+				admit(ops)
+				begun <- struct{}{}
+				if !pending || ops[0].Cost != 7 {
+					return nil
+				}
+				return func(context.Context) { <-release }
+			}))
+			via := newProxy(t, addr)
+			p := newPeers(t, via.addr)
+			ctx := within(t, patience)
+			wantAnswer(t, forward(p, ctx, 3))
+			<-begun
+			via.setDeaf(true)
+			done := make(chan *limiter.Op)
+			go func() { done <- forward(p, ctx, 7) }()
+			<-begun
+			via.setDeaf(false)
+			via.cut()
+			if pending {
+				eventually(t, "the batch is asked for again", func() bool {
+					l, err := p.link(bob)
+					if err != nil {
+						return false
+					}
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					return l.sent[l.sequence] != nil && l.sent[l.sequence].tries == 2
+				})
+				close(release)
+			}
+			wantAnswer(t, <-done)
+			if n := carried.Load(); n != 2 {
+				t.Errorf("%d batches carried out, want 2", n)
+			}
+		})
+	}
+}
+
+// TestFirstStreamBreaks: not even one answer has come on the stream that breaks.
+func TestFirstStreamBreaks(t *testing.T) {
+	noLeaks(t)
+	server := NewPeerServer(PeerServerConfig{Self: bob, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)})
+	var carried, streams atomic.Int64
+	broken := make(chan struct{})
+	server.cfg.Receiver = receiver(func(ops []*limiter.Op) func(context.Context) {
+		carried.Add(1)
+		return admit(ops)
+	})
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		if streams.Add(1) == 1 {
+			s = mute{s, broken}
+			go func() { _ = server.Forward(s) }()
+			<-broken
+			return errors.New("cut")
+		}
+		return server.Forward(s)
+	})
+	p := newPeers(t, addr)
+	wantAnswer(t, forward(p, within(t, patience), 7))
+	if carried.Load() != 1 || streams.Load() != 2 {
+		t.Errorf("carried out %d times on %d streams", carried.Load(), streams.Load())
+	}
+}
+
+// mute is a stream that breaks in place of its first reply.
+type mute struct {
+	peerv1.Peer_ForwardServer
+	broken chan struct{}
+}
+
+func (m mute) Send(r *peerv1.ForwardReply) error {
+	if r.GetReply() != nil {
+		close(m.broken)
+		return errors.New("cut")
+	}
+	return m.Peer_ForwardServer.Send(r)
+}
+
+func TestRefusedStreams(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		self   Node // of who listens where bob is looked for
+		change func(*PeersConfig)
+	}{
+		{"another boot", Node{bob.Name, 99}, func(*PeersConfig) {}},
+		{"another name", Node{"carol", bob.Boot}, func(*PeersConfig) {}},
+		{"other ring settings", bob, func(c *PeersConfig) { c.RingSettings++ }},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			noLeaks(t)
+			_, addr := servePeer(t, test.self, receiver(func([]*limiter.Op) func(context.Context) {
+				t.Error("carried out")
+				return nil
+			}))
+			p := newPeers(t, addr, test.change)
+			soon(t, func() {
+				for range 3 {
+					wantUnreachable(t, forward(p, within(t, patience), 1))
+				}
+			})
+		})
+	}
+	t.Run("another protocol there", func(t *testing.T) {
+		noLeaks(t)
+		addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+			_ = s.Send(welcome(Protocol + 1))
+			<-s.Context().Done()
+			return nil
+		})
+		soon(t, func() { wantUnreachable(t, forward(newPeers(t, addr), within(t, patience), 1)) })
+	})
+	t.Run("no peer protocol at all", func(t *testing.T) {
+		noLeaks(t)
+		addr := serve(t, func(grpc.ServiceRegistrar) {})
+		soon(t, func() { wantUnreachable(t, forward(newPeers(t, addr), within(t, patience), 1)) })
+	})
+	t.Run("nobody listens", func(t *testing.T) {
+		noLeaks(t)
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := lis.Addr().String()
+		_ = lis.Close()
+		p := newPeers(t, addr)
+		soon(t, func() {
+			for range 5 {
+				wantUnreachable(t, forward(p, within(t, patience), 1))
+			}
+		})
+	})
+	t.Run("nobody knows", func(t *testing.T) {
+		noLeaks(t)
+		p := newPeers(t, "")
+		op := check("k", 1)
+		p.Forward(within(t, patience), limiter.Holder{Name: "carol"}, []*limiter.Op{op})
+		wantUnreachable(t, op)
+	})
+	t.Run("a stream that nobody waits for", func(t *testing.T) {
+		noLeaks(t)
+		_, addr := servePeer(t, bob, receiver(admit))
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		wantUnreachable(t, forward(newPeers(t, addr), ctx, 1))
+	})
+	t.Run("oneself", func(t *testing.T) {
+		noLeaks(t)
+		op := check("k", 1)
+		newPeers(t, "").Forward(within(t, patience), holder(alice), []*limiter.Op{op})
+		if h := op.Outcome.NotHolder; h == nil || h.Name != "" {
+			t.Errorf("%+v", op.Outcome)
+		}
+	})
+}
+
+// TestHungPeer: one that takes connections and says nothing, and one that welcomes and then says nothing.
+func TestHungPeer(t *testing.T) {
+	hung := map[string]func(*testing.T) (addr string, reached func() bool){
+		"says nothing": func(t *testing.T) (string, func() bool) {
+			lis, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var n atomic.Int64
+			var work sync.WaitGroup
+			work.Go(func() {
+				var conns []net.Conn
+				for {
+					c, err := lis.Accept()
+					if err != nil {
+						break
+					}
+					n.Add(1)
+					conns = append(conns, c)
+				}
+				for _, c := range conns {
+					_ = c.Close()
+				}
+			})
+			t.Cleanup(func() {
+				_ = lis.Close()
+				work.Wait()
+			})
+			return lis.Addr().String(), func() bool { return n.Load() > 0 }
+		},
+		"welcomes": func(t *testing.T) (string, func() bool) {
+			var n atomic.Int64
+			return serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+				_ = s.Send(welcome(Protocol))
+				for {
+					in, err := s.Recv()
+					if err != nil {
+						return nil
+					}
+					if in.GetBatch() != nil {
+						n.Add(1)
+					}
+				}
+			}), func() bool { return n.Load() > 0 }
+		},
+	}
+	for what, start := range hung {
+		t.Run(what+", deadline", func(t *testing.T) {
+			noLeaks(t)
+			addr, _ := start(t)
+			p := newPeers(t, addr)
+			begin := time.Now()
+			for range 3 {
+				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+				wantUnreachable(t, forward(p, ctx, 1))
+				cancel()
+			}
+			if took := time.Since(begin); took < 90*time.Millisecond || took > patience/2 {
+				t.Errorf("took %v", took)
+			}
+			// Nothing is kept of what nobody waits for.
+			l, _ := p.link(bob)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.waiting != 0 || len(l.sent) != 0 || len(l.queue) != 0 || l.acked != l.sequence {
+				t.Errorf("%d waiting, %d sent, %d queued, acknowledged %d of %d", l.waiting, len(l.sent), len(l.queue), l.acked, l.sequence)
+			}
+		})
+		for _, end := range []string{"Retain", "Close"} {
+			t.Run(what+", "+end, func(t *testing.T) {
+				noLeaks(t)
+				addr, reached := start(t)
+				p := newPeers(t, addr)
+				done := make(chan *limiter.Op)
+				ctx := within(t, patience)
+				for range 5 {
+					go func() { done <- forward(p, ctx, 1) }()
+				}
+				eventually(t, "bob is asked", reached)
+				soon(t, func() {
+					if end == "Close" {
+						p.Close()
+					} else {
+						p.Retain(func(n Node) bool { return n != bob })
+					}
+					for range 5 {
+						wantUnreachable(t, <-done)
+					}
+				})
+				p.Close()
+				p.Close()
+				wantUnreachable(t, forward(p, ctx, 1))
+			})
+		}
+	}
+}
+
+// TestStuckPeer: bob does not even read. What waits for him is bounded, and nothing of it is kept once its callers gave
+// up.
+func TestStuckPeer(t *testing.T) {
+	noLeaks(t)
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		_ = s.Send(welcome(Protocol))
+		<-s.Context().Done()
+		return nil
+	})
+	p := newPeers(t, addr)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ask := func(n int) []*limiter.Op {
+		ops := make([]*limiter.Op, n)
+		for i := range ops {
+			ops[i] = check("k", 1)
+		}
+		p.Forward(ctx, holder(bob), ops)
+		return ops
+	}
+	var callers sync.WaitGroup
+	for range maxWaiting / maxBatch {
+		callers.Go(func() { wantUnreachable(t, ask(maxBatch)[0]) })
+	}
+	l, err := p.link(bob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the bound is reached", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.waiting == maxWaiting
+	})
+	soon(t, func() { wantUnreachable(t, ask(1)[0]) })
+	cancel()
+	callers.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waiting != 0 || len(l.sent) != 0 || len(l.queue) != 0 || l.void != 0 {
+		t.Errorf("%d waiting, %d sent, %d queued, %d void", l.waiting, len(l.sent), len(l.queue), l.void)
+	}
+}
+
+// TestAbandonedIsNotRepeated: when the stream breaks later on, a batch that nobody waits for is not sent again, and the
+// next one acknowledges it.
+func TestAbandonedIsNotRepeated(t *testing.T) {
+	noLeaks(t)
+	var mu sync.Mutex
+	var got []*peerv1.Batch
+	var streams int
+	cut := make(chan struct{})
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		mu.Lock()
+		streams++
+		first := streams == 1
+		mu.Unlock()
+		_ = s.Send(welcome(Protocol))
+		if first {
+			go func() {
+				for {
+					in, err := s.Recv()
+					if err != nil {
+						return
+					}
+					if b := in.GetBatch(); b != nil {
+						mu.Lock()
+						got = append(got, b)
+						mu.Unlock()
+					}
+				}
+			}()
+			<-cut
+			return errors.New("cut")
+		}
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			if b := in.GetBatch(); b != nil {
+				mu.Lock()
+				got = append(got, b)
+				mu.Unlock()
+				_ = s.Send(answers(b))
+			}
+		}
+	})
+	p := newPeers(t, addr)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan *limiter.Op)
+	go func() { done <- forward(p, ctx, 1) }()
+	eventually(t, "bob got the batch", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(got) == 1
+	})
+	cancel()
+	wantUnreachable(t, <-done)
+	close(cut)
+	wantAnswer(t, forward(p, within(t, patience), 2))
+	mu.Lock()
+	defer mu.Unlock()
+	if len(got) != 2 || got[1].Sequence != 2 || got[1].Acknowledged != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestPoison: a message that breaks every stream it is sent on is given up, and takes nothing else with it.
+func TestPoison(t *testing.T) {
+	noLeaks(t)
+	var tries atomic.Int64
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		_ = s.Send(welcome(Protocol))
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			b := in.GetBatch()
+			for _, item := range b.GetItems() {
+				if item.GetCheck().GetCost() == 666 {
+					tries.Add(1)
+					return status.Error(codes.InvalidArgument, "poison")
+				}
+			}
+			if b != nil {
+				_ = s.Send(answers(b))
+			}
+		}
+	})
+	p := newPeers(t, addr)
+	ctx := within(t, patience)
+	soon(t, func() {
+		wantAnswer(t, forward(p, ctx, 1))
+		wantUnreachable(t, forward(p, ctx, 666))
+		wantAnswer(t, forward(p, ctx, 2))
+	})
+	if n := tries.Load(); n != maxTries {
+		t.Errorf("sent %d times", n)
+	}
+}
+
+func TestGarbageReplies(t *testing.T) {
+	ok := func(b *peerv1.Batch) *peerv1.ForwardReply { return answers(b) }
+	for what, test := range map[string]struct {
+		replies  []func(*peerv1.Batch) *peerv1.ForwardReply
+		answered bool
+	}{
+		"too few items":  {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence) }}, false},
+		"too many items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
+		"another kind": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+			return replyOf(b.Sequence, &limiter.Op{Kind: limiter.OpReset})
+		}}, false},
+		"unknown numbers": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, ok}, true},
+		"twice":           {[]func(*peerv1.Batch) *peerv1.ForwardReply{ok, ok, ok}, true},
+		"another welcome": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(Protocol) }, func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, ok}, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			noLeaks(t)
+			addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+				_ = s.Send(welcome(Protocol))
+				for {
+					in, err := s.Recv()
+					if err != nil {
+						return nil
+					}
+					b := in.GetBatch()
+					switch {
+					case b == nil:
+					case b.Items[0].GetCheck().GetCost() == 5:
+						for _, r := range test.replies {
+							_ = s.Send(r(b))
+						}
+					default:
+						_ = s.Send(answers(b))
+					}
+				}
+			})
+			var observed, lost atomic.Int64
+			p := newPeers(t, addr, func(c *PeersConfig) {
+				c.Observe = func(took time.Duration, answered bool) {
+					if observed.Add(1); !answered {
+						lost.Add(1)
+					}
+				}
+			})
+			ctx := within(t, patience)
+			soon(t, func() {
+				wantAnswer(t, forward(p, ctx, 1))
+				if op := forward(p, ctx, 5); test.answered {
+					wantAnswer(t, op)
+				} else {
+					wantUnreachable(t, op)
+				}
+				wantAnswer(t, forward(p, ctx, 2))
+			})
+			l, _ := p.link(bob)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.waiting != 0 || len(l.sent) != 0 || l.acked != 3 || observed.Load() != 3 {
+				t.Errorf("%d waiting, %d sent, %d acknowledged, %d observed", l.waiting, len(l.sent), l.acked, observed.Load())
+			}
+			if count := strings.HasSuffix(what, "items"); (lost.Load() == 1) != count {
+				t.Errorf("%d observed as not answered", lost.Load())
+			}
+		})
+	}
+}
+
+// TestRepeat: what is worth sending again when a stream broke, and what is not.
+func TestRepeat(t *testing.T) {
+	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+	defer l.stop()
+	ask := func() (*flight, *message) {
+		f := &flight{items: []*peerv1.Item{{}}, done: make(chan struct{})}
+		if !l.send(f) {
+			t.Fatal("not taken")
+		}
+		return f, l.take()
+	}
+	fresh, m1 := ask()
+	old, m2 := ask()
+	m2.made = time.Now().Add(-repeatWithin - time.Second)
+	tired, m3 := ask()
+	m3.tries = maxTries
+	gone, _ := ask()
+	later, m5 := ask()
+	l.abandon(gone)
+	l.abandon(gone)
+	l.repeat()
+	if len(l.again) != 2 || l.again[0] != m1 || l.again[1] != m5 || l.waiting != 2 || l.acked != 0 {
+		t.Errorf("again %v, %d waiting, %d acknowledged", l.again, l.waiting, l.acked)
+	}
+	<-old.done
+	<-tired.done
+	// Abandoned, or answered by a peer that is ahead of its time, between two streams.
+	l.abandon(later)
+	if m := l.take(); m != m1 || m.tries != 2 {
+		t.Errorf("%+v", m)
+	}
+	if m := l.take(); m != nil {
+		t.Errorf("%+v", m)
+	}
+	l.answered(&peerv1.Reply{Sequence: 1, Items: []*peerv1.ItemReply{{}}})
+	<-fresh.done
+	if l.waiting != 0 || l.acked != 5 || fresh.replies == nil {
+		t.Errorf("%d waiting, %d acknowledged", l.waiting, l.acked)
+	}
+}
+
+// TestWindow: no more messages are under way than the receiver remembers, and the first answer lets the rest go on.
+func TestWindow(t *testing.T) {
+	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+	defer l.stop()
+	for range maxUnacknowledged + 1 {
+		l.send(&flight{items: []*peerv1.Item{{}}, done: make(chan struct{})})
+		l.take()
+	}
+	if len(l.sent) != maxUnacknowledged || len(l.queue) != 1 {
+		t.Fatalf("%d sent, %d queued", len(l.sent), len(l.queue))
+	}
+	<-l.wake
+	l.answered(&peerv1.Reply{Sequence: 2, Items: []*peerv1.ItemReply{{}}})
+	if m := l.take(); m != nil {
+		t.Error("the first is not answered")
+	}
+	l.answered(&peerv1.Reply{Sequence: 1, Items: []*peerv1.ItemReply{{}}})
+	<-l.wake
+	if m := l.take(); m == nil || m.batch.Acknowledged != 2 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// BenchmarkForward is what a hop costs, with as many callers as there are in a busy node.
+func BenchmarkForward(b *testing.B) {
+	set, err := policy.Parse("t", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 100, window: 1s}]`))
+	if err != nil {
+		b.Fatal(err)
+	}
+	l := limiter.New(limiter.Config{Policies: set})
+	b.Cleanup(l.Close)
+	for _, callers := range []int{1, 16, 256} {
+		b.Run(fmt.Sprint(callers), func(b *testing.B) {
+			var messages atomic.Int64
+			_, addr := servePeer(b, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+				messages.Add(1)
+				return l.Receive(ops)
+			}))
+			p := newPeers(b, addr)
+			b.ReportAllocs()
+			b.SetParallelism(max(1, callers/2))
+			b.RunParallel(func(pb *testing.PB) {
+				ctx := within(b, time.Hour)
+				for pb.Next() {
+					op := check("some-user-4711", 1)
+					p.Forward(ctx, holder(bob), []*limiter.Op{op})
+					if op.Outcome.Unreachable {
+						b.Error("unreachable")
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/float64(max(1, messages.Load())), "items/message")
+		})
+	}
+}

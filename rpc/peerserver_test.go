@@ -1,0 +1,347 @@
+package rpc
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+)
+
+func TestHello(t *testing.T) {
+	noLeaks(t)
+	_, addr := servePeer(t, bob, receiver(admit))
+	for what, test := range map[string]struct {
+		first *peerv1.ForwardRequest
+		code  codes.Code
+		field string
+	}{
+		"nothing":        {&peerv1.ForwardRequest{}, codes.InvalidArgument, "hello: "},
+		"a batch":        {batch(1, 0, check("k", 1)), codes.InvalidArgument, "hello: "},
+		"protocol":       {helloWith(func(h *peerv1.Hello) { h.Protocol++ }), codes.FailedPrecondition, "protocol: "},
+		"no protocol":    {helloWith(func(h *peerv1.Hello) { h.Protocol = 0 }), codes.FailedPrecondition, "protocol: "},
+		"name":           {helloWith(func(h *peerv1.Hello) { h.ToName = "carol" }), codes.FailedPrecondition, "to: "},
+		"boot":           {helloWith(func(h *peerv1.Hello) { h.ToBoot++ }), codes.FailedPrecondition, "to: "},
+		"ring settings":  {helloWith(func(h *peerv1.Hello) { h.RingSettings++ }), codes.FailedPrecondition, "ring_settings: "},
+		"an empty hello": {&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: &peerv1.Hello{}}}, codes.FailedPrecondition, "protocol: "},
+	} {
+		s := rawStream(t, addr, nil)
+		sendTo(t, s, test.first)
+		_, err := s.Recv()
+		if st := status.Convert(err); st.Code() != test.code || !strings.HasPrefix(st.Message(), test.field) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func helloWith(change func(*peerv1.Hello)) *peerv1.ForwardRequest {
+	h := hello()
+	change(h)
+	return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: h}}
+}
+
+func TestGarbageBatches(t *testing.T) {
+	huge := batch(1, 0)
+	for range maxBatch + 1 {
+		huge.GetBatch().Items = append(huge.GetBatch().Items, protoItem(check("k", 1), holder(bob), 0))
+	}
+	for what, test := range map[string]struct {
+		send []*peerv1.ForwardRequest
+		good int // of the first ones, that are answered
+		code codes.Code
+	}{
+		"sequence 0":              {[]*peerv1.ForwardRequest{batch(0, 0, check("k", 1))}, 0, codes.InvalidArgument},
+		"too many items":          {[]*peerv1.ForwardRequest{huge}, 0, codes.ResourceExhausted},
+		"another hello":           {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), helloWith(func(*peerv1.Hello) {})}, 1, codes.InvalidArgument},
+		"nothing":                 {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), {}}, 1, codes.InvalidArgument},
+		"below the acknowledged":  {[]*peerv1.ForwardRequest{batch(5, 4, check("k", 1)), batch(4, 0, check("k", 1))}, 1, codes.InvalidArgument},
+		"acknowledged far ahead":  {[]*peerv1.ForwardRequest{batch(1, 1<<63, check("k", 1))}, 0, codes.InvalidArgument},
+		"acknowledged itself":     {[]*peerv1.ForwardRequest{batch(1, 1, check("k", 1))}, 0, codes.InvalidArgument},
+		"acknowledged going back": {[]*peerv1.ForwardRequest{batch(9, 8, check("k", 1)), batch(10, 2, check("k", 1)), batch(8, 0, check("k", 1))}, 2, codes.InvalidArgument},
+	} {
+		t.Run(what, func(t *testing.T) {
+			noLeaks(t)
+			var carried atomic.Int64
+			_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+				carried.Add(1)
+				return admit(ops)
+			}))
+			s := rawStream(t, addr, hello())
+			for _, m := range test.send {
+				sendTo(t, s, m)
+			}
+			for i := range test.good {
+				wantReply(t, s, test.send[i].GetBatch().Sequence)
+			}
+			if _, err := s.Recv(); status.Code(err) != test.code {
+				t.Errorf("%v", err)
+			}
+			if int(carried.Load()) != test.good {
+				t.Errorf("%d carried out", carried.Load())
+			}
+			// The sequence space is not spoilt for a sender that comes to its senses.
+			s = rawStream(t, addr, hello())
+			sendTo(t, s, batch(100, 0, check("k", 5)))
+			if n := wantReply(t, s, 100); n != 5 {
+				t.Error(n)
+			}
+		})
+	}
+	t.Run("not protobuf", func(t *testing.T) {
+		noLeaks(t)
+		_, addr := servePeer(t, bob, receiver(admit))
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		s, err := dial(t, addr).NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, "/weir.peer.v1.Peer/Forward", grpc.ForceCodec(rawCodec{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		garbage, out := []byte{0xff, 0xff}, []byte(nil)
+		if err := s.SendMsg(&garbage); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RecvMsg(&out); status.Code(err) != codes.Internal {
+			t.Errorf("%v", err)
+		}
+	})
+	t.Run("items without sense", func(t *testing.T) {
+		noLeaks(t)
+		_, addr := servePeer(t, bob, localLimiter(t))
+		s := rawStream(t, addr, hello())
+		m := batch(1, 0)
+		m.GetBatch().Items = []*peerv1.Item{{}, protoItem(check("", 1), holder(bob), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: &peerv1.Item_Check{}}}
+		sendTo(t, s, m)
+		r := recv(t, s).GetReply()
+		if len(r.GetItems()) != 3 {
+			t.Fatalf("%v", r)
+		}
+		for i, item := range r.Items {
+			if item.GetError().GetMessage() == "" {
+				t.Errorf("item %d: %v", i, item)
+			}
+		}
+		// A batch of nothing.
+		sendTo(t, s, batch(2, 0))
+		wantReply(t, s, 2)
+	})
+}
+
+// TestRepeatedBatch: the same sequence gets the same reply, on whatever stream, until it is acknowledged.
+func TestRepeatedBatch(t *testing.T) {
+	noLeaks(t)
+	var carried atomic.Int64
+	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+		for _, op := range ops {
+			op.Outcome.Decision.Granted = carried.Add(1)
+		}
+		return nil
+	}))
+	a, b := rawStream(t, addr, hello()), rawStream(t, addr, hello())
+	other := hello()
+	other.Stream++
+	c := rawStream(t, addr, other)
+	for _, step := range []struct {
+		on   peerv1.Peer_ForwardClient
+		seq  uint64
+		want int64
+	}{{a, 1, 1}, {a, 1, 1}, {b, 1, 1}, {b, 2, 2}, {a, 2, 2}, {a, 3, 3}, {c, 1, 4}, {c, 1, 4}, {b, 1, 1}} {
+		sendTo(t, step.on, batch(step.seq, 0, check("k", 1)))
+		if n := wantReply(t, step.on, step.seq); n != step.want {
+			t.Errorf("sequence %d: answer %d, want %d", step.seq, n, step.want)
+		}
+	}
+}
+
+// TestRepliesGoWhereTheQuestionCameFrom: also when another stream of the same sender was opened since, or closed.
+func TestRepliesGoWhereTheQuestionCameFrom(t *testing.T) {
+	noLeaks(t)
+	server, addr := servePeer(t, bob, receiver(admit))
+	a, b := rawStream(t, addr, hello()), rawStream(t, addr, hello())
+	sendTo(t, a, batch(1, 0, check("k", 3)))
+	if n := wantReply(t, a, 1); n != 3 {
+		t.Error(n)
+	}
+	if err := b.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Recv(); err == nil {
+		t.Fatal("an answer to nothing")
+	}
+	eventually(t, "one stream is left", func() bool {
+		server.mu.Lock()
+		defer server.mu.Unlock()
+		sess := server.sessions[sessionKey{alice.Boot, 1}]
+		sess.mu.Lock()
+		defer sess.mu.Unlock()
+		return sess.open == 1
+	})
+	sendTo(t, a, batch(2, 0, check("k", 4)))
+	if n := wantReply(t, a, 2); n != 4 {
+		t.Error(n)
+	}
+}
+
+// TestOnwardForwardingDoesNotBlock: what is handed on to a slow node is answered when it is, and what comes after before.
+func TestOnwardForwardingDoesNotBlock(t *testing.T) {
+	noLeaks(t)
+	release := make(chan struct{})
+	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+		admit(ops)
+		if ops[0].Cost != 1 {
+			return nil
+		}
+		return func(ctx context.Context) {
+			if d, ok := ctx.Deadline(); !ok || time.Until(d) > time.Second {
+				t.Errorf("handed on until %v", d)
+			}
+			<-release
+		}
+	}))
+	s := rawStream(t, addr, hello())
+	sendTo(t, s, batch(1, 0, check("k", 1)))
+	for seq := uint64(2); seq < 50; seq++ {
+		sendTo(t, s, batch(seq, 0, check("k", 2)))
+		wantReply(t, s, seq)
+	}
+	// The sender gives up on the first: its reply is not sent any more.
+	sendTo(t, s, batch(50, 49, check("k", 2)))
+	wantReply(t, s, 50)
+	close(release)
+	sendTo(t, s, batch(51, 50, check("k", 2)))
+	wantReply(t, s, 51)
+}
+
+// TestSenderThatDoesNotRead: its replies fill the connection, and hold up nobody else, not even another stream of its own.
+func TestSenderThatDoesNotRead(t *testing.T) {
+	noLeaks(t)
+	begun := make(chan struct{}, 9)
+	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+		admit(ops)
+		for _, op := range ops {
+			op.Outcome.Decision.LeaseID = strings.Repeat("x", 1000)
+		}
+		begun <- struct{}{}
+		return nil
+	}))
+	var ops []*limiter.Op
+	for range maxBatch {
+		ops = append(ops, check("k", 1))
+	}
+	rude := rawStream(t, addr, hello())
+	sendTo(t, rude, batch(1, 0, ops...))
+	sendTo(t, rude, batch(2, 0, ops...))
+	<-begun // now, or in a moment, its megabyte of replies finds the connection full
+	soon(t, func() {
+		for boot := range uint64(20) {
+			h := hello()
+			h.FromBoot = boot // alice's own among them
+			s := rawStream(t, addr, h)
+			sendTo(t, s, batch(9, 0, check("k", 1)))
+			wantReply(t, s, 9)
+			<-begun
+		}
+	})
+}
+
+func TestSessionsAreForgotten(t *testing.T) {
+	noLeaks(t)
+	var carried atomic.Int64
+	server, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+		carried.Add(1)
+		return admit(ops)
+	}))
+	var ahead atomic.Int64
+	server.now = func() time.Time { return time.Unix(0, ahead.Load()) }
+	ask := func(stream uint64) {
+		t.Helper()
+		h := hello()
+		h.Stream = stream
+		s := rawStream(t, addr, h)
+		sendTo(t, s, batch(1, 0, check("k", 1)))
+		wantReply(t, s, 1)
+		if err := s.CloseSend(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); err == nil {
+			t.Error("an answer to nothing")
+		}
+		eventually(t, "the stream is over", func() bool {
+			server.mu.Lock()
+			defer server.mu.Unlock()
+			sess := server.sessions[sessionKey{alice.Boot, stream}]
+			sess.mu.Lock()
+			defer sess.mu.Unlock()
+			return sess.open == 0
+		})
+	}
+	ask(1)
+	ahead.Add(int64(rememberFor))
+	ask(1)
+	if carried.Load() != 1 {
+		t.Error("carried out again although it was remembered")
+	}
+	ahead.Add(int64(rememberFor) + 1)
+	ask(2)
+	if len(server.sessions) != 1 {
+		t.Errorf("%d sessions", len(server.sessions))
+	}
+	ask(1)
+	if carried.Load() != 3 {
+		t.Errorf("%d carried out", carried.Load())
+	}
+
+	// Their number is bounded, and those that are over make room.
+	server.mu.Lock()
+	for i := uint64(100); len(server.sessions) < maxSessions; i++ {
+		server.sessions[sessionKey{i, i}] = &session{open: 1}
+	}
+	server.mu.Unlock()
+	h := hello()
+	h.Stream = 99
+	s := rawStream(t, addr, nil)
+	sendTo(t, s, &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: h}})
+	if _, err := s.Recv(); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("%v", err)
+	}
+	ask(1) // which is known
+	ahead.Add(int64(rememberFor) + 1)
+	ask(99)
+}
+
+// TestUnacknowledged: a sender that acknowledges nothing is stopped, unless what it left is old.
+func TestUnacknowledged(t *testing.T) {
+	s := &session{answers: make(map[uint64]*answer)}
+	start := time.Unix(1000, 0)
+	begin := func(seq, acked uint64, now time.Time) (bool, error) {
+		fresh, _, err := s.begin(&peerv1.Batch{Sequence: seq, Acknowledged: acked}, nil, now)
+		return fresh, err
+	}
+	for seq := uint64(1); seq <= maxUnacknowledged; seq++ {
+		if fresh, err := begin(seq, 0, start); !fresh || err != nil {
+			t.Fatal(fresh, err)
+		}
+		if seq > 1 { // the first is never finished
+			s.answers[seq].reply, s.answers[seq].at = &peerv1.Reply{}, start
+		}
+	}
+	if _, err := begin(maxUnacknowledged+1, 0, start.Add(rememberFor)); status.Code(err) != codes.ResourceExhausted {
+		t.Error(err)
+	}
+	if fresh, err := begin(maxUnacknowledged+1, 0, start.Add(rememberFor+1)); !fresh || err != nil || len(s.answers) != 2 {
+		t.Error(fresh, err, len(s.answers))
+	}
+	// Acknowledged one by one, or by a leap.
+	if fresh, err := begin(maxUnacknowledged+5, 1, start); !fresh || err != nil || len(s.answers) != 2 || s.floor != 1 {
+		t.Error(fresh, err, len(s.answers), s.floor)
+	}
+	if fresh, err := begin(1<<62, 1<<62-1, start); !fresh || err != nil || len(s.answers) != 1 || s.floor != 1<<62-1 {
+		t.Error(fresh, err, len(s.answers), s.floor)
+	}
+}

@@ -1,0 +1,188 @@
+package clustertest
+
+import (
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// wantEnd waits until a process that cannot go on has ended by itself with exit status 2 and a message that says why, has
+// not claimed to be ready before, and has not shown a stack.
+func (p *process) wantEnd(within time.Duration, says ...string) {
+	p.t.Helper()
+	if code := p.exit(within); code != 2 {
+		p.t.Errorf("exit status %d, want 2", code)
+	}
+	if p.stdout.String() != "" {
+		p.t.Errorf("standard output: %s", &p.stdout)
+	}
+	lines := strings.Split(strings.TrimSpace(p.stderr.String()), "\nweir: ")
+	last := strings.TrimPrefix(lines[len(lines)-1], "weir: ")
+	for _, want := range says {
+		if !strings.Contains(last, want) {
+			p.t.Errorf("the message lacks %q: %s", want, last)
+		}
+	}
+}
+
+func TestPortInUse(t *testing.T) {
+	t.Parallel()
+	for _, flag := range []string{"--http-port", "--grpc-port", "--gossip-port", "--peer-port"} {
+		t.Run(flag, func(t *testing.T) {
+			port := taken(t)
+			startNode(t, flag, port).wantEnd(stopTimeout, flag+": ", "127.0.0.1", port, "address already in use")
+		})
+	}
+	t.Run("udp", func(t *testing.T) {
+		c, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		_, port, err := net.SplitHostPort(c.LocalAddr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		startNode(t, "--gossip-port", port).wantEnd(stopTimeout, "--gossip-port: ", port, "address already in use")
+	})
+}
+
+func TestBadSettings(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args string
+		says string
+	}{
+		{"--join nowhere", `--join: "nowhere" is not HOST:PORT`},
+		{"--join :7946", "--join: "},
+		{"--join 127.0.0.1:0", "--join: "},
+		{"--join 127.0.0.1:http", "--join: "},
+		{"--join 192.0.2.1:7946", "--join: seed 192.0.2.1:7946 is on another machine"},
+		{"--http-port 65536", "--http-port: "},
+		{"--grpc-port x", "--grpc-port: "},
+		{"--bind everywhere", "--bind: "},
+		{"--bind 192.0.2.1", "--bind: "},
+		{"--name two/words", "--name: "},
+		{"--gossip-port= --join 127.0.0.1:7946", "--join: "},
+		{"--gossip-key-file /none", "--gossip-key-file: "},
+		{"--config /none", "--config: "},
+		{"--voters a,b,c", "--voters: not supported by this build yet"},
+		{"--sideways", "--sideways"},
+		{"now", `"now"`},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			startNode(t, strings.Fields(c.args)...).wantEnd(stopTimeout, c.says)
+		})
+	}
+}
+
+func TestPolicyFile(t *testing.T) {
+	t.Parallel()
+	missing := filepath.Join(t.TempDir(), "none.yaml")
+	startNode(t, "--policies", missing).wantEnd(stopTimeout, "--policies: ", missing)
+
+	empty := startNode(t, "--policies", writeFile(t, "empty.yaml", "")).awaitReady()
+	if code, page := empty.get("/v1/policies"); code != 200 || !strings.Contains(page, `"policies":[]`) {
+		t.Errorf("/v1/policies: %d %s", code, page)
+	}
+	empty.terminate()
+
+	const head = "policies:\n  - name: payout\n    algorithm: sliding_log\n    limit: 5\n    window: 1m\n"
+	for _, c := range []struct{ add, at, says string }{
+		{"    colour: red\n", ":6:5: ", "policies[0].colour"},
+		{"    limit: 6\n", ":6:5: ", "limit"},
+		{"    consistency: strict\n", ":6:18: ", "not supported yet"},
+		{"    durability: escrow\n", ":6:17: ", "not supported yet"},
+		{"    durability: sync\n", ":6:17: ", "not supported yet"},
+		{"    durability: none\n", ":6:17: ", "not supported yet"},
+		{"  - [", ":", "yaml"},
+	} {
+		file := writeFile(t, "wrong.yaml", head+c.add)
+		startNode(t, "--policies", file).wantEnd(stopTimeout, "--policies: "+file+c.at, c.says)
+	}
+}
+
+// TestSeedDoesNotResolve: a name may come to resolve later, so the node says what it waits for, and is not ready.
+func TestSeedDoesNotResolve(t *testing.T) {
+	t.Parallel()
+	p := startNode(t, "--join", "no-such-host.invalid:7946", "--http-port", freePort(t))
+	p.eventually(waitTimeout, "the log names the seed", func() bool {
+		return strings.Contains(p.stderr.String(), "seed does not answer") && strings.Contains(p.stderr.String(), "no-such-host.invalid:7946")
+	})
+	p.http = "127.0.0.1:" + p.arg("--http-port")
+	if code, page := p.get("/readyz"); code != 503 || !strings.Contains(page, "no seed has answered yet") {
+		t.Errorf("/readyz: %d %s", code, page)
+	}
+	if code, _ := p.get("/healthz"); code != 200 {
+		t.Errorf("/healthz: %d", code)
+	}
+	p.terminate()
+}
+
+// freePort returns a port that was free a moment ago, for a process whose ready line cannot be waited for.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	_, port, err := net.SplitHostPort(l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return port
+}
+
+// arg returns the value of the last flag of that name.
+func (p *process) arg(name string) (value string) {
+	for i, a := range p.cmd.Args {
+		if a == name {
+			value = p.cmd.Args[i+1]
+		}
+	}
+	return value
+}
+
+func TestNameInUse(t *testing.T) {
+	t.Parallel()
+	first := startNode(t, "--name", "twin").awaitReady()
+	startNode(t, "--name", "twin", "--join", first.gossip).
+		wantEnd(30*time.Second, "name twin is in use by "+first.gossip+"; set --name")
+	if code, page := first.get("/readyz"); code != 200 {
+		t.Errorf("/readyz of the first: %d %s", code, page)
+	}
+	first.terminate()
+}
+
+// TestStrangers: nodes that would not agree on who owns a key, or cannot read each other's gossip, do not form a cluster.
+func TestStrangers(t *testing.T) {
+	t.Parallel()
+	const a, b = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n", "Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=\n"
+	for _, c := range []struct {
+		name, flag    string
+		first, second string // the files that they are given under the flag
+		says          string
+	}{
+		{"other gossip keys", "--gossip-key-file", a, b, "uses another gossip key"},
+		{"no gossip key", "--gossip-key-file", a, "", "uses another gossip key"},
+		{"other secret", "--secret-file", a, b, "other ring settings or another hash seed"},
+		{"no secret", "--secret-file", a, "", "other ring settings or another hash seed"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			first := startNode(t, "--name", "first", c.flag, writeFile(t, "first", c.first)).awaitReady()
+			args := []string{"--name", "second", "--join", first.gossip}
+			if c.second != "" {
+				args = append(args, c.flag, writeFile(t, "second", c.second))
+			}
+			startNode(t, args...).wantEnd(45*time.Second, c.says)
+			if st := first.status(); len(st.Members) != 1 {
+				t.Errorf("the first sees %d members", len(st.Members))
+			}
+			first.terminate()
+		})
+	}
+}

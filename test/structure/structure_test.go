@@ -1,0 +1,227 @@
+package structure
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"io/fs"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/weirlimit/weir/"
+
+// mayImport says which packages of ours a package may import outside its tests. One that is not listed here is new: give
+// it a line, with as little in it as will do.
+var mayImport = map[string]string{
+	"algo":               "",
+	"ring":               "",
+	"policy":             "algo",
+	"store":              "algo",
+	"cluster":            "ring",
+	"cluster/ownership":  "",
+	"limiter":            "algo cluster/ownership policy ring store",
+	"metrics":            "cluster limiter policy ring store",
+	"rpc":                "algo cluster/ownership limiter policy proto/weir/peer/v1 proto/weir/v1",
+	"gateway/http":       "algo limiter policy proto/weir/v1",
+	"client":             "algo limiter policy proto/weir/v1",
+	"proto":              "",
+	"proto/weir/v1":      "",
+	"proto/weir/peer/v1": "proto/weir/v1",
+	"cmd/node":           "algo cluster gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc",
+	"deploy/k8s":         "",
+	"test/cluster":       "",
+	"test/structure":     "",
+}
+
+// pure packages are functions of their arguments: no goroutine to wait for, no lock, no clock, no network, no log.
+var pure = []string{"algo", "ring", "cluster/ownership"}
+
+var impure = regexp.MustCompile(`^(context|log(/.*)?|net(/.*)?|os(/.*)?|sync(/.*)?|syscall)$`)
+
+// clocks lists the functions that read the clock, outside tests. A decision reads it once, at its owner's edge, and is
+// passed the instant from there on. A function that is missing here is a new reader: if it can be passed an instant, do
+// that; if it only bounds a wait or shows a duration, add it.
+var clocks = []string{
+	"client/breaker.go allow",
+	"client/breaker.go done",
+	"client/client.go call",
+	"client/lease.go renew",
+	"client/limiter.go AcquireN",
+	"client/limiter.go WaitN",
+	"client/limiter.go waitDelay",
+	"cmd/node/describe.go inspect",
+	"cmd/node/node.go settle",
+	"cmd/node/node.go startNode",
+	"limiter/limiter.go processClock", // the clock that decides
+	"limiter/route.go deadline",
+	"rpc/peers.go Forward",
+	"rpc/peers.go forgetLocked",
+	"rpc/peers.go repeat",
+	"rpc/peers.go take",
+	"rpc/peerserver.go NewPeerServer",
+}
+
+// panics lists the functions that may panic: on a mistake in the program, never in its input.
+var panics = []string{
+	"algo/arena.go Alloc",
+	"algo/arena.go Free",
+	"algo/limits.go counter",
+	"gateway/http/http.go New",
+}
+
+// pkg is what go list tells of a package.
+type pkg struct {
+	Dir, ImportPath, Doc      string
+	Imports, GoFiles          []string
+	TestGoFiles, XTestGoFiles []string
+	TestImports, XTestImports []string
+}
+
+func (p *pkg) name() string { return strings.TrimPrefix(p.ImportPath, module) }
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	// The go command remembers which directories a test looked into, and runs it again when one has changed. Of what go
+	// list looks into it would not know.
+	err := filepath.WalkDir("../..", func(_ string, d fs.DirEntry, err error) error {
+		if d.IsDir() && d.Name() == ".git" {
+			return filepath.SkipDir
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "list", "-json=Dir,ImportPath,Doc,Imports,GoFiles,TestGoFiles,XTestGoFiles,TestImports,XTestImports", module+"...")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, &stderr)
+	}
+	var all []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, p)
+	}
+}
+
+func TestImports(t *testing.T) {
+	all := packages(t)
+	for _, p := range all {
+		allowed, listed := mayImport[p.name()]
+		if !listed {
+			t.Errorf("%s is new: say in mayImport what it may import", p.name())
+		}
+		for _, i := range p.Imports {
+			if ours, ok := strings.CutPrefix(i, module); ok && !slices.Contains(strings.Fields(allowed), ours) {
+				t.Errorf("%s must not import %s: see mayImport, and ARCHITECTURE.md for why", p.name(), ours)
+			}
+			if slices.Contains(pure, p.name()) && impure.MatchString(i) {
+				t.Errorf("%s must not import %s: it is to be a pure function of what it is given", p.name(), i)
+			}
+		}
+		for _, i := range slices.Concat(p.TestImports, p.XTestImports) {
+			if i == module+"cmd/node" {
+				t.Errorf("the tests of %s must not import cmd/node", p.name())
+			}
+		}
+		generated := strings.HasPrefix(p.name(), "proto/weir/") // package proto speaks for them
+		if p.Doc == "" && len(p.GoFiles) > 0 && !generated {
+			t.Errorf("%s has no package comment", p.name())
+		}
+	}
+	for name := range mayImport {
+		if !slices.ContainsFunc(all, func(p pkg) bool { return p.name() == name }) {
+			t.Errorf("mayImport lists %s, which is gone", name)
+		}
+	}
+}
+
+func TestHabits(t *testing.T) {
+	unfinished := regexp.MustCompile(`\b(TO` + `DO|FIX` + `ME|XXX)\b`)
+	var reads, panicking []string
+	for _, p := range packages(t) {
+		for _, file := range p.GoFiles {
+			at := path.Join(p.name(), file)
+			f := parse(t, filepath.Join(p.Dir, file))
+			if ast.IsGenerated(f) {
+				continue
+			}
+			for _, d := range f.Decls {
+				where := at + " (package level)"
+				if fn, ok := d.(*ast.FuncDecl); ok {
+					where = at + " " + fn.Name.Name
+					if fn.Name.Name == "init" && fn.Recv == nil {
+						t.Errorf("%s: init functions run whether or not they are wanted: have somebody call it", at)
+					}
+				}
+				ast.Inspect(d, func(n ast.Node) bool {
+					switch n := n.(type) {
+					case *ast.SelectorExpr:
+						if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until"}, n.Sel.Name) {
+							reads = append(reads, where)
+						}
+					case *ast.CallExpr:
+						if x, ok := n.Fun.(*ast.Ident); ok && x.Name == "panic" {
+							panicking = append(panicking, where)
+						}
+					}
+					return true
+				})
+			}
+		}
+		for _, file := range slices.Concat(p.GoFiles, p.TestGoFiles, p.XTestGoFiles) {
+			f := parse(t, filepath.Join(p.Dir, file))
+			if ast.IsGenerated(f) {
+				continue
+			}
+			for _, group := range f.Comments {
+				if word := unfinished.FindString(group.Text()); word != "" {
+					t.Errorf("%s says %s: do it, or open an issue", path.Join(p.name(), file), word)
+				}
+			}
+		}
+	}
+	compare(t, "the clock is read in %s: pass it the instant, or add it to clocks", "clocks lists %s, which reads no clock (any more)", reads, clocks)
+	compare(t, "%s panics: return an error, or add it to panics if only a mistake in the program can lead there", "panics lists %s, which does not panic (any more)", panicking, panics)
+}
+
+func parse(t *testing.T, file string) *ast.File {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// compare holds what was found to what is allowed.
+func compare(t *testing.T, extra, missing string, found, allowed []string) {
+	t.Helper()
+	for _, f := range slices.Compact(slices.Sorted(slices.Values(found))) {
+		if !slices.Contains(allowed, f) {
+			t.Errorf(extra, f)
+		}
+	}
+	for _, a := range allowed {
+		if !slices.Contains(found, a) {
+			t.Errorf(missing, a)
+		}
+	}
+}
