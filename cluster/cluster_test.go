@@ -294,6 +294,33 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// Names of one length and leaves at one time are what the library's queue mixes up: see leaveAttempt.
+func TestLeaveTogether(t *testing.T) {
+	a := startNode(t, config("node-0"))
+	nodes := []testNode{a}
+	for i := 1; i < 5; i++ {
+		nodes = append(nodes, startNode(t, config(fmt.Sprint("node-", i), a.gossip())))
+	}
+	agree(t, nodes...)
+	var leaving sync.WaitGroup
+	for _, n := range nodes[1:] {
+		leaving.Go(func() {
+			if err := n.Leave(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	leaving.Wait()
+	waitFor(t, "everybody to have heard of every leave", func() bool {
+		for _, n := range nodes {
+			if len(n.View().Ring.Members()) != 1 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 func TestLeaveIsBounded(t *testing.T) {
 	a := startNode(t, config("a"))
 	b := startNode(t, config("b", a.gossip()))

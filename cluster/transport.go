@@ -36,7 +36,7 @@ func listen(ctx context.Context, bind string, port int, logger *log.Logger) (*tr
 			return &transport{NetTransport: t, ctx: ctx}, nil
 		}
 	}
-	return nil, fmt.Errorf("--gossip-port: cannot listen on %s: %w", net.JoinHostPort(bind, strconv.Itoa(port)), err)
+	return nil, fmt.Errorf("--gossip-port: cannot listen on %s: %w: give another port, or 0 for any free one", net.JoinHostPort(bind, strconv.Itoa(port)), err)
 }
 
 // DialAddressTimeout is the library's way of opening a stream.

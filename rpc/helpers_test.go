@@ -218,7 +218,7 @@ func answers(b *peerv1.Batch) *peerv1.ForwardReply {
 // rawStream is a stream to bob that is the test's to misuse.
 func rawStream(t testing.TB, addr string, hello *peerv1.Hello) peerv1.Peer_ForwardClient {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	conn := dial(t, addr)
 	t.Cleanup(cancel)
 	stream, err := peerv1.NewPeerClient(conn).Forward(ctx)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -739,7 +740,7 @@ func BenchmarkForward(b *testing.B) {
 	}
 	l := limiter.New(limiter.Config{Policies: set})
 	b.Cleanup(l.Close)
-	for _, callers := range []int{1, 16, 256} {
+	for _, callers := range []int{2, 16, 256} {
 		b.Run(fmt.Sprint(callers), func(b *testing.B) {
 			var messages atomic.Int64
 			_, addr := servePeer(b, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
@@ -748,7 +749,7 @@ func BenchmarkForward(b *testing.B) {
 			}))
 			p := newPeers(b, addr)
 			b.ReportAllocs()
-			b.SetParallelism(max(1, callers/2))
+			b.SetParallelism(max(1, callers/runtime.GOMAXPROCS(0)))
 			b.RunParallel(func(pb *testing.PB) {
 				ctx := within(b, time.Hour)
 				for pb.Next() {

@@ -221,33 +221,52 @@ func TestOnwardForwardingDoesNotBlock(t *testing.T) {
 // TestSenderThatDoesNotRead: its replies fill the connection, and hold up nobody else, not even another stream of its own.
 func TestSenderThatDoesNotRead(t *testing.T) {
 	noLeaks(t)
-	begun := make(chan struct{}, 9)
+	var begun atomic.Int64
 	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
 		admit(ops)
 		for _, op := range ops {
 			op.Outcome.Decision.LeaseID = strings.Repeat("x", 1000)
 		}
-		begun <- struct{}{}
+		begun.Add(1)
 		return nil
 	}))
 	var ops []*limiter.Op
 	for range maxBatch {
 		ops = append(ops, check("k", 1))
 	}
+	const batches = 50 // a megabyte of replies each; gRPC lets up to 16 of them pile up at a client
 	rude := rawStream(t, addr, hello())
-	sendTo(t, rude, batch(1, 0, ops...))
-	sendTo(t, rude, batch(2, 0, ops...))
-	<-begun // now, or in a moment, its megabyte of replies finds the connection full
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for seq := range uint64(batches) {
+			if rude.Send(batch(seq+1, 0, ops...)) != nil {
+				return
+			}
+		}
+	}()
+	seen := int64(-1)
+	eventually(t, "bob is stuck", func() bool {
+		before := seen
+		seen = begun.Load()
+		return seen > 0 && seen == before // for a millisecond, or he is about to be
+	})
 	soon(t, func() {
 		for boot := range uint64(20) {
 			h := hello()
 			h.FromBoot = boot // alice's own among them
 			s := rawStream(t, addr, h)
-			sendTo(t, s, batch(9, 0, check("k", 1)))
-			wantReply(t, s, 9)
-			<-begun
+			sendTo(t, s, batch(1000, 0, check("k", 1)))
+			wantReply(t, s, 1000)
 		}
 	})
+	if n := begun.Load(); n >= batches {
+		t.Fatalf("%d batches are not enough to fill the connection", batches)
+	}
+	for range batches {
+		recv(t, rude) // nothing was lost
+	}
+	<-done
 }
 
 func TestSessionsAreForgotten(t *testing.T) {
