@@ -40,9 +40,9 @@ type Op struct {
 	lease     uint64
 	inline    *inlineRule
 
-	// Of forward: whom to ask next in place of the one this node's own view names, if Name is not empty, and the highest
-	// term under which somebody was asked.
-	hint     Holder
+	// Of forward: whom to ask next in place of the one this node's own view names, if not nil, and the highest term under
+	// which somebody was asked.
+	hint     *Holder
 	followed ownership.Term
 }
 

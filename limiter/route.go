@@ -66,7 +66,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 		for _, op := range ops {
 			switch out := &op.Outcome; {
 			case out.NotHolder != nil && ctx.Err() == nil:
-				if hint := *out.NotHolder; hint.Name != "" && op.followed.Less(hint.Term) {
+				if hint := out.NotHolder; hint.Name != "" && op.followed.Less(hint.Term) {
 					op.hint = hint
 				}
 				again = append(again, op)
@@ -90,11 +90,12 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 // holder is whom to ask next: the hint a node gave, once, otherwise the one this node's own view names. It notes the
 // highest term that was followed, so that an old hint, which leads back to where the operation has been, is not.
 func (l *Limiter) holder(op *Op) Holder {
-	h := op.hint
-	if h.Name == "" {
+	var h Holder
+	if op.hint != nil {
+		h, op.hint = *op.hint, nil
+	} else {
 		h = l.cfg.Ownership.Holder(op.partition)
 	}
-	op.hint = Holder{}
 	if op.followed.Less(h.Term) {
 		op.followed = h.Term
 	}

@@ -170,7 +170,7 @@ func TestViewsThatDisagree(t *testing.T) {
 		if c.hops != 2 || c.hops > MaxHops {
 			t.Errorf("%d hops", c.hops)
 		}
-		if c.carried > 2*(280/5+1) {
+		if c.carried > 2*(280/5+2) { // one more when a pause ends at the deadline
 			t.Errorf("%d messages", c.carried)
 		}
 

@@ -180,15 +180,7 @@ func TestNaturalBatching(t *testing.T) {
 			wantAnswer(t, op)
 		})
 	}
-	eventually(t, "all have asked", func() bool {
-		l, err := p.link(bob)
-		if err != nil {
-			return false
-		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.waiting == callers
-	})
+	eventually(t, "all have asked", func() bool { return waiting(p) == callers })
 	close(start)
 	done.Wait()
 	// Some 64 KiB fit into the connection before bob reads.
@@ -362,6 +354,17 @@ func TestRefusedStreams(t *testing.T) {
 	})
 }
 
+// waiting is how many operations wait for bob.
+func waiting(p *Peers) int {
+	l, err := p.link(bob)
+	if err != nil {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiting
+}
+
 // TestHungPeer: one that takes connections and says nothing, and one that welcomes and then says nothing.
 func TestHungPeer(t *testing.T) {
 	hung := map[string]func(*testing.T) (addr string, reached func() bool){
@@ -440,7 +443,7 @@ func TestHungPeer(t *testing.T) {
 				for range 5 {
 					go func() { done <- forward(p, ctx, 1) }()
 				}
-				eventually(t, "bob is asked", reached)
+				eventually(t, "bob is asked by all", func() bool { return reached() && waiting(p) == 5 })
 				soon(t, func() {
 					if end == "Close" {
 						p.Close()
@@ -487,11 +490,7 @@ func TestStuckPeer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the bound is reached", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.waiting == maxWaiting
-	})
+	eventually(t, "the bound is reached", func() bool { return waiting(p) == maxWaiting })
 	soon(t, func() { wantUnreachable(t, ask(1)[0]) })
 	cancel()
 	callers.Wait()
@@ -561,8 +560,10 @@ func TestAbandonedIsNotRepeated(t *testing.T) {
 	wantAnswer(t, forward(p, within(t, patience), 2))
 	mu.Lock()
 	defer mu.Unlock()
-	if len(got) != 2 || got[1].Sequence != 2 || got[1].Acknowledged != 1 {
-		t.Errorf("%v", got)
+	for _, b := range got[1:] { // the second may have gone out on the stream that was about to break, too
+		if b.Sequence != 2 || b.Acknowledged != 1 {
+			t.Errorf("%v", got)
+		}
 	}
 }
 
