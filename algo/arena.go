@@ -183,6 +183,15 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 	return pi, true
 }
 
+// Trim gives back the pages that are kept for blocks to come, and reports whether there were any.
+func (a *Arena) Trim() bool {
+	trimmed := false
+	for a.releaseSpare() {
+		trimmed = true
+	}
+	return trimmed
+}
+
 // unspare takes the page of a class that was kept into use again.
 func (a *Arena) unspare(class uint8) {
 	a.spare[class] = -1

@@ -72,6 +72,11 @@ var durationShape = func() *regexp.Regexp {
 	return regexp.MustCompile(`^(` + number + `d)?(` + number + `(ns|us|µs|μs|ms|s|m|h))*$`)
 }()
 
+var (
+	zoneName = regexp.MustCompile(`^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$`)
+	zoneFile = regexp.MustCompile(`^(right|posix)/|^(localtime|posixrules|Factory)$`)
+)
+
 // ParseTimeZone finds a time zone by its name in the IANA database. "Local" is refused: a limit must not depend on the
 // machine that decides it. Zones are only found everywhere when the program embeds the database (import time/tzdata).
 // The error does not name a field.
@@ -82,8 +87,9 @@ func ParseTimeZone(name string) (*time.Location, error) {
 	case "Local":
 		return nil, errors.New(`"Local" would mean another zone on every machine: ` + zoneHint)
 	}
+	// What is only a way of writing another name, or a file that a machine happens to have, is no name.
 	zone, err := time.LoadLocation(name)
-	if err != nil {
+	if err != nil || !zoneName.MatchString(name) || zoneFile.MatchString(name) {
 		return nil, fmt.Errorf("%s is no known time zone: %s", show(name), zoneHint)
 	}
 	return zone, nil

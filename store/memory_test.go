@@ -107,9 +107,9 @@ func BenchmarkGC(b *testing.B) {
 				level float64
 				last  time.Time
 			}
-			m := make(map[string]*bucket)
+			m, start := make(map[string]*bucket), time.Now()
 			for i := range keys {
-				m[name(i)] = &bucket{}
+				m[name(i)] = &bucket{level: 100, last: start}
 			}
 			runtime.GC()
 			for b.Loop() {

@@ -314,6 +314,18 @@ func (p *partition) reserve(b *budget) bool {
 	return true
 }
 
+// shrink makes a table smaller that has become sparse. It moves entries, so nobody may be walking the table.
+func (p *partition) shrink(b *budget) {
+	size := len(p.index)
+	for size > 8 && p.count*8 < size {
+		size /= 2
+	}
+	if size < len(p.index) {
+		b.Give((len(p.index) - size) * 8)
+		p.rebuild(size)
+	}
+}
+
 func (p *partition) rebuild(size int) {
 	old := p.index
 	p.index = make([]uint64, size)

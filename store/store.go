@@ -143,16 +143,18 @@ func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []al
 	sh.mu.Lock()
 	d, err := sh.decide(part, k, rule, now, call, each)
 	sh.mu.Unlock()
-	for err == errNoRoom {
-		// Another shard may hold the idle states that can make way, so no lock is held while looking for them.
-		freed := s.reclaim(now)
-		sh.mu.Lock()
-		d, err = sh.decide(part, k, rule, now, call, each)
-		sh.mu.Unlock()
-		if err == errNoRoom && freed == 0 {
+	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
+	// may not be enough for a page to become free: each time twice as many are looked for.
+	for enough := 1; err == errNoRoom; enough *= 2 {
+		freed := s.sweep(now, reclaimScan, enough)
+		trimmed := s.trim()
+		if freed == 0 && !trimmed || enough > reclaimScan {
 			s.full.Add(1)
 			return algo.Decision{}, ErrFull
 		}
+		sh.mu.Lock()
+		d, err = sh.decide(part, k, rule, now, call, each)
+		sh.mu.Unlock()
 	}
 	return d, err
 }
@@ -236,8 +238,17 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 // dropped.
 func (s *Store) Sweep(now algo.Instant, records int) int { return s.sweep(now, records, records) }
 
-// reclaim is a Sweep for a caller that found the store full: it stops once something was dropped.
-func (s *Store) reclaim(now algo.Instant) int { return s.sweep(now, reclaimScan, 1) }
+// trim gives back the pages that shards keep in reserve, and reports whether there were any.
+func (s *Store) trim() bool {
+	trimmed := false
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		trimmed = sh.arena.Trim() || trimmed
+		sh.mu.Unlock()
+	}
+	return trimmed
+}
 
 // sweep is Sweep, ended early once so many were dropped.
 func (s *Store) sweep(now algo.Instant, records, enough int) int {
@@ -290,6 +301,7 @@ func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *parti
 				h.slot++
 			}
 		}
+		part.shrink(&s.budget)
 	}
 	h.part, h.slot = 0, 0
 	h.shard = (h.shard + 1) % len(s.shards)

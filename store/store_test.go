@@ -304,6 +304,54 @@ func TestMaxBytes(t *testing.T) {
 	}
 }
 
+// TestMemoryComesBack fills a small store, lets everything expire, and fills it again with other keys and states of other
+// sizes: as many fit as in a new store, whatever pages and tables were left in whose reserve.
+func TestMemoryComesBack(t *testing.T) {
+	fill := func(s *Store, prefix string, r *Rule, now time.Duration) (n int) {
+		for i := range 1000 {
+			_, err := s.Decide(s.key("p", fmt.Sprint(prefix, i)), r, at(now), cost(1), nil)
+			if errors.Is(err, ErrFull) {
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n++
+		}
+		return n
+	}
+	used := New(Config{Partitions: 4093, MaxBytes: 200_000})
+	for round, r := range []*Rule{rule("p", log(3, time.Second)), rule("p", window(3, time.Second)), rule("p", log(30, time.Second))} {
+		prefix := string(rune('a' + round))
+		got := fill(used, prefix, r, time.Duration(round)*time.Minute)
+		want := fill(New(Config{Partitions: 4093, MaxBytes: 200_000}), prefix, r, 0)
+		if got != want {
+			t.Errorf("round %d: %d keys fit, %d in a new store", round, got, want)
+		}
+	}
+}
+
+// TestTablesShrink shows that a flood of keys that is over does not leave its tables behind.
+func TestTablesShrink(t *testing.T) {
+	s := New(Config{Partitions: 1})
+	r := rule("p", window(1, time.Second))
+	for i := range 20_000 {
+		decide(t, s, r, fmt.Sprint(i), at(0), cost(1))
+	}
+	for i := range 10 {
+		decide(t, s, rule("q", window(1, time.Hour)), fmt.Sprint(i), at(0), cost(1))
+	}
+	s.Sweep(at(time.Minute), 100_000)
+	if n := len(s.shards[0].parts[0].index); n > 128 {
+		t.Errorf("a table of %d slots for %d keys", n, s.Stats().Keys)
+	}
+	for i := range 10 {
+		if decide(t, s, rule("q", window(1, time.Hour)), fmt.Sprint(i), at(0), cost(1)).Allowed {
+			t.Errorf("key %d is lost", i)
+		}
+	}
+}
+
 func TestRequestIDs(t *testing.T) {
 	s := New(Config{Partitions: 3, MaxRequestIDs: 2})
 	r := rule("p", log(3, minute))
