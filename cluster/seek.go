@@ -87,7 +87,8 @@ func (s *seeker) round(ctx context.Context) {
 			s.fails(seed, err)
 			s.c.post(func() { s.c.refused(a.String(), 0, err) })
 		case !answered[seed]:
-			s.fails(seed, failed[i])
+			// The library's errors are lists over several lines.
+			s.fails(seed, errors.New(strings.Join(strings.Fields(failed[i].Error()), " ")))
 		}
 	}
 }

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"errors"
+	"math/bits"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -214,7 +215,7 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 	stats := l.statsOf(e, op)
 	d := &op.Outcome.Decision
 	*d = Decision{
-		Policy: policyName(op), Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: limit.Window,
+		Policy: policyName(op), Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: quotaWindow(limit),
 		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: resetAfter(limit, got.ResetAfter), Delay: got.Delay,
 		RequestID: op.RequestID,
 	}
@@ -225,7 +226,7 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 		d.Limits = make([]LimitStatus, len(each))
 		for i, s := range each {
 			d.Limits[i] = LimitStatus{
-				Limit: s.Limit, Window: rule.Limits[i].Window, Remaining: s.Remaining, RetryAfter: s.RetryAfter,
+				Limit: s.Limit, Window: quotaWindow(&rule.Limits[i]), Remaining: s.Remaining, RetryAfter: s.RetryAfter,
 				ResetAfter: resetAfter(&rule.Limits[i], s.ResetAfter),
 			}
 		}
@@ -277,7 +278,7 @@ func (l *Limiter) fail(e *entry, op *Op) {
 		closed = l.cfg.UnknownPolicy == UnknownDeny
 	}
 	if len(limits) > 0 {
-		d.Limit, d.Window = limits[0].Limit, limits[0].Window
+		d.Limit, d.Window = limits[0].Limit, quotaWindow(&limits[0])
 		if limits[0].Capacity > 0 {
 			d.Limit = limits[0].Capacity
 		}
@@ -292,6 +293,21 @@ func (l *Limiter) fail(e *entry, op *Op) {
 	if op.Cost > 0 {
 		l.statsOf(e, op).count(&d)
 	}
+}
+
+// quotaWindow is the time in which as many units as a Decision's Limit says come back: the window, or, for a bucket with
+// a capacity of its own, the time it takes to fill.
+func quotaWindow(l *algo.Limit) time.Duration {
+	if l.Capacity == 0 || l.Capacity == l.Limit || l.Limit <= 0 {
+		return l.Window
+	}
+	hi, lo := bits.Mul64(uint64(l.Capacity), uint64(l.Window))
+	// A valid limit takes less than algo.MaxFill to fill, so the quotient fits.
+	q, r := bits.Div64(hi, lo, uint64(l.Limit))
+	if r > 0 {
+		q++
+	}
+	return time.Duration(q)
 }
 
 func storeError(err error) *Error {

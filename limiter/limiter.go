@@ -156,6 +156,8 @@ const (
 	sweepEvery = 100 * time.Millisecond
 	// sweepPasses is how many sweeps one pass over a store of any size is spread over.
 	sweepPasses = 300
+	// sweepsAMinute bounds how often a full store is logged.
+	sweepsAMinute = int(time.Minute / sweepEvery)
 )
 
 // tend sweeps, and reconciles after a change of policies, until Close.
@@ -163,6 +165,8 @@ func (l *Limiter) tend() {
 	defer close(l.done)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	var full uint64        // calls refused for want of room, as last logged
+	quiet := sweepsAMinute // sweeps since then
 	for {
 		select {
 		case <-l.quit:
@@ -170,7 +174,13 @@ func (l *Limiter) tend() {
 		case <-l.changed:
 			l.store.Reconcile(l.clock, l.table.Load().ruleOf)
 		case <-tick.C:
-			l.store.Sweep(l.clock(), int(l.store.Stats().Keys/sweepPasses)+1)
+			st := l.store.Stats()
+			l.store.Sweep(l.clock(), int(st.Keys/sweepPasses)+1)
+			if quiet++; st.Full > full && quiet >= sweepsAMinute {
+				l.log.Warn("no room for new keys: they are answered by on_error", "calls", st.Full-full, "keys", st.Keys,
+					"max_keys", st.MaxKeys, "bytes", st.Bytes, "max_bytes", st.MaxBytes)
+				full, quiet = st.Full, 0
+			}
 		}
 	}
 }

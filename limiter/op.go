@@ -80,6 +80,8 @@ func (l *Limiter) prepare(op *Op) *Error {
 		return err
 	}
 	switch {
+	case op.Cost < 0 && op.Kind == OpRefund:
+		return &Error{Invalid, "cost", "is negative: a refund says how many units to give back"}
 	case op.Cost < 0:
 		return &Error{Invalid, "cost", "is negative: to give units back, send a refund"}
 	case op.Cost > algo.MaxLimit:
@@ -99,7 +101,7 @@ func (l *Limiter) prepare(op *Op) *Error {
 	if op.Kind == OpRenew || op.Kind == OpRelease {
 		id, ok := parseLease(op.LeaseID)
 		if !ok {
-			return &Error{Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits"}
+			return &Error{Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0"}
 		}
 		op.lease = id
 	}

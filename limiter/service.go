@@ -58,7 +58,7 @@ type Decision struct {
 	Allowed    bool
 	Granted    int64
 	Limit      int64         // algo.Unlimited when there is none; 0 for a blocked key
-	Window     time.Duration // of the limit that decided, for doors that state it; 0 when it has none (calendar, unlimited)
+	Window     time.Duration // in which Limit units come back, for doors that state it; 0 when there is none (calendar, unlimited)
 	Remaining  int64
 	RetryAfter time.Duration // 0 when allowed; algo.Never when this request can never pass
 	ResetAfter time.Duration // until the state is as new

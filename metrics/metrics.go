@@ -78,7 +78,7 @@ func New(cfg Config) *Metrics {
 		forward: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_hop_duration_seconds",
 			Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
-			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 15), // 50 µs to 0.8 s
+			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
 		}, []string{"hop", "answered"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_policies_reloads_total", Help: "Changes of the policy file, by result (taken, refused).",

@@ -53,9 +53,9 @@ func (r *remote) ask(ctx context.Context, f func(context.Context, weirv1.Limiter
 	case err == nil || errors.Is(err, errNegative):
 		return err
 	case s.Code() == codes.Unavailable:
-		return fmt.Errorf("--addr: no node answers at %s: %s", r.addr, s.Message())
+		return fmt.Errorf("--addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.addr, s.Message())
 	case s.Code() == codes.DeadlineExceeded:
-		return fmt.Errorf("--timeout: no answer from %s within %v", r.addr, r.timeout)
+		return fmt.Errorf("--addr: no answer from %s within %v (--timeout)", r.addr, r.timeout)
 	default:
 		return errors.New(s.Message())
 	}

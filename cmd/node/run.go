@@ -23,10 +23,11 @@ import (
 // runFlags are the settings of one node as the command line writes them.
 type runFlags struct {
 	name, bind, advertise                              string
-	httpPort, grpcPort, gossipPort, peer               string
+	httpPort, grpcPort, gossipPort, peer               parsed[port]
 	join                                               []string
 	policies, gossipKeyFile, secretFile, unknownPolicy string
-	maxKeys, maxMemory                                 string
+	maxKeys                                            parsed[int64]
+	maxMemory                                          string
 	maxRequestIDs                                      int
 	noInline                                           bool
 	timeout, grace                                     time.Duration
@@ -53,7 +54,7 @@ the service off. Signals: SIGTERM and SIGINT leave the cluster and stop, SIGHUP 
 			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
-			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), unknownVariables(cmd.Flags(), os.Environ()))
 		},
 	}
 	f.register(cmd.Flags())
@@ -64,16 +65,16 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.name, "name", "", "the node's name, stable over restarts and unique in the cluster (default: the host name)")
 	fs.StringVar(&f.bind, "bind", "127.0.0.1", "IP address that all ports listen on")
 	fs.StringVar(&f.advertise, "advertise", "", "IP address or host name that other nodes reach this one at (default: the one it binds)")
-	fs.StringVar(&f.httpPort, "http-port", "8080", "port for HTTP")
-	fs.StringVar(&f.grpcPort, "grpc-port", "8081", "port for gRPC")
-	fs.StringVar(&f.gossipPort, "gossip-port", "7946", "port for gossip, TCP and UDP; empty: a node alone for good")
-	fs.StringVar(&f.peer, "peer-port", "7947", "port for gRPC between nodes")
+	fs.Var(f.httpPort.by(parsePort, "port", "8080"), "http-port", "port for HTTP")
+	fs.Var(f.grpcPort.by(parsePort, "port", "8081"), "grpc-port", "port for gRPC")
+	fs.Var(f.gossipPort.by(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
+	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
 	fs.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending")
 	fs.StringVar(&f.secretFile, "secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: seeds the hash of keys, so that outsiders cannot aim keys at one partition")
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
-	fs.StringVar(&f.maxKeys, "max-keys", "10000000", "keys with live state at most; 0: no bound")
+	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
 	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 1000, "request ids remembered per partition (of 4093); 0: none")
 	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
@@ -87,10 +88,14 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the voters that strict policies need (not supported by this build yet)")
 }
 
-func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
+// run runs a node until it is told to stop. unknown are variables in the environment that look like settings and are not.
+func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
 	cfg, err := f.node(stderr)
 	if err != nil {
 		return err
+	}
+	if len(unknown) > 0 {
+		cfg.Logger.Warn("no such settings, though the environment has them", "variables", unknown)
 	}
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
@@ -122,7 +127,8 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join,
 		PolicyFile: f.policies, GossipKeyFile: f.gossipKeyFile, SecretFile: f.secretFile, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
-		MaxRequestIDs: f.maxRequestIDs,
+		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
+		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
 	for _, later := range []struct {
 		flag string
@@ -138,17 +144,6 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 			return cfg, fmt.Errorf("--name: the host has no name (%w): set it", err)
 		}
 	}
-	for _, p := range []struct {
-		flag, text string
-		to         *port
-	}{
-		{"--http-port", f.httpPort, &cfg.HTTPPort}, {"--grpc-port", f.grpcPort, &cfg.GRPCPort},
-		{"--gossip-port", f.gossipPort, &cfg.GossipPort}, {"--peer-port", f.peer, &cfg.PeerPort},
-	} {
-		if *p.to, err = parsePort(p.text); err != nil {
-			return cfg, fmt.Errorf("%s: %w", p.flag, err)
-		}
-	}
 	switch f.unknownPolicy {
 	case "error":
 	case "allow":
@@ -157,9 +152,6 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		cfg.UnknownPolicy = limiter.UnknownDeny
 	default:
 		return cfg, fmt.Errorf("--unknown-policy: %q is not one of error, allow and deny", f.unknownPolicy)
-	}
-	if cfg.MaxKeys, err = strconv.ParseInt(f.maxKeys, 10, 64); err != nil || cfg.MaxKeys < 0 {
-		return cfg, fmt.Errorf("--max-keys: %q is not a whole number of keys", f.maxKeys)
 	}
 	if cfg.MaxMemory, err = parseMemory(f.maxMemory); err != nil {
 		return cfg, fmt.Errorf("--max-memory: %w", err)
@@ -170,14 +162,52 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	if f.maxRequestIDs == 0 {
 		cfg.MaxRequestIDs = -1 // none, where 0 would stand for the default
 	}
-	if f.timeout <= 0 {
-		return cfg, fmt.Errorf("--timeout: %v is not a time to wait", f.timeout)
+	if f.timeout < time.Millisecond || f.timeout > time.Minute {
+		return cfg, fmt.Errorf("--timeout: %v is not a time to wait from 1ms to 1m", f.timeout)
 	}
 	if f.grace <= 0 {
 		return cfg, fmt.Errorf("--grace: %v is not a time to wait", f.grace)
 	}
 	cfg.Logger, err = newLogger(stderr, f.logFormat, f.logLevel)
 	return cfg, err
+}
+
+// parsed is a flag whose text is looked at when it is set, so that what is wrong with it is said of the place where it was
+// set: the command line, the environment, a line of the file.
+type parsed[T any] struct {
+	text, kind string
+	value      T
+	parse      func(string) (T, error)
+}
+
+// by makes p ready for use; the default must be right.
+func (p *parsed[T]) by(parse func(string) (T, error), kind, text string) *parsed[T] {
+	p.parse, p.kind = parse, kind
+	if err := p.Set(text); err != nil {
+		panic("node: default of a flag: " + err.Error())
+	}
+	return p
+}
+
+// Set implements pflag.Value.
+func (p *parsed[T]) Set(text string) (err error) {
+	p.text = text
+	p.value, err = p.parse(text)
+	return err
+}
+
+// String implements pflag.Value.
+func (p *parsed[T]) String() string { return p.text }
+
+// Type implements pflag.Value.
+func (p *parsed[T]) Type() string { return p.kind }
+
+func parseKeys(s string) (int64, error) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || n < 0 {
+		return 0, fmt.Errorf("%q is not a whole number of keys", s)
+	}
+	return n, nil
 }
 
 // parsePort reads a port: empty is off, 0 any free one.
@@ -209,8 +239,8 @@ func parseMemory(s string) (int64, error) {
 	if err != nil || n > 1<<62 {
 		return 0, fmt.Errorf("%q is not an amount of memory such as 512MiB, or a share such as 70%%", s)
 	}
-	if n > 0 && n < 1<<20 {
-		return 0, fmt.Errorf("%q is below the least that makes sense, 1MiB", s)
+	if n > 0 && n < 16<<20 {
+		return 0, fmt.Errorf("%q is below the least that makes sense, 16MiB", s)
 	}
 	return int64(n), nil
 }

@@ -21,7 +21,7 @@ func TestParsePort(t *testing.T) {
 
 func TestParseMemory(t *testing.T) {
 	for text, want := range map[string]int64{
-		"0": 0, "1MiB": 1 << 20, "1048576": 1 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
+		"0": 0, "16MiB": 16 << 20, "16777216": 16 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
 	} {
 		if got, err := parseMemory(text); got != want || err != nil {
 			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
@@ -35,7 +35,7 @@ func TestParseMemory(t *testing.T) {
 		t.Errorf("50%% is %d, %v; 100%% is %d", half, err, whole)
 	}
 	for _, text := range []string{
-		"", "%", "0%", "101%", "-1%", "1.5%", "70 %", "-1", "-1GiB", "many", "1MiBs", "1023KiB", "1", "9EiB", "99999999999999999999",
+		"", "%", "0%", "101%", "-1%", "1.5%", "70 %", "-1", "-1GiB", "many", "1MiBs", "15.9MiB", "1", "9EiB", "99999999999999999999",
 	} {
 		if got, err := parseMemory(text); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%q: %d, %v", text, got, err)
@@ -58,10 +58,10 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --sideways", "unknown flag: --sideways"},
 		{"run now", `unknown command "now"`},
 		{"run --http-port", "flag needs an argument: --http-port"},
-		{"run --http-port x", `--http-port: "x" is not a port`},
-		{"run --grpc-port -1", `--grpc-port: "-1" is not a port`},
-		{"run --gossip-port 65536", `--gossip-port: "65536" is not a port`},
-		{"run --peer-port 1.5", `--peer-port: "1.5" is not a port`},
+		{"run --http-port x", `…"--http-port" flag: "x" is not a port`},
+		{"run --grpc-port -1", `…"--grpc-port" flag: "-1" is not a port`},
+		{"run --gossip-port 65536", `…"--gossip-port" flag: "65536" is not a port`},
+		{"run --peer-port 1.5", `…"--peer-port" flag: "1.5" is not a port`},
 		{"run --peer-port=", "--peer-port: "},
 		{"run --bind=", "--bind: "},
 		{"run --bind localhost", "--bind: "},
@@ -70,8 +70,8 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --join somewhere", "--join: "},
 		{"run --join a:1 --gossip-port=", "--join: "},
 		{"run --unknown-policy maybe", `--unknown-policy: "maybe" is not one of`},
-		{"run --max-keys many", `--max-keys: "many" is not`},
-		{"run --max-keys -1", `--max-keys: "-1" is not`},
+		{"run --max-keys many", `…"--max-keys" flag: "many" is not`},
+		{"run --max-keys -1", `…"--max-keys" flag: "-1" is not`},
 		{"run --max-memory lots", `--max-memory: "lots" is not`},
 		{"run --max-request-ids -1", "--max-request-ids: -1 is negative"},
 		{"run --max-request-ids x", `…"--max-request-ids"`},
@@ -109,12 +109,12 @@ func TestBadCommandLines(t *testing.T) {
 		{"check a --policy p --cost 1.5", `…"--cost"`},
 		{"check a --policy p --addr localhost", `--addr: "localhost" is not HOST:PORT`},
 		{"check a --policy p --addr=", "--addr: "},
-		{"check a --policy p --addr 127.0.0.1:1 --timeout 5s", "--addr: no node answers at 127.0.0.1:1"},
+		{"check a --policy p --addr 127.0.0.1:1 --timeout 5s", "--addr: no node answers gRPC at 127.0.0.1:1"},
 		{"check a --policy p --timeout -1s", "--timeout: "},
 		{"check a --policy p -o xml", `--output: "xml"`},
 		{"status now", `unknown command "now"`},
 		{"status --addr nowhere", "--addr: "},
-		{"status --addr 127.0.0.1:1 --timeout 5s", "--addr: no node answers at 127.0.0.1:1"},
+		{"status --addr 127.0.0.1:1 --timeout 5s", "--addr: no node answers gRPC at 127.0.0.1:1"},
 		{"status -o yaml", `--output: "yaml"`},
 		{"validate", "FILE: "},
 		{"validate /none", "FILE: "},

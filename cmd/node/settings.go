@@ -39,6 +39,19 @@ func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	return fillFromFile(flags, f.Value.String())
 }
 
+// unknownVariables lists the variables of an environment that begin like settings and are none, such as misspelt ones.
+func unknownVariables(flags *pflag.FlagSet, environ []string) []string {
+	var unknown []string
+	for _, v := range environ {
+		name, _, _ := strings.Cut(v, "=")
+		setting, ok := strings.CutPrefix(name, "WEIR_")
+		if ok && flags.Lookup(strings.ToLower(strings.ReplaceAll(setting, "_", "-"))) == nil {
+			unknown = append(unknown, name)
+		}
+	}
+	return unknown
+}
+
 func fillFromFile(flags *pflag.FlagSet, file string) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -86,9 +99,9 @@ func fillFromFile(flags *pflag.FlagSet, file string) error {
 		var text string
 		switch value.Kind {
 		case yaml.ScalarNode:
-			text = value.Value
-			if value.Tag == "!!null" {
-				text = ""
+			if text = value.Value; value.Tag == "!!null" {
+				fail(value, `%s: has no value; write "" where an empty one is meant`, key.Value)
+				continue
 			}
 		case yaml.SequenceNode:
 			if f.Value.Type() != "stringSlice" {

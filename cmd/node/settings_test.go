@@ -4,6 +4,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,7 @@ func TestFillFlags(t *testing.T) {
 		{name: "what a flag overrules need not be right", args: []string{"--timeout=2s"}, env: map[string]string{"WEIR_TIMEOUT": "soon"},
 			want: map[string]any{"timeout": 2 * time.Second}},
 		{name: "empty is a value", env: map[string]string{"WEIR_HTTP_PORT": ""}, want: map[string]any{"http-port": ""}},
-		{name: "null is empty", file: "http-port:\njoin: null\n", want: map[string]any{"http-port": ""}},
+		{name: "an empty text", file: "http-port: \"\"\n", want: map[string]any{"http-port": ""}},
 		{name: "text list", file: "join: a:1,b:2\n", want: map[string]any{"join": "a:1 b:2"}},
 		{name: "empty list", file: "join: []\n"},
 		{name: "underscores", file: "http_port: 1\n", want: map[string]any{"http-port": "1"}},
@@ -102,6 +103,7 @@ func TestFillFlagsErrors(t *testing.T) {
 		{"list for a single value", nil, "http-port: [1, 2]\n", []string{"FILE:1:12: http-port: takes a single value"}},
 		{"list of lists", nil, "join: [[a:1]]\n", []string{"FILE:1:7: join: a list of texts"}},
 		{"mapping", nil, "timeout: {a: b}\n", []string{"FILE:1:10: timeout: a single value or a list is expected"}},
+		{"no value", nil, "http-port:\njoin: null\n", []string{`FILE:1:11: http-port: has no value; write ""`, "FILE:2:7: join: has no value"}},
 		{"null for a duration", nil, "timeout: ~\n", []string{"FILE:1:10: timeout: "}},
 		{"list of settings", nil, "- http-port: 1\n", []string{"FILE:1:1: settings are written as name: value"}},
 		{"not YAML", nil, "http-port: [\n", []string{"--config: FILE: yaml: line"}},
@@ -127,5 +129,13 @@ func TestFillFlagsErrors(t *testing.T) {
 	fs, _ := someFlags()
 	if err := fillFlags(fs, lookup(map[string]string{"WEIR_CONFIG": "/none"})); err == nil || !strings.HasPrefix(err.Error(), "--config: ") {
 		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+func TestUnknownVariables(t *testing.T) {
+	fs, _ := someFlags()
+	got := unknownVariables(fs, []string{"PATH=/bin", "WEIR_HTTP_PORT=1", "WEIR_HTP_PORT=1", "WEIRD=1", "WEIR_=x"})
+	if want := []string{"WEIR_HTP_PORT", "WEIR_"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

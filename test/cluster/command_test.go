@@ -40,7 +40,7 @@ func testCheck(t *testing.T, nodes []*process) {
 		{"check bob --limit 2/1m " + b, 0, "remaining=0"}, // the limit has no part in whose state it is
 		{"check bob --limit 1/1m --namespace other " + b, 0, "allowed"},
 
-		{"check alice --policy once --addr=" + nobody, 2, "--addr: no node answers at " + nobody},
+		{"check alice --policy once --addr=" + nobody, 2, "--addr: no node answers gRPC at " + nobody},
 		{"check alice --policy once --addr=localhost", 2, "--addr: "},
 		{"check alice --policy none " + a, 2, "policy: there is no policy named none"},
 		{"check alice --policy leases " + a, 2, "policy: is a concurrency limit"},
