@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"syscall"
+)
+
+// A machine is where figures come from, without which they say little.
+type machine struct {
+	CPU      string            `json:"cpu"`
+	Cores    int               `json:"cores"`
+	MemoryMB uint64            `json:"memory_mb"`
+	Kernel   string            `json:"kernel"`
+	Go       string            `json:"go"`
+	Weir     string            `json:"weir"`     // revision of the checkout, "+" when it has changes
+	Versions map[string]string `json:"versions"` // of what it is compared with
+}
+
+func describeMachine(ctx context.Context, weirPath string) machine {
+	m := machine{Cores: runtime.NumCPU(), Go: runtime.Version(), Versions: make(map[string]string)}
+	if b, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		m.CPU = cpuModel(b)
+	}
+	if b, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		m.Kernel = strings.TrimSpace(string(b))
+	}
+	var info syscall.Sysinfo_t
+	if syscall.Sysinfo(&info) == nil {
+		m.MemoryMB = info.Totalram * uint64(info.Unit) >> 20
+	}
+	m.Weir = revision(ctx)
+	if weirPath != "" {
+		m.Weir = "binary " + filepath.Base(weirPath)
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, d := range info.Deps {
+			switch d.Path {
+			case "google.golang.org/grpc", "github.com/redis/go-redis/v9", "github.com/go-redis/redis_rate/v10",
+				"golang.org/x/time", "github.com/sethvargo/go-limiter":
+				m.Versions[d.Path] = d.Version
+			}
+		}
+	}
+	if v := output(ctx, "go", "list", "-m", "-f", "{{.Version}}", "github.com/gubernator-io/gubernator/v2"); v != "" {
+		m.Versions["github.com/gubernator-io/gubernator/v2"] = v
+	}
+	// "Redis server v=7.0.15 sha=…"
+	for _, f := range strings.Fields(output(ctx, "redis-server", "--version")) {
+		if v, ok := strings.CutPrefix(f, "v="); ok {
+			m.Versions["redis-server"] = v
+		}
+	}
+	return m
+}
+
+// cpuModel reads the first processor's model from /proc/cpuinfo; some architectures have none.
+func cpuModel(cpuinfo []byte) string {
+	for line := range bytes.Lines(cpuinfo) {
+		name, value, _ := bytes.Cut(line, []byte(":"))
+		if string(bytes.TrimSpace(name)) == "model name" {
+			return string(bytes.TrimSpace(value))
+		}
+	}
+	return runtime.GOARCH
+}
+
+// revision is the commit of the checkout. Git is kept from writing anything.
+func revision(ctx context.Context) string {
+	rev := output(ctx, "git", "--no-optional-locks", "-C", "..", "rev-parse", "--short", "HEAD")
+	if rev == "" {
+		return "unknown"
+	}
+	if output(ctx, "git", "--no-optional-locks", "-C", "..", "status", "--porcelain") != "" {
+		rev += "+"
+	}
+	return rev
+}
+
+// output is what a command prints, or nothing when it fails or is not there.
+func output(ctx context.Context, name string, args ...string) string {
+	b, err := exec.CommandContext(ctx, name, args...).Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

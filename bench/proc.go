@@ -1,0 +1,287 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// children are the processes that the harness started, each ended by its own pid.
+type children struct {
+	mu      sync.Mutex
+	running []*process
+}
+
+// A process is one child.
+type process struct {
+	name   string
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	lines  chan string // the first lines of its standard output
+	stderr *tail
+	exited chan struct{}
+	err    error // of Wait, once exited is closed
+}
+
+// stopGrace is how long a child may take to end by itself.
+const stopGrace = 3 * time.Second
+
+// start runs a program. Its standard input stays open until it is stopped, so that a child of ours notices by its end
+// that the harness is gone; all others are ended by the kernel then.
+func (c *children) start(name, path string, args, env []string) (*process, error) {
+	p := &process{name: name, lines: make(chan string, 16), stderr: &tail{most: 4 << 10}, exited: make(chan struct{})}
+	p.cmd = exec.Command(path, args...)
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.Stderr = p.stderr
+	// A group of its own keeps the terminal's interrupt from the child: the harness ends it, in order.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	stdin, err := p.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	p.stdin = stdin
+	c.mu.Lock()
+	c.running = append(c.running, p)
+	c.mu.Unlock()
+	go func() {
+		in := bufio.NewScanner(stdout)
+		in.Buffer(nil, 1<<20)
+		for in.Scan() {
+			select {
+			case p.lines <- in.Text():
+			default: // nobody reads on; the child must not block
+			}
+		}
+		_, _ = io.Copy(io.Discard, stdout) // after a line too long to be one of those that are waited for
+		p.err = p.cmd.Wait()
+		close(p.exited)
+	}()
+	return p, nil
+}
+
+// line waits for a line of the child's standard output that begins with prefix, and returns the rest of it.
+func (p *process) line(ctx context.Context, prefix string) (string, error) {
+	for {
+		select {
+		case line := <-p.lines:
+			if rest, ok := strings.CutPrefix(line, prefix); ok {
+				return rest, nil
+			}
+		case <-p.exited:
+			select {
+			case line := <-p.lines: // what it said last
+				if rest, ok := strings.CutPrefix(line, prefix); ok {
+					return rest, nil
+				}
+			default:
+			}
+			return "", p.died()
+		case <-ctx.Done():
+			return "", fmt.Errorf("%s: no line %q: %w", p.name, prefix, ctx.Err())
+		}
+	}
+}
+
+// died says how a child ended that should not have.
+func (p *process) died() error {
+	how := p.err
+	if how == nil {
+		how = errors.New("exit status 0")
+	}
+	return fmt.Errorf("%s ended: %w; it said: %s", p.name, how, p.stderr)
+}
+
+// alive returns an error when the child has ended.
+func (p *process) alive() error {
+	select {
+	case <-p.exited:
+		return p.died()
+	default:
+		return nil
+	}
+}
+
+// stop ends the children and waits for them: politely at first, then by force.
+func (c *children) stop(ps ...*process) {
+	for _, p := range ps {
+		p.stdin.Close()
+		_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	}
+	patience := time.NewTimer(stopGrace)
+	defer patience.Stop()
+	for _, p := range ps {
+		select {
+		case <-p.exited:
+		case <-patience.C:
+			patience.Reset(0)
+			_ = p.cmd.Process.Kill()
+			<-p.exited
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	left := c.running[:0]
+	for _, p := range c.running {
+		if p.alive() == nil {
+			left = append(left, p)
+		}
+	}
+	c.running = left
+}
+
+func (c *children) stopAll() {
+	c.mu.Lock()
+	all := append([]*process(nil), c.running...)
+	c.mu.Unlock()
+	c.stop(all...)
+}
+
+// usage is what a process has used.
+type usage struct {
+	cpu       time.Duration // user and system, ever, in steps of 10 ms
+	rss, peak int64         // resident bytes, now and at most
+}
+
+// usage reads the child's account in /proc.
+func (p *process) usage() (usage, error) {
+	if err := p.alive(); err != nil {
+		return usage{}, err
+	}
+	dir := "/proc/" + strconv.Itoa(p.cmd.Process.Pid)
+	stat, err := os.ReadFile(dir + "/stat")
+	if err != nil {
+		return usage{}, fmt.Errorf("%s: %w", p.name, err)
+	}
+	status, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return usage{}, fmt.Errorf("%s: %w", p.name, err)
+	}
+	var u usage
+	if u.cpu, err = statCPU(stat); err != nil {
+		return usage{}, fmt.Errorf("%s: %w", p.name, err)
+	}
+	if u.rss, err = statusBytes(status, "VmRSS"); err != nil {
+		return usage{}, fmt.Errorf("%s: %w", p.name, err)
+	}
+	if u.peak, err = statusBytes(status, "VmHWM"); err != nil {
+		return usage{}, fmt.Errorf("%s: %w", p.name, err)
+	}
+	return u, nil
+}
+
+// clockTick is the unit of CPU time in /proc, USER_HZ: 100 a second on every architecture that Go runs Linux on.
+const clockTick = 10 * time.Millisecond
+
+// statCPU reads user and system time from /proc/PID/stat. The fields are counted from behind the command's name, which
+// may contain anything.
+func statCPU(stat []byte) (time.Duration, error) {
+	end := bytes.LastIndexByte(stat, ')')
+	fields := bytes.Fields(stat[end+1:])
+	if end < 0 || len(fields) < 13 {
+		return 0, fmt.Errorf("/proc/PID/stat: %q is not understood", stat)
+	}
+	var ticks uint64
+	for _, f := range fields[11:13] { // utime and stime, fields 14 and 15 of proc(5)
+		n, err := strconv.ParseUint(string(f), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/PID/stat: %w", err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * clockTick, nil
+}
+
+// statusBytes reads one amount of memory from /proc/PID/status.
+func statusBytes(status []byte, name string) (int64, error) {
+	for line := range bytes.Lines(status) {
+		rest, ok := bytes.CutPrefix(line, []byte(name+":"))
+		if !ok {
+			continue
+		}
+		n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(string(rest)), " kB"), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("/proc/PID/status: %s: %w", name, err)
+		}
+		return n << 10, nil
+	}
+	return 0, fmt.Errorf("/proc/PID/status has no %s", name)
+}
+
+// tail keeps the end of what is written to it.
+type tail struct {
+	mu   sync.Mutex
+	most int
+	b    []byte
+}
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, b...)
+	if over := len(t.b) - t.most; over > 0 {
+		t.b = append(t.b[:0], t.b[over:]...)
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.TrimSpace(string(t.b))
+}
+
+// freePorts returns so many TCP ports on loopback that were free a moment ago, for programs that cannot choose their own.
+func freePorts(n int) ([]int, error) {
+	var ports []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close() // all are held until the last is known, so that none comes twice
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
+// startLimit bounds the start of a system, compilation apart.
+const startLimit = 20 * time.Second
+
+// eventually calls ready until it returns nil, or ctx ends, or a process does.
+func eventually(ctx context.Context, ps []*process, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	for {
+		for _, p := range ps {
+			if err := p.alive(); err != nil {
+				return err
+			}
+		}
+		err := ready(ctx)
+		if err == nil {
+			return nil
+		}
+		wait(ctx, 20*time.Millisecond)
+		if ctx.Err() != nil {
+			return fmt.Errorf("not ready within %v: %w", startLimit, err)
+		}
+	}
+}
