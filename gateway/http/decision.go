@@ -111,8 +111,9 @@ const maxField = 999_999_999_999_999
 // are none.
 //
 // Windows below a second or between seconds are rounded up, since the draft has none: a caller who paces itself by them
-// is slower than it need be, never faster. The draft's t, "until additional quota is made available", is for a limit
-// that refuses the moment the same request passes, so that it agrees with Retry-After, which it should not exceed; when
+// is slower than it need be, never faster. Of a bucket the Service states the capacity and the time it takes to fill, so
+// that q per w is its lasting rate. The draft's t, "until additional quota is made available", is for a limit that
+// refuses the moment the same request passes, so that it agrees with Retry-After, which it should not exceed; when
 // nothing refuses it is the moment the quota is whole again.
 //
 // A policy with several limits has a list member for each, the first under the policy's name, the others under

@@ -114,7 +114,7 @@ func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) 
 	// The library takes null for a zero value, which for a cost would be a free peek.
 	if bytes.Contains(body, []byte("null")) {
 		if at, found := findNull(body); found {
-			return invalid(fieldAt(at), "must not be null; leave the field out instead")
+			return null(fieldAt(at))
 		}
 	}
 	return nil
@@ -157,7 +157,7 @@ func malformed(err error) *problem {
 		if errors.Is(err, jsontext.ErrDuplicateName) {
 			return invalid(fieldAt(syntactic.JSONPointer), "is given twice")
 		}
-		return invalid("", "the body is not valid JSON: "+clip(strings.TrimPrefix(err.Error(), "jsontext: ")))
+		return misspelt(syntactic)
 	}
 	var semantic *json.SemanticError
 	if !errors.As(err, &semantic) {
@@ -190,6 +190,31 @@ func malformed(err error) *problem {
 	return invalid(field, "must be "+want)
 }
 
+// misspelt says where a body stops being JSON, and of which field that is.
+func misspelt(err *jsontext.SyntacticError) *problem {
+	message := "is not valid JSON"
+	if err.Err != nil {
+		message += ": " + clip(err.Err.Error())
+	}
+	message += " after byte " + strconv.FormatInt(err.ByteOffset, 10)
+	field := fieldAt(err.JSONPointer)
+	if field == "" {
+		message = "the body " + message
+	}
+	return invalid(field, message)
+}
+
+// null refuses a null: of an optional field, which can be left out instead, of an element of a batch, or as the body.
+func null(field string) *problem {
+	switch {
+	case field == "":
+		return invalid("", "the body is null; it must be a JSON object")
+	case strings.HasSuffix(field, "]"):
+		return invalid(field, "must be an object, not null")
+	}
+	return invalid(field, "must not be null; leave the field out instead")
+}
+
 // findNull finds the first null in a valid JSON text.
 func findNull(body []byte) (jsontext.Pointer, bool) {
 	dec := jsontext.NewDecoder(bytes.NewReader(body))
@@ -209,7 +234,7 @@ func fieldAt(at jsontext.Pointer) string {
 	depth, inChecks := 0, false
 	for token := range at.Tokens() {
 		switch {
-		case depth == 1 && inChecks:
+		case depth == 1 && inChecks && isIndex(token):
 			b.WriteString("[" + token + "]")
 		case depth > 0:
 			b.WriteString("." + token)
@@ -220,6 +245,11 @@ func fieldAt(at jsontext.Pointer) string {
 		depth++
 	}
 	return clip(b.String())
+}
+
+func isIndex(token string) bool {
+	_, err := strconv.ParseUint(token, 10, 64)
+	return err == nil
 }
 
 // clip shortens what a caller sent for use in a message to them.

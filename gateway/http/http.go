@@ -19,6 +19,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -136,7 +137,20 @@ func New(cfg Config) http.Handler {
 		mux.HandleFunc(pattern, a.methodNotAllowed(strings.Join(methods, ", ")))
 	}
 	mux.HandleFunc("/", a.notFound)
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// The mux would answer with a redirect and without a body, which a client that posts JSON has no use for.
+		if !isClean(r.URL.EscapedPath()) {
+			a.notFound(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// isClean says whether the mux takes a path as it is: rooted, without empty segments and without dots.
+func isClean(p string) bool {
+	clean := path.Clean(p)
+	return strings.HasPrefix(p, "/") && (p == clean || clean != "/" && p == clean+"/")
 }
 
 func (a *api) methodNotAllowed(allow string) http.HandlerFunc {

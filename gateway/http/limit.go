@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -13,7 +14,7 @@ import (
 // limitBody is a limit as requests give it and GET /v1/policies shows it.
 type limitBody struct {
 	Algorithm   string `json:"algorithm"`
-	Limit       int64  `json:"limit"`
+	Limit       *int64 `json:"limit"`
 	Window      string `json:"window,omitempty"`
 	TTL         string `json:"ttl,omitempty"`
 	Align       string `json:"align,omitempty"`
@@ -31,12 +32,16 @@ const (
 
 // limit reads a limit. What its numbers may be is package algo's to say.
 func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
-	l := algo.Limit{Limit: b.Limit, CountDenied: b.CountDenied}
+	l := algo.Limit{CountDenied: b.CountDenied}
 	var ok bool
 	if l.Algorithm, ok = algo.ParseAlgorithm(b.Algorithm); !ok {
 		return l, invalid("algorithm", "must be one of fixed_window, sliding_window, sliding_counter, sliding_log, "+
 			"token_bucket, leaky_bucket and concurrency")
 	}
+	if b.Limit == nil {
+		return l, invalid("limit", fmt.Sprintf("must be given: 1 to %d, or %d for unlimited", algo.MaxLimit, algo.Unlimited))
+	}
+	l.Limit = *b.Limit
 	if p := a.window(&l, b); p != nil {
 		return l, p
 	}
@@ -111,7 +116,7 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 
 // limitBodyOf is the inverse of limit.
 func limitBodyOf(l *algo.Limit) limitBody {
-	b := limitBody{Algorithm: l.Algorithm.String(), Limit: l.Limit, CountDenied: l.CountDenied}
+	b := limitBody{Algorithm: l.Algorithm.String(), Limit: &l.Limit, CountDenied: l.CountDenied}
 	switch {
 	case l.Period != 0:
 		b.Align, b.Window, b.TimeZone = calendar, l.Period.String(), "UTC"

@@ -215,6 +215,12 @@ func TestNoSuchPlace(t *testing.T) {
 			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
 		}
 	}
+	// What the mux would redirect from.
+	for _, path := range []string{"//v1/check", "/v1//check", "/v1/./check", "/v1/x/../check", "/v1/check/.", "//", "/./", "/..", "/%2e%2e", "/a%2F%2Fb/../v1/check", "//healthz"} {
+		for _, method := range []string{"GET", "POST", "CONNECT"} {
+			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
+		}
+	}
 	for path, item := range d.spec.doc.Paths.Map() {
 		allow := "POST"
 		if item.Get != nil {
@@ -276,7 +282,10 @@ func TestLimits(t *testing.T) {
 	if second, _ := z.load("Europe/Berlin"); first != second {
 		t.Error("a zone was loaded twice")
 	}
-	if _, err := z.load("Europe/Nowhere"); err == nil || len(z.byName) != 1 {
-		t.Errorf("a zone that does not exist: %v, %d remembered", err, len(z.byName))
+	for _, name := range []string{"Europe/Nowhere", "Europe//Berlin", "Europe/./Berlin", "Europe/../Europe/Berlin", "./Europe/Berlin",
+		"Europe/Berlin/", "/Europe/Berlin", "posix/Europe/Berlin", "right/Europe/Berlin", "localtime", "Local"} {
+		if zone, err := z.load(name); err == nil || len(z.byName) != 1 {
+			t.Errorf("%q: %v, %v, %d remembered", name, zone, err, len(z.byName))
+		}
 	}
 }

@@ -76,6 +76,7 @@ var panics = []string{
 	"algo/arena.go Alloc",
 	"algo/arena.go Free",
 	"algo/limits.go counter",
+	"cmd/node/run.go by",
 	"gateway/http/http.go New",
 }
 

@@ -1,0 +1,225 @@
+package httpapi
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/getkin/kin-openapi/openapi3"
+	"github.com/go-json-experiment/json"
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+)
+
+// nobody is an ownership under which no key can be decided.
+type nobody struct{}
+
+func (nobody) Holder(int) limiter.Holder { return limiter.Holder{} }
+
+// clock is a clock that stands still until it is moved.
+type clock struct{ now time.Duration }
+
+func (c *clock) read() algo.Instant {
+	return algo.Instant{Mono: int64(time.Hour + c.now), Wall: int64(1e18 + c.now)}
+}
+
+// newRealDoor is a door in front of a Limiter.
+func newRealDoor(t *testing.T, policies string, owners limiter.Ownership) (*door, *clock) {
+	t.Helper()
+	set, err := policy.Parse("policies.yaml", []byte(policies))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := new(clock)
+	l := limiter.New(limiter.Config{Policies: set, Ownership: owners, Clock: c.read, Timeout: 20 * time.Millisecond})
+	t.Cleanup(l.Close)
+	return newDoor(t, new(scripted), func(cfg *Config) { cfg.Service = l }), c
+}
+
+const examplePolicies = `
+policies:
+  - {name: login, algorithm: sliding_log, limit: 5, window: 1m}
+  - {name: api, algorithm: sliding_log, limits: [10/1s, 1000/1h]}
+  - {name: payout, algorithm: sliding_log, limit: 5, window: 1m, on_error: closed}
+  - {name: tb, algorithm: token_bucket, limit: 5, window: 10s, capacity: 8}
+  - {name: lb, algorithm: leaky_bucket, limit: 5, window: 10s, capacity: 3}
+  - {name: odd, algorithm: token_bucket, limit: 3, window: 10s, capacity: 7}
+  - {name: plain, algorithm: token_bucket, limit: 5, window: 10s}
+`
+
+// TestQuotaOfBuckets: who paces itself by the quota is never faster than the bucket lets through for good.
+func TestQuotaOfBuckets(t *testing.T) {
+	d, _ := newRealDoor(t, examplePolicies, nil)
+	quotaField := "RateLimit-Policy"
+	for _, tt := range []struct{ body, want string }{
+		{`{"policy":"tb","key":"k"}`, `"tb";q=8;w=16`},
+		{`{"policy":"lb","key":"k"}`, `"lb";q=3;w=6`},
+		{`{"policy":"odd","key":"k"}`, `"odd";q=7;w=24`},
+		{`{"policy":"plain","key":"k"}`, `"plain";q=5;w=10`},
+		{`{"limit":{"algorithm":"token_bucket","limit":5,"window":"10s","capacity":8},"key":"k"}`, `"inline";q=8;w=16`},
+		{`{"limit":{"algorithm":"token_bucket","limit":1000,"window":"1s","capacity":1},"key":"k"}`, `"inline";q=1;w=1`},
+	} {
+		if got := d.post("/v1/check", tt.body).Header[quotaField]; !slices.Equal(got, []string{tt.want}) {
+			t.Errorf("%s: %q, want %q", tt.body, got, tt.want)
+		}
+	}
+}
+
+// TestExamples holds the examples of openapi.yaml to what is really sent.
+func TestExamples(t *testing.T) {
+	working, clock := newRealDoor(t, examplePolicies, nil)
+	cut, _ := newRealDoor(t, examplePolicies, nobody{})
+	form := func(d *door) *http.Response {
+		return d.do("POST", "/v1/check", "policy=login", "Content-Type", "application/x-www-form-urlencoded")
+	}
+	before := func(key string, waits ...time.Duration) {
+		for _, wait := range waits {
+			working.post("/v1/check", `{"policy":"login","key":"`+key+`"}`)
+			clock.now += wait
+		}
+	}
+	before("refused", 0, 0, 0, 21600*time.Millisecond, 2*time.Second)
+	responses := working.spec.doc.Components.Responses
+	of := func(component string) *openapi3.Response { return responses[component].Value }
+	checks := working.spec.doc.Paths.Find("/v1/checks").Post.Responses.Status(200).Value
+	for _, tt := range []struct {
+		documented *openapi3.Response
+		example    string
+		status     int
+		got        *http.Response
+	}{
+		{of("Admitted"), "admitted", 200, working.post("/v1/check", `{"policy":"login","key":"k"}`)},
+		{of("Admitted"), "several", 200, working.post("/v1/check", `{"policy":"api","key":"k"}`)},
+		{of("Refused"), "refused", 429, working.post("/v1/check", `{"policy":"login","key":"refused"}`)},
+		{of("Refused"), "never", 429, working.post("/v1/check", `{"policy":"login","key":"never","cost":6}`)},
+		{of("FailedClosed"), "failed", 503, cut.post("/v1/check", `{"policy":"payout","key":"k"}`)},
+		{of("Invalid"), "key", 400, working.post("/v1/check", `{"policy":"login"}`)},
+		{of("NotFound"), "policy", 404, working.post("/v1/check", `{"policy":"logn","key":"k"}`)},
+		{of("TooLarge"), "key", 413, working.post("/v1/check", `{"policy":"login","key":"`+strings.Repeat("k", 2000)+`"}`)},
+		{of("UnsupportedMediaType"), "curl", 415, form(working)},
+		{of("Unavailable"), "owner", 503, cut.post("/v1/reset", `{"policy":"login","key":"k"}`)},
+		{checks, "two", 200, working.post("/v1/checks", `{"checks":[{"policy":"login","key":"alice"},{"policy":"upload","key":"alice","cost":20}]}`)},
+	} {
+		want := exampleOf(t, tt.documented, tt.example)
+		var got any
+		if err := unmarshal(bodyOf(t, tt.got), &got); err != nil {
+			t.Fatal(err)
+		}
+		if tt.got.StatusCode != tt.status {
+			t.Errorf("%s: %d, want %d", tt.example, tt.got.StatusCode, tt.status)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-example +sent):\n%s", tt.example, diff)
+		}
+	}
+
+	// The node describes itself elsewhere; what never varies there is held to its source here.
+	status := exampleOf(t, working.spec.doc.Paths.Find("/v1/status").Get.Responses.Status(200).Value, "one").(map[string]any)
+	if member := status["members"].([]any)[0].(map[string]any); status["partitions"] != float64(ring.Partitions) ||
+		member["partitions"] != float64(ring.Partitions) || len(status["ring"].(string)) != 16 || len(member["boot"].(string)) != 16 {
+		t.Errorf("status: %v", status)
+	}
+}
+
+// exampleOf returns an example of a documented response, as decoding it from JSON would.
+func exampleOf(t *testing.T, documented *openapi3.Response, name string) any {
+	t.Helper()
+	for _, kind := range slices.Sorted(maps.Keys(documented.Content)) {
+		if e := documented.Content[kind].Examples[name]; e != nil {
+			b, err := json.Marshal(e.Value.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var v any
+			if err := unmarshal(string(b), &v); err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+	}
+	t.Fatalf("openapi.yaml has no example %q there", name)
+	return nil
+}
+
+// TestLeasesAsDocumented holds what openapi.yaml says of leases to what a Limiter does.
+func TestLeasesAsDocumented(t *testing.T) {
+	const policies = `
+policies:
+  - {name: jobs, algorithm: concurrency, limit: 1, ttl: 30s}
+  - {name: shadow, algorithm: concurrency, limit: 1, ttl: 30s, shadow: true}
+  - {name: free, algorithm: concurrency, limit: 1, ttl: 30s, overrides: [{key: vip, unlimited: true}]}
+`
+	d, clock := newRealDoor(t, policies, nil)
+	cut, _ := newRealDoor(t, policies, nobody{})
+	ask := func(d *door, path, body string, status int) (got struct {
+		Allowed   bool   `json:"allowed"`
+		LeaseID   string `json:"lease_id"`
+		ExpiresIn int64  `json:"expires_in_ms"`
+	}) {
+		t.Helper()
+		resp := d.post(path, body)
+		if resp.StatusCode != status {
+			t.Errorf("%s %s: %d, want %d: %s", path, body, resp.StatusCode, status, bodyOf(t, resp))
+		}
+		if err := unmarshal(bodyOf(t, resp), &got); err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+
+	// Admitted without a lease.
+	ask(d, "/v1/acquire", `{"policy":"shadow","key":"k"}`, 200)
+	for _, tt := range []struct {
+		door *door
+		body string
+	}{
+		{d, `{"policy":"shadow","key":"k"}`},
+		{d, `{"policy":"free","key":"vip"}`},
+		{d, `{"limit":{"algorithm":"concurrency","limit":-1},"key":"k"}`},
+		{cut, `{"policy":"jobs","key":"k"}`},
+	} {
+		if got := ask(tt.door, "/v1/acquire", tt.body, 200); !got.Allowed || got.LeaseID != "" {
+			t.Errorf("%s: %+v", tt.body, got)
+		}
+	}
+
+	// The policy's ttl is what is left out, and the longest.
+	ask(d, "/v1/acquire", `{"policy":"jobs","key":"k","ttl":"31s"}`, 400)
+	const one = `{"policy":"jobs","key":"k","request_id":"r"}`
+	id := ask(d, "/v1/acquire", one, 200).LeaseID
+	lease := func(more string) string { return `{"policy":"jobs","key":"k","lease_id":"` + id + `"` + more + `}` }
+	clock.now += 10 * time.Second
+	wantProblem(t, d.post("/v1/renew", lease(`,"ttl":"31s"`)), 400, "ttl", "longer")
+	for more, want := range map[string]int64{"": 30000, `,"ttl":"5s"`: 5000} {
+		if got := ask(d, "/v1/renew", lease(more), 200).ExpiresIn; got != want {
+			t.Errorf("renewed with %q for %d ms, want %d", more, got, want)
+		}
+	}
+
+	// A request id stands for its lease, also for one that is over.
+	ask(d, "/v1/release", lease(""), 200)
+	if again := ask(d, "/v1/acquire", one, 200); again.LeaseID != id {
+		t.Errorf("the same request id gave the lease %q, want %q", again.LeaseID, id)
+	}
+	wantProblem(t, d.post("/v1/renew", lease("")), 404, "lease_id", "ended")
+}
+
+// TestBoundsAsDocumented holds the numbers in the texts to those in force.
+func TestBoundsAsDocumented(t *testing.T) {
+	text := loadSpec(t).doc.Components.Responses["TooLarge"].Value.Description
+	for _, want := range []string{"(4194304 bytes)", "1000 checks", "key (1024 bytes)"} {
+		if !strings.Contains(strings.ReplaceAll(*text, "\n", " "), want) {
+			t.Errorf("no %q in %q", want, *text)
+		}
+	}
+	if DefaultMaxBody != 4194304 || limiter.MaxBatch != 1000 || limiter.MaxKey != 1024 || limiter.MaxNamespace != 256 || limiter.MaxRequestID != 128 {
+		t.Error("openapi.yaml and PROBLEMS.md tell other bounds")
+	}
+}
