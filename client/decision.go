@@ -24,7 +24,7 @@ type Decision struct {
 	// Granted is the number of units charged: the cost, less when Check.Partial allows it, 0 when refused or peeking.
 	Granted int64
 	// Limit is the limit that decided (a bucket's capacity): Unlimited when there is none, 0 for a key that is blocked
-	// and when nobody could be asked.
+	// and when no node answered.
 	Limit int64
 	// Window is the length of that limit's window; 0 when it has none (calendar periods, unlimited).
 	Window time.Duration

@@ -37,9 +37,21 @@
 // RequestID, by which the cluster knows the second from a new one (nodes bound how many they keep; past that a question
 // may be charged twice, which admits less, not more). WithRetry gives every charge one.
 //
-// After several failures in a row a circuit breaker opens (WithBreaker; 5 failures, 1 s): questions are answered by the
-// fail policy at once, except for one at a time that finds out whether a node answers again. A question that ran out of its own
-// context's time, rather than of the client's, does not count, or a caller in a hurry could open the breaker for all.
+// A node that leaves a question unanswered, because it hangs or its connection broke, is not asked any more as long as
+// another can be: by default for a second (the cooldown of WithBreaker), after which the client asks it, beside the
+// questions, whether it answers again, once per second, and gives it its share again when it does. So a hung node costs
+// those questions that were with it when the first of them timed out. They are few: of nodes that are well the one with
+// the fewest questions under way is asked, so that one that hangs holds up about as many as each of the others has at a
+// time, and a program that asks one question after the other loses a single one. Each is asked again elsewhere within the
+// timeout, as told above, or answered by the fail policy at its end. A caller in a hurry finds out a hung node for the
+// others if it waited for a tenth of the client's timeout. When every node hangs, questions go to all in turn as before,
+// for the circuit breaker to judge. A node that answers whether it is there and yet leaves questions unanswered costs as
+// much anew after each such second.
+//
+// After several failures in a row, of whichever nodes, a circuit breaker opens (WithBreaker; 5 failures, 1 s): questions
+// are answered by the fail policy at once, except for one at a time that finds out whether a node answers again. A
+// question that ran out of its own context's time, rather than of the client's, does not count, or a caller in a hurry
+// could open the breaker for all.
 //
 // Refund, Reset and a Lease's Release have no answer to fall back on; they return ErrUnavailable.
 package client

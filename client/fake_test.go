@@ -214,6 +214,8 @@ type node struct {
 	before func(context.Context, *weirv1.CheckRequest) error
 	asked  atomic.Int64
 	health *health.Server
+	hung   atomic.Bool  // answers nothing that begins from now on
+	probed atomic.Int64 // times that its status was asked for
 }
 
 func newNode(before func(context.Context, *weirv1.CheckRequest) error) *node {
@@ -227,12 +229,25 @@ func nodeOf(b *book, before func(context.Context, *weirv1.CheckRequest) error) *
 
 func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
 	n.asked.Add(1)
+	if n.hung.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
 	if n.before != nil {
 		if err := n.before(ctx, req); err != nil {
 			return nil, err
 		}
 	}
 	return n.LimiterServer.Check(ctx, req)
+}
+
+func (n *node) Status(ctx context.Context, req *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
+	n.probed.Add(1)
+	if n.hung.Load() {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return n.LimiterServer.Status(ctx, req)
 }
 
 // serve serves on l, and returns a function that stops it at once, which runs at the end of the test in any case.

@@ -47,7 +47,8 @@ func WithOnError(p OnError) Option { return func(o *options) { o.onError = p } }
 
 // WithBreaker sets after how many failures in a row the circuit breaker opens, and for how long it then answers by the
 // fail policy before it lets a question through to try. Default DefaultBreakerFailures and DefaultBreakerCooldown. With 0
-// failures there is no breaker.
+// failures there is no breaker. The cooldown is also for how long a single node that left a question unanswered is left
+// alone while others can be asked; there, 0 stands for DefaultBreakerCooldown.
 func WithBreaker(failures int, cooldown time.Duration) Option {
 	return func(o *options) { o.failures, o.cooldown = failures, cooldown }
 }

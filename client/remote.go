@@ -2,8 +2,10 @@ package client
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -24,8 +26,9 @@ import (
 
 // Dial returns a Client of the cluster at address: the host:port of a node's gRPC door, several of them separated by
 // commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
-// stand for many nodes. Questions go to all nodes in turn, except those that cannot be reached or say that they are not
-// ready; any node can answer any question.
+// stand for many nodes. Questions go to all nodes in turn, with a preference for those that have the fewest to answer, and
+// except those that cannot be reached, say that they are not ready, or left a question unanswered a moment ago; any node
+// can answer any question.
 //
 // Dial does not wait for a connection: that nobody can be reached is for the fail policy to answer, from the first
 // question on; see Ready. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
@@ -47,10 +50,12 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 
 // remote asks the nodes of a cluster over gRPC.
 type remote struct {
-	conn *grpc.ClientConn
-	api  weirv1.LimiterClient
+	nodes *nodes
+	api   weirv1.LimiterClient
 }
 
+// serviceConfig is that of the connection to one node. round_robin, of one, is what watches the node's health and
+// connects again by itself.
 const serviceConfig = `{"loadBalancingConfig": [{"round_robin": {}}], "healthCheckConfig": {"serviceName": ""}}`
 
 func newRemote(address string, o options) (*remote, error) {
@@ -66,25 +71,40 @@ func newRemote(address string, o options) (*remote, error) {
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
 			MinConnectTimeout: 3 * time.Second,
 		}),
-		// A node that hangs, or a network that swallows packets, would otherwise keep its share of the questions for as
-		// long as TCP goes on trying, a quarter of an hour. Ten seconds is the shortest that gRPC accepts.
+		// A node that hangs, or a network that swallows packets, is asked no more once it left a question unanswered; this
+		// ends the connection, which TCP would go on trying to use for a quarter of an hour. Ten seconds is the shortest
+		// that gRPC accepts.
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 3 * time.Second}),
 	}
 	address, err := dialTarget(address)
 	if err != nil {
 		return nil, err
 	}
-	if list := strings.Split(address, ","); len(list) > 1 {
-		r := staticResolver(list)
-		dial = append(dial, grpc.WithResolvers(r))
-		address = r.Scheme() + ":///" + list[0]
-	}
-	conn, err := grpc.NewClient(address, append(dial, o.dial...)...)
+	builder, target := lookup(address)
+	ns, err := newNodes(builder, target, append(dial, o.dial...), o)
 	if err != nil {
 		return nil, &Error{ErrInvalid, "address", err.Error()}
 	}
-	conn.Connect()
-	return &remote{conn: conn, api: weirv1.NewLimiterClient(conn)}, nil
+	return &remote{nodes: ns, api: weirv1.NewLimiterClient(ns)}, nil
+}
+
+// lookup returns what finds the nodes of an address that dialTarget returned.
+func lookup(address string) (resolver.Builder, resolver.Target) {
+	if u, err := url.Parse(address); err == nil {
+		if b := resolver.Get(u.Scheme); b != nil {
+			return b, resolver.Target{URL: *u}
+		}
+	}
+	list := strings.Split(address, ",")
+	if len(list) == 1 {
+		return resolver.Get("dns"), resolver.Target{URL: url.URL{Scheme: "dns", Path: "/" + address}}
+	}
+	var r staticResolver
+	for _, a := range list {
+		// Each node's certificate is checked against the name it was called by.
+		r = append(r, resolver.Endpoint{Addresses: []resolver.Address{{Addr: a, ServerName: a}}})
+	}
+	return r, resolver.Target{URL: url.URL{Scheme: r.Scheme(), Path: "/" + list[0]}}
 }
 
 // dialTarget checks address and returns it without the spaces that a list may have.
@@ -109,18 +129,13 @@ func dialTarget(address string) (string, error) {
 	return strings.Join(list, ","), nil
 }
 
-// staticResolver resolves any target to a list of addresses. Their host names are looked up on connecting.
-type staticResolver []string
+// staticResolver resolves any target to the same endpoints. Their host names are looked up on connecting.
+type staticResolver []resolver.Endpoint
 
 func (s staticResolver) Scheme() string { return "weir" }
 
 func (s staticResolver) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
-	var state resolver.State
-	for _, a := range s {
-		// Each node's certificate is checked against the name it was called by.
-		state.Endpoints = append(state.Endpoints, resolver.Endpoint{Addresses: []resolver.Address{{Addr: a, ServerName: a}}})
-	}
-	return s, cc.UpdateState(state)
+	return s, cc.UpdateState(resolver.State{Endpoints: s})
 }
 
 func (s staticResolver) ResolveNow(resolver.ResolveNowOptions) {}
@@ -183,12 +198,39 @@ func (r *remote) reset(ctx context.Context, t target) error {
 }
 
 func (r *remote) ready(ctx context.Context) error {
-	// Status, unlike a mere connection, tells whether it is a node of Weir that listens there.
-	_, err := r.api.Status(ctx, &weirv1.StatusRequest{}, grpc.WaitForReady(true))
-	return statusError(err)
+	var last error
+	for {
+		changed := r.nodes.changes()
+		// Status, unlike a mere connection, tells whether it is a node of Weir that listens there. A node that hangs is
+		// not to keep the others from telling.
+		try, cancel := context.WithTimeout(ctx, r.nodes.timeout)
+		_, err := r.api.Status(try, &weirv1.StatusRequest{})
+		cancel()
+		err = statusError(err)
+		if !errors.Is(err, ErrUnavailable) {
+			return err
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err // not that ctx ended, if there is a better reason
+		}
+		again := time.NewTimer(100 * time.Millisecond)
+		select {
+		case <-changed:
+		case <-again.C:
+		case <-ctx.Done():
+		case <-r.nodes.ctx.Done():
+		}
+		again.Stop()
+		if ctx.Err() != nil || r.nodes.ctx.Err() != nil {
+			return last
+		}
+	}
 }
 
-func (r *remote) close() error { return r.conn.Close() }
+func (r *remote) close() error {
+	r.nodes.close()
+	return nil
+}
 
 func (t *target) proto() *weirv1.Target {
 	out := &weirv1.Target{Policy: t.policy, Namespace: t.namespace, Key: t.key}

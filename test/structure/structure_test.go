@@ -57,6 +57,7 @@ var clocks = []string{
 	"client/client.go call",
 	"client/lease.go renew",
 	"client/limiter.go AcquireN",
+	"client/nodes.go Invoke",
 	"client/limiter.go WaitN",
 	"client/limiter.go waitDelay",
 	"cmd/node/describe.go inspect",

@@ -1,0 +1,332 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/serviceconfig"
+	"google.golang.org/grpc/status"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// nodes are the nodes behind an address, each with a connection and a breaker of its own: gRPC's round_robin would go on
+// asking one that hangs until its keepalive finds out. It is a grpc.ClientConnInterface, which sends each call to a node
+// that answers, as far as there is one.
+type nodes struct {
+	authority string            // of a node without a name of its own
+	dial      []grpc.DialOption // for each connection
+	timeout   time.Duration     // of a call
+	cooldown  time.Duration     // from a failure of a node to the question whether it answers again
+
+	ctx     context.Context // ends with close
+	cancel  context.CancelFunc
+	next    atomic.Uint64 // the turn
+	running sync.WaitGroup
+
+	mu       sync.Mutex
+	resolver resolver.Resolver // nil until it is built
+	list     []*member         // replaced, never modified
+	err      error             // why nothing is in list; nil while that is being found out
+	changed  chan struct{}     // closed, and replaced, when list, err or the state of a connection has changed
+}
+
+// member is one node.
+type member struct {
+	endpoint resolver.Endpoint
+	conn     *grpc.ClientConn
+	gone     context.CancelFunc // the resolver does not name it any more
+	out      atomic.Int64       // calls under way
+	breaker  breaker            // opens with the first failure: others can be asked
+}
+
+// newNodes returns the nodes that builder resolves target to. Close them when done.
+func newNodes(builder resolver.Builder, target resolver.Target, dial []grpc.DialOption, o options) (*nodes, error) {
+	ns := &nodes{authority: target.Endpoint(), dial: dial, timeout: o.timeout, cooldown: o.cooldown, changed: make(chan struct{})}
+	if ns.cooldown <= 0 {
+		ns.cooldown = DefaultBreakerCooldown
+	}
+	if a, ok := builder.(resolver.AuthorityOverrider); ok {
+		ns.authority = a.OverrideAuthority(target)
+	}
+	ns.ctx, ns.cancel = context.WithCancel(context.Background())
+	// Options that cannot be are to be found out now, not once a name is resolved.
+	conn, err := ns.connect(resolver.Endpoint{})
+	if err == nil {
+		err = conn.Close()
+	}
+	var r resolver.Resolver
+	if err == nil {
+		r, err = builder.Build(target, ns, resolver.BuildOptions{DisableServiceConfig: true, Authority: ns.authority})
+	}
+	if err != nil {
+		ns.close()
+		return nil, err
+	}
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	ns.resolver = r
+	return ns, nil
+}
+
+// connect returns a connection to e, which is not made before Connect.
+func (ns *nodes) connect(e resolver.Endpoint) (*grpc.ClientConn, error) {
+	name := ns.authority
+	if len(e.Addresses) > 0 && e.Addresses[0].ServerName != "" {
+		name = e.Addresses[0].ServerName
+	}
+	r := staticResolver{e}
+	target := url.URL{Scheme: r.Scheme(), Path: "/" + name}
+	return grpc.NewClient(target.String(), slices.Concat([]grpc.DialOption{grpc.WithResolvers(r)}, ns.dial)...)
+}
+
+// close ends the calls in progress and closes the connections.
+func (ns *nodes) close() {
+	ns.mu.Lock()
+	ns.cancel()
+	r := ns.resolver
+	ns.mu.Unlock()
+	if r != nil {
+		r.Close()
+	}
+	ns.running.Wait()
+}
+
+// UpdateState takes in what the resolver found.
+func (ns *nodes) UpdateState(s resolver.State) error {
+	endpoints := s.Endpoints
+	if len(endpoints) == 0 {
+		for _, a := range s.Addresses {
+			endpoints = append(endpoints, resolver.Endpoint{Addresses: []resolver.Address{a}})
+		}
+	}
+	if len(endpoints) == 0 {
+		err := errors.New("no addresses")
+		ns.ReportError(err)
+		return err
+	}
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	var list []*member
+	var failed error
+	for _, e := range endpoints {
+		same := func(m *member) bool {
+			return slices.EqualFunc(m.endpoint.Addresses, e.Addresses, resolver.Address.Equal)
+		}
+		if slices.ContainsFunc(list, same) {
+			continue // named twice
+		}
+		if i := slices.IndexFunc(ns.list, same); i >= 0 {
+			list = append(list, ns.list[i])
+			continue
+		}
+		conn, err := ns.connect(e)
+		if err != nil {
+			failed = err
+			continue
+		}
+		ctx, gone := context.WithCancel(ns.ctx)
+		m := &member{endpoint: e, conn: conn, gone: gone, breaker: breaker{threshold: 1, cooldown: ns.cooldown}}
+		list = append(list, m)
+		ns.running.Go(func() { ns.watch(ctx, m) })
+	}
+	for _, m := range ns.list {
+		if !slices.Contains(list, m) {
+			m.gone()
+		}
+	}
+	ns.list, ns.err = list, failed
+	ns.wakeLocked()
+	return failed
+}
+
+// ReportError takes in why the resolver found nothing. What it found before stays.
+func (ns *nodes) ReportError(err error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	ns.err = err
+	ns.wakeLocked()
+}
+
+// NewAddress is the old form of UpdateState.
+func (ns *nodes) NewAddress(as []resolver.Address) { _ = ns.UpdateState(resolver.State{Addresses: as}) }
+
+// ParseServiceConfig refuses: what a resolver says about how to call is not followed.
+func (ns *nodes) ParseServiceConfig(string) *serviceconfig.ParseResult {
+	return &serviceconfig.ParseResult{Err: errors.New("client: service configurations are not supported")}
+}
+
+func (ns *nodes) wakeLocked() {
+	close(ns.changed)
+	ns.changed = make(chan struct{})
+}
+
+// watch keeps m connected and tells of every change, until ctx ends. Then it closes the connection.
+func (ns *nodes) watch(ctx context.Context, m *member) {
+	defer m.conn.Close()
+	for state := m.conn.GetState(); ; state = m.conn.GetState() {
+		switch state {
+		case connectivity.Idle:
+			m.conn.Connect()
+		case connectivity.Ready:
+			// The connection is new and the health check was answered on it.
+			m.breaker.done(false, answered)
+		}
+		ns.mu.Lock()
+		ns.wakeLocked()
+		r := ns.resolver
+		ns.mu.Unlock()
+		if r != nil && state == connectivity.TransientFailure {
+			r.ResolveNow(resolver.ResolveNowOptions{}) // perhaps it has moved
+		}
+		if !m.conn.WaitForStateChange(ctx, state) {
+			break
+		}
+	}
+	// Calls under way, when it was only the name that lost this address, are given the time they have.
+	t := time.NewTimer(ns.timeout)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ns.ctx.Done():
+	}
+}
+
+// changes returns a channel that is closed at the next change.
+func (ns *nodes) changes() <-chan struct{} {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	return ns.changed
+}
+
+// pick returns the node to ask: of those that are connected, well, and did not fail lately, the one with the fewest calls
+// under way, and in turn among equals. The fewest, because a node that hangs then draws one call more than the others
+// have, not its whole share, until the first of them has told.
+//
+// When all of them failed lately the same goes for those, and connected is true as well. When not one is connected it
+// waits for those that try for the first time; if they failed, asking any tells the reason.
+func (ns *nodes) pick(ctx context.Context) (m *member, connected bool, err error) {
+	for {
+		ns.mu.Lock()
+		list, err, changed := ns.list, ns.err, ns.changed
+		ns.mu.Unlock()
+		if len(list) == 0 && err != nil {
+			return nil, false, status.Error(codes.Unavailable, "cannot resolve the address: "+err.Error())
+		}
+		var well, failed, broken *member
+		trying := len(list) == 0
+		turn := ns.next.Add(1)
+		for i := range list {
+			m := list[(turn+uint64(i))%uint64(len(list))]
+			switch m.conn.GetState() {
+			case connectivity.Ready:
+			case connectivity.TransientFailure:
+				broken = m // gRPC stays in this state until a connection is ready
+				continue
+			default:
+				trying = true
+				continue
+			}
+			probe, ok := m.breaker.allow()
+			if probe {
+				ns.probe(m)
+			}
+			switch {
+			case ok && !probe:
+				if well == nil || m.out.Load() < well.out.Load() {
+					well = m
+				}
+			case failed == nil || m.out.Load() < failed.out.Load():
+				failed = m
+			}
+		}
+		switch {
+		case well != nil:
+			return well, true, nil
+		case failed != nil:
+			return failed, true, nil
+		case broken != nil && !trying:
+			return broken, false, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, false, status.FromContextError(ctx.Err()).Err()
+		case <-ns.ctx.Done():
+			return nil, false, status.FromContextError(ns.ctx.Err()).Err()
+		}
+	}
+}
+
+// probe finds out whether m, whose breaker let this probe through, answers again. No caller waits for that.
+func (ns *nodes) probe(m *member) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	if ns.ctx.Err() != nil {
+		return
+	}
+	ns.running.Go(func() {
+		ctx, cancel := context.WithTimeout(ns.ctx, ns.timeout)
+		defer cancel()
+		_, err := weirv1.NewLimiterClient(m.conn).Status(ctx, &weirv1.StatusRequest{})
+		switch status.Code(err) {
+		case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
+			m.breaker.done(true, unanswered)
+		default:
+			m.breaker.done(true, answered)
+		}
+	})
+}
+
+// Invoke makes a call to a node.
+func (ns *nodes) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	for tries := 1; ; tries++ {
+		m, connected, err := ns.pick(ctx)
+		if err != nil {
+			return err
+		}
+		var trailer metadata.MD
+		var at peer.Peer
+		sent := time.Now()
+		m.out.Add(1)
+		err = m.conn.Invoke(ctx, method, args, reply, slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
+		m.out.Add(-1)
+
+		o := answered
+		switch code := status.Code(err); {
+		case code == codes.DeadlineExceeded || ctx.Err() != nil:
+			// The time may have been a hurried caller's, but others are better off with another node, so that a part of
+			// what a caller without a deadline has is enough to tell. It is more than a node that is well takes, which
+			// answers before the deadline it is told even when the owner it asks does not.
+			o = unknown
+			if time.Since(sent) >= ns.timeout/10 {
+				o = unanswered
+			}
+		case code == codes.Unavailable && len(trailer) == 0:
+			o = unanswered // the connection broke; what a node itself says comes with a trailer
+		}
+		m.breaker.done(false, o)
+
+		// What was not sent, because the connection broke after it was picked, can be asked of another node whatever it is.
+		if o == unanswered && connected && at.Addr == nil && ctx.Err() == nil && tries < 3 {
+			continue
+		}
+		return err
+	}
+}
+
+// NewStream fails: no call of weir.v1 is a stream.
+func (ns *nodes) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+	return nil, status.Error(codes.Unimplemented, "client: streams are not supported")
+}

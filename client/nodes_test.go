@@ -1,0 +1,250 @@
+package client
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/status"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// members returns c's nodes.
+func members(c *Client) []*member {
+	ns := c.backend.(*remote).nodes
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	return ns.list
+}
+
+// three returns three nodes and a client of them that has asked each.
+func three(t *testing.T, opts ...Option) ([]*node, *Client) {
+	var all []*node
+	var addrs []string
+	for range 3 {
+		n := newNode(nil)
+		addr, _ := serve(t, n)
+		all, addrs = append(all, n), append(addrs, addr)
+	}
+	c := dial(t, strings.Join(addrs, ","), opts...)
+	wait(t, "all nodes to be asked", func() bool {
+		failedOpen(t, c)
+		return all[0].asked.Load() > 0 && all[1].asked.Load() > 0 && all[2].asked.Load() > 0
+	})
+	return all, c
+}
+
+// failedOpen asks a question that cannot be asked twice, and reports whether nobody answered it.
+func failedOpen(t *testing.T, c *Client) bool {
+	t.Helper()
+	d, err := c.Policy("five").Allow(t.Context(), "a")
+	if err != nil {
+		t.Error(err)
+	}
+	return d.FailedOpen
+}
+
+// cooled lets the cooldown of m pass.
+func cooled(m *member) {
+	m.breaker.mu.Lock()
+	defer m.breaker.mu.Unlock()
+	m.breaker.retry = time.Now()
+}
+
+// A node that hangs costs one question of a caller that asks one after the other. After the cooldown it is asked whether
+// it answers, once and while nobody waits for that, and it gets questions again when it does.
+func TestHungNode(t *testing.T) {
+	all, c := three(t, WithTimeout(500*time.Millisecond), WithBreaker(5, time.Hour))
+	last, m := all[2], members(c)[2]
+
+	last.hung.Store(true)
+	before, failed := last.asked.Load(), 0
+	for range 60 {
+		if failedOpen(t, c) {
+			failed++
+		}
+	}
+	if n := last.asked.Load() - before; n != 1 || failed != 1 {
+		t.Errorf("the node that hangs was asked %d times, %d questions went unanswered; want 1 and 1", n, failed)
+	}
+	if n := last.probed.Load(); n != 0 {
+		t.Errorf("probed %d times before the cooldown had passed", n)
+	}
+
+	for want := range int64(3) {
+		before := last.asked.Load()
+		cooled(m)
+		for range 30 {
+			if failedOpen(t, c) {
+				t.Error("a question went unanswered")
+			}
+		}
+		wait(t, "the probe to fail", func() bool {
+			m.breaker.mu.Lock()
+			defer m.breaker.mu.Unlock()
+			return !m.breaker.probing && m.breaker.retry.After(time.Now())
+		})
+		if n := last.probed.Load(); n != want+1 {
+			t.Errorf("probed %d times, want %d", n, want+1)
+		}
+		if n := last.asked.Load() - before; n != 0 {
+			t.Errorf("asked %d times although the probe failed", n)
+		}
+	}
+
+	last.hung.Store(false)
+	cooled(m)
+	before = last.asked.Load()
+	wait(t, "the node to be asked again", func() bool {
+		if failedOpen(t, c) {
+			t.Error("a question went unanswered")
+		}
+		return last.asked.Load() > before
+	})
+}
+
+// Those who ask at the same time lose no more to a node that hangs than were with it at the first timeout.
+func TestHungNodeManyCallers(t *testing.T) {
+	all, c := three(t, WithTimeout(500*time.Millisecond), WithBreaker(0, time.Hour))
+	last := all[2]
+	last.hung.Store(true)
+	before := last.asked.Load()
+	const callers = 12
+	done := make(chan int)
+	for range callers {
+		go func() {
+			failed := 0
+			for range 100 {
+				if failedOpen(t, c) {
+					failed++
+				}
+			}
+			done <- failed
+		}()
+	}
+	failed := 0
+	for range callers {
+		failed += <-done
+	}
+	// A caller that waits for the node asks nothing else, so it is in there at most once.
+	if n := last.asked.Load() - before; n < 1 || n > callers || failed != int(n) {
+		t.Errorf("the node that hangs was asked %d times, %d questions went unanswered; want the same, 1 to %d", n, failed, callers)
+	}
+}
+
+// When all nodes hang they are asked in turn until the breaker opens, and the fail policy answers.
+func TestAllHung(t *testing.T) {
+	all, c := three(t, WithTimeout(100*time.Millisecond), WithBreaker(6, time.Hour))
+	var before int64
+	for _, n := range all {
+		n.hung.Store(true)
+		before += n.asked.Load()
+	}
+	for range 20 {
+		if !failedOpen(t, c) {
+			t.Error("a question was answered")
+		}
+	}
+	for _, n := range all {
+		before -= n.asked.Load()
+	}
+	if before != -6 {
+		t.Errorf("%d questions were asked, want 6", -before)
+	}
+}
+
+// A node that says that it cannot is not one that hangs, and neither is one whose caller had no time.
+func TestNotHung(t *testing.T) {
+	addr, _ := serve(t, newNode(func(ctx context.Context, req *weirv1.CheckRequest) error {
+		if req.Checks[0].Target.Key == "slow" {
+			<-ctx.Done()
+		}
+		return status.Error(codes.Unavailable, "the owner cannot be reached")
+	}))
+	c := dial(t, addr, WithTimeout(time.Minute))
+	if !failedOpen(t, c) {
+		t.Error("a question was answered")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if d, err := c.Policy("five").Allow(ctx, "slow"); err != nil || !d.FailedOpen {
+		t.Errorf("%+v, %v", d, err)
+	}
+	m := members(c)[0]
+	m.breaker.mu.Lock()
+	defer m.breaker.mu.Unlock()
+	if m.breaker.open {
+		t.Error("the node is taken for one that hangs")
+	}
+}
+
+// A name may be given in any of gRPC's ways.
+func TestNames(t *testing.T) {
+	n := newNode(nil)
+	addr, _ := serve(t, n)
+	_, port, _ := net.SplitHostPort(addr)
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.serve(t, l)
+	for _, address := range []string{
+		addr, "localhost:" + port, "dns:///localhost:" + port, "passthrough:///" + addr, "unix:" + socket, "unix://" + socket,
+	} {
+		t.Run(address, func(t *testing.T) {
+			c := dial(t, address, WithTimeout(time.Minute))
+			if err := c.Ready(t.Context()); err != nil || failedOpen(t, c) {
+				t.Errorf("Ready: %v", err)
+			}
+		})
+	}
+}
+
+// When a name stands for other nodes than before, the new ones are asked, and what is under way at the old ones is
+// answered.
+func TestNamesChange(t *testing.T) {
+	arrived, release := make(chan struct{}), make(chan struct{})
+	a := newNode(func(context.Context, *weirv1.CheckRequest) error {
+		close(arrived)
+		<-release
+		return nil
+	})
+	b := newNode(nil)
+	addrA, _ := serve(t, a)
+	addrB, _ := serve(t, b)
+	c := dial(t, addrA, WithTimeout(time.Minute))
+	done := make(chan bool)
+	go func() { done <- failedOpen(t, c) }()
+	<-arrived
+
+	ns := c.backend.(*remote).nodes
+	if err := ns.UpdateState(resolver.State{}); err == nil {
+		t.Error("no addresses are not refused")
+	}
+	if n := len(members(c)); n != 1 {
+		t.Errorf("%d nodes after a name was lost, want the one before", n)
+	}
+	kept := resolver.Address{Addr: addrB}
+	if err := ns.UpdateState(resolver.State{Addresses: []resolver.Address{kept, kept}}); err != nil {
+		t.Error(err)
+	}
+	for range 10 {
+		if failedOpen(t, c) {
+			t.Error("a question went unanswered")
+		}
+	}
+	if n := b.asked.Load(); n != 10 {
+		t.Errorf("the new node was asked %d questions of 10", n)
+	}
+	close(release)
+	if <-done {
+		t.Error("the question under way went unanswered")
+	}
+}
