@@ -301,6 +301,13 @@ func TestValidate(t *testing.T) {
 		{Limits{{Algorithm: SlidingLog, Limit: DefaultMaxLog, Window: time.Hour}}, ""},
 		{Limits{{Algorithm: FixedWindow, Limit: Unlimited}}, ""},
 		{Limits{{Algorithm: FixedWindow, Limit: Unlimited, Window: time.Nanosecond}}, "window"},
+		{Limits{{Algorithm: SlidingWindow, Limit: Unlimited, Window: time.Hour, Slots: 3}}, "slots"},
+		{Limits{{Algorithm: TokenBucket, Limit: Unlimited, Window: time.Second, Capacity: 3}}, "capacity"},
+		{Limits{{Algorithm: LeakyBucket, Limit: Unlimited, Capacity: 3}}, "capacity"},
+		{Limits{{Algorithm: SlidingLog, Limit: Unlimited, CountDenied: true}}, "count_denied"},
+		{Limits{{Algorithm: SlidingLog, Limit: Unlimited, MaxLog: 3}}, "max_log"},
+		{Limits{{Algorithm: TokenBucket, Limit: Unlimited, Window: time.Hour}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: Unlimited, Period: Month, Zone: time.UTC}}, ""},
 		{Limits{{Algorithm: FixedWindow, Limit: 5, Period: Month, Zone: time.UTC, CountDenied: true}}, ""},
 		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: SlidingLog, Limit: 1}}, "limits[1].window"},
 		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, "limits[1].algorithm"},
@@ -312,6 +319,30 @@ func TestValidate(t *testing.T) {
 		}
 		if f, ok := err.(*FieldError); !ok || f.Field != tt.field || f.Error() != f.Field+": "+f.Message {
 			t.Errorf("%+v: %v, want an error about %q", tt.limits, err, tt.field)
+		}
+	}
+}
+
+// TestValidateMessages: what a person reads, in the notation of policies.
+func TestValidateMessages(t *testing.T) {
+	const day = 24 * time.Hour
+	window := func(d time.Duration) Limit { return Limit{Algorithm: FixedWindow, Limit: 1, Window: d} }
+	for _, tt := range []struct {
+		limit Limit
+		want  string
+	}{
+		{window(0), "window: must be between 1ms and 366d; it is 0s"},
+		{window(-time.Second), "window: must be between 1ms and 366d; it is -1s"},
+		{window(time.Microsecond), "window: must be between 1ms and 366d; it is 1µs"},
+		{window(400 * day), "window: must be between 1ms and 366d; it is 400d"},
+		{window(366*day + time.Second), "window: must be between 1ms and 366d; it is 366d1s"},
+		{window(366*day + 10*time.Minute), "window: must be between 1ms and 366d; it is 366d10m"},
+		{window(366*day + 20*time.Hour), "window: must be between 1ms and 366d; it is 366d20h"},
+		{Limit{Algorithm: TokenBucket, Limit: Unlimited, Window: time.Second, Capacity: 3}, "capacity: is for a limit, and this one is unlimited"},
+		{Limit{Algorithm: TokenBucket, Limit: 1, Window: MaxWindow, Capacity: 101}, "capacity: takes more than 36600 days to fill at this rate"},
+	} {
+		if err := tt.limit.Validate(); err == nil || err.Error() != tt.want {
+			t.Errorf("%+v:\n got %v\nwant %s", tt.limit, err, tt.want)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package algo
 import (
 	"fmt"
 	"math/bits"
+	"strings"
 	"time"
 )
 
@@ -116,7 +117,7 @@ func (l Limit) Validate() error {
 	case l.Zone != nil && l.Period == 0:
 		return invalid("time_zone", "is for windows aligned to the calendar only")
 	case l.Period == 0 && (l.Window != 0 || l.Limit != Unlimited) && (l.Window < MinWindow || l.Window > MaxWindow):
-		return invalid("window", "must be between %v and %v; it is %v", MinWindow, MaxWindow, l.Window)
+		return invalid("window", "must be between %v and %v; it is %v", days(MinWindow), days(MaxWindow), days(l.Window))
 	case l.Slots != 0 && l.Algorithm != SlidingWindow:
 		return invalid("slots", "is for %v only, not for %v", SlidingWindow, l.Algorithm)
 	case l.Slots < 0 || l.Slots > MaxSlots:
@@ -132,6 +133,21 @@ func (l Limit) Validate() error {
 	case l.MaxLog < 0 || l.MaxLog > MaxLimit:
 		return invalid("max_log", "must be between 1 and %d; it is %d", MaxLimit, l.MaxLog)
 	}
+	if l.Limit == Unlimited {
+		const ofALimit = "is for a limit, and this one is unlimited"
+		// Nothing is counted. A window may stand there all the same: callers send it whatever their limit is.
+		switch {
+		case l.Slots != 0:
+			return invalid("slots", ofALimit)
+		case l.Capacity != 0:
+			return invalid("capacity", ofALimit)
+		case l.CountDenied:
+			return invalid("count_denied", ofALimit)
+		case l.MaxLog != 0:
+			return invalid("max_log", ofALimit)
+		}
+		return nil
+	}
 	if l.Algorithm == SlidingLog {
 		longest := l.MaxLog
 		if longest == 0 {
@@ -141,10 +157,29 @@ func (l Limit) Validate() error {
 			return invalid("limit", "of a %v must be at most %d unless max_log is raised; it is %d", SlidingLog, longest, l.Limit)
 		}
 	}
-	if isBucket && l.Limit != Unlimited && mul(l.Limit, int64(MaxFill)).less(mul(l.holds(), int64(l.Window))) {
+	if isBucket && mul(l.Limit, int64(MaxFill)).less(mul(l.holds(), int64(l.Window))) {
 		return invalid("capacity", "takes more than %d days to fill at this rate", MaxFill/(24*time.Hour))
 	}
 	return nil
+}
+
+// days words a duration as policies write it: 366d, and no zeros at the end.
+func days(d time.Duration) string {
+	const day = 24 * time.Hour
+	whole, rest := "", d
+	if d >= day {
+		whole, rest = fmt.Sprintf("%dd", d/day), d%day
+		if rest == 0 {
+			return whole
+		}
+	}
+	text := rest.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(text, zero) {
+			text = text[:len(text)-2]
+		}
+	}
+	return whole + text
 }
 
 // Validate reports the first limit that cannot be, or what makes them impossible together, as a *FieldError. When there

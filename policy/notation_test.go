@@ -113,12 +113,15 @@ func TestParseInteger(t *testing.T) {
 }
 
 func TestParseTimeZone(t *testing.T) {
-	for _, name := range []string{"UTC", "Europe/Berlin", "America/Argentina/Ushuaia"} {
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Argentina/Ushuaia", "America/Argentina/Buenos_Aires", "Etc/GMT+3"} {
 		if zone, err := ParseTimeZone(name); err != nil || zone.String() != name {
 			t.Errorf("%s: %v, %v", name, zone, err)
 		}
 	}
-	for _, name := range []string{"", "Local", "CEST!", "../etc/passwd", "/etc/localtime", "Europe"} {
+	for _, name := range []string{
+		"", "Local", "CEST!", "../etc/passwd", "/etc/localtime", "Europe", "./Europe/Berlin", "Europe//Berlin", "Europe/./Berlin",
+		"Europe/Berlin/", "localtime", "posixrules", "Factory", "right/UTC", "posix/UTC",
+	} {
 		if _, err := ParseTimeZone(name); err == nil || !strings.Contains(err.Error(), "such as Europe/Berlin") {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -66,11 +66,12 @@ func uses(a algo.Algorithm, parameter string) bool {
 	return true
 }
 
-// Load reads and parses a file. The error is Errors when the file could be read.
+// Load reads and parses a file. The error is Errors when the file could be read, and the operating system's, which names
+// the file, when not.
 func Load(file string) (*Set, error) {
 	data, err := read(file)
 	if err != nil {
-		return nil, fmt.Errorf("policy: %w", err)
+		return nil, err
 	}
 	return Parse(file, data)
 }
@@ -306,13 +307,13 @@ func (d *decoder) override(f fields, policy fields, p *Policy, right bool) Rule 
 		rule.Limits = list
 	}
 	if len(own) > 0 {
-		rule = d.changed(f, own, policy, right)
+		rule = d.changed(f, own, policy, p, right)
 	}
 	return rule
 }
 
 // changed compiles an override that changes some of the parameters of the policy's one limit.
-func (d *decoder) changed(f fields, own []field, policy fields, right bool) Rule {
+func (d *decoder) changed(f fields, own []field, policy fields, p *Policy, right bool) Rule {
 	if policy.has("limits") {
 		d.fail(own[0].key, own[0].path, "cannot change a policy of several limits: write limits here too")
 		return Rule{}
@@ -341,6 +342,12 @@ func (d *decoder) changed(f fields, own []field, policy fields, right bool) Rule
 	}
 	l, ok := d.limit(merged)
 	if !ok {
+		return Rule{}
+	}
+	// What a bucket admits at once is its capacity: raising the limit alone would not raise that.
+	raised, given := fields{list: own}.get("limit")
+	if given && !(fields{list: own}).has("capacity") && l.Capacity != 0 && l.Limit > max(l.Capacity, p.Limits[0].Limit) {
+		d.fail(raised.node, raised.path, "is above the policy's capacity, %d, which it keeps: write capacity here too", l.Capacity)
 		return Rule{}
 	}
 	return ruleOf(l)
@@ -473,7 +480,8 @@ func (d *decoder) limit(f fields) (l algo.Limit, ok bool) {
 		d.missing(f, "limit", "100")
 		ok = false
 	}
-	// A limit that is turned off keeps no state: what it says besides must be right, but nothing else is needed.
+	// A limit that is turned off keeps no state: what it says besides must be right, but nothing else is needed, and
+	// nothing that is about counting may stand there.
 	off := l.Limit == algo.Unlimited
 	if a, given := f.get("algorithm"); given {
 		name, good := d.choice(a, algorithmWords...)
@@ -491,6 +499,9 @@ func (d *decoder) limit(f fields) (l algo.Limit, ok bool) {
 	}
 	shaped := d.shape(f, &l, off)
 	counted := d.numbers(f, &l)
+	if off && !d.unlimited(f, &l) {
+		ok = false
+	}
 	if !ok || !shaped || !counted || off {
 		return l, ok && shaped && counted
 	}
@@ -500,6 +511,24 @@ func (d *decoder) limit(f fields) (l algo.Limit, ok bool) {
 		return l, false
 	}
 	return l, true
+}
+
+// unlimited refuses what package algo does not let stand beside an unlimited limit. An override that is unlimited keeps
+// nothing of the kind from its policy.
+func (d *decoder) unlimited(f fields, l *algo.Limit) bool {
+	ok := true
+	for _, one := range f.only([]string{"capacity", "slots", "count_denied", "max_log"}) {
+		switch {
+		case one.node == nil: // has no value, which has been reported
+		case one.name == "count_denied" && !l.CountDenied: // as is the default
+		case !strings.HasPrefix(one.path, f.path): // taken from elsewhere
+		case l.Algorithm != 0 && !uses(l.Algorithm, one.name): // refused for that
+		default:
+			d.fail(one.key, one.path, "is for a limit, and this one is unlimited: remove it")
+			ok = false
+		}
+	}
+	return ok
 }
 
 // units reads a number of units that may be -1 for unlimited.
@@ -628,24 +657,15 @@ func (d *decoder) guarantees(f fields, p *Policy) {
 	}
 	atConsistency := read("consistency", &consistency, "available", "strict")
 	atDurability := read("durability", &durability, "none", "async", "escrow", "sync")
-	atOnError := read("on_error", &onError, "open", "closed")
+	read("on_error", &onError, "open", "closed")
 	if onError == "closed" {
 		p.OnError = Closed
 	}
 	const unsupported = "%s is not supported yet: use %s, the default"
 	if consistency == "strict" {
 		d.fail(atConsistency.node, atConsistency.path, unsupported, consistency, "available")
-		if durability == "none" || durability == "async" {
-			d.fail(atConsistency.node, atConsistency.path, "strict needs durability: escrow or sync, not %s", durability)
-		}
-		if onError == "open" {
-			d.fail(atOnError.node, atOnError.path, "must be closed under consistency: strict, which never admits on its own")
-		}
 	}
 	if durability != "async" && durability != "" {
 		d.fail(atDurability.node, atDurability.path, unsupported, durability, "async")
-	}
-	if durability == "escrow" && p.Concurrency {
-		d.fail(atDurability.node, atDurability.path, "escrow cannot hold leases: concurrency needs another durability")
 	}
 }

@@ -265,7 +265,8 @@ func TestMeaning(t *testing.T) {
 			algo.Limits{{Algorithm: algo.SlidingLog, Limit: 20_000_000, Window: time.Minute, MaxLog: 20_000_000}}},
 		{"algorithm: sliding_counter, limit: 9007199254740992, window: 366d", algo.Limits{{Algorithm: algo.SlidingCounter, Limit: 1 << 53, Window: algo.MaxWindow}}},
 		{"limit: -1", nil},
-		{"limit: -1, algorithm: token_bucket, window: 1m, capacity: 4", nil},
+		{"limit: -1, algorithm: token_bucket, window: 1m", nil},
+		{"limit: -1, algorithm: sliding_log, count_denied: false", nil},
 	} {
 		p := mustGet(t, mustParse(t, "policies: [{name: p, "+test.fields+"}]"), "p")
 		if !slices.Equal(p.Limits, test.want) || p.Rule("k").Unlimited != (test.want == nil) || !slices.Equal(p.Rule("k").Limits, test.want) {
@@ -359,6 +360,119 @@ func TestOverridesKeepTheRest(t *testing.T) {
 	}
 }
 
+// TestOverridesAndCapacity: an override may raise the limit above a capacity that it keeps only where the policy's own is
+// above it already, or when the override writes the capacity too; one that is unlimited keeps none.
+func TestOverridesAndCapacity(t *testing.T) {
+	for _, algorithm := range []string{"token_bucket", "leaky_bucket"} {
+		for _, test := range []struct{ policy, override, want string }{
+			{"limit: 3, window: 1m, capacity: 9", "limit: 9", ""},
+			{"limit: 3, window: 1m, capacity: 9", "limit: 20, capacity: 9", ""},
+			{"limit: 3, window: 1m, capacity: 9", "limit: 20, capacity: 20", ""},
+			{"limit: 3, window: 1m, capacity: 9", "limits: [20/1m]", ""},
+			{"limit: 3, window: 1m, capacity: 9", "limit: -1", ""},
+			{"limit: 3, window: 1m", "limit: 20", ""},
+			{"limit: 30, window: 1m, capacity: 9", "limit: 20", ""},
+			{"limit: 3, window: 1m, capacity: 9", "limit: 20", "limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
+			{"limit: 3, window: 1m, capacity: 9", "limit: 10, window: 1h", "limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
+			{"limit: 30, window: 1m, capacity: 9", "limit: 31", "limit: is above the policy's capacity, 9, which it keeps: write capacity here too"},
+			{"limit: -1", "capacity: 9", "capacity: is for a limit, and this one is unlimited: remove it"},
+			{"limit: 3, window: 1m", "limit: -1, capacity: 9", "capacity: is for a limit, and this one is unlimited: remove it"},
+		} {
+			got := parseErrors(t, "policies: [{name: p, algorithm: "+algorithm+", "+test.policy+", overrides: [{key: a, "+test.override+"}]}]")
+			switch {
+			case test.want == "" && got == nil:
+			case test.want != "" && len(got) == 1 && strings.HasSuffix(got[0], ": policies[0].overrides[0]."+test.want):
+			default:
+				t.Errorf("%s: %s: {%s}: got %q, want %q", algorithm, test.policy, test.override, got, test.want)
+			}
+		}
+	}
+}
+
+// TestUnlimitedAsInAlgo: what package algo refuses beside an unlimited limit is refused in a file, for the same reason.
+func TestUnlimitedAsInAlgo(t *testing.T) {
+	for _, test := range []struct {
+		fields string
+		limit  algo.Limit
+	}{
+		{"algorithm: token_bucket, capacity: 3", algo.Limit{Algorithm: algo.TokenBucket, Capacity: 3}},
+		{"algorithm: sliding_window, slots: 3", algo.Limit{Algorithm: algo.SlidingWindow, Slots: 3}},
+		{"algorithm: sliding_log, count_denied: true", algo.Limit{Algorithm: algo.SlidingLog, CountDenied: true}},
+		{"algorithm: sliding_log, max_log: 3", algo.Limit{Algorithm: algo.SlidingLog, MaxLog: 3}},
+	} {
+		test.limit.Limit = algo.Unlimited
+		err := test.limit.Validate()
+		if err == nil {
+			t.Errorf("%+v: no error", test.limit)
+			continue
+		}
+		got := parseErrors(t, "policies: [{name: p, limit: -1, "+test.fields+"}]")
+		if len(got) != 1 || !strings.HasSuffix(got[0], ": policies[0]."+err.Error()+": remove it") {
+			t.Errorf("%s: got %q, algo says %q", test.fields, got, err)
+		}
+	}
+}
+
+// TestReference parses the first YAML block of docs/policies.md, and holds its meaning to what is said beside it.
+func TestReference(t *testing.T) {
+	text, err := os.ReadFile("../docs/policies.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, begun := strings.Cut(string(text), "```yaml\n")
+	block, _, ended := strings.Cut(rest, "```\n")
+	if !begun || !ended {
+		t.Fatal("docs/policies.md has no YAML block")
+	}
+	s := mustParse(t, block)
+	for _, test := range []struct {
+		policy, key string
+		want        Rule // without key and prefix
+	}{
+		{"login", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Minute, CountDenied: true}}}},
+		{"login", "partner:7", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 50, Window: time.Minute, CountDenied: true}}}},
+		{"login", "partner:acme:7", Rule{Unlimited: true}},
+		{"login", "partner:acme:bot", Rule{Blocked: true}},
+		{"api", "alice", Rule{Limits: algo.Limits{
+			{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Second}, {Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Hour}}}},
+		{"api", "1001", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Second}}}},
+		{"burst", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.TokenBucket, Limit: 3, Window: time.Minute, Capacity: 9}}}},
+		{"burst", "big", Rule{Limits: algo.Limits{{Algorithm: algo.TokenBucket, Limit: 20, Window: time.Minute, Capacity: 40}}}},
+		{"mixed", "alice", Rule{Limits: algo.Limits{
+			{Algorithm: algo.SlidingWindow, Limit: 100, Window: time.Second, Slots: 20},
+			{Algorithm: algo.SlidingWindow, Limit: 5000, Window: time.Hour, Slots: 60},
+			{Algorithm: algo.TokenBucket, Limit: 50_000, Window: 24 * time.Hour, Capacity: 1000}}}},
+		{"export", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}}}},
+	} {
+		got := *mustGet(t, s, test.policy).Rule(test.key)
+		if !slices.Equal(got.Limits, test.want.Limits) || got.Unlimited != test.want.Unlimited || got.Blocked != test.want.Blocked {
+			t.Errorf("%s %s: got %+v, want %+v", test.policy, test.key, got, test.want)
+		}
+	}
+	var periods []string
+	for _, l := range mustGet(t, s, "report").Limits {
+		periods = append(periods, fmt.Sprint(l.Algorithm, l.Limit, l.Period, l.Zone))
+	}
+	if want := []string{"fixed_window 1 day Europe/Berlin", "fixed_window 3 month Europe/Berlin"}; !slices.Equal(periods, want) {
+		t.Errorf("report: %q, want %q", periods, want)
+	}
+	if len(s.Policies()) != 6 {
+		t.Errorf("%d policies", len(s.Policies()))
+	}
+	if p := mustGet(t, s, "login"); p.OnError != Closed || p.Shadow {
+		t.Errorf("login: %+v", p)
+	}
+	if p := mustGet(t, s, "burst"); p.OnError != Open || !p.Shadow {
+		t.Errorf("burst: %+v", p)
+	}
+	// Every field has a row.
+	for _, name := range slices.Concat(policyFields, overrideFields) {
+		if !strings.Contains(string(text), "| `"+name+"` |") {
+			t.Errorf("docs/policies.md has no row for %s", name)
+		}
+	}
+}
+
 func TestErrorsAs(t *testing.T) {
 	_, err := Parse("dir/p.yaml", []byte("policies: 5"))
 	var one *Error
@@ -373,8 +487,12 @@ func TestErrorsAs(t *testing.T) {
 func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "p.yaml")
-	if _, err := Load(file); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), file) {
+	// Callers put what they were told before it, such as --policies.
+	if _, err := Load(file); !errors.Is(err, os.ErrNotExist) || err.Error() != "open "+file+": no such file or directory" {
 		t.Errorf("missing: %v", err)
+	}
+	if _, err := Watch(file, WatchConfig{}); !errors.Is(err, os.ErrNotExist) || err.Error() != "open "+file+": no such file or directory" {
+		t.Errorf("missing, to be watched: %v", err)
 	}
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a directory: %v", err)

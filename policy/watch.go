@@ -2,7 +2,6 @@ package policy
 
 import (
 	"crypto/sha256"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -234,7 +233,6 @@ func (w *Watcher) check() (more bool) {
 func (w *Watcher) look() (seen, []byte, error) {
 	data, err := read(w.file)
 	if err != nil {
-		err = fmt.Errorf("policy: %w", err)
 		return seen{fail: err.Error()}, nil, err
 	}
 	return seen{sum: sha256.Sum256(data)}, data, nil
