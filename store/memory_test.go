@@ -39,6 +39,9 @@ var byAlgorithm = []struct {
 
 // TestBytesPerKey measures what a key costs, by the runtime's own account, and that the Store's account agrees.
 func TestBytesPerKey(t *testing.T) {
+	if underRace {
+		t.Skip("memory is not what it is under the race detector")
+	}
 	const keys = 200_000 // with -bench BytesPerKey the figures are of a million
 	for _, a := range byAlgorithm {
 		t.Run(a.name, func(t *testing.T) {

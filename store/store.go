@@ -63,10 +63,12 @@ const DefaultRequestIDs = 1000
 
 const (
 	maxShards = 256
-	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up: some
-	// tens of microseconds, so that a flood of new keys does not take the processor away from the keys that are there.
-	// The next such call goes on where this one stopped, and the sweep goes on besides.
+	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up. The next
+	// such call goes on where this one stopped, and the sweep goes on besides.
 	reclaimScan = 1024
+	// reclaimPause is how long after such a search in vain the next call does without one, so that a flood of new keys
+	// does not take the processor away from the keys that are there: a search takes about 0.1 ms.
+	reclaimPause = time.Millisecond
 	// sweepHold is how many records a sweep looks at while it holds one shard's lock.
 	sweepHold = 256
 )
@@ -78,6 +80,7 @@ type Store struct {
 	budget budget
 	keys   atomic.Int64
 	full   atomic.Uint64 // calls answered ErrFull
+	barren atomic.Int64  // Mono instant until which it is not worth looking for idle states again
 	swept  atomic.Uint64 // idle states dropped
 
 	reclaimMu sync.Mutex
@@ -146,11 +149,15 @@ func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []al
 	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
 	// may not be enough for a page to become free: each time twice as many are looked for.
 	for enough := 1; err == errNoRoom; enough *= 2 {
+		if now.Mono < s.barren.Load() {
+			s.full.Add(1)
+			return algo.Decision{}, ErrFull
+		}
 		freed := s.sweep(now, reclaimScan, enough)
 		trimmed := s.trim()
 		if freed == 0 && !trimmed || enough > reclaimScan {
-			s.full.Add(1)
-			return algo.Decision{}, ErrFull
+			s.barren.Store(now.Mono + int64(reclaimPause))
+			continue
 		}
 		sh.mu.Lock()
 		d, err = sh.decide(part, k, rule, now, call, each)

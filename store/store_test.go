@@ -308,7 +308,8 @@ func TestMaxBytes(t *testing.T) {
 // sizes: as many fit as in a new store, whatever pages and tables were left in whose reserve.
 func TestMemoryComesBack(t *testing.T) {
 	fill := func(s *Store, prefix string, r *Rule, now time.Duration) (n int) {
-		for i := range 1000 {
+		for i := range 200 {
+			now += 2 * reclaimPause // so that each call may look for room
 			_, err := s.Decide(s.key("p", fmt.Sprint(prefix, i)), r, at(now), cost(1), nil)
 			if errors.Is(err, ErrFull) {
 				continue
@@ -321,13 +322,38 @@ func TestMemoryComesBack(t *testing.T) {
 		return n
 	}
 	used := New(Config{Partitions: 4093, MaxBytes: 200_000})
-	for round, r := range []*Rule{rule("p", log(3, time.Second)), rule("p", window(3, time.Second)), rule("p", log(30, time.Second))} {
+	for round, r := range []*Rule{rule("p", log(3, minute)), rule("p", window(3, minute)), rule("p", log(30, minute))} {
 		prefix := string(rune('a' + round))
-		got := fill(used, prefix, r, time.Duration(round)*time.Minute)
+		got := fill(used, prefix, r, time.Duration(round)*time.Hour)
 		want := fill(New(Config{Partitions: 4093, MaxBytes: 200_000}), prefix, r, 0)
 		if got != want {
 			t.Errorf("round %d: %d keys fit, %d in a new store", round, got, want)
 		}
+	}
+}
+
+// TestFloodAtTheBound shows that a full store looks for room once in a while and not for every new key: between two
+// searches even an idle state stays, and after the pause it makes way.
+func TestFloodAtTheBound(t *testing.T) {
+	s := New(Config{Partitions: 10, MaxKeys: 2})
+	r := rule("p", window(1, time.Second))
+	decide(t, s, r, "a", at(0), cost(1))
+	decide(t, s, r, "b", at(time.Second-reclaimPause/2), cost(1))
+	full := func(now time.Duration) bool {
+		_, err := s.Decide(s.key("p", "new"), r, at(now), cost(1), nil)
+		return errors.Is(err, ErrFull)
+	}
+	if !full(time.Second - reclaimPause/2) {
+		t.Error("there was room before anything was idle")
+	}
+	if !full(time.Second) {
+		t.Error("the store was searched again at once")
+	}
+	if full(time.Second + reclaimPause/2) {
+		t.Error("an idle state did not make way")
+	}
+	if n := s.Stats().Full; n != 2 {
+		t.Errorf("%d calls counted as refused for want of room", n)
 	}
 }
 
