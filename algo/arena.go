@@ -155,10 +155,6 @@ func (a *Arena) Block(r Ref, words int) []uint64 {
 	return a.pages[r>>pageBits].mem[off : off+words : off+words]
 }
 
-// BlockWords is the number of words a block really has that was asked for with the given size: what a caller may use
-// of it beyond its request.
-func BlockWords(words int) int { return int(blockClasses[classFor[words]]) }
-
 func (a *Arena) grow(class uint8) (int32, bool) {
 	if len(a.vacant) == 0 && len(a.pages) >= 1<<(32-pageBits) {
 		return 0, false

@@ -442,19 +442,6 @@ func (ls Limits) Release(a *Arena, s State, now Instant, lease uint64) bool {
 	return concurrency{}.release(a, s[1:], lease)
 }
 
-// Used is the number of units that limit i has in use, rounded up; 0 when it is unlimited. It exceeds the limit when
-// that was lowered on a live state.
-func (ls Limits) Used(a *Arena, s State, now Instant, i int) int64 {
-	now = s.tick(now)
-	var used int64
-	ls.walk(a, s, now, func(j int, c counter, t []uint64) {
-		if i == j {
-			used = c.used(&ls[j], a, t, now)
-		}
-	})
-	return used
-}
-
 // Idle reports whether s answers as a new state would, so that it may be dropped. An idle state owns no blocks.
 //
 // The exception is a calendar window, which a new state opens by the wall clock alone: should that step back across the

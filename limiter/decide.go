@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 	"math/bits"
+	"math/rand/v2"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -196,7 +197,7 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 		if op.Outcome.Err = ttlFits(op, rule); op.Outcome.Err != nil {
 			return
 		}
-		call.Nonce = nonce()
+		call.Nonce = rand.Uint64() // makes the lease id hard to guess
 	}
 	var each []algo.Decision
 	if len(rule.Limits) > 1 {

@@ -11,7 +11,6 @@ package limiter
 import (
 	"context"
 	"log/slog"
-	"math/rand/v2"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -88,7 +87,6 @@ type Limiter struct {
 	stats  *statsByPolicy
 	inline inlineRules
 
-	setMu   sync.Mutex // orders SetPolicies
 	changed chan struct{}
 	quit    chan struct{}
 	done    chan struct{}
@@ -137,9 +135,7 @@ func (l *Limiter) Close() {
 // SetPolicies puts a new set of policies into force for every check that starts afterwards. Live states are brought
 // under it in the background, within about a second for some millions of them, and each at its next check at the latest.
 func (l *Limiter) SetPolicies(set *policy.Set) {
-	l.setMu.Lock()
 	l.table.Store(l.compile(set))
-	l.setMu.Unlock()
 	select {
 	case l.changed <- struct{}{}:
 	default: // a pass is due already and will see this set
@@ -281,6 +277,3 @@ func (l *Limiter) one(ctx context.Context, op *Op) error {
 	}
 	return nil
 }
-
-// nonce makes a lease id hard to guess.
-func nonce() uint64 { return rand.Uint64() }

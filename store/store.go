@@ -222,6 +222,7 @@ func (s *Store) Reset(k Key, scope string) {
 // Reconcile gives every state the rule that now applies to it, so that a changed policy takes effect at the moment of
 // the change and not at the key's next check. apply returns the rule for a scope and key, or nil to leave the state as
 // it is. It is called under a shard's lock, which is let go every few hundred records; key is only valid during the call.
+// A state may be passed over when its partition's table changes its size in between: it then waits for its next check.
 func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key []byte) *Rule) {
 	h := hand{}
 	for shards := 0; shards < len(s.shards); {
