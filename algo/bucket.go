@@ -79,11 +79,15 @@ func (bucket) reset(_ *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 
 // charge goes beyond the capacity when a state that owed more is carried over, but not to instants beyond 64 bits.
 func (c bucket) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int64) {
-	owed := c.owed(l, s, now).add(mul(n, int64(l.Window)))
+	c.setOwed(l, s, now, saturate(l, c.owed(l, s, now).add(mul(n, int64(l.Window)))))
+}
+
+// saturate is the most of what is owed that an instant can say.
+func saturate(l *Limit, owed u128) u128 {
 	if most := mul(l.Limit, int64(MaxFill)); most.less(owed) {
-		owed = most
+		return most
 	}
-	c.setOwed(l, s, now, owed)
+	return owed
 }
 
 func (c bucket) refund(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
@@ -113,4 +117,19 @@ func (bucket) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *reader) er
 	s[0] = uint64(now.Mono + r.uint(int64(MaxFill)))
 	s[1] = uint64(r.uint(l.Limit - 1))
 	return r.err
+}
+
+// merge owes what both owe.
+func (c bucket) merge(l *Limit, _ *Arena, s, t []uint64, now Instant, u []uint64) bool {
+	c.setOwed(l, u, now, saturate(l, c.owed(l, s, now).add(c.owed(l, t, now))))
+	return true
+}
+
+// horizon is the time an empty bucket takes to fill.
+func (bucket) horizon(l *Limit) time.Duration {
+	ns, rest := mul(l.holds(), int64(l.Window)).div(l.Limit)
+	if rest > 0 {
+		ns++
+	}
+	return time.Duration(ns)
 }

@@ -1,16 +1,25 @@
 package algo
 
-import "time"
+import (
+	"math/bits"
+	"time"
+)
 
 // concurrency lends units out: an admitted request gets a lease on them, until it is released or its time is up. (A
 // counting semaphore whose permits expire, after Gray and Cheriton, "Leases", SOSP 1989.)
 //
 // Leases are in slots, whose numbers are part of the ids given out, and in a binary heap by expiry, so that a lease is
-// found at once and the next to expire is known. An id is 40 bits of the caller's nonce and 24 of slot.
+// found at once and the next to expire is known. An id is 40 bits of the caller's nonce and 24 of slot. A slot without
+// nonce has units that were lent to nobody.
 //
-// Words: units lent; leases and, above 32 bits, 1 + the first slot of the list of free ones; no instant at which a lease
-// expires is later than this; the first chunk of slots that may not exist; two vectors: the slots (nonce and place in
-// the heap, units) and the heap (expiry, slot). All are zero when there are no leases.
+// When two states are merged both may have a lease in the same slot. Then one of them moves to another slot, which gets
+// a flag, and a table of such leases tells where each is now: a hash table with open addressing, at most half full,
+// into which nothing is put but at a merge. What it says of leases that have ended is told from the truth by the flag.
+//
+// Words: units lent; leases and, above 32 bits, 1 + the first slot of the list of free ones; no instant at which a
+// lease expires is later than this; the first chunk of slots that may not exist and, above 32 bits, the logarithm of
+// the table's size; three vectors: the slots (nonce and place in the heap, units and flag), the heap (expiry, slot) and
+// the table (id, slot). All are zero when there are no leases.
 type concurrency struct{}
 
 const (
@@ -20,8 +29,12 @@ const (
 	leaseChunk
 	leaseSlots
 	leaseHeap
+	leaseTable
 	leaseWords
 )
+
+// movedFlag, beside its units, marks a lease that is not in the slot that its id names.
+const movedFlag = 1 << 63
 
 const (
 	slotBits  = 24 // MaxLeases
@@ -49,6 +62,7 @@ func (concurrency) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
 func (concurrency) free(_ *Limit, a *Arena, s []uint64) {
 	vector{&s[leaseSlots]}.free(a)
 	vector{&s[leaseHeap]}.free(a)
+	vector{&s[leaseTable]}.free(a)
 	clear(s)
 }
 
@@ -115,11 +129,15 @@ func (c concurrency) reserve(_ *Limit, a *Arena, s []uint64, _ int64) bool {
 		return false
 	}
 	until := min(from+chunkLen, slots.len()) // less than a chunk while the only one grows
-	s[leaseChunk] = uint64(until)
+	c.setChunk(s, until)
 	for i := until; i > from; i-- {
 		c.putFree(a, s, i-1)
 	}
 	return true
+}
+
+func (concurrency) setChunk(s []uint64, chunk uint32) {
+	s[leaseChunk] = s[leaseChunk]&^0xffff_ffff | uint64(chunk)
 }
 
 // putFree puts a slot on the list of free ones. Having no units tells it from one in use.
@@ -129,21 +147,27 @@ func (c concurrency) putFree(a *Arena, s []uint64, slot uint32) {
 	s[leaseCount] = s[leaseCount]&0xffff_ffff | uint64(slot+1)<<32
 }
 
-// charge lends units to nobody who could give them back. Only acquire is of use.
+// charge lends units, for as long as leases live, to nobody who could give them back. It wants memory reserved.
 func (c concurrency) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
-	c.acquire(l, a, s, now, n, Request{})
+	c.insert(a, s, uint64(c.takeFree(a, s)), now.Mono+int64(l.Window), n)
 }
 
 // acquire lends n units and returns the lease's id. It wants memory reserved.
 func (c concurrency) acquire(l *Limit, a *Arena, s []uint64, now Instant, n int64, r Request) uint64 {
-	slot := c.freeSlot(s) - 1
-	s[leaseCount] = s[leaseCount]&0xffff_ffff | c.slot(a, s, slot)[0]<<32
-	id := leaseID(r.Nonce, slot)
+	id := leaseID(r.Nonce, c.takeFree(a, s))
 	c.insert(a, s, id, now.Mono+int64(l.ttl(r.TTL)), n)
 	return id
 }
 
-// insert adds a lease whose slot exists and is on no list, and for which the heap has a place.
+// takeFree takes a slot off the list of free ones, which has one.
+func (c concurrency) takeFree(a *Arena, s []uint64) uint32 {
+	slot := c.freeSlot(s) - 1
+	s[leaseCount] = s[leaseCount]&0xffff_ffff | c.slot(a, s, slot)[0]<<32
+	return slot
+}
+
+// insert adds a lease, of the nonce and in the slot of id, when that slot exists and is on no list and the heap has a
+// place.
 func (c concurrency) insert(a *Arena, s []uint64, id uint64, expiry, n int64) {
 	slot := uint32(id & slotMask)
 	last := c.count(s)
@@ -159,37 +183,107 @@ func (c concurrency) insert(a *Arena, s []uint64, id uint64, expiry, n int64) {
 	c.up(a, s, last)
 }
 
-// find returns the entry of a lease, nil when there is none of this id.
-func (c concurrency) find(a *Arena, s []uint64, id uint64) []uint64 {
+// find returns the slot that a lease is in, false when there is none of this id.
+func (c concurrency) find(a *Arena, s []uint64, id uint64) (uint32, bool) {
+	if id>>slotBits == 0 {
+		return 0, false
+	}
 	slot := uint32(id & slotMask)
-	if !(vector{&s[leaseSlots]}).has(a, slot) {
-		return nil
+	if (vector{&s[leaseSlots]}).has(a, slot) {
+		if e := c.slot(a, s, slot); e[1] != 0 && e[1]&movedFlag == 0 && e[0]&^slotMask == id&^slotMask {
+			return slot, true
+		}
 	}
-	if e := c.slot(a, s, slot); e[1] != 0 && e[0]&^slotMask == id&^slotMask {
-		return e
+	if s[leaseTable] == 0 {
+		return 0, false
 	}
-	return nil
+	for i := c.hash(s, id); ; i = c.nextPlace(s, i) {
+		switch p := c.moved(a, s, i); {
+		case p[0] == 0:
+			return 0, false
+		case p[0] == id:
+			return uint32(p[1]), c.isMoved(a, s, id, uint32(p[1]))
+		}
+	}
+}
+
+// isMoved reports whether what the table says of id is true still.
+func (c concurrency) isMoved(a *Arena, s []uint64, id uint64, slot uint32) bool {
+	e := c.slot(a, s, slot)
+	return e[1]&movedFlag != 0 && e[0]&^slotMask == id&^slotMask
+}
+
+// moved is a place in the table.
+func (concurrency) moved(a *Arena, s []uint64, i uint32) []uint64 {
+	return vector{&s[leaseTable]}.at(a, i)
+}
+
+// places is the size of the table.
+func (concurrency) places(s []uint64) uint32 {
+	if s[leaseTable] == 0 {
+		return 0
+	}
+	return 1 << (s[leaseChunk] >> 32)
+}
+
+// hash is the first place in the table for an id: its bits spread by Fibonacci hashing, the uppermost of them.
+func (concurrency) hash(s []uint64, id uint64) uint32 {
+	return uint32(id * 0x9e3779b97f4a7c15 >> (64 - s[leaseChunk]>>32))
+}
+
+func (c concurrency) nextPlace(s []uint64, i uint32) uint32 { return (i + 1) & (c.places(s) - 1) }
+
+// makeTable makes a table for up to n moved leases, or returns false when memory does not suffice.
+func (c concurrency) makeTable(a *Arena, s []uint64, n int) bool {
+	if n == 0 {
+		return true
+	}
+	size := bits.Len(uint(2*n - 1))
+	if size > slotBits {
+		return false
+	}
+	s[leaseChunk] = s[leaseChunk]&0xffff_ffff | uint64(size)<<32
+	for i := uint32(0); i < 1<<size; i += chunkLen {
+		if !(vector{&s[leaseTable]}).ensure(a, min(i+chunkLen, 1<<size)-1) {
+			return false
+		}
+	}
+	return true
+}
+
+// setMoved makes a lease one that has moved from where its id says to the slot that it is in. The table has a place.
+func (c concurrency) setMoved(a *Arena, s []uint64, id uint64, slot uint32) {
+	c.slot(a, s, slot)[1] |= movedFlag
+	i := c.hash(s, id)
+	for c.moved(a, s, i)[0] != 0 {
+		i = c.nextPlace(s, i)
+	}
+	p := c.moved(a, s, i)
+	p[0], p[1] = id, uint64(slot)
 }
 
 func (c concurrency) renew(a *Arena, s []uint64, now Instant, id uint64, ttl time.Duration) bool {
-	e := c.find(a, s, id)
-	if e == nil {
-		return false
+	slot, ok := c.find(a, s, id)
+	if ok {
+		c.setExpiry(a, s, slot, now.Mono+int64(ttl))
 	}
-	at := int(e[0] & slotMask)
-	expiry := now.Mono + int64(ttl)
+	return ok
+}
+
+// setExpiry makes the lease in a slot expire at another instant.
+func (c concurrency) setExpiry(a *Arena, s []uint64, slot uint32, expiry int64) {
+	at := int(c.slot(a, s, slot)[0] & slotMask)
 	c.heap(a, s, at)[0] = uint64(expiry)
 	s[leaseLatest] = uint64(max(int64(s[leaseLatest]), expiry))
 	c.down(a, s, c.up(a, s, at))
-	return true
 }
 
 func (c concurrency) release(a *Arena, s []uint64, id uint64) bool {
-	if c.find(a, s, id) == nil {
-		return false
+	slot, ok := c.find(a, s, id)
+	if ok {
+		c.remove(a, s, slot)
 	}
-	c.remove(a, s, uint32(id&slotMask))
-	return true
+	return ok
 }
 
 // remove ends the lease in a slot.
@@ -201,7 +295,7 @@ func (c concurrency) remove(a *Arena, s []uint64, slot uint32) {
 	}
 	e := c.slot(a, s, slot)
 	at := int(e[0] & slotMask)
-	s[leaseUnits] -= e[1]
+	s[leaseUnits] -= e[1] &^ movedFlag
 	s[leaseCount]--
 	c.putFree(a, s, slot)
 	if at != last {
@@ -277,9 +371,25 @@ func (c concurrency) snapshot(dst []byte, _ *Limit, a *Arena, s []uint64, now In
 		dst = appendUint(dst, int64(slot))
 		dst = appendUint(dst, int64(e[0]>>slotBits))
 		dst = appendUint(dst, int64(h[0])-now.Mono)
-		dst = appendUint(dst, int64(e[1]))
+		dst = appendUint(dst, int64(e[1]&^movedFlag))
 	}
+	moved := 0
+	c.eachMoved(a, s, func(uint64, uint32) { moved++ })
+	dst = appendUint(dst, int64(moved))
+	c.eachMoved(a, s, func(id uint64, slot uint32) {
+		dst = appendUint(dst, int64(slot))
+		dst = appendUint(dst, int64(id&slotMask))
+	})
 	return dst
+}
+
+// eachMoved calls do with the id of every lease that is not in the slot that its id names, and the slot it is in.
+func (c concurrency) eachMoved(a *Arena, s []uint64, do func(id uint64, slot uint32)) {
+	for i := range c.places(s) {
+		if p := c.moved(a, s, i); p[0] != 0 && c.isMoved(a, s, p[0], uint32(p[1])) {
+			do(p[0], uint32(p[1]))
+		}
+	}
 }
 
 // restore puts the leases into the slots they were in, and then all others that exist on the list of free ones.
@@ -295,7 +405,7 @@ func (c concurrency) restore(_ *Limit, a *Arena, s []uint64, now Instant, r *rea
 		switch slots := (vector{&s[leaseSlots]}); {
 		case r.err != nil:
 			return r.err
-		case nonce == 0 || n == 0 || n > MaxLimit-int64(s[leaseUnits]):
+		case n == 0 || n > MaxLimit-int64(s[leaseUnits]):
 			return ErrSnapshot
 		case !slots.ensure(a, slot) || !(vector{&s[leaseHeap]}).ensure(a, uint32(i)):
 			return ErrNoMemory
@@ -305,9 +415,31 @@ func (c concurrency) restore(_ *Limit, a *Arena, s []uint64, now Instant, r *rea
 		c.insert(a, s, uint64(nonce)<<slotBits|uint64(slot), now.Mono+left, n)
 	}
 	s[leaseLatest] = uint64(now.Mono + latest)
+	c.linkFree(a, s)
+
+	moved := int(r.uint(int64(count)))
+	if r.err == nil && !c.makeTable(a, s, moved) {
+		return ErrNoMemory
+	}
+	for range moved {
+		slot, home := uint32(r.uint(MaxLeases-1)), uint64(r.uint(MaxLeases-1))
+		if r.err != nil || !(vector{&s[leaseSlots]}).has(a, slot) {
+			return ErrSnapshot
+		}
+		e := c.slot(a, s, slot)
+		if e[1] == 0 || e[1]&movedFlag != 0 || e[0]>>slotBits == 0 {
+			return ErrSnapshot
+		}
+		c.setMoved(a, s, e[0]&^slotMask|home, slot)
+	}
+	return r.err
+}
+
+// linkFree puts all slots that exist and have no lease on the list of free ones, which is empty.
+func (c concurrency) linkFree(a *Arena, s []uint64) {
 	slots := vector{&s[leaseSlots]}
 	if n := slots.len(); n < chunkLen {
-		s[leaseChunk] = uint64(n)
+		c.setChunk(s, n)
 	}
 	for i := slots.len(); i > 0; {
 		if i%chunkLen == 0 && !slots.has(a, i-1) {
@@ -319,8 +451,81 @@ func (c concurrency) restore(_ *Limit, a *Arena, s []uint64, now Instant, r *rea
 			c.putFree(a, s, i)
 		}
 	}
-	return nil
 }
+
+// merge makes u the union of the leases by their ids: one that both have counts once and expires when the later of the
+// two does. Units lent to nobody have no id, and add up.
+func (c concurrency) merge(l *Limit, a *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+	// First the leases that can be where their ids say. Those of s all fit in.
+	late := 0 // others that have an id, or more
+	for _, v := range [][]uint64{s, t} {
+		first := c.count(u) == 0
+		for i := range c.count(v) {
+			h := c.heap(a, v, i)
+			slot := uint32(h[1])
+			e := c.slot(a, v, slot)
+			id, n := e[0]&^slotMask|uint64(slot), c.fits(u, e[1])
+			switch {
+			case e[1]&movedFlag != 0:
+				late++
+			case n == 0 || e[0]>>slotBits == 0 && !first:
+			case !(vector{&u[leaseSlots]}).ensure(a, slot) || !(vector{&u[leaseHeap]}).ensure(a, uint32(c.count(u))):
+				return false
+			case c.slot(a, u, slot)[1] == 0:
+				c.insert(a, u, id, int64(h[0]), n)
+			case !c.prolong(a, u, id, int64(h[0])):
+				late++
+			}
+		}
+	}
+	c.linkFree(a, u)
+	if !c.makeTable(a, u, late) {
+		return false
+	}
+	// Then the rest.
+	ok := true
+	place := func(v []uint64, id uint64, slot uint32) {
+		e := c.slot(a, v, slot)
+		expiry, n := int64(c.heap(a, v, int(e[0]&slotMask))[0]), c.fits(u, e[1])
+		if !ok || c.prolong(a, u, id, expiry) || n == 0 {
+			return
+		}
+		if ok = c.reserve(l, a, u, n); !ok {
+			return
+		}
+		free := c.takeFree(a, u)
+		c.insert(a, u, id&^slotMask|uint64(free), expiry, n)
+		if id>>slotBits != 0 {
+			c.setMoved(a, u, id, free)
+		}
+	}
+	c.eachMoved(a, s, func(id uint64, slot uint32) { place(s, id, slot) })
+	for i := range c.count(t) {
+		slot := uint32(c.heap(a, t, i)[1])
+		if e := c.slot(a, t, slot); e[1]&movedFlag == 0 {
+			place(t, e[0]&^slotMask|uint64(slot), slot)
+		}
+	}
+	c.eachMoved(a, t, func(id uint64, slot uint32) { place(t, id, slot) })
+	return ok
+}
+
+// fits is how many of the units of an entry a state can count in addition to its own: all, unless there are absurdly
+// many.
+func (concurrency) fits(s []uint64, units uint64) int64 {
+	return min(int64(units&^movedFlag), MaxLimit-int64(s[leaseUnits]))
+}
+
+// prolong lets a lease live until expiry at least, and reports whether there is one of this id.
+func (c concurrency) prolong(a *Arena, s []uint64, id uint64, expiry int64) bool {
+	slot, ok := c.find(a, s, id)
+	if ok && expiry > int64(c.heap(a, s, int(c.slot(a, s, slot)[0]&slotMask))[0]) {
+		c.setExpiry(a, s, slot, expiry)
+	}
+	return ok
+}
+
+func (concurrency) horizon(l *Limit) time.Duration { return l.Window }
 
 // vector is an array of pairs of words in the Arena that grows and of which chunks may be missing. While it is short it
 // is one block that doubles; then a tree whose leaves are chunks of that length, one level high or two. The word it is in

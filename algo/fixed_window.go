@@ -49,10 +49,11 @@ func (fixedWindow) charge(_ *Limit, _ *Arena, s []uint64, now Instant, n int64) 
 	s[1] += uint64(n)
 }
 
-func (c fixedWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
+func (c fixedWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
 	if n = min(n, c.room(l, a, s, now)); n > 0 {
 		c.charge(l, a, s, now, n)
 	}
+	return n
 }
 
 func (fixedWindow) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {
@@ -76,6 +77,18 @@ func (fixedWindow) restore(_ *Limit, _ *Arena, s []uint64, now Instant, r *reade
 	s[1] = uint64(r.uint(MaxLimit))
 	return r.err
 }
+
+// merge goes on with the window that opened later, as if what the other has counted had been in it.
+func (fixedWindow) merge(_ *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+	start := int64(t[0])
+	if s[1] != 0 {
+		start = max(start, int64(s[0]))
+	}
+	u[0], u[1] = uint64(start), min(s[1]+t[1], uint64(MaxLimit))
+	return true
+}
+
+func (fixedWindow) horizon(l *Limit) time.Duration { return l.Window }
 
 // calendarWindow counts admissions in the minute, hour, day, week, month or year of the time zone. It is the only
 // counter that reads the wall clock. A window once opened stays until the wall clock has passed its end, so that a
@@ -124,8 +137,10 @@ func (calendarWindow) reset(_ *Limit, _ *Arena, s []uint64, now Instant) time.Du
 
 func (calendarWindow) charge(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) { s[2] += uint64(n) }
 
-func (c calendarWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
-	s[2] += uint64(min(n, c.room(l, a, s, now)))
+func (c calendarWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
+	n = min(n, c.room(l, a, s, now))
+	s[2] += uint64(n)
+	return n
 }
 
 func (calendarWindow) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {
@@ -153,6 +168,38 @@ func (calendarWindow) restore(l *Limit, _ *Arena, s []uint64, _ Instant, r *read
 	start, end := calendar(l.Period, l.zone(), start)
 	s[0], s[1], s[2] = uint64(start), uint64(end), uint64(count)
 	return nil
+}
+
+// merge keeps the later window, and both counts when they are of the same.
+func (calendarWindow) merge(_ *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+	switch {
+	case s[0] == t[0]:
+		copy(u, s)
+		u[2] = min(s[2]+t[2], uint64(MaxLimit))
+	case int64(s[0]) > int64(t[0]):
+		copy(u, s)
+	default:
+		copy(u, t)
+	}
+	return true
+}
+
+// horizon is the length of the longest window, and more than that for as long as the wall clock is set back.
+func (calendarWindow) horizon(l *Limit) time.Duration {
+	days := time.Duration(366)
+	switch l.Period {
+	case Minute:
+		return time.Minute
+	case Hour:
+		return time.Hour
+	case Day:
+		days = 1
+	case Week:
+		days = 7
+	case Month:
+		days = 31
+	}
+	return (days + 1) * 24 * time.Hour // a zone that moves across the date line has a day twice
 }
 
 func (l *Limit) zone() *time.Location {

@@ -144,3 +144,65 @@ func FuzzHistory(f *testing.F) {
 		newPlayer(t, &src, origins[0], ls...).play(false)
 	})
 }
+
+// FuzzExtend extends a copy, which holds something or nothing, with anything, and uses the state that comes of it, be
+// there an error or not.
+func FuzzExtend(f *testing.F) {
+	for pick := range byte(12) {
+		ls := fuzzLimits(f, pick)
+		r, now := newReplica(ls, Instant{Wall: 1e18}), Instant{Wall: 1e18}
+		mark := ls.Mark(r.s)
+		for _, cost := range []int64{1, 1, 2, 5, 1} {
+			now = later(now, 1e7)
+			r.ask(f, now, cost)
+			data := ls.AppendSince(nil, r.a, r.s, now, mark)
+			mark = ls.Mark(r.s)
+			f.Add(pick, uint16(cost), data)
+			f.Add(pick, uint16(0), data[:len(data)-1])
+		}
+		f.Add(pick, uint16(3), ls.AppendSince(nil, r.a, r.s, now, mark))
+	}
+	f.Fuzz(func(t *testing.T, pick byte, held uint16, data []byte) {
+		ls := fuzzLimits(t, pick)
+		now := Instant{Mono: 1e15, Wall: 1_700_000_000_000_000_000}
+		r := newReplica(ls, now)
+		r.a = NewArena(&testBudget{1 << 24})
+		for i := range held % 8 {
+			now = later(now, time.Duration(held)*1e3)
+			if err := ls.Charge(r.a, r.s, now, 1+int64(i)*int64(held>>8)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		rest, err := ls.Extend(r.a, r.s, now, data)
+		if err == nil && string(rest) != string(data[len(data)-len(rest):]) {
+			t.Fatal("the rest is not what follows")
+		}
+		if most := 8192*(len(data)+4) + 16*PageBytes; r.a.Bytes() > most {
+			t.Fatalf("%d bytes make %d", len(data), r.a.Bytes())
+		}
+		// It is a state like any other: its copy says the same, and goes on to.
+		c := r.clone(t, now)
+		for i := range int64(5) {
+			x, errX := ls.Decide(r.a, r.s, now, Request{Cost: i}, nil)
+			y, _ := ls.Decide(c.a, c.s, now, Request{Cost: i}, nil)
+			y.Lease = x.Lease // a copy may put it elsewhere
+			if errX != nil {
+				break
+			}
+			if x != y {
+				t.Fatalf("%+v, its copy %+v", x, y)
+			}
+			now = later(now, 3e8)
+		}
+		u := make(State, ls.Words())
+		ls.Init(u, now)
+		if ls.Charge(r.a, u, now, 2) == nil && ls.Merge(r.a, r.s, now, u) == nil {
+			r.clone(t, now)
+		}
+		ls.Free(r.a, u)
+		ls.Free(r.a, r.s)
+		if liveBlocks(r.a) != 0 {
+			t.Fatal("blocks are nobody's")
+		}
+	})
+}

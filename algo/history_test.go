@@ -2,6 +2,7 @@ package algo
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -54,6 +55,9 @@ type player struct {
 	// admitted is what passed, net of nothing: only histories without refunds, denials and changes read it.
 	admitted []event
 	log      []string
+	// replica is a copy of the state that AppendSince and Extend bring up to it now and then; it has seen all until mark.
+	replica replica
+	mark    uint64
 }
 
 func newPlayer(t testing.TB, src source, now Instant, limits ...Limit) *player {
@@ -67,6 +71,7 @@ func newPlayer(t testing.TB, src source, now Instant, limits ...Limit) *player {
 	for _, l := range limits {
 		p.oracles = append(p.oracles, newOracle(l, now))
 	}
+	p.replica = newReplica(p.limits, now)
 	return p
 }
 
@@ -298,6 +303,7 @@ func (p *player) move(origin int64) {
 	if err != nil || string(rest) != "rest" {
 		p.fatalf("restore: %q, %v", rest, err)
 	}
+	p.replica = newReplica(p.limits, p.now) // p.mark stays, and must be found useless
 	for _, o := range p.oracles {
 		o.shift(shift)
 	}
@@ -341,6 +347,47 @@ func (p *player) convert(i int, l Limit) {
 		}
 	}
 	p.limits, p.state = to, t
+	p.replica = newReplica(to, now)
+}
+
+// replicate brings the replica up to the state, at no delay, after which the two are the same.
+func (p *player) replicate() {
+	p.t.Helper()
+	now := p.seen()
+	data := p.limits.AppendSince(nil, p.arena, p.state, p.now, p.mark)
+	p.mark = p.limits.Mark(p.state)
+	p.note("replicate %x", data)
+	p.replica.extend(p.t, now, data)
+	if got, want := p.replica.contents(now), (replica{p.limits, p.arena, p.state}).contents(now); got != want {
+		p.fatalf("replica:\n got %s\nwant %s", got, want)
+	}
+}
+
+// charge adds units whether or not there is room, as far as everything can count them.
+func (p *player) charge(n int64) {
+	p.t.Helper()
+	now := p.seen()
+	for i, o := range p.oracles {
+		most := MaxLimit
+		if l := &p.limits[i]; l.Algorithm == SlidingWindow && (slidingWindow{}).narrow(l) {
+			most = math.MaxUint32
+		}
+		if b, ok := o.(*bucketOracle); ok && !b.holds(now, n) || p.limits[i].Limit != Unlimited && o.used(now)+n > most {
+			n = 0
+		}
+	}
+	p.note("charge %d", n)
+	if err := p.limits.Charge(p.arena, p.state, p.now, n); err != nil {
+		p.fatalf("charge: %v", err)
+	}
+	for i, o := range p.oracles {
+		if n > 0 {
+			o.admit(now, n)
+		}
+		if got, want := p.limits.Used(p.arena, p.state, p.now, i), o.used(now); got != want {
+			p.fatalf("limit %d: %d used after a charge of %d, want %d", i, got, n, want)
+		}
+	}
 }
 
 // pass lets some time go by, often such that something is about to happen.
@@ -432,6 +479,10 @@ func (p *player) play(plain bool) {
 			for range 1 + p.src.n(5) {
 				p.check(r)
 			}
+		case 7:
+			p.charge(p.cost())
+		case 8:
+			p.replicate()
 		default:
 			p.check(Request{Cost: p.cost()})
 		}

@@ -14,7 +14,8 @@ type Limits []Limit
 
 // State is what Limits remember about one key: exactly Words() words, usually a view into a record of the caller's.
 // Word 0 is the newest Mono instant the state has seen; a later call with an earlier instant is taken to happen at that
-// one. What does not fit is in blocks of the Arena, which must be the same one in every call.
+// one. The last word, where there is a sliding_log, counts what has been charged (see Mark). What does not fit is in
+// blocks of the Arena, which must be the same one in every call.
 type State []uint64
 
 // counter is one way of counting. Its values have no fields: everything is in the limit, the limit's words of the state
@@ -49,13 +50,18 @@ type counter interface {
 	snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte
 	// restore reads into a fresh s what snapshot wrote. When it fails, s may be left with blocks.
 	restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error
+	// merge makes u, which is fresh, hold what s and t hold and leaves these as they are. It is not asked to with a t in
+	// which nothing is in use. When memory does not suffice it returns false, and u may be left with blocks.
+	merge(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool
+	// horizon is the longest time for which something charged can matter.
+	horizon(l *Limit) time.Duration
 }
 
 // denialCounter is a counter that can be told to count refused requests as well.
 type denialCounter interface {
 	counter
-	// deny counts a refused request of n units, as far as memory allows.
-	deny(l *Limit, a *Arena, s []uint64, now Instant, n int64)
+	// deny counts a refused request of n units, as far as memory allows, and returns how many it charged.
+	deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64
 }
 
 // inline is the part of a counter that has nothing in the Arena.
@@ -196,20 +202,34 @@ func (ls Limits) Validate() error {
 		if err == nil {
 			continue
 		}
-		if f, ok := err.(*FieldError); ok && len(ls) > 1 {
-			f.Field = fmt.Sprintf("limits[%d].%s", i, f.Field)
-		}
-		return err
+		return inLimits(err, i, len(ls))
 	}
 	return nil
+}
+
+// inLimits makes a *FieldError about limit i name it where there are several.
+func inLimits(err error, i, n int) error {
+	if f, ok := err.(*FieldError); ok && n > 1 {
+		f.Field = fmt.Sprintf("limits[%d].%s", i, f.Field)
+	}
+	return err
 }
 
 // Words is the length of a State. It is at most 825 (eight sliding windows of 100 slots), so that a State and the
 // record around it fit a block.
 func (ls Limits) Words() int {
+	n := ls.place(len(ls))
+	if ls.logs() > 0 {
+		n++
+	}
+	return n
+}
+
+// place is the index in a State of the first word of limit i.
+func (ls Limits) place(i int) int {
 	n := 1
-	for i := range ls {
-		n += ls[i].words()
+	for j := range ls[:i] {
+		n += ls[j].words()
 	}
 	return n
 }
@@ -231,6 +251,9 @@ func (ls Limits) Init(s State, now Instant) {
 			c.init(&ls[i], rest[:n:n], now)
 			rest = rest[n:]
 		}
+	}
+	if p := ls.position(s); p != nil {
+		*p = newPosition(*p, now)
 	}
 }
 
@@ -286,7 +309,9 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 	}
 
 	var answer Decision
-	for i, rest := 0, s[1:]; i < len(ls); i++ {
+	var denied int64 // units that logs charged for a refusal
+	rest := s[1:]
+	for i := range ls {
 		l := &ls[i]
 		d := Decision{Allowed: true, Granted: grant, Limit: Unlimited, Remaining: Unlimited, Tightest: i}
 		if c := l.counter(); c != nil {
@@ -305,7 +330,10 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 				}
 				c.charge(l, a, t, now, grant)
 			case !allowed && l.CountDenied && r.Cost != 0:
-				c.(denialCounter).deny(l, a, t, now, cost)
+				n := c.(denialCounter).deny(l, a, t, now, cost)
+				if l.Algorithm == SlidingLog {
+					denied += n
+				}
 			}
 			d.Remaining = c.room(l, a, t, now)
 			d.ResetAfter = c.reset(l, a, t, now)
@@ -327,6 +355,17 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 			answer = d
 		}
 		answer.Delay = delay
+	}
+	if len(rest) > 0 { // the position: there is a log
+		switch {
+		case charge:
+			rest[0] += step(grant)
+		case denied == 0:
+		case ls.logs() == 1:
+			rest[0] += step(denied)
+		default: // each may have charged another number
+			rest[0] += generation
+		}
 	}
 	answer.Allowed = allowed
 	return answer, nil
@@ -479,9 +518,12 @@ func (ls Limits) Free(a *Arena, s State) {
 func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) error {
 	now = s.tick(now)
 	to.Init(t, now)
+	if p, q := ls.position(s), to.position(t); p != nil && q != nil {
+		*q = *p + generation
+	}
 	from := ls.heirs(to)
 	words := func(ls Limits, s State, i int) []uint64 {
-		at, n := ls[:i].Words(), ls[i].words()
+		at, n := ls.place(i), ls[i].words()
 		return s[at : at+n : at+n]
 	}
 	// Whatever may fail comes first.

@@ -81,10 +81,12 @@ func (slidingCounter) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int6
 }
 
 // deny counts up to the limit in the present window, whatever is left of the previous one.
-func (c slidingCounter) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
-	if n = min(n, l.Limit-int64(s[2])); n > 0 {
+func (c slidingCounter) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
+	n = max(min(n, l.Limit-int64(s[2])), 0)
+	if n > 0 {
 		c.charge(l, a, s, now, n)
 	}
+	return n
 }
 
 func (slidingCounter) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {
@@ -116,3 +118,27 @@ func (slidingCounter) restore(_ *Limit, _ *Arena, s []uint64, now Instant, r *re
 	s[2] = uint64(r.uint(MaxLimit))
 	return r.err
 }
+
+// merge goes on with the windows that began later. What those counted in their previous window may lie in the present
+// one of the other, and so counts as present: the estimate is at no later instant less than that of one counter which
+// saw everything, be its windows those of s or those of t.
+func (c slidingCounter) merge(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool {
+	if c.used(l, a, s, now) == 0 {
+		copy(u, t)
+		return true
+	}
+	if int64(s[0]) < int64(t[0]) {
+		s, t = t, s
+	}
+	u[0], u[1], u[2] = s[0], t[1], s[2]+t[2]
+	if s[0] == t[0] {
+		u[1] += s[1]
+	} else {
+		u[2] += s[1]
+	}
+	u[1], u[2] = min(u[1], uint64(MaxLimit)), min(u[2], uint64(MaxLimit))
+	return true
+}
+
+// horizon: at the longest, a present window and then a previous one.
+func (slidingCounter) horizon(l *Limit) time.Duration { return 2 * l.Window }

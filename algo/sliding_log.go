@@ -347,8 +347,8 @@ func (c slidingLog) reserve(l *Limit, a *Arena, s []uint64, n int64) bool {
 func (c slidingLog) charge(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
 	k := l.tickShift()
 	instant := roundUp(now.Mono, k)
-	if newest := int64(s[logNewest]); s[logUnits] > 0 {
-		instant = newest + roundUp(max(now.Mono-newest, 0), k)
+	if s[logUnits] > 0 {
+		instant = c.onTick(s, k, now.Mono)
 	}
 	c.add(a, s, instant, k, n)
 }
@@ -404,8 +404,8 @@ func (slidingLog) write(g segment, t *slidingLogTail, tick uint32, n int64) {
 	g.setEnd(end)
 }
 
-func (c slidingLog) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
-	keepNewest(c, l, a, s, now, n)
+func (c slidingLog) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
+	return keepNewest(c, l, a, s, now, n)
 }
 
 func (c slidingLog) refund(l *Limit, a *Arena, s []uint64, _ Instant, n int64) int64 {
@@ -474,15 +474,44 @@ func (c slidingLog) convert(l *Limit, a *Arena, s []uint64, now Instant, to *Lim
 
 // snapshot is written from the oldest to the newest, as restore adds them.
 func (c slidingLog) snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Instant) []byte {
+	dst = appendUint(dst, int64(s[logUnits]))
+	return c.entries(dst, l, a, s, now, 0)
+}
+
+// since writes what extend needs to bring a copy up to s that has all but the newest n units: all units and those.
+func (c slidingLog) since(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, n int64) []byte {
+	units := int64(s[logUnits])
+	n = min(n, units)
+	dst = appendUint(dst, units)
+	dst = appendUint(dst, n)
+	if n == 0 {
+		return dst
+	}
+	return c.entries(dst, l, a, s, now, units-n)
+}
+
+// entries writes all units but the given number of oldest ones, of which there must be more.
+func (c slidingLog) entries(dst []byte, l *Limit, a *Arena, s []uint64, now Instant, skip int64) []byte {
 	k := l.tickShift()
 	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
-	last := g.get(pos) & tickMask
-	dst = appendUint(dst, int64(s[logUnits]))
+	for skip >= int64(g[1]) {
+		skip -= int64(g[1])
+		g, pos = segmentAt(a, g.next()), 0
+	}
+	tick, n, size := g.entry(pos)
+	for skip >= n {
+		skip -= n
+		pos += size
+		tick, n, size = g.entry(pos)
+	}
+	last := tick
 	dst = appendInt(dst, now.Mono-int64(s[logNewest]))
 	dst = appendUint(dst, int64((tickOf(int64(s[logNewest]), k)-last)&tickMask))
 	for {
 		for pos < g.end() {
 			tick, n, size := g.entry(pos)
+			n -= skip
+			skip = 0
 			since := int64((tick - last) & tickMask)
 			if last, pos = tick, pos+size; n == 1 {
 				dst = appendUint(dst, since<<1)
@@ -499,8 +528,35 @@ func (c slidingLog) snapshot(dst []byte, l *Limit, a *Arena, s []uint64, now Ins
 }
 
 func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
-	k := l.tickShift()
 	units := r.uint(MaxLimit)
+	if r.err == nil && units == 0 {
+		return ErrSnapshot
+	}
+	return c.readEntries(l, a, s, now, r, units)
+}
+
+// extend reads what since wrote into a copy of the log that it is about. A log loses nothing but its oldest units, by
+// whatever it loses them: so the copy keeps as many of its newest as the log still had besides those that follow.
+func (c slidingLog) extend(l *Limit, a *Arena, s []uint64, now Instant, r *reader) error {
+	units := r.uint(MaxLimit)
+	n := r.uint(units)
+	if r.err != nil {
+		return r.err
+	}
+	if over := int64(s[logUnits]) - (units - n); over > 0 {
+		c.refund(l, a, s, now, over)
+	}
+	if n == 0 {
+		return nil
+	}
+	return c.readEntries(l, a, s, now, r, n)
+}
+
+// readEntries adds what entries wrote, so many units, to the end of the log. An empty log takes over the writer's
+// ticks. Another keeps its own, and what lies between two of them is put late; so is what came faster than the entries
+// before it and would be older than they.
+func (c slidingLog) readEntries(l *Limit, a *Arena, s []uint64, now Instant, r *reader, units int64) error {
+	k, empty := l.tickShift(), s[logUnits] == 0
 	age := r.int(2 * int64(MaxWindow))
 	if age < -longestTick {
 		return ErrSnapshot
@@ -520,10 +576,86 @@ func (c slidingLog) restore(l *Limit, a *Arena, s []uint64, now Instant, r *read
 		if !c.reserve(l, a, s, n) {
 			return ErrNoMemory
 		}
-		c.add(a, s, newest-span<<k, k, n)
+		instant := newest - span<<k
+		if !empty {
+			instant = c.onTick(s, k, min(instant, now.Mono))
+		}
+		c.add(a, s, instant, k, n)
 	}
-	if r.err == nil && (span != 0 || s[logUnits] == 0) {
+	if r.err == nil && span != 0 {
 		return ErrSnapshot
 	}
 	return r.err
+}
+
+// onTick is the first tick of a log that is not empty which is neither before an instant nor before the newest entry.
+func (slidingLog) onTick(s []uint64, k int, instant int64) int64 {
+	newest := int64(s[logNewest])
+	return newest + roundUp(max(instant-newest, 0), k)
+}
+
+// merge interleaves the entries of both by time. Those of t go to the ticks of s, late by less than one where the two
+// have different ones.
+func (c slidingLog) merge(l *Limit, a *Arena, s, t []uint64, now Instant, u []uint64) bool {
+	k := l.tickShift()
+	x, y := c.read(l, a, s), c.read(l, a, t)
+	base, newest := int64(t[logNewest]), int64(t[logNewest])
+	if s[logUnits] != 0 {
+		base = int64(s[logNewest])
+		newest = c.onTick(s, k, min(newest, now.Mono))
+	}
+	// What the ticks before newest reach. Beyond it is only what longer ticks, of a former window, had rounded up.
+	oldest := newest - tickMask<<k
+	for x.n != 0 || y.n != 0 {
+		e := &x
+		if x.n == 0 || y.n != 0 && y.at < x.at {
+			e = &y
+		}
+		if !c.reserve(l, a, u, e.n) {
+			return false
+		}
+		instant := base + roundUp(e.at-base, k)
+		c.add(a, u, min(max(instant, oldest), newest), k, e.n)
+		e.next()
+	}
+	if over := int64(u[logUnits]) - MaxLimit; over > 0 {
+		c.refund(l, a, u, now, over)
+	}
+	return true
+}
+
+// horizon: an instant is rounded up to a tick.
+func (slidingLog) horizon(l *Limit) time.Duration { return l.Window + 1<<l.tickShift() }
+
+// logReader reads a log's entries from the oldest to the newest.
+type logReader struct {
+	a     *Arena
+	s     []uint64
+	k     int
+	g     segment
+	pos   int
+	at, n int64 // of the present entry; n is 0 after the newest
+}
+
+// read returns a reader that is at the oldest entry.
+func (c slidingLog) read(l *Limit, a *Arena, s []uint64) logReader {
+	r := logReader{a: a, s: s, k: l.tickShift()}
+	if s[logUnits] != 0 {
+		r.g, r.pos = segmentAt(a, c.oldest(s)), tailOf(s).pos
+		r.next()
+	}
+	return r
+}
+
+func (r *logReader) next() {
+	for r.pos == r.g.end() {
+		if r.g.next() == 0 {
+			r.n = 0
+			return
+		}
+		r.g, r.pos = segmentAt(r.a, r.g.next()), 0
+	}
+	tick, n, size := r.g.entry(r.pos)
+	r.at, r.n = instantOf(r.s, tick, r.k), n
+	r.pos += size
 }

@@ -130,8 +130,8 @@ func (c slidingWindow) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int
 	c.setCount(l, s, 0, c.count(l, s, 0)+n)
 }
 
-func (c slidingWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) {
-	keepNewest(c, l, a, s, now, n)
+func (c slidingWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
+	return keepNewest(c, l, a, s, now, n)
 }
 
 func (c slidingWindow) refund(l *Limit, _ *Arena, s []uint64, _ Instant, n int64) int64 {
@@ -147,15 +147,16 @@ func (c slidingWindow) refund(l *Limit, _ *Arena, s []uint64, _ Instant, n int64
 }
 
 // keepNewest counts a refusal as if it had been admitted and lets go of the oldest units beyond the limit, so that a
-// caller who never pauses never gets through. What a lowered limit has left beyond it stays.
-func keepNewest(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) {
+// caller who never pauses never gets through. What a lowered limit has left beyond it stays. It returns what it charged.
+func keepNewest(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
 	n = min(n, l.Limit)
 	if !c.reserve(l, a, s, n) {
-		return
+		return 0
 	}
 	before := c.used(l, a, s, now)
 	c.charge(l, a, s, now, n)
 	c.refund(l, a, s, now, before+n-max(before, min(before+n, l.Limit)))
+	return n
 }
 
 // convert puts each slot's count at the newest instant that the slot can have seen, so that it expires late.
@@ -209,3 +210,25 @@ func (c slidingWindow) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *r
 	}
 	return r.err
 }
+
+// merge puts the count of each slot of t into the slot of s that has the newest instant which the former can have seen,
+// so that it expires late, by less than a width. Slots that begin at the same instants are added one to one.
+func (c slidingWindow) merge(l *Limit, _ *Arena, s, t []uint64, now Instant, u []uint64) bool {
+	if s[1] == 0 {
+		copy(u, t)
+		return true
+	}
+	copy(u, s)
+	start, width := int64(s[0]), c.width(l)
+	for i := range c.slots(l) + 1 {
+		newest := min(int64(t[0])-int64(i-1)*width-1, now.Mono)
+		if n := min(c.count(l, t, i), MaxLimit-int64(u[1])); n > 0 {
+			j := -int(floorDiv(newest-start, width))
+			c.setCount(l, u, j, c.count(l, u, j)+n)
+		}
+	}
+	return true
+}
+
+// horizon: a slot counts until its end is a Window old.
+func (c slidingWindow) horizon(l *Limit) time.Duration { return l.Window + time.Duration(c.width(l)) }

@@ -20,8 +20,9 @@ import (
 //	sliding_log      units, signed age of the newest entry, ticks from the oldest entry to the newest; then the entries,
 //	                 the oldest first: twice the ticks since the previous one, plus one and followed by the number of
 //	                 units when it is a run
-//	concurrency      number of leases, time until the last could expire; then for each its slot, nonce, time until it
-//	                 expires, units
+//	concurrency      number of leases, time until the last could expire; then for each its slot, nonce (0: lent to
+//	                 nobody), time until it expires, units; then the number of those that are not in the slot that
+//	                 their id names, and for each the slot it is in and the slot that its id names
 //
 // as unsigned varints in nanoseconds where nothing else is said. Signed ones are zigzag-coded.
 const snapshotVersion = 1
@@ -129,3 +130,15 @@ func (r *reader) int(most int64) int64 {
 
 // age reads the age of something that may be in use still.
 func (r *reader) age() int64 { return r.uint(2 * int64(MaxWindow)) }
+
+// string reads a byte of length, 0 to most, and so many bytes.
+func (r *reader) string(most int) string {
+	n := int(r.byte())
+	if n > most || n > len(r.data) {
+		r.fail()
+		return ""
+	}
+	text := string(r.data[:n])
+	r.data = r.data[n:]
+	return text
+}

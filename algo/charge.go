@@ -1,0 +1,119 @@
+package algo
+
+import "time"
+
+// Charge adds n units at now to every limit without asking for room, as far as a state can count: MaxLimit units. A
+// concurrency limit lends them to nobody, so that nothing but the end of its Window gives them back. A charge of 0 or
+// less does nothing.
+//
+// The only error is ErrNoMemory, and nothing was charged then.
+func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
+	if n = min(n, MaxLimit); n <= 0 {
+		return nil
+	}
+	return ls.chargeEach(a, s, now, func(l *Limit, c counter, t []uint64, now Instant) int64 {
+		return min(n, MaxLimit-c.used(l, a, t, now))
+	}, step(n))
+}
+
+// Fill uses up at now what room every limit has by itself, as Charge does.
+//
+// The only error is ErrNoMemory, and nothing was charged then.
+func (ls Limits) Fill(a *Arena, s State, now Instant) error {
+	return ls.chargeEach(a, s, now, func(l *Limit, c counter, t []uint64, now Instant) int64 {
+		return c.room(l, a, t, now)
+	}, generation)
+}
+
+// chargeEach charges what units says to each limit, or nothing to any, and then moves the position by so much.
+func (ls Limits) chargeEach(a *Arena, s State, now Instant, units func(*Limit, counter, []uint64, Instant) int64, by uint64) error {
+	now = s.tick(now)
+	var charges [MaxLimits]int64
+	ok := true
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		charges[i] = units(&ls[i], c, t, now)
+		ok = ok && (charges[i] <= 0 || c.reserve(&ls[i], a, t, charges[i]))
+	})
+	if !ok {
+		ls.trim(a, s)
+		return ErrNoMemory
+	}
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		if charges[i] > 0 {
+			c.charge(&ls[i], a, t, now, charges[i])
+		}
+	})
+	if p := ls.position(s); p != nil {
+		*p += by
+	}
+	return nil
+}
+
+// Merge adds to s what t, a state of the same limits in the same Arena, holds; t stays as it is. What is to count once
+// must be in one of them only, but for leases, which have identity. Of two states that divide what was charged between
+// them,
+//
+//   - sliding_log becomes the log that saw everything, its entries in the order of their instants. Where the ticks of
+//     the two differ, those of t are late by less than one.
+//   - sliding_window becomes the one that saw everything, too, where the slots of the two begin at the same instants.
+//     Otherwise units of t expire late by less than the width of a slot.
+//   - fixed_window goes on with the window that opened later, and counts in it what the open windows of both have
+//     counted. It may hold back the units of the other less than a Window too long. What either has counted in a window
+//     that has ended is gone, even where one window that saw everything would have opened later and have it still.
+//   - fixed_window by the calendar adds the counts of the same window, and otherwise keeps the later window.
+//   - sliding_counter goes on with the windows that began later. Of the units that neither has forgotten, its estimate
+//     is at no later instant less than that of one counter in the windows of either, and never more than what that of
+//     one in the later windows was a Window before. Where the windows of the two begin at the same instants it is the
+//     same.
+//   - token_bucket and leaky_bucket owe what the two owe together. Each has been repaid at the full rate while it was
+//     apart: one bucket that saw everything may owe as much more as the rate comes to in the time in which both owed.
+//   - concurrency has the union of the leases by their ids, each until the later of its two ends, and each can be
+//     renewed and released as before. What Charge has lent has no id, and adds up.
+//
+// Counts end at MaxLimit. What is in use may exceed the limit; then nothing passes until enough of it has expired.
+//
+// The only error is ErrNoMemory, and s is as it was then.
+func (ls Limits) Merge(a *Arena, s State, now Instant, t State) error {
+	now = t.tick(s.tick(now))
+	s.tick(now)
+	u := make(State, len(s))
+	ls.Init(u, now)
+	var merged [MaxLimits]bool
+	ok := true
+	ls.walk(a, s, now, func(i int, c counter, s []uint64) {
+		at, l := ls.place(i), &ls[i]
+		t, u := t[at:at+len(s)], u[at:at+len(s)]
+		c.advance(l, a, t, now)
+		if ok && c.used(l, a, t, now) != 0 {
+			merged[i] = true
+			ok = c.merge(l, a, s, t, now, u)
+		}
+	})
+	if !ok {
+		ls.Free(a, u)
+		return ErrNoMemory
+	}
+	ls.walk(a, s, now, func(i int, c counter, s []uint64) {
+		if merged[i] {
+			c.free(&ls[i], a, s)
+			copy(s, u[ls.place(i):])
+		}
+	})
+	if p := ls.position(s); p != nil {
+		*p += generation
+	}
+	return nil
+}
+
+// Horizon is the longest time for which something charged to these limits can matter. It is that of a state that was
+// never made to hold more than its limits; a bucket that is charged again before it is full also goes on owing for
+// longer, and a calendar window stays for as long as the wall clock is set back. It is 0 when all are unlimited.
+func (ls Limits) Horizon() time.Duration {
+	var longest time.Duration
+	for i := range ls {
+		if c := ls[i].counter(); c != nil {
+			longest = max(longest, c.horizon(&ls[i]))
+		}
+	}
+	return longest
+}

@@ -1,0 +1,99 @@
+package algo
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestLimitsRoundTrip(t *testing.T) {
+	all := append(shapes(t),
+		Limit{Algorithm: FixedWindow, Limit: 5, Period: Week, Zone: time.UTC},
+		Limit{Algorithm: FixedWindow, Limit: Unlimited, Period: Month, Zone: mustZone(t, "America/Argentina/ComodRivadavia")},
+		Limit{Algorithm: Concurrency, Limit: MaxLimit, Window: MaxWindow})
+	src := seeded(1, 0)
+	for i, l := range all {
+		ls := Limits{l}
+		for l.Algorithm != Concurrency && src.n(2) == 0 && len(ls) < MaxLimits {
+			if m := all[src.n(int64(len(all)-1))]; m.Algorithm != Concurrency {
+				ls = append(ls, m)
+			}
+		}
+		data := AppendLimits([]byte("prefix"), ls)
+		got, rest, err := ParseLimits(append(data, "rest"...)[len("prefix"):])
+		if err != nil || string(rest) != "rest" || !reflect.DeepEqual(got, ls) {
+			t.Fatalf("%d: %+v is read as %+v, %q, %v", i, ls, got, rest, err)
+		}
+		if again := AppendLimits([]byte("prefix"), got); !bytes.Equal(again, data) {
+			t.Fatalf("%d: %x and %x", i, data, again)
+		}
+	}
+}
+
+func TestParseLimitsErrors(t *testing.T) {
+	good := Limit{Algorithm: FixedWindow, Limit: 5, Window: time.Minute}
+	zone := func(name string) Limits {
+		return Limits{{Algorithm: FixedWindow, Limit: 5, Period: Day, Zone: time.FixedZone(name, 3600)}}
+	}
+	data := AppendLimits(nil, Limits{good, good})
+	for i := range data {
+		if ls, _, err := ParseLimits(data[:i]); err == nil || ls != nil {
+			t.Errorf("cut off at %d: %+v, %v", i, ls, err)
+		}
+	}
+	with := func(i int, b byte) []byte {
+		data := bytes.Clone(data)
+		data[i] = b
+		return data
+	}
+	for _, tt := range []struct {
+		name  string
+		data  []byte
+		field string // "" for ErrLimits
+	}{
+		{"another version", with(0, 2), ""},
+		{"too many", with(1, MaxLimits+1), ""},
+		{"none", []byte{limitsVersion, 0}, "limits"},
+		{"neither true nor false", with(4, 2), ""},
+		{"an unknown algorithm", with(2, 8), "limits[0].algorithm"},
+		{"impossible limits", AppendLimits(nil, Limits{good, {Algorithm: FixedWindow, Limit: 5, Window: 1}}), "limits[1].window"},
+		{"an impossible limit", AppendLimits(nil, Limits{{Algorithm: FixedWindow, Limit: 0, Window: time.Minute}}), "limit"},
+		{"no zone", AppendLimits(nil, zone("Europe/Atlantis")), "time_zone"},
+		{"no zone among several", AppendLimits(nil, Limits{good, zone("Europe/Atlantis")[0]}), "limits[1].time_zone"},
+		{"everybody's own zone", AppendLimits(nil, zone("Local")), "time_zone"},
+		{"a zone that is a file", AppendLimits(nil, zone("../../etc/localtime")), "time_zone"},
+		{"a zone that is a path", AppendLimits(nil, zone("/etc/localtime")), "time_zone"},
+		{"a zone of odd characters", AppendLimits(nil, zone("Europe\x00Berlin")), "time_zone"},
+		{"a zone too long", AppendLimits(nil, zone(strings.Repeat("A", 300))), "time_zone"},
+	} {
+		ls, _, err := ParseLimits(tt.data)
+		var f *FieldError
+		if ls != nil || tt.field == "" && err != ErrLimits || tt.field != "" && (!errors.As(err, &f) || f.Field != tt.field) {
+			t.Errorf("%s: %+v, %v; want an error about %q", tt.name, ls, err, tt.field)
+		}
+	}
+}
+
+// FuzzParseLimits reads anything as limits; what is accepted is valid and means what its own bytes mean.
+func FuzzParseLimits(f *testing.F) {
+	for pick := range byte(12) {
+		f.Add(AppendLimits(nil, fuzzLimits(f, pick)))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ls, rest, err := ParseLimits(data)
+		if err != nil {
+			return
+		}
+		if err := ls.Validate(); err != nil || !bytes.HasSuffix(data, rest) {
+			t.Fatalf("%+v: %v, rest %x", ls, err, rest)
+		}
+		again, rest, err := ParseLimits(AppendLimits(nil, ls))
+		if err != nil || len(rest) != 0 || !bytes.Equal(AppendLimits(nil, again), AppendLimits(nil, ls)) {
+			t.Fatalf("%+v is read as %+v, %v", ls, again, err)
+		}
+		ls.Init(make(State, ls.Words()), Instant{})
+	})
+}

@@ -1,0 +1,136 @@
+package algo
+
+// A position is the last word of a state that has a sliding_log. It moves by as many as are charged, in the lowest 32
+// bits, for as long as all logs are charged the same; anything else that adds to a log, or replaces it, begins a new
+// generation, in the bits above. What takes units off does not move it: those are always the oldest.
+const generation = 1 << 32
+
+// step is by how much n units move the position: more than fit its lower bits begin a new generation.
+func step(n int64) uint64 { return min(uint64(n), generation) }
+
+// newPosition follows old, which may be anything, in a state that begins at now.
+func newPosition(old uint64, now Instant) uint64 {
+	// The instant is mixed in for the state of a key that was dropped and comes back somewhere else: a mark that somebody
+	// kept of the former should not fit the latter.
+	return (old/generation + 1 + uint64(now.Mono)*0x9e3779b97f4a7c15>>32) * generation
+}
+
+// logs is the number of limits that keep a log.
+func (ls Limits) logs() (n int) {
+	for i := range ls {
+		if ls[i].Algorithm == SlidingLog && ls[i].Limit != Unlimited {
+			n++
+		}
+	}
+	return n
+}
+
+// position is the word for it in s, nil when there is no log.
+func (ls Limits) position(s State) *uint64 {
+	if ls.logs() == 0 {
+		return nil
+	}
+	return &s[len(s)-1]
+}
+
+// Mark is a position in what has been charged to s: AppendSince with it writes what has happened to s from now on. It
+// is 0, which stands for nothing that is known, when none of the limits is a sliding_log, and never 0 when one is.
+//
+// A mark is of this state only. Whatever is done to that, the caller may keep the mark: after what makes it useless
+// (Init, Restore, Convert, Merge, Extend, Fill) AppendSince finds that out.
+func (ls Limits) Mark(s State) uint64 {
+	if p := ls.position(s); p != nil {
+		return *p | oldestMark
+	}
+	return 0
+}
+
+// oldestMark is in every mark, so that none is 0.
+const oldestMark = 1 << 63
+
+// The second form of a snapshot begins with 2 and has in place of a log its units, how many of the newest of them follow
+// and those, as in a snapshot; of every other limit the snapshot.
+const extensionVersion = 2
+
+// AppendSince appends what Extend needs to make a copy of s, which has all that was in s when Mark returned mark, a
+// copy of what s is now: of a sliding_log only what has been charged since, of everything else the whole. It writes a
+// snapshot of the whole, as Append does, when there is no log or the mark is 0 or can no longer be used; also after a
+// refusal that was counted where there are several logs, each of which may have counted another number of units.
+//
+// Units that have expired or were given back since need nothing: the copy finds out by how many s has left.
+func (ls Limits) AppendSince(dst []byte, a *Arena, s State, now Instant, mark uint64) []byte {
+	p := ls.position(s)
+	if p == nil || mark == 0 {
+		return ls.Append(dst, a, s, now)
+	}
+	n := (*p | oldestMark) - mark
+	if n >= generation || (*p|oldestMark)/generation != mark/generation {
+		return ls.Append(dst, a, s, now)
+	}
+	now = s.tick(now)
+	dst = append(dst, extensionVersion)
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		tag := byte(ls[i].Algorithm)
+		switch {
+		case c.used(&ls[i], a, t, now) == 0:
+			dst = append(dst, tag|idleFlag)
+		case ls[i].Algorithm == SlidingLog:
+			dst = slidingLog{}.since(append(dst, tag), &ls[i], a, t, now, int64(n))
+		default:
+			dst = c.snapshot(append(dst, tag), &ls[i], a, t, now)
+		}
+	})
+	return dst
+}
+
+// Extend brings s, the copy of another state, up to what AppendSince wrote of that, and returns what follows it in
+// data. The two may have different clocks: ages are anchored at now, so that everything expires late by as long as it
+// was on the way, and never early. (A log's ticks may be others than those of the original: compared with what that had
+// rounded up an entry may be early by less than one, never compared with its admission.) What was longer on the way
+// than what came after it makes that late as well.
+//
+// The bytes need not be trusted, as in Restore. The error is ErrSnapshot or ErrNoMemory; then s is a valid state that
+// holds some of what it did and some of what it should, or nothing.
+func (ls Limits) Extend(a *Arena, s State, now Instant, data []byte) (rest []byte, err error) {
+	now = s.tick(now)
+	if len(data) == 0 || data[0] != extensionVersion {
+		ls.Free(a, s)
+		return ls.Restore(a, s, now, data)
+	}
+	if p := ls.position(s); p != nil {
+		*p += generation
+	}
+	r := &reader{data: data[1:]}
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		if err != nil {
+			return
+		}
+		l := &ls[i]
+		tag := r.byte()
+		switch {
+		case tag == byte(l.Algorithm) && l.Algorithm == SlidingLog:
+			err = slidingLog{}.extend(l, a, t, now, r)
+			return
+		case tag&^idleFlag != byte(l.Algorithm):
+			err = ErrSnapshot
+			return
+		}
+		c.free(l, a, t)
+		c.init(l, t, now)
+		if tag&idleFlag != 0 {
+			return
+		}
+		if err = c.restore(l, a, t, now, r); err != nil {
+			c.free(l, a, t)
+			c.init(l, t, now)
+		}
+	})
+	if err == nil {
+		err = r.err
+	}
+	if err != nil {
+		ls.trim(a, s)
+		return nil, err
+	}
+	return r.data, nil
+}

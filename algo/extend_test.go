@@ -1,0 +1,393 @@
+package algo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+)
+
+// replica is a state, usually a copy of another one, with an Arena and limits of its own.
+type replica struct {
+	ls Limits
+	a  *Arena
+	s  State
+}
+
+func newReplica(ls Limits, now Instant) replica {
+	r := replica{ls, NewArena(nil), make(State, ls.Words())}
+	ls.Init(r.s, now)
+	return r
+}
+
+func (r replica) extend(t testing.TB, now Instant, data []byte) {
+	t.Helper()
+	rest, err := r.ls.Extend(r.a, r.s, now, append(data[:len(data):len(data)], "rest"...))
+	if err != nil || string(rest) != "rest" {
+		t.Fatalf("extend with %x: %q, %v", data, rest, err)
+	}
+}
+
+// clone returns the same state in an Arena of its own.
+func (r replica) clone(t testing.TB, now Instant) replica {
+	t.Helper()
+	c := newReplica(r.ls, now)
+	if _, err := c.ls.Restore(c.a, c.s, now, r.ls.Append(nil, r.a, r.s, now)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// contents says everything that a state has to say at now. Two logs with equal entries say the same in whatever way
+// they are laid out.
+func (r replica) contents(now Instant) string {
+	var b strings.Builder
+	now = r.s.tick(now)
+	r.ls.walk(r.a, r.s, now, func(i int, c counter, t []uint64) {
+		if c.used(&r.ls[i], r.a, t, now) == 0 {
+			fmt.Fprintf(&b, "%d: idle; ", i)
+		} else if r.ls[i].Algorithm == SlidingLog {
+			fmt.Fprintf(&b, "%d: %d; ", i, logEvents(&r.ls[i], r.a, t))
+		} else {
+			fmt.Fprintf(&b, "%d: %x; ", i, c.snapshot(nil, &r.ls[i], r.a, t, now))
+		}
+	})
+	return b.String()
+}
+
+// logEvents are a log's entries by their instants, those at the same one together.
+func logEvents(l *Limit, a *Arena, s []uint64) (events []event) {
+	for r := (slidingLog{}).read(l, a, s); r.n != 0; r.next() {
+		if n := len(events); n > 0 && events[n-1].at == r.at {
+			events[n-1].n += r.n
+		} else {
+			events = append(events, event{r.at, r.n})
+		}
+	}
+	return events
+}
+
+// ask returns what each limit says to a request of so many units, 0 for a peek, and changes nothing else.
+func (r replica) ask(t testing.TB, now Instant, cost int64) []Decision {
+	t.Helper()
+	each := make([]Decision, len(r.ls))
+	if _, err := r.ls.Decide(r.a, r.s, now, Request{Cost: cost}, each); err != nil {
+		t.Fatal(err)
+	}
+	return each
+}
+
+// TestReplicaLate keeps a copy on another clock, with delays that vary: it is as strict as the original or stricter at
+// every later instant, and not for longer than the longest delay makes it. A log's ticks may make a difference of one.
+func TestReplicaLate(t *testing.T) {
+	all := shapes(t)
+	r := rand.New(rand.NewPCG(3, 4))
+	rounds, extensions := 250, 0
+	if testing.Short() || underRace {
+		rounds = 80
+	}
+	for round := range rounds {
+		var ls Limits
+		for range 1 + r.IntN(3) {
+			ls = append(ls, all[r.IntN(len(all))])
+		}
+		window := max(int64(ls[0].Window), int64(time.Second))
+		src := seeded(uint64(round), 0)
+		original := newReplica(ls, Instant{})
+		now := origins[round%len(origins)]
+		ls.Init(original.s, now)
+		offset := src.n(1<<50) - 1<<49
+		there := func(at Instant) Instant { return Instant{at.Mono + offset, at.Wall} }
+		copied := newReplica(ls, there(now))
+		var mark uint64
+		arrived, longest := now.Mono, int64(0)
+		for range 25 {
+			for range src.n(6) {
+				now = later(now, time.Duration(src.n(window/4)))
+				cost := 1 + src.n(5)
+				switch src.n(9) {
+				case 0:
+					ls.Refund(original.a, original.s, now, cost)
+				case 1:
+					if err := ls.Charge(original.a, original.s, now, cost); err != nil {
+						t.Fatal(err)
+					}
+				default:
+					original.ask(t, now, cost)
+				}
+			}
+			sent := now
+			data := ls.AppendSince(nil, original.a, original.s, sent, mark)
+			mark = ls.Mark(original.s)
+			if data[0] == extensionVersion {
+				extensions++
+			}
+			// Messages keep their order.
+			arrived = max(arrived, sent.Mono+src.n([]int64{0, 1000, window / 50, window / 3}[src.n(3)]))
+			at := later(sent, time.Duration(arrived-sent.Mono))
+			longest = max(longest, arrived-sent.Mono)
+			copied.extend(t, there(at), data)
+			var tick time.Duration
+			for _, l := range ls {
+				if l.Algorithm == SlidingLog && l.Limit != Unlimited {
+					tick = max(tick, 1<<l.tickShift())
+				}
+			}
+			a, d, b, c := original.clone(t, sent), original.clone(t, sent), copied.clone(t, there(at)), copied.clone(t, there(at))
+			for range 8 {
+				late := later(at, time.Duration(longest)+tick)
+				early := later(at, tick)
+				x, y, z := a.ask(t, at, 0), b.ask(t, there(at), 0), c.ask(t, there(late), 0)
+				w := d.ask(t, early, 0)
+				for i := range ls {
+					if x[i].Remaining != Unlimited && (y[i].Remaining > w[i].Remaining || y[i].RetryAfter < w[i].RetryAfter) {
+						t.Fatalf("round %d: %+v at %+v:\noriginal %+v\n    copy %+v", round, ls[i], at, w[i], y[i])
+					}
+					if ls[i].Period == 0 && z[i].Remaining < x[i].Remaining {
+						t.Fatalf("round %d: %+v at %+v, and at the copy %v later:\noriginal %+v\n    copy %+v", round, ls[i], at,
+							time.Duration(late.Mono-at.Mono), x[i], z[i])
+					}
+				}
+				at = later(at, time.Duration(src.n(window/5)))
+			}
+			now = later(now, time.Duration(src.n(max(arrived-now.Mono, 1))))
+		}
+	}
+	if extensions < 5*rounds {
+		t.Errorf("only %d extensions in %d rounds", extensions, rounds)
+	}
+}
+
+// TestReplicaOrder: what was longer on the way than what came after it holds that back as well, and nothing more.
+func TestReplicaOrder(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 3, Window: time.Second}}
+	o, c := newReplica(ls, Instant{}), newReplica(ls, Instant{})
+	send := func(at, arrives time.Duration, mark uint64) uint64 {
+		o.ask(t, Instant{Mono: int64(at)}, 1)
+		c.extend(t, Instant{Mono: int64(arrives)}, ls.AppendSince(nil, o.a, o.s, Instant{Mono: int64(at)}, mark))
+		return ls.Mark(o.s)
+	}
+	mark := send(100*ms, 900*ms, 0)
+	mark = send(200*ms, 900*ms, mark) // 700 ms, and not before the first
+	send(950*ms, 960*ms, mark)
+	got := logEvents(&ls[0], c.a, c.s[1:])
+	want := []event{{int64(900 * ms), 2}, {int64(960 * ms), 1}}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("entries %d, want %d", got, want)
+	}
+}
+
+// TestMark is what a mark survives, and how much is written then.
+func TestMark(t *testing.T) {
+	log := Limit{Algorithm: SlidingLog, Limit: 1000, Window: time.Minute}
+	denied := log
+	denied.CountDenied = true
+	other := Limit{Algorithm: SlidingLog, Limit: 2000, Window: time.Hour}
+	bucket := Limit{Algorithm: TokenBucket, Limit: 1000, Window: time.Minute}
+	now := Instant{Mono: 1e12}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		name string
+		ls   Limits
+		do   func(r *replica)
+		form byte // of what is written then; 0 for an extension with no unit
+	}{
+		{"nothing", Limits{log}, func(*replica) {}, 0},
+		{"a peek", Limits{log}, func(r *replica) { r.ask(t, now, 0) }, 0},
+		{"a refusal", Limits{log}, func(r *replica) { r.ask(t, now, 1001) }, 0},
+		{"an admission", Limits{log, bucket, other}, func(r *replica) { r.ask(t, now, 3) }, extensionVersion},
+		{"a charge", Limits{log, other}, func(r *replica) { must(r.ls.Charge(r.a, r.s, now, 3)) }, extensionVersion},
+		{"a refund", Limits{log}, func(r *replica) { r.ls.Refund(r.a, r.s, now, 3) }, 0},
+		{"expiry", Limits{log}, func(r *replica) { now = later(now, 50*time.Second) }, 0},
+		{"a refusal that counts", Limits{denied, bucket}, func(r *replica) { r.ask(t, now, 950) }, extensionVersion},
+		{"a refusal that counts twice", Limits{denied, other}, func(r *replica) { r.ask(t, now, 950) }, snapshotVersion},
+		{"all of it since", Limits{log}, func(r *replica) {
+			r.ls.Refund(r.a, r.s, now, 1000)
+			r.ask(t, now, 7)
+		}, extensionVersion},
+		{"filling", Limits{log}, func(r *replica) { must(r.ls.Fill(r.a, r.s, now)) }, snapshotVersion},
+		{"more than a position holds", Limits{log}, func(r *replica) { must(r.ls.Charge(r.a, r.s, now, 1<<40)) }, snapshotVersion},
+		{"much, several times", Limits{log}, func(r *replica) {
+			for range 5 {
+				must(r.ls.Charge(r.a, r.s, now, 1<<32-1))
+			}
+		}, snapshotVersion},
+		{"a merge", Limits{log}, func(r *replica) {
+			u := make(State, r.ls.Words())
+			r.ls.Init(u, now)
+			must(r.ls.Charge(r.a, u, now, 1))
+			must(r.ls.Merge(r.a, r.s, now, u))
+		}, snapshotVersion},
+		{"a beginning", Limits{log}, func(r *replica) {
+			r.ls.Free(r.a, r.s)
+			r.ls.Init(r.s, now)
+		}, snapshotVersion},
+		{"another state of the key", Limits{log}, func(r *replica) {
+			*r = newReplica(r.ls, Instant{Mono: now.Mono - 7})
+			r.ask(t, now, 1)
+		}, snapshotVersion},
+		{"a move", Limits{log}, func(r *replica) { *r = r.clone(t, now) }, snapshotVersion},
+		{"a change", Limits{log}, func(r *replica) {
+			u := make(State, r.ls.Words())
+			must(r.ls.Convert(r.a, r.s, now, r.ls, u))
+			r.s = u
+		}, snapshotVersion},
+		{"being a copy", Limits{log}, func(r *replica) {
+			r.extend(t, now, r.ls.AppendSince(nil, r.a, r.s, now, r.ls.Mark(r.s)))
+		}, snapshotVersion},
+		{"no log", Limits{bucket}, func(*replica) {}, snapshotVersion},
+		{"an unlimited log", Limits{{Algorithm: SlidingLog, Limit: Unlimited}, bucket}, func(*replica) {}, snapshotVersion},
+	} {
+		r := newReplica(tt.ls, now)
+		for range 100 {
+			now = later(now, 100*ms)
+			r.ask(t, now, 1)
+		}
+		c := r.clone(t, now)
+		mark := tt.ls.Mark(r.s)
+		if logs := tt.ls.logs() > 0; logs != (mark != 0) {
+			t.Errorf("%s: mark %d", tt.name, mark)
+		}
+		tt.do(&r)
+		data := tt.ls.AppendSince(nil, r.a, r.s, now, mark)
+		switch {
+		case tt.form == 0 && (data[0] != extensionVersion || len(data) > 5):
+			t.Errorf("%s: %x, want nothing", tt.name, data)
+		case tt.form == extensionVersion && (data[0] != tt.form || len(data) > 35):
+			t.Errorf("%s: %x, want an extension with a few units", tt.name, data)
+		case tt.form == snapshotVersion && data[0] != tt.form:
+			t.Errorf("%s: %x, want a snapshot", tt.name, data)
+		}
+		c.extend(t, now, data)
+		if got, want := c.contents(now), r.contents(now); got != want {
+			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, want)
+		}
+		if data := tt.ls.AppendSince(nil, r.a, r.s, now, 0); data[0] != snapshotVersion {
+			t.Errorf("%s: mark 0 is taken for one", tt.name)
+		}
+	}
+}
+
+// TestMarkNeverRepeats: neither a carry out of the lower bits nor many generations lead to 0.
+func TestMarkNeverRepeats(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 10, Window: time.Minute}}
+	r := newReplica(ls, Instant{})
+	for _, p := range []uint64{0, 1<<64 - 1, 1<<63 - 1, 1 << 63} {
+		*ls.position(r.s) = p
+		before := ls.Mark(r.s)
+		r.ask(t, Instant{}, 1)
+		if after := ls.Mark(r.s); before == 0 || after == 0 || before == after {
+			t.Errorf("marks %x and %x at %x", before, after, p)
+		}
+	}
+}
+
+// TestExtendErrors is what AppendSince could not have written; what is left of the copy can be used.
+func TestExtendErrors(t *testing.T) {
+	ls := Limits{
+		{Algorithm: SlidingLog, Limit: 10, Window: time.Minute},
+		{Algorithm: FixedWindow, Limit: 10, Window: time.Minute},
+	}
+	log, fixed := byte(SlidingLog), byte(FixedWindow)
+	for _, tt := range []struct {
+		name string
+		data []byte
+		err  error
+	}{
+		{"nothing", nil, ErrSnapshot},
+		{"another version", []byte{3}, ErrSnapshot},
+		{"no limits", []byte{extensionVersion}, ErrSnapshot},
+		{"another algorithm", []byte{extensionVersion, fixed, 0, 1}, ErrSnapshot},
+		{"one limit", []byte{extensionVersion, log | idleFlag}, ErrSnapshot},
+		{"more new units than units", []byte{extensionVersion, log, 1, 2, 0, 0, 0, fixed | idleFlag}, ErrSnapshot},
+		{"fewer entries than new units", []byte{extensionVersion, log, 2, 2, 0, 0, 0}, ErrSnapshot},
+		{"entries beyond the newest", []byte{extensionVersion, log, 2, 2, 0, 1, 0, 4}, ErrSnapshot},
+		{"another limit cut off", []byte{extensionVersion, log, 2, 0, fixed, 3}, ErrSnapshot},
+		{"idle", []byte{extensionVersion, log | idleFlag, fixed | idleFlag}, nil},
+		{"no news", []byte{extensionVersion, log, 2, 0, fixed, 0, 2}, nil},
+	} {
+		r := newReplica(ls, Instant{})
+		r.ask(t, Instant{}, 4)
+		if _, err := ls.Extend(r.a, r.s, Instant{}, tt.data); err != tt.err {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.err)
+		}
+		r.ask(t, Instant{}, 2)
+		r.clone(t, Instant{})
+		if !ls.Idle(r.a, r.s, Instant{Mono: int64(time.Hour)}) || liveBlocks(r.a) != 0 {
+			t.Errorf("%s: in use for ever", tt.name)
+		}
+	}
+	// No memory for what is in order.
+	for _, whole := range []bool{false, true} {
+		o := newReplica(ls, Instant{})
+		o.ask(t, Instant{}, 4)
+		mark := ls.Mark(o.s)
+		o.ask(t, Instant{Mono: 1e9}, 4)
+		if whole {
+			mark = 0
+		}
+		a, s := NewArena(&testBudget{}), make(State, ls.Words())
+		ls.Init(s, Instant{})
+		_, err := ls.Extend(a, s, Instant{Mono: 1e9}, ls.AppendSince(nil, o.a, o.s, Instant{Mono: 1e9}, mark))
+		if err != ErrNoMemory || liveBlocks(a) != 0 {
+			t.Errorf("%v with %d blocks, want %v", err, liveBlocks(a), ErrNoMemory)
+		}
+	}
+}
+
+// TestExtendLongLog: a few units more of a long log are found and written without the rest of it.
+func TestExtendLongLog(t *testing.T) {
+	const n = 200_000
+	ls := Limits{{Algorithm: SlidingLog, Limit: n, Window: time.Hour}}
+	r := newReplica(ls, Instant{})
+	src := seeded(1, 0)
+	var now Instant
+	for range n - 5000 {
+		now.Mono += 1 + src.n(100)
+		r.ask(t, now, 1)
+	}
+	c := r.clone(t, now)
+	for range 200 {
+		mark := ls.Mark(r.s)
+		units := src.n(20)
+		for range units {
+			now.Mono += src.n(3000)
+			r.ask(t, now, 1+src.n(2))
+		}
+		data := ls.AppendSince(nil, r.a, r.s, now, mark)
+		if len(data) > 30+6*int(units) {
+			t.Fatalf("%d bytes for %d entries", len(data), units)
+		}
+		c.extend(t, now, data)
+	}
+	if got, want := c.contents(now), r.contents(now); got != want {
+		t.Error("the copy differs")
+	}
+}
+
+func BenchmarkAppendSince(b *testing.B) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 1_000_000, Window: time.Minute}}
+	r := newReplica(ls, Instant{})
+	var now Instant
+	for range 1_000_000 {
+		now.Mono += int64(time.Minute) / 1_000_001
+		if _, err := ls.Decide(r.a, r.s, now, Request{Cost: 1}, nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+	mark := ls.Mark(r.s) - 100
+	var data []byte
+	b.ReportAllocs()
+	for b.Loop() {
+		data = ls.AppendSince(data[:0], r.a, r.s, now, mark)
+	}
+	if data[0] != extensionVersion {
+		b.Fatal("not an extension")
+	}
+}
