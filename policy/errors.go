@@ -85,6 +85,11 @@ func (m *mistakes) err() error {
 	if len(m.list) == 0 {
 		return nil
 	}
+	return m.sorted()
+}
+
+// sorted returns what was collected in the order of the file.
+func (m *mistakes) sorted() Errors {
 	slices.SortStableFunc(m.list, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})

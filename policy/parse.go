@@ -25,7 +25,7 @@ var (
 	sharedParameters = []string{"algorithm", "align", "time_zone", "slots", "count_denied", "max_log"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability"})
+		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -645,27 +645,51 @@ func (d *decoder) invalid(err error, f fields) {
 	d.fail(f.at, join(f.path, wrong.Field), "%s", wrong.Message)
 }
 
-// guarantees reads what happens when nodes fail. Of the ones there will be, this build has the default alone.
+// guarantees reads what happens when nodes and the connections between them fail. limitsOf has filled in p.Concurrency.
 func (d *decoder) guarantees(f fields, p *Policy) {
-	consistency, durability, onError := "available", "async", ""
-	read := func(name string, into *string, words ...string) field {
+	read := func(name string, words ...string) (one field, word string, ok bool) {
 		one, given := f.get(name)
-		if given {
-			*into, _ = d.choice(one, words...)
+		if !given {
+			return one, "", true
 		}
-		return one
+		word, ok = d.choice(one, words...)
+		return one, word, ok
 	}
-	atConsistency := read("consistency", &consistency, "available", "strict")
-	atDurability := read("durability", &durability, "none", "async", "escrow", "sync")
-	read("on_error", &onError, "open", "closed")
-	if onError == "closed" {
+	consistency, level, _ := read("consistency", "available", "strict")
+	durability, copies, durable := read("durability", "none", "async", "escrow", "sync")
+	onError, answer, _ := read("on_error", "open", "closed")
+	_, start, _ := read("cold_start", "open", "closed")
+	p.Strict = level == "strict"
+	for _, v := range []Durability{None, Escrow, Sync} {
+		if copies == v.String() {
+			p.Durability = v
+		}
+	}
+	if answer == "closed" || p.Strict {
 		p.OnError = Closed
 	}
-	const unsupported = "%s is not supported yet: use %s, the default"
-	if consistency == "strict" {
-		d.fail(atConsistency.node, atConsistency.path, unsupported, consistency, "available")
+	if start == "closed" {
+		p.ColdStart = ColdClosed
 	}
-	if durability != "async" && durability != "" {
-		d.fail(atDurability.node, atDurability.path, unsupported, durability, "async")
+	if p.Concurrency && p.Durability == Escrow {
+		d.fail(durability.node, durability.path, "escrow is not for concurrency: leases used up ahead could never be released: use sync")
+	}
+	if !p.Strict {
+		return
+	}
+	p.strict = &Error{File: d.mistakes.file, Line: consistency.node.Line, Column: consistency.node.Column, Field: consistency.path,
+		Message: "strict needs voters: give all nodes the same --voters, or use available"}
+	if answer == "open" {
+		d.fail(onError.node, onError.path, "open would admit what strict must not: use closed, the default under strict")
+	}
+	enough := "escrow or sync"
+	if p.Concurrency {
+		enough = "sync"
+	}
+	switch {
+	case copies == "" && durable:
+		d.fail(consistency.node, consistency.path, "strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
+	case copies == "none", copies == "async":
+		d.fail(durability.node, durability.path, "%s is too little for consistency: strict: use %s", copies, enough)
 	}
 }

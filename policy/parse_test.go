@@ -183,7 +183,7 @@ func TestEmpty(t *testing.T) {
 	}
 }
 
-// documented is the example in the design and in the documentation, without what needs a later build.
+// documented is an example with a policy of every kind.
 const documented = `policies:
   - name: login             # required, unique
     algorithm: sliding_log  # see semantics.md; or limits: [10/1s, 1000/1h]
@@ -198,8 +198,8 @@ const documented = `policies:
     algorithm: sliding_log
     limit: 100
     window: 1m
-    consistency: available  # available (default) | strict (needs --voters)
-    durability: async       # none | async (default) | escrow | sync
+    consistency: strict     # available (default) | strict (needs --voters)
+    durability: escrow      # none | async (default) | escrow | sync
   - name: report
     algorithm: fixed_window
     limit: 1000
@@ -234,9 +234,75 @@ func TestDocumented(t *testing.T) {
 	if login.OnError != Open || login.Shadow || login.Concurrency {
 		t.Errorf("login: %+v", login)
 	}
+	if p := mustGet(t, s, "payout"); !p.Strict || p.Durability != Escrow || p.OnError != Closed || p.ColdStart != ColdOpen {
+		t.Errorf("payout: %+v", p)
+	}
 	report := mustGet(t, s, "report").Limits[0]
 	if report.Period != algo.Day || report.Window != 0 || report.Zone.String() != "Europe/Berlin" {
 		t.Errorf("report: %+v", report)
+	}
+}
+
+// TestGuarantees: what a policy says of the failure of nodes and of the connections between them.
+func TestGuarantees(t *testing.T) {
+	for _, test := range []struct {
+		fields string
+		want   Policy
+	}{
+		{"limits: [1/1s]", Policy{}},
+		{"limits: [1/1s], durability: async, consistency: available, cold_start: open, on_error: open", Policy{}},
+		{"limits: [1/1s], durability: none", Policy{Durability: None}},
+		{"limits: [1/1s], durability: escrow, cold_start: closed", Policy{Durability: Escrow, ColdStart: ColdClosed}},
+		{"limits: [1/1s], durability: sync, on_error: closed", Policy{Durability: Sync, OnError: Closed}},
+		{"limits: [1/1s], durability: escrow, consistency: strict", Policy{Durability: Escrow, Strict: true, OnError: Closed}},
+		{"limits: [1/1s], durability: sync, consistency: strict, on_error: closed, cold_start: closed, shadow: true",
+			Policy{Durability: Sync, Strict: true, OnError: Closed, ColdStart: ColdClosed, Shadow: true}},
+		{"limit: -1, durability: escrow, consistency: strict", Policy{Durability: Escrow, Strict: true, OnError: Closed}},
+		{"algorithm: concurrency, limit: 1, ttl: 1s", Policy{Concurrency: true}},
+		{"algorithm: concurrency, limit: 1, ttl: 1s, durability: none, cold_start: closed", Policy{Concurrency: true, Durability: None, ColdStart: ColdClosed}},
+		{"algorithm: concurrency, limit: 1, ttl: 1s, durability: sync, consistency: strict",
+			Policy{Concurrency: true, Durability: Sync, Strict: true, OnError: Closed}},
+	} {
+		s := mustParse(t, "policies: [{name: p, "+test.fields+"}]")
+		got, want := mustGet(t, s, "p"), test.want
+		if got.Durability != want.Durability || got.Strict != want.Strict || got.ColdStart != want.ColdStart ||
+			got.OnError != want.OnError || got.Concurrency != want.Concurrency || got.Shadow != want.Shadow {
+			t.Errorf("%s:\n got %+v\nwant %+v", test.fields, got, want)
+		}
+		if needs := s.NeedVoters(); (len(needs) > 0) != want.Strict {
+			t.Errorf("%s: needs voters: %v", test.fields, needs)
+		}
+	}
+	for word, value := range map[string]fmt.Stringer{
+		"none": None, "async": Async, "escrow": Escrow, "sync": Sync, "open": ColdOpen, "closed": ColdClosed,
+	} {
+		if value.String() != word {
+			t.Errorf("%s is written %v", word, value)
+		}
+	}
+}
+
+// TestNeedVoters: the strict policies, where they say so.
+func TestNeedVoters(t *testing.T) {
+	s := mustParse(t, `policies:
+  - {name: z, limits: [1/1s], durability: sync, consistency: strict}
+  - {name: b, limits: [1/1s], durability: sync, consistency: available}
+  - name: a
+    limits: [1/1s]
+    consistency: &level strict
+    durability: escrow
+  - {name: c, limits: [1/1s], durability: sync, consistency: *level}
+`)
+	const want = `policies.yaml:2:62: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available
+policies.yaml:6:18: policies[2].consistency: strict needs voters: give all nodes the same --voters, or use available
+policies.yaml:6:18: policies[3].consistency: strict needs voters: give all nodes the same --voters, or use available`
+	for range 2 {
+		if got := s.NeedVoters(); got.Error() != want {
+			t.Errorf("got\n%v\nwant\n%s", got, want)
+		}
+	}
+	if got := (*Set)(nil).NeedVoters(); got != nil {
+		t.Errorf("no policies: %v", got)
 	}
 }
 
@@ -464,6 +530,15 @@ func TestReference(t *testing.T) {
 	}
 	if p := mustGet(t, s, "burst"); p.OnError != Open || !p.Shadow {
 		t.Errorf("burst: %+v", p)
+	}
+	// The block about guarantees.
+	_, rest, begun = strings.Cut(rest, "```yaml\n")
+	block, _, ended = strings.Cut(rest, "```\n")
+	if !begun || !ended {
+		t.Fatal("docs/policies.md has no second YAML block")
+	}
+	if p := mustGet(t, mustParse(t, block), "payout"); !p.Strict || p.Durability != Escrow || p.ColdStart != ColdClosed || p.OnError != Closed {
+		t.Errorf("payout: %+v", p)
 	}
 	// Every field has a row.
 	for _, name := range slices.Concat(policyFields, overrideFields) {

@@ -38,17 +38,66 @@ func (e OnError) String() string {
 	return "open"
 }
 
+// Durability says what may be forgotten when the node that counts a key is lost without notice. Planned moves forget
+// nothing, whatever it is.
+type Durability uint8
+
+// The durabilities, from the cheapest to the dearest but for Async, which is the default and therefore zero.
+const (
+	Async  Durability = 0 // a second node has every change within 50 ms
+	None   Durability = 1 // no second node has it: everything is forgotten
+	Escrow Durability = 2 // nothing: a second node is told ahead of a part of the limit that may be used up
+	Sync   Durability = 3 // nothing: an answer is given once a second node has what it admits
+)
+
+// String returns the name used in policies.
+func (d Durability) String() string {
+	switch d {
+	case None:
+		return "none"
+	case Escrow:
+		return "escrow"
+	case Sync:
+		return "sync"
+	}
+	return "async"
+}
+
+// ColdStart says how the keys begin that were counted before and of whose count no copy is left.
+type ColdStart uint8
+
+// The beginnings. Under ColdOpen, the zero value, the keys begin as new ones do; under ColdClosed as if their limits
+// had just been used up.
+const (
+	ColdOpen   ColdStart = 0
+	ColdClosed ColdStart = 1
+)
+
+// String returns the name used in policies, "open" or "closed".
+func (c ColdStart) String() string {
+	if c == ColdClosed {
+		return "closed"
+	}
+	return "open"
+}
+
 // Policy is a named limit, or several that are decided together. It does not change once it is in a Set.
 type Policy struct {
 	Name    string
 	Limits  algo.Limits // the policy's own, for keys without an override; nil when that is unlimited
 	OnError OnError
 	Shadow  bool // decide, count and report, but admit
+	// Durability and ColdStart are about the loss of nodes, Strict about that of connections between them: it says that
+	// no two sides of a split may both admit. A Strict policy's Durability is Escrow or Sync and its OnError is Closed.
+	Durability Durability
+	ColdStart  ColdStart
+	Strict     bool
 	// Concurrency says that the limits count leases, so that the policy is asked by acquire and not by check. It holds
 	// for every key, also for those whose Rule is Unlimited or Blocked.
 	Concurrency bool
 	Line        int // of the policy's first field in its file, counted from 1
 
+	strict    *Error // where a Strict policy says so, as NeedVoters reports it
 	own       Rule
 	overrides []Rule           // in the order of the file; exact and prefixes point into it
 	exact     map[string]*Rule // by key
@@ -175,6 +224,19 @@ func (s *Set) Policies() []*Policy {
 	return append([]*Policy(nil), s.sorted...)
 }
 
+// NeedVoters lists what is wrong with the set on a node that has no voters: every Strict policy, in the order of the
+// file, with the position of the field that makes it so.
+func (s *Set) NeedVoters() Errors {
+	m := new(mistakes)
+	for _, p := range s.Policies() {
+		if e := p.strict; e != nil {
+			m.file = e.File
+			m.add(e.Line, e.Column, e.Field, e.Message)
+		}
+	}
+	return m.sorted()
+}
+
 // Hash returns 32 hexadecimal digits that stand for what the policies mean, so that nodes can tell whether they decide
 // by the same ones. It is the same in every process and for any order of policies and of overrides; comments, spacing,
 // defaults written out and max_log, which has no part in a decision, do not change it. The order of several limits in
@@ -192,7 +254,8 @@ func hashOf(sorted []*Policy) string {
 	h := sha256.New()
 	fmt.Fprintln(h, "weir policies 1")
 	for _, p := range sorted {
-		fmt.Fprintf(h, "policy %q on_error=%v shadow=%t concurrency=%t\n", p.Name, p.OnError, p.Shadow, p.Concurrency)
+		fmt.Fprintf(h, "policy %q on_error=%v shadow=%t concurrency=%t durability=%v strict=%t cold_start=%v\n",
+			p.Name, p.OnError, p.Shadow, p.Concurrency, p.Durability, p.Strict, p.ColdStart)
 		rules := p.Rules()
 		sort.Slice(rules, func(i, j int) bool {
 			if rules[i].Prefix != rules[j].Prefix {

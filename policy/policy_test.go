@@ -108,6 +108,12 @@ func TestHash(t *testing.T) {
 		{"policies: [{name: b, limits: [1/1s], shadow: true}]"},
 		{"policies: [{name: b, limits: [1/1s], on_error: closed}]"},
 		{"policies: [{name: b, limits: [1/1s], count_denied: true}]"},
+		{"policies: [{name: b, limits: [1/1s], durability: none}]"},
+		{"policies: [{name: b, limits: [1/1s], durability: sync}]", "policies: [{name: b, limits: [1/1s], durability: sync, cold_start: open, consistency: available}]"},
+		{"policies: [{name: b, limits: [1/1s], durability: sync, on_error: closed}]"},
+		{"policies: [{name: b, limits: [1/1s], durability: sync, consistency: strict}]",
+			"policies: [{name: b, limits: [1/1s], durability: sync, consistency: strict, on_error: closed}]"},
+		{"policies: [{name: b, limits: [1/1s], cold_start: closed}]"},
 		{"policies: [{name: b, limit: -1}]"},
 		{"policies: [{name: b, limit: -1, algorithm: concurrency}]"},
 		{"policies: [{name: a, algorithm: token_bucket, limit: 5, window: 1s, capacity: 6}]"},
@@ -131,7 +137,7 @@ func TestHash(t *testing.T) {
 		}
 	}
 	// Other processes, and later builds that mean the same, get the same.
-	if got, want := mustParse(t, documented).Hash(), "7a943137751b7e815fe6b0c52a5a5054"; got != want {
+	if got, want := mustParse(t, documented).Hash(), "fb38f2c9821398e90e68769f4427840e"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }

@@ -13,11 +13,14 @@ import (
 
 // WatchConfig says how a file is watched and who is told. Its zero value is ready for use.
 type WatchConfig struct {
+	// Check may refuse policies that are right by themselves, such as for what this process lacks: what it returns is
+	// handled as mistakes in the file are. It may be called several times for one content. May be nil.
+	Check func(*Set) error
 	// OnChange is called with the new policies after they are in force, when the content of the file has changed. It is
 	// not called for what Watch itself loads. May be nil.
 	OnChange func(*Set)
-	// OnError is called when the file cannot be read (an error that wraps the operating system's) or has mistakes in it
-	// (Errors), once for as long as it stays the same. The policies in force stay. May be nil.
+	// OnError is called when the file cannot be read (an error that wraps the operating system's), has mistakes in it
+	// (Errors) or is refused by Check, once for as long as it stays the same. The policies in force stay. May be nil.
 	OnError func(error)
 	// Settle is how long the content must stay the same before it is taken, so that a file that is just being written
 	// is not: 0 stands for 50 ms. An empty file, which may be one that was truncated to be written anew, has to stay
@@ -101,7 +104,7 @@ func newWatcher(file string, cfg WatchConfig, events *fsnotify.Watcher) (*Watche
 	found, data, err := w.look()
 	var set *Set
 	if err == nil {
-		set, err = Parse(file, data)
+		set, err = w.parse(data)
 	}
 	if err != nil {
 		_ = w.closeEvents() // err is what matters
@@ -210,7 +213,7 @@ func (w *Watcher) check() (more bool) {
 	w.handled, w.pending = found, seen{}
 	var set *Set
 	if err == nil {
-		set, err = Parse(w.file, data)
+		set, err = w.parse(data)
 	}
 	if err != nil {
 		w.failed.Store(&err)
@@ -228,6 +231,15 @@ func (w *Watcher) check() (more bool) {
 		}
 	}
 	return false
+}
+
+// parse returns what the file may put in force.
+func (w *Watcher) parse(data []byte) (*Set, error) {
+	set, err := Parse(w.file, data)
+	if err == nil && w.cfg.Check != nil {
+		err = w.cfg.Check(set)
+	}
+	return set, err
 }
 
 func (w *Watcher) look() (seen, []byte, error) {

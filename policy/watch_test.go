@@ -184,6 +184,32 @@ func TestWatchBadContent(t *testing.T) {
 	w.change(3)
 }
 
+// TestWatchCheck: what Check refuses is as good as a mistake in the file, at the start and later.
+func TestWatchCheck(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "policies.yaml")
+	cfg := WatchConfig{Check: func(s *Set) error {
+		if limit := limitOf(t, s); limit > 9 {
+			return fmt.Errorf("%d is too much", limit)
+		}
+		return nil
+	}}
+	write(t, file, content(10))
+	if _, err := Watch(file, cfg); err == nil || err.Error() != "10 is too much" {
+		t.Fatalf("begins with 10: %v", err)
+	}
+	write(t, file, content(1))
+	w := watch(t, file, cfg, newEvents(t))
+	write(t, file, content(11))
+	w.failure("11 is too much")
+	if got := limitOf(t, w.Current()); got != 1 {
+		t.Errorf("current is %d", got)
+	}
+	write(t, file, "policies: 1\n") // which nobody is asked about
+	w.failure("must be a list of policies")
+	write(t, file, content(9))
+	w.change(9)
+}
+
 func TestWatchDeleted(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
 	write(t, file, content(1))
