@@ -9,7 +9,16 @@ import (
 // The zero Term is below all that are ever held: nobody has claimed yet.
 type Term struct {
 	Epoch uint64 // rises when a cluster cannot learn the terms that were in use before
-	N     uint64 // rises within an epoch
+	// N rises within an epoch. Its lower 16 bits are of the process that took it: a holder may have raised its term and been
+	// lost before anybody heard of it, and whoever claims next must not take the same.
+	N uint64
+}
+
+const termTag = 16
+
+// after returns a term above t for a process.
+func (t Term) after(boot uint64) Term {
+	return Term{Epoch: t.Epoch, N: (t.N>>termTag+1)<<termTag | boot&(1<<termTag-1)}
 }
 
 // Compare returns -1 when t is below u, 0 when they are equal and 1 when t is above u.
@@ -23,5 +32,7 @@ func (t Term) Compare(u Term) int {
 // Less reports whether t is below u.
 func (t Term) Less(u Term) bool { return t.Compare(u) < 0 }
 
-// String returns the term as "epoch.n".
-func (t Term) String() string { return fmt.Sprintf("%d.%d", t.Epoch, t.N) }
+// String returns the term as "epoch.n/process".
+func (t Term) String() string {
+	return fmt.Sprintf("%d.%d/%04x", t.Epoch, t.N>>termTag, t.N&(1<<termTag-1))
+}

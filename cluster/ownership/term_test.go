@@ -20,7 +20,13 @@ func TestTermOrder(t *testing.T) {
 			}
 		}
 	}
-	if got := (Term{Epoch: 3, N: 14}).String(); got != "3.14" {
+	if got := (Term{Epoch: 3, N: 14<<16 | 0x2a}).String(); got != "3.14/002a" {
 		t.Errorf("String: %q", got)
+	}
+	for _, old := range rising {
+		a, b := old.after(0x1234_5678), old.after(0x1234_5679)
+		if old.N>>16 < 1<<47 && (!old.Less(a) || !old.Less(b)) || a == b || a.Epoch != old.Epoch {
+			t.Errorf("after %v: %v and %v", old, a, b)
+		}
 	}
 }

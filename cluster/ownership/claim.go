@@ -1,0 +1,206 @@
+package ownership
+
+// A partition that should be this node's and is not is asked after among all members, many partitions at a time. When one
+// of them holds it, it will be moved here; when none does, the one with the newest copy claims it, at a term above all
+// that anybody knows of.
+
+// round is one round of questions.
+type round struct {
+	id      uint64
+	parts   []int
+	infos   map[int][]Info
+	sources map[int][]Node // of infos
+	missing map[Node]bool
+	begun   int64
+	sent    int64
+}
+
+// mayClaim says whether it is time to ask after a partition.
+func (c *Core) mayClaim(p int) bool {
+	pt := &c.parts[p]
+	return !pt.held && c.mine(p) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt
+}
+
+// ask begins a round of questions, or goes on with the one under way.
+func (c *Core) ask(parts []int) {
+	if r := c.round; r != nil {
+		for n := range r.missing {
+			if !c.lives(n) {
+				delete(r.missing, n)
+			}
+		}
+		switch {
+		case len(r.missing) == 0 || c.t-r.begun > patience:
+			c.conclude()
+		case c.t-r.sent > resendAfter:
+			c.sendRound()
+		}
+		return
+	}
+	if len(parts) == 0 {
+		return
+	}
+	c.queries++
+	r := &round{
+		id: c.queries, parts: parts, infos: make(map[int][]Info), sources: make(map[int][]Node),
+		missing: make(map[Node]bool), begun: c.t,
+	}
+	for n := range c.alive {
+		if n != c.cfg.Self {
+			r.missing[n] = true
+		}
+	}
+	c.round = r
+	if len(r.missing) == 0 {
+		c.conclude()
+		return
+	}
+	c.sendRound()
+}
+
+func (c *Core) sendRound() {
+	r := c.round
+	r.sent = c.t
+	for _, m := range c.view.Members { // in order, so that a simulation repeats itself
+		if r.missing[m.Node] {
+			c.send(m.Node, &Query{ID: r.id, Partitions: r.parts})
+		}
+	}
+}
+
+func (c *Core) asking(p int) bool {
+	return c.round != nil && c.mayClaim(p) && contains(c.round.parts, p)
+}
+
+// contains looks for p in a rising list.
+func contains(rising []int, p int) bool {
+	low, high := 0, len(rising)
+	for low < high {
+		mid := (low + high) / 2
+		if rising[mid] < p {
+			low = mid + 1
+		} else {
+			high = mid
+		}
+	}
+	return low < len(rising) && rising[low] == p
+}
+
+func (c *Core) onQuery(from Node, q *Query) {
+	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
+	for _, p := range q.Partitions {
+		pt := &c.parts[p]
+		reply.Infos = append(reply.Infos, Info{
+			Partition: p, Held: pt.held, Claiming: c.asking(p), Term: pt.known, Holder: pt.holder, Copy: pt.copy,
+		})
+	}
+	c.send(from, reply)
+}
+
+func (c *Core) onQueryReply(from Node, q *QueryReply) {
+	r := c.round
+	if r == nil || q.ID != r.id || !r.missing[from] {
+		return
+	}
+	delete(r.missing, from)
+	for _, i := range q.Infos {
+		r.infos[i.Partition] = append(r.infos[i.Partition], i)
+		r.sources[i.Partition] = append(r.sources[i.Partition], from)
+	}
+	if len(r.missing) == 0 {
+		c.conclude()
+	}
+}
+
+// conclude acts on what a round has told.
+func (c *Core) conclude() {
+	r := c.round
+	c.round = nil
+	for _, p := range r.parts {
+		if c.mayClaim(p) {
+			c.decideClaim(p, r.infos[p], r.sources[p])
+		}
+	}
+}
+
+func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
+	pt := &c.parts[p]
+	best, from := pt.copy, c.cfg.Self
+	var held *Info
+	yield := false
+	for i := range infos {
+		info, source := &infos[i], sources[i]
+		switch {
+		case info.Held:
+			if held == nil || held.Term.Less(info.Term) {
+				held = info
+			}
+			continue
+		case info.Claiming && source.Name < c.cfg.Self.Name:
+			yield = true
+		}
+		c.learn(p, info.Term, info.Holder)
+		if best.before(info.Copy) && c.lives(source) {
+			best, from = info.Copy, source
+		}
+	}
+	switch {
+	case held != nil:
+		c.learn(p, held.Term, held.Holder)
+		pt.askAt = c.t + askAgain
+	case yield:
+		pt.askAt = c.t + retryAfter
+	case from != c.cfg.Self:
+		pt.askAt = c.t + retryAfter
+		c.send(from, &Entrust{Partition: p, Term: pt.known})
+	default:
+		c.claim(p)
+	}
+}
+
+// before orders positions.
+func (a Position) before(b Position) bool {
+	if a.Term != b.Term {
+		return a.Term.Less(b.Term)
+	}
+	return a.Sequence < b.Sequence
+}
+
+func (c *Core) onEntrust(_ Node, e *Entrust) {
+	pt := &c.parts[e.Partition]
+	c.learn(e.Partition, e.Term, Node{})
+	if !pt.held && pt.copy != (Position{}) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) {
+		c.claim(e.Partition)
+	}
+}
+
+// claim takes a partition that nobody hands over: its holder is lost, or there never was one.
+func (c *Core) claim(p int) {
+	pt := &c.parts[p]
+	earlier := pt.known != (Term{})
+	again := pt.held // a partition that was frozen and whose receiver was lost
+	fresh := again || pt.copy != (Position{}) && !pt.copy.Term.Less(pt.known)
+	was := pt.known
+	if !again && pt.copy == (Position{}) {
+		c.data.Discard(p) // what is left of a copy that never became whole
+	}
+	c.endIncoming(p)
+	t := c.next(p)
+	c.data.TakeOver(p, c.now.Instant, Claim{Term: t, Boot: c.cfg.Self.Boot})
+	pt.strict = strictness{earlier: earlier, copy: pt.copy, from: pt.copyFrom}
+	pt.committed = commitment{}
+	if earlier && !fresh {
+		c.data.Cold(p, c.now.Instant)
+	}
+	c.hold(p, t)
+	c.grants.urgent = true
+	switch {
+	case !earlier:
+		c.note("claimed", p, Node{}, "new")
+	case fresh:
+		c.note("claimed", p, Node{}, "from a copy; before: "+was.String())
+	default:
+		c.note("claimed", p, Node{}, "without a copy; before: "+was.String())
+	}
+	c.wantBackup(p)
+}

@@ -1,0 +1,576 @@
+package ownership
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Now is one reading of a node's clocks.
+type Now struct {
+	algo.Instant       // the clock of decisions
+	Boot         int64 // nanoseconds on a clock that goes on through a suspend (CLOCK_BOOTTIME); leases and time-outs read it
+}
+
+// Config is what a Core needs. All durations have defaults.
+type Config struct {
+	Self       Node
+	Partitions int
+	Data       Data
+	Voters     []string // ring names of the fixed voters: none, 1, 3 or 5
+	// Lease is how long a grant lasts, 3 s by default. Drift is the error of clock rates that is allowed for, as parts per
+	// million; 1000 by default.
+	Lease time.Duration
+	Drift int64
+	// Flush is how often changes are sent to followers that nobody waits for, 25 ms by default.
+	Flush time.Duration
+	// Moves bounds the partitions that are moved away at a time, 16 by default; four times as many are accepted.
+	Moves int
+	// Mutation, in tests of the tests only, breaks one rule: see mutation.go.
+	Mutation Mutation
+}
+
+// Time-outs of the protocol. None of them decides anything but when something is tried again, except patience and stall,
+// which say what is done without a process that membership takes to be alive and that does not answer.
+const (
+	resendAfter = int64(100 * time.Millisecond) // a message without an answer; twice as long each time, up to resendMost
+	resendMost  = int64(time.Second)
+	commitAgain = int64(30 * time.Millisecond) // a Commit without an answer, while checks are parked
+	askAgain    = int64(time.Second)           // who holds a partition that should be this node's and is somebody else's
+	retryAfter  = int64(200 * time.Millisecond)
+	patience    = int64(5 * time.Second) // a claim goes on without a member that does not answer
+	stall       = int64(time.Second)     // a follower that does not answer is not waited for any longer
+	idleAfter   = int64(3 * time.Second)
+)
+
+const (
+	chunkBytes   = 192 << 10 // drained at a time
+	pieceBytes   = 256 << 10 // carried by one message
+	maxPieces    = 4096      // of one chunk: a log of 16 Mi entries has 256
+	maxCopying   = 64        // backups that get their first whole copy at a time; what changes meanwhile goes before
+	maxBuffered  = 512 << 20 // bytes of incomplete chunks from all senders
+	freezeBelow  = 256       // keys left to send when a move freezes its partition
+	versionsDone = math.MaxUint64
+)
+
+// View is who is there, and who should hold what, as this node sees it. Its slices must not change any more.
+type View struct {
+	Members []Member // all that are alive, this node included
+	Owners  []int32  // by partition: index into Members of the one that should hold it; -1: nobody
+	Backups []int32  // by partition: of the one that should when this node is gone; -1: nobody
+	Settled bool     // this node has joined, and the view has not changed for a moment
+	Leaving bool     // this node is to give everything away
+}
+
+// Member is one of a View.
+type Member struct {
+	Node
+	Active bool // in the ring
+}
+
+// Standing is what a node may do with a check of a partition.
+type Standing uint8
+
+// The standings.
+const (
+	Unclaimed Standing = 0 // nobody is known to decide, and this node is about to find out or to claim: wait
+	Owned     Standing = 1 // this node decides
+	Frozen    Standing = 2 // the last instants of a hand-over: wait, for 50 ms at most
+	Elsewhere Standing = 3 // another node does
+)
+
+// Route says where a partition's checks are decided, as far as this node knows.
+type Route struct {
+	Standing Standing
+	Node     Node // with Elsewhere
+	Term     Term // with Owned and Elsewhere: zero where it is only the ring that says so
+}
+
+// Effects is what a Core wants done. They are to be carried out in the order of the fields.
+type Effects struct {
+	Routes    []int      // partitions whose Route may have changed
+	Confirmed []Progress // answers that need not wait any longer
+	Messages  []Envelope
+	Notes     []Note // for the log
+}
+
+// Progress says up to which of its versions a partition's answers may be given.
+type Progress struct {
+	Partition int
+	Version   uint64
+	// Unguarded: no backup is there to wait for. Answers are given as degraded, and those of strict rules only if
+	// StrictToo.
+	Unguarded bool
+	StrictToo bool
+}
+
+// Note is something that an operator may want to know.
+type Note struct {
+	What      string // such as "claimed"
+	Partition int
+	Term      Term
+	Other     Node   // the other process involved, if any
+	Detail    string // empty when there is nothing to add
+}
+
+// Core is one node's part in the protocol: for every partition who holds it, what a copy of it has, and, on a voter, what
+// is recorded. It has no goroutine, clock or socket: everything it does, it does in a call and by the time it is given,
+// so that a simulator runs the same code as a node. Its methods must not be called at the same time.
+type Core struct {
+	cfg   Config
+	data  Data
+	now   Now
+	t     int64 // now.Boot
+	view  View
+	views int             // how many there have been
+	alive map[Node]int32  // index into view.Members
+	named map[string]Node // the live process of a ring name
+	parts []part
+	out   Effects
+	loop  []Message // to this node itself
+
+	moving   int // partitions under way to another node
+	copying  int // followers that are getting their first whole copy
+	buffered int // bytes of incomplete chunks
+
+	round   *round // of queries, nil when none is under way
+	queries uint64
+
+	flushAt int64
+	stir    bool  // all partitions are to be looked at
+	busy    []int // those where something was under way when they were
+	grants  grants
+	voter   *voter // nil: not one
+}
+
+// part is what a Core knows of one partition.
+type part struct {
+	standing Standing // Owned and Frozen: held; otherwise only a note of what was last published
+	held     bool
+	term     Term // while held
+
+	// The highest term that anybody is known to have held, and who did. hintView is the view in which that was learned.
+	known    Term
+	holder   Node
+	hintView int
+	askAt    int64 // not to be asked about, or claimed, before
+
+	// A copy that somebody else's partition has here. from is its sender; its position is zero unless it is complete.
+	copy     Position
+	copyFrom Node
+	incoming incoming
+
+	followers [2]follower
+	attached  uint64 // how often a follower was; upper half of the sequences
+	move      *move
+	committed commitment // by which it came to be held
+
+	strict strictness
+}
+
+// New returns the Core of a node that has just started.
+func New(cfg Config, now Now) *Core {
+	if cfg.Lease == 0 {
+		cfg.Lease = 3 * time.Second
+	}
+	if cfg.Drift == 0 {
+		cfg.Drift = 1000
+	}
+	if cfg.Flush == 0 {
+		cfg.Flush = 25 * time.Millisecond
+	}
+	if cfg.Moves == 0 {
+		cfg.Moves = 16
+	}
+	c := &Core{cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions)}
+	c.at(now)
+	c.grants.voters = len(cfg.Voters)
+	if slices.Contains(cfg.Voters, cfg.Self.Name) {
+		c.voter = newVoter(c)
+	}
+	return c
+}
+
+func (c *Core) at(now Now) {
+	c.now, c.t = now, now.Boot
+}
+
+// SetView tells who is there now.
+func (c *Core) SetView(now Now, v View) {
+	c.at(now)
+	c.view = v
+	c.views++
+	c.stir = true
+	c.alive, c.named = make(map[Node]int32, len(v.Members)), make(map[string]Node, len(v.Members))
+	for i, m := range v.Members {
+		c.alive[m.Node] = int32(i)
+		c.named[m.Name] = m.Node
+	}
+	for p := range c.parts {
+		c.review(p)
+		c.publish(p)
+		if c.cfg.Mutation == DecideWithoutToken && c.mine(p) {
+			c.data.Open(p)
+		}
+	}
+	c.work()
+}
+
+// review brings one partition in line with a new view.
+func (c *Core) review(p int) {
+	pt := &c.parts[p]
+	if in := &pt.incoming; in.from != (Node{}) && !c.lives(in.from) {
+		c.endIncoming(p)
+	}
+	if !pt.held {
+		return
+	}
+	if m := pt.move; m != nil && !c.lives(m.to) {
+		if pt.standing == Frozen && m.commit == nil {
+			c.endMove(p)
+			c.raise(p)
+		} else if pt.standing == Frozen {
+			// It may have taken the partition and admitted on it before it was lost: from here on this is an unplanned claim.
+			c.note("receiver of a committed move was lost", p, m.to, "")
+			c.endMove(p)
+			c.claim(p)
+		} else {
+			c.endMove(p)
+		}
+	}
+	for s := range pt.followers {
+		if f := &pt.followers[s]; f.node != (Node{}) && !c.lives(f.node) {
+			c.dropFollower(p, Slot(s), "lost")
+		}
+	}
+	c.wantBackup(p)
+}
+
+// Tick lets time pass. It is to be called every 10 ms or so.
+func (c *Core) Tick(now Now) {
+	c.at(now)
+	c.work()
+}
+
+// Urgent says that answers are waiting for changes of the partition to reach its backup.
+func (c *Core) Urgent(now Now, p int) {
+	c.at(now)
+	if pt := &c.parts[p]; pt.held {
+		if f := &pt.followers[Backup]; f.flight != nil {
+			f.urgent = true
+		} else {
+			c.pump(p, Backup)
+		}
+	}
+	c.deliverOwn()
+}
+
+// Receive takes a message in. What it says about partitions has been checked to be within their number.
+func (c *Core) Receive(now Now, e Envelope) {
+	c.at(now)
+	c.receive(e.From, e.Message)
+	c.deliverOwn()
+}
+
+func (c *Core) receive(from Node, m Message) {
+	switch m := m.(type) {
+	case *Query:
+		c.onQuery(from, m)
+	case *QueryReply:
+		c.onQueryReply(from, m)
+	case *Entrust:
+		c.onEntrust(from, m)
+	case *Offer:
+		c.onOffer(from, m)
+	case *OfferReply:
+		c.onOfferReply(from, m)
+	case *Replicate:
+		c.onReplicate(from, m)
+	case *ReplicateAck:
+		c.onReplicateAck(from, m)
+	case *Commit:
+		c.onCommit(from, m)
+	case *CommitAck:
+		c.onCommitAck(from, m)
+	case *Forget:
+		c.onForget(from, m)
+	case *GrantRequest:
+		if c.voter != nil {
+			c.voter.onRequest(from, m)
+		}
+	case *GrantReply:
+		c.onGrantReply(from, m)
+	case *ReadRecords:
+		if c.voter != nil {
+			c.voter.onRead(from, m)
+		}
+	case *Records:
+		if c.voter != nil {
+			c.voter.onRecords(from, m)
+		}
+	}
+}
+
+// work does everything that is due. It looks at every partition as often as changes are flushed, or when moves have ended
+// and others may begin, and in between at those only where something is under way: looking at all costs 0.1 ms.
+func (c *Core) work() {
+	if c.voter != nil {
+		c.voter.tick()
+	}
+	flush := c.t >= c.flushAt
+	if flush || c.stir {
+		c.lookAtAll(flush)
+	} else {
+		for _, p := range c.busy {
+			if c.parts[p].held {
+				c.tend(p, false)
+			}
+		}
+		if c.round != nil {
+			c.ask(nil)
+		}
+	}
+	c.requestGrants()
+	c.deliverOwn()
+}
+
+func (c *Core) lookAtAll(flush bool) {
+	if flush {
+		c.flushAt = c.t + int64(c.cfg.Flush)
+	}
+	c.stir = false
+	c.busy = c.busy[:0]
+	c.copying = 0
+	for p := range c.parts {
+		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
+			c.copying++
+		}
+	}
+	var ask []int
+	for p := range c.parts {
+		pt := &c.parts[p]
+		if in := &pt.incoming; in.from != (Node{}) && c.t-in.heard > idleAfter {
+			c.endIncoming(p) // whoever was to send it has thought better of it, and another may be waiting
+		}
+		if pt.held {
+			c.tend(p, flush)
+			if pt.busy() {
+				c.busy = append(c.busy, p)
+			}
+			continue
+		}
+		if c.mayClaim(p) {
+			ask = append(ask, p)
+		}
+	}
+	c.ask(ask)
+}
+
+// busy says whether something is under way that may have to be repeated.
+func (pt *part) busy() bool {
+	if pt.move != nil {
+		return true
+	}
+	for s := range pt.followers {
+		if f := &pt.followers[s]; f.node != (Node{}) && (f.flight != nil || !f.complete || f.relabel) {
+			return true
+		}
+	}
+	return false
+}
+
+// tend does what is due for a partition that is held.
+func (c *Core) tend(p int, flush bool) {
+	pt := &c.parts[p]
+	if pt.move == nil && pt.standing == Owned {
+		c.considerMove(p)
+	}
+	if pt.move != nil {
+		c.tendMove(p)
+	}
+	c.wantBackup(p)
+	for s := range pt.followers {
+		f := &pt.followers[s]
+		if f.node != (Node{}) && (flush || f.flight != nil || !f.complete || f.relabel || pt.move != nil) {
+			c.pump(p, Slot(s))
+		}
+	}
+}
+
+// deliverOwn has the messages that this node sent to itself received.
+func (c *Core) deliverOwn() {
+	for len(c.loop) > 0 {
+		m := c.loop[0]
+		c.loop = c.loop[1:]
+		c.receive(c.cfg.Self, m)
+	}
+}
+
+// Take returns the effects that have accumulated since it was last called.
+func (c *Core) Take() Effects {
+	out := c.out
+	c.out = Effects{}
+	return out
+}
+
+func (c *Core) send(to Node, m Message) {
+	if to == c.cfg.Self {
+		c.loop = append(c.loop, m)
+		return
+	}
+	c.out.Messages = append(c.out.Messages, Envelope{From: c.cfg.Self, To: to, Message: m})
+}
+
+func (c *Core) note(what string, p int, other Node, detail string) {
+	c.out.Notes = append(c.out.Notes, Note{What: what, Partition: p, Term: c.parts[p].term, Other: other, Detail: detail})
+}
+
+func (c *Core) lives(n Node) bool {
+	_, ok := c.alive[n]
+	return ok
+}
+
+// owner is who should hold a partition; nobody when there is no telling.
+func (c *Core) owner(p int) Node { return c.member(c.view.Owners, p) }
+
+func (c *Core) member(by []int32, p int) Node {
+	if p >= len(by) || by[p] < 0 {
+		return Node{}
+	}
+	return c.view.Members[by[p]].Node
+}
+
+// mine says whether this node should hold a partition.
+func (c *Core) mine(p int) bool { return c.owner(p) == c.cfg.Self }
+
+// learn notes that somebody has held a partition under a term.
+func (c *Core) learn(p int, t Term, by Node) {
+	pt := &c.parts[p]
+	if pt.known.Less(t) || pt.known == t && by != (Node{}) && pt.holder != by && !c.lives(pt.holder) {
+		pt.known, pt.holder, pt.hintView = t, by, c.views
+		c.publish(p)
+	}
+}
+
+// publish has the outside look at the partition's Route.
+func (c *Core) publish(p int) { c.out.Routes = append(c.out.Routes, p) }
+
+// Route tells where checks of a partition are decided, as far as this node knows.
+func (c *Core) Route(p int) Route {
+	pt := &c.parts[p]
+	owner := c.owner(p)
+	switch {
+	case pt.held:
+		return Route{Standing: pt.standing, Term: pt.term}
+	case c.cfg.Mutation == DecideWithoutToken && owner == c.cfg.Self:
+		return Route{Standing: Owned}
+	case pt.holder != (Node{}) && pt.holder != c.cfg.Self && c.lives(pt.holder) &&
+		(owner == c.cfg.Self || owner == pt.holder || pt.hintView == c.views):
+		return Route{Standing: Elsewhere, Node: pt.holder, Term: pt.known}
+	case owner == c.cfg.Self || owner == (Node{}):
+		return Route{Standing: Unclaimed}
+	}
+	return Route{Standing: Elsewhere, Node: owner}
+}
+
+// hold makes this node the holder under a term.
+func (c *Core) hold(p int, t Term) {
+	pt := &c.parts[p]
+	pt.held, pt.standing, pt.term = true, Owned, t
+	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
+	pt.copy, pt.copyFrom = Position{}, Node{}
+	pt.strict.since = c.t
+	c.data.Lease(p, 0)
+	c.data.Open(p)
+	c.publish(p)
+}
+
+// raise puts a partition that is held under a higher term.
+func (c *Core) raise(p int) {
+	pt := &c.parts[p]
+	pt.strict.raised()
+	c.hold(p, c.next(p))
+	c.grants.urgent = true
+	for s := range pt.followers {
+		pt.followers[s].relabel = true
+	}
+}
+
+// next is a term above all that are known.
+func (c *Core) next(p int) Term {
+	pt := &c.parts[p]
+	if c.cfg.Mutation == ReuseTerm && pt.known != (Term{}) {
+		return pt.known
+	}
+	t := pt.known.after(c.cfg.Self.Boot)
+	t.Epoch = max(t.Epoch, c.grants.epoch)
+	return t
+}
+
+// Settled reports whether everything is where the view wants it: this node holds what it should and nothing else.
+func (c *Core) Settled() bool {
+	if !c.view.Settled {
+		return false
+	}
+	for p := range c.parts {
+		if c.parts[p].held != c.mine(p) || c.parts[p].standing == Frozen && c.parts[p].held {
+			return false
+		}
+	}
+	return true
+}
+
+// Status is a summary of what a Core holds and does.
+type Status struct {
+	Held     int  // partitions
+	Moving   int  // of them: under way to another node
+	Frozen   int  // of them: in the last instants of that
+	Awaited  int  // partitions that this node should hold and does not
+	Arriving int  // partitions on their way to this node
+	Copies   int  // complete copies of others' partitions
+	Degraded int  // held partitions without a current copy elsewhere
+	Pending  int  // keys whose changes have not been sent to a backup yet
+	Granted  int  // held partitions under a live grant; 0 without voters
+	Highest  Term // held
+	Voter    bool // this node is a voter
+	Voting   bool // and past the time in which it abstains
+}
+
+// Status summarises what this node holds and does.
+func (c *Core) Status(now Now) Status {
+	c.at(now)
+	st := Status{Voter: c.voter != nil, Voting: c.voter != nil && c.voter.ready()}
+	for p := range c.parts {
+		pt := &c.parts[p]
+		if pt.incoming.from != (Node{}) {
+			st.Arriving++
+		}
+		switch {
+		case pt.held:
+			st.Held++
+			if pt.standing == Frozen {
+				st.Frozen++
+			}
+			if pt.move != nil {
+				st.Moving++
+			}
+			if !pt.followers[Backup].caught {
+				st.Degraded++
+			}
+			st.Pending += c.data.Pending(p, Backup)
+			if pt.strict.until > c.t {
+				st.Granted++
+			}
+			if st.Highest.Less(pt.term) {
+				st.Highest = pt.term
+			}
+		case c.mine(p):
+			st.Awaited++
+		case pt.copy != (Position{}):
+			st.Copies++
+		}
+	}
+	return st
+}

@@ -1,0 +1,476 @@
+package ownership
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// notebook is a Data whose states are sets of numbered admissions, so that what is lost or comes from nowhere shows by
+// itself.
+type notebook struct {
+	parts []page
+}
+
+type page struct {
+	open, unguarded bool
+	lease           int64
+	content, staged map[int]bool
+	cold            bool
+	version         uint64
+	follower        [2]struct {
+		attached, caught bool
+		pending          map[int]bool
+		confirmed        uint64
+	}
+}
+
+func newNotebook(partitions int) *notebook {
+	n := &notebook{parts: make([]page, partitions)}
+	for p := range n.parts {
+		n.parts[p].content, n.parts[p].staged = map[int]bool{}, map[int]bool{}
+	}
+	return n
+}
+
+func (n *notebook) admit(p, id int) bool {
+	pg := &n.parts[p]
+	if !pg.open {
+		return false
+	}
+	pg.content[id] = true
+	pg.version++
+	for s := range pg.follower {
+		if pg.follower[s].attached {
+			pg.follower[s].pending[id] = true
+		}
+	}
+	return true
+}
+
+func (n *notebook) Open(p int)                 { n.parts[p].open = true }
+func (n *notebook) Shut(p int)                 { n.parts[p].open = false }
+func (n *notebook) Lease(p int, until int64)   { n.parts[p].lease = until }
+func (n *notebook) Unguarded(p int, may bool)  { n.parts[p].unguarded = may }
+func (n *notebook) Widen(int, Slot)            {}
+func (n *notebook) Caught(p int, s Slot)       { n.parts[p].follower[s].caught = true }
+func (n *notebook) Pending(p int, s Slot) int  { return len(n.parts[p].follower[s].pending) }
+func (n *notebook) Stage(p int)                { n.parts[p].staged = map[int]bool{} }
+func (n *notebook) Cold(p int, _ algo.Instant) { n.parts[p].cold = true }
+
+func (n *notebook) Attach(p int, s Slot, _ bool) {
+	f := &n.parts[p].follower[s]
+	f.attached, f.caught, f.pending = true, false, maps.Clone(n.parts[p].content)
+}
+
+func (n *notebook) AttachCurrent(p int, s Slot, _ bool) {
+	n.parts[p].follower[s].attached, n.parts[p].follower[s].pending = true, map[int]bool{}
+}
+
+func (n *notebook) Detach(p int, s Slot) {
+	n.parts[p].follower[s].attached, n.parts[p].follower[s].pending = false, nil
+}
+
+func (n *notebook) Drain(p int, s Slot, _ algo.Instant, _ int) ([]byte, uint64, bool) {
+	f := &n.parts[p].follower[s]
+	ids := slices.Sorted(maps.Keys(f.pending))
+	more := len(ids) > 200
+	if more {
+		ids = ids[:200]
+	}
+	for _, id := range ids {
+		delete(f.pending, id)
+	}
+	chunk, _ := json.Marshal(ids)
+	if more {
+		return chunk, f.confirmed, true
+	}
+	return chunk, n.parts[p].version, false
+}
+
+func (n *notebook) Confirm(p int, s Slot, version uint64) {
+	n.parts[p].follower[s].confirmed = version
+}
+
+func (n *notebook) Apply(p int, staged bool, _ algo.Instant, chunk []byte) error {
+	if n.parts[p].open && !staged {
+		return errors.New("applied to an open partition")
+	}
+	var ids []int
+	if len(chunk) > 0 {
+		if err := json.Unmarshal(chunk, &ids); err != nil {
+			return err
+		}
+	}
+	to := n.parts[p].content
+	if staged {
+		to = n.parts[p].staged
+	}
+	for _, id := range ids {
+		to[id] = true
+	}
+	return nil
+}
+
+func (n *notebook) Promote(p int) {
+	n.parts[p].content, n.parts[p].staged = n.parts[p].staged, map[int]bool{}
+}
+
+func (n *notebook) Merge(p int, _ algo.Instant) error {
+	for id := range n.parts[p].staged {
+		n.parts[p].content[id] = true
+		for s := range n.parts[p].follower {
+			if n.parts[p].follower[s].attached {
+				n.parts[p].follower[s].pending[id] = true
+			}
+		}
+	}
+	n.parts[p].staged = map[int]bool{}
+	return nil
+}
+
+func (n *notebook) Discard(p int) {
+	n.parts[p].content, n.parts[p].staged = map[int]bool{}, map[int]bool{}
+}
+
+func (n *notebook) TakeOver(int, algo.Instant, Claim) {}
+func (n *notebook) TakeOverStrict(int, algo.Instant)  {}
+func (n *notebook) ColdStrict(p int, _ algo.Instant)  { n.parts[p].cold = true }
+
+// town is some cores on a network that loses, repeats and delays messages.
+type town struct {
+	t          *testing.T
+	rng        *rand.Rand
+	now        int64
+	partitions int
+	voters     []string
+	nodes      map[string]*citizen
+	gone       map[Node]bool
+	cut        map[[2]string]bool
+	mail       []letter
+	lossy      bool
+	boots      uint64
+	log        func(string, ...any)
+}
+
+type citizen struct {
+	core *Core
+	data *notebook
+	self Node
+	in   bool // in the ring
+}
+
+type letter struct {
+	at int64
+	e  Envelope
+}
+
+func newTown(t *testing.T, seed uint64, partitions int, voters ...string) *town {
+	w := &town{
+		t: t, rng: rand.New(rand.NewPCG(seed, 7)), now: int64(time.Hour), partitions: partitions, voters: voters,
+		nodes: map[string]*citizen{}, gone: map[Node]bool{}, cut: map[[2]string]bool{},
+	}
+	return w
+}
+
+func (w *town) start(name string) *citizen {
+	w.boots++
+	n := &citizen{self: Node{name, w.boots}, data: newNotebook(w.partitions), in: true}
+	n.core = New(Config{Self: n.self, Partitions: w.partitions, Data: n.data, Voters: w.voters}, w.time())
+	w.nodes[name] = n
+	return n
+}
+
+func (w *town) kill(name string) {
+	delete(w.nodes, name)
+}
+
+func (w *town) time() Now { return Now{Instant: algo.Instant{Mono: w.now}, Boot: w.now} }
+
+// views tells everybody who is there: all that can be reached.
+func (w *town) views() {
+	names := slices.Sorted(maps.Keys(w.nodes))
+	for _, me := range names {
+		n := w.nodes[me]
+		v := View{Settled: true, Leaving: !n.in, Owners: make([]int32, w.partitions), Backups: make([]int32, w.partitions)}
+		for _, name := range names {
+			if name == me || !w.cut[[2]string{me, name}] && !w.cut[[2]string{name, me}] {
+				v.Members = append(v.Members, Member{Node: w.nodes[name].self, Active: w.nodes[name].in})
+			}
+		}
+		for p := range w.partitions {
+			v.Owners[p], v.Backups[p] = pick(v.Members, p, ""), pick(v.Members, p, me)
+		}
+		n.core.SetView(w.time(), v)
+		w.collect(n)
+	}
+}
+
+// pick is a ring: rendezvous hashing, without one member.
+func pick(members []Member, p int, without string) int32 {
+	best, at := uint64(0), int32(-1)
+	for i, m := range members {
+		h := fnv.New64a()
+		fmt.Fprintf(h, "%s/%d", m.Name, p)
+		x := h.Sum64() * 0x9e3779b97f4a7c15
+		if m.Active && m.Name != without && (at < 0 || x > best) {
+			best, at = x, int32(i)
+		}
+	}
+	return at
+}
+
+func (w *town) collect(n *citizen) {
+	out := n.core.Take()
+	for _, e := range out.Messages {
+		if w.lossy && w.rng.IntN(10) == 0 {
+			continue
+		}
+		w.mail = append(w.mail, letter{w.now + int64(time.Millisecond) + w.delay(), e})
+		if w.lossy && w.rng.IntN(10) == 0 {
+			w.mail = append(w.mail, letter{w.now + int64(time.Millisecond) + w.delay(), e})
+		}
+	}
+	if w.log != nil {
+		for _, note := range out.Notes {
+			w.log("%8.3f %s: %s p%d %s %s %s", float64(w.now-int64(time.Hour))/1e9, n.self.Name, note.What, note.Partition, note.Term, note.Other.Name, note.Detail)
+		}
+	}
+}
+
+func (w *town) delay() int64 {
+	if !w.lossy {
+		return 0
+	}
+	return w.rng.Int64N(int64(60 * time.Millisecond))
+}
+
+// run lets time pass.
+func (w *town) run(d time.Duration, each func()) {
+	for end := w.now + int64(d); w.now < end; w.now += int64(time.Millisecond) {
+		sort.SliceStable(w.mail, func(i, j int) bool { return w.mail[i].at < w.mail[j].at })
+		for len(w.mail) > 0 && w.mail[0].at <= w.now {
+			e := w.mail[0].e
+			w.mail = w.mail[1:]
+			to := w.nodes[e.To.Name]
+			if to == nil || to.self != e.To || w.cut[[2]string{e.From.Name, e.To.Name}] {
+				continue
+			}
+			to.core.Receive(w.time(), e)
+			w.collect(to)
+		}
+		for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
+			if w.now/int64(time.Millisecond)%10 == int64(name[0])%10 {
+				w.nodes[name].core.Tick(w.time())
+				w.collect(w.nodes[name])
+			}
+		}
+		if each != nil {
+			each()
+		}
+	}
+}
+
+func (w *town) holders(p int) (held []*citizen) {
+	for _, name := range slices.Sorted(maps.Keys(w.nodes)) {
+		if n := w.nodes[name]; n.core.Route(p).Standing == Owned {
+			held = append(held, n)
+		}
+	}
+	return held
+}
+
+// settled fails the test unless every partition is held by the one who should, and by nobody else.
+func (w *town) settled() {
+	w.t.Helper()
+	for name, n := range w.nodes {
+		if !n.core.Settled() {
+			w.t.Errorf("%s is not settled: %+v", name, n.core.Status(w.time()))
+		}
+	}
+	for p := range w.partitions {
+		if h := w.holders(p); len(h) != 1 {
+			w.t.Errorf("partition %d is held by %d", p, len(h))
+		}
+	}
+}
+
+// traffic admits one more on every partition that is decided somewhere, and remembers what was.
+func (w *town) traffic(ids map[int]int) func() {
+	return func() {
+		for p := range w.partitions {
+			if (w.now/int64(time.Millisecond)+int64(p))%5 != 0 {
+				continue
+			}
+			for _, n := range w.holders(p) {
+				id := len(ids) + 1
+				if n.data.admit(p, id) {
+					ids[id] = p
+				}
+			}
+		}
+	}
+}
+
+// kept fails the test unless every admission is with its partition's holder.
+func (w *town) kept(ids map[int]int) {
+	w.t.Helper()
+	lost := 0
+	for id, p := range ids {
+		if h := w.holders(p); len(h) != 1 || !h[0].data.parts[p].content[id] {
+			lost++
+		}
+	}
+	if lost > 0 || len(ids) == 0 {
+		w.t.Errorf("%d of %d admissions are lost", lost, len(ids))
+	}
+}
+
+func TestPlannedMovesLoseNothing(t *testing.T) {
+	for _, lossy := range []bool{false, true} {
+		for seed := range uint64(10) {
+			t.Run(fmt.Sprintf("lossy=%v/seed=%d", lossy, seed), func(t *testing.T) {
+				w := newTown(t, seed, 7)
+				w.lossy = lossy
+				w.log = t.Logf
+				ids := map[int]int{}
+				for _, name := range []string{"a", "b", "c"} {
+					w.start(name)
+				}
+				w.views()
+				w.run(3*time.Second, w.traffic(ids))
+				w.settled()
+				w.start("d")
+				w.start("e")
+				w.views()
+				w.run(5*time.Second, w.traffic(ids))
+				w.settled()
+				w.kept(ids)
+				w.nodes["a"].in = false
+				w.views()
+				w.run(5*time.Second, w.traffic(ids))
+				w.settled()
+				w.kept(ids)
+			})
+		}
+	}
+}
+
+func TestCrashIsTakenOverFromTheCopy(t *testing.T) {
+	for seed := range uint64(10) {
+		w := newTown(t, seed, 7)
+		w.lossy = true
+		w.log = t.Logf
+		ids := map[int]int{}
+		for _, name := range []string{"a", "b", "c"} {
+			w.start(name)
+		}
+		w.views()
+		w.run(3*time.Second, w.traffic(ids))
+		w.run(2*time.Second, nil) // everything reaches the copies
+		w.settled()
+		w.kill("b")
+		w.views()
+		w.run(3*time.Second, nil)
+		w.settled()
+		w.kept(ids)
+	}
+}
+
+func TestSplitHeals(t *testing.T) {
+	for seed := range uint64(10) {
+		w := newTown(t, seed, 7)
+		w.lossy = true
+		w.log = t.Logf
+		ids := map[int]int{}
+		for _, name := range []string{"a", "b", "c"} {
+			w.start(name)
+		}
+		w.views()
+		w.run(3*time.Second, w.traffic(ids))
+		w.settled()
+		for _, other := range []string{"b", "c"} {
+			w.cut[[2]string{"a", other}], w.cut[[2]string{other, "a"}] = true, true
+		}
+		w.run(time.Second, w.traffic(ids))
+		w.views()
+		w.run(5*time.Second, w.traffic(ids))
+		for p := range w.partitions {
+			if h := w.holders(p); len(h) != 2 {
+				t.Errorf("partition %d is held by %d while split", p, len(h))
+			}
+		}
+		clear(w.cut)
+		w.views()
+		w.run(8*time.Second, w.traffic(ids))
+		w.settled()
+		w.kept(ids)
+	}
+}
+
+func TestGrants(t *testing.T) {
+	for seed := range uint64(10) {
+		w := newTown(t, seed, 7, "a", "b", "c")
+		w.lossy = true
+		w.log = t.Logf
+		for _, name := range []string{"a", "b", "c", "d"} {
+			w.start(name)
+		}
+		w.views()
+		granted := func(want int) {
+			t.Helper()
+			got := 0
+			for _, n := range w.nodes {
+				got += n.core.Status(w.time()).Granted
+			}
+			if got != want {
+				t.Errorf("seed %d: %d partitions are under a grant, want %d", seed, got, want)
+			}
+		}
+		exclusive := func() {
+			for p := range w.partitions {
+				holders := 0
+				for _, n := range w.nodes {
+					if pg := &n.data.parts[p]; pg.open && pg.lease > w.now {
+						holders++
+					}
+				}
+				if holders > 1 {
+					t.Fatalf("seed %d: partition %d is under %d grants", seed, p, holders)
+				}
+			}
+		}
+		w.run(8*time.Second, exclusive)
+		granted(7)
+		for _, n := range w.nodes {
+			for p := range n.data.parts {
+				if n.data.parts[p].cold {
+					t.Errorf("seed %d: a new cluster's keys start full", seed)
+				}
+			}
+		}
+		w.start("e")
+		w.views()
+		w.run(5*time.Second, exclusive)
+		granted(7)
+		w.settled()
+		w.kill("c")
+		w.views()
+		w.run(10*time.Second, exclusive)
+		granted(7)
+		w.start("c")
+		w.views()
+		w.run(10*time.Second, exclusive)
+		granted(7)
+		w.settled()
+	}
+}

@@ -1,0 +1,332 @@
+package ownership
+
+// follower is what a holder knows of a process that has, or is getting, a copy of a partition.
+type follower struct {
+	node     Node
+	all      bool
+	sequence uint64       // of the last message
+	flight   *Replicate   // sent and not acknowledged
+	rest     []*Replicate // of the same chunk, not sent yet
+	version  uint64       // confirmed with the last message of the chunk
+	begun    bool         // the first message of the whole copy is made
+	complete bool         // the last one is
+	caught   bool         // the last one is acknowledged
+	sent     int64        // when flight was sent last
+	first    int64        // and first
+	tries    int
+	relabel  bool // the copy is to learn of a new term, though nothing else may have changed
+	urgent   bool // an answer waits for what has changed since flight was made
+}
+
+// follow gives a partition a follower that has nothing yet.
+func (c *Core) follow(p int, s Slot, n Node, all bool) {
+	pt := &c.parts[p]
+	pt.attached++
+	pt.followers[s] = follower{node: n, all: all, sequence: pt.sequence(s)}
+	c.data.Attach(p, s, all)
+}
+
+// sequence begins the numbers of a follower's messages. No two attachments share any, so that nothing that comes late from
+// an earlier one is taken for what this one sends. And those of a backup are above those of a move's receiver: its copy is
+// the one that answers wait for, so if the holder is lost it is the better of the two.
+func (pt *part) sequence(s Slot) uint64 {
+	n := pt.attached << 32
+	if s == Backup {
+		n |= 1 << 63
+	}
+	return n
+}
+
+// attachment is the part of a sequence that its attachment shares.
+func attachment(sequence uint64) uint64 { return sequence << 1 >> 33 }
+
+// followCurrent gives a partition that was handed over a backup that has its content: the one who handed it over.
+func (c *Core) followCurrent(p int, n Node) {
+	pt := &c.parts[p]
+	pt.attached++
+	pt.followers[Backup] = follower{
+		node: n, sequence: pt.sequence(Backup), begun: true, complete: true, caught: true,
+	}
+	c.data.AttachCurrent(p, Backup, false)
+	c.data.Unguarded(p, false)
+	c.data.Caught(p, Backup)
+}
+
+// wantBackup sees to it that the right process follows a partition that is held.
+func (c *Core) wantBackup(p int) {
+	pt := &c.parts[p]
+	want := c.member(c.view.Backups, p)
+	f := &pt.followers[Backup]
+	if f.node == want && want != (Node{}) || pt.standing == Frozen || pt.move != nil && pt.move.accepted {
+		return
+	}
+	if f.node != (Node{}) {
+		if want != (Node{}) {
+			c.send(f.node, &Forget{Partition: p, Term: pt.term})
+		}
+		c.dropFollower(p, Backup, "")
+	}
+	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt || c.copying >= maxCopying {
+		c.unguard(p)
+		return
+	}
+	c.copying++
+	c.follow(p, Backup, want, false)
+	c.pump(p, Backup)
+}
+
+// dropFollower does without a follower from now on.
+func (c *Core) dropFollower(p int, s Slot, why string) {
+	pt := &c.parts[p]
+	f := &pt.followers[s]
+	n, caught := f.node, f.caught
+	*f = follower{}
+	c.data.Detach(p, s)
+	if s != Backup {
+		return
+	}
+	pt.strict.followAt = c.t + retryAfter
+	if caught && why != "" {
+		c.note("backup dropped", p, n, why)
+	}
+	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: true})
+	c.evaluate(p)
+	c.unguard(p)
+}
+
+// pump sends a follower what it is due.
+func (c *Core) pump(p int, s Slot) {
+	pt := &c.parts[p]
+	f := &pt.followers[s]
+	switch {
+	case f.node == (Node{}):
+	case f.flight != nil:
+		if c.t-f.first >= stall && f.caught && s == Backup && pt.standing != Frozen {
+			c.dropFollower(p, s, "no answer")
+		} else if c.t-f.sent >= min(resendAfter<<min(f.tries, 8), resendMost) {
+			f.tries++
+			f.sent = c.t
+			c.send(f.node, f.flight)
+		}
+	case pt.standing == Frozen: // commit says what is sent
+	case len(f.rest) == 0 && f.complete && !f.relabel && c.data.Pending(p, s) == 0:
+	case len(f.rest) == 0:
+		chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
+		f.load(pt, chunk, version, !more)
+		c.sendFlight(p, s)
+	default:
+		c.sendFlight(p, s)
+	}
+}
+
+// load makes messages of a chunk.
+func (f *follower) load(pt *part, chunk []byte, version uint64, last bool) {
+	f.version = version
+	parts := max((len(chunk)+pieceBytes-1)/pieceBytes, 1)
+	for i := range parts {
+		piece := chunk[i*pieceBytes : min((i+1)*pieceBytes, len(chunk))]
+		f.sequence++
+		f.rest = append(f.rest, &Replicate{
+			Term: pt.term, Sequence: f.sequence, Begin: !f.begun, Complete: last && !f.complete && i == parts-1,
+			Part: i, Parts: parts, Chunk: piece, Sum: sum(piece),
+		})
+		f.begun = true
+	}
+	f.complete = f.complete || last
+}
+
+func (c *Core) sendFlight(p int, s Slot) {
+	pt := &c.parts[p]
+	f := &pt.followers[s]
+	f.flight, f.rest = f.rest[0], f.rest[1:]
+	f.relabel = false
+	f.flight.Partition = p
+	f.flight.Term = pt.term
+	f.sent, f.first, f.tries = c.t, c.t, 0
+	c.send(f.node, f.flight)
+}
+
+// onReplicate takes in a message from a holder whom this node follows.
+func (c *Core) onReplicate(from Node, m *Replicate) {
+	p := m.Partition
+	pt := &c.parts[p]
+	in := &pt.incoming
+	ack := &ReplicateAck{Partition: p, Term: m.Term, Sequence: m.Sequence, Outcome: Done}
+	if mv := pt.move; pt.held && mv != nil && mv.commit != nil && mv.to == from && pt.term.Less(m.Term) && !m.Begin {
+		// The receiver of this node's own commit has taken the partition and counts on the copy that is here; only its
+		// answer has not come yet.
+		c.released(p, &CommitAck{New: m.Term, Keep: true, Sequence: m.Sequence - 1})
+	}
+	switch {
+	case pt.held && !(in.from == from && in.merge):
+		ack.Outcome, ack.Known, ack.Holder = Conflict, pt.term, c.cfg.Self
+	case !pt.held && m.Term.Less(pt.known):
+		ack.Outcome, ack.Known, ack.Holder = Superseded, pt.known, pt.holder
+		if in.from == from {
+			c.endIncoming(p) // it is somebody else's turn
+		}
+	case in.sender == from && attachment(m.Sequence) < attachment(in.last):
+		return // of an earlier attempt
+	case in.sender == from && attachment(m.Sequence) == attachment(in.last) && m.Sequence <= in.last:
+		// Again: the answer was lost.
+	default:
+		ack.Outcome = c.takeIn(p, from, m)
+	}
+	c.send(from, ack)
+}
+
+// takeIn adds the next message to a copy.
+func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
+	pt := &c.parts[p]
+	in := &pt.incoming
+	switch {
+	case m.Begin && m.Part == 0:
+		c.buffered -= len(in.pieces)
+		in.sender, in.last, in.staged, in.complete, in.pieces, in.part = from, m.Sequence-1, true, false, nil, 0
+		c.data.Stage(p)
+	case in.sender != from || m.Sequence != in.last+1:
+		return Again
+	}
+	if m.Sum != sum(m.Chunk) || m.Part != in.part || m.Parts < 1 || m.Parts > maxPieces || c.buffered+len(m.Chunk) > maxBuffered {
+		return c.spoil(p)
+	}
+	in.heard = c.t
+	in.last = m.Sequence
+	if m.Part < m.Parts-1 {
+		in.pieces = append(in.pieces, m.Chunk...)
+		in.part++
+		c.buffered += len(m.Chunk)
+		return Done
+	}
+	chunk := m.Chunk
+	if len(in.pieces) > 0 {
+		c.buffered -= len(in.pieces)
+		chunk = append(in.pieces, m.Chunk...)
+	}
+	in.pieces, in.part = nil, 0
+	if len(chunk) > 0 && c.data.Apply(p, in.staged, c.now.Instant, chunk) != nil {
+		return c.spoil(p)
+	}
+	if m.Complete {
+		in.complete = true
+		if !pt.held {
+			c.data.Promote(p)
+			in.staged, in.complete = false, false
+			pt.copyFrom = from
+		}
+	}
+	if !pt.held && !in.staged {
+		pt.copy = Position{Term: m.Term, Sequence: m.Sequence}
+		c.learn(p, m.Term, from)
+	}
+	return Done
+}
+
+// spoil gives up a copy that can no longer be brought up to date.
+func (c *Core) spoil(p int) Outcome {
+	pt := &c.parts[p]
+	in := &pt.incoming
+	c.buffered -= len(in.pieces)
+	if !in.staged && !pt.held {
+		c.dropCopy(p)
+	}
+	in.sender, in.last, in.staged, in.complete, in.pieces, in.part = Node{}, 0, false, false, nil, 0
+	return Again
+}
+
+func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
+	p := a.Partition
+	pt := &c.parts[p]
+	if !pt.held {
+		return
+	}
+	for s := range pt.followers {
+		f := &pt.followers[s]
+		if f.node != from || f.flight == nil || f.flight.Sequence != a.Sequence {
+			continue
+		}
+		switch a.Outcome {
+		case Done:
+			c.acknowledged(p, Slot(s))
+		case Again:
+			c.restart(p, Slot(s))
+		case Conflict:
+			c.dropFollower(p, Slot(s), "it holds the partition too")
+			pt.strict.followAt = c.t + askAgain
+		case Superseded:
+			if pt.known.Less(a.Known) {
+				pt.known = a.Known
+			}
+			c.dropFollower(p, Slot(s), "a higher term is known")
+			pt.strict.followAt = c.t + askAgain
+			if pt.standing == Owned && pt.term.Less(pt.known) && !c.lives(a.Holder) {
+				// Whoever had that term is gone: this node is what is left.
+				c.raise(p)
+			}
+		}
+		break
+	}
+	if pt.move != nil {
+		c.tendMove(p)
+	}
+}
+
+// restart begins a follower's copy anew.
+func (c *Core) restart(p int, s Slot) {
+	pt := &c.parts[p]
+	f := &pt.followers[s]
+	n, all := f.node, f.all
+	if pt.standing == Frozen {
+		// The rest of the hand-over has to begin anew as well, and checks must not be parked for that long. Nothing was
+		// committed yet.
+		c.endMove(p)
+		c.raise(p)
+	}
+	c.dropFollower(p, s, "its copy has a gap")
+	if pt.move != nil || s == Backup {
+		c.follow(p, s, n, all)
+		c.pump(p, s)
+	}
+}
+
+// acknowledged goes on after a message has arrived.
+func (c *Core) acknowledged(p int, s Slot) {
+	pt := &c.parts[p]
+	f := &pt.followers[s]
+	done := f.flight
+	f.flight = nil
+	if len(f.rest) > 0 {
+		c.sendFlight(p, s)
+		return
+	}
+	c.data.Confirm(p, s, f.version)
+	if done.Complete {
+		f.caught = true
+		c.stir = true // another may begin
+		if s == Backup {
+			c.data.Unguarded(p, false)
+			pt.strict.unguarded = false
+			c.evaluate(p)
+		}
+		c.data.Caught(p, s)
+	}
+	if s == Backup {
+		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: f.version})
+	}
+	if c.upToDate(p) {
+		c.freeze(p)
+		return
+	}
+	if !f.complete || f.urgent || pt.move != nil && pt.move.slot == s {
+		f.urgent = false
+		c.pump(p, s)
+	}
+}
+
+func (c *Core) onForget(from Node, f *Forget) {
+	pt := &c.parts[f.Partition]
+	if !pt.held && pt.copyFrom == from && !f.Term.Less(pt.copy.Term) && pt.incoming.from == (Node{}) {
+		c.endIncoming(f.Partition)
+		c.dropCopy(f.Partition)
+	}
+}

@@ -1,0 +1,308 @@
+package ownership
+
+import "slices"
+
+// A partition's strict rules are decided under a grant: a majority of the voters have recorded this process as the holder
+// under exactly its term. See vote.go for the other side, and ARCHITECTURE.md for why each rule is needed.
+
+// maxVoters bounds the number of voters.
+const maxVoters = 5
+
+// grants is the holder's side of them all.
+type grants struct {
+	voters int
+	epoch  uint64 // the highest that a voter has told of
+	urgent bool   // there are partitions that cannot wait for the next renewal
+	soonAt int64
+	due    [maxVoters]int64 // when each voter is to be asked about everything
+	id     uint64
+	sent   []asked
+}
+
+// asked is a GrantRequest that may be answered yet.
+type asked struct {
+	id    uint64
+	at    int64
+	to    Node
+	voter int
+	full  bool
+	items []GrantItem
+}
+
+// strictness is what a holder knows of a partition's grant.
+type strictness struct {
+	until   int64 // boot-clock instant of the lease's end; 0: none
+	support [maxVoters]int64
+	// noted is what each voter may have recorded as the backup under this term: one process or nobody, or several while it
+	// has not been heard which; none before it has recorded anything.
+	noted [maxVoters][]Node
+	asked [maxVoters]uint64 // the last request to each
+	// whole says that the content has everything that was admitted under strict rules before this holder. It is found out
+	// with the first grant: until then the rest of this says how the partition came here.
+	whole        bool
+	since        int64    // when that was
+	earlier      bool     // somebody is known to have held it before
+	copy         Position // the copy that it was claimed from, and whose it was
+	from         Node
+	release      Release // what it was handed over with
+	releaseWhole bool    // the one who did had it whole
+	selfWhole    bool    // it was whole under an earlier term of this process
+	replaced     Record  // the highest record of another process that a voter has given up for this one
+
+	unguarded bool  // a majority has recorded that there is no backup to wait for
+	followAt  int64 // no backup before
+}
+
+// raised is called before the partition gets a higher term of the same process.
+func (s *strictness) raised() {
+	s.selfWhole = s.selfWhole || s.whole
+	if s.whole {
+		s.replaced = Record{}
+	}
+	s.whole, s.until, s.unguarded = false, 0, false
+	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}
+}
+
+func (g *grants) majority() int { return g.voters/2 + 1 }
+
+// unresolved says that it is about to be found out whether a partition is whole for strict rules, so that it had better
+// stay where it is for that moment.
+func (c *Core) unresolved(p int) bool {
+	s := &c.parts[p].strict
+	return c.grants.voters > 0 && !s.whole && c.t < s.since+2*int64(c.cfg.Lease)
+}
+
+// requestGrants asks the voters to record this node, and to go on recording it: every third of a lease for everything,
+// and at once for what is new.
+func (c *Core) requestGrants() {
+	g := &c.grants
+	if g.voters == 0 {
+		return
+	}
+	urgent := g.urgent && c.t >= g.soonAt
+	if urgent {
+		g.urgent, g.soonAt = false, c.t+resendAfter/2
+	}
+	var all, fresh []GrantItem
+	for v, name := range c.cfg.Voters {
+		n, ok := c.named[name]
+		full := c.t >= g.due[v]
+		if !ok || !full && !urgent {
+			continue
+		}
+		items := &fresh
+		if full {
+			items = &all
+			g.due[v] = c.t + retryAfter // unless it answers
+		}
+		if *items == nil {
+			*items = c.grantItems(full)
+		}
+		if len(*items) == 0 {
+			continue
+		}
+		g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > int64(c.cfg.Lease) })
+		g.id++
+		for i := range *items {
+			c.parts[(*items)[i].Partition].strict.expect(v, g.id, (*items)[i].Backup)
+		}
+		g.sent = append(g.sent, asked{id: g.id, at: c.t, to: n, voter: v, full: full, items: *items})
+		c.send(n, &GrantRequest{ID: g.id, Items: *items})
+	}
+}
+
+// grantItems lists what is held, or only that of it which waits for a grant.
+func (c *Core) grantItems(all bool) []GrantItem {
+	items := []GrantItem{}
+	for p := range c.parts {
+		pt := &c.parts[p]
+		f, s := &pt.followers[Backup], &pt.strict
+		if !pt.held || pt.standing != Owned || !all && s.until != 0 && (s.unguarded || f.caught) {
+			continue
+		}
+		i := GrantItem{Partition: p, Term: pt.term, Release: s.release}
+		if f.caught {
+			i.Backup = f.node
+		}
+		items = append(items, i)
+	}
+	return items
+}
+
+func (c *Core) onGrantReply(from Node, r *GrantReply) {
+	g := &c.grants
+	at := slices.IndexFunc(g.sent, func(a asked) bool { return a.id == r.ID && a.to == from })
+	if at < 0 {
+		return
+	}
+	a := g.sent[at]
+	g.sent = slices.Delete(g.sent, at, at+1)
+	if len(r.Items) != len(a.items) {
+		return
+	}
+	if a.full {
+		g.due[a.voter] = a.at + int64(c.cfg.Lease)/3
+	}
+	g.epoch = max(g.epoch, r.Epoch)
+	ends := a.at + int64(c.cfg.Lease)
+	if c.cfg.Mutation == LeaseFromReceipt {
+		ends = c.t + int64(c.cfg.Lease)
+	}
+	supported := false
+	for i := range r.Items {
+		item, answer := &a.items[i], &r.Items[i]
+		pt := &c.parts[item.Partition]
+		supported = supported || answer.Granted
+		if !pt.held || pt.standing != Owned || pt.term != item.Term || answer.Partition != item.Partition {
+			continue
+		}
+		if !answer.Granted {
+			c.refused(item.Partition, r.Epoch, answer)
+			continue
+		}
+		s := &pt.strict
+		s.support[a.voter] = max(s.support[a.voter], ends)
+		if s.asked[a.voter] == a.id {
+			s.noted[a.voter] = append(s.noted[a.voter][:0], item.Backup)
+		}
+		if old := answer.Recorded; old.Node != c.cfg.Self {
+			s.replaced = later(s.replaced, old)
+		}
+		c.evaluate(item.Partition)
+	}
+	if supported && c.cfg.Mutation == CountAnySupport {
+		for p := range c.parts {
+			if pt := &c.parts[p]; pt.held && pt.standing == Owned {
+				pt.strict.support[a.voter] = ends
+				c.evaluate(p)
+			}
+		}
+	}
+}
+
+// refused acts on a voter's refusal: where what stands against this holder is gone for good, a higher term will do.
+func (c *Core) refused(p int, epoch uint64, a *GrantAnswer) {
+	pt := &c.parts[p]
+	switch {
+	case pt.term.Epoch < epoch:
+		c.raise(p)
+	case a.Recorded.Node != (Node{}) && a.Recorded.Node != c.cfg.Self && !a.Recorded.Term.Less(pt.term):
+		if pt.known.Less(a.Recorded.Term) {
+			pt.known = a.Recorded.Term
+		}
+		if a.Wait <= 0 && !c.lives(a.Recorded.Node) {
+			c.raise(p)
+		}
+	}
+}
+
+// expect notes what a voter is about to record.
+func (s *strictness) expect(voter int, id uint64, backup Node) {
+	s.asked[voter] = id
+	if !slices.Contains(s.noted[voter], backup) {
+		s.noted[voter] = append(s.noted[voter], backup)
+	}
+}
+
+// later returns the record with the higher term. Of two that differ only in the backup none is to be relied on.
+func later(a, b Record) Record {
+	switch {
+	case a.Term.Less(b.Term):
+		return b
+	case a.Term == b.Term && a.Node == b.Node && a.Backup != b.Backup:
+		a.Backup = Node{}
+	}
+	return a
+}
+
+// evaluate counts the support for a partition. A voter supports it only while what it has recorded of the backup, or may
+// have, is right: otherwise somebody could claim the partition as its backup, and be believed, who has not seen the last
+// admissions.
+func (c *Core) evaluate(p int) {
+	pt := &c.parts[p]
+	s := &pt.strict
+	if c.grants.voters == 0 || !pt.held || pt.standing != Owned {
+		return
+	}
+	f := &pt.followers[Backup]
+	support := s.support
+	none := 0
+	for v := range support {
+		bare := len(s.noted[v]) > 0
+		for _, n := range s.noted[v] {
+			if n != (Node{}) {
+				bare = false
+				if c.cfg.Mutation != UnguardedAtWill && (!f.caught || n != f.node) {
+					support[v] = 0
+				}
+			}
+		}
+		if bare && support[v] > c.t {
+			none++
+		}
+	}
+	slices.Sort(support[:])
+	lease := support[maxVoters-c.grants.majority()]
+	if lease <= c.t {
+		lease = 0
+	} else if !s.whole {
+		c.resolve(p)
+	}
+	if lease != s.until {
+		s.until = lease
+		c.data.Lease(p, lease)
+	}
+	if none >= c.grants.majority() && !f.caught && !s.unguarded {
+		c.setUnguarded(p)
+	}
+}
+
+// setUnguarded lets answers under strict rules go out that no backup has confirmed.
+func (c *Core) setUnguarded(p int) {
+	c.parts[p].strict.unguarded = true
+	c.data.Unguarded(p, true)
+	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: true, StrictToo: true})
+}
+
+// resolve finds out, with the first grant under a term, whether the content has every strict admission there has been:
+// otherwise every key under a strict rule starts full.
+func (c *Core) resolve(p int) {
+	s := &c.parts[p].strict
+	old := &s.replaced
+	cold := ""
+	switch {
+	case old.Node == (Node{}):
+		// No majority has recorded anybody in this epoch. Before the first one nobody was.
+		if s.earlier && !s.selfWhole && c.grants.epoch > 1 {
+			cold = "the voters have forgotten who held it"
+		}
+	case old.Node == s.release.Node && !s.release.Term.Less(old.Term):
+		if !s.releaseWhole {
+			cold = "it was handed over incomplete"
+		}
+	case old.Backup == c.cfg.Self && s.from == old.Node && !s.copy.Term.Less(old.Term):
+		c.data.TakeOverStrict(p, c.now.Instant)
+	default:
+		cold = "another process held it and its copy is not here"
+	}
+	if cold != "" {
+		c.data.ColdStrict(p, c.now.Instant)
+		c.note("strict keys start full", p, old.Node, cold)
+	}
+	s.whole, s.replaced = true, Record{}
+}
+
+// unguard has the voters record that a partition has no backup: only then may answers under strict rules go out without
+// one having confirmed them. Otherwise a backup that was lost sight of, and is alive, could claim the partition, get the
+// grant after this one, and know nothing of what was admitted last.
+func (c *Core) unguard(p int) {
+	pt := &c.parts[p]
+	if c.grants.voters == 0 || pt.strict.unguarded {
+		return
+	}
+	if c.cfg.Mutation == UnguardedAtWill {
+		c.setUnguarded(p)
+		return
+	}
+	c.grants.urgent = true
+}

@@ -1,0 +1,361 @@
+package ownership
+
+import (
+	"hash/crc32"
+)
+
+// move is a hand-over under way, at the one who gives away.
+type move struct {
+	to       Node
+	slot     Slot
+	accepted bool
+	merge    bool
+	sent     int64
+	commit   *Commit // not nil: frozen, and this is what is repeated until it is answered
+	begun    int64
+}
+
+// commitment is what a partition was taken over by, kept so that a repeated Commit gets the same answer.
+type commitment struct {
+	from Node
+	term Term
+	ack  *CommitAck
+}
+
+// incoming is a hand-over or replication under way, at the one who receives.
+type incoming struct {
+	from     Node // of an accepted offer; nobody when there is none
+	merge    bool
+	heard    int64
+	sender   Node // of the stream that is being received
+	last     uint64
+	staged   bool // into the staging area
+	complete bool // the staging area holds a whole copy (only when merging; otherwise it has become the content)
+	pieces   []byte
+	part     int
+}
+
+// considerMove starts giving away a partition that another member should hold.
+func (c *Core) considerMove(p int) {
+	pt := &c.parts[p]
+	to := c.owner(p)
+	if to == (Node{}) || to == c.cfg.Self || !c.lives(to) || !c.view.Settled && !c.view.Leaving ||
+		c.moving >= c.cfg.Moves || c.t < pt.askAt || pt.incoming.from != (Node{}) || c.unresolved(p) && !c.view.Leaving {
+		return
+	}
+	c.moving++
+	pt.move = &move{to: to, begun: c.t}
+	c.offer(p)
+}
+
+func (c *Core) offer(p int) {
+	pt := &c.parts[p]
+	pt.move.sent = c.t
+	c.send(pt.move.to, &Offer{Partition: p, Term: pt.term})
+}
+
+func (c *Core) onOffer(from Node, o *Offer) {
+	p := o.Partition
+	pt := &c.parts[p]
+	verdict := Accepted
+	switch {
+	case !c.mine(p) || c.view.Leaving || !c.lives(from):
+		verdict = Refused
+	case !pt.held && o.Term.Less(pt.known) && pt.holder != from && c.lives(pt.holder):
+		verdict = Refused // whoever has the higher term comes first: this one's is to be merged into that
+	case pt.incoming.from == from:
+		// Asked again: the answer was lost, or it is another attempt.
+		if pt.held {
+			verdict = Merging
+		}
+	case pt.incoming.from != (Node{}) || c.receiving() >= 4*c.cfg.Moves:
+		verdict = Refused
+	case pt.held && (pt.standing == Frozen || pt.move != nil):
+		verdict = Refused
+	case pt.held:
+		verdict = Merging
+	}
+	if !pt.held {
+		c.learn(p, o.Term, from)
+	} else if pt.known.Less(o.Term) {
+		pt.known = o.Term // whatever comes of it, this node's next term is to be above
+	}
+	if verdict != Refused {
+		pt.incoming.from, pt.incoming.merge, pt.incoming.heard = from, pt.held, c.t
+	}
+	c.send(from, &OfferReply{Partition: p, Term: o.Term, Verdict: verdict})
+}
+
+// receiving is the number of partitions that are on their way to this node.
+func (c *Core) receiving() int {
+	n := 0
+	for p := range c.parts {
+		if c.parts[p].incoming.from != (Node{}) {
+			n++
+		}
+	}
+	return n
+}
+
+func (c *Core) endIncoming(p int) {
+	in := &c.parts[p].incoming
+	c.buffered -= len(in.pieces)
+	*in = incoming{}
+}
+
+func (c *Core) onOfferReply(from Node, r *OfferReply) {
+	pt := &c.parts[r.Partition]
+	m := pt.move
+	if m == nil || m.to != from || m.accepted || r.Term != pt.term {
+		return
+	}
+	if r.Verdict == Refused {
+		c.endMove(r.Partition)
+		pt.askAt = c.t + retryAfter
+		return
+	}
+	m.accepted, m.merge = true, r.Verdict == Merging
+	f := &pt.followers[Backup]
+	switch {
+	case m.merge && f.node == from:
+		c.dropFollower(r.Partition, Backup, "it holds the partition too")
+		fallthrough
+	case f.node != from:
+		m.slot = Target
+		c.follow(r.Partition, Target, from, true)
+	default:
+		m.slot = Backup
+		f.all = true
+		c.data.Widen(r.Partition, Backup)
+	}
+	c.pump(r.Partition, m.slot)
+	c.tendMove(r.Partition)
+}
+
+// tendMove takes a move its next step.
+func (c *Core) tendMove(p int) {
+	pt := &c.parts[p]
+	m := pt.move
+	switch {
+	case m.commit != nil:
+		if c.t-m.sent >= commitAgain {
+			c.sendCommit(p)
+		}
+	case !m.accepted:
+		if c.owner(p) != m.to {
+			c.endMove(p)
+		} else if c.t-m.sent >= retryAfter {
+			c.offer(p)
+		}
+	case pt.followers[m.slot].node != m.to, pt.standing == Owned && c.owner(p) != m.to:
+		c.endMove(p) // it was lost as a follower, or is no longer the one who should have it
+	case pt.standing == Owned:
+		if c.upToDate(p) {
+			c.freeze(p)
+		}
+	case pt.followers[m.slot].flight == nil:
+		c.commit(p)
+	}
+}
+
+// upToDate says whether so little is left to send of a partition on its way that it can be frozen.
+func (c *Core) upToDate(p int) bool {
+	pt := &c.parts[p]
+	m := pt.move
+	if m == nil || !m.accepted || pt.standing != Owned || c.owner(p) != m.to {
+		return false
+	}
+	f := &pt.followers[m.slot]
+	return f.node == m.to && f.caught && f.flight == nil && c.data.Pending(p, m.slot) <= freezeBelow
+}
+
+// freeze ends deciding. From here on the partition is either handed over or, when the receiver says that it has not
+// taken it, held under a new term.
+func (c *Core) freeze(p int) {
+	pt := &c.parts[p]
+	c.data.Shut(p)
+	c.data.Lease(p, 0)
+	pt.strict.until = 0
+	pt.standing = Frozen
+	c.publish(p)
+	c.commit(p)
+}
+
+// commit sends what is left, the last of it together with the proof of release.
+func (c *Core) commit(p int) {
+	pt := &c.parts[p]
+	m, f := pt.move, &pt.followers[pt.move.slot]
+	chunk, version, more := c.data.Drain(p, m.slot, c.now.Instant, chunkBytes)
+	if more || len(chunk) > pieceBytes {
+		f.load(pt, chunk, version, false)
+		c.sendFlight(p, m.slot)
+		return
+	}
+	if c.cfg.Mutation == DropOnMove {
+		chunk = nil
+	}
+	f.sequence++
+	m.commit = &Commit{
+		Replicate: Replicate{
+			Partition: p, Term: pt.term, Sequence: f.sequence, Part: 0, Parts: 1, Chunk: chunk, Sum: sum(chunk),
+		},
+		Known: pt.known, Release: c.cfg.Self, Merge: m.merge, Granted: pt.strict.whole,
+	}
+	// Whatever term the receiver takes: should it be lost at once, this node's next claim is to be above.
+	pt.known = c.next(p)
+	c.sendCommit(p)
+}
+
+func (c *Core) sendCommit(p int) {
+	m := c.parts[p].move
+	m.sent = c.t
+	c.send(m.to, m.commit)
+}
+
+func sum(chunk []byte) uint32 { return crc32.Checksum(chunk, crc32.MakeTable(crc32.Castagnoli)) }
+
+// endMove forgets a move.
+func (c *Core) endMove(p int) {
+	pt := &c.parts[p]
+	if pt.move == nil {
+		return
+	}
+	c.moving--
+	c.stir = true
+	pt.move = nil
+	if pt.followers[Target].node != (Node{}) {
+		c.dropFollower(p, Target, "")
+	}
+}
+
+// onCommit takes a partition over.
+func (c *Core) onCommit(from Node, m *Commit) {
+	p := m.Partition
+	pt := &c.parts[p]
+	if pt.committed.from == from && pt.committed.term == m.Term && pt.committed.ack != nil {
+		c.send(from, pt.committed.ack)
+		return
+	}
+	in := &pt.incoming
+	ack := &CommitAck{Partition: p, Term: m.Term}
+	fits := in.sender == from && m.Sequence == in.last+1 && len(in.pieces) == 0 && m.Sum == sum(m.Chunk)
+	switch {
+	case pt.held && !(in.from == from && in.merge && m.Merge):
+		ack.Outcome, ack.Known, ack.Holder = Conflict, pt.term, c.cfg.Self
+	case pt.held && (pt.standing == Frozen || !in.complete || !fits):
+		ack.Outcome = Again
+	case pt.held:
+		ack.Outcome = c.absorb(p, from, m)
+	case !fits || pt.copyFrom != from || pt.copy == (Position{}) || m.Merge:
+		ack.Outcome = Again
+	case len(m.Chunk) > 0 && c.data.Apply(p, false, c.now.Instant, m.Chunk) != nil:
+		ack.Outcome = Again
+		c.dropCopy(p)
+	default:
+		ack.Outcome = Done
+		pt.strict = strictness{earlier: true, release: Release{Node: m.Release, Term: m.Term}, releaseWhole: m.Granted}
+		c.learn(p, m.Known, Node{})
+		c.learn(p, m.Term, from)
+		c.endIncoming(p)
+		c.hold(p, c.next(p))
+		c.note("took over", p, from, "")
+	}
+	if ack.Outcome == Again {
+		c.endIncoming(p)
+	}
+	if ack.Outcome == Done {
+		ack.New = pt.term
+		c.grants.urgent = true
+		if f := &pt.followers[Backup]; f.node == (Node{}) && c.member(c.view.Backups, p) == from && !m.Merge {
+			// The one who gave it away has exactly this content.
+			c.followCurrent(p, from)
+			ack.Keep, ack.Sequence = true, f.sequence
+		}
+		c.wantBackup(p)
+	}
+	if ack.Outcome == Done {
+		pt.committed = commitment{from: from, term: m.Term, ack: ack}
+	}
+	c.send(from, ack)
+}
+
+// absorb merges a staged copy, brought up to its holder's last change, into a partition that is held here as well.
+func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
+	pt := &c.parts[p]
+	if len(m.Chunk) > 0 && c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil || c.data.Merge(p, c.now.Instant) != nil {
+		return Again
+	}
+	c.endIncoming(p)
+	if pt.known.Less(m.Known) {
+		pt.known = m.Known
+	}
+	own := pt.strict
+	c.raise(p)
+	pt.strict.release, pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, m.Granted
+	pt.strict.selfWhole = own.whole || own.selfWhole
+	c.note("merged", p, from, "term "+m.Term.String())
+	return Done
+}
+
+func (c *Core) onCommitAck(from Node, a *CommitAck) {
+	p := a.Partition
+	pt := &c.parts[p]
+	m := pt.move
+	if m == nil || m.commit == nil || m.to != from || a.Term != pt.term {
+		return
+	}
+	switch a.Outcome {
+	case Done:
+		c.released(p, a)
+	case Again, Superseded, Conflict:
+		// It has not taken the partition. A message of this attempt that is still on its way must not make it do so later:
+		// the new term sees to that.
+		if pt.known.Less(a.Known) {
+			pt.known = a.Known
+		}
+		slot := m.slot
+		c.endMove(p)
+		if slot == Backup {
+			c.dropFollower(p, Backup, "it could not take over")
+		}
+		pt.askAt = c.t + retryAfter
+		c.raise(p)
+		c.note("move failed, going on", p, from, "")
+	}
+}
+
+// released ends holding a partition that another process has taken over.
+func (c *Core) released(p int, a *CommitAck) {
+	pt := &c.parts[p]
+	to := pt.move.to
+	// Everything that was admitted is in the receiver's content.
+	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone})
+	c.endMove(p)
+	for s := range pt.followers {
+		if f := &pt.followers[s]; f.node != (Node{}) {
+			if f.node != to {
+				c.send(f.node, &Forget{Partition: p, Term: pt.term})
+			}
+			c.data.Detach(p, Slot(s))
+			*f = follower{}
+		}
+	}
+	pt.held, pt.standing = false, Elsewhere
+	pt.strict, pt.committed = strictness{}, commitment{}
+	pt.known, pt.holder, pt.hintView = a.New, to, c.views
+	if a.Keep {
+		pt.copy, pt.copyFrom = Position{Term: a.New, Sequence: a.Sequence}, to
+		pt.incoming = incoming{sender: to, last: a.Sequence}
+	} else {
+		c.dropCopy(p)
+	}
+	c.publish(p)
+	c.out.Notes = append(c.out.Notes, Note{What: "handed over", Partition: p, Term: a.New, Other: to})
+}
+
+// dropCopy gives up what this node has of a partition that it does not hold.
+func (c *Core) dropCopy(p int) {
+	pt := &c.parts[p]
+	pt.copy, pt.copyFrom = Position{}, Node{}
+	c.data.Discard(p)
+}
