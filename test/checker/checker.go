@@ -1,0 +1,489 @@
+// Package checker judges what a cluster has answered. It reads a history (who asked what and when, what the answers were,
+// which faults the run had) and knows nothing of the code that made it, so that the code's idea of what is right and the
+// checker's are two.
+//
+// A history may come from the simulator, which knows the instant of every decision, or from real processes, where an
+// operation was decided at some instant between its being sent and its being answered. An operation counts for a stretch
+// of time only when it lies wholly inside, so that the checker never raises a false alarm for want of knowledge.
+//
+// Protocol, beside it, is told what the nodes do while they do it, and holds that to the rules of who may decide.
+package checker
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+	"time"
+)
+
+// Kind says what a limit bounds.
+type Kind uint8
+
+// The kinds.
+const (
+	Window Kind = 1 + iota // at most Limit in any window: sliding_log, sliding_window
+	Fixed                  // at most Limit in each window, so that two limits can meet at a boundary: fixed_window
+	Bucket                 // at most Capacity, and Limit more per window of time that passes: token_bucket
+)
+
+// Durability is what a policy pays for its counters' surviving of a crash.
+type Durability uint8
+
+// The durabilities.
+const (
+	None Durability = iota
+	Async
+	Escrow
+	Sync
+)
+
+// Policy is one limit and what has been promised for it.
+type Policy struct {
+	Name       string
+	Kind       Kind
+	Limit      int64
+	Capacity   int64 // of a Bucket
+	Window     time.Duration
+	Durability Durability
+	Strict     bool // at most Limit, whatever happens to the network
+	ColdClosed bool // a counter that was lost starts as if used up
+	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds: a slot.
+	Coarse time.Duration
+}
+
+// Result is what an Operation came to.
+type Result uint8
+
+// The results.
+const (
+	Admitted Result = 1 + iota
+	Refused
+	Failed // not decided, or not known to be: it may have been charged
+)
+
+// Operation is one question and its answer. Instants are nanoseconds on the one clock of the history.
+type Operation struct {
+	Policy, Key    string
+	Cost           int64
+	Sent, Answered int64 // it was decided in between; equal when the instant of the decision is known
+	Result         Result
+	Degraded       bool   // the answer said so
+	Node           string // that decided it; empty when that is not known
+}
+
+// Crash is the end of a process and of what it had in memory.
+type Crash struct {
+	At   int64
+	Node string
+	// Copied: when it happened, every partition had a current copy elsewhere, and no other fault was going on. Only then
+	// do the bounds of a policy's durability hold.
+	Copied bool
+	// Flushed is, by key, the instant up to which changes are known to have reached the copy. A key that is not in it had
+	// everything but the last History.Flush copied.
+	Flushed map[string]int64
+}
+
+// Split is a time in which nodes may have taken each other for gone: a cut network, a false suspicion, a pause for longer
+// than it takes to be declared dead. It lasts until the sides have merged.
+type Split struct {
+	From, To int64
+	Sides    int // into how many groups the nodes may have fallen
+}
+
+// Oblivion is a time in which no majority of the voters had been up for long enough to know what was granted before. What
+// strict rules have admitted is then taken to be all there is room for.
+type Oblivion struct{ From, To int64 }
+
+// Usage is an observation of how much room a key had left, made when nothing was amiss and all sides had merged.
+type Usage struct {
+	Policy, Key string
+	At          int64
+	Remaining   int64
+}
+
+// History is a run.
+type History struct {
+	Policies   []Policy
+	Operations []Operation
+	Crashes    []Crash
+	Splits     []Split
+	Oblivions  []Oblivion
+	Usages     []Usage
+	Drift      int64         // the largest error of a clock's rate, in parts per million
+	Flush      time.Duration // how far back changes may not have reached a copy that is being kept up to date
+	// Claim is how long it may take until what a crashed node held is claimed, which is when an escrow is charged and a cold
+	// start begins.
+	Claim time.Duration
+	// Late is by how much longer than its window a unit may be held against a key because its age was taken down when it
+	// arrived at another node and not when it was sent.
+	Late time.Duration
+}
+
+// Violation is a rule that was broken, and how.
+type Violation struct{ Rule, Text string }
+
+func (v Violation) String() string { return v.Rule + ": " + v.Text }
+
+// The rules of Check.
+const (
+	Beyond      = "admitted beyond the limit"
+	Unjustified = "refused without need"
+	Forgotten   = "forgotten in a merge"
+	Malformed   = "malformed history"
+)
+
+// Report is what Check has found.
+type Report struct {
+	Violations []Violation
+	// Excess is, by policy, the most that was admitted of one key beyond its limit, whether or not the faults allow it.
+	Excess map[string]int64
+}
+
+// Check judges a history. Of each key it reports the worst violation of each rule.
+func Check(h *History) *Report {
+	c := check{History: h, report: &Report{Excess: make(map[string]int64)}}
+	policies := make(map[string]*Policy)
+	for i := range h.Policies {
+		policies[h.Policies[i].Name] = &h.Policies[i]
+		c.report.Excess[h.Policies[i].Name] = 0
+	}
+	type id struct{ policy, key string }
+	keys := make(map[id]*history)
+	var order []*history
+	find := func(policy, key string) *history {
+		k := keys[id{policy, key}]
+		if k == nil {
+			p := policies[policy]
+			if p == nil {
+				c.fail(Malformed, "%s/%s: unknown policy", policy, key)
+				return nil
+			}
+			k = &history{Policy: p, key: key}
+			keys[id{policy, key}] = k
+			order = append(order, k)
+		}
+		return k
+	}
+	for _, op := range h.Operations {
+		k := find(op.Policy, op.Key)
+		if k == nil {
+			continue
+		}
+		if op.Answered < op.Sent || op.Cost <= 0 {
+			c.fail(Malformed, "%s/%s: cost %d, sent at %v, answered at %v", op.Policy, op.Key, op.Cost, op.Sent, op.Answered)
+			continue
+		}
+		switch op.Result {
+		case Admitted:
+			k.admitted = append(k.admitted, op)
+			k.charged = append(k.charged, op)
+		case Refused:
+			k.refused = append(k.refused, op)
+		default:
+			k.charged = append(k.charged, op)
+		}
+	}
+	for _, u := range h.Usages {
+		if k := find(u.Policy, u.Key); k != nil {
+			k.usages = append(k.usages, u)
+		}
+	}
+	bySent := func(a, b Operation) int { return cmp.Compare(a.Sent, b.Sent) }
+	for _, k := range order {
+		slices.SortStableFunc(k.admitted, bySent)
+		slices.SortStableFunc(k.charged, bySent)
+		k.lost = make([]int64, len(h.Crashes))
+		for i := range h.Crashes {
+			k.lost[i] = c.lost(k, &h.Crashes[i])
+		}
+		c.admissions(k)
+		c.refusals(k)
+		c.merges(k)
+	}
+	return c.report
+}
+
+type check struct {
+	*History
+	report *Report
+}
+
+// history is all there is of one key.
+type history struct {
+	*Policy
+	key      string
+	admitted []Operation
+	charged  []Operation // admitted, or not known not to be
+	refused  []Operation
+	usages   []Usage
+	lost     []int64 // by crash
+}
+
+func (c *check) fail(rule, format string, args ...any) {
+	c.report.Violations = append(c.report.Violations, Violation{rule, fmt.Sprintf(format, args...)})
+}
+
+// whole, as what a crash has lost, is everything.
+const whole = -1
+
+// lost is how many of the key's admissions a crash may have made forgotten. An answer that says it is degraded was given
+// without waiting, whatever the durability.
+func (c *check) lost(k *history, f *Crash) int64 {
+	switch {
+	case k.Strict:
+		for _, o := range c.Oblivions {
+			if !f.Copied && o.From <= f.At && f.At <= o.To {
+				return whole // the holder, its copy and the voters that knew of them: nobody is left who could know
+			}
+		}
+		return 0
+	case k.Durability == None || !f.Copied:
+		return whole
+	}
+	since, ok := f.Flushed[k.key]
+	if !ok {
+		since = f.At - int64(c.Flush)
+	}
+	var n int64
+	for _, op := range k.admitted {
+		if op.Answered > since && op.Sent <= f.At && (op.Node == "" || op.Node == f.Node) && (k.Durability == Async || op.Degraded) {
+			n += op.Cost
+		}
+	}
+	return n
+}
+
+// budget is how many admissions beyond bound the faults between two instants account for. bound is what one decider
+// who knows everything would admit in that time.
+func (c *check) budget(k *history, bound, from, to int64) int64 {
+	n := c.forgotten(k, bound, from, to)
+	if !k.Strict { // for the network there is no excuse
+		for _, s := range c.Splits {
+			if s.From <= to && s.To >= from {
+				n += int64(s.Sides-1) * bound
+			}
+		}
+	}
+	return n
+}
+
+// forgotten is the part of the budget that is lost for good.
+func (c *check) forgotten(k *history, bound, from, to int64) int64 {
+	var n int64
+	for i, f := range c.Crashes {
+		if f.At < from || f.At > to {
+			continue
+		}
+		if k.lost[i] == whole {
+			n += bound
+		} else {
+			n += min(bound, k.lost[i])
+		}
+	}
+	return n
+}
+
+// admissions holds every stretch of time between two admissions to what may be admitted in it.
+func (c *check) admissions(k *history) {
+	span := c.shorter(k.Window) // the instants of a window on a clock that is slow while the one before it was fast
+	var inside []Operation
+	var worst int64
+	var text string
+	for i, first := range k.admitted {
+		inside = inside[:0]
+		for _, op := range k.admitted[i:] {
+			if k.Kind != Bucket && op.Sent-first.Sent >= span {
+				break
+			}
+			inside = append(inside, op)
+		}
+		slices.SortStableFunc(inside, func(a, b Operation) int { return cmp.Compare(a.Answered, b.Answered) })
+		var n int64
+		for _, last := range inside {
+			t := last.Answered - first.Sent
+			if k.Kind != Bucket && t >= span {
+				break
+			}
+			n += last.Cost
+			bound := c.bound(k, t)
+			if n <= bound {
+				continue
+			}
+			c.report.Excess[k.Name] = max(c.report.Excess[k.Name], n-bound)
+			budget := c.budget(k, bound, first.Sent, last.Answered)
+			if over := n - bound - budget; over > worst {
+				worst = over
+				text = fmt.Sprintf("%s/%s: %d admitted between %v and %v; the limit allows %d, the faults %d more", k.Name, k.key,
+					n, time.Duration(first.Sent), time.Duration(last.Answered), bound, budget)
+			}
+		}
+	}
+	if worst > 0 {
+		c.fail(Beyond, "%s", text)
+	}
+}
+
+// bound is what may be admitted within t when nothing is forgotten.
+func (c *check) bound(k *history, t int64) int64 {
+	switch k.Kind {
+	case Fixed:
+		return 2 * k.Limit
+	case Bucket:
+		return k.Capacity + part(k.Limit, c.longer(time.Duration(t)), int64(k.Window)) + 1
+	default:
+		return k.Limit
+	}
+}
+
+// refusals looks for those that what may have been charged does not account for.
+func (c *check) refusals(k *history) {
+	var worst int64
+	var text string
+	horizon := c.longer(k.Window) + int64(k.Coarse) + int64(c.Late)
+	for _, op := range k.refused {
+		if op.Cost > k.most() {
+			continue
+		}
+		reach := horizon
+		if k.Kind != Window {
+			// What two sides have merged lasts longer: a window until the later of the two ends, with what the earlier one
+			// counted; a bucket until both sides' debts are paid.
+			reach *= 3
+		}
+		slack, sure := c.slack(k, op.Sent-reach, op.Answered)
+		if !sure {
+			continue
+		}
+		var used int64
+		if k.Kind == Bucket {
+			used, _ = c.deficit(k.charged, k, op.Answered, true, c.Late)
+		} else {
+			for _, e := range k.charged {
+				if e.Answered > op.Sent-horizon && e.Sent <= op.Answered {
+					used += e.Cost
+				}
+			}
+		}
+		if room := k.most() - used - op.Cost - slack; room >= 0 && room+1 > worst {
+			worst = room + 1
+			text = fmt.Sprintf("%s/%s: %d refused at %v by %q, where at most %d of %d could have been in use",
+				k.Name, k.key, op.Cost, time.Duration(op.Answered), op.Node, used, k.most())
+		}
+	}
+	if worst > 0 {
+		c.fail(Unjustified, "%s", text)
+	}
+}
+
+func (p *Policy) most() int64 {
+	if p.Kind == Bucket {
+		return p.Capacity
+	}
+	return p.Limit
+}
+
+// slack is how much may have been held back between two instants on account of faults; sure is false where there is no
+// telling.
+func (c *check) slack(k *history, from, to int64) (slack int64, sure bool) {
+	for _, s := range c.Splits {
+		if s.From <= to && s.To >= from {
+			return 0, false // sides that merge rather count twice than not at all
+		}
+	}
+	for _, o := range c.Oblivions {
+		if k.Strict && o.From <= to && o.To >= from-int64(c.Claim) {
+			return 0, false
+		}
+	}
+	for _, f := range c.Crashes {
+		if f.At > to || f.At < from-int64(c.Claim) {
+			continue
+		}
+		if !f.Copied && (k.Strict || k.ColdClosed) {
+			return 0, false
+		}
+		if k.Durability == Escrow {
+			slack += 2 * max(1, k.most()/20)
+		}
+	}
+	return slack, true
+}
+
+// merges holds what was left of a key to what was admitted on all sides.
+func (c *check) merges(k *history) {
+	for _, u := range k.usages {
+		var used int64
+		from := u.At - c.shorter(k.Window)
+		switch k.Kind {
+		case Window:
+			for _, op := range k.admitted {
+				if op.Sent > from && op.Answered < u.At {
+					used += op.Cost
+				}
+			}
+		case Bucket:
+			used, from = c.deficit(k.admitted, k, u.At, false, 0)
+		default:
+			continue // what counts depends on when the window began
+		}
+		lost := c.forgotten(k, k.most(), from, u.At)
+		if room := max(0, k.most()-max(0, used-lost)); u.Remaining > room {
+			c.fail(Forgotten, "%s/%s: %d left at %v, where %d of %d were in use and at most %d forgotten", k.Name, k.key,
+				u.Remaining, time.Duration(u.At), used, k.most(), lost)
+		}
+	}
+}
+
+// deficit is how far below its capacity a bucket is at an instant that was charged ops: at most, with all charged late and
+// refilled slowly and late by some time once, or at least. Part of a unit is one that is not there. since is when it was
+// full last.
+func (c *check) deficit(ops []Operation, k *history, at int64, most bool, late time.Duration) (units, since int64) {
+	perNano := float64(k.Limit) / float64(k.Window)
+	if most {
+		perNano *= 1 - c.drift()
+	} else {
+		perNano *= 1 + c.drift()
+	}
+	var level, last float64
+	for _, op := range ops {
+		if op.Sent > at || !most && op.Answered >= at {
+			continue
+		}
+		when := float64(op.Sent)
+		if most {
+			when = float64(min(op.Answered, at))
+		}
+		level -= max(0, when-last) * perNano
+		if level <= 0 {
+			level, since = 0, op.Sent
+		}
+		level += float64(op.Cost)
+		if !most {
+			level = min(level, float64(k.Capacity)) // two sides may have spent more than there was
+		}
+		last = max(last, when)
+	}
+	level = max(0, level-(float64(at)-last)*perNano)
+	const rounding = 1e-6
+	if most {
+		return int64(math.Ceil(min(float64(k.Capacity), level+float64(late)*perNano) + rounding)), since
+	}
+	return int64(math.Ceil(level - rounding)), since
+}
+
+func (c *check) drift() float64 { return 2 * float64(c.Drift) / 1e6 }
+
+func (c *check) shorter(d time.Duration) int64 { return int64(d) - part(int64(d), 2*c.Drift, 1e6) }
+func (c *check) longer(d time.Duration) int64  { return int64(d) + part(int64(d), 2*c.Drift, 1e6) + 1 }
+
+// part is n·num/den, rounded down, for arguments that are not negative.
+func part(n, num, den int64) int64 {
+	hi, lo := bits.Mul64(uint64(n), uint64(num))
+	if hi >= uint64(den) {
+		return 1<<63 - 1
+	}
+	q, _ := bits.Div64(hi, lo, uint64(den))
+	return int64(min(q, 1<<63-1))
+}

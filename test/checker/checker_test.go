@@ -1,0 +1,301 @@
+package checker
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const second = int64(time.Second)
+
+// log3 admits 3 in 10 s.
+var log3 = Policy{Name: "p", Kind: Window, Limit: 3, Window: 10 * time.Second, Durability: Async}
+
+func with(p Policy, change func(*Policy)) Policy {
+	change(&p)
+	return p
+}
+
+// at makes operations that were decided at given seconds.
+func at(result Result, seconds ...float64) []Operation {
+	var ops []Operation
+	for _, s := range seconds {
+		t := int64(s * float64(second))
+		ops = append(ops, Operation{Policy: "p", Key: "k", Cost: 1, Sent: t, Answered: t, Result: result, Node: "a"})
+	}
+	return ops
+}
+
+func degraded(second float64) Operation {
+	op := at(Admitted, second)[0]
+	op.Degraded = true
+	return op
+}
+
+func between(result Result, sent, answered float64) Operation {
+	op := at(result, sent)[0]
+	op.Answered = int64(answered * float64(second))
+	return op
+}
+
+func moment(s float64) int64 { return int64(s * float64(second)) }
+
+func rules(vs []Violation) string {
+	var rules []string
+	for _, v := range vs {
+		rules = append(rules, v.Rule)
+	}
+	return strings.Join(rules, "; ")
+}
+
+func TestCheck(t *testing.T) {
+	strict := func(p *Policy) { p.Strict, p.Durability = true, Sync }
+	durable := func(d Durability) func(*Policy) { return func(p *Policy) { p.Durability = d } }
+	bucket := func(p *Policy) { p.Kind, p.Capacity = Bucket, 3 } // 0.3 per second
+	fixed := func(p *Policy) { p.Kind = Fixed }
+	none := func(*Policy) {}
+	crash := func(at float64, copied bool) []Crash { return []Crash{{At: moment(at), Node: "a", Copied: copied}} }
+	flushed := func(at, last float64) []Crash {
+		return []Crash{{At: moment(at), Node: "a", Copied: true, Flushed: map[string]int64{"k": moment(last)}}}
+	}
+	split := func(from, to float64, sides int) []Split { return []Split{{moment(from), moment(to), sides}} }
+	left := func(at float64, n int64) []Usage { return []Usage{{"p", "k", moment(at), n}} }
+	cost := func(op Operation, n int64) []Operation { op.Cost = n; return []Operation{op} }
+
+	tests := []struct {
+		name   string
+		policy func(*Policy)
+		h      History
+		want   string
+	}{
+		// Admissions without faults.
+		{"at the limit", none, History{Operations: at(Admitted, 1, 2, 3, 11.001, 12.001, 13.001)}, ""},
+		{"one too many", none, History{Operations: at(Admitted, 1, 2, 3, 10.9)}, Beyond},
+		{"out of order", none, History{Operations: at(Admitted, 10.9, 3, 2, 1)}, Beyond},
+		{"half-open window", none, History{Operations: at(Admitted, 1, 2, 3, 11)}, ""},
+		{"clocks that differ", none, History{Drift: 1000, Operations: at(Admitted, 1, 2, 3, 10.981)}, ""},
+		{"more than clocks differ", none, History{Drift: 1000, Operations: at(Admitted, 1, 2, 3, 10.979)}, Beyond},
+		{"cost", none, History{Operations: append(at(Admitted, 1, 2), cost(at(Admitted, 3)[0], 2)...)}, Beyond},
+		{"two keys", none, History{Operations: append(at(Admitted, 1, 2, 3), Operation{Policy: "p", Key: "l", Cost: 3, Sent: 4, Answered: 4, Result: Admitted})}, ""},
+		{"failed are not admitted", none, History{Operations: append(at(Admitted, 1, 2, 3), at(Failed, 4)...)}, ""},
+		{"partly outside any window", none, History{Operations: append(at(Admitted, 1, 2, 3), between(Admitted, 4, 11.5))}, ""},
+		{"wholly inside a window", none, History{Operations: append(at(Admitted, 1, 2, 3), between(Admitted, 4, 10.5))}, Beyond},
+		{"answers cross", none, History{Operations: append(at(Admitted, 4, 5), between(Admitted, 3.9, 15), between(Admitted, 4.1, 4.2), between(Admitted, 4.2, 4.3))}, Beyond},
+		{"fixed window's boundary", fixed, History{Operations: at(Admitted, 9, 9, 9, 11, 11, 11)}, ""},
+		{"more than a boundary explains", fixed, History{Operations: at(Admitted, 9, 9, 9, 11, 11, 11, 12)}, Beyond},
+		{"bucket", bucket, History{Operations: at(Admitted, 1, 1, 1, 4.4, 7.8, 11.2)}, ""},
+		{"bucket that refills too fast", bucket, History{Operations: at(Admitted, 1, 1, 1, 2, 3, 4)}, Beyond},
+
+		// Crashes.
+		{"none, a crash", durable(None), History{Crashes: crash(4, true), Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
+		{"none, beyond a crash", durable(None), History{Crashes: crash(4, true), Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
+		{"none, after a crash", durable(None), History{Crashes: crash(0.5, true), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"async, unflushed", none, History{Crashes: flushed(4, 2.5), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
+		{"async, flushed", none, History{Crashes: flushed(4, 3.5), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"async, another node's", none, History{Crashes: []Crash{{At: moment(4), Node: "b", Copied: true, Flushed: map[string]int64{"k": 0}}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"async, within the interval", none, History{Flush: 50 * time.Millisecond, Crashes: crash(3.04, true), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
+		{"async, before the interval", none, History{Flush: 50 * time.Millisecond, Crashes: crash(3.06, true), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"async, no copy", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
+		{"escrow", durable(Escrow), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"sync", durable(Sync), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"sync, degraded", durable(Sync), History{Crashes: flushed(4, 2.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, ""},
+		{"sync, degraded and flushed", durable(Sync), History{Crashes: flushed(4, 3.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, Beyond},
+		{"sync, no copy", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
+		{"sync, no copy once", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
+		{"strict, no copy", strict, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"strict, no copy and no voters", strict, History{Crashes: crash(4, false), Oblivions: []Oblivion{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, ""},
+		{"strict, a copy and no voters", strict, History{Crashes: crash(4, true), Oblivions: []Oblivion{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+
+		// Splits.
+		{"two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3)}, ""},
+		{"more than two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4)}, Beyond},
+		{"three sides", none, History{Splits: split(0, 20, 3), Operations: at(Admitted, 1, 1, 2, 2, 3, 3, 4)}, ""},
+		{"after a split", none, History{Splits: split(0, 1.5, 2), Operations: at(Admitted, 2, 2, 3, 3)}, Beyond},
+		{"strict in a split", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2)}, Beyond},
+		{"strict is strict about the limit only", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2)}, ""},
+
+		// Refusals.
+		{"refused at the limit", none, History{Operations: append(at(Admitted, 1, 2, 3), at(Refused, 4, 10.9)...)}, ""},
+		{"refused below it", none, History{Operations: append(at(Admitted, 1, 2), at(Refused, 4)...)}, Unjustified},
+		{"refused too late", none, History{Operations: append(at(Admitted, 1, 2, 3), at(Refused, 11.2)...)}, Unjustified},
+		{"late ages", none, History{Late: time.Second, Operations: append(at(Admitted, 1, 2, 3), at(Refused, 11.2)...)}, ""},
+		{"coarse slots", func(p *Policy) { p.Coarse = time.Second }, History{Operations: append(at(Admitted, 1, 2, 3), at(Refused, 11.2)...)}, ""},
+		{"may have been charged", none, History{Operations: append(append(at(Admitted, 1, 2), at(Failed, 3)...), at(Refused, 4)...)}, ""},
+		{"can never pass", none, History{Operations: cost(at(Refused, 1)[0], 4)}, ""},
+		{"cost too high for the room", none, History{Operations: append(at(Admitted, 1, 2), cost(at(Refused, 3)[0], 2)...)}, ""},
+		{"refused by an escrow", durable(Escrow), History{Crashes: crash(4, true), Operations: append(at(Admitted, 1), at(Refused, 5)...)}, ""},
+		{"refused by more than an escrow", durable(Escrow), History{Crashes: crash(4, true), Operations: at(Refused, 5)}, Unjustified},
+		{"an escrow charged late", durable(Escrow), History{Claim: 4 * time.Second, Crashes: crash(4, true), Operations: append(at(Admitted, 14), at(Refused, 15)...)}, ""},
+		{"an escrow long ago", durable(Escrow), History{Crashes: crash(4, true), Operations: append(at(Admitted, 14), at(Refused, 15)...)}, Unjustified},
+		{"cold start", func(p *Policy) { p.ColdClosed = true }, History{Crashes: crash(4, false), Operations: at(Refused, 5)}, ""},
+		{"no reason to start cold", none, History{Crashes: crash(4, false), Operations: at(Refused, 5)}, Unjustified},
+		{"voters forgot", strict, History{Oblivions: []Oblivion{{0, moment(2)}}, Operations: at(Refused, 5)}, ""},
+		{"voters forgot long ago", strict, History{Oblivions: []Oblivion{{0, moment(2)}}, Operations: at(Refused, 13)}, Unjustified},
+		{"voters matter to strict rules only", none, History{Oblivions: []Oblivion{{0, moment(2)}}, Operations: at(Refused, 5)}, Unjustified},
+		{"bucket empty", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 3)...)}, ""},
+		{"bucket refilled", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 9)...)}, Unjustified},
+
+		// Merges.
+		{"merged", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 1)}, ""},
+		{"merged by maximum", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 2)}, Forgotten},
+		{"merged and expired", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(11, 3)}, ""},
+		{"forgotten by a crash", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 1), Usages: left(6, 3)}, ""},
+		{"merged bucket", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 1)}, ""},
+		{"merged bucket by maximum", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 2)}, Forgotten},
+
+		// What cannot be judged.
+		{"unknown policy", none, History{Operations: []Operation{{Policy: "q", Key: "k", Cost: 1, Result: Admitted}}}, Malformed},
+		{"answered before it was sent", none, History{Operations: []Operation{between(Admitted, 2, 1)}}, Malformed},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			test.h.Policies = []Policy{with(log3, test.policy)}
+			r := Check(&test.h)
+			if got := rules(r.Violations); got != test.want {
+				t.Errorf("%q, want %q: %v", got, test.want, r.Violations)
+			}
+		})
+	}
+}
+
+func TestExcess(t *testing.T) {
+	h := History{
+		Policies:   []Policy{log3},
+		Splits:     []Split{{0, moment(20), 2}},
+		Operations: at(Admitted, 1, 1, 2, 2, 3),
+	}
+	r := Check(&h)
+	if len(r.Violations) > 0 || r.Excess["p"] != 2 {
+		t.Errorf("%v, excess %v, want 2 and nothing wrong with it", r.Violations, r.Excess)
+	}
+}
+
+// TestSlowIsRight compares the sweep with a count over every pair of instants, for histories without faults.
+func TestSlowIsRight(t *testing.T) {
+	next := uint64(1)
+	random := func(n int64) int64 {
+		next = next*6364136223846793005 + 1442695040888963407
+		return int64(next>>33) % n
+	}
+	var caught int
+	for range 300 {
+		h := History{Policies: []Policy{log3}}
+		for range 5 {
+			sent := random(40)
+			h.Operations = append(h.Operations, Operation{Policy: "p", Key: "k", Cost: 1 + random(2), Sent: sent * second, Answered: (sent + random(5)) * second, Result: Admitted})
+		}
+		want := false
+		for from := range int64(40) {
+			var n int64
+			for _, op := range h.Operations {
+				if op.Sent >= from*second && op.Answered < (from+10)*second {
+					n += op.Cost
+				}
+			}
+			want = want || n > 3
+		}
+		got := slices.ContainsFunc(Check(&h).Violations, func(v Violation) bool { return v.Rule == Beyond })
+		if got != want {
+			t.Errorf("%v: violation %v, want %v", h.Operations, got, want)
+		}
+		if want {
+			caught++
+		}
+	}
+	if caught == 0 || caught == 300 {
+		t.Errorf("%d of 300 histories violate the limit: they show nothing", caught)
+	}
+}
+
+func TestProtocol(t *testing.T) {
+	a, b := Holder{"a", 1}, Holder{"b", 2}
+	again := Holder{"a", 3}
+	one, two := Term{N: 1}, Term{N: 2}
+	tests := []struct {
+		name string
+		do   func(m *Protocol)
+		want string
+	}{
+		{"a move", func(m *Protocol) {
+			m.Sole = true
+			m.Hold(1, 0, a, one)
+			m.Grant(1, 0, a, 10)
+			m.Decide(2, 0, a, true, 3)
+			m.Yield(0, a)
+			m.Hold(3, 0, b, two)
+			m.Grant(3, 0, b, 10)
+			m.Decide(4, 0, b, true, 0)
+			m.Use(9, 0, b, 10)
+			m.Placed(9, 0, b, b)
+		}, ""},
+		{"a lease runs out", func(m *Protocol) {
+			m.Hold(1, 0, a, one)
+			m.Grant(1, 0, a, 10)
+			m.Hold(2, 0, b, two)
+			m.Grant(10, 0, b, 20)
+		}, ""},
+		{"a process ends", func(m *Protocol) {
+			m.Sole = true
+			m.Hold(1, 0, a, one)
+			m.Grant(1, 0, a, 10)
+			m.Gone(a)
+			m.Hold(2, 0, again, two)
+			m.Grant(2, 0, again, 10)
+		}, ""},
+		{"two grants", func(m *Protocol) {
+			m.Hold(1, 0, a, one)
+			m.Grant(1, 0, a, 10)
+			m.Hold(2, 0, b, two)
+			m.Grant(9, 0, b, 20)
+		}, OneGrant},
+		{"two grants, of two partitions", func(m *Protocol) {
+			m.Hold(1, 0, a, one)
+			m.Grant(1, 0, a, 10)
+			m.Hold(2, 1, b, two)
+			m.Grant(9, 1, b, 20)
+		}, ""},
+		{"two deciders", func(m *Protocol) {
+			m.Sole = true
+			m.Hold(1, 0, a, one)
+			m.Hold(2, 0, b, two)
+		}, OneDecider},
+		{"two deciders in a split", func(m *Protocol) {
+			m.Hold(1, 0, a, one)
+			m.Hold(2, 0, b, two)
+		}, ""},
+		{"without a token", func(m *Protocol) { m.Decide(1, 0, a, true, 0) }, NoToken},
+		{"frozen", func(m *Protocol) { m.Hold(1, 0, a, one); m.Decide(2, 0, a, false, 0) }, NoToken},
+		{"after a move", func(m *Protocol) { m.Hold(1, 0, a, one); m.Yield(0, a); m.Decide(2, 0, a, true, 0) }, NoToken},
+		{"a term taken up again", func(m *Protocol) { m.Hold(1, 0, a, one); m.Yield(0, a); m.Hold(2, 0, a, one) }, TermReused},
+		{"a term of two in a split", func(m *Protocol) { m.Hold(1, 0, a, one); m.Hold(2, 0, b, one) }, ""},
+		{"a term of two", func(m *Protocol) { m.Sole = true; m.Hold(1, 0, a, one); m.Gone(a); m.Hold(2, 0, again, one) }, TermReused},
+		{"a term granted to two", func(m *Protocol) {
+			m.Hold(1, 0, a, one)
+			m.Grant(1, 0, a, 5)
+			m.Hold(6, 0, b, one)
+			m.Grant(6, 0, b, 10)
+		}, TermReused},
+		{"four hops", func(m *Protocol) { m.Hold(1, 0, a, one); m.Decide(2, 0, a, true, 4) }, TooManyHop},
+		{"an answer at its lease's end", func(m *Protocol) { m.Use(10, 0, a, 10) }, PastLease},
+		{"tables", func(m *Protocol) {
+			m.Table(1, "a", "a b", "a b a")
+			m.Table(2, "b", "a b", "a b a")
+			m.Table(3, "b", "b", "b b b")
+		}, ""},
+		{"two tables", func(m *Protocol) { m.Table(1, "a", "a b", "a b a"); m.Table(2, "b", "a b", "a b b") }, TwoTables},
+		{"nobody's", func(m *Protocol) { m.Placed(1, 0, a) }, Misplaced},
+		{"another's", func(m *Protocol) { m.Placed(1, 0, a, b) }, Misplaced},
+		{"another boot's", func(m *Protocol) { m.Placed(1, 0, a, again) }, Misplaced},
+		{"two's", func(m *Protocol) { m.Placed(1, 0, a, a, b) }, Misplaced},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			var m Protocol
+			test.do(&m)
+			if got := rules(m.Violations); got != test.want {
+				t.Errorf("%q, want %q: %v", got, test.want, m.Violations)
+			}
+		})
+	}
+}

@@ -1,0 +1,6 @@
+//go:build race
+
+package model
+
+// underRace is set where everything takes ten times as long.
+const underRace = true
