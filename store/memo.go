@@ -27,7 +27,11 @@ type memo struct {
 type memos struct {
 	by    map[memoKey]memo
 	order []memoTurn // oldest first
+	gone  uint64     // turns that have left the order since the partition's beginning: followers count them
 }
+
+// end is the number of turns that there have ever been.
+func (m *memos) end() uint64 { return m.gone + uint64(len(m.order)) }
 
 // memoTurn is a memo's place in the order of forgetting. It is void when the memo is no longer the one it stands for.
 type memoTurn struct {
@@ -51,7 +55,7 @@ func (m *memos) get(k memoKey, now int64) (memo, bool) {
 
 // put remembers a charge, forgetting the oldest ones for the bound on their number and for want of memory. Where there
 // is no memory at all the charge stands and is not remembered.
-func (m *memos) put(k memoKey, e memo, most int, b *budget) {
+func (m *memos) put(k memoKey, e memo, most int, b *shardBudget) {
 	if most < 0 {
 		return
 	}
@@ -71,30 +75,49 @@ func (m *memos) put(k memoKey, e memo, most int, b *budget) {
 	m.order = append(m.order, memoTurn{k, e.until})
 }
 
-func (m *memos) dropOldest(b *budget) {
+func (m *memos) dropOldest(b *shardBudget) {
 	t := m.order[0]
 	m.order = m.order[1:]
+	m.gone++
 	b.Give(memoBytes)
 	if m.by[t.key].until == t.until {
 		delete(m.by, t.key)
 	}
 	if len(m.order) == 0 {
-		*m = memos{}
+		*m = memos{gone: m.gone}
 	}
 }
 
 // expire forgets the charges at the front of the order whose time is over.
-func (m *memos) expire(now int64, b *budget) {
+func (m *memos) expire(now int64, b *shardBudget) {
 	for len(m.order) > 0 && m.order[0].until <= now {
 		m.dropOldest(b)
 	}
 }
 
-// forget drops every charge of one key.
-func (m *memos) forget(hash uint64) {
+// forget drops every charge of one key and reports whether there was any.
+func (m *memos) forget(hash uint64) bool {
+	before := len(m.by)
 	for k := range m.by {
 		if k.key == hash {
 			delete(m.by, k)
+		}
+	}
+	return len(m.by) < before
+}
+
+// free forgets everything.
+func (m *memos) free(b *shardBudget) {
+	b.Give(memoBytes * len(m.order))
+	*m = memos{gone: m.end()}
+}
+
+// unite adds what another has and this one does not.
+func (m *memos) unite(other *memos, most int, b *shardBudget) {
+	for _, t := range other.order {
+		e, ok := other.by[t.key]
+		if _, known := m.by[t.key]; ok && !known && e.until == t.until {
+			m.put(t.key, e, most, b)
 		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
@@ -15,10 +16,23 @@ var errNoRoom = errors.New("store: no room")
 // A record in the arena is
 //
 //	word 0   hash of scope and key
-//	word 1   spec number << 32 | length of the key in bytes
+//	word 1   spec number << 32 | flags << 16 | length of the key in bytes
 //	word 2…  the state, as many words as the spec's limits take
 //	then     the key's bytes, padded to whole words
 const headWords = 2
+
+// maxKey is the longest key in bytes.
+const maxKey = 1<<16 - 1
+
+// The flags of a record.
+const (
+	pendingFlag = 1 << 16 // its change is pending for the first follower; shifted by one, for the second
+	wholeFlag   = 1 << 18 // and its state must be told as a whole, in the same way
+	owedFlag    = 1 << 20 // the content's annex knows what is owed on it
+	sinceShift  = 21      // four bits: index of the element of the lineage from which on the state is all that was charged
+	sinceMask   = 15 << sinceShift
+	flagMask    = 0xffff << 16
+)
 
 // specBytes is what a spec is taken to cost when bytes are counted.
 const specBytes = 256
@@ -36,35 +50,125 @@ type shard struct {
 	store *Store
 
 	mu     sync.Mutex
+	budget shardBudget
 	arena  *algo.Arena
 	parts  []partition
 	specs  []spec
 	specOf map[string][]uint32 // by scope
 	free   []uint32            // unused specs
 
-	scratch algo.State // for peeks at keys without a state
+	scratch algo.State        // for peeks at keys without a state
+	dict    map[uint32]uint64 // of Drain: a spec's index in the chunk's dictionary
+	buffer  []byte            // of Drain: one state
 }
 
-// partition is the table of one partition's records: linear probing over words of (tag << 32 | ref), 0 for an empty
-// slot. The tag is the upper half of the hash, and the home slot is taken from it, so that the table can be rebuilt
-// without looking at the records.
+// shardBudget is the store's budget as one shard uses it.
+type shardBudget struct {
+	*budget
+	// force makes it count what it would refuse: where a change must not be lost for want of memory.
+	force bool
+}
+
+// Take implements algo.Budget.
+func (b *shardBudget) Take(bytes int) bool {
+	if b.force {
+		b.used.Add(int64(bytes))
+		return true
+	}
+	return b.budget.Take(bytes)
+}
+
+// count counts bytes whatever the bound.
+func (b *shardBudget) count(bytes int) { b.used.Add(int64(bytes)) }
+
+// forced calls f with memory that is counted and never refused.
+func (sh *shard) forced(f func()) {
+	defer func(before bool) { sh.budget.force = before }(sh.budget.force)
+	sh.budget.force = true
+	f()
+}
+
+// partition is what a shard keeps of one partition. There are thousands of them, most of which have little besides their
+// records: so the rest is behind pointers that are nil while there is nothing to say.
 type partition struct {
-	index []uint64 // length 0 or a power of two
-	count int
-	memos memos
+	content
+	role    *role
+	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock
+	open    bool
+	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
+	// decisions look at nothing else of all this.
+	traced bool
 }
 
-func entry(tag uint32, ref algo.Ref) uint64 { return uint64(tag)<<32 | uint64(ref) }
+// content is what is known of a partition: the holder's own, or a copy.
+type content struct {
+	table
+	annex *annex // nil: nothing is in it
+}
 
-func (p *partition) ref(slot uint32) algo.Ref { return algo.Ref(p.index[slot]) }
+// annex is what a content has besides records.
+type annex struct {
+	// version counts the changes made while somebody follows them, or says how far a copy has come.
+	version      uint64
+	lineage      []element
+	memos        memos
+	reservations reservations
+	// owed is, by hash, what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
+	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
+	owed       map[uint64]owing
+	cold       coldness
+	coldStrict coldness
+}
+
+// role is what a partition has as a holder or follower, besides its content.
+type role struct {
+	lease     int64 // boot-clock instant until which strict rules are decided
+	unguarded bool
+	followers [slots]*follower
+	advances  advances // told to the backup
+	staging   content
+	floor     uint64 // no version below it may be given out again
+}
+
+// side returns the annex, made if need be.
+func (c *content) side() *annex {
+	if c.annex == nil {
+		c.annex = &annex{}
+	}
+	return c.annex
+}
+
+func (p *partition) duties() *role {
+	if p.role == nil {
+		p.role = &role{}
+	}
+	return p.role
+}
+
+// retrace brings traced up to date.
+func (p *partition) retrace() {
+	p.traced = p.content.newestDelta() != nil
+	if p.role != nil {
+		for _, f := range p.role.followers {
+			p.traced = p.traced || f != nil
+		}
+	}
+}
 
 // record is a view of one record.
 type record struct {
-	words []uint64
+	words []uint64 // with head, key and padding
 	spec  *spec
 	state algo.State
 	key   []byte
 }
+
+func (r record) hash() uint64         { return r.words[0] }
+func (r record) has(flag uint64) bool { return r.words[1]&flag != 0 }
+func (r record) set(flag uint64)      { r.words[1] |= flag }
+func (r record) clear(flag uint64)    { r.words[1] &^= flag }
+func (r record) since() int           { return int(r.words[1] & sinceMask >> sinceShift) }
+func (r record) setSince(i int)       { r.words[1] = r.words[1]&^sinceMask | uint64(i)<<sinceShift }
 
 func keyWords(n int) int { return (n + 7) / 8 }
 
@@ -79,7 +183,7 @@ func bytesOf(words []uint64, n int) []byte {
 func (sh *shard) record(ref algo.Ref) record {
 	head := sh.arena.Block(ref, headWords)
 	sp := &sh.specs[head[1]>>32]
-	n := int(uint32(head[1]))
+	n := int(uint16(head[1]))
 	words := sh.arena.Block(ref, headWords+sp.words+keyWords(n))
 	return record{
 		words: words,
@@ -90,17 +194,17 @@ func (sh *shard) record(ref algo.Ref) record {
 }
 
 // find returns the slot of a key's record.
-func (sh *shard) find(part *partition, hash uint64, scope, key string) (uint32, bool) {
-	if part.count == 0 {
+func (sh *shard) find(t *table, hash uint64, scope, key string) (uint32, bool) {
+	if t.count == 0 {
 		return 0, false
 	}
-	mask := uint32(len(part.index) - 1)
+	mask := uint32(len(t.index) - 1)
 	tag := uint32(hash >> 32)
-	for slot := tag & mask; part.index[slot] != 0; slot = (slot + 1) & mask {
-		if uint32(part.index[slot]>>32) != tag {
+	for slot := tag & mask; t.index[slot] != 0; slot = (slot + 1) & mask {
+		if uint32(t.index[slot]>>32) != tag {
 			continue
 		}
-		r := sh.record(part.ref(slot))
+		r := sh.record(t.ref(slot))
 		if r.words[0] == hash && string(r.key) == key && r.spec.rule.Scope == scope {
 			return slot, true
 		}
@@ -108,14 +212,43 @@ func (sh *shard) find(part *partition, hash uint64, scope, key string) (uint32, 
 	return 0, false
 }
 
+// ofHash appends the slots of all records of a hash to slots: nearly always one at most.
+func (sh *shard) ofHash(t *table, hash uint64, slots []uint32) []uint32 {
+	if t.count == 0 {
+		return slots
+	}
+	mask := uint32(len(t.index) - 1)
+	tag := uint32(hash >> 32)
+	for slot := tag & mask; t.index[slot] != 0; slot = (slot + 1) & mask {
+		if uint32(t.index[slot]>>32) == tag && sh.arena.Block(t.ref(slot), headWords)[0] == hash {
+			slots = append(slots, slot)
+		}
+	}
+	return slots
+}
+
+// dropHash drops all records of a hash and reports whether there were any.
+func (sh *shard) dropHash(t *table, hash uint64) bool {
+	var room [4]uint32
+	found := false
+	for {
+		slots := sh.ofHash(t, hash, room[:0])
+		if len(slots) == 0 {
+			return found
+		}
+		found = true
+		sh.drop(t, slots[0]) // which may move the others
+	}
+}
+
 // insert makes a fresh record and returns its slot.
-func (sh *shard) insert(part *partition, k Key, rule *Rule, now algo.Instant) (uint32, error) {
+func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant) (uint32, error) {
 	s := sh.store
-	if n := s.keys.Add(1); s.cfg.MaxKeys > 0 && n > s.cfg.MaxKeys {
+	if n := s.keys.Add(1); s.cfg.MaxKeys > 0 && n > s.cfg.MaxKeys && !sh.budget.force {
 		s.keys.Add(-1)
 		return 0, errNoRoom
 	}
-	if !part.reserve(&s.budget) {
+	if !t.reserve(&sh.budget) {
 		s.keys.Add(-1)
 		return 0, errNoRoom
 	}
@@ -126,7 +259,7 @@ func (sh *shard) insert(part *partition, k Key, rule *Rule, now algo.Instant) (u
 	}
 	r := sh.record(ref)
 	rule.Limits.Init(r.state, now)
-	return part.put(uint32(k.Hash>>32), ref), nil
+	return t.put(uint32(k.Hash>>32), ref), nil
 }
 
 // place allocates a record with its head and key.
@@ -150,12 +283,12 @@ func (sh *shard) place(k Key, rule *Rule) (algo.Ref, error) {
 }
 
 // drop removes the record at slot with all that its state holds.
-func (sh *shard) drop(part *partition, slot uint32) {
-	ref := part.ref(slot)
+func (sh *shard) drop(t *table, slot uint32) {
+	ref := t.ref(slot)
 	r := sh.record(ref)
 	r.spec.rule.Limits.Free(sh.arena, r.state)
 	sh.discard(ref)
-	part.remove(slot, &sh.store.budget)
+	t.remove(slot, &sh.budget)
 	sh.store.keys.Add(-1)
 }
 
@@ -167,45 +300,72 @@ func (sh *shard) discard(ref algo.Ref) {
 	sh.unref(number)
 }
 
-// adopt brings the record at slot under the given rule when it is under another one. The table keeps its shape.
-func (sh *shard) adopt(part *partition, slot uint32, rule *Rule, now algo.Instant) error {
-	old := part.ref(slot)
+// adopt brings the record at slot under the given rule when it is under another one, and reports whether that changed
+// anything about it. The table keeps its shape.
+func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
+	old := t.ref(slot)
 	r := sh.record(old)
 	if r.spec.rule == rule {
-		return nil
+		return false, nil
 	}
-	if slices.Equal(r.spec.rule.Limits, rule.Limits) {
+	if same(r.spec.rule, rule) {
 		r.spec.rule = rule // the same in other words: the next comparison is one of pointers
-		return nil
+		return false, nil
+	}
+	if sameLimits(r.spec.rule.Limits, rule.Limits) {
+		number, ok := sh.intern(rule)
+		if !ok {
+			return false, errNoRoom
+		}
+		sh.unref(uint32(r.words[1] >> 32))
+		r.words[1] = uint64(number)<<32 | uint64(uint32(r.words[1]))
+		return true, nil
 	}
 	k := Key{Hash: r.words[0], Key: string(r.key)}
 	ref, err := sh.place(k, rule)
 	if err != nil {
-		return err
+		return false, err
 	}
 	r, fresh := sh.record(old), sh.record(ref) // anew, for place may have moved the specs
 	if err := r.spec.rule.Limits.Convert(sh.arena, r.state, now, rule.Limits, fresh.state); err != nil {
 		sh.discard(ref)
-		return errNoRoom
+		return false, errNoRoom
 	}
+	fresh.set(r.words[1] & flagMask)
 	sh.discard(old)
-	part.index[slot] = entry(uint32(k.Hash>>32), ref)
-	return nil
+	t.index[slot] = entry(uint32(k.Hash>>32), ref)
+	return true, nil
 }
+
+// same reports whether two rules of one scope are the same in all that a record's spec stands for.
+func same(a, b *Rule) bool {
+	return a.Durability == b.Durability && a.Strict == b.Strict && a.ColdClosed == b.ColdClosed && sameLimits(a.Limits, b.Limits)
+}
+
+// sameLimits compares limits with their time zones by name: what has come from another process has zones of its own.
+func sameLimits(a, b algo.Limits) bool {
+	return slices.EqualFunc(a, b, func(l, m algo.Limit) bool {
+		if l.Zone != nil && m.Zone != nil && l.Zone.String() == m.Zone.String() {
+			l.Zone = m.Zone
+		}
+		return l == m
+	})
+}
+
+// variants is how many rules of one scope are searched for an equal one; beyond that an equal one may be kept twice, so
+// that callers who send a new limit each time cannot make every insertion slow.
+const variants = 64
 
 // intern returns the number of the rule's spec, counting one more record under it.
 func (sh *shard) intern(rule *Rule) (uint32, bool) {
-	// So many variants of one scope are searched for an equal one; beyond that an equal one may be kept twice, so that
-	// callers who send a new limit each time cannot make every insertion slow.
-	const variants = 64
 	numbers := sh.specOf[rule.Scope]
 	for _, n := range numbers[:min(variants, len(numbers))] {
-		if sp := &sh.specs[n]; sp.rule == rule || slices.Equal(sp.rule.Limits, rule.Limits) {
+		if sp := &sh.specs[n]; sp.rule == rule || same(sp.rule, rule) {
 			sp.refs++
 			return n, true
 		}
 	}
-	if !sh.store.budget.Take(specBytes) {
+	if !sh.budget.Take(specBytes) {
 		return 0, false
 	}
 	fresh := spec{rule: rule, words: rule.Limits.Words(), refs: 1, place: len(numbers)}
@@ -241,133 +401,4 @@ func (sh *shard) unref(n uint32) {
 	*sp = spec{}
 	sh.free = append(sh.free, n)
 	sh.store.budget.Give(specBytes)
-}
-
-// decide is Store.Decide under the lock.
-func (sh *shard) decide(part *partition, k Key, rule *Rule, now algo.Instant, call Call, each []algo.Decision) (algo.Decision, error) {
-	if call.RequestID != 0 && call.Cost > 0 {
-		if m, ok := part.memos.get(memoKey{k.Hash, call.RequestID}, now.Mono); ok {
-			return sh.again(part, k, rule, now, call, m, each)
-		}
-	}
-	slot, found := sh.find(part, k.Hash, rule.Scope, k.Key)
-	if !found {
-		if call.Cost == 0 {
-			return sh.peekNew(rule, now, call, each)
-		}
-		var err error
-		if slot, err = sh.insert(part, k, rule, now); err != nil {
-			return algo.Decision{}, err
-		}
-	} else if err := sh.adopt(part, slot, rule, now); err != nil {
-		return algo.Decision{}, err
-	}
-	r := sh.record(part.ref(slot))
-	d, err := rule.Limits.Decide(sh.arena, r.state, now, call.Request, each)
-	if !found && (err != nil || d.Granted == 0) && rule.Limits.Idle(sh.arena, r.state, now) {
-		sh.drop(part, slot)
-	}
-	if err != nil {
-		return algo.Decision{}, errNoRoom
-	}
-	if call.RequestID != 0 && d.Granted > 0 {
-		m := memo{cost: call.Cost, granted: d.Granted, delay: d.Delay, lease: d.Lease, until: now.Mono + int64(keepFor(rule.Limits))}
-		part.memos.put(memoKey{k.Hash, call.RequestID}, m, sh.store.cfg.MaxRequestIDs, &sh.store.budget)
-	}
-	return d, nil
-}
-
-// again answers a repeated request id: the admission that was made, beside the state as it is now.
-func (sh *shard) again(part *partition, k Key, rule *Rule, now algo.Instant, call Call, m memo, each []algo.Decision) (algo.Decision, error) {
-	if m.cost != call.Cost {
-		return algo.Decision{}, ErrRequestID
-	}
-	peek := Call{Request: algo.Request{TTL: call.TTL}}
-	d, err := sh.decide(part, k, rule, now, peek, each)
-	if err != nil {
-		return algo.Decision{}, err
-	}
-	d.Allowed, d.Granted, d.RetryAfter, d.Delay, d.Lease = true, m.granted, 0, m.delay, m.lease
-	return d, nil
-}
-
-// peekNew answers a peek at a key without a state.
-func (sh *shard) peekNew(rule *Rule, now algo.Instant, call Call, each []algo.Decision) (algo.Decision, error) {
-	if sh.scratch == nil {
-		sh.scratch = make(algo.State, algo.MaxBlock)
-	}
-	state := sh.scratch[:rule.Limits.Words()]
-	rule.Limits.Init(state, now)
-	return rule.Limits.Decide(sh.arena, state, now, call.Request, each)
-}
-
-// reserve makes sure that one more entry fits, at a load of at most 7/8.
-func (p *partition) reserve(b *budget) bool {
-	if (p.count+1)*8 <= len(p.index)*7 {
-		return true
-	}
-	size := max(4, len(p.index)*2)
-	if !b.Take((size - len(p.index)) * 8) {
-		return false
-	}
-	p.rebuild(size)
-	return true
-}
-
-// shrink makes a table smaller that has become sparse. It moves entries, so nobody may be walking the table.
-func (p *partition) shrink(b *budget) {
-	size := len(p.index)
-	for size > 8 && p.count*8 < size {
-		size /= 2
-	}
-	if size < len(p.index) {
-		b.Give((len(p.index) - size) * 8)
-		p.rebuild(size)
-	}
-}
-
-func (p *partition) rebuild(size int) {
-	old := p.index
-	p.index = make([]uint64, size)
-	for _, e := range old {
-		if e != 0 {
-			p.seat(e)
-		}
-	}
-}
-
-func (p *partition) seat(e uint64) uint32 {
-	mask := uint32(len(p.index) - 1)
-	slot := uint32(e>>32) & mask
-	for p.index[slot] != 0 {
-		slot = (slot + 1) & mask
-	}
-	p.index[slot] = e
-	return slot
-}
-
-// put enters a record; reserve has made room for it.
-func (p *partition) put(tag uint32, ref algo.Ref) uint32 {
-	p.count++
-	return p.seat(entry(tag, ref))
-}
-
-// remove empties a slot and moves back what had been pushed past it, so that no tombstones are needed.
-func (p *partition) remove(slot uint32, b *budget) {
-	mask := uint32(len(p.index) - 1)
-	hole := slot
-	for next := (hole + 1) & mask; p.index[next] != 0; next = (next + 1) & mask {
-		home := uint32(p.index[next]>>32) & mask
-		// The entry may move into the hole unless its home lies after the hole, seen from the entry backwards.
-		if (next-home)&mask >= (next-hole)&mask {
-			p.index[hole] = p.index[next]
-			hole = next
-		}
-	}
-	p.index[hole] = 0
-	p.count--
-	if p.count == 0 {
-		b.Give(len(p.index) * 8)
-		p.index = nil
-	}
 }

@@ -23,9 +23,25 @@ import (
 type Rule struct {
 	// Scope is the policy's name or stands for an inline limit's namespace, algorithm and shape. Whoever makes scopes
 	// sees to it that different things never share one.
-	Scope  string
-	Limits algo.Limits
+	Scope      string
+	Limits     algo.Limits
+	Durability Durability
+	// Strict rules are decided under a lease only, see Store.Lease.
+	Strict bool
+	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold.
+	ColdClosed bool
 }
+
+// Durability says what an answer waits for, so that what it admitted outlives this process.
+type Durability uint8
+
+// The durabilities.
+const (
+	Async  Durability = 0 // nothing: the followers hear of it soon
+	None   Durability = 1 // nothing, and followers hear of it only when the partition moves
+	Escrow Durability = 2 // nothing, up to an amount that the backup has been told to take for spent
+	Sync   Durability = 3 // the backup's confirmation
+)
 
 // Key is one key of a scope, hashed once by the caller.
 type Key struct {
@@ -39,15 +55,48 @@ type Call struct {
 	algo.Request
 	// RequestID is a non-zero hash of the caller's request id, or 0. A charge under a known id is not made again.
 	RequestID uint64
+	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
+	Boot int64
+	// Reservation, when it is not 0, is an id under which the charge is remembered for ReserveFor, until Settle ends it.
+	Reservation uint64
+	ReserveFor  time.Duration
 }
 
-// Errors of Decide. None of them charges anything.
+// Answer is a Decision and when it may be given.
+type Answer struct {
+	algo.Decision
+	// Ticket is 0 when the answer may be given at once. Otherwise it is the partition's version that its backup must have
+	// confirmed before.
+	Ticket   uint64
+	Degraded bool  // decided without the current backup that the rule's durability asks for
+	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
+	Pending  bool  // reservations on the key are waiting for their Settle
+}
+
+// Renewal is the answer to Renew.
+type Renewal struct {
+	Alive    bool          // the lease had not ended
+	Left     time.Duration // it now has so long to live
+	Ticket   uint64        // as in Answer, like the rest
+	Degraded bool
+	Until    int64
+}
+
+// Errors. None of them charges or changes anything, but where Apply's comment says so.
 var (
 	// ErrFull means that the store is at its bound of keys or bytes, nothing idle was found to make room, and the call
 	// would have needed a new state or a larger one.
 	ErrFull = errors.New("store: full")
 	// ErrRequestID means that the request id was used before with another cost.
 	ErrRequestID = errors.New("store: request id used before with another cost")
+	// ErrReserved means that a reservation is to keep more than it charged.
+	ErrReserved = errors.New("store: more than what was reserved")
+	// ErrShut means that the partition is not open here.
+	ErrShut = errors.New("store: partition is shut")
+	// ErrNoGrant means that the rule is strict, and there is no lease, or no current backup without which it may be decided.
+	ErrNoGrant = errors.New("store: no lease for a strict rule")
+	// ErrHeld means that a chunk was to be applied to a content that is open.
+	ErrHeld = errors.New("store: partition is open")
 )
 
 // Config bounds a Store. The zero value of a bound means none, except where a default is named.
@@ -56,10 +105,19 @@ type Config struct {
 	MaxKeys       int64 // states kept at most; 0: no bound
 	MaxBytes      int64 // bytes of memory for states, tables and remembered request ids; 0: no bound
 	MaxRequestIDs int   // remembered request ids per partition; 0 stands for DefaultRequestIDs, negative: none
+	// MaxReservations bounds the pending reservations per partition; 0 stands for DefaultReservations, negative: none.
+	MaxReservations int
+	Shut            bool // partitions begin shut
+	// Urgent, when not nil, is called when Drain for the backup of a partition is wanted at once. It is called under locks
+	// and must neither block nor call the Store.
+	Urgent func(partition int)
 }
 
 // DefaultRequestIDs is the number of request ids that a partition remembers unless Config says otherwise.
 const DefaultRequestIDs = 1000
+
+// DefaultReservations is the number of reservations that may be pending in a partition unless Config says otherwise.
+const DefaultReservations = 1000
 
 const (
 	maxShards = 256
@@ -89,8 +147,8 @@ type Store struct {
 
 // hand is a place in the order in which records are looked at when room is made.
 type hand struct {
-	shard, part int
-	slot        uint32
+	shard, part, table int
+	slot               uint32
 }
 
 // New returns an empty Store.
@@ -101,16 +159,23 @@ func New(cfg Config) *Store {
 	if cfg.MaxRequestIDs == 0 {
 		cfg.MaxRequestIDs = DefaultRequestIDs
 	}
+	if cfg.MaxReservations == 0 {
+		cfg.MaxReservations = DefaultReservations
+	}
 	s := &Store{cfg: cfg, shards: make([]shard, min(maxShards, cfg.Partitions))}
 	s.budget.max = cfg.MaxBytes
 	n := len(s.shards)
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.store = s
-		sh.arena = algo.NewArena(&s.budget)
+		sh.budget.budget = &s.budget
+		sh.arena = algo.NewArena(&sh.budget)
 		// Partition p lives in shard p mod n, at index p div n.
 		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[string][]uint32)
+		for j := range sh.parts {
+			sh.parts[j].open = !cfg.Shut
+		}
 	}
 	return s
 }
@@ -123,14 +188,34 @@ type Stats struct {
 	MaxBytes int64  // 0: no bound
 	Full     uint64 // calls refused for want of room, ever
 	Swept    uint64 // idle states dropped, ever
+	Copies   int64  // of Keys: those in partitions that are shut, and in staging areas
+	Pending  int64  // changes that followers have not been told yet
 }
 
 // Stats returns the Store's present size.
 func (s *Store) Stats() Stats {
-	return Stats{
+	st := Stats{
 		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
 		Full: s.full.Load(), Swept: s.swept.Load(),
 	}
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		for j := range sh.parts {
+			part := &sh.parts[j]
+			if !part.open {
+				st.Copies += int64(part.count)
+			}
+			if part.role != nil {
+				st.Copies += int64(part.role.staging.count)
+			}
+			for slot := range part.pending {
+				st.Pending += int64(part.pending[slot].Load())
+			}
+		}
+		sh.mu.Unlock()
+	}
+	return st
 }
 
 func (s *Store) at(p int) (*shard, *partition) {
@@ -141,17 +226,20 @@ func (s *Store) at(p int) (*shard, *partition) {
 
 // Decide decides one call on the key's state, making the state where there is none and it is needed. each is nil or has
 // room for one Decision per limit. A refusal or a peek leaves no new state behind.
-func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []algo.Decision) (algo.Decision, error) {
+func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []algo.Decision) (a Answer, err error) {
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
-	d, err := sh.decide(part, k, rule, now, call, each)
+	err = sh.decide(part, k, rule, now, &call, each, &a)
 	sh.mu.Unlock()
+	if err == nil {
+		return a, nil
+	}
 	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
 	// may not be enough for a page to become free: each time twice as many are looked for.
 	for enough := 1; err == errNoRoom; enough *= 2 {
 		if now.Mono < s.barren.Load() {
 			s.full.Add(1)
-			return algo.Decision{}, ErrFull
+			return Answer{}, ErrFull
 		}
 		freed := s.sweep(now, reclaimScan, enough)
 		trimmed := s.trim()
@@ -159,64 +247,15 @@ func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []al
 			s.barren.Store(now.Mono + int64(reclaimPause))
 			continue
 		}
+		a = Answer{}
 		sh.mu.Lock()
-		d, err = sh.decide(part, k, rule, now, call, each)
+		err = sh.decide(part, k, rule, now, &call, each, &a)
 		sh.mu.Unlock()
 	}
-	return d, err
-}
-
-// Refund gives units back and returns how many.
-func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64) (int64, error) {
-	var n int64
-	err := s.existing(k, rule, now, func(a *algo.Arena, st algo.State) {
-		n = rule.Limits.Refund(a, st, now, units)
-	})
-	return n, err
-}
-
-// Renew lets a lease live for ttl from now and returns how long that is, or false when the lease has ended.
-func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl time.Duration) (d time.Duration, ok bool, err error) {
-	err = s.existing(k, rule, now, func(a *algo.Arena, st algo.State) {
-		d, ok = rule.Limits.Renew(a, st, now, lease, ttl)
-	})
-	return d, ok, err
-}
-
-// Release ends a lease and reports whether it was alive.
-func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok bool, err error) {
-	err = s.existing(k, rule, now, func(a *algo.Arena, st algo.State) {
-		ok = rule.Limits.Release(a, st, now, lease)
-	})
-	return ok, err
-}
-
-// existing calls f under the shard's lock with the key's state under the given rule, and not at all where there is none.
-func (s *Store) existing(k Key, rule *Rule, now algo.Instant, f func(*algo.Arena, algo.State)) error {
-	sh, part := s.at(k.Partition)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	slot, ok := sh.find(part, k.Hash, rule.Scope, k.Key)
-	if !ok {
-		return nil
+	if err != nil {
+		return Answer{}, err
 	}
-	if err := sh.adopt(part, slot, rule, now); err != nil {
-		s.full.Add(1)
-		return ErrFull
-	}
-	f(sh.arena, sh.record(part.ref(slot)).state)
-	return nil
-}
-
-// Reset makes the key's state as new, and forgets the request ids charged to it: what they were charged is gone.
-func (s *Store) Reset(k Key, scope string) {
-	sh, part := s.at(k.Partition)
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	if slot, ok := sh.find(part, k.Hash, scope, k.Key); ok {
-		sh.drop(part, slot)
-	}
-	part.memos.forget(k.Hash)
+	return a, nil
 }
 
 // Reconcile gives every state the rule that now applies to it, so that a changed policy takes effect at the moment of
@@ -227,11 +266,16 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 	h := hand{}
 	for shards := 0; shards < len(s.shards); {
 		at := now()
-		_, passed := s.walk(&h, sweepHold, at, func(sh *shard, part *partition, slot uint32) bool {
-			r := sh.record(part.ref(slot))
+		_, passed := s.walk(&h, sweepHold, at, func(sh *shard, part *partition, t *table, slot uint32) bool {
+			if !part.open || t != &part.table {
+				return false // a copy is under its holder's rules, and a delta follows its state's
+			}
+			r := sh.record(t.ref(slot))
 			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
 				// For want of memory the state keeps its old rule until its next check.
-				_ = sh.adopt(part, slot, rule, at)
+				if changed, err := sh.adopt(t, slot, rule, at); err == nil && changed && part.traced {
+					sh.note(part, sh.record(t.ref(slot)), 0, false)
+				}
 			}
 			return false
 		})
@@ -265,12 +309,12 @@ func (s *Store) sweep(now algo.Instant, records, enough int) int {
 	dropped := 0
 	// One shard more than there are, because the first is entered in its middle.
 	for shards := 0; records > 0 && dropped < enough && shards <= len(s.shards); {
-		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, slot uint32) bool {
-			r := sh.record(part.ref(slot))
-			if !r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
+		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, t *table, slot uint32) bool {
+			r := sh.record(t.ref(slot))
+			if r.has(owedFlag) || !r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
 				return false
 			}
-			sh.drop(part, slot)
+			sh.drop(t, slot)
 			dropped++
 			return true
 		})
@@ -285,35 +329,56 @@ func (s *Store) sweep(now algo.Instant, records, enough int) int {
 
 // walk calls visit for up to n records of one shard from h on, under the shard's lock. It returns how many it visited, and
 // whether that was the last of the shard: h then stands at the beginning of the next one. visit returns true when it
-// dropped the record it was given. Remembered request ids whose time is over go as their partition is entered.
-func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, uint32) bool) (visited int, passed bool) {
+// dropped the record it was given. What becomes due in a partition by the passing of time is done as it is entered.
+func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, *table, uint32) bool) (visited int, passed bool) {
 	sh := &s.shards[h.shard]
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	for ; h.part < len(sh.parts); h.part, h.slot = h.part+1, 0 {
+	for ; h.part < len(sh.parts); h.part, h.table, h.slot = h.part+1, 0, 0 {
 		part := &sh.parts[h.part]
-		if h.slot == 0 {
-			part.memos.expire(now.Mono, &s.budget)
+		if h.table == 0 && h.slot == 0 {
+			sh.quiet(part, now)
 		}
-		for h.slot < uint32(len(part.index)) {
-			if part.index[h.slot] == 0 {
-				h.slot++
-				continue
+		for t := part.at(h.table); t != nil; h.table, h.slot = h.table+1, 0 {
+			for h.slot < uint32(len(t.index)) {
+				if t.index[h.slot] == 0 {
+					h.slot++
+					continue
+				}
+				if visited == n {
+					return visited, false
+				}
+				visited++
+				if !visit(sh, part, t, h.slot) {
+					// A dropped record's place may have been taken by the next one: it is looked at again.
+					h.slot++
+				}
 			}
-			if visited == n {
-				return visited, false
-			}
-			visited++
-			if !visit(sh, part, h.slot) {
-				// A dropped record's place may have been taken by the next one: it is looked at again.
-				h.slot++
-			}
+			t.shrink(&sh.budget)
+			t = part.at(h.table + 1)
 		}
-		part.shrink(&s.budget)
 	}
-	h.part, h.slot = 0, 0
+	h.part, h.table, h.slot = 0, 0, 0
 	h.shard = (h.shard + 1) % len(s.shards)
 	return visited, true
+}
+
+// at returns a content's i-th table, that of the keys first and then those of deltas; nil when there are no more.
+func (c *content) at(i int) *table {
+	if i == 0 {
+		return &c.table
+	}
+	if c.annex == nil {
+		return nil
+	}
+	for j := range c.annex.lineage {
+		if d := c.annex.lineage[j].delta; d != nil {
+			if i--; i == 0 {
+				return d
+			}
+		}
+	}
+	return nil
 }
 
 // budget counts the bytes of all shards against one bound.

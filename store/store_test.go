@@ -53,7 +53,7 @@ func decide(t *testing.T, s *Store, r *Rule, key string, now algo.Instant, c Cal
 	if err != nil {
 		t.Fatalf("%s/%s: %v", r.Scope, key, err)
 	}
-	return d
+	return d.Decision
 }
 
 // TestAgainstStates compares a Store with one plain state per key, over random calls, sweeps, resets and changes of rule.
@@ -443,7 +443,7 @@ func TestRequestIDMemory(t *testing.T) {
 		}
 		for j := range s.shards {
 			for p := range s.shards[j].parts {
-				m := &s.shards[j].parts[p].memos
+				m := &s.shards[j].parts[p].side().memos
 				if len(m.order) > 100 || len(m.by) > len(m.order) {
 					t.Fatalf("%d remembered in an order of %d", len(m.by), len(m.order))
 				}
@@ -467,8 +467,8 @@ func TestLeases(t *testing.T) {
 	if again := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 78}, RequestID: 9}); again.Lease != d.Lease {
 		t.Errorf("the repeated request got lease %x, not %x", again.Lease, d.Lease)
 	}
-	if left, ok, err := s.Renew(s.key("p", "k"), r, at(30*time.Second), d.Lease, 0); err != nil || !ok || left != minute {
-		t.Errorf("renew: %v %v %v", left, ok, err)
+	if got, err := s.Renew(s.key("p", "k"), r, at(30*time.Second), d.Lease, 0, 0); err != nil || !got.Alive || got.Left != minute {
+		t.Errorf("renew: %+v, %v", got, err)
 	}
 	for _, want := range []bool{true, false} {
 		if ok, err := s.Release(s.key("p", "k"), r, at(31*time.Second), d.Lease); err != nil || ok != want {

@@ -1,0 +1,418 @@
+package store
+
+import (
+	"encoding/binary"
+	"math"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// applyHold is how many items of a chunk are taken in while a shard's lock is held.
+const applyHold = 256
+
+// Bounds of what a chunk may hold, besides those of algo.
+const (
+	maxScope = 1 << 12
+	maxAge   = int64(200 * 366 * 24 * time.Hour)
+)
+
+// Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrFull, or ErrHeld when the content
+// is open; it leaves the copy useless. Nothing in the chunk is trusted.
+func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error {
+	if len(chunk) == 0 {
+		return nil
+	}
+	sh, part := s.at(p)
+	a := apply{sh: sh, part: part, staged: staged, now: now, r: reader{data: chunk}}
+	if a.r.byte() != chunkVersion {
+		return ErrChunk
+	}
+	for tried := 0; ; {
+		before := a.r
+		sh.mu.Lock()
+		err := a.some(&before)
+		sh.mu.Unlock()
+		switch {
+		case err == nil && len(a.r.data) == 0:
+			return nil
+		case err == nil:
+			tried = 0
+			continue
+		case err != errNoRoom:
+			return err
+		}
+		// The item for which there was no room is taken in again when there is some.
+		a.r = before
+		tried++
+		freed := s.sweep(now, reclaimScan, tried)
+		if trimmed := s.trim(); freed == 0 && !trimmed || tried > 10 {
+			s.full.Add(1)
+			return ErrFull
+		}
+	}
+}
+
+// apply is one Apply under way.
+type apply struct {
+	sh     *shard
+	part   *partition
+	staged bool
+	now    algo.Instant
+	r      reader
+	rules  []*Rule
+	to     *content
+}
+
+// some takes in items, at is where the one begins that fails.
+func (a *apply) some(at *reader) error {
+	a.to = &a.part.content
+	switch {
+	case a.staged:
+		a.to = &a.part.duties().staging
+	case a.part.open:
+		return ErrHeld
+	}
+	for range applyHold {
+		if len(a.r.data) == 0 {
+			return nil
+		}
+		*at = a.r
+		rules := len(a.rules)
+		err := a.item()
+		if err == nil && a.r.failed {
+			err = ErrChunk
+		}
+		if err != nil {
+			a.rules = a.rules[:rules]
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *apply) item() error {
+	r, side, b := &a.r, a.to.side(), &a.sh.budget
+	switch r.byte() {
+	case itemVersion:
+		side.version = r.uint(math.MaxInt64)
+	case itemHistory:
+		return a.history()
+	case itemReset:
+		hash := r.word()
+		a.gone(hash)
+		a.sh.dropDeltas(a.to, hash)
+		side.memos.forget(hash)
+		side.reservations.forget(hash, b)
+	case itemRequestID:
+		k := memoKey{r.word(), r.word()}
+		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), lease: r.word()}
+		m.until = a.now.Mono + r.int(int64(10*time.Minute))
+		if !r.failed {
+			side.memos.put(k, m, a.sh.store.cfg.MaxRequestIDs, b)
+		}
+	case itemReservation:
+		k, e := reservationKey{r.word(), r.word()}, reservation{units: r.int(algo.MaxLimit)}
+		e.until = a.now.Mono + r.int(maxAge)
+		if _, known := side.reservations.by[k]; !known && len(side.reservations.by) >= a.sh.store.cfg.MaxReservations {
+			return nil // what it charged stays charged
+		}
+		if !r.failed {
+			side.reservations.put(k, e, b)
+		}
+	case itemSettled:
+		k := reservationKey{r.word(), r.word()}
+		side.reservations.remove(k, b)
+	case itemRule:
+		return a.rule()
+	case itemKey:
+		return a.key()
+	case itemDelta:
+		return a.delta()
+	case itemGone:
+		a.gone(r.word())
+	case itemSpent:
+		for hash, o := range side.owed {
+			o.advanced = 0
+			a.owe(hash, o)
+		}
+	default:
+		return ErrChunk
+	}
+	return nil
+}
+
+// gone drops the records of a hash.
+func (a *apply) gone(hash uint64) {
+	a.sh.dropHash(&a.to.table, hash)
+	delete(a.to.annex.owed, hash)
+}
+
+func (a *apply) history() error {
+	r, side := &a.r, a.to.annex
+	var lineage []element
+	var deltas [maxLineage]bool
+	n := int(r.uint(maxLineage))
+	for i := range n {
+		var e element
+		e.claim = Claim{r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.uint(math.MaxUint64)}
+		e.at = a.now.Mono - r.int(maxAge)
+		e.seen = r.uint(math.MaxInt64)
+		deltas[i], e.vague = r.bool(), r.bool()
+		lineage = append(lineage, e)
+	}
+	var cold [2]coldness
+	for i := range cold {
+		if cold[i].is = r.bool(); cold[i].is {
+			cold[i].at.Mono = a.now.Mono - r.int(maxAge)
+			cold[i].at.Wall = r.signed()
+		}
+	}
+	if r.failed || n > 0 && deltas[0] {
+		return ErrChunk
+	}
+	side.cold, side.coldStrict = cold[0], cold[1]
+	old := side.lineage
+	side.lineage = lineage
+	for i := range lineage {
+		if !deltas[i] {
+			continue
+		}
+		for j := range old {
+			if old[j].claim == lineage[i].claim {
+				lineage[i].delta, old[j].delta = old[j].delta, nil
+			}
+		}
+		if lineage[i].delta == nil {
+			lineage[i].delta = &table{}
+		}
+	}
+	for j := range old {
+		a.sh.giveUp(&old[j])
+		if n > 0 && j > 0 && old[j].claim == lineage[0].claim {
+			a.sh.shift(&a.to.table, j)
+		}
+	}
+	return nil
+}
+
+func (a *apply) rule() error {
+	r := &a.r
+	scope := string(r.bytes(maxScope))
+	limits := r.bytes(math.MaxInt32)
+	durability, flags := Durability(r.byte()), r.byte()
+	if r.failed || durability > Sync || flags&^(ruleStrict|ruleColdClosed) != 0 {
+		return ErrChunk
+	}
+	rule := &Rule{Scope: scope, Durability: durability, Strict: flags&ruleStrict != 0, ColdClosed: flags&ruleColdClosed != 0}
+	if known := a.sh.known(rule, limits); known != nil {
+		rule = known
+	} else {
+		ls, rest, err := algo.ParseLimits(limits)
+		if err != nil || len(rest) > 0 {
+			return ErrChunk
+		}
+		rule.Limits = ls
+	}
+	a.rules = append(a.rules, rule)
+	return nil
+}
+
+// known finds a rule that some record of the shard is under already, so that its limits need not be parsed.
+func (sh *shard) known(rule *Rule, limits []byte) *Rule {
+	numbers := sh.specOf[rule.Scope]
+	for _, n := range numbers[:min(variants, len(numbers))] {
+		old := sh.specs[n].rule
+		if old.Durability != rule.Durability || old.Strict != rule.Strict || old.ColdClosed != rule.ColdClosed {
+			continue
+		}
+		if sh.buffer = algo.AppendLimits(sh.buffer[:0], old.Limits); string(sh.buffer) == string(limits) {
+			return old
+		}
+	}
+	return nil
+}
+
+// record reads what itemKey and itemDelta begin with.
+func (a *apply) record() (rule *Rule, k Key, err error) {
+	r := &a.r
+	index := r.uint(math.MaxInt32)
+	k.Hash = r.word()
+	k.Key = string(r.bytes(maxKey))
+	if r.failed || index >= uint64(len(a.rules)) {
+		return nil, k, ErrChunk
+	}
+	rule = a.rules[index]
+	if headWords+rule.Limits.Words()+keyWords(len(k.Key)) > algo.MaxBlock {
+		return nil, k, ErrChunk
+	}
+	return rule, k, nil
+}
+
+func (a *apply) key() error {
+	rule, k, err := a.record()
+	if err != nil {
+		return err
+	}
+	r := &a.r
+	since := int(r.uint(maxLineage - 1))
+	o := owing{advanced: r.int(algo.MaxLimit), inherited: r.int(algo.MaxLimit)}
+	state := r.bytes(math.MaxInt32)
+	if r.failed || since > 0 && since >= len(a.to.annex.lineage) {
+		return ErrChunk
+	}
+	rec, err := a.state(&a.to.table, rule, k, state)
+	if err != nil {
+		return err
+	}
+	rec.setSince(since)
+	for i := 1; i <= since; i++ {
+		if d := a.to.annex.lineage[i].delta; d != nil {
+			a.sh.dropHash(d, k.Hash)
+		}
+	}
+	a.owe(k.Hash, o)
+	return nil
+}
+
+func (a *apply) delta() error {
+	rule, k, err := a.record()
+	if err != nil {
+		return err
+	}
+	r := &a.r
+	i := int(r.uint(maxLineage))
+	state := r.bytes(math.MaxInt32)
+	if r.failed || i >= len(a.to.annex.lineage) || a.to.annex.lineage[i].delta == nil {
+		return ErrChunk
+	}
+	_, err = a.state(a.to.annex.lineage[i].delta, rule, k, state)
+	return err
+}
+
+// state brings a record up to what a chunk says of it.
+func (a *apply) state(t *table, rule *Rule, k Key, data []byte) (record, error) {
+	slot, found := a.sh.find(t, k.Hash, rule.Scope, k.Key)
+	var err error
+	if !found {
+		slot, err = a.sh.insert(t, k, rule, a.now)
+	} else {
+		_, err = a.sh.adopt(t, slot, rule, a.now)
+	}
+	if err != nil {
+		return record{}, err
+	}
+	rec := a.sh.record(t.ref(slot))
+	rest, err := rule.Limits.Extend(a.sh.arena, rec.state, a.now, data)
+	switch {
+	case err == algo.ErrNoMemory:
+		return record{}, a.noRoom(t, slot, found)
+	case err != nil || len(rest) > 0:
+		return record{}, ErrChunk
+	}
+	return rec, nil
+}
+
+// noRoom takes back a record that was begun, so that the item can be read again when there is room. Of one that was there
+// nobody knows what it holds now: the copy is of no use any more.
+func (a *apply) noRoom(t *table, slot uint32, found bool) error {
+	if found {
+		return ErrFull
+	}
+	a.sh.drop(t, slot)
+	return errNoRoom
+}
+
+// owe notes what the copy's holder may have granted beyond it.
+func (a *apply) owe(hash uint64, o owing) {
+	side := a.to.annex
+	var room [4]uint32
+	for _, slot := range a.sh.ofHash(&a.to.table, hash, room[:0]) {
+		if r := a.sh.record(a.to.ref(slot)); o != (owing{}) {
+			r.set(owedFlag)
+		} else {
+			r.clear(owedFlag)
+		}
+	}
+	if o == (owing{}) {
+		delete(side.owed, hash)
+		return
+	}
+	if side.owed == nil {
+		side.owed = make(map[uint64]owing)
+	}
+	side.owed[hash] = o
+}
+
+// reader takes items apart. After a failure it goes on returning zeros.
+type reader struct {
+	data   []byte
+	failed bool
+}
+
+func (r *reader) fail() {
+	r.data, r.failed = nil, true
+}
+
+func (r *reader) byte() byte {
+	if len(r.data) == 0 {
+		r.fail()
+		return 0
+	}
+	b := r.data[0]
+	r.data = r.data[1:]
+	return b
+}
+
+func (r *reader) bool() bool {
+	b := r.byte()
+	if b > 1 {
+		r.fail()
+	}
+	return b == 1
+}
+
+func (r *reader) word() uint64 {
+	if len(r.data) < 8 {
+		r.fail()
+		return 0
+	}
+	n := binary.LittleEndian.Uint64(r.data)
+	r.data = r.data[8:]
+	return n
+}
+
+// uint reads a number from 0 to most.
+func (r *reader) uint(most uint64) uint64 {
+	n, size := binary.Uvarint(r.data)
+	if size <= 0 || n > most {
+		r.fail()
+		return 0
+	}
+	r.data = r.data[size:]
+	return n
+}
+
+func (r *reader) int(most int64) int64 { return int64(r.uint(uint64(most))) }
+
+func (r *reader) signed() int64 {
+	n, size := binary.Varint(r.data)
+	if size <= 0 {
+		r.fail()
+		return 0
+	}
+	r.data = r.data[size:]
+	return n
+}
+
+// bytes reads up to most bytes after their number.
+func (r *reader) bytes(most int) []byte {
+	n := int(r.uint(uint64(most)))
+	if n > len(r.data) {
+		r.fail()
+		return nil
+	}
+	b := r.data[:n:n]
+	r.data = r.data[n:]
+	return b
+}

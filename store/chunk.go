@@ -1,0 +1,327 @@
+package store
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 1, and then items, each of
+// which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
+// bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
+// reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
+const chunkVersion = 1
+
+// The kinds of items, and what follows.
+const (
+	// itemVersion: how far the copy has come with this chunk.
+	itemVersion = 1
+	// itemHistory: number of elements of the lineage; for each epoch, n, boot, age, version, whether it has a delta and
+	// whether it is vague; then, for Cold and ColdStrict, whether it is so, and if so age of the instant and its wall
+	// time (signed). It replaces what the copy has of it, and comes first where it comes at all.
+	itemHistory = 2
+	// itemReset: hash. All that the copy has under it is gone.
+	itemReset = 3
+	// itemRequestID: hash, id, cost, granted, delay, lease, time left.
+	itemRequestID = 4
+	// itemReservation: hash, id, units, time left; without units and time when it has ended.
+	itemReservation = 5
+	itemSettled     = 6
+	// itemRule: scope, limits, durability, flags. The first has index 0.
+	itemRule = 7
+	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state.
+	itemKey = 8
+	// itemDelta: index of the rule, hash, key, element of the lineage, state.
+	itemDelta = 9
+	// itemGone: hash. The record is gone.
+	itemGone = 10
+	// itemSpent: nothing is owed in advance any more, whatever items before have said.
+	itemSpent = 11
+)
+
+// The flags of itemRule.
+const (
+	ruleStrict     = 1
+	ruleColdClosed = 2
+)
+
+// ErrChunk is returned for bytes that are no chunk.
+var ErrChunk = errors.New("store: malformed chunk")
+
+func appendUint(dst []byte, n uint64) []byte { return binary.AppendUvarint(dst, n) }
+func appendWord(dst []byte, n uint64) []byte { return binary.LittleEndian.AppendUint64(dst, n) }
+
+func appendBytes[T string | []byte](dst []byte, b T) []byte {
+	return append(appendUint(dst, uint64(len(b))), b...)
+}
+
+func appendBool(dst []byte, b bool) []byte {
+	if b {
+		return append(dst, 1)
+	}
+	return append(dst, 0)
+}
+
+// Drain takes pending changes as a chunk, of about the given number of bytes unless one key alone has more; nil when
+// nothing is pending. version is what Confirm is to be called with once the follower has this chunk and all before it:
+// everything up to it is in them. more says that the chunk does not hold everything that is pending.
+func (s *Store) Drain(p, slot int, now algo.Instant, most int) (chunk []byte, version uint64, more bool) {
+	s.with(p, func(sh *shard, part *partition) {
+		f := part.follower(slot)
+		if f == nil {
+			return
+		}
+		if slot == Backup {
+			sh.giveBack(part, now)
+		}
+		d := drain{sh: sh, part: part, f: f, slot: slot, now: now, most: most}
+		d.run()
+		chunk, version, more = d.out, f.contained, f.left(part.annex) > 0
+		part.recount()
+	})
+	return chunk, version, more
+}
+
+// drain is one Drain under way.
+type drain struct {
+	sh    *shard
+	part  *partition
+	f     *follower
+	slot  int
+	now   algo.Instant
+	most  int
+	out   []byte
+	rules uint64
+	room  [4]uint32
+}
+
+// full begins the chunk where it has not begun, and reports whether it has become long enough.
+func (d *drain) full() bool {
+	if d.out == nil {
+		clear(d.sh.dict)
+		if d.sh.dict == nil {
+			d.sh.dict = make(map[uint32]uint64)
+		}
+		guess := 64 + 96*(d.f.keys.len()+d.f.deltas.len()) + 64*int(d.part.annex.memos.end()-d.f.memos)
+		d.out = append(make([]byte, 0, min(max(d.most, 64)+1024, guess)), chunkVersion)
+	}
+	return len(d.out) > 1 && len(d.out) >= d.most
+}
+
+func (d *drain) run() {
+	d.changes()
+	if d.out != nil {
+		d.out = append(d.out, itemVersion)
+		d.out = appendUint(d.out, d.f.contained)
+	}
+}
+
+// changes takes what is pending in the order in which it has to be told.
+func (d *drain) changes() {
+	f, a, b := d.f, d.part.annex, &d.sh.budget
+	if f.history {
+		d.full()
+		d.history()
+		f.history = false
+	}
+	for len(f.resets) > 0 {
+		if d.full() {
+			return
+		}
+		d.out = append(d.out, itemReset)
+		d.out = appendWord(d.out, f.resets[0])
+		if f.resets = f.resets[1:]; len(f.resets) == 0 {
+			f.resets = nil
+		}
+		b.Give(8)
+	}
+	for len(f.reservations) > 0 {
+		if d.full() {
+			return
+		}
+		d.reservation(f.reservations[0])
+		if f.reservations = f.reservations[1:]; len(f.reservations) == 0 {
+			f.reservations = nil
+		}
+		b.Give(16)
+	}
+	for f.memos = max(f.memos, a.memos.gone); f.memos < a.memos.end(); f.memos++ {
+		if d.full() {
+			return
+		}
+		d.requestID(a.memos.order[f.memos-a.memos.gone])
+	}
+	// Twice: the pass under way, and then what has become pending since it began.
+	for range 2 {
+		for ; f.pass.deltas > 0; f.pass.deltas-- {
+			if d.full() {
+				return
+			}
+			d.delta(f.deltas.pop(b))
+		}
+		for ; f.pass.keys > 0; f.pass.keys-- {
+			if d.full() {
+				return
+			}
+			d.key(f.keys.pop(b))
+		}
+		f.contained = f.pass.version
+		f.pass.version, f.pass.deltas, f.pass.keys = a.version, f.deltas.len(), f.keys.len()
+	}
+	if d.slot == Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
+		d.spent()
+	}
+}
+
+func (d *drain) age(instant int64) uint64 { return uint64(max(d.now.Mono-instant, 0)) }
+
+func (d *drain) history() {
+	a := d.part.annex
+	d.out = append(d.out, itemHistory)
+	d.out = appendUint(d.out, uint64(len(a.lineage)))
+	for i := range a.lineage {
+		e := &a.lineage[i]
+		for _, n := range [...]uint64{e.claim.Epoch, e.claim.N, e.claim.Boot, d.age(e.at), e.seen} {
+			d.out = appendUint(d.out, n)
+		}
+		d.out = appendBool(d.out, e.delta != nil)
+		d.out = appendBool(d.out, e.vague)
+	}
+	for _, c := range [...]coldness{a.cold, a.coldStrict} {
+		d.out = appendBool(d.out, c.is)
+		if c.is {
+			d.out = appendUint(d.out, d.age(c.at.Mono))
+			d.out = binary.AppendVarint(d.out, c.at.Wall)
+		}
+	}
+}
+
+func (d *drain) requestID(t memoTurn) {
+	m, ok := d.part.annex.memos.by[t.key]
+	if !ok || m.until != t.until || m.until <= d.now.Mono {
+		return
+	}
+	d.out = append(d.out, itemRequestID)
+	d.out = appendWord(d.out, t.key.key)
+	d.out = appendWord(d.out, t.key.id)
+	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay)} {
+		d.out = appendUint(d.out, uint64(n))
+	}
+	d.out = appendWord(d.out, m.lease)
+	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
+}
+
+func (d *drain) reservation(k reservationKey) {
+	r, ok := d.part.annex.reservations.get(k, d.now.Mono)
+	if !ok {
+		d.out = append(d.out, itemSettled)
+		d.out = appendWord(d.out, k.key)
+		d.out = appendWord(d.out, k.id)
+		return
+	}
+	d.out = append(d.out, itemReservation)
+	d.out = appendWord(d.out, k.key)
+	d.out = appendWord(d.out, k.id)
+	d.out = appendUint(d.out, uint64(r.units))
+	d.out = appendUint(d.out, uint64(r.until-d.now.Mono))
+}
+
+// rule tells the rule of a record, where the chunk does not have it yet, and returns its index.
+func (d *drain) rule(r record) uint64 {
+	number := uint32(r.words[1] >> 32)
+	if index, known := d.sh.dict[number]; known {
+		return index
+	}
+	rule := r.spec.rule
+	d.out = append(d.out, itemRule)
+	d.out = appendBytes(d.out, rule.Scope)
+	d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
+	d.out = appendBytes(d.out, d.sh.buffer)
+	var flags byte
+	if rule.Strict {
+		flags |= ruleStrict
+	}
+	if rule.ColdClosed {
+		flags |= ruleColdClosed
+	}
+	d.out = append(d.out, byte(rule.Durability), flags)
+	index := d.rules
+	d.sh.dict[number] = index
+	d.rules++
+	return index
+}
+
+func (d *drain) head(kind byte, r record) {
+	index := d.rule(r)
+	d.out = append(d.out, kind)
+	d.out = appendUint(d.out, index)
+	d.out = appendWord(d.out, r.hash())
+	d.out = appendBytes(d.out, r.key)
+}
+
+// state tells a state: what has been charged since the mark, or the whole.
+func (d *drain) state(r record, mark uint64, alone bool) {
+	if r.has(wholeFlag<<d.slot) || !alone {
+		mark = 0
+	}
+	r.clear((pendingFlag | wholeFlag) << d.slot)
+	d.sh.buffer = r.spec.rule.Limits.AppendSince(d.sh.buffer[:0], d.sh.arena, r.state, d.now, mark)
+	d.out = appendBytes(d.out, d.sh.buffer)
+}
+
+// key tells a record, or that it is gone.
+func (d *drain) key(t turn) {
+	slots := d.sh.ofHash(&d.part.table, t.hash, d.room[:0])
+	for _, slot := range slots {
+		r := d.sh.record(d.part.ref(slot))
+		if !r.has(pendingFlag << d.slot) {
+			continue
+		}
+		d.head(itemKey, r)
+		d.out = appendUint(d.out, uint64(r.since()))
+		var o owing
+		if r.has(owedFlag) {
+			o = d.part.annex.owed[t.hash]
+		}
+		if d.slot == Backup {
+			o.advanced += d.part.allow(r, d.now)
+		}
+		d.out = appendUint(d.out, uint64(o.advanced))
+		d.out = appendUint(d.out, uint64(o.inherited))
+		// Records that share a hash share turns, and one's mark means nothing to another.
+		d.state(r, t.mark, len(slots) == 1)
+	}
+	if len(slots) == 0 {
+		d.out = append(d.out, itemGone)
+		d.out = appendWord(d.out, t.hash)
+	}
+}
+
+// delta tells the pending deltas of a key. Of those that are gone nothing is told: they are dropped by everybody for the
+// same reasons.
+func (d *drain) delta(t turn) {
+	for i := range d.part.annex.lineage {
+		table := d.part.annex.lineage[i].delta
+		if table == nil {
+			continue
+		}
+		slots := d.sh.ofHash(table, t.hash, d.room[:0])
+		for _, slot := range slots {
+			r := d.sh.record(table.ref(slot))
+			if !r.has(pendingFlag << d.slot) {
+				continue
+			}
+			d.head(itemDelta, r)
+			d.out = appendUint(d.out, uint64(i))
+			d.state(r, t.mark, len(slots) == 1)
+		}
+	}
+}
+
+// spent ends all allowances, in the last chunk of a partition that is shut: it has every state as it is.
+func (d *drain) spent() {
+	d.full()
+	d.out = append(d.out, itemSpent)
+	d.part.role.advances.free(&d.sh.budget)
+}

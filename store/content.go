@@ -1,0 +1,163 @@
+package store
+
+import "github.com/weirlimit/weir/algo"
+
+// freeHold is how many records are dropped at a time while a shard's lock is held.
+const freeHold = 256
+
+// Stage empties the staging area.
+func (s *Store) Stage(p int) {
+	var old content
+	s.with(p, func(_ *shard, part *partition) {
+		r := part.duties()
+		old, r.staging = r.staging, content{}
+	})
+	s.release(p, old)
+}
+
+// Promote makes the staging area the content, in place of what that was. Followers, if there are any, are detached.
+func (s *Store) Promote(p int) {
+	var old content
+	s.with(p, func(sh *shard, part *partition) {
+		old = sh.replace(part, part.duties().staging)
+		part.role.staging = content{}
+	})
+	s.release(p, old)
+}
+
+// Discard drops the content and the staging area. Followers, if there are any, are detached.
+func (s *Store) Discard(p int) {
+	var old, staged content
+	s.with(p, func(sh *shard, part *partition) {
+		old = sh.replace(part, content{})
+		staged, part.role.staging = part.role.staging, content{}
+	})
+	s.release(p, old)
+	s.release(p, staged)
+}
+
+// replace puts another content in the place of a partition's and returns that one.
+func (sh *shard) replace(part *partition, by content) (old content) {
+	role := part.duties()
+	if part.annex != nil {
+		role.floor = max(role.floor, part.annex.version)
+	}
+	for slot := range role.followers {
+		sh.detach(part, slot)
+	}
+	old, part.content = part.content, by
+	part.retrace()
+	return old
+}
+
+// release frees a content that is no longer anybody's, a little at a time.
+func (s *Store) release(p int, c content) {
+	sh, _ := s.at(p)
+	tables := []*table{&c.table}
+	if c.annex != nil {
+		for i := range c.annex.lineage {
+			if d := c.annex.lineage[i].delta; d != nil {
+				tables = append(tables, d)
+			}
+		}
+		sh.mu.Lock()
+		c.annex.memos.free(&sh.budget)
+		c.annex.reservations.free(&sh.budget)
+		sh.mu.Unlock()
+	}
+	for _, t := range tables {
+		for t.count > 0 {
+			sh.mu.Lock()
+			sh.freeSome(t, freeHold)
+			sh.mu.Unlock()
+		}
+	}
+}
+
+// TakeOver begins an unplanned claim on the content. What the lost holder may have admitted ahead of its copy (escrow) is
+// charged at now, except to strict rules: see TakeOverStrict.
+func (s *Store) TakeOver(p int, now algo.Instant, c Claim) {
+	s.with(p, func(sh *shard, part *partition) {
+		sh.chargeOwed(part, now, false)
+		a := part.side()
+		if len(a.lineage) == 0 {
+			// Of a content without claims that is not empty it is not known under which ones it was made.
+			a.lineage = []element{{claim: c, at: now.Mono, vague: part.count > 0}}
+		} else {
+			a.lineage[len(a.lineage)-1].seen = a.version
+			a.lineage = append(a.lineage[:len(a.lineage):len(a.lineage)], element{claim: c, at: now.Mono, delta: &table{}})
+			if len(a.lineage) > maxLineage {
+				sh.forget(&part.content, true)
+			}
+			sh.thin(&part.content)
+		}
+		part.raise()
+		a.version++
+		part.retrace()
+		part.noteHistory()
+	})
+}
+
+// TakeOverStrict charges what the lost holder may have admitted ahead of its copy to strict rules. It is to be called once
+// that holder's lease has run out.
+func (s *Store) TakeOverStrict(p int, now algo.Instant) {
+	s.with(p, func(sh *shard, part *partition) { sh.chargeOwed(part, now, true) })
+}
+
+// chargeOwed charges what is owed on the keys of strict rules, or of the others.
+func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
+	if part.annex == nil {
+		return
+	}
+	var room [4]uint32
+	for hash, o := range part.annex.owed {
+		for _, slot := range sh.ofHash(&part.table, hash, room[:0]) {
+			r := sh.record(part.ref(slot))
+			if r.spec.rule.Strict != strict || !r.has(owedFlag) {
+				continue
+			}
+			sh.forced(func() {
+				// A limit that counts anything can be charged whatever it holds, and memory is not refused.
+				_ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited)
+			})
+			r.clear(owedFlag)
+			delete(part.annex.owed, hash)
+			if part.traced {
+				sh.note(part, r, 0, false)
+			}
+		}
+		if !strict {
+			if o, left := part.annex.owed[hash]; left {
+				part.annex.owed[hash] = owing{inherited: o.advanced + o.inherited}
+			}
+		}
+	}
+}
+
+// Cold says that what an earlier holder counted is lost: from now on a key starts full, as if its limit had been used up
+// at this instant, where its rule is ColdClosed.
+func (s *Store) Cold(p int, now algo.Instant) {
+	s.with(p, func(_ *shard, part *partition) {
+		part.side().cold = coldness{true, now}
+		part.noteHistory()
+	})
+}
+
+// ColdStrict does the same to every key of strict rules, known or not.
+func (s *Store) ColdStrict(p int, now algo.Instant) {
+	s.with(p, func(sh *shard, part *partition) {
+		part.side().coldStrict = coldness{true, now}
+		part.noteHistory()
+		sh.forced(func() {
+			sh.eachRecord(&part.table, func(r record) {
+				if !r.spec.rule.Strict {
+					return
+				}
+				_ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) // memory is not refused
+				if part.traced {
+					sh.note(part, r, 0, false)
+				}
+			})
+		})
+	})
+}

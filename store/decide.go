@@ -1,0 +1,314 @@
+package store
+
+import (
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// decide is Store.Decide under the lock. answer is zero; it is of no use when there is an error.
+func (sh *shard) decide(part *partition, k Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
+	if err := part.guard(rule, call.Boot, answer); err != nil {
+		return err
+	}
+	if call.RequestID != 0 && call.Cost > 0 && part.annex != nil {
+		if m, ok := part.annex.memos.get(memoKey{k.Hash, call.RequestID}, now.Mono); ok {
+			return sh.again(part, k, rule, now, call, m, each, answer)
+		}
+	}
+	if call.Reservation != 0 && call.Cost > 0 {
+		if err := sh.reservable(part, now); err != nil {
+			return err
+		}
+	}
+	slot, found := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
+	var err error
+	// mark is the state's before the change, for followers that have it up to here; 0 where they need the whole.
+	var mark uint64
+	var filled bool
+	if found {
+		adopted, err := sh.adopt(&part.table, slot, rule, now)
+		if err != nil {
+			return err
+		}
+		if part.traced {
+			mark = sh.before(part, sh.record(part.ref(slot)), adopted)
+		}
+	} else {
+		if call.Cost == 0 {
+			answer.Decision, err = sh.peekNew(part, rule, now, call, each)
+			answer.Pending = part.awaits(k.Hash, now.Mono)
+			return err
+		}
+		if slot, filled, err = sh.enter(part, k, rule, now); err != nil {
+			return err
+		}
+	}
+	r := sh.record(part.ref(slot))
+	answer.Decision, err = rule.Limits.Decide(sh.arena, r.state, now, call.Request, each)
+	d := &answer.Decision
+	// A refusal that is counted changes the state, too.
+	denied := (part.traced || filled) && err == nil && !d.Allowed && call.Cost != 0 && countsDenied(rule.Limits)
+	if !found && (err != nil || d.Granted == 0) && (filled && !denied || rule.Limits.Idle(sh.arena, r.state, now)) {
+		sh.drop(&part.table, slot)
+		denied = false
+	}
+	if err != nil {
+		return errNoRoom
+	}
+	if d.Granted > 0 {
+		if part.traced {
+			sh.note(part, r, mark, false)
+			sh.chargeDelta(part, r, now, d.Granted)
+		}
+		if rule.Durability >= Escrow && !answer.Degraded {
+			answer.Ticket = sh.ticket(part, k, rule, now, d.Granted)
+		}
+		if call.RequestID != 0 || call.Reservation != 0 {
+			sh.remember(part, k, rule, now, call, d)
+		}
+	} else if denied && part.traced {
+		sh.note(part, r, mark, false)
+	}
+	if part.annex != nil {
+		answer.Pending = part.awaits(k.Hash, now.Mono)
+	}
+	return nil
+}
+
+// before notes that a record was adopted, or returns the mark of its state before what is about to change it.
+func (sh *shard) before(part *partition, r record, adopted bool) (mark uint64) {
+	if adopted {
+		sh.note(part, r, 0, false)
+	}
+	if part.unnoted(r) {
+		mark = r.spec.rule.Limits.Mark(r.state)
+	}
+	return mark
+}
+
+// ticket returns the ticket that the answer to a grant needs.
+func (sh *shard) ticket(part *partition, k Key, rule *Rule, now algo.Instant, units int64) uint64 {
+	if rule.Durability == Sync {
+		return sh.wait(part, k.Partition)
+	}
+	return sh.advance(part, k, rule, now, units)
+}
+
+// remember keeps a charge under its request id, and as a reservation.
+func (sh *shard) remember(part *partition, k Key, rule *Rule, now algo.Instant, call *Call, d *algo.Decision) {
+	if call.RequestID != 0 {
+		m := memo{cost: call.Cost, granted: d.Granted, delay: d.Delay, lease: d.Lease, until: now.Mono + int64(keepFor(rule.Limits))}
+		part.side().memos.put(memoKey{k.Hash, call.RequestID}, m, sh.store.cfg.MaxRequestIDs, &sh.budget)
+		part.recount()
+	}
+	if call.Reservation != 0 {
+		key := reservationKey{k.Hash, call.Reservation}
+		part.side().reservations.put(key, reservation{d.Granted, now.Mono + int64(max(call.ReserveFor, 0))}, &sh.budget)
+		part.noteReservation(key, &sh.budget)
+	}
+}
+
+// again answers a repeated request id: the admission that was made, beside the state as it is now.
+func (sh *shard) again(part *partition, k Key, rule *Rule, now algo.Instant, call *Call, m memo, each []algo.Decision, a *Answer) error {
+	if m.cost != call.Cost {
+		return ErrRequestID
+	}
+	peek := Call{Request: algo.Request{TTL: call.TTL}, Boot: call.Boot}
+	if err := sh.decide(part, k, rule, now, &peek, each, a); err != nil {
+		return err
+	}
+	a.Allowed, a.Granted, a.RetryAfter, a.Delay, a.Lease = true, m.granted, 0, m.delay, m.lease
+	if rule.Durability >= Escrow {
+		// The first answer may still be waiting for the backup.
+		a.Ticket = sh.wait(part, k.Partition)
+	}
+	return nil
+}
+
+// peekNew answers a peek at a key without a state.
+func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Call, each []algo.Decision) (algo.Decision, error) {
+	if sh.scratch == nil {
+		sh.scratch = make(algo.State, algo.MaxBlock)
+	}
+	state := sh.scratch[:rule.Limits.Words()]
+	if _, err := sh.begin(part, rule, state, now); err != nil {
+		return algo.Decision{}, errNoRoom
+	}
+	d, err := rule.Limits.Decide(sh.arena, state, now, call.Request, each)
+	rule.Limits.Free(sh.arena, state)
+	return d, err
+}
+
+// enter makes a new key's record.
+func (sh *shard) enter(part *partition, k Key, rule *Rule, now algo.Instant) (slot uint32, filled bool, err error) {
+	if slot, err = sh.insert(&part.table, k, rule, now); err != nil {
+		return 0, false, err
+	}
+	r := sh.record(part.ref(slot))
+	if filled, err = sh.begin(part, rule, r.state, now); err != nil {
+		sh.drop(&part.table, slot)
+		return 0, false, errNoRoom
+	}
+	if a := part.annex; a != nil && len(a.lineage) > 1 {
+		sh.dropDeltas(&part.content, k.Hash)
+		if !filled {
+			r.setSince(len(a.lineage) - 1)
+		}
+	}
+	return slot, filled, nil
+}
+
+// begin makes a new key's state: fresh, or filled where what was counted before is lost and matters.
+func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) (filled bool, err error) {
+	if a := part.annex; a != nil && (rule.ColdClosed || rule.Strict) {
+		lost := a.cold
+		if !rule.ColdClosed || rule.Strict && a.coldStrict.is && (!lost.is || a.coldStrict.at.Mono > lost.at.Mono) {
+			lost = a.coldStrict
+			lost.is = lost.is && rule.Strict
+		}
+		if lost.is && now.Mono-lost.at.Mono < int64(rule.Limits.Horizon()) {
+			rule.Limits.Init(state, lost.at)
+			return true, rule.Limits.Fill(sh.arena, state, lost.at)
+		}
+	}
+	rule.Limits.Init(state, now)
+	return false, nil
+}
+
+// countsDenied reports whether a refusal changes a state.
+func countsDenied(limits algo.Limits) bool {
+	for i := range limits {
+		if limits[i].CountDenied {
+			return true
+		}
+	}
+	return false
+}
+
+// existing calls f with the key's record under the given rule, and not at all where there is none. f reports whether it
+// changed the state.
+func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, f func(record) bool) error {
+	slot, ok := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
+	if !ok {
+		return nil
+	}
+	adopted, err := sh.adopt(&part.table, slot, rule, now)
+	if err != nil {
+		sh.store.full.Add(1)
+		return ErrFull
+	}
+	r := sh.record(part.ref(slot))
+	var mark uint64
+	if !adopted && part.unnoted(r) {
+		mark = rule.Limits.Mark(r.state)
+	}
+	if changed := f(r); (changed || adopted) && part.traced {
+		sh.note(part, r, mark, false)
+	}
+	return nil
+}
+
+// Refund gives units back and returns how many. Like everything that only gives back it needs no lease.
+func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64) (n int64, err error) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if err = part.shut(); err != nil {
+			return
+		}
+		err = sh.existing(part, k, rule, now, func(r record) bool {
+			n = rule.Limits.Refund(sh.arena, r.state, now, units)
+			return n > 0
+		})
+	})
+	return n, err
+}
+
+// Renew lets a lease live for ttl from now; boot is as in Call.
+func (s *Store) Renew(k Key, rule *Rule, now algo.Instant, lease uint64, ttl time.Duration, boot int64) (n Renewal, err error) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		var a Answer
+		if err = part.guard(rule, boot, &a); err != nil {
+			return
+		}
+		n.Degraded, n.Until = a.Degraded, a.Until
+		err = sh.existing(part, k, rule, now, func(r record) bool {
+			n.Left, n.Alive = rule.Limits.Renew(sh.arena, r.state, now, lease, ttl)
+			return n.Alive
+		})
+		if n.Alive && rule.Durability >= Escrow {
+			n.Ticket = sh.wait(part, k.Partition)
+		}
+	})
+	return n, err
+}
+
+// Release ends a lease and reports whether it was alive.
+func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok bool, err error) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if err = part.shut(); err != nil {
+			return
+		}
+		err = sh.existing(part, k, rule, now, func(r record) bool {
+			ok = rule.Limits.Release(sh.arena, r.state, now, lease)
+			return ok
+		})
+	})
+	return ok, err
+}
+
+// Settle ends a reservation: of what it charged, keep units stay and the rest is given back. known is false when there is
+// none of this id (it has ended, or expired and stays charged): nothing changes. The error is ErrReserved, and nothing
+// changes, when keep is more than what it charged.
+func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id uint64, keep int64) (returned int64, known bool, err error) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if err = part.shut(); err != nil || part.annex == nil {
+			return
+		}
+		all, key := &part.annex.reservations, reservationKey{k.Hash, id}
+		reserved, ok := all.get(key, now.Mono)
+		if !ok {
+			return
+		}
+		known = true
+		if keep > reserved.units || keep < 0 {
+			err = ErrReserved
+			return
+		}
+		err = sh.existing(part, k, rule, now, func(r record) bool {
+			returned = rule.Limits.Refund(sh.arena, r.state, now, reserved.units-keep)
+			return returned > 0
+		})
+		if err == nil {
+			all.remove(key, &sh.budget)
+			part.noteReservation(key, &sh.budget)
+		}
+	})
+	return returned, known, err
+}
+
+// Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged
+// is gone.
+func (s *Store) Reset(k Key, scope string) (err error) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if err = part.shut(); err != nil {
+			return
+		}
+		slot, changed := sh.find(&part.table, k.Hash, scope, k.Key)
+		if changed {
+			r := sh.record(part.ref(slot))
+			if r.has(owedFlag) {
+				delete(part.annex.owed, k.Hash)
+			}
+			sh.drop(&part.table, slot)
+		}
+		changed = sh.dropDeltas(&part.content, k.Hash) || changed
+		if a := part.annex; a != nil {
+			changed = a.memos.forget(k.Hash) || changed
+			changed = a.reservations.forget(k.Hash, &sh.budget) || changed
+		}
+		if changed {
+			part.noteReset(k.Hash, &sh.budget)
+		}
+	})
+	return err
+}

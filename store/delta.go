@@ -1,0 +1,218 @@
+package store
+
+import "github.com/weirlimit/weir/algo"
+
+// After an unplanned claim two processes may have gone on from the same state, and what both then admitted has to be
+// added up one day without counting their common past twice. Ticks have no identity, so the states themselves do not tell.
+// Therefore a content knows its lineage, the claims under which it was made, and keeps beside each state, in a table of its
+// own for each claim, what was charged under that claim: its delta. A merge is one side's whole states and the other
+// side's deltas of the claims that the one side knows nothing, or less, of.
+//
+// The first claim of a lineage has no table: its delta is whatever the tables do not hold. Nor does a key need one that
+// was first seen under a claim, or of which everything older has expired: its state is its delta (record.since).
+//
+// Deltas are charges alone. A refund is not taken from them, so that a merge may hold back too much, never too little. A
+// concurrency limit has none: leases have identity, and a merge unites them.
+
+// Claim identifies an unplanned taking of a partition: the term, and the process that claimed it.
+type Claim struct{ Epoch, N, Boot uint64 }
+
+// element is a claim of a lineage.
+type element struct {
+	claim Claim
+	// seen is the version, of those that were counted under the claim, up to which the content has what was done under it.
+	// Of the last element it is the annex's version and not this.
+	seen  uint64
+	at    int64  // Mono instant of the claim, or of the last merge
+	delta *table // nil: what was charged under it cannot be told from the rest
+	// vague, of the first element: what was charged under claims that are no longer named is not told from the rest either.
+	vague bool
+}
+
+const (
+	// maxLineage is how many claims a lineage names. To forget one means to count what was done under it twice, should a
+	// content be met that has it.
+	maxLineage = 16
+	// maxDeltas is how many of them have a table. To give one up means the same where a content is met that lacks it.
+	maxDeltas = 3
+)
+
+// coldness is an instant at which what an earlier holder had counted was given up for lost.
+type coldness struct {
+	is bool
+	at algo.Instant
+}
+
+// newestDelta is the table that grants are charged to besides their states; nil when there is none.
+func (c *content) newestDelta() *table {
+	if c.annex == nil || len(c.annex.lineage) == 0 {
+		return nil
+	}
+	return c.annex.lineage[len(c.annex.lineage)-1].delta
+}
+
+// seen returns how far the content knows what was done under a claim.
+func (c *content) seen(claim Claim) (version uint64, ok bool) {
+	if c.annex == nil {
+		return 0, false
+	}
+	for i := range c.annex.lineage {
+		if e := &c.annex.lineage[i]; e.claim == claim {
+			return c.seenAt(i), true
+		}
+	}
+	return 0, false
+}
+
+func (c *content) seenAt(i int) uint64 {
+	if i == len(c.annex.lineage)-1 {
+		return c.annex.version
+	}
+	return c.annex.lineage[i].seen
+}
+
+// chargeDelta charges units to the key's delta under the newest claim, if it has one.
+func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units int64) {
+	delta := part.newestDelta()
+	if delta == nil {
+		return
+	}
+	newest := len(part.annex.lineage) - 1
+	rule := r.spec.rule
+	if r.since() >= newest || rule.Limits[0].Algorithm == algo.Concurrency {
+		return
+	}
+	if now.Mono-part.annex.lineage[newest].at > int64(rule.Limits.Horizon()) {
+		// Nothing from before the claim is left in the state.
+		r.setSince(newest)
+		sh.dropDeltas(&part.content, r.hash())
+		return
+	}
+	sh.forced(func() { sh.addDelta(part, delta, r, now, units) })
+}
+
+func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Instant, units int64) {
+	rule := of.spec.rule
+	k := Key{Hash: of.hash(), Key: string(of.key)}
+	slot, found := sh.find(delta, k.Hash, rule.Scope, k.Key)
+	if !found {
+		var err error
+		if slot, err = sh.insert(delta, k, rule, now); err != nil {
+			return // the arena has no numbers for blocks left
+		}
+	} else if adopted, err := sh.adopt(delta, slot, rule, now); err != nil {
+		return
+	} else if adopted {
+		sh.note(part, sh.record(delta.ref(slot)), 0, true)
+	}
+	r := sh.record(delta.ref(slot))
+	var mark uint64
+	if found && part.unnoted(r) {
+		mark = rule.Limits.Mark(r.state)
+	}
+	if rule.Limits.Charge(sh.arena, r.state, now, units) == nil {
+		sh.note(part, r, mark, true)
+	}
+}
+
+// dropDeltas drops a key's deltas under all claims, and reports whether there were any.
+func (sh *shard) dropDeltas(c *content, hash uint64) bool {
+	if c.annex == nil {
+		return false
+	}
+	found := false
+	for i := range c.annex.lineage {
+		if d := c.annex.lineage[i].delta; d != nil {
+			found = sh.dropHash(d, hash) || found
+		}
+	}
+	return found
+}
+
+// prune drops what of the lineage cannot matter any more: claims before one that is older than anything counts, and
+// deltas in which nothing is left.
+func (sh *shard) prune(part *partition, now algo.Instant) {
+	a := part.annex
+	if len(a.lineage) < 2 {
+		return
+	}
+	var horizon int64
+	for i := range sh.specs {
+		if r := sh.specs[i].rule; r != nil {
+			horizon = max(horizon, int64(r.Limits.Horizon()))
+		}
+	}
+	pruned := false
+	for len(a.lineage) > 1 && now.Mono-a.lineage[1].at > horizon {
+		sh.forget(&part.content, false)
+		pruned = true
+	}
+	if pruned {
+		part.noteHistory()
+		part.retrace()
+	}
+}
+
+// forget takes the first claim off a lineage. vague says that what was done under it may still count.
+func (sh *shard) forget(c *content, vague bool) {
+	a := c.annex
+	a.lineage = append([]element(nil), a.lineage[1:]...)
+	sh.giveUp(&a.lineage[0])
+	a.lineage[0].vague = vague
+	sh.shift(&c.table, 1)
+}
+
+// shift follows the lineage's losing its first elements.
+func (sh *shard) shift(t *table, by int) {
+	sh.eachRecord(t, func(r record) {
+		if r.has(sinceMask) {
+			r.setSince(max(r.since()-by, 0))
+		}
+	})
+}
+
+// giveUp drops an element's table.
+func (sh *shard) giveUp(e *element) {
+	if e.delta != nil {
+		sh.freeTable(e.delta)
+		e.delta = nil
+	}
+}
+
+// thin gives up the oldest tables of a content that has too many.
+func (sh *shard) thin(c *content) {
+	deltas := 0
+	for i := len(c.annex.lineage) - 1; i >= 0; i-- {
+		e := &c.annex.lineage[i]
+		if e.delta == nil {
+			continue
+		}
+		if deltas++; deltas > maxDeltas {
+			sh.giveUp(e)
+		}
+	}
+}
+
+// eachRecord calls f for every record of a table, which f must not change.
+func (sh *shard) eachRecord(t *table, f func(record)) {
+	for _, e := range t.index {
+		if e != 0 {
+			f(sh.record(algo.Ref(e)))
+		}
+	}
+}
+
+// freeTable drops all records of a table that nobody else knows any more.
+func (sh *shard) freeTable(t *table) { sh.freeSome(t, t.count) }
+
+// freeSome drops up to n records.
+func (sh *shard) freeSome(t *table, n int) {
+	for i := len(t.index) - 1; i >= 0 && n > 0 && t.count > 0; {
+		if t.index[i] == 0 {
+			i--
+			continue
+		}
+		sh.drop(t, uint32(i))
+		n--
+	}
+}

@@ -1,0 +1,176 @@
+package store
+
+import (
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Escrow lets the holder answer before its backup has confirmed, because it has told the backup before to take so many
+// units more for spent than the state shows. Whoever takes over charges them. Every message about a key carries the state
+// and that allowance, two chunks; what has been granted since any message that the backup may have as its last one must
+// not be more than that message allowed. So the holder keeps for each key that is in use up to which of its grants each
+// such message covers: of the last confirmed one and of all that were sent after it.
+//
+// Changes go out with every drain, like all others. Once half of an allowance is used up the drain is asked for at once,
+// so that in the ordinary case no answer waits. What a key has not used for a while is given back: the key becomes
+// pending, and its message allows nothing. That is looked for by Drain and by Sweep.
+
+// quietAfter is how long after its last grant a key's allowance is given back.
+const quietAfter = time.Second
+
+// advanceBytes is what one is taken to cost when bytes are counted.
+const advanceBytes = 192
+
+// owing is what a copy's holder may have granted beyond the copy.
+type owing struct {
+	advanced  int64 // by that holder
+	inherited int64 // by one before, not charged yet
+}
+
+// advance is what the backup has been told to take for spent on one key.
+type advance struct {
+	granted int64 // ever, since this was made
+	last    int64 // Mono instant of the last grant
+	// What messages cover, the oldest first: that of the last confirmed one, and of those after it. Where they do not fit
+	// the last two are taken for one that covers what both do.
+	covers [3]struct {
+		version uint64
+		granted int64
+	}
+	n int
+}
+
+// advances are those of one partition, by hash.
+type advances struct {
+	by     map[uint64]*advance
+	looked int64 // Mono instant at which idle ones were looked for
+}
+
+func (a *advances) free(b *shardBudget) {
+	b.Give(advanceBytes * len(a.by))
+	*a = advances{}
+}
+
+// settle forgets the messages that a later confirmed one has replaced.
+func (a *advance) settle(confirmed uint64) {
+	for a.n > 1 && a.covers[1].version <= confirmed {
+		copy(a.covers[:], a.covers[1:a.n])
+		a.n--
+	}
+}
+
+// covered is the number of grants, of all, that every message covers that the backup may have as its last.
+func (a *advance) covered() int64 {
+	least := a.covers[0].granted
+	for _, c := range a.covers[1:a.n] {
+		least = min(least, c.granted)
+	}
+	return least
+}
+
+// told notes a message that allows so many more.
+func (a *advance) told(version uint64, allowed int64) {
+	granted := a.granted + allowed
+	if a.n == len(a.covers) {
+		a.n--
+		granted = min(granted, a.covers[a.n].granted)
+	}
+	a.covers[a.n].version, a.covers[a.n].granted = version, granted
+	a.n++
+}
+
+// chunkOf is the number of units by which allowances are told: a twentieth of the smallest limit.
+func chunkOf(limits algo.Limits) int64 {
+	least := algo.MaxLimit
+	for i := range limits {
+		if l := &limits[i]; l.Limit != algo.Unlimited {
+			least = min(least, l.Limit)
+			if l.Capacity != 0 {
+				least = min(least, l.Capacity)
+			}
+		}
+	}
+	return max(1, least/20)
+}
+
+// advance counts a grant and returns the ticket that its answer needs.
+func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, units int64) (ticket uint64) {
+	all := &part.role.advances
+	a := all.by[k.Hash]
+	if a == nil {
+		if all.by == nil {
+			all.by = make(map[uint64]*advance)
+		}
+		// Nothing is covered: what the backup has confirmed so far allowed nothing.
+		a = &advance{n: 1}
+		all.by[k.Hash] = a
+		sh.budget.count(advanceBytes)
+	}
+	a.granted += units
+	a.last = now.Mono
+	a.settle(part.backup().confirmed)
+	switch covered := a.covered(); {
+	case a.granted > covered:
+		return sh.wait(part, k.Partition)
+	case a.granted > a.covers[a.n-1].granted-chunkOf(rule.Limits):
+		sh.urge(k.Partition)
+	}
+	return 0
+}
+
+// allow is the allowance that a message about a key carries.
+func (part *partition) allow(r record, now algo.Instant) int64 {
+	f := part.backup()
+	if f == nil {
+		return 0
+	}
+	a := part.role.advances.by[r.hash()]
+	if a == nil {
+		return 0
+	}
+	var allowed int64
+	if part.open && now.Mono-a.last < int64(quietAfter) && r.spec.rule.Durability == Escrow {
+		allowed = 2 * chunkOf(r.spec.rule.Limits)
+	}
+	a.settle(f.confirmed)
+	a.told(part.annex.version, allowed)
+	return allowed
+}
+
+// giveBack makes keys pending whose allowance has not been used for a while, and forgets those that have none left.
+func (sh *shard) giveBack(part *partition, now algo.Instant) {
+	f := part.backup()
+	if f == nil || len(part.role.advances.by) == 0 || now.Mono-part.role.advances.looked < int64(quietAfter)/4 {
+		return
+	}
+	all := &part.role.advances
+	all.looked = now.Mono
+	var room [4]uint32
+	for hash, a := range all.by {
+		if now.Mono-a.last < int64(quietAfter) {
+			continue
+		}
+		a.settle(f.confirmed)
+		switch {
+		case a.n == 1 && a.covers[0].granted <= a.granted:
+			delete(all.by, hash)
+			sh.budget.Give(advanceBytes)
+		case a.covers[a.n-1].granted <= a.granted:
+			// Given back already, or never more than asked for; the confirmation is on its way.
+		default:
+			slots := sh.ofHash(&part.table, hash, room[:0])
+			for _, slot := range slots {
+				r := sh.record(part.ref(slot))
+				sh.note(part, r, r.spec.rule.Limits.Mark(r.state), false)
+			}
+			if len(slots) == 0 {
+				// Of a record that is gone it is told that it is.
+				part.annex.bump()
+				f.keys.push(turn{hash: hash}, &sh.budget)
+				a.told(part.annex.version, 0)
+				part.recount()
+			}
+		}
+	}
+}

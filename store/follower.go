@@ -1,0 +1,352 @@
+package store
+
+import (
+	"slices"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// The followers that a partition's holder can have.
+const (
+	Backup = 0 // the one that answers wait for
+	Target = 1
+	slots  = 2
+)
+
+// follower is what a partition's holder knows of a process that has a copy. Bringing it up to date is one mechanism: what
+// has changed is pending, Drain takes what is pending, and attaching a follower that has nothing makes everything pending.
+//
+// A record that is pending is marked as such (pendingFlag) and stands in a queue by its hash, for records move. Together
+// with it stands what the follower knows of its state, as a Mark. A turn may be stale when the record was dropped and
+// made anew: a new record is told as a whole, whatever the turn says, and turns come in order.
+type follower struct {
+	all     bool // nothing is left out
+	current bool
+	history bool // lineage and the like are to be told
+	keys    queue
+	deltas  queue // told before the keys, so that no state a follower has is ahead of its deltas
+	resets  []uint64
+	// reservations that were made or ended.
+	reservations []reservationKey
+	memos        uint64 // turns of the memos' order before this are known
+	// A pass is what was pending at one time. When all of it has been taken, everything up to the version of that time has.
+	pass struct {
+		version      uint64
+		keys, deltas int // left of it
+	}
+	contained uint64
+	confirmed uint64
+}
+
+// turn is a pending record in the queue.
+type turn struct{ hash, mark uint64 }
+
+const turnBytes = 16
+
+// queue is a first-in first-out list of turns. Its memory is counted and never refused.
+type queue struct {
+	turns []turn
+	head  int
+}
+
+func (q *queue) len() int { return len(q.turns) - q.head }
+
+func (q *queue) push(t turn, b *shardBudget) {
+	if len(q.turns) == cap(q.turns) {
+		before := cap(q.turns)
+		if q.head > len(q.turns)/2 {
+			q.turns = q.turns[:copy(q.turns, q.turns[q.head:])]
+			q.head = 0
+		} else {
+			q.turns = slices.Grow(q.turns, 1)
+		}
+		b.count((cap(q.turns) - before) * turnBytes)
+	}
+	q.turns = append(q.turns, t)
+}
+
+func (q *queue) pop(b *shardBudget) turn {
+	t := q.turns[q.head]
+	if q.head++; q.head == len(q.turns) {
+		const keep = 256 // turns for which memory is kept ready
+		if cap(q.turns) > keep {
+			q.free(b)
+		} else {
+			q.turns, q.head = q.turns[:0], 0
+		}
+	}
+	return t
+}
+
+func (q *queue) free(b *shardBudget) {
+	b.Give(cap(q.turns) * turnBytes)
+	*q = queue{}
+}
+
+// knows reports whether changes of what is kept under the rule are told to the follower.
+func (f *follower) knows(rule *Rule) bool { return f.all || rule.Durability != None }
+
+// left is the number of things that are pending.
+func (f *follower) left(a *annex) int {
+	n := f.keys.len() + f.deltas.len() + len(f.resets) + len(f.reservations) + int(a.memos.end()-max(f.memos, a.memos.gone))
+	if f.history {
+		n++
+	}
+	return n
+}
+
+// recount publishes what is pending.
+func (p *partition) recount() {
+	if p.role == nil {
+		return
+	}
+	for i, f := range p.role.followers {
+		if f != nil {
+			p.pending[i].Store(int32(f.left(p.annex)))
+		}
+	}
+}
+
+// unnoted reports whether some follower that knows the record has all of it.
+func (p *partition) unnoted(r record) bool {
+	if p.role == nil {
+		return false
+	}
+	for i, f := range p.role.followers {
+		if f != nil && !r.has(pendingFlag<<i) && f.knows(r.spec.rule) {
+			return true
+		}
+	}
+	return false
+}
+
+// note makes a record's change pending for all followers that know the record. mark is what its Mark was before; 0 when
+// the state has to be told as a whole. It does not matter where the record is pending already.
+func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
+	if part.role == nil {
+		return
+	}
+	part.annex.bump()
+	for i, f := range part.role.followers {
+		if f == nil || !f.knows(r.spec.rule) {
+			continue
+		}
+		if r.has(pendingFlag << i) {
+			continue // under the mark from before its first change; one that has become useless shows
+		}
+		r.set(pendingFlag << i)
+		if mark == 0 {
+			r.set(wholeFlag << i)
+		}
+		q := &f.keys
+		if delta {
+			q = &f.deltas
+		}
+		q.push(turn{r.hash(), mark}, &sh.budget)
+		part.pending[i].Add(1)
+	}
+}
+
+func (a *annex) bump() {
+	if a != nil {
+		a.version++
+	}
+}
+
+// noteReset makes it pending that a key's records, request ids and reservations are gone.
+func (p *partition) noteReset(hash uint64, b *shardBudget) {
+	p.eachFollower(func(f *follower) {
+		f.resets = append(f.resets, hash)
+		b.count(8)
+	})
+}
+
+func (p *partition) noteReservation(k reservationKey, b *shardBudget) {
+	p.eachFollower(func(f *follower) {
+		f.reservations = append(f.reservations, k)
+		b.count(16)
+	})
+}
+
+// noteHistory makes pending what does not belong to a key.
+func (p *partition) noteHistory() {
+	p.eachFollower(func(f *follower) { f.history = true })
+}
+
+// eachFollower calls f, which makes something pending, for every follower.
+func (p *partition) eachFollower(do func(*follower)) {
+	if p.role == nil {
+		return
+	}
+	p.annex.bump()
+	for _, f := range p.role.followers {
+		if f != nil {
+			do(f)
+		}
+	}
+	p.recount()
+}
+
+// Attach gives the partition a follower that has nothing: everything is pending for it. With all false what is kept under
+// a durability of None is left out.
+func (s *Store) Attach(p, slot int, all bool) {
+	s.with(p, func(sh *shard, part *partition) {
+		f := sh.attach(part, slot, all)
+		f.history = true
+		f.memos = 0
+		for k := range part.annex.reservations.by {
+			f.reservations = append(f.reservations, k)
+		}
+		sh.budget.count(16 * len(f.reservations))
+		sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
+	})
+}
+
+// AttachCurrent gives it one that has exactly this content already.
+func (s *Store) AttachCurrent(p, slot int, all bool) {
+	s.with(p, func(sh *shard, part *partition) { sh.attach(part, slot, all) })
+}
+
+// attach makes a follower for which nothing is pending.
+func (sh *shard) attach(part *partition, slot int, all bool) *follower {
+	sh.detach(part, slot)
+	part.duties()
+	part.raise()
+	a := part.side()
+	a.version++
+	f := &follower{all: all, memos: a.memos.end()}
+	f.contained, f.pass.version = a.version, a.version
+	part.role.followers[slot] = f
+	part.retrace()
+	part.recount()
+	return f
+}
+
+// noteAll makes all records that are wanted pending as a whole for one follower.
+func (sh *shard) noteAll(part *partition, slot int, wanted func(record) bool) {
+	f := part.role.followers[slot]
+	note := func(t *table, q *queue) {
+		// The queue gets the size it will have, within a quarter: appending would copy it again and again.
+		if grow := t.count - (cap(q.turns) - len(q.turns)); grow > 0 {
+			before := cap(q.turns)
+			q.turns = slices.Grow(q.turns, t.count)
+			sh.budget.count((cap(q.turns) - before) * turnBytes)
+		}
+		for i := range t.index {
+			if t.index[i] == 0 {
+				continue
+			}
+			r := sh.record(t.ref(uint32(i)))
+			if !wanted(r) {
+				continue
+			}
+			r.set(wholeFlag << slot)
+			if !r.has(pendingFlag << slot) {
+				r.set(pendingFlag << slot)
+				q.push(turn{hash: r.hash()}, &sh.budget)
+			}
+		}
+	}
+	for i := range part.annex.lineage {
+		if d := part.annex.lineage[i].delta; d != nil {
+			note(d, &f.deltas)
+		}
+	}
+	note(&part.table, &f.keys)
+	part.annex.version++
+	part.recount()
+}
+
+// Widen makes pending what all false has left out so far, and leaves nothing out from then on.
+func (s *Store) Widen(p, slot int) {
+	s.with(p, func(sh *shard, part *partition) {
+		if f := part.follower(slot); f != nil && !f.all {
+			f.all = true
+			sh.noteAll(part, slot, func(r record) bool { return r.spec.rule.Durability == None })
+		}
+	})
+}
+
+// Caught marks the follower as current: from now on answers wait for it where their durability says so.
+func (s *Store) Caught(p, slot int) {
+	s.with(p, func(_ *shard, part *partition) {
+		if f := part.follower(slot); f != nil {
+			f.current = true
+		}
+	})
+}
+
+// Detach takes the follower away.
+func (s *Store) Detach(p, slot int) {
+	s.with(p, func(sh *shard, part *partition) { sh.detach(part, slot) })
+}
+
+func (sh *shard) detach(part *partition, slot int) {
+	f := part.follower(slot)
+	if f == nil {
+		return
+	}
+	if slot == Backup {
+		part.role.advances.free(&sh.budget)
+	}
+	var room [4]uint32
+	clear := func(t *table, hash uint64) {
+		for _, i := range sh.ofHash(t, hash, room[:0]) {
+			sh.record(t.ref(i)).clear((pendingFlag | wholeFlag) << slot)
+		}
+	}
+	for f.keys.len() > 0 {
+		clear(&part.table, f.keys.pop(&sh.budget).hash)
+	}
+	for f.deltas.len() > 0 {
+		hash := f.deltas.pop(&sh.budget).hash
+		for i := range part.annex.lineage {
+			if d := part.annex.lineage[i].delta; d != nil {
+				clear(d, hash)
+			}
+		}
+	}
+	f.keys.free(&sh.budget)
+	f.deltas.free(&sh.budget)
+	sh.budget.Give(8*len(f.resets) + 16*len(f.reservations))
+	part.role.followers[slot] = nil
+	part.pending[slot].Store(0)
+	part.retrace()
+	// What nobody follows is not counted one by one; but it is not of a version that somebody has been told.
+	part.annex.version++
+}
+
+func (p *partition) follower(slot int) *follower {
+	if p.role == nil {
+		return nil
+	}
+	return p.role.followers[slot]
+}
+
+// Pending is the number of keys with changes that have not been drained for a follower, and of whatever else has not.
+func (s *Store) Pending(p, slot int) int {
+	_, part := s.at(p)
+	return int(part.pending[slot].Load())
+}
+
+// Confirm says that the follower has everything up to a version that Drain has named.
+func (s *Store) Confirm(p, slot int, version uint64) {
+	s.with(p, func(_ *shard, part *partition) {
+		if f := part.follower(slot); f != nil {
+			f.confirmed = max(f.confirmed, version)
+		}
+	})
+}
+
+// quiet does what becomes due for a partition by the passing of time alone.
+func (sh *shard) quiet(part *partition, now algo.Instant) {
+	if a := part.annex; a != nil {
+		a.memos.expire(now.Mono, &sh.budget)
+		a.reservations.expire(now.Mono, &sh.budget)
+		if part.open {
+			sh.prune(part, now) // a copy's lineage is its holder's to prune
+		}
+		part.recount()
+	}
+	sh.giveBack(part, now)
+}

@@ -1,0 +1,860 @@
+package store
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// link carries one partition's chunks from a holder to a follower, whose clock has another origin.
+type link struct {
+	from, to *Store
+	slot     int
+	offset   time.Duration // of the follower's clock
+	most     int
+	queue    []message
+	whole    bool // the copy is being built in the staging area
+}
+
+type message struct {
+	chunk    []byte
+	version  uint64
+	complete bool
+}
+
+func newLink(from, to *Store, slot int) *link {
+	return &link{from: from, to: to, slot: slot, offset: 1000 * time.Hour, most: 1 << 20}
+}
+
+func (l *link) there(now time.Duration) algo.Instant {
+	return algo.Instant{Mono: int64(now + l.offset), Wall: int64(now)}
+}
+
+// attach begins anew.
+func (l *link) attach(all bool) {
+	l.queue, l.whole = nil, true
+	l.from.Attach(0, l.slot, all)
+	l.to.Stage(0)
+}
+
+// drain sends one chunk.
+func (l *link) drain(now time.Duration) {
+	chunk, version, more := l.from.Drain(0, l.slot, algo.Instant{Mono: int64(now), Wall: int64(now)}, l.most)
+	l.queue = append(l.queue, message{chunk, version, l.whole && !more})
+	if !more {
+		l.whole = false
+	}
+}
+
+// deliver takes in the oldest message on the way and confirms it.
+func (l *link) deliver(t *testing.T, now time.Duration, staged *bool) {
+	t.Helper()
+	m := l.queue[0]
+	l.queue = l.queue[1:]
+	if err := l.to.Apply(0, *staged, l.there(now), m.chunk); err != nil {
+		t.Fatal(err)
+	}
+	if m.complete {
+		l.to.Promote(0)
+		*staged = false
+	}
+	l.from.Confirm(0, l.slot, m.version)
+	if m.complete {
+		l.from.Caught(0, l.slot)
+	}
+}
+
+// sync brings the follower up to date at once, by a whole copy or the changes.
+func (l *link) sync(t *testing.T, now time.Duration, whole bool) {
+	t.Helper()
+	if whole {
+		l.attach(true)
+	}
+	staged := whole
+	for {
+		l.drain(now)
+		l.deliver(t, now, &staged)
+		if l.from.Pending(0, l.slot) == 0 {
+			return
+		}
+	}
+}
+
+// contents renders a partition's records, and those of its deltas, in an order of their own. What is idle is left out.
+func contents(s *Store, now algo.Instant) []string {
+	var out []string
+	s.with(0, func(sh *shard, part *partition) {
+		for i := 0; part.at(i) != nil; i++ {
+			sh.eachRecord(part.at(i), func(r record) {
+				if !r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
+					data := normal(r.spec.rule.Limits, sh.arena, r.state, now)
+					out = append(out, fmt.Sprintf("%d %s/%s %v since %d: %x", i, r.spec.rule.Scope, r.key, r.spec.rule.Limits, r.since(), data))
+				}
+			})
+		}
+		if a := part.annex; a != nil {
+			for k, m := range a.memos.by {
+				if now.Mono < m.until {
+					out = append(out, fmt.Sprintf("id %x: %d %v %x for %d", k, m.granted, m.delay, m.lease, m.until-now.Mono))
+				}
+			}
+			for k, e := range a.reservations.by {
+				if now.Mono < e.until {
+					out = append(out, fmt.Sprintf("reservation %x: %d for %d", k, e.units, e.until-now.Mono))
+				}
+			}
+			for _, e := range a.lineage {
+				out = append(out, fmt.Sprintf("claim %v", e.claim))
+			}
+		}
+	})
+	slices.Sort(out)
+	return out
+}
+
+// normal is a state's snapshot once it has been through one: a log can be written in several ways.
+func normal(limits algo.Limits, a *algo.Arena, state algo.State, now algo.Instant) []byte {
+	twin := make(algo.State, limits.Words())
+	if _, err := limits.Restore(a, twin, now, limits.Append(nil, a, state, now)); err != nil {
+		return []byte(err.Error())
+	}
+	defer limits.Free(a, twin)
+	return limits.Append(nil, a, twin, now)
+}
+
+// accounted fails the test when the bytes that a store counts are not those that it holds, its tables and queues aside.
+func accounted(t *testing.T, s *Store) {
+	t.Helper()
+	s.Discard(0)
+	sh := &s.shards[0]
+	if got := s.Stats(); got.Bytes != int64(sh.arena.Bytes()) || got.Keys != 0 || got.Pending != 0 {
+		t.Errorf("after a discard %d bytes are counted, of which pages hold %d; %d keys, %d pending", got.Bytes, sh.arena.Bytes(), got.Keys, got.Pending)
+	}
+	if len(sh.specOf) != 0 {
+		t.Errorf("specs are left: %v", sh.specOf)
+	}
+}
+
+// TestCopyEquals makes random calls on a holder and compares both sides whenever everything has been delivered.
+func TestCopyEquals(t *testing.T) {
+	limits := []algo.Limits{
+		{log(20, minute)}, {log(30, minute), log(5, time.Second)}, {window(10, minute)}, {log(12, 2*minute)},
+		{{Algorithm: algo.SlidingLog, Limit: 8, Window: minute, CountDenied: true}},
+		{{Algorithm: algo.TokenBucket, Limit: 9, Window: minute}}, {{Algorithm: algo.LeakyBucket, Limit: 9, Window: minute}},
+		{{Algorithm: algo.SlidingWindow, Limit: 9, Window: minute}}, {{Algorithm: algo.SlidingCounter, Limit: 9, Window: minute}},
+		{{Algorithm: algo.FixedWindow, Limit: 9, Period: algo.Hour}},
+	}
+	leases := &Rule{Scope: "leases", Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 5, Window: minute}}}
+	for seed := range uint64(40) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		holder, copy := New(Config{}), New(Config{Shut: true})
+		l := newLink(holder, copy, rng.IntN(2))
+		now := time.Duration(0)
+		holder.TakeOver(0, at(now), Claim{1, 1, 7})
+		if seed%2 == 1 {
+			holder.TakeOver(0, at(now), Claim{1, 2, 8}) // with deltas
+		}
+		l.most = 1 << (4 + rng.IntN(10))
+		l.sync(t, now, true)
+		for step := range 1500 {
+			now += time.Duration(rng.Int64N(int64(200 * time.Millisecond)))
+			if rng.IntN(100) == 0 {
+				now += time.Duration(rng.Int64N(int64(5 * minute)))
+			}
+			instant := algo.Instant{Mono: int64(now), Wall: int64(now)}
+			scope := rng.IntN(6)
+			r := rule(fmt.Sprint("p", scope), limits[(scope+rng.IntN(20)/19)%len(limits)]...)
+			r.Durability = []Durability{Async, Sync, Escrow, None}[scope%4]
+			k := holder.key(r.Scope, fmt.Sprint(rng.IntN(8)))
+			var err error
+			switch rng.IntN(16) {
+			case 0:
+				_, err = holder.Refund(k, r, instant, 1+rng.Int64N(3))
+			case 1:
+				err = holder.Reset(k, r.Scope)
+			case 2:
+				holder.Sweep(instant, 1000)
+			case 3:
+				copy.Sweep(l.there(now), 1000)
+			case 4, 5:
+				_, err = holder.Decide(holder.key("leases", "x"), leases, instant, Call{Request: algo.Request{Cost: 1, Nonce: 9, TTL: 10 * time.Second}}, nil)
+			case 6:
+				// A lease of slot 0 and the nonce above, if it lives.
+				if rng.IntN(2) == 0 {
+					_, err = holder.Release(holder.key("leases", "x"), leases, instant, 9<<24)
+				} else {
+					_, err = holder.Renew(holder.key("leases", "x"), leases, instant, 9<<24, 0, 0)
+				}
+			case 7:
+				_, _, err = holder.Settle(k, r, instant, 1+rng.Uint64N(5), 0)
+			case 8:
+				staged := false
+				l.drain(now)
+				l.deliver(t, now, &staged)
+			default:
+				c := cost(1 + rng.Int64N(2))
+				if rng.IntN(4) == 0 {
+					c.RequestID = 1 + rng.Uint64N(1<<40)
+				}
+				if rng.IntN(6) == 0 {
+					c.Reservation, c.ReserveFor = 1+rng.Uint64N(5), time.Minute
+				}
+				_, err = holder.Decide(k, r, instant, c, nil)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rng.IntN(10) > 0 {
+				continue
+			}
+			l.sync(t, now, rng.IntN(50) == 0)
+			want, got := contents(holder, instant), contents(copy, l.there(now))
+			for i, w := range want {
+				if i >= len(got) || got[i] != w {
+					t.Fatalf("seed %d step %d: item %d of %d is\n%q\nat the holder, of %d\n%q\nat the copy", seed, step, i, len(want), w, len(got), got[min(i, len(got)-1)])
+				}
+			}
+		}
+		accounted(t, holder)
+		accounted(t, copy)
+	}
+}
+
+// admissions are what was answered: units at instants, with nobody's help.
+type admissions []struct {
+	at    time.Duration
+	units int64
+}
+
+func (a *admissions) add(at time.Duration, units int64) {
+	*a = append(*a, struct {
+		at    time.Duration
+		units int64
+	}{at, units})
+}
+
+// most is the largest number in any half-open window of the length.
+func (a admissions) most(w time.Duration) (most int64) {
+	for _, end := range a {
+		var n int64
+		for _, e := range a {
+			if e.at > end.at-w && e.at <= end.at {
+				n += e.units
+			}
+		}
+		most = max(most, n)
+	}
+	return most
+}
+
+// TestCrash has a holder lost at a random moment, with any prefix of its messages delivered: what it and its successor
+// answered is within the bound of the rule's durability, in every window.
+func TestCrash(t *testing.T) {
+	const limit, w = 40, 10 * time.Second
+	for _, d := range []Durability{Async, Escrow, Sync} {
+		worst, late := int64(0), 0
+		for seed := range uint64(300) {
+			rng := rand.New(rand.NewPCG(seed, uint64(d)))
+			urgent := false
+			holder := New(Config{Urgent: func(int) { urgent = true }})
+			copy := New(Config{Shut: true})
+			l := newLink(holder, copy, Backup)
+			l.most = 1 << (4 + rng.IntN(8))
+			r := rule("p", log(limit, w))
+			r.Durability = d
+			now := time.Duration(0)
+			holder.TakeOver(0, at(now), Claim{1, 1, 7})
+			l.sync(t, now, true)
+			staged, confirmed := false, uint64(0)
+			keys := []string{"a", "b", "c"}
+			answered := make(map[string]*admissions)
+			type waiting struct {
+				key    string
+				at     time.Duration
+				units  int64
+				ticket uint64
+			}
+			var waits []waiting
+			var unconfirmed []waiting
+			for _, k := range keys {
+				answered[k] = &admissions{}
+			}
+			release := func() {
+				waits = slices.DeleteFunc(waits, func(w waiting) bool {
+					if w.ticket > confirmed {
+						return false
+					}
+					answered[w.key].add(w.at, w.units)
+					return true
+				})
+				unconfirmed = slices.DeleteFunc(unconfirmed, func(w waiting) bool { return w.ticket <= confirmed })
+			}
+			for steps := 100 + rng.IntN(400); steps > 0; steps-- {
+				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
+				switch n := rng.IntN(12); {
+				case n == 0 && rng.IntN(40) == 0:
+					// The follower is lost and comes back: no answer waits until the whole copy is there.
+					confirmed = 1 << 62
+					release()
+					confirmed = 0
+					l.sync(t, now, true)
+				case n < 3 || urgent && n < 6:
+					urgent = false
+					l.drain(now)
+				case n < 6:
+					if len(l.queue) > 0 {
+						confirmed = max(confirmed, l.queue[0].version)
+						l.deliver(t, now, &staged)
+						release()
+					}
+				case n == 6:
+					holder.Sweep(at(now), 100)
+					copy.Sweep(l.there(now), 100)
+				default:
+					k := keys[min(rng.IntN(5), 2)]
+					a, err := holder.Decide(holder.key("p", k), r, at(now), Call{Request: algo.Request{Cost: 1 + rng.Int64N(4), Partial: true}}, nil)
+					if err != nil || a.Degraded {
+						t.Fatal(a, err)
+					}
+					if a.Granted == 0 {
+						continue
+					}
+					if a.Ticket > 0 {
+						waits = append(waits, waiting{k, now, a.Granted, a.Ticket})
+						late++
+					} else {
+						answered[k].add(now, a.Granted)
+						holder.with(0, func(_ *shard, part *partition) {
+							unconfirmed = append(unconfirmed, waiting{k, now, a.Granted, part.annex.version})
+						})
+					}
+				}
+			}
+			// Of what is on the way some may still arrive.
+			for range rng.IntN(len(l.queue) + 1) {
+				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
+				l.deliver(t, now, &staged)
+			}
+			copy.TakeOver(0, l.there(now), Claim{1, 2, 8})
+			copy.Open(0)
+			for range 400 {
+				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
+				k := keys[rng.IntN(3)]
+				a, err := copy.Decide(copy.key("p", k), r, l.there(now), Call{Request: algo.Request{Cost: 2, Partial: true}}, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				answered[k].add(now, a.Granted)
+			}
+			for k, a := range answered {
+				bound := int64(limit)
+				if d == Async {
+					for _, u := range unconfirmed {
+						if u.key == k {
+							bound += u.units
+						}
+					}
+				}
+				most := a.most(w)
+				worst = max(worst, most-limit)
+				if most > bound {
+					t.Fatalf("durability %d, seed %d: %d of %s answered in a window, at most %d may be", d, seed, most, k, bound)
+				}
+			}
+		}
+		if d == Async && worst <= 0 {
+			t.Error("no crash cost anything without an allowance: the test does not look where it should")
+		}
+		if d != Async && late == 0 {
+			t.Errorf("durability %d: no answer had to wait", d)
+		}
+	}
+}
+
+// TestEscrowSeldomWaits shows what escrow is for: with a drain whenever one is asked for, a key in steady use waits once.
+func TestEscrowSeldomWaits(t *testing.T) {
+	urgent := 0
+	holder, copy := New(Config{Urgent: func(int) { urgent++ }}), New(Config{Shut: true})
+	l := newLink(holder, copy, Backup)
+	holder.TakeOver(0, at(0), Claim{1, 1, 7})
+	l.sync(t, 0, true)
+	r := rule("p", log(1000, minute))
+	r.Durability = Escrow
+	waited, drains := 0, 0
+	now := time.Duration(0)
+	for range 1000 {
+		now += time.Millisecond
+		urgent = 0
+		a, err := holder.Decide(holder.key("p", "k"), r, at(now), cost(1), nil)
+		if err != nil || !a.Allowed {
+			t.Fatal(a, err)
+		}
+		if a.Ticket > 0 {
+			waited++
+		}
+		if urgent > 0 {
+			drains++
+			l.sync(t, now, false)
+		}
+	}
+	if waited != 1 || drains < 10 || drains > 25 {
+		t.Errorf("%d answers waited, %d drains were asked for; want 1 and about 1000/50", waited, drains)
+	}
+	used := func() int64 {
+		var n int64
+		copy.with(0, func(_ *shard, part *partition) {
+			for _, o := range part.annex.owed {
+				n += o.advanced
+			}
+		})
+		return n
+	}
+	if n := used(); n != 100 {
+		t.Errorf("the copy takes %d more for spent, want two chunks of 50", n)
+	}
+	// Unused for a second, it is given back.
+	now += 2 * quietAfter
+	holder.Sweep(at(now), 10)
+	if holder.Pending(0, Backup) == 0 {
+		t.Fatal("nothing became pending")
+	}
+	l.sync(t, now, false)
+	if n := used(); n != 0 {
+		t.Errorf("%d are still taken for spent", n)
+	}
+	now += 2 * quietAfter
+	holder.Sweep(at(now), 10)
+	holder.with(0, func(_ *shard, part *partition) {
+		if n := len(part.role.advances.by); n != 0 {
+			t.Errorf("%d keys still have an allowance", n)
+		}
+	})
+	// A move's last chunk ends every allowance.
+	holder.Decide(holder.key("p", "k"), r, at(now), cost(1), nil)
+	l.sync(t, now, false)
+	holder.Shut(0)
+	l.sync(t, now, false)
+	if n := used(); n != 0 {
+		t.Errorf("after the last chunk of a move %d are taken for spent", n)
+	}
+	accounted(t, holder)
+	accounted(t, copy)
+}
+
+// TestVersions shows when a version is contained: not while a part of what was pending then is left.
+func TestVersions(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(5, minute))
+	s.AttachCurrent(0, Backup, true)
+	s.Caught(0, Backup)
+	_, before, more := s.Drain(0, Backup, at(0), 1<<20)
+	if more {
+		t.Error("something is pending for a current follower")
+	}
+	sync := rule("p", log(5, minute))
+	sync.Durability = Sync
+	for i := range 100 {
+		decide(t, s, r, fmt.Sprint(i), at(0), cost(1))
+	}
+	a, err := s.Decide(s.key("q", "k"), &Rule{Scope: "q", Limits: r.Limits, Durability: Sync}, at(0), cost(1), nil)
+	if err != nil || a.Ticket == 0 {
+		t.Fatal(a, err)
+	}
+	if n := s.Pending(0, Backup); n != 101 {
+		t.Errorf("%d are pending", n)
+	}
+	_, version, more := s.Drain(0, Backup, at(0), 1000)
+	if !more || version != before {
+		t.Errorf("part of it: version %d, more %v; want %d, true", version, more, before)
+	}
+	// What comes now does not keep the ticket waiting.
+	for i := range 100 {
+		decide(t, s, r, fmt.Sprint(i), at(1), cost(1))
+	}
+	chunks := 1
+	for more && version < a.Ticket {
+		_, version, more = s.Drain(0, Backup, at(0), 1000)
+		chunks++
+	}
+	if version < a.Ticket || !more {
+		t.Errorf("the ticket is contained together with everything after it, in %d chunks", chunks)
+	}
+	for more {
+		var chunk []byte
+		if chunk, version, more = s.Drain(0, Backup, at(0), 1000); len(chunk) > 1200 {
+			t.Errorf("a chunk of %d bytes", len(chunk))
+		}
+	}
+	if chunk, same, _ := s.Drain(0, Backup, at(0), 1000); chunk != nil || same != version {
+		t.Errorf("with nothing pending: %d bytes, version %d after %d", len(chunk), same, version)
+	}
+}
+
+// TestLogGrowsByWhatIsNew: of a long log only the new units travel.
+func TestLogGrowsByWhatIsNew(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(1<<20, time.Hour))
+	s.Attach(0, Backup, true)
+	for flush := range 20 {
+		for i := range 100 {
+			decide(t, s, r, "k", at(time.Duration(flush*100+i)*time.Millisecond), cost(1))
+		}
+		if chunk, _, _ := s.Drain(0, Backup, at(2*time.Second), 1<<20); len(chunk) > 600 {
+			t.Fatalf("%d bytes for 100 units, in drain %d", len(chunk), flush)
+		}
+	}
+}
+
+func TestGate(t *testing.T) {
+	s := New(Config{Shut: true})
+	r := rule("p", log(5, minute))
+	k := s.key("p", "k")
+	calls := map[string]func() error{
+		"decide":  func() error { _, err := s.Decide(k, r, at(0), cost(1), nil); return err },
+		"peek":    func() error { _, err := s.Decide(k, r, at(0), cost(0), nil); return err },
+		"refund":  func() error { _, err := s.Refund(k, r, at(0), 1); return err },
+		"renew":   func() error { _, err := s.Renew(k, r, at(0), 1, 0, 0); return err },
+		"release": func() error { _, err := s.Release(k, r, at(0), 1); return err },
+		"settle":  func() error { _, _, err := s.Settle(k, r, at(0), 1, 0); return err },
+		"reset":   func() error { return s.Reset(k, "p") },
+	}
+	for name, call := range calls {
+		if err := call(); !errors.Is(err, ErrShut) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := s.Stats().Keys; n != 0 {
+		t.Errorf("%d keys were made", n)
+	}
+	s.Open(0)
+	for name, call := range calls {
+		if err := call(); err != nil {
+			t.Errorf("%s of an open partition: %v", name, err)
+		}
+	}
+	s.Shut(0)
+	if err := calls["decide"](); !errors.Is(err, ErrShut) {
+		t.Errorf("shut again: %v", err)
+	}
+}
+
+func TestStrict(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(50, minute))
+	r.Strict, r.Durability = true, Sync
+	ask := func(boot int64) (Answer, error) {
+		c := cost(1)
+		c.Boot = boot
+		return s.Decide(s.key("p", "k"), r, at(0), c, nil)
+	}
+	refused := func(what string, boot int64) {
+		t.Helper()
+		if _, err := ask(boot); !errors.Is(err, ErrNoGrant) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	refused("without anything", 0)
+	s.Lease(0, 100)
+	refused("without a backup", 0)
+	s.Unguarded(0, true)
+	if a, err := ask(99); err != nil || !a.Allowed || !a.Degraded || a.Ticket != 0 || a.Until != 100 {
+		t.Errorf("unguarded: %+v, %v", a, err)
+	}
+	refused("after the lease", 100)
+	s.Unguarded(0, false)
+	s.Attach(0, Backup, true)
+	refused("while the backup catches up", 0)
+	s.Caught(0, Backup)
+	a, err := ask(99)
+	if err != nil || a.Degraded || a.Ticket == 0 {
+		t.Errorf("with a backup: %+v, %v", a, err)
+	}
+	s.Detach(0, Backup)
+	refused("after the backup", 0)
+	// Others go on.
+	if a, err := s.Decide(s.key("q", "k"), &Rule{Scope: "q", Limits: r.Limits, Durability: Sync}, at(0), cost(1), nil); err != nil || !a.Degraded || a.Ticket != 0 {
+		t.Errorf("available: %+v, %v", a, err)
+	}
+}
+
+// TestRepeatWaitsToo: the answer to a repeated request id must not overtake the first one's.
+func TestRepeatWaitsToo(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(50, minute))
+	r.Durability = Sync
+	s.AttachCurrent(0, Backup, true)
+	s.Caught(0, Backup)
+	c := cost(1)
+	c.RequestID = 5
+	first, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
+	again, err2 := s.Decide(s.key("p", "k"), r, at(0), c, nil)
+	if err != nil || err2 != nil || again.Ticket < first.Ticket || first.Ticket == 0 {
+		t.Errorf("tickets %d and %d (%v, %v)", first.Ticket, again.Ticket, err, err2)
+	}
+	if first.Remaining != again.Remaining {
+		t.Error("charged twice")
+	}
+}
+
+func TestDurabilityNone(t *testing.T) {
+	holder, copy := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copy, Target)
+	kept, none := rule("kept", log(5, minute)), rule("none", log(5, minute))
+	none.Durability = None
+	both := func(key string) {
+		decide(t, holder, kept, key, at(0), cost(1))
+		decide(t, holder, none, key, at(0), cost(1))
+	}
+	both("before")
+	l.attach(false)
+	both("after")
+	l.drain(0)
+	staged := true
+	l.deliver(t, 0, &staged)
+	if n := copy.Stats().Keys; n != 2 {
+		t.Errorf("the copy has %d keys, want 2", n)
+	}
+	// A policy that begins to be replicated is told as a whole when it is next used.
+	changed := rule("none", log(5, minute))
+	decide(t, holder, changed, "before", at(0), cost(1))
+	l.sync(t, 0, false)
+	if n := copy.Stats().Keys; n != 3 {
+		t.Errorf("the copy has %d keys, want 3", n)
+	}
+	holder.Widen(0, Target)
+	l.sync(t, 0, false)
+	both("last")
+	l.sync(t, 0, false)
+	if got, want := contents(copy, l.there(0)), contents(holder, at(0)); !slices.Equal(got, want) {
+		t.Errorf("the copy has %q, want %q", got, want)
+	}
+}
+
+func TestReservations(t *testing.T) {
+	s := New(Config{MaxReservations: 2})
+	r := rule("p", log(10, minute))
+	k := s.key("p", "k")
+	reserve := func(id uint64, n int64, now time.Duration) (Answer, error) {
+		return s.Decide(k, r, at(now), Call{Request: algo.Request{Cost: n}, Reservation: id, ReserveFor: 10 * time.Second}, nil)
+	}
+	for id := uint64(1); id <= 2; id++ {
+		if a, err := reserve(id, 3, 0); err != nil || !a.Allowed || !a.Pending {
+			t.Fatalf("%+v, %v", a, err)
+		}
+	}
+	if _, err := reserve(3, 3, 0); !errors.Is(err, ErrFull) {
+		t.Errorf("beyond the bound: %v", err)
+	}
+	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 4 {
+		t.Errorf("%d remain of 10 after two reservations of 3 and one refused", d.Remaining)
+	}
+	if _, known, err := s.Settle(k, r, at(0), 1, 4); !known || !errors.Is(err, ErrReserved) {
+		t.Errorf("more than reserved: %v, %v", known, err)
+	}
+	if n, known, err := s.Settle(k, r, at(0), 1, 1); n != 2 || !known || err != nil {
+		t.Errorf("commit: %d, %v, %v", n, known, err)
+	}
+	if _, known, _ := s.Settle(k, r, at(0), 1, 1); known {
+		t.Error("settled twice")
+	}
+	// The other expires, and its charge stays.
+	if _, known, _ := s.Settle(k, r, at(10*time.Second), 2, 0); known {
+		t.Error("settled after its time")
+	}
+	a, err := s.Decide(k, r, at(10*time.Second), cost(0), nil)
+	if err != nil || a.Remaining != 6 || a.Pending {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if a, err := reserve(3, 3, 10*time.Second); err != nil || !a.Allowed {
+		t.Errorf("an expired one is in the way: %+v, %v", a, err)
+	}
+	if err := s.Reset(k, "p"); err != nil {
+		t.Fatal(err)
+	}
+	if _, known, _ := s.Settle(k, r, at(10*time.Second), 3, 0); known {
+		t.Error("settled after a reset")
+	}
+	accounted(t, s)
+}
+
+func TestCold(t *testing.T) {
+	s := New(Config{Shut: true})
+	s.Cold(0, at(0))
+	s.ColdStrict(0, at(20*time.Second))
+	s.TakeOver(0, at(20*time.Second), Claim{1, 1, 1})
+	s.Open(0)
+	s.Lease(0, 1)
+	s.Unguarded(0, true)
+	remaining := func(r *Rule, now time.Duration) int64 {
+		t.Helper()
+		peek := decide(t, s, r, "k", at(now), cost(0))
+		return peek.Remaining
+	}
+	open := rule("open", log(5, minute))
+	closed, strict := rule("closed", log(5, minute)), rule("strict", log(5, minute))
+	closed.ColdClosed = true
+	strict.Strict, strict.Durability = true, Sync
+	for _, c := range []struct {
+		rule *Rule
+		at   time.Duration
+		want int64
+	}{
+		{open, 30 * time.Second, 5}, {closed, 30 * time.Second, 0}, {strict, 30 * time.Second, 0},
+		{closed, 61 * time.Second, 5}, {strict, 61 * time.Second, 0}, {strict, 81 * time.Second, 5},
+	} {
+		if got := remaining(c.rule, c.at); got != c.want {
+			t.Errorf("%s at %v: %d remain, want %d", c.rule.Scope, c.at, got, c.want)
+		}
+	}
+	if n := s.Stats().Keys; n != 0 {
+		t.Errorf("%d keys were made by peeks", n)
+	}
+	decide(t, s, closed, "x", at(30*time.Second), cost(1))
+	if n := s.Stats().Keys; n != 0 {
+		t.Errorf("%d keys were kept for a refusal that the next check would get again", n)
+	}
+	// Known keys of strict rules are filled, too.
+	decide(t, s, strict, "known", at(90*time.Second), cost(1))
+	decide(t, s, open, "known", at(90*time.Second), cost(1))
+	s.ColdStrict(0, at(91*time.Second))
+	for _, c := range []struct {
+		rule *Rule
+		want int64
+	}{{strict, 0}, {open, 4}} {
+		if d := decide(t, s, c.rule, "known", at(92*time.Second), cost(0)); d.Remaining != c.want {
+			t.Errorf("%s: %d remain, want %d", c.rule.Scope, d.Remaining, c.want)
+		}
+	}
+	accounted(t, s)
+}
+
+// TestTakeOverStrict charges what is owed once, and to strict rules when it is asked for.
+func TestTakeOverStrict(t *testing.T) {
+	holder, copy := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copy, Backup)
+	holder.TakeOver(0, at(0), Claim{1, 1, 7})
+	l.sync(t, 0, true)
+	holder.Lease(0, 100)
+	rules := []*Rule{rule("available", log(100, minute)), rule("strict", log(100, minute))}
+	for _, r := range rules {
+		r.Durability, r.Strict = Escrow, r.Scope == "strict"
+		decide(t, holder, r, "k", at(0), cost(1))
+	}
+	l.sync(t, 0, false)
+	copy.Lease(0, 100)
+	copy.Unguarded(0, true)
+	copy.Open(0)
+	check := func(when string, available, strict int64) {
+		t.Helper()
+		for i, want := range []int64{available, strict} {
+			d, err := copy.Decide(copy.key(rules[i].Scope, "k"), rules[i], l.there(0), cost(0), nil)
+			if err != nil || d.Remaining != want {
+				t.Errorf("%s, %s: %d remain (%v), want %d", when, rules[i].Scope, d.Remaining, err, want)
+			}
+		}
+	}
+	check("before", 99, 99)
+	copy.TakeOver(0, l.there(0), Claim{1, 2, 8})
+	check("after TakeOver", 89, 99)
+	// What is owed on strict rules survives a move.
+	third := New(Config{Shut: true})
+	m := newLink(copy, third, Target)
+	m.offset = 0
+	m.sync(t, l.offset, true)
+	copy, l = third, &link{offset: l.offset}
+	copy.Lease(0, 100)
+	copy.Unguarded(0, true)
+	copy.Open(0)
+	check("moved", 89, 99)
+	for range 2 {
+		copy.TakeOverStrict(0, l.there(0))
+		check("after TakeOverStrict", 89, 89)
+	}
+}
+
+// TestChunkIsChecked truncates and changes a chunk in every place: an error or not, but no panic, and the store still adds
+// up afterwards.
+func TestChunkIsChecked(t *testing.T) {
+	chunk := sampleChunk(t)
+	for i := range chunk {
+		for _, flip := range []byte{0, 1, 0x80, 0xff} {
+			data := bytes.Clone(chunk)
+			if flip == 0 {
+				data = data[:i]
+			} else {
+				data[i] ^= flip
+			}
+			s := New(Config{Shut: true, MaxBytes: 1 << 24})
+			s.Stage(0)
+			_ = s.Apply(0, true, at(time.Hour), data)
+			accounted(t, s)
+		}
+	}
+}
+
+// sampleChunk has something of every kind.
+func sampleChunk(tb testing.TB) []byte {
+	s := New(Config{})
+	s.TakeOver(0, at(0), Claim{1, 1, 7})
+	s.Cold(0, at(0))
+	rules := []*Rule{
+		rule("log", log(5, minute), log(50, time.Hour)), rule("window", window(5, minute)),
+		rule("lease", algo.Limit{Algorithm: algo.Concurrency, Limit: 5, Window: minute}),
+		rule("bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute}),
+	}
+	rules[1].Durability = Escrow
+	use := func(id uint64) {
+		for _, r := range rules {
+			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: id, Reservation: id, ReserveFor: minute}
+			if _, err := s.Decide(s.key(r.Scope, "k"), r, at(0), call, nil); err != nil {
+				tb.Fatal(err)
+			}
+		}
+	}
+	use(1)
+	s.TakeOver(0, at(0), Claim{1, 2, 8})
+	s.Attach(0, Backup, true)
+	s.Caught(0, Backup)
+	use(2)
+	if err := s.Reset(s.key("log", "k"), "log"); err != nil {
+		tb.Fatal(err)
+	}
+	use(3)
+	s.Shut(0)
+	chunk, _, more := s.Drain(0, Backup, at(0), 1<<20)
+	if more {
+		tb.Fatal("more")
+	}
+	return chunk
+}
+
+func FuzzApply(f *testing.F) {
+	f.Add(sampleChunk(f), true)
+	f.Add([]byte{chunkVersion, itemSpent, itemGone}, false)
+	f.Fuzz(func(t *testing.T, chunk []byte, staged bool) {
+		s := New(Config{Shut: true, MaxBytes: 1 << 24})
+		s.Stage(0)
+		if s.Apply(0, staged, at(time.Hour), chunk) == nil && staged {
+			_ = s.Apply(0, false, at(time.Hour), sampleChunk(t))
+			if err := s.Merge(0, at(time.Hour)); err != nil {
+				t.Error(err)
+			}
+		}
+		s.TakeOver(0, at(time.Hour), Claim{1, 9, 9})
+		s.TakeOverStrict(0, at(time.Hour))
+		s.Open(0)
+		for _, scope := range []string{"log", "window"} {
+			if _, err := s.Decide(s.key(scope, "k"), rule(scope, log(5, minute)), at(time.Hour), cost(1), nil); err != nil && !errors.Is(err, ErrFull) {
+				t.Error(err)
+			}
+		}
+		s.Sweep(at(2*time.Hour), 100)
+		accounted(t, s)
+	})
+}

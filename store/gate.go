@@ -1,0 +1,94 @@
+package store
+
+// Open lets calls on the partition be decided.
+func (s *Store) Open(p int) {
+	s.with(p, func(_ *shard, part *partition) {
+		part.raise()
+		part.open = true
+	})
+}
+
+// Shut ends that: no call is under way any more when it returns, and the next ones get ErrShut.
+func (s *Store) Shut(p int) {
+	s.with(p, func(_ *shard, part *partition) { part.open = false })
+}
+
+// Lease lets strict rules be decided until the given instant of the boot clock, and not at all from then on.
+func (s *Store) Lease(p int, until int64) {
+	s.with(p, func(_ *shard, part *partition) { part.duties().lease = until })
+}
+
+// Unguarded says whether strict rules may be decided while no backup is current.
+func (s *Store) Unguarded(p int, may bool) {
+	s.with(p, func(_ *shard, part *partition) { part.duties().unguarded = may })
+}
+
+// with calls f under the lock of the partition's shard.
+func (s *Store) with(p int, f func(*shard, *partition)) {
+	sh, part := s.at(p)
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	f(sh, part)
+}
+
+// raise sees to it that no version is given out twice: the content may have come from a process that counted less far.
+func (p *partition) raise() {
+	if p.role == nil {
+		return
+	}
+	a := p.side()
+	a.version = max(a.version, p.role.floor)
+	p.role.floor = a.version
+}
+
+// backup is the follower that answers wait for, nil while it is not current.
+func (p *partition) backup() *follower {
+	if p.role == nil {
+		return nil
+	}
+	if f := p.role.followers[Backup]; f != nil && f.current {
+		return f
+	}
+	return nil
+}
+
+func (p *partition) shut() error {
+	if !p.open {
+		return ErrShut
+	}
+	return nil
+}
+
+// guard says whether a call under the rule may be decided now, and fills in what is known of its answer before.
+func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
+	if !p.open {
+		return ErrShut
+	}
+	if rule.Durability < Escrow && !rule.Strict {
+		return nil
+	}
+	guarded := p.backup() != nil
+	if rule.Strict {
+		if p.role == nil || boot >= p.role.lease || !guarded && !p.role.unguarded {
+			return ErrNoGrant
+		}
+		a.Until = p.role.lease
+	}
+	a.Degraded = !guarded
+	return nil
+}
+
+// wait makes an answer wait for what has been charged so far, where there is a backup that is current.
+func (sh *shard) wait(part *partition, p int) uint64 {
+	if part.backup() == nil {
+		return 0
+	}
+	sh.urge(p)
+	return part.annex.version
+}
+
+func (sh *shard) urge(p int) {
+	if urgent := sh.store.cfg.Urgent; urgent != nil {
+		urgent(p)
+	}
+}

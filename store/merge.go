@@ -1,0 +1,329 @@
+package store
+
+import (
+	"slices"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Merge adds the staging area to the content: what either side admitted counts once, as far as can be told, and never
+// less. The content stays open if it is; everything is pending for the followers. The error is ErrFull when the arena has
+// no numbers for blocks left, and the content then holds a part of what was to be added.
+//
+// The whole states of one side, the base, are kept, and the other side's deltas of those claims are added of which the
+// base knows nothing, or less. It is the base that knows more of what both know. When neither can be it, because what the
+// other does not know cannot be told from the rest, both whole states are added, and a common past counts twice.
+func (s *Store) Merge(p int, now algo.Instant) (err error) {
+	var old, staged content
+	s.with(p, func(sh *shard, part *partition) {
+		m := merge{sh: sh, now: now, base: part.content, add: part.duties().staging}
+		m.base.side()
+		m.add.side()
+		before := part.content.annex
+		ownCovers, addCovers := covers(&m.base, &m.add), covers(&m.add, &m.base)
+		swap := addCovers && (!ownCovers || !leads(&m.base, &m.add))
+		if swap {
+			m.base, m.add = m.add, m.base
+		}
+		m.whole = !ownCovers && !addCovers
+		sh.forced(m.run)
+		err = m.err
+		if swap && before != nil {
+			// What is said of the partition and not of its records stays the content's own.
+			m.base.annex.cold, m.base.annex.coldStrict = before.cold, before.coldStrict
+		}
+		old, staged = part.content, m.add
+		part.content, part.role.staging = m.base, content{}
+		part.retrace()
+		part.raise()
+		part.annex.version++
+		part.noteHistory()
+		part.noteMerged(sh, &old, swap)
+	})
+	s.release(p, staged)
+	return err
+}
+
+// noteMerged makes everything pending as a whole, and what is gone besides.
+func (p *partition) noteMerged(sh *shard, old *content, swapped bool) {
+	for slot, f := range p.role.followers {
+		if f == nil {
+			continue
+		}
+		if swapped {
+			// The records that were pending are others now. Those of keys that are left out need no mention.
+			for _, e := range old.index {
+				if e == 0 {
+					continue
+				}
+				r := sh.record(algo.Ref(e))
+				if r.clear((pendingFlag | wholeFlag) << slot); f.knows(r.spec.rule) {
+					f.keys.push(turn{hash: r.hash()}, &sh.budget)
+				}
+			}
+		}
+		for k := range p.annex.reservations.by {
+			f.reservations = append(f.reservations, k)
+			sh.budget.count(16)
+		}
+		if swapped {
+			f.memos = 0
+		}
+		sh.noteAll(p, slot, func(r record) bool { return f.knows(r.spec.rule) })
+	}
+}
+
+// covers reports whether the base knows everything of the other that cannot be told from the rest.
+func covers(base, other *content) bool {
+	if len(other.annex.lineage) == 0 {
+		return other.count == 0
+	}
+	for i := range other.annex.lineage {
+		if e := &other.annex.lineage[i]; e.delta == nil && lacks(base, other, i) {
+			return false
+		}
+	}
+	return true
+}
+
+// lacks reports whether the base knows nothing, or less, of the other's i-th claim.
+func lacks(base, other *content, i int) bool {
+	e := &other.annex.lineage[i]
+	seen, ok := base.seen(e.claim)
+	return !ok || e.vague || seen < other.seenAt(i)
+}
+
+// leads reports whether of the claims that both know the first one knows at least as much of the first they differ in.
+func leads(c, other *content) bool {
+	for i := range c.annex.lineage {
+		if seen, ok := other.seen(c.annex.lineage[i].claim); ok && seen != c.seenAt(i) {
+			return seen < c.seenAt(i)
+		}
+	}
+	return true
+}
+
+// merge is one Merge under way.
+type merge struct {
+	sh        *shard
+	now       algo.Instant
+	base, add content
+	whole     bool // whole states are added
+	err       error
+
+	needed [maxLineage]bool // of add's elements
+	place  [maxLineage]int  // where add's elements come to stand in base's lineage
+}
+
+func (m *merge) run() {
+	base, add := m.base.annex, m.add.annex
+	version := max(base.version, add.version)
+	for i := range add.lineage {
+		m.needed[i] = m.whole || lacks(&m.base, &m.add, i)
+	}
+	m.unite()
+	// Keys whose whole state was all of their deltas have no other.
+	var moved []uint32
+	for i, e := range m.add.index {
+		if e == 0 {
+			continue
+		}
+		r := m.sh.record(algo.Ref(e))
+		r.clear(flagMask &^ (owedFlag | sinceMask))
+		since := min(r.since(), len(add.lineage)-1)
+		switch {
+		case m.whole || r.spec.rule.Limits[0].Algorithm == algo.Concurrency:
+			m.addTo(&m.base.table, r, 0)
+		case since > 0 && m.needed[since]:
+			moved = append(moved, uint32(i))
+		}
+	}
+	for i := range add.lineage {
+		d := add.lineage[i].delta
+		if d == nil || !m.needed[i] || m.whole {
+			continue
+		}
+		for _, e := range d.index {
+			if e == 0 {
+				continue
+			}
+			r := m.sh.record(algo.Ref(e))
+			r.clear(flagMask)
+			if slot, ok := m.sh.find(&m.add.table, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
+				since := m.sh.record(m.add.ref(slot)).since()
+				if i <= since || since > 0 && m.needed[since] {
+					continue // its whole state is added, which holds this
+				}
+			}
+			m.addTo(&m.base.table, r, 0)
+		}
+	}
+	for _, i := range moved {
+		r := m.sh.record(m.add.ref(i))
+		at := m.place[r.since()]
+		if !m.addTo(&m.base.table, r, at) {
+			continue
+		}
+		// The key was there already, so that its state is more than what has been added, which becomes a delta.
+		if d := base.lineage[at].delta; d != nil {
+			m.addTo(d, r, 0)
+		}
+	}
+	m.takeTables()
+	for i := range base.lineage {
+		base.lineage[i].at = m.now.Mono // what was charged under any of them may be as recent
+		base.lineage[i].vague = base.lineage[i].vague && i == 0
+	}
+	m.sh.thin(&m.base)
+	base.version = version
+	base.memos.unite(&add.memos, m.sh.store.cfg.MaxRequestIDs, &m.sh.budget)
+	for k, e := range add.reservations.by {
+		if _, known := base.reservations.by[k]; !known {
+			base.reservations.put(k, e, &m.sh.budget)
+		}
+	}
+	m.owe()
+}
+
+// unite makes the base's lineage that of both, as far as there is room: to forget a claim is to count what was done under
+// it twice, should it be met again.
+func (m *merge) unite() {
+	base, add := m.base.annex, m.add.annex
+	// Every element's version in its own place: there will be another last one.
+	for _, c := range [...]*content{&m.base, &m.add} {
+		if n := len(c.annex.lineage); n > 0 {
+			c.annex.lineage[n-1].seen = c.annex.version
+		}
+	}
+	find := func(c Claim) int {
+		return slices.IndexFunc(base.lineage, func(e element) bool { return e.claim == c })
+	}
+	fresh := func() (n int) {
+		for i := range add.lineage {
+			if m.needed[i] && find(add.lineage[i].claim) < 0 {
+				n++
+			}
+		}
+		return n
+	}
+	for len(base.lineage) > 1 && len(base.lineage)+fresh() > maxLineage {
+		m.sh.forget(&m.base, true)
+	}
+	drop := len(base.lineage) + fresh() - maxLineage
+	if m.whole && len(base.lineage) > 0 && (len(add.lineage) == 0 || add.lineage[0].vague) {
+		base.lineage[0].vague = true
+	}
+	for i := range add.lineage {
+		e := &add.lineage[i]
+		at := find(e.claim)
+		if at < 0 && m.needed[i] {
+			if drop > 0 {
+				drop-- // only where whole states are added, for otherwise not all of add's elements are needed
+				base.lineage[0].vague = true
+				continue
+			}
+			at = len(base.lineage)
+			entry := element{claim: e.claim, seen: e.seen, at: e.at}
+			if e.delta != nil && at > 0 && !m.whole {
+				entry.delta = &table{}
+			}
+			base.lineage = append(base.lineage[:at:at], entry)
+		}
+		m.place[i] = max(at, 0)
+		if at >= 0 && m.needed[i] {
+			base.lineage[at].seen = max(base.lineage[at].seen, e.seen)
+		}
+	}
+}
+
+// takeTables moves the deltas that were added to where the base has their claims now.
+func (m *merge) takeTables() {
+	base, add := m.base.annex, m.add.annex
+	for i := range add.lineage {
+		if !m.needed[i] || add.lineage[i].delta == nil || m.whole {
+			continue
+		}
+		e, to := &add.lineage[i], &base.lineage[m.place[i]]
+		if to.delta == nil {
+			continue
+		}
+		if moved := *to.delta; moved.count > 0 {
+			m.sh.eachRecord(&moved, func(r record) { m.addTo(e.delta, r, 0) })
+		}
+		to.delta, e.delta = e.delta, to.delta
+	}
+}
+
+// addTo adds a state to the key's in a table, and reports whether there was one. A fresh one gets since.
+func (m *merge) addTo(t *table, r record, since int) (found bool) {
+	rule := r.spec.rule
+	k := Key{Hash: r.hash(), Key: string(r.key)}
+	slot, found := m.sh.find(t, k.Hash, rule.Scope, k.Key)
+	var err error
+	if !found {
+		if slot, err = m.sh.insert(t, k, rule, m.now); err == nil {
+			m.sh.record(t.ref(slot)).setSince(since)
+		}
+	} else if t == &m.base.table {
+		m.explain(m.sh.record(t.ref(slot)))
+	}
+	if err == nil {
+		err = m.join(m.sh.record(t.ref(slot)), r)
+	}
+	if err != nil {
+		m.err = ErrFull
+	}
+	return found
+}
+
+// explain enters in a delta's table what a state stood for itself, before something else is added to it.
+func (m *merge) explain(r record) {
+	since := r.since()
+	if since == 0 {
+		return
+	}
+	r.setSince(0)
+	if since < len(m.base.annex.lineage) {
+		if d := m.base.annex.lineage[since].delta; d != nil {
+			m.addTo(d, r, 0)
+		}
+	}
+}
+
+// join adds the state of one record to another's, converted where they are under different limits.
+func (m *merge) join(to, r record) error {
+	limits, old, state := to.spec.rule.Limits, r.spec.rule.Limits, r.state
+	if !sameLimits(limits, old) {
+		// Convert would use r's own state up, and it may be asked for again.
+		twin := make(algo.State, old.Words())
+		if _, err := old.Restore(m.sh.arena, twin, m.now, old.Append(nil, m.sh.arena, r.state, m.now)); err != nil {
+			return err
+		}
+		state = make(algo.State, limits.Words())
+		if err := old.Convert(m.sh.arena, twin, m.now, limits, state); err != nil {
+			return err
+		}
+		defer limits.Free(m.sh.arena, state)
+	}
+	return limits.Merge(m.sh.arena, to.state, m.now, state)
+}
+
+// owe unites what is owed: both holders' may have been granted.
+func (m *merge) owe() {
+	base, add := m.base.annex, m.add.annex
+	var room [4]uint32
+	for hash, o := range add.owed {
+		slots := m.sh.ofHash(&m.base.table, hash, room[:0])
+		for _, slot := range slots {
+			m.sh.record(m.base.ref(slot)).set(owedFlag)
+		}
+		if len(slots) == 0 {
+			continue
+		}
+		if base.owed == nil {
+			base.owed = make(map[uint64]owing)
+		}
+		was := base.owed[hash]
+		base.owed[hash] = owing{was.advanced + o.advanced, was.inherited + o.inherited}
+	}
+}

@@ -1,0 +1,450 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// party is one process of a test of splits, with what its content has been told of: the admissions by number.
+type party struct {
+	store *Store
+	knows map[int]bool // admissions that its content is to count
+}
+
+// split is a partition held by several processes at once.
+type split struct {
+	t       *testing.T
+	rules   []*Rule
+	now     time.Duration
+	claims  uint64
+	at      []time.Duration // of the admissions
+	of      []string        // whose they are: scope/key
+	parties []*party
+}
+
+func newSplit(t *testing.T, parties int, rules ...*Rule) *split {
+	s := &split{t: t, rules: rules}
+	for range parties {
+		s.parties = append(s.parties, &party{New(Config{Shut: true}), make(map[int]bool)})
+	}
+	return s
+}
+
+// admit has a party admit one unit.
+func (s *split) admit(i int, r *Rule, key string) {
+	s.t.Helper()
+	p := s.parties[i]
+	d, err := p.store.Decide(p.store.key(r.Scope, key), r, at(s.now), cost(1), nil)
+	if err != nil || !d.Allowed {
+		s.t.Fatal(d, err)
+	}
+	p.knows[len(s.at)] = true
+	s.at = append(s.at, s.now)
+	s.of = append(s.of, r.Scope+"/"+key)
+}
+
+// replicate gives one party a whole copy of what another has.
+func (s *split) replicate(from, to int) {
+	s.t.Helper()
+	a, b := s.parties[from], s.parties[to]
+	l := newLink(a.store, b.store, Target)
+	l.offset, l.most = 0, 500
+	l.sync(s.t, s.now, true)
+	b.knows = make(map[int]bool)
+	for n := range a.knows {
+		b.knows[n] = true
+	}
+}
+
+// changes brings a copy up to date.
+func (s *split) changes(from, to int) {
+	s.t.Helper()
+	a, b := s.parties[from], s.parties[to]
+	l := newLink(a.store, b.store, Target)
+	l.offset = 0
+	l.sync(s.t, s.now, false)
+	for n := range a.knows {
+		b.knows[n] = true
+	}
+}
+
+// claim opens a party's content under a claim of its own.
+func (s *split) claim(i int) {
+	s.claims++
+	s.parties[i].store.TakeOver(0, at(s.now), Claim{1, s.claims, uint64(i)})
+	s.parties[i].store.Open(0)
+}
+
+// merge has one party give what it has to another.
+func (s *split) merge(from, to int) {
+	s.t.Helper()
+	a, b := s.parties[from], s.parties[to]
+	l := newLink(a.store, b.store, Target)
+	l.offset, l.most = 0, 700
+	l.attach(true)
+	a.store.Shut(0)
+	for more := true; more; {
+		var chunk []byte
+		chunk, _, more = a.store.Drain(0, Target, at(s.now), l.most)
+		if err := b.store.Apply(0, true, at(s.now), chunk); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if err := b.store.Merge(0, at(s.now)); err != nil {
+		s.t.Fatal(err)
+	}
+	a.store.Discard(0)
+	for n := range a.knows {
+		b.knows[n] = true
+	}
+	a.knows = make(map[int]bool)
+}
+
+// check compares what a party counts with what it is to count: never less, and not more where it is told to be exact.
+func (s *split) check(i int, exact bool) {
+	s.t.Helper()
+	p := s.parties[i]
+	for _, r := range s.rules {
+		for k := range 5 {
+			key := fmt.Sprint(k)
+			var live int64
+			for n := range p.knows {
+				if s.of[n] == r.Scope+"/"+key && s.at[n] > s.now-r.Limits[0].Window {
+					live++
+				}
+			}
+			d, err := p.store.Decide(p.store.key(r.Scope, key), r, at(s.now), cost(0), nil)
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			if used := r.Limits[0].Limit - d.Remaining; used < live || exact && used > live {
+				s.t.Fatalf("%s/%s: party %d counts %d at %v, of %d admissions", r.Scope, key, i, used, s.now, live)
+			}
+		}
+	}
+}
+
+// TestMergePair: one process goes on, its backup claims and goes on, and one gives what it has to the other: the sum is
+// exact, whoever wins, however often the partition has been claimed before, and for keys from before and after.
+func TestMergePair(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		// Logs tell exactly what counts; the limits are never reached.
+		long, short := rule("long", log(10_000, minute)), rule("short", log(10_000, 5*time.Second))
+		s := newSplit(t, 3, long, short)
+		use := func(i, n int) {
+			for range n {
+				s.now += time.Duration(rng.Int64N(int64(300 * time.Millisecond)))
+				s.admit(i, s.rules[rng.IntN(2)], fmt.Sprint(rng.IntN(5)))
+				if rng.IntN(20) == 0 {
+					s.parties[i].store.Sweep(at(s.now), 100)
+				}
+			}
+		}
+		holder, backup := 0, 1
+		s.claim(holder)
+		use(holder, 20)
+		for range rng.IntN(6) {
+			s.replicate(holder, backup)
+			s.parties[holder].store.Shut(0)
+			holder, backup = backup, holder
+			s.claim(holder)
+			use(holder, rng.IntN(20))
+		}
+		s.replicate(holder, backup)
+		use(holder, rng.IntN(10))
+		s.changes(holder, backup)
+		s.check(holder, true)
+		s.parties[holder].store.Detach(0, Target)
+		use(holder, rng.IntN(10)) // unknown to the backup
+		s.claim(backup)
+		for range rng.IntN(4) {
+			use(holder, rng.IntN(20))
+			use(backup, rng.IntN(20))
+			if rng.IntN(3) == 0 {
+				// A planned move changes nothing about the lineage.
+				s.replicate(backup, 2)
+				s.parties[backup].store.Discard(0)
+				s.parties[backup], s.parties[2] = s.parties[2], s.parties[backup]
+				s.parties[backup].store.Open(0)
+			}
+		}
+		if rng.IntN(2) == 0 {
+			holder, backup = backup, holder
+		}
+		s.merge(holder, backup)
+		s.check(backup, true)
+		s.claim(backup)
+		use(backup, 10)
+		s.check(backup, true)
+	}
+}
+
+// TestMergeAny lets splits happen within splits: whatever the order, nothing that a content was told of is forgotten.
+func TestMergeAny(t *testing.T) {
+	exactly, total := 0, 0
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 12))
+		s := newSplit(t, 4, rule("long", log(10_000, minute)), rule("short", log(10_000, 5*time.Second)))
+		s.claim(0)
+		open := []int{0}
+		for range 120 {
+			s.now += time.Duration(rng.Int64N(int64(time.Second)))
+			i := open[rng.IntN(len(open))]
+			switch n := rng.IntN(20); {
+			case n < 14:
+				s.admit(i, s.rules[rng.IntN(2)], fmt.Sprint(rng.IntN(5)))
+			case n == 14:
+				s.parties[i].store.Sweep(at(s.now), 100)
+			case n < 18 && len(open) < 4:
+				to := rng.IntN(4)
+				if !slices.Contains(open, to) {
+					s.replicate(i, to)
+					s.parties[i].store.Detach(0, Target)
+					if rng.IntN(2) == 0 {
+						s.admit(i, s.rules[0], "0")
+					}
+					s.claim(to)
+					open = append(open, to)
+				}
+			case n >= 18 && len(open) > 1:
+				to := open[rng.IntN(len(open))]
+				if to != i {
+					s.merge(i, to)
+					open = slices.DeleteFunc(open, func(o int) bool { return o == i })
+					if true {
+						s.claim(to)
+					}
+				}
+			}
+			for _, o := range open {
+				s.check(o, false)
+			}
+		}
+		for len(open) > 1 {
+			s.merge(open[1], open[0])
+			open = slices.Delete(open, 1, 2)
+		}
+		s.check(open[0], false)
+		total++
+		p := s.parties[open[0]]
+		d, err := p.store.Decide(p.store.key("long", "0"), s.rules[0], at(s.now), cost(0), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		live := int64(0)
+		for n := range p.knows {
+			if s.of[n] == "long/0" && s.at[n] > s.now-minute {
+				live++
+			}
+		}
+		if 10_000-d.Remaining == live {
+			exactly++
+		}
+		for _, p := range s.parties {
+			accounted(t, p.store)
+		}
+	}
+	t.Logf("%d of %d exact", exactly, total)
+	if exactly < total/3 {
+		t.Errorf("only %d of %d merges were exact", exactly, total)
+	}
+}
+
+// TestMergeFollowers: what a merge has changed reaches the followers.
+func TestMergeFollowers(t *testing.T) {
+	for _, claimed := range []bool{false, true} {
+		s := newSplit(t, 3, rule("p", log(100, minute)))
+		s.claim(0)
+		s.admit(0, s.rules[0], "0")
+		s.admit(0, s.rules[0], "gone")
+		s.replicate(0, 1)
+		s.claim(1)
+		winner, loser := 0, 1
+		if claimed {
+			winner, loser = 1, 0
+		}
+		l := newLink(s.parties[winner].store, s.parties[2].store, Backup)
+		l.offset = 0
+		l.sync(t, s.now, true)
+		for i := range 2 {
+			s.admit(i, s.rules[0], fmt.Sprint(i))
+		}
+		if err := s.parties[0].store.Reset(s.parties[0].store.key("p", "gone"), "p"); err != nil {
+			t.Fatal(err)
+		}
+		s.merge(loser, winner)
+		l.sync(t, s.now, false)
+		want, got := contents(s.parties[winner].store, at(s.now)), contents(s.parties[2].store, at(s.now))
+		if !slices.Equal(got, want) {
+			t.Errorf("claimed %v: the copy has\n%q\nwant\n%q", claimed, got, want)
+		}
+		for _, p := range s.parties {
+			accounted(t, p.store)
+		}
+	}
+}
+
+// TestMergeLeases: a lease that both sides know is one lease.
+func TestMergeLeases(t *testing.T) {
+	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 10, Window: minute})
+	s := newSplit(t, 2, r)
+	s.claim(0)
+	acquire := func(i int, nonce uint64) uint64 {
+		p := s.parties[i].store
+		d, err := p.Decide(p.key("p", "k"), r, at(0), Call{Request: algo.Request{Cost: 1, Nonce: nonce}}, nil)
+		if err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+		return d.Lease
+	}
+	acquire(0, 1)
+	s.replicate(0, 1)
+	s.claim(1)
+	acquire(0, 2)
+	last := acquire(1, 3)
+	s.merge(0, 1)
+	p := s.parties[1].store
+	if d, err := p.Decide(p.key("p", "k"), r, at(0), cost(0), nil); err != nil || d.Remaining != 7 {
+		t.Errorf("%d of 10 remain (%v), want 7", d.Remaining, err)
+	}
+	if ok, err := p.Release(p.key("p", "k"), r, at(0), last); !ok || err != nil {
+		t.Errorf("a lease got lost: %v, %v", ok, err)
+	}
+}
+
+// TestDecideAgainstEverything has callers decide while drains, moves and merges go on: no admission is lost or made twice.
+func TestDecideAgainstEverything(t *testing.T) {
+	const callers, keys = 4, 50
+	rounds := 3000
+	if underRace {
+		rounds = 500
+	}
+	var urgent atomic.Int64
+	stores := [2]*Store{New(Config{Shut: true, Urgent: func(int) { urgent.Add(1) }}), New(Config{Shut: true, Urgent: func(int) { urgent.Add(1) }})}
+	stores[0].TakeOver(0, at(0), Claim{1, 1, 1})
+	stores[0].Open(0)
+	rules := []*Rule{rule("a", window(1<<40, time.Hour)), rule("b", window(1<<40, time.Hour)), rule("c", log(1<<20, time.Hour))}
+	rules[1].Durability, rules[2].Durability = Escrow, Sync
+	var admitted [3][keys]atomic.Int64
+	var work sync.WaitGroup
+	for c := range callers {
+		work.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(c), 5))
+			for n := 0; n < rounds; {
+				r, k := rng.IntN(3), rng.IntN(keys)
+				s := stores[rng.IntN(2)]
+				d, err := s.Decide(s.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), Call{Request: algo.Request{Cost: 1}, RequestID: rng.Uint64()}, nil)
+				switch {
+				case errors.Is(err, ErrShut):
+				case err != nil || !d.Allowed:
+					t.Error(d, err)
+					return
+				default:
+					n++
+					admitted[r][k].Add(1)
+				}
+			}
+		})
+	}
+	stop := make(chan struct{})
+	var mover, sweeper sync.WaitGroup
+	sweeper.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				for _, s := range stores {
+					s.Sweep(at(1), 50)
+					s.Stats()
+					s.Pending(0, Backup)
+				}
+			}
+		}
+	})
+	mover.Go(func() {
+		rng := rand.New(rand.NewPCG(9, 9))
+		holder := 0
+		for n := uint64(2); ; n++ {
+			from, to := stores[holder], stores[1-holder]
+			to.Discard(0)
+			to.Stage(0)
+			from.Attach(0, Backup, true)
+			drain := func(staged bool) {
+				for more := true; more; {
+					var chunk []byte
+					var version uint64
+					chunk, version, more = from.Drain(0, Backup, at(1), 2000)
+					if err := to.Apply(0, staged, at(1), chunk); err != nil {
+						t.Error(err)
+					}
+					from.Confirm(0, Backup, version)
+				}
+			}
+			drain(true)
+			if rng.IntN(3) == 0 {
+				// The other claims from its copy and is merged in again, with nothing of its own. It must not add anything.
+				other := New(Config{Shut: true})
+				other.TakeOver(0, at(1), Claim{2, n, 2})
+				l := newLink(other, from, Target)
+				l.offset = 0
+				from.Stage(0)
+				l.attach(true)
+				l.drain(0)
+				if err := from.Apply(0, true, at(1), l.queue[0].chunk); err != nil {
+					t.Error(err)
+				}
+				if err := from.Merge(0, at(1)); err != nil {
+					t.Error(err)
+				}
+				from.TakeOver(0, at(1), Claim{3, n, 1})
+			}
+			to.Promote(0)
+			from.Caught(0, Backup)
+			drain(false)
+			from.Shut(0)
+			drain(false)
+			to.Open(0)
+			holder = 1 - holder
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	})
+	work.Wait()
+	close(stop)
+	mover.Wait()
+	sweeper.Wait()
+	holder := stores[0]
+	if _, err := holder.Refund(holder.key("a", "0"), rules[0], at(1), 0); err != nil {
+		holder = stores[1]
+	}
+	for r := range rules {
+		for k := range keys {
+			d, err := holder.Decide(holder.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), cost(0), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := rules[r].Limits[0].Limit-d.Remaining, admitted[r][k].Load(); got != want {
+				t.Errorf("%s/%d: %d are counted of %d", rules[r].Scope, k, got, want)
+			}
+		}
+	}
+	if urgent.Load() == 0 {
+		t.Error("no drain was asked for")
+	}
+	for _, s := range stores {
+		accounted(t, s)
+	}
+}
