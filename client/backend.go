@@ -23,10 +23,16 @@ type question struct {
 	requestID string
 }
 
-// lease is what a backend's acquire was given.
-type lease struct {
+// answer is a Result, and for how long a refusal may be remembered; see limiter.Decision.
+type answer struct {
+	Result
+	rememberFor time.Duration
+}
+
+// held is what a backend's acquire or reserve was given.
+type held struct {
 	Decision
-	id string // empty when refused, and when nobody could be asked
+	id string // of the lease or reservation; empty when refused, and when nobody could be asked
 }
 
 // backend is what decides: a cluster, or a limiter in this process. Its methods are safe for concurrent use and honour
@@ -34,10 +40,15 @@ type lease struct {
 type backend interface {
 	// check answers each of qs, in order. It fails when one is malformed, and with the first one's error when not one
 	// could be decided.
-	check(ctx context.Context, qs []question) ([]Result, error)
-	acquire(ctx context.Context, q question, ttl time.Duration) (lease, error)
+	check(ctx context.Context, qs []question) ([]answer, error)
+	// checkAll answers qs together: all are charged, or none is admitted. It fails when one cannot be decided.
+	checkAll(ctx context.Context, qs []question) (AllDecision, error)
+	acquire(ctx context.Context, q question, ttl time.Duration) (held, error)
 	renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error)
 	release(ctx context.Context, t target, id string) error
+	reserve(ctx context.Context, q question, ttl time.Duration) (held, error)
+	// settle ends a reservation, of which cost stays charged.
+	settle(ctx context.Context, t target, id string, cost int64) error
 	refund(ctx context.Context, t target, units int64) (int64, error)
 	reset(ctx context.Context, t target) error
 	// ready waits until a call can be answered.

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,8 @@ type Client struct {
 	onError OnError
 	retry   bool
 	breaker breaker
+	memory  *memory   // nil: none
+	start   time.Time // what now counts from
 
 	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given.
 	ids    string
@@ -39,17 +42,25 @@ type Client struct {
 
 func newClient(b backend, o options) *Client {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Client{
+	c := &Client{
 		backend: b,
 		timeout: o.timeout,
 		onError: o.onError,
 		retry:   o.retry,
 		breaker: breaker{threshold: o.failures, cooldown: o.cooldown},
+		start:   time.Now(),
 		ids:     rand.Text() + ".",
 		ctx:     ctx,
 		cancel:  cancel,
 	}
+	if o.memory {
+		c.memory = &memory{seed: maphash.MakeSeed()}
+	}
+	return c
 }
+
+// now is the time since the client was made, by a clock that never runs backwards.
+func (c *Client) now() time.Duration { return time.Since(c.start) }
 
 // Policy returns the handle to the policy of that name. It asks nobody: whether the policy exists is for the first call
 // to find out, which fails with ErrNotFound if it does not.
@@ -139,8 +150,65 @@ func (c *Client) begin(ctx context.Context) error {
 	return nil
 }
 
-// decide answers questions that are well formed. The fail policy is applied. The caller is counted in.
+// All asks several questions at once, at most 1000, that are one: all are charged, or none is admitted, whichever nodes
+// their keys belong to. Repeats of a policy and key are summed. Questions with Partial, Peek or a RequestID, and limits of
+// concurrency or with count_denied, are errors. Two such calls may both be refused for the last unit.
+//
+// An error means that nothing was admitted; its Field names the check. A call that got no answer is not repeated: the fail
+// policy answers it, and what it charged, if it did, stays.
+func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
+	switch {
+	case len(checks) == 0:
+		return AllDecision{}, &Error{ErrInvalid, "checks", "must not be empty"}
+	case len(checks) > maxBatch:
+		return AllDecision{}, &Error{ErrTooLarge, "checks", fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), maxBatch)}
+	}
+	qs := make([]question, len(checks))
+	for i, ck := range checks {
+		q, err := ck.question()
+		switch {
+		case err != nil:
+		case ck.Partial:
+			err = &Error{ErrInvalid, "partial", "must not be set in an atomic check"}
+		case ck.Peek:
+			err = &Error{ErrInvalid, "cost", "must not be 0 in an atomic check: it cannot peek"}
+		case ck.RequestID != "":
+			err = &Error{ErrInvalid, "request_id", "must not be given in an atomic check"}
+		}
+		if err != nil {
+			return AllDecision{}, in(i, len(checks), err)
+		}
+		qs[i] = q
+	}
+	if err := c.begin(ctx); err != nil {
+		return AllDecision{}, err
+	}
+	defer c.running.Done()
+	var all AllDecision
+	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
+		all, err = c.backend.checkAll(ctx, qs)
+		return err
+	})
+	switch {
+	case err != nil:
+		return AllDecision{}, err
+	case failed:
+		all = AllDecision{Allowed: c.onError == FailOpen, Decisions: make([]Decision, len(qs))}
+		for i := range qs {
+			all.Decisions[i] = c.fallback(qs[i])
+		}
+	}
+	return all, nil
+}
+
+// decide answers questions that are well formed, from memory if all of them were refused a moment ago. The fail policy is
+// applied. The caller is counted in.
 func (c *Client) decide(ctx context.Context, qs []question) ([]Result, error) {
+	sent := c.now()
+	if results := c.memory.recall(qs, sent); results != nil {
+		return results, nil
+	}
+	marks := c.memory.marks(qs)
 	for i := range qs {
 		if qs[i].cost > 0 && qs[i].requestID == "" {
 			qs[i].requestID = c.requestID()
@@ -150,20 +218,24 @@ func (c *Client) decide(ctx context.Context, qs []question) ([]Result, error) {
 	for i := range qs {
 		again = again && (qs[i].cost == 0 || qs[i].requestID != "")
 	}
-	var results []Result
+	var answers []answer
 	failed, err := c.ask(ctx, again, func(ctx context.Context) (err error) {
-		results, err = c.backend.check(ctx, qs)
+		answers, err = c.backend.check(ctx, qs)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if failed {
-		results = make([]Result, len(qs))
-	}
+	came := c.now()
+	results := make([]Result, len(qs))
 	for i := range results {
-		if failed || errors.Is(results[i].Err, ErrUnavailable) {
+		if failed || errors.Is(answers[i].Err, ErrUnavailable) {
 			results[i] = Result{Decision: c.fallback(qs[i])}
+			continue
+		}
+		results[i] = answers[i].Result
+		if marks != nil {
+			c.memory.remember(&qs[i], &answers[i], marks[i], sent, came)
 		}
 	}
 	return results, nil

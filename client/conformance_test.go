@@ -171,6 +171,92 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		wantError(t, err, ErrInvalid, "checks[1].cost", "could not be released")
 	})
 
+	t.Run("all", func(t *testing.T) {
+		c := open(t, newBook())
+		all, err := c.All(ctx, []Check{{Policy: "five", Key: "a", Cost: 2}, {Policy: "queue", Key: "a"}})
+		if err != nil || !all.Allowed || all.Delay != 10*time.Second || len(all.Decisions) != 2 || all.Decisions[0].Granted != 2 || all.Decisions[1].Delay != 10*time.Second {
+			t.Errorf("%+v, %v", all, err)
+		}
+		all, err = c.All(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "five", Key: "a", Cost: 4}})
+		if err != nil || all.Allowed || !all.Decisions[0].Allowed || all.Decisions[1].RetryAfter != 250*time.Millisecond {
+			t.Errorf("refused: %+v, %v", all, err)
+		}
+		_, err = c.All(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "missing", Key: "a"}})
+		wantError(t, err, ErrNotFound, "checks[1].policy", `"missing" is not known here`)
+		all, err = c.All(ctx, []Check{{Policy: "five", Key: "b"}, {Policy: "down", Key: "a", Cost: 3}})
+		if err != nil || !all.Allowed || !all.Decisions[1].FailedOpen || all.Decisions[1].Granted != 3 {
+			t.Errorf("nobody to be asked: %+v, %v", all, err)
+		}
+		for field, bad := range map[string]Check{
+			"partial": {Policy: "five", Key: "a", Partial: true}, "cost": {Policy: "five", Key: "a", Peek: true},
+			"request_id": {Policy: "five", Key: "a", RequestID: "r"}, "key": {Policy: "five"},
+		} {
+			var e *Error
+			if _, err := c.All(ctx, []Check{{Policy: "five", Key: "a"}, bad}); !errors.As(err, &e) || e.Field != "checks[1]."+field || e.Kind != ErrInvalid {
+				t.Errorf("%s: %v", field, err)
+			}
+		}
+		if _, err := c.All(ctx, nil); !errors.Is(err, ErrInvalid) {
+			t.Errorf("none: %v", err)
+		}
+		if _, err := c.All(ctx, make([]Check, 1001)); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("1001: %v", err)
+		}
+	})
+
+	t.Run("reserve", func(t *testing.T) {
+		b := newBook()
+		c := open(t, b)
+		five := c.Policy("five")
+		r, d, err := five.ReserveN(ctx, "a", 4, time.Minute)
+		if err != nil || r == nil || !d.Allowed || d.Granted != 4 || d.Remaining != 1 || b.reserved[0].TTL != time.Minute {
+			t.Fatalf("%+v, %+v, %v", r, d, err)
+		}
+		if r, d, err := five.Reserve(ctx, "a"); err != nil || r == nil || d.Granted != 1 {
+			t.Errorf("Reserve: %+v, %+v, %v", r, d, err)
+		}
+		if r, d, err := five.ReserveN(ctx, "a", 2, 0); err != nil || r != nil || d.Allowed || d.RetryAfter != 250*time.Millisecond {
+			t.Errorf("refused: %+v, %+v, %v", r, d, err)
+		}
+		for _, cost := range []int64{-1, 5} {
+			if err := r.Commit(cost); !errors.Is(err, ErrInvalid) {
+				t.Errorf("commit of %d: %v", cost, err)
+			}
+		}
+		for _, settle := range []func() error{func() error { return r.Commit(3) }, func() error { return r.Commit(0) }, r.Cancel} {
+			if err := settle(); err != nil {
+				t.Error(err)
+			}
+		}
+		if d := must(t)(five.Peek(ctx, "a")); d.Remaining != 1 {
+			t.Errorf("%d left", d.Remaining)
+		}
+		r, _, _ = five.ReserveN(ctx, "b", 4, 0)
+		b.reserved = b.reserved[1:]
+		if err := r.Cancel(); err != nil {
+			t.Error(err)
+		}
+		if d := must(t)(five.Peek(ctx, "b")); d.Remaining != 5 {
+			t.Errorf("%d left after a cancel", d.Remaining)
+		}
+		if r, _, err := c.Policy("missing").Reserve(ctx, "a"); r != nil || !errors.Is(err, ErrNotFound) {
+			t.Errorf("%v, %v", r, err)
+		}
+		r, d, err = c.Policy("down").ReserveN(ctx, "a", 3, 0)
+		if err != nil || r == nil || !d.FailedOpen || d.Granted != 3 || r.Commit(2) != nil || r.Cancel() != nil {
+			t.Errorf("nobody to be asked: %+v, %+v, %v", r, d, err)
+		}
+		var none *Reservation
+		if none.Commit(1) != nil || none.Cancel() != nil {
+			t.Error("a nil reservation can fail")
+		}
+		for _, ttl := range []time.Duration{-1, 1, time.Hour + 1} {
+			if _, _, err := five.ReserveN(ctx, "a", 1, ttl); !errors.Is(err, ErrInvalid) {
+				t.Errorf("ttl %v: %v", ttl, err)
+			}
+		}
+	})
+
 	t.Run("request id", func(t *testing.T) {
 		c := open(t, newBook())
 		for range 2 {
@@ -220,6 +306,10 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 			"Refund": func(key string, n int64) error { _, err := five.Refund(ctx, key, n); return err },
 			"AcquireN": func(key string, n int64) error {
 				_, _, err := five.AcquireN(ctx, key, n, 0)
+				return err
+			},
+			"ReserveN": func(key string, n int64) error {
+				_, _, err := five.ReserveN(ctx, key, n, 0)
 				return err
 			},
 		} {

@@ -56,6 +56,17 @@ type LimitStatus struct {
 	ResetAfter time.Duration
 }
 
+// AllDecision is the answer to Client.All.
+type AllDecision struct {
+	// Allowed tells whether the caller may go ahead: every check passed, and all of them are charged. Otherwise none is.
+	Allowed bool
+	// Delay is how long an admitted caller must wait before it goes ahead: the largest of the Decisions'.
+	Delay time.Duration
+	// Decisions has one for each check, in order. When the whole is refused, each tells whether that check was refused or
+	// would have passed by itself; Granted is 0 in all of them.
+	Decisions []Decision
+}
+
 // Check is one question of a batch. Policy or Limit, and Key, are required.
 type Check struct {
 	Policy string // the name of a policy, or

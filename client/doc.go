@@ -22,8 +22,14 @@
 //
 // Names are those of golang.org/x/time/rate where it has one. The differences: a Limiter is one limit for any number of
 // keys, so that every method takes a key; Allow takes a context and answers with a Decision, because somebody else may
-// have to be asked; Wait returns the Decision too; a cost is an int64, and a cost of 0 peeks. In place of Reserve and
-// Cancel there is Refund.
+// have to be asked; Wait returns the Decision too; a cost is an int64, and a cost of 0 peeks. Reserve takes units now, for
+// work whose cost is known only afterwards, and its Reservation is settled by Commit or Cancel; a charge that was made
+// without one is given back by Refund.
+//
+// # Refusals
+//
+// A refusal is remembered for its RetryAfter, a second at most, and the same question answered at once meanwhile: a
+// caller that hammers costs the cluster nothing. WithoutMemory tells the conditions, and turns it off.
 //
 // # When no node answers
 //
@@ -53,5 +59,5 @@
 // question that ran out of its own context's time, rather than of the client's, does not count, or a caller in a hurry
 // could open the breaker for all.
 //
-// Refund, Reset and a Lease's Release have no answer to fall back on; they return ErrUnavailable.
+// Refund, Reset, a Lease's Release and a Reservation's Commit and Cancel have no answer to fall back on; they return ErrUnavailable.
 package client

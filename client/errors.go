@@ -7,7 +7,7 @@ import "errors"
 var (
 	// ErrInvalid is a request that is malformed or contradicts itself. Nothing was charged.
 	ErrInvalid = errors.New("client: invalid request")
-	// ErrNotFound is a policy that the cluster does not know, or a lease that has ended.
+	// ErrNotFound is a policy that the cluster does not know, or a lease or reservation that has ended.
 	ErrNotFound = errors.New("client: not found")
 	// ErrTooLarge is a key, batch or message above its bound. Nothing was charged.
 	ErrTooLarge = errors.New("client: too large")

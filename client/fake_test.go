@@ -39,7 +39,9 @@ type book struct {
 	targets []limiter.Target  // of every question, in order
 	ids     []string          // the request ids of every question, in order
 	renewed map[string]bool   // leases that were renewed
-	stopped bool
+	// reserved is what was asked for, in order; reservations are settled in that order.
+	reserved []limiter.Reserve
+	stopped  bool
 }
 
 func newBook() *book {
@@ -137,6 +139,59 @@ func (b *book) decide(ck limiter.Check) limiter.Decision {
 	return d
 }
 
+// CheckAll charges as it goes, which is well enough for a fake: the first refusal refuses the rest.
+func (b *book) CheckAll(_ context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := limiter.AllDecision{Allowed: true, Decisions: make([]limiter.Decision, len(checks))}
+	for i, ck := range checks {
+		if err := b.fail(ck.Target); err != nil {
+			return limiter.AllDecision{}, err.(*limiter.Error).In(i, len(checks))
+		}
+		d := b.decide(ck)
+		all.Decisions[i] = d
+		all.Allowed = all.Allowed && d.Allowed
+		all.Delay = max(all.Delay, d.Delay)
+	}
+	return all, nil
+}
+
+func (b *book) Reserve(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.fail(r.Target); err != nil {
+		return limiter.Decision{}, err
+	}
+	d := b.decide(limiter.Check{Target: r.Target, Cost: r.Cost})
+	if d.Allowed {
+		d.ReservationID = fmt.Sprintf("reservation of %s for %v", r.Key, r.TTL)
+		b.leases[d.ReservationID] = r.Key
+		b.reserved = append(b.reserved, r)
+	}
+	return d, nil
+}
+
+func (b *book) Commit(_ context.Context, t limiter.Target, id string, cost int64) (int64, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.fail(t); err != nil {
+		return 0, err
+	}
+	if b.leases[id] != t.Key {
+		return 0, &limiter.Error{Kind: limiter.NotFound, Field: "reservation_id", Message: "is not pending"}
+	}
+	delete(b.leases, id)
+	state := fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key)
+	back := b.reserved[0].Cost - cost
+	b.reserved = b.reserved[1:]
+	b.used[state] -= back
+	return back, nil
+}
+
+func (b *book) Cancel(ctx context.Context, t limiter.Target, id string) (int64, error) {
+	return b.Commit(ctx, t, id, 0)
+}
+
 func (b *book) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -223,8 +278,25 @@ func newNode(before func(context.Context, *weirv1.CheckRequest) error) *node {
 }
 
 func nodeOf(b *book, before func(context.Context, *weirv1.CheckRequest) error) *node {
+	n := nodeOver(b)
+	n.before = before
+	return n
+}
+
+// counted counts the checks that a service is asked.
+type counted struct {
+	limiter.Service
+	checks atomic.Int64
+}
+
+func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+	c.checks.Add(int64(len(checks)))
+	return c.Service.Check(ctx, checks)
+}
+
+func nodeOver(svc limiter.Service) *node {
 	status := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
-	return &node{LimiterServer: rpc.NewServer(b, status), before: before, health: health.NewServer()}
+	return &node{LimiterServer: rpc.NewServer(svc, status), health: health.NewServer()}
 }
 
 func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {

@@ -33,6 +33,7 @@ type options struct {
 	failures int
 	cooldown time.Duration
 	retry    bool
+	memory   bool // refusals are remembered
 	tls      *tls.Config
 	dial     []grpc.DialOption
 }
@@ -59,6 +60,14 @@ func WithBreaker(failures int, cooldown time.Duration) Option {
 // fail policy.
 func WithRetry() Option { return func(o *options) { o.retry = true } }
 
+// WithoutMemory has every question asked. By default a refusal is remembered, for its RetryAfter but a second at most: the
+// same question, and one of a larger cost, is then refused at once, with what is left of RetryAfter and ResetAfter (that of
+// a larger cost may turn out to be longer). Since admissions elsewhere only push the moment further away, such an answer
+// is wrong only after somebody else's Refund, Reset, Cancel or a raised limit, and for less than that second; those of this
+// Client take effect at once. What is not remembered: refusals with Partial, of leases, reservations and atomic checks, of
+// limits with count_denied, in shadow mode, and while a reservation of the key is pending; at most some thousands of keys.
+func WithoutMemory() Option { return func(o *options) { o.memory = false } }
+
 // WithTLS encrypts the connections. Default: plain text. The configuration must not be modified afterwards.
 func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
 
@@ -73,6 +82,7 @@ func dialOptions(opts []Option) (options, error) {
 		timeout:  DefaultTimeout,
 		failures: DefaultBreakerFailures,
 		cooldown: DefaultBreakerCooldown,
+		memory:   true,
 	}
 	for _, opt := range opts {
 		opt(&o)

@@ -142,8 +142,9 @@ func (s staticResolver) ResolveNow(resolver.ResolveNowOptions) {}
 
 func (s staticResolver) Close() {}
 
-func (r *remote) check(ctx context.Context, qs []question) ([]Result, error) {
-	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(qs))}
+// ask sends questions and returns as many results.
+func (r *remote) ask(ctx context.Context, qs []question, atomic bool) (*weirv1.CheckResponse, error) {
+	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(qs)), Atomic: atomic}
 	for i := range qs {
 		q := &qs[i]
 		req.Checks[i] = &weirv1.Check{Target: q.proto(), Cost: &q.cost, Partial: q.partial, RequestId: q.requestID}
@@ -155,11 +156,36 @@ func (r *remote) check(ctx context.Context, qs []question) ([]Result, error) {
 	if len(resp.GetResults()) != len(qs) {
 		return nil, fmt.Errorf("client: a node answered %d checks with %d results", len(qs), len(resp.GetResults()))
 	}
-	results := make([]Result, len(qs))
+	return resp, nil
+}
+
+func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, error) {
+	resp, err := r.ask(ctx, qs, true)
+	if err != nil {
+		return AllDecision{}, err
+	}
+	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs()), Decisions: make([]Decision, len(qs))}
+	for i, res := range resp.GetResults() {
+		d := res.GetDecision()
+		if d == nil {
+			return AllDecision{}, fmt.Errorf("client: a node left checks[%d] without a decision", i)
+		}
+		all.Decisions[i] = protoDecision(d)
+	}
+	return all, nil
+}
+
+func (r *remote) check(ctx context.Context, qs []question) ([]answer, error) {
+	resp, err := r.ask(ctx, qs, false)
+	if err != nil {
+		return nil, err
+	}
+	results := make([]answer, len(qs))
 	for i, res := range resp.GetResults() {
 		switch out := res.GetOutcome().(type) {
 		case *weirv1.Result_Decision:
 			results[i].Decision = protoDecision(out.Decision)
+			results[i].rememberFor = time.Duration(out.Decision.GetRememberForNs())
 		case *weirv1.Result_Error:
 			results[i].Err = codeError(codes.Code(out.Error.GetCode()), out.Error.GetField(), out.Error.GetMessage())
 		default:
@@ -169,12 +195,12 @@ func (r *remote) check(ctx context.Context, qs []question) ([]Result, error) {
 	return results, nil
 }
 
-func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (lease, error) {
+func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
 	d, err := r.api.Acquire(ctx, &weirv1.AcquireRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
 	if err != nil {
-		return lease{}, statusError(err)
+		return held{}, statusError(err)
 	}
-	return lease{Decision: protoDecision(d), id: d.GetLeaseId()}, nil
+	return held{Decision: protoDecision(d), id: d.GetLeaseId()}, nil
 }
 
 func (r *remote) renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error) {
@@ -184,6 +210,19 @@ func (r *remote) renew(ctx context.Context, t target, id string, ttl time.Durati
 
 func (r *remote) release(ctx context.Context, t target, id string) error {
 	_, err := r.api.Release(ctx, &weirv1.ReleaseRequest{Target: t.proto(), LeaseId: id})
+	return statusError(err)
+}
+
+func (r *remote) reserve(ctx context.Context, q question, ttl time.Duration) (held, error) {
+	d, err := r.api.Reserve(ctx, &weirv1.ReserveRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
+	if err != nil {
+		return held{}, statusError(err)
+	}
+	return held{Decision: protoDecision(d), id: d.GetReservationId()}, nil
+}
+
+func (r *remote) settle(ctx context.Context, t target, id string, cost int64) error {
+	_, err := r.api.Commit(ctx, &weirv1.CommitRequest{Target: t.proto(), ReservationId: id, Cost: &cost})
 	return statusError(err)
 }
 

@@ -20,16 +20,32 @@ func newLocal(svc limiter.Service, stop func()) *Client {
 	return newClient(&service{svc: svc, stop: stop}, options{})
 }
 
-func (s *service) check(ctx context.Context, qs []question) ([]Result, error) {
+func serviceChecks(qs []question) []limiter.Check {
 	checks := make([]limiter.Check, len(qs))
 	for i, q := range qs {
 		checks[i] = limiter.Check{Target: q.service(), Cost: q.cost, Partial: q.partial, RequestID: q.requestID}
 	}
-	answers, err := s.svc.Check(ctx, checks)
+	return checks
+}
+
+func (s *service) checkAll(ctx context.Context, qs []question) (AllDecision, error) {
+	all, err := s.svc.CheckAll(ctx, serviceChecks(qs))
+	if err != nil {
+		return AllDecision{}, serviceError(err)
+	}
+	out := AllDecision{Allowed: all.Allowed, Delay: all.Delay, Decisions: make([]Decision, len(all.Decisions))}
+	for i := range all.Decisions {
+		out.Decisions[i] = serviceDecision(&all.Decisions[i])
+	}
+	return out, nil
+}
+
+func (s *service) check(ctx context.Context, qs []question) ([]answer, error) {
+	answers, err := s.svc.Check(ctx, serviceChecks(qs))
 	if err != nil {
 		return nil, serviceError(err)
 	}
-	results, undecided := make([]Result, len(answers)), 0
+	results, undecided := make([]answer, len(answers)), 0
 	for i := range answers {
 		if answers[i].Err != nil {
 			results[i].Err = serviceError(answers[i].Err)
@@ -37,6 +53,7 @@ func (s *service) check(ctx context.Context, qs []question) ([]Result, error) {
 			continue
 		}
 		results[i].Decision = serviceDecision(&answers[i].Decision)
+		results[i].rememberFor = answers[i].RememberFor
 	}
 	if undecided == len(results) {
 		return nil, results[0].Err // as a node does
@@ -44,12 +61,12 @@ func (s *service) check(ctx context.Context, qs []question) ([]Result, error) {
 	return results, nil
 }
 
-func (s *service) acquire(ctx context.Context, q question, ttl time.Duration) (lease, error) {
+func (s *service) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
 	d, err := s.svc.Acquire(ctx, limiter.Acquire{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
 	if err != nil {
-		return lease{}, serviceError(err)
+		return held{}, serviceError(err)
 	}
-	return lease{Decision: serviceDecision(&d), id: d.LeaseID}, nil
+	return held{Decision: serviceDecision(&d), id: d.LeaseID}, nil
 }
 
 func (s *service) renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error) {
@@ -59,6 +76,19 @@ func (s *service) renew(ctx context.Context, t target, id string, ttl time.Durat
 
 func (s *service) release(ctx context.Context, t target, id string) error {
 	_, err := s.svc.Release(ctx, t.service(), id)
+	return serviceError(err)
+}
+
+func (s *service) reserve(ctx context.Context, q question, ttl time.Duration) (held, error) {
+	d, err := s.svc.Reserve(ctx, limiter.Reserve{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
+	if err != nil {
+		return held{}, serviceError(err)
+	}
+	return held{Decision: serviceDecision(&d), id: d.ReservationID}, nil
+}
+
+func (s *service) settle(ctx context.Context, t target, id string, cost int64) error {
+	_, err := s.svc.Commit(ctx, t.service(), id, cost)
 	return serviceError(err)
 }
 

@@ -18,6 +18,8 @@ type script struct {
 	acquire func(ctx context.Context, a limiter.Acquire) (limiter.Decision, error)
 	renew   func(ctx context.Context, id string, ttl time.Duration) (time.Duration, error)
 	release func(ctx context.Context, id string) (bool, error)
+	reserve func(ctx context.Context, r limiter.Reserve) (limiter.Decision, error)
+	commit  func(ctx context.Context, id string, cost int64) (int64, error)
 	refund  func(ctx context.Context, units int64) (int64, error)
 	reset   func(ctx context.Context) error
 }
@@ -44,6 +46,14 @@ func (s *script) Renew(ctx context.Context, _ limiter.Target, id string, ttl tim
 
 func (s *script) Release(ctx context.Context, _ limiter.Target, id string) (bool, error) {
 	return s.release(ctx, id)
+}
+
+func (s *script) Reserve(ctx context.Context, r limiter.Reserve) (limiter.Decision, error) {
+	return s.reserve(ctx, r)
+}
+
+func (s *script) Commit(ctx context.Context, _ limiter.Target, id string, cost int64) (int64, error) {
+	return s.commit(ctx, id, cost)
 }
 
 func (s *script) Refund(ctx context.Context, _ limiter.Target, units int64) (int64, error) {

@@ -83,7 +83,7 @@ func (c Config) withDefaults() Config {
 // Validate reports the first thing that is wrong, named as the command line names it. Start calls it.
 func (c Config) Validate() error {
 	c = c.withDefaults()
-	if err := checkName(c.Name); err != nil {
+	if err := CheckName(c.Name); err != nil {
 		return fmt.Errorf("--name: %w", err)
 	}
 	bind, err := netip.ParseAddr(c.Bind)
@@ -129,8 +129,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// checkName says whether a ring name is acceptable.
-func checkName(name string) error {
+// CheckName says what is wrong with a ring name, if anything.
+func CheckName(name string) error {
 	if name == "" || len(name) > 63 {
 		return fmt.Errorf("%q must have 1 to 63 characters", name)
 	}

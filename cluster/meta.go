@@ -48,7 +48,7 @@ func (i identity) String() string { return fmt.Sprintf("%s/%016x", i.name, i.boo
 
 func parseIdentity(gossipName string) (identity, error) {
 	name, digits, found := strings.Cut(gossipName, "/")
-	if !found || len(digits) != 16 || checkName(name) != nil {
+	if !found || len(digits) != 16 || CheckName(name) != nil {
 		return identity{}, fmt.Errorf("%q is not the gossip name of a weir node", gossipName)
 	}
 	boot, err := strconv.ParseUint(digits, 16, 64)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/bits"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -11,8 +12,26 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// decide carries out an operation on this node's own state at the given instant, and counts it.
-func (l *Limiter) decide(t *table, op *Op, now algo.Instant) {
+// moment is one reading of the clocks, for a whole batch.
+type moment struct {
+	algo.Instant
+	l    *Limiter
+	boot int64
+}
+
+func (l *Limiter) moment() *moment { return &moment{Instant: l.clock(), l: l} }
+
+// bootTime is read when it is first needed: it is a system call, and only strict policies need it.
+func (m *moment) bootTime() int64 {
+	if m.boot == 0 && m.l.cfg.BootClock != nil {
+		m.boot = m.l.cfg.BootClock()
+	}
+	return m.boot
+}
+
+// decide carries out an operation on this node's own state at the given moment, and counts it. The Outcome is NotHolder
+// when the partition turns out not to be open here, and has a ticket when the answer may not be given yet.
+func (l *Limiter) decide(t *table, op *Op, now *moment) {
 	e := t.entryOf(op)
 	l.carryOut(e, op, now)
 	l.countError(e, op)
@@ -36,43 +55,45 @@ func (l *Limiter) statsOf(e *entry, op *Op) *policyStats {
 	return l.stats.unknown
 }
 
-func (l *Limiter) carryOut(e *entry, op *Op, now algo.Instant) {
+func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 	rule, done := l.resolve(e, op)
 	if done {
 		return
 	}
 	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
 	switch op.Kind {
-	case OpCheck, OpAcquire:
+	case OpCheck, OpAcquire, OpReserve:
 		l.admit(e, rule, k, op, now)
 	case OpRenew:
 		if err := ttlFits(op, rule); err != nil {
 			op.Outcome.Err = err
 			return
 		}
-		ttl, ok, err := l.store.Renew(k, rule, now, op.lease, op.TTL)
+		var boot int64
+		if rule.Strict {
+			boot = now.bootTime()
+		}
+		lease, err := l.store.Renew(k, rule, now.Instant, op.lease, op.TTL, boot)
 		switch {
 		case err != nil:
-			op.Outcome.Err = storeError(err)
-		case !ok:
+			l.failed(e, op, err)
+		case !lease.Alive:
 			op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: acquire anew"}
 		default:
-			op.Outcome.ExpiresIn = ttl
+			op.Outcome.ExpiresIn, op.Outcome.ticket, op.Outcome.until = lease.Left, lease.Ticket, lease.Until
 		}
 	case OpRelease:
-		ok, err := l.store.Release(k, rule, now, op.lease)
+		ok, err := l.store.Release(k, rule, now.Instant, op.lease)
 		op.Outcome.Released = ok
-		if err != nil {
-			op.Outcome.Err = storeError(err)
-		}
+		l.failed(e, op, err)
 	case OpRefund:
-		n, err := l.store.Refund(k, rule, now, op.Cost)
+		n, err := l.store.Refund(k, rule, now.Instant, op.Cost)
 		op.Outcome.Refunded = n
-		if err != nil {
-			op.Outcome.Err = storeError(err)
-		}
+		l.failed(e, op, err)
+	case OpSettle:
+		l.settle(e, rule, k, op, now.Instant)
 	case OpReset:
-		l.store.Reset(k, rule.Scope)
+		l.failed(e, op, l.store.Reset(k, rule.Scope))
 	}
 }
 
@@ -107,7 +128,7 @@ func (l *Limiter) stateless(e *entry, r *policy.Rule, op *Op) bool {
 	}
 	if op.Kind == OpReset {
 		// The key may have a state from before it had this rule, and would come back to it.
-		l.store.Reset(store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}, op.Policy)
+		l.failed(e, op, l.store.Reset(store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}, op.Policy))
 	}
 	return true
 }
@@ -127,7 +148,7 @@ func (l *Limiter) unknown(op *Op) {
 // answer answers an operation for a key without a state: one that is unlimited, or blocked (limit 0).
 func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
 	switch op.Kind {
-	case OpCheck, OpAcquire:
+	case OpCheck, OpAcquire, OpReserve:
 		d := &op.Outcome.Decision
 		*d = Decision{Policy: policyName(op), Allowed: true, Granted: op.Cost, Limit: limit, Remaining: limit, RequestID: op.RequestID}
 		if limit != algo.Unlimited {
@@ -135,12 +156,15 @@ func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
 			if shadowMode {
 				shadow(d, op)
 			}
+			d.RememberFor = rememberFor(d, op)
 		}
 		if op.Cost > 0 {
 			s.count(d)
 		}
 	case OpRenew:
 		op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: the key has no limit to hold a lease on"}
+	case OpSettle:
+		op.Outcome.Err = notPending()
 	}
 }
 
@@ -148,15 +172,17 @@ func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
 func suits(e *entry, op *Op) *Error {
 	switch {
 	case op.inline != nil:
-		return fits(op, op.Limit.Algorithm == algo.Concurrency)
+		return fits(op, op.Limit.Algorithm == algo.Concurrency, op.inline.Limits)
+	case e != nil && op.Atomic:
+		return fits(op, e.Concurrency, e.Rule(op.Key).Limits)
 	case e != nil:
-		return fits(op, e.Concurrency)
+		return fits(op, e.Concurrency, nil)
 	}
 	return nil
 }
 
-// fits says whether an operation suits the kind of limit.
-func fits(op *Op, concurrency bool) *Error {
+// fits says whether an operation suits the kind of limit. limits may be nil unless the operation is atomic.
+func fits(op *Op, concurrency bool, limits algo.Limits) *Error {
 	invalid := func(field, message string) *Error { return &Error{Invalid, field, message} }
 	switch op.Kind {
 	case OpCheck:
@@ -175,8 +201,26 @@ func fits(op *Op, concurrency bool) *Error {
 		if concurrency {
 			return invalid(targetField(op), "is a concurrency limit, which has no refund: release the lease")
 		}
+	case OpReserve:
+		switch {
+		case op.Atomic && concurrency:
+			return invalid(targetField(op), "is a concurrency limit, which cannot be part of an atomic check: acquire a lease")
+		case op.Atomic && countsDenied(limits):
+			// What is refused, and what is cancelled because another was, would have to be told apart from then on.
+			return invalid(targetField(op), "has count_denied set, and cannot be part of an atomic check")
+		case concurrency:
+			return invalid(targetField(op), "is a concurrency limit, which has no reservations: acquire a lease")
+		}
+	case OpSettle:
+		if concurrency {
+			return invalid(targetField(op), "is a concurrency limit, which has no reservations: release the lease")
+		}
 	}
 	return nil
+}
+
+func countsDenied(limits algo.Limits) bool {
+	return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.CountDenied })
 }
 
 // ttlFits says whether the life asked for a lease is within its limit's.
@@ -187,13 +231,16 @@ func ttlFits(op *Op, rule *store.Rule) *Error {
 	return nil
 }
 
-// admit decides a check or an acquire.
-func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now algo.Instant) {
+// admit decides a check, an acquire or a reserve.
+func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
 	call := store.Call{
 		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, TTL: op.TTL},
 		RequestID: l.requestID(op),
 	}
-	if op.Kind == OpAcquire {
+	switch op.Kind {
+	case OpReserve:
+		call.Reservation, call.ReserveFor = op.Reservation, op.TTL
+	case OpAcquire:
 		if op.Outcome.Err = ttlFits(op, rule); op.Outcome.Err != nil {
 			return
 		}
@@ -203,25 +250,25 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 	if len(rule.Limits) > 1 {
 		each = make([]algo.Decision, len(rule.Limits))
 	}
-	got, err := l.store.Decide(k, rule, now, call, each)
-	switch {
-	case errors.Is(err, store.ErrFull):
-		l.fail(e, op)
-		return
-	case err != nil:
-		op.Outcome.Err = storeError(err)
+	if rule.Strict {
+		call.Boot = now.bootTime()
+	}
+	got, err := l.store.Decide(k, rule, now.Instant, call, each)
+	if err != nil {
+		l.failed(e, op, err)
 		return
 	}
+	op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
 	limit := &rule.Limits[got.Tightest]
 	stats := l.statsOf(e, op)
 	d := &op.Outcome.Decision
 	*d = Decision{
 		Policy: policyName(op), Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: quotaWindow(limit),
 		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: resetAfter(limit, got.ResetAfter), Delay: got.Delay,
-		RequestID: op.RequestID,
+		RequestID: op.RequestID, Degraded: got.Degraded,
 	}
 	if got.Lease != 0 {
-		d.LeaseID = formatLease(got.Lease)
+		d.LeaseID = formatID(got.Lease)
 	}
 	if each != nil {
 		d.Limits = make([]LimitStatus, len(each))
@@ -233,11 +280,31 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now alg
 		}
 	}
 	stats.saw(got.Limit, got.Remaining)
+	if op.Reservation != 0 && got.Granted > 0 {
+		d.ReservationID = formatID(op.Reservation)
+	}
 	if !d.Allowed && e != nil && e.Shadow {
 		shadow(d, op)
 	}
-	if op.Cost > 0 {
-		stats.count(d)
+	// What is pending may be given back, and what is denied count: either moves the moment at which the check passes.
+	if !got.Pending && !countsDenied(rule.Limits) {
+		d.RememberFor = rememberFor(d, op)
+	}
+	if op.Cost > 0 && got.Ticket == 0 {
+		stats.count(d) // otherwise once the answer may be given
+	}
+}
+
+// failed turns an error of the store into an Outcome. A nil error changes nothing.
+func (l *Limiter) failed(e *entry, op *Op, err error) {
+	switch {
+	case err == nil:
+	case errors.Is(err, store.ErrShut):
+		op.Outcome.NotHolder, op.Outcome.shut = &Holder{}, true // nothing was done, and whoever holds it is to be asked
+	case op.asks() && (errors.Is(err, store.ErrFull) || errors.Is(err, store.ErrNoGrant)):
+		l.fail(e, op)
+	default:
+		op.Outcome.Err = storeError(err)
 	}
 }
 
@@ -312,8 +379,13 @@ func quotaWindow(l *algo.Limit) time.Duration {
 }
 
 func storeError(err error) *Error {
-	if errors.Is(err, store.ErrRequestID) {
+	switch {
+	case errors.Is(err, store.ErrRequestID):
 		return &Error{Invalid, "request_id", "was used before with another cost: use a fresh one"}
+	case errors.Is(err, store.ErrReserved):
+		return &Error{Invalid, "cost", "is more than was reserved"}
+	case errors.Is(err, store.ErrNoGrant):
+		return &Error{Unavailable, "", "the node that decides for this key may not do so at the moment: it has no grant, or no copy of what it counts"}
 	}
 	return &Error{Unavailable, "", "the node that decides for this key has no memory left for it"}
 }

@@ -170,8 +170,8 @@ func TestErrorText(t *testing.T) {
 
 func TestLeaseIDs(t *testing.T) {
 	for _, id := range []uint64{1, 0xabc, 1 << 63, math.MaxUint64} {
-		s := formatLease(id)
-		if got, ok := parseLease(s); got != id || !ok || len(s) != 16 {
+		s := formatID(id)
+		if got, ok := parseID(s); got != id || !ok || len(s) != 16 {
 			t.Errorf("%x became %q and %x", id, s, got)
 		}
 	}

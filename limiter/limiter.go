@@ -4,8 +4,8 @@
 // It knows neither wires nor sockets: front doors call the Service interface, other nodes are reached through the Peers
 // it is given, and who decides for a partition is told by the Ownership it is given.
 //
-// What it does not promise: that counters outlive their owner (states move with their partitions only once ownership
-// does), or that several keys of one batch are decided at one instant (each owner decides its part on its own clock).
+// What it does not promise: that counters outlive their owner (that is for the Ownership to see to, through Data), or that
+// several keys of one batch are decided at one instant (each owner decides its part on its own clock).
 package limiter
 
 import (
@@ -29,11 +29,19 @@ type Holder struct {
 	Name string // ring name; empty when nobody is known
 	Boot uint64 // the process that is meant
 	Term ownership.Term
+	// Wait is not 0 when nobody decides at this moment, and somebody is about to: how long to wait for that at most.
+	Wait time.Duration
 }
 
-// Ownership tells who decides for a partition now.
+// Ownership tells who decides for a partition now. Its methods are safe for concurrent use.
 type Ownership interface {
 	Holder(partition int) Holder
+	// Await waits until the Holder is another than old, or ctx is done, and returns the present one.
+	Await(ctx context.Context, partition int, old Holder) Holder
+	// AwaitProgress waits until an answer with this store.Answer.Ticket may be given. ok is false when it may not be, for ctx
+	// was done before; degraded says that it is given although no copy has what it admits, which is not done to strict ones
+	// unless it is on record that there is no copy.
+	AwaitProgress(ctx context.Context, partition int, ticket uint64, strict bool) (degraded, ok bool)
 }
 
 // Peers carries operations to other nodes. Forward fills in the Outcome of each operation, and returns once all are
@@ -61,7 +69,7 @@ const MaxHops = 3
 
 // Config is what a Limiter needs. The zero value is a node alone, without policies and without bounds.
 type Config struct {
-	Ownership     Ownership     // nil: this node decides for everything
+	Ownership     Ownership     // nil: this node decides for everything, from the start
 	Peers         Peers         // only used for holders other than this node
 	Policies      *policy.Set   // nil: none
 	UnknownPolicy Unknown       // zero: UnknownError
@@ -72,12 +80,17 @@ type Config struct {
 	MaxMemory     int64         // bytes for states; 0: no bound
 	MaxRequestIDs int           // remembered request ids per partition; 0: the store's default; negative: none
 	Logger        *slog.Logger  // nil: none
-	// Clock is read once for each batch and owner. Nil stands for the process's own clock.
+	// Clock is read once for each batch and owner. Nil stands for ProcessClock().
 	Clock func() algo.Instant
+	// BootClock is the clock of leases, which goes on while the machine is suspended; only read for strict policies, which
+	// are not decided without it.
+	BootClock func() int64
+	// Urgent is told of partitions with changes that answers wait for: see store.Config.Urgent. Only needed with Ownership.
+	Urgent func(partition int)
 }
 
-// Limiter is a node's service. Its methods are safe for concurrent use. Close ends its one goroutine, which sweeps idle
-// states and brings live ones under changed policies.
+// Limiter is a node's service. Its methods are safe for concurrent use. Close ends its one lasting goroutine, which sweeps
+// idle states and brings live ones under changed policies.
 type Limiter struct {
 	cfg    Config
 	store  *store.Store
@@ -86,6 +99,9 @@ type Limiter struct {
 	table  atomic.Pointer[table]
 	stats  *statsByPolicy
 	inline inlineRules
+
+	refusals Refusals[refusalKey, Decision] // of checks that other nodes decide
+	settling background
 
 	changed chan struct{}
 	quit    chan struct{}
@@ -100,19 +116,17 @@ func New(cfg Config) *Limiter {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultTimeout
 	}
-	if cfg.Ownership == nil {
-		cfg.Ownership = alone{}
-	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	if cfg.Clock == nil {
-		cfg.Clock = processClock()
+		cfg.Clock = ProcessClock()
 	}
 	l := &Limiter{
 		cfg: cfg,
 		store: store.New(store.Config{
 			Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
+			Shut: cfg.Ownership != nil, Urgent: cfg.Urgent,
 		}),
 		clock:   cfg.Clock,
 		log:     cfg.Logger,
@@ -121,15 +135,20 @@ func New(cfg Config) *Limiter {
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
+	if cfg.Ownership == nil {
+		l.cfg.Ownership = alone{}
+	}
 	l.table.Store(l.compile(cfg.Policies))
 	go l.tend()
 	return l
 }
 
-// Close stops the Limiter's goroutine and waits for it. Calls under way are not interrupted.
+// Close stops the Limiter's goroutine and waits for it, and for the settling of atomic checks that were answered. Calls
+// under way are not interrupted.
 func (l *Limiter) Close() {
 	l.closing.Do(func() { close(l.quit) })
 	<-l.done
+	l.settling.close()
 }
 
 // SetPolicies puts a new set of policies into force for every check that starts afterwards. Live states are brought
@@ -184,10 +203,14 @@ func (l *Limiter) tend() {
 // alone is the ownership of a node without others.
 type alone struct{}
 
-func (alone) Holder(int) Holder { return Holder{Self: true} }
+func (alone) Holder(int) Holder                         { return Holder{Self: true} }
+func (alone) Await(context.Context, int, Holder) Holder { return Holder{Self: true} }
+func (alone) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	return true, true
+}
 
-// processClock returns a clock that counts monotonic nanoseconds from now on.
-func processClock() func() algo.Instant {
+// ProcessClock returns a clock that counts monotonic nanoseconds from now on.
+func ProcessClock() func() algo.Instant {
 	start := time.Now()
 	return func() algo.Instant {
 		t := time.Now()
@@ -269,6 +292,11 @@ func (l *Limiter) one(ctx context.Context, op *Op) error {
 	if err := l.prepare(op); err != nil {
 		return err
 	}
+	return l.carry(ctx, op)
+}
+
+// carry carries out a single operation that is prepared.
+func (l *Limiter) carry(ctx context.Context, op *Op) error {
 	ops := [1]Op{*op}
 	l.run(ctx, ops[:])
 	*op = ops[0]

@@ -22,15 +22,23 @@ const (
 	OpRelease OpKind = 4
 	OpRefund  OpKind = 5
 	OpReset   OpKind = 6
+	OpReserve OpKind = 7
+	OpSettle  OpKind = 8
 )
 
 // Op is one operation on its way to the node that decides, and its Outcome once it has been there.
 type Op struct {
-	Kind    OpKind
-	Check                 // Target always; Cost for check, acquire and refund; Partial and RequestID for check (and acquire)
+	Kind OpKind
+	// Target always; Cost for check, acquire, reserve, refund and settle (what it keeps); Partial for check; RequestID for
+	// check, acquire and reserve.
+	Check
 	LeaseID string        // renew, release
-	TTL     time.Duration // acquire, renew
+	TTL     time.Duration // acquire, renew, reserve
 	Hops    int           // how often it has been forwarded
+	// Reservation is the id that a reserve charges under, and that settle ends. It is chosen where the call came in, which
+	// can therefore settle one whose answer it never got. 0, of reserve: nobody is going to settle it.
+	Reservation uint64
+	Atomic      bool // reserve: part of an atomic check
 
 	Outcome Outcome
 
@@ -39,6 +47,8 @@ type Op struct {
 	partition int
 	lease     uint64
 	inline    *inlineRule
+
+	asked question // of recall
 
 	// Of forward: whom to ask next in place of the one this node's own view names, if not nil, and the highest term under
 	// which somebody was asked.
@@ -50,18 +60,32 @@ type Op struct {
 func (op *Op) Partition() int { return op.partition }
 
 // asks says whether the operation asks for something, so that on_error can answer it.
-func (op *Op) asks() bool { return op.Kind == OpCheck || op.Kind == OpAcquire }
+func (op *Op) asks() bool { return op.Kind == OpCheck || op.Kind == OpAcquire || op.Kind == OpReserve }
+
+// givesBack says whether the operation can make a check pass that was refused before.
+func (op *Op) givesBack() bool {
+	return op.Kind == OpRefund || op.Kind == OpReset || op.Kind == OpSettle
+}
 
 // Outcome is what came of an operation. One of Err, NotHolder and Unreachable is set when nothing was done.
 type Outcome struct {
-	Decision  Decision      // check, acquire
+	Decision  Decision      // check, acquire, reserve
 	ExpiresIn time.Duration // renew
 	Released  bool          // release
-	Refunded  int64         // refund
+	Refunded  int64         // refund, settle
 
 	Err         *Error
 	NotHolder   *Holder // the receiver does not decide for the partition, and who does as far as it knows
 	Unreachable bool    // no answer came; whether it was carried out is not known
+
+	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for: when
+	// the decider's lease runs out another node may decide, and know nothing of this. 0: for ever.
+	Lease time.Duration
+
+	parked bool   // with NotHolder: this node waited, and there is a holder now
+	shut   bool   // with NotHolder: it was this node that turned out not to be the holder
+	until  int64  // the same as an instant of this node's boot clock; 0: for ever
+	ticket uint64 // the answer waits for this much progress of the partition; 0: for nothing
 }
 
 // prepare checks everything about an operation that can be checked without knowing its policy, and hashes its key. An
@@ -82,11 +106,13 @@ func (l *Limiter) prepare(op *Op) *Error {
 	switch {
 	case op.Cost < 0 && op.Kind == OpRefund:
 		return &Error{Invalid, "cost", "is negative: a refund says how many units to give back"}
+	case op.Cost < 0 && op.Kind == OpSettle:
+		return &Error{Invalid, "cost", "is negative: it must be 0 to what was reserved"}
 	case op.Cost < 0:
 		return &Error{Invalid, "cost", "is negative: to give units back, send a refund"}
 	case op.Cost > algo.MaxLimit:
 		return &Error{Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)"}
-	case op.Cost == 0 && (op.Kind == OpAcquire || op.Kind == OpRefund):
+	case op.Cost == 0 && (op.Kind == OpAcquire || op.Kind == OpReserve || op.Kind == OpRefund):
 		return &Error{Invalid, "cost", "is 0: it must be at least 1 here"}
 	}
 	if len(op.RequestID) > MaxRequestID {
@@ -98,12 +124,24 @@ func (l *Limiter) prepare(op *Op) *Error {
 	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
 		return &Error{Invalid, "ttl", "is below the shortest one, 1ms"}
 	}
-	if op.Kind == OpRenew || op.Kind == OpRelease {
-		id, ok := parseLease(op.LeaseID)
+	switch op.Kind {
+	case OpRenew, OpRelease:
+		id, ok := parseID(op.LeaseID)
 		if !ok {
 			return &Error{Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0"}
 		}
 		op.lease = id
+	case OpReserve:
+		if op.TTL > MaxReservation {
+			return &Error{Invalid, "ttl", "is longer than the longest for a reservation, 1h"}
+		}
+		if op.TTL == 0 {
+			op.TTL = DefaultReservation
+		}
+	case OpSettle:
+		if op.Reservation == 0 {
+			return &Error{Invalid, "reservation_id", "is not one that reserve gave"}
+		}
 	}
 	op.partition = ring.Partition(op.hash)
 	return nil
@@ -151,12 +189,13 @@ func (l *Limiter) requestID(op *Op) uint64 {
 	return ring.Hash(l.cfg.HashSeed, "request", op.RequestID) | 1
 }
 
-func formatLease(id uint64) string {
+// formatID writes the id of a lease or a reservation.
+func formatID(id uint64) string {
 	s := strconv.FormatUint(id, 16)
 	return "0000000000000000"[len(s):] + s
 }
 
-func parseLease(s string) (uint64, bool) {
+func parseID(s string) (uint64, bool) {
 	if len(s) != 16 {
 		return 0, false
 	}

@@ -11,24 +11,45 @@ import (
 // not take itself for: the time in which gossip brings two views together.
 const retryPause = 5 * time.Millisecond
 
+// shutPause is the same where this node itself has just stopped being the holder, and is about to say so.
+const shutPause = 200 * time.Microsecond
+
 // run carries out prepared operations wherever they are decided, and fills in every Outcome: with a decision by
 // on_error where nobody could be asked in time.
 func (l *Limiter) run(ctx context.Context, ops []Op) {
 	t := l.table.Load()
-	var away []*Op
-	now := l.clock()
+	var rest []*Op
+	now := l.moment()
 	for i := range ops {
 		op := &ops[i]
-		if l.cfg.Ownership.Holder(op.partition).Self {
+		h := l.cfg.Ownership.Holder(op.partition)
+		switch {
+		case h.Self:
 			l.decide(t, op, now)
-		} else {
-			away = append(away, op)
+			if op.Outcome.ticket != 0 || op.Outcome.NotHolder != nil {
+				rest = append(rest, op)
+			}
+		case h.Wait == 0 && l.recall(t, op, now.Instant):
+		default:
+			rest = append(rest, op)
 		}
 	}
-	if len(away) > 0 {
+	if len(rest) > 0 {
 		ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
 		defer cancel()
-		l.forward(ctx, away)
+		l.forward(ctx, rest)
+	}
+	for i := range ops {
+		op := &ops[i]
+		if op.Outcome.until != 0 && l.cfg.BootClock() >= op.Outcome.until {
+			l.unreachable(op) // another node may decide by now, and know nothing of this
+		}
+		switch {
+		case op.givesBack():
+			l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
+		case op.asked.table != nil:
+			l.remember(op)
+		}
 	}
 }
 
@@ -44,25 +65,25 @@ func (l *Limiter) deadline(ctx context.Context) time.Time {
 	return now.Add(left)
 }
 
-// forward has operations decided by their holders, those of different holders side by side. A node that says it is not
-// the holder is believed: nothing was done, so asking again elsewhere charges nothing twice.
+// forward has operations decided by their holders, those of different holders side by side, and waits where an answer has
+// to wait. A node that says it is not the holder is believed: nothing was done, so asking again elsewhere charges nothing
+// twice.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	for {
 		groups := make(map[Holder][]*Op)
+		var waiting []*Op
 		for _, op := range ops {
+			if op.Outcome.ticket != 0 {
+				waiting = append(waiting, op)
+				continue
+			}
+			op.Outcome = Outcome{}
 			h := l.holder(op)
 			groups[h] = append(groups[h], op)
 		}
-		var side errgroup.Group
-		for h, group := range groups {
-			if len(groups) == 1 {
-				l.ask(ctx, h, group)
-				break
-			}
-			side.Go(func() error { l.ask(ctx, h, group); return nil })
-		}
-		_ = side.Wait() // ask reports in the operations' outcomes
+		l.askAll(ctx, groups, waiting)
 		again := ops[:0]
+		pause := time.Duration(0)
 		for _, op := range ops {
 			switch out := &op.Outcome; {
 			case out.NotHolder != nil && ctx.Err() == nil:
@@ -70,6 +91,11 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 					op.hint = hint
 				}
 				again = append(again, op)
+				if out.shut {
+					pause = max(pause, shutPause)
+				} else if !out.parked {
+					pause = retryPause
+				}
 			case out.NotHolder != nil || out.Unreachable:
 				l.unreachable(op)
 			}
@@ -77,14 +103,63 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 		if ops = again; len(ops) == 0 {
 			return
 		}
-		select {
-		case <-time.After(retryPause):
-		case <-ctx.Done():
-		}
-		for _, op := range ops {
-			op.Outcome = Outcome{}
+		if pause > 0 {
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+			}
 		}
 	}
+}
+
+// askAll has every holder decide its group, and waits for the answers that have to wait, all side by side.
+func (l *Limiter) askAll(ctx context.Context, groups map[Holder][]*Op, waiting []*Op) {
+	var side errgroup.Group
+	for h, group := range groups {
+		if len(groups) == 1 && len(waiting) == 0 {
+			l.ask(ctx, h, group)
+			return
+		}
+		side.Go(func() error { l.ask(ctx, h, group); return nil })
+	}
+	for _, op := range waiting {
+		l.await(ctx, op)
+	}
+	_ = side.Wait() // ask reports in the operations' outcomes
+}
+
+// await waits until an answer may be given.
+func (l *Limiter) await(ctx context.Context, op *Op) {
+	out := &op.Outcome
+	degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, op.partition, out.ticket, out.until != 0)
+	out.ticket = 0
+	switch {
+	case !ok:
+		*out = Outcome{Unreachable: true} // it is charged, and may be forgotten: as if no answer had come
+	case op.asks():
+		out.Decision.Degraded = out.Decision.Degraded || degraded
+		if op.Cost > 0 {
+			l.statsOf(l.table.Load().entryOf(op), op).count(&out.Decision)
+		}
+	}
+}
+
+// park waits for somebody to decide for the partitions of operations.
+func (l *Limiter) park(ctx context.Context, h Holder, ops []*Op) {
+	ctx, cancel := context.WithTimeout(ctx, h.Wait)
+	defer cancel()
+	var side errgroup.Group // of different partitions, one may be there long before another
+	for _, op := range ops {
+		side.Go(func() error {
+			if l.cfg.Ownership.Await(ctx, op.partition, h) == h {
+				op.Outcome.Unreachable = true
+			} else {
+				op.Outcome.NotHolder, op.Outcome.parked = &Holder{}, true
+			}
+			return nil
+		})
+	}
+	_ = side.Wait() // the outcomes tell
 }
 
 // holder is whom to ask next: the hint a node gave, once, otherwise the one this node's own view names. It notes the
@@ -106,10 +181,17 @@ func (l *Limiter) holder(op *Op) Holder {
 func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 	switch {
 	case h.Self:
-		t, now := l.table.Load(), l.clock()
+		t, now := l.table.Load(), l.moment()
 		for _, op := range ops {
 			l.decide(t, op, now)
 		}
+		for _, op := range ops {
+			if op.Outcome.ticket != 0 {
+				l.await(ctx, op)
+			}
+		}
+	case h.Wait > 0:
+		l.park(ctx, h, ops)
 	case h.Name == "" || l.cfg.Peers == nil:
 		for _, op := range ops {
 			op.Outcome.Unreachable = true
@@ -118,9 +200,17 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 		for _, op := range ops {
 			op.Hops++
 		}
+		var sent int64
+		if l.cfg.BootClock != nil {
+			sent = l.cfg.BootClock()
+		}
 		l.cfg.Peers.Forward(ctx, h, ops)
 		for _, op := range ops {
 			op.Hops--
+			if out := &op.Outcome; out.Lease > 0 && l.cfg.BootClock != nil {
+				// Counted from before the question was sent, so from before the answerer read its clock.
+				out.until = sent + int64(Shortened(out.Lease))
+			}
 		}
 	}
 }
@@ -141,12 +231,12 @@ func (l *Limiter) unreachable(op *Op) {
 }
 
 // Receive carries out operations that a peer sent. What this node does not decide is handed on once, where the
-// operation's hops allow, and otherwise answered NotHolder with a hint. When something is to be handed on, the rest of
-// the work is returned as a function that waits for it; nil means that every Outcome is there already.
+// operation's hops allow, and otherwise answered NotHolder with a hint. When something is to be handed on, or has to wait,
+// the rest of the work is returned as a function that waits for it; nil means that every Outcome is there already.
 func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	t := l.table.Load()
-	now := l.clock()
-	var away map[Holder][]*Op
+	now := l.moment()
+	var later []*Op
 	for _, op := range ops {
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
@@ -155,24 +245,72 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		switch {
 		case h.Self:
 			l.decide(t, op, now)
-		case op.Hops+1 >= MaxHops || h.Name == "":
+			if op.Outcome.ticket != 0 || op.Outcome.NotHolder != nil {
+				later = append(later, op)
+			}
+		case h.Wait == 0 && (op.Hops+1 >= MaxHops || h.Name == ""):
 			hint := h // a copy, so that h need not live on the heap for every operation
 			op.Outcome.NotHolder = &hint
 		default:
-			if away == nil {
-				away = make(map[Holder][]*Op)
-			}
-			away[h] = append(away[h], op)
+			later = append(later, op)
 		}
 	}
-	if away == nil {
+	if later == nil {
+		l.limitUse(ops, now)
 		return nil
 	}
 	return func(ctx context.Context) {
-		var side errgroup.Group
-		for h, group := range away {
-			side.Go(func() error { l.ask(ctx, h, group); return nil })
+		l.handOn(ctx, later)
+		l.limitUse(ops, l.moment())
+	}
+}
+
+// handOn finishes operations that a peer sent and that could not be decided at once.
+func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
+	groups := make(map[Holder][]*Op)
+	var waiting []*Op
+	var parked errgroup.Group
+	for _, op := range ops {
+		if op.Outcome.ticket != 0 {
+			waiting = append(waiting, op)
+			continue
 		}
-		_ = side.Wait() // ask reports in the operations' outcomes
+		op.Outcome = Outcome{}
+		if h := l.cfg.Ownership.Holder(op.partition); !h.Self && h.Wait == 0 && h.Name != "" && op.Hops+1 < MaxHops {
+			groups[h] = append(groups[h], op)
+			continue
+		}
+		parked.Go(func() error { l.decideSoon(ctx, op); return nil })
+	}
+	l.askAll(ctx, groups, waiting)
+	_ = parked.Wait() // the outcomes tell
+}
+
+// decideSoon has an operation decided by the holder that a partition is about to have.
+func (l *Limiter) decideSoon(ctx context.Context, op *Op) {
+	h := l.cfg.Ownership.Holder(op.partition)
+	for range 2 { // frozen first, and then somewhere else
+		if h.Wait > 0 {
+			soon, cancel := context.WithTimeout(ctx, h.Wait)
+			h = l.cfg.Ownership.Await(soon, op.partition, h)
+			cancel()
+		}
+	}
+	if h.Wait > 0 || !h.Self && (h.Name == "" || op.Hops+1 >= MaxHops) {
+		h.Wait = 0
+		op.Outcome.NotHolder = &h
+		return
+	}
+	l.ask(ctx, h, []*Op{op})
+}
+
+// limitUse tells a peer how long it may use the answers that depend on a lease.
+func (l *Limiter) limitUse(ops []*Op, now *moment) {
+	for _, op := range ops {
+		if out := &op.Outcome; out.until != 0 {
+			if out.Lease = time.Duration(out.until - now.bootTime()); out.Lease <= 0 {
+				*out = Outcome{Unreachable: true}
+			}
+		}
 	}
 }

@@ -453,6 +453,6 @@ func TestNobodyIsKnown(t *testing.T) {
 	}
 }
 
-type elsewhere struct{}
+type elsewhere struct{ alone }
 
 func (elsewhere) Holder(int) Holder { return Holder{Name: "other"} }

@@ -43,6 +43,20 @@ type Acquire struct {
 	RequestID string
 }
 
+// Reserve asks for units for work whose cost is only known afterwards: the most that it may cost is charged now.
+type Reserve struct {
+	Target
+	Cost      int64         // the most that the work may cost; doors put 1 when absent
+	TTL       time.Duration // at most MaxReservation; 0 stands for DefaultReservation
+	RequestID string
+}
+
+// How long a reservation waits for its Commit or Cancel.
+const (
+	DefaultReservation = time.Minute
+	MaxReservation     = time.Hour
+)
+
 // LimitStatus is one limit of a policy that has several, as part of a Decision.
 type LimitStatus struct {
 	Limit      int64 // algo.Unlimited when there is none
@@ -52,7 +66,7 @@ type LimitStatus struct {
 	ResetAfter time.Duration
 }
 
-// Decision is the answer to a Check or an Acquire. "Over the limit" is a Decision, never an error.
+// Decision is the answer to a Check, an Acquire or a Reserve. "Over the limit" is a Decision, never an error.
 type Decision struct {
 	Policy     string // the policy's name; "inline" for a limit sent along
 	Allowed    bool
@@ -64,7 +78,14 @@ type Decision struct {
 	ResetAfter time.Duration // until the state is as new
 	Delay      time.Duration // leaky_bucket: wait this long before going ahead
 	LeaseID    string        // Acquire: what Renew and Release take; empty when nothing is held (refused, unlimited, failed open)
-	RequestID  string        // as the caller gave it
+	// ReservationID is what Commit and Cancel take; only of Reserve, and empty when nothing is held (refused, unlimited,
+	// failed open, shadow).
+	ReservationID string
+	RequestID     string // as the caller gave it
+
+	// RememberFor is above 0 when the same question, with the same or a larger cost, would be refused for so long, from
+	// the moment this one was sent: who asked may answer it to itself until then. See Refusals.
+	RememberFor time.Duration
 
 	Shadow       bool // the policy would have refused, but is in shadow mode
 	Degraded     bool // decided with less protection than the policy asks for
@@ -73,6 +94,16 @@ type Decision struct {
 
 	// Limits lists every limit of a policy that has several; empty otherwise.
 	Limits []LimitStatus
+}
+
+// AllDecision is the answer to an atomic check.
+type AllDecision struct {
+	// Allowed is set when every check was allowed: all are charged then. Otherwise none is.
+	Allowed bool
+	Delay   time.Duration // the largest of the Decisions'; 0 when refused
+	// Decisions has one for each check, in order. When the whole is refused each tells whether that check was refused or
+	// would have passed by itself; Granted is 0 in all of them.
+	Decisions []Decision
 }
 
 // Result is the answer to one Check of a batch: a Decision, or an Error that concerns this check alone.
@@ -88,6 +119,12 @@ type Service interface {
 	// as a whole is not acceptable and nothing in it was charged; it is an *Error whose Field names the element, as in
 	// "checks[3].key".
 	Check(ctx context.Context, checks []Check) ([]Result, error)
+	// CheckAll decides checks together, on whatever nodes: all are charged, or none is admitted. Repeats of a target are
+	// summed into one. Partial, RequestID, a Cost of 0 and limits that are of concurrency or count what they deny are
+	// errors. Two such calls may both be refused for the last unit. An error, which names the element like those of Check,
+	// means that nothing was admitted. When this node or its caller is lost on the way there may be a charge without an
+	// admission, never the reverse.
+	CheckAll(ctx context.Context, checks []Check) (AllDecision, error)
 	// Acquire takes a lease. Errors are *Error.
 	Acquire(ctx context.Context, a Acquire) (Decision, error)
 	// Renew lets a lease live for ttl from now (0: the policy's window) and returns how long that is. A lease that has
@@ -95,6 +132,15 @@ type Service interface {
 	Renew(ctx context.Context, t Target, leaseID string, ttl time.Duration) (time.Duration, error)
 	// Release ends a lease and reports whether it was alive. Releasing again is not an error.
 	Release(ctx context.Context, t Target, leaseID string) (bool, error)
+	// Reserve charges units until Commit or Cancel says what to keep of them. A reservation that hears nothing within
+	// its TTL stays charged. Not for concurrency policies. Errors are *Error.
+	Reserve(ctx context.Context, r Reserve) (Decision, error)
+	// Commit ends a reservation: of what it charged, cost (0 to what was reserved) stays and the rest is given back. It
+	// returns how many units were: fewer than the rest when some had left their window. A reservation that is not pending
+	// (committed, cancelled, its TTL over, unknown) is an *Error of kind NotFound; nothing changes then.
+	Commit(ctx context.Context, t Target, reservationID string, cost int64) (int64, error)
+	// Cancel ends a reservation and gives back what it charged: a Commit with cost 0.
+	Cancel(ctx context.Context, t Target, reservationID string) (int64, error)
 	// Refund gives units back, the oldest first, never below zero, and returns how many were.
 	Refund(ctx context.Context, t Target, units int64) (int64, error)
 	// Reset makes a key's state as new.
@@ -107,7 +153,7 @@ type Kind uint8
 // The kinds of Error.
 const (
 	Invalid     Kind = 1 // the request is malformed or contradicts itself (HTTP 400, INVALID_ARGUMENT)
-	NotFound    Kind = 2 // unknown policy or lease (404, NOT_FOUND)
+	NotFound    Kind = 2 // unknown policy, lease or reservation (404, NOT_FOUND)
 	TooLarge    Kind = 3 // key, batch or body too large (413, RESOURCE_EXHAUSTED)
 	Unavailable Kind = 4 // the owner could not be reached, and there is no on_error for such a call (503, UNAVAILABLE)
 )

@@ -5,12 +5,13 @@ import (
 	"sync/atomic"
 )
 
-// policyStats counts what was answered for one policy: checks and acquires that are no peeks, and the errors of
-// either. Decisions are counted where they are made, once, so that the sum
-// over the nodes of a cluster is the number of decisions. (One whose answer is lost on its way is counted twice: by the
-// owner that made it, and as failed by the node that answered in its place.)
+// policyStats counts what was answered for one policy: checks, acquires and reservations that are no peeks, and the
+// errors of each. What an atomic check charges and then cancels counts as it was decided. Decisions are counted where
+// they are made, once, so that the sum over the nodes of a cluster is the number of decisions. (One whose answer is
+// lost on its way is counted twice: by the owner that made it, and as failed by the node that answered in its place.)
 type policyStats struct {
 	allowed, refused, shadowed, failedOpen, failedClosed, errors atomic.Uint64
+	remembered                                                   atomic.Uint64 // of the refused: answered without asking the owner
 
 	// The fullest key since the last reading.
 	peakCount       atomic.Int64
@@ -81,6 +82,8 @@ func (s *statsByPolicy) of(policy string) *policyStats {
 type PolicyStats struct {
 	Policy                                                       string // "(inline)" for limits sent along, "(unknown)" for policies that do not exist
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
+	// Remembered counts those of Refused that this node answered from memory, for their owner.
+	Remembered uint64
 	// PeakCount and PeakUtilization (0 to 1) are of the fullest key that was decided since they were last read. A state
 	// that holds more than its limit, because that was lowered, counts as full.
 	PeakCount       int64
@@ -103,6 +106,7 @@ func (s *policyStats) read(policy string) PolicyStats {
 	return PolicyStats{
 		Policy: policy, Allowed: s.allowed.Load(), Refused: s.refused.Load(), Shadowed: s.shadowed.Load(),
 		FailedOpen: s.failedOpen.Load(), FailedClosed: s.failedClosed.Load(), Errors: s.errors.Load(),
+		Remembered:      s.remembered.Load(),
 		PeakCount:       s.peakCount.Swap(0),
 		PeakUtilization: float64(s.peakUtilization.Swap(0)) / 1e6,
 	}

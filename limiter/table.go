@@ -18,13 +18,21 @@ type entry struct {
 	stats *policyStats
 }
 
+// durabilities are the policies' as the store spells them.
+var durabilities = [...]store.Durability{
+	policy.Async: store.Async, policy.None: store.None, policy.Escrow: store.Escrow, policy.Sync: store.Sync,
+}
+
 func (l *Limiter) compile(set *policy.Set) *table {
 	t := &table{set: set, by: make(map[string]*entry)}
 	for _, p := range set.Policies() {
 		e := &entry{Policy: p, rules: make(map[*policy.Rule]*store.Rule), stats: l.stats.of(p.Name)}
 		for _, r := range p.Rules() {
 			if len(r.Limits) > 0 {
-				e.rules[r] = &store.Rule{Scope: p.Name, Limits: r.Limits}
+				e.rules[r] = &store.Rule{
+					Scope: p.Name, Limits: r.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
+					ColdClosed: p.ColdStart == policy.ColdClosed,
+				}
 			}
 		}
 		t.by[p.Name] = e

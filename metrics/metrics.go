@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -34,8 +35,12 @@ type Config struct {
 	Limiter Limiter
 	View    func() *cluster.View // nil View: a node without a cluster
 	Ready   func() bool
-	Version string
-	Logger  *slog.Logger
+	// Ownership returns what the node holds, and false when that cannot be told any more; Events how often what has
+	// happened with partitions, by the words of ownership.Note.What.
+	Ownership func() (keeper.Status, bool)
+	Events    func() map[string]uint64
+	Version   string
+	Logger    *slog.Logger
 }
 
 // Metrics is a node's metrics page. It is safe for concurrent use.
@@ -51,6 +56,8 @@ type Metrics struct {
 var (
 	requests = prometheus.NewDesc("weir_requests_total",
 		"Checks decided by this node, and answered by on_error, by policy and result (allowed, refused, shadow, failed_open, failed_closed, error).", []string{"policy", "result"}, nil)
+	remembered = prometheus.NewDesc("weir_refusals_remembered_total",
+		"Those of weir_requests_total that this node refused from memory, in the place of their owner.", []string{"policy"}, nil)
 	windowCount = prometheus.NewDesc("weir_current_window_count",
 		"Units in use of the fullest key decided here since the last scrape.", []string{"policy"}, nil)
 	utilization = prometheus.NewDesc("weir_window_utilization",
@@ -65,6 +72,15 @@ var (
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
 	members    = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
 	owned      = prometheus.NewDesc("weir_partitions_owned", "Partitions that the ring gives to this node.", nil, nil)
+	held       = prometheus.NewDesc("weir_partitions_held", "Partitions that this node decides for.", nil, nil)
+	moving     = prometheus.NewDesc("weir_partitions_moving", "Partitions on their way from this node to another.", nil, nil)
+	awaited    = prometheus.NewDesc("weir_partitions_awaited", "Partitions that the ring gives to this node and that it does not hold yet.", nil, nil)
+	copies     = prometheus.NewDesc("weir_partitions_copied", "Complete copies of the partitions of others on this node.", nil, nil)
+	degraded   = prometheus.NewDesc("weir_partitions_degraded", "Held partitions of which no other node has a current copy.", nil, nil)
+	granted    = prometheus.NewDesc("weir_partitions_granted", "Held partitions under a live grant of the voters.", nil, nil)
+	pending    = prometheus.NewDesc("weir_replica_pending_keys", "Keys whose last changes have not been sent to a copy yet.", nil, nil)
+	voting     = prometheus.NewDesc("weir_voter", "1 when this node is a voter that votes.", nil, nil)
+	events     = prometheus.NewDesc("weir_ownership_events_total", "What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).", []string{"event"}, nil)
 	mismatched = prometheus.NewDesc("weir_policies_mismatched_members", "Members whose policies differ from this node's.", nil, nil)
 	ready      = prometheus.NewDesc("weir_ready", "1 when the node is ready for traffic.", nil, nil)
 	build      = prometheus.NewDesc("weir_build_info", "Always 1; the version of the binary.", []string{"version", "goversion"}, nil)
@@ -119,8 +135,9 @@ func (m *Metrics) Reloaded(taken bool) {
 
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, windowCount, utilization, keys, keysMax, bytes, bytesMax, full, swept,
-		policies, policyInfo, members, owned, mismatched, ready, build} {
+	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keysMax, bytes, bytesMax, full, swept,
+		policies, policyInfo, members, owned, held, moving, awaited, copies, degraded, granted, pending, voting, events,
+		mismatched, ready, build} {
 		ch <- d
 	}
 }
@@ -140,6 +157,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		counter(requests, s.FailedOpen, s.Policy, "failed_open")
 		counter(requests, s.FailedClosed, s.Policy, "failed_closed")
 		counter(requests, s.Errors, s.Policy, "error")
+		counter(remembered, s.Remembered, s.Policy)
 		gauge(windowCount, float64(s.PeakCount), s.Policy)
 		gauge(utilization, s.PeakUtilization, s.Policy)
 	}
@@ -156,6 +174,19 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	gauge(build, 1, m.cfg.Version, runtime.Version())
 	gauge(ready, truth(m.cfg.Ready()))
 	m.collectMembers(m.cfg.View(), gauge)
+	for event, n := range m.cfg.Events() {
+		counter(events, n, event)
+	}
+	if o, ok := m.cfg.Ownership(); ok {
+		gauge(held, float64(o.Held))
+		gauge(moving, float64(o.Moving))
+		gauge(awaited, float64(o.Awaited))
+		gauge(copies, float64(o.Copies))
+		gauge(degraded, float64(o.Degraded))
+		gauge(granted, float64(o.Granted))
+		gauge(pending, float64(o.Pending))
+		gauge(voting, truth(o.Voting))
+	}
 }
 
 func (m *Metrics) collectMembers(v *cluster.View, gauge func(*prometheus.Desc, float64, ...string)) {

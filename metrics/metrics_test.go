@@ -10,6 +10,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -34,7 +36,11 @@ func TestPage(t *testing.T) {
 	ask(limiter.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}, Key: "a"}, 1)
 
 	m := New(Config{
-		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true },
+		Ownership: func() (keeper.Status, bool) {
+			return keeper.Status{Status: ownership.Status{Held: 3, Pending: 2}}, true
+		},
+		Events: func() map[string]uint64 { return map[string]uint64{"claimed": 7} }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	m.Forwarded(time.Millisecond, true)
 	m.Reloaded(false)
@@ -49,6 +55,15 @@ weir_current_window_count{policy="login"} %l
 		return strings.NewReplacer("%i", inline, "%l", login).Replace(peaks)
 	}
 	const rest = `
+# HELP weir_ownership_events_total What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).
+# TYPE weir_ownership_events_total counter
+weir_ownership_events_total{event="claimed"} 7
+# HELP weir_partitions_held Partitions that this node decides for.
+# TYPE weir_partitions_held gauge
+weir_partitions_held 3
+# HELP weir_replica_pending_keys Keys whose last changes have not been sent to a copy yet.
+# TYPE weir_replica_pending_keys gauge
+weir_replica_pending_keys 2
 # HELP weir_keys Keys with live state on this node.
 # TYPE weir_keys gauge
 weir_keys 2
@@ -59,8 +74,14 @@ weir_keys_max 10
 # TYPE weir_policies_reloads_total counter
 weir_policies_reloads_total{result="refused"} 1
 weir_policies_reloads_total{result="taken"} 0
+# HELP weir_refusals_remembered_total Those of weir_requests_total that this node refused from memory, in the place of their owner.
+# TYPE weir_refusals_remembered_total counter
+weir_refusals_remembered_total{policy="(inline)"} 0
+weir_refusals_remembered_total{policy="(unknown)"} 0
+weir_refusals_remembered_total{policy="login"} 0
 `
-	names := []string{"weir_current_window_count", "weir_keys", "weir_keys_max", "weir_policies_reloads_total"}
+	names := []string{"weir_current_window_count", "weir_keys", "weir_refusals_remembered_total", "weir_keys_max", "weir_policies_reloads_total",
+		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys"}
 	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(show("1", "3")+rest), names...); err != nil {
 		t.Error(err)
 	}
@@ -106,7 +127,8 @@ func TestMembers(t *testing.T) {
 	}
 	defer c.Close()
 	m := New(Config{
-		Limiter: l, View: c.View, Ready: func() bool { return false }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Limiter: l, View: c.View, Ready: func() bool { return false },
+		Ownership: func() (keeper.Status, bool) { return keeper.Status{}, false }, Events: func() map[string]uint64 { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	const want = `
 # HELP weir_members Members of the cluster as this node sees it, by state.

@@ -121,8 +121,9 @@ func protoDecision(d *limiter.Decision) *weirv1.Decision {
 	out := &weirv1.Decision{
 		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
 		RetryAfterNs: retryAfter(d.RetryAfter), ResetAfterNs: int64(d.ResetAfter), DelayNs: int64(d.Delay),
-		LeaseId: d.LeaseID, RequestId: d.RequestID, WindowNs: int64(d.Window),
+		LeaseId: d.LeaseID, ReservationId: d.ReservationID, RequestId: d.RequestID, WindowNs: int64(d.Window),
 		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
+		RememberForNs: int64(d.RememberFor),
 	}
 	for i := range d.Limits {
 		s := &d.Limits[i]
@@ -138,8 +139,9 @@ func decision(d *weirv1.Decision) limiter.Decision {
 	out := limiter.Decision{
 		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
 		RetryAfter: fromRetryAfter(d.RetryAfterNs), ResetAfter: time.Duration(d.ResetAfterNs), Delay: time.Duration(d.DelayNs),
-		LeaseID: d.LeaseId, RequestID: d.RequestId, Window: time.Duration(d.WindowNs),
+		LeaseID: d.LeaseId, ReservationID: d.ReservationId, RequestID: d.RequestId, Window: time.Duration(d.WindowNs),
 		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
+		RememberFor: time.Duration(d.RememberForNs),
 	}
 	for _, s := range d.Limits {
 		out.Limits = append(out.Limits, limiter.LimitStatus{
@@ -221,6 +223,11 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 		item.Operation = &peerv1.Item_Refund{Refund: &weirv1.RefundRequest{Target: t, Cost: &cost}}
 	case limiter.OpReset:
 		item.Operation = &peerv1.Item_Reset_{Reset_: &weirv1.ResetRequest{Target: t}}
+	case limiter.OpReserve:
+		request := &weirv1.ReserveRequest{Target: t, Cost: &cost, TtlNs: int64(op.TTL), RequestId: op.RequestID}
+		item.Operation = &peerv1.Item_Reserve{Reserve: &peerv1.Reserve{Request: request, Id: op.Reservation, Atomic: op.Atomic}}
+	case limiter.OpSettle:
+		item.Operation = &peerv1.Item_Settle{Settle: &peerv1.Settle{Target: t, Id: op.Reservation, Keep: cost}}
 	}
 	return item
 }
@@ -247,6 +254,17 @@ func operation(item *peerv1.Item) *limiter.Op {
 		op.Cost = cost(o.Refund.Cost)
 	case *peerv1.Item_Reset_:
 		op.Kind, t = limiter.OpReset, o.Reset_.GetTarget()
+	case *peerv1.Item_Reserve:
+		r := o.Reserve.GetRequest()
+		op.Kind, t = limiter.OpReserve, r.GetTarget()
+		op.TTL, op.RequestID = time.Duration(r.GetTtlNs()), r.GetRequestId()
+		op.Cost, op.Reservation, op.Atomic = 1, o.Reserve.GetId(), o.Reserve.GetAtomic()
+		if r != nil {
+			op.Cost = cost(r.Cost)
+		}
+	case *peerv1.Item_Settle:
+		op.Kind, t = limiter.OpSettle, o.Settle.GetTarget()
+		op.Reservation, op.Cost = o.Settle.GetId(), o.Settle.GetKeep()
 	default:
 		op.Outcome.Err = &limiter.Error{Kind: limiter.Invalid, Message: "an operation that this version does not know"}
 		return op
@@ -271,25 +289,28 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	}
 	switch op.Kind {
 	case limiter.OpRenew:
-		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{ExpiresInNs: int64(out.ExpiresIn)}}}
+		return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{ExpiresInNs: int64(out.ExpiresIn)}}}
 	case limiter.OpRelease:
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Released{Released: &weirv1.ReleaseResponse{Released: out.Released}}}
 	case limiter.OpRefund:
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{Refunded: out.Refunded}}}
 	case limiter.OpReset:
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}
+	case limiter.OpSettle:
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Settled{Settled: &peerv1.Settled{Refunded: out.Refunded}}}
 	}
-	return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: protoDecision(&out.Decision)}}
+	return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Decision{Decision: protoDecision(&out.Decision)}}
 }
 
 // setOutcome is the inverse of protoOutcome. A reply that does not fit the operation is none.
 func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	out := &op.Outcome
+	out.Lease = time.Duration(min(r.GetLeaseNs(), uint64(time.Hour)))
 	fits := false
 	switch o := r.GetOutcome().(type) {
 	case *peerv1.ItemReply_Decision:
 		out.Decision = decision(o.Decision)
-		fits = op.Kind == limiter.OpCheck || op.Kind == limiter.OpAcquire
+		fits = op.Kind == limiter.OpCheck || op.Kind == limiter.OpAcquire || op.Kind == limiter.OpReserve
 	case *peerv1.ItemReply_Renewed:
 		out.ExpiresIn = time.Duration(o.Renewed.ExpiresInNs)
 		fits = op.Kind == limiter.OpRenew
@@ -301,6 +322,9 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 		fits = op.Kind == limiter.OpRefund
 	case *peerv1.ItemReply_Reset_:
 		fits = op.Kind == limiter.OpReset
+	case *peerv1.ItemReply_Settled:
+		out.Refunded = o.Settled.Refunded
+		fits = op.Kind == limiter.OpSettle
 	case *peerv1.ItemReply_Error:
 		k := kind(codes.Code(o.Error.Code))
 		out.Err = &limiter.Error{Kind: k, Field: o.Error.Field, Message: o.Error.Message}

@@ -16,7 +16,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset}
+var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
+	limiter.OpReserve, limiter.OpSettle}
 
 // fill sets every exported field that v has, at any depth, to something that is not its zero value: a field that a
 // conversion forgets, also one that is yet to be added, comes back as zero.
@@ -77,7 +78,15 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 	fill(rng, reflect.ValueOf(&op.LeaseID).Elem())
 	fill(rng, reflect.ValueOf(&op.TTL).Elem())
 	fill(rng, reflect.ValueOf(&op.Hops).Elem())
+	fill(rng, reflect.ValueOf(&op.Reservation).Elem())
+	op.Atomic = rng.IntN(2) == 0
 	op.Kind = kind
+	if kind != limiter.OpReserve {
+		op.Atomic = false
+		if kind != limiter.OpSettle {
+			op.Reservation = 0
+		}
+	}
 	op.Limit.MaxLog = 0 // the operator's, not the caller's
 	switch kind {
 	case limiter.OpCheck:
@@ -92,6 +101,10 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
 	case limiter.OpReset:
 		op.Cost, op.Partial, op.RequestID, op.LeaseID, op.TTL = 0, false, "", "", 0
+	case limiter.OpReserve:
+		op.Partial, op.LeaseID = false, ""
+	case limiter.OpSettle:
+		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
 	}
 	return op
 }
@@ -155,7 +168,7 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 		for _, kind := range kinds {
 			var out limiter.Outcome
 			switch kind {
-			case limiter.OpCheck, limiter.OpAcquire:
+			case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve:
 				fill(rng, reflect.ValueOf(&out.Decision).Elem())
 				if rng.IntN(3) == 0 {
 					out.Decision.RetryAfter, out.Decision.Limits[0].RetryAfter = algo.Never, algo.Never
@@ -167,7 +180,7 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 				fill(rng, reflect.ValueOf(&out.ExpiresIn).Elem())
 			case limiter.OpRelease:
 				out.Released = rng.IntN(2) == 0
-			case limiter.OpRefund:
+			case limiter.OpRefund, limiter.OpSettle:
 				fill(rng, reflect.ValueOf(&out.Refunded).Elem())
 			}
 			trip(kind, out)
@@ -176,7 +189,7 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 			}
 			h := limiter.Holder{}
 			fill(rng, reflect.ValueOf(&h).Elem())
-			h.Self = false // a hint is always somebody else's word
+			h.Self, h.Wait = false, 0 // a hint is always somebody else's word, and not to be waited for
 			trip(kind, limiter.Outcome{NotHolder: &h})
 			trip(kind, limiter.Outcome{NotHolder: &limiter.Holder{}})
 			trip(kind, limiter.Outcome{Unreachable: true})
@@ -192,11 +205,12 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 	}{
 		{&peerv1.ItemReply{}, nil},
 		{nil, nil},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: &weirv1.Decision{}}}, map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: &weirv1.Decision{}}}, map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{}}}, map[limiter.OpKind]bool{limiter.OpRenew: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Released{Released: &weirv1.ReleaseResponse{}}}, map[limiter.OpKind]bool{limiter.OpRelease: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{}}}, map[limiter.OpKind]bool{limiter.OpRefund: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}, map[limiter.OpKind]bool{limiter.OpReset: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Settled{Settled: &peerv1.Settled{}}}, map[limiter.OpKind]bool{limiter.OpSettle: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: 0}}}, nil},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: int32(codes.Internal)}}}, nil},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: -1}}}, nil},

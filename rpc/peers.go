@@ -110,17 +110,11 @@ func (p *Peers) link(to Node) (*link, error) {
 	if !ok {
 		return nil, fmt.Errorf("rpc: %s is not known", to.Name)
 	}
-	conn, err := grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-		// A peer that was gone for a moment is to be found again in a moment.
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-			MinConnectTimeout: openTimeout,
-		}),
-		grpc.WithDisableServiceConfig(),
-		grpc.WithNoProxy(),
-	)
+	// A peer that was gone for a moment is to be found again in a moment.
+	conn, err := dialPeer(addr, grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+		MinConnectTimeout: openTimeout,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("rpc: peer %s at %s: %w", to.Name, addr, err)
 	}
@@ -129,6 +123,25 @@ func (p *Peers) link(to Node) (*link, error) {
 	p.links[to] = l
 	p.work.Go(l.run)
 	return l, nil
+}
+
+// dialPeer returns a connection to a peer service, which is made when it is first needed.
+func dialPeer(addr string, params grpc.ConnectParams) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+addr,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithConnectParams(params),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithNoProxy(),
+	)
+}
+
+// welcomes says what is wrong with the answer to a Hello, if anything.
+func welcomes(from Node, w *peerv1.Welcome) error {
+	if w.GetProtocol() != Protocol {
+		return fmt.Errorf("rpc: peer %s speaks protocol %d, this node %d", from.Name, w.GetProtocol(), Protocol)
+	}
+	return nil
 }
 
 // Forward implements limiter.Peers. What is for this node itself, which some peer took for the holder, is answered
@@ -429,10 +442,7 @@ func (l *link) open(ctx context.Context) (peerv1.Peer_ForwardClient, error) {
 	if err != nil {
 		return nil, err
 	}
-	if w := first.GetWelcome(); w.GetProtocol() != Protocol {
-		return nil, fmt.Errorf("rpc: peer %s speaks protocol %d, this node %d", l.to.Name, w.GetProtocol(), Protocol)
-	}
-	return stream, nil
+	return stream, welcomes(l.to, first.GetWelcome())
 }
 
 // repeat has what is unanswered written again on the next stream, under the same sequence, so that the peer does not

@@ -20,6 +20,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/ring"
 )
 
 func TestForwardCarriesEveryOperation(t *testing.T) {
@@ -98,7 +99,9 @@ func TestClusterOverSockets(t *testing.T) {
 			return addr, ok
 		}})
 		t.Cleanup(peers.Close)
-		l := limiter.New(limiter.Config{Policies: set, Peers: peers, Timeout: patience, Ownership: byNumber{i, nodes}})
+		own := byNumber{i, nodes}
+		l := limiter.New(limiter.Config{Policies: set, Peers: peers, Timeout: patience, Ownership: own})
+		own.open(l)
 		t.Cleanup(l.Close)
 		limiters = append(limiters, l)
 		_, addrs[n] = servePeer(t, n, l)
@@ -142,6 +145,23 @@ type byNumber struct {
 func (o byNumber) Holder(p int) limiter.Holder {
 	n := o.nodes[p%len(o.nodes)]
 	return limiter.Holder{Self: p%len(o.nodes) == o.self, Name: n.Name, Boot: n.Boot}
+}
+
+// open opens what belongs to the node.
+func (o byNumber) open(l *limiter.Limiter) {
+	for p := range ring.Partitions {
+		if o.Holder(p).Self {
+			l.Data().Open(p)
+		}
+	}
+}
+
+func (o byNumber) Await(_ context.Context, p int, _ limiter.Holder) limiter.Holder {
+	return o.Holder(p)
+}
+
+func (o byNumber) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	return false, true
 }
 
 // TestNaturalBatching: what gathers while the connection is busy goes out together.

@@ -107,7 +107,7 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 		return err
 	}
 	hello := first.GetHello()
-	if err := s.accept(hello); err != nil {
+	if err := acceptHello(hello, s.cfg.Self, s.cfg.RingSettings); err != nil {
 		s.cfg.Logger.Warn("refused a peer's stream", "peer", hello.GetFromName(), "error", err)
 		return err
 	}
@@ -159,16 +159,16 @@ func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out 
 	}
 }
 
-// accept checks that the sender means this process and shares its idea of the ring.
-func (s *PeerServer) accept(h *peerv1.Hello) error {
+// acceptHello checks that the sender of a Hello means this process and shares its idea of the ring.
+func acceptHello(h *peerv1.Hello, self Node, ringSettings uint64) error {
 	switch {
 	case h == nil:
 		return status.Error(codes.InvalidArgument, "hello: the first message must be a Hello")
 	case h.Protocol != Protocol:
 		return status.Errorf(codes.FailedPrecondition, "protocol: this node speaks %d, not %d", Protocol, h.Protocol)
-	case h.ToName != s.cfg.Self.Name || h.ToBoot != s.cfg.Self.Boot:
-		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", s.cfg.Self.Name, s.cfg.Self.Boot, h.ToName, h.ToBoot)
-	case h.RingSettings != s.cfg.RingSettings:
+	case h.ToName != self.Name || h.ToBoot != self.Boot:
+		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", self.Name, self.Boot, h.ToName, h.ToBoot)
+	case h.RingSettings != ringSettings:
 		return status.Error(codes.FailedPrecondition, "ring_settings: the nodes differ in ring settings or hash seed, and would not agree on who owns a key")
 	}
 	return nil

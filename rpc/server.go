@@ -97,15 +97,19 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 		}
 		checks[i] = limiter.Check{Target: t, Cost: cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
 	}
+	if in.Atomic {
+		return s.checkAll(ctx, checks)
+	}
 	results, err := s.svc.Check(ctx, checks)
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results))}
+	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results)), Allowed: true}
 	failed := 0
 	for i := range results {
 		r := &results[i]
 		var e *limiter.Error
+		out.Allowed = out.Allowed && r.Err == nil && r.Allowed
 		if errors.As(r.Err, &e) {
 			failed++
 			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: protoError(e)}}
@@ -117,6 +121,63 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 		return nil, statusOf(results[0].Err)
 	}
 	return out, nil
+}
+
+// checkAll answers an atomic Check.
+func (s *Server) checkAll(ctx context.Context, checks []limiter.Check) (*weirv1.CheckResponse, error) {
+	all, err := s.svc.CheckAll(ctx, checks)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	out := &weirv1.CheckResponse{
+		Results: make([]*weirv1.Result, len(all.Decisions)), Allowed: all.Allowed, DelayNs: int64(all.Delay),
+	}
+	for i := range all.Decisions {
+		out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: protoDecision(&all.Decisions[i])}}
+	}
+	return out, nil
+}
+
+// Reserve implements weirv1.LimiterServer.
+func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv1.Decision, error) {
+	t, bad := target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	d, err := s.svc.Reserve(ctx, limiter.Reserve{Target: t, Cost: cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return protoDecision(&d), nil
+}
+
+// Commit implements weirv1.LimiterServer. A missing cost is an error: what the work did cost is not to be guessed.
+func (s *Server) Commit(ctx context.Context, in *weirv1.CommitRequest) (*weirv1.CommitResponse, error) {
+	t, bad := target(in.Target)
+	if bad == nil && in.Cost == nil {
+		bad = &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "is missing: say what it did cost, 0 to what was reserved"}
+	}
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	refunded, err := s.svc.Commit(ctx, t, in.ReservationId, *in.Cost)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.CommitResponse{Refunded: refunded}, nil
+}
+
+// Cancel implements weirv1.LimiterServer.
+func (s *Server) Cancel(ctx context.Context, in *weirv1.CancelRequest) (*weirv1.CancelResponse, error) {
+	t, bad := target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	refunded, err := s.svc.Cancel(ctx, t, in.ReservationId)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.CancelResponse{Refunded: refunded}, nil
 }
 
 // Acquire implements weirv1.LimiterServer.

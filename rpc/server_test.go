@@ -23,6 +23,7 @@ import (
 // fakeService answers every call with the same error, and checks with given results.
 type fakeService struct {
 	results []limiter.Result
+	all     limiter.AllDecision
 	err     error
 }
 
@@ -38,8 +39,18 @@ func (f fakeService) Renew(context.Context, limiter.Target, string, time.Duratio
 func (f fakeService) Release(context.Context, limiter.Target, string) (bool, error) {
 	return false, f.err
 }
-func (f fakeService) Refund(context.Context, limiter.Target, int64) (int64, error) { return 0, f.err }
-func (f fakeService) Reset(context.Context, limiter.Target) error                  { return f.err }
+func (f fakeService) CheckAll(context.Context, []limiter.Check) (limiter.AllDecision, error) {
+	return f.all, f.err
+}
+func (f fakeService) Reserve(context.Context, limiter.Reserve) (limiter.Decision, error) {
+	return limiter.Decision{}, f.err
+}
+func (f fakeService) Commit(context.Context, limiter.Target, string, int64) (int64, error) {
+	return 0, f.err
+}
+func (f fakeService) Cancel(context.Context, limiter.Target, string) (int64, error) { return 0, f.err }
+func (f fakeService) Refund(context.Context, limiter.Target, int64) (int64, error)  { return 0, f.err }
+func (f fakeService) Reset(context.Context, limiter.Target) error                   { return f.err }
 
 func serveLimiter(t *testing.T, svc limiter.Service) (string, weirv1.LimiterClient) {
 	t.Helper()

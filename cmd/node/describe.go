@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -31,7 +32,25 @@ func (n *node) inspect() *peerv1.InspectResponse {
 	if v := n.view(); v != nil {
 		r.Ring = v.Ring.Fingerprint()
 	}
+	if st, ok := n.keeper.Status(); ok {
+		r.Ownership = protoOwnership(st)
+	}
 	return r
+}
+
+func protoOwnership(st keeper.Status) *weirv1.Ownership {
+	o := &weirv1.Ownership{
+		Held: uint32(st.Held), Moving: uint32(st.Moving), Awaited: uint32(st.Awaited), Copies: uint32(st.Copies),
+		Degraded: uint32(st.Degraded), Pending: uint64(st.Pending), Granted: uint32(st.Granted),
+		HighestTerm: st.Highest.String(), Voter: "none", Settled: st.Settled,
+	}
+	switch {
+	case st.Voting:
+		o.Voter = "voting"
+	case st.Voter:
+		o.Voter = "abstaining"
+	}
+	return o
 }
 
 // inspected is what a member said of itself.
@@ -103,7 +122,7 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 		Name: m.Name, Boot: fmt.Sprintf("%016x", m.Boot), State: m.State.String(), Http: m.HTTPAddr, Grpc: m.GRPCAddr,
 		Gossip: m.GossipAddr, Peer: m.PeerAddr, Partitions: partitions, Reachable: said != nil, Version: said.GetVersion(),
 		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(),
-		StateBytes: said.GetStateBytes(), UptimeNs: said.GetUptimeNs(),
+		StateBytes: said.GetStateBytes(), UptimeNs: said.GetUptimeNs(), Ownership: said.GetOwnership(),
 	}
 }
 

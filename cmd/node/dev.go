@@ -65,6 +65,13 @@ func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string,
 	if err != nil {
 		memory = 1 << 30
 	}
+	var names, voters []string
+	for i := range count {
+		names = append(names, fmt.Sprintf("dev-%d", i))
+		if isVoterCount(len(names)) {
+			voters = names[:len(names):len(names)] // as many as there can be, so that strict policies can be tried
+		}
+	}
 	var nodes []*node
 	defer func() {
 		for i := len(nodes) - 1; i >= 0; i-- {
@@ -72,11 +79,11 @@ func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string,
 		}
 	}()
 	failed := make(chan error, count)
-	for i := range count {
+	for i, name := range names {
 		cfg := nodeConfig{
-			Name: fmt.Sprintf("dev-%d", i), Bind: "127.0.0.1", Policies: samples, PolicyFile: policyFile,
+			Name: name, Bind: "127.0.0.1", Voters: voters, Policies: samples, PolicyFile: policyFile,
 			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, MaxMemory: memory / int64(count),
-			Logger: log.With("node", fmt.Sprintf("dev-%d", i)),
+			Logger: log.With("node", name),
 		}
 		if i == 0 {
 			// The ports of the documentation, where they are free.

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,6 +27,8 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
+	"github.com/weirlimit/weir/cluster/ownership"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/metrics"
@@ -50,7 +53,8 @@ type nodeConfig struct {
 	HTTPPort, GRPCPort, GossipPort, PeerPort port
 	AnyPortIfTaken                           bool // take any free port in place of one that is taken
 	Join                                     []string
-	PolicyFile                               string // empty: Policies
+	Voters                                   []string // names: none, 1, 3 or 5
+	PolicyFile                               string   // empty: Policies
 	Policies                                 *policy.Set
 	GossipKeyFile                            string // empty: gossip in plain text
 	SecretFile                               string // empty: no secret
@@ -72,7 +76,9 @@ type node struct {
 	listeners struct{ http, grpc, peer *door } // nil where off
 	cluster   *cluster.Cluster                 // nil: a node alone for good
 	limiter   *limiter.Limiter
+	keeper    *keeper.Keeper
 	peers     *rpc.Peers
+	messenger *rpc.Messenger
 	watcher   *policy.Watcher // nil without a policy file
 	metrics   *metrics.Metrics
 	health    *health.Server
@@ -122,16 +128,23 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	if cfg.GossipPort == portOff && len(cfg.Join) > 0 {
 		return n, errors.New("--join: needs a gossip port: give --gossip-port")
 	}
+	if cfg.GossipPort == portOff && len(cfg.Voters) > 0 && !slices.Equal(cfg.Voters, []string{cfg.Name}) {
+		return n, errors.New("--voters: a node without gossip reaches no other voter: give --gossip-port, or --voters with its own name alone")
+	}
 	if cfg.GossipPort != portOff && cfg.PeerPort == portOff {
 		return n, errors.New("--peer-port: nodes that gossip forward to one another: give it, or turn --gossip-port off too")
 	}
 	policies := cfg.Policies
 	if cfg.PolicyFile != "" {
-		n.watcher, err = policy.Watch(cfg.PolicyFile, policy.WatchConfig{OnChange: n.policiesChanged, OnError: n.policiesRefused})
+		n.watcher, err = policy.Watch(cfg.PolicyFile, policy.WatchConfig{
+			Check: n.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRefused,
+		})
 		if err != nil {
 			return n, fmt.Errorf("--policies: %w", err)
 		}
 		policies = n.watcher.Current()
+	} else if err := n.checkPolicies(policies); err != nil {
+		return n, err
 	}
 	var keys [][]byte
 	if cfg.GossipKeyFile != "" {
@@ -166,19 +179,35 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
 		Observe: func(took time.Duration, answered bool) { n.metrics.Forwarded(took, answered) },
 	})
+	n.messenger = rpc.NewMessenger(rpc.MessengerConfig{
+		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
+		Receive: func(e ownership.Envelope) { n.keeper.Receive(e) }, Logger: n.log,
+	})
+	clock := limiter.ProcessClock() // one for deciding and for what is decided about
 	n.limiter = limiter.New(limiter.Config{
-		Ownership: n, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
+		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
+		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		Timeout: cfg.Timeout, HashSeed: seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
 	})
+	n.keeper = keeper.New(keeper.Config{
+		Core: ownership.Config{
+			Self: ownership.Node(n.self()), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
+		},
+		Sender: n.messenger, Now: clock, Boot: keeper.BootTime, Version: n.limiter.Version, Logger: n.log,
+	})
 	n.metrics = metrics.New(metrics.Config{
-		Limiter: n.limiter, View: n.view, Ready: n.isReady, Version: version(), Logger: n.log,
+		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
+		Events: func() map[string]uint64 { return n.keeper.Stats().Events }, Version: version(), Logger: n.log,
 	})
 	close(n.built)
 	n.serve()
 	n.work.Go(n.settle)
 	if n.cluster != nil {
 		n.work.Go(n.follow)
+		n.work.Go(n.steer)
+	} else {
+		n.keeper.SetView(aloneView(ownership.Node(n.self())))
 	}
 	return n, nil
 }
@@ -261,6 +290,7 @@ func (n *node) serve() {
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
+		peerv1.RegisterOwnershipServer(n.peerServer, n.messenger)
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
@@ -355,7 +385,7 @@ func (n *node) settle() {
 // agreed reports whether this node is an active member of a ring that all active members share.
 func (n *node) agreed() bool {
 	active, _ := n.joined()
-	return active && n.inStep(n.ctx)
+	return active && n.keeper.Settled() && n.inStep(n.ctx)
 }
 
 // pause waits a moment before something is looked at again. It returns false at once when ctx is done.
@@ -398,10 +428,12 @@ func (n *node) inStep(ctx context.Context) bool {
 func (n *node) follow() {
 	for {
 		v := n.cluster.View()
-		n.peers.Retain(func(p rpc.Node) bool {
+		lives := func(p rpc.Node) bool {
 			m := v.Member(p.Name)
 			return m != nil && m.Boot == p.Boot
-		})
+		}
+		n.peers.Retain(lives)
+		n.messenger.Retain(lives)
 		select {
 		case <-v.Replaced():
 		case err := <-n.cluster.Fatal():
@@ -438,6 +470,9 @@ func (n *node) stop() {
 		// First of all, so that the others stop sending while this node still answers.
 		n.leave(ctx)
 	}
+	if n.keeper != nil && n.cluster != nil {
+		n.handOver(ctx)
+	}
 	n.cancel()
 	var doors sync.WaitGroup // side by side, so that neither uses up the other's time
 	if n.httpServer != nil {
@@ -457,6 +492,9 @@ func (n *node) stop() {
 		})
 	}
 	doors.Wait()
+	if n.messenger != nil {
+		n.messenger.Close()
+	}
 	if n.peers != nil {
 		n.peers.Close() // before the server, whose handlers may wait for what they handed on
 	}
@@ -469,6 +507,9 @@ func (n *node) stop() {
 		if err := n.watcher.Close(); err != nil {
 			n.log.Warn("closing the watch of the policy file", "error", err)
 		}
+	}
+	if n.keeper != nil {
+		n.keeper.Close()
 	}
 	if n.limiter != nil {
 		n.limiter.Close()
@@ -508,6 +549,17 @@ func (n *node) ReloadPolicies() {
 	if n.watcher != nil {
 		n.watcher.Reload()
 	}
+}
+
+// checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.
+func (n *node) checkPolicies(set *policy.Set) error {
+	if len(n.cfg.Voters) > 0 {
+		return nil
+	}
+	if strict := set.NeedVoters(); len(strict) > 0 {
+		return strict
+	}
+	return nil
 }
 
 // policiesChanged and policiesRefused are called by the watcher, whose goroutine is there before what they work on.
@@ -563,19 +615,6 @@ func (n *node) self() rpc.Node {
 		return rpc.Node{Name: n.cfg.Name}
 	}
 	return rpc.Node{Name: v.Self.Name, Boot: v.Self.Boot}
-}
-
-// Holder implements limiter.Ownership by the ring: the present rule, until tokens say who decides.
-func (n *node) Holder(partition int) limiter.Holder {
-	v := n.view()
-	if v == nil {
-		return limiter.Holder{Self: true}
-	}
-	m := v.Owner(partition)
-	if m == nil {
-		return limiter.Holder{}
-	}
-	return limiter.Holder{Self: m == v.Self, Name: m.Name, Boot: m.Boot}
 }
 
 func (n *node) peerAddress(p rpc.Node) (string, bool) {

@@ -206,6 +206,7 @@ func TestStartNodeErrors(t *testing.T) {
 	defer busy.Close()
 	taken := port(busy.Addr().(*net.TCPAddr).Port)
 	short := writeFile(t, "short", "secret")
+	strict := writeFile(t, "strict.yaml", strictPolicy)
 	for _, c := range []struct {
 		want  string // at the beginning of the error
 		spoil func(*nodeConfig)
@@ -226,6 +227,8 @@ func TestStartNodeErrors(t *testing.T) {
 		{"--gossip-port: ", func(c *nodeConfig) { c.GossipPort = taken }},
 		{"--policies: ", func(c *nodeConfig) { c.PolicyFile = "/none" }},
 		{"--policies: ", func(c *nodeConfig) { c.PolicyFile = short }},
+		{"--policies: ", func(c *nodeConfig) { c.PolicyFile = strict }},
+		{"--voters: ", func(c *nodeConfig) { c.GossipPort, c.Voters = portOff, []string{"a", "b", "c"} }},
 		{"--gossip-key-file: ", func(c *nodeConfig) { c.GossipKeyFile = "/none" }},
 		{"--gossip-key-file: ", func(c *nodeConfig) { c.GossipKeyFile = short }},
 		{"--secret-file: ", func(c *nodeConfig) { c.SecretFile = "/none" }},
@@ -430,6 +433,13 @@ func TestReload(t *testing.T) {
 	}
 	if d := check(t, n, "alice"); d.Limit != 7 {
 		t.Errorf("a file with a mistake changed the limit to %d", d.Limit)
+	}
+	put(strictPolicy)
+	eventually(t, "the lack of voters", func() bool {
+		return strings.HasSuffix(n.policyError(), ":2:92: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available")
+	})
+	if d := check(t, n, "alice"); d.Limit != 7 {
+		t.Errorf("a file that needs voters changed the limit to %d", d.Limit)
 	}
 	put("")
 	eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })

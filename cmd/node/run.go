@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/limiter"
 )
 
@@ -24,7 +26,7 @@ import (
 type runFlags struct {
 	name, bind, advertise                              string
 	httpPort, grpcPort, gossipPort, peer               parsed[port]
-	join                                               []string
+	join, voters                                       []string
 	policies, gossipKeyFile, secretFile, unknownPolicy string
 	maxKeys                                            parsed[int64]
 	maxMemory                                          string
@@ -36,7 +38,6 @@ type runFlags struct {
 
 	// Settings of later releases: known, so that they are refused with a reason.
 	respPort, envoyConfig string
-	voters                []string
 }
 
 func newRun() *cobra.Command {
@@ -70,6 +71,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.gossipPort.by(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
 	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
+	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
 	fs.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending")
 	fs.StringVar(&f.secretFile, "secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: seeds the hash of keys, so that outsiders cannot aim keys at one partition")
@@ -85,7 +87,6 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
 	fs.StringVar(&f.respPort, "resp-port", "", "port for the Redis protocol (not supported by this build yet)")
 	fs.StringVar(&f.envoyConfig, "envoy-config", "", "directory with Envoy rate limit files (not supported by this build yet)")
-	fs.StringSliceVar(&f.voters, "voters", nil, "names of the voters that strict policies need (not supported by this build yet)")
 }
 
 // run runs a node until it is told to stop. unknown are variables in the environment that look like settings and are not.
@@ -133,7 +134,7 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	for _, later := range []struct {
 		flag string
 		set  bool
-	}{{"--resp-port", f.respPort != ""}, {"--envoy-config", f.envoyConfig != ""}, {"--voters", len(f.voters) > 0}} {
+	}{{"--resp-port", f.respPort != ""}, {"--envoy-config", f.envoyConfig != ""}} {
 		if later.set {
 			return cfg, fmt.Errorf("%s: not supported by this build yet: leave it out", later.flag)
 		}
@@ -143,6 +144,9 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		if cfg.Name, err = os.Hostname(); err != nil {
 			return cfg, fmt.Errorf("--name: the host has no name (%w): set it", err)
 		}
+	}
+	if cfg.Voters, err = parseVoters(f.voters, cfg.Name); err != nil {
+		return cfg, fmt.Errorf("--voters: %w", err)
 	}
 	switch f.unknownPolicy {
 	case "error":
@@ -220,6 +224,53 @@ func parsePort(s string) (port, error) {
 		return 0, fmt.Errorf("%q is not a port, 0 to 65535, or empty to turn it off", s)
 	}
 	return port(n), nil
+}
+
+// parseVoters reads the names of the voters, or ordinals:N, which stands for the lowest ordinals of the StatefulSet that
+// the node of the given name belongs to.
+func parseVoters(list []string, name string) ([]string, error) {
+	voters := list
+	if len(list) == 1 {
+		if count, ok := strings.CutPrefix(list[0], "ordinals:"); ok {
+			prefix, err := ordinalPrefix(name)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", list[0], err)
+			}
+			n, err := strconv.ParseUint(count, 10, 8)
+			if err != nil || !isVoterCount(int(n)) {
+				return nil, fmt.Errorf("%s: the number of voters is 1, 3 or 5", list[0])
+			}
+			voters = make([]string, n)
+			for i := range voters {
+				voters[i] = prefix + strconv.Itoa(i)
+			}
+		}
+	}
+	if len(voters) > 0 && !isVoterCount(len(voters)) {
+		return nil, fmt.Errorf("%d voters are given: the number of voters is 1, 3 or 5", len(voters))
+	}
+	for i, v := range voters {
+		if err := cluster.CheckName(v); err != nil {
+			return nil, err
+		}
+		if slices.Contains(voters[:i], v) {
+			return nil, fmt.Errorf("%q is given twice", v)
+		}
+	}
+	return voters, nil
+}
+
+// isVoterCount: an even number of voters survives no more losses than one less.
+func isVoterCount(n int) bool { return n == 1 || n == 3 || n == 5 }
+
+// ordinalPrefix is a pod's name up to its ordinal, which a StatefulSet puts behind the last hyphen.
+func ordinalPrefix(name string) (string, error) {
+	cut := strings.LastIndexByte(name, '-') + 1
+	ordinal := name[cut:]
+	if n, err := strconv.ParseUint(ordinal, 10, 31); cut < 2 || err != nil || strconv.FormatUint(n, 10) != ordinal {
+		return "", fmt.Errorf("--name %s does not end in an ordinal, as weir-0 does: list the voters' names", name)
+	}
+	return name[:cut], nil
 }
 
 // parseMemory reads an amount of memory, or a share of what the process may use.

@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"io"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/pflag"
 )
 
 func TestParsePort(t *testing.T) {
@@ -48,6 +52,7 @@ func TestParseMemory(t *testing.T) {
 func TestBadCommandLines(t *testing.T) {
 	t.Setenv("WEIR_LOG_LEVEL", "error")
 	policies := writeFile(t, "policies.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
+	strict := writeFile(t, "strict.yaml", strictPolicy)
 	config := writeFile(t, "weir.yaml", "timeout: soon\n")
 	for _, c := range []struct {
 		args string
@@ -91,7 +96,11 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --policies " + policies, "--policies: " + policies + ":2:46: policies[0].limit: "},
 		{"run --resp-port 6380", "--resp-port: not supported by this build yet"},
 		{"run --envoy-config /etc", "--envoy-config: not supported by this build yet"},
-		{"run --voters a,b", "--voters: not supported by this build yet"},
+		{"run --voters a,b", "--voters: 2 voters are given"},
+		{"run --voters a,b,a", `--voters: "a" is given twice`},
+		{"run --voters a --gossip-port= --name b", "--voters: a node without gossip"},
+		{"run --policies " + strict, "--policies: " + strict + ":2:92: policies[0].consistency: strict needs voters"},
+		{"dev --policies " + policies, "--policies: " + policies + ":2:46: "},
 		{"dev now", `unknown command "now"`},
 		{"dev --nodes 0", "--nodes: 0 is not"},
 		{"dev --nodes 10", "--nodes: 10 is not"},
@@ -147,24 +156,108 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
+func TestParseVoters(t *testing.T) {
+	for _, c := range []struct {
+		list, name string
+		want       string
+		says       string // of the error
+	}{
+		{list: "", name: "weir-0", want: ""},
+		{list: "a", name: "weir-0", want: "a"},
+		{list: "a,b,c", name: "weir-0", want: "a b c"},
+		{list: "a,b,c,d,e", name: "z", want: "a b c d e"},
+		{list: "ordinals:1", name: "weir-0", want: "weir-0"},
+		{list: "ordinals:3", name: "weir-7", want: "weir-0 weir-1 weir-2"},
+		{list: "ordinals:5", name: "my-weir-12", want: "my-weir-0 my-weir-1 my-weir-2 my-weir-3 my-weir-4"},
+		{list: "a,b", name: "a", says: "2 voters are given: the number of voters is 1, 3 or 5"},
+		{list: "a,b,c,d", name: "a", says: "4 voters are given"},
+		{list: "a,b,c,d,e,f,g", name: "a", says: "7 voters are given"},
+		{list: "a,b,b", name: "a", says: `"b" is given twice`},
+		{list: "a,,b", name: "a", says: `"" must have 1 to 63 characters`},
+		{list: "a,b,c d", name: "a", says: `"c d" must consist of`},
+		{list: "a,ordinals:3,b", name: "a-0", says: `"ordinals:3" must consist of`},
+		{list: "ordinals:2", name: "weir-0", says: "ordinals:2: the number of voters is 1, 3 or 5"},
+		{list: "ordinals:0", name: "weir-0", says: "ordinals:0: the number"},
+		{list: "ordinals:", name: "weir-0", says: "ordinals:: the number"},
+		{list: "ordinals:-3", name: "weir-0", says: "ordinals:-3: the number"},
+		{list: "ordinals:259", name: "weir-0", says: "ordinals:259: the number"}, // 3, of a byte
+		{list: "ordinals:3", name: "weir", says: "ordinals:3: --name weir does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "-1", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-a1", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-01", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: "weir-99999999999", says: "does not end in an ordinal"},
+		{list: "ordinals:3", name: strings.Repeat("w", 61) + "-123", says: ""},
+	} {
+		var list []string
+		if c.list != "" {
+			list = strings.Split(c.list, ",")
+		}
+		got, err := parseVoters(list, c.name)
+		switch {
+		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
+			t.Errorf("%s of %s: %q, %v; want %q", c.list, c.name, got, err, c.says)
+		case c.says == "" && c.want != strings.Join(got, " ") && len(c.name) < 64:
+			t.Errorf("%s of %s: %q, %v; want %s", c.list, c.name, got, err, c.want)
+		}
+	}
+}
+
+// TestVotersSetting: the flag, the environment and the file say it alike.
+func TestVotersSetting(t *testing.T) {
+	for name, given := range map[string]struct {
+		args []string
+		env  map[string]string
+		file string
+	}{
+		"flag":        {args: []string{"--voters=a,b,c"}, env: map[string]string{"WEIR_VOTERS": "x"}},
+		"environment": {env: map[string]string{"WEIR_VOTERS": "a,b,c"}, file: "voters: [x]\n"},
+		"file":        {file: "voters: [a, b, c]\n"},
+		"file, text":  {file: "voters: a,b,c\n"},
+	} {
+		var f runFlags
+		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
+		f.register(fs)
+		if err := fs.Parse(append(given.args, "--config", writeFile(t, "weir.yaml", given.file))); err != nil {
+			t.Fatal(err)
+		}
+		if err := fillFlags(fs, lookup(given.env)); err != nil {
+			t.Fatal(err)
+		}
+		if cfg, err := f.node(io.Discard); err != nil || !slices.Equal(cfg.Voters, []string{"a", "b", "c"}) {
+			t.Errorf("%s: %q, %v", name, cfg.Voters, err)
+		}
+	}
+}
+
+const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}\n"
+
 func TestValidate(t *testing.T) {
+	strict := writeFile(t, "strict.yaml", strictPolicy)
+	const warns = ":2:92: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available\n"
 	good := writeFile(t, "good.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
 	bad := writeFile(t, "bad.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
 	for _, c := range []struct {
 		args []string
 		code int
 		want string // in standard output
+		warn string // standard error, but for errors
 	}{
-		{[]string{good}, exitOK, good + ": ok, 1 policies\n"},
-		{[]string{bad, good}, exitNegative, bad + ":2:46: policies[0].limit: "},
-		{[]string{bad, "/none", good}, exitError, bad + ":2:46: policies[0].limit: "},
-		{[]string{"-o", "json", good}, exitOK, `{"mistakes":[],"ok":true}` + "\n"},
-		{[]string{"-o", "json", bad}, exitNegative, `"line":2,"column":46,"field":"policies[0].limit"`},
-		{[]string{"-o", "json", good, "/none"}, exitError, `{"mistakes":[],"ok":false}` + "\n"},
+		{[]string{good}, exitOK, good + ": ok, 1 policies\n", ""},
+		{[]string{bad, good}, exitNegative, bad + ":2:46: policies[0].limit: ", ""},
+		{[]string{bad, "/none", good}, exitError, bad + ":2:46: policies[0].limit: ", ""},
+		{[]string{"-o", "json", good}, exitOK, `{"mistakes":[],"ok":true,"warnings":[]}` + "\n", ""},
+		{[]string{"-o", "json", bad}, exitNegative, `"line":2,"column":46,"field":"policies[0].limit"`, ""},
+		{[]string{"-o", "json", good, "/none"}, exitError, `{"mistakes":[],"ok":false,"warnings":[]}` + "\n", ""},
+		{[]string{strict}, exitOK, strict + ": ok, 1 policies\n", "warning: " + strict + warns},
+		{[]string{"-o", "json", strict}, exitOK, `"ok":true,"warnings":[{"file":"` + strict + `","line":2,"column":92,"field":"policies[0].consistency","message":"strict needs voters`,
+			"warning: " + strict + warns},
+		{[]string{bad, strict}, exitNegative, bad + ":2:46: ", "warning: " + strict + warns},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(append([]string{"validate"}, c.args...), &stdout, &stderr)
-		if code != c.code || !strings.Contains(stdout.String(), c.want) || (code == exitError) != (stderr.Len() > 0) {
+		if code != c.code || !strings.Contains(stdout.String(), c.want) || (code == exitError) != strings.HasPrefix(stderr.String(), "weir: ") ||
+			code != exitError && stderr.String() != c.warn {
 			t.Errorf("weir validate %v: exit status %d, want %d and %q\n%s%s", c.args, code, c.code, c.want, &stdout, &stderr)
 		}
 	}

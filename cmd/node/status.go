@@ -64,5 +64,28 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
 		}
 		fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
 	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return printOwnership(w, st)
+}
+
+// printOwnership shows what is held, and what is under way.
+func printOwnership(w io.Writer, st *weirv1.StatusResponse) error {
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tHELD\tMOVING\tAWAITED\tCOPIES\tWITHOUT COPY\tUNSENT KEYS\tGRANTED\tVOTER\tHIGHEST TERM\tSETTLED")
+	for _, m := range st.Members {
+		o := m.Ownership
+		if o == nil {
+			continue
+		}
+		settled := "no"
+		if o.Settled {
+			settled = "yes"
+		}
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
+			o.Degraded, o.Pending, o.Granted, o.Voter, o.HighestTerm, settled)
+	}
 	return t.Flush()
 }

@@ -51,13 +51,13 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, p)
 		return
 	}
+	if body.Atomic {
+		a.answerAll(w, r, s, checks)
+		return
+	}
 	results, err := a.Service.Check(r.Context(), checks)
 	if err != nil {
-		p := a.problemOf(r, err)
-		if len(checks) == 1 {
-			p.ofCheck(0)
-		}
-		a.writeProblem(w, r, p)
+		a.writeBatchProblem(w, r, err, len(checks))
 		return
 	}
 
@@ -81,11 +81,38 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 	a.write(w, r, http.StatusOK, s.out)
 }
 
+// answerAll decides an atomic batch.
+func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, checks []limiter.Check) {
+	all, err := a.Service.CheckAll(r.Context(), checks)
+	if err != nil {
+		a.writeBatchProblem(w, r, err, len(checks))
+		return
+	}
+	b := appendBool(s.out[:0], `{"allowed":`, all.Allowed)
+	b = appendInt(b, `,"delay_ms":`, roundUp(all.Delay, time.Millisecond))
+	b = append(b, `,"decisions":[`...)
+	for i := range all.Decisions {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = appendDecision(b, &all.Decisions[i])
+	}
+	s.out = append(b, "]}"...)
+	w.Header()["Content-Type"] = jsonType
+	a.write(w, r, http.StatusOK, s.out)
+}
+
+// writeBatchProblem writes the problem of a batch of n checks as a whole.
+func (a *api) writeBatchProblem(w http.ResponseWriter, r *http.Request, err error, n int) {
+	p := a.problemOf(r, err)
+	if n == 1 {
+		p.ofCheck(0)
+	}
+	a.writeProblem(w, r, p)
+}
+
 func (a *api) checksOf(b *checksBody) ([]limiter.Check, *problem) {
-	switch {
-	case b.Atomic:
-		return nil, invalid("atomic", "is not supported yet: each check is decided and charged on its own; leave it out")
-	case len(b.Checks) == 0:
+	if len(b.Checks) == 0 {
 		return nil, invalid("checks", "must hold 1 to "+strconv.Itoa(limiter.MaxBatch)+" checks")
 	}
 	checks := make([]limiter.Check, len(b.Checks))
@@ -177,6 +204,81 @@ func (a *api) handleRelease(w http.ResponseWriter, r *http.Request) {
 	}{released})
 }
 
+func (a *api) handleReserve(w http.ResponseWriter, r *http.Request) {
+	s := a.scratch()
+	defer a.recycle(s)
+	body := reserveBody{Cost: 1}
+	p := a.decode(w, r, s, &body)
+	ask := limiter.Reserve{Cost: body.Cost, RequestID: body.RequestID}
+	if p == nil {
+		ask.Target, p = a.target(&body.targetBody)
+	}
+	if p == nil {
+		p = askFor(body.Cost, 1, body.RequestID)
+	}
+	if p == nil {
+		ask.TTL, p = lifetime(body.TTL)
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	d, err := a.Service.Reserve(r.Context(), ask)
+	if err != nil {
+		a.writeProblem(w, r, a.problemOf(r, err))
+		return
+	}
+	a.writeDecision(w, r, s, &d, false)
+}
+
+func (a *api) handleCommit(w http.ResponseWriter, r *http.Request) {
+	var body commitBody
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	switch {
+	case p != nil:
+	case body.Cost == nil:
+		p = invalid("cost", "must be given: what it did cost, 0 to what was reserved")
+	default:
+		if p = needReservation(body.ReservationID); p == nil {
+			p = askFor(*body.Cost, 0, "")
+		}
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	refunded, err := a.Service.Commit(r.Context(), t, body.ReservationID, *body.Cost)
+	a.answerRefunded(w, r, err, refunded)
+}
+
+func (a *api) handleCancel(w http.ResponseWriter, r *http.Request) {
+	var body cancelBody
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	if p == nil {
+		p = needReservation(body.ReservationID)
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	refunded, err := a.Service.Cancel(r.Context(), t, body.ReservationID)
+	a.answerRefunded(w, r, err, refunded)
+}
+
+func needReservation(id string) *problem {
+	if id == "" {
+		return invalid("reservation_id", "must be given, as reserve returned it")
+	}
+	return nil
+}
+
+// answerRefunded answers what gives units back.
+func (a *api) answerRefunded(w http.ResponseWriter, r *http.Request, err error, refunded int64) {
+	a.answer(w, r, err, &struct {
+		Refunded int64 `json:"refunded"`
+	}{refunded})
+}
+
 func (a *api) handleRefund(w http.ResponseWriter, r *http.Request) {
 	body := refundBody{Cost: 1}
 	t, p := a.readTarget(w, r, &body, &body.targetBody)
@@ -188,9 +290,7 @@ func (a *api) handleRefund(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	refunded, err := a.Service.Refund(r.Context(), t, body.Cost)
-	a.answer(w, r, err, &struct {
-		Refunded int64 `json:"refunded"`
-	}{refunded})
+	a.answerRefunded(w, r, err, refunded)
 }
 
 func (a *api) handleReset(w http.ResponseWriter, r *http.Request) {

@@ -34,6 +34,9 @@ func appendDecision(b []byte, d *limiter.Decision) []byte {
 	if d.LeaseID != "" {
 		b = appendString(b, `,"lease_id":`, d.LeaseID)
 	}
+	if d.ReservationID != "" {
+		b = appendString(b, `,"reservation_id":`, d.ReservationID)
+	}
 	for i := range d.Limits {
 		if i == 0 {
 			b = append(b, `,"limits":[`...)

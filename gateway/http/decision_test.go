@@ -64,6 +64,7 @@ type (
 		FailedClosed bool           `json:"failed_closed"`
 		RequestID    string         `json:"request_id,omitempty"`
 		LeaseID      string         `json:"lease_id,omitempty"`
+		Reservation  string         `json:"reservation_id,omitempty"`
 		Limits       []statusFields `json:"limits,omitempty"`
 	}
 	statusFields struct {
@@ -94,11 +95,13 @@ func TestDecisionEncoding(t *testing.T) {
 			ResetAfter: duration(), Delay: duration(), Policy: text(),
 			Shadow: random.IntN(2) == 0, Degraded: random.IntN(2) == 0, FailedOpen: random.IntN(2) == 0,
 			FailedClosed: random.IntN(2) == 0, RequestID: text(), LeaseID: text(),
+			ReservationID: text(),
 		}
 		f := decisionFields{
 			Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining, ResetAfterMS: ms(d.ResetAfter),
 			DelayMS: ms(d.Delay), Policy: d.Policy, Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen,
 			FailedClosed: d.FailedClosed, RequestID: d.RequestID, LeaseID: d.LeaseID,
+			Reservation: d.ReservationID,
 		}
 		d.RetryAfter, f.RetryAfterMS = wait()
 		if d.Allowed {

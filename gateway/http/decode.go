@@ -52,6 +52,21 @@ type (
 		targetBody
 		LeaseID string `json:"lease_id"`
 	}
+	reserveBody struct {
+		targetBody
+		Cost      int64  `json:"cost"`
+		TTL       string `json:"ttl"`
+		RequestID string `json:"request_id"`
+	}
+	commitBody struct {
+		targetBody
+		ReservationID string `json:"reservation_id"`
+		Cost          *int64 `json:"cost"`
+	}
+	cancelBody struct {
+		targetBody
+		ReservationID string `json:"reservation_id"`
+	}
 	refundBody struct {
 		targetBody
 		Cost int64 `json:"cost"`
@@ -311,7 +326,8 @@ func askFor(cost, least int64, requestID string) *problem {
 	return nil
 }
 
-// lifetime reads a lease's ttl; left out it is 0, which stands for the policy's window.
+// lifetime reads the ttl of a lease or a reservation; left out it is 0, which stands for the default. What suits
+// the policy or a reservation is the Service's to say.
 func lifetime(ttl string) (time.Duration, *problem) {
 	if ttl == "" {
 		return 0, nil

@@ -31,8 +31,9 @@ type call struct {
 	Method  string
 	Checks  []limiter.Check
 	Acquire limiter.Acquire
+	Reserve limiter.Reserve
 	Target  limiter.Target
-	LeaseID string
+	LeaseID string // or that of a reservation
 	TTL     time.Duration
 	Units   int64
 }
@@ -43,7 +44,8 @@ type scripted struct {
 	calls []call
 
 	results  []limiter.Result // of Check; missing ones repeat the last
-	decision limiter.Decision // of Acquire
+	all      limiter.AllDecision
+	decision limiter.Decision // of Acquire and Reserve
 	lives    time.Duration
 	released bool
 	refunded int64
@@ -81,6 +83,26 @@ func (s *scripted) Renew(_ context.Context, t limiter.Target, id string, ttl tim
 func (s *scripted) Release(_ context.Context, t limiter.Target, id string) (bool, error) {
 	s.record(call{Method: "Release", Target: t, LeaseID: id})
 	return s.released, s.err
+}
+
+func (s *scripted) CheckAll(_ context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
+	s.record(call{Method: "CheckAll", Checks: slices.Clone(checks)})
+	return s.all, s.err
+}
+
+func (s *scripted) Reserve(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
+	s.record(call{Method: "Reserve", Reserve: r})
+	return s.decision, s.err
+}
+
+func (s *scripted) Commit(_ context.Context, t limiter.Target, id string, cost int64) (int64, error) {
+	s.record(call{Method: "Commit", Target: t, LeaseID: id, Units: cost})
+	return s.refunded, s.err
+}
+
+func (s *scripted) Cancel(_ context.Context, t limiter.Target, id string) (int64, error) {
+	s.record(call{Method: "Cancel", Target: t, LeaseID: id})
+	return s.refunded, s.err
 }
 
 func (s *scripted) Refund(_ context.Context, t limiter.Target, units int64) (int64, error) {
@@ -261,6 +283,9 @@ func TestRequests(t *testing.T) {
 	leased.Policy, leased.LeaseID, leased.RequestID = "jobs", "5f1d", "r-1"
 	leasedJSON := strings.Replace(strings.TrimSuffix(admittedJSON, "}"), "login", "jobs", 1) +
 		`,"request_id":"r-1","lease_id":"5f1d"}`
+	reserved := admitted
+	reserved.ReservationID, reserved.RequestID = "5f1d", "r-1"
+	reservedJSON := strings.TrimSuffix(admittedJSON, "}") + `,"request_id":"r-1","reservation_id":"5f1d"}`
 	failedOpen := limiter.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Degraded: true, FailedOpen: true}
 	failedClosed := limiter.Decision{Policy: "login", Limit: 5, RetryAfter: time.Second, Degraded: true, FailedClosed: true}
 	never := refused
@@ -410,6 +435,57 @@ func TestRequests(t *testing.T) {
 			calls: []call{{Method: "Release", Target: limiter.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
 		},
 		{
+			name: "atomic, admitted", path: "/v1/checks",
+			body: `{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob"}],"atomic":true}`,
+			service: &scripted{all: limiter.AllDecision{Allowed: true, Delay: time.Second + 1,
+				Decisions: []limiter.Decision{admitted, admitted}}},
+			status: 200, want: `{"allowed":true,"delay_ms":1001,"decisions":[` + admittedJSON + `,` + admittedJSON + `]}`,
+			calls: []call{{Method: "CheckAll", Checks: []limiter.Check{{Target: login, Cost: 1},
+				{Target: limiter.Target{Policy: "login", Key: "bob"}, Cost: 1}}}},
+			header: map[string]string{"RateLimit": ""},
+		},
+		{
+			name: "atomic, refused", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice"}],"atomic":true}`,
+			service: &scripted{all: limiter.AllDecision{Decisions: []limiter.Decision{refused}}},
+			status:  200, want: `{"allowed":false,"delay_ms":0,"decisions":[` + refusedJSON + `]}`,
+			calls: []call{{Method: "CheckAll", Checks: []limiter.Check{{Target: login, Cost: 1}}}},
+		},
+		{
+			name: "atomic, an error", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice","cost":0}],"atomic":true}`,
+			service: &scripted{err: &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "is 0"}},
+			status:  400,
+			want: `{"type":"` + problemTypes + `invalid","title":"The request is not valid","status":400,` +
+				`"detail":"checks[0].cost: is 0","field":"checks[0].cost"}`,
+			calls: []call{{Method: "CheckAll", Checks: []limiter.Check{{Target: login}}}},
+		},
+		{
+			name: "reserve", path: "/v1/reserve", body: `{"policy":"login","key":"alice","cost":5,"ttl":"30s","request_id":"r-1"}`,
+			service: &scripted{decision: reserved},
+			status:  200, want: reservedJSON,
+			calls: []call{{Method: "Reserve", Reserve: limiter.Reserve{Target: login, Cost: 5, TTL: 30 * time.Second, RequestID: "r-1"}}},
+		},
+		{
+			name: "reserve, refused", path: "/v1/reserve", body: `{"policy":"login","key":"alice"}`,
+			service: &scripted{decision: refused},
+			status:  429, want: refusedJSON,
+			calls:  []call{{Method: "Reserve", Reserve: limiter.Reserve{Target: login, Cost: 1}}},
+			header: map[string]string{"Retry-After": "37"},
+		},
+		{
+			name: "commit", path: "/v1/commit", body: `{"policy":"login","key":"alice","reservation_id":"5f1d","cost":0}`,
+			service: &scripted{refunded: 2},
+			status:  200, want: `{"refunded":2}`,
+			calls: []call{{Method: "Commit", Target: login, LeaseID: "5f1d"}},
+		},
+		{
+			name: "cancel", path: "/v1/cancel", body: `{"policy":"login","key":"alice","reservation_id":"5f1d"}`,
+			service: &scripted{err: &limiter.Error{Kind: limiter.NotFound, Field: "reservation_id", Message: "is not pending"}},
+			status:  404,
+			want: `{"type":"` + problemTypes + `not-found","title":"There is no such thing","status":404,` +
+				`"detail":"reservation_id: is not pending","field":"reservation_id"}`,
+			calls: []call{{Method: "Cancel", Target: login, LeaseID: "5f1d"}},
+		},
+		{
 			name: "refund", path: "/v1/refund", body: `{"policy":"login","key":"alice","cost":3}`,
 			service: &scripted{refunded: 2},
 			status:  200, want: `{"refunded":2}`,
@@ -437,7 +513,7 @@ func TestRequests(t *testing.T) {
 			}
 			resp := d.post(tt.path, tt.body)
 			wantType := "application/json"
-			if tt.status == 404 {
+			if tt.status == 400 || tt.status == 404 {
 				wantType = "application/problem+json"
 			}
 			if got := resp.Header.Get("Content-Type"); resp.StatusCode != tt.status || got != wantType {
@@ -567,7 +643,6 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/checks", `{"checks":null}`, 400, "checks", "an array"},
 		{"/v1/checks", `{"checks":[null]}`, 400, "checks[0]", "must be an object, not null"},
 		{"/v1/checks", `{"checks":[1]}`, 400, "checks[0]", "an object"},
-		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"}],"atomic":true}`, 400, "atomic", "not supported yet"},
 		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"}],"atomic":"no"}`, 400, "atomic", "true or false"},
 		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k","cost":-1}]}`, 400, "checks[1].cost", "at least 0"},
 		{"/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k","cost":"1"}]}`, 400, "checks[1].cost", "whole number"},
@@ -595,6 +670,16 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/renew", `{"policy":"p","lease_id":"l"}`, 400, "key", "1 to 1024"},
 		{"/v1/release", `{"policy":"p","key":"k"}`, 400, "lease_id", "must be given"},
 		{"/v1/release", `{"key":"k","lease_id":"l"}`, 400, "policy", "or a limit"},
+		{"/v1/reserve", `{"policy":"p","key":"k","cost":0}`, 400, "cost", "at least 1"},
+		{"/v1/reserve", `{"policy":"p","key":"k","ttl":"1µs"}`, 400, "ttl", "from 1ms"},
+		{"/v1/reserve", `{"policy":"p","key":"k","partial":true}`, 400, "partial", "no such field"},
+		{"/v1/commit", `{"policy":"p","key":"k","cost":1}`, 400, "reservation_id", "must be given"},
+		{"/v1/commit", `{"policy":"p","key":"k","reservation_id":"r"}`, 400, "cost", "must be given"},
+		{"/v1/commit", `{"policy":"p","key":"k","reservation_id":"r","cost":null}`, 400, "cost", "null"},
+		{"/v1/commit", `{"policy":"p","key":"k","reservation_id":"r","cost":"1"}`, 400, "cost", "whole number"},
+		{"/v1/commit", `{"policy":"p","key":"k","reservation_id":"r","cost":-1}`, 400, "cost", "at least 0"},
+		{"/v1/cancel", `{"policy":"p","key":"k"}`, 400, "reservation_id", "must be given"},
+		{"/v1/cancel", `{"policy":"p","key":"k","reservation_id":"r","cost":0}`, 400, "cost", "no such field"},
 		{"/v1/refund", `{"policy":"p","key":"k","cost":0}`, 400, "cost", "at least 1"},
 		{"/v1/refund", `{"policy":"p","key":"k","cost":-5}`, 400, "cost", "at least 1"},
 		{"/v1/refund", `{"policy":"p","key":"k","request_id":"r"}`, 400, "request_id", "no such field"},
@@ -677,6 +762,9 @@ func TestServiceErrors(t *testing.T) {
 		"/v1/acquire": `{"policy":"p","key":"k"}`,
 		"/v1/renew":   `{"policy":"p","key":"k","lease_id":"l"}`,
 		"/v1/release": `{"policy":"p","key":"k","lease_id":"l"}`,
+		"/v1/reserve": `{"policy":"p","key":"k"}`,
+		"/v1/commit":  `{"policy":"p","key":"k","reservation_id":"r","cost":1}`,
+		"/v1/cancel":  `{"policy":"p","key":"k","reservation_id":"r"}`,
 		"/v1/refund":  `{"policy":"p","key":"k"}`,
 		"/v1/reset":   `{"policy":"p","key":"k"}`,
 	}

@@ -87,12 +87,27 @@ type memberBody struct {
 
 // reachedBody is what only a member that answered is known to have.
 type reachedBody struct {
-	Version      string `json:"version"`
-	PoliciesHash string `json:"policies_hash"`
-	Policies     uint32 `json:"policies"`
-	Keys         uint64 `json:"keys"`
-	StateBytes   uint64 `json:"state_bytes"`
-	UptimeMS     int64  `json:"uptime_ms"`
+	Version      string         `json:"version"`
+	PoliciesHash string         `json:"policies_hash"`
+	Policies     uint32         `json:"policies"`
+	Keys         uint64         `json:"keys"`
+	StateBytes   uint64         `json:"state_bytes"`
+	UptimeMS     int64          `json:"uptime_ms"`
+	Ownership    *ownershipBody `json:"ownership,omitempty"`
+}
+
+// ownershipBody is what a member holds, and what is under way.
+type ownershipBody struct {
+	Held        uint32 `json:"held"`
+	Moving      uint32 `json:"moving"`
+	Awaited     uint32 `json:"awaited"`
+	Copies      uint32 `json:"copies"`
+	Degraded    uint32 `json:"degraded"`
+	Pending     uint64 `json:"pending"`
+	Granted     uint32 `json:"granted"`
+	HighestTerm string `json:"highest_term"`
+	Voter       string `json:"voter"`
+	Settled     bool   `json:"settled"`
 }
 
 func (a *api) handleStatus(w http.ResponseWriter, r *http.Request) {
@@ -119,6 +134,11 @@ func memberOf(m *weirv1.Member) memberBody {
 		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
 			Policies: m.GetPolicies(), Keys: m.GetKeys(), StateBytes: m.GetStateBytes(),
 			UptimeMS: roundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
+		if o := m.GetOwnership(); o != nil {
+			b.Ownership = &ownershipBody{Held: o.GetHeld(), Moving: o.GetMoving(), Awaited: o.GetAwaited(), Copies: o.GetCopies(),
+				Degraded: o.GetDegraded(), Pending: o.GetPending(), Granted: o.GetGranted(),
+				HighestTerm: o.GetHighestTerm(), Voter: o.GetVoter(), Settled: o.GetSettled()}
+		}
 	}
 	return b
 }

@@ -60,7 +60,8 @@ func TestGets(t *testing.T) {
 		Node: "weir-0", Version: "v0.1.0", Ready: true, Partitions: 1024, Ring: "6f2a",
 		Members: []*weirv1.Member{
 			{Name: "weir-0", Boot: "3d1f", State: "active", Http: "h:1", Grpc: "h:2", Gossip: "h:3", Peer: "h:4", Partitions: 1000,
-				Reachable: true, Version: "v0.1.0", PoliciesHash: "9a1c", Policies: 2, StateBytes: 8192, UptimeNs: 1},
+				Reachable: true, Version: "v0.1.0", PoliciesHash: "9a1c", Policies: 2, StateBytes: 8192, UptimeNs: 1,
+				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6, Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting", Settled: true}},
 			{Name: "weir-1", State: "active", Partitions: 24, Version: "unknown"},
 		},
 	}
@@ -85,7 +86,8 @@ func TestGets(t *testing.T) {
 			`],"overrides":2,"shadow":true,"on_error":"closed"}]}`},
 		{"/v1/status", "application/json", `{"node":"weir-0","version":"v0.1.0","ready":true,"partitions":1024,"ring":"6f2a","members":[` +
 			`{"name":"weir-0","boot":"3d1f","state":"active","http":"h:1","grpc":"h:2","gossip":"h:3","peer":"h:4","partitions":1000,` +
-			`"reachable":true,"version":"v0.1.0","policies_hash":"9a1c","policies":2,"keys":0,"state_bytes":8192,"uptime_ms":1},` +
+			`"reachable":true,"version":"v0.1.0","policies_hash":"9a1c","policies":2,"keys":0,"state_bytes":8192,"uptime_ms":1,` +
+			`"ownership":{"held":1,"moving":2,"awaited":3,"copies":4,"degraded":5,"pending":6,"granted":7,"highest_term":"1.2/00ff","voter":"voting","settled":true}},` +
 			`{"name":"weir-1","boot":"","state":"active","http":"","grpc":"","gossip":"","peer":"","partitions":24,"reachable":false}]}`},
 	} {
 		resp := d.do("GET", tt.path, "")
@@ -156,6 +158,8 @@ func TestStatusIsWhole(t *testing.T) {
 	status := &weirv1.StatusResponse{Members: []*weirv1.Member{member}}
 	fillFields(status)
 	fillFields(member)
+	member.Ownership = &weirv1.Ownership{}
+	fillFields(member.Ownership)
 	d := newDoor(t, new(scripted), func(c *Config) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
 	})
@@ -164,7 +168,9 @@ func TestStatusIsWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantFields(t, status, got)
-	wantFields(t, member, got["members"].([]any)[0].(map[string]any))
+	first := got["members"].([]any)[0].(map[string]any)
+	wantFields(t, member, first)
+	wantFields(t, member.Ownership, first["ownership"].(map[string]any))
 }
 
 // fillFields gives every scalar field a value that is not its zero.
@@ -210,7 +216,7 @@ func wantFields(t *testing.T, m protoreflect.ProtoMessage, got map[string]any) {
 
 func TestNoSuchPlace(t *testing.T) {
 	d := newDoor(t, new(scripted), nil)
-	for _, path := range []string{"/nope", "/v1", "/v1/", "/v1/check/", "/v1/reserve", "/console", "/" + strings.Repeat("x", 1000)} {
+	for _, path := range []string{"/nope", "/v1", "/v1/", "/v1/check/", "/v1/nothing", "/console", "/" + strings.Repeat("x", 1000)} {
 		for _, method := range []string{"GET", "POST", "DELETE"} {
 			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
 		}

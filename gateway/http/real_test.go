@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"maps"
 	"net/http"
 	"slices"
@@ -22,6 +23,12 @@ import (
 type nobody struct{}
 
 func (nobody) Holder(int) limiter.Holder { return limiter.Holder{} }
+
+func (nobody) Await(context.Context, int, limiter.Holder) limiter.Holder { return limiter.Holder{} }
+
+func (nobody) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	return false, true
+}
 
 // clock is a clock that stands still until it is moved.
 type clock struct{ now time.Duration }

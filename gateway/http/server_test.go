@@ -198,7 +198,7 @@ func FuzzCheckBody(f *testing.F) {
 		`{"limit":{"algorithm":"sliding_window","limit":-1,"window":"1d12h","slots":3},"key":"k"}`,
 		`{"limit":{"algorithm":"token_bucket","limit":1,"window":"0.5d","capacity":9007199254740992},"key":"k"}`,
 		`{"limit":{"algorithm":"concurrency","limit":1,"ttl":"1s"},"key":"k"}`,
-		`{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob","cost":2}],"atomic":false}`,
+		`{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob","cost":2}],"atomic":true}`,
 		`{"checks":[{"policy":"login","key":"alice","cost":null}],"atomic":true}`,
 		`{"checks":[{},{"key":"\ud800"}]}`,
 		`{"policy":"login","key":"alice","cost":9223372036854775808}`,

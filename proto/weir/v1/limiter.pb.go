@@ -3,7 +3,7 @@
 // Conventions: durations are whole nanoseconds, counted from the moment of the decision, so that nobody's clock has to
 // agree with anybody's. "Over the limit" is a Decision, never an error. Errors are
 //   INVALID_ARGUMENT    malformed or contradictory; the message begins with the field's name
-//   NOT_FOUND           unknown policy or lease
+//   NOT_FOUND           unknown policy, lease or reservation
 //   RESOURCE_EXHAUSTED  key, batch or message too large
 //   UNAVAILABLE         the owner of the key cannot be reached and the call has no on_error
 
@@ -395,8 +395,11 @@ func (x *Check) GetRequestId() string {
 }
 
 type CheckRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Checks        []*Check               `protobuf:"bytes,1,rep,name=checks,proto3" json:"checks,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Checks []*Check               `protobuf:"bytes,1,rep,name=checks,proto3" json:"checks,omitempty"`
+	// atomic: all are charged or none is admitted, whoever owns the keys. Repeats of a target are summed into one. Not with
+	// partial, request_id, a cost of 0, or limits of concurrency or with count_denied.
+	Atomic        bool `protobuf:"varint,2,opt,name=atomic,proto3" json:"atomic,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -438,9 +441,18 @@ func (x *CheckRequest) GetChecks() []*Check {
 	return nil
 }
 
+func (x *CheckRequest) GetAtomic() bool {
+	if x != nil {
+		return x.Atomic
+	}
+	return false
+}
+
 type CheckResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Results       []*Result              `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"` // one for each check, in order
+	Results       []*Result              `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`                 // one for each check, in order; of an atomic call, granted is 0 in all unless all passed
+	Allowed       bool                   `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`                // whether every check is allowed
+	DelayNs       int64                  `protobuf:"varint,3,opt,name=delay_ns,json=delayNs,proto3" json:"delay_ns,omitempty"` // of an atomic call that is allowed: the largest of the decisions'
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -480,6 +492,20 @@ func (x *CheckResponse) GetResults() []*Result {
 		return x.Results
 	}
 	return nil
+}
+
+func (x *CheckResponse) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *CheckResponse) GetDelayNs() int64 {
+	if x != nil {
+		return x.DelayNs
+	}
+	return 0
 }
 
 type Result struct {
@@ -637,12 +663,16 @@ type Decision struct {
 	DelayNs       int64                  `protobuf:"varint,8,opt,name=delay_ns,json=delayNs,proto3" json:"delay_ns,omitempty"` // leaky_bucket: wait this long before going ahead
 	LeaseId       string                 `protobuf:"bytes,9,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	RequestId     string                 `protobuf:"bytes,10,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Shadow        bool                   `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`                                 // would have been refused, were the policy not in shadow mode
-	Degraded      bool                   `protobuf:"varint,12,opt,name=degraded,proto3" json:"degraded,omitempty"`                             // decided with less protection than the policy asks for
-	FailedOpen    bool                   `protobuf:"varint,13,opt,name=failed_open,json=failedOpen,proto3" json:"failed_open,omitempty"`       // the owner could not be asked: admitted by on_error
-	FailedClosed  bool                   `protobuf:"varint,14,opt,name=failed_closed,json=failedClosed,proto3" json:"failed_closed,omitempty"` // the owner could not be asked: refused by on_error
-	WindowNs      int64                  `protobuf:"varint,15,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`             // of the limit that decided; 0 where there is none
-	Limits        []*LimitStatus         `protobuf:"bytes,16,rep,name=limits,proto3" json:"limits,omitempty"`                                  // every limit of a policy that has several
+	Shadow        bool                   `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`                                   // would have been refused, were the policy not in shadow mode
+	Degraded      bool                   `protobuf:"varint,12,opt,name=degraded,proto3" json:"degraded,omitempty"`                               // decided with less protection than the policy asks for
+	FailedOpen    bool                   `protobuf:"varint,13,opt,name=failed_open,json=failedOpen,proto3" json:"failed_open,omitempty"`         // the owner could not be asked: admitted by on_error
+	FailedClosed  bool                   `protobuf:"varint,14,opt,name=failed_closed,json=failedClosed,proto3" json:"failed_closed,omitempty"`   // the owner could not be asked: refused by on_error
+	WindowNs      int64                  `protobuf:"varint,15,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`               // of the limit that decided; 0 where there is none
+	Limits        []*LimitStatus         `protobuf:"bytes,16,rep,name=limits,proto3" json:"limits,omitempty"`                                    // every limit of a policy that has several
+	ReservationId string                 `protobuf:"bytes,17,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"` // of Reserve, empty when nothing is held (refused, unlimited, failed open, shadow)
+	// remember_for_ns is set on a plain refusal: for so long, from the moment the question was sent and less the error of
+	// the asker's clock, the same question with the same or a larger cost need not be asked again.
+	RememberForNs int64 `protobuf:"varint,18,opt,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -787,6 +817,20 @@ func (x *Decision) GetLimits() []*LimitStatus {
 		return x.Limits
 	}
 	return nil
+}
+
+func (x *Decision) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+func (x *Decision) GetRememberForNs() int64 {
+	if x != nil {
+		return x.RememberForNs
+	}
+	return 0
 }
 
 type LimitStatus struct {
@@ -1133,6 +1177,274 @@ func (x *ReleaseResponse) GetReleased() bool {
 	return false
 }
 
+type ReserveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Cost          *int64                 `protobuf:"varint,2,opt,name=cost,proto3,oneof" json:"cost,omitempty"`                     // the most that it may cost; absent means 1
+	TtlNs         int64                  `protobuf:"varint,3,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`            // 1 ms to 1 hour; 0 stands for 1 minute
+	RequestId     string                 `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // a repeated reservation is made once, and has the same reservation_id
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveRequest) Reset() {
+	*x = ReserveRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveRequest) ProtoMessage() {}
+
+func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
+func (*ReserveRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ReserveRequest) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetCost() int64 {
+	if x != nil && x.Cost != nil {
+		return *x.Cost
+	}
+	return 0
+}
+
+func (x *ReserveRequest) GetTtlNs() int64 {
+	if x != nil {
+		return x.TtlNs
+	}
+	return 0
+}
+
+func (x *ReserveRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+type CommitRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	ReservationId string                 `protobuf:"bytes,2,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	Cost          *int64                 `protobuf:"varint,3,opt,name=cost,proto3,oneof" json:"cost,omitempty"` // what it did cost: required, 0 to the reserved cost
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitRequest) Reset() {
+	*x = CommitRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitRequest) ProtoMessage() {}
+
+func (x *CommitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
+func (*CommitRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CommitRequest) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *CommitRequest) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+func (x *CommitRequest) GetCost() int64 {
+	if x != nil && x.Cost != nil {
+		return *x.Cost
+	}
+	return 0
+}
+
+type CommitResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refunded      int64                  `protobuf:"varint,1,opt,name=refunded,proto3" json:"refunded,omitempty"` // how many units were given back; fewer than the rest when some had left their window
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CommitResponse) Reset() {
+	*x = CommitResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CommitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CommitResponse) ProtoMessage() {}
+
+func (x *CommitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
+func (*CommitResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *CommitResponse) GetRefunded() int64 {
+	if x != nil {
+		return x.Refunded
+	}
+	return 0
+}
+
+type CancelRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	ReservationId string                 `protobuf:"bytes,2,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelRequest) Reset() {
+	*x = CancelRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelRequest) ProtoMessage() {}
+
+func (x *CancelRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
+func (*CancelRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *CancelRequest) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *CancelRequest) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+type CancelResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refunded      int64                  `protobuf:"varint,1,opt,name=refunded,proto3" json:"refunded,omitempty"` // how many units were given back
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelResponse) Reset() {
+	*x = CancelResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelResponse) ProtoMessage() {}
+
+func (x *CancelResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
+func (*CancelResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *CancelResponse) GetRefunded() int64 {
+	if x != nil {
+		return x.Refunded
+	}
+	return 0
+}
+
 type RefundRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
@@ -1143,7 +1455,7 @@ type RefundRequest struct {
 
 func (x *RefundRequest) Reset() {
 	*x = RefundRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1155,7 +1467,7 @@ func (x *RefundRequest) String() string {
 func (*RefundRequest) ProtoMessage() {}
 
 func (x *RefundRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1168,7 +1480,7 @@ func (x *RefundRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundRequest.ProtoReflect.Descriptor instead.
 func (*RefundRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RefundRequest) GetTarget() *Target {
@@ -1194,7 +1506,7 @@ type RefundResponse struct {
 
 func (x *RefundResponse) Reset() {
 	*x = RefundResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1518,7 @@ func (x *RefundResponse) String() string {
 func (*RefundResponse) ProtoMessage() {}
 
 func (x *RefundResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1531,7 @@ func (x *RefundResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundResponse.ProtoReflect.Descriptor instead.
 func (*RefundResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RefundResponse) GetRefunded() int64 {
@@ -1238,7 +1550,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1562,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1575,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ResetRequest) GetTarget() *Target {
@@ -1281,7 +1593,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1605,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1618,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{22}
 }
 
 type StatusRequest struct {
@@ -1317,7 +1629,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1329,7 +1641,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1342,7 +1654,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{23}
 }
 
 type StatusResponse struct {
@@ -1361,7 +1673,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[19]
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1373,7 +1685,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[19]
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1386,7 +1698,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{19}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -1462,13 +1774,14 @@ type Member struct {
 	Keys          uint64                 `protobuf:"varint,13,opt,name=keys,proto3" json:"keys,omitempty"`
 	StateBytes    uint64                 `protobuf:"varint,14,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
 	UptimeNs      int64                  `protobuf:"varint,15,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
+	Ownership     *Ownership             `protobuf:"bytes,16,opt,name=ownership,proto3" json:"ownership,omitempty"` // absent when the member did not answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[20]
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1480,7 +1793,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[20]
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1493,7 +1806,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{20}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Member) GetName() string {
@@ -1601,6 +1914,130 @@ func (x *Member) GetUptimeNs() int64 {
 	return 0
 }
 
+func (x *Member) GetOwnership() *Ownership {
+	if x != nil {
+		return x.Ownership
+	}
+	return nil
+}
+
+// Ownership says what a member holds, as opposed to what the ring gives it, and what is under way.
+type Ownership struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Held          uint32                 `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`                                 // partitions it decides for
+	Moving        uint32                 `protobuf:"varint,2,opt,name=moving,proto3" json:"moving,omitempty"`                             // of them: on their way to another member
+	Awaited       uint32                 `protobuf:"varint,3,opt,name=awaited,proto3" json:"awaited,omitempty"`                           // partitions that the ring gives it and that it does not hold yet
+	Copies        uint32                 `protobuf:"varint,4,opt,name=copies,proto3" json:"copies,omitempty"`                             // complete copies of other members' partitions
+	Degraded      uint32                 `protobuf:"varint,5,opt,name=degraded,proto3" json:"degraded,omitempty"`                         // held partitions of which no other member has a current copy
+	Pending       uint64                 `protobuf:"varint,6,opt,name=pending,proto3" json:"pending,omitempty"`                           // keys whose last changes have not been sent to a copy yet
+	Granted       uint32                 `protobuf:"varint,7,opt,name=granted,proto3" json:"granted,omitempty"`                           // held partitions under a live grant of the voters, for strict policies
+	HighestTerm   string                 `protobuf:"bytes,8,opt,name=highest_term,json=highestTerm,proto3" json:"highest_term,omitempty"` // of the partitions held
+	Voter         string                 `protobuf:"bytes,9,opt,name=voter,proto3" json:"voter,omitempty"`                                // voting, abstaining (just started), or none
+	Settled       bool                   `protobuf:"varint,10,opt,name=settled,proto3" json:"settled,omitempty"`                          // it holds what the ring gives it and nothing else
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Ownership) Reset() {
+	*x = Ownership{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Ownership) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Ownership) ProtoMessage() {}
+
+func (x *Ownership) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
+func (*Ownership) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *Ownership) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *Ownership) GetMoving() uint32 {
+	if x != nil {
+		return x.Moving
+	}
+	return 0
+}
+
+func (x *Ownership) GetAwaited() uint32 {
+	if x != nil {
+		return x.Awaited
+	}
+	return 0
+}
+
+func (x *Ownership) GetCopies() uint32 {
+	if x != nil {
+		return x.Copies
+	}
+	return 0
+}
+
+func (x *Ownership) GetDegraded() uint32 {
+	if x != nil {
+		return x.Degraded
+	}
+	return 0
+}
+
+func (x *Ownership) GetPending() uint64 {
+	if x != nil {
+		return x.Pending
+	}
+	return 0
+}
+
+func (x *Ownership) GetGranted() uint32 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *Ownership) GetHighestTerm() string {
+	if x != nil {
+		return x.HighestTerm
+	}
+	return ""
+}
+
+func (x *Ownership) GetVoter() string {
+	if x != nil {
+		return x.Voter
+	}
+	return ""
+}
+
+func (x *Ownership) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
+}
+
 var File_weir_v1_limiter_proto protoreflect.FileDescriptor
 
 const file_weir_v1_limiter_proto_rawDesc = "" +
@@ -1626,11 +2063,14 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\apartial\x18\x03 \x01(\bR\apartial\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x04 \x01(\tR\trequestIdB\a\n" +
-	"\x05_cost\"6\n" +
+	"\x05_cost\"N\n" +
 	"\fCheckRequest\x12&\n" +
-	"\x06checks\x18\x01 \x03(\v2\x0e.weir.v1.CheckR\x06checks\":\n" +
+	"\x06checks\x18\x01 \x03(\v2\x0e.weir.v1.CheckR\x06checks\x12\x16\n" +
+	"\x06atomic\x18\x02 \x01(\bR\x06atomic\"o\n" +
 	"\rCheckResponse\x12)\n" +
-	"\aresults\x18\x01 \x03(\v2\x0f.weir.v1.ResultR\aresults\"l\n" +
+	"\aresults\x18\x01 \x03(\v2\x0f.weir.v1.ResultR\aresults\x12\x18\n" +
+	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x19\n" +
+	"\bdelay_ns\x18\x03 \x01(\x03R\adelayNs\"l\n" +
 	"\x06Result\x12/\n" +
 	"\bdecision\x18\x01 \x01(\v2\x11.weir.v1.DecisionH\x00R\bdecision\x12&\n" +
 	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorH\x00R\x05errorB\t\n" +
@@ -1638,7 +2078,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\x88\x04\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xd7\x04\n" +
 	"\bDecision\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
 	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x18\n" +
@@ -1658,7 +2098,9 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"failedOpen\x12#\n" +
 	"\rfailed_closed\x18\x0e \x01(\bR\ffailedClosed\x12\x1b\n" +
 	"\twindow_ns\x18\x0f \x01(\x03R\bwindowNs\x12,\n" +
-	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limitsB\x11\n" +
+	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12%\n" +
+	"\x0ereservation_id\x18\x11 \x01(\tR\rreservationId\x12&\n" +
+	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNsB\x11\n" +
 	"\x0f_retry_after_ns\"\xc2\x01\n" +
 	"\vLimitStatus\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\x03R\x05limit\x12\x1b\n" +
@@ -1684,7 +2126,26 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\tR\aleaseId\"-\n" +
 	"\x0fReleaseResponse\x12\x1a\n" +
-	"\breleased\x18\x01 \x01(\bR\breleased\"Z\n" +
+	"\breleased\x18\x01 \x01(\bR\breleased\"\x91\x01\n" +
+	"\x0eReserveRequest\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x17\n" +
+	"\x04cost\x18\x02 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12\x15\n" +
+	"\x06ttl_ns\x18\x03 \x01(\x03R\x05ttlNs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x04 \x01(\tR\trequestIdB\a\n" +
+	"\x05_cost\"\x81\x01\n" +
+	"\rCommitRequest\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12%\n" +
+	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\x12\x17\n" +
+	"\x04cost\x18\x03 \x01(\x03H\x00R\x04cost\x88\x01\x01B\a\n" +
+	"\x05_cost\",\n" +
+	"\x0eCommitResponse\x12\x1a\n" +
+	"\brefunded\x18\x01 \x01(\x03R\brefunded\"_\n" +
+	"\rCancelRequest\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12%\n" +
+	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\",\n" +
+	"\x0eCancelResponse\x12\x1a\n" +
+	"\brefunded\x18\x01 \x01(\x03R\brefunded\"Z\n" +
 	"\rRefundRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x17\n" +
 	"\x04cost\x18\x02 \x01(\x03H\x00R\x04cost\x88\x01\x01B\a\n" +
@@ -1705,7 +2166,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"partitions\x12\x12\n" +
 	"\x04ring\x18\x06 \x01(\tR\x04ring\x12)\n" +
 	"\amembers\x18\a \x03(\v2\x0f.weir.v1.MemberR\amembers\x12%\n" +
-	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\x85\x03\n" +
+	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\xb7\x03\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
@@ -1725,7 +2186,20 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x04keys\x18\r \x01(\x04R\x04keys\x12\x1f\n" +
 	"\vstate_bytes\x18\x0e \x01(\x04R\n" +
 	"stateBytes\x12\x1b\n" +
-	"\tuptime_ns\x18\x0f \x01(\x03R\buptimeNs*\xed\x01\n" +
+	"\tuptime_ns\x18\x0f \x01(\x03R\buptimeNs\x120\n" +
+	"\townership\x18\x10 \x01(\v2\x12.weir.v1.OwnershipR\townership\"\x8c\x02\n" +
+	"\tOwnership\x12\x12\n" +
+	"\x04held\x18\x01 \x01(\rR\x04held\x12\x16\n" +
+	"\x06moving\x18\x02 \x01(\rR\x06moving\x12\x18\n" +
+	"\aawaited\x18\x03 \x01(\rR\aawaited\x12\x16\n" +
+	"\x06copies\x18\x04 \x01(\rR\x06copies\x12\x1a\n" +
+	"\bdegraded\x18\x05 \x01(\rR\bdegraded\x12\x18\n" +
+	"\apending\x18\x06 \x01(\x04R\apending\x12\x18\n" +
+	"\agranted\x18\a \x01(\rR\agranted\x12!\n" +
+	"\fhighest_term\x18\b \x01(\tR\vhighestTerm\x12\x14\n" +
+	"\x05voter\x18\t \x01(\tR\x05voter\x12\x18\n" +
+	"\asettled\x18\n" +
+	" \x01(\bR\asettled*\xed\x01\n" +
 	"\tAlgorithm\x12\x19\n" +
 	"\x15ALGORITHM_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16ALGORITHM_FIXED_WINDOW\x10\x01\x12\x1c\n" +
@@ -1743,12 +2217,15 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"PERIOD_DAY\x10\x03\x12\x0f\n" +
 	"\vPERIOD_WEEK\x10\x04\x12\x10\n" +
 	"\fPERIOD_MONTH\x10\x05\x12\x0f\n" +
-	"\vPERIOD_YEAR\x10\x062\x9c\x03\n" +
+	"\vPERIOD_YEAR\x10\x062\xc9\x04\n" +
 	"\aLimiter\x126\n" +
 	"\x05Check\x12\x15.weir.v1.CheckRequest\x1a\x16.weir.v1.CheckResponse\x125\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x11.weir.v1.Decision\x126\n" +
 	"\x05Renew\x12\x15.weir.v1.RenewRequest\x1a\x16.weir.v1.RenewResponse\x12<\n" +
-	"\aRelease\x12\x17.weir.v1.ReleaseRequest\x1a\x18.weir.v1.ReleaseResponse\x129\n" +
+	"\aRelease\x12\x17.weir.v1.ReleaseRequest\x1a\x18.weir.v1.ReleaseResponse\x125\n" +
+	"\aReserve\x12\x17.weir.v1.ReserveRequest\x1a\x11.weir.v1.Decision\x129\n" +
+	"\x06Commit\x12\x16.weir.v1.CommitRequest\x1a\x17.weir.v1.CommitResponse\x129\n" +
+	"\x06Cancel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x129\n" +
 	"\x06Refund\x12\x16.weir.v1.RefundRequest\x1a\x17.weir.v1.RefundResponse\x126\n" +
 	"\x05Reset\x12\x15.weir.v1.ResetRequest\x1a\x16.weir.v1.ResetResponse\x129\n" +
 	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponseB0Z.github.com/weirlimit/weir/proto/weir/v1;weirv1b\x06proto3"
@@ -1766,7 +2243,7 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 }
 
 var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_weir_v1_limiter_proto_goTypes = []any{
 	(Algorithm)(0),          // 0: weir.v1.Algorithm
 	(Period)(0),             // 1: weir.v1.Period
@@ -1784,13 +2261,19 @@ var file_weir_v1_limiter_proto_goTypes = []any{
 	(*RenewResponse)(nil),   // 13: weir.v1.RenewResponse
 	(*ReleaseRequest)(nil),  // 14: weir.v1.ReleaseRequest
 	(*ReleaseResponse)(nil), // 15: weir.v1.ReleaseResponse
-	(*RefundRequest)(nil),   // 16: weir.v1.RefundRequest
-	(*RefundResponse)(nil),  // 17: weir.v1.RefundResponse
-	(*ResetRequest)(nil),    // 18: weir.v1.ResetRequest
-	(*ResetResponse)(nil),   // 19: weir.v1.ResetResponse
-	(*StatusRequest)(nil),   // 20: weir.v1.StatusRequest
-	(*StatusResponse)(nil),  // 21: weir.v1.StatusResponse
-	(*Member)(nil),          // 22: weir.v1.Member
+	(*ReserveRequest)(nil),  // 16: weir.v1.ReserveRequest
+	(*CommitRequest)(nil),   // 17: weir.v1.CommitRequest
+	(*CommitResponse)(nil),  // 18: weir.v1.CommitResponse
+	(*CancelRequest)(nil),   // 19: weir.v1.CancelRequest
+	(*CancelResponse)(nil),  // 20: weir.v1.CancelResponse
+	(*RefundRequest)(nil),   // 21: weir.v1.RefundRequest
+	(*RefundResponse)(nil),  // 22: weir.v1.RefundResponse
+	(*ResetRequest)(nil),    // 23: weir.v1.ResetRequest
+	(*ResetResponse)(nil),   // 24: weir.v1.ResetResponse
+	(*StatusRequest)(nil),   // 25: weir.v1.StatusRequest
+	(*StatusResponse)(nil),  // 26: weir.v1.StatusResponse
+	(*Member)(nil),          // 27: weir.v1.Member
+	(*Ownership)(nil),       // 28: weir.v1.Ownership
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
@@ -1805,28 +2288,38 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	3,  // 9: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
 	3,  // 10: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
 	3,  // 11: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
-	3,  // 12: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	3,  // 13: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	22, // 14: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	5,  // 15: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	11, // 16: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	12, // 17: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	14, // 18: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	16, // 19: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	18, // 20: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	20, // 21: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	6,  // 22: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	9,  // 23: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	13, // 24: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	15, // 25: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	17, // 26: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	19, // 27: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	21, // 28: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	22, // [22:29] is the sub-list for method output_type
-	15, // [15:22] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	3,  // 12: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
+	3,  // 13: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	3,  // 14: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	3,  // 15: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	3,  // 16: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	27, // 17: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	28, // 18: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	5,  // 19: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	11, // 20: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	12, // 21: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	14, // 22: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	16, // 23: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	17, // 24: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	19, // 25: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	21, // 26: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	23, // 27: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	25, // 28: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	6,  // 29: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	9,  // 30: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	13, // 31: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	15, // 32: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	9,  // 33: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	18, // 34: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	20, // 35: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	22, // 36: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	24, // 37: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	26, // 38: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	29, // [29:39] is the sub-list for method output_type
+	19, // [19:29] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -1843,13 +2336,15 @@ func file_weir_v1_limiter_proto_init() {
 	file_weir_v1_limiter_proto_msgTypes[8].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[9].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[14].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[15].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3,7 +3,7 @@
 // Conventions: durations are whole nanoseconds, counted from the moment of the decision, so that nobody's clock has to
 // agree with anybody's. "Over the limit" is a Decision, never an error. Errors are
 //   INVALID_ARGUMENT    malformed or contradictory; the message begins with the field's name
-//   NOT_FOUND           unknown policy or lease
+//   NOT_FOUND           unknown policy, lease or reservation
 //   RESOURCE_EXHAUSTED  key, batch or message too large
 //   UNAVAILABLE         the owner of the key cannot be reached and the call has no on_error
 
@@ -32,6 +32,9 @@ const (
 	Limiter_Acquire_FullMethodName = "/weir.v1.Limiter/Acquire"
 	Limiter_Renew_FullMethodName   = "/weir.v1.Limiter/Renew"
 	Limiter_Release_FullMethodName = "/weir.v1.Limiter/Release"
+	Limiter_Reserve_FullMethodName = "/weir.v1.Limiter/Reserve"
+	Limiter_Commit_FullMethodName  = "/weir.v1.Limiter/Commit"
+	Limiter_Cancel_FullMethodName  = "/weir.v1.Limiter/Cancel"
 	Limiter_Refund_FullMethodName  = "/weir.v1.Limiter/Refund"
 	Limiter_Reset_FullMethodName   = "/weir.v1.Limiter/Reset"
 	Limiter_Status_FullMethodName  = "/weir.v1.Limiter/Status"
@@ -42,7 +45,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type LimiterClient interface {
 	// Check decides up to 1000 checks, in order. The call fails as a whole when a check is malformed (nothing is charged)
-	// or when not one of them could be decided; otherwise each result is a decision or an error of its own.
+	// or when not one of them could be decided; otherwise each result is a decision or an error of its own. An atomic
+	// call charges all of its checks or none, and fails as a whole when one of them cannot be decided.
 	Check(ctx context.Context, in *CheckRequest, opts ...grpc.CallOption) (*CheckResponse, error)
 	// Acquire takes a lease on a concurrency policy.
 	Acquire(ctx context.Context, in *AcquireRequest, opts ...grpc.CallOption) (*Decision, error)
@@ -50,6 +54,14 @@ type LimiterClient interface {
 	Renew(ctx context.Context, in *RenewRequest, opts ...grpc.CallOption) (*RenewResponse, error)
 	// Release ends a lease. Idempotent.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseResponse, error)
+	// Reserve charges the most that a piece of work may cost, for Commit or Cancel to settle once the cost is known. A
+	// reservation that hears nothing within its ttl stays charged.
+	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*Decision, error)
+	// Commit ends a reservation: the actual cost stays charged, the rest is given back. NOT_FOUND when none of this id is
+	// pending: it was committed or cancelled, or its ttl has passed, and all that it charged stays so.
+	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
+	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
+	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
 	// Refund gives units back, the oldest first, never below zero.
 	Refund(ctx context.Context, in *RefundRequest, opts ...grpc.CallOption) (*RefundResponse, error)
 	// Reset makes a key's state as new.
@@ -106,6 +118,36 @@ func (c *limiterClient) Release(ctx context.Context, in *ReleaseRequest, opts ..
 	return out, nil
 }
 
+func (c *limiterClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*Decision, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Decision)
+	err := c.cc.Invoke(ctx, Limiter_Reserve_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *limiterClient) Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CommitResponse)
+	err := c.cc.Invoke(ctx, Limiter_Commit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *limiterClient) Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CancelResponse)
+	err := c.cc.Invoke(ctx, Limiter_Cancel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *limiterClient) Refund(ctx context.Context, in *RefundRequest, opts ...grpc.CallOption) (*RefundResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RefundResponse)
@@ -141,7 +183,8 @@ func (c *limiterClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 // for forward compatibility.
 type LimiterServer interface {
 	// Check decides up to 1000 checks, in order. The call fails as a whole when a check is malformed (nothing is charged)
-	// or when not one of them could be decided; otherwise each result is a decision or an error of its own.
+	// or when not one of them could be decided; otherwise each result is a decision or an error of its own. An atomic
+	// call charges all of its checks or none, and fails as a whole when one of them cannot be decided.
 	Check(context.Context, *CheckRequest) (*CheckResponse, error)
 	// Acquire takes a lease on a concurrency policy.
 	Acquire(context.Context, *AcquireRequest) (*Decision, error)
@@ -149,6 +192,14 @@ type LimiterServer interface {
 	Renew(context.Context, *RenewRequest) (*RenewResponse, error)
 	// Release ends a lease. Idempotent.
 	Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error)
+	// Reserve charges the most that a piece of work may cost, for Commit or Cancel to settle once the cost is known. A
+	// reservation that hears nothing within its ttl stays charged.
+	Reserve(context.Context, *ReserveRequest) (*Decision, error)
+	// Commit ends a reservation: the actual cost stays charged, the rest is given back. NOT_FOUND when none of this id is
+	// pending: it was committed or cancelled, or its ttl has passed, and all that it charged stays so.
+	Commit(context.Context, *CommitRequest) (*CommitResponse, error)
+	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
+	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
 	// Refund gives units back, the oldest first, never below zero.
 	Refund(context.Context, *RefundRequest) (*RefundResponse, error)
 	// Reset makes a key's state as new.
@@ -176,6 +227,15 @@ func (UnimplementedLimiterServer) Renew(context.Context, *RenewRequest) (*RenewR
 }
 func (UnimplementedLimiterServer) Release(context.Context, *ReleaseRequest) (*ReleaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedLimiterServer) Reserve(context.Context, *ReserveRequest) (*Decision, error) {
+	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
+}
+func (UnimplementedLimiterServer) Commit(context.Context, *CommitRequest) (*CommitResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Commit not implemented")
+}
+func (UnimplementedLimiterServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
 }
 func (UnimplementedLimiterServer) Refund(context.Context, *RefundRequest) (*RefundResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Refund not implemented")
@@ -279,6 +339,60 @@ func _Limiter_Release_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Limiter_Reserve_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReserveRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).Reserve(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_Reserve_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).Reserve(ctx, req.(*ReserveRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Limiter_Commit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CommitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).Commit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_Commit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).Commit(ctx, req.(*CommitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Limiter_Cancel_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).Cancel(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_Cancel_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).Cancel(ctx, req.(*CancelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Limiter_Refund_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(RefundRequest)
 	if err := dec(in); err != nil {
@@ -355,6 +469,18 @@ var Limiter_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _Limiter_Release_Handler,
+		},
+		{
+			MethodName: "Reserve",
+			Handler:    _Limiter_Reserve_Handler,
+		},
+		{
+			MethodName: "Commit",
+			Handler:    _Limiter_Commit_Handler,
+		},
+		{
+			MethodName: "Cancel",
+			Handler:    _Limiter_Cancel_Handler,
 		},
 		{
 			MethodName: "Refund",

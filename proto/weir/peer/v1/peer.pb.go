@@ -507,6 +507,8 @@ type Item struct {
 	//	*Item_Release
 	//	*Item_Refund
 	//	*Item_Reset_
+	//	*Item_Reserve
+	//	*Item_Settle
 	Operation     isItem_Operation `protobuf_oneof:"operation"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -631,6 +633,24 @@ func (x *Item) GetReset_() *v1.ResetRequest {
 	return nil
 }
 
+func (x *Item) GetReserve() *Reserve {
+	if x != nil {
+		if x, ok := x.Operation.(*Item_Reserve); ok {
+			return x.Reserve
+		}
+	}
+	return nil
+}
+
+func (x *Item) GetSettle() *Settle {
+	if x != nil {
+		if x, ok := x.Operation.(*Item_Settle); ok {
+			return x.Settle
+		}
+	}
+	return nil
+}
+
 type isItem_Operation interface {
 	isItem_Operation()
 }
@@ -659,6 +679,14 @@ type Item_Reset_ struct {
 	Reset_ *v1.ResetRequest `protobuf:"bytes,10,opt,name=reset,proto3,oneof"`
 }
 
+type Item_Reserve struct {
+	Reserve *Reserve `protobuf:"bytes,11,opt,name=reserve,proto3,oneof"`
+}
+
+type Item_Settle struct {
+	Settle *Settle `protobuf:"bytes,12,opt,name=settle,proto3,oneof"`
+}
+
 func (*Item_Check) isItem_Operation() {}
 
 func (*Item_Acquire) isItem_Operation() {}
@@ -671,9 +699,182 @@ func (*Item_Refund) isItem_Operation() {}
 
 func (*Item_Reset_) isItem_Operation() {}
 
+func (*Item_Reserve) isItem_Operation() {}
+
+func (*Item_Settle) isItem_Operation() {}
+
+// Reserve is a reservation under an id that the node which was asked first has chosen, so that it can settle one whose
+// answer it never got.
+type Reserve struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Request       *v1.ReserveRequest     `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
+	Id            uint64                 `protobuf:"fixed64,2,opt,name=id,proto3" json:"id,omitempty"`        // 0: a charge that nobody is going to settle
+	Atomic        bool                   `protobuf:"varint,3,opt,name=atomic,proto3" json:"atomic,omitempty"` // part of an atomic check
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Reserve) Reset() {
+	*x = Reserve{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Reserve) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Reserve) ProtoMessage() {}
+
+func (x *Reserve) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
+func (*Reserve) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Reserve) GetRequest() *v1.ReserveRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *Reserve) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Reserve) GetAtomic() bool {
+	if x != nil {
+		return x.Atomic
+	}
+	return false
+}
+
+// Settle ends a reservation.
+type Settle struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Id            uint64                 `protobuf:"fixed64,2,opt,name=id,proto3" json:"id,omitempty"`
+	Keep          int64                  `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"` // units that stay charged
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Settle) Reset() {
+	*x = Settle{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Settle) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Settle) ProtoMessage() {}
+
+func (x *Settle) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Settle.ProtoReflect.Descriptor instead.
+func (*Settle) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Settle) GetTarget() *v1.Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *Settle) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *Settle) GetKeep() int64 {
+	if x != nil {
+		return x.Keep
+	}
+	return 0
+}
+
+type Settled struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Refunded      int64                  `protobuf:"varint,1,opt,name=refunded,proto3" json:"refunded,omitempty"` // units given back
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Settled) Reset() {
+	*x = Settled{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Settled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Settled) ProtoMessage() {}
+
+func (x *Settled) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Settled.ProtoReflect.Descriptor instead.
+func (*Settled) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Settled) GetRefunded() int64 {
+	if x != nil {
+		return x.Refunded
+	}
+	return 0
+}
+
 type ItemReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Term  *Term                  `protobuf:"bytes,1,opt,name=term,proto3" json:"term,omitempty"` // under which it was decided
+	// How long it may be used, counted from the sending of the question, where it was decided under a lease. 0: for ever.
+	LeaseNs uint64 `protobuf:"varint,10,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	// Types that are valid to be assigned to Outcome:
 	//
 	//	*ItemReply_Decision
@@ -683,6 +884,7 @@ type ItemReply struct {
 	//	*ItemReply_Reset_
 	//	*ItemReply_Error
 	//	*ItemReply_NotHolder
+	//	*ItemReply_Settled
 	Outcome       isItemReply_Outcome `protobuf_oneof:"outcome"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -690,7 +892,7 @@ type ItemReply struct {
 
 func (x *ItemReply) Reset() {
 	*x = ItemReply{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +904,7 @@ func (x *ItemReply) String() string {
 func (*ItemReply) ProtoMessage() {}
 
 func (x *ItemReply) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +917,7 @@ func (x *ItemReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemReply.ProtoReflect.Descriptor instead.
 func (*ItemReply) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{8}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ItemReply) GetTerm() *Term {
@@ -723,6 +925,13 @@ func (x *ItemReply) GetTerm() *Term {
 		return x.Term
 	}
 	return nil
+}
+
+func (x *ItemReply) GetLeaseNs() uint64 {
+	if x != nil {
+		return x.LeaseNs
+	}
+	return 0
 }
 
 func (x *ItemReply) GetOutcome() isItemReply_Outcome {
@@ -795,12 +1004,21 @@ func (x *ItemReply) GetNotHolder() *NotHolder {
 	return nil
 }
 
+func (x *ItemReply) GetSettled() *Settled {
+	if x != nil {
+		if x, ok := x.Outcome.(*ItemReply_Settled); ok {
+			return x.Settled
+		}
+	}
+	return nil
+}
+
 type isItemReply_Outcome interface {
 	isItemReply_Outcome()
 }
 
 type ItemReply_Decision struct {
-	Decision *v1.Decision `protobuf:"bytes,2,opt,name=decision,proto3,oneof"` // of check and acquire
+	Decision *v1.Decision `protobuf:"bytes,2,opt,name=decision,proto3,oneof"` // of check, acquire and reserve
 }
 
 type ItemReply_Renewed struct {
@@ -827,6 +1045,10 @@ type ItemReply_NotHolder struct {
 	NotHolder *NotHolder `protobuf:"bytes,8,opt,name=not_holder,json=notHolder,proto3,oneof"`
 }
 
+type ItemReply_Settled struct {
+	Settled *Settled `protobuf:"bytes,9,opt,name=settled,proto3,oneof"`
+}
+
 func (*ItemReply_Decision) isItemReply_Outcome() {}
 
 func (*ItemReply_Renewed) isItemReply_Outcome() {}
@@ -841,6 +1063,8 @@ func (*ItemReply_Error) isItemReply_Outcome() {}
 
 func (*ItemReply_NotHolder) isItemReply_Outcome() {}
 
+func (*ItemReply_Settled) isItemReply_Outcome() {}
+
 // NotHolder says that nothing was charged because the receiver does not decide for the partition.
 type NotHolder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -853,7 +1077,7 @@ type NotHolder struct {
 
 func (x *NotHolder) Reset() {
 	*x = NotHolder{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +1089,7 @@ func (x *NotHolder) String() string {
 func (*NotHolder) ProtoMessage() {}
 
 func (x *NotHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +1102,7 @@ func (x *NotHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotHolder.ProtoReflect.Descriptor instead.
 func (*NotHolder) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NotHolder) GetHolder() string {
@@ -910,7 +1134,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -922,7 +1146,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -935,7 +1159,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 type InspectResponse struct {
@@ -950,13 +1174,14 @@ type InspectResponse struct {
 	StateBytes    uint64                 `protobuf:"varint,8,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
 	UptimeNs      int64                  `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	Ring          uint64                 `protobuf:"fixed64,10,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring as the node sees it: settings, members and owners
+	Ownership     *v1.Ownership          `protobuf:"bytes,11,opt,name=ownership,proto3" json:"ownership,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -968,7 +1193,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -981,7 +1206,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *InspectResponse) GetName() string {
@@ -1054,6 +1279,13 @@ func (x *InspectResponse) GetRing() uint64 {
 	return 0
 }
 
+func (x *InspectResponse) GetOwnership() *v1.Ownership {
+	if x != nil {
+		return x.Ownership
+	}
+	return nil
+}
+
 var File_weir_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_weir_peer_v1_peer_proto_rawDesc = "" +
@@ -1086,7 +1318,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05items\x18\x02 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x05items\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xae\x03\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\x91\x04\n" +
 	"\x04Item\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x12\n" +
@@ -1099,10 +1331,24 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\arelease\x18\b \x01(\v2\x17.weir.v1.ReleaseRequestH\x00R\arelease\x120\n" +
 	"\x06refund\x18\t \x01(\v2\x16.weir.v1.RefundRequestH\x00R\x06refund\x12-\n" +
 	"\x05reset\x18\n" +
-	" \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05resetB\v\n" +
-	"\toperation\"\xa4\x03\n" +
+	" \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
+	"\areserve\x18\v \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
+	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settleB\v\n" +
+	"\toperation\"d\n" +
+	"\aReserve\x121\n" +
+	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x06R\x02id\x12\x16\n" +
+	"\x06atomic\x18\x03 \x01(\bR\x06atomic\"U\n" +
+	"\x06Settle\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\x06R\x02id\x12\x12\n" +
+	"\x04keep\x18\x03 \x01(\x03R\x04keep\"%\n" +
+	"\aSettled\x12\x1a\n" +
+	"\brefunded\x18\x01 \x01(\x03R\brefunded\"\xf2\x03\n" +
 	"\tItemReply\x12&\n" +
-	"\x04term\x18\x01 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12/\n" +
+	"\x04term\x18\x01 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x19\n" +
+	"\blease_ns\x18\n" +
+	" \x01(\x04R\aleaseNs\x12/\n" +
 	"\bdecision\x18\x02 \x01(\v2\x11.weir.v1.DecisionH\x00R\bdecision\x122\n" +
 	"\arenewed\x18\x03 \x01(\v2\x16.weir.v1.RenewResponseH\x00R\arenewed\x126\n" +
 	"\breleased\x18\x04 \x01(\v2\x18.weir.v1.ReleaseResponseH\x00R\breleased\x125\n" +
@@ -1110,13 +1356,14 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05reset\x18\x06 \x01(\v2\x16.weir.v1.ResetResponseH\x00R\x05reset\x12&\n" +
 	"\x05error\x18\a \x01(\v2\x0e.weir.v1.ErrorH\x00R\x05error\x128\n" +
 	"\n" +
-	"not_holder\x18\b \x01(\v2\x17.weir.peer.v1.NotHolderH\x00R\tnotHolderB\t\n" +
+	"not_holder\x18\b \x01(\v2\x17.weir.peer.v1.NotHolderH\x00R\tnotHolder\x121\n" +
+	"\asettled\x18\t \x01(\v2\x15.weir.peer.v1.SettledH\x00R\asettledB\t\n" +
 	"\aoutcome\"_\n" +
 	"\tNotHolder\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
 	"\x04term\x18\x03 \x01(\v2\x12.weir.peer.v1.TermR\x04term\"\x10\n" +
-	"\x0eInspectRequest\"\x90\x02\n" +
+	"\x0eInspectRequest\"\xc2\x02\n" +
 	"\x0fInspectResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12\x18\n" +
@@ -1129,7 +1376,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"stateBytes\x12\x1b\n" +
 	"\tuptime_ns\x18\t \x01(\x03R\buptimeNs\x12\x12\n" +
 	"\x04ring\x18\n" +
-	" \x01(\x06R\x04ring2\x97\x01\n" +
+	" \x01(\x06R\x04ring\x120\n" +
+	"\townership\x18\v \x01(\v2\x12.weir.v1.OwnershipR\townership2\x97\x01\n" +
 	"\x04Peer\x12G\n" +
 	"\aForward\x12\x1c.weir.peer.v1.ForwardRequest\x1a\x1a.weir.peer.v1.ForwardReply(\x010\x01\x12F\n" +
 	"\aInspect\x12\x1c.weir.peer.v1.InspectRequest\x1a\x1d.weir.peer.v1.InspectResponseB5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"
@@ -1146,7 +1394,7 @@ func file_weir_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_peer_proto_rawDescData
 }
 
-var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*ForwardRequest)(nil),     // 0: weir.peer.v1.ForwardRequest
 	(*ForwardReply)(nil),       // 1: weir.peer.v1.ForwardReply
@@ -1156,22 +1404,28 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*Reply)(nil),              // 5: weir.peer.v1.Reply
 	(*Term)(nil),               // 6: weir.peer.v1.Term
 	(*Item)(nil),               // 7: weir.peer.v1.Item
-	(*ItemReply)(nil),          // 8: weir.peer.v1.ItemReply
-	(*NotHolder)(nil),          // 9: weir.peer.v1.NotHolder
-	(*InspectRequest)(nil),     // 10: weir.peer.v1.InspectRequest
-	(*InspectResponse)(nil),    // 11: weir.peer.v1.InspectResponse
-	(*v1.Check)(nil),           // 12: weir.v1.Check
-	(*v1.AcquireRequest)(nil),  // 13: weir.v1.AcquireRequest
-	(*v1.RenewRequest)(nil),    // 14: weir.v1.RenewRequest
-	(*v1.ReleaseRequest)(nil),  // 15: weir.v1.ReleaseRequest
-	(*v1.RefundRequest)(nil),   // 16: weir.v1.RefundRequest
-	(*v1.ResetRequest)(nil),    // 17: weir.v1.ResetRequest
-	(*v1.Decision)(nil),        // 18: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 19: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 20: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 21: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 22: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 23: weir.v1.Error
+	(*Reserve)(nil),            // 8: weir.peer.v1.Reserve
+	(*Settle)(nil),             // 9: weir.peer.v1.Settle
+	(*Settled)(nil),            // 10: weir.peer.v1.Settled
+	(*ItemReply)(nil),          // 11: weir.peer.v1.ItemReply
+	(*NotHolder)(nil),          // 12: weir.peer.v1.NotHolder
+	(*InspectRequest)(nil),     // 13: weir.peer.v1.InspectRequest
+	(*InspectResponse)(nil),    // 14: weir.peer.v1.InspectResponse
+	(*v1.Check)(nil),           // 15: weir.v1.Check
+	(*v1.AcquireRequest)(nil),  // 16: weir.v1.AcquireRequest
+	(*v1.RenewRequest)(nil),    // 17: weir.v1.RenewRequest
+	(*v1.ReleaseRequest)(nil),  // 18: weir.v1.ReleaseRequest
+	(*v1.RefundRequest)(nil),   // 19: weir.v1.RefundRequest
+	(*v1.ResetRequest)(nil),    // 20: weir.v1.ResetRequest
+	(*v1.ReserveRequest)(nil),  // 21: weir.v1.ReserveRequest
+	(*v1.Target)(nil),          // 22: weir.v1.Target
+	(*v1.Decision)(nil),        // 23: weir.v1.Decision
+	(*v1.RenewResponse)(nil),   // 24: weir.v1.RenewResponse
+	(*v1.ReleaseResponse)(nil), // 25: weir.v1.ReleaseResponse
+	(*v1.RefundResponse)(nil),  // 26: weir.v1.RefundResponse
+	(*v1.ResetResponse)(nil),   // 27: weir.v1.ResetResponse
+	(*v1.Error)(nil),           // 28: weir.v1.Error
+	(*v1.Ownership)(nil),       // 29: weir.v1.Ownership
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
@@ -1179,32 +1433,38 @@ var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
 	7,  // 4: weir.peer.v1.Batch.items:type_name -> weir.peer.v1.Item
-	8,  // 5: weir.peer.v1.Reply.items:type_name -> weir.peer.v1.ItemReply
+	11, // 5: weir.peer.v1.Reply.items:type_name -> weir.peer.v1.ItemReply
 	6,  // 6: weir.peer.v1.Item.term:type_name -> weir.peer.v1.Term
-	12, // 7: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	13, // 8: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	14, // 9: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	15, // 10: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	16, // 11: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	17, // 12: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
-	6,  // 13: weir.peer.v1.ItemReply.term:type_name -> weir.peer.v1.Term
-	18, // 14: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	19, // 15: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	20, // 16: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	21, // 17: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	22, // 18: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	23, // 19: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	9,  // 20: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	6,  // 21: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	0,  // 22: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	10, // 23: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	1,  // 24: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	11, // 25: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	24, // [24:26] is the sub-list for method output_type
-	22, // [22:24] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	15, // 7: weir.peer.v1.Item.check:type_name -> weir.v1.Check
+	16, // 8: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
+	17, // 9: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
+	18, // 10: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
+	19, // 11: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
+	20, // 12: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
+	8,  // 13: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
+	9,  // 14: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
+	21, // 15: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	22, // 16: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	6,  // 17: weir.peer.v1.ItemReply.term:type_name -> weir.peer.v1.Term
+	23, // 18: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	24, // 19: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	25, // 20: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	26, // 21: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	27, // 22: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	28, // 23: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	12, // 24: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	10, // 25: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
+	6,  // 26: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	29, // 27: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	0,  // 28: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	13, // 29: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	1,  // 30: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	14, // 31: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	30, // [30:32] is the sub-list for method output_type
+	28, // [28:30] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }
@@ -1227,8 +1487,10 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*Item_Release)(nil),
 		(*Item_Refund)(nil),
 		(*Item_Reset_)(nil),
+		(*Item_Reserve)(nil),
+		(*Item_Settle)(nil),
 	}
-	file_weir_peer_v1_peer_proto_msgTypes[8].OneofWrappers = []any{
+	file_weir_peer_v1_peer_proto_msgTypes[11].OneofWrappers = []any{
 		(*ItemReply_Decision)(nil),
 		(*ItemReply_Renewed)(nil),
 		(*ItemReply_Released)(nil),
@@ -1236,6 +1498,7 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*ItemReply_Reset_)(nil),
 		(*ItemReply_Error)(nil),
 		(*ItemReply_NotHolder)(nil),
+		(*ItemReply_Settled)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1243,7 +1506,7 @@ func file_weir_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_peer_proto_rawDesc), len(file_weir_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,112 @@
+package client
+
+import (
+	"hash/maphash"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+)
+
+// memory answers questions that were refused a moment ago. Its methods are safe for concurrent use; those of nil do
+// nothing. Instants are those of Client.now.
+type memory struct {
+	seed     maphash.Seed
+	refusals limiter.Refusals[subject, Decision]
+}
+
+// subject is what a refusal was about.
+type subject struct {
+	policy, namespace, key string
+	limit                  algo.Limit // the zero value: that of the policy
+}
+
+func (t *target) subject() subject {
+	s := subject{policy: t.policy, namespace: t.namespace, key: t.key}
+	if t.limit != nil {
+		s.limit = *t.limit
+	}
+	return s
+}
+
+// hash leaves the limit out: whatever it is, the state is the same.
+func (m *memory) hash(t *target) uint64 {
+	return maphash.Comparable(m.seed, [3]string{t.policy, t.namespace, t.key})
+}
+
+// plain tells whether a refusal of q says nothing but that there is no room. One under the caller's own request id is
+// not answered from memory, since what was admitted under it is to be admitted again.
+func (q *question) plain() bool { return q.cost > 0 && !q.partial && q.requestID == "" }
+
+// recall returns the answers to qs, or nil unless it knows all of them.
+func (m *memory) recall(qs []question, now time.Duration) []Result {
+	if m == nil {
+		return nil
+	}
+	var results []Result
+	for i := range qs {
+		q := &qs[i]
+		if !q.plain() {
+			return nil
+		}
+		r, _, ok := m.refusals.Find(m.hash(&q.target), q.subject(), q.cost, int64(now))
+		if !ok {
+			return nil
+		}
+		if results == nil {
+			results = make([]Result, len(qs))
+		}
+		results[i].Decision = r.Decision
+		results[i].age(now - time.Duration(r.Came))
+	}
+	return results
+}
+
+// age makes a refusal one that came so long ago.
+func (d *Decision) age(age time.Duration) {
+	d.RetryAfter, d.ResetAfter = limiter.Aged(d.RetryAfter, age), limiter.Aged(d.ResetAfter, age)
+	if len(d.Limits) == 0 {
+		return
+	}
+	limits := make([]LimitStatus, len(d.Limits)) // not those that other callers have been given
+	for i, s := range d.Limits {
+		s.RetryAfter, s.ResetAfter = limiter.Aged(s.RetryAfter, age), limiter.Aged(s.ResetAfter, age)
+		limits[i] = s
+	}
+	d.Limits = limits
+}
+
+// marks returns what remember needs of questions that are about to be sent.
+func (m *memory) marks(qs []question) []uint64 {
+	if m == nil {
+		return nil
+	}
+	marks := make([]uint64, len(qs))
+	for i := range qs {
+		marks[i] = m.refusals.Mark(m.hash(&qs[i].target))
+	}
+	return marks
+}
+
+// remember keeps the answer to q, which was sent and came then, if it is a refusal that may be kept.
+func (m *memory) remember(q *question, a *answer, mark uint64, sent, came time.Duration) {
+	if a.Err != nil || a.Allowed || a.rememberFor <= 0 || q.cost == 0 || q.partial {
+		return
+	}
+	kept := a.Decision
+	most := limiter.MostRefused(kept.RetryAfter, kept.Limit)
+	for i := range kept.Limits {
+		most = min(most, limiter.MostRefused(kept.RetryAfter, kept.Limits[i].Limit))
+	}
+	m.refusals.Remember(m.hash(&q.target), q.subject(), mark, limiter.Refusal[Decision]{
+		Decision: kept, Least: q.cost, Most: most,
+		Came: int64(came), Until: int64(sent + limiter.Remembered(a.rememberFor)),
+	})
+}
+
+// forget forgets what is remembered of a key, and what is under way: units were given back.
+func (m *memory) forget(t *target) {
+	if m != nil {
+		m.refusals.Forget(m.hash(t))
+	}
+}

@@ -1,0 +1,259 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+)
+
+// refusedBy answers every check with a refusal that may be remembered, and counts them.
+func refusedBy(d limiter.Decision) (*script, *int) {
+	asked := 0
+	return &script{
+		check: func(context.Context, limiter.Check) (limiter.Decision, error) {
+			asked++
+			return d, nil
+		},
+		refund: func(context.Context, int64) (int64, error) { return 1, nil },
+		reset:  func(context.Context) error { return nil },
+		commit: func(context.Context, string, int64) (int64, error) { return 1, nil },
+		reserve: func(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
+			return limiter.Decision{Allowed: true, Granted: r.Cost, ReservationID: "r"}, nil
+		},
+	}, &asked
+}
+
+var full = limiter.Decision{Policy: "p", Limit: 5, Remaining: 1, RetryAfter: 3 * time.Second, ResetAfter: 500 * time.Millisecond, RememberFor: time.Second,
+	Limits: []limiter.LimitStatus{{Limit: 5, RetryAfter: 3 * time.Second, ResetAfter: 8 * time.Second}, {Limit: 4, ResetAfter: time.Second}}}
+
+func TestARefusalIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := refusedBy(full)
+		p := scripted(t, s).Policy("p")
+		want := func(n int, cost int64, left time.Duration) {
+			t.Helper()
+			d, err := p.AllowN(t.Context(), "a", cost)
+			if err != nil || d.Allowed || d.Remaining != 1 || d.Limit != 5 {
+				t.Errorf("%+v, %v", d, err)
+			}
+			// Clocks may disagree by a five hundredth, in favour of waiting longer.
+			if d.RetryAfter < left || d.RetryAfter > left+2*time.Millisecond || d.Limits[0].RetryAfter != d.RetryAfter || d.Limits[1].RetryAfter != 0 {
+				t.Errorf("retry after %v, %+v; want %v", d.RetryAfter, d.Limits, left)
+			}
+			if *asked != n {
+				t.Errorf("asked %d times, want %d", *asked, n)
+			}
+		}
+		want(1, 2, 3*time.Second)
+		time.Sleep(300 * time.Millisecond)
+		want(1, 2, 2700*time.Millisecond)
+		want(1, 4, 2700*time.Millisecond)
+		time.Sleep(690 * time.Millisecond)
+		want(1, 3, 2010*time.Millisecond)
+		want(2, 1, 3*time.Second) // of less, which is what is remembered from now on
+		want(2, 2, 3*time.Second)
+		want(3, 5, 3*time.Second) // above the smaller limit
+		if d, _ := p.AllowN(t.Context(), "b", 2); d.Allowed || *asked != 4 {
+			t.Errorf("another key: %+v, asked %d times", d, *asked)
+		}
+		time.Sleep(time.Second)
+		want(5, 5, 3*time.Second)
+	})
+}
+
+// TestARefusalIsRememberedFromTheQuestion counts from when it was sent: the answer may be old when it comes.
+func TestARefusalIsRememberedFromTheQuestion(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := refusedBy(full)
+		check := s.check
+		s.check = func(ctx context.Context, ck limiter.Check) (limiter.Decision, error) {
+			time.Sleep(400 * time.Millisecond)
+			return check(ctx, ck)
+		}
+		p := scripted(t, s).Policy("p")
+		for i, want := range []int{1, 1, 2} {
+			if _, err := p.Allow(t.Context(), "a"); err != nil {
+				t.Error(err)
+			}
+			if *asked != want {
+				t.Errorf("question %d: asked %d times, want %d", i, *asked, want)
+			}
+			time.Sleep(500 * time.Millisecond)
+		}
+	})
+}
+
+func TestWhatIsAskedAgain(t *testing.T) {
+	small := &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Minute}
+	large := &algo.Limit{Algorithm: algo.SlidingLog, Limit: 2, Window: time.Minute}
+	not := full
+	not.RememberFor = 0
+	shadow := full
+	shadow.Allowed, shadow.Shadow = true, true
+	ask := func(ck Check) func(*testing.T, *Client) {
+		return func(t *testing.T, c *Client) {
+			if _, err := c.Check(t.Context(), []Check{ck}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	plain := Check{Policy: "p", Key: "a"}
+	for _, tt := range []struct {
+		name   string
+		answer limiter.Decision
+		opts   []Option
+		first  Check
+		do     func(*testing.T, *Client)
+		asked  int
+	}{
+		{name: "a plain one is not", answer: full, first: plain, do: ask(plain), asked: 1},
+		{name: "an inline one is not", answer: full, first: Check{Limit: small, Key: "a"}, do: ask(Check{Limit: small, Key: "a"}), asked: 1},
+		{name: "with WithRetry it is not", answer: full, opts: []Option{WithRetry()}, first: plain, do: ask(plain), asked: 1},
+		{name: "one under the caller's id, asked again without", answer: full, first: Check{Policy: "p", Key: "a", RequestID: "r"}, do: ask(plain), asked: 1},
+		{name: "WithoutMemory", answer: full, opts: []Option{WithoutMemory()}, first: plain, do: ask(plain), asked: 2},
+		{name: "what may not be remembered", answer: not, first: plain, do: ask(plain), asked: 2},
+		{name: "shadow", answer: shadow, first: plain, do: ask(plain), asked: 2},
+		{name: "partial", answer: full, first: Check{Policy: "p", Key: "a", Partial: true}, do: ask(plain), asked: 2},
+		{name: "asked partially", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", Partial: true}), asked: 2},
+		{name: "peek", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", Peek: true}), asked: 2},
+		{name: "request id", answer: full, first: plain, do: ask(Check{Policy: "p", Key: "a", RequestID: "r"}), asked: 2},
+		{name: "another limit", answer: full, first: Check{Limit: small, Key: "a"}, do: ask(Check{Limit: large, Key: "a"}), asked: 2},
+		{name: "refund", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
+			if _, err := c.Policy("p").Refund(t.Context(), "a", 1); err != nil {
+				t.Error(err)
+			}
+			ask(plain)(t, c)
+		}},
+		{name: "refund under another limit", answer: full, first: Check{Limit: small, Key: "a"}, asked: 2, do: func(t *testing.T, c *Client) {
+			if _, err := c.Inline("", *large).Refund(t.Context(), "a", 1); err != nil {
+				t.Error(err)
+			}
+			ask(Check{Limit: small, Key: "a"})(t, c)
+		}},
+		{name: "reset", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
+			if err := c.Policy("p").Reset(t.Context(), "a"); err != nil {
+				t.Error(err)
+			}
+			ask(plain)(t, c)
+		}},
+		{name: "cancel", answer: full, first: plain, asked: 2, do: func(t *testing.T, c *Client) {
+			r, _, err := c.Policy("p").Reserve(t.Context(), "a")
+			if err != nil || r.Cancel() != nil {
+				t.Error(err)
+			}
+			ask(plain)(t, c)
+		}},
+		{name: "a batch of which all are known", answer: full, first: plain, asked: 1, do: func(t *testing.T, c *Client) {
+			if rs, err := c.Check(t.Context(), []Check{plain, plain}); err != nil || len(rs) != 2 || rs[1].RetryAfter == 0 {
+				t.Errorf("%+v, %v", rs, err)
+			}
+		}},
+		{name: "a batch of which one is not", answer: full, first: plain, asked: 3, do: func(t *testing.T, c *Client) {
+			if rs, err := c.Check(t.Context(), []Check{plain, {Policy: "p", Key: "b"}}); err != nil || len(rs) != 2 || rs[0].RetryAfter == 0 {
+				t.Errorf("%+v, %v", rs, err)
+			}
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, asked := refusedBy(tt.answer)
+				c := scripted(t, s, tt.opts...)
+				ask(tt.first)(t, c)
+				tt.do(t, c)
+				if *asked != tt.asked {
+					t.Errorf("asked %d times, want %d", *asked, tt.asked)
+				}
+			})
+		})
+	}
+}
+
+func TestARefusalUnderWayIsNotRememberedPastARefund(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := refusedBy(full)
+		c := scripted(t, s)
+		check := s.check
+		s.check = func(ctx context.Context, ck limiter.Check) (limiter.Decision, error) {
+			defer func() { s.check = check }()
+			if _, err := c.Policy("p").Refund(ctx, "a", 1); err != nil {
+				t.Error(err)
+			}
+			return check(ctx, ck)
+		}
+		for range 2 {
+			if _, err := c.Policy("p").Allow(t.Context(), "a"); err != nil {
+				t.Error(err)
+			}
+		}
+		if *asked != 2 {
+			t.Errorf("asked %d times", *asked)
+		}
+	})
+}
+
+// TestMemoryOverTheWire has a real service refuse over gRPC: the node says for how long.
+func TestMemoryOverTheWire(t *testing.T) {
+	l := limiter.New(limiter.Config{})
+	t.Cleanup(l.Close)
+	b := &counted{Service: l}
+	n := nodeOver(b)
+	addr, _ := serve(t, n)
+	c := dial(t, addr)
+	five := c.Inline("", algo.Limit{Algorithm: algo.SlidingLog, Limit: 5, Window: time.Hour})
+	for i := range 50 {
+		d, err := five.Allow(t.Context(), "a")
+		if err != nil || d.Allowed != (i < 5) {
+			t.Fatalf("%d: %+v, %v", i, d, err)
+		}
+	}
+	if n := b.checks.Load(); n < 6 || n > 10 {
+		t.Errorf("asked %d times", n)
+	}
+}
+
+func TestReservationsThatAreNotAnswered(t *testing.T) {
+	down := &limiter.Error{Kind: limiter.Unavailable, Message: "down"}
+	gone := &limiter.Error{Kind: limiter.NotFound, Field: "reservation_id", Message: "is not pending"}
+	for _, tt := range []struct {
+		name    string
+		answers []error       // of each attempt
+		before  time.Duration // passes before the first
+		calls   []error       // what each Commit returns
+	}{
+		{name: "at once", answers: []error{nil}, calls: []error{nil, nil}},
+		{name: "run out", answers: []error{gone, gone}, calls: []error{ErrNotFound, ErrNotFound}},
+		{name: "the first attempt did it", answers: []error{down, gone}, calls: []error{nil}},
+		{name: "the first call did it", answers: []error{down, down, gone}, calls: []error{ErrUnavailable, nil}},
+		{name: "perhaps it has run out", answers: []error{down, gone}, before: time.Minute, calls: []error{ErrNotFound}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, _ := refusedBy(full)
+				left := tt.answers
+				s.commit = func(context.Context, string, int64) (int64, error) {
+					err := left[0]
+					left = left[1:]
+					return 0, err
+				}
+				r, _, err := scripted(t, s).Policy("p").ReserveN(t.Context(), "a", 3, 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(tt.before)
+				for i, want := range tt.calls {
+					if err := r.Commit(2); !errors.Is(err, want) || want == nil && err != nil {
+						t.Errorf("call %d: %v, want %v", i, err, want)
+					}
+				}
+				if len(left) > 0 {
+					t.Errorf("%d attempts too few", len(left))
+				}
+			})
+		})
+	}
+}

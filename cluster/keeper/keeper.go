@@ -1,0 +1,436 @@
+// Package keeper runs an ownership core: it is the shell that gives the core its clocks, its messages and its views,
+// and carries out what the core wants done.
+//
+// One goroutine owns the core. Everything else reads what that goroutine has published, or leaves something for it.
+package keeper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"math/bits"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+const (
+	// tickEvery is how often the core is told that time passes.
+	tickEvery = 10 * time.Millisecond
+	// mailAtOnce is how many messages the core receives before everything else has its turn again.
+	mailAtOnce = 64
+)
+
+// Sender passes messages on to other nodes; see rpc.Messenger. Send must not block.
+type Sender interface {
+	Send([]ownership.Envelope)
+}
+
+// Config is what a Keeper needs. All fields are required.
+type Config struct {
+	Core   ownership.Config
+	Sender Sender
+	Now    func() algo.Instant // the clock of decisions: the very one that the limiter reads
+	Boot   func() int64        // the clock of leases: BootTime, other than in tests
+	// Version returns the highest ticket that has been given for an answer of a partition, or more. It never falls. It is
+	// called by the goroutine that also calls Core.Data.
+	Version func(partition int) uint64
+	Logger  *slog.Logger
+}
+
+// core is what a Keeper needs of an ownership.Core.
+type core interface {
+	SetView(ownership.Now, ownership.View)
+	Tick(ownership.Now)
+	Urgent(ownership.Now, int)
+	Receive(ownership.Now, ownership.Envelope)
+	Take() ownership.Effects
+	Route(int) ownership.Route
+	Settled() bool
+	Status(ownership.Now) ownership.Status
+}
+
+// Keeper runs a core. Its methods are safe for concurrent use.
+type Keeper struct {
+	cfg  Config
+	stop func()
+	ctx  context.Context // ends with Close
+	work sync.WaitGroup
+	wake chan struct{} // holds a token when there may be something to do
+
+	// Left for the goroutine that owns the core.
+	urgent  []atomic.Uint64 // a bit for each partition
+	mu      sync.Mutex
+	mail    mailbox
+	view    *ownership.View   // the newest, until the core has it
+	leaving bool              // every view is to say so
+	asked   []chan<- Status   // who wants to know the core's status
+	events  map[string]uint64 // notes so far, by what they say
+	lost    uint64            // messages
+
+	// Published by it.
+	routes   []atomic.Pointer[route]
+	progress []atomic.Pointer[progress]
+	settled  atomic.Bool
+	held     atomic.Int64  // partitions that routes say are Owned or Frozen
+	drained  chan struct{} // closed once the core knows that it is leaving and holds nothing, or there is nobody to take it
+
+	// Its own.
+	core   core
+	seen   ownership.View // that the core has
+	viewed bool
+	closed bool // drained is
+}
+
+// route is what is known of a partition from one instant to another.
+type route struct {
+	ownership.Route
+	replaced chan struct{} // closed when it is no longer what is known
+}
+
+// progress says up to which ticket a partition's answers may be given, each number for want of the one before.
+type progress struct {
+	confirmed uint64 // a copy has them
+	strict    uint64 // degraded: there is no copy, and that is on record
+	unguarded uint64 // degraded, but for strict rules: there is no copy
+	replaced  chan struct{}
+}
+
+// New starts a Keeper. Before its first view it claims nothing.
+func New(cfg Config) *Keeper {
+	k := newKeeper(cfg)
+	k.start(ownership.New(cfg.Core, k.now()))
+	return k
+}
+
+func newKeeper(cfg Config) *Keeper {
+	n := cfg.Core.Partitions
+	k := &Keeper{
+		cfg: cfg, wake: make(chan struct{}, 1), urgent: make([]atomic.Uint64, (n+63)/64), events: make(map[string]uint64),
+		routes: make([]atomic.Pointer[route], n), progress: make([]atomic.Pointer[progress], n), drained: make(chan struct{}),
+	}
+	k.ctx, k.stop = context.WithCancel(context.Background())
+	return k
+}
+
+func (k *Keeper) start(c core) {
+	k.core = c
+	for p := range k.routes {
+		k.routes[p].Store(&route{Route: c.Route(p), replaced: make(chan struct{})})
+		k.progress[p].Store(&progress{replaced: make(chan struct{})})
+	}
+	k.work.Go(k.run)
+}
+
+// Close stops the Keeper: who waits in it returns, and what it has published stays as it is.
+func (k *Keeper) Close() {
+	k.stop()
+	k.work.Wait()
+}
+
+// SetView tells the core who is there. Of several views in a moment it may see the last one only.
+func (k *Keeper) SetView(v ownership.View) {
+	k.mu.Lock()
+	k.view = &v
+	k.mu.Unlock()
+	k.signal()
+}
+
+// Receive takes a message from another node; see rpc.MessengerConfig. It never blocks: when there is too much to be
+// looked at, the message is lost.
+func (k *Keeper) Receive(e ownership.Envelope) {
+	k.mu.Lock()
+	if !k.mail.add(e) {
+		k.lost++
+	}
+	k.mu.Unlock()
+	k.signal()
+}
+
+// Urgent says that a partition has changes that somebody waits for; see store.Config.Urgent. It takes no lock.
+func (k *Keeper) Urgent(p int) {
+	bit := uint64(1) << (p % 64)
+	if k.urgent[p/64].Or(bit)&bit == 0 {
+		k.signal()
+	}
+}
+
+func (k *Keeper) signal() {
+	select {
+	case k.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Route says where a partition's checks are decided. The caller must not change it. It takes no lock.
+func (k *Keeper) Route(p int) *ownership.Route { return &k.routes[p].Load().Route }
+
+// Await waits until the partition has another route than old, which came from Route or Await, and returns it. When ctx
+// ends first, or the Keeper is closed, it returns old.
+func (k *Keeper) Await(ctx context.Context, p int, old *ownership.Route) *ownership.Route {
+	r := k.routes[p].Load()
+	if &r.Route != old {
+		return &r.Route
+	}
+	select {
+	case <-r.replaced:
+	case <-ctx.Done():
+	case <-k.ctx.Done():
+	}
+	return k.Route(p)
+}
+
+// AwaitProgress waits until an answer of a partition, with version as its ticket, may be given, and says whether it is
+// degraded, for want of a copy. An answer of a strict rule waits until a copy has it, or it is on record that there is
+// none. ok is false when it may not be given: ctx ended first, or the Keeper was closed.
+func (k *Keeper) AwaitProgress(ctx context.Context, p int, version uint64, strict bool) (degraded, ok bool) {
+	for {
+		pr := k.progress[p].Load()
+		switch {
+		case version <= pr.confirmed:
+			return false, true
+		case version <= pr.strict || version <= pr.unguarded && !strict:
+			return true, true
+		}
+		select {
+		case <-pr.replaced:
+		case <-ctx.Done():
+			return false, false
+		case <-k.ctx.Done():
+			return false, false
+		}
+	}
+}
+
+// Settled says whether this node holds what it should and nothing else, under a view that has stood for a moment.
+func (k *Keeper) Settled() bool { return k.settled.Load() }
+
+// ErrNobody says that there is no other active member that partitions could be given to.
+var ErrNobody = errors.New("keeper: there is no other node to give partitions to")
+
+// Drain has everything given to other nodes, and waits until nothing is held any more. It returns early with an error
+// when there is nobody to give it to (ErrNobody), ctx ends, or the Keeper is closed. There is no way back: the node
+// goes on giving away.
+func (k *Keeper) Drain(ctx context.Context) error {
+	k.mu.Lock()
+	k.leaving = true
+	k.mu.Unlock()
+	k.signal()
+	select {
+	case <-k.drained:
+	case <-ctx.Done():
+	case <-k.ctx.Done():
+	}
+	held := k.held.Load()
+	switch {
+	case held == 0 && k.isDrained():
+		return nil
+	case k.isDrained():
+		return fmt.Errorf("%w: %d are still held", ErrNobody, held)
+	case ctx.Err() != nil:
+		return fmt.Errorf("keeper: %d partitions are still held: %w", held, context.Cause(ctx))
+	}
+	return errors.New("keeper: closed")
+}
+
+func (k *Keeper) isDrained() bool {
+	select {
+	case <-k.drained:
+		return true
+	default:
+		return false
+	}
+}
+
+// Status is what a Keeper can tell of its core.
+type Status struct {
+	ownership.Status
+	Settled bool // see Keeper.Settled
+}
+
+// Status returns the core's status, or false when the Keeper is closed.
+func (k *Keeper) Status() (Status, bool) {
+	answer := make(chan Status, 1)
+	k.mu.Lock()
+	k.asked = append(k.asked, answer)
+	k.mu.Unlock()
+	k.signal()
+	select {
+	case st := <-answer:
+		return st, true
+	case <-k.ctx.Done():
+		return Status{}, false
+	}
+}
+
+// Stats are counts since the Keeper was made.
+type Stats struct {
+	Events map[string]uint64 // partitions that were claimed, handed over and so on, by the words of ownership.Note.What
+	Lost   uint64            // messages that arrived and were not looked at, because there were too many
+}
+
+// Stats returns the counts.
+func (k *Keeper) Stats() Stats {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return Stats{Events: maps.Clone(k.events), Lost: k.lost}
+}
+
+// now reads the clocks. It is done afresh for everything that the core is told: some of that takes its time.
+func (k *Keeper) now() ownership.Now { return ownership.Now{Instant: k.cfg.Now(), Boot: k.cfg.Boot()} }
+
+// run owns the core.
+func (k *Keeper) run() {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for k.ctx.Err() == nil {
+		select {
+		case <-k.wake:
+		case <-tick.C:
+			k.core.Tick(k.now())
+			k.carryOut()
+			k.settled.Store(k.core.Settled())
+		case <-k.ctx.Done():
+		}
+		k.turn()
+	}
+}
+
+// turn gives the core what was left for it.
+func (k *Keeper) turn() {
+	k.mu.Lock()
+	view, leaving, asked := k.view, k.leaving, k.asked
+	k.view, k.asked = nil, nil
+	mail := k.mail.take(mailAtOnce)
+	more := !k.mail.empty()
+	k.mu.Unlock()
+	if more {
+		k.signal()
+	}
+
+	if view == nil && leaving && k.viewed && !k.seen.Leaving {
+		view = &k.seen
+	}
+	if view != nil {
+		k.seen, k.viewed = *view, true
+		k.seen.Leaving = k.seen.Leaving || leaving
+		k.core.SetView(k.now(), k.seen)
+		k.carryOut()
+		k.settled.Store(k.core.Settled())
+	}
+	k.hurry()
+	for _, e := range mail {
+		k.core.Receive(k.now(), e)
+		k.carryOut()
+	}
+	if leaving && !k.closed && (k.held.Load() == 0 && k.core.Status(k.now()).Arriving == 0 || !k.others()) {
+		k.closed = true
+		close(k.drained)
+	}
+	for _, answer := range asked {
+		answer <- Status{Status: k.core.Status(k.now()), Settled: k.core.Settled()}
+	}
+}
+
+// hurry tells the core what is urgent.
+func (k *Keeper) hurry() {
+	for i := range k.urgent {
+		if k.urgent[i].Load() == 0 {
+			continue
+		}
+		for word := k.urgent[i].Swap(0); word != 0; word &= word - 1 {
+			k.core.Urgent(k.now(), i*64+bits.TrailingZeros64(word))
+			k.carryOut()
+		}
+	}
+}
+
+// others says whether partitions could be given to anybody.
+func (k *Keeper) others() bool {
+	for _, m := range k.seen.Members {
+		if m.Active && m.Node != k.cfg.Core.Self {
+			return true
+		}
+	}
+	return false
+}
+
+// carryOut does what the core wants done.
+func (k *Keeper) carryOut() {
+	out := k.core.Take()
+	for _, p := range out.Routes {
+		k.publish(p, k.core.Route(p))
+	}
+	for _, pr := range out.Confirmed {
+		k.confirm(pr)
+	}
+	if len(out.Messages) > 0 {
+		k.cfg.Sender.Send(out.Messages)
+	}
+	if len(out.Notes) > 0 {
+		k.record(out.Notes)
+	}
+}
+
+func (k *Keeper) publish(p int, now ownership.Route) {
+	old := k.routes[p].Load()
+	if old.Route == now {
+		return
+	}
+	if holds(now) && !holds(old.Route) {
+		k.held.Add(1)
+	} else if !holds(now) && holds(old.Route) {
+		k.held.Add(-1)
+	}
+	k.routes[p].Store(&route{Route: now, replaced: make(chan struct{})})
+	close(old.replaced)
+}
+
+func holds(r ownership.Route) bool {
+	return r.Standing == ownership.Owned || r.Standing == ownership.Frozen
+}
+
+// confirm notes that answers may be given. All of them means: all that wait now. Answers that will wait for another
+// copy have higher versions.
+func (k *Keeper) confirm(c ownership.Progress) {
+	old := k.progress[c.Partition].Load()
+	next := &progress{confirmed: old.confirmed, strict: old.strict, unguarded: old.unguarded, replaced: make(chan struct{})}
+	if c.Version == math.MaxUint64 {
+		c.Version = k.cfg.Version(c.Partition)
+	}
+	switch {
+	case !c.Unguarded:
+		next.confirmed = max(next.confirmed, c.Version)
+	case c.StrictToo:
+		next.strict = max(next.strict, c.Version)
+	default:
+		next.unguarded = max(next.unguarded, c.Version)
+	}
+	k.progress[c.Partition].Store(next)
+	close(old.replaced)
+}
+
+// record logs and counts notes.
+func (k *Keeper) record(notes []ownership.Note) {
+	k.mu.Lock()
+	for _, n := range notes {
+		k.events[n.What]++
+	}
+	k.mu.Unlock()
+	for _, g := range group(notes) {
+		args := []any{"count", len(g.partitions), "partitions", ranges(g.partitions), "term", g.note.Term.String()}
+		if g.note.Other != (ownership.Node{}) {
+			args = append(args, "other", g.note.Other.Name)
+		}
+		if g.note.Detail != "" {
+			args = append(args, "detail", g.note.Detail)
+		}
+		k.cfg.Logger.Info(g.note.What, args...)
+	}
+}

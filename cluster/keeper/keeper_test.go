@@ -1,0 +1,850 @@
+package keeper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+// patience is how long a test waits for what must happen. It is never waited for when all is well.
+const patience = 10 * time.Second
+
+// eventually waits for a condition that other goroutines bring about.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(patience); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain: %s", what)
+		}
+	}
+}
+
+// noLeaks fails the test when goroutines of this package outlive everything that is cleaned up after this call, and so
+// must come first.
+func noLeaks(t testing.TB) {
+	t.Helper()
+	left := func() (list []string) {
+		buf := make([]byte, 1<<20)
+		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+			if strings.Contains(g, "weir/cluster/keeper.") && !strings.Contains(g, "testing.tRunner(") {
+				list = append(list, g)
+			}
+		}
+		return list
+	}
+	t.Cleanup(func() {
+		var list []string
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-tick.C {
+			if list = left(); len(list) == 0 {
+				return
+			}
+		}
+		t.Errorf("goroutines are left:\n%s", strings.Join(list, "\n\n"))
+	})
+}
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// ended is a context that is over.
+func ended() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}
+
+const partitions = 130 // more than two words of bits
+
+var (
+	self  = ownership.Node{Name: "self", Boot: 1}
+	other = ownership.Node{Name: "other", Boot: 2}
+)
+
+// puppet is a core that does what a test says, and notes what it is told.
+type puppet struct {
+	mu      sync.Mutex
+	routes  [partitions]ownership.Route
+	effects ownership.Effects
+	views   []ownership.View
+	mail    []ownership.Envelope
+	urgent  []int
+	ticks   int
+	nows    []ownership.Now
+	settled bool
+
+	gate sync.Mutex // what holds it up
+}
+
+func (c *puppet) told(now ownership.Now, note func()) {
+	c.gate.Lock()
+	defer c.gate.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.nows = append(c.nows, now)
+	note()
+}
+
+func (c *puppet) SetView(now ownership.Now, v ownership.View) {
+	c.told(now, func() { c.views = append(c.views, v) })
+}
+func (c *puppet) Tick(now ownership.Now) { c.told(now, func() { c.ticks++ }) }
+func (c *puppet) Urgent(now ownership.Now, p int) {
+	c.told(now, func() { c.urgent = append(c.urgent, p) })
+}
+func (c *puppet) Receive(now ownership.Now, e ownership.Envelope) {
+	c.told(now, func() { c.mail = append(c.mail, e) })
+}
+
+func (c *puppet) Take() ownership.Effects {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := c.effects
+	c.effects = ownership.Effects{}
+	return out
+}
+
+func (c *puppet) Route(p int) ownership.Route {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.routes[p]
+}
+
+func (c *puppet) Settled() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.settled
+}
+
+func (c *puppet) Status(ownership.Now) ownership.Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return ownership.Status{Held: 5, Copies: len(c.mail)}
+}
+
+// do changes the puppet; what it changes shows after the next tick at the latest.
+func (c *puppet) do(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}
+
+func (c *puppet) route(p int, r ownership.Route) {
+	c.do(func() {
+		c.routes[p] = r
+		c.effects.Routes = append(c.effects.Routes, p)
+	})
+}
+
+func (c *puppet) confirm(pr ownership.Progress) {
+	c.do(func() { c.effects.Confirmed = append(c.effects.Confirmed, pr) })
+}
+
+// sent is a Sender that keeps everything.
+type sent struct {
+	mu   sync.Mutex
+	list []ownership.Envelope
+}
+
+func (s *sent) Send(list []ownership.Envelope) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, list...)
+}
+
+func (s *sent) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.list)
+}
+
+// newPuppet starts a Keeper of a puppet.
+func newPuppet(t testing.TB, change ...func(*Config)) (*Keeper, *puppet) {
+	t.Helper()
+	noLeaks(t)
+	var clock atomic.Int64
+	cfg := Config{
+		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
+		Now:     func() algo.Instant { return algo.Instant{} },
+		Boot:    func() int64 { return clock.Add(1) },
+		Version: func(int) uint64 { return 0 },
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	k, c := newKeeper(cfg), &puppet{}
+	k.start(c)
+	t.Cleanup(k.Close)
+	return k, c
+}
+
+func TestRoutes(t *testing.T) {
+	k, c := newPuppet(t)
+	first := k.Route(7)
+	if *first != (ownership.Route{}) {
+		t.Errorf("%+v", first)
+	}
+	if got := k.Await(ended(), 7, first); got != first {
+		t.Errorf("%+v", got)
+	}
+	owned := ownership.Route{Standing: ownership.Owned, Term: ownership.Term{N: 1}}
+	const waiters = 20
+	got := make(chan *ownership.Route, waiters)
+	for range waiters {
+		go func() { got <- k.Await(within(t, patience), 7, first) }()
+	}
+	c.route(8, owned) // wakes nobody who waits for another one
+	c.route(7, owned)
+	for range waiters {
+		if r := <-got; *r != owned || r == first {
+			t.Errorf("%+v", r)
+		}
+	}
+	if *first != (ownership.Route{}) {
+		t.Error("a published route has changed")
+	}
+	// One that is out of date is not waited for.
+	second := k.Await(ended(), 7, first)
+	if *second != owned {
+		t.Errorf("%+v", second)
+	}
+	// What has not changed is the same one still.
+	c.route(7, owned)
+	c.route(9, owned)
+	eventually(t, "the last is there", func() bool { return *k.Route(9) == owned })
+	if k.Route(7) != second {
+		t.Error("published anew without a change")
+	}
+}
+
+func TestProgress(t *testing.T) {
+	var version atomic.Uint64
+	k, c := newPuppet(t, func(cfg *Config) { cfg.Version = func(int) uint64 { return version.Load() } })
+	type answer struct{ degraded, ok bool }
+	await := func(version uint64, strict bool) answer {
+		degraded, ok := k.AwaitProgress(ended(), 3, version, strict)
+		return answer{degraded, ok}
+	}
+	yes, degraded, no := answer{false, true}, answer{true, true}, answer{}
+	all := uint64(math.MaxUint64)
+	for i, step := range []struct {
+		version  uint64
+		progress ownership.Progress
+		// by ticket, for other rules and for strict ones
+		want map[uint64][2]answer
+	}{
+		{0, ownership.Progress{}, map[uint64][2]answer{0: {yes, yes}, 1: {no, no}}},
+		{5, ownership.Progress{Version: 3}, map[uint64][2]answer{3: {yes, yes}, 4: {no, no}}},
+		{5, ownership.Progress{Version: 2}, map[uint64][2]answer{3: {yes, yes}}}, // never back
+		{5, ownership.Progress{Version: all, Unguarded: true}, map[uint64][2]answer{3: {yes, yes}, 4: {degraded, no}, 5: {degraded, no}, 6: {no, no}}},
+		{6, ownership.Progress{Version: all, Unguarded: true, StrictToo: true}, map[uint64][2]answer{3: {yes, yes}, 6: {degraded, degraded}, 7: {no, no}}},
+		// Another copy is there: all is not all that is yet to come.
+		{9, ownership.Progress{Version: 8}, map[uint64][2]answer{4: {yes, yes}, 8: {yes, yes}, 9: {no, no}}},
+		{9, ownership.Progress{Version: all}, map[uint64][2]answer{9: {yes, yes}, 10: {no, no}}}, // handed over
+	} {
+		version.Store(step.version)
+		old := k.progress[3].Load()
+		step.progress.Partition = 3
+		c.confirm(step.progress)
+		eventually(t, "it is known", func() bool { return k.progress[3].Load() != old })
+		for ticket, want := range step.want {
+			if got := [2]answer{await(ticket, false), await(ticket, true)}; got != want {
+				t.Errorf("step %d, ticket %d: %+v, want %+v", i, ticket, got, want)
+			}
+		}
+	}
+}
+
+// TestProgressWakes: whoever waits is told, and those who have to wait on do.
+func TestProgressWakes(t *testing.T) {
+	k, c := newPuppet(t)
+	const waiters = 50
+	var given atomic.Int64
+	var waiting sync.WaitGroup
+	for i := range waiters {
+		waiting.Go(func() {
+			if degraded, ok := k.AwaitProgress(within(t, patience), 3, uint64(i+1), i%2 == 0); degraded || !ok {
+				t.Errorf("%d: %v, %v", i, degraded, ok)
+			}
+			given.Add(1)
+		})
+	}
+	c.confirm(ownership.Progress{Partition: 4, Version: 100})
+	c.confirm(ownership.Progress{Partition: 3, Version: 20})
+	eventually(t, "twenty are told", func() bool { return given.Load() == 20 })
+	c.confirm(ownership.Progress{Partition: 3, Version: waiters})
+	waiting.Wait()
+}
+
+// TestUrgent: of many signals for a partition, at least one comes after the last; they are not one each.
+func TestUrgent(t *testing.T) {
+	k, c := newPuppet(t)
+	c.gate.Lock()
+	var callers sync.WaitGroup
+	for range 4 {
+		callers.Go(func() {
+			for range 1000 {
+				for _, p := range []int{0, 63, 64, partitions - 1} {
+					k.Urgent(p)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	c.gate.Unlock()
+	all := func() (list []int) {
+		c.do(func() { list = slices.Clone(c.urgent) })
+		return list
+	}
+	eventually(t, "all are told", func() bool {
+		list := slices.Sorted(slices.Values(all()))
+		return slices.Equal(slices.Compact(list), []int{0, 63, 64, partitions - 1})
+	})
+	if n := len(all()); n > 8 { // one was perhaps under way when the rest came
+		t.Errorf("told %d times", n)
+	}
+	before := len(all())
+	k.Urgent(5)
+	eventually(t, "one more is told", func() bool { return len(all()) == before+1 })
+}
+
+// TestMailIsBounded: a core that is busy for long loses messages and keeps its memory.
+func TestMailIsBounded(t *testing.T) {
+	k, c := newPuppet(t)
+	c.gate.Lock()
+	const messages = 3 * maxMail >> 20
+	chunk := make([]byte, 1<<20)
+	for i := range messages {
+		k.Receive(ownership.Envelope{From: other, Message: &ownership.Replicate{Sequence: uint64(i), Chunk: chunk}})
+	}
+	lost := int(k.Stats().Lost)
+	// Some may have been taken before the core was held up.
+	if kept := messages - lost; kept < maxMail>>20-1 || kept > maxMail>>20+mailAtOnce {
+		t.Errorf("%d were kept", kept)
+	}
+	c.gate.Unlock()
+	eventually(t, "the rest is received", func() (all bool) {
+		c.do(func() { all = len(c.mail) == messages-lost })
+		return all
+	})
+	for i := 1; i < len(c.mail); i++ {
+		if c.mail[i].Message.(*ownership.Replicate).Sequence <= c.mail[i-1].Message.(*ownership.Replicate).Sequence {
+			t.Fatal("out of order")
+		}
+	}
+	// There is room again.
+	k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+	eventually(t, "it is received", func() (all bool) {
+		c.do(func() { all = len(c.mail) == messages-lost+1 })
+		return all
+	})
+	if n := int(k.Stats().Lost); n != lost {
+		t.Errorf("%d are lost", n)
+	}
+}
+
+// TestMailOvertakes: what others wait for does not stand behind the content of partitions, which goes on all the same.
+func TestMailOvertakes(t *testing.T) {
+	var box mailbox
+	bulky := func() ownership.Message { return &ownership.Replicate{Chunk: make([]byte, lightChunk+1)} }
+	for i := range 5 {
+		box.add(ownership.Envelope{Message: bulky()})
+		box.add(ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2 * i), Chunk: make([]byte, 200<<10)}}})
+		box.add(ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2*i + 1)}}})
+	}
+	var got string
+	for next := uint64(0); !box.empty(); got += "|" {
+		for _, e := range box.take(4) {
+			if c, ok := e.Message.(*ownership.Commit); !ok {
+				got += "B"
+			} else if c.Sequence == next {
+				got += "c"
+				next++
+			} else {
+				t.Errorf("%d in place of %d", c.Sequence, next)
+			}
+		}
+	}
+	if want := "ccccB|ccccB|ccB|B|B|"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	if box.light.weight != 0 || box.heavy.weight != 0 {
+		t.Errorf("%+v", box)
+	}
+}
+
+// TestTicksGoOn: time passes for the core however much mail there is.
+func TestTicksGoOn(t *testing.T) {
+	k, c := newPuppet(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var flood sync.WaitGroup
+	defer flood.Wait()
+	defer cancel()
+	flood.Go(func() {
+		for ctx.Err() == nil {
+			k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+		}
+	})
+	var urgent int
+	for i := range 5 {
+		k.Urgent(i)
+		eventually(t, "a tick and what is urgent", func() (ok bool) {
+			c.do(func() {
+				ok = c.ticks > i && len(c.urgent) > i
+				urgent = len(c.urgent)
+			})
+			return ok
+		})
+	}
+	if urgent != 5 {
+		t.Errorf("%d urgent", urgent)
+	}
+}
+
+// TestClocks: every call to the core is given a later reading of the clocks than the one before.
+func TestClocks(t *testing.T) {
+	k, c := newPuppet(t)
+	for i := range 10 {
+		k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+		k.Urgent(i)
+		k.SetView(ownership.View{})
+	}
+	eventually(t, "some calls", func() (ok bool) {
+		c.do(func() { ok = len(c.nows) > 20 })
+		return ok
+	})
+	c.do(func() {
+		for i := 1; i < len(c.nows); i++ {
+			if c.nows[i].Boot <= c.nows[i-1].Boot {
+				t.Fatalf("%v after %v", c.nows[i], c.nows[i-1])
+			}
+		}
+	})
+}
+
+func TestBootTime(t *testing.T) {
+	before := BootTime()
+	if before <= 0 {
+		t.Error(before)
+	}
+	start := time.Now()
+	eventually(t, "it goes on", func() bool { return BootTime()-before >= int64(5*time.Millisecond) })
+	if took := time.Since(start); took < 4*time.Millisecond || took > patience/2 {
+		t.Errorf("5 ms took %v", took)
+	}
+}
+
+func TestMessagesAndNotes(t *testing.T) {
+	var log syncBuffer
+	out := &sent{}
+	k, c := newPuppet(t, func(cfg *Config) {
+		cfg.Sender = out
+		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	claimed, moved := ownership.Term{N: 1}, ownership.Term{Epoch: 1, N: 9}
+	c.do(func() {
+		c.effects.Messages = []ownership.Envelope{{From: self, To: other, Message: &ownership.ReadRecords{ID: 1}}, {From: self, To: other, Message: &ownership.ReadRecords{ID: 2}}}
+		for p := range partitions {
+			c.effects.Notes = append(c.effects.Notes, ownership.Note{What: "claimed", Partition: p, Term: claimed, Detail: "new"})
+		}
+		c.effects.Notes = append(c.effects.Notes, ownership.Note{What: "handed over", Partition: 7, Term: moved, Other: other})
+	})
+	eventually(t, "both are logged", func() bool { return strings.Contains(log.String(), "handed over") })
+	if n := out.count(); n != 2 {
+		t.Errorf("%d are sent", n)
+	}
+	for _, want := range []string{
+		fmt.Sprintf(`msg=claimed count=130 partitions=0-129 term=%v detail=new`, claimed),
+		fmt.Sprintf(`msg="handed over" count=1 partitions=7 term=%v other=other`, moved),
+	} {
+		if strings.Count(log.String(), want) != 1 {
+			t.Errorf("not once: %s\n%s", want, log.String())
+		}
+	}
+	if s := k.Stats(); s.Events["claimed"] != partitions || s.Events["handed over"] != 1 || len(s.Events) != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestRanges(t *testing.T) {
+	for want, list := range map[string][]int{
+		"":            {},
+		"0":           {0},
+		"1-2":         {2, 1},
+		"0,2-4,9":     {9, 0, 3, 2, 4},
+		"3,5":         {5, 3, 3},
+		"7-8,10,4092": {8, 7, 10, 4092, 8},
+	} {
+		if got := ranges(list); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+type syncBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func TestStatus(t *testing.T) {
+	k, c := newPuppet(t)
+	if st, ok := k.Status(); !ok || st.Held != 5 || st.Settled || k.Settled() {
+		t.Errorf("%+v", st)
+	}
+	c.do(func() { c.settled = true })
+	eventually(t, "it is settled", k.Settled)
+	if st, ok := k.Status(); !ok || !st.Settled {
+		t.Errorf("%+v", st)
+	}
+}
+
+func view(members ...ownership.Member) ownership.View { return ownership.View{Members: members} }
+
+func active(n ownership.Node) ownership.Member { return ownership.Member{Node: n, Active: true} }
+
+func TestViews(t *testing.T) {
+	k, c := newPuppet(t)
+	last := func() (v ownership.View) {
+		c.do(func() {
+			if len(c.views) > 0 {
+				v = c.views[len(c.views)-1]
+			}
+		})
+		return v
+	}
+	c.gate.Lock()
+	for range 100 {
+		k.SetView(view(active(self)))
+	}
+	k.SetView(view(active(self), active(other)))
+	c.gate.Unlock()
+	eventually(t, "the last view is seen", func() bool { return len(last().Members) == 2 })
+	if n := len(c.views); n > 3 || last().Leaving {
+		t.Errorf("%d views, %+v", n, last())
+	}
+}
+
+func TestDrain(t *testing.T) {
+	owned := ownership.Route{Standing: ownership.Owned}
+	drain := func(k *Keeper, ctx context.Context) <-chan error {
+		got := make(chan error, 1)
+		go func() { got <- k.Drain(ctx) }()
+		return got
+	}
+	leaving := func(c *puppet) (yes bool) {
+		c.do(func() { yes = len(c.views) > 0 && c.views[len(c.views)-1].Leaving })
+		return yes
+	}
+	// hold has the Keeper hold two partitions.
+	hold := func(t *testing.T, k *Keeper, c *puppet) {
+		c.route(1, owned)
+		c.route(2, ownership.Route{Standing: ownership.Frozen})
+		eventually(t, "two are held", func() bool { return k.held.Load() == 2 })
+	}
+	wait := func(t *testing.T, got <-chan error) error {
+		t.Helper()
+		select {
+		case err := <-got:
+			return err
+		case <-time.After(patience):
+			t.Fatal("still waiting")
+			return nil
+		}
+	}
+	t.Run("all is given away", func(t *testing.T) {
+		k, c := newPuppet(t)
+		k.SetView(view(active(self), active(other)))
+		hold(t, k, c)
+		got := drain(k, within(t, patience))
+		eventually(t, "the core knows", func() bool { return leaving(c) })
+		c.route(1, ownership.Route{Standing: ownership.Elsewhere, Node: other})
+		k.SetView(view(active(self), active(other), active(ownership.Node{Name: "third", Boot: 3})))
+		eventually(t, "the core knows of the third", func() (yes bool) {
+			c.do(func() { yes = len(c.views[len(c.views)-1].Members) == 3 })
+			return yes
+		})
+		if !leaving(c) || len(got) > 0 {
+			t.Errorf("leaving: %v, returned: %d", leaving(c), len(got))
+		}
+		c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
+		if err := wait(t, got); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("nothing is held", func(t *testing.T) {
+		k, _ := newPuppet(t)
+		k.SetView(view(active(self), active(other)))
+		if err := wait(t, drain(k, within(t, patience))); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("no view yet", func(t *testing.T) {
+		k, _ := newPuppet(t)
+		if err := wait(t, drain(k, within(t, patience))); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("nobody is there", func(t *testing.T) {
+		k, c := newPuppet(t)
+		k.SetView(view(active(self), active(other)))
+		hold(t, k, c)
+		got := drain(k, within(t, patience))
+		eventually(t, "the core knows", func() bool { return leaving(c) })
+		k.SetView(view(active(self), ownership.Member{Node: other})) // it leaves, too
+		if err := wait(t, got); !errors.Is(err, ErrNobody) || !strings.Contains(err.Error(), "2 are still held") {
+			t.Error(err)
+		}
+	})
+	t.Run("time is up", func(t *testing.T) {
+		k, c := newPuppet(t)
+		k.SetView(view(active(self), active(other)))
+		hold(t, k, c)
+		ctx, cancel := context.WithCancel(context.Background())
+		got := drain(k, ctx)
+		eventually(t, "the core knows", func() bool { return leaving(c) })
+		cancel()
+		if err := wait(t, got); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "2 partitions") {
+			t.Error(err)
+		}
+	})
+	t.Run("closed", func(t *testing.T) {
+		k, c := newPuppet(t)
+		k.SetView(view(active(self), active(other)))
+		hold(t, k, c)
+		got := drain(k, within(t, patience))
+		eventually(t, "the core knows", func() bool { return leaving(c) })
+		k.Close()
+		if err := wait(t, got); err == nil || errors.Is(err, ErrNobody) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestCloseReleases: everybody who waits returns, and everything may still be called.
+func TestCloseReleases(t *testing.T) {
+	k, _ := newPuppet(t)
+	var waiting sync.WaitGroup
+	var began sync.WaitGroup
+	for i := range 10 {
+		began.Add(1)
+		waiting.Go(func() {
+			began.Done()
+			if i%2 == 0 {
+				old := k.Route(i)
+				if got := k.Await(within(t, time.Hour), i, old); got != old {
+					t.Errorf("%+v", got)
+				}
+			} else if _, ok := k.AwaitProgress(within(t, time.Hour), i, 1, false); ok {
+				t.Error("given")
+			}
+		})
+	}
+	began.Wait()
+	k.Close()
+	waiting.Wait()
+	k.Close()
+	k.SetView(ownership.View{})
+	k.Receive(ownership.Envelope{Message: &ownership.ReadRecords{}})
+	k.Urgent(1)
+	if _, ok := k.Status(); ok {
+		t.Error("status of a closed Keeper")
+	}
+	_ = k.Stats()
+}
+
+// empty is a Data without any content. What it does not have is not called.
+type empty struct {
+	ownership.Data
+	open [partitions]atomic.Bool
+}
+
+func (d *empty) Open(p int)                              { d.open[p].Store(true) }
+func (d *empty) Shut(p int)                              { d.open[p].Store(false) }
+func (d *empty) Lease(int, int64)                        {}
+func (d *empty) Unguarded(int, bool)                     {}
+func (d *empty) Attach(int, ownership.Slot, bool)        {}
+func (d *empty) AttachCurrent(int, ownership.Slot, bool) {}
+func (d *empty) Widen(int, ownership.Slot)               {}
+func (d *empty) Caught(int, ownership.Slot)              {}
+func (d *empty) Detach(int, ownership.Slot)              {}
+func (d *empty) Pending(int, ownership.Slot) int         { return 0 }
+func (d *empty) Drain(int, ownership.Slot, algo.Instant, int) ([]byte, uint64, bool) {
+	return nil, 1, false
+}
+func (d *empty) Confirm(int, ownership.Slot, uint64)         {}
+func (d *empty) Stage(int)                                   {}
+func (d *empty) Apply(int, bool, algo.Instant, []byte) error { return nil }
+func (d *empty) Promote(int)                                 {}
+func (d *empty) Merge(int, algo.Instant) error               { return nil }
+func (d *empty) Discard(int)                                 {}
+func (d *empty) TakeOver(int, algo.Instant, ownership.Claim) {}
+func (d *empty) TakeOverStrict(int, algo.Instant)            {}
+func (d *empty) Cold(int, algo.Instant)                      {}
+func (d *empty) ColdStrict(int, algo.Instant)                {}
+
+// town lets Keepers of real cores send to one another.
+type town struct {
+	mu      sync.Mutex
+	keepers map[ownership.Node]*Keeper
+}
+
+func (w *town) Send(list []ownership.Envelope) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, e := range list {
+		if k := w.keepers[e.To]; k != nil {
+			k.Receive(e)
+		}
+	}
+}
+
+func (w *town) settle(t testing.TB, n ownership.Node) (*Keeper, *empty) {
+	t.Helper()
+	data := &empty{}
+	k := New(Config{
+		Core: ownership.Config{Self: n, Partitions: partitions, Data: data}, Sender: w, Logger: slog.New(slog.DiscardHandler),
+		Now: func() algo.Instant { return algo.Instant{} }, Boot: BootTime, Version: func(int) uint64 { return 1 },
+	})
+	w.mu.Lock()
+	w.keepers[n] = k
+	w.mu.Unlock()
+	t.Cleanup(k.Close)
+	return k, data
+}
+
+// TestRealCores: a node claims everything, shares with a second one, and gives it all away when it leaves. At no time
+// do both decide for a partition.
+func TestRealCores(t *testing.T) {
+	noLeaks(t)
+	w := &town{keepers: make(map[ownership.Node]*Keeper)}
+	a, dataA := w.settle(t, self)
+	b, dataB := w.settle(t, other)
+	share := func(owner func(p int) int32, states ...bool) ownership.View {
+		v := ownership.View{Settled: true, Owners: make([]int32, partitions), Backups: make([]int32, partitions)}
+		for i, n := range []ownership.Node{self, other} {
+			if i < len(states) {
+				v.Members = append(v.Members, ownership.Member{Node: n, Active: states[i]})
+			}
+		}
+		for p := range v.Owners {
+			v.Owners[p] = owner(p)
+			v.Backups[p] = 1 - owner(p)
+			if len(states) == 1 {
+				v.Backups[p] = -1
+			}
+		}
+		return v
+	}
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		for {
+			for p := range partitions {
+				if dataA.open[p].Load() && dataB.open[p].Load() && dataA.open[p].Load() {
+					t.Errorf("both decide for %d", p)
+					return
+				}
+			}
+			select {
+			case <-done:
+				return
+			default:
+				runtime.Gosched()
+			}
+		}
+	})
+	defer watching.Wait()
+	defer close(done)
+
+	before := a.Route(5)
+	a.SetView(share(func(int) int32 { return 0 }, true))
+	if r := a.Await(within(t, patience), 5, before); r.Standing != ownership.Owned {
+		t.Errorf("%+v", r)
+	}
+	eventually(t, "a is settled", a.Settled)
+	if n := a.held.Load(); n != partitions {
+		t.Errorf("%d are held", n)
+	}
+	half := func(p int) int32 { return int32(p % 2) }
+	a.SetView(share(half, true, true))
+	b.SetView(share(half, true, true))
+	eventually(t, "both are settled", func() bool { return a.Settled() && b.Settled() })
+	if r := a.Route(5); r.Standing != ownership.Elsewhere || r.Node != other {
+		t.Errorf("%+v", r)
+	}
+	all := func(int) int32 { return 1 }
+	a.SetView(share(all, false, true))
+	b.SetView(share(all, false, true))
+	if err := a.Drain(within(t, patience)); err != nil {
+		t.Fatal(err)
+	}
+	for p := range partitions {
+		if !dataB.open[p].Load() || dataA.open[p].Load() {
+			t.Fatalf("%d is not where it should be", p)
+		}
+	}
+	if st, ok := b.Status(); !ok || st.Held != partitions || b.Stats().Events["took over"] != partitions {
+		t.Errorf("%+v, %+v", st, b.Stats())
+	}
+}
+
+// BenchmarkUrgent measures the way from a signal to the core and back to who waits.
+func BenchmarkUrgent(b *testing.B) {
+	k := newKeeper(Config{
+		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
+		Now: func() algo.Instant { return algo.Instant{} }, Boot: BootTime,
+	})
+	k.start(&echo{})
+	defer k.Close()
+	ctx := context.Background()
+	for i := uint64(1); b.Loop(); i++ {
+		k.Urgent(3)
+		if _, ok := k.AwaitProgress(ctx, 3, i, true); !ok {
+			b.Fatal("closed")
+		}
+	}
+}
+
+// echo is a core that confirms whatever is urgent at once.
+type echo struct {
+	puppet
+	version uint64
+}
+
+func (c *echo) Urgent(_ ownership.Now, p int) {
+	c.version++
+	c.confirm(ownership.Progress{Partition: p, Version: c.version})
+}
+
+func (c *echo) Tick(ownership.Now) {}

@@ -1,0 +1,247 @@
+package limiter
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// An atomic check is a reservation at the owner of each of its targets, under ids that this node, its coordinator, has
+// chosen. If all are admitted the answer is given at once and the reservations are committed behind it: one that hears
+// nothing stays charged, which is what a commit says. Otherwise they are cancelled, also where no answer came, and the
+// caller is answered once that has been heard where it matters to it. No owner waits for another, so there is nothing
+// to be locked and no deadlock; that is why two atomic checks can refuse each other the last unit.
+
+// CheckAll implements Service.
+func (l *Limiter) CheckAll(ctx context.Context, checks []Check) (AllDecision, error) {
+	if err := ValidBatch(len(checks)); err != nil {
+		return AllDecision{}, err
+	}
+	all, bad := l.together(checks)
+	if bad != nil {
+		return AllDecision{}, bad
+	}
+	l.run(ctx, all.ops)
+	err := all.err()
+	allowed := err == nil && all.allowed()
+	l.conclude(ctx, all.ops, allowed)
+	if err != nil {
+		return AllDecision{}, err
+	}
+	return all.decision(checks, allowed), nil
+}
+
+// together is the checks of one atomic check.
+type together struct {
+	ops   []Op  // one for each target
+	of    []int // of each check, its op
+	first []int // of each op, the first of its checks, which an error names
+}
+
+// together sums up the checks that are about the same state. All that can be wrong with one without knowing its policy
+// is an error here.
+func (l *Limiter) together(checks []Check) (*together, *Error) {
+	type state struct{ scope, key string }
+	all := &together{ops: make([]Op, 0, len(checks)), of: make([]int, len(checks))}
+	known := make(map[state]int)
+	hold := min(2*l.cfg.Timeout+time.Second, MaxReservation) // longer than this node takes to settle
+	for i := range checks {
+		op := Op{Kind: OpReserve, Check: checks[i], TTL: hold, Atomic: true}
+		err := suitsAtomic(&op)
+		if err == nil {
+			err = l.prepare(&op)
+		}
+		if err != nil {
+			return nil, err.In(i, len(checks))
+		}
+		s := state{op.Policy, op.Key}
+		if op.inline != nil {
+			s.scope = op.inline.Scope // which no policy's name is
+		}
+		at, repeated := known[s]
+		if !repeated {
+			known[s] = len(all.ops)
+			all.of[i] = len(all.ops)
+			all.ops = append(all.ops, op)
+			all.first = append(all.first, i)
+			continue
+		}
+		sum := &all.ops[at]
+		all.of[i] = at
+		switch {
+		case op.inline != sum.inline && *op.Limit != *sum.Limit:
+			err = &Error{Invalid, "limit", "differs from an earlier check's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both"}
+		case op.Cost > algo.MaxLimit-sum.Cost:
+			err = &Error{Invalid, "cost", "and the costs of the earlier checks of the same key add up to more than the largest cost, 9007199254740992 (2^53)"}
+		}
+		if err != nil {
+			return nil, err.In(i, len(checks))
+		}
+		sum.Cost += op.Cost
+	}
+	if len(all.ops) == 1 {
+		return all, nil // one state decides by itself: there is nothing to settle
+	}
+	for i := range all.ops {
+		all.ops[i].Reservation = rand.Uint64() | 1
+	}
+	return all, nil
+}
+
+// suitsAtomic says what an atomic check cannot hold.
+func suitsAtomic(op *Op) *Error {
+	switch {
+	case op.Partial:
+		return &Error{Invalid, "partial", "cannot be set in an atomic check, which is all or nothing"}
+	case op.Cost == 0:
+		return &Error{Invalid, "cost", "is 0: a peek cannot be part of an atomic check"}
+	case op.RequestID != "":
+		// What was admitted under an id is admitted again, but of an atomic check it may have been cancelled since.
+		return &Error{Invalid, "request_id", "cannot be given in an atomic check, which is not remembered"}
+	}
+	return nil
+}
+
+// err is the error of the first check that could not be decided.
+func (a *together) err() error {
+	for i := range a.ops {
+		if err := a.ops[i].Outcome.Err; err != nil {
+			return err.In(a.first[i], len(a.of))
+		}
+	}
+	return nil
+}
+
+func (a *together) allowed() bool {
+	for i := range a.ops {
+		if !a.ops[i].Outcome.Decision.Allowed {
+			return false
+		}
+	}
+	return true
+}
+
+// decision is the answer, when everything has been heard.
+func (a *together) decision(checks []Check, allowed bool) AllDecision {
+	out := AllDecision{Allowed: allowed, Decisions: make([]Decision, len(checks))}
+	for i := range a.ops {
+		d := &a.ops[i].Outcome.Decision
+		if held := d.ReservationID != ""; held && !allowed {
+			d.giveBack(d.Granted)
+		}
+		d.ReservationID, d.RememberFor = "", 0
+	}
+	for i := range checks {
+		d := &out.Decisions[i]
+		*d = a.ops[a.of[i]].Outcome.Decision
+		if d.Granted = 0; allowed {
+			d.Granted = checks[i].Cost
+			out.Delay = max(out.Delay, d.Delay)
+		} else {
+			d.Delay = 0
+		}
+	}
+	return out
+}
+
+// giveBack counts units as left again that were charged for a moment.
+func (d *Decision) giveBack(units int64) {
+	again := func(remaining, limit int64) int64 {
+		if limit == algo.Unlimited {
+			return remaining
+		}
+		return min(remaining+units, limit)
+	}
+	d.Remaining = again(d.Remaining, d.Limit)
+	for i := range d.Limits {
+		s := &d.Limits[i]
+		s.Remaining = again(s.Remaining, s.Limit)
+	}
+}
+
+// conclude settles the reservations of an atomic check: keeping all or nothing.
+func (l *Limiter) conclude(ctx context.Context, ops []Op, keep bool) {
+	var here, away, lost []Op
+	for i := range ops {
+		op, d := &ops[i], &ops[i].Outcome.Decision
+		if op.Reservation == 0 {
+			continue
+		}
+		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, hash: op.hash, partition: op.partition, inline: op.inline}
+		if !keep {
+			settle.Cost = 0
+		}
+		switch held := d.ReservationID != ""; {
+		case held && l.cfg.Ownership.Holder(op.partition).Self:
+			here = append(here, settle)
+		case held:
+			away = append(away, settle)
+		case !keep && (d.FailedOpen || d.FailedClosed):
+			lost = append(lost, settle) // it may have been charged without our hearing of it
+		}
+	}
+	// The caller's time may be over, and what is charged is to be given back all the same.
+	behind := context.WithoutCancel(ctx)
+	if len(here) > 0 {
+		l.run(behind, here)
+	}
+	if len(lost) > 0 {
+		l.settling.start(func() { l.run(behind, lost) })
+	}
+	if len(away) == 0 {
+		return
+	}
+	heard := make(chan struct{})
+	started := l.settling.start(func() {
+		defer close(heard)
+		l.run(behind, away)
+	})
+	if keep || !started {
+		return
+	}
+	select {
+	case <-heard:
+	case <-ctx.Done():
+	}
+}
+
+// maxBackground bounds the settling that goes on behind answers, as when an owner hangs. What is past it is not
+// settled: it stays charged.
+const maxBackground = 10_000
+
+// background is goroutines that are waited for once. The zero value has none.
+type background struct {
+	running sync.WaitGroup
+
+	mu     sync.Mutex
+	count  int
+	closed bool
+}
+
+// start runs f in a goroutine, unless there are too many or it is too late.
+func (b *background) start(f func()) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || b.count >= maxBackground {
+		return false
+	}
+	b.count++
+	b.running.Go(func() {
+		f()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.count--
+	})
+	return true
+}
+
+// close waits for what was started, and starts nothing more.
+func (b *background) close() {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.running.Wait()
+}

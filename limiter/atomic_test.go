@@ -1,0 +1,409 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+const atomicPolicies = `policies:
+  - {name: a, algorithm: sliding_log, limit: 10, window: 1m}
+  - {name: b, algorithm: token_bucket, limit: 10, window: 1d}
+  - {name: c, algorithm: fixed_window, limit: 10, window: 1m}
+  - {name: queue, algorithm: leaky_bucket, limit: 10, window: 1s}
+  - {name: slow, algorithm: leaky_bucket, limit: 5, window: 1s}
+  - {name: closed, algorithm: sliding_log, limit: 10, window: 1m, on_error: closed}
+  - {name: shadow, algorithm: sliding_log, limit: 1, window: 1m, shadow: true}
+  - {name: jobs, algorithm: concurrency, limit: 10, ttl: 1m}
+  - {name: denied, algorithm: sliding_log, limit: 10, window: 1m, count_denied: true}
+  - {name: free, algorithm: sliding_log, limit: 1, window: 1m, overrides: [{prefix: key, unlimited: true}]}
+`
+
+func (n *testNode) all(t testing.TB, checks ...Check) AllDecision {
+	t.Helper()
+	all, err := n.CheckAll(t.Context(), checks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all.Decisions) != len(checks) {
+		t.Fatalf("%d decisions for %d checks", len(all.Decisions), len(checks))
+	}
+	for i, d := range all.Decisions {
+		if d.ReservationID != "" || d.RememberFor != 0 || !all.Allowed && (d.Granted != 0 || d.Delay != 0) || all.Allowed && !d.Allowed {
+			t.Errorf("decision %d of %+v", i, all)
+		}
+	}
+	return all
+}
+
+// spread is checks of cost 1 of policies a, b and c, one on each node.
+func (c *testCluster) spread() []Check {
+	return []Check{named("a", c.owned("a", 0, 0), 1), named("b", c.owned("b", 1, 0), 1), named("c", c.owned("c", 2, 0), 1)}
+}
+
+// wantLeft tells what is left of each key, and that no reservation is pending.
+func (c *testCluster) wantLeft(checks []Check, left ...int64) {
+	c.t.Helper()
+	for i, q := range checks {
+		q.Cost = 0
+		for _, n := range c.nodes {
+			if got := n.check(c.t, q).Remaining; got != left[i] {
+				c.t.Errorf("%s: %d left, want %d", q.Policy, got, left[i])
+			}
+		}
+	}
+}
+
+func TestAtomicAcrossOwners(t *testing.T) {
+	for entry := range 3 {
+		inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+			n, checks := c.nodes[entry], c.spread()
+			checks[1].Cost = 4
+			all := n.all(t, checks...)
+			if !all.Allowed {
+				t.Fatalf("%+v", all)
+			}
+			for i, d := range all.Decisions {
+				if d.Granted != checks[i].Cost || d.Policy != checks[i].Policy || d.Remaining != 10-checks[i].Cost {
+					t.Errorf("%+v", d)
+				}
+			}
+			c.wantLeft(checks, 9, 6, 9)
+
+			checks[1].Cost = 7 // 6 are left
+			all = n.all(t, checks...)
+			if all.Allowed || !all.Decisions[0].Allowed || all.Decisions[1].Allowed || !all.Decisions[2].Allowed ||
+				all.Decisions[1].RetryAfter <= 0 || all.Decisions[0].Remaining != 9 || all.Decisions[2].Remaining != 9 {
+				t.Errorf("%+v", all)
+			}
+			c.wantLeft(checks, 9, 6, 9)
+		})
+	}
+}
+
+func TestAtomicLeavesNothingPending(t *testing.T) {
+	for _, refuse := range []bool{false, true} {
+		inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+			checks := c.spread()
+			if refuse {
+				checks[2].Cost = 11
+			}
+			c.nodes[0].all(t, checks...)
+			for i := range c.nodes {
+				c.nodes[i].Close() // waits for what is committed behind the answer
+			}
+			for i, q := range checks {
+				owner := c.nodes[i]
+				owner.check(t, Check{Target: q.Target, Cost: 10, Partial: true})
+				q.Cost = 1
+				if d := owner.check(t, q); d.Allowed || d.RememberFor == 0 {
+					t.Errorf("%s: a reservation is pending: %+v", q.Policy, d)
+				}
+			}
+		})
+	}
+}
+
+func TestAtomicRepeatsAreSummed(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		x, y := named("a", c.owned("a", 1, 0), 3), named("b", c.owned("b", 2, 0), 1)
+		all := c.nodes[0].all(t, x, y, x, x)
+		if !all.Allowed || all.Decisions[0].Granted != 3 || all.Decisions[3].Granted != 3 || all.Decisions[3].Remaining != 1 {
+			t.Errorf("%+v", all)
+		}
+		x.Cost = 1
+		if all := c.nodes[0].all(t, x, y, x); all.Allowed || all.Decisions[0].Allowed || all.Decisions[2].Allowed || !all.Decisions[1].Allowed {
+			t.Errorf("%+v", all)
+		}
+		c.wantLeft([]Check{x, y}, 1, 9)
+		// All of one key is one check, for which nothing needs to be settled.
+		c.wantMessages(1, "one key", func() {
+			if all := c.nodes[0].all(t, y, y, y); !all.Allowed {
+				t.Errorf("%+v", all)
+			}
+		})
+		c.wantLeft([]Check{y}, 6)
+		inline := func(limit, cost int64) Check {
+			return Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: limit, Window: time.Minute}, Key: "k"}, Cost: cost}
+		}
+		if all := c.nodes[0].all(t, inline(5, 2), inline(5, 2), y); !all.Allowed || all.Decisions[0].Remaining != 1 {
+			t.Errorf("%+v", all)
+		}
+		_, err := c.nodes[0].CheckAll(t.Context(), []Check{inline(5, 2), inline(6, 2)})
+		wantError(t, err, Invalid, "checks[1].limit")
+		x.Cost = algo.MaxLimit
+		_, err = c.nodes[0].CheckAll(t.Context(), []Check{x, y, x})
+		wantError(t, err, Invalid, "checks[2].cost")
+	})
+}
+
+func TestAtomicDelayIsTheLargest(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		queue, slow := named("queue", c.owned("queue", 1, 0), 1), named("slow", c.owned("slow", 2, 0), 1)
+		c.nodes[0].check(t, named("queue", queue.Key, 2))
+		c.nodes[0].check(t, named("slow", slow.Key, 2))
+		all := c.nodes[0].all(t, queue, slow)
+		if !all.Allowed || all.Delay != 400*time.Millisecond || all.Decisions[0].Delay != 200*time.Millisecond {
+			t.Errorf("%+v", all)
+		}
+	})
+}
+
+func TestAtomicErrors(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		good := named("a", c.owned("a", 1, 0), 1)
+		with := func(change func(*Check)) Check {
+			q := named("b", c.owned("b", 2, 0), 1)
+			change(&q)
+			return q
+		}
+		for _, test := range []struct {
+			q     Check
+			kind  Kind
+			field string
+		}{
+			{with(func(q *Check) { q.Partial = true }), Invalid, "partial"},
+			{with(func(q *Check) { q.Cost = 0 }), Invalid, "cost"},
+			{with(func(q *Check) { q.Cost = -1 }), Invalid, "cost"},
+			{with(func(q *Check) { q.RequestID = "r" }), Invalid, "request_id"},
+			{with(func(q *Check) { q.Key = "" }), Invalid, "key"},
+			{with(func(q *Check) { q.Policy = "jobs" }), Invalid, "policy"},
+			{with(func(q *Check) { q.Policy = "denied" }), Invalid, "policy"},
+			{with(func(q *Check) { q.Policy = "nope" }), NotFound, "policy"},
+			{with(func(q *Check) {
+				q.Policy, q.Limit = "", &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second, CountDenied: true}
+			}), Invalid, "limit"},
+			{with(func(q *Check) {
+				q.Policy, q.Limit = "", &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}
+			}), Invalid, "limit"},
+		} {
+			for _, n := range c.nodes {
+				_, err := n.CheckAll(t.Context(), []Check{good, test.q})
+				wantError(t, err, test.kind, "checks[1]."+test.field)
+				_, err = n.CheckAll(t.Context(), []Check{test.q})
+				wantError(t, err, test.kind, test.field)
+			}
+		}
+		_, err := c.nodes[0].CheckAll(t.Context(), nil)
+		wantError(t, err, Invalid, "checks")
+		_, err = c.nodes[0].CheckAll(t.Context(), make([]Check, MaxBatch+1))
+		wantError(t, err, TooLarge, "checks")
+		c.wantLeft([]Check{good}, 10)
+	})
+}
+
+func TestAtomicWithWhatIsAlwaysAdmitted(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		good := named("a", c.owned("a", 1, 0), 1)
+		shadow, free := named("shadow", c.owned("shadow", 2, 0), 5), named("free", c.owned("free", 2, 0), 5)
+		all := c.nodes[0].all(t, good, shadow, free)
+		if !all.Allowed || !all.Decisions[1].Shadow || all.Decisions[1].Granted != 5 || all.Decisions[2].Limit != algo.Unlimited {
+			t.Errorf("%+v", all)
+		}
+		good.Cost = 10
+		if all := c.nodes[0].all(t, good, shadow, free); all.Allowed || !all.Decisions[1].Allowed || !all.Decisions[2].Allowed || all.Decisions[2].Remaining != algo.Unlimited {
+			t.Errorf("%+v", all)
+		}
+		c.wantLeft([]Check{good, shadow}, 9, 1)
+	})
+}
+
+func TestAtomicWhereAnOwnerIsOutOfReach(t *testing.T) {
+	unplug := func(name string) wire {
+		return func(_ context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+			if to.Name != name {
+				deliver()
+			}
+		}
+	}
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		good, open, closed := named("a", c.owned("a", 1, 0), 1), named("b", c.owned("b", 2, 0), 1), named("closed", c.owned("closed", 2, 0), 1)
+		c.tamper(unplug("n2"))
+		if all := c.nodes[0].all(t, good, open); !all.Allowed || !all.Decisions[1].FailedOpen || all.Decisions[0].FailedOpen {
+			t.Errorf("open: %+v", all)
+		}
+		if all := c.nodes[0].all(t, good, closed); all.Allowed || !all.Decisions[1].FailedClosed || !all.Decisions[0].Allowed {
+			t.Errorf("closed: %+v", all)
+		}
+		c.nodes[0].Close()
+		c.tamper(nil)
+		c.wantLeft([]Check{good, open, closed}, 9, 10, 10)
+	})
+}
+
+// TestAtomicCancelsWhatItNeverHeardOf loses the answer of an owner that did reserve.
+func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		good, closed := named("a", c.owned("a", 1, 0), 1), named("closed", c.owned("closed", 2, 0), 1)
+		var asked atomic.Bool
+		c.tamper(func(ctx context.Context, _ *testNode, to Holder, ops []*Op, deliver func()) {
+			deliver()
+			if to.Name == "n2" && asked.CompareAndSwap(false, true) {
+				for _, op := range ops {
+					op.Outcome = Outcome{NotHolder: nil, Unreachable: true}
+				}
+			}
+		})
+		if all := c.nodes[0].all(t, good, closed); all.Allowed || !all.Decisions[1].FailedClosed {
+			t.Errorf("%+v", all)
+		}
+		c.nodes[0].Close()
+		c.wantLeft([]Check{good, closed}, 10, 10)
+	})
+}
+
+func TestAtomicOfACallerWhoLeaves(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		checks := c.spread()
+		checks[2].Policy, checks[2].Key = "closed", c.owned("closed", 2, 0)
+		ctx, cancel := context.WithCancel(t.Context())
+		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+			if to.Name != "n2" {
+				if ctx.Err() == nil {
+					deliver()
+				}
+				return
+			}
+			synctest.Wait() // the other owner has answered
+			cancel()
+			<-ctx.Done()
+		})
+		all, err := c.nodes[0].CheckAll(ctx, checks)
+		if err != nil || all.Allowed {
+			t.Errorf("%+v, %v", all, err)
+		}
+		c.nodes[0].Close()
+		c.tamper(nil)
+		c.wantLeft(checks, 10, 10, 10)
+	})
+}
+
+// TestAtomicUnderConcurrentCallers has many atomic checks of overlapping keys at once: what was admitted is what is
+// charged, no limit is passed, and none waits for another.
+func TestAtomicUnderConcurrentCallers(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		names := []string{"sliding_log", "token_bucket", "fixed_window", "sliding_window", "several", "sliding_counter"}
+		var admitted [6]atomic.Int64
+		var yes, no atomic.Int64
+		var callers sync.WaitGroup
+		for i := range 90 {
+			callers.Go(func() {
+				random := rand.New(rand.NewPCG(uint64(i), 0))
+				for range 10 {
+					var checks []Check
+					for _, p := range random.Perm(len(names))[:1+random.IntN(4)] {
+						checks = append(checks, named(names[p], "k", 1+random.Int64N(5)))
+					}
+					all := c.nodes[random.IntN(3)].all(t, checks...)
+					if !all.Allowed {
+						no.Add(1)
+						continue
+					}
+					yes.Add(1)
+					for _, q := range checks {
+						for p, name := range names {
+							if name == q.Policy {
+								admitted[p].Add(q.Cost)
+							}
+						}
+					}
+				}
+			})
+		}
+		callers.Wait()
+		for p, name := range names {
+			left := c.nodes[0].left(t, Target{Policy: name, Key: "k"})
+			if n := admitted[p].Load(); n > 100 || n != 100-left {
+				t.Errorf("%s: %d admitted, %d left", name, n, left)
+			}
+		}
+		if yes.Load() < 20 || no.Load() < 20 {
+			t.Errorf("%d admitted, %d refused: the test shows little", yes.Load(), no.Load())
+		}
+	})
+}
+
+// TestAtomicNeverAdmitsWithoutACharge loses messages and answers at random: there may be charges without an admission,
+// and never the reverse.
+func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
+	const text = `policies:
+  - {name: a, algorithm: sliding_log, limit: 60, window: 1h, on_error: closed}
+  - {name: b, algorithm: token_bucket, limit: 60, window: 366d, on_error: closed}
+  - {name: c, algorithm: fixed_window, limit: 60, window: 1h, on_error: closed}
+`
+	for seed := range uint64(40) {
+		inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+			var mu sync.Mutex
+			random := rand.New(rand.NewPCG(seed, 9))
+			roll := func(n int) int {
+				mu.Lock()
+				defer mu.Unlock()
+				return random.IntN(n)
+			}
+			c.tamper(func(ctx context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
+				switch roll(6) {
+				case 0: // the message is lost
+				case 1: // the answer is
+					deliver()
+					for _, op := range ops {
+						op.Outcome = Outcome{Unreachable: true}
+					}
+				default:
+					deliver()
+				}
+			})
+			admitted := map[string]int64{}
+			for range 60 {
+				var checks []Check
+				for _, p := range []string{"a", "b", "c"} {
+					checks = append(checks, named(p, c.owned(p, roll(3), 0), 1+int64(roll(3))))
+				}
+				if c.nodes[roll(3)].all(t, checks...).Allowed {
+					for _, q := range checks {
+						admitted[fmt.Sprint(q.Policy, " ", q.Key)] += q.Cost
+					}
+				}
+			}
+			for _, n := range c.nodes {
+				n.Close()
+			}
+			c.tamper(nil)
+			for _, p := range []string{"a", "b", "c"} {
+				for i := range 3 {
+					key := c.owned(p, i, 0)
+					used := 60 - c.nodes[0].left(t, Target{Policy: p, Key: key})
+					if got := admitted[fmt.Sprint(p, " ", key)]; got > used {
+						t.Errorf("seed %d: %s %s: %d admitted, %d charged", seed, p, key, got, used)
+					}
+				}
+			}
+		})
+	}
+}
+
+func TestAtomicOfManyChecks(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		checks := make([]Check, MaxBatch)
+		for i := range checks {
+			checks[i] = named("a", fmt.Sprintf("key-%d", i), 1)
+		}
+		if all := c.nodes[0].all(t, checks...); !all.Allowed {
+			t.Error("refused")
+		}
+		checks[MaxBatch-1].Cost = math.MaxInt32
+		if all := c.nodes[0].all(t, checks...); all.Allowed {
+			t.Error("admitted")
+		}
+		if left := c.nodes[1].left(t, checks[0].Target); left != 9 {
+			t.Errorf("%d left", left)
+		}
+	})
+}

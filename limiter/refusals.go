@@ -1,0 +1,248 @@
+package limiter
+
+import (
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// MaxRemember is how long a refusal is remembered at most. So long, less what is left of its retry_after, a check may
+// be refused although somebody else's refund, reset or raised limit would let it pass.
+const MaxRemember = time.Second
+
+// drift is the share of an interval by which two clocks may disagree about it: each is taken to run wrong by a
+// thousandth at most, the one fast and the other slow.
+const drift = 500
+
+// Refusals remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
+// that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted; that holds
+// for more units, too. It does not hold for an answer that depends on more than the units in use: K must stand for one
+// state under one set of limits, and the caller leaves out partial checks, peeks, count_denied, leases, and states on
+// which a reservation is pending.
+//
+// It holds a fixed number of refusals and lets go of the one that ends first when it needs room. Instants are those of
+// one monotonic clock, in nanoseconds. Hashes are of the state, so that Forget finds all K of one. Its methods are safe
+// for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
+type Refusals[K comparable, D any] struct {
+	shards [refusalShards]refusalShard[K, D]
+}
+
+const (
+	refusalShards = 64 // locks, so that callers do not wait for one another
+	refusalSets   = 32 // of each shard
+	refusalWays   = 4  // places where the refusal of one hash may be
+)
+
+type refusalShard[K comparable, D any] struct {
+	mu    sync.Mutex
+	mark  uint64              // rises when something is forgotten
+	slots []refusalSlot[K, D] // nil until the first is remembered
+}
+
+type refusalSlot[K comparable, D any] struct {
+	hash uint64
+	key  K
+	Refusal[D]
+}
+
+// Refusal is what is remembered: an answer to the costs Least to Most, from the instant Came at which it arrived until
+// the instant Until.
+type Refusal[D any] struct {
+	Decision    D
+	Least, Most int64
+	Came, Until int64
+}
+
+func (r *Refusals[K, D]) shard(hash uint64) *refusalShard[K, D] { return &r.shards[hash%refusalShards] }
+
+// set is where the refusals of a hash may be.
+func (s *refusalShard[K, D]) set(hash uint64) []refusalSlot[K, D] {
+	if s.slots == nil {
+		return nil
+	}
+	i := int(hash/refusalShards%refusalSets) * refusalWays
+	return s.slots[i : i+refusalWays]
+}
+
+// Find returns the refusal that answers a cost, if one is remembered. Otherwise mark is to be handed to Remember with
+// the answer to the question that is about to be sent.
+func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], mark uint64, ok bool) {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	set := s.set(hash)
+	for i := range set {
+		if e := &set[i]; e.hash == hash && now < e.Until && e.Least <= cost && cost <= e.Most && e.key == k {
+			return e.Refusal, s.mark, true
+		}
+	}
+	return found, s.mark, false
+}
+
+// Mark is the mark that Find returns, for a question that must be asked anyway.
+func (r *Refusals[K, D]) Mark(hash uint64) uint64 {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mark
+}
+
+// Remember keeps a refusal. The mark says when its question was sent: if anything was forgotten since, the answer may
+// be older than what made it void, and is not kept.
+func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal[D]) {
+	if refusal.Until <= refusal.Came {
+		return
+	}
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mark != mark {
+		return
+	}
+	if s.slots == nil {
+		s.slots = make([]refusalSlot[K, D], refusalSets*refusalWays)
+	}
+	set := s.set(hash)
+	at := 0
+	for i := range set {
+		if set[i].hash == hash && set[i].key == k {
+			at = i
+			break
+		}
+		if set[i].Until < set[at].Until {
+			at = i
+		}
+	}
+	set[at] = refusalSlot[K, D]{hash, k, refusal}
+}
+
+// Forget forgets every refusal of a hash, and those that are under way.
+func (r *Refusals[K, D]) Forget(hash uint64) {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mark++
+	set := s.set(hash)
+	for i := range set {
+		if set[i].hash == hash {
+			set[i] = refusalSlot[K, D]{}
+		}
+	}
+}
+
+// Remembered is how long a refusal with such a RememberFor is good for, counted from the moment its question was sent.
+func Remembered(rememberFor time.Duration) time.Duration {
+	return Shortened(min(rememberFor, MaxRemember))
+}
+
+// Shortened is a duration of another node's that has surely not passed there when this much has passed here.
+func Shortened(d time.Duration) time.Duration { return d - d/drift - 1 }
+
+// Aged is what is left of a duration of another node's, age after its answer came: at least that, as clocks may differ.
+func Aged(d, age time.Duration) time.Duration {
+	if d == algo.Never {
+		return d
+	}
+	return max(d-age+age/drift, 0)
+}
+
+// MostRefused is the largest cost that a refusal with this retry_after answers, by one of its limits: of a cost above
+// the limit it would have to say that it can never pass.
+func MostRefused(retryAfter time.Duration, limit int64) int64 {
+	if retryAfter == algo.Never || limit == algo.Unlimited {
+		return algo.MaxLimit
+	}
+	return limit
+}
+
+// refusalKey stands for a state under one version of its limits, as far as this node knows them.
+type refusalKey struct {
+	table  *table      // of a policy
+	inline *inlineRule // of a limit sent along
+	policy string
+	key    string
+}
+
+// question is what a check's refusal is remembered by, once it has been sent.
+type question struct {
+	table *table // nil: a refusal is not to be remembered
+	mark  uint64
+	sent  int64 // Mono
+}
+
+func (op *Op) refusalKey(t *table) refusalKey {
+	if op.inline != nil {
+		return refusalKey{inline: op.inline, key: op.Key}
+	}
+	return refusalKey{table: t, policy: op.Policy, key: op.Key}
+}
+
+// recall answers a check that would be forwarded from memory, and reports whether it did. A request id must be asked
+// about: what was admitted under it is admitted again.
+func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
+	if op.Kind != OpCheck || op.Cost == 0 || op.Partial {
+		return false
+	}
+	op.asked = question{table: t, sent: now.Mono}
+	if op.RequestID != "" {
+		op.asked.mark = l.refusals.Mark(op.hash)
+		return false
+	}
+	r, mark, ok := l.refusals.Find(op.hash, op.refusalKey(t), op.Cost, now.Mono)
+	if op.asked.mark = mark; !ok {
+		return false
+	}
+	d := &op.Outcome.Decision
+	*d = r.Decision
+	d.age(time.Duration(now.Mono - r.Came))
+	op.asked.table = nil
+	d.RememberFor = time.Duration(r.Until - now.Mono)
+	stats := l.statsOf(t.entryOf(op), op)
+	stats.count(d)
+	stats.remembered.Add(1)
+	return true
+}
+
+// age makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
+func (d *Decision) age(age time.Duration) {
+	d.RetryAfter, d.ResetAfter = Aged(d.RetryAfter, age), Aged(d.ResetAfter, age)
+	if len(d.Limits) == 0 {
+		return
+	}
+	limits := make([]LimitStatus, len(d.Limits))
+	for i, s := range d.Limits {
+		s.RetryAfter, s.ResetAfter = Aged(s.RetryAfter, age), Aged(s.ResetAfter, age)
+		limits[i] = s
+	}
+	d.Limits = limits
+}
+
+// remember keeps the answer to a forwarded check, if it is a refusal that may be.
+func (l *Limiter) remember(op *Op) {
+	d := &op.Outcome.Decision
+	if op.Outcome.Err != nil || d.Allowed || d.RememberFor <= 0 {
+		return
+	}
+	most := MostRefused(d.RetryAfter, d.Limit)
+	for i := range d.Limits {
+		most = min(most, MostRefused(d.RetryAfter, d.Limits[i].Limit))
+	}
+	kept := *d
+	kept.RequestID = ""
+	l.refusals.Remember(op.hash, op.refusalKey(op.asked.table), op.asked.mark, Refusal[Decision]{
+		Decision: kept, Least: op.Cost, Most: most,
+		Came: l.clock().Mono, Until: op.asked.sent + int64(Remembered(d.RememberFor)),
+	})
+}
+
+// rememberFor is how long a decision of this node may be remembered elsewhere.
+func rememberFor(d *Decision, op *Op) time.Duration {
+	if d.Allowed || op.Kind != OpCheck || op.Cost == 0 || op.Partial {
+		return 0
+	}
+	if d.RetryAfter == algo.Never {
+		return MaxRemember
+	}
+	return min(d.RetryAfter, MaxRemember)
+}

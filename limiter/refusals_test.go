@@ -1,0 +1,422 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// TestRefusalsKeepToWhatTheyWereTold holds Refusals to a list that keeps everything.
+func TestRefusalsKeepToWhatTheyWereTold(t *testing.T) {
+	type entry struct {
+		key string
+		Refusal[int]
+	}
+	keys := []string{"a", "b", "c", "d", "e", "f", "g"}
+	// Few hashes, all in one set, so that keys share hashes and drive one another out.
+	hash := func(key string) uint64 { return uint64(key[0]) % 5 * refusalShards * refusalSets }
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var r Refusals[string, int]
+		var known []entry // what may be found
+		marks := map[string]uint64{}
+		now := int64(1)
+		for step := range 200 {
+			key := keys[random.IntN(len(keys))]
+			h := hash(key)
+			switch random.IntN(5) {
+			case 0, 1:
+				cost := 1 + random.Int64N(4)
+				got, mark, ok := r.Find(h, key, cost, now)
+				marks[key] = mark
+				if ok && !slices.ContainsFunc(known, func(e entry) bool {
+					return e.key == key && e.Refusal == got && e.Least <= cost && cost <= e.Most && now < e.Until
+				}) {
+					t.Fatalf("seed %d: %s, cost %d at %d: found %+v, known are %+v", seed, key, cost, now, got, known)
+				}
+			case 2:
+				mark := marks[key]
+				least := 1 + random.Int64N(3)
+				e := entry{key, Refusal[int]{step, least, least + random.Int64N(3), now, now + random.Int64N(10)}}
+				r.Remember(h, key, mark, e.Refusal)
+				keep := mark == r.Mark(h) && e.Until > now
+				if got, _, ok := r.Find(h, key, least, now); keep && (!ok || got != e.Refusal) || !keep && ok && got == e.Refusal {
+					t.Fatalf("seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
+				}
+				if keep {
+					known = slices.DeleteFunc(known, func(o entry) bool { return o.key == key })
+					known = append(known, e)
+				}
+			case 3:
+				r.Forget(h)
+				known = slices.DeleteFunc(known, func(e entry) bool { return hash(e.key) == h })
+			case 4:
+				now += random.Int64N(4)
+			}
+		}
+	}
+}
+
+func TestRefusalsReplaceWhatEndsFirst(t *testing.T) {
+	var r Refusals[int, int]
+	const set = refusalShards * refusalSets // hashes that far apart fall into one set
+	for i := range refusalWays {
+		r.Remember(uint64(i*set), i, 0, Refusal[int]{i, 1, 1, 0, int64(100 - i)})
+	}
+	r.Remember(uint64(refusalWays*set), refusalWays, 0, Refusal[int]{9, 1, 1, 0, 50})
+	for i := range refusalWays + 1 {
+		_, _, ok := r.Find(uint64(i*set), i, 1, 1)
+		if want := i != refusalWays-1; ok != want {
+			t.Errorf("%d is remembered: %v, want %v", i, ok, want)
+		}
+	}
+}
+
+func TestFindingARefusalAllocatesNothing(t *testing.T) {
+	var r Refusals[refusalKey, Decision]
+	k := refusalKey{policy: "p", key: "k"}
+	r.Remember(1, k, 0, Refusal[Decision]{Least: 1, Most: 9, Until: 100})
+	allocs := testing.AllocsPerRun(100, func() {
+		if _, _, ok := r.Find(1, k, 2, 50); !ok {
+			t.Error("forgotten")
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}
+
+const refusing = `policies:
+  - {name: log, algorithm: sliding_log, limit: 5, window: 10s}
+  - {name: short, algorithm: sliding_log, limit: 1, window: 100ms}
+  - {name: bucket, algorithm: token_bucket, limit: 4, window: 1s, capacity: 2}
+  - {name: two, algorithm: sliding_log, limits: [5/10s, 6/1h]}
+  - {name: denied, algorithm: sliding_log, limit: 5, window: 10s, count_denied: true}
+  - {name: shadow, algorithm: sliding_log, limit: 5, window: 10s, shadow: true}
+  - {name: jobs, algorithm: concurrency, limit: 5, ttl: 10s}
+  - {name: blocked, algorithm: sliding_log, limit: 5, window: 10s, overrides: [{prefix: key, blocked: true}]}
+`
+
+// messages runs f and returns how many messages it took.
+func (c *testCluster) messages(f func()) int {
+	c.mu.Lock()
+	before := c.carried
+	c.mu.Unlock()
+	f()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.carried - before
+}
+
+func (c *testCluster) wantMessages(want int, what string, f func()) {
+	c.t.Helper()
+	if n := c.messages(f); n != want {
+		c.t.Errorf("%s: %d messages, want %d", what, n, want)
+	}
+}
+
+func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		key, n := c.owned("log", 1, 0), c.nodes[0]
+		n.check(t, named("log", key, 4))
+		c.advance(3 * time.Second)
+		first := n.check(t, named("log", key, 2))
+		if first.Allowed || first.RetryAfter < 7*time.Second || first.RememberFor != time.Second {
+			t.Fatalf("%+v", first)
+		}
+		c.advance(400 * time.Millisecond)
+		c.wantMessages(0, "asked again", func() {
+			d := n.check(t, named("log", key, 2))
+			left := first.RetryAfter - 400*time.Millisecond
+			if d.Allowed || d.RetryAfter < left || d.RetryAfter > left+time.Millisecond || d.Policy != "log" || d.Limit != 5 || d.Remaining != 1 {
+				t.Errorf("%+v, want a retry_after of %v", d, left)
+			}
+			if reset := first.ResetAfter - 400*time.Millisecond; d.ResetAfter < reset || d.ResetAfter > reset+time.Millisecond {
+				t.Errorf("reset after %v, want %v", d.ResetAfter, reset)
+			}
+			if d.RememberFor <= 0 || d.RememberFor > 600*time.Millisecond {
+				t.Errorf("to be remembered for %v", d.RememberFor)
+			}
+			n.check(t, named("log", key, 5))
+		})
+		c.wantMessages(1, "of less", func() {
+			if d := n.check(t, named("log", key, 1)); !d.Allowed {
+				t.Errorf("%+v", d)
+			}
+		})
+		c.wantMessages(1, "of what can never pass", func() {
+			if d := n.check(t, named("log", key, 6)); d.Allowed || d.RetryAfter != algo.Never {
+				t.Errorf("%+v", d)
+			}
+		})
+		c.wantMessages(0, "of what can never pass, again", func() {
+			if d := n.check(t, named("log", key, 7)); d.Allowed || d.RetryAfter != algo.Never {
+				t.Errorf("%+v", d)
+			}
+		})
+		c.advance(598 * time.Millisecond) // a second, less what two clocks may disagree by
+		c.wantMessages(1, "a second later", func() { n.check(t, named("log", key, 2)) })
+		c.wantStats(PolicyStats{Policy: "log", Allowed: 2, Refused: 6, Remembered: 3})
+	})
+}
+
+func TestARefusalIsRememberedForItsRetryAfter(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		key, n := c.owned("short", 1, 0), c.nodes[0]
+		n.check(t, named("short", key, 1))
+		n.check(t, named("short", key, 1))
+		c.advance(99 * time.Millisecond)
+		c.wantMessages(0, "before", func() { n.check(t, named("short", key, 1)) })
+		c.advance(time.Millisecond + 100)
+		if d := n.check(t, named("short", key, 1)); !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		key, n := c.owned("two", 1, 0), c.nodes[0]
+		n.check(t, named("two", key, 5))
+		first := n.check(t, named("two", key, 1))
+		c.advance(100 * time.Millisecond)
+		d := n.check(t, named("two", key, 1))
+		if len(d.Limits) != 2 || d.Limits[0].RetryAfter >= first.Limits[0].RetryAfter || d.Limits[1].ResetAfter >= first.Limits[1].ResetAfter {
+			t.Errorf("%+v, at first %+v", d, first)
+		}
+		c.advance(100 * time.Millisecond)
+		if again := n.check(t, named("two", key, 1)); again.Limits[0].RetryAfter >= d.Limits[0].RetryAfter {
+			t.Errorf("%+v, before %+v", again, d)
+		}
+	})
+}
+
+func TestWhatIsNotRemembered(t *testing.T) {
+	reserve := func(t *testing.T, n *testNode, target Target) string {
+		d, err := n.Reserve(t.Context(), Reserve{Target: target, Cost: 1})
+		if err != nil || !d.Allowed || d.ReservationID == "" {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		return d.ReservationID
+	}
+	for _, test := range []struct {
+		name, policy string
+		ask          func(t *testing.T, n *testNode, target Target)
+		cost         int64
+		again        int // messages of the second time
+	}{
+		{name: "a plain refusal is", policy: "log", cost: 5},
+		{name: "a bucket's is", policy: "bucket", cost: 2},
+		{name: "a blocked key's is", policy: "blocked"},
+		{name: "count_denied", policy: "denied", cost: 5, again: 1},
+		{name: "shadow", policy: "shadow", cost: 5, again: 1},
+		{name: "partial", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
+			n.check(t, Check{Target: target, Cost: 1, Partial: true})
+		}},
+		{name: "asked partially", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
+			n.check(t, Check{Target: target, Cost: 1})
+			n.check(t, Check{Target: target, Cost: 1, Partial: true})
+		}},
+		{name: "peek", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
+			n.check(t, Check{Target: target})
+		}},
+		{name: "request id", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
+			n.check(t, Check{Target: target, Cost: 1, RequestID: "r"})
+		}},
+		{name: "lease", policy: "jobs", again: 1, ask: func(t *testing.T, n *testNode, target Target) {
+			if _, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 5}); err != nil {
+				t.Error(err)
+			}
+		}},
+		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
+			if d, err := n.Reserve(t.Context(), Reserve{Target: target, Cost: 1}); err != nil || d.Allowed || d.RememberFor != 0 {
+				t.Errorf("%+v, %v", d, err)
+			}
+		}},
+		{name: "reservation pending", policy: "log", cost: 4, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
+			if d := n.check(t, Check{Target: target, Cost: 1}); d.Allowed {
+				reserve(t, n, target)
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+				n := c.nodes[0]
+				target := Target{Policy: test.policy, Key: c.owned(test.policy, 1, 0)}
+				if test.name == "reservation pending" {
+					reserve(t, n, target)
+				}
+				if test.cost > 0 {
+					n.check(t, Check{Target: target, Cost: test.cost})
+				}
+				if test.ask == nil {
+					test.ask = func(t *testing.T, n *testNode, target Target) { n.check(t, Check{Target: target, Cost: 1}) }
+				}
+				test.ask(t, n, target)
+				c.wantMessages(test.again, "again", func() { test.ask(t, n, target) })
+			})
+		})
+	}
+}
+
+func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		n, q := c.nodes[0], Check{Target: Target{Policy: "log", Key: c.owned("log", 1, 0)}, Cost: 5, RequestID: "r"}
+		n.check(t, q)
+		other := q
+		other.RequestID = ""
+		if d := n.check(t, other); d.Allowed {
+			t.Fatalf("%+v", d)
+		}
+		if d := n.check(t, q); !d.Allowed || d.Granted != 5 {
+			t.Errorf("repeated: %+v", d)
+		}
+	})
+}
+
+func TestWhatGivesBackForgets(t *testing.T) {
+	for name, give := range map[string]func(n *testNode, target Target) error{
+		"refund": func(n *testNode, target Target) error {
+			_, err := n.Refund(n.c.t.Context(), target, 1)
+			return err
+		},
+		"reset": func(n *testNode, target Target) error { return n.Reset(n.c.t.Context(), target) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+				target := Target{Policy: "log", Key: c.owned("log", 2, 0)}
+				one, five := Check{Target: target, Cost: 1}, Check{Target: target, Cost: 5}
+				c.nodes[0].check(t, five)
+				for _, n := range c.nodes {
+					if d := n.check(t, one); d.Allowed {
+						t.Fatal("not exhausted")
+					}
+				}
+				if err := give(c.nodes[0], target); err != nil {
+					t.Fatal(err)
+				}
+				// What another node gave back is found out within the second.
+				if d := c.nodes[1].check(t, one); d.Allowed {
+					t.Error("another node knew")
+				}
+				c.advance(time.Second)
+				if d := c.nodes[1].check(t, Check{Target: target}); !d.Allowed {
+					t.Error("a second later another node does not know")
+				}
+				if d := c.nodes[0].check(t, one); !d.Allowed {
+					t.Error("the node that gave back did not know")
+				}
+			})
+		})
+	}
+}
+
+// TestARefusalUnderWayIsForgotten has units given back between the decision and the arrival of its answer.
+func TestARefusalUnderWayIsForgotten(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		n, target := c.nodes[0], Target{Policy: "log", Key: c.owned("log", 1, 0)}
+		n.check(t, Check{Target: target, Cost: 5})
+		c.tamper(func(ctx context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+			deliver()
+			c.tamper(nil)
+			if _, err := n.Refund(ctx, target, 5); err != nil {
+				t.Error(err)
+			}
+		})
+		if d := n.check(t, Check{Target: target, Cost: 1}); d.Allowed {
+			t.Fatal("not exhausted")
+		}
+		if d := n.check(t, Check{Target: target, Cost: 1}); !d.Allowed {
+			t.Errorf("an answer older than the refund was remembered: %+v", d)
+		}
+	})
+}
+
+// TestASlowAnswerIsNotRememberedLonger counts from the question, not from the answer.
+func TestASlowAnswerIsNotRememberedLonger(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		n, q := c.nodes[0], named("log", c.owned("log", 1, 0), 5)
+		n.check(t, q)
+		c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+			deliver()
+			c.advance(900 * time.Millisecond)
+		})
+		n.check(t, q)
+		c.tamper(nil)
+		c.wantMessages(0, "at once", func() { n.check(t, q) })
+		c.advance(100 * time.Millisecond)
+		c.wantMessages(1, "a second after the question", func() { n.check(t, q) })
+	})
+}
+
+func TestANewPolicyForgetsRefusals(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		n, q := c.nodes[0], named("log", c.owned("log", 1, 0), 5)
+		n.check(t, q)
+		n.check(t, q)
+		c.setPolicies(`policies: [{name: log, algorithm: sliding_log, limit: 10, window: 10s}]`)
+		if d := n.check(t, q); !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
+	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
+		q := func(limit int64) Check {
+			return Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: limit, Window: time.Minute}, Key: "k1"}, Cost: 1}
+		}
+		n, op := c.nodes[0], Op{Kind: OpCheck, Check: q(1)}
+		if err := n.prepare(&op); err != nil {
+			t.Fatal(err)
+		}
+		if n.Holder(op.partition).Self {
+			n = c.nodes[1]
+		}
+		n.check(t, q(1))
+		n.check(t, q(1))
+		c.wantMessages(0, "again", func() { n.check(t, q(1)) })
+		if d := n.check(t, q(2)); !d.Allowed {
+			t.Errorf("a larger limit: %+v", d)
+		}
+	})
+}
+
+// TestARefusalFromMemoryIsNeverWrong holds every answer of an entry node, whose clock runs at another rate than the
+// owner's, to a peek at the owner in the same instant.
+func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
+	for _, policy := range []string{"log", "short", "bucket", "two"} {
+		for _, rates := range [][2]int64{{0, 0}, {1, -1}, {-1, 1}} {
+			t.Run(fmt.Sprintf("%s%v", policy, rates), func(t *testing.T) {
+				inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+					random := rand.New(rand.NewPCG(1, 2))
+					owner := c.nodes[2]
+					owner.rate.Store(rates[0])
+					c.nodes[0].rate.Store(rates[1])
+					key := c.owned(policy, 2, 0)
+					remembered := 0
+					for i := range 4000 {
+						c.advance(time.Duration(random.ExpFloat64() * float64(40*time.Millisecond)))
+						cost := 1 + random.Int64N(3)
+						would := owner.check(t, Check{Target: Target{Policy: policy, Key: key}}).Remaining >= cost
+						var d Decision
+						if c.messages(func() { d = c.nodes[i%2].check(t, named(policy, key, cost)) }) == 0 {
+							remembered++
+						}
+						if d.Allowed != would {
+							t.Fatalf("step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
+						}
+					}
+					if remembered < 50 {
+						t.Errorf("only %d answers were from memory", remembered)
+					}
+				})
+			})
+		}
+	}
+}

@@ -1,0 +1,300 @@
+package limiter
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+func (n *testNode) reserve(t testing.TB, r Reserve) Decision {
+	t.Helper()
+	d, err := n.Reserve(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func (n *testNode) left(t testing.TB, target Target) int64 {
+	t.Helper()
+	return n.check(t, Check{Target: target}).Remaining
+}
+
+// TestACommitKeepsTheActualCost does so with every algorithm, through any node.
+func TestACommitKeepsTheActualCost(t *testing.T) {
+	for _, p := range policies(t, hundred).Policies() {
+		if p.Concurrency {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+				for n := range 3 {
+					target := Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+					d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 60})
+					if !d.Allowed || d.Granted != 60 || d.Remaining != 40 || len(d.ReservationID) != 16 {
+						t.Fatalf("%+v", d)
+					}
+					if d := c.nodes[1].check(t, Check{Target: target, Cost: 41}); d.Allowed {
+						t.Errorf("admitted beside a reservation: %+v", d)
+					}
+					if refunded, err := c.nodes[1].Commit(t.Context(), target, d.ReservationID, 25); refunded != 35 || err != nil {
+						t.Errorf("commit: %d, %v", refunded, err)
+					}
+					if left := c.nodes[2].left(t, target); left != 75 {
+						t.Errorf("%d left", left)
+					}
+					_, err := c.nodes[2].Commit(t.Context(), target, d.ReservationID, 25)
+					wantError(t, err, NotFound, "reservation_id")
+					_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
+					wantError(t, err, NotFound, "reservation_id")
+					if left := c.nodes[2].left(t, target); left != 75 {
+						t.Errorf("%d left after another commit and a cancel", left)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestReservations(t *testing.T) {
+	target := Target{Policy: "sliding_log", Key: "k"}
+	for _, test := range []struct {
+		name string
+		run  func(t *testing.T, c *testCluster, id string) error
+		kind Kind // of the error; 0: none
+		what string
+		left int64
+	}{
+		{name: "cancel", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
+			refunded, err := c.nodes[1].Cancel(t.Context(), target, id)
+			if refunded != 10 {
+				t.Errorf("%d refunded", refunded)
+			}
+			return err
+		}},
+		{name: "commit of nothing", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Commit(t.Context(), target, id, 0)
+			return err
+		}},
+		{name: "commit of all", left: 90, run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Commit(t.Context(), target, id, 10)
+			return err
+		}},
+		{name: "commit of more", left: 90, kind: Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Commit(t.Context(), target, id, 11)
+			return err
+		}},
+		{name: "commit of more, then of less", left: 95, run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Commit(t.Context(), target, id, 11)
+			wantError(t, err, Invalid, "cost")
+			_, err = c.nodes[1].Commit(t.Context(), target, id, 5)
+			return err
+		}},
+		{name: "commit of less than nothing", left: 90, kind: Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Commit(t.Context(), target, id, -1)
+			return err
+		}},
+		{name: "in time", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
+			c.advance(19 * time.Second)
+			_, err := c.nodes[1].Cancel(t.Context(), target, id)
+			return err
+		}},
+		{name: "too late", left: 90, kind: NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+			c.advance(21 * time.Second)
+			_, err := c.nodes[1].Cancel(t.Context(), target, id)
+			return err
+		}},
+		{name: "of another key", left: 90, kind: NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Cancel(t.Context(), Target{Policy: "sliding_log", Key: "other"}, id)
+			return err
+		}},
+		{name: "not an id", left: 90, kind: Invalid, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Cancel(t.Context(), target, "0000000000000000")
+			return err
+		}},
+		{name: "after a reset", left: 100, kind: NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+			if err := c.nodes[1].Reset(t.Context(), target); err != nil {
+				return err
+			}
+			_, err := c.nodes[1].Cancel(t.Context(), target, id)
+			return err
+		}},
+		{name: "after the units have left the window", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
+			d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 10, TTL: time.Hour})
+			c.advance(2 * time.Minute)
+			refunded, err := c.nodes[1].Commit(t.Context(), target, d.ReservationID, 5)
+			if refunded != 0 {
+				t.Errorf("%d refunded", refunded)
+			}
+			return err
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+				d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 10, TTL: 20 * time.Second})
+				err := test.run(t, c, d.ReservationID)
+				if test.kind == 0 && err != nil {
+					t.Error(err)
+				} else if test.kind != 0 {
+					wantError(t, err, test.kind, test.what)
+				}
+				if left := c.nodes[2].left(t, target); left != test.left {
+					t.Errorf("%d left, want %d", left, test.left)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatCannotBeReserved(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		log := Target{Policy: "sliding_log", Key: "k"}
+		for _, test := range []struct {
+			r    Reserve
+			kind Kind
+			what string
+		}{
+			{Reserve{Target: log}, Invalid, "cost"},
+			{Reserve{Target: log, Cost: -1}, Invalid, "cost"},
+			{Reserve{Target: log, Cost: 1, TTL: time.Hour + 1}, Invalid, "ttl"},
+			{Reserve{Target: log, Cost: 1, TTL: 1}, Invalid, "ttl"},
+			{Reserve{Target: Target{Policy: "sliding_log"}, Cost: 1}, Invalid, "key"},
+			{Reserve{Target: Target{Policy: "nope", Key: "k"}, Cost: 1}, NotFound, "policy"},
+			{Reserve{Target: Target{Policy: "concurrency", Key: "k"}, Cost: 1}, Invalid, "policy"},
+			{Reserve{Target: Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, Key: "k"}, Cost: 1}, Invalid, "limit"},
+		} {
+			for _, n := range c.nodes {
+				_, err := n.Reserve(t.Context(), test.r)
+				wantError(t, err, test.kind, test.what)
+			}
+		}
+		_, err := c.nodes[0].Commit(t.Context(), Target{Policy: "concurrency", Key: "k"}, "0000000000000001", 1)
+		wantError(t, err, Invalid, "policy")
+	})
+}
+
+func TestReserveWhereNothingIsHeld(t *testing.T) {
+	const text = `policies:
+  - {name: shadow, algorithm: sliding_log, limit: 1, window: 1m, shadow: true}
+  - {name: free, algorithm: sliding_log, limit: 1, window: 1m, overrides: [{key: k, unlimited: true}]}
+  - {name: blocked, algorithm: sliding_log, limit: 1, window: 1m, overrides: [{key: k, blocked: true}]}
+  - {name: open, algorithm: sliding_log, limit: 1, window: 1m}
+  - {name: closed, algorithm: sliding_log, limit: 1, window: 1m, on_error: closed}
+`
+	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+		for policy, want := range map[string]Decision{
+			"shadow":  {Allowed: true, Shadow: true},
+			"free":    {Allowed: true},
+			"blocked": {},
+			"open":    {Allowed: true, FailedOpen: true},
+			"closed":  {FailedClosed: true},
+		} {
+			key, cost := "k", int64(2)
+			if want.FailedOpen || want.FailedClosed {
+				c.tamper(refused)
+				key = c.owned(policy, 1, 0)
+			}
+			d := c.nodes[0].reserve(t, Reserve{Target: Target{Policy: policy, Key: key}, Cost: cost})
+			if d.Allowed != want.Allowed || d.Shadow != want.Shadow || d.FailedOpen != want.FailedOpen || d.FailedClosed != want.FailedClosed || d.ReservationID != "" {
+				t.Errorf("%s: %+v", policy, d)
+			}
+			c.tamper(nil)
+			_, err := c.nodes[0].Cancel(t.Context(), Target{Policy: policy, Key: key}, "0000000000000001")
+			wantError(t, err, NotFound, "reservation_id")
+		}
+	})
+}
+
+func TestARepeatedReservationIsMadeOnce(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		r := Reserve{Target: Target{Policy: "sliding_log", Key: "k"}, Cost: 10, RequestID: "r"}
+		first := c.nodes[0].reserve(t, r)
+		again := c.nodes[1].reserve(t, r)
+		if again.ReservationID != first.ReservationID || first.ReservationID == "" || again.Granted != 10 || again.Remaining != 90 {
+			t.Errorf("%+v, then %+v", first, again)
+		}
+		other := r
+		other.RequestID = "s"
+		if d := c.nodes[2].reserve(t, other); d.ReservationID == first.ReservationID {
+			t.Error("another request has the same reservation")
+		}
+		if _, err := c.nodes[2].Commit(t.Context(), r.Target, first.ReservationID, 4); err != nil {
+			t.Error(err)
+		}
+		if left := c.nodes[0].left(t, r.Target); left != 86 {
+			t.Errorf("%d left", left)
+		}
+	})
+}
+
+func TestACommitForgetsRefusals(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		n, target := c.nodes[0], Target{Policy: "log", Key: c.owned("log", 1, 0)}
+		d := n.reserve(t, Reserve{Target: target, Cost: 5})
+		n.check(t, Check{Target: target, Cost: 1})
+		if _, err := n.Commit(t.Context(), target, d.ReservationID, 3); err != nil {
+			t.Fatal(err)
+		}
+		if d := n.check(t, Check{Target: target, Cost: 2}); !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// TestReservationsUnderConcurrentCallers reserves, settles and checks from all sides: at no moment is more in use than
+// the limit, and in the end exactly what was kept.
+func TestReservationsUnderConcurrentCallers(t *testing.T) {
+	for _, policy := range []string{"sliding_log", "token_bucket", "fixed_window"} {
+		inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+			target := Target{Policy: policy, Key: "k"}
+			var kept, held atomic.Int64
+			var callers sync.WaitGroup
+			for i := range 60 {
+				callers.Go(func() {
+					random := rand.New(rand.NewPCG(uint64(i), 0))
+					n, other := c.nodes[i%3], c.nodes[(i+1)%3]
+					for range 20 {
+						cost := 1 + random.Int64N(10)
+						d := n.reserve(t, Reserve{Target: target, Cost: cost})
+						if !d.Allowed {
+							continue
+						}
+						if now := held.Add(cost); now > 100 {
+							t.Errorf("%d in use", now)
+						}
+						keep := int64(0)
+						if random.IntN(4) == 0 {
+							keep = random.Int64N(cost + 1)
+						}
+						held.Add(keep - cost) // before the units are given back, so that they are not counted twice
+						kept.Add(keep)
+						if refunded, err := other.Commit(t.Context(), target, d.ReservationID, keep); refunded != cost-keep || err != nil {
+							t.Errorf("%d of %d back, %v", refunded, cost-keep, err)
+						}
+					}
+				})
+			}
+			callers.Wait()
+			if left := c.nodes[0].left(t, target); left != 100-kept.Load() {
+				t.Errorf("%s: %d left, %d kept", policy, left, kept.Load())
+			}
+		})
+	}
+}
+
+func TestSettlingWhereNobodyAnswers(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		target := Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
+		d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 10})
+		c.tamper(lost)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := c.nodes[0].Cancel(ctx, target, d.ReservationID)
+		wantError(t, err, Unavailable, "")
+	})
+}
