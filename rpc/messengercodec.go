@@ -98,7 +98,7 @@ func protoMessage(m ownership.Message) *peerv1.Message {
 	case *ownership.ReadRecords:
 		return &peerv1.Message{Body: &peerv1.Message_ReadRecords{ReadRecords: &peerv1.ReadRecords{Id: m.ID}}}
 	case *ownership.Records:
-		r := &peerv1.Records{Id: m.ID, Read: m.Read, Epoch: m.Epoch, Records: protoList(m.Records, protoRecord)}
+		r := &peerv1.Records{Id: m.ID, Read: m.Read, Epoch: m.Epoch, Fresh: m.Fresh, Records: protoList(m.Records, protoRecord)}
 		return &peerv1.Message{Body: &peerv1.Message_Records{Records: r}}
 	}
 	return nil
@@ -161,6 +161,7 @@ func protoGrantAnswer(a ownership.GrantAnswer) *peerv1.GrantAnswer {
 func protoRecord(r ownership.Record) *peerv1.Record {
 	return &peerv1.Record{
 		Partition: uint32(r.Partition), Term: protoTerm(r.Term), Node: protoNode(r.Node), Backup: protoNode(r.Backup),
+		Request: r.ID,
 	}
 }
 
@@ -225,7 +226,7 @@ func (r *messageReader) read(from *peerv1.Message) (ownership.Message, error) {
 	case *peerv1.Message_Records:
 		l := b.Records
 		m = &ownership.Records{
-			ID: l.GetId(), Read: l.GetRead(), Epoch: l.GetEpoch(), Records: readList(r, "records.records", l.GetRecords(), r.record),
+			ID: l.GetId(), Read: l.GetRead(), Epoch: l.GetEpoch(), Fresh: l.GetFresh(), Records: readList(r, "records.records", l.GetRecords(), r.record),
 		}
 	default:
 		r.fail("body", "is missing or of a kind that this node does not know")
@@ -242,9 +243,9 @@ func (r *messageReader) fail(field, problem string, args ...any) {
 	}
 }
 
-// readList converts a list, none to none, of as many items as there are partitions at most. It stops at a mistake.
+// readList converts a list, none to none, of two items for each partition at most. It stops at a mistake.
 func readList[P, T any](r *messageReader, field string, from []P, convert func(P) T) []T {
-	if len(from) > r.partitions {
+	if len(from) > 2*r.partitions {
 		r.fail(field, "%d items for %d partitions", len(from), r.partitions)
 	}
 	if len(from) == 0 || r.err != nil {
@@ -349,5 +350,6 @@ func (r *messageReader) record(e *peerv1.Record) ownership.Record {
 	return ownership.Record{
 		Partition: r.partition("record.partition", e.GetPartition()), Term: term(e.GetTerm()),
 		Node: r.node("record.node", e.GetNode()), Backup: r.node("record.backup", e.GetBackup()),
+		ID: e.GetRequest(),
 	}
 }

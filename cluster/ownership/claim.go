@@ -187,12 +187,13 @@ func (c *Core) claim(p int) {
 	c.endIncoming(p)
 	t := c.next(p)
 	c.data.TakeOver(p, c.now.Instant, Claim{Term: t, Boot: c.cfg.Self.Boot})
-	pt.strict = strictness{earlier: earlier, copy: pt.copy, from: pt.copyFrom}
+	pt.strict = strictness{earlier: earlier, virgin: !earlier, copy: pt.copy, from: pt.copyFrom}
 	pt.committed = commitment{}
 	if earlier && !fresh {
 		c.data.Cold(p, c.now.Instant)
 	}
 	c.hold(p, t)
+	c.open(p)
 	c.grants.urgent = true
 	switch {
 	case !earlier:

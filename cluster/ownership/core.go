@@ -275,6 +275,12 @@ func (c *Core) Receive(now Now, e Envelope) {
 }
 
 func (c *Core) receive(from Node, m Message) {
+	switch m.(type) {
+	case *Offer, *Replicate, *Commit:
+		if !c.lives(from) {
+			return // from before it was lost: what it had may have been claimed since
+		}
+	}
 	switch m := m.(type) {
 	case *Query:
 		c.onQuery(from, m)
@@ -475,7 +481,8 @@ func (c *Core) Route(p int) Route {
 	return Route{Standing: Elsewhere, Node: owner}
 }
 
-// hold makes this node the holder under a term.
+// hold makes this node the holder under a term, and open lets it decide. What is to be known of every decision, as the
+// followers that have the content already, stands in between: decisions begin at once, while this goes on.
 func (c *Core) hold(p int, t Term) {
 	pt := &c.parts[p]
 	pt.held, pt.standing, pt.term = true, Owned, t
@@ -483,6 +490,9 @@ func (c *Core) hold(p int, t Term) {
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.t
 	c.data.Lease(p, 0)
+}
+
+func (c *Core) open(p int) {
 	c.data.Open(p)
 	c.publish(p)
 }
@@ -492,9 +502,10 @@ func (c *Core) raise(p int) {
 	pt := &c.parts[p]
 	pt.strict.raised()
 	c.hold(p, c.next(p))
+	c.open(p)
 	c.grants.urgent = true
 	for s := range pt.followers {
-		pt.followers[s].relabel = true
+		pt.followers[s].relabel, pt.followers[s].named, pt.followers[s].clean = true, false, false
 	}
 }
 

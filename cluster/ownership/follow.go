@@ -15,6 +15,8 @@ type follower struct {
 	first    int64        // and first
 	tries    int
 	relabel  bool // the copy is to learn of a new term, though nothing else may have changed
+	clean    bool // the chunk under way leaves nothing out, strict keys that start full included
+	named    bool // such a one has been confirmed: the voters may record this backup
 	urgent   bool // an answer waits for what has changed since flight was made
 }
 
@@ -113,6 +115,7 @@ func (c *Core) pump(p int, s Slot) {
 	case len(f.rest) == 0:
 		chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
 		f.load(pt, chunk, version, !more)
+		f.clean = !more && pt.strict.whole
 		c.sendFlight(p, s)
 	default:
 		c.sendFlight(p, s)
@@ -311,7 +314,13 @@ func (c *Core) acknowledged(p int, s Slot) {
 		c.data.Caught(p, s)
 	}
 	if s == Backup {
-		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: f.version})
+		// Strict answers wait until the voters' records are right: see evaluate.
+		strict := c.grants.voters == 0 || pt.strict.until > c.t
+		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: f.version, Unguarded: !strict})
+		if f.clean && !f.named {
+			f.named = true
+			c.grants.urgent = true
+		}
 	}
 	if c.upToDate(p) {
 		c.freeze(p)

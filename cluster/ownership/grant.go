@@ -47,7 +47,11 @@ type strictness struct {
 	release      Release // what it was handed over with
 	releaseWhole bool    // the one who did had it whole
 	selfWhole    bool    // it was whole under an earlier term of this process
-	replaced     Record  // the highest record of another process that a voter has given up for this one
+	selfEpoch    uint64  // and that was of this epoch
+	selfTerm     Term    // and the last such
+	virgin       bool    // it was claimed as one that nobody had ever held, and nothing has been granted since
+	// What each voter that supports this term has given up for it, of other processes.
+	replaced [maxVoters]Record
 
 	unguarded bool  // a majority has recorded that there is no backup to wait for
 	followAt  int64 // no backup before
@@ -56,11 +60,10 @@ type strictness struct {
 // raised is called before the partition gets a higher term of the same process.
 func (s *strictness) raised() {
 	s.selfWhole = s.selfWhole || s.whole
-	if s.whole {
-		s.replaced = Record{}
-	}
+	s.earlier = true
 	s.whole, s.until, s.unguarded = false, 0, false
 	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}
+	s.replaced = [maxVoters]Record{}
 }
 
 func (g *grants) majority() int { return g.voters/2 + 1 }
@@ -121,7 +124,7 @@ func (c *Core) grantItems(all bool) []GrantItem {
 			continue
 		}
 		i := GrantItem{Partition: p, Term: pt.term, Release: s.release}
-		if f.caught {
+		if f.named {
 			i.Backup = f.node
 		}
 		items = append(items, i)
@@ -165,9 +168,7 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 		if s.asked[a.voter] == a.id {
 			s.noted[a.voter] = append(s.noted[a.voter][:0], item.Backup)
 		}
-		if old := answer.Recorded; old.Node != c.cfg.Self {
-			s.replaced = later(s.replaced, old)
-		}
+		s.replaced[a.voter] = answer.Recorded
 		c.evaluate(item.Partition)
 	}
 	if supported && c.cfg.Mutation == CountAnySupport {
@@ -204,17 +205,6 @@ func (s *strictness) expect(voter int, id uint64, backup Node) {
 	}
 }
 
-// later returns the record with the higher term. Of two that differ only in the backup none is to be relied on.
-func later(a, b Record) Record {
-	switch {
-	case a.Term.Less(b.Term):
-		return b
-	case a.Term == b.Term && a.Node == b.Node && a.Backup != b.Backup:
-		a.Backup = Node{}
-	}
-	return a
-}
-
 // evaluate counts the support for a partition. A voter supports it only while what it has recorded of the backup, or may
 // have, is right: otherwise somebody could claim the partition as its backup, and be believed, who has not seen the last
 // admissions.
@@ -225,7 +215,7 @@ func (c *Core) evaluate(p int) {
 		return
 	}
 	f := &pt.followers[Backup]
-	support := s.support
+	support := s.support // of it, what counts
 	none := 0
 	for v := range support {
 		bare := len(s.noted[v]) > 0
@@ -241,12 +231,13 @@ func (c *Core) evaluate(p int) {
 			none++
 		}
 	}
+	counted := support
 	slices.Sort(support[:])
 	lease := support[maxVoters-c.grants.majority()]
 	if lease <= c.t {
 		lease = 0
 	} else if !s.whole {
-		c.resolve(p)
+		c.resolve(p, counted)
 	}
 	if lease != s.until {
 		s.until = lease
@@ -266,22 +257,43 @@ func (c *Core) setUnguarded(p int) {
 
 // resolve finds out, with the first grant under a term, whether the content has every strict admission there has been:
 // otherwise every key under a strict rule starts full.
-func (c *Core) resolve(p int) {
+func (c *Core) resolve(p int, support [maxVoters]int64) {
 	s := &c.parts[p].strict
-	old := &s.replaced
-	cold := ""
-	switch {
-	case old.Node == (Node{}):
-		// No majority has recorded anybody in this epoch. Before the first one nobody was.
-		if s.earlier && !s.selfWhole && c.grants.epoch > 1 {
-			cold = "the voters have forgotten who held it"
+	var old Record
+	certain := true
+	for v := range support {
+		if support[v] <= c.t {
+			continue
 		}
-	case old.Node == s.release.Node && !s.release.Term.Less(old.Term):
+		switch r := s.replaced[v]; {
+		case r.Node == (Node{}):
+		case old.Term.Less(r.Term):
+			old, certain = r, true
+		case old.Term == r.Term && old.Backup != r.Backup:
+			certain = false // they differ in who has the copy: nobody is to be believed
+		}
+	}
+	epoch := c.parts[p].term.Epoch
+	cold, takenOver := "", false
+	switch {
+	case s.selfWhole && s.selfEpoch == epoch:
+		// It was found out before, under another term of this process, and no epoch has ended since.
+		if old.Node != (Node{}) && s.selfTerm.Less(old.Term) && (s.release != Release{old.Node, old.Term} || !s.releaseWhole) {
+			cold = "another process held it since"
+		}
+	case old.Node == (Node{}):
+		if s.earlier && !s.virgin {
+			cold = "the voters have no record of who held it"
+		}
+	case old.Term.Epoch != epoch:
+		cold = "the voters have begun a new epoch since"
+	case s.release == Release{old.Node, old.Term}:
 		if !s.releaseWhole {
 			cold = "it was handed over incomplete"
 		}
-	case old.Backup == c.cfg.Self && s.from == old.Node && !s.copy.Term.Less(old.Term):
+	case certain && old.Backup == c.cfg.Self && s.from == old.Node && !s.copy.Term.Less(old.Term):
 		c.data.TakeOverStrict(p, c.now.Instant)
+		takenOver = true
 	default:
 		cold = "another process held it and its copy is not here"
 	}
@@ -289,7 +301,10 @@ func (c *Core) resolve(p int) {
 		c.data.ColdStrict(p, c.now.Instant)
 		c.note("strict keys start full", p, old.Node, cold)
 	}
-	s.whole, s.replaced = true, Record{}
+	s.whole, s.virgin, s.selfEpoch, s.selfTerm = true, false, epoch, c.parts[p].term
+	if f := &c.parts[p].followers[Backup]; cold != "" || takenOver || !f.named {
+		f.relabel = true // what has changed is to be with the backup before it is named as such
+	}
 }
 
 // unguard has the voters record that a partition has no backup: only then may answers under strict rules go out without

@@ -169,8 +169,8 @@ type GrantAnswer struct {
 	Partition int
 	Term      Term
 	Granted   bool
-	// Of a refusal: the record that stands against it, its copy, and how long that record has to live at most. Of a grant
-	// that replaced another record: that record.
+	// Of a refusal: the record that stands against it, and how long that has to live at most. Of a grant: the record of
+	// another process that this one's has replaced, told again with every grant; nobody's if there was none.
 	Recorded Record
 	Wait     time.Duration
 }
@@ -181,6 +181,7 @@ type Record struct {
 	Term      Term
 	Node      Node
 	Backup    Node
+	ID        uint64 // of the request that wrote it: an older one of the same process and term does not write over it
 }
 
 // ReadRecords asks a voter for everything it has recorded. It is asked by a voter that has restarted.
@@ -191,7 +192,8 @@ type Records struct {
 	ID      uint64
 	Read    bool // the answering voter is past its own reading; otherwise it knows nothing
 	Epoch   uint64
-	Records []Record
+	Fresh   bool     // the answering voter began its epoch, and nobody but the asker can have taken it over
+	Records []Record // of each partition the record, and the one of another process that it has replaced
 }
 
 func (*Query) message()        {}

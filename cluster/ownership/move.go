@@ -188,6 +188,7 @@ func (c *Core) commit(p int) {
 	chunk, version, more := c.data.Drain(p, m.slot, c.now.Instant, chunkBytes)
 	if more || len(chunk) > pieceBytes {
 		f.load(pt, chunk, version, false)
+		f.clean = false
 		c.sendFlight(p, m.slot)
 		return
 	}
@@ -246,6 +247,9 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		ack.Outcome = Again
 	case pt.held:
 		ack.Outcome = c.absorb(p, from, m)
+	case m.Term.Less(pt.known) && m.Known.Less(pt.known):
+		// The sender could not tell which term this node is about to take.
+		ack.Outcome, ack.Known, ack.Holder = Superseded, pt.known, pt.holder
 	case !fits || pt.copyFrom != from || pt.copy == (Position{}) || m.Merge:
 		ack.Outcome = Again
 	case len(m.Chunk) > 0 && c.data.Apply(p, false, c.now.Instant, m.Chunk) != nil:
@@ -271,6 +275,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 			c.followCurrent(p, from)
 			ack.Keep, ack.Sequence = true, f.sequence
 		}
+		c.open(p)
 		c.wantBackup(p)
 	}
 	if ack.Outcome == Done {
@@ -328,8 +333,11 @@ func (c *Core) onCommitAck(from Node, a *CommitAck) {
 func (c *Core) released(p int, a *CommitAck) {
 	pt := &c.parts[p]
 	to := pt.move.to
-	// Everything that was admitted is in the receiver's content.
-	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone})
+	// Everything that was admitted is in the receiver's content. But should the receiver be lost before it has a grant, it is
+	// the backup that the voters have recorded who is believed: strict answers that it has not confirmed are not given.
+	b := &pt.followers[Backup]
+	strict := c.grants.voters == 0 || b.named && b.node == to
+	c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: versionsDone, Unguarded: !strict})
 	c.endMove(p)
 	for s := range pt.followers {
 		if f := &pt.followers[s]; f.node != (Node{}) {

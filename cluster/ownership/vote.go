@@ -5,26 +5,33 @@ import (
 	"time"
 )
 
-// voter records, for every partition, who holds it. It keeps nothing on disk: one that has restarted reads what the others
-// have, and abstains for longer than anything it may have granted before lasts.
+// voter records, for every partition, who holds it. It keeps nothing on disk: one that has restarted abstains for longer
+// than anything it may have granted before lasts, and then reads what the others have. In this order: an answer given
+// before the restart may make a majority with one that another voter is only about to give, and what is read before that
+// has run out would not show it.
 type voter struct {
 	c       *Core
+	at      int // among the voters
 	records []record
 	last    map[Node]uint64 // by sender: the highest request taken in; an older one that comes late must not undo it
 	epoch   uint64          // terms of a lower one are not recorded
-	seen    uint64          // the highest epoch among the terms that holders have asked with
+	seen    uint64          // the highest epoch that anybody has told of
 
 	votesAt int64 // when the time of abstaining is over
 	read    bool
+	began   bool // this voter began its epoch
+	told    Node // whom it has told so, if only one
+	spread  bool // it has told more than one
 	askAt   int64
 	asks    uint64
 	replies map[string]reading
 }
 
-// record is a Record and when it ends.
+// record is a Record, when it ends, and which other process's it has replaced.
 type record struct {
 	Record
-	ends int64
+	ends     int64
+	replaced Record
 }
 
 // reading is what another voter has answered.
@@ -33,8 +40,15 @@ type reading struct {
 	*Records
 }
 
+// epochTurn is how long after the time of abstaining each voter waits for those before it to begin a new epoch, so that
+// voters that start together share one.
+const epochTurn = int64(500 * time.Millisecond)
+
 func newVoter(c *Core) *voter {
-	v := &voter{c: c, records: make([]record, c.cfg.Partitions), last: make(map[Node]uint64), replies: make(map[string]reading)}
+	v := &voter{
+		c: c, at: slices.Index(c.cfg.Voters, c.cfg.Self.Name), records: make([]record, c.cfg.Partitions),
+		last: make(map[Node]uint64), replies: make(map[string]reading),
+	}
 	v.votesAt = c.t + v.life()
 	switch c.cfg.Mutation {
 	case VoteAtOnce:
@@ -60,7 +74,7 @@ func (v *voter) life() int64 {
 func (v *voter) ready() bool { return v.read && v.c.t >= v.votesAt }
 
 func (v *voter) tick() {
-	if v.read {
+	if v.read || v.c.t < v.votesAt {
 		return
 	}
 	if v.c.t >= v.askAt {
@@ -80,31 +94,42 @@ func (v *voter) consider() {
 	c := v.c
 	majority := c.grants.majority()
 	answered, read := 0, 0
-	epoch := v.seen
+	var fresh *reading
 	for _, name := range c.cfg.Voters {
 		r, ok := v.replies[name]
 		if !ok || name == c.cfg.Self.Name {
 			continue
 		}
 		answered++
-		epoch = max(epoch, r.Epoch)
+		v.seen = max(v.seen, r.Epoch)
 		if r.Read {
 			read++
+			if r.Fresh {
+				fresh = &r
+			}
 		}
 	}
 	silent := len(c.cfg.Voters) - 1 - answered
 	switch {
 	case read >= majority:
-		v.adopt(epoch)
-	case c.t >= v.votesAt && answered+1 >= majority && read+silent < majority:
+		v.adopt(v.seen)
+	case read+silent >= majority:
+		// There may be a majority that knows.
+	case fresh != nil && fresh.Epoch == v.seen:
+		// A voter has begun an epoch in which no majority can have recorded anything yet.
+		v.adopt(v.seen)
+	case answered+1 >= majority && c.t >= v.votesAt+int64(v.at)*epochTurn:
 		// So many have forgotten that a grant may be known to nobody. All of them have run out, for this voter has abstained
-		// and without it there was no majority: a new epoch begins.
-		v.adopt(epoch + 1)
+		// and without it there was no majority: a new epoch begins. Its number is to be above every one that ever was, which
+		// nobody may remember either: hence the time of day, of which nothing else here makes use.
+		v.began = true
+		v.adopt(max(v.seen+1, uint64(max(c.now.Wall, 0))/uint64(time.Second)))
 		c.out.Notes = append(c.out.Notes, Note{What: "new epoch", Partition: -1, Term: Term{Epoch: v.epoch}})
 	}
 }
 
-// adopt takes over what the others have recorded.
+// adopt takes over what the others have recorded: of each partition the highest term, and the highest of other processes
+// that it has, or has had, to replace.
 func (v *voter) adopt(epoch uint64) {
 	v.read, v.epoch = true, epoch
 	for _, name := range v.c.cfg.Voters {
@@ -113,22 +138,48 @@ func (v *voter) adopt(epoch uint64) {
 			continue
 		}
 		for _, rec := range r.Records.Records {
-			if p := rec.Partition; p >= 0 && p < len(v.records) {
-				v.records[p] = record{Record: later(v.records[p].Record, rec), ends: v.c.t + v.life()}
+			if rec.Partition >= 0 && rec.Partition < len(v.records) {
+				v.records[rec.Partition].add(rec, v.c.t+v.life())
 			}
 		}
 	}
 	clear(v.replies)
 }
 
+// add takes in what another voter has recorded.
+func (r *record) add(other Record, ends int64) {
+	switch {
+	case r.Term.Less(other.Term):
+		if r.Node != other.Node && r.replaced.Term.Less(r.Term) {
+			r.replaced = r.Record
+		}
+		r.Record, r.ends = other, ends
+		if r.replaced.Node == r.Node {
+			r.replaced = Record{}
+		}
+	case r.Term == other.Term && r.Node == other.Node:
+		if r.ID < other.ID {
+			r.Record = other
+		}
+	case other.Node != r.Node && r.replaced.Term.Less(other.Term):
+		r.replaced = other
+	case other.Node == r.replaced.Node && other.Term == r.replaced.Term && other.ID > r.replaced.ID:
+		r.replaced = other
+	}
+}
+
 func (v *voter) onRead(from Node, m *ReadRecords) {
 	r := &Records{ID: m.ID, Read: v.read, Epoch: max(v.epoch, v.seen)}
 	if v.read {
+		v.spread = v.spread || v.told != (Node{}) && v.told != from
+		v.told = from
+		r.Fresh = v.began && !v.spread
 		for p := range v.records {
 			if v.records[p].Node != (Node{}) {
-				rec := v.records[p].Record
-				rec.Partition = p
-				r.Records = append(r.Records, rec)
+				r.Records = append(r.Records, v.records[p].Record)
+				if old := v.records[p].replaced; old.Node != (Node{}) {
+					r.Records = append(r.Records, old)
+				}
 			}
 		}
 	}
@@ -157,27 +208,32 @@ func (v *voter) onRequest(from Node, m *GrantRequest) {
 		reply.Epoch = v.epoch
 	}
 	for n := range m.Items {
-		reply.Items[n] = v.vote(from, &m.Items[n])
+		reply.Items[n] = v.vote(from, m.ID, &m.Items[n])
 	}
 	v.c.send(from, reply)
 }
 
-func (v *voter) vote(from Node, i *GrantItem) GrantAnswer {
+func (v *voter) vote(from Node, id uint64, i *GrantItem) GrantAnswer {
 	a := GrantAnswer{Partition: i.Partition, Term: i.Term}
-	r := &v.records[i.Partition]
 	if !v.ready() {
-		if v.read && r.Node == from && r.Term == i.Term {
-			// It does not count, but should the holder be lost, this is who has its copy.
-			r.Backup, r.ends = i.Backup, v.c.t+v.life()
-		}
 		a.Wait = time.Duration(max(v.votesAt-v.c.t, 0))
 		return a
+	}
+	r := &v.records[i.Partition]
+	fresh := record{
+		Record:   Record{Partition: i.Partition, Term: i.Term, Node: from, Backup: i.Backup, ID: id},
+		ends:     v.c.t + v.life(),
+		replaced: r.Record,
+	}
+	if r.Node == from {
+		// The same process under the same or a higher term: what it has replaced is still what it has to know of.
+		fresh.replaced = r.replaced
 	}
 	mutation := v.c.cfg.Mutation
 	switch {
 	case i.Term.Epoch < v.epoch:
 	case r.Term == i.Term && r.Node == from:
-		a.Granted = true
+		a.Granted = r.ID < id
 	case mutation == RenewUnchecked && i.Release == (Release{}):
 		a.Granted = true
 		return a
@@ -185,12 +241,12 @@ func (v *voter) vote(from Node, i *GrantItem) GrantAnswer {
 	case r.Node == (Node{}) || r.ends <= v.c.t || r.Node == from || i.Release == (Release{r.Node, r.Term}),
 		mutation == AcceptAnyRelease && i.Release != (Release{}):
 		a.Granted = true
-		a.Recorded = r.Record
 	}
 	if !a.Granted {
 		a.Recorded, a.Wait = r.Record, time.Duration(max(r.ends-v.c.t, 0))
 		return a
 	}
-	*r = record{Record: Record{Partition: i.Partition, Term: i.Term, Node: from, Backup: i.Backup}, ends: v.c.t + v.life()}
+	*r = fresh
+	a.Recorded = r.replaced
 	return a
 }

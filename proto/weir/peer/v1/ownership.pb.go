@@ -1769,6 +1769,7 @@ type Record struct {
 	Term          *Term                  `protobuf:"bytes,2,opt,name=term,proto3" json:"term,omitempty"`
 	Node          *Node                  `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`
 	Backup        *Node                  `protobuf:"bytes,4,opt,name=backup,proto3" json:"backup,omitempty"`
+	Request       uint64                 `protobuf:"varint,5,opt,name=request,proto3" json:"request,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1831,6 +1832,13 @@ func (x *Record) GetBackup() *Node {
 	return nil
 }
 
+func (x *Record) GetRequest() uint64 {
+	if x != nil {
+		return x.Request
+	}
+	return 0
+}
+
 type ReadRecords struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -1881,6 +1889,7 @@ type Records struct {
 	Read          bool                   `protobuf:"varint,2,opt,name=read,proto3" json:"read,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Records       []*Record              `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`
+	Fresh         bool                   `protobuf:"varint,5,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1941,6 +1950,13 @@ func (x *Records) GetRecords() []*Record {
 		return x.Records
 	}
 	return nil
+}
+
+func (x *Records) GetFresh() bool {
+	if x != nil {
+		return x.Fresh
+	}
+	return false
 }
 
 var File_weir_peer_v1_ownership_proto protoreflect.FileDescriptor
@@ -2066,19 +2082,21 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x18\n" +
 	"\agranted\x18\x03 \x01(\bR\agranted\x120\n" +
 	"\brecorded\x18\x04 \x01(\v2\x14.weir.peer.v1.RecordR\brecorded\x12\x17\n" +
-	"\await_ns\x18\x05 \x01(\x04R\x06waitNs\"\xa2\x01\n" +
+	"\await_ns\x18\x05 \x01(\x04R\x06waitNs\"\xbc\x01\n" +
 	"\x06Record\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12&\n" +
 	"\x04node\x18\x03 \x01(\v2\x12.weir.peer.v1.NodeR\x04node\x12*\n" +
-	"\x06backup\x18\x04 \x01(\v2\x12.weir.peer.v1.NodeR\x06backup\"\x1d\n" +
+	"\x06backup\x18\x04 \x01(\v2\x12.weir.peer.v1.NodeR\x06backup\x12\x18\n" +
+	"\arequest\x18\x05 \x01(\x04R\arequest\"\x1d\n" +
 	"\vReadRecords\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\"s\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\"\x89\x01\n" +
 	"\aRecords\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04read\x18\x02 \x01(\bR\x04read\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x12.\n" +
-	"\arecords\x18\x04 \x03(\v2\x14.weir.peer.v1.RecordR\arecords*b\n" +
+	"\arecords\x18\x04 \x03(\v2\x14.weir.peer.v1.RecordR\arecords\x12\x14\n" +
+	"\x05fresh\x18\x05 \x01(\bR\x05fresh*b\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10VERDICT_ACCEPTED\x10\x01\x12\x13\n" +
