@@ -319,8 +319,8 @@ func splitShapes(t testing.TB) []Limit {
 	return few
 }
 
-// TestMergeExact: where ticks, slots and windows begin at the same instants, a merged log, sliding window, sliding counter
-// and calendar window say in all respects what one says that saw everything.
+// TestMergeExact: where ticks, slots and windows begin at the same instants, a merged log, sliding window, sliding
+// counter and calendar window say in all respects what one says that saw everything.
 func TestMergeExact(t *testing.T) {
 	for i, l := range splitShapes(t) {
 		if l.Algorithm == FixedWindow && l.Period == 0 || l.Algorithm >= TokenBucket {
@@ -396,6 +396,33 @@ func TestMergePhases(t *testing.T) {
 				break
 			}
 		}
+	}
+}
+
+// TestMergeTicks: what does not lie on the ticks of s goes to the next, not beyond now's.
+func TestMergeTicks(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
+	r, there := newReplica(ls, Instant{}), newReplica(ls, Instant{})
+	for _, at := range []int64{64, 128} {
+		r.ask(t, Instant{Mono: at}, 1)
+	}
+	for _, at := range []int64{32, 128, 160} {
+		there.ask(t, Instant{Mono: at}, 1)
+	}
+	// What was at 160 there is at 167 here.
+	u := make(State, ls.Words())
+	if _, err := ls.Restore(r.a, u, Instant{Mono: 167}, ls.Append(nil, there.a, there.s, Instant{Mono: 160})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ls.Decide(r.a, u, Instant{Mono: 190}, Request{Cost: 1}, nil); err != nil { // 199
+		t.Fatal(err)
+	}
+	if err := ls.Merge(r.a, r.s, Instant{Mono: 191}, u); err != nil {
+		t.Fatal(err)
+	}
+	got := logEvents(&ls[0], r.a, r.s[1:])
+	if want := "[{64 2} {128 1} {160 1} {192 2}]"; fmt.Sprint(got) != want {
+		t.Errorf("entries %d, want %s", got, want)
 	}
 }
 
@@ -683,6 +710,48 @@ func TestMergeLeases(t *testing.T) {
 		if !ls.Idle(a, x.s, later(now, l.Window)) || liveBlocks(a) != 0 {
 			t.Fatalf("seed %d: %d blocks are nobody's", seed, liveBlocks(a))
 		}
+	}
+}
+
+// TestMovedLease: a lease that had to move is found by its own id, not by the slot that it is in, and no longer than it
+// lives, even if its nonce is drawn again.
+func TestMovedLease(t *testing.T) {
+	ls, a := Limits{{Algorithm: Concurrency, Limit: 9, Window: time.Minute}}, NewArena(nil)
+	s, u := make(State, ls.Words()), make(State, ls.Words())
+	acquire := func(s State, nonce uint64) uint64 {
+		d, err := ls.Decide(a, s, Instant{}, Request{Cost: 1, Nonce: nonce}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Lease
+	}
+	ls.Init(s, Instant{})
+	ls.Init(u, Instant{})
+	stays, moves := acquire(s, 5), acquire(u, 7)
+	if stays&slotMask != moves&slotMask {
+		t.Fatal("they are in different slots")
+	}
+	if err := ls.Merge(a, s, Instant{}, u); err != nil {
+		t.Fatal(err)
+	}
+	slot, ok := concurrency{}.find(a, s[1:], moves)
+	if !ok || uint64(slot) == moves&slotMask {
+		t.Fatalf("in slot %d, %v", slot, ok)
+	}
+	if ls.Release(a, s, Instant{}, 7<<slotBits|uint64(slot)) {
+		t.Error("released by an id that it does not have")
+	}
+	if !ls.Release(a, s, Instant{}, moves) {
+		t.Error("not released")
+	}
+	if again := acquire(s, 7); again != 7<<slotBits|uint64(slot) {
+		t.Errorf("%x is in another slot than %d", again, slot)
+	}
+	if ls.Release(a, s, Instant{}, moves) {
+		t.Error("released twice")
+	}
+	if ls.Used(a, s, Instant{}, 0) != 2 {
+		t.Error("the leases that there are do not count")
 	}
 }
 

@@ -48,8 +48,8 @@ func (ls Limits) Mark(s State) uint64 {
 // oldestMark is in every mark, so that none is 0.
 const oldestMark = 1 << 63
 
-// The second form of a snapshot begins with 2 and has in place of a log its units, how many of the newest of them follow
-// and those, as in a snapshot; of every other limit the snapshot.
+// The second form of a snapshot begins with 2 and has in place of a log its units, how many of the newest of them
+// follow and those, as in a snapshot; of every other limit the snapshot.
 const extensionVersion = 2
 
 // AppendSince appends what Extend needs to make a copy of s, which has all that was in s when Mark returned mark, a

@@ -178,6 +178,28 @@ func TestReplicaOrder(t *testing.T) {
 	}
 }
 
+// TestReplicaTicks: what does not lie on the copy's own ticks, of 32 ns here, goes to the next, not beyond now's.
+func TestReplicaTicks(t *testing.T) {
+	ls := Limits{{Algorithm: SlidingLog, Limit: 9, Window: time.Minute}}
+	o, c := newReplica(ls, Instant{}), newReplica(ls, Instant{})
+	mark := uint64(0)
+	for _, e := range []struct{ at, arrives int64 }{
+		{64, 74},   // 74, whence the copy's ticks
+		{96, 106},  // 106
+		{128, 139}, // 139: 170
+		{160, 200}, // 200: 202
+		{250, 251}, // 256 at 250, and so 257 at 251: 266, the tick of 251
+	} {
+		o.ask(t, Instant{Mono: e.at}, 1)
+		c.extend(t, Instant{Mono: e.arrives}, ls.AppendSince(nil, o.a, o.s, Instant{Mono: e.at}, mark))
+		mark = ls.Mark(o.s)
+	}
+	got := logEvents(&ls[0], c.a, c.s[1:])
+	if want := "[{74 1} {106 1} {170 1} {202 1} {266 1}]"; fmt.Sprint(got) != want {
+		t.Errorf("entries %d, want %s", got, want)
+	}
+}
+
 // TestMark is what a mark survives, and how much is written then.
 func TestMark(t *testing.T) {
 	log := Limit{Algorithm: SlidingLog, Limit: 1000, Window: time.Minute}
@@ -216,6 +238,11 @@ func TestMark(t *testing.T) {
 		{"much, several times", Limits{log}, func(r *replica) {
 			for range 5 {
 				must(r.ls.Charge(r.a, r.s, now, 1<<32-1))
+			}
+		}, snapshotVersion},
+		{"as much as a position is long", Limits{log}, func(r *replica) {
+			for range 1024 {
+				must(r.ls.Charge(r.a, r.s, now, MaxLimit))
 			}
 		}, snapshotVersion},
 		{"a merge", Limits{log}, func(r *replica) {
@@ -321,6 +348,24 @@ func TestExtendErrors(t *testing.T) {
 		r.clone(t, Instant{})
 		if !ls.Idle(r.a, r.s, Instant{Mono: int64(time.Hour)}) || liveBlocks(r.a) != 0 {
 			t.Errorf("%s: in use for ever", tt.name)
+		}
+	}
+	// Half a snapshot of something else than a log leaves nothing of it.
+	for _, tt := range []struct {
+		limit Limit
+		data  []byte
+	}{
+		{Limit{Algorithm: Concurrency, Limit: 10, Window: time.Minute}, []byte{2, 5, 0, 1, 5, 1, 0, 2, 5, 1}},
+		{Limit{Algorithm: SlidingWindow, Limit: 10, Window: time.Minute}, []byte{5, 2, 9}},
+	} {
+		r := newReplica(Limits{tt.limit}, Instant{})
+		r.ask(t, Instant{}, 4)
+		data := append([]byte{extensionVersion, byte(tt.limit.Algorithm)}, tt.data...)
+		if _, err := r.ls.Extend(r.a, r.s, Instant{}, data); err != ErrSnapshot {
+			t.Errorf("%+v: %v", tt.limit, err)
+		}
+		if d := r.ask(t, Instant{}, 9)[0]; !d.Allowed || d.Remaining != 1 {
+			t.Errorf("%+v: %+v", tt.limit, d)
 		}
 	}
 	// No memory for what is in order.

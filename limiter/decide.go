@@ -301,7 +301,9 @@ func (l *Limiter) failed(e *entry, op *Op, err error) {
 	case err == nil:
 	case errors.Is(err, store.ErrShut):
 		op.Outcome.NotHolder, op.Outcome.shut = &Holder{}, true // nothing was done, and whoever holds it is to be asked
-	case op.asks() && (errors.Is(err, store.ErrFull) || errors.Is(err, store.ErrNoGrant)):
+	case op.asks() && errors.Is(err, store.ErrNoGrant):
+		op.Outcome.ungranted = true
+	case op.asks() && errors.Is(err, store.ErrFull):
 		l.fail(e, op)
 	default:
 		op.Outcome.Err = storeError(err)

@@ -29,7 +29,8 @@ type Holder struct {
 	Name string // ring name; empty when nobody is known
 	Boot uint64 // the process that is meant
 	Term ownership.Term
-	// Wait is not 0 when nobody decides at this moment, and somebody is about to: how long to wait for that at most.
+	// Wait is not 0 when nobody decides at this moment, and somebody is about to: how long to wait for that at most, before
+	// asking the one who is named, if any.
 	Wait time.Duration
 }
 
@@ -171,6 +172,8 @@ const (
 	sweepEvery = 100 * time.Millisecond
 	// sweepPasses is how many sweeps one pass over a store of any size is spread over.
 	sweepPasses = 300
+	// sweepsEmpty is how many sweeps a store without keys does with one.
+	sweepsEmpty = 50
 	// sweepsAMinute bounds how often a full store is logged.
 	sweepsAMinute = int(time.Minute / sweepEvery)
 )
@@ -180,6 +183,7 @@ func (l *Limiter) tend() {
 	defer close(l.done)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
+	sweeps := 0
 	var full uint64        // calls refused for want of room, as last logged
 	quiet := sweepsAMinute // sweeps since then
 	for {
@@ -190,6 +194,9 @@ func (l *Limiter) tend() {
 			l.store.Reconcile(l.clock, l.table.Load().ruleOf)
 		case <-tick.C:
 			st := l.store.Stats()
+			if sweeps++; st.Keys == 0 && sweeps%sweepsEmpty != 0 {
+				continue // there may be request ids to forget, but that can wait
+			}
 			l.store.Sweep(l.clock(), int(st.Keys/sweepPasses)+1)
 			if quiet++; st.Full > full && quiet >= sweepsAMinute {
 				l.log.Warn("no room for new keys: they are answered by on_error", "calls", st.Full-full, "keys", st.Keys,

@@ -67,6 +67,9 @@ func (op *Op) givesBack() bool {
 	return op.Kind == OpRefund || op.Kind == OpReset || op.Kind == OpSettle
 }
 
+// pending says that an operation that was decided here cannot be answered yet.
+func (out *Outcome) pending() bool { return out.ticket != 0 || out.NotHolder != nil || out.ungranted }
+
 // Outcome is what came of an operation. One of Err, NotHolder and Unreachable is set when nothing was done.
 type Outcome struct {
 	Decision  Decision      // check, acquire, reserve
@@ -86,6 +89,8 @@ type Outcome struct {
 	shut   bool   // with NotHolder: it was this node that turned out not to be the holder
 	until  int64  // the same as an instant of this node's boot clock; 0: for ever
 	ticket uint64 // the answer waits for this much progress of the partition; 0: for nothing
+	// ungranted: nothing was done, because this node is the holder and may not decide under a strict rule at the moment.
+	ungranted bool
 }
 
 // prepare checks everything about an operation that can be checked without knowing its policy, and hashes its key. An

@@ -14,6 +14,10 @@ const retryPause = 5 * time.Millisecond
 // shutPause is the same where this node itself has just stopped being the holder, and is about to say so.
 const shutPause = 200 * time.Microsecond
 
+// grantMost is how long a check under a strict rule waits for a grant. A node that has just been handed a partition gets
+// one within a round trip or two to the voters; one that is cut off from them gets none.
+const grantMost = 50 * time.Millisecond
+
 // run carries out prepared operations wherever they are decided, and fills in every Outcome: with a decision by
 // on_error where nobody could be asked in time.
 func (l *Limiter) run(ctx context.Context, ops []Op) {
@@ -26,7 +30,7 @@ func (l *Limiter) run(ctx context.Context, ops []Op) {
 		switch {
 		case h.Self:
 			l.decide(t, op, now)
-			if op.Outcome.ticket != 0 || op.Outcome.NotHolder != nil {
+			if op.Outcome.pending() {
 				rest = append(rest, op)
 			}
 		case h.Wait == 0 && l.recall(t, op, now.Instant):
@@ -144,17 +148,51 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 	}
 }
 
+// awaitGrants decides once more what could not be for want of a grant, until that has taken grantMost.
+func (l *Limiter) awaitGrants(ctx context.Context, ops []*Op) {
+	for waited := time.Duration(0); ; waited += retryPause {
+		var rest []*Op
+		for _, op := range ops {
+			if !op.Outcome.ungranted {
+				continue
+			}
+			if waited >= grantMost || ctx.Err() != nil {
+				l.unreachable(op)
+			} else {
+				rest = append(rest, op)
+			}
+		}
+		if ops = rest; len(ops) == 0 {
+			return
+		}
+		select {
+		case <-time.After(retryPause):
+		case <-ctx.Done():
+		}
+		t, now := l.table.Load(), l.moment()
+		for _, op := range ops {
+			op.Outcome = Outcome{}
+			l.decide(t, op, now)
+		}
+	}
+}
+
 // park waits for somebody to decide for the partitions of operations.
 func (l *Limiter) park(ctx context.Context, h Holder, ops []*Op) {
-	ctx, cancel := context.WithTimeout(ctx, h.Wait)
+	soon, cancel := context.WithTimeout(ctx, h.Wait)
 	defer cancel()
 	var side errgroup.Group // of different partitions, one may be there long before another
 	for _, op := range ops {
 		side.Go(func() error {
-			if l.cfg.Ownership.Await(ctx, op.partition, h) == h {
-				op.Outcome.Unreachable = true
-			} else {
+			switch {
+			case l.cfg.Ownership.Await(soon, op.partition, h) != h:
 				op.Outcome.NotHolder, op.Outcome.parked = &Holder{}, true
+			case h.Name == "" || ctx.Err() != nil:
+				op.Outcome.Unreachable = true
+			default:
+				next := h
+				next.Wait = 0
+				l.ask(ctx, next, []*Op{op})
 			}
 			return nil
 		})
@@ -185,6 +223,7 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 		for _, op := range ops {
 			l.decide(t, op, now)
 		}
+		l.awaitGrants(ctx, ops)
 		for _, op := range ops {
 			if op.Outcome.ticket != 0 {
 				l.await(ctx, op)
@@ -245,7 +284,7 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		switch {
 		case h.Self:
 			l.decide(t, op, now)
-			if op.Outcome.ticket != 0 || op.Outcome.NotHolder != nil {
+			if op.Outcome.pending() {
 				later = append(later, op)
 			}
 		case h.Wait == 0 && (op.Hops+1 >= MaxHops || h.Name == ""):

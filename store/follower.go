@@ -204,7 +204,10 @@ func (s *Store) Attach(p, slot int, all bool) {
 
 // AttachCurrent gives it one that has exactly this content already.
 func (s *Store) AttachCurrent(p, slot int, all bool) {
-	s.with(p, func(sh *shard, part *partition) { sh.attach(part, slot, all) })
+	s.with(p, func(sh *shard, part *partition) {
+		f := sh.attach(part, slot, all)
+		f.confirmed = f.contained
+	})
 }
 
 // attach makes a follower for which nothing is pending.

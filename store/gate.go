@@ -78,13 +78,20 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	return nil
 }
 
-// wait makes an answer wait for what has been charged so far, where there is a backup that is current.
+// wait makes an answer wait for what has been charged so far, where there is a backup that is current. It need not have
+// changed anything itself: then there may be nothing that is still to be told, or even confirmed.
 func (sh *shard) wait(part *partition, p int) uint64 {
-	if part.backup() == nil {
+	f := part.backup()
+	switch {
+	case f == nil:
 		return 0
+	case f.left(part.annex) > 0:
+		sh.urge(p)
+		return part.annex.version
+	case f.confirmed < f.contained:
+		return f.contained
 	}
-	sh.urge(p)
-	return part.annex.version
+	return 0
 }
 
 func (sh *shard) urge(p int) {

@@ -168,6 +168,9 @@ func (a Position) before(b Position) bool {
 
 func (c *Core) onEntrust(_ Node, e *Entrust) {
 	pt := &c.parts[e.Partition]
+	if e.Term.Less(pt.known) {
+		return // late: somebody has held it since
+	}
 	c.learn(e.Partition, e.Term, Node{})
 	if !pt.held && pt.copy != (Position{}) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) {
 		c.claim(e.Partition)

@@ -24,7 +24,8 @@ type Config struct {
 	// million; 1000 by default.
 	Lease time.Duration
 	Drift int64
-	// Flush is how often changes are sent to followers that nobody waits for, 25 ms by default.
+	// Flush is how often changes are sent to followers that nobody waits for, 40 ms by default: with a Tick every 10 ms
+	// none waits for more than 50.
 	Flush time.Duration
 	// Moves bounds the partitions that are moved away at a time, 16 by default; four times as many are accepted.
 	Moves int
@@ -84,7 +85,7 @@ const (
 // Route says where a partition's checks are decided, as far as this node knows.
 type Route struct {
 	Standing Standing
-	Node     Node // with Elsewhere
+	Node     Node // with Elsewhere; with Frozen the one who is about to decide
 	Term     Term // with Owned and Elsewhere: zero where it is only the ring that says so
 }
 
@@ -140,6 +141,7 @@ type Core struct {
 
 	flushAt int64
 	stir    bool  // all partitions are to be looked at
+	settled bool  // as of when they were
 	busy    []int // those where something was under way when they were
 	grants  grants
 	voter   *voter // nil: not one
@@ -179,7 +181,7 @@ func New(cfg Config, now Now) *Core {
 		cfg.Drift = 1000
 	}
 	if cfg.Flush == 0 {
-		cfg.Flush = 25 * time.Millisecond
+		cfg.Flush = 40 * time.Millisecond
 	}
 	if cfg.Moves == 0 {
 		cfg.Moves = 16
@@ -346,7 +348,7 @@ func (c *Core) lookAtAll(flush bool) {
 	if flush {
 		c.flushAt = c.t + int64(c.cfg.Flush)
 	}
-	c.stir = false
+	c.stir, c.settled = false, true
 	c.busy = c.busy[:0]
 	c.copying = 0
 	for p := range c.parts {
@@ -359,6 +361,9 @@ func (c *Core) lookAtAll(flush bool) {
 		pt := &c.parts[p]
 		if in := &pt.incoming; in.from != (Node{}) && c.t-in.heard > idleAfter {
 			c.endIncoming(p) // whoever was to send it has thought better of it, and another may be waiting
+		}
+		if pt.held != c.mine(p) || pt.held && pt.standing == Frozen {
+			c.settled = false
 		}
 		if pt.held {
 			c.tend(p, flush)
@@ -468,8 +473,10 @@ func (c *Core) Route(p int) Route {
 	pt := &c.parts[p]
 	owner := c.owner(p)
 	switch {
+	case pt.held && pt.standing == Frozen:
+		return Route{Standing: Frozen, Node: pt.move.to, Term: pt.term}
 	case pt.held:
-		return Route{Standing: pt.standing, Term: pt.term}
+		return Route{Standing: Owned, Term: pt.term}
 	case c.cfg.Mutation == DecideWithoutToken && owner == c.cfg.Self:
 		return Route{Standing: Owned}
 	case pt.holder != (Node{}) && pt.holder != c.cfg.Self && c.lives(pt.holder) &&
@@ -520,18 +527,9 @@ func (c *Core) next(p int) Term {
 	return t
 }
 
-// Settled reports whether everything is where the view wants it: this node holds what it should and nothing else.
-func (c *Core) Settled() bool {
-	if !c.view.Settled {
-		return false
-	}
-	for p := range c.parts {
-		if c.parts[p].held != c.mine(p) || c.parts[p].standing == Frozen && c.parts[p].held {
-			return false
-		}
-	}
-	return true
-}
+// Settled reports whether everything is where the view wants it: this node holds what it should and nothing else. It is
+// as of the last look at all partitions, and so at most as old as Config.Flush.
+func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 
 // Status is a summary of what a Core holds and does.
 type Status struct {

@@ -85,7 +85,8 @@ func aloneView(self ownership.Node) ownership.View {
 	return v
 }
 
-// parkedMost is how long a check waits at most for the end of a hand-over's last instants.
+// parkedMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to the
+// receiver, who knows first.
 const parkedMost = 50 * time.Millisecond
 
 // tenure is the keeper as the limiter wants to see it.
@@ -98,7 +99,7 @@ func holder(r *ownership.Route) limiter.Holder {
 	case ownership.Elsewhere:
 		return limiter.Holder{Name: r.Node.Name, Boot: r.Node.Boot, Term: r.Term}
 	case ownership.Frozen:
-		return limiter.Holder{Wait: parkedMost}
+		return limiter.Holder{Wait: parkedMost, Name: r.Node.Name, Boot: r.Node.Boot, Term: r.Term}
 	}
 	return limiter.Holder{Wait: math.MaxInt64} // as long as the caller does
 }

@@ -1,0 +1,47 @@
+package limiter
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/ring"
+)
+
+// TestStrictWaitsForGrant: a node that has just become the holder gets its grant a moment later, and checks under strict
+// rules wait for that moment, but not for longer.
+func TestStrictWaitsForGrant(t *testing.T) {
+	start := time.Now()
+	cfg := Config{BootClock: func() int64 { return int64(time.Since(start)) }}
+	inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+		start = time.Now() // the bubble's
+		c.setPolicies("policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
+		key := c.owned("p", 0, 0)
+		part := ring.Partition(ring.Hash(testSeed, "p", key))
+		held := c.nodes[0].store
+		held.Unguarded(part, true)
+		ask := func(n *testNode) (Decision, time.Duration) {
+			began := time.Now()
+			r, err := n.Check(t.Context(), []Check{{Target: Target{Policy: "p", Key: key}, Cost: 1}})
+			if err != nil || r[0].Err != nil {
+				t.Fatal(err, r[0].Err)
+			}
+			return r[0].Decision, time.Since(began)
+		}
+		for _, n := range c.nodes {
+			if d, took := ask(n); !d.FailedClosed || took != grantMost {
+				t.Errorf("through %s, never a grant: %+v after %v", n.name, d, took)
+			}
+			go func() {
+				time.Sleep(22 * time.Millisecond)
+				held.Lease(part, int64(time.Since(start)+time.Second))
+			}()
+			if d, took := ask(n); !d.Allowed || d.FailedClosed || took != 25*time.Millisecond {
+				t.Errorf("through %s, a grant after 22ms: %+v after %v", n.name, d, took)
+			}
+			if d, took := ask(n); d.FailedClosed || took != 0 {
+				t.Errorf("through %s, under a grant: %+v after %v", n.name, d, took)
+			}
+			held.Lease(part, 0)
+		}
+	})
+}
