@@ -15,8 +15,9 @@ const retryPause = 5 * time.Millisecond
 const shutPause = 200 * time.Microsecond
 
 // grantMost is how long a check under a strict rule waits for a grant. A node that has just been handed a partition gets
-// one within a round trip or two to the voters; one that is cut off from them gets none.
-const grantMost = 50 * time.Millisecond
+// one within a round trip or two to the voters, and may need a new backup first; one that is cut off from them gets none,
+// and its callers had better know soon.
+const grantMost = 200 * time.Millisecond
 
 // run carries out prepared operations wherever they are decided, and fills in every Outcome: with a decision by
 // on_error where nobody could be asked in time.

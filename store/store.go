@@ -5,8 +5,11 @@
 // neither the garbage collector's work nor the bytes a key costs depend on how many strings and structs would have
 // been needed otherwise.
 //
-// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (whether this
-// node may decide for a partition is asked elsewhere, before), or order between callers other than that of the lock.
+// A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps up
+// to date by chunks of what has changed; and, after an unplanned claim, a second table that lets it be merged.
+//
+// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (when the gate is
+// open and who follows is decided elsewhere), or order between callers other than that of the lock.
 package store
 
 import (

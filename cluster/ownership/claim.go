@@ -1,5 +1,7 @@
 package ownership
 
+import "time"
+
 // A partition that should be this node's and is not is asked after among all members, many partitions at a time. When one
 // of them holds it, it will be moved here; when none does, the one with the newest copy claims it, at a term above all
 // that anybody knows of.
@@ -97,7 +99,65 @@ func (c *Core) onQuery(from Node, q *Query) {
 	c.send(from, reply)
 }
 
+// tellEvery is how long what was taken is gathered before all others are told of it.
+const tellEvery = 500 * int64(time.Millisecond)
+
+// tell tells all others what has been taken, so that whoever claims a partition whose holder and copy are both lost knows
+// at least that it was held: the keys that are to start full then do.
+func (c *Core) tell() {
+	if len(c.taken) == 0 || c.t < c.tellAt {
+		return
+	}
+	c.tellAt = c.t + tellEvery
+	news := c.holdings(c.taken)
+	c.taken = c.taken[:0]
+	for _, m := range c.view.Members {
+		if m.Node != c.cfg.Self && len(news.Infos) > 0 {
+			c.send(m.Node, news)
+		}
+	}
+}
+
+// tellNew tells those who were not there before everything that is held.
+func (c *Core) tellNew(before map[Node]int32) {
+	var news *QueryReply
+	for _, m := range c.view.Members {
+		if _, old := before[m.Node]; old || m.Node == c.cfg.Self {
+			continue
+		}
+		if news == nil {
+			all := make([]int, len(c.parts))
+			for p := range all {
+				all[p] = p
+			}
+			news = c.holdings(all)
+		}
+		if len(news.Infos) > 0 {
+			c.send(m.Node, news)
+		}
+	}
+}
+
+// holdings is an answer that nobody asked for: of those of the partitions that are held.
+func (c *Core) holdings(partitions []int) *QueryReply {
+	news := &QueryReply{}
+	for _, p := range partitions {
+		if pt := &c.parts[p]; pt.held {
+			news.Infos = append(news.Infos, Info{Partition: p, Held: true, Term: pt.term, Holder: c.cfg.Self})
+		}
+	}
+	return news
+}
+
 func (c *Core) onQueryReply(from Node, q *QueryReply) {
+	if q.ID == 0 {
+		for _, i := range q.Infos {
+			if !c.parts[i.Partition].held {
+				c.learn(i.Partition, i.Term, from)
+			}
+		}
+		return
+	}
 	r := c.round
 	if r == nil || q.ID != r.id || !r.missing[from] {
 		return

@@ -138,6 +138,8 @@ type Core struct {
 
 	round   *round // of queries, nil when none is under way
 	queries uint64
+	taken   []int // partitions that have come to be held, or got a higher term, since the others were told
+	tellAt  int64
 
 	flushAt int64
 	stir    bool  // all partitions are to be looked at
@@ -202,6 +204,7 @@ func (c *Core) at(now Now) {
 // SetView tells who is there now.
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
+	before := c.alive
 	c.view = v
 	c.views++
 	c.stir = true
@@ -217,6 +220,7 @@ func (c *Core) SetView(now Now, v View) {
 			c.data.Open(p)
 		}
 	}
+	c.tellNew(before)
 	c.work()
 }
 
@@ -341,6 +345,7 @@ func (c *Core) work() {
 		}
 	}
 	c.requestGrants()
+	c.tell()
 	c.deliverOwn()
 }
 
@@ -496,6 +501,7 @@ func (c *Core) hold(p int, t Term) {
 	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.t
+	c.taken = append(c.taken, p)
 	c.data.Lease(p, 0)
 }
 

@@ -1,10 +1,14 @@
-// Package ownership is the place of the protocol that says who may decide for a partition.
+// Package ownership is the protocol that says who may decide for a partition, as a pure state machine: SetView, Receive
+// and Tick in; messages, routes and confirmations out. It has no goroutine, clock or socket, so that a simulator runs
+// the same code as a node, whose shell is package keeper.
 //
 // The ring says who should own a partition; views of the ring may differ for a while. What decides is a token
-// (partition, term, holder, boot), held by one process at a time, moved by its holder, and claimed anew at a higher
-// term when a holder is lost. That protocol (tokens, hand-over, replication, leases, healing) is a pure state machine
-// and will live here; package cluster tells it who is a member, package limiter asks it before it decides.
+// (partition, term, process), held by one process at a time, moved by its holder, and claimed anew at a higher term when
+// a holder is lost. A holder has its content copied to a backup, which goes on from there. Under strict rules a holder
+// decides only while a majority of fixed voters has it on record. What each rule is there for is told in
+// ARCHITECTURE.md.
 //
-// Today every node takes the ring's word: all decisions are made, and all forwards are sent, under the zero Term, and
-// two nodes whose views differ may both decide for one partition until the views agree.
+// What it does not promise: one holder at a time where a process is taken for dead and lives, as in a split (such
+// holders find each other and merge; grants, of which there is one at a time, are for those who cannot bear that); or
+// content whose holder and copy are both lost.
 package ownership

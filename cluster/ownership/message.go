@@ -24,7 +24,7 @@ type Query struct {
 	Partitions []int
 }
 
-// QueryReply answers a Query, in its order.
+// QueryReply answers a Query, in its order. With the ID 0 it answers none: the sender tells what it holds.
 type QueryReply struct {
 	ID    uint64
 	Infos []Info

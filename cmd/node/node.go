@@ -87,9 +87,10 @@ type node struct {
 	grpcServer *grpc.Server
 	peerServer *grpc.Server
 
-	built    chan struct{} // closed once the fields above are set
-	settled  chan struct{} // closed once the node is ready
-	phase    atomic.Int32  // one of the constants below
+	built    chan struct{}          // closed once the fields above are set
+	settled  chan struct{}          // closed once the node is ready
+	awaited  atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
+	phase    atomic.Int32           // one of the constants below
 	failed   chan error
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -355,19 +356,25 @@ func (n *node) Failed() <-chan error { return n.failed }
 // Settled is closed once the node has become ready.
 func (n *node) Settled() <-chan struct{} { return n.settled }
 
-// patience is how long a node that is a member already waits for the others to see the ring as it does: one that cannot
-// be asked, or keeps another view, must not hold it up for ever.
+// patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
+// view, must not hold it up for ever.
 const patience = 10 * time.Second
 
-// settle makes the node ready once it is a member and every other member sees the ring as it does: until then a check
-// sent to one node and a check sent to another could be decided by different owners.
+// settle makes the node ready once it is a member, every other member sees the ring as it does, and the partitions that
+// are its own have come; and a voter once it votes again, because who restarts nodes one by one waits for each to be
+// ready, and without a majority strict policies are decided nowhere.
 func (n *node) settle() {
 	deadline := time.Now().Add(patience)
-	for !n.agreed() {
+	for {
+		what := n.awaits(n.ctx)
+		if what == "" {
+			break
+		}
+		n.awaited.Store(&what)
 		if active, _ := n.joined(); !active {
 			deadline = time.Now().Add(patience)
 		} else if time.Now().After(deadline) {
-			n.log.Warn("other members see another ring than this node; going on")
+			n.log.Warn("ready all the same", "though", what)
 			break
 		}
 		if !pause(n.ctx) {
@@ -382,10 +389,36 @@ func (n *node) settle() {
 	n.log.Info("ready", "name", n.cfg.Name)
 }
 
-// agreed reports whether this node is an active member of a ring that all active members share.
-func (n *node) agreed() bool {
-	active, _ := n.joined()
-	return active && n.keeper.Settled() && n.inStep(n.ctx)
+// awaits says what this node has to wait for before it is ready; nothing when that is empty.
+func (n *node) awaits(ctx context.Context) string {
+	switch active, detail := n.joined(); {
+	case !active:
+		return detail
+	case !n.keeper.Settled():
+		return "waiting for the partitions that are to move"
+	case !n.votes():
+		return "waiting until this voter votes again"
+	case !n.inStep(ctx):
+		return "waiting until all members see the same ring"
+	}
+	return ""
+}
+
+// votes reports whether this node does what others need it for as a voter, as far as it ever will: a voter that has
+// started first lets all that it may have granted before run out, which takes three seconds. Without strict policies
+// nobody needs it, and without a majority of the voters there is nothing to wait for.
+func (n *node) votes() bool {
+	if len(n.limiter.Policies().NeedVoters()) == 0 || !slices.Contains(n.cfg.Voters, n.cfg.Name) {
+		return true
+	}
+	present := 0
+	for _, name := range n.cfg.Voters {
+		if v := n.view(); v == nil || v.Member(name) != nil {
+			present++
+		}
+	}
+	st, ok := n.keeper.Status()
+	return !ok || st.Voting || present <= len(n.cfg.Voters)/2
 }
 
 // pause waits a moment before something is looked at again. It returns false at once when ctx is done.
@@ -636,7 +669,9 @@ func (n *node) Ready() (bool, string) {
 	case detail != "":
 		details = append(details, detail)
 	case phase == phaseStarting:
-		details = append(details, "waiting until all members see the same ring")
+		if what := n.awaited.Load(); what != nil {
+			details = append(details, *what)
+		}
 	case phase == phaseStopping:
 		details = append(details, "stopping")
 	}

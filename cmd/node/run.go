@@ -49,7 +49,7 @@ func newRun() *cobra.Command {
 
 Every flag can be given in the environment (WEIR_HTTP_PORT=8080) or in the file of --config (http-port: 8080).
 A flag counts before the environment, the environment before the file. Port 0 picks a free one, an empty port turns
-the service off. Signals: SIGTERM and SIGINT leave the cluster and stop, SIGHUP reads the policy file again.`,
+the service off. Signals: SIGTERM and SIGINT hand everything over and stop, SIGHUP reads the policy file again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
