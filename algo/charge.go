@@ -16,6 +16,24 @@ func (ls Limits) Charge(a *Arena, s State, now Instant, n int64) error {
 	}, step(n))
 }
 
+// Hold keeps what buckets owe from having been repaid since the newest instant that s has seen. What is charged to a state
+// that is kept to be added to another one, which fills by itself, must not be repaid twice.
+func (ls Limits) Hold(s State, now Instant) {
+	before := Instant{Mono: int64(s[0])}
+	now = s.tick(now)
+	for i, rest := 0, s[1:]; i < len(ls); i++ {
+		c := ls[i].counter()
+		if c == nil {
+			continue
+		}
+		n := c.words(&ls[i])
+		if b, ok := c.(bucket); ok {
+			b.setOwed(&ls[i], rest[:n:n], now, b.owed(&ls[i], rest[:n:n], before))
+		}
+		rest = rest[n:]
+	}
+}
+
 // Fill uses up at now what room every limit has by itself, as Charge does.
 //
 // The only error is ErrNoMemory, and nothing was charged then.

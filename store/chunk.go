@@ -312,6 +312,7 @@ func (d *drain) delta(t turn) {
 			if !r.has(pendingFlag << d.slot) {
 				continue
 			}
+			r.spec.rule.Limits.Hold(r.state, d.now)
 			d.head(itemDelta, r)
 			d.out = appendUint(d.out, uint64(i))
 			d.state(r, t.mark, len(slots) == 1)

@@ -154,6 +154,11 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 					return
 				}
 				_ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) // memory is not refused
+				if r.has(owedFlag) {
+					// There is no room left that the lost holder could have used.
+					r.clear(owedFlag)
+					delete(part.annex.owed, r.hash())
+				}
 				if part.traced {
 					sh.note(part, r, 0, false)
 				}

@@ -110,6 +110,7 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 	if found && part.unnoted(r) {
 		mark = rule.Limits.Mark(r.state)
 	}
+	rule.Limits.Hold(r.state, now)
 	if rule.Limits.Charge(sh.arena, r.state, now, units) == nil {
 		sh.note(part, r, mark, true)
 	}

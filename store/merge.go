@@ -149,6 +149,7 @@ func (m *merge) run() {
 			}
 			r := m.sh.record(algo.Ref(e))
 			r.clear(flagMask)
+			r.spec.rule.Limits.Hold(r.state, m.now)
 			if slot, ok := m.sh.find(&m.add.table, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
 				since := m.sh.record(m.add.ref(slot)).since()
 				if i <= since || since > 0 && m.needed[since] {

@@ -114,13 +114,26 @@ func (c *Core) requestGrants() {
 	}
 }
 
+// unnamed says whether the voters have yet to hear of a backup.
+func (c *Core) unnamed(s *strictness, f *follower) bool {
+	if !f.named {
+		return false
+	}
+	for v := range c.grants.voters {
+		if n := s.noted[v]; len(n) != 1 || n[0] != f.node {
+			return true
+		}
+	}
+	return false
+}
+
 // grantItems lists what is held, or only that of it which waits for a grant.
 func (c *Core) grantItems(all bool) []GrantItem {
 	items := []GrantItem{}
 	for p := range c.parts {
 		pt := &c.parts[p]
 		f, s := &pt.followers[Backup], &pt.strict
-		if !pt.held || pt.standing != Owned || !all && s.until != 0 && (s.unguarded || f.caught) {
+		if !pt.held || pt.standing != Owned || !all && s.until != 0 && (s.unguarded || f.caught) && !c.unnamed(s, f) {
 			continue
 		}
 		i := GrantItem{Partition: p, Term: pt.term, Release: s.release}
