@@ -425,6 +425,9 @@ func (c *check) merges(k *history) {
 			}
 		case Bucket:
 			used, from = c.deficit(k.admitted, k, u.At, false, 0)
+			if c.apart(k, from, u.At) {
+				continue
+			}
 		default:
 			continue // what counts depends on when the window began
 		}
@@ -434,6 +437,18 @@ func (c *check) merges(k *history) {
 				u.Remaining, time.Duration(u.At), used, k.most(), lost)
 		}
 	}
+}
+
+// apart says whether sides were apart, at some time between two instants, for longer than a bucket takes to fill: what one
+// side spent then, the other has regained, and together they have spent more than one bucket would have let them.
+func (c *check) apart(k *history, from, to int64) bool {
+	fill := part(int64(k.Window), k.Capacity, k.Limit)
+	for _, s := range c.Splits {
+		if s.From <= to && s.To >= from && s.To-s.From > fill {
+			return true
+		}
+	}
+	return false
 }
 
 // deficit is how far below its capacity a bucket is at an instant that was charged ops: at most, with all charged late and

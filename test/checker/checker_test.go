@@ -143,6 +143,7 @@ func TestCheck(t *testing.T) {
 		{"forgotten by a crash", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 1), Usages: left(6, 3)}, ""},
 		{"merged bucket", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 1)}, ""},
 		{"merged bucket by maximum", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 2)}, Forgotten},
+		{"bucket of sides long apart", bucket, History{Splits: split(0, 11, 2), Operations: at(Admitted, 10, 10), Usages: left(11.5, 2)}, ""},
 
 		// What cannot be judged.
 		{"unknown policy", none, History{Operations: []Operation{{Policy: "q", Key: "k", Cost: 1, Result: Admitted}}}, Malformed},

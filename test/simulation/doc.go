@@ -1,0 +1,15 @@
+// Package simulation runs whole clusters in one goroutine: the real ownership.Core of every node over the real
+// store.Store, in virtual time, over a network that delays, loses, repeats and reorders, cuts and heals, with nodes that
+// crash, pause, restart, leave and join, and clocks that differ by hours and run at different rates.
+//
+// It holds nothing but tests. TestSeeds makes a run of each number: everything in it follows from that number, so that a
+// run that fails can be looked at again, and runs every one twice to show that this is so. TestScenarios runs the scripts
+// in testdata, whose expected output is to be read. TestMutants breaks one rule at a time and wants that noticed.
+//
+//	go test ./test/simulation                                           a spread of seeds, all scenarios, all mutants
+//	go test ./test/simulation -run TestSeeds -seeds 10000 -timeout 1h   more seeds
+//	go test ./test/simulation -run TestSeeds -seed 42 -v                one, and what happens in it
+//	go test ./test/simulation -run TestScenarios -update                after a change; to be looked at with git diff
+//
+// What is right is said by package checker, during a run (Protocol) and at its end (Check).
+package simulation

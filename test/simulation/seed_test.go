@@ -1,0 +1,595 @@
+package simulation
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/checker"
+)
+
+var (
+	oneSeed  = flag.Int64("seed", -1, "run this seed only; with -v its whole trace is shown")
+	allSeeds = flag.Int("seeds", 300, "how many seeds to run; a tenth of them under the race detector")
+	most     = flag.Int("most", 10, "how many seeds may fail before the rest is left out")
+)
+
+// weather is the kind of thing that goes wrong in a run.
+type weather uint8
+
+const (
+	fair     weather = iota // nothing
+	moving                  // nodes join and leave
+	crashing                // one node at a time, with the copies made again in between
+	cutting                 // the network falls into two parts
+	oneWay                  // one part does not hear the other
+	pausing                 // nodes stand still, for longer than a lease or not
+	doubting                // a node is taken to be gone that is not
+	voting                  // voters restart
+	stormy                  // all of it at once
+	weathers
+)
+
+func (x weather) String() string {
+	return [...]string{"fair", "moving", "crashing", "cutting", "oneWay", "pausing", "doubting", "voting", "stormy"}[x]
+}
+
+// run is a seed's run.
+type run struct {
+	*world
+	weather weather
+	until   int64 // when faults and traffic end
+	over    bool  // faults are
+	took    int64 // the longest that it took until everything was where it should be
+}
+
+// newRun draws from a seed what a run is like.
+func newRun(seed uint64, m mutant, verbose bool) *run {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	s := calm(seed)
+	s.mutant = m
+	r := &run{weather: weather(seed % uint64(weathers))}
+	s.hosts = 1 + rng.IntN(5)
+	if rng.IntN(8) == 0 {
+		s.hosts = 6 + rng.IntN(4)
+	}
+	if r.weather >= moving {
+		s.hosts = max(s.hosts, 2)
+	}
+	s.partitions = 3 + rng.IntN(9)
+	s.voters = []int{0, 1, 3, 3, 5}[rng.IntN(5)]
+	if r.weather == voting {
+		s.voters = []int{1, 3, 5}[rng.IntN(3)]
+		s.hosts = max(s.hosts, s.voters)
+	}
+	for s.voters > s.hosts {
+		s.voters = max(s.voters-2, 0)
+	}
+	s.tick = []int64{5, 10, 10, 20}[rng.IntN(4)] * millisecond
+	s.delay = rng.Int64N(millisecond)
+	s.jitter = []int64{0, millisecond, 5 * millisecond, 20 * millisecond}[rng.IntN(4)]
+	s.internal = 200_000
+	s.detect = [2]int64{second, 3 * second}
+	s.discover = [2]int64{50 * millisecond, 500 * millisecond}
+	s.settle = 300*millisecond + rng.Int64N(second)
+	s.oneSided = rng.IntN(3) == 0
+	s.spread = 100 * int64(time.Hour)
+	s.rates = []int64{0, 1_000_000, 1_000_000}[rng.IntN(3)]
+	if rng.IntN(3) == 0 || r.weather == stormy {
+		s.tail = 0.02
+		s.loss = []float64{0, 0.01, 0.05, 0.1}[rng.IntN(4)]
+		s.repeat = []float64{0, 0.02, 0.1}[rng.IntN(3)]
+	}
+	s.policies = drawPolicies(rng, s.partitions, s.voters > 0)
+	r.world = newWorld(s)
+	r.verbose = verbose
+	r.proto.Sole = r.weather <= crashing
+	if s.loss > 0 || s.tail > 0 {
+		r.history.Late = 5 * time.Second
+	}
+	return r
+}
+
+func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
+	type kind struct {
+		algorithm algo.Algorithm
+		kind      checker.Kind
+	}
+	kinds := []kind{
+		{algo.SlidingLog, checker.Window}, {algo.SlidingLog, checker.Window}, {algo.SlidingLog, checker.Window},
+		{algo.TokenBucket, checker.Bucket}, {algo.FixedWindow, checker.Fixed}, {algo.SlidingWindow, checker.Window},
+	}
+	var all []*policy
+	add := func(k kind, d checker.Durability, strict, closed bool) {
+		limit := algo.Limit{Algorithm: k.algorithm, Limit: 2 + rng.Int64N(12), Window: time.Duration(1000+rng.Int64N(5000)) * time.Millisecond}
+		all = append(all, newPolicy(fmt.Sprintf("p%d", len(all)), limit, k.kind, d, strict, closed, 1+rng.IntN(2), partitions))
+	}
+	for d := checker.None; d <= checker.Sync; d++ {
+		add(kinds[0], d, false, false)
+		add(kinds[rng.IntN(len(kinds))], d, false, rng.IntN(2) == 0)
+		if strict && d >= checker.Escrow {
+			add(kinds[0], d, true, false)
+			add(kinds[rng.IntN(len(kinds))], d, true, false)
+		}
+	}
+	return all
+}
+
+func newPolicy(name string, limit algo.Limit, kind checker.Kind, d checker.Durability, strict, closed bool, keys, partitions int) *policy {
+	p := &policy{}
+	p.Policy = checker.Policy{
+		Name: name, Kind: kind, Limit: limit.Limit, Capacity: limit.Limit, Window: limit.Window, Durability: d, Strict: strict, ColdClosed: closed,
+	}
+	if limit.Algorithm == algo.SlidingWindow {
+		p.Coarse = limit.Window / 10
+	}
+	p.rule = &store.Rule{
+		Scope: name, Limits: algo.Limits{limit}, Strict: strict, ColdClosed: closed,
+		Durability: map[checker.Durability]store.Durability{
+			checker.None: store.None, checker.Async: store.Async, checker.Escrow: store.Escrow, checker.Sync: store.Sync,
+		}[d],
+	}
+	for i := range keys {
+		key := fmt.Sprintf("%s/%d", name, i)
+		p.addKey(key, int(hash(key)%uint64(partitions)))
+	}
+	return p
+}
+
+func (p *policy) addKey(key string, partition int) {
+	p.keys = append(p.keys, store.Key{Hash: hash(key), Partition: partition, Key: key})
+}
+
+func hash(key string) uint64 {
+	h := uint64(14695981039346656037)
+	for _, c := range []byte(key) {
+		h = (h ^ uint64(c)) * 1099511628211
+	}
+	h ^= h >> 32
+	h *= 0x9e3779b97f4a7c15
+	return h ^ h>>29
+}
+
+// life is the whole run.
+func (r *run) life() {
+	w := r.world
+	w.say("seed %d, %v: %d nodes, %d partitions, %d voters, delay %v+%v, loss %v, repeated %v, tick %v, one-sided %v", w.seed, r.weather,
+		len(w.hosts), w.partitions, w.voters, time.Duration(w.delay), time.Duration(w.jitter), w.loss, w.repeat, time.Duration(w.tick), w.oneSided)
+	for _, p := range w.policies {
+		w.trace("%s: %v %d in %v, durability %d, strict %v, cold start closed %v", p.Name, p.rule.Limits[0].Algorithm, p.Limit, p.Window,
+			p.Durability, p.Strict, p.ColdClosed)
+	}
+	spare := 0
+	if r.weather == moving && len(w.hosts) > 2 && w.voters < len(w.hosts) {
+		spare = 1 + w.rng.IntN(len(w.hosts)-max(w.voters, 2)+1)
+		spare = min(spare, len(w.hosts)-max(w.voters, 1))
+	}
+	for _, h := range w.hosts[:len(w.hosts)-spare] {
+		w.after(w.rng.Int64N(second), func() { w.start(h) })
+	}
+	w.run(second)
+	r.converge("at the start")
+	r.until = w.now + 5*second + w.rng.Int64N(8*second)
+	w.after(0, r.traffic)
+	w.after(w.rng.Int64N(second), r.fault)
+	w.run(r.until)
+	for _, h := range w.hosts {
+		for _, g := range w.hosts {
+			w.cut(h, g, false)
+		}
+		if p := h.proc; p != nil {
+			for _, s := range p.sights {
+				s.doubted = 0
+			}
+		}
+	}
+	r.over = true
+	w.until(w.leaveFor+second, func() bool {
+		return !slices.ContainsFunc(w.running(), func(p *process) bool { return p.state == leaving })
+	})
+	for _, h := range w.hosts[:w.voters] {
+		w.after(w.rng.Int64N(second), func() { r.open(h) }) // without a majority of them there are no grants
+	}
+	w.loss, w.repeat, w.tail = 0, 0, 0
+	w.say("faults are over")
+	w.run(w.now + second)
+	r.converge("after the faults")
+	w.disturbed = false
+	w.calmed()
+	w.run(w.now + second)
+	r.probe()
+	r.until = w.now + 2*second
+	w.after(0, r.traffic)
+	w.run(r.until + 2*second)
+	w.record()
+}
+
+// settling is how long it may take, once nothing goes wrong any more, until every partition is held by its target: until
+// the dead are seen to be, views settle, leases run out, voters have abstained and what there is has been moved.
+const settling = 15 * second
+
+// converge waits for that.
+func (r *run) converge(when string) {
+	w := r.world
+	begun := w.now
+	if w.until(settling, w.quiet) {
+		r.took = max(r.took, w.now-begun)
+		w.say("all is settled %s, after %v", when, time.Duration(w.now-begun).Round(time.Millisecond))
+		return
+	}
+	w.say("all is not settled %s", when)
+	for part := range w.partitions {
+		var holders []checker.Holder
+		for _, p := range w.running() {
+			if p.owns(part) {
+				holders = append(holders, p.holder())
+			}
+		}
+		if t := w.target(part); t != nil {
+			w.proto.Placed(w.now, part, t.holder(), holders...)
+		}
+	}
+	for _, p := range w.running() {
+		w.say("%s/%d: state %d, paused %v, view settled %v, core settled %v, %d members", p.self.Name, p.self.Boot, p.state, p.paused, p.settled, p.core.Settled(), len(p.view.Members))
+		for part := range w.partitions {
+			w.say("  %d: %+v, copy at its backup: %v", part, p.core.Route(part), p.data.parts[part].caught)
+		}
+	}
+	if w.seen == len(w.proto.Violations) {
+		w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: checker.Misplaced, Text: "not settled " + when})
+	}
+}
+
+// traffic sends checks until the time is over.
+func (r *run) traffic() {
+	w := r.world
+	if w.now >= r.until {
+		return
+	}
+	if all := w.running(); len(all) > 0 {
+		pol := w.policies[w.rng.IntN(len(w.policies))]
+		key := &pol.keys[w.rng.IntN(len(pol.keys))]
+		cost := int64(1)
+		if w.chance(0.1) {
+			cost += w.rng.Int64N(3)
+		}
+		o := &op{policy: pol, key: key, cost: cost}
+		if w.chance(0.1) {
+			o.request = w.rng.Uint64() | 1
+			w.after(w.rng.Int64N(2*second), func() { r.again(o) })
+		}
+		w.ask(all[w.rng.IntN(len(all))], o)
+	}
+	w.after(w.rng.Int64N(10*millisecond), r.traffic)
+}
+
+// again repeats a check that was admitted, or was not answered in time, under its request id: it is not charged twice. That
+// the id is known is promised as long as nothing is lost.
+func (r *run) again(o *op) {
+	w := r.world
+	p := r.any()
+	if p == nil || !o.over || o.result == checker.Refused {
+		return
+	}
+	w.resend(p, o, func(q *op) {
+		forgotten := q.result == checker.Refused || q.result == checker.Failed && r.weather == fair && !o.policy.Strict
+		if o.result == checker.Admitted && forgotten && r.weather <= moving && w.history.Late < time.Second {
+			w.proto.Violations = append(w.proto.Violations, checker.Violation{
+				Rule: "a request id forgotten", Text: fmt.Sprintf("%v: %s: %s", time.Duration(w.now), o.key.Key, q.why),
+			})
+		}
+	})
+}
+
+// probe looks how much room every key has, where its holder is.
+func (r *run) probe() {
+	w := r.world
+	for _, pol := range w.policies {
+		for i := range pol.keys {
+			key := &pol.keys[i]
+			if p := w.target(key.Partition); p != nil {
+				w.submit(p, pol, key, 0, func(o *op) {
+					if o.result != checker.Failed {
+						w.history.Usages = append(w.history.Usages, checker.Usage{Policy: pol.Name, Key: key.Key, At: o.at, Remaining: o.remaining})
+					} else if pol.Strict {
+						w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: "never answered again", Text: o.key.Key + ": " + o.why})
+					}
+				})
+			}
+		}
+	}
+}
+
+// fault lets something go wrong, and then the next thing.
+func (r *run) fault() {
+	w := r.world
+	if w.now >= r.until || r.weather == fair {
+		return
+	}
+	kind := r.weather
+	if kind == stormy {
+		kind = moving + weather(w.rng.IntN(int(voting)))
+	}
+	pause := second/2 + w.rng.Int64N(3*second)
+	switch kind {
+	case moving:
+		r.move()
+	case crashing:
+		if r.weather == crashing && !w.quiet() {
+			pause = 50 * millisecond
+			break
+		}
+		r.crash()
+	case cutting, oneWay:
+		r.cutNetwork(kind == oneWay)
+	case pausing:
+		r.pauseOne()
+	case doubting:
+		r.doubt()
+	case voting:
+		r.restartVoters()
+	}
+	w.after(pause, r.fault)
+}
+
+func (r *run) any() *process {
+	all := r.running()
+	if len(all) == 0 {
+		return nil
+	}
+	return all[r.rng.IntN(len(all))]
+}
+
+// sides is into how many groups the nodes may have fallen.
+func (r *run) sides() int {
+	if r.weather == stormy || r.weather == voting {
+		return len(r.hosts)
+	}
+	return 2
+}
+
+func (r *run) move() {
+	w := r.world
+	h := w.hosts[w.rng.IntN(len(w.hosts))]
+	switch p := h.proc; {
+	case p == nil:
+		w.say("%s joins", h.name)
+		w.start(h)
+	case p.state == active && !p.paused && slices.ContainsFunc(w.running(), func(q *process) bool { return q != p && q.state == active }):
+		w.say("%s is to leave", h.name)
+		p.leave()
+		if w.chance(0.5) {
+			w.after(second+w.rng.Int64N(5*second), func() { r.join(h) })
+		}
+	}
+}
+
+func (r *run) join(h *host) {
+	if !r.over {
+		r.open(h)
+	}
+}
+
+func (r *run) open(h *host) {
+	if h.proc == nil {
+		r.say("%s joins", h.name)
+		r.start(h)
+	}
+}
+
+func (r *run) crash() {
+	w := r.world
+	p := r.any()
+	if p == nil || r.weather == crashing && len(w.running()) < 2 {
+		return
+	}
+	p.crash()
+	w.say("%s crashes; copies complete: %v", p.self.Name, w.history.Crashes[len(w.history.Crashes)-1].Copied)
+	w.after(50*millisecond+w.rng.Int64N(5*second), func() { r.join(p.host) })
+}
+
+// cutNetwork cuts hosts into two groups for a while.
+func (r *run) cutNetwork(oneWay bool) {
+	w := r.world
+	if w.splits < len(w.history.Splits) {
+		return // one at a time, except in a storm
+	}
+	side := make([]bool, len(w.hosts))
+	var left, right []string
+	for i := range side {
+		side[i] = w.chance(0.5)
+		if side[i] {
+			left = append(left, w.hosts[i].name)
+		} else {
+			right = append(right, w.hosts[i].name)
+		}
+	}
+	if len(left) == 0 || len(right) == 0 {
+		return
+	}
+	arrow := "|"
+	if oneWay {
+		arrow = "is not heard by"
+	}
+	w.say("cut: %s %s %s", strings.Join(left, ""), arrow, strings.Join(right, ""))
+	w.split(r.sides())
+	w.disturbed = true
+	set := func(cut bool) {
+		for i, a := range w.hosts {
+			for j, b := range w.hosts {
+				if side[i] && !side[j] {
+					w.cut(a, b, cut)
+					if !oneWay {
+						w.cut(b, a, cut)
+					}
+				}
+			}
+		}
+	}
+	set(true)
+	w.after(200*millisecond+w.rng.Int64N(7*second), func() {
+		w.say("the network is whole")
+		set(false)
+		r.recover()
+	})
+}
+
+// recover ends the time of a fault once everything is where it should be.
+func (r *run) recover() {
+	w := r.world
+	if r.weather == stormy {
+		return // it all counts as one, until the end
+	}
+	var wait func()
+	wait = func() {
+		if w.quiet() {
+			w.say("all is settled")
+			w.disturbed = false
+			w.calmed()
+			return
+		}
+		w.after(50*millisecond, wait)
+	}
+	wait()
+}
+
+func (r *run) pauseOne() {
+	w := r.world
+	if r.weather == pausing && w.splits < len(w.history.Splits) {
+		return
+	}
+	p := r.any()
+	if p == nil || p.paused {
+		return
+	}
+	d := 100*millisecond + w.rng.Int64N(900*millisecond)
+	if w.chance(0.7) {
+		d = second + w.rng.Int64N(6*second)
+	}
+	suspend := w.chance(0.3)
+	w.say("%s pauses for %v, suspended: %v", p.self.Name, time.Duration(d).Round(time.Millisecond), suspend)
+	w.split(r.sides())
+	w.disturbed = true
+	p.pause(d, suspend)
+	w.after(d, r.recover)
+}
+
+func (r *run) doubt() {
+	w := r.world
+	if r.weather == doubting && w.splits < len(w.history.Splits) {
+		return
+	}
+	q := r.any()
+	if q == nil || len(w.running()) < 2 {
+		return
+	}
+	until := w.now + 300*millisecond + w.rng.Int64N(4*second)
+	var by []string
+	for _, p := range w.running() {
+		if s := p.sight(q); s != nil && w.chance(0.6) {
+			s.doubted = until
+			by = append(by, p.self.Name)
+		}
+	}
+	if len(by) == 0 {
+		return
+	}
+	w.say("%s is taken to be gone by %s", q.self.Name, strings.Join(by, ""))
+	w.split(r.sides())
+	w.disturbed = true
+	w.at(until, r.recover)
+}
+
+// restartVoters has voters crash and start again, some or all at once.
+func (r *run) restartVoters() {
+	w := r.world
+	if w.voters == 0 {
+		return
+	}
+	whole := w.chance(0.3)
+	for _, h := range w.hosts[:w.voters] {
+		if h.proc == nil || !whole && !w.chance(0.3) {
+			continue
+		}
+		h.proc.crash()
+		w.say("voter %s crashes", h.name)
+		w.after(50*millisecond+w.rng.Int64N(2*second), func() { r.join(h) })
+	}
+}
+
+// play runs a seed.
+func play(seed uint64, m mutant, verbose bool) *run {
+	r := newRun(seed, m, verbose)
+	r.life()
+	return r
+}
+
+// outcome is what a seed has come to, told once it is known to be the same again.
+type outcome struct {
+	*run
+	violations []checker.Violation
+	again      uint64 // the second run's fingerprint
+}
+
+func TestSeeds(t *testing.T) {
+	from, count := uint64(0), uint64(*allSeeds)
+	if raceEnabled {
+		count /= 10
+	}
+	if *oneSeed >= 0 {
+		from, count = uint64(*oneSeed), 1
+	}
+	verbose := *oneSeed >= 0 && testing.Verbose()
+	outcomes := make([]outcome, count)
+	var next, failed atomic.Uint64
+	var work sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		work.Go(func() {
+			for i := next.Add(1) - 1; i < count && failed.Load() < uint64(*most); i = next.Add(1) - 1 {
+				r := play(from+i, mutant{}, verbose)
+				o := outcome{run: r, violations: r.violations(), again: play(from+i, mutant{}, false).hash}
+				if len(o.violations) > 0 || o.again != r.hash {
+					failed.Add(1)
+				}
+				if !verbose {
+					o.world = &world{hash: r.hash} // all else of it is no longer needed
+				}
+				outcomes[i] = o
+			}
+		})
+	}
+	work.Wait()
+	var slowest, took int64
+	for i, o := range outcomes {
+		if o.run == nil {
+			continue // enough have failed
+		}
+		seed := from + uint64(i)
+		if verbose {
+			fmt.Println(strings.Join(o.lines, "\n"))
+		}
+		if o.again != o.hash {
+			t.Errorf("seed %d: two runs of it differ: %x and %x", seed, o.hash, o.again)
+		}
+		if o.took > took {
+			slowest, took = int64(seed), o.took
+		}
+		if vs := o.violations; len(vs) > 0 {
+			text := ""
+			for _, v := range vs[:min(len(vs), 8)] {
+				text += "\n\t" + v.String()
+			}
+			t.Errorf("seed %d (%v): %d violations:%s\n\tgo test ./test/simulation -run TestSeeds -seed %d -v", seed, o.weather, len(vs), text, seed)
+		}
+	}
+	t.Logf("the longest until all was settled took %v, in seed %d", time.Duration(took), slowest)
+}

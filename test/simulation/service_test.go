@@ -1,0 +1,354 @@
+package simulation
+
+import (
+	"errors"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/store"
+	"github.com/weirlimit/weir/test/checker"
+)
+
+// policy is a limit and the keys that are asked about.
+type policy struct {
+	checker.Policy
+	rule *store.Rule
+	keys []store.Key
+}
+
+// op is one check of a client.
+type op struct {
+	id       uint64
+	policy   *policy
+	key      *store.Key
+	cost     int64
+	request  uint64 // request id; 0: none
+	again    *op    // the one that this repeats, under its request id
+	sent     int64
+	deadline int64
+	done     func(*op) // may be nil
+
+	over      bool // the client has its answer, or has given up
+	result    checker.Result
+	degraded  bool
+	remaining int64
+	why       string // of a failure
+
+	charged bool
+	at      int64 // true time of the decision
+	node    string
+}
+
+const patience = second // of a client
+
+// ask is an op at one process.
+type ask struct {
+	op     *op
+	at     *process
+	back   *ask // whom to tell: the ask at the process that handed it on; nil at the entry
+	hops   int
+	term   ownership.Term // the last that was followed
+	sentAt int64          // boot clock, when it was handed on last
+	number int            // how often it was handed on
+	asked  int            // back's number when it was handed on to here
+	told   bool
+	parked int64 // true time since when it waits out a hand-over; 0: it does not
+}
+
+// answer is what comes back.
+type answer struct {
+	astray   bool // NOT_HOLDER: nothing was done, ask somebody else
+	hint     ownership.Node
+	term     ownership.Term
+	hops     int
+	failed   string // on_error
+	admitted bool
+	left     int64 // what was left of the lease at the decision, by the holder's boot clock; -1: none is needed
+	end      int64 // true time of the lease's end, for the checker
+	by       checker.Holder
+	decision store.Answer
+}
+
+// submit sends a check to a process.
+func (w *world) submit(p *process, pol *policy, key *store.Key, cost int64, done func(*op)) *op {
+	return w.ask(p, &op{policy: pol, key: key, cost: cost, done: done})
+}
+
+// resend sends a check again, under its request id.
+func (w *world) resend(p *process, o *op, done func(*op)) {
+	w.ask(p, &op{policy: o.policy, key: o.key, cost: o.cost, request: o.request, again: o, done: done})
+}
+
+func (w *world) ask(p *process, o *op) *op {
+	o.id, o.sent, o.deadline = uint64(len(w.ops)), w.now, w.now+patience
+	w.ops = append(w.ops, o)
+	w.at(o.deadline, func() { o.finish(w, checker.Failed, "no answer") })
+	p.do(func() { p.handle(&ask{op: o, at: p}) })
+	return o
+}
+
+func (o *op) finish(w *world, r checker.Result, why string) {
+	if o.over {
+		return
+	}
+	o.over, o.result, o.why = true, r, why
+	w.mix(uint64(w.now), o.id, uint64(r), uint64(o.remaining))
+	if w.verbose {
+		w.trace("%s: cost %d: %s %s by %s", o.key.Key, o.cost, [...]string{"", "admitted", "refused", "failed"}[r], why, o.node)
+	}
+	if o.done != nil {
+		o.done(o)
+	}
+}
+
+// handle does what a process does with a check.
+func (p *process) handle(a *ask) {
+	if a.told || a.op.over {
+		return
+	}
+	r := p.core.Route(a.op.key.Partition)
+	switch r.Standing {
+	case ownership.Owned:
+		p.decide(a)
+	case ownership.Frozen:
+		if a.parked == 0 {
+			a.parked = p.w.now
+			p.later(50*millisecond, func() {
+				if a.parked != 0 {
+					p.tell(a, answer{failed: "parked for too long"})
+				}
+			})
+		}
+		p.park(a)
+	case ownership.Unclaimed:
+		p.park(a)
+	case ownership.Elsewhere:
+		a.parked = 0
+		switch {
+		case a.back == nil:
+			p.forward(a, r.Node, r.Term)
+		case a.hops < 2 && r.Term != (ownership.Term{}):
+			p.forward(a, r.Node, r.Term)
+		default:
+			p.tell(a, answer{astray: true, hint: r.Node, term: r.Term, hops: a.hops})
+		}
+	}
+}
+
+func (p *process) park(a *ask) {
+	part := a.op.key.Partition
+	p.parked[part] = append(p.parked[part], a)
+}
+
+// unpark looks at what waits for a partition's Route to change.
+func (p *process) unpark(part int) {
+	all := p.parked[part]
+	p.parked[part] = nil
+	for _, a := range all {
+		p.handle(a)
+	}
+}
+
+func (p *process) forward(a *ask, to ownership.Node, term ownership.Term) {
+	w := p.w
+	a.term = term
+	a.sentAt = p.host.clock().Boot
+	a.number++
+	number := a.number
+	h := w.host(to.Name)
+	hops := a.hops + 1
+	w.transmit(p.host, h, "check", true, func() {
+		q := h.proc
+		if q == nil {
+			return
+		}
+		q.do(func() {
+			b := &ask{op: a.op, at: q, back: a, hops: hops, asked: number}
+			if q.self != to {
+				q.tell(b, answer{astray: true, hops: hops})
+				return
+			}
+			q.handle(b)
+		})
+	})
+}
+
+// tell gives an answer back to where the check came from.
+func (p *process) tell(a *ask, ans answer) {
+	if a.told {
+		return
+	}
+	a.told = true
+	w := p.w
+	d := int64(0)
+	if w.internal > 0 {
+		d = w.rng.Int64N(w.internal)
+	}
+	if a.back == nil {
+		p.later(d, func() { p.give(a, ans) })
+		return
+	}
+	p.later(d, func() { p.pass(a, ans) })
+}
+
+// pass sends an answer to where the check came from.
+func (p *process) pass(a *ask, ans answer) {
+	to := a.back.at
+	p.w.transmit(p.host, to.host, "answer", true, func() {
+		to.do(func() { to.answered(a.back, a.asked, ans) })
+	})
+}
+
+// answered takes in what the one has said whom a check was handed on to.
+func (p *process) answered(a *ask, number int, ans answer) {
+	if a.told || a.op.over {
+		return
+	}
+	switch {
+	case number != a.number:
+	case a.back != nil:
+		a.told = true
+		p.pass(a, ans)
+	case !ans.astray:
+		if ans.left >= 0 && ans.failed == "" && ans.admitted && p.w.mutant.rule != usePastLease {
+			if p.host.clock().Boot >= a.sentAt+ans.left-ans.left/500 {
+				return // too late: another may hold the partition by now
+			}
+		}
+		p.give(a, ans)
+	case ans.hint != (ownership.Node{}) && ans.hint != p.self && ans.hops < checker.MaxHops && a.term.Less(ans.term):
+		a.hops = ans.hops
+		p.forward(a, ans.hint, ans.term)
+	default:
+		p.later(10*millisecond+p.w.rng.Int64N(10*millisecond), func() {
+			a.hops, a.term = 0, ownership.Term{}
+			p.handle(a)
+		})
+	}
+}
+
+// give lets the client have the answer.
+func (p *process) give(a *ask, ans answer) {
+	a.told = true
+	o := a.op
+	if o.over {
+		return
+	}
+	if ans.failed != "" {
+		o.finish(p.w, checker.Failed, ans.failed)
+		return
+	}
+	o.degraded, o.remaining = ans.decision.Degraded, ans.decision.Remaining
+	if !ans.admitted {
+		o.finish(p.w, checker.Refused, "")
+		return
+	}
+	if ans.left >= 0 {
+		if ans.by == p.holder() && p.w.mutant.rule != usePastLease && p.host.clock().Boot >= ans.decision.Until {
+			return // decided here, but not said in time
+		}
+		p.w.proto.Use(p.w.now, o.key.Partition, ans.by, ans.end)
+	}
+	o.finish(p.w, checker.Admitted, "")
+}
+
+// waiter is an answer that waits for the copy to have what it says.
+type waiter struct {
+	a      *ask
+	ans    answer
+	ticket uint64
+}
+
+func (p *process) decide(a *ask) {
+	w, o := p.w, a.op
+	now := p.host.clock()
+	a.parked = 0
+	dec, err := p.data.Decide(*o.key, o.policy.rule, now.Instant, store.Call{
+		Request: algo.Request{Cost: o.cost}, RequestID: o.request, Boot: now.Boot,
+	}, nil)
+	if err != nil {
+		if !errors.Is(err, store.ErrNoGrant) {
+			w.say("VIOLATION: %s: %v", p.self.Name, err)
+			w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: checker.NoToken, Text: p.self.Name + ": " + err.Error()})
+		}
+		p.tell(a, answer{failed: err.Error()})
+		return
+	}
+	w.proto.Decide(w.now, o.key.Partition, p.holder(), p.held[o.key.Partition] != (ownership.Term{}), a.hops)
+	o.node, o.at = p.self.Name, w.now
+	ans := answer{admitted: dec.Allowed, left: -1, decision: dec, by: p.holder()}
+	if o.policy.Strict {
+		ans.left, ans.end = dec.Until-now.Boot, p.host.truth(dec.Until)
+	}
+	if dec.Allowed && o.cost > 0 {
+		o.charged = true
+	}
+	w.mix(uint64(w.now), o.id, uint64(dec.Remaining), dec.Ticket)
+	if dec.Ticket == 0 || w.mutant.rule == forgetTickets {
+		p.tell(a, ans)
+	} else {
+		part := o.key.Partition
+		p.waiting[part] = append(p.waiting[part], waiter{a, ans, dec.Ticket})
+	}
+	if len(p.data.urgent) > 0 {
+		for _, part := range p.data.urgent {
+			p.core.Urgent(now, part)
+		}
+		p.data.urgent = p.data.urgent[:0]
+		p.flush()
+	}
+}
+
+// confirmed gives the answers that need not wait any longer.
+func (p *process) confirmed(c ownership.Progress) {
+	kept := p.waiting[c.Partition][:0]
+	for _, x := range p.waiting[c.Partition] {
+		switch {
+		case c.Unguarded && x.ticket > 0:
+			x.ans.decision.Degraded = true
+			if x.a.op.policy.Strict && !c.StrictToo {
+				x.ans = answer{failed: "no copy"}
+			}
+			p.tell(x.a, x.ans)
+		case x.ticket <= c.Version:
+			p.tell(x.a, x.ans)
+		default:
+			kept = append(kept, x)
+		}
+	}
+	clear(p.waiting[c.Partition][len(kept):])
+	p.waiting[c.Partition] = kept
+}
+
+// record makes the history of all ops. One that was charged and whose repetition was admitted was admitted when it was
+// charged.
+func (w *world) record() {
+	w.history.Operations = w.history.Operations[:0]
+	known := make(map[*op]bool)
+	for _, o := range w.ops {
+		if o.again != nil && o.again.charged && o.result == checker.Admitted {
+			known[o.again] = true
+		}
+	}
+	for _, o := range w.ops {
+		if o.cost == 0 {
+			continue
+		}
+		op := checker.Operation{
+			Policy: o.policy.Name, Key: o.key.Key, Cost: o.cost, Sent: o.at, Answered: o.at, Degraded: o.degraded, Node: o.node,
+		}
+		switch {
+		case o.again != nil && known[o.again]:
+			op.Result = checker.Failed // should the first charge have been lost, this is another
+		case o.over && o.result == checker.Admitted || known[o]:
+			op.Result = checker.Admitted
+		case o.charged:
+			op.Result = checker.Failed
+		case o.over && o.result == checker.Refused:
+			op.Result = checker.Refused
+		default:
+			continue
+		}
+		w.history.Operations = append(w.history.Operations, op)
+	}
+}
