@@ -46,6 +46,9 @@ type bench struct {
 
 	echo, forward, echoHTTP func() (*floor, error)
 	weirOne, weirThree      func() (*weirCluster, error)
+	weirPair, weirFar       func() (*weirCluster, error) // for ownership: next to one another, and far apart
+	echoFar                 func() (*floor, error)
+	movable                 func() (*movable, error)
 	gubOne, gubThree        func() (*gubCluster, error)
 	redis                   func() (*redisServer, error)
 }
@@ -77,6 +80,10 @@ func newBench(ctx context.Context, short bool, dir, weirPath, gubernatorPath str
 	b.forward = sync.OnceValues(func() (*floor, error) { return b.startForward(ctx) })
 	b.weirOne = sync.OnceValues(func() (*weirCluster, error) { return b.startWeir(ctx, 1) })
 	b.weirThree = sync.OnceValues(func() (*weirCluster, error) { return b.startWeir(ctx, 3) })
+	b.weirPair = sync.OnceValues(func() (*weirCluster, error) { return b.startOwn(ctx, 2) })
+	b.weirFar = sync.OnceValues(func() (*weirCluster, error) { return b.startFar(ctx) })
+	b.echoFar = sync.OnceValues(func() (*floor, error) { return b.startEchoFar(ctx) })
+	b.movable = sync.OnceValues(findMovable)
 	b.gubOne = sync.OnceValues(func() (*gubCluster, error) { return b.startGubernator(ctx, 1) })
 	b.gubThree = sync.OnceValues(func() (*gubCluster, error) { return b.startGubernator(ctx, 3) })
 	b.redis = sync.OnceValues(func() (*redisServer, error) { return b.startRedis(ctx) })
@@ -91,6 +98,7 @@ func (b *bench) measurements() []measurement {
 	all = append(all, b.threeMeasurements()...)
 	all = append(all, b.httpMeasurements()...)
 	all = append(all, b.hotMeasurements()...)
+	all = append(all, b.ownershipMeasurements()...)
 	all = append(all, b.inProcessMeasurements()...)
 	all = append(all, b.memoryMeasurements()...)
 	// Last, because it leaves the most behind.

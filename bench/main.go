@@ -61,7 +61,7 @@ type settings struct {
 	jsonFile, mdFile, gubernator, weirAt string
 }
 
-// The most time that a run may take; a short one takes some two minutes, a full one of five rounds some fifteen.
+// The most time that a run may take; a short one takes some five minutes, a full one of five rounds some thirty.
 const (
 	shortRun = 10 * time.Minute
 	fullRun  = time.Hour
@@ -71,7 +71,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	var s settings
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.BoolVar(&s.short, "short", false, "a first look in about two minutes: brief measurements, 2 rounds unless -rounds says otherwise")
+	fs.BoolVar(&s.short, "short", false, "a first look in about five minutes: brief measurements, 2 rounds unless -rounds says otherwise")
 	fs.IntVar(&s.rounds, "rounds", 5, "how often everything is measured")
 	only := fs.String("only", "", "measure only what this `regexp` matches, such as '^unary/' or 'weir'; limits are named limit/weir-1 and so on")
 	fs.StringVar(&s.jsonFile, "json", "", "`file` to write the figures to")

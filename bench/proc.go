@@ -147,6 +147,14 @@ func (c *children) stop(ps ...*process) {
 	c.running = left
 }
 
+// kill ends children without giving them time.
+func (c *children) kill(ps ...*process) {
+	for _, p := range ps {
+		_ = p.cmd.Process.Kill() // it may have ended
+	}
+	c.stop(ps...)
+}
+
 func (c *children) stopAll() {
 	c.mu.Lock()
 	all := append([]*process(nil), c.running...)
@@ -240,6 +248,13 @@ func (t *tail) Write(b []byte) (int, error) {
 		t.b = append(t.b[:0], t.b[over:]...)
 	}
 	return len(b), nil
+}
+
+// keep makes the tail longer.
+func (t *tail) keep(most int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.most = max(t.most, most)
 }
 
 func (t *tail) String() string {

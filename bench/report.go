@@ -96,6 +96,7 @@ func (r *report) writeMarkdown(w io.Writer) error {
 	r.writeLimits(m)
 	r.writeTargets(m)
 	r.writeNetworked(m)
+	r.writeOwnership(m)
 	r.writeInProcess(m)
 	r.writeMissing(m)
 	return m.err
@@ -165,6 +166,9 @@ func (r *report) writeNetworked(m *markdown) {
 		}
 		m.row(f.System, f.cell(rate, 1), f.cell(serverCPU, 1), f.cell(clientCPU, 1), f.cell(p50, 1), f.cell(p99, 1), f.cell(p999, 1),
 			f.cell(rss, 1e-6), f.cell(failed, 1))
+		if s, ok := f.Spreads[partnerCPU]; ok {
+			m.note("%s: server CPU and RSS are those of the node asked; its partner took %s CPU s/M.", f.System, s)
+		}
 		if s, ok := f.Spreads[peakRSS]; ok {
 			idle := f.Spreads[idleRSS]
 			m.note("%s: resident %s MB idle, %s MB at most.", f.System, idle.scaled(1e-6), s.scaled(1e-6))
@@ -278,6 +282,14 @@ func titleOf(m metric) string {
 		return "time"
 	case overBound:
 		return "memory"
+	case parkedP99, decidedIn:
+		return "time"
+	case beyond:
+		return "units"
+	case undecided:
+		return "checks"
+	case extraTrips:
+		return "p50"
 	}
 	return string(m)
 }
@@ -305,6 +317,16 @@ func titleOfWork(work string) string {
 		return "One hot key, three nodes, Go client, 256 goroutines"
 	case "hot-unary":
 		return "One hot key, three nodes, unary gRPC, 256 callers"
+	case ownBatchWork:
+		return "Durability: one node of two, 100 checks a call, 32 callers, about 50,000 keys"
+	case ownFewWork:
+		return "Durability: one node of two, 100 checks a call, 32 callers, 1000 keys"
+	case ownUnaryWork:
+		return "Durability: one node of two, unary gRPC, 1 check a call, 256 callers, about 50,000 keys"
+	case ownPacedWork:
+		return "Durability: one node of two, 20,000 checks/s in calls of 100, about 50,000 keys"
+	case ownPacedFewWork:
+		return "Durability: one node of two, 20,000 checks/s in calls of 100, 1000 keys"
 	case "overload":
 		return "Overload: three nodes, 32 callers × 1000 checks a call"
 	}

@@ -126,7 +126,8 @@ func headline(s sample) string {
 	for _, f := range []struct {
 		m      metric
 		format string
-	}{{rate, "%.0f/s"}, {nsOne, "%.0f ns"}, {logBytes, "%.2f bytes an admission"}, {bytesPerKey, "%.0f bytes a key"}} {
+	}{{rate, "%.0f/s"}, {nsOne, "%.0f ns"}, {logBytes, "%.2f bytes an admission"}, {bytesPerKey, "%.0f bytes a key"},
+		{parkedP99, "%.1f ms parked"}, {decidedIn, "%.2f s"}, {extraTrips, "%.2f round trips"}} {
 		if v, ok := s[f.m]; ok {
 			return fmt.Sprintf(f.format, v)
 		}
@@ -187,6 +188,7 @@ type load struct {
 	warm    time.Duration // before anything counts: connections, pools, the first collections
 	measure time.Duration
 	servers []*process // whose CPU and memory are accounted
+	partner *process   // whose CPU is told apart, if there is one
 }
 
 // callLimit bounds every single call of a load, far above what any takes that does not hang.
@@ -200,7 +202,8 @@ type caller func(ctx context.Context, r *recorder)
 
 // recorder takes down what one caller does.
 type recorder struct {
-	run *shared
+	run   *shared
+	pause func() // before each call of a loop; nil where there is no pause
 
 	decisions, calls, failures atomic.Int64
 	_                          [64]byte // the next caller's counters are on another cache line
@@ -235,6 +238,9 @@ func (r *recorder) done(began time.Time, decisions int, err error) {
 func loop(c call) caller {
 	return func(ctx context.Context, r *recorder) {
 		for !r.over() && ctx.Err() == nil {
+			if r.pause != nil {
+				r.pause()
+			}
 			began := time.Now()
 			n, err := c(ctx)
 			r.done(began, n, err)
@@ -255,11 +261,11 @@ func (l load) drive(ctx context.Context, newCaller func(i int) caller) (sample, 
 		callers.Go(func() { c(ctx, &recorders[i]) })
 	}
 	wait(ctx, l.warm)
-	from, err := reading(l.servers, recorders)
+	from, err := l.reading(recorders)
 	run.counting.Store(true)
 	wait(ctx, l.measure)
 	run.counting.Store(false)
-	to, err2 := reading(l.servers, recorders)
+	to, err2 := l.reading(recorders)
 	run.over.Store(true)
 	callers.Wait()
 	if err := errors.Join(err, err2); err != nil {
@@ -294,6 +300,9 @@ func (l load) drive(ctx context.Context, newCaller func(i int) caller) (sample, 
 		out[serverCPU] = (to.server - from.server).Seconds() / float64(decisions) * 1e6
 		out[rss] = float64(to.rss)
 	}
+	if l.partner != nil {
+		out[partnerCPU] = (to.partner - from.partner).Seconds() / float64(decisions) * 1e6
+	}
 	return out, nil
 }
 
@@ -301,13 +310,20 @@ func (l load) drive(ctx context.Context, newCaller func(i int) caller) (sample, 
 type counts struct {
 	at                         time.Time
 	decisions, calls, failures int64
-	server, client             time.Duration // CPU time
+	server, partner, client    time.Duration // CPU time
 	rss                        int64
 }
 
-func reading(servers []*process, recorders []recorder) (counts, error) {
+func (l load) reading(recorders []recorder) (counts, error) {
 	var c counts
-	for _, p := range servers {
+	if l.partner != nil {
+		u, err := l.partner.usage()
+		if err != nil {
+			return c, err
+		}
+		c.partner = u.cpu
+	}
+	for _, p := range l.servers {
 		u, err := p.usage()
 		if err != nil {
 			return c, err

@@ -53,25 +53,16 @@ func (b *bench) startWeir(ctx context.Context, nodes int) (w *weirCluster, err e
 		}
 	}()
 	for i := range nodes {
-		args := []string{"run", "--name", "weir-" + strconv.Itoa(i), "--policies", policies, "--log-level", "warn",
-			"--http-port", "0", "--grpc-port", "0", "--gossip-port", "0", "--peer-port", "0", "--grace", "1s"}
+		args := []string{"--log-level", "warn", "--grace", "1s"}
 		if i > 0 {
 			args = append(args, "--join", w.nodes[0].gossip)
 		}
-		p, err := b.kids.start("weir", b.weirPath, args, nil)
+		p, n, err := b.startNode(ctx, nodeName(i), policies, args...)
+		if p != nil {
+			w.servers = append(w.servers, p)
+		}
 		if err != nil {
 			return nil, err
-		}
-		w.servers = append(w.servers, p)
-		starting, cancel := context.WithTimeout(ctx, startLimit)
-		line, err := p.line(starting, "weir ready ")
-		cancel()
-		if err != nil {
-			return nil, err
-		}
-		n := parseReady(line)
-		if n.name == "" || n.grpc == "" || n.http == "" {
-			return nil, fmt.Errorf("weir: the line %q does not tell the ports", line)
 		}
 		w.nodes = append(w.nodes, n)
 		clients, err := limiterClients(n.grpc)
@@ -98,6 +89,32 @@ func (b *bench) startWeir(ctx context.Context, nodes int) (w *weirCluster, err e
 		return nil
 	})
 }
+
+// startNode starts one node and waits until it is up. The process is not nil when it has been started, whatever came of it.
+// What args do not say about ports is left to the node.
+func (b *bench) startNode(ctx context.Context, name, policies string, args ...string) (*process, weirNode, error) {
+	args = append([]string{"run", "--name", name, "--policies", policies, "--http-port", "0", "--grpc-port", "0",
+		"--gossip-port", "0", "--peer-port", "0"}, args...)
+	p, err := b.kids.start("weir", b.weirPath, args, nil)
+	if err != nil {
+		return nil, weirNode{}, err
+	}
+	p.stderr.keep(nodeLog)
+	starting, cancel := context.WithTimeout(ctx, startLimit)
+	defer cancel()
+	line, err := p.line(starting, "weir ready ")
+	if err != nil {
+		return p, weirNode{}, err
+	}
+	n := parseReady(line)
+	if n.name == "" || n.grpc == "" || n.http == "" {
+		return p, n, fmt.Errorf("weir: the line %q does not tell the ports", line)
+	}
+	return p, n, nil
+}
+
+// nodeLog is how much of a node's log is kept: enough to find every hand-over in it.
+const nodeLog = 1 << 20
 
 // parseReady reads the name=value pairs that a node prints when it is up.
 func parseReady(line string) weirNode {

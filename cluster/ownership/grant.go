@@ -5,15 +5,18 @@ import "slices"
 // A partition's strict rules are decided under a grant: a majority of the voters have recorded this process as the holder
 // under exactly its term. See vote.go for the other side, and ARCHITECTURE.md for why each rule is needed.
 
-// maxVoters bounds the number of voters.
-const maxVoters = 5
+const (
+	maxVoters = 5   // bounds the number of voters
+	manyItems = 128 // in a request: more take their time
+)
 
 // grants is the holder's side of them all.
 type grants struct {
 	voters int
-	epoch  uint64 // the highest that a voter has told of
-	urgent bool   // there are partitions that cannot wait for the next renewal
-	soonAt int64
+	epoch  uint64           // the highest that a voter has told of
+	urgent bool             // there are partitions that cannot wait for the next renewal
+	hasty  [maxVoters]bool  // the same by voter: not asked about them yet
+	soonAt [maxVoters]int64 // no hasty question to each voter before
 	due    [maxVoters]int64 // when each voter is to be asked about everything
 	id     uint64
 	sent   []asked
@@ -82,29 +85,41 @@ func (c *Core) requestGrants() {
 	if g.voters == 0 {
 		return
 	}
-	urgent := g.urgent && c.t >= g.soonAt
-	if urgent {
-		g.urgent, g.soonAt = false, c.t+resendAfter/2
+	if g.urgent {
+		g.urgent = false
+		for v := range g.hasty {
+			g.hasty[v] = true
+		}
 	}
+	g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > int64(c.cfg.Lease) })
 	var all, fresh []GrantItem
 	for v, name := range c.cfg.Voters {
 		n, ok := c.named[name]
 		full := c.t >= g.due[v]
-		if !ok || !full && !urgent {
+		if !ok || !full && (!g.hasty[v] || c.t < g.soonAt[v]) {
 			continue
 		}
 		items := &fresh
 		if full {
 			items = &all
-			g.due[v] = c.t + retryAfter // unless it answers
 		}
 		if *items == nil {
 			*items = c.grantItems(full)
 		}
+		g.soonAt[v] = c.t + resendAfter/2
+		if len(*items) > manyItems && c.awaits(v, n) {
+			if full {
+				g.due[v] = g.soonAt[v]
+			}
+			continue
+		}
+		g.hasty[v] = false
+		if full {
+			g.due[v] = c.t + retryAfter // unless it answers
+		}
 		if len(*items) == 0 {
 			continue
 		}
-		g.sent = slices.DeleteFunc(g.sent, func(a asked) bool { return c.t-a.at > int64(c.cfg.Lease) })
 		g.id++
 		for i := range *items {
 			c.parts[(*items)[i].Partition].strict.expect(v, g.id, (*items)[i].Backup)
@@ -112,6 +127,14 @@ func (c *Core) requestGrants() {
 		g.sent = append(g.sent, asked{id: g.id, at: c.t, to: n, voter: v, full: full, items: *items})
 		c.send(n, &GrantRequest{ID: g.id, Items: *items})
 	}
+}
+
+// awaits says whether a voter may still answer a question about many partitions. There is one of them at a time: a voter
+// that is slow, or a way to it, would be given the more to do the slower it is, and never catch up.
+func (c *Core) awaits(voter int, n Node) bool {
+	return slices.ContainsFunc(c.grants.sent, func(a asked) bool {
+		return a.voter == voter && a.to == n && len(a.items) > manyItems && c.t-a.at < int64(c.cfg.Lease)/3
+	})
 }
 
 // unnamed says whether the voters have yet to hear of a backup.
