@@ -23,7 +23,9 @@ type decision struct {
 	Remaining    int64  `json:"remaining"`
 	RetryAfterMS *int64 `json:"retry_after_ms"`
 	Policy       string `json:"policy"`
+	Degraded     bool   `json:"degraded"`
 	FailedOpen   bool   `json:"failed_open"`
+	FailedClosed bool   `json:"failed_closed"`
 }
 
 // status is what the HTTP door says of the cluster, as far as the tests look at it.
@@ -32,6 +34,7 @@ type status struct {
 	Members []struct {
 		Name, State string
 		Partitions  int
+		Keys        int
 		Reachable   bool
 	}
 	PoliciesError string `json:"policies_error"`
@@ -45,7 +48,7 @@ var web = &http.Client{
 
 // post sends a body to the HTTP door.
 func (p *process) post(path, contentType string, body []byte) (int, http.Header, []byte, error) {
-	resp, err := web.Post("http://"+p.http+path, contentType, bytes.NewReader(body))
+	resp, err := p.web.Post("http://"+p.http+path, contentType, bytes.NewReader(body))
 	if err != nil {
 		return 0, nil, nil, err
 	}
@@ -57,7 +60,7 @@ func (p *process) post(path, contentType string, body []byte) (int, http.Header,
 // get reads a page of the HTTP door.
 func (p *process) get(path string) (code int, page string) {
 	p.t.Helper()
-	resp, err := web.Get("http://" + p.http + path)
+	resp, err := p.web.Get("http://" + p.http + path)
 	if err != nil {
 		p.t.Fatal(err)
 	}

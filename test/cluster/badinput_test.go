@@ -87,7 +87,7 @@ func testBadHTTP(t *testing.T, nodes []*process, untouched func(*testing.T, stri
 		{"empty batch", "/v1/checks", jsonType, `{"checks":[]}`, 400, "checks: "},
 		{"oversize batch", "/v1/checks", jsonType, batch(1001), 413, "checks: "},
 		{"one bad of many", "/v1/checks", jsonType, `{"checks":[{"policy":"five","key":"alice"},{"policy":"five","key":"bob","cost":-1}]}`, 400, "checks[1].cost: "},
-		{"atomic", "/v1/checks", jsonType, `{"checks":[{"policy":"five","key":"alice"}],"atomic":true}`, 400, "atomic: "},
+		{"peek in an atomic batch", "/v1/checks", jsonType, `{"checks":[{"policy":"five","key":"alice","cost":0}],"atomic":true}`, 400, "checks[0].cost: "},
 		{"refund of nothing", "/v1/refund", jsonType, `{"policy":"five","key":"alice","cost":0}`, 400, "cost: "},
 		{"renewal without lease", "/v1/renew", jsonType, `{"policy":"leases","key":"alice"}`, 400, "lease_id: "},
 		{"release of a counter", "/v1/release", jsonType, `{"policy":"five","key":"alice","lease_id":"1-2"}`, 400, ""},

@@ -121,7 +121,7 @@ func TestValidate(t *testing.T) {
 		{[]string{bad}, 1, []string{bad + ":4:12: policies[0].limit: ", bad + ":6:5: policies[0].colour: "}},
 		{[]string{bad, good}, 1, []string{bad + ":4:12: ", good + ": ok"}},
 		{[]string{"-o", "json", bad}, 1, []string{`"ok":false`, `"line":4,"column":12`}},
-		{[]string{"-o", "json", good}, 0, []string{`{"mistakes":[],"ok":true}`}},
+		{[]string{"-o", "json", good}, 0, []string{`{"mistakes":[],"ok":true,"warnings":[]}`}},
 		{[]string{good + ".none", bad}, 2, []string{"FILE: ", "good.yaml.none", bad + ":4:12: "}},
 		{[]string{}, 2, []string{"FILE: "}},
 	} {

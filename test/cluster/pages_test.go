@@ -65,6 +65,14 @@ func TestPages(t *testing.T) {
 		}
 	}
 	t.Run("metrics", func(t *testing.T) {
+		// Of each key there is a copy on another node, or will be in a moment.
+		eventually(t, waitTimeout, "every key has a copy", func() bool {
+			stored := 0
+			for _, m := range nodes[0].status().Members {
+				stored += m.Keys
+			}
+			return stored == 2*keys
+		})
 		total := map[string]float64{}
 		for _, p := range nodes {
 			page := p.metrics()
@@ -90,7 +98,7 @@ func TestPages(t *testing.T) {
 		}
 		for name, want := range map[string]float64{
 			"allowed": keys * 100, "refused": keys * 20, "failed_open": 0, "failed_closed": 0, "unknown": 3,
-			"owned": 4093, "keys": keys, "fullest": 1, "most": 100,
+			"owned": 4093, "keys": 2 * keys, "fullest": 1, "most": 100,
 		} {
 			if total[name] != want {
 				t.Errorf("%s: %v over all nodes, want %v", name, total[name], want)

@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -30,6 +32,7 @@ type process struct {
 	cmd            *exec.Cmd
 	stdout, stderr output
 	done           chan struct{} // closed when it has ended, after everything it wrote has been read
+	web            *http.Client  // that reaches it
 
 	// From the ready line.
 	name, http, grpc, gossip, peer string
@@ -69,7 +72,14 @@ func environment() []string {
 // still runs, and what it wrote is shown if the test failed.
 func launch(t *testing.T, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, cmd: exec.Command(binary(t), args...), done: make(chan struct{})}
+	return launchWith(t, nil, args...)
+}
+
+// launchWith is launch by way of another command, which runs the one that is appended to its arguments in its place.
+func launchWith(t *testing.T, wrapper []string, args ...string) *process {
+	t.Helper()
+	line := slices.Concat(wrapper, []string{binary(t)}, args)
+	p := &process{t: t, cmd: exec.Command(line[0], line[1:]...), done: make(chan struct{}), web: web}
 	p.cmd.Env = environment()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

@@ -68,7 +68,8 @@ func TestBadSettings(t *testing.T) {
 		{"--gossip-port= --join 127.0.0.1:7946", "--join: "},
 		{"--gossip-key-file /none", "--gossip-key-file: "},
 		{"--config /none", "--config: "},
-		{"--voters a,b,c", "--voters: not supported by this build yet"},
+		{"--voters a,b", "--voters: 2 voters are given"},
+		{"--voters ordinals:3 --name weir", "--voters: ordinals:3: --name weir does not end in an ordinal"},
 		{"--sideways", "--sideways"},
 		{"now", `"now"`},
 	} {
@@ -93,10 +94,8 @@ func TestPolicyFile(t *testing.T) {
 	for _, c := range []struct{ add, at, says string }{
 		{"    colour: red\n", ":6:5: ", "policies[0].colour"},
 		{"    limit: 6\n", ":6:5: ", "limit"},
-		{"    consistency: strict\n", ":6:18: ", "not supported yet"},
-		{"    durability: escrow\n", ":6:17: ", "not supported yet"},
-		{"    durability: sync\n", ":6:17: ", "not supported yet"},
-		{"    durability: none\n", ":6:17: ", "not supported yet"},
+		{"    consistency: strict\n", ":6:18: ", "strict needs a durability of escrow or sync"},
+		{"    consistency: strict\n    durability: sync\n", ":6:18: ", "strict needs voters"},
 		{"  - [", ":", "yaml"},
 	} {
 		file := writeFile(t, "wrong.yaml", head+c.add)

@@ -1,0 +1,476 @@
+package clustertest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	grpcstatus "google.golang.org/grpc/status"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/checker"
+)
+
+// What all policies under load have in common. A key is asked for several times as often as its limit allows, so that
+// whatever is forgotten of it is used at once; and the window is longer than any fault takes to be got over, so that what
+// was admitted before still counts after.
+const (
+	loadLimit  = 10
+	loadWindow = 12 * time.Second
+)
+
+// loadPolicies are of every durability, and both consistencies, side by side.
+func loadPolicies() []checker.Policy {
+	list := []checker.Policy{
+		{Name: "none", Kind: checker.Window, Durability: checker.None},
+		{Name: "async", Kind: checker.Window, Durability: checker.Async},
+		{Name: "escrow", Kind: checker.Window, Durability: checker.Escrow},
+		{Name: "sync", Kind: checker.Window, Durability: checker.Sync},
+		{Name: "bucket", Kind: checker.Bucket, Durability: checker.Sync},
+		{Name: "fixed", Kind: checker.Fixed, Durability: checker.Escrow},
+		{Name: "slots", Kind: checker.Window, Durability: checker.Async, Coarse: loadWindow / 10},
+		{Name: "strict-escrow", Kind: checker.Window, Durability: checker.Escrow, Strict: true},
+		{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true},
+	}
+	for i := range list {
+		list[i].Limit, list[i].Window, list[i].Capacity = loadLimit, loadWindow, loadLimit
+	}
+	return list
+}
+
+// policyFile writes loadPolicies as a node reads them, and two more whose limits nobody reaches. on_error is closed
+// throughout: what is admitted uncounted while an owner is away is not what these tests are about.
+func policyFile() string {
+	var b strings.Builder
+	b.WriteString("policies:\n")
+	for _, p := range loadPolicies() {
+		algorithm := "sliding_log"
+		switch {
+		case p.Kind == checker.Bucket:
+			algorithm = "token_bucket"
+		case p.Kind == checker.Fixed:
+			algorithm = "fixed_window"
+		case p.Coarse > 0:
+			algorithm = "sliding_window"
+		}
+		consistency := "available"
+		if p.Strict {
+			consistency = "strict"
+		}
+		durability := []string{"none", "async", "escrow", "sync"}[p.Durability]
+		fmt.Fprintf(&b, "  - {name: %s, algorithm: %s, limit: %d, window: %v, durability: %s, consistency: %s, on_error: closed}\n",
+			p.Name, algorithm, p.Limit, p.Window, durability, consistency)
+	}
+	b.WriteString("  - {name: probe, algorithm: token_bucket, limit: 1_000_000, window: 1s, on_error: closed}\n")
+	b.WriteString("  - {name: probe-strict, algorithm: token_bucket, limit: 1_000_000, window: 1s, durability: sync, consistency: strict}\n")
+	return b.String()
+}
+
+// load asks the nodes of a fleet, at a steady rate, and records what was asked and answered. Half of the questions are
+// about keys of which few have been asked yet, which use up their limits within a second or so; the other half about all
+// that have been in use within the last window.
+type load struct {
+	t        *testing.T
+	f        *fleet
+	policies []checker.Policy
+	start    time.Time
+	rotation atomic.Pointer[[]*member] // who is asked
+	underWay atomic.Int64              // questions that have not been answered
+
+	usages []checker.Usage
+	deaths []death
+
+	quit    chan struct{}
+	work    sync.WaitGroup
+	mu      sync.Mutex
+	records []record
+}
+
+// record is an operation and, if it failed, how.
+type record struct {
+	checker.Operation
+	failure string
+}
+
+// loadRate is how many questions are asked in a second, and freshRate how many new keys of each policy come up.
+func loadRate() (questions int, fresh float64) {
+	if raceEnabled {
+		return 100, 0.5
+	}
+	return 400, 2
+}
+
+// loadWorkers ask side by side. Some of them wait, while nodes are away, until the nodes they asked give up.
+const loadWorkers = 40
+
+// newestKey is the number of the key that has come up last, and keysInUse how many there have been within a window.
+func (l *load) newestKey() int {
+	_, fresh := loadRate()
+	return int(time.Since(l.start).Seconds() * fresh)
+}
+
+func keysInUse() int {
+	_, fresh := loadRate()
+	return int(loadWindow.Seconds() * fresh)
+}
+
+func keyNamed(number int) string { return fmt.Sprintf("key-%d", max(0, number)) }
+
+// startLoad begins to ask the given members.
+func startLoad(f *fleet, members ...*member) *load {
+	l := &load{t: f.t, f: f, policies: loadPolicies(), start: time.Now(), quit: make(chan struct{})}
+	l.ask(members...)
+	for range loadWorkers {
+		l.work.Go(l.worker)
+	}
+	f.t.Cleanup(l.end)
+	return l
+}
+
+// ask sets whom the next questions are put to.
+func (l *load) ask(members ...*member) { l.rotation.Store(&members) }
+
+// without is ask of all that are asked now but some.
+func (l *load) without(gone ...*member) {
+	l.ask(slices.DeleteFunc(slices.Clone(*l.rotation.Load()), func(m *member) bool { return slices.Contains(gone, m) })...)
+}
+
+// with is ask of all that are asked now and some more.
+func (l *load) with(more ...*member) { l.ask(slices.Concat(*l.rotation.Load(), more)...) }
+
+// now is the instant on the history's clock.
+func (l *load) now() int64 { return int64(time.Since(l.start)) }
+
+func (l *load) end() {
+	select {
+	case <-l.quit:
+	default:
+		close(l.quit)
+	}
+	l.work.Wait()
+}
+
+func (l *load) worker() {
+	rate, _ := loadRate()
+	pace := time.NewTicker(time.Second * loadWorkers / time.Duration(rate))
+	defer pace.Stop()
+	for {
+		select {
+		case <-l.quit:
+			return
+		case <-pace.C:
+		}
+		l.underWay.Add(1) // before the look at whom to ask, so that a pause waits for this question
+		members := *l.rotation.Load()
+		if len(members) == 0 {
+			l.underWay.Add(-1)
+			continue
+		}
+		policy := l.policies[rand.IntN(len(l.policies))].Name
+		back := rand.IntN(4)
+		if rand.IntN(2) == 0 {
+			back = rand.IntN(keysInUse())
+		}
+		l.put(members[rand.IntN(len(members))], policy, keyNamed(l.newestKey()-back), 10*time.Second)
+		l.underWay.Add(-1)
+	}
+}
+
+// put asks one question and records it.
+func (l *load) put(m *member, policy, key string, patience time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	r := record{Operation: checker.Operation{Policy: policy, Key: key, Cost: 1, Result: checker.Failed}}
+	var d decision
+	r.Sent = l.now()
+	var err error
+	if rand.IntN(2) == 0 {
+		d, err = m.checkHTTP(ctx, policy, key)
+	} else {
+		d, err = m.checkGRPC(ctx, policy, key)
+	}
+	r.Answered = l.now()
+	switch {
+	case err != nil:
+		r.failure = err.Error()
+	case d.FailedClosed:
+		r.failure = "failed_closed"
+	case d.FailedOpen:
+		r.failure = "failed_open, though on_error is closed"
+	case d.Allowed:
+		r.Result, r.Degraded = checker.Admitted, d.Degraded
+	default:
+		r.Result, r.Degraded = checker.Refused, d.Degraded
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.records = append(l.records, r)
+}
+
+// checkHTTP and checkGRPC ask a member that may be away. Their errors are short: they are counted.
+func (m *member) checkHTTP(ctx context.Context, policy, key string) (d decision, err error) {
+	body := fmt.Sprintf(`{"policy":%q,"key":%q}`, policy, key)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+m.ip+":"+fleetHTTP+"/v1/check", strings.NewReader(body))
+	if err != nil {
+		return d, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	response, err := m.client.Do(request)
+	if err != nil {
+		return d, fmt.Errorf("http: no answer")
+	}
+	defer response.Body.Close()
+	var answer bytes.Buffer
+	if _, err := io.Copy(&answer, response.Body); err != nil {
+		return d, fmt.Errorf("http: answer cut off")
+	}
+	if err := json.Unmarshal(answer.Bytes(), &d); err != nil || d.Policy == "" {
+		return d, fmt.Errorf("http: status %d: %.80s", response.StatusCode, &answer)
+	}
+	return d, nil
+}
+
+func (m *member) checkGRPC(ctx context.Context, policy, key string) (d decision, err error) {
+	response, err := m.limiter.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: policy, Key: key}}}})
+	if err != nil {
+		return d, fmt.Errorf("grpc: %v: %.90s", grpcstatus.Code(err), grpcstatus.Convert(err).Message())
+	}
+	result := response.Results[0]
+	if result.GetError() != nil {
+		return d, fmt.Errorf("grpc: %v", result.GetError())
+	}
+	a := result.GetDecision()
+	return decision{Allowed: a.Allowed, Remaining: a.Remaining, Degraded: a.Degraded, FailedOpen: a.FailedOpen, FailedClosed: a.FailedClosed}, nil
+}
+
+// clock is an instant as the nodes' logs write it.
+func (l *load) clock(instant int64) string {
+	return l.start.Add(time.Duration(instant)).UTC().Format("15:04:05.000")
+}
+
+// failures tells how many of the questions sent between two instants failed: of available policies and of strict ones.
+func (l *load) failures(from, to int64) (available, strict, all int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.records {
+		if r.Sent < from || r.Sent > to {
+			continue
+		}
+		all++
+		switch {
+		case r.failure == "":
+		case strings.HasPrefix(r.Policy, "strict"):
+			strict++
+		default:
+			available++
+		}
+	}
+	return available, strict, all
+}
+
+// tellFailures logs what went wrong between two instants, by kind.
+func (l *load) tellFailures(what string, from, to int64) (available, strict int) {
+	l.t.Helper()
+	available, strict, all := l.failures(from, to)
+	type kind struct {
+		failure     string
+		first, last int64
+		n           int
+	}
+	kinds := make(map[string]*kind)
+	l.mu.Lock()
+	for _, r := range l.records {
+		if r.failure != "" && r.Sent >= from && r.Sent <= to {
+			failure := r.failure
+			if strings.HasPrefix(r.Policy, "strict") {
+				failure += " (strict)"
+			}
+			k := kinds[failure]
+			if k == nil {
+				k = &kind{failure: failure, first: r.Sent}
+				kinds[failure] = k
+			}
+			k.first, k.last, k.n = min(k.first, r.Sent), max(k.last, r.Answered), k.n+1
+		}
+	}
+	l.mu.Unlock()
+	l.t.Logf("%s: of %d requests %d of available and %d of strict policies failed", what, all, available, strict)
+	for _, failure := range slices.Sorted(maps.Keys(kinds)) {
+		k := kinds[failure]
+		l.t.Logf("  %d times, from %s to %s: %s", k.n, l.clock(k.first), l.clock(k.last), failure)
+	}
+	return available, strict
+}
+
+// bite waits until every policy has refused so many more of the questions sent from now on: keys that are at their limit
+// are what faults can be seen by. Buckets refuse seldom, and the less on both sides of a split.
+func (l *load) bite() {
+	l.t.Helper()
+	const enough = 25
+	from := l.now()
+	eventually(l.t, 3*waitTimeout, "every policy refuses", func() bool {
+		refused := make(map[string]int)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for i := len(l.records) - 1; i >= 0 && l.records[i].Answered > from; i-- {
+			if l.records[i].Result == checker.Refused {
+				refused[l.records[i].Policy]++
+			}
+		}
+		for _, p := range l.policies {
+			if p.Kind != checker.Bucket && refused[p.Name] < enough {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// observe records what is left of the keys in use, once all sides have merged and nothing is amiss. Nothing is asked
+// meanwhile, so that what has been admitted before is known.
+func (l *load) observe(m *member) {
+	l.t.Helper()
+	asked := *l.rotation.Load()
+	l.ask()
+	eventually(l.t, waitTimeout, "no question is under way", func() bool { return l.underWay.Load() == 0 })
+	newest := l.newestKey()
+	for _, p := range l.policies {
+		for back := range keysInUse() {
+			key := keyNamed(newest - back)
+			d := m.peekAt(p.Name, key)
+			l.usages = append(l.usages, checker.Usage{Policy: p.Name, Key: key, At: l.now(), Remaining: d.Remaining})
+		}
+	}
+	l.ask(asked...)
+}
+
+// peekAt is peek of a member, which must answer.
+func (m *member) peekAt(policy, key string) decision {
+	m.t.Helper()
+	code, _, answer, err := m.post("/v1/check", "application/json", fmt.Appendf(nil, `{"policy":%q,"key":%q,"cost":0}`, policy, key))
+	var d decision
+	if err == nil {
+		err = json.Unmarshal(answer, &d)
+	}
+	if err != nil || code != http.StatusOK {
+		m.t.Fatalf("peek at %s/%s: status %d, %v: %s", policy, key, code, err, answer)
+	}
+	return d
+}
+
+// faults is what a run has suffered.
+type faults struct {
+	crashes []checker.Crash
+	splits  []checker.Split
+}
+
+var goneLine = regexp.MustCompile(`(?m)^time=(\S+) .*msg="cluster: member is gone" member=(\S+)`)
+
+// suspicion is the first instant at which a node took another for gone that was not, as happens when a machine is too busy
+// to let a process run for a second or two. That is a split like any other: what available policies admit from then on
+// depends on how it went.
+func (l *load) suspicion() (at int64, found bool) {
+	l.t.Helper()
+	for _, p := range l.f.started {
+		for _, line := range goneLine.FindAllStringSubmatch(p.stderr.String(), -1) {
+			when := must[time.Time](l.t)(time.Parse(time.RFC3339Nano, line[1]))
+			seen, rightly := int64(when.Sub(l.start)), false
+			for _, death := range l.deaths {
+				rightly = rightly || death.name == line[2] && seen >= death.from && seen <= death.to
+			}
+			if rightly || found && at <= seen {
+				continue
+			}
+			at, found = seen, true
+			l.t.Logf("at %s %s took %s for gone, which it was not: this machine is too busy", l.clock(seen), p.name, line[2])
+		}
+	}
+	return at, found
+}
+
+// death is a time in which a node may rightly be taken for gone, for it was killed, stopped or cut off.
+type death struct {
+	name     string
+	from, to int64
+}
+
+// gone says that some nodes may rightly be taken for gone from now on, and for a while after alive is called.
+func (l *load) gone(members ...*member) (alive func()) {
+	first := len(l.deaths)
+	for _, m := range members {
+		l.deaths = append(l.deaths, death{m.name, l.now(), math.MaxInt64})
+	}
+	return func() {
+		for i := range members {
+			l.deaths[first+i].to = l.now() + int64(10*time.Second)
+		}
+	}
+}
+
+// judge ends the load and has the checker look at it.
+func (l *load) judge(suffered faults) {
+	l.t.Helper()
+	l.end()
+	if at, found := l.suspicion(); found {
+		suffered.splits = append(suffered.splits, checker.Split{From: at, To: l.now(), Sides: len(l.f.members)})
+	}
+	h := &checker.History{
+		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, Usages: l.usages,
+		// The clocks of one machine are one clock. A busy machine is late, to flush as well as to hand over.
+		Flush: 250 * time.Millisecond, Late: 3 * time.Second,
+	}
+	type count struct{ admitted, refused, failed int }
+	counts := make(map[string]*count)
+	for _, p := range l.policies {
+		counts[p.Name] = new(count)
+	}
+	for _, r := range l.records {
+		h.Operations = append(h.Operations, r.Operation)
+		c := counts[r.Policy]
+		switch r.Result {
+		case checker.Admitted:
+			c.admitted++
+		case checker.Refused:
+			c.refused++
+		default:
+			c.failed++
+		}
+	}
+	report := checker.Check(h)
+	for _, p := range l.policies {
+		c := counts[p.Name]
+		l.t.Logf("%-13s admitted %5d, refused %5d, failed %4d; of one key at most %d beyond the limit of %d", p.Name,
+			c.admitted, c.refused, c.failed, report.Excess[p.Name], loadLimit)
+		if c.admitted < 50 || c.refused < 50 {
+			l.t.Errorf("%s: too little was asked to tell anything", p.Name)
+		}
+	}
+	// Where a promise is broken for one key it mostly is for many: a few of each kind tell as much as all.
+	const enough = 4
+	seen := make(map[string]int)
+	for _, v := range report.Violations {
+		policy, _, _ := strings.Cut(v.Text, "/")
+		kind := v.Rule + ": " + policy
+		if seen[kind]++; seen[kind] <= enough {
+			l.t.Error(v)
+		}
+	}
+	for kind, n := range seen {
+		if n > enough {
+			l.t.Errorf("%s: %d keys in all", kind, n)
+		}
+	}
+}
