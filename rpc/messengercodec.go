@@ -226,7 +226,9 @@ func (r *messageReader) read(from *peerv1.Message) (ownership.Message, error) {
 	case *peerv1.Message_Records:
 		l := b.Records
 		m = &ownership.Records{
-			ID: l.GetId(), Read: l.GetRead(), Epoch: l.GetEpoch(), Fresh: l.GetFresh(), Records: readList(r, "records.records", l.GetRecords(), r.record),
+			ID: l.GetId(), Read: l.GetRead(), Epoch: l.GetEpoch(), Fresh: l.GetFresh(),
+			// Of each partition two: the record, and the one that it has replaced.
+			Records: readLong(r, "records.records", l.GetRecords(), 2*r.partitions, r.record),
 		}
 	default:
 		r.fail("body", "is missing or of a kind that this node does not know")
@@ -243,9 +245,14 @@ func (r *messageReader) fail(field, problem string, args ...any) {
 	}
 }
 
-// readList converts a list, none to none, of two items for each partition at most. It stops at a mistake.
+// readList converts a list, none to none, of as many items as there are partitions at most. It stops at a mistake.
 func readList[P, T any](r *messageReader, field string, from []P, convert func(P) T) []T {
-	if len(from) > 2*r.partitions {
+	return readLong(r, field, from, r.partitions, convert)
+}
+
+// readLong is readList with another bound.
+func readLong[P, T any](r *messageReader, field string, from []P, most int, convert func(P) T) []T {
+	if len(from) > most {
 		r.fail(field, "%d items for %d partitions", len(from), r.partitions)
 	}
 	if len(from) == 0 || r.err != nil {

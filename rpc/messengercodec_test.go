@@ -252,7 +252,7 @@ func TestMessagesRefused(t *testing.T) {
 		"grant_answer.wait_ns: 1h0m0.000000001s is more": grants(&peerv1.GrantAnswer{WaitNs: uint64(maxWait) + 1}),
 		"grant_answer.wait_ns: 2562047h47m16.854775807s": grants(&peerv1.GrantAnswer{WaitNs: math.MaxUint64}),
 		"record.partition":                               grants(&peerv1.GrantAnswer{Recorded: &peerv1.Record{Partition: 7}}),
-		"records.records: 8 items":                       records(make([]*peerv1.Record, 8)...),
+		"records.records: 15 items":                      records(make([]*peerv1.Record, 15)...),
 		"record.node":                                    records(&peerv1.Record{Node: long}),
 		"record.backup":                                  records(&peerv1.Record{}, &peerv1.Record{Backup: nameless}),
 	} {

@@ -150,7 +150,7 @@ func (sh *shard) enter(part *partition, k Key, rule *Rule, now algo.Instant) (sl
 		sh.drop(&part.table, slot)
 		return 0, false, errNoRoom
 	}
-	if a := part.annex; a != nil && len(a.lineage) > 1 {
+	if a := part.annex; a != nil && len(a.lineage) > 1 && !repaid(rule.Limits) {
 		sh.dropDeltas(&part.content, k.Hash)
 		if !filled {
 			r.setSince(len(a.lineage) - 1)

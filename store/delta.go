@@ -91,6 +91,27 @@ func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units 
 	sh.forced(func() { sh.addDelta(part, delta, r, now, units) })
 }
 
+// repaid says whether units go away little by little, as from a bucket. What such a state holds depends on all that it held
+// before, so what was admitted under a claim is told from the rest by a delta alone, which keeps it all (algo.Limits.Hold):
+// not by the state having been empty, nor by the delta's being so if it had been repaid.
+func repaid(limits algo.Limits) bool {
+	for i := range limits {
+		if a := limits[i].Algorithm; a == algo.TokenBucket || a == algo.LeakyBucket {
+			return true
+		}
+	}
+	return false
+}
+
+// keepsDelta says whether a delta under the rule is needed even where nothing seems to be left in it.
+func (p *partition) keepsDelta(rule *Rule, now algo.Instant) bool {
+	if p.annex == nil || len(p.annex.lineage) == 0 || !repaid(rule.Limits) {
+		return false
+	}
+	newest := &p.annex.lineage[len(p.annex.lineage)-1]
+	return now.Mono-newest.at <= int64(rule.Limits.Horizon())
+}
+
 func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Instant, units int64) {
 	rule := of.spec.rule
 	k := Key{Hash: of.hash(), Key: string(of.key)}

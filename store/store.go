@@ -314,7 +314,7 @@ func (s *Store) sweep(now algo.Instant, records, enough int) int {
 	for shards := 0; records > 0 && dropped < enough && shards <= len(s.shards); {
 		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, t *table, slot uint32) bool {
 			r := sh.record(t.ref(slot))
-			if r.has(owedFlag) || !r.spec.rule.Limits.Idle(sh.arena, r.state, now) {
+			if r.has(owedFlag) || !r.spec.rule.Limits.Idle(sh.arena, r.state, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
 				return false
 			}
 			sh.drop(t, slot)
