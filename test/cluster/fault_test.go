@@ -85,7 +85,7 @@ func ownEverything(t *testing.T, nodes []*process) {
 
 // TestNodeLeaves: a node is told to end while checks run on the others, which must not notice more than a moment.
 func TestNodeLeaves(t *testing.T) {
-	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies), "--timeout", "1s", "--grace", "10s")
+	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies), "--timeout", "1s", "--grace", "1m")
 	rest := nodes[:2]
 	tr := startTraffic(t, rest)
 	tr.goesOn(t, 200)
