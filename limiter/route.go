@@ -44,9 +44,10 @@ func (l *Limiter) run(ctx context.Context, ops []Op) {
 		defer cancel()
 		l.forward(ctx, rest)
 	}
+	end := moment{l: l} // of which only the clock of leases is read, once, and only if an answer is under one
 	for i := range ops {
 		op := &ops[i]
-		if op.Outcome.until != 0 && l.cfg.BootClock() >= op.Outcome.until {
+		if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
 			l.unreachable(op) // another node may decide by now, and know nothing of this
 		}
 		switch {

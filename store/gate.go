@@ -31,6 +31,19 @@ func (s *Store) with(p int, f func(*shard, *partition)) {
 	f(sh, part)
 }
 
+// Version is at least every ticket that has been given for an answer of the partition, and never falls.
+func (s *Store) Version(p int) (v uint64) {
+	s.with(p, func(_ *shard, part *partition) {
+		if part.role != nil {
+			v = part.role.floor
+		}
+		if part.annex != nil {
+			v = max(v, part.annex.version)
+		}
+	})
+	return v
+}
+
 // raise sees to it that no version is given out twice: the content may have come from a process that counted less far.
 func (p *partition) raise() {
 	if p.role == nil {

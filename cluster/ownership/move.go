@@ -12,7 +12,6 @@ type move struct {
 	merge    bool
 	sent     int64
 	commit   *Commit // not nil: frozen, and this is what is repeated until it is answered
-	begun    int64
 }
 
 // commitment is what a partition was taken over by, kept so that a repeated Commit gets the same answer.
@@ -44,7 +43,7 @@ func (c *Core) considerMove(p int) {
 		return
 	}
 	c.moving++
-	pt.move = &move{to: to, begun: c.t}
+	pt.move = &move{to: to}
 	c.offer(p)
 }
 

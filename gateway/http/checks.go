@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"net/http"
 	"strconv"
 	"time"
@@ -140,10 +141,13 @@ func (a *api) appendItemError(b []byte, r *http.Request, err error, i int) []byt
 	return append(b, '}')
 }
 
-func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) {
+func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) { a.hold(w, r, a.Service.Acquire) }
+
+// hold answers a request for units that are held for a while: a lease, or a reservation.
+func (a *api) hold(w http.ResponseWriter, r *http.Request, do func(context.Context, limiter.Acquire) (limiter.Decision, error)) {
 	s := a.scratch()
 	defer a.recycle(s)
-	body := acquireBody{Cost: 1}
+	body := holdBody{Cost: 1}
 	p := a.decode(w, r, s, &body)
 	ask := limiter.Acquire{Cost: body.Cost, RequestID: body.RequestID}
 	if p == nil {
@@ -159,7 +163,7 @@ func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, p)
 		return
 	}
-	d, err := a.Service.Acquire(r.Context(), ask)
+	d, err := do(r.Context(), ask)
 	if err != nil {
 		a.writeProblem(w, r, a.problemOf(r, err))
 		return
@@ -205,30 +209,9 @@ func (a *api) handleRelease(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) handleReserve(w http.ResponseWriter, r *http.Request) {
-	s := a.scratch()
-	defer a.recycle(s)
-	body := reserveBody{Cost: 1}
-	p := a.decode(w, r, s, &body)
-	ask := limiter.Reserve{Cost: body.Cost, RequestID: body.RequestID}
-	if p == nil {
-		ask.Target, p = a.target(&body.targetBody)
-	}
-	if p == nil {
-		p = askFor(body.Cost, 1, body.RequestID)
-	}
-	if p == nil {
-		ask.TTL, p = lifetime(body.TTL)
-	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	d, err := a.Service.Reserve(r.Context(), ask)
-	if err != nil {
-		a.writeProblem(w, r, a.problemOf(r, err))
-		return
-	}
-	a.writeDecision(w, r, s, &d, false)
+	a.hold(w, r, func(ctx context.Context, ask limiter.Acquire) (limiter.Decision, error) {
+		return a.Service.Reserve(ctx, limiter.Reserve(ask))
+	})
 }
 
 func (a *api) handleCommit(w http.ResponseWriter, r *http.Request) {

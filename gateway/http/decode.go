@@ -37,7 +37,7 @@ type (
 		Checks batch `json:"checks"`
 		Atomic bool  `json:"atomic"`
 	}
-	acquireBody struct {
+	holdBody struct { // of acquire and of reserve
 		targetBody
 		Cost      int64  `json:"cost"`
 		TTL       string `json:"ttl"`
@@ -51,12 +51,6 @@ type (
 	releaseBody struct {
 		targetBody
 		LeaseID string `json:"lease_id"`
-	}
-	reserveBody struct {
-		targetBody
-		Cost      int64  `json:"cost"`
-		TTL       string `json:"ttl"`
-		RequestID string `json:"request_id"`
 	}
 	commitBody struct {
 		targetBody
