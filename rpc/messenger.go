@@ -115,13 +115,18 @@ func (m *Messenger) Retain(keep func(Node) bool) {
 
 // Send passes messages on, whatever they say of their sender. It never blocks. Messages to this node itself are dropped.
 func (m *Messenger) Send(envelopes []ownership.Envelope) {
-	for _, e := range envelopes {
-		c, err := m.courier(Node(e.To))
-		if err != nil {
-			m.dropped.Add(1)
-			continue
+	for len(envelopes) > 0 {
+		to := envelopes[0].To
+		n := 1
+		for n < len(envelopes) && envelopes[n].To == to {
+			n++
 		}
-		c.add(e.Message)
+		if c, err := m.courier(Node(to)); err != nil {
+			m.dropped.Add(uint64(n))
+		} else {
+			c.add(envelopes[:n])
+		}
+		envelopes = envelopes[n:]
 	}
 }
 
@@ -192,12 +197,20 @@ func (l *lane) pop() ownership.Message {
 	return msg
 }
 
-// add queues a message, unless the very same one is waiting already: cores repeat what is not answered in time. When
-// too much waits, the oldest gives way: if it is still of interest, it is going to be repeated.
-func (c *courier) add(msg ownership.Message) {
-	w := weight(msg)
+// add queues messages, all for its node.
+func (c *courier) add(envelopes []ownership.Envelope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for _, e := range envelopes {
+		c.addLocked(e.Message)
+	}
+	c.signal()
+}
+
+// addLocked queues a message, unless the very same one is waiting already: cores repeat what is not answered in time.
+// When too much waits, the oldest gives way: if it is still of interest, it is going to be repeated.
+func (c *courier) addLocked(msg ownership.Message) {
+	w := weight(msg)
 	if w > maxWeight {
 		c.m.dropped.Add(1)
 		if !c.oversized {
@@ -220,7 +233,6 @@ func (c *courier) add(msg ownership.Message) {
 	l.messages = append(l.messages, msg)
 	l.weight += w
 	c.waiting[msg] = struct{}{}
-	c.signal()
 }
 
 func (c *courier) signal() {

@@ -371,15 +371,15 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 	}
 	repeated := bulk()
 	for range 3 {
-		c.add(repeated)
+		c.add([]ownership.Envelope{{Message: repeated}})
 	}
 	for range 20 {
-		c.add(bulk())
+		c.add([]ownership.Envelope{{Message: bulk()}})
 	}
 	for i := range 30 {
 		commit := &ownership.Commit{Replicate: ownership.Replicate{Parts: 1, Sequence: uint64(i), Chunk: make([]byte, 100<<10)}}
-		c.add(commit)
-		c.add(commit)
+		c.add([]ownership.Envelope{{Message: commit}})
+		c.add([]ownership.Envelope{{Message: commit}})
 	}
 	var commits []uint64
 	var beside, bulky int // beside commits, and in all
@@ -408,7 +408,7 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 		t.Error("something is left")
 	}
 	// What has been sent may be repeated.
-	if c.add(repeated); !c.pending() {
+	if c.add([]ownership.Envelope{{Message: repeated}}); !c.pending() {
 		t.Error("not repeated")
 	}
 	if s := m.Stats(); s != (MessengerStats{}) {

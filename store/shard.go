@@ -93,7 +93,9 @@ func (sh *shard) forced(f func()) {
 type partition struct {
 	content
 	role    *role
-	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock
+	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
+	changed *atomic.Uint64      // the word of Store.changed that has the partition's bit
+	bit     uint64
 	open    bool
 	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
 	// decisions look at nothing else of all this.

@@ -143,6 +143,8 @@ type Store struct {
 	full   atomic.Uint64 // calls answered ErrFull
 	barren atomic.Int64  // Mono instant until which it is not worth looking for idle states again
 	swept  atomic.Uint64 // idle states dropped
+	// A bit for each partition: something has come to be pending, see Changed.
+	changed []atomic.Uint64
 
 	reclaimMu sync.Mutex
 	hand      hand // guarded by reclaimMu
@@ -167,6 +169,7 @@ func New(cfg Config) *Store {
 	}
 	s := &Store{cfg: cfg, shards: make([]shard, min(maxShards, cfg.Partitions))}
 	s.budget.max = cfg.MaxBytes
+	s.changed = make([]atomic.Uint64, (cfg.Partitions+63)/64)
 	n := len(s.shards)
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -177,7 +180,9 @@ func New(cfg Config) *Store {
 		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[string][]uint32)
 		for j := range sh.parts {
+			p := j*n + i
 			sh.parts[j].open = !cfg.Shut
+			sh.parts[j].changed, sh.parts[j].bit = &s.changed[p/64], 1<<(p%64)
 		}
 	}
 	return s
