@@ -95,6 +95,8 @@ func (l *Limit) counter() counter {
 	panic("algo: " + l.Algorithm.String() + " has not been validated")
 }
 
+func (l *Limit) isBucket() bool { return l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket }
+
 // holds is the largest cost that can ever pass.
 func (l *Limit) holds() int64 {
 	if l.Capacity != 0 {
@@ -108,7 +110,7 @@ func (l Limit) Validate() error {
 	invalid := func(field, format string, args ...any) error {
 		return &FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
 	}
-	isBucket := l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket
+	isBucket := l.isBucket()
 	switch {
 	case l.Algorithm < FixedWindow || l.Algorithm > Concurrency:
 		return invalid("algorithm", "is missing or unknown (%v)", l.Algorithm)
@@ -272,19 +274,31 @@ func (ls Limits) Init(s State, now Instant) {
 //
 // The only error is ErrNoMemory, and nothing was charged then.
 func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (Decision, error) {
-	now = s.tick(now)
-	// The cost to find room for, and the least that lets the request pass.
-	cost := r.Cost
+	if len(ls) == 1 && each == nil && ls[0].isBucket() && ls[0].Limit != Unlimited {
+		return bucket{}.decide(&ls[0], s, now, &r), nil
+	}
+	return ls.decide(a, s, now, r, each)
+}
+
+// needs returns the cost to find room for, above MaxLimit if it never passes, and the least that lets the request pass.
+func (r *Request) needs() (cost, pass int64) {
+	cost = r.Cost
 	switch {
 	case cost == 0:
 		cost = 1
 	case cost < 0 || cost > MaxLimit:
 		cost = MaxLimit + 1
 	}
-	pass := cost
 	if r.Partial && r.Cost > 0 {
-		pass = 1
+		return cost, 1
 	}
+	return cost, cost
+}
+
+// decide is Decide for any limits.
+func (ls Limits) decide(a *Arena, s State, now Instant, r Request, each []Decision) (Decision, error) {
+	now = s.tick(now)
+	cost, pass := r.needs()
 	grant := cost
 	var rooms [MaxLimits]int64
 	for i, rest := 0, s[1:]; i < len(ls); i++ {
