@@ -34,7 +34,7 @@ func (bucket) setOwed(l *Limit, s []uint64, now Instant, owed u128) {
 
 // decide is Limits.decide for a bucket that is the only limit. It works out once what is owed, where that way asks for it
 // anew at every step: a bucket is what most keys have, and this is half of what deciding costs.
-func (c bucket) decide(l *Limit, state State, now Instant, r *Request) (d Decision) {
+func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decision) {
 	now = state.tick(now)
 	s := state[1:3]
 	cost, pass := r.needs()
@@ -45,8 +45,7 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request) (d Decisi
 		room, _ = full.sub(owed).div(window)
 	}
 	grant := min(cost, room)
-	d.Limit = capacity
-	d.Allowed = grant >= pass && cost <= MaxLimit
+	*d = Decision{Allowed: grant >= pass && cost <= MaxLimit, Limit: capacity}
 	switch {
 	case d.Allowed && r.Cost > 0:
 		if l.Algorithm == LeakyBucket {
@@ -63,7 +62,6 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request) (d Decisi
 		d.RetryAfter = c.wait(l, nil, s, now, pass)
 	}
 	d.Remaining, d.ResetAfter = room, c.reset(l, nil, s, now)
-	return d
 }
 
 func (c bucket) room(l *Limit, _ *Arena, s []uint64, now Instant) int64 {

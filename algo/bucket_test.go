@@ -35,8 +35,8 @@ func TestBucketAlone(t *testing.T) {
 		for range 40 {
 			now.Mono += pick(-5, 0, 0, 1, random.Int64N(int64(l.Window)), random.Int64N(int64(l.Window)/min(l.Limit, int64(l.Window))+1))
 			r := Request{Cost: pick(-1, 0, 1, 1, 2, l.holds()/2+1, l.holds(), l.holds()+1, MaxLimit, MaxLimit+1), Partial: random.IntN(3) == 0}
-			want, err := ls.decide(nil, general, now, r, nil)
-			if err != nil {
+			var want Decision
+			if err := ls.decide(nil, general, now, &r, nil, &want); err != nil {
 				t.Fatal(err)
 			}
 			got, err := ls.Decide(nil, alone, now, r, nil)

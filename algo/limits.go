@@ -273,11 +273,19 @@ func (ls Limits) Init(s State, now Instant) {
 // Remaining (of equals, the one with the longer ResetAfter; of those, the first). Delay is the longest.
 //
 // The only error is ErrNoMemory, and nothing was charged then.
-func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (Decision, error) {
+func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (d Decision, err error) {
+	err = ls.DecideTo(a, s, now, &r, each, &d)
+	return d, err
+}
+
+// DecideTo is Decide with the answer in *d, whatever that held. To copy a Decision that has just been written costs as much
+// as making it: whoever is asked millions of times a second hands the place for it down.
+func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Decision, d *Decision) error {
 	if len(ls) == 1 && each == nil && ls[0].isBucket() && ls[0].Limit != Unlimited {
-		return bucket{}.decide(&ls[0], s, now, &r), nil
+		bucket{}.decide(&ls[0], s, now, r, d)
+		return nil
 	}
-	return ls.decide(a, s, now, r, each)
+	return ls.decide(a, s, now, r, each, d)
 }
 
 // needs returns the cost to find room for, above MaxLimit if it never passes, and the least that lets the request pass.
@@ -295,8 +303,8 @@ func (r *Request) needs() (cost, pass int64) {
 	return cost, cost
 }
 
-// decide is Decide for any limits.
-func (ls Limits) decide(a *Arena, s State, now Instant, r Request, each []Decision) (Decision, error) {
+// decide is DecideTo for any limits.
+func (ls Limits) decide(a *Arena, s State, now Instant, r *Request, each []Decision, answer *Decision) error {
 	now = s.tick(now)
 	cost, pass := r.needs()
 	grant := cost
@@ -319,10 +327,10 @@ func (ls Limits) decide(a *Arena, s State, now Instant, r Request, each []Decisi
 	if !charge {
 		grant = 0
 	} else if !ls.reserve(a, s, grant) {
-		return Decision{}, ErrNoMemory
+		return ErrNoMemory
 	}
 
-	var answer Decision
+	*answer = Decision{}
 	var denied int64 // units that logs charged for a refusal
 	rest := s[1:]
 	for i := range ls {
@@ -336,7 +344,7 @@ func (ls Limits) decide(a *Arena, s State, now Instant, r Request, each []Decisi
 			d.Limit = l.holds()
 			switch {
 			case charge && l.Algorithm == Concurrency:
-				d.Lease = concurrency{}.acquire(l, a, t, now, grant, r)
+				d.Lease = concurrency{}.acquire(l, a, t, now, grant, *r)
 			case charge:
 				if l.Algorithm == LeakyBucket {
 					// What is ahead in the queue; not what this request adds to it.
@@ -365,8 +373,8 @@ func (ls Limits) decide(a *Arena, s State, now Instant, r Request, each []Decisi
 			each[i] = d
 		}
 		delay := max(answer.Delay, d.Delay)
-		if i == 0 || tighter(&d, &answer, allowed) {
-			answer = d
+		if i == 0 || tighter(&d, answer, allowed) {
+			*answer = d
 		}
 		answer.Delay = delay
 	}
@@ -382,7 +390,7 @@ func (ls Limits) decide(a *Arena, s State, now Instant, r Request, each []Decisi
 		}
 	}
 	answer.Allowed = allowed
-	return answer, nil
+	return nil
 }
 
 // tighter reports whether d says more than e about why a request was refused, or how near it came.
