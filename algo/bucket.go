@@ -59,7 +59,9 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	case pass > capacity:
 		d.RetryAfter = Never
 	default:
-		d.RetryAfter = c.wait(l, nil, s, now, pass)
+		if room < pass {
+			d.RetryAfter = c.repaid(l, s, now, pass)
+		}
 	}
 	d.Remaining, d.ResetAfter = room, c.reset(l, nil, s, now)
 }
@@ -90,6 +92,11 @@ func (c bucket) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.
 	if c.room(l, a, s, now) >= n {
 		return 0
 	}
+	return c.repaid(l, s, now, n)
+}
+
+// repaid is the time until a bucket without room for n has it.
+func (bucket) repaid(l *Limit, s []uint64, now Instant, n int64) time.Duration {
 	// n passes once owed ≤ spare.
 	spare, rest := mul(l.holds()-n, int64(l.Window)), u128{lo: s[1]}
 	at := int64(s[0]) + 1 // all is repaid
