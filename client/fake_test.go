@@ -19,6 +19,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // book is a limiter.Service that does what the names of its policies say.
@@ -324,7 +325,7 @@ func (n *node) Status(ctx context.Context, req *weirv1.StatusRequest) (*weirv1.S
 
 // serve serves on l, and returns a function that stops it at once, which runs at the end of the test in any case.
 func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
-	s := grpc.NewServer()
+	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	weirv1.RegisterLimiterServer(s, n)
 	healthpb.RegisterHealthServer(s, n.health)
 	done := make(chan struct{})
