@@ -295,9 +295,32 @@ func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.
 	return c.Service.Check(ctx, checks)
 }
 
+// inSteps has a service answer batches, each check by itself.
+type inSteps struct {
+	limiter.Service
+}
+
+func (s inSteps) Begin(b *limiter.Batch) (open []int, err *limiter.Error) {
+	b.Results = make([]limiter.Result, len(b.Checks))
+	for i := range b.Checks {
+		open = append(open, i)
+	}
+	return open, nil
+}
+
+func (s inSteps) Finish(ctx context.Context, b *limiter.Batch) {
+	for i := range b.Checks {
+		results, err := s.Check(ctx, b.Checks[i:i+1])
+		if err != nil {
+			results = []limiter.Result{{Err: err}}
+		}
+		b.Results[i] = results[0]
+	}
+}
+
 func nodeOver(svc limiter.Service) *node {
 	status := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
-	return &node{LimiterServer: rpc.NewServer(svc, status), health: health.NewServer()}
+	return &node{LimiterServer: rpc.NewServer(rpc.ServerConfig{Service: inSteps{svc}, Status: status}), health: health.NewServer()}
 }
 
 func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {

@@ -55,7 +55,7 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 		return nil, &Error{Invalid, "limit", err.Error()}
 	}
 	rule = &inlineRule{
-		Rule:      store.Rule{Scope: scopeOf(namespace, &limit), Limits: algo.Limits{limit}},
+		Rule:      store.Rule{Scope: InlineScope(namespace, &limit), Limits: algo.Limits{limit}},
 		unlimited: limit.Limit == algo.Unlimited,
 	}
 	r.mu.Lock()
@@ -67,9 +67,10 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 	return rule, nil
 }
 
-// scopeOf names the state of an inline limit together with the key: limit and capacity have no part in it, so that
-// changing them applies to live state. It holds a slash, which no policy's name does, so it never meets one of those.
-func scopeOf(namespace string, l *algo.Limit) string {
+// InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
+// policy. Limit and capacity have no part in it, so that changing them applies to live state. It holds a slash, which no
+// policy's name does, so it never meets one of those.
+func InlineScope(namespace string, l *algo.Limit) string {
 	if namespace == "" {
 		namespace = "default"
 	}

@@ -50,7 +50,7 @@ func trio(t *testing.T, text string) []weirv1.LimiterClient {
 		peerv1.RegisterPeerServer(server, NewPeerServer(PeerServerConfig{
 			Self: n, RingSettings: settings, Receiver: l, Logger: slog.New(slog.DiscardHandler),
 		}))
-		NewServer(l, nil).Register(server)
+		NewServer(ServerConfig{Service: l}).Register(server)
 		var served sync.WaitGroup
 		served.Go(func() { _ = server.Serve(listeners[i]) }) // ends with Stop
 		t.Cleanup(func() {

@@ -130,13 +130,18 @@ func setDecision(out *weirv1.Decision, d *limiter.Decision) {
 	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
 	out.Shadow, out.Degraded, out.FailedOpen, out.FailedClosed = d.Shadow, d.Degraded, d.FailedOpen, d.FailedClosed
 	out.RememberForNs = int64(d.RememberFor)
-	for i := range d.Limits {
-		s := &d.Limits[i]
-		out.Limits = append(out.Limits, &weirv1.LimitStatus{
+	out.Limits = protoLimits(d.Limits)
+}
+
+func protoLimits(limits []limiter.LimitStatus) (out []*weirv1.LimitStatus) {
+	for i := range limits {
+		s := &limits[i]
+		out = append(out, &weirv1.LimitStatus{
 			Limit: s.Limit, WindowNs: int64(s.Window), Remaining: s.Remaining,
 			RetryAfterNs: retryAfter(&s.RetryAfter), ResetAfterNs: int64(s.ResetAfter),
 		})
 	}
+	return out
 }
 
 func decision(d *weirv1.Decision) limiter.Decision {

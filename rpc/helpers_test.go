@@ -64,13 +64,14 @@ func noLeaks(t testing.TB) {
 }
 
 // serve serves gRPC on loopback and returns the address.
-func serve(t testing.TB, register func(grpc.ServiceRegistrar)) string {
+func serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.ForceServerCodecV2(wire.Codec()))
+	opts = append(opts, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.ForceServerCodecV2(wire.Codec()))
+	server := grpc.NewServer(opts...)
 	register(server)
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop

@@ -8,6 +8,8 @@ package rpc
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -20,17 +22,38 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
+// Service is what a Server stands on: see limiter.Limiter.
+type Service interface {
+	limiter.Service
+	Begin(b *limiter.Batch) (open []int, err *limiter.Error)
+	Finish(ctx context.Context, b *limiter.Batch)
+}
+
+// ServerConfig is what a Server needs. All fields are required.
+type ServerConfig struct {
+	Service Service
+	// Status describes the cluster.
+	Status func(context.Context) *weirv1.StatusResponse
+	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
+	Topology func() (now *weirv1.TopologyResponse, changed <-chan struct{})
+}
+
 // Server answers callers.
 type Server struct {
 	weirv1.UnimplementedLimiterServer
-	svc    limiter.Service
-	status func(context.Context) *weirv1.StatusResponse
+	svc     Service
+	cfg     ServerConfig
+	batches sync.Pool      // of *limiter.Batch
+	readers sync.WaitGroup // of CheckStream
 }
 
-// NewServer returns a Server over a service. status describes the cluster.
-func NewServer(svc limiter.Service, status func(context.Context) *weirv1.StatusResponse) *Server {
-	return &Server{svc: svc, status: status}
+// NewServer returns a Server. Close it when done.
+func NewServer(cfg ServerConfig) *Server {
+	return &Server{svc: cfg.Service, cfg: cfg, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
 }
+
+// Close waits for every goroutine, once the gRPC server that the Server is registered with has been stopped.
+func (s *Server) Close() { s.readers.Wait() }
 
 // Register adds the Server to a gRPC server, which must have been made with wire.Codec. A message that is not valid
 // protobuf is answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
@@ -255,5 +278,32 @@ func (s *Server) Reset(ctx context.Context, in *weirv1.ResetRequest) (*weirv1.Re
 
 // Status implements weirv1.LimiterServer.
 func (s *Server) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
-	return s.status(ctx), nil
+	return s.cfg.Status(ctx), nil
+}
+
+// Topology implements weirv1.LimiterServer.
+func (s *Server) Topology(_ *weirv1.TopologyRequest, stream weirv1.Limiter_TopologyServer) error {
+	var last *weirv1.TopologyResponse
+	for {
+		now, changed := s.cfg.Topology()
+		if last == nil || !sameTopology(now, last) {
+			if err := stream.Send(now); err != nil {
+				return err
+			}
+			last = now
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// sameTopology tells whether two differ in their version at most.
+func sameTopology(a, b *weirv1.TopologyResponse) bool {
+	return a.HashSeed == b.HashSeed && a.RingSettings == b.RingSettings && a.Ring == b.Ring &&
+		slices.EqualFunc(a.Members, b.Members, func(a, b *weirv1.TopologyMember) bool {
+			return a.Name == b.Name && a.Boot == b.Boot && a.Grpc == b.Grpc
+		})
 }

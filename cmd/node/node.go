@@ -72,6 +72,7 @@ type node struct {
 	cfg      nodeConfig
 	log      *slog.Logger
 	started  time.Time
+	seed     uint64 // of key hashes
 	settings uint64 // fingerprint of the ring's settings
 
 	listeners struct{ http, grpc, peer *door } // nil where off
@@ -85,6 +86,7 @@ type node struct {
 	health    *health.Server
 
 	httpServer *http.Server
+	callers    *rpc.Server
 	grpcServer *grpc.Server
 	peerServer *grpc.Server
 
@@ -154,11 +156,10 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
-	seed, err := hashSeed(cfg.SecretFile)
-	if err != nil {
+	if n.seed, err = hashSeed(cfg.SecretFile); err != nil {
 		return n, err
 	}
-	n.settings = ring.SettingsFingerprint(seed)
+	n.settings = ring.SettingsFingerprint(n.seed)
 	for _, l := range []struct {
 		flag string
 		port port
@@ -189,7 +190,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n.limiter = limiter.New(limiter.Config{
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
-		Timeout: cfg.Timeout, HashSeed: seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
+		Timeout: cfg.Timeout, HashSeed: n.seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
 	})
 	n.keeper = keeper.New(keeper.Config{
@@ -304,7 +305,8 @@ func (n *node) serve() {
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.StreamInterceptor(n.endWithNode),
 		)
-		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
+		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.limiter, Status: n.Status, Topology: n.topology})
+		n.callers.Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
@@ -524,6 +526,7 @@ func (n *node) stop() {
 			defer n.listeners.grpc.hush().Stop()
 			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
 			n.grpcServer.GracefulStop()
+			n.callers.Close()
 		})
 	}
 	doors.Wait()
