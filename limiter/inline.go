@@ -58,7 +58,7 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 		}
 		return nil, &Error{Invalid, "limit", err.Error()}
 	}
-	scope := scopeOf(namespace, &limit)
+	scope := InlineScope(namespace, &limit)
 	rule = &inlineRule{
 		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{limit}},
 		hash:      ring.NewScope(r.seed, scope),
@@ -73,9 +73,10 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 	return rule, nil
 }
 
-// scopeOf names the state of an inline limit together with the key: limit and capacity have no part in it, so that
-// changing them applies to live state. It holds a slash, which no policy's name does, so it never meets one of those.
-func scopeOf(namespace string, l *algo.Limit) string {
+// InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
+// policy. Limit and capacity have no part in it, so that changing them applies to live state. It holds a slash, which no
+// policy's name does, so it never meets one of those.
+func InlineScope(namespace string, l *algo.Limit) string {
 	if namespace == "" {
 		namespace = "default"
 	}

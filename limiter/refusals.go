@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -244,7 +245,9 @@ func (l *Limiter) remember(op *Op) {
 	}
 	kept := *d
 	kept.RequestID = ""
-	l.refusals.Remember(op.hash, op.refusalKey(op.asked.table, &op.subject), op.asked.mark, Refusal[Decision]{
+	about := op.refusalKey(op.asked.table, &op.subject)
+	about.key = strings.Clone(about.key) // it may be a part of a larger text
+	l.refusals.Remember(op.hash, about, op.asked.mark, Refusal[Decision]{
 		Decision: kept, Least: op.Cost, Most: most,
 		Came: l.clock().Mono, Until: op.asked.sent + int64(Remembered(d.RememberFor)),
 	})

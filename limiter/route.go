@@ -52,16 +52,20 @@ func (l *Limiter) finish(ctx context.Context, ops []Op, rest []*Op) {
 	}
 	end := moment{l: l} // of which only the clock of leases is read, once, and only if an answer is under one
 	for i := range ops {
-		op := &ops[i]
-		if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
-			l.unreachable(op) // another node may decide by now, and know nothing of this
-		}
-		switch {
-		case op.givesBack():
-			l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
-		case op.asked.table != nil:
-			l.remember(op)
-		}
+		l.seal(&ops[i], &end)
+	}
+}
+
+// seal does what is left to do when an operation from a front door has its Outcome.
+func (l *Limiter) seal(op *Op, end *moment) {
+	if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
+		l.unreachable(op) // another node may decide by now, and know nothing of this
+	}
+	switch {
+	case op.givesBack():
+		l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
+	case op.asked.table != nil:
+		l.remember(op)
 	}
 }
 

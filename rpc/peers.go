@@ -16,6 +16,7 @@ import (
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 const (
@@ -126,7 +127,7 @@ func (p *Peers) link(to Node) (*link, error) {
 func dialPeer(addr string, params grpc.ConnectParams) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec())),
 		grpc.WithConnectParams(params),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),

@@ -97,8 +97,6 @@ type partition struct {
 	content
 	role    *role
 	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
-	changed *atomic.Uint64      // the word of Store.changed that has the partition's bit
-	bit     uint64
 	open    bool
 	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
 	// decisions look at nothing else of all this.
@@ -133,6 +131,9 @@ type role struct {
 	advances  advances // told to the backup
 	staging   content
 	floor     uint64 // no version below it may be given out again
+	// The word of Store.changed that has the partition's bit. It is there once there has been a follower.
+	changed *atomic.Uint64
+	bit     uint64
 }
 
 // side returns the annex, made if need be.

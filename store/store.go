@@ -183,9 +183,7 @@ func New(cfg Config) *Store {
 		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[string][]uint32)
 		for j := range sh.parts {
-			p := j*n + i
 			sh.parts[j].open = !cfg.Shut
-			sh.parts[j].changed, sh.parts[j].bit = &s.changed[p/64], 1<<(p%64)
 		}
 	}
 	return s
