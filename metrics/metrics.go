@@ -103,6 +103,9 @@ var (
 	build      = prometheus.NewDesc("weir_build_info", "Always 1; the version of the binary.", []string{"version", "goversion"}, nil)
 )
 
+// alerted are events that have a line before they first happen, so that an alert on their rise sees the first one too.
+var alerted = []string{"claimed", "took over", "handed over", "merged", "strict keys start full"}
+
 // New returns a node's metrics.
 func New(cfg Config) *Metrics {
 	m := &Metrics{
@@ -216,6 +219,11 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	gauge(ready, truth(m.cfg.Ready()))
 	m.collectMembers(m.cfg.View(), gauge)
 	happened := m.cfg.Happened()
+	for _, event := range alerted {
+		if happened.Events[event] == 0 {
+			counter(events, 0, event)
+		}
+	}
 	for event, n := range happened.Events {
 		counter(events, n, event)
 	}

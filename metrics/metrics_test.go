@@ -75,6 +75,10 @@ weir_policies_file_valid 0
 # HELP weir_ownership_events_total What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).
 # TYPE weir_ownership_events_total counter
 weir_ownership_events_total{event="claimed"} 7
+weir_ownership_events_total{event="handed over"} 0
+weir_ownership_events_total{event="merged"} 0
+weir_ownership_events_total{event="strict keys start full"} 0
+weir_ownership_events_total{event="took over"} 0
 # HELP weir_partitions_held Partitions that this node decides for.
 # TYPE weir_partitions_held gauge
 weir_partitions_held 3
