@@ -86,6 +86,8 @@ type Config struct {
 	// BootClock is the clock of leases, which goes on while the machine is suspended; only read for strict policies, which
 	// are not decided without it.
 	BootClock func() int64
+	// Tracer, when not nil, makes spans of what is done for callers whose calls are traced.
+	Tracer Tracer
 	// Urgent is told of partitions with changes that answers wait for: see store.Config.Urgent. Only needed with Ownership.
 	Urgent func(partition int)
 }

@@ -37,6 +37,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/tracing"
 )
 
 // port is a port to listen on.
@@ -62,6 +63,8 @@ type nodeConfig struct {
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
 	NoInline                                 bool
+	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
+	TraceSample                              float64 // share of calls traced whose callers do not say
 	Timeout, Grace                           time.Duration
 	Logger                                   *slog.Logger
 }
@@ -81,6 +84,7 @@ type node struct {
 	messenger *rpc.Messenger
 	watcher   *policy.Watcher // nil without a policy file
 	metrics   *metrics.Metrics
+	tracer    *tracing.Tracer // nil: no traces
 	health    *health.Server
 
 	httpServer *http.Server
@@ -184,13 +188,20 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
 		Receive: func(e ownership.Envelope) { n.keeper.Receive(e) }, Logger: n.log,
 	})
+	if n.tracer, err = n.trace(); err != nil {
+		return n, err
+	}
 	clock := limiter.ProcessClock() // one for deciding and for what is decided about
-	n.limiter = limiter.New(limiter.Config{
+	work := limiter.Config{
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		Timeout: cfg.Timeout, HashSeed: seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
-	})
+	}
+	if n.tracer != nil {
+		work.Tracer = n.tracer
+	}
+	n.limiter = limiter.New(work)
 	n.keeper = keeper.New(keeper.Config{
 		Core: ownership.Config{
 			Self: ownership.Node(n.self()), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
@@ -300,7 +311,7 @@ func (n *node) serve() {
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-			grpc.StreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.metrics.UnaryInterceptor),
+			grpc.StreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)
 		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
@@ -309,7 +320,7 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
 	}
 	if n.listeners.http != nil {
-		n.httpServer = httpapi.NewServer(n.metrics.HTTP(httpapi.New(httpapi.Config{
+		n.httpServer = httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.limiter, Ready: n.Ready, Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem,
@@ -547,6 +558,7 @@ func (n *node) stop() {
 	if n.limiter != nil {
 		n.limiter.Close()
 	}
+	n.closeTracer()
 	if n.cluster != nil {
 		if err := n.cluster.Close(); err != nil {
 			n.log.Warn("closing the gossip", "error", err)
