@@ -86,6 +86,8 @@ type Config struct {
 	// BootClock is the clock of leases, which goes on while the machine is suspended; only read for strict policies, which
 	// are not decided without it.
 	BootClock func() int64
+	// Tracer, when not nil, makes spans of what is done for callers whose calls are traced.
+	Tracer Tracer
 	// Urgent is told of partitions with changes that answers wait for: see store.Config.Urgent. Only needed with Ownership.
 	Urgent func(partition int)
 }
@@ -259,6 +261,11 @@ func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
 func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result) error {
 	if err := ValidBatch(len(checks)); err != nil {
 		return err
+	}
+	if l.cfg.Tracer != nil {
+		if traced, err := l.checkTraced(ctx, checks, results); traced {
+			return err
+		}
 	}
 	var single [1]subject
 	subjects := single[:]

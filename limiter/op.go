@@ -39,6 +39,8 @@ type Op struct {
 	// can therefore settle one whose answer it never got. 0, of reserve: nobody is going to settle it.
 	Reservation uint64
 	Atomic      bool // reserve: part of an atomic check
+	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
+	Trace string
 
 	Outcome Outcome
 

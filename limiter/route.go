@@ -22,6 +22,16 @@ const grantMost = 200 * time.Millisecond
 // run carries out prepared operations wherever they are decided, and fills in every Outcome: with a decision by
 // on_error where nobody could be asked in time.
 func (l *Limiter) run(ctx context.Context, ops []Op) {
+	if l.cfg.Tracer != nil {
+		var span Span
+		if ctx, span = l.cfg.Tracer.Start(ctx, "decide"); span != nil {
+			defer l.endSpan(span, ops)
+		}
+	}
+	l.runUntraced(ctx, ops)
+}
+
+func (l *Limiter) runUntraced(ctx context.Context, ops []Op) {
 	t := l.table.Load()
 	var rest []*Op
 	now := l.moment()
@@ -255,6 +265,9 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 		if l.cfg.BootClock != nil {
 			sent = l.cfg.BootClock()
 		}
+		if l.cfg.Tracer != nil {
+			defer l.traceForward(ctx, h, ops)()
+		}
 		l.cfg.Peers.Forward(ctx, h, ops)
 		for _, op := range ops {
 			op.Hops--
@@ -288,6 +301,10 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	t := l.table.Load()
 	now := l.moment()
 	var later []*Op
+	var spans continued
+	if l.cfg.Tracer != nil {
+		spans = l.traceReceived(ops)
+	}
 	for _, op := range ops {
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
@@ -308,12 +325,14 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	}
 	if later == nil {
 		l.limitUse(ops, &now)
+		spans.end(l)
 		return nil
 	}
 	return func(ctx context.Context) {
 		l.handOn(ctx, later)
 		end := l.moment()
 		l.limitUse(ops, &end)
+		spans.end(l)
 	}
 }
 

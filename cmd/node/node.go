@@ -38,6 +38,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/tracing"
 )
 
 // port is a port to listen on.
@@ -63,6 +64,8 @@ type nodeConfig struct {
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
 	NoInline                                 bool
+	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
+	TraceSample                              float64 // share of calls traced whose callers do not say
 	Timeout, Grace                           time.Duration
 	Logger                                   *slog.Logger
 }
@@ -83,6 +86,7 @@ type node struct {
 	messenger *rpc.Messenger
 	watcher   *policy.Watcher // nil without a policy file
 	metrics   *metrics.Metrics
+	tracer    *tracing.Tracer // nil: no traces
 	health    *health.Server
 
 	httpServer *http.Server
@@ -180,19 +184,26 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	}
 	n.peers = rpc.NewPeers(rpc.PeersConfig{
 		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
-		Observe: func(took time.Duration, answered bool) { n.metrics.Forwarded(took, answered) },
+		Observe: func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
 	})
 	n.messenger = rpc.NewMessenger(rpc.MessengerConfig{
 		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
 		Receive: func(e ownership.Envelope) { n.keeper.Receive(e) }, Logger: n.log,
 	})
+	if n.tracer, err = n.trace(); err != nil {
+		return n, err
+	}
 	clock := limiter.ProcessClock() // one for deciding and for what is decided about
-	n.limiter = limiter.New(limiter.Config{
+	work := limiter.Config{
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		Timeout: cfg.Timeout, HashSeed: n.seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
-	})
+	}
+	if n.tracer != nil {
+		work.Tracer = n.tracer
+	}
+	n.limiter = limiter.New(work)
 	n.keeper = keeper.New(keeper.Config{
 		Core: ownership.Config{
 			Self: ownership.Node(n.self()), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
@@ -201,7 +212,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	})
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
-		Events: func() map[string]uint64 { return n.keeper.Stats().Events }, Version: version(), Logger: n.log,
+		Happened: n.keeper.Stats, PolicyFile: n.policyError, Version: version(), Logger: n.log,
 	})
 	close(n.built)
 	n.serve()
@@ -303,7 +314,7 @@ func (n *node) serve() {
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-			grpc.StreamInterceptor(n.endWithNode),
+			grpc.StreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)
 		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.limiter, Status: n.Status, Topology: n.topology})
 		n.callers.Register(n.grpcServer)
@@ -313,11 +324,11 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
 	}
 	if n.listeners.http != nil {
-		n.httpServer = httpapi.NewServer(httpapi.New(httpapi.Config{
+		n.httpServer = httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.limiter, Ready: n.Ready, Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			NoInline: n.cfg.NoInline, Logger: n.log,
-		}), n.log)
+			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem,
+		})), n.log)
 		n.work.Go(func() { n.served("http", n.httpServer.Serve(n.listeners.http)) })
 	}
 }
@@ -552,6 +563,7 @@ func (n *node) stop() {
 	if n.limiter != nil {
 		n.limiter.Close()
 	}
+	n.closeTracer()
 	if n.cluster != nil {
 		if err := n.cluster.Close(); err != nil {
 			n.log.Warn("closing the gossip", "error", err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/tracing"
 )
 
 // runFlags are the settings of one node as the command line writes them.
@@ -34,6 +36,8 @@ type runFlags struct {
 	noInline                                           bool
 	timeout, grace                                     time.Duration
 	logFormat, logLevel                                string
+	otlpEndpoint                                       string
+	traceSample                                        float64
 	config                                             string
 
 	// Settings of later releases: known, so that they are refused with a reason.
@@ -84,6 +88,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.DurationVar(&f.grace, "grace", 10*time.Second, "longest time for stopping in good order")
 	fs.StringVar(&f.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	fs.StringVar(&f.logLevel, "log-level", "info", "least important messages logged: debug, info, warn or error")
+	fs.StringVar(&f.otlpEndpoint, "otlp-endpoint", "", "collector for traces, OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT for TLS; empty: no traces")
+	fs.Float64Var(&f.traceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
 	fs.StringVar(&f.respPort, "resp-port", "", "port for the Redis protocol (not supported by this build yet)")
 	fs.StringVar(&f.envoyConfig, "envoy-config", "", "directory with Envoy rate limit files (not supported by this build yet)")
@@ -129,6 +135,7 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join,
 		PolicyFile: f.policies, GossipKeyFile: f.gossipKeyFile, SecretFile: f.secretFile, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
+		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
 	for _, later := range []struct {
@@ -172,8 +179,23 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	if f.grace <= 0 {
 		return cfg, fmt.Errorf("--grace: %v is not a time to wait", f.grace)
 	}
+	if err := f.checkTraces(); err != nil {
+		return cfg, err
+	}
 	cfg.Logger, err = newLogger(stderr, f.logFormat, f.logLevel)
 	return cfg, err
+}
+
+// checkTraces says what is wrong with the settings of traces.
+func (f *runFlags) checkTraces() error {
+	if f.otlpEndpoint == "" {
+		if f.traceSample != 0 {
+			return errors.New("--trace-sample: needs a collector: give --otlp-endpoint")
+		}
+		return nil
+	}
+	traces := tracing.Config{Endpoint: f.otlpEndpoint, Sample: f.traceSample}
+	return traces.Check()
 }
 
 // parsed is a flag whose text is looked at when it is set, so that what is wrong with it is said of the place where it was

@@ -39,7 +39,8 @@ var mayImport = map[string]string{
 	"proto":              "",
 	"proto/weir/v1":      "",
 	"proto/weir/peer/v1": "proto/weir/v1",
-	"cmd/node":           "algo cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
+	"cmd/node":           "algo cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire tracing",
+	"tracing":            "limiter",
 	"deploy/k8s":         "",
 	"test/checker":       "",
 	"test/cluster":       "",
@@ -72,6 +73,8 @@ var clocks = []string{
 	"cmd/node/node.go startNode",
 	"limiter/limiter.go ProcessClock", // the clock that decides
 	"limiter/route.go deadline",
+	"metrics/doors.go HTTP",
+	"metrics/doors.go UnaryInterceptor",
 	"rpc/peers.go Forward",
 	"rpc/peers.go forgetLocked",
 	"rpc/peers.go repeat",
