@@ -39,7 +39,6 @@ var mayImport = map[string]string{
 	"proto/weir/v1":      "",
 	"proto/weir/peer/v1": "proto/weir/v1",
 	"cmd/node":           "algo cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc",
-	"deploy/k8s":         "",
 	"test/checker":       "",
 	"test/cluster":       "",
 	"test/simulation":    "",
