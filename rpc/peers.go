@@ -52,9 +52,9 @@ type PeersConfig struct {
 	// Address returns the host:port of a node's peer service, or false when the node is not known (any more).
 	Address func(Node) (string, bool)
 	Logger  *slog.Logger
-	// Observe, when set, is told how long each message to a peer took to be answered or given up, and whether it was
-	// answered. It is called with a lock held and must return at once.
-	Observe func(took time.Duration, answered bool)
+	// Observe, when set, is told how long each message to a peer took to be answered or given up, how many operations it
+	// held, and whether it was answered. It is called with a lock held and must return at once.
+	Observe func(took time.Duration, items int, answered bool)
 }
 
 // Peers is how this node has others decide: one stream to each, opened when first needed. What gathers while a message
@@ -326,7 +326,7 @@ func (l *link) forgetLocked(m *message, answered bool) {
 		l.signal()
 	}
 	if l.cfg.Observe != nil {
-		l.cfg.Observe(time.Since(m.made), answered)
+		l.cfg.Observe(time.Since(m.made), len(m.batch.Items), answered)
 	}
 }
 

@@ -178,7 +178,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	}
 	n.peers = rpc.NewPeers(rpc.PeersConfig{
 		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
-		Observe: func(took time.Duration, answered bool) { n.metrics.Forwarded(took, answered) },
+		Observe: func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
 	})
 	n.messenger = rpc.NewMessenger(rpc.MessengerConfig{
 		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
@@ -199,7 +199,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	})
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
-		Events: func() map[string]uint64 { return n.keeper.Stats().Events }, Version: version(), Logger: n.log,
+		Happened: n.keeper.Stats, PolicyFile: n.policyError, Version: version(), Logger: n.log,
 	})
 	close(n.built)
 	n.serve()
@@ -300,7 +300,7 @@ func (n *node) serve() {
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-			grpc.StreamInterceptor(n.endWithNode),
+			grpc.StreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.metrics.UnaryInterceptor),
 		)
 		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
@@ -309,11 +309,11 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
 	}
 	if n.listeners.http != nil {
-		n.httpServer = httpapi.NewServer(httpapi.New(httpapi.Config{
+		n.httpServer = httpapi.NewServer(n.metrics.HTTP(httpapi.New(httpapi.Config{
 			Service: n.limiter, Ready: n.Ready, Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			NoInline: n.cfg.NoInline, Logger: n.log,
-		}), n.log)
+			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem,
+		})), n.log)
 		n.work.Go(func() { n.served("http", n.httpServer.Serve(n.listeners.http)) })
 	}
 }

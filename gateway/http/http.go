@@ -49,6 +49,8 @@ type Config struct {
 	NoInline bool
 	// Logger hears of answers with status 500 and of responses that could not be written; nil stands for slog.Default.
 	Logger *slog.Logger
+	// Problem, when set, is told the status of every answer that is a problem document.
+	Problem func(status int)
 	// MaxBody is the largest request body in bytes; 0 stands for DefaultMaxBody.
 	MaxBody int64
 }

@@ -113,6 +113,9 @@ func unbatched(err error) error {
 
 func (a *api) writeProblem(w http.ResponseWriter, r *http.Request, p *problem) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if a.Problem != nil {
+		a.Problem(p.status)
+	}
 	b := p.body()
 	a.writeJSON(w, r, p.status, "application/problem+json", &b)
 }

@@ -70,6 +70,8 @@ var clocks = []string{
 	"cmd/node/node.go startNode",
 	"limiter/limiter.go ProcessClock", // the clock that decides
 	"limiter/route.go deadline",
+	"metrics/doors.go HTTP",
+	"metrics/doors.go UnaryInterceptor",
 	"rpc/peers.go Forward",
 	"rpc/peers.go forgetLocked",
 	"rpc/peers.go repeat",
