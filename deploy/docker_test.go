@@ -22,9 +22,9 @@ import (
 
 var withDocker = flag.Bool("docker", false, "install, where missing, and start a Docker engine of its own, build the image, and start compose.yaml; as root")
 
-// engine is a Docker engine that lives as long as a test: in a network and a mount namespace of its own, so that it leaves
+// dockerd is a Docker engine that lives as long as a test: in a network and a mount namespace of its own, so that it leaves
 // the machine's bridges and firewall alone, and with all its files in one directory.
-type engine struct {
+type dockerd struct {
 	pid    int
 	socket string
 }
@@ -173,7 +173,7 @@ func finish(t *testing.T, cmd *exec.Cmd) string {
 	return all.String()
 }
 
-func startEngine(t *testing.T) *engine {
+func startEngine(t *testing.T) *dockerd {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "weir-docker-") // short: a socket's path is
 	if err != nil {
@@ -189,7 +189,7 @@ func startEngine(t *testing.T) *engine {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	e := &engine{socket: filepath.Join(dir, "docker.sock")}
+	e := &dockerd{socket: filepath.Join(dir, "docker.sock")}
 	cmd := exec.Command("/bin/sh", "-c", `/usr/sbin/ip link set lo up && exec /usr/sbin/dockerd "$@"`, "dockerd",
 		"--host=unix://"+e.socket, "--data-root="+filepath.Join(dir, "data"), "--exec-root="+filepath.Join(dir, "exec"), "--pidfile="+filepath.Join(dir, "pid"))
 	cmd.Stdout, cmd.Stderr = log, log
@@ -246,31 +246,31 @@ func eventually(t *testing.T, what string, ask func() error) {
 	}
 }
 
-func (e *engine) command(name string, args ...string) *exec.Cmd {
+func (e *dockerd) command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	// BuildKit is in Debian's own docker, and needs no plug-in there.
 	cmd.Env = append(os.Environ(), "DOCKER_HOST=unix://"+e.socket, "DOCKER_BUILDKIT=1", "BUILDKIT_PROGRESS=plain", "DOCKER_CONFIG="+filepath.Dir(e.socket))
 	return cmd
 }
 
-func (e *engine) docker(t *testing.T, args ...string) string {
+func (e *dockerd) docker(t *testing.T, args ...string) string {
 	t.Helper()
 	return finish(t, e.command("/usr/bin/docker", args...))
 }
 
-func (e *engine) compose(t *testing.T, args ...string) string {
+func (e *dockerd) compose(t *testing.T, args ...string) string {
 	t.Helper()
 	return finish(t, e.command("/usr/bin/docker-compose", append([]string{"-f", "../compose.yaml", "-p", "weir"}, args...)...))
 }
 
 // curl asks from within the engine's network, where Compose publishes ports.
-func (e *engine) curl(t *testing.T, args ...string) string {
+func (e *dockerd) curl(t *testing.T, args ...string) string {
 	t.Helper()
 	return output(t, "/usr/bin/nsenter", append([]string{"--net=/proc/" + strconv.Itoa(e.pid) + "/ns/net", "/usr/bin/curl", "-sS", "--max-time", "20"}, args...)...)
 }
 
 // checks asks one node for one unit of each of the keys, and returns how many were admitted.
-func (e *engine) checks(t *testing.T, port string, keys, limit int) int {
+func (e *dockerd) checks(t *testing.T, port string, keys, limit int) int {
 	t.Helper()
 	type check struct {
 		Limit map[string]any `json:"limit"`
@@ -310,7 +310,7 @@ func (e *engine) checks(t *testing.T, port string, keys, limit int) int {
 }
 
 // settled reports why the cluster, as one node sees it, is not whole.
-func (e *engine) settled(t *testing.T, container string, members int) error {
+func (e *dockerd) settled(t *testing.T, container string, members int) error {
 	cmd := e.command("/usr/bin/docker", "exec", container, "/weir", "status", "-o", "json")
 	out, err := cmd.Output()
 	if err != nil {
@@ -338,7 +338,7 @@ func (e *engine) settled(t *testing.T, container string, members int) error {
 }
 
 // image makes an image of files of this machine.
-func (e *engine) image(t *testing.T, name string, changes []string, files func(*tar.Writer)) {
+func (e *dockerd) image(t *testing.T, name string, changes []string, files func(*tar.Writer)) {
 	t.Helper()
 	var args []string
 	for _, c := range changes {

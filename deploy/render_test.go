@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
@@ -29,13 +30,15 @@ import (
 
 // kinds are the kinds of objects that may be deployed, as the API's own types.
 var kinds = map[string]func() any{
-	"apps/v1 StatefulSet":                    func() any { return new(appsv1.StatefulSet) },
-	"autoscaling/v2 HorizontalPodAutoscaler": func() any { return new(autoscalingv2.HorizontalPodAutoscaler) },
-	"networking.k8s.io/v1 NetworkPolicy":     func() any { return new(networkingv1.NetworkPolicy) },
-	"policy/v1 PodDisruptionBudget":          func() any { return new(policyv1.PodDisruptionBudget) },
-	"v1 ConfigMap":                           func() any { return new(corev1.ConfigMap) },
-	"v1 Service":                             func() any { return new(corev1.Service) },
-	"v1 ServiceAccount":                      func() any { return new(corev1.ServiceAccount) },
+	"apps/v1 StatefulSet":                     func() any { return new(appsv1.StatefulSet) },
+	"autoscaling/v2 HorizontalPodAutoscaler":  func() any { return new(autoscalingv2.HorizontalPodAutoscaler) },
+	"networking.k8s.io/v1 NetworkPolicy":      func() any { return new(networkingv1.NetworkPolicy) },
+	"policy/v1 PodDisruptionBudget":           func() any { return new(policyv1.PodDisruptionBudget) },
+	"monitoring.coreos.com/v1 PrometheusRule": func() any { return new(monitoringv1.PrometheusRule) },
+	"monitoring.coreos.com/v1 ServiceMonitor": func() any { return new(monitoringv1.ServiceMonitor) },
+	"v1 ConfigMap":                            func() any { return new(corev1.ConfigMap) },
+	"v1 Service":                              func() any { return new(corev1.Service) },
+	"v1 ServiceAccount":                       func() any { return new(corev1.ServiceAccount) },
 }
 
 // manifests are the objects that would be applied together.
@@ -141,6 +144,8 @@ func installations(t *testing.T) map[string]manifests {
 	return map[string]manifests{
 		"kustomize base":        kustomize(t, "k8s/base"),
 		"kustomize development": kustomize(t, "k8s/overlays/development"),
+		"helm":                  helm(t),
+		"helm development":      helm(t, valuesFile(t, "values-development.yaml")),
 	}
 }
 
