@@ -18,9 +18,6 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 )
 
-// Protocol is the version of the peer protocol that this build speaks. Nodes of different versions refuse one another.
-const Protocol = 1
-
 const (
 	// maxBatch bounds the items of one Batch message.
 	maxBatch = 1000
@@ -138,8 +135,8 @@ func dialPeer(addr string, params grpc.ConnectParams) (*grpc.ClientConn, error) 
 
 // welcomes says what is wrong with the answer to a Hello, if anything.
 func welcomes(from Node, w *peerv1.Welcome) error {
-	if w.GetProtocol() != Protocol {
-		return fmt.Errorf("rpc: peer %s speaks protocol %d, this node %d", from.Name, w.GetProtocol(), Protocol)
+	if v := w.GetProtocol(); v < OldestProtocol || v > Protocol {
+		return fmt.Errorf("rpc: peer %s wants protocol %d, this node speaks %s", from.Name, v, versions(Protocol, OldestProtocol))
 	}
 	return nil
 }
@@ -433,7 +430,7 @@ func (l *link) open(ctx context.Context) (peerv1.Peer_ForwardClient, error) {
 		return nil, err
 	}
 	hello := &peerv1.Hello{
-		Protocol: Protocol, FromName: l.cfg.Self.Name, FromBoot: l.cfg.Self.Boot, Stream: l.stream,
+		Protocol: Protocol, OldestProtocol: OldestProtocol, FromName: l.cfg.Self.Name, FromBoot: l.cfg.Self.Boot, Stream: l.stream,
 		ToName: l.to.Name, ToBoot: l.to.Boot, RingSettings: l.cfg.RingSettings,
 	}
 	// An error of Send only says that there is one: Recv tells which.
