@@ -41,7 +41,6 @@ var mayImport = map[string]string{
 	"proto/weir/peer/v1": "proto/weir/v1",
 	"cmd/node":           "algo cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire tracing",
 	"tracing":            "limiter",
-	"deploy/k8s":         "",
 	"test/checker":       "",
 	"test/cluster":       "",
 	"test/simulation":    "",
