@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 
@@ -125,16 +126,16 @@ func (s *Source) parse(contents [][]byte) (*content, error) {
 	}
 	if s.files.CA != "" {
 		var err error
-		if c.roots, err = authorities(contents[0]); err != nil {
+		if c.roots, err = Authorities(contents[0]); err != nil {
 			return nil, &flagError{s.cfg.Flags.CA, s.files.CA, err}
 		}
 	}
 	return c, nil
 }
 
-// authorities reads certificates. Unlike x509.CertPool it passes over nothing: an authority that is left out without a
+// Authorities reads certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it passes over nothing: an authority that is left out without a
 // word shows only when somebody is refused.
-func authorities(data []byte) (*x509.CertPool, error) {
+func Authorities(data []byte) (*x509.CertPool, error) {
 	pool := x509.NewCertPool()
 	for n := 1; ; n++ {
 		block, rest := pem.Decode(data)
@@ -194,10 +195,12 @@ const (
 type Rules struct {
 	MinVersion uint16 // of TLS, as in crypto/tls
 	Demand     Demand // of servers; a client always requires the server's certificate
-	// Name, when set, must be among the names (DNS or URI) in the certificate's subject alternative names, exactly.
+	// Name must be among the names (DNS or URI) in the certificate's subject alternative names, exactly, whatever the host's
+	// name is. Empty: any name will do for a server; a client has to say one.
 	Name string
-	// Refused, when set, is told of every certificate that was refused, and of one that was missing.
-	Refused func(*RefusedError)
+	// Refused, when set, is told of every certificate that was refused, and of one that was missing. from is the other
+	// side's address, nil for that of a server.
+	Refused func(from net.Addr, err *RefusedError)
 }
 
 // The reasons of a RefusedError.
@@ -222,7 +225,7 @@ func (e *RefusedError) Unwrap() error { return e.err }
 // Server returns the configuration of a listener. protocols are those to agree on by ALPN, the preferred first. Without
 // a certificate in Files it cannot be used.
 func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
-	config := func() *tls.Config {
+	config := func(from net.Addr) *tls.Config {
 		c := s.watcher.Current()
 		out := &tls.Config{
 			MinVersion: rules.MinVersion, NextProtos: protocols,
@@ -230,7 +233,7 @@ func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
 				if rules.Demand == Nothing {
 					return nil
 				}
-				return s.verify(state, rules, x509.ExtKeyUsageClientAuth)
+				return s.verify(state, rules, from, x509.ExtKeyUsageClientAuth)
 			},
 		}
 		if c.cert != nil {
@@ -245,14 +248,13 @@ func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
 		out.SessionTicketsDisabled = rules.Demand != Nothing
 		return out
 	}
-	outer := config()
-	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return config(), nil }
+	outer := config(nil)
+	outer.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) { return config(hello.Conn.RemoteAddr()), nil }
 	return outer
 }
 
-// Client returns the configuration of connections to a server, whose certificate must be by one of the authorities in
-// Files, or of the system's where there is none, and be for rules.Name or, where that is empty, for the host that was
-// called.
+// Client returns the configuration of connections to servers, whose certificate must be by one of the authorities in
+// Files, and for rules.Name.
 func (s *Source) Client(rules Rules) *tls.Config {
 	rules.Demand = Required
 	return &tls.Config{
@@ -267,19 +269,19 @@ func (s *Source) Client(rules Rules) *tls.Config {
 		// URIs. VerifyConnection does all that it leaves out.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
-			return s.verify(state, rules, x509.ExtKeyUsageServerAuth)
+			return s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
 		},
 	}
 }
 
 // verify is the one place where certificates are looked at.
-func (s *Source) verify(state tls.ConnectionState, rules Rules, usage x509.ExtKeyUsage) error {
+func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) error {
 	err := s.refusal(state, rules, usage)
 	if err == nil {
 		return nil
 	}
 	if rules.Refused != nil {
-		rules.Refused(err)
+		rules.Refused(from, err)
 	}
 	return err
 }
@@ -298,20 +300,15 @@ func (s *Source) refusal(state tls.ConnectionState, rules Rules, usage x509.ExtK
 	for _, c := range state.PeerCertificates[1:] {
 		options.Intermediates.AddCert(c)
 	}
-	if options.Roots == nil && usage == x509.ExtKeyUsageClientAuth {
-		// Whom the system trusts to be a web server is not thereby a caller.
-		return &RefusedError{UnknownAuthority, errors.New("no authority of callers is set")}
+	if options.Roots == nil {
+		// crypto/x509 would take the system's. Whom the system trusts to be a web server is not thereby one of us.
+		return &RefusedError{UnknownAuthority, errors.New("no authority is trusted")}
 	}
 	if _, err := leaf.Verify(options); err != nil {
 		return &RefusedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
 	}
-	switch {
-	case rules.Name != "" && !slices.Contains(names(leaf), rules.Name):
-		return &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %s is expected", describe(leaf), rules.Name)}
-	case rules.Name == "" && usage == x509.ExtKeyUsageServerAuth:
-		if err := leaf.VerifyHostname(state.ServerName); err != nil {
-			return &RefusedError{WrongIdentity, err}
-		}
+	if (rules.Name != "" || usage == x509.ExtKeyUsageServerAuth) && !slices.Contains(names(leaf), rules.Name) {
+		return &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), rules.Name)}
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (d delegate) admit(peer *memberlist.Node) (node, error) {
 			id.name, n.addr, n.protocol, protocol)
 	}
 	if here := d.c.cfg.SettingsFingerprint; n.settings != here {
-		return n, fmt.Errorf("node %s at %s has other ring settings or another hash seed (fingerprint %016x, here %016x); give all nodes the same --secret-file and run the same version of weir everywhere",
+		return n, fmt.Errorf("node %s at %s has other ring settings or another hash seed (fingerprint %016x, here %016x); give all nodes the same --cluster-secret-file and run the same version of weir everywhere",
 			id.name, n.addr, n.settings, here)
 	}
 	return n, nil

@@ -30,7 +30,7 @@ type Limiter interface {
 	Policies() *policy.Set
 }
 
-// Config says where the figures come from. All fields are required.
+// Config says where the figures come from. All fields but Collectors are required.
 type Config struct {
 	Limiter Limiter
 	View    func() *cluster.View // nil View: a node without a cluster
@@ -41,6 +41,8 @@ type Config struct {
 	Events    func() map[string]uint64
 	Version   string
 	Logger    *slog.Logger
+	// Collectors are shown too.
+	Collectors []prometheus.Collector
 }
 
 // Metrics is a node's metrics page. It is safe for concurrent use.
@@ -107,6 +109,7 @@ func New(cfg Config) *Metrics {
 	}
 	m.registry.MustRegister(m, m.forward, m.reloads, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(cfg.Collectors...)
 	return m
 }
 

@@ -20,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -56,8 +57,7 @@ type nodeConfig struct {
 	Voters                                   []string // names: none, 1, 3 or 5
 	PolicyFile                               string   // empty: Policies
 	Policies                                 *policy.Set
-	GossipKeyFile                            string // empty: gossip in plain text
-	SecretFile                               string // empty: no secret
+	Security                                 securityConfig
 	UnknownPolicy                            limiter.Unknown
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
@@ -81,6 +81,7 @@ type node struct {
 	messenger *rpc.Messenger
 	watcher   *policy.Watcher // nil without a policy file
 	metrics   *metrics.Metrics
+	security  *security
 	health    *health.Server
 
 	httpServer *http.Server
@@ -135,6 +136,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	if cfg.GossipPort != portOff && cfg.PeerPort == portOff {
 		return n, errors.New("--peer-port: nodes that gossip forward to one another: give it, or turn --gossip-port off too")
 	}
+	if n.security, err = openSecurity(cfg.Security, n.log); err != nil {
+		return n, err
+	}
 	policies := cfg.Policies
 	if cfg.PolicyFile != "" {
 		n.watcher, err = policy.Watch(cfg.PolicyFile, policy.WatchConfig{
@@ -148,12 +152,12 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		return n, err
 	}
 	var keys [][]byte
-	if cfg.GossipKeyFile != "" {
-		if keys, err = cluster.LoadKeyFile(cfg.GossipKeyFile); err != nil {
+	if cfg.Security.GossipKeyFile != "" {
+		if keys, err = cluster.LoadKeyFile(cfg.Security.GossipKeyFile); err != nil {
 			return n, err
 		}
 	}
-	seed, err := hashSeed(cfg.SecretFile)
+	seed, err := hashSeed(cfg.Security.SecretFile)
 	if err != nil {
 		return n, err
 	}
@@ -171,6 +175,8 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
+	n.security.guardDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
+	n.security.warn(cfg)
 	if cfg.GossipPort != portOff {
 		if n.cluster, err = n.join(keys, policies); err != nil {
 			return n, err
@@ -178,11 +184,13 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	}
 	n.peers = rpc.NewPeers(rpc.PeersConfig{
 		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
-		Observe: func(took time.Duration, answered bool) { n.metrics.Forwarded(took, answered) },
+		Observe:     func(took time.Duration, answered bool) { n.metrics.Forwarded(took, answered) },
+		Credentials: n.security.peerClient(),
 	})
 	n.messenger = rpc.NewMessenger(rpc.MessengerConfig{
 		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
 		Receive: func(e ownership.Envelope) { n.keeper.Receive(e) }, Logger: n.log,
+		Credentials: n.security.peerClient(),
 	})
 	clock := limiter.ProcessClock() // one for deciding and for what is decided about
 	n.limiter = limiter.New(limiter.Config{
@@ -200,6 +208,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
 		Events: func() map[string]uint64 { return n.keeper.Stats().Events }, Version: version(), Logger: n.log,
+		Collectors: []prometheus.Collector{n.security.metrics},
 	})
 	close(n.built)
 	n.serve()
@@ -221,10 +230,10 @@ func hashSeed(secretFile string) (uint64, error) {
 	}
 	secret, err := os.ReadFile(secretFile)
 	if err != nil {
-		return 0, fmt.Errorf("--secret-file: %w", err)
+		return 0, fmt.Errorf("--cluster-secret-file: %w", err)
 	}
 	if secret = bytes.TrimSpace(secret); len(secret) < 16 {
-		return 0, fmt.Errorf("--secret-file: %s holds %d bytes, at least 16 are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret))
+		return 0, fmt.Errorf("--cluster-secret-file: %s holds %d bytes, at least 16 are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret))
 	}
 	sum := sha256.Sum256(append([]byte("weir hash seed "), secret...))
 	return binary.LittleEndian.Uint64(sum[:]), nil
@@ -287,7 +296,7 @@ func (n *node) serve() {
 	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake)
+		n.peerServer = grpc.NewServer(append(n.security.peerServer(), grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake)...)
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
@@ -295,13 +304,13 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
-		n.grpcServer = grpc.NewServer(
+		n.grpcServer = grpc.NewServer(append(n.security.grpcServer(),
 			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-			grpc.StreamInterceptor(n.endWithNode),
-		)
+			grpc.ChainStreamInterceptor(n.endWithNode),
+		)...)
 		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
@@ -314,7 +323,7 @@ func (n *node) serve() {
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log,
 		}), n.log)
-		n.work.Go(func() { n.served("http", n.httpServer.Serve(n.listeners.http)) })
+		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
 	}
 }
 
@@ -541,6 +550,9 @@ func (n *node) stop() {
 			n.log.Warn("closing the watch of the policy file", "error", err)
 		}
 	}
+	if n.security != nil {
+		n.security.close()
+	}
 	if n.keeper != nil {
 		n.keeper.Close()
 	}
@@ -577,11 +589,12 @@ func (n *node) leave(ctx context.Context) {
 	}
 }
 
-// ReloadPolicies reads the policy file again at once.
-func (n *node) ReloadPolicies() {
+// Reload reads the policy file, and those that access depends on, again at once.
+func (n *node) Reload() {
 	if n.watcher != nil {
 		n.watcher.Reload()
 	}
+	n.security.reload()
 }
 
 // checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.

@@ -25,7 +25,10 @@ const module = "github.com/weirlimit/weir/"
 var mayImport = map[string]string{
 	"algo":               "",
 	"ring":               "",
-	"policy":             "algo",
+	"watch":              "",
+	"certs":              "watch",
+	"certs/certstest":    "",
+	"policy":             "algo watch",
 	"store":              "algo",
 	"cluster":            "ring",
 	"cluster/ownership":  "algo",
@@ -38,7 +41,7 @@ var mayImport = map[string]string{
 	"proto":              "",
 	"proto/weir/v1":      "",
 	"proto/weir/peer/v1": "proto/weir/v1",
-	"cmd/node":           "algo cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc",
+	"cmd/node":           "algo certs cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc",
 	"deploy/k8s":         "",
 	"test/checker":       "",
 	"test/cluster":       "",
@@ -67,8 +70,12 @@ var clocks = []string{
 	"client/limiter.go WaitN",
 	"client/limiter.go waitDelay",
 	"cmd/node/describe.go inspect",
+	"certs/certs.go Open", // certificates expire by the time of day
+	"certs/certstest/certstest.go Issue",
+	"certs/certstest/certstest.go NewAuthority",
 	"cmd/node/node.go settle",
 	"cmd/node/node.go startNode",
+	"cmd/node/refusals.go newRefusals",
 	"limiter/limiter.go ProcessClock", // the clock that decides
 	"limiter/route.go deadline",
 	"rpc/peers.go Forward",
