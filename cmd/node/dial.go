@@ -42,11 +42,14 @@ func (r *remote) ask(ctx context.Context, f func(context.Context, weirv1.Limiter
 	if host, port, err := net.SplitHostPort(r.addr); err != nil || host == "" || port == "" {
 		return fmt.Errorf("--addr: %q is not HOST:PORT", r.addr)
 	}
-	options, err := r.tls.dialOptions()
+	creds, err := r.tls.transport()
 	if err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient("dns:///"+r.addr, append(options, grpc.WithNoProxy())...)
+	if ctx, err = r.tls.with(ctx, r.addr); err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("dns:///"+r.addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
 	if err != nil {
 		return fmt.Errorf("--addr: %q is not HOST:PORT: %w", r.addr, err)
 	}

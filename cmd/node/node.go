@@ -311,7 +311,7 @@ func (n *node) serve() {
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.ChainStreamInterceptor(n.endWithNode),
 		)...)
-		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
+		rpc.NewServer(n.security.guard.Service("grpc", n.limiter), n.Status).Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
@@ -319,7 +319,7 @@ func (n *node) serve() {
 	}
 	if n.listeners.http != nil {
 		n.httpServer = httpapi.NewServer(httpapi.New(httpapi.Config{
-			Service: n.limiter, Ready: n.Ready, Policies: n.listPolicies, Metrics: n.metrics.Handler(),
+			Service: n.security.guard.Service("http", n.limiter), Authorize: n.security.guard.HTTP, Ready: n.Ready, Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log,
 		}), n.log)

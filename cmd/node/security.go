@@ -18,8 +18,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"github.com/weirlimit/weir/access"
 	"github.com/weirlimit/weir/certs"
+	"github.com/weirlimit/weir/guard"
 	"github.com/weirlimit/weir/metrics"
+	"github.com/weirlimit/weir/watch"
 )
 
 // securityConfig is what keeps a node to those it is meant for. All of it is files, which are read again when they change
@@ -44,6 +47,7 @@ func (f *securityFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.PeerTLS.Key, "peer-tls-key-file", "", "private key (PEM) of --peer-tls-cert-file")
 	fs.StringVar(&f.PeerTLS.CA, "peer-tls-ca-file", "", "authorities (PEM) of the other nodes' certificates")
 	fs.StringVar(&f.PeerName, "peer-tls-name", "", "name (DNS or URI) that must be among the alternative names of every node's certificate")
+	fs.StringVar(&f.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
 	fs.StringVar(&f.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending")
 	fs.StringVar(&f.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: seeds the hash of keys, so that outsiders cannot aim keys at one partition")
 }
@@ -72,8 +76,10 @@ type security struct {
 	log      *slog.Logger
 	metrics  *metrics.Security
 	refusals *refusals
-	callers  *certs.Source // nil: plain text
-	peers    *certs.Source // nil: plain text
+	callers  *certs.Source                // nil: plain text
+	peers    *certs.Source                // nil: plain text
+	access   *watch.Watcher[*access.List] // nil: no access file
+	guard    *guard.Guard
 }
 
 // openSecurity reads the files. With an error nothing is left open.
@@ -101,7 +107,31 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 			return nil, err
 		}
 	}
+	guarded := guard.Config{
+		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
+		Refused:         s.refusals.note,
+	}
+	if cfg.AccessFile != "" {
+		if s.access, err = s.openAccess(); err != nil {
+			return nil, fmt.Errorf("--access-file: %w", err)
+		}
+		guarded.List = s.access.Current
+	}
+	s.guard = guard.New(guarded)
 	return s, nil
+}
+
+func (s *security) openAccess() (*watch.Watcher[*access.List], error) {
+	s.metrics.Watching("access")
+	return watch.Start([]string{s.cfg.AccessFile}, watch.Config[*access.List]{
+		Parse:   func(contents [][]byte) (*access.List, error) { return access.Parse(s.cfg.AccessFile, contents[0]) },
+		MaxSize: access.MaxFile,
+		OnChange: func(l *access.List) {
+			s.metrics.Reloaded("access", true)
+			s.log.Info("changed", "what", "access", "callers", l.Callers())
+		},
+		OnError: s.reloadFailed("access"),
+	})
 }
 
 func (s *security) openCerts(what string, files, flags certs.Files) (*certs.Source, error) {
@@ -124,22 +154,37 @@ func (s *security) reloadFailed(what string) func(error) {
 	}
 }
 
+// watched is what follows a file.
+type watched interface {
+	Reload()
+	Close() error
+}
+
+func (s *security) watched() []watched {
+	var all []watched
+	if s.callers != nil {
+		all = append(all, s.callers)
+	}
+	if s.peers != nil {
+		all = append(all, s.peers)
+	}
+	if s.access != nil {
+		all = append(all, s.access)
+	}
+	return all
+}
+
 // reload reads all files again at once.
 func (s *security) reload() {
-	for _, c := range []*certs.Source{s.callers, s.peers} {
-		if c != nil {
-			c.Reload()
-		}
+	for _, w := range s.watched() {
+		w.Reload()
 	}
 }
 
 func (s *security) close() {
-	for _, c := range []*certs.Source{s.callers, s.peers} {
-		if c == nil {
-			continue
-		}
-		if err := c.Close(); err != nil {
-			s.log.Warn("closing the watch of certificates", "error", err)
+	for _, w := range s.watched() {
+		if err := w.Close(); err != nil {
+			s.log.Warn("closing the watch of a file", "error", err)
 		}
 	}
 }
@@ -174,6 +219,9 @@ func (s *security) warn(cfg nodeConfig) {
 	if cfg.GossipPort != portOff && s.cfg.GossipKeyFile == "" {
 		open = append(open, "gossip is in plain text (--gossip-key-file)")
 	}
+	if s.cfg.AccessFile != "" && s.callers == nil {
+		open = append(open, "tokens can be read on their way (--access-file without --tls-cert-file)")
+	}
 	if len(open) > 0 {
 		s.log.Warn("this node listens beyond loopback, and is open", "bind", cfg.Bind, "in_that", strings.Join(open, "; "))
 	}
@@ -203,6 +251,9 @@ func (s *security) callerRules(door string) certs.Rules {
 	rules := certs.Rules{MinVersion: tls.VersionTLS12, Refused: s.refusedCert(door)}
 	switch {
 	case s.cfg.TLS.CA == "":
+	case door == "http" || s.cfg.AccessFile != "":
+		// A token may stand in for a certificate, and probes have neither: the guard asks where it is needed.
+		rules.Demand = certs.IfGiven
 	default:
 		rules.Demand = certs.Required
 	}
@@ -257,11 +308,12 @@ func (s *security) badHandshake(door string, from net.Addr, err error, plain boo
 
 // grpcServer returns the options of the server for callers.
 func (s *security) grpcServer() []grpc.ServerOption {
-	if s.callers == nil {
-		return nil
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.guard.Unary), grpc.ChainStreamInterceptor(s.guard.Stream)}
+	if s.callers != nil {
+		creds := credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
+		options = append(options, grpc.Creds(watchedCredentials{creds, s, "grpc"}))
 	}
-	creds := credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
-	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "grpc"})}
+	return options
 }
 
 // peerRules are those for the certificates of other nodes, in both directions.

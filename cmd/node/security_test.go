@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/access"
 	"github.com/weirlimit/weir/certs"
 	"github.com/weirlimit/weir/certs/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -220,7 +221,11 @@ func TestClientCertificates(t *testing.T) {
 	}
 	refusedAt(t, n, "grpc", certs.UnknownAuthority)
 
-	if code, err := httpsGet(t, n, a, "/readyz", pair); code != http.StatusOK || err != nil {
+	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusUnauthorized || err != nil {
+		t.Errorf("without a certificate: %d, %v", code, err)
+	}
+	refusedAt(t, n, "http", access.NoCredentials)
+	if code, err := httpsGet(t, n, a, "/readyz"); code != http.StatusOK || err != nil {
 		t.Errorf("a probe: %d, %v", code, err)
 	}
 	if code, err := httpsGet(t, n, a, "/v1/status", pair); code != http.StatusOK || err != nil {

@@ -26,6 +26,8 @@ var mayImport = map[string]string{
 	"algo":               "",
 	"ring":               "",
 	"watch":              "",
+	"access":             "",
+	"guard":              "access limiter",
 	"certs":              "watch",
 	"certs/certstest":    "",
 	"policy":             "algo watch",
@@ -36,12 +38,12 @@ var mayImport = map[string]string{
 	"limiter":            "algo cluster/ownership policy ring store",
 	"metrics":            "cluster cluster/keeper limiter policy ring store",
 	"rpc":                "algo cluster/ownership limiter policy proto/weir/peer/v1 proto/weir/v1",
-	"gateway/http":       "algo limiter policy proto/weir/v1",
+	"gateway/http":       "access algo limiter policy proto/weir/v1",
 	"client":             "algo limiter policy proto/weir/v1",
 	"proto":              "",
 	"proto/weir/v1":      "",
 	"proto/weir/peer/v1": "proto/weir/v1",
-	"cmd/node":           "algo certs cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc",
+	"cmd/node":           "access algo certs cluster cluster/keeper cluster/ownership gateway/http guard limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc watch",
 	"deploy/k8s":         "",
 	"test/checker":       "",
 	"test/cluster":       "",
@@ -51,7 +53,7 @@ var mayImport = map[string]string{
 }
 
 // pure packages are functions of their arguments: no goroutine to wait for, no lock, no clock, no network, no log.
-var pure = []string{"algo", "ring", "cluster/ownership"}
+var pure = []string{"access", "algo", "ring", "cluster/ownership"}
 
 var impure = regexp.MustCompile(`^(context|log(/.*)?|net(/.*)?|os(/.*)?|sync(/.*)?|syscall)$`)
 
