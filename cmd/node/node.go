@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -11,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -222,23 +219,6 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	return n, nil
 }
 
-// hashSeed is the seed of key hashes, made of the cluster's secret, so that outsiders cannot work out which keys share a
-// partition. Without a secret it is 0. All nodes must have the same.
-func hashSeed(secretFile string) (uint64, error) {
-	if secretFile == "" {
-		return 0, nil
-	}
-	secret, err := os.ReadFile(secretFile)
-	if err != nil {
-		return 0, fmt.Errorf("--cluster-secret-file: %w", err)
-	}
-	if secret = bytes.TrimSpace(secret); len(secret) < 16 {
-		return 0, fmt.Errorf("--cluster-secret-file: %s holds %d bytes, at least 16 are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret))
-	}
-	sum := sha256.Sum256(append([]byte("weir hash seed "), secret...))
-	return binary.LittleEndian.Uint64(sum[:]), nil
-}
-
 // listen opens a TCP port.
 func (n *node) listen(flag string, p port) (*door, error) {
 	if p == portOff {
@@ -271,7 +251,7 @@ func (n *node) clusterConfig() cluster.Config {
 func (n *node) join(keys [][]byte, policies *policy.Set) (*cluster.Cluster, error) {
 	c := n.clusterConfig()
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
-	c.SettingsFingerprint, c.Keys, c.PolicyHash = n.settings, keys, shortHash(policies)
+	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, keys, shortHash(policies), n.cfg.Voters
 	return cluster.Start(c)
 }
 

@@ -37,7 +37,7 @@ var mayImport = map[string]string{
 	"cluster/keeper":     "algo cluster/ownership",
 	"limiter":            "algo cluster/ownership policy ring store",
 	"metrics":            "cluster cluster/keeper limiter policy ring store",
-	"rpc":                "algo cluster/ownership limiter policy proto/weir/peer/v1 proto/weir/v1",
+	"rpc":                "algo cluster/ownership limiter policy proto/weir/peer/v1 proto/weir/v1 ring",
 	"gateway/http":       "access algo limiter policy proto/weir/v1",
 	"client":             "algo limiter policy proto/weir/v1",
 	"proto":              "",
