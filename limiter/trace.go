@@ -2,8 +2,10 @@ package limiter
 
 import (
 	"context"
+	"errors"
 
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
 )
 
 // Tracer makes spans of what is done for callers whose calls are traced. Its methods are safe for concurrent use and return
@@ -53,6 +55,29 @@ func (l *Limiter) endSpan(span Span, ops []Op) {
 		each[i] = l.traced(&ops[i])
 	}
 	span.End(each)
+}
+
+// checkTraced is CheckTo under a span.
+func (l *Limiter) checkTraced(ctx context.Context, span Span, checks []Check, results []Result) error {
+	if err := l.checkTo(ctx, checks, results); err != nil {
+		span.End(nil)
+		return err
+	}
+	n := min(len(checks), maxTraced)
+	each := make([]Traced, n)
+	t := l.table.Load()
+	for i := range checks[:n] {
+		var s subject
+		if err := l.identify(t, &checks[i].Target, &s); err != nil {
+			continue // it was accepted a moment ago, under other policies
+		}
+		op := Op{Kind: OpCheck, Check: checks[i], partition: ring.Partition(s.hash)}
+		op.Outcome.Decision = results[i].Decision
+		errors.As(results[i].Err, &op.Outcome.Err)
+		each[i] = l.traced(&op)
+	}
+	span.End(each)
+	return nil
 }
 
 // traceForward begins the span of asking a peer, and has it go along with the operations. It returns how to end it.

@@ -103,11 +103,11 @@ func protoTarget(t limiter.Target) *weirv1.Target {
 }
 
 // retryAfter leaves Never out of a message.
-func retryAfter(d time.Duration) *int64 {
-	if d == algo.Never {
+func retryAfter(d *time.Duration) *int64 {
+	if *d == algo.Never {
 		return nil
 	}
-	return (*int64)(&d)
+	return (*int64)(d)
 }
 
 func fromRetryAfter(ns *int64) time.Duration {
@@ -118,18 +118,27 @@ func fromRetryAfter(ns *int64) time.Duration {
 }
 
 func protoDecision(d *limiter.Decision) *weirv1.Decision {
-	out := &weirv1.Decision{
-		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
-		RetryAfterNs: retryAfter(d.RetryAfter), ResetAfterNs: int64(d.ResetAfter), DelayNs: int64(d.Delay),
-		LeaseId: d.LeaseID, ReservationId: d.ReservationID, RequestId: d.RequestID, WindowNs: int64(d.Window),
-		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
-		RememberForNs: int64(d.RememberFor),
-	}
-	for i := range d.Limits {
-		s := &d.Limits[i]
-		out.Limits = append(out.Limits, &weirv1.LimitStatus{
+	out := new(weirv1.Decision)
+	setDecision(out, d)
+	return out
+}
+
+// setDecision fills in an empty message. It refers to d's RetryAfter, which must not change any more.
+func setDecision(out *weirv1.Decision, d *limiter.Decision) {
+	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
+	out.RetryAfterNs, out.ResetAfterNs, out.DelayNs, out.WindowNs = retryAfter(&d.RetryAfter), int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
+	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
+	out.Shadow, out.Degraded, out.FailedOpen, out.FailedClosed = d.Shadow, d.Degraded, d.FailedOpen, d.FailedClosed
+	out.RememberForNs = int64(d.RememberFor)
+	out.Limits = protoLimits(d.Limits)
+}
+
+func protoLimits(limits []limiter.LimitStatus) (out []*weirv1.LimitStatus) {
+	for i := range limits {
+		s := &limits[i]
+		out = append(out, &weirv1.LimitStatus{
 			Limit: s.Limit, WindowNs: int64(s.Window), Remaining: s.Remaining,
-			RetryAfterNs: retryAfter(s.RetryAfter), ResetAfterNs: int64(s.ResetAfter),
+			RetryAfterNs: retryAfter(&s.RetryAfter), ResetAfterNs: int64(s.ResetAfter),
 		})
 	}
 	return out

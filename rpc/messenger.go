@@ -115,13 +115,18 @@ func (m *Messenger) Retain(keep func(Node) bool) {
 
 // Send passes messages on, whatever they say of their sender. It never blocks. Messages to this node itself are dropped.
 func (m *Messenger) Send(envelopes []ownership.Envelope) {
-	for _, e := range envelopes {
-		c, err := m.courier(Node(e.To))
-		if err != nil {
-			m.dropped.Add(1)
-			continue
+	for len(envelopes) > 0 {
+		to := envelopes[0].To
+		n := 1
+		for n < len(envelopes) && envelopes[n].To == to {
+			n++
 		}
-		c.add(e.Message)
+		if c, err := m.courier(Node(to)); err != nil {
+			m.dropped.Add(uint64(n))
+		} else {
+			c.add(envelopes[:n])
+		}
+		envelopes = envelopes[n:]
 	}
 }
 
@@ -192,12 +197,20 @@ func (l *lane) pop() ownership.Message {
 	return msg
 }
 
-// add queues a message, unless the very same one is waiting already: cores repeat what is not answered in time. When
-// too much waits, the oldest gives way: if it is still of interest, it is going to be repeated.
-func (c *courier) add(msg ownership.Message) {
-	w := weight(msg)
+// add queues messages, all for its node.
+func (c *courier) add(envelopes []ownership.Envelope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for _, e := range envelopes {
+		c.addLocked(e.Message)
+	}
+	c.signal()
+}
+
+// addLocked queues a message, unless the very same one is waiting already: cores repeat what is not answered in time.
+// When too much waits, the oldest gives way: if it is still of interest, it is going to be repeated.
+func (c *courier) addLocked(msg ownership.Message) {
+	w := weight(msg)
 	if w > maxWeight {
 		c.m.dropped.Add(1)
 		if !c.oversized {
@@ -220,7 +233,6 @@ func (c *courier) add(msg ownership.Message) {
 	l.messages = append(l.messages, msg)
 	l.weight += w
 	c.waiting[msg] = struct{}{}
-	c.signal()
 }
 
 func (c *courier) signal() {
@@ -338,7 +350,7 @@ func (c *courier) open(ctx context.Context) (peerv1.Ownership_ConverseClient, er
 	}
 	self := c.m.cfg.Self
 	hello := &peerv1.Hello{
-		Protocol: Protocol, FromName: self.Name, FromBoot: self.Boot,
+		Protocol: Protocol, OldestProtocol: OldestProtocol, FromName: self.Name, FromBoot: self.Boot,
 		ToName: c.to.Name, ToBoot: c.to.Boot, RingSettings: c.m.cfg.RingSettings,
 	}
 	// An error of Send only says that there is one: Recv tells which.
@@ -383,11 +395,12 @@ func (m *Messenger) Converse(stream peerv1.Ownership_ConverseServer) error {
 		return err
 	}
 	hello := first.GetHello()
-	if err := m.accept(hello); err != nil {
+	version, err := m.accept(hello)
+	if err != nil {
 		m.cfg.Logger.Warn("refused a peer's stream of messages", "peer", hello.GetFromName(), "error", err)
 		return err
 	}
-	if err := stream.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: Protocol}}); err != nil {
+	if err := stream.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: version}}); err != nil {
 		return err
 	}
 	err = m.serve(stream, ownership.Node{Name: hello.FromName, Boot: hello.FromBoot})
@@ -397,18 +410,19 @@ func (m *Messenger) Converse(stream peerv1.Ownership_ConverseServer) error {
 	return err
 }
 
-// accept checks that the sender means this process, shares its idea of the ring, and says who it is.
-func (m *Messenger) accept(h *peerv1.Hello) error {
-	if err := acceptHello(h, m.cfg.Self, m.cfg.RingSettings); err != nil {
-		return err
+// accept checks that the sender means this process, shares its idea of the ring, and says who it is. It returns the
+// version of the protocol to use with it.
+func (m *Messenger) accept(h *peerv1.Hello) (version uint32, err error) {
+	if version, err = acceptHello(h, m.cfg.Self, m.cfg.RingSettings); err != nil {
+		return 0, err
 	}
 	switch {
 	case h.FromName == "" || len(h.FromName) > maxName:
-		return status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", maxName, len(h.FromName))
+		return 0, status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", maxName, len(h.FromName))
 	case h.FromName == m.cfg.Self.Name && h.FromBoot == m.cfg.Self.Boot:
-		return status.Error(codes.InvalidArgument, "from: is this process itself")
+		return 0, status.Error(codes.InvalidArgument, "from: is this process itself")
 	}
-	return nil
+	return version, nil
 }
 
 // serve passes on what arrives until the stream ends. An error is the sender's fault.

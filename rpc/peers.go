@@ -16,10 +16,8 @@ import (
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
-
-// Protocol is the version of the peer protocol that this build speaks. Nodes of different versions refuse one another.
-const Protocol = 1
 
 const (
 	// maxBatch bounds the items of one Batch message.
@@ -129,7 +127,7 @@ func (p *Peers) link(to Node) (*link, error) {
 func dialPeer(addr string, params grpc.ConnectParams) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec())),
 		grpc.WithConnectParams(params),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
@@ -138,8 +136,8 @@ func dialPeer(addr string, params grpc.ConnectParams) (*grpc.ClientConn, error) 
 
 // welcomes says what is wrong with the answer to a Hello, if anything.
 func welcomes(from Node, w *peerv1.Welcome) error {
-	if w.GetProtocol() != Protocol {
-		return fmt.Errorf("rpc: peer %s speaks protocol %d, this node %d", from.Name, w.GetProtocol(), Protocol)
+	if v := w.GetProtocol(); v < OldestProtocol || v > Protocol {
+		return fmt.Errorf("rpc: peer %s wants protocol %d, this node speaks %s", from.Name, v, versions(Protocol, OldestProtocol))
 	}
 	return nil
 }
@@ -433,7 +431,7 @@ func (l *link) open(ctx context.Context) (peerv1.Peer_ForwardClient, error) {
 		return nil, err
 	}
 	hello := &peerv1.Hello{
-		Protocol: Protocol, FromName: l.cfg.Self.Name, FromBoot: l.cfg.Self.Boot, Stream: l.stream,
+		Protocol: Protocol, OldestProtocol: OldestProtocol, FromName: l.cfg.Self.Name, FromBoot: l.cfg.Self.Boot, Stream: l.stream,
 		ToName: l.to.Name, ToBoot: l.to.Boot, RingSettings: l.cfg.RingSettings,
 	}
 	// An error of Send only says that there is one: Recv tells which.

@@ -33,7 +33,7 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		ctx, s := t.begin(r.Context(), parentOf(r.Context(), r.Header.Get(traceparent)), "POST")
+		ctx, s := t.begin(r.Context(), parentOf(r.Context(), r.Header.Get("Traceparent")), "POST")
 		if s == nil {
 			next.ServeHTTP(w, r)
 			return

@@ -105,12 +105,12 @@ const tellEvery = 500 * int64(time.Millisecond)
 // tell tells all others what has been taken, so that whoever claims a partition whose holder and copy are both lost knows
 // at least that it was held: the keys that are to start full then do.
 func (c *Core) tell() {
-	if len(c.taken) == 0 || c.t < c.tellAt {
+	if len(c.gained) == 0 || c.t < c.tellAt {
 		return
 	}
 	c.tellAt = c.t + tellEvery
-	news := c.holdings(c.taken)
-	c.taken = c.taken[:0]
+	news := c.holdings(c.gained)
+	c.gained = c.gained[:0]
 	for _, m := range c.view.Members {
 		if m.Node != c.cfg.Self && len(news.Infos) > 0 {
 			c.send(m.Node, news)
@@ -250,7 +250,7 @@ func (c *Core) claim(p int) {
 	c.endIncoming(p)
 	t := c.next(p)
 	c.data.TakeOver(p, c.now.Instant, Claim{Term: t, Boot: c.cfg.Self.Boot})
-	pt.strict = strictness{earlier: earlier, virgin: !earlier, copy: pt.copy, from: pt.copyFrom}
+	*pt.strict = strictness{earlier: earlier, virgin: !earlier, copy: pt.copy, from: pt.copyFrom}
 	pt.committed = commitment{}
 	if earlier && !fresh {
 		c.data.Cold(p, c.now.Instant)

@@ -146,6 +146,7 @@ func (c *Core) sendFlight(p int, s Slot) {
 	f.flight.Partition = p
 	f.flight.Term = pt.term
 	f.sent, f.first, f.tries = c.t, c.t, 0
+	c.attend(p)
 	c.send(f.node, f.flight)
 }
 

@@ -37,6 +37,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/tracing"
 )
 
@@ -74,6 +75,7 @@ type node struct {
 	cfg      nodeConfig
 	log      *slog.Logger
 	started  time.Time
+	seed     uint64 // of key hashes
 	settings uint64 // fingerprint of the ring's settings
 
 	listeners struct{ http, grpc, peer *door } // nil where off
@@ -88,6 +90,7 @@ type node struct {
 	health    *health.Server
 
 	httpServer *http.Server
+	callers    *rpc.Server
 	grpcServer *grpc.Server
 	peerServer *grpc.Server
 
@@ -157,11 +160,10 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
-	seed, err := hashSeed(cfg.SecretFile)
-	if err != nil {
+	if n.seed, err = hashSeed(cfg.SecretFile); err != nil {
 		return n, err
 	}
-	n.settings = ring.SettingsFingerprint(seed)
+	n.settings = ring.SettingsFingerprint(n.seed)
 	for _, l := range []struct {
 		flag string
 		port port
@@ -195,7 +197,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	work := limiter.Config{
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
-		Timeout: cfg.Timeout, HashSeed: seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
+		Timeout: cfg.Timeout, HashSeed: n.seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
 	}
 	if n.tracer != nil {
@@ -297,8 +299,9 @@ func shortHash(s *policy.Set) uint32 {
 func (n *node) serve() {
 	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
+	codec := grpc.ForceServerCodecV2(wire.Codec())
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake)
+		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
@@ -307,13 +310,14 @@ func (n *node) serve() {
 	}
 	if n.listeners.grpc != nil {
 		n.grpcServer = grpc.NewServer(
-			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake,
+			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake, codec,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.StreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)
-		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
+		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.limiter, Status: n.Status, Topology: n.topology})
+		n.callers.Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
@@ -533,6 +537,7 @@ func (n *node) stop() {
 			defer n.listeners.grpc.hush().Stop()
 			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
 			n.grpcServer.GracefulStop()
+			n.callers.Close()
 		})
 	}
 	doors.Wait()
