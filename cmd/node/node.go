@@ -316,7 +316,7 @@ func (n *node) serve() {
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.StreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)
-		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.limiter, Status: n.Status, Topology: n.topology})
+		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.limiter, Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed})
 		n.callers.Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
