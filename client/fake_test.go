@@ -300,7 +300,7 @@ type inSteps struct {
 	limiter.Service
 }
 
-func (s inSteps) Begin(b *limiter.Batch) (open []int, err *limiter.Error) {
+func (s inSteps) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
 	b.Results = make([]limiter.Result, len(b.Checks))
 	for i := range b.Checks {
 		open = append(open, i)

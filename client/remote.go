@@ -82,6 +82,12 @@ func newRemote(address string, o options) (*remote, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkToken(&o, address); err != nil {
+		return nil, err
+	}
+	if o.token != "" {
+		dial = append(dial, grpc.WithPerRPCCredentials(bearer{token: o.token, plain: o.tls == nil}))
+	}
 	builder, target := lookup(address)
 	ns, err := newNodes(builder, target, append(dial, o.dial...), o)
 	if err != nil {

@@ -259,18 +259,13 @@ func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
 // CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held. It takes no memory
 // for a check that this node answers by itself under a single limit, and keeps nothing of either.
 func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result) error {
-	if l.cfg.Tracer != nil {
-		if ctx, span := l.cfg.Tracer.Start(ctx, "decide"); span != nil {
-			return l.checkTraced(ctx, span, checks, results)
-		}
-	}
-	return l.checkTo(ctx, checks, results)
-}
-
-// checkTo is CheckTo of a call that is not traced, or whose span has begun.
-func (l *Limiter) checkTo(ctx context.Context, checks []Check, results []Result) error {
 	if err := ValidBatch(len(checks)); err != nil {
 		return err
+	}
+	if l.cfg.Tracer != nil {
+		if traced, err := l.checkTraced(ctx, checks, results); traced {
+			return err
+		}
 	}
 	var single [1]subject
 	subjects := single[:]

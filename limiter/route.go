@@ -28,6 +28,10 @@ func (l *Limiter) run(ctx context.Context, ops []Op) {
 			defer l.endSpan(span, ops)
 		}
 	}
+	l.runUntraced(ctx, ops)
+}
+
+func (l *Limiter) runUntraced(ctx context.Context, ops []Op) {
 	t := l.table.Load()
 	var rest []*Op
 	now := l.moment()

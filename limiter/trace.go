@@ -2,10 +2,8 @@ package limiter
 
 import (
 	"context"
-	"errors"
 
 	"github.com/weirlimit/weir/policy"
-	"github.com/weirlimit/weir/ring"
 )
 
 // Tracer makes spans of what is done for callers whose calls are traced. Its methods are safe for concurrent use and return
@@ -47,6 +45,32 @@ const (
 	maxTracedReceived = 64
 )
 
+// checkTraced is CheckTo for a call that is traced, by the way of all other operations, which tell more of themselves; it
+// reports false for one that is not.
+func (l *Limiter) checkTraced(ctx context.Context, checks []Check, results []Result) (traced bool, err error) {
+	ctx, span := l.cfg.Tracer.Start(ctx, "decide")
+	if span == nil {
+		return false, nil
+	}
+	ops := make([]Op, len(checks))
+	for i := range ops {
+		ops[i] = Op{Kind: OpCheck, Check: checks[i]}
+		if err := l.prepare(&ops[i]); err != nil {
+			span.End(nil) // nothing was decided
+			return true, err.In(i, len(checks))
+		}
+	}
+	l.runUntraced(ctx, ops)
+	l.endSpan(span, ops)
+	for i := range ops {
+		results[i] = Result{Decision: ops[i].Outcome.Decision}
+		if err := ops[i].Outcome.Err; err != nil {
+			results[i].Err = err
+		}
+	}
+	return true, nil
+}
+
 // endSpan ends the span of a call.
 func (l *Limiter) endSpan(span Span, ops []Op) {
 	n := min(len(ops), maxTraced)
@@ -55,29 +79,6 @@ func (l *Limiter) endSpan(span Span, ops []Op) {
 		each[i] = l.traced(&ops[i])
 	}
 	span.End(each)
-}
-
-// checkTraced is CheckTo under a span.
-func (l *Limiter) checkTraced(ctx context.Context, span Span, checks []Check, results []Result) error {
-	if err := l.checkTo(ctx, checks, results); err != nil {
-		span.End(nil)
-		return err
-	}
-	n := min(len(checks), maxTraced)
-	each := make([]Traced, n)
-	t := l.table.Load()
-	for i := range checks[:n] {
-		var s subject
-		if err := l.identify(t, &checks[i].Target, &s); err != nil {
-			continue // it was accepted a moment ago, under other policies
-		}
-		op := Op{Kind: OpCheck, Check: checks[i], partition: ring.Partition(s.hash)}
-		op.Outcome.Decision = results[i].Decision
-		errors.As(results[i].Err, &op.Outcome.Err)
-		each[i] = l.traced(&op)
-	}
-	span.End(each)
-	return nil
 }
 
 // traceForward begins the span of asking a peer, and has it go along with the operations. It returns how to end it.

@@ -31,7 +31,7 @@ type Limiter interface {
 	Policies() *policy.Set
 }
 
-// Config says where the figures come from. All fields are required.
+// Config says where the figures come from. All fields but Collectors are required.
 type Config struct {
 	Limiter Limiter
 	View    func() *cluster.View // nil View: a node without a cluster
@@ -44,6 +44,8 @@ type Config struct {
 	PolicyFile func() string
 	Version    string
 	Logger     *slog.Logger
+	// Collectors are shown too.
+	Collectors []prometheus.Collector
 }
 
 // Metrics is a node's metrics page. It is safe for concurrent use.
@@ -132,6 +134,7 @@ func New(cfg Config) *Metrics {
 	}
 	m.registry.MustRegister(m.doors.durations, m.doors.errors, m.forward, m.items, m.reloads, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(cfg.Collectors...)
 	return m
 }
 

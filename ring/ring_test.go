@@ -155,7 +155,7 @@ func TestPlacementIsPinned(t *testing.T) {
 	if got, want := Hash(42, "login", "alice"), uint64(0xb36cc59c82a4b4f3); got != want {
 		t.Errorf("Hash: %#x, was %#x", got, want)
 	}
-	if got, want := SettingsFingerprint(42), uint64(0xf4357514bf965458); got != want {
+	if got, want := SettingsFingerprint(42), uint64(0xe9300b89612e07cb); got != want {
 		t.Errorf("SettingsFingerprint: %#x, was %#x", got, want)
 	}
 }
@@ -171,6 +171,15 @@ func TestFingerprintsDiffer(t *testing.T) {
 	}
 	if SettingsFingerprint(1) == SettingsFingerprint(2) {
 		t.Error("the seed does not show in the settings' fingerprint")
+	}
+	here := SettingsFingerprint(1)
+	for there, want := range map[uint64]string{
+		here: "", SettingsFingerprint(2): "another cluster secret", here ^ 1<<40: "other ring settings",
+		here ^ 1 ^ 1<<40: "other ring settings and another cluster secret",
+	} {
+		if got := Difference(here, there); got != want {
+			t.Errorf("%#x: %q, want %q", there, got, want)
+		}
 	}
 }
 

@@ -99,7 +99,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	var open []int
 	bad := c.unpack(in, b)
 	if bad == nil {
-		open, bad = c.server.svc.Begin(b)
+		open, bad = c.server.svc.Begin(c.stream.Context(), b)
 	}
 	switch {
 	case bad != nil:

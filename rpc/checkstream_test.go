@@ -282,7 +282,7 @@ type distant struct {
 	begun  int
 }
 
-func (d *distant) Begin(b *limiter.Batch) (open []int, err *limiter.Error) {
+func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.begun++

@@ -171,6 +171,8 @@ func code(k limiter.Kind) codes.Code {
 		return codes.ResourceExhausted
 	case limiter.Unavailable:
 		return codes.Unavailable
+	case limiter.Denied:
+		return codes.PermissionDenied
 	}
 	return codes.Internal
 }
@@ -186,6 +188,8 @@ func kind(c codes.Code) limiter.Kind {
 		return limiter.TooLarge
 	case codes.Unavailable:
 		return limiter.Unavailable
+	case codes.PermissionDenied:
+		return limiter.Denied
 	}
 	return 0
 }

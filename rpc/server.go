@@ -25,7 +25,7 @@ import (
 // Service is what a Server stands on: see limiter.Limiter.
 type Service interface {
 	limiter.Service
-	Begin(b *limiter.Batch) (open []int, err *limiter.Error)
+	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
 	Finish(ctx context.Context, b *limiter.Batch)
 }
 

@@ -38,6 +38,10 @@ func (p *problem) body() problemBody {
 	switch p.status {
 	case http.StatusBadRequest:
 		b.Type, b.Title = "invalid", "The request is not valid"
+	case http.StatusUnauthorized:
+		b.Type, b.Title = "unauthenticated", "It is not clear who is asking"
+	case http.StatusForbidden:
+		b.Type, b.Title = "denied", "The caller may not do this"
 	case http.StatusNotFound:
 		b.Type, b.Title = "not-found", "There is no such thing"
 	case http.StatusMethodNotAllowed:
@@ -83,6 +87,8 @@ func problemOf(err error) *problem {
 			p.status = http.StatusRequestEntityTooLarge
 		case limiter.Unavailable:
 			p.status = http.StatusServiceUnavailable
+		case limiter.Denied:
+			p.status = http.StatusForbidden
 		default:
 			return internal(err)
 		}
