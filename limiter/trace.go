@@ -53,14 +53,15 @@ func (l *Limiter) checkTraced(ctx context.Context, checks []Check, results []Res
 		return false, nil
 	}
 	ops := make([]Op, len(checks))
-	defer l.endSpan(span, ops)
 	for i := range ops {
 		ops[i] = Op{Kind: OpCheck, Check: checks[i]}
 		if err := l.prepare(&ops[i]); err != nil {
+			span.End(nil) // nothing was decided
 			return true, err.In(i, len(checks))
 		}
 	}
 	l.runUntraced(ctx, ops)
+	l.endSpan(span, ops)
 	for i := range ops {
 		results[i] = Result{Decision: ops[i].Outcome.Decision}
 		if err := ops[i].Outcome.Err; err != nil {

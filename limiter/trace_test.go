@@ -110,6 +110,13 @@ func TestTraced(t *testing.T) {
 		t.Errorf("a span is told of %d checks, want %d", n, maxTraced)
 	}
 
+	if _, err := l.Check(t.Context(), []Check{check("p"), check("")}); err == nil {
+		t.Error("a check without a policy is taken")
+	}
+	if got, ended := s.ended["decide2"]; !ended || len(got) != 0 {
+		t.Errorf("of a batch that is refused as a whole: %+v", got)
+	}
+
 	bad := &Op{Kind: OpCheck, Check: check("p"), Trace: "malformed"}
 	invalid := &Op{Kind: OpCheck, Check: check("not \xff a name"), Trace: "far"}
 	ops := []*Op{bad, invalid, {Kind: OpReset, Check: check("p"), Trace: "far"}, {Kind: OpCheck, Check: check("p")}}
@@ -126,10 +133,10 @@ func TestTraced(t *testing.T) {
 	if bad.Trace != "" || ops[3].Trace != "" || ops[103].Trace != "" {
 		t.Error("what is not traced here goes on being traced")
 	}
-	if got := s.ended["far>decide2"]; len(got) != 1 || got[0].Result != "error" || got[0].Policy != "" {
+	if got := s.ended["far>decide3"]; len(got) != 1 || got[0].Result != "error" || got[0].Policy != "" {
 		t.Errorf("%+v", got)
 	}
-	if got := s.ended["far>decide3"]; len(got) != 1 || got[0].Result != "ok" || got[0].Operation != "reset" {
+	if got := s.ended["far>decide4"]; len(got) != 1 || got[0].Result != "ok" || got[0].Operation != "reset" {
 		t.Errorf("%+v", got)
 	}
 	s.all(t)

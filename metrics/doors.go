@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,24 +16,24 @@ import (
 
 // doors are the figures of the doors for callers.
 type doors struct {
-	durations  *prometheus.HistogramVec
-	errors     *prometheus.CounterVec
-	http, grpc prometheus.Observer
+	durations          *prometheus.HistogramVec
+	errors             *prometheus.CounterVec
+	http, grpc, stream prometheus.Observer
 }
 
 func newDoors() doors {
 	d := doors{
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_call_duration_seconds",
-			Help:    "Time from reading a caller's call until its answer, by door (http, grpc). Pages for operators are not counted.",
+			Help:    "Time from reading a caller's call until its answer, by door (http, grpc, stream: a request of a CheckStream). Pages for operators are not counted.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
 		}, []string{"door"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_call_errors_total",
-			Help: "Calls answered by an error in place of a decision, by door (http, grpc) and code: the status of HTTP, the code of gRPC.",
+			Help: "Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.",
 		}, []string{"door", "code"}),
 	}
-	d.http, d.grpc = d.durations.WithLabelValues("http"), d.durations.WithLabelValues("grpc")
+	d.http, d.grpc, d.stream = d.durations.WithLabelValues("http"), d.durations.WithLabelValues("grpc"), d.durations.WithLabelValues("stream")
 	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // so that there is a line before the first
 	d.errors.WithLabelValues("grpc", "InvalidArgument")
 	return d
@@ -54,6 +55,14 @@ func (m *Metrics) HTTP(next http.Handler) http.Handler {
 		next.ServeHTTP(w, r)
 		m.doors.http.Observe(time.Since(began).Seconds())
 	})
+}
+
+// Streamed notes how long a request of a CheckStream took, and the error that it got, if any.
+func (m *Metrics) Streamed(took time.Duration, failed codes.Code) {
+	m.doors.stream.Observe(took.Seconds())
+	if failed != codes.OK {
+		m.doors.errors.WithLabelValues("stream", failed.String()).Inc()
+	}
 }
 
 // UnaryInterceptor notes how long callers' calls take, and which end with an error.

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"google.golang.org/grpc"
@@ -40,11 +41,14 @@ func TestDoors(t *testing.T) {
 	if calls != 9 {
 		t.Errorf("%d calls went through, want 9", calls)
 	}
+	m.Streamed(time.Millisecond, codes.OK)
+	m.Streamed(time.Millisecond, codes.InvalidArgument)
 	const errors = `
-# HELP weir_call_errors_total Calls answered by an error in place of a decision, by door (http, grpc) and code: the status of HTTP, the code of gRPC.
+# HELP weir_call_errors_total Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
 # TYPE weir_call_errors_total counter
 weir_call_errors_total{code="400",door="http"} 0
 weir_call_errors_total{code="InvalidArgument",door="grpc"} 0
+weir_call_errors_total{code="InvalidArgument",door="stream"} 1
 weir_call_errors_total{code="NotFound",door="grpc"} 1
 `
 	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(errors), "weir_call_errors_total"); err != nil {
@@ -62,7 +66,7 @@ weir_call_errors_total{code="NotFound",door="grpc"} 1
 			}
 		}
 	}
-	if counts["http"] != 2 || counts["grpc"] != 2 {
+	if counts["http"] != 2 || counts["grpc"] != 2 || counts["stream"] != 2 {
 		t.Errorf("durations: %v, want 2 each", counts)
 	}
 }

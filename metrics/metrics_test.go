@@ -57,7 +57,7 @@ weir_current_window_count{policy="login"} %l
 		return strings.NewReplacer("%i", inline, "%l", login).Replace(peaks)
 	}
 	const rest = `
-# HELP weir_call_errors_total Calls answered by an error in place of a decision, by door (http, grpc) and code: the status of HTTP, the code of gRPC.
+# HELP weir_call_errors_total Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
 # TYPE weir_call_errors_total counter
 weir_call_errors_total{code="400",door="http"} 0
 weir_call_errors_total{code="413",door="http"} 1

@@ -235,6 +235,8 @@ func scrape(t *testing.T, n *node) exposed {
 var elsewhere = exposed{
 	"up": {},
 	"weir_certificate_expiry_timestamp_seconds": {"use": {}},
+	"weir_access_refused_total":                 {"door": {}, "reason": {}},
+	"weir_security_reloads_total":               {"file": {}, "result": {"taken": true, "refused": true}},
 }
 
 // targetLabels are what Prometheus adds to every series of a target.

@@ -305,7 +305,7 @@ func (n *node) serve() {
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.ChainStreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)...)
-		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology})
+		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed})
 		n.callers.Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)

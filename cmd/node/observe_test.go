@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -14,8 +16,10 @@ import (
 	commonv1 "go.opentelemetry.io/proto/otlp/common/v1"
 	tracev1 "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -195,6 +199,63 @@ func TestTraceOverTwoNodes(t *testing.T) {
 	if len(paths) != 8 || t.Failed() {
 		t.Errorf("paths: %v", paths)
 	}
+}
+
+// TestCallErrors: an error over gRPC has an id, which the log has too, and is counted; none of it says the key.
+func TestCallErrors(t *testing.T) {
+	var log lockedBuffer
+	cfg := testConfig(t, "a")
+	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for given, kept := range map[string]bool{"my-id": true, "": false, "not sane": false} {
+		ctx := t.Context()
+		if given != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, requestIDKey, given)
+		}
+		var trailer metadata.MD
+		question := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "none", Key: "secret"}}}}
+		_, err := weirv1.NewLimiterClient(conn).Check(ctx, question, grpc.Trailer(&trailer))
+		ids := trailer.Get(requestIDKey)
+		if status.Code(err) != codes.NotFound || len(ids) != 1 || (ids[0] == given) != kept {
+			t.Fatalf("%q: %v, ids %q", given, err, ids)
+		}
+		if line := "request_id=" + ids[0] + " method=/weir.v1.Limiter/Check code=NotFound"; !strings.Contains(log.String(), line) {
+			t.Errorf("%q: no %q in the log", given, line)
+		}
+	}
+	if strings.Contains(log.String(), "secret") {
+		t.Errorf("the log says the key:\n%s", log.String())
+	}
+	post(t, n, "{}", "X-Request-Id", "my-id")
+	page := scrape(t, n)
+	if errors := page["weir_call_errors_total"]["code"]; !errors["NotFound"] || !errors["400"] {
+		t.Errorf("counted: %v", errors)
+	}
+}
+
+// lockedBuffer is a buffer that several goroutines write to.
+type lockedBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
 }
 
 // TestNoCollector: a collector that is away holds nobody up.

@@ -51,7 +51,8 @@ type Config struct {
 	Authorize func(r *http.Request, role access.Role) (context.Context, *access.Denial)
 	// NoInline refuses limits sent along with a request.
 	NoInline bool
-	// Logger hears of answers with status 500 and of responses that could not be written; nil stands for slog.Default.
+	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses
+	// that could not be written, each with its request id; never of a key. Nil stands for slog.Default.
 	Logger *slog.Logger
 	// Problem, when set, is told the status of every answer that is a problem document.
 	Problem func(status int)
@@ -148,6 +149,7 @@ func New(cfg Config) http.Handler {
 	}
 	mux.HandleFunc("/", a.notFound)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		echoRequestID(w, r)
 		// The mux would answer with a redirect and without a body, which a client that posts JSON has no use for.
 		if !isClean(r.URL.EscapedPath()) {
 			a.notFound(w, r)

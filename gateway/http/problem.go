@@ -18,6 +18,7 @@ type problem struct {
 	status  int
 	field   string // of the request, as it is spelled there; empty when none is to blame
 	message string // without the field's name
+	cause   error  // what the log is to say of a defect; nil otherwise
 }
 
 // problemBody is a problem document (RFC 9457).
@@ -71,7 +72,7 @@ func invalid(field, message string) *problem {
 
 // problemOf turns an error of the Service into a problem. Errors of other types break the Service's promise unless
 // they are the context's; their text stays in the node's log.
-func (a *api) problemOf(r *http.Request, err error) *problem {
+func problemOf(err error) *problem {
 	var e *limiter.Error
 	switch {
 	case errors.As(err, &e):
@@ -89,19 +90,18 @@ func (a *api) problemOf(r *http.Request, err error) *problem {
 		case limiter.Denied:
 			p.status = http.StatusForbidden
 		default:
-			return a.internal(r, err)
+			return internal(err)
 		}
 		return p
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &problem{status: http.StatusServiceUnavailable, message: "the request ended before there was an answer"}
 	default:
-		return a.internal(r, err)
+		return internal(err)
 	}
 }
 
-func (a *api) internal(r *http.Request, err error) *problem {
-	a.Logger.ErrorContext(r.Context(), "http: request failed", "path", r.URL.Path, "error", err)
-	return &problem{status: http.StatusInternalServerError, message: "the node's log says more"}
+func internal(err error) *problem {
+	return &problem{status: http.StatusInternalServerError, message: "the node's log says more", cause: err}
 }
 
 // unbatched takes the place in a batch off the name of a field, for requests that are not one.
@@ -122,6 +122,7 @@ func (a *api) writeProblem(w http.ResponseWriter, r *http.Request, p *problem) {
 	if a.Problem != nil {
 		a.Problem(p.status)
 	}
+	a.logProblem(w, r, p)
 	b := p.body()
 	a.writeJSON(w, r, p.status, "application/problem+json", &b)
 }

@@ -83,6 +83,8 @@ var clocks = []string{
 	"limiter/route.go deadline",
 	"metrics/doors.go HTTP",
 	"metrics/doors.go UnaryInterceptor",
+	"rpc/checkstream.go end",
+	"rpc/checkstream.go observe",
 	"rpc/peers.go Forward",
 	"rpc/peers.go forgetLocked",
 	"rpc/peers.go repeat",
