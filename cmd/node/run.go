@@ -25,7 +25,7 @@ import (
 // runFlags are the settings of one node as the command line writes them.
 type runFlags struct {
 	name, bind, advertise                              string
-	httpPort, grpcPort, gossipPort, peer               parsed[port]
+	httpPort, grpcPort, gossipPort, peer, debug        parsed[port]
 	join, voters                                       []string
 	policies, gossipKeyFile, secretFile, unknownPolicy string
 	maxKeys                                            parsed[int64]
@@ -70,6 +70,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.grpcPort.by(parsePort, "port", "8081"), "grpc-port", "port for gRPC")
 	fs.Var(f.gossipPort.by(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
 	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
+	fs.Var(f.debug.by(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
@@ -130,6 +131,9 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		PolicyFile: f.policies, GossipKeyFile: f.gossipKeyFile, SecretFile: f.secretFile, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
+	}
+	if f.debug.value != portOff {
+		cfg.DebugPort = &f.debug.value
 	}
 	for _, later := range []struct {
 		flag string
