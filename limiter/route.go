@@ -30,7 +30,11 @@ func (l *Limiter) run(ctx context.Context, ops []Op) {
 			rest = append(rest, &ops[i])
 		}
 	}
-	l.finish(ctx, ops, rest)
+	l.wait(ctx, rest)
+	end := l.ending()
+	for i := range ops {
+		l.conclude(&ops[i], &end)
+	}
 }
 
 // begin carries out an operation if that can be done at once, and reports whether it is done with.
@@ -43,25 +47,30 @@ func (l *Limiter) begin(t *table, op *Op, now *moment) bool {
 	return h.Wait == 0 && l.recall(t, op, now.Instant)
 }
 
-// finish has those operations carried out elsewhere, or later, that could not be at once, and concludes all.
-func (l *Limiter) finish(ctx context.Context, ops []Op, rest []*Op) {
-	if len(rest) > 0 {
-		ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
-		defer cancel()
-		l.forward(ctx, rest)
+// wait has those operations carried out, elsewhere or later, that could not be at once.
+func (l *Limiter) wait(ctx context.Context, rest []*Op) {
+	if len(rest) == 0 {
+		return
 	}
-	end := moment{l: l} // of which only the clock of leases is read, once, and only if an answer is under one
-	for i := range ops {
-		op := &ops[i]
-		if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
-			l.unreachable(op) // another node may decide by now, and know nothing of this
-		}
-		switch {
-		case op.givesBack():
-			l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
-		case op.asked.table != nil:
-			l.remember(op)
-		}
+	ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
+	defer cancel()
+	l.forward(ctx, rest)
+}
+
+// ending is the moment at which a batch is concluded, of which only the clock of leases is read, once, and only if an
+// answer is under one.
+func (l *Limiter) ending() moment { return moment{l: l} }
+
+// conclude does what is left to be done when an operation has its Outcome.
+func (l *Limiter) conclude(op *Op, end *moment) {
+	if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
+		l.unreachable(op) // another node may decide by now, and know nothing of this
+	}
+	switch {
+	case op.givesBack():
+		l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
+	case op.asked.table != nil:
+		l.remember(op)
 	}
 }
 
