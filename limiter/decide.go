@@ -295,7 +295,7 @@ func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decisio
 		if h.Wait > 0 || !c.plain() || c.RequestID != "" {
 			return false, nil
 		}
-		_, done = l.refused(t, c, s, now.Mono, d)
+		_, _, done = l.refused(t, c, s, now.Mono, d)
 		return done, nil
 	}
 	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: l.requestID(c)}

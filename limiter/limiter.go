@@ -103,8 +103,9 @@ type Limiter struct {
 
 	subjects sync.Pool // of *[MaxBatch]subject
 
-	refusals Refusals[refusalKey, Decision] // of checks that other nodes decide
-	settling background
+	refusals  Refusals[refusalKey, Decision] // of checks that other nodes decide
+	inquiries inquiries                      // about these keys
+	settling  background
 
 	changed chan struct{}
 	quit    chan struct{}

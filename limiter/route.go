@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -54,7 +55,45 @@ func (l *Limiter) wait(ctx context.Context, rest []*Op) {
 	}
 	ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
 	defer cancel()
-	l.forward(ctx, rest)
+	var behind []*Op // somebody else's question
+	ask := rest[:0]
+	for _, op := range rest {
+		if op.asked.answered != nil && !op.asked.leads {
+			behind = append(behind, op)
+		} else {
+			ask = append(ask, op)
+		}
+	}
+	if len(behind) == 0 {
+		l.forward(ctx, ask)
+		return
+	}
+	l.forward(ctx, slices.Clone(ask)) // which takes out of it what is done
+	// Before anything is waited for, those who wait for these; two batches may each lead what the other wants.
+	end := l.ending()
+	for _, op := range ask {
+		l.conclude(op, &end)
+	}
+	l.forward(ctx, l.unanswered(ctx, behind))
+}
+
+// unanswered waits until what others have asked is answered, and returns the operations that this does not answer.
+func (l *Limiter) unanswered(ctx context.Context, ops []*Op) (rest []*Op) {
+	for _, op := range ops {
+		select {
+		case <-op.asked.answered:
+		case <-ctx.Done():
+		}
+	}
+	t, now := l.table.Load(), l.clock()
+	for _, op := range ops {
+		mark, _, ok := l.refused(t, &op.Check, &op.subject, now.Mono, &op.Outcome.Decision)
+		if op.asked = (question{}); !ok {
+			op.asked = question{table: t, mark: mark, sent: now.Mono}
+			rest = append(rest, op)
+		}
+	}
+	return rest
 }
 
 // ending is the moment at which a batch is concluded, of which only the clock of leases is read, once, and only if an
@@ -72,6 +111,10 @@ func (l *Limiter) conclude(op *Op, end *moment) {
 	case op.asked.table != nil:
 		l.remember(op)
 	}
+	if op.asked.leads {
+		l.inquiries.end(op.hash, op.asked.answered)
+	}
+	op.asked = question{}
 }
 
 // deadline is the instant until which other nodes may be waited for: early enough for an answer by on_error to reach the
@@ -90,7 +133,7 @@ func (l *Limiter) deadline(ctx context.Context) time.Time {
 // to wait. A node that says it is not the holder is believed: nothing was done, so asking again elsewhere charges nothing
 // twice.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
-	for {
+	for len(ops) > 0 {
 		groups := make(map[Holder][]*Op)
 		var waiting []*Op
 		for _, op := range ops {
@@ -121,10 +164,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 				l.unreachable(op)
 			}
 		}
-		if ops = again; len(ops) == 0 {
-			return
-		}
-		if pause > 0 {
+		if ops = again; len(ops) > 0 && pause > 0 {
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():
