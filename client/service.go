@@ -40,25 +40,29 @@ func (s *service) checkAll(ctx context.Context, qs []question) (AllDecision, err
 	return out, nil
 }
 
-func (s *service) check(ctx context.Context, qs []question) ([]answer, error) {
-	answers, err := s.svc.Check(ctx, serviceChecks(qs))
-	if err != nil {
-		return nil, serviceError(err)
+func (s *service) check(ctx context.Context, qs []question, answers []answer, within time.Duration) error {
+	if within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
 	}
-	results, undecided := make([]answer, len(answers)), 0
-	for i := range answers {
-		if answers[i].Err != nil {
-			results[i].Err = serviceError(answers[i].Err)
+	results, err := s.svc.Check(ctx, serviceChecks(qs))
+	if err != nil {
+		return serviceError(err)
+	}
+	undecided := 0
+	for i := range results {
+		if results[i].Err != nil {
+			answers[i] = answer{Result: Result{Err: serviceError(results[i].Err)}}
 			undecided++
 			continue
 		}
-		results[i].Decision = serviceDecision(&answers[i].Decision)
-		results[i].rememberFor = answers[i].RememberFor
+		answers[i] = answer{Result{Decision: serviceDecision(&results[i].Decision)}, results[i].RememberFor}
 	}
-	if undecided == len(results) {
-		return nil, results[0].Err // as a node does
+	if undecided == len(answers) {
+		return answers[0].Err // as a node does
 	}
-	return results, nil
+	return nil
 }
 
 func (s *service) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
