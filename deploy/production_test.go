@@ -162,6 +162,15 @@ func TestProduction(t *testing.T) {
 		}
 	}
 
+	// The command, as the README has it.
+	if out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"),
+		"--tls-server-name", "weir", "--token-file", filepath.Join(secrets, "tokens", "operator")); err != nil || strings.Count(out, " active ") != 3 {
+		t.Errorf("weir status: %v\n%s", err, out)
+	}
+	if out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"), "--tls-server-name", "weir"); err == nil {
+		t.Errorf("weir status without a token:\n%s", out)
+	}
+
 	// One limit over all three, which talk over mutual TLS.
 	admitted := 0
 	for i := range 9 {
@@ -203,11 +212,11 @@ func TestProduction(t *testing.T) {
 
 // process is a node that runs.
 type process struct {
-	cmd        *exec.Cmd
-	ready      chan string
-	ended      chan struct{}
-	log        *buffer
-	http, peer string
+	cmd              *exec.Cmd
+	ready            chan string
+	ended            chan struct{}
+	log              *buffer
+	http, grpc, peer string
 }
 
 // buffer is a log that is written and read at the same time.
@@ -271,6 +280,8 @@ func (p *process) waitReady(t *testing.T) {
 			switch name, value, _ := strings.Cut(field, "="); name {
 			case "http":
 				p.http = value
+			case "grpc":
+				p.grpc = value
 			case "peer":
 				p.peer = value
 			}
