@@ -37,9 +37,12 @@ type Cluster struct {
 	queue []func() // for run to do, in order
 	wake  chan struct{}
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	keys    sync.Mutex          // held while the keyring is looked at or changed
+	keyring *memberlist.Keyring // nil: gossip in plain text
+
 	leave  sync.Mutex // held while the list is told that this node leaves
 	closed sync.Once
 }
@@ -204,7 +207,8 @@ func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config
 	conf.Events = delegate{c}
 	conf.Alive = delegate{c}
 	if len(c.cfg.Keys) > 0 {
-		conf.Keyring, _ = memberlist.NewKeyring(c.cfg.Keys, c.cfg.Keys[0]) // Validate has seen the keys
+		c.keyring, _ = memberlist.NewKeyring(c.cfg.Keys, c.cfg.Keys[0]) // Validate has seen the keys
+		conf.Keyring = c.keyring
 	}
 	return conf
 }

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -169,14 +168,9 @@ func checkKey(key []byte) error {
 	return fmt.Errorf("has %d bytes; it must have 16, 24 or 32", len(key))
 }
 
-// LoadKeyFile reads gossip keys: one a line, in base64, of 16, 24 or 32 bytes; the first is used for writing. Empty
-// lines and lines that begin with # are skipped. A new key is put in use without a gap by adding it to all nodes'
-// files as a later line, then making it the first, then dropping the old one.
-func LoadKeyFile(path string) ([][]byte, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("--gossip-key-file: %w", err)
-	}
+// ParseKeys reads gossip keys: one a line, in base64, of 16, 24 or 32 bytes; the first is used for writing. Empty lines
+// and lines that begin with # are skipped. file is the content's name in errors, which hold nothing of a key.
+func ParseKeys(file string, text []byte) ([][]byte, error) {
 	var keys [][]byte
 	for i, line := range strings.Split(string(text), "\n") {
 		line = strings.TrimSpace(line)
@@ -185,15 +179,18 @@ func LoadKeyFile(path string) ([][]byte, error) {
 		}
 		key, err := base64.StdEncoding.DecodeString(line)
 		if err != nil {
-			return nil, fmt.Errorf("--gossip-key-file: %s:%d: not base64; make a key with: openssl rand -base64 32", path, i+1)
+			return nil, fmt.Errorf("%s:%d: not base64; make a key with: openssl rand -base64 32", file, i+1)
 		}
 		if err := checkKey(key); err != nil {
-			return nil, fmt.Errorf("--gossip-key-file: %s:%d: the key %w", path, i+1, err)
+			return nil, fmt.Errorf("%s:%d: the key %w", file, i+1, err)
 		}
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("--gossip-key-file: %s holds no key; make one with: openssl rand -base64 32", path)
+		return nil, fmt.Errorf("%s holds no key; make one with: openssl rand -base64 32", file)
+	}
+	if len(keys) > MaxKeys {
+		return nil, fmt.Errorf("%s holds %d keys, at most %d make sense: each is tried on what arrives", file, len(keys), MaxKeys)
 	}
 	return keys, nil
 }

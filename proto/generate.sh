@@ -8,4 +8,4 @@ GOBIN=$bin go install google.golang.org/protobuf/cmd/protoc-gen-go google.golang
 PATH=$bin:$PATH protoc -I . \
   --go_out=. --go_opt=paths=source_relative \
   --go-grpc_out=. --go-grpc_opt=paths=source_relative \
-  weir/v1/limiter.proto weir/peer/v1/peer.proto weir/peer/v1/ownership.proto
+  weir/v1/limiter.proto weir/v1/admin.proto weir/peer/v1/peer.proto weir/peer/v1/ownership.proto weir/peer/v1/gossipkeys.proto

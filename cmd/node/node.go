@@ -148,12 +148,6 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	} else if err := n.checkPolicies(policies); err != nil {
 		return n, err
 	}
-	var keys [][]byte
-	if cfg.Security.GossipKeyFile != "" {
-		if keys, err = cluster.LoadKeyFile(cfg.Security.GossipKeyFile); err != nil {
-			return n, err
-		}
-	}
 	seed, err := hashSeed(cfg.Security.SecretFile)
 	if err != nil {
 		return n, err
@@ -175,7 +169,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n.security.guardDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
 	n.security.warn(cfg)
 	if cfg.GossipPort != portOff {
-		if n.cluster, err = n.join(keys, policies); err != nil {
+		if n.cluster, err = n.join(policies); err != nil {
 			return n, err
 		}
 	}
@@ -213,6 +207,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	if n.cluster != nil {
 		n.work.Go(n.follow)
 		n.work.Go(n.steer)
+		n.work.Go(n.followKeyFile)
 	} else {
 		n.keeper.SetView(aloneView(ownership.Node(n.self())))
 	}
@@ -248,10 +243,10 @@ func (n *node) clusterConfig() cluster.Config {
 }
 
 // join starts the gossip.
-func (n *node) join(keys [][]byte, policies *policy.Set) (*cluster.Cluster, error) {
+func (n *node) join(policies *policy.Set) (*cluster.Cluster, error) {
 	c := n.clusterConfig()
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
-	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, keys, shortHash(policies), n.cfg.Voters
+	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
 	return cluster.Start(c)
 }
 
@@ -281,6 +276,7 @@ func (n *node) serve() {
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
 		peerv1.RegisterOwnershipServer(n.peerServer, n.messenger)
+		peerv1.RegisterGossipKeysServer(n.peerServer, peerKeys{n: n})
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
@@ -292,6 +288,7 @@ func (n *node) serve() {
 			grpc.ChainStreamInterceptor(n.endWithNode),
 		)...)
 		rpc.NewServer(n.security.guard.Service("grpc", n.limiter), n.Status).Register(n.grpcServer)
+		weirv1.RegisterAdminServer(n.grpcServer, &admin{n: n})
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
