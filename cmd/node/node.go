@@ -55,6 +55,7 @@ type nodeConfig struct {
 	PolicyFile                               string   // empty: Policies
 	Policies                                 *policy.Set
 	Security                                 securityConfig
+	Limits                                   limitsConfig
 	UnknownPolicy                            limiter.Unknown
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
@@ -66,6 +67,7 @@ type nodeConfig struct {
 // node is one running node: everything that listens, and what it stands on.
 type node struct {
 	cfg      nodeConfig
+	limits   limitsConfig
 	log      *slog.Logger
 	started  time.Time
 	settings uint64 // fingerprint of the ring's settings
@@ -107,7 +109,7 @@ const (
 // error names the flag that is to blame, and leaves nothing running.
 func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n = &node{
-		cfg: cfg, log: cfg.Logger, started: time.Now(),
+		cfg: cfg, limits: newLimits(cfg.Limits), log: cfg.Logger, started: time.Now(),
 		built: make(chan struct{}), settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -167,6 +169,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		}
 	}
 	n.security.guardDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
+	n.limits.doors(n.security.refusals, n.listeners.http, n.listeners.grpc, n.listeners.peer)
 	n.security.warn(cfg)
 	if cfg.GossipPort != portOff {
 		if n.cluster, err = n.join(policies); err != nil {
@@ -271,7 +274,8 @@ func (n *node) serve() {
 	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(append(n.security.peerServer(), grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake)...)
+		n.peerServer = grpc.NewServer(append(slices.Concat(n.security.peerServer(), n.limits.peerServer()),
+			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake)...)
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
@@ -280,8 +284,8 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
-		n.grpcServer = grpc.NewServer(append(n.security.grpcServer(),
-			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake,
+		n.grpcServer = grpc.NewServer(append(slices.Concat(n.security.grpcServer(), n.limits.grpcServer()),
+			grpc.WaitForHandlers(true), handshake,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -295,11 +299,11 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
 	}
 	if n.listeners.http != nil {
-		n.httpServer = httpapi.NewServer(httpapi.New(httpapi.Config{
+		n.httpServer = n.limits.httpServer(httpapi.NewServer(httpapi.New(httpapi.Config{
 			Service: n.security.guard.Service("http", n.limiter), Authorize: n.security.guard.HTTP, Ready: n.Ready, Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			NoInline: n.cfg.NoInline, Logger: n.log,
-		}), n.log)
+			NoInline: n.cfg.NoInline, Logger: n.log, MaxBody: n.limits.MaxMessage,
+		}), n.log))
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
 	}
 }
