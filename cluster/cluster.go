@@ -79,7 +79,7 @@ func Start(cfg Config) (*Cluster, error) {
 }
 
 func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster, error) {
-	gossip := newGossipLog(cfg.Logger)
+	gossip := newGossipLog(cfg.Logger, func() { cfg.Refused(OtherKey) })
 	t, err := listen(ctx, cfg.Bind, cfg.GossipPort, gossip.standard())
 	if err != nil {
 		return nil, err
@@ -455,6 +455,7 @@ func (c *Cluster) down(id identity) {
 
 // refused takes in that somebody at an address is not of our cluster.
 func (c *Cluster) refused(who string, state State, err error) {
+	c.cfg.Refused(OtherCluster)
 	if !c.refusals[who] {
 		if len(c.refusals) >= 1000 {
 			clear(c.refusals)

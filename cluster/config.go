@@ -42,6 +42,9 @@ type Config struct {
 	PolicyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().
 	Logger *slog.Logger
+	// Refused, when set, is told each time that somebody is turned away, by one of the Reasons below; it is called by several
+	// goroutines and must return at once. What there is to say is logged already.
+	Refused func(reason string)
 
 	// ProbeInterval paces the failure detection: a crash is seen after 5 to 11 times as long.
 	// 0: 300 ms. Shorter ones take a pause of the process (or a busy machine) for a crash.
@@ -61,6 +64,12 @@ type Config struct {
 	wrapTransport func(memberlist.NodeAwareTransport) memberlist.NodeAwareTransport
 }
 
+// The reasons that Config.Refused is given.
+const (
+	OtherKey     = "gossip_key"    // what arrived cannot be read with the keys of this node, or is in plain text
+	OtherCluster = "other_cluster" // a node that cannot be a member, such as one with another secret
+)
+
 // withDefaults returns c with every zero replaced by its default.
 func (c Config) withDefaults() Config {
 	setDefault := func(d *time.Duration, value time.Duration) {
@@ -73,6 +82,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Refused == nil {
+		c.Refused = func(string) {}
 	}
 	setDefault(&c.ProbeInterval, 300*time.Millisecond)
 	setDefault(&c.Settle, 500*time.Millisecond)

@@ -156,9 +156,24 @@ func TestRotateByCommand(t *testing.T) {
 	if n := len(late.view().Members); n != 4 {
 		t.Errorf("the late one sees %d members", n)
 	}
+	cfg := nodes[0].cfg
+	cfg.Name, cfg.Join = "old", []string{nodes[0].view().Self.GossipAddr}
+	cfg.Security.GossipKeyFile = writeFile(t, "gossip.keys", gossipText(1))
+	old, err := startNode(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer old.Stop()
+	refusedAt(t, nodes[0], "gossip", cluster.OtherKey)
+	// It is not left outside for good: it reads its file again.
+	if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte(gossipText(2)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	awaitSettled(t, old)
+	eventually(t, "five members", func() bool { return len(old.view().Members) == 5 })
 	stop()
 	for _, n := range nodes {
-		if members := len(n.view().Members); members != 4 {
+		if members := len(n.view().Members); members != 5 {
 			t.Errorf("%s sees %d members", n.cfg.Name, members)
 		}
 	}
