@@ -31,6 +31,7 @@ type runFlags struct {
 	join, voters                                []string
 	policies, unknownPolicy                     string
 	security                                    securityFlags
+	limits                                      limitsFlags
 	maxKeys                                     parsed[int64]
 	maxMemory                                   string
 	maxRequestIDs                               int
@@ -80,6 +81,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
 	f.security.register(fs)
+	f.limits.register(fs)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
@@ -176,6 +178,9 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	}
 	if f.maxRequestIDs == 0 {
 		cfg.MaxRequestIDs = -1 // none, where 0 would stand for the default
+	}
+	if cfg.Limits, err = f.limits.config(); err != nil {
+		return cfg, err
 	}
 	if f.timeout < time.Millisecond || f.timeout > time.Minute {
 		return cfg, fmt.Errorf("--timeout: %v is not a time to wait from 1ms to 1m", f.timeout)

@@ -77,6 +77,7 @@ var clocks = []string{
 	"certs/certs.go Open", // certificates expire by the time of day
 	"certs/certstest/certstest.go Issue",
 	"certs/certstest/certstest.go NewAuthority",
+	"cmd/node/door.go Write",
 	"cmd/node/node.go settle",
 	"cmd/node/node.go startNode",
 	"cmd/node/refusals.go newRefusals",
