@@ -310,7 +310,7 @@ func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.
 
 // Begin and Finish make a node the rpc.Service of its streams. What comes before an answer comes before each check's, side by
 // side.
-func (n *node) Begin(b *limiter.Batch) (open []int, err *limiter.Error) {
+func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
 	n.messages.Add(1)
 	if gate := n.gate.Load(); gate != nil {
 		<-*gate
@@ -487,7 +487,7 @@ func (n *node) hold() (release func()) {
 
 // steps are the methods of a node that are rpc.Service's.
 type steps interface {
-	Begin(*limiter.Batch) ([]int, *limiter.Error)
+	Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error)
 	Finish(context.Context, *limiter.Batch)
 }
 

@@ -10,6 +10,9 @@ import (
 type Batch struct {
 	// Checks are the questions. Their keys may be parts of larger texts.
 	Checks []Check
+	// Refused are checks, by place, that are answered by an error in place of a decision: those that their caller may not
+	// ask. Nil: none.
+	Refused map[int]*Error
 	// Results has the answer to each check, once it is there.
 	Results []Result
 
@@ -23,13 +26,14 @@ func (b *Batch) Reset() {
 	clear(b.Results)
 	clear(b.ops)
 	b.Checks, b.Results, b.ops, b.wait = b.Checks[:0], b.Results[:0], b.ops[:0], b.wait[:0]
+	b.Refused = nil
 }
 
 // Begin answers the checks of a batch that this node decides and need not wait for anything, and returns the places of the
 // others, for Finish; the slice is the batch's. Unlike those of Check, the checks of a Batch have nothing to do with one
 // another: one that is not acceptable gets an error of its own. Begin itself fails when the number of checks is not
-// acceptable; nothing was charged then.
-func (l *Limiter) Begin(b *Batch) (open []int, err *Error) {
+// acceptable; nothing was charged then. ctx says who asks, to those who stand between a door and the Limiter.
+func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 	if err := ValidBatch(len(b.Checks)); err != nil {
 		return nil, err
 	}
@@ -41,17 +45,11 @@ func (l *Limiter) Begin(b *Batch) (open []int, err *Error) {
 	for i := range b.ops {
 		op := &b.ops[i]
 		*op = Op{Kind: OpCheck, Check: b.Checks[i]}
-		if op.Outcome.Err = l.prepare(op); op.Outcome.Err == nil {
-			h := l.cfg.Ownership.Holder(op.partition)
-			decided := false
-			switch {
-			case h.Self:
-				l.decide(t, op, now)
-				decided = !op.Outcome.pending()
-			case h.Wait == 0:
-				decided = l.recall(t, op, now.Instant)
-			}
-			if !decided {
+		if op.Outcome.Err = b.Refused[i]; op.Outcome.Err == nil {
+			op.Outcome.Err = l.prepare(op)
+		}
+		if op.Outcome.Err == nil {
+			if !l.begin(t, op, &now) {
 				b.wait = append(b.wait, i)
 				continue
 			}

@@ -23,7 +23,7 @@ func TestBatchInTwoSteps(t *testing.T) {
 			b.Checks[3].Policy = "unknown"
 			b.Checks[3].Key = c.owned("unknown", 1, 0)
 			asked := c.carried
-			open, err := node.Begin(&b)
+			open, err := node.Begin(t.Context(), &b)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -49,7 +49,7 @@ func TestBatchInTwoSteps(t *testing.T) {
 			}
 		}
 		b.Reset()
-		if _, err := node.Begin(&b); err == nil || err.Field != "checks" {
+		if _, err := node.Begin(t.Context(), &b); err == nil || err.Field != "checks" {
 			t.Errorf("a batch without checks: %v", err)
 		}
 	})
@@ -61,7 +61,7 @@ func TestBatchThatNobodyAnswers(t *testing.T) {
 		c.tamper(lost)
 		var b Batch
 		b.Checks = append(b.Checks, named("p", c.owned("p", 1, 0), 1))
-		open, err := c.nodes[0].Begin(&b)
+		open, err := c.nodes[0].Begin(t.Context(), &b)
 		if err != nil || len(open) != 1 {
 			t.Fatal(open, err)
 		}
@@ -83,7 +83,7 @@ func TestBatchRemembersRefusals(t *testing.T) {
 		ask := func() Result {
 			b.Reset()
 			b.Checks = append(b.Checks, named("p", text[1000:], 10))
-			open, err := c.nodes[0].Begin(&b)
+			open, err := c.nodes[0].Begin(t.Context(), &b)
 			if err != nil {
 				t.Fatal(err)
 			}

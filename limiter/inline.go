@@ -6,12 +6,14 @@ import (
 	"sync"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
 // inlineRule is a limit that came along with a request, validated and with its scope worked out.
 type inlineRule struct {
 	store.Rule
+	hash      *ring.Scope
 	unlimited bool
 }
 
@@ -19,10 +21,12 @@ type inlineRule struct {
 // are a cache, and a caller who sends ever new ones only slows itself.
 const maxInlineRules = 4096
 
-// inlineRules works out each inline limit once. The zero value is ready for use.
+// inlineRules works out each inline limit once. Its zero value is ready for use under seed 0.
 type inlineRules struct {
 	mu sync.RWMutex
 	by map[inlineKey]*inlineRule
+
+	seed uint64 // of key hashes
 }
 
 type inlineKey struct {
@@ -54,8 +58,10 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 		}
 		return nil, &Error{Invalid, "limit", err.Error()}
 	}
+	scope := InlineScope(namespace, &limit)
 	rule = &inlineRule{
-		Rule:      store.Rule{Scope: InlineScope(namespace, &limit), Limits: algo.Limits{limit}},
+		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{limit}},
+		hash:      ring.NewScope(r.seed, scope),
 		unlimited: limit.Limit == algo.Unlimited,
 	}
 	r.mu.Lock()

@@ -94,18 +94,21 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	if c.over {
 		return io.EOF
 	}
+	seen := c.server.observe()
 	b := c.server.batches.Get().(*limiter.Batch)
 	var open []int
 	bad := c.unpack(in, b)
 	if bad == nil {
-		open, bad = c.server.svc.Begin(b)
+		open, bad = c.server.svc.Begin(c.stream.Context(), b)
 	}
 	switch {
 	case bad != nil:
 		c.server.put(b)
+		defer seen.end(code(bad.Kind))
 		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: protoError(bad)})
 	case len(open) == 0:
 		defer c.server.put(b)
+		defer seen.end(codes.OK)
 		return c.answer(in.Sequence, b, nil, false)
 	}
 	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
@@ -122,11 +125,33 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	c.waiting.Go(func() {
 		defer func() { <-c.places }()
 		defer cancel()
+		defer seen.end(codes.OK)
 		c.server.svc.Finish(ctx, b)
 		_ = c.answer(sequence, b, open, false) // the reader learns of a broken stream, too
 		c.server.put(b)
 	})
 	return err
+}
+
+// observation is a request whose time is taken. The zero value is of one whose time nobody wants to know.
+type observation struct {
+	to    func(time.Duration, codes.Code)
+	began time.Time
+}
+
+// observe begins an observation.
+func (s *Server) observe() observation {
+	if s.cfg.Observe == nil {
+		return observation{}
+	}
+	return observation{s.cfg.Observe, time.Now()}
+}
+
+// end ends it.
+func (o observation) end(failed codes.Code) {
+	if o.to != nil {
+		o.to(time.Since(o.began), failed)
+	}
 }
 
 // put keeps a batch, emptied, for the next request.

@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -100,10 +102,15 @@ func TestCheckStreamIsCheck(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var observed, failures atomic.Int64
 	node := func() weirv1.LimiterClient {
 		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: 1e9, Wall: 1e18} }})
 		t.Cleanup(l.Close)
-		s := NewServer(ServerConfig{Service: l})
+		s := NewServer(ServerConfig{Service: l, Observe: func(_ time.Duration, failed codes.Code) {
+			if observed.Add(1); failed != codes.OK {
+				failures.Add(1)
+			}
+		}})
 		t.Cleanup(s.Close)
 		return weirv1.NewLimiterClient(dial(t, serve(t, s.Register)))
 	}
@@ -169,6 +176,14 @@ func TestCheckStreamIsCheck(t *testing.T) {
 				t.Fatalf("round %d, check %d of %v:\nstream %v\nunary  %v", round, i, req.Checks[i], got, w.GetDecision())
 			}
 		}
+	}
+	for range 2 { // when the second is answered the first has been observed
+		if out := exchange(t, stream, &weirv1.CheckStreamRequest{}); out.Error == nil {
+			t.Error("no checks are no error")
+		}
+	}
+	if observed.Load() < 61 || failures.Load() < 1 || failures.Load() > 2 {
+		t.Errorf("%d requests observed, %d of them failed", observed.Load(), failures.Load())
 	}
 }
 
@@ -268,7 +283,7 @@ type distant struct {
 	begun  int
 }
 
-func (d *distant) Begin(b *limiter.Batch) (open []int, err *limiter.Error) {
+func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.begun++

@@ -171,6 +171,8 @@ func code(k limiter.Kind) codes.Code {
 		return codes.ResourceExhausted
 	case limiter.Unavailable:
 		return codes.Unavailable
+	case limiter.Denied:
+		return codes.PermissionDenied
 	}
 	return codes.Internal
 }
@@ -186,6 +188,8 @@ func kind(c codes.Code) limiter.Kind {
 		return limiter.TooLarge
 	case codes.Unavailable:
 		return limiter.Unavailable
+	case codes.PermissionDenied:
+		return limiter.Denied
 	}
 	return 0
 }
@@ -217,6 +221,9 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 	item := &peerv1.Item{
 		Partition: uint32(op.Partition()), Term: protoTerm(to.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
 	}
+	if op.Trace != "" {
+		item.Trace = []byte(op.Trace)
+	}
 	t := protoTarget(op.Target)
 	cost := op.Cost // a copy: a message may outlive the call that the operation belongs to
 	switch op.Kind {
@@ -244,6 +251,9 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 // operation is the inverse of protoItem. What it cannot make sense of gets an Outcome with an Err.
 func operation(item *peerv1.Item) *limiter.Op {
 	op := &limiter.Op{Hops: int(item.Hops)}
+	if len(item.Trace) == limiter.TraceContext {
+		op.Trace = string(item.Trace)
+	}
 	var t *weirv1.Target
 	switch o := item.Operation.(type) {
 	case *peerv1.Item_Check:

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -38,7 +39,7 @@ const (
 	maxStreams = 1024
 )
 
-// MessengerConfig is what a Messenger needs. All fields are required.
+// MessengerConfig is what a Messenger needs. All fields but Credentials are required.
 type MessengerConfig struct {
 	Self         Node
 	RingSettings uint64 // fingerprint of the ring's settings; a peer with another one is refused
@@ -49,6 +50,8 @@ type MessengerConfig struct {
 	// Receive is called with every message that arrives, by one goroutine for each sender. It must return soon.
 	Receive func(ownership.Envelope)
 	Logger  *slog.Logger
+	// Credentials, when set, is how the peers prove who they are; nil stands for plain text.
+	Credentials credentials.TransportCredentials
 }
 
 // MessengerStats counts messages since the Messenger was made.
@@ -115,13 +118,18 @@ func (m *Messenger) Retain(keep func(Node) bool) {
 
 // Send passes messages on, whatever they say of their sender. It never blocks. Messages to this node itself are dropped.
 func (m *Messenger) Send(envelopes []ownership.Envelope) {
-	for _, e := range envelopes {
-		c, err := m.courier(Node(e.To))
-		if err != nil {
-			m.dropped.Add(1)
-			continue
+	for len(envelopes) > 0 {
+		to := envelopes[0].To
+		n := 1
+		for n < len(envelopes) && envelopes[n].To == to {
+			n++
 		}
-		c.add(e.Message)
+		if c, err := m.courier(Node(to)); err != nil {
+			m.dropped.Add(uint64(n))
+		} else {
+			c.add(envelopes[:n])
+		}
+		envelopes = envelopes[n:]
 	}
 }
 
@@ -141,7 +149,7 @@ func (m *Messenger) courier(to Node) (*courier, error) {
 	}
 	// A connection is tried again without regard for the cost: a node that is back is to be found within 100 ms, since
 	// some partitions may wait for it, and one that is not is soon no member any more.
-	conn, err := dialPeer(addr, grpc.ConnectParams{
+	conn, err := dialPeer(addr, m.cfg.Credentials, grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
 		MinConnectTimeout: reachWithin,
 	})
@@ -192,12 +200,20 @@ func (l *lane) pop() ownership.Message {
 	return msg
 }
 
-// add queues a message, unless the very same one is waiting already: cores repeat what is not answered in time. When
-// too much waits, the oldest gives way: if it is still of interest, it is going to be repeated.
-func (c *courier) add(msg ownership.Message) {
-	w := weight(msg)
+// add queues messages, all for its node.
+func (c *courier) add(envelopes []ownership.Envelope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	for _, e := range envelopes {
+		c.addLocked(e.Message)
+	}
+	c.signal()
+}
+
+// addLocked queues a message, unless the very same one is waiting already: cores repeat what is not answered in time.
+// When too much waits, the oldest gives way: if it is still of interest, it is going to be repeated.
+func (c *courier) addLocked(msg ownership.Message) {
+	w := weight(msg)
 	if w > maxWeight {
 		c.m.dropped.Add(1)
 		if !c.oversized {
@@ -220,7 +236,6 @@ func (c *courier) add(msg ownership.Message) {
 	l.messages = append(l.messages, msg)
 	l.weight += w
 	c.waiting[msg] = struct{}{}
-	c.signal()
 }
 
 func (c *courier) signal() {
@@ -338,7 +353,7 @@ func (c *courier) open(ctx context.Context) (peerv1.Ownership_ConverseClient, er
 	}
 	self := c.m.cfg.Self
 	hello := &peerv1.Hello{
-		Protocol: Protocol, FromName: self.Name, FromBoot: self.Boot,
+		Protocol: Protocol, OldestProtocol: OldestProtocol, FromName: self.Name, FromBoot: self.Boot,
 		ToName: c.to.Name, ToBoot: c.to.Boot, RingSettings: c.m.cfg.RingSettings,
 	}
 	// An error of Send only says that there is one: Recv tells which.
@@ -383,11 +398,12 @@ func (m *Messenger) Converse(stream peerv1.Ownership_ConverseServer) error {
 		return err
 	}
 	hello := first.GetHello()
-	if err := m.accept(hello); err != nil {
+	version, err := m.accept(hello)
+	if err != nil {
 		m.cfg.Logger.Warn("refused a peer's stream of messages", "peer", hello.GetFromName(), "error", err)
 		return err
 	}
-	if err := stream.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: Protocol}}); err != nil {
+	if err := stream.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: version}}); err != nil {
 		return err
 	}
 	err = m.serve(stream, ownership.Node{Name: hello.FromName, Boot: hello.FromBoot})
@@ -397,18 +413,19 @@ func (m *Messenger) Converse(stream peerv1.Ownership_ConverseServer) error {
 	return err
 }
 
-// accept checks that the sender means this process, shares its idea of the ring, and says who it is.
-func (m *Messenger) accept(h *peerv1.Hello) error {
-	if err := acceptHello(h, m.cfg.Self, m.cfg.RingSettings); err != nil {
-		return err
+// accept checks that the sender means this process, shares its idea of the ring, and says who it is. It returns the
+// version of the protocol to use with it.
+func (m *Messenger) accept(h *peerv1.Hello) (version uint32, err error) {
+	if version, err = acceptHello(h, m.cfg.Self, m.cfg.RingSettings); err != nil {
+		return 0, err
 	}
 	switch {
 	case h.FromName == "" || len(h.FromName) > maxName:
-		return status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", maxName, len(h.FromName))
+		return 0, status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", maxName, len(h.FromName))
 	case h.FromName == m.cfg.Self.Name && h.FromBoot == m.cfg.Self.Boot:
-		return status.Error(codes.InvalidArgument, "from: is this process itself")
+		return 0, status.Error(codes.InvalidArgument, "from: is this process itself")
 	}
-	return nil
+	return version, nil
 }
 
 // serve passes on what arrives until the stream ends. An error is the sender's fault.

@@ -134,14 +134,15 @@ func TestMessengerRefuses(t *testing.T) {
 		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: h}}
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
-		"FailedPrecondition protocol":                     hello(func(h *peerv1.Hello) { h.Protocol++ }),
-		"FailedPrecondition to: this is bob/2, not bob/1": hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
-		"FailedPrecondition to: this is bob/2, not ann/2": hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
-		"FailedPrecondition ring_settings":                hello(func(h *peerv1.Hello) { h.RingSettings++ }),
-		"InvalidArgument from_name: must have 1 to 63":    hello(func(h *peerv1.Hello) { h.FromName = "" }),
-		"InvalidArgument from_name":                       hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
-		"InvalidArgument from: is this process":           hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
-		"InvalidArgument hello":                           {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
+		"FailedPrecondition protocol: this node speaks 1, not 2": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol":                            hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = Protocol+2, Protocol+1 }),
+		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
+		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
+		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),
+		"InvalidArgument from_name: must have 1 to 63":           hello(func(h *peerv1.Hello) { h.FromName = "" }),
+		"InvalidArgument from_name":                              hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
+		"InvalidArgument from: is this process":                  hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
+		"InvalidArgument hello":                                  {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
 	} {
 		t.Run(want, func(t *testing.T) {
 			noLeaks(t)
@@ -372,15 +373,15 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 	}
 	repeated := bulk()
 	for range 3 {
-		c.add(repeated)
+		c.add([]ownership.Envelope{{Message: repeated}})
 	}
 	for range 20 {
-		c.add(bulk())
+		c.add([]ownership.Envelope{{Message: bulk()}})
 	}
 	for i := range 30 {
 		commit := &ownership.Commit{Replicate: ownership.Replicate{Parts: 1, Sequence: uint64(i), Chunk: make([]byte, 100<<10)}}
-		c.add(commit)
-		c.add(commit)
+		c.add([]ownership.Envelope{{Message: commit}})
+		c.add([]ownership.Envelope{{Message: commit}})
 	}
 	var commits []uint64
 	var beside, bulky int // beside commits, and in all
@@ -409,7 +410,7 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 		t.Error("something is left")
 	}
 	// What has been sent may be repeated.
-	if c.add(repeated); !c.pending() {
+	if c.add([]ownership.Envelope{{Message: repeated}}); !c.pending() {
 		t.Error("not repeated")
 	}
 	if s := m.Stats(); s != (MessengerStats{}) {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/ring"
 )
 
 const (
@@ -107,7 +108,8 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 		return err
 	}
 	hello := first.GetHello()
-	if err := acceptHello(hello, s.cfg.Self, s.cfg.RingSettings); err != nil {
+	version, err := acceptHello(hello, s.cfg.Self, s.cfg.RingSettings)
+	if err != nil {
 		s.cfg.Logger.Warn("refused a peer's stream", "peer", hello.GetFromName(), "error", err)
 		return err
 	}
@@ -116,7 +118,7 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 		return err
 	}
 	defer s.leave(sess)
-	if err := stream.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Welcome{Welcome: &peerv1.Welcome{Protocol: Protocol}}}); err != nil {
+	if err := stream.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Welcome{Welcome: &peerv1.Welcome{Protocol: version}}}); err != nil {
 		return err
 	}
 	out := &outlet{stream: stream}
@@ -159,19 +161,22 @@ func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out 
 	}
 }
 
-// acceptHello checks that the sender of a Hello means this process and shares its idea of the ring.
-func acceptHello(h *peerv1.Hello, self Node, ringSettings uint64) error {
-	switch {
-	case h == nil:
-		return status.Error(codes.InvalidArgument, "hello: the first message must be a Hello")
-	case h.Protocol != Protocol:
-		return status.Errorf(codes.FailedPrecondition, "protocol: this node speaks %d, not %d", Protocol, h.Protocol)
-	case h.ToName != self.Name || h.ToBoot != self.Boot:
-		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", self.Name, self.Boot, h.ToName, h.ToBoot)
-	case h.RingSettings != ringSettings:
-		return status.Error(codes.FailedPrecondition, "ring_settings: the nodes differ in ring settings or hash seed, and would not agree on who owns a key")
+// acceptHello checks that the sender of a Hello means this process and shares its idea of the ring, and returns the version
+// of the protocol to use with it.
+func acceptHello(h *peerv1.Hello, self Node, ringSettings uint64) (version uint32, err error) {
+	if h == nil {
+		return 0, status.Error(codes.InvalidArgument, "hello: the first message must be a Hello")
 	}
-	return nil
+	if version, err = agree(h.Protocol, h.OldestProtocol); err != nil {
+		return 0, err
+	}
+	switch {
+	case h.ToName != self.Name || h.ToBoot != self.Boot:
+		return 0, status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", self.Name, self.Boot, h.ToName, h.ToBoot)
+	case h.RingSettings != ringSettings:
+		return 0, status.Errorf(codes.FailedPrecondition, "ring_settings: the peer has %s, and would not agree on who owns a key", ring.Difference(ringSettings, h.RingSettings))
+	}
+	return version, nil
 }
 
 // join finds or makes the session that a stream belongs to.

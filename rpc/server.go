@@ -25,17 +25,20 @@ import (
 // Service is what a Server stands on: see limiter.Limiter.
 type Service interface {
 	limiter.Service
-	Begin(b *limiter.Batch) (open []int, err *limiter.Error)
+	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
 	Finish(ctx context.Context, b *limiter.Batch)
 }
 
-// ServerConfig is what a Server needs. All fields are required.
+// ServerConfig is what a Server needs. All fields but Observe are required.
 type ServerConfig struct {
 	Service Service
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
 	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
 	Topology func() (now *weirv1.TopologyResponse, changed <-chan struct{})
+	// Observe, when set, is told of each request of a CheckStream how long it took until all its answers were sent, and the
+	// code of the error that it got in place of answers. It must return at once.
+	Observe func(took time.Duration, failed codes.Code)
 }
 
 // Server answers callers.

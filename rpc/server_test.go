@@ -52,7 +52,7 @@ func (f fakeService) Cancel(context.Context, limiter.Target, string) (int64, err
 func (f fakeService) Refund(context.Context, limiter.Target, int64) (int64, error)  { return 0, f.err }
 func (f fakeService) Reset(context.Context, limiter.Target) error                   { return f.err }
 
-func (f fakeService) Begin(*limiter.Batch) ([]int, *limiter.Error) {
+func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error) {
 	return nil, &limiter.Error{Kind: limiter.Unavailable, Message: "not in this fake"}
 }
 func (f fakeService) Finish(context.Context, *limiter.Batch) {}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"math/bits"
 	"slices"
 
 	"github.com/weirlimit/weir/algo"
@@ -102,7 +103,7 @@ func (p *partition) recount() {
 	}
 	for i, f := range p.role.followers {
 		if f != nil {
-			p.pending[i].Store(int32(f.left(p.annex)))
+			p.setPending(i, int32(f.left(p.annex)))
 		}
 	}
 }
@@ -143,7 +144,7 @@ func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
 			q = &f.deltas
 		}
 		q.push(turn{r.hash(), mark}, &sh.budget)
-		part.pending[i].Add(1)
+		part.setPending(i, part.pending[i].Load()+1)
 	}
 }
 
@@ -191,7 +192,7 @@ func (p *partition) eachFollower(do func(*follower)) {
 // a durability of None is left out.
 func (s *Store) Attach(p, slot int, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
-		f := sh.attach(part, slot, all)
+		f := sh.attach(part, p, slot, all)
 		f.history = true
 		f.memos = 0
 		for k := range part.annex.reservations.by {
@@ -205,15 +206,16 @@ func (s *Store) Attach(p, slot int, all bool) {
 // AttachCurrent gives it one that has exactly this content already.
 func (s *Store) AttachCurrent(p, slot int, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
-		f := sh.attach(part, slot, all)
+		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
 	})
 }
 
 // attach makes a follower for which nothing is pending.
-func (sh *shard) attach(part *partition, slot int, all bool) *follower {
+func (sh *shard) attach(part *partition, p, slot int, all bool) *follower {
 	sh.detach(part, slot)
-	part.duties()
+	r := part.duties()
+	r.changed, r.bit = &sh.store.changed[p/64], 1<<(p%64)
 	part.raise()
 	a := part.side()
 	a.version++
@@ -313,7 +315,7 @@ func (sh *shard) detach(part *partition, slot int) {
 	f.deltas.free(&sh.budget)
 	sh.budget.Give(8*len(f.resets) + 16*len(f.reservations))
 	part.role.followers[slot] = nil
-	part.pending[slot].Store(0)
+	part.setPending(slot, 0)
 	part.retrace()
 	// What nobody follows is not counted one by one; but it is not of a version that somebody has been told.
 	part.annex.version++
@@ -330,6 +332,26 @@ func (p *partition) follower(slot int) *follower {
 func (s *Store) Pending(p, slot int) int {
 	_, part := s.at(p)
 	return int(part.pending[slot].Load())
+}
+
+// setPending publishes how much is pending for a follower.
+func (p *partition) setPending(slot int, n int32) {
+	if p.pending[slot].Swap(n) == 0 && n > 0 {
+		p.role.changed.Or(p.role.bit)
+	}
+}
+
+// Changed calls do with every partition for which Pending has become more than nothing since Changed was called last. It
+// takes no lock. It must not be called by two at a time.
+func (s *Store) Changed(do func(p int)) {
+	for i := range s.changed {
+		if s.changed[i].Load() == 0 {
+			continue
+		}
+		for word := s.changed[i].Swap(0); word != 0; word &= word - 1 {
+			do(i*64 + bits.TrailingZeros64(word))
+		}
+	}
 }
 
 // Confirm says that the follower has everything up to a version that Drain has named.

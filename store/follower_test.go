@@ -253,6 +253,71 @@ func (a admissions) most(w time.Duration) (most int64) {
 	return most
 }
 
+// TestChanged: whatever comes to be pending is named once at least, and what was named and has been drained is not named
+// again before something new is pending.
+func TestChanged(t *testing.T) {
+	const partitions = 130 // more than two words of bits
+	limits := []algo.Limit{log(20, minute), window(10, minute), {Algorithm: algo.TokenBucket, Limit: 9, Window: minute}}
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 8))
+		s := New(Config{Partitions: partitions, Urgent: func(int) {}})
+		rules := make([]*Rule, len(limits))
+		for i, l := range limits {
+			rules[i] = rule(fmt.Sprint("p", i), l)
+			rules[i].Durability = []Durability{Async, Sync, Escrow, None}[rng.IntN(4)]
+		}
+		named := make([]bool, partitions)
+		for step := range 3000 {
+			now := at(time.Duration(step) * 50 * time.Millisecond)
+			p, slot := rng.IntN(partitions), rng.IntN(2)
+			r := rules[rng.IntN(len(rules))]
+			k := s.key(r.Scope, fmt.Sprint(rng.IntN(300)))
+			switch rng.IntN(12) {
+			case 0:
+				s.Attach(p, slot, rng.IntN(2) == 0)
+			case 1:
+				s.AttachCurrent(p, slot, true)
+			case 2:
+				s.Detach(p, slot)
+			case 3:
+				if err := s.Reset(k, r.Scope); err != nil {
+					t.Fatal(err)
+				}
+			case 4:
+				s.TakeOver(p, now, Claim{1, uint64(step), 7})
+			case 5:
+				s.Widen(p, slot)
+			case 6:
+				s.Sweep(now, 1000)
+			default:
+				call := cost(1)
+				if rng.IntN(3) == 0 {
+					call.RequestID, call.Reservation, call.ReserveFor = rng.Uint64()|1, rng.Uint64()|1, minute
+				}
+				decide(t, s, r, k.Key, now, call)
+			}
+			pending := func(p int) bool { return s.Pending(p, Backup)+s.Pending(p, Target) > 0 }
+			s.Changed(func(p int) {
+				if named[p] && !pending(p) {
+					t.Fatalf("seed %d, step %d: %d named again", seed, step, p)
+				}
+				named[p] = true
+			})
+			for p := range partitions {
+				if pending(p) && !named[p] {
+					t.Fatalf("seed %d, step %d: %d not named", seed, step, p)
+				}
+				if named[p] && rng.IntN(4) == 0 {
+					for slot := range slots {
+						s.Drain(p, slot, now, 1<<rng.IntN(12))
+					}
+				}
+				named[p] = named[p] && pending(p)
+			}
+		}
+	}
+}
+
 // TestCrash has a holder lost at a random moment, with any prefix of its messages delivered: what it and its successor
 // answered is within the bound of the rule's durability, in every window.
 func TestCrash(t *testing.T) {

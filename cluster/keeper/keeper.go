@@ -27,7 +27,7 @@ const (
 	mailAtOnce = 64
 )
 
-// Sender passes messages on to other nodes; see rpc.Messenger. Send must not block.
+// Sender passes messages on to other nodes; see rpc.Messenger. Send must not block, nor keep the slice.
 type Sender interface {
 	Send([]ownership.Envelope)
 }
@@ -76,13 +76,14 @@ type Keeper struct {
 
 	// Published by it.
 	routes   []atomic.Pointer[route]
-	progress []atomic.Pointer[progress]
+	progress []progress
 	settled  atomic.Bool
 	held     atomic.Int64  // partitions that routes say are Owned or Frozen
 	drained  chan struct{} // closed once the core knows that it is leaving and holds nothing, or there is nobody to take it
 
 	// Its own.
 	core   core
+	outbox []ownership.Envelope
 	seen   ownership.View // that the core has
 	viewed bool
 	closed bool // drained is
@@ -94,12 +95,37 @@ type route struct {
 	replaced chan struct{} // closed when it is no longer what is known
 }
 
-// progress says up to which ticket a partition's answers may be given, each number for want of the one before.
+// progress says up to which ticket a partition's answers may be given, each number for want of the one before. The numbers
+// only rise. Most of the time nobody waits, so who does leaves a channel, which is closed after the next rise.
 type progress struct {
-	confirmed uint64 // a copy has them
-	strict    uint64 // degraded: there is no copy, and that is on record
-	unguarded uint64 // degraded, but for strict rules: there is no copy
-	replaced  chan struct{}
+	confirmed atomic.Uint64 // a copy has them
+	strict    atomic.Uint64 // degraded: there is no copy, and that is on record
+	unguarded atomic.Uint64 // degraded, but for strict rules: there is no copy
+	waiting   atomic.Pointer[chan struct{}]
+}
+
+// wait returns a channel that is closed after a rise that the caller has not seen, if it looks at the numbers after this.
+func (p *progress) wait() <-chan struct{} {
+	for {
+		if risen := p.waiting.Load(); risen != nil {
+			return *risen
+		}
+		risen := make(chan struct{})
+		if p.waiting.CompareAndSwap(nil, &risen) {
+			return risen
+		}
+	}
+}
+
+// verdict says whether the answer with a ticket may be given, and whether it is degraded then.
+func (p *progress) verdict(version uint64, strict bool) (degraded, ok bool) {
+	switch {
+	case version <= p.confirmed.Load():
+		return false, true
+	case version <= p.strict.Load() || !strict && version <= p.unguarded.Load():
+		return true, true
+	}
+	return false, false
 }
 
 // New starts a Keeper. Before its first view it claims nothing.
@@ -113,7 +139,7 @@ func newKeeper(cfg Config) *Keeper {
 	n := cfg.Core.Partitions
 	k := &Keeper{
 		cfg: cfg, wake: make(chan struct{}, 1), urgent: make([]atomic.Uint64, (n+63)/64), events: make(map[string]uint64),
-		routes: make([]atomic.Pointer[route], n), progress: make([]atomic.Pointer[progress], n), drained: make(chan struct{}),
+		routes: make([]atomic.Pointer[route], n), progress: make([]progress, n), drained: make(chan struct{}),
 	}
 	k.ctx, k.stop = context.WithCancel(context.Background())
 	return k
@@ -123,7 +149,6 @@ func (k *Keeper) start(c core) {
 	k.core = c
 	for p := range k.routes {
 		k.routes[p].Store(&route{Route: c.Route(p), replaced: make(chan struct{})})
-		k.progress[p].Store(&progress{replaced: make(chan struct{})})
 	}
 	k.work.Go(k.run)
 }
@@ -190,16 +215,17 @@ func (k *Keeper) Await(ctx context.Context, p int, old *ownership.Route) *owners
 // degraded, for want of a copy. An answer of a strict rule waits until a copy has it, or it is on record that there is
 // none. ok is false when it may not be given: ctx ended first, or the Keeper was closed.
 func (k *Keeper) AwaitProgress(ctx context.Context, p int, version uint64, strict bool) (degraded, ok bool) {
+	pr := &k.progress[p]
+	if degraded, ok = pr.verdict(version, strict); ok {
+		return degraded, ok
+	}
 	for {
-		pr := k.progress[p].Load()
-		switch {
-		case version <= pr.confirmed:
-			return false, true
-		case version <= pr.strict || version <= pr.unguarded && !strict:
-			return true, true
+		risen := pr.wait()
+		if degraded, ok = pr.verdict(version, strict); ok {
+			return degraded, ok
 		}
 		select {
-		case <-pr.replaced:
+		case <-risen:
 		case <-ctx.Done():
 			return false, false
 		case <-k.ctx.Done():
@@ -282,7 +308,8 @@ func (k *Keeper) Stats() Stats {
 	return Stats{Events: maps.Clone(k.events), Lost: k.lost}
 }
 
-// now reads the clocks. It is done afresh for everything that the core is told: some of that takes its time.
+// now reads the clocks. What has arrived shares a reading made after it was taken from the mailbox: so no message is
+// received at an instant before its arrival, and ages that it carries are not anchored too early.
 func (k *Keeper) now() ownership.Now { return ownership.Now{Instant: k.cfg.Now(), Boot: k.cfg.Boot()} }
 
 // run owns the core.
@@ -295,6 +322,7 @@ func (k *Keeper) run() {
 		case <-tick.C:
 			k.core.Tick(k.now())
 			k.carryOut()
+			k.post()
 			k.settled.Store(k.core.Settled())
 		case <-k.ctx.Done():
 		}
@@ -322,14 +350,17 @@ func (k *Keeper) turn() {
 		k.seen.Leaving = k.seen.Leaving || leaving
 		k.core.SetView(k.now(), k.seen)
 		k.carryOut()
+		k.post()
 		k.settled.Store(k.core.Settled())
 	}
-	k.hurry()
+	now := k.now()
+	k.hurry(now)
 	for _, e := range mail {
-		k.core.Receive(k.now(), e)
+		k.core.Receive(now, e)
 		k.carryOut()
 	}
-	if leaving && !k.closed && (k.held.Load() == 0 && k.core.Status(k.now()).Arriving == 0 || !k.others()) {
+	k.post()
+	if leaving && !k.closed && (k.held.Load() == 0 && k.unneeded() || !k.others()) {
 		k.closed = true
 		close(k.drained)
 	}
@@ -339,16 +370,23 @@ func (k *Keeper) turn() {
 }
 
 // hurry tells the core what is urgent.
-func (k *Keeper) hurry() {
+func (k *Keeper) hurry(now ownership.Now) {
 	for i := range k.urgent {
 		if k.urgent[i].Load() == 0 {
 			continue
 		}
 		for word := k.urgent[i].Swap(0); word != 0; word &= word - 1 {
-			k.core.Urgent(k.now(), i*64+bits.TrailingZeros64(word))
+			k.core.Urgent(now, i*64+bits.TrailingZeros64(word))
 			k.carryOut()
 		}
 	}
+}
+
+// unneeded says whether a node that holds nothing any more may end: nothing is on its way to it, and of no partition whose
+// holder is lost it has the copy that whoever claims it will ask for.
+func (k *Keeper) unneeded() bool {
+	st := k.core.Status(k.now())
+	return st.Arriving == 0 && st.Stranded == 0
 }
 
 // others says whether partitions could be given to anybody.
@@ -361,7 +399,7 @@ func (k *Keeper) others() bool {
 	return false
 }
 
-// carryOut does what the core wants done.
+// carryOut does what the core wants done, but for its messages, which gather until they are posted.
 func (k *Keeper) carryOut() {
 	out := k.core.Take()
 	for _, p := range out.Routes {
@@ -370,12 +408,20 @@ func (k *Keeper) carryOut() {
 	for _, pr := range out.Confirmed {
 		k.confirm(pr)
 	}
-	if len(out.Messages) > 0 {
-		k.cfg.Sender.Send(out.Messages)
-	}
+	k.outbox = append(k.outbox, out.Messages...)
 	if len(out.Notes) > 0 {
 		k.record(out.Notes)
 	}
+}
+
+// post sends the messages that have gathered.
+func (k *Keeper) post() {
+	if len(k.outbox) == 0 {
+		return
+	}
+	k.cfg.Sender.Send(k.outbox)
+	clear(k.outbox)
+	k.outbox = k.outbox[:0]
 }
 
 func (k *Keeper) publish(p int, now ownership.Route) {
@@ -399,21 +445,24 @@ func holds(r ownership.Route) bool {
 // confirm notes that answers may be given. All of them means: all that wait now. Answers that will wait for another
 // copy have higher versions.
 func (k *Keeper) confirm(c ownership.Progress) {
-	old := k.progress[c.Partition].Load()
-	next := &progress{confirmed: old.confirmed, strict: old.strict, unguarded: old.unguarded, replaced: make(chan struct{})}
 	if c.Version == math.MaxUint64 {
 		c.Version = k.cfg.Version(c.Partition)
 	}
+	pr := &k.progress[c.Partition]
+	number := &pr.unguarded
 	switch {
 	case !c.Unguarded:
-		next.confirmed = max(next.confirmed, c.Version)
+		number = &pr.confirmed
 	case c.StrictToo:
-		next.strict = max(next.strict, c.Version)
-	default:
-		next.unguarded = max(next.unguarded, c.Version)
+		number = &pr.strict
 	}
-	k.progress[c.Partition].Store(next)
-	close(old.replaced)
+	if number.Load() >= c.Version {
+		return
+	}
+	number.Store(c.Version) // by this goroutine only
+	if risen := pr.waiting.Swap(nil); risen != nil {
+		close(*risen)
+	}
 }
 
 // record logs and counts notes.

@@ -87,8 +87,10 @@ type puppet struct {
 	effects ownership.Effects
 	views   []ownership.View
 	mail    []ownership.Envelope
+	mailAt  []ownership.Now
 	urgent  []int
 	ticks   int
+	left    ownership.Status // of what a node that leaves has besides what it holds
 	nows    []ownership.Now
 	settled bool
 
@@ -112,7 +114,7 @@ func (c *puppet) Urgent(now ownership.Now, p int) {
 	c.told(now, func() { c.urgent = append(c.urgent, p) })
 }
 func (c *puppet) Receive(now ownership.Now, e ownership.Envelope) {
-	c.told(now, func() { c.mail = append(c.mail, e) })
+	c.told(now, func() { c.mail, c.mailAt = append(c.mail, e), append(c.mailAt, now) })
 }
 
 func (c *puppet) Take() ownership.Effects {
@@ -138,7 +140,9 @@ func (c *puppet) Settled() bool {
 func (c *puppet) Status(ownership.Now) ownership.Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return ownership.Status{Held: 5, Copies: len(c.mail)}
+	st := c.left
+	st.Held, st.Copies = 5, len(c.mail)
+	return st
 }
 
 // do changes the puppet; what it changes shows after the next tick at the latest.
@@ -262,10 +266,13 @@ func TestProgress(t *testing.T) {
 		{9, ownership.Progress{Version: all}, map[uint64][2]answer{9: {yes, yes}, 10: {no, no}}}, // handed over
 	} {
 		version.Store(step.version)
-		old := k.progress[3].Load()
 		step.progress.Partition = 3
 		c.confirm(step.progress)
-		eventually(t, "it is known", func() bool { return k.progress[3].Load() != old })
+		c.confirm(ownership.Progress{Partition: 4, Version: uint64(i + 1)}) // known only after the other
+		eventually(t, "it is known", func() bool {
+			_, ok := k.AwaitProgress(ended(), 4, uint64(i+1), true)
+			return ok
+		})
 		for ticket, want := range step.want {
 			if got := [2]answer{await(ticket, false), await(ticket, true)}; got != want {
 				t.Errorf("step %d, ticket %d: %+v, want %+v", i, ticket, got, want)
@@ -420,22 +427,30 @@ func TestTicksGoOn(t *testing.T) {
 	}
 }
 
-// TestClocks: every call to the core is given a later reading of the clocks than the one before.
+// TestClocks: no call to the core is given an earlier reading of the clocks than the one before, and no message one from
+// before it arrived.
 func TestClocks(t *testing.T) {
-	k, c := newPuppet(t)
-	for i := range 10 {
-		k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
-		k.Urgent(i)
+	var clock atomic.Int64
+	k, c := newPuppet(t, func(cfg *Config) { cfg.Boot = func() int64 { return clock.Add(1) } })
+	const messages = 200
+	for i := range messages {
+		k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{ID: uint64(clock.Load())}})
+		k.Urgent(i % partitions)
 		k.SetView(ownership.View{})
 	}
-	eventually(t, "some calls", func() (ok bool) {
-		c.do(func() { ok = len(c.nows) > 20 })
+	eventually(t, "all has arrived", func() (ok bool) {
+		c.do(func() { ok = len(c.mail) == messages && len(c.views) > 0 && len(c.urgent) > 0 })
 		return ok
 	})
 	c.do(func() {
 		for i := 1; i < len(c.nows); i++ {
-			if c.nows[i].Boot <= c.nows[i-1].Boot {
+			if c.nows[i].Boot < c.nows[i-1].Boot {
 				t.Fatalf("%v after %v", c.nows[i], c.nows[i-1])
+			}
+		}
+		for i, e := range c.mail {
+			if arrived := int64(e.Message.(*ownership.ReadRecords).ID); c.mailAt[i].Boot <= arrived {
+				t.Fatalf("received at %d what arrived after %d", c.mailAt[i].Boot, arrived)
 			}
 		}
 	})
@@ -597,7 +612,22 @@ func TestDrain(t *testing.T) {
 		if !leaving(c) || len(got) > 0 {
 			t.Errorf("leaving: %v, returned: %d", leaving(c), len(got))
 		}
-		c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
+		// Neither what is on its way here nor the only copy of something is left behind.
+		for _, left := range []ownership.Status{{Stranded: 1}, {Arriving: 1}} {
+			var ticks int
+			c.do(func() { c.left, ticks = left, c.ticks })
+			c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
+			eventually(t, "the keeper has looked", func() (yes bool) {
+				k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+				c.do(func() { yes = c.ticks > ticks+2 })
+				return yes && k.held.Load() == 0
+			})
+			if len(got) > 0 {
+				t.Errorf("returned although there is %+v left", left)
+			}
+		}
+		c.do(func() { c.left = ownership.Status{} })
+		k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
 		if err := wait(t, got); err != nil {
 			t.Error(err)
 		}
@@ -698,6 +728,7 @@ func (d *empty) AttachCurrent(int, ownership.Slot, bool) {}
 func (d *empty) Widen(int, ownership.Slot)               {}
 func (d *empty) Caught(int, ownership.Slot)              {}
 func (d *empty) Detach(int, ownership.Slot)              {}
+func (d *empty) Changed(func(p int))                     {}
 func (d *empty) Pending(int, ownership.Slot) int         { return 0 }
 func (d *empty) Drain(int, ownership.Slot, algo.Instant, int) ([]byte, uint64, bool) {
 	return nil, 1, false

@@ -92,9 +92,12 @@ func (c *Core) onQuery(from Node, q *Query) {
 	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
 	for _, p := range q.Partitions {
 		pt := &c.parts[p]
-		reply.Infos = append(reply.Infos, Info{
-			Partition: p, Held: pt.held, Claiming: c.asking(p), Term: pt.known, Holder: pt.holder, Copy: pt.copy,
-		})
+		info := Info{Partition: p, Claiming: c.asking(p), Term: pt.known, Holder: pt.holder, Copy: pt.copy}
+		if pt.held {
+			// Not the highest term that is known: that may be somebody else's, and would be taken for this node's.
+			info.Held, info.Term, info.Holder = true, pt.term, c.cfg.Self
+		}
+		reply.Infos = append(reply.Infos, info)
 	}
 	c.send(from, reply)
 }
@@ -105,12 +108,12 @@ const tellEvery = 500 * int64(time.Millisecond)
 // tell tells all others what has been taken, so that whoever claims a partition whose holder and copy are both lost knows
 // at least that it was held: the keys that are to start full then do.
 func (c *Core) tell() {
-	if len(c.taken) == 0 || c.t < c.tellAt {
+	if len(c.gained) == 0 || c.t < c.tellAt {
 		return
 	}
 	c.tellAt = c.t + tellEvery
-	news := c.holdings(c.taken)
-	c.taken = c.taken[:0]
+	news := c.holdings(c.gained)
+	c.gained = c.gained[:0]
 	for _, m := range c.view.Members {
 		if m.Node != c.cfg.Self && len(news.Infos) > 0 {
 			c.send(m.Node, news)
@@ -232,7 +235,8 @@ func (c *Core) onEntrust(_ Node, e *Entrust) {
 		return // late: somebody has held it since
 	}
 	c.learn(e.Partition, e.Term, Node{})
-	if !pt.held && pt.copy != (Position{}) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) {
+	// Also when this node is leaving: what it claims it hands over, and nobody else has the copy.
+	if !pt.held && pt.copy != (Position{}) && (c.view.Settled || c.view.Leaving) && pt.incoming.from == (Node{}) {
 		c.claim(e.Partition)
 	}
 }
@@ -250,7 +254,7 @@ func (c *Core) claim(p int) {
 	c.endIncoming(p)
 	t := c.next(p)
 	c.data.TakeOver(p, c.now.Instant, Claim{Term: t, Boot: c.cfg.Self.Boot})
-	pt.strict = strictness{earlier: earlier, virgin: !earlier, copy: pt.copy, from: pt.copyFrom}
+	*pt.strict = strictness{earlier: earlier, virgin: !earlier, copy: pt.copy, from: pt.copyFrom}
 	pt.committed = commitment{}
 	if earlier && !fresh {
 		c.data.Cold(p, c.now.Instant)

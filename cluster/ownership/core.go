@@ -44,6 +44,7 @@ const (
 	patience    = int64(5 * time.Second) // a claim goes on without a member that does not answer
 	stall       = int64(time.Second)     // a follower that does not answer is not waited for any longer
 	idleAfter   = int64(3 * time.Second)
+	lookEvery   = int64(100 * time.Millisecond) // at all partitions, for what is due by time alone
 )
 
 const (
@@ -130,21 +131,26 @@ type Core struct {
 	named map[string]Node // the live process of a ring name
 	parts []part
 	out   Effects
+	taken Effects   // by the last Take; its arrays are used again after the next
 	loop  []Message // to this node itself
 
 	moving   int // partitions under way to another node
+	arriving int // partitions under way to this one
 	copying  int // followers that are getting their first whole copy
 	buffered int // bytes of incomplete chunks
 
 	round   *round // of queries, nil when none is under way
 	queries uint64
-	taken   []int // partitions that have come to be held, or got a higher term, since the others were told
+	gained  []int // partitions that have come to be held, or got a higher term, since the others were told
 	tellAt  int64
 
 	flushAt int64
+	dirty   []int // partitions in which something was pending after the last flush
+	lookAt  int64
 	stir    bool  // all partitions are to be looked at
 	settled bool  // as of when they were
-	busy    []int // those where something was under way when they were
+	busy    []int // those where something may be under way
+	tended  []int // the array that busy is to have next
 	grants  grants
 	voter   *voter // nil: not one
 }
@@ -171,7 +177,9 @@ type part struct {
 	move      *move
 	committed commitment // by which it came to be held
 
-	strict strictness
+	strict *strictness
+
+	dirty, attended bool // in Core.dirty, in Core.busy
 }
 
 // New returns the Core of a node that has just started.
@@ -189,6 +197,11 @@ func New(cfg Config, now Now) *Core {
 		cfg.Moves = 16
 	}
 	c := &Core{cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions)}
+	// Not part of part: they are large, most of what is done needs none of it, and memory is slow.
+	stricts := make([]strictness, cfg.Partitions)
+	for p := range c.parts {
+		c.parts[p].strict = &stricts[p]
+	}
 	c.at(now)
 	c.grants.voters = len(cfg.Voters)
 	if slices.Contains(cfg.Voters, cfg.Self.Name) {
@@ -325,36 +338,80 @@ func (c *Core) receive(from Node, m Message) {
 	}
 }
 
-// work does everything that is due. It looks at every partition as often as changes are flushed, or when moves have ended
-// and others may begin, and in between at those only where something is under way: looking at all costs 0.1 ms.
+// work does everything that is due. It looks at every partition when something has changed for many, or moves have ended
+// and others may begin, or from time to time; otherwise at those only where something is under way or, at each flush,
+// pending: there are thousands, and looking at all takes 0.1 ms.
 func (c *Core) work() {
 	if c.voter != nil {
 		c.voter.tick()
 	}
-	flush := c.t >= c.flushAt
-	if flush || c.stir {
-		c.lookAtAll(flush)
+	if c.stir || c.t >= c.lookAt {
+		c.lookAtAll()
 	} else {
-		for _, p := range c.busy {
-			if c.parts[p].held {
-				c.tend(p, false)
-			}
-		}
+		c.tendBusy()
 		if c.round != nil {
 			c.ask(nil)
 		}
+	}
+	if c.t >= c.flushAt {
+		c.flush()
 	}
 	c.requestGrants()
 	c.tell()
 	c.deliverOwn()
 }
 
-func (c *Core) lookAtAll(flush bool) {
-	if flush {
-		c.flushAt = c.t + int64(c.cfg.Flush)
+// attend has a partition tended as long as something is under way there.
+func (c *Core) attend(p int) {
+	if pt := &c.parts[p]; !pt.attended {
+		pt.attended = true
+		c.busy = append(c.busy, p)
 	}
+}
+
+func (c *Core) tendBusy() {
+	busy := c.busy
+	c.busy = c.tended[:0]
+	for _, p := range busy {
+		pt := &c.parts[p]
+		pt.attended = false
+		if pt.held && pt.busy() {
+			c.attend(p)
+			c.tend(p)
+		}
+	}
+	c.tended = busy
+}
+
+// flush sends followers what is pending and nobody waits for.
+func (c *Core) flush() {
+	c.flushAt = c.t + int64(c.cfg.Flush)
+	c.data.Changed(func(p int) {
+		if pt := &c.parts[p]; !pt.dirty {
+			pt.dirty = true
+			c.dirty = append(c.dirty, p)
+		}
+	})
+	left := c.dirty[:0]
+	for _, p := range c.dirty {
+		pt := &c.parts[p]
+		pt.dirty = false
+		for s := range pt.followers {
+			if pt.held && pt.followers[s].node != (Node{}) {
+				c.pump(p, Slot(s))
+				pt.dirty = pt.dirty || c.data.Pending(p, Slot(s)) > 0
+			}
+		}
+		if pt.dirty {
+			left = append(left, p)
+		}
+	}
+	c.dirty = left
+}
+
+func (c *Core) lookAtAll() {
+	c.lookAt = c.t + lookEvery
 	c.stir, c.settled = false, true
-	c.busy = c.busy[:0]
 	c.copying = 0
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
@@ -371,9 +428,9 @@ func (c *Core) lookAtAll(flush bool) {
 			c.settled = false
 		}
 		if pt.held {
-			c.tend(p, flush)
+			c.tend(p)
 			if pt.busy() {
-				c.busy = append(c.busy, p)
+				c.attend(p)
 			}
 			continue
 		}
@@ -398,7 +455,7 @@ func (pt *part) busy() bool {
 }
 
 // tend does what is due for a partition that is held.
-func (c *Core) tend(p int, flush bool) {
+func (c *Core) tend(p int) {
 	pt := &c.parts[p]
 	if pt.move == nil && pt.standing == Owned {
 		c.considerMove(p)
@@ -409,7 +466,7 @@ func (c *Core) tend(p int, flush bool) {
 	c.wantBackup(p)
 	for s := range pt.followers {
 		f := &pt.followers[s]
-		if f.node != (Node{}) && (flush || f.flight != nil || !f.complete || f.relabel || pt.move != nil) {
+		if f.node != (Node{}) && (f.flight != nil || !f.complete || f.relabel || pt.move != nil) {
 			c.pump(p, Slot(s))
 		}
 	}
@@ -424,10 +481,14 @@ func (c *Core) deliverOwn() {
 	}
 }
 
-// Take returns the effects that have accumulated since it was last called.
+// Take returns the effects that have accumulated since it was last called. They may be read until it is called again.
 func (c *Core) Take() Effects {
 	out := c.out
-	c.out = Effects{}
+	clear(c.taken.Messages) // the array lives on, the messages need not
+	c.out = Effects{
+		Routes: c.taken.Routes[:0], Confirmed: c.taken.Confirmed[:0], Messages: c.taken.Messages[:0], Notes: c.taken.Notes[:0],
+	}
+	c.taken = out
 	return out
 }
 
@@ -501,7 +562,7 @@ func (c *Core) hold(p int, t Term) {
 	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.t
-	c.taken = append(c.taken, p)
+	c.gained = append(c.gained, p)
 	c.data.Lease(p, 0)
 }
 
@@ -520,6 +581,7 @@ func (c *Core) raise(p int) {
 	for s := range pt.followers {
 		pt.followers[s].relabel, pt.followers[s].named, pt.followers[s].clean = true, false, false
 	}
+	c.attend(p)
 }
 
 // next is a term above all that are known.
@@ -534,7 +596,7 @@ func (c *Core) next(p int) Term {
 }
 
 // Settled reports whether everything is where the view wants it: this node holds what it should and nothing else. It is
-// as of the last look at all partitions, and so at most as old as Config.Flush.
+// as of the last look at all partitions, which is at most 100 ms ago.
 func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 
 // Status is a summary of what a Core holds and does.
@@ -545,6 +607,7 @@ type Status struct {
 	Awaited  int  // partitions that this node should hold and does not
 	Arriving int  // partitions on their way to this node
 	Copies   int  // complete copies of others' partitions
+	Stranded int  // complete copies whose holder is lost, and that nobody is known to have claimed yet
 	Degraded int  // held partitions without a current copy elsewhere
 	Pending  int  // keys whose changes have not been sent to a backup yet
 	Granted  int  // held partitions under a live grant; 0 without voters
@@ -556,12 +619,9 @@ type Status struct {
 // Status summarises what this node holds and does.
 func (c *Core) Status(now Now) Status {
 	c.at(now)
-	st := Status{Voter: c.voter != nil, Voting: c.voter != nil && c.voter.ready()}
+	st := Status{Arriving: c.arriving, Voter: c.voter != nil, Voting: c.voter != nil && c.voter.ready()}
 	for p := range c.parts {
 		pt := &c.parts[p]
-		if pt.incoming.from != (Node{}) {
-			st.Arriving++
-		}
 		switch {
 		case pt.held:
 			st.Held++
@@ -585,6 +645,9 @@ func (c *Core) Status(now Now) Status {
 			st.Awaited++
 		case pt.copy != (Position{}):
 			st.Copies++
+		}
+		if !pt.held && pt.copy != (Position{}) && !c.lives(pt.copyFrom) && !c.lives(pt.holder) {
+			st.Stranded++
 		}
 	}
 	return st

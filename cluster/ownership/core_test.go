@@ -67,6 +67,14 @@ func (n *notebook) Pending(p int, s Slot) int  { return len(n.parts[p].follower[
 func (n *notebook) Stage(p int)                { n.parts[p].staged = map[int]bool{} }
 func (n *notebook) Cold(p int, _ algo.Instant) { n.parts[p].cold = true }
 
+func (n *notebook) Changed(do func(p int)) {
+	for p := range n.parts {
+		if len(n.parts[p].follower[Backup].pending)+len(n.parts[p].follower[Target].pending) > 0 {
+			do(p)
+		}
+	}
+}
+
 func (n *notebook) Attach(p int, s Slot, _ bool) {
 	f := &n.parts[p].follower[s]
 	f.attached, f.caught, f.pending = true, false, maps.Clone(n.parts[p].content)

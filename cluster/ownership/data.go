@@ -41,6 +41,9 @@ type Data interface {
 	// Caught marks the follower as current: from now on answers wait for it where their durability says so.
 	Caught(p int, s Slot)
 	Detach(p int, s Slot)
+	// Changed calls do with every partition that has come to have something pending for a follower, where nothing was,
+	// since Changed was called last; it may name others as well.
+	Changed(do func(p int))
 	// Pending is the number of keys with changes that have not been drained for a follower. It needs no lock.
 	Pending(p int, s Slot) int
 	// Drain takes pending changes as a chunk, of about the given number of bytes unless one key alone has more. version is

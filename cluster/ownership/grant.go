@@ -74,7 +74,7 @@ func (g *grants) majority() int { return g.voters/2 + 1 }
 // unresolved says that it is about to be found out whether a partition is whole for strict rules, so that it had better
 // stay where it is for that moment.
 func (c *Core) unresolved(p int) bool {
-	s := &c.parts[p].strict
+	s := c.parts[p].strict
 	return c.grants.voters > 0 && !s.whole && c.t < s.since+2*int64(c.cfg.Lease)
 }
 
@@ -155,7 +155,7 @@ func (c *Core) grantItems(all bool) []GrantItem {
 	items := []GrantItem{}
 	for p := range c.parts {
 		pt := &c.parts[p]
-		f, s := &pt.followers[Backup], &pt.strict
+		f, s := &pt.followers[Backup], pt.strict
 		if !pt.held || pt.standing != Owned || !all && s.until != 0 && (s.unguarded || f.caught) && !c.unnamed(s, f) {
 			continue
 		}
@@ -199,7 +199,7 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 			c.refused(item.Partition, r.Epoch, answer)
 			continue
 		}
-		s := &pt.strict
+		s := pt.strict
 		s.support[a.voter] = max(s.support[a.voter], ends)
 		if s.asked[a.voter] == a.id {
 			s.noted[a.voter] = append(s.noted[a.voter][:0], item.Backup)
@@ -246,7 +246,7 @@ func (s *strictness) expect(voter int, id uint64, backup Node) {
 // admissions.
 func (c *Core) evaluate(p int) {
 	pt := &c.parts[p]
-	s := &pt.strict
+	s := pt.strict
 	if c.grants.voters == 0 || !pt.held || pt.standing != Owned {
 		return
 	}
@@ -294,7 +294,7 @@ func (c *Core) setUnguarded(p int) {
 // resolve finds out, with the first grant under a term, whether the content has every strict admission there has been:
 // otherwise every key under a strict rule starts full.
 func (c *Core) resolve(p int, support [maxVoters]int64) {
-	s := &c.parts[p].strict
+	s := c.parts[p].strict
 	var old Record
 	certain := true
 	for v := range support {
@@ -340,6 +340,7 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 	s.whole, s.virgin, s.selfEpoch, s.selfTerm = true, false, epoch, c.parts[p].term
 	if f := &c.parts[p].followers[Backup]; cold != "" || takenOver || !f.named {
 		f.relabel = true // what has changed is to be with the backup before it is named as such
+		c.attend(p)
 	}
 }
 

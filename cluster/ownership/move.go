@@ -67,7 +67,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 		if pt.held {
 			verdict = Merging
 		}
-	case pt.incoming.from != (Node{}) || c.receiving() >= 4*c.cfg.Moves:
+	case pt.incoming.from != (Node{}) || c.arriving >= 4*c.cfg.Moves:
 		verdict = Refused
 	case pt.held && (pt.standing == Frozen || pt.move != nil):
 		verdict = Refused
@@ -80,25 +80,20 @@ func (c *Core) onOffer(from Node, o *Offer) {
 		pt.known = o.Term // whatever comes of it, this node's next term is to be above
 	}
 	if verdict != Refused {
+		if pt.incoming.from == (Node{}) {
+			c.arriving++
+		}
 		pt.incoming.from, pt.incoming.merge, pt.incoming.heard = from, pt.held, c.t
 	}
 	c.send(from, &OfferReply{Partition: p, Term: o.Term, Verdict: verdict})
 }
 
-// receiving is the number of partitions that are on their way to this node.
-func (c *Core) receiving() int {
-	n := 0
-	for p := range c.parts {
-		if c.parts[p].incoming.from != (Node{}) {
-			n++
-		}
-	}
-	return n
-}
-
 func (c *Core) endIncoming(p int) {
 	in := &c.parts[p].incoming
 	c.buffered -= len(in.pieces)
+	if in.from != (Node{}) {
+		c.arriving--
+	}
 	*in = incoming{}
 }
 
@@ -256,7 +251,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		c.dropCopy(p)
 	default:
 		ack.Outcome = Done
-		pt.strict = strictness{earlier: true, release: Release{Node: m.Release, Term: m.Term}, releaseWhole: m.Granted}
+		*pt.strict = strictness{earlier: true, release: Release{Node: m.Release, Term: m.Term}, releaseWhole: m.Granted}
 		c.learn(p, m.Known, Node{})
 		c.learn(p, m.Term, from)
 		c.endIncoming(p)
@@ -293,7 +288,7 @@ func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	if pt.known.Less(m.Known) {
 		pt.known = m.Known
 	}
-	own := pt.strict
+	own := *pt.strict
 	c.raise(p)
 	pt.strict.release, pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, m.Granted
 	pt.strict.selfWhole = own.whole || own.selfWhole
@@ -348,11 +343,12 @@ func (c *Core) released(p int, a *CommitAck) {
 		}
 	}
 	pt.held, pt.standing = false, Elsewhere
-	pt.strict, pt.committed = strictness{}, commitment{}
+	*pt.strict, pt.committed = strictness{}, commitment{}
 	pt.known, pt.holder, pt.hintView = a.New, to, c.views
 	if a.Keep {
 		pt.copy, pt.copyFrom = Position{Term: a.New, Sequence: a.Sequence}, to
-		pt.incoming = incoming{sender: to, last: a.Sequence}
+		c.endIncoming(p)
+		pt.incoming.sender, pt.incoming.last = to, a.Sequence
 	} else {
 		c.dropCopy(p)
 	}

@@ -40,6 +40,7 @@ type member struct {
 	limiter  weirv1.LimiterClient // these two reach whatever process runs there
 	client   *http.Client
 	wrapper  []string
+	program  string // empty: the binary under test
 }
 
 // The ports are those of the documentation: each member has an address of its own.
@@ -105,7 +106,11 @@ func (f *fleet) dial(ctx context.Context, network, addr string) (net.Conn, error
 // launch starts a member's process. It does not wait for it to be ready.
 func (f *fleet) launch(m *member, args ...string) {
 	f.t.Helper()
-	m.process = launchWith(f.t, m.wrapper, append(append([]string{"run", "--name", m.name, "--bind", m.ip}, f.args...), args...)...)
+	program := m.program
+	if program == "" {
+		program = binary(f.t)
+	}
+	m.process = launchWith(f.t, m.wrapper, program, append(append([]string{"run", "--name", m.name, "--bind", m.ip}, f.args...), args...)...)
 	m.process.web = f.web
 	m.process.name, m.http = m.name, m.ip+":"+fleetHTTP
 	f.started = append(f.started, m.process)

@@ -72,13 +72,14 @@ func environment() []string {
 // still runs, and what it wrote is shown if the test failed.
 func launch(t *testing.T, args ...string) *process {
 	t.Helper()
-	return launchWith(t, nil, args...)
+	return launchWith(t, nil, binary(t), args...)
 }
 
-// launchWith is launch by way of another command, which runs the one that is appended to its arguments in its place.
-func launchWith(t *testing.T, wrapper []string, args ...string) *process {
+// launchWith is launch of another binary, by way of another command, which runs the one that is appended to its arguments
+// in its place.
+func launchWith(t *testing.T, wrapper []string, program string, args ...string) *process {
 	t.Helper()
-	line := slices.Concat(wrapper, []string{binary(t)}, args)
+	line := slices.Concat(wrapper, []string{program}, args)
 	p := &process{t: t, cmd: exec.Command(line[0], line[1:]...), done: make(chan struct{}), web: web}
 	p.cmd.Env = environment()
 	p.cmd.Stdout, p.cmd.Stderr = &p.stdout, &p.stderr

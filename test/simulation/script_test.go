@@ -243,18 +243,14 @@ func (s *scenario) cutAll(from, to string, cut bool) {
 
 func (s *scenario) policy() {
 	limit := algo.Limit{Algorithm: algo.SlidingLog, Limit: s.number("limit", 5), Window: time.Duration(s.duration(s.args["window"]))}
-	kind := checker.Window
 	if name, ok := s.args["algorithm"]; ok {
 		limit.Algorithm, _ = algo.ParseAlgorithm(name)
-		kind = map[algo.Algorithm]checker.Kind{
-			algo.SlidingLog: checker.Window, algo.SlidingWindow: checker.Window, algo.FixedWindow: checker.Fixed, algo.TokenBucket: checker.Bucket,
-		}[limit.Algorithm]
 	}
 	durability := checker.Async
 	if name, ok := s.args["durability"]; ok {
 		durability = checker.Durability(slices.Index([]string{"none", "async", "escrow", "sync"}, name))
 	}
-	p := newPolicy(s.word(0), limit, kind, durability, slices.Contains(s.words, "strict"), s.args["cold"] == "closed", 0, 1)
+	p := newPolicy(s.word(0), limit, durability, slices.Contains(s.words, "strict"), s.args["cold"] == "closed", 0, 1)
 	s.policies = append(s.policies, p)
 }
 

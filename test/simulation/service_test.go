@@ -263,9 +263,11 @@ func (p *process) decide(a *ask) {
 	w, o := p.w, a.op
 	now := p.host.clock()
 	a.parked = 0
-	dec, err := p.data.Decide(*o.key, o.policy.rule, now.Instant, store.Call{
-		Request: algo.Request{Cost: o.cost}, RequestID: o.request, Boot: now.Boot,
-	}, nil)
+	call := store.Call{Request: algo.Request{Cost: o.cost}, RequestID: o.request, Boot: now.Boot}
+	if o.cost > 0 && o.policy.rule.Limits[0].Algorithm == algo.Concurrency {
+		call.TTL, call.Nonce = o.policy.Window, o.id+1
+	}
+	dec, err := p.data.Decide(*o.key, o.policy.rule, now.Instant, call, nil)
 	if err != nil {
 		if !errors.Is(err, store.ErrNoGrant) {
 			w.say("VIOLATION: %s: %v", p.self.Name, err)

@@ -197,12 +197,13 @@ type Hello struct {
 	FromBoot uint64                 `protobuf:"fixed64,3,opt,name=from_boot,json=fromBoot,proto3" json:"from_boot,omitempty"`
 	// stream names the sequence space. It outlives a broken connection: a sender that connects again to the same boot
 	// repeats unanswered batches under the same stream and sequence, and they are not decided twice.
-	Stream        uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
-	ToName        string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
-	ToBoot        uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one refuses the stream
-	RingSettings  uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash seed; a mismatch refuses the stream
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Stream         uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
+	ToName         string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
+	ToBoot         uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                        // the process that is meant; another one refuses the stream
+	RingSettings   uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"`      // fingerprint of the ring's settings and hash seed; a mismatch refuses the stream
+	OldestProtocol uint32 `protobuf:"varint,8,opt,name=oldest_protocol,json=oldestProtocol,proto3" json:"oldest_protocol,omitempty"` // that the sender speaks, protocol being the newest; absent: the same
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -284,9 +285,16 @@ func (x *Hello) GetRingSettings() uint64 {
 	return 0
 }
 
+func (x *Hello) GetOldestProtocol() uint32 {
+	if x != nil {
+		return x.OldestProtocol
+	}
+	return 0
+}
+
 type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // the newest that both speak
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -509,7 +517,10 @@ type Item struct {
 	//	*Item_Reset_
 	//	*Item_Reserve
 	//	*Item_Settle
-	Operation     isItem_Operation `protobuf_oneof:"operation"`
+	Operation isItem_Operation `protobuf_oneof:"operation"`
+	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
+	// Absent on all others.
+	Trace         []byte `protobuf:"bytes,13,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -647,6 +658,13 @@ func (x *Item) GetSettle() *Settle {
 		if x, ok := x.Operation.(*Item_Settle); ok {
 			return x.Settle
 		}
+	}
+	return nil
+}
+
+func (x *Item) GetTrace() []byte {
+	if x != nil {
+		return x.Trace
 	}
 	return nil
 }
@@ -1298,7 +1316,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\fForwardReply\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.weir.peer.v1.WelcomeH\x00R\awelcome\x12+\n" +
 	"\x05reply\x18\x02 \x01(\v2\x13.weir.peer.v1.ReplyH\x00R\x05replyB\x06\n" +
-	"\x04body\"\xcc\x01\n" +
+	"\x04body\"\xf5\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1b\n" +
 	"\tfrom_name\x18\x02 \x01(\tR\bfromName\x12\x1b\n" +
@@ -1306,7 +1324,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06stream\x18\x04 \x01(\x04R\x06stream\x12\x17\n" +
 	"\ato_name\x18\x05 \x01(\tR\x06toName\x12\x17\n" +
 	"\ato_boot\x18\x06 \x01(\x06R\x06toBoot\x12#\n" +
-	"\rring_settings\x18\a \x01(\x06R\fringSettings\"%\n" +
+	"\rring_settings\x18\a \x01(\x06R\fringSettings\x12'\n" +
+	"\x0foldest_protocol\x18\b \x01(\rR\x0eoldestProtocol\"%\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"q\n" +
 	"\x05Batch\x12\x1a\n" +
@@ -1318,7 +1337,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05items\x18\x02 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x05items\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\x91\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xa7\x04\n" +
 	"\x04Item\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x12\n" +
@@ -1333,7 +1352,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05reset\x18\n" +
 	" \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
 	"\areserve\x18\v \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
-	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settleB\v\n" +
+	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12\x14\n" +
+	"\x05trace\x18\r \x01(\fR\x05traceB\v\n" +
 	"\toperation\"d\n" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +

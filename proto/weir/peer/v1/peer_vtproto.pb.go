@@ -226,6 +226,11 @@ func (m *Hello) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.OldestProtocol != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.OldestProtocol))
+		i--
+		dAtA[i] = 0x40
+	}
 	if m.RingSettings != 0 {
 		i -= 8
 		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.RingSettings))
@@ -495,6 +500,13 @@ func (m *Item) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			return 0, err
 		}
 		i -= size
+	}
+	if len(m.Trace) > 0 {
+		i -= len(m.Trace)
+		copy(dAtA[i:], m.Trace)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Trace)))
+		i--
+		dAtA[i] = 0x6a
 	}
 	if m.TimeoutNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TimeoutNs))
@@ -1406,6 +1418,9 @@ func (m *Hello) SizeVT() (n int) {
 	if m.RingSettings != 0 {
 		n += 9
 	}
+	if m.OldestProtocol != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.OldestProtocol))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -1501,6 +1516,10 @@ func (m *Item) SizeVT() (n int) {
 	}
 	if vtmsg, ok := m.Operation.(interface{ SizeVT() int }); ok {
 		n += vtmsg.SizeVT()
+	}
+	l = len(m.Trace)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -2308,6 +2327,25 @@ func (m *Hello) UnmarshalVT(dAtA []byte) error {
 			}
 			m.RingSettings = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
 			iNdEx += 8
+		case 8:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field OldestProtocol", wireType)
+			}
+			m.OldestProtocol = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.OldestProtocol |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -3164,6 +3202,40 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 					return err
 				}
 				m.Operation = &Item_Settle{Settle: v}
+			}
+			iNdEx = postIndex
+		case 13:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Trace", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Trace = append(m.Trace[:0], dAtA[iNdEx:postIndex]...)
+			if m.Trace == nil {
+				m.Trace = []byte{}
 			}
 			iNdEx = postIndex
 		default:

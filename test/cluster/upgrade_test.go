@@ -1,0 +1,146 @@
+package clustertest
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var previousRef = flag.String("previous", "", "the `commit` or tag that an upgrade begins from: by default the newest tag v* before this commit, or the commit before it")
+
+// previousBuild makes the binary of the release before, from this repository's history.
+var previousBuild = sync.OnceValues(func() (binary previousBinary, err error) {
+	git := func(args ...string) (string, error) {
+		out, err := exec.Command("git", args...).CombinedOutput()
+		if err != nil {
+			return "", fmt.Errorf("git %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+		return strings.TrimSpace(string(out)), nil
+	}
+	ref := *previousRef
+	if ref == "" {
+		if ref, err = git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^"); err != nil {
+			ref = "HEAD^"
+		}
+	}
+	if binary.commit, err = git("rev-parse", "--short", "--verify", ref+"^{commit}"); err != nil {
+		return binary, fmt.Errorf("%w: %w", errNoHistory, err)
+	}
+	root, err := git("rev-parse", "--show-toplevel")
+	if err != nil {
+		return binary, err
+	}
+	archive, sources := filepath.Join(buildDir, "previous.tar"), filepath.Join(buildDir, "previous")
+	if _, err := git("-C", root, "archive", "--format=tar", "--prefix=previous/", "-o", archive, binary.commit); err != nil {
+		return binary, err
+	}
+	if out, err := exec.Command("tar", "-xf", archive, "-C", buildDir).CombinedOutput(); err != nil {
+		return binary, fmt.Errorf("tar: %w: %s", err, out)
+	}
+	binary.path = filepath.Join(buildDir, "weir-previous")
+	build := exec.Command("go", "build", "-o", binary.path, "./cmd/node")
+	build.Dir = sources
+	if out, err := build.CombinedOutput(); err != nil {
+		return binary, fmt.Errorf("go build of %s: %w\n%s", binary.commit, err, out)
+	}
+	return binary, nil
+})
+
+type previousBinary struct{ commit, path string }
+
+var errNoHistory = errors.New("no earlier commit to build")
+
+// previous returns the path of the binary of the release before.
+func previous(t *testing.T) string {
+	t.Helper()
+	b, err := previousBuild()
+	if b.commit == "" {
+		t.Skipf("needs git and the history of this repository: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the release before is built from %s", b.commit)
+	return b.path
+}
+
+// TestUpgrade replaces a cluster of the release before by this build, node by node, and takes one step back, while checks
+// run on the nodes that stay. What was used up before stays used up, whichever build has it now.
+func TestUpgrade(t *testing.T) {
+	if raceEnabled {
+		t.Skip("not under the race detector: the release before is built without it")
+	}
+	old := previous(t)
+	f := newFleet(t, 3, strings.ReplaceAll(exactPolicies, "1m", "24h"), nil) // nothing comes back while this runs
+	for _, m := range f.members {
+		m.program = old
+	}
+	f.start(f.members...)
+	f.calm(f.members...)
+	keys := keysNamed("before", 20)
+	doors := func(algorithm string) (all []door) {
+		for _, m := range f.members {
+			all = append(all, httpDoor(m.process, fmt.Sprintf(`"policy":%q`, algorithm)))
+		}
+		return all
+	}
+	for _, a := range exactAlgorithms {
+		wantEach(t, ask(t, keys, 110, doors(a)), 100)
+	}
+	step := func(m *member, program string) {
+		t.Helper()
+		rest := slices.DeleteFunc(slices.Clone(f.members), func(other *member) bool { return other == m })
+		tr := startTraffic(t, []*process{rest[0].process, rest[1].process})
+		tr.goesOn(t, 100)
+		f.leave(m)
+		m.program = program
+		f.start(m)
+		f.calm(f.members...)
+		tr.goesOn(t, 100)
+		tr.stop(t, 10*time.Second)
+		if n := tr.failedOpen.Load(); n > 0 {
+			t.Errorf("%d checks were answered by on_error while %s was replaced", n, m.name)
+		}
+		for _, a := range exactAlgorithms {
+			wantEach(t, ask(t, keys, 3, doors(a)), 0)
+		}
+	}
+	for _, m := range f.members {
+		step(m, binary(t))
+	}
+	step(f.members[0], old)
+	step(f.members[0], binary(t))
+}
+
+// TestUpgradeUnderLoad is the same with what TestRollingRestart does: every durability and consistency, judged.
+func TestUpgradeUnderLoad(t *testing.T) {
+	plainOnly(t)
+	survival(t)
+	old := previous(t)
+	f := newFleet(t, 3, policyFile(), nil)
+	for _, m := range f.members {
+		m.program = old
+	}
+	l := f.begin(f.members...)
+	l.bite()
+	from := l.now()
+	for _, program := range []string{binary(t), old} {
+		for _, m := range f.members {
+			l.leave(m)
+			m.program = program
+			f.start(m)
+			l.with(m)
+		}
+		t.Logf("calm after %v", f.calm(f.members...).Round(time.Millisecond))
+		l.bite()
+	}
+	l.noneFailed(from)
+	l.judge(faults{})
+}
