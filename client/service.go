@@ -121,22 +121,21 @@ func serviceDecision(d *limiter.Decision) (out Decision) {
 	return out
 }
 
+// fillDecision writes d to *out, which is zero before, field by field: see limiter.conclusion.
 func fillDecision(out *Decision, d *limiter.Decision) {
-	*out = Decision{
-		Policy:       d.Policy,
-		Allowed:      d.Allowed,
-		Granted:      d.Granted,
-		Limit:        d.Limit,
-		Window:       d.Window,
-		Remaining:    d.Remaining,
-		RetryAfter:   d.RetryAfter,
-		ResetAfter:   d.ResetAfter,
-		Delay:        d.Delay,
-		Shadow:       d.Shadow,
-		Degraded:     d.Degraded,
-		FailedOpen:   d.FailedOpen,
-		FailedClosed: d.FailedClosed,
-	}
+	out.Policy = d.Policy
+	out.Allowed = d.Allowed
+	out.Granted = d.Granted
+	out.Limit = d.Limit
+	out.Window = d.Window
+	out.Remaining = d.Remaining
+	out.RetryAfter = d.RetryAfter
+	out.ResetAfter = d.ResetAfter
+	out.Delay = d.Delay
+	out.Shadow = d.Shadow
+	out.Degraded = d.Degraded
+	out.FailedOpen = d.FailedOpen
+	out.FailedClosed = d.FailedClosed
 	for _, s := range d.Limits {
 		out.Limits = append(out.Limits, LimitStatus(s))
 	}

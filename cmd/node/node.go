@@ -51,7 +51,8 @@ const (
 type nodeConfig struct {
 	Name, Bind, Advertise                    string
 	HTTPPort, GRPCPort, GossipPort, PeerPort port
-	AnyPortIfTaken                           bool // take any free port in place of one that is taken
+	DebugPort                                *port // for profiles, on loopback; nil: off
+	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
 	Join                                     []string
 	Voters                                   []string // names: none, 1, 3 or 5
 	PolicyFile                               string   // empty: Policies
@@ -75,8 +76,8 @@ type node struct {
 	seed     uint64 // of key hashes
 	settings uint64 // fingerprint of the ring's settings
 
-	listeners struct{ http, grpc, peer *door } // nil where off
-	cluster   *cluster.Cluster                 // nil: a node alone for good
+	listeners struct{ http, grpc, peer, debug *door } // nil where off
+	cluster   *cluster.Cluster                        // nil: a node alone for good
 	limiter   *limiter.Limiter
 	keeper    *keeper.Keeper
 	peers     *rpc.Peers
@@ -87,10 +88,11 @@ type node struct {
 	security  *security
 	health    *health.Server
 
-	httpServer *http.Server
-	callers    *rpc.Server
-	grpcServer *grpc.Server
-	peerServer *grpc.Server
+	httpServer  *http.Server
+	callers     *rpc.Server
+	grpcServer  *grpc.Server
+	peerServer  *grpc.Server
+	debugServer *http.Server
 
 	built    chan struct{}          // closed once the fields above are set
 	settled  chan struct{}          // closed once the node is ready
@@ -175,6 +177,11 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		{"--peer-port", cfg.PeerPort, &n.listeners.peer},
 	} {
 		if *l.to, err = n.listen(l.flag, l.port); err != nil {
+			return n, err
+		}
+	}
+	if cfg.DebugPort != nil {
+		if n.listeners.debug, err = listenDebug(*cfg.DebugPort); err != nil {
 			return n, err
 		}
 	}
@@ -320,6 +327,9 @@ func (n *node) serve() {
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem,
 		})), n.log)
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
+	}
+	if n.listeners.debug != nil {
+		n.serveDebug()
 	}
 }
 
@@ -562,8 +572,11 @@ func (n *node) stop() {
 			n.log.Warn("closing the gossip", "error", err)
 		}
 	}
+	if n.debugServer != nil {
+		_ = n.debugServer.Close() // last, so that stopping can be looked at
+	}
 	n.work.Wait()
-	for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+	for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.debug} {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}
