@@ -312,23 +312,25 @@ func (r *remote) arrive(ctx context.Context, m *member, f *flight, until time.Du
 		err = nil
 	}
 	m.out.Add(-n)
-	if err != nil {
+	waited := r.nodes.now() - sent
+	if err == nil {
+		err, again = f.err, f.unsent
+	}
+	var gone brokenError
+	switch code := status.Code(err); {
+	case err == nil:
+		m.breaker.done(false, answered)
+	case code == codes.DeadlineExceeded || ctx.Err() != nil:
 		// The time may have been a hurried caller's, but others are better off with another node, so that a part of what a
 		// caller without a deadline has is enough to tell. It is more than a node that is well takes, which answers before
 		// the deadline it is told even when the owner it asks does not.
-		if r.nodes.now()-sent >= r.nodes.timeout/10 {
+		if waited >= r.nodes.timeout/10 {
 			m.breaker.done(false, unanswered)
 		}
-		return err, false
-	}
-	var gone brokenError
-	switch {
-	case f.err == nil:
-		m.breaker.done(false, answered)
-	case f.unsent || errors.As(f.err, &gone):
+	case again || errors.As(err, &gone):
 		m.breaker.done(false, unanswered)
 	}
-	return f.err, f.unsent
+	return err, again
 }
 
 func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, error) {

@@ -4,14 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc"
 )
 
 // What is asked while a message is under way shares the next ones, and an answer is its caller's own.
@@ -206,21 +207,30 @@ func TestOddResponses(t *testing.T) {
 	}
 }
 
+// BenchmarkAllow has client and node in one process: its allocations are those of both.
 func BenchmarkAllow(b *testing.B) {
-	addr, _ := serve(b, newNode(nil))
+	l := limiter.New(limiter.Config{})
+	b.Cleanup(l.Close)
+	n := newNode(nil)
+	n.LimiterServer = rpc.NewServer(rpc.ServerConfig{Service: l, Topology: n.ring.now})
+	n.direct = true
+	addr, _ := serve(b, n)
+	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 1 << 40, Window: time.Second}
 	for _, callers := range []int{1, 256} {
 		b.Run(fmt.Sprint(callers, " callers"), func(b *testing.B) {
-			c := dial(b, addr, WithTimeout(time.Minute), WithoutMemory())
-			if err := c.Ready(b.Context()); err != nil {
-				b.Fatal(err)
-			}
-			p := c.Policy("five")
+			c := dial(b, addr, WithTimeout(time.Minute))
+			wait(b, "the node to be connected", func() bool {
+				d, err := c.Inline("", limit).Peek(b.Context(), "key")
+				return err == nil && !d.FailedOpen
+			})
+			p := c.Inline("", limit)
 			b.ReportAllocs()
+			b.ResetTimer()
 			var wg sync.WaitGroup
-			for i := range callers {
+			for range callers {
 				wg.Go(func() {
 					for range b.N/callers + 1 {
-						if _, err := p.Peek(b.Context(), fmt.Sprint(i)); err != nil && !errors.Is(err, io.EOF) {
+						if _, err := p.Allow(b.Context(), "key"); err != nil {
 							b.Error(err)
 						}
 					}
