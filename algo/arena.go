@@ -43,7 +43,7 @@ var classFor = func() (t [MaxBlock + 1]uint8) {
 
 // page is one run of words, cut into blocks of one class.
 type page struct {
-	mem        []uint64 // nil when the page has been given back
+	held       bool // false when the page has been given back
 	class      uint8
 	live       uint16 // blocks handed out
 	carved     uint16 // blocks ever handed out; those above it have never been used
@@ -57,6 +57,9 @@ type page struct {
 //
 // An Arena does not lock: its user does. The zero value is not ready for use, see NewArena.
 type Arena struct {
+	// mem are the pages' words, by page, nil for one that has been given back. They are apart from what is known of the
+	// pages because they alone are read for every block: for a million keys they take 64 KB.
+	mem    []*[pageWords]uint64
 	pages  []page
 	vacant []int32                  // indexes of pages that were given back
 	room   [len(blockClasses)]int32 // per class, first page with room, -1 when there is none
@@ -74,6 +77,7 @@ func NewArena(budget Budget) *Arena {
 	}
 	// Page 0 stays empty, so that no block is ever named by the zero Ref.
 	a.pages = append(a.pages, page{prev: -1, next: -1})
+	a.mem = append(a.mem, nil)
 	return a
 }
 
@@ -95,14 +99,14 @@ func (a *Arena) Alloc(words int) (Ref, bool) {
 			return 0, false
 		}
 	}
-	p := &a.pages[pi]
+	p, mem := &a.pages[pi], a.mem[pi]
 	if a.spare[c] == pi {
 		a.unspare(c)
 	}
 	var index uint16
 	if p.free != 0 {
 		index = p.free - 1
-		p.free = uint16(p.mem[int(index)*int(size)])
+		p.free = uint16(mem[int(index)*int(size)])
 	} else {
 		index = p.carved
 		p.carved++
@@ -112,7 +116,7 @@ func (a *Arena) Alloc(words int) (Ref, bool) {
 		a.unlink(pi)
 	}
 	off := int(index) * int(size)
-	clear(p.mem[off : off+int(size)])
+	clear(mem[off : off+int(size)])
 	return Ref(int(pi)<<pageBits | off), true
 }
 
@@ -121,12 +125,12 @@ func (a *Arena) Free(r Ref, words int) {
 	pi := int32(r >> pageBits)
 	p := &a.pages[pi]
 	size := blockClasses[p.class]
-	if p.mem == nil || p.live == 0 || classFor[words] != p.class {
+	if !p.held || p.live == 0 || classFor[words] != p.class {
 		panic("algo: block freed twice or with another size")
 	}
 	full := p.free == 0 && int(p.carved)+1 > pageWords/int(size)
 	off := int(r) & (pageWords - 1)
-	p.mem[off] = uint64(p.free)
+	a.mem[pi][off] = uint64(p.free)
 	p.free = uint16(off/int(size)) + 1
 	p.live--
 	if full {
@@ -152,8 +156,11 @@ func (a *Arena) Free(r Ref, words int) {
 // allocated meanwhile.
 func (a *Arena) Block(r Ref, words int) []uint64 {
 	off := int(r) & (pageWords - 1)
-	return a.pages[r>>pageBits].mem[off : off+words : off+words]
+	return a.mem[r>>pageBits][off : off+words : off+words]
 }
+
+// Tail is a view of a block and what follows it in its page, for a block that says itself how long it is.
+func (a *Arena) Tail(r Ref) []uint64 { return a.mem[r>>pageBits][int(r)&(pageWords-1):] }
 
 func (a *Arena) grow(class uint8) (int32, bool) {
 	if len(a.vacant) == 0 && len(a.pages) >= 1<<(32-pageBits) {
@@ -165,15 +172,15 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 		}
 	}
 	a.bytes += PageBytes
-	fresh := page{mem: make([]uint64, pageWords), class: class, prev: -1, next: -1}
+	fresh, mem := page{held: true, class: class, prev: -1, next: -1}, new([pageWords]uint64)
 	var pi int32
 	if n := len(a.vacant); n > 0 {
 		pi = a.vacant[n-1]
 		a.vacant = a.vacant[:n-1]
-		a.pages[pi] = fresh
+		a.pages[pi], a.mem[pi] = fresh, mem
 	} else {
 		pi = int32(len(a.pages))
-		a.pages = append(a.pages, fresh)
+		a.pages, a.mem = append(a.pages, fresh), append(a.mem, mem)
 	}
 	a.link(pi)
 	return pi, true
@@ -208,7 +215,7 @@ func (a *Arena) releaseSpare() bool {
 
 func (a *Arena) release(pi int32) {
 	a.unlink(pi)
-	a.pages[pi] = page{prev: -1, next: -1}
+	a.pages[pi], a.mem[pi] = page{prev: -1, next: -1}, nil
 	a.vacant = append(a.vacant, pi)
 	a.bytes -= PageBytes
 	if a.budget != nil {

@@ -32,6 +32,40 @@ func (bucket) setOwed(l *Limit, s []uint64, now Instant, owed u128) {
 	s[0], s[1] = uint64(now.Mono+ns), uint64(rest)
 }
 
+// decide is Limits.decide for a bucket that is the only limit. It works out once what is owed, where that way asks for it
+// anew at every step: a bucket is what most keys have, and this is half of what deciding costs.
+func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decision) {
+	now = state.tick(now)
+	s := state[1:3]
+	cost, pass := r.needs()
+	capacity, window := l.holds(), int64(l.Window)
+	full, owed := mul(capacity, window), c.owed(l, s, now)
+	var room int64
+	if !full.less(owed) {
+		room, _ = full.sub(owed).div(window)
+	}
+	grant := min(cost, room)
+	*d = Decision{Allowed: grant >= pass && cost <= MaxLimit, Limit: capacity}
+	switch {
+	case d.Allowed && r.Cost > 0:
+		if l.Algorithm == LeakyBucket {
+			d.Delay = c.reset(l, nil, s, now)
+		}
+		// No more than the capacity is owed then, so there is nothing to saturate.
+		c.setOwed(l, s, now, owed.add(mul(grant, window)))
+		d.Granted = grant
+		room -= grant
+	case d.Allowed:
+	case pass > capacity:
+		d.RetryAfter = Never
+	default:
+		if room < pass {
+			d.RetryAfter = c.repaid(l, s, now, pass)
+		}
+	}
+	d.Remaining, d.ResetAfter = room, c.reset(l, nil, s, now)
+}
+
 func (c bucket) room(l *Limit, _ *Arena, s []uint64, now Instant) int64 {
 	full, owed := mul(l.holds(), int64(l.Window)), c.owed(l, s, now)
 	if full.less(owed) {
@@ -58,6 +92,11 @@ func (c bucket) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) time.
 	if c.room(l, a, s, now) >= n {
 		return 0
 	}
+	return c.repaid(l, s, now, n)
+}
+
+// repaid is the time until a bucket without room for n has it.
+func (bucket) repaid(l *Limit, s []uint64, now Instant, n int64) time.Duration {
 	// n passes once owed ≤ spare.
 	spare, rest := mul(l.holds()-n, int64(l.Window)), u128{lo: s[1]}
 	at := int64(s[0]) + 1 // all is repaid

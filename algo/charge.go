@@ -34,13 +34,61 @@ func (ls Limits) Hold(s State, now Instant) {
 	}
 }
 
-// Fill uses up at now what room every limit has by itself, as Charge does.
+// Fill makes of s what it is when every limit was used up at now, whatever s has seen of that: it stands in for admissions
+// that are lost. So room that units in use would soon have given back does not come sooner, and a window, but for one of
+// the calendar, begins at now. Leases stay, for their holders to renew and release, beside a whole limit that is lent to
+// nobody.
 //
-// The only error is ErrNoMemory, and nothing was charged then.
+// The only error is ErrNoMemory, and s is as it was then.
 func (ls Limits) Fill(a *Arena, s State, now Instant) error {
-	return ls.chargeEach(a, s, now, func(l *Limit, c counter, t []uint64, now Instant) int64 {
+	now = s.tick(now)
+	fresh := make(State, len(s))
+	ls.Init(fresh, now)
+	each := func(do func(l *Limit, c counter, t, u []uint64, anew bool)) {
+		ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+			anew := true
+			switch c.(type) {
+			case calendarWindow, concurrency:
+				anew = false
+			case bucket:
+				anew = c.used(&ls[i], a, t, now) <= ls[i].holds() // one that owes more goes on owing it
+			}
+			at := ls.place(i)
+			do(&ls[i], c, t, fresh[at:at+len(t)], anew)
+		})
+	}
+	units := func(l *Limit, c counter, t []uint64, anew bool) int64 {
+		if _, leases := c.(concurrency); leases || anew {
+			return min(l.holds(), MaxLimit-c.used(l, a, t, now))
+		}
 		return c.room(l, a, t, now)
-	}, generation)
+	}
+	ok := true
+	each(func(l *Limit, c counter, t, u []uint64, anew bool) {
+		if anew {
+			t = u
+		}
+		n := units(l, c, t, anew)
+		ok = ok && (n <= 0 || c.reserve(l, a, t, n))
+	})
+	if !ok {
+		ls.Free(a, fresh)
+		ls.trim(a, s)
+		return ErrNoMemory
+	}
+	each(func(l *Limit, c counter, t, u []uint64, anew bool) {
+		if anew {
+			c.free(l, a, t)
+			copy(t, u)
+		}
+		if n := units(l, c, t, anew); n > 0 {
+			c.charge(l, a, t, now, n)
+		}
+	})
+	if p := ls.position(s); p != nil {
+		*p += generation
+	}
+	return nil
 }
 
 // chargeEach charges what units says to each limit, or nothing to any, and then moves the position by so much.

@@ -95,6 +95,8 @@ func (l *Limit) counter() counter {
 	panic("algo: " + l.Algorithm.String() + " has not been validated")
 }
 
+func (l *Limit) isBucket() bool { return l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket }
+
 // holds is the largest cost that can ever pass.
 func (l *Limit) holds() int64 {
 	if l.Capacity != 0 {
@@ -108,7 +110,7 @@ func (l Limit) Validate() error {
 	invalid := func(field, format string, args ...any) error {
 		return &FieldError{Field: field, Message: fmt.Sprintf(format, args...)}
 	}
-	isBucket := l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket
+	isBucket := l.isBucket()
 	switch {
 	case l.Algorithm < FixedWindow || l.Algorithm > Concurrency:
 		return invalid("algorithm", "is missing or unknown (%v)", l.Algorithm)
@@ -271,20 +273,40 @@ func (ls Limits) Init(s State, now Instant) {
 // Remaining (of equals, the one with the longer ResetAfter; of those, the first). Delay is the longest.
 //
 // The only error is ErrNoMemory, and nothing was charged then.
-func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (Decision, error) {
-	now = s.tick(now)
-	// The cost to find room for, and the least that lets the request pass.
-	cost := r.Cost
+func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decision) (d Decision, err error) {
+	err = ls.DecideTo(a, s, now, &r, each, &d)
+	return d, err
+}
+
+// DecideTo is Decide with the answer in *d, whatever that held. To copy a Decision that has just been written costs as much
+// as making it: whoever is asked millions of times a second hands the place for it down.
+func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Decision, d *Decision) error {
+	if len(ls) == 1 && each == nil && ls[0].isBucket() && ls[0].Limit != Unlimited {
+		bucket{}.decide(&ls[0], s, now, r, d)
+		return nil
+	}
+	return ls.decide(a, s, now, r, each, d)
+}
+
+// needs returns the cost to find room for, above MaxLimit if it never passes, and the least that lets the request pass.
+func (r *Request) needs() (cost, pass int64) {
+	cost = r.Cost
 	switch {
 	case cost == 0:
 		cost = 1
 	case cost < 0 || cost > MaxLimit:
 		cost = MaxLimit + 1
 	}
-	pass := cost
 	if r.Partial && r.Cost > 0 {
-		pass = 1
+		return cost, 1
 	}
+	return cost, cost
+}
+
+// decide is DecideTo for any limits.
+func (ls Limits) decide(a *Arena, s State, now Instant, r *Request, each []Decision, answer *Decision) error {
+	now = s.tick(now)
+	cost, pass := r.needs()
 	grant := cost
 	var rooms [MaxLimits]int64
 	for i, rest := 0, s[1:]; i < len(ls); i++ {
@@ -305,10 +327,10 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 	if !charge {
 		grant = 0
 	} else if !ls.reserve(a, s, grant) {
-		return Decision{}, ErrNoMemory
+		return ErrNoMemory
 	}
 
-	var answer Decision
+	*answer = Decision{}
 	var denied int64 // units that logs charged for a refusal
 	rest := s[1:]
 	for i := range ls {
@@ -322,7 +344,7 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 			d.Limit = l.holds()
 			switch {
 			case charge && l.Algorithm == Concurrency:
-				d.Lease = concurrency{}.acquire(l, a, t, now, grant, r)
+				d.Lease = concurrency{}.acquire(l, a, t, now, grant, *r)
 			case charge:
 				if l.Algorithm == LeakyBucket {
 					// What is ahead in the queue; not what this request adds to it.
@@ -351,8 +373,8 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 			each[i] = d
 		}
 		delay := max(answer.Delay, d.Delay)
-		if i == 0 || tighter(&d, &answer, allowed) {
-			answer = d
+		if i == 0 || tighter(&d, answer, allowed) {
+			*answer = d
 		}
 		answer.Delay = delay
 	}
@@ -368,7 +390,7 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 		}
 	}
 	answer.Allowed = allowed
-	return answer, nil
+	return nil
 }
 
 // tighter reports whether d says more than e about why a request was refused, or how near it came.

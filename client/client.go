@@ -12,13 +12,15 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
 )
 
 // Client answers questions about any number of policies and keys, from a cluster (Dial) or by itself (Local). It is safe
 // for concurrent use, and one is enough for a program. Close it when done.
 type Client struct {
 	backend backend
-	timeout time.Duration // of a call; 0: none
+	here    *limiter.Limiter // of Local: what the backend asks
+	timeout time.Duration    // of a call; 0: none
 	onError OnError
 	retry   bool
 	breaker breaker
@@ -35,6 +37,7 @@ type Client struct {
 
 	mu     sync.RWMutex
 	closed bool
+	ended  atomic.Bool // closed, for who is not counted
 	// running counts the calls in progress and the goroutines that renew leases. It is added to with mu held and closed
 	// false, or by one who is counted already.
 	running sync.WaitGroup
@@ -126,6 +129,7 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	closed := c.closed
 	c.closed = true
+	c.ended.Store(true)
 	c.mu.Unlock()
 	if closed {
 		return ErrClosed

@@ -19,6 +19,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // book is a limiter.Service that does what the names of its policies say.
@@ -294,9 +295,32 @@ func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.
 	return c.Service.Check(ctx, checks)
 }
 
+// inSteps has a service answer batches, each check by itself.
+type inSteps struct {
+	limiter.Service
+}
+
+func (s inSteps) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+	b.Results = make([]limiter.Result, len(b.Checks))
+	for i := range b.Checks {
+		open = append(open, i)
+	}
+	return open, nil
+}
+
+func (s inSteps) Finish(ctx context.Context, b *limiter.Batch) {
+	for i := range b.Checks {
+		results, err := s.Check(ctx, b.Checks[i:i+1])
+		if err != nil {
+			results = []limiter.Result{{Err: err}}
+		}
+		b.Results[i] = results[0]
+	}
+}
+
 func nodeOver(svc limiter.Service) *node {
 	status := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
-	return &node{LimiterServer: rpc.NewServer(svc, status), health: health.NewServer()}
+	return &node{LimiterServer: rpc.NewServer(rpc.ServerConfig{Service: inSteps{svc}, Status: status}), health: health.NewServer()}
 }
 
 func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
@@ -324,7 +348,7 @@ func (n *node) Status(ctx context.Context, req *weirv1.StatusRequest) (*weirv1.S
 
 // serve serves on l, and returns a function that stops it at once, which runs at the end of the test in any case.
 func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
-	s := grpc.NewServer()
+	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	weirv1.RegisterLimiterServer(s, n)
 	healthpb.RegisterHealthServer(s, n.health)
 	done := make(chan struct{})

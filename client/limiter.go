@@ -18,22 +18,36 @@ type Limiter struct {
 }
 
 // Allow is short for AllowN(ctx, key, 1).
-func (l *Limiter) Allow(ctx context.Context, key string) (Decision, error) {
-	return l.AllowN(ctx, key, 1)
+func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error) {
+	err = l.allow(ctx, key, 1, &d)
+	return d, err
 }
 
 // AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. An n
 // above the limit is refused with a RetryAfter of Never. Of a concurrency policy only a peek can be asked; see Acquire.
-func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (Decision, error) {
+func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
+	err = l.allow(ctx, key, n, &d)
+	return d, err
+}
+
+// allow is AllowN with the answer in *d, which is zero before: a Decision is large to copy.
+func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) error {
+	if l.c.here != nil {
+		if done, err := l.allowHere(ctx, key, n, d); done {
+			return err
+		}
+	}
 	q := l.question(key, n)
 	if err := q.validate(); err != nil {
-		return Decision{}, err
+		return err
 	}
 	if err := l.c.begin(ctx); err != nil {
-		return Decision{}, err
+		return err
 	}
 	defer l.c.running.Done()
-	return l.c.decideOne(ctx, q)
+	got, err := l.c.decideOne(ctx, q)
+	*d = got
+	return err
 }
 
 // Peek tells how key stands, and whether an Allow would pass now. It charges nothing.

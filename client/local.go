@@ -1,6 +1,8 @@
 package client
 
 import (
+	"context"
+
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -10,5 +12,28 @@ import (
 // Its counters live and die with it. Close it when done.
 func Local(policies *policy.Set) *Client {
 	l := limiter.New(limiter.Config{Policies: policies})
-	return newLocal(l, l.Close)
+	c := newLocal(l, l.Close)
+	c.here = l
+	return c
+}
+
+// allowHere answers the plainest question of all, one check of a client that decides in this process, without anything
+// around it: nothing waits, so there is nothing for Close to wait for. It reports false, and nothing is charged, where there
+// is something to say about the call, which the usual way says.
+func (l *Limiter) allowHere(ctx context.Context, key string, n int64, d *Decision) (done bool, err error) {
+	if l.c.ended.Load() || ctx.Err() != nil {
+		return false, nil
+	}
+	checks := [1]limiter.Check{{
+		Target: limiter.Target{Policy: l.target.policy, Limit: l.target.limit, Namespace: l.target.namespace, Key: key}, Cost: n,
+	}}
+	var results [1]limiter.Result
+	if l.c.here.CheckTo(ctx, checks[:], results[:]) != nil {
+		return false, nil
+	}
+	if err := results[0].Err; err != nil {
+		return true, serviceError(err)
+	}
+	fillDecision(d, &results[0].Decision)
+	return true, nil
 }

@@ -35,6 +35,7 @@ type options struct {
 	retry    bool
 	memory   bool // refusals are remembered
 	tls      *tls.Config
+	token    string // empty: none
 	dial     []grpc.DialOption
 }
 

@@ -22,6 +22,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // Dial returns a Client of the cluster at address: the host:port of a node's gRPC door, several of them separated by
@@ -66,6 +67,7 @@ func newRemote(address string, o options) (*remote, error) {
 	dial := []grpc.DialOption{
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultServiceConfig(serviceConfig),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(wire.Codec())),
 		// A node that comes back is found within seconds; gRPC's default would be minutes.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second},
@@ -79,6 +81,12 @@ func newRemote(address string, o options) (*remote, error) {
 	address, err := dialTarget(address)
 	if err != nil {
 		return nil, err
+	}
+	if err := checkToken(&o, address); err != nil {
+		return nil, err
+	}
+	if o.token != "" {
+		dial = append(dial, grpc.WithPerRPCCredentials(bearer{token: o.token, plain: o.tls == nil}))
 	}
 	builder, target := lookup(address)
 	ns, err := newNodes(builder, target, append(dial, o.dial...), o)

@@ -112,8 +112,13 @@ func (t *target) service() limiter.Target {
 	return limiter.Target{Policy: t.policy, Limit: t.limit, Namespace: t.namespace, Key: t.key}
 }
 
-func serviceDecision(d *limiter.Decision) Decision {
-	out := Decision{
+func serviceDecision(d *limiter.Decision) (out Decision) {
+	fillDecision(&out, d)
+	return out
+}
+
+func fillDecision(out *Decision, d *limiter.Decision) {
+	*out = Decision{
 		Policy:       d.Policy,
 		Allowed:      d.Allowed,
 		Granted:      d.Granted,
@@ -131,7 +136,6 @@ func serviceDecision(d *limiter.Decision) Decision {
 	for _, s := range d.Limits {
 		out.Limits = append(out.Limits, LimitStatus(s))
 	}
-	return out
 }
 
 // serviceError turns a Service's error into the client's.

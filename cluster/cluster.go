@@ -93,6 +93,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 			protocol: protocol,
 			state:    Joining,
 			settings: cfg.SettingsFingerprint,
+			voters:   votersFingerprint(cfg.Voters),
 			policy:   cfg.PolicyHash,
 			peer:     uint16(cfg.PeerPort),
 			http:     uint16(cfg.HTTPPort),

@@ -454,6 +454,26 @@ func TestNameTwiceFromTheStart(t *testing.T) {
 	noFatal(t, winner)
 }
 
+func TestOtherVoters(t *testing.T) {
+	cfg := config("a")
+	cfg.Voters = []string{"a", "b", "c"}
+	a := startNode(t, cfg)
+	cfg = config("b", a.gossip())
+	cfg.Voters = []string{"c", "b", "a"} // the order does not count
+	b := startNode(t, cfg)
+	agree(t, a, b)
+	for _, voters := range [][]string{nil, {"a", "b", "d"}} {
+		cfg := config("d", a.gossip(), b.gossip())
+		cfg.Voters = voters
+		if got := startNode(t, cfg).waitFatal(t); !strings.Contains(got, "another list of voters") {
+			t.Errorf("with voters %v: %q", voters, got)
+		}
+	}
+	if v := a.View(); v.Member("d") != nil {
+		t.Error("one with other voters is a member")
+	}
+}
+
 func TestOtherSettings(t *testing.T) {
 	a := startNode(t, config("a"))
 	b := startNode(t, config("b", a.gossip()))
@@ -462,7 +482,7 @@ func TestOtherSettings(t *testing.T) {
 	cfg.SettingsFingerprint = ring.SettingsFingerprint(2)
 	stranger := startNode(t, cfg)
 	got := stranger.waitFatal(t)
-	for _, want := range []string{"other ring settings or another hash seed", fmt.Sprintf("%016x", cfg.SettingsFingerprint)} {
+	for _, want := range []string{"another cluster secret", fmt.Sprintf("%016x", cfg.SettingsFingerprint)} {
 		if !strings.Contains(got, want) {
 			t.Errorf("fatal error %q, want one with %q", got, want)
 		}

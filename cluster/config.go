@@ -36,6 +36,9 @@ type Config struct {
 	SettingsFingerprint uint64
 	// Keys encrypts the gossip: AES keys of 16, 24 or 32 bytes, all good for reading, the first for writing. Empty: plain.
 	Keys [][]byte
+	// Voters are the names of the nodes that grant what strict policies need, in any order. A node with another list is
+	// refused: two lists can have majorities without a voter in common.
+	Voters []string
 	// PolicyHash is shown to the others; see SetPolicyHash.
 	PolicyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().

@@ -1,15 +1,17 @@
 package cluster
 
 import (
+	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
 
 // protocol is the version of what nodes tell each other in gossip. Nodes of different versions refuse each other.
-const protocol = 1
+const protocol = 2
 
 // State is how far a member has come.
 type State uint8
@@ -68,6 +70,7 @@ type metadata struct {
 	peer       uint16 // ports; 0: none
 	http       uint16
 	grpc       uint16
+	voters     uint32 // fingerprint of the list; 0: none
 }
 
 // The layout is fixed length, big endian. Magic, protocol and state keep their place in every protocol version, so
@@ -76,7 +79,7 @@ type metadata struct {
 const (
 	metadataMagic = 0x5745 // "WE"
 	headerLen     = 4
-	metadataLen   = headerLen + 4 + 8 + 4 + 3*2
+	metadataLen   = headerLen + 4 + 8 + 4 + 3*2 + 4
 )
 
 func (m metadata) encode() []byte {
@@ -88,7 +91,8 @@ func (m metadata) encode() []byte {
 	b = binary.BigEndian.AppendUint32(b, m.policy)
 	b = binary.BigEndian.AppendUint16(b, m.peer)
 	b = binary.BigEndian.AppendUint16(b, m.http)
-	return binary.BigEndian.AppendUint16(b, m.grpc)
+	b = binary.BigEndian.AppendUint16(b, m.grpc)
+	return binary.BigEndian.AppendUint32(b, m.voters)
 }
 
 // decodeMetadata reads what encode wrote. Of another protocol version it reads the header only.
@@ -112,5 +116,16 @@ func decodeMetadata(b []byte) (metadata, error) {
 	m.peer = binary.BigEndian.Uint16(b[20:])
 	m.http = binary.BigEndian.Uint16(b[22:])
 	m.grpc = binary.BigEndian.Uint16(b[24:])
+	m.voters = binary.BigEndian.Uint32(b[26:])
 	return m, nil
+}
+
+// votersFingerprint stands for a list of voters in any order. No list is 0, and only that.
+func votersFingerprint(names []string) uint32 {
+	if len(names) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(names))
+	sum := sha256.Sum256([]byte("weir voters\x00" + strings.Join(sorted, "\x00"))) // no name has a zero byte
+	return binary.BigEndian.Uint32(sum[:]) | 1
 }

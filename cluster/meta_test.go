@@ -8,7 +8,7 @@ import (
 
 func TestMetadata(t *testing.T) {
 	m := metadata{protocol: protocol, state: Leaving, generation: 0x01020304, settings: 0x1122334455667788,
-		policy: 0xaabbccdd, peer: 7947, http: 8080, grpc: 65535}
+		policy: 0xaabbccdd, peer: 7947, http: 8080, grpc: 65535, voters: 0x0badcafe}
 	b := m.encode()
 	if len(b) > 64 {
 		t.Errorf("metadata take %d bytes, more than 64", len(b))
@@ -57,7 +57,7 @@ func FuzzDecodeMetadata(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("WE\x01\x02"))
 	f.Add([]byte("WE\x02\x02"))
-	f.Add(metadata{protocol: protocol, state: Active, generation: 1, settings: 2, policy: 3, peer: 4, http: 5, grpc: 6}.encode())
+	f.Add(metadata{protocol: protocol, state: Active, generation: 1, settings: 2, policy: 3, peer: 4, http: 5, grpc: 6, voters: 7}.encode())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, err := decodeMetadata(b)
 		if err != nil || m.protocol != protocol {
@@ -79,4 +79,16 @@ func FuzzParseIdentity(f *testing.F) {
 			t.Errorf("%q parses to %+v", s, id)
 		}
 	})
+}
+
+func TestVotersFingerprint(t *testing.T) {
+	three := votersFingerprint([]string{"a", "b", "c"})
+	if votersFingerprint([]string{"c", "a", "b"}) != three || votersFingerprint(nil) != 0 {
+		t.Error("the order counts, or no list is not 0")
+	}
+	for _, other := range [][]string{nil, {"a", "b", "d"}, {"a"}, {"ab", "c"}, {"a", "bc"}, {"a", "b", "c", "d", "e"}} {
+		if votersFingerprint(other) == three {
+			t.Errorf("%v is taken for a, b and c", other)
+		}
+	}
 }

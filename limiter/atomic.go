@@ -170,7 +170,7 @@ func (l *Limiter) conclude(ctx context.Context, ops []Op, keep bool) {
 		if op.Reservation == 0 {
 			continue
 		}
-		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, hash: op.hash, partition: op.partition, inline: op.inline}
+		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, subject: op.subject, partition: op.partition}
 		if !keep {
 			settle.Cost = 0
 		}

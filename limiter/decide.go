@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
@@ -19,7 +20,7 @@ type moment struct {
 	boot int64
 }
 
-func (l *Limiter) moment() *moment { return &moment{Instant: l.clock(), l: l} }
+func (l *Limiter) moment() moment { return moment{Instant: l.clock(), l: l} }
 
 // bootTime is read when it is first needed: it is a system call, and only strict policies need it.
 func (m *moment) bootTime() int64 {
@@ -40,16 +41,17 @@ func (l *Limiter) decide(t *table, op *Op, now *moment) {
 // countError counts the error of a check or an acquire, if that is what came of it.
 func (l *Limiter) countError(e *entry, op *Op) {
 	if op.Outcome.Err != nil && op.asks() {
-		l.statsOf(e, op).errors.Add(1)
+		l.statsOf(e, &op.subject).mine().errors.Add(1)
 	}
 }
 
-// statsOf is where an operation is counted. e is nil for an inline limit and for a policy that this node does not know.
-func (l *Limiter) statsOf(e *entry, op *Op) *policyStats {
+// statsOf is where what is done to a subject is counted. e is nil for an inline limit and for a policy that this node does
+// not know.
+func (l *Limiter) statsOf(e *entry, s *subject) *policyStats {
 	switch {
 	case e != nil:
 		return e.stats
-	case op.inline != nil:
+	case s.inline != nil:
 		return l.stats.inline
 	}
 	return l.stats.unknown
@@ -108,7 +110,7 @@ func (l *Limiter) resolve(e *entry, op *Op) (rule *store.Rule, done bool) {
 		return nil, true
 	case op.inline == nil:
 		r := e.Rule(op.Key)
-		return e.rules[r], l.stateless(e, r, op)
+		return e.rule(r), l.stateless(e, r, op)
 	case op.inline.unlimited:
 		answer(l.stats.inline, op, algo.Unlimited, false)
 		return nil, true
@@ -154,12 +156,14 @@ func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
 		if limit != algo.Unlimited {
 			d.Allowed, d.Granted, d.RetryAfter = false, 0, algo.Never
 			if shadowMode {
-				shadow(d, op)
+				shadow(d, op.Cost)
 			}
-			d.RememberFor = rememberFor(d, op)
+			if op.Kind == OpCheck {
+				d.RememberFor = rememberFor(d, &op.Check)
+			}
 		}
 		if op.Cost > 0 {
-			s.count(d)
+			s.mine().count(d)
 		}
 	case OpRenew:
 		op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: the key has no limit to hold a lease on"}
@@ -235,7 +239,7 @@ func ttlFits(op *Op, rule *store.Rule) *Error {
 func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
 	call := store.Call{
 		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, TTL: op.TTL},
-		RequestID: l.requestID(op),
+		RequestID: l.requestID(&op.Check),
 	}
 	switch op.Kind {
 	case OpReserve:
@@ -253,20 +257,14 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 	if rule.Strict {
 		call.Boot = now.bootTime()
 	}
-	got, err := l.store.Decide(k, rule, now.Instant, call, each)
-	if err != nil {
+	var got store.Answer
+	if err := l.store.DecideTo(&k, rule, now.Instant, &call, each, &got); err != nil {
 		l.failed(e, op, err)
 		return
 	}
 	op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
-	limit := &rule.Limits[got.Tightest]
-	stats := l.statsOf(e, op)
 	d := &op.Outcome.Decision
-	*d = Decision{
-		Policy: policyName(op), Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: quotaWindow(limit),
-		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: resetAfter(limit, got.ResetAfter), Delay: got.Delay,
-		RequestID: op.RequestID, Degraded: got.Degraded,
-	}
+	l.conclusion(d, e, rule, &op.Check, &op.subject, &got, op.Kind == OpCheck)
 	if got.Lease != 0 {
 		d.LeaseID = formatID(got.Lease)
 	}
@@ -279,19 +277,73 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 			}
 		}
 	}
-	stats.saw(got.Limit, got.Remaining)
 	if op.Reservation != 0 && got.Granted > 0 {
 		d.ReservationID = formatID(op.Reservation)
 	}
+}
+
+// direct decides a check at once that is like nearly all: under one limit of which no other node has to hear first, and for
+// a key that this node decides for, or whose refusal it remembers. Otherwise it reports false, and has done nothing but to
+// find the error that the store answers.
+func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decision) (done bool, err error) {
+	rule := simple(c, s)
+	if rule == nil {
+		return false, nil
+	}
+	k := store.Key{Hash: s.hash, Partition: ring.Partition(s.hash), Key: c.Key}
+	if h := l.cfg.Ownership.Holder(k.Partition); !h.Self {
+		if h.Wait > 0 || !c.plain() || c.RequestID != "" {
+			return false, nil
+		}
+		_, done = l.refused(t, c, s, now.Mono, d)
+		return done, nil
+	}
+	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: l.requestID(c)}
+	var got store.Answer
+	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
+		return false, err
+	}
+	l.conclusion(d, s.entry, rule, c, s, &got, true)
+	return true, nil
+}
+
+// simple returns the rule that a check is decided by, if direct may do it.
+func simple(c *Check, s *subject) (rule *store.Rule) {
+	switch {
+	case s.entry != nil && !s.entry.Concurrency:
+		rule = s.entry.rule(s.entry.Rule(c.Key))
+	case s.inline != nil && !s.inline.unlimited && c.Limit.Algorithm != algo.Concurrency:
+		rule = &s.inline.Rule
+	}
+	if rule == nil || len(rule.Limits) != 1 || rule.Strict || rule.Durability >= store.Escrow {
+		return nil
+	}
+	return rule
+}
+
+// conclusion makes of what the store answered what a caller is told, and counts it. check says that c was asked as a check,
+// so that its refusal may be remembered.
+func (l *Limiter) conclusion(d *Decision, e *entry, rule *store.Rule, c *Check, s *subject, got *store.Answer, check bool) {
+	limit := &rule.Limits[got.Tightest]
+	*d = Decision{
+		Policy: "inline", Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: quotaWindow(limit),
+		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: resetAfter(limit, got.ResetAfter), Delay: got.Delay,
+		RequestID: c.RequestID, Degraded: got.Degraded,
+	}
+	if e != nil {
+		d.Policy = e.Name
+	}
+	stats := l.statsOf(e, s)
+	stats.saw(got.Limit, got.Remaining)
 	if !d.Allowed && e != nil && e.Shadow {
-		shadow(d, op)
+		shadow(d, c.Cost)
 	}
 	// What is pending may be given back, and what is denied count: either moves the moment at which the check passes.
-	if !got.Pending && !countsDenied(rule.Limits) {
-		d.RememberFor = rememberFor(d, op)
+	if check && !d.Allowed && !got.Pending && !countsDenied(rule.Limits) {
+		d.RememberFor = rememberFor(d, c)
 	}
-	if op.Cost > 0 && got.Ticket == 0 {
-		stats.count(d) // otherwise once the answer may be given
+	if c.Cost > 0 && got.Ticket == 0 {
+		stats.mine().count(d) // otherwise once the answer may be given
 	}
 }
 
@@ -320,8 +372,8 @@ func resetAfter(l *algo.Limit, d time.Duration) time.Duration {
 }
 
 // shadow turns a refusal into the admission that a policy in shadow mode gives.
-func shadow(d *Decision, op *Op) {
-	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, op.Cost, 0
+func shadow(d *Decision, cost int64) {
+	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, cost, 0
 }
 
 // fail answers a check or an acquire by on_error, for want of an owner or of memory. e may be nil: an inline limit fails
@@ -361,7 +413,7 @@ func (l *Limiter) fail(e *entry, op *Op) {
 	}
 	op.Outcome.Decision = d
 	if op.Cost > 0 {
-		l.statsOf(e, op).count(&d)
+		l.statsOf(e, &op.subject).mine().count(&d)
 	}
 }
 

@@ -6,12 +6,14 @@ import (
 	"sync"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
 // inlineRule is a limit that came along with a request, validated and with its scope worked out.
 type inlineRule struct {
 	store.Rule
+	hash      *ring.Scope
 	unlimited bool
 }
 
@@ -19,10 +21,12 @@ type inlineRule struct {
 // are a cache, and a caller who sends ever new ones only slows itself.
 const maxInlineRules = 4096
 
-// inlineRules works out each inline limit once. The zero value is ready for use.
+// inlineRules works out each inline limit once. Its zero value is ready for use under seed 0.
 type inlineRules struct {
 	mu sync.RWMutex
 	by map[inlineKey]*inlineRule
+
+	seed uint64 // of key hashes
 }
 
 type inlineKey struct {
@@ -54,8 +58,10 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 		}
 		return nil, &Error{Invalid, "limit", err.Error()}
 	}
+	scope := InlineScope(namespace, &limit)
 	rule = &inlineRule{
-		Rule:      store.Rule{Scope: scopeOf(namespace, &limit), Limits: algo.Limits{limit}},
+		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{limit}},
+		hash:      ring.NewScope(r.seed, scope),
 		unlimited: limit.Limit == algo.Unlimited,
 	}
 	r.mu.Lock()
@@ -67,9 +73,10 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 	return rule, nil
 }
 
-// scopeOf names the state of an inline limit together with the key: limit and capacity have no part in it, so that
-// changing them applies to live state. It holds a slash, which no policy's name does, so it never meets one of those.
-func scopeOf(namespace string, l *algo.Limit) string {
+// InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
+// policy. Limit and capacity have no part in it, so that changing them applies to live state. It holds a slash, which no
+// policy's name does, so it never meets one of those.
+func InlineScope(namespace string, l *algo.Limit) string {
 	if namespace == "" {
 		namespace = "default"
 	}

@@ -86,6 +86,8 @@ type Config struct {
 	// BootClock is the clock of leases, which goes on while the machine is suspended; only read for strict policies, which
 	// are not decided without it.
 	BootClock func() int64
+	// Tracer, when not nil, makes spans of what is done for callers whose calls are traced.
+	Tracer Tracer
 	// Urgent is told of partitions with changes that answers wait for: see store.Config.Urgent. Only needed with Ownership.
 	Urgent func(partition int)
 }
@@ -100,6 +102,8 @@ type Limiter struct {
 	table  atomic.Pointer[table]
 	stats  *statsByPolicy
 	inline inlineRules
+
+	subjects sync.Pool // of *[MaxBatch]subject
 
 	refusals Refusals[refusalKey, Decision] // of checks that other nodes decide
 	settling background
@@ -136,6 +140,8 @@ func New(cfg Config) *Limiter {
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
+	l.inline.seed = cfg.HashSeed
+	l.subjects.New = func() any { return new([MaxBatch]subject) }
 	if cfg.Ownership == nil {
 		l.cfg.Ownership = alone{}
 	}
@@ -216,12 +222,25 @@ func (alone) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok boo
 	return true, true
 }
 
-// ProcessClock returns a clock that counts monotonic nanoseconds from now on.
+// wallEvery is how long the distance of the wall clock from the monotonic one is taken not to have changed.
+const wallEvery = 10 * time.Millisecond
+
+// ProcessClock returns a clock that counts monotonic nanoseconds from now on. Its wall time notices within 10 ms that the
+// system's has been set: to read both each time would take twice as long, and only windows of the calendar look at it.
 func ProcessClock() func() algo.Instant {
 	start := time.Now()
+	var ahead, until atomic.Int64 // of the wall clock, good until that Mono
+	ahead.Store(start.UnixNano())
+	until.Store(int64(wallEvery))
 	return func() algo.Instant {
-		t := time.Now()
-		return algo.Instant{Mono: int64(t.Sub(start)), Wall: t.UnixNano()}
+		mono := int64(time.Since(start))
+		if mono >= until.Load() {
+			t := time.Now()
+			mono = int64(t.Sub(start))
+			ahead.Store(t.UnixNano() - mono)
+			until.Store(mono + int64(wallEvery))
+		}
+		return algo.Instant{Mono: mono, Wall: mono + ahead.Load()}
 	}
 }
 
@@ -230,23 +249,92 @@ func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
 	if err := ValidBatch(len(checks)); err != nil {
 		return nil, err
 	}
-	ops := make([]Op, len(checks))
-	for i := range checks {
-		ops[i].Kind = OpCheck
-		ops[i].Check = checks[i]
-		if err := l.prepare(&ops[i]); err != nil {
-			return nil, err.In(i, len(checks))
-		}
-	}
-	l.run(ctx, ops)
-	results := make([]Result, len(ops))
-	for i := range ops {
-		results[i].Decision = ops[i].Outcome.Decision
-		if err := ops[i].Outcome.Err; err != nil {
-			results[i].Err = err
-		}
+	results := make([]Result, len(checks))
+	if err := l.CheckTo(ctx, checks, results); err != nil {
+		return nil, err
 	}
 	return results, nil
+}
+
+// CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held. It takes no memory
+// for a check that this node answers by itself under a single limit, and keeps nothing of either.
+func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result) error {
+	if err := ValidBatch(len(checks)); err != nil {
+		return err
+	}
+	if l.cfg.Tracer != nil {
+		if traced, err := l.checkTraced(ctx, checks, results); traced {
+			return err
+		}
+	}
+	var single [1]subject
+	subjects := single[:]
+	if len(checks) > 1 {
+		kept := l.subjects.Get().(*[MaxBatch]subject)
+		subjects = kept[:len(checks)]
+		defer func() {
+			clear(subjects)
+			l.subjects.Put(kept)
+		}()
+	}
+	t := l.table.Load()
+	for i := range checks {
+		err := l.identify(t, &checks[i].Target, &subjects[i])
+		if err == nil {
+			err = checks[i].valid(OpCheck)
+		}
+		if err != nil {
+			return err.In(i, len(checks))
+		}
+	}
+	now := l.moment()
+	var late lateOps
+	for i := range checks {
+		results[i].Err = nil
+		done, err := l.direct(t, &checks[i], &subjects[i], &now, &results[i].Decision)
+		if !done {
+			l.indirect(&late, t, &now, checks, i, &subjects[i], err)
+		}
+	}
+	if late.ops != nil {
+		l.finish(ctx, late.ops, late.rest)
+		for j, i := range late.of {
+			results[i].Decision = late.ops[j].Outcome.Decision
+			if err := late.ops[j].Outcome.Err; err != nil {
+				results[i].Err = err
+			}
+		}
+	}
+	return nil
+}
+
+// lateOps are the checks of a batch that direct does not answer.
+type lateOps struct {
+	ops  []Op
+	of   []int // of each, which check it is
+	rest []*Op // those of ops that are not done with
+}
+
+// indirect carries out a check that direct did not answer as any operation, as far as that can be done at once: still in its
+// turn. err is what the store has answered, if it was asked.
+func (l *Limiter) indirect(late *lateOps, t *table, now *moment, checks []Check, i int, s *subject, err error) {
+	if late.ops == nil {
+		late.ops = make([]Op, 0, len(checks)-i) // never grown: rest points into it
+	}
+	late.ops = append(late.ops, Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: ring.Partition(s.hash)})
+	late.of = append(late.of, i)
+	op := &late.ops[len(late.ops)-1]
+	done := false
+	if err != nil {
+		l.failed(s.entry, op, err)
+		l.countError(s.entry, op)
+		done = !op.Outcome.pending()
+	} else {
+		done = l.begin(t, op, now)
+	}
+	if !done {
+		late.rest = append(late.rest, op)
+	}
 }
 
 // ValidBatch says what is wrong with a batch of n checks, for a door that need not even read one of the wrong size.

@@ -39,14 +39,15 @@ type Op struct {
 	// can therefore settle one whose answer it never got. 0, of reserve: nobody is going to settle it.
 	Reservation uint64
 	Atomic      bool // reserve: part of an atomic check
+	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
+	Trace string
 
 	Outcome Outcome
 
 	// What prepare works out.
-	hash      uint64
+	subject
 	partition int
 	lease     uint64
-	inline    *inlineRule
 
 	asked question // of recall
 
@@ -93,38 +94,21 @@ type Outcome struct {
 	ungranted bool
 }
 
+// subject is what is worked out of a Target before anything is decided.
+type subject struct {
+	hash   uint64
+	inline *inlineRule // of a limit sent along
+	entry  *entry      // of a policy, as the table that it was looked up in has it; nil where that does not know it
+}
+
 // prepare checks everything about an operation that can be checked without knowing its policy, and hashes its key. An
 // operation from a peer goes through the same: nothing that comes over a network is taken on trust.
 func (l *Limiter) prepare(op *Op) *Error {
-	if len(op.Key) == 0 {
-		return &Error{Invalid, "key", "is empty or missing: name what is limited, such as a user or an address"}
-	}
-	if len(op.Key) > MaxKey {
-		return &Error{TooLarge, "key", "has " + strconv.Itoa(len(op.Key)) + " bytes, at most " + strconv.Itoa(MaxKey) + " are taken"}
-	}
-	if !utf8.ValidString(op.Key) {
-		return &Error{Invalid, "key", "is not valid UTF-8"}
-	}
-	if err := l.prepareScope(op); err != nil {
+	if err := l.identify(l.table.Load(), &op.Target, &op.subject); err != nil {
 		return err
 	}
-	switch {
-	case op.Cost < 0 && op.Kind == OpRefund:
-		return &Error{Invalid, "cost", "is negative: a refund says how many units to give back"}
-	case op.Cost < 0 && op.Kind == OpSettle:
-		return &Error{Invalid, "cost", "is negative: it must be 0 to what was reserved"}
-	case op.Cost < 0:
-		return &Error{Invalid, "cost", "is negative: to give units back, send a refund"}
-	case op.Cost > algo.MaxLimit:
-		return &Error{Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)"}
-	case op.Cost == 0 && (op.Kind == OpAcquire || op.Kind == OpReserve || op.Kind == OpRefund):
-		return &Error{Invalid, "cost", "is 0: it must be at least 1 here"}
-	}
-	if len(op.RequestID) > MaxRequestID {
-		return &Error{TooLarge, "request_id", "has " + strconv.Itoa(len(op.RequestID)) + " bytes, at most " + strconv.Itoa(MaxRequestID) + " are taken"}
-	}
-	if !utf8.ValidString(op.RequestID) {
-		return &Error{Invalid, "request_id", "is not valid UTF-8"}
+	if err := op.Check.valid(op.Kind); err != nil {
+		return err
 	}
 	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
 		return &Error{Invalid, "ttl", "is below the shortest one, 1ms"}
@@ -152,46 +136,81 @@ func (l *Limiter) prepare(op *Op) *Error {
 	return nil
 }
 
-func (l *Limiter) prepareScope(op *Op) *Error {
+// identify checks what names a state, and works out what is known of it.
+func (l *Limiter) identify(t *table, target *Target, s *subject) *Error {
+	key := target.Key
+	if len(key) == 0 {
+		return &Error{Invalid, "key", "is empty or missing: name what is limited, such as a user or an address"}
+	}
+	if len(key) > MaxKey {
+		return &Error{TooLarge, "key", "has " + strconv.Itoa(len(key)) + " bytes, at most " + strconv.Itoa(MaxKey) + " are taken"}
+	}
+	if !utf8.ValidString(key) {
+		return &Error{Invalid, "key", "is not valid UTF-8"}
+	}
 	switch {
-	case op.Policy == "" && op.Limit == nil:
+	case target.Policy == "" && target.Limit == nil:
 		return &Error{Invalid, "policy", "is missing: name a policy or send a limit"}
-	case op.Policy != "" && op.Limit != nil:
+	case target.Policy != "" && target.Limit != nil:
 		return &Error{Invalid, "limit", "is given beside a policy: send one of them"}
-	case op.Limit == nil:
-		if op.Namespace != "" {
+	case target.Limit == nil:
+		if target.Namespace != "" {
 			return &Error{Invalid, "namespace", "goes with an inline limit only"}
 		}
-		if !policy.ValidName(op.Policy) {
+		if s.entry = t.by[target.Policy]; s.entry != nil {
+			s.hash = s.entry.hash.Hash(key)
+			return nil
+		}
+		if !policy.ValidName(target.Policy) {
 			return &Error{Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -"}
 		}
-		op.hash = ring.Hash(l.cfg.HashSeed, op.Policy, op.Key)
+		s.hash = ring.Hash(l.cfg.HashSeed, target.Policy, key)
 		return nil
 	}
 	if l.cfg.NoInline {
 		return &Error{Invalid, "limit", "limits sent along are turned off on this node (--no-inline): name a policy"}
 	}
-	if len(op.Namespace) > MaxNamespace {
-		return &Error{TooLarge, "namespace", "has " + strconv.Itoa(len(op.Namespace)) + " bytes, at most " + strconv.Itoa(MaxNamespace) + " are taken"}
+	if len(target.Namespace) > MaxNamespace {
+		return &Error{TooLarge, "namespace", "has " + strconv.Itoa(len(target.Namespace)) + " bytes, at most " + strconv.Itoa(MaxNamespace) + " are taken"}
 	}
-	if !utf8.ValidString(op.Namespace) {
+	if !utf8.ValidString(target.Namespace) {
 		return &Error{Invalid, "namespace", "is not valid UTF-8"}
 	}
-	rule, err := l.inline.rule(op.Namespace, op.Limit)
+	rule, err := l.inline.rule(target.Namespace, target.Limit)
 	if err != nil {
 		return err
 	}
-	op.inline = rule
-	op.hash = ring.Hash(l.cfg.HashSeed, rule.Scope, op.Key)
+	s.inline, s.hash = rule, rule.hash.Hash(key)
 	return nil
 }
 
-// requestID hashes an operation's request id; 0 stands for none.
-func (l *Limiter) requestID(op *Op) uint64 {
-	if op.RequestID == "" {
+// valid checks the rest of a check, or of another operation that has a cost and a request id.
+func (c *Check) valid(kind OpKind) *Error {
+	switch {
+	case c.Cost < 0 && kind == OpRefund:
+		return &Error{Invalid, "cost", "is negative: a refund says how many units to give back"}
+	case c.Cost < 0 && kind == OpSettle:
+		return &Error{Invalid, "cost", "is negative: it must be 0 to what was reserved"}
+	case c.Cost < 0:
+		return &Error{Invalid, "cost", "is negative: to give units back, send a refund"}
+	case c.Cost > algo.MaxLimit:
+		return &Error{Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)"}
+	case c.Cost == 0 && (kind == OpAcquire || kind == OpReserve || kind == OpRefund):
+		return &Error{Invalid, "cost", "is 0: it must be at least 1 here"}
+	case len(c.RequestID) > MaxRequestID:
+		return &Error{TooLarge, "request_id", "has " + strconv.Itoa(len(c.RequestID)) + " bytes, at most " + strconv.Itoa(MaxRequestID) + " are taken"}
+	case !utf8.ValidString(c.RequestID):
+		return &Error{Invalid, "request_id", "is not valid UTF-8"}
+	}
+	return nil
+}
+
+// requestID hashes a check's request id; 0 stands for none.
+func (l *Limiter) requestID(c *Check) uint64 {
+	if c.RequestID == "" {
 		return 0
 	}
-	return ring.Hash(l.cfg.HashSeed, "request", op.RequestID) | 1
+	return ring.Hash(l.cfg.HashSeed, "request", c.RequestID) | 1
 }
 
 // formatID writes the id of a lease or a reservation.

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -171,17 +172,20 @@ type question struct {
 	sent  int64 // Mono
 }
 
-func (op *Op) refusalKey(t *table) refusalKey {
-	if op.inline != nil {
-		return refusalKey{inline: op.inline, key: op.Key}
+func (c *Check) refusalKey(t *table, s *subject) refusalKey {
+	if s.inline != nil {
+		return refusalKey{inline: s.inline, key: c.Key}
 	}
-	return refusalKey{table: t, policy: op.Policy, key: op.Key}
+	return refusalKey{table: t, policy: c.Policy, key: c.Key}
 }
+
+// plain says that a refusal of the check says nothing but that there is no room for it.
+func (c *Check) plain() bool { return c.Cost > 0 && !c.Partial }
 
 // recall answers a check that would be forwarded from memory, and reports whether it did. A request id must be asked
 // about: what was admitted under it is admitted again.
 func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
-	if op.Kind != OpCheck || op.Cost == 0 || op.Partial {
+	if op.Kind != OpCheck || !op.plain() {
 		return false
 	}
 	op.asked = question{table: t, sent: now.Mono}
@@ -189,19 +193,30 @@ func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
 		op.asked.mark = l.refusals.Mark(op.hash)
 		return false
 	}
-	r, mark, ok := l.refusals.Find(op.hash, op.refusalKey(t), op.Cost, now.Mono)
-	if op.asked.mark = mark; !ok {
-		return false
+	mark, ok := l.refused(t, &op.Check, &op.subject, now.Mono, &op.Outcome.Decision)
+	if op.asked.mark = mark; ok {
+		op.asked.table = nil
 	}
-	d := &op.Outcome.Decision
+	return ok
+}
+
+// refused answers a check from memory, and reports whether it did; mark is Find's.
+func (l *Limiter) refused(t *table, c *Check, s *subject, now int64, d *Decision) (mark uint64, ok bool) {
+	r, mark, ok := l.refusals.Find(s.hash, c.refusalKey(t, s), c.Cost, now)
+	if !ok {
+		return mark, false
+	}
 	*d = r.Decision
-	d.age(time.Duration(now.Mono - r.Came))
-	op.asked.table = nil
-	d.RememberFor = time.Duration(r.Until - now.Mono)
-	stats := l.statsOf(t.entryOf(op), op)
-	stats.count(d)
-	stats.remembered.Add(1)
-	return true
+	d.age(time.Duration(now - r.Came))
+	d.RememberFor = time.Duration(r.Until - now)
+	var e *entry
+	if s.inline == nil {
+		e = t.by[c.Policy]
+	}
+	counts := l.statsOf(e, s).mine()
+	counts.count(d)
+	counts.remembered.Add(1)
+	return mark, true
 }
 
 // age makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
@@ -230,15 +245,17 @@ func (l *Limiter) remember(op *Op) {
 	}
 	kept := *d
 	kept.RequestID = ""
-	l.refusals.Remember(op.hash, op.refusalKey(op.asked.table), op.asked.mark, Refusal[Decision]{
+	about := op.refusalKey(op.asked.table, &op.subject)
+	about.key = strings.Clone(about.key) // it may be a part of a larger text
+	l.refusals.Remember(op.hash, about, op.asked.mark, Refusal[Decision]{
 		Decision: kept, Least: op.Cost, Most: most,
 		Came: l.clock().Mono, Until: op.asked.sent + int64(Remembered(d.RememberFor)),
 	})
 }
 
-// rememberFor is how long a decision of this node may be remembered elsewhere.
-func rememberFor(d *Decision, op *Op) time.Duration {
-	if d.Allowed || op.Kind != OpCheck || op.Cost == 0 || op.Partial {
+// rememberFor is how long the answer of this node to a check may be remembered elsewhere.
+func rememberFor(d *Decision, c *Check) time.Duration {
+	if d.Allowed || !c.plain() {
 		return 0
 	}
 	if d.RetryAfter == algo.Never {

@@ -22,23 +22,39 @@ const grantMost = 200 * time.Millisecond
 // run carries out prepared operations wherever they are decided, and fills in every Outcome: with a decision by
 // on_error where nobody could be asked in time.
 func (l *Limiter) run(ctx context.Context, ops []Op) {
+	if l.cfg.Tracer != nil {
+		var span Span
+		if ctx, span = l.cfg.Tracer.Start(ctx, "decide"); span != nil {
+			defer l.endSpan(span, ops)
+		}
+	}
+	l.runUntraced(ctx, ops)
+}
+
+func (l *Limiter) runUntraced(ctx context.Context, ops []Op) {
 	t := l.table.Load()
 	var rest []*Op
 	now := l.moment()
 	for i := range ops {
-		op := &ops[i]
-		h := l.cfg.Ownership.Holder(op.partition)
-		switch {
-		case h.Self:
-			l.decide(t, op, now)
-			if op.Outcome.pending() {
-				rest = append(rest, op)
-			}
-		case h.Wait == 0 && l.recall(t, op, now.Instant):
-		default:
-			rest = append(rest, op)
+		if !l.begin(t, &ops[i], &now) {
+			rest = append(rest, &ops[i])
 		}
 	}
+	l.finish(ctx, ops, rest)
+}
+
+// begin carries out an operation if that can be done at once, and reports whether it is done with.
+func (l *Limiter) begin(t *table, op *Op, now *moment) bool {
+	h := l.cfg.Ownership.Holder(op.partition)
+	if h.Self {
+		l.decide(t, op, now)
+		return !op.Outcome.pending()
+	}
+	return h.Wait == 0 && l.recall(t, op, now.Instant)
+}
+
+// finish has those operations carried out elsewhere, or later, that could not be at once, and concludes all.
+func (l *Limiter) finish(ctx context.Context, ops []Op, rest []*Op) {
 	if len(rest) > 0 {
 		ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
 		defer cancel()
@@ -46,16 +62,20 @@ func (l *Limiter) run(ctx context.Context, ops []Op) {
 	}
 	end := moment{l: l} // of which only the clock of leases is read, once, and only if an answer is under one
 	for i := range ops {
-		op := &ops[i]
-		if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
-			l.unreachable(op) // another node may decide by now, and know nothing of this
-		}
-		switch {
-		case op.givesBack():
-			l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
-		case op.asked.table != nil:
-			l.remember(op)
-		}
+		l.seal(&ops[i], &end)
+	}
+}
+
+// seal does what is left to do when an operation from a front door has its Outcome.
+func (l *Limiter) seal(op *Op, end *moment) {
+	if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
+		l.unreachable(op) // another node may decide by now, and know nothing of this
+	}
+	switch {
+	case op.givesBack():
+		l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
+	case op.asked.table != nil:
+		l.remember(op)
 	}
 }
 
@@ -145,7 +165,7 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 	case op.asks():
 		out.Decision.Degraded = out.Decision.Degraded || degraded
 		if op.Cost > 0 {
-			l.statsOf(l.table.Load().entryOf(op), op).count(&out.Decision)
+			l.statsOf(l.table.Load().entryOf(op), &op.subject).mine().count(&out.Decision)
 		}
 	}
 }
@@ -174,7 +194,7 @@ func (l *Limiter) awaitGrants(ctx context.Context, ops []*Op) {
 		t, now := l.table.Load(), l.moment()
 		for _, op := range ops {
 			op.Outcome = Outcome{}
-			l.decide(t, op, now)
+			l.decide(t, op, &now)
 		}
 	}
 }
@@ -223,7 +243,7 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 	case h.Self:
 		t, now := l.table.Load(), l.moment()
 		for _, op := range ops {
-			l.decide(t, op, now)
+			l.decide(t, op, &now)
 		}
 		l.awaitGrants(ctx, ops)
 		for _, op := range ops {
@@ -244,6 +264,9 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 		var sent int64
 		if l.cfg.BootClock != nil {
 			sent = l.cfg.BootClock()
+		}
+		if l.cfg.Tracer != nil {
+			defer l.traceForward(ctx, h, ops)()
 		}
 		l.cfg.Peers.Forward(ctx, h, ops)
 		for _, op := range ops {
@@ -278,6 +301,10 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	t := l.table.Load()
 	now := l.moment()
 	var later []*Op
+	var spans continued
+	if l.cfg.Tracer != nil {
+		spans = l.traceReceived(ops)
+	}
 	for _, op := range ops {
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
@@ -285,7 +312,7 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		h := l.cfg.Ownership.Holder(op.partition)
 		switch {
 		case h.Self:
-			l.decide(t, op, now)
+			l.decide(t, op, &now)
 			if op.Outcome.pending() {
 				later = append(later, op)
 			}
@@ -297,12 +324,15 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		}
 	}
 	if later == nil {
-		l.limitUse(ops, now)
+		l.limitUse(ops, &now)
+		spans.end(l)
 		return nil
 	}
 	return func(ctx context.Context) {
 		l.handOn(ctx, later)
-		l.limitUse(ops, l.moment())
+		end := l.moment()
+		l.limitUse(ops, &end)
+		spans.end(l)
 	}
 }
 

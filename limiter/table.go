@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
@@ -15,7 +16,18 @@ type table struct {
 type entry struct {
 	*policy.Policy
 	rules map[*policy.Rule]*store.Rule
+	own   *policy.Rule // of keys without an override, and what rules has for it
+	owns  *store.Rule
+	hash  *ring.Scope
 	stats *policyStats
+}
+
+// rule returns what a policy's rule is to the store; nil for one that needs no state.
+func (e *entry) rule(r *policy.Rule) *store.Rule {
+	if r == e.own {
+		return e.owns
+	}
+	return e.rules[r]
 }
 
 // durabilities are the policies' as the store spells them.
@@ -26,7 +38,9 @@ var durabilities = [...]store.Durability{
 func (l *Limiter) compile(set *policy.Set) *table {
 	t := &table{set: set, by: make(map[string]*entry)}
 	for _, p := range set.Policies() {
-		e := &entry{Policy: p, rules: make(map[*policy.Rule]*store.Rule), stats: l.stats.of(p.Name)}
+		e := &entry{
+			Policy: p, rules: make(map[*policy.Rule]*store.Rule), hash: ring.NewScope(l.cfg.HashSeed, p.Name), stats: l.stats.of(p.Name),
+		}
 		for _, r := range p.Rules() {
 			if len(r.Limits) > 0 {
 				e.rules[r] = &store.Rule{
@@ -35,6 +49,8 @@ func (l *Limiter) compile(set *policy.Set) *table {
 				}
 			}
 		}
+		e.own = p.Rules()[0]
+		e.owns = e.rules[e.own]
 		t.by[p.Name] = e
 	}
 	return t
@@ -54,5 +70,5 @@ func (t *table) ruleOf(scope string, key []byte) *store.Rule {
 	if !ok {
 		return nil
 	}
-	return e.rules[e.Rule(string(key))]
+	return e.rule(e.Rule(string(key)))
 }

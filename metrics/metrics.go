@@ -1,8 +1,9 @@
-// Package metrics shows a node's counters to Prometheus. It holds none of its own but the durations of forwards: the
-// others are read from where they are kept when somebody scrapes, so that a decision never looks up a label.
+// Package metrics shows a node's counters to Prometheus. It holds none of its own but the durations of hops: the others
+// are read from where they are kept when somebody scrapes, so that a decision never looks up a label. A key is never a
+// label, and limits that callers send along share one.
 //
-// It does not promise that two scrapers see the same peaks: weir_current_window_count and weir_window_utilization are of
-// the fullest key since the last scrape, whoever made it.
+// It does not promise that scrapers behind one address and of one kind see every peak: weir_current_window_count and
+// weir_window_utilization are of the fullest key since the scraper's own last scrape, and those are taken for one.
 package metrics
 
 import (
@@ -30,27 +31,40 @@ type Limiter interface {
 	Policies() *policy.Set
 }
 
-// Config says where the figures come from. All fields are required.
+// Config says where the figures come from. All fields but Collectors are required.
 type Config struct {
 	Limiter Limiter
 	View    func() *cluster.View // nil View: a node without a cluster
 	Ready   func() bool
-	// Ownership returns what the node holds, and false when that cannot be told any more; Events how often what has
-	// happened with partitions, by the words of ownership.Note.What.
+	// Ownership returns what the node holds, and false when that cannot be told any more; Happened what has happened with
+	// partitions.
 	Ownership func() (keeper.Status, bool)
-	Events    func() map[string]uint64
-	Version   string
-	Logger    *slog.Logger
+	Happened  func() keeper.Stats
+	// PolicyFile says why the policy file as it is now is not in force; empty when it is, or there is none.
+	PolicyFile func() string
+	Version    string
+	Logger     *slog.Logger
+	// Collectors are shown too.
+	Collectors []prometheus.Collector
 }
 
 // Metrics is a node's metrics page. It is safe for concurrent use.
 type Metrics struct {
 	cfg      Config
 	registry *prometheus.Registry
+	peaks    peaks
+	doors    doors
 	forward  *prometheus.HistogramVec
-	answered prometheus.Observer
-	lost     prometheus.Observer
+	items    *prometheus.CounterVec
+	answered hop
+	lost     hop
 	reloads  *prometheus.CounterVec
+}
+
+// hop is what is counted of messages to other nodes.
+type hop struct {
+	took  prometheus.Observer
+	items prometheus.Counter
 }
 
 var (
@@ -59,10 +73,11 @@ var (
 	remembered = prometheus.NewDesc("weir_refusals_remembered_total",
 		"Those of weir_requests_total that this node refused from memory, in the place of their owner.", []string{"policy"}, nil)
 	windowCount = prometheus.NewDesc("weir_current_window_count",
-		"Units in use of the fullest key decided here since the last scrape.", []string{"policy"}, nil)
+		"Units in use of the fullest key decided here since this scraper's last scrape.", []string{"policy"}, nil)
 	utilization = prometheus.NewDesc("weir_window_utilization",
-		"Share of its limit in use of the fullest key decided here since the last scrape.", []string{"policy"}, nil)
+		"Share of its limit in use of the fullest key decided here since this scraper's last scrape.", []string{"policy"}, nil)
 	keys       = prometheus.NewDesc("weir_keys", "Keys with live state on this node.", nil, nil)
+	keyCopies  = prometheus.NewDesc("weir_keys_copied", "Those of weir_keys that are copies of other nodes' keys.", nil, nil)
 	keysMax    = prometheus.NewDesc("weir_keys_max", "Keys with live state that this node keeps at most; 0: no bound.", nil, nil)
 	bytes      = prometheus.NewDesc("weir_state_bytes", "Bytes held for state.", nil, nil)
 	bytesMax   = prometheus.NewDesc("weir_state_bytes_max", "Bytes held for state at most; 0: no bound.", nil, nil)
@@ -70,10 +85,13 @@ var (
 	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
+	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused, and the one before it is in force.", nil, nil)
 	members    = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
+	partitions = prometheus.NewDesc("weir_partitions", "Partitions that keys fall into, over the whole cluster.", nil, nil)
 	owned      = prometheus.NewDesc("weir_partitions_owned", "Partitions that the ring gives to this node.", nil, nil)
 	held       = prometheus.NewDesc("weir_partitions_held", "Partitions that this node decides for.", nil, nil)
 	moving     = prometheus.NewDesc("weir_partitions_moving", "Partitions on their way from this node to another.", nil, nil)
+	arriving   = prometheus.NewDesc("weir_partitions_arriving", "Partitions on their way to this node from another.", nil, nil)
 	awaited    = prometheus.NewDesc("weir_partitions_awaited", "Partitions that the ring gives to this node and that it does not hold yet.", nil, nil)
 	copies     = prometheus.NewDesc("weir_partitions_copied", "Complete copies of the partitions of others on this node.", nil, nil)
 	degraded   = prometheus.NewDesc("weir_partitions_degraded", "Held partitions of which no other node has a current copy.", nil, nil)
@@ -81,47 +99,68 @@ var (
 	pending    = prometheus.NewDesc("weir_replica_pending_keys", "Keys whose last changes have not been sent to a copy yet.", nil, nil)
 	voting     = prometheus.NewDesc("weir_voter", "1 when this node is a voter that votes.", nil, nil)
 	events     = prometheus.NewDesc("weir_ownership_events_total", "What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).", []string{"event"}, nil)
+	overrun    = prometheus.NewDesc("weir_ownership_messages_dropped_total", "Messages about partitions that were not looked at because too many had gathered.", nil, nil)
 	mismatched = prometheus.NewDesc("weir_policies_mismatched_members", "Members whose policies differ from this node's.", nil, nil)
 	ready      = prometheus.NewDesc("weir_ready", "1 when the node is ready for traffic.", nil, nil)
 	build      = prometheus.NewDesc("weir_build_info", "Always 1; the version of the binary.", []string{"version", "goversion"}, nil)
 )
+
+// alerted are events that have a line before they first happen, so that an alert on their rise sees the first one too.
+var alerted = []string{"claimed", "took over", "handed over", "merged", "strict keys start full"}
 
 // New returns a node's metrics.
 func New(cfg Config) *Metrics {
 	m := &Metrics{
 		cfg:      cfg,
 		registry: prometheus.NewRegistry(),
+		doors:    newDoors(),
 		forward: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_hop_duration_seconds",
 			Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
 		}, []string{"hop", "answered"}),
+		items: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weir_forwarded_total",
+			Help: "Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.",
+		}, []string{"answered"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_policies_reloads_total", Help: "Changes of the policy file, by result (taken, refused).",
 		}, []string{"result"}),
 	}
-	m.answered = m.forward.WithLabelValues("forward", "true")
-	m.lost = m.forward.WithLabelValues("forward", "false")
+	m.answered = hop{m.forward.WithLabelValues("forward", "true"), m.items.WithLabelValues("true")}
+	m.lost = hop{m.forward.WithLabelValues("forward", "false"), m.items.WithLabelValues("false")}
 	for _, result := range []string{"taken", "refused"} {
 		m.reloads.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m, m.forward, m.reloads, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.doors.durations, m.doors.errors, m.forward, m.items, m.reloads, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(cfg.Collectors...)
 	return m
 }
 
 // Handler serves the page.
 func (m *Metrics) Handler() http.Handler {
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.cfg.Logger.Handler(), slog.LevelError)})
+	opts := promhttp.HandlerOpts{ErrorLog: slog.NewLogLogger(m.cfg.Logger.Handler(), slog.LevelError)}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		promhttp.HandlerFor(m.pageFor(scraperOf(r)), opts).ServeHTTP(w, r)
+	})
 }
 
-// Forwarded notes how long a message to a peer took.
-func (m *Metrics) Forwarded(took time.Duration, answered bool) {
+// pageFor is the page as one scraper sees it.
+func (m *Metrics) pageFor(scraper string) prometheus.Gatherer {
+	own := prometheus.NewRegistry()
+	own.MustRegister(page{m, scraper})
+	return prometheus.Gatherers{m.registry, own}
+}
+
+// Forwarded notes how long a message with so many operations to a peer took.
+func (m *Metrics) Forwarded(took time.Duration, items int, answered bool) {
+	h := m.lost
 	if answered {
-		m.answered.Observe(took.Seconds())
-	} else {
-		m.lost.Observe(took.Seconds())
+		h = m.answered
 	}
+	h.took.Observe(took.Seconds())
+	h.items.Add(float64(items))
 }
 
 // Reloaded notes that the policy file changed, and whether it was taken.
@@ -133,24 +172,30 @@ func (m *Metrics) Reloaded(taken bool) {
 	}
 }
 
+// page is what is read for one scrape.
+type page struct {
+	*Metrics
+	scraper string
+}
+
 // Describe implements prometheus.Collector.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keysMax, bytes, bytesMax, full, swept,
-		policies, policyInfo, members, owned, held, moving, awaited, copies, degraded, granted, pending, voting, events,
-		mismatched, ready, build} {
+func (page) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
+		swept, policies, policyInfo, fileValid, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
 	}
 }
 
 // Collect implements prometheus.Collector.
-func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+func (m page) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
-	for _, s := range m.cfg.Limiter.ReadStats() {
+	for _, s := range m.peaks.read(m.scraper, m.cfg.Limiter.ReadStats) {
 		counter(requests, s.Allowed, s.Policy, "allowed")
 		counter(requests, s.Refused, s.Policy, "refused")
 		counter(requests, s.Shadowed, s.Policy, "shadow")
@@ -163,6 +208,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 	st := m.cfg.Limiter.Store()
 	gauge(keys, float64(st.Keys))
+	gauge(keyCopies, float64(st.Copies))
 	gauge(keysMax, float64(st.MaxKeys))
 	gauge(bytes, float64(st.Bytes))
 	gauge(bytesMax, float64(st.MaxBytes))
@@ -171,15 +217,25 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	set := m.cfg.Limiter.Policies()
 	gauge(policies, float64(len(set.Policies())))
 	gauge(policyInfo, 1, set.Hash())
+	gauge(fileValid, truth(m.cfg.PolicyFile() == ""))
 	gauge(build, 1, m.cfg.Version, runtime.Version())
 	gauge(ready, truth(m.cfg.Ready()))
 	m.collectMembers(m.cfg.View(), gauge)
-	for event, n := range m.cfg.Events() {
+	happened := m.cfg.Happened()
+	for _, event := range alerted {
+		if happened.Events[event] == 0 {
+			counter(events, 0, event)
+		}
+	}
+	for event, n := range happened.Events {
 		counter(events, n, event)
 	}
+	counter(overrun, happened.Lost)
+	gauge(partitions, ring.Partitions)
 	if o, ok := m.cfg.Ownership(); ok {
 		gauge(held, float64(o.Held))
 		gauge(moving, float64(o.Moving))
+		gauge(arriving, float64(o.Arriving))
 		gauge(awaited, float64(o.Awaited))
 		gauge(copies, float64(o.Copies))
 		gauge(degraded, float64(o.Degraded))

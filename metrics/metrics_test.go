@@ -40,12 +40,14 @@ func TestPage(t *testing.T) {
 		Ownership: func() (keeper.Status, bool) {
 			return keeper.Status{Status: ownership.Status{Held: 3, Pending: 2}}, true
 		},
-		Events: func() map[string]uint64 { return map[string]uint64{"claimed": 7} }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Happened:   func() keeper.Stats { return keeper.Stats{Events: map[string]uint64{"claimed": 7}, Lost: 5} },
+		PolicyFile: func() string { return "line 3" }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
-	m.Forwarded(time.Millisecond, true)
+	m.Forwarded(time.Millisecond, 3, true)
+	m.Problem(413)
 	m.Reloaded(false)
 	const peaks = `
-# HELP weir_current_window_count Units in use of the fullest key decided here since the last scrape.
+# HELP weir_current_window_count Units in use of the fullest key decided here since this scraper's last scrape.
 # TYPE weir_current_window_count gauge
 weir_current_window_count{policy="(inline)"} %i
 weir_current_window_count{policy="(unknown)"} 0
@@ -55,9 +57,28 @@ weir_current_window_count{policy="login"} %l
 		return strings.NewReplacer("%i", inline, "%l", login).Replace(peaks)
 	}
 	const rest = `
+# HELP weir_call_errors_total Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
+# TYPE weir_call_errors_total counter
+weir_call_errors_total{code="400",door="http"} 0
+weir_call_errors_total{code="413",door="http"} 1
+weir_call_errors_total{code="InvalidArgument",door="grpc"} 0
+# HELP weir_forwarded_total Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.
+# TYPE weir_forwarded_total counter
+weir_forwarded_total{answered="false"} 0
+weir_forwarded_total{answered="true"} 3
+# HELP weir_ownership_messages_dropped_total Messages about partitions that were not looked at because too many had gathered.
+# TYPE weir_ownership_messages_dropped_total counter
+weir_ownership_messages_dropped_total 5
+# HELP weir_policies_file_valid 0 when the policy file as it is now was refused, and the one before it is in force.
+# TYPE weir_policies_file_valid gauge
+weir_policies_file_valid 0
 # HELP weir_ownership_events_total What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).
 # TYPE weir_ownership_events_total counter
 weir_ownership_events_total{event="claimed"} 7
+weir_ownership_events_total{event="handed over"} 0
+weir_ownership_events_total{event="merged"} 0
+weir_ownership_events_total{event="strict keys start full"} 0
+weir_ownership_events_total{event="took over"} 0
 # HELP weir_partitions_held Partitions that this node decides for.
 # TYPE weir_partitions_held gauge
 weir_partitions_held 3
@@ -80,16 +101,17 @@ weir_refusals_remembered_total{policy="(inline)"} 0
 weir_refusals_remembered_total{policy="(unknown)"} 0
 weir_refusals_remembered_total{policy="login"} 0
 `
-	names := []string{"weir_current_window_count", "weir_keys", "weir_refusals_remembered_total", "weir_keys_max", "weir_policies_reloads_total",
+	names := []string{"weir_call_errors_total", "weir_forwarded_total", "weir_ownership_messages_dropped_total", "weir_policies_file_valid",
+		"weir_current_window_count", "weir_keys", "weir_refusals_remembered_total", "weir_keys_max", "weir_policies_reloads_total",
 		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys"}
-	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(show("1", "3")+rest), names...); err != nil {
+	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("1", "3")+rest), names...); err != nil {
 		t.Error(err)
 	}
 	// The peaks start anew with each scrape; the counters go on.
-	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(show("0", "0")+rest), names...); err != nil {
+	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("0", "0")+rest), names...); err != nil {
 		t.Error(err)
 	}
-	got, err := m.registry.Gather()
+	got, err := m.pageFor("a test").Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +127,7 @@ weir_refusals_remembered_total{policy="login"} 0
 			}
 		}
 	}
-	problems, err := testutil.GatherAndLint(m.registry)
+	problems, err := testutil.GatherAndLint(m.pageFor("a test"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +150,8 @@ func TestMembers(t *testing.T) {
 	defer c.Close()
 	m := New(Config{
 		Limiter: l, View: c.View, Ready: func() bool { return false },
-		Ownership: func() (keeper.Status, bool) { return keeper.Status{}, false }, Events: func() map[string]uint64 { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Ownership: func() (keeper.Status, bool) { return keeper.Status{}, false },
+		Happened:  func() keeper.Stats { return keeper.Stats{} }, PolicyFile: func() string { return "" }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	const want = `
 # HELP weir_members Members of the cluster as this node sees it, by state.
@@ -146,7 +169,7 @@ weir_policies_mismatched_members 0
 # TYPE weir_ready gauge
 weir_ready 0
 `
-	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(want), "weir_members", "weir_partitions_owned", "weir_policies_mismatched_members", "weir_ready"); err != nil {
+	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(want), "weir_members", "weir_partitions_owned", "weir_policies_mismatched_members", "weir_ready"); err != nil {
 		t.Error(err)
 	}
 }

@@ -5,17 +5,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
-
-	"github.com/fsnotify/fsnotify"
 )
-
-// patience is how long a test waits for what it is sure to see.
-const patience = 20 * time.Second
 
 // content is a file with one policy whose limit is n.
 func content(n int) string { return fmt.Sprintf("policies: [{name: p, limits: [%d/1s]}]\n", n) }
@@ -32,442 +25,58 @@ func write(t *testing.T, file, text string) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// watched is a Watcher under test and what it reported.
-type watched struct {
-	*Watcher
-	t       *testing.T
-	changes chan *Set
-	errs    chan error
-}
-
-// watch begins to watch a file, with the given events or none, and ends that with the test.
-func watch(t *testing.T, file string, cfg WatchConfig, events *fsnotify.Watcher) *watched {
-	t.Helper()
-	w := &watched{t: t, changes: make(chan *Set, 100), errs: make(chan error, 100)}
-	cfg.OnChange = func(s *Set) { w.changes <- s }
-	cfg.OnError = func(err error) { w.errs <- err }
-	var err error
-	w.Watcher, err = newWatcher(file, cfg, events)
-	must(t, err)
-	go w.run()
-	t.Cleanup(func() { must(t, w.Close()) })
-	return w
-}
-
-func newEvents(t *testing.T) *fsnotify.Watcher {
-	t.Helper()
-	events, err := fsnotify.NewWatcher()
-	must(t, err)
-	return events
-}
-
-// change waits for the next change, which must be to the content of n. That no error comes before is checked too.
-func (w *watched) change(n int) {
-	w.t.Helper()
-	select {
-	case s := <-w.changes:
-		if got := limitOf(w.t, s); got != int64(n) {
-			w.t.Fatalf("changed to %d, want %d", got, n)
-		}
-		if err := w.Err(); err != nil {
-			w.t.Fatalf("in force, and yet: %v", err)
-		}
-	case err := <-w.errs:
-		w.t.Fatalf("got an error, want the change to %d: %v", n, err)
-	case <-time.After(patience):
-		w.t.Fatalf("no change to %d", n)
-	}
-	if got := limitOf(w.t, w.Current()); got != int64(n) {
-		w.t.Fatalf("current is %d, want %d", got, n)
-	}
-}
-
-// failure waits for the next error, before which nothing may change.
-func (w *watched) failure(part string) error {
-	w.t.Helper()
-	select {
-	case err := <-w.errs:
-		if !strings.Contains(err.Error(), part) {
-			w.t.Fatalf("got %v, want %s", err, part)
-		}
-		if w.Err() == nil {
-			w.t.Fatal("reported, and yet Err is nil")
-		}
-		return err
-	case s := <-w.changes:
-		w.t.Fatalf("changed to %d, want an error with %s", limitOf(w.t, s), part)
-	case <-time.After(patience):
-		w.t.Fatalf("no error with %s", part)
-	}
-	return nil
-}
-
-// eventually waits for a condition that nothing announces.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	end := time.After(patience)
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-end:
-			t.Fatal("never came: " + what)
-		}
-	}
-}
-
-func TestWatchEdits(t *testing.T) {
+// TestWatch: policies that are right come into force; those with mistakes, and those that Check refuses, do not.
+func TestWatch(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{}, newEvents(t))
-	if got := limitOf(t, w.Current()); got != 1 {
-		t.Fatalf("begins with %d", got)
+	changes, errs := make(chan *Set, 10), make(chan error, 10)
+	cfg := WatchConfig{
+		Check: func(s *Set) error {
+			if limit := limitOf(t, s); limit > 9 {
+				return fmt.Errorf("%d is too much", limit)
+			}
+			return nil
+		},
+		OnChange: func(s *Set) { changes <- s },
+		OnError:  func(err error) { errs <- err },
 	}
-	write(t, file, content(2))
-	w.change(2)
-
-	// Written beside and renamed, as most editors and deployment tools do.
-	write(t, file+".new", content(3))
-	must(t, os.Rename(file+".new", file))
-	w.change(3)
-
-	// Renamed away and written anew, as vim does with its backup.
-	must(t, os.Rename(file, file+"~"))
-	write(t, file, content(4))
-	must(t, os.Remove(file+"~"))
-	w.change(4)
-
-	// The same content, whoever writes it, is no change: the next one reported is the other.
-	write(t, file, content(4))
-	write(t, file+".new", content(4))
-	must(t, os.Rename(file+".new", file))
-	w.Reload()
-	write(t, file, content(5))
-	w.change(5)
-}
-
-func TestWatchBadContent(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{}, newEvents(t))
-	write(t, file, "policies: 1\n")
-	err := w.failure(file + ":1:11: policies: must be a list of policies, not the number 1")
-	var list Errors
-	if !errors.As(err, &list) {
-		t.Errorf("%T", err)
-	}
-	if got := limitOf(t, w.Current()); got != 1 {
-		t.Errorf("current is %d", got)
-	}
-	// The same again is not reported again: the next one is the other.
-	write(t, file+".new", "policies: 1\n")
-	must(t, os.Rename(file+".new", file))
-	write(t, file, "policies: 2\n")
-	w.failure("the number 2")
-	write(t, file, content(2))
-	w.change(2)
-	// Reported again after it was right in between.
-	write(t, file, "policies: 2\n")
-	w.failure("the number 2")
-	// Back to what is in force: no change, but no error any more either.
-	write(t, file, content(2))
-	eventually(t, "the error's end", func() bool { return w.Err() == nil })
-	write(t, file, content(3))
-	w.change(3)
-}
-
-// TestWatchCheck: what Check refuses is as good as a mistake in the file, at the start and later.
-func TestWatchCheck(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	cfg := WatchConfig{Check: func(s *Set) error {
-		if limit := limitOf(t, s); limit > 9 {
-			return fmt.Errorf("%d is too much", limit)
-		}
-		return nil
-	}}
 	write(t, file, content(10))
 	if _, err := Watch(file, cfg); err == nil || err.Error() != "10 is too much" {
 		t.Fatalf("begins with 10: %v", err)
 	}
 	write(t, file, content(1))
-	w := watch(t, file, cfg, newEvents(t))
-	write(t, file, content(11))
-	w.failure("11 is too much")
-	if got := limitOf(t, w.Current()); got != 1 {
-		t.Errorf("current is %d", got)
+	w, err := Watch(file, cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
-	write(t, file, "policies: 1\n") // which nobody is asked about
-	w.failure("must be a list of policies")
-	write(t, file, content(9))
-	w.change(9)
-}
-
-func TestWatchDeleted(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{}, newEvents(t))
-	must(t, os.Remove(file))
-	if err := w.failure(file); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%v", err)
-	}
-	write(t, file, content(1))
-	eventually(t, "the error's end", func() bool { return w.Err() == nil })
-	must(t, os.Remove(file))
-	w.failure(file)
-	write(t, file, content(2))
-	w.change(2)
-}
-
-// TestWatchConfigMap makes and updates a volume as Kubernetes does: the file is a link through ..data, which is a link
-// to a directory of the version, and is replaced as a whole.
-func TestWatchConfigMap(t *testing.T) {
-	for _, poll := range []time.Duration{0, time.Hour} { // with the hour, only events can tell
-		t.Run(fmt.Sprint(poll), func(t *testing.T) {
-			dir := t.TempDir()
-			version := func(n int) string { return fmt.Sprintf("..2024_%d", n) }
-			mount := func(n int, text string) {
-				must(t, os.Mkdir(filepath.Join(dir, version(n)), 0o700))
-				write(t, filepath.Join(dir, version(n), "policies.yaml"), text)
-				must(t, os.Symlink(version(n), filepath.Join(dir, "..data_tmp")))
-				must(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-				if n > 1 {
-					must(t, os.RemoveAll(filepath.Join(dir, version(n-1))))
-				}
-			}
-			mount(1, content(1))
-			file := filepath.Join(dir, "policies.yaml")
-			must(t, os.Symlink(filepath.Join("..data", "policies.yaml"), file))
-			w := watch(t, file, WatchConfig{Poll: poll}, newEvents(t))
-			for n := 2; n < 5; n++ {
-				mount(n, content(n))
-				w.change(n)
-			}
-			mount(5, "polices: []")
-			w.failure("did you mean policies?")
-			mount(6, content(6))
-			w.change(6)
-		})
-	}
-}
-
-// TestWatchLink: a link to a file in another directory, which is edited there, and then leads elsewhere.
-func TestWatchLink(t *testing.T) {
-	here, there, elsewhere := t.TempDir(), t.TempDir(), t.TempDir()
-	write(t, filepath.Join(there, "a"), content(1))
-	write(t, filepath.Join(elsewhere, "b"), content(3))
-	file := filepath.Join(here, "policies.yaml")
-	must(t, os.Symlink(filepath.Join(there, "a"), file))
-	w := watch(t, file, WatchConfig{Poll: time.Hour}, newEvents(t))
-	write(t, filepath.Join(there, "a"), content(2))
-	w.change(2)
-	must(t, os.Symlink(filepath.Join(elsewhere, "b"), file+".new"))
-	must(t, os.Rename(file+".new", file))
-	w.change(3)
-	write(t, filepath.Join(elsewhere, "b"), content(4))
-	w.change(4)
-}
-
-// TestWatchDirectoryReplaced: the directory disappears and comes back. Its watch went with it; the poll finds the new.
-func TestWatchDirectoryReplaced(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "conf")
-	file := filepath.Join(dir, "policies.yaml")
-	must(t, os.Mkdir(dir, 0o700))
-	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{Poll: 20 * time.Millisecond}, newEvents(t))
-	must(t, os.RemoveAll(dir))
-	w.failure(file)
-	must(t, os.Mkdir(dir, 0o700))
-	write(t, file, content(2))
-	w.change(2)
-}
-
-// TestWatchBusyDirectory: what happens to other files all the time does not keep the file from being read.
-func TestWatchBusyDirectory(t *testing.T) {
-	dir := t.TempDir()
-	file := filepath.Join(dir, "policies.yaml")
-	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{Poll: time.Hour}, newEvents(t))
-	stop := make(chan struct{})
-	var busy sync.WaitGroup
-	busy.Go(func() {
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for {
-			select {
-			case <-stop:
-				return
-			case <-tick.C:
-				if err := os.WriteFile(filepath.Join(dir, "log"), []byte("x"), 0o600); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		}
-	})
-	defer busy.Wait()
-	defer close(stop)
-	write(t, file, content(2))
-	w.change(2)
-}
-
-func TestWatchWithoutEvents(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{}, nil)
-	if w.cfg.Poll != quickPoll {
-		t.Errorf("polls every %v", w.cfg.Poll)
-	}
-	write(t, file, content(2))
-	w.change(2)
-}
-
-// TestReload: a reload needs no event and no poll, and says again what is wrong.
-func TestReload(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	w := watch(t, file, WatchConfig{Poll: time.Hour}, nil)
-	write(t, file, content(2))
-	w.Reload()
-	w.change(2)
-	write(t, file, "policies: 1")
-	for range 3 {
-		w.Reload()
-		w.failure("the number 1")
-	}
-	// What is in force already is no change.
-	write(t, file, content(2))
-	w.Reload()
-	eventually(t, "the error's end", func() bool { return w.Err() == nil })
-	write(t, file, content(3))
-	w.Reload()
-	w.change(3)
-}
-
-// TestSettling takes the goroutine's place, so that each look at the file comes at a known moment.
-func TestSettling(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	var reported []error
-	w, err := newWatcher(file, WatchConfig{OnError: func(err error) { reported = append(reported, err) }}, nil)
-	must(t, err)
-	step := func(wantMore bool, wantPolicies int, wantErrors int) {
+	failure := func(part string) error {
 		t.Helper()
-		if more := w.check(); more != wantMore || len(w.Current().Policies()) != wantPolicies || len(reported) != wantErrors {
-			t.Fatalf("more %t, policies %d, errors %d; want %t, %d, %d", more, len(w.Current().Policies()), len(reported), wantMore, wantPolicies, wantErrors)
+		select {
+		case err := <-errs:
+			if !strings.Contains(err.Error(), part) || w.Err() == nil || limitOf(t, w.Current()) != 1 {
+				t.Fatalf("got %v (%v), want %s", err, w.Err(), part)
+			}
+			return err
+		case <-time.After(20 * time.Second):
+			t.Fatalf("no error with %s", part)
 		}
+		return nil
 	}
-	step(false, 1, 0)
-
-	// A write that is seen in pieces: broken, valid with less in it, whole.
-	write(t, file, "policies: [")
-	step(true, 1, 0)
-	write(t, file, "policies: []")
-	step(true, 1, 0)
-	write(t, file, "policies: [{name: a, limits: [1/1s]}, {name: b, limits: [1/1s]}]")
-	step(true, 1, 0)
-	step(false, 2, 0)
-	step(false, 2, 0)
-
-	// One that returns to what is in force before it settled.
-	write(t, file, "x")
-	step(true, 2, 0)
-	write(t, file, "policies: [{name: a, limits: [1/1s]}, {name: b, limits: [1/1s]}]")
-	step(false, 2, 0)
-	// The broken content has to settle from the beginning then.
-	write(t, file, "x")
-	step(true, 2, 0)
-	step(false, 2, 1)
-	step(false, 2, 1)
-
-	// Emptied, which may be the first half of a slow write.
-	write(t, file, "")
-	for range emptySettle {
-		step(true, 2, 1)
-	}
-	step(false, 0, 1)
-
-	// A file that is away for a moment, while it is replaced.
-	must(t, os.Remove(file))
-	step(true, 0, 1)
-	write(t, file, content(3))
-	step(true, 0, 1)
-	step(false, 1, 1)
-}
-
-func TestWatchRefuses(t *testing.T) {
-	dir := t.TempDir()
-	bad := filepath.Join(dir, "bad.yaml")
-	write(t, bad, "x")
+	write(t, file, content(11))
+	failure("11 is too much")
+	write(t, file, "policies: 1\n") // which Check is not asked about
 	var list Errors
-	if _, err := Watch(bad, WatchConfig{}); !errors.As(err, &list) {
-		t.Errorf("bad: %v", err)
+	if err := failure(file + ":1:11: policies: must be a list of policies, not the number 1"); !errors.As(err, &list) {
+		t.Errorf("%T", err)
 	}
-	for _, file := range []string{filepath.Join(dir, "none.yaml"), filepath.Join(dir, "none", "policies.yaml")} {
-		if _, err := Watch(file, WatchConfig{}); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("%s: %v", file, err)
-		}
+	write(t, file, content(9))
+	if s := <-changes; limitOf(t, s) != 9 || w.Err() != nil || w.Current() != s {
+		t.Errorf("%d, %v", limitOf(t, s), w.Err())
 	}
-}
-
-func TestClose(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	before := runtime.NumGoroutine()
-	entered, leave := make(chan struct{}), make(chan struct{})
-	w, err := Watch(file, WatchConfig{OnChange: func(*Set) { close(entered); <-leave }})
-	must(t, err)
-	write(t, file, content(2))
-	<-entered
-	closed := make(chan error)
-	for range 2 {
-		go func() { closed <- w.Close() }()
+	if err := w.Close(); err != nil {
+		t.Error(err)
 	}
-	<-w.stop
-	select {
-	case <-closed:
-		t.Error("did not wait for the call under way")
-	default:
+	write(t, file, strings.Repeat("#", maxFile+1))
+	if _, err := Watch(file, cfg); !errors.As(err, &list) || !strings.Contains(err.Error(), "the file is too large") {
+		t.Errorf("a large file: %v", err)
 	}
-	close(leave)
-	must(t, <-closed)
-	must(t, <-closed)
-	must(t, w.Close())
-	w.Reload()
-	if got := limitOf(t, w.Current()); got != 2 {
-		t.Errorf("current is %d", got)
-	}
-	eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
-}
-
-// TestLostEvents: when the system says that it has lost events, the file is looked at.
-func TestLostEvents(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	events := newEvents(t)
-	w := watch(t, file, WatchConfig{Poll: time.Hour}, events)
-	must(t, events.Remove(filepath.Dir(file)))
-	write(t, file, content(2))
-	events.Errors <- fsnotify.ErrEventOverflow
-	w.change(2)
-}
-
-// TestWatch: the file is watched as WatchConfig's zero value says.
-func TestWatch(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "policies.yaml")
-	write(t, file, content(1))
-	w, err := Watch(file, WatchConfig{})
-	must(t, err)
-	write(t, file, content(2))
-	eventually(t, "the change", func() bool { return limitOf(t, w.Current()) == 2 })
-	write(t, file, "x")
-	eventually(t, "the error", func() bool { return w.Err() != nil })
-	must(t, w.Close())
 }

@@ -4,8 +4,13 @@ set -euo pipefail
 cd "$(dirname "$0")"
 bin=$(mktemp -d)
 trap 'rm -rf "$bin"' EXIT
-GOBIN=$bin go install google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc
+GOBIN=$bin go install google.golang.org/protobuf/cmd/protoc-gen-go google.golang.org/grpc/cmd/protoc-gen-go-grpc \
+  github.com/planetscale/vtprotobuf/cmd/protoc-gen-go-vtproto
+# Of what is pooled whoever takes one from the pool gives it back; all others are plain messages with faster marshalling.
+v1=github.com/weirlimit/weir/proto/weir/v1
+pools=$(printf -- '--go-vtproto_opt=pool=%s ' $v1.CheckRequest $v1.Check $v1.Target $v1.CheckStreamRequest $v1.CheckStreamResponse)
 PATH=$bin:$PATH protoc -I . \
   --go_out=. --go_opt=paths=source_relative \
   --go-grpc_out=. --go-grpc_opt=paths=source_relative \
+  --go-vtproto_out=. --go-vtproto_opt=paths=source_relative,features=marshal+unmarshal+size+pool $pools \
   weir/v1/limiter.proto weir/peer/v1/peer.proto weir/peer/v1/ownership.proto

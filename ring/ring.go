@@ -50,11 +50,25 @@ func Hash(seed uint64, scope, key string) uint64 {
 func Partition(hash uint64) int { return int(hash % Partitions) }
 
 // SettingsFingerprint stands for everything that must be the same on all nodes for their tables and their keys'
-// partitions to agree: the settings above, the way of placing, and the hash seed. It can be shown to others: the seed
-// cannot be computed from it, short of trying all seeds, so that a seed chosen at random from 64 bits stays secret.
+// partitions to agree: in its upper half the settings above and the way of placing, in its lower half the hash seed. It can
+// be shown to others: half of the seed's 64 bits, at most, could be worked out from it, and only by trying all seeds.
 func SettingsFingerprint(seed uint64) uint64 {
-	sum := sha256.Sum256(binary.LittleEndian.AppendUint64(appendSettings(nil), seed))
-	return binary.LittleEndian.Uint64(sum[:])
+	settings := sha256.Sum256(appendSettings(nil))
+	ofSeed := sha256.Sum256(binary.LittleEndian.AppendUint64([]byte("weir hash seed fingerprint"), seed))
+	return uint64(binary.LittleEndian.Uint32(settings[:]))<<32 | uint64(binary.LittleEndian.Uint32(ofSeed[:]))
+}
+
+// Difference says what two SettingsFingerprints differ in, in words for an operator; nothing when they are equal.
+func Difference(a, b uint64) string {
+	switch {
+	case a == b:
+		return ""
+	case a>>32 == b>>32:
+		return "another cluster secret"
+	case uint32(a) == uint32(b):
+		return "other ring settings"
+	}
+	return "other ring settings and another cluster secret"
 }
 
 func appendSettings(b []byte) []byte {

@@ -155,7 +155,7 @@ func TestPlacementIsPinned(t *testing.T) {
 	if got, want := Hash(42, "login", "alice"), uint64(0xb36cc59c82a4b4f3); got != want {
 		t.Errorf("Hash: %#x, was %#x", got, want)
 	}
-	if got, want := SettingsFingerprint(42), uint64(0xf4357514bf965458); got != want {
+	if got, want := SettingsFingerprint(42), uint64(0xe9300b89612e07cb); got != want {
 		t.Errorf("SettingsFingerprint: %#x, was %#x", got, want)
 	}
 }
@@ -171,6 +171,15 @@ func TestFingerprintsDiffer(t *testing.T) {
 	}
 	if SettingsFingerprint(1) == SettingsFingerprint(2) {
 		t.Error("the seed does not show in the settings' fingerprint")
+	}
+	here := SettingsFingerprint(1)
+	for there, want := range map[uint64]string{
+		here: "", SettingsFingerprint(2): "another cluster secret", here ^ 1<<40: "other ring settings",
+		here ^ 1 ^ 1<<40: "other ring settings and another cluster secret",
+	} {
+		if got := Difference(here, there); got != want {
+			t.Errorf("%#x: %q, want %q", there, got, want)
+		}
 	}
 }
 
@@ -189,8 +198,26 @@ func TestHash(t *testing.T) {
 		}
 	}
 	scope, key := "login", strings.Repeat("k", 200)
-	if n := testing.AllocsPerRun(100, func() { Hash(7, scope, key) }); n != 0 {
+	s := NewScope(7, scope)
+	if n := testing.AllocsPerRun(100, func() { Hash(7, scope, key); s.Hash(key) }); n != 0 {
 		t.Errorf("Hash allocates %v times", n)
+	}
+}
+
+// A Scope gives the hashes of Hash, wherever the words of scope and key begin and end.
+func TestScope(t *testing.T) {
+	const text = "The quick brown fox jumps over the lazy dog\x00\xff and so on, for as long as it takes to fill a few stripes of it."
+	for scope := range 40 {
+		for _, seed := range []uint64{0, 7, 1<<64 - 1} {
+			s := NewScope(seed, text[:scope])
+			for from := range 3 {
+				for to := from; to <= len(text); to++ {
+					if got, want := s.Hash(text[from:to]), Hash(seed, text[:scope], text[from:to]); got != want {
+						t.Fatalf("seed %d, scope %q, key %q: %x, want %x", seed, text[:scope], text[from:to], got, want)
+					}
+				}
+			}
+		}
 	}
 }
 
@@ -206,10 +233,19 @@ func TestKeysSpread(t *testing.T) {
 }
 
 func BenchmarkHash(b *testing.B) {
-	b.ReportAllocs()
-	for b.Loop() {
-		Hash(7, "login", "user:1234567890")
-	}
+	b.Run("pair", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			Hash(7, "login", "user:1234567890")
+		}
+	})
+	b.Run("scope", func(b *testing.B) {
+		s := NewScope(7, "login")
+		b.ReportAllocs()
+		for b.Loop() {
+			s.Hash("user:1234567890")
+		}
+	})
 }
 
 func BenchmarkBuild(b *testing.B) {

@@ -103,11 +103,11 @@ func protoTarget(t limiter.Target) *weirv1.Target {
 }
 
 // retryAfter leaves Never out of a message.
-func retryAfter(d time.Duration) *int64 {
-	if d == algo.Never {
+func retryAfter(d *time.Duration) *int64 {
+	if *d == algo.Never {
 		return nil
 	}
-	return (*int64)(&d)
+	return (*int64)(d)
 }
 
 func fromRetryAfter(ns *int64) time.Duration {
@@ -118,18 +118,27 @@ func fromRetryAfter(ns *int64) time.Duration {
 }
 
 func protoDecision(d *limiter.Decision) *weirv1.Decision {
-	out := &weirv1.Decision{
-		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
-		RetryAfterNs: retryAfter(d.RetryAfter), ResetAfterNs: int64(d.ResetAfter), DelayNs: int64(d.Delay),
-		LeaseId: d.LeaseID, ReservationId: d.ReservationID, RequestId: d.RequestID, WindowNs: int64(d.Window),
-		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
-		RememberForNs: int64(d.RememberFor),
-	}
-	for i := range d.Limits {
-		s := &d.Limits[i]
-		out.Limits = append(out.Limits, &weirv1.LimitStatus{
+	out := new(weirv1.Decision)
+	setDecision(out, d)
+	return out
+}
+
+// setDecision fills in an empty message. It refers to d's RetryAfter, which must not change any more.
+func setDecision(out *weirv1.Decision, d *limiter.Decision) {
+	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
+	out.RetryAfterNs, out.ResetAfterNs, out.DelayNs, out.WindowNs = retryAfter(&d.RetryAfter), int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
+	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
+	out.Shadow, out.Degraded, out.FailedOpen, out.FailedClosed = d.Shadow, d.Degraded, d.FailedOpen, d.FailedClosed
+	out.RememberForNs = int64(d.RememberFor)
+	out.Limits = protoLimits(d.Limits)
+}
+
+func protoLimits(limits []limiter.LimitStatus) (out []*weirv1.LimitStatus) {
+	for i := range limits {
+		s := &limits[i]
+		out = append(out, &weirv1.LimitStatus{
 			Limit: s.Limit, WindowNs: int64(s.Window), Remaining: s.Remaining,
-			RetryAfterNs: retryAfter(s.RetryAfter), ResetAfterNs: int64(s.ResetAfter),
+			RetryAfterNs: retryAfter(&s.RetryAfter), ResetAfterNs: int64(s.ResetAfter),
 		})
 	}
 	return out
@@ -162,6 +171,8 @@ func code(k limiter.Kind) codes.Code {
 		return codes.ResourceExhausted
 	case limiter.Unavailable:
 		return codes.Unavailable
+	case limiter.Denied:
+		return codes.PermissionDenied
 	}
 	return codes.Internal
 }
@@ -177,6 +188,8 @@ func kind(c codes.Code) limiter.Kind {
 		return limiter.TooLarge
 	case codes.Unavailable:
 		return limiter.Unavailable
+	case codes.PermissionDenied:
+		return limiter.Denied
 	}
 	return 0
 }
@@ -208,6 +221,9 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 	item := &peerv1.Item{
 		Partition: uint32(op.Partition()), Term: protoTerm(to.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
 	}
+	if op.Trace != "" {
+		item.Trace = []byte(op.Trace)
+	}
 	t := protoTarget(op.Target)
 	cost := op.Cost // a copy: a message may outlive the call that the operation belongs to
 	switch op.Kind {
@@ -235,6 +251,9 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 // operation is the inverse of protoItem. What it cannot make sense of gets an Outcome with an Err.
 func operation(item *peerv1.Item) *limiter.Op {
 	op := &limiter.Op{Hops: int(item.Hops)}
+	if len(item.Trace) == limiter.TraceContext {
+		op.Trace = string(item.Trace)
+	}
 	var t *weirv1.Target
 	switch o := item.Operation.(type) {
 	case *peerv1.Item_Check:

@@ -15,6 +15,7 @@ import (
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // patience is how long a test waits for what must happen. It is never waited for when all is well.
@@ -63,13 +64,14 @@ func noLeaks(t testing.TB) {
 }
 
 // serve serves gRPC on loopback and returns the address.
-func serve(t testing.TB, register func(grpc.ServiceRegistrar)) string {
+func serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))
+	opts = append(opts, grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage), grpc.ForceServerCodecV2(wire.Codec()))
+	server := grpc.NewServer(opts...)
 	register(server)
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop

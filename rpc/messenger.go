@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -38,7 +39,7 @@ const (
 	maxStreams = 1024
 )
 
-// MessengerConfig is what a Messenger needs. All fields are required.
+// MessengerConfig is what a Messenger needs. All fields but Credentials are required.
 type MessengerConfig struct {
 	Self         Node
 	RingSettings uint64 // fingerprint of the ring's settings; a peer with another one is refused
@@ -49,6 +50,8 @@ type MessengerConfig struct {
 	// Receive is called with every message that arrives, by one goroutine for each sender. It must return soon.
 	Receive func(ownership.Envelope)
 	Logger  *slog.Logger
+	// Credentials, when set, is how the peers prove who they are; nil stands for plain text.
+	Credentials credentials.TransportCredentials
 }
 
 // MessengerStats counts messages since the Messenger was made.
@@ -146,7 +149,7 @@ func (m *Messenger) courier(to Node) (*courier, error) {
 	}
 	// A connection is tried again without regard for the cost: a node that is back is to be found within 100 ms, since
 	// some partitions may wait for it, and one that is not is soon no member any more.
-	conn, err := dialPeer(addr, grpc.ConnectParams{
+	conn, err := dialPeer(addr, m.cfg.Credentials, grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
 		MinConnectTimeout: reachWithin,
 	})

@@ -22,6 +22,7 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // newMessenger returns a node's Messenger, which knows all others by name, whatever their boot.
@@ -445,7 +446,7 @@ func listenAt(t testing.TB, addr string, m *Messenger) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	peerv1.RegisterOwnershipServer(server, m)
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop

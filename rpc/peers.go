@@ -12,10 +12,12 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 const (
@@ -42,16 +44,18 @@ type Node struct {
 	Boot uint64
 }
 
-// PeersConfig is what Peers needs. All fields but Observe are required.
+// PeersConfig is what Peers needs. All fields but Observe and Credentials are required.
 type PeersConfig struct {
 	Self         Node
 	RingSettings uint64 // fingerprint of the ring's settings; a peer with another one is refused
 	// Address returns the host:port of a node's peer service, or false when the node is not known (any more).
 	Address func(Node) (string, bool)
 	Logger  *slog.Logger
-	// Observe, when set, is told how long each message to a peer took to be answered or given up, and whether it was
-	// answered. It is called with a lock held and must return at once.
-	Observe func(took time.Duration, answered bool)
+	// Observe, when set, is told how long each message to a peer took to be answered or given up, how many operations it
+	// held, and whether it was answered. It is called with a lock held and must return at once.
+	Observe func(took time.Duration, items int, answered bool)
+	// Credentials, when set, is how the peers prove who they are; nil stands for plain text.
+	Credentials credentials.TransportCredentials
 }
 
 // Peers is how this node has others decide: one stream to each, opened when first needed. What gathers while a message
@@ -108,7 +112,7 @@ func (p *Peers) link(to Node) (*link, error) {
 		return nil, fmt.Errorf("rpc: %s is not known", to.Name)
 	}
 	// A peer that was gone for a moment is to be found again in a moment.
-	conn, err := dialPeer(addr, grpc.ConnectParams{
+	conn, err := dialPeer(addr, p.cfg.Credentials, grpc.ConnectParams{
 		Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 		MinConnectTimeout: openTimeout,
 	})
@@ -122,11 +126,14 @@ func (p *Peers) link(to Node) (*link, error) {
 	return l, nil
 }
 
-// dialPeer returns a connection to a peer service, which is made when it is first needed.
-func dialPeer(addr string, params grpc.ConnectParams) (*grpc.ClientConn, error) {
+// dialPeer returns a connection to a peer service, which is made when it is first needed; in plain text without creds.
+func dialPeer(addr string, creds credentials.TransportCredentials, params grpc.ConnectParams) (*grpc.ClientConn, error) {
+	if creds == nil {
+		creds = insecure.NewCredentials()
+	}
 	return grpc.NewClient("passthrough:///"+addr,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithTransportCredentials(creds),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec())),
 		grpc.WithConnectParams(params),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
@@ -323,7 +330,7 @@ func (l *link) forgetLocked(m *message, answered bool) {
 		l.signal()
 	}
 	if l.cfg.Observe != nil {
-		l.cfg.Observe(time.Since(m.made), answered)
+		l.cfg.Observe(time.Since(m.made), len(m.batch.Items), answered)
 	}
 }
 

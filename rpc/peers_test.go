@@ -658,9 +658,10 @@ func TestGarbageReplies(t *testing.T) {
 					}
 				}
 			})
-			var observed, lost atomic.Int64
+			var observed, items, lost atomic.Int64
 			p := newPeers(t, addr, func(c *PeersConfig) {
-				c.Observe = func(took time.Duration, answered bool) {
+				c.Observe = func(took time.Duration, n int, answered bool) {
+					items.Add(int64(n))
 					if observed.Add(1); !answered {
 						lost.Add(1)
 					}
@@ -679,8 +680,8 @@ func TestGarbageReplies(t *testing.T) {
 			l, _ := p.link(bob)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if l.waiting != 0 || len(l.sent) != 0 || l.acked != 3 || observed.Load() != 3 {
-				t.Errorf("%d waiting, %d sent, %d acknowledged, %d observed", l.waiting, len(l.sent), l.acked, observed.Load())
+			if l.waiting != 0 || len(l.sent) != 0 || l.acked != 3 || observed.Load() != 3 || items.Load() != 3 {
+				t.Errorf("%d waiting, %d sent, %d acknowledged, %d observed with %d items", l.waiting, len(l.sent), l.acked, observed.Load(), items.Load())
 			}
 			if count := strings.HasSuffix(what, "items"); (lost.Load() == 1) != count {
 				t.Errorf("%d observed as not answered", lost.Load())

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/ring"
 )
 
 const (
@@ -173,7 +174,7 @@ func acceptHello(h *peerv1.Hello, self Node, ringSettings uint64) (version uint3
 	case h.ToName != self.Name || h.ToBoot != self.Boot:
 		return 0, status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", self.Name, self.Boot, h.ToName, h.ToBoot)
 	case h.RingSettings != ringSettings:
-		return 0, status.Error(codes.FailedPrecondition, "ring_settings: the nodes differ in ring settings or hash seed, and would not agree on who owns a key")
+		return 0, status.Errorf(codes.FailedPrecondition, "ring_settings: the peer has %s, and would not agree on who owns a key", ring.Difference(ringSettings, h.RingSettings))
 	}
 	return version, nil
 }

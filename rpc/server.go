@@ -8,80 +8,99 @@ package rpc
 import (
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/runtime/protoiface"
 
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
+
+// Service is what a Server stands on: see limiter.Limiter.
+type Service interface {
+	limiter.Service
+	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
+	Finish(ctx context.Context, b *limiter.Batch)
+}
+
+// ServerConfig is what a Server needs. All fields but Observe are required.
+type ServerConfig struct {
+	Service Service
+	// Status describes the cluster.
+	Status func(context.Context) *weirv1.StatusResponse
+	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
+	Topology func() (now *weirv1.TopologyResponse, changed <-chan struct{})
+	// Observe, when set, is told of each request of a CheckStream how long it took until all its answers were sent, and the
+	// code of the error that it got in place of answers. It must return at once.
+	Observe func(took time.Duration, failed codes.Code)
+}
 
 // Server answers callers.
 type Server struct {
 	weirv1.UnimplementedLimiterServer
-	svc    limiter.Service
-	status func(context.Context) *weirv1.StatusResponse
+	svc     Service
+	cfg     ServerConfig
+	batches sync.Pool      // of *limiter.Batch
+	readers sync.WaitGroup // of CheckStream
 }
 
-// NewServer returns a Server over a service. status describes the cluster.
-func NewServer(svc limiter.Service, status func(context.Context) *weirv1.StatusResponse) *Server {
-	return &Server{svc: svc, status: status}
+// NewServer returns a Server. Close it when done.
+func NewServer(cfg ServerConfig) *Server {
+	return &Server{svc: cfg.Service, cfg: cfg, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
 }
 
-// Register adds the Server to a gRPC server. A message that is not valid protobuf, or holds text that is not UTF-8, is
-// answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
+// Close waits for every goroutine, once the gRPC server that the Server is registered with has been stopped.
+func (s *Server) Close() { s.readers.Wait() }
+
+// Register adds the Server to a gRPC server, which must have been made with wire.Codec. A message that is not valid
+// protobuf is answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
 func (s *Server) Register(r grpc.ServiceRegistrar) {
 	desc := weirv1.Limiter_ServiceDesc
 	desc.Methods = nil
 	for _, m := range weirv1.Limiter_ServiceDesc.Methods {
 		handler := m.Handler
 		m.Handler = func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-			return handler(srv, ctx, func(v any) error {
-				m := &lenient{Message: v.(proto.Message)}
-				if err := dec(m); err != nil {
-					return err
-				}
-				if m.err != nil {
-					return status.Error(codes.InvalidArgument, "malformed message: "+m.err.Error())
-				}
-				return nil
-			}, i)
+			return handler(srv, ctx, func(v any) error { return decode(dec, v.(proto.Message)) }, i)
+		}
+		if m.MethodName == "Check" {
+			m.Handler = handleCheck
 		}
 		desc.Methods = append(desc.Methods, m)
 	}
 	r.RegisterService(&desc, s)
 }
 
-// lenient is a message that gRPC can always decode: what is wrong with it is kept, and not returned, because gRPC answers
-// a call by itself as soon as decoding fails.
-type lenient struct {
-	proto.Message
-	err error
-}
-
-// ProtoReflect implements proto.Message.
-func (l *lenient) ProtoReflect() protoreflect.Message {
-	return lenientReflection{l.Message.ProtoReflect(), l}
-}
-
-type lenientReflection struct {
-	protoreflect.Message
-	to *lenient
-}
-
-// ProtoMethods is what package proto asks for when it decodes.
-func (r lenientReflection) ProtoMethods() *protoiface.Methods {
-	return &protoiface.Methods{
-		Unmarshal: func(in protoiface.UnmarshalInput) (protoiface.UnmarshalOutput, error) {
-			r.to.err = proto.Unmarshal(in.Buf, r.to.Message)
-			return protoiface.UnmarshalOutput{Flags: protoiface.UnmarshalInitialized}, nil
-		},
+// handleCheck is the generated handler, but for the request, which is used again.
+func handleCheck(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+	in := weirv1.CheckRequestFromVTPool()
+	defer in.ReturnToVTPool()
+	if err := decode(dec, in); err != nil {
+		return nil, err
 	}
+	server := srv.(weirv1.LimiterServer)
+	if i == nil {
+		return server.Check(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: weirv1.Limiter_Check_FullMethodName}
+	return i(ctx, in, info, func(ctx context.Context, in any) (any, error) { return server.Check(ctx, in.(*weirv1.CheckRequest)) })
+}
+
+// decode reads a message with what gRPC reads messages with.
+func decode(read func(any) error, into proto.Message) error {
+	m := &wire.Lenient{Message: into}
+	if err := read(m); err != nil {
+		return err
+	}
+	if m.Err != nil {
+		return status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
+	}
+	return nil
 }
 
 // Check implements weirv1.LimiterServer.
@@ -105,6 +124,7 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 		return nil, statusOf(err)
 	}
 	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results)), Allowed: true}
+	room := make([]decided, len(results))
 	failed := 0
 	for i := range results {
 		r := &results[i]
@@ -115,12 +135,26 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: protoError(e)}}
 			continue
 		}
-		out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: protoDecision(&r.Decision)}}
+		out.Results[i] = room[i].of(&r.Decision)
 	}
 	if failed == len(results) {
 		return nil, statusOf(results[0].Err)
 	}
 	return out, nil
+}
+
+// decided is a Result with a decision, in one piece of memory in place of three.
+type decided struct {
+	result   weirv1.Result
+	outcome  weirv1.Result_Decision
+	decision weirv1.Decision
+}
+
+func (r *decided) of(d *limiter.Decision) *weirv1.Result {
+	setDecision(&r.decision, d)
+	r.outcome.Decision = &r.decision
+	r.result.Outcome = &r.outcome
+	return &r.result
 }
 
 // checkAll answers an atomic Check.
@@ -132,8 +166,9 @@ func (s *Server) checkAll(ctx context.Context, checks []limiter.Check) (*weirv1.
 	out := &weirv1.CheckResponse{
 		Results: make([]*weirv1.Result, len(all.Decisions)), Allowed: all.Allowed, DelayNs: int64(all.Delay),
 	}
+	room := make([]decided, len(all.Decisions))
 	for i := range all.Decisions {
-		out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Decision{Decision: protoDecision(&all.Decisions[i])}}
+		out.Results[i] = room[i].of(&all.Decisions[i])
 	}
 	return out, nil
 }
@@ -246,5 +281,32 @@ func (s *Server) Reset(ctx context.Context, in *weirv1.ResetRequest) (*weirv1.Re
 
 // Status implements weirv1.LimiterServer.
 func (s *Server) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
-	return s.status(ctx), nil
+	return s.cfg.Status(ctx), nil
+}
+
+// Topology implements weirv1.LimiterServer.
+func (s *Server) Topology(_ *weirv1.TopologyRequest, stream weirv1.Limiter_TopologyServer) error {
+	var last *weirv1.TopologyResponse
+	for {
+		now, changed := s.cfg.Topology()
+		if last == nil || !sameTopology(now, last) {
+			if err := stream.Send(now); err != nil {
+				return err
+			}
+			last = now
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// sameTopology tells whether two differ in their version at most.
+func sameTopology(a, b *weirv1.TopologyResponse) bool {
+	return a.HashSeed == b.HashSeed && a.RingSettings == b.RingSettings && a.Ring == b.Ring &&
+		slices.EqualFunc(a.Members, b.Members, func(a, b *weirv1.TopologyMember) bool {
+			return a.Name == b.Name && a.Boot == b.Boot && a.Grpc == b.Grpc
+		})
 }

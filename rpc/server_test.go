@@ -52,12 +52,20 @@ func (f fakeService) Cancel(context.Context, limiter.Target, string) (int64, err
 func (f fakeService) Refund(context.Context, limiter.Target, int64) (int64, error)  { return 0, f.err }
 func (f fakeService) Reset(context.Context, limiter.Target) error                   { return f.err }
 
-func serveLimiter(t *testing.T, svc limiter.Service) (string, weirv1.LimiterClient) {
+func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error) {
+	return nil, &limiter.Error{Kind: limiter.Unavailable, Message: "not in this fake"}
+}
+func (f fakeService) Finish(context.Context, *limiter.Batch) {}
+
+func serveLimiter(t *testing.T, svc Service, opts ...grpc.ServerOption) (string, weirv1.LimiterClient) {
 	t.Helper()
 	noLeaks(t)
-	addr := serve(t, func(r grpc.ServiceRegistrar) {
-		NewServer(svc, func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "me"} }).Register(r)
+	s := NewServer(ServerConfig{
+		Service: svc,
+		Status:  func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "me"} },
 	})
+	t.Cleanup(s.Close)
+	addr := serve(t, s.Register, opts...)
 	return addr, weirv1.NewLimiterClient(dial(t, addr))
 }
 

@@ -6,10 +6,25 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// decide is Store.Decide under the lock. answer is zero; it is of no use when there is an error.
-func (sh *shard) decide(part *partition, k Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
-	if err := part.guard(rule, call.Boot, answer); err != nil {
-		return err
+// decide is Store.DecideTo under the lock. answer is zero; it is of no use when there is an error.
+func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
+	if !part.open {
+		return ErrShut
+	}
+	guarded := rule.Durability >= Escrow || rule.Strict
+	if !guarded && !part.traced && part.annex == nil && call.RequestID|call.Reservation == 0 {
+		// Nobody has to be told, and there is nothing to be remembered.
+		if state := sh.stateOf(&part.table, k, rule); state != nil {
+			if rule.Limits.DecideTo(sh.arena, state, now, &call.Request, each, &answer.Decision) != nil {
+				return errNoRoom
+			}
+			return nil
+		}
+	}
+	if guarded {
+		if err := part.guard(rule, call.Boot, answer); err != nil {
+			return err
+		}
 	}
 	if call.RequestID != 0 && call.Cost > 0 && part.annex != nil {
 		if m, ok := part.annex.memos.get(memoKey{k.Hash, call.RequestID}, now.Mono); ok {
@@ -45,7 +60,7 @@ func (sh *shard) decide(part *partition, k Key, rule *Rule, now algo.Instant, ca
 		}
 	}
 	r := sh.record(part.ref(slot))
-	answer.Decision, err = rule.Limits.Decide(sh.arena, r.state, now, call.Request, each)
+	err = rule.Limits.DecideTo(sh.arena, r.state, now, &call.Request, each, &answer.Decision)
 	d := &answer.Decision
 	// A refusal that is counted changes the state, too.
 	denied := (part.traced || filled) && err == nil && !d.Allowed && call.Cost != 0 && countsDenied(rule.Limits)
@@ -88,15 +103,15 @@ func (sh *shard) before(part *partition, r record, adopted bool) (mark uint64) {
 }
 
 // ticket returns the ticket that the answer to a grant needs.
-func (sh *shard) ticket(part *partition, k Key, rule *Rule, now algo.Instant, units int64) uint64 {
+func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, units int64) uint64 {
 	if rule.Durability == Sync {
 		return sh.wait(part, k.Partition)
 	}
-	return sh.advance(part, k, rule, now, units)
+	return sh.advance(part, *k, rule, now, units)
 }
 
 // remember keeps a charge under its request id, and as a reservation.
-func (sh *shard) remember(part *partition, k Key, rule *Rule, now algo.Instant, call *Call, d *algo.Decision) {
+func (sh *shard) remember(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, d *algo.Decision) {
 	if call.RequestID != 0 {
 		m := memo{cost: call.Cost, granted: d.Granted, delay: d.Delay, lease: d.Lease, until: now.Mono + int64(keepFor(rule.Limits))}
 		part.side().memos.put(memoKey{k.Hash, call.RequestID}, m, sh.store.cfg.MaxRequestIDs, &sh.budget)
@@ -110,7 +125,7 @@ func (sh *shard) remember(part *partition, k Key, rule *Rule, now algo.Instant, 
 }
 
 // again answers a repeated request id: the admission that was made, beside the state as it is now.
-func (sh *shard) again(part *partition, k Key, rule *Rule, now algo.Instant, call *Call, m memo, each []algo.Decision, a *Answer) error {
+func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, m memo, each []algo.Decision, a *Answer) error {
 	if m.cost != call.Cost {
 		return ErrRequestID
 	}
@@ -141,8 +156,8 @@ func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Ca
 }
 
 // enter makes a new key's record.
-func (sh *shard) enter(part *partition, k Key, rule *Rule, now algo.Instant) (slot uint32, filled bool, err error) {
-	if slot, err = sh.insert(&part.table, k, rule, now); err != nil {
+func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant) (slot uint32, filled bool, err error) {
+	if slot, err = sh.insert(&part.table, *k, rule, now); err != nil {
 		return 0, false, err
 	}
 	r := sh.record(part.ref(slot))

@@ -192,7 +192,7 @@ func (p *partition) eachFollower(do func(*follower)) {
 // a durability of None is left out.
 func (s *Store) Attach(p, slot int, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
-		f := sh.attach(part, slot, all)
+		f := sh.attach(part, p, slot, all)
 		f.history = true
 		f.memos = 0
 		for k := range part.annex.reservations.by {
@@ -206,15 +206,16 @@ func (s *Store) Attach(p, slot int, all bool) {
 // AttachCurrent gives it one that has exactly this content already.
 func (s *Store) AttachCurrent(p, slot int, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
-		f := sh.attach(part, slot, all)
+		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
 	})
 }
 
 // attach makes a follower for which nothing is pending.
-func (sh *shard) attach(part *partition, slot int, all bool) *follower {
+func (sh *shard) attach(part *partition, p, slot int, all bool) *follower {
 	sh.detach(part, slot)
-	part.duties()
+	r := part.duties()
+	r.changed, r.bit = &sh.store.changed[p/64], 1<<(p%64)
 	part.raise()
 	a := part.side()
 	a.version++
@@ -336,7 +337,7 @@ func (s *Store) Pending(p, slot int) int {
 // setPending publishes how much is pending for a follower.
 func (p *partition) setPending(slot int, n int32) {
 	if p.pending[slot].Swap(n) == 0 && n > 0 {
-		p.changed.Or(p.bit)
+		p.role.changed.Or(p.role.bit)
 	}
 }
 

@@ -47,19 +47,22 @@ type spec struct {
 
 // shard is a part of the store under one lock.
 type shard struct {
-	store *Store
+	mu sync.Mutex
+	// What a decision reads fills the rest of the lock's cache line.
+	arena *algo.Arena
+	parts []partition
+	specs []spec
 
-	mu     sync.Mutex
+	store  *Store
 	budget shardBudget
-	arena  *algo.Arena
-	parts  []partition
-	specs  []spec
 	specOf map[string][]uint32 // by scope
 	free   []uint32            // unused specs
 
 	scratch algo.State        // for peeks at keys without a state
 	dict    map[uint32]uint64 // of Drain: a spec's index in the chunk's dictionary
 	buffer  []byte            // of Drain: one state
+
+	_ [16]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.
@@ -94,8 +97,6 @@ type partition struct {
 	content
 	role    *role
 	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
-	changed *atomic.Uint64      // the word of Store.changed that has the partition's bit
-	bit     uint64
 	open    bool
 	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
 	// decisions look at nothing else of all this.
@@ -130,6 +131,9 @@ type role struct {
 	advances  advances // told to the backup
 	staging   content
 	floor     uint64 // no version below it may be given out again
+	// The word of Store.changed that has the partition's bit. It is there once there has been a follower.
+	changed *atomic.Uint64
+	bit     uint64
 }
 
 // side returns the annex, made if need be.
@@ -183,16 +187,13 @@ func bytesOf(words []uint64, n int) []byte {
 }
 
 func (sh *shard) record(ref algo.Ref) record {
-	head := sh.arena.Block(ref, headWords)
-	sp := &sh.specs[head[1]>>32]
-	n := int(uint16(head[1]))
-	words := sh.arena.Block(ref, headWords+sp.words+keyWords(n))
-	return record{
-		words: words,
-		spec:  sp,
-		state: algo.State(words[headWords : headWords+sp.words]),
-		key:   bytesOf(words[headWords+sp.words:], n),
-	}
+	words := sh.arena.Tail(ref)
+	sp := &sh.specs[words[1]>>32]
+	n := int(uint16(words[1]))
+	stateEnd := headWords + sp.words
+	end := stateEnd + keyWords(n)
+	words = words[:end:end]
+	return record{words: words, spec: sp, state: algo.State(words[headWords:stateEnd]), key: bytesOf(words[stateEnd:], n)}
 }
 
 // find returns the slot of a key's record.
@@ -212,6 +213,34 @@ func (sh *shard) find(t *table, hash uint64, scope, key string) (uint32, bool) {
 		}
 	}
 	return 0, false
+}
+
+// stateOf returns the state of a key that is kept under the very rule it is asked for by, and nil otherwise. It is find
+// without the record around it: what nearly every decision needs, and no more.
+func (sh *shard) stateOf(t *table, k *Key, rule *Rule) algo.State {
+	if t.count == 0 {
+		return nil
+	}
+	mask := uint32(len(t.index) - 1)
+	tag := uint32(k.Hash >> 32)
+	for slot := tag & mask; ; slot = (slot + 1) & mask {
+		e := t.index[slot]
+		if e == 0 {
+			return nil
+		}
+		if uint32(e>>32) != tag {
+			continue
+		}
+		words := sh.arena.Tail(algo.Ref(uint32(e)))
+		if words[0] != k.Hash {
+			continue
+		}
+		sp := &sh.specs[words[1]>>32]
+		end := headWords + sp.words
+		if sp.rule == rule && string(bytesOf(words[end:], int(uint16(words[1])))) == k.Key {
+			return algo.State(words[headWords:end:end])
+		}
+	}
 }
 
 // ofHash appends the slots of all records of a hash to slots: nearly always one at most.

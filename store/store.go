@@ -14,6 +14,7 @@ package store
 
 import (
 	"errors"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -123,7 +124,7 @@ const DefaultRequestIDs = 1000
 const DefaultReservations = 1000
 
 const (
-	maxShards = 256
+	maxShards = 256 // a power of two, as every number of shards is: a division costs as much as a look-up
 	// reclaimScan is how many records a call that finds the store full looks at for idle ones before it gives up. The next
 	// such call goes on where this one stopped, and the sweep goes on besides.
 	reclaimScan = 1024
@@ -138,6 +139,7 @@ const (
 type Store struct {
 	cfg    Config
 	shards []shard
+	shift  int // log₂ of the number of shards
 	budget budget
 	keys   atomic.Int64
 	full   atomic.Uint64 // calls answered ErrFull
@@ -167,10 +169,11 @@ func New(cfg Config) *Store {
 	if cfg.MaxReservations == 0 {
 		cfg.MaxReservations = DefaultReservations
 	}
-	s := &Store{cfg: cfg, shards: make([]shard, min(maxShards, cfg.Partitions))}
+	shift := bits.Len(uint(min(maxShards, cfg.Partitions))) - 1
+	n := 1 << shift
+	s := &Store{cfg: cfg, shards: make([]shard, n), shift: shift}
 	s.budget.max = cfg.MaxBytes
 	s.changed = make([]atomic.Uint64, (cfg.Partitions+63)/64)
-	n := len(s.shards)
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.store = s
@@ -180,9 +183,7 @@ func New(cfg Config) *Store {
 		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[string][]uint32)
 		for j := range sh.parts {
-			p := j*n + i
 			sh.parts[j].open = !cfg.Shut
-			sh.parts[j].changed, sh.parts[j].bit = &s.changed[p/64], 1<<(p%64)
 		}
 	}
 	return s
@@ -227,27 +228,40 @@ func (s *Store) Stats() Stats {
 }
 
 func (s *Store) at(p int) (*shard, *partition) {
-	n := len(s.shards)
-	sh := &s.shards[p%n]
-	return sh, &sh.parts[p/n]
+	sh := &s.shards[p&(len(s.shards)-1)]
+	return sh, &sh.parts[p>>s.shift]
 }
 
 // Decide decides one call on the key's state, making the state where there is none and it is needed. each is nil or has
 // room for one Decision per limit. A refusal or a peek leaves no new state behind.
 func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []algo.Decision) (a Answer, err error) {
+	err = s.DecideTo(&k, rule, now, &call, each, &a)
+	return a, err
+}
+
+// DecideTo is Decide with the answer in *a, which is to be zero before and is of no use when there is an error; see
+// algo.Limits.DecideTo. Nothing is kept of what is pointed to.
+func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer) error {
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
-	err = sh.decide(part, k, rule, now, &call, each, &a)
+	err := sh.decide(part, k, rule, now, call, each, a)
 	sh.mu.Unlock()
-	if err == nil {
-		return a, nil
+	if err == errNoRoom {
+		*a = Answer{}
+		return s.decideFull(k, rule, now, call, each, a)
 	}
+	return err
+}
+
+// decideFull is DecideTo for a call that has found no room.
+func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer) error {
+	sh, part := s.at(k.Partition)
 	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
 	// may not be enough for a page to become free: each time twice as many are looked for.
-	for enough := 1; err == errNoRoom; enough *= 2 {
+	for enough := 1; ; enough *= 2 {
 		if now.Mono < s.barren.Load() {
 			s.full.Add(1)
-			return Answer{}, ErrFull
+			return ErrFull
 		}
 		freed := s.sweep(now, reclaimScan, enough)
 		trimmed := s.trim()
@@ -255,15 +269,14 @@ func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []al
 			s.barren.Store(now.Mono + int64(reclaimPause))
 			continue
 		}
-		a = Answer{}
+		*a = Answer{}
 		sh.mu.Lock()
-		err = sh.decide(part, k, rule, now, &call, each, &a)
+		err := sh.decide(part, k, rule, now, call, each, a)
 		sh.mu.Unlock()
+		if err != errNoRoom {
+			return err
+		}
 	}
-	if err != nil {
-		return Answer{}, err
-	}
-	return a, nil
 }
 
 // Reconcile gives every state the rule that now applies to it, so that a changed policy takes effect at the moment of

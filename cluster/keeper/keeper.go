@@ -360,7 +360,7 @@ func (k *Keeper) turn() {
 		k.carryOut()
 	}
 	k.post()
-	if leaving && !k.closed && (k.held.Load() == 0 && k.core.Status(k.now()).Arriving == 0 || !k.others()) {
+	if leaving && !k.closed && (k.held.Load() == 0 && k.unneeded() || !k.others()) {
 		k.closed = true
 		close(k.drained)
 	}
@@ -380,6 +380,13 @@ func (k *Keeper) hurry(now ownership.Now) {
 			k.carryOut()
 		}
 	}
+}
+
+// unneeded says whether a node that holds nothing any more may end: nothing is on its way to it, and of no partition whose
+// holder is lost it has the copy that whoever claims it will ask for.
+func (k *Keeper) unneeded() bool {
+	st := k.core.Status(k.now())
+	return st.Arriving == 0 && st.Stranded == 0
 }
 
 // others says whether partitions could be given to anybody.

@@ -90,6 +90,7 @@ type puppet struct {
 	mailAt  []ownership.Now
 	urgent  []int
 	ticks   int
+	left    ownership.Status // of what a node that leaves has besides what it holds
 	nows    []ownership.Now
 	settled bool
 
@@ -139,7 +140,9 @@ func (c *puppet) Settled() bool {
 func (c *puppet) Status(ownership.Now) ownership.Status {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return ownership.Status{Held: 5, Copies: len(c.mail)}
+	st := c.left
+	st.Held, st.Copies = 5, len(c.mail)
+	return st
 }
 
 // do changes the puppet; what it changes shows after the next tick at the latest.
@@ -609,7 +612,22 @@ func TestDrain(t *testing.T) {
 		if !leaving(c) || len(got) > 0 {
 			t.Errorf("leaving: %v, returned: %d", leaving(c), len(got))
 		}
-		c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
+		// Neither what is on its way here nor the only copy of something is left behind.
+		for _, left := range []ownership.Status{{Stranded: 1}, {Arriving: 1}} {
+			var ticks int
+			c.do(func() { c.left, ticks = left, c.ticks })
+			c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
+			eventually(t, "the keeper has looked", func() (yes bool) {
+				k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+				c.do(func() { yes = c.ticks > ticks+2 })
+				return yes && k.held.Load() == 0
+			})
+			if len(got) > 0 {
+				t.Errorf("returned although there is %+v left", left)
+			}
+		}
+		c.do(func() { c.left = ownership.Status{} })
+		k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
 		if err := wait(t, got); err != nil {
 			t.Error(err)
 		}

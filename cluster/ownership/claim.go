@@ -92,9 +92,12 @@ func (c *Core) onQuery(from Node, q *Query) {
 	reply := &QueryReply{ID: q.ID, Infos: make([]Info, 0, len(q.Partitions))}
 	for _, p := range q.Partitions {
 		pt := &c.parts[p]
-		reply.Infos = append(reply.Infos, Info{
-			Partition: p, Held: pt.held, Claiming: c.asking(p), Term: pt.known, Holder: pt.holder, Copy: pt.copy,
-		})
+		info := Info{Partition: p, Claiming: c.asking(p), Term: pt.known, Holder: pt.holder, Copy: pt.copy}
+		if pt.held {
+			// Not the highest term that is known: that may be somebody else's, and would be taken for this node's.
+			info.Held, info.Term, info.Holder = true, pt.term, c.cfg.Self
+		}
+		reply.Infos = append(reply.Infos, info)
 	}
 	c.send(from, reply)
 }
@@ -232,7 +235,8 @@ func (c *Core) onEntrust(_ Node, e *Entrust) {
 		return // late: somebody has held it since
 	}
 	c.learn(e.Partition, e.Term, Node{})
-	if !pt.held && pt.copy != (Position{}) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) {
+	// Also when this node is leaving: what it claims it hands over, and nobody else has the copy.
+	if !pt.held && pt.copy != (Position{}) && (c.view.Settled || c.view.Leaving) && pt.incoming.from == (Node{}) {
 		c.claim(e.Partition)
 	}
 }

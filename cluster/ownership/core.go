@@ -607,6 +607,7 @@ type Status struct {
 	Awaited  int  // partitions that this node should hold and does not
 	Arriving int  // partitions on their way to this node
 	Copies   int  // complete copies of others' partitions
+	Stranded int  // complete copies whose holder is lost, and that nobody is known to have claimed yet
 	Degraded int  // held partitions without a current copy elsewhere
 	Pending  int  // keys whose changes have not been sent to a backup yet
 	Granted  int  // held partitions under a live grant; 0 without voters
@@ -644,6 +645,9 @@ func (c *Core) Status(now Now) Status {
 			st.Awaited++
 		case pt.copy != (Position{}):
 			st.Copies++
+		}
+		if !pt.held && pt.copy != (Position{}) && !c.lives(pt.copyFrom) && !c.lives(pt.holder) {
+			st.Stranded++
 		}
 	}
 	return st

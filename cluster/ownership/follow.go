@@ -263,8 +263,8 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 			}
 			c.dropFollower(p, Slot(s), "a higher term is known")
 			pt.strict.followAt = c.t + askAgain
-			if pt.standing == Owned && pt.term.Less(pt.known) && !c.lives(a.Holder) {
-				// Whoever had that term is gone: this node is what is left.
+			if pt.standing == Owned && pt.term.Less(pt.known) && (!c.lives(a.Holder) || a.Holder == c.cfg.Self) {
+				// Whoever had that term is gone, or nobody but this node is known to have had it: this node is what is left.
 				c.raise(p)
 			}
 		}

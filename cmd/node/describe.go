@@ -126,6 +126,26 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 	}
 }
 
+// topology tells callers who owns which keys. A node alone for good owns all of them, and has no address to tell: whoever
+// asks has one that works.
+func (n *node) topology() (*weirv1.TopologyResponse, <-chan struct{}) {
+	t := &weirv1.TopologyResponse{
+		Version: 1, HashSeed: n.seed, RingSettings: n.settings, Partitions: ring.Partitions, VirtualNodes: ring.VirtualNodes, Load: ring.Load,
+	}
+	v := n.view()
+	if v == nil {
+		t.Ring = ring.Build([]string{n.cfg.Name}).Fingerprint()
+		t.Members = []*weirv1.TopologyMember{{Name: n.cfg.Name}}
+		return t, nil
+	}
+	t.Version, t.Ring = v.Version, v.Ring.Fingerprint()
+	for _, name := range v.Ring.Members() {
+		m := v.Member(name)
+		t.Members = append(t.Members, &weirv1.TopologyMember{Name: m.Name, Boot: m.Boot, Grpc: m.GRPCAddr})
+	}
+	return t, v.Replaced()
+}
+
 // listPolicies describes the policies in force.
 func (n *node) listPolicies() httpapi.PolicyListing {
 	set := n.limiter.Policies()

@@ -10,7 +10,6 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -21,11 +20,13 @@ type remote struct {
 	addr    string
 	timeout time.Duration
 	output  string
+	tls     clientTLS
 }
 
 func (r *remote) register(fs *pflag.FlagSet) {
 	fs.StringVar(&r.addr, "addr", "127.0.0.1:8081", "gRPC address of a node, HOST:PORT")
 	fs.DurationVar(&r.timeout, "timeout", 2*time.Second, "longest time to wait for the answer")
+	r.tls.register(fs)
 	fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text or json")
 }
 
@@ -41,7 +42,14 @@ func (r *remote) ask(ctx context.Context, f func(context.Context, weirv1.Limiter
 	if host, port, err := net.SplitHostPort(r.addr); err != nil || host == "" || port == "" {
 		return fmt.Errorf("--addr: %q is not HOST:PORT", r.addr)
 	}
-	conn, err := grpc.NewClient("dns:///"+r.addr, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy())
+	creds, err := r.tls.transport()
+	if err != nil {
+		return err
+	}
+	if ctx, err = r.tls.with(ctx, r.addr); err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("dns:///"+r.addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
 	if err != nil {
 		return fmt.Errorf("--addr: %q is not HOST:PORT: %w", r.addr, err)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,8 @@ import (
 // for HTTP and 2 min for gRPC, as if a request were on its way.
 type door struct {
 	net.Listener
+	// foreign, when set, is told of a caller who begins to speak TLS where plain text is spoken; it is cut off.
+	foreign func(from net.Addr)
 
 	mu     sync.Mutex
 	silent map[*doorConn]struct{}
@@ -62,9 +65,17 @@ func (d *door) hush() *time.Timer {
 // Read implements net.Conn.
 func (c *doorConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
-	c.hear()
+	if c.hear() && n > 0 && p[0] == tlsHandshake && c.door.foreign != nil {
+		c.door.foreign(c.RemoteAddr())
+		return 0, errForeign
+	}
 	return n, err
 }
+
+// tlsHandshake is the first byte of a TLS connection (RFC 8446, 5.1), with which neither HTTP nor HTTP/2 begins.
+const tlsHandshake = 22
+
+var errForeign = errors.New("TLS where plain text is spoken")
 
 // Close implements net.Conn.
 func (c *doorConn) Close() error {
@@ -72,11 +83,13 @@ func (c *doorConn) Close() error {
 	return c.Conn.Close()
 }
 
-func (c *doorConn) hear() {
+// hear notes that the connection is silent no more, and reports whether it was until now.
+func (c *doorConn) hear() bool {
 	if c.heard.Load() || c.heard.Swap(true) {
-		return
+		return false
 	}
 	c.door.mu.Lock()
 	defer c.door.mu.Unlock()
 	delete(c.door.silent, c)
+	return true
 }

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -11,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +17,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
@@ -37,6 +35,8 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/tracing"
 )
 
 // port is a port to listen on.
@@ -56,12 +56,13 @@ type nodeConfig struct {
 	Voters                                   []string // names: none, 1, 3 or 5
 	PolicyFile                               string   // empty: Policies
 	Policies                                 *policy.Set
-	GossipKeyFile                            string // empty: gossip in plain text
-	SecretFile                               string // empty: no secret
+	Security                                 securityConfig
 	UnknownPolicy                            limiter.Unknown
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
 	NoInline                                 bool
+	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
+	TraceSample                              float64 // share of calls traced whose callers do not say
 	Timeout, Grace                           time.Duration
 	Logger                                   *slog.Logger
 }
@@ -71,6 +72,7 @@ type node struct {
 	cfg      nodeConfig
 	log      *slog.Logger
 	started  time.Time
+	seed     uint64 // of key hashes
 	settings uint64 // fingerprint of the ring's settings
 
 	listeners struct{ http, grpc, peer *door } // nil where off
@@ -81,9 +83,12 @@ type node struct {
 	messenger *rpc.Messenger
 	watcher   *policy.Watcher // nil without a policy file
 	metrics   *metrics.Metrics
+	tracer    *tracing.Tracer // nil: no traces
+	security  *security
 	health    *health.Server
 
 	httpServer *http.Server
+	callers    *rpc.Server
 	grpcServer *grpc.Server
 	peerServer *grpc.Server
 
@@ -135,6 +140,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	if cfg.GossipPort != portOff && cfg.PeerPort == portOff {
 		return n, errors.New("--peer-port: nodes that gossip forward to one another: give it, or turn --gossip-port off too")
 	}
+	if n.security, err = openSecurity(cfg.Security, n.log); err != nil {
+		return n, err
+	}
 	policies := cfg.Policies
 	if cfg.PolicyFile != "" {
 		n.watcher, err = policy.Watch(cfg.PolicyFile, policy.WatchConfig{
@@ -148,16 +156,15 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		return n, err
 	}
 	var keys [][]byte
-	if cfg.GossipKeyFile != "" {
-		if keys, err = cluster.LoadKeyFile(cfg.GossipKeyFile); err != nil {
+	if cfg.Security.GossipKeyFile != "" {
+		if keys, err = cluster.LoadKeyFile(cfg.Security.GossipKeyFile); err != nil {
 			return n, err
 		}
 	}
-	seed, err := hashSeed(cfg.SecretFile)
-	if err != nil {
+	if n.seed, err = hashSeed(cfg.Security.SecretFile); err != nil {
 		return n, err
 	}
-	n.settings = ring.SettingsFingerprint(seed)
+	n.settings = ring.SettingsFingerprint(n.seed)
 	for _, l := range []struct {
 		flag string
 		port port
@@ -171,6 +178,8 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
+	n.security.guardDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
+	n.security.warn(cfg)
 	if cfg.GossipPort != portOff {
 		if n.cluster, err = n.join(keys, policies); err != nil {
 			return n, err
@@ -178,19 +187,28 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	}
 	n.peers = rpc.NewPeers(rpc.PeersConfig{
 		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
-		Observe: func(took time.Duration, answered bool) { n.metrics.Forwarded(took, answered) },
+		Observe:     func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
+		Credentials: n.security.peerClient(),
 	})
 	n.messenger = rpc.NewMessenger(rpc.MessengerConfig{
 		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
 		Receive: func(e ownership.Envelope) { n.keeper.Receive(e) }, Logger: n.log,
+		Credentials: n.security.peerClient(),
 	})
+	if n.tracer, err = n.trace(); err != nil {
+		return n, err
+	}
 	clock := limiter.ProcessClock() // one for deciding and for what is decided about
-	n.limiter = limiter.New(limiter.Config{
+	work := limiter.Config{
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
-		Timeout: cfg.Timeout, HashSeed: seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
+		Timeout: cfg.Timeout, HashSeed: n.seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
-	})
+	}
+	if n.tracer != nil {
+		work.Tracer = n.tracer
+	}
+	n.limiter = limiter.New(work)
 	n.keeper = keeper.New(keeper.Config{
 		Core: ownership.Config{
 			Self: ownership.Node(n.self()), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
@@ -199,7 +217,8 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	})
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
-		Events: func() map[string]uint64 { return n.keeper.Stats().Events }, Version: version(), Logger: n.log,
+		Happened: n.keeper.Stats, PolicyFile: n.policyError, Version: version(), Logger: n.log,
+		Collectors: []prometheus.Collector{n.security.metrics},
 	})
 	close(n.built)
 	n.serve()
@@ -211,23 +230,6 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		n.keeper.SetView(aloneView(ownership.Node(n.self())))
 	}
 	return n, nil
-}
-
-// hashSeed is the seed of key hashes, made of the cluster's secret, so that outsiders cannot work out which keys share a
-// partition. Without a secret it is 0. All nodes must have the same.
-func hashSeed(secretFile string) (uint64, error) {
-	if secretFile == "" {
-		return 0, nil
-	}
-	secret, err := os.ReadFile(secretFile)
-	if err != nil {
-		return 0, fmt.Errorf("--secret-file: %w", err)
-	}
-	if secret = bytes.TrimSpace(secret); len(secret) < 16 {
-		return 0, fmt.Errorf("--secret-file: %s holds %d bytes, at least 16 are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret))
-	}
-	sum := sha256.Sum256(append([]byte("weir hash seed "), secret...))
-	return binary.LittleEndian.Uint64(sum[:]), nil
 }
 
 // listen opens a TCP port.
@@ -262,7 +264,7 @@ func (n *node) clusterConfig() cluster.Config {
 func (n *node) join(keys [][]byte, policies *policy.Set) (*cluster.Cluster, error) {
 	c := n.clusterConfig()
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
-	c.SettingsFingerprint, c.Keys, c.PolicyHash = n.settings, keys, shortHash(policies)
+	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, keys, shortHash(policies), n.cfg.Voters
 	return cluster.Start(c)
 }
 
@@ -286,8 +288,9 @@ func shortHash(s *policy.Set) uint32 {
 func (n *node) serve() {
 	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
+	codec := grpc.ForceServerCodecV2(wire.Codec())
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake)
+		n.peerServer = grpc.NewServer(append(n.security.peerServer(), grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)...)
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
@@ -295,26 +298,28 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
-		n.grpcServer = grpc.NewServer(
-			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake,
+		n.grpcServer = grpc.NewServer(append(n.security.grpcServer(),
+			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake, codec,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-			grpc.StreamInterceptor(n.endWithNode),
-		)
-		rpc.NewServer(n.limiter, n.Status).Register(n.grpcServer)
+			grpc.ChainStreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
+		)...)
+		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed})
+		n.callers.Register(n.grpcServer)
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
 	}
 	if n.listeners.http != nil {
-		n.httpServer = httpapi.NewServer(httpapi.New(httpapi.Config{
-			Service: n.limiter, Ready: n.Ready, Policies: n.listPolicies, Metrics: n.metrics.Handler(),
+		n.httpServer = httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
+			Service: n.security.guard.Service("http", n.limiter), Authorize: n.security.guard.HTTP, Ready: n.Ready,
+			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			NoInline: n.cfg.NoInline, Logger: n.log,
-		}), n.log)
-		n.work.Go(func() { n.served("http", n.httpServer.Serve(n.listeners.http)) })
+			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem,
+		})), n.log)
+		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
 	}
 }
 
@@ -522,6 +527,7 @@ func (n *node) stop() {
 			defer n.listeners.grpc.hush().Stop()
 			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
 			n.grpcServer.GracefulStop()
+			n.callers.Close()
 		})
 	}
 	doors.Wait()
@@ -541,12 +547,16 @@ func (n *node) stop() {
 			n.log.Warn("closing the watch of the policy file", "error", err)
 		}
 	}
+	if n.security != nil {
+		n.security.close()
+	}
 	if n.keeper != nil {
 		n.keeper.Close()
 	}
 	if n.limiter != nil {
 		n.limiter.Close()
 	}
+	n.closeTracer()
 	if n.cluster != nil {
 		if err := n.cluster.Close(); err != nil {
 			n.log.Warn("closing the gossip", "error", err)
@@ -577,11 +587,12 @@ func (n *node) leave(ctx context.Context) {
 	}
 }
 
-// ReloadPolicies reads the policy file again at once.
-func (n *node) ReloadPolicies() {
+// Reload reads the policy file, and those that access depends on, again at once.
+func (n *node) Reload() {
 	if n.watcher != nil {
 		n.watcher.Reload()
 	}
+	n.security.reload()
 }
 
 // checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.

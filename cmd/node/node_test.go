@@ -229,10 +229,10 @@ func TestStartNodeErrors(t *testing.T) {
 		{"--policies: ", func(c *nodeConfig) { c.PolicyFile = short }},
 		{"--policies: ", func(c *nodeConfig) { c.PolicyFile = strict }},
 		{"--voters: ", func(c *nodeConfig) { c.GossipPort, c.Voters = portOff, []string{"a", "b", "c"} }},
-		{"--gossip-key-file: ", func(c *nodeConfig) { c.GossipKeyFile = "/none" }},
-		{"--gossip-key-file: ", func(c *nodeConfig) { c.GossipKeyFile = short }},
-		{"--secret-file: ", func(c *nodeConfig) { c.SecretFile = "/none" }},
-		{"--secret-file: ", func(c *nodeConfig) { c.SecretFile = short }},
+		{"--gossip-key-file: ", func(c *nodeConfig) { c.Security.GossipKeyFile = "/none" }},
+		{"--gossip-key-file: ", func(c *nodeConfig) { c.Security.GossipKeyFile = short }},
+		{"--cluster-secret-file: ", func(c *nodeConfig) { c.Security.SecretFile = "/none" }},
+		{"--cluster-secret-file: ", func(c *nodeConfig) { c.Security.SecretFile = short }},
 	} {
 		leavesNothing(t, func() {
 			cfg := testConfig(t, "node")
@@ -421,7 +421,7 @@ func TestReload(t *testing.T) {
 		if err := os.Rename(next, cfg.PolicyFile); err != nil {
 			t.Fatal(err)
 		}
-		n.ReloadPolicies()
+		n.Reload()
 	}
 	put(fmt.Sprintf(onePolicy, 7))
 	eventually(t, "the new limit", func() bool { return check(t, n, "alice").Limit == 7 })

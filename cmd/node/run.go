@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -20,21 +21,25 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/tracing"
 )
 
 // runFlags are the settings of one node as the command line writes them.
 type runFlags struct {
-	name, bind, advertise                              string
-	httpPort, grpcPort, gossipPort, peer               parsed[port]
-	join, voters                                       []string
-	policies, gossipKeyFile, secretFile, unknownPolicy string
-	maxKeys                                            parsed[int64]
-	maxMemory                                          string
-	maxRequestIDs                                      int
-	noInline                                           bool
-	timeout, grace                                     time.Duration
-	logFormat, logLevel                                string
-	config                                             string
+	name, bind, advertise                string
+	httpPort, grpcPort, gossipPort, peer parsed[port]
+	join, voters                         []string
+	policies, unknownPolicy              string
+	security                             securityFlags
+	maxKeys                              parsed[int64]
+	maxMemory                            string
+	maxRequestIDs                        int
+	noInline                             bool
+	timeout, grace                       time.Duration
+	logFormat, logLevel                  string
+	otlpEndpoint                         string
+	traceSample                          float64
+	config                               string
 
 	// Settings of later releases: known, so that they are refused with a reason.
 	respPort, envoyConfig string
@@ -49,7 +54,7 @@ func newRun() *cobra.Command {
 
 Every flag can be given in the environment (WEIR_HTTP_PORT=8080) or in the file of --config (http-port: 8080).
 A flag counts before the environment, the environment before the file. Port 0 picks a free one, an empty port turns
-the service off. Signals: SIGTERM and SIGINT hand everything over and stop, SIGHUP reads the policy file again.`,
+the service off. Signals: SIGTERM and SIGINT hand everything over and stop, SIGHUP reads the policy file, certificates and keys again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
@@ -73,8 +78,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
-	fs.StringVar(&f.gossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending")
-	fs.StringVar(&f.secretFile, "secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: seeds the hash of keys, so that outsiders cannot aim keys at one partition")
+	f.security.register(fs)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
@@ -84,6 +88,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.DurationVar(&f.grace, "grace", 10*time.Second, "longest time for stopping in good order")
 	fs.StringVar(&f.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	fs.StringVar(&f.logLevel, "log-level", "info", "least important messages logged: debug, info, warn or error")
+	fs.StringVar(&f.otlpEndpoint, "otlp-endpoint", "", "collector for traces, OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT for TLS; empty: no traces")
+	fs.Float64Var(&f.traceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
 	fs.StringVar(&f.respPort, "resp-port", "", "port for the Redis protocol (not supported by this build yet)")
 	fs.StringVar(&f.envoyConfig, "envoy-config", "", "directory with Envoy rate limit files (not supported by this build yet)")
@@ -112,7 +118,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 			fmt.Fprintln(stdout, n.ReadyLine())
 			ready = nil
 		case <-hup:
-			n.ReloadPolicies()
+			n.Reload()
 		case err := <-n.Failed():
 			n.Stop()
 			return err
@@ -127,8 +133,9 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join,
-		PolicyFile: f.policies, GossipKeyFile: f.gossipKeyFile, SecretFile: f.secretFile, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
+		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
 	for _, later := range []struct {
@@ -172,8 +179,23 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	if f.grace <= 0 {
 		return cfg, fmt.Errorf("--grace: %v is not a time to wait", f.grace)
 	}
+	if err := f.checkTraces(); err != nil {
+		return cfg, err
+	}
 	cfg.Logger, err = newLogger(stderr, f.logFormat, f.logLevel)
 	return cfg, err
+}
+
+// checkTraces says what is wrong with the settings of traces.
+func (f *runFlags) checkTraces() error {
+	if f.otlpEndpoint == "" {
+		if f.traceSample != 0 {
+			return errors.New("--trace-sample: needs a collector: give --otlp-endpoint")
+		}
+		return nil
+	}
+	traces := tracing.Config{Endpoint: f.otlpEndpoint, Sample: f.traceSample}
+	return traces.Check()
 }
 
 // parsed is a flag whose text is looked at when it is set, so that what is wrong with it is said of the place where it was

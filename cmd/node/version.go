@@ -2,8 +2,17 @@ package main
 
 import "runtime/debug"
 
-// version is the module's version when the binary was built from a tagged module, otherwise the commit, otherwise "devel".
+// release is set by the linker where the build knows what it builds and the source has no history: in an image.
+//
+//	go build -ldflags "-X main.release=v1.2.3" ./cmd/node
+var release string
+
+// version is what the linker was told, otherwise the module's version when the binary was built from a tagged module,
+// otherwise the commit, otherwise "devel".
 func version() string {
+	if release != "" {
+		return release
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "devel"

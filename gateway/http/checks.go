@@ -33,7 +33,7 @@ func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
 		err = results[0].Err
 	}
 	if err != nil {
-		a.writeProblem(w, r, a.problemOf(r, unbatched(err)))
+		a.writeProblem(w, r, problemOf(unbatched(err)))
 		return
 	}
 	a.writeDecision(w, r, s, &results[0].Decision, check.Cost == 0)
@@ -72,7 +72,7 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 			b = append(b, ',')
 		}
 		if err := results[i].Err; err != nil {
-			b = a.appendItemError(b, r, err, i)
+			b = a.appendItemError(b, w, r, err, i)
 		} else {
 			b = appendDecision(b, &results[i].Decision)
 		}
@@ -105,7 +105,7 @@ func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, chec
 
 // writeBatchProblem writes the problem of a batch of n checks as a whole.
 func (a *api) writeBatchProblem(w http.ResponseWriter, r *http.Request, err error, n int) {
-	p := a.problemOf(r, err)
+	p := problemOf(err)
 	if n == 1 {
 		p.ofCheck(0)
 	}
@@ -128,13 +128,16 @@ func (a *api) checksOf(b *checksBody) ([]limiter.Check, *problem) {
 }
 
 // appendItemError appends what stands in the place of a decision that could not be had.
-func (a *api) appendItemError(b []byte, r *http.Request, err error, i int) []byte {
-	p := a.problemOf(r, err)
+func (a *api) appendItemError(b []byte, w http.ResponseWriter, r *http.Request, err error, i int) []byte {
+	p := problemOf(err)
+	if p.cause != nil {
+		a.logProblem(w, r, p)
+	}
 	p.ofCheck(i)
 	doc := p.body()
 	out, err := json.Marshal(&doc, jsontext.AllowInvalidUTF8(true))
 	if err != nil {
-		a.Logger.ErrorContext(r.Context(), "http: answer not written", "path", r.URL.Path, "error", err)
+		a.Logger.ErrorContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
 	}
 	b = append(b, `{"error":`...)
 	b = append(b, out...)
@@ -165,7 +168,7 @@ func (a *api) hold(w http.ResponseWriter, r *http.Request, do func(context.Conte
 	}
 	d, err := do(r.Context(), ask)
 	if err != nil {
-		a.writeProblem(w, r, a.problemOf(r, err))
+		a.writeProblem(w, r, problemOf(err))
 		return
 	}
 	a.writeDecision(w, r, s, &d, false)
@@ -308,7 +311,7 @@ func needLease(id string) *problem {
 // answer writes v, or the problem that err is.
 func (a *api) answer(w http.ResponseWriter, r *http.Request, err error, v any) {
 	if err != nil {
-		a.writeProblem(w, r, a.problemOf(r, err))
+		a.writeProblem(w, r, problemOf(err))
 		return
 	}
 	a.writeJSON(w, r, http.StatusOK, jsonType[0], v)
@@ -334,7 +337,7 @@ func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, 
 func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, contentType string, v any) {
 	out, err := json.Marshal(v, jsontext.AllowInvalidUTF8(true))
 	if err != nil {
-		a.Logger.ErrorContext(r.Context(), "http: answer not written", "path", r.URL.Path, "error", err)
+		a.Logger.ErrorContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
 		w.WriteHeader(http.StatusInternalServerError)
 		return
 	}
@@ -346,6 +349,6 @@ func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, cont
 func (a *api) write(w http.ResponseWriter, r *http.Request, status int, body []byte) {
 	w.WriteHeader(status)
 	if _, err := w.Write(body); err != nil {
-		a.Logger.DebugContext(r.Context(), "http: answer not written", "path", r.URL.Path, "error", err)
+		a.Logger.DebugContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
 	}
 }

@@ -8,7 +8,7 @@
 // whole numbers belong and numbers beyond 64 bits are refused with a 400 that names the field, before the Service is
 // asked, so nothing is charged for a request that was not understood.
 //
-// What it does not promise: authentication, encryption or CORS (put it behind what does these); that a caller who goes
+// What it does not promise: to know who asks (Config.Authorize does), encryption or CORS; that a caller who goes
 // away is not charged (its context is cancelled, but the owner may have decided already: send a request_id and repeat);
 // response headers in canonical Go form: RateLimit, RateLimit-Policy and X-RateLimit-* leave as they are spelled in
 // their specifications, which every HTTP client reads alike but http.Header.Get on the unsent map does not find.
@@ -25,6 +25,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weirlimit/weir/access"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -45,10 +46,16 @@ type Config struct {
 	Policies func() PolicyListing
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
+	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
+	// *access.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
+	Authorize func(r *http.Request, role access.Role) (context.Context, *access.Denial)
 	// NoInline refuses limits sent along with a request.
 	NoInline bool
-	// Logger hears of answers with status 500 and of responses that could not be written; nil stands for slog.Default.
+	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses
+	// that could not be written, each with its request id; never of a key. Nil stands for slog.Default.
 	Logger *slog.Logger
+	// Problem, when set, is told the status of every answer that is a problem document.
+	Problem func(status int)
 	// MaxBody is the largest request body in bytes; 0 stands for DefaultMaxBody.
 	MaxBody int64
 }
@@ -82,28 +89,29 @@ func (a *api) recycle(s *scratch) {
 // route is one documented endpoint.
 type route struct {
 	method, path string
+	role         access.Role // that a caller needs
 	handler      http.HandlerFunc
 }
 
 func (a *api) routes() []route {
 	return []route{
-		{"POST", "/v1/check", a.handleCheck},
-		{"POST", "/v1/checks", a.handleChecks},
-		{"POST", "/v1/acquire", a.handleAcquire},
-		{"POST", "/v1/renew", a.handleRenew},
-		{"POST", "/v1/release", a.handleRelease},
-		{"POST", "/v1/reserve", a.handleReserve},
-		{"POST", "/v1/commit", a.handleCommit},
-		{"POST", "/v1/cancel", a.handleCancel},
-		{"POST", "/v1/refund", a.handleRefund},
-		{"POST", "/v1/reset", a.handleReset},
-		{"GET", "/v1/policies", a.handlePolicies},
-		{"GET", "/v1/status", a.handleStatus},
-		{"GET", "/healthz", a.handleHealth},
-		{"GET", "/readyz", a.handleReady},
-		{"GET", "/metrics", a.Metrics.ServeHTTP},
-		{"GET", "/openapi.yaml", a.handleOpenAPI},
-		{"GET", "/", a.handleIndex},
+		{"POST", "/v1/check", access.Check, a.handleCheck},
+		{"POST", "/v1/checks", access.Check, a.handleChecks},
+		{"POST", "/v1/acquire", access.Check, a.handleAcquire},
+		{"POST", "/v1/renew", access.Check, a.handleRenew},
+		{"POST", "/v1/release", access.Check, a.handleRelease},
+		{"POST", "/v1/reserve", access.Check, a.handleReserve},
+		{"POST", "/v1/commit", access.Check, a.handleCommit},
+		{"POST", "/v1/cancel", access.Check, a.handleCancel},
+		{"POST", "/v1/refund", access.Refund, a.handleRefund},
+		{"POST", "/v1/reset", access.Refund, a.handleReset},
+		{"GET", "/v1/policies", access.Read, a.handlePolicies},
+		{"GET", "/v1/status", access.Read, a.handleStatus},
+		{"GET", "/healthz", access.Open, a.handleHealth},
+		{"GET", "/readyz", access.Open, a.handleReady},
+		{"GET", "/metrics", access.Read, a.Metrics.ServeHTTP},
+		{"GET", "/openapi.yaml", access.Open, a.handleOpenAPI},
+		{"GET", "/", access.Open, a.handleIndex},
 	}
 }
 
@@ -129,7 +137,7 @@ func New(cfg Config) http.Handler {
 		if pattern == "/" {
 			pattern = "/{$}"
 		}
-		mux.HandleFunc(rt.method+" "+pattern, rt.handler)
+		mux.HandleFunc(rt.method+" "+pattern, a.authorized(rt))
 		allow[pattern] = append(allow[pattern], rt.method)
 		if rt.method == http.MethodGet {
 			allow[pattern] = append(allow[pattern], http.MethodHead) // the mux hands HEAD to the handler of GET
@@ -141,6 +149,7 @@ func New(cfg Config) http.Handler {
 	}
 	mux.HandleFunc("/", a.notFound)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		echoRequestID(w, r)
 		// The mux would answer with a redirect and without a body, which a client that posts JSON has no use for.
 		if !isClean(r.URL.EscapedPath()) {
 			a.notFound(w, r)
@@ -148,6 +157,36 @@ func New(cfg Config) http.Handler {
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// authorized is the handler of a route for those who may use it.
+func (a *api) authorized(rt route) http.HandlerFunc {
+	if rt.role == access.Open || a.Authorize == nil {
+		return rt.handler
+	}
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, denial := a.Authorize(r, rt.role)
+		if denial != nil {
+			a.writeDenial(w, r, denial)
+			return
+		}
+		rt.handler(w, r.WithContext(ctx))
+	}
+}
+
+// writeDenial answers with the challenges of RFC 6750, 3.
+func (a *api) writeDenial(w http.ResponseWriter, r *http.Request, d *access.Denial) {
+	p := &problem{status: http.StatusForbidden, message: d.Message}
+	challenge := `Bearer realm="weir", error="insufficient_scope"`
+	if !d.Known {
+		p.status = http.StatusUnauthorized
+		challenge = `Bearer realm="weir"`
+		if d.Reason == access.BadToken {
+			challenge += `, error="invalid_token"`
+		}
+	}
+	w.Header().Set("WWW-Authenticate", challenge)
+	a.writeProblem(w, r, p)
 }
 
 // isClean says whether the mux takes a path as it is: rooted, without empty segments and without dots.

@@ -267,7 +267,8 @@ func (s *spec) accepts(path, body string) error {
 		return err
 	}
 	return openapi3filter.ValidateRequest(context.Background(),
-		&openapi3filter.RequestValidationInput{Request: r, PathParams: params, Route: route})
+		&openapi3filter.RequestValidationInput{Request: r, PathParams: params, Route: route,
+			Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc}})
 }
 
 var login = limiter.Target{Policy: "login", Key: "alice"}

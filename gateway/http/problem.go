@@ -18,6 +18,7 @@ type problem struct {
 	status  int
 	field   string // of the request, as it is spelled there; empty when none is to blame
 	message string // without the field's name
+	cause   error  // what the log is to say of a defect; nil otherwise
 }
 
 // problemBody is a problem document (RFC 9457).
@@ -37,6 +38,10 @@ func (p *problem) body() problemBody {
 	switch p.status {
 	case http.StatusBadRequest:
 		b.Type, b.Title = "invalid", "The request is not valid"
+	case http.StatusUnauthorized:
+		b.Type, b.Title = "unauthenticated", "It is not clear who is asking"
+	case http.StatusForbidden:
+		b.Type, b.Title = "denied", "The caller may not do this"
 	case http.StatusNotFound:
 		b.Type, b.Title = "not-found", "There is no such thing"
 	case http.StatusMethodNotAllowed:
@@ -67,7 +72,7 @@ func invalid(field, message string) *problem {
 
 // problemOf turns an error of the Service into a problem. Errors of other types break the Service's promise unless
 // they are the context's; their text stays in the node's log.
-func (a *api) problemOf(r *http.Request, err error) *problem {
+func problemOf(err error) *problem {
 	var e *limiter.Error
 	switch {
 	case errors.As(err, &e):
@@ -82,20 +87,21 @@ func (a *api) problemOf(r *http.Request, err error) *problem {
 			p.status = http.StatusRequestEntityTooLarge
 		case limiter.Unavailable:
 			p.status = http.StatusServiceUnavailable
+		case limiter.Denied:
+			p.status = http.StatusForbidden
 		default:
-			return a.internal(r, err)
+			return internal(err)
 		}
 		return p
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &problem{status: http.StatusServiceUnavailable, message: "the request ended before there was an answer"}
 	default:
-		return a.internal(r, err)
+		return internal(err)
 	}
 }
 
-func (a *api) internal(r *http.Request, err error) *problem {
-	a.Logger.ErrorContext(r.Context(), "http: request failed", "path", r.URL.Path, "error", err)
-	return &problem{status: http.StatusInternalServerError, message: "the node's log says more"}
+func internal(err error) *problem {
+	return &problem{status: http.StatusInternalServerError, message: "the node's log says more", cause: err}
 }
 
 // unbatched takes the place in a batch off the name of a field, for requests that are not one.
@@ -113,6 +119,10 @@ func unbatched(err error) error {
 
 func (a *api) writeProblem(w http.ResponseWriter, r *http.Request, p *problem) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if a.Problem != nil {
+		a.Problem(p.status)
+	}
+	a.logProblem(w, r, p)
 	b := p.body()
 	a.writeJSON(w, r, p.status, "application/problem+json", &b)
 }

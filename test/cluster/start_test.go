@@ -167,8 +167,8 @@ func TestStrangers(t *testing.T) {
 	}{
 		{"other gossip keys", "--gossip-key-file", a, b, "uses another gossip key"},
 		{"no gossip key", "--gossip-key-file", a, "", "uses another gossip key"},
-		{"other secret", "--secret-file", a, b, "other ring settings or another hash seed"},
-		{"no secret", "--secret-file", a, "", "other ring settings or another hash seed"},
+		{"other secret", "--cluster-secret-file", a, b, "another cluster secret"},
+		{"no secret", "--cluster-secret-file", a, "", "another cluster secret"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -219,7 +219,7 @@ func (p *process) leave() {
 		var wait func()
 		wait = func() {
 			switch {
-			case p.core.Settled() && p.settled:
+			case p.core.Settled() && p.settled && (p.core.Status(p.host.clock()).Stranded == 0 || p.alone()):
 				p.w.say("%s has left", p.self.Name)
 				p.left = true
 				p.end()
@@ -233,6 +233,11 @@ func (p *process) leave() {
 		}
 		p.later(20*millisecond, wait)
 	})
+}
+
+// alone says whether there is nobody to give anything to.
+func (p *process) alone() bool {
+	return !slices.ContainsFunc(p.view.Members, func(m ownership.Member) bool { return m.Active && m.Node != p.self })
 }
 
 // pause stops the process for a while. suspend stops its host's clock of decisions as well.

@@ -81,6 +81,10 @@ func newRun(seed uint64, m mutant, verbose bool) *run {
 	s.detect = [2]int64{second, 3 * second}
 	s.discover = [2]int64{50 * millisecond, 500 * millisecond}
 	s.settle = 300*millisecond + rng.Int64N(second)
+	if r.weather <= crashing {
+		// Nobody holds what another one holds as long as a view only settles once everybody has been seen.
+		s.settle = max(s.settle, s.discover[1]+100*millisecond)
+	}
 	s.oneSided = rng.IntN(3) == 0
 	s.spread = 100 * int64(time.Hour)
 	s.rates = []int64{0, 1_000_000, 1_000_000}[rng.IntN(3)]

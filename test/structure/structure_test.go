@@ -25,21 +25,27 @@ const module = "github.com/weirlimit/weir/"
 var mayImport = map[string]string{
 	"algo":               "",
 	"ring":               "",
-	"policy":             "algo",
+	"watch":              "",
+	"access":             "",
+	"guard":              "access limiter",
+	"certs":              "watch",
+	"certs/certstest":    "",
+	"policy":             "algo watch",
 	"store":              "algo",
 	"cluster":            "ring",
 	"cluster/ownership":  "algo",
 	"cluster/keeper":     "algo cluster/ownership",
 	"limiter":            "algo cluster/ownership policy ring store",
 	"metrics":            "cluster cluster/keeper limiter policy ring store",
-	"rpc":                "algo cluster/ownership limiter policy proto/weir/peer/v1 proto/weir/v1",
-	"gateway/http":       "algo limiter policy proto/weir/v1",
-	"client":             "algo limiter policy proto/weir/v1",
+	"rpc":                "algo cluster/ownership limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
+	"rpc/wire":           "",
+	"gateway/http":       "access algo limiter policy proto/weir/v1",
+	"client":             "algo limiter policy proto/weir/v1 rpc/wire",
 	"proto":              "",
 	"proto/weir/v1":      "",
 	"proto/weir/peer/v1": "proto/weir/v1",
-	"cmd/node":           "algo cluster cluster/keeper cluster/ownership gateway/http limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc",
-	"deploy/k8s":         "",
+	"cmd/node":           "access algo certs cluster cluster/keeper cluster/ownership gateway/http guard limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire tracing watch",
+	"tracing":            "limiter",
 	"test/checker":       "",
 	"test/cluster":       "",
 	"test/simulation":    "",
@@ -48,7 +54,7 @@ var mayImport = map[string]string{
 }
 
 // pure packages are functions of their arguments: no goroutine to wait for, no lock, no clock, no network, no log.
-var pure = []string{"algo", "ring", "cluster/ownership"}
+var pure = []string{"access", "algo", "ring", "cluster/ownership"}
 
 var impure = regexp.MustCompile(`^(context|log(/.*)?|net(/.*)?|os(/.*)?|sync(/.*)?|syscall)$`)
 
@@ -67,10 +73,18 @@ var clocks = []string{
 	"client/limiter.go WaitN",
 	"client/limiter.go waitDelay",
 	"cmd/node/describe.go inspect",
+	"certs/certs.go Open", // certificates expire by the time of day
+	"certs/certstest/certstest.go Issue",
+	"certs/certstest/certstest.go NewAuthority",
 	"cmd/node/node.go settle",
 	"cmd/node/node.go startNode",
+	"cmd/node/refusals.go newRefusals",
 	"limiter/limiter.go ProcessClock", // the clock that decides
 	"limiter/route.go deadline",
+	"metrics/doors.go HTTP",
+	"metrics/doors.go UnaryInterceptor",
+	"rpc/checkstream.go end",
+	"rpc/checkstream.go observe",
 	"rpc/peers.go Forward",
 	"rpc/peers.go forgetLocked",
 	"rpc/peers.go repeat",

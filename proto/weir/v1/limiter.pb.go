@@ -156,6 +156,67 @@ func (Period) EnumDescriptor() ([]byte, []int) {
 	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{1}
 }
 
+type StreamFlag int32
+
+const (
+	StreamFlag_STREAM_FLAG_UNSPECIFIED   StreamFlag = 0
+	StreamFlag_STREAM_FLAG_ALLOWED       StreamFlag = 1
+	StreamFlag_STREAM_FLAG_SHADOW        StreamFlag = 2
+	StreamFlag_STREAM_FLAG_DEGRADED      StreamFlag = 4
+	StreamFlag_STREAM_FLAG_FAILED_OPEN   StreamFlag = 8
+	StreamFlag_STREAM_FLAG_FAILED_CLOSED StreamFlag = 16
+	StreamFlag_STREAM_FLAG_NEVER         StreamFlag = 32 // this check can never pass; retry_after_ns is 0 then
+)
+
+// Enum value maps for StreamFlag.
+var (
+	StreamFlag_name = map[int32]string{
+		0:  "STREAM_FLAG_UNSPECIFIED",
+		1:  "STREAM_FLAG_ALLOWED",
+		2:  "STREAM_FLAG_SHADOW",
+		4:  "STREAM_FLAG_DEGRADED",
+		8:  "STREAM_FLAG_FAILED_OPEN",
+		16: "STREAM_FLAG_FAILED_CLOSED",
+		32: "STREAM_FLAG_NEVER",
+	}
+	StreamFlag_value = map[string]int32{
+		"STREAM_FLAG_UNSPECIFIED":   0,
+		"STREAM_FLAG_ALLOWED":       1,
+		"STREAM_FLAG_SHADOW":        2,
+		"STREAM_FLAG_DEGRADED":      4,
+		"STREAM_FLAG_FAILED_OPEN":   8,
+		"STREAM_FLAG_FAILED_CLOSED": 16,
+		"STREAM_FLAG_NEVER":         32,
+	}
+)
+
+func (x StreamFlag) Enum() *StreamFlag {
+	p := new(StreamFlag)
+	*p = x
+	return p
+}
+
+func (x StreamFlag) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (StreamFlag) Descriptor() protoreflect.EnumDescriptor {
+	return file_weir_v1_limiter_proto_enumTypes[2].Descriptor()
+}
+
+func (StreamFlag) Type() protoreflect.EnumType {
+	return &file_weir_v1_limiter_proto_enumTypes[2]
+}
+
+func (x StreamFlag) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use StreamFlag.Descriptor instead.
+func (StreamFlag) EnumDescriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{2}
+}
+
 // Limit is a limit sent inline, in place of a policy's name.
 type Limit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -833,6 +894,652 @@ func (x *Decision) GetRememberForNs() int64 {
 	return 0
 }
 
+// CheckStreamRequest is a batch of 1 to 1000 checks. Each list has one element for each check; or a single one, which stands
+// for all; or none, which stands for the default. Only key_lengths always has one for each.
+type CheckStreamRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // chosen by the caller, who tells the answers by it
+	// timeout_ms is how long the answer is waited for. 0 stands for the node's own bound, which is never exceeded.
+	TimeoutMs     uint32          `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Define        []*StreamTarget `protobuf:"bytes,3,rep,name=define,proto3" json:"define,omitempty"`                                   // before the checks are read
+	Keys          []byte          `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`                                       // end to end
+	KeyLengths    []uint32        `protobuf:"varint,5,rep,packed,name=key_lengths,json=keyLengths,proto3" json:"key_lengths,omitempty"` // in bytes
+	Targets       []uint32        `protobuf:"varint,6,rep,packed,name=targets,proto3" json:"targets,omitempty"`                         // numbers that were defined in this stream; default 0
+	Costs         []int64         `protobuf:"varint,7,rep,packed,name=costs,proto3" json:"costs,omitempty"`                             // default 1; 0 peeks
+	Partial       []bool          `protobuf:"varint,8,rep,packed,name=partial,proto3" json:"partial,omitempty"`
+	RequestIds    []string        `protobuf:"bytes,9,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckStreamRequest) Reset() {
+	*x = CheckStreamRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckStreamRequest) ProtoMessage() {}
+
+func (x *CheckStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckStreamRequest.ProtoReflect.Descriptor instead.
+func (*CheckStreamRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *CheckStreamRequest) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *CheckStreamRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+func (x *CheckStreamRequest) GetDefine() []*StreamTarget {
+	if x != nil {
+		return x.Define
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetKeys() []byte {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetKeyLengths() []uint32 {
+	if x != nil {
+		return x.KeyLengths
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetTargets() []uint32 {
+	if x != nil {
+		return x.Targets
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetCosts() []int64 {
+	if x != nil {
+		return x.Costs
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetPartial() []bool {
+	if x != nil {
+		return x.Partial
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetRequestIds() []string {
+	if x != nil {
+		return x.RequestIds
+	}
+	return nil
+}
+
+// StreamTarget gives a number to a policy or a limit, for the rest of a stream or until it is given to another one.
+type StreamTarget struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint32                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // below 1024
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`  // or
+	Limit         *Limit                 `protobuf:"bytes,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	Namespace     string                 `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"` // only with limit; empty stands for "default"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamTarget) Reset() {
+	*x = StreamTarget{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamTarget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamTarget) ProtoMessage() {}
+
+func (x *StreamTarget) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamTarget.ProtoReflect.Descriptor instead.
+func (*StreamTarget) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *StreamTarget) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *StreamTarget) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *StreamTarget) GetLimit() *Limit {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
+func (x *StreamTarget) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+// CheckStreamResponse answers checks of one request, in lists like those of the request; the default is 0. What a Decision
+// says besides the caller knows: the policy's name and the request id.
+type CheckStreamResponse struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Error    *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"` // the request as a whole was not acceptable, and nothing in it was charged
+	// more says that other responses to the request follow. The first response comes at once, with what could be decided at
+	// once.
+	More bool `protobuf:"varint,3,opt,name=more,proto3" json:"more,omitempty"`
+	// checks lists those that are answered here, by their place in the request. Where it is empty, all of them are; or, with
+	// more, none.
+	Checks        []uint32        `protobuf:"varint,4,rep,packed,name=checks,proto3" json:"checks,omitempty"`
+	Flags         []uint32        `protobuf:"varint,5,rep,packed,name=flags,proto3" json:"flags,omitempty"` // sums of StreamFlag
+	Granted       []int64         `protobuf:"varint,6,rep,packed,name=granted,proto3" json:"granted,omitempty"`
+	Limit         []int64         `protobuf:"zigzag64,7,rep,packed,name=limit,proto3" json:"limit,omitempty"` // -1: unlimited
+	WindowNs      []int64         `protobuf:"varint,8,rep,packed,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	Remaining     []int64         `protobuf:"zigzag64,9,rep,packed,name=remaining,proto3" json:"remaining,omitempty"`
+	RetryAfterNs  []int64         `protobuf:"varint,10,rep,packed,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
+	ResetAfterNs  []int64         `protobuf:"varint,11,rep,packed,name=reset_after_ns,json=resetAfterNs,proto3" json:"reset_after_ns,omitempty"`
+	DelayNs       []int64         `protobuf:"varint,12,rep,packed,name=delay_ns,json=delayNs,proto3" json:"delay_ns,omitempty"`
+	RememberForNs []int64         `protobuf:"varint,13,rep,packed,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
+	Errors        []*StreamError  `protobuf:"bytes,14,rep,name=errors,proto3" json:"errors,omitempty"` // of checks that have an error of their own, and no decision
+	Limits        []*StreamLimits `protobuf:"bytes,15,rep,name=limits,proto3" json:"limits,omitempty"` // of policies that have several
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckStreamResponse) Reset() {
+	*x = CheckStreamResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckStreamResponse) ProtoMessage() {}
+
+func (x *CheckStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckStreamResponse.ProtoReflect.Descriptor instead.
+func (*CheckStreamResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *CheckStreamResponse) GetSequence() uint64 {
+	if x != nil {
+		return x.Sequence
+	}
+	return 0
+}
+
+func (x *CheckStreamResponse) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
+}
+
+func (x *CheckStreamResponse) GetChecks() []uint32 {
+	if x != nil {
+		return x.Checks
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetFlags() []uint32 {
+	if x != nil {
+		return x.Flags
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetGranted() []int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetLimit() []int64 {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetWindowNs() []int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetRemaining() []int64 {
+	if x != nil {
+		return x.Remaining
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetRetryAfterNs() []int64 {
+	if x != nil {
+		return x.RetryAfterNs
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetResetAfterNs() []int64 {
+	if x != nil {
+		return x.ResetAfterNs
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetDelayNs() []int64 {
+	if x != nil {
+		return x.DelayNs
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetRememberForNs() []int64 {
+	if x != nil {
+		return x.RememberForNs
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetErrors() []*StreamError {
+	if x != nil {
+		return x.Errors
+	}
+	return nil
+}
+
+func (x *CheckStreamResponse) GetLimits() []*StreamLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+type StreamError struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Check         uint32                 `protobuf:"varint,1,opt,name=check,proto3" json:"check,omitempty"` // its place in the request
+	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamError) Reset() {
+	*x = StreamError{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamError) ProtoMessage() {}
+
+func (x *StreamError) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamError.ProtoReflect.Descriptor instead.
+func (*StreamError) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *StreamError) GetCheck() uint32 {
+	if x != nil {
+		return x.Check
+	}
+	return 0
+}
+
+func (x *StreamError) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+type StreamLimits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Check         uint32                 `protobuf:"varint,1,opt,name=check,proto3" json:"check,omitempty"` // its place in the request
+	Limits        []*LimitStatus         `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamLimits) Reset() {
+	*x = StreamLimits{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamLimits) ProtoMessage() {}
+
+func (x *StreamLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamLimits.ProtoReflect.Descriptor instead.
+func (*StreamLimits) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *StreamLimits) GetCheck() uint32 {
+	if x != nil {
+		return x.Check
+	}
+	return 0
+}
+
+func (x *StreamLimits) GetLimits() []*LimitStatus {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+type TopologyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyRequest) Reset() {
+	*x = TopologyRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyRequest) ProtoMessage() {}
+
+func (x *TopologyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyRequest.ProtoReflect.Descriptor instead.
+func (*TopologyRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{13}
+}
+
+// TopologyResponse says who owns which keys. The key's hash is the XXH64, with hash_seed for a seed, of 8 bytes
+// (little-endian) with the length of the scope, the scope, and the key; the scope is the policy's name, or that of a limit
+// sent along (see package ring, and InlineScope in package limiter). Its remainder by partitions is the partition, whose owner
+// follows from the members' names by consistent hashing with bounded loads (see package ring).
+type TopologyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // rises with every change that the answering node sees; not comparable between nodes
+	HashSeed      uint64                 `protobuf:"fixed64,2,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
+	Partitions    uint32                 `protobuf:"varint,3,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	VirtualNodes  uint32                 `protobuf:"varint,4,opt,name=virtual_nodes,json=virtualNodes,proto3" json:"virtual_nodes,omitempty"`  // of each member
+	Load          float64                `protobuf:"fixed64,5,opt,name=load,proto3" json:"load,omitempty"`                                     // no member owns more than this times the average
+	RingSettings  uint64                 `protobuf:"fixed64,6,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the settings above, the way of placing and the hash seed
+	Ring          uint64                 `protobuf:"fixed64,7,opt,name=ring,proto3" json:"ring,omitempty"`                                     // fingerprint of the settings, members and owners: who works out another one must not use it
+	Members       []*TopologyMember      `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`                                 // those that own partitions, by name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyResponse) Reset() {
+	*x = TopologyResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyResponse) ProtoMessage() {}
+
+func (x *TopologyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyResponse.ProtoReflect.Descriptor instead.
+func (*TopologyResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *TopologyResponse) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *TopologyResponse) GetHashSeed() uint64 {
+	if x != nil {
+		return x.HashSeed
+	}
+	return 0
+}
+
+func (x *TopologyResponse) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
+}
+
+func (x *TopologyResponse) GetVirtualNodes() uint32 {
+	if x != nil {
+		return x.VirtualNodes
+	}
+	return 0
+}
+
+func (x *TopologyResponse) GetLoad() float64 {
+	if x != nil {
+		return x.Load
+	}
+	return 0
+}
+
+func (x *TopologyResponse) GetRingSettings() uint64 {
+	if x != nil {
+		return x.RingSettings
+	}
+	return 0
+}
+
+func (x *TopologyResponse) GetRing() uint64 {
+	if x != nil {
+		return x.Ring
+	}
+	return 0
+}
+
+func (x *TopologyResponse) GetMembers() []*TopologyMember {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+type TopologyMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Boot          uint64                 `protobuf:"fixed64,2,opt,name=boot,proto3" json:"boot,omitempty"` // tells the process starts of a member apart
+	Grpc          string                 `protobuf:"bytes,3,opt,name=grpc,proto3" json:"grpc,omitempty"`   // host:port for callers; empty where there is none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyMember) Reset() {
+	*x = TopologyMember{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyMember) ProtoMessage() {}
+
+func (x *TopologyMember) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyMember.ProtoReflect.Descriptor instead.
+func (*TopologyMember) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *TopologyMember) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TopologyMember) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *TopologyMember) GetGrpc() string {
+	if x != nil {
+		return x.Grpc
+	}
+	return ""
+}
+
 type LimitStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Limit         int64                  `protobuf:"varint,1,opt,name=limit,proto3" json:"limit,omitempty"`
@@ -846,7 +1553,7 @@ type LimitStatus struct {
 
 func (x *LimitStatus) Reset() {
 	*x = LimitStatus{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[8]
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -858,7 +1565,7 @@ func (x *LimitStatus) String() string {
 func (*LimitStatus) ProtoMessage() {}
 
 func (x *LimitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[8]
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -871,7 +1578,7 @@ func (x *LimitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitStatus.ProtoReflect.Descriptor instead.
 func (*LimitStatus) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{8}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *LimitStatus) GetLimit() int64 {
@@ -921,7 +1628,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[9]
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -933,7 +1640,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[9]
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -946,7 +1653,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{9}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AcquireRequest) GetTarget() *Target {
@@ -988,7 +1695,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[10]
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1000,7 +1707,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[10]
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1013,7 +1720,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{10}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RenewRequest) GetTarget() *Target {
@@ -1046,7 +1753,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	mi := &file_weir_v1_limiter_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1058,7 +1765,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[11]
+	mi := &file_weir_v1_limiter_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1071,7 +1778,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{11}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RenewResponse) GetExpiresInNs() int64 {
@@ -1091,7 +1798,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[12]
+	mi := &file_weir_v1_limiter_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1810,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[12]
+	mi := &file_weir_v1_limiter_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1823,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{12}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ReleaseRequest) GetTarget() *Target {
@@ -1142,7 +1849,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	mi := &file_weir_v1_limiter_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1861,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	mi := &file_weir_v1_limiter_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1874,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{13}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ReleaseResponse) GetReleased() bool {
@@ -1189,7 +1896,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1908,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1921,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ReserveRequest) GetTarget() *Target {
@@ -1256,7 +1963,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1975,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1988,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CommitRequest) GetTarget() *Target {
@@ -1314,7 +2021,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1326,7 +2033,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1339,7 +2046,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CommitResponse) GetRefunded() int64 {
@@ -1359,7 +2066,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +2078,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +2091,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CancelRequest) GetTarget() *Target {
@@ -1410,7 +2117,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +2129,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +2142,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CancelResponse) GetRefunded() int64 {
@@ -1455,7 +2162,7 @@ type RefundRequest struct {
 
 func (x *RefundRequest) Reset() {
 	*x = RefundRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[19]
+	mi := &file_weir_v1_limiter_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +2174,7 @@ func (x *RefundRequest) String() string {
 func (*RefundRequest) ProtoMessage() {}
 
 func (x *RefundRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[19]
+	mi := &file_weir_v1_limiter_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +2187,7 @@ func (x *RefundRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundRequest.ProtoReflect.Descriptor instead.
 func (*RefundRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{19}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RefundRequest) GetTarget() *Target {
@@ -1506,7 +2213,7 @@ type RefundResponse struct {
 
 func (x *RefundResponse) Reset() {
 	*x = RefundResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[20]
+	mi := &file_weir_v1_limiter_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +2225,7 @@ func (x *RefundResponse) String() string {
 func (*RefundResponse) ProtoMessage() {}
 
 func (x *RefundResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[20]
+	mi := &file_weir_v1_limiter_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +2238,7 @@ func (x *RefundResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundResponse.ProtoReflect.Descriptor instead.
 func (*RefundResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{20}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RefundResponse) GetRefunded() int64 {
@@ -1550,7 +2257,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[21]
+	mi := &file_weir_v1_limiter_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +2269,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[21]
+	mi := &file_weir_v1_limiter_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +2282,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{21}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ResetRequest) GetTarget() *Target {
@@ -1593,7 +2300,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[22]
+	mi := &file_weir_v1_limiter_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +2312,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[22]
+	mi := &file_weir_v1_limiter_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +2325,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{22}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{30}
 }
 
 type StatusRequest struct {
@@ -1629,7 +2336,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1641,7 +2348,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1654,7 +2361,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{23}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
 }
 
 type StatusResponse struct {
@@ -1673,7 +2380,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1685,7 +2392,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1698,7 +2405,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{24}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -1781,7 +2488,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1793,7 +2500,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1806,7 +2513,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{25}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Member) GetName() string {
@@ -1940,7 +2647,7 @@ type Ownership struct {
 
 func (x *Ownership) Reset() {
 	*x = Ownership{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2659,7 @@ func (x *Ownership) String() string {
 func (*Ownership) ProtoMessage() {}
 
 func (x *Ownership) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2672,7 @@ func (x *Ownership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
 func (*Ownership) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{26}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Ownership) GetHeld() uint32 {
@@ -2101,7 +2808,64 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12%\n" +
 	"\x0ereservation_id\x18\x11 \x01(\tR\rreservationId\x12&\n" +
 	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNsB\x11\n" +
-	"\x0f_retry_after_ns\"\xc2\x01\n" +
+	"\x0f_retry_after_ns\"\x9e\x02\n" +
+	"\x12CheckStreamRequest\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x02 \x01(\rR\ttimeoutMs\x12-\n" +
+	"\x06define\x18\x03 \x03(\v2\x15.weir.v1.StreamTargetR\x06define\x12\x12\n" +
+	"\x04keys\x18\x04 \x01(\fR\x04keys\x12\x1f\n" +
+	"\vkey_lengths\x18\x05 \x03(\rR\n" +
+	"keyLengths\x12\x18\n" +
+	"\atargets\x18\x06 \x03(\rR\atargets\x12\x14\n" +
+	"\x05costs\x18\a \x03(\x03R\x05costs\x12\x18\n" +
+	"\apartial\x18\b \x03(\bR\apartial\x12\x1f\n" +
+	"\vrequest_ids\x18\t \x03(\tR\n" +
+	"requestIds\"\x82\x01\n" +
+	"\fStreamTarget\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\rR\x06number\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12$\n" +
+	"\x05limit\x18\x03 \x01(\v2\x0e.weir.v1.LimitR\x05limit\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\"\xf0\x03\n" +
+	"\x13CheckStreamResponse\x12\x1a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12$\n" +
+	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorR\x05error\x12\x12\n" +
+	"\x04more\x18\x03 \x01(\bR\x04more\x12\x16\n" +
+	"\x06checks\x18\x04 \x03(\rR\x06checks\x12\x14\n" +
+	"\x05flags\x18\x05 \x03(\rR\x05flags\x12\x18\n" +
+	"\agranted\x18\x06 \x03(\x03R\agranted\x12\x14\n" +
+	"\x05limit\x18\a \x03(\x12R\x05limit\x12\x1b\n" +
+	"\twindow_ns\x18\b \x03(\x03R\bwindowNs\x12\x1c\n" +
+	"\tremaining\x18\t \x03(\x12R\tremaining\x12$\n" +
+	"\x0eretry_after_ns\x18\n" +
+	" \x03(\x03R\fretryAfterNs\x12$\n" +
+	"\x0ereset_after_ns\x18\v \x03(\x03R\fresetAfterNs\x12\x19\n" +
+	"\bdelay_ns\x18\f \x03(\x03R\adelayNs\x12&\n" +
+	"\x0fremember_for_ns\x18\r \x03(\x03R\rrememberForNs\x12,\n" +
+	"\x06errors\x18\x0e \x03(\v2\x14.weir.v1.StreamErrorR\x06errors\x12-\n" +
+	"\x06limits\x18\x0f \x03(\v2\x15.weir.v1.StreamLimitsR\x06limits\"I\n" +
+	"\vStreamError\x12\x14\n" +
+	"\x05check\x18\x01 \x01(\rR\x05check\x12$\n" +
+	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorR\x05error\"R\n" +
+	"\fStreamLimits\x12\x14\n" +
+	"\x05check\x18\x01 \x01(\rR\x05check\x12,\n" +
+	"\x06limits\x18\x02 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\"\x11\n" +
+	"\x0fTopologyRequest\"\x8e\x02\n" +
+	"\x10TopologyResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1b\n" +
+	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x03 \x01(\rR\n" +
+	"partitions\x12#\n" +
+	"\rvirtual_nodes\x18\x04 \x01(\rR\fvirtualNodes\x12\x12\n" +
+	"\x04load\x18\x05 \x01(\x01R\x04load\x12#\n" +
+	"\rring_settings\x18\x06 \x01(\x06R\fringSettings\x12\x12\n" +
+	"\x04ring\x18\a \x01(\x06R\x04ring\x121\n" +
+	"\amembers\x18\b \x03(\v2\x17.weir.v1.TopologyMemberR\amembers\"L\n" +
+	"\x0eTopologyMember\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12\x12\n" +
+	"\x04grpc\x18\x03 \x01(\tR\x04grpc\"\xc2\x01\n" +
 	"\vLimitStatus\x12\x14\n" +
 	"\x05limit\x18\x01 \x01(\x03R\x05limit\x12\x1b\n" +
 	"\twindow_ns\x18\x02 \x01(\x03R\bwindowNs\x12\x1c\n" +
@@ -2217,7 +2981,16 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"PERIOD_DAY\x10\x03\x12\x0f\n" +
 	"\vPERIOD_WEEK\x10\x04\x12\x10\n" +
 	"\fPERIOD_MONTH\x10\x05\x12\x0f\n" +
-	"\vPERIOD_YEAR\x10\x062\xc9\x04\n" +
+	"\vPERIOD_YEAR\x10\x06*\xc7\x01\n" +
+	"\n" +
+	"StreamFlag\x12\x1b\n" +
+	"\x17STREAM_FLAG_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13STREAM_FLAG_ALLOWED\x10\x01\x12\x16\n" +
+	"\x12STREAM_FLAG_SHADOW\x10\x02\x12\x18\n" +
+	"\x14STREAM_FLAG_DEGRADED\x10\x04\x12\x1b\n" +
+	"\x17STREAM_FLAG_FAILED_OPEN\x10\b\x12\x1d\n" +
+	"\x19STREAM_FLAG_FAILED_CLOSED\x10\x10\x12\x15\n" +
+	"\x11STREAM_FLAG_NEVER\x10 2\xda\x05\n" +
 	"\aLimiter\x126\n" +
 	"\x05Check\x12\x15.weir.v1.CheckRequest\x1a\x16.weir.v1.CheckResponse\x125\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x11.weir.v1.Decision\x126\n" +
@@ -2228,7 +3001,9 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06Cancel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x129\n" +
 	"\x06Refund\x12\x16.weir.v1.RefundRequest\x1a\x17.weir.v1.RefundResponse\x126\n" +
 	"\x05Reset\x12\x15.weir.v1.ResetRequest\x1a\x16.weir.v1.ResetResponse\x129\n" +
-	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponseB0Z.github.com/weirlimit/weir/proto/weir/v1;weirv1b\x06proto3"
+	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponse\x12L\n" +
+	"\vCheckStream\x12\x1b.weir.v1.CheckStreamRequest\x1a\x1c.weir.v1.CheckStreamResponse(\x010\x01\x12A\n" +
+	"\bTopology\x12\x18.weir.v1.TopologyRequest\x1a\x19.weir.v1.TopologyResponse0\x01B0Z.github.com/weirlimit/weir/proto/weir/v1;weirv1b\x06proto3"
 
 var (
 	file_weir_v1_limiter_proto_rawDescOnce sync.Once
@@ -2242,84 +3017,105 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 	return file_weir_v1_limiter_proto_rawDescData
 }
 
-var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
 var file_weir_v1_limiter_proto_goTypes = []any{
-	(Algorithm)(0),          // 0: weir.v1.Algorithm
-	(Period)(0),             // 1: weir.v1.Period
-	(*Limit)(nil),           // 2: weir.v1.Limit
-	(*Target)(nil),          // 3: weir.v1.Target
-	(*Check)(nil),           // 4: weir.v1.Check
-	(*CheckRequest)(nil),    // 5: weir.v1.CheckRequest
-	(*CheckResponse)(nil),   // 6: weir.v1.CheckResponse
-	(*Result)(nil),          // 7: weir.v1.Result
-	(*Error)(nil),           // 8: weir.v1.Error
-	(*Decision)(nil),        // 9: weir.v1.Decision
-	(*LimitStatus)(nil),     // 10: weir.v1.LimitStatus
-	(*AcquireRequest)(nil),  // 11: weir.v1.AcquireRequest
-	(*RenewRequest)(nil),    // 12: weir.v1.RenewRequest
-	(*RenewResponse)(nil),   // 13: weir.v1.RenewResponse
-	(*ReleaseRequest)(nil),  // 14: weir.v1.ReleaseRequest
-	(*ReleaseResponse)(nil), // 15: weir.v1.ReleaseResponse
-	(*ReserveRequest)(nil),  // 16: weir.v1.ReserveRequest
-	(*CommitRequest)(nil),   // 17: weir.v1.CommitRequest
-	(*CommitResponse)(nil),  // 18: weir.v1.CommitResponse
-	(*CancelRequest)(nil),   // 19: weir.v1.CancelRequest
-	(*CancelResponse)(nil),  // 20: weir.v1.CancelResponse
-	(*RefundRequest)(nil),   // 21: weir.v1.RefundRequest
-	(*RefundResponse)(nil),  // 22: weir.v1.RefundResponse
-	(*ResetRequest)(nil),    // 23: weir.v1.ResetRequest
-	(*ResetResponse)(nil),   // 24: weir.v1.ResetResponse
-	(*StatusRequest)(nil),   // 25: weir.v1.StatusRequest
-	(*StatusResponse)(nil),  // 26: weir.v1.StatusResponse
-	(*Member)(nil),          // 27: weir.v1.Member
-	(*Ownership)(nil),       // 28: weir.v1.Ownership
+	(Algorithm)(0),              // 0: weir.v1.Algorithm
+	(Period)(0),                 // 1: weir.v1.Period
+	(StreamFlag)(0),             // 2: weir.v1.StreamFlag
+	(*Limit)(nil),               // 3: weir.v1.Limit
+	(*Target)(nil),              // 4: weir.v1.Target
+	(*Check)(nil),               // 5: weir.v1.Check
+	(*CheckRequest)(nil),        // 6: weir.v1.CheckRequest
+	(*CheckResponse)(nil),       // 7: weir.v1.CheckResponse
+	(*Result)(nil),              // 8: weir.v1.Result
+	(*Error)(nil),               // 9: weir.v1.Error
+	(*Decision)(nil),            // 10: weir.v1.Decision
+	(*CheckStreamRequest)(nil),  // 11: weir.v1.CheckStreamRequest
+	(*StreamTarget)(nil),        // 12: weir.v1.StreamTarget
+	(*CheckStreamResponse)(nil), // 13: weir.v1.CheckStreamResponse
+	(*StreamError)(nil),         // 14: weir.v1.StreamError
+	(*StreamLimits)(nil),        // 15: weir.v1.StreamLimits
+	(*TopologyRequest)(nil),     // 16: weir.v1.TopologyRequest
+	(*TopologyResponse)(nil),    // 17: weir.v1.TopologyResponse
+	(*TopologyMember)(nil),      // 18: weir.v1.TopologyMember
+	(*LimitStatus)(nil),         // 19: weir.v1.LimitStatus
+	(*AcquireRequest)(nil),      // 20: weir.v1.AcquireRequest
+	(*RenewRequest)(nil),        // 21: weir.v1.RenewRequest
+	(*RenewResponse)(nil),       // 22: weir.v1.RenewResponse
+	(*ReleaseRequest)(nil),      // 23: weir.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),     // 24: weir.v1.ReleaseResponse
+	(*ReserveRequest)(nil),      // 25: weir.v1.ReserveRequest
+	(*CommitRequest)(nil),       // 26: weir.v1.CommitRequest
+	(*CommitResponse)(nil),      // 27: weir.v1.CommitResponse
+	(*CancelRequest)(nil),       // 28: weir.v1.CancelRequest
+	(*CancelResponse)(nil),      // 29: weir.v1.CancelResponse
+	(*RefundRequest)(nil),       // 30: weir.v1.RefundRequest
+	(*RefundResponse)(nil),      // 31: weir.v1.RefundResponse
+	(*ResetRequest)(nil),        // 32: weir.v1.ResetRequest
+	(*ResetResponse)(nil),       // 33: weir.v1.ResetResponse
+	(*StatusRequest)(nil),       // 34: weir.v1.StatusRequest
+	(*StatusResponse)(nil),      // 35: weir.v1.StatusResponse
+	(*Member)(nil),              // 36: weir.v1.Member
+	(*Ownership)(nil),           // 37: weir.v1.Ownership
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
 	1,  // 1: weir.v1.Limit.period:type_name -> weir.v1.Period
-	2,  // 2: weir.v1.Target.limit:type_name -> weir.v1.Limit
-	3,  // 3: weir.v1.Check.target:type_name -> weir.v1.Target
-	4,  // 4: weir.v1.CheckRequest.checks:type_name -> weir.v1.Check
-	7,  // 5: weir.v1.CheckResponse.results:type_name -> weir.v1.Result
-	9,  // 6: weir.v1.Result.decision:type_name -> weir.v1.Decision
-	8,  // 7: weir.v1.Result.error:type_name -> weir.v1.Error
-	10, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
-	3,  // 9: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
-	3,  // 10: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
-	3,  // 11: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
-	3,  // 12: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	3,  // 13: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
-	3,  // 14: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
-	3,  // 15: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	3,  // 16: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	27, // 17: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	28, // 18: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	5,  // 19: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	11, // 20: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	12, // 21: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	14, // 22: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	16, // 23: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	17, // 24: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	19, // 25: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	21, // 26: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	23, // 27: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	25, // 28: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	6,  // 29: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	9,  // 30: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	13, // 31: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	15, // 32: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	9,  // 33: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	18, // 34: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	20, // 35: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	22, // 36: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	24, // 37: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	26, // 38: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	29, // [29:39] is the sub-list for method output_type
-	19, // [19:29] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	3,  // 2: weir.v1.Target.limit:type_name -> weir.v1.Limit
+	4,  // 3: weir.v1.Check.target:type_name -> weir.v1.Target
+	5,  // 4: weir.v1.CheckRequest.checks:type_name -> weir.v1.Check
+	8,  // 5: weir.v1.CheckResponse.results:type_name -> weir.v1.Result
+	10, // 6: weir.v1.Result.decision:type_name -> weir.v1.Decision
+	9,  // 7: weir.v1.Result.error:type_name -> weir.v1.Error
+	19, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
+	12, // 9: weir.v1.CheckStreamRequest.define:type_name -> weir.v1.StreamTarget
+	3,  // 10: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
+	9,  // 11: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
+	14, // 12: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
+	15, // 13: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
+	9,  // 14: weir.v1.StreamError.error:type_name -> weir.v1.Error
+	19, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
+	18, // 16: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
+	4,  // 17: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
+	4,  // 18: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
+	4,  // 19: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
+	4,  // 20: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
+	4,  // 21: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	4,  // 22: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	4,  // 23: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	4,  // 24: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	36, // 25: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	37, // 26: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	6,  // 27: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	20, // 28: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	21, // 29: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	23, // 30: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	25, // 31: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	26, // 32: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	28, // 33: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	30, // 34: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	32, // 35: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	34, // 36: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	11, // 37: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	16, // 38: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
+	7,  // 39: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	10, // 40: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	22, // 41: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	24, // 42: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	10, // 43: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	27, // 44: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	29, // 45: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	31, // 46: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	33, // 47: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	35, // 48: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	13, // 49: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	17, // 50: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
+	39, // [39:51] is the sub-list for method output_type
+	27, // [27:39] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -2333,18 +3129,18 @@ func file_weir_v1_limiter_proto_init() {
 		(*Result_Error)(nil),
 	}
 	file_weir_v1_limiter_proto_msgTypes[7].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[8].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[9].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[14].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[15].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[19].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[16].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[17].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[22].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[23].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   27,
+			NumEnums:      3,
+			NumMessages:   35,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

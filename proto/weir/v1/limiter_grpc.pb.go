@@ -28,16 +28,18 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Limiter_Check_FullMethodName   = "/weir.v1.Limiter/Check"
-	Limiter_Acquire_FullMethodName = "/weir.v1.Limiter/Acquire"
-	Limiter_Renew_FullMethodName   = "/weir.v1.Limiter/Renew"
-	Limiter_Release_FullMethodName = "/weir.v1.Limiter/Release"
-	Limiter_Reserve_FullMethodName = "/weir.v1.Limiter/Reserve"
-	Limiter_Commit_FullMethodName  = "/weir.v1.Limiter/Commit"
-	Limiter_Cancel_FullMethodName  = "/weir.v1.Limiter/Cancel"
-	Limiter_Refund_FullMethodName  = "/weir.v1.Limiter/Refund"
-	Limiter_Reset_FullMethodName   = "/weir.v1.Limiter/Reset"
-	Limiter_Status_FullMethodName  = "/weir.v1.Limiter/Status"
+	Limiter_Check_FullMethodName       = "/weir.v1.Limiter/Check"
+	Limiter_Acquire_FullMethodName     = "/weir.v1.Limiter/Acquire"
+	Limiter_Renew_FullMethodName       = "/weir.v1.Limiter/Renew"
+	Limiter_Release_FullMethodName     = "/weir.v1.Limiter/Release"
+	Limiter_Reserve_FullMethodName     = "/weir.v1.Limiter/Reserve"
+	Limiter_Commit_FullMethodName      = "/weir.v1.Limiter/Commit"
+	Limiter_Cancel_FullMethodName      = "/weir.v1.Limiter/Cancel"
+	Limiter_Refund_FullMethodName      = "/weir.v1.Limiter/Refund"
+	Limiter_Reset_FullMethodName       = "/weir.v1.Limiter/Reset"
+	Limiter_Status_FullMethodName      = "/weir.v1.Limiter/Status"
+	Limiter_CheckStream_FullMethodName = "/weir.v1.Limiter/CheckStream"
+	Limiter_Topology_FullMethodName    = "/weir.v1.Limiter/Topology"
 )
 
 // LimiterClient is the client API for Limiter service.
@@ -68,6 +70,19 @@ type LimiterClient interface {
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
 	// Status describes the cluster as the answering node sees it.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
+	// CheckStream decides batches of checks, many under way at a time: a request is answered by the responses that have its
+	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
+	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
+	//
+	// A request that does not fit together is answered by an error of its own, and nothing in it is charged; a stream that
+	// is not even protobuf ends with INVALID_ARGUMENT. A stream that ends with OK has carried out nothing but what it has
+	// answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
+	// stream ends otherwise it is not known whether it was carried out.
+	CheckStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse], error)
+	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
+	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash seed is
+	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
+	Topology(ctx context.Context, in *TopologyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TopologyResponse], error)
 }
 
 type limiterClient struct {
@@ -178,6 +193,38 @@ func (c *limiterClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 	return out, nil
 }
 
+func (c *limiterClient) CheckStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[0], Limiter_CheckStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[CheckStreamRequest, CheckStreamResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Limiter_CheckStreamClient = grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse]
+
+func (c *limiterClient) Topology(ctx context.Context, in *TopologyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TopologyResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[1], Limiter_Topology_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[TopologyRequest, TopologyResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Limiter_TopologyClient = grpc.ServerStreamingClient[TopologyResponse]
+
 // LimiterServer is the server API for Limiter service.
 // All implementations must embed UnimplementedLimiterServer
 // for forward compatibility.
@@ -206,6 +253,19 @@ type LimiterServer interface {
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
 	// Status describes the cluster as the answering node sees it.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
+	// CheckStream decides batches of checks, many under way at a time: a request is answered by the responses that have its
+	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
+	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
+	//
+	// A request that does not fit together is answered by an error of its own, and nothing in it is charged; a stream that
+	// is not even protobuf ends with INVALID_ARGUMENT. A stream that ends with OK has carried out nothing but what it has
+	// answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
+	// stream ends otherwise it is not known whether it was carried out.
+	CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error
+	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
+	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash seed is
+	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
+	Topology(*TopologyRequest, grpc.ServerStreamingServer[TopologyResponse]) error
 	mustEmbedUnimplementedLimiterServer()
 }
 
@@ -245,6 +305,12 @@ func (UnimplementedLimiterServer) Reset(context.Context, *ResetRequest) (*ResetR
 }
 func (UnimplementedLimiterServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedLimiterServer) CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method CheckStream not implemented")
+}
+func (UnimplementedLimiterServer) Topology(*TopologyRequest, grpc.ServerStreamingServer[TopologyResponse]) error {
+	return status.Error(codes.Unimplemented, "method Topology not implemented")
 }
 func (UnimplementedLimiterServer) mustEmbedUnimplementedLimiterServer() {}
 func (UnimplementedLimiterServer) testEmbeddedByValue()                 {}
@@ -447,6 +513,24 @@ func _Limiter_Status_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Limiter_CheckStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(LimiterServer).CheckStream(&grpc.GenericServerStream[CheckStreamRequest, CheckStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Limiter_CheckStreamServer = grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]
+
+func _Limiter_Topology_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(TopologyRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(LimiterServer).Topology(m, &grpc.GenericServerStream[TopologyRequest, TopologyResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Limiter_TopologyServer = grpc.ServerStreamingServer[TopologyResponse]
+
 // Limiter_ServiceDesc is the grpc.ServiceDesc for Limiter service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -495,6 +579,18 @@ var Limiter_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Limiter_Status_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "CheckStream",
+			Handler:       _Limiter_CheckStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Topology",
+			Handler:       _Limiter_Topology_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "weir/v1/limiter.proto",
 }

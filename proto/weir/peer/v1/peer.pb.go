@@ -517,7 +517,10 @@ type Item struct {
 	//	*Item_Reset_
 	//	*Item_Reserve
 	//	*Item_Settle
-	Operation     isItem_Operation `protobuf_oneof:"operation"`
+	Operation isItem_Operation `protobuf_oneof:"operation"`
+	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
+	// Absent on all others.
+	Trace         []byte `protobuf:"bytes,13,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -655,6 +658,13 @@ func (x *Item) GetSettle() *Settle {
 		if x, ok := x.Operation.(*Item_Settle); ok {
 			return x.Settle
 		}
+	}
+	return nil
+}
+
+func (x *Item) GetTrace() []byte {
+	if x != nil {
+		return x.Trace
 	}
 	return nil
 }
@@ -1327,7 +1337,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05items\x18\x02 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x05items\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\x91\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xa7\x04\n" +
 	"\x04Item\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x12\n" +
@@ -1342,7 +1352,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05reset\x18\n" +
 	" \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
 	"\areserve\x18\v \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
-	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settleB\v\n" +
+	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12\x14\n" +
+	"\x05trace\x18\r \x01(\fR\x05traceB\v\n" +
 	"\toperation\"d\n" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +

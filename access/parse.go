@@ -1,0 +1,297 @@
+package access
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Bounds on a file. A token is compared with all of them at each request.
+const (
+	MaxFile   = 1 << 20 // bytes
+	maxTokens = 1000
+	maxErrors = 100
+)
+
+// Error is one mistake in an access file.
+type Error struct {
+	File         string
+	Line, Column int    // from 1
+	Field        string // its path, such as "callers[0].roles"; empty when the mistake is not in a field
+	Message      string
+}
+
+// Error returns "file:line:column: field: message".
+func (e *Error) Error() string {
+	if e.Field == "" {
+		return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Message)
+	}
+	return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Field, e.Message)
+}
+
+// Parse reads an access file's content. file is its name in errors. An empty file knows nobody. The error is of *Error
+// joined, in the order of the file; it never repeats what stands in the place of a token.
+func Parse(file string, data []byte) (*List, error) {
+	p := &parser{file: file, list: &List{identities: make(map[string]int)}, names: make(map[string]int), hashes: make(map[[sha256.Size]byte]int)}
+	if root := p.root(data); root != nil {
+		p.top(root)
+	}
+	if len(p.errs) > 0 {
+		return nil, errors.Join(p.errs...)
+	}
+	return p.list, nil
+}
+
+type parser struct {
+	file   string
+	list   *List
+	names  map[string]int            // line by name
+	hashes map[[sha256.Size]byte]int // line by token
+	errs   []error
+}
+
+func (p *parser) fail(n *yaml.Node, field, format string, args ...any) {
+	if len(p.errs) < maxErrors {
+		p.errs = append(p.errs, &Error{p.file, max(n.Line, 1), max(n.Column, 1), field, fmt.Sprintf(format, args...)})
+	}
+}
+
+// root returns the one document, nil when it is empty or cannot be read.
+func (p *parser) root(data []byte) (root *yaml.Node) {
+	start := &yaml.Node{}
+	// A malformed file must not end a process that is only reloading it, whatever it does to the YAML library.
+	defer func() {
+		if r := recover(); r != nil {
+			p.fail(start, "", "is not valid YAML: the parser gave up")
+			root = nil
+		}
+	}()
+	if len(data) > MaxFile {
+		p.fail(start, "", "the file is larger than the %d bytes that are allowed", MaxFile)
+		return nil
+	}
+	var doc, second yaml.Node
+	d := yaml.NewDecoder(bytes.NewReader(data))
+	switch err := d.Decode(&doc); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		var line int
+		text := strings.TrimPrefix(err.Error(), "yaml: ")
+		if _, scanned := fmt.Sscanf(text, "line %d:", &line); scanned == nil {
+			_, text, _ = strings.Cut(text, ": ")
+		}
+		p.fail(&yaml.Node{Line: line}, "", "is not valid YAML near here: %s", text)
+		return nil
+	}
+	if err := d.Decode(&second); !errors.Is(err, io.EOF) {
+		p.fail(&second, "", "a second YAML document, or what is not YAML, follows the first: put all callers into one")
+		return nil
+	}
+	if len(doc.Content) == 0 || isNull(doc.Content[0]) {
+		return nil
+	}
+	return doc.Content[0]
+}
+
+func isNull(n *yaml.Node) bool { return n.Kind == yaml.ScalarNode && n.Tag == "!!null" }
+
+// fields calls f for each field of a map, which must be among the known ones, once each and with a value.
+func (p *parser) fields(n *yaml.Node, path string, known []string, f func(name, path string, value *yaml.Node)) bool {
+	if n.Kind != yaml.MappingNode {
+		p.fail(n, path, "must be a map of fields (%s)", strings.Join(known, ", "))
+		return false
+	}
+	seen := make(map[string]int)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		key, value := n.Content[i], n.Content[i+1]
+		at := key.Value
+		if path != "" {
+			at = path + "." + at
+		}
+		switch {
+		case key.Kind != yaml.ScalarNode || !slices.Contains(known, key.Value):
+			p.fail(key, path, "there is no field %q here; there are %s", clip(key.Value), strings.Join(known, ", "))
+		case seen[key.Value] != 0:
+			p.fail(key, at, "is given twice, first on line %d", seen[key.Value])
+		case isNull(value):
+			p.fail(key, at, "has no value: give it one or remove the field")
+		default:
+			f(key.Value, at, value)
+		}
+		seen[key.Value] = max(key.Line, 1)
+	}
+	return true
+}
+
+// texts calls f for each element of a list of texts.
+func (p *parser) texts(n *yaml.Node, path, of string, f func(path, text string, at *yaml.Node)) {
+	if n.Kind != yaml.SequenceNode {
+		p.fail(n, path, "must be a list of %s", of)
+		return
+	}
+	for i, e := range n.Content {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if text, ok := p.text(e, at); ok {
+			f(at, text, e)
+		}
+	}
+}
+
+// text reads a text. What is there instead is not repeated: it may be a secret.
+func (p *parser) text(n *yaml.Node, path string) (string, bool) {
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" || n.Value == "" {
+		p.fail(n, path, "must be text that is not empty; quote what YAML takes for something else")
+		return "", false
+	}
+	return n.Value, true
+}
+
+func (p *parser) top(root *yaml.Node) {
+	p.fields(root, "", []string{"callers", "metrics"}, func(name, path string, value *yaml.Node) {
+		switch name {
+		case "metrics":
+			switch text, ok := p.text(value, path); {
+			case ok && text == "open":
+				p.list.MetricsOpen = true
+			case ok && text != "read":
+				p.fail(value, path, "must be open (to everybody) or read (to that role, which is the default)")
+			}
+		case "callers":
+			if value.Kind != yaml.SequenceNode {
+				p.fail(value, path, "must be a list of callers")
+				return
+			}
+			for i, n := range value.Content {
+				p.caller(n, fmt.Sprintf("callers[%d]", i))
+			}
+		}
+	})
+}
+
+func (p *parser) caller(n *yaml.Node, path string) {
+	c := new(Caller)
+	index := len(p.list.callers)
+	p.list.callers = append(p.list.callers, c)
+	known := 0 // tokens and identities, the wrong ones too
+	ok := p.fields(n, path, []string{"name", "tokens", "identities", "roles", "policies", "namespaces"}, func(name, path string, value *yaml.Node) {
+		switch name {
+		case "name":
+			if c.Name, _ = p.text(value, path); len(c.Name) > 100 {
+				p.fail(value, path, "is longer than 100 bytes")
+			}
+			if line, twice := p.names[c.Name]; twice && c.Name != "" {
+				p.fail(value, path, "is the name of another caller, on line %d", line)
+			}
+			p.names[c.Name] = value.Line
+		case "tokens":
+			p.texts(value, path, "hashes of tokens", func(path, text string, at *yaml.Node) {
+				known++
+				p.token(c, path, text, at)
+			})
+		case "identities":
+			p.texts(value, path, "identities", func(path, text string, at *yaml.Node) {
+				known++
+				p.identity(index, path, text, at)
+			})
+		case "roles":
+			p.texts(value, path, "roles", func(path, text string, at *yaml.Node) {
+				i := slices.Index(roleNames(), text)
+				if i < 0 {
+					p.fail(at, path, "there is no role %q; there are %s", clip(text), strings.Join(roleNames(), ", "))
+					return
+				}
+				c.Roles |= 1 << i
+			})
+		case "policies":
+			c.policies = p.patterns(value, path, "policies")
+		case "namespaces":
+			c.namespaces = p.patterns(value, path, "namespaces")
+		}
+	})
+	switch {
+	case !ok:
+	case c.Name == "":
+		p.fail(n, path+".name", "is missing: name the caller, as logs shall do")
+	case known == 0:
+		p.fail(n, path, "has neither tokens nor identities: nobody could be this caller")
+	case c.Roles == 0:
+		p.fail(n, path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
+	case c.Roles&(Check|Refund) != 0 && len(c.policies)+len(c.namespaces) == 0:
+		p.fail(n, path+".policies", `is missing: say which policies the caller may use, by their names or how they begin ("login", "partner-*", "*"), or namespaces of limits that it sends along`)
+	case c.Roles&(Check|Refund) == 0 && len(c.policies)+len(c.namespaces) != 0:
+		p.fail(n, path+".roles", "has none that uses policies or namespaces: add check or refund, or leave them out")
+	}
+}
+
+func (p *parser) token(c *Caller, path, text string, at *yaml.Node) {
+	var sum [sha256.Size]byte
+	digits, ok := strings.CutPrefix(text, hashPrefix)
+	if n, err := hex.Decode(sum[:], []byte(digits[:min(len(digits), 2*len(sum))])); !ok || err != nil || n != len(sum) || len(digits) != 2*len(sum) {
+		p.fail(at, path, "must be the hash of a token, sha256: and 64 hexadecimal digits, as weir token prints it; the token itself does not belong here")
+		return
+	}
+	if line, twice := p.hashes[sum]; twice {
+		p.fail(at, path, "is given twice, first on line %d", line)
+		return
+	}
+	if sum == sha256.Sum256(nil) {
+		p.fail(at, path, "is the hash of nothing")
+		return
+	}
+	if p.hashes[sum] = at.Line; len(p.hashes) == maxTokens+1 {
+		p.fail(at, path, "there are more than %d tokens", maxTokens)
+	}
+	p.list.tokens = append(p.list.tokens, token{sum, c})
+}
+
+func (p *parser) identity(index int, path, text string, at *yaml.Node) {
+	kind, name, _ := strings.Cut(text, ":")
+	if !slices.Contains([]string{"dns", "uri", "cn"}, kind) || name == "" {
+		p.fail(at, path, `must begin with dns: or uri: (a subject alternative name) or cn: (the subject's common name), as in "dns:checkout.shop.svc"`)
+		return
+	}
+	if strings.Contains(name, "*") {
+		p.fail(at, path, "names one identity; * stands for itself in a certificate and would match nothing else")
+		return
+	}
+	if _, twice := p.list.identities[text]; twice {
+		p.fail(at, path, "is given twice")
+		return
+	}
+	p.list.identities[text] = index
+}
+
+// patterns reads names and prefixes, which end in *.
+func (p *parser) patterns(n *yaml.Node, path, of string) patterns {
+	var list patterns
+	p.texts(n, path, of, func(path, text string, at *yaml.Node) {
+		prefix, isPrefix := strings.CutSuffix(text, "*")
+		switch {
+		case strings.Contains(prefix, "*"):
+			p.fail(at, path, "* belongs at the end only, where it stands for anything")
+		case isPrefix && strings.HasPrefix(prefix, "="):
+			p.fail(at, path, "no name begins with =")
+		case isPrefix:
+			list = append(list, prefix)
+		default:
+			list = append(list, "="+text)
+		}
+	})
+	return list
+}
+
+// clip keeps what was written short enough for a message.
+func clip(s string) string {
+	if len(s) > 40 {
+		return s[:40] + "…"
+	}
+	return s
+}

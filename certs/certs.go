@@ -1,0 +1,349 @@
+// Package certs keeps a certificate, its key and the authorities that are trusted up to date with their files, and makes
+// TLS configurations of them that always use what is in force.
+//
+// The other side's certificate is verified here and not by crypto/tls, at every connection (resumed ones too) against the
+// authorities in force at that moment, so that a refusal can be told by its reason and one name can stand for a whole
+// cluster. It does not promise anything about connections that exist when a file changes, which stay; and it asks nobody
+// about revocation: a certificate is good until it expires or its authority is taken out of the file.
+package certs
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/weirlimit/weir/watch"
+)
+
+// Files names what a Source reads: PEM files, which may be links.
+type Files struct {
+	// Cert holds the certificate with those that lead up to its authority, Key its private key. Both or neither.
+	Cert, Key string
+	// CA holds the certificates of the authorities whose certificates are trusted. Empty: none.
+	CA string
+}
+
+// Config says how files are watched and who is told. Flags is required.
+type Config struct {
+	// Flags are the names of the settings that the files come from, for messages.
+	Flags Files
+	// OnChange is called when new files are in force, OnError when they cannot be: what was in force stays. Not for those
+	// that Open itself loads. One call at a time, which must not call Close. Both may be nil.
+	OnChange func()
+	OnError  func(error)
+	// Now tells the time of day that certificates expire by; nil stands for time.Now.
+	Now func() time.Time
+}
+
+// Source is what the files hold. It is safe for concurrent use.
+type Source struct {
+	files   Files
+	cfg     Config
+	watcher *watch.Watcher[*content]
+}
+
+// content is what belongs together.
+type content struct {
+	cert  *tls.Certificate // nil without Files.Cert
+	roots *x509.CertPool   // nil without Files.CA
+}
+
+// Open reads the files and keeps watching them until Close. Errors name the flag.
+func Open(files Files, cfg Config) (*Source, error) {
+	if (files.Cert == "") != (files.Key == "") {
+		given, missing := cfg.Flags.Cert, cfg.Flags.Key
+		if files.Cert == "" {
+			given, missing = missing, given
+		}
+		return nil, fmt.Errorf("%s: goes with %s: give both", given, missing)
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	s := &Source{files: files, cfg: cfg}
+	onChange := func(*content) {
+		if cfg.OnChange != nil {
+			cfg.OnChange()
+		}
+	}
+	var names []string
+	for _, f := range []string{files.Cert, files.Key, files.CA} {
+		if f != "" {
+			names = append(names, f)
+		}
+	}
+	var err error
+	s.watcher, err = watch.Start(names, watch.Config[*content]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
+	if err != nil {
+		var wrong *flagError
+		if !errors.As(err, &wrong) { // a file that cannot be read
+			err = fmt.Errorf("%s: %w", s.flagsOf(), err)
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+// flagError is a mistake in a file, which names the flag.
+type flagError struct {
+	flag, file string
+	err        error
+}
+
+func (e *flagError) Error() string { return fmt.Sprintf("%s: %s: %v", e.flag, e.file, e.err) }
+
+func (e *flagError) Unwrap() error { return e.err }
+
+// flagsOf names the settings in use.
+func (s *Source) flagsOf() string {
+	switch {
+	case s.files.Cert == "":
+		return s.cfg.Flags.CA
+	case s.files.CA == "":
+		return s.cfg.Flags.Cert + ", " + s.cfg.Flags.Key
+	}
+	return s.cfg.Flags.Cert + ", " + s.cfg.Flags.Key + ", " + s.cfg.Flags.CA
+}
+
+// parse reads what the files hold. No part of a key is ever in its errors.
+func (s *Source) parse(contents [][]byte) (*content, error) {
+	c := new(content)
+	if s.files.Cert != "" {
+		cert, err := tls.X509KeyPair(contents[0], contents[1])
+		if err != nil {
+			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, err}
+		}
+		if s.cfg.Now().After(cert.Leaf.NotAfter) {
+			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, fmt.Errorf("the certificate has expired at %s", cert.Leaf.NotAfter.Format(time.RFC3339))}
+		}
+		c.cert = &cert
+		contents = contents[2:]
+	}
+	if s.files.CA != "" {
+		var err error
+		if c.roots, err = Authorities(contents[0]); err != nil {
+			return nil, &flagError{s.cfg.Flags.CA, s.files.CA, err}
+		}
+	}
+	return c, nil
+}
+
+// Authorities reads certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it passes over nothing: an authority that is left out without a
+// word shows only when somebody is refused.
+func Authorities(data []byte) (*x509.CertPool, error) {
+	pool := x509.NewCertPool()
+	for n := 1; ; n++ {
+		block, rest := pem.Decode(data)
+		if block == nil {
+			if n == 1 {
+				return nil, errors.New("holds no certificate in PEM form")
+			}
+			return pool, nil
+		}
+		if block.Type != "CERTIFICATE" {
+			return nil, fmt.Errorf("block %d is a %s: only certificates belong here", n, block.Type)
+		}
+		cert, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("certificate %d: %w", n, err)
+		}
+		pool.AddCert(cert)
+		data = rest
+	}
+}
+
+// Reload reads the files at once.
+func (s *Source) Reload() { s.watcher.Reload() }
+
+// Err says why the files, as they are now, are not in force; nil when they are.
+func (s *Source) Err() error { return s.watcher.Err() }
+
+// Close ends the watch. What is in force stays in use.
+func (s *Source) Close() error { return s.watcher.Close() }
+
+// Expiry is when the first of the certificates in force that this side presents expires, or zero without one.
+func (s *Source) Expiry() time.Time {
+	var first time.Time
+	c := s.watcher.Current()
+	if c.cert == nil {
+		return first
+	}
+	for _, der := range c.cert.Certificate {
+		if cert, err := x509.ParseCertificate(der); err == nil && (first.IsZero() || cert.NotAfter.Before(first)) {
+			first = cert.NotAfter
+		}
+	}
+	return first
+}
+
+// Demand is what the other side has to present.
+type Demand uint8
+
+// The demands.
+const (
+	Nothing  Demand = iota // no certificate is asked for
+	IfGiven                // one that is presented must be good
+	Required               // one must be presented, and be good
+)
+
+// Rules are what connections have to be like.
+type Rules struct {
+	MinVersion uint16 // of TLS, as in crypto/tls
+	Demand     Demand // of servers; a client always requires the server's certificate
+	// Name must be among the names (DNS or URI) in the certificate's subject alternative names, exactly, whatever the host's
+	// name is. Empty: any name will do for a server; a client has to say one.
+	Name string
+	// Refused, when set, is told of every certificate that was refused, and of one that was missing. from is the other
+	// side's address, nil for that of a server.
+	Refused func(from net.Addr, err *RefusedError)
+}
+
+// The reasons of a RefusedError.
+const (
+	NoCertificate    = "no_certificate"
+	Expired          = "certificate_expired"
+	UnknownAuthority = "unknown_authority"
+	WrongIdentity    = "wrong_identity"
+	BadCertificate   = "bad_certificate" // for anything else, such as a key usage that does not fit
+)
+
+// RefusedError says why the other side's certificate was not good enough.
+type RefusedError struct {
+	Reason string // one of the constants above
+	err    error
+}
+
+func (e *RefusedError) Error() string { return "certs: " + e.err.Error() }
+
+func (e *RefusedError) Unwrap() error { return e.err }
+
+// Server returns the configuration of a listener. protocols are those to agree on by ALPN, the preferred first. Without
+// a certificate in Files it cannot be used.
+func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
+	config := func(from net.Addr) *tls.Config {
+		c := s.watcher.Current()
+		out := &tls.Config{
+			MinVersion: rules.MinVersion, NextProtos: protocols,
+			VerifyConnection: func(state tls.ConnectionState) error {
+				if rules.Demand == Nothing {
+					return nil
+				}
+				return s.verify(state, rules, from, x509.ExtKeyUsageClientAuth)
+			},
+		}
+		if c.cert != nil {
+			out.Certificates = []tls.Certificate{*c.cert}
+		}
+		if rules.Demand != Nothing {
+			// verify does the rest, with what is in force then. ClientCAs only tells clients which of theirs to present.
+			out.ClientAuth, out.ClientCAs = tls.RequestClientCert, c.roots
+		}
+		// A resumed session presents no certificate anew: one that has been replaced, or an authority that has been taken
+		// out, would go on counting for as long as the ticket does.
+		out.SessionTicketsDisabled = rules.Demand != Nothing
+		return out
+	}
+	outer := config(nil)
+	outer.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) { return config(hello.Conn.RemoteAddr()), nil }
+	return outer
+}
+
+// Client returns the configuration of connections to servers, whose certificate must be by one of the authorities in
+// Files, and for rules.Name.
+func (s *Source) Client(rules Rules) *tls.Config {
+	rules.Demand = Required
+	return &tls.Config{
+		MinVersion: rules.MinVersion,
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if c := s.watcher.Current(); c.cert != nil {
+				return c.cert, nil
+			}
+			return new(tls.Certificate), nil // none, says crypto/tls
+		},
+		// crypto/tls would use the authorities of the moment when the configuration was made, and knows no names that are
+		// URIs. VerifyConnection does all that it leaves out.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
+		},
+	}
+}
+
+// verify is the one place where certificates are looked at.
+func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) error {
+	err := s.refusal(state, rules, usage)
+	if err == nil {
+		return nil
+	}
+	if rules.Refused != nil {
+		rules.Refused(from, err)
+	}
+	return err
+}
+
+func (s *Source) refusal(state tls.ConnectionState, rules Rules, usage x509.ExtKeyUsage) *RefusedError {
+	if len(state.PeerCertificates) == 0 {
+		if rules.Demand == IfGiven {
+			return nil
+		}
+		return &RefusedError{NoCertificate, errors.New("no certificate was presented")}
+	}
+	leaf := state.PeerCertificates[0]
+	options := x509.VerifyOptions{
+		Roots: s.watcher.Current().roots, Intermediates: x509.NewCertPool(), CurrentTime: s.cfg.Now(), KeyUsages: []x509.ExtKeyUsage{usage},
+	}
+	for _, c := range state.PeerCertificates[1:] {
+		options.Intermediates.AddCert(c)
+	}
+	if options.Roots == nil {
+		// crypto/x509 would take the system's. Whom the system trusts to be a web server is not thereby one of us.
+		return &RefusedError{UnknownAuthority, errors.New("no authority is trusted")}
+	}
+	if _, err := leaf.Verify(options); err != nil {
+		return &RefusedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
+	}
+	if (rules.Name != "" || usage == x509.ExtKeyUsageServerAuth) && !slices.Contains(names(leaf), rules.Name) {
+		return &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), rules.Name)}
+	}
+	return nil
+}
+
+func reasonOf(err error) string {
+	var invalid x509.CertificateInvalidError
+	var unknown x509.UnknownAuthorityError
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return Expired
+	case errors.As(err, &unknown):
+		return UnknownAuthority
+	}
+	return BadCertificate
+}
+
+// names are those in the subject alternative names that can be demanded.
+func names(cert *x509.Certificate) []string {
+	all := slices.Clone(cert.DNSNames)
+	for _, u := range cert.URIs {
+		all = append(all, u.String())
+	}
+	return all
+}
+
+// describe names a certificate in a message. What is in it was made by somebody who may not be trusted.
+func describe(cert *x509.Certificate) string {
+	const most = 200
+	all := names(cert)
+	text := fmt.Sprintf("%q", all)
+	if len(all) == 0 {
+		text = fmt.Sprintf("%q", cert.Subject.CommonName)
+	}
+	if len(text) > most {
+		text = text[:most] + "…"
+	}
+	return text
+}

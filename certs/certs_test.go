@@ -1,0 +1,305 @@
+package certs
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/certs/certstest"
+)
+
+const (
+	cluster = "spiffe://example.org/weir"
+	caller  = "checkout.example.org"
+)
+
+func open(t *testing.T, files Files) *Source {
+	t.Helper()
+	s, err := Open(files, Config{Flags: Files{"--cert", "--key", "--ca"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// issued is a Source with a certificate of a, that trusts a.
+func issued(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) *Source {
+	t.Helper()
+	cert, key, ca := a.Write(t.TempDir(), leaf)
+	return open(t, Files{cert, key, ca})
+}
+
+// meet has a client and a server shake hands and exchange a byte, and returns what each thought of it.
+func meet(t *testing.T, server, client *tls.Config) (state tls.ConnectionState, serverErr, clientErr error) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	done := make(chan error, 1)
+	go func() {
+		raw, err := l.Accept()
+		if err != nil {
+			done <- err
+			return
+		}
+		conn := tls.Server(raw, server)
+		defer conn.Close()
+		if err := conn.Handshake(); err != nil {
+			done <- err
+			return
+		}
+		_, err = conn.Write([]byte{1})
+		done <- err
+	}()
+	conn, err := tls.Dial("tcp", l.Addr().String(), client)
+	if err == nil {
+		defer conn.Close()
+		// Of TLS 1.3 the client knows only now what the server thinks of it.
+		_, err = conn.Read(make([]byte, 1))
+		state = conn.ConnectionState()
+	}
+	return state, <-done, err
+}
+
+func reason(err error) string {
+	var refused *RefusedError
+	if errors.As(err, &refused) {
+		return refused.Reason
+	}
+	return ""
+}
+
+// TestPeers: who may and who may not talk to a node of the cluster, in both directions.
+func TestPeers(t *testing.T) {
+	ours, theirs := certstest.NewAuthority(t, "ours"), certstest.NewAuthority(t, "theirs")
+	member := certstest.Leaf{URIs: []string{cluster}}
+	// Whose authority is another's, but who trusts ours: so that it is the other side who refuses.
+	crossed := func(t *testing.T) *Source {
+		cert, key, _ := theirs.Write(t.TempDir(), member)
+		_, _, ca := ours.Write(t.TempDir(), member)
+		return open(t, Files{cert, key, ca})
+	}
+	expired := func(t *testing.T) *Source {
+		later := func() time.Time { return time.Now().Add(-2 * time.Minute) }
+		cert, key, ca := ours.Write(t.TempDir(), certstest.Leaf{URIs: []string{cluster}, Expired: true})
+		s, err := Open(Files{cert, key, ca}, Config{Flags: Files{"--cert", "--key", "--ca"}, Now: later})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	for _, c := range []struct {
+		name string
+		make func(*testing.T) *Source
+		want string
+	}{
+		{"a member", func(t *testing.T) *Source { return issued(t, ours, member) }, ""},
+		{"another name", func(t *testing.T) *Source {
+			return issued(t, ours, certstest.Leaf{URIs: []string{"spiffe://example.org/other"}})
+		}, WrongIdentity},
+		{"the name as common name only", func(t *testing.T) *Source { return issued(t, ours, certstest.Leaf{CommonName: cluster}) }, WrongIdentity},
+		{"the name as the beginning of another", func(t *testing.T) *Source { return issued(t, ours, certstest.Leaf{URIs: []string{cluster + "/x"}}) }, WrongIdentity},
+		{"another authority", crossed, UnknownAuthority},
+		{"expired", expired, Expired},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var told []string
+			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster, Refused: func(_ net.Addr, err *RefusedError) { told = append(told, err.Reason) }}
+			quiet := rules
+			quiet.Refused = nil
+			node, other := issued(t, ours, member), c.make(t)
+			state, serverErr, _ := meet(t, node.Server(rules), other.Client(quiet))
+			if got := reason(serverErr); got != c.want || (serverErr == nil) != (c.want == "") {
+				t.Errorf("as a client: %v, want %q", serverErr, c.want)
+			}
+			if c.want == "" && state.Version != tls.VersionTLS13 {
+				t.Errorf("version %x", state.Version)
+			}
+			_, _, clientErr := meet(t, other.Server(quiet), node.Client(rules))
+			if got := reason(clientErr); got != c.want || (clientErr == nil) != (c.want == "") {
+				t.Errorf("as a server: %v, want %q", clientErr, c.want)
+			}
+			if want := strings.TrimSuffix(strings.Repeat(c.want+" ", 2), " "); c.want != "" && strings.Join(told, " ") != want {
+				t.Errorf("told of %q, want %q", told, want)
+			}
+		})
+	}
+	t.Run("a certificate for servers only", func(t *testing.T) {
+		node := issued(t, ours, member)
+		half := issued(t, ours, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+		rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}
+		if _, err, _ := meet(t, node.Server(rules), half.Client(rules)); reason(err) != BadCertificate {
+			t.Errorf("as a client: %v", err)
+		}
+		if _, _, err := meet(t, half.Server(rules), node.Client(rules)); err != nil {
+			t.Errorf("as a server: %v", err)
+		}
+	})
+	t.Run("TLS 1.2", func(t *testing.T) {
+		node := issued(t, ours, member)
+		client := issued(t, ours, member).Client(Rules{Name: cluster})
+		client.MaxVersion = tls.VersionTLS12
+		if _, err, _ := meet(t, node.Server(Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}), client); err == nil {
+			t.Error("was accepted")
+		}
+	})
+	t.Run("a client that demands no name", func(t *testing.T) {
+		node := issued(t, ours, member)
+		if _, _, err := meet(t, node.Server(Rules{}), node.Client(Rules{})); reason(err) != WrongIdentity {
+			t.Errorf("%v", err)
+		}
+	})
+}
+
+// TestCallers: with and without a certificate, as each Demand says.
+func TestCallers(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	cert, key, ca := a.Write(t.TempDir(), certstest.Leaf{DNS: []string{"weir"}})
+	good := a.Pair(certstest.Leaf{DNS: []string{caller}})
+	expired := a.Pair(certstest.Leaf{DNS: []string{caller}, Expired: true})
+	foreign := certstest.NewAuthority(t, "b").Pair(certstest.Leaf{DNS: []string{caller}})
+	plain, mutual := open(t, Files{Cert: cert, Key: key}), open(t, Files{cert, key, ca})
+	client := func(certs ...tls.Certificate) *tls.Config {
+		// As a caller who presents what it was not asked for.
+		return &tls.Config{RootCAs: a.Pool(), ServerName: "weir", GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			if len(certs) == 0 {
+				return new(tls.Certificate), nil
+			}
+			return &certs[0], nil
+		}}
+	}
+	for _, c := range []struct {
+		name   string
+		server *tls.Config
+		client *tls.Config
+		want   string
+	}{
+		{"none asked for", plain.Server(Rules{}), client(), ""},
+		{"none needed, none given", mutual.Server(Rules{Demand: IfGiven}), client(), ""},
+		{"none needed, a good one given", mutual.Server(Rules{Demand: IfGiven}), client(good), ""},
+		{"none needed, a foreign one given", mutual.Server(Rules{Demand: IfGiven}), client(foreign), UnknownAuthority},
+		{"none needed, an expired one given", mutual.Server(Rules{Demand: IfGiven}), client(expired), Expired},
+		{"one needed, none given", mutual.Server(Rules{Demand: Required}), client(), NoCertificate},
+		{"one needed, a good one given", mutual.Server(Rules{Demand: Required}), client(good), ""},
+		{"one needed, no authority", plain.Server(Rules{Demand: Required}), client(good), UnknownAuthority},
+	} {
+		_, serverErr, clientErr := meet(t, c.server, c.client)
+		if reason(serverErr) != c.want || (serverErr == nil) != (c.want == "") || (clientErr == nil) != (c.want == "") {
+			t.Errorf("%s: %v, %v; want %q", c.name, serverErr, clientErr, c.want)
+		}
+	}
+}
+
+// TestReload: new files count for the next connection, on both sides; bad ones do not.
+func TestReload(t *testing.T) {
+	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
+	dir := t.TempDir()
+	member := certstest.Leaf{URIs: []string{cluster}}
+	cert, key, ca := a.Write(dir, member)
+	changed, failed := make(chan struct{}, 10), make(chan error, 10)
+	s, err := Open(Files{cert, key, ca}, Config{
+		Flags: Files{"--cert", "--key", "--ca"}, OnChange: func() { changed <- struct{}{} }, OnError: func(err error) { failed <- err },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster}
+	server, client := s.Server(rules), s.Client(rules) // made once, before anything changes
+	with := func(other *Source, want string) {
+		t.Helper()
+		if _, err, _ := meet(t, server, other.Client(rules)); reason(err) != want {
+			t.Errorf("its server: %v, want %q", err, want)
+		}
+		if _, _, err := meet(t, other.Server(rules), client); reason(err) != want {
+			t.Errorf("its client: %v, want %q", err, want)
+		}
+	}
+	// That trust both, so that only what s trusts decides.
+	both := func(a *certstest.Authority, pems ...[]byte) *Source {
+		cert, key, ca := a.Write(t.TempDir(), member)
+		if err := os.WriteFile(ca, append(append([]byte{}, pems[0]...), pems[1]...), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return open(t, Files{cert, key, ca})
+	}
+	ofA, ofB := both(a, a.PEM, b.PEM), both(b, a.PEM, b.PEM)
+	with(ofA, "")
+	with(ofB, UnknownAuthority)
+
+	before := s.Expiry()
+	if err := os.WriteFile(key, []byte("no key"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-failed; !strings.HasPrefix(err.Error(), "--cert: "+cert) || s.Err() == nil {
+		t.Errorf("%v", err)
+	}
+	with(ofA, "")
+
+	soon := time.Now().Add(time.Hour).Truncate(time.Second)
+	b.Write(dir, certstest.Leaf{URIs: []string{cluster}, NotAfter: soon})
+	for s.Err() != nil || s.Expiry().Equal(before) { // between two files that do not belong together there may be errors
+		select {
+		case <-changed:
+		case <-failed:
+		}
+	}
+	with(ofA, UnknownAuthority)
+	with(ofB, "")
+	if !s.Expiry().Equal(soon) {
+		t.Errorf("expires at %v, want %v", s.Expiry(), soon)
+	}
+}
+
+func TestOpenErrors(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	dir := t.TempDir()
+	cert, key, ca := a.Write(dir, certstest.Leaf{})
+	_, otherKey, _ := a.Write(t.TempDir(), certstest.Leaf{})
+	oldCert, oldKey, _ := a.Write(t.TempDir(), certstest.Leaf{Expired: true})
+	empty := filepath.Join(dir, "empty")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		files Files
+		want  string
+	}{
+		{Files{Cert: cert}, "--cert: goes with --key"},
+		{Files{Key: key}, "--key: goes with --cert"},
+		{Files{Cert: cert, Key: otherKey}, "--cert: " + cert + ": tls: private key does not match public key"},
+		{Files{Cert: cert, Key: empty}, "--cert: " + cert},
+		{Files{Cert: oldCert, Key: oldKey}, "the certificate has expired"},
+		{Files{Cert: cert, Key: filepath.Join(dir, "none")}, "--cert, --key: open "},
+		{Files{CA: filepath.Join(dir, "none")}, "--ca: open "},
+		{Files{CA: empty}, "--ca: " + empty + ": holds no certificate"},
+		{Files{CA: key}, "--ca: " + key + ": block 1 is a PRIVATE KEY"},
+	} {
+		s, err := Open(c.files, Config{Flags: Files{"--cert", "--key", "--ca"}})
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v, want %s", c.files, err, c.want)
+		}
+		if err == nil {
+			s.Close()
+		}
+	}
+	if pem, err := os.ReadFile(ca); err != nil {
+		t.Error(err)
+	} else if _, err := Authorities(append(pem, []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")...)); err == nil || !strings.Contains(err.Error(), "certificate 2") {
+		t.Errorf("%v", err)
+	}
+}

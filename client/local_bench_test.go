@@ -1,0 +1,42 @@
+package client
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/weirlimit/weir/policy"
+)
+
+// BenchmarkLocal is one question to a client that decides in this process: of one key, and of any of a million.
+func BenchmarkLocal(b *testing.B) {
+	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, keys := range []int{1, 1_000_000} {
+		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
+			c := Local(set)
+			defer func() { _ = c.Close() }()
+			l, ctx := c.Policy("p"), b.Context()
+			names := make([]string, keys)
+			for i := range names {
+				names[i] = fmt.Sprintf("user:%012d", i)
+				if _, err := l.Allow(ctx, names[i]); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			b.RunParallel(func(pb *testing.PB) {
+				random := rand.New(rand.NewPCG(1, 2))
+				for pb.Next() {
+					if _, err := l.Allow(ctx, names[random.IntN(keys)]); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
+	}
+}

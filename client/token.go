@@ -1,0 +1,56 @@
+package client
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"strings"
+)
+
+// WithToken presents a token with every call, for clusters with an access file. It goes with WithTLS, unless all addresses
+// are on this host: whoever can read a token on its way can use it. Default: none.
+func WithToken(token string) Option { return func(o *options) { o.token = token } }
+
+// bearer is a token as gRPC presents it.
+type bearer struct {
+	token string
+	plain bool // may be sent in plain text
+}
+
+// GetRequestMetadata implements credentials.PerRPCCredentials.
+func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
+	return map[string]string{"authorization": "Bearer " + b.token}, nil
+}
+
+// RequireTransportSecurity implements credentials.PerRPCCredentials.
+func (b bearer) RequireTransportSecurity() bool { return !b.plain }
+
+// checkToken says what is wrong with a token for an address that dialTarget returned.
+func checkToken(o *options, address string) error {
+	switch {
+	case o.token == "":
+		return nil
+	case strings.ContainsFunc(o.token, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
+		return &Error{ErrInvalid, "WithToken", "must be printable ASCII without spaces"}
+	case o.tls == nil && !isLocal(address):
+		return &Error{ErrInvalid, "WithToken", "goes with WithTLS: the token could be read on its way to another host"}
+	}
+	return nil
+}
+
+// isLocal reports whether an address leads to this host only.
+func isLocal(address string) bool {
+	if strings.HasPrefix(address, "unix:") {
+		return true
+	}
+	for a := range strings.SplitSeq(address, ",") {
+		host, _, err := net.SplitHostPort(a)
+		if err != nil {
+			return false
+		}
+		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.Unmap().IsLoopback()) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/weirlimit/weir/certs"
+)
+
+// clientTLS is how a command proves itself to a node, and has the node prove itself.
+type clientTLS struct {
+	ca, cert, key, name string
+	tokenFile           string
+}
+
+func (c *clientTLS) register(fs *pflag.FlagSet) {
+	fs.StringVar(&c.ca, "tls-ca-file", "", "authorities (PEM) of the node's certificate; without any of --tls-…: plain text")
+	fs.StringVar(&c.cert, "tls-cert-file", "", "certificate (PEM) to present")
+	fs.StringVar(&c.key, "tls-key-file", "", "private key (PEM) of --tls-cert-file")
+	fs.StringVar(&c.name, "tls-server-name", "", "name in the node's certificate (default: the host of --addr)")
+	fs.StringVar(&c.tokenFile, "token-file", "", "file with the token to present")
+}
+
+// encrypted reports whether TLS is spoken.
+func (c *clientTLS) encrypted() bool {
+	return c.ca != "" || c.cert != "" || c.key != "" || c.name != ""
+}
+
+// with returns a context in which the token, if there is one, goes along with calls to addr.
+func (c *clientTLS) with(ctx context.Context, addr string) (context.Context, error) {
+	if c.tokenFile == "" {
+		return ctx, nil
+	}
+	token, err := readToken(c.tokenFile)
+	if err != nil {
+		return nil, fmt.Errorf("--token-file: %w", err)
+	}
+	if host, _, _ := net.SplitHostPort(addr); !c.encrypted() && host != "localhost" && !isLoopback(host) {
+		return nil, fmt.Errorf("--token-file: the token would be sent to %s in plain text: give --tls-ca-file", addr)
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
+}
+
+// readToken reads a token from a file of its own.
+func readToken(file string) (string, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" || strings.ContainsAny(token, " \t\r\n") {
+		return "", fmt.Errorf("%s: must hold one token and nothing else; make one with: weir token", file)
+	}
+	return token, nil
+}
+
+// transport returns the credentials of a connection to a node.
+func (c *clientTLS) transport() (credentials.TransportCredentials, error) {
+	if !c.encrypted() {
+		return insecure.NewCredentials(), nil
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.name}
+	if c.ca != "" {
+		data, err := os.ReadFile(c.ca)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-ca-file: %w", err)
+		}
+		if config.RootCAs, err = certs.Authorities(data); err != nil {
+			return nil, fmt.Errorf("--tls-ca-file: %s: %w", c.ca, err)
+		}
+	}
+	if (c.cert == "") != (c.key == "") {
+		return nil, errors.New("--tls-cert-file, --tls-key-file: give both or neither")
+	}
+	if c.cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert-file, --tls-key-file: %w", err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+	}
+	return credentials.NewTLS(config), nil
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/tracing"
+)
+
+// trace starts what sends traces, if anything does.
+func (n *node) trace() (*tracing.Tracer, error) {
+	if n.cfg.OTLPEndpoint == "" {
+		return nil, nil
+	}
+	return tracing.New(tracing.Config{
+		Endpoint: n.cfg.OTLPEndpoint, Sample: n.cfg.TraceSample, Node: n.cfg.Name, Version: version(), Logger: n.log,
+	})
+}
+
+// goodbyeToCollector is how long a node that stops waits for the collector at most.
+const goodbyeToCollector = 500 * time.Millisecond
+
+// closeTracer sends the last spans. It comes after everything that makes some.
+func (n *node) closeTracer() {
+	if n.tracer == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), goodbyeToCollector)
+	defer cancel()
+	if err := n.tracer.Close(ctx); err != nil {
+		n.log.Warn("the last spans did not reach the collector", "error", err)
+	}
+}
+
+// observed is the HTTP door with its figures and traces.
+func (n *node) observed(door http.Handler) http.Handler {
+	if n.tracer != nil {
+		door = n.tracer.HTTP(door)
+	}
+	return n.metrics.HTTP(door)
+}
+
+// unaryInterceptors are the same for gRPC.
+func (n *node) unaryInterceptors() []grpc.UnaryServerInterceptor {
+	chain := []grpc.UnaryServerInterceptor{n.metrics.UnaryInterceptor, n.logErrors}
+	if n.tracer != nil {
+		chain = append(chain, n.tracer.UnaryInterceptor)
+	}
+	return chain
+}
+
+// requestIDKey carries the name by which the log and the caller call a call.
+const requestIDKey = "x-request-id"
+
+// logErrors gives a call that ends with an error an id, the caller's own or a fresh one, and writes it down: at debug, like
+// the HTTP door does, unless the mistake is this node's.
+func (n *node) logErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	out, err := handle(ctx, req)
+	if err == nil {
+		return out, nil
+	}
+	given := ""
+	if values := metadata.ValueFromIncomingContext(ctx, requestIDKey); len(values) == 1 {
+		given = values[0]
+	}
+	id := httpapi.RequestID(given)
+	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestIDKey, id)) // fails only where there is no stream to be answered
+	level, code := slog.LevelDebug, status.Code(err)
+	if code == codes.Internal || code == codes.Unknown {
+		level = slog.LevelError
+	}
+	// Not the error's text, which repeats what the caller sent.
+	n.log.Log(ctx, level, "grpc: no answer", "request_id", id, "method", info.FullMethod, "code", code.String())
+	return out, err
+}

@@ -1,0 +1,62 @@
+package main
+
+import (
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/metrics"
+)
+
+// refusals counts who is refused at the doors, and logs what an operator needs to see of it: the first of its kind, and
+// then one a second at most, so that whoever is refused cannot fill a disk.
+type refusals struct {
+	log     *slog.Logger
+	metrics *metrics.Security
+	now     func() time.Time
+
+	mu   sync.Mutex
+	last map[refusalKind]*refusalCount
+}
+
+// refusalKind holds nothing that a caller chooses: there are only so many.
+type refusalKind struct{ door, reason string }
+
+type refusalCount struct {
+	logged   time.Time
+	unlogged int // since
+}
+
+// refusalInterval is how often a kind of refusal is logged at most.
+const refusalInterval = time.Second
+
+func newRefusals(log *slog.Logger, m *metrics.Security) *refusals {
+	return &refusals{log: log, metrics: m, now: time.Now, last: make(map[refusalKind]*refusalCount)}
+}
+
+// note counts a refusal. what must hold no secret.
+func (r *refusals) note(door, reason string, from net.Addr, what string) {
+	r.metrics.Refused(door, reason)
+	r.mu.Lock()
+	k := refusalKind{door, reason}
+	c := r.last[k]
+	if c == nil {
+		c = new(refusalCount)
+		r.last[k] = c
+	}
+	now := r.now()
+	if !c.logged.IsZero() && now.Sub(c.logged) < refusalInterval {
+		c.unlogged++
+		r.mu.Unlock()
+		return
+	}
+	unlogged := c.unlogged
+	c.logged, c.unlogged = now, 0
+	r.mu.Unlock()
+	address := ""
+	if from != nil {
+		address = from.String()
+	}
+	r.log.Warn("refused", "door", door, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
+}

@@ -1,0 +1,366 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/certs"
+	"github.com/weirlimit/weir/guard"
+	"github.com/weirlimit/weir/metrics"
+	"github.com/weirlimit/weir/watch"
+)
+
+// securityConfig is what keeps a node to those it is meant for. All of it is files, which are read again when they change
+// unless something else is said; empty stands for none.
+type securityConfig struct {
+	TLS           certs.Files // for callers; CA: whose certificates callers may present
+	PeerTLS       certs.Files // between nodes
+	PeerName      string      // name in every node's certificate
+	AccessFile    string      // who may do what; empty: everybody everything
+	GossipKeyFile string      // empty: gossip in plain text
+	SecretFile    string      // the cluster's secret; read once
+}
+
+// securityFlags are the same as the command line writes them.
+type securityFlags struct{ securityConfig }
+
+func (f *securityFlags) register(fs *pflag.FlagSet) {
+	fs.StringVar(&f.TLS.Cert, "tls-cert-file", "", "certificate (PEM, with its chain) for callers over HTTP and gRPC, read again when it changes; empty: plain text")
+	fs.StringVar(&f.TLS.Key, "tls-key-file", "", "private key (PEM) of --tls-cert-file")
+	fs.StringVar(&f.TLS.CA, "tls-client-ca-file", "", "authorities (PEM) of callers' certificates, which are required then, or a token where --access-file is given")
+	fs.StringVar(&f.PeerTLS.Cert, "peer-tls-cert-file", "", "certificate (PEM, with its chain) that this node presents to other nodes, as server and as client; empty: plain text between nodes")
+	fs.StringVar(&f.PeerTLS.Key, "peer-tls-key-file", "", "private key (PEM) of --peer-tls-cert-file")
+	fs.StringVar(&f.PeerTLS.CA, "peer-tls-ca-file", "", "authorities (PEM) of the other nodes' certificates")
+	fs.StringVar(&f.PeerName, "peer-tls-name", "", "name (DNS or URI) that must be among the alternative names of every node's certificate")
+	fs.StringVar(&f.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
+	fs.StringVar(&f.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending")
+	fs.StringVar(&f.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: seeds the hash of keys, so that outsiders cannot aim keys at one partition")
+}
+
+// validate reports the first thing that is wrong with what is given together.
+func (c *securityConfig) validate() error {
+	if c.TLS.CA != "" && c.TLS.Cert == "" && c.TLS.Key == "" {
+		return errors.New("--tls-client-ca-file: callers present certificates over TLS only: give --tls-cert-file and --tls-key-file")
+	}
+	peer := []struct{ flag, value string }{
+		{"--peer-tls-cert-file", c.PeerTLS.Cert}, {"--peer-tls-key-file", c.PeerTLS.Key}, {"--peer-tls-ca-file", c.PeerTLS.CA}, {"--peer-tls-name", c.PeerName},
+	}
+	for _, given := range peer {
+		for _, missing := range peer {
+			if given.value != "" && missing.value == "" {
+				return fmt.Errorf("%s: goes with %s: nodes prove to each other who they are with all four of --peer-tls-…, or talk in plain text without any", given.flag, missing.flag)
+			}
+		}
+	}
+	return nil
+}
+
+// security is what a node has of it while it runs.
+type security struct {
+	cfg      securityConfig
+	log      *slog.Logger
+	metrics  *metrics.Security
+	refusals *refusals
+	callers  *certs.Source                // nil: plain text
+	peers    *certs.Source                // nil: plain text
+	access   *watch.Watcher[*access.List] // nil: no access file
+	guard    *guard.Guard
+}
+
+// openSecurity reads the files. With an error nothing is left open.
+func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	s := &security{cfg: cfg, log: log}
+	s.metrics = metrics.NewSecurity(s.expiries)
+	s.refusals = newRefusals(log, s.metrics)
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if cfg.TLS != (certs.Files{}) {
+		flags := certs.Files{Cert: "--tls-cert-file", Key: "--tls-key-file", CA: "--tls-client-ca-file"}
+		if s.callers, err = s.openCerts("certificates", cfg.TLS, flags); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.PeerTLS != (certs.Files{}) {
+		flags := certs.Files{Cert: "--peer-tls-cert-file", Key: "--peer-tls-key-file", CA: "--peer-tls-ca-file"}
+		if s.peers, err = s.openCerts("peer_certificates", cfg.PeerTLS, flags); err != nil {
+			return nil, err
+		}
+	}
+	guarded := guard.Config{
+		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
+		Refused:         s.refusals.note,
+	}
+	if cfg.AccessFile != "" {
+		if s.access, err = s.openAccess(); err != nil {
+			return nil, fmt.Errorf("--access-file: %w", err)
+		}
+		guarded.List = s.access.Current
+	}
+	s.guard = guard.New(guarded)
+	return s, nil
+}
+
+func (s *security) openAccess() (*watch.Watcher[*access.List], error) {
+	s.metrics.Watching("access")
+	return watch.Start([]string{s.cfg.AccessFile}, watch.Config[*access.List]{
+		Parse:   func(contents [][]byte) (*access.List, error) { return access.Parse(s.cfg.AccessFile, contents[0]) },
+		MaxSize: access.MaxFile,
+		OnChange: func(l *access.List) {
+			s.metrics.Reloaded("access", true)
+			s.log.Info("changed", "what", "access", "callers", l.Callers())
+		},
+		OnError: s.reloadFailed("access"),
+	})
+}
+
+func (s *security) openCerts(what string, files, flags certs.Files) (*certs.Source, error) {
+	s.metrics.Watching(what)
+	return certs.Open(files, certs.Config{
+		Flags: flags,
+		OnChange: func() {
+			s.metrics.Reloaded(what, true)
+			s.log.Info("changed", "what", what)
+		},
+		OnError: s.reloadFailed(what),
+	})
+}
+
+// reloadFailed returns what is to be done when files have changed and cannot be taken.
+func (s *security) reloadFailed(what string) func(error) {
+	return func(err error) {
+		s.metrics.Reloaded(what, false)
+		s.log.Error("not taken, what was in force stays", "what", what, "error", err)
+	}
+}
+
+// watched is what follows a file.
+type watched interface {
+	Reload()
+	Close() error
+}
+
+func (s *security) watched() []watched {
+	var all []watched
+	if s.callers != nil {
+		all = append(all, s.callers)
+	}
+	if s.peers != nil {
+		all = append(all, s.peers)
+	}
+	if s.access != nil {
+		all = append(all, s.access)
+	}
+	return all
+}
+
+// reload reads all files again at once.
+func (s *security) reload() {
+	for _, w := range s.watched() {
+		w.Reload()
+	}
+}
+
+func (s *security) close() {
+	for _, w := range s.watched() {
+		if err := w.Close(); err != nil {
+			s.log.Warn("closing the watch of a file", "error", err)
+		}
+	}
+}
+
+// expiries tells when the certificates in use expire.
+func (s *security) expiries() map[string]time.Time {
+	all := make(map[string]time.Time)
+	if s.callers != nil {
+		all["callers"] = s.callers.Expiry()
+	}
+	if s.peers != nil {
+		all["peers"] = s.peers.Expiry()
+	}
+	return all
+}
+
+// warn says once, at the start, what an operator may not have meant.
+func (s *security) warn(cfg nodeConfig) {
+	if isLoopback(cfg.Bind) {
+		return
+	}
+	var open []string
+	if s.callers == nil {
+		open = append(open, "callers are answered in plain text (--tls-cert-file)")
+	}
+	if s.cfg.AccessFile == "" && s.cfg.TLS.CA == "" {
+		open = append(open, "whoever reaches a port may do everything (--access-file, --tls-client-ca-file)")
+	}
+	if cfg.GossipPort != portOff && s.peers == nil {
+		open = append(open, "nodes talk to each other in plain text (--peer-tls-cert-file)")
+	}
+	if cfg.GossipPort != portOff && s.cfg.GossipKeyFile == "" {
+		open = append(open, "gossip is in plain text (--gossip-key-file)")
+	}
+	if s.cfg.AccessFile != "" && s.callers == nil {
+		open = append(open, "tokens can be read on their way (--access-file without --tls-cert-file)")
+	}
+	if len(open) > 0 {
+		s.log.Warn("this node listens beyond loopback, and is open", "bind", cfg.Bind, "in_that", strings.Join(open, "; "))
+	}
+}
+
+// isLoopback reports whether an address is one that no other host reaches.
+func isLoopback(address string) bool {
+	ip, err := netip.ParseAddr(address)
+	return err == nil && ip.Unmap().IsLoopback()
+}
+
+// guardDoors has plain doors tell of callers who try TLS.
+func (s *security) guardDoors(http, grpc, peer *door) {
+	for _, d := range []struct {
+		name  string
+		door  *door
+		plain bool
+	}{{"http", http, s.callers == nil}, {"grpc", grpc, s.callers == nil}, {"peer", peer, s.peers == nil}} {
+		if d.door != nil && d.plain {
+			d.door.foreign = func(from net.Addr) { s.refusals.note(d.name, "tls_on_plain_port", from, errForeign.Error()) }
+		}
+	}
+}
+
+// callerRules are those for callers' certificates at a door.
+func (s *security) callerRules(door string) certs.Rules {
+	rules := certs.Rules{MinVersion: tls.VersionTLS12, Refused: s.refusedCert(door)}
+	switch {
+	case s.cfg.TLS.CA == "":
+	case door == "http" || s.cfg.AccessFile != "":
+		// A token may stand in for a certificate, and probes have neither: the guard asks where it is needed.
+		rules.Demand = certs.IfGiven
+	default:
+		rules.Demand = certs.Required
+	}
+	return rules
+}
+
+func (s *security) refusedCert(door string) func(net.Addr, *certs.RefusedError) {
+	return func(from net.Addr, err *certs.RefusedError) { s.refusals.note(door, err.Reason, from, err.Error()) }
+}
+
+// serveHTTP serves until the server is shut down.
+func (s *security) serveHTTP(server *http.Server, l net.Listener) error {
+	if s.callers == nil {
+		return server.Serve(l)
+	}
+	server.TLSConfig = s.callers.Server(s.callerRules("http"), "h2", "http/1.1")
+	server.ErrorLog = log.New(&httpComplaints{s, server.ErrorLog.Writer()}, "", 0)
+	return server.ServeTLS(l, "", "")
+}
+
+// httpComplaints takes failed handshakes out of what net/http writes to its log, where there is one for each.
+type httpComplaints struct {
+	s    *security
+	rest io.Writer
+}
+
+// Write implements io.Writer. net/http hands over one message at a time.
+func (h *httpComplaints) Write(p []byte) (int, error) {
+	text, ok := strings.CutPrefix(string(p), "http: TLS handshake error from ")
+	if !ok {
+		return h.rest.Write(p)
+	}
+	from, what, _ := strings.Cut(strings.TrimSpace(text), ": ")
+	if !strings.HasPrefix(what, "certs: ") { // which has been noted
+		var addr net.Addr
+		if ap, err := netip.ParseAddrPort(from); err == nil {
+			addr = net.TCPAddrFromAddrPort(ap)
+		}
+		h.s.badHandshake("http", addr, errors.New(what), strings.Contains(what, "HTTP request to an HTTPS server") || strings.Contains(what, "does not look like a TLS handshake"))
+	}
+	return len(p), nil
+}
+
+// badHandshake notes a TLS handshake that failed for another reason than the caller's certificate.
+func (s *security) badHandshake(door string, from net.Addr, err error, plain bool) {
+	reason := "handshake"
+	if plain {
+		reason = "plain_text_on_tls_port"
+	}
+	s.refusals.note(door, reason, from, err.Error())
+}
+
+// grpcServer returns the options of the server for callers.
+func (s *security) grpcServer() []grpc.ServerOption {
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.guard.Unary), grpc.ChainStreamInterceptor(s.guard.Stream)}
+	if s.callers != nil {
+		creds := credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
+		options = append(options, grpc.Creds(watchedCredentials{creds, s, "grpc"}))
+	}
+	return options
+}
+
+// peerRules are those for the certificates of other nodes, in both directions.
+func (s *security) peerRules() certs.Rules {
+	return certs.Rules{MinVersion: tls.VersionTLS13, Demand: certs.Required, Name: s.cfg.PeerName, Refused: s.refusedCert("peer")}
+}
+
+// peerServer returns the options of the server for other nodes.
+func (s *security) peerServer() []grpc.ServerOption {
+	if s.peers == nil {
+		return nil
+	}
+	creds := credentials.NewTLS(s.peers.Server(s.peerRules(), "h2"))
+	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "peer"})}
+}
+
+// peerClient returns how this node proves itself to others, nil where it does not.
+func (s *security) peerClient() credentials.TransportCredentials {
+	if s.peers == nil {
+		return nil
+	}
+	return credentials.NewTLS(s.peers.Client(s.peerRules()))
+}
+
+// watchedCredentials notes the handshakes that fail, which gRPC keeps to itself.
+type watchedCredentials struct {
+	credentials.TransportCredentials
+	s    *security
+	door string
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
+	var refused *certs.RefusedError
+	var record tls.RecordHeaderError
+	switch {
+	case err == nil, errors.As(err, &refused): // the latter has been noted
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
+		// Somebody who tried whether the port is open.
+	default:
+		w.s.badHandshake(w.door, raw.RemoteAddr(), err, errors.As(err, &record))
+	}
+	return conn, info, err
+}
+
+// Clone implements credentials.TransportCredentials.
+func (w watchedCredentials) Clone() credentials.TransportCredentials {
+	return watchedCredentials{w.TransportCredentials.Clone(), w.s, w.door}
+}

@@ -1,0 +1,98 @@
+{{- define "weir.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* Short enough for -headless and an ordinal behind it. */}}
+{{- define "weir.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else if contains (include "weir.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "weir.name" .) | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "weir.selector" -}}
+app.kubernetes.io/name: {{ include "weir.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "weir.labels" -}}
+{{ include "weir.selector" . }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Ports of a rule between nodes. */}}
+{{- define "weir.nodePorts" -}}
+- {port: gossip-tcp, protocol: TCP}
+- {port: gossip-udp, protocol: UDP}
+- {port: peer, protocol: TCP}
+{{- end -}}
+
+{{/* A probe of /healthz or /readyz. */}}
+{{- define "weir.probe" -}}
+httpGet:
+  path: {{ .path }}
+  port: http
+  {{- if .root.Values.tls.secretName }}
+  scheme: HTTPS
+  {{- end }}
+{{- end -}}
+
+{{/* The Secrets of the pods, with what each is mounted as: name: secretName. */}}
+{{- define "weir.secrets" -}}
+{{- with .Values.access.secretName }}
+access: {{ . | quote }}
+{{- end }}
+{{- with .Values.tls.secretName }}
+callers: {{ . | quote }}
+{{- end }}
+{{- with .Values.peerTLS.secretName }}
+nodes: {{ . | quote }}
+{{- end }}
+{{- with .Values.cluster.secretName }}
+cluster: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* What the chart sets, as flags. */}}
+{{- define "weir.managed" -}}
+bind: 0.0.0.0
+join: {{ include "weir.fullname" . }}-headless:7946
+http-port: "8080"
+grpc-port: "8081"
+gossip-port: "7946"
+peer-port: "7947"
+policies: /etc/weir/policies.yaml
+{{- if .Values.access.secretName }}
+access-file: /run/secrets/access/access.yaml
+{{- end }}
+{{- if .Values.tls.secretName }}
+tls-cert-file: /run/secrets/callers/tls.crt
+tls-key-file: /run/secrets/callers/tls.key
+{{- if .Values.tls.clientCA }}
+tls-client-ca-file: /run/secrets/callers/ca.crt
+{{- end }}
+{{- end }}
+{{- if .Values.peerTLS.secretName }}
+peer-tls-cert-file: /run/secrets/nodes/tls.crt
+peer-tls-key-file: /run/secrets/nodes/tls.key
+peer-tls-ca-file: /run/secrets/nodes/ca.crt
+peer-tls-name: {{ .Values.peerTLS.name | quote }}
+{{- end }}
+{{- if .Values.cluster.secretName }}
+gossip-key-file: /run/secrets/cluster/gossip-keys
+cluster-secret-file: /run/secrets/cluster/secret
+{{- end }}
+{{- end -}}
+
+{{/* A value as a text. Numbers arrive as floating point, and 10000000 is not to leave as 1e+07. */}}
+{{- define "weir.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) -}}
+{{- int64 . | toString | quote -}}
+{{- else -}}
+{{- toString . | quote -}}
+{{- end -}}
+{{- end -}}

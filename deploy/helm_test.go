@@ -1,0 +1,282 @@
+package deploy
+
+import (
+	"bytes"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/chart"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const chartDir = "helm/weir"
+
+// values reads YAML as helm does: later ones over earlier ones.
+func values(t *testing.T, texts ...string) map[string]any {
+	t.Helper()
+	all := make(map[string]any)
+	for _, text := range texts {
+		v, err := chartutil.ReadValues([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = chartutil.CoalesceTables(v, all)
+	}
+	return all
+}
+
+// loadChart reads the chart once: it says each time that it follows its links.
+var loadChart = sync.OnceValues(func() (*chart.Chart, error) { return loader.Load(chartDir) })
+
+// render does what helm template does, without the chart's notes.
+func render(release string, vals map[string]any) ([]byte, error) {
+	c, err := loadChart()
+	if err != nil {
+		return nil, err
+	}
+	full, err := chartutil.ToRenderValues(c, vals, chartutil.ReleaseOptions{Name: release, Namespace: "weir", Revision: 1, IsInstall: true}, nil)
+	if err != nil {
+		return nil, err
+	}
+	files, err := engine.Engine{Strict: true}.Render(c, full)
+	if err != nil {
+		return nil, err
+	}
+	var all bytes.Buffer
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if filepath.Ext(name) == ".yaml" {
+			all.WriteString("---\n" + files[name] + "\n")
+		}
+	}
+	return all.Bytes(), nil
+}
+
+// helm decodes what the chart makes of values, for the release weir.
+func helm(t *testing.T, texts ...string) manifests {
+	t.Helper()
+	text, err := render("weir", values(t, texts...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decode(t, text)
+}
+
+func valuesFile(t *testing.T, name string) string {
+	t.Helper()
+	return string(readFile(t, filepath.Join(chartDir, name)))
+}
+
+// A release named weir is what kustomize makes, object by object, but for the labels that charts have.
+func TestChartIsTheKustomization(t *testing.T) {
+	monitored := "monitoring: {enabled: true}"
+	for name, c := range map[string]struct {
+		values []string
+		dirs   []string
+	}{
+		"base":        {nil, []string{"k8s/base"}},
+		"development": {[]string{valuesFile(t, "values-development.yaml")}, []string{"k8s/overlays/development"}},
+		"monitoring":  {[]string{monitored}, []string{"k8s/base", "k8s/overlays/monitoring"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := make(map[string]map[string]any)
+			for _, dir := range c.dirs {
+				maps.Copy(want, kustomize(t, dir).plain)
+			}
+			got := helm(t, c.values...).plain
+			if diff := cmp.Diff(alike(t, want), alike(t, got)); diff != "" {
+				t.Errorf("kustomize -, helm +:\n%s", diff)
+			}
+		})
+	}
+}
+
+// alike takes out what may differ: the labels that charts have, and the order of what has names.
+func alike(t *testing.T, v any) any {
+	t.Helper()
+	switch v := v.(type) {
+	case map[string]map[string]any:
+		all := make(map[string]any)
+		for k, o := range v {
+			all[k] = alike(t, o)
+		}
+		return all
+	case map[string]any:
+		all := make(map[string]any)
+		for k, e := range v {
+			switch k {
+			case "app.kubernetes.io/instance", "app.kubernetes.io/managed-by", "helm.sh/chart":
+				continue
+			}
+			all[k] = alike(t, e)
+		}
+		return all
+	case []any:
+		all := make([]any, len(v))
+		for i, e := range v {
+			all[i] = alike(t, e)
+		}
+		slices.SortStableFunc(all, func(a, b any) int { return strings.Compare(nameOf(a), nameOf(b)) })
+		return all
+	}
+	return v
+}
+
+func nameOf(v any) string {
+	m, _ := v.(map[string]any)
+	name, _ := m["name"].(string)
+	return name
+}
+
+// Another release in the same namespace has nothing in common with the first one.
+func TestChartNames(t *testing.T) {
+	for release, want := range map[string]string{"weir": "weir", "limits": "limits-weir", "my-weir": "my-weir"} {
+		text, err := render(release, values(t, "monitoring: {enabled: true}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := decode(t, text)
+		set := object[appsv1.StatefulSet](t, m, want)
+		if set.Spec.Selector.MatchLabels["app.kubernetes.io/instance"] != release {
+			t.Errorf("%s: pods are selected by %v", release, set.Spec.Selector.MatchLabels)
+		}
+		if join := podSettings(t, set.Spec.Template.Spec.Containers[0])["join"]; join != want+"-headless:7946" || set.Spec.ServiceName != want+"-headless" {
+			t.Errorf("%s: nodes join %s, the Service is %s", release, join, set.Spec.ServiceName)
+		}
+		for key := range m.typed {
+			if _, name, _ := strings.Cut(key, " "); !strings.HasPrefix(name, want) {
+				t.Errorf("%s: there is a %s", release, key)
+			}
+		}
+		if _, ok := m.typed["ConfigMap "+set.Spec.Template.Spec.Volumes[0].ConfigMap.Name]; !ok {
+			t.Errorf("%s: there is no ConfigMap %s", release, set.Spec.Template.Spec.Volumes[0].ConfigMap.Name)
+		}
+	}
+}
+
+// What values say arrives.
+func TestChartValues(t *testing.T) {
+	m := helm(t, `
+image: {repository: r, tag: t, pullPolicy: Always}
+imagePullSecrets: [{name: pull}]
+replicas: 5
+settings: {max-keys: 10000000, no-inline: true, grace: 20s, timeout: 500ms}
+env: {GODEBUG: gctrace=1}
+policies: "policies:\n  - name: other\n    algorithm: sliding_log\n    limit: 1\n    window: 1m\n"
+preStopSeconds: 3
+networkPolicy: {enabled: false}
+nodeSelector: {disk: none}
+tolerations: [{key: a, operator: Exists}]
+affinity: {nodeAffinity: {}}
+priorityClassName: high
+podAnnotations: {a: b}
+`)
+	set, c := object[appsv1.StatefulSet](t, m, "weir"), m.node(t)
+	pod := set.Spec.Template.Spec
+	s := podSettings(t, c)
+	s.takes(t)
+	if c.Image != "r:t" || c.ImagePullPolicy != corev1.PullAlways || *set.Spec.Replicas != 5 || pod.ImagePullSecrets[0].Name != "pull" ||
+		s["max-keys"] != "10000000" || s["no-inline"] != "true" || s["timeout"] != "500ms" || s["voters"] != "ordinals:3" ||
+		*pod.TerminationGracePeriodSeconds != 38 || c.Lifecycle.PreStop.Sleep.Seconds != 3 ||
+		pod.NodeSelector["disk"] != "none" || pod.Tolerations[0].Key != "a" || pod.Affinity.NodeAffinity == nil ||
+		pod.PriorityClassName != "high" || set.Spec.Template.Annotations["a"] != "b" {
+		t.Errorf("the StatefulSet is %+v", set)
+	}
+	if !slices.Contains(c.Env, corev1.EnvVar{Name: "GODEBUG", Value: "gctrace=1"}) {
+		t.Errorf("the environment is %+v", c.Env)
+	}
+	if text := object[corev1.ConfigMap](t, m, "weir-policies").Data["policies.yaml"]; !strings.Contains(text, "name: other") || strings.Contains(text, "login") {
+		t.Errorf("the policies are\n%s", text)
+	}
+	if _, ok := m.typed["NetworkPolicy weir"]; ok {
+		t.Error("there is a NetworkPolicy")
+	}
+	extra := helm(t, "networkPolicy: {egress: true, egressExtra: [{ports: [{port: 4317}]}]}")
+	if np := object[networkingv1.NetworkPolicy](t, extra, "weir"); np.Spec.Egress[len(np.Spec.Egress)-1].Ports[0].Port.IntValue() != 4317 {
+		t.Errorf("egress is %+v", np.Spec.Egress)
+	}
+}
+
+// Wrong values are refused, with their names.
+func TestChartSchema(t *testing.T) {
+	for text, want := range map[string]string{
+		"replica: 3":                           "replica",
+		"replicas: three":                      "replicas",
+		"image: {tags: a}":                     "tags",
+		"settings: {grace: 1m}":                "grace",
+		"settings: {http-port: 80}":            "http-port",
+		"settings: {Max_Keys: 1}":              "Max_Keys",
+		"env: {WEIR_GRACE: 1s}":                "WEIR_GRACE",
+		"policies: [{name: a}]":                "policies",
+		"tls: {secretName: A_B}":               "secretName",
+		"networkPolicy: {callers: []}":         "callers",
+		"networkPolicy: {callers: [{}]}":       "callers",
+		"autoscaling: {targetCPU: 0}":          "targetCPU",
+		"monitoring: {interval: often}":        "interval",
+		"topologySpreadConstraints: [{a: 1}]":  "topologySpreadConstraints",
+		"fullnameOverride: -weir":              "fullnameOverride",
+		"peerTLS: {name: \"\", secretName: a}": "name",
+	} {
+		if out, err := render("weir", values(t, text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: the error is %v, want one that names %s; rendered:\n%.300s", text, err, want, out)
+		}
+	}
+}
+
+func TestChartLint(t *testing.T) {
+	for _, name := range []string{"values.yaml", "values-development.yaml"} {
+		l := lint.All(chartDir, values(t, valuesFile(t, name)), "weir", true)
+		for _, m := range l.Messages {
+			if m.Severity > support.InfoSev {
+				t.Errorf("%s: %v", name, m)
+			}
+		}
+	}
+}
+
+// Every value is documented, in values.yaml by a default, and in the README.
+func TestChartReadme(t *testing.T) {
+	var defaults map[string]any
+	if err := yaml.Unmarshal(readFile(t, filepath.Join(chartDir, "values.yaml")), &defaults); err != nil {
+		t.Fatal(err)
+	}
+	readme := valuesFile(t, "README.md")
+	for name := range defaults {
+		if !strings.Contains(readme, "`"+name) {
+			t.Errorf("README.md does not mention %s", name)
+		}
+	}
+	var schema struct {
+		Properties map[string]any `json:"properties"`
+	}
+	if err := yaml.Unmarshal(readFile(t, filepath.Join(chartDir, "values.schema.json")), &schema); err != nil {
+		t.Fatal(err)
+	}
+	delete(schema.Properties, "global") // which helm itself adds
+	if want, got := slices.Sorted(maps.Keys(defaults)), slices.Sorted(maps.Keys(schema.Properties)); !slices.Equal(want, got) {
+		t.Errorf("values.yaml has %q, the schema %q", want, got)
+	}
+}
+
+// The command takes the chart, too, where it is installed.
+func TestHelmCommand(t *testing.T) {
+	tool, err := exec.LookPath("helm")
+	if err != nil {
+		t.Skip("helm is not installed; its packages have linted and rendered the chart")
+	}
+	output(t, tool, "lint", "--strict", chartDir)
+	output(t, tool, "template", "weir", chartDir, "-f", filepath.Join(chartDir, "values-development.yaml"))
+}

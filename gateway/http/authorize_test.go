@@ -1,0 +1,100 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/limiter"
+)
+
+type askerKey struct{}
+
+// TestAuthorize: each route asks for its role, with the open ones nobody is asked; who is denied reaches no handler, and
+// the answers are as openapi.yaml has them.
+func TestAuthorize(t *testing.T) {
+	roles := map[string]access.Role{
+		"POST /v1/check": access.Check, "POST /v1/checks": access.Check, "POST /v1/acquire": access.Check, "POST /v1/renew": access.Check,
+		"POST /v1/release": access.Check, "POST /v1/reserve": access.Check, "POST /v1/commit": access.Check, "POST /v1/cancel": access.Check,
+		"POST /v1/refund": access.Refund, "POST /v1/reset": access.Refund,
+		"GET /v1/policies": access.Read, "GET /v1/status": access.Read, "GET /metrics": access.Read,
+		"GET /healthz": access.Open, "GET /readyz": access.Open, "GET /openapi.yaml": access.Open, "GET /": access.Open,
+	}
+	var asked access.Role
+	denial := &access.Denial{Reason: access.NoCredentials, Message: "say who you are"}
+	d := newDoor(t, new(scripted), func(c *Config) {
+		c.Authorize = func(_ *http.Request, role access.Role) (context.Context, *access.Denial) {
+			asked = role
+			return nil, denial
+		}
+	})
+	for _, rt := range new(api).routesForTest() {
+		name := rt.method + " " + rt.path
+		want, listed := roles[name]
+		if !listed {
+			t.Errorf("%s is new: say here which role it takes", name)
+			continue
+		}
+		for _, c := range []struct {
+			denial    access.Denial
+			status    int
+			challenge string
+		}{
+			{access.Denial{Reason: access.NoCredentials, Message: "say who you are"}, 401, `Bearer realm="weir"`},
+			{access.Denial{Reason: access.BadToken, Message: "nobody's"}, 401, `Bearer realm="weir", error="invalid_token"`},
+			{access.Denial{Known: true, Reason: access.WrongRole, Message: "not yours"}, 403, `Bearer realm="weir", error="insufficient_scope"`},
+		} {
+			asked, *denial = access.Open, c.denial
+			resp := d.do(rt.method, rt.path, "{}", "Content-Type", "application/json")
+			if asked != want {
+				t.Errorf("%s asks for %v, want %v", name, asked, want)
+			}
+			if want == access.Open {
+				if resp.StatusCode != http.StatusOK {
+					t.Errorf("%s: %d", name, resp.StatusCode)
+				}
+				continue
+			}
+			if resp.StatusCode != c.status || resp.Header.Get("WWW-Authenticate") != c.challenge || !strings.Contains(bodyOf(t, resp), c.denial.Message) {
+				t.Errorf("%s: %d %v", name, resp.StatusCode, resp.Header)
+			}
+		}
+	}
+	if len(d.service.calls) != 0 {
+		t.Errorf("the service was asked: %v", d.service.calls)
+	}
+}
+
+// TestAuthorizedContext: the service is asked in the context that Authorize returned, and what it denies is a 403.
+func TestAuthorizedContext(t *testing.T) {
+	service := &contextual{}
+	d := newDoor(t, new(scripted), func(c *Config) {
+		c.Service = service
+		c.Authorize = func(r *http.Request, _ access.Role) (context.Context, *access.Denial) {
+			return context.WithValue(r.Context(), askerKey{}, "shop"), nil
+		}
+	})
+	resp := d.post("/v1/reset", `{"policy":"login","key":"a"}`)
+	if service.asker != "shop" || resp.StatusCode != http.StatusForbidden || !strings.Contains(bodyOf(t, resp), `"field":"policy"`) {
+		t.Errorf("asked by %v, %d", service.asker, resp.StatusCode)
+	}
+}
+
+// contextual denies everything, and notes who asks.
+type contextual struct {
+	limiter.Service
+	asker any
+}
+
+func (c *contextual) Reset(ctx context.Context, _ limiter.Target) error {
+	c.asker = ctx.Value(askerKey{})
+	return &limiter.Error{Kind: limiter.Denied, Field: "policy", Message: "is not yours"}
+}
+
+// routesForTest are the routes, of which no handler is called.
+func (a *api) routesForTest() []route {
+	a.Metrics = http.NotFoundHandler()
+	return a.routes()
+}

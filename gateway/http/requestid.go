@@ -1,0 +1,72 @@
+package httpapi
+
+import (
+	"crypto/rand"
+	"log/slog"
+	"net/http"
+)
+
+// requestIDHeader carries the name by which the log and the caller call a request. It has nothing to do with the
+// request_id of a check, which makes repeating it safe.
+const requestIDHeader = "X-Request-Id"
+
+// maxRequestID bounds what is taken from a caller: it is repeated in the answer and in the log.
+const maxRequestID = 128
+
+// RequestID returns a caller's id of a request when it is 1 to 128 letters, digits and -_.:/+=, and otherwise a fresh one.
+func RequestID(given string) string {
+	if saneRequestID(given) {
+		return given
+	}
+	return rand.Text()
+}
+
+func saneRequestID(id string) bool {
+	if id == "" || len(id) > maxRequestID {
+		return false
+	}
+	for i := range len(id) {
+		switch c := id[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9':
+		case c == '-', c == '_', c == '.', c == ':', c == '/', c == '+', c == '=':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// echoRequestID gives a request that brings an id the same one back.
+func echoRequestID(w http.ResponseWriter, r *http.Request) {
+	if ids := r.Header[requestIDHeader]; len(ids) == 1 && saneRequestID(ids[0]) {
+		w.Header()[requestIDHeader] = ids
+	}
+}
+
+// identify gives an answer an id that has none yet: one that somebody may look for in the log.
+func identify(w http.ResponseWriter) string {
+	id := RequestID(w.Header().Get(requestIDHeader))
+	w.Header().Set(requestIDHeader, id)
+	return id
+}
+
+// logProblem writes down why a request got no decision. What callers get wrong is for who looks into it: at debug, since
+// otherwise they could fill the log.
+func (a *api) logProblem(w http.ResponseWriter, r *http.Request, p *problem) {
+	id := identify(w)
+	level, message := slog.LevelDebug, "http: no decision"
+	if p.cause != nil {
+		level, message = slog.LevelError, "http: request failed"
+	}
+	if !a.Logger.Enabled(r.Context(), level) {
+		return
+	}
+	attrs := []slog.Attr{slog.String("request_id", id), slog.Int("status", p.status), slog.String("endpoint", r.Pattern)}
+	if p.field != "" {
+		attrs = append(attrs, slog.String("field", p.field))
+	}
+	if p.cause != nil {
+		attrs = append(attrs, slog.Any("error", p.cause))
+	}
+	a.Logger.LogAttrs(r.Context(), level, message, attrs...)
+}

@@ -1,0 +1,91 @@
+package httpapi
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// TestRequestIDs: a sane id comes back, a problem always has one, and the log has the same.
+func TestRequestIDs(t *testing.T) {
+	const good = `{"policy":"login","key":"secret"}`
+	for _, test := range []struct {
+		given, body string
+		kept        bool
+		status      int
+	}{
+		{"", good, false, 200},
+		{"abc-1.2:3/4_5+6=", good, true, 200},
+		{"abc-1.2:3/4_5+6=", `{"policy":"login"}`, true, 400},
+		{"", `{"policy":"login"}`, false, 400},
+		{strings.Repeat("x", maxRequestID), `{}`, true, 400},
+		{strings.Repeat("x", maxRequestID+1), `{}`, false, 400},
+		{strings.Repeat("x", maxRequestID+1), good, false, 200},
+		{"a b", `{}`, false, 400},
+		{"a\tb", `{}`, false, 400},
+		{"ä", `{"key":"secret","secret":"secret"}`, false, 400},
+		{`"quoted"`, `{}`, false, 400},
+	} {
+		var told []int
+		var log bytes.Buffer
+		d := newDoor(t, &scripted{results: []limiter.Result{{Decision: admitted}}}, func(c *Config) {
+			c.Problem = func(status int) { told = append(told, status) }
+			c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		})
+		header := []string{"Content-Type", "application/json"}
+		if test.given != "" {
+			header = append(header, "X-Request-ID", test.given)
+		}
+		resp := d.do("POST", "/v1/check", test.body, header...)
+		ids := resp.Header["X-Request-Id"]
+		switch {
+		case resp.StatusCode != test.status:
+			t.Errorf("%q: status %d, want %d", test.given, resp.StatusCode, test.status)
+		case test.kept && (len(ids) != 1 || ids[0] != test.given):
+			t.Errorf("%q comes back as %q", test.given, ids)
+		case !test.kept && test.status == 200 && len(ids) != 0:
+			t.Errorf("%q: an admission has the ids %q", test.given, ids)
+		case !test.kept && test.status != 200 && (len(ids) != 1 || !saneRequestID(ids[0])):
+			t.Errorf("%q: a problem has the ids %q", test.given, ids)
+		}
+		logged := log.String()
+		if test.status == 200 {
+			if logged != "" || len(told) != 0 {
+				t.Errorf("told of %v, logged %s", told, logged)
+			}
+			continue
+		}
+		if !strings.Contains(logged, "request_id="+ids[0]) && !strings.Contains(logged, `request_id="`+ids[0]) || !strings.Contains(logged, `endpoint="POST /v1/check"`) {
+			t.Errorf("%q: logged %s", test.given, logged)
+		}
+		if len(told) != 1 || told[0] != test.status {
+			t.Errorf("%q: told of problems %v", test.given, told)
+		}
+	}
+}
+
+// TestLogSaysNoKeys: at level info nothing of what callers send is written down, whatever they get wrong, and what they get
+// wrong is not written down at all.
+func TestLogSaysNoKeys(t *testing.T) {
+	service := &scripted{err: &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: "there is no policy named secret"}}
+	d := newDoor(t, service, nil)
+	for _, body := range []string{`{"policy":"login","key":"secret"}`, `{"policy":"login","key":""}`, `{"secret":"secret"}`, `secret`, `{"key":"secret\xff"}`} {
+		if resp := d.post("/v1/check", body); resp.StatusCode < 400 {
+			t.Errorf("%s: %d", body, resp.StatusCode)
+		}
+		d.do("POST", "/v1/secret", body, "Content-Type", "application/json")
+		d.do("POST", "/v1/check", body, "Content-Type", "text/secret", "X-Request-Id", "secret")
+	}
+	if d.log.Len() != 0 {
+		t.Errorf("logged: %s", d.log)
+	}
+	service.err = errors.New("a defect")
+	d.do("POST", "/v1/check", `{"policy":"login","key":"secret"}`, "Content-Type", "application/json", "X-Request-Id", "my-id")
+	if got := d.log.String(); !strings.Contains(got, "request_id=my-id") || !strings.Contains(got, "a defect") || strings.Contains(got, "secret") {
+		t.Errorf("logged: %s", got)
+	}
+}

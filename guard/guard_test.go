@@ -1,0 +1,419 @@
+package guard
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+)
+
+const (
+	shop    = "weir_shop"
+	support = "weir_support"
+)
+
+func parse(t *testing.T, extra string) *access.List {
+	t.Helper()
+	l, err := access.Parse("a", fmt.Appendf(nil, `
+callers:
+  - {name: shop, tokens: [%s], identities: ["dns:shop.test"], roles: [check], policies: [login], namespaces: [shop]}
+  - {name: support, tokens: [%s], roles: [refund, read], policies: ["*"]}
+%s`, access.Hash(shop), access.Hash(support), extra))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// watched is a Guard under test and what it told.
+type watched struct {
+	*Guard
+	list *access.List
+	told []string
+}
+
+func watch(t *testing.T) *watched {
+	w := &watched{list: parse(t, "")}
+	w.Guard = New(Config{
+		List:    func() *access.List { return w.list },
+		Refused: func(door, reason string, _ net.Addr, what string) { w.told = append(w.told, door+" "+reason+" "+what) },
+	})
+	return w
+}
+
+// request is one over HTTP with a token, if there is one.
+func request(t *testing.T, path string, authorization ...string) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.RemoteAddr = "192.0.2.1:1234"
+	if len(authorization) > 0 {
+		r.Header["Authorization"] = authorization
+	}
+	return r
+}
+
+// certificate is what a listener has verified.
+func certificate(leaf *x509.Certificate) *tls.ConnectionState {
+	return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{leaf}}
+}
+
+func TestHTTP(t *testing.T) {
+	w := watch(t)
+	ofShop := certificate(&x509.Certificate{DNSNames: []string{"shop.test"}})
+	for _, c := range []struct {
+		name  string
+		tls   *tls.ConnectionState
+		auth  []string
+		role  access.Role
+		want  string // the reason; empty: let in
+		known bool
+	}{
+		{"nothing", nil, nil, access.Check, access.NoCredentials, false},
+		{"TLS without a certificate", &tls.ConnectionState{}, nil, access.Check, access.NoCredentials, false},
+		{"the right token", nil, []string{"Bearer " + shop}, access.Check, "", false},
+		{"in lower case", nil, []string{"bearer  " + shop}, access.Check, "", false},
+		{"another scheme", nil, []string{"Basic " + shop}, access.Check, access.BadToken, false},
+		{"no scheme", nil, []string{shop}, access.Check, access.BadToken, false},
+		{"nobody's token", nil, []string{"Bearer x"}, access.Check, access.BadToken, false},
+		{"the hash", nil, []string{"Bearer " + access.Hash(shop)}, access.Check, access.BadToken, false},
+		{"empty", nil, []string{"Bearer "}, access.Check, access.BadToken, false},
+		{"two of them", nil, []string{"Bearer " + shop, "Bearer " + shop}, access.Check, access.BadToken, false},
+		{"another role", nil, []string{"Bearer " + shop}, access.Read, access.WrongRole, true},
+		{"no admin", nil, []string{"Bearer " + support}, access.Admin, access.WrongRole, true},
+		{"a certificate", ofShop, nil, access.Check, "", false},
+		{"a certificate, another role", ofShop, nil, access.Refund, access.WrongRole, true},
+		{"a certificate of nobody", certificate(&x509.Certificate{Subject: pkix.Name{CommonName: "shop.test"}}), nil, access.Check, access.UnknownIdentity, true},
+		{"the token counts before the certificate", ofShop, []string{"Bearer " + support}, access.Check, access.WrongRole, true},
+		{"also when it is bad", ofShop, []string{"Bearer x"}, access.Check, access.BadToken, false},
+	} {
+		w.told = nil
+		r := request(t, "/v1/check", c.auth...)
+		r.TLS = c.tls
+		ctx, denial := w.HTTP(r, c.role)
+		if (denial == nil) != (c.want == "") || denial != nil && (denial.Reason != c.want || denial.Known != c.known || ctx != nil) {
+			t.Errorf("%s: %+v, want %s", c.name, denial, c.want)
+		}
+		if told := strings.Join(w.told, ";"); (c.want == "") != (told == "") || !strings.HasPrefix(told+" ", strings.TrimSpace("http "+c.want)+" ") && c.want != "" || strings.Contains(told, "weir_") {
+			t.Errorf("%s: told %q", c.name, told)
+		}
+	}
+	if _, denial := w.HTTP(request(t, "/metrics"), access.Read); denial == nil {
+		t.Error("the metrics are open")
+	}
+	w.list = parse(t, "metrics: open")
+	if _, denial := w.HTTP(request(t, "/metrics"), access.Read); denial != nil {
+		t.Errorf("open metrics: %v", denial)
+	}
+	if _, denial := w.HTTP(request(t, "/v1/status"), access.Read); denial == nil {
+		t.Error("more than the metrics is open")
+	}
+}
+
+// TestWithoutList: everybody may do everything; administering takes a certificate or this host.
+func TestWithoutList(t *testing.T) {
+	refused := func(string, string, net.Addr, string) {}
+	open, mutual := New(Config{Refused: refused}), New(Config{Refused: refused, NeedCertificate: true})
+	certified := certificate(&x509.Certificate{})
+	for _, c := range []struct {
+		name  string
+		guard *Guard
+		from  string
+		tls   *tls.ConnectionState
+		role  access.Role
+		want  string
+	}{
+		{"open", open, "192.0.2.1:1", nil, access.Refund, ""},
+		{"open, admin from afar", open, "192.0.2.1:1", nil, access.Admin, access.WrongPlace},
+		{"open, admin from nowhere", open, "", nil, access.Admin, access.WrongPlace},
+		{"open, admin from here", open, "127.0.0.1:1", nil, access.Admin, ""},
+		{"open, admin from here by IPv6", open, "[::1]:1", nil, access.Admin, ""},
+		{"mutual, without", mutual, "127.0.0.1:1", nil, access.Check, access.NoCredentials},
+		{"mutual, TLS without", mutual, "127.0.0.1:1", &tls.ConnectionState{}, access.Check, access.NoCredentials},
+		{"mutual, with", mutual, "192.0.2.1:1", certified, access.Check, ""},
+		{"mutual, admin", mutual, "192.0.2.1:1", certified, access.Admin, ""},
+	} {
+		r := request(t, "/v1/check")
+		r.RemoteAddr, r.TLS = c.from, c.tls
+		if _, denial := c.guard.HTTP(r, c.role); (denial == nil) != (c.want == "") || denial != nil && denial.Reason != c.want {
+			t.Errorf("%s: %v, want %s", c.name, denial, c.want)
+		}
+	}
+	if svc := limiter.Service(&fake{}); open.Service("http", svc) != svc {
+		t.Error("without an access file a service is wrapped")
+	}
+}
+
+// fake notes what it is asked, and fails on a key "bad".
+type fake struct {
+	limiter.Service
+	asked []string
+}
+
+func (f *fake) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+	results := make([]limiter.Result, len(checks))
+	for i, c := range checks {
+		if c.Key == "bad" {
+			return nil, (&limiter.Error{Kind: limiter.Invalid, Field: "key", Message: "is bad"}).In(i, len(checks))
+		}
+		f.asked = append(f.asked, c.Policy+c.Namespace+"/"+c.Key)
+		results[i].Policy = c.Policy
+	}
+	return results, nil
+}
+
+func (f *fake) note(what string, t limiter.Target) { f.asked = append(f.asked, what+" "+t.Policy) }
+
+func (f *fake) CheckAll(_ context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
+	f.note("all", checks[0].Target)
+	return limiter.AllDecision{}, nil
+}
+
+func (f *fake) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+	f.note("acquire", a.Target)
+	return limiter.Decision{}, nil
+}
+
+func (f *fake) Renew(_ context.Context, t limiter.Target, _ string, _ time.Duration) (time.Duration, error) {
+	f.note("renew", t)
+	return 0, nil
+}
+
+func (f *fake) Release(_ context.Context, t limiter.Target, _ string) (bool, error) {
+	f.note("release", t)
+	return true, nil
+}
+
+func (f *fake) Reserve(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
+	f.note("reserve", r.Target)
+	return limiter.Decision{}, nil
+}
+
+func (f *fake) Commit(_ context.Context, t limiter.Target, _ string, _ int64) (int64, error) {
+	f.note("commit", t)
+	return 0, nil
+}
+
+func (f *fake) Cancel(_ context.Context, t limiter.Target, _ string) (int64, error) {
+	f.note("cancel", t)
+	return 0, nil
+}
+
+func (f *fake) Refund(_ context.Context, t limiter.Target, _ int64) (int64, error) {
+	f.note("refund", t)
+	return 0, nil
+}
+
+func (f *fake) Reset(_ context.Context, t limiter.Target) error {
+	f.note("reset", t)
+	return nil
+}
+
+// come lets somebody in, in a role, and returns the context.
+func (w *watched) come(t *testing.T, token string, role access.Role) context.Context {
+	t.Helper()
+	ctx, denial := w.HTTP(request(t, "/v1/check", "Bearer "+token), role)
+	if denial != nil {
+		t.Fatal(denial)
+	}
+	return ctx
+}
+
+func isDenied(err error, field string) bool {
+	var e *limiter.Error
+	return errors.As(err, &e) && e.Kind == limiter.Denied && e.Field == field
+}
+
+func TestBatch(t *testing.T) {
+	w := watch(t)
+	next := &fake{}
+	svc := w.Service("http", next)
+	ctx := w.come(t, shop, access.Check)
+	of := func(policy, key string) limiter.Check {
+		return limiter.Check{Target: limiter.Target{Policy: policy, Key: key}, Cost: 1}
+	}
+	sent := func(namespace, key string) limiter.Check {
+		return limiter.Check{Target: limiter.Target{Limit: &algo.Limit{}, Namespace: namespace, Key: key}, Cost: 1}
+	}
+	results, err := svc.Check(ctx, []limiter.Check{of("payout", "a"), of("login", "b"), sent("shop", "c"), sent("", "d"), of("login", "e")})
+	if err != nil || strings.Join(next.asked, " ") != "login/b shop/c login/e" {
+		t.Fatalf("%v %v", next.asked, err)
+	}
+	for i, field := range []string{"policy", "", "", "namespace", ""} {
+		if field == "" != (results[i].Err == nil) || field != "" && !isDenied(results[i].Err, field) {
+			t.Errorf("check %d: %v", i, results[i].Err)
+		}
+	}
+	if len(w.told) != 2 || !strings.Contains(w.told[0], "http wrong_policy shop may not use the policy \"payout\"") {
+		t.Errorf("told %q", w.told)
+	}
+	// Errors about the rest name the places that the caller knows.
+	for _, c := range []struct {
+		checks []limiter.Check
+		want   string
+	}{
+		{[]limiter.Check{of("payout", "a"), of("login", "bad")}, "checks[1].key"},
+		{[]limiter.Check{of("payout", "a"), of("login", "b"), of("payout", "c"), of("login", "bad")}, "checks[3].key"},
+		{[]limiter.Check{of("login", "bad")}, "key"},
+	} {
+		var e *limiter.Error
+		if _, err := svc.Check(ctx, c.checks); !errors.As(err, &e) || e.Field != c.want {
+			t.Errorf("%v, want %s", err, c.want)
+		}
+	}
+	next.asked = nil
+	if results, err := svc.Check(ctx, []limiter.Check{of("payout", "a")}); err != nil || !isDenied(results[0].Err, "policy") || next.asked != nil {
+		t.Errorf("%v, %v, asked %v", results, err, next.asked)
+	}
+	if _, err := svc.CheckAll(ctx, []limiter.Check{of("login", "a"), of("payout", "b")}); !isDenied(err, "checks[1].policy") || next.asked != nil {
+		t.Errorf("%v, asked %v", err, next.asked)
+	}
+	// What is neither here nor there is for the service to refuse.
+	if _, err := svc.Check(ctx, []limiter.Check{of("", "a")}); err != nil || len(next.asked) != 1 {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestOperations: every method of the service wants its role and the policy; and who came in as one thing may not do
+// another.
+func TestOperations(t *testing.T) {
+	w := watch(t)
+	next := &fake{}
+	svc := w.Service("grpc", next)
+	operations := map[string]struct {
+		role access.Role
+		do   func(context.Context, limiter.Target) error
+	}{
+		"check": {access.Check, func(ctx context.Context, to limiter.Target) error {
+			results, err := svc.Check(ctx, []limiter.Check{{Target: to}})
+			if err != nil {
+				return err
+			}
+			return results[0].Err
+		}},
+		"all": {access.Check, func(ctx context.Context, to limiter.Target) error {
+			_, err := svc.CheckAll(ctx, []limiter.Check{{Target: to}})
+			return err
+		}},
+		"acquire": {access.Check, func(ctx context.Context, to limiter.Target) error {
+			_, err := svc.Acquire(ctx, limiter.Acquire{Target: to})
+			return err
+		}},
+		"renew":   {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Renew(ctx, to, "", 0); return err }},
+		"release": {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Release(ctx, to, ""); return err }},
+		"reserve": {access.Check, func(ctx context.Context, to limiter.Target) error {
+			_, err := svc.Reserve(ctx, limiter.Reserve{Target: to})
+			return err
+		}},
+		"commit": {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Commit(ctx, to, "", 0); return err }},
+		"cancel": {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
+		"refund": {access.Refund, func(ctx context.Context, to limiter.Target) error { _, err := svc.Refund(ctx, to, 1); return err }},
+		"reset":  {access.Refund, func(ctx context.Context, to limiter.Target) error { return svc.Reset(ctx, to) }},
+	}
+	checker, supporter := w.come(t, shop, access.Check), w.come(t, support, access.Refund)
+	for name, op := range operations {
+		mine, other := checker, supporter
+		if op.role == access.Refund {
+			mine, other = supporter, checker
+		}
+		if err := op.do(mine, limiter.Target{Policy: "login", Key: "a"}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		next.asked = nil
+		if err := op.do(other, limiter.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
+			t.Errorf("%s in another role: %v", name, err)
+		}
+		if op.role == access.Check {
+			if err := op.do(mine, limiter.Target{Policy: "payout", Key: "a"}); !isDenied(err, "policy") {
+				t.Errorf("%s of another's policy: %v", name, err)
+			}
+			if err := op.do(mine, limiter.Target{Limit: &algo.Limit{}, Key: "a"}); !isDenied(err, "namespace") {
+				t.Errorf("%s in another's namespace: %v", name, err)
+			}
+		}
+		if err := op.do(t.Context(), limiter.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
+			t.Errorf("%s by nobody: %v", name, err)
+		}
+		if next.asked != nil {
+			t.Errorf("%s: the service was asked %v", name, next.asked)
+		}
+	}
+}
+
+// TestRevoked: what a stream has begun with ends to count when the file changes.
+func TestRevoked(t *testing.T) {
+	w := watch(t)
+	next := &fake{}
+	svc := w.Service("grpc", next)
+	ctx := w.come(t, shop, access.Check)
+	login := []limiter.Check{{Target: limiter.Target{Policy: "login", Key: "a"}}}
+	if _, err := svc.Check(ctx, login); err != nil {
+		t.Fatal(err)
+	}
+	before := w.list
+	empty, err := access.Parse("a", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.list = empty
+	if _, err := svc.Check(ctx, login); !isDenied(err, "") || len(next.asked) != 1 {
+		t.Errorf("%v, asked %v", err, next.asked)
+	}
+	w.list = before
+	if _, err := svc.Check(ctx, login); err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestBatchInSteps: checks of a batch that their caller may not ask are answered by errors and not decided; who is not known
+// may ask nothing.
+func TestBatchInSteps(t *testing.T) {
+	w := watch(t)
+	set, err := policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 3, window: 1h}, {name: payout, algorithm: fixed_window, limit: 3, window: 1h}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := limiter.New(limiter.Config{Policies: set})
+	t.Cleanup(next.Close)
+	svc := w.Batches("grpc", next)
+	var b limiter.Batch
+	of := func(policy string) limiter.Check {
+		return limiter.Check{Target: limiter.Target{Policy: policy, Key: "k"}, Cost: 1}
+	}
+	ctx := w.come(t, shop, access.Check)
+	for range 2 { // a batch is used again
+		b.Reset()
+		b.Checks = append(b.Checks, of("login"), of("payout"), of("login"))
+		if open, err := svc.Begin(ctx, &b); err != nil || len(open) > 0 {
+			t.Fatalf("%v, %v", open, err)
+		}
+		if b.Results[0].Err != nil || b.Results[2].Err != nil || !isDenied(b.Results[1].Err, "policy") {
+			t.Errorf("%+v", b.Results)
+		}
+	}
+	if b.Results[2].Remaining != 0 || b.Results[2].Allowed {
+		t.Errorf("%+v", b.Results[2])
+	}
+	b.Reset()
+	b.Checks = append(b.Checks, of("payout"))
+	if got, err := next.Check(t.Context(), b.Checks); err != nil || got[0].Remaining != 2 {
+		t.Errorf("what was denied was charged: %+v, %v", got, err)
+	}
+	if _, err := svc.Begin(t.Context(), &b); err == nil || err.Kind != limiter.Denied {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,50 @@
+//go:build !race
+
+package limiter
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// What this node decides by itself takes no memory: admitted or refused, one check or many, of a policy or a limit sent
+// along.
+func TestNoAllocations(t *testing.T) {
+	l := New(Config{Policies: policies(t, `policies:
+  - {name: bucket, algorithm: token_bucket, limit: 1000, window: 1s}
+  - {name: log, algorithm: sliding_log, limit: 5, window: 1h}
+  - {name: over, algorithm: fixed_window, limit: 5, window: 1h, overrides: [{prefix: "partner:", limit: 7}]}
+`)})
+	defer l.Close()
+	limit := algo.Limit{Algorithm: algo.LeakyBucket, Limit: 3, Window: time.Minute}
+	var batch []Check
+	for _, key := range keys[:100] {
+		batch = append(batch, named("bucket", key, 1))
+	}
+	for name, checks := range map[string][]Check{
+		"bucket":   {named("bucket", "k", 1)},
+		"log":      {named("log", "k", 1)},
+		"peek":     {named("log", "k", 0)},
+		"override": {named("over", "partner:k", 1)},
+		"inline":   {{Target: Target{Limit: &limit, Key: "k"}, Cost: 1}},
+		"batch":    batch,
+	} {
+		t.Run(name, func(t *testing.T) {
+			results := make([]Result, len(checks))
+			decide := func() {
+				if err := l.CheckTo(t.Context(), checks, results); err != nil || results[0].Err != nil {
+					t.Fatal(err, results[0].Err)
+				}
+			}
+			for range 100 {
+				decide() // until the states are there
+			}
+			// A collection in between empties the pool that batches use.
+			if n := testing.AllocsPerRun(1000, decide); n > 0 {
+				t.Errorf("%v allocations", n)
+			}
+		})
+	}
+}

@@ -1,0 +1,106 @@
+package limiter
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestBatchInTwoSteps: what this node decides is there before the others are asked, and what is wrong with one check
+// concerns no other.
+func TestBatchInTwoSteps(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		node := c.nodes[1]
+		var b Batch
+		for round := range int64(3) {
+			b.Reset()
+			for i := range 9 {
+				b.Checks = append(b.Checks, named("p", c.owned("p", i%3, i/3), 1))
+			}
+			b.Checks[0].Key = ""
+			b.Checks[1].Cost = -1
+			b.Checks[3].Policy = "unknown"
+			b.Checks[3].Key = c.owned("unknown", 1, 0)
+			asked := c.carried
+			open, err := node.Begin(t.Context(), &b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := []int{2, 5, 6, 8}; !slices.Equal(open, want) || c.carried != asked {
+				t.Fatalf("open are %v, want %v; %d messages were sent", open, want, c.carried-asked)
+			}
+			wantError(t, b.Results[0].Err, Invalid, "key")
+			wantError(t, b.Results[1].Err, Invalid, "cost")
+			wantError(t, b.Results[3].Err, NotFound, "policy")
+			for _, i := range []int{4, 7} {
+				if d := b.Results[i].Decision; b.Results[i].Err != nil || !d.Allowed || d.Remaining != 9-round {
+					t.Errorf("check %d, before the others are asked: %+v", i, b.Results[i])
+				}
+			}
+			node.Finish(t.Context(), &b)
+			for _, i := range []int{2, 4, 5, 6, 7, 8} {
+				if d := b.Results[i].Decision; b.Results[i].Err != nil || !d.Allowed || d.Remaining != 9-round || d.FailedOpen {
+					t.Errorf("check %d: %+v", i, b.Results[i])
+				}
+			}
+			if n := c.carried - asked; n != 2 {
+				t.Errorf("%d messages for two other owners", n)
+			}
+		}
+		b.Reset()
+		if _, err := node.Begin(t.Context(), &b); err == nil || err.Field != "checks" {
+			t.Errorf("a batch without checks: %v", err)
+		}
+	})
+}
+
+// TestBatchThatNobodyAnswers: Finish ends with its context, and on_error answers.
+func TestBatchThatNobodyAnswers(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		c.tamper(lost)
+		var b Batch
+		b.Checks = append(b.Checks, named("p", c.owned("p", 1, 0), 1))
+		open, err := c.nodes[0].Begin(t.Context(), &b)
+		if err != nil || len(open) != 1 {
+			t.Fatal(open, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		c.nodes[0].Finish(ctx, &b)
+		if d := b.Results[0].Decision; !d.FailedOpen {
+			t.Errorf("%+v", b.Results[0])
+		}
+	})
+}
+
+// TestBatchRemembersRefusals: what another node refused is refused here, whatever text the key was cut from.
+func TestBatchRemembersRefusals(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		key := c.owned("p", 1, 0)
+		text := strings.Repeat("x", 1000) + key
+		var b Batch
+		ask := func() Result {
+			b.Reset()
+			b.Checks = append(b.Checks, named("p", text[1000:], 10))
+			open, err := c.nodes[0].Begin(t.Context(), &b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(open) > 0 {
+				c.nodes[0].Finish(t.Context(), &b)
+			}
+			return b.Results[0]
+		}
+		if r := ask(); !r.Allowed {
+			t.Errorf("%+v", r)
+		}
+		if r := ask(); r.Allowed || r.RememberFor <= 0 {
+			t.Errorf("%+v", r)
+		}
+		asked := c.carried
+		if r := ask(); r.Allowed || c.carried != asked {
+			t.Errorf("%+v after %d more messages", r, c.carried-asked)
+		}
+	})
+}

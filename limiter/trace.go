@@ -1,0 +1,190 @@
+package limiter
+
+import (
+	"context"
+
+	"github.com/weirlimit/weir/policy"
+)
+
+// Tracer makes spans of what is done for callers whose calls are traced. Its methods are safe for concurrent use and return
+// at once.
+type Tracer interface {
+	// Start begins a span below the one that ctx carries, and returns a ctx that carries the new one. The Span is nil when
+	// the call that ctx belongs to is not traced.
+	Start(ctx context.Context, name string) (context.Context, Span)
+	// Continue begins a span below one of another node, of which Span.Context is given; nil when that cannot be one.
+	Continue(parent, name string) Span
+}
+
+// Span is a part of a trace: something that began and ends.
+type Span interface {
+	// Context is what another node needs to continue the trace: TraceContext bytes.
+	Context() string
+	// Peer says which node is being asked.
+	Peer(name string)
+	// End ends the span and says what came of the operations that it is about.
+	End(ops []Traced)
+}
+
+// TraceContext is the length of what Span.Context returns: the ids of a trace and of a span, as W3C Trace Context has them.
+const TraceContext = 16 + 8
+
+// Traced is what a trace says of an operation: never its key.
+type Traced struct {
+	Operation string // such as "check"
+	Policy    string // "inline" for a limit sent along; empty when it is not a policy's name
+	Result    string // as weir_requests_total has it; also "unreachable", "not_holder"; "ok" of what is no question
+	Partition int
+	Term      string // under which this node decides for the partition; empty when it does not
+}
+
+const (
+	// maxTraced bounds how much of a traced batch is in its trace.
+	maxTraced = 16
+	// maxTracedReceived bounds it for a message of a peer, which holds operations of several callers.
+	maxTracedReceived = 64
+)
+
+// checkTraced is CheckTo for a call that is traced, by the way of all other operations, which tell more of themselves; it
+// reports false for one that is not.
+func (l *Limiter) checkTraced(ctx context.Context, checks []Check, results []Result) (traced bool, err error) {
+	ctx, span := l.cfg.Tracer.Start(ctx, "decide")
+	if span == nil {
+		return false, nil
+	}
+	ops := make([]Op, len(checks))
+	for i := range ops {
+		ops[i] = Op{Kind: OpCheck, Check: checks[i]}
+		if err := l.prepare(&ops[i]); err != nil {
+			span.End(nil) // nothing was decided
+			return true, err.In(i, len(checks))
+		}
+	}
+	l.runUntraced(ctx, ops)
+	l.endSpan(span, ops)
+	for i := range ops {
+		results[i] = Result{Decision: ops[i].Outcome.Decision}
+		if err := ops[i].Outcome.Err; err != nil {
+			results[i].Err = err
+		}
+	}
+	return true, nil
+}
+
+// endSpan ends the span of a call.
+func (l *Limiter) endSpan(span Span, ops []Op) {
+	n := min(len(ops), maxTraced)
+	each := make([]Traced, n)
+	for i := range ops[:n] {
+		each[i] = l.traced(&ops[i])
+	}
+	span.End(each)
+}
+
+// traceForward begins the span of asking a peer, and has it go along with the operations. It returns how to end it.
+func (l *Limiter) traceForward(ctx context.Context, to Holder, ops []*Op) (end func()) {
+	_, span := l.cfg.Tracer.Start(ctx, "forward")
+	if span == nil {
+		return func() {}
+	}
+	span.Peer(to.Name)
+	for _, op := range ops[:min(len(ops), maxTraced)] {
+		op.Trace = span.Context()
+	}
+	return func() { span.End(nil) }
+}
+
+// continued is the spans of operations that a peer sent.
+type continued []continuedSpan
+
+type continuedSpan struct {
+	op   *Op
+	span Span
+}
+
+// traceReceived begins the spans of those operations from a peer that are traced there. What they lead to goes below them.
+func (l *Limiter) traceReceived(ops []*Op) continued {
+	var spans continued
+	for _, op := range ops {
+		if op.Trace == "" {
+			continue
+		}
+		var span Span
+		if len(spans) < maxTracedReceived {
+			span = l.cfg.Tracer.Continue(op.Trace, "decide")
+		}
+		if span == nil {
+			op.Trace = ""
+			continue
+		}
+		op.Trace = span.Context()
+		spans = append(spans, continuedSpan{op, span})
+	}
+	return spans
+}
+
+// end ends the spans.
+func (c continued) end(l *Limiter) {
+	for _, s := range c {
+		s.span.End([]Traced{l.traced(s.op)})
+	}
+}
+
+// traced is what a trace says of an operation.
+func (l *Limiter) traced(op *Op) Traced {
+	t := Traced{Operation: op.Kind.String(), Result: op.result(), Partition: op.partition}
+	if name := policyName(op); policy.ValidName(name) { // an operation that was not accepted may have any
+		t.Policy = name
+	}
+	if h := l.cfg.Ownership.Holder(op.partition); h.Self {
+		t.Term = h.Term.String()
+	}
+	return t
+}
+
+// String is the operation's name.
+func (k OpKind) String() string {
+	switch k {
+	case OpCheck:
+		return "check"
+	case OpAcquire:
+		return "acquire"
+	case OpRenew:
+		return "renew"
+	case OpRelease:
+		return "release"
+	case OpRefund:
+		return "refund"
+	case OpReset:
+		return "reset"
+	case OpReserve:
+		return "reserve"
+	case OpSettle:
+		return "settle"
+	}
+	return "unknown"
+}
+
+// result is what came of an operation, in a word.
+func (op *Op) result() string {
+	out := &op.Outcome
+	switch d := &out.Decision; {
+	case out.Err != nil:
+		return "error"
+	case out.NotHolder != nil:
+		return "not_holder"
+	case out.Unreachable:
+		return "unreachable"
+	case !op.asks():
+		return "ok"
+	case d.FailedOpen:
+		return "failed_open"
+	case d.FailedClosed:
+		return "failed_closed"
+	case d.Shadow:
+		return "shadow"
+	case d.Allowed:
+		return "allowed"
+	}
+	return "refused"
+}

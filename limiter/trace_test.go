@@ -1,0 +1,151 @@
+package limiter
+
+import (
+	"context"
+	"testing"
+
+	"github.com/weirlimit/weir/policy"
+)
+
+// untraced is a Tracer of calls that are not traced.
+type untraced struct{ asked int }
+
+func (u *untraced) Start(ctx context.Context, _ string) (context.Context, Span) {
+	u.asked++
+	return ctx, nil
+}
+func (*untraced) Continue(string, string) Span { return nil }
+
+// TestUntracedCallsCostNothing: neither without a Tracer nor with one does a call that is not traced allocate for it.
+func TestUntracedCallsCostNothing(t *testing.T) {
+	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1m}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	allocations := func(tracer Tracer) float64 {
+		l := New(Config{Policies: set, Tracer: tracer})
+		defer l.Close()
+		checks := []Check{{Target: Target{Policy: "p", Key: "alice"}, Cost: 1}}
+		ops := []*Op{{Kind: OpCheck, Check: checks[0]}}
+		return testing.AllocsPerRun(500, func() {
+			if r, err := l.Check(t.Context(), checks); err != nil || !r[0].Allowed {
+				t.Fatalf("%+v, %v", r, err)
+			}
+			ops[0].Outcome = Outcome{}
+			if rest := l.Receive(ops); rest != nil || !ops[0].Outcome.Decision.Allowed {
+				t.Fatalf("%+v", ops[0].Outcome)
+			}
+		})
+	}
+	var tracer untraced
+	without, with := allocations(nil), allocations(&tracer)
+	if tracer.asked == 0 {
+		t.Error("the Tracer was never asked")
+	}
+	if with > without {
+		t.Errorf("%v allocations with a Tracer, %v without", with, without)
+	}
+}
+
+// spans notes what a Tracer is told, with a span's name and number as its Context.
+type spans struct {
+	begun []string
+	ended map[string][]Traced
+}
+
+type noted struct {
+	to   *spans
+	name string
+}
+
+func (s *spans) begin(name string) Span {
+	name += string(rune('0' + len(s.begun)))
+	s.begun = append(s.begun, name)
+	return noted{s, name}
+}
+func (s *spans) Start(ctx context.Context, name string) (context.Context, Span) {
+	return ctx, s.begin(name)
+}
+func (s *spans) Continue(parent, name string) Span {
+	if parent == "malformed" {
+		return nil
+	}
+	return s.begin(parent + ">" + name)
+}
+func (n noted) Context() string    { return n.name }
+func (n noted) Peer(string)        {}
+func (n noted) End(about []Traced) { n.to.ended[n.name] = about }
+func (s *spans) all(t *testing.T) {
+	t.Helper()
+	for _, name := range s.begun {
+		if _, ok := s.ended[name]; !ok {
+			t.Errorf("span %s does not end", name)
+		}
+	}
+}
+
+// TestTraced: spans say what came of operations, are bounded in number, and all end.
+func TestTraced(t *testing.T) {
+	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 1, window: 1h}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &spans{ended: make(map[string][]Traced)}
+	l := New(Config{Policies: set, Tracer: s})
+	defer l.Close()
+	check := func(policy string) Check { return Check{Target: Target{Policy: policy, Key: "alice"}, Cost: 1} }
+
+	if _, err := l.Check(t.Context(), []Check{check("p"), check("p"), check("none")}); err != nil {
+		t.Fatal(err)
+	}
+	got := s.ended["decide0"]
+	if len(got) != 3 || got[0].Result != "allowed" || got[1].Result != "refused" || got[2].Result != "error" ||
+		got[0].Policy != "p" || got[0].Operation != "check" || got[0].Term == "" || got[0].Partition == 0 {
+		t.Errorf("%+v", got)
+	}
+	if _, err := l.Check(t.Context(), make1000(check("p"))); err != nil {
+		t.Fatal(err)
+	}
+	if n := len(s.ended["decide1"]); n != maxTraced {
+		t.Errorf("a span is told of %d checks, want %d", n, maxTraced)
+	}
+
+	if _, err := l.Check(t.Context(), []Check{check("p"), check("")}); err == nil {
+		t.Error("a check without a policy is taken")
+	}
+	if got, ended := s.ended["decide2"]; !ended || len(got) != 0 {
+		t.Errorf("of a batch that is refused as a whole: %+v", got)
+	}
+
+	bad := &Op{Kind: OpCheck, Check: check("p"), Trace: "malformed"}
+	invalid := &Op{Kind: OpCheck, Check: check("not \xff a name"), Trace: "far"}
+	ops := []*Op{bad, invalid, {Kind: OpReset, Check: check("p"), Trace: "far"}, {Kind: OpCheck, Check: check("p")}}
+	for range 100 {
+		ops = append(ops, &Op{Kind: OpCheck, Check: check("p"), Trace: "far"})
+	}
+	before := len(s.begun)
+	if rest := l.Receive(ops); rest != nil {
+		t.Fatal("something waits")
+	}
+	if n := len(s.begun) - before; n != maxTracedReceived {
+		t.Errorf("%d spans for a message, want %d", n, maxTracedReceived)
+	}
+	if bad.Trace != "" || ops[3].Trace != "" || ops[103].Trace != "" {
+		t.Error("what is not traced here goes on being traced")
+	}
+	if got := s.ended["far>decide3"]; len(got) != 1 || got[0].Result != "error" || got[0].Policy != "" {
+		t.Errorf("%+v", got)
+	}
+	if got := s.ended["far>decide4"]; len(got) != 1 || got[0].Result != "ok" || got[0].Operation != "reset" {
+		t.Errorf("%+v", got)
+	}
+	s.all(t)
+}
+
+func make1000(c Check) []Check {
+	out := make([]Check, MaxBatch)
+	for i := range out {
+		out[i] = c
+	}
+	return out
+}

@@ -1,0 +1,80 @@
+package metrics
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// doors are the figures of the doors for callers.
+type doors struct {
+	durations          *prometheus.HistogramVec
+	errors             *prometheus.CounterVec
+	http, grpc, stream prometheus.Observer
+}
+
+func newDoors() doors {
+	d := doors{
+		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "weir_call_duration_seconds",
+			Help:    "Time from reading a caller's call until its answer, by door (http, grpc, stream: a request of a CheckStream). Pages for operators are not counted.",
+			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
+		}, []string{"door"}),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weir_call_errors_total",
+			Help: "Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.",
+		}, []string{"door", "code"}),
+	}
+	d.http, d.grpc, d.stream = d.durations.WithLabelValues("http"), d.durations.WithLabelValues("grpc"), d.durations.WithLabelValues("stream")
+	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // so that there is a line before the first
+	d.errors.WithLabelValues("grpc", "InvalidArgument")
+	return d
+}
+
+// Problem notes that the HTTP door answered with an error of the given status.
+func (m *Metrics) Problem(status int) {
+	m.doors.errors.WithLabelValues("http", strconv.Itoa(status)).Inc()
+}
+
+// HTTP returns a handler that notes how long calls of the API take; what is not a POST is for operators.
+func (m *Metrics) HTTP(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			next.ServeHTTP(w, r)
+			return
+		}
+		began := time.Now()
+		next.ServeHTTP(w, r)
+		m.doors.http.Observe(time.Since(began).Seconds())
+	})
+}
+
+// Streamed notes how long a request of a CheckStream took, and the error that it got, if any.
+func (m *Metrics) Streamed(took time.Duration, failed codes.Code) {
+	m.doors.stream.Observe(took.Seconds())
+	if failed != codes.OK {
+		m.doors.errors.WithLabelValues("stream", failed.String()).Inc()
+	}
+}
+
+// UnaryInterceptor notes how long callers' calls take, and which end with an error.
+func (m *Metrics) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") || info.FullMethod == "/weir.v1.Limiter/Status" {
+		return handle(ctx, req)
+	}
+	began := time.Now()
+	out, err := handle(ctx, req)
+	m.doors.grpc.Observe(time.Since(began).Seconds())
+	if err != nil {
+		m.doors.errors.WithLabelValues("grpc", status.Code(err).String()).Inc()
+	}
+	return out, err
+}

@@ -1,0 +1,345 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+const (
+	// maxTargets bounds the policies and limits that have a number in one stream.
+	maxTargets = 1024
+	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
+	maxUnderWay = 64
+)
+
+// checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
+// something is left to ask of other nodes has another one.
+type checkStream struct {
+	server  *Server
+	stream  weirv1.Limiter_CheckStreamServer
+	targets []limiter.Target // by number, without a key; the zero Target: not defined. Only for the reader
+	places  chan struct{}    // holds as many as there are requests waiting for other nodes
+	waiting sync.WaitGroup   // for other nodes
+
+	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
+	turn sync.Mutex
+	over bool // guarded by turn: nothing is carried out any more
+
+	sending sync.Mutex // one response at a time
+}
+
+// CheckStream implements weirv1.LimiterServer.
+func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay)}
+	ended := make(chan error, 1)
+	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it.
+	s.readers.Go(func() { ended <- c.read() })
+	var err error
+	select {
+	case err = <-ended:
+	case <-stream.Context().Done(): // the caller is gone, or the node stops
+		c.turn.Lock()
+		c.over = true
+		c.turn.Unlock()
+	}
+	c.waiting.Wait()
+	return err
+}
+
+// read carries out requests until there are no more, which is no error.
+func (c *checkStream) read() error {
+	for {
+		in := weirv1.CheckStreamRequestFromVTPool()
+		m := &wire.Lenient{Message: in}
+		err := c.stream.RecvMsg(m)
+		switch {
+		case errors.Is(err, io.EOF):
+			err = io.EOF
+		case err == nil && m.Err != nil:
+			err = status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
+		case err == nil:
+			err = c.take(in)
+		}
+		if len(in.KeyLengths) <= limiter.MaxBatch {
+			in.ReturnToVTPool() // a larger one is not kept for the size of it
+		}
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
+// stream is over.
+func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	if c.over {
+		return io.EOF
+	}
+	seen := c.server.observe()
+	b := c.server.batches.Get().(*limiter.Batch)
+	var open []int
+	bad := c.unpack(in, b)
+	if bad == nil {
+		open, bad = c.server.svc.Begin(c.stream.Context(), b)
+	}
+	switch {
+	case bad != nil:
+		c.server.put(b)
+		defer seen.end(code(bad.Kind))
+		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: protoError(bad)})
+	case len(open) == 0:
+		defer c.server.put(b)
+		defer seen.end(codes.OK)
+		return c.answer(in.Sequence, b, nil, false)
+	}
+	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), timeout(in))
+	decided := make([]int, 0, len(b.Checks)-len(open))
+	for i := range b.Checks {
+		if _, waits := slices.BinarySearch(open, i); !waits {
+			decided = append(decided, i)
+		}
+	}
+	err := c.answer(in.Sequence, b, decided, true)
+	sequence := in.Sequence
+	c.places <- struct{}{} // somebody leaves within the bound of a call
+	c.waiting.Go(func() {
+		defer func() { <-c.places }()
+		defer cancel()
+		defer seen.end(codes.OK)
+		c.server.svc.Finish(ctx, b)
+		_ = c.answer(sequence, b, open, false) // the reader learns of a broken stream, too
+		c.server.put(b)
+	})
+	return err
+}
+
+// observation is a request whose time is taken. The zero value is of one whose time nobody wants to know.
+type observation struct {
+	to    func(time.Duration, codes.Code)
+	began time.Time
+}
+
+// observe begins an observation.
+func (s *Server) observe() observation {
+	if s.cfg.Observe == nil {
+		return observation{}
+	}
+	return observation{s.cfg.Observe, time.Now()}
+}
+
+// end ends it.
+func (o observation) end(failed codes.Code) {
+	if o.to != nil {
+		o.to(time.Since(o.began), failed)
+	}
+}
+
+// put keeps a batch, emptied, for the next request.
+func (s *Server) put(b *limiter.Batch) {
+	b.Reset()
+	s.batches.Put(b)
+}
+
+// timeout is how long a request's caller waits.
+func timeout(in *weirv1.CheckStreamRequest) time.Duration {
+	if in.TimeoutMs == 0 {
+		return maxTimeout
+	}
+	return min(time.Duration(in.TimeoutMs)*time.Millisecond, maxTimeout)
+}
+
+// send writes a response.
+func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	return c.stream.Send(out)
+}
+
+// answer sends the results of some checks of a batch; nil stands for all of them.
+func (c *checkStream) answer(sequence uint64, b *limiter.Batch, checks []int, more bool) error {
+	out := weirv1.CheckStreamResponseFromVTPool()
+	defer out.ReturnToVTPool()
+	out.Sequence, out.More = sequence, more
+	if checks == nil {
+		for i := range b.Results {
+			pack(out, i, &b.Results[i])
+		}
+	}
+	for _, i := range checks {
+		out.Checks = append(out.Checks, uint32(i))
+		pack(out, i, &b.Results[i])
+	}
+	shorten(out)
+	return c.send(out)
+}
+
+// pack adds the result of a check to a response.
+func pack(out *weirv1.CheckStreamResponse, check int, r *limiter.Result) {
+	d := &r.Decision
+	var e *limiter.Error
+	if errors.As(r.Err, &e) {
+		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: protoError(e)})
+		d = new(limiter.Decision)
+	}
+	flags := flag(d.Allowed, weirv1.StreamFlag_STREAM_FLAG_ALLOWED) | flag(d.Shadow, weirv1.StreamFlag_STREAM_FLAG_SHADOW) |
+		flag(d.Degraded, weirv1.StreamFlag_STREAM_FLAG_DEGRADED) | flag(d.FailedOpen, weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN) |
+		flag(d.FailedClosed, weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED) |
+		flag(d.RetryAfter == algo.Never, weirv1.StreamFlag_STREAM_FLAG_NEVER)
+	retryAfter := d.RetryAfter
+	if retryAfter == algo.Never {
+		retryAfter = 0
+	}
+	out.Flags = append(out.Flags, flags)
+	out.Granted = append(out.Granted, d.Granted)
+	out.Limit = append(out.Limit, d.Limit)
+	out.WindowNs = append(out.WindowNs, int64(d.Window))
+	out.Remaining = append(out.Remaining, d.Remaining)
+	out.RetryAfterNs = append(out.RetryAfterNs, int64(retryAfter))
+	out.ResetAfterNs = append(out.ResetAfterNs, int64(d.ResetAfter))
+	out.DelayNs = append(out.DelayNs, int64(d.Delay))
+	out.RememberForNs = append(out.RememberForNs, int64(d.RememberFor))
+	if len(d.Limits) > 0 {
+		out.Limits = append(out.Limits, &weirv1.StreamLimits{Check: uint32(check), Limits: protoLimits(d.Limits)})
+	}
+}
+
+func flag(set bool, f weirv1.StreamFlag) uint32 {
+	if set {
+		return uint32(f)
+	}
+	return 0
+}
+
+// shorten writes every list of a response in as few elements as will do.
+func shorten(out *weirv1.CheckStreamResponse) {
+	out.Flags = short(out.Flags)
+	out.Granted = short(out.Granted)
+	out.Limit = short(out.Limit)
+	out.WindowNs = short(out.WindowNs)
+	out.Remaining = short(out.Remaining)
+	out.RetryAfterNs = short(out.RetryAfterNs)
+	out.ResetAfterNs = short(out.ResetAfterNs)
+	out.DelayNs = short(out.DelayNs)
+	out.RememberForNs = short(out.RememberForNs)
+}
+
+func short[T int64 | uint32](list []T) []T {
+	for _, v := range list {
+		if v != list[0] {
+			return list
+		}
+	}
+	if len(list) == 0 || list[0] == 0 {
+		return list[:0]
+	}
+	return list[:1]
+}
+
+// unpack adds the checks of a request to a batch, and takes in what it defines. The error names the field.
+func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *limiter.Error {
+	for i, d := range in.Define {
+		if err := c.define(d); err != nil {
+			err.Field = "define[" + strconv.Itoa(i) + "]." + err.Field
+			return err
+		}
+	}
+	n := len(in.KeyLengths)
+	if err := limiter.ValidBatch(n); err != nil {
+		return err
+	}
+	for _, list := range [...]struct {
+		field  string
+		length int
+	}{
+		{"targets", len(in.Targets)}, {"costs", len(in.Costs)}, {"partial", len(in.Partial)}, {"request_ids", len(in.RequestIds)},
+	} {
+		if list.length > 1 && list.length != n {
+			return invalid(list.field, fmt.Sprintf("has %d elements for %d checks: it must have one for each, one for all, or none", list.length, n))
+		}
+	}
+	// One copy for all: the request's own is used again.
+	keys := string(in.Keys)
+	for i, length := range in.KeyLengths {
+		if uint64(length) > uint64(len(keys)) {
+			return invalid("key_lengths", fmt.Sprintf("says that check %d has a key of %d bytes, where keys has %d left", i, length, len(keys)))
+		}
+		number := element(in.Targets, i, 0)
+		if uint64(number) >= uint64(len(c.targets)) || c.targets[number].Policy == "" && c.targets[number].Limit == nil {
+			return invalid("targets", fmt.Sprintf("names number %d, which this stream has not defined", number))
+		}
+		ck := limiter.Check{
+			Target: c.targets[number], Cost: element(in.Costs, i, 1), Partial: element(in.Partial, i, false),
+			RequestID: element(in.RequestIds, i, ""),
+		}
+		ck.Key, keys = keys[:length], keys[length:]
+		b.Checks = append(b.Checks, ck)
+	}
+	if keys != "" {
+		return invalid("keys", fmt.Sprintf("has %d bytes more than key_lengths says", len(keys)))
+	}
+	return nil
+}
+
+func invalid(field, message string) *limiter.Error {
+	return &limiter.Error{Kind: limiter.Invalid, Field: field, Message: message}
+}
+
+// element is what a list says of check i.
+func element[T any](list []T, i int, otherwise T) T {
+	switch len(list) {
+	case 0:
+		return otherwise
+	case 1:
+		return list[0]
+	}
+	return list[i]
+}
+
+// define gives a number to a target. When that fails the number stands for nothing: it must not for what it stood before.
+func (c *checkStream) define(d *weirv1.StreamTarget) *limiter.Error {
+	if d.Number >= maxTargets {
+		return invalid("number", fmt.Sprintf("is %d, and must be below %d", d.Number, maxTargets))
+	}
+	if n := int(d.Number) + 1; n > len(c.targets) {
+		c.targets = slices.Grow(c.targets, n-len(c.targets))[:n]
+	}
+	to := &c.targets[d.Number]
+	*to = limiter.Target{}
+	// What is kept for the life of a stream must be known to be small.
+	switch {
+	case d.Limit == nil && !policy.ValidName(d.Policy):
+		return invalid("policy", "is missing, or not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+	case d.Limit != nil && d.Policy != "":
+		return invalid("limit", "is given beside a policy: send one of them")
+	case d.Limit == nil && d.Namespace != "":
+		return invalid("namespace", "goes with a limit only")
+	case len(d.Namespace) > limiter.MaxNamespace:
+		return invalid("namespace", fmt.Sprintf("has %d bytes, at most %d are taken", len(d.Namespace), limiter.MaxNamespace))
+	}
+	t, err := target(&weirv1.Target{Policy: d.Policy, Limit: d.Limit, Namespace: d.Namespace})
+	if err != nil {
+		return err
+	}
+	*to = t
+	return nil
+}

@@ -1,0 +1,91 @@
+// Package wire is how messages of gRPC become bytes: a codec that uses the marshalling generated for Weir's own messages,
+// and the compact form that checks and decisions have in weir.v1.Limiter's CheckStream.
+//
+// It keeps no state but that of one stream and decides nothing. What it does not promise: that text in a message is UTF-8,
+// which the generated code does not look at; whoever uses a text checks it.
+package wire
+
+import (
+	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	// Registers gRPC's own codec, which carries what has no generated marshalling.
+	standard "google.golang.org/grpc/encoding/proto"
+)
+
+// Codec returns gRPC's codec "proto" with the marshalling that is generated for Weir's messages; other messages, such as
+// those of the health service, take gRPC's own way. It is given to a server (grpc.ForceServerCodecV2) or a connection
+// (grpc.ForceCodecV2), and not registered, so that a program that links Weir's client keeps its own. The bytes are the
+// same.
+func Codec() encoding.CodecV2 { return codec{other: encoding.GetCodecV2(standard.Name)} }
+
+type codec struct {
+	other encoding.CodecV2
+}
+
+// message is what vtprotobuf generates.
+type message interface {
+	Reset()
+	SizeVT() int
+	MarshalToSizedBufferVT([]byte) (int, error)
+	UnmarshalVT([]byte) error
+}
+
+// pooled is a message that keeps its room when it is reset.
+type pooled interface {
+	ResetVT()
+}
+
+// Lenient is a message that can always be decoded: what is wrong with it is kept in Err, and not returned, because gRPC
+// answers a call by itself as soon as decoding fails, with INTERNAL.
+type Lenient struct {
+	Message proto.Message
+	Err     error // nil when the message is as sent
+}
+
+// Name implements encoding.CodecV2.
+func (codec) Name() string { return standard.Name }
+
+// Marshal implements encoding.CodecV2.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	m, ok := v.(message)
+	if !ok {
+		return c.other.Marshal(v)
+	}
+	size := m.SizeVT()
+	if mem.IsBelowBufferPoolingThreshold(size) {
+		b := make([]byte, size)
+		if _, err := m.MarshalToSizedBufferVT(b); err != nil {
+			return nil, err
+		}
+		return mem.BufferSlice{mem.SliceBuffer(b)}, nil
+	}
+	pool := mem.DefaultBufferPool()
+	b := pool.Get(size)
+	if _, err := m.MarshalToSizedBufferVT(*b); err != nil {
+		pool.Put(b)
+		return nil, err
+	}
+	return mem.BufferSlice{mem.NewBuffer(b, pool)}, nil
+}
+
+// Unmarshal implements encoding.CodecV2. A message that keeps its room is decoded into the room it has.
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if l, ok := v.(*Lenient); ok {
+		l.Err = c.Unmarshal(data, l.Message)
+		return nil
+	}
+	m, ok := v.(message)
+	if !ok {
+		return c.other.Unmarshal(data, v)
+	}
+	if p, ok := v.(pooled); ok {
+		p.ResetVT()
+	} else {
+		m.Reset()
+	}
+	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	defer b.Free() // the generated code copies what it keeps
+	return m.UnmarshalVT(b.ReadOnlyData())
+}

@@ -1,0 +1,71 @@
+package wire
+
+import (
+	"bytes"
+	"testing"
+
+	"google.golang.org/grpc/encoding"
+	standard "google.golang.org/grpc/encoding/proto"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
+
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// messages are of every kind that the codec treats in a way of its own: generated marshalling, that with a pool, neither.
+func messages() []proto.Message {
+	long := string(bytes.Repeat([]byte("k"), 4000)) // above the size from which buffers are pooled
+	check := &weirv1.CheckRequest{Checks: []*weirv1.Check{
+		{Target: &weirv1.Target{Policy: "p", Key: "k"}, Cost: proto.Int64(0)},
+		{Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 4, Limit: -1, TimeZone: "UTC"}, Key: long}, RequestId: "r", Partial: true},
+	}}
+	return []proto.Message{
+		&weirv1.CheckRequest{}, check,
+		&weirv1.Decision{Policy: "p", RetryAfterNs: proto.Int64(0), Limits: []*weirv1.LimitStatus{{Limit: -1}, {RetryAfterNs: proto.Int64(-1)}}},
+		&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Sequence: 1, Items: []*peerv1.Item{
+			{Partition: 4092, Operation: &peerv1.Item_Check{Check: check.Checks[1]}}, {},
+		}}}},
+		&peerv1.Frame{Messages: []*peerv1.Message{{Body: &peerv1.Message_Replicate{Replicate: &peerv1.Replicate{Chunk: []byte(long), Sum: 1 << 31}}}}},
+		&healthv1.HealthCheckRequest{Service: "s"},
+	}
+}
+
+// The bytes are those of gRPC's own codec, in both directions, and nothing of an earlier message is left in one that is
+// used again.
+func TestCodec(t *testing.T) {
+	ours, theirs := Codec(), encoding.GetCodecV2(standard.Name)
+	for _, m := range messages() {
+		for _, c := range []struct{ from, to encoding.CodecV2 }{{ours, theirs}, {theirs, ours}, {ours, ours}} {
+			sent, err := c.from.Marshal(m)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := proto.Clone(m)
+			if r, ok := got.(*weirv1.CheckRequest); ok {
+				r.Checks = append(r.Checks, &weirv1.Check{Target: &weirv1.Target{Policy: "old"}, RequestId: "old"})
+			}
+			if err := c.to.Unmarshal(sent, got); err != nil || !proto.Equal(got, m) {
+				t.Errorf("%T: %v\ngot  %v\nwant %v", m, err, got, m)
+			}
+			sent.Free()
+		}
+	}
+	if _, err := ours.Marshal("no message"); err == nil {
+		t.Error("a string is no message")
+	}
+}
+
+func TestMalformed(t *testing.T) {
+	bad := mem.BufferSlice{mem.SliceBuffer("\x0a\x7f\x01")}
+	if err := Codec().Unmarshal(bad, &weirv1.CheckRequest{}); err == nil {
+		t.Error("a message that is cut short is no message")
+	}
+	for _, m := range []proto.Message{&weirv1.CheckRequest{}, &healthv1.HealthCheckRequest{}} {
+		l := &Lenient{Message: m}
+		if err := Codec().Unmarshal(bad, l); err != nil || l.Err == nil {
+			t.Errorf("%T: %v, and kept %v", m, err, l.Err)
+		}
+	}
+}

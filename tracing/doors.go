@@ -1,0 +1,87 @@
+package tracing
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+)
+
+// traceparent is the header that says which trace a call belongs to.
+const traceparent = "traceparent"
+
+// parentOf reads a traceparent. One that is missing or malformed is no context.
+func parentOf(ctx context.Context, value string) trace.SpanContext {
+	if value == "" {
+		return trace.SpanContext{}
+	}
+	ctx = propagation.TraceContext{}.Extract(ctx, propagation.MapCarrier{traceparent: value})
+	return trace.SpanContextFromContext(ctx)
+}
+
+// HTTP returns a handler that traces calls of the API: what is not a POST is for operators.
+func (t *Tracer) HTTP(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			next.ServeHTTP(w, r)
+			return
+		}
+		ctx, s := t.begin(r.Context(), parentOf(r.Context(), r.Header.Get("Traceparent")), "POST")
+		if s == nil {
+			next.ServeHTTP(w, r)
+			return
+		}
+		defer t.end(s)
+		r = r.WithContext(ctx)
+		seen := &statusWriter{ResponseWriter: w, status: http.StatusOK}
+		next.ServeHTTP(seen, r)
+		if r.Pattern != "" {
+			s.SetName(r.Pattern) // not the path, which is the caller's to choose
+		}
+		s.SetAttributes(attribute.Int("http.response.status_code", seen.status))
+		if seen.status >= http.StatusInternalServerError {
+			s.SetStatus(codes.Error, "")
+		}
+	})
+}
+
+// statusWriter notes the status of a response.
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (w *statusWriter) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *statusWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// UnaryInterceptor traces callers' calls.
+func (t *Tracer) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") || info.FullMethod == "/weir.v1.Limiter/Status" {
+		return handle(ctx, req)
+	}
+	parent := ""
+	if values := metadata.ValueFromIncomingContext(ctx, traceparent); len(values) == 1 {
+		parent = values[0]
+	}
+	ctx, s := t.begin(ctx, parentOf(ctx, parent), info.FullMethod[1:])
+	if s == nil {
+		return handle(ctx, req)
+	}
+	defer t.end(s)
+	out, err := handle(ctx, req)
+	s.SetAttributes(attribute.String("rpc.grpc.status_code", status.Code(err).String()))
+	return out, err
+}

@@ -1,0 +1,214 @@
+// Package tracing sends OpenTelemetry spans of sampled calls to a collector: of the call at the door it came through, of
+// asking another node, and of the decision there. A span says policy, result, partition and term, never a key.
+//
+// A call is traced when its caller says so (W3C Trace Context, with the sampled flag), or by chance. One that is not costs a
+// look at its headers. What a trace may hold on to is bounded: by calls under way, spans of a call, and spans that wait
+// for the collector; beyond that spans are dropped, never calls.
+//
+// It does not promise that every span arrives, and it passes no trace state or baggage on.
+package tracing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"sync/atomic"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
+	"go.opentelemetry.io/otel/sdk/resource"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/weirlimit/weir/limiter"
+)
+
+// Config says what is traced and where it goes.
+type Config struct {
+	// Endpoint is the collector's address for OTLP over gRPC: http://HOST:PORT in plain text, https://HOST:PORT with TLS.
+	Endpoint string
+	// Sample is the share of calls without a trace context that are traced, 0 to 1. Callers' own choices are followed.
+	Sample float64
+	// Node and Version describe this process.
+	Node, Version string
+	Logger        *slog.Logger
+	// Exporter takes the place of the one for Endpoint, when not nil.
+	Exporter sdktrace.SpanExporter
+}
+
+// maxCalls bounds the traced calls under way. Those on top are not traced.
+const maxCalls = 1000
+
+// exportTimeout bounds how long the collector may take for a message.
+const exportTimeout = 5 * time.Second
+
+// Tracer makes spans. Its methods are safe for concurrent use.
+type Tracer struct {
+	sample   float64
+	provider *sdktrace.TracerProvider
+	tracer   trace.Tracer
+	calls    atomic.Int64
+}
+
+var _ limiter.Tracer = (*Tracer)(nil)
+
+// Check says what is wrong with an endpoint or a share.
+func (c *Config) Check() error {
+	switch u, err := url.Parse(c.Endpoint); { // whose text is not repeated: it may hold a password
+	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil:
+		return errors.New("--otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC")
+	}
+	if !(c.Sample >= 0 && c.Sample <= 1) {
+		return fmt.Errorf("--trace-sample: %v is not a share from 0 to 1", c.Sample)
+	}
+	return nil
+}
+
+// New returns a Tracer. The collector need not be there yet.
+func New(cfg Config) (*Tracer, error) {
+	exporter := cfg.Exporter
+	if exporter == nil {
+		if err := cfg.Check(); err != nil {
+			return nil, err
+		}
+		var err error
+		// Nothing is sent again: what comes in meanwhile is worth more than what is old.
+		exporter, err = otlptracegrpc.New(context.Background(), otlptracegrpc.WithEndpointURL(cfg.Endpoint),
+			otlptracegrpc.WithTimeout(exportTimeout),
+			otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{Enabled: false}))
+		if err != nil {
+			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
+		}
+	}
+	about := resource.NewSchemaless(attribute.String("service.name", "weir"), attribute.String("service.instance.id", cfg.Node),
+		attribute.String("service.version", cfg.Version))
+	limits := sdktrace.NewSpanLimits()
+	limits.AttributeValueLengthLimit = 256
+	provider := sdktrace.NewTracerProvider(
+		sdktrace.WithBatcher(&patient{SpanExporter: exporter, log: cfg.Logger}), // a bounded queue, which drops
+		sdktrace.WithSampler(sdktrace.AlwaysSample()),                           // of what was chosen here
+		sdktrace.WithResource(about), sdktrace.WithRawSpanLimits(limits))
+	return &Tracer{sample: cfg.Sample, provider: provider, tracer: provider.Tracer("github.com/weirlimit/weir/tracing")}, nil
+}
+
+// Close sends what is waiting, until ctx is done, and ends the Tracer's goroutines.
+func (t *Tracer) Close(ctx context.Context) error {
+	if err := t.provider.Shutdown(ctx); err != nil {
+		return fmt.Errorf("tracing: %w", err)
+	}
+	return nil
+}
+
+// patient is an exporter whose errors go to the log, once until it works again, and not to a handler that the whole
+// process shares.
+type patient struct {
+	sdktrace.SpanExporter
+	log    *slog.Logger
+	failed atomic.Bool
+}
+
+// ExportSpans implements sdktrace.SpanExporter.
+func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
+	switch err := p.SpanExporter.ExportSpans(ctx, spans); {
+	case err == nil:
+		if p.failed.Swap(false) {
+			p.log.Info("spans reach the collector again")
+		}
+	case errors.Is(err, context.Canceled):
+	case !p.failed.Swap(true):
+		p.log.Warn("spans do not reach the collector; they are dropped", "error", err)
+	}
+	return nil
+}
+
+// begin begins the span of a call from outside, unless it is not to be traced: parent is what the caller said.
+func (t *Tracer) begin(ctx context.Context, parent trace.SpanContext, name string) (context.Context, trace.Span) {
+	if parent.IsValid() {
+		if !parent.IsSampled() {
+			return ctx, nil
+		}
+	} else if t.sample <= rand.Float64() {
+		return ctx, nil
+	}
+	if t.calls.Add(1) > maxCalls {
+		t.calls.Add(-1)
+		return ctx, nil
+	}
+	return t.tracer.Start(trace.ContextWithRemoteSpanContext(ctx, parent), name, trace.WithSpanKind(trace.SpanKindServer))
+}
+
+// end ends the span of a call from outside.
+func (t *Tracer) end(s trace.Span) {
+	s.End()
+	t.calls.Add(-1)
+}
+
+// Start implements limiter.Tracer.
+func (t *Tracer) Start(ctx context.Context, name string) (context.Context, limiter.Span) {
+	if !trace.SpanContextFromContext(ctx).IsSampled() {
+		return ctx, nil
+	}
+	ctx, s := t.tracer.Start(ctx, name)
+	return ctx, span{s}
+}
+
+// Continue implements limiter.Tracer.
+func (t *Tracer) Continue(parent, name string) limiter.Span {
+	if len(parent) != limiter.TraceContext {
+		return nil
+	}
+	cfg := trace.SpanContextConfig{TraceFlags: trace.FlagsSampled, Remote: true}
+	copy(cfg.TraceID[:], parent)
+	copy(cfg.SpanID[:], parent[len(cfg.TraceID):])
+	remote := trace.NewSpanContext(cfg)
+	if !remote.IsValid() {
+		return nil
+	}
+	ctx := trace.ContextWithRemoteSpanContext(context.Background(), remote)
+	_, s := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
+	return span{s}
+}
+
+// span is a limiter.Span.
+type span struct{ trace.Span }
+
+// Context implements limiter.Span.
+func (s span) Context() string {
+	c := s.SpanContext()
+	trace, own := c.TraceID(), c.SpanID()
+	return string(trace[:]) + string(own[:])
+}
+
+// Peer implements limiter.Span.
+func (s span) Peer(name string) { s.SetAttributes(attribute.String("weir.peer", name)) }
+
+// End implements limiter.Span. What is said of one operation is said of the span, of several each is an event.
+func (s span) End(ops []limiter.Traced) {
+	for i := range ops {
+		about := attributes(&ops[i])
+		if len(ops) == 1 {
+			s.SetAttributes(about...)
+		} else {
+			s.AddEvent("decided", trace.WithAttributes(about...))
+		}
+	}
+	s.Span.End()
+}
+
+func attributes(op *limiter.Traced) []attribute.KeyValue {
+	out := []attribute.KeyValue{
+		attribute.String("weir.operation", op.Operation), attribute.String("weir.result", op.Result),
+		attribute.Int("weir.partition", op.Partition),
+	}
+	if op.Policy != "" {
+		out = append(out, attribute.String("weir.policy", op.Policy))
+	}
+	if op.Term != "" {
+		out = append(out, attribute.String("weir.term", op.Term))
+	}
+	return out
+}

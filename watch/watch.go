@@ -1,0 +1,312 @@
+// Package watch keeps what was read from files up to date: it reads them again when they change, and puts a new value in
+// force only when it could be made of what they hold.
+//
+// It knows nothing of what is in the files. It does not promise that every content is seen that a file has had, nor, of
+// several files, that they belong together: that is for the one who reads them to find out, and to refuse.
+package watch
+
+import (
+	"crypto/sha256"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// Config says what files hold, how they are watched and who is told.
+type Config[T any] struct {
+	// Parse makes a value of what the files hold, in their order. It may be called several times for one content, and must
+	// not keep it. Required.
+	Parse func(contents [][]byte) (T, error)
+	// OnChange is called with the new value after it is in force, when the content of a file has changed. It is not called
+	// for what Start itself loads. May be nil.
+	OnChange func(T)
+	// OnError is called when a file cannot be read (an error that wraps the operating system's) or Parse refuses what the
+	// files hold, once for as long as they stay the same. The value in force stays. May be nil.
+	OnError func(error)
+	// MaxSize bounds what is read of each file, in bytes: Parse sees one byte more of a larger one. 0 stands for 1 MiB.
+	MaxSize int64
+	// Settle is how long the content must stay the same before it is taken, so that a file that is just being written
+	// is not: 0 stands for 50 ms. An empty file, which may be one that was truncated to be written anew, has to stay
+	// for ten times as long.
+	Settle time.Duration
+	// Poll is how often the files are read although nothing announced a change, for file systems that announce none: 0
+	// stands for 2 s, or for 250 ms when the system has no events to offer.
+	Poll time.Duration
+}
+
+const (
+	defaultSettle = 50 * time.Millisecond
+	defaultPoll   = 2 * time.Second
+	quickPoll     = 250 * time.Millisecond
+	// emptySettle is how many times longer an empty file has to stay.
+	emptySettle = 10
+	defaultSize = 1 << 20
+)
+
+// Watcher keeps a value up to date with files. One goroutine, which Close waits for, reads them and makes the calls of
+// Config, one at a time; these must therefore not call Close.
+type Watcher[T any] struct {
+	files  []string
+	cfg    Config[T]
+	value  atomic.Pointer[T]
+	failed atomic.Pointer[error] // why the files are not in force, nil when they are
+
+	reload chan struct{} // holds a request for a reload
+	stop   chan struct{}
+	once   sync.Once // closes stop
+	done   chan struct{}
+
+	// What follows is only touched by Watch and then by the goroutine.
+	events  *fsnotify.Watcher // nil when the system offers none
+	dirs    []string          // watched by events
+	taken   seen              // the content of the value
+	handled seen              // what was last taken or reported
+	pending seen              // what was found since, and must be found again
+	again   int               // how often pending has been found again
+}
+
+// seen is what a look at the file found.
+type seen struct {
+	sum  [sha256.Size]byte // of the contents
+	fail string            // why there are none
+}
+
+// Start loads files and keeps watching them until Close. They must be right now; later they may be wrong, be replaced,
+// disappear and come back.
+func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
+	// Systems run out of watches, and some have none: reading the files often does the same, only dearer.
+	events, err := fsnotify.NewWatcher()
+	if err != nil {
+		events = nil
+	}
+	w, err := load(files, cfg, events)
+	if err != nil {
+		return nil, err
+	}
+	go w.run()
+	return w, nil
+}
+
+// load reads the files. Without events, which become the Watcher's, they are polled. The goroutine does not run yet.
+func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watcher[T], error) {
+	w := &Watcher[T]{
+		files: files, cfg: cfg, events: events,
+		reload: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+	}
+	// Watched before they are read, so that no change falls in between.
+	w.follow()
+	if w.cfg.MaxSize <= 0 {
+		w.cfg.MaxSize = defaultSize
+	}
+	if w.cfg.Settle <= 0 {
+		w.cfg.Settle = defaultSettle
+	}
+	if w.cfg.Poll <= 0 {
+		w.cfg.Poll = defaultPoll
+		if len(w.dirs) == 0 {
+			w.cfg.Poll = quickPoll
+		}
+	}
+	found, contents, err := w.look()
+	var value T
+	if err == nil {
+		value, err = w.cfg.Parse(contents)
+	}
+	if err != nil {
+		_ = w.closeEvents() // err is what matters
+		return nil, err
+	}
+	w.value.Store(&value)
+	w.taken, w.handled = found, found
+	return w, nil
+}
+
+// Current returns the value in force.
+func (w *Watcher[T]) Current() T { return *w.value.Load() }
+
+// Err returns why the files, as they are now, are not in force: what OnError was last told. It is nil when they are.
+func (w *Watcher[T]) Err() error {
+	if err := w.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Reload looks at the files at once, without waiting for an event or the next poll, and reports what is wrong with
+// them even if that has been reported. It does not wait for that to be done.
+func (w *Watcher[T]) Reload() {
+	select {
+	case w.reload <- struct{}{}:
+	default: // One that has not begun is as good.
+	}
+}
+
+// Close ends the watch and waits until no call of Config is under way. Current and Err keep their last values.
+func (w *Watcher[T]) Close() error {
+	w.once.Do(func() { close(w.stop) })
+	<-w.done
+	return w.closeEvents()
+}
+
+func (w *Watcher[T]) closeEvents() error {
+	if w.events == nil {
+		return nil
+	}
+	return w.events.Close()
+}
+
+func (w *Watcher[T]) run() {
+	defer close(w.done)
+	var events chan fsnotify.Event
+	var problems chan error
+	if w.events != nil {
+		events, problems = w.events.Events, w.events.Errors
+	}
+	poll := time.NewTicker(w.cfg.Poll)
+	defer poll.Stop()
+	settle := time.NewTimer(w.cfg.Settle)
+	defer settle.Stop()
+	settle.Stop()
+	armed := false // settle runs
+	arm := func(d time.Duration) {
+		// Never put off: in a directory in which something changes all the time, that would be for ever.
+		if !armed {
+			settle.Reset(d)
+			armed = true
+		}
+	}
+	for {
+		select {
+		case <-w.stop:
+			return
+		case <-events:
+			arm(w.cfg.Settle)
+		case <-problems:
+			// Events were lost: there may have been one for a file.
+			arm(w.cfg.Settle)
+		case <-poll.C:
+			arm(0)
+		case <-settle.C:
+			armed = false
+			if w.check() {
+				arm(w.cfg.Settle)
+			}
+		case <-w.reload:
+			// As if it had never been looked at, so that a mistake that stayed is reported again.
+			w.handled = seen{}
+			arm(0)
+		}
+	}
+}
+
+// check looks at the files, and handles what it finds when it has found the same often enough. It reports whether to
+// look again after the time to settle.
+func (w *Watcher[T]) check() (more bool) {
+	w.follow()
+	found, contents, err := w.look()
+	if found == w.handled {
+		w.pending = seen{}
+		return false
+	}
+	if found != w.pending {
+		w.pending, w.again = found, 0
+		return true
+	}
+	w.again++
+	empty := func(b []byte) bool { return len(b) == 0 }
+	if err == nil && slices.ContainsFunc(contents, empty) && w.again < emptySettle {
+		return true
+	}
+	w.handled, w.pending = found, seen{}
+	var value T
+	if err == nil {
+		value, err = w.cfg.Parse(contents)
+	}
+	if err != nil {
+		w.failed.Store(&err)
+		if w.cfg.OnError != nil {
+			w.cfg.OnError(err)
+		}
+		return false
+	}
+	w.failed.Store(nil)
+	if found != w.taken {
+		w.taken = found
+		w.value.Store(&value)
+		if w.cfg.OnChange != nil {
+			w.cfg.OnChange(value)
+		}
+	}
+	return false
+}
+
+// look reads the files.
+func (w *Watcher[T]) look() (seen, [][]byte, error) {
+	all := sha256.New()
+	contents := make([][]byte, len(w.files))
+	for i, file := range w.files {
+		content, err := read(file, w.cfg.MaxSize)
+		if err != nil {
+			return seen{fail: err.Error()}, nil, err
+		}
+		contents[i] = content
+		sum := sha256.Sum256(content)
+		all.Write(sum[:])
+	}
+	return seen{sum: [sha256.Size]byte(all.Sum(nil))}, contents, nil
+}
+
+func read(file string, limit int64) (content []byte, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	return io.ReadAll(io.LimitReader(f, limit+1))
+}
+
+// follow watches the directories of the files and, where a file is a symbolic link, that of what it leads to now.
+// Directories and not files: editors and Kubernetes put a new file, or a new link, in the place of the old. All are
+// asked for again each time, because a directory may have been replaced by another of its name, too.
+func (w *Watcher[T]) follow() {
+	if w.events == nil {
+		return
+	}
+	var want []string
+	add := func(dir string) {
+		if !slices.Contains(want, dir) {
+			want = append(want, dir)
+		}
+	}
+	for _, file := range w.files {
+		add(filepath.Dir(file))
+		if target, err := filepath.EvalSymlinks(file); err == nil {
+			add(filepath.Dir(target))
+		}
+	}
+	var watched []string
+	for _, dir := range want {
+		// A directory that is away, or one too many, is left to the poll.
+		if w.events.Add(dir) == nil {
+			watched = append(watched, dir)
+		}
+	}
+	w.drop(watched)
+	w.dirs = watched
+}
+
+// drop ends the watches that are not among those to keep. That one is gone already is no matter.
+func (w *Watcher[T]) drop(keep []string) {
+	for _, dir := range w.dirs {
+		if !slices.Contains(keep, dir) {
+			_ = w.events.Remove(dir)
+		}
+	}
+}
