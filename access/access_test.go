@@ -3,6 +3,7 @@ package access
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
@@ -208,5 +209,27 @@ func BenchmarkByToken(b *testing.B) {
 	}
 	for b.Loop() {
 		l.ByToken("weir_0123456789012345678901234567890123456789012")
+	}
+}
+
+// TestDocumentation: the example that people copy is right.
+func TestDocumentation(t *testing.T) {
+	page, err := os.ReadFile("../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, found := strings.Cut(string(page), "```yaml\n")
+	example, _, closed := strings.Cut(rest, "```")
+	if !found || !closed {
+		t.Fatal("docs/security.md has no example")
+	}
+	l, err := Parse("docs/security.md", []byte(example))
+	if err != nil || l.Callers() != 2 || l.MetricsOpen {
+		t.Errorf("%+v, %v", l, err)
+	}
+	for _, role := range roleNames() {
+		if !strings.Contains(string(page), "| `"+role+"` |") {
+			t.Errorf("the role %s is not explained", role)
+		}
 	}
 }

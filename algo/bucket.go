@@ -45,7 +45,8 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 		room, _ = full.sub(owed).div(window)
 	}
 	grant := min(cost, room)
-	*d = Decision{Allowed: grant >= pass && cost <= MaxLimit, Limit: capacity}
+	*d = Decision{}
+	d.Allowed, d.Limit = grant >= pass && cost <= MaxLimit, capacity
 	switch {
 	case d.Allowed && r.Cost > 0:
 		if l.Algorithm == LeakyBucket {

@@ -28,6 +28,7 @@ const weirPolicies = `policies:
   - {name: log, algorithm: sliding_log, limit: 1000, window: 1m}
   - {name: exact-bucket, algorithm: token_bucket, limit: 100, window: 24h}
   - {name: exact-log, algorithm: sliding_log, limit: 100, window: 24h}
+  - {name: uncopied, algorithm: token_bucket, limit: 1000, window: 1m, durability: none}
   - {name: wide, algorithm: token_bucket, limit: 1000000000, window: 1s}
 `
 
@@ -255,6 +256,13 @@ func (b *bench) threeMeasurements() []measurement {
 				return nil, err
 			}
 			return b.driveClient(ctx, w, "bucket", nil, b.anyKey)
+		}},
+		{work: "three-client", system: "weir-uncopied", run: func(ctx context.Context) (sample, error) {
+			w, err := b.weirThree()
+			if err != nil {
+				return nil, err
+			}
+			return b.driveClient(ctx, w, "uncopied", nil, b.anyKey)
 		}},
 		{work: "single", system: "forward-echo", run: forward(1, 1)},
 		{work: "single", system: "weir", run: b.singleWeir},

@@ -13,6 +13,7 @@ type target struct {
 	limit     *algo.Limit // with a namespace, perhaps empty
 	namespace string
 	key       string
+	scope     string // of limit: see limiter.InlineScope; empty: not worked out yet
 }
 
 // question is a Check in the form in which it is sent.
@@ -38,9 +39,9 @@ type held struct {
 // backend is what decides: a cluster, or a limiter in this process. Its methods are safe for concurrent use and honour
 // ctx. Their errors are *Error; a node that does not answer in time is one of kind ErrUnavailable.
 type backend interface {
-	// check answers each of qs, in order. It fails when one is malformed, and with the first one's error when not one
-	// could be decided.
-	check(ctx context.Context, qs []question) ([]answer, error)
+	// check answers each of qs in the element of answers beside it, within a time; 0: as long as it takes. It fails when
+	// one is malformed, and with the first one's error when not one could be decided; what is in answers then is void.
+	check(ctx context.Context, qs []question, answers []answer, within time.Duration) error
 	// checkAll answers qs together: all are charged, or none is admitted. It fails when one cannot be decided.
 	checkAll(ctx context.Context, qs []question) (AllDecision, error)
 	acquire(ctx context.Context, q question, ttl time.Duration) (held, error)

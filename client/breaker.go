@@ -2,6 +2,7 @@ package client
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -20,6 +21,8 @@ type breaker struct {
 	threshold int           // failures in a row that open it; 0 keeps it closed for ever
 	cooldown  time.Duration // from opening, or from the last failed probe, to the next probe
 
+	trouble atomic.Bool // whether it is open or has seen failures in a row: otherwise nobody needs the lock
+
 	mu       sync.Mutex
 	failures int       // in a row, while closed
 	open     bool      // refuses calls
@@ -29,6 +32,9 @@ type breaker struct {
 
 // allow tells whether a call may be made. A caller that is told so reports to done, with the same probe.
 func (b *breaker) allow() (probe, ok bool) {
+	if !b.trouble.Load() {
+		return false, true
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.open {
@@ -43,11 +49,12 @@ func (b *breaker) allow() (probe, ok bool) {
 
 // done takes in the outcome of a call that allow let through.
 func (b *breaker) done(probe bool, o outcome) {
-	if b.threshold == 0 {
+	if b.threshold == 0 || o == answered && !b.trouble.Load() {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	defer func() { b.trouble.Store(b.open || b.failures > 0) }()
 	if probe {
 		b.probing = false
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -25,6 +26,7 @@ type Client struct {
 	retry   bool
 	breaker breaker
 	memory  *memory   // nil: none
+	askings sync.Pool // of *asking
 	start   time.Time // what now counts from
 
 	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given.
@@ -55,6 +57,7 @@ func newClient(b backend, o options) *Client {
 		ids:     rand.Text() + ".",
 		ctx:     ctx,
 		cancel:  cancel,
+		askings: sync.Pool{New: func() any { return new(asking) }},
 	}
 	if o.memory {
 		c.memory = &memory{seed: maphash.MakeSeed()}
@@ -76,11 +79,13 @@ func (c *Client) Policy(name string) *Limiter {
 // capacity have no part in that and may change from call to call. An empty namespace stands for "default". A limit that
 // cannot be makes the first call fail with ErrInvalid. Limit.MaxLog is the nodes' to set and is not sent.
 func (c *Client) Inline(namespace string, limit algo.Limit) *Limiter {
-	return &Limiter{c: c, target: target{limit: &limit, namespace: namespace}}
+	return &Limiter{c: c, target: target{limit: &limit, namespace: namespace, scope: limiter.InlineScope(namespace, &limit)}}
 }
 
 // Check asks several questions at once, at most 1000, and returns one Result for each, in order. They are decided one by
 // one: a refusal of one does not keep the others from being charged.
+//
+// They may be decided by different nodes, side by side, each in their order.
 //
 // An error means that none was: one is malformed, which the error's Field names as in "checks[3].key" where there are
 // several; not one could be decided, for the reason that the first could not; or ctx ended. Otherwise the reason why a
@@ -205,53 +210,139 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 	return all, nil
 }
 
+// asking is the room that questions and their answers take.
+type asking struct {
+	qs      []question
+	marks   []uint64 // of memory
+	answers []answer
+	results []Result
+
+	one struct {
+		q [1]question
+		m [1]uint64
+		a [1]answer
+		r [1]Result
+	}
+}
+
 // decide answers questions that are well formed, from memory if all of them were refused a moment ago. The fail policy is
 // applied. The caller is counted in.
 func (c *Client) decide(ctx context.Context, qs []question) ([]Result, error) {
-	sent := c.now()
-	if results := c.memory.recall(qs, sent); results != nil {
-		return results, nil
-	}
-	marks := c.memory.marks(qs)
-	for i := range qs {
-		if qs[i].cost > 0 && qs[i].requestID == "" {
-			qs[i].requestID = c.requestID()
-		}
-	}
-	again := true
-	for i := range qs {
-		again = again && (qs[i].cost == 0 || qs[i].requestID != "")
-	}
-	var answers []answer
-	failed, err := c.ask(ctx, again, func(ctx context.Context) (err error) {
-		answers, err = c.backend.check(ctx, qs)
-		return err
-	})
+	n := len(qs)
+	a := &asking{qs: qs, marks: make([]uint64, n), answers: make([]answer, n), results: make([]Result, n)}
+	err := c.answer(ctx, a)
 	if err != nil {
 		return nil, err
 	}
-	came := c.now()
-	results := make([]Result, len(qs))
-	for i := range results {
-		if failed || errors.Is(answers[i].Err, ErrUnavailable) {
-			results[i] = Result{Decision: c.fallback(qs[i])}
-			continue
-		}
-		results[i] = answers[i].Result
-		if marks != nil {
-			c.memory.remember(&qs[i], &answers[i], marks[i], sent, came)
-		}
-	}
-	return results, nil
+	return a.results, nil
 }
 
 // decideOne is decide for a single question.
 func (c *Client) decideOne(ctx context.Context, q question) (Decision, error) {
-	results, err := c.decide(ctx, []question{q})
+	a := c.askings.Get().(*asking)
+	a.one.q[0] = q
+	a.qs, a.marks, a.answers, a.results = a.one.q[:], a.one.m[:], a.one.a[:], a.one.r[:]
+	err := c.answer(ctx, a)
+	r := a.results[0]
+	*a = asking{}
+	c.askings.Put(a)
 	if err != nil {
 		return Decision{}, err
 	}
-	return results[0].Decision, results[0].Err
+	return r.Decision, r.Err
+}
+
+// answer fills in the results.
+func (c *Client) answer(ctx context.Context, a *asking) error {
+	sent := c.now()
+	if c.memory.recall(a, sent) {
+		return nil
+	}
+	c.memory.mark(a)
+	again := true // asking twice charges nothing twice
+	for i := range a.qs {
+		q := &a.qs[i]
+		if q.cost > 0 && q.requestID == "" {
+			q.requestID = c.requestID()
+		}
+		again = again && (q.cost == 0 || q.requestID != "")
+	}
+	failed, err := c.askChecks(ctx, again, a)
+	if err != nil {
+		return err
+	}
+	came := c.now()
+	for i := range a.results {
+		if failed || errors.Is(a.answers[i].Err, ErrUnavailable) {
+			a.results[i] = Result{Decision: c.fallback(a.qs[i])}
+			continue
+		}
+		a.results[i] = a.answers[i].Result
+		c.memory.remember(&a.qs[i], &a.answers[i], a.marks[i], sent, came)
+	}
+	return nil
+}
+
+// askChecks is ask for questions.
+func (c *Client) askChecks(ctx context.Context, again bool, a *asking) (failed bool, err error) {
+	probe, ok := c.breaker.allow()
+	if !ok {
+		return true, nil
+	}
+	first := true
+	o, err := c.attempt(ctx, again, func(within time.Duration) error {
+		if first || len(a.qs) == 1 {
+			first = false
+			return a.unanswered(c.backend.check(ctx, a.qs, a.answers, within))
+		}
+		return c.askRest(ctx, a, within)
+	})
+	if o != answered && errors.Is(err, ErrUnavailable) && a.some() {
+		// Not all were answered, but the cluster is there: the fail policy is for the rest.
+		o, err = answered, nil
+	}
+	c.breaker.done(probe, o)
+	if errors.Is(err, ErrUnavailable) {
+		return true, nil
+	}
+	return false, err
+}
+
+// askRest asks those questions again that had no answer.
+func (c *Client) askRest(ctx context.Context, a *asking, within time.Duration) error {
+	var rest asking
+	var places []int
+	for i := range a.qs {
+		if errors.Is(a.answers[i].Err, ErrUnavailable) {
+			rest.qs, places = append(rest.qs, a.qs[i]), append(places, i)
+		}
+	}
+	rest.answers = make([]answer, len(rest.qs))
+	err := rest.unanswered(c.backend.check(ctx, rest.qs, rest.answers, within))
+	for j, i := range places {
+		a.answers[i] = rest.answers[j]
+	}
+	return err
+}
+
+// unanswered takes in what a backend's check returned. When questions have no answer it returns the reason of one.
+func (a *asking) unanswered(err error) error {
+	if errors.Is(err, ErrUnavailable) {
+		for i := range a.answers {
+			a.answers[i] = answer{Result: Result{Err: err}}
+		}
+	}
+	for i := 0; err == nil && i < len(a.answers); i++ {
+		if errors.Is(a.answers[i].Err, ErrUnavailable) {
+			err = a.answers[i].Err
+		}
+	}
+	return err
+}
+
+// some tells whether a question was answered.
+func (a *asking) some() bool {
+	return slices.ContainsFunc(a.answers, func(a answer) bool { return !errors.Is(a.Err, ErrUnavailable) })
 }
 
 // ask runs a call that the fail policy can answer in the cluster's place, and reports whether it has to. again says that
@@ -269,34 +360,44 @@ func (c *Client) ask(ctx context.Context, again bool, f func(context.Context) er
 	return false, err
 }
 
-// call runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to
-// a second run, for when nobody answers the first.
+// call is attempt for what goes by a context.
 func (c *Client) call(ctx context.Context, again bool, f func(context.Context) error) (outcome, error) {
+	return c.attempt(ctx, again, func(within time.Duration) error {
+		if within == 0 {
+			return f(ctx)
+		}
+		ctx, cancel := context.WithTimeout(ctx, within)
+		defer cancel()
+		return f(ctx)
+	})
+}
+
+// attempt runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to
+// a second run, for when nobody answers the first. Without a timeout f is given 0.
+func (c *Client) attempt(ctx context.Context, again bool, f func(within time.Duration) error) (outcome, error) {
 	if c.timeout == 0 {
-		return c.judge(ctx, f(ctx))
+		return c.judge(ctx, f(0))
 	}
 	budget, hurried := c.timeout, false
 	if deadline, ok := ctx.Deadline(); ok {
 		// The tenth is for the caller to act on the answer.
 		if left := time.Until(deadline) / 10 * 9; left < budget {
-			budget, hurried = left, true
+			budget, hurried = max(left, 1), true // the end of ctx tells that there is no time
 		}
 	}
-	whole, cancel := context.WithTimeout(ctx, budget)
-	defer cancel()
-
-	first := whole
+	start := c.now()
+	first := budget
 	if again {
-		var cancel context.CancelFunc
-		first, cancel = context.WithTimeout(whole, budget/2)
-		defer cancel()
+		first = max(budget/2, 1)
 	}
 	err := f(first)
-	if again && errors.Is(err, ErrUnavailable) && whole.Err() == nil && c.ctx.Err() == nil {
-		err = f(whole)
+	left := budget - (c.now() - start)
+	if again && errors.Is(err, ErrUnavailable) && left > 0 && ctx.Err() == nil && c.ctx.Err() == nil {
+		err = f(left)
+		left = budget - (c.now() - start)
 	}
 	o, err := c.judge(ctx, err)
-	if o == unanswered && hurried && whole.Err() != nil {
+	if o == unanswered && hurried && left <= 0 {
 		o = unknown
 	}
 	return o, err

@@ -167,8 +167,18 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		wantError(t, err, ErrNotFound, "policy", `"missing" is not known here`)
 		_, err = c.Check(ctx, []Check{{Policy: "five"}})
 		wantError(t, err, ErrInvalid, "key", "must not be empty")
-		_, err = c.Check(ctx, []Check{{Policy: "five", Key: "a"}, {Policy: "jobs", Key: "a"}})
-		wantError(t, err, ErrInvalid, "checks[1].cost", "could not be released")
+		results, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Policy: "jobs", Key: "a"}})
+		if err != nil || results[0].Err != nil || !results[0].Allowed {
+			t.Errorf("beside one that cannot be asked: %+v, %v", results, err)
+		}
+		wantError(t, results[1].Err, ErrInvalid, "cost", "could not be released")
+		_, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Limit: &algo.Limit{Algorithm: algo.SlidingLog}, Key: "b"}})
+		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "checks[1].limit.limit") {
+			t.Errorf("a limit that cannot be: %v", err)
+		}
+		if d := must(t)(c.Policy("five").Peek(ctx, "b")); d.Remaining != 4 {
+			t.Errorf("something was charged beside it: %+v", d)
+		}
 	})
 
 	t.Run("all", func(t *testing.T) {

@@ -26,6 +26,17 @@
 // work whose cost is known only afterwards, and its Reservation is settled by Commit or Cancel; a charge that was made
 // without one is given back by Refund.
 //
+// # How questions travel
+//
+// The Client learns from the nodes who owns which keys, and asks the owners directly; where it cannot, any node. What
+// callers ask at the same time shares messages on one or two streams to each node: a question goes out at once when nothing
+// is under way to its node, or when as much has gathered as is under way. There is no timer, a lone caller waits for nobody,
+// and among hundreds a question costs some microseconds. Acquire, Reserve, All and what gives back are calls of their own,
+// to any node.
+//
+// At most 20,000 questions wait for one node; while one is stuck, further ones are answered by the fail policy at once. What
+// a node did not begin, because it stops or its connection broke before, is asked of another one, whatever it is.
+//
 // # Refusals
 //
 // A refusal is remembered for its RetryAfter, a second at most, and the same question answered at once meanwhile: a
@@ -53,6 +64,8 @@
 // others if it waited for a tenth of the client's timeout. When every node hangs, questions go to all in turn as before,
 // for the circuit breaker to judge. A node that answers whether it is there and yet leaves questions unanswered costs as
 // much anew after each such second.
+//
+// When a call of several questions is answered by some nodes and not by others, the fail policy is for the rest.
 //
 // After several failures in a row, of whichever nodes, a circuit breaker opens (WithBreaker; 5 failures, 1 s): questions
 // are answered by the fail policy at once, except for one at a time that finds out whether a node answers again. A

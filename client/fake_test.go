@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"runtime"
 	"strings"
@@ -12,8 +13,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
@@ -91,8 +94,8 @@ func (b *book) Check(_ context.Context, checks []limiter.Check) ([]limiter.Resul
 	for i, ck := range checks {
 		b.ids = append(b.ids, ck.RequestID)
 		if ck.Policy == "jobs" {
-			e := &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "could not be released"}
-			return nil, e.In(i, len(checks))
+			results[i].Err = &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "could not be released"}
+			continue
 		}
 		if err := b.fail(ck.Target); err != nil {
 			results[i].Err = err
@@ -266,6 +269,17 @@ func (b *book) expire(key string) {
 // node is a node's gRPC door over a book, which counts the checks it is asked and can do worse than answer.
 type node struct {
 	weirv1.LimiterServer
+	svc     limiter.Service
+	ctx     context.Context // ends when it is stopped
+	cancel  context.CancelFunc
+	streams streams
+	ring    ringTold
+	secret  bool        // does not tell of the ring
+	direct  bool        // serves streams without looking into them
+	stops   atomic.Bool // ends its streams in order
+	// messages counts those that came over streams, which wait for gate if there is one.
+	messages atomic.Int64
+	gate     atomic.Pointer[chan struct{}]
 	// before, if any, is called first in every Check, and may answer in its place with an error.
 	before func(context.Context, *weirv1.CheckRequest) error
 	asked  atomic.Int64
@@ -295,12 +309,13 @@ func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.
 	return c.Service.Check(ctx, checks)
 }
 
-// inSteps has a service answer batches, each check by itself.
-type inSteps struct {
-	limiter.Service
-}
-
-func (s inSteps) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+// Begin and Finish make a node the rpc.Service of its streams. What comes before an answer comes before each check's, side by
+// side.
+func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+	n.messages.Add(1)
+	if gate := n.gate.Load(); gate != nil {
+		<-*gate
+	}
 	b.Results = make([]limiter.Result, len(b.Checks))
 	for i := range b.Checks {
 		open = append(open, i)
@@ -308,9 +323,26 @@ func (s inSteps) Begin(_ context.Context, b *limiter.Batch) (open []int, err *li
 	return open, nil
 }
 
-func (s inSteps) Finish(ctx context.Context, b *limiter.Batch) {
+func (n *node) Finish(ctx context.Context, b *limiter.Batch) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.ctx, cancel)()
+	var all sync.WaitGroup
 	for i := range b.Checks {
-		results, err := s.Check(ctx, b.Checks[i:i+1])
+		all.Go(func() {
+			ck := b.Checks[i]
+			req := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: ck.Policy, Key: ck.Key}, RequestId: ck.RequestID}}}
+			if err := n.ask(ctx, req); err != nil {
+				b.Results[i].Err = n.errorOf(err)
+			}
+		})
+	}
+	all.Wait()
+	for i := range b.Checks {
+		if b.Results[i].Err != nil {
+			continue
+		}
+		results, err := n.svc.Check(ctx, b.Checks[i:i+1])
 		if err != nil {
 			results = []limiter.Result{{Err: err}}
 		}
@@ -318,21 +350,167 @@ func (s inSteps) Finish(ctx context.Context, b *limiter.Batch) {
 	}
 }
 
-func nodeOver(svc limiter.Service) *node {
-	status := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
-	return &node{LimiterServer: rpc.NewServer(rpc.ServerConfig{Service: inSteps{svc}, Status: status}), health: health.NewServer()}
+// errorOf is the error of a single check. Where there is none like that the stream as a whole fails.
+func (n *node) errorOf(err error) *limiter.Error {
+	out := &limiter.Error{}
+	switch status.Code(err) {
+	case codes.InvalidArgument:
+		out.Kind = limiter.Invalid
+	case codes.NotFound:
+		out.Kind = limiter.NotFound
+	case codes.ResourceExhausted:
+		out.Kind = limiter.TooLarge
+	case codes.Unavailable:
+		out.Kind = limiter.Unavailable
+	default:
+		n.streams.end(err)
+	}
+	out.Field, out.Message = splitField(status.Convert(err).Message())
+	return out
 }
 
-func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+// streams are those that a node serves at present.
+type streams struct {
+	mu  sync.Mutex
+	all map[*failing]context.CancelCauseFunc
+}
+
+func (s *streams) end(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, cancel := range s.all {
+		cancel(err)
+	}
+}
+
+// failing is a stream that can be told to end with an error, and answers nothing any more then.
+type failing struct {
+	weirv1.Limiter_CheckStreamServer
+	ctx  context.Context
+	node *node
+}
+
+func (f *failing) RecvMsg(m any) error {
+	err := f.Limiter_CheckStreamServer.RecvMsg(m)
+	if f.node.stops.Load() {
+		return io.EOF
+	}
+	return err
+}
+
+func (f *failing) Context() context.Context { return f.ctx }
+
+func (f *failing) Send(out *weirv1.CheckStreamResponse) error {
+	if f.ctx.Err() != nil && !out.More {
+		return f.ctx.Err()
+	}
+	return f.Limiter_CheckStreamServer.Send(out)
+}
+
+func (n *node) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
+	if n.direct {
+		return n.LimiterServer.CheckStream(stream)
+	}
+	ctx, cancel := context.WithCancelCause(stream.Context())
+	defer cancel(nil)
+	if n.stops.Load() {
+		return nil
+	}
+	f := &failing{stream, ctx, n}
+	n.streams.mu.Lock()
+	if n.streams.all == nil {
+		n.streams.all = make(map[*failing]context.CancelCauseFunc)
+	}
+	n.streams.all[f] = cancel
+	n.streams.mu.Unlock()
+	err := n.LimiterServer.CheckStream(f)
+	n.streams.mu.Lock()
+	defer n.streams.mu.Unlock()
+	delete(n.streams.all, f)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+func nodeOver(svc limiter.Service) *node {
+	describe := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
+	n := &node{svc: svc, health: health.NewServer()}
+	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.LimiterServer = rpc.NewServer(rpc.ServerConfig{
+		Service: struct {
+			limiter.Service
+			steps
+		}{svc, n},
+		Status:   describe,
+		Topology: n.ring.now,
+	})
+	n.tell(&weirv1.TopologyResponse{})
+	return n
+}
+
+// ringTold is what a node says of the ring.
+type ringTold struct {
+	mu      sync.Mutex
+	told    *weirv1.TopologyResponse
+	changed chan struct{}
+}
+
+func (r *ringTold) now() (*weirv1.TopologyResponse, <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.told, r.changed
+}
+
+// tell has the node say something else of the ring.
+func (n *node) tell(t *weirv1.TopologyResponse) {
+	n.ring.mu.Lock()
+	defer n.ring.mu.Unlock()
+	if n.ring.changed != nil {
+		close(n.ring.changed)
+	}
+	n.ring.told, n.ring.changed = t, make(chan struct{})
+}
+
+func (n *node) Topology(req *weirv1.TopologyRequest, stream weirv1.Limiter_TopologyServer) error {
+	if n.secret {
+		return status.Error(codes.PermissionDenied, "not for you")
+	}
+	return n.LimiterServer.Topology(req, stream)
+}
+
+// hold keeps messages that come over streams from being looked at until they are released.
+func (n *node) hold() (release func()) {
+	gate := make(chan struct{})
+	n.gate.Store(&gate)
+	return func() {
+		n.gate.Store(nil)
+		close(gate)
+	}
+}
+
+// steps are the methods of a node that are rpc.Service's.
+type steps interface {
+	Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error)
+	Finish(context.Context, *limiter.Batch)
+}
+
+// ask does what comes before an answer.
+func (n *node) ask(ctx context.Context, req *weirv1.CheckRequest) error {
 	n.asked.Add(1)
 	if n.hung.Load() {
 		<-ctx.Done()
-		return nil, ctx.Err()
+		return ctx.Err()
 	}
 	if n.before != nil {
-		if err := n.before(ctx, req); err != nil {
-			return nil, err
-		}
+		return n.before(ctx, req)
+	}
+	return nil
+}
+
+func (n *node) Check(ctx context.Context, req *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	if err := n.ask(ctx, req); err != nil {
+		return nil, err
 	}
 	return n.LimiterServer.Check(ctx, req)
 }
@@ -357,6 +535,7 @@ func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
 		_ = s.Serve(l)
 	}()
 	stop = func() {
+		n.cancel()
 		s.Stop()
 		<-done
 	}

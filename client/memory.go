@@ -38,28 +38,24 @@ func (m *memory) hash(t *target) uint64 {
 // not answered from memory, since what was admitted under it is to be admitted again.
 func (q *question) plain() bool { return q.cost > 0 && !q.partial && q.requestID == "" }
 
-// recall returns the answers to qs, or nil unless it knows all of them.
-func (m *memory) recall(qs []question, now time.Duration) []Result {
+// recall answers the questions, if it knows the answers to all of them.
+func (m *memory) recall(a *asking, now time.Duration) bool {
 	if m == nil {
-		return nil
+		return false
 	}
-	var results []Result
-	for i := range qs {
-		q := &qs[i]
+	for i := range a.qs {
+		q := &a.qs[i]
 		if !q.plain() {
-			return nil
+			return false
 		}
 		r, _, ok := m.refusals.Find(m.hash(&q.target), q.subject(), q.cost, int64(now))
 		if !ok {
-			return nil
+			return false
 		}
-		if results == nil {
-			results = make([]Result, len(qs))
-		}
-		results[i].Decision = r.Decision
-		results[i].age(now - time.Duration(r.Came))
+		a.results[i].Decision = r.Decision
+		a.results[i].age(now - time.Duration(r.Came))
 	}
-	return results
+	return len(a.qs) > 0
 }
 
 // age makes a refusal one that came so long ago.
@@ -76,21 +72,19 @@ func (d *Decision) age(age time.Duration) {
 	d.Limits = limits
 }
 
-// marks returns what remember needs of questions that are about to be sent.
-func (m *memory) marks(qs []question) []uint64 {
+// mark notes what remember needs of questions that are about to be sent.
+func (m *memory) mark(a *asking) {
 	if m == nil {
-		return nil
+		return
 	}
-	marks := make([]uint64, len(qs))
-	for i := range qs {
-		marks[i] = m.refusals.Mark(m.hash(&qs[i].target))
+	for i := range a.qs {
+		a.marks[i] = m.refusals.Mark(m.hash(&a.qs[i].target))
 	}
-	return marks
 }
 
 // remember keeps the answer to q, which was sent and came then, if it is a refusal that may be kept.
 func (m *memory) remember(q *question, a *answer, mark uint64, sent, came time.Duration) {
-	if a.Err != nil || a.Allowed || a.rememberFor <= 0 || q.cost == 0 || q.partial {
+	if m == nil || a.Err != nil || a.Allowed || a.rememberFor <= 0 || q.cost == 0 || q.partial {
 		return
 	}
 	kept := a.Decision

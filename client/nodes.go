@@ -36,10 +36,15 @@ type nodes struct {
 	running sync.WaitGroup
 
 	mu       sync.Mutex
-	resolver resolver.Resolver // nil until it is built
-	list     []*member         // replaced, never modified
-	err      error             // why nothing is in list; nil while that is being found out
-	changed  chan struct{}     // closed, and replaced, when list, err or the state of a connection has changed
+	resolver resolver.Resolver   // nil until it is built
+	named    []resolver.Endpoint // what it found
+	list     []*member           // of named, and of the ring; replaced, never modified
+	err      error               // why nothing is in list; nil while that is being found out
+	changed  chan struct{}       // closed, and replaced, when list, err or the state of a connection has changed
+	ring     *topology           // nil: not known
+
+	owners atomic.Pointer[owners] // by ring, as far as they are in list; nil: not known
+	now    func() time.Duration
 }
 
 // member is one node.
@@ -47,13 +52,19 @@ type member struct {
 	endpoint resolver.Endpoint
 	conn     *grpc.ClientConn
 	gone     context.CancelFunc // the resolver does not name it any more
-	out      atomic.Int64       // calls under way
+	link     *link              // for checks
+	ready    atomic.Bool        // connected and well, as of the last change
+	out      atomic.Int64       // calls and checks under way
 	breaker  breaker            // opens with the first failure: others can be asked
 }
 
 // newNodes returns the nodes that builder resolves target to. Close them when done.
 func newNodes(builder resolver.Builder, target resolver.Target, dial []grpc.DialOption, o options) (*nodes, error) {
-	ns := &nodes{authority: target.Endpoint(), dial: dial, timeout: o.timeout, cooldown: o.cooldown, changed: make(chan struct{})}
+	start := time.Now()
+	ns := &nodes{
+		authority: target.Endpoint(), dial: dial, timeout: o.timeout, cooldown: o.cooldown, changed: make(chan struct{}),
+		now: func() time.Duration { return time.Since(start) },
+	}
 	if ns.cooldown <= 0 {
 		ns.cooldown = DefaultBreakerCooldown
 	}
@@ -118,9 +129,23 @@ func (ns *nodes) UpdateState(s resolver.State) error {
 	}
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
+	ns.named = endpoints
+	ns.err = ns.renewLocked()
+	return ns.err
+}
+
+// renewLocked makes the list of what the resolver and the ring name.
+func (ns *nodes) renewLocked() (failed error) {
+	wanted := slices.Clone(ns.named)
+	if ns.ring != nil {
+		for _, addr := range ns.ring.addresses {
+			if addr != "" && !slices.ContainsFunc(ns.named, func(e resolver.Endpoint) bool { return at(e, addr) }) {
+				wanted = append(wanted, resolver.Endpoint{Addresses: []resolver.Address{{Addr: addr}}})
+			}
+		}
+	}
 	var list []*member
-	var failed error
-	for _, e := range endpoints {
+	for _, e := range wanted {
 		same := func(m *member) bool {
 			return slices.EqualFunc(m.endpoint.Addresses, e.Addresses, resolver.Address.Equal)
 		}
@@ -137,7 +162,10 @@ func (ns *nodes) UpdateState(s resolver.State) error {
 			continue
 		}
 		ctx, gone := context.WithCancel(ns.ctx)
-		m := &member{endpoint: e, conn: conn, gone: gone, breaker: breaker{threshold: 1, cooldown: ns.cooldown}}
+		m := &member{
+			endpoint: e, conn: conn, gone: gone, breaker: breaker{threshold: 1, cooldown: ns.cooldown},
+			link: newLink(weirv1.NewLimiterClient(conn), ns.now),
+		}
 		list = append(list, m)
 		ns.running.Go(func() { ns.watch(ctx, m) })
 	}
@@ -146,9 +174,15 @@ func (ns *nodes) UpdateState(s resolver.State) error {
 			m.gone()
 		}
 	}
-	ns.list, ns.err = list, failed
+	ns.list = list
+	ns.owners.Store(ns.ring.owners(list))
 	ns.wakeLocked()
 	return failed
+}
+
+// at tells whether an endpoint is the one at an address.
+func at(e resolver.Endpoint, addr string) bool {
+	return slices.ContainsFunc(e.Addresses, func(a resolver.Address) bool { return a.Addr == addr })
 }
 
 // ReportError takes in why the resolver found nothing. What it found before stays.
@@ -175,7 +209,9 @@ func (ns *nodes) wakeLocked() {
 // watch keeps m connected and tells of every change, until ctx ends. Then it closes the connection.
 func (ns *nodes) watch(ctx context.Context, m *member) {
 	defer m.conn.Close()
+	defer m.link.close()
 	for state := m.conn.GetState(); ; state = m.conn.GetState() {
+		m.ready.Store(state == connectivity.Ready)
 		switch state {
 		case connectivity.Idle:
 			m.conn.Connect()
@@ -194,6 +230,7 @@ func (ns *nodes) watch(ctx context.Context, m *member) {
 			break
 		}
 	}
+	m.ready.Store(false)
 	// Calls under way, when it was only the name that lost this address, are given the time they have.
 	t := time.NewTimer(ns.timeout)
 	defer t.Stop()
@@ -218,46 +255,9 @@ func (ns *nodes) changes() <-chan struct{} {
 // waits for those that try for the first time; if they failed, asking any tells the reason.
 func (ns *nodes) pick(ctx context.Context) (m *member, connected bool, err error) {
 	for {
-		ns.mu.Lock()
-		list, err, changed := ns.list, ns.err, ns.changed
-		ns.mu.Unlock()
-		if len(list) == 0 && err != nil {
-			return nil, false, status.Error(codes.Unavailable, "cannot resolve the address: "+err.Error())
-		}
-		var well, failed, broken *member
-		trying := len(list) == 0
-		turn := ns.next.Add(1)
-		for i := range list {
-			m := list[(turn+uint64(i))%uint64(len(list))]
-			switch m.conn.GetState() {
-			case connectivity.Ready:
-			case connectivity.TransientFailure:
-				broken = m // gRPC stays in this state until a connection is ready
-				continue
-			default:
-				trying = true
-				continue
-			}
-			probe, ok := m.breaker.allow()
-			if probe {
-				ns.probe(m)
-			}
-			switch {
-			case ok && !probe:
-				if well == nil || m.out.Load() < well.out.Load() {
-					well = m
-				}
-			case failed == nil || m.out.Load() < failed.out.Load():
-				failed = m
-			}
-		}
-		switch {
-		case well != nil:
-			return well, true, nil
-		case failed != nil:
-			return failed, true, nil
-		case broken != nil && !trying:
-			return broken, false, nil
+		m, connected, changed, err := ns.choose()
+		if m != nil || err != nil {
+			return m, connected, err
 		}
 		select {
 		case <-changed:
@@ -267,6 +267,52 @@ func (ns *nodes) pick(ctx context.Context) (m *member, connected bool, err error
 			return nil, false, status.FromContextError(ns.ctx.Err()).Err()
 		}
 	}
+}
+
+// choose is pick without waiting: when there is nothing to return yet, changed tells when to look again.
+func (ns *nodes) choose() (m *member, connected bool, changed <-chan struct{}, err error) {
+	ns.mu.Lock()
+	list, err, changed := ns.list, ns.err, ns.changed
+	ns.mu.Unlock()
+	if len(list) == 0 && err != nil {
+		return nil, false, nil, status.Error(codes.Unavailable, "cannot resolve the address: "+err.Error())
+	}
+	var well, failed, broken *member
+	trying := len(list) == 0
+	turn := ns.next.Add(1)
+	for i := range list {
+		m := list[(turn+uint64(i))%uint64(len(list))]
+		switch m.conn.GetState() {
+		case connectivity.Ready:
+		case connectivity.TransientFailure:
+			broken = m // gRPC stays in this state until a connection is ready
+			continue
+		default:
+			trying = true
+			continue
+		}
+		probe, ok := m.breaker.allow()
+		if probe {
+			ns.probe(m)
+		}
+		switch {
+		case ok && !probe:
+			if well == nil || m.out.Load() < well.out.Load() {
+				well = m
+			}
+		case failed == nil || m.out.Load() < failed.out.Load():
+			failed = m
+		}
+	}
+	switch {
+	case well != nil:
+		return well, true, nil, nil
+	case failed != nil:
+		return failed, true, nil, nil
+	case broken != nil && !trying:
+		return broken, false, nil, nil
+	}
+	return nil, false, changed, nil
 }
 
 // probe finds out whether m, whose breaker let this probe through, answers again. No caller waits for that.
@@ -326,7 +372,11 @@ func (ns *nodes) Invoke(ctx context.Context, method string, args, reply any, opt
 	}
 }
 
-// NewStream fails: no call of weir.v1 is a stream.
-func (ns *nodes) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.CallOption) (grpc.ClientStream, error) {
-	return nil, status.Error(codes.Unimplemented, "client: streams are not supported")
+// NewStream opens a stream to a node.
+func (ns *nodes) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	m, _, err := ns.pick(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m.conn.NewStream(ctx, desc, method, opts...)
 }

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 	"unicode/utf8"
 
@@ -31,7 +32,18 @@ func (ck *Check) question() (question, error) {
 	case ck.Peek && q.cost != 0:
 		return q, &Error{ErrInvalid, "cost", "must be 0 when peeking"}
 	}
-	return q, q.validate()
+	if err := q.validate(); err != nil || ck.Limit == nil {
+		return q, err
+	}
+	// Of several checks none is to be charged when a node would not accept one.
+	var field *algo.FieldError
+	switch err := ck.Limit.Validate(); {
+	case errors.As(err, &field):
+		return q, &Error{ErrInvalid, "limit." + field.Field, field.Message}
+	case err != nil:
+		return q, &Error{ErrInvalid, "limit", err.Error()}
+	}
+	return q, nil
 }
 
 // validate refuses what no node would accept, so that it costs nobody a call.

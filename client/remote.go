@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -27,9 +29,12 @@ import (
 
 // Dial returns a Client of the cluster at address: the host:port of a node's gRPC door, several of them separated by
 // commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
-// stand for many nodes. Questions go to all nodes in turn, with a preference for those that have the fewest to answer, and
-// except those that cannot be reached, say that they are not ready, or left a question unanswered a moment ago; any node
-// can answer any question.
+// stand for many nodes.
+//
+// From one of them the Client learns the ring, and asks the node that owns a key about it. Where the nodes do not tell, or
+// the owner cannot be reached from here, says that it is not ready, or left a question unanswered a moment ago, any other
+// is asked, the one with the fewest questions under way: any node can answer any question. The owners' addresses are those
+// that the nodes advertise, with the port of their gRPC door; the Client keeps a connection to each.
 //
 // Dial does not wait for a connection: that nobody can be reached is for the fail policy to answer, from the first
 // question on; see Ready. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
@@ -51,8 +56,9 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 
 // remote asks the nodes of a cluster over gRPC.
 type remote struct {
-	nodes *nodes
-	api   weirv1.LimiterClient
+	nodes   *nodes
+	api     weirv1.LimiterClient
+	flights sync.Pool // of *flight
 }
 
 // serviceConfig is that of the connection to one node. round_robin, of one, is what watches the node's health and
@@ -93,7 +99,8 @@ func newRemote(address string, o options) (*remote, error) {
 	if err != nil {
 		return nil, &Error{ErrInvalid, "address", err.Error()}
 	}
-	return &remote{nodes: ns, api: weirv1.NewLimiterClient(ns)}, nil
+	ns.running.Go(func() { ns.learn(ns.ctx) })
+	return &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), flights: sync.Pool{New: func() any { return newFlight() }}}, nil
 }
 
 // lookup returns what finds the nodes of an address that dialTarget returned.
@@ -150,27 +157,194 @@ func (s staticResolver) ResolveNow(resolver.ResolveNowOptions) {}
 
 func (s staticResolver) Close() {}
 
-// ask sends questions and returns as many results.
-func (r *remote) ask(ctx context.Context, qs []question, atomic bool) (*weirv1.CheckResponse, error) {
-	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(qs)), Atomic: atomic}
+// check asks the owners of the keys, side by side.
+func (r *remote) check(ctx context.Context, qs []question, answers []answer, within time.Duration) error {
+	until := r.nodes.now() + within
+	if len(qs) == 1 {
+		return r.checkOne(ctx, &qs[0], &answers[0], until)
+	}
+	clear(answers)
+	open := make([]int, len(qs)) // places of what is to be asked
+	for i := range open {
+		open[i] = i
+	}
+	for tries := 1; len(open) > 0; tries++ {
+		flights, err := r.depart(ctx, qs, open, until)
+		if err != nil {
+			for _, i := range open {
+				answers[i].Err = statusError(err)
+			}
+			break
+		}
+		open = open[:0]
+		for _, f := range flights {
+			err, again := r.arrive(ctx, f.to, f.flight, until)
+			for j, i := range f.places {
+				switch {
+				case err == nil:
+					answers[i] = f.answers[j]
+				case again && tries < maxTries:
+					open = append(open, i)
+				default:
+					answers[i].Err = statusError(err)
+				}
+			}
+		}
+	}
+	for i := range answers {
+		if answers[i].Err == nil {
+			return nil
+		}
+	}
+	return answers[0].Err
+}
+
+// checkOne is check for the most frequent case.
+func (r *remote) checkOne(ctx context.Context, q *question, a *answer, until time.Duration) error {
+	for tries := 1; ; tries++ {
+		m, connected, err := r.route(ctx, q, until)
+		if err != nil {
+			return statusError(err)
+		}
+		f := r.flights.Get().(*flight)
+		f.one.q[0], f.one.a[0] = *q, answer{}
+		f.qs, f.answers, f.until = f.one.q[:], f.one.a[:], until
+		if !m.link.send(f) {
+			r.put(f)
+			return statusError(errFull)
+		}
+		m.out.Add(1)
+		err, again := r.arrive(ctx, m, f, until)
+		if err == nil {
+			*a = f.one.a[0]
+			r.put(f)
+			return a.Err
+		}
+		if !again || !connected || tries >= maxTries {
+			return statusError(err)
+		}
+	}
+}
+
+var errFull = status.Error(codes.Unavailable, "too many questions wait for this node")
+
+// put keeps a flight that has landed, or never left, for the next question.
+func (r *remote) put(f *flight) {
+	f.state.Store(flying)
+	f.qs, f.answers, f.err, f.unsent, f.alone = nil, nil, nil, false, false
+	f.one.q[0], f.one.a[0] = question{}, answer{}
+	r.flights.Put(f)
+}
+
+// route returns the node to ask about q: the owner of its key, if that is known and well.
+func (r *remote) route(ctx context.Context, q *question, until time.Duration) (m *member, connected bool, err error) {
+	if m := r.nodes.owners.Load().of(q); m != nil {
+		return m, true, nil
+	}
+	m, connected, _, err = r.nodes.choose()
+	if m != nil || err != nil {
+		return m, connected, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, until-r.nodes.now())
+	defer cancel()
+	return r.nodes.pick(ctx)
+}
+
+// departed is a flight to a node, with those of several questions that are in it.
+type departed struct {
+	*flight
+	to     *member
+	places []int
+}
+
+// depart sends questions to the nodes that are to be asked.
+func (r *remote) depart(ctx context.Context, qs []question, open []int, until time.Duration) ([]departed, error) {
+	var flights []departed
+	for _, i := range open {
+		m, _, err := r.route(ctx, &qs[i], until)
+		if err != nil {
+			return nil, err
+		}
+		at := slices.IndexFunc(flights, func(f departed) bool { return f.to == m })
+		if at < 0 {
+			at = len(flights)
+			f := newFlight()
+			f.until = until
+			flights = append(flights, departed{f, m, nil})
+		}
+		f := &flights[at]
+		f.places = append(f.places, i)
+		f.qs = append(f.qs, qs[i])
+		if l := qs[i].limit; l != nil {
+			// The caller may change its own once the call has returned, which the writer of a stream may outlive.
+			own := *l
+			f.qs[len(f.qs)-1].limit = &own
+		}
+	}
+	for _, f := range flights {
+		f.answers = make([]answer, len(f.qs))
+		if !f.to.link.send(f.flight) {
+			f.err = errFull
+			f.land()
+			continue
+		}
+		f.to.out.Add(int64(len(f.qs)))
+	}
+	return flights, nil
+}
+
+// arrive waits for a flight, and tells the node's breaker. Of an error, again says that nothing was carried out, so that
+// another node may be asked.
+func (r *remote) arrive(ctx context.Context, m *member, f *flight, until time.Duration) (err error, again bool) {
+	n := int64(len(f.qs))
+	sent := r.nodes.now()
+	f.timer.Reset(until - sent)
+	select {
+	case <-f.done:
+	case <-f.timer.C:
+		err = status.Error(codes.DeadlineExceeded, "no answer in time")
+	case <-ctx.Done():
+		err = status.FromContextError(ctx.Err()).Err()
+	}
+	f.timer.Stop()
+	if err != nil && !m.link.abandon(f) {
+		<-f.done // it has landed meanwhile
+		err = nil
+	}
+	m.out.Add(-n)
+	waited := r.nodes.now() - sent
+	if err == nil {
+		err, again = f.err, f.unsent
+	}
+	var gone brokenError
+	switch code := status.Code(err); {
+	case err == nil:
+		m.breaker.done(false, answered)
+	case code == codes.DeadlineExceeded || ctx.Err() != nil:
+		// The time may have been a hurried caller's, but others are better off with another node, so that a part of what a
+		// caller without a deadline has is enough to tell. It is more than a node that is well takes, which answers before
+		// the deadline it is told even when the owner it asks does not.
+		if waited >= r.nodes.timeout/10 {
+			m.breaker.done(false, unanswered)
+		}
+	case again || errors.As(err, &gone):
+		m.breaker.done(false, unanswered)
+	}
+	return err, again
+}
+
+func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, error) {
+	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(qs)), Atomic: true}
 	for i := range qs {
 		q := &qs[i]
 		req.Checks[i] = &weirv1.Check{Target: q.proto(), Cost: &q.cost, Partial: q.partial, RequestId: q.requestID}
 	}
 	resp, err := r.api.Check(ctx, req)
 	if err != nil {
-		return nil, statusError(err)
+		return AllDecision{}, statusError(err)
 	}
 	if len(resp.GetResults()) != len(qs) {
-		return nil, fmt.Errorf("client: a node answered %d checks with %d results", len(qs), len(resp.GetResults()))
-	}
-	return resp, nil
-}
-
-func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, error) {
-	resp, err := r.ask(ctx, qs, true)
-	if err != nil {
-		return AllDecision{}, err
+		return AllDecision{}, fmt.Errorf("client: a node answered %d checks with %d results", len(qs), len(resp.GetResults()))
 	}
 	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs()), Decisions: make([]Decision, len(qs))}
 	for i, res := range resp.GetResults() {
@@ -181,26 +355,6 @@ func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, erro
 		all.Decisions[i] = protoDecision(d)
 	}
 	return all, nil
-}
-
-func (r *remote) check(ctx context.Context, qs []question) ([]answer, error) {
-	resp, err := r.ask(ctx, qs, false)
-	if err != nil {
-		return nil, err
-	}
-	results := make([]answer, len(qs))
-	for i, res := range resp.GetResults() {
-		switch out := res.GetOutcome().(type) {
-		case *weirv1.Result_Decision:
-			results[i].Decision = protoDecision(out.Decision)
-			results[i].rememberFor = time.Duration(out.Decision.GetRememberForNs())
-		case *weirv1.Result_Error:
-			results[i].Err = codeError(codes.Code(out.Error.GetCode()), out.Error.GetField(), out.Error.GetMessage())
-		default:
-			results[i].Err = fmt.Errorf("client: a node left checks[%d] without a result", i)
-		}
-	}
-	return results, nil
 }
 
 func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
@@ -315,8 +469,13 @@ func protoDecision(d *weirv1.Decision) Decision {
 		FailedOpen:   d.GetFailedOpen(),
 		FailedClosed: d.GetFailedClosed(),
 	}
-	for _, s := range d.GetLimits() {
-		out.Limits = append(out.Limits, LimitStatus{
+	out.Limits = protoLimits(d.GetLimits())
+	return out
+}
+
+func protoLimits(limits []*weirv1.LimitStatus) (out []LimitStatus) {
+	for _, s := range limits {
+		out = append(out, LimitStatus{
 			Limit:      s.GetLimit(),
 			Window:     time.Duration(s.GetWindowNs()),
 			Remaining:  s.GetRemaining(),

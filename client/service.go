@@ -40,25 +40,29 @@ func (s *service) checkAll(ctx context.Context, qs []question) (AllDecision, err
 	return out, nil
 }
 
-func (s *service) check(ctx context.Context, qs []question) ([]answer, error) {
-	answers, err := s.svc.Check(ctx, serviceChecks(qs))
-	if err != nil {
-		return nil, serviceError(err)
+func (s *service) check(ctx context.Context, qs []question, answers []answer, within time.Duration) error {
+	if within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
 	}
-	results, undecided := make([]answer, len(answers)), 0
-	for i := range answers {
-		if answers[i].Err != nil {
-			results[i].Err = serviceError(answers[i].Err)
+	results, err := s.svc.Check(ctx, serviceChecks(qs))
+	if err != nil {
+		return serviceError(err)
+	}
+	undecided := 0
+	for i := range results {
+		if results[i].Err != nil {
+			answers[i] = answer{Result: Result{Err: serviceError(results[i].Err)}}
 			undecided++
 			continue
 		}
-		results[i].Decision = serviceDecision(&answers[i].Decision)
-		results[i].rememberFor = answers[i].RememberFor
+		answers[i] = answer{Result{Decision: serviceDecision(&results[i].Decision)}, results[i].RememberFor}
 	}
-	if undecided == len(results) {
-		return nil, results[0].Err // as a node does
+	if undecided == len(answers) {
+		return answers[0].Err // as a node does
 	}
-	return results, nil
+	return nil
 }
 
 func (s *service) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
@@ -117,22 +121,21 @@ func serviceDecision(d *limiter.Decision) (out Decision) {
 	return out
 }
 
+// fillDecision writes d to *out, which is zero before, field by field: see limiter.conclusion.
 func fillDecision(out *Decision, d *limiter.Decision) {
-	*out = Decision{
-		Policy:       d.Policy,
-		Allowed:      d.Allowed,
-		Granted:      d.Granted,
-		Limit:        d.Limit,
-		Window:       d.Window,
-		Remaining:    d.Remaining,
-		RetryAfter:   d.RetryAfter,
-		ResetAfter:   d.ResetAfter,
-		Delay:        d.Delay,
-		Shadow:       d.Shadow,
-		Degraded:     d.Degraded,
-		FailedOpen:   d.FailedOpen,
-		FailedClosed: d.FailedClosed,
-	}
+	out.Policy = d.Policy
+	out.Allowed = d.Allowed
+	out.Granted = d.Granted
+	out.Limit = d.Limit
+	out.Window = d.Window
+	out.Remaining = d.Remaining
+	out.RetryAfter = d.RetryAfter
+	out.ResetAfter = d.ResetAfter
+	out.Delay = d.Delay
+	out.Shadow = d.Shadow
+	out.Degraded = d.Degraded
+	out.FailedOpen = d.FailedOpen
+	out.FailedClosed = d.FailedClosed
 	for _, s := range d.Limits {
 		out.Limits = append(out.Limits, LimitStatus(s))
 	}

@@ -37,9 +37,12 @@ type Cluster struct {
 	queue []func() // for run to do, in order
 	wake  chan struct{}
 
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
+	ctx     context.Context // ends with Close
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	keys    sync.Mutex          // held while the keyring is looked at or changed
+	keyring *memberlist.Keyring // nil: gossip in plain text
+
 	leave  sync.Mutex // held while the list is told that this node leaves
 	closed sync.Once
 }
@@ -76,7 +79,7 @@ func Start(cfg Config) (*Cluster, error) {
 }
 
 func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster, error) {
-	gossip := newGossipLog(cfg.Logger)
+	gossip := newGossipLog(cfg.Logger, func() { cfg.Refused(OtherKey) })
 	t, err := listen(ctx, cfg.Bind, cfg.GossipPort, gossip.standard())
 	if err != nil {
 		return nil, err
@@ -204,7 +207,8 @@ func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config
 	conf.Events = delegate{c}
 	conf.Alive = delegate{c}
 	if len(c.cfg.Keys) > 0 {
-		conf.Keyring, _ = memberlist.NewKeyring(c.cfg.Keys, c.cfg.Keys[0]) // Validate has seen the keys
+		c.keyring, _ = memberlist.NewKeyring(c.cfg.Keys, c.cfg.Keys[0]) // Validate has seen the keys
+		conf.Keyring = c.keyring
 	}
 	return conf
 }
@@ -457,6 +461,7 @@ func (c *Cluster) down(id identity) {
 
 // refused takes in that somebody at an address is not of our cluster.
 func (c *Cluster) refused(who string, state State, err error) {
+	c.cfg.Refused(OtherCluster)
 	if !c.refusals[who] {
 		if len(c.refusals) >= 1000 {
 			clear(c.refusals)

@@ -175,7 +175,7 @@ func freePorts(t *testing.T, n int) []int {
 	t.Helper()
 	var ports []int
 	for range n {
-		transport, err := listen(t.Context(), "127.0.0.1", 0, newGossipLog(slog.New(slog.DiscardHandler)).standard())
+		transport, err := listen(t.Context(), "127.0.0.1", 0, newGossipLog(slog.New(slog.DiscardHandler), func() {}).standard())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -670,7 +670,7 @@ func TestForeignGossip(t *testing.T) {
 	conf := memberlist.DefaultLocalConfig()
 	conf.Name = "consul"
 	conf.BindAddr, conf.BindPort = "127.0.0.1", 0
-	conf.Logger = newGossipLog(slog.New(slog.DiscardHandler)).standard()
+	conf.Logger = newGossipLog(slog.New(slog.DiscardHandler), func() {}).standard()
 	foreign, err := memberlist.Create(conf)
 	if err != nil {
 		t.Fatal(err)

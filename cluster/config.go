@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -43,6 +42,9 @@ type Config struct {
 	PolicyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().
 	Logger *slog.Logger
+	// Refused, when set, is told each time that somebody is turned away, by one of the Reasons below; it is called by several
+	// goroutines and must return at once. What there is to say is logged already.
+	Refused func(reason string)
 
 	// ProbeInterval paces the failure detection: a crash is seen after 5 to 11 times as long.
 	// 0: 300 ms. Shorter ones take a pause of the process (or a busy machine) for a crash.
@@ -63,6 +65,12 @@ type Config struct {
 	wrapTransport func(memberlist.NodeAwareTransport) memberlist.NodeAwareTransport
 }
 
+// The reasons that Config.Refused is given.
+const (
+	OtherKey     = "gossip_key"    // what arrived cannot be read with the keys of this node, or is in plain text
+	OtherCluster = "other_cluster" // a node that cannot be a member, such as one with another secret
+)
+
 // withDefaults returns c with every zero replaced by its default.
 func (c Config) withDefaults() Config {
 	setDefault := func(d *time.Duration, value time.Duration) {
@@ -75,6 +83,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Refused == nil {
+		c.Refused = func(string) {}
 	}
 	setDefault(&c.ProbeInterval, 300*time.Millisecond)
 	setDefault(&c.Settle, 500*time.Millisecond)
@@ -170,14 +181,9 @@ func checkKey(key []byte) error {
 	return fmt.Errorf("has %d bytes; it must have 16, 24 or 32", len(key))
 }
 
-// LoadKeyFile reads gossip keys: one a line, in base64, of 16, 24 or 32 bytes; the first is used for writing. Empty
-// lines and lines that begin with # are skipped. A new key is put in use without a gap by adding it to all nodes'
-// files as a later line, then making it the first, then dropping the old one.
-func LoadKeyFile(path string) ([][]byte, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("--gossip-key-file: %w", err)
-	}
+// ParseKeys reads gossip keys: one a line, in base64, of 16, 24 or 32 bytes; the first is used for writing. Empty lines
+// and lines that begin with # are skipped. file is the content's name in errors, which hold nothing of a key.
+func ParseKeys(file string, text []byte) ([][]byte, error) {
 	var keys [][]byte
 	for i, line := range strings.Split(string(text), "\n") {
 		line = strings.TrimSpace(line)
@@ -186,15 +192,18 @@ func LoadKeyFile(path string) ([][]byte, error) {
 		}
 		key, err := base64.StdEncoding.DecodeString(line)
 		if err != nil {
-			return nil, fmt.Errorf("--gossip-key-file: %s:%d: not base64; make a key with: openssl rand -base64 32", path, i+1)
+			return nil, fmt.Errorf("%s:%d: not base64; make a key with: openssl rand -base64 32", file, i+1)
 		}
 		if err := checkKey(key); err != nil {
-			return nil, fmt.Errorf("--gossip-key-file: %s:%d: the key %w", path, i+1, err)
+			return nil, fmt.Errorf("%s:%d: the key %w", file, i+1, err)
 		}
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("--gossip-key-file: %s holds no key; make one with: openssl rand -base64 32", path)
+		return nil, fmt.Errorf("%s holds no key; make one with: openssl rand -base64 32", file)
+	}
+	if len(keys) > MaxKeys {
+		return nil, fmt.Errorf("%s holds %d keys, at most %d make sense: each is tried on what arrives", file, len(keys), MaxKeys)
 	}
 	return keys, nil
 }

@@ -3,8 +3,6 @@ package cluster
 import (
 	"bytes"
 	"encoding/base64"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -65,7 +63,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-func TestLoadKeyFile(t *testing.T) {
+func TestParseKeys(t *testing.T) {
 	encode := func(n int) string { return base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{byte(n)}, n)) }
 	for _, test := range []struct{ name, text, want string }{
 		{"one", encode(32), ""},
@@ -73,29 +71,23 @@ func TestLoadKeyFile(t *testing.T) {
 		{"empty", "", "holds no key"},
 		{"comments only", "# nothing\n\n", "holds no key"},
 		{"not base64", "\nsecret!", ":2: not base64"},
+		{"too many", strings.Repeat(encode(32)+"\n", MaxKeys+1), "holds 17 keys, at most 16"},
 		{"short", encode(15), ":1: the key has 15 bytes"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "key")
-			if err := os.WriteFile(path, []byte(test.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			keys, err := LoadKeyFile(path)
+			keys, err := ParseKeys("keys", []byte(test.text))
 			if test.want == "" {
 				if err != nil || len(keys) == 0 || len(keys[0]) != 32 {
 					t.Errorf("keys %x, %v", keys, err)
 				}
 				return
 			}
-			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.Contains(err.Error(), "--gossip-key-file") {
-				t.Errorf("error %v, want one with the flag and %q", err, test.want)
+			if err == nil || !strings.Contains(err.Error(), test.want) || !strings.HasPrefix(err.Error(), "keys") {
+				t.Errorf("error %v, want one with the file and %q", err, test.want)
 			}
 			if err != nil && strings.Contains(err.Error(), "secret") {
 				t.Errorf("the error shows what the file holds: %v", err)
 			}
 		})
-	}
-	if _, err := LoadKeyFile(filepath.Join(t.TempDir(), "none")); err == nil || !strings.Contains(err.Error(), "--gossip-key-file") {
-		t.Errorf("missing file: %v", err)
 	}
 }

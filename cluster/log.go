@@ -12,14 +12,15 @@ import (
 // gossipLog passes the library's lines on to slog. What the library calls an error is mostly the ordinary noise of a
 // network with nodes that come and go, and what an operator should know of it the owner of the state logs itself.
 type gossipLog struct {
-	logger *slog.Logger
+	logger     *slog.Logger
+	unreadable func() // is told of what cannot be decrypted, which the library says nowhere else
 
 	mu   sync.Mutex
 	seen map[string]bool // warnings passed on since the last forget
 }
 
-func newGossipLog(logger *slog.Logger) *gossipLog {
-	return &gossipLog{logger: logger, seen: map[string]bool{}}
+func newGossipLog(logger *slog.Logger, unreadable func()) *gossipLog {
+	return &gossipLog{logger: logger, unreadable: unreadable, seen: map[string]bool{}}
 }
 
 // standard returns the logger that the library takes.
@@ -37,6 +38,10 @@ func (g *gossipLog) Write(line []byte) (int, error) {
 		text = message
 	}
 	text = strings.TrimPrefix(strings.TrimSpace(text), "memberlist: ")
+	if strings.Contains(text, "no installed keys could decrypt") || strings.Contains(text, "is not encrypted") ||
+		strings.Contains(text, "Decrypt packet failed") {
+		g.unreadable()
+	}
 	if level == slog.LevelWarn && (expected(text) || g.repeated(text)) {
 		level = slog.LevelDebug
 	}

@@ -9,7 +9,8 @@ import (
 
 func TestGossipLog(t *testing.T) {
 	var out bytes.Buffer
-	g := newGossipLog(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	unreadable := 0
+	g := newGossipLog(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug})), func() { unreadable++ })
 	l := g.standard()
 	for _, test := range []struct{ line, want string }{
 		{"[DEBUG] memberlist: Stream connection from=1", `level=DEBUG msg="gossip: Stream connection from=1"`},
@@ -26,6 +27,9 @@ func TestGossipLog(t *testing.T) {
 		if !strings.Contains(out.String(), test.want) {
 			t.Errorf("%s\nis logged as %swant %s", test.line, out.String(), test.want)
 		}
+	}
+	if unreadable != 1 {
+		t.Errorf("%d lines are about what cannot be decrypted, want 1", unreadable)
 	}
 	g.forget()
 	out.Reset()

@@ -89,7 +89,11 @@ func TestChartIsTheKustomization(t *testing.T) {
 	}{
 		"base":        {nil, []string{"k8s/base"}},
 		"development": {[]string{valuesFile(t, "values-development.yaml")}, []string{"k8s/overlays/development"}},
+		"production":  {[]string{valuesFile(t, "values-production.yaml")}, []string{"k8s/overlays/production"}},
 		"monitoring":  {[]string{monitored}, []string{"k8s/base", "k8s/overlays/monitoring"}},
+		"production with monitoring": {
+			[]string{valuesFile(t, "values-production.yaml"), monitored}, []string{"k8s/overlays/production", "k8s/overlays/monitoring-tls"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := make(map[string]map[string]any)
@@ -144,7 +148,7 @@ func nameOf(v any) string {
 // Another release in the same namespace has nothing in common with the first one.
 func TestChartNames(t *testing.T) {
 	for release, want := range map[string]string{"weir": "weir", "limits": "limits-weir", "my-weir": "my-weir"} {
-		text, err := render(release, values(t, "monitoring: {enabled: true}"))
+		text, err := render(release, values(t, valuesFile(t, "values-production.yaml"), "monitoring: {enabled: true}"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +241,7 @@ func TestChartSchema(t *testing.T) {
 }
 
 func TestChartLint(t *testing.T) {
-	for _, name := range []string{"values.yaml", "values-development.yaml"} {
+	for _, name := range []string{"values.yaml", "values-development.yaml", "values-production.yaml"} {
 		l := lint.All(chartDir, values(t, valuesFile(t, name)), "weir", true)
 		for _, m := range l.Messages {
 			if m.Severity > support.InfoSev {
@@ -278,5 +282,5 @@ func TestHelmCommand(t *testing.T) {
 		t.Skip("helm is not installed; its packages have linted and rendered the chart")
 	}
 	output(t, tool, "lint", "--strict", chartDir)
-	output(t, tool, "template", "weir", chartDir, "-f", filepath.Join(chartDir, "values-development.yaml"))
+	output(t, tool, "template", "weir", chartDir, "-f", filepath.Join(chartDir, "values-production.yaml"))
 }

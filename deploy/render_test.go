@@ -144,8 +144,10 @@ func installations(t *testing.T) map[string]manifests {
 	return map[string]manifests{
 		"kustomize base":        kustomize(t, "k8s/base"),
 		"kustomize development": kustomize(t, "k8s/overlays/development"),
+		"kustomize production":  kustomize(t, "k8s/overlays/production"),
 		"helm":                  helm(t),
 		"helm development":      helm(t, valuesFile(t, "values-development.yaml")),
+		"helm production":       helm(t, valuesFile(t, "values-production.yaml")),
 	}
 }
 

@@ -56,6 +56,8 @@ func methodRoles() map[string]access.Role {
 		"/grpc.health.v1.Health/List":  access.Open,
 		"/grpc.health.v1.Health/Watch": access.Open,
 
+		"/weir.v1.Admin/GossipKeys": access.Admin,
+
 		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      access.Read,
 		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": access.Read,
 	}

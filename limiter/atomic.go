@@ -27,7 +27,7 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []Check) (AllDecision, er
 	l.run(ctx, all.ops)
 	err := all.err()
 	allowed := err == nil && all.allowed()
-	l.conclude(ctx, all.ops, allowed)
+	l.settleAll(ctx, all.ops, allowed)
 	if err != nil {
 		return AllDecision{}, err
 	}
@@ -162,8 +162,8 @@ func (d *Decision) giveBack(units int64) {
 	}
 }
 
-// conclude settles the reservations of an atomic check: keeping all or nothing.
-func (l *Limiter) conclude(ctx context.Context, ops []Op, keep bool) {
+// settleAll settles the reservations of an atomic check: keeping all or nothing.
+func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
 	var here, away, lost []Op
 	for i := range ops {
 		op, d := &ops[i], &ops[i].Outcome.Decision

@@ -41,7 +41,7 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 	b.ops = slices.Grow(b.ops[:0], n)[:n]
 	b.Results = slices.Grow(b.Results[:0], n)[:n]
 	b.wait = b.wait[:0]
-	t, now, end := l.table.Load(), l.moment(), moment{l: l}
+	t, now, end := l.table.Load(), l.moment(), l.ending()
 	for i := range b.ops {
 		op := &b.ops[i]
 		*op = Op{Kind: OpCheck, Check: b.Checks[i]}
@@ -53,7 +53,7 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 				b.wait = append(b.wait, i)
 				continue
 			}
-			l.seal(op, &end)
+			l.conclude(op, &end)
 		}
 		b.answer(i)
 	}
@@ -67,12 +67,10 @@ func (l *Limiter) Finish(ctx context.Context, b *Batch) {
 	for i, at := range b.wait {
 		rest[i] = &b.ops[at]
 	}
-	ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
-	defer cancel()
-	l.forward(ctx, rest)
-	end := moment{l: l}
+	l.wait(ctx, rest)
+	end := l.ending()
 	for _, at := range b.wait {
-		l.seal(&b.ops[at], &end)
+		l.conclude(&b.ops[at], &end)
 		b.answer(at)
 	}
 }

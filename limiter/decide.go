@@ -4,7 +4,6 @@ import (
 	"errors"
 	"math/bits"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -224,7 +223,12 @@ func fits(op *Op, concurrency bool, limits algo.Limits) *Error {
 }
 
 func countsDenied(limits algo.Limits) bool {
-	return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.CountDenied })
+	for i := range limits { // a Limit is large to copy
+		if limits[i].CountDenied {
+			return true
+		}
+	}
+	return false
 }
 
 // ttlFits says whether the life asked for a lease is within its limit's.
@@ -295,7 +299,7 @@ func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decisio
 		if h.Wait > 0 || !c.plain() || c.RequestID != "" {
 			return false, nil
 		}
-		_, done = l.refused(t, c, s, now.Mono, d)
+		_, _, done = l.refused(t, c, s, now.Mono, d)
 		return done, nil
 	}
 	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: l.requestID(c)}
@@ -325,14 +329,15 @@ func simple(c *Check, s *subject) (rule *store.Rule) {
 // so that its refusal may be remembered.
 func (l *Limiter) conclusion(d *Decision, e *entry, rule *store.Rule, c *Check, s *subject, got *store.Answer, check bool) {
 	limit := &rule.Limits[got.Tightest]
-	*d = Decision{
-		Policy: "inline", Allowed: got.Allowed, Granted: got.Granted, Limit: got.Limit, Window: quotaWindow(limit),
-		Remaining: got.Remaining, RetryAfter: got.RetryAfter, ResetAfter: resetAfter(limit, got.ResetAfter), Delay: got.Delay,
-		RequestID: c.RequestID, Degraded: got.Degraded,
-	}
-	if e != nil {
+	// Field by field: a literal would be made elsewhere and copied here, which takes longer than all the rest.
+	*d = Decision{}
+	if d.Policy = "inline"; e != nil {
 		d.Policy = e.Name
 	}
+	d.Allowed, d.Granted, d.Degraded = got.Allowed, got.Granted, got.Degraded
+	d.Limit, d.Window, d.Remaining = got.Limit, quotaWindow(limit), got.Remaining
+	d.RetryAfter, d.ResetAfter, d.Delay = got.RetryAfter, resetAfter(limit, got.ResetAfter), got.Delay
+	d.RequestID = c.RequestID
 	stats := l.statsOf(e, s)
 	stats.saw(got.Limit, got.Remaining)
 	if !d.Allowed && e != nil && e.Shadow {

@@ -105,8 +105,9 @@ type Limiter struct {
 
 	subjects sync.Pool // of *[MaxBatch]subject
 
-	refusals Refusals[refusalKey, Decision] // of checks that other nodes decide
-	settling background
+	refusals  Refusals[refusalKey, Decision] // of checks that other nodes decide
+	inquiries inquiries                      // about these keys
+	settling  background
 
 	changed chan struct{}
 	quit    chan struct{}
@@ -297,11 +298,13 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result)
 		}
 	}
 	if late.ops != nil {
-		l.finish(ctx, late.ops, late.rest)
-		for j, i := range late.of {
-			results[i].Decision = late.ops[j].Outcome.Decision
-			if err := late.ops[j].Outcome.Err; err != nil {
-				results[i].Err = err
+		l.wait(ctx, late.rest)
+		end := l.ending()
+		for j, op := range late.ops {
+			l.conclude(op, &end)
+			r := &results[late.of[j]]
+			if r.Decision = op.Outcome.Decision; op.Outcome.Err != nil {
+				r.Err = op.Outcome.Err
 			}
 		}
 	}
@@ -310,20 +313,25 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result)
 
 // lateOps are the checks of a batch that direct does not answer.
 type lateOps struct {
-	ops  []Op
+	ops  []*Op
 	of   []int // of each, which check it is
 	rest []*Op // those of ops that are not done with
+	room []Op  // for the next ones
 }
+
+// lateRoom is how many operations are made at a time: of a large batch each takes half a kilobyte.
+const lateRoom = 32
 
 // indirect carries out a check that direct did not answer as any operation, as far as that can be done at once: still in its
 // turn. err is what the store has answered, if it was asked.
 func (l *Limiter) indirect(late *lateOps, t *table, now *moment, checks []Check, i int, s *subject, err error) {
-	if late.ops == nil {
-		late.ops = make([]Op, 0, len(checks)-i) // never grown: rest points into it
+	if len(late.room) == 0 {
+		late.room = make([]Op, min(lateRoom, len(checks)-i))
 	}
-	late.ops = append(late.ops, Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: ring.Partition(s.hash)})
-	late.of = append(late.of, i)
-	op := &late.ops[len(late.ops)-1]
+	op := &late.room[0]
+	late.room = late.room[1:]
+	*op = Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: ring.Partition(s.hash)}
+	late.ops, late.of = append(late.ops, op), append(late.of, i)
 	done := false
 	if err != nil {
 		l.failed(s.entry, op, err)

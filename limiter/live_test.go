@@ -255,9 +255,10 @@ func BenchmarkCheck(b *testing.B) {
 	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	defer l.Close()
 	ctx, checks := b.Context(), []Check{named("p", "some-user-4711", 1)}
+	results := make([]Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := l.Check(ctx, checks); err != nil {
+		if err := l.CheckTo(ctx, checks, results); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -268,10 +269,10 @@ func BenchmarkCheckParallel(b *testing.B) {
 	defer l.Close()
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
-		ctx, checks := b.Context(), []Check{named("p", "some-user", 1)}
+		ctx, checks, results := b.Context(), []Check{named("p", "some-user", 1)}, make([]Result, 1)
 		for i := 0; pb.Next(); i++ {
 			checks[0].Key = keys[i%len(keys)]
-			if _, err := l.Check(ctx, checks); err != nil {
+			if err := l.CheckTo(ctx, checks, results); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -283,9 +284,10 @@ func BenchmarkCheckInline(b *testing.B) {
 	defer l.Close()
 	ctx := b.Context()
 	checks := []Check{{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, Key: "some-user-4711"}, Cost: 1}}
+	results := make([]Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := l.Check(ctx, checks); err != nil {
+		if err := l.CheckTo(ctx, checks, results); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -299,9 +301,10 @@ func BenchmarkBatch100(b *testing.B) {
 	for i := range 100 {
 		checks = append(checks, named("p", keys[i], 1))
 	}
+	results := make([]Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := l.Check(ctx, checks); err != nil {
+		if err := l.CheckTo(ctx, checks, results); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -67,15 +67,19 @@ func (s *refusalShard[K, D]) set(hash uint64) []refusalSlot[K, D] {
 }
 
 // Find returns the refusal that answers a cost, if one is remembered. Otherwise mark is to be handed to Remember with
-// the answer to the question that is about to be sent.
+// the answer to the question that is about to be sent, and found.Until is that of a refusal that would have answered, had it
+// not ended; 0 when there is none.
 func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], mark uint64, ok bool) {
 	s := r.shard(hash)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set := s.set(hash)
 	for i := range set {
-		if e := &set[i]; e.hash == hash && now < e.Until && e.Least <= cost && cost <= e.Most && e.key == k {
-			return e.Refusal, s.mark, true
+		if e := &set[i]; e.hash == hash && e.Least <= cost && cost <= e.Most && e.key == k {
+			if now < e.Until {
+				return e.Refusal, s.mark, true
+			}
+			found.Until = e.Until
 		}
 	}
 	return found, s.mark, false
@@ -170,6 +174,41 @@ type question struct {
 	table *table // nil: a refusal is not to be remembered
 	mark  uint64
 	sent  int64 // Mono
+
+	// Of a key that was refused a moment ago: what is closed once this one, or another one before it, has been answered.
+	answered chan struct{}
+	leads    bool // it is this one's to close
+}
+
+// inquiries are the keys that were refused a moment ago and are being asked about again. When a refusal that was remembered
+// ends, everybody who wants the key would ask at once, and nearly all be refused: so one asks, and the others look first at
+// what it has heard. The zero value is ready for use.
+type inquiries struct {
+	mu    sync.Mutex
+	under map[uint64]chan struct{} // by hash
+}
+
+// join returns what is closed when somebody has been answered about the hash, and whether that is who joins.
+func (q *inquiries) join(hash uint64) (answered chan struct{}, leads bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if answered, ok := q.under[hash]; ok {
+		return answered, false
+	}
+	if q.under == nil {
+		q.under = make(map[uint64]chan struct{})
+	}
+	answered = make(chan struct{})
+	q.under[hash] = answered
+	return answered, true
+}
+
+// end lets those go on who have joined.
+func (q *inquiries) end(hash uint64, answered chan struct{}) {
+	q.mu.Lock()
+	delete(q.under, hash)
+	q.mu.Unlock()
+	close(answered)
 }
 
 func (c *Check) refusalKey(t *table, s *subject) refusalKey {
@@ -193,18 +232,21 @@ func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
 		op.asked.mark = l.refusals.Mark(op.hash)
 		return false
 	}
-	mark, ok := l.refused(t, &op.Check, &op.subject, now.Mono, &op.Outcome.Decision)
-	if op.asked.mark = mark; ok {
-		op.asked.table = nil
+	mark, ended, ok := l.refused(t, &op.Check, &op.subject, now.Mono, &op.Outcome.Decision)
+	switch op.asked.mark = mark; {
+	case ok:
+		op.asked = question{}
+	case ended != 0 && now.Mono-ended < int64(MaxRemember):
+		op.asked.answered, op.asked.leads = l.inquiries.join(op.hash)
 	}
 	return ok
 }
 
-// refused answers a check from memory, and reports whether it did; mark is Find's.
-func (l *Limiter) refused(t *table, c *Check, s *subject, now int64, d *Decision) (mark uint64, ok bool) {
+// refused answers a check from memory, and reports whether it did; mark and ended are Find's.
+func (l *Limiter) refused(t *table, c *Check, s *subject, now int64, d *Decision) (mark uint64, ended int64, ok bool) {
 	r, mark, ok := l.refusals.Find(s.hash, c.refusalKey(t, s), c.Cost, now)
 	if !ok {
-		return mark, false
+		return mark, r.Until, false
 	}
 	*d = r.Decision
 	d.age(time.Duration(now - r.Came))
@@ -216,7 +258,7 @@ func (l *Limiter) refused(t *table, c *Check, s *subject, now int64, d *Decision
 	counts := l.statsOf(e, s).mine()
 	counts.count(d)
 	counts.remembered.Add(1)
-	return mark, true
+	return mark, 0, true
 }
 
 // age makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -177,6 +179,65 @@ func TestARefusalIsRememberedForItsRetryAfter(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 	})
+}
+
+// When a refusal that was remembered ends, one asks, and the others go by what it hears: a refusal answers them too, after
+// an admission they ask for themselves.
+func TestOneAsksForAll(t *testing.T) {
+	for name, test := range map[string]struct {
+		policy   string
+		use      int64
+		after    time.Duration
+		messages int
+		allowed  int64
+	}{
+		"refused again": {"log", 5, time.Second, 1, 0},
+		"admitted":      {"short", 1, 101 * time.Millisecond, 1 + 2, 1},
+		"long ago":      {"log", 5, 2 * time.Second, 2, 0}, // by then nobody asks for it all the time
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+				key, n := c.owned(test.policy, 1, 0), c.nodes[0]
+				n.check(t, named(test.policy, key, test.use))
+				n.check(t, named(test.policy, key, 1)) // remembered for a second at most
+				c.advance(test.after)
+				c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+					<-time.After(time.Millisecond) // so that all have asked before one is answered
+					deliver()
+				})
+				var allowed atomic.Int64
+				c.wantMessages(test.messages, "asked by two at once", func() {
+					var all sync.WaitGroup
+					for range 2 {
+						all.Go(func() {
+							checks := make([]Check, 10)
+							for i := range checks {
+								checks[i] = named(test.policy, key, 1)
+							}
+							results, err := n.Check(t.Context(), checks)
+							if err != nil {
+								t.Error(err)
+							}
+							for i := range results {
+								if results[i].Allowed {
+									allowed.Add(1)
+								} else if results[i].RetryAfter <= 0 || results[i].FailedClosed {
+									t.Errorf("%+v", results[i])
+								}
+							}
+						})
+					}
+					all.Wait()
+				})
+				if got := allowed.Load(); got != test.allowed {
+					t.Errorf("%d admitted, want %d", got, test.allowed)
+				}
+				if left := len(n.inquiries.under); left != 0 {
+					t.Errorf("%d inquiries are left behind", left)
+				}
+			})
+		})
+	}
 }
 
 func TestSeveralLimitsAreRememberedTogether(t *testing.T) {

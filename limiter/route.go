@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -40,7 +41,11 @@ func (l *Limiter) runUntraced(ctx context.Context, ops []Op) {
 			rest = append(rest, &ops[i])
 		}
 	}
-	l.finish(ctx, ops, rest)
+	l.wait(ctx, rest)
+	end := l.ending()
+	for i := range ops {
+		l.conclude(&ops[i], &end)
+	}
 }
 
 // begin carries out an operation if that can be done at once, and reports whether it is done with.
@@ -53,21 +58,60 @@ func (l *Limiter) begin(t *table, op *Op, now *moment) bool {
 	return h.Wait == 0 && l.recall(t, op, now.Instant)
 }
 
-// finish has those operations carried out elsewhere, or later, that could not be at once, and concludes all.
-func (l *Limiter) finish(ctx context.Context, ops []Op, rest []*Op) {
-	if len(rest) > 0 {
-		ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
-		defer cancel()
-		l.forward(ctx, rest)
+// wait has those operations carried out, elsewhere or later, that could not be at once.
+func (l *Limiter) wait(ctx context.Context, rest []*Op) {
+	if len(rest) == 0 {
+		return
 	}
-	end := moment{l: l} // of which only the clock of leases is read, once, and only if an answer is under one
-	for i := range ops {
-		l.seal(&ops[i], &end)
+	ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
+	defer cancel()
+	var behind []*Op // somebody else's question
+	ask := rest[:0]
+	for _, op := range rest {
+		if op.asked.answered != nil && !op.asked.leads {
+			behind = append(behind, op)
+		} else {
+			ask = append(ask, op)
+		}
 	}
+	if len(behind) == 0 {
+		l.forward(ctx, ask)
+		return
+	}
+	l.forward(ctx, slices.Clone(ask)) // which takes out of it what is done
+	// Before anything is waited for, those who wait for these; two batches may each lead what the other wants.
+	end := l.ending()
+	for _, op := range ask {
+		l.conclude(op, &end)
+	}
+	l.forward(ctx, l.unanswered(ctx, behind))
 }
 
-// seal does what is left to do when an operation from a front door has its Outcome.
-func (l *Limiter) seal(op *Op, end *moment) {
+// unanswered waits until what others have asked is answered, and returns the operations that this does not answer.
+func (l *Limiter) unanswered(ctx context.Context, ops []*Op) (rest []*Op) {
+	for _, op := range ops {
+		select {
+		case <-op.asked.answered:
+		case <-ctx.Done():
+		}
+	}
+	t, now := l.table.Load(), l.clock()
+	for _, op := range ops {
+		mark, _, ok := l.refused(t, &op.Check, &op.subject, now.Mono, &op.Outcome.Decision)
+		if op.asked = (question{}); !ok {
+			op.asked = question{table: t, mark: mark, sent: now.Mono}
+			rest = append(rest, op)
+		}
+	}
+	return rest
+}
+
+// ending is the moment at which a batch is concluded, of which only the clock of leases is read, once, and only if an
+// answer is under one.
+func (l *Limiter) ending() moment { return moment{l: l} }
+
+// conclude does what is left to be done when an operation has its Outcome.
+func (l *Limiter) conclude(op *Op, end *moment) {
 	if op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until {
 		l.unreachable(op) // another node may decide by now, and know nothing of this
 	}
@@ -77,6 +121,10 @@ func (l *Limiter) seal(op *Op, end *moment) {
 	case op.asked.table != nil:
 		l.remember(op)
 	}
+	if op.asked.leads {
+		l.inquiries.end(op.hash, op.asked.answered)
+	}
+	op.asked = question{}
 }
 
 // deadline is the instant until which other nodes may be waited for: early enough for an answer by on_error to reach the
@@ -95,7 +143,7 @@ func (l *Limiter) deadline(ctx context.Context) time.Time {
 // to wait. A node that says it is not the holder is believed: nothing was done, so asking again elsewhere charges nothing
 // twice.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
-	for {
+	for len(ops) > 0 {
 		groups := make(map[Holder][]*Op)
 		var waiting []*Op
 		for _, op := range ops {
@@ -126,10 +174,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 				l.unreachable(op)
 			}
 		}
-		if ops = again; len(ops) == 0 {
-			return
-		}
-		if pause > 0 {
+		if ops = again; len(ops) > 0 && pause > 0 {
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():

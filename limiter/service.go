@@ -117,7 +117,7 @@ type Result struct {
 type Service interface {
 	// Check decides a batch in order of its elements and returns one Result for each. An error means that the batch
 	// as a whole is not acceptable and nothing in it was charged; it is an *Error whose Field names the element, as in
-	// "checks[3].key".
+	// "checks[3].key". Nothing is kept of the slice.
 	Check(ctx context.Context, checks []Check) ([]Result, error)
 	// CheckAll decides checks together, on whatever nodes: all are charged, or none is admitted. Repeats of a target are
 	// summed into one. Partial, RequestID, a Cost of 0 and limits that are of concurrency or count what they deny are

@@ -232,27 +232,15 @@ func flag(set bool, f weirv1.StreamFlag) uint32 {
 
 // shorten writes every list of a response in as few elements as will do.
 func shorten(out *weirv1.CheckStreamResponse) {
-	out.Flags = short(out.Flags)
-	out.Granted = short(out.Granted)
-	out.Limit = short(out.Limit)
-	out.WindowNs = short(out.WindowNs)
-	out.Remaining = short(out.Remaining)
-	out.RetryAfterNs = short(out.RetryAfterNs)
-	out.ResetAfterNs = short(out.ResetAfterNs)
-	out.DelayNs = short(out.DelayNs)
-	out.RememberForNs = short(out.RememberForNs)
-}
-
-func short[T int64 | uint32](list []T) []T {
-	for _, v := range list {
-		if v != list[0] {
-			return list
-		}
-	}
-	if len(list) == 0 || list[0] == 0 {
-		return list[:0]
-	}
-	return list[:1]
+	out.Flags = wire.Shorten(out.Flags, 0)
+	out.Granted = wire.Shorten(out.Granted, 0)
+	out.Limit = wire.Shorten(out.Limit, 0)
+	out.WindowNs = wire.Shorten(out.WindowNs, 0)
+	out.Remaining = wire.Shorten(out.Remaining, 0)
+	out.RetryAfterNs = wire.Shorten(out.RetryAfterNs, 0)
+	out.ResetAfterNs = wire.Shorten(out.ResetAfterNs, 0)
+	out.DelayNs = wire.Shorten(out.DelayNs, 0)
+	out.RememberForNs = wire.Shorten(out.RememberForNs, 0)
 }
 
 // unpack adds the checks of a request to a batch, and takes in what it defines. The error names the field.
@@ -268,13 +256,14 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 		return err
 	}
 	for _, list := range [...]struct {
-		field  string
-		length int
+		field string
+		fits  bool
 	}{
-		{"targets", len(in.Targets)}, {"costs", len(in.Costs)}, {"partial", len(in.Partial)}, {"request_ids", len(in.RequestIds)},
+		{"targets", wire.Fits(in.Targets, n)}, {"costs", wire.Fits(in.Costs, n)}, {"partial", wire.Fits(in.Partial, n)},
+		{"request_ids", wire.Fits(in.RequestIds, n)},
 	} {
-		if list.length > 1 && list.length != n {
-			return invalid(list.field, fmt.Sprintf("has %d elements for %d checks: it must have one for each, one for all, or none", list.length, n))
+		if !list.fits {
+			return invalid(list.field, fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))
 		}
 	}
 	// One copy for all: the request's own is used again.
@@ -283,13 +272,13 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 		if uint64(length) > uint64(len(keys)) {
 			return invalid("key_lengths", fmt.Sprintf("says that check %d has a key of %d bytes, where keys has %d left", i, length, len(keys)))
 		}
-		number := element(in.Targets, i, 0)
+		number := wire.At(in.Targets, i, 0)
 		if uint64(number) >= uint64(len(c.targets)) || c.targets[number].Policy == "" && c.targets[number].Limit == nil {
 			return invalid("targets", fmt.Sprintf("names number %d, which this stream has not defined", number))
 		}
 		ck := limiter.Check{
-			Target: c.targets[number], Cost: element(in.Costs, i, 1), Partial: element(in.Partial, i, false),
-			RequestID: element(in.RequestIds, i, ""),
+			Target: c.targets[number], Cost: wire.At(in.Costs, i, 1), Partial: wire.At(in.Partial, i, false),
+			RequestID: wire.At(in.RequestIds, i, ""),
 		}
 		ck.Key, keys = keys[:length], keys[length:]
 		b.Checks = append(b.Checks, ck)
@@ -302,17 +291,6 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 
 func invalid(field, message string) *limiter.Error {
 	return &limiter.Error{Kind: limiter.Invalid, Field: field, Message: message}
-}
-
-// element is what a list says of check i.
-func element[T any](list []T, i int, otherwise T) T {
-	switch len(list) {
-	case 0:
-		return otherwise
-	case 1:
-		return list[0]
-	}
-	return list[i]
 }
 
 // define gives a number to a target. When that fails the number stands for nothing: it must not for what it stood before.

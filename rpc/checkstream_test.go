@@ -21,6 +21,7 @@ import (
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 type checkStreamClient = grpc.BidiStreamingClient[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]
@@ -66,19 +67,19 @@ func streamed(sequence uint64, keys ...string) *weirv1.CheckStreamRequest {
 
 // unpacked is the decision of a response's check i, of n, written out as the unary call has it.
 func unpacked(out *weirv1.CheckStreamResponse, i int, policy, requestID string) *weirv1.Decision {
-	flags := weirv1.StreamFlag(element(out.Flags, i, 0))
+	flags := weirv1.StreamFlag(wire.At(out.Flags, i, 0))
 	has := func(f weirv1.StreamFlag) bool { return flags&f != 0 }
 	d := &weirv1.Decision{
 		Policy: policy, RequestId: requestID,
 		Allowed: has(weirv1.StreamFlag_STREAM_FLAG_ALLOWED), Shadow: has(weirv1.StreamFlag_STREAM_FLAG_SHADOW),
 		Degraded: has(weirv1.StreamFlag_STREAM_FLAG_DEGRADED), FailedOpen: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN),
 		FailedClosed: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED),
-		Granted:      element(out.Granted, i, 0), Limit: element(out.Limit, i, 0), WindowNs: element(out.WindowNs, i, 0),
-		Remaining: element(out.Remaining, i, 0), ResetAfterNs: element(out.ResetAfterNs, i, 0), DelayNs: element(out.DelayNs, i, 0),
-		RememberForNs: element(out.RememberForNs, i, 0),
+		Granted:      wire.At(out.Granted, i, 0), Limit: wire.At(out.Limit, i, 0), WindowNs: wire.At(out.WindowNs, i, 0),
+		Remaining: wire.At(out.Remaining, i, 0), ResetAfterNs: wire.At(out.ResetAfterNs, i, 0), DelayNs: wire.At(out.DelayNs, i, 0),
+		RememberForNs: wire.At(out.RememberForNs, i, 0),
 	}
 	if !has(weirv1.StreamFlag_STREAM_FLAG_NEVER) {
-		d.RetryAfterNs = proto.Int64(element(out.RetryAfterNs, i, 0))
+		d.RetryAfterNs = proto.Int64(wire.At(out.RetryAfterNs, i, 0))
 	}
 	for _, l := range out.Limits {
 		if int(l.Check) == i {

@@ -12,11 +12,14 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		return ErrShut
 	}
 	guarded := rule.Durability >= Escrow || rule.Strict
-	if !guarded && !part.traced && part.annex == nil && call.RequestID|call.Reservation == 0 {
+	if !guarded && !part.traced && call.RequestID|call.Reservation == 0 {
 		// Nobody has to be told, and there is nothing to be remembered.
 		if state := sh.stateOf(&part.table, k, rule); state != nil {
 			if rule.Limits.DecideTo(sh.arena, state, now, &call.Request, each, &answer.Decision) != nil {
 				return errNoRoom
+			}
+			if part.annex != nil {
+				answer.Pending = part.awaits(k.Hash, now.Mono)
 			}
 			return nil
 		}
@@ -41,13 +44,17 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	// mark is the state's before the change, for followers that have it up to here; 0 where they need the whole.
 	var mark uint64
 	var filled bool
+	var r record
 	if found {
-		adopted, err := sh.adopt(&part.table, slot, rule, now)
-		if err != nil {
-			return err
+		adopted := false
+		if r = sh.record(part.ref(slot)); r.spec.rule != rule {
+			if adopted, err = sh.adopt(&part.table, slot, rule, now); err != nil {
+				return err
+			}
+			r = sh.record(part.ref(slot))
 		}
 		if part.traced {
-			mark = sh.before(part, sh.record(part.ref(slot)), adopted)
+			mark = sh.before(part, r, adopted)
 		}
 	} else {
 		if call.Cost == 0 {
@@ -58,8 +65,8 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		if slot, filled, err = sh.enter(part, k, rule, now); err != nil {
 			return err
 		}
+		r = sh.record(part.ref(slot))
 	}
-	r := sh.record(part.ref(slot))
 	err = rule.Limits.DecideTo(sh.arena, r.state, now, &call.Request, each, &answer.Decision)
 	d := &answer.Decision
 	// A refusal that is counted changes the state, too.

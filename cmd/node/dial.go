@@ -30,8 +30,13 @@ func (r *remote) register(fs *pflag.FlagSet) {
 	fs.StringVarP(&r.output, "output", "o", "text", "how to print the answer: text or json")
 }
 
-// ask calls f with a connection to the node.
+// ask calls f with the node's service.
 func (r *remote) ask(ctx context.Context, f func(context.Context, weirv1.LimiterClient) error) error {
+	return r.connect(ctx, func(ctx context.Context, conn *grpc.ClientConn) error { return f(ctx, weirv1.NewLimiterClient(conn)) })
+}
+
+// connect calls f with a connection to the node.
+func (r *remote) connect(ctx context.Context, f func(context.Context, *grpc.ClientConn) error) error {
 	if r.output != "text" && r.output != "json" {
 		return fmt.Errorf("--output: %q is not one of text and json", r.output)
 	}
@@ -56,7 +61,7 @@ func (r *remote) ask(ctx context.Context, f func(context.Context, weirv1.Limiter
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
-	err = f(ctx, weirv1.NewLimiterClient(conn))
+	err = f(ctx, conn)
 	switch s := status.Convert(err); {
 	case err == nil || errors.Is(err, errNegative):
 		return err

@@ -45,7 +45,7 @@ func (c *clientTLS) with(ctx context.Context, addr string) (context.Context, err
 	if err != nil {
 		return nil, fmt.Errorf("--token-file: %w", err)
 	}
-	if host, _, _ := net.SplitHostPort(addr); !c.encrypted() && host != "localhost" && !isLoopback(host) {
+	if !c.encrypted() && !leadsHere(addr) {
 		return nil, fmt.Errorf("--token-file: the token would be sent to %s in plain text: give --tls-ca-file", addr)
 	}
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
@@ -90,4 +90,10 @@ func (c *clientTLS) transport() (credentials.TransportCredentials, error) {
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return credentials.NewTLS(config), nil
+}
+
+// leadsHere reports whether an address is one on this host.
+func leadsHere(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	return err == nil && (host == "localhost" || isLoopback(host))
 }

@@ -15,6 +15,15 @@ type door struct {
 	net.Listener
 	// foreign, when set, is told of a caller who begins to speak TLS where plain text is spoken; it is cut off.
 	foreign func(from net.Addr)
+	// max is how many connections there may be at a time; 0: any number. full, which goes with it, is told of each that was
+	// closed at once because there were as many.
+	max  int64
+	full func(from net.Addr)
+	// slowest is how long a single write may take before the connection ends: the time that a caller has who does not read.
+	// 0: any. Not for net/http, which sets deadlines of its own.
+	slowest time.Duration
+
+	open atomic.Int64 // connections
 
 	mu     sync.Mutex
 	silent map[*doorConn]struct{}
@@ -25,6 +34,7 @@ type doorConn struct {
 	net.Conn
 	door  *door
 	heard atomic.Bool // something has been read, or the connection has ended
+	gone  atomic.Bool // closed
 }
 
 // patienceWithSilence is how long a silent connection may stay when its server stops: time enough for what is on its way.
@@ -32,9 +42,19 @@ const patienceWithSilence = 250 * time.Millisecond
 
 // Accept implements net.Listener.
 func (d *door) Accept() (net.Conn, error) {
-	conn, err := d.Listener.Accept()
-	if err != nil {
-		return nil, err
+	var conn net.Conn
+	for conn == nil {
+		var err error
+		if conn, err = d.Listener.Accept(); err != nil {
+			return nil, err
+		}
+		if d.open.Add(1) > d.max && d.max > 0 {
+			// Closed rather than left to wait in the system's queue: a caller who is told can go to another node.
+			d.open.Add(-1)
+			d.full(conn.RemoteAddr())
+			_ = conn.Close() // nobody is there to hear of it
+			conn = nil
+		}
 	}
 	c := &doorConn{Conn: conn, door: d}
 	d.mu.Lock()
@@ -77,9 +97,22 @@ const tlsHandshake = 22
 
 var errForeign = errors.New("TLS where plain text is spoken")
 
+// Write implements net.Conn.
+func (c *doorConn) Write(p []byte) (int, error) {
+	if c.door.slowest > 0 {
+		if err := c.SetWriteDeadline(time.Now().Add(c.door.slowest)); err != nil {
+			return 0, err
+		}
+	}
+	return c.Conn.Write(p)
+}
+
 // Close implements net.Conn.
 func (c *doorConn) Close() error {
 	c.hear()
+	if !c.gone.Swap(true) {
+		c.door.open.Add(-1)
+	}
 	return c.Conn.Close()
 }
 

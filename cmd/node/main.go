@@ -65,6 +65,6 @@ Start with:  weir dev`,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	root.AddCommand(newDev(), newRun(), newCheck(), newStatus(), newValidate(), newToken())
+	root.AddCommand(newDev(), newRun(), newCheck(), newStatus(), newValidate(), newToken(), newGossipKeys())
 	return root
 }

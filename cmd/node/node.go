@@ -51,12 +51,14 @@ const (
 type nodeConfig struct {
 	Name, Bind, Advertise                    string
 	HTTPPort, GRPCPort, GossipPort, PeerPort port
-	AnyPortIfTaken                           bool // take any free port in place of one that is taken
+	DebugPort                                *port // for profiles, on loopback; nil: off
+	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
 	Join                                     []string
 	Voters                                   []string // names: none, 1, 3 or 5
 	PolicyFile                               string   // empty: Policies
 	Policies                                 *policy.Set
 	Security                                 securityConfig
+	Limits                                   limitsConfig
 	UnknownPolicy                            limiter.Unknown
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
@@ -70,13 +72,14 @@ type nodeConfig struct {
 // node is one running node: everything that listens, and what it stands on.
 type node struct {
 	cfg      nodeConfig
+	limits   limitsConfig
 	log      *slog.Logger
 	started  time.Time
 	seed     uint64 // of key hashes
 	settings uint64 // fingerprint of the ring's settings
 
-	listeners struct{ http, grpc, peer *door } // nil where off
-	cluster   *cluster.Cluster                 // nil: a node alone for good
+	listeners struct{ http, grpc, peer, debug *door } // nil where off
+	cluster   *cluster.Cluster                        // nil: a node alone for good
 	limiter   *limiter.Limiter
 	keeper    *keeper.Keeper
 	peers     *rpc.Peers
@@ -87,10 +90,11 @@ type node struct {
 	security  *security
 	health    *health.Server
 
-	httpServer *http.Server
-	callers    *rpc.Server
-	grpcServer *grpc.Server
-	peerServer *grpc.Server
+	httpServer  *http.Server
+	callers     *rpc.Server
+	grpcServer  *grpc.Server
+	peerServer  *grpc.Server
+	debugServer *http.Server
 
 	built    chan struct{}          // closed once the fields above are set
 	settled  chan struct{}          // closed once the node is ready
@@ -114,7 +118,7 @@ const (
 // error names the flag that is to blame, and leaves nothing running.
 func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n = &node{
-		cfg: cfg, log: cfg.Logger, started: time.Now(),
+		cfg: cfg, limits: newLimits(cfg.Limits), log: cfg.Logger, started: time.Now(),
 		built: make(chan struct{}), settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -155,12 +159,6 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	} else if err := n.checkPolicies(policies); err != nil {
 		return n, err
 	}
-	var keys [][]byte
-	if cfg.Security.GossipKeyFile != "" {
-		if keys, err = cluster.LoadKeyFile(cfg.Security.GossipKeyFile); err != nil {
-			return n, err
-		}
-	}
 	if n.seed, err = hashSeed(cfg.Security.SecretFile); err != nil {
 		return n, err
 	}
@@ -178,10 +176,16 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
+	if cfg.DebugPort != nil {
+		if n.listeners.debug, err = listenDebug(*cfg.DebugPort); err != nil {
+			return n, err
+		}
+	}
 	n.security.guardDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
+	n.limits.doors(n.security.refusals, n.listeners.http, n.listeners.grpc, n.listeners.peer)
 	n.security.warn(cfg)
 	if cfg.GossipPort != portOff {
-		if n.cluster, err = n.join(keys, policies); err != nil {
+		if n.cluster, err = n.join(policies); err != nil {
 			return n, err
 		}
 	}
@@ -226,6 +230,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	if n.cluster != nil {
 		n.work.Go(n.follow)
 		n.work.Go(n.steer)
+		n.work.Go(n.followKeyFile)
 	} else {
 		n.keeper.SetView(aloneView(ownership.Node(n.self())))
 	}
@@ -261,10 +266,11 @@ func (n *node) clusterConfig() cluster.Config {
 }
 
 // join starts the gossip.
-func (n *node) join(keys [][]byte, policies *policy.Set) (*cluster.Cluster, error) {
+func (n *node) join(policies *policy.Set) (*cluster.Cluster, error) {
 	c := n.clusterConfig()
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
-	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, keys, shortHash(policies), n.cfg.Voters
+	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
+	c.Refused = func(reason string) { n.security.metrics.Refused("gossip", reason) }
 	return cluster.Start(c)
 }
 
@@ -290,16 +296,18 @@ func (n *node) serve() {
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	codec := grpc.ForceServerCodecV2(wire.Codec())
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(append(n.security.peerServer(), grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)...)
+		n.peerServer = grpc.NewServer(append(slices.Concat(n.security.peerServer(), n.limits.peerServer()),
+			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)...)
 		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
 		}))
 		peerv1.RegisterOwnershipServer(n.peerServer, n.messenger)
+		peerv1.RegisterGossipKeysServer(n.peerServer, peerKeys{n: n})
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
-		n.grpcServer = grpc.NewServer(append(n.security.grpcServer(),
-			grpc.MaxRecvMsgSize(4<<20), grpc.MaxConcurrentStreams(10_000), grpc.WaitForHandlers(true), handshake, codec,
+		n.grpcServer = grpc.NewServer(append(slices.Concat(n.security.grpcServer(), n.limits.grpcServer()),
+			grpc.WaitForHandlers(true), handshake, codec,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -307,19 +315,23 @@ func (n *node) serve() {
 		)...)
 		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed})
 		n.callers.Register(n.grpcServer)
+		weirv1.RegisterAdminServer(n.grpcServer, &admin{n: n})
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
 	}
 	if n.listeners.http != nil {
-		n.httpServer = httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
+		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.security.guard.Service("http", n.limiter), Authorize: n.security.guard.HTTP, Ready: n.Ready,
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem,
-		})), n.log)
+			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage,
+		})), n.log))
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
+	}
+	if n.listeners.debug != nil {
+		n.serveDebug()
 	}
 }
 
@@ -577,8 +589,11 @@ func (n *node) stop() {
 			n.log.Warn("closing the gossip", "error", err)
 		}
 	}
+	if n.debugServer != nil {
+		_ = n.debugServer.Close() // last, so that stopping can be looked at
+	}
 	n.work.Wait()
-	for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+	for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.debug} {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}

@@ -26,20 +26,21 @@ import (
 
 // runFlags are the settings of one node as the command line writes them.
 type runFlags struct {
-	name, bind, advertise                string
-	httpPort, grpcPort, gossipPort, peer parsed[port]
-	join, voters                         []string
-	policies, unknownPolicy              string
-	security                             securityFlags
-	maxKeys                              parsed[int64]
-	maxMemory                            string
-	maxRequestIDs                        int
-	noInline                             bool
-	timeout, grace                       time.Duration
-	logFormat, logLevel                  string
-	otlpEndpoint                         string
-	traceSample                          float64
-	config                               string
+	name, bind, advertise                       string
+	httpPort, grpcPort, gossipPort, peer, debug parsed[port]
+	join, voters                                []string
+	policies, unknownPolicy                     string
+	security                                    securityFlags
+	limits                                      limitsFlags
+	maxKeys                                     parsed[int64]
+	maxMemory                                   string
+	maxRequestIDs                               int
+	noInline                                    bool
+	timeout, grace                              time.Duration
+	logFormat, logLevel                         string
+	otlpEndpoint                                string
+	traceSample                                 float64
+	config                                      string
 
 	// Settings of later releases: known, so that they are refused with a reason.
 	respPort, envoyConfig string
@@ -75,10 +76,12 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.grpcPort.by(parsePort, "port", "8081"), "grpc-port", "port for gRPC")
 	fs.Var(f.gossipPort.by(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
 	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
+	fs.Var(f.debug.by(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
 	f.security.register(fs)
+	f.limits.register(fs)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
@@ -138,6 +141,9 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
+	if f.debug.value != portOff {
+		cfg.DebugPort = &f.debug.value
+	}
 	for _, later := range []struct {
 		flag string
 		set  bool
@@ -172,6 +178,9 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	}
 	if f.maxRequestIDs == 0 {
 		cfg.MaxRequestIDs = -1 // none, where 0 would stand for the default
+	}
+	if cfg.Limits, err = f.limits.config(); err != nil {
+		return cfg, err
 	}
 	if f.timeout < time.Millisecond || f.timeout > time.Minute {
 		return cfg, fmt.Errorf("--timeout: %v is not a time to wait from 1ms to 1m", f.timeout)

@@ -48,7 +48,7 @@ func (f *securityFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.PeerTLS.CA, "peer-tls-ca-file", "", "authorities (PEM) of the other nodes' certificates")
 	fs.StringVar(&f.PeerName, "peer-tls-name", "", "name (DNS or URI) that must be among the alternative names of every node's certificate")
 	fs.StringVar(&f.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
-	fs.StringVar(&f.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending")
+	fs.StringVar(&f.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes")
 	fs.StringVar(&f.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: seeds the hash of keys, so that outsiders cannot aim keys at one partition")
 }
 
@@ -80,6 +80,9 @@ type security struct {
 	peers    *certs.Source                // nil: plain text
 	access   *watch.Watcher[*access.List] // nil: no access file
 	guard    *guard.Guard
+
+	gossipKeys  *watch.Watcher[[][]byte] // nil: gossip in plain text
+	keysChanged chan struct{}            // holds a token when their file has
 }
 
 // openSecurity reads the files. With an error nothing is left open.
@@ -87,7 +90,7 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	s := &security{cfg: cfg, log: log}
+	s := &security{cfg: cfg, log: log, keysChanged: make(chan struct{}, 1)}
 	s.metrics = metrics.NewSecurity(s.expiries)
 	s.refusals = newRefusals(log, s.metrics)
 	defer func() {
@@ -118,6 +121,11 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 		guarded.List = s.access.Current
 	}
 	s.guard = guard.New(guarded)
+	if cfg.GossipKeyFile != "" {
+		if s.gossipKeys, err = s.openGossipKeys(); err != nil {
+			return nil, err
+		}
+	}
 	return s, nil
 }
 
@@ -170,6 +178,9 @@ func (s *security) watched() []watched {
 	}
 	if s.access != nil {
 		all = append(all, s.access)
+	}
+	if s.gossipKeys != nil {
+		all = append(all, s.gossipKeys)
 	}
 	return all
 }

@@ -457,3 +457,57 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 		t.Errorf("log:\n%s", text)
 	}
 }
+
+// recorder keeps what is written to a connection.
+type recorder struct {
+	net.Conn
+	mu   sync.Mutex
+	sent bytes.Buffer
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	r.sent.Write(p)
+	r.mu.Unlock()
+	return r.Conn.Write(p)
+}
+
+func (r *recorder) recorded() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Clone(r.sent.Bytes())
+}
+
+// TestReplay: what a node has said to another, recorded and said again, is worth nothing: the handshake fails.
+func TestReplay(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	addr := addrOf(n.listeners.peer)
+	var sent *recorder
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(n.security.peers.Client(n.security.peerRules()))),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			raw, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			sent = &recorder{Conn: raw}
+			return sent, err
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &weirv1.StatusRequest{}, &weirv1.StatusResponse{}); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	raw, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	if _, err := raw.Write(sent.recorded()); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, raw) // until the node hangs up
+	refusedAt(t, n, "peer", "handshake")
+}

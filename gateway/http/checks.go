@@ -28,7 +28,8 @@ func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, p)
 		return
 	}
-	results, err := a.Service.Check(r.Context(), []limiter.Check{check})
+	s.asks[0] = check // a Service keeps nothing of what it is asked
+	results, err := a.Service.Check(r.Context(), s.asks[:])
 	if err == nil {
 		err = results[0].Err
 	}

@@ -72,6 +72,7 @@ type scratch struct {
 	in    bytes.Buffer
 	out   []byte
 	check checkBody
+	asks  [1]limiter.Check
 }
 
 // keepScratch is the size in bytes beyond which a buffer is left to the garbage collector.

@@ -1,0 +1,139 @@
+package client
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+)
+
+// topology is what a node said about who owns which keys.
+type topology struct {
+	seed      uint64
+	table     *ring.Table
+	addresses []string // by the table's members; empty: not to be reached
+}
+
+// owners are the nodes to ask about keys.
+type owners struct {
+	seed    uint64
+	table   *ring.Table
+	members []*member // by the table's members; nil: not to be reached
+}
+
+// newTopology takes in what a node said, or returns nil where that is of no use: there is only one node, or this build
+// places keys in another way.
+func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
+	if len(t.GetMembers()) < 2 || t.GetRingSettings() != ring.SettingsFingerprint(t.GetHashSeed()) {
+		return nil
+	}
+	names := make([]string, len(t.GetMembers()))
+	address := make(map[string]string)
+	for i, m := range t.GetMembers() {
+		names[i] = m.GetName()
+		address[m.GetName()] = m.GetGrpc()
+	}
+	slices.Sort(names)
+	out := &topology{seed: t.GetHashSeed()}
+	if before != nil && slices.Equal(before.table.Members(), names) {
+		out.table = before.table // to work one out takes a while
+	} else {
+		out.table = ring.Build(names)
+	}
+	if out.table.Fingerprint() != t.GetRing() {
+		return nil
+	}
+	for _, name := range out.table.Members() {
+		out.addresses = append(out.addresses, address[name])
+	}
+	return out
+}
+
+// owners finds the ring's members among nodes.
+func (t *topology) owners(list []*member) *owners {
+	if t == nil {
+		return nil
+	}
+	o := &owners{seed: t.seed, table: t.table, members: make([]*member, len(t.addresses))}
+	for i, addr := range t.addresses {
+		if j := slices.IndexFunc(list, func(m *member) bool { return at(m.endpoint, addr) }); j >= 0 && addr != "" {
+			o.members[i] = list[j]
+		}
+	}
+	return o
+}
+
+// of returns the node that owns what q is about, or nil when it is not known, or not well.
+func (o *owners) of(q *question) *member {
+	if o == nil {
+		return nil
+	}
+	scope := q.policy
+	switch {
+	case q.scope != "":
+		scope = q.scope
+	case q.limit != nil:
+		scope = limiter.InlineScope(q.namespace, q.limit)
+	}
+	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.seed, scope, q.key)))]
+	if m == nil || !m.ready.Load() || m.breaker.trouble.Load() {
+		return nil
+	}
+	return m
+}
+
+// How long until a node is asked for the topology again, after a failure.
+const (
+	minRelearn = 100 * time.Millisecond
+	maxRelearn = 5 * time.Second
+	// refusedRelearn is for nodes that will not tell.
+	refusedRelearn = time.Minute
+)
+
+// learn keeps the topology up to date until ctx ends. What was learned stays until something else is: a node that does not
+// own a key, or cannot be reached, costs a detour.
+func (ns *nodes) learn(ctx context.Context) {
+	api := weirv1.NewLimiterClient(ns)
+	for pause := minRelearn; ; pause = min(2*pause, maxRelearn) {
+		stream, err := api.Topology(ctx, &weirv1.TopologyRequest{})
+		for err == nil {
+			var t *weirv1.TopologyResponse
+			if t, err = stream.Recv(); err == nil {
+				ns.learned(t)
+				pause = minRelearn
+			}
+		}
+		wait := pause + rand.N(pause)
+		switch status.Code(err) {
+		case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
+			wait = refusedRelearn
+		}
+		t := time.NewTimer(wait)
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return
+		}
+	}
+}
+
+func (ns *nodes) learned(t *weirv1.TopologyResponse) {
+	ns.mu.Lock()
+	before := ns.ring
+	ns.mu.Unlock()
+	now := newTopology(t, before)
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	ns.ring = now
+	if err := ns.renewLocked(); err != nil && len(ns.list) == 0 {
+		ns.err = err
+	}
+}

@@ -1,0 +1,210 @@
+package client
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+)
+
+const testSeed = 7
+
+// tell has nodes say that some of them are the ring's members, under the names "node 0" and so on.
+func tell(all []*node, addrs []string, members ...int) *ring.Table {
+	t := &weirv1.TopologyResponse{HashSeed: testSeed, RingSettings: ring.SettingsFingerprint(testSeed)}
+	var names []string
+	for _, i := range members {
+		name := fmt.Sprintf("node %d", i)
+		names = append(names, name)
+		t.Members = append(t.Members, &weirv1.TopologyMember{Name: name, Grpc: addrs[i]})
+	}
+	table := ring.Build(names)
+	t.Ring = table.Fingerprint()
+	for _, n := range all {
+		n.tell(t)
+	}
+	return table
+}
+
+// ringOf returns nodes that form a ring, and a Client of the first that knows it.
+func ringOf(t *testing.T, n int, opts ...Option) (all []*node, addrs []string, table *ring.Table, c *Client) {
+	for range n {
+		nd := newNode(nil)
+		addr, _ := serve(t, nd)
+		all, addrs = append(all, nd), append(addrs, addr)
+	}
+	var members []int
+	for i := range n {
+		members = append(members, i)
+	}
+	table = tell(all, addrs, members...)
+	c = dial(t, addrs[0], append([]Option{WithTimeout(time.Minute)}, opts...)...)
+	reaches(t, c, addrs...)
+	return all, addrs, table, c
+}
+
+// reaches waits until c knows the owners at these addresses, and no others.
+func reaches(t *testing.T, c *Client, addrs ...string) {
+	t.Helper()
+	wait(t, "the owners to be known and connected", func() bool {
+		o := c.backend.(*remote).nodes.owners.Load()
+		if o == nil {
+			return len(addrs) == 0
+		}
+		var known []string
+		for _, m := range o.members {
+			if m != nil && m.ready.Load() {
+				known = append(known, m.endpoint.Addresses[0].Addr)
+			}
+		}
+		slices.Sort(known)
+		return slices.Equal(known, slices.Sorted(slices.Values(addrs)))
+	})
+}
+
+// owner is the number of the node that owns a key.
+func owner(table *ring.Table, scope, key string) int {
+	name := table.Members()[table.Owner(ring.Partition(ring.Hash(testSeed, scope, key)))]
+	return int(name[len(name)-1] - '0')
+}
+
+// Questions go to the owners of their keys, although only one node was named; those of one call, side by side.
+func TestOwnersAreAsked(t *testing.T) {
+	all, _, table, c := ringOf(t, 3)
+	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
+	var want, before [3]int64
+	for i, n := range all {
+		before[i] = n.asked.Load()
+	}
+	var checks []Check
+	for i := range 90 {
+		key := fmt.Sprint("key ", i)
+		if _, err := c.Policy("five").Allow(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+		want[owner(table, "five", key)]++
+		if _, err := c.Inline("n", limit).Allow(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+		want[owner(table, limiter.InlineScope("n", &limit), key)]++
+		checks = append(checks, Check{Policy: "five", Key: key}, Check{Limit: &limit, Namespace: "n", Key: key})
+	}
+	results, err := c.Check(t.Context(), checks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range results {
+		if r.Err != nil || r.Remaining != 3 {
+			t.Errorf("%d: %+v", i, r)
+		}
+	}
+	for i, n := range all {
+		if got := n.asked.Load() - before[i]; got != 2*want[i] || want[i] == 0 {
+			t.Errorf("node %d was asked %d times, want %d", i, got, 2*want[i])
+		}
+	}
+}
+
+// The ring may change.
+func TestOwnersChange(t *testing.T) {
+	all, addrs, _, c := ringOf(t, 3)
+	table := tell(all, addrs, 0, 2)
+	reaches(t, c, addrs[0], addrs[2])
+	before := all[1].asked.Load()
+	for i := range 30 {
+		if failedOpen(t, c) {
+			t.Error("a question went unanswered")
+		}
+		key := fmt.Sprint("key ", i)
+		n := all[owner(table, "five", key)].asked.Load()
+		if _, err := c.Policy("five").Allow(t.Context(), key); err != nil || all[owner(table, "five", key)].asked.Load() != n+1 {
+			t.Errorf("%s did not go to its owner: %v", key, err)
+		}
+	}
+	if n := all[1].asked.Load() - before; n != 0 {
+		t.Errorf("the node that left was asked %d times", n)
+	}
+	// Without a ring any node is asked.
+	for _, n := range all {
+		n.tell(&weirv1.TopologyResponse{})
+	}
+	reaches(t, c)
+	if failedOpen(t, c) {
+		t.Error("a question went unanswered")
+	}
+}
+
+// What this build would work out in another way is not used.
+func TestOwnersOfAnotherRing(t *testing.T) {
+	for name, change := range map[string]func(*weirv1.TopologyResponse){
+		"settings":    func(t *weirv1.TopologyResponse) { t.RingSettings++ },
+		"table":       func(t *weirv1.TopologyResponse) { t.Ring++ },
+		"one node":    func(t *weirv1.TopologyResponse) { t.Members = t.Members[:1] },
+		"nobody":      func(t *weirv1.TopologyResponse) { t.Members = nil },
+		"named twice": func(t *weirv1.TopologyResponse) { t.Members[1].Name = t.Members[0].Name },
+	} {
+		t.Run(name, func(t *testing.T) {
+			top := &weirv1.TopologyResponse{
+				HashSeed: testSeed, RingSettings: ring.SettingsFingerprint(testSeed), Ring: ring.Build([]string{"a", "b"}).Fingerprint(),
+				Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}, {Name: "b"}},
+			}
+			if got := newTopology(top, nil); got == nil || !slices.Equal(got.addresses, []string{"h:1", ""}) {
+				t.Fatalf("unchanged: %+v", got)
+			}
+			change(top)
+			if got := newTopology(top, nil); got != nil {
+				t.Errorf("%+v", got)
+			}
+		})
+	}
+}
+
+// An owner that cannot be reached, or does not answer, costs a detour.
+func TestOwnerIsLost(t *testing.T) {
+	all, addrs, table, c := ringOf(t, 3, WithRetry(), WithBreaker(0, time.Hour), WithTimeout(2*time.Second))
+	key := "key 0"
+	for i := 0; owner(table, "five", key) != 2; i++ {
+		key = fmt.Sprint("key ", i)
+	}
+	all[2].hung.Store(true)
+	for range 5 {
+		if d, err := c.Policy("five").Allow(t.Context(), key); err != nil || d.FailedOpen {
+			t.Errorf("%+v, %v", d, err)
+		}
+	}
+	if n := all[2].probed.Load(); n != 0 {
+		t.Errorf("probed %d times before the cooldown had passed", n)
+	}
+	all[2].hung.Store(false)
+	for _, m := range members(c) {
+		if at(m.endpoint, addrs[2]) {
+			cooled(m)
+		}
+	}
+	before := all[2].asked.Load()
+	wait(t, "the owner to be asked again", func() bool {
+		if _, err := c.Policy("five").Peek(t.Context(), key); err != nil {
+			t.Error(err)
+		}
+		return all[2].asked.Load() > before
+	})
+}
+
+// A node that will not tell of the ring is asked all the same.
+func TestRingIsSecret(t *testing.T) {
+	n := newNode(nil)
+	n.secret = true
+	addr, _ := serve(t, n)
+	c := dial(t, strings.Join([]string{addr}, ","), WithTimeout(time.Minute))
+	for range 3 {
+		if failedOpen(t, c) {
+			t.Error("a question went unanswered")
+		}
+	}
+}

@@ -1,0 +1,242 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc"
+)
+
+// What is asked while a message is under way shares the next ones, and an answer is its caller's own.
+func TestCallersShareMessages(t *testing.T) {
+	n := newNode(nil)
+	addr, _ := serve(t, n)
+	c := dial(t, addr, WithTimeout(time.Minute))
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	release := n.hold()
+	const callers = 500
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			d, err := c.Policy("five").AllowN(t.Context(), fmt.Sprint("key ", i), int64(1+i%5))
+			if err != nil || d.Granted != int64(1+i%5) || d.Remaining != int64(4-i%5) {
+				t.Errorf("%d: %+v, %v", i, d, err)
+			}
+		})
+	}
+	l := members(c)[0].link
+	wait(t, "all to have asked", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.waiting == callers
+	})
+	release()
+	wg.Wait()
+	// Each message is as large as all before it that are under way: some ten for the held ones, one or two for the rest.
+	if m := n.messages.Load(); m > 30 {
+		t.Errorf("%d messages for %d callers", m, callers)
+	}
+	wait(t, "the counts to be even", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.waiting == 0 && l.flying == 0 && l.ready == 0 && l.void == 0
+	})
+}
+
+// A question that makes a node refuse a whole message costs the others nothing.
+func TestOneRefusedMessage(t *testing.T) {
+	n := newNode(nil)
+	addr, _ := serve(t, n)
+	c := dial(t, addr, WithTimeout(time.Minute))
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	mars := algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: time.FixedZone("Mars", 0)}
+	release := n.hold()
+	var wg sync.WaitGroup
+	var refused atomic.Int64
+	for i := range 100 {
+		wg.Go(func() {
+			if i%10 == 3 {
+				_, err := c.Inline("", mars).Allow(t.Context(), "a")
+				var e *Error
+				if !errors.As(err, &e) || e.Kind != ErrInvalid || e.Field != "limit.time_zone" {
+					t.Errorf("%d: %v", i, err)
+				}
+				refused.Add(1)
+				return
+			}
+			if d, err := c.Policy("five").Allow(t.Context(), fmt.Sprint("key ", i)); err != nil || d.FailedOpen || d.Remaining != 4 {
+				t.Errorf("%d: %+v, %v", i, d, err)
+			}
+		})
+	}
+	l := members(c)[0].link
+	wait(t, "all to have asked", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.waiting == 100
+	})
+	release()
+	wg.Wait()
+	if refused.Load() != 10 {
+		t.Errorf("%d were refused", refused.Load())
+	}
+}
+
+// A stream has fewer numbers than there may be policies.
+func TestManyTargets(t *testing.T) {
+	addr, _ := serve(t, newNode(nil))
+	c := dial(t, addr, WithTimeout(time.Minute))
+	for round := range 3 {
+		var checks []Check
+		for i := range maxBatch {
+			limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: int64(1 + (i+round*500)%1500), Window: time.Second}
+			checks = append(checks, Check{Limit: &limit, Namespace: "n", Key: fmt.Sprint(round, " ", i)})
+		}
+		results, err := c.Check(t.Context(), checks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, r := range results {
+			if want := checks[i].Limit.Limit - 1; r.Err != nil || r.Remaining != want {
+				t.Fatalf("round %d, %d: %+v, want %d left", round, i, r, want)
+			}
+		}
+	}
+}
+
+// What waits for a node that is stuck is bounded, and what nobody waits for any more is forgotten.
+func TestStuckNode(t *testing.T) {
+	n := newNode(nil)
+	addr, _ := serve(t, n)
+	c := dial(t, addr, WithTimeout(time.Minute), WithBreaker(0, time.Hour))
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.hung.Store(true)
+	l := members(c)[0].link
+	ctx, cancel := context.WithCancel(t.Context())
+	var checks []Check
+	for i := range maxBatch {
+		checks = append(checks, Check{Policy: "five", Key: fmt.Sprint(i)})
+	}
+	var wg sync.WaitGroup
+	for range maxWaiting / maxBatch {
+		wg.Go(func() {
+			if _, err := c.Check(ctx, checks); err != context.Canceled {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+	wait(t, "the link to be full", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.waiting == maxWaiting
+	})
+	if !failedOpen(t, c) {
+		t.Error("one question too many was answered")
+	}
+	cancel()
+	wg.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ready != 0 || len(l.queue) > 2*l.void {
+		t.Errorf("%d questions, %d flights are kept for nobody", l.ready, len(l.queue))
+	}
+}
+
+// What a node that stops has not carried out is asked of another one, although it could be charged twice.
+func TestNodeStops(t *testing.T) {
+	a, b := newNode(nil), newNode(nil)
+	addrA, _ := serve(t, a)
+	addrB, _ := serve(t, b)
+	c := dial(t, addrA+","+addrB, WithTimeout(time.Minute))
+	wait(t, "both nodes to be asked", func() bool {
+		failedOpen(t, c)
+		return a.asked.Load() > 0 && b.asked.Load() > 0
+	})
+	a.stops.Store(true) // ends its streams, and carries out nothing more
+	for range 20 {
+		if failedOpen(t, c) {
+			t.Error("a question went unanswered")
+		}
+	}
+}
+
+// Answers that no node gives end the stream, not the program.
+func TestOddResponses(t *testing.T) {
+	two := func(first bool) *message {
+		f := newFlight()
+		f.qs, f.answers, f.open = make([]question, 2), make([]answer, 2), 2
+		m := &message{slots: []slot{{f, 0}, {f, 1}}, open: 2}
+		if !first {
+			m.slots[0].f, m.open = nil, 1
+		}
+		return m
+	}
+	for name, c := range map[string]struct {
+		first bool
+		out   *weirv1.CheckStreamResponse
+	}{
+		"too long":         {true, &weirv1.CheckStreamResponse{Granted: []int64{1, 2, 3}}},
+		"another check":    {true, &weirv1.CheckStreamResponse{Checks: []uint32{2}}},
+		"twice":            {true, &weirv1.CheckStreamResponse{Checks: []uint32{1, 1}}},
+		"once more":        {false, &weirv1.CheckStreamResponse{}},
+		"error of another": {true, &weirv1.CheckStreamResponse{Errors: []*weirv1.StreamError{{Check: 9}}}},
+		"limits of another": {true, &weirv1.CheckStreamResponse{
+			Limits: []*weirv1.StreamLimits{{Check: 1 << 31}},
+		}},
+	} {
+		if err := two(c.first).answer(c.out); err != errOddAnswer {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := two(true).answer(&weirv1.CheckStreamResponse{More: true}); err != nil {
+		t.Errorf("a receipt: %v", err)
+	}
+}
+
+// BenchmarkAllow has client and node in one process: its allocations are those of both.
+func BenchmarkAllow(b *testing.B) {
+	l := limiter.New(limiter.Config{})
+	b.Cleanup(l.Close)
+	n := newNode(nil)
+	n.LimiterServer = rpc.NewServer(rpc.ServerConfig{Service: l, Topology: n.ring.now})
+	n.direct = true
+	addr, _ := serve(b, n)
+	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 1 << 40, Window: time.Second}
+	for _, callers := range []int{1, 256} {
+		b.Run(fmt.Sprint(callers, " callers"), func(b *testing.B) {
+			c := dial(b, addr, WithTimeout(time.Minute))
+			wait(b, "the node to be connected", func() bool {
+				d, err := c.Inline("", limit).Peek(b.Context(), "key")
+				return err == nil && !d.FailedOpen
+			})
+			p := c.Inline("", limit)
+			b.ReportAllocs()
+			b.ResetTimer()
+			var wg sync.WaitGroup
+			for range callers {
+				wg.Go(func() {
+					for range b.N/callers + 1 {
+						if _, err := p.Allow(b.Context(), "key"); err != nil {
+							b.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+}

@@ -1,0 +1,101 @@
+package cluster
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+)
+
+// MaxKeys bounds the keys that a node has at a time.
+const MaxKeys = 16
+
+// ErrPlain is what comes of touching the keys where gossip is in plain text. A cluster cannot begin to encrypt while it
+// runs.
+var ErrPlain = errors.New("gossip is in plain text: start all nodes with --gossip-key-file")
+
+// Key is one that a node can read gossip with.
+type Key struct {
+	ID   string // see KeyID
+	Used bool   // for writing
+}
+
+// KeyID stands for a key where it must not be told. The key cannot be worked out from it.
+func KeyID(key []byte) string {
+	sum := sha256.Sum256(append([]byte("weir gossip key\x00"), key...))
+	return hex.EncodeToString(sum[:8])
+}
+
+// Keys lists the keys of this node, the one in use first; none where gossip is in plain text.
+func (c *Cluster) Keys() []Key {
+	c.keys.Lock()
+	defer c.keys.Unlock()
+	if c.keyring == nil {
+		return nil
+	}
+	used := c.keyring.GetPrimaryKey()
+	var keys []Key
+	for _, k := range c.keyring.GetKeys() {
+		keys = append(keys, Key{KeyID(k), bytes.Equal(k, used)})
+	}
+	return keys
+}
+
+// AddKey has this node read what is encrypted with a key. One that it has is no error.
+func (c *Cluster) AddKey(key []byte) error {
+	c.keys.Lock()
+	defer c.keys.Unlock()
+	if c.keyring == nil {
+		return ErrPlain
+	}
+	if err := checkKey(key); err != nil {
+		return fmt.Errorf("the key %w", err)
+	}
+	if c.keyLocked(KeyID(key)) == nil && len(c.keyring.GetKeys()) >= MaxKeys {
+		return fmt.Errorf("there are %d keys already: remove one first", MaxKeys)
+	}
+	return c.keyring.AddKey(bytes.Clone(key))
+}
+
+// UseKey has this node encrypt with a key that it has. Members that lack it hear nothing from this node any more: that all
+// have it is for the caller to know.
+func (c *Cluster) UseKey(id string) error {
+	c.keys.Lock()
+	defer c.keys.Unlock()
+	if c.keyring == nil {
+		return ErrPlain
+	}
+	key := c.keyLocked(id)
+	if key == nil {
+		return fmt.Errorf("this node has no key %s", id)
+	}
+	return c.keyring.UseKey(key)
+}
+
+// RemoveKey has this node forget a key, which must not be the one in use here. That no other member uses it is for the
+// caller to know. One that it does not have is no error.
+func (c *Cluster) RemoveKey(id string) error {
+	c.keys.Lock()
+	defer c.keys.Unlock()
+	if c.keyring == nil {
+		return ErrPlain
+	}
+	key := c.keyLocked(id)
+	switch {
+	case key == nil:
+		return nil
+	case bytes.Equal(key, c.keyring.GetPrimaryKey()):
+		return fmt.Errorf("key %s is in use on this node", id)
+	}
+	return c.keyring.RemoveKey(key)
+}
+
+func (c *Cluster) keyLocked(id string) []byte {
+	for _, k := range c.keyring.GetKeys() {
+		if KeyID(k) == id {
+			return k
+		}
+	}
+	return nil
+}

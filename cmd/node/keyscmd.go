@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+func newGossipKeys() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "gossip-keys",
+		Short: "Show and change the keys that encrypt the gossip, on all members",
+		Long: `Show and change the keys that encrypt the gossip, on all members, while they run. A key is changed in three steps, each
+of which is refused where it would cut a member off:
+
+  openssl rand -base64 32 > new.key
+  weir gossip-keys add new.key    all members can read it
+  weir gossip-keys use ID         all members write with it (list shows the id)
+  weir gossip-keys remove OLD-ID  nobody can read the old one any more
+
+Keys changed like this are forgotten when a process ends: put the new key into the nodes' --gossip-key-file as well. Changing
+that file on all nodes does the three steps by itself.
+Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	step := func(use, short string, args int, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) {
+		var f remote
+		sub := &cobra.Command{
+			Use: use, Short: short, Args: cobra.ExactArgs(args),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				req, err := request(args, cmd.InOrStdin())
+				if err != nil {
+					return err
+				}
+				if len(req.Key) > 0 && !f.isPrivate() {
+					return fmt.Errorf("--addr: the key would be sent to %s in plain text: give --tls-ca-file", f.addr)
+				}
+				return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+					resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
+					if err != nil {
+						return err
+					}
+					return printKeys(cmd.OutOrStdout(), resp, f.output)
+				})
+			},
+		}
+		f.register(sub.Flags())
+		cmd.AddCommand(sub)
+	}
+	step("list", "Show which members have which keys", 0, func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST}, nil
+	})
+	step("add FILE", "Give all members a key, in base64 in a file, or - for standard input", 1, func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error) {
+		key, err := readKey(args[0], stdin)
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: key}, err
+	})
+	step("use ID", "Have all members encrypt with a key that all have", 1, func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_USE, Id: args[0]}, nil
+	})
+	step("remove ID", "Have all members forget a key that none uses", 1, func(args []string, _ io.Reader) (*weirv1.GossipKeysRequest, error) {
+		return &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_REMOVE, Id: args[0]}, nil
+	})
+	return cmd
+}
+
+// readKey reads one key. It is not taken from the command line, which others on the host can read.
+func readKey(file string, stdin io.Reader) ([]byte, error) {
+	var text []byte
+	var err error
+	if file == "-" {
+		text, err = io.ReadAll(io.LimitReader(stdin, 1024))
+	} else {
+		text, err = os.ReadFile(file)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("FILE: %w", err)
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
+	if err != nil {
+		return nil, fmt.Errorf("FILE: %s is not one key in base64; make one with: openssl rand -base64 32", file)
+	}
+	return key, nil
+}
+
+// printKeys prints the members' keys, and fails when a member did not follow.
+func printKeys(w io.Writer, resp *weirv1.GossipKeysResponse, output string) error {
+	var failed bool
+	for _, m := range resp.Members {
+		failed = failed || m.Error != ""
+	}
+	var err error
+	if output == "json" {
+		var text []byte
+		text, err = protojson.MarshalOptions{Multiline: true, UseProtoNames: true, EmitUnpopulated: true}.Marshal(resp)
+		if err == nil {
+			_, err = fmt.Fprintln(w, string(text))
+		}
+	} else {
+		t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+		fmt.Fprintln(t, "MEMBER\tKEY\tUSED\tIN FILE\tERROR")
+		mark := map[bool]string{true: "yes", false: "-"}
+		for _, m := range resp.Members {
+			if len(m.Keys) == 0 {
+				fmt.Fprintf(t, "%s\t\t\t\t%s\n", m.Name, m.Error)
+			}
+			for _, k := range m.Keys {
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", m.Name, k.Id, mark[k.Used], mark[k.InFile], m.Error)
+			}
+		}
+		err = t.Flush()
+	}
+	if err == nil && failed {
+		return errNegative
+	}
+	return err
+}
+
+// isPrivate reports whether nobody on the way can read what is sent to the node.
+func (r *remote) isPrivate() bool { return r.tls.encrypted() || leadsHere(r.addr) }

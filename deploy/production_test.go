@@ -1,0 +1,339 @@
+package deploy
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+)
+
+// Pods leave one at a time, each with the time that it has for handing over, and the voters never do.
+func TestAutoscaler(t *testing.T) {
+	m := kustomize(t, "k8s/overlays/production")
+	set, spec := object[appsv1.StatefulSet](t, m, "weir"), object[autoscalingv2.HorizontalPodAutoscaler](t, m, "weir").Spec
+	if r := spec.ScaleTargetRef; r.APIVersion != set.APIVersion || r.Kind != set.Kind || r.Name != set.Name {
+		t.Errorf("it scales %+v", r)
+	}
+	if set.Spec.Replicas != nil {
+		t.Errorf("the StatefulSet has %d replicas: each apply would set the autoscaler's number back", *set.Spec.Replicas)
+	}
+	if voters := podSettings(t, m.node(t))["voters"]; spec.MinReplicas == nil || voters != fmt.Sprintf("ordinals:%d", *spec.MinReplicas) {
+		t.Errorf("there are %v pods at least, and the voters are %s", spec.MinReplicas, voters)
+	}
+	down := spec.Behavior.ScaleDown
+	kill := *set.Spec.Template.Spec.TerminationGracePeriodSeconds
+	if len(down.Policies) != 1 || down.Policies[0].Type != autoscalingv2.PodsScalingPolicy || down.Policies[0].Value != 1 ||
+		int64(down.Policies[0].PeriodSeconds) < kill+60 || *down.StabilizationWindowSeconds < 300 {
+		t.Errorf("pods leave by %+v, and take %d s to end", down, kill)
+	}
+	if up := spec.Behavior.ScaleUp; len(up.Policies) != 1 || up.Policies[0].Type != autoscalingv2.PodsScalingPolicy || up.Policies[0].Value > 2 {
+		t.Errorf("pods come by %+v", up)
+	}
+	requests := m.node(t).Resources.Requests
+	if cpu := requests.Cpu(); cpu.IsZero() || len(spec.Metrics) != 1 || spec.Metrics[0].Resource.Name != corev1.ResourceCPU {
+		t.Errorf("it looks at %+v, of requests %v", spec.Metrics, cpu)
+	}
+}
+
+// Nobody gets to a door but those who say that they call, or scrape, and nodes connect to nodes and name servers only.
+func TestProductionNetwork(t *testing.T) {
+	np := object[networkingv1.NetworkPolicy](t, kustomize(t, "k8s/overlays/production"), "weir").Spec
+	for i, rule := range np.Ingress {
+		for _, from := range rule.From {
+			if from.PodSelector == nil && (from.NamespaceSelector == nil || len(from.NamespaceSelector.MatchLabels) == 0) {
+				t.Errorf("ingress[%d] lets all pods in", i)
+			}
+		}
+	}
+	if !slices.Contains(np.PolicyTypes, networkingv1.PolicyTypeEgress) {
+		t.Error("egress is not limited")
+	}
+	for i, rule := range np.Egress {
+		for _, p := range rule.Ports {
+			if names := p.Port.IntValue() == 53 || p.Port.IntValue() == 5353; len(rule.To) == 0 && !names {
+				t.Errorf("egress[%d] opens port %v of everybody", i, p.Port)
+			}
+		}
+	}
+}
+
+// TestProduction starts three nodes with the settings of the production overlay's pods and with the Secrets that secrets.sh
+// makes, on loopback: what the overlay says works, and keeps out whom it should.
+func TestProduction(t *testing.T) {
+	if _, err := exec.LookPath("openssl"); err != nil {
+		t.Skip("openssl is not installed")
+	}
+	secrets := filepath.Join(t.TempDir(), "secrets")
+	output(t, "k8s/secrets.sh", secrets)
+	m := kustomize(t, "k8s/overlays/production")
+	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"), "weir").Spec.Endpoints[0]
+	secret := func(s corev1.SecretKeySelector) []byte { return readFile(t, filepath.Join(secrets, s.Name, s.Key)) }
+	token := func(name string) string { return string(readFile(t, filepath.Join(secrets, "tokens", name))) }
+
+	// What the pods would have, in this machine's files.
+	files := make(settings)
+	for name, value := range podSettings(t, m.node(t)) {
+		if !strings.HasPrefix(value, "/") {
+			files[name] = value
+			continue
+		}
+		volume, key := mounted(t, m, value)
+		if volume.ConfigMap != nil {
+			files[name] = filepath.Join(t.TempDir(), key)
+			text := object[corev1.ConfigMap](t, m, volume.ConfigMap.Name).Data[key]
+			if err := os.WriteFile(files[name], []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		files[name] = filepath.Join(secrets, volume.Secret.SecretName, key)
+	}
+	network := fmt.Sprintf("127.%d.%d.", 100+rand.IntN(100), rand.IntN(256))
+	var nodes []*process
+	for i := range 3 {
+		s := maps.Clone(files)
+		s["name"], s["bind"], s["advertise"] = fmt.Sprintf("weir-%d", i), fmt.Sprint(network, i+1), fmt.Sprint(network, i+1)
+		s["join"] = fmt.Sprintf("%s1:%[2]s,%[1]s2:%[2]s,%[1]s3:%[2]s", network, s["gossip-port"])
+		nodes = append(nodes, start(t, s))
+	}
+	for _, n := range nodes {
+		n.waitReady(t)
+	}
+
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(secret(*monitor.TLSConfig.CA.Secret)) {
+		t.Fatal("there is no authority of callers")
+	}
+	trusting := client(&tls.Config{RootCAs: roots, ServerName: *monitor.TLSConfig.ServerName})
+	kubelet := client(&tls.Config{InsecureSkipVerify: true}) // as it is
+	scraper := string(secret(*monitor.Authorization.Credentials))
+	for i, n := range nodes {
+		url := "https://" + n.http
+		for _, probe := range []*corev1.Probe{m.node(t).StartupProbe, m.node(t).LivenessProbe, m.node(t).ReadinessProbe} {
+			if status, text := ask(t, kubelet, url+probe.HTTPGet.Path, "", ""); status != http.StatusOK {
+				t.Errorf("weir-%d: %s is answered %d: %s", i, probe.HTTPGet.Path, status, text)
+			}
+		}
+		if status, text := ask(t, trusting, url+monitor.Path, scraper, ""); status != http.StatusOK || !strings.Contains(text, "weir_ready 1") {
+			t.Errorf("weir-%d: Prometheus is answered %d: %.200s", i, status, text)
+		}
+		for _, c := range []struct {
+			what, path, token, body string
+			want                    int
+		}{
+			{"a scrape without a token", monitor.Path, "", "", http.StatusUnauthorized},
+			{"a check without a token", "/v1/check", "", `{"policy":"login","key":"a"}`, http.StatusUnauthorized},
+			{"a check with a wrong token", "/v1/check", "weir_wrong", `{"policy":"login","key":"a"}`, http.StatusUnauthorized},
+			{"a check by Prometheus", "/v1/check", scraper, `{"policy":"login","key":"a"}`, http.StatusForbidden},
+			{"a scrape by a caller", monitor.Path, token("caller"), "", http.StatusForbidden},
+			{"a reset by a caller", "/v1/reset", token("caller"), `{"policy":"login","key":"a"}`, http.StatusForbidden},
+		} {
+			if status, text := ask(t, trusting, url+c.path, c.token, c.body); status != c.want {
+				t.Errorf("weir-%d: %s is answered %d, want %d: %s", i, c.what, status, c.want, text)
+			}
+		}
+		inline := `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"a"}`
+		if status, text := ask(t, trusting, url+"/v1/check", token("operator"), inline); status < 400 || status >= 500 {
+			t.Errorf("weir-%d: a limit sent along is answered %d: %s", i, status, text)
+		}
+		if status, text := ask(t, http.DefaultClient, "http://"+n.http+"/healthz", "", ""); status != http.StatusBadRequest {
+			t.Errorf("weir-%d answers plain text with %d: %s", i, status, text)
+		}
+	}
+
+	// The command, as the README has it.
+	if out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"),
+		"--tls-server-name", "weir", "--token-file", filepath.Join(secrets, "tokens", "operator")); err != nil || strings.Count(out, " active ") != 3 {
+		t.Errorf("weir status: %v\n%s", err, out)
+	}
+	if out, err := runWeir(t, "status", "--addr", nodes[0].grpc, "--tls-ca-file", filepath.Join(secrets, "authorities", "callers.crt"), "--tls-server-name", "weir"); err == nil {
+		t.Errorf("weir status without a token:\n%s", out)
+	}
+
+	// One limit over all three, which talk over mutual TLS.
+	admitted := 0
+	for i := range 9 {
+		status, text := ask(t, trusting, "https://"+nodes[i%3].http+"/v1/check", token("caller"), `{"policy":"login","key":"alice"}`)
+		var d struct {
+			Allowed      bool `json:"allowed"`
+			FailedClosed bool `json:"failed_closed"`
+		}
+		if err := json.Unmarshal([]byte(text), &d); err != nil || d.FailedClosed || status != http.StatusOK && status != http.StatusTooManyRequests {
+			t.Errorf("weir-%d: a check is answered %d: %s (%v)", i%3, status, text, err)
+		}
+		if d.Allowed {
+			admitted++
+		}
+	}
+	if admitted != 5 {
+		t.Errorf("%d of 9 admitted, the limit is 5 a minute", admitted)
+	}
+
+	// Who has no certificate of the nodes' authority is no node, though it has the gossip's key and the cluster's secret.
+	if conn, err := tls.Dial("tcp", nodes[0].peer, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}}); err == nil {
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(make([]byte, 1)); err == nil {
+			t.Error("a node speaks with one that has no certificate")
+		}
+		conn.Close()
+	}
+
+	nodes[2].stop(t)
+	if log := nodes[2].log.String(); strings.Contains(log, "not everything was handed over") || strings.Contains(log, "no such settings") || strings.Contains(log, "is open") {
+		t.Errorf("weir-2 says\n%s", log)
+	}
+	if status, text := ask(t, trusting, "https://"+nodes[0].http+"/v1/check", token("caller"), `{"policy":"login","key":"alice"}`); status != http.StatusTooManyRequests {
+		t.Errorf("after weir-2 has left, a check beyond the limit is answered %d: %s", status, text)
+	}
+}
+
+// process is a node that runs.
+type process struct {
+	cmd              *exec.Cmd
+	ready            chan string
+	ended            chan struct{}
+	log              *buffer
+	http, grpc, peer string
+}
+
+// buffer is a log that is written and read at the same time.
+type buffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+// start starts a node with settings in its environment, as a pod has them.
+func start(t *testing.T, s settings) *process {
+	t.Helper()
+	file, err := weir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{cmd: exec.Command(file, "run"), ready: make(chan string, 1), ended: make(chan struct{}), log: new(buffer)}
+	for name, value := range s {
+		p.cmd.Env = append(p.cmd.Env, "WEIR_"+strings.ToUpper(strings.ReplaceAll(name, "-", "_"))+"="+value)
+	}
+	p.cmd.Stderr = p.log
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		defer close(p.ended)
+		for lines := bufio.NewScanner(stdout); lines.Scan(); {
+			if line := lines.Text(); strings.HasPrefix(line, "weir ready ") {
+				p.ready <- line
+			}
+		}
+		_ = p.cmd.Wait() // its status is looked at where it matters
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // which fails when it has ended
+		<-p.ended
+	})
+	return p
+}
+
+func (p *process) waitReady(t *testing.T) {
+	t.Helper()
+	select {
+	case line := <-p.ready:
+		for _, field := range strings.Fields(line) {
+			switch name, value, _ := strings.Cut(field, "="); name {
+			case "http":
+				p.http = value
+			case "grpc":
+				p.grpc = value
+			case "peer":
+				p.peer = value
+			}
+		}
+	case <-p.ended:
+		t.Fatalf("a node has ended:\n%s", p.log)
+	case <-time.After(3 * time.Minute):
+		t.Fatalf("a node is not ready after three minutes:\n%s", p.log)
+	}
+}
+
+// stop ends a node as Kubernetes does.
+func (p *process) stop(t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	<-p.ended
+	if status := p.cmd.ProcessState.ExitCode(); status != 0 {
+		t.Errorf("it ended with status %d:\n%s", status, p.log)
+	}
+}
+
+func client(config *tls.Config) *http.Client {
+	return &http.Client{Transport: &http.Transport{TLSClientConfig: config}, Timeout: time.Minute}
+}
+
+// ask returns status and text of an answer: to a POST where there is a body.
+func ask(t *testing.T, c *http.Client, url, token, body string) (int, string) {
+	t.Helper()
+	method := http.MethodGet
+	if body != "" {
+		method = http.MethodPost
+	}
+	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	resp, err := c.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
