@@ -336,6 +336,8 @@ func (c *Cluster) take() []func() {
 func (c *Cluster) run(gossip *gossipLog) {
 	silence := time.NewTimer(c.cfg.SeedTimeout)
 	defer silence.Stop()
+	silence.Stop()
+	waiting := false // for that timer
 	settle := time.NewTimer(c.cfg.Settle)
 	defer settle.Stop()
 	conflict := time.NewTimer(c.cfg.ConflictTimeout)
@@ -376,6 +378,10 @@ func (c *Cluster) run(gossip *gossipLog) {
 			gossip.forget()
 		case <-c.ctx.Done():
 			return
+		}
+		if !waiting && c.roster.expectant() {
+			waiting = true
+			silence.Reset(c.cfg.SeedTimeout)
 		}
 		if err := c.roster.advance(); err != nil {
 			c.fail(err)

@@ -52,7 +52,8 @@ type Config struct {
 	// Settle is how long nobody may have come or gone before a joining node becomes active; at the latest it does so
 	// after SeedTimeout. 0: 500 ms.
 	Settle time.Duration
-	// SeedTimeout is how long a joining node waits for a first answer before it goes on alone. 0: 15 s.
+	// SeedTimeout is how long a joining node waits for a first answer before it goes on alone, from when a seed's name has
+	// first stood for an address. 0: 15 s.
 	SeedTimeout time.Duration
 	// RejoinInterval is the mean time between attempts to reach seeds that are not members. 0: 5 s; a tenth while joining.
 	RejoinInterval time.Duration

@@ -24,8 +24,10 @@
 //
 // A node without seeds is active at once. One with seeds is joining until it has heard of another member, has tried
 // its seeds once, and nobody has come or gone for Config.Settle. When all seeds stay silent for Config.SeedTimeout it
-// goes on alone, says so in Ready, and keeps trying. The library never heals a split, so a node with seeds tries, for
-// ever, those that are not among its live members.
+// goes on alone, says so in Ready, and keeps trying. That no seed's name stands for an address is no such silence: nobody
+// has been asked, and a node that went on alone whenever the DNS is away, or still keeps that a Service has no pods (for
+// 30 s in many Kubernetes clusters), would admit everything a second time. The library never heals a split, so a node
+// with seeds tries, for ever, those that are not among its live members.
 //
 // # Refusal
 //

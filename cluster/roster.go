@@ -20,6 +20,7 @@ type roster struct {
 	others  map[identity]node
 	seeded  bool // there are seeds to find others by
 	heard   bool // another member has been seen
+	found   bool // a seed's name has stood for an address, so that there is somebody to ask
 	tried   bool // all seeds have been tried once
 	quiet   bool // nobody has come or gone for a while
 	silence bool // the seeds have had their time to answer, and the membership its time to settle
@@ -77,6 +78,9 @@ func (r *roster) advance() error {
 	}
 	return nil
 }
+
+// expectant says whether silence would mean something: there is somebody to answer.
+func (r *roster) expectant() bool { return r.found || r.heard }
 
 // rival returns the process that counts for our name, when it is not this one.
 func (r *roster) rival() (node, bool) {
@@ -166,6 +170,8 @@ func (r *roster) detail(alone bool) string {
 		return "leaving"
 	case r.self.state == Joining && r.refusal != nil && !r.heard:
 		return fmt.Sprintf("joining: %v", r.refusal)
+	case r.self.state == Joining && !r.heard && r.tried && !r.found:
+		return "joining: no seed has answered yet: none of their names stands for an address"
 	case r.self.state == Joining && !r.heard:
 		return "joining: no seed has answered yet"
 	case r.self.state == Joining:

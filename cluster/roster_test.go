@@ -49,6 +49,7 @@ func TestRosterSteps(t *testing.T) {
 	up := func(n node) func(*roster) { return func(r *roster) { r.up(n) } }
 	down := func(n node) func(*roster) { return func(r *roster) { r.down(n.identity) } }
 	tried := func(r *roster) { r.tried = true }
+	found := func(r *roster) { r.found = true }
 	quiet := func(r *roster) { r.quiet = true }
 	silence := func(r *roster) { r.silence = true }
 	refusal := errors.New("refused")
@@ -68,9 +69,10 @@ func TestRosterSteps(t *testing.T) {
 		detail string
 		fatal  string
 	}{
+		{name: "no addresses", steps: []func(*roster){tried, quiet}, want: "a.10 joining", detail: "none of their names stands for an address"},
 		{name: "nobody yet", steps: nil, want: "a.10 joining", detail: "joining: no seed has answered yet"},
-		{name: "seeds silent", steps: []func(*roster){tried, quiet}, want: "a.10 joining", detail: "joining: no seed has answered yet"},
-		{name: "seeds silent for long", steps: []func(*roster){tried, quiet, silence}, want: "a.10* active", detail: "alone"},
+		{name: "seeds silent", steps: []func(*roster){found, tried, quiet}, want: "a.10 joining", detail: "joining: no seed has answered yet"},
+		{name: "seeds silent for long", steps: []func(*roster){found, tried, quiet, silence}, want: "a.10* active", detail: "alone"},
 		{name: "heard", steps: []func(*roster){up(b)}, want: "a.10 b.20* joining", detail: "waiting for the membership to settle"},
 		{name: "heard, tried", steps: []func(*roster){up(b), tried}, want: "a.10 b.20* joining", detail: "settle"},
 		{name: "heard, quiet, not all tried", steps: []func(*roster){up(b), quiet}, want: "a.10 b.20* joining", detail: "settle"},

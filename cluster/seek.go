@@ -23,6 +23,7 @@ type seeker struct {
 	c      *Cluster
 	seeds  []string
 	silent map[string]bool // seeds whose failure has been logged
+	found  bool            // a seed's name has stood for an address
 }
 
 // run tries the seeds until ctx ends.
@@ -50,11 +51,15 @@ func (s *seeker) round(ctx context.Context) {
 	}
 	seedOf := map[netip.AddrPort]string{}
 	for seed, addrs := range s.resolve(ctx) {
+		s.found = s.found || len(addrs) > 0
 		for _, a := range addrs {
 			if !members[a] && s.reachable(seed, a) {
 				seedOf[a] = seed
 			}
 		}
+	}
+	if s.found {
+		s.c.post(func() { s.c.roster.found = true })
 	}
 	var addrs []netip.AddrPort
 	for a := range seedOf { // in random order

@@ -374,23 +374,38 @@ func (n *node) Failed() <-chan error { return n.failed }
 func (n *node) Settled() <-chan struct{} { return n.settled }
 
 // patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
-// view, must not hold it up for ever.
+// view, must not hold it up for ever. But as long as more and more partitions come, it waits: who restarts nodes one by one
+// takes one that is ready for one that holds its share.
 const patience = 10 * time.Second
+
+// waiting is how far a node has got in that. The zero value has not begun.
+type waiting struct {
+	until time.Time
+	held  int // the most partitions so far
+}
+
+// enough takes in how things stand, and reports whether the node has waited long enough.
+func (w *waiting) enough(now time.Time, member bool, held int) bool {
+	if !member || held > w.held || w.until.IsZero() {
+		w.until, w.held = now.Add(patience), max(held, w.held)
+	}
+	return now.After(w.until)
+}
 
 // settle makes the node ready once it is a member, every other member sees the ring as it does, and the partitions that
 // are its own have come; and a voter once it votes again, because who restarts nodes one by one waits for each to be
 // ready, and without a majority strict policies are decided nowhere.
 func (n *node) settle() {
-	deadline := time.Now().Add(patience)
+	var w waiting
 	for {
 		what := n.awaits(n.ctx)
 		if what == "" {
 			break
 		}
 		n.awaited.Store(&what)
-		if active, _ := n.joined(); !active {
-			deadline = time.Now().Add(patience)
-		} else if time.Now().After(deadline) {
+		active, _ := n.joined()
+		st, _ := n.keeper.Status()
+		if w.enough(time.Now(), active, st.Held) {
 			n.log.Warn("ready all the same", "though", what)
 			break
 		}

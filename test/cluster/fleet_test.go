@@ -58,10 +58,8 @@ var fleets atomic.Int32
 // loopback interface that, most likely, nobody else uses.
 func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 	t.Helper()
-	f := &fleet{t: t, network: cut, args: []string{"--policies", writeFile(t, "policies.yaml", policies)}}
-	transport := &http.Transport{MaxIdleConnsPerHost: 200, DialContext: f.dial}
-	f.web = &http.Client{Timeout: 40 * time.Second, Transport: transport}
-	t.Cleanup(transport.CloseIdleConnections)
+	f := emptyFleet(t, cut)
+	f.args = []string{"--policies", writeFile(t, "policies.yaml", policies)}
 	subnet := fmt.Sprintf("127.%d.%d.", 64+os.Getpid()%128, 1+fleets.Add(1))
 	if cut != nil {
 		subnet = cut.subnet
@@ -76,23 +74,38 @@ func newFleet(t *testing.T, size int, policies string, cut *network) *fleet {
 		if cut != nil {
 			m.wrapper = cut.inside(i)
 		}
-		conn := must[*grpc.ClientConn](t)(grpc.NewClient("passthrough:///"+m.ip+":"+fleetGRPC,
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return f.dial(ctx, "tcp", addr) }),
-			// A node that was away is to be asked again as soon as it is back.
-			grpc.WithConnectParams(grpc.ConnectParams{
-				Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond},
-				MinConnectTimeout: 5 * time.Second,
-			}),
-		))
-		t.Cleanup(func() { conn.Close() })
-		m.limiter, m.client = weirv1.NewLimiterClient(conn), f.web
+		f.reach(m)
 		f.members = append(f.members, m)
 	}
 	f.args = append(f.args, "--voters", strings.Join(voters, ","), "--join", strings.Join(seeds, ","),
 		"--http-port", fleetHTTP, "--grpc-port", fleetGRPC, "--gossip-port", fleetGossip, "--peer-port", fleetPeer,
 		"--timeout", "1s", "--grace", "30s")
 	return f
+}
+
+// emptyFleet is a fleet without members, to which they may be added.
+func emptyFleet(t *testing.T, network *network) *fleet {
+	f := &fleet{t: t, network: network}
+	transport := &http.Transport{MaxIdleConnsPerHost: 200, DialContext: f.dial}
+	f.web = &http.Client{Timeout: 40 * time.Second, Transport: transport}
+	t.Cleanup(transport.CloseIdleConnections)
+	return f
+}
+
+// reach makes the clients of a member.
+func (f *fleet) reach(m *member) {
+	f.t.Helper()
+	conn := must[*grpc.ClientConn](f.t)(grpc.NewClient("passthrough:///"+m.ip+":"+fleetGRPC,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) { return f.dial(ctx, "tcp", addr) }),
+		// A node that was away is to be asked again as soon as it is back.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1, MaxDelay: 20 * time.Millisecond},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+	))
+	f.t.Cleanup(func() { conn.Close() })
+	m.limiter, m.client = weirv1.NewLimiterClient(conn), f.web
 }
 
 // dial reaches the nodes, wherever they are.
@@ -110,7 +123,13 @@ func (f *fleet) launch(m *member, args ...string) {
 	if program == "" {
 		program = binary(f.t)
 	}
-	m.process = launchWith(f.t, m.wrapper, program, append(append([]string{"run", "--name", m.name, "--bind", m.ip}, f.args...), args...)...)
+	f.run(m, program, append(append([]string{"run", "--name", m.name, "--bind", m.ip}, f.args...), args...)...)
+}
+
+// run starts a process in a member's place.
+func (f *fleet) run(m *member, program string, args ...string) {
+	f.t.Helper()
+	m.process = launchWith(f.t, m.wrapper, program, args...)
 	m.process.web = f.web
 	m.process.name, m.http = m.name, m.ip+":"+fleetHTTP
 	f.started = append(f.started, m.process)
@@ -179,25 +198,36 @@ func (f *fleet) calm(members ...*member) time.Duration {
 	return time.Since(began)
 }
 
-// trouble says why, as a node sees it, the cluster is not yet calm; it is empty when it is.
-func (m *member) trouble(size int) string {
-	code, page, err := m.fetch("/v1/status")
-	var st struct {
-		Ready       bool
-		ReadyDetail string `json:"ready_detail"`
-		Ring        string
-		Members     []struct {
-			Name, State string
-			Partitions  int
-			Reachable   bool
-			Ownership   struct{ Held, Moving, Awaited, Degraded int }
-		}
+// overview is what a node's status says of the cluster.
+type overview struct {
+	Ready       bool
+	ReadyDetail string `json:"ready_detail"`
+	Ring        string
+	Members     []struct {
+		Name, State string
+		Partitions  int
+		Reachable   bool
+		Ownership   struct{ Held, Moving, Awaited, Degraded int }
 	}
+}
+
+// overview asks a node, which may be away.
+func (m *member) overview() (st overview, err error) {
+	code, page, err := m.fetch("/v1/status")
 	if err == nil {
 		err = json.Unmarshal(page, &st)
 	}
 	if err != nil || code != http.StatusOK {
-		return fmt.Sprintf("%s: /v1/status: %d, %v: %s", m.name, code, err, page)
+		err = fmt.Errorf("%s: /v1/status: %d, %v: %s", m.name, code, err, page)
+	}
+	return st, err
+}
+
+// trouble says why, as a node sees it, the cluster is not yet calm; it is empty when it is.
+func (m *member) trouble(size int) string {
+	st, err := m.overview()
+	if err != nil {
+		return err.Error()
 	}
 	for _, other := range st.Members {
 		if other.State != "active" || !other.Reachable {

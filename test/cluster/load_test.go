@@ -281,6 +281,18 @@ func (l *load) failures(from, to int64) (available, strict, all int) {
 	return available, strict, all
 }
 
+// slowest is how long it took, at most, to answer a question that was sent between two instants.
+func (l *load) slowest(from, to int64) (most time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.records {
+		if r.failure == "" && r.Sent >= from && r.Sent <= to {
+			most = max(most, time.Duration(r.Answered-r.Sent))
+		}
+	}
+	return most
+}
+
 // tellFailures logs what went wrong between two instants, by kind.
 func (l *load) tellFailures(what string, from, to int64) (available, strict int) {
 	l.t.Helper()
@@ -377,7 +389,8 @@ type faults struct {
 	splits  []checker.Split
 }
 
-var goneLine = regexp.MustCompile(`(?m)^time=(\S+) .*msg="cluster: member is gone" member=(\S+)`)
+// goneLine is a line of the log, as text or as JSON.
+var goneLine = regexp.MustCompile(`(?m)^(?:time=|{"time":")([^" ]+).*"cluster: member is gone",? ?"?member"?[=:]"?([^", ]+)`)
 
 // suspicion is the first instant at which a node took another for gone that was not, as happens when a machine is too busy
 // to let a process run for a second or two. That is a split like any other: what available policies admit from then on
@@ -420,6 +433,21 @@ func (l *load) gone(members ...*member) (alive func()) {
 	}
 }
 
+// history is what there is to be judged.
+func (l *load) history(suffered faults) *checker.History {
+	h := &checker.History{
+		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, Usages: l.usages,
+		// The clocks of one machine are one clock. A busy machine is late, to flush as well as to hand over.
+		Flush: 250 * time.Millisecond, Late: 3 * time.Second,
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.records {
+		h.Operations = append(h.Operations, r.Operation)
+	}
+	return h
+}
+
 // judge ends the load and has the checker look at it.
 func (l *load) judge(suffered faults) {
 	l.t.Helper()
@@ -427,18 +455,13 @@ func (l *load) judge(suffered faults) {
 	if at, found := l.suspicion(); found {
 		suffered.splits = append(suffered.splits, checker.Split{From: at, To: l.now(), Sides: len(l.f.members)})
 	}
-	h := &checker.History{
-		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, Usages: l.usages,
-		// The clocks of one machine are one clock. A busy machine is late, to flush as well as to hand over.
-		Flush: 250 * time.Millisecond, Late: 3 * time.Second,
-	}
+	h := l.history(suffered)
 	type count struct{ admitted, refused, failed int }
 	counts := make(map[string]*count)
 	for _, p := range l.policies {
 		counts[p.Name] = new(count)
 	}
 	for _, r := range l.records {
-		h.Operations = append(h.Operations, r.Operation)
 		c := counts[r.Policy]
 		switch r.Result {
 		case checker.Admitted:

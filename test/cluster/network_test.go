@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -28,8 +29,9 @@ type network struct {
 
 // namespace is a network namespace. It lasts as long as a process in it, which does nothing else.
 type namespace struct {
-	pid int
-	fd  int
+	pid   int
+	fd    int
+	close func() // ends it, at the latest when the test does
 }
 
 // newNetwork makes a network of so many hosts, numbered from 1 in their addresses and from 0 here. The test is skipped
@@ -46,26 +48,37 @@ func newNetwork(t *testing.T, size int) *network {
 	}
 	n := &network{t: t, subnet: "10.77.0."}
 	n.hub = newNamespace(t)
-	do := func(ns *namespace, command string) {
-		t.Helper()
-		if err := ns.run(command); err != nil {
-			t.Fatal(err)
-		}
-	}
-	do(n.hub, "ip link set lo up")
-	do(n.hub, "ip link add switch type bridge")
-	do(n.hub, "ip link set switch up")
-	do(n.hub, "ip address add "+n.subnet+"254/24 dev switch")
+	n.set(n.hub, "ip link set lo up")
+	n.set(n.hub, "ip link add switch type bridge")
+	n.set(n.hub, "ip link set switch up")
+	n.set(n.hub, "ip address add "+n.hubAddress()+"/24 dev switch")
 	for i := range size {
-		host, port := newNamespace(t), "port"+strconv.Itoa(i)
-		do(n.hub, "ip link add "+port+" type veth peer name eth0 netns "+strconv.Itoa(host.pid))
-		do(n.hub, "ip link set "+port+" master switch up")
-		do(host, "ip link set lo up")
-		do(host, "ip link set eth0 up")
-		do(host, fmt.Sprintf("ip address add %s%d/24 dev eth0", n.subnet, i+1))
-		n.hosts = append(n.hosts, host)
+		n.hosts = append(n.hosts, n.attach(i+1))
 	}
 	return n
+}
+
+// hubAddress is where hosts reach the tests.
+func (n *network) hubAddress() string { return n.subnet + "254" }
+
+// attach puts one more host on the switch, by the number in its address. When it is closed, its address is nobody's.
+func (n *network) attach(number int) *namespace {
+	n.t.Helper()
+	host, port := newNamespace(n.t), "port"+strconv.Itoa(number)
+	n.set(n.hub, "ip link add "+port+" type veth peer name eth0 netns "+strconv.Itoa(host.pid))
+	n.set(n.hub, "ip link set "+port+" master switch up")
+	n.set(host, "ip link set lo up")
+	n.set(host, "ip link set eth0 up")
+	n.set(host, fmt.Sprintf("ip address add %s%d/24 dev eth0", n.subnet, number))
+	return host
+}
+
+// set carries out a command line that must succeed.
+func (n *network) set(ns *namespace, command string) {
+	n.t.Helper()
+	if err := ns.run(command); err != nil {
+		n.t.Fatal(err)
+	}
 }
 
 func newNamespace(t *testing.T) *namespace {
@@ -75,13 +88,15 @@ func newNamespace(t *testing.T) *namespace {
 	if err := cmd.Start(); err != nil {
 		t.Skipf("no network namespace can be made here: %v", err)
 	}
-	t.Cleanup(func() {
+	end := sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed, as it was told to be
 	})
+	t.Cleanup(end)
 	fd := must[int](t)(unix.Open(fmt.Sprintf("/proc/%d/ns/net", cmd.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0))
-	t.Cleanup(func() { unix.Close(fd) })
-	return &namespace{pid: cmd.Process.Pid, fd: fd}
+	ns := &namespace{pid: cmd.Process.Pid, fd: fd, close: sync.OnceFunc(func() { unix.Close(fd); end() })}
+	t.Cleanup(ns.close)
+	return ns
 }
 
 // enter is the beginning of a command line that is carried out in the namespace.
@@ -137,22 +152,25 @@ func (n *network) all(hosts []int, do func(*namespace) error) {
 }
 
 // dial connects from the switch to a host, whose address is given as numbers.
-func (n *network) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result, 1)
+func (n *network) dial(ctx context.Context, network, addr string) (conn net.Conn, err error) {
+	err = n.hub.do(func() (err error) {
+		conn, err = new(net.Dialer).DialContext(ctx, network, addr)
+		return err
+	})
+	return conn, err
+}
+
+// do does something in the namespace, such as opening a socket, which stays there.
+func (ns *namespace) do(something func() error) error {
+	done := make(chan error, 1)
 	go func() {
 		// The thread that has been moved to the other namespace is not given back: it ends with the goroutine.
 		runtime.LockOSThread()
-		if err := unix.Setns(n.hub.fd, unix.CLONE_NEWNET); err != nil {
-			done <- result{err: err}
+		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
+			done <- err
 			return
 		}
-		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-		done <- result{conn, err}
+		done <- something()
 	}()
-	r := <-done
-	return r.conn, r.err
+	return <-done
 }
