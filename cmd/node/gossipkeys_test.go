@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -56,11 +57,14 @@ func askAll(t *testing.T, nodes []*node) (count *atomic.Int64, stop func()) {
 	var load sync.WaitGroup
 	for i, n := range nodes {
 		load.Go(func() {
+			// Paced, so that the nodes have the processor time without which they take each other for dead.
+			tick := time.NewTicker(time.Millisecond)
+			defer tick.Stop()
 			for j := 0; ; j++ {
 				select {
 				case <-done:
 					return
-				default:
+				case <-tick.C:
 				}
 				r, err := n.limiter.Check(t.Context(), []limiter.Check{{Target: limiter.Target{Policy: "login", Key: fmt.Sprint(i, "-", j%1000)}, Cost: 1}})
 				if err != nil || r[0].Err != nil || !r[0].Allowed || r[0].FailedOpen {
