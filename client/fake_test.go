@@ -309,6 +309,13 @@ func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.
 	return c.Service.Check(ctx, checks)
 }
 
+// CheckTo asks the service that the node stands for.
+func (n *node) CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error {
+	got, err := n.svc.Check(ctx, checks)
+	copy(results, got)
+	return err
+}
+
 // Begin and Finish make a node the rpc.Service of its streams. What comes before an answer comes before each check's, side by
 // side.
 func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
@@ -491,6 +498,7 @@ func (n *node) hold() (release func()) {
 
 // steps are the methods of a node that are rpc.Service's.
 type steps interface {
+	CheckTo(context.Context, []limiter.Check, []limiter.Result) error
 	Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error)
 	Finish(context.Context, *limiter.Batch)
 }

@@ -77,6 +77,7 @@ func (s *service) may(ctx context.Context, role access.Role, t *limiter.Target) 
 // BatchService is a Service that takes batches in two steps; see limiter.Batch.
 type BatchService interface {
 	limiter.Service
+	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
 	Begin(context.Context, *limiter.Batch) (open []int, err *limiter.Error)
 	Finish(context.Context, *limiter.Batch)
 }
@@ -92,6 +93,13 @@ func (g *Guard) Batches(door string, svc BatchService) BatchService {
 type batches struct {
 	service
 	next BatchService
+}
+
+// CheckTo implements BatchService.
+func (s *batches) CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error {
+	got, err := s.Check(ctx, checks)
+	copy(results, got)
+	return err
 }
 
 // Begin implements BatchService.

@@ -119,14 +119,19 @@ func fromRetryAfter(ns *int64) time.Duration {
 
 func protoDecision(d *limiter.Decision) *weirv1.Decision {
 	out := new(weirv1.Decision)
-	setDecision(out, d)
+	setDecision(out, d, new(int64))
 	return out
 }
 
-// setDecision fills in an empty message. It refers to d's RetryAfter, which must not change any more.
-func setDecision(out *weirv1.Decision, d *limiter.Decision) {
+// setDecision fills in an empty message. It keeps nothing of d but what d.Limits refers to; wait is the room that the
+// message has for a number that may be missing.
+func setDecision(out *weirv1.Decision, d *limiter.Decision, wait *int64) {
+	if d.RetryAfter != algo.Never {
+		*wait = int64(d.RetryAfter)
+		out.RetryAfterNs = wait
+	}
 	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
-	out.RetryAfterNs, out.ResetAfterNs, out.DelayNs, out.WindowNs = retryAfter(&d.RetryAfter), int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
+	out.ResetAfterNs, out.DelayNs, out.WindowNs = int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
 	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
 	out.Shadow, out.Degraded, out.FailedOpen, out.FailedClosed = d.Shadow, d.Degraded, d.FailedOpen, d.FailedClosed
 	out.RememberForNs = int64(d.RememberFor)

@@ -25,6 +25,7 @@ import (
 // Service is what a Server stands on: see limiter.Limiter.
 type Service interface {
 	limiter.Service
+	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
 	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
 	Finish(ctx context.Context, b *limiter.Batch)
 }
@@ -47,12 +48,35 @@ type Server struct {
 	svc     Service
 	cfg     ServerConfig
 	batches sync.Pool      // of *limiter.Batch
+	calls   sync.Pool      // of *call
 	readers sync.WaitGroup // of CheckStream
 }
 
 // NewServer returns a Server. Close it when done.
 func NewServer(cfg ServerConfig) *Server {
-	return &Server{svc: cfg.Service, cfg: cfg, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
+	return &Server{
+		svc: cfg.Service, cfg: cfg,
+		batches: sync.Pool{New: func() any { return new(limiter.Batch) }},
+		calls:   sync.Pool{New: func() any { return new(call) }},
+	}
+}
+
+// call is the room that a Check takes while it is under way, used again for the next: 30 KB for 100 checks.
+type call struct {
+	checks  []limiter.Check
+	results []limiter.Result
+}
+
+// grow makes room for n checks and their results. What it has is nobody's any more.
+func (c *call) grow(n int) {
+	c.checks, c.results = slices.Grow(c.checks[:0], n)[:n], slices.Grow(c.results[:0], n)[:n]
+}
+
+// done gives the room back, with nothing in it that would be kept alive.
+func (s *Server) done(c *call) {
+	clear(c.checks)
+	clear(c.results)
+	s.calls.Put(c)
 }
 
 // Close waits for every goroutine, once the gRPC server that the Server is registered with has been stopped.
@@ -108,7 +132,10 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 	if err := limiter.ValidBatch(len(in.Checks)); err != nil {
 		return nil, statusOf(err)
 	}
-	checks := make([]limiter.Check, len(in.Checks))
+	room := s.calls.Get().(*call)
+	defer s.done(room)
+	room.grow(len(in.Checks))
+	checks, results := room.checks, room.results
 	for i, c := range in.Checks {
 		t, err := target(c.GetTarget())
 		if err != nil {
@@ -117,14 +144,13 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 		checks[i] = limiter.Check{Target: t, Cost: cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
 	}
 	if in.Atomic {
-		return s.checkAll(ctx, checks)
+		return s.checkAll(ctx, slices.Clone(checks)) // what is left to settle may outlast the call
 	}
-	results, err := s.svc.Check(ctx, checks)
-	if err != nil {
+	if err := s.svc.CheckTo(ctx, checks, results); err != nil {
 		return nil, statusOf(err)
 	}
 	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results)), Allowed: true}
-	room := make([]decided, len(results))
+	answers := make([]decided, len(results))
 	failed := 0
 	for i := range results {
 		r := &results[i]
@@ -135,7 +161,7 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: protoError(e)}}
 			continue
 		}
-		out.Results[i] = room[i].of(&r.Decision)
+		out.Results[i] = answers[i].of(&r.Decision)
 	}
 	if failed == len(results) {
 		return nil, statusOf(results[0].Err)
@@ -148,10 +174,11 @@ type decided struct {
 	result   weirv1.Result
 	outcome  weirv1.Result_Decision
 	decision weirv1.Decision
+	wait     int64
 }
 
 func (r *decided) of(d *limiter.Decision) *weirv1.Result {
-	setDecision(&r.decision, d)
+	setDecision(&r.decision, d, &r.wait)
 	r.outcome.Decision = &r.decision
 	r.result.Outcome = &r.outcome
 	return &r.result

@@ -52,6 +52,12 @@ func (f fakeService) Cancel(context.Context, limiter.Target, string) (int64, err
 func (f fakeService) Refund(context.Context, limiter.Target, int64) (int64, error)  { return 0, f.err }
 func (f fakeService) Reset(context.Context, limiter.Target) error                   { return f.err }
 
+func (f fakeService) CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error {
+	got, err := f.Check(ctx, checks)
+	copy(results, got)
+	return err
+}
+
 func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error) {
 	return nil, &limiter.Error{Kind: limiter.Unavailable, Message: "not in this fake"}
 }
