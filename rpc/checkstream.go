@@ -107,9 +107,10 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 		defer seen.end(code(bad.Kind))
 		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: protoError(bad)})
 	case len(open) == 0:
-		defer c.server.put(b)
 		defer seen.end(codes.OK)
-		return c.answer(in.Sequence, b, nil, false)
+		out := packed(in.Sequence, b, nil, false)
+		c.server.put(b)
+		return c.send(out)
 	}
 	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), timeout(in))
@@ -119,17 +120,22 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 			decided = append(decided, i)
 		}
 	}
-	err := c.answer(in.Sequence, b, decided, true)
-	sequence := in.Sequence
-	c.places <- struct{}{} // somebody leaves within the bound of a call
+	sequence, first := in.Sequence, packed(in.Sequence, b, decided, true)
+	told := make(chan struct{})
+	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	c.waiting.Go(func() {
 		defer func() { <-c.places }()
 		defer cancel()
 		defer seen.end(codes.OK)
 		c.server.svc.Finish(ctx, b)
-		_ = c.answer(sequence, b, open, false) // the reader learns of a broken stream, too
+		rest := packed(sequence, b, open, false)
 		c.server.put(b)
+		<-told
+		_ = c.send(rest) // the reader learns of a broken stream, too
 	})
+	err := c.send(first)
+	close(told)
+	c.places <- struct{}{} // somebody leaves within the bound of a call, or the caller reads nothing
 	return err
 }
 
@@ -168,17 +174,17 @@ func timeout(in *weirv1.CheckStreamRequest) time.Duration {
 	return min(time.Duration(in.TimeoutMs)*time.Millisecond, maxTimeout)
 }
 
-// send writes a response.
+// send writes a response, of which it makes the end.
 func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
+	defer out.ReturnToVTPool()
 	return c.stream.Send(out)
 }
 
-// answer sends the results of some checks of a batch; nil stands for all of them.
-func (c *checkStream) answer(sequence uint64, b *limiter.Batch, checks []int, more bool) error {
+// packed is the response that has the results of some checks of a batch; nil stands for all of them.
+func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.CheckStreamResponse {
 	out := weirv1.CheckStreamResponseFromVTPool()
-	defer out.ReturnToVTPool()
 	out.Sequence, out.More = sequence, more
 	if checks == nil {
 		for i := range b.Results {
@@ -190,7 +196,7 @@ func (c *checkStream) answer(sequence uint64, b *limiter.Batch, checks []int, mo
 		pack(out, i, &b.Results[i])
 	}
 	shorten(out)
-	return c.send(out)
+	return out
 }
 
 // pack adds the result of a check to a response.

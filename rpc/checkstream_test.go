@@ -281,6 +281,7 @@ type distant struct {
 	answer chan struct{} // a token lets one Finish go on
 	mu     sync.Mutex
 	begun  int
+	ended  atomic.Int64 // Finish
 }
 
 func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
@@ -303,6 +304,7 @@ func (d *distant) Finish(_ context.Context, b *limiter.Batch) {
 	for i, ck := range b.Checks {
 		b.Results[i].Decision = limiter.Decision{Allowed: true, Granted: ck.Cost}
 	}
+	d.ended.Add(1)
 }
 
 func (d *distant) hasBegun(n int) func() bool {
@@ -369,6 +371,42 @@ func TestCheckStreamBound(t *testing.T) {
 	for range maxUnderWay + 3 {
 		nextOf(t, stream)
 	}
+}
+
+// What was begun is finished although the caller does not read what it is sent: others may wait for what is asked there.
+func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
+	d := &distant{answer: make(chan struct{})}
+	close(d.answer)
+	reads := make(chan struct{})
+	slow := grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		return handle(srv, stuck{stream, reads})
+	})
+	_, c := serveLimiter(t, d, slow)
+	t.Cleanup(sync.OnceFunc(func() { close(reads) }))
+	stream := openStream(t, c)
+	if err := stream.Send(streamed(1, "near", "far")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the request to be finished", func() bool { return d.ended.Load() == 1 })
+	reads <- struct{}{}
+	if out := nextOf(t, stream); !out.More || !slices.Equal(out.Checks, []uint32{0}) {
+		t.Errorf("%v", out)
+	}
+	reads <- struct{}{}
+	if out := nextOf(t, stream); out.More || !slices.Equal(out.Checks, []uint32{1}) {
+		t.Errorf("%v", out)
+	}
+}
+
+// stuck is a stream on which each message waits for its caller to read it.
+type stuck struct {
+	grpc.ServerStream
+	reads <-chan struct{}
+}
+
+func (s stuck) SendMsg(m any) error {
+	<-s.reads
+	return s.ServerStream.SendMsg(m)
 }
 
 // When the node stops, what was begun is answered, and the stream ends without an error: nothing else was carried out.
