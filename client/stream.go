@@ -71,6 +71,15 @@ func newFlight() *flight {
 	return f
 }
 
+// ownLimit has a question keep no limit of its caller's, who may change it once the call has returned: the writer of a stream
+// may outlive that. The limit of a handle, which has its scope worked out, does not change.
+func (q *question) ownLimit() {
+	if q.limit != nil && q.scope == "" {
+		own := *q.limit
+		q.limit = &own
+	}
+}
+
 // land ends a flight, unless its caller has given it up.
 func (f *flight) land() {
 	if f.state.CompareAndSwap(flying, landed) {
@@ -362,8 +371,10 @@ func (m *message) fail(err error, unsent bool) {
 			s.f.answers[s.i].Err = statusError(err)
 		}
 	}
+	var last *flight
 	for _, s := range m.slots {
-		if s.f != nil {
+		if s.f != nil && s.f != last { // the questions of one are side by side; once it has landed it is its caller's
+			last = s.f
 			s.f.fail(err, unsent)
 		}
 	}

@@ -87,12 +87,20 @@ func (l *Limiter) wait(ctx context.Context, rest []*Op) {
 	l.forward(ctx, l.unanswered(ctx, behind))
 }
 
-// unanswered waits until what others have asked is answered, and returns the operations that this does not answer.
+// unanswered waits until what others have asked is answered, and returns the operations that this does not answer. It waits
+// for half the time that is left at most: others may have more time, or wait for something else of the same batch, and the
+// other half is for asking oneself.
 func (l *Limiter) unanswered(ctx context.Context, ops []*Op) (rest []*Op) {
+	patience := ctx
+	if d, ok := ctx.Deadline(); ok {
+		var cancel context.CancelFunc
+		patience, cancel = context.WithTimeout(ctx, time.Until(d)/2)
+		defer cancel()
+	}
 	for _, op := range ops {
 		select {
 		case <-op.asked.answered:
-		case <-ctx.Done():
+		case <-patience.Done():
 		}
 	}
 	t, now := l.table.Load(), l.clock()

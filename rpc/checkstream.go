@@ -25,6 +25,8 @@ const (
 	maxTargets = 1024
 	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
 	maxUnderWay = 64
+	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
+	keepKeys = 64 << 10
 )
 
 // checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
@@ -75,8 +77,9 @@ func (c *checkStream) read() error {
 		case err == nil:
 			err = c.take(in)
 		}
-		if len(in.KeyLengths) <= limiter.MaxBatch {
-			in.ReturnToVTPool() // a larger one is not kept for the size of it
+		if small(in) {
+			clear(in.RequestIds) // which may be long
+			in.ReturnToVTPool()
 		}
 		if err == io.EOF {
 			return nil
@@ -84,6 +87,14 @@ func (c *checkStream) read() error {
 			return err
 		}
 	}
+}
+
+// small says whether the room of a request is worth keeping for the next one, of any stream. A stream holds one for as long as
+// it is open, also while nothing comes: of what a request may bring, only as much is kept as well-behaved callers need.
+func small(in *weirv1.CheckStreamRequest) bool {
+	const most = 2 * limiter.MaxBatch // append takes more than it needs
+	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
+		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most
 }
 
 // take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
@@ -107,9 +118,10 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 		defer seen.end(code(bad.Kind))
 		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: protoError(bad)})
 	case len(open) == 0:
-		defer c.server.put(b)
 		defer seen.end(codes.OK)
-		return c.answer(in.Sequence, b, nil, false)
+		out := packed(in.Sequence, b, nil, false)
+		c.server.put(b)
+		return c.send(out)
 	}
 	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), timeout(in))
@@ -119,17 +131,22 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 			decided = append(decided, i)
 		}
 	}
-	err := c.answer(in.Sequence, b, decided, true)
-	sequence := in.Sequence
-	c.places <- struct{}{} // somebody leaves within the bound of a call
+	sequence, first := in.Sequence, packed(in.Sequence, b, decided, true)
+	told := make(chan struct{})
+	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	c.waiting.Go(func() {
 		defer func() { <-c.places }()
 		defer cancel()
 		defer seen.end(codes.OK)
 		c.server.svc.Finish(ctx, b)
-		_ = c.answer(sequence, b, open, false) // the reader learns of a broken stream, too
+		rest := packed(sequence, b, open, false)
 		c.server.put(b)
+		<-told
+		_ = c.send(rest) // the reader learns of a broken stream, too
 	})
+	err := c.send(first)
+	close(told)
+	c.places <- struct{}{} // somebody leaves within the bound of a call, or the caller reads nothing
 	return err
 }
 
@@ -168,17 +185,17 @@ func timeout(in *weirv1.CheckStreamRequest) time.Duration {
 	return min(time.Duration(in.TimeoutMs)*time.Millisecond, maxTimeout)
 }
 
-// send writes a response.
+// send writes a response, of which it makes the end.
 func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
+	defer out.ReturnToVTPool()
 	return c.stream.Send(out)
 }
 
-// answer sends the results of some checks of a batch; nil stands for all of them.
-func (c *checkStream) answer(sequence uint64, b *limiter.Batch, checks []int, more bool) error {
+// packed is the response that has the results of some checks of a batch; nil stands for all of them.
+func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.CheckStreamResponse {
 	out := weirv1.CheckStreamResponseFromVTPool()
-	defer out.ReturnToVTPool()
 	out.Sequence, out.More = sequence, more
 	if checks == nil {
 		for i := range b.Results {
@@ -190,7 +207,7 @@ func (c *checkStream) answer(sequence uint64, b *limiter.Batch, checks []int, mo
 		pack(out, i, &b.Results[i])
 	}
 	shorten(out)
-	return c.send(out)
+	return out
 }
 
 // pack adds the result of a check to a response.

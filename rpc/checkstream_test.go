@@ -281,6 +281,7 @@ type distant struct {
 	answer chan struct{} // a token lets one Finish go on
 	mu     sync.Mutex
 	begun  int
+	ended  atomic.Int64 // Finish
 }
 
 func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
@@ -303,6 +304,7 @@ func (d *distant) Finish(_ context.Context, b *limiter.Batch) {
 	for i, ck := range b.Checks {
 		b.Results[i].Decision = limiter.Decision{Allowed: true, Granted: ck.Cost}
 	}
+	d.ended.Add(1)
 }
 
 func (d *distant) hasBegun(n int) func() bool {
@@ -369,6 +371,81 @@ func TestCheckStreamBound(t *testing.T) {
 	for range maxUnderWay + 3 {
 		nextOf(t, stream)
 	}
+}
+
+// What was begun is finished although the caller does not read what it is sent: others may wait for what is asked there.
+func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
+	d := &distant{answer: make(chan struct{})}
+	close(d.answer)
+	reads := make(chan struct{})
+	slow := grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		return handle(srv, stuck{stream, reads})
+	})
+	_, c := serveLimiter(t, d, slow)
+	t.Cleanup(sync.OnceFunc(func() { close(reads) }))
+	stream := openStream(t, c)
+	if err := stream.Send(streamed(1, "near", "far")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the request to be finished", func() bool { return d.ended.Load() == 1 })
+	reads <- struct{}{}
+	if out := nextOf(t, stream); !out.More || !slices.Equal(out.Checks, []uint32{0}) {
+		t.Errorf("%v", out)
+	}
+	reads <- struct{}{}
+	if out := nextOf(t, stream); out.More || !slices.Equal(out.Checks, []uint32{1}) {
+		t.Errorf("%v", out)
+	}
+}
+
+// A stream holds on to little while nothing comes, whatever came before: not to the room that a large request took.
+func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
+	const many = 100_000
+	full := streamed(1, slices.Repeat([]string{"a key of a usual length"}, limiter.MaxBatch)...)
+	full.Costs, full.RequestIds = make([]int64, limiter.MaxBatch), make([]string, limiter.MaxBatch)
+	for name, test := range map[string]struct {
+		in   *weirv1.CheckStreamRequest
+		cut  bool // it says that it is long, and ends early
+		kept bool
+	}{
+		"full batch":  {in: full, kept: true},
+		"keys":        {in: &weirv1.CheckStreamRequest{Keys: make([]byte, 1<<20), KeyLengths: []uint32{1 << 20}}},
+		"definitions": {in: &weirv1.CheckStreamRequest{Define: slices.Repeat([]*weirv1.StreamTarget{{}}, many)}},
+		"lengths":     {in: &weirv1.CheckStreamRequest{KeyLengths: make([]uint32, many)}},
+		"targets":     {in: &weirv1.CheckStreamRequest{Targets: make([]uint32, many)}},
+		"costs":       {in: &weirv1.CheckStreamRequest{Costs: make([]int64, many)}},
+		"costs, cut":  {in: &weirv1.CheckStreamRequest{Costs: make([]int64, many)}, cut: true},
+		"partial":     {in: &weirv1.CheckStreamRequest{Partial: make([]bool, many)}},
+		"request ids": {in: &weirv1.CheckStreamRequest{RequestIds: make([]string, many)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := test.in.MarshalVT()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.cut {
+				data[len(data)-1] = 0x80
+			}
+			got := new(weirv1.CheckStreamRequest)
+			if err := got.UnmarshalVT(data); (err != nil) != test.cut {
+				t.Fatal(err)
+			}
+			if kept := small(got); kept != test.kept {
+				t.Errorf("kept: %v", kept)
+			}
+		})
+	}
+}
+
+// stuck is a stream on which each message waits for its caller to read it.
+type stuck struct {
+	grpc.ServerStream
+	reads <-chan struct{}
+}
+
+func (s stuck) SendMsg(m any) error {
+	<-s.reads
+	return s.ServerStream.SendMsg(m)
 }
 
 // When the node stops, what was begun is answered, and the stream ends without an error: nothing else was carried out.
