@@ -102,7 +102,7 @@ func (b *bench) measurements() []measurement {
 	all = append(all, b.inProcessMeasurements()...)
 	all = append(all, b.memoryMeasurements()...)
 	// Last, because it leaves the most behind.
-	return append(all, b.overloadMeasurements()...)
+	return append(append(all, b.shedMeasurements()...), b.overloadMeasurements()...)
 }
 
 func (b *bench) load(callers int, servers ...*process) load {

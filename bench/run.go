@@ -223,15 +223,21 @@ func (r *recorder) done(began time.Time, decisions int, err error) {
 	if r.run.counting.Load() {
 		r.latency.add(time.Since(began))
 	}
-	r.calls.Add(1)
 	if err != nil {
-		if r.first == nil {
-			r.first = err
-		}
-		r.failures.Add(1)
+		r.lost(err)
 		return
 	}
+	r.calls.Add(1)
 	r.decisions.Add(int64(decisions))
+}
+
+// lost takes down a call that came to nothing, without its time. Only one goroutine of a caller calls it.
+func (r *recorder) lost(err error) {
+	if r.first == nil {
+		r.first = err
+	}
+	r.calls.Add(1)
+	r.failures.Add(1)
 }
 
 // loop is the usual caller.

@@ -24,6 +24,9 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []Check) (AllDecision, er
 	if bad != nil {
 		return AllDecision{}, bad
 	}
+	if err := l.expired(ctx, len(all.ops)); err != nil {
+		return AllDecision{}, err
+	}
 	l.run(ctx, all.ops)
 	err := all.err()
 	allowed := err == nil && all.allowed()
@@ -170,7 +173,7 @@ func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
 		if op.Reservation == 0 {
 			continue
 		}
-		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, subject: op.subject, partition: op.partition}
+		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, subject: op.subject, partition: op.partition, owed: true}
 		if !keep {
 			settle.Cost = 0
 		}

@@ -80,7 +80,10 @@ type Config struct {
 	MaxKeys       int64         // states kept at most; 0: no bound
 	MaxMemory     int64         // bytes for states; 0: no bound
 	MaxRequestIDs int           // remembered request ids per partition; 0: the store's default; negative: none
-	Logger        *slog.Logger  // nil: none
+	// MaxInFlight bounds the operations that wait here, for other nodes or for copies, whoever sent them; 0 stands for
+	// DefaultMaxInFlight. Beyond it they are answered by on_error at once.
+	MaxInFlight int
+	Logger      *slog.Logger // nil: none
 	// Clock is read once for each batch and owner. Nil stands for ProcessClock().
 	Clock func() algo.Instant
 	// BootClock is the clock of leases, which goes on while the machine is suspended; only read for strict policies, which
@@ -101,6 +104,7 @@ type Limiter struct {
 	log    *slog.Logger
 	table  atomic.Pointer[table]
 	stats  *statsByPolicy
+	load   load
 	inline inlineRules
 
 	subjects sync.Pool // of *[MaxBatch]subject
@@ -122,6 +126,9 @@ func New(cfg Config) *Limiter {
 	if cfg.Timeout <= 0 {
 		cfg.Timeout = DefaultTimeout
 	}
+	if cfg.MaxInFlight <= 0 {
+		cfg.MaxInFlight = DefaultMaxInFlight
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -142,6 +149,7 @@ func New(cfg Config) *Limiter {
 		done:    make(chan struct{}),
 	}
 	l.inline.seed = cfg.HashSeed
+	l.load.most = int64(cfg.MaxInFlight)
 	l.subjects.New = func() any { return new([MaxBatch]subject) }
 	if cfg.Ownership == nil {
 		l.cfg.Ownership = alone{}
@@ -261,6 +269,9 @@ func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
 // for a check that this node answers by itself under a single limit, and keeps nothing of either.
 func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result) error {
 	if err := ValidBatch(len(checks)); err != nil {
+		return err
+	}
+	if err := l.expired(ctx, len(checks)); err != nil {
 		return err
 	}
 	if l.cfg.Tracer != nil {
@@ -400,6 +411,9 @@ func (l *Limiter) one(ctx context.Context, op *Op) error {
 
 // carry carries out a single operation that is prepared.
 func (l *Limiter) carry(ctx context.Context, op *Op) error {
+	if err := l.expired(ctx, 1); err != nil {
+		return err
+	}
 	ops := [1]Op{*op}
 	l.run(ctx, ops[:])
 	*op = ops[0]

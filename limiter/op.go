@@ -35,6 +35,7 @@ type Op struct {
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve
 	Hops    int           // how often it has been forwarded
+	Left    time.Duration // of what a peer sent: how long an answer is waited for; 0: not said
 	// Reservation is the id that a reserve charges under, and that settle ends. It is chosen where the call came in, which
 	// can therefore settle one whose answer it never got. 0, of reserve: nobody is going to settle it.
 	Reservation uint64
@@ -50,6 +51,7 @@ type Op struct {
 	lease     uint64
 
 	asked question // of recall
+	owed  bool     // it sets right what was charged before, and is carried out whatever else there is to do
 
 	// Of forward: whom to ask next in place of the one this node's own view names, if not nil, and the highest term under
 	// which somebody was asked.

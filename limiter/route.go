@@ -63,6 +63,8 @@ func (l *Limiter) wait(ctx context.Context, rest []*Op) {
 	if len(rest) == 0 {
 		return
 	}
+	rest, taken := l.takeIn(rest)
+	defer l.load.give(taken)
 	ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
 	defer cancel()
 	var behind []*Op // somebody else's question
@@ -294,6 +296,12 @@ func (l *Limiter) holder(op *Op) Holder {
 func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 	switch {
 	case h.Self:
+		if l.expired(ctx, len(ops)) != nil {
+			for _, op := range ops {
+				op.Outcome.Unreachable = true // whoever asked has given up, and answered by on_error
+			}
+			return
+		}
 		t, now := l.table.Load(), l.moment()
 		for _, op := range ops {
 			l.decide(t, op, &now)
@@ -381,8 +389,13 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		spans.end(l)
 		return nil
 	}
+	taken := l.load.take(len(later))
+	for _, op := range later[taken:] {
+		op.Outcome = Outcome{Unreachable: true}
+	}
 	return func(ctx context.Context) {
-		l.handOn(ctx, later)
+		l.handOn(ctx, later[:taken])
+		l.load.give(taken)
 		end := l.moment()
 		l.limitUse(ops, &end)
 		spans.end(l)
@@ -404,10 +417,23 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 			groups[h] = append(groups[h], op)
 			continue
 		}
-		parked.Go(func() error { l.decideSoon(ctx, op); return nil })
+		parked.Go(func() error {
+			ctx, cancel := op.within(ctx)
+			defer cancel()
+			l.decideSoon(ctx, op)
+			return nil
+		})
 	}
 	l.askAll(ctx, groups, waiting)
 	_ = parked.Wait() // the outcomes tell
+}
+
+// within returns a context that ends when nobody waits for the operation's answer any more.
+func (op *Op) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	if op.Left == 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, op.Left)
 }
 
 // decideSoon has an operation decided by the holder that a partition is about to have.

@@ -113,7 +113,8 @@ type Result struct {
 }
 
 // Service is what every front door stands on. All methods are safe for concurrent use and honour ctx; none of them
-// fails because another node cannot be reached where the policy's on_error can answer.
+// fails because another node cannot be reached where the policy's on_error can answer. When ctx is over before a method has
+// begun, or leaves no time, it returns context.Canceled or context.DeadlineExceeded, and has done nothing.
 type Service interface {
 	// Check decides a batch in order of its elements and returns one Result for each. An error means that the batch
 	// as a whole is not acceptable and nothing in it was charged; it is an *Error whose Field names the element, as in

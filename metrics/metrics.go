@@ -28,6 +28,7 @@ import (
 type Limiter interface {
 	ReadStats() []limiter.PolicyStats
 	Store() store.Stats
+	Load() limiter.LoadStats
 	Policies() *policy.Set
 }
 
@@ -76,13 +77,17 @@ var (
 		"Units in use of the fullest key decided here since this scraper's last scrape.", []string{"policy"}, nil)
 	utilization = prometheus.NewDesc("weir_window_utilization",
 		"Share of its limit in use of the fullest key decided here since this scraper's last scrape.", []string{"policy"}, nil)
-	keys       = prometheus.NewDesc("weir_keys", "Keys with live state on this node.", nil, nil)
-	keyCopies  = prometheus.NewDesc("weir_keys_copied", "Those of weir_keys that are copies of other nodes' keys.", nil, nil)
-	keysMax    = prometheus.NewDesc("weir_keys_max", "Keys with live state that this node keeps at most; 0: no bound.", nil, nil)
-	bytes      = prometheus.NewDesc("weir_state_bytes", "Bytes held for state.", nil, nil)
-	bytesMax   = prometheus.NewDesc("weir_state_bytes_max", "Bytes held for state at most; 0: no bound.", nil, nil)
-	full       = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state.", nil, nil)
-	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	keys      = prometheus.NewDesc("weir_keys", "Keys with live state on this node.", nil, nil)
+	keyCopies = prometheus.NewDesc("weir_keys_copied", "Those of weir_keys that are copies of other nodes' keys.", nil, nil)
+	keysMax   = prometheus.NewDesc("weir_keys_max", "Keys with live state that this node keeps at most; 0: no bound.", nil, nil)
+	bytes     = prometheus.NewDesc("weir_state_bytes", "Bytes held for state.", nil, nil)
+	bytesMax  = prometheus.NewDesc("weir_state_bytes_max", "Bytes held for state at most; 0: no bound.", nil, nil)
+	full      = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state.", nil, nil)
+	swept     = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	inFlight  = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
+	flightMax = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
+	shed      = prometheus.NewDesc("weir_shed_total",
+		"Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.", []string{"reason"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
 	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused, and the one before it is in force.", nil, nil)
@@ -181,7 +186,7 @@ type page struct {
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
-		swept, policies, policyInfo, fileValid, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		swept, inFlight, flightMax, shed, policies, policyInfo, fileValid, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
 	}
@@ -214,6 +219,11 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	gauge(bytesMax, float64(st.MaxBytes))
 	counter(full, st.Full)
 	counter(swept, st.Swept)
+	load := m.cfg.Limiter.Load()
+	gauge(inFlight, float64(load.InFlight))
+	gauge(flightMax, float64(load.MaxInFlight))
+	counter(shed, load.Full, "in_flight")
+	counter(shed, load.Late, "deadline")
 	set := m.cfg.Limiter.Policies()
 	gauge(policies, float64(len(set.Policies())))
 	gauge(policyInfo, 1, set.Hash())

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"context"
 	"log/slog"
 	"strings"
 	"testing"
@@ -22,7 +23,7 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limiter.New(limiter.Config{Policies: set, MaxKeys: 10})
+	l := limiter.New(limiter.Config{Policies: set, MaxKeys: 10, MaxInFlight: 50})
 	defer l.Close()
 	ask := func(target limiter.Target, cost int64) {
 		t.Helper()
@@ -33,6 +34,11 @@ func TestPage(t *testing.T) {
 	ask(limiter.Target{Policy: "login", Key: "a"}, 3)
 	ask(limiter.Target{Policy: "login", Key: "a"}, 2) // refused
 	ask(limiter.Target{Policy: "login", Key: "b"}, 0) // a peek counts nowhere
+	late, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Check(late, make([]limiter.Check, 3)); err == nil {
+		t.Error("decided for nobody")
+	}
 	ask(limiter.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}, Key: "a"}, 1)
 
 	m := New(Config{
@@ -85,6 +91,16 @@ weir_partitions_held 3
 # HELP weir_replica_pending_keys Keys whose last changes have not been sent to a copy yet.
 # TYPE weir_replica_pending_keys gauge
 weir_replica_pending_keys 2
+# HELP weir_in_flight Checks and other operations that wait here for other nodes or for copies.
+# TYPE weir_in_flight gauge
+weir_in_flight 0
+# HELP weir_in_flight_max Checks and other operations that may wait here at most.
+# TYPE weir_in_flight_max gauge
+weir_in_flight_max 50
+# HELP weir_shed_total Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.
+# TYPE weir_shed_total counter
+weir_shed_total{reason="deadline"} 3
+weir_shed_total{reason="in_flight"} 0
 # HELP weir_keys Keys with live state on this node.
 # TYPE weir_keys gauge
 weir_keys 2
@@ -103,7 +119,7 @@ weir_refusals_remembered_total{policy="login"} 0
 `
 	names := []string{"weir_call_errors_total", "weir_forwarded_total", "weir_ownership_messages_dropped_total", "weir_policies_file_valid",
 		"weir_current_window_count", "weir_keys", "weir_refusals_remembered_total", "weir_keys_max", "weir_policies_reloads_total",
-		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys"}
+		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys", "weir_in_flight", "weir_in_flight_max", "weir_shed_total"}
 	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("1", "3")+rest), names...); err != nil {
 		t.Error(err)
 	}

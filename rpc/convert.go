@@ -255,7 +255,7 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 
 // operation is the inverse of protoItem. What it cannot make sense of gets an Outcome with an Err.
 func operation(item *peerv1.Item) *limiter.Op {
-	op := &limiter.Op{Hops: int(item.Hops)}
+	op := &limiter.Op{Hops: int(item.Hops), Left: time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))}
 	if len(item.Trace) == limiter.TraceContext {
 		op.Trace = string(item.Trace)
 	}

@@ -139,6 +139,7 @@ func TestOperationsKeepEveryField(t *testing.T) {
 			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset {
 				op.Cost = 0
 			}
+			op.Left = time.Second
 			got := operation(overTheWire(t, protoItem(op, limiter.Holder{}, time.Second)))
 			if !reflect.DeepEqual(got, op) {
 				t.Fatalf("sent %+v %+v\n got %+v %+v", op, op.Limit, got, got.Limit)

@@ -163,15 +163,15 @@ func (p *Peers) Forward(ctx context.Context, to limiter.Holder, ops []*limiter.O
 		unreachable(ops)
 		return
 	}
-	left := openTimeout
-	if d, ok := ctx.Deadline(); ok {
-		left = time.Until(d)
+	until, ok := ctx.Deadline()
+	if !ok {
+		until = time.Now().Add(openTimeout)
 	}
 	for len(ops) > 0 {
 		n := min(len(ops), maxBatch)
-		f := &flight{items: make([]*peerv1.Item, n), done: make(chan struct{})}
+		f := &flight{items: make([]*peerv1.Item, n), until: until, done: make(chan struct{})}
 		for i, op := range ops[:n] {
-			f.items[i] = protoItem(op, to, left)
+			f.items[i] = protoItem(op, to, 0) // what is left is only known once it is sent
 		}
 		if !l.send(f) {
 			unreachable(ops)
@@ -214,6 +214,7 @@ func (p *Peers) Inspect(ctx context.Context, node Node) (*peerv1.InspectResponse
 type flight struct {
 	items   []*peerv1.Item
 	replies []*peerv1.ItemReply // one for each item, or nil; not touched any more once done is closed
+	until   time.Time           // when its caller gives up
 	done    chan struct{}
 	// Guarded by the link's lock.
 	message *message // that it is part of; nil while it is queued
@@ -503,6 +504,7 @@ func (l *link) take() *message {
 	if l.fullLocked() {
 		return nil // forgetLocked wakes the writer when there is room
 	}
+	now := time.Now()
 	m := &message{batch: &peerv1.Batch{}}
 	for len(l.queue) > 0 && len(m.batch.Items)+len(l.queue[0].items) <= maxBatch {
 		f := l.queue[0]
@@ -510,6 +512,16 @@ func (l *link) take() *message {
 		if f.ended {
 			l.void--
 			continue
+		}
+		left := f.until.Sub(now)
+		if left <= 0 {
+			// Its caller is about to say so. It could still be charged for, and nobody would hear of it.
+			l.waiting -= len(f.items)
+			l.endLocked(f, nil)
+			continue
+		}
+		for _, item := range f.items {
+			item.TimeoutNs = uint64(left)
 		}
 		f.message = m
 		m.flights = append(m.flights, f)
@@ -520,7 +532,7 @@ func (l *link) take() *message {
 	}
 	l.sequence++
 	m.batch.Sequence, m.batch.Acknowledged = l.sequence, l.acked
-	m.live, m.tries, m.made = len(m.flights), 1, time.Now()
+	m.live, m.tries, m.made = len(m.flights), 1, now
 	l.sent[l.sequence] = m
 	return m
 }

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -695,7 +696,7 @@ func TestRepeat(t *testing.T) {
 	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
 	defer l.stop()
 	ask := func() (*flight, *message) {
-		f := &flight{items: []*peerv1.Item{{}}, done: make(chan struct{})}
+		f := &flight{items: []*peerv1.Item{{}}, until: time.Now().Add(time.Hour), done: make(chan struct{})}
 		if !l.send(f) {
 			t.Fatal("not taken")
 		}
@@ -731,12 +732,48 @@ func TestRepeat(t *testing.T) {
 	}
 }
 
+// TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not sent.
+func TestTimeLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+		defer l.stop()
+		queue := func(wait time.Duration, items int) *flight {
+			f := &flight{items: make([]*peerv1.Item, items), until: time.Now().Add(wait), done: make(chan struct{})}
+			for i := range f.items {
+				f.items[i] = &peerv1.Item{}
+			}
+			if !l.send(f) {
+				t.Fatal("not taken")
+			}
+			return f
+		}
+		short, long := queue(time.Second, 3), queue(3*time.Second, 2)
+		time.Sleep(time.Second) // in the bubble
+		m := l.take()
+		if len(m.batch.Items) != 2 || time.Duration(m.batch.Items[1].TimeoutNs) != 2*time.Second || l.waiting != 2 {
+			t.Errorf("%+v, %d waiting", m, l.waiting)
+		}
+		<-short.done
+		l.abandon(short) // as its caller does a moment later
+		l.answered(&peerv1.Reply{Sequence: 1, Items: []*peerv1.ItemReply{{}, {}}})
+		<-long.done
+		if short.replies != nil || len(long.replies) != 2 || l.waiting != 0 || l.void != 0 {
+			t.Errorf("%+v, %+v, %d waiting, %d void", short, long, l.waiting, l.void)
+		}
+		queue(time.Second, 1)
+		time.Sleep(2 * time.Second)
+		if m := l.take(); m != nil || l.waiting != 0 {
+			t.Errorf("a message of nothing: %+v, %d waiting", m, l.waiting)
+		}
+	})
+}
+
 // TestWindow: no more messages are under way than the receiver remembers, and the first answer lets the rest go on.
 func TestWindow(t *testing.T) {
 	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
 	defer l.stop()
 	for range maxUnacknowledged + 1 {
-		l.send(&flight{items: []*peerv1.Item{{}}, done: make(chan struct{})})
+		l.send(&flight{items: []*peerv1.Item{{}}, until: time.Now().Add(time.Hour), done: make(chan struct{})})
 		l.take()
 	}
 	if len(l.sent) != maxUnacknowledged || len(l.queue) != 1 {

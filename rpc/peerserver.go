@@ -275,7 +275,7 @@ func (s *PeerServer) carryOut(ctx context.Context, sess *session, b *peerv1.Batc
 		if ops[i].Outcome.Err == nil {
 			good = append(good, ops[i])
 		}
-		longest = max(longest, time.Duration(min(item.TimeoutNs, uint64(maxTimeout))))
+		longest = max(longest, ops[i].Left)
 	}
 	rest := s.cfg.Receiver.Receive(good)
 	if rest == nil {

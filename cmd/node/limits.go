@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
+
+	"github.com/weirlimit/weir/limiter"
 )
 
 // limitsConfig bounds what callers can hold on to, at each door. A zero stands for the default, which newLimits has.
@@ -19,6 +21,7 @@ type limitsConfig struct {
 	MaxMessage     int64         // bytes of a request's body
 	MaxHeader      int64         // bytes of a request's header fields
 	WriteTimeout   time.Duration // for a caller who does not read
+	MaxInFlight    int           // checks that wait for other nodes or for copies
 }
 
 // Defaults, and what is fixed.
@@ -49,6 +52,9 @@ func newLimits(c limitsConfig) limitsConfig {
 	if c.MaxHeader == 0 {
 		c.MaxHeader = defaultMaxHeader
 	}
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = limiter.DefaultMaxInFlight
+	}
 	if c.WriteTimeout == 0 {
 		c.WriteTimeout = defaultWriteTimeout
 	}
@@ -58,6 +64,7 @@ func newLimits(c limitsConfig) limitsConfig {
 // limitsFlags are the same as the command line writes them.
 type limitsFlags struct {
 	connections, streams int
+	inFlight             int
 	message, header      parsed[int64]
 	write                time.Duration
 }
@@ -67,12 +74,13 @@ func (f *limitsFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.streams, "max-streams", defaultMaxStreams, "calls at a time on one connection of gRPC or HTTP/2; more wait at the caller")
 	fs.Var(f.message.by(parseSize(1<<10, 1<<30), "size", "4MiB"), "max-message-size", "largest body of a request, HTTP or gRPC")
 	fs.Var(f.header.by(parseSize(1<<10, 1<<20), "size", "32KiB"), "max-header-size", "largest header of a request, HTTP or gRPC")
+	fs.IntVar(&f.inFlight, "max-in-flight", limiter.DefaultMaxInFlight, "checks that wait at a time for other nodes or for copies; more are answered by on_error; 0: the default")
 	fs.DurationVar(&f.write, "write-timeout", defaultWriteTimeout, "longest time that a gRPC connection may be stuck because its caller does not read")
 }
 
 // config is what the flags say.
 func (f *limitsFlags) config() (limitsConfig, error) {
-	c := limitsConfig{MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value, WriteTimeout: f.write}
+	c := limitsConfig{MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value, WriteTimeout: f.write, MaxInFlight: f.inFlight}
 	switch {
 	case f.connections < 0:
 		return c, fmt.Errorf("--max-connections: %d is negative", f.connections)
@@ -81,6 +89,9 @@ func (f *limitsFlags) config() (limitsConfig, error) {
 	}
 	if f.streams < 1 || f.streams > 1_000_000 {
 		return c, fmt.Errorf("--max-streams: %d is not a number from 1 to 1000000", f.streams)
+	}
+	if f.inFlight < 0 {
+		return c, fmt.Errorf("--max-in-flight: %d is negative", f.inFlight)
 	}
 	if f.write < 100*time.Millisecond {
 		return c, fmt.Errorf("--write-timeout: %v is too short; a slow network needs some seconds", f.write)

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -178,7 +179,7 @@ func TestSlowReader(t *testing.T) {
 func TestLimitsByDefault(t *testing.T) {
 	c := newLimits(limitsConfig{})
 	if c.MaxConnections != defaultMaxConnections || c.MaxStreams != defaultMaxStreams || c.MaxMessage != defaultMaxMessage ||
-		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout {
+		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout || c.MaxInFlight != limiter.DefaultMaxInFlight {
 		t.Errorf("%+v", c)
 	}
 	var f limitsFlags
@@ -200,6 +201,7 @@ func TestLimitsByDefault(t *testing.T) {
 		{"--max-message-size 10B", "max-message-size"},
 		{"--max-header-size 1GiB", "max-header-size"},
 		{"--write-timeout 1ms", "--write-timeout: "},
+		{"--max-in-flight -1", "--max-in-flight: "},
 	} {
 		var out strings.Builder
 		if code := run(append([]string{"run"}, strings.Fields(c.args)...), io.Discard, &out); code != exitError || !strings.Contains(out.String(), c.want) {

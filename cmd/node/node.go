@@ -207,7 +207,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		Timeout: cfg.Timeout, HashSeed: n.seed, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
-		MaxRequestIDs: cfg.MaxRequestIDs, Logger: n.log,
+		MaxRequestIDs: cfg.MaxRequestIDs, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 	}
 	if n.tracer != nil {
 		work.Tracer = n.tracer

@@ -1,0 +1,108 @@
+package limiter
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+)
+
+// DefaultMaxInFlight is how many operations wait at a node at most unless Config says otherwise. Each takes some 2 KiB from
+// the call that it came in with to the message that carries it.
+const DefaultMaxInFlight = 200_000
+
+// load is what a node has taken in and not answered, and what it did not take in. What is decided here at once is not counted:
+// it keeps nothing but the processor, and no more of it is there at a time than calls are.
+type load struct {
+	most  int64
+	taken atomic.Int64
+
+	full, late atomic.Uint64 // operations not carried out: for the bound, for their callers' deadlines
+}
+
+// take takes in as many of n operations as there is room for. The caller gives them back.
+func (l *load) take(n int) int {
+	over := l.taken.Add(int64(n)) - l.most
+	if over <= 0 {
+		return n
+	}
+	over = min(over, int64(n))
+	l.taken.Add(-over)
+	l.full.Add(uint64(over))
+	return n - int(over)
+}
+
+// force takes in operations whatever the bound.
+func (l *load) force(n int) { l.taken.Add(int64(n)) }
+
+func (l *load) give(n int) { l.taken.Add(-int64(n)) }
+
+// LoadStats is a reading of what waits at a node, and of what was turned away.
+type LoadStats struct {
+	InFlight, MaxInFlight int64
+	// Full and Late count operations that were not carried out, ever: because MaxInFlight were waiting, and because their
+	// callers' deadlines were over before their turn came.
+	Full, Late uint64
+}
+
+// Load returns the present reading.
+func (l *Limiter) Load() LoadStats {
+	return LoadStats{InFlight: l.load.taken.Load(), MaxInFlight: l.load.most, Full: l.load.full.Load(), Late: l.load.late.Load()}
+}
+
+// takeIn takes in operations that have to wait. Those that there is no room for are answered by on_error, as if nobody could be
+// asked; it returns the others, and how many to give back.
+func (l *Limiter) takeIn(rest []*Op) (in []*Op, taken int) {
+	owed := 0
+	for _, op := range rest {
+		if op.owed {
+			owed++
+		}
+	}
+	l.load.force(owed)
+	taken = l.load.take(len(rest) - owed)
+	if taken += owed; taken == len(rest) {
+		return rest, taken
+	}
+	end := l.ending()
+	free := taken - owed
+	in = make([]*Op, 0, taken)
+	for _, op := range rest {
+		switch {
+		case op.owed:
+			in = append(in, op)
+		case free > 0:
+			free--
+			in = append(in, op)
+		default:
+			l.turnAway(op)
+			l.conclude(op, &end) // at once, for those who wait for its answer
+		}
+	}
+	return in, taken
+}
+
+// turnAway answers an operation that this node has no room for. One that was decided here and only waited for a copy to have it
+// stays charged.
+func (l *Limiter) turnAway(op *Op) {
+	done := op.Outcome.ticket != 0
+	l.unreachable(op)
+	if !op.asks() && op.Outcome.Err != nil && op.Outcome.Err.Kind == Unavailable && !done {
+		op.Outcome.Err = &Error{Unavailable, "", "this node has more to do than it takes in; nothing was done"}
+	}
+}
+
+// expired returns the error of a call of n operations whose caller has gone, or has no time left for an answer: deciding it
+// would charge for what nobody hears of. The deadline is compared with the clock, for a context is told of its end by a
+// goroutine, which waits for its turn as the call did.
+func (l *Limiter) expired(ctx context.Context, n int) error {
+	err := ctx.Err()
+	if err == nil {
+		d, ok := ctx.Deadline()
+		if !ok || time.Now().Before(d) {
+			return nil
+		}
+		err = context.DeadlineExceeded
+	}
+	l.load.late.Add(uint64(n))
+	return err
+}

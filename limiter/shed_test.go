@@ -1,0 +1,271 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const shedding = `policies:
+  - {name: open, algorithm: fixed_window, limit: 10, window: 1m}
+  - {name: closed, algorithm: fixed_window, limit: 10, window: 1m, on_error: closed}
+  - {name: leases, algorithm: concurrency, limit: 3, ttl: 1m}
+`
+
+// gate is a wire that carries nothing until it is opened.
+func gate() (w wire, open func()) {
+	opened := make(chan struct{})
+	return func(ctx context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+		select {
+		case <-opened:
+			deliver()
+		case <-ctx.Done():
+		}
+	}, func() { close(opened) }
+}
+
+func TestMaxInFlight(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, shedding), MaxInFlight: 3}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		w, open := gate()
+		c.tamper(w)
+		away := func(policy string, i int) Check { return named(policy, c.owned(policy, 1, i), 1) }
+		waiting := make(chan []Result)
+		go func() {
+			got, err := n.Check(t.Context(), []Check{away("closed", 0), away("closed", 1), away("closed", 2), away("closed", 3), away("open", 0)})
+			if err != nil {
+				t.Error(err)
+			}
+			waiting <- got
+		}()
+		synctest.Wait()
+		if got := n.Load(); got != (LoadStats{InFlight: 3, MaxInFlight: 3, Full: 2}) {
+			t.Errorf("%+v", got)
+		}
+		// Beyond the bound on_error answers at once. What is decided here has nothing to wait for.
+		start := time.Now()
+		got, err := n.Check(t.Context(), []Check{away("closed", 4), away("open", 1), named("closed", c.owned("closed", 0, 0), 1)})
+		if err != nil || !got[0].FailedClosed || !got[1].FailedOpen || !got[2].Allowed || got[2].FailedOpen || got[2].Remaining != 9 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		_, err = n.Release(t.Context(), Target{Policy: "leases", Key: c.owned("leases", 1, 0)}, "0000000000000001")
+		wantError(t, err, Unavailable, "")
+		if d, err := n.CheckAll(t.Context(), []Check{away("closed", 5), away("closed", 6)}); err != nil || d.Allowed {
+			t.Errorf("%+v, %v", d, err)
+		}
+		if took := time.Since(start); took != 0 {
+			t.Errorf("answered after %v", took)
+		}
+		open()
+		for i, r := range <-waiting {
+			if r.Err != nil || r.FailedClosed != (i == 3) || r.FailedOpen != (i == 4) {
+				t.Errorf("check %d of the batch: %+v", i, r)
+			}
+		}
+		synctest.Wait()
+		if got := n.Load(); got != (LoadStats{MaxInFlight: 3, Full: 7}) {
+			t.Errorf("%+v", got)
+		}
+		// Nothing was charged for what was turned away.
+		for i, want := range []int64{9, 9, 9, 10, 10, 10, 10} {
+			if d := n.check(t, Check{Target: away("closed", i).Target}); d.Remaining != want {
+				t.Errorf("key %d: %+v, want %d left", i, d, want)
+			}
+		}
+		if d := n.check(t, Check{Target: away("open", 1).Target}); d.Remaining != 10 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// TestTurnedAwayLeader: of a key that was refused a moment ago one caller asks for all. When there is no room for its question,
+// the others do not wait for an answer that will not come.
+func TestTurnedAwayLeader(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, shedding), MaxInFlight: 1}, func(t *testing.T, c *testCluster) {
+		n, key := c.nodes[0], c.owned("closed", 1, 0)
+		for range 10 {
+			n.check(t, named("closed", key, 1))
+		}
+		if d := n.check(t, named("closed", key, 1)); d.Allowed || d.FailedClosed {
+			t.Fatalf("%+v", d)
+		}
+		c.advance(MaxRemember)
+		w, open := gate()
+		c.tamper(w)
+		other := make(chan Decision)
+		go func() { other <- n.check(t, named("closed", c.owned("closed", 1, 1), 1)) }()
+		synctest.Wait()
+		start := time.Now()
+		for range 2 {
+			if d := n.check(t, named("closed", key, 1)); !d.FailedClosed || time.Since(start) != 0 {
+				t.Errorf("%+v after %v", d, time.Since(start))
+			}
+		}
+		open()
+		if d := <-other; !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// TestSettlingIsNotTurnedAway: what an atomic check has charged is given back however much there is to do.
+func TestSettlingIsNotTurnedAway(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
+		n, charged, full := c.nodes[0], c.owned("closed", 1, 0), c.owned("closed", 2, 0)
+		n.check(t, named("closed", full, 10))
+		w, open := gate()
+		settling := false
+		c.tamper(func(ctx context.Context, from *testNode, to Holder, ops []*Op, deliver func()) {
+			switch {
+			case ops[0].Kind == OpCheck: // those who take all the room
+				w(ctx, from, to, ops, deliver)
+				return
+			case ops[0].Kind == OpSettle:
+				settling = true
+				if n.Load().InFlight != 3 {
+					t.Errorf("%+v", n.Load())
+				}
+			default:
+				n.load.force(2) // the room goes while the atomic check is decided
+				defer n.load.give(1)
+			}
+			deliver()
+		})
+		if d, err := n.CheckAll(t.Context(), []Check{named("closed", charged, 4), named("closed", full, 1)}); err != nil || d.Allowed {
+			t.Errorf("%+v, %v", d, err)
+		}
+		n.load.give(2)
+		open()
+		if d := n.check(t, Check{Target: Target{Policy: "closed", Key: charged}}); d.Remaining != 10 || !settling {
+			t.Errorf("%+v, settled %t", d, settling)
+		}
+	})
+}
+
+// untold is a context whose deadline is over and that has not been told yet.
+type untold struct{ context.Context }
+
+func (untold) Deadline() (time.Time, bool) { return time.Now(), true }
+
+func TestExpiredCallsAreNotDecided(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, shedding)}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		over, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		defer cancel()
+		<-over.Done()
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, test := range []struct {
+			ctx  context.Context
+			want error
+		}{{over, context.DeadlineExceeded}, {untold{t.Context()}, context.DeadlineExceeded}, {gone, context.Canceled}} {
+			for owner := range c.nodes {
+				target := Target{Policy: "closed", Key: c.owned("closed", owner, 0)}
+				ask := []Check{{Target: target, Cost: 1}, {Target: target, Cost: 1}}
+				before := n.Load().Late
+				results, err := n.Check(test.ctx, ask)
+				_, err2 := n.CheckAll(test.ctx, ask)
+				_, err3 := n.Reserve(test.ctx, Reserve{Target: target, Cost: 1})
+				err4 := n.Reset(test.ctx, target)
+				for i, err := range []error{err, err2, err3, err4} {
+					if !errors.Is(err, test.want) {
+						t.Errorf("call %d: %v, want %v", i, err, test.want)
+					}
+				}
+				if results != nil {
+					t.Errorf("%+v", results)
+				}
+				if late := n.Load().Late - before; late != 5 { // the atomic check is of one state
+					t.Errorf("%d counted", late)
+				}
+				if d := n.check(t, Check{Target: target}); d.Remaining != 10 {
+					t.Errorf("charged: %+v", d)
+				}
+			}
+		}
+		// What is wrong with a call is said before.
+		if _, err := n.Check(gone, nil); err == nil || errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
+}
+
+// TestReceivedLate: an operation of another node that has waited here for longer than its caller is not decided.
+func TestReceivedLate(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, shedding)}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		c.see(n, func(int) Holder { return Holder{Name: "n0", Wait: time.Second} })
+		op := func(left time.Duration) *Op { return &Op{Kind: OpCheck, Check: named("closed", "k", 1), Left: left} }
+		ops := []*Op{op(100 * time.Millisecond), op(300 * time.Millisecond), op(0)}
+		rest := n.Receive(ops)
+		if rest == nil {
+			t.Fatal("nothing waits")
+		}
+		done := make(chan struct{})
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			rest(ctx)
+			close(done)
+		}()
+		time.Sleep(200 * time.Millisecond) // in the bubble
+		c.see(n, func(int) Holder { return Holder{Self: true, Name: "n0"} })
+		<-done
+		for i, decided := range []bool{false, true, true} {
+			if out := ops[i].Outcome; out.Decision.Allowed != decided || (out.Unreachable || out.NotHolder != nil) == decided {
+				t.Errorf("operation %d: %+v", i, out)
+			}
+		}
+		if d := n.check(t, Check{Target: Target{Policy: "closed", Key: "k"}}); d.Remaining != 8 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+// TestReceivedBeyondBound: what other nodes send counts against the bound, too.
+func TestReceivedBeyondBound(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		c.see(n, func(p int) Holder { return Holder{Name: "n0", Wait: time.Second} })
+		ops := make([]*Op, 5)
+		for i := range ops {
+			ops[i] = &Op{Kind: OpCheck, Check: named("closed", "k", 1), Left: time.Second}
+		}
+		rest := n.Receive(ops)
+		if got := n.Load(); rest == nil || got != (LoadStats{InFlight: 2, MaxInFlight: 2, Full: 3}) {
+			t.Fatalf("%+v", got)
+		}
+		c.see(n, func(int) Holder { return Holder{Self: true, Name: "n0"} })
+		rest(t.Context())
+		decided := 0
+		for _, op := range ops {
+			if op.Outcome.Decision.Allowed {
+				decided++
+			} else if !op.Outcome.Unreachable {
+				t.Errorf("%+v", op.Outcome)
+			}
+		}
+		if decided != 2 || n.Load().InFlight != 0 {
+			t.Errorf("%d decided, %+v", decided, n.Load())
+		}
+	})
+}
+
+// TestChargedAndTurnedAway: what was decided here and waits for a copy to have it counts as waiting. Beyond the bound it is
+// answered by on_error, and stays charged: never the reverse.
+func TestChargedAndTurnedAway(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 1}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		op := &Op{Kind: OpCheck, Check: named("closed", "k", 1)}
+		if err := n.prepare(op); err != nil {
+			t.Fatal(err)
+		}
+		n.load.force(1)
+		op.Outcome.ticket = 7
+		if in, taken := n.takeIn([]*Op{op}); len(in) != 0 || taken != 0 || !op.Outcome.Decision.FailedClosed || op.Outcome.ticket != 0 {
+			t.Errorf("%+v", op.Outcome)
+		}
+	})
+}
