@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -238,6 +239,40 @@ func TestOneAsksForAll(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestWhoAsksForAllMayGetNoAnswer has the message lost of the one who asks: the others have time left to ask themselves.
+func TestWhoAsksForAllMayGetNoAnswer(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		q, n := named("log", c.owned("log", 1, 0), 5), c.nodes[0]
+		n.check(t, q)
+		n.check(t, q) // remembered for a second at most
+		c.advance(time.Second)
+		var asked atomic.Int64
+		c.tamper(func(ctx context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
+			if asked.Add(1) > 1 && ctx.Err() == nil {
+				deliver()
+				return
+			}
+			<-ctx.Done()
+			for _, op := range ops {
+				op.Outcome.Unreachable = true
+			}
+		})
+		var first sync.WaitGroup
+		first.Go(func() { n.check(t, q) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		results, err := n.Check(ctx, []Check{q})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := results[0].Decision; d.Allowed || d.FailedOpen || d.FailedClosed {
+			t.Errorf("%+v, though the owner can be asked", d)
+		}
+		first.Wait()
+	})
 }
 
 func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
