@@ -25,6 +25,8 @@ const (
 	maxTargets = 1024
 	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
 	maxUnderWay = 64
+	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
+	keepKeys = 64 << 10
 )
 
 // checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
@@ -75,8 +77,9 @@ func (c *checkStream) read() error {
 		case err == nil:
 			err = c.take(in)
 		}
-		if len(in.KeyLengths) <= limiter.MaxBatch {
-			in.ReturnToVTPool() // a larger one is not kept for the size of it
+		if small(in) {
+			clear(in.RequestIds) // which may be long
+			in.ReturnToVTPool()
 		}
 		if err == io.EOF {
 			return nil
@@ -84,6 +87,14 @@ func (c *checkStream) read() error {
 			return err
 		}
 	}
+}
+
+// small says whether the room of a request is worth keeping for the next one, of any stream. A stream holds one for as long as
+// it is open, also while nothing comes: of what a request may bring, only as much is kept as well-behaved callers need.
+func small(in *weirv1.CheckStreamRequest) bool {
+	const most = 2 * limiter.MaxBatch // append takes more than it needs
+	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
+		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most
 }
 
 // take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the

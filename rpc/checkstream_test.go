@@ -398,6 +398,45 @@ func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
 	}
 }
 
+// A stream holds on to little while nothing comes, whatever came before: not to the room that a large request took.
+func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
+	const many = 100_000
+	full := streamed(1, slices.Repeat([]string{"a key of a usual length"}, limiter.MaxBatch)...)
+	full.Costs, full.RequestIds = make([]int64, limiter.MaxBatch), make([]string, limiter.MaxBatch)
+	for name, test := range map[string]struct {
+		in   *weirv1.CheckStreamRequest
+		cut  bool // it says that it is long, and ends early
+		kept bool
+	}{
+		"full batch":  {in: full, kept: true},
+		"keys":        {in: &weirv1.CheckStreamRequest{Keys: make([]byte, 1<<20), KeyLengths: []uint32{1 << 20}}},
+		"definitions": {in: &weirv1.CheckStreamRequest{Define: slices.Repeat([]*weirv1.StreamTarget{{}}, many)}},
+		"lengths":     {in: &weirv1.CheckStreamRequest{KeyLengths: make([]uint32, many)}},
+		"targets":     {in: &weirv1.CheckStreamRequest{Targets: make([]uint32, many)}},
+		"costs":       {in: &weirv1.CheckStreamRequest{Costs: make([]int64, many)}},
+		"costs, cut":  {in: &weirv1.CheckStreamRequest{Costs: make([]int64, many)}, cut: true},
+		"partial":     {in: &weirv1.CheckStreamRequest{Partial: make([]bool, many)}},
+		"request ids": {in: &weirv1.CheckStreamRequest{RequestIds: make([]string, many)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := test.in.MarshalVT()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.cut {
+				data[len(data)-1] = 0x80
+			}
+			got := new(weirv1.CheckStreamRequest)
+			if err := got.UnmarshalVT(data); (err != nil) != test.cut {
+				t.Fatal(err)
+			}
+			if kept := small(got); kept != test.kept {
+				t.Errorf("kept: %v", kept)
+			}
+		})
+	}
+}
+
 // stuck is a stream on which each message waits for its caller to read it.
 type stuck struct {
 	grpc.ServerStream
