@@ -258,14 +258,32 @@ func (g *Guard) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServe
 	if err != nil {
 		return err
 	}
-	return handle(srv, admitted{stream, ctx})
+	return handle(srv, &admitted{stream, ctx, g, g.roles[info.FullMethod]})
 }
 
 // admitted is a stream whose caller is known.
 type admitted struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx   context.Context
+	guard *Guard
+	role  access.Role
 }
 
 // Context implements grpc.ServerStream.
-func (a admitted) Context() context.Context { return a.ctx }
+func (a *admitted) Context() context.Context { return a.ctx }
+
+// SendMsg implements grpc.ServerStream. A caller who no longer may is told nothing more. Those who check are answered what they
+// have asked: Service holds each check to the file by itself.
+func (a *admitted) SendMsg(m any) error {
+	if from, ok := a.ctx.Value(sessionKey{}).(*session); ok && a.role != access.Check {
+		caller, denial := a.guard.current(from)
+		if denial == nil {
+			denial = a.guard.mayTake(caller, a.guard.list(), a.role, &from.evidence)
+		}
+		if denial != nil {
+			a.guard.refused("grpc", denial, caller, from.evidence.from)
+			return statusOf(denial)
+		}
+	}
+	return a.ServerStream.SendMsg(m)
+}

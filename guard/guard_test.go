@@ -13,6 +13,11 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
 	"github.com/weirlimit/weir/access"
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
@@ -377,6 +382,42 @@ func TestRevoked(t *testing.T) {
 	if _, err := svc.Check(ctx, login); err != nil {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestRevokedOnAStreamOfNews takes a caller out of the file while a stream is open on which only the node speaks.
+func TestRevokedOnAStreamOfNews(t *testing.T) {
+	w := watch(t)
+	w.list = parse(t, fmt.Sprintf("  - {name: router, tokens: [%s], roles: [topology]}\n", access.Hash("weir_router")))
+	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_router"))
+	stream := &news{ctx: ctx}
+	info := &grpc.StreamServerInfo{FullMethod: "/weir.v1.Limiter/Topology", IsServerStream: true}
+	err := w.Stream(nil, stream, info, func(_ any, s grpc.ServerStream) error {
+		if err := s.SendMsg("first"); err != nil {
+			t.Error(err)
+		}
+		w.list = parse(t, "")
+		return s.SendMsg("second")
+	})
+	if status.Code(err) != codes.Unauthenticated || len(stream.sent) != 1 {
+		t.Errorf("%v after %v", err, stream.sent)
+	}
+	if len(w.told) != 1 || !strings.Contains(w.told[0], access.BadToken) {
+		t.Errorf("%q", w.told)
+	}
+}
+
+// news is a stream that keeps what is sent on it.
+type news struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent []any
+}
+
+func (n *news) Context() context.Context { return n.ctx }
+
+func (n *news) SendMsg(m any) error {
+	n.sent = append(n.sent, m)
+	return nil
 }
 
 // TestBatchInSteps: checks of a batch that their caller may not ask are answered by errors and not decided; who is not known
