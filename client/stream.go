@@ -362,8 +362,10 @@ func (m *message) fail(err error, unsent bool) {
 			s.f.answers[s.i].Err = statusError(err)
 		}
 	}
+	var last *flight
 	for _, s := range m.slots {
-		if s.f != nil {
+		if s.f != nil && s.f != last { // the questions of one are side by side; once it has landed it is its caller's
+			last = s.f
 			s.f.fail(err, unsent)
 		}
 	}

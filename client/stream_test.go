@@ -94,6 +94,29 @@ func TestOneRefusedMessage(t *testing.T) {
 	}
 }
 
+// A flight of several questions lands once when its stream breaks, and is its caller's from then on: for the race detector.
+func TestFailedMessageLandsOnce(t *testing.T) {
+	f := newFlight()
+	f.qs, f.answers, f.open = make([]question, maxBatch), make([]answer, maxBatch), maxBatch
+	m := &message{}
+	for i := range f.qs {
+		m.slots = append(m.slots, slot{f, int32(i)})
+	}
+	var caller sync.WaitGroup
+	caller.Go(func() {
+		<-f.done
+		if f.err == nil {
+			t.Error("landed without an error")
+		}
+		f.err, f.qs = nil, nil
+	})
+	m.fail(errOddAnswer, false)
+	caller.Wait()
+	if f.err != nil {
+		t.Errorf("touched after it had landed: %v", f.err)
+	}
+}
+
 // A stream has fewer numbers than there may be policies.
 func TestManyTargets(t *testing.T) {
 	addr, _ := serve(t, newNode(nil))
