@@ -208,6 +208,7 @@ func (r *remote) checkOne(ctx context.Context, q *question, a *answer, until tim
 		}
 		f := r.flights.Get().(*flight)
 		f.one.q[0], f.one.a[0] = *q, answer{}
+		f.one.q[0].ownLimit()
 		f.qs, f.answers, f.until = f.one.q[:], f.one.a[:], until
 		if !m.link.send(f) {
 			r.put(f)
@@ -275,11 +276,7 @@ func (r *remote) depart(ctx context.Context, qs []question, open []int, until ti
 		f := &flights[at]
 		f.places = append(f.places, i)
 		f.qs = append(f.qs, qs[i])
-		if l := qs[i].limit; l != nil {
-			// The caller may change its own once the call has returned, which the writer of a stream may outlive.
-			own := *l
-			f.qs[len(f.qs)-1].limit = &own
-		}
+		f.qs[len(f.qs)-1].ownLimit()
 	}
 	for _, f := range flights {
 		f.answers = make([]answer, len(f.qs))

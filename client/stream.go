@@ -71,6 +71,15 @@ func newFlight() *flight {
 	return f
 }
 
+// ownLimit has a question keep no limit of its caller's, who may change it once the call has returned: the writer of a stream
+// may outlive that. The limit of a handle, which has its scope worked out, does not change.
+func (q *question) ownLimit() {
+	if q.limit != nil && q.scope == "" {
+		own := *q.limit
+		q.limit = &own
+	}
+}
+
 // land ends a flight, unless its caller has given it up.
 func (f *flight) land() {
 	if f.state.CompareAndSwap(flying, landed) {

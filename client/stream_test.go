@@ -117,6 +117,42 @@ func TestFailedMessageLandsOnce(t *testing.T) {
 	}
 }
 
+// A limit is its caller's again once a call has returned, which the writer of a stream may outlive.
+func TestLimitIsTheCallersOwn(t *testing.T) {
+	addr, _ := serve(t, newNode(nil))
+	c := dial(t, addr, WithTimeout(time.Minute))
+	if err := c.Ready(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := members(c)[0].link
+	l.mu.Lock()
+	l.started = maxLanes // nothing is sent
+	l.mu.Unlock()
+	for n := 1; n <= 2; n++ {
+		limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
+		checks := []Check{{Limit: &limit, Key: "k"}, {Limit: &limit, Key: "k"}}[:n]
+		ctx, cancel := context.WithCancel(t.Context())
+		var asked sync.WaitGroup
+		asked.Go(func() { _, _ = c.Check(ctx, checks) }) // given up
+		var f *flight
+		wait(t, "the questions to be queued", func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if len(l.queue) > 0 {
+				f = l.queue[0]
+			}
+			return f != nil
+		})
+		for _, q := range f.qs {
+			if q.limit == &limit {
+				t.Errorf("of %d checks, one is sent with the caller's own limit", n)
+			}
+		}
+		cancel()
+		asked.Wait()
+	}
+}
+
 // A stream has fewer numbers than there may be policies.
 func TestManyTargets(t *testing.T) {
 	addr, _ := serve(t, newNode(nil))
