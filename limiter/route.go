@@ -65,7 +65,8 @@ func (l *Limiter) wait(ctx context.Context, rest []*Op) {
 	}
 	rest, taken := l.takeIn(rest)
 	defer l.load.give(taken)
-	ctx, cancel := context.WithDeadline(ctx, l.deadline(ctx))
+	deadline, left := l.deadline(ctx)
+	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	var behind []*Op // somebody else's question
 	ask := rest[:0]
@@ -80,29 +81,26 @@ func (l *Limiter) wait(ctx context.Context, rest []*Op) {
 		l.forward(ctx, ask)
 		return
 	}
+	// For the others' answers half of the time: they may have more, or wait for something else of the same batch, and the other
+	// half is for asking oneself.
+	patience, enough := context.WithTimeout(ctx, left/2)
+	defer enough()
 	l.forward(ctx, slices.Clone(ask)) // which takes out of it what is done
 	// Before anything is waited for, those who wait for these; two batches may each lead what the other wants.
 	end := l.ending()
 	for _, op := range ask {
 		l.conclude(op, &end)
 	}
-	l.forward(ctx, l.unanswered(ctx, behind))
+	l.forward(ctx, l.unanswered(patience, behind))
 }
 
-// unanswered waits until what others have asked is answered, and returns the operations that this does not answer. It waits
-// for half the time that is left at most: others may have more time, or wait for something else of the same batch, and the
-// other half is for asking oneself.
+// unanswered waits until what others have asked is answered, or for as long as ctx says, and returns the operations that this
+// does not answer.
 func (l *Limiter) unanswered(ctx context.Context, ops []*Op) (rest []*Op) {
-	patience := ctx
-	if d, ok := ctx.Deadline(); ok {
-		var cancel context.CancelFunc
-		patience, cancel = context.WithTimeout(ctx, time.Until(d)/2)
-		defer cancel()
-	}
 	for _, op := range ops {
 		select {
 		case <-op.asked.answered:
-		case <-patience.Done():
+		case <-ctx.Done():
 		}
 	}
 	t, now := l.table.Load(), l.clock()
@@ -137,16 +135,16 @@ func (l *Limiter) conclude(op *Op, end *moment) {
 	op.asked = question{}
 }
 
-// deadline is the instant until which other nodes may be waited for: early enough for an answer by on_error to reach the
-// caller within its own deadline.
-func (l *Limiter) deadline(ctx context.Context) time.Time {
+// deadline is the instant until which other nodes may be waited for, and how long that is: early enough for an answer by
+// on_error to reach the caller within its own deadline.
+func (l *Limiter) deadline(ctx context.Context) (at time.Time, left time.Duration) {
 	now := time.Now()
-	left := l.cfg.Timeout
+	left = l.cfg.Timeout
 	if d, ok := ctx.Deadline(); ok {
 		caller := d.Sub(now)
 		left = min(left, caller-min(caller/5, 20*time.Millisecond))
 	}
-	return now.Add(left)
+	return now.Add(left), left
 }
 
 // forward has operations decided by their holders, those of different holders side by side, and waits where an answer has

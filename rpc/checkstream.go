@@ -42,18 +42,26 @@ type checkStream struct {
 	turn sync.Mutex
 	over bool // guarded by turn: nothing is carried out any more
 
-	sending sync.Mutex // one response at a time
+	sending sync.Mutex    // one response at a time
+	stuck   chan struct{} // holds a token when the caller does not read
 }
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
-	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay)}
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stuck: make(chan struct{}, 1)}
 	ended := make(chan error, 1)
 	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it.
 	s.readers.Go(func() { ended <- c.read() })
 	var err error
 	select {
 	case err = <-ended:
+	case <-c.stuck:
+		// What waits to be sent fails when this function has returned, and not before.
+		s.readers.Go(func() {
+			<-ended
+			c.waiting.Wait()
+		})
+		return status.Error(codes.Aborted, "the answers are not read")
 	case <-stream.Context().Done(): // the caller is gone, or the node stops
 		c.turn.Lock()
 		c.over = true
@@ -190,6 +198,14 @@ func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
 	defer out.ReturnToVTPool()
+	if patience := c.server.cfg.WriteTimeout; patience > 0 {
+		defer time.AfterFunc(patience, func() {
+			select {
+			case c.stuck <- struct{}{}:
+			default:
+			}
+		}).Stop()
+	}
 	return c.stream.Send(out)
 }
 

@@ -398,6 +398,38 @@ func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
 	}
 }
 
+// A stream whose caller does not read, though its connection is alive, ends; its requests are finished before the server is.
+func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
+	noLeaks(t)
+	d := &distant{answer: make(chan struct{})}
+	close(d.answer)
+	s := NewServer(ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond})
+	t.Cleanup(s.Close)
+	served := make(chan error, 1)
+	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		err := handle(srv, stream)
+		served <- err
+		return err
+	}))
+	stream := openStream(t, weirv1.NewLimiterClient(dial(t, addr)))
+	in := streamed(1, slices.Concat([]string{"far"}, slices.Repeat([]string{"near"}, limiter.MaxBatch-1))...)
+	for i := range limiter.MaxBatch {
+		in.Costs = append(in.Costs, int64(1+i))
+	}
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for stream.Send(in) == nil { // until the stream has ended
+		}
+	})
+	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
+	var err error
+	for err == nil {
+		_, err = stream.Recv() // what was on its way, and the end
+	}
+	wantStatus(t, err, codes.Aborted, "the answers are not read")
+	asking.Wait()
+}
+
 // A stream holds on to little while nothing comes, whatever came before: not to the room that a large request took.
 func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
 	const many = 100_000

@@ -313,7 +313,10 @@ func (n *node) serve() {
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.ChainStreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)...)
-		n.callers = rpc.NewServer(rpc.ServerConfig{Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed})
+		n.callers = rpc.NewServer(rpc.ServerConfig{
+			Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
+			WriteTimeout: n.limits.WriteTimeout,
+		})
 		n.callers.Register(n.grpcServer)
 		weirv1.RegisterAdminServer(n.grpcServer, &admin{n: n})
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
