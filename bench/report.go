@@ -327,6 +327,8 @@ func titleOfWork(work string) string {
 		return "Durability: one node of two, 20,000 checks/s in calls of 100, about 50,000 keys"
 	case ownPacedFewWork:
 		return "Durability: one node of two, 20,000 checks/s in calls of 100, 1000 keys"
+	case shedWork:
+		return "Up to ten times the callers: three nodes, 100 checks a call, 1 to 10 × 32 callers who give up after 100 ms"
 	case "overload":
 		return "Overload: three nodes, 32 callers × 1000 checks a call"
 	}
