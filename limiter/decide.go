@@ -286,29 +286,29 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 	}
 }
 
-// direct decides a check at once that is like nearly all: under one limit of which no other node has to hear first, and for
+// direct decides a check at once that is like nearly all: under one limit that needs no grant of other nodes, and for
 // a key that this node decides for, or whose refusal it remembers. Otherwise it reports false, and has done nothing but to
-// find the error that the store answers.
-func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decision) (done bool, err error) {
+// find the error that the store answers; or it has a ticket, and the answer in d may not be given before a copy has it.
+func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decision) (done bool, ticket uint64, err error) {
 	rule := simple(c, s)
 	if rule == nil {
-		return false, nil
+		return false, 0, nil
 	}
 	k := store.Key{Hash: s.hash, Partition: ring.Partition(s.hash), Key: c.Key}
 	if h := l.cfg.Ownership.Holder(k.Partition); !h.Self {
 		if h.Wait > 0 || !c.plain() || c.RequestID != "" {
-			return false, nil
+			return false, 0, nil
 		}
 		_, _, done = l.refused(t, c, s, now.Mono, d)
-		return done, nil
+		return done, 0, nil
 	}
 	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: l.requestID(c)}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
-		return false, err
+		return false, 0, err
 	}
 	l.conclusion(d, s.entry, rule, c, s, &got, true)
-	return true, nil
+	return got.Ticket == 0, got.Ticket, nil
 }
 
 // simple returns the rule that a check is decided by, if direct may do it.
@@ -319,7 +319,7 @@ func simple(c *Check, s *subject) (rule *store.Rule) {
 	case s.inline != nil && !s.inline.unlimited && c.Limit.Algorithm != algo.Concurrency:
 		rule = &s.inline.Rule
 	}
-	if rule == nil || len(rule.Limits) != 1 || rule.Strict || rule.Durability >= store.Escrow {
+	if rule == nil || len(rule.Limits) != 1 || rule.Strict {
 		return nil
 	}
 	return rule

@@ -303,9 +303,18 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result)
 	var late lateOps
 	for i := range checks {
 		results[i].Err = nil
-		done, err := l.direct(t, &checks[i], &subjects[i], &now, &results[i].Decision)
+		d := &results[i].Decision
+		done, ticket, err := l.direct(t, &checks[i], &subjects[i], &now, d)
 		if !done {
-			l.indirect(&late, t, &now, checks, i, &subjects[i], err)
+			op := late.next(checks, i, &subjects[i])
+			if ticket != 0 {
+				op.Outcome.Decision, op.Outcome.ticket = *d, ticket
+			} else {
+				done = l.indirect(op, t, &now, err)
+			}
+			if !done {
+				late.rest = append(late.rest, op)
+			}
 		}
 	}
 	if late.ops != nil {
@@ -333,9 +342,8 @@ type lateOps struct {
 // lateRoom is how many operations are made at a time: of a large batch each takes half a kilobyte.
 const lateRoom = 32
 
-// indirect carries out a check that direct did not answer as any operation, as far as that can be done at once: still in its
-// turn. err is what the store has answered, if it was asked.
-func (l *Limiter) indirect(late *lateOps, t *table, now *moment, checks []Check, i int, s *subject, err error) {
+// next makes an operation of a check.
+func (late *lateOps) next(checks []Check, i int, s *subject) *Op {
 	if len(late.room) == 0 {
 		late.room = make([]Op, min(lateRoom, len(checks)-i))
 	}
@@ -343,17 +351,18 @@ func (l *Limiter) indirect(late *lateOps, t *table, now *moment, checks []Check,
 	late.room = late.room[1:]
 	*op = Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: ring.Partition(s.hash)}
 	late.ops, late.of = append(late.ops, op), append(late.of, i)
-	done := false
-	if err != nil {
-		l.failed(s.entry, op, err)
-		l.countError(s.entry, op)
-		done = !op.Outcome.pending()
-	} else {
-		done = l.begin(t, op, now)
+	return op
+}
+
+// indirect carries out a check that direct did not answer as any operation, as far as that can be done at once: still in its
+// turn. err is what the store has answered, if it was asked. It reports whether the operation is done with.
+func (l *Limiter) indirect(op *Op, t *table, now *moment, err error) (done bool) {
+	if err == nil {
+		return l.begin(t, op, now)
 	}
-	if !done {
-		late.rest = append(late.rest, op)
-	}
+	l.failed(op.entry, op, err)
+	l.countError(op.entry, op)
+	return !op.Outcome.pending()
 }
 
 // ValidBatch says what is wrong with a batch of n checks, for a door that need not even read one of the wrong size.

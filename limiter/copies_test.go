@@ -1,0 +1,108 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/ring"
+)
+
+// copied is a node that holds everything, and whose backup confirms what it is asked for, or does not.
+type copied struct {
+	alone
+	mu      sync.Mutex
+	tickets int
+	silent  bool
+}
+
+func (c *copied) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tickets++
+	return false, !c.silent
+}
+
+// TestAnswersWaitForTheirCopy: what has to be with a copy first is charged once, answered once the copy has it, and by
+// on_error when it never gets it; and what need not wait does not.
+func TestAnswersWaitForTheirCopy(t *testing.T) {
+	own := &copied{}
+	l := New(Config{Ownership: own, Urgent: func(int) {}, Policies: policies(t, `policies:
+  - {name: async, algorithm: sliding_log, limit: 10, window: 1h}
+  - {name: escrow, algorithm: sliding_log, limit: 1000, window: 1h, durability: escrow}
+  - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, on_error: closed}`)})
+	t.Cleanup(l.Close)
+	data := l.Data()
+	confirm := func() {
+		for p := range ring.Partitions {
+			if data.Pending(p, ownership.Backup) > 0 {
+				_, version, _ := data.Drain(p, ownership.Backup, algo.Instant{}, 1<<20)
+				data.Confirm(p, ownership.Backup, version)
+			}
+		}
+	}
+	for p := range ring.Partitions {
+		data.Open(p)
+		data.Attach(p, ownership.Backup, false)
+	}
+	confirm()
+	for p := range ring.Partitions {
+		data.Caught(p, ownership.Backup)
+	}
+	ask := func(checks ...Check) []Result {
+		t.Helper()
+		got, err := l.Check(t.Context(), checks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	waits := func(want int, what string) {
+		t.Helper()
+		own.mu.Lock()
+		defer own.mu.Unlock()
+		if own.tickets != want {
+			t.Errorf("%s: %d answers waited, want %d", what, own.tickets, want)
+		}
+		own.tickets = 0
+	}
+	for i, r := range ask(named("sync", "k", 1), named("async", "k", 1), named("sync", "k", 2), named("sync", "other", 1)) {
+		if want := []int64{9, 9, 7, 9}[i]; !r.Allowed || r.Remaining != want || r.FailedClosed || r.Degraded {
+			t.Errorf("check %d: %+v, want %d left", i, r, want)
+		}
+	}
+	waits(3, "sync")
+	if r := ask(named("sync", "k", 8))[0]; r.Allowed || r.Remaining != 7 {
+		t.Errorf("%+v", r)
+	}
+	waits(0, "a refusal")
+	ask(named("escrow", "k", 1))
+	waits(1, "a key of which the copy knows nothing")
+	confirm()
+	for i := range 40 {
+		if r := ask(named("escrow", "k", 1))[0]; !r.Allowed || r.Remaining != int64(998-i) {
+			t.Fatalf("%+v", r)
+		}
+	}
+	waits(0, "what the copy was told before")
+	own.silent = true
+	if r := ask(named("sync", "k", 1))[0]; r.Allowed || !r.FailedClosed {
+		t.Errorf("a copy that does not answer: %+v", r)
+	}
+	own.silent = false
+	if r := ask(named("sync", "k", 0))[0]; r.Remaining != 6 {
+		t.Errorf("%+v: what was not confirmed stays charged, once", r)
+	}
+	var sum PolicyStats
+	for _, s := range l.ReadStats() {
+		if s.Policy == "sync" {
+			sum = s
+		}
+	}
+	if got := fmt.Sprint(sum.Allowed, sum.Refused, sum.FailedClosed); got != "3 1 1" {
+		t.Errorf("counted allowed, refused, failed closed: %s", got)
+	}
+}
