@@ -151,7 +151,7 @@ func TestCopyEquals(t *testing.T) {
 		{{Algorithm: algo.FixedWindow, Limit: 9, Period: algo.Hour}},
 	}
 	leases := &Rule{Scope: "leases", Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 5, Window: minute}}}
-	for seed := range uint64(40) {
+	for seed := range seeds(40) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		holder, copy := New(Config{}), New(Config{Shut: true})
 		l := newLink(holder, copy, rng.IntN(2))
@@ -258,7 +258,7 @@ func (a admissions) most(w time.Duration) (most int64) {
 func TestChanged(t *testing.T) {
 	const partitions = 130 // more than two words of bits
 	limits := []algo.Limit{log(20, minute), window(10, minute), {Algorithm: algo.TokenBucket, Limit: 9, Window: minute}}
-	for seed := range uint64(20) {
+	for seed := range seeds(20) {
 		rng := rand.New(rand.NewPCG(seed, 8))
 		s := New(Config{Partitions: partitions, Urgent: func(int) {}})
 		rules := make([]*Rule, len(limits))
@@ -324,7 +324,7 @@ func TestCrash(t *testing.T) {
 	const limit, w = 40, 10 * time.Second
 	for _, d := range []Durability{Async, Escrow, Sync} {
 		worst, late := int64(0), 0
-		for seed := range uint64(300) {
+		for seed := range seeds(300) {
 			rng := rand.New(rand.NewPCG(seed, uint64(d)))
 			urgent := false
 			holder := New(Config{Urgent: func(int) { urgent = true }})

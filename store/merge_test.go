@@ -135,7 +135,7 @@ func (s *split) check(i int, exact bool) {
 // TestMergePair: one process goes on, its backup claims and goes on, and one gives what it has to the other: the sum is
 // exact, whoever wins, however often the partition has been claimed before, and for keys from before and after.
 func TestMergePair(t *testing.T) {
-	for seed := range uint64(200) {
+	for seed := range seeds(200) {
 		rng := rand.New(rand.NewPCG(seed, 11))
 		// Logs tell exactly what counts; the limits are never reached.
 		long, short := rule("long", log(10_000, minute)), rule("short", log(10_000, 5*time.Second))
@@ -191,7 +191,7 @@ func TestMergePair(t *testing.T) {
 // TestMergeAny lets splits happen within splits: whatever the order, nothing that a content was told of is forgotten.
 func TestMergeAny(t *testing.T) {
 	exactly, total := 0, 0
-	for seed := range uint64(300) {
+	for seed := range seeds(300) {
 		rng := rand.New(rand.NewPCG(seed, 12))
 		s := newSplit(t, 4, rule("long", log(10_000, minute)), rule("short", log(10_000, 5*time.Second)))
 		s.claim(0)

@@ -56,6 +56,15 @@ func decide(t *testing.T, s *Store, r *Rule, key string, now algo.Instant, c Cal
 	return d.Decision
 }
 
+// seeds is how many random histories a test goes through. Each is the work of one goroutine, and takes ten times as long under
+// the race detector, which has nothing to find there.
+func seeds(n uint64) uint64 {
+	if underRace {
+		return n / 10
+	}
+	return n
+}
+
 // TestAgainstStates compares a Store with one plain state per key, over random calls, sweeps, resets and changes of rule.
 func TestAgainstStates(t *testing.T) {
 	type model struct {
@@ -68,7 +77,7 @@ func TestAgainstStates(t *testing.T) {
 		{{Algorithm: algo.TokenBucket, Limit: 6, Window: minute}},
 		{{Algorithm: algo.SlidingWindow, Limit: 8, Window: minute, Slots: 6}},
 	}
-	for seed := range uint64(20) {
+	for seed := range seeds(20) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		s := New(Config{Partitions: 7})
 		models := make(map[string]*model)
