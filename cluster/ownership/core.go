@@ -38,6 +38,7 @@ type Config struct {
 const (
 	resendAfter = int64(100 * time.Millisecond) // a message without an answer; twice as long each time, up to resendMost
 	resendMost  = int64(time.Second)
+	confirmMost = int64(20 * time.Millisecond) // for which a backup's last confirmation is waited for
 	commitAgain = int64(30 * time.Millisecond) // a Commit without an answer, while checks are parked
 	askAgain    = int64(time.Second)           // who holds a partition that should be this node's and is somebody else's
 	retryAfter  = int64(200 * time.Millisecond)

@@ -59,10 +59,22 @@ func (c *Core) wantBackup(p int) {
 	pt := &c.parts[p]
 	want := c.member(c.view.Backups, p)
 	f := &pt.followers[Backup]
-	if f.node == want && want != (Node{}) || pt.standing == Frozen || pt.move != nil && pt.move.accepted {
+	if pt.standing == Frozen {
+		return
+	}
+	if f.node == want && want != (Node{}) || pt.move != nil && pt.move.accepted {
+		if pt.strict.closed != nil {
+			c.openStrict(p) // the present one it is again
+		}
 		return
 	}
 	if f.node != (Node{}) {
+		if f.caught && pt.strict.until > c.t {
+			c.closeStrict(p)
+		}
+		if c.confirmFirst(p) {
+			return
+		}
 		if want != (Node{}) {
 			c.send(f.node, &Forget{Partition: p, Term: pt.term})
 		}
@@ -87,7 +99,7 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 	if s != Backup {
 		return
 	}
-	pt.strict.followAt = c.t + retryAfter
+	pt.strict.followAt, pt.strict.closed = c.t+retryAfter, nil
 	if caught && why != "" {
 		c.note("backup dropped", p, n, why)
 	}
@@ -113,13 +125,20 @@ func (c *Core) pump(p int, s Slot) {
 	case pt.standing == Frozen: // commit says what is sent
 	case len(f.rest) == 0 && f.complete && !f.relabel && c.data.Pending(p, s) == 0:
 	case len(f.rest) == 0:
-		chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
-		f.load(pt, chunk, version, !more)
-		f.clean = !more && pt.strict.whole
-		c.sendFlight(p, s)
+		c.drain(p, s)
 	default:
 		c.sendFlight(p, s)
 	}
+}
+
+// drain sends a follower what is pending for it.
+func (c *Core) drain(p int, s Slot) {
+	pt := &c.parts[p]
+	f := &pt.followers[s]
+	chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
+	f.load(pt, chunk, version, !more)
+	f.clean = !more && pt.strict.whole
+	c.sendFlight(p, s)
 }
 
 // load makes messages of a chunk.
@@ -273,6 +292,9 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 	if pt.move != nil {
 		c.tendMove(p)
 	}
+	if pt.strict.closed != nil {
+		c.wantBackup(p)
+	}
 }
 
 // restart begins a follower's copy anew.
@@ -303,6 +325,10 @@ func (c *Core) acknowledged(p int, s Slot) {
 		c.sendFlight(p, s)
 		return
 	}
+	closed := pt.strict.closed
+	if closed != nil && s == Backup && done.Sequence > closed.sequence {
+		closed.confirmed = true
+	}
 	c.data.Confirm(p, s, f.version)
 	if done.Complete {
 		f.caught = true
@@ -316,7 +342,7 @@ func (c *Core) acknowledged(p int, s Slot) {
 	}
 	if s == Backup {
 		// Strict answers wait until the voters' records are right: see evaluate.
-		strict := c.grants.voters == 0 || pt.strict.until > c.t
+		strict := c.grants.voters == 0 || pt.strict.until > c.t || closed != nil && closed.until > c.t
 		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: f.version, Unguarded: !strict})
 		if f.clean && !f.named {
 			f.named = true

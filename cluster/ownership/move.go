@@ -147,7 +147,7 @@ func (c *Core) tendMove(p int) {
 		if c.upToDate(p) {
 			c.freeze(p)
 		}
-	case pt.followers[m.slot].flight == nil:
+	case pt.followers[m.slot].flight == nil && (m.slot == Backup || !c.confirmFirst(p)):
 		c.commit(p)
 	}
 }
@@ -168,11 +168,10 @@ func (c *Core) upToDate(p int) bool {
 func (c *Core) freeze(p int) {
 	pt := &c.parts[p]
 	c.data.Shut(p)
-	c.data.Lease(p, 0)
-	pt.strict.until = 0
+	c.closeStrict(p)
 	pt.standing = Frozen
 	c.publish(p)
-	c.commit(p)
+	c.tendMove(p)
 }
 
 // commit sends what is left, the last of it together with the proof of release.
