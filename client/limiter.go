@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -15,6 +16,8 @@ import (
 type Limiter struct {
 	c      *Client
 	target target // without a key
+	// standing is what the target stood for when it was last asked for here; only of a client that decides in this process.
+	standing atomic.Pointer[limiter.Standing]
 }
 
 // Allow is short for AllowN(ctx, key, 1).

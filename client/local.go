@@ -21,12 +21,32 @@ func Local(policies *policy.Set) *Client {
 // around it: nothing waits, so there is nothing for Close to wait for. It reports false, and nothing is charged, where there
 // is something to say about the call, which the usual way says.
 func (l *Limiter) allowHere(ctx context.Context, key string, n int64, d *Decision) (done bool, err error) {
-	if l.c.ended.Load() || ctx.Err() != nil {
+	if l.c.ended.Load() {
 		return false, nil
 	}
-	checks := [1]limiter.Check{{
-		Target: limiter.Target{Policy: l.target.policy, Limit: l.target.limit, Namespace: l.target.namespace, Key: key}, Cost: n,
-	}}
+	var b limiter.Brief
+	if !l.c.here.CheckAt(ctx, l.standing.Load(), key, n, &b) {
+		return l.checkHere(ctx, key, n, d)
+	}
+	d.Policy = l.target.policy
+	if l.target.limit != nil {
+		d.Policy = "inline"
+	}
+	d.Allowed, d.Granted, d.Shadow = b.Allowed, b.Granted, b.Shadow
+	d.Limit, d.Window, d.Remaining = b.Limit, b.Window, b.Remaining
+	d.RetryAfter, d.ResetAfter, d.Delay = b.RetryAfter, b.ResetAfter, b.Delay
+	return true, nil
+}
+
+// checkHere is allowHere for what is not quite so plain. The next question may be.
+func (l *Limiter) checkHere(ctx context.Context, key string, n int64, d *Decision) (done bool, err error) {
+	if ctx.Err() != nil {
+		return false, nil
+	}
+	target := l.target.service()
+	l.standing.Store(l.c.here.Standing(&target, l.standing.Load()))
+	target.Key = key
+	checks := [1]limiter.Check{{Target: target, Cost: n}}
 	var results [1]limiter.Result
 	if l.c.here.CheckTo(ctx, checks[:], results[:]) != nil {
 		return false, nil
