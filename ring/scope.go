@@ -74,9 +74,9 @@ func lanes(seed uint64) [4]uint64 {
 	return v
 }
 
-func join(v *[4]uint64) uint64 {
-	h := bits.RotateLeft64(v[0], 1) + bits.RotateLeft64(v[1], 7) + bits.RotateLeft64(v[2], 12) + bits.RotateLeft64(v[3], 18)
-	return merge(merge(merge(merge(h, v[0]), v[1]), v[2]), v[3])
+func join(v1, v2, v3, v4 uint64) uint64 {
+	h := bits.RotateLeft64(v1, 1) + bits.RotateLeft64(v2, 7) + bits.RotateLeft64(v3, 12) + bits.RotateLeft64(v4, 18)
+	return merge(merge(merge(merge(h, v1), v2), v3), v4)
 }
 
 // finish takes in what is left of less than a word.
@@ -110,15 +110,27 @@ func (s *Scope) Hash(key string) uint64 {
 	h := s.seed + prime5
 	i := m
 	if total >= 32 {
-		v := s.lanes
+		v1, v2, v3, v4 := s.lanes[0], s.lanes[1], s.lanes[2], s.lanes[3]
 		if i < n&^3 {
-			v[i%4] = round(v[i%4], begun)
-			for i++; i < n&^3; i++ {
-				v[i%4] = round(v[i%4], whole(key, at))
-				at += 8
+			// The block that m words are in already.
+			switch i % 4 {
+			case 0:
+				v1, v2, v3, v4 = round(v1, begun), round(v2, whole(key, at)), round(v3, whole(key, at+8)), round(v4, whole(key, at+16))
+			case 1:
+				v2, v3, v4 = round(v2, begun), round(v3, whole(key, at)), round(v4, whole(key, at+8))
+			case 2:
+				v3, v4 = round(v3, begun), round(v4, whole(key, at))
+			case 3:
+				v4 = round(v4, begun)
+			}
+			at += 8 * (3 - i%4)
+			for i = i&^3 + 4; i < n&^3; i += 4 {
+				block := key[at : at+32]
+				v1, v2, v3, v4 = round(v1, whole(block, 0)), round(v2, whole(block, 8)), round(v3, whole(block, 16)), round(v4, whole(block, 24))
+				at += 32
 			}
 		}
-		h = join(&v)
+		h = join(v1, v2, v3, v4)
 		h += uint64(total)
 	} else {
 		h += uint64(total)
@@ -166,7 +178,7 @@ func (s *Scope) hash(key string) uint64 {
 				v[i] = round(v[i], word(at+i))
 			}
 		}
-		h = join(&v)
+		h = join(v[0], v[1], v[2], v[3])
 	}
 	h += uint64(total)
 	for ; at < n; at++ {

@@ -36,8 +36,8 @@ type Rule struct {
 	ColdClosed bool
 }
 
-// guarded says that it matters to the rule's answers who else has what they admit.
-func (r *Rule) guarded() bool { return r.Durability >= Escrow || r.Strict }
+// Guarded says that it matters to the rule's answers who else has what they admit.
+func (r *Rule) Guarded() bool { return r.Durability >= Escrow || r.Strict }
 
 // Durability says what an answer waits for, so that what it admitted outlives this process.
 type Durability uint8
@@ -259,7 +259,7 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 // DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose change
 // nobody has to be told. It reports false, and nothing has happened, for all others. *d is written whatever it held.
 func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Request, d *algo.Decision) bool {
-	if rule.guarded() {
+	if rule.Guarded() {
 		return false
 	}
 	sh, part := s.at(k.Partition)
