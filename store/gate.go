@@ -77,7 +77,7 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	if !p.open {
 		return ErrShut
 	}
-	if rule.Durability < Escrow && !rule.Strict {
+	if !rule.Guarded() {
 		return nil
 	}
 	guarded := p.backup() != nil

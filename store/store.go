@@ -36,6 +36,9 @@ type Rule struct {
 	ColdClosed bool
 }
 
+// Guarded says that it matters to the rule's answers who else has what they admit.
+func (r *Rule) Guarded() bool { return r.Durability >= Escrow || r.Strict }
+
 // Durability says what an answer waits for, so that what it admitted outlives this process.
 type Durability uint8
 
@@ -251,6 +254,25 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 		return s.decideFull(k, rule, now, call, each, a)
 	}
 	return err
+}
+
+// DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose change
+// nobody has to be told. It reports false, and nothing has happened, for all others. *d is written whatever it held.
+func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Request, d *algo.Decision) bool {
+	if rule.Guarded() {
+		return false
+	}
+	sh, part := s.at(k.Partition)
+	sh.mu.Lock()
+	if part.open && !part.traced {
+		if state := sh.stateOf(&part.table, k, rule); state != nil {
+			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
+			sh.mu.Unlock()
+			return err == nil
+		}
+	}
+	sh.mu.Unlock()
+	return false
 }
 
 // decideFull is DecideTo for a call that has found no room.
