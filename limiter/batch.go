@@ -6,7 +6,8 @@ import (
 )
 
 // Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what others
-// do. It is used by one goroutine at a time, and may be used again once it has been answered, which saves its memory.
+// do. It is used by one goroutine at a time, but for Finish of different checks, and may be used again once it has been
+// answered, which saves its memory.
 type Batch struct {
 	// Checks are the questions. Their keys may be parts of larger texts.
 	Checks []Check
@@ -60,16 +61,16 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 	return b.wait, nil
 }
 
-// Finish waits for the checks that Begin left open, and answers them: by on_error where nobody could be asked within ctx,
-// or the Limiter's own time for a call.
-func (l *Limiter) Finish(ctx context.Context, b *Batch) {
-	rest := make([]*Op, len(b.wait))
-	for i, at := range b.wait {
+// Finish waits for some of the checks that Begin left open, and answers them: by on_error where nobody could be asked within
+// ctx, or the Limiter's own time for a call. Every check is to be finished, once.
+func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
+	rest := make([]*Op, len(open))
+	for i, at := range open {
 		rest[i] = &b.ops[at]
 	}
 	l.wait(ctx, rest)
 	end := l.ending()
-	for _, at := range b.wait {
+	for _, at := range open {
 		l.conclude(&b.ops[at], &end)
 		b.answer(at)
 	}

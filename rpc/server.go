@@ -27,7 +27,7 @@ type Service interface {
 	limiter.Service
 	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
 	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
-	Finish(ctx context.Context, b *limiter.Batch)
+	Finish(ctx context.Context, b *limiter.Batch, open []int)
 }
 
 // ServerConfig is what a Server needs. All fields but Observe and WriteTimeout are required.
