@@ -2,15 +2,22 @@ package client
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"net"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
@@ -31,6 +38,15 @@ type cluster struct {
 	told      *weirv1.TopologyResponse
 	forwarded atomic.Int64
 	calls     []atomic.Int64 // of the unary kind, by node
+
+	mu     sync.Mutex
+	traced []string // what checks of streams and other calls said of their traces
+}
+
+func (c *cluster) saw(trace string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.traced = append(c.traced, trace)
 }
 
 // place is where in a cluster a limiter is: its Ownership, and its Peers.
@@ -106,9 +122,14 @@ func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 		Service:  c.nodes[i],
 		Status:   func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
 		Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) { return c.told, nil },
+		Trace: func(parent string) (string, func(codes.Code)) {
+			c.saw(hex.EncodeToString([]byte(parent)))
+			return "", nil
+		},
 	})
 	count := func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 		c.calls[i].Add(1)
+		c.saw(strings.Join(metadata.ValueFromIncomingContext(ctx, traceparent), " "))
 		return handle(ctx, in)
 	}
 	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), grpc.UnaryInterceptor(count))
@@ -249,5 +270,66 @@ func TestCallsGoAroundAnOwner(t *testing.T) {
 	}
 	if n := c.calls[2].Load() - there; n != 0 || c.forwarded.Load() == 0 {
 		t.Errorf("the owner was asked %d times, and %d operations were forwarded", n, c.forwarded.Load())
+	}
+}
+
+// The nodes learn to which trace a question belongs; of checks only where that is sampled, since they are many.
+func TestTraces(t *testing.T) {
+	c, client := newCluster(t, 3, clusterPolicies)
+	const ids, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	within := func(flags trace.TraceFlags) context.Context {
+		traceID, _ := trace.TraceIDFromHex(ids)
+		spanID, _ := trace.SpanIDFromHex(span)
+		return trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: spanID, TraceFlags: flags}))
+	}
+	log := client.Policy("log")
+	for _, test := range []struct {
+		what string
+		ctx  context.Context
+		want string // of a call
+	}{
+		{"none", t.Context(), ""},
+		{"not sampled", within(0), "00-" + ids + "-" + span + "-00"},
+		{"sampled", within(trace.FlagsSampled), "00-" + ids + "-" + span + "-01"},
+		{"said by the caller", metadata.AppendToOutgoingContext(within(trace.FlagsSampled), traceparent, "own"), "own"},
+	} {
+		check := ""
+		if trace.SpanContextFromContext(test.ctx).IsSampled() {
+			check = ids + span
+		}
+		c.mu.Lock()
+		c.traced = nil
+		c.mu.Unlock()
+		if _, err := log.Allow(test.ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Check(test.ctx, []Check{{Policy: "log", Key: "a"}, {Policy: "log", Key: "b"}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.All(test.ctx, []Check{{Policy: "log", Key: "a"}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := log.Reset(test.ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		c.mu.Lock()
+		if want := []string{check, check, check, test.want, test.want}; !slices.Equal(c.traced, want) {
+			t.Errorf("%s: %q, want %q", test.what, c.traced, want)
+		}
+		c.mu.Unlock()
+	}
+	// Callers who share a message keep their traces apart.
+	ln := &lane{l: &link{now: func() time.Duration { return 0 }}, numbers: make(map[subject]uint32)}
+	m := &message{}
+	for _, of := range []string{"", "", "x", "", "y", ""} {
+		m.slots = append(m.slots, slot{&flight{qs: []question{{target: target{policy: "log", key: "k"}, trace: of}}}, 0})
+	}
+	ln.pack(m)
+	if got := ln.request.TraceContexts; !slices.EqualFunc(got, []string{"", "", "x", "", "y", ""}, func(a []byte, b string) bool { return string(a) == b }) {
+		t.Errorf("%q", got)
+	}
+	m.slots = m.slots[:2]
+	if ln.pack(m); len(ln.request.TraceContexts) != 0 {
+		t.Errorf("%q", ln.request.TraceContexts)
 	}
 }

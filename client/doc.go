@@ -37,6 +37,9 @@
 // At most 20,000 questions wait for one node; while one is stuck, further ones are answered by the fail policy at once. What
 // a node did not begin, because it stops or its connection broke before, is asked of another one, whatever it is.
 //
+// The span that a caller's context carries is what the nodes' spans hang below, if its trace is sampled and the nodes trace. The
+// Client makes none of its own.
+//
 // # Refusals
 //
 // A refusal is remembered for its RetryAfter, a second at most, and the same question answered at once meanwhile: a

@@ -352,6 +352,7 @@ func (p preferring) Invoke(ctx context.Context, method string, args, reply any, 
 }
 
 func (ns *nodes) invoke(ctx context.Context, prefer func() *member, method string, args, reply any, opts []grpc.CallOption) error {
+	ctx = withTrace(ctx)
 	for tries := 1; ; tries++ {
 		m, connected := prefer(), true
 		if m == nil {

@@ -209,6 +209,7 @@ func (r *remote) checkOne(ctx context.Context, q *question, a *answer, until tim
 		f := r.flights.Get().(*flight)
 		f.one.q[0], f.one.a[0] = *q, answer{}
 		f.one.q[0].ownLimit()
+		f.one.q[0].trace = traceOf(ctx)
 		f.qs, f.answers, f.until = f.one.q[:], f.one.a[:], until
 		if !m.link.send(f) {
 			r.put(f)
@@ -261,6 +262,7 @@ type departed struct {
 // depart sends questions to the nodes that are to be asked.
 func (r *remote) depart(ctx context.Context, qs []question, open []int, until time.Duration) ([]departed, error) {
 	var flights []departed
+	trace := traceOf(ctx)
 	for _, i := range open {
 		m, _, err := r.route(ctx, &qs[i], until)
 		if err != nil {
@@ -277,6 +279,7 @@ func (r *remote) depart(ctx context.Context, qs []question, open []int, until ti
 		f.places = append(f.places, i)
 		f.qs = append(f.qs, qs[i])
 		f.qs[len(f.qs)-1].ownLimit()
+		f.qs[len(f.qs)-1].trace = trace
 	}
 	for _, f := range flights {
 		f.answers = make([]answer, len(f.qs))

@@ -472,6 +472,9 @@ func (ln *lane) pack(m *message) {
 		in.Costs = appendUnlike(in.Costs, i, q.cost, 1)
 		in.Partial = appendUnlike(in.Partial, i, q.partial, false)
 		in.RequestIds = appendUnlike(in.RequestIds, i, q.requestID, "")
+		if q.trace != "" || len(in.TraceContexts) > 0 {
+			in.TraceContexts = append(append(in.TraceContexts, make([][]byte, i-len(in.TraceContexts))...), []byte(q.trace))
+		}
 	}
 	in.Targets = wire.Shorten(in.Targets, 0)
 }

@@ -26,6 +26,8 @@ const (
 	maxTargets = 1024
 	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
 	maxUnderWay = 64
+	// maxTraced bounds the checks of a request that are traced.
+	maxTraced = 64
 	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
 	keepKeys = 64 << 10
 )
@@ -104,7 +106,7 @@ func small(in *weirv1.CheckStreamRequest) bool {
 	const most = 2 * limiter.MaxBatch // append takes more than it needs
 	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
 		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most &&
-		cap(in.TimeoutsMs) <= most
+		cap(in.TimeoutsMs) <= most && len(in.TraceContexts) == 0
 }
 
 // take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
@@ -118,17 +120,21 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	seen := c.server.observe()
 	b := c.server.batches.Get().(*limiter.Batch)
 	var open []int
+	var traces traces
 	bad := c.unpack(in, b)
 	if bad == nil {
+		traces = c.trace(in, b)
 		open, bad = c.server.svc.Begin(c.stream.Context(), b)
 	}
 	switch {
 	case bad != nil:
+		traces.end(code(bad.Kind))
 		c.server.put(b)
 		defer seen.end(code(bad.Kind))
 		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: protoError(bad)})
 	case len(open) == 0:
 		defer seen.end(codes.OK)
+		traces.answered(b, nil)
 		out := packed(in.Sequence, b, nil, false)
 		c.server.put(b)
 		return c.send(out)
@@ -139,9 +145,10 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 			decided = append(decided, i)
 		}
 	}
+	traces.answered(b, decided)
 	first := packed(in.Sequence, b, decided, true)
 	groups := byPatience(in, open)
-	rest := &remainder{stream: c, batch: b, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen}
+	rest := &remainder{stream: c, batch: b, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
 	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	for _, g := range groups {
 		c.waiting.Go(func() { rest.finish(g) })
@@ -160,6 +167,7 @@ type remainder struct {
 	told     chan struct{} // closed when the first response is sent
 	left     int           // groups that are not answered; guarded by the stream's sending
 	seen     observation
+	traces   traces
 }
 
 // finish has a group carried out, and sends its answers.
@@ -169,6 +177,7 @@ func (r *remainder) finish(g group) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), g.timeout)
 	defer cancel()
 	c.server.svc.Finish(ctx, r.batch, g.checks)
+	r.traces.answered(r.batch, g.checks)
 	out := packed(r.sequence, r.batch, g.checks, true)
 	<-r.told
 	c.sending.Lock()
@@ -221,6 +230,64 @@ func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
 		slices.Sort(g.checks) // what is asked in a batch is decided in its order
 	}
 	return groups
+}
+
+// traces are how the parts of traces that are about a request's checks end, by check; nil: none is traced.
+type traces map[int]func(codes.Code)
+
+// trace begins the traces of a batch's checks.
+func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t traces) {
+	if c.server.cfg.Trace == nil {
+		return nil
+	}
+	for i := range b.Checks {
+		below, end := c.server.cfg.Trace(string(wire.At(in.TraceContexts, i, nil)))
+		if end == nil {
+			continue
+		}
+		if t == nil {
+			t, b.Traces = make(traces), make([]string, len(b.Checks))
+		}
+		if t[i], b.Traces[i] = end, below; len(t) == maxTraced {
+			break
+		}
+	}
+	return t
+}
+
+// answered ends those of some checks, which have their results; nil stands for all.
+func (t traces) answered(b *limiter.Batch, checks []int) {
+	if t == nil {
+		return
+	}
+	if checks == nil {
+		for i := range t {
+			t.one(b, i)
+		}
+	}
+	for _, i := range checks {
+		t.one(b, i)
+	}
+}
+
+func (t traces) one(b *limiter.Batch, i int) {
+	end := t[i]
+	if end == nil {
+		return
+	}
+	failed := codes.OK
+	var e *limiter.Error
+	if errors.As(b.Results[i].Err, &e) {
+		failed = code(e.Kind)
+	}
+	end(failed)
+}
+
+// end ends all of them with one status.
+func (t traces) end(code codes.Code) {
+	for _, end := range t {
+		end(code)
+	}
 }
 
 // observation is a request whose time is taken. The zero value is of one whose time nobody wants to know.
@@ -355,6 +422,7 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 	}{
 		{"targets", wire.Fits(in.Targets, n)}, {"costs", wire.Fits(in.Costs, n)}, {"partial", wire.Fits(in.Partial, n)},
 		{"request_ids", wire.Fits(in.RequestIds, n)}, {"timeouts_ms", wire.Fits(in.TimeoutsMs, n)},
+		{"trace_contexts", wire.Fits(in.TraceContexts, n)},
 	} {
 		if !list.fits {
 			return invalid(list.field, fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))

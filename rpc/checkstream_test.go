@@ -281,6 +281,8 @@ func TestCheckStreamNotProtobuf(t *testing.T) {
 type distant struct {
 	fakeService
 	answer chan struct{} // a token lets one Finish go on
+	traces chan []string // of what is begun, if anybody wants to know
+	refuse *limiter.Error
 	mu     sync.Mutex
 	begun  int
 	ended  atomic.Int64 // Finish
@@ -290,6 +292,12 @@ func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *l
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.begun++
+	if d.traces != nil {
+		d.traces <- slices.Clone(b.Traces)
+	}
+	if d.refuse != nil {
+		return nil, d.refuse
+	}
 	b.Results = make([]limiter.Result, len(b.Checks))
 	for i, ck := range b.Checks {
 		if strings.HasPrefix(ck.Key, "near") {
@@ -398,6 +406,63 @@ func TestCheckStreamTimeouts(t *testing.T) {
 		done.Wait()
 		s.Close()
 	})
+}
+
+// Each check belongs to its own caller's trace, of which a part ends here with the check's answer.
+func TestCheckStreamTraces(t *testing.T) {
+	type part struct {
+		parent string
+		code   codes.Code
+	}
+	var mu sync.Mutex
+	var begun int
+	var ended []part
+	d := &distant{answer: make(chan struct{}), traces: make(chan []string, 1)}
+	s := NewServer(ServerConfig{Service: d, Trace: func(parent string) (string, func(codes.Code)) {
+		mu.Lock()
+		defer mu.Unlock()
+		if begun++; parent == "" {
+			return "", nil
+		}
+		return parent + "'", func(code codes.Code) {
+			mu.Lock()
+			defer mu.Unlock()
+			ended = append(ended, part{parent, code})
+		}
+	}})
+	noLeaks(t)
+	t.Cleanup(s.Close)
+	stream := openStream(t, weirv1.NewLimiterClient(dial(t, serve(t, s.Register))))
+	in := streamed(1, "far 1", "near 1", "far 2", "near 2")
+	in.TraceContexts = [][]byte{[]byte("a"), []byte("b"), nil, []byte("c")}
+	exchange(t, stream, in)
+	if got := <-d.traces; !slices.Equal(got, []string{"a'", "b'", "", "c'"}) {
+		t.Errorf("traces %q", got)
+	}
+	mu.Lock()
+	if !slices.Equal(ended, []part{{"b", codes.OK}, {"c", codes.OK}}) || begun != 4 {
+		t.Errorf("%v has ended before the rest is there, of %d", ended, begun)
+	}
+	mu.Unlock()
+	d.answer <- struct{}{}
+	nextOf(t, stream)
+	mu.Lock()
+	if !slices.Equal(ended[2:], []part{{"a", codes.OK}}) {
+		t.Errorf("%v has ended", ended)
+	}
+	ended = nil
+	mu.Unlock()
+	// What is refused, by itself or as a whole, has a code; and not all of a large request is traced.
+	d.refuse = &limiter.Error{Kind: limiter.Denied, Message: "no"}
+	in = streamed(2, slices.Repeat([]string{"near"}, 1000)...)
+	in.TraceContexts = [][]byte{[]byte("d")}
+	exchange(t, stream, in)
+	<-d.traces
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.Equal(ended, slices.Repeat([]part{{"d", codes.PermissionDenied}}, maxTraced)) {
+		t.Errorf("%v has ended", ended)
+	}
 }
 
 // A request's groups stay few whatever its callers say.

@@ -911,7 +911,10 @@ type CheckStreamRequest struct {
 	// timeouts_ms is how long the answer to each check is waited for, where callers who wait for different times share a
 	// request; 0, and the default, is timeout_ms. Checks whose times differ by no more than an eighth may have the shortest of
 	// them, and those whose times differ by more need not be decided in their order.
-	TimeoutsMs    []uint32 `protobuf:"varint,10,rep,packed,name=timeouts_ms,json=timeoutsMs,proto3" json:"timeouts_ms,omitempty"`
+	TimeoutsMs []uint32 `protobuf:"varint,10,rep,packed,name=timeouts_ms,json=timeoutsMs,proto3" json:"timeouts_ms,omitempty"`
+	// trace_contexts says for which checks there is a trace that their callers have sampled: 24 bytes, trace-id and parent-id of
+	// W3C Trace Context; empty for all others, and by default.
+	TraceContexts [][]byte `protobuf:"bytes,11,rep,name=trace_contexts,json=traceContexts,proto3" json:"trace_contexts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1012,6 +1015,13 @@ func (x *CheckStreamRequest) GetRequestIds() []string {
 func (x *CheckStreamRequest) GetTimeoutsMs() []uint32 {
 	if x != nil {
 		return x.TimeoutsMs
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetTraceContexts() [][]byte {
+	if x != nil {
+		return x.TraceContexts
 	}
 	return nil
 }
@@ -2819,7 +2829,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12%\n" +
 	"\x0ereservation_id\x18\x11 \x01(\tR\rreservationId\x12&\n" +
 	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNsB\x11\n" +
-	"\x0f_retry_after_ns\"\xbf\x02\n" +
+	"\x0f_retry_after_ns\"\xe6\x02\n" +
 	"\x12CheckStreamRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1d\n" +
 	"\n" +
@@ -2835,7 +2845,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"requestIds\x12\x1f\n" +
 	"\vtimeouts_ms\x18\n" +
 	" \x03(\rR\n" +
-	"timeoutsMs\"\x82\x01\n" +
+	"timeoutsMs\x12%\n" +
+	"\x0etrace_contexts\x18\v \x03(\fR\rtraceContexts\"\x82\x01\n" +
 	"\fStreamTarget\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12$\n" +

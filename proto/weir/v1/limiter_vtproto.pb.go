@@ -684,6 +684,15 @@ func (m *CheckStreamRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.TraceContexts) > 0 {
+		for iNdEx := len(m.TraceContexts) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.TraceContexts[iNdEx])
+			copy(dAtA[i:], m.TraceContexts[iNdEx])
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.TraceContexts[iNdEx])))
+			i--
+			dAtA[i] = 0x5a
+		}
+	}
 	if len(m.TimeoutsMs) > 0 {
 		var pksize2 int
 		for _, num := range m.TimeoutsMs {
@@ -2597,6 +2606,7 @@ func (m *CheckStreamRequest) ResetVT() {
 		f5 := m.Partial[:0]
 		f6 := m.RequestIds[:0]
 		f7 := m.TimeoutsMs[:0]
+		f8 := m.TraceContexts[:0]
 		m.Reset()
 		m.Define = f0
 		m.Keys = f1
@@ -2606,6 +2616,7 @@ func (m *CheckStreamRequest) ResetVT() {
 		m.Partial = f5
 		m.RequestIds = f6
 		m.TimeoutsMs = f7
+		m.TraceContexts = f8
 	}
 }
 func (m *CheckStreamRequest) ReturnToVTPool() {
@@ -2985,6 +2996,12 @@ func (m *CheckStreamRequest) SizeVT() (n int) {
 			l += protohelpers.SizeOfVarint(uint64(e))
 		}
 		n += 1 + protohelpers.SizeOfVarint(uint64(l)) + l
+	}
+	if len(m.TraceContexts) > 0 {
+		for _, b := range m.TraceContexts {
+			l = len(b)
+			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
 	}
 	n += len(m.unknownFields)
 	return n
@@ -5716,6 +5733,38 @@ func (m *CheckStreamRequest) UnmarshalVT(dAtA []byte) error {
 			} else {
 				return fmt.Errorf("proto: wrong wireType = %d for field TimeoutsMs", wireType)
 			}
+		case 11:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TraceContexts", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.TraceContexts = append(m.TraceContexts, make([]byte, postIndex-iNdEx))
+			copy(m.TraceContexts[len(m.TraceContexts)-1], dAtA[iNdEx:postIndex])
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
