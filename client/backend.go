@@ -22,6 +22,7 @@ type question struct {
 	cost      int64 // 0 peeks
 	partial   bool
 	requestID string
+	trace     string // the ids of a sampled trace and of a span in it; empty: none
 }
 
 // answer is a Result, and for how long a refusal may be remembered; see limiter.Decision.

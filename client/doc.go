@@ -31,11 +31,14 @@
 // The Client learns from the nodes who owns which keys, and asks the owners directly; where it cannot, any node. What
 // callers ask at the same time shares messages on one or two streams to each node: a question goes out at once when nothing
 // is under way to its node, or when as much has gathered as is under way. There is no timer, a lone caller waits for nobody,
-// and among hundreds a question costs some microseconds. Acquire, Reserve, All and what gives back are calls of their own,
-// to any node.
+// and among hundreds a question costs some microseconds. Acquire, Reserve and what gives back are calls of their own, to the
+// owner as well; All is one to the node that owns the most of its keys.
 //
 // At most 20,000 questions wait for one node; while one is stuck, further ones are answered by the fail policy at once. What
 // a node did not begin, because it stops or its connection broke before, is asked of another one, whatever it is.
+//
+// The span that a caller's context carries is what the nodes' spans hang below, if its trace is sampled and the nodes trace. The
+// Client makes none of its own.
 //
 // # Refusals
 //

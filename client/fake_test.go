@@ -330,12 +330,12 @@ func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limi
 	return open, nil
 }
 
-func (n *node) Finish(ctx context.Context, b *limiter.Batch) {
+func (n *node) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(n.ctx, cancel)()
 	var all sync.WaitGroup
-	for i := range b.Checks {
+	for _, i := range open {
 		all.Go(func() {
 			ck := b.Checks[i]
 			req := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: ck.Policy, Key: ck.Key}, RequestId: ck.RequestID}}}
@@ -345,7 +345,7 @@ func (n *node) Finish(ctx context.Context, b *limiter.Batch) {
 		})
 	}
 	all.Wait()
-	for i := range b.Checks {
+	for _, i := range open {
 		if b.Results[i].Err != nil {
 			continue
 		}
@@ -500,7 +500,7 @@ func (n *node) hold() (release func()) {
 type steps interface {
 	CheckTo(context.Context, []limiter.Check, []limiter.Result) error
 	Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error)
-	Finish(context.Context, *limiter.Batch)
+	Finish(context.Context, *limiter.Batch, []int)
 }
 
 // ask does what comes before an answer.

@@ -337,16 +337,35 @@ func (ns *nodes) probe(m *member) {
 
 // Invoke makes a call to a node.
 func (ns *nodes) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return ns.invoke(ctx, func() *member { return nil }, method, args, reply, opts)
+}
+
+// preferring makes calls like nodes do, but to the node that prefer names, if any, as long as it is well.
+type preferring struct {
+	*nodes
+	prefer func() *member
+}
+
+// Invoke makes a call to a node.
+func (p preferring) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	return p.invoke(ctx, p.prefer, method, args, reply, opts)
+}
+
+func (ns *nodes) invoke(ctx context.Context, prefer func() *member, method string, args, reply any, opts []grpc.CallOption) error {
+	ctx = withTrace(ctx)
 	for tries := 1; ; tries++ {
-		m, connected, err := ns.pick(ctx)
-		if err != nil {
-			return err
+		m, connected := prefer(), true
+		if m == nil {
+			var err error
+			if m, connected, err = ns.pick(ctx); err != nil {
+				return err
+			}
 		}
 		var trailer metadata.MD
 		var at peer.Peer
 		sent := time.Now()
 		m.out.Add(1)
-		err = m.conn.Invoke(ctx, method, args, reply, slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
+		err := m.conn.Invoke(ctx, method, args, reply, slices.Concat(opts, []grpc.CallOption{grpc.Trailer(&trailer), grpc.Peer(&at)})...)
 		m.out.Add(-1)
 
 		o := answered

@@ -70,23 +70,52 @@ func (t *topology) owners(list []*member) *owners {
 	return o
 }
 
-// of returns the node that owns what q is about, or nil when it is not known, or not well.
-func (o *owners) of(q *question) *member {
+// of returns the node that owns what t names, or nil when it is not known, or not well.
+func (o *owners) of(t *target) *member {
 	if o == nil {
 		return nil
 	}
-	scope := q.policy
+	scope := t.policy
 	switch {
-	case q.scope != "":
-		scope = q.scope
-	case q.limit != nil:
-		scope = limiter.InlineScope(q.namespace, q.limit)
+	case t.scope != "":
+		scope = t.scope
+	case t.limit != nil:
+		scope = limiter.InlineScope(t.namespace, t.limit)
 	}
-	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.seed, scope, q.key)))]
+	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.seed, scope, t.key)))]
 	if m == nil || !m.ready.Load() || m.breaker.trouble.Load() {
 		return nil
 	}
 	return m
+}
+
+// ofMost returns the node that owns more of what qs are about than any other does, among equals the one that comes first;
+// nil when not one of the owners is known and well.
+func (o *owners) ofMost(qs []question) *member {
+	type share struct {
+		of *member
+		n  int
+	}
+	var shares []share
+	most := share{}
+	for i := range qs {
+		m := o.of(&qs[i].target)
+		if m == nil {
+			continue
+		}
+		at := slices.IndexFunc(shares, func(s share) bool { return s.of == m })
+		if at < 0 {
+			at = len(shares)
+			shares = append(shares, share{of: m})
+		}
+		shares[at].n++
+	}
+	for _, s := range shares {
+		if s.n > most.n {
+			most = s
+		}
+	}
+	return most.of
 }
 
 // How long until a node is asked for the topology again, after a failure.

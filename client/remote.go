@@ -209,6 +209,7 @@ func (r *remote) checkOne(ctx context.Context, q *question, a *answer, until tim
 		f := r.flights.Get().(*flight)
 		f.one.q[0], f.one.a[0] = *q, answer{}
 		f.one.q[0].ownLimit()
+		f.one.q[0].trace = traceOf(ctx)
 		f.qs, f.answers, f.until = f.one.q[:], f.one.a[:], until
 		if !m.link.send(f) {
 			r.put(f)
@@ -239,7 +240,7 @@ func (r *remote) put(f *flight) {
 
 // route returns the node to ask about q: the owner of its key, if that is known and well.
 func (r *remote) route(ctx context.Context, q *question, until time.Duration) (m *member, connected bool, err error) {
-	if m := r.nodes.owners.Load().of(q); m != nil {
+	if m := r.nodes.owners.Load().of(&q.target); m != nil {
 		return m, true, nil
 	}
 	m, connected, _, err = r.nodes.choose()
@@ -261,6 +262,7 @@ type departed struct {
 // depart sends questions to the nodes that are to be asked.
 func (r *remote) depart(ctx context.Context, qs []question, open []int, until time.Duration) ([]departed, error) {
 	var flights []departed
+	trace := traceOf(ctx)
 	for _, i := range open {
 		m, _, err := r.route(ctx, &qs[i], until)
 		if err != nil {
@@ -277,6 +279,7 @@ func (r *remote) depart(ctx context.Context, qs []question, open []int, until ti
 		f.places = append(f.places, i)
 		f.qs = append(f.qs, qs[i])
 		f.qs[len(f.qs)-1].ownLimit()
+		f.qs[len(f.qs)-1].trace = trace
 	}
 	for _, f := range flights {
 		f.answers = make([]answer, len(f.qs))
@@ -336,7 +339,8 @@ func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, erro
 		q := &qs[i]
 		req.Checks[i] = &weirv1.Check{Target: q.proto(), Cost: &q.cost, Partial: q.partial, RequestId: q.requestID}
 	}
-	resp, err := r.api.Check(ctx, req)
+	most := func() *member { return r.nodes.owners.Load().ofMost(qs) } // which has the fewest of them to ask others about
+	resp, err := weirv1.NewLimiterClient(preferring{r.nodes, most}).Check(ctx, req)
 	if err != nil {
 		return AllDecision{}, statusError(err)
 	}
@@ -354,8 +358,13 @@ func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, erro
 	return all, nil
 }
 
+// at makes calls about what t names: its owner is asked first.
+func (r *remote) at(t *target) weirv1.LimiterClient {
+	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().of(t) }})
+}
+
 func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
-	d, err := r.api.Acquire(ctx, &weirv1.AcquireRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
+	d, err := r.at(&q.target).Acquire(ctx, &weirv1.AcquireRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
 	if err != nil {
 		return held{}, statusError(err)
 	}
@@ -363,17 +372,17 @@ func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (he
 }
 
 func (r *remote) renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error) {
-	resp, err := r.api.Renew(ctx, &weirv1.RenewRequest{Target: t.proto(), LeaseId: id, TtlNs: int64(ttl)})
+	resp, err := r.at(&t).Renew(ctx, &weirv1.RenewRequest{Target: t.proto(), LeaseId: id, TtlNs: int64(ttl)})
 	return time.Duration(resp.GetExpiresInNs()), statusError(err)
 }
 
 func (r *remote) release(ctx context.Context, t target, id string) error {
-	_, err := r.api.Release(ctx, &weirv1.ReleaseRequest{Target: t.proto(), LeaseId: id})
+	_, err := r.at(&t).Release(ctx, &weirv1.ReleaseRequest{Target: t.proto(), LeaseId: id})
 	return statusError(err)
 }
 
 func (r *remote) reserve(ctx context.Context, q question, ttl time.Duration) (held, error) {
-	d, err := r.api.Reserve(ctx, &weirv1.ReserveRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
+	d, err := r.at(&q.target).Reserve(ctx, &weirv1.ReserveRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
 	if err != nil {
 		return held{}, statusError(err)
 	}
@@ -381,17 +390,17 @@ func (r *remote) reserve(ctx context.Context, q question, ttl time.Duration) (he
 }
 
 func (r *remote) settle(ctx context.Context, t target, id string, cost int64) error {
-	_, err := r.api.Commit(ctx, &weirv1.CommitRequest{Target: t.proto(), ReservationId: id, Cost: &cost})
+	_, err := r.at(&t).Commit(ctx, &weirv1.CommitRequest{Target: t.proto(), ReservationId: id, Cost: &cost})
 	return statusError(err)
 }
 
 func (r *remote) refund(ctx context.Context, t target, units int64) (int64, error) {
-	resp, err := r.api.Refund(ctx, &weirv1.RefundRequest{Target: t.proto(), Cost: &units})
+	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: t.proto(), Cost: &units})
 	return resp.GetRefunded(), statusError(err)
 }
 
 func (r *remote) reset(ctx context.Context, t target) error {
-	_, err := r.api.Reset(ctx, &weirv1.ResetRequest{Target: t.proto()})
+	_, err := r.at(&t).Reset(ctx, &weirv1.ResetRequest{Target: t.proto()})
 	return statusError(err)
 }
 

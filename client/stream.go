@@ -98,10 +98,9 @@ func (f *flight) fail(err error, unsent bool) {
 // message is what one request carries.
 type message struct {
 	sequence uint64
-	until    time.Duration // the latest of the flights'
-	slots    []slot        // by place in the request
-	open     int           // slots without an answer
-	answered bool          // for the first time
+	slots    []slot // by place in the request
+	open     int    // slots without an answer
+	answered bool   // for the first time
 }
 
 // slot is where the answer to a check goes.
@@ -425,7 +424,6 @@ func (ln *lane) take() (m *message, over bool) {
 			l.void--
 			continue
 		}
-		m.until = max(m.until, f.until)
 		for i := range f.qs {
 			m.slots = append(m.slots, slot{f, int32(i)})
 		}
@@ -452,7 +450,7 @@ func (ln *lane) pack(m *message) {
 	in := &ln.request
 	in.ResetVT()
 	in.Sequence = m.sequence
-	in.TimeoutMs = uint32(min(max(m.until-ln.l.now(), 0)/time.Millisecond+1, 1<<31))
+	ln.packTimeouts(m)
 	var last *target
 	var number uint32
 	for i, s := range m.slots {
@@ -474,8 +472,32 @@ func (ln *lane) pack(m *message) {
 		in.Costs = appendUnlike(in.Costs, i, q.cost, 1)
 		in.Partial = appendUnlike(in.Partial, i, q.partial, false)
 		in.RequestIds = appendUnlike(in.RequestIds, i, q.requestID, "")
+		if q.trace != "" || len(in.TraceContexts) > 0 {
+			in.TraceContexts = append(append(in.TraceContexts, make([][]byte, i-len(in.TraceContexts))...), []byte(q.trace))
+		}
 	}
 	in.Targets = wire.Shorten(in.Targets, 0)
+}
+
+// packTimeouts writes for how long the answers are waited for. What is carried out for a caller who has gone is charged all the
+// same, so nobody's check is to be waited for longer than by its own caller. Where all wait for about as long, the shortest
+// time is everybody's: the nodes part a request in the same way.
+func (ln *lane) packTimeouts(m *message) {
+	now, in := ln.l.now(), &ln.request
+	left := func(f *flight) uint32 { return uint32(min(max(f.until-now, 0)/time.Millisecond+1, 1<<31)) }
+	shortest, longest := left(m.slots[0].f), uint32(0)
+	for _, s := range m.slots {
+		ms := left(s.f)
+		shortest, longest = min(shortest, ms), max(longest, ms)
+	}
+	if longest-shortest <= shortest/8 {
+		in.TimeoutMs = shortest
+		return
+	}
+	in.TimeoutMs = longest // for nodes that know no other
+	for _, s := range m.slots {
+		in.TimeoutsMs = append(in.TimeoutsMs, left(s.f))
+	}
 }
 
 // appendUnlike appends the value of check i to a list that stays empty as long as all are as usual.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -297,5 +298,34 @@ func BenchmarkAllow(b *testing.B) {
 			}
 			wg.Wait()
 		})
+	}
+}
+
+// Nobody's question is waited for longer than its caller waits, whoever else's are in the same message.
+func TestTimeoutsAreTheCallersOwn(t *testing.T) {
+	const ms = time.Millisecond
+	for _, test := range []struct {
+		left    []time.Duration
+		want    uint32
+		wantAll []uint32
+	}{
+		{[]time.Duration{1000 * ms}, 1001, nil},
+		{[]time.Duration{1000*ms - 1}, 1000, nil},
+		{[]time.Duration{999 * ms, 899 * ms, 950 * ms}, 900, nil},
+		{[]time.Duration{1000 * ms, 20 * ms, 25 * ms}, 1001, []uint32{1001, 21, 26}},
+		{[]time.Duration{-ms, 1000 * ms, 1 << 62}, 1 << 31, []uint32{1, 1001, 1 << 31}},
+	} {
+		ln := &lane{l: &link{now: func() time.Duration { return time.Hour }}, numbers: make(map[subject]uint32)}
+		m := &message{}
+		for _, left := range test.left {
+			f := &flight{qs: []question{{target: target{policy: "five", key: "k"}}}, until: time.Hour + left}
+			m.slots = append(m.slots, slot{f, 0})
+		}
+		for range 2 { // what is left of the message before is gone
+			ln.pack(m)
+			if got := &ln.request; got.TimeoutMs != test.want || !slices.Equal(got.TimeoutsMs, test.wantAll) {
+				t.Errorf("%v: %d, %d", test.left, got.TimeoutMs, got.TimeoutsMs)
+			}
+		}
 	}
 }

@@ -79,7 +79,7 @@ type BatchService interface {
 	limiter.Service
 	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
 	Begin(context.Context, *limiter.Batch) (open []int, err *limiter.Error)
-	Finish(context.Context, *limiter.Batch)
+	Finish(ctx context.Context, b *limiter.Batch, open []int)
 }
 
 // Batches is Service for one that takes batches in two steps.
@@ -120,7 +120,9 @@ func (s *batches) Begin(ctx context.Context, b *limiter.Batch) (open []int, err 
 }
 
 // Finish implements BatchService.
-func (s *batches) Finish(ctx context.Context, b *limiter.Batch) { s.next.Finish(ctx, b) }
+func (s *batches) Finish(ctx context.Context, b *limiter.Batch, open []int) {
+	s.next.Finish(ctx, b, open)
+}
 
 // Check implements limiter.Service.
 func (s *service) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {

@@ -6,18 +6,24 @@ import (
 )
 
 // Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what others
-// do. It is used by one goroutine at a time, and may be used again once it has been answered, which saves its memory.
+// do. It is used by one goroutine at a time, but for Finish of different checks, and may be used again once it has been
+// answered, which saves its memory.
 type Batch struct {
 	// Checks are the questions. Their keys may be parts of larger texts.
 	Checks []Check
 	// Refused are checks, by place, that are answered by an error in place of a decision: those that their caller may not
 	// ask. Nil: none.
 	Refused map[int]*Error
+	// Traces are the contexts of spans, by check, that what is done for the checks hangs below (see Span.Context); empty for one
+	// that is not traced. Nil: none is.
+	Traces []string
 	// Results has the answer to each check, once it is there.
 	Results []Result
 
 	ops  []Op
 	wait []int // the checks without an answer yet
+	// spans are of checks that are traced, from Begin on; nil: none is.
+	spans map[int]Span
 }
 
 // Reset empties the batch for the next checks. Nothing that was in it is kept alive.
@@ -26,7 +32,7 @@ func (b *Batch) Reset() {
 	clear(b.Results)
 	clear(b.ops)
 	b.Checks, b.Results, b.ops, b.wait = b.Checks[:0], b.Results[:0], b.ops[:0], b.wait[:0]
-	b.Refused = nil
+	b.Refused, b.Traces, b.spans = nil, nil, nil
 }
 
 // Begin answers the checks of a batch that this node decides and need not wait for anything, and returns the places of the
@@ -45,6 +51,9 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 	for i := range b.ops {
 		op := &b.ops[i]
 		*op = Op{Kind: OpCheck, Check: b.Checks[i]}
+		if b.Traces != nil {
+			b.trace(l, i)
+		}
 		if op.Outcome.Err = b.Refused[i]; op.Outcome.Err == nil {
 			op.Outcome.Err = l.prepare(op)
 		}
@@ -55,28 +64,31 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 			}
 			l.conclude(op, &end)
 		}
-		b.answer(i)
+		b.answer(l, i)
 	}
 	return b.wait, nil
 }
 
-// Finish waits for the checks that Begin left open, and answers them: by on_error where nobody could be asked within ctx,
-// or the Limiter's own time for a call.
-func (l *Limiter) Finish(ctx context.Context, b *Batch) {
-	rest := make([]*Op, len(b.wait))
-	for i, at := range b.wait {
+// Finish waits for some of the checks that Begin left open, and answers them: by on_error where nobody could be asked within
+// ctx, or the Limiter's own time for a call. Every check is to be finished, once.
+func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
+	rest := make([]*Op, len(open))
+	for i, at := range open {
 		rest[i] = &b.ops[at]
 	}
 	l.wait(ctx, rest)
 	end := l.ending()
-	for _, at := range b.wait {
+	for _, at := range open {
 		l.conclude(&b.ops[at], &end)
-		b.answer(at)
+		b.answer(l, at)
 	}
 }
 
-func (b *Batch) answer(i int) {
+func (b *Batch) answer(l *Limiter, i int) {
 	out := &b.ops[i].Outcome
+	if span := b.spans[i]; span != nil {
+		span.End([]Traced{l.traced(&b.ops[i])})
+	}
 	b.Results[i] = Result{Decision: out.Decision}
 	if out.Err != nil {
 		b.Results[i].Err = out.Err

@@ -4,7 +4,9 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // TestBatchInTwoSteps: what this node decides is there before the others are asked, and what is wrong with one check
@@ -38,7 +40,7 @@ func TestBatchInTwoSteps(t *testing.T) {
 					t.Errorf("check %d, before the others are asked: %+v", i, b.Results[i])
 				}
 			}
-			node.Finish(t.Context(), &b)
+			node.Finish(t.Context(), &b, open)
 			for _, i := range []int{2, 4, 5, 6, 7, 8} {
 				if d := b.Results[i].Decision; b.Results[i].Err != nil || !d.Allowed || d.Remaining != 9-round || d.FailedOpen {
 					t.Errorf("check %d: %+v", i, b.Results[i])
@@ -67,9 +69,43 @@ func TestBatchThatNobodyAnswers(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		c.nodes[0].Finish(ctx, &b)
+		c.nodes[0].Finish(ctx, &b, open)
 		if d := b.Results[0].Decision; !d.FailedOpen {
 			t.Errorf("%+v", b.Results[0])
+		}
+	})
+}
+
+// TestBatchIsFinishedInParts: what one part of a batch waits for concerns no other.
+func TestBatchIsFinishedInParts(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+			if to.Name == "n1" {
+				<-ctx.Done()
+				return
+			}
+			deliver()
+		})
+		var b Batch
+		for i := range 9 {
+			b.Checks = append(b.Checks, named("p", c.owned("p", i%3, i/3), 1))
+		}
+		open, err := c.nodes[0].Begin(t.Context(), &b)
+		if err != nil || len(open) != 6 {
+			t.Fatal(open, err)
+		}
+		var slow sync.WaitGroup
+		slow.Go(func() { c.nodes[0].Finish(t.Context(), &b, []int{1, 4, 5, 7}) })
+		began := time.Now()
+		c.nodes[0].Finish(t.Context(), &b, []int{2, 8})
+		if took := time.Since(began); took != 0 {
+			t.Errorf("took %v", took)
+		}
+		slow.Wait()
+		for i, r := range b.Results {
+			if r.Err != nil || !r.Allowed || r.FailedOpen != (i%3 == 1) {
+				t.Errorf("check %d: %+v", i, r)
+			}
 		}
 	})
 }
@@ -88,7 +124,7 @@ func TestBatchRemembersRefusals(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(open) > 0 {
-				c.nodes[0].Finish(t.Context(), &b)
+				c.nodes[0].Finish(t.Context(), &b, open)
 			}
 			return b.Results[0]
 		}

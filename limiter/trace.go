@@ -14,6 +14,8 @@ type Tracer interface {
 	Start(ctx context.Context, name string) (context.Context, Span)
 	// Continue begins a span below one of another node, of which Span.Context is given; nil when that cannot be one.
 	Continue(parent, name string) Span
+	// Below is Continue for a span of this node.
+	Below(parent, name string) Span
 }
 
 // Span is a part of a trace: something that began and ends.
@@ -85,13 +87,51 @@ func (l *Limiter) endSpan(span Span, ops []Op) {
 func (l *Limiter) traceForward(ctx context.Context, to Holder, ops []*Op) (end func()) {
 	_, span := l.cfg.Tracer.Start(ctx, "forward")
 	if span == nil {
-		return func() {}
+		return l.traceForwardEach(to, ops)
 	}
 	span.Peer(to.Name)
 	for _, op := range ops[:min(len(ops), maxTraced)] {
 		op.Trace = span.Context()
 	}
 	return func() { span.End(nil) }
+}
+
+// traceForwardEach is traceForward for operations of several callers, some of which may be traced.
+func (l *Limiter) traceForwardEach(to Holder, ops []*Op) (end func()) {
+	var spans []continuedSpan
+	var below []string // what each span is below
+	for _, op := range ops {
+		if op.Trace == "" || len(spans) == maxTracedReceived {
+			continue
+		}
+		if span := l.cfg.Tracer.Below(op.Trace, "forward"); span != nil {
+			span.Peer(to.Name)
+			spans, below = append(spans, continuedSpan{op, span}), append(below, op.Trace)
+			op.Trace = span.Context()
+		}
+	}
+	return func() {
+		for i, s := range spans {
+			s.op.Trace = below[i] // another node may be asked
+			s.span.End(nil)
+		}
+	}
+}
+
+// trace begins the span of one of a batch's checks, if that is traced.
+func (b *Batch) trace(l *Limiter, i int) {
+	if l.cfg.Tracer == nil || b.Traces[i] == "" {
+		return
+	}
+	span := l.cfg.Tracer.Below(b.Traces[i], "decide")
+	if span == nil {
+		return
+	}
+	if b.spans == nil {
+		b.spans = make(map[int]Span)
+	}
+	b.spans[i] = span
+	b.ops[i].Trace = span.Context()
 }
 
 // continued is the spans of operations that a peer sent.

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	"github.com/weirlimit/weir/policy"
@@ -15,6 +16,7 @@ func (u *untraced) Start(ctx context.Context, _ string) (context.Context, Span) 
 	return ctx, nil
 }
 func (*untraced) Continue(string, string) Span { return nil }
+func (*untraced) Below(string, string) Span    { return nil }
 
 // TestUntracedCallsCostNothing: neither without a Tracer nor with one does a call that is not traced allocate for it.
 func TestUntracedCallsCostNothing(t *testing.T) {
@@ -64,6 +66,9 @@ func (s *spans) begin(name string) Span {
 	return noted{s, name}
 }
 func (s *spans) Start(ctx context.Context, name string) (context.Context, Span) {
+	if s.ended["no"] != nil {
+		return ctx, nil
+	}
 	return ctx, s.begin(name)
 }
 func (s *spans) Continue(parent, name string) Span {
@@ -72,9 +77,10 @@ func (s *spans) Continue(parent, name string) Span {
 	}
 	return s.begin(parent + ">" + name)
 }
-func (n noted) Context() string    { return n.name }
-func (n noted) Peer(string)        {}
-func (n noted) End(about []Traced) { n.to.ended[n.name] = about }
+func (s *spans) Below(parent, name string) Span { return s.begin(parent + "+" + name) }
+func (n noted) Context() string                 { return n.name }
+func (n noted) Peer(string)                     {}
+func (n noted) End(about []Traced)              { n.to.ended[n.name] = about }
 func (s *spans) all(t *testing.T) {
 	t.Helper()
 	for _, name := range s.begun {
@@ -140,6 +146,52 @@ func TestTraced(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	s.all(t)
+}
+
+// TestTracedBatch: the checks of a batch belong to their callers' traces, also where another node decides.
+func TestTracedBatch(t *testing.T) {
+	s := &spans{ended: map[string][]Traced{"no": {}}} // the call as such is not traced
+	inBubble(t, 2, Config{Policies: policies(t, plain), Tracer: s}, func(t *testing.T, c *testCluster) {
+		var b Batch
+		for i := range 4 {
+			b.Checks = append(b.Checks, named("p", c.owned("p", i%2, i), 1))
+		}
+		b.Checks[2].Key = ""
+		b.Traces = []string{"A", "B", "C", ""}
+		// The first to be asked is not the one who decides: what is asked again hangs below the same span.
+		sent := 0
+		var arrived []string
+		c.tamper(func(_ context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
+			if sent++; sent == 1 {
+				for _, op := range ops {
+					op.Outcome.NotHolder = &Holder{}
+				}
+				return
+			}
+			for _, op := range ops {
+				arrived = append(arrived, op.Trace)
+			}
+			deliver()
+		})
+		open, err := c.nodes[0].Begin(t.Context(), &b)
+		if err != nil || !slices.Equal(open, []int{1, 3}) {
+			t.Fatal(open, err)
+		}
+		c.nodes[0].Finish(t.Context(), &b, open)
+		want := []string{"A+decide0", "B+decide1", "C+decide2", "B+decide1+forward3", "B+decide1+forward4"}
+		if !slices.Equal(s.begun, want) || !slices.Equal(arrived, []string{"B+decide1+forward4", ""}) {
+			t.Errorf("spans %q; arrived %q", s.begun, arrived)
+		}
+		for name, result := range map[string]string{want[0]: "allowed", want[1]: "allowed", want[2]: "error"} {
+			if got := s.ended[name]; len(got) != 1 || got[0].Result != result || got[0].Operation != "check" {
+				t.Errorf("%s: %+v", name, got)
+			}
+		}
+		s.all(t)
+		if b.Reset(); b.Traces != nil || b.spans != nil {
+			t.Error("a batch that is used again has traces")
+		}
+	})
 }
 
 func make1000(c Check) []Check {

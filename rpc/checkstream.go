@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,8 @@ const (
 	maxTargets = 1024
 	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
 	maxUnderWay = 64
+	// maxTraced bounds the checks of a request that are traced.
+	maxTraced = 64
 	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
 	keepKeys = 64 << 10
 )
@@ -102,7 +105,8 @@ func (c *checkStream) read() error {
 func small(in *weirv1.CheckStreamRequest) bool {
 	const most = 2 * limiter.MaxBatch // append takes more than it needs
 	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
-		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most
+		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most &&
+		cap(in.TimeoutsMs) <= most && len(in.TraceContexts) == 0
 }
 
 // take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
@@ -116,46 +120,174 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	seen := c.server.observe()
 	b := c.server.batches.Get().(*limiter.Batch)
 	var open []int
+	var traces traces
 	bad := c.unpack(in, b)
 	if bad == nil {
+		traces = c.trace(in, b)
 		open, bad = c.server.svc.Begin(c.stream.Context(), b)
 	}
 	switch {
 	case bad != nil:
+		traces.end(code(bad.Kind))
 		c.server.put(b)
 		defer seen.end(code(bad.Kind))
 		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: protoError(bad)})
 	case len(open) == 0:
 		defer seen.end(codes.OK)
+		traces.answered(b, nil)
 		out := packed(in.Sequence, b, nil, false)
 		c.server.put(b)
 		return c.send(out)
 	}
-	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), timeout(in))
 	decided := make([]int, 0, len(b.Checks)-len(open))
 	for i := range b.Checks {
 		if _, waits := slices.BinarySearch(open, i); !waits {
 			decided = append(decided, i)
 		}
 	}
-	sequence, first := in.Sequence, packed(in.Sequence, b, decided, true)
-	told := make(chan struct{})
+	traces.answered(b, decided)
+	first := packed(in.Sequence, b, decided, true)
+	groups := byPatience(in, open)
+	rest := &remainder{stream: c, batch: b, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
 	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
-	c.waiting.Go(func() {
-		defer func() { <-c.places }()
-		defer cancel()
-		defer seen.end(codes.OK)
-		c.server.svc.Finish(ctx, b)
-		rest := packed(sequence, b, open, false)
-		c.server.put(b)
-		<-told
-		_ = c.send(rest) // the reader learns of a broken stream, too
-	})
+	for _, g := range groups {
+		c.waiting.Go(func() { rest.finish(g) })
+	}
 	err := c.send(first)
-	close(told)
+	close(rest.told)
 	c.places <- struct{}{} // somebody leaves within the bound of a call, or the caller reads nothing
 	return err
+}
+
+// remainder is what is left of a request when its first response is made.
+type remainder struct {
+	stream   *checkStream
+	batch    *limiter.Batch
+	sequence uint64
+	told     chan struct{} // closed when the first response is sent
+	left     int           // groups that are not answered; guarded by the stream's sending
+	seen     observation
+	traces   traces
+}
+
+// finish has a group carried out, and sends its answers.
+func (r *remainder) finish(g group) {
+	c := r.stream
+	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), g.timeout)
+	defer cancel()
+	c.server.svc.Finish(ctx, r.batch, g.checks)
+	r.traces.answered(r.batch, g.checks)
+	out := packed(r.sequence, r.batch, g.checks, true)
+	<-r.told
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	r.left--
+	if out.More = r.left > 0; !out.More {
+		c.server.put(r.batch)
+		defer func() {
+			r.seen.end(codes.OK)
+			<-c.places
+		}()
+	}
+	_ = c.sendLocked(out) // the reader learns of a broken stream, too
+}
+
+// group is checks of a request that are waited for about equally long.
+type group struct {
+	checks  []int
+	timeout time.Duration
+}
+
+// byPatience parts checks of a request by how long their callers wait. Each group has the time of the one that waits the
+// shortest, so that nothing is carried out for a caller who has gone because others wait longer; those others lose a ninth of
+// their time at most, and the number of groups stays small whatever is asked: some 80.
+func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
+	timeout := func(i int) time.Duration {
+		ms := wire.At(in.TimeoutsMs, i, 0)
+		if ms == 0 {
+			ms = in.TimeoutMs
+		}
+		if ms == 0 {
+			return maxTimeout
+		}
+		return min(time.Duration(ms)*time.Millisecond, maxTimeout)
+	}
+	if len(in.TimeoutsMs) <= 1 {
+		return []group{{slices.Clone(open), timeout(0)}}
+	}
+	sorted := slices.SortedFunc(slices.Values(open), func(a, b int) int { return cmp.Compare(timeout(a), timeout(b)) })
+	var groups []group
+	for _, i := range sorted {
+		t := timeout(i)
+		if n := len(groups); n == 0 || t > groups[n-1].timeout/8*9 {
+			groups = append(groups, group{timeout: t})
+		}
+		g := &groups[len(groups)-1]
+		g.checks = append(g.checks, i)
+	}
+	for _, g := range groups {
+		slices.Sort(g.checks) // what is asked in a batch is decided in its order
+	}
+	return groups
+}
+
+// traces are how the parts of traces that are about a request's checks end, by check; nil: none is traced.
+type traces map[int]func(codes.Code)
+
+// trace begins the traces of a batch's checks.
+func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t traces) {
+	if c.server.cfg.Trace == nil {
+		return nil
+	}
+	for i := range b.Checks {
+		below, end := c.server.cfg.Trace(string(wire.At(in.TraceContexts, i, nil)))
+		if end == nil {
+			continue
+		}
+		if t == nil {
+			t, b.Traces = make(traces), make([]string, len(b.Checks))
+		}
+		if t[i], b.Traces[i] = end, below; len(t) == maxTraced {
+			break
+		}
+	}
+	return t
+}
+
+// answered ends those of some checks, which have their results; nil stands for all.
+func (t traces) answered(b *limiter.Batch, checks []int) {
+	if t == nil {
+		return
+	}
+	if checks == nil {
+		for i := range t {
+			t.one(b, i)
+		}
+	}
+	for _, i := range checks {
+		t.one(b, i)
+	}
+}
+
+func (t traces) one(b *limiter.Batch, i int) {
+	end := t[i]
+	if end == nil {
+		return
+	}
+	failed := codes.OK
+	var e *limiter.Error
+	if errors.As(b.Results[i].Err, &e) {
+		failed = code(e.Kind)
+	}
+	end(failed)
+}
+
+// end ends all of them with one status.
+func (t traces) end(code codes.Code) {
+	for _, end := range t {
+		end(code)
+	}
 }
 
 // observation is a request whose time is taken. The zero value is of one whose time nobody wants to know.
@@ -185,18 +317,14 @@ func (s *Server) put(b *limiter.Batch) {
 	s.batches.Put(b)
 }
 
-// timeout is how long a request's caller waits.
-func timeout(in *weirv1.CheckStreamRequest) time.Duration {
-	if in.TimeoutMs == 0 {
-		return maxTimeout
-	}
-	return min(time.Duration(in.TimeoutMs)*time.Millisecond, maxTimeout)
-}
-
 // send writes a response, of which it makes the end.
 func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
 	c.sending.Lock()
 	defer c.sending.Unlock()
+	return c.sendLocked(out)
+}
+
+func (c *checkStream) sendLocked(out *weirv1.CheckStreamResponse) error {
 	defer out.ReturnToVTPool()
 	if patience := c.server.cfg.WriteTimeout; patience > 0 {
 		defer time.AfterFunc(patience, func() {
@@ -293,7 +421,8 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 		fits  bool
 	}{
 		{"targets", wire.Fits(in.Targets, n)}, {"costs", wire.Fits(in.Costs, n)}, {"partial", wire.Fits(in.Partial, n)},
-		{"request_ids", wire.Fits(in.RequestIds, n)},
+		{"request_ids", wire.Fits(in.RequestIds, n)}, {"timeouts_ms", wire.Fits(in.TimeoutsMs, n)},
+		{"trace_contexts", wire.Fits(in.TraceContexts, n)},
 	} {
 		if !list.fits {
 			return invalid(list.field, fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -212,6 +213,7 @@ func TestCheckStreamMalformed(t *testing.T) {
 		{"costs", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Costs = []int64{1, 1} }},
 		{"partial", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Partial = make([]bool, 4) }},
 		{"request_ids", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.RequestIds = make([]string, 2) }},
+		{"timeouts_ms", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.TimeoutsMs = make([]uint32, 2) }},
 		{"define[1].number", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
 			in.Define = append(in.Define, &weirv1.StreamTarget{Number: 1024, Policy: "p"})
 		}},
@@ -279,6 +281,8 @@ func TestCheckStreamNotProtobuf(t *testing.T) {
 type distant struct {
 	fakeService
 	answer chan struct{} // a token lets one Finish go on
+	traces chan []string // of what is begun, if anybody wants to know
+	refuse *limiter.Error
 	mu     sync.Mutex
 	begun  int
 	ended  atomic.Int64 // Finish
@@ -288,6 +292,12 @@ func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *l
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.begun++
+	if d.traces != nil {
+		d.traces <- slices.Clone(b.Traces)
+	}
+	if d.refuse != nil {
+		return nil, d.refuse
+	}
 	b.Results = make([]limiter.Result, len(b.Checks))
 	for i, ck := range b.Checks {
 		if strings.HasPrefix(ck.Key, "near") {
@@ -299,10 +309,10 @@ func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *l
 	return open, nil
 }
 
-func (d *distant) Finish(_ context.Context, b *limiter.Batch) {
+func (d *distant) Finish(_ context.Context, b *limiter.Batch, open []int) {
 	<-d.answer
-	for i, ck := range b.Checks {
-		b.Results[i].Decision = limiter.Decision{Allowed: true, Granted: ck.Cost}
+	for _, i := range open {
+		b.Results[i].Decision = limiter.Decision{Allowed: true, Granted: b.Checks[i].Cost}
 	}
 	d.ended.Add(1)
 }
@@ -313,6 +323,192 @@ func (d *distant) hasBegun(n int) func() bool {
 		defer d.mu.Unlock()
 		return d.begun == n
 	}
+}
+
+// hurried is a service that answers nothing before it has to, and notes when that was.
+type hurried struct {
+	fakeService
+	mu    sync.Mutex
+	until map[string]time.Duration // by key
+}
+
+func (h *hurried) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+	b.Results = make([]limiter.Result, len(b.Checks))
+	for i := range b.Checks {
+		open = append(open, i)
+	}
+	return open, nil
+}
+
+func (h *hurried) Finish(ctx context.Context, b *limiter.Batch, open []int) {
+	deadline, _ := ctx.Deadline()
+	h.mu.Lock()
+	for _, i := range open {
+		h.until[b.Checks[i].Key] = time.Until(deadline)
+		b.Results[i].Decision = limiter.Decision{Granted: int64(len(open))}
+	}
+	h.mu.Unlock()
+	<-ctx.Done()
+}
+
+// Of callers who share a request each is waited for as long as it waits, and answered then.
+func TestCheckStreamTimeouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hurried{until: make(map[string]time.Duration)}
+		s := NewServer(ServerConfig{Service: h})
+		stream := &pipe{in: make(chan *weirv1.CheckStreamRequest), out: make(chan *weirv1.CheckStreamResponse, 10), ctx: t.Context()}
+		var done sync.WaitGroup
+		done.Go(func() {
+			if err := s.CheckStream(stream); err != nil {
+				t.Error(err)
+			}
+		})
+		ms := time.Millisecond
+		for _, test := range []struct {
+			timeout  uint32
+			timeouts []uint32
+			want     []time.Duration
+			groups   int
+		}{
+			{0, nil, []time.Duration{maxTimeout, maxTimeout, maxTimeout, maxTimeout}, 1},
+			{50, nil, []time.Duration{50 * ms, 50 * ms, 50 * ms, 50 * ms}, 1},
+			{50, []uint32{20}, []time.Duration{20 * ms, 20 * ms, 20 * ms, 20 * ms}, 1},
+			{5000, []uint32{1000, 20, 0, 1125}, []time.Duration{1000 * ms, 20 * ms, 5000 * ms, 1000 * ms}, 3},
+			{0, []uint32{1126, 1 << 31, 0, 1000}, []time.Duration{1126 * ms, maxTimeout, maxTimeout, 1000 * ms}, 3},
+		} {
+			in := streamed(1, "a", "b", "c", "d")
+			in.TimeoutMs, in.TimeoutsMs = test.timeout, test.timeouts
+			began := time.Now()
+			stream.in <- in
+			if out := <-stream.out; !out.More || len(out.Checks) != 0 {
+				t.Errorf("%v: at first %v", test, out)
+			}
+			groups := 0
+			for more := true; more; groups++ {
+				out := <-stream.out
+				more = out.More
+				for i, check := range out.Checks {
+					if took := time.Since(began); took != test.want[check] || wire.At(out.Granted, i, 0) != int64(len(out.Checks)) {
+						t.Errorf("%v: check %d is answered after %v: %v", test, check, took, out)
+					}
+				}
+			}
+			if groups != test.groups {
+				t.Errorf("%v: %d groups", test, groups)
+			}
+			for i, key := range []string{"a", "b", "c", "d"} {
+				if h.until[key] != test.want[i] {
+					t.Errorf("%v: %s is waited for for %v", test, key, h.until[key])
+				}
+			}
+		}
+		close(stream.in)
+		done.Wait()
+		s.Close()
+	})
+}
+
+// Each check belongs to its own caller's trace, of which a part ends here with the check's answer.
+func TestCheckStreamTraces(t *testing.T) {
+	type part struct {
+		parent string
+		code   codes.Code
+	}
+	var mu sync.Mutex
+	var begun int
+	var ended []part
+	d := &distant{answer: make(chan struct{}), traces: make(chan []string, 1)}
+	s := NewServer(ServerConfig{Service: d, Trace: func(parent string) (string, func(codes.Code)) {
+		mu.Lock()
+		defer mu.Unlock()
+		if begun++; parent == "" {
+			return "", nil
+		}
+		return parent + "'", func(code codes.Code) {
+			mu.Lock()
+			defer mu.Unlock()
+			ended = append(ended, part{parent, code})
+		}
+	}})
+	noLeaks(t)
+	t.Cleanup(s.Close)
+	stream := openStream(t, weirv1.NewLimiterClient(dial(t, serve(t, s.Register))))
+	in := streamed(1, "far 1", "near 1", "far 2", "near 2")
+	in.TraceContexts = [][]byte{[]byte("a"), []byte("b"), nil, []byte("c")}
+	exchange(t, stream, in)
+	if got := <-d.traces; !slices.Equal(got, []string{"a'", "b'", "", "c'"}) {
+		t.Errorf("traces %q", got)
+	}
+	mu.Lock()
+	if !slices.Equal(ended, []part{{"b", codes.OK}, {"c", codes.OK}}) || begun != 4 {
+		t.Errorf("%v has ended before the rest is there, of %d", ended, begun)
+	}
+	mu.Unlock()
+	d.answer <- struct{}{}
+	nextOf(t, stream)
+	mu.Lock()
+	if !slices.Equal(ended[2:], []part{{"a", codes.OK}}) {
+		t.Errorf("%v has ended", ended)
+	}
+	ended = nil
+	mu.Unlock()
+	// What is refused, by itself or as a whole, has a code; and not all of a large request is traced.
+	d.refuse = &limiter.Error{Kind: limiter.Denied, Message: "no"}
+	in = streamed(2, slices.Repeat([]string{"near"}, 1000)...)
+	in.TraceContexts = [][]byte{[]byte("d")}
+	exchange(t, stream, in)
+	<-d.traces
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.Equal(ended, slices.Repeat([]part{{"d", codes.PermissionDenied}}, maxTraced)) {
+		t.Errorf("%v has ended", ended)
+	}
+}
+
+// A request's groups stay few whatever its callers say.
+func TestCheckStreamGroupsAreBounded(t *testing.T) {
+	in := &weirv1.CheckStreamRequest{}
+	var open []int
+	for i := range limiter.MaxBatch {
+		in.TimeoutsMs, open = append(in.TimeoutsMs, uint32(1+i*int(maxTimeout/time.Millisecond)/limiter.MaxBatch)), append(open, i)
+	}
+	groups := byPatience(in, open)
+	n := 0
+	for _, g := range groups {
+		n += len(g.checks)
+		for _, i := range g.checks {
+			if own := time.Duration(in.TimeoutsMs[i]) * time.Millisecond; g.timeout > own || g.timeout*9/8 < own {
+				t.Errorf("one who waits for %v has %v", own, g.timeout)
+			}
+		}
+	}
+	if len(groups) > 80 || n != limiter.MaxBatch {
+		t.Errorf("%d groups of %d checks", len(groups), n)
+	}
+}
+
+// pipe is a stream within this process.
+type pipe struct {
+	weirv1.Limiter_CheckStreamServer
+	in  chan *weirv1.CheckStreamRequest
+	out chan *weirv1.CheckStreamResponse
+	ctx context.Context
+}
+
+func (p *pipe) Context() context.Context { return p.ctx }
+
+func (p *pipe) RecvMsg(m any) error {
+	in, ok := <-p.in
+	if !ok {
+		return io.EOF
+	}
+	proto.Merge(m.(*wire.Lenient).Message, in)
+	return nil
+}
+
+func (p *pipe) Send(out *weirv1.CheckStreamResponse) error {
+	p.out <- proto.Clone(out).(*weirv1.CheckStreamResponse)
+	return nil
 }
 
 // What has to be asked of other nodes holds up neither what is in the same request nor what comes after.

@@ -27,10 +27,10 @@ type Service interface {
 	limiter.Service
 	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
 	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
-	Finish(ctx context.Context, b *limiter.Batch)
+	Finish(ctx context.Context, b *limiter.Batch, open []int)
 }
 
-// ServerConfig is what a Server needs. All fields but Observe and WriteTimeout are required.
+// ServerConfig is what a Server needs. Service, Status and Topology are required.
 type ServerConfig struct {
 	Service Service
 	// Status describes the cluster.
@@ -40,6 +40,10 @@ type ServerConfig struct {
 	// Observe, when set, is told of each request of a CheckStream how long it took until all its answers were sent, and the
 	// code of the error that it got in place of answers. It must return at once.
 	Observe func(took time.Duration, failed codes.Code)
+	// Trace, when set, is told of each check of a CheckStream what its caller says of a trace that it belongs to: the ids of
+	// trace and span, limiter.TraceContext bytes, or nothing. It returns what is to hang below (see limiter.Batch.Traces), and
+	// how to end the trace's part here with the status of the answer; nil when the check is not traced.
+	Trace func(parent string) (below string, end func(codes.Code))
 	// WriteTimeout is how long an answer may wait for the caller of a CheckStream to read those before it; then the stream ends.
 	// A connection that is alive may have streams that nobody reads. 0: any time.
 	WriteTimeout time.Duration

@@ -61,7 +61,7 @@ func (f fakeService) CheckTo(ctx context.Context, checks []limiter.Check, result
 func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error) {
 	return nil, &limiter.Error{Kind: limiter.Unavailable, Message: "not in this fake"}
 }
-func (f fakeService) Finish(context.Context, *limiter.Batch) {}
+func (f fakeService) Finish(context.Context, *limiter.Batch, []int) {}
 
 func serveLimiter(t *testing.T, svc Service, opts ...grpc.ServerOption) (string, weirv1.LimiterClient) {
 	t.Helper()

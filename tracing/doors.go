@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
@@ -50,6 +51,23 @@ func (t *Tracer) HTTP(next http.Handler) http.Handler {
 			s.SetStatus(codes.Error, "")
 		}
 	})
+}
+
+// Streamed begins the span of one of the checks that come over a stream, of a name: below the caller's, of which parent has the
+// ids as limiter.Span.Context does, or by chance where it has none. It returns what hangs below it, and how to end it with the
+// status of the answer, which is nil when the check is not traced.
+func (t *Tracer) Streamed(name, parent string) (below string, end func(grpccodes.Code)) {
+	if parent == "" && t.sample == 0 {
+		return "", nil
+	}
+	_, s := t.begin(context.Background(), sampledContext(parent, true), name)
+	if s == nil {
+		return "", nil
+	}
+	return span{s}.Context(), func(code grpccodes.Code) {
+		s.SetAttributes(attribute.String("rpc.grpc.status_code", code.String()))
+		t.end(s)
+	}
 }
 
 // statusWriter notes the status of a response.

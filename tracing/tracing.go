@@ -158,19 +158,32 @@ func (t *Tracer) Start(ctx context.Context, name string) (context.Context, limit
 
 // Continue implements limiter.Tracer.
 func (t *Tracer) Continue(parent, name string) limiter.Span {
-	if len(parent) != limiter.TraceContext {
+	return t.below(sampledContext(parent, true), name, trace.SpanKindServer)
+}
+
+// Below implements limiter.Tracer.
+func (t *Tracer) Below(parent, name string) limiter.Span {
+	return t.below(sampledContext(parent, false), name, trace.SpanKindInternal)
+}
+
+func (t *Tracer) below(parent trace.SpanContext, name string, kind trace.SpanKind) limiter.Span {
+	if !parent.IsValid() {
 		return nil
 	}
-	cfg := trace.SpanContextConfig{TraceFlags: trace.FlagsSampled, Remote: true}
-	copy(cfg.TraceID[:], parent)
-	copy(cfg.SpanID[:], parent[len(cfg.TraceID):])
-	remote := trace.NewSpanContext(cfg)
-	if !remote.IsValid() {
-		return nil
-	}
-	ctx := trace.ContextWithRemoteSpanContext(context.Background(), remote)
-	_, s := t.tracer.Start(ctx, name, trace.WithSpanKind(trace.SpanKindServer))
+	ctx := trace.ContextWithSpanContext(context.Background(), parent)
+	_, s := t.tracer.Start(ctx, name, trace.WithSpanKind(kind))
 	return span{s}
+}
+
+// sampledContext is what Span.Context was made of; what cannot be one is not valid.
+func sampledContext(ids string, remote bool) trace.SpanContext {
+	if len(ids) != limiter.TraceContext {
+		return trace.SpanContext{}
+	}
+	cfg := trace.SpanContextConfig{TraceFlags: trace.FlagsSampled, Remote: remote}
+	copy(cfg.TraceID[:], ids)
+	copy(cfg.SpanID[:], ids[len(cfg.TraceID):])
+	return trace.NewSpanContext(cfg)
 }
 
 // span is a limiter.Span.

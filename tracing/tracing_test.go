@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 
 	"github.com/weirlimit/weir/limiter"
@@ -135,6 +136,9 @@ func TestUntracedCallAllocatesNothing(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.UnaryInterceptor(ctx, nil, info, handle) }); n != 0 {
 		t.Errorf("%v allocations over gRPC", n)
 	}
+	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.Streamed("stream", "") }); n != 0 {
+		t.Errorf("%v allocations over a stream", n)
+	}
 	if n := testing.AllocsPerRun(100, func() { _, _ = tracer.Start(ctx, "decide") }); n != 0 {
 		t.Errorf("%v allocations in the limiter", n)
 	}
@@ -196,6 +200,40 @@ func TestAcrossNodes(t *testing.T) {
 		if tracer.Continue(bad, "decide") != nil {
 			t.Errorf("%q is continued", bad)
 		}
+	}
+}
+
+// TestStreamed: checks that come over streams belong to their callers' traces, or to new ones by chance.
+func TestStreamed(t *testing.T) {
+	tracer, sent := newTracer(t, 0)
+	_, caller := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "caller")
+	ids := span{caller}.Context()
+	for _, parent := range []string{"", "malformed", strings.Repeat("\x00", limiter.TraceContext)} {
+		if below, end := tracer.Streamed("stream", parent); below != "" || end != nil {
+			t.Errorf("%q is traced", parent)
+		}
+	}
+	below, end := tracer.Streamed("stream", ids)
+	decide := tracer.Below(below, "decide")
+	decide.End(nil)
+	end(grpccodes.NotFound)
+	tracer.end(caller)
+	if tracer.calls.Load() != 0 {
+		t.Errorf("%d calls are still counted", tracer.calls.Load())
+	}
+	spans := sent()
+	if len(spans) != 3 || spans[0].Parent.SpanID() != spans[1].SpanContext.SpanID() || spans[1].Parent.SpanID() != spans[2].SpanContext.SpanID() ||
+		spans[0].Parent.TraceID() != spans[2].SpanContext.TraceID() || spans[0].Parent.IsRemote() || !spans[1].Parent.IsRemote() {
+		t.Fatalf("%+v", spans)
+	}
+	if a := spans[1].Attributes; len(a) != 1 || a[0].Value.String() != "NotFound" || spans[1].SpanKind != trace.SpanKindServer || spans[0].SpanKind != trace.SpanKindInternal {
+		t.Errorf("%+v", spans[1])
+	}
+	always, sent := newTracer(t, 1)
+	_, end = always.Streamed("stream", "")
+	end(grpccodes.OK)
+	if spans := sent(); len(spans) != 1 || spans[0].Parent.IsValid() {
+		t.Errorf("%+v", spans)
 	}
 }
 

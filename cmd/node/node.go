@@ -315,7 +315,7 @@ func (n *node) serve() {
 		)...)
 		n.callers = rpc.NewServer(rpc.ServerConfig{
 			Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
-			WriteTimeout: n.limits.WriteTimeout,
+			WriteTimeout: n.limits.WriteTimeout, Trace: n.traceStreamed(),
 		})
 		n.callers.Register(n.grpcServer)
 		weirv1.RegisterAdminServer(n.grpcServer, &admin{n: n})

@@ -57,6 +57,16 @@ func (n *node) unaryInterceptors() []grpc.UnaryServerInterceptor {
 	return chain
 }
 
+// traceStreamed is the same for each check that comes over a stream; nil without traces.
+func (n *node) traceStreamed() func(parent string) (below string, end func(codes.Code)) {
+	if n.tracer == nil {
+		return nil
+	}
+	return func(parent string) (string, func(codes.Code)) {
+		return n.tracer.Streamed("weir.v1.Limiter/CheckStream", parent)
+	}
+}
+
 // requestIDKey carries the name by which the log and the caller call a call.
 const requestIDKey = "x-request-id"
 

@@ -141,8 +141,19 @@ func TestTraceOverTwoNodes(t *testing.T) {
 	const (
 		webTrace, web = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 		rpcTrace, rpc = "1af7651916cd43dd8448eb211c80319c", "c7ad6b7169203331"
-		keys          = 20
+		// Over a stream, where each check may belong to another trace.
+		streamTrace, stream = "2af7651916cd43dd8448eb211c80319c", "d7ad6b7169203331"
+
+		keys = 20
 	)
+	ids, err := hex.DecodeString(streamTrace + stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	checks, err := weirv1.NewLimiterClient(conn).CheckStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	// The same keys through both doors of a, among them surely some of b's; and once without a trace.
 	for k := range keys {
 		key := fmt.Sprintf("secret-%d", k)
@@ -159,6 +170,20 @@ func TestTraceOverTwoNodes(t *testing.T) {
 		question := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: key}}}}
 		if _, err := weirv1.NewLimiterClient(conn).Check(ctx, question); err != nil {
 			t.Fatal(err)
+		}
+		err := checks.Send(&weirv1.CheckStreamRequest{
+			Sequence: uint64(k), Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte(key + key),
+			KeyLengths: []uint32{uint32(len(key)), uint32(len(key))}, TraceContexts: [][]byte{ids, nil},
+		})
+		for more := true; more; {
+			var out *weirv1.CheckStreamResponse
+			if err == nil {
+				out, err = checks.Recv()
+			}
+			if err != nil || out.Error != nil {
+				t.Fatal(out, err)
+			}
+			more = out.More
 		}
 	}
 	http.DefaultClient.CloseIdleConnections()
@@ -177,6 +202,8 @@ func TestTraceOverTwoNodes(t *testing.T) {
 		caller := web
 		if hex.EncodeToString(s.TraceId) == rpcTrace {
 			caller = rpc
+		} else if hex.EncodeToString(s.TraceId) == streamTrace {
+			caller = stream
 		}
 		p := c.path(t, s, caller)
 		paths[p]++
@@ -187,7 +214,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 			t.Errorf("%s: %v", p, s.attributes)
 		}
 	}
-	for _, door := range []string{"POST /v1/check a < caller", "weir.v1.Limiter/Check a < caller"} {
+	for _, door := range []string{"POST /v1/check a < caller", "weir.v1.Limiter/Check a < caller", "weir.v1.Limiter/CheckStream a < caller"} {
 		remote := paths["decide b < forward a < decide a < "+door]
 		if remote == 0 || remote == keys {
 			t.Errorf("%d of %d keys were decided by b", remote, keys)
@@ -196,7 +223,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 			t.Errorf("under %s", door)
 		}
 	}
-	if len(paths) != 8 || t.Failed() {
+	if len(paths) != 12 || t.Failed() {
 		t.Errorf("paths: %v", paths)
 	}
 }

@@ -69,7 +69,7 @@ var clocks = []string{
 	"client/client.go now",
 	"client/lease.go renew",
 	"client/limiter.go AcquireN",
-	"client/nodes.go Invoke",
+	"client/nodes.go invoke",
 	"client/nodes.go newNodes",
 	"client/limiter.go WaitN",
 	"client/limiter.go waitDelay",

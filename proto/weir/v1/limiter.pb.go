@@ -900,14 +900,21 @@ type CheckStreamRequest struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // chosen by the caller, who tells the answers by it
 	// timeout_ms is how long the answer is waited for. 0 stands for the node's own bound, which is never exceeded.
-	TimeoutMs     uint32          `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
-	Define        []*StreamTarget `protobuf:"bytes,3,rep,name=define,proto3" json:"define,omitempty"`                                   // before the checks are read
-	Keys          []byte          `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`                                       // end to end
-	KeyLengths    []uint32        `protobuf:"varint,5,rep,packed,name=key_lengths,json=keyLengths,proto3" json:"key_lengths,omitempty"` // in bytes
-	Targets       []uint32        `protobuf:"varint,6,rep,packed,name=targets,proto3" json:"targets,omitempty"`                         // numbers that were defined in this stream; default 0
-	Costs         []int64         `protobuf:"varint,7,rep,packed,name=costs,proto3" json:"costs,omitempty"`                             // default 1; 0 peeks
-	Partial       []bool          `protobuf:"varint,8,rep,packed,name=partial,proto3" json:"partial,omitempty"`
-	RequestIds    []string        `protobuf:"bytes,9,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
+	TimeoutMs  uint32          `protobuf:"varint,2,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	Define     []*StreamTarget `protobuf:"bytes,3,rep,name=define,proto3" json:"define,omitempty"`                                   // before the checks are read
+	Keys       []byte          `protobuf:"bytes,4,opt,name=keys,proto3" json:"keys,omitempty"`                                       // end to end
+	KeyLengths []uint32        `protobuf:"varint,5,rep,packed,name=key_lengths,json=keyLengths,proto3" json:"key_lengths,omitempty"` // in bytes
+	Targets    []uint32        `protobuf:"varint,6,rep,packed,name=targets,proto3" json:"targets,omitempty"`                         // numbers that were defined in this stream; default 0
+	Costs      []int64         `protobuf:"varint,7,rep,packed,name=costs,proto3" json:"costs,omitempty"`                             // default 1; 0 peeks
+	Partial    []bool          `protobuf:"varint,8,rep,packed,name=partial,proto3" json:"partial,omitempty"`
+	RequestIds []string        `protobuf:"bytes,9,rep,name=request_ids,json=requestIds,proto3" json:"request_ids,omitempty"`
+	// timeouts_ms is how long the answer to each check is waited for, where callers who wait for different times share a
+	// request; 0, and the default, is timeout_ms. Checks whose times differ by no more than an eighth may have the shortest of
+	// them, and those whose times differ by more need not be decided in their order.
+	TimeoutsMs []uint32 `protobuf:"varint,10,rep,packed,name=timeouts_ms,json=timeoutsMs,proto3" json:"timeouts_ms,omitempty"`
+	// trace_contexts says for which checks there is a trace that their callers have sampled: 24 bytes, trace-id and parent-id of
+	// W3C Trace Context; empty for all others, and by default.
+	TraceContexts [][]byte `protobuf:"bytes,11,rep,name=trace_contexts,json=traceContexts,proto3" json:"trace_contexts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1001,6 +1008,20 @@ func (x *CheckStreamRequest) GetPartial() []bool {
 func (x *CheckStreamRequest) GetRequestIds() []string {
 	if x != nil {
 		return x.RequestIds
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetTimeoutsMs() []uint32 {
+	if x != nil {
+		return x.TimeoutsMs
+	}
+	return nil
+}
+
+func (x *CheckStreamRequest) GetTraceContexts() [][]byte {
+	if x != nil {
+		return x.TraceContexts
 	}
 	return nil
 }
@@ -2808,7 +2829,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12%\n" +
 	"\x0ereservation_id\x18\x11 \x01(\tR\rreservationId\x12&\n" +
 	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNsB\x11\n" +
-	"\x0f_retry_after_ns\"\x9e\x02\n" +
+	"\x0f_retry_after_ns\"\xe6\x02\n" +
 	"\x12CheckStreamRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1d\n" +
 	"\n" +
@@ -2821,7 +2842,11 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05costs\x18\a \x03(\x03R\x05costs\x12\x18\n" +
 	"\apartial\x18\b \x03(\bR\apartial\x12\x1f\n" +
 	"\vrequest_ids\x18\t \x03(\tR\n" +
-	"requestIds\"\x82\x01\n" +
+	"requestIds\x12\x1f\n" +
+	"\vtimeouts_ms\x18\n" +
+	" \x03(\rR\n" +
+	"timeoutsMs\x12%\n" +
+	"\x0etrace_contexts\x18\v \x03(\fR\rtraceContexts\"\x82\x01\n" +
 	"\fStreamTarget\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x12$\n" +

@@ -684,6 +684,35 @@ func (m *CheckStreamRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.TraceContexts) > 0 {
+		for iNdEx := len(m.TraceContexts) - 1; iNdEx >= 0; iNdEx-- {
+			i -= len(m.TraceContexts[iNdEx])
+			copy(dAtA[i:], m.TraceContexts[iNdEx])
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.TraceContexts[iNdEx])))
+			i--
+			dAtA[i] = 0x5a
+		}
+	}
+	if len(m.TimeoutsMs) > 0 {
+		var pksize2 int
+		for _, num := range m.TimeoutsMs {
+			pksize2 += protohelpers.SizeOfVarint(uint64(num))
+		}
+		i -= pksize2
+		j1 := i
+		for _, num := range m.TimeoutsMs {
+			for num >= 1<<7 {
+				dAtA[j1] = uint8(uint64(num)&0x7f | 0x80)
+				num >>= 7
+				j1++
+			}
+			dAtA[j1] = uint8(num)
+			j1++
+		}
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(pksize2))
+		i--
+		dAtA[i] = 0x52
+	}
 	if len(m.RequestIds) > 0 {
 		for iNdEx := len(m.RequestIds) - 1; iNdEx >= 0; iNdEx-- {
 			i -= len(m.RequestIds[iNdEx])
@@ -707,34 +736,14 @@ func (m *CheckStreamRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		dAtA[i] = 0x42
 	}
 	if len(m.Costs) > 0 {
-		var pksize2 int
-		for _, num := range m.Costs {
-			pksize2 += protohelpers.SizeOfVarint(uint64(num))
-		}
-		i -= pksize2
-		j1 := i
-		for _, num1 := range m.Costs {
-			num := uint64(num1)
-			for num >= 1<<7 {
-				dAtA[j1] = uint8(uint64(num)&0x7f | 0x80)
-				num >>= 7
-				j1++
-			}
-			dAtA[j1] = uint8(num)
-			j1++
-		}
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(pksize2))
-		i--
-		dAtA[i] = 0x3a
-	}
-	if len(m.Targets) > 0 {
 		var pksize4 int
-		for _, num := range m.Targets {
+		for _, num := range m.Costs {
 			pksize4 += protohelpers.SizeOfVarint(uint64(num))
 		}
 		i -= pksize4
 		j3 := i
-		for _, num := range m.Targets {
+		for _, num1 := range m.Costs {
+			num := uint64(num1)
 			for num >= 1<<7 {
 				dAtA[j3] = uint8(uint64(num)&0x7f | 0x80)
 				num >>= 7
@@ -745,16 +754,16 @@ func (m *CheckStreamRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		}
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(pksize4))
 		i--
-		dAtA[i] = 0x32
+		dAtA[i] = 0x3a
 	}
-	if len(m.KeyLengths) > 0 {
+	if len(m.Targets) > 0 {
 		var pksize6 int
-		for _, num := range m.KeyLengths {
+		for _, num := range m.Targets {
 			pksize6 += protohelpers.SizeOfVarint(uint64(num))
 		}
 		i -= pksize6
 		j5 := i
-		for _, num := range m.KeyLengths {
+		for _, num := range m.Targets {
 			for num >= 1<<7 {
 				dAtA[j5] = uint8(uint64(num)&0x7f | 0x80)
 				num >>= 7
@@ -764,6 +773,26 @@ func (m *CheckStreamRequest) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			j5++
 		}
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(pksize6))
+		i--
+		dAtA[i] = 0x32
+	}
+	if len(m.KeyLengths) > 0 {
+		var pksize8 int
+		for _, num := range m.KeyLengths {
+			pksize8 += protohelpers.SizeOfVarint(uint64(num))
+		}
+		i -= pksize8
+		j7 := i
+		for _, num := range m.KeyLengths {
+			for num >= 1<<7 {
+				dAtA[j7] = uint8(uint64(num)&0x7f | 0x80)
+				num >>= 7
+				j7++
+			}
+			dAtA[j7] = uint8(num)
+			j7++
+		}
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(pksize8))
 		i--
 		dAtA[i] = 0x2a
 	}
@@ -2576,6 +2605,8 @@ func (m *CheckStreamRequest) ResetVT() {
 		f4 := m.Costs[:0]
 		f5 := m.Partial[:0]
 		f6 := m.RequestIds[:0]
+		f7 := m.TimeoutsMs[:0]
+		f8 := m.TraceContexts[:0]
 		m.Reset()
 		m.Define = f0
 		m.Keys = f1
@@ -2584,6 +2615,8 @@ func (m *CheckStreamRequest) ResetVT() {
 		m.Costs = f4
 		m.Partial = f5
 		m.RequestIds = f6
+		m.TimeoutsMs = f7
+		m.TraceContexts = f8
 	}
 }
 func (m *CheckStreamRequest) ReturnToVTPool() {
@@ -2954,6 +2987,19 @@ func (m *CheckStreamRequest) SizeVT() (n int) {
 	if len(m.RequestIds) > 0 {
 		for _, s := range m.RequestIds {
 			l = len(s)
+			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
+	}
+	if len(m.TimeoutsMs) > 0 {
+		l = 0
+		for _, e := range m.TimeoutsMs {
+			l += protohelpers.SizeOfVarint(uint64(e))
+		}
+		n += 1 + protohelpers.SizeOfVarint(uint64(l)) + l
+	}
+	if len(m.TraceContexts) > 0 {
+		for _, b := range m.TraceContexts {
+			l = len(b)
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
 	}
@@ -5610,6 +5656,114 @@ func (m *CheckStreamRequest) UnmarshalVT(dAtA []byte) error {
 				return io.ErrUnexpectedEOF
 			}
 			m.RequestIds = append(m.RequestIds, string(dAtA[iNdEx:postIndex]))
+			iNdEx = postIndex
+		case 10:
+			if wireType == 0 {
+				var v uint32
+				for shift := uint(0); ; shift += 7 {
+					if shift >= 64 {
+						return protohelpers.ErrIntOverflow
+					}
+					if iNdEx >= l {
+						return io.ErrUnexpectedEOF
+					}
+					b := dAtA[iNdEx]
+					iNdEx++
+					v |= uint32(b&0x7F) << shift
+					if b < 0x80 {
+						break
+					}
+				}
+				m.TimeoutsMs = append(m.TimeoutsMs, v)
+			} else if wireType == 2 {
+				var packedLen int
+				for shift := uint(0); ; shift += 7 {
+					if shift >= 64 {
+						return protohelpers.ErrIntOverflow
+					}
+					if iNdEx >= l {
+						return io.ErrUnexpectedEOF
+					}
+					b := dAtA[iNdEx]
+					iNdEx++
+					packedLen |= int(b&0x7F) << shift
+					if b < 0x80 {
+						break
+					}
+				}
+				if packedLen < 0 {
+					return protohelpers.ErrInvalidLength
+				}
+				postIndex := iNdEx + packedLen
+				if postIndex < 0 {
+					return protohelpers.ErrInvalidLength
+				}
+				if postIndex > l {
+					return io.ErrUnexpectedEOF
+				}
+				var elementCount int
+				var count int
+				for _, integer := range dAtA[iNdEx:postIndex] {
+					if integer < 128 {
+						count++
+					}
+				}
+				elementCount = count
+				if elementCount != 0 && len(m.TimeoutsMs) == 0 && cap(m.TimeoutsMs) < elementCount {
+					m.TimeoutsMs = make([]uint32, 0, elementCount)
+				}
+				for iNdEx < postIndex {
+					var v uint32
+					for shift := uint(0); ; shift += 7 {
+						if shift >= 64 {
+							return protohelpers.ErrIntOverflow
+						}
+						if iNdEx >= l {
+							return io.ErrUnexpectedEOF
+						}
+						b := dAtA[iNdEx]
+						iNdEx++
+						v |= uint32(b&0x7F) << shift
+						if b < 0x80 {
+							break
+						}
+					}
+					m.TimeoutsMs = append(m.TimeoutsMs, v)
+				}
+			} else {
+				return fmt.Errorf("proto: wrong wireType = %d for field TimeoutsMs", wireType)
+			}
+		case 11:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field TraceContexts", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.TraceContexts = append(m.TraceContexts, make([]byte, postIndex-iNdEx))
+			copy(m.TraceContexts[len(m.TraceContexts)-1], dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

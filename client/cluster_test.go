@@ -1,0 +1,335 @@
+package client
+
+import (
+	"context"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// cluster is limiters that decide for the keys that the ring gives them, behind doors of their own, and forward the rest to
+// one another. It counts what is forwarded.
+type cluster struct {
+	table     *ring.Table
+	nodes     []*limiter.Limiter
+	addrs     []string
+	health    []*health.Server
+	told      *weirv1.TopologyResponse
+	forwarded atomic.Int64
+	calls     []atomic.Int64 // of the unary kind, by node
+
+	mu     sync.Mutex
+	traced []string // what checks of streams and other calls said of their traces
+}
+
+func (c *cluster) saw(trace string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.traced = append(c.traced, trace)
+}
+
+// place is where in a cluster a limiter is: its Ownership, and its Peers.
+type place struct {
+	c  *cluster
+	at int
+}
+
+func (p place) Holder(partition int) limiter.Holder {
+	owner := p.c.table.Owner(partition)
+	return limiter.Holder{Self: owner == p.at, Name: p.c.table.Members()[owner], Boot: 1}
+}
+
+func (p place) Await(_ context.Context, partition int, _ limiter.Holder) limiter.Holder {
+	return p.Holder(partition)
+}
+
+func (p place) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	return true, true
+}
+
+func (p place) Forward(ctx context.Context, to limiter.Holder, ops []*limiter.Op) {
+	p.c.forwarded.Add(int64(len(ops)))
+	for i, name := range p.c.table.Members() {
+		if name == to.Name {
+			if rest := p.c.nodes[i].Receive(ops); rest != nil {
+				rest(ctx)
+			}
+		}
+	}
+}
+
+// newCluster returns a cluster of n nodes, and a Client that was told the address of the first and knows the rest.
+func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
+	t.Helper()
+	set, err := policy.Parse("policies.yaml", []byte(policies))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cluster{calls: make([]atomic.Int64, n)}
+	c.told = &weirv1.TopologyResponse{HashSeed: testSeed, RingSettings: ring.SettingsFingerprint(testSeed)}
+	var names []string
+	listeners := make([]net.Listener, n)
+	for i := range n {
+		if listeners[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, fmt.Sprintf("node %d", i))
+		c.addrs = append(c.addrs, listeners[i].Addr().String())
+		c.told.Members = append(c.told.Members, &weirv1.TopologyMember{Name: names[i], Grpc: c.addrs[i]})
+	}
+	c.table = ring.Build(names)
+	c.told.Ring = c.table.Fingerprint()
+	for i := range n {
+		p := place{c, i}
+		l := limiter.New(limiter.Config{Ownership: p, Peers: p, Policies: set, HashSeed: testSeed})
+		t.Cleanup(l.Close)
+		for partition := range ring.Partitions {
+			l.Data().Open(partition) // the ring says who decides
+		}
+		c.nodes = append(c.nodes, l)
+	}
+	for i := range n {
+		c.serve(t, i, listeners[i])
+	}
+	client := dial(t, c.addrs[0], WithTimeout(time.Minute))
+	reaches(t, client, c.addrs...)
+	return c, client
+}
+
+func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
+	door := rpc.NewServer(rpc.ServerConfig{
+		Service:  c.nodes[i],
+		Status:   func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
+		Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) { return c.told, nil },
+		Trace: func(parent string) (string, func(codes.Code)) {
+			c.saw(hex.EncodeToString([]byte(parent)))
+			return "", nil
+		},
+	})
+	count := func(ctx context.Context, in any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		c.calls[i].Add(1)
+		c.saw(strings.Join(metadata.ValueFromIncomingContext(ctx, traceparent), " "))
+		return handle(ctx, in)
+	}
+	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), grpc.UnaryInterceptor(count))
+	door.Register(s)
+	health := health.NewServer()
+	c.health = append(c.health, health)
+	healthpb.RegisterHealthServer(s, health)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(on)
+	}()
+	t.Cleanup(func() {
+		s.Stop()
+		<-done
+		door.Close()
+	})
+}
+
+// key returns the i-th key of a scope that a node owns.
+func (c *cluster) key(scope string, node, i int) string {
+	for k := 0; ; k++ {
+		if key := fmt.Sprint("key ", k); owner(c.table, scope, key) == node {
+			if i--; i < 0 {
+				return key
+			}
+		}
+	}
+}
+
+const clusterPolicies = `policies:
+  - {name: log, algorithm: sliding_log, limit: 100, window: 1h}
+  - {name: jobs, algorithm: concurrency, limit: 1, ttl: 1h}
+`
+
+// What is about one key goes to its owner, whatever it is, so that no node has to ask another.
+func TestCallsGoToOwners(t *testing.T) {
+	c, client := newCluster(t, 3, clusterPolicies)
+	limit := algo.Limit{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Hour}
+	for _, l := range []*Limiter{client.Policy("log"), client.Inline("n", limit)} {
+		for i := range 12 {
+			key := fmt.Sprint("key ", i)
+			r, d, err := l.ReserveN(t.Context(), key, 9, 0)
+			if err != nil || d.FailedOpen || d.Remaining != 91 {
+				t.Fatalf("reserve: %+v, %v", d, err)
+			}
+			if err := r.Commit(5); err != nil {
+				t.Errorf("commit: %v", err)
+			}
+			r, _, err = l.ReserveN(t.Context(), key, 7, 0)
+			if err != nil || r.Cancel() != nil {
+				t.Errorf("cancel: %v", err)
+			}
+			if n, err := l.Refund(t.Context(), key, 2); n != 2 || err != nil {
+				t.Errorf("refund: %d, %v", n, err)
+			}
+			if d, err := l.Peek(t.Context(), key); d.Remaining != 97 || err != nil {
+				t.Errorf("%d left, want 97; %v", d.Remaining, err)
+			}
+			if err := l.Reset(t.Context(), key); err != nil {
+				t.Errorf("reset: %v", err)
+			}
+		}
+	}
+	for i := range 12 {
+		lease, d, err := client.Policy("jobs").Acquire(t.Context(), fmt.Sprint("key ", i))
+		if err != nil || !d.Allowed {
+			t.Fatalf("acquire: %+v, %v", d, err)
+		}
+		if _, err := client.backend.renew(t.Context(), lease.target, lease.id, 0); err != nil {
+			t.Errorf("renew: %v", err)
+		}
+		if err := lease.Release(); err != nil {
+			t.Errorf("release: %v", err)
+		}
+	}
+	if n := c.forwarded.Load(); n != 0 {
+		t.Errorf("%d operations were forwarded", n)
+	}
+	for i := range c.calls {
+		if c.calls[i].Load() == 0 {
+			t.Errorf("node %d was not asked", i)
+		}
+	}
+}
+
+// An atomic check goes where most of its keys are, and the others are asked from there.
+func TestAllGoesToTheOwnerOfMost(t *testing.T) {
+	c, client := newCluster(t, 3, clusterPolicies)
+	for node := range 3 {
+		before := c.forwarded.Load()
+		asked := c.calls[node].Load()
+		checks := []Check{{Policy: "log", Key: c.key("log", (node+1)%3, node)}}
+		for i := range 4 {
+			checks = append(checks, Check{Policy: "log", Key: c.key("log", node, i)})
+		}
+		all, err := client.All(t.Context(), checks)
+		if err != nil || !all.Allowed {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		if n := c.calls[node].Load() - asked; n != 1 {
+			t.Errorf("node %d was asked %d times, want once", node, n)
+		}
+		// The reservation of the one key that is another's, and behind the answer its settlement.
+		wait(t, "two operations to be forwarded", func() bool { return c.forwarded.Load()-before >= 2 })
+		if n := c.forwarded.Load() - before; n != 2 {
+			t.Errorf("node %d forwarded %d operations, want 2", node, n)
+		}
+	}
+}
+
+// A call whose owner is not there goes to any other node, once, and is forwarded from there.
+func TestCallsGoAroundAnOwner(t *testing.T) {
+	c, client := newCluster(t, 3, clusterPolicies)
+	c.health[2].Shutdown()
+	reaches(t, client, c.addrs[0], c.addrs[1])
+	key := c.key("log", 2, 0)
+	calls := func() (n int64) {
+		for i := range c.calls {
+			n += c.calls[i].Load()
+		}
+		return n
+	}
+	before, there := calls(), c.calls[2].Load()
+	r, d, err := client.Policy("log").Reserve(t.Context(), key)
+	if err != nil || d.Remaining != 99 {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	if err := r.Cancel(); err != nil {
+		t.Error(err)
+	}
+	all, err := client.All(t.Context(), []Check{{Policy: "log", Key: key}})
+	if err != nil || all.Decisions[0].Remaining != 99 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if n := calls() - before; n != 3 {
+		t.Errorf("%d calls, want 3", n)
+	}
+	if n := c.calls[2].Load() - there; n != 0 || c.forwarded.Load() == 0 {
+		t.Errorf("the owner was asked %d times, and %d operations were forwarded", n, c.forwarded.Load())
+	}
+}
+
+// The nodes learn to which trace a question belongs; of checks only where that is sampled, since they are many.
+func TestTraces(t *testing.T) {
+	c, client := newCluster(t, 3, clusterPolicies)
+	const ids, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+	within := func(flags trace.TraceFlags) context.Context {
+		traceID, _ := trace.TraceIDFromHex(ids)
+		spanID, _ := trace.SpanIDFromHex(span)
+		return trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: traceID, SpanID: spanID, TraceFlags: flags}))
+	}
+	log := client.Policy("log")
+	for _, test := range []struct {
+		what string
+		ctx  context.Context
+		want string // of a call
+	}{
+		{"none", t.Context(), ""},
+		{"not sampled", within(0), "00-" + ids + "-" + span + "-00"},
+		{"sampled", within(trace.FlagsSampled), "00-" + ids + "-" + span + "-01"},
+		{"said by the caller", metadata.AppendToOutgoingContext(within(trace.FlagsSampled), traceparent, "own"), "own"},
+	} {
+		check := ""
+		if trace.SpanContextFromContext(test.ctx).IsSampled() {
+			check = ids + span
+		}
+		c.mu.Lock()
+		c.traced = nil
+		c.mu.Unlock()
+		if _, err := log.Allow(test.ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.Check(test.ctx, []Check{{Policy: "log", Key: "a"}, {Policy: "log", Key: "b"}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.All(test.ctx, []Check{{Policy: "log", Key: "a"}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := log.Reset(test.ctx, "a"); err != nil {
+			t.Fatal(err)
+		}
+		c.mu.Lock()
+		if want := []string{check, check, check, test.want, test.want}; !slices.Equal(c.traced, want) {
+			t.Errorf("%s: %q, want %q", test.what, c.traced, want)
+		}
+		c.mu.Unlock()
+	}
+	// Callers who share a message keep their traces apart.
+	ln := &lane{l: &link{now: func() time.Duration { return 0 }}, numbers: make(map[subject]uint32)}
+	m := &message{}
+	for _, of := range []string{"", "", "x", "", "y", ""} {
+		m.slots = append(m.slots, slot{&flight{qs: []question{{target: target{policy: "log", key: "k"}, trace: of}}}, 0})
+	}
+	ln.pack(m)
+	if got := ln.request.TraceContexts; !slices.EqualFunc(got, []string{"", "", "x", "", "y", ""}, func(a []byte, b string) bool { return string(a) == b }) {
+		t.Errorf("%q", got)
+	}
+	m.slots = m.slots[:2]
+	if ln.pack(m); len(ln.request.TraceContexts) != 0 {
+		t.Errorf("%q", ln.request.TraceContexts)
+	}
+}
