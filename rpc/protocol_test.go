@@ -15,9 +15,10 @@ func TestAgree(t *testing.T) {
 		{Protocol, OldestProtocol, Protocol, ""},
 		{Protocol + 1, Protocol, Protocol, ""},        // the next release, in the middle of an upgrade to it
 		{Protocol + 9, OldestProtocol, Protocol, ""},  // it still knows all that this one does
+		{OldestProtocol, 0, OldestProtocol, ""},       // the release before, which had no choice yet
 		{Protocol, 0, Protocol, ""},                   // from before there was a choice
-		{Protocol + 1, 0, 0, "not 2"},                 // the same, of another version
-		{Protocol + 2, Protocol + 1, 0, "not 2 to 3"}, // two releases on
+		{Protocol + 1, 0, 0, "not 3"},                 // the same, of another version
+		{Protocol + 2, Protocol + 1, 0, "not 3 to 4"}, // two releases on
 		{OldestProtocol - 1, 0, 0, "not 0"},
 	} {
 		got, err := agree(c.newest, c.oldest)

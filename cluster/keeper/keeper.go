@@ -83,6 +83,7 @@ type Keeper struct {
 
 	// Its own.
 	core   core
+	batch  []ownership.Envelope // what it was left last
 	outbox []ownership.Envelope
 	seen   ownership.View // that the core has
 	viewed bool
@@ -146,11 +147,16 @@ func newKeeper(cfg Config) *Keeper {
 }
 
 func (k *Keeper) start(c core) {
+	k.begin(c)
+	k.work.Go(k.run)
+}
+
+// begin gives the Keeper its core and publishes what that knows.
+func (k *Keeper) begin(c core) {
 	k.core = c
 	for p := range k.routes {
 		k.routes[p].Store(&route{Route: c.Route(p), replaced: make(chan struct{})})
 	}
-	k.work.Go(k.run)
 }
 
 // Close stops the Keeper: who waits in it returns, and what it has published stays as it is.
@@ -167,12 +173,14 @@ func (k *Keeper) SetView(v ownership.View) {
 	k.signal()
 }
 
-// Receive takes a message from another node; see rpc.MessengerConfig. It never blocks: when there is too much to be
-// looked at, the message is lost.
-func (k *Keeper) Receive(e ownership.Envelope) {
+// Receive takes messages from another node; see rpc.MessengerConfig. It never blocks: when there is too much to be
+// looked at, messages are lost.
+func (k *Keeper) Receive(list []ownership.Envelope) {
 	k.mu.Lock()
-	if !k.mail.add(e) {
-		k.lost++
+	for i := range list {
+		if !k.mail.add(&list[i]) {
+			k.lost++
+		}
 	}
 	k.mu.Unlock()
 	k.signal()
@@ -320,14 +328,19 @@ func (k *Keeper) run() {
 		select {
 		case <-k.wake:
 		case <-tick.C:
-			k.core.Tick(k.now())
-			k.carryOut()
-			k.post()
-			k.settled.Store(k.core.Settled())
+			k.tick()
 		case <-k.ctx.Done():
 		}
 		k.turn()
 	}
+}
+
+// tick tells the core that time passes.
+func (k *Keeper) tick() {
+	k.core.Tick(k.now())
+	k.carryOut()
+	k.post()
+	k.settled.Store(k.core.Settled())
 }
 
 // turn gives the core what was left for it.
@@ -335,7 +348,7 @@ func (k *Keeper) turn() {
 	k.mu.Lock()
 	view, leaving, asked := k.view, k.leaving, k.asked
 	k.view, k.asked = nil, nil
-	mail := k.mail.take(mailAtOnce)
+	k.batch = k.mail.take(k.batch[:0], mailAtOnce)
 	more := !k.mail.empty()
 	k.mu.Unlock()
 	if more {
@@ -355,10 +368,11 @@ func (k *Keeper) turn() {
 	}
 	now := k.now()
 	k.hurry(now)
-	for _, e := range mail {
+	for _, e := range k.batch {
 		k.core.Receive(now, e)
 		k.carryOut()
 	}
+	clear(k.batch) // the array lives on, the messages need not
 	k.post()
 	if leaving && !k.closed && (k.held.Load() == 0 && k.unneeded() || !k.others()) {
 		k.closed = true

@@ -501,6 +501,14 @@ func (c *Core) send(to Node, m Message) {
 	c.out.Messages = append(c.out.Messages, Envelope{From: c.cfg.Self, To: to, Message: m})
 }
 
+// sendAgain repeats a message that was not answered in time.
+func (c *Core) sendAgain(to Node, m Message) {
+	c.send(to, m)
+	if n := len(c.out.Messages); to != c.cfg.Self {
+		c.out.Messages[n-1].Again = true
+	}
+}
+
 func (c *Core) note(what string, p int, other Node, detail string) {
 	c.out.Notes = append(c.out.Notes, Note{What: what, Partition: p, Term: c.parts[p].term, Other: other, Detail: detail})
 }

@@ -120,7 +120,7 @@ func (c *Core) pump(p int, s Slot) {
 		} else if c.t-f.sent >= min(resendAfter<<min(f.tries, 8), resendMost) {
 			f.tries++
 			f.sent = c.t
-			c.send(f.node, f.flight)
+			c.sendAgain(f.node, f.flight)
 		}
 	case pt.standing == Frozen: // commit says what is sent
 	case len(f.rest) == 0 && f.complete && !f.relabel && c.data.Pending(p, s) == 0:

@@ -133,7 +133,8 @@ func (c *Core) tendMove(p int) {
 	switch {
 	case m.commit != nil:
 		if c.t-m.sent >= commitAgain {
-			c.sendCommit(p)
+			m.sent = c.t
+			c.sendAgain(m.to, m.commit)
 		}
 	case !m.accepted:
 		if c.owner(p) != m.to {
@@ -197,11 +198,6 @@ func (c *Core) commit(p int) {
 	}
 	// Whatever term the receiver takes: should it be lost at once, this node's next claim is to be above.
 	pt.known = c.next(p)
-	c.sendCommit(p)
-}
-
-func (c *Core) sendCommit(p int) {
-	m := c.parts[p].move
 	m.sent = c.t
 	c.send(m.to, m.commit)
 }
@@ -227,7 +223,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	p := m.Partition
 	pt := &c.parts[p]
 	if pt.committed.from == from && pt.committed.term == m.Term && pt.committed.ack != nil {
-		c.send(from, pt.committed.ack)
+		c.sendAgain(from, pt.committed.ack)
 		return
 	}
 	in := &pt.incoming
