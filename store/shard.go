@@ -58,11 +58,10 @@ type shard struct {
 	specOf map[string][]uint32 // by scope
 	free   []uint32            // unused specs
 
-	scratch algo.State        // for peeks at keys without a state
-	dict    map[uint32]uint64 // of Drain: a spec's index in the chunk's dictionary
-	buffer  []byte            // of Drain: one state
+	scratch algo.State // for peeks at keys without a state
+	buffer  []byte     // of Drain: one state
 
-	_ [16]byte // to whole cache lines, so that neighbours' callers do not wait for each other
+	_ [24]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.
@@ -97,6 +96,7 @@ type partition struct {
 	content
 	role    *role
 	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
+	awaited atomic.Bool         // what Awaited returns; changed under the shard's lock
 	open    bool
 	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
 	// decisions look at nothing else of all this.
@@ -125,15 +125,16 @@ type annex struct {
 
 // role is what a partition has as a holder or follower, besides its content.
 type role struct {
+	// What every change reads comes first.
+	followers [slots]*follower
+	// The word of Store.changed that has the partition's bit. It is there once there has been a follower.
+	changed   *atomic.Uint64
+	bit       uint64
 	lease     int64 // boot-clock instant until which strict rules are decided
 	unguarded bool
-	followers [slots]*follower
 	advances  advances // told to the backup
 	staging   content
 	floor     uint64 // no version below it may be given out again
-	// The word of Store.changed that has the partition's bit. It is there once there has been a follower.
-	changed *atomic.Uint64
-	bit     uint64
 }
 
 // side returns the annex, made if need be.

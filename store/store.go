@@ -150,6 +150,7 @@ type Store struct {
 	swept  atomic.Uint64 // idle states dropped
 	// A bit for each partition: something has come to be pending, see Changed.
 	changed []atomic.Uint64
+	chunks  chunkRoom
 
 	reclaimMu sync.Mutex
 	hand      hand // guarded by reclaimMu

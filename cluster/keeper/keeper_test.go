@@ -734,6 +734,7 @@ func (d *empty) Drain(int, ownership.Slot, algo.Instant, int) ([]byte, uint64, b
 	return nil, 1, false
 }
 func (d *empty) Confirm(int, ownership.Slot, uint64)         {}
+func (d *empty) Awaited(int) bool                            { return true }
 func (d *empty) Stage(int)                                   {}
 func (d *empty) Apply(int, bool, algo.Instant, []byte) error { return nil }
 func (d *empty) Promote(int)                                 {}

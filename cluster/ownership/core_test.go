@@ -65,6 +65,7 @@ func (n *notebook) Widen(int, Slot)            {}
 func (n *notebook) Caught(p int, s Slot)       { n.parts[p].follower[s].caught = true }
 func (n *notebook) Pending(p int, s Slot) int  { return len(n.parts[p].follower[s].pending) }
 func (n *notebook) Stage(p int)                { n.parts[p].staged = map[int]bool{} }
+func (n *notebook) Awaited(int) bool           { return true }
 func (n *notebook) Cold(p int, _ algo.Instant) { n.parts[p].cold = true }
 
 func (n *notebook) Changed(do func(p int)) {

@@ -23,15 +23,15 @@ type commitment struct {
 
 // incoming is a hand-over or replication under way, at the one who receives.
 type incoming struct {
-	from     Node // of an accepted offer; nobody when there is none
-	merge    bool
-	heard    int64
 	sender   Node // of the stream that is being received
 	last     uint64
+	part     int
 	staged   bool // into the staging area
 	complete bool // the staging area holds a whole copy (only when merging; otherwise it has become the content)
+	merge    bool
 	pieces   []byte
-	part     int
+	heard    int64
+	from     Node // of an accepted offer; nobody when there is none
 }
 
 // considerMove starts giving away a partition that another member should hold.
@@ -181,9 +181,8 @@ func (c *Core) commit(p int) {
 	m, f := pt.move, &pt.followers[pt.move.slot]
 	chunk, version, more := c.data.Drain(p, m.slot, c.now.Instant, chunkBytes)
 	if more || len(chunk) > pieceBytes {
-		f.load(pt, chunk, version, false)
 		f.clean = false
-		c.sendFlight(p, m.slot)
+		c.sendFlight(p, m.slot, c.load(f, chunk, version, false))
 		return
 	}
 	if c.cfg.Mutation == DropOnMove {
