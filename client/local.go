@@ -28,7 +28,7 @@ func (l *Limiter) allowHere(ctx context.Context, key string, n int64, d *Decisio
 		Target: limiter.Target{Policy: l.target.policy, Limit: l.target.limit, Namespace: l.target.namespace, Key: key}, Cost: n,
 	}}
 	var results [1]limiter.Result
-	if l.c.here.CheckTo(ctx, checks[:], results[:]) != nil {
+	if l.c.here.CheckTo(ctx, checks[:], nil, results[:]) != nil {
 		return false, nil
 	}
 	if err := results[0].Err; err != nil {

@@ -22,17 +22,9 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Service is what a Server stands on: see limiter.Limiter.
-type Service interface {
-	limiter.Service
-	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
-	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
-	Finish(ctx context.Context, b *limiter.Batch, open []int)
-}
-
 // ServerConfig is what a Server needs. Service, Status and Topology are required.
 type ServerConfig struct {
-	Service Service
+	Service limiter.BatchService
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
 	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
@@ -52,7 +44,7 @@ type ServerConfig struct {
 // Server answers callers.
 type Server struct {
 	weirv1.UnimplementedLimiterServer
-	svc     Service
+	svc     limiter.BatchService
 	cfg     ServerConfig
 	batches sync.Pool      // of *limiter.Batch
 	calls   sync.Pool      // of *call
@@ -162,7 +154,7 @@ func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool
 	if atomic {
 		return s.checkAll(ctx, slices.Clone(checks)) // what is left to settle may outlast the call
 	}
-	if err := s.svc.CheckTo(ctx, checks, results); err != nil {
+	if err := s.svc.CheckTo(ctx, checks, nil, results); err != nil {
 		return nil, statusOf(err)
 	}
 	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results)), Allowed: true}
