@@ -26,29 +26,8 @@ import (
 	"github.com/weirlimit/weir/certs"
 	"github.com/weirlimit/weir/certs/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/logtest"
 )
-
-// logBook is a log that a test can read.
-type logBook struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logBook) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logBook) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-func (l *logBook) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
 
 // loopback is what a certificate for a test's node is good for.
 var loopback = certstest.Leaf{DNS: []string{"weir.test"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
@@ -128,8 +107,8 @@ func TestTLS(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Security.TLS = filesOf(t, a, loopback)
 	cfg.Security.TLS.CA = ""
-	var book logBook
-	cfg.Logger = book.logger()
+	var book logtest.Buffer
+	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusOK || err != nil {
@@ -170,8 +149,8 @@ func TestTLS(t *testing.T) {
 // TestTLSOnPlainPort: whoever begins with TLS where plain text is spoken is cut off, counted and logged.
 func TestTLSOnPlainPort(t *testing.T) {
 	cfg := testConfig(t, "node")
-	var book logBook
-	cfg.Logger = book.logger()
+	var book logtest.Buffer
+	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	for name, d := range map[string]*door{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
@@ -408,9 +387,9 @@ func TestSecurityWarning(t *testing.T) {
 			[]string{"--peer-tls-cert-file", "--gossip-key-file"}, []string{"--tls-client-ca-file"}},
 		{"no gossip", func(c *nodeConfig) { c.GossipPort, c.PeerPort = portOff, portOff }, []string{"--access-file"}, []string{"--gossip-key-file"}},
 	} {
-		var book logBook
+		var book logtest.Buffer
 		cfg := testConfig(t, "node")
-		cfg.Bind, cfg.Logger = "0.0.0.0", book.logger()
+		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
 		c.change(&cfg)
 		s, err := openSecurity(cfg.Security, cfg.Logger)
 		if err != nil {
@@ -437,8 +416,8 @@ func TestSecurityWarning(t *testing.T) {
 
 // TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
-	var book logBook
-	s, err := openSecurity(securityConfig{}, book.logger())
+	var book logtest.Buffer
+	s, err := openSecurity(securityConfig{}, book.Logger())
 	if err != nil {
 		t.Fatal(err)
 	}
