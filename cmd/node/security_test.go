@@ -437,6 +437,37 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	}
 }
 
+// TestPeerCertificateThatOthersRefuse: a node does not start with one, and does not take one later; it says so.
+func TestPeerCertificateThatOthersRefuse(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	dir := t.TempDir()
+	write := func(name string) certs.Files {
+		cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{name}})
+		return certs.Files{Cert: cert, Key: key, CA: ca}
+	}
+	var book logtest.Buffer
+	cfg := securityConfig{PeerTLS: write("another"), PeerName: "weir.test"}
+	if s, err := openSecurity(cfg, book.Logger()); err == nil || !strings.HasPrefix(err.Error(), "--peer-tls-cert-file: ") || !strings.Contains(err.Error(), "--peer-tls-ca-file") {
+		t.Errorf("%v", err)
+		if err == nil {
+			s.close()
+		}
+	}
+	write("weir.test")
+	s, err := openSecurity(cfg, book.Logger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	before := s.peers.Expiry()
+	write("another")
+	// Files that do not belong together, as they may be seen on the way, are another complaint.
+	eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
+	if !strings.Contains(book.String(), `msg="not taken, what was in force stays" what=peer_certificates`) || !s.peers.Expiry().Equal(before) {
+		t.Errorf("log:\n%s", book.String())
+	}
+}
+
 // recorder keeps what is written to a connection.
 type recorder struct {
 	net.Conn
