@@ -32,6 +32,10 @@ type Files struct {
 type Config struct {
 	// Flags are the names of the settings that the files come from, for messages.
 	Flags Files
+	// OwnName is for those who present what they demand, as nodes do to each other: Cert must be by one of the authorities in CA,
+	// fit for both ends of a connection, and have this name (see Rules.Name). Other files are not taken, not even by Open: whoever
+	// presented them would be cut off. That a certificate is not valid yet is no reason, for clocks differ. Empty: not looked at.
+	OwnName string
 	// OnChange is called when new files are in force, OnError when they cannot be: what was in force stays. Not for those
 	// that Open itself loads. One call at a time, which must not call Close. Both may be nil.
 	OnChange func()
@@ -130,7 +134,37 @@ func (s *Source) parse(contents [][]byte) (*content, error) {
 			return nil, &flagError{s.cfg.Flags.CA, s.files.CA, err}
 		}
 	}
+	if s.cfg.OwnName != "" {
+		if err := s.usable(c); err != nil {
+			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, fmt.Errorf("whoever goes by the same %s and name would refuse it: %w", s.cfg.Flags.CA, err)}
+		}
+	}
 	return c, nil
+}
+
+// usable says why others with the same authorities and Rules would refuse the certificate.
+func (s *Source) usable(c *content) error {
+	if c.cert == nil {
+		return errors.New("there is no certificate")
+	}
+	var chain []*x509.Certificate
+	for i, der := range c.cert.Certificate {
+		cert, err := x509.ParseCertificate(der)
+		if err != nil {
+			return fmt.Errorf("certificate %d: %w", i+1, err)
+		}
+		chain = append(chain, cert)
+	}
+	now := s.cfg.Now()
+	if begins := chain[0].NotBefore; begins.After(now) {
+		now = begins
+	}
+	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		if err := refusal(chain, c.roots, now, s.cfg.OwnName, usage); err != nil {
+			return err.err
+		}
+	}
+	return nil
 }
 
 // Authorities reads certificates in PEM form. Unlike x509.CertPool.AppendCertsFromPEM it passes over nothing: an authority that is left out without a
@@ -276,7 +310,12 @@ func (s *Source) Client(rules Rules) *tls.Config {
 
 // verify is the one place where certificates are looked at.
 func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) error {
-	err := s.refusal(state, rules, usage)
+	var err *RefusedError
+	if len(state.PeerCertificates) > 0 {
+		err = refusal(state.PeerCertificates, s.watcher.Current().roots, s.cfg.Now(), rules.Name, usage)
+	} else if rules.Demand != IfGiven {
+		err = &RefusedError{NoCertificate, errors.New("no certificate was presented")}
+	}
 	if err == nil {
 		return nil
 	}
@@ -286,18 +325,13 @@ func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, u
 	return err
 }
 
-func (s *Source) refusal(state tls.ConnectionState, rules Rules, usage x509.ExtKeyUsage) *RefusedError {
-	if len(state.PeerCertificates) == 0 {
-		if rules.Demand == IfGiven {
-			return nil
-		}
-		return &RefusedError{NoCertificate, errors.New("no certificate was presented")}
-	}
-	leaf := state.PeerCertificates[0]
+// refusal says why a certificate, the first of chain, is not good enough.
+func refusal(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string, usage x509.ExtKeyUsage) *RefusedError {
+	leaf := chain[0]
 	options := x509.VerifyOptions{
-		Roots: s.watcher.Current().roots, Intermediates: x509.NewCertPool(), CurrentTime: s.cfg.Now(), KeyUsages: []x509.ExtKeyUsage{usage},
+		Roots: roots, Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
 	}
-	for _, c := range state.PeerCertificates[1:] {
+	for _, c := range chain[1:] {
 		options.Intermediates.AddCert(c)
 	}
 	if options.Roots == nil {
@@ -307,8 +341,8 @@ func (s *Source) refusal(state tls.ConnectionState, rules Rules, usage x509.ExtK
 	if _, err := leaf.Verify(options); err != nil {
 		return &RefusedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
 	}
-	if (rules.Name != "" || usage == x509.ExtKeyUsageServerAuth) && !slices.Contains(names(leaf), rules.Name) {
-		return &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), rules.Name)}
+	if (name != "" || usage == x509.ExtKeyUsageServerAuth) && !slices.Contains(names(leaf), name) {
+		return &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
 	}
 	return nil
 }

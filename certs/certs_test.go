@@ -303,3 +303,87 @@ func TestOpenErrors(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestOwnName: a certificate that others would refuse is not taken, at the start or later, and what was in force stays.
+func TestOwnName(t *testing.T) {
+	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
+	good := certstest.Leaf{URIs: []string{"weir://other", cluster}}
+	config := func() Config { return Config{Flags: Files{"--cert", "--key", "--ca"}, OwnName: cluster} }
+	ofOther := func(dir string) Files { // by a, where b is trusted
+		cert, key, ca := a.Write(dir, good)
+		if err := os.WriteFile(ca, b.PEM, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return Files{cert, key, ca}
+	}
+	of := func(dir string, leaf certstest.Leaf) Files {
+		cert, key, ca := a.Write(dir, leaf)
+		return Files{cert, key, ca}
+	}
+	bad := map[string]func(dir string) Files{
+		"signed by unknown authority": ofOther,
+		`where "` + cluster + `" is`: func(dir string) Files {
+			return of(dir, certstest.Leaf{URIs: []string{"weir://other"}, DNS: []string{"weir"}})
+		},
+		"incompatible key usage": func(dir string) Files {
+			return of(dir, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+		},
+		"incompatible key usage ": func(dir string) Files {
+			return of(dir, certstest.Leaf{URIs: []string{cluster}, Usages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+		},
+	}
+	for want, files := range bad {
+		s, err := Open(files(t.TempDir()), config())
+		if err == nil {
+			s.Close()
+		}
+		if want = strings.TrimSpace(want); err == nil || !strings.HasPrefix(err.Error(), "--cert: ") || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--ca") {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	cert, key, _ := a.Write(t.TempDir(), good)
+	if s, err := Open(Files{Cert: cert, Key: key}, config()); err == nil || !strings.Contains(err.Error(), "no authority") {
+		s.Close()
+		t.Errorf("%v", err)
+	}
+
+	dir := t.TempDir()
+	changed, failed := make(chan struct{}, 10), make(chan error, 10)
+	cfg := config()
+	cfg.OnChange, cfg.OnError = func() { changed <- struct{}{} }, func(err error) { failed <- err }
+	files := of(dir, good)
+	s, err := Open(files, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	before := s.Expiry()
+	for want, write := range bad {
+		want = strings.TrimSpace(want)
+		write(dir)
+		for s.Err() == nil || !strings.Contains(s.Err().Error(), want) { // between two files that do not belong together there are other errors
+			<-failed
+		}
+		if !s.Expiry().Equal(before) {
+			t.Errorf("%s is taken", want)
+		}
+	}
+	soon := time.Now().Add(time.Hour).Truncate(time.Second)
+	good.NotAfter = soon
+	of(dir, good)
+	for s.Err() != nil || !s.Expiry().Equal(soon) {
+		select {
+		case <-changed:
+		case <-failed:
+		}
+	}
+
+	// Nobody's clock is so exact that one could wait for the moment from which on a certificate is valid.
+	cfg = config()
+	cfg.Now = func() time.Time { return time.Now().Add(-2 * time.Hour) }
+	early, err := Open(of(t.TempDir(), good), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	early.Close()
+}

@@ -310,13 +310,13 @@ func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.
 }
 
 // CheckTo asks the service that the node stands for.
-func (n *node) CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error {
+func (n *node) CheckTo(ctx context.Context, checks []limiter.Check, _ limiter.Refused, results []limiter.Result) error {
 	got, err := n.svc.Check(ctx, checks)
 	copy(results, got)
 	return err
 }
 
-// Begin and Finish make a node the rpc.Service of its streams. What comes before an answer comes before each check's, side by
+// Begin and Finish make a node the limiter.BatchService of its streams. What comes before an answer comes before each check's, side by
 // side.
 func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
 	n.messages.Add(1)
@@ -496,9 +496,9 @@ func (n *node) hold() (release func()) {
 	}
 }
 
-// steps are the methods of a node that are rpc.Service's.
+// steps are the methods of a node that a limiter.BatchService has and a Service has not.
 type steps interface {
-	CheckTo(context.Context, []limiter.Check, []limiter.Result) error
+	CheckTo(context.Context, []limiter.Check, limiter.Refused, []limiter.Result) error
 	Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error)
 	Finish(context.Context, *limiter.Batch, []int)
 }

@@ -50,7 +50,7 @@ func (l *Limiter) checkHere(ctx context.Context, key string, n int64, d *Decisio
 	target.Key = key
 	checks := [1]limiter.Check{{Target: target, Cost: n}}
 	var results [1]limiter.Result
-	if l.c.here.CheckTo(ctx, checks[:], results[:]) != nil {
+	if l.c.here.CheckTo(ctx, checks[:], nil, results[:]) != nil {
 		return false, nil
 	}
 	if err := results[0].Err; err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/logtest"
 )
 
 const patience = 20 * time.Second // before a test gives up waiting for a condition
@@ -65,24 +66,7 @@ func within(d time.Duration, condition func() bool) bool {
 // testNode is a cluster with what it has logged.
 type testNode struct {
 	*Cluster
-	log *syncBuffer
-}
-
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
+	log *logtest.Buffer
 }
 
 // config is one for tests: on the loopback address, in a hurry.
@@ -103,7 +87,7 @@ func config(name string, seeds ...string) Config {
 
 func startNode(t *testing.T, cfg Config) testNode {
 	t.Helper()
-	n := testNode{log: &syncBuffer{}}
+	n := testNode{log: new(logtest.Buffer)}
 	cfg.Logger = slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	if n.Cluster, err = Start(cfg); err != nil {

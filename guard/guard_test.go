@@ -158,27 +158,30 @@ func TestWithoutList(t *testing.T) {
 			t.Errorf("%s: %v, want %s", c.name, denial, c.want)
 		}
 	}
-	if svc := limiter.Service(&fake{}); open.Service("http", svc) != svc {
+	if svc := limiter.BatchService(&fake{}); open.Service("http", svc) != svc {
 		t.Error("without an access file a service is wrapped")
 	}
 }
 
 // fake notes what it is asked, and fails on a key "bad".
 type fake struct {
-	limiter.Service
+	limiter.BatchService
 	asked []string
 }
 
-func (f *fake) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
-	results := make([]limiter.Result, len(checks))
+func (f *fake) CheckTo(_ context.Context, checks []limiter.Check, refused limiter.Refused, results []limiter.Result) error {
 	for i, c := range checks {
+		if e := refused[i]; e != nil {
+			results[i] = limiter.Result{Err: e}
+			continue
+		}
 		if c.Key == "bad" {
-			return nil, (&limiter.Error{Kind: limiter.Invalid, Field: "key", Message: "is bad"}).In(i, len(checks))
+			return (&limiter.Error{Kind: limiter.Invalid, Field: "key", Message: "is bad"}).In(i, len(checks))
 		}
 		f.asked = append(f.asked, c.Policy+c.Namespace+"/"+c.Key)
 		results[i].Policy = c.Policy
 	}
-	return results, nil
+	return nil
 }
 
 func (f *fake) note(what string, t limiter.Target) { f.asked = append(f.asked, what+" "+t.Policy) }
@@ -430,7 +433,7 @@ func TestBatchInSteps(t *testing.T) {
 	}
 	next := limiter.New(limiter.Config{Policies: set})
 	t.Cleanup(next.Close)
-	svc := w.Batches("grpc", next)
+	svc := w.Service("grpc", next)
 	var b limiter.Batch
 	of := func(policy string) limiter.Check {
 		return limiter.Check{Target: limiter.Target{Policy: policy, Key: "k"}, Cost: 1}
@@ -457,4 +460,38 @@ func TestBatchInSteps(t *testing.T) {
 	if _, err := svc.Begin(t.Context(), &b); err == nil || err.Kind != limiter.Denied {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestCheckToAllocatesNothing: to look at who asks what costs a call that is in order no memory.
+func TestCheckToAllocatesNothing(t *testing.T) {
+	w := watch(t)
+	svc := w.Service("grpc", &quiet{})
+	ctx := w.come(t, shop, access.Check)
+	checks := []limiter.Check{{Target: limiter.Target{Policy: "login", Key: "k"}, Cost: 1}}
+	results := make([]limiter.Result, 1)
+	if n := testing.AllocsPerRun(100, func() {
+		if err := svc.CheckTo(ctx, checks, nil, results); err != nil {
+			t.Fatal(err)
+		}
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	// What a service in front has refused stays so.
+	own := &limiter.Error{Kind: limiter.TooLarge}
+	checks = append(checks, checks[0], limiter.Check{Target: limiter.Target{Policy: "payout", Key: "k"}, Cost: 1})
+	results = make([]limiter.Result, 3)
+	next := &fake{}
+	if err := w.Service("grpc", next).CheckTo(ctx, checks, limiter.Refused{1: own}, results); err != nil || len(next.asked) != 1 {
+		t.Fatalf("%v, asked %q", err, next.asked)
+	}
+	if results[0].Err != nil || results[1].Err != own || !isDenied(results[2].Err, "policy") {
+		t.Errorf("%+v", results)
+	}
+}
+
+// quiet is a service that answers nothing.
+type quiet struct{ limiter.BatchService }
+
+func (quiet) CheckTo(context.Context, []limiter.Check, limiter.Refused, []limiter.Result) error {
+	return nil
 }

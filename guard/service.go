@@ -2,8 +2,8 @@ package guard
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/weirlimit/weir/access"
@@ -13,7 +13,7 @@ import (
 // Service returns svc for those whom the Guard has let in at a door: each call is held to the roles, policies and
 // namespaces of its caller, and a check of a batch that is not for the caller is answered by an error of its own. A
 // context that did not come through the Guard is nobody's, and denied. Without an access file it is svc itself.
-func (g *Guard) Service(door string, svc limiter.Service) limiter.Service {
+func (g *Guard) Service(door string, svc limiter.BatchService) limiter.BatchService {
 	if g.cfg.List == nil {
 		return svc
 	}
@@ -23,7 +23,7 @@ func (g *Guard) Service(door string, svc limiter.Service) limiter.Service {
 type service struct {
 	door  string
 	guard *Guard
-	next  limiter.Service
+	next  limiter.BatchService
 }
 
 // caller returns who asks, or why nobody is known to.
@@ -74,118 +74,56 @@ func (s *service) may(ctx context.Context, role access.Role, t *limiter.Target) 
 	return nil
 }
 
-// BatchService is a Service that takes batches in two steps; see limiter.Batch.
-type BatchService interface {
-	limiter.Service
-	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
-	Begin(context.Context, *limiter.Batch) (open []int, err *limiter.Error)
-	Finish(ctx context.Context, b *limiter.Batch, open []int)
-}
-
-// Batches is Service for one that takes batches in two steps.
-func (g *Guard) Batches(door string, svc BatchService) BatchService {
-	if g.cfg.List == nil {
-		return svc
-	}
-	return &batches{service{door: door, guard: g, next: svc}, svc}
-}
-
-type batches struct {
-	service
-	next BatchService
-}
-
-// CheckTo implements BatchService.
-func (s *batches) CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error {
-	got, err := s.Check(ctx, checks)
-	copy(results, got)
-	return err
-}
-
-// Begin implements BatchService.
-func (s *batches) Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
-	c, denied := s.caller(ctx, access.Check)
-	if denied != nil {
-		return nil, denied
-	}
-	for i := range b.Checks {
-		if e := s.target(ctx, c, &b.Checks[i].Target); e != nil {
-			if b.Refused == nil {
-				b.Refused = make(map[int]*limiter.Error)
-			}
-			b.Refused[i] = e
-		}
-	}
-	return s.next.Begin(ctx, b)
-}
-
-// Finish implements BatchService.
-func (s *batches) Finish(ctx context.Context, b *limiter.Batch, open []int) {
-	s.next.Finish(ctx, b, open)
-}
-
-// Check implements limiter.Service.
-func (s *service) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {
-	c, denied := s.caller(ctx, access.Check)
-	if denied != nil {
-		return nil, denied
-	}
-	var refused []*limiter.Error // by check; nil as long as there is none
+// refusals are those of a batch's checks that are not for the caller.
+func (s *service) refusals(ctx context.Context, c *access.Caller, checks []limiter.Check) (refused limiter.Refused) {
 	for i := range checks {
 		if e := s.target(ctx, c, &checks[i].Target); e != nil {
 			if refused == nil {
-				refused = make([]*limiter.Error, len(checks))
+				refused = make(limiter.Refused)
 			}
 			refused[i] = e
 		}
 	}
-	if refused == nil {
-		return s.next.Check(ctx, checks)
-	}
-	// The rest is decided, and put back to where it was asked for.
-	var rest []limiter.Check
-	var at []int
-	results := make([]limiter.Result, len(checks))
-	for i, e := range refused {
-		if e != nil {
-			results[i].Err = e
-			continue
-		}
-		rest = append(rest, checks[i])
-		at = append(at, i)
-	}
-	if len(rest) == 0 {
-		return results, nil
-	}
-	decided, err := s.next.Check(ctx, rest)
-	if err != nil {
-		return nil, inBatch(err, at, len(checks))
-	}
-	for i := range decided {
-		results[at[i]] = decided[i]
-	}
-	return results, nil
+	return refused
 }
 
-// inBatch has an error about one of some checks of a batch of n name the place that it has in the batch; at says which
-// they were.
-func inBatch(err error, at []int, n int) error {
-	var e *limiter.Error
-	if !errors.As(err, &e) {
-		return err
+// Begin implements limiter.BatchService.
+func (s *service) Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+	c, denied := s.caller(ctx, access.Check)
+	if denied != nil {
+		return nil, denied
 	}
-	if len(at) == 1 {
-		if e.Field == "" {
-			return e
-		}
-		return e.In(at[0], n)
+	b.Refused = s.refusals(ctx, c, b.Checks)
+	return s.next.Begin(ctx, b)
+}
+
+// Finish implements limiter.BatchService.
+func (s *service) Finish(ctx context.Context, b *limiter.Batch, open []int) {
+	s.next.Finish(ctx, b, open)
+}
+
+// CheckTo implements limiter.BatchService. What others refuse already stays refused.
+func (s *service) CheckTo(ctx context.Context, checks []limiter.Check, refused limiter.Refused, results []limiter.Result) error {
+	c, denied := s.caller(ctx, access.Check)
+	if denied != nil {
+		return denied
 	}
-	var i int
-	if _, scanned := fmt.Sscanf(e.Field, "checks[%d]", &i); scanned != nil || i < 0 || i >= len(at) {
-		return e
+	own := s.refusals(ctx, c, checks)
+	if own == nil {
+		own = refused
+	} else {
+		maps.Copy(own, refused)
 	}
-	prefix := fmt.Sprintf("checks[%d]", i)
-	return &limiter.Error{Kind: e.Kind, Field: fmt.Sprintf("checks[%d]", at[i]) + e.Field[len(prefix):], Message: e.Message}
+	return s.next.CheckTo(ctx, checks, own, results)
+}
+
+// Check implements limiter.Service.
+func (s *service) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+	results := make([]limiter.Result, len(checks))
+	if err := s.CheckTo(ctx, checks, nil, results); err != nil {
+		return nil, err
+	}
+	return results, nil
 }
 
 // CheckAll implements limiter.Service.

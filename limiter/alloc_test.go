@@ -34,7 +34,7 @@ func TestNoAllocations(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			results := make([]Result, len(checks))
 			decide := func() {
-				if err := l.CheckTo(t.Context(), checks, results); err != nil || results[0].Err != nil {
+				if err := l.CheckTo(t.Context(), checks, nil, results); err != nil || results[0].Err != nil {
 					t.Fatal(err, results[0].Err)
 				}
 			}

@@ -10,10 +10,8 @@ import (
 // answered, which saves its memory.
 type Batch struct {
 	// Checks are the questions. Their keys may be parts of larger texts.
-	Checks []Check
-	// Refused are checks, by place, that are answered by an error in place of a decision: those that their caller may not
-	// ask. Nil: none.
-	Refused map[int]*Error
+	Checks  []Check
+	Refused Refused
 	// Traces are the contexts of spans, by check, that what is done for the checks hangs below (see Span.Context); empty for one
 	// that is not traced. Nil: none is.
 	Traces []string

@@ -219,3 +219,32 @@ func FuzzOp(f *testing.F) {
 		}
 	})
 }
+
+// TestRefused: what is refused beforehand is not looked at, keeps its place, and charges nothing; whether or not the call is
+// traced.
+func TestRefused(t *testing.T) {
+	for name, tracer := range map[string]Tracer{"untraced": nil, "traced": &spans{ended: make(map[string][]Traced)}} {
+		t.Run(name, func(t *testing.T) {
+			l := New(Config{Policies: policies(t, plain), Tracer: tracer})
+			defer l.Close()
+			own := &Error{Kind: Denied, Field: "policy"}
+			checks := []Check{named("p", "", -1), named("p", "k", 1), named("p", "k", 1), named("p", "k", 1)}
+			results := make([]Result, len(checks))
+			for i := range results {
+				results[i] = Result{Decision: Decision{Granted: 99}, Err: own} // of another call
+			}
+			if err := l.CheckTo(t.Context(), checks, Refused{0: own, 2: own}, results); err != nil {
+				t.Fatal(err)
+			}
+			for i, want := range []int64{-1, 9, -1, 8} {
+				r := results[i]
+				if refused := want < 0; (r.Err != nil) != refused || refused && (r.Err != own || r.Granted != 0) || !refused && r.Remaining != want {
+					t.Errorf("check %d: %+v", i, r)
+				}
+			}
+			checks[3].Key = ""
+			err := l.CheckTo(t.Context(), checks, Refused{0: own}, results)
+			wantError(t, err, Invalid, "checks[3].key")
+		})
+	}
+}

@@ -120,7 +120,7 @@ type Limiter struct {
 	closing sync.Once
 }
 
-var _ Service = (*Limiter)(nil)
+var _ BatchService = (*Limiter)(nil)
 
 // New returns a running Limiter.
 func New(cfg Config) *Limiter {
@@ -260,15 +260,15 @@ func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
 		return nil, err
 	}
 	results := make([]Result, len(checks))
-	if err := l.CheckTo(ctx, checks, results); err != nil {
+	if err := l.CheckTo(ctx, checks, nil, results); err != nil {
 		return nil, err
 	}
 	return results, nil
 }
 
-// CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held. It takes no memory
-// for a check that this node answers by itself under a single limit, and keeps nothing of either.
-func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result) error {
+// CheckTo implements BatchService. It takes no memory for a check that this node answers by itself under a single limit, and
+// keeps nothing of what it is given.
+func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, results []Result) error {
 	if err := ValidBatch(len(checks)); err != nil {
 		return err
 	}
@@ -276,7 +276,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result)
 		return err
 	}
 	if l.cfg.Tracer != nil {
-		if traced, err := l.checkTraced(ctx, checks, results); traced {
+		if traced, err := l.checkTraced(ctx, checks, refused, results); traced {
 			return err
 		}
 	}
@@ -292,6 +292,9 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result)
 	}
 	t := l.table.Load()
 	for i := range checks {
+		if refused[i] != nil {
+			continue
+		}
 		err := l.identify(t, &checks[i].Target, &subjects[i])
 		if err == nil {
 			err = checks[i].valid(OpCheck)
@@ -305,6 +308,10 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, results []Result)
 	for i := range checks {
 		results[i].Err = nil
 		d := &results[i].Decision
+		if e := refused[i]; e != nil {
+			results[i] = Result{Err: e}
+			continue
+		}
 		done, ticket, err := l.direct(t, &checks[i], &subjects[i], &now, d)
 		if !done {
 			op := late.next(checks, i, &subjects[i])

@@ -258,7 +258,7 @@ func BenchmarkCheck(b *testing.B) {
 	results := make([]Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, results); err != nil {
+		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -272,7 +272,7 @@ func BenchmarkCheckParallel(b *testing.B) {
 		ctx, checks, results := b.Context(), []Check{named("p", "some-user", 1)}, make([]Result, 1)
 		for i := 0; pb.Next(); i++ {
 			checks[0].Key = keys[i%len(keys)]
-			if err := l.CheckTo(ctx, checks, results); err != nil {
+			if err := l.CheckTo(ctx, checks, nil, results); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -287,7 +287,7 @@ func BenchmarkCheckInline(b *testing.B) {
 	results := make([]Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, results); err != nil {
+		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -304,7 +304,7 @@ func BenchmarkBatch100(b *testing.B) {
 	results := make([]Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := l.CheckTo(ctx, checks, results); err != nil {
+		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
 			b.Fatal(err)
 		}
 	}

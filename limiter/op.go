@@ -77,21 +77,23 @@ func (out *Outcome) pending() bool { return out.ticket != 0 || out.NotHolder != 
 type Outcome struct {
 	Decision  Decision      // check, acquire, reserve
 	ExpiresIn time.Duration // renew
-	Released  bool          // release
 	Refunded  int64         // refund, settle
 
-	Err         *Error
-	NotHolder   *Holder // the receiver does not decide for the partition, and who does as far as it knows
-	Unreachable bool    // no answer came; whether it was carried out is not known
+	Err       *Error
+	NotHolder *Holder // the receiver does not decide for the partition, and who does as far as it knows
 
 	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for: when
 	// the decider's lease runs out another node may decide, and know nothing of this. 0: for ever.
 	Lease time.Duration
 
-	parked bool   // with NotHolder: this node waited, and there is a holder now
-	shut   bool   // with NotHolder: it was this node that turned out not to be the holder
 	until  int64  // the same as an instant of this node's boot clock; 0: for ever
 	ticket uint64 // the answer waits for this much progress of the partition; 0: for nothing
+
+	// Side by side: there are thousands of operations in large batches, and alone each of these would take eight bytes.
+	Unreachable bool // no answer came; whether it was carried out is not known
+	Released    bool // release
+	parked      bool // with NotHolder: this node waited, and there is a holder now
+	shut        bool // with NotHolder: it was this node that turned out not to be the holder
 	// ungranted: nothing was done, because this node is the holder and may not decide under a strict rule at the moment.
 	ungranted bool
 }

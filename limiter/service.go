@@ -148,6 +148,20 @@ type Service interface {
 	Reset(ctx context.Context, t Target) error
 }
 
+// BatchService is a Service that puts answers where its caller wants them, and takes batches in two steps. A Limiter is one.
+type BatchService interface {
+	Service
+	// CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held.
+	CheckTo(ctx context.Context, checks []Check, refused Refused, results []Result) error
+	// Begin answers what can be answered at once, and Finish the rest; see Limiter.
+	Begin(ctx context.Context, b *Batch) (open []int, err *Error)
+	Finish(ctx context.Context, b *Batch, open []int)
+}
+
+// Refused are checks of a batch, by place, that are not looked at but answered by an error: those that their caller may not
+// ask. Nil: none.
+type Refused map[int]*Error
+
 // Kind classes an Error for the doors, which turn it into their own codes.
 type Kind uint8
 

@@ -49,15 +49,20 @@ const (
 
 // checkTraced is CheckTo for a call that is traced, by the way of all other operations, which tell more of themselves; it
 // reports false for one that is not.
-func (l *Limiter) checkTraced(ctx context.Context, checks []Check, results []Result) (traced bool, err error) {
+func (l *Limiter) checkTraced(ctx context.Context, checks []Check, refused Refused, results []Result) (traced bool, err error) {
 	ctx, span := l.cfg.Tracer.Start(ctx, "decide")
 	if span == nil {
 		return false, nil
 	}
-	ops := make([]Op, len(checks))
-	for i := range ops {
-		ops[i] = Op{Kind: OpCheck, Check: checks[i]}
-		if err := l.prepare(&ops[i]); err != nil {
+	ops := make([]Op, 0, len(checks))
+	of := make([]int, 0, len(checks)) // of each, which check it is
+	for i := range checks {
+		if e := refused[i]; e != nil {
+			results[i] = Result{Err: e}
+			continue
+		}
+		ops, of = append(ops, Op{Kind: OpCheck, Check: checks[i]}), append(of, i)
+		if err := l.prepare(&ops[len(ops)-1]); err != nil {
 			span.End(nil) // nothing was decided
 			return true, err.In(i, len(checks))
 		}
@@ -65,9 +70,10 @@ func (l *Limiter) checkTraced(ctx context.Context, checks []Check, results []Res
 	l.runUntraced(ctx, ops)
 	l.endSpan(span, ops)
 	for i := range ops {
-		results[i] = Result{Decision: ops[i].Outcome.Decision}
+		r := &results[of[i]]
+		*r = Result{Decision: ops[i].Outcome.Decision}
 		if err := ops[i].Outcome.Err; err != nil {
-			results[i].Err = err
+			r.Err = err
 		}
 	}
 	return true, nil

@@ -22,17 +22,9 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Service is what a Server stands on: see limiter.Limiter.
-type Service interface {
-	limiter.Service
-	CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error
-	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error)
-	Finish(ctx context.Context, b *limiter.Batch, open []int)
-}
-
 // ServerConfig is what a Server needs. Service, Status and Topology are required.
 type ServerConfig struct {
-	Service Service
+	Service limiter.BatchService
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
 	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
@@ -52,7 +44,7 @@ type ServerConfig struct {
 // Server answers callers.
 type Server struct {
 	weirv1.UnimplementedLimiterServer
-	svc     Service
+	svc     limiter.BatchService
 	cfg     ServerConfig
 	batches sync.Pool      // of *limiter.Batch
 	calls   sync.Pool      // of *call
@@ -107,23 +99,19 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	r.RegisterService(&desc, s)
 }
 
-// handleCheck is the generated handler, but for the request, which is used again.
+// handleCheck is the generated handler, but for the request, which is used again: as soon as it has been read, for a call may
+// wait long, and 1000 checks take 250 KB in this form. No interceptor may look at it once it has handed it on.
 func handleCheck(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
 	in := weirv1.CheckRequestFromVTPool()
-	defer func() {
-		if cap(in.Checks) <= 2*limiter.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
-			in.ReturnToVTPool()
-		}
-	}()
 	if err := decode(dec, in); err != nil {
 		return nil, err
 	}
-	server := srv.(weirv1.LimiterServer)
+	server := srv.(*Server)
 	if i == nil {
-		return server.Check(ctx, in)
+		return server.check(ctx, in, true)
 	}
 	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: weirv1.Limiter_Check_FullMethodName}
-	return i(ctx, in, info, func(ctx context.Context, in any) (any, error) { return server.Check(ctx, in.(*weirv1.CheckRequest)) })
+	return i(ctx, in, info, func(ctx context.Context, _ any) (any, error) { return server.check(ctx, in, true) })
 }
 
 // decode reads a message with what gRPC reads messages with.
@@ -140,6 +128,11 @@ func decode(read func(any) error, into proto.Message) error {
 
 // Check implements weirv1.LimiterServer.
 func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	return s.check(ctx, in, false)
+}
+
+// check is Check, and puts a request that is pooled back when it has read it.
+func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool) (*weirv1.CheckResponse, error) {
 	if err := limiter.ValidBatch(len(in.Checks)); err != nil {
 		return nil, statusOf(err)
 	}
@@ -154,10 +147,14 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 		}
 		checks[i] = limiter.Check{Target: t, Cost: cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
 	}
-	if in.Atomic {
+	atomic := in.Atomic
+	if pooled && cap(in.Checks) <= 2*limiter.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
+		in.ReturnToVTPool()
+	}
+	if atomic {
 		return s.checkAll(ctx, slices.Clone(checks)) // what is left to settle may outlast the call
 	}
-	if err := s.svc.CheckTo(ctx, checks, results); err != nil {
+	if err := s.svc.CheckTo(ctx, checks, nil, results); err != nil {
 		return nil, statusOf(err)
 	}
 	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results)), Allowed: true}

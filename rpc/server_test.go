@@ -52,7 +52,7 @@ func (f fakeService) Cancel(context.Context, limiter.Target, string) (int64, err
 func (f fakeService) Refund(context.Context, limiter.Target, int64) (int64, error)  { return 0, f.err }
 func (f fakeService) Reset(context.Context, limiter.Target) error                   { return f.err }
 
-func (f fakeService) CheckTo(ctx context.Context, checks []limiter.Check, results []limiter.Result) error {
+func (f fakeService) CheckTo(ctx context.Context, checks []limiter.Check, _ limiter.Refused, results []limiter.Result) error {
 	got, err := f.Check(ctx, checks)
 	copy(results, got)
 	return err
@@ -63,7 +63,7 @@ func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limiter.Err
 }
 func (f fakeService) Finish(context.Context, *limiter.Batch, []int) {}
 
-func serveLimiter(t *testing.T, svc Service, opts ...grpc.ServerOption) (string, weirv1.LimiterClient) {
+func serveLimiter(t *testing.T, svc limiter.BatchService, opts ...grpc.ServerOption) (string, weirv1.LimiterClient) {
 	t.Helper()
 	noLeaks(t)
 	s := NewServer(ServerConfig{

@@ -1,7 +1,6 @@
 package keeper
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/test/logtest"
 )
 
 // patience is how long a test waits for what must happen. It is never waited for when all is well.
@@ -469,7 +469,7 @@ func TestBootTime(t *testing.T) {
 }
 
 func TestMessagesAndNotes(t *testing.T) {
-	var log syncBuffer
+	var log logtest.Buffer
 	out := &sent{}
 	k, c := newPuppet(t, func(cfg *Config) {
 		cfg.Sender = out
@@ -513,23 +513,6 @@ func TestRanges(t *testing.T) {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}
-}
-
-type syncBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (b *syncBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *syncBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 func TestStatus(t *testing.T) {

@@ -24,6 +24,7 @@ import (
 	"github.com/weirlimit/weir/certs/certstest"
 	"github.com/weirlimit/weir/client"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/logtest"
 )
 
 const accessFile = `
@@ -33,13 +34,13 @@ callers:
 `
 
 // guarded starts a node with an access file, and returns the tokens of shop and of everything.
-func guarded(t *testing.T, change func(*nodeConfig)) (n *node, shop, all string, book *logBook) {
+func guarded(t *testing.T, change func(*nodeConfig)) (n *node, shop, all string, book *logtest.Buffer) {
 	t.Helper()
 	shop, all = access.NewToken(), access.NewToken()
 	cfg := testConfig(t, "node")
 	cfg.Security.AccessFile = writeFile(t, "access.yaml", fmt.Sprintf(accessFile, access.Hash(shop), access.Hash(all)))
-	book = new(logBook)
-	cfg.Logger = book.logger()
+	book = new(logtest.Buffer)
+	cfg.Logger = book.Logger()
 	if change != nil {
 		change(&cfg)
 	}

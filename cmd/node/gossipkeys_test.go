@@ -24,6 +24,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/logtest"
 )
 
 // gossipKey is a key for tests, and gossipText how files have it.
@@ -94,8 +95,8 @@ func keysOf(n *node) []string {
 // TestRotateByCommand changes the key of three nodes under load, by the commands an operator gives. No check fails, nobody
 // is lost, and each step that would cut somebody off is refused.
 func TestRotateByCommand(t *testing.T) {
-	var book logBook
-	nodes := encryptedCluster(t, book.logger())
+	var book logtest.Buffer
+	nodes := encryptedCluster(t, book.Logger())
 	count, stop := askAll(t, nodes)
 	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
 	var out, errOut strings.Builder
@@ -195,8 +196,8 @@ func TestRotateByCommand(t *testing.T) {
 // TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that reaches
 // pods at different times. Nobody is cut off: each node waits until the others are as far.
 func TestRotateByFile(t *testing.T) {
-	var book logBook
-	nodes := encryptedCluster(t, book.logger())
+	var book logtest.Buffer
+	nodes := encryptedCluster(t, book.Logger())
 	_, stop := askAll(t, nodes)
 	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
 	replace := func(n *node, text string) {

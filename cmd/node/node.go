@@ -314,7 +314,7 @@ func (n *node) serve() {
 			grpc.ChainStreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)...)
 		n.callers = rpc.NewServer(rpc.ServerConfig{
-			Service: n.security.guard.Batches("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
+			Service: n.security.guard.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, Trace: n.traceStreamed(),
 		})
 		n.callers.Register(n.grpcServer)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/logtest"
 )
 
 // collector is an OTLP collector that keeps what it gets.
@@ -230,7 +230,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 
 // TestCallErrors: an error over gRPC has an id, which the log has too, and is counted; none of it says the key.
 func TestCallErrors(t *testing.T) {
-	var log lockedBuffer
+	var log logtest.Buffer
 	cfg := testConfig(t, "a")
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	n := mustStart(t, cfg)
@@ -264,25 +264,6 @@ func TestCallErrors(t *testing.T) {
 	if errors := page["weir_call_errors_total"]["code"]; !errors["NotFound"] || !errors["400"] {
 		t.Errorf("counted: %v", errors)
 	}
-}
-
-// lockedBuffer is a buffer that several goroutines write to.
-type lockedBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.Write(p)
-}
-
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }
 
 // TestNoCollector: a collector that is away holds nobody up.

@@ -100,13 +100,13 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 	}()
 	if cfg.TLS != (certs.Files{}) {
 		flags := certs.Files{Cert: "--tls-cert-file", Key: "--tls-key-file", CA: "--tls-client-ca-file"}
-		if s.callers, err = s.openCerts("certificates", cfg.TLS, flags); err != nil {
+		if s.callers, err = s.openCerts("certificates", cfg.TLS, flags, ""); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.PeerTLS != (certs.Files{}) {
 		flags := certs.Files{Cert: "--peer-tls-cert-file", Key: "--peer-tls-key-file", CA: "--peer-tls-ca-file"}
-		if s.peers, err = s.openCerts("peer_certificates", cfg.PeerTLS, flags); err != nil {
+		if s.peers, err = s.openCerts("peer_certificates", cfg.PeerTLS, flags, cfg.PeerName); err != nil {
 			return nil, err
 		}
 	}
@@ -142,10 +142,11 @@ func (s *security) openAccess() (*watch.Watcher[*access.List], error) {
 	})
 }
 
-func (s *security) openCerts(what string, files, flags certs.Files) (*certs.Source, error) {
+// openCerts opens certificates; ownName is what this side's own must have where it presents what it demands.
+func (s *security) openCerts(what string, files, flags certs.Files, ownName string) (*certs.Source, error) {
 	s.metrics.Watching(what)
 	return certs.Open(files, certs.Config{
-		Flags: flags,
+		Flags: flags, OwnName: ownName,
 		OnChange: func() {
 			s.metrics.Reloaded(what, true)
 			s.log.Info("changed", "what", what)

@@ -26,29 +26,8 @@ import (
 	"github.com/weirlimit/weir/certs"
 	"github.com/weirlimit/weir/certs/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/logtest"
 )
-
-// logBook is a log that a test can read.
-type logBook struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logBook) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logBook) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
-func (l *logBook) logger() *slog.Logger {
-	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
-}
 
 // loopback is what a certificate for a test's node is good for.
 var loopback = certstest.Leaf{DNS: []string{"weir.test"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
@@ -128,8 +107,8 @@ func TestTLS(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Security.TLS = filesOf(t, a, loopback)
 	cfg.Security.TLS.CA = ""
-	var book logBook
-	cfg.Logger = book.logger()
+	var book logtest.Buffer
+	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusOK || err != nil {
@@ -170,8 +149,8 @@ func TestTLS(t *testing.T) {
 // TestTLSOnPlainPort: whoever begins with TLS where plain text is spoken is cut off, counted and logged.
 func TestTLSOnPlainPort(t *testing.T) {
 	cfg := testConfig(t, "node")
-	var book logBook
-	cfg.Logger = book.logger()
+	var book logtest.Buffer
+	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	for name, d := range map[string]*door{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
@@ -408,9 +387,9 @@ func TestSecurityWarning(t *testing.T) {
 			[]string{"--peer-tls-cert-file", "--gossip-key-file"}, []string{"--tls-client-ca-file"}},
 		{"no gossip", func(c *nodeConfig) { c.GossipPort, c.PeerPort = portOff, portOff }, []string{"--access-file"}, []string{"--gossip-key-file"}},
 	} {
-		var book logBook
+		var book logtest.Buffer
 		cfg := testConfig(t, "node")
-		cfg.Bind, cfg.Logger = "0.0.0.0", book.logger()
+		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
 		c.change(&cfg)
 		s, err := openSecurity(cfg.Security, cfg.Logger)
 		if err != nil {
@@ -437,8 +416,8 @@ func TestSecurityWarning(t *testing.T) {
 
 // TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
-	var book logBook
-	s, err := openSecurity(securityConfig{}, book.logger())
+	var book logtest.Buffer
+	s, err := openSecurity(securityConfig{}, book.Logger())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -455,6 +434,37 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	text := book.String()
 	if strings.Count(text, "reason=one") != 2 || strings.Count(text, "reason=two") != 1 || !strings.Contains(text, "unlogged=99") || !strings.Contains(text, "192.0.2.1:9") {
 		t.Errorf("log:\n%s", text)
+	}
+}
+
+// TestPeerCertificateThatOthersRefuse: a node does not start with one, and does not take one later; it says so.
+func TestPeerCertificateThatOthersRefuse(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	dir := t.TempDir()
+	write := func(name string) certs.Files {
+		cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{name}})
+		return certs.Files{Cert: cert, Key: key, CA: ca}
+	}
+	var book logtest.Buffer
+	cfg := securityConfig{PeerTLS: write("another"), PeerName: "weir.test"}
+	if s, err := openSecurity(cfg, book.Logger()); err == nil || !strings.HasPrefix(err.Error(), "--peer-tls-cert-file: ") || !strings.Contains(err.Error(), "--peer-tls-ca-file") {
+		t.Errorf("%v", err)
+		if err == nil {
+			s.close()
+		}
+	}
+	write("weir.test")
+	s, err := openSecurity(cfg, book.Logger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	before := s.peers.Expiry()
+	write("another")
+	// Files that do not belong together, as they may be seen on the way, are another complaint.
+	eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
+	if !strings.Contains(book.String(), `msg="not taken, what was in force stays" what=peer_certificates`) || !s.peers.Expiry().Equal(before) {
+		t.Errorf("log:\n%s", book.String())
 	}
 }
 

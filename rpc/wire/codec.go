@@ -18,10 +18,19 @@ import (
 // those of the health service, take gRPC's own way. It is given to a server (grpc.ForceServerCodecV2) or a connection
 // (grpc.ForceCodecV2), and not registered, so that a program that links Weir's client keeps its own. The bytes are the
 // same.
-func Codec() encoding.CodecV2 { return codec{other: encoding.GetCodecV2(standard.Name)} }
+func Codec() encoding.CodecV2 {
+	// The sizes are powers of two, so that none takes more than twice what it needs: gRPC's own pool has none between 32 KiB and
+	// 1 MiB, and sets to zero what it hands out, so that a message of 60 KB costs a megabyte of memory and of work.
+	pool, err := mem.NewBinaryTieredBufferPool(10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+	if err != nil { // on machines whose words cannot count to 8 MiB
+		pool = mem.DefaultBufferPool()
+	}
+	return codec{other: encoding.GetCodecV2(standard.Name), pool: pool}
+}
 
 type codec struct {
 	other encoding.CodecV2
+	pool  mem.BufferPool
 }
 
 // message is what vtprotobuf generates.
@@ -61,13 +70,12 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		}
 		return mem.BufferSlice{mem.SliceBuffer(b)}, nil
 	}
-	pool := mem.DefaultBufferPool()
-	b := pool.Get(size)
+	b := c.pool.Get(size)
 	if _, err := m.MarshalToSizedBufferVT(*b); err != nil {
-		pool.Put(b)
+		c.pool.Put(b)
 		return nil, err
 	}
-	return mem.BufferSlice{mem.NewBuffer(b, pool)}, nil
+	return mem.BufferSlice{mem.NewBuffer(b, c.pool)}, nil
 }
 
 // Unmarshal implements encoding.CodecV2. A message that keeps its room is decoded into the room it has.
@@ -85,7 +93,7 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	} else {
 		m.Reset()
 	}
-	b := data.MaterializeToBuffer(mem.DefaultBufferPool())
+	b := data.MaterializeToBuffer(c.pool)
 	defer b.Free() // the generated code copies what it keeps
 	return m.UnmarshalVT(b.ReadOnlyData())
 }

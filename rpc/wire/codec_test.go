@@ -69,3 +69,23 @@ func TestMalformed(t *testing.T) {
 		}
 	}
 }
+
+// TestBuffersFit: a message takes a buffer of its own size, or twice that at most.
+func TestBuffersFit(t *testing.T) {
+	c := Codec()
+	for size := 2 << 10; size <= 8<<20; size = size*3 + 1 {
+		in := &weirv1.CheckStreamRequest{Keys: make([]byte, size)}
+		data, err := c.Marshal(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, room := data.Len(), cap(data[0].ReadOnlyData()); len(data) != 1 || room > 2*n {
+			t.Errorf("%d bytes take %d", n, room)
+		}
+		var out weirv1.CheckStreamRequest
+		if err := c.Unmarshal(data, &out); err != nil || len(out.Keys) != size {
+			t.Errorf("%d bytes are %d when read: %v", size, len(out.Keys), err)
+		}
+		data.Free()
+	}
+}

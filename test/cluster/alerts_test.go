@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/logtest"
 )
 
 // prometheus is a running Prometheus server.
@@ -47,7 +49,7 @@ scrape_configs:
     static_configs: [{targets: [%s]}]
 `, writeFile(t, "alerts.yaml", string(rules)), targets)
 	p := &prometheus{t: t, addr: freeAddr(t)}
-	var log output
+	var log logtest.Buffer
 	cmd := exec.Command(server, "--config.file="+writeFile(t, "prometheus.yml", config), "--web.listen-address="+p.addr,
 		"--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
 	cmd.Stdout, cmd.Stderr = &log, &log

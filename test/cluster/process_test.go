@@ -13,10 +13,11 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/logtest"
 )
 
 // Deadlines of conditions that hold within a second on an idle machine, and are waited for on a busy one.
@@ -30,31 +31,12 @@ const (
 type process struct {
 	t              *testing.T
 	cmd            *exec.Cmd
-	stdout, stderr output
+	stdout, stderr logtest.Buffer
 	done           chan struct{} // closed when it has ended, after everything it wrote has been read
 	web            *http.Client  // that reaches it
 
 	// From the ready line.
 	name, http, grpc, gossip, peer string
-}
-
-// output is what a process has written so far.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
 }
 
 // environment is this process's own without settings of Weir.

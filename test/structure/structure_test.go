@@ -47,6 +47,7 @@ var mayImport = map[string]string{
 	"cmd/node":           "access algo certs cluster cluster/keeper cluster/ownership gateway/http guard limiter metrics policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire tracing watch",
 	"tracing":            "limiter",
 	"test/checker":       "",
+	"test/logtest":       "",
 	"test/cluster":       "",
 	"test/simulation":    "",
 	"test/model":         "",
