@@ -11,8 +11,11 @@ import (
 // when there is none. During a rolling upgrade nodes of two builds live side by side, so a build that introduces a version
 // goes on speaking the one before; CONTRIBUTING.md says when a version is needed.
 const (
-	Protocol       = 1
+	Protocol       = 2
 	OldestProtocol = 1
+
+	// packedProtocol is the first whose batches and replies are packed.
+	packedProtocol = 2
 )
 
 // agree returns the version that this node uses with one that speaks from oldest to newest. A build from before there
