@@ -431,7 +431,7 @@ func (c *courier) write(stream peerv1.Ownership_ConverseClient, version uint32, 
 	for {
 		for msgs := c.take(); msgs != nil; msgs = c.take() {
 			frame := &peerv1.Frame{}
-			frame.Messages, c.packed = protoMessages(msgs, version >= protocolPacked, c.packed[:0])
+			frame.Messages, c.packed = protoMessages(msgs, version >= packedMessages, c.packed[:0])
 			if err := stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: frame}}); err != nil {
 				c.m.dropped.Add(uint64(len(msgs)))
 				return // the reading side tells why

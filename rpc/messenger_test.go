@@ -139,7 +139,7 @@ func TestMessengerRefuses(t *testing.T) {
 		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: h}}
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
-		"FailedPrecondition protocol: this node speaks 1 to 2, not 3": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol: this node speaks 1 to 3, not 4": hello(func(h *peerv1.Hello) { h.Protocol++ }),
 		"FailedPrecondition protocol":                                 hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = Protocol+2, Protocol+1 }),
 		"FailedPrecondition to: this is bob/2, not bob/1":             hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
 		"FailedPrecondition to: this is bob/2, not ann/2":             hello(func(h *peerv1.Hello) { h.ToName = "ann" }),

@@ -242,7 +242,7 @@ func FuzzPacked(f *testing.F) {
 
 // TestPackedForWhoKnows: a node of the release before gets every message by itself.
 func TestPackedForWhoKnows(t *testing.T) {
-	for version, want := range map[uint32]bool{OldestProtocol: false, protocolPacked: true} {
+	for version, want := range map[uint32]bool{OldestProtocol: false, packedMessages: true} {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {
 			noLeaks(t)
 			got := make(chan *peerv1.Frame, 1)

@@ -11,12 +11,12 @@ import (
 // when there is none. During a rolling upgrade nodes of two builds live side by side, so a build that introduces a version
 // goes on speaking the one before; CONTRIBUTING.md says when a version is needed.
 const (
-	Protocol       = protocolPacked
+	Protocol       = 3
 	OldestProtocol = 1
-)
 
-// protocolPacked is the version from which on cores' messages may be packed.
-const protocolPacked = 2
+	packedMessages = 2 // the first in which cores' messages are packed
+	packedChecks   = 3 // the first in which checks and their answers are
+)
 
 // agree returns the version that this node uses with one that speaks from oldest to newest. A build from before there
 // was a choice does not say oldest, and speaks one only.
