@@ -111,16 +111,19 @@ type content struct {
 
 // annex is what a content has besides records.
 type annex struct {
+	// What every change reads comes first, in one cache line.
+
 	// version counts the changes made while somebody follows them, or says how far a copy has come.
-	version      uint64
-	lineage      []element
-	memos        memos
-	reservations reservations
+	version uint64
+	lineage []element
 	// owed is, by hash, what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
-	owed       map[uint64]owing
-	cold       coldness
-	coldStrict coldness
+	owed         map[uint64]owing
+	memos        memos
+	reservations reservations
+	cold         coldness
+	coldStrict   coldness
+	_            [40]byte // to whole cache lines
 }
 
 // role is what a partition has as a holder or follower, besides its content.
@@ -134,7 +137,8 @@ type role struct {
 	unguarded bool
 	advances  advances // told to the backup
 	staging   content
-	floor     uint64 // no version below it may be given out again
+	floor     uint64   // no version below it may be given out again
+	_         [16]byte // to whole cache lines
 }
 
 // side returns the annex, made if need be.

@@ -24,7 +24,7 @@ const (
 	// tickEvery is how often the core is told that time passes.
 	tickEvery = 10 * time.Millisecond
 	// mailAtOnce is how many messages the core receives before everything else has its turn again.
-	mailAtOnce = 64
+	mailAtOnce = 256
 )
 
 // Sender passes messages on to other nodes; see rpc.Messenger. Send must not block, nor keep the slice.
@@ -85,7 +85,8 @@ type Keeper struct {
 	core   core
 	batch  []ownership.Envelope // what it was left last
 	outbox []ownership.Envelope
-	seen   ownership.View // that the core has
+	risen  []chan struct{} // to be closed: see post
+	seen   ownership.View  // that the core has
 	viewed bool
 	closed bool // drained is
 }
@@ -413,7 +414,7 @@ func (k *Keeper) others() bool {
 	return false
 }
 
-// carryOut does what the core wants done, but for its messages, which gather until they are posted.
+// carryOut does what the core wants done, but for its messages and for waking who waits, which gather until post.
 func (k *Keeper) carryOut() {
 	out := k.core.Take()
 	for _, p := range out.Routes {
@@ -428,8 +429,14 @@ func (k *Keeper) carryOut() {
 	}
 }
 
-// post sends the messages that have gathered.
+// post wakes those who wait for what has been confirmed, and sends the messages that have gathered. Whoever waits for one
+// partition after the other, as for many first answers under escrow, so finds all of them confirmed, and is woken once.
 func (k *Keeper) post() {
+	for _, c := range k.risen {
+		close(c)
+	}
+	clear(k.risen)
+	k.risen = k.risen[:0]
 	if len(k.outbox) == 0 {
 		return
 	}
@@ -475,7 +482,7 @@ func (k *Keeper) confirm(c ownership.Progress) {
 	}
 	number.Store(c.Version) // by this goroutine only
 	if risen := pr.waiting.Swap(nil); risen != nil {
-		close(*risen)
+		k.risen = append(k.risen, *risen)
 	}
 }
 
