@@ -248,16 +248,16 @@ func (p peerKeys) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*we
 
 // followKeyFile brings this node's gossip keys to what its file says whenever that changes, in steps that cut nobody off
 // although the nodes' files change at different times: new keys are added at once; the first of the file is used once every
-// member has it; keys that were in the file and are no more are removed once no member uses them.
+// member has it; keys that were in the file and are no more are removed once no member uses them. A key that has been removed
+// and is added again by an operator is the operator's: the file says nothing of it.
 func (n *node) followKeyFile() {
-	inFile := func() map[string]bool {
-		ids := make(map[string]bool)
-		for _, k := range n.security.fileKeys() {
-			ids[cluster.KeyID(k)] = true
+	ours := make(map[string]bool) // keys in the file, and those that were and are to be removed
+	note := func(file [][]byte) {
+		for _, k := range file {
+			ours[cluster.KeyID(k)] = true
 		}
-		return ids
 	}
-	ours := inFile() // that came from the file, now or before
+	note(n.security.fileKeys())
 	waiting := ""
 	for {
 		select {
@@ -266,14 +266,15 @@ func (n *node) followKeyFile() {
 			return
 		}
 		for {
-			for id := range inFile() {
-				ours[id] = true
-			}
-			what := n.stepToKeyFile(inFile(), ours)
+			file := n.security.fileKeys()
+			note(file)
+			what := n.stepToKeyFile(file, ours)
 			if what != waiting && what != "" {
 				n.log.Info("gossip keys are waiting", "for", what)
 			}
 			if waiting = what; what == "" {
+				clear(ours)
+				note(file)
 				n.log.Info("gossip keys are as in the file", "keys", len(n.cluster.Keys()))
 				break
 			}
@@ -290,9 +291,10 @@ func (n *node) followKeyFile() {
 const keyPace = 500 * time.Millisecond
 
 // stepToKeyFile does what can be done, and says what it waits for; nothing when all is done.
-func (n *node) stepToKeyFile(inFile, ours map[string]bool) string {
-	file := n.security.fileKeys()
+func (n *node) stepToKeyFile(file [][]byte, ours map[string]bool) string {
+	inFile := make(map[string]bool)
 	for _, k := range file {
+		inFile[cluster.KeyID(k)] = true
 		if err := n.cluster.AddKey(k); err != nil {
 			return err.Error()
 		}

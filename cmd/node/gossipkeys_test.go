@@ -234,6 +234,30 @@ func TestRotateByFile(t *testing.T) {
 	}
 }
 
+// TestAKeyOfTheOperators: what the file once said of a key is forgotten with the key: one that an operator adds again stays when
+// the file changes.
+func TestAKeyOfTheOperators(t *testing.T) {
+	cfg := testConfig(t, "node")
+	cfg.Security.GossipKeyFile = writeFile(t, "gossip.keys", gossipText(1))
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	id := func(b byte) string { return cluster.KeyID(gossipKey(b)) }
+	becomes := func(text string, want ...string) {
+		t.Helper()
+		if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		slices.Sort(want)
+		eventually(t, fmt.Sprint("keys ", want), func() bool { return slices.Equal(slices.Sorted(slices.Values(keysOf(n))), want) })
+	}
+	becomes(gossipText(2), id(2))
+	if err := n.cluster.AddKey(gossipKey(1)); err != nil {
+		t.Fatal(err)
+	}
+	becomes(gossipText(2, 3), id(1), id(2), id(3))
+	becomes(gossipText(3), id(1), id(3))
+}
+
 // TestKeysInPlainText: a key is not taken where it could have been read on its way, and strangers on a port between nodes
 // change none.
 func TestKeysInPlainText(t *testing.T) {
