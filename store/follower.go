@@ -88,6 +88,10 @@ func (q *queue) free(b *shardBudget) {
 // knows reports whether changes of what is kept under the rule are told to the follower.
 func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.all }
 
+// tells reports whether there may be a follower that is told of changes of what is kept under the rule. It looks at no
+// follower: with a durability of None that would be most of what a decision waits for.
+func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p.wide }
+
 // left is the number of things that are pending.
 func (f *follower) left(a *annex) int {
 	n := f.keys.len() + f.deltas.len() + len(f.resets) + len(f.reservations) + int(a.memos.end()-max(f.memos, a.memos.gone))
@@ -111,7 +115,7 @@ func (p *partition) recount() {
 
 // unnoted reports whether some follower that knows the record has all of it.
 func (p *partition) unnoted(r record) bool {
-	if p.role == nil {
+	if p.role == nil || !p.tells(r.spec.rule) {
 		return false
 	}
 	for i, f := range p.role.followers {
@@ -130,6 +134,9 @@ func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
 		return
 	}
 	part.annex.bump()
+	if !part.tells(r.spec.rule) {
+		return
+	}
 	for i, f := range part.role.followers {
 		if r.has(pendingFlag << i) {
 			continue // under the mark from before its first change; one that has become useless shows
@@ -269,6 +276,7 @@ func (s *Store) Widen(p, slot int) {
 	s.with(p, func(sh *shard, part *partition) {
 		if f := part.follower(slot); f != nil && !f.all {
 			f.all = true
+			part.retrace()
 			sh.noteAll(part, slot, func(r record) bool { return r.spec.rule.Durability == None })
 		}
 	})

@@ -101,6 +101,7 @@ type partition struct {
 	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
 	// decisions look at nothing else of all this.
 	traced bool
+	wide   bool // some follower is told of everything, also of what is kept under a durability of None
 }
 
 // content is what is known of a partition: the holder's own, or a copy.
@@ -156,12 +157,13 @@ func (p *partition) duties() *role {
 	return p.role
 }
 
-// retrace brings traced up to date.
+// retrace brings traced and wide up to date.
 func (p *partition) retrace() {
-	p.traced = p.content.newestDelta() != nil
+	p.traced, p.wide = p.content.newestDelta() != nil, false
 	if p.role != nil {
 		for _, f := range p.role.followers {
 			p.traced = p.traced || f != nil
+			p.wide = p.wide || f != nil && f.all
 		}
 	}
 }
