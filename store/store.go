@@ -1,9 +1,9 @@
 // Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
 // swept of what has become as good as new.
 //
-// States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and found through open-addressed tables of 64-bit words, so that
-// neither the garbage collector's work nor the bytes a key costs depend on how many strings and structs would have
-// been needed otherwise.
+// States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and are found through
+// open-addressed tables of 64-bit words, so that neither the garbage collector's work nor the bytes a key costs depend on how
+// many strings and structs would have been needed otherwise.
 //
 // A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps up
 // to date by chunks of what has changed; and, after an unplanned claim, a second table that lets it be merged.
