@@ -35,6 +35,7 @@ func (l *Limiter) allowHere(ctx context.Context, key string, n int64, d *Decisio
 	d.Allowed, d.Granted, d.Shadow = b.Allowed, b.Granted, b.Shadow
 	d.Limit, d.Window, d.Remaining = b.Limit, b.Window, b.Remaining
 	d.RetryAfter, d.ResetAfter, d.Delay = b.RetryAfter, b.ResetAfter, b.Delay
+	standing.Count(&b, n)
 	return true
 }
 

@@ -1,9 +1,9 @@
 // Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
 // swept of what has become as good as new.
 //
-// States live in pages without pointers (see algo.Arena), found through open-addressed tables of 64-bit words, so that
-// neither the garbage collector's work nor the bytes a key costs depend on how many strings and structs would have
-// been needed otherwise.
+// States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and are found through
+// open-addressed tables of 64-bit words, so that neither the garbage collector's work nor the bytes a key costs depend on how
+// many strings and structs would have been needed otherwise.
 //
 // A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps up
 // to date by chunks of what has changed; and, after an unplanned claim, a second table that lets it be merged.
@@ -144,6 +144,7 @@ type Store struct {
 	shards []shard
 	shift  int // log₂ of the number of shards
 	budget budget
+	pages  pages
 	keys   atomic.Int64
 	full   atomic.Uint64 // calls answered ErrFull
 	barren atomic.Int64  // Mono instant until which it is not worth looking for idle states again
@@ -182,7 +183,7 @@ func New(cfg Config) *Store {
 		sh := &s.shards[i]
 		sh.store = s
 		sh.budget.budget = &s.budget
-		sh.arena = algo.NewArena(&sh.budget)
+		sh.arena = algo.NewArenaFrom(&s.pages, &sh.budget)
 		// Partition p lives in shard p mod n, at index p div n.
 		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[string][]uint32)
