@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -42,26 +43,29 @@ type checkStream struct {
 	turn sync.Mutex
 	over bool // guarded by turn: nothing is carried out any more
 
-	sending sync.Mutex    // one response at a time
-	stuck   chan struct{} // holds a token when the caller does not read
+	sending sync.Mutex // one response at a time
+	stall   stall      // with the caller who reads, or does not
+	unread  atomic.Int64
 }
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
-	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stuck: make(chan struct{}, 1)}
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stall: newStall(s.cfg.WriteTimeout)}
+	s.streams.Add(1)
+	defer s.streams.Add(-1)
 	ended := make(chan error, 1)
 	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it.
 	s.readers.Go(func() { ended <- c.read() })
 	var err error
 	select {
 	case err = <-ended:
-	case <-c.stuck:
+	case <-c.stall.over:
 		// What waits to be sent fails when this function has returned, and not before.
 		s.readers.Go(func() {
 			<-ended
 			c.waiting.Wait()
 		})
-		return status.Error(codes.Aborted, "the answers are not read")
+		return errUnread
 	case <-stream.Context().Done(): // the caller is gone, or the node stops
 		c.turn.Lock()
 		c.over = true
@@ -133,6 +137,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 		defer seen.end(codes.OK)
 		traces.answered(b, nil)
 		out := packed(in.Sequence, b, nil, false)
+		defer c.letGo(c.hold(len(b.Checks)))
 		c.server.put(b)
 		return c.send(out)
 	}
@@ -146,11 +151,14 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	first := packed(in.Sequence, b, decided, true)
 	groups := byPatience(in, open)
 	rest := &remainder{stream: c, batch: b, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
+	rest.packing.Store(int32(len(groups)))
 	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	for _, g := range groups {
 		c.waiting.Go(func() { rest.finish(g) })
 	}
+	held := c.hold(len(decided))
 	err := c.send(first)
+	c.letGo(held)
 	close(rest.told)
 	c.places <- struct{}{} // somebody leaves within the bound of a call, or the caller reads nothing
 	return err
@@ -162,6 +170,7 @@ type remainder struct {
 	batch    *limiter.Batch
 	sequence uint64
 	told     chan struct{} // closed when the first response is sent
+	packing  atomic.Int32  // groups whose answers are still in the batch
 	left     int           // groups that are not answered; guarded by the stream's sending
 	seen     observation
 	traces   traces
@@ -176,12 +185,15 @@ func (r *remainder) finish(g group) {
 	c.server.svc.Finish(ctx, r.batch, g.checks)
 	r.traces.answered(r.batch, g.checks)
 	out := packed(r.sequence, r.batch, g.checks, true)
+	if r.packing.Add(-1) == 0 {
+		c.server.put(r.batch) // before anything waits for a caller: it is much larger than the answers
+	}
+	defer c.letGo(c.hold(len(g.checks)))
 	<-r.told
 	c.sending.Lock()
 	defer c.sending.Unlock()
 	r.left--
 	if out.More = r.left > 0; !out.More {
-		c.server.put(r.batch)
 		defer func() {
 			r.seen.end(codes.OK)
 			<-c.places
@@ -323,15 +335,7 @@ func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
 
 func (c *checkStream) sendLocked(out *weirv1.CheckStreamResponse) error {
 	defer out.ReturnToVTPool()
-	if patience := c.server.cfg.WriteTimeout; patience > 0 {
-		defer time.AfterFunc(patience, func() {
-			select {
-			case c.stuck <- struct{}{}:
-			default:
-			}
-		}).Stop()
-	}
-	return c.stream.Send(out)
+	return c.stall.with(func() error { return c.stream.Send(out) })
 }
 
 // packed is the response that has the results of some checks of a batch; nil stands for all of them.

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -36,9 +37,12 @@ type ServerConfig struct {
 	// trace and span, limiter.TraceContext bytes, or nothing. It returns what is to hang below (see limiter.Batch.Traces), and
 	// how to end the trace's part here with the status of the answer; nil when the check is not traced.
 	Trace func(parent string) (below string, end func(codes.Code))
-	// WriteTimeout is how long an answer may wait for the caller of a CheckStream to read those before it; then the stream ends.
-	// A connection that is alive may have streams that nobody reads. 0: any time.
+	// WriteTimeout is how long an answer may wait for the caller of a stream to read those before it; then the stream ends. For
+	// streams of other services see EndUnread. 0: any time.
 	WriteTimeout time.Duration
+	// MaxUnread is about how many bytes of answers of all CheckStreams may wait for their callers to read. Beyond it a stream that
+	// holds more than its share is ended at once. What gRPC has taken is not counted: 64 KiB a stream at most. 0: any number.
+	MaxUnread int64
 }
 
 // Server answers callers.
@@ -48,7 +52,9 @@ type Server struct {
 	cfg     ServerConfig
 	batches sync.Pool      // of *limiter.Batch
 	calls   sync.Pool      // of *call
-	readers sync.WaitGroup // of CheckStream
+	readers sync.WaitGroup // of CheckStream, and handlers of other streams
+	streams atomic.Int64   // CheckStreams
+	unread  atomic.Int64   // bytes of their answers that wait to be sent
 }
 
 // NewServer returns a Server. Close it when done.

@@ -21,6 +21,7 @@ type limitsConfig struct {
 	MaxMessage     int64         // bytes of a request's body
 	MaxHeader      int64         // bytes of a request's header fields
 	WriteTimeout   time.Duration // for a caller who does not read
+	MaxUnread      int64         // bytes of answers that wait for callers of streams to read, about
 	MaxInFlight    int           // checks that wait for other nodes or for copies
 }
 
@@ -31,6 +32,7 @@ const (
 	defaultMaxMessage     = 4 << 20 // a full batch with the longest keys
 	defaultMaxHeader      = 32 << 10
 	defaultWriteTimeout   = 30 * time.Second
+	defaultMaxUnread      = 256 << 20
 
 	// maxPeerStreams is for a few streams that last and some short calls; each node has a connection of its own.
 	maxPeerStreams = 100
@@ -58,6 +60,9 @@ func newLimits(c limitsConfig) limitsConfig {
 	if c.WriteTimeout == 0 {
 		c.WriteTimeout = defaultWriteTimeout
 	}
+	if c.MaxUnread == 0 {
+		c.MaxUnread = defaultMaxUnread
+	}
 	return c
 }
 
@@ -66,6 +71,7 @@ type limitsFlags struct {
 	connections, streams int
 	inFlight             int
 	message, header      parsed[int64]
+	unread               parsed[int64]
 	write                time.Duration
 }
 
@@ -75,12 +81,13 @@ func (f *limitsFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.message.by(parseSize(1<<10, 1<<30), "size", "4MiB"), "max-message-size", "largest body of a request, HTTP or gRPC")
 	fs.Var(f.header.by(parseSize(1<<10, 1<<20), "size", "32KiB"), "max-header-size", "largest header of a request, HTTP or gRPC")
 	fs.IntVar(&f.inFlight, "max-in-flight", limiter.DefaultMaxInFlight, "checks that wait at a time for other nodes or for copies; more are answered by on_error; 0: the default")
-	fs.DurationVar(&f.write, "write-timeout", defaultWriteTimeout, "longest time that a gRPC connection may be stuck because its caller does not read")
+	fs.DurationVar(&f.write, "write-timeout", defaultWriteTimeout, "longest time that a gRPC connection, or a stream on it, may be stuck because its caller does not read")
+	fs.Var(f.unread.by(parseSize(1<<20, 1<<40), "size", "256MiB"), "max-unread", "answers of all streams of checks that wait for their callers to read; streams with more than their share of it are ended then")
 }
 
 // config is what the flags say.
 func (f *limitsFlags) config() (limitsConfig, error) {
-	c := limitsConfig{MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value, WriteTimeout: f.write, MaxInFlight: f.inFlight}
+	c := limitsConfig{MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value, WriteTimeout: f.write, MaxInFlight: f.inFlight, MaxUnread: f.unread.value}
 	switch {
 	case f.connections < 0:
 		return c, fmt.Errorf("--max-connections: %d is negative", f.connections)

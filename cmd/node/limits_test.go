@@ -179,7 +179,8 @@ func TestSlowReader(t *testing.T) {
 func TestLimitsByDefault(t *testing.T) {
 	c := newLimits(limitsConfig{})
 	if c.MaxConnections != defaultMaxConnections || c.MaxStreams != defaultMaxStreams || c.MaxMessage != defaultMaxMessage ||
-		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout || c.MaxInFlight != limiter.DefaultMaxInFlight {
+		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout || c.MaxInFlight != limiter.DefaultMaxInFlight ||
+		c.MaxUnread != defaultMaxUnread {
 		t.Errorf("%+v", c)
 	}
 	var f limitsFlags

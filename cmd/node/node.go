@@ -306,17 +306,17 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
+		n.callers = rpc.NewServer(rpc.ServerConfig{
+			Service: n.security.guard.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
+			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(),
+		})
 		n.grpcServer = grpc.NewServer(append(slices.Concat(n.security.grpcServer(), n.limits.grpcServer()),
 			grpc.WaitForHandlers(true), handshake, codec,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-			grpc.ChainStreamInterceptor(n.endWithNode), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
+			grpc.ChainStreamInterceptor(n.endWithNode, n.callers.EndUnread), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)...)
-		n.callers = rpc.NewServer(rpc.ServerConfig{
-			Service: n.security.guard.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
-			WriteTimeout: n.limits.WriteTimeout, Trace: n.traceStreamed(),
-		})
 		n.callers.Register(n.grpcServer)
 		weirv1.RegisterAdminServer(n.grpcServer, &admin{n: n})
 		healthv1.RegisterHealthServer(n.grpcServer, n.health)
