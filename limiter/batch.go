@@ -18,6 +18,7 @@ type Batch struct {
 
 	ops  []Op
 	wait []int // the checks without an answer yet
+	rest []*Op // room for Finish
 }
 
 // Reset empties the batch for the next checks. Nothing that was in it is kept alive.
@@ -25,6 +26,7 @@ func (b *Batch) Reset() {
 	clear(b.Checks)
 	clear(b.Results)
 	clear(b.ops)
+	clear(b.rest[:cap(b.rest)])
 	b.Checks, b.Results, b.ops, b.wait = b.Checks[:0], b.Results[:0], b.ops[:0], b.wait[:0]
 	b.Refused = nil
 }
@@ -63,11 +65,11 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 // Finish waits for the checks that Begin left open, and answers them: by on_error where nobody could be asked within ctx,
 // or the Limiter's own time for a call.
 func (l *Limiter) Finish(ctx context.Context, b *Batch) {
-	rest := make([]*Op, len(b.wait))
-	for i, at := range b.wait {
-		rest[i] = &b.ops[at]
+	b.rest = b.rest[:0]
+	for _, at := range b.wait {
+		b.rest = append(b.rest, &b.ops[at])
 	}
-	l.wait(ctx, rest)
+	l.wait(ctx, b.rest)
 	end := l.ending()
 	for _, at := range b.wait {
 		l.conclude(&b.ops[at], &end)
