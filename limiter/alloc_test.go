@@ -3,10 +3,12 @@
 package limiter
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // What this node decides by itself takes no memory: admitted or refused, one check or many, of a policy or a limit sent
@@ -46,5 +48,63 @@ func TestNoAllocations(t *testing.T) {
 				t.Errorf("%v allocations", n)
 			}
 		})
+	}
+}
+
+// twoOthers is a view in which two others hold every partition, each under a term of its own.
+type twoOthers struct{}
+
+func (twoOthers) Holder(p int) Holder {
+	return Holder{Name: [...]string{"n1", "n2"}[p%2], Boot: uint64(1 + p%2), Term: ownership.Term{N: uint64(p)}}
+}
+
+func (e twoOthers) Await(_ context.Context, p int, _ Holder) Holder { return e.Holder(p) }
+
+func (twoOthers) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	return false, true
+}
+
+// prompt are peers who admit everything.
+type prompt struct{}
+
+func (prompt) Forward(_ context.Context, _ Holder, ops []*Op) {
+	for _, op := range ops {
+		op.Outcome.Decision = Decision{Allowed: true, Granted: op.Cost}
+	}
+}
+
+// What others decide takes memory for the call, and none for each check.
+func TestForwardedAllocations(t *testing.T) {
+	l := New(Config{Ownership: twoOthers{}, Peers: prompt{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+	defer l.Close()
+	for _, n := range []int{1, 10, 1000} {
+		checks, results := make([]Check, n), make([]Result, n)
+		for i := range checks {
+			checks[i] = named("p", keys[i%len(keys)], 1)
+		}
+		var b Batch
+		for what, decide := range map[string]func(){
+			"CheckTo": func() { _ = l.CheckTo(t.Context(), checks, nil, results) },
+			"Batch": func() {
+				b.Reset()
+				b.Checks = append(b.Checks, checks...)
+				open, err := l.Begin(t.Context(), &b)
+				if err != nil || len(open) != n {
+					t.Fatal(len(open), err)
+				}
+				l.Finish(t.Context(), &b, open)
+			},
+		} {
+			for range 10 {
+				decide() // until there is room
+			}
+			// A context with its timer, and a goroutine for the second holder.
+			if got := testing.AllocsPerRun(200, decide); got > 12 {
+				t.Errorf("%s of %d: %v allocations", what, n, got)
+			}
+			if d := results[n-1].Decision; what == "CheckTo" && (!d.Allowed || d.FailedOpen) {
+				t.Errorf("%+v", d)
+			}
+		}
 	}
 }

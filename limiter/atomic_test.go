@@ -124,7 +124,8 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 			t.Errorf("%+v", all)
 		}
 		c.wantLeft([]Check{x, y}, 1, 9)
-		// All of one key is one check, for which nothing needs to be settled.
+		// All of one key is one check, for which nothing needs to be settled. What was refused before is, behind its answer.
+		synctest.Wait()
 		c.wantMessages(1, "one key", func() {
 			if all := c.nodes[0].all(t, y, y, y); !all.Allowed {
 				t.Errorf("%+v", all)

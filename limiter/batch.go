@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 )
 
 // Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what others
@@ -22,6 +23,9 @@ type Batch struct {
 	wait []int // the checks without an answer yet
 	// spans are of checks that are traced, from Begin on; nil: none is.
 	spans map[int]Span
+	// rest is room for Finish, of which so much is taken.
+	rest  []*Op
+	taken atomic.Int32
 }
 
 // Reset empties the batch for the next checks. Nothing that was in it is kept alive.
@@ -29,6 +33,7 @@ func (b *Batch) Reset() {
 	clear(b.Checks)
 	clear(b.Results)
 	clear(b.ops)
+	clear(b.rest)
 	b.Checks, b.Results, b.ops, b.wait = b.Checks[:0], b.Results[:0], b.ops[:0], b.wait[:0]
 	b.Refused, b.Traces, b.spans = nil, nil, nil
 }
@@ -64,20 +69,23 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
 		}
 		b.answer(l, i)
 	}
+	b.rest = slices.Grow(b.rest[:0], len(b.wait))[:len(b.wait)]
+	b.taken.Store(0)
 	return b.wait, nil
 }
 
 // Finish waits for some of the checks that Begin left open, and answers them: by on_error where nobody could be asked within
 // ctx, or the Limiter's own time for a call. Every check is to be finished, once.
 func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
-	rest := make([]*Op, len(open))
+	end := int(b.taken.Add(int32(len(open))))
+	rest := b.rest[end-len(open) : end : end]
 	for i, at := range open {
 		rest[i] = &b.ops[at]
 	}
 	l.wait(ctx, rest)
-	end := l.ending()
+	ending := l.ending()
 	for _, at := range open {
-		l.conclude(&b.ops[at], &end)
+		l.conclude(&b.ops[at], &ending)
 		b.answer(l, at)
 	}
 }

@@ -47,7 +47,8 @@ type Ownership interface {
 
 // Peers carries operations to other nodes. Forward fills in the Outcome of each operation, and returns once all are
 // filled in or ctx is done; those that could not be answered get an Unreachable outcome. It must not retry an operation
-// that may have been carried out, except so that the receiver can tell that it is the same one.
+// that may have been carried out, except so that the receiver can tell that it is the same one. Once it has returned it
+// touches neither ops nor what is in it: they are used again.
 type Peers interface {
 	Forward(ctx context.Context, to Holder, ops []*Op)
 }
@@ -108,7 +109,9 @@ type Limiter struct {
 	load   load
 	inline inlineRules
 
-	subjects sync.Pool // of *[MaxBatch]subject
+	subjects sync.Pool    // of *[MaxBatch]subject
+	late     [2]sync.Pool // of *lateOps: of single checks, and of batches
+	asks     sync.Pool    // of *asks
 
 	refusals  Refusals[refusalKey, Decision] // of checks that other nodes decide
 	inquiries inquiries                      // about these keys
@@ -152,6 +155,10 @@ func New(cfg Config) *Limiter {
 	l.inline.seed = cfg.HashSeed
 	l.load.most = int64(cfg.MaxInFlight)
 	l.subjects.New = func() any { return new([MaxBatch]subject) }
+	for i := range l.late {
+		l.late[i].New = func() any { return new(lateOps) }
+	}
+	l.asks.New = func() any { return new(asks) }
 	if cfg.Ownership == nil {
 		l.cfg.Ownership, l.alone = alone{}, true
 	}
@@ -304,7 +311,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 		}
 	}
 	now := l.moment()
-	var late lateOps
+	var late *lateOps
 	for i := range checks {
 		results[i].Err = nil
 		d := &results[i].Decision
@@ -314,6 +321,9 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 		}
 		done, ticket, err := l.direct(t, &checks[i], &subjects[i], &now, d)
 		if !done {
+			if late == nil {
+				late = l.late[min(len(checks)-1, 1)].Get().(*lateOps)
+			}
 			op := late.next(checks, i, &subjects[i])
 			if ticket != 0 {
 				op.Outcome.Decision, op.Outcome.ticket = *d, ticket
@@ -325,7 +335,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 			}
 		}
 	}
-	if late.ops != nil {
+	if late != nil {
 		l.wait(ctx, late.rest)
 		end := l.ending()
 		for j, op := range late.ops {
@@ -335,31 +345,55 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 				r.Err = op.Outcome.Err
 			}
 		}
+		late.reset()
+		l.late[min(len(checks)-1, 1)].Put(late)
 	}
 	return nil
 }
 
-// lateOps are the checks of a batch that direct does not answer.
+// lateOps are the checks of a batch that direct does not answer. Their room is used again.
 type lateOps struct {
 	ops  []*Op
 	of   []int // of each, which check it is
 	rest []*Op // those of ops that are not done with
-	room []Op  // for the next ones
+
+	rooms [][]Op
+	used  int  // of rooms
+	room  []Op // what is left of the last of these
 }
 
-// lateRoom is how many operations are made at a time: of a large batch each takes half a kilobyte.
+// lateRoom is how many operations of a batch are made at a time: each takes half a kilobyte.
 const lateRoom = 32
 
 // next makes an operation of a check.
 func (late *lateOps) next(checks []Check, i int, s *subject) *Op {
 	if len(late.room) == 0 {
-		late.room = make([]Op, min(lateRoom, len(checks)-i))
+		if late.used == len(late.rooms) {
+			n := lateRoom
+			if len(checks) == 1 {
+				n = 1 // of many callers who wait, each has a room
+			}
+			late.rooms = append(late.rooms, make([]Op, n))
+		}
+		late.room = late.rooms[late.used]
+		late.used++
 	}
 	op := &late.room[0]
 	late.room = late.room[1:]
 	*op = Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: ring.Partition(s.hash)}
 	late.ops, late.of = append(late.ops, op), append(late.of, i)
 	return op
+}
+
+// reset leaves nothing but room.
+func (late *lateOps) reset() {
+	for _, op := range late.ops {
+		*op = Op{}
+	}
+	clear(late.ops)
+	clear(late.rest[:cap(late.rest)]) // wait takes some out
+	late.ops, late.of, late.rest = late.ops[:0], late.of[:0], late.rest[:0]
+	late.used, late.room = 0, nil
 }
 
 // indirect carries out a check that direct did not answer as any operation, as far as that can be done at once: still in its

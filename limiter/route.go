@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // retryPause is how long a node waits before it looks again for the holder of a partition that the node it asked does
@@ -151,19 +153,19 @@ func (l *Limiter) deadline(ctx context.Context) (at time.Time, left time.Duratio
 // to wait. A node that says it is not the holder is believed: nothing was done, so asking again elsewhere charges nothing
 // twice.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
+	to := l.asks.Get().(*asks)
+	defer l.asks.Put(to)
 	for len(ops) > 0 {
-		groups := make(map[Holder][]*Op)
-		var waiting []*Op
 		for _, op := range ops {
 			if op.Outcome.ticket != 0 {
-				waiting = append(waiting, op)
+				to.waiting = append(to.waiting, op)
 				continue
 			}
 			op.Outcome = Outcome{}
-			h := l.holder(op)
-			groups[h] = append(groups[h], op)
+			to.add(l.holder(op), op)
 		}
-		l.askAll(ctx, groups, waiting)
+		l.askAll(ctx, to)
+		to.reset()
 		again := ops[:0]
 		pause := time.Duration(0)
 		for _, op := range ops {
@@ -191,17 +193,63 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	}
 }
 
-// askAll has every holder decide its group, and waits for the answers that have to wait, all side by side.
-func (l *Limiter) askAll(ctx context.Context, groups map[Holder][]*Op, waiting []*Op) {
-	var side errgroup.Group
-	for h, group := range groups {
-		if len(groups) == 1 && len(waiting) == 0 {
-			l.ask(ctx, h, group)
+// asks are operations by whom to ask, each in the order in which they were asked. Its room is used again.
+type asks struct {
+	groups  []group
+	waiting []*Op // for what they have as an answer
+}
+
+// group is what one holder is asked. Its Term is no matter, unless it is to be waited for: each operation has its own.
+type group struct {
+	holder Holder
+	ops    []*Op
+}
+
+// add adds an operation for a holder.
+func (a *asks) add(h Holder, op *Op) {
+	op.Term = h.Term
+	if h.Wait == 0 {
+		h.Term = ownership.Term{} // what goes to one process goes together, whenever it became the holder
+	}
+	for i := range a.groups {
+		if g := &a.groups[i]; g.holder == h {
+			g.ops = append(g.ops, op)
 			return
 		}
-		side.Go(func() error { l.ask(ctx, h, group); return nil })
 	}
-	for _, op := range waiting {
+	if n := len(a.groups); n < cap(a.groups) {
+		a.groups = a.groups[:n+1]
+		a.groups[n].holder = h
+	} else {
+		a.groups = append(a.groups, group{holder: h})
+	}
+	g := &a.groups[len(a.groups)-1]
+	g.ops = append(g.ops, op)
+}
+
+// reset leaves nothing but room.
+func (a *asks) reset() {
+	for i := range a.groups {
+		g := &a.groups[i]
+		clear(g.ops)
+		g.holder, g.ops = Holder{}, g.ops[:0]
+	}
+	clear(a.waiting)
+	a.groups, a.waiting = a.groups[:0], a.waiting[:0]
+}
+
+// askAll has every holder decide its group, and waits for the answers that have to wait, all side by side.
+func (l *Limiter) askAll(ctx context.Context, to *asks) {
+	var side errgroup.Group
+	for i := range to.groups {
+		g := &to.groups[i]
+		if i == len(to.groups)-1 && len(to.waiting) == 0 {
+			l.ask(ctx, g.holder, g.ops)
+			break
+		}
+		side.Go(func() error { l.ask(ctx, g.holder, g.ops); return nil })
+	}
+	for _, op := range to.waiting {
 		l.await(ctx, op)
 	}
 	_ = side.Wait() // ask reports in the operations' outcomes
@@ -267,7 +315,7 @@ func (l *Limiter) park(ctx context.Context, h Holder, ops []*Op) {
 			default:
 				next := h
 				next.Wait = 0
-				l.ask(ctx, next, []*Op{op})
+				l.ask(ctx, next, []*Op{op}) // under the same term
 			}
 			return nil
 		})
@@ -402,17 +450,18 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 
 // handOn finishes operations that a peer sent and that could not be decided at once.
 func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
-	groups := make(map[Holder][]*Op)
-	var waiting []*Op
+	to := l.asks.Get().(*asks)
+	defer l.asks.Put(to)
+	defer to.reset()
 	var parked errgroup.Group
 	for _, op := range ops {
 		if op.Outcome.ticket != 0 {
-			waiting = append(waiting, op)
+			to.waiting = append(to.waiting, op)
 			continue
 		}
 		op.Outcome = Outcome{}
 		if h := l.cfg.Ownership.Holder(op.partition); !h.Self && h.Wait == 0 && h.Name != "" && op.Hops+1 < MaxHops {
-			groups[h] = append(groups[h], op)
+			to.add(h, op)
 			continue
 		}
 		parked.Go(func() error {
@@ -422,7 +471,7 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 			return nil
 		})
 	}
-	l.askAll(ctx, groups, waiting)
+	l.askAll(ctx, to)
 	_ = parked.Wait() // the outcomes tell
 }
 
@@ -449,6 +498,7 @@ func (l *Limiter) decideSoon(ctx context.Context, op *Op) {
 		op.Outcome.NotHolder = &h
 		return
 	}
+	op.Term = h.Term
 	l.ask(ctx, h, []*Op{op})
 }
 

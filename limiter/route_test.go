@@ -457,3 +457,62 @@ func TestNobodyIsKnown(t *testing.T) {
 type elsewhere struct{ alone }
 
 func (elsewhere) Holder(int) Holder { return Holder{Name: "other"} }
+
+// TestTermsOfOneHolder: what one process holds under different terms goes to it in one message, in the order in which it was
+// asked, each operation with the term of its own partition.
+func TestTermsOfOneHolder(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
+		termOf := func(p int) ownership.Term { return ownership.Term{Epoch: 1, N: uint64(p % 5)} }
+		c.see(c.nodes[0], func(p int) Holder {
+			h := c.holder(c.nodes[0], 1+p%2)
+			h.Term = termOf(p)
+			return h
+		})
+		for i, n := range c.nodes[1:] {
+			c.see(n, func(int) Holder { return c.holder(n, i+1) })
+		}
+		var mu sync.Mutex
+		got := make(map[string][]string)
+		c.wire = func(_ context.Context, _ *testNode, to Holder, ops []*Op, deliver func()) {
+			defer deliver()
+			mu.Lock()
+			defer mu.Unlock()
+			if got[to.Name] != nil {
+				t.Errorf("%s is asked a second time", to.Name)
+			}
+			for _, op := range ops {
+				got[to.Name] = append(got[to.Name], op.Key)
+				if op.Term != termOf(op.Partition()) {
+					t.Errorf("partition %d under term %v", op.Partition(), op.Term)
+				}
+			}
+		}
+		var checks []Check
+		for i := range 100 {
+			checks = append(checks, named("p", keys[i%40], 1)) // some more than once
+		}
+		results, err := c.nodes[0].Check(t.Context(), checks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, r := range results {
+			if r.Err != nil || r.FailedOpen {
+				t.Errorf("%d: %+v", i, r)
+			}
+		}
+		for name, asked := range got {
+			at := 0
+			for _, ck := range checks {
+				if at < len(asked) && ck.Key == asked[at] {
+					at++
+				}
+			}
+			if at != len(asked) {
+				t.Errorf("%s is asked in another order: %v", name, asked)
+			}
+		}
+		if len(got["n1"])+len(got["n2"]) != len(checks) {
+			t.Errorf("%d and %d asked", len(got["n1"]), len(got["n2"]))
+		}
+	})
+}

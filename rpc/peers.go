@@ -41,6 +41,14 @@ const (
 	keepPacked = 64 << 10
 )
 
+// Windows of the connections between nodes, in bytes: how much of a stream, and of all of them, may be on its way to one who
+// does not read. gRPC would find them out by itself, by asking after every other message how long the way is, which takes a
+// twelfth of a node's time when batches are forwarded. A connection with the larger one carries 1 Gbit/s over 30 ms.
+const (
+	StreamWindow     = 1 << 20
+	ConnectionWindow = 4 << 20
+)
+
 // Node is a process that can be reached.
 type Node struct {
 	Name string
@@ -145,6 +153,7 @@ func dialPeer(addr string, creds credentials.TransportCredentials, params grpc.C
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec())),
 		grpc.WithConnectParams(params),
+		grpc.WithInitialWindowSize(StreamWindow), grpc.WithInitialConnWindowSize(ConnectionWindow),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 	)
@@ -187,7 +196,7 @@ func (p *Peers) Forward(ctx context.Context, to limiter.Holder, ops []*limiter.O
 // fly sends operations that fit into one message, and waits for what comes of them.
 func (p *Peers) fly(ctx context.Context, l *link, ops []*limiter.Op, until time.Time) {
 	f := p.flights.Get().(*flight)
-	f.ops, f.until = ops, until
+	f.ops, f.n, f.until = ops, len(ops), until
 	if !l.send(f) {
 		unreachable(ops)
 		return
@@ -226,7 +235,8 @@ func (p *Peers) Inspect(ctx context.Context, node Node) (*peerv1.InspectResponse
 // flight is some operations of one caller on their way to a peer. It ends once: landed by the link, who touches neither it nor
 // its operations after that, or abandoned by its caller.
 type flight struct {
-	ops   []*limiter.Op // with their outcomes, once landed
+	ops   []*limiter.Op // with their outcomes, once landed; nil once abandoned
+	n     int           // how many they are
 	until time.Time     // when its caller gives up
 	done  chan struct{} // holds a token once landed
 	// answered says that the outcomes are there; otherwise it is clear that none will come. Set before it lands.
@@ -293,11 +303,11 @@ func newLink(cfg PeersConfig, to Node, number uint64, conn *grpc.ClientConn) *li
 // send queues a flight, or returns false when the link takes no more.
 func (l *link) send(f *flight) bool {
 	l.mu.Lock()
-	if l.stopped || l.waiting+len(f.ops) > maxWaiting {
+	if l.stopped || l.waiting+f.n > maxWaiting {
 		l.mu.Unlock()
 		return false
 	}
-	l.waiting += len(f.ops)
+	l.waiting += f.n
 	l.queue = append(l.queue, f)
 	l.mu.Unlock()
 	l.signal()
@@ -318,14 +328,14 @@ func (l *link) abandon(f *flight) bool {
 	if f.ended {
 		return false
 	}
-	f.ended = true
+	f.ended, f.ops = true, nil
 	if m := f.message; m != nil {
 		if m.live--; m.live == 0 {
 			l.forgetLocked(m, false)
 		}
 		return true
 	}
-	l.waiting -= len(f.ops)
+	l.waiting -= f.n
 	// The queue is only long when the peer is stuck, and then all of it is abandoned: one by one, finding each would take
 	// time that grows with the square of its length.
 	if l.void++; l.void*2 > len(l.queue) {
@@ -418,7 +428,7 @@ func (l *link) failAll(stopped bool) {
 	l.stopped = l.stopped || stopped
 	for _, f := range l.queue {
 		if !f.ended {
-			l.waiting -= len(f.ops)
+			l.waiting -= f.n
 			landLocked(f, false)
 		}
 	}
@@ -537,7 +547,7 @@ func (l *link) take() *message {
 		return nil // forgetLocked wakes the writer when there is room
 	}
 	m := &message{made: time.Now()}
-	for len(l.queue) > 0 && m.items+len(l.queue[0].ops) <= maxBatch {
+	for len(l.queue) > 0 && m.items+l.queue[0].n <= maxBatch {
 		f := l.queue[0]
 		l.queue[0], l.queue = nil, l.queue[1:]
 		switch {
@@ -545,12 +555,12 @@ func (l *link) take() *message {
 			l.void--
 		case !f.until.After(m.made):
 			// Its caller is about to say so. It could still be charged for, and nobody would hear of it.
-			l.waiting -= len(f.ops)
+			l.waiting -= f.n
 			landLocked(f, false)
 		default:
 			f.message = m
 			m.flights = append(m.flights, f)
-			m.items += len(f.ops)
+			m.items += f.n
 		}
 	}
 	if len(m.flights) == 0 {
@@ -635,10 +645,12 @@ func (m *message) answer(r *peerv1.Reply) bool {
 		return m.answerItems(r.Items)
 	}
 	in := outcomes{reader: reader{rest: string(r.Outcomes)}}
+	var nobodys limiter.Op // of callers who have gone on
 	for _, f := range m.flights {
-		for _, op := range f.ops {
-			if f.ended {
-				op = new(limiter.Op) // its caller has gone on
+		for i := range f.n {
+			op := &nobodys
+			if !f.ended {
+				op = f.ops[i]
 			}
 			if !in.next(op) {
 				return false
@@ -653,12 +665,12 @@ func (m *message) answerItems(replies []*peerv1.ItemReply) bool {
 		return false
 	}
 	for _, f := range m.flights {
-		for i, op := range f.ops {
-			if !f.ended {
+		if !f.ended {
+			for i, op := range f.ops {
 				setOutcome(op, replies[i])
 			}
 		}
-		replies = replies[len(f.ops):]
+		replies = replies[f.n:]
 	}
 	return true
 }

@@ -724,6 +724,7 @@ func flightOf(wait time.Duration, ops int) *flight {
 	for range ops {
 		f.ops = append(f.ops, check("k", 1))
 	}
+	f.n = ops
 	return f
 }
 

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/rpc"
 )
 
 // limitsConfig bounds what callers can hold on to, at each door. A zero stands for the default, which newLimits has.
@@ -148,6 +149,7 @@ func (c *limitsConfig) grpcServer() []grpc.ServerOption {
 func (c *limitsConfig) peerServer() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxPeerStreams), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
+		grpc.InitialWindowSize(rpc.StreamWindow), grpc.InitialConnWindowSize(rpc.ConnectionWindow),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 	}
 }
