@@ -11,10 +11,21 @@ type Budget interface {
 	Give(bytes int)
 }
 
+// Pages is where Arenas take their pages from, and give them back to, when not from the runtime.
+type Pages interface {
+	// Get returns a page, whatever it holds, and a number that Put is to be told.
+	Get() (mem *Page, number int32)
+	// Put takes back what Get returned.
+	Put(mem *Page, number int32)
+}
+
+// Page is the unit in which an Arena takes memory and gives it back. It holds no pointers.
+type Page [pageWords]uint64
+
 const (
 	pageBits  = 10
 	pageWords = 1 << pageBits
-	// PageBytes is the unit in which an Arena takes memory from the runtime and gives it back.
+	// PageBytes is the size of a Page.
 	PageBytes = pageWords * 8
 	// MaxBlock is the largest block an Arena hands out, in words.
 	MaxBlock = pageWords
@@ -49,29 +60,34 @@ type page struct {
 	carved     uint16 // blocks ever handed out; those above it have never been used
 	free       uint16 // 1 + index of the first freed block; the block's first word continues the list
 	prev, next int32  // neighbours in the class's list of pages with room, -1 at an end
+	number     int32  // that Pages gave it
 }
 
 // Arena is memory for states: blocks of 64-bit words in pages that hold no pointers, so that what the garbage collector
 // has to look at grows with the number of pages (8 KiB each) and not with the number of keys. A page all of whose
-// blocks are free goes back to the runtime, so that memory taken for one size of block does not stay bound to it.
+// blocks are free goes back to where it came from, so that memory taken for one size of block does not stay bound to it.
 //
 // An Arena does not lock: its user does. The zero value is not ready for use, see NewArena.
 type Arena struct {
 	// mem are the pages' words, by page, nil for one that has been given back. They are apart from what is known of the
 	// pages because they alone are read for every block: for a million keys they take 64 KB.
-	mem    []*[pageWords]uint64
+	mem    []*Page
 	pages  []page
 	vacant []int32                  // indexes of pages that were given back
 	room   [len(blockClasses)]int32 // per class, first page with room, -1 when there is none
 	spare  [len(blockClasses)]int32 // per class, the page kept although all its blocks are free, -1 when there is none
 	spares int                      // how many there are
 	budget Budget
+	source Pages // nil: the runtime
 	bytes  int
 }
 
 // NewArena returns an empty Arena that asks budget, which may be nil, before it grows.
-func NewArena(budget Budget) *Arena {
-	a := &Arena{budget: budget}
+func NewArena(budget Budget) *Arena { return NewArenaFrom(nil, budget) }
+
+// NewArenaFrom is NewArena with another source of pages than the runtime.
+func NewArenaFrom(source Pages, budget Budget) *Arena {
+	a := &Arena{budget: budget, source: source}
 	for i := range a.room {
 		a.room[i], a.spare[i] = -1, -1
 	}
@@ -172,7 +188,13 @@ func (a *Arena) grow(class uint8) (int32, bool) {
 		}
 	}
 	a.bytes += PageBytes
-	fresh, mem := page{held: true, class: class, prev: -1, next: -1}, new([pageWords]uint64)
+	fresh := page{held: true, class: class, prev: -1, next: -1}
+	var mem *Page
+	if a.source != nil {
+		mem, fresh.number = a.source.Get()
+	} else {
+		mem = new(Page)
+	}
 	var pi int32
 	if n := len(a.vacant); n > 0 {
 		pi = a.vacant[n-1]
@@ -215,6 +237,9 @@ func (a *Arena) releaseSpare() bool {
 
 func (a *Arena) release(pi int32) {
 	a.unlink(pi)
+	if a.source != nil {
+		a.source.Put(a.mem[pi], a.pages[pi].number)
+	}
 	a.pages[pi], a.mem[pi] = page{prev: -1, next: -1}, nil
 	a.vacant = append(a.vacant, pi)
 	a.bytes -= PageBytes

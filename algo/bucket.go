@@ -41,8 +41,9 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	capacity, window := l.holds(), int64(l.Window)
 	full, owed := mul(capacity, window), c.owed(l, s, now)
 	var room int64
-	if !full.less(owed) {
-		room, _ = full.sub(owed).div(window)
+	// A bucket that has run empty, as that of a key that is asked for too often has, needs no division to say so.
+	if left := full.sub(owed); !full.less(owed) && !left.less(u128{lo: uint64(window)}) {
+		room, _ = left.div(window)
 	}
 	grant := min(cost, room)
 	*d = Decision{}

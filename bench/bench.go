@@ -44,13 +44,14 @@ type bench struct {
 	kids          *children
 	keys          []string
 
-	echo, forward, echoHTTP func() (*floor, error)
-	weirOne, weirThree      func() (*weirCluster, error)
-	weirPair, weirFar       func() (*weirCluster, error) // for ownership: next to one another, and far apart
-	echoFar                 func() (*floor, error)
-	movable                 func() (*movable, error)
-	gubOne, gubThree        func() (*gubCluster, error)
-	redis                   func() (*redisServer, error)
+	echo, forward      func() (*floor, error)
+	echoHTTP, echoTCP  func() (*floor, error)
+	weirOne, weirThree func() (*weirCluster, error)
+	weirPair, weirFar  func() (*weirCluster, error) // for ownership: next to one another, and far apart
+	echoFar            func() (*floor, error)
+	movable            func() (*movable, error)
+	gubOne, gubThree   func() (*gubCluster, error)
+	redis              func() (*redisServer, error)
 }
 
 // newBench prepares the systems. ctx bounds their starts.
@@ -77,6 +78,7 @@ func newBench(ctx context.Context, short bool, dir, weirPath, gubernatorPath str
 	})
 	b.echo = sync.OnceValues(func() (*floor, error) { return b.startFloor(ctx, "echo") })
 	b.echoHTTP = sync.OnceValues(func() (*floor, error) { return b.startFloor(ctx, "http") })
+	b.echoTCP = sync.OnceValues(func() (*floor, error) { return b.startFloor(ctx, "tcp") })
 	b.forward = sync.OnceValues(func() (*floor, error) { return b.startForward(ctx) })
 	b.weirOne = sync.OnceValues(func() (*weirCluster, error) { return b.startWeir(ctx, 1) })
 	b.weirThree = sync.OnceValues(func() (*weirCluster, error) { return b.startWeir(ctx, 3) })
@@ -94,6 +96,7 @@ func newBench(ctx context.Context, short bool, dir, weirPath, gubernatorPath str
 func (b *bench) measurements() []measurement {
 	var all []measurement
 	all = append(all, b.unaryMeasurements()...)
+	all = append(all, b.streamMeasurements()...)
 	all = append(all, b.clientMeasurements()...)
 	all = append(all, b.threeMeasurements()...)
 	all = append(all, b.httpMeasurements()...)

@@ -13,8 +13,6 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
-	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
@@ -43,7 +41,7 @@ func (b *bench) startFloor(ctx context.Context, kind string, args ...string) (*f
 		return nil, err
 	}
 	f := &floor{address: address, servers: []*process{p}}
-	if kind != "http" {
+	if kind == "echo" || kind == "forward" {
 		clients, err := limiterClients(address)
 		if err != nil {
 			return nil, err
@@ -130,46 +128,6 @@ func countAllowed(resp *weirv1.CheckResponse, checks int) (int, error) {
 
 // anyKey picks among all keys.
 func (b *bench) anyKey(r *rand.Rand) string { return b.keys[r.IntN(len(b.keys))] }
-
-// streamCaller keeps unaryCallers messages of one check under way on one stream.
-func streamCaller(conn grpc.ClientConnInterface, keys []string) caller {
-	return func(ctx context.Context, r *recorder) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		stream, err := conn.NewStream(ctx, echoStream(), echoStreamMethod)
-		if err != nil {
-			r.done(time.Now(), 0, err)
-			return
-		}
-		sent := make(chan time.Time, unaryCallers) // its capacity bounds what is under way
-		var sender sync.WaitGroup
-		defer sender.Wait()
-		sender.Go(func() {
-			defer close(sent)
-			req := newCheckRequest("bucket", 1)
-			for i := 0; !r.over(); i++ {
-				req.Checks[0].Target.Key = keys[i*7919%len(keys)]
-				select {
-				case sent <- time.Now():
-				case <-ctx.Done():
-					return
-				}
-				if stream.SendMsg(req) != nil {
-					return // the receiver learns why
-				}
-			}
-		})
-		resp := new(weirv1.CheckResponse)
-		for at := range sent {
-			err := stream.RecvMsg(resp)
-			r.done(at, 1, err)
-			if err != nil {
-				cancel()
-				return
-			}
-		}
-	}
-}
 
 // httpCaller asks one check a call over HTTP.
 func httpCaller(client *http.Client, address, policy string, pick func(*rand.Rand) string) func(i int) caller {
@@ -277,7 +235,7 @@ const roomyGC = 400
 // serveFloor is a floor's process. It ends with its standard input, that is, with the harness.
 func serveFloor(args []string) error {
 	fs := flag.NewFlagSet(serveCommand, flag.ContinueOnError)
-	kind := fs.String("kind", "echo", "echo, forward or http")
+	kind := fs.String("kind", "echo", "echo, forward, http or tcp")
 	to := fs.String("to", "", "address that forward hands calls on to")
 	if err := fs.Parse(args); err != nil {
 		return err
@@ -291,6 +249,8 @@ func serveFloor(args []string) error {
 	switch *kind {
 	case "http":
 		go func() { failed <- http.Serve(l, http.HandlerFunc(echoHTTP)) }()
+	case "tcp":
+		go func() { failed <- serveTCP(l) }()
 	case "echo", "forward":
 		s := grpc.NewServer()
 		if *kind == "forward" {
@@ -306,7 +266,7 @@ func serveFloor(args []string) error {
 		}
 		go func() { failed <- s.Serve(l) }()
 	default:
-		return fmt.Errorf("-kind: %q is not one of echo, forward and http", *kind)
+		return fmt.Errorf("-kind: %q is not one of echo, forward, http and tcp", *kind)
 	}
 	fmt.Printf("serving %s\n", l.Addr())
 	go func() {

@@ -32,10 +32,11 @@ return 1
 
 // A redisServer is one Redis and a client of it.
 type redisServer struct {
-	server *process
-	client *redis.Client
-	script *redis.Script
-	rate   *redis_rate.Limiter
+	server  *process
+	address string
+	client  *redis.Client
+	script  *redis.Script
+	rate    *redis_rate.Limiter
 }
 
 // redisPool is the number of connections of the client. go-redis' default, ten for each CPU, keeps callers waiting on
@@ -52,6 +53,7 @@ func (b *bench) startRedis(ctx context.Context) (r *redisServer, err error) {
 		return nil, err
 	}
 	port := strconv.Itoa(ports[0])
+	address := "127.0.0.1:" + port
 	p, err := b.kids.start("redis-server", path, []string{
 		"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", b.dir,
 	}, nil)
@@ -65,9 +67,10 @@ func (b *bench) startRedis(ctx context.Context) (r *redisServer, err error) {
 	}()
 	redis.SetLogger(quiet{log.New(io.Discard, "", 0)}) // it complains of connections that end with a measurement
 	r = &redisServer{
-		server: p,
-		client: redis.NewClient(&redis.Options{Addr: "127.0.0.1:" + port, PoolSize: redisPool}),
-		script: redis.NewScript(slidingWindow),
+		server:  p,
+		address: address,
+		client:  redis.NewClient(&redis.Options{Addr: address, PoolSize: redisPool}),
+		script:  redis.NewScript(slidingWindow),
 	}
 	r.rate = redis_rate.NewLimiter(r.client)
 	if err := eventually(ctx, []*process{p}, func(ctx context.Context) error { return r.client.Ping(ctx).Err() }); err != nil {

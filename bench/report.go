@@ -301,6 +301,8 @@ func titleOfWork(work string) string {
 		return "One node, unary gRPC, 1 check a call, 256 callers"
 	case "batch":
 		return "One node, 100 checks a call, 32 callers"
+	case "stream":
+		return "One connection, 256 messages of one check under way"
 	case "client":
 		return "Client libraries, 256 goroutines, one check at a time, one server"
 	case "three-unary":

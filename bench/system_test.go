@@ -191,13 +191,20 @@ func TestFloors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	bare, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go serveTCP(bare)
+	defer bare.Close()
 	web := httptest.NewServer(http.HandlerFunc(echoHTTP))
 	defer web.Close()
 	key := func(*rand.Rand) string { return "key" }
 	for name, callers := range map[string]func(int) caller{
 		"unary":  checkCaller([][]weirv1.LimiterClient{clients}, "bucket", 1, key),
 		"batch":  checkCaller([][]weirv1.LimiterClient{clients}, "bucket", 7, key),
-		"stream": func(int) caller { return streamCaller(conns[0], []string{"key"}) },
+		"stream": func(int) caller { return pipelineCaller(openEchoPipe(conns[0]), []string{"key"}) },
+		"tcp":    func(int) caller { return pipelineCaller(openTCPPipe(bare.Addr().String()), []string{"key"}) },
 		"http":   httpCaller(newHTTPClient(), strings.TrimPrefix(web.URL, "http://"), "bucket", key),
 	} {
 		got, err := load{callers: 2, warm: 10 * time.Millisecond, measure: 50 * time.Millisecond}.drive(t.Context(), callers)

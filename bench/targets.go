@@ -25,7 +25,7 @@ func targets() []target {
 		{"one node, unary, 100 checks a call, 32 callers", "batch/weir", "batch/gubernator", rate, 8, least},
 		{"Go client, 256 goroutines, one check at a time", "client/weir", "unary/gubernator", rate, 10, least},
 		{"Go client, sliding log, against the Redis script", "client/weir-log", "client/redis-script", rate, 5, least},
-		{"Go client, 256 goroutines, one check at a time", "client/weir", "client/stream-echo", rate, 1, least},
+		{"Go client, 256 goroutines, one check at a time", "client/weir", "stream/echo", rate, 1, least},
 		{"three nodes, random entry, unary, 256 callers", "three-unary/weir", "three-unary/forward-echo", rate, 1.2, least},
 		{"three nodes, random entry, unary, 256 callers", "three-unary/weir", "three-unary/forward-echo", serverCPU, 0.8, most},
 		{"three nodes, random entry, unary, 256 callers", "three-unary/weir", "three-unary/gubernator", rate, 2, least},

@@ -184,17 +184,6 @@ func (b *bench) clientMeasurements() []measurement {
 		}
 	}
 	return []measurement{
-		{work: work, system: "stream-echo", run: func(ctx context.Context) (sample, error) {
-			f, err := b.echo()
-			if err != nil {
-				return nil, err
-			}
-			conns, err := dial(f.address, 1)
-			if err != nil {
-				return nil, err
-			}
-			return b.load(1, f.servers...).drive(ctx, func(int) caller { return streamCaller(conns[0], b.keys) })
-		}},
 		{work: work, system: "weir", run: weir("bucket")},
 		{work: work, system: "weir-log", run: weir("log")},
 		{work: work, system: "redis-script", run: func(ctx context.Context) (sample, error) {

@@ -17,16 +17,39 @@ func Local(policies *policy.Set) *Client {
 	return c
 }
 
-// allowHere answers the plainest question of all, one check of a client that decides in this process, without anything
-// around it: nothing waits, so there is nothing for Close to wait for. It reports false, and nothing is charged, where there
-// is something to say about the call, which the usual way says.
-func (l *Limiter) allowHere(ctx context.Context, key string, n int64, d *Decision) (done bool, err error) {
+// allowHere answers the plainest question of all: one check of a client that decides in this process, of a policy and a key
+// that are known. It reports false, and nothing is charged, where there is more to it or something to say about the call.
+func (l *Limiter) allowHere(ctx context.Context, key string, n int64, d *Decision) bool {
+	standing := l.standing.Load()
+	if standing == nil || l.c.ended.Load() {
+		return false
+	}
+	var b limiter.Brief
+	if !l.c.here.CheckAt(ctx, standing, key, n, &b) {
+		return false
+	}
+	d.Policy = l.target.policy
+	if l.target.limit != nil {
+		d.Policy = "inline"
+	}
+	d.Allowed, d.Granted, d.Shadow = b.Allowed, b.Granted, b.Shadow
+	d.Limit, d.Window, d.Remaining = b.Limit, b.Window, b.Remaining
+	d.RetryAfter, d.ResetAfter, d.Delay = b.RetryAfter, b.ResetAfter, b.Delay
+	standing.Count(&b, n)
+	return true
+}
+
+// checkHere is a check of a client that decides in this process, without anything around it: nothing waits, so there is
+// nothing for Close to wait for. It reports false, and nothing is charged, where there is something to say about the call,
+// which the usual way says. The next question may be one for allowHere.
+func (l *Limiter) checkHere(ctx context.Context, key string, n int64, d *Decision) (done bool, err error) {
 	if l.c.ended.Load() || ctx.Err() != nil {
 		return false, nil
 	}
-	checks := [1]limiter.Check{{
-		Target: limiter.Target{Policy: l.target.policy, Limit: l.target.limit, Namespace: l.target.namespace, Key: key}, Cost: n,
-	}}
+	target := l.target.service()
+	l.standing.Store(l.c.here.Standing(&target, l.standing.Load()))
+	target.Key = key
+	checks := [1]limiter.Check{{Target: target, Cost: n}}
 	var results [1]limiter.Result
 	if l.c.here.CheckTo(ctx, checks[:], nil, results[:]) != nil {
 		return false, nil

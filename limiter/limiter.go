@@ -103,6 +103,7 @@ type Limiter struct {
 	clock  func() algo.Instant
 	log    *slog.Logger
 	table  atomic.Pointer[table]
+	alone  bool // no other node is known
 	stats  *statsByPolicy
 	load   load
 	inline inlineRules
@@ -152,7 +153,7 @@ func New(cfg Config) *Limiter {
 	l.load.most = int64(cfg.MaxInFlight)
 	l.subjects.New = func() any { return new([MaxBatch]subject) }
 	if cfg.Ownership == nil {
-		l.cfg.Ownership = alone{}
+		l.cfg.Ownership, l.alone = alone{}, true
 	}
 	l.table.Store(l.compile(cfg.Policies))
 	go l.tend()

@@ -93,17 +93,23 @@ func (l *Limiter) turnAway(op *Op) {
 }
 
 // expired returns the error of a call of n operations whose caller has gone, or has no time left for an answer: deciding it
-// would charge for what nobody hears of. The deadline is compared with the clock, for a context is told of its end by a
-// goroutine, which waits for its turn as the call did.
+// would charge for what nobody hears of.
 func (l *Limiter) expired(ctx context.Context, n int) error {
-	err := ctx.Err()
-	if err == nil {
-		d, ok := ctx.Deadline()
-		if !ok || time.Now().Before(d) {
-			return nil
-		}
-		err = context.DeadlineExceeded
+	err := over(ctx)
+	if err != nil {
+		l.load.late.Add(uint64(n))
 	}
-	l.load.late.Add(uint64(n))
 	return err
+}
+
+// over returns why nobody waits any more for what is asked under ctx. The deadline is compared with the clock, for a context
+// is told of its end by a goroutine, which waits for its turn as the call did.
+func over(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if d, ok := ctx.Deadline(); ok && !time.Now().Before(d) {
+		return context.DeadlineExceeded
+	}
+	return nil
 }

@@ -44,9 +44,17 @@ func (s *stripe) count(d *Decision) {
 		s.failedOpen.Add(1)
 	case d.FailedClosed:
 		s.failedClosed.Add(1)
-	case d.Shadow:
+	default:
+		s.tally(d.Allowed, d.Shadow)
+	}
+}
+
+// tally is count for a decision that was made.
+func (s *stripe) tally(allowed, shadow bool) {
+	switch {
+	case shadow:
 		s.shadowed.Add(1)
-	case d.Allowed:
+	case allowed:
 		s.allowed.Add(1)
 	default:
 		s.refused.Add(1)

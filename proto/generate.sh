@@ -8,7 +8,9 @@ GOBIN=$bin go install google.golang.org/protobuf/cmd/protoc-gen-go google.golang
   github.com/planetscale/vtprotobuf/cmd/protoc-gen-go-vtproto
 # Of what is pooled whoever takes one from the pool gives it back; all others are plain messages with faster marshalling.
 v1=github.com/weirlimit/weir/proto/weir/v1
-pools=$(printf -- '--go-vtproto_opt=pool=%s ' $v1.CheckRequest $v1.Check $v1.Target $v1.CheckStreamRequest $v1.CheckStreamResponse)
+peer=github.com/weirlimit/weir/proto/weir/peer/v1
+pools=$(printf -- '--go-vtproto_opt=pool=%s ' $v1.CheckRequest $v1.Check $v1.Target $v1.CheckStreamRequest $v1.CheckStreamResponse \
+  $peer.Batch $peer.Reply)
 PATH=$bin:$PATH protoc -I . \
   --go_out=. --go_opt=paths=source_relative \
   --go-grpc_out=. --go-grpc_opt=paths=source_relative \

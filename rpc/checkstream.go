@@ -17,14 +17,11 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
-	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
 const (
-	// maxTargets bounds the policies and limits that have a number in one stream.
-	maxTargets = 1024
 	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
 	maxUnderWay = 64
 	// maxTraced bounds the checks of a request that are traced.
@@ -38,9 +35,9 @@ const (
 type checkStream struct {
 	server  *Server
 	stream  weirv1.Limiter_CheckStreamServer
-	targets []limiter.Target // by number, without a key; the zero Target: not defined. Only for the reader
-	places  chan struct{}    // holds as many as there are requests waiting for other nodes
-	waiting sync.WaitGroup   // for other nodes
+	targets targets        // only for the reader
+	places  chan struct{}  // holds as many as there are requests waiting for other nodes
+	waiting sync.WaitGroup // for other nodes
 
 	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
 	turn sync.Mutex
@@ -411,7 +408,7 @@ func shorten(out *weirv1.CheckStreamResponse) {
 // unpack adds the checks of a request to a batch, and takes in what it defines. The error names the field.
 func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *limiter.Error {
 	for i, d := range in.Define {
-		if err := c.define(d); err != nil {
+		if err := c.targets.define(d); err != nil {
 			err.Field = "define[" + strconv.Itoa(i) + "]." + err.Field
 			return err
 		}
@@ -439,11 +436,12 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 			return invalid("key_lengths", fmt.Sprintf("says that check %d has a key of %d bytes, where keys has %d left", i, length, len(keys)))
 		}
 		number := wire.At(in.Targets, i, 0)
-		if uint64(number) >= uint64(len(c.targets)) || c.targets[number].Policy == "" && c.targets[number].Limit == nil {
+		target, ok := c.targets.at(uint64(number))
+		if !ok {
 			return invalid("targets", fmt.Sprintf("names number %d, which this stream has not defined", number))
 		}
 		ck := limiter.Check{
-			Target: c.targets[number], Cost: wire.At(in.Costs, i, 1), Partial: wire.At(in.Partial, i, false),
+			Target: target, Cost: wire.At(in.Costs, i, 1), Partial: wire.At(in.Partial, i, false),
 			RequestID: wire.At(in.RequestIds, i, ""),
 		}
 		ck.Key, keys = keys[:length], keys[length:]
@@ -457,33 +455,4 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 
 func invalid(field, message string) *limiter.Error {
 	return &limiter.Error{Kind: limiter.Invalid, Field: field, Message: message}
-}
-
-// define gives a number to a target. When that fails the number stands for nothing: it must not for what it stood before.
-func (c *checkStream) define(d *weirv1.StreamTarget) *limiter.Error {
-	if d.Number >= maxTargets {
-		return invalid("number", fmt.Sprintf("is %d, and must be below %d", d.Number, maxTargets))
-	}
-	if n := int(d.Number) + 1; n > len(c.targets) {
-		c.targets = slices.Grow(c.targets, n-len(c.targets))[:n]
-	}
-	to := &c.targets[d.Number]
-	*to = limiter.Target{}
-	// What is kept for the life of a stream must be known to be small.
-	switch {
-	case d.Limit == nil && !policy.ValidName(d.Policy):
-		return invalid("policy", "is missing, or not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
-	case d.Limit != nil && d.Policy != "":
-		return invalid("limit", "is given beside a policy: send one of them")
-	case d.Limit == nil && d.Namespace != "":
-		return invalid("namespace", "goes with a limit only")
-	case len(d.Namespace) > limiter.MaxNamespace:
-		return invalid("namespace", fmt.Sprintf("has %d bytes, at most %d are taken", len(d.Namespace), limiter.MaxNamespace))
-	}
-	t, err := target(&weirv1.Target{Policy: d.Policy, Limit: d.Limit, Namespace: d.Namespace})
-	if err != nil {
-		return err
-	}
-	*to = t
-	return nil
 }

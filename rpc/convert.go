@@ -102,12 +102,13 @@ func protoTarget(t limiter.Target) *weirv1.Target {
 	return out
 }
 
-// retryAfter leaves Never out of a message.
-func retryAfter(d *time.Duration) *int64 {
-	if *d == algo.Never {
+// retryAfter leaves Never out of a message. wait is the room that the message has for a number that may be missing.
+func retryAfter(d time.Duration, wait *int64) *int64 {
+	if d == algo.Never {
 		return nil
 	}
-	return (*int64)(d)
+	*wait = int64(d)
+	return wait
 }
 
 func fromRetryAfter(ns *int64) time.Duration {
@@ -123,13 +124,9 @@ func protoDecision(d *limiter.Decision) *weirv1.Decision {
 	return out
 }
 
-// setDecision fills in an empty message. It keeps nothing of d but what d.Limits refers to; wait is the room that the
-// message has for a number that may be missing.
+// setDecision fills in an empty message. It keeps nothing of d; wait is room for retryAfter.
 func setDecision(out *weirv1.Decision, d *limiter.Decision, wait *int64) {
-	if d.RetryAfter != algo.Never {
-		*wait = int64(d.RetryAfter)
-		out.RetryAfterNs = wait
-	}
+	out.RetryAfterNs = retryAfter(d.RetryAfter, wait)
 	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
 	out.ResetAfterNs, out.DelayNs, out.WindowNs = int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
 	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
@@ -138,13 +135,21 @@ func setDecision(out *weirv1.Decision, d *limiter.Decision, wait *int64) {
 	out.Limits = protoLimits(d.Limits)
 }
 
-func protoLimits(limits []limiter.LimitStatus) (out []*weirv1.LimitStatus) {
+func protoLimits(limits []limiter.LimitStatus) []*weirv1.LimitStatus {
+	if len(limits) == 0 {
+		return nil
+	}
+	room := make([]struct {
+		status weirv1.LimitStatus
+		wait   int64
+	}, len(limits))
+	out := make([]*weirv1.LimitStatus, len(limits))
 	for i := range limits {
-		s := &limits[i]
-		out = append(out, &weirv1.LimitStatus{
-			Limit: s.Limit, WindowNs: int64(s.Window), Remaining: s.Remaining,
-			RetryAfterNs: retryAfter(&s.RetryAfter), ResetAfterNs: int64(s.ResetAfter),
-		})
+		s, to := &limits[i], &room[i]
+		out[i] = &to.status
+		out[i].Limit, out[i].WindowNs = s.Limit, int64(s.Window)
+		out[i].Remaining, out[i].ResetAfterNs = s.Remaining, int64(s.ResetAfter)
+		out[i].RetryAfterNs = retryAfter(s.RetryAfter, &to.wait)
 	}
 	return out
 }
@@ -222,15 +227,15 @@ func protoTerm(t ownership.Term) *peerv1.Term {
 func term(t *peerv1.Term) ownership.Term { return ownership.Term{Epoch: t.GetEpoch(), N: t.GetN()} }
 
 // protoItem converts an operation for a peer. left is what remains of the time the caller gave.
-func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.Item {
+func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
-		Partition: uint32(op.Partition()), Term: protoTerm(to.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
+		Partition: uint32(op.Partition()), Term: protoTerm(op.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
 	}
 	if op.Trace != "" {
 		item.Trace = []byte(op.Trace)
 	}
 	t := protoTarget(op.Target)
-	cost := op.Cost // a copy: a message may outlive the call that the operation belongs to
+	cost := op.Cost // a copy: a message outlives the call that the operation belongs to
 	switch op.Kind {
 	case limiter.OpCheck:
 		item.Operation = &peerv1.Item_Check{Check: &weirv1.Check{Target: t, Cost: &cost, Partial: op.Partial, RequestId: op.RequestID}}
@@ -253,9 +258,9 @@ func protoItem(op *limiter.Op, to limiter.Holder, left time.Duration) *peerv1.It
 	return item
 }
 
-// operation is the inverse of protoItem. What it cannot make sense of gets an Outcome with an Err.
-func operation(item *peerv1.Item) *limiter.Op {
-	op := &limiter.Op{Hops: int(item.Hops), Left: time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))}
+// operation is the inverse of protoItem; op is the zero Op before. What it cannot make sense of gets an Outcome with an Err.
+func operation(op *limiter.Op, item *peerv1.Item) {
+	op.Hops, op.Left, op.Term = int(item.Hops), time.Duration(min(item.TimeoutNs, uint64(maxTimeout))), term(item.Term)
 	if len(item.Trace) == limiter.TraceContext {
 		op.Trace = string(item.Trace)
 	}
@@ -291,10 +296,9 @@ func operation(item *peerv1.Item) *limiter.Op {
 		op.Reservation, op.Cost = o.Settle.GetId(), o.Settle.GetKeep()
 	default:
 		op.Outcome.Err = &limiter.Error{Kind: limiter.Invalid, Message: "an operation that this version does not know"}
-		return op
+		return
 	}
 	op.Target, op.Outcome.Err = target(t)
-	return op
 }
 
 // protoOutcome converts what came of an operation.
@@ -326,10 +330,13 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Decision{Decision: protoDecision(&out.Decision)}}
 }
 
+// lease is how long an answer may be used, as a peer says it. Leases last for seconds.
+func lease(ns uint64) time.Duration { return time.Duration(min(ns, uint64(time.Hour))) }
+
 // setOutcome is the inverse of protoOutcome. A reply that does not fit the operation is none.
 func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	out := &op.Outcome
-	out.Lease = time.Duration(min(r.GetLeaseNs(), uint64(time.Hour)))
+	out.Lease = lease(r.GetLeaseNs())
 	fits := false
 	switch o := r.GetOutcome().(type) {
 	case *peerv1.ItemReply_Decision:

@@ -78,6 +78,7 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 	fill(rng, reflect.ValueOf(&op.LeaseID).Elem())
 	fill(rng, reflect.ValueOf(&op.TTL).Elem())
 	fill(rng, reflect.ValueOf(&op.Hops).Elem())
+	fill(rng, reflect.ValueOf(&op.Term).Elem())
 	fill(rng, reflect.ValueOf(&op.Reservation).Elem())
 	op.Atomic = rng.IntN(2) == 0
 	op.Kind = kind
@@ -140,17 +141,17 @@ func TestOperationsKeepEveryField(t *testing.T) {
 				op.Cost = 0
 			}
 			op.Left = time.Second
-			got := operation(overTheWire(t, protoItem(op, limiter.Holder{}, time.Second)))
+			got := new(limiter.Op)
+			operation(got, overTheWire(t, protoItem(op, time.Second)))
 			if !reflect.DeepEqual(got, op) {
 				t.Fatalf("sent %+v %+v\n got %+v %+v", op, op.Limit, got, got.Limit)
 			}
 		}
 	}
-	item := protoItem(carried(rng, limiter.OpReset), limiter.Holder{Term: term(&peerv1.Term{Epoch: 3, N: 4})}, -time.Second)
-	if item.TimeoutNs != 0 || item.Term.Epoch != 3 || item.Term.N != 4 {
+	if item := protoItem(carried(rng, limiter.OpReset), -time.Second); item.TimeoutNs != 0 {
 		t.Errorf("%+v", item)
 	}
-	if protoItem(carried(rng, limiter.OpReset), limiter.Holder{}, 0).Term != nil {
+	if protoItem(check("k", 1), 0).Term != nil {
 		t.Error("a term that nobody has")
 	}
 }
@@ -270,7 +271,7 @@ func TestZonesAreBounded(t *testing.T) {
 func FuzzOperation(f *testing.F) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for _, kind := range kinds {
-		b, err := proto.Marshal(protoItem(carried(rng, kind), limiter.Holder{}, time.Second))
+		b, err := proto.Marshal(protoItem(carried(rng, kind), time.Second))
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -285,7 +286,8 @@ func FuzzOperation(f *testing.F) {
 		if proto.Unmarshal(b, item) != nil {
 			return
 		}
-		op := operation(item)
+		op := new(limiter.Op)
+		operation(op, item)
 		if op.Outcome.Err == nil {
 			if op.Kind == 0 {
 				t.Fatal("neither operation nor error")

@@ -201,18 +201,29 @@ func welcome(protocol uint32) *peerv1.ForwardReply {
 
 func replyOf(seq uint64, ops ...*limiter.Op) *peerv1.ForwardReply {
 	r := &peerv1.Reply{Sequence: seq}
+	var q quota
 	for _, op := range ops {
-		r.Items = append(r.Items, protoOutcome(op))
+		r.Outcomes = appendOutcome(r.Outcomes, &q, op)
 	}
 	return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: r}}
 }
 
-// answers is the right reply to a batch.
-func answers(b *peerv1.Batch) *peerv1.ForwardReply {
-	var ops []*limiter.Op
-	for _, item := range b.Items {
-		ops = append(ops, operation(item))
+// asked is what a batch asks for. names are those of its stream.
+func asked(t testing.TB, names *numberedTargets, b *peerv1.Batch) (ops []*limiter.Op) {
+	t.Helper()
+	list, err := names.unpack(b, nil)
+	if err != nil {
+		t.Error(err)
 	}
+	for i := range list {
+		ops = append(ops, &list[i])
+	}
+	return ops
+}
+
+// answers is the right reply to a batch.
+func answers(t testing.TB, names *numberedTargets, b *peerv1.Batch) *peerv1.ForwardReply {
+	ops := asked(t, names, b)
 	admit(ops)
 	return replyOf(b.Sequence, ops...)
 }
@@ -241,10 +252,11 @@ func hello() *peerv1.Hello {
 }
 
 func batch(seq, acked uint64, ops ...*limiter.Op) *peerv1.ForwardRequest {
-	b := &peerv1.Batch{Sequence: seq, Acknowledged: acked}
+	p := packer{numbers: make(numbers), sequence: seq}
 	for _, op := range ops {
-		b.Items = append(b.Items, protoItem(op, holder(bob), time.Second))
+		p.add(op, time.Second)
 	}
+	b := &peerv1.Batch{Sequence: seq, Acknowledged: acked, Define: p.define, Operations: p.bytes}
 	return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
 }
 
@@ -264,17 +276,34 @@ func recv(t testing.TB, s peerv1.Peer_ForwardClient) *peerv1.ForwardReply {
 	return in
 }
 
-// wantReply receives the reply to a batch and returns what its first item was granted.
-func wantReply(t testing.TB, s peerv1.Peer_ForwardClient, seq uint64) int64 {
+// wantReply receives the reply to a batch and returns what its first operation was granted.
+func wantReply(t testing.TB, s peerv1.Peer_ForwardClient, to *peerv1.ForwardRequest) int64 {
 	t.Helper()
 	r := recv(t, s).GetReply()
-	if r.GetSequence() != seq {
-		t.Fatalf("reply %v, want to sequence %d", r, seq)
+	if r.GetSequence() != to.GetBatch().Sequence {
+		t.Fatalf("reply %v, want to sequence %d", r, to.GetBatch().Sequence)
 	}
-	if len(r.Items) == 0 {
+	ops := asked(t, new(numberedTargets), to.GetBatch())
+	in := outcomes{reader: reader{rest: string(r.Outcomes)}}
+	for _, op := range ops {
+		if !in.next(op) {
+			t.Fatalf("malformed: %v", r)
+		}
+	}
+	if in.rest != "" {
+		t.Fatalf("too many outcomes: %v", r)
+	}
+	if len(ops) == 0 {
 		return 0
 	}
-	return r.Items[0].GetDecision().GetGranted()
+	return ops[0].Outcome.Decision.Granted
+}
+
+// ask sends a batch and is wantReply.
+func ask(t testing.TB, s peerv1.Peer_ForwardClient, m *peerv1.ForwardRequest) int64 {
+	t.Helper()
+	sendTo(t, s, m)
+	return wantReply(t, s, m)
 }
 
 // proxy carries TCP connections to an address until they are cut.

@@ -47,8 +47,9 @@ type MessengerConfig struct {
 	// Address returns the host:port of a node's peer service, or false when the node is not known (any more). It is called
 	// with a lock held and must not call the Messenger.
 	Address func(Node) (string, bool)
-	// Receive is called with every message that arrives, by one goroutine for each sender. It must return soon.
-	Receive func(ownership.Envelope)
+	// Receive is called with what arrives, in order, by one goroutine for each sender. It must return soon, and not keep
+	// the slice.
+	Receive func([]ownership.Envelope)
 	Logger  *slog.Logger
 	// Credentials, when set, is how the peers prove who they are; nil stands for plain text.
 	Credentials credentials.TransportCredentials
@@ -156,7 +157,7 @@ func (m *Messenger) courier(to Node) (*courier, error) {
 	if err != nil {
 		return nil, fmt.Errorf("rpc: peer %s at %s: %w", to.Name, addr, err)
 	}
-	c := &courier{m: m, to: to, conn: conn, wake: make(chan struct{}, 1), waiting: make(map[ownership.Message]struct{})}
+	c := &courier{m: m, to: to, conn: conn, wake: make(chan struct{}, 1)}
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	m.couriers[to] = c
 	m.work.Go(c.run)
@@ -173,10 +174,16 @@ type courier struct {
 	stop context.CancelFunc
 	wake chan struct{} // holds a token when there may be something to write
 
-	mu        sync.Mutex
-	lanes     [2]lane
-	waiting   map[ownership.Message]struct{} // what is in the lanes
-	oversized bool                           // a message too large to be sent has been logged
+	mu    sync.Mutex
+	lanes [2]lane
+	// What is in the lanes, from the first message on that may be among them already until they are empty: only a core that
+	// is not answered sends one again. Otherwise nil.
+	waiting   map[ownership.Message]struct{}
+	oversized bool // a message too large to be sent has been logged
+
+	// Of the goroutine that writes.
+	frame  []ownership.Message // the array of the last frame
+	packed []byte              // and its bytes
 }
 
 // Lanes of a courier. A copy of many partitions is more than the network carries in the time for which a partition may
@@ -188,15 +195,36 @@ const (
 
 // lane is a queue of messages.
 type lane struct {
-	messages []ownership.Message
+	messages []ownership.Message // from head on
+	head     int
 	weight   int
+}
+
+func (l *lane) len() int { return len(l.messages) - l.head }
+
+func (l *lane) first() ownership.Message { return l.messages[l.head] }
+
+// push adds a message, where the oldest were if there is no room behind the newest.
+func (l *lane) push(msg ownership.Message) {
+	if len(l.messages) == cap(l.messages) && l.head > len(l.messages)/2 {
+		n := copy(l.messages, l.messages[l.head:])
+		clear(l.messages[n:])
+		l.messages, l.head = l.messages[:n], 0
+	}
+	l.messages = append(l.messages, msg)
 }
 
 // pop takes the oldest message.
 func (l *lane) pop() ownership.Message {
-	msg := l.messages[0]
-	l.messages[0], l.messages = nil, l.messages[1:]
+	msg := l.messages[l.head]
+	l.messages[l.head] = nil
 	l.weight -= weight(msg)
+	if l.head++; l.head == len(l.messages) {
+		l.messages, l.head = l.messages[:0], 0
+		if cap(l.messages) > maxFrameMessages {
+			l.messages = nil // room for as much as seldom waits
+		}
+	}
 	return msg
 }
 
@@ -205,13 +233,29 @@ func (c *courier) add(envelopes []ownership.Envelope) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range envelopes {
-		c.addLocked(e.Message)
+		if !e.Again || !c.holdsLocked(e.Message) {
+			c.addLocked(e.Message)
+		}
 	}
 	c.signal()
 }
 
-// addLocked queues a message, unless the very same one is waiting already: cores repeat what is not answered in time.
-// When too much waits, the oldest gives way: if it is still of interest, it is going to be repeated.
+// holdsLocked says whether the very same message is waiting.
+func (c *courier) holdsLocked(msg ownership.Message) bool {
+	if c.waiting == nil && c.pendingLocked() {
+		c.waiting = make(map[ownership.Message]struct{})
+		for i := range c.lanes {
+			for _, m := range c.lanes[i].messages[c.lanes[i].head:] {
+				c.waiting[m] = struct{}{}
+			}
+		}
+	}
+	_, ok := c.waiting[msg]
+	return ok
+}
+
+// addLocked queues a message. When too much waits, the oldest gives way: if it is still of interest, it is going to be
+// repeated.
 func (c *courier) addLocked(msg ownership.Message) {
 	w := weight(msg)
 	if w > maxWeight {
@@ -222,20 +266,31 @@ func (c *courier) addLocked(msg ownership.Message) {
 		}
 		return
 	}
-	if _, ok := c.waiting[msg]; ok {
-		return
-	}
 	l := &c.lanes[light]
 	if r, ok := msg.(*ownership.Replicate); ok && len(r.Chunk) > lightChunk {
 		l = &c.lanes[heavy]
 	}
 	for l.weight+w > maxQueued {
-		delete(c.waiting, l.pop())
+		c.popLocked(l)
 		c.m.dropped.Add(1)
 	}
-	l.messages = append(l.messages, msg)
+	l.push(msg)
 	l.weight += w
-	c.waiting[msg] = struct{}{}
+	if c.waiting != nil {
+		c.waiting[msg] = struct{}{}
+	}
+}
+
+// popLocked takes the oldest message of a lane.
+func (c *courier) popLocked(l *lane) ownership.Message {
+	msg := l.pop()
+	if c.waiting != nil {
+		delete(c.waiting, msg)
+		if len(c.waiting) == 0 {
+			c.waiting = nil
+		}
+	}
+	return msg
 }
 
 func (c *courier) signal() {
@@ -250,19 +305,22 @@ func (c *courier) signal() {
 func (c *courier) take() []ownership.Message {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var frame []ownership.Message
+	clear(c.frame) // the array lives on, the messages need not
+	frame := c.frame[:0]
 	left := maxFrame
 	for i := range c.lanes {
-		for l, first := &c.lanes[i], true; len(l.messages) > 0 && (first || len(frame) < maxFrameMessages-1); first = false {
-			w := weight(l.messages[0])
+		for l, first := &c.lanes[i], true; l.len() > 0 && (first || len(frame) < maxFrameMessages-1); first = false {
+			w := weight(l.first())
 			if w > left && !first {
 				break
 			}
-			msg := l.pop()
-			delete(c.waiting, msg)
-			frame = append(frame, msg)
+			frame = append(frame, c.popLocked(l))
 			left -= w
 		}
+	}
+	c.frame = frame
+	if len(frame) == 0 {
+		return nil
 	}
 	return frame
 }
@@ -271,16 +329,20 @@ func (c *courier) take() []ownership.Message {
 func (c *courier) dropAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.m.dropped.Add(uint64(len(c.waiting)))
+	for i := range c.lanes {
+		c.m.dropped.Add(uint64(c.lanes[i].len()))
+	}
 	c.lanes = [2]lane{}
-	clear(c.waiting)
+	c.waiting = nil
 }
 
 func (c *courier) pending() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return len(c.waiting) > 0
+	return c.pendingLocked()
 }
+
+func (c *courier) pendingLocked() bool { return c.lanes[light].len()+c.lanes[heavy].len() > 0 }
 
 // run owns the courier until it is stopped.
 func (c *courier) run() {
@@ -325,7 +387,7 @@ func (c *courier) talk() (welcomed bool, err error) {
 	defer cancel(nil)
 	slow := time.AfterFunc(reachWithin, func() { cancel(errNoWelcome) })
 	defer slow.Stop()
-	stream, err := c.open(ctx)
+	stream, version, err := c.open(ctx)
 	if !slow.Stop() {
 		err = errNoWelcome
 	}
@@ -339,17 +401,16 @@ func (c *courier) talk() (welcomed bool, err error) {
 			_, err = stream.Recv() // nothing comes but the end
 		}
 	}()
-	c.write(stream, broken)
+	c.write(stream, version, broken)
 	cancel(nil)
 	<-broken
 	return true, err
 }
 
-// open opens a stream and waits for its welcome.
-func (c *courier) open(ctx context.Context) (peerv1.Ownership_ConverseClient, error) {
-	stream, err := peerv1.NewOwnershipClient(c.conn).Converse(ctx, grpc.WaitForReady(true))
-	if err != nil {
-		return nil, err
+// open opens a stream and waits for its welcome, which says the version of the protocol to use.
+func (c *courier) open(ctx context.Context) (stream peerv1.Ownership_ConverseClient, version uint32, err error) {
+	if stream, err = peerv1.NewOwnershipClient(c.conn).Converse(ctx, grpc.WaitForReady(true)); err != nil {
+		return nil, 0, err
 	}
 	self := c.m.cfg.Self
 	hello := &peerv1.Hello{
@@ -360,16 +421,17 @@ func (c *courier) open(ctx context.Context) (peerv1.Ownership_ConverseClient, er
 	_ = stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello}})
 	first, err := stream.Recv()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return stream, welcomes(c.to, first.GetWelcome())
+	return stream, first.GetWelcome().GetProtocol(), welcomes(c.to, first.GetWelcome())
 }
 
 // write sends what gathers until the stream is broken or the courier stopped.
-func (c *courier) write(stream peerv1.Ownership_ConverseClient, broken <-chan struct{}) {
+func (c *courier) write(stream peerv1.Ownership_ConverseClient, version uint32, broken <-chan struct{}) {
 	for {
 		for msgs := c.take(); msgs != nil; msgs = c.take() {
-			frame := &peerv1.Frame{Messages: protoList(msgs, protoMessage)}
+			frame := &peerv1.Frame{}
+			frame.Messages, c.packed = protoMessages(msgs, version >= packedMessages, c.packed[:0])
 			if err := stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: frame}}); err != nil {
 				c.m.dropped.Add(uint64(len(msgs)))
 				return // the reading side tells why
@@ -430,37 +492,67 @@ func (m *Messenger) accept(h *peerv1.Hello) (version uint32, err error) {
 
 // serve passes on what arrives until the stream ends. An error is the sender's fault.
 func (m *Messenger) serve(stream peerv1.Ownership_ConverseServer, from ownership.Node) error {
-	to := ownership.Node(m.cfg.Self)
-	r := messageReader{partitions: m.cfg.Partitions}
-	told := false
+	in := intake{m: m, from: from, r: messageReader{partitions: m.cfg.Partitions}}
 	for {
-		in, err := stream.Recv()
+		next, err := stream.Recv()
 		switch {
 		case errors.Is(err, io.EOF) || stream.Context().Err() != nil:
 			return nil // the sender is gone, or goes on with another stream
 		case err != nil:
 			return err // malformed
 		}
-		frame := in.GetFrame()
+		frame := next.GetFrame()
 		if frame == nil {
 			return status.Error(codes.InvalidArgument, "a Frame was expected")
 		}
 		if len(frame.Messages) > maxFrameMessages {
 			return status.Errorf(codes.ResourceExhausted, "messages: a frame holds at most %d, not %d", maxFrameMessages, len(frame.Messages))
 		}
-		for _, msg := range frame.Messages {
-			got, err := r.read(msg)
-			if err != nil {
-				// The others may be all right, and be waited for.
-				m.invalid.Add(1)
-				if !told {
-					told = true
-					m.cfg.Logger.Error("dropped a peer's message", "peer", from.Name, "error", err)
-				}
-				continue
-			}
-			m.received.Add(1)
-			m.cfg.Receive(ownership.Envelope{From: from, To: to, Message: got})
+		in.take(frame)
+	}
+}
+
+// intake is what one stream brings.
+type intake struct {
+	m    *Messenger
+	from ownership.Node
+	r    messageReader
+	told bool                 // of a message that was dropped
+	list []ownership.Envelope // the array of the last frame's
+}
+
+// take passes on the messages of a frame.
+func (in *intake) take(frame *peerv1.Frame) {
+	in.list = in.list[:0]
+	for _, msg := range frame.Messages {
+		if run, ok := msg.GetBody().(*peerv1.Message_Packed); ok {
+			in.refuse(in.r.unpack(run.Packed, maxFrameMessages-len(in.list), in.add))
+			continue
 		}
+		got, err := in.r.read(msg)
+		if err != nil {
+			// The others may be all right, and be waited for.
+			in.refuse(1, err)
+			continue
+		}
+		in.add(got)
+	}
+	in.m.received.Add(uint64(len(in.list)))
+	if len(in.list) > 0 {
+		in.m.cfg.Receive(in.list)
+		clear(in.list) // the array lives on, the messages need not
+	}
+}
+
+func (in *intake) add(m ownership.Message) {
+	in.list = append(in.list, ownership.Envelope{From: in.from, To: ownership.Node(in.m.cfg.Self), Message: m})
+}
+
+// refuse counts messages that are dropped, and logs the first of a stream.
+func (in *intake) refuse(n int, err error) {
+	in.m.invalid.Add(uint64(n))
+	if err != nil && !in.told {
+		in.told = true
+		in.m.cfg.Logger.Error("dropped a peer's message", "peer", in.from.Name, "error", err)
 	}
 }

@@ -29,7 +29,12 @@ import (
 func newMessenger(t testing.TB, self Node, addrs map[string]string, receive func(ownership.Envelope), change ...func(*MessengerConfig)) *Messenger {
 	t.Helper()
 	cfg := MessengerConfig{
-		Self: self, RingSettings: settings, Partitions: testPartitions, Logger: slog.New(slog.DiscardHandler), Receive: receive,
+		Self: self, RingSettings: settings, Partitions: testPartitions, Logger: slog.New(slog.DiscardHandler),
+		Receive: func(list []ownership.Envelope) {
+			for _, e := range list {
+				receive(e)
+			}
+		},
 		Address: func(n Node) (string, bool) {
 			addr, ok := addrs[n.Name]
 			return addr, ok
@@ -134,15 +139,15 @@ func TestMessengerRefuses(t *testing.T) {
 		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: h}}
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
-		"FailedPrecondition protocol: this node speaks 1, not 2": hello(func(h *peerv1.Hello) { h.Protocol++ }),
-		"FailedPrecondition protocol":                            hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = Protocol+2, Protocol+1 }),
-		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
-		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
-		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),
-		"InvalidArgument from_name: must have 1 to 63":           hello(func(h *peerv1.Hello) { h.FromName = "" }),
-		"InvalidArgument from_name":                              hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
-		"InvalidArgument from: is this process":                  hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
-		"InvalidArgument hello":                                  {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
+		"FailedPrecondition protocol: this node speaks 1 to 3, not 4": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol":                                 hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = Protocol+2, Protocol+1 }),
+		"FailedPrecondition to: this is bob/2, not bob/1":             hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
+		"FailedPrecondition to: this is bob/2, not ann/2":             hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
+		"FailedPrecondition ring_settings":                            hello(func(h *peerv1.Hello) { h.RingSettings++ }),
+		"InvalidArgument from_name: must have 1 to 63":                hello(func(h *peerv1.Hello) { h.FromName = "" }),
+		"InvalidArgument from_name":                                   hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
+		"InvalidArgument from: is this process":                       hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
+		"InvalidArgument hello":                                       {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
 	} {
 		t.Run(want, func(t *testing.T) {
 			noLeaks(t)
@@ -231,12 +236,17 @@ func (c conversation) Converse(s peerv1.Ownership_ConverseServer) error { return
 
 // serveConversation serves a bob who welcomes whoever comes, before he goes his own way.
 func serveConversation(t testing.TB, then func(peerv1.Ownership_ConverseServer) error) string {
+	return serveConversationAt(t, Protocol, then)
+}
+
+// serveConversationAt is serveConversation with a bob who speaks so old a protocol.
+func serveConversationAt(t testing.TB, version uint32, then func(peerv1.Ownership_ConverseServer) error) string {
 	return serve(t, func(r grpc.ServiceRegistrar) {
 		peerv1.RegisterOwnershipServer(r, conversation{converse: func(s peerv1.Ownership_ConverseServer) error {
 			if _, err := s.Recv(); err != nil {
 				return err
 			}
-			if err := s.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: Protocol}}); err != nil {
+			if err := s.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: version}}); err != nil {
 				return err
 			}
 			return then(s)
@@ -253,10 +263,26 @@ func queued(m *Messenger, n Node) (messages, bytes int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, l := range c.lanes {
-		messages += len(l.messages)
+		messages += l.len()
 		bytes += l.weight
 	}
 	return messages, bytes
+}
+
+// messagesOf are the messages of a frame, packed or not.
+func messagesOf(t testing.TB, f *peerv1.Frame) (list []ownership.Message) {
+	t.Helper()
+	m := &Messenger{cfg: MessengerConfig{Self: bob, Receive: func(got []ownership.Envelope) {
+		for _, e := range got {
+			list = append(list, e.Message)
+		}
+	}}}
+	in := intake{m: m, r: messageReader{partitions: testPartitions}, told: true}
+	in.take(f)
+	if n := m.invalid.Load(); n > 0 {
+		t.Errorf("%d messages make no sense", n)
+	}
+	return list
 }
 
 // TestMessengerBatches: what gathers while the connection is busy goes out together, in frames of bounded size.
@@ -275,7 +301,7 @@ func TestMessengerBatches(t *testing.T) {
 				return nil
 			}
 			frames.Add(1)
-			arrived.Add(int64(len(in.GetFrame().GetMessages())))
+			arrived.Add(int64(len(messagesOf(t, in.GetFrame()))))
 			largest.Store(max(largest.Load(), int64(proto.Size(in))))
 		}
 	})
@@ -349,13 +375,13 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 // waits goes once.
 func TestMessengerOvertakesBulk(t *testing.T) {
 	m := NewMessenger(MessengerConfig{Self: alice})
-	c := &courier{m: m, to: bob, wake: make(chan struct{}, 1), waiting: make(map[ownership.Message]struct{})}
+	c := &courier{m: m, to: bob, wake: make(chan struct{}, 1)}
 	bulk := func() ownership.Message {
 		return &ownership.Replicate{Parts: 1, Chunk: make([]byte, 256<<10)}
 	}
 	repeated := bulk()
-	for range 3 {
-		c.add([]ownership.Envelope{{Message: repeated}})
+	for i := range 3 {
+		c.add([]ownership.Envelope{{Message: repeated, Again: i > 0}})
 	}
 	for range 20 {
 		c.add([]ownership.Envelope{{Message: bulk()}})
@@ -363,7 +389,7 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 	for i := range 30 {
 		commit := &ownership.Commit{Replicate: ownership.Replicate{Parts: 1, Sequence: uint64(i), Chunk: make([]byte, 100<<10)}}
 		c.add([]ownership.Envelope{{Message: commit}})
-		c.add([]ownership.Envelope{{Message: commit}})
+		c.add([]ownership.Envelope{{Message: commit, Again: true}})
 	}
 	var commits []uint64
 	var beside, bulky int // beside commits, and in all
@@ -388,11 +414,11 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 	if len(commits) != 30 || !slices.IsSorted(commits) || beside != 15 || bulky != 21 {
 		t.Errorf("commits %v, %d and in all %d others", commits, beside, bulky)
 	}
-	if c.pending() || c.lanes[light].weight != 0 || c.lanes[heavy].weight != 0 {
+	if c.pending() || c.lanes[light].weight != 0 || c.lanes[heavy].weight != 0 || c.waiting != nil {
 		t.Error("something is left")
 	}
 	// What has been sent may be repeated.
-	if c.add([]ownership.Envelope{{Message: repeated}}); !c.pending() {
+	if c.add([]ownership.Envelope{{Message: repeated, Again: true}}); !c.pending() {
 		t.Error("not repeated")
 	}
 	if s := m.Stats(); s != (MessengerStats{}) {

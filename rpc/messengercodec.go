@@ -48,6 +48,30 @@ func weight(m ownership.Message) int {
 	return fixed + names
 }
 
+// protoMessages are the messages of a frame. With packed, those that can be are put together; room is where to, and comes
+// back larger if need be.
+func protoMessages(msgs []ownership.Message, packed bool, room []byte) (frame []*peerv1.Message, _ []byte) {
+	if !packed {
+		return protoList(msgs, protoMessage), room
+	}
+	for i := 0; i < len(msgs); {
+		end := i
+		for end < len(msgs) && packable(msgs[end]) {
+			end++
+		}
+		if end == i {
+			frame = append(frame, protoMessage(msgs[i]))
+			i++
+			continue
+		}
+		begin := len(room)
+		room = appendPacked(room, msgs[i:end])
+		frame = append(frame, &peerv1.Message{Body: &peerv1.Message_Packed{Packed: room[begin:len(room):len(room)]}})
+		i = end
+	}
+	return frame, room
+}
+
 // protoMessage returns nil for a type of message that it does not know.
 func protoMessage(m ownership.Message) *peerv1.Message {
 	switch m := m.(type) {
@@ -313,13 +337,7 @@ func (r *messageReader) info(i *peerv1.Info) ownership.Info {
 }
 
 func (r *messageReader) replicate(m *peerv1.Replicate) ownership.Replicate {
-	parts := m.GetParts()
-	if parts < 1 || parts > maxParts {
-		r.fail("replicate.parts", "must be 1 to %d, not %d", maxParts, parts)
-		return ownership.Replicate{}
-	}
-	if m.GetPart() >= parts {
-		r.fail("replicate.part", "%d is not one of %d", m.GetPart(), parts)
+	if !r.pieces(uint64(m.GetPart()), uint64(m.GetParts())) {
 		return ownership.Replicate{}
 	}
 	if len(m.GetChunk()) > maxWeight {
@@ -328,8 +346,21 @@ func (r *messageReader) replicate(m *peerv1.Replicate) ownership.Replicate {
 	}
 	return ownership.Replicate{
 		Partition: r.partition("replicate.partition", m.GetPartition()), Term: term(m.GetTerm()), Sequence: m.GetSequence(),
-		Begin: m.GetBegin(), Complete: m.GetComplete(), Part: int(m.GetPart()), Parts: int(parts), Chunk: m.GetChunk(), Sum: m.GetSum(),
+		Begin: m.GetBegin(), Complete: m.GetComplete(), Part: int(m.GetPart()), Parts: int(m.GetParts()), Chunk: m.GetChunk(), Sum: m.GetSum(),
 	}
+}
+
+// pieces says whether a message can be one of those that make up a chunk.
+func (r *messageReader) pieces(part, parts uint64) bool {
+	switch {
+	case parts < 1 || parts > maxParts:
+		r.fail("replicate.parts", "must be 1 to %d, not %d", maxParts, parts)
+	case part >= parts:
+		r.fail("replicate.part", "%d is not one of %d", part, parts)
+	default:
+		return true
+	}
+	return false
 }
 
 func (r *messageReader) grantItem(i *peerv1.GrantItem) ownership.GrantItem {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -36,6 +37,8 @@ const (
 	repeatWithin = rememberFor / 2
 	// maxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.
 	maxMessage = 8 << 20
+	// keepPacked is how much room for packed operations or outcomes is kept, in bytes: for a full batch of usual ones.
+	keepPacked = 64 << 10
 )
 
 // Node is a process that can be reached.
@@ -64,6 +67,8 @@ type PeersConfig struct {
 type Peers struct {
 	cfg PeersConfig
 
+	flights sync.Pool // of *flight
+
 	mu     sync.Mutex
 	links  map[Node]*link
 	next   uint64 // number of the next link's sequence space
@@ -72,7 +77,12 @@ type Peers struct {
 }
 
 // NewPeers returns Peers without connections.
-func NewPeers(cfg PeersConfig) *Peers { return &Peers{cfg: cfg, links: make(map[Node]*link)} }
+func NewPeers(cfg PeersConfig) *Peers {
+	return &Peers{
+		cfg: cfg, links: make(map[Node]*link),
+		flights: sync.Pool{New: func() any { return &flight{done: make(chan struct{}, 1)} }},
+	}
+}
 
 // Close fails what is under way, and waits for every goroutine.
 func (p *Peers) Close() {
@@ -169,34 +179,38 @@ func (p *Peers) Forward(ctx context.Context, to limiter.Holder, ops []*limiter.O
 	}
 	for len(ops) > 0 {
 		n := min(len(ops), maxBatch)
-		f := &flight{items: make([]*peerv1.Item, n), until: until, done: make(chan struct{})}
-		for i, op := range ops[:n] {
-			f.items[i] = protoItem(op, to, 0) // what is left is only known once it is sent
-		}
-		if !l.send(f) {
-			unreachable(ops)
-			return
-		}
-		select {
-		case <-f.done:
-		case <-ctx.Done():
-			l.abandon(f)
-			<-f.done
-		}
-		for i, op := range ops[:n] {
-			if f.replies == nil {
-				op.Outcome.Unreachable = true
-			} else {
-				setOutcome(op, f.replies[i])
-			}
-		}
+		p.fly(ctx, l, ops[:n], until)
 		ops = ops[n:]
 	}
 }
 
+// fly sends operations that fit into one message, and waits for what comes of them.
+func (p *Peers) fly(ctx context.Context, l *link, ops []*limiter.Op, until time.Time) {
+	f := p.flights.Get().(*flight)
+	f.ops, f.until = ops, until
+	if !l.send(f) {
+		unreachable(ops)
+		return
+	}
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		if l.abandon(f) {
+			unreachable(ops)
+			return // the link may know of the flight for some more time
+		}
+		<-f.done
+	}
+	if !f.answered {
+		unreachable(ops)
+	}
+	f.ops, f.message, f.answered, f.ended = nil, nil, false, false
+	p.flights.Put(f)
+}
+
 func unreachable(ops []*limiter.Op) {
 	for _, op := range ops {
-		op.Outcome.Unreachable = true
+		op.Outcome = limiter.Outcome{Unreachable: true}
 	}
 }
 
@@ -209,26 +223,34 @@ func (p *Peers) Inspect(ctx context.Context, node Node) (*peerv1.InspectResponse
 	return peerv1.NewPeerClient(l.conn).Inspect(ctx, &peerv1.InspectRequest{})
 }
 
-// flight is some operations of one caller on their way to a peer. done is closed, under the link's lock, once replies
-// are there or it is clear that none will come.
+// flight is some operations of one caller on their way to a peer. It ends once: landed by the link, who touches neither it nor
+// its operations after that, or abandoned by its caller.
 type flight struct {
-	items   []*peerv1.Item
-	replies []*peerv1.ItemReply // one for each item, or nil; not touched any more once done is closed
-	until   time.Time           // when its caller gives up
-	done    chan struct{}
+	ops   []*limiter.Op // with their outcomes, once landed
+	until time.Time     // when its caller gives up
+	done  chan struct{} // holds a token once landed
+	// answered says that the outcomes are there; otherwise it is clear that none will come. Set before it lands.
+	answered bool
 	// Guarded by the link's lock.
 	message *message // that it is part of; nil while it is queued
 	ended   bool
 }
 
-// message is a Batch that was sent or is about to be: one or more flights. It is guarded by the link's lock, but for
-// batch, which never changes once the message is made.
+// message is a Batch that was sent or is about to be: one or more flights. It is guarded by the link's lock, but for what is
+// sent, which is the writer's. That has all that is to be known of the operations, which may be gone when it is repeated.
 type message struct {
-	batch   *peerv1.Batch
-	flights []*flight
-	live    int // flights that are still waited for
-	made    time.Time
-	tries   int // how often it was sent
+	request peerv1.ForwardRequest
+	body    peerv1.ForwardRequest_Batch
+	batch   peerv1.Batch
+
+	sequence uint64
+	items    int
+	packed   bool                   // in the form of protocol 3
+	uses     []*weirv1.StreamTarget // what batch names, packed
+	flights  []*flight
+	live     int // flights that are still waited for
+	made     time.Time
+	tries    int // how often it was sent
 }
 
 // link is the way to one process of one peer: a connection, on it a stream at a time, and a sequence space that outlives
@@ -251,28 +273,31 @@ type link struct {
 	void     int                 // flights in queue that have ended
 	sent     map[uint64]*message // made and waited for, by sequence
 	again    []*message          // of a broken stream, to be repeated on the next unless forgotten meanwhile
-	waiting  int                 // items of the flights in queue that have not ended, and of the messages in sent
+	waiting  int                 // operations of the flights in queue that have not ended, and of the messages in sent
 	sequence uint64              // of the last message made
 	acked    uint64              // no message up to it is waited for
 	stopped  bool
+	version  uint32  // of the protocol, that the peer's last welcome named
+	numbers  numbers // of targets, in the stream that is written to
+	scratch  []byte  // room to pack a message in
 }
 
 func newLink(cfg PeersConfig, to Node, number uint64, conn *grpc.ClientConn) *link {
 	ctx, stop := context.WithCancel(context.Background())
 	return &link{
 		cfg: cfg, to: to, stream: number, conn: conn, ctx: ctx, stop: stop,
-		wake: make(chan struct{}, 1), sent: make(map[uint64]*message),
+		wake: make(chan struct{}, 1), sent: make(map[uint64]*message), version: Protocol, numbers: make(numbers),
 	}
 }
 
 // send queues a flight, or returns false when the link takes no more.
 func (l *link) send(f *flight) bool {
 	l.mu.Lock()
-	if l.stopped || l.waiting+len(f.items) > maxWaiting {
+	if l.stopped || l.waiting+len(f.ops) > maxWaiting {
 		l.mu.Unlock()
 		return false
 	}
-	l.waiting += len(f.items)
+	l.waiting += len(f.ops)
 	l.queue = append(l.queue, f)
 	l.mu.Unlock()
 	l.signal()
@@ -286,44 +311,44 @@ func (l *link) signal() {
 	}
 }
 
-// abandon gives up waiting for a flight.
-func (l *link) abandon(f *flight) {
+// abandon gives up waiting for a flight, and reports false if it has landed.
+func (l *link) abandon(f *flight) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if f.ended {
-		return
+		return false
 	}
-	l.endLocked(f, nil)
+	f.ended = true
 	if m := f.message; m != nil {
-		if m.live == 0 {
+		if m.live--; m.live == 0 {
 			l.forgetLocked(m, false)
 		}
-		return
+		return true
 	}
-	l.waiting -= len(f.items)
+	l.waiting -= len(f.ops)
 	// The queue is only long when the peer is stuck, and then all of it is abandoned: one by one, finding each would take
 	// time that grows with the square of its length.
 	if l.void++; l.void*2 > len(l.queue) {
 		l.queue = slices.DeleteFunc(l.queue, func(f *flight) bool { return f.ended })
 		l.void = 0
 	}
+	return true
 }
 
-// endLocked completes a flight that has not ended.
-func (l *link) endLocked(f *flight, replies []*peerv1.ItemReply) {
-	f.ended = true
-	f.replies = replies
+// landLocked ends a flight that has not ended.
+func landLocked(f *flight, answered bool) {
+	f.ended, f.answered = true, answered
 	if f.message != nil {
 		f.message.live--
 	}
-	close(f.done)
+	f.done <- struct{}{}
 }
 
 // forgetLocked takes a message, in which no flight is live any more, out of what is sent.
 func (l *link) forgetLocked(m *message, answered bool) {
 	full := l.fullLocked()
-	delete(l.sent, m.batch.Sequence)
-	l.waiting -= len(m.batch.Items)
+	delete(l.sent, m.sequence)
+	l.waiting -= m.items
 	for l.acked < l.sequence && l.sent[l.acked+1] == nil {
 		l.acked++
 	}
@@ -331,15 +356,15 @@ func (l *link) forgetLocked(m *message, answered bool) {
 		l.signal()
 	}
 	if l.cfg.Observe != nil {
-		l.cfg.Observe(time.Since(m.made), len(m.batch.Items), answered)
+		l.cfg.Observe(time.Since(m.made), m.items, answered)
 	}
 }
 
-// giveUpLocked ends what waits for a message without replies.
+// giveUpLocked lands what waits for a message without an answer.
 func (l *link) giveUpLocked(m *message) {
 	for _, f := range m.flights {
 		if !f.ended {
-			l.endLocked(f, nil)
+			landLocked(f, false)
 		}
 	}
 	l.forgetLocked(m, false)
@@ -386,15 +411,15 @@ func (l *link) pending() bool {
 	return len(l.queue) > 0 || len(l.again) > 0
 }
 
-// failAll completes everything under way without replies.
+// failAll lands everything under way without an answer.
 func (l *link) failAll(stopped bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stopped = l.stopped || stopped
 	for _, f := range l.queue {
 		if !f.ended {
-			l.waiting -= len(f.items)
-			l.endLocked(f, nil)
+			l.waiting -= len(f.ops)
+			landLocked(f, false)
 		}
 	}
 	l.queue, l.void, l.again = nil, 0, nil
@@ -413,13 +438,17 @@ func (l *link) talk() (welcomed bool, err error) {
 	defer cancel(nil)
 	slow := time.AfterFunc(openTimeout, func() { cancel(errNoWelcome) })
 	defer slow.Stop()
-	stream, err := l.open(ctx)
+	stream, version, err := l.open(ctx)
 	if !slow.Stop() {
 		err = errNoWelcome
 	}
 	if err != nil {
 		return false, err
 	}
+	l.mu.Lock()
+	l.version = version
+	clear(l.numbers) // the peer knows none on this stream
+	l.mu.Unlock()
 	broken := make(chan struct{})
 	go func() {
 		defer close(broken)
@@ -431,11 +460,11 @@ func (l *link) talk() (welcomed bool, err error) {
 	return true, err
 }
 
-// open opens a stream and waits for its welcome.
-func (l *link) open(ctx context.Context) (peerv1.Peer_ForwardClient, error) {
-	stream, err := peerv1.NewPeerClient(l.conn).Forward(ctx)
+// open opens a stream and waits for its welcome, which names the protocol to use.
+func (l *link) open(ctx context.Context) (stream peerv1.Peer_ForwardClient, version uint32, err error) {
+	stream, err = peerv1.NewPeerClient(l.conn).Forward(ctx)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	hello := &peerv1.Hello{
 		Protocol: Protocol, OldestProtocol: OldestProtocol, FromName: l.cfg.Self.Name, FromBoot: l.cfg.Self.Boot, Stream: l.stream,
@@ -445,9 +474,9 @@ func (l *link) open(ctx context.Context) (peerv1.Peer_ForwardClient, error) {
 	_ = stream.Send(&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
 	first, err := stream.Recv()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return stream, welcomes(l.to, first.GetWelcome())
+	return stream, first.GetWelcome().GetProtocol(), welcomes(l.to, first.GetWelcome())
 }
 
 // repeat has what is unanswered written again on the next stream, under the same sequence, so that the peer does not
@@ -475,7 +504,7 @@ func (l *link) write(stream peerv1.Peer_ForwardClient, broken <-chan struct{}) {
 		// place of two, and a third less time for each. A lone caller loses nothing.
 		runtime.Gosched()
 		for m := l.take(); m != nil; m = l.take() {
-			if err := stream.Send(&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: m.batch}}); err != nil {
+			if err := stream.Send(&m.request); err != nil {
 				return // read tells why
 			}
 		}
@@ -496,56 +525,85 @@ func (l *link) take() *message {
 	for len(l.again) > 0 {
 		m := l.again[0]
 		l.again = l.again[1:]
-		if l.sent[m.batch.Sequence] == m {
+		if l.sent[m.sequence] == m {
 			m.tries++
+			// Its numbers are those of an earlier stream. What comes after it has numbers of its own.
+			m.batch.Define = m.uses
+			clear(l.numbers)
 			return m
 		}
 	}
 	if l.fullLocked() {
 		return nil // forgetLocked wakes the writer when there is room
 	}
-	now := time.Now()
-	m := &message{batch: &peerv1.Batch{}}
-	for len(l.queue) > 0 && len(m.batch.Items)+len(l.queue[0].items) <= maxBatch {
+	m := &message{made: time.Now()}
+	for len(l.queue) > 0 && m.items+len(l.queue[0].ops) <= maxBatch {
 		f := l.queue[0]
 		l.queue[0], l.queue = nil, l.queue[1:]
-		if f.ended {
+		switch {
+		case f.ended:
 			l.void--
-			continue
-		}
-		left := f.until.Sub(now)
-		if left <= 0 {
+		case !f.until.After(m.made):
 			// Its caller is about to say so. It could still be charged for, and nobody would hear of it.
-			l.waiting -= len(f.items)
-			l.endLocked(f, nil)
-			continue
+			l.waiting -= len(f.ops)
+			landLocked(f, false)
+		default:
+			f.message = m
+			m.flights = append(m.flights, f)
+			m.items += len(f.ops)
 		}
-		for _, item := range f.items {
-			item.TimeoutNs = uint64(left)
-		}
-		f.message = m
-		m.flights = append(m.flights, f)
-		m.batch.Items = append(m.batch.Items, f.items...)
 	}
 	if len(m.flights) == 0 {
 		return nil
 	}
 	l.sequence++
+	m.sequence, m.live, m.tries = l.sequence, len(m.flights), 1
 	m.batch.Sequence, m.batch.Acknowledged = l.sequence, l.acked
-	m.live, m.tries, m.made = len(m.flights), 1, now
-	l.sent[l.sequence] = m
+	m.body.Batch, m.request.Body = &m.batch, &m.body
+	if m.packed = l.version >= packedChecks; m.packed {
+		l.packLocked(m)
+	} else {
+		for _, f := range m.flights {
+			for _, op := range f.ops {
+				m.batch.Items = append(m.batch.Items, protoItem(op, f.until.Sub(m.made)))
+			}
+		}
+	}
+	l.sent[m.sequence] = m
 	return m
 }
 
-// read completes flights from the peer's replies until the stream breaks, and returns why it did.
+// packLocked packs the operations of a new message.
+func (l *link) packLocked(m *message) {
+	p := packer{numbers: l.numbers, sequence: m.sequence, bytes: l.scratch[:0]}
+	for _, f := range m.flights {
+		for _, op := range f.ops {
+			if !p.add(op, f.until.Sub(m.made)) {
+				clear(l.numbers) // a message has fewer operations than there are numbers
+				l.packLocked(m)
+				return
+			}
+		}
+	}
+	m.batch.Operations = slices.Clone(p.bytes)
+	m.batch.Define, m.uses = p.define, p.uses
+	if l.scratch = p.bytes; cap(l.scratch) > keepPacked {
+		l.scratch = nil
+	}
+}
+
+// read lands flights by the peer's replies until the stream breaks, and returns why it did.
 func (l *link) read(stream peerv1.Peer_ForwardClient) error {
+	var in peerv1.ForwardReply
 	for {
-		in, err := stream.Recv()
-		if err != nil {
+		if err := stream.RecvMsg(&in); err != nil {
 			return err
 		}
 		if r := in.GetReply(); r != nil {
 			l.answered(r)
+			if r.Items == nil && cap(r.Outcomes) <= keepPacked {
+				r.ReturnToVTPool()
+			}
 		}
 	}
 }
@@ -557,19 +615,50 @@ func (l *link) answered(r *peerv1.Reply) {
 	if m == nil {
 		return // given up, or answered on an earlier stream
 	}
-	if len(r.Items) != len(m.batch.Items) {
-		l.cfg.Logger.Error("peer answered another number of items than asked",
-			"peer", l.to.Name, "asked", len(m.batch.Items), "answered", len(r.Items))
+	if !m.answer(r) {
+		l.cfg.Logger.Error("a peer's reply is malformed, or has another number of outcomes than were asked for",
+			"peer", l.to.Name, "asked", m.items)
 		l.giveUpLocked(m)
 		return
 	}
-	at := 0
 	for _, f := range m.flights {
-		n := len(f.items)
 		if !f.ended {
-			l.endLocked(f, r.Items[at:at+n:at+n])
+			landLocked(f, true)
 		}
-		at += n
 	}
 	l.forgetLocked(m, true)
+}
+
+// answer fills in the outcomes of the operations that are waited for. It reports false when the reply is none to this message.
+func (m *message) answer(r *peerv1.Reply) bool {
+	if !m.packed {
+		return m.answerItems(r.Items)
+	}
+	in := outcomes{reader: reader{rest: string(r.Outcomes)}}
+	for _, f := range m.flights {
+		for _, op := range f.ops {
+			if f.ended {
+				op = new(limiter.Op) // its caller has gone on
+			}
+			if !in.next(op) {
+				return false
+			}
+		}
+	}
+	return in.rest == ""
+}
+
+func (m *message) answerItems(replies []*peerv1.ItemReply) bool {
+	if len(replies) != m.items {
+		return false
+	}
+	for _, f := range m.flights {
+		for i, op := range f.ops {
+			if !f.ended {
+				setOutcome(op, replies[i])
+			}
+		}
+		replies = replies[len(f.ops):]
+	}
+	return true
 }

@@ -179,14 +179,17 @@ func TestNaturalBatching(t *testing.T) {
 			return err
 		}
 		<-start
+		var names numberedTargets
 		for {
 			in, err := s.Recv()
 			if err != nil {
 				return nil
 			}
 			messages.Add(1)
-			items.Add(int64(len(in.GetBatch().Items)))
-			if err := s.Send(answers(in.GetBatch())); err != nil {
+			ops := asked(t, &names, in.GetBatch())
+			items.Add(int64(len(ops)))
+			admit(ops)
+			if err := s.Send(replyOf(in.GetBatch().Sequence, ops...)); err != nil {
 				return nil
 			}
 		}
@@ -553,6 +556,7 @@ func TestAbandonedIsNotRepeated(t *testing.T) {
 			<-cut
 			return errors.New("cut")
 		}
+		var names numberedTargets
 		for {
 			in, err := s.Recv()
 			if err != nil {
@@ -562,7 +566,7 @@ func TestAbandonedIsNotRepeated(t *testing.T) {
 				mu.Lock()
 				got = append(got, b)
 				mu.Unlock()
-				_ = s.Send(answers(b))
+				_ = s.Send(answers(t, &names, b))
 			}
 		}
 	})
@@ -594,21 +598,25 @@ func TestPoison(t *testing.T) {
 	var tries atomic.Int64
 	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
 		_ = s.Send(welcome(Protocol))
+		var names numberedTargets
 		for {
 			in, err := s.Recv()
 			if err != nil {
 				return nil
 			}
 			b := in.GetBatch()
-			for _, item := range b.GetItems() {
-				if item.GetCheck().GetCost() == 666 {
+			if b == nil {
+				continue
+			}
+			ops := asked(t, &names, b)
+			for _, op := range ops {
+				if op.Cost == 666 {
 					tries.Add(1)
 					return status.Error(codes.InvalidArgument, "poison")
 				}
 			}
-			if b != nil {
-				_ = s.Send(answers(b))
-			}
+			admit(ops)
+			_ = s.Send(replyOf(b.Sequence, ops...))
 		}
 	})
 	p := newPeers(t, addr)
@@ -624,38 +632,51 @@ func TestPoison(t *testing.T) {
 }
 
 func TestGarbageReplies(t *testing.T) {
-	ok := func(b *peerv1.Batch) *peerv1.ForwardReply { return answers(b) }
+	right := func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, admitted(check("k", 5))) }
 	for what, test := range map[string]struct {
 		replies  []func(*peerv1.Batch) *peerv1.ForwardReply
 		answered bool
 	}{
-		"too few items":  {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence) }}, false},
+		"too few items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence) }}, false},
+		"cut-short items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+			r := right(b)
+			r.GetReply().Outcomes = r.GetReply().Outcomes[:len(r.GetReply().Outcomes)-1]
+			return r
+		}}, false},
+		"unpacked items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+			return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: &peerv1.Reply{
+				Sequence: b.Sequence, Items: []*peerv1.ItemReply{protoOutcome(check("k", 5))},
+			}}}
+		}}, false},
 		"too many items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
 		"another kind": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
 			return replyOf(b.Sequence, &limiter.Op{Kind: limiter.OpReset})
 		}}, false},
-		"unknown numbers": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, ok}, true},
-		"twice":           {[]func(*peerv1.Batch) *peerv1.ForwardReply{ok, ok, ok}, true},
-		"another welcome": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(Protocol) }, func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, ok}, true},
+		"unknown numbers": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
+		"twice":           {[]func(*peerv1.Batch) *peerv1.ForwardReply{right, right, right}, true},
+		"another welcome": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(Protocol) }, func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, right}, true},
 	} {
 		t.Run(what, func(t *testing.T) {
 			noLeaks(t)
 			addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
 				_ = s.Send(welcome(Protocol))
+				var names numberedTargets
 				for {
 					in, err := s.Recv()
 					if err != nil {
 						return nil
 					}
 					b := in.GetBatch()
-					switch {
-					case b == nil:
-					case b.Items[0].GetCheck().GetCost() == 5:
-						for _, r := range test.replies {
-							_ = s.Send(r(b))
-						}
-					default:
-						_ = s.Send(answers(b))
+					if b == nil {
+						continue
+					}
+					if ops := asked(t, &names, b); ops[0].Cost != 5 {
+						admit(ops)
+						_ = s.Send(replyOf(b.Sequence, ops...))
+						continue
+					}
+					for _, r := range test.replies {
+						_ = s.Send(r(b))
 					}
 				}
 			})
@@ -691,12 +712,27 @@ func TestGarbageReplies(t *testing.T) {
 	}
 }
 
+// admitted is an operation that was admitted.
+func admitted(op *limiter.Op) *limiter.Op {
+	admit([]*limiter.Op{op})
+	return op
+}
+
+// flightOf is a flight of some checks.
+func flightOf(wait time.Duration, ops int) *flight {
+	f := &flight{until: time.Now().Add(wait), done: make(chan struct{}, 1)}
+	for range ops {
+		f.ops = append(f.ops, check("k", 1))
+	}
+	return f
+}
+
 // TestRepeat: what is worth sending again when a stream broke, and what is not.
 func TestRepeat(t *testing.T) {
 	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
 	defer l.stop()
 	ask := func() (*flight, *message) {
-		f := &flight{items: []*peerv1.Item{{}}, until: time.Now().Add(time.Hour), done: make(chan struct{})}
+		f := flightOf(time.Hour, 1)
 		if !l.send(f) {
 			t.Fatal("not taken")
 		}
@@ -709,8 +745,9 @@ func TestRepeat(t *testing.T) {
 	m3.tries = maxTries
 	gone, _ := ask()
 	later, m5 := ask()
-	l.abandon(gone)
-	l.abandon(gone)
+	if !l.abandon(gone) || l.abandon(gone) {
+		t.Error("abandoned how often?")
+	}
 	l.repeat()
 	if len(l.again) != 2 || l.again[0] != m1 || l.again[1] != m5 || l.waiting != 2 || l.acked != 0 {
 		t.Errorf("again %v, %d waiting, %d acknowledged", l.again, l.waiting, l.acked)
@@ -725,9 +762,9 @@ func TestRepeat(t *testing.T) {
 	if m := l.take(); m != nil {
 		t.Errorf("%+v", m)
 	}
-	l.answered(&peerv1.Reply{Sequence: 1, Items: []*peerv1.ItemReply{{}}})
+	l.answered(replyOf(1, check("k", 1)).GetReply())
 	<-fresh.done
-	if l.waiting != 0 || l.acked != 5 || fresh.replies == nil {
+	if l.waiting != 0 || l.acked != 5 || !fresh.answered || old.answered || tired.answered {
 		t.Errorf("%d waiting, %d acknowledged", l.waiting, l.acked)
 	}
 }
@@ -738,10 +775,7 @@ func TestTimeLeft(t *testing.T) {
 		l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
 		defer l.stop()
 		queue := func(wait time.Duration, items int) *flight {
-			f := &flight{items: make([]*peerv1.Item, items), until: time.Now().Add(wait), done: make(chan struct{})}
-			for i := range f.items {
-				f.items[i] = &peerv1.Item{}
-			}
+			f := flightOf(wait, items)
 			if !l.send(f) {
 				t.Fatal("not taken")
 			}
@@ -750,14 +784,16 @@ func TestTimeLeft(t *testing.T) {
 		short, long := queue(time.Second, 3), queue(3*time.Second, 2)
 		time.Sleep(time.Second) // in the bubble
 		m := l.take()
-		if len(m.batch.Items) != 2 || time.Duration(m.batch.Items[1].TimeoutNs) != 2*time.Second || l.waiting != 2 {
+		if ops := asked(t, new(numberedTargets), &m.batch); len(ops) != 2 || ops[1].Left != 2*time.Second || l.waiting != 2 {
 			t.Errorf("%+v, %d waiting", m, l.waiting)
 		}
 		<-short.done
-		l.abandon(short) // as its caller does a moment later
-		l.answered(&peerv1.Reply{Sequence: 1, Items: []*peerv1.ItemReply{{}, {}}})
+		if l.abandon(short) { // as its caller does a moment later
+			t.Error("abandoned when it had landed")
+		}
+		l.answered(replyOf(1, check("k", 1), check("k", 1)).GetReply())
 		<-long.done
-		if short.replies != nil || len(long.replies) != 2 || l.waiting != 0 || l.void != 0 {
+		if short.answered || !long.answered || l.waiting != 0 || l.void != 0 {
 			t.Errorf("%+v, %+v, %d waiting, %d void", short, long, l.waiting, l.void)
 		}
 		queue(time.Second, 1)
@@ -773,18 +809,18 @@ func TestWindow(t *testing.T) {
 	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
 	defer l.stop()
 	for range maxUnacknowledged + 1 {
-		l.send(&flight{items: []*peerv1.Item{{}}, until: time.Now().Add(time.Hour), done: make(chan struct{})})
+		l.send(flightOf(time.Hour, 1))
 		l.take()
 	}
 	if len(l.sent) != maxUnacknowledged || len(l.queue) != 1 {
 		t.Fatalf("%d sent, %d queued", len(l.sent), len(l.queue))
 	}
 	<-l.wake
-	l.answered(&peerv1.Reply{Sequence: 2, Items: []*peerv1.ItemReply{{}}})
+	l.answered(replyOf(2, check("k", 1)).GetReply())
 	if m := l.take(); m != nil {
 		t.Error("the first is not answered")
 	}
-	l.answered(&peerv1.Reply{Sequence: 1, Items: []*peerv1.ItemReply{{}}})
+	l.answered(replyOf(1, check("k", 1)).GetReply())
 	<-l.wake
 	if m := l.take(); m == nil || m.batch.Acknowledged != 2 {
 		t.Errorf("%+v", m)

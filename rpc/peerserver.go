@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,13 +50,18 @@ type PeerServer struct {
 	cfg PeerServerConfig
 	now func() time.Time // tells when replies may be forgotten
 
+	works sync.Pool // of *work
+
 	mu       sync.Mutex
 	sessions map[sessionKey]*session // what is over goes when a stream is opened
 }
 
 // NewPeerServer returns a PeerServer to be registered with a gRPC server.
 func NewPeerServer(cfg PeerServerConfig) *PeerServer {
-	return &PeerServer{cfg: cfg, now: time.Now, sessions: make(map[sessionKey]*session)}
+	return &PeerServer{
+		cfg: cfg, now: time.Now, sessions: make(map[sessionKey]*session),
+		works: sync.Pool{New: func() any { return new(work) }},
+	}
 }
 
 type sessionKey struct {
@@ -134,8 +140,10 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 
 // serve carries out batches until the stream ends. An error is the sender's fault.
 func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out *outlet, handed *sync.WaitGroup) error {
+	var in peerv1.ForwardRequest
+	var names numberedTargets
 	for {
-		in, err := stream.Recv()
+		err := stream.RecvMsg(&in)
 		switch {
 		case errors.Is(err, io.EOF) || stream.Context().Err() != nil:
 			return nil // the sender is gone, or goes on with another stream
@@ -146,19 +154,91 @@ func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out 
 		if batch == nil {
 			return status.Error(codes.InvalidArgument, "a Batch was expected")
 		}
-		if len(batch.Items) > maxBatch {
-			return status.Errorf(codes.ResourceExhausted, "items: a batch holds at most %d, not %d", maxBatch, len(batch.Items))
+		w := s.works.Get().(*work)
+		if err := w.read(batch, &names); err != nil {
+			return err
 		}
 		fresh, known, err := sess.begin(batch, out, s.now())
+		if batch.Items == nil && len(batch.Define) == 0 && cap(batch.Operations) <= keepPacked {
+			batch.ReturnToVTPool()
+		}
 		switch {
 		case err != nil:
 			return err
 		case fresh:
-			s.carryOut(stream.Context(), sess, batch, handed)
-		case known != nil:
-			out.send(known)
+			s.carryOut(stream.Context(), sess, w, handed)
+		default:
+			s.done(w)
+			if known != nil {
+				out.send(known)
+			}
 		}
 	}
+}
+
+// work is a batch that is being carried out.
+type work struct {
+	sequence uint64
+	packed   bool // answered in the form of protocol 3
+	ops      []limiter.Op
+	good     []*limiter.Op // those that can be carried out
+	longest  time.Duration // that somebody waits for one of them
+	reply    []byte        // room to pack the outcomes in
+}
+
+// done keeps the room of a batch for the next one, of any stream, with nothing in it that would be kept alive.
+func (s *PeerServer) done(w *work) {
+	clear(w.ops)
+	clear(w.good)
+	w.ops, w.good, w.longest = w.ops[:0], w.good[:0], 0
+	s.works.Put(w)
+}
+
+// read takes in a batch, and what it defines. An error says that it is none.
+func (w *work) read(b *peerv1.Batch, names *numberedTargets) error {
+	w.sequence, w.packed = b.Sequence, len(b.Items) == 0
+	if n := len(b.Items); n > maxBatch {
+		return status.Errorf(codes.ResourceExhausted, "items: a batch holds at most %d, not %d", maxBatch, n)
+	} else if n > 0 && len(b.Operations) > 0 {
+		return malformed("operations", "are given beside items")
+	}
+	for _, item := range b.Items {
+		w.ops = append(w.ops, limiter.Op{})
+		operation(&w.ops[len(w.ops)-1], item)
+	}
+	var err error
+	if w.ops, err = names.unpack(b, w.ops); err != nil {
+		return err
+	}
+	for i := range w.ops {
+		op := &w.ops[i]
+		if op.Outcome.Err == nil {
+			w.good = append(w.good, op)
+		}
+		w.longest = max(w.longest, op.Left)
+	}
+	return nil
+}
+
+// answer makes the reply.
+func (w *work) answer() *peerv1.Reply {
+	r := &peerv1.Reply{Sequence: w.sequence}
+	if !w.packed {
+		r.Items = make([]*peerv1.ItemReply, len(w.ops))
+		for i := range w.ops {
+			r.Items[i] = protoOutcome(&w.ops[i])
+		}
+		return r
+	}
+	b, q := w.reply[:0], quota{}
+	for i := range w.ops {
+		b = appendOutcome(b, &q, &w.ops[i])
+	}
+	r.Outcomes = slices.Clone(b)
+	if w.reply = b; cap(b) > keepPacked {
+		w.reply = nil
+	}
+	return r
 }
 
 // acceptHello checks that the sender of a Hello means this process and shares its idea of the ring, and returns the version
@@ -266,37 +346,21 @@ func (s *session) finish(r *peerv1.Reply, now time.Time) {
 
 // carryOut decides a batch and replies. Only what must be asked of yet another node is waited for beside the stream, so
 // that it does not hold up what comes after.
-func (s *PeerServer) carryOut(ctx context.Context, sess *session, b *peerv1.Batch, handed *sync.WaitGroup) {
-	ops := make([]*limiter.Op, len(b.Items))
-	good := make([]*limiter.Op, 0, len(b.Items))
-	var longest time.Duration
-	for i, item := range b.Items {
-		ops[i] = operation(item)
-		if ops[i].Outcome.Err == nil {
-			good = append(good, ops[i])
-		}
-		longest = max(longest, ops[i].Left)
-	}
-	rest := s.cfg.Receiver.Receive(good)
+func (s *PeerServer) carryOut(ctx context.Context, sess *session, w *work, handed *sync.WaitGroup) {
+	rest := s.cfg.Receiver.Receive(w.good)
 	if rest == nil {
-		sess.finish(reply(b, ops), s.now())
+		sess.finish(w.answer(), s.now())
+		s.done(w)
 		return
 	}
 	handed.Go(func() {
 		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), longest)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.longest)
 		defer cancel()
 		rest(ctx)
-		sess.finish(reply(b, ops), s.now())
+		sess.finish(w.answer(), s.now())
+		s.done(w)
 	})
-}
-
-func reply(b *peerv1.Batch, ops []*limiter.Op) *peerv1.Reply {
-	r := &peerv1.Reply{Sequence: b.Sequence, Items: make([]*peerv1.ItemReply, len(ops))}
-	for i, op := range ops {
-		r.Items[i] = protoOutcome(op)
-	}
-	return r
 }
 
 // Inspect implements peerv1.PeerServer.

@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -50,15 +51,30 @@ func helloWith(change func(*peerv1.Hello)) *peerv1.ForwardRequest {
 func TestGarbageBatches(t *testing.T) {
 	huge := batch(1, 0)
 	for range maxBatch + 1 {
-		huge.GetBatch().Items = append(huge.GetBatch().Items, protoItem(check("k", 1), holder(bob), 0))
+		huge.GetBatch().Items = append(huge.GetBatch().Items, protoItem(check("k", 1), 0))
+	}
+	packed := batch(1, 0, slices.Repeat([]*limiter.Op{check("k", 1)}, maxBatch+1)...)
+	broken := func(change func(*peerv1.Batch)) *peerv1.ForwardRequest {
+		m := batch(1, 0, check("k", 1))
+		change(m.GetBatch())
+		return m
 	}
 	for what, test := range map[string]struct {
 		send []*peerv1.ForwardRequest
 		good int // of the first ones, that are answered
 		code codes.Code
 	}{
-		"sequence 0":              {[]*peerv1.ForwardRequest{batch(0, 0, check("k", 1))}, 0, codes.InvalidArgument},
-		"too many items":          {[]*peerv1.ForwardRequest{huge}, 0, codes.ResourceExhausted},
+		"sequence 0":          {[]*peerv1.ForwardRequest{batch(0, 0, check("k", 1))}, 0, codes.InvalidArgument},
+		"too many items":      {[]*peerv1.ForwardRequest{huge}, 0, codes.ResourceExhausted},
+		"too many operations": {[]*peerv1.ForwardRequest{packed}, 0, codes.ResourceExhausted},
+		"both forms": {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) {
+			b.Items = []*peerv1.Item{protoItem(check("k", 1), 0)}
+		})}, 0, codes.InvalidArgument},
+		"cut short": {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) {
+			b.Operations = b.Operations[:len(b.Operations)-1]
+		})}, 0, codes.InvalidArgument},
+		"not defined":             {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Define = nil })}, 0, codes.InvalidArgument},
+		"number too large":        {[]*peerv1.ForwardRequest{broken(func(b *peerv1.Batch) { b.Define[0].Number = maxTargets })}, 0, codes.InvalidArgument},
 		"another hello":           {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), helloWith(func(*peerv1.Hello) {})}, 1, codes.InvalidArgument},
 		"nothing":                 {[]*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), {}}, 1, codes.InvalidArgument},
 		"below the acknowledged":  {[]*peerv1.ForwardRequest{batch(5, 4, check("k", 1)), batch(4, 0, check("k", 1))}, 1, codes.InvalidArgument},
@@ -78,7 +94,7 @@ func TestGarbageBatches(t *testing.T) {
 				sendTo(t, s, m)
 			}
 			for i := range test.good {
-				wantReply(t, s, test.send[i].GetBatch().Sequence)
+				wantReply(t, s, test.send[i])
 			}
 			if _, err := s.Recv(); status.Code(err) != test.code {
 				t.Errorf("%v", err)
@@ -88,8 +104,7 @@ func TestGarbageBatches(t *testing.T) {
 			}
 			// The sequence space is not spoilt for a sender that comes to its senses.
 			s = rawStream(t, addr, hello())
-			sendTo(t, s, batch(100, 0, check("k", 5)))
-			if n := wantReply(t, s, 100); n != 5 {
+			if n := ask(t, s, batch(100, 0, check("k", 5))); n != 5 {
 				t.Error(n)
 			}
 		})
@@ -116,7 +131,7 @@ func TestGarbageBatches(t *testing.T) {
 		_, addr := servePeer(t, bob, localLimiter(t))
 		s := rawStream(t, addr, hello())
 		m := batch(1, 0)
-		m.GetBatch().Items = []*peerv1.Item{{}, protoItem(check("", 1), holder(bob), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: &peerv1.Item_Check{}}}
+		m.GetBatch().Items = []*peerv1.Item{{}, protoItem(check("", 1), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: &peerv1.Item_Check{}}}
 		sendTo(t, s, m)
 		r := recv(t, s).GetReply()
 		if len(r.GetItems()) != 3 {
@@ -128,8 +143,7 @@ func TestGarbageBatches(t *testing.T) {
 			}
 		}
 		// A batch of nothing.
-		sendTo(t, s, batch(2, 0))
-		wantReply(t, s, 2)
+		ask(t, s, batch(2, 0))
 	})
 }
 
@@ -152,8 +166,7 @@ func TestRepeatedBatch(t *testing.T) {
 		seq  uint64
 		want int64
 	}{{a, 1, 1}, {a, 1, 1}, {b, 1, 1}, {b, 2, 2}, {a, 2, 2}, {a, 3, 3}, {c, 1, 4}, {c, 1, 4}, {b, 1, 1}} {
-		sendTo(t, step.on, batch(step.seq, 0, check("k", 1)))
-		if n := wantReply(t, step.on, step.seq); n != step.want {
+		if n := ask(t, step.on, batch(step.seq, 0, check("k", 1))); n != step.want {
 			t.Errorf("sequence %d: answer %d, want %d", step.seq, n, step.want)
 		}
 	}
@@ -164,8 +177,7 @@ func TestRepliesGoWhereTheQuestionCameFrom(t *testing.T) {
 	noLeaks(t)
 	server, addr := servePeer(t, bob, receiver(admit))
 	a, b := rawStream(t, addr, hello()), rawStream(t, addr, hello())
-	sendTo(t, a, batch(1, 0, check("k", 3)))
-	if n := wantReply(t, a, 1); n != 3 {
+	if n := ask(t, a, batch(1, 0, check("k", 3))); n != 3 {
 		t.Error(n)
 	}
 	if err := b.CloseSend(); err != nil {
@@ -182,8 +194,7 @@ func TestRepliesGoWhereTheQuestionCameFrom(t *testing.T) {
 		defer sess.mu.Unlock()
 		return sess.open == 1
 	})
-	sendTo(t, a, batch(2, 0, check("k", 4)))
-	if n := wantReply(t, a, 2); n != 4 {
+	if n := ask(t, a, batch(2, 0, check("k", 4))); n != 4 {
 		t.Error(n)
 	}
 }
@@ -207,15 +218,12 @@ func TestOnwardForwardingDoesNotBlock(t *testing.T) {
 	s := rawStream(t, addr, hello())
 	sendTo(t, s, batch(1, 0, check("k", 1)))
 	for seq := uint64(2); seq < 50; seq++ {
-		sendTo(t, s, batch(seq, 0, check("k", 2)))
-		wantReply(t, s, seq)
+		ask(t, s, batch(seq, 0, check("k", 2)))
 	}
 	// The sender gives up on the first: its reply is not sent any more.
-	sendTo(t, s, batch(50, 49, check("k", 2)))
-	wantReply(t, s, 50)
+	ask(t, s, batch(50, 49, check("k", 2)))
 	close(release)
-	sendTo(t, s, batch(51, 50, check("k", 2)))
-	wantReply(t, s, 51)
+	ask(t, s, batch(51, 50, check("k", 2)))
 }
 
 // TestSenderThatDoesNotRead: its replies fill the connection, and hold up nobody else, not even another stream of its own.
@@ -256,8 +264,7 @@ func TestSenderThatDoesNotRead(t *testing.T) {
 			h := hello()
 			h.FromBoot = boot // alice's own among them
 			s := rawStream(t, addr, h)
-			sendTo(t, s, batch(1000, 0, check("k", 1)))
-			wantReply(t, s, 1000)
+			ask(t, s, batch(1000, 0, check("k", 1)))
 		}
 	})
 	if n := begun.Load(); n >= batches {
@@ -283,8 +290,7 @@ func TestSessionsAreForgotten(t *testing.T) {
 		h := hello()
 		h.Stream = stream
 		s := rawStream(t, addr, h)
-		sendTo(t, s, batch(1, 0, check("k", 1)))
-		wantReply(t, s, 1)
+		ask(t, s, batch(1, 0, check("k", 1)))
 		if err := s.CloseSend(); err != nil {
 			t.Fatal(err)
 		}

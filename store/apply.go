@@ -1,9 +1,11 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
 	"time"
+	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
 )
@@ -25,6 +27,7 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 	}
 	sh, part := s.at(p)
 	a := apply{sh: sh, part: part, staged: staged, now: now, r: reader{data: chunk}}
+	a.rules = a.first[:0]
 	if a.r.byte() != chunkVersion {
 		return ErrChunk
 	}
@@ -61,6 +64,7 @@ type apply struct {
 	now    algo.Instant
 	r      reader
 	rules  []*Rule
+	first  [2]*Rule // room for rules
 	to     *content
 }
 
@@ -198,13 +202,24 @@ func (a *apply) history() error {
 
 func (a *apply) rule() error {
 	r := &a.r
-	scope := string(r.bytes(maxScope))
+	item := r.data
+	scope := r.bytes(maxScope)
 	limits := r.bytes(math.MaxInt32)
 	durability, flags := Durability(r.byte()), r.byte()
 	if r.failed || durability > Sync || flags&^(ruleStrict|ruleColdClosed) != 0 {
 		return ErrChunk
 	}
-	rule := &Rule{Scope: scope, Durability: durability, Strict: flags&ruleStrict != 0, ColdClosed: flags&ruleColdClosed != 0}
+	item = item[:len(item)-len(r.data)]
+	room := &a.sh.store.chunks
+	room.mu.Lock()
+	defer room.mu.Unlock()
+	if room.read.rule != nil && bytes.Equal(room.read.item, item) {
+		a.rules = append(a.rules, room.read.rule)
+		return nil
+	}
+	rule := &Rule{
+		Scope: string(scope), Durability: durability, Strict: flags&ruleStrict != 0, ColdClosed: flags&ruleColdClosed != 0,
+	}
 	if known := a.sh.known(rule, limits); known != nil {
 		rule = known
 	} else {
@@ -214,6 +229,7 @@ func (a *apply) rule() error {
 		}
 		rule.Limits = ls
 	}
+	room.read.rule, room.read.item = rule, append(room.read.item[:0], item...)
 	a.rules = append(a.rules, rule)
 	return nil
 }
@@ -238,7 +254,8 @@ func (a *apply) record() (rule *Rule, k Key, err error) {
 	r := &a.r
 	index := r.uint(math.MaxInt32)
 	k.Hash = r.word()
-	k.Key = string(r.bytes(maxKey))
+	key := r.bytes(maxKey)
+	k.Key = unsafe.String(unsafe.SliceData(key), len(key)) // for as long as the chunk is looked at; a record copies it
 	if r.failed || index >= uint64(len(a.rules)) {
 		return nil, k, ErrChunk
 	}
@@ -326,6 +343,9 @@ func (a *apply) noRoom(t *table, slot uint32, found bool) error {
 // owe notes what the copy's holder may have granted beyond it.
 func (a *apply) owe(hash uint64, o owing) {
 	side := a.to.annex
+	if o == (owing{}) && len(side.owed) == 0 {
+		return // a record is marked only while something is owed on it
+	}
 	var room [4]uint32
 	for _, slot := range a.sh.ofHash(&a.to.table, hash, room[:0]) {
 		if r := a.sh.record(a.to.ref(slot)); o != (owing{}) {

@@ -3,6 +3,7 @@ package store
 import (
 	"encoding/binary"
 	"errors"
+	"sync"
 
 	"github.com/weirlimit/weir/algo"
 )
@@ -75,12 +76,56 @@ func (s *Store) Drain(p, slot int, now algo.Instant, most int) (chunk []byte, ve
 		if slot == Backup {
 			sh.giveBack(part, now)
 		}
-		d := drain{sh: sh, part: part, f: f, slot: slot, now: now, most: most}
+		room := &s.chunks
+		room.mu.Lock()
+		defer room.mu.Unlock()
+		d := drain{sh: sh, part: part, f: f, slot: slot, now: now, most: most, room: room}
 		d.run()
-		chunk, version, more = d.out, f.contained, f.left(part.annex) > 0
+		chunk, version, more = room.cut(d.out), f.contained, f.left(part.annex) > 0
 		part.recount()
 	})
 	return chunk, version, more
+}
+
+// chunkRoom is what is kept ready for chunks: with few keys in each, to make it anew would cost more than they do. Its lock
+// is taken after a shard's.
+type chunkRoom struct {
+	mu sync.Mutex
+	// slab is what small chunks are cut from. It stays for as long as one of them is used.
+	slab []byte
+	// The rule that was told last and, after the byte for its kind, the bytes of its item; and the same of the rule that was
+	// read last. Nearly always the next one is the same.
+	told, read struct {
+		rule *Rule
+		item []byte
+	}
+}
+
+const (
+	// smallChunk is what is expected of a chunk at most that is cut from a slab.
+	smallChunk = 1 << 10
+	slabBytes  = 16 << 10
+)
+
+// begin returns room for a chunk of about so many bytes.
+func (c *chunkRoom) begin(guess int) []byte {
+	if guess > smallChunk {
+		return make([]byte, 0, guess)
+	}
+	if len(c.slab) < guess {
+		c.slab = make([]byte, slabBytes)
+	}
+	return c.slab[:0]
+}
+
+// cut takes a finished chunk off the slab, if it is a part of that.
+func (c *chunkRoom) cut(chunk []byte) []byte {
+	if len(chunk) == 0 || len(c.slab) == 0 || &chunk[0] != &c.slab[0] {
+		return chunk
+	}
+	n := len(chunk)
+	c.slab = c.slab[n:]
+	return chunk[:n:n]
 }
 
 // drain is one Drain under way.
@@ -93,18 +138,18 @@ type drain struct {
 	most  int
 	out   []byte
 	rules uint64
-	room  [4]uint32
+	first uint32            // the spec of the first rule
+	other map[uint32]uint64 // by the number of a spec, the index of its rule, of the others
+	room  *chunkRoom
+	slots [4]uint32
 }
 
 // full begins the chunk where it has not begun, and reports whether it has become long enough.
 func (d *drain) full() bool {
 	if d.out == nil {
-		clear(d.sh.dict)
-		if d.sh.dict == nil {
-			d.sh.dict = make(map[uint32]uint64)
-		}
 		guess := 64 + 96*(d.f.keys.len()+d.f.deltas.len()) + 64*int(d.part.annex.memos.end()-d.f.memos)
-		d.out = append(make([]byte, 0, min(max(d.most, 64)+1024, guess)), chunkVersion)
+		d.out = d.room.begin(min(max(d.most, 64)+1024, guess))
+		d.out = append(d.out, chunkVersion)
 	}
 	return len(d.out) > 1 && len(d.out) >= d.most
 }
@@ -230,25 +275,36 @@ func (d *drain) reservation(k reservationKey) {
 // rule tells the rule of a record, where the chunk does not have it yet, and returns its index.
 func (d *drain) rule(r record) uint64 {
 	number := uint32(r.words[1] >> 32)
-	if index, known := d.sh.dict[number]; known {
+	if d.rules > 0 && number == d.first {
+		return 0
+	}
+	if index, known := d.other[number]; known {
 		return index
 	}
-	rule := r.spec.rule
-	d.out = append(d.out, itemRule)
-	d.out = appendBytes(d.out, rule.Scope)
-	d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
-	d.out = appendBytes(d.out, d.sh.buffer)
-	var flags byte
-	if rule.Strict {
-		flags |= ruleStrict
+	told := &d.room.told
+	if rule := r.spec.rule; told.rule != rule {
+		d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
+		item := appendBytes(appendBytes(told.item[:0], rule.Scope), d.sh.buffer)
+		var flags byte
+		if rule.Strict {
+			flags |= ruleStrict
+		}
+		if rule.ColdClosed {
+			flags |= ruleColdClosed
+		}
+		told.rule, told.item = rule, append(item, byte(rule.Durability), flags)
 	}
-	if rule.ColdClosed {
-		flags |= ruleColdClosed
-	}
-	d.out = append(d.out, byte(rule.Durability), flags)
+	d.out = append(append(d.out, itemRule), told.item...)
 	index := d.rules
-	d.sh.dict[number] = index
 	d.rules++
+	if index == 0 {
+		d.first = number
+		return 0
+	}
+	if d.other == nil {
+		d.other = make(map[uint32]uint64)
+	}
+	d.other[number] = index
 	return index
 }
 
@@ -272,7 +328,7 @@ func (d *drain) state(r record, mark uint64, alone bool) {
 
 // key tells a record, or that it is gone.
 func (d *drain) key(t turn) {
-	slots := d.sh.ofHash(&d.part.table, t.hash, d.room[:0])
+	slots := d.sh.ofHash(&d.part.table, t.hash, d.slots[:0])
 	for _, slot := range slots {
 		r := d.sh.record(d.part.ref(slot))
 		if !r.has(pendingFlag << d.slot) {
@@ -306,7 +362,7 @@ func (d *drain) delta(t turn) {
 		if table == nil {
 			continue
 		}
-		slots := d.sh.ofHash(table, t.hash, d.room[:0])
+		slots := d.sh.ofHash(table, t.hash, d.slots[:0])
 		for _, slot := range slots {
 			r := d.sh.record(table.ref(slot))
 			if !r.has(pendingFlag << d.slot) {

@@ -11,7 +11,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if !part.open {
 		return ErrShut
 	}
-	guarded := rule.Durability >= Escrow || rule.Strict
+	guarded := rule.Guarded()
 	if !guarded && !part.traced && call.RequestID|call.Reservation == 0 {
 		// Nobody has to be told, and there is nothing to be remembered.
 		if state := sh.stateOf(&part.table, k, rule); state != nil {

@@ -102,6 +102,7 @@ func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, u
 		if all.by == nil {
 			all.by = make(map[uint64]*advance)
 		}
+		part.await()
 		// Nothing is covered: what the backup has confirmed so far allowed nothing.
 		a = &advance{n: 1}
 		all.by[k.Hash] = a

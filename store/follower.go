@@ -25,11 +25,6 @@ type follower struct {
 	current bool
 	history bool // lineage and the like are to be told
 	keys    queue
-	deltas  queue // told before the keys, so that no state a follower has is ahead of its deltas
-	resets  []uint64
-	// reservations that were made or ended.
-	reservations []reservationKey
-	memos        uint64 // turns of the memos' order before this are known
 	// A pass is what was pending at one time. When all of it has been taken, everything up to the version of that time has.
 	pass struct {
 		version      uint64
@@ -37,6 +32,12 @@ type follower struct {
 	}
 	contained uint64
 	confirmed uint64
+	memos     uint64 // turns of the memos' order before this are known
+	deltas    queue  // told before the keys, so that no state a follower has is ahead of its deltas
+	resets    []uint64
+	// reservations that were made or ended.
+	reservations []reservationKey
+	_            [24]byte // to whole cache lines: there is one for each partition, and most changes touch the first alone
 }
 
 // turn is a pending record in the queue.
@@ -85,7 +86,11 @@ func (q *queue) free(b *shardBudget) {
 }
 
 // knows reports whether changes of what is kept under the rule are told to the follower.
-func (f *follower) knows(rule *Rule) bool { return f.all || rule.Durability != None }
+func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.all }
+
+// tells reports whether there may be a follower that is told of changes of what is kept under the rule. It looks at no
+// follower: with a durability of None that would be most of what a decision waits for.
+func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p.wide }
 
 // left is the number of things that are pending.
 func (f *follower) left(a *annex) int {
@@ -110,11 +115,12 @@ func (p *partition) recount() {
 
 // unnoted reports whether some follower that knows the record has all of it.
 func (p *partition) unnoted(r record) bool {
-	if p.role == nil {
+	if p.role == nil || !p.tells(r.spec.rule) {
 		return false
 	}
 	for i, f := range p.role.followers {
-		if f != nil && !r.has(pendingFlag<<i) && f.knows(r.spec.rule) {
+		// What is read last is the follower itself, which may have to be waited for.
+		if !r.has(pendingFlag<<i) && f != nil && f.knows(r.spec.rule) {
 			return true
 		}
 	}
@@ -128,12 +134,15 @@ func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
 		return
 	}
 	part.annex.bump()
+	if !part.tells(r.spec.rule) {
+		return
+	}
 	for i, f := range part.role.followers {
-		if f == nil || !f.knows(r.spec.rule) {
-			continue
-		}
 		if r.has(pendingFlag << i) {
 			continue // under the mark from before its first change; one that has become useless shows
+		}
+		if f == nil || !f.knows(r.spec.rule) {
+			continue
 		}
 		r.set(pendingFlag << i)
 		if mark == 0 {
@@ -267,6 +276,7 @@ func (s *Store) Widen(p, slot int) {
 	s.with(p, func(sh *shard, part *partition) {
 		if f := part.follower(slot); f != nil && !f.all {
 			f.all = true
+			part.retrace()
 			sh.noteAll(part, slot, func(r record) bool { return r.spec.rule.Durability == None })
 		}
 	})
@@ -359,8 +369,25 @@ func (s *Store) Confirm(p, slot int, version uint64) {
 	s.with(p, func(_ *shard, part *partition) {
 		if f := part.follower(slot); f != nil {
 			f.confirmed = max(f.confirmed, version)
+			if len(part.role.advances.by) == 0 {
+				part.awaited.Store(false)
+			}
 		}
 	})
+}
+
+// Awaited reports whether it matters soon what followers have confirmed. While it does not, Confirm may be left out: the
+// next one says more. It takes no lock.
+func (s *Store) Awaited(p int) bool {
+	_, part := s.at(p)
+	return part.awaited.Load()
+}
+
+// await notes that it matters what followers have confirmed.
+func (p *partition) await() {
+	if !p.awaited.Load() {
+		p.awaited.Store(true)
+	}
 }
 
 // quiet does what becomes due for a partition by the passing of time alone.

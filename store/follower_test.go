@@ -64,7 +64,9 @@ func (l *link) deliver(t *testing.T, now time.Duration, staged *bool) {
 		l.to.Promote(0)
 		*staged = false
 	}
-	l.from.Confirm(0, l.slot, m.version)
+	if l.from.Awaited(0) {
+		l.from.Confirm(0, l.slot, m.version)
+	}
 	if m.complete {
 		l.from.Caught(0, l.slot)
 	}
@@ -562,6 +564,76 @@ func TestVersions(t *testing.T) {
 }
 
 // TestLogGrowsByWhatIsNew: of a long log only the new units travel.
+func TestAwaited(t *testing.T) {
+	s := New(Config{})
+	async := rule("async", window(100, time.Minute))
+	escrow, sync := rule("escrow", window(100, time.Minute)), rule("sync", window(100, time.Minute))
+	escrow.Durability, sync.Durability = Escrow, Sync
+	var version uint64
+	drained := func() { _, version, _ = s.Drain(0, Backup, at(0), 1<<20) }
+	awaited := func(want bool, when string) {
+		t.Helper()
+		if s.Awaited(0) != want {
+			t.Errorf("%s: %v", when, !want)
+		}
+	}
+	awaited(false, "without a follower")
+	s.Attach(0, Backup, true)
+	drained()
+	s.Caught(0, Backup)
+	for i := range 3 {
+		decide(t, s, async, name(i), at(0), cost(1))
+	}
+	drained()
+	awaited(false, "async alone")
+	decide(t, s, sync, "k", at(0), cost(1))
+	awaited(true, "an answer waits")
+	drained()
+	awaited(true, "it still does")
+	s.Confirm(0, Backup, version)
+	awaited(false, "it has been given")
+	decide(t, s, escrow, "k", at(0), cost(1))
+	drained()
+	awaited(true, "there is an allowance")
+	s.Confirm(0, Backup, version)
+	awaited(true, "there still is")
+	s.Detach(0, Backup)
+	s.Attach(0, Backup, true)
+	s.Caught(0, Backup)
+	drained()
+	s.Confirm(0, Backup, version)
+	awaited(false, "it was another follower's")
+}
+
+// TestChunksStayApart: chunks share room, and none has a part of another's.
+func TestChunksStayApart(t *testing.T) {
+	s := New(Config{Partitions: 16})
+	r := rule("p", window(100, time.Minute))
+	for p := range 16 {
+		s.Attach(p, Backup, true)
+	}
+	var chunks, copies [][]byte
+	for i := range 3000 {
+		k := s.key("p", name(i))
+		if _, err := s.Decide(k, r, at(0), cost(1), nil); err != nil {
+			t.Fatal(err)
+		}
+		if i%7 > 0 {
+			continue // some chunks have several keys
+		}
+		chunk, _, _ := s.Drain(k.Partition, Backup, at(0), 1<<20)
+		if len(chunk) != cap(chunk) && cap(chunk) <= smallChunk {
+			t.Fatalf("a chunk of %d bytes goes on for %d", len(chunk), cap(chunk))
+		}
+		chunks, copies = append(chunks, chunk), append(copies, bytes.Clone(chunk))
+	}
+	for i := range chunks {
+		if !bytes.Equal(chunks[i], copies[i]) {
+			t.Fatalf("chunk %d has changed", i)
+		}
+	}
+}
+
 func TestLogGrowsByWhatIsNew(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(1<<20, time.Hour))

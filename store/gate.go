@@ -77,7 +77,7 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 	if !p.open {
 		return ErrShut
 	}
-	if rule.Durability < Escrow && !rule.Strict {
+	if !rule.Guarded() {
 		return nil
 	}
 	guarded := p.backup() != nil
@@ -95,9 +95,11 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 // changed anything itself: then there may be nothing that is still to be told, or even confirmed.
 func (sh *shard) wait(part *partition, p int) uint64 {
 	f := part.backup()
-	switch {
-	case f == nil:
+	if f == nil {
 		return 0
+	}
+	part.await()
+	switch {
 	case f.left(part.annex) > 0:
 		sh.urge(p)
 		return part.annex.version

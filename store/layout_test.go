@@ -14,6 +14,17 @@ func TestLayout(t *testing.T) {
 	if end := unsafe.Offsetof(shard{}.specs) + unsafe.Sizeof(shard{}.specs); end > line {
 		t.Errorf("what a decision reads of a shard ends at byte %d, beyond one cache line", end)
 	}
+	// What there is one of for each partition with a follower.
+	for name, size := range map[string]uintptr{
+		"annex": unsafe.Sizeof(annex{}), "role": unsafe.Sizeof(role{}), "follower": unsafe.Sizeof(follower{}),
+	} {
+		if size%line != 0 {
+			t.Errorf("a %s has %d bytes: not whole cache lines", name, size)
+		}
+	}
+	if end := unsafe.Offsetof(annex{}.memos) + unsafe.Offsetof(memos{}.by); end > line+8 { // but for a list's capacity
+		t.Errorf("what a change reads of an annex ends at byte %d, beyond one cache line", end)
+	}
 	if size := unsafe.Sizeof(partition{}); size > line {
 		t.Errorf("a partition has %d bytes: more than one cache line", size)
 	}

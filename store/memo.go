@@ -25,9 +25,9 @@ type memo struct {
 
 // memos remembers charges by request id, the newest up to a bound. The zero value is empty and ready for use.
 type memos struct {
-	by    map[memoKey]memo
-	order []memoTurn // oldest first
 	gone  uint64     // turns that have left the order since the partition's beginning: followers count them
+	order []memoTurn // oldest first
+	by    map[memoKey]memo
 }
 
 // end is the number of turns that there have ever been.

@@ -58,11 +58,10 @@ type shard struct {
 	specOf map[string][]uint32 // by scope
 	free   []uint32            // unused specs
 
-	scratch algo.State        // for peeks at keys without a state
-	dict    map[uint32]uint64 // of Drain: a spec's index in the chunk's dictionary
-	buffer  []byte            // of Drain: one state
+	scratch algo.State // for peeks at keys without a state
+	buffer  []byte     // of Drain: one state
 
-	_ [16]byte // to whole cache lines, so that neighbours' callers do not wait for each other
+	_ [24]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.
@@ -97,10 +96,12 @@ type partition struct {
 	content
 	role    *role
 	pending [slots]atomic.Int32 // what Pending returns; changed under the shard's lock, by setPending
+	awaited atomic.Bool         // what Awaited returns; changed under the shard's lock
 	open    bool
 	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
 	// decisions look at nothing else of all this.
 	traced bool
+	wide   bool // some follower is told of everything, also of what is kept under a durability of None
 }
 
 // content is what is known of a partition: the holder's own, or a copy.
@@ -111,29 +112,34 @@ type content struct {
 
 // annex is what a content has besides records.
 type annex struct {
+	// What every change reads comes first, in one cache line.
+
 	// version counts the changes made while somebody follows them, or says how far a copy has come.
-	version      uint64
-	lineage      []element
-	memos        memos
-	reservations reservations
+	version uint64
+	lineage []element
 	// owed is, by hash, what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
-	owed       map[uint64]owing
-	cold       coldness
-	coldStrict coldness
+	owed         map[uint64]owing
+	memos        memos
+	reservations reservations
+	cold         coldness
+	coldStrict   coldness
+	_            [40]byte // to whole cache lines
 }
 
 // role is what a partition has as a holder or follower, besides its content.
 type role struct {
+	// What every change reads comes first.
+	followers [slots]*follower
+	// The word of Store.changed that has the partition's bit. It is there once there has been a follower.
+	changed   *atomic.Uint64
+	bit       uint64
 	lease     int64 // boot-clock instant until which strict rules are decided
 	unguarded bool
-	followers [slots]*follower
 	advances  advances // told to the backup
 	staging   content
-	floor     uint64 // no version below it may be given out again
-	// The word of Store.changed that has the partition's bit. It is there once there has been a follower.
-	changed *atomic.Uint64
-	bit     uint64
+	floor     uint64   // no version below it may be given out again
+	_         [16]byte // to whole cache lines
 }
 
 // side returns the annex, made if need be.
@@ -151,12 +157,13 @@ func (p *partition) duties() *role {
 	return p.role
 }
 
-// retrace brings traced up to date.
+// retrace brings traced and wide up to date.
 func (p *partition) retrace() {
-	p.traced = p.content.newestDelta() != nil
+	p.traced, p.wide = p.content.newestDelta() != nil, false
 	if p.role != nil {
 		for _, f := range p.role.followers {
 			p.traced = p.traced || f != nil
+			p.wide = p.wide || f != nil && f.all
 		}
 	}
 }

@@ -1,9 +1,9 @@
 // Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
 // swept of what has become as good as new.
 //
-// States live in pages without pointers (see algo.Arena), found through open-addressed tables of 64-bit words, so that
-// neither the garbage collector's work nor the bytes a key costs depend on how many strings and structs would have
-// been needed otherwise.
+// States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and are found through
+// open-addressed tables of 64-bit words, so that neither the garbage collector's work nor the bytes a key costs depend on how
+// many strings and structs would have been needed otherwise.
 //
 // A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps up
 // to date by chunks of what has changed; and, after an unplanned claim, a second table that lets it be merged.
@@ -35,6 +35,9 @@ type Rule struct {
 	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold.
 	ColdClosed bool
 }
+
+// Guarded says that it matters to the rule's answers who else has what they admit.
+func (r *Rule) Guarded() bool { return r.Durability >= Escrow || r.Strict }
 
 // Durability says what an answer waits for, so that what it admitted outlives this process.
 type Durability uint8
@@ -141,12 +144,14 @@ type Store struct {
 	shards []shard
 	shift  int // log₂ of the number of shards
 	budget budget
+	pages  pages
 	keys   atomic.Int64
 	full   atomic.Uint64 // calls answered ErrFull
 	barren atomic.Int64  // Mono instant until which it is not worth looking for idle states again
 	swept  atomic.Uint64 // idle states dropped
 	// A bit for each partition: something has come to be pending, see Changed.
 	changed []atomic.Uint64
+	chunks  chunkRoom
 
 	reclaimMu sync.Mutex
 	hand      hand // guarded by reclaimMu
@@ -178,7 +183,7 @@ func New(cfg Config) *Store {
 		sh := &s.shards[i]
 		sh.store = s
 		sh.budget.budget = &s.budget
-		sh.arena = algo.NewArena(&sh.budget)
+		sh.arena = algo.NewArenaFrom(&s.pages, &sh.budget)
 		// Partition p lives in shard p mod n, at index p div n.
 		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
 		sh.specOf = make(map[string][]uint32)
@@ -251,6 +256,25 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 		return s.decideFull(k, rule, now, call, each, a)
 	}
 	return err
+}
+
+// DecideKnown is DecideTo for what nearly all calls are: about a key that is kept under the very rule, and of whose change
+// nobody has to be told. It reports false, and nothing has happened, for all others. *d is written whatever it held.
+func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Request, d *algo.Decision) bool {
+	if rule.Guarded() {
+		return false
+	}
+	sh, part := s.at(k.Partition)
+	sh.mu.Lock()
+	if part.open && !part.traced {
+		if state := sh.stateOf(&part.table, k, rule); state != nil {
+			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
+			sh.mu.Unlock()
+			return err == nil
+		}
+	}
+	sh.mu.Unlock()
+	return false
 }
 
 // decideFull is DecideTo for a call that has found no room.

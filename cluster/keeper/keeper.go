@@ -24,7 +24,7 @@ const (
 	// tickEvery is how often the core is told that time passes.
 	tickEvery = 10 * time.Millisecond
 	// mailAtOnce is how many messages the core receives before everything else has its turn again.
-	mailAtOnce = 64
+	mailAtOnce = 256
 )
 
 // Sender passes messages on to other nodes; see rpc.Messenger. Send must not block, nor keep the slice.
@@ -83,8 +83,10 @@ type Keeper struct {
 
 	// Its own.
 	core   core
+	batch  []ownership.Envelope // what it was left last
 	outbox []ownership.Envelope
-	seen   ownership.View // that the core has
+	risen  []chan struct{} // to be closed: see post
+	seen   ownership.View  // that the core has
 	viewed bool
 	closed bool // drained is
 }
@@ -146,11 +148,16 @@ func newKeeper(cfg Config) *Keeper {
 }
 
 func (k *Keeper) start(c core) {
+	k.begin(c)
+	k.work.Go(k.run)
+}
+
+// begin gives the Keeper its core and publishes what that knows.
+func (k *Keeper) begin(c core) {
 	k.core = c
 	for p := range k.routes {
 		k.routes[p].Store(&route{Route: c.Route(p), replaced: make(chan struct{})})
 	}
-	k.work.Go(k.run)
 }
 
 // Close stops the Keeper: who waits in it returns, and what it has published stays as it is.
@@ -167,12 +174,14 @@ func (k *Keeper) SetView(v ownership.View) {
 	k.signal()
 }
 
-// Receive takes a message from another node; see rpc.MessengerConfig. It never blocks: when there is too much to be
-// looked at, the message is lost.
-func (k *Keeper) Receive(e ownership.Envelope) {
+// Receive takes messages from another node; see rpc.MessengerConfig. It never blocks: when there is too much to be
+// looked at, messages are lost.
+func (k *Keeper) Receive(list []ownership.Envelope) {
 	k.mu.Lock()
-	if !k.mail.add(e) {
-		k.lost++
+	for i := range list {
+		if !k.mail.add(&list[i]) {
+			k.lost++
+		}
 	}
 	k.mu.Unlock()
 	k.signal()
@@ -320,14 +329,19 @@ func (k *Keeper) run() {
 		select {
 		case <-k.wake:
 		case <-tick.C:
-			k.core.Tick(k.now())
-			k.carryOut()
-			k.post()
-			k.settled.Store(k.core.Settled())
+			k.tick()
 		case <-k.ctx.Done():
 		}
 		k.turn()
 	}
+}
+
+// tick tells the core that time passes.
+func (k *Keeper) tick() {
+	k.core.Tick(k.now())
+	k.carryOut()
+	k.post()
+	k.settled.Store(k.core.Settled())
 }
 
 // turn gives the core what was left for it.
@@ -335,7 +349,7 @@ func (k *Keeper) turn() {
 	k.mu.Lock()
 	view, leaving, asked := k.view, k.leaving, k.asked
 	k.view, k.asked = nil, nil
-	mail := k.mail.take(mailAtOnce)
+	k.batch = k.mail.take(k.batch[:0], mailAtOnce)
 	more := !k.mail.empty()
 	k.mu.Unlock()
 	if more {
@@ -355,10 +369,11 @@ func (k *Keeper) turn() {
 	}
 	now := k.now()
 	k.hurry(now)
-	for _, e := range mail {
+	for _, e := range k.batch {
 		k.core.Receive(now, e)
 		k.carryOut()
 	}
+	clear(k.batch) // the array lives on, the messages need not
 	k.post()
 	if leaving && !k.closed && (k.held.Load() == 0 && k.unneeded() || !k.others()) {
 		k.closed = true
@@ -399,7 +414,7 @@ func (k *Keeper) others() bool {
 	return false
 }
 
-// carryOut does what the core wants done, but for its messages, which gather until they are posted.
+// carryOut does what the core wants done, but for its messages and for waking who waits, which gather until post.
 func (k *Keeper) carryOut() {
 	out := k.core.Take()
 	for _, p := range out.Routes {
@@ -414,8 +429,14 @@ func (k *Keeper) carryOut() {
 	}
 }
 
-// post sends the messages that have gathered.
+// post wakes those who wait for what has been confirmed, and sends the messages that have gathered. Whoever waits for one
+// partition after the other, as for many first answers under escrow, so finds all of them confirmed, and is woken once.
 func (k *Keeper) post() {
+	for _, c := range k.risen {
+		close(c)
+	}
+	clear(k.risen)
+	k.risen = k.risen[:0]
 	if len(k.outbox) == 0 {
 		return
 	}
@@ -461,7 +482,7 @@ func (k *Keeper) confirm(c ownership.Progress) {
 	}
 	number.Store(c.Version) // by this goroutine only
 	if risen := pr.waiting.Swap(nil); risen != nil {
-		close(*risen)
+		k.risen = append(k.risen, *risen)
 	}
 }
 

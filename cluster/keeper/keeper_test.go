@@ -341,7 +341,7 @@ func TestMailIsBounded(t *testing.T) {
 	const messages = 3 * maxMail >> 20
 	chunk := make([]byte, 1<<20)
 	for i := range messages {
-		k.Receive(ownership.Envelope{From: other, Message: &ownership.Replicate{Sequence: uint64(i), Chunk: chunk}})
+		k.Receive([]ownership.Envelope{{From: other, Message: &ownership.Replicate{Sequence: uint64(i), Chunk: chunk}}})
 	}
 	lost := int(k.Stats().Lost)
 	// Some may have been taken before the core was held up.
@@ -359,7 +359,7 @@ func TestMailIsBounded(t *testing.T) {
 		}
 	}
 	// There is room again.
-	k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+	k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
 	eventually(t, "it is received", func() (all bool) {
 		c.do(func() { all = len(c.mail) == messages-lost+1 })
 		return all
@@ -374,13 +374,13 @@ func TestMailOvertakes(t *testing.T) {
 	var box mailbox
 	bulky := func() ownership.Message { return &ownership.Replicate{Chunk: make([]byte, lightChunk+1)} }
 	for i := range 5 {
-		box.add(ownership.Envelope{Message: bulky()})
-		box.add(ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2 * i), Chunk: make([]byte, 200<<10)}}})
-		box.add(ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2*i + 1)}}})
+		box.add(&ownership.Envelope{Message: bulky()})
+		box.add(&ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2 * i), Chunk: make([]byte, 200<<10)}}})
+		box.add(&ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2*i + 1)}}})
 	}
 	var got string
 	for next := uint64(0); !box.empty(); got += "|" {
-		for _, e := range box.take(4) {
+		for _, e := range box.take(nil, 4) {
 			if c, ok := e.Message.(*ownership.Commit); !ok {
 				got += "B"
 			} else if c.Sequence == next {
@@ -408,7 +408,7 @@ func TestTicksGoOn(t *testing.T) {
 	defer cancel()
 	flood.Go(func() {
 		for ctx.Err() == nil {
-			k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+			k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
 		}
 	})
 	var urgent int
@@ -434,7 +434,7 @@ func TestClocks(t *testing.T) {
 	k, c := newPuppet(t, func(cfg *Config) { cfg.Boot = func() int64 { return clock.Add(1) } })
 	const messages = 200
 	for i := range messages {
-		k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{ID: uint64(clock.Load())}})
+		k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{ID: uint64(clock.Load())}}})
 		k.Urgent(i % partitions)
 		k.SetView(ownership.View{})
 	}
@@ -601,7 +601,7 @@ func TestDrain(t *testing.T) {
 			c.do(func() { c.left, ticks = left, c.ticks })
 			c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
 			eventually(t, "the keeper has looked", func() (yes bool) {
-				k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+				k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
 				c.do(func() { yes = c.ticks > ticks+2 })
 				return yes && k.held.Load() == 0
 			})
@@ -610,7 +610,7 @@ func TestDrain(t *testing.T) {
 			}
 		}
 		c.do(func() { c.left = ownership.Status{} })
-		k.Receive(ownership.Envelope{From: other, Message: &ownership.ReadRecords{}})
+		k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
 		if err := wait(t, got); err != nil {
 			t.Error(err)
 		}
@@ -688,7 +688,7 @@ func TestCloseReleases(t *testing.T) {
 	waiting.Wait()
 	k.Close()
 	k.SetView(ownership.View{})
-	k.Receive(ownership.Envelope{Message: &ownership.ReadRecords{}})
+	k.Receive([]ownership.Envelope{{Message: &ownership.ReadRecords{}}})
 	k.Urgent(1)
 	if _, ok := k.Status(); ok {
 		t.Error("status of a closed Keeper")
@@ -717,6 +717,7 @@ func (d *empty) Drain(int, ownership.Slot, algo.Instant, int) ([]byte, uint64, b
 	return nil, 1, false
 }
 func (d *empty) Confirm(int, ownership.Slot, uint64)         {}
+func (d *empty) Awaited(int) bool                            { return true }
 func (d *empty) Stage(int)                                   {}
 func (d *empty) Apply(int, bool, algo.Instant, []byte) error { return nil }
 func (d *empty) Promote(int)                                 {}
@@ -738,7 +739,7 @@ func (w *town) Send(list []ownership.Envelope) {
 	defer w.mu.Unlock()
 	for _, e := range list {
 		if k := w.keepers[e.To]; k != nil {
-			k.Receive(e)
+			k.Receive([]ownership.Envelope{e})
 		}
 	}
 }

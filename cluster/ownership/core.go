@@ -38,6 +38,7 @@ type Config struct {
 const (
 	resendAfter = int64(100 * time.Millisecond) // a message without an answer; twice as long each time, up to resendMost
 	resendMost  = int64(time.Second)
+	confirmMost = int64(20 * time.Millisecond) // for which a backup's last confirmation is waited for
 	commitAgain = int64(30 * time.Millisecond) // a Commit without an answer, while checks are parked
 	askAgain    = int64(time.Second)           // who holds a partition that should be this node's and is somebody else's
 	retryAfter  = int64(200 * time.Millisecond)
@@ -128,11 +129,15 @@ type Core struct {
 	view  View
 	views int             // how many there have been
 	alive map[Node]int32  // index into view.Members
+	heard Node            // who was looked for in it last, and lives; nobody when the view has changed since
 	named map[string]Node // the live process of a ring name
 	parts []part
 	out   Effects
 	taken Effects   // by the last Take; its arrays are used again after the next
 	loop  []Message // to this node itself
+	// Room for the messages that are sent most. It stays for as long as one of them is used.
+	replicates []Replicate
+	acks       []ReplicateAck
 
 	moving   int // partitions under way to another node
 	arriving int // partitions under way to this one
@@ -155,31 +160,29 @@ type Core struct {
 	voter   *voter // nil: not one
 }
 
-// part is what a Core knows of one partition.
+// part is what a Core knows of one partition. There are thousands of them, so what keeping a copy reads lies together: at
+// the one who holds the partition what comes first, at the one who has the copy what comes last.
 type part struct {
-	standing Standing // Owned and Frozen: held; otherwise only a note of what was last published
-	held     bool
-	term     Term // while held
-
-	// The highest term that anybody is known to have held, and who did. hintView is the view in which that was learned.
-	known    Term
-	holder   Node
-	hintView int
-	askAt    int64 // not to be asked about, or claimed, before
-
-	// A copy that somebody else's partition has here. from is its sender; its position is zero unless it is complete.
-	copy     Position
-	copyFrom Node
-	incoming incoming
-
-	followers [2]follower
-	attached  uint64 // how often a follower was; upper half of the sequences
-	move      *move
-	committed commitment // by which it came to be held
-
-	strict *strictness
-
+	standing        Standing // Owned and Frozen: held; otherwise only a note of what was last published
+	held            bool
 	dirty, attended bool // in Core.dirty, in Core.busy
+	term            Term // while held
+	move            *move
+	strict          *strictness
+	followers       [2]follower
+	attached        uint64 // how often a follower was; upper half of the sequences
+
+	committed commitment // by which it came to be held
+	askAt     int64      // not to be asked about, or claimed, before
+	hintView  int        // the view in which known and holder were learned
+
+	// The highest term that anybody is known to have held, and who did.
+	known  Term
+	holder Node
+	// A copy that somebody else's partition has here. copyFrom is its sender; its position is zero unless it is complete.
+	copyFrom Node
+	copy     Position
+	incoming incoming
 }
 
 // New returns the Core of a node that has just started.
@@ -221,6 +224,7 @@ func (c *Core) SetView(now Now, v View) {
 	c.view = v
 	c.views++
 	c.stir = true
+	c.heard = Node{}
 	c.alive, c.named = make(map[Node]int32, len(v.Members)), make(map[string]Node, len(v.Members))
 	for i, m := range v.Members {
 		c.alive[m.Node] = int32(i)
@@ -500,12 +504,26 @@ func (c *Core) send(to Node, m Message) {
 	c.out.Messages = append(c.out.Messages, Envelope{From: c.cfg.Self, To: to, Message: m})
 }
 
+// sendAgain repeats a message that was not answered in time.
+func (c *Core) sendAgain(to Node, m Message) {
+	c.send(to, m)
+	if n := len(c.out.Messages); to != c.cfg.Self {
+		c.out.Messages[n-1].Again = true
+	}
+}
+
 func (c *Core) note(what string, p int, other Node, detail string) {
 	c.out.Notes = append(c.out.Notes, Note{What: what, Partition: p, Term: c.parts[p].term, Other: other, Detail: detail})
 }
 
 func (c *Core) lives(n Node) bool {
+	if n == c.heard && n != (Node{}) {
+		return true
+	}
 	_, ok := c.alive[n]
+	if ok {
+		c.heard = n
+	}
 	return ok
 }
 

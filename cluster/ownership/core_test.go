@@ -65,6 +65,7 @@ func (n *notebook) Widen(int, Slot)            {}
 func (n *notebook) Caught(p int, s Slot)       { n.parts[p].follower[s].caught = true }
 func (n *notebook) Pending(p int, s Slot) int  { return len(n.parts[p].follower[s].pending) }
 func (n *notebook) Stage(p int)                { n.parts[p].staged = map[int]bool{} }
+func (n *notebook) Awaited(int) bool           { return true }
 func (n *notebook) Cold(p int, _ algo.Instant) { n.parts[p].cold = true }
 
 func (n *notebook) Changed(do func(p int)) {
@@ -174,7 +175,8 @@ type citizen struct {
 	core *Core
 	data *notebook
 	self Node
-	in   bool // in the ring
+	in   bool     // in the ring
+	told []uint64 // by partition: up to which version answers under strict rules may be given
 }
 
 type letter struct {
@@ -192,7 +194,7 @@ func newTown(t *testing.T, seed uint64, partitions int, voters ...string) *town 
 
 func (w *town) start(name string) *citizen {
 	w.boots++
-	n := &citizen{self: Node{name, w.boots}, data: newNotebook(w.partitions), in: true}
+	n := &citizen{self: Node{name, w.boots}, data: newNotebook(w.partitions), in: true, told: make([]uint64, w.partitions)}
 	n.core = New(Config{Self: n.self, Partitions: w.partitions, Data: n.data, Voters: w.voters}, w.time())
 	w.nodes[name] = n
 	return n
@@ -239,6 +241,11 @@ func pick(members []Member, p int, without string) int32 {
 
 func (w *town) collect(n *citizen) {
 	out := n.core.Take()
+	for _, pr := range out.Confirmed {
+		if !pr.Unguarded || pr.StrictToo {
+			n.told[pr.Partition] = max(n.told[pr.Partition], min(pr.Version, n.data.parts[pr.Partition].version))
+		}
+	}
 	for _, e := range out.Messages {
 		if w.lossy && w.rng.IntN(10) == 0 {
 			continue
@@ -480,5 +487,61 @@ func TestGrants(t *testing.T) {
 		w.run(10*time.Second, exclusive)
 		granted(7)
 		w.settled()
+	}
+}
+
+// TestMovesConfirmStrictAnswers has partitions move that are asked all the time under strict rules. An answer that was waiting
+// for the backup when its partition froze is to be given all the same: nobody else could ever confirm it.
+func TestMovesConfirmStrictAnswers(t *testing.T) {
+	for seed := range uint64(3) {
+		w := newTown(t, seed, 13, "a", "b", "c")
+		w.log = t.Logf
+		type answer struct {
+			of      *citizen
+			p       int
+			version uint64
+		}
+		var waiting []answer
+		given := 0
+		each := func() {
+			for _, n := range w.nodes {
+				for p := range w.partitions {
+					if n.data.parts[p].lease > w.now && n.data.admit(p, given+len(waiting)+1) {
+						n.core.Urgent(w.time(), p)
+						w.collect(n)
+						waiting = append(waiting, answer{n, p, n.data.parts[p].version})
+					}
+				}
+			}
+			waiting = slices.DeleteFunc(waiting, func(a answer) bool {
+				if a.of.told[a.p] < a.version {
+					return false
+				}
+				given++
+				return true
+			})
+		}
+		for _, name := range []string{"a", "b", "c"} {
+			w.start(name)
+		}
+		w.views()
+		w.run(8*time.Second, nil)
+		w.run(100*time.Millisecond, each)
+		w.start("d")
+		w.views()
+		w.run(3*time.Second, each)
+		w.nodes["b"].in = false
+		w.views()
+		w.run(3*time.Second, each)
+		w.settled()
+		late := 0
+		for _, a := range waiting {
+			if a.of.told[a.p]+20 < a.version || a.of.core.Route(a.p).Standing != Owned {
+				late++
+			}
+		}
+		if late > 0 || given == 0 {
+			t.Errorf("seed %d: of %d answers %d are still waited for that nobody will confirm", seed, given+len(waiting), late)
+		}
 	}
 }

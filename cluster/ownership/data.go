@@ -50,8 +50,10 @@ type Data interface {
 	// what Confirm is to be called with once the follower has this chunk and all before it. more says that the chunk does
 	// not hold everything that is pending.
 	Drain(p int, s Slot, now algo.Instant, most int) (chunk []byte, version uint64, more bool)
-	// Confirm says that the follower has everything up to a version.
+	// Confirm says that the follower has everything up to a version. While Awaited says that it does not matter soon, it may
+	// be left out: the next one says more.
 	Confirm(p int, s Slot, version uint64)
+	Awaited(p int) bool
 
 	// Stage empties the staging area. Apply adds a chunk to it or to the content; an error leaves the copy useless.
 	Stage(p int)

@@ -3,21 +3,21 @@ package ownership
 // follower is what a holder knows of a process that has, or is getting, a copy of a partition.
 type follower struct {
 	node     Node
+	flight   *Replicate // sent and not acknowledged
+	sequence uint64     // of the last message
+	version  uint64     // confirmed with the last message of the chunk
+	sent     int64      // when flight was sent last
+	first    int64      // and first
+	tries    int32
 	all      bool
-	sequence uint64       // of the last message
-	flight   *Replicate   // sent and not acknowledged
-	rest     []*Replicate // of the same chunk, not sent yet
-	version  uint64       // confirmed with the last message of the chunk
 	begun    bool         // the first message of the whole copy is made
 	complete bool         // the last one is
 	caught   bool         // the last one is acknowledged
-	sent     int64        // when flight was sent last
-	first    int64        // and first
-	tries    int
-	relabel  bool // the copy is to learn of a new term, though nothing else may have changed
-	clean    bool // the chunk under way leaves nothing out, strict keys that start full included
-	named    bool // such a one has been confirmed: the voters may record this backup
-	urgent   bool // an answer waits for what has changed since flight was made
+	relabel  bool         // the copy is to learn of a new term, though nothing else may have changed
+	clean    bool         // the chunk under way leaves nothing out, strict keys that start full included
+	named    bool         // such a one has been confirmed: the voters may record this backup
+	urgent   bool         // an answer waits for what has changed since flight was made
+	rest     []*Replicate // of the same chunk, not sent yet
 }
 
 // follow gives a partition a follower that has nothing yet.
@@ -59,10 +59,22 @@ func (c *Core) wantBackup(p int) {
 	pt := &c.parts[p]
 	want := c.member(c.view.Backups, p)
 	f := &pt.followers[Backup]
-	if f.node == want && want != (Node{}) || pt.standing == Frozen || pt.move != nil && pt.move.accepted {
+	if pt.standing == Frozen {
+		return
+	}
+	if f.node == want && want != (Node{}) || pt.move != nil && pt.move.accepted {
+		if pt.strict.closed != nil {
+			c.openStrict(p) // the present one it is again
+		}
 		return
 	}
 	if f.node != (Node{}) {
+		if f.caught && pt.strict.until > c.t {
+			c.closeStrict(p)
+		}
+		if c.confirmFirst(p) {
+			return
+		}
 		if want != (Node{}) {
 			c.send(f.node, &Forget{Partition: p, Term: pt.term})
 		}
@@ -87,7 +99,7 @@ func (c *Core) dropFollower(p int, s Slot, why string) {
 	if s != Backup {
 		return
 	}
-	pt.strict.followAt = c.t + retryAfter
+	pt.strict.followAt, pt.strict.closed = c.t+retryAfter, nil
 	if caught && why != "" {
 		c.note("backup dropped", p, n, why)
 	}
@@ -108,40 +120,74 @@ func (c *Core) pump(p int, s Slot) {
 		} else if c.t-f.sent >= min(resendAfter<<min(f.tries, 8), resendMost) {
 			f.tries++
 			f.sent = c.t
-			c.send(f.node, f.flight)
+			c.sendAgain(f.node, f.flight)
 		}
 	case pt.standing == Frozen: // commit says what is sent
 	case len(f.rest) == 0 && f.complete && !f.relabel && c.data.Pending(p, s) == 0:
 	case len(f.rest) == 0:
-		chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
-		f.load(pt, chunk, version, !more)
-		f.clean = !more && pt.strict.whole
-		c.sendFlight(p, s)
+		c.drain(p, s)
 	default:
-		c.sendFlight(p, s)
+		c.sendRest(p, s)
 	}
 }
 
-// load makes messages of a chunk.
-func (f *follower) load(pt *part, chunk []byte, version uint64, last bool) {
+// drain sends a follower what is pending for it.
+func (c *Core) drain(p int, s Slot) {
+	pt := &c.parts[p]
+	f := &pt.followers[s]
+	chunk, version, more := c.data.Drain(p, s, c.now.Instant, chunkBytes)
+	f.clean = !more && c.grants.voters > 0 && pt.strict.whole
+	c.sendFlight(p, s, c.load(f, chunk, version, !more))
+}
+
+// load makes messages of a chunk: the one to be sent first, and the rest.
+func (c *Core) load(f *follower, chunk []byte, version uint64, last bool) (first *Replicate) {
 	f.version = version
 	parts := max((len(chunk)+pieceBytes-1)/pieceBytes, 1)
 	for i := range parts {
 		piece := chunk[i*pieceBytes : min((i+1)*pieceBytes, len(chunk))]
 		f.sequence++
-		f.rest = append(f.rest, &Replicate{
-			Term: pt.term, Sequence: f.sequence, Begin: !f.begun, Complete: last && !f.complete && i == parts-1,
+		m := c.replicate()
+		*m = Replicate{
+			Sequence: f.sequence, Begin: !f.begun, Complete: last && !f.complete && i == parts-1,
 			Part: i, Parts: parts, Chunk: piece, Sum: sum(piece),
-		})
+		}
 		f.begun = true
+		if i == 0 {
+			first = m
+		} else {
+			f.rest = append(f.rest, m)
+		}
 	}
 	f.complete = f.complete || last
+	return first
 }
 
-func (c *Core) sendFlight(p int, s Slot) {
+// roomFor is how many messages room is made for at a time. Those that are not answered keep the others' room, too.
+const roomFor = 64
+
+func (c *Core) replicate() *Replicate {
+	if len(c.replicates) == 0 {
+		c.replicates = make([]Replicate, roomFor)
+	}
+	m := &c.replicates[0]
+	c.replicates = c.replicates[1:]
+	return m
+}
+
+func (c *Core) ack() *ReplicateAck {
+	if len(c.acks) == 0 {
+		c.acks = make([]ReplicateAck, roomFor)
+	}
+	a := &c.acks[0]
+	c.acks = c.acks[1:]
+	return a
+}
+
+func (c *Core) sendFlight(p int, s Slot, m *Replicate) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
-	f.flight, f.rest = f.rest[0], f.rest[1:]
+	f.flight = m
 	f.relabel = false
 	f.flight.Partition = p
 	f.flight.Term = pt.term
@@ -150,12 +196,23 @@ func (c *Core) sendFlight(p int, s Slot) {
 	c.send(f.node, f.flight)
 }
 
+// sendRest sends the next message of a chunk that is under way.
+func (c *Core) sendRest(p int, s Slot) {
+	f := &c.parts[p].followers[s]
+	next := f.rest[0]
+	if f.rest = f.rest[1:]; len(f.rest) == 0 {
+		f.rest = nil
+	}
+	c.sendFlight(p, s, next)
+}
+
 // onReplicate takes in a message from a holder whom this node follows.
 func (c *Core) onReplicate(from Node, m *Replicate) {
 	p := m.Partition
 	pt := &c.parts[p]
 	in := &pt.incoming
-	ack := &ReplicateAck{Partition: p, Term: m.Term, Sequence: m.Sequence, Outcome: Done}
+	ack := c.ack()
+	*ack = ReplicateAck{Partition: p, Term: m.Term, Sequence: m.Sequence, Outcome: Done}
 	if mv := pt.move; pt.held && mv != nil && mv.commit != nil && mv.to == from && pt.term.Less(m.Term) && !m.Begin {
 		// The receiver of this node's own commit has taken the partition and counts on the copy that is here; only its
 		// answer has not come yet.
@@ -273,6 +330,9 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 	if pt.move != nil {
 		c.tendMove(p)
 	}
+	if pt.strict.closed != nil {
+		c.wantBackup(p)
+	}
 }
 
 // restart begins a follower's copy anew.
@@ -300,10 +360,16 @@ func (c *Core) acknowledged(p int, s Slot) {
 	done := f.flight
 	f.flight = nil
 	if len(f.rest) > 0 {
-		c.sendFlight(p, s)
+		c.sendRest(p, s)
 		return
 	}
-	c.data.Confirm(p, s, f.version)
+	closed := pt.strict.closed
+	if closed != nil && s == Backup && done.Sequence > closed.sequence {
+		closed.confirmed = true
+	}
+	if c.data.Awaited(p) {
+		c.data.Confirm(p, s, f.version)
+	}
 	if done.Complete {
 		f.caught = true
 		c.stir = true // another may begin
@@ -316,7 +382,7 @@ func (c *Core) acknowledged(p int, s Slot) {
 	}
 	if s == Backup {
 		// Strict answers wait until the voters' records are right: see evaluate.
-		strict := c.grants.voters == 0 || pt.strict.until > c.t
+		strict := c.grants.voters == 0 || pt.strict.until > c.t || closed != nil && closed.until > c.t
 		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: f.version, Unguarded: !strict})
 		if f.clean && !f.named {
 			f.named = true

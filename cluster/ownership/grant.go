@@ -58,13 +58,23 @@ type strictness struct {
 
 	unguarded bool  // a majority has recorded that there is no backup to wait for
 	followAt  int64 // no backup before
+	closed    *closed
+}
+
+// closed says that nothing is decided under strict rules, because the partition is about to have another holder or backup, and
+// the present backup is to confirm first what was decided before. Those answers wait for it, and nobody could confirm them later.
+type closed struct {
+	at        int64
+	until     int64  // the lease's end, as it was
+	sequence  uint64 // of the last message that may lack something of it
+	confirmed bool   // a later one is acknowledged
 }
 
 // raised is called before the partition gets a higher term of the same process.
 func (s *strictness) raised() {
 	s.selfWhole = s.selfWhole || s.whole
 	s.earlier = true
-	s.whole, s.until, s.unguarded = false, 0, false
+	s.whole, s.until, s.unguarded, s.closed = false, 0, false, nil
 	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}
 	s.replaced = [maxVoters]Record{}
 }
@@ -247,7 +257,7 @@ func (s *strictness) expect(voter int, id uint64, backup Node) {
 func (c *Core) evaluate(p int) {
 	pt := &c.parts[p]
 	s := pt.strict
-	if c.grants.voters == 0 || !pt.held || pt.standing != Owned {
+	if c.grants.voters == 0 || !pt.held || pt.standing != Owned || s.closed != nil {
 		return
 	}
 	f := &pt.followers[Backup]
@@ -282,6 +292,38 @@ func (c *Core) evaluate(p int) {
 	if none >= c.grants.majority() && !f.caught && !s.unguarded {
 		c.setUnguarded(p)
 	}
+}
+
+// closeStrict ends deciding under strict rules.
+func (c *Core) closeStrict(p int) {
+	pt := &c.parts[p]
+	s := pt.strict
+	if s.closed == nil {
+		s.closed = &closed{at: c.t, until: s.until, sequence: pt.followers[Backup].sequence}
+		s.until = 0
+	}
+	c.data.Lease(p, 0)
+}
+
+// openStrict goes on deciding, as far as there is a grant.
+func (c *Core) openStrict(p int) {
+	c.parts[p].strict.closed = nil
+	c.evaluate(p)
+}
+
+// confirmFirst says whether the backup has yet to confirm what was decided under strict rules before they were closed, and
+// sees to that. It is not waited for for long: callers wait, and the backup may be lost. What the voters have recorded stays
+// right meanwhile, as long as the lease stood.
+func (c *Core) confirmFirst(p int) bool {
+	pt := &c.parts[p]
+	s, f := pt.strict.closed, &pt.followers[Backup]
+	if s == nil || s.confirmed || s.until <= c.t || !f.caught || c.t-s.at >= confirmMost {
+		return false
+	}
+	if f.flight == nil && c.data.Pending(p, Backup) > 0 {
+		c.drain(p, Backup)
+	}
+	return f.flight != nil
 }
 
 // setUnguarded lets answers under strict rules go out that no backup has confirmed.

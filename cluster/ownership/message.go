@@ -16,6 +16,7 @@ type Message interface{ message() }
 type Envelope struct {
 	From, To Node
 	Message  Message
+	Again    bool // the very same Message was sent before, and may be waiting still
 }
 
 // Query asks a member what it knows of partitions that the sender is about to claim.

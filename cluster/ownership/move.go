@@ -23,15 +23,15 @@ type commitment struct {
 
 // incoming is a hand-over or replication under way, at the one who receives.
 type incoming struct {
-	from     Node // of an accepted offer; nobody when there is none
-	merge    bool
-	heard    int64
 	sender   Node // of the stream that is being received
 	last     uint64
+	part     int
 	staged   bool // into the staging area
 	complete bool // the staging area holds a whole copy (only when merging; otherwise it has become the content)
+	merge    bool
 	pieces   []byte
-	part     int
+	heard    int64
+	from     Node // of an accepted offer; nobody when there is none
 }
 
 // considerMove starts giving away a partition that another member should hold.
@@ -133,7 +133,8 @@ func (c *Core) tendMove(p int) {
 	switch {
 	case m.commit != nil:
 		if c.t-m.sent >= commitAgain {
-			c.sendCommit(p)
+			m.sent = c.t
+			c.sendAgain(m.to, m.commit)
 		}
 	case !m.accepted:
 		if c.owner(p) != m.to {
@@ -147,7 +148,7 @@ func (c *Core) tendMove(p int) {
 		if c.upToDate(p) {
 			c.freeze(p)
 		}
-	case pt.followers[m.slot].flight == nil:
+	case pt.followers[m.slot].flight == nil && (m.slot == Backup || !c.confirmFirst(p)):
 		c.commit(p)
 	}
 }
@@ -168,11 +169,10 @@ func (c *Core) upToDate(p int) bool {
 func (c *Core) freeze(p int) {
 	pt := &c.parts[p]
 	c.data.Shut(p)
-	c.data.Lease(p, 0)
-	pt.strict.until = 0
+	c.closeStrict(p)
 	pt.standing = Frozen
 	c.publish(p)
-	c.commit(p)
+	c.tendMove(p)
 }
 
 // commit sends what is left, the last of it together with the proof of release.
@@ -181,9 +181,8 @@ func (c *Core) commit(p int) {
 	m, f := pt.move, &pt.followers[pt.move.slot]
 	chunk, version, more := c.data.Drain(p, m.slot, c.now.Instant, chunkBytes)
 	if more || len(chunk) > pieceBytes {
-		f.load(pt, chunk, version, false)
 		f.clean = false
-		c.sendFlight(p, m.slot)
+		c.sendFlight(p, m.slot, c.load(f, chunk, version, false))
 		return
 	}
 	if c.cfg.Mutation == DropOnMove {
@@ -198,11 +197,6 @@ func (c *Core) commit(p int) {
 	}
 	// Whatever term the receiver takes: should it be lost at once, this node's next claim is to be above.
 	pt.known = c.next(p)
-	c.sendCommit(p)
-}
-
-func (c *Core) sendCommit(p int) {
-	m := c.parts[p].move
 	m.sent = c.t
 	c.send(m.to, m.commit)
 }
@@ -228,7 +222,7 @@ func (c *Core) onCommit(from Node, m *Commit) {
 	p := m.Partition
 	pt := &c.parts[p]
 	if pt.committed.from == from && pt.committed.term == m.Term && pt.committed.ack != nil {
-		c.send(from, pt.committed.ack)
+		c.sendAgain(from, pt.committed.ack)
 		return
 	}
 	in := &pt.incoming

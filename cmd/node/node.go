@@ -196,7 +196,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	})
 	n.messenger = rpc.NewMessenger(rpc.MessengerConfig{
 		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
-		Receive: func(e ownership.Envelope) { n.keeper.Receive(e) }, Logger: n.log,
+		Receive: func(list []ownership.Envelope) { n.keeper.Receive(list) }, Logger: n.log,
 		Credentials: n.security.peerClient(),
 	})
 	if n.tracer, err = n.trace(); err != nil {

@@ -45,6 +45,7 @@ type process struct {
 
 	held    []ownership.Term // by partition; zero when it does not decide
 	waiting [][]waiter
+	copied  []uint64 // by partition: the version up to which a copy has confirmed
 	parked  [][]*ask
 }
 
@@ -66,6 +67,7 @@ func (w *world) start(h *host) *process {
 	p := &process{w: w, host: h, self: ownership.Node{Name: h.name, Boot: w.boots}, begun: w.now, changed: w.now}
 	p.held = make([]ownership.Term, w.partitions)
 	p.waiting = make([][]waiter, w.partitions)
+	p.copied = make([]uint64, w.partitions)
 	p.parked = make([][]*ask, w.partitions)
 	p.data = newData(p)
 	var voters []string

@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"errors"
+	"math"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -286,10 +287,10 @@ func (p *process) decide(a *ask) {
 		o.charged = true
 	}
 	w.mix(uint64(w.now), o.id, uint64(dec.Remaining), dec.Ticket)
-	if dec.Ticket == 0 || w.mutant.rule == forgetTickets {
+	// A copy may have had it for long: a node remembers up to where its copies have confirmed.
+	if part := o.key.Partition; dec.Ticket <= p.copied[part] || w.mutant.rule == forgetTickets {
 		p.tell(a, ans)
 	} else {
-		part := o.key.Partition
 		p.waiting[part] = append(p.waiting[part], waiter{a, ans, dec.Ticket})
 	}
 	if len(p.data.urgent) > 0 {
@@ -303,6 +304,9 @@ func (p *process) decide(a *ask) {
 
 // confirmed gives the answers that need not wait any longer.
 func (p *process) confirmed(c ownership.Progress) {
+	if !c.Unguarded && c.Version != math.MaxUint64 { // which says nothing of answers to come
+		p.copied[c.Partition] = max(p.copied[c.Partition], c.Version)
+	}
 	kept := p.waiting[c.Partition][:0]
 	for _, x := range p.waiting[c.Partition] {
 		switch {

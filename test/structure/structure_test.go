@@ -84,7 +84,7 @@ var clocks = []string{
 	"cmd/node/refusals.go newRefusals",
 	"limiter/limiter.go ProcessClock", // the clock that decides
 	"limiter/route.go deadline",
-	"limiter/shed.go expired", // against a caller's deadline
+	"limiter/shed.go over", // against a caller's deadline
 	"metrics/doors.go HTTP",
 	"metrics/doors.go UnaryInterceptor",
 	"rpc/checkstream.go end",

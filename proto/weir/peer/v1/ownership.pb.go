@@ -322,6 +322,7 @@ type Message struct {
 	//	*Message_ReadRecords
 	//	*Message_Records
 	//	*Message_Forget
+	//	*Message_Packed
 	Body          isMessage_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -490,6 +491,15 @@ func (x *Message) GetForget() *Forget {
 	return nil
 }
 
+func (x *Message) GetPacked() []byte {
+	if x != nil {
+		if x, ok := x.Body.(*Message_Packed); ok {
+			return x.Packed
+		}
+	}
+	return nil
+}
+
 type isMessage_Body interface {
 	isMessage_Body()
 }
@@ -550,6 +560,11 @@ type Message_Forget struct {
 	Forget *Forget `protobuf:"bytes,14,opt,name=forget,proto3,oneof"`
 }
 
+type Message_Packed struct {
+	// Several Replicates and ReplicateAcks in few bytes: see rpc/packed.go. From protocol 2 on.
+	Packed []byte `protobuf:"bytes,15,opt,name=packed,proto3,oneof"`
+}
+
 func (*Message_Query) isMessage_Body() {}
 
 func (*Message_QueryReply) isMessage_Body() {}
@@ -577,6 +592,8 @@ func (*Message_ReadRecords) isMessage_Body() {}
 func (*Message_Records) isMessage_Body() {}
 
 func (*Message_Forget) isMessage_Body() {}
+
+func (*Message_Packed) isMessage_Body() {}
 
 // Node is a process. Where there is none, nobody is meant.
 type Node struct {
@@ -1971,7 +1988,7 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"\rConverseReply\x12/\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.weir.peer.v1.WelcomeR\awelcome\":\n" +
 	"\x05Frame\x121\n" +
-	"\bmessages\x18\x01 \x03(\v2\x15.weir.peer.v1.MessageR\bmessages\"\xa1\x06\n" +
+	"\bmessages\x18\x01 \x03(\v2\x15.weir.peer.v1.MessageR\bmessages\"\xbb\x06\n" +
 	"\aMessage\x12+\n" +
 	"\x05query\x18\x01 \x01(\v2\x13.weir.peer.v1.QueryH\x00R\x05query\x12;\n" +
 	"\vquery_reply\x18\x02 \x01(\v2\x18.weir.peer.v1.QueryReplyH\x00R\n" +
@@ -1991,7 +2008,8 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"grantReply\x12>\n" +
 	"\fread_records\x18\f \x01(\v2\x19.weir.peer.v1.ReadRecordsH\x00R\vreadRecords\x121\n" +
 	"\arecords\x18\r \x01(\v2\x15.weir.peer.v1.RecordsH\x00R\arecords\x12.\n" +
-	"\x06forget\x18\x0e \x01(\v2\x14.weir.peer.v1.ForgetH\x00R\x06forgetB\x06\n" +
+	"\x06forget\x18\x0e \x01(\v2\x14.weir.peer.v1.ForgetH\x00R\x06forget\x12\x18\n" +
+	"\x06packed\x18\x0f \x01(\fH\x00R\x06packedB\x06\n" +
 	"\x04body\".\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
@@ -2246,6 +2264,7 @@ func file_weir_peer_v1_ownership_proto_init() {
 		(*Message_ReadRecords)(nil),
 		(*Message_Records)(nil),
 		(*Message_Forget)(nil),
+		(*Message_Packed)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -559,6 +559,20 @@ func (m *Message_Forget) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	}
 	return len(dAtA) - i, nil
 }
+func (m *Message_Packed) MarshalToVT(dAtA []byte) (int, error) {
+	size := m.SizeVT()
+	return m.MarshalToSizedBufferVT(dAtA[:size])
+}
+
+func (m *Message_Packed) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
+	i := len(dAtA)
+	i -= len(m.Packed)
+	copy(dAtA[i:], m.Packed)
+	i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Packed)))
+	i--
+	dAtA[i] = 0x7a
+	return len(dAtA) - i, nil
+}
 func (m *Node) MarshalVT() (dAtA []byte, err error) {
 	if m == nil {
 		return nil, nil
@@ -2166,6 +2180,16 @@ func (m *Message_Forget) SizeVT() (n int) {
 	}
 	return n
 }
+func (m *Message_Packed) SizeVT() (n int) {
+	if m == nil {
+		return 0
+	}
+	var l int
+	_ = l
+	l = len(m.Packed)
+	n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	return n
+}
 func (m *Node) SizeVT() (n int) {
 	if m == nil {
 		return 0
@@ -3564,6 +3588,39 @@ func (m *Message) UnmarshalVT(dAtA []byte) error {
 				}
 				m.Body = &Message_Forget{Forget: v}
 			}
+			iNdEx = postIndex
+		case 15:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Packed", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			v := make([]byte, postIndex-iNdEx)
+			copy(v, dAtA[iNdEx:postIndex])
+			m.Body = &Message_Packed{Packed: v}
 			iNdEx = postIndex
 		default:
 			iNdEx = preIndex

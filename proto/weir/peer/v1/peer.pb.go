@@ -336,11 +336,30 @@ func (x *Welcome) GetProtocol() uint32 {
 	return 0
 }
 
+// Batch has operations in one of two forms: as items, which protocol 1 has, or packed, from protocol 3 on.
 type Batch struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`         // from 1, rising
-	Acknowledged  uint64                 `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // every reply up to this sequence has arrived and may be forgotten
-	Items         []*Item                `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Sequence     uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`         // from 1, rising
+	Acknowledged uint64                 `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // every reply up to this sequence has arrived and may be forgotten
+	Items        []*Item                `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
+	// define gives numbers to what the operations name, before they are read. They hold for the rest of the stream, or until
+	// they are given to another target. A batch that is repeated defines all that it names.
+	Define []*v1.StreamTarget `protobuf:"bytes,4,rep,name=define,proto3" json:"define,omitempty"`
+	// operations has one entry after the other, in the order in which they are to be carried out. Numbers are varints, signed
+	// ones zigzag (s). An entry is the sum of its flags, and what they say in this order:
+	//
+	//	1    an Item, with its length before it; no other flag goes with this one
+	//	2    number of the target; otherwise that of the check before, at first 0
+	//	4    epoch and n of the Item's term; otherwise those of the check before, at first none
+	//	8    microseconds of the Item's timeout, rounded up; otherwise those of the check before, at first none
+	//	16   cost (s); otherwise 1
+	//	32   partial
+	//	64   request id, with its length before it
+	//	128  hops; otherwise 1
+	//	256  the Item's trace, 24 bytes
+	//
+	// and then, of a check, the key, with its length before it. The partition follows from the key.
+	Operations    []byte `protobuf:"bytes,5,opt,name=operations,proto3" json:"operations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -396,10 +415,43 @@ func (x *Batch) GetItems() []*Item {
 	return nil
 }
 
+func (x *Batch) GetDefine() []*v1.StreamTarget {
+	if x != nil {
+		return x.Define
+	}
+	return nil
+}
+
+func (x *Batch) GetOperations() []byte {
+	if x != nil {
+		return x.Operations
+	}
+	return nil
+}
+
+// Reply has an outcome for each operation of its batch, in order, and in the same form.
 type Reply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Items         []*ItemReply           `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"` // one for each item of the batch, in order
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Items    []*ItemReply           `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"`
+	// outcomes has entries like those of a batch. The flags are
+	//
+	//	1    an ItemReply, with its length before it; no other flag goes with this one
+	//	2    allowed
+	//	4    limit (s) and window; otherwise those of the decision before, at first 0
+	//	8    retry_after; otherwise 0
+	//	16   reset_after; otherwise 0
+	//	32   remember_for; otherwise 0
+	//	64   granted (s); otherwise the check's cost when allowed, and 0 when not
+	//	128  delay; otherwise 0
+	//	256  retry_after is absent: the check can never pass
+	//	512, 1024, 2048, 4096  shadow, degraded, failed_open, failed_closed
+	//	8192   the ItemReply's lease_ns; otherwise 0
+	//	16384  the limits of a policy that has several: how many, and of each limit (s), window, remaining (s), reset_after, and
+	//	       1 and retry_after, or 0 where that is absent
+	//
+	// and then, of a decision, remaining (s). Policy and request id are those that were asked with. Durations are nanoseconds.
+	Outcomes      []byte `protobuf:"bytes,3,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -444,6 +496,13 @@ func (x *Reply) GetSequence() uint64 {
 func (x *Reply) GetItems() []*ItemReply {
 	if x != nil {
 		return x.Items
+	}
+	return nil
+}
+
+func (x *Reply) GetOutcomes() []byte {
+	if x != nil {
+		return x.Outcomes
 	}
 	return nil
 }
@@ -1327,14 +1386,19 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\rring_settings\x18\a \x01(\x06R\fringSettings\x12'\n" +
 	"\x0foldest_protocol\x18\b \x01(\rR\x0eoldestProtocol\"%\n" +
 	"\aWelcome\x12\x1a\n" +
-	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"q\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xc0\x01\n" +
 	"\x05Batch\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\"\n" +
 	"\facknowledged\x18\x02 \x01(\x04R\facknowledged\x12(\n" +
-	"\x05items\x18\x03 \x03(\v2\x12.weir.peer.v1.ItemR\x05items\"R\n" +
+	"\x05items\x18\x03 \x03(\v2\x12.weir.peer.v1.ItemR\x05items\x12-\n" +
+	"\x06define\x18\x04 \x03(\v2\x15.weir.v1.StreamTargetR\x06define\x12\x1e\n" +
+	"\n" +
+	"operations\x18\x05 \x01(\fR\n" +
+	"operations\"n\n" +
 	"\x05Reply\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12-\n" +
-	"\x05items\x18\x02 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x05items\"*\n" +
+	"\x05items\x18\x02 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x05items\x12\x1a\n" +
+	"\boutcomes\x18\x03 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
 	"\x01n\x18\x02 \x01(\x04R\x01n\"\xa7\x04\n" +
@@ -1431,21 +1495,22 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*NotHolder)(nil),          // 12: weir.peer.v1.NotHolder
 	(*InspectRequest)(nil),     // 13: weir.peer.v1.InspectRequest
 	(*InspectResponse)(nil),    // 14: weir.peer.v1.InspectResponse
-	(*v1.Check)(nil),           // 15: weir.v1.Check
-	(*v1.AcquireRequest)(nil),  // 16: weir.v1.AcquireRequest
-	(*v1.RenewRequest)(nil),    // 17: weir.v1.RenewRequest
-	(*v1.ReleaseRequest)(nil),  // 18: weir.v1.ReleaseRequest
-	(*v1.RefundRequest)(nil),   // 19: weir.v1.RefundRequest
-	(*v1.ResetRequest)(nil),    // 20: weir.v1.ResetRequest
-	(*v1.ReserveRequest)(nil),  // 21: weir.v1.ReserveRequest
-	(*v1.Target)(nil),          // 22: weir.v1.Target
-	(*v1.Decision)(nil),        // 23: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 24: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 25: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 26: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 27: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 28: weir.v1.Error
-	(*v1.Ownership)(nil),       // 29: weir.v1.Ownership
+	(*v1.StreamTarget)(nil),    // 15: weir.v1.StreamTarget
+	(*v1.Check)(nil),           // 16: weir.v1.Check
+	(*v1.AcquireRequest)(nil),  // 17: weir.v1.AcquireRequest
+	(*v1.RenewRequest)(nil),    // 18: weir.v1.RenewRequest
+	(*v1.ReleaseRequest)(nil),  // 19: weir.v1.ReleaseRequest
+	(*v1.RefundRequest)(nil),   // 20: weir.v1.RefundRequest
+	(*v1.ResetRequest)(nil),    // 21: weir.v1.ResetRequest
+	(*v1.ReserveRequest)(nil),  // 22: weir.v1.ReserveRequest
+	(*v1.Target)(nil),          // 23: weir.v1.Target
+	(*v1.Decision)(nil),        // 24: weir.v1.Decision
+	(*v1.RenewResponse)(nil),   // 25: weir.v1.RenewResponse
+	(*v1.ReleaseResponse)(nil), // 26: weir.v1.ReleaseResponse
+	(*v1.RefundResponse)(nil),  // 27: weir.v1.RefundResponse
+	(*v1.ResetResponse)(nil),   // 28: weir.v1.ResetResponse
+	(*v1.Error)(nil),           // 29: weir.v1.Error
+	(*v1.Ownership)(nil),       // 30: weir.v1.Ownership
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
@@ -1453,38 +1518,39 @@ var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
 	7,  // 4: weir.peer.v1.Batch.items:type_name -> weir.peer.v1.Item
-	11, // 5: weir.peer.v1.Reply.items:type_name -> weir.peer.v1.ItemReply
-	6,  // 6: weir.peer.v1.Item.term:type_name -> weir.peer.v1.Term
-	15, // 7: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	16, // 8: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	17, // 9: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	18, // 10: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	19, // 11: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	20, // 12: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
-	8,  // 13: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
-	9,  // 14: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
-	21, // 15: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	22, // 16: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
-	6,  // 17: weir.peer.v1.ItemReply.term:type_name -> weir.peer.v1.Term
-	23, // 18: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	24, // 19: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	25, // 20: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	26, // 21: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	27, // 22: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	28, // 23: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	12, // 24: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	10, // 25: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
-	6,  // 26: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	29, // 27: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	0,  // 28: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	13, // 29: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	1,  // 30: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	14, // 31: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	30, // [30:32] is the sub-list for method output_type
-	28, // [28:30] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	15, // 5: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
+	11, // 6: weir.peer.v1.Reply.items:type_name -> weir.peer.v1.ItemReply
+	6,  // 7: weir.peer.v1.Item.term:type_name -> weir.peer.v1.Term
+	16, // 8: weir.peer.v1.Item.check:type_name -> weir.v1.Check
+	17, // 9: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
+	18, // 10: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
+	19, // 11: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
+	20, // 12: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
+	21, // 13: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
+	8,  // 14: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
+	9,  // 15: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
+	22, // 16: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	23, // 17: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	6,  // 18: weir.peer.v1.ItemReply.term:type_name -> weir.peer.v1.Term
+	24, // 19: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	25, // 20: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	26, // 21: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	27, // 22: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	28, // 23: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	29, // 24: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	12, // 25: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	10, // 26: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
+	6,  // 27: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	30, // 28: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	0,  // 29: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	13, // 30: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	1,  // 31: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	14, // 32: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	31, // [31:33] is the sub-list for method output_type
+	29, // [29:31] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }

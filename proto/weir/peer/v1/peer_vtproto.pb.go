@@ -11,6 +11,7 @@ import (
 	v1 "github.com/weirlimit/weir/proto/weir/v1"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	io "io"
+	sync "sync"
 )
 
 const (
@@ -344,6 +345,25 @@ func (m *Batch) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if len(m.Operations) > 0 {
+		i -= len(m.Operations)
+		copy(dAtA[i:], m.Operations)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Operations)))
+		i--
+		dAtA[i] = 0x2a
+	}
+	if len(m.Define) > 0 {
+		for iNdEx := len(m.Define) - 1; iNdEx >= 0; iNdEx-- {
+			size, err := m.Define[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
+			if err != nil {
+				return 0, err
+			}
+			i -= size
+			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
+			i--
+			dAtA[i] = 0x22
+		}
+	}
 	if len(m.Items) > 0 {
 		for iNdEx := len(m.Items) - 1; iNdEx >= 0; iNdEx-- {
 			size, err := m.Items[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
@@ -398,6 +418,13 @@ func (m *Reply) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if len(m.Outcomes) > 0 {
+		i -= len(m.Outcomes)
+		copy(dAtA[i:], m.Outcomes)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Outcomes)))
+		i--
+		dAtA[i] = 0x1a
 	}
 	if len(m.Items) > 0 {
 		for iNdEx := len(m.Items) - 1; iNdEx >= 0; iNdEx-- {
@@ -1307,6 +1334,66 @@ func (m *InspectResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	return len(dAtA) - i, nil
 }
 
+var vtprotoPool_Batch = sync.Pool{
+	New: func() interface{} {
+		return &Batch{}
+	},
+}
+
+func (m *Batch) ResetVT() {
+	if m != nil {
+		for _, mm := range m.Items {
+			mm.Reset()
+		}
+		f0 := m.Items[:0]
+		for _, mm := range m.Define {
+			mm.Reset()
+		}
+		f1 := m.Define[:0]
+		f2 := m.Operations[:0]
+		m.Reset()
+		m.Items = f0
+		m.Define = f1
+		m.Operations = f2
+	}
+}
+func (m *Batch) ReturnToVTPool() {
+	if m != nil {
+		m.ResetVT()
+		vtprotoPool_Batch.Put(m)
+	}
+}
+func BatchFromVTPool() *Batch {
+	return vtprotoPool_Batch.Get().(*Batch)
+}
+
+var vtprotoPool_Reply = sync.Pool{
+	New: func() interface{} {
+		return &Reply{}
+	},
+}
+
+func (m *Reply) ResetVT() {
+	if m != nil {
+		for _, mm := range m.Items {
+			mm.Reset()
+		}
+		f0 := m.Items[:0]
+		f1 := m.Outcomes[:0]
+		m.Reset()
+		m.Items = f0
+		m.Outcomes = f1
+	}
+}
+func (m *Reply) ReturnToVTPool() {
+	if m != nil {
+		m.ResetVT()
+		vtprotoPool_Reply.Put(m)
+	}
+}
+func ReplyFromVTPool() *Reply {
+	return vtprotoPool_Reply.Get().(*Reply)
+}
 func (m *ForwardRequest) SizeVT() (n int) {
 	if m == nil {
 		return 0
@@ -1456,6 +1543,16 @@ func (m *Batch) SizeVT() (n int) {
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
 	}
+	if len(m.Define) > 0 {
+		for _, e := range m.Define {
+			l = e.SizeVT()
+			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+		}
+	}
+	l = len(m.Operations)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -1474,6 +1571,10 @@ func (m *Reply) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	l = len(m.Outcomes)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -2534,9 +2635,91 @@ func (m *Batch) UnmarshalVT(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			m.Items = append(m.Items, &Item{})
+			if len(m.Items) == cap(m.Items) {
+				m.Items = append(m.Items, &Item{})
+			} else {
+				m.Items = m.Items[:len(m.Items)+1]
+				if m.Items[len(m.Items)-1] == nil {
+					m.Items[len(m.Items)-1] = &Item{}
+				}
+			}
 			if err := m.Items[len(m.Items)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
+			}
+			iNdEx = postIndex
+		case 4:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Define", wireType)
+			}
+			var msglen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				msglen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if len(m.Define) == cap(m.Define) {
+				m.Define = append(m.Define, &v1.StreamTarget{})
+			} else {
+				m.Define = m.Define[:len(m.Define)+1]
+				if m.Define[len(m.Define)-1] == nil {
+					m.Define[len(m.Define)-1] = &v1.StreamTarget{}
+				}
+			}
+			if err := m.Define[len(m.Define)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
+		case 5:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Operations", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Operations = append(m.Operations[:0], dAtA[iNdEx:postIndex]...)
+			if m.Operations == nil {
+				m.Operations = []byte{}
 			}
 			iNdEx = postIndex
 		default:
@@ -2638,9 +2821,50 @@ func (m *Reply) UnmarshalVT(dAtA []byte) error {
 			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			m.Items = append(m.Items, &ItemReply{})
+			if len(m.Items) == cap(m.Items) {
+				m.Items = append(m.Items, &ItemReply{})
+			} else {
+				m.Items = m.Items[:len(m.Items)+1]
+				if m.Items[len(m.Items)-1] == nil {
+					m.Items[len(m.Items)-1] = &ItemReply{}
+				}
+			}
 			if err := m.Items[len(m.Items)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
 				return err
+			}
+			iNdEx = postIndex
+		case 3:
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Outcomes", wireType)
+			}
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Outcomes = append(m.Outcomes[:0], dAtA[iNdEx:postIndex]...)
+			if m.Outcomes == nil {
+				m.Outcomes = []byte{}
 			}
 			iNdEx = postIndex
 		default:

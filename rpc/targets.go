@@ -1,0 +1,53 @@
+package rpc
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// maxTargets bounds the policies and limits that have a number in one stream.
+const maxTargets = 1024
+
+// targets are those that have a number in one stream, without a key. The zero Target: not defined.
+type targets []limiter.Target
+
+// at returns the target with a number, or false when there is none.
+func (t targets) at(number uint64) (limiter.Target, bool) {
+	if number >= uint64(len(t)) || t[number].Policy == "" && t[number].Limit == nil {
+		return limiter.Target{}, false
+	}
+	return t[number], true
+}
+
+// define gives a number to a target. When that fails the number stands for nothing: it must not for what it stood before.
+func (t *targets) define(d *weirv1.StreamTarget) *limiter.Error {
+	if d.Number >= maxTargets {
+		return invalid("number", fmt.Sprintf("is %d, and must be below %d", d.Number, maxTargets))
+	}
+	if n := int(d.Number) + 1; n > len(*t) {
+		*t = slices.Grow(*t, n-len(*t))[:n]
+	}
+	to := &(*t)[d.Number]
+	*to = limiter.Target{}
+	// What is kept for the life of a stream must be known to be small.
+	switch {
+	case d.Limit == nil && !policy.ValidName(d.Policy):
+		return invalid("policy", "is missing, or not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+	case d.Limit != nil && d.Policy != "":
+		return invalid("limit", "is given beside a policy: send one of them")
+	case d.Limit == nil && d.Namespace != "":
+		return invalid("namespace", "goes with a limit only")
+	case len(d.Namespace) > limiter.MaxNamespace:
+		return invalid("namespace", fmt.Sprintf("has %d bytes, at most %d are taken", len(d.Namespace), limiter.MaxNamespace))
+	}
+	got, err := target(&weirv1.Target{Policy: d.Policy, Limit: d.Limit, Namespace: d.Namespace})
+	if err != nil {
+		return err
+	}
+	*to = got
+	return nil
+}
