@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,8 +32,8 @@ func TestCheckAt(t *testing.T) {
   - {name: queue, algorithm: fixed_window, limit: 5, window: 1s}
   - {name: late, algorithm: fixed_window, limit: 5, window: 1s}
 `
-	var now int64
-	clock := func() algo.Instant { return algo.Instant{Mono: now, Wall: now} }
+	var now atomic.Int64
+	clock := func() algo.Instant { return algo.Instant{Mono: now.Load(), Wall: now.Load()} }
 	brief, full := New(Config{Clock: clock, Policies: policies(t, before)}), New(Config{Clock: clock, Policies: policies(t, before)})
 	defer brief.Close()
 	defer full.Close()
@@ -57,11 +58,11 @@ func TestCheckAt(t *testing.T) {
 	briefly := 0
 	for step := range 20_000 {
 		if step == 10_000 {
-			now += int64(48 * time.Hour) // all states are idle: which of them are brought under the new policies first makes no difference
+			now.Add(int64(48 * time.Hour)) // all states are idle: which of them are brought under the new policies first makes no difference
 			brief.SetPolicies(policies(t, after))
 			full.SetPolicies(policies(t, after))
 		}
-		now += int64(r.IntN(50)) * int64(time.Millisecond)
+		now.Add(int64(r.IntN(50)) * int64(time.Millisecond))
 		i := r.IntN(len(targets))
 		c := Check{Target: targets[i], Cost: int64(r.IntN(4) - r.IntN(50)/49)}
 		c.Key = keys[r.IntN(len(keys))]
