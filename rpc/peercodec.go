@@ -241,7 +241,6 @@ func (t *numberedTargets) define(d *weirv1.StreamTarget) error {
 	if d.Number >= maxTargets {
 		return malformed("define", "number %d is not below %d", d.Number, maxTargets)
 	}
-	delete(t.bad, d.Number)
 	if err := t.targets.define(d); err != nil {
 		if t.bad == nil {
 			t.bad = make(map[uint32]*limiter.Error)

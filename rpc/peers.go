@@ -537,9 +537,8 @@ func (l *link) take() *message {
 		l.again = l.again[1:]
 		if l.sent[m.sequence] == m {
 			m.tries++
-			// Its numbers are those of an earlier stream. What comes after it has numbers of its own.
+			// Its numbers are those of an earlier stream. What is new comes after all that is repeated, and has numbers of its own.
 			m.batch.Define = m.uses
-			clear(l.numbers)
 			return m
 		}
 	}

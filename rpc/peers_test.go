@@ -805,6 +805,73 @@ func TestTimeLeft(t *testing.T) {
 	})
 }
 
+// TestAbandonedAmongOthers: a caller who has given up is not touched by the answer to a message that others wait for.
+func TestAbandonedAmongOthers(t *testing.T) {
+	for _, version := range []uint32{OldestProtocol, Protocol} {
+		l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+		defer l.stop()
+		l.version = version
+		gone, stays := flightOf(time.Hour, 2), flightOf(time.Hour, 1)
+		its := gone.ops
+		if !l.send(gone) || !l.send(stays) {
+			t.Fatal("not taken")
+		}
+		m := l.take()
+		if m.items != 3 || !l.abandon(gone) {
+			t.Fatalf("%+v", m)
+		}
+		r := replyOf(1, admitted(check("k", 7)), admitted(check("k", 8)), admitted(check("k", 9))).GetReply()
+		if version < packedChecks {
+			r.Outcomes = nil
+			for cost := range int64(3) {
+				r.Items = append(r.Items, protoOutcome(admitted(check("k", 7+cost))))
+			}
+		}
+		l.answered(r)
+		<-stays.done
+		if !stays.answered || !stays.ops[0].Outcome.Decision.Allowed || its[0].Outcome.Decision.Allowed || its[1].Outcome.Decision.Allowed {
+			t.Errorf("protocol %d: %+v, %+v", version, stays.ops[0].Outcome, its[0].Outcome)
+		}
+		if l.waiting != 0 || l.acked != 1 || len(gone.done) > 0 {
+			t.Errorf("protocol %d: %d waiting, %d acknowledged, landed %d times after all", version, l.waiting, l.acked, len(gone.done))
+		}
+	}
+}
+
+// TestNextStreamDefinesAnew: a peer knows nothing of the numbers of an earlier stream, but for what is repeated.
+func TestNextStreamDefinesAnew(t *testing.T) {
+	noLeaks(t)
+	var streams atomic.Int64
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		streams.Add(1)
+		_ = s.Send(welcome(Protocol))
+		var names numberedTargets
+		for left := 2; left > 0; {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			if b := in.GetBatch(); b != nil {
+				_ = s.Send(answers(t, &names, b))
+				left--
+			}
+		}
+		_, _ = s.Recv() // and will be repeated
+		return errors.New("cut")
+	})
+	p := newPeers(t, addr)
+	ctx := within(t, patience)
+	for i := range 12 {
+		op := check("k", 1)
+		op.Policy = []string{"p", "q"}[i%2]
+		p.Forward(ctx, holder(bob), []*limiter.Op{op})
+		wantAnswer(t, op)
+	}
+	if n := streams.Load(); n < 4 {
+		t.Errorf("%d streams", n)
+	}
+}
+
 // TestWindow: no more messages are under way than the receiver remembers, and the first answer lets the rest go on.
 func TestWindow(t *testing.T) {
 	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
