@@ -8,7 +8,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/policy"
-	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
@@ -294,7 +293,7 @@ func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decisio
 	if rule == nil {
 		return false, 0, nil
 	}
-	k := store.Key{Hash: s.hash, Partition: ring.Partition(s.hash), Key: c.Key}
+	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: c.Key}
 	if h := l.cfg.Ownership.Holder(k.Partition); !h.Self {
 		if h.Wait > 0 || !c.plain() || c.RequestID != "" {
 			return false, 0, nil

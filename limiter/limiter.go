@@ -139,12 +139,16 @@ func New(cfg Config) *Limiter {
 	if cfg.Clock == nil {
 		cfg.Clock = ProcessClock()
 	}
+	states := store.Config{
+		Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
+		Shut: cfg.Ownership != nil, Urgent: cfg.Urgent,
+	}
+	if cfg.Ownership == nil {
+		keepAlone(&states)
+	}
 	l := &Limiter{
-		cfg: cfg,
-		store: store.New(store.Config{
-			Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
-			Shut: cfg.Ownership != nil, Urgent: cfg.Urgent,
-		}),
+		cfg:     cfg,
+		store:   store.New(states),
 		clock:   cfg.Clock,
 		log:     cfg.Logger,
 		stats:   newStatsByPolicy(),
@@ -239,6 +243,31 @@ func (alone) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok boo
 	return true, true
 }
 
+// alonePartitions is the number of partitions of a Limiter that has no others to share them with. They are only what locks and
+// tables go by then, and fewer and larger tables are less to wait for in memory and less for the garbage collector to look at.
+const alonePartitions = 512
+
+// keepAlone has a store keep states for such a Limiter, within the bounds that all partitions have together elsewhere.
+func keepAlone(cfg *store.Config) {
+	cfg.Partitions = alonePartitions
+	const more = ring.Partitions / alonePartitions
+	if cfg.MaxRequestIDs == 0 {
+		cfg.MaxRequestIDs = store.DefaultRequestIDs
+	}
+	if cfg.MaxReservations == 0 {
+		cfg.MaxReservations = store.DefaultReservations
+	}
+	cfg.MaxRequestIDs *= more
+	cfg.MaxReservations *= more
+}
+
+func (l *Limiter) partition(hash uint64) int {
+	if l.alone {
+		return int(hash % alonePartitions)
+	}
+	return ring.Partition(hash)
+}
+
 // wallEvery is how long the distance of the wall clock from the monotonic one is taken not to have changed.
 const wallEvery = 10 * time.Millisecond
 
@@ -324,7 +353,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 			if late == nil {
 				late = l.late[min(len(checks)-1, 1)].Get().(*lateOps)
 			}
-			op := late.next(checks, i, &subjects[i])
+			op := late.next(l, checks, i, &subjects[i])
 			if ticket != 0 {
 				op.Outcome.Decision, op.Outcome.ticket = *d, ticket
 			} else {
@@ -366,7 +395,7 @@ type lateOps struct {
 const lateRoom = 32
 
 // next makes an operation of a check.
-func (late *lateOps) next(checks []Check, i int, s *subject) *Op {
+func (late *lateOps) next(l *Limiter, checks []Check, i int, s *subject) *Op {
 	if len(late.room) == 0 {
 		if late.used == len(late.rooms) {
 			n := lateRoom
@@ -380,7 +409,7 @@ func (late *lateOps) next(checks []Check, i int, s *subject) *Op {
 	}
 	op := &late.room[0]
 	late.room = late.room[1:]
-	*op = Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: ring.Partition(s.hash)}
+	*op = Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: l.partition(s.hash)}
 	late.ops, late.of = append(late.ops, op), append(late.of, i)
 	return op
 }

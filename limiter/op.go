@@ -139,7 +139,7 @@ func (l *Limiter) prepare(op *Op) *Error {
 			return &Error{Invalid, "reservation_id", "is not one that reserve gave"}
 		}
 	}
-	op.partition = ring.Partition(op.hash)
+	op.partition = l.partition(op.hash)
 	return nil
 }
 

@@ -88,7 +88,7 @@ func (l *Limiter) CheckAt(ctx context.Context, s *Standing, key string, cost int
 	}
 	now := l.clock() // before what has to be fetched from memory: reading it waits for that
 	k := store.Key{Hash: s.hash.Hash(key), Key: key}
-	k.Partition = ring.Partition(k.Hash)
+	k.Partition = l.partition(k.Hash)
 	request := algo.Request{Cost: cost}
 	// A key that the store knows is a valid one.
 	if !l.store.DecideKnown(&k, rule, now, &request, &b.Decision) {
