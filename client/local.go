@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"math/rand/v2"
 
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -11,7 +12,8 @@ import (
 // programs that are a single process. Nil stands for no policies; limits can be sent along (Client.Inline) either way.
 // Its counters live and die with it. Close it when done.
 func Local(policies *policy.Set) *Client {
-	l := limiter.New(limiter.Config{Policies: policies})
+	// With a seed of its own, nobody can choose keys that all lie in one place of a table.
+	l := limiter.New(limiter.Config{Policies: policies, HashSeed: rand.Uint64()})
 	c := newLocal(l, l.Close)
 	c.here = l
 	return c
