@@ -19,6 +19,7 @@ type Standing struct {
 	hash   *ring.Scope
 	stats  *policyStats
 	shadow bool
+	none   bool // CheckAt is not for it
 }
 
 // Brief is what CheckAt answers: what there is to say of a policy with a single limit that was asked for units, and no more.
@@ -28,15 +29,15 @@ type Brief struct {
 	Shadow        bool
 }
 
-// Standing returns what a target stands for, whatever its key. It is nil where CheckAt is not for it: what is no policy and
-// no limit of this node, what takes other nodes to decide, and calls that may be traced. last is the one that it stood for
-// before, or nil; it is returned again while it holds.
+// Standing returns what a target stands for, whatever its key. It is nil, or one that CheckAt knows is not for it, for what is no
+// policy and no limit of this node, what takes other nodes to decide or has more to tell, and calls that may be traced. last is the
+// one that it stood for before, or nil; it is returned again while it holds.
 func (l *Limiter) Standing(t *Target, last *Standing) *Standing {
 	if !l.alone || l.cfg.Tracer != nil {
 		return nil
 	}
 	now := l.table.Load()
-	if last.holds(now) {
+	if last != nil && last.table == now {
 		return last
 	}
 	s := subject{}
@@ -46,6 +47,8 @@ func (l *Limiter) Standing(t *Target, last *Standing) *Standing {
 	}
 	var at *Standing
 	switch {
+	case s.inline != nil && last != nil && last.rule == &s.inline.Rule:
+		return last
 	case s.inline != nil && !s.inline.unlimited && t.Limit.Algorithm != algo.Concurrency:
 		at = &Standing{rule: &s.inline.Rule, hash: s.inline.hash, stats: l.stats.inline}
 	case s.entry != nil && !s.entry.Concurrency:
@@ -55,11 +58,11 @@ func (l *Limiter) Standing(t *Target, last *Standing) *Standing {
 			at.entry = nil
 		}
 	default:
-		return nil
+		return &Standing{table: now, none: true}
 	}
 	if at.entry == nil {
 		if !brief(at.rule) {
-			return nil
+			return &Standing{table: now, none: true}
 		}
 		at.window = quotaWindow(&at.rule.Limits[0])
 	}
@@ -72,11 +75,11 @@ func brief(rule *store.Rule) bool { return rule != nil && len(rule.Limits) == 1 
 // holds tells whether s is still what its target stands for under t.
 func (s *Standing) holds(t *table) bool { return s != nil && (s.table == nil || s.table == t) }
 
-// CheckAt asks for cost units of a key, as CheckTo does, and answers in *b, whatever that held; Count is to follow. It reports false, and has done
-// nothing, where there is more to it: s is nil or no longer what its target stands for, the call is not acceptable or comes too
+// CheckAt asks for cost units of a key, as CheckTo does, and answers in *b, whatever that held; Count is to follow. It reports
+// false, and has done nothing, where there is more to it: s is nil or no longer what its target stands for, the call is not acceptable or comes too
 // late, or the store does not know the key or has to be asked in another way. CheckTo says which, and answers.
 func (l *Limiter) CheckAt(ctx context.Context, s *Standing, key string, cost int64, b *Brief) bool {
-	if !s.holds(l.table.Load()) || cost < 0 || cost > algo.MaxLimit || over(ctx) != nil {
+	if !s.holds(l.table.Load()) || s.none || cost < 0 || cost > algo.MaxLimit || over(ctx) != nil {
 		return false
 	}
 	rule, window := s.rule, s.window

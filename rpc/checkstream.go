@@ -45,14 +45,13 @@ type checkStream struct {
 
 	sending sync.Mutex // one response at a time
 	stall   stall      // with the caller who reads, or does not
-	unread  atomic.Int64
 }
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stall: newStall(s.cfg.WriteTimeout)}
-	s.streams.Add(1)
-	defer s.streams.Add(-1)
+	s.unread.open(c)
+	defer s.unread.close(c)
 	ended := make(chan error, 1)
 	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it.
 	s.readers.Go(func() { ended <- c.read() })
@@ -250,7 +249,11 @@ func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t 
 		return nil
 	}
 	for i := range b.Checks {
-		below, end := c.server.cfg.Trace(string(wire.At(in.TraceContexts, i, nil)))
+		from := wire.At(in.TraceContexts, i, nil)
+		if len(from) != limiter.TraceContext {
+			from = nil // none, or nothing to be copied for each check
+		}
+		below, end := c.server.cfg.Trace(string(from))
 		if end == nil {
 			continue
 		}

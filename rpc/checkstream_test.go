@@ -414,6 +414,7 @@ func TestCheckStreamTraces(t *testing.T) {
 		parent string
 		code   codes.Code
 	}
+	id := func(name string) string { return strings.Repeat(name, limiter.TraceContext) }
 	var mu sync.Mutex
 	var begun int
 	var ended []part
@@ -434,20 +435,20 @@ func TestCheckStreamTraces(t *testing.T) {
 	t.Cleanup(s.Close)
 	stream := openStream(t, weirv1.NewLimiterClient(dial(t, serve(t, s.Register))))
 	in := streamed(1, "far 1", "near 1", "far 2", "near 2")
-	in.TraceContexts = [][]byte{[]byte("a"), []byte("b"), nil, []byte("c")}
+	in.TraceContexts = [][]byte{[]byte(id("a")), []byte(id("b")), []byte("too short to be one"), []byte(id("c"))}
 	exchange(t, stream, in)
-	if got := <-d.traces; !slices.Equal(got, []string{"a'", "b'", "", "c'"}) {
+	if got := <-d.traces; !slices.Equal(got, []string{id("a") + "'", id("b") + "'", "", id("c") + "'"}) {
 		t.Errorf("traces %q", got)
 	}
 	mu.Lock()
-	if !slices.Equal(ended, []part{{"b", codes.OK}, {"c", codes.OK}}) || begun != 4 {
+	if !slices.Equal(ended, []part{{id("b"), codes.OK}, {id("c"), codes.OK}}) || begun != 4 {
 		t.Errorf("%v has ended before the rest is there, of %d", ended, begun)
 	}
 	mu.Unlock()
 	d.answer <- struct{}{}
 	nextOf(t, stream)
 	mu.Lock()
-	if !slices.Equal(ended[2:], []part{{"a", codes.OK}}) {
+	if !slices.Equal(ended[2:], []part{{id("a"), codes.OK}}) {
 		t.Errorf("%v has ended", ended)
 	}
 	ended = nil
@@ -455,12 +456,12 @@ func TestCheckStreamTraces(t *testing.T) {
 	// What is refused, by itself or as a whole, has a code; and not all of a large request is traced.
 	d.refuse = &limiter.Error{Kind: limiter.Denied, Message: "no"}
 	in = streamed(2, slices.Repeat([]string{"near"}, 1000)...)
-	in.TraceContexts = [][]byte{[]byte("d")}
+	in.TraceContexts = [][]byte{[]byte(id("d"))}
 	exchange(t, stream, in)
 	<-d.traces
 	mu.Lock()
 	defer mu.Unlock()
-	if !slices.Equal(ended, slices.Repeat([]part{{"d", codes.PermissionDenied}}, maxTraced)) {
+	if !slices.Equal(ended, slices.Repeat([]part{{id("d"), codes.PermissionDenied}}, maxTraced)) {
 		t.Errorf("%v has ended", ended)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -53,8 +52,7 @@ type Server struct {
 	batches sync.Pool      // of *limiter.Batch
 	calls   sync.Pool      // of *call
 	readers sync.WaitGroup // of CheckStream, and handlers of other streams
-	streams atomic.Int64   // CheckStreams
-	unread  atomic.Int64   // bytes of their answers that wait to be sent
+	unread  unread         // of CheckStreams
 }
 
 // NewServer returns a Server. Close it when done.

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -66,23 +67,76 @@ func (s patientStream) SendMsg(m any) error {
 	return s.stall.with(func() error { return s.ServerStream.SendMsg(m) })
 }
 
-// answerSize is about what the answer to a check takes in a response: a list of nine numbers.
-const answerSize = 128
+const (
+	// answerSize is about what the answer to a check takes in a response: a list of nine numbers.
+	answerSize = 128
+	// responseSize is about what a response takes besides that while it waits: a goroutine, a context with its timer.
+	responseSize = 8 << 10
+)
 
-// hold notes that answers wait for the caller to read. Where all streams' together are too many, one that holds more than its
-// share of what there may be is ended: so that those who read need not suffer from those who do not.
-func (c *checkStream) hold(checks int) (bytes int64) {
-	bytes = int64(checks) * answerSize
-	s := c.server
-	own, all := c.unread.Add(bytes), s.unread.Add(bytes)
-	if most := s.cfg.MaxUnread; most > 0 && all > most && own > most/s.streams.Load() {
-		c.stall.end()
+// unread is what waits to be read of all CheckStreams, in bytes, about. It is safe for concurrent use.
+type unread struct {
+	mu  sync.Mutex
+	all int64
+	of  map[*checkStream]int64 // those that are open and have not been told to end
+}
+
+func (u *unread) open(c *checkStream) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.of == nil {
+		u.of = make(map[*checkStream]int64)
+	}
+	u.of[c] = 0
+}
+
+func (u *unread) close(c *checkStream) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.drop(c)
+}
+
+func (u *unread) drop(c *checkStream) {
+	u.all -= u.of[c]
+	delete(u.of, c)
+}
+
+// hold notes that a response with answers to so many checks waits for its caller to read. Where all that waits is more than
+// most, if that is not 0, the stream of which the most waits is ended: so that those who read need not suffer from those who do
+// not.
+func (u *unread) hold(c *checkStream, checks int, most int64) (bytes int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, ok := u.of[c]; !ok {
+		return 0 // it ends, and what waits with it
+	}
+	bytes = responseSize + int64(checks)*answerSize
+	u.of[c] += bytes
+	if u.all += bytes; most > 0 && u.all > most {
+		fullest := c
+		for other, n := range u.of {
+			if n > u.of[fullest] {
+				fullest = other
+			}
+		}
+		u.drop(fullest)
+		fullest.stall.end()
 	}
 	return bytes
 }
 
-// letGo notes that they wait no more.
-func (c *checkStream) letGo(bytes int64) {
-	c.unread.Add(-bytes)
-	c.server.unread.Add(-bytes)
+// letGo notes that it waits no more.
+func (u *unread) letGo(c *checkStream, bytes int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, ok := u.of[c]; ok {
+		u.of[c] -= bytes
+		u.all -= bytes
+	}
 }
+
+func (c *checkStream) hold(checks int) (bytes int64) {
+	return c.server.unread.hold(c, checks, c.server.cfg.MaxUnread)
+}
+
+func (c *checkStream) letGo(bytes int64) { c.server.unread.letGo(c, bytes) }

@@ -74,7 +74,7 @@ func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
 	noLeaks(t)
 	d := &distant{answer: make(chan struct{})}
 	const requests = 3
-	s := NewServer(ServerConfig{Service: d, MaxUnread: requests*limiter.MaxBatch*answerSize - 1})
+	s := NewServer(ServerConfig{Service: d, MaxUnread: requests*(responseSize+limiter.MaxBatch*answerSize) - 1})
 	t.Cleanup(s.Close)
 	reads := make(chan struct{}) // of the stream that comes first
 	var later atomic.Bool
@@ -110,30 +110,51 @@ func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
 	if out := exchange(t, other, streamed(1, "near")); out.Error != nil || len(out.Flags) != 1 {
 		t.Errorf("%v", out)
 	}
-	eventually(t, "nothing to be counted any more", func() bool { return s.unread.Load() == 0 })
+	eventually(t, "nothing to be counted any more", func() bool {
+		s.unread.mu.Lock()
+		defer s.unread.mu.Unlock()
+		return s.unread.all == 0
+	})
 }
 
-// Whoever holds no more than its share is not ended for others.
+// Of all streams the one of which the most waits is ended, whoever comes last, and nothing of it is counted any more.
 func TestShareOfWhatIsUnread(t *testing.T) {
-	s := &Server{cfg: ServerConfig{MaxUnread: 1000 * answerSize}}
-	s.streams.Store(2)
-	a, b := &checkStream{server: s, stall: newStall(0)}, &checkStream{server: s, stall: newStall(0)}
-	for i, step := range []struct {
-		of     *checkStream
-		checks int
-		ends   bool
-	}{{a, 900, false}, {b, 500, false}, {a, 1, true}, {b, 1, true}} {
-		bytes := step.of.hold(step.checks)
+	var u unread
+	a, b := &checkStream{stall: newStall(0)}, &checkStream{stall: newStall(0)}
+	const most = 1000*answerSize + 3*responseSize
+	over := func(c *checkStream) bool {
 		select {
-		case <-step.of.stall.over:
-			if !step.ends {
-				t.Errorf("step %d ends it", i)
-			}
+		case <-c.stall.over:
+			return true
 		default:
-			if step.ends {
-				t.Errorf("step %d does not end it", i)
-			}
+			return false
 		}
-		defer step.of.letGo(bytes)
+	}
+	u.open(a)
+	u.open(b)
+	heldA, heldB := u.hold(a, 900, most), u.hold(b, 100, most)
+	if over(a) || over(b) {
+		t.Fatal("a stream was ended within the bound")
+	}
+	again := u.hold(b, 1, most)
+	if !over(a) || over(b) || u.all != heldB+again {
+		t.Errorf("%d bytes are counted, with the fullest stream ended %d", u.all, heldB+again)
+	}
+	if n := u.hold(a, 500, most); n != 0 || over(b) {
+		t.Errorf("%d bytes of a stream that ends are counted", n)
+	}
+	u.letGo(a, heldA)
+	u.close(a)
+	u.letGo(b, heldB)
+	u.letGo(b, again)
+	if u.all != 0 || len(u.of) != 1 {
+		t.Errorf("%d bytes are left", u.all)
+	}
+	if u.hold(b, limiter.MaxBatch, 1); !over(b) {
+		t.Error("a stream by itself is not ended for what is more than all may have")
+	}
+	u.close(b)
+	if u.all != 0 || len(u.of) != 0 {
+		t.Errorf("%d bytes are left", u.all)
 	}
 }

@@ -314,7 +314,10 @@ func (a *apply) state(t *table, rule *Rule, k Key, data []byte) (record, error) 
 	if !found {
 		slot, err = a.sh.insert(t, k, rule, a.now)
 	} else {
-		_, err = a.sh.adopt(t, slot, rule, a.now)
+		// Not for the same rule in other words: who decides would take it back with the next check.
+		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
+			_, err = a.sh.adopt(t, slot, rule, a.now)
+		}
 	}
 	if err != nil {
 		return record{}, err

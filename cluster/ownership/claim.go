@@ -20,7 +20,37 @@ type round struct {
 // mayClaim says whether it is time to ask after a partition.
 func (c *Core) mayClaim(p int) bool {
 	pt := &c.parts[p]
-	return !pt.held && c.mine(p) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt
+	return !pt.held && c.mine(p) && c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t >= pt.askAt &&
+		!c.strange(pt.holder)
+}
+
+// strangerFor is how long a process that has told of what it holds is expected to come into view.
+const strangerFor = 2 * int64(time.Second)
+
+// strange says whether a process is there that this node's view does not have yet. Of two that start at the same time one may
+// hear of what the other has claimed before it hears of the other: what that one holds is not lost.
+func (c *Core) strange(n Node) bool {
+	at, ok := c.strangers[n]
+	return ok && c.t-at < strangerFor
+}
+
+// acquaint brings what is known of strangers in line with a new view.
+func (c *Core) acquaint(before map[Node]int32) {
+	for n := range before {
+		if _, ok := c.alive[n]; !ok {
+			c.departed[n] = c.t
+		}
+	}
+	for n, at := range c.departed {
+		if c.t-at > strangerFor {
+			delete(c.departed, n)
+		}
+	}
+	for n, at := range c.strangers {
+		if _, ok := c.alive[n]; ok || c.t-at > strangerFor {
+			delete(c.strangers, n)
+		}
+	}
 }
 
 // ask begins a round of questions, or goes on with the one under way.
@@ -154,6 +184,9 @@ func (c *Core) holdings(partitions []int) *QueryReply {
 
 func (c *Core) onQueryReply(from Node, q *QueryReply) {
 	if q.ID == 0 {
+		if _, ok := c.departed[from]; !ok && !c.lives(from) {
+			c.strangers[from] = c.t
+		}
 		for _, i := range q.Infos {
 			if !c.parts[i.Partition].held {
 				c.learn(i.Partition, i.Term, from)

@@ -131,10 +131,13 @@ type Core struct {
 	alive map[Node]int32  // index into view.Members
 	heard Node            // who was looked for in it last, and lives; nobody when the view has changed since
 	named map[string]Node // the live process of a ring name
-	parts []part
-	out   Effects
-	taken Effects   // by the last Take; its arrays are used again after the next
-	loop  []Message // to this node itself
+	// Processes that have told of what they hold and are not in a view yet, and when they did; those that have been in a view
+	// and are no longer, and since when. See strange.
+	strangers, departed map[Node]int64
+	parts               []part
+	out                 Effects
+	taken               Effects   // by the last Take; its arrays are used again after the next
+	loop                []Message // to this node itself
 	// Room for the messages that are sent most. It stays for as long as one of them is used.
 	replicates []Replicate
 	acks       []ReplicateAck
@@ -152,10 +155,12 @@ type Core struct {
 	flushAt int64
 	dirty   []int // partitions in which something was pending after the last flush
 	lookAt  int64
-	stir    bool  // all partitions are to be looked at
-	settled bool  // as of when they were
-	busy    []int // those where something may be under way
-	tended  []int // the array that busy is to have next
+	stir    bool           // all partitions are to be looked at
+	settled bool           // as of when they were
+	words   map[Node]int64 // when each process was heard last; only of a node that leaves
+	askedAt int64          // when it asked for them
+	busy    []int          // those where something may be under way
+	tended  []int          // the array that busy is to have next
 	grants  grants
 	voter   *voter // nil: not one
 }
@@ -199,7 +204,10 @@ func New(cfg Config, now Now) *Core {
 	if cfg.Moves == 0 {
 		cfg.Moves = 16
 	}
-	c := &Core{cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions)}
+	c := &Core{
+		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
+		strangers: make(map[Node]int64), departed: make(map[Node]int64), words: make(map[Node]int64),
+	}
 	// Not part of part: they are large, most of what is done needs none of it, and memory is slow.
 	stricts := make([]strictness, cfg.Partitions)
 	for p := range c.parts {
@@ -230,6 +238,7 @@ func (c *Core) SetView(now Now, v View) {
 		c.alive[m.Node] = int32(i)
 		c.named[m.Name] = m.Node
 	}
+	c.acquaint(before)
 	for p := range c.parts {
 		c.review(p)
 		c.publish(p)
@@ -293,6 +302,9 @@ func (c *Core) Urgent(now Now, p int) {
 // Receive takes a message in. What it says about partitions has been checked to be within their number.
 func (c *Core) Receive(now Now, e Envelope) {
 	c.at(now)
+	if c.view.Leaving {
+		c.words[e.From] = c.t
+	}
 	c.receive(e.From, e.Message)
 	c.deliverOwn()
 }
@@ -361,6 +373,7 @@ func (c *Core) work() {
 		c.flush()
 	}
 	c.requestGrants()
+	c.askForWords()
 	c.tell()
 	c.deliverOwn()
 }
@@ -625,7 +638,7 @@ type Status struct {
 	Awaited  int  // partitions that this node should hold and does not
 	Arriving int  // partitions on their way to this node
 	Copies   int  // complete copies of others' partitions
-	Stranded int  // complete copies whose holder is lost, and that nobody is known to have claimed yet
+	Stranded int  // complete copies whose holder is lost, or may be, and that nobody is known to have claimed yet
 	Degraded int  // held partitions without a current copy elsewhere
 	Pending  int  // keys whose changes have not been sent to a backup yet
 	Granted  int  // held partitions under a live grant; 0 without voters
@@ -664,7 +677,7 @@ func (c *Core) Status(now Now) Status {
 		case pt.copy != (Position{}):
 			st.Copies++
 		}
-		if !pt.held && pt.copy != (Position{}) && !c.lives(pt.copyFrom) && !c.lives(pt.holder) {
+		if !pt.held && pt.copy != (Position{}) && !c.present(pt.copyFrom) && !c.present(pt.holder) {
 			st.Stranded++
 		}
 	}

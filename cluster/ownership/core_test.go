@@ -545,3 +545,85 @@ func TestMovesConfirmStrictAnswers(t *testing.T) {
 		}
 	}
 }
+
+// see gives one node a view of its own.
+func (w *town) see(n *citizen, leaving bool, members ...*citizen) {
+	v := View{Settled: true, Leaving: leaving, Owners: make([]int32, w.partitions), Backups: make([]int32, w.partitions)}
+	for _, m := range members {
+		v.Members = append(v.Members, Member{Node: m.self, Active: m.in})
+	}
+	for p := range w.partitions {
+		v.Owners[p], v.Backups[p] = pick(v.Members, p, ""), pick(v.Members, p, n.self.Name)
+	}
+	n.core.SetView(w.time(), v)
+	w.collect(n)
+}
+
+// TestStrangerIsNotClaimedFrom: a process that tells of what it holds before it comes into view is there; one that has been in
+// view and is no longer is lost, and so is one that does not come.
+func TestStrangerIsNotClaimedFrom(t *testing.T) {
+	w := newTown(t, 1, 7)
+	w.log = t.Logf
+	a, b := w.start("a"), w.start("b")
+	held := func(n *citizen) int { return n.core.Status(w.time()).Held }
+	w.see(a, false, a, b)
+	w.run(time.Second, nil)
+	first := held(a)
+	if first == 0 {
+		t.Fatal("a holds nothing")
+	}
+	w.see(a, false, a)
+	w.run(200*time.Millisecond, nil)
+	w.see(a, false, a, b) // a tells b of all that it holds
+	w.run(50*time.Millisecond, nil)
+	w.see(b, false, b)
+	w.run(time.Second, nil)
+	if n := held(b); n != 0 {
+		t.Errorf("b has claimed %d partitions that a holds", n)
+	}
+	w.see(b, false, a, b)
+	w.run(3*time.Second, nil)
+	w.settled()
+	w.kill("a")
+	w.see(b, false, b)
+	w.run(300*time.Millisecond, nil)
+	if n := held(b); n != 7 {
+		t.Errorf("b holds %d of 7 partitions after a was lost", n)
+	}
+
+	c := &citizen{self: Node{"c", 99}}
+	b.core.Receive(w.time(), Envelope{From: c.self, To: b.self, Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
+	d := w.start("d")
+	d.core.Receive(w.time(), Envelope{From: c.self, To: d.self, Message: &QueryReply{Infos: []Info{{Partition: 0, Held: true, Term: Term{N: 1 << 40}, Holder: c.self}}}})
+	w.see(d, false, d)
+	w.run(3*time.Second, nil)
+	if n := held(d); n != 7 {
+		t.Errorf("d holds %d of 7 partitions, though c never came", n)
+	}
+}
+
+// TestLeaverStaysForTheSilent: a node that leaves counts on holders that it has heard, not on its view, which may not have noticed yet
+// that they are lost.
+func TestLeaverStaysForTheSilent(t *testing.T) {
+	w := newTown(t, 1, 7)
+	w.log = t.Logf
+	a, b := w.start("a"), w.start("b")
+	w.views()
+	w.run(3*time.Second, nil)
+	w.settled()
+	leave := func() (stranded int) {
+		b.in = false
+		w.see(b, true, a, b)
+		w.run(time.Second, nil)
+		return b.core.Status(w.time()).Stranded
+	}
+	n := leave()
+	copies := b.core.Status(w.time()).Copies
+	if n != 0 || copies == 0 {
+		t.Errorf("%d of %d copies are stranded while their holder answers", n, copies)
+	}
+	w.kill("a")
+	if n := leave(); n != copies {
+		t.Errorf("%d of %d copies are stranded when their holder is silent", n, copies)
+	}
+}

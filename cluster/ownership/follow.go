@@ -340,6 +340,10 @@ func (c *Core) restart(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
 	n, all := f.node, f.all
+	if pt.move != nil && pt.move.commit != nil {
+		c.dropFollower(p, s, "its copy has a gap") // the receiver may have taken over by now
+		return
+	}
 	if pt.standing == Frozen {
 		// The rest of the hand-over has to begin anew as well, and checks must not be parked for that long. Nothing was
 		// committed yet.
@@ -367,7 +371,8 @@ func (c *Core) acknowledged(p int, s Slot) {
 	if closed != nil && s == Backup && done.Sequence > closed.sequence {
 		closed.confirmed = true
 	}
-	if c.data.Awaited(p) {
+	// What does not count for strict answers yet is not said again later: the partition may stay as it is.
+	if s == Backup && !c.vouched(p) || c.data.Awaited(p) {
 		c.data.Confirm(p, s, f.version)
 	}
 	if done.Complete {
@@ -381,9 +386,7 @@ func (c *Core) acknowledged(p int, s Slot) {
 		c.data.Caught(p, s)
 	}
 	if s == Backup {
-		// Strict answers wait until the voters' records are right: see evaluate.
-		strict := c.grants.voters == 0 || pt.strict.until > c.t || closed != nil && closed.until > c.t
-		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: f.version, Unguarded: !strict})
+		c.out.Confirmed = append(c.out.Confirmed, Progress{Partition: p, Version: f.version, Unguarded: !c.vouched(p)})
 		if f.clean && !f.named {
 			f.named = true
 			c.grants.urgent = true
@@ -397,6 +400,13 @@ func (c *Core) acknowledged(p int, s Slot) {
 		f.urgent = false
 		c.pump(p, s)
 	}
+}
+
+// vouched says whether what the backup confirms counts for answers under strict rules: they wait until the voters' records are
+// right, see evaluate.
+func (c *Core) vouched(p int) bool {
+	s := c.parts[p].strict
+	return c.grants.voters == 0 || s.until > c.t || s.closed != nil && s.closed.until > c.t
 }
 
 func (c *Core) onForget(from Node, f *Forget) {

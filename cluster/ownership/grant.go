@@ -317,7 +317,7 @@ func (c *Core) openStrict(p int) {
 func (c *Core) confirmFirst(p int) bool {
 	pt := &c.parts[p]
 	s, f := pt.strict.closed, &pt.followers[Backup]
-	if s == nil || s.confirmed || s.until <= c.t || !f.caught || c.t-s.at >= confirmMost {
+	if s == nil || s.confirmed || s.until <= c.t || !f.caught || c.t-s.at >= confirmMost || !c.data.Awaited(p) {
 		return false
 	}
 	if f.flight == nil && c.data.Pending(p, Backup) > 0 {

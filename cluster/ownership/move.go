@@ -143,7 +143,12 @@ func (c *Core) tendMove(p int) {
 			c.offer(p)
 		}
 	case pt.followers[m.slot].node != m.to, pt.standing == Owned && c.owner(p) != m.to:
-		c.endMove(p) // it was lost as a follower, or is no longer the one who should have it
+		// It was lost as a follower, or is no longer the one who should have it.
+		frozen := pt.standing == Frozen
+		c.endMove(p)
+		if frozen {
+			c.raise(p) // nothing was committed, and nobody else decides
+		}
 	case pt.standing == Owned:
 		if c.upToDate(p) {
 			c.freeze(p)
