@@ -61,7 +61,7 @@ type settings struct {
 	jsonFile, mdFile, gubernator, weirAt string
 }
 
-// The most time that a run may take; a short one takes some five minutes, a full one of five rounds some thirty.
+// The most time that a run may take; a short one takes some two and a half minutes, a full one of five rounds some thirty.
 const (
 	shortRun = 10 * time.Minute
 	fullRun  = time.Hour
@@ -71,7 +71,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	var s settings
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.SetOutput(stderr)
-	fs.BoolVar(&s.short, "short", false, "a first look in about five minutes: brief measurements, 2 rounds unless -rounds says otherwise")
+	fs.BoolVar(&s.short, "short", false, "a first look in some two and a half minutes: brief measurements, 1 round unless -rounds says otherwise")
 	fs.IntVar(&s.rounds, "rounds", 5, "how often everything is measured")
 	only := fs.String("only", "", "measure only what this `regexp` matches, such as '^unary/' or 'weir'; limits are named limit/weir-1 and so on")
 	fs.StringVar(&s.jsonFile, "json", "", "`file` to write the figures to")
@@ -87,7 +87,7 @@ func parse(args []string, stderr io.Writer) (settings, error) {
 	given := false
 	fs.Visit(func(f *flag.Flag) { given = given || f.Name == "rounds" })
 	if s.short && !given {
-		s.rounds = 2
+		s.rounds = 1
 	}
 	if s.rounds < 1 || s.rounds > 100 {
 		return s, fmt.Errorf("-rounds: %d is not between 1 and 100", s.rounds)
