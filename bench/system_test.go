@@ -92,7 +92,7 @@ func TestFlags(t *testing.T) {
 		rounds int
 		fault  string
 	}{
-		{"", 5, ""}, {"-short", 2, ""}, {"-short -rounds 7", 7, ""}, {"-rounds 3", 3, ""},
+		{"", 5, ""}, {"-short", 1, ""}, {"-short -rounds 7", 7, ""}, {"-rounds 3", 3, ""},
 		{"-rounds 0", 0, "-rounds"}, {"-only (", 0, "-only"}, {"extra", 0, "extra"},
 	} {
 		s, err := parse(strings.Fields(c.args), io.Discard)

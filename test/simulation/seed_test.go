@@ -214,6 +214,9 @@ func (r *run) life() {
 	for _, h := range w.hosts[:w.voters] {
 		w.after(w.rng.Int64N(second), func() { r.open(h) }) // without a majority of them there are no grants
 	}
+	if len(w.running()) == 0 {
+		r.open(w.hosts[0]) // the last one crashed a moment ago: there has to be somebody for anything to be settled
+	}
 	w.loss, w.repeat, w.tail = 0, 0, 0
 	w.say("faults are over")
 	w.run(w.now + second)
