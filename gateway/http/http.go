@@ -223,8 +223,10 @@ func (a *api) handleIndex(w http.ResponseWriter, r *http.Request) {
 // complaints, such as a handler's panic, go to log. The caller listens and shuts down.
 func NewServer(handler http.Handler, log *slog.Logger) *http.Server {
 	return &http.Server{
-		Handler:           handler,
-		ReadHeaderTimeout: 5 * time.Second,
+		Handler: handler,
+		// Clients connect ahead of need and keep what they did not use: it must not end under a request that is just being sent,
+		// which they could not repeat.
+		ReadHeaderTimeout: 30 * time.Second,
 		ReadTimeout:       30 * time.Second, // a full body over a slow link
 		WriteTimeout:      60 * time.Second, // from the end of the header: reading, deciding and a slow reader
 		IdleTimeout:       2 * time.Minute,
