@@ -171,7 +171,7 @@ const (
 	NotFound    Kind = 2 // unknown policy, lease or reservation (404, NOT_FOUND)
 	TooLarge    Kind = 3 // key, batch or body too large (413, RESOURCE_EXHAUSTED)
 	Unavailable Kind = 4 // the owner could not be reached, and there is no on_error for such a call (503, UNAVAILABLE)
-	Denied      Kind = 5 // the caller may not do this, or not with this policy (403, PERMISSION_DENIED); see package guard
+	Denied      Kind = 5 // the caller may not do this, or not with this policy (403, PERMISSION_DENIED); see package auth
 )
 
 // Error is what a Service's methods return: a problem with one named field of the request.

@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/certs/certstest"
 	"github.com/weirlimit/weir/client"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -33,12 +33,12 @@ callers:
   - {name: everything, tokens: [%s], roles: [check, refund, read, topology, admin], policies: ["*"], namespaces: ["*"]}
 `
 
-// guarded starts a node with an access file, and returns the tokens of shop and of everything.
-func guarded(t *testing.T, change func(*nodeConfig)) (n *node, shop, all string, book *logtest.Buffer) {
+// withAccess starts a node with an access file, and returns the tokens of shop and of everything.
+func withAccess(t *testing.T, change func(*nodeConfig)) (n *node, shop, all string, book *logtest.Buffer) {
 	t.Helper()
-	shop, all = access.NewToken(), access.NewToken()
+	shop, all = auth.NewToken(), auth.NewToken()
 	cfg := testConfig(t, "node")
-	cfg.Security.AccessFile = writeFile(t, "access.yaml", fmt.Sprintf(accessFile, access.Hash(shop), access.Hash(all)))
+	cfg.Security.AccessFile = writeFile(t, "access.yaml", fmt.Sprintf(accessFile, auth.Hash(shop), auth.Hash(all)))
 	book = new(logtest.Buffer)
 	cfg.Logger = book.Logger()
 	if change != nil {
@@ -47,7 +47,7 @@ func guarded(t *testing.T, change func(*nodeConfig)) (n *node, shop, all string,
 	n = mustStart(t, cfg)
 	awaitSettled(t, n)
 	t.Cleanup(func() {
-		for _, secret := range []string{shop, all, access.Hash(shop), access.Hash(all)} {
+		for _, secret := range []string{shop, all, auth.Hash(shop), auth.Hash(all)} {
 			if strings.Contains(book.String(), secret) {
 				t.Error("the log has a token or its hash")
 			}
@@ -81,7 +81,7 @@ func send(t *testing.T, n *node, method, path, token, body string) (*http.Respon
 
 // TestEveryRoute: all but what is stated to be open wants to know who asks, over HTTP.
 func TestEveryRoute(t *testing.T) {
-	n, _, all, _ := guarded(t, nil)
+	n, _, all, _ := withAccess(t, nil)
 	_, index := send(t, n, "GET", "/", "", "")
 	open := []string{"/", "/healthz", "/readyz", "/openapi.yaml"}
 	seen := 0
@@ -114,7 +114,7 @@ func TestEveryRoute(t *testing.T) {
 
 // TestEveryMethod: the same over gRPC, for every method of every service that is registered.
 func TestEveryMethod(t *testing.T) {
-	n, _, all, _ := guarded(t, nil)
+	n, _, all, _ := withAccess(t, nil)
 	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -156,7 +156,7 @@ func TestEveryMethod(t *testing.T) {
 
 // TestAccess: who may do what, through both doors, and what the operator hears of it.
 func TestAccess(t *testing.T) {
-	n, shop, all, book := guarded(t, nil)
+	n, shop, all, book := withAccess(t, nil)
 	login, other := `{"policy":"login","key":"a"}`, `{"policy":"other","key":"a"}`
 	for _, c := range []struct {
 		path, token, body string
@@ -165,7 +165,7 @@ func TestAccess(t *testing.T) {
 	}{
 		{"/v1/check", shop, login, 200, `"allowed":true`, ""},
 		{"/v1/check", "weir_wrong", login, 401, `"type":"https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#unauthenticated"`, "bad_token"},
-		{"/v1/check", "", login, 401, "say who you are", "no_credentials"},
+		{"/v1/check", "", login, 401, "authenticate with a token", "no_credentials"},
 		{"/v1/check", shop, other, 403, `"field":"policy"`, "wrong_policy"},
 		{"/v1/check", all, other, 404, "", ""},
 		{"/v1/checks", shop, `{"checks":[` + login + `,` + other + `]}`, 200, `"status":403`, ""},
@@ -226,14 +226,14 @@ func TestAccess(t *testing.T) {
 	if code := run([]string{"status", "--addr", addr, "--token-file", file}, &out, &errOut); code != exitOK {
 		t.Errorf("status: %d %s", code, &errOut)
 	}
-	if code := run([]string{"status", "--addr", addr}, &out, &errOut); code != exitError || !strings.Contains(errOut.String(), "say who you are") {
+	if code := run([]string{"status", "--addr", addr}, &out, &errOut); code != exitError || !strings.Contains(errOut.String(), "authenticate with a token") {
 		t.Errorf("status without a token: %d %s", code, &errOut)
 	}
 }
 
 // TestAccessReload: the file is read again when it changes; one with mistakes changes nothing, and says so.
 func TestAccessReload(t *testing.T) {
-	n, shop, _, book := guarded(t, nil)
+	n, shop, _, book := withAccess(t, nil)
 	login := `{"policy":"login","key":"a"}`
 	write := func(text string) {
 		if err := os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600); err != nil {
@@ -248,8 +248,8 @@ func TestAccessReload(t *testing.T) {
 	if resp, body := send(t, n, "POST", "/v1/check", shop, login); resp.StatusCode != http.StatusOK {
 		t.Errorf("after a mistake: %d %s", resp.StatusCode, body)
 	}
-	fresh := access.NewToken()
-	write(fmt.Sprintf(accessFile, access.Hash(fresh), access.Hash(access.NewToken())))
+	fresh := auth.NewToken()
+	write(fmt.Sprintf(accessFile, auth.Hash(fresh), auth.Hash(auth.NewToken())))
 	eventually(t, "the old token to be nobody's", func() bool {
 		resp, _ := send(t, n, "POST", "/v1/check", shop, login)
 		return resp.StatusCode == http.StatusUnauthorized
@@ -262,7 +262,7 @@ func TestAccessReload(t *testing.T) {
 // TestCertificateOrToken: with authorities of callers and an access file, either will do.
 func TestCertificateOrToken(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
-	n, shop, _, _ := guarded(t, func(cfg *nodeConfig) { cfg.Security.TLS = filesOf(t, a, loopback) })
+	n, shop, _, _ := withAccess(t, func(cfg *nodeConfig) { cfg.Security.TLS = filesOf(t, a, loopback) })
 	check := func(token string, pairs ...tls.Certificate) error {
 		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs})))
 		if err != nil {
@@ -300,7 +300,7 @@ func TestToken(t *testing.T) {
 		t.Fatal(code)
 	}
 	fields := strings.Fields(out.String())
-	if len(fields) != 4 || access.Hash(fields[1]) != fields[3] || len(fields[1]) < 40 {
+	if len(fields) != 4 || auth.Hash(fields[1]) != fields[3] || len(fields[1]) < 40 {
 		t.Errorf("%q", fields)
 	}
 	for _, c := range []struct{ args, want string }{

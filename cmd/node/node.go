@@ -181,7 +181,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
-	n.security.guardDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
+	n.security.watchPlainDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
 	n.limits.doors(n.security.refusals, n.listeners.http, n.listeners.grpc, n.listeners.peer)
 	n.security.warn(cfg)
 	if cfg.GossipPort != portOff {
@@ -307,7 +307,7 @@ func (n *node) serve() {
 	}
 	if n.listeners.grpc != nil {
 		n.callers = rpc.NewServer(rpc.ServerConfig{
-			Service: n.security.guard.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
+			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(),
 		})
 		n.grpcServer = grpc.NewServer(append(slices.Concat(n.security.grpcServer(), n.limits.grpcServer()),
@@ -326,7 +326,7 @@ func (n *node) serve() {
 	}
 	if n.listeners.http != nil {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
-			Service: n.security.guard.Service("http", n.limiter), Authorize: n.security.guard.HTTP, Ready: n.Ready,
+			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.auth.HTTP, Ready: n.Ready,
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage,

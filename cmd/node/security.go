@@ -18,9 +18,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/certs"
-	"github.com/weirlimit/weir/guard"
 	"github.com/weirlimit/weir/metrics"
 	"github.com/weirlimit/weir/watch"
 )
@@ -76,10 +75,10 @@ type security struct {
 	log      *slog.Logger
 	metrics  *metrics.Security
 	refusals *refusals
-	callers  *certs.Source                // nil: plain text
-	peers    *certs.Source                // nil: plain text
-	access   *watch.Watcher[*access.List] // nil: no access file
-	guard    *guard.Guard
+	callers  *certs.Source                 // nil: plain text
+	peers    *certs.Source                 // nil: plain text
+	access   *watch.Watcher[*auth.Callers] // nil: no access file
+	auth     *auth.Authorizer
 
 	gossipKeys  *watch.Watcher[[][]byte] // nil: gossip in plain text
 	keysChanged chan struct{}            // holds a token when their file has
@@ -110,17 +109,17 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 			return nil, err
 		}
 	}
-	guarded := guard.Config{
+	authConfig := auth.Config{
 		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
-		Refused:         s.refusals.note,
+		Denied:          s.refusals.note,
 	}
 	if cfg.AccessFile != "" {
 		if s.access, err = s.openAccess(); err != nil {
 			return nil, fmt.Errorf("--access-file: %w", err)
 		}
-		guarded.List = s.access.Current
+		authConfig.Callers = s.access.Current
 	}
-	s.guard = guard.New(guarded)
+	s.auth = auth.New(authConfig)
 	if cfg.GossipKeyFile != "" {
 		if s.gossipKeys, err = s.openGossipKeys(); err != nil {
 			return nil, err
@@ -129,14 +128,14 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 	return s, nil
 }
 
-func (s *security) openAccess() (*watch.Watcher[*access.List], error) {
+func (s *security) openAccess() (*watch.Watcher[*auth.Callers], error) {
 	s.metrics.Watching("access")
-	return watch.Start([]string{s.cfg.AccessFile}, watch.Config[*access.List]{
-		Parse:   func(contents [][]byte) (*access.List, error) { return access.Parse(s.cfg.AccessFile, contents[0]) },
-		MaxSize: access.MaxFile,
-		OnChange: func(l *access.List) {
+	return watch.Start([]string{s.cfg.AccessFile}, watch.Config[*auth.Callers]{
+		Parse:   func(contents [][]byte) (*auth.Callers, error) { return auth.Parse(s.cfg.AccessFile, contents[0]) },
+		MaxSize: auth.MaxFile,
+		OnChange: func(l *auth.Callers) {
 			s.metrics.Reloaded("access", true)
-			s.log.Info("changed", "what", "access", "callers", l.Callers())
+			s.log.Info("changed", "what", "access", "callers", l.Len())
 		},
 		OnError: s.reloadFailed("access"),
 	})
@@ -245,8 +244,8 @@ func isLoopback(address string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// guardDoors has plain doors tell of callers who try TLS.
-func (s *security) guardDoors(http, grpc, peer *door) {
+// watchPlainDoors has plain-text listeners report callers who try TLS.
+func (s *security) watchPlainDoors(http, grpc, peer *door) {
 	for _, d := range []struct {
 		name  string
 		door  *door
@@ -264,7 +263,7 @@ func (s *security) callerRules(door string) certs.Rules {
 	switch {
 	case s.cfg.TLS.CA == "":
 	case door == "http" || s.cfg.AccessFile != "":
-		// A token may stand in for a certificate, and probes have neither: the guard asks where it is needed.
+		// A token may stand in for a certificate, and probes have neither: auth demands one where it is needed.
 		rules.Demand = certs.IfGiven
 	default:
 		rules.Demand = certs.Required
@@ -320,7 +319,7 @@ func (s *security) badHandshake(door string, from net.Addr, err error, plain boo
 
 // grpcServer returns the options of the server for callers.
 func (s *security) grpcServer() []grpc.ServerOption {
-	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.guard.Unary), grpc.ChainStreamInterceptor(s.guard.Stream)}
+	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auth.Unary), grpc.ChainStreamInterceptor(s.auth.Stream)}
 	if s.callers != nil {
 		creds := credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
 		options = append(options, grpc.Creds(watchedCredentials{creds, s, "grpc"}))

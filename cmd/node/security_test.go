@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/certs"
 	"github.com/weirlimit/weir/certs/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -203,7 +203,7 @@ func TestClientCertificates(t *testing.T) {
 	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusUnauthorized || err != nil {
 		t.Errorf("without a certificate: %d, %v", code, err)
 	}
-	refusedAt(t, n, "http", access.NoCredentials)
+	refusedAt(t, n, "http", auth.NoCredentials)
 	if code, err := httpsGet(t, n, a, "/readyz"); code != http.StatusOK || err != nil {
 		t.Errorf("a probe: %d, %v", code, err)
 	}

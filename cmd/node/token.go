@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/auth"
 )
 
 func newToken() *cobra.Command {
@@ -18,13 +18,13 @@ func newToken() *cobra.Command {
 access file (weir run --access-file) has its hash, from which the token cannot be worked out. Nothing is stored.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			token := access.NewToken()
+			token := auth.NewToken()
 			switch output {
 			case "text":
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "token  %s\nhash   %s\n", token, access.Hash(token))
+				_, err := fmt.Fprintf(cmd.OutOrStdout(), "token  %s\nhash   %s\n", token, auth.Hash(token))
 				return err
 			case "json":
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"token": token, "hash": access.Hash(token)})
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"token": token, "hash": auth.Hash(token)})
 			}
 			return fmt.Errorf("--output: %q is not one of text and json", output)
 		},

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limiter"
 )
 
@@ -15,17 +15,17 @@ type askerKey struct{}
 // TestAuthorize: each route asks for its role, with the open ones nobody is asked; who is denied reaches no handler, and
 // the answers are as openapi.yaml has them.
 func TestAuthorize(t *testing.T) {
-	roles := map[string]access.Role{
-		"POST /v1/check": access.Check, "POST /v1/checks": access.Check, "POST /v1/acquire": access.Check, "POST /v1/renew": access.Check,
-		"POST /v1/release": access.Check, "POST /v1/reserve": access.Check, "POST /v1/commit": access.Check, "POST /v1/cancel": access.Check,
-		"POST /v1/refund": access.Refund, "POST /v1/reset": access.Refund,
-		"GET /v1/policies": access.Read, "GET /v1/status": access.Read, "GET /metrics": access.Read,
-		"GET /healthz": access.Open, "GET /readyz": access.Open, "GET /openapi.yaml": access.Open, "GET /": access.Open,
+	roles := map[string]auth.Role{
+		"POST /v1/check": auth.RoleCheck, "POST /v1/checks": auth.RoleCheck, "POST /v1/acquire": auth.RoleCheck, "POST /v1/renew": auth.RoleCheck,
+		"POST /v1/release": auth.RoleCheck, "POST /v1/reserve": auth.RoleCheck, "POST /v1/commit": auth.RoleCheck, "POST /v1/cancel": auth.RoleCheck,
+		"POST /v1/refund": auth.RoleRefund, "POST /v1/reset": auth.RoleRefund,
+		"GET /v1/policies": auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
+		"GET /healthz": auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
 	}
-	var asked access.Role
-	denial := &access.Denial{Reason: access.NoCredentials, Message: "say who you are"}
+	var asked auth.Role
+	denial := &auth.Denial{Reason: auth.NoCredentials, Message: "say who you are"}
 	d := newDoor(t, new(scripted), func(c *Config) {
-		c.Authorize = func(_ *http.Request, role access.Role) (context.Context, *access.Denial) {
+		c.Authorize = func(_ *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 			asked = role
 			return nil, denial
 		}
@@ -38,20 +38,20 @@ func TestAuthorize(t *testing.T) {
 			continue
 		}
 		for _, c := range []struct {
-			denial    access.Denial
+			denial    auth.Denial
 			status    int
 			challenge string
 		}{
-			{access.Denial{Reason: access.NoCredentials, Message: "say who you are"}, 401, `Bearer realm="weir"`},
-			{access.Denial{Reason: access.BadToken, Message: "nobody's"}, 401, `Bearer realm="weir", error="invalid_token"`},
-			{access.Denial{Known: true, Reason: access.WrongRole, Message: "not yours"}, 403, `Bearer realm="weir", error="insufficient_scope"`},
+			{auth.Denial{Reason: auth.NoCredentials, Message: "say who you are"}, 401, `Bearer realm="weir"`},
+			{auth.Denial{Reason: auth.BadToken, Message: "nobody's"}, 401, `Bearer realm="weir", error="invalid_token"`},
+			{auth.Denial{Authenticated: true, Reason: auth.WrongRole, Message: "not yours"}, 403, `Bearer realm="weir", error="insufficient_scope"`},
 		} {
-			asked, *denial = access.Open, c.denial
+			asked, *denial = auth.RoleOpen, c.denial
 			resp := d.do(rt.method, rt.path, "{}", "Content-Type", "application/json")
 			if asked != want {
 				t.Errorf("%s asks for %v, want %v", name, asked, want)
 			}
-			if want == access.Open {
+			if want == auth.RoleOpen {
 				if resp.StatusCode != http.StatusOK {
 					t.Errorf("%s: %d", name, resp.StatusCode)
 				}
@@ -72,7 +72,7 @@ func TestAuthorizedContext(t *testing.T) {
 	service := &contextual{}
 	d := newDoor(t, new(scripted), func(c *Config) {
 		c.Service = service
-		c.Authorize = func(r *http.Request, _ access.Role) (context.Context, *access.Denial) {
+		c.Authorize = func(r *http.Request, _ auth.Role) (context.Context, *auth.Denial) {
 			return context.WithValue(r.Context(), askerKey{}, "shop"), nil
 		}
 	})

@@ -25,7 +25,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weirlimit/weir/access"
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -47,8 +47,8 @@ type Config struct {
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
 	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
-	// *access.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
-	Authorize func(r *http.Request, role access.Role) (context.Context, *access.Denial)
+	// *auth.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
+	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
 	// NoInline refuses limits sent along with a request.
 	NoInline bool
 	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses
@@ -90,29 +90,29 @@ func (a *api) recycle(s *scratch) {
 // route is one documented endpoint.
 type route struct {
 	method, path string
-	role         access.Role // that a caller needs
+	role         auth.Role // that a caller needs
 	handler      http.HandlerFunc
 }
 
 func (a *api) routes() []route {
 	return []route{
-		{"POST", "/v1/check", access.Check, a.handleCheck},
-		{"POST", "/v1/checks", access.Check, a.handleChecks},
-		{"POST", "/v1/acquire", access.Check, a.handleAcquire},
-		{"POST", "/v1/renew", access.Check, a.handleRenew},
-		{"POST", "/v1/release", access.Check, a.handleRelease},
-		{"POST", "/v1/reserve", access.Check, a.handleReserve},
-		{"POST", "/v1/commit", access.Check, a.handleCommit},
-		{"POST", "/v1/cancel", access.Check, a.handleCancel},
-		{"POST", "/v1/refund", access.Refund, a.handleRefund},
-		{"POST", "/v1/reset", access.Refund, a.handleReset},
-		{"GET", "/v1/policies", access.Read, a.handlePolicies},
-		{"GET", "/v1/status", access.Read, a.handleStatus},
-		{"GET", "/healthz", access.Open, a.handleHealth},
-		{"GET", "/readyz", access.Open, a.handleReady},
-		{"GET", "/metrics", access.Read, a.Metrics.ServeHTTP},
-		{"GET", "/openapi.yaml", access.Open, a.handleOpenAPI},
-		{"GET", "/", access.Open, a.handleIndex},
+		{"POST", "/v1/check", auth.RoleCheck, a.handleCheck},
+		{"POST", "/v1/checks", auth.RoleCheck, a.handleChecks},
+		{"POST", "/v1/acquire", auth.RoleCheck, a.handleAcquire},
+		{"POST", "/v1/renew", auth.RoleCheck, a.handleRenew},
+		{"POST", "/v1/release", auth.RoleCheck, a.handleRelease},
+		{"POST", "/v1/reserve", auth.RoleCheck, a.handleReserve},
+		{"POST", "/v1/commit", auth.RoleCheck, a.handleCommit},
+		{"POST", "/v1/cancel", auth.RoleCheck, a.handleCancel},
+		{"POST", "/v1/refund", auth.RoleRefund, a.handleRefund},
+		{"POST", "/v1/reset", auth.RoleRefund, a.handleReset},
+		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies},
+		{"GET", "/v1/status", auth.RoleRead, a.handleStatus},
+		{"GET", "/healthz", auth.RoleOpen, a.handleHealth},
+		{"GET", "/readyz", auth.RoleOpen, a.handleReady},
+		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP},
+		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI},
+		{"GET", "/", auth.RoleOpen, a.handleIndex},
 	}
 }
 
@@ -162,7 +162,7 @@ func New(cfg Config) http.Handler {
 
 // authorized is the handler of a route for those who may use it.
 func (a *api) authorized(rt route) http.HandlerFunc {
-	if rt.role == access.Open || a.Authorize == nil {
+	if rt.role == auth.RoleOpen || a.Authorize == nil {
 		return rt.handler
 	}
 	return func(w http.ResponseWriter, r *http.Request) {
@@ -176,13 +176,13 @@ func (a *api) authorized(rt route) http.HandlerFunc {
 }
 
 // writeDenial answers with the challenges of RFC 6750, 3.
-func (a *api) writeDenial(w http.ResponseWriter, r *http.Request, d *access.Denial) {
+func (a *api) writeDenial(w http.ResponseWriter, r *http.Request, d *auth.Denial) {
 	p := &problem{status: http.StatusForbidden, message: d.Message}
 	challenge := `Bearer realm="weir", error="insufficient_scope"`
-	if !d.Known {
+	if !d.Authenticated {
 		p.status = http.StatusUnauthorized
 		challenge = `Bearer realm="weir"`
-		if d.Reason == access.BadToken {
+		if d.Reason == auth.BadToken {
 			challenge += `, error="invalid_token"`
 		}
 	}

@@ -1,4 +1,4 @@
-package access
+package auth
 
 import (
 	"bytes"
@@ -36,10 +36,10 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Field, e.Message)
 }
 
-// Parse reads an access file's content. file is its name in errors. An empty file knows nobody. The error is of *Error
+// Parse reads an access file's content. file is its name in errors. An empty file has no callers. The error is of *Error
 // joined, in the order of the file; it never repeats what stands in the place of a token.
-func Parse(file string, data []byte) (*List, error) {
-	p := &parser{file: file, list: &List{identities: make(map[string]int)}, names: make(map[string]int), hashes: make(map[[sha256.Size]byte]int)}
+func Parse(file string, data []byte) (*Callers, error) {
+	p := &parser{file: file, list: &Callers{identities: make(map[string]int)}, names: make(map[string]int), hashes: make(map[[sha256.Size]byte]int)}
 	if root := p.root(data); root != nil {
 		p.top(root)
 	}
@@ -51,7 +51,7 @@ func Parse(file string, data []byte) (*List, error) {
 
 type parser struct {
 	file   string
-	list   *List
+	list   *Callers
 	names  map[string]int            // line by name
 	hashes map[[sha256.Size]byte]int // line by token
 	errs   []error
@@ -224,9 +224,9 @@ func (p *parser) caller(n *yaml.Node, path string) {
 		p.fail(n, path, "has neither tokens nor identities: nobody could be this caller")
 	case c.Roles == 0:
 		p.fail(n, path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
-	case c.Roles&(Check|Refund) != 0 && len(c.policies)+len(c.namespaces) == 0:
+	case c.Roles&(RoleCheck|RoleRefund) != 0 && len(c.policies)+len(c.namespaces) == 0:
 		p.fail(n, path+".policies", `is missing: say which policies the caller may use, by their names or how they begin ("login", "partner-*", "*"), or namespaces of limits that it sends along`)
-	case c.Roles&(Check|Refund) == 0 && len(c.policies)+len(c.namespaces) != 0:
+	case c.Roles&(RoleCheck|RoleRefund) == 0 && len(c.policies)+len(c.namespaces) != 0:
 		p.fail(n, path+".roles", "has none that uses policies or namespaces: add check or refund, or leave them out")
 	}
 }

@@ -1,4 +1,4 @@
-package guard
+package auth
 
 import (
 	"context"
@@ -6,64 +6,63 @@ import (
 	"maps"
 	"time"
 
-	"github.com/weirlimit/weir/access"
 	"github.com/weirlimit/weir/limiter"
 )
 
-// Service returns svc for those whom the Guard has let in at a door: each call is held to the roles, policies and
-// namespaces of its caller, and a check of a batch that is not for the caller is answered by an error of its own. A
-// context that did not come through the Guard is nobody's, and denied. Without an access file it is svc itself.
-func (g *Guard) Service(door string, svc limiter.BatchService) limiter.BatchService {
-	if g.cfg.List == nil {
+// Service returns svc with authorization at a listener: each call needs the role, policies and namespaces of the caller in its
+// context, and a check of a batch that its caller may not make is answered by an error of its own. A context that Authorize has
+// not returned is denied. Without an access file it is svc itself.
+func (a *Authorizer) Service(listener string, svc limiter.BatchService) limiter.BatchService {
+	if a.cfg.Callers == nil {
 		return svc
 	}
-	return &service{door: door, guard: g, next: svc}
+	return &service{listener: listener, authorizer: a, next: svc}
 }
 
 type service struct {
-	door  string
-	guard *Guard
-	next  limiter.BatchService
+	listener   string
+	authorizer *Authorizer
+	next       limiter.BatchService
 }
 
-// caller returns who asks, or why nobody is known to.
-func (s *service) caller(ctx context.Context, role access.Role) (*access.Caller, *limiter.Error) {
+// caller returns the caller of the context if it has the role, or the error to answer.
+func (s *service) caller(ctx context.Context, role Role) (*Caller, *limiter.Error) {
 	from, ok := ctx.Value(sessionKey{}).(*session)
-	denial := &access.Denial{Reason: access.NoCredentials, Message: "it is not known who asks"}
-	var caller *access.Caller
+	denial := &Denial{Reason: NoCredentials, Message: "the call is not authenticated"}
+	var caller *Caller
 	if ok {
-		if caller, denial = s.guard.current(from); denial == nil {
-			denial = s.guard.mayTake(caller, s.guard.list(), role, &from.evidence)
+		if caller, denial = s.authorizer.current(from); denial == nil {
+			denial = s.authorizer.demand(caller, s.authorizer.callers(), role, &from.credentials)
 		}
 	}
 	if denial == nil {
 		return caller, nil
 	}
 	if ok {
-		s.guard.refused(s.door, denial, caller, from.evidence.from)
+		s.authorizer.denied(s.listener, denial, caller, from.credentials.From)
 	}
 	return nil, &limiter.Error{Kind: limiter.Denied, Message: denial.Message}
 }
 
-// target says whether a caller may use what a call is about. What names neither a policy nor a limit, or both, is for the
-// Service to refuse.
-func (s *service) target(ctx context.Context, c *access.Caller, t *limiter.Target) *limiter.Error {
+// target returns an error if the caller may not use the policy or namespace of a target. A target with neither or both is left
+// to the Service, which rejects it.
+func (s *service) target(ctx context.Context, c *Caller, t *limiter.Target) *limiter.Error {
 	var field, what string
 	switch {
 	case t.Limit != nil && !c.MayUseNamespace(t.Namespace):
-		field, what = "namespace", fmt.Sprintf("%s may not send limits along in the namespace %.100q", c.Name, t.Namespace)
+		field, what = "namespace", fmt.Sprintf("%s may not send inline limits in the namespace %.100q", c.Name, t.Namespace)
 	case t.Policy != "" && !c.MayUsePolicy(t.Policy):
 		field, what = "policy", fmt.Sprintf("%s may not use the policy %.100q", c.Name, t.Policy)
 	default:
 		return nil
 	}
 	from, _ := ctx.Value(sessionKey{}).(*session)
-	s.guard.refused(s.door, &access.Denial{Known: true, Reason: access.WrongPolicy, Message: what}, nil, from.evidence.from)
+	s.authorizer.denied(s.listener, &Denial{Authenticated: true, Reason: WrongPolicy, Message: what}, nil, from.credentials.From)
 	return &limiter.Error{Kind: limiter.Denied, Field: field, Message: what}
 }
 
-// may says whether the one who asks may do so.
-func (s *service) may(ctx context.Context, role access.Role, t *limiter.Target) error {
+// authorize demands a role and the right to use a target.
+func (s *service) authorize(ctx context.Context, role Role, t *limiter.Target) error {
 	c, denied := s.caller(ctx, role)
 	if denied == nil {
 		denied = s.target(ctx, c, t)
@@ -74,26 +73,26 @@ func (s *service) may(ctx context.Context, role access.Role, t *limiter.Target) 
 	return nil
 }
 
-// refusals are those of a batch's checks that are not for the caller.
-func (s *service) refusals(ctx context.Context, c *access.Caller, checks []limiter.Check) (refused limiter.Refused) {
+// deniedChecks returns the errors of a batch's checks that the caller may not make, by their index.
+func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limiter.Check) (errs limiter.Refused) {
 	for i := range checks {
 		if e := s.target(ctx, c, &checks[i].Target); e != nil {
-			if refused == nil {
-				refused = make(limiter.Refused)
+			if errs == nil {
+				errs = make(limiter.Refused)
 			}
-			refused[i] = e
+			errs[i] = e
 		}
 	}
-	return refused
+	return errs
 }
 
 // Begin implements limiter.BatchService.
 func (s *service) Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
-	c, denied := s.caller(ctx, access.Check)
+	c, denied := s.caller(ctx, RoleCheck)
 	if denied != nil {
 		return nil, denied
 	}
-	b.Refused = s.refusals(ctx, c, b.Checks)
+	b.Refused = s.deniedChecks(ctx, c, b.Checks)
 	return s.next.Begin(ctx, b)
 }
 
@@ -102,13 +101,13 @@ func (s *service) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 	s.next.Finish(ctx, b, open)
 }
 
-// CheckTo implements limiter.BatchService. What others refuse already stays refused.
+// CheckTo implements limiter.BatchService. Checks that already have an error keep it.
 func (s *service) CheckTo(ctx context.Context, checks []limiter.Check, refused limiter.Refused, results []limiter.Result) error {
-	c, denied := s.caller(ctx, access.Check)
+	c, denied := s.caller(ctx, RoleCheck)
 	if denied != nil {
 		return denied
 	}
-	own := s.refusals(ctx, c, checks)
+	own := s.deniedChecks(ctx, c, checks)
 	if own == nil {
 		own = refused
 	} else {
@@ -128,7 +127,7 @@ func (s *service) Check(ctx context.Context, checks []limiter.Check) ([]limiter.
 
 // CheckAll implements limiter.Service.
 func (s *service) CheckAll(ctx context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
-	c, denied := s.caller(ctx, access.Check)
+	c, denied := s.caller(ctx, RoleCheck)
 	for i := range checks {
 		if denied != nil {
 			break
@@ -145,7 +144,7 @@ func (s *service) CheckAll(ctx context.Context, checks []limiter.Check) (limiter
 
 // Acquire implements limiter.Service.
 func (s *service) Acquire(ctx context.Context, a limiter.Acquire) (limiter.Decision, error) {
-	if err := s.may(ctx, access.Check, &a.Target); err != nil {
+	if err := s.authorize(ctx, RoleCheck, &a.Target); err != nil {
 		return limiter.Decision{}, err
 	}
 	return s.next.Acquire(ctx, a)
@@ -153,7 +152,7 @@ func (s *service) Acquire(ctx context.Context, a limiter.Acquire) (limiter.Decis
 
 // Renew implements limiter.Service.
 func (s *service) Renew(ctx context.Context, t limiter.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
-	if err := s.may(ctx, access.Check, &t); err != nil {
+	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Renew(ctx, t, leaseID, ttl)
@@ -161,7 +160,7 @@ func (s *service) Renew(ctx context.Context, t limiter.Target, leaseID string, t
 
 // Release implements limiter.Service.
 func (s *service) Release(ctx context.Context, t limiter.Target, leaseID string) (bool, error) {
-	if err := s.may(ctx, access.Check, &t); err != nil {
+	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return false, err
 	}
 	return s.next.Release(ctx, t, leaseID)
@@ -169,7 +168,7 @@ func (s *service) Release(ctx context.Context, t limiter.Target, leaseID string)
 
 // Reserve implements limiter.Service.
 func (s *service) Reserve(ctx context.Context, r limiter.Reserve) (limiter.Decision, error) {
-	if err := s.may(ctx, access.Check, &r.Target); err != nil {
+	if err := s.authorize(ctx, RoleCheck, &r.Target); err != nil {
 		return limiter.Decision{}, err
 	}
 	return s.next.Reserve(ctx, r)
@@ -177,7 +176,7 @@ func (s *service) Reserve(ctx context.Context, r limiter.Reserve) (limiter.Decis
 
 // Commit implements limiter.Service. It gives back no more than the caller's own reservation has charged.
 func (s *service) Commit(ctx context.Context, t limiter.Target, reservationID string, cost int64) (int64, error) {
-	if err := s.may(ctx, access.Check, &t); err != nil {
+	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Commit(ctx, t, reservationID, cost)
@@ -185,7 +184,7 @@ func (s *service) Commit(ctx context.Context, t limiter.Target, reservationID st
 
 // Cancel implements limiter.Service.
 func (s *service) Cancel(ctx context.Context, t limiter.Target, reservationID string) (int64, error) {
-	if err := s.may(ctx, access.Check, &t); err != nil {
+	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Cancel(ctx, t, reservationID)
@@ -193,7 +192,7 @@ func (s *service) Cancel(ctx context.Context, t limiter.Target, reservationID st
 
 // Refund implements limiter.Service.
 func (s *service) Refund(ctx context.Context, t limiter.Target, units int64) (int64, error) {
-	if err := s.may(ctx, access.Refund, &t); err != nil {
+	if err := s.authorize(ctx, RoleRefund, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Refund(ctx, t, units)
@@ -201,7 +200,7 @@ func (s *service) Refund(ctx context.Context, t limiter.Target, units int64) (in
 
 // Reset implements limiter.Service.
 func (s *service) Reset(ctx context.Context, t limiter.Target) error {
-	if err := s.may(ctx, access.Refund, &t); err != nil {
+	if err := s.authorize(ctx, RoleRefund, &t); err != nil {
 		return err
 	}
 	return s.next.Reset(ctx, t)

@@ -1,9 +1,4 @@
-// Package access says who may do what: callers, known by a token or by the names in a certificate, the roles they have,
-// and the policies and namespaces they may use. It reads that from a file, strictly, and answers questions about it.
-//
-// It knows no server: who asks, and that a certificate was verified, is for others to find out. It makes no promise about
-// what was let in before the file changed: a List is what it was when it was read.
-package access
+package auth
 
 import (
 	"crypto/rand"
@@ -14,20 +9,20 @@ import (
 	"strings"
 )
 
-// Role is something that a caller may do. Roles do not imply one another.
+// Role is a set of rights. No role implies another.
 type Role uint8
 
-// The roles. Open is what everybody may do, known or not.
+// The roles. RoleOpen is that of methods and paths that need no authentication.
 const (
-	Open     Role = 0
-	Check    Role = 1 << 0 // check, acquire, renew, release, reserve, commit, cancel, with the policies that are given
-	Refund   Role = 1 << 1 // give back what others were charged: refund and reset, with the policies that are given
-	Read     Role = 1 << 2 // status, policies, metrics
-	Topology Role = 1 << 3 // the ring with the seed of its hash, which lets a client aim at partitions
-	Admin    Role = 1 << 4 // change the cluster: the gossip's keys
+	RoleOpen     Role = 0
+	RoleCheck    Role = 1 << 0 // check, acquire, renew, release, reserve, commit, cancel, with the policies that are given
+	RoleRefund   Role = 1 << 1 // give back what others were charged: refund and reset, with the policies that are given
+	RoleRead     Role = 1 << 2 // status, policies, metrics
+	RoleTopology Role = 1 << 3 // the ring with the seed of its hash, which lets a client aim at partitions
+	RoleAdmin    Role = 1 << 4 // change the cluster: the gossip's keys
 )
 
-// roleNames are the roles as files spell them.
+// roleNames are the roles' names in an access file.
 func roleNames() []string { return []string{"check", "refund", "read", "topology", "admin"} }
 
 // String returns the names of the roles in r, separated by commas.
@@ -44,7 +39,7 @@ func (r Role) String() string {
 	return strings.Join(names, ",")
 }
 
-// Caller is somebody who is known. It does not change.
+// Caller is an entry of the access file. It is immutable.
 type Caller struct {
 	Name       string // as the file has it, for logs
 	Roles      Role
@@ -52,13 +47,13 @@ type Caller struct {
 	namespaces patterns
 }
 
-// Everybody is who a caller is where nobody is asked: it has all roles, and may use every policy and namespace.
-func Everybody() *Caller {
-	return &Caller{Name: "everybody", Roles: Check | Refund | Read | Topology | Admin, policies: patterns{""}, namespaces: patterns{""}}
+// everybody is the caller of a node without an access file: it has all roles, and may use every policy and namespace.
+func everybody() *Caller {
+	return &Caller{Name: "everybody", Roles: RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin, policies: patterns{""}, namespaces: patterns{""}}
 }
 
-// Has reports whether the caller has all the roles in r. Nobody, a nil Caller, has only Open.
-func (c *Caller) Has(r Role) bool { return r == Open || c != nil && c.Roles&r == r }
+// Has reports whether the caller has all the roles in r. A nil Caller has only RoleOpen.
+func (c *Caller) Has(r Role) bool { return r == RoleOpen || c != nil && c.Roles&r == r }
 
 // MayUsePolicy reports whether the caller may use a policy, in the roles that it has.
 func (c *Caller) MayUsePolicy(name string) bool { return c != nil && c.policies.match(name) }
@@ -88,9 +83,9 @@ func (p patterns) match(name string) bool {
 	return false
 }
 
-// List is an access file: everybody who is known. It is immutable and safe for concurrent use.
-type List struct {
-	// MetricsOpen has the metrics shown to everybody.
+// Callers is the content of an access file: every known caller. It is immutable and safe for concurrent use.
+type Callers struct {
+	// MetricsOpen makes the metrics readable without authentication.
 	MetricsOpen bool
 	callers     []*Caller
 	tokens      []token        // in no order that says anything
@@ -102,12 +97,12 @@ type token struct {
 	owner *Caller
 }
 
-// Callers is how many callers there are.
-func (l *List) Callers() int { return len(l.callers) }
+// Len returns the number of callers.
+func (l *Callers) Len() int { return len(l.callers) }
 
-// ByToken returns whose token this is, nil when it is nobody's. It takes as long for a token that is nearly right as for
-// any other.
-func (l *List) ByToken(text string) *Caller {
+// ByToken returns the caller that a token belongs to, nil if there is none. Its duration does not depend on how much of
+// the token is right.
+func (l *Callers) ByToken(text string) *Caller {
 	sum := sha256.Sum256([]byte(text))
 	var found *Caller
 	for i := range l.tokens {
@@ -118,9 +113,9 @@ func (l *List) ByToken(text string) *Caller {
 	return found
 }
 
-// ByIdentities returns who has one of the identities of a verified certificate, the first in the file when several have;
-// nil when nobody has.
-func (l *List) ByIdentities(identities []string) *Caller {
+// ByIdentities returns the caller that has one of the identities of a verified certificate: the first in the file if several
+// have, nil if none has.
+func (l *Callers) ByIdentities(identities []string) *Caller {
 	first := len(l.callers)
 	for _, id := range identities {
 		if i, ok := l.identities[id]; ok {
@@ -164,22 +159,23 @@ func Hash(token string) string {
 
 const hashPrefix = "sha256:"
 
-// Denial is why somebody may not do something.
+// Denial says why a call is denied. It is an error.
 type Denial struct {
-	// Known is set when it is clear who asks, and that this is not for them. Otherwise it is not clear, or not proven.
-	Known   bool
-	Reason  string // a word for it, one of the constants below, for counting
-	Message string // what is wrong and what would be right, fit for the one who asks
+	// Authenticated is set if the caller is known and lacks a right (403, PERMISSION_DENIED). Otherwise authentication has
+	// failed (401, UNAUTHENTICATED).
+	Authenticated bool
+	Reason        string // one of the constants below: a label of metrics
+	Message       string // for the caller: holds no secret
 }
 
 // The reasons of a Denial.
 const (
 	NoCredentials   = "no_credentials"   // neither a token nor a certificate
-	BadToken        = "bad_token"        // a token that is nobody's, or what is no token
-	UnknownIdentity = "unknown_identity" // a verified certificate that is nobody's
+	BadToken        = "bad_token"        // an unknown token, or a malformed header
+	UnknownIdentity = "unknown_identity" // a verified certificate whose names no caller has
 	WrongRole       = "wrong_role"
-	WrongPolicy     = "wrong_policy" // a policy, or a namespace, that is not the caller's
-	WrongPlace      = "wrong_place"  // from another host, without any proof
+	WrongPolicy     = "wrong_policy" // a policy or a namespace that the caller may not use
+	WrongPlace      = "wrong_place"  // role admin from another host, without authentication
 )
 
 func (d *Denial) Error() string { return d.Message }

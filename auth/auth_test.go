@@ -1,4 +1,4 @@
-package guard
+package auth
 
 import (
 	"context"
@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/access"
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -29,31 +28,31 @@ const (
 	support = "weir_support"
 )
 
-func parse(t *testing.T, extra string) *access.List {
+func parse(t *testing.T, extra string) *Callers {
 	t.Helper()
-	l, err := access.Parse("a", fmt.Appendf(nil, `
+	l, err := Parse("a", fmt.Appendf(nil, `
 callers:
   - {name: shop, tokens: [%s], identities: ["dns:shop.test"], roles: [check], policies: [login], namespaces: [shop]}
   - {name: support, tokens: [%s], roles: [refund, read], policies: ["*"]}
-%s`, access.Hash(shop), access.Hash(support), extra))
+%s`, Hash(shop), Hash(support), extra))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-// watched is a Guard under test and what it told.
+// watched is an Authorizer under test and what it reported.
 type watched struct {
-	*Guard
-	list *access.List
+	*Authorizer
+	list *Callers
 	told []string
 }
 
 func watch(t *testing.T) *watched {
 	w := &watched{list: parse(t, "")}
-	w.Guard = New(Config{
-		List:    func() *access.List { return w.list },
-		Refused: func(door, reason string, _ net.Addr, what string) { w.told = append(w.told, door+" "+reason+" "+what) },
+	w.Authorizer = New(Config{
+		Callers: func() *Callers { return w.list },
+		Denied:  func(door, reason string, _ net.Addr, what string) { w.told = append(w.told, door+" "+reason+" "+what) },
 	})
 	return w
 }
@@ -84,77 +83,77 @@ func TestHTTP(t *testing.T) {
 		name  string
 		tls   *tls.ConnectionState
 		auth  []string
-		role  access.Role
+		role  Role
 		want  string // the reason; empty: let in
 		known bool
 	}{
-		{"nothing", nil, nil, access.Check, access.NoCredentials, false},
-		{"TLS without a certificate", &tls.ConnectionState{}, nil, access.Check, access.NoCredentials, false},
-		{"the right token", nil, []string{"Bearer " + shop}, access.Check, "", false},
-		{"in lower case", nil, []string{"bearer  " + shop}, access.Check, "", false},
-		{"another scheme", nil, []string{"Basic " + shop}, access.Check, access.BadToken, false},
-		{"no scheme", nil, []string{shop}, access.Check, access.BadToken, false},
-		{"nobody's token", nil, []string{"Bearer x"}, access.Check, access.BadToken, false},
-		{"the hash", nil, []string{"Bearer " + access.Hash(shop)}, access.Check, access.BadToken, false},
-		{"empty", nil, []string{"Bearer "}, access.Check, access.BadToken, false},
-		{"two of them", nil, []string{"Bearer " + shop, "Bearer " + shop}, access.Check, access.BadToken, false},
-		{"another role", nil, []string{"Bearer " + shop}, access.Read, access.WrongRole, true},
-		{"no admin", nil, []string{"Bearer " + support}, access.Admin, access.WrongRole, true},
-		{"a certificate", ofShop, nil, access.Check, "", false},
-		{"a certificate, another role", ofShop, nil, access.Refund, access.WrongRole, true},
-		{"a certificate of nobody", certificate(&x509.Certificate{Subject: pkix.Name{CommonName: "shop.test"}}), nil, access.Check, access.UnknownIdentity, true},
-		{"the token counts before the certificate", ofShop, []string{"Bearer " + support}, access.Check, access.WrongRole, true},
-		{"also when it is bad", ofShop, []string{"Bearer x"}, access.Check, access.BadToken, false},
+		{"nothing", nil, nil, RoleCheck, NoCredentials, false},
+		{"TLS without a certificate", &tls.ConnectionState{}, nil, RoleCheck, NoCredentials, false},
+		{"the right token", nil, []string{"Bearer " + shop}, RoleCheck, "", false},
+		{"in lower case", nil, []string{"bearer  " + shop}, RoleCheck, "", false},
+		{"another scheme", nil, []string{"Basic " + shop}, RoleCheck, BadToken, false},
+		{"no scheme", nil, []string{shop}, RoleCheck, BadToken, false},
+		{"nobody's token", nil, []string{"Bearer x"}, RoleCheck, BadToken, false},
+		{"the hash", nil, []string{"Bearer " + Hash(shop)}, RoleCheck, BadToken, false},
+		{"empty", nil, []string{"Bearer "}, RoleCheck, BadToken, false},
+		{"two of them", nil, []string{"Bearer " + shop, "Bearer " + shop}, RoleCheck, BadToken, false},
+		{"another role", nil, []string{"Bearer " + shop}, RoleRead, WrongRole, true},
+		{"no admin", nil, []string{"Bearer " + support}, RoleAdmin, WrongRole, true},
+		{"a certificate", ofShop, nil, RoleCheck, "", false},
+		{"a certificate, another role", ofShop, nil, RoleRefund, WrongRole, true},
+		{"a certificate of nobody", certificate(&x509.Certificate{Subject: pkix.Name{CommonName: "shop.test"}}), nil, RoleCheck, UnknownIdentity, true},
+		{"the token counts before the certificate", ofShop, []string{"Bearer " + support}, RoleCheck, WrongRole, true},
+		{"also when it is bad", ofShop, []string{"Bearer x"}, RoleCheck, BadToken, false},
 	} {
 		w.told = nil
 		r := request(t, "/v1/check", c.auth...)
 		r.TLS = c.tls
 		ctx, denial := w.HTTP(r, c.role)
-		if (denial == nil) != (c.want == "") || denial != nil && (denial.Reason != c.want || denial.Known != c.known || ctx != nil) {
+		if (denial == nil) != (c.want == "") || denial != nil && (denial.Reason != c.want || denial.Authenticated != c.known || ctx != nil) {
 			t.Errorf("%s: %+v, want %s", c.name, denial, c.want)
 		}
 		if told := strings.Join(w.told, ";"); (c.want == "") != (told == "") || !strings.HasPrefix(told+" ", strings.TrimSpace("http "+c.want)+" ") && c.want != "" || strings.Contains(told, "weir_") {
 			t.Errorf("%s: told %q", c.name, told)
 		}
 	}
-	if _, denial := w.HTTP(request(t, "/metrics"), access.Read); denial == nil {
+	if _, denial := w.HTTP(request(t, "/metrics"), RoleRead); denial == nil {
 		t.Error("the metrics are open")
 	}
 	w.list = parse(t, "metrics: open")
-	if _, denial := w.HTTP(request(t, "/metrics"), access.Read); denial != nil {
+	if _, denial := w.HTTP(request(t, "/metrics"), RoleRead); denial != nil {
 		t.Errorf("open metrics: %v", denial)
 	}
-	if _, denial := w.HTTP(request(t, "/v1/status"), access.Read); denial == nil {
+	if _, denial := w.HTTP(request(t, "/v1/status"), RoleRead); denial == nil {
 		t.Error("more than the metrics is open")
 	}
 }
 
 // TestWithoutList: everybody may do everything; administering takes a certificate or this host.
 func TestWithoutList(t *testing.T) {
-	refused := func(string, string, net.Addr, string) {}
-	open, mutual := New(Config{Refused: refused}), New(Config{Refused: refused, NeedCertificate: true})
+	denied := func(string, string, net.Addr, string) {}
+	open, mutual := New(Config{Denied: denied}), New(Config{Denied: denied, NeedCertificate: true})
 	certified := certificate(&x509.Certificate{})
 	for _, c := range []struct {
-		name  string
-		guard *Guard
-		from  string
-		tls   *tls.ConnectionState
-		role  access.Role
-		want  string
+		name string
+		auth *Authorizer
+		from string
+		tls  *tls.ConnectionState
+		role Role
+		want string
 	}{
-		{"open", open, "192.0.2.1:1", nil, access.Refund, ""},
-		{"open, admin from afar", open, "192.0.2.1:1", nil, access.Admin, access.WrongPlace},
-		{"open, admin from nowhere", open, "", nil, access.Admin, access.WrongPlace},
-		{"open, admin from here", open, "127.0.0.1:1", nil, access.Admin, ""},
-		{"open, admin from here by IPv6", open, "[::1]:1", nil, access.Admin, ""},
-		{"mutual, without", mutual, "127.0.0.1:1", nil, access.Check, access.NoCredentials},
-		{"mutual, TLS without", mutual, "127.0.0.1:1", &tls.ConnectionState{}, access.Check, access.NoCredentials},
-		{"mutual, with", mutual, "192.0.2.1:1", certified, access.Check, ""},
-		{"mutual, admin", mutual, "192.0.2.1:1", certified, access.Admin, ""},
+		{"open", open, "192.0.2.1:1", nil, RoleRefund, ""},
+		{"open, admin from afar", open, "192.0.2.1:1", nil, RoleAdmin, WrongPlace},
+		{"open, admin from nowhere", open, "", nil, RoleAdmin, WrongPlace},
+		{"open, admin from here", open, "127.0.0.1:1", nil, RoleAdmin, ""},
+		{"open, admin from here by IPv6", open, "[::1]:1", nil, RoleAdmin, ""},
+		{"mutual, without", mutual, "127.0.0.1:1", nil, RoleCheck, NoCredentials},
+		{"mutual, TLS without", mutual, "127.0.0.1:1", &tls.ConnectionState{}, RoleCheck, NoCredentials},
+		{"mutual, with", mutual, "192.0.2.1:1", certified, RoleCheck, ""},
+		{"mutual, admin", mutual, "192.0.2.1:1", certified, RoleAdmin, ""},
 	} {
 		r := request(t, "/v1/check")
 		r.RemoteAddr, r.TLS = c.from, c.tls
-		if _, denial := c.guard.HTTP(r, c.role); (denial == nil) != (c.want == "") || denial != nil && denial.Reason != c.want {
+		if _, denial := c.auth.HTTP(r, c.role); (denial == nil) != (c.want == "") || denial != nil && denial.Reason != c.want {
 			t.Errorf("%s: %v, want %s", c.name, denial, c.want)
 		}
 	}
@@ -232,7 +231,7 @@ func (f *fake) Reset(_ context.Context, t limiter.Target) error {
 }
 
 // come lets somebody in, in a role, and returns the context.
-func (w *watched) come(t *testing.T, token string, role access.Role) context.Context {
+func (w *watched) come(t *testing.T, token string, role Role) context.Context {
 	t.Helper()
 	ctx, denial := w.HTTP(request(t, "/v1/check", "Bearer "+token), role)
 	if denial != nil {
@@ -250,7 +249,7 @@ func TestBatch(t *testing.T) {
 	w := watch(t)
 	next := &fake{}
 	svc := w.Service("http", next)
-	ctx := w.come(t, shop, access.Check)
+	ctx := w.come(t, shop, RoleCheck)
 	of := func(policy, key string) limiter.Check {
 		return limiter.Check{Target: limiter.Target{Policy: policy, Key: key}, Cost: 1}
 	}
@@ -303,39 +302,39 @@ func TestOperations(t *testing.T) {
 	next := &fake{}
 	svc := w.Service("grpc", next)
 	operations := map[string]struct {
-		role access.Role
+		role Role
 		do   func(context.Context, limiter.Target) error
 	}{
-		"check": {access.Check, func(ctx context.Context, to limiter.Target) error {
+		"check": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
 			results, err := svc.Check(ctx, []limiter.Check{{Target: to}})
 			if err != nil {
 				return err
 			}
 			return results[0].Err
 		}},
-		"all": {access.Check, func(ctx context.Context, to limiter.Target) error {
+		"all": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
 			_, err := svc.CheckAll(ctx, []limiter.Check{{Target: to}})
 			return err
 		}},
-		"acquire": {access.Check, func(ctx context.Context, to limiter.Target) error {
+		"acquire": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
 			_, err := svc.Acquire(ctx, limiter.Acquire{Target: to})
 			return err
 		}},
-		"renew":   {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Renew(ctx, to, "", 0); return err }},
-		"release": {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Release(ctx, to, ""); return err }},
-		"reserve": {access.Check, func(ctx context.Context, to limiter.Target) error {
+		"renew":   {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Renew(ctx, to, "", 0); return err }},
+		"release": {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Release(ctx, to, ""); return err }},
+		"reserve": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
 			_, err := svc.Reserve(ctx, limiter.Reserve{Target: to})
 			return err
 		}},
-		"commit": {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Commit(ctx, to, "", 0); return err }},
-		"cancel": {access.Check, func(ctx context.Context, to limiter.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
-		"refund": {access.Refund, func(ctx context.Context, to limiter.Target) error { _, err := svc.Refund(ctx, to, 1); return err }},
-		"reset":  {access.Refund, func(ctx context.Context, to limiter.Target) error { return svc.Reset(ctx, to) }},
+		"commit": {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Commit(ctx, to, "", 0); return err }},
+		"cancel": {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
+		"refund": {RoleRefund, func(ctx context.Context, to limiter.Target) error { _, err := svc.Refund(ctx, to, 1); return err }},
+		"reset":  {RoleRefund, func(ctx context.Context, to limiter.Target) error { return svc.Reset(ctx, to) }},
 	}
-	checker, supporter := w.come(t, shop, access.Check), w.come(t, support, access.Refund)
+	checker, supporter := w.come(t, shop, RoleCheck), w.come(t, support, RoleRefund)
 	for name, op := range operations {
 		mine, other := checker, supporter
-		if op.role == access.Refund {
+		if op.role == RoleRefund {
 			mine, other = supporter, checker
 		}
 		if err := op.do(mine, limiter.Target{Policy: "login", Key: "a"}); err != nil {
@@ -345,7 +344,7 @@ func TestOperations(t *testing.T) {
 		if err := op.do(other, limiter.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
 			t.Errorf("%s in another role: %v", name, err)
 		}
-		if op.role == access.Check {
+		if op.role == RoleCheck {
 			if err := op.do(mine, limiter.Target{Policy: "payout", Key: "a"}); !isDenied(err, "policy") {
 				t.Errorf("%s of another's policy: %v", name, err)
 			}
@@ -367,13 +366,13 @@ func TestRevoked(t *testing.T) {
 	w := watch(t)
 	next := &fake{}
 	svc := w.Service("grpc", next)
-	ctx := w.come(t, shop, access.Check)
+	ctx := w.come(t, shop, RoleCheck)
 	login := []limiter.Check{{Target: limiter.Target{Policy: "login", Key: "a"}}}
 	if _, err := svc.Check(ctx, login); err != nil {
 		t.Fatal(err)
 	}
 	before := w.list
-	empty, err := access.Parse("a", nil)
+	empty, err := Parse("a", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -390,7 +389,7 @@ func TestRevoked(t *testing.T) {
 // TestRevokedOnAStreamOfNews takes a caller out of the file while a stream is open on which only the node speaks.
 func TestRevokedOnAStreamOfNews(t *testing.T) {
 	w := watch(t)
-	w.list = parse(t, fmt.Sprintf("  - {name: router, tokens: [%s], roles: [topology]}\n", access.Hash("weir_router")))
+	w.list = parse(t, fmt.Sprintf("  - {name: router, tokens: [%s], roles: [topology]}\n", Hash("weir_router")))
 	ctx := metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_router"))
 	stream := &news{ctx: ctx}
 	info := &grpc.StreamServerInfo{FullMethod: "/weir.v1.Limiter/Topology", IsServerStream: true}
@@ -404,7 +403,7 @@ func TestRevokedOnAStreamOfNews(t *testing.T) {
 	if status.Code(err) != codes.Unauthenticated || len(stream.sent) != 1 {
 		t.Errorf("%v after %v", err, stream.sent)
 	}
-	if len(w.told) != 1 || !strings.Contains(w.told[0], access.BadToken) {
+	if len(w.told) != 1 || !strings.Contains(w.told[0], BadToken) {
 		t.Errorf("%q", w.told)
 	}
 }
@@ -438,7 +437,7 @@ func TestBatchInSteps(t *testing.T) {
 	of := func(policy string) limiter.Check {
 		return limiter.Check{Target: limiter.Target{Policy: policy, Key: "k"}, Cost: 1}
 	}
-	ctx := w.come(t, shop, access.Check)
+	ctx := w.come(t, shop, RoleCheck)
 	for range 2 { // a batch is used again
 		b.Reset()
 		b.Checks = append(b.Checks, of("login"), of("payout"), of("login"))
@@ -466,7 +465,7 @@ func TestBatchInSteps(t *testing.T) {
 func TestCheckToAllocatesNothing(t *testing.T) {
 	w := watch(t)
 	svc := w.Service("grpc", &quiet{})
-	ctx := w.come(t, shop, access.Check)
+	ctx := w.come(t, shop, RoleCheck)
 	checks := []limiter.Check{{Target: limiter.Target{Policy: "login", Key: "k"}, Cost: 1}}
 	results := make([]limiter.Result, 1)
 	if n := testing.AllocsPerRun(100, func() {

@@ -1,4 +1,4 @@
-package access
+package auth
 
 import (
 	"errors"
@@ -63,7 +63,7 @@ func TestList(t *testing.T) {
 			t.Errorf("%q: %q, want %q", c.ids, got, c.want)
 		}
 	}
-	if !l.MetricsOpen || l.Callers() != 3 {
+	if !l.MetricsOpen || l.Len() != 3 {
 		t.Errorf("%+v", l)
 	}
 
@@ -73,10 +73,10 @@ func TestList(t *testing.T) {
 		role Role
 		want bool
 	}{
-		{checkout, Check, true}, {checkout, Refund, false}, {checkout, Read, false}, {checkout, Open, true}, {checkout, Topology, false},
-		{support, Refund, true}, {support, Read, true}, {support, Check, false}, {support, Refund | Check, false},
-		{operator, Admin, true}, {operator, Topology, true}, {operator, Read, false}, // no role has another in it
-		{nil, Open, true}, {nil, Check, false}, {Everybody(), Admin | Check, true},
+		{checkout, RoleCheck, true}, {checkout, RoleRefund, false}, {checkout, RoleRead, false}, {checkout, RoleOpen, true}, {checkout, RoleTopology, false},
+		{support, RoleRefund, true}, {support, RoleRead, true}, {support, RoleCheck, false}, {support, RoleRefund | RoleCheck, false},
+		{operator, RoleAdmin, true}, {operator, RoleTopology, true}, {operator, RoleRead, false}, // no role has another in it
+		{nil, RoleOpen, true}, {nil, RoleCheck, false}, {everybody(), RoleAdmin | RoleCheck, true},
 	} {
 		if got := c.who.Has(c.role); got != c.want {
 			t.Errorf("%s, %v: %t", name(c.who), c.role, got)
@@ -89,7 +89,7 @@ func TestList(t *testing.T) {
 	}{
 		{checkout, "login", "", true}, {checkout, "login2", "", false}, {checkout, "logi", "", false}, {checkout, "=login", "", false},
 		{checkout, "partner-", "", true}, {checkout, "partner-x", "", true}, {checkout, "partner", "", false}, {checkout, "", "", false},
-		{support, "anything", "", true}, {operator, "login", "", false}, {nil, "login", "", false}, {Everybody(), "x", "", true},
+		{support, "anything", "", true}, {operator, "login", "", false}, {nil, "login", "", false}, {everybody(), "x", "", true},
 	} {
 		if got := c.who.MayUsePolicy(c.policy); got != c.want {
 			t.Errorf("%s, policy %q: %t", name(c.who), c.policy, got)
@@ -101,13 +101,13 @@ func TestList(t *testing.T) {
 		want bool
 	}{
 		{checkout, "", true}, {checkout, "default", true}, {checkout, "shop/a", true}, {checkout, "shop", false},
-		{support, "", false}, {nil, "", false}, {Everybody(), "x", true},
+		{support, "", false}, {nil, "", false}, {everybody(), "x", true},
 	} {
 		if got := c.who.MayUseNamespace(c.ns); got != c.want {
 			t.Errorf("%s, namespace %q: %t", name(c.who), c.ns, got)
 		}
 	}
-	if text := (Check | Admin).String() + " " + Open.String(); text != "check,admin open" {
+	if text := (RoleCheck | RoleAdmin).String() + " " + RoleOpen.String(); text != "check,admin open" {
 		t.Error(text)
 	}
 }
@@ -116,7 +116,7 @@ func TestList(t *testing.T) {
 func TestEmpty(t *testing.T) {
 	for _, text := range []string{"", "# nobody\n", "callers: []\n", "null"} {
 		l, err := Parse("a", []byte(text))
-		if err != nil || l.Callers() != 0 || l.MetricsOpen || l.ByToken("") != nil || l.ByIdentities([]string{""}) != nil {
+		if err != nil || l.Len() != 0 || l.MetricsOpen || l.ByToken("") != nil || l.ByIdentities([]string{""}) != nil {
 			t.Errorf("%q: %+v, %v", text, l, err)
 		}
 	}
@@ -224,7 +224,7 @@ func TestDocumentation(t *testing.T) {
 		t.Fatal("docs/security.md has no example")
 	}
 	l, err := Parse("docs/security.md", []byte(example))
-	if err != nil || l.Callers() != 2 || l.MetricsOpen {
+	if err != nil || l.Len() != 2 || l.MetricsOpen {
 		t.Errorf("%+v, %v", l, err)
 	}
 	for _, role := range roleNames() {

@@ -1,0 +1,296 @@
+// Package auth authenticates callers and authorizes their calls. An access file, parsed strictly, names the callers: their
+// tokens and the names in their certificates, their roles, and the policies and namespaces that they may use.
+//
+// An Authorizer authenticates a request or a stream once, from its headers and its connection. Each message of a stream is
+// authorized by the access file in force at that moment, so that a caller who is removed from the file loses its rights at
+// once, though not its connections. The package does not verify certificates (the listener does), does not hide which
+// policies exist, and does not protect the ports between nodes, which have certificates of their own.
+package auth
+
+import (
+	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// Config configures an Authorizer.
+type Config struct {
+	// Callers returns the access file in force. Nil: there is none, and every caller has every right, but RoleAdmin only from
+	// this host or with a certificate.
+	Callers func() *Callers
+	// NeedCertificate denies calls without a client certificate where there is no access file.
+	NeedCertificate bool
+	// Denied is called for each denied call; what holds no secret. Required.
+	Denied func(listener, reason string, from net.Addr, what string)
+}
+
+// Authorizer authenticates callers and authorizes their calls. It is safe for concurrent use.
+type Authorizer struct {
+	cfg   Config
+	roles map[string]Role // by gRPC method
+	all   *Caller
+}
+
+// New returns an Authorizer.
+func New(cfg Config) *Authorizer {
+	return &Authorizer{cfg: cfg, roles: methodRoles(), all: everybody()}
+}
+
+// methodRoles is the role that each gRPC method needs. A method that is not listed is denied to everybody.
+func methodRoles() map[string]Role {
+	roles := map[string]Role{
+		// Probes present neither a token nor a certificate.
+		"/grpc.health.v1.Health/Check": RoleOpen,
+		"/grpc.health.v1.Health/List":  RoleOpen,
+		"/grpc.health.v1.Health/Watch": RoleOpen,
+
+		"/weir.v1.Admin/GossipKeys": RoleAdmin,
+
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      RoleRead,
+		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": RoleRead,
+	}
+	for method, role := range map[string]Role{
+		"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
+		"Reserve": RoleCheck, "Commit": RoleCheck, "Cancel": RoleCheck,
+		"Refund": RoleRefund, "Reset": RoleRefund,
+		"Status": RoleRead, "Topology": RoleTopology,
+	} {
+		roles["/weir.v1.Limiter/"+method] = role
+	}
+	return roles
+}
+
+// Credentials are what a caller presents: the authorization headers of a request and the state of its connection.
+type Credentials struct {
+	Authorization []string             // headers
+	TLS           *tls.ConnectionState // verified by the listener; nil: plain text
+	From          net.Addr             // nil: not known
+}
+
+// certified reports whether a certificate was presented. The listener has verified it before it reads anything.
+func (e *Credentials) certified() bool { return e.TLS != nil && len(e.TLS.PeerCertificates) > 0 }
+
+// local reports whether the caller is on this host, or behind a proxy on this host.
+func (e *Credentials) local() bool {
+	if e.From == nil {
+		return false
+	}
+	ap, err := netip.ParseAddrPort(e.From.String())
+	return err == nil && ap.Addr().Unmap().IsLoopback()
+}
+
+// session is an authenticated request or stream, with the caller by the access file of the last look.
+type session struct {
+	credentials Credentials
+	known       atomic.Pointer[known]
+}
+
+// known is the caller by one access file.
+type known struct {
+	callers *Callers // nil: no access file
+	caller  *Caller
+}
+
+type sessionKey struct{}
+
+// callers returns the access file in force, nil where there is none.
+func (a *Authorizer) callers() *Callers {
+	if a.cfg.Callers == nil {
+		return nil
+	}
+	return a.cfg.Callers()
+}
+
+// authenticate returns the caller that has the credentials.
+func (a *Authorizer) authenticate(e *Credentials, list *Callers) (*Caller, *Denial) {
+	if list == nil {
+		if a.cfg.NeedCertificate && !e.certified() {
+			return nil, &Denial{Reason: NoCredentials, Message: "present a client certificate"}
+		}
+		return a.all, nil
+	}
+	switch {
+	case len(e.Authorization) > 0:
+		// A token takes precedence over a certificate, which may be that of a proxy or a whole host.
+		scheme, token, ok := strings.Cut(e.Authorization[0], " ")
+		if len(e.Authorization) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") {
+			return nil, &Denial{Reason: BadToken, Message: "authorization: must be one, Bearer and a token"}
+		}
+		caller := list.ByToken(strings.TrimLeft(token, " "))
+		if caller == nil {
+			return nil, &Denial{Reason: BadToken, Message: "authorization: unknown token"}
+		}
+		return caller, nil
+	case e.certified():
+		leaf := e.TLS.PeerCertificates[0]
+		uris := make([]string, len(leaf.URIs))
+		for i, u := range leaf.URIs {
+			uris[i] = u.String()
+		}
+		caller := list.ByIdentities(Identities(leaf.DNSNames, uris, leaf.Subject.CommonName))
+		if caller == nil {
+			return nil, &Denial{Authenticated: true, Reason: UnknownIdentity, Message: "no caller has the names in this certificate"}
+		}
+		return caller, nil
+	}
+	return nil, &Denial{Reason: NoCredentials, Message: "authenticate with a token, as Authorization: Bearer TOKEN, or with a client certificate"}
+}
+
+// Authorize authenticates a request or stream by its credentials and demands a role. listener names the listener in metrics and
+// logs. It needs no body. The context returned is the one to serve the request in: a service of Service finds the caller there.
+func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
+	s := &session{credentials: e}
+	list := a.callers()
+	caller, denial := a.authenticate(&s.credentials, list)
+	if denial == nil {
+		denial = a.demand(caller, list, role, &s.credentials)
+	}
+	if denial != nil {
+		a.denied(listener, denial, caller, e.From)
+		return nil, denial
+	}
+	s.known.Store(&known{list, caller})
+	return context.WithValue(ctx, sessionKey{}, s), nil
+}
+
+// demand returns a Denial if the caller does not have the role.
+func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credentials) *Denial {
+	switch {
+	case !caller.Has(role):
+		return &Denial{Authenticated: true, Reason: WrongRole, Message: caller.Name + " does not have the role " + role.String()}
+	case list == nil && role == RoleAdmin && !e.certified() && !e.local():
+		return &Denial{Authenticated: true, Reason: WrongPlace, Message: "without an access file, the role admin is for callers on this host, and for those with a certificate"}
+	}
+	return nil
+}
+
+// denied reports a denied call.
+func (a *Authorizer) denied(listener string, d *Denial, caller *Caller, from net.Addr) {
+	what := d.Message
+	if caller != nil {
+		what = caller.Name + ": " + what
+	}
+	a.cfg.Denied(listener, d.Reason, from, what)
+}
+
+// current returns the caller of a session by the access file in force now.
+func (a *Authorizer) current(s *session) (*Caller, *Denial) {
+	list := a.callers()
+	if k := s.known.Load(); k.callers == list {
+		return k.caller, nil
+	}
+	caller, denial := a.authenticate(&s.credentials, list)
+	if denial != nil {
+		return nil, denial
+	}
+	s.known.Store(&known{list, caller})
+	return caller, nil
+}
+
+// HTTP authorizes an HTTP request by its headers and connection, as Authorize does.
+func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial) {
+	if list := a.callers(); list != nil && list.MetricsOpen && r.URL.Path == "/metrics" {
+		return r.Context(), nil
+	}
+	e := Credentials{Authorization: r.Header["Authorization"], TLS: r.TLS}
+	if ap, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
+		e.From = net.TCPAddrFromAddrPort(ap)
+	}
+	return a.Authorize(r.Context(), "http", role, e)
+}
+
+// GRPC authorizes a call of a gRPC method (its full name) by its headers and by the connection in ctx, as Authorize does. It can
+// be called in a tap handle, before the message is read. The error is a status.
+func (a *Authorizer) GRPC(ctx context.Context, method string, headers metadata.MD) (context.Context, error) {
+	role, listed := a.roles[method]
+	if listed && role == RoleOpen {
+		return ctx, nil
+	}
+	var e Credentials
+	if p, ok := peer.FromContext(ctx); ok {
+		e.From = p.Addr
+		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+			e.TLS = &info.State
+		}
+	}
+	if !listed {
+		// Deny by default: who registers a service lists its methods in methodRoles, and a test checks it.
+		a.cfg.Denied("grpc", WrongRole, e.From, "method without a role")
+		return nil, status.Error(codes.PermissionDenied, "this method is denied to everybody")
+	}
+	e.Authorization = headers.Get("authorization")
+	ctx, denial := a.Authorize(ctx, "grpc", role, e)
+	if denial != nil {
+		return nil, statusOf(denial)
+	}
+	return ctx, nil
+}
+
+func statusOf(d *Denial) error {
+	if d.Authenticated {
+		return status.Error(codes.PermissionDenied, d.Message)
+	}
+	return status.Error(codes.Unauthenticated, d.Message)
+}
+
+// intercept authorizes a call by its incoming context.
+func (a *Authorizer) intercept(ctx context.Context, method string) (context.Context, error) {
+	headers, _ := metadata.FromIncomingContext(ctx)
+	return a.GRPC(ctx, method, headers)
+}
+
+// Unary is the interceptor of unary calls.
+func (a *Authorizer) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	ctx, err := a.intercept(ctx, info.FullMethod)
+	if err != nil {
+		return nil, err
+	}
+	return handle(ctx, req)
+}
+
+// Stream is the interceptor of streams.
+func (a *Authorizer) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	ctx, err := a.intercept(stream.Context(), info.FullMethod)
+	if err != nil {
+		return err
+	}
+	return handle(srv, &authorizedStream{stream, ctx, a, a.roles[info.FullMethod]})
+}
+
+// authorizedStream is a stream whose caller is authenticated.
+type authorizedStream struct {
+	grpc.ServerStream
+	ctx        context.Context
+	authorizer *Authorizer
+	role       Role
+}
+
+// Context implements grpc.ServerStream.
+func (s *authorizedStream) Context() context.Context { return s.ctx }
+
+// SendMsg implements grpc.ServerStream. It sends nothing to a caller who has lost the role since. Streams of checks are not
+// looked at here: Service authorizes each check.
+func (s *authorizedStream) SendMsg(m any) error {
+	if from, ok := s.ctx.Value(sessionKey{}).(*session); ok && s.role != RoleCheck {
+		caller, denial := s.authorizer.current(from)
+		if denial == nil {
+			denial = s.authorizer.demand(caller, s.authorizer.callers(), s.role, &from.credentials)
+		}
+		if denial != nil {
+			s.authorizer.denied("grpc", denial, caller, from.credentials.From)
+			return statusOf(denial)
+		}
+	}
+	return s.ServerStream.SendMsg(m)
+}
