@@ -198,6 +198,11 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 		all, err = c.backend.checkAll(ctx, qs)
 		return err
 	})
+	if err != nil || failed || all.Allowed {
+		for i := range qs {
+			c.memory.admitted(&qs[i].target)
+		}
+	}
 	switch {
 	case err != nil:
 		return AllDecision{}, err
@@ -269,12 +274,18 @@ func (c *Client) answer(ctx context.Context, a *asking) error {
 	}
 	failed, err := c.askChecks(ctx, again, a)
 	if err != nil {
+		for i := range a.qs {
+			c.memory.admitted(&a.qs[i].target)
+		}
 		return err
 	}
 	came := c.now()
 	for i := range a.results {
 		if failed || errors.Is(a.answers[i].Err, ErrUnavailable) {
 			a.results[i] = Result{Decision: c.fallback(a.qs[i])}
+			if a.qs[i].cost > 0 {
+				c.memory.admitted(&a.qs[i].target)
+			}
 			continue
 		}
 		a.results[i] = a.answers[i].Result

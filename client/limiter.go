@@ -239,6 +239,9 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 		got, err = l.c.backend.acquire(ctx, q, ttl)
 		return err
 	})
+	if err != nil || failed || got.Allowed {
+		l.c.memory.admitted(&q.target)
+	}
 	if err != nil {
 		return nil, Decision{}, err
 	}

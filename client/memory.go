@@ -82,18 +82,27 @@ func (m *memory) mark(a *asking) {
 	}
 }
 
+// admitted is told of a charge that was or may have been made.
+func (m *memory) admitted(t *target) {
+	if m != nil {
+		m.refusals.Admitted(m.hash(t))
+	}
+}
+
 // remember keeps the answer to q, which was sent and came then, if it is a refusal that may be kept.
 func (m *memory) remember(q *question, a *answer, mark uint64, sent, came time.Duration) {
-	if m == nil || a.Err != nil || a.Allowed || a.rememberFor <= 0 || q.cost == 0 || q.partial {
+	if m == nil || a.Err != nil || q.cost == 0 {
 		return
 	}
-	kept := a.Decision
-	most := limiter.MostRefused(kept.RetryAfter, kept.Limit)
-	for i := range kept.Limits {
-		most = min(most, limiter.MostRefused(kept.RetryAfter, kept.Limits[i].Limit))
+	if a.Allowed || a.FailedClosed {
+		m.admitted(&q.target)
+		return
+	}
+	if a.rememberFor <= 0 || q.partial {
+		return
 	}
 	m.refusals.Remember(m.hash(&q.target), q.subject(), mark, limiter.Refusal[Decision]{
-		Decision: kept, Least: q.cost, Most: most,
+		Decision: a.Decision, Cost: q.cost,
 		Came: int64(came), Until: int64(sent + limiter.Remembered(a.rememberFor)),
 	})
 }

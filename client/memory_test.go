@@ -52,17 +52,18 @@ func TestARefusalIsRemembered(t *testing.T) {
 		want(1, 2, 3*time.Second)
 		time.Sleep(300 * time.Millisecond)
 		want(1, 2, 2700*time.Millisecond)
-		want(1, 4, 2700*time.Millisecond)
+		want(2, 4, 3*time.Second) // of more: its retry_after is another one
+		want(2, 4, 3*time.Second)
 		time.Sleep(690 * time.Millisecond)
-		want(1, 3, 2010*time.Millisecond)
-		want(2, 1, 3*time.Second) // of less, which is what is remembered from now on
-		want(2, 2, 3*time.Second)
-		want(3, 5, 3*time.Second) // above the smaller limit
+		want(2, 2, 2010*time.Millisecond)
+		want(2, 4, 2310*time.Millisecond)
+		want(3, 1, 3*time.Second) // of less
+		want(3, 2, 2010*time.Millisecond)
 		if d, _ := p.AllowN(t.Context(), "b", 2); d.Allowed || *asked != 4 {
 			t.Errorf("another key: %+v, asked %d times", d, *asked)
 		}
 		time.Sleep(time.Second)
-		want(5, 5, 3*time.Second)
+		want(5, 2, 3*time.Second)
 	})
 }
 

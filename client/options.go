@@ -61,9 +61,9 @@ func WithBreaker(failures int, cooldown time.Duration) Option {
 // fail policy.
 func WithRetry() Option { return func(o *options) { o.retry = true } }
 
-// WithoutMemory has every question asked. By default a refusal is remembered, for its RetryAfter but a second at most: the
-// same question, and one of a larger cost, is then refused at once, with what is left of RetryAfter and ResetAfter (that of
-// a larger cost may turn out to be longer). Since admissions elsewhere only push the moment further away, such an answer
+// WithoutMemory has every question asked. By default a refusal is remembered, for its RetryAfter but a second at most, until
+// this Client is answered that units of the key were admitted: the same question with the same cost is then refused at once,
+// with what is left of RetryAfter and ResetAfter. Since admissions elsewhere only push the moment further away, such a refusal
 // is wrong only after somebody else's Refund, Reset, Cancel or a raised limit, and for less than that second; those of this
 // Client take effect at once. What is not remembered: refusals with Partial, of leases, reservations and atomic checks, of
 // limits with count_denied, in shadow mode, and while a reservation of the key is pending; at most some thousands of keys.

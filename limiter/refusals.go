@@ -17,10 +17,10 @@ const MaxRemember = time.Second
 const drift = 500
 
 // Refusals remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
-// that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted; that holds
-// for more units, too. It does not hold for an answer that depends on more than the units in use: K must stand for one
-// state under one set of limits, and the caller leaves out partial checks, peeks, count_denied, leases, and states on
-// which a reservation is pending.
+// that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted. More units it
+// refuses for longer, and fewer perhaps not: a refusal answers the cost it was given for and no other. It must not depend on
+// more than the units in use: K must stand for one state under one set of limits, and the caller leaves out partial checks,
+// peeks, count_denied, leases, and states on which a reservation is pending.
 //
 // It holds a fixed number of refusals and lets go of the one that ends first when it needs room. Instants are those of
 // one monotonic clock, in nanoseconds. Hashes are of the state, so that Forget finds all K of one. Its methods are safe
@@ -47,11 +47,10 @@ type refusalSlot[K comparable, D any] struct {
 	Refusal[D]
 }
 
-// Refusal is what is remembered: an answer to the costs Least to Most, from the instant Came at which it arrived until
-// the instant Until.
+// Refusal is what is remembered: an answer to a cost, from the instant Came at which it arrived until the instant Until.
 type Refusal[D any] struct {
 	Decision    D
-	Least, Most int64
+	Cost        int64
 	Came, Until int64
 }
 
@@ -75,7 +74,7 @@ func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[
 	defer s.mu.Unlock()
 	set := s.set(hash)
 	for i := range set {
-		if e := &set[i]; e.hash == hash && e.Least <= cost && cost <= e.Most && e.key == k {
+		if e := &set[i]; e.hash == hash && e.Cost == cost && e.key == k {
 			if now < e.Until {
 				return e.Refusal, s.mark, true
 			}
@@ -111,7 +110,7 @@ func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal
 	set := s.set(hash)
 	at := 0
 	for i := range set {
-		if set[i].hash == hash && set[i].key == k {
+		if set[i].hash == hash && set[i].Cost == refusal.Cost && set[i].key == k {
 			at = i
 			break
 		}
@@ -128,6 +127,19 @@ func (r *Refusals[K, D]) Forget(hash uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mark++
+	s.forget(hash)
+}
+
+// Admitted forgets every refusal of a hash, since a charge has been answered that was or may have been admitted: who was
+// refused more has to wait for longer.
+func (r *Refusals[K, D]) Admitted(hash uint64) {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(hash)
+}
+
+func (s *refusalShard[K, D]) forget(hash uint64) {
 	set := s.set(hash)
 	for i := range set {
 		if set[i].hash == hash {
@@ -144,21 +156,13 @@ func Remembered(rememberFor time.Duration) time.Duration {
 // Shortened is a duration of another node's that has surely not passed there when this much has passed here.
 func Shortened(d time.Duration) time.Duration { return d - d/drift - 1 }
 
-// Aged is what is left of a duration of another node's, age after its answer came: at least that, as clocks may differ.
+// Aged is what is left of a duration of another node's, age after its answer came: at least that, as clocks may differ, and
+// at most two thousandths of age more than by this clock.
 func Aged(d, age time.Duration) time.Duration {
 	if d == algo.Never {
 		return d
 	}
-	return max(d-age+age/drift, 0)
-}
-
-// MostRefused is the largest cost that a refusal with this retry_after answers, by one of its limits: of a cost above
-// the limit it would have to say that it can never pass.
-func MostRefused(retryAfter time.Duration, limit int64) int64 {
-	if retryAfter == algo.Never || limit == algo.Unlimited {
-		return algo.MaxLimit
-	}
-	return limit
+	return max(d-age+(age+drift-1)/drift, 0)
 }
 
 // refusalKey stands for a state under one version of its limits, as far as this node knows them.
@@ -171,9 +175,10 @@ type refusalKey struct {
 
 // question is what a check's refusal is remembered by, once it has been sent.
 type question struct {
-	table *table // nil: a refusal is not to be remembered
-	mark  uint64
-	sent  int64 // Mono
+	charges bool   // elsewhere, unless it is refused
+	table   *table // nil: a refusal is not to be remembered
+	mark    uint64
+	sent    int64 // Mono
 
 	// Of a key that was refused a moment ago: what is closed once this one, or another one before it, has been answered.
 	answered chan struct{}
@@ -224,10 +229,14 @@ func (c *Check) plain() bool { return c.Cost > 0 && !c.Partial }
 // recall answers a check that would be forwarded from memory, and reports whether it did. A request id must be asked
 // about: what was admitted under it is admitted again.
 func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
+	if op.Cost == 0 || op.Kind != OpCheck && op.Kind != OpReserve {
+		return false
+	}
+	op.asked.charges = true
 	if op.Kind != OpCheck || !op.plain() {
 		return false
 	}
-	op.asked = question{table: t, sent: now.Mono}
+	op.asked.table, op.asked.sent = t, now.Mono
 	if op.RequestID != "" {
 		op.asked.mark = l.refusals.Mark(op.hash)
 		return false
@@ -275,22 +284,22 @@ func (d *Decision) age(age time.Duration) {
 	d.Limits = limits
 }
 
-// remember keeps the answer to a forwarded check, if it is a refusal that may be.
+// remember keeps the answer to what was forwarded, if it is a refusal that may be kept.
 func (l *Limiter) remember(op *Op) {
 	d := &op.Outcome.Decision
-	if op.Outcome.Err != nil || d.Allowed || d.RememberFor <= 0 {
+	if d.Allowed || d.FailedClosed { // whose charge may have been made, and its answer lost
+		l.refusals.Admitted(op.hash)
 		return
 	}
-	most := MostRefused(d.RetryAfter, d.Limit)
-	for i := range d.Limits {
-		most = min(most, MostRefused(d.RetryAfter, d.Limits[i].Limit))
+	if op.asked.table == nil || op.Outcome.Err != nil || d.RememberFor <= 0 {
+		return
 	}
 	kept := *d
 	kept.RequestID = ""
 	about := op.refusalKey(op.asked.table, &op.subject)
 	about.key = strings.Clone(about.key) // it may be a part of a larger text
 	l.refusals.Remember(op.hash, about, op.asked.mark, Refusal[Decision]{
-		Decision: kept, Least: op.Cost, Most: most,
+		Decision: kept, Cost: op.Cost,
 		Came: l.clock().Mono, Until: op.asked.sent + int64(Remembered(d.RememberFor)),
 	})
 }

@@ -38,25 +38,29 @@ func TestRefusalsKeepToWhatTheyWereTold(t *testing.T) {
 				got, mark, ok := r.Find(h, key, cost, now)
 				marks[key] = mark
 				if ok && !slices.ContainsFunc(known, func(e entry) bool {
-					return e.key == key && e.Refusal == got && e.Least <= cost && cost <= e.Most && now < e.Until
+					return e.key == key && e.Refusal == got && e.Cost == cost && now < e.Until
 				}) {
 					t.Fatalf("seed %d: %s, cost %d at %d: found %+v, known are %+v", seed, key, cost, now, got, known)
 				}
 			case 2:
 				mark := marks[key]
-				least := 1 + random.Int64N(3)
-				e := entry{key, Refusal[int]{step, least, least + random.Int64N(3), now, now + random.Int64N(10)}}
+				cost := 1 + random.Int64N(3)
+				e := entry{key, Refusal[int]{step, cost, now, now + random.Int64N(10)}}
 				r.Remember(h, key, mark, e.Refusal)
 				keep := mark == r.Mark(h) && e.Until > now
-				if got, _, ok := r.Find(h, key, least, now); keep && (!ok || got != e.Refusal) || !keep && ok && got == e.Refusal {
+				if got, _, ok := r.Find(h, key, cost, now); keep && (!ok || got != e.Refusal) || !keep && ok && got == e.Refusal {
 					t.Fatalf("seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
 				}
 				if keep {
-					known = slices.DeleteFunc(known, func(o entry) bool { return o.key == key })
+					known = slices.DeleteFunc(known, func(o entry) bool { return o.key == key && o.Cost == cost })
 					known = append(known, e)
 				}
 			case 3:
-				r.Forget(h)
+				if random.IntN(2) == 0 {
+					r.Admitted(h)
+				} else {
+					r.Forget(h)
+				}
 				known = slices.DeleteFunc(known, func(e entry) bool { return hash(e.key) == h })
 			case 4:
 				now += random.Int64N(4)
@@ -69,9 +73,9 @@ func TestRefusalsReplaceWhatEndsFirst(t *testing.T) {
 	var r Refusals[int, int]
 	const set = refusalShards * refusalSets // hashes that far apart fall into one set
 	for i := range refusalWays {
-		r.Remember(uint64(i*set), i, 0, Refusal[int]{i, 1, 1, 0, int64(100 - i)})
+		r.Remember(uint64(i*set), i, 0, Refusal[int]{i, 1, 0, int64(100 - i)})
 	}
-	r.Remember(uint64(refusalWays*set), refusalWays, 0, Refusal[int]{9, 1, 1, 0, 50})
+	r.Remember(uint64(refusalWays*set), refusalWays, 0, Refusal[int]{9, 1, 0, 50})
 	for i := range refusalWays + 1 {
 		_, _, ok := r.Find(uint64(i*set), i, 1, 1)
 		if want := i != refusalWays-1; ok != want {
@@ -83,7 +87,7 @@ func TestRefusalsReplaceWhatEndsFirst(t *testing.T) {
 func TestFindingARefusalAllocatesNothing(t *testing.T) {
 	var r Refusals[refusalKey, Decision]
 	k := refusalKey{policy: "p", key: "k"}
-	r.Remember(1, k, 0, Refusal[Decision]{Least: 1, Most: 9, Until: 100})
+	r.Remember(1, k, 0, Refusal[Decision]{Cost: 2, Until: 100})
 	allocs := testing.AllocsPerRun(100, func() {
 		if _, _, ok := r.Find(1, k, 2, 50); !ok {
 			t.Error("forgotten")
@@ -145,8 +149,9 @@ func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
 			if d.RememberFor <= 0 || d.RememberFor > 600*time.Millisecond {
 				t.Errorf("to be remembered for %v", d.RememberFor)
 			}
-			n.check(t, named("log", key, 5))
 		})
+		c.wantMessages(1, "of more", func() { n.check(t, named("log", key, 5)) })
+		c.wantMessages(0, "of as many, again", func() { n.check(t, named("log", key, 2)) })
 		c.wantMessages(1, "of less", func() {
 			if d := n.check(t, named("log", key, 1)); !d.Allowed {
 				t.Errorf("%+v", d)
@@ -158,13 +163,13 @@ func TestARefusalIsRememberedWhereItWasAsked(t *testing.T) {
 			}
 		})
 		c.wantMessages(0, "of what can never pass, again", func() {
-			if d := n.check(t, named("log", key, 7)); d.Allowed || d.RetryAfter != algo.Never {
+			if d := n.check(t, named("log", key, 6)); d.Allowed || d.RetryAfter != algo.Never {
 				t.Errorf("%+v", d)
 			}
 		})
 		c.advance(598 * time.Millisecond) // a second, less what two clocks may disagree by
 		c.wantMessages(1, "a second later", func() { n.check(t, named("log", key, 2)) })
-		c.wantStats(PolicyStats{Policy: "log", Allowed: 2, Refused: 6, Remembered: 3})
+		c.wantStats(PolicyStats{Policy: "log", Allowed: 2, Refused: 7, Remembered: 3})
 	})
 }
 
@@ -506,6 +511,55 @@ func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
 						}
 						if d.Allowed != would {
 							t.Fatalf("step %d: cost %d: %+v, the owner says %v", i, cost, d, would)
+						}
+					}
+					if remembered < 50 {
+						t.Errorf("only %d answers were from memory", remembered)
+					}
+				})
+			})
+		}
+	}
+}
+
+// TestARefusalFromMemoryHasTheRetryAfterOfItsCost holds the retry_after of every refusal by an entry node that alone asks to
+// what the owner says in the same instant to the same check.
+func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
+	for _, policy := range []string{"log", "short", "bucket", "two"} {
+		for _, rates := range [][2]int64{{0, 0}, {1, -1}, {-1, 1}} {
+			t.Run(fmt.Sprintf("%s%v", policy, rates), func(t *testing.T) {
+				inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+					random := rand.New(rand.NewPCG(1, 2))
+					entry, owner := c.nodes[0], c.nodes[1]
+					owner.rate.Store(rates[0])
+					entry.rate.Store(rates[1])
+					key := c.owned(policy, 1, 0)
+					remembered := 0
+					for i := range 4000 {
+						c.advance(time.Duration(random.ExpFloat64() * float64(40*time.Millisecond)))
+						q := named(policy, key, 1+random.Int64N(3))
+						switch random.IntN(8) {
+						case 0:
+							q.Partial = true
+						case 1:
+							q.RequestID = fmt.Sprint(i)
+						case 2:
+							if _, err := entry.Reserve(t.Context(), Reserve{Target: q.Target, Cost: q.Cost, TTL: time.Millisecond}); err != nil {
+								t.Fatal(err)
+							}
+							continue
+						}
+						var d Decision
+						if c.messages(func() { d = entry.check(t, q) }) == 0 {
+							remembered++
+						}
+						if d.Allowed {
+							continue
+						}
+						want := owner.check(t, q).RetryAfter
+						// Each clock is taken to be wrong by a thousandth at most, and no answer is older than a second.
+						if d.RetryAfter < want || d.RetryAfter > want+4*time.Millisecond && d.RetryAfter != want {
+							t.Fatalf("step %d: cost %d: retry after %v, the owner says %v", i, q.Cost, d.RetryAfter, want)
 						}
 					}
 					if remembered < 50 {

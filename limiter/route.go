@@ -109,7 +109,7 @@ func (l *Limiter) unanswered(ctx context.Context, ops []*Op) (rest []*Op) {
 	for _, op := range ops {
 		mark, _, ok := l.refused(t, &op.Check, &op.subject, now.Mono, &op.Outcome.Decision)
 		if op.asked = (question{}); !ok {
-			op.asked = question{table: t, mark: mark, sent: now.Mono}
+			op.asked = question{charges: true, table: t, mark: mark, sent: now.Mono}
 			rest = append(rest, op)
 		}
 	}
@@ -128,7 +128,7 @@ func (l *Limiter) conclude(op *Op, end *moment) {
 	switch {
 	case op.givesBack():
 		l.refusals.Forget(op.hash) // whatever came of it: an answer may have been lost
-	case op.asked.table != nil:
+	case op.asked.charges:
 		l.remember(op)
 	}
 	if op.asked.leads {

@@ -732,7 +732,7 @@ type Decision struct {
 	Limits        []*LimitStatus         `protobuf:"bytes,16,rep,name=limits,proto3" json:"limits,omitempty"`                                    // every limit of a policy that has several
 	ReservationId string                 `protobuf:"bytes,17,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"` // of Reserve, empty when nothing is held (refused, unlimited, failed open, shadow)
 	// remember_for_ns is set on a plain refusal: for so long, from the moment the question was sent and less the error of
-	// the asker's clock, the same question with the same or a larger cost need not be asked again.
+	// the asker's clock, the same question with the same cost need not be asked again.
 	RememberForNs int64 `protobuf:"varint,18,opt,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
