@@ -61,6 +61,7 @@ func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string,
 	if err != nil {
 		return err
 	}
+	limitMemory(log)
 	memory, err := parseMemory("70%")
 	if err != nil {
 		memory = 1 << 30

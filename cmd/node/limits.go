@@ -35,6 +35,12 @@ const (
 	defaultWriteTimeout   = 30 * time.Second
 	defaultMaxUnread      = 256 << 20
 
+	// Windows of callers' connections, in bytes: how much of a stream, and of all of a connection's, may be on its way to the node
+	// before it reads. gRPC by itself would raise them to megabytes for each stream of a caller who sends fast. A stream carries
+	// 64 MiB/s over 1 ms; a larger message gets a window of its size while it is being read.
+	callerStreamWindow     = 64 << 10
+	callerConnectionWindow = 1 << 20
+
 	// maxPeerStreams is for a few streams that last and some short calls; each node has a connection of its own.
 	maxPeerStreams = 100
 	// A connection on which nothing comes is asked whether somebody is there, and ended when nobody answers.
@@ -140,6 +146,7 @@ func (c *limitsConfig) doors(refusals *refusals, http, grpc, peer *door) {
 // grpcServer returns the options of the server for callers.
 func (c *limitsConfig) grpcServer() []grpc.ServerOption {
 	return []grpc.ServerOption{
+		grpc.InitialWindowSize(callerStreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
 		grpc.MaxRecvMsgSize(int(c.MaxMessage)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
 	}

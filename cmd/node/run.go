@@ -14,12 +14,12 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/KimMachineGun/automemlimit/memlimit"
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/tracing"
 )
@@ -107,6 +107,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	if len(unknown) > 0 {
 		cfg.Logger.Warn("no such settings, though the environment has them", "variables", unknown)
 	}
+	limitMemory(cfg.Logger)
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
 	defer signal.Stop(hup)
@@ -311,11 +312,11 @@ func parseMemory(s string) (int64, error) {
 		if err != nil || n == 0 || n > 100 {
 			return 0, fmt.Errorf("%q is not a share from 1%% to 100%%", s)
 		}
-		most, err := usableMemory()()
+		most, err := memory.Usable()
 		if err != nil {
-			return 0, fmt.Errorf("how much memory the process may use cannot be told (%w): give an amount such as 512MiB", err)
+			return 0, fmt.Errorf("%w: give an amount such as 512MiB", err)
 		}
-		return int64(most / 100 * n), nil
+		return most / 100 * int64(n), nil
 	}
 	n, err := humanize.ParseBytes(s)
 	if err != nil || n > 1<<62 {
@@ -327,9 +328,14 @@ func parseMemory(s string) (int64, error) {
 	return int64(n), nil
 }
 
-// usableMemory is the container's limit where there is one, otherwise the machine's memory.
-func usableMemory() memlimit.Provider {
-	return memlimit.ApplyFallback(memlimit.FromCgroup, memlimit.FromSystem)
+// limitMemory has the garbage collector keep the process within the memory that it may use.
+func limitMemory(log *slog.Logger) {
+	usable, err := memory.Usable()
+	if err != nil {
+		log.Warn("no memory limit set", "error", err)
+		return
+	}
+	log.Info("memory limit set", "usable_bytes", usable, "gomemlimit_bytes", memory.SetLimit(usable))
 }
 
 func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {

@@ -1,0 +1,51 @@
+// Package memory tells how much memory the process may use, has the garbage collector keep to it, and divides it among the
+// parts of a node.
+//
+// It does not promise that a budget is kept: each part keeps to its own. It does not follow a limit that changes while the
+// process runs.
+package memory
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"runtime/debug"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+)
+
+// LimitPercent is the part of the usable memory that Go's runtime is held to. The rest is for what it does not see: the
+// program's own pages, the kernel's buffers and tables.
+const LimitPercent = 90
+
+// Usable returns how many bytes the process may use: the smallest of the limit of its control group (v1 or v2; those above it
+// included), the machine's memory, and, when GOMEMLIMIT is given, the number that that is LimitPercent of.
+func Usable() (int64, error) {
+	return usable(memlimit.FromCgroup, memlimit.FromSystem, debug.SetMemoryLimit(-1))
+}
+
+// usable is Usable of these sources and of the runtime's limit, which is math.MaxInt64 where there is none.
+func usable(group, machine memlimit.Provider, limit int64) (int64, error) {
+	most, err := machine()
+	if n, groupErr := group(); groupErr == nil && (err != nil || n < most) {
+		most, err = n, nil
+	}
+	if limit < math.MaxInt64 {
+		if n := uint64(limit) / LimitPercent * 100; err != nil || n < most {
+			most, err = n, nil
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("how much memory the process may use cannot be told: %w", err)
+	}
+	return int64(min(most, math.MaxInt64)), nil
+}
+
+// SetLimit sets the runtime's limit of memory to LimitPercent of usable bytes, unless GOMEMLIMIT is given, and returns the limit
+// in force.
+func SetLimit(usable int64) int64 {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(usable / 100 * LimitPercent)
+	}
+	return debug.SetMemoryLimit(-1)
+}
