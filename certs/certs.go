@@ -197,6 +197,9 @@ func (s *Source) Reload() { s.watcher.Reload() }
 // Err says why the files, as they are now, are not in force; nil when they are.
 func (s *Source) Err() error { return s.watcher.Err() }
 
+// Timeouts returns how many reads of the files have taken too long (see watch.Config.Timeout).
+func (s *Source) Timeouts() uint64 { return s.watcher.Timeouts() }
+
 // Close ends the watch. What is in force stays in use.
 func (s *Source) Close() error { return s.watcher.Close() }
 

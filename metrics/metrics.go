@@ -41,12 +41,19 @@ type Config struct {
 	// partitions.
 	Ownership func() (keeper.Status, bool)
 	Happened  func() keeper.Stats
-	// PolicyFile says why the policy file as it is now is not in force; empty when it is, or there is none.
-	PolicyFile func() string
-	Version    string
-	Logger     *slog.Logger
+	// Files returns the files that the node follows.
+	Files   func() []File
+	Version string
+	Logger  *slog.Logger
 	// Collectors are shown too.
 	Collectors []prometheus.Collector
+}
+
+// File is one file, or several that belong together, that a node reads again when they change.
+type File struct {
+	Name     string // policies, access, certificates, peer_certificates or gossip_keys
+	Valid    bool   // it is in force as it is now
+	Timeouts uint64 // reads of it that took too long
 }
 
 // Metrics is a node's metrics page. It is safe for concurrent use.
@@ -90,7 +97,11 @@ var (
 		"Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.", []string{"reason"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
-	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused, and the one before it is in force.", nil, nil)
+	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused or cannot be read, and the one before it is in force.", nil, nil)
+	secureFile = prometheus.NewDesc("weir_security_file_valid",
+		"0 when a file that access depends on was refused as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).", []string{"file"}, nil)
+	timeouts = prometheus.NewDesc("weir_file_read_timeouts_total",
+		"Reads of a file that the file system did not answer in time, by file (policies, and those of weir_security_file_valid).", []string{"file"}, nil)
 	members    = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
 	partitions = prometheus.NewDesc("weir_partitions", "Partitions that keys fall into, over the whole cluster.", nil, nil)
 	owned      = prometheus.NewDesc("weir_partitions_owned", "Partitions that the ring gives to this node.", nil, nil)
@@ -186,7 +197,7 @@ type page struct {
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
-		swept, inFlight, flightMax, shed, policies, policyInfo, fileValid, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		swept, inFlight, flightMax, shed, policies, policyInfo, fileValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
 	}
@@ -227,7 +238,16 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	set := m.cfg.Limiter.Policies()
 	gauge(policies, float64(len(set.Policies())))
 	gauge(policyInfo, 1, set.Hash())
-	gauge(fileValid, truth(m.cfg.PolicyFile() == ""))
+	policiesValid := true // without a file, too
+	for _, f := range m.cfg.Files() {
+		counter(timeouts, f.Timeouts, f.Name)
+		if f.Name == "policies" {
+			policiesValid = f.Valid
+			continue
+		}
+		gauge(secureFile, truth(f.Valid), f.Name)
+	}
+	gauge(fileValid, truth(policiesValid))
 	gauge(build, 1, m.cfg.Version, runtime.Version())
 	gauge(ready, truth(m.cfg.Ready()))
 	m.collectMembers(m.cfg.View(), gauge)

@@ -46,8 +46,8 @@ func TestPage(t *testing.T) {
 		Ownership: func() (keeper.Status, bool) {
 			return keeper.Status{Status: ownership.Status{Held: 3, Pending: 2}}, true
 		},
-		Happened:   func() keeper.Stats { return keeper.Stats{Events: map[string]uint64{"claimed": 7}, Lost: 5} },
-		PolicyFile: func() string { return "line 3" }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Happened: func() keeper.Stats { return keeper.Stats{Events: map[string]uint64{"claimed": 7}, Lost: 5} },
+		Files:    func() []File { return []File{{Name: "policies"}, {"access", true, 0}, {"certificates", false, 4}} }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	m.Forwarded(time.Millisecond, 3, true)
 	m.Problem(413)
@@ -75,9 +75,18 @@ weir_forwarded_total{answered="true"} 3
 # HELP weir_ownership_messages_dropped_total Messages about partitions that were not looked at because too many had gathered.
 # TYPE weir_ownership_messages_dropped_total counter
 weir_ownership_messages_dropped_total 5
-# HELP weir_policies_file_valid 0 when the policy file as it is now was refused, and the one before it is in force.
+# HELP weir_file_read_timeouts_total Reads of a file that the file system did not answer in time, by file (policies, and those of weir_security_file_valid).
+# TYPE weir_file_read_timeouts_total counter
+weir_file_read_timeouts_total{file="access"} 0
+weir_file_read_timeouts_total{file="certificates"} 4
+weir_file_read_timeouts_total{file="policies"} 0
+# HELP weir_policies_file_valid 0 when the policy file as it is now was refused or cannot be read, and the one before it is in force.
 # TYPE weir_policies_file_valid gauge
 weir_policies_file_valid 0
+# HELP weir_security_file_valid 0 when a file that access depends on was refused as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).
+# TYPE weir_security_file_valid gauge
+weir_security_file_valid{file="access"} 1
+weir_security_file_valid{file="certificates"} 0
 # HELP weir_ownership_events_total What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).
 # TYPE weir_ownership_events_total counter
 weir_ownership_events_total{event="claimed"} 7
@@ -117,7 +126,7 @@ weir_refusals_remembered_total{policy="(inline)"} 0
 weir_refusals_remembered_total{policy="(unknown)"} 0
 weir_refusals_remembered_total{policy="login"} 0
 `
-	names := []string{"weir_call_errors_total", "weir_forwarded_total", "weir_ownership_messages_dropped_total", "weir_policies_file_valid",
+	names := []string{"weir_call_errors_total", "weir_forwarded_total", "weir_ownership_messages_dropped_total", "weir_policies_file_valid", "weir_security_file_valid", "weir_file_read_timeouts_total",
 		"weir_current_window_count", "weir_keys", "weir_refusals_remembered_total", "weir_keys_max", "weir_policies_reloads_total",
 		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys", "weir_in_flight", "weir_in_flight_max", "weir_shed_total"}
 	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("1", "3")+rest), names...); err != nil {
@@ -167,7 +176,7 @@ func TestMembers(t *testing.T) {
 	m := New(Config{
 		Limiter: l, View: c.View, Ready: func() bool { return false },
 		Ownership: func() (keeper.Status, bool) { return keeper.Status{}, false },
-		Happened:  func() keeper.Stats { return keeper.Stats{} }, PolicyFile: func() string { return "" }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Happened:  func() keeper.Stats { return keeper.Stats{} }, Files: func() []File { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	const want = `
 # HELP weir_members Members of the cluster as this node sees it, by state.

@@ -3,13 +3,12 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/file"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -66,24 +65,14 @@ func uses(a algo.Algorithm, parameter string) bool {
 	return true
 }
 
-// Load reads and parses a file. The error is Errors when the file could be read, and the operating system's, which names
-// the file, when not.
-func Load(file string) (*Set, error) {
-	data, err := read(file)
+// Load reads and parses a regular file. The error is Errors when the file could be read, and another, which names the file,
+// when not: when it is too large, is no regular file, or the file system does not answer within file.Timeout, too.
+func Load(name string) (*Set, error) {
+	data, err := file.Read(name, maxFile)
 	if err != nil {
 		return nil, err
 	}
-	return Parse(file, data)
-}
-
-// read returns the content of a file, and of one that is too large enough to see that.
-func read(file string) ([]byte, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxFile+1))
+	return Parse(name, data)
 }
 
 // Parse reads a policy file's content. file is its name in errors. Nothing in it, and an empty list of policies, is

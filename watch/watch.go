@@ -3,13 +3,14 @@
 //
 // It knows nothing of what is in the files. It does not promise that every content is seen that a file has had, nor, of
 // several files, that they belong together: that is for the one who reads them to find out, and to refuse.
+//
+// A file system may never answer, as a mount whose server is gone. One goroutine at most waits for it, and nothing else
+// does: that reading takes too long is reported, the value in force stays, and the files are read again when the file
+// system answers.
 package watch
 
 import (
 	"crypto/sha256"
-	"errors"
-	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/weirlimit/weir/internal/file"
 )
 
 // Config says what files hold, how they are watched and who is told.
@@ -27,10 +30,14 @@ type Config[T any] struct {
 	// OnChange is called with the new value after it is in force, when the content of a file has changed. It is not called
 	// for what Start itself loads. May be nil.
 	OnChange func(T)
-	// OnError is called when a file cannot be read (an error that wraps the operating system's) or Parse refuses what the
-	// files hold, once for as long as they stay the same. The value in force stays. May be nil.
+	// OnError is called when a file cannot be read (an error that wraps the operating system's, file.ErrNotRegular or
+	// file.ErrTimeout) or Parse refuses what the files hold, once for as long as they stay the same. The value in force
+	// stays. May be nil.
 	OnError func(error)
-	// MaxSize bounds what is read of each file, in bytes: Parse sees one byte more of a larger one. 0 stands for 1 MiB.
+	// Timeout is how long reading the files may take before it is reported: 0 stands for 5 s.
+	Timeout time.Duration
+	// MaxSize bounds what is read of each file, in bytes: Parse sees one byte more of a larger one, and refuses it. 0 stands
+	// for 1 MiB, and has larger files refused without Parse.
 	MaxSize int64
 	// Settle is how long the content must stay the same before it is taken, so that a file that is just being written
 	// is not: 0 stands for 50 ms. An empty file, which may be one that was truncated to be written anew, has to stay
@@ -50,29 +57,45 @@ const (
 	defaultSize = 1 << 20
 )
 
-// Watcher keeps a value up to date with files. One goroutine, which Close waits for, reads them and makes the calls of
-// Config, one at a time; these must therefore not call Close.
+// Watcher keeps a value up to date with files. One goroutine, which Close waits for, makes the calls of Config, one at a
+// time; these must therefore not call Close. Another reads the files, one read at a time: Close does not wait for a read
+// that has timed out or is just under way, which ends by itself when the file system answers.
 type Watcher[T any] struct {
-	files  []string
-	cfg    Config[T]
-	value  atomic.Pointer[T]
-	failed atomic.Pointer[error] // why the files are not in force, nil when they are
+	files    []string
+	cfg      Config[T]
+	value    atomic.Pointer[T]
+	failed   atomic.Pointer[error] // why the files are not in force, nil when they are
+	timeouts atomic.Uint64         // reads that took longer than Config.Timeout
 
 	reload chan struct{} // holds a request for a reload
 	stop   chan struct{}
 	once   sync.Once // closes stop
 	done   chan struct{}
 
-	// What follows is only touched by Watch and then by the goroutine.
+	// What follows is only touched by the read under way: one begins when the one before has ended.
 	events  *fsnotify.Watcher // nil when the system offers none
 	dirs    []string          // watched by events
-	taken   seen              // the content of the value
-	handled seen              // what was last taken or reported
-	pending seen              // what was found since, and must be found again
-	again   int               // how often pending has been found again
+	reading atomic.Pointer[string]
+	read    func(name string, limit int64) ([]byte, error) // file.Prefix
+
+	// What follows is only touched by Start and then by the goroutine that makes the calls.
+	looks   chan look // holds the outcome of the read under way
+	busy    bool      // a read is under way
+	late    bool      // and has timed out
+	taken   seen      // the content of the value
+	handled seen      // what was last taken or reported
+	pending seen      // what was found since, and must be found again
+	again   int       // how often pending has been found again
 }
 
-// seen is what a look at the file found.
+// look is the outcome of a read of the files.
+type look struct {
+	found    seen
+	contents [][]byte
+	err      error
+}
+
+// seen is what a look at the files found.
 type seen struct {
 	sum  [sha256.Size]byte // of the contents
 	fail string            // why there are none
@@ -86,7 +109,7 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	if err != nil {
 		events = nil
 	}
-	w, err := load(files, cfg, events)
+	w, err := load(files, cfg, events, file.Prefix)
 	if err != nil {
 		return nil, err
 	}
@@ -95,18 +118,34 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 }
 
 // load reads the files. Without events, which become the Watcher's, they are polled. The goroutine does not run yet.
-func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watcher[T], error) {
+func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher, read func(string, int64) ([]byte, error)) (*Watcher[T], error) {
 	w := &Watcher[T]{
-		files: files, cfg: cfg, events: events,
+		files: files, cfg: cfg, events: events, read: read, looks: make(chan look, 1),
 		reload: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
-	}
-	// Watched before they are read, so that no change falls in between.
-	w.follow()
-	if w.cfg.MaxSize <= 0 {
-		w.cfg.MaxSize = defaultSize
 	}
 	if w.cfg.Settle <= 0 {
 		w.cfg.Settle = defaultSettle
+	}
+	if w.cfg.Timeout <= 0 {
+		w.cfg.Timeout = file.Timeout
+	}
+	w.look()
+	timeout := time.NewTimer(w.cfg.Timeout)
+	defer timeout.Stop()
+	var l look
+	select {
+	case l = <-w.looks:
+		w.busy = false
+	case <-timeout.C:
+		l.err = w.timeout()
+	}
+	var value T
+	if l.err == nil {
+		value, l.err = w.cfg.Parse(l.contents)
+	}
+	if l.err != nil {
+		_ = w.release() // what went wrong is what matters
+		return nil, l.err
 	}
 	if w.cfg.Poll <= 0 {
 		w.cfg.Poll = defaultPoll
@@ -114,17 +153,8 @@ func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watc
 			w.cfg.Poll = quickPoll
 		}
 	}
-	found, contents, err := w.look()
-	var value T
-	if err == nil {
-		value, err = w.cfg.Parse(contents)
-	}
-	if err != nil {
-		_ = w.closeEvents() // err is what matters
-		return nil, err
-	}
 	w.value.Store(&value)
-	w.taken, w.handled = found, found
+	w.taken, w.handled = l.found, l.found
 	return w, nil
 }
 
@@ -139,6 +169,9 @@ func (w *Watcher[T]) Err() error {
 	return nil
 }
 
+// Timeouts returns how many reads have taken longer than Config.Timeout.
+func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
+
 // Reload looks at the files at once, without waiting for an event or the next poll, and reports what is wrong with
 // them even if that has been reported. It does not wait for that to be done.
 func (w *Watcher[T]) Reload() {
@@ -152,11 +185,19 @@ func (w *Watcher[T]) Reload() {
 func (w *Watcher[T]) Close() error {
 	w.once.Do(func() { close(w.stop) })
 	<-w.done
-	return w.closeEvents()
+	return w.release()
 }
 
-func (w *Watcher[T]) closeEvents() error {
+// release ends the events, at once or when the read under way, which uses them, has ended.
+func (w *Watcher[T]) release() error {
 	if w.events == nil {
+		return nil
+	}
+	if w.busy {
+		go func() {
+			w.looks <- <-w.looks // so that whoever comes again finds one
+			_ = w.events.Close()
+		}()
 		return nil
 	}
 	return w.events.Close()
@@ -174,7 +215,10 @@ func (w *Watcher[T]) run() {
 	settle := time.NewTimer(w.cfg.Settle)
 	defer settle.Stop()
 	settle.Stop()
-	armed := false // settle runs
+	timeout := time.NewTimer(w.cfg.Timeout)
+	defer timeout.Stop()
+	timeout.Stop()
+	armed, missed := false, false // settle runs; it ran out while the files were being read
 	arm := func(d time.Duration) {
 		// Never put off: in a directory in which something changes all the time, that would be for ever.
 		if !armed {
@@ -195,10 +239,35 @@ func (w *Watcher[T]) run() {
 			arm(0)
 		case <-settle.C:
 			armed = false
-			if w.check() {
+			if w.busy {
+				missed = true
+				continue
+			}
+			w.look()
+			timeout.Reset(w.cfg.Timeout)
+		case l := <-w.looks:
+			timeout.Stop()
+			again := missed
+			w.busy, missed = false, false
+			if w.late {
+				// What it read is as old as that. The next look is at what there is now.
+				w.late, again = false, true
+			} else if w.handle(l) {
+				again = true
+			}
+			if again {
 				arm(w.cfg.Settle)
 			}
+		case <-timeout.C:
+			w.late = true
+			err := w.timeout()
+			w.handled, w.pending = seen{fail: err.Error()}, seen{}
+			w.fail(err)
 		case <-w.reload:
+			if w.late {
+				w.fail(*w.failed.Load())
+				continue
+			}
 			// As if it had never been looked at, so that a mistake that stayed is reported again.
 			w.handled = seen{}
 			arm(0)
@@ -206,39 +275,48 @@ func (w *Watcher[T]) run() {
 	}
 }
 
-// check looks at the files, and handles what it finds when it has found the same often enough. It reports whether to
-// look again after the time to settle.
-func (w *Watcher[T]) check() (more bool) {
-	w.follow()
-	found, contents, err := w.look()
-	if found == w.handled {
+// timeout counts a read that takes too long, and returns the error for it.
+func (w *Watcher[T]) timeout() error {
+	w.timeouts.Add(1)
+	return file.TimeoutError(*w.reading.Load(), w.cfg.Timeout)
+}
+
+// fail reports why the files are not in force.
+func (w *Watcher[T]) fail(err error) {
+	w.failed.Store(&err)
+	if w.cfg.OnError != nil {
+		w.cfg.OnError(err)
+	}
+}
+
+// handle takes in what was found, and acts on it when the same has been found often enough. It reports whether to look
+// again after the time to settle.
+func (w *Watcher[T]) handle(l look) (more bool) {
+	if l.found == w.handled {
 		w.pending = seen{}
 		return false
 	}
-	if found != w.pending {
-		w.pending, w.again = found, 0
+	if l.found != w.pending {
+		w.pending, w.again = l.found, 0
 		return true
 	}
 	w.again++
 	empty := func(b []byte) bool { return len(b) == 0 }
-	if err == nil && slices.ContainsFunc(contents, empty) && w.again < emptySettle {
+	if l.err == nil && slices.ContainsFunc(l.contents, empty) && w.again < emptySettle {
 		return true
 	}
-	w.handled, w.pending = found, seen{}
+	w.handled, w.pending = l.found, seen{}
 	var value T
-	if err == nil {
-		value, err = w.cfg.Parse(contents)
+	if l.err == nil {
+		value, l.err = w.cfg.Parse(l.contents)
 	}
-	if err != nil {
-		w.failed.Store(&err)
-		if w.cfg.OnError != nil {
-			w.cfg.OnError(err)
-		}
+	if l.err != nil {
+		w.fail(l.err)
 		return false
 	}
 	w.failed.Store(nil)
-	if found != w.taken {
-		w.taken = found
+	if l.found != w.taken {
+		w.taken = l.found
 		w.value.Store(&value)
 		if w.cfg.OnChange != nil {
 			w.cfg.OnChange(value)
@@ -247,29 +325,41 @@ func (w *Watcher[T]) check() (more bool) {
 	return false
 }
 
-// look reads the files.
-func (w *Watcher[T]) look() (seen, [][]byte, error) {
+// look begins to read the files, in a goroutine that ends when the file system has answered.
+func (w *Watcher[T]) look() {
+	w.busy = true
+	w.reading.Store(&w.files[0])
+	go func() {
+		w.follow() // before they are read, so that no change falls in between
+		w.looks <- w.readAll()
+	}()
+}
+
+func (w *Watcher[T]) readAll() look {
 	all := sha256.New()
 	contents := make([][]byte, len(w.files))
-	for i, file := range w.files {
-		content, err := read(file, w.cfg.MaxSize)
+	for i, name := range w.files {
+		w.reading.Store(&w.files[i])
+		content, err := w.readOne(name)
 		if err != nil {
-			return seen{fail: err.Error()}, nil, err
+			return look{found: seen{fail: err.Error()}, err: err}
 		}
 		contents[i] = content
 		sum := sha256.Sum256(content)
 		all.Write(sum[:])
 	}
-	return seen{sum: [sha256.Size]byte(all.Sum(nil))}, contents, nil
+	return look{found: seen{sum: [sha256.Size]byte(all.Sum(nil))}, contents: contents}
 }
 
-func read(file string, limit int64) (content []byte, err error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return nil, err
+func (w *Watcher[T]) readOne(name string) ([]byte, error) {
+	if w.cfg.MaxSize > 0 {
+		return w.read(name, w.cfg.MaxSize+1)
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return io.ReadAll(io.LimitReader(f, limit+1))
+	content, err := w.read(name, defaultSize+1)
+	if err == nil && len(content) > defaultSize {
+		return nil, file.SizeError(name, defaultSize)
+	}
+	return content, err
 }
 
 // follow watches the directories of the files and, where a file is a symbolic link, that of what it leads to now.
@@ -285,9 +375,10 @@ func (w *Watcher[T]) follow() {
 			want = append(want, dir)
 		}
 	}
-	for _, file := range w.files {
-		add(filepath.Dir(file))
-		if target, err := filepath.EvalSymlinks(file); err == nil {
+	for i, name := range w.files {
+		w.reading.Store(&w.files[i])
+		add(filepath.Dir(name))
+		if target, err := filepath.EvalSymlinks(name); err == nil {
 			add(filepath.Dir(target))
 		}
 	}

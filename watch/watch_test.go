@@ -8,14 +8,20 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/weirlimit/weir/internal/file"
 )
 
 // patience is how long a test waits for what it is sure to see.
 const patience = 20 * time.Second
+
+// prefix is file.Prefix, for tests whose own files go by that name.
+var prefix = file.Prefix
 
 // content is what the tests' parse makes n of.
 func content(n int) string { return fmt.Sprintf("number %d\n", n) }
@@ -59,14 +65,20 @@ type watched struct {
 }
 
 // watch begins to watch a file, with the given events or none, and ends that with the test.
-func watch(t *testing.T, file string, cfg Config[int], events *fsnotify.Watcher) *watched {
+func watch(t *testing.T, name string, cfg Config[int], events *fsnotify.Watcher) *watched {
+	t.Helper()
+	return watchBy(t, name, cfg, events, prefix)
+}
+
+// watchBy is watch with another way to read a file.
+func watchBy(t *testing.T, name string, cfg Config[int], events *fsnotify.Watcher, read func(string, int64) ([]byte, error)) *watched {
 	t.Helper()
 	w := &watched{t: t, changes: make(chan int, 100), errs: make(chan error, 100)}
 	cfg.Parse = parse
 	cfg.OnChange = func(s int) { w.changes <- s }
 	cfg.OnError = func(err error) { w.errs <- err }
 	var err error
-	w.Watcher, err = load([]string{file}, cfg, events)
+	w.Watcher, err = load([]string{name}, cfg, events, read)
 	must(t, err)
 	go w.run()
 	t.Cleanup(func() { must(t, w.Close()) })
@@ -338,11 +350,11 @@ func TestSettling(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
 	var reported []error
-	w, err := load([]string{file}, Config[int]{Parse: parse, OnError: func(err error) { reported = append(reported, err) }}, nil)
+	w, err := load([]string{file}, Config[int]{Parse: parse, OnError: func(err error) { reported = append(reported, err) }}, nil, prefix)
 	must(t, err)
 	step := func(wantMore bool, want, wantErrors int) {
 		t.Helper()
-		if more := w.check(); more != wantMore || w.Current() != want || len(reported) != wantErrors {
+		if more := w.handle(w.readAll()); more != wantMore || w.Current() != want || len(reported) != wantErrors {
 			t.Fatalf("more %t, value %d, errors %d; want %t, %d, %d", more, w.Current(), len(reported), wantMore, want, wantErrors)
 		}
 	}
@@ -410,6 +422,147 @@ func TestSize(t *testing.T) {
 	if length != 11 {
 		t.Errorf("%d bytes were read", length)
 	}
+}
+
+// TestDefaultSize: without a size of its own, a file that is too large is refused and not cut.
+func TestDefaultSize(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "large")
+	write(t, file, strings.Repeat("x", defaultSize+1))
+	_, err := Start([]string{file}, Config[int]{Parse: func([][]byte) (int, error) { return 0, nil }})
+	if err == nil || !strings.Contains(err.Error(), "too large") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestPipe: a file that is replaced by a pipe, which nobody writes to, is reported like any other mistake, and the file
+// that comes in its place is taken. The pipe is not waited for, with events and without.
+func TestPipe(t *testing.T) {
+	for _, events := range []*fsnotify.Watcher{newEvents(t), nil} {
+		file := filepath.Join(t.TempDir(), "file")
+		write(t, file, content(1))
+		w := watch(t, file, Config[int]{Poll: 10 * time.Millisecond}, events)
+		must(t, os.Remove(file))
+		must(t, syscall.Mkfifo(file, 0o600))
+		if err := w.failure("pipe"); errors.Is(err, os.ErrNotExist) {
+			w.failure("pipe") // the moment between the two was seen
+		}
+		w.Reload()
+		w.failure("pipe") // again, because it was asked for
+		must(t, os.Remove(file))
+		write(t, file, content(2))
+		w.change(2)
+		if n := w.Timeouts(); n != 0 {
+			t.Errorf("%d reads have timed out", n)
+		}
+	}
+}
+
+// hang stands for a file system that can be made to answer no more, and to answer again.
+type hang struct {
+	mu   sync.Mutex
+	free chan struct{} // nil: it answers
+	held int           // reads that wait now
+	most int
+}
+
+func (h *hang) read(name string, limit int64) ([]byte, error) {
+	h.mu.Lock()
+	free := h.free
+	h.held++
+	h.most = max(h.most, h.held)
+	h.mu.Unlock()
+	defer func() { h.mu.Lock(); h.held--; h.mu.Unlock() }()
+	if free != nil {
+		<-free
+	}
+	return file.Prefix(name, limit)
+}
+
+// peak is the most reads that there were at a time.
+func (h *hang) peak() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.most
+}
+
+func (h *hang) begin() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.free = make(chan struct{})
+}
+
+func (h *hang) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	close(h.free)
+	h.free = nil
+}
+
+// TestHang: a file system that does not answer holds one read and nothing else. What is in force stays, a reload that is
+// asked for is answered, and the content is taken when the file system is back.
+func TestHang(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	write(t, name, content(1))
+	var fs hang
+	w := watchBy(t, name, Config[int]{Poll: time.Millisecond, Timeout: 20 * time.Millisecond, Settle: time.Millisecond}, nil, fs.read)
+	fs.begin()
+	write(t, name, content(2))
+	if err := w.failure(name); !errors.Is(err, file.ErrTimeout) {
+		t.Fatalf("got %v", err)
+	}
+	for range 3 {
+		w.Reload()
+		w.failure("does not answer")
+	}
+	if w.Current() != 1 || w.Timeouts() != 1 {
+		t.Errorf("value %d, %d timeouts", w.Current(), w.Timeouts())
+	}
+	fs.end()
+	w.change(2)
+	if n := fs.peak(); n != 1 {
+		t.Errorf("%d reads at a time", n)
+	}
+
+	// The same content again is in force again, although nothing changes.
+	fs.begin()
+	w.failure("does not answer")
+	fs.end()
+	eventually(t, "the end of the error", func() bool { return w.Err() == nil })
+	if n := w.Timeouts(); n != 2 {
+		t.Errorf("%d timeouts", n)
+	}
+}
+
+// TestCloseHanging: Close does not wait for the file system, and what it leaves behind ends when that answers.
+func TestCloseHanging(t *testing.T) {
+	before := runtime.NumGoroutine()
+	name := filepath.Join(t.TempDir(), "file")
+	write(t, name, content(1))
+	var fs hang
+	failed := make(chan error, 1)
+	w, err := load([]string{name}, Config[int]{
+		Parse: parse, Poll: time.Millisecond, Timeout: time.Millisecond, OnError: func(err error) { failed <- err },
+	}, newEvents(t), fs.read)
+	must(t, err)
+	fs.begin()
+	go w.run()
+	<-failed
+	for range 2 {
+		must(t, w.Close())
+	}
+	fs.end()
+	eventually(t, "the end of every goroutine", func() bool { return runtime.NumGoroutine() <= before })
+}
+
+// TestStartHanging: nor does Start.
+func TestStartHanging(t *testing.T) {
+	var fs hang
+	fs.begin()
+	_, err := load([]string{"file"}, Config[int]{Parse: parse, Timeout: time.Millisecond}, newEvents(t), fs.read)
+	if !errors.Is(err, file.ErrTimeout) || !strings.Contains(err.Error(), "file") {
+		t.Errorf("got %v", err)
+	}
+	fs.end()
 }
 
 // TestSeveral: a value that is made of files in several directories follows each of them.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -15,6 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/weirlimit/weir/certs"
+	"github.com/weirlimit/weir/internal/file"
 )
 
 // clientTLS is how a command proves itself to a node, and has the node prove itself.
@@ -51,15 +51,18 @@ func (c *clientTLS) with(ctx context.Context, addr string) (context.Context, err
 	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
 }
 
+// maxPEM is the size in bytes of the largest file of a client with a token, certificates or a key.
+const maxPEM = 1 << 20
+
 // readToken reads a token from a file of its own.
-func readToken(file string) (string, error) {
-	data, err := os.ReadFile(file)
+func readToken(name string) (string, error) {
+	data, err := file.Read(name, maxPEM)
 	if err != nil {
 		return "", err
 	}
 	token := strings.TrimSpace(string(data))
 	if token == "" || strings.ContainsAny(token, " \t\r\n") {
-		return "", fmt.Errorf("%s: must hold one token and nothing else; make one with: weir token", file)
+		return "", fmt.Errorf("%s: must hold one token and nothing else; make one with: weir token", name)
 	}
 	return token, nil
 }
@@ -71,7 +74,7 @@ func (c *clientTLS) transport() (credentials.TransportCredentials, error) {
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.name}
 	if c.ca != "" {
-		data, err := os.ReadFile(c.ca)
+		data, err := file.Read(c.ca, maxPEM)
 		if err != nil {
 			return nil, fmt.Errorf("--tls-ca-file: %w", err)
 		}
@@ -83,7 +86,15 @@ func (c *clientTLS) transport() (credentials.TransportCredentials, error) {
 		return nil, errors.New("--tls-cert-file, --tls-key-file: give both or neither")
 	}
 	if c.cert != "" {
-		pair, err := tls.LoadX509KeyPair(c.cert, c.key)
+		cert, err := file.Read(c.cert, maxPEM)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-cert-file: %w", err)
+		}
+		key, err := file.Read(c.key, maxPEM)
+		if err != nil {
+			return nil, fmt.Errorf("--tls-key-file: %w", err)
+		}
+		pair, err := tls.X509KeyPair(cert, key)
 		if err != nil {
 			return nil, fmt.Errorf("--tls-cert-file, --tls-key-file: %w", err)
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 	"text/tabwriter"
 
@@ -14,6 +13,8 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+
+	"github.com/weirlimit/weir/internal/file"
 )
 
 func newGossipKeys() *cobra.Command {
@@ -75,20 +76,20 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 }
 
 // readKey reads one key. It is not taken from the command line, which others on the host can read.
-func readKey(file string, stdin io.Reader) ([]byte, error) {
+func readKey(name string, stdin io.Reader) ([]byte, error) {
 	var text []byte
 	var err error
-	if file == "-" {
+	if name == "-" {
 		text, err = io.ReadAll(io.LimitReader(stdin, 1024))
 	} else {
-		text, err = os.ReadFile(file)
+		text, err = file.Read(name, 1024)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("FILE: %w", err)
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(text)))
 	if err != nil {
-		return nil, fmt.Errorf("FILE: %s is not one key in base64; make one with: openssl rand -base64 32", file)
+		return nil, fmt.Errorf("FILE: %s is not one key in base64; make one with: openssl rand -base64 32", name)
 	}
 	return key, nil
 }

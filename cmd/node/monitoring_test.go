@@ -237,6 +237,7 @@ var elsewhere = exposed{
 	"weir_certificate_expiry_timestamp_seconds": {"use": {}},
 	"weir_access_refused_total":                 {"door": {}, "reason": {}},
 	"weir_security_reloads_total":               {"file": {}, "result": {"taken": true, "refused": true}},
+	"weir_security_file_valid":                  {"file": {}},
 }
 
 // targetLabels are what Prometheus adds to every series of a target.

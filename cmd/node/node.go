@@ -221,7 +221,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	})
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
-		Happened: n.keeper.Stats, PolicyFile: n.policyError, Version: version(), Logger: n.log,
+		Happened: n.keeper.Stats, Files: n.fileStates, Version: version(), Logger: n.log,
 		Collectors: []prometheus.Collector{n.security.metrics},
 	})
 	close(n.built)
@@ -572,14 +572,7 @@ func (n *node) stop() {
 		n.peerServer.Stop() // streams between nodes never end by themselves
 		hush.Stop()
 	}
-	if n.watcher != nil {
-		if err := n.watcher.Close(); err != nil {
-			n.log.Warn("closing the watch of the policy file", "error", err)
-		}
-	}
-	if n.security != nil {
-		n.security.close()
-	}
+	closeFiles(n.files(), n.log)
 	if n.keeper != nil {
 		n.keeper.Close()
 	}
@@ -622,10 +615,9 @@ func (n *node) leave(ctx context.Context) {
 
 // Reload reads the policy file, and those that access depends on, again at once.
 func (n *node) Reload() {
-	if n.watcher != nil {
-		n.watcher.Reload()
+	for _, f := range n.files() {
+		f.Reload()
 	}
-	n.security.reload()
 }
 
 // checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.
@@ -719,8 +711,10 @@ func (n *node) Ready() (bool, string) {
 	case phase == phaseStopping:
 		details = append(details, "stopping")
 	}
-	if e := n.policyError(); e != "" {
-		details = append(details, "policy file not taken: "+e)
+	for _, f := range n.files() {
+		if err := f.Err(); err != nil {
+			details = append(details, f.what()+" not taken: "+err.Error())
+		}
 	}
 	return joined && n.isReady(), strings.Join(details, "; ")
 }

@@ -162,44 +162,6 @@ func (s *security) reloadFailed(what string) func(error) {
 	}
 }
 
-// watched is what follows a file.
-type watched interface {
-	Reload()
-	Close() error
-}
-
-func (s *security) watched() []watched {
-	var all []watched
-	if s.callers != nil {
-		all = append(all, s.callers)
-	}
-	if s.peers != nil {
-		all = append(all, s.peers)
-	}
-	if s.access != nil {
-		all = append(all, s.access)
-	}
-	if s.gossipKeys != nil {
-		all = append(all, s.gossipKeys)
-	}
-	return all
-}
-
-// reload reads all files again at once.
-func (s *security) reload() {
-	for _, w := range s.watched() {
-		w.Reload()
-	}
-}
-
-func (s *security) close() {
-	for _, w := range s.watched() {
-		if err := w.Close(); err != nil {
-			s.log.Warn("closing the watch of a file", "error", err)
-		}
-	}
-}
-
 // expiries tells when the certificates in use expire.
 func (s *security) expiries() map[string]time.Time {
 	all := make(map[string]time.Time)

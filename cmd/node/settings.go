@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/weirlimit/weir/internal/file"
 )
 
 // fillFlags gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
@@ -52,11 +53,19 @@ func unknownVariables(flags *pflag.FlagSet, environ []string) []string {
 	return unknown
 }
 
-func fillFromFile(flags *pflag.FlagSet, file string) error {
-	data, err := os.ReadFile(file)
+// maxConfig is the size in bytes of the largest file with settings.
+const maxConfig = 1 << 20
+
+func fillFromFile(flags *pflag.FlagSet, name string) error {
+	data, err := file.Read(name, maxConfig)
 	if err != nil {
 		return fmt.Errorf("--config: %w", err)
 	}
+	return fillFromYAML(flags, name, data)
+}
+
+// fillFromYAML sets the flags that have not been set by what a file of the given name holds.
+func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {
 	var doc, more yaml.Node
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	switch err := dec.Decode(&doc); {

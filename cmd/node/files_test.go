@@ -1,0 +1,100 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/weirlimit/weir/certs/certstest"
+	"github.com/weirlimit/weir/test/logtest"
+)
+
+// swapForPipe puts a pipe, which nobody writes to, in the place of a file.
+func swapForPipe(t *testing.T, file string) {
+	t.Helper()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
+// file that comes back, and stops.
+func TestFilesReplacedByPipes(t *testing.T) {
+	var book logtest.Buffer
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = book.Logger()
+	cfg.Security.TLS = filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}})
+	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test"
+	cfg.Security.AccessFile = writeFile(t, "access.yaml", "callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
+	cfg.Security.GossipKeyFile = writeFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	files := map[string]string{
+		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLS.Key, "peer_certificates": cfg.Security.PeerTLS.CA,
+		"access": cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
+	}
+	if len(n.files()) != len(files) {
+		t.Fatalf("%d files are followed, %d tested", len(n.files()), len(files))
+	}
+	for _, f := range n.files() {
+		name := files[f.name]
+		before, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		swapForPipe(t, name)
+		n.Reload()
+		eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
+		ready, detail := n.Ready()
+		if !ready || !strings.Contains(detail, f.what()+" not taken: ") || !strings.Contains(detail, name) {
+			t.Errorf("ready: %t, %s", ready, detail)
+		}
+		eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, before, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })
+	}
+	for _, name := range files {
+		swapForPipe(t, name)
+	}
+	n.Reload()
+	n.Stop() // which returns
+}
+
+// TestCommandsWithPipes: no command waits for a pipe that it is given in the place of a file.
+func TestCommandsWithPipes(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"validate", pipe},
+		{"run", "--config", pipe},
+		{"run", "--policies", pipe, "--http-port", "0", "--grpc-port", "0", "--gossip-port", "", "--peer-port", ""},
+		{"run", "--cluster-secret-file", pipe, "--http-port", "0", "--grpc-port", "0", "--gossip-port", "", "--peer-port", ""},
+		{"run", "--access-file", pipe},
+		{"run", "--gossip-key-file", pipe},
+		{"run", "--tls-cert-file", pipe, "--tls-key-file", pipe},
+		{"dev", "--policies", pipe, "--nodes", "1"},
+		{"status", "--token-file", pipe},
+		{"status", "--tls-ca-file", pipe},
+		{"status", "--tls-cert-file", pipe, "--tls-key-file", pipe},
+		{"gossip-keys", "add", pipe},
+	} {
+		var out, errs bytes.Buffer
+		if code := run(args, &out, &errs); code != exitError || !strings.Contains(errs.String(), "not a regular file but a pipe") {
+			t.Errorf("%s: exit status %d, %s", args, code, errs.String())
+		}
+	}
+}

@@ -1,0 +1,109 @@
+// Package file reads small files, such as settings, policies, keys and certificates, that may turn out to be no files.
+//
+// It does not promise that a read ends: on a file system that does not answer, such as a mount whose server is gone, no
+// call returns, and none can be interrupted. Read leaves such a call behind.
+package file
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Timeout is a good time to wait for a small file: longer than any file system takes that works.
+const Timeout = 5 * time.Second
+
+// ErrTimeout is wrapped by the errors of reads that did not end in time.
+var ErrTimeout = errors.New("the file system does not answer")
+
+// ErrNotRegular is wrapped by the errors of reads of what is not a regular file.
+var ErrNotRegular = errors.New("not a regular file")
+
+// Prefix returns the first limit bytes of a regular file, or all of a shorter one. Symbolic links are followed. Anything
+// else, such as a pipe, a device or a directory, is refused without waiting for whoever may be at its other end. It
+// returns when the file system answers, which may be never.
+func Prefix(name string, limit int64) (content []byte, err error) {
+	// O_NONBLOCK: a pipe is opened at once, where it would wait for a writer.
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if err := regular(name, info); err != nil {
+		return nil, err
+	}
+	return io.ReadAll(io.LimitReader(f, limit))
+}
+
+func regular(name string, info fs.FileInfo) error {
+	if info.Mode().IsRegular() {
+		return nil
+	}
+	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w but a %s", ErrNotRegular, kind(info.Mode()))}
+}
+
+func kind(mode fs.FileMode) string {
+	switch {
+	case mode.IsDir():
+		return "directory"
+	case mode&fs.ModeNamedPipe != 0:
+		return "pipe"
+	case mode&fs.ModeSocket != 0:
+		return "socket"
+	case mode&fs.ModeDevice != 0:
+		return "device"
+	}
+	return "special file"
+}
+
+// Read returns the content of a regular file, as Prefix reads it. A file of more than limit bytes is an error, as is one
+// that cannot be read within Timeout: the read is left behind then. It is for programs that read a file once, when they
+// start.
+func Read(name string, limit int64) ([]byte, error) {
+	return within(name, Timeout, func() ([]byte, error) {
+		content, err := Prefix(name, limit+1)
+		if err == nil && int64(len(content)) > limit {
+			err = SizeError(name, limit)
+		}
+		return content, err
+	})
+}
+
+// within waits for a read for some time.
+func within(name string, timeout time.Duration, read func() ([]byte, error)) ([]byte, error) {
+	type result struct {
+		content []byte
+		err     error
+	}
+	done := make(chan result, 1) // so that a read that is left behind can end
+	go func() {
+		content, err := read()
+		done <- result{content, err}
+	}()
+	timer := time.NewTimer(timeout)
+	defer timer.Stop()
+	select {
+	case r := <-done:
+		return r.content, r.err
+	case <-timer.C:
+		return nil, TimeoutError(name, timeout)
+	}
+}
+
+// TimeoutError is the error for a file that has not been read in time.
+func TimeoutError(name string, after time.Duration) error {
+	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w within %v", ErrTimeout, after)}
+}
+
+// SizeError is the error for a file of more than limit bytes.
+func SizeError(name string, limit int64) error {
+	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("is too large: more than the %d bytes that are allowed", limit)}
+}
