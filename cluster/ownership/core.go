@@ -29,8 +29,6 @@ type Config struct {
 	Flush time.Duration
 	// Moves bounds the partitions that are moved away at a time, 16 by default; four times as many are accepted.
 	Moves int
-	// Mutation, in tests of the tests only, breaks one rule: see mutation.go.
-	Mutation Mutation
 }
 
 // Time-outs of the protocol. None of them decides anything but when something is tried again, except patience and stall,
@@ -242,9 +240,6 @@ func (c *Core) SetView(now Now, v View) {
 	for p := range c.parts {
 		c.review(p)
 		c.publish(p)
-		if c.cfg.Mutation == DecideWithoutToken && c.mine(p) {
-			c.data.Open(p)
-		}
 	}
 	c.tellNew(before)
 	c.work()
@@ -574,8 +569,6 @@ func (c *Core) Route(p int) Route {
 		return Route{Standing: Frozen, Node: pt.move.to, Term: pt.term}
 	case pt.held:
 		return Route{Standing: Owned, Term: pt.term}
-	case c.cfg.Mutation == DecideWithoutToken && owner == c.cfg.Self:
-		return Route{Standing: Owned}
 	case pt.holder != (Node{}) && pt.holder != c.cfg.Self && c.lives(pt.holder) &&
 		(owner == c.cfg.Self || owner == pt.holder || pt.hintView == c.views):
 		return Route{Standing: Elsewhere, Node: pt.holder, Term: pt.known}
@@ -618,9 +611,6 @@ func (c *Core) raise(p int) {
 // next is a term above all that are known.
 func (c *Core) next(p int) Term {
 	pt := &c.parts[p]
-	if c.cfg.Mutation == ReuseTerm && pt.known != (Term{}) {
-		return pt.known
-	}
 	t := pt.known.after(c.cfg.Self.Boot)
 	t.Epoch = max(t.Epoch, c.grants.epoch)
 	return t

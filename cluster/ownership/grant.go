@@ -194,14 +194,9 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 	}
 	g.epoch = max(g.epoch, r.Epoch)
 	ends := a.at + int64(c.cfg.Lease)
-	if c.cfg.Mutation == LeaseFromReceipt {
-		ends = c.t + int64(c.cfg.Lease)
-	}
-	supported := false
 	for i := range r.Items {
 		item, answer := &a.items[i], &r.Items[i]
 		pt := &c.parts[item.Partition]
-		supported = supported || answer.Granted
 		if !pt.held || pt.standing != Owned || pt.term != item.Term || answer.Partition != item.Partition {
 			continue
 		}
@@ -216,14 +211,6 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 		}
 		s.replaced[a.voter] = answer.Recorded
 		c.evaluate(item.Partition)
-	}
-	if supported && c.cfg.Mutation == CountAnySupport {
-		for p := range c.parts {
-			if pt := &c.parts[p]; pt.held && pt.standing == Owned {
-				pt.strict.support[a.voter] = ends
-				c.evaluate(p)
-			}
-		}
 	}
 }
 
@@ -268,7 +255,7 @@ func (c *Core) evaluate(p int) {
 		for _, n := range s.noted[v] {
 			if n != (Node{}) {
 				bare = false
-				if c.cfg.Mutation != UnguardedAtWill && (!f.caught || n != f.node) {
+				if !f.caught || n != f.node {
 					support[v] = 0
 				}
 			}
@@ -392,10 +379,6 @@ func (c *Core) resolve(p int, support [maxVoters]int64) {
 func (c *Core) unguard(p int) {
 	pt := &c.parts[p]
 	if c.grants.voters == 0 || pt.strict.unguarded {
-		return
-	}
-	if c.cfg.Mutation == UnguardedAtWill {
-		c.setUnguarded(p)
 		return
 	}
 	c.grants.urgent = true

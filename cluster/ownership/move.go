@@ -190,9 +190,6 @@ func (c *Core) commit(p int) {
 		c.sendFlight(p, m.slot, c.load(f, chunk, version, false))
 		return
 	}
-	if c.cfg.Mutation == DropOnMove {
-		chunk = nil
-	}
 	f.sequence++
 	m.commit = &Commit{
 		Replicate: Replicate{

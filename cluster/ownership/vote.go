@@ -50,12 +50,6 @@ func newVoter(c *Core) *voter {
 		last: make(map[Node]uint64), replies: make(map[string]reading),
 	}
 	v.votesAt = c.t + v.life()
-	switch c.cfg.Mutation {
-	case VoteAtOnce:
-		v.votesAt = c.t
-	case ForgetTerms:
-		v.read, v.epoch = true, 1
-	}
 	return v
 }
 
@@ -64,9 +58,6 @@ func newVoter(c *Core) *voter {
 // both off by ρ the ratio is (1+ρ)/(1-ρ), which is above 1+2ρ and below 1+3ρ.
 func (v *voter) life() int64 {
 	lease := int64(v.c.cfg.Lease)
-	if v.c.cfg.Mutation == ShortRecord {
-		return lease + lease/1_000_000*2*v.c.cfg.Drift
-	}
 	return lease + lease/1_000_000*3*v.c.cfg.Drift
 }
 
@@ -229,17 +220,12 @@ func (v *voter) vote(from Node, id uint64, i *GrantItem) GrantAnswer {
 		// The same process under the same or a higher term: what it has replaced is still what it has to know of.
 		fresh.replaced = r.replaced
 	}
-	mutation := v.c.cfg.Mutation
 	switch {
 	case i.Term.Epoch < v.epoch:
 	case r.Term == i.Term && r.Node == from:
 		a.Granted = r.ID < id
-	case mutation == RenewUnchecked && i.Release == (Release{}):
-		a.Granted = true
-		return a
 	case !r.Term.Less(i.Term):
-	case r.Node == (Node{}) || r.ends <= v.c.t || r.Node == from || i.Release == (Release{r.Node, r.Term}),
-		mutation == AcceptAnyRelease && i.Release != (Release{}):
+	case r.Node == (Node{}) || r.ends <= v.c.t || r.Node == from || i.Release == (Release{r.Node, r.Term}):
 		a.Granted = true
 	}
 	if !a.Granted {

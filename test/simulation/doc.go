@@ -4,9 +4,9 @@
 //
 // It holds nothing but tests. TestSeeds makes a run of each number: everything in it follows from that number, so that a
 // run that fails can be looked at again, and runs every one twice to show that this is so. TestScenarios runs the scripts
-// in testdata, whose expected output is to be read. TestMutants breaks one rule at a time and wants that noticed.
+// in testdata, whose expected output is to be read. Package mutants breaks rules and wants these tests to notice.
 //
-//	go test ./test/simulation                                           a spread of seeds, all scenarios, all mutants
+//	go test ./test/simulation                                           a spread of seeds, all scenarios
 //	go test ./test/simulation -run TestSeeds -seeds 10000 -timeout 1h   more seeds
 //	go test ./test/simulation -run TestSeeds -seed 42 -v                one, and what happens in it
 //	go test ./test/simulation -run TestScenarios -update                after a change; to be looked at with git diff

@@ -44,6 +44,7 @@ type process struct {
 	joined  bool
 
 	held    []ownership.Term // by partition; zero when it does not decide
+	labels  []ownership.Term // by partition: under which the copy elsewhere is known to be
 	waiting [][]waiter
 	copied  []uint64 // by partition: the version up to which a copy has confirmed
 	parked  [][]*ask
@@ -65,7 +66,7 @@ type sight struct {
 func (w *world) start(h *host) *process {
 	w.boots++
 	p := &process{w: w, host: h, self: ownership.Node{Name: h.name, Boot: w.boots}, begun: w.now, changed: w.now}
-	p.held = make([]ownership.Term, w.partitions)
+	p.held, p.labels = make([]ownership.Term, w.partitions), make([]ownership.Term, w.partitions)
 	p.waiting = make([][]waiter, w.partitions)
 	p.copied = make([]uint64, w.partitions)
 	p.parked = make([][]*ask, w.partitions)
@@ -75,7 +76,7 @@ func (w *world) start(h *host) *process {
 		voters = append(voters, w.hosts[i].name)
 	}
 	cfg := ownership.Config{
-		Self: p.self, Partitions: w.partitions, Data: p.data, Voters: voters, Flush: w.flush, Mutation: w.mutant.core,
+		Self: p.self, Partitions: w.partitions, Data: p.data, Voters: voters, Flush: w.flush,
 	}
 	p.core = ownership.New(cfg, h.clock())
 	h.proc = p
@@ -122,6 +123,9 @@ func (p *process) flush() {
 	for _, e := range eff.Messages {
 		to := w.host(e.To.Name)
 		kind := kindOf(e.Message)
+		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep {
+			p.labels[a.Partition] = a.New
+		}
 		w.mix(uint64(w.now), uint64(p.host.index), uint64(to.index), uint64(len(kind)))
 		if w.verbose {
 			w.trace("%s>%s %s", e.From.Name, e.To.Name, describe(e.Message))
@@ -137,6 +141,9 @@ func (p *process) flush() {
 func (p *process) receive(e ownership.Envelope) {
 	if e.To != p.self {
 		return // the connection was to another process
+	}
+	if a, ok := e.Message.(*ownership.ReplicateAck); ok && a.Outcome == ownership.Done && p.labels[a.Partition].Less(a.Term) {
+		p.labels[a.Partition] = a.Term
 	}
 	p.core.Receive(p.host.clock(), e)
 	p.flush()

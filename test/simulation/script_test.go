@@ -43,7 +43,7 @@ type scenario struct {
 }
 
 // play runs a file's commands and returns what it looks like with their output.
-func (s *scenario) play(text string, m mutant) string {
+func (s *scenario) play(text string) string {
 	var out strings.Builder
 	lines := strings.Split(text, "\n")
 	for i := 0; i < len(lines); i++ {
@@ -65,7 +65,7 @@ func (s *scenario) play(text string, m mutant) string {
 				s.words = append(s.words, word)
 			}
 		}
-		said := s.do(strings.Fields(line)[0], m)
+		said := s.do(strings.Fields(line)[0])
 		if s.world != nil {
 			for _, l := range s.lines {
 				out.WriteString(strings.TrimRight(l, " ") + "\n")
@@ -128,12 +128,12 @@ func (s *scenario) key(name string) (*policy, *store.Key) {
 	return nil, nil
 }
 
-func (s *scenario) do(command string, m mutant) string {
+func (s *scenario) do(command string) string {
 	switch command {
 	case "policy":
 		s.policy()
 	case "cluster":
-		s.cluster(m)
+		s.cluster()
 	case "run":
 		s.run(s.now + s.duration(s.word(0)))
 	case "settle":
@@ -254,9 +254,8 @@ func (s *scenario) policy() {
 	s.policies = append(s.policies, p)
 }
 
-func (s *scenario) cluster(m mutant) {
+func (s *scenario) cluster() {
 	set := calm(1)
-	set.mutant = m
 	set.hosts = int(s.number("nodes", 3))
 	set.partitions = int(s.number("partitions", 3))
 	set.oneSided = slices.Contains(s.words, "one-sided")
@@ -371,7 +370,7 @@ func TestScenarios(t *testing.T) {
 				t.Fatal(err)
 			}
 			s := &scenario{t: t}
-			got := s.play(string(text), mutant{})
+			got := s.play(string(text))
 			for _, v := range s.violations() {
 				t.Error(v)
 			}

@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -8,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,6 +19,10 @@ import (
 
 var (
 	oneSeed  = flag.Int64("seed", -1, "run this seed only; with -v its whole trace is shown")
+	only     = flag.String("weather", "", "run seeds of these kinds of weather only, such as moving,crashing")
+	firstOf  = flag.Uint64("first", 0, "the first seed to run")
+	budget   = flag.Duration("for", 0, "run seeds for so long, in place of a number of them")
+	once     = flag.Bool("once", false, "run each seed once only: twice as many, and none is shown to repeat itself")
 	allSeeds = flag.Int("seeds", 300, "how many seeds to run; a tenth of them under the race detector")
 	most     = flag.Int("most", 10, "how many seeds may fail before the rest is left out")
 )
@@ -47,16 +51,16 @@ func (x weather) String() string {
 type run struct {
 	*world
 	weather weather
+	climate climate
 	until   int64 // when faults and traffic end
 	over    bool  // faults are
 	took    int64 // the longest that it took until everything was where it should be
 }
 
 // newRun draws from a seed what a run is like.
-func newRun(seed uint64, m mutant, verbose bool) *run {
+func newRun(seed uint64, verbose bool) *run {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	s := calm(seed)
-	s.mutant = m
 	r := &run{weather: weather(seed % uint64(weathers))}
 	s.hosts = 1 + rng.IntN(5)
 	if rng.IntN(8) == 0 {
@@ -81,14 +85,20 @@ func newRun(seed uint64, m mutant, verbose bool) *run {
 	s.detect = [2]int64{second, 3 * second}
 	s.discover = [2]int64{50 * millisecond, 500 * millisecond}
 	s.settle = 300*millisecond + rng.Int64N(second)
-	if r.weather <= crashing {
+	r.climate = temperate()
+	harsh := r.weather != fair && rng.IntN(2) == 0
+	if harsh {
+		r.climate = drawClimate(rng, r.weather)
+		drawNetwork(rng, &s)
+	}
+	if r.weather <= crashing || r.weather == voting || r.weather == stormy && !r.climate.parts() {
 		// Nobody holds what another one holds as long as a view only settles once everybody has been seen.
 		s.settle = max(s.settle, s.discover[1]+100*millisecond)
 	}
 	s.oneSided = rng.IntN(3) == 0
 	s.spread = 100 * int64(time.Hour)
 	s.rates = []int64{0, 1_000_000, 1_000_000}[rng.IntN(3)]
-	if rng.IntN(3) == 0 || r.weather == stormy {
+	if !harsh && (rng.IntN(3) == 0 || r.weather == stormy) {
 		s.tail = 0.02
 		s.loss = []float64{0, 0.01, 0.05, 0.1}[rng.IntN(4)]
 		s.repeat = []float64{0, 0.02, 0.1}[rng.IntN(3)]
@@ -99,6 +109,13 @@ func newRun(seed uint64, m mutant, verbose bool) *run {
 	r.proto.Sole = r.weather <= crashing
 	if s.loss > 0 || s.tail > 0 {
 		r.history.Late = 5 * time.Second
+	}
+	if harsh {
+		r.history.Late = 10 * time.Second
+		r.history.Claim += time.Duration(s.detect[1] + s.settle + 20*(s.delay+s.jitter))
+	}
+	for _, h := range r.hosts {
+		h.lag = rng.Int64N(r.climate.lag + 1)
 	}
 	return r
 }
@@ -177,7 +194,7 @@ func hash(key string) uint64 {
 // life is the whole run.
 func (r *run) life() {
 	w := r.world
-	w.say("seed %d, %v: %d nodes, %d partitions, %d voters, delay %v+%v, loss %v, repeated %v, tick %v, one-sided %v", w.seed, r.weather,
+	w.say("seed %d, %v%v: %d nodes, %d partitions, %d voters, delay %v+%v, loss %v, repeated %v, tick %v, one-sided %v", w.seed, r.weather, r.climate,
 		len(w.hosts), w.partitions, w.voters, time.Duration(w.delay), time.Duration(w.jitter), w.loss, w.repeat, time.Duration(w.tick), w.oneSided)
 	for _, p := range w.policies {
 		w.trace("%s: %v %d in %v, durability %d, strict %v, cold start closed %v", p.Name, p.rule.Limits[0].Algorithm, p.Limit, p.Window,
@@ -191,9 +208,21 @@ func (r *run) life() {
 	for _, h := range w.hosts[:len(w.hosts)-spare] {
 		w.after(w.rng.Int64N(second), func() { w.start(h) })
 	}
+	loss, tail := w.loss, w.tail
+	if r.climate.harsh {
+		w.loss, w.tail = 0, 0 // with half of all messages lost a copy is given up again and again
+	}
+	early := w.settle <= w.discover[1] // views may settle before they have everybody: who starts takes the others to be gone
+	if early {
+		w.split(len(w.hosts))
+	}
 	w.run(second)
 	r.converge("at the start")
-	r.until = w.now + 5*second + w.rng.Int64N(8*second)
+	w.loss, w.tail = loss, tail
+	if !early || r.weather != stormy {
+		w.calmed()
+	}
+	r.until = w.now + 5*second + w.rng.Int64N(r.climate.lasts)
 	w.after(0, r.traffic)
 	w.after(w.rng.Int64N(second), r.fault)
 	w.run(r.until)
@@ -233,13 +262,19 @@ func (r *run) life() {
 
 // settling is how long it may take, once nothing goes wrong any more, until every partition is held by its target: until
 // the dead are seen to be, views settle, leases run out, voters have abstained and what there is has been moved.
-const settling = 15 * second
+func (r *run) settling() int64 {
+	d := 15 * second
+	if r.climate.harsh { // all of that takes as long as it was drawn to
+		d += 2*(r.detect[1]+r.discover[1]+r.settle+r.climate.lag) + 100*(r.delay+r.jitter) + 50*r.tick
+	}
+	return d
+}
 
 // converge waits for that.
 func (r *run) converge(when string) {
 	w := r.world
 	begun := w.now
-	if w.until(settling, w.quiet) {
+	if w.until(r.settling(), w.quiet) {
 		r.took = max(r.took, w.now-begun)
 		w.say("all is settled %s, after %v", when, time.Duration(w.now-begun).Round(time.Millisecond))
 		return
@@ -287,7 +322,7 @@ func (r *run) traffic() {
 		}
 		w.ask(all[w.rng.IntN(len(all))], o)
 	}
-	w.after(w.rng.Int64N(10*millisecond), r.traffic)
+	w.after(w.rng.Int64N(r.climate.between), r.traffic)
 }
 
 // again repeats a check that was admitted, or was not answered in time, under its request id: it is not charged twice. That
@@ -335,9 +370,9 @@ func (r *run) fault() {
 	}
 	kind := r.weather
 	if kind == stormy {
-		kind = moving + weather(w.rng.IntN(int(voting)))
+		kind = r.climate.kinds[w.rng.IntN(len(r.climate.kinds))]
 	}
-	pause := second/2 + w.rng.Int64N(3*second)
+	pause := w.between(r.climate.pause)
 	switch kind {
 	case moving:
 		r.move()
@@ -386,7 +421,7 @@ func (r *run) move() {
 		w.say("%s is to leave", h.name)
 		p.leave()
 		if w.chance(0.5) {
-			w.after(second+w.rng.Int64N(5*second), func() { r.join(h) })
+			w.after(w.between(r.climate.absent), func() { r.join(h) })
 		}
 	}
 }
@@ -412,7 +447,7 @@ func (r *run) crash() {
 	}
 	p.crash()
 	w.say("%s crashes; copies complete: %v", p.self.Name, w.history.Crashes[len(w.history.Crashes)-1].Copied)
-	w.after(50*millisecond+w.rng.Int64N(5*second), func() { r.join(p.host) })
+	w.after(w.between(r.climate.down), func() { r.join(p.host) })
 }
 
 // cutNetwork cuts hosts into two groups for a while.
@@ -454,7 +489,7 @@ func (r *run) cutNetwork(oneWay bool) {
 		}
 	}
 	set(true)
-	w.after(200*millisecond+w.rng.Int64N(7*second), func() {
+	w.after(w.between(r.climate.cut), func() {
 		w.say("the network is whole")
 		set(false)
 		r.recover()
@@ -489,11 +524,11 @@ func (r *run) pauseOne() {
 	if p == nil || p.paused {
 		return
 	}
-	d := 100*millisecond + w.rng.Int64N(900*millisecond)
+	d := w.between(r.climate.stop)
 	if w.chance(0.7) {
-		d = second + w.rng.Int64N(6*second)
+		d = w.between(r.climate.halt)
 	}
-	suspend := w.chance(0.3)
+	suspend := w.chance(r.climate.suspend)
 	w.say("%s pauses for %v, suspended: %v", p.self.Name, time.Duration(d).Round(time.Millisecond), suspend)
 	w.split(r.sides())
 	w.disturbed = true
@@ -510,10 +545,10 @@ func (r *run) doubt() {
 	if q == nil || len(w.running()) < 2 {
 		return
 	}
-	until := w.now + 300*millisecond + w.rng.Int64N(4*second)
+	until := w.now + w.between(r.climate.doubt)
 	var by []string
 	for _, p := range w.running() {
-		if s := p.sight(q); s != nil && w.chance(0.6) {
+		if s := p.sight(q); s != nil && w.chance(r.climate.spread) {
 			s.doubted = until
 			by = append(by, p.self.Name)
 		}
@@ -533,81 +568,118 @@ func (r *run) restartVoters() {
 	if w.voters == 0 {
 		return
 	}
-	whole := w.chance(0.3)
+	whole := w.chance(r.climate.together)
 	for _, h := range w.hosts[:w.voters] {
-		if h.proc == nil || !whole && !w.chance(0.3) {
+		if h.proc == nil || !whole && !w.chance(r.climate.each) {
 			continue
 		}
 		h.proc.crash()
 		w.say("voter %s crashes", h.name)
-		w.after(50*millisecond+w.rng.Int64N(2*second), func() { r.join(h) })
+		w.after(w.between(r.climate.voterDown), func() { r.join(h) })
 	}
 }
 
 // play runs a seed.
-func play(seed uint64, m mutant, verbose bool) *run {
-	r := newRun(seed, m, verbose)
+func play(seed uint64, verbose bool) *run {
+	r := newRun(seed, verbose)
 	r.life()
 	return r
 }
 
-// outcome is what a seed has come to, told once it is known to be the same again.
+// outcome is what a seed that failed has come to.
 type outcome struct {
-	*run
-	violations []checker.Violation
-	again      uint64 // the second run's fingerprint
+	seed        uint64
+	weather     weather
+	violations  []checker.Violation
+	hash, again uint64 // the two runs' fingerprints
 }
 
 func TestSeeds(t *testing.T) {
-	from, count := uint64(0), uint64(*allSeeds)
+	wanted := func(uint64) bool { return true }
+	if *only != "" {
+		names := strings.Split(*only, ",")
+		for _, name := range names {
+			if !slices.ContainsFunc(allWeather(), func(x weather) bool { return x.String() == name }) {
+				t.Fatalf("-weather: there is no %q", name)
+			}
+		}
+		wanted = func(seed uint64) bool { return slices.Contains(names, weather(seed%uint64(weathers)).String()) }
+	}
+	from, count := *firstOf, uint64(*allSeeds)
 	if raceEnabled {
 		count /= 10
 	}
 	if *oneSeed >= 0 {
 		from, count = uint64(*oneSeed), 1
 	}
+	begun := time.Now()
 	verbose := *oneSeed >= 0 && testing.Verbose()
-	outcomes := make([]outcome, count)
-	var next, failed atomic.Uint64
+	var mu sync.Mutex
+	var outcomes []outcome
+	var failed int
+	// more takes the next seed.
+	next := from
+	more := func() (seed uint64, ok bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		for !wanted(next) && *oneSeed < 0 {
+			next++
+		}
+		next++
+		if *budget > 0 && *oneSeed < 0 {
+			ok = time.Since(begun) < *budget
+		} else {
+			ok = next-from <= count
+		}
+		return next - 1, ok && failed < *most
+	}
+	var done int
+	var slowest, took int64
 	var work sync.WaitGroup
 	for range runtime.GOMAXPROCS(0) {
 		work.Go(func() {
-			for i := next.Add(1) - 1; i < count && failed.Load() < uint64(*most); i = next.Add(1) - 1 {
-				r := play(from+i, mutant{}, verbose)
-				o := outcome{run: r, violations: r.violations(), again: play(from+i, mutant{}, false).hash}
-				if len(o.violations) > 0 || o.again != r.hash {
-					failed.Add(1)
+			for seed, ok := more(); ok; seed, ok = more() {
+				r := play(seed, verbose)
+				o := outcome{seed: seed, weather: r.weather, violations: r.violations(), hash: r.hash, again: r.hash}
+				if !*once {
+					o.again = play(seed, false).hash
 				}
-				if !verbose {
-					o.world = &world{hash: r.hash} // all else of it is no longer needed
+				if verbose {
+					fmt.Println(strings.Join(r.lines, "\n"))
 				}
-				outcomes[i] = o
+				mu.Lock()
+				done++
+				if r.took > took {
+					slowest, took = int64(seed), r.took
+				}
+				if len(o.violations) > 0 || o.again != o.hash {
+					failed++
+					outcomes = append(outcomes, o)
+				}
+				mu.Unlock()
 			}
 		})
 	}
 	work.Wait()
-	var slowest, took int64
-	for i, o := range outcomes {
-		if o.run == nil {
-			continue // enough have failed
-		}
-		seed := from + uint64(i)
-		if verbose {
-			fmt.Println(strings.Join(o.lines, "\n"))
-		}
+	slices.SortFunc(outcomes, func(a, b outcome) int { return cmp.Compare(a.seed, b.seed) })
+	for _, o := range outcomes {
 		if o.again != o.hash {
-			t.Errorf("seed %d: two runs of it differ: %x and %x", seed, o.hash, o.again)
-		}
-		if o.took > took {
-			slowest, took = int64(seed), o.took
+			t.Errorf("seed %d: two runs of it differ: %x and %x", o.seed, o.hash, o.again)
 		}
 		if vs := o.violations; len(vs) > 0 {
 			text := ""
 			for _, v := range vs[:min(len(vs), 8)] {
 				text += "\n\t" + v.String()
 			}
-			t.Errorf("seed %d (%v): %d violations:%s\n\tgo test ./test/simulation -run TestSeeds -seed %d -v", seed, o.weather, len(vs), text, seed)
+			t.Errorf("seed %d (%v): %d violations:%s\n\tgo test ./test/simulation -run TestSeeds -seed %d -v", o.seed, o.weather, len(vs), text, o.seed)
 		}
 	}
-	t.Logf("the longest until all was settled took %v, in seed %d", time.Duration(took), slowest)
+	t.Logf("%d seeds; the longest until all was settled took %v, in seed %d", done, time.Duration(took), slowest)
+}
+
+func allWeather() (all []weather) {
+	for x := range weathers {
+		all = append(all, x)
+	}
+	return all
 }

@@ -211,7 +211,7 @@ func (p *process) answered(a *ask, number int, ans answer) {
 		a.told = true
 		p.pass(a, ans)
 	case !ans.astray:
-		if ans.left >= 0 && ans.failed == "" && ans.admitted && p.w.mutant.rule != usePastLease {
+		if ans.left >= 0 && ans.failed == "" && ans.admitted {
 			if p.host.clock().Boot >= a.sentAt+ans.left-ans.left/500 {
 				return // too late: another may hold the partition by now
 			}
@@ -245,7 +245,7 @@ func (p *process) give(a *ask, ans answer) {
 		return
 	}
 	if ans.left >= 0 {
-		if ans.by == p.holder() && p.w.mutant.rule != usePastLease && p.host.clock().Boot >= ans.decision.Until {
+		if ans.by == p.holder() && p.host.clock().Boot >= ans.decision.Until {
 			return // decided here, but not said in time
 		}
 		p.w.proto.Use(p.w.now, o.key.Partition, ans.by, ans.end)
@@ -288,7 +288,7 @@ func (p *process) decide(a *ask) {
 	}
 	w.mix(uint64(w.now), o.id, uint64(dec.Remaining), dec.Ticket)
 	// A copy may have had it for long: a node remembers up to where its copies have confirmed.
-	if part := o.key.Partition; dec.Ticket <= p.copied[part] || w.mutant.rule == forgetTickets {
+	if part := o.key.Partition; dec.Ticket <= p.copied[part] {
 		p.tell(a, ans)
 	} else {
 		p.waiting[part] = append(p.waiting[part], waiter{a, ans, dec.Ticket})

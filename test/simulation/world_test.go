@@ -25,11 +25,11 @@ type settings struct {
 	voters     int
 	tick       int64
 	policies   []*policy
-	mutant     mutant
 
-	delay    int64 // the shortest way of a message
-	jitter   int64 // and how much longer it may take
-	tail     float64
+	delay    int64   // the shortest way of a message
+	jitter   int64   // and how much longer it may take
+	tail     float64 // the share of messages that are much later
+	late     int64   // by up to so much
 	loss     float64
 	repeat   float64
 	detect   [2]int64 // how long it takes to see that a node is gone, from and to
@@ -48,7 +48,7 @@ func calm(seed uint64) settings {
 	return settings{
 		seed: seed, hosts: 3, partitions: 4, tick: 10 * millisecond,
 		delay: millisecond, detect: [2]int64{2 * second, 2 * second}, discover: [2]int64{100 * millisecond, 100 * millisecond},
-		settle: 500 * millisecond, lonely: 5 * second, leaveFor: 10 * second,
+		late: 300 * millisecond, settle: 500 * millisecond, lonely: 5 * second, leaveFor: 10 * second,
 	}
 }
 
@@ -313,7 +313,7 @@ func (w *world) transmit(from, to *host, kind string, ordered bool, arrive func(
 			d += w.rng.Int64N(w.jitter)
 		}
 		if w.chance(w.tail) {
-			d += w.rng.Int64N(300 * millisecond)
+			d += w.rng.Int64N(w.late)
 		}
 		w.after(max(d, least), func() {
 			if w.link(from, to).cut {
@@ -364,7 +364,8 @@ func (w *world) quiet() bool {
 					return false
 				}
 				d := &p.data.parts[part]
-				found = len(all) == 1 || d.caught
+				// A copy that is of an earlier term than its holder's is not believed to be current.
+				found = len(all) == 1 || d.caught && p.labels[part] == p.held[part]
 				if w.voters > 0 {
 					// With each renewal, once in a second, the voters hear who has the copy.
 					found = found && d.lease > p.host.clock().Boot && (len(all) == 1 || w.now-d.caughtAt > 1500*millisecond)
@@ -407,7 +408,7 @@ func (w *world) memorize() {
 	}
 	knowing := 0
 	for _, h := range w.hosts[:w.voters] {
-		if p := h.proc; p != nil && !p.paused && w.now-p.begun > 5*second {
+		if p := h.proc; p != nil && !p.paused && w.now-p.begun > 5*second && p.core.Status(h.clock()).Voting {
 			knowing++
 		}
 	}

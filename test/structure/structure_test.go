@@ -52,6 +52,7 @@ var mayImport = map[string]string{
 	"test/cluster":       "",
 	"test/simulation":    "",
 	"test/model":         "",
+	"test/mutants":       "",
 	"test/structure":     "",
 }
 

@@ -1,0 +1,86 @@
+package mutants
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// mutant is a rule that is left out or broken.
+type mutant struct {
+	name  string // package, then what is wrong with it
+	file  string // that is edited
+	edits []edit
+	test  string // package and arguments of the go test that fails
+	says  string // what it says then
+}
+
+// edit puts a text in the place of another, which the file has once.
+type edit struct{ from, to string }
+
+// TestMutants runs the test of every mutant on it.
+func TestMutants(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the tests that are run are others, without the race detector")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			t.Parallel()
+			out, err := m.run(t, root)
+			var exit *exec.ExitError
+			switch {
+			case err != nil && !errors.As(err, &exit):
+				t.Fatal(err)
+			case strings.Contains(out, "[build failed]") || strings.Contains(out, "[setup failed]"):
+				t.Errorf("it does not compile:\n%s", out)
+			case err == nil:
+				t.Errorf("it is not noticed by go test %s:\n%s", m.test, out)
+			case !strings.Contains(out, m.says):
+				t.Errorf("go test %s does not say %q:\n%s", m.test, m.says, out)
+			default:
+				t.Log(out)
+			}
+		})
+	}
+}
+
+// run runs the mutant's test with the file edited.
+func (m *mutant) run(t *testing.T, root string) (string, error) {
+	path := filepath.Join(root, m.file)
+	source, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(source)
+	for _, e := range m.edits {
+		if n := strings.Count(text, e.from); n != 1 {
+			t.Fatalf("%s has this %d times; once is wanted:\n%s", m.file, n, e.from)
+		}
+		text = strings.Replace(text, e.from, e.to, 1)
+	}
+	dir := t.TempDir()
+	edited, overlay := filepath.Join(dir, filepath.Base(m.file)), filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(edited, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	list, err := json.Marshal(map[string]map[string]string{"Replace": {path: edited}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(overlay, list, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"test", "-overlay", overlay, "-vet=off", "-count=1", "-timeout=5m"}, strings.Fields(m.test)...)
+	cmd := exec.CommandContext(t.Context(), "go", args...)
+	cmd.Dir = root
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
