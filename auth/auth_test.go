@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -168,14 +169,14 @@ type fake struct {
 	asked []string
 }
 
-func (f *fake) CheckTo(_ context.Context, checks []limiter.Check, refused limiter.Refused, results []limiter.Result) error {
+func (f *fake) CheckTo(_ context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
 	for i, c := range checks {
 		if e := refused[i]; e != nil {
-			results[i] = limiter.Result{Err: e}
+			results[i] = limit.Result{Err: e}
 			continue
 		}
 		if c.Key == "bad" {
-			return (&limiter.Error{Kind: limiter.Invalid, Field: "key", Message: "is bad"}).In(i, len(checks))
+			return (&limit.Error{Kind: limit.Invalid, Field: "key", Message: "is bad"}).In(i, len(checks))
 		}
 		f.asked = append(f.asked, c.Policy+c.Namespace+"/"+c.Key)
 		results[i].Policy = c.Policy
@@ -183,49 +184,49 @@ func (f *fake) CheckTo(_ context.Context, checks []limiter.Check, refused limite
 	return nil
 }
 
-func (f *fake) note(what string, t limiter.Target) { f.asked = append(f.asked, what+" "+t.Policy) }
+func (f *fake) note(what string, t limit.Target) { f.asked = append(f.asked, what+" "+t.Policy) }
 
-func (f *fake) CheckAll(_ context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
+func (f *fake) CheckAll(_ context.Context, checks []limit.Check) (limit.AllDecision, error) {
 	f.note("all", checks[0].Target)
-	return limiter.AllDecision{}, nil
+	return limit.AllDecision{}, nil
 }
 
-func (f *fake) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+func (f *fake) Acquire(_ context.Context, a limit.Acquire) (limit.Decision, error) {
 	f.note("acquire", a.Target)
-	return limiter.Decision{}, nil
+	return limit.Decision{}, nil
 }
 
-func (f *fake) Renew(_ context.Context, t limiter.Target, _ string, _ time.Duration) (time.Duration, error) {
+func (f *fake) Renew(_ context.Context, t limit.Target, _ string, _ time.Duration) (time.Duration, error) {
 	f.note("renew", t)
 	return 0, nil
 }
 
-func (f *fake) Release(_ context.Context, t limiter.Target, _ string) (bool, error) {
+func (f *fake) Release(_ context.Context, t limit.Target, _ string) (bool, error) {
 	f.note("release", t)
 	return true, nil
 }
 
-func (f *fake) Reserve(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
+func (f *fake) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, error) {
 	f.note("reserve", r.Target)
-	return limiter.Decision{}, nil
+	return limit.Decision{}, nil
 }
 
-func (f *fake) Commit(_ context.Context, t limiter.Target, _ string, _ int64) (int64, error) {
+func (f *fake) Commit(_ context.Context, t limit.Target, _ string, _ int64) (int64, error) {
 	f.note("commit", t)
 	return 0, nil
 }
 
-func (f *fake) Cancel(_ context.Context, t limiter.Target, _ string) (int64, error) {
+func (f *fake) Cancel(_ context.Context, t limit.Target, _ string) (int64, error) {
 	f.note("cancel", t)
 	return 0, nil
 }
 
-func (f *fake) Refund(_ context.Context, t limiter.Target, _ int64) (int64, error) {
+func (f *fake) Refund(_ context.Context, t limit.Target, _ int64) (int64, error) {
 	f.note("refund", t)
 	return 0, nil
 }
 
-func (f *fake) Reset(_ context.Context, t limiter.Target) error {
+func (f *fake) Reset(_ context.Context, t limit.Target) error {
 	f.note("reset", t)
 	return nil
 }
@@ -241,8 +242,8 @@ func (w *watched) come(t *testing.T, token string, role Role) context.Context {
 }
 
 func isDenied(err error, field string) bool {
-	var e *limiter.Error
-	return errors.As(err, &e) && e.Kind == limiter.Denied && e.Field == field
+	var e *limit.Error
+	return errors.As(err, &e) && e.Kind == limit.Denied && e.Field == field
 }
 
 func TestBatch(t *testing.T) {
@@ -250,13 +251,13 @@ func TestBatch(t *testing.T) {
 	next := &fake{}
 	svc := w.Service("http", next)
 	ctx := w.come(t, shop, RoleCheck)
-	of := func(policy, key string) limiter.Check {
-		return limiter.Check{Target: limiter.Target{Policy: policy, Key: key}, Cost: 1}
+	of := func(policy, key string) limit.Check {
+		return limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: 1}
 	}
-	sent := func(namespace, key string) limiter.Check {
-		return limiter.Check{Target: limiter.Target{Limit: &algo.Limit{}, Namespace: namespace, Key: key}, Cost: 1}
+	sent := func(namespace, key string) limit.Check {
+		return limit.Check{Target: limit.Target{Limit: &algo.Limit{}, Namespace: namespace, Key: key}, Cost: 1}
 	}
-	results, err := svc.Check(ctx, []limiter.Check{of("payout", "a"), of("login", "b"), sent("shop", "c"), sent("", "d"), of("login", "e")})
+	results, err := svc.Check(ctx, []limit.Check{of("payout", "a"), of("login", "b"), sent("shop", "c"), sent("", "d"), of("login", "e")})
 	if err != nil || strings.Join(next.asked, " ") != "login/b shop/c login/e" {
 		t.Fatalf("%v %v", next.asked, err)
 	}
@@ -270,27 +271,27 @@ func TestBatch(t *testing.T) {
 	}
 	// Errors about the rest name the places that the caller knows.
 	for _, c := range []struct {
-		checks []limiter.Check
+		checks []limit.Check
 		want   string
 	}{
-		{[]limiter.Check{of("payout", "a"), of("login", "bad")}, "checks[1].key"},
-		{[]limiter.Check{of("payout", "a"), of("login", "b"), of("payout", "c"), of("login", "bad")}, "checks[3].key"},
-		{[]limiter.Check{of("login", "bad")}, "key"},
+		{[]limit.Check{of("payout", "a"), of("login", "bad")}, "checks[1].key"},
+		{[]limit.Check{of("payout", "a"), of("login", "b"), of("payout", "c"), of("login", "bad")}, "checks[3].key"},
+		{[]limit.Check{of("login", "bad")}, "key"},
 	} {
-		var e *limiter.Error
+		var e *limit.Error
 		if _, err := svc.Check(ctx, c.checks); !errors.As(err, &e) || e.Field != c.want {
 			t.Errorf("%v, want %s", err, c.want)
 		}
 	}
 	next.asked = nil
-	if results, err := svc.Check(ctx, []limiter.Check{of("payout", "a")}); err != nil || !isDenied(results[0].Err, "policy") || next.asked != nil {
+	if results, err := svc.Check(ctx, []limit.Check{of("payout", "a")}); err != nil || !isDenied(results[0].Err, "policy") || next.asked != nil {
 		t.Errorf("%v, %v, asked %v", results, err, next.asked)
 	}
-	if _, err := svc.CheckAll(ctx, []limiter.Check{of("login", "a"), of("payout", "b")}); !isDenied(err, "checks[1].policy") || next.asked != nil {
+	if _, err := svc.CheckAll(ctx, []limit.Check{of("login", "a"), of("payout", "b")}); !isDenied(err, "checks[1].policy") || next.asked != nil {
 		t.Errorf("%v, asked %v", err, next.asked)
 	}
 	// What is neither here nor there is for the service to refuse.
-	if _, err := svc.Check(ctx, []limiter.Check{of("", "a")}); err != nil || len(next.asked) != 1 {
+	if _, err := svc.Check(ctx, []limit.Check{of("", "a")}); err != nil || len(next.asked) != 1 {
 		t.Errorf("%v", err)
 	}
 }
@@ -303,33 +304,33 @@ func TestOperations(t *testing.T) {
 	svc := w.Service("grpc", next)
 	operations := map[string]struct {
 		role Role
-		do   func(context.Context, limiter.Target) error
+		do   func(context.Context, limit.Target) error
 	}{
-		"check": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
-			results, err := svc.Check(ctx, []limiter.Check{{Target: to}})
+		"check": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			results, err := svc.Check(ctx, []limit.Check{{Target: to}})
 			if err != nil {
 				return err
 			}
 			return results[0].Err
 		}},
-		"all": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
-			_, err := svc.CheckAll(ctx, []limiter.Check{{Target: to}})
+		"all": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.CheckAll(ctx, []limit.Check{{Target: to}})
 			return err
 		}},
-		"acquire": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
-			_, err := svc.Acquire(ctx, limiter.Acquire{Target: to})
+		"acquire": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.Acquire(ctx, limit.Acquire{Target: to})
 			return err
 		}},
-		"renew":   {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Renew(ctx, to, "", 0); return err }},
-		"release": {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Release(ctx, to, ""); return err }},
-		"reserve": {RoleCheck, func(ctx context.Context, to limiter.Target) error {
-			_, err := svc.Reserve(ctx, limiter.Reserve{Target: to})
+		"renew":   {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Renew(ctx, to, "", 0); return err }},
+		"release": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Release(ctx, to, ""); return err }},
+		"reserve": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.Reserve(ctx, limit.Reserve{Target: to})
 			return err
 		}},
-		"commit": {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Commit(ctx, to, "", 0); return err }},
-		"cancel": {RoleCheck, func(ctx context.Context, to limiter.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
-		"refund": {RoleRefund, func(ctx context.Context, to limiter.Target) error { _, err := svc.Refund(ctx, to, 1); return err }},
-		"reset":  {RoleRefund, func(ctx context.Context, to limiter.Target) error { return svc.Reset(ctx, to) }},
+		"commit": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Commit(ctx, to, "", 0); return err }},
+		"cancel": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
+		"refund": {RoleRefund, func(ctx context.Context, to limit.Target) error { _, err := svc.Refund(ctx, to, 1); return err }},
+		"reset":  {RoleRefund, func(ctx context.Context, to limit.Target) error { return svc.Reset(ctx, to) }},
 	}
 	checker, supporter := w.come(t, shop, RoleCheck), w.come(t, support, RoleRefund)
 	for name, op := range operations {
@@ -337,22 +338,22 @@ func TestOperations(t *testing.T) {
 		if op.role == RoleRefund {
 			mine, other = supporter, checker
 		}
-		if err := op.do(mine, limiter.Target{Policy: "login", Key: "a"}); err != nil {
+		if err := op.do(mine, limit.Target{Policy: "login", Key: "a"}); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		next.asked = nil
-		if err := op.do(other, limiter.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
+		if err := op.do(other, limit.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
 			t.Errorf("%s in another role: %v", name, err)
 		}
 		if op.role == RoleCheck {
-			if err := op.do(mine, limiter.Target{Policy: "payout", Key: "a"}); !isDenied(err, "policy") {
+			if err := op.do(mine, limit.Target{Policy: "payout", Key: "a"}); !isDenied(err, "policy") {
 				t.Errorf("%s of another's policy: %v", name, err)
 			}
-			if err := op.do(mine, limiter.Target{Limit: &algo.Limit{}, Key: "a"}); !isDenied(err, "namespace") {
+			if err := op.do(mine, limit.Target{Limit: &algo.Limit{}, Key: "a"}); !isDenied(err, "namespace") {
 				t.Errorf("%s in another's namespace: %v", name, err)
 			}
 		}
-		if err := op.do(t.Context(), limiter.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
+		if err := op.do(t.Context(), limit.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
 			t.Errorf("%s by nobody: %v", name, err)
 		}
 		if next.asked != nil {
@@ -367,7 +368,7 @@ func TestRevoked(t *testing.T) {
 	next := &fake{}
 	svc := w.Service("grpc", next)
 	ctx := w.come(t, shop, RoleCheck)
-	login := []limiter.Check{{Target: limiter.Target{Policy: "login", Key: "a"}}}
+	login := []limit.Check{{Target: limit.Target{Policy: "login", Key: "a"}}}
 	if _, err := svc.Check(ctx, login); err != nil {
 		t.Fatal(err)
 	}
@@ -434,8 +435,8 @@ func TestBatchInSteps(t *testing.T) {
 	t.Cleanup(next.Close)
 	svc := w.Service("grpc", next)
 	var b limiter.Batch
-	of := func(policy string) limiter.Check {
-		return limiter.Check{Target: limiter.Target{Policy: policy, Key: "k"}, Cost: 1}
+	of := func(policy string) limit.Check {
+		return limit.Check{Target: limit.Target{Policy: policy, Key: "k"}, Cost: 1}
 	}
 	ctx := w.come(t, shop, RoleCheck)
 	for range 2 { // a batch is used again
@@ -456,7 +457,7 @@ func TestBatchInSteps(t *testing.T) {
 	if got, err := next.Check(t.Context(), b.Checks); err != nil || got[0].Remaining != 2 {
 		t.Errorf("what was denied was charged: %+v, %v", got, err)
 	}
-	if _, err := svc.Begin(t.Context(), &b); err == nil || err.Kind != limiter.Denied {
+	if _, err := svc.Begin(t.Context(), &b); err == nil || err.Kind != limit.Denied {
 		t.Errorf("%v", err)
 	}
 }
@@ -466,8 +467,8 @@ func TestCheckToAllocatesNothing(t *testing.T) {
 	w := watch(t)
 	svc := w.Service("grpc", &quiet{})
 	ctx := w.come(t, shop, RoleCheck)
-	checks := []limiter.Check{{Target: limiter.Target{Policy: "login", Key: "k"}, Cost: 1}}
-	results := make([]limiter.Result, 1)
+	checks := []limit.Check{{Target: limit.Target{Policy: "login", Key: "k"}, Cost: 1}}
+	results := make([]limit.Result, 1)
 	if n := testing.AllocsPerRun(100, func() {
 		if err := svc.CheckTo(ctx, checks, nil, results); err != nil {
 			t.Fatal(err)
@@ -476,11 +477,11 @@ func TestCheckToAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 	// What a service in front has refused stays so.
-	own := &limiter.Error{Kind: limiter.TooLarge}
-	checks = append(checks, checks[0], limiter.Check{Target: limiter.Target{Policy: "payout", Key: "k"}, Cost: 1})
-	results = make([]limiter.Result, 3)
+	own := &limit.Error{Kind: limit.TooLarge}
+	checks = append(checks, checks[0], limit.Check{Target: limit.Target{Policy: "payout", Key: "k"}, Cost: 1})
+	results = make([]limit.Result, 3)
 	next := &fake{}
-	if err := w.Service("grpc", next).CheckTo(ctx, checks, limiter.Refused{1: own}, results); err != nil || len(next.asked) != 1 {
+	if err := w.Service("grpc", next).CheckTo(ctx, checks, limit.Refused{1: own}, results); err != nil || len(next.asked) != 1 {
 		t.Fatalf("%v, asked %q", err, next.asked)
 	}
 	if results[0].Err != nil || results[1].Err != own || !isDenied(results[2].Err, "policy") {
@@ -491,6 +492,6 @@ func TestCheckToAllocatesNothing(t *testing.T) {
 // quiet is a service that answers nothing.
 type quiet struct{ limiter.BatchService }
 
-func (quiet) CheckTo(context.Context, []limiter.Check, limiter.Refused, []limiter.Result) error {
+func (quiet) CheckTo(context.Context, []limit.Check, limit.Refused, []limit.Result) error {
 	return nil
 }

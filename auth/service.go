@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 )
 
@@ -26,7 +27,7 @@ type service struct {
 }
 
 // caller returns the caller of the context if it has the role, or the error to answer.
-func (s *service) caller(ctx context.Context, role Role) (*Caller, *limiter.Error) {
+func (s *service) caller(ctx context.Context, role Role) (*Caller, *limit.Error) {
 	from, ok := ctx.Value(sessionKey{}).(*session)
 	denial := &Denial{Reason: NoCredentials, Message: "the call is not authenticated"}
 	var caller *Caller
@@ -41,12 +42,12 @@ func (s *service) caller(ctx context.Context, role Role) (*Caller, *limiter.Erro
 	if ok {
 		s.authorizer.denied(s.listener, denial, caller, from.credentials.From)
 	}
-	return nil, &limiter.Error{Kind: limiter.Denied, Message: denial.Message}
+	return nil, &limit.Error{Kind: limit.Denied, Message: denial.Message}
 }
 
 // target returns an error if the caller may not use the policy or namespace of a target. A target with neither or both is left
 // to the Service, which rejects it.
-func (s *service) target(ctx context.Context, c *Caller, t *limiter.Target) *limiter.Error {
+func (s *service) target(ctx context.Context, c *Caller, t *limit.Target) *limit.Error {
 	var field, what string
 	switch {
 	case t.Limit != nil && !c.MayUseNamespace(t.Namespace):
@@ -58,11 +59,11 @@ func (s *service) target(ctx context.Context, c *Caller, t *limiter.Target) *lim
 	}
 	from, _ := ctx.Value(sessionKey{}).(*session)
 	s.authorizer.denied(s.listener, &Denial{Authenticated: true, Reason: WrongPolicy, Message: what}, nil, from.credentials.From)
-	return &limiter.Error{Kind: limiter.Denied, Field: field, Message: what}
+	return &limit.Error{Kind: limit.Denied, Field: field, Message: what}
 }
 
 // authorize demands a role and the right to use a target.
-func (s *service) authorize(ctx context.Context, role Role, t *limiter.Target) error {
+func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) error {
 	c, denied := s.caller(ctx, role)
 	if denied == nil {
 		denied = s.target(ctx, c, t)
@@ -74,11 +75,11 @@ func (s *service) authorize(ctx context.Context, role Role, t *limiter.Target) e
 }
 
 // deniedChecks returns the errors of a batch's checks that the caller may not make, by their index.
-func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limiter.Check) (errs limiter.Refused) {
+func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Refused) {
 	for i := range checks {
 		if e := s.target(ctx, c, &checks[i].Target); e != nil {
 			if errs == nil {
-				errs = make(limiter.Refused)
+				errs = make(limit.Refused)
 			}
 			errs[i] = e
 		}
@@ -87,7 +88,7 @@ func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limiter.
 }
 
 // Begin implements limiter.BatchService.
-func (s *service) Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+func (s *service) Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
 	c, denied := s.caller(ctx, RoleCheck)
 	if denied != nil {
 		return nil, denied
@@ -102,7 +103,7 @@ func (s *service) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 }
 
 // CheckTo implements limiter.BatchService. Checks that already have an error keep it.
-func (s *service) CheckTo(ctx context.Context, checks []limiter.Check, refused limiter.Refused, results []limiter.Result) error {
+func (s *service) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
 	c, denied := s.caller(ctx, RoleCheck)
 	if denied != nil {
 		return denied
@@ -116,17 +117,17 @@ func (s *service) CheckTo(ctx context.Context, checks []limiter.Check, refused l
 	return s.next.CheckTo(ctx, checks, own, results)
 }
 
-// Check implements limiter.Service.
-func (s *service) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {
-	results := make([]limiter.Result, len(checks))
+// Check implements limit.Service.
+func (s *service) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
+	results := make([]limit.Result, len(checks))
 	if err := s.CheckTo(ctx, checks, nil, results); err != nil {
 		return nil, err
 	}
 	return results, nil
 }
 
-// CheckAll implements limiter.Service.
-func (s *service) CheckAll(ctx context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
+// CheckAll implements limit.Service.
+func (s *service) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
 	c, denied := s.caller(ctx, RoleCheck)
 	for i := range checks {
 		if denied != nil {
@@ -137,69 +138,69 @@ func (s *service) CheckAll(ctx context.Context, checks []limiter.Check) (limiter
 		}
 	}
 	if denied != nil {
-		return limiter.AllDecision{}, denied
+		return limit.AllDecision{}, denied
 	}
 	return s.next.CheckAll(ctx, checks)
 }
 
-// Acquire implements limiter.Service.
-func (s *service) Acquire(ctx context.Context, a limiter.Acquire) (limiter.Decision, error) {
+// Acquire implements limit.Service.
+func (s *service) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
 	if err := s.authorize(ctx, RoleCheck, &a.Target); err != nil {
-		return limiter.Decision{}, err
+		return limit.Decision{}, err
 	}
 	return s.next.Acquire(ctx, a)
 }
 
-// Renew implements limiter.Service.
-func (s *service) Renew(ctx context.Context, t limiter.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
+// Renew implements limit.Service.
+func (s *service) Renew(ctx context.Context, t limit.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
 	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Renew(ctx, t, leaseID, ttl)
 }
 
-// Release implements limiter.Service.
-func (s *service) Release(ctx context.Context, t limiter.Target, leaseID string) (bool, error) {
+// Release implements limit.Service.
+func (s *service) Release(ctx context.Context, t limit.Target, leaseID string) (bool, error) {
 	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return false, err
 	}
 	return s.next.Release(ctx, t, leaseID)
 }
 
-// Reserve implements limiter.Service.
-func (s *service) Reserve(ctx context.Context, r limiter.Reserve) (limiter.Decision, error) {
+// Reserve implements limit.Service.
+func (s *service) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
 	if err := s.authorize(ctx, RoleCheck, &r.Target); err != nil {
-		return limiter.Decision{}, err
+		return limit.Decision{}, err
 	}
 	return s.next.Reserve(ctx, r)
 }
 
-// Commit implements limiter.Service. It gives back no more than the caller's own reservation has charged.
-func (s *service) Commit(ctx context.Context, t limiter.Target, reservationID string, cost int64) (int64, error) {
+// Commit implements limit.Service. It gives back no more than the caller's own reservation has charged.
+func (s *service) Commit(ctx context.Context, t limit.Target, reservationID string, cost int64) (int64, error) {
 	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Commit(ctx, t, reservationID, cost)
 }
 
-// Cancel implements limiter.Service.
-func (s *service) Cancel(ctx context.Context, t limiter.Target, reservationID string) (int64, error) {
+// Cancel implements limit.Service.
+func (s *service) Cancel(ctx context.Context, t limit.Target, reservationID string) (int64, error) {
 	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Cancel(ctx, t, reservationID)
 }
 
-// Refund implements limiter.Service.
-func (s *service) Refund(ctx context.Context, t limiter.Target, units int64) (int64, error) {
+// Refund implements limit.Service.
+func (s *service) Refund(ctx context.Context, t limit.Target, units int64) (int64, error) {
 	if err := s.authorize(ctx, RoleRefund, &t); err != nil {
 		return 0, err
 	}
 	return s.next.Refund(ctx, t, units)
 }
 
-// Reset implements limiter.Service.
-func (s *service) Reset(ctx context.Context, t limiter.Target) error {
+// Reset implements limit.Service.
+func (s *service) Reset(ctx context.Context, t limit.Target) error {
 	if err := s.authorize(ctx, RoleRefund, &t); err != nil {
 		return err
 	}

@@ -7,16 +7,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // unreachable is what a node that cannot be reached answers.
-var unreachable = &limiter.Error{Kind: limiter.Unavailable, Message: "unreachable"}
+var unreachable = &limit.Error{Kind: limit.Unavailable, Message: "unreachable"}
 
 // hang is a node that never answers.
-func hang(ctx context.Context, _ limiter.Check) (limiter.Decision, error) {
+func hang(ctx context.Context, _ limit.Check) (limit.Decision, error) {
 	<-ctx.Done()
-	return limiter.Decision{}, &limiter.Error{Kind: limiter.Unavailable, Message: ctx.Err().Error()}
+	return limit.Decision{}, &limit.Error{Kind: limit.Unavailable, Message: ctx.Err().Error()}
 }
 
 func TestDeadlines(t *testing.T) {
@@ -57,9 +57,9 @@ func TestDeadlines(t *testing.T) {
 func TestFailClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{
-			check: func(context.Context, limiter.Check) (limiter.Decision, error) { return limiter.Decision{}, unreachable },
-			acquire: func(context.Context, limiter.Acquire) (limiter.Decision, error) {
-				return limiter.Decision{}, unreachable
+			check: func(context.Context, limit.Check) (limit.Decision, error) { return limit.Decision{}, unreachable },
+			acquire: func(context.Context, limit.Acquire) (limit.Decision, error) {
+				return limit.Decision{}, unreachable
 			},
 		}
 		c := scripted(t, s, WithOnError(FailClosed))
@@ -81,15 +81,15 @@ func TestFailClosed(t *testing.T) {
 
 func TestRetry(t *testing.T) {
 	// First is what a node does with the first question; the second is answered.
-	first := map[string]func(context.Context, limiter.Check) (limiter.Decision, error){
-		"unreachable": func(context.Context, limiter.Check) (limiter.Decision, error) { return limiter.Decision{}, unreachable },
+	first := map[string]func(context.Context, limit.Check) (limit.Decision, error){
+		"unreachable": func(context.Context, limit.Check) (limit.Decision, error) { return limit.Decision{}, unreachable },
 		"hung":        hang,
 	}
 	for name, first := range first {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var ids []string
-				check := func(ctx context.Context, ck limiter.Check) (limiter.Decision, error) {
+				check := func(ctx context.Context, ck limit.Check) (limit.Decision, error) {
 					ids = append(ids, ck.RequestID)
 					if len(ids) == 1 {
 						return first(ctx, ck)
@@ -101,7 +101,7 @@ func TestRetry(t *testing.T) {
 				if err != nil || !d.Allowed || d.FailedOpen {
 					t.Errorf("%+v, %v", d, err)
 				}
-				if len(ids) != 2 || ids[0] != ids[1] || ids[0] == "" || len(ids[0]) > limiter.MaxRequestID {
+				if len(ids) != 2 || ids[0] != ids[1] || ids[0] == "" || len(ids[0]) > limit.MaxRequestID {
 					t.Errorf("request ids %q, want the same one twice", ids)
 				}
 				if _, err := c.Policy("p").Allow(t.Context(), "a"); err != nil || ids[2] == ids[0] {
@@ -117,9 +117,9 @@ func TestRetry(t *testing.T) {
 	t.Run("off", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var ids []string
-			c := scripted(t, &script{check: func(_ context.Context, ck limiter.Check) (limiter.Decision, error) {
+			c := scripted(t, &script{check: func(_ context.Context, ck limit.Check) (limit.Decision, error) {
 				ids = append(ids, ck.RequestID)
-				return limiter.Decision{}, unreachable
+				return limit.Decision{}, unreachable
 			}})
 			if d, err := c.Policy("p").Allow(t.Context(), "a"); err != nil || !d.FailedOpen {
 				t.Errorf("%+v, %v", d, err)
@@ -150,7 +150,7 @@ func TestRetry(t *testing.T) {
 func TestBreaker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked, down := 0, true
-		c := scripted(t, &script{check: func(ctx context.Context, ck limiter.Check) (limiter.Decision, error) {
+		c := scripted(t, &script{check: func(ctx context.Context, ck limit.Check) (limit.Decision, error) {
 			asked++
 			if down {
 				return hang(ctx, ck)
@@ -207,7 +207,7 @@ func TestBreaker(t *testing.T) {
 func TestBreakerIgnores(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answer := hang
-		c := scripted(t, &script{check: func(ctx context.Context, ck limiter.Check) (limiter.Decision, error) {
+		c := scripted(t, &script{check: func(ctx context.Context, ck limit.Check) (limit.Decision, error) {
 			return answer(ctx, ck)
 		}}, WithBreaker(1, time.Hour))
 		p := c.Policy("p")
@@ -223,13 +223,13 @@ func TestBreakerIgnores(t *testing.T) {
 				t.Errorf("cancelled: %v", err)
 			}
 		}
-		answer = func(context.Context, limiter.Check) (limiter.Decision, error) {
-			return limiter.Decision{}, &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: "unknown"}
+		answer = func(context.Context, limit.Check) (limit.Decision, error) {
+			return limit.Decision{}, limit.NewError(limit.NotFound, "policy", "unknown")
 		}
 		if _, err := p.Allow(t.Context(), "a"); !errors.Is(err, ErrNotFound) {
 			t.Errorf("not found: %v", err)
 		}
-		answer = func(context.Context, limiter.Check) (limiter.Decision, error) { return admitted, nil }
+		answer = func(context.Context, limit.Check) (limit.Decision, error) { return admitted, nil }
 		if d, err := p.Allow(t.Context(), "a"); err != nil || d.FailedOpen {
 			t.Errorf("the breaker is open: %+v, %v", d, err)
 		}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // TestConformance holds both backends to the same behaviour.
@@ -109,16 +109,16 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, limit := range []algo.Limit{
+		for _, inline := range []algo.Limit{
 			{Algorithm: algo.SlidingWindow, Limit: 2, Window: time.Minute, Slots: 7, CountDenied: true},
 			{Algorithm: algo.TokenBucket, Limit: 3, Capacity: 4, Window: time.Second},
 			{Algorithm: algo.FixedWindow, Limit: Unlimited, Period: algo.Week, Zone: berlin},
 		} {
-			must(t)(c.Inline("api", limit).Allow(ctx, "a"))
-			want := limiter.Target{Limit: &limit, Namespace: "api", Key: "a"}
+			must(t)(c.Inline("api", inline).Allow(ctx, "a"))
+			want := limit.Target{Limit: &inline, Namespace: "api", Key: "a"}
 			got := b.targets[len(b.targets)-1]
-			if got.Limit != nil && got.Limit.Zone != nil && limit.Zone != nil && got.Limit.Zone.String() == limit.Zone.String() {
-				got.Limit.Zone = limit.Zone
+			if got.Limit != nil && got.Limit.Zone != nil && inline.Zone != nil && got.Limit.Zone.String() == inline.Zone.String() {
+				got.Limit.Zone = inline.Zone
 			}
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("sent %+v of %+v, want %+v", got, got.Limit, want)

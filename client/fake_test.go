@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc"
@@ -40,11 +41,11 @@ type book struct {
 	used    map[string]int64
 	leases  map[string]string // key → lease
 	charged map[string]int64  // key and request id → cost
-	targets []limiter.Target  // of every question, in order
+	targets []limit.Target    // of every question, in order
 	ids     []string          // the request ids of every question, in order
 	renewed map[string]bool   // leases that were renewed
 	// reserved is what was asked for, in order; reservations are settled in that order.
-	reserved []limiter.Reserve
+	reserved []limit.Reserve
 	stopped  bool
 }
 
@@ -63,38 +64,38 @@ func (b *book) stop() {
 	b.stopped = true
 }
 
-func (b *book) fail(t limiter.Target) error {
+func (b *book) fail(t limit.Target) error {
 	b.targets = append(b.targets, t)
 	switch t.Policy {
 	case "missing":
-		return &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: `"missing" is not known here`}
+		return limit.NewError(limit.NotFound, "policy", `"missing" is not known here`)
 	case "down":
-		return &limiter.Error{Kind: limiter.Unavailable, Message: "the owner cannot be reached"}
+		return &limit.Error{Kind: limit.Unavailable, Message: "the owner cannot be reached"}
 	}
 	if t.Limit != nil && t.Limit.Limit == 0 {
-		return &limiter.Error{Kind: limiter.Invalid, Field: "limit.limit", Message: "must not be 0"}
+		return limit.NewError(limit.Invalid, "limit.limit", "must not be 0")
 	}
 	return nil
 }
 
 // fullDecision has every field set.
-var fullDecision = limiter.Decision{
+var fullDecision = limit.Decision{
 	Policy: "full", Allowed: false, Granted: 2, Limit: 3, Window: 4, Remaining: 5, RetryAfter: 6, ResetAfter: 7, Delay: 8,
 	Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true,
-	Limits: []limiter.LimitStatus{
+	Limits: []limit.LimitStatus{
 		{Limit: 9, Window: 10, Remaining: 11, RetryAfter: 12, ResetAfter: 13},
 		{Limit: algo.Unlimited, RetryAfter: algo.Never},
 	},
 }
 
-func (b *book) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+func (b *book) Check(_ context.Context, checks []limit.Check) ([]limit.Result, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	results := make([]limiter.Result, len(checks))
+	results := make([]limit.Result, len(checks))
 	for i, ck := range checks {
 		b.ids = append(b.ids, ck.RequestID)
 		if ck.Policy == "jobs" {
-			results[i].Err = &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "could not be released"}
+			results[i].Err = limit.NewError(limit.Invalid, "cost", "could not be released")
 			continue
 		}
 		if err := b.fail(ck.Target); err != nil {
@@ -106,19 +107,19 @@ func (b *book) Check(_ context.Context, checks []limiter.Check) ([]limiter.Resul
 	return results, nil
 }
 
-func (b *book) decide(ck limiter.Check) limiter.Decision {
-	limit, name := int64(5), ck.Policy
+func (b *book) decide(ck limit.Check) limit.Decision {
+	lim, name := int64(5), ck.Policy
 	switch {
 	case name == "full":
 		return fullDecision
 	case name == "queue":
-		return limiter.Decision{Policy: name, Allowed: true, Granted: ck.Cost, Limit: limit, Delay: 10 * time.Second}
+		return limit.Decision{Policy: name, Allowed: true, Granted: ck.Cost, Limit: lim, Delay: 10 * time.Second}
 	case ck.Limit != nil:
-		limit, name = ck.Limit.Limit, "inline"
+		lim, name = ck.Limit.Limit, "inline"
 	}
 	state := fmt.Sprintf("%q %q %q", ck.Policy, ck.Namespace, ck.Key)
-	d := limiter.Decision{Policy: name, Limit: limit, Window: time.Minute}
-	left := limit - b.used[state]
+	d := limit.Decision{Policy: name, Limit: lim, Window: time.Minute}
+	left := lim - b.used[state]
 	want := max(ck.Cost, 1)
 	if ck.Partial {
 		want = min(want, max(left, 1))
@@ -127,7 +128,7 @@ func (b *book) decide(ck limiter.Check) limiter.Decision {
 	switch {
 	case repeated && ck.RequestID != "":
 		d.Allowed, d.Granted = true, cost
-	case want > limit:
+	case want > lim:
 		d.RetryAfter = algo.Never
 	case want > left:
 		d.RetryAfter = 250 * time.Millisecond
@@ -139,18 +140,18 @@ func (b *book) decide(ck limiter.Check) limiter.Decision {
 			b.charged[state+ck.RequestID] = want
 		}
 	}
-	d.Remaining = limit - b.used[state]
+	d.Remaining = lim - b.used[state]
 	return d
 }
 
 // CheckAll charges as it goes, which is well enough for a fake: the first refusal refuses the rest.
-func (b *book) CheckAll(_ context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
+func (b *book) CheckAll(_ context.Context, checks []limit.Check) (limit.AllDecision, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	all := limiter.AllDecision{Allowed: true, Decisions: make([]limiter.Decision, len(checks))}
+	all := limit.AllDecision{Allowed: true, Decisions: make([]limit.Decision, len(checks))}
 	for i, ck := range checks {
 		if err := b.fail(ck.Target); err != nil {
-			return limiter.AllDecision{}, err.(*limiter.Error).In(i, len(checks))
+			return limit.AllDecision{}, err.(*limit.Error).In(i, len(checks))
 		}
 		d := b.decide(ck)
 		all.Decisions[i] = d
@@ -160,13 +161,13 @@ func (b *book) CheckAll(_ context.Context, checks []limiter.Check) (limiter.AllD
 	return all, nil
 }
 
-func (b *book) Reserve(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
+func (b *book) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.fail(r.Target); err != nil {
-		return limiter.Decision{}, err
+		return limit.Decision{}, err
 	}
-	d := b.decide(limiter.Check{Target: r.Target, Cost: r.Cost})
+	d := b.decide(limit.Check{Target: r.Target, Cost: r.Cost})
 	if d.Allowed {
 		d.ReservationID = fmt.Sprintf("reservation of %s for %v", r.Key, r.TTL)
 		b.leases[d.ReservationID] = r.Key
@@ -175,14 +176,14 @@ func (b *book) Reserve(_ context.Context, r limiter.Reserve) (limiter.Decision, 
 	return d, nil
 }
 
-func (b *book) Commit(_ context.Context, t limiter.Target, id string, cost int64) (int64, error) {
+func (b *book) Commit(_ context.Context, t limit.Target, id string, cost int64) (int64, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.fail(t); err != nil {
 		return 0, err
 	}
 	if b.leases[id] != t.Key {
-		return 0, &limiter.Error{Kind: limiter.NotFound, Field: "reservation_id", Message: "is not pending"}
+		return 0, limit.NewError(limit.NotFound, "reservation_id", "is not pending")
 	}
 	delete(b.leases, id)
 	state := fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key)
@@ -192,18 +193,18 @@ func (b *book) Commit(_ context.Context, t limiter.Target, id string, cost int64
 	return back, nil
 }
 
-func (b *book) Cancel(ctx context.Context, t limiter.Target, id string) (int64, error) {
+func (b *book) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
 	return b.Commit(ctx, t, id, 0)
 }
 
-func (b *book) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+func (b *book) Acquire(_ context.Context, a limit.Acquire) (limit.Decision, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.ids = append(b.ids, a.RequestID)
 	if err := b.fail(a.Target); err != nil {
-		return limiter.Decision{}, err
+		return limit.Decision{}, err
 	}
-	d := limiter.Decision{Policy: a.Policy, Limit: 1, Window: 30 * time.Second}
+	d := limit.Decision{Policy: a.Policy, Limit: 1, Window: 30 * time.Second}
 	if b.leases[a.Key] != "" {
 		d.RetryAfter = 30 * time.Second
 		return d, nil
@@ -214,11 +215,11 @@ func (b *book) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, 
 	return d, nil
 }
 
-func (b *book) Renew(_ context.Context, t limiter.Target, id string, ttl time.Duration) (time.Duration, error) {
+func (b *book) Renew(_ context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.leases[t.Key] != id {
-		return 0, &limiter.Error{Kind: limiter.NotFound, Field: "lease_id", Message: "has ended"}
+		return 0, limit.NewError(limit.NotFound, "lease_id", "has ended")
 	}
 	b.renewed[id] = true
 	if ttl == 0 {
@@ -227,7 +228,7 @@ func (b *book) Renew(_ context.Context, t limiter.Target, id string, ttl time.Du
 	return ttl, nil
 }
 
-func (b *book) Release(_ context.Context, t limiter.Target, id string) (bool, error) {
+func (b *book) Release(_ context.Context, t limit.Target, id string) (bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.leases[t.Key] != id {
@@ -237,7 +238,7 @@ func (b *book) Release(_ context.Context, t limiter.Target, id string) (bool, er
 	return true, nil
 }
 
-func (b *book) Refund(_ context.Context, t limiter.Target, units int64) (int64, error) {
+func (b *book) Refund(_ context.Context, t limit.Target, units int64) (int64, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.fail(t); err != nil {
@@ -249,7 +250,7 @@ func (b *book) Refund(_ context.Context, t limiter.Target, units int64) (int64, 
 	return units, nil
 }
 
-func (b *book) Reset(_ context.Context, t limiter.Target) error {
+func (b *book) Reset(_ context.Context, t limit.Target) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.fail(t); err != nil {
@@ -269,7 +270,7 @@ func (b *book) expire(key string) {
 // node is a node's gRPC door over a book, which counts the checks it is asked and can do worse than answer.
 type node struct {
 	weirv1.LimiterServer
-	svc     limiter.Service
+	svc     limit.Service
 	ctx     context.Context // ends when it is stopped
 	cancel  context.CancelFunc
 	streams streams
@@ -300,17 +301,17 @@ func nodeOf(b *book, before func(context.Context, *weirv1.CheckRequest) error) *
 
 // counted counts the checks that a service is asked.
 type counted struct {
-	limiter.Service
+	limit.Service
 	checks atomic.Int64
 }
 
-func (c *counted) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+func (c *counted) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
 	c.checks.Add(int64(len(checks)))
 	return c.Service.Check(ctx, checks)
 }
 
 // CheckTo asks the service that the node stands for.
-func (n *node) CheckTo(ctx context.Context, checks []limiter.Check, _ limiter.Refused, results []limiter.Result) error {
+func (n *node) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Refused, results []limit.Result) error {
 	got, err := n.svc.Check(ctx, checks)
 	copy(results, got)
 	return err
@@ -318,12 +319,12 @@ func (n *node) CheckTo(ctx context.Context, checks []limiter.Check, _ limiter.Re
 
 // Begin and Finish make a node the limiter.BatchService of its streams. What comes before an answer comes before each check's, side by
 // side.
-func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+func (n *node) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
 	n.messages.Add(1)
 	if gate := n.gate.Load(); gate != nil {
 		<-*gate
 	}
-	b.Results = make([]limiter.Result, len(b.Checks))
+	b.Results = make([]limit.Result, len(b.Checks))
 	for i := range b.Checks {
 		open = append(open, i)
 	}
@@ -351,24 +352,24 @@ func (n *node) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 		}
 		results, err := n.svc.Check(ctx, b.Checks[i:i+1])
 		if err != nil {
-			results = []limiter.Result{{Err: err}}
+			results = []limit.Result{{Err: err}}
 		}
 		b.Results[i] = results[0]
 	}
 }
 
 // errorOf is the error of a single check. Where there is none like that the stream as a whole fails.
-func (n *node) errorOf(err error) *limiter.Error {
-	out := &limiter.Error{}
+func (n *node) errorOf(err error) *limit.Error {
+	out := &limit.Error{}
 	switch status.Code(err) {
 	case codes.InvalidArgument:
-		out.Kind = limiter.Invalid
+		out.Kind = limit.Invalid
 	case codes.NotFound:
-		out.Kind = limiter.NotFound
+		out.Kind = limit.NotFound
 	case codes.ResourceExhausted:
-		out.Kind = limiter.TooLarge
+		out.Kind = limit.TooLarge
 	case codes.Unavailable:
-		out.Kind = limiter.Unavailable
+		out.Kind = limit.Unavailable
 	default:
 		n.streams.end(err)
 	}
@@ -440,13 +441,13 @@ func (n *node) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 	return err
 }
 
-func nodeOver(svc limiter.Service) *node {
+func nodeOver(svc limit.Service) *node {
 	describe := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
 	n := &node{svc: svc, health: health.NewServer()}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	n.LimiterServer = rpc.NewServer(rpc.ServerConfig{
 		Service: struct {
-			limiter.Service
+			limit.Service
 			steps
 		}{svc, n},
 		Status:   describe,
@@ -498,8 +499,8 @@ func (n *node) hold() (release func()) {
 
 // steps are the methods of a node that a limiter.BatchService has and a Service has not.
 type steps interface {
-	CheckTo(context.Context, []limiter.Check, limiter.Refused, []limiter.Result) error
-	Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error)
+	CheckTo(context.Context, []limit.Check, limit.Refused, []limit.Result) error
+	Begin(context.Context, *limiter.Batch) ([]int, *limit.Error)
 	Finish(context.Context, *limiter.Batch, []int)
 }
 

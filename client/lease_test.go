@@ -7,14 +7,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // leased is a service that leases units for 30 s, whose renewals are answered by renew.
 func leased(renew func() (time.Duration, error)) *script {
 	return &script{
-		acquire: func(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
-			return limiter.Decision{Allowed: true, Granted: a.Cost, Limit: 1, Window: 30 * time.Second, LeaseID: "id"}, nil
+		acquire: func(_ context.Context, a limit.Acquire) (limit.Decision, error) {
+			return limit.Decision{Allowed: true, Granted: a.Cost, Limit: 1, Window: 30 * time.Second, LeaseID: "id"}, nil
 		},
 		renew:   func(context.Context, string, time.Duration) (time.Duration, error) { return renew() },
 		release: func(context.Context, string) (bool, error) { return true, nil },
@@ -43,15 +43,15 @@ func TestLeaseRenewsAtAThird(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		ttl   time.Duration // asked for
-		found limiter.Decision
+		found limit.Decision
 		life  time.Duration // told by renewals
 		first time.Duration // first renewal
 		then  time.Duration // from renewal to renewal
 	}{
-		{name: "the policy's window", found: limiter.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
-		{name: "shorter", ttl: 6 * time.Second, found: limiter.Decision{Window: 30 * time.Second}, life: 6 * time.Second, first: 2 * time.Second, then: 2 * time.Second},
-		{name: "longer than the window allows", ttl: time.Minute, found: limiter.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
-		{name: "several limits", found: limiter.Decision{Window: time.Hour, Limits: []limiter.LimitStatus{{Window: time.Hour}, {}, {Window: 3 * time.Second}}},
+		{name: "the policy's window", found: limit.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
+		{name: "shorter", ttl: 6 * time.Second, found: limit.Decision{Window: 30 * time.Second}, life: 6 * time.Second, first: 2 * time.Second, then: 2 * time.Second},
+		{name: "longer than the window allows", ttl: time.Minute, found: limit.Decision{Window: 30 * time.Second}, life: 30 * time.Second, first: 10 * time.Second, then: 10 * time.Second},
+		{name: "several limits", found: limit.Decision{Window: time.Hour, Limits: []limit.LimitStatus{{Window: time.Hour}, {}, {Window: 3 * time.Second}}},
 			life: time.Hour, first: time.Second, then: 20 * time.Minute},
 		{name: "unknown", life: 30 * time.Second, first: time.Second / 3, then: 10 * time.Second},
 	} {
@@ -61,7 +61,7 @@ func TestLeaseRenewsAtAThird(t *testing.T) {
 				var ttls []time.Duration
 				start := time.Now()
 				s := leased(nil)
-				s.acquire = func(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+				s.acquire = func(_ context.Context, a limit.Acquire) (limit.Decision, error) {
 					ttls = append(ttls, a.TTL)
 					d := tt.found
 					d.Allowed, d.LeaseID = true, "id"
@@ -97,7 +97,7 @@ func TestLeaseRenewsAtAThird(t *testing.T) {
 }
 
 func TestLeaseLost(t *testing.T) {
-	gone := &limiter.Error{Kind: limiter.NotFound, Field: "lease_id", Message: "has ended"}
+	gone := limit.NewError(limit.NotFound, "lease_id", "has ended")
 
 	t.Run("gone", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
@@ -186,7 +186,7 @@ func TestLeaseCountsFromTheQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := leased(func() (time.Duration, error) { return 0, unreachable })
 		grant := s.acquire
-		s.acquire = func(ctx context.Context, a limiter.Acquire) (limiter.Decision, error) {
+		s.acquire = func(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
 			time.Sleep(20 * time.Second)
 			return grant(ctx, a)
 		}
@@ -235,8 +235,8 @@ func TestRelease(t *testing.T) {
 // A failed-open lease holds nothing: no goroutine, nothing to release.
 func TestLeaseFailedOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := scripted(t, &script{acquire: func(context.Context, limiter.Acquire) (limiter.Decision, error) {
-			return limiter.Decision{}, unreachable
+		c := scripted(t, &script{acquire: func(context.Context, limit.Acquire) (limit.Decision, error) {
+			return limit.Decision{}, unreachable
 		}})
 		l, d, err := c.Policy("jobs").Acquire(t.Context(), "a")
 		if err != nil || l == nil || !d.FailedOpen {

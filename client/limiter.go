@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 )
 
@@ -271,8 +272,8 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 	switch {
 	case n < 1:
 		return nil, Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
-	case ttl != 0 && (ttl < algo.MinWindow || ttl > limiter.MaxReservation):
-		return nil, Decision{}, &Error{ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, limiter.MaxReservation, ttl)}
+	case ttl != 0 && (ttl < algo.MinWindow || ttl > limit.MaxReservation):
+		return nil, Decision{}, &Error{ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl)}
 	}
 	if err := q.validate(); err != nil {
 		return nil, Decision{}, err

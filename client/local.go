@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -51,8 +52,8 @@ func (l *Limiter) checkHere(ctx context.Context, key string, n int64, d *Decisio
 	target := l.target.service()
 	l.standing.Store(l.c.here.Standing(&target, l.standing.Load()))
 	target.Key = key
-	checks := [1]limiter.Check{{Target: target, Cost: n}}
-	var results [1]limiter.Result
+	checks := [1]limit.Check{{Target: target, Cost: n}}
+	var results [1]limit.Result
 	if l.c.here.CheckTo(ctx, checks[:], nil, results[:]) != nil {
 		return false, nil
 	}

@@ -8,28 +8,29 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 )
 
 // refusedBy answers every check with a refusal that may be remembered, and counts them.
-func refusedBy(d limiter.Decision) (*script, *int) {
+func refusedBy(d limit.Decision) (*script, *int) {
 	asked := 0
 	return &script{
-		check: func(context.Context, limiter.Check) (limiter.Decision, error) {
+		check: func(context.Context, limit.Check) (limit.Decision, error) {
 			asked++
 			return d, nil
 		},
 		refund: func(context.Context, int64) (int64, error) { return 1, nil },
 		reset:  func(context.Context) error { return nil },
 		commit: func(context.Context, string, int64) (int64, error) { return 1, nil },
-		reserve: func(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
-			return limiter.Decision{Allowed: true, Granted: r.Cost, ReservationID: "r"}, nil
+		reserve: func(_ context.Context, r limit.Reserve) (limit.Decision, error) {
+			return limit.Decision{Allowed: true, Granted: r.Cost, ReservationID: "r"}, nil
 		},
 	}, &asked
 }
 
-var full = limiter.Decision{Policy: "p", Limit: 5, Remaining: 1, RetryAfter: 3 * time.Second, ResetAfter: 500 * time.Millisecond, RememberFor: time.Second,
-	Limits: []limiter.LimitStatus{{Limit: 5, RetryAfter: 3 * time.Second, ResetAfter: 8 * time.Second}, {Limit: 4, ResetAfter: time.Second}}}
+var full = limit.Decision{Policy: "p", Limit: 5, Remaining: 1, RetryAfter: 3 * time.Second, ResetAfter: 500 * time.Millisecond, RememberFor: time.Second,
+	Limits: []limit.LimitStatus{{Limit: 5, RetryAfter: 3 * time.Second, ResetAfter: 8 * time.Second}, {Limit: 4, ResetAfter: time.Second}}}
 
 func TestARefusalIsRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -72,7 +73,7 @@ func TestARefusalIsRememberedFromTheQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := refusedBy(full)
 		check := s.check
-		s.check = func(ctx context.Context, ck limiter.Check) (limiter.Decision, error) {
+		s.check = func(ctx context.Context, ck limit.Check) (limit.Decision, error) {
 			time.Sleep(400 * time.Millisecond)
 			return check(ctx, ck)
 		}
@@ -106,7 +107,7 @@ func TestWhatIsAskedAgain(t *testing.T) {
 	plain := Check{Policy: "p", Key: "a"}
 	for _, tt := range []struct {
 		name   string
-		answer limiter.Decision
+		answer limit.Decision
 		opts   []Option
 		first  Check
 		do     func(*testing.T, *Client)
@@ -179,7 +180,7 @@ func TestARefusalUnderWayIsNotRememberedPastARefund(t *testing.T) {
 		s, asked := refusedBy(full)
 		c := scripted(t, s)
 		check := s.check
-		s.check = func(ctx context.Context, ck limiter.Check) (limiter.Decision, error) {
+		s.check = func(ctx context.Context, ck limit.Check) (limit.Decision, error) {
 			defer func() { s.check = check }()
 			if _, err := c.Policy("p").Refund(ctx, "a", 1); err != nil {
 				t.Error(err)
@@ -218,8 +219,8 @@ func TestMemoryOverTheWire(t *testing.T) {
 }
 
 func TestReservationsThatAreNotAnswered(t *testing.T) {
-	down := &limiter.Error{Kind: limiter.Unavailable, Message: "down"}
-	gone := &limiter.Error{Kind: limiter.NotFound, Field: "reservation_id", Message: "is not pending"}
+	down := &limit.Error{Kind: limit.Unavailable, Message: "down"}
+	gone := limit.NewError(limit.NotFound, "reservation_id", "is not pending")
 	for _, tt := range []struct {
 		name    string
 		answers []error       // of each attempt

@@ -6,16 +6,16 @@ import (
 	"unicode/utf8"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
 // What a request may carry.
 const (
-	maxBatch     = limiter.MaxBatch
-	maxKey       = limiter.MaxKey
-	maxRequestID = limiter.MaxRequestID
-	maxNamespace = limiter.MaxNamespace
+	maxBatch     = limit.MaxBatch
+	maxKey       = limit.MaxKey
+	maxRequestID = limit.MaxRequestID
+	maxNamespace = limit.MaxNamespace
 )
 
 // question returns ck in the form in which it is sent, or an *Error.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 )
 
@@ -74,7 +75,7 @@ func (r *Reservation) settle(cost int64) error {
 // newReservation is what reserve at asked was given. The owner reckons its life from a later moment than this one does.
 func newReservation(c *Client, t target, got held, ttl, asked time.Duration) *Reservation {
 	if ttl == 0 {
-		ttl = limiter.DefaultReservation
+		ttl = limit.DefaultReservation
 	}
 	return &Reservation{c: c, target: t, id: got.id, units: got.Granted, safe: asked + limiter.Shortened(ttl)}
 }

@@ -5,25 +5,25 @@ import (
 	"errors"
 	"time"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // service decides in this process.
 type service struct {
-	svc  limiter.Service
+	svc  limit.Service
 	stop func() // ends svc
 }
 
 // newLocal returns a Client that asks svc, and calls stop when it is closed. It has no timeout, no retry and no breaker:
 // nothing here can be slow or out of reach.
-func newLocal(svc limiter.Service, stop func()) *Client {
+func newLocal(svc limit.Service, stop func()) *Client {
 	return newClient(&service{svc: svc, stop: stop}, options{})
 }
 
-func serviceChecks(qs []question) []limiter.Check {
-	checks := make([]limiter.Check, len(qs))
+func serviceChecks(qs []question) []limit.Check {
+	checks := make([]limit.Check, len(qs))
 	for i, q := range qs {
-		checks[i] = limiter.Check{Target: q.service(), Cost: q.cost, Partial: q.partial, RequestID: q.requestID}
+		checks[i] = limit.Check{Target: q.service(), Cost: q.cost, Partial: q.partial, RequestID: q.requestID}
 	}
 	return checks
 }
@@ -66,7 +66,7 @@ func (s *service) check(ctx context.Context, qs []question, answers []answer, wi
 }
 
 func (s *service) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
-	d, err := s.svc.Acquire(ctx, limiter.Acquire{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
+	d, err := s.svc.Acquire(ctx, limit.Acquire{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
 	if err != nil {
 		return held{}, serviceError(err)
 	}
@@ -84,7 +84,7 @@ func (s *service) release(ctx context.Context, t target, id string) error {
 }
 
 func (s *service) reserve(ctx context.Context, q question, ttl time.Duration) (held, error) {
-	d, err := s.svc.Reserve(ctx, limiter.Reserve{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
+	d, err := s.svc.Reserve(ctx, limit.Reserve{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
 	if err != nil {
 		return held{}, serviceError(err)
 	}
@@ -112,17 +112,17 @@ func (s *service) close() error {
 	return nil
 }
 
-func (t *target) service() limiter.Target {
-	return limiter.Target{Policy: t.policy, Limit: t.limit, Namespace: t.namespace, Key: t.key}
+func (t *target) service() limit.Target {
+	return limit.Target{Policy: t.policy, Limit: t.limit, Namespace: t.namespace, Key: t.key}
 }
 
-func serviceDecision(d *limiter.Decision) (out Decision) {
+func serviceDecision(d *limit.Decision) (out Decision) {
 	fillDecision(&out, d)
 	return out
 }
 
 // fillDecision writes d to *out, which is zero before, field by field: see limiter.conclusion.
-func fillDecision(out *Decision, d *limiter.Decision) {
+func fillDecision(out *Decision, d *limit.Decision) {
 	out.Policy = d.Policy
 	out.Allowed = d.Allowed
 	out.Granted = d.Granted
@@ -143,17 +143,17 @@ func fillDecision(out *Decision, d *limiter.Decision) {
 
 // serviceError turns a Service's error into the client's.
 func serviceError(err error) error {
-	var e *limiter.Error
+	var e *limit.Error
 	if !errors.As(err, &e) {
 		return err
 	}
 	out := &Error{Field: e.Field, Message: e.Message}
 	switch e.Kind {
-	case limiter.Invalid:
+	case limit.Invalid:
 		out.Kind = ErrInvalid
-	case limiter.NotFound:
+	case limit.NotFound:
 		out.Kind = ErrNotFound
-	case limiter.TooLarge:
+	case limit.TooLarge:
 		out.Kind = ErrTooLarge
 	default:
 		out.Kind = ErrUnavailable

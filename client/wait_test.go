@@ -8,24 +8,24 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // script is a limiter.Service whose answers are functions. Methods without one must not be called.
 type script struct {
-	limiter.Service
-	check   func(ctx context.Context, ck limiter.Check) (limiter.Decision, error)
-	acquire func(ctx context.Context, a limiter.Acquire) (limiter.Decision, error)
+	limit.Service
+	check   func(ctx context.Context, ck limit.Check) (limit.Decision, error)
+	acquire func(ctx context.Context, a limit.Acquire) (limit.Decision, error)
 	renew   func(ctx context.Context, id string, ttl time.Duration) (time.Duration, error)
 	release func(ctx context.Context, id string) (bool, error)
-	reserve func(ctx context.Context, r limiter.Reserve) (limiter.Decision, error)
+	reserve func(ctx context.Context, r limit.Reserve) (limit.Decision, error)
 	commit  func(ctx context.Context, id string, cost int64) (int64, error)
 	refund  func(ctx context.Context, units int64) (int64, error)
 	reset   func(ctx context.Context) error
 }
 
-func (s *script) Check(ctx context.Context, checks []limiter.Check) ([]limiter.Result, error) {
-	results := make([]limiter.Result, len(checks))
+func (s *script) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
+	results := make([]limit.Result, len(checks))
 	for i, ck := range checks {
 		d, err := s.check(ctx, ck)
 		if err != nil {
@@ -36,31 +36,31 @@ func (s *script) Check(ctx context.Context, checks []limiter.Check) ([]limiter.R
 	return results, nil
 }
 
-func (s *script) Acquire(ctx context.Context, a limiter.Acquire) (limiter.Decision, error) {
+func (s *script) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
 	return s.acquire(ctx, a)
 }
 
-func (s *script) Renew(ctx context.Context, _ limiter.Target, id string, ttl time.Duration) (time.Duration, error) {
+func (s *script) Renew(ctx context.Context, _ limit.Target, id string, ttl time.Duration) (time.Duration, error) {
 	return s.renew(ctx, id, ttl)
 }
 
-func (s *script) Release(ctx context.Context, _ limiter.Target, id string) (bool, error) {
+func (s *script) Release(ctx context.Context, _ limit.Target, id string) (bool, error) {
 	return s.release(ctx, id)
 }
 
-func (s *script) Reserve(ctx context.Context, r limiter.Reserve) (limiter.Decision, error) {
+func (s *script) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
 	return s.reserve(ctx, r)
 }
 
-func (s *script) Commit(ctx context.Context, _ limiter.Target, id string, cost int64) (int64, error) {
+func (s *script) Commit(ctx context.Context, _ limit.Target, id string, cost int64) (int64, error) {
 	return s.commit(ctx, id, cost)
 }
 
-func (s *script) Refund(ctx context.Context, _ limiter.Target, units int64) (int64, error) {
+func (s *script) Refund(ctx context.Context, _ limit.Target, units int64) (int64, error) {
 	return s.refund(ctx, units)
 }
 
-func (s *script) Reset(ctx context.Context, _ limiter.Target) error { return s.reset(ctx) }
+func (s *script) Reset(ctx context.Context, _ limit.Target) error { return s.reset(ctx) }
 
 // scripted returns a Client of s with the options of Dial.
 func scripted(t *testing.T, s *script, opts ...Option) *Client {
@@ -75,10 +75,10 @@ func scripted(t *testing.T, s *script, opts ...Option) *Client {
 }
 
 // answers returns a check function that gives each of ds in turn, and the instants at which it was asked.
-func answers(ds ...limiter.Decision) (check func(context.Context, limiter.Check) (limiter.Decision, error), asked *[]time.Duration) {
+func answers(ds ...limit.Decision) (check func(context.Context, limit.Check) (limit.Decision, error), asked *[]time.Duration) {
 	start := time.Now()
 	asked = new([]time.Duration)
-	return func(context.Context, limiter.Check) (limiter.Decision, error) {
+	return func(context.Context, limit.Check) (limit.Decision, error) {
 		*asked = append(*asked, time.Since(start))
 		d := ds[0]
 		if len(ds) > 1 {
@@ -89,38 +89,38 @@ func answers(ds ...limiter.Decision) (check func(context.Context, limiter.Check)
 }
 
 var (
-	admitted = limiter.Decision{Allowed: true, Granted: 1}
-	in10s    = limiter.Decision{RetryAfter: 10 * time.Second}
+	admitted = limit.Decision{Allowed: true, Granted: 1}
+	in10s    = limit.Decision{RetryAfter: 10 * time.Second}
 )
 
 func TestWait(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
-		answers  []limiter.Decision
+		answers  []limit.Decision
 		deadline time.Duration // 0: none
 		want     error
 		asked    int           // questions
 		min, max time.Duration // how long it takes
 	}{
-		{name: "at once", answers: []limiter.Decision{admitted}, asked: 1},
-		{name: "after one refusal", answers: []limiter.Decision{in10s, admitted}, asked: 2,
+		{name: "at once", answers: []limit.Decision{admitted}, asked: 1},
+		{name: "after one refusal", answers: []limit.Decision{in10s, admitted}, asked: 2,
 			min: 10 * time.Second, max: 10*time.Second + maxSpread},
-		{name: "after two", answers: []limiter.Decision{in10s, in10s, admitted}, asked: 3,
+		{name: "after two", answers: []limit.Decision{in10s, in10s, admitted}, asked: 3,
 			min: 20 * time.Second, max: 20*time.Second + 2*maxSpread},
-		{name: "no busy loop", answers: []limiter.Decision{{RetryAfter: 1}, {RetryAfter: 0}, admitted}, asked: 3,
+		{name: "no busy loop", answers: []limit.Decision{{RetryAfter: 1}, {RetryAfter: 0}, admitted}, asked: 3,
 			min: 2 * minSleep, max: 2 * (minSleep + minSleep/8)},
-		{name: "never", answers: []limiter.Decision{{RetryAfter: Never}}, want: ErrNever, asked: 1},
-		{name: "within the deadline", answers: []limiter.Decision{in10s, admitted}, deadline: 10*time.Second + 1, asked: 2,
+		{name: "never", answers: []limit.Decision{{RetryAfter: Never}}, want: ErrNever, asked: 1},
+		{name: "within the deadline", answers: []limit.Decision{in10s, admitted}, deadline: 10*time.Second + 1, asked: 2,
 			min: 10 * time.Second, max: 10 * time.Second},
-		{name: "beyond the deadline", answers: []limiter.Decision{in10s}, deadline: 10*time.Second - 1, want: ErrDeadline, asked: 1},
-		{name: "refused again, then beyond the deadline", answers: []limiter.Decision{in10s}, deadline: 15 * time.Second,
+		{name: "beyond the deadline", answers: []limit.Decision{in10s}, deadline: 10*time.Second - 1, want: ErrDeadline, asked: 1},
+		{name: "refused again, then beyond the deadline", answers: []limit.Decision{in10s}, deadline: 15 * time.Second,
 			want: ErrDeadline, asked: 2, min: 10 * time.Second, max: 10*time.Second + maxSpread},
-		{name: "queue", answers: []limiter.Decision{in10s, {Allowed: true, Delay: 5 * time.Second}}, asked: 2,
+		{name: "queue", answers: []limit.Decision{in10s, {Allowed: true, Delay: 5 * time.Second}}, asked: 2,
 			min: 15 * time.Second, max: 15*time.Second + maxSpread},
-		{name: "the cluster fails open", answers: []limiter.Decision{{Allowed: true, FailedOpen: true}}, asked: 1},
-		{name: "the cluster fails closed for a while", answers: []limiter.Decision{{FailedClosed: true, RetryAfter: Never}, {FailedClosed: true}, admitted},
+		{name: "the cluster fails open", answers: []limit.Decision{{Allowed: true, FailedOpen: true}}, asked: 1},
+		{name: "the cluster fails closed for a while", answers: []limit.Decision{{FailedClosed: true, RetryAfter: Never}, {FailedClosed: true}, admitted},
 			asked: 3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
-		{name: "the cluster fails closed until the deadline", answers: []limiter.Decision{{FailedClosed: true}}, deadline: 2*failedRetry + failedRetry/2,
+		{name: "the cluster fails closed until the deadline", answers: []limit.Decision{{FailedClosed: true}}, deadline: 2*failedRetry + failedRetry/2,
 			want: ErrUnavailable, asked: 3, min: 2 * failedRetry, max: 2 * (failedRetry + maxSpread)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestWait(t *testing.T) {
 // A place in the queue that comes too late is given back at once.
 func TestWaitGivesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		check, _ := answers(limiter.Decision{Allowed: true, Granted: 3, Delay: 10 * time.Second})
+		check, _ := answers(limit.Decision{Allowed: true, Granted: 3, Delay: 10 * time.Second})
 		var refunds []int64
 		refund := func(_ context.Context, units int64) (int64, error) {
 			refunds = append(refunds, units)
@@ -181,15 +181,15 @@ func TestWaitGivesBack(t *testing.T) {
 
 // Whatever Wait is doing, it ends when its context does and when the client is closed.
 func TestWaitEnds(t *testing.T) {
-	sleeping := func(context.Context, limiter.Check) (limiter.Decision, error) { return in10s, nil }
-	queued := func(context.Context, limiter.Check) (limiter.Decision, error) {
-		return limiter.Decision{Allowed: true, Granted: 1, Delay: 10 * time.Second}, nil
+	sleeping := func(context.Context, limit.Check) (limit.Decision, error) { return in10s, nil }
+	queued := func(context.Context, limit.Check) (limit.Decision, error) {
+		return limit.Decision{Allowed: true, Granted: 1, Delay: 10 * time.Second}, nil
 	}
-	asking := func(ctx context.Context, _ limiter.Check) (limiter.Decision, error) {
+	asking := func(ctx context.Context, _ limit.Check) (limit.Decision, error) {
 		<-ctx.Done()
-		return limiter.Decision{}, ctx.Err()
+		return limit.Decision{}, ctx.Err()
 	}
-	for name, check := range map[string]func(context.Context, limiter.Check) (limiter.Decision, error){
+	for name, check := range map[string]func(context.Context, limit.Check) (limit.Decision, error){
 		"sleeping": sleeping, "queued": queued, "asking": asking,
 	} {
 		t.Run(name+" when ctx ends", func(t *testing.T) {
@@ -207,7 +207,7 @@ func TestWaitEnds(t *testing.T) {
 			})
 		})
 	}
-	for name, check := range map[string]func(context.Context, limiter.Check) (limiter.Decision, error){
+	for name, check := range map[string]func(context.Context, limit.Check) (limit.Decision, error){
 		"sleeping": sleeping, "queued": queued,
 	} {
 		t.Run(name+" when the client is closed", func(t *testing.T) {
@@ -228,12 +228,12 @@ func TestWaitersShare(t *testing.T) {
 		const every, waiters = 100 * time.Millisecond, 20
 		var mu sync.Mutex
 		next, asked := time.Now(), 0
-		c := scripted(t, &script{check: func(context.Context, limiter.Check) (limiter.Decision, error) {
+		c := scripted(t, &script{check: func(context.Context, limit.Check) (limit.Decision, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			asked++
 			if now := time.Now(); now.Before(next) {
-				return limiter.Decision{RetryAfter: next.Sub(now)}, nil
+				return limit.Decision{RetryAfter: next.Sub(now)}, nil
 			}
 			next = time.Now().Add(every)
 			return admitted, nil

@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 )
 
 // What this node decides by itself takes no memory: admitted or refused, one check or many, of a policy or a limit sent
@@ -20,21 +21,21 @@ func TestNoAllocations(t *testing.T) {
   - {name: over, algorithm: fixed_window, limit: 5, window: 1h, overrides: [{prefix: "partner:", limit: 7}]}
 `)})
 	defer l.Close()
-	limit := algo.Limit{Algorithm: algo.LeakyBucket, Limit: 3, Window: time.Minute}
-	var batch []Check
+	inline := algo.Limit{Algorithm: algo.LeakyBucket, Limit: 3, Window: time.Minute}
+	var batch []limit.Check
 	for _, key := range keys[:100] {
 		batch = append(batch, named("bucket", key, 1))
 	}
-	for name, checks := range map[string][]Check{
+	for name, checks := range map[string][]limit.Check{
 		"bucket":   {named("bucket", "k", 1)},
 		"log":      {named("log", "k", 1)},
 		"peek":     {named("log", "k", 0)},
 		"override": {named("over", "partner:k", 1)},
-		"inline":   {{Target: Target{Limit: &limit, Key: "k"}, Cost: 1}},
+		"inline":   {{Target: limit.Target{Limit: &inline, Key: "k"}, Cost: 1}},
 		"batch":    batch,
 	} {
 		t.Run(name, func(t *testing.T) {
-			results := make([]Result, len(checks))
+			results := make([]limit.Result, len(checks))
 			decide := func() {
 				if err := l.CheckTo(t.Context(), checks, nil, results); err != nil || results[0].Err != nil {
 					t.Fatal(err, results[0].Err)
@@ -69,7 +70,7 @@ type prompt struct{}
 
 func (prompt) Forward(_ context.Context, _ Holder, ops []*Op) {
 	for _, op := range ops {
-		op.Outcome.Decision = Decision{Allowed: true, Granted: op.Cost}
+		op.Outcome.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
 	}
 }
 
@@ -78,7 +79,7 @@ func TestForwardedAllocations(t *testing.T) {
 	l := New(Config{Ownership: twoOthers{}, Peers: prompt{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
 	defer l.Close()
 	for _, n := range []int{1, 10, 1000} {
-		checks, results := make([]Check, n), make([]Result, n)
+		checks, results := make([]limit.Check, n), make([]limit.Result, n)
 		for i := range checks {
 			checks[i] = named("p", keys[i%len(keys)], 1)
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // An atomic check is a reservation at the owner of each of its targets, under ids that this node, its coordinator, has
@@ -16,23 +17,23 @@ import (
 // to be locked and no deadlock; that is why two atomic checks can refuse each other the last unit.
 
 // CheckAll implements Service.
-func (l *Limiter) CheckAll(ctx context.Context, checks []Check) (AllDecision, error) {
-	if err := ValidBatch(len(checks)); err != nil {
-		return AllDecision{}, err
+func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
+	if err := limit.ValidBatch(len(checks)); err != nil {
+		return limit.AllDecision{}, err
 	}
 	all, bad := l.together(checks)
 	if bad != nil {
-		return AllDecision{}, bad
+		return limit.AllDecision{}, bad
 	}
 	if err := l.expired(ctx, len(all.ops)); err != nil {
-		return AllDecision{}, err
+		return limit.AllDecision{}, err
 	}
 	l.run(ctx, all.ops)
 	err := all.err()
 	allowed := err == nil && all.allowed()
 	l.settleAll(ctx, all.ops, allowed)
 	if err != nil {
-		return AllDecision{}, err
+		return limit.AllDecision{}, err
 	}
 	return all.decision(checks, allowed), nil
 }
@@ -46,11 +47,11 @@ type together struct {
 
 // together sums up the checks that are about the same state. All that can be wrong with one without knowing its policy
 // is an error here.
-func (l *Limiter) together(checks []Check) (*together, *Error) {
+func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 	type state struct{ scope, key string }
 	all := &together{ops: make([]Op, 0, len(checks)), of: make([]int, len(checks))}
 	known := make(map[state]int)
-	hold := min(2*l.cfg.Timeout+time.Second, MaxReservation) // longer than this node takes to settle
+	hold := min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) // longer than this node takes to settle
 	for i := range checks {
 		op := Op{Kind: OpReserve, Check: checks[i], TTL: hold, Atomic: true}
 		err := suitsAtomic(&op)
@@ -76,9 +77,9 @@ func (l *Limiter) together(checks []Check) (*together, *Error) {
 		all.of[i] = at
 		switch {
 		case op.inline != sum.inline && *op.Limit != *sum.Limit:
-			err = &Error{Invalid, "limit", "differs from an earlier check's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both"}
+			err = limit.NewError(limit.Invalid, "limit", "differs from an earlier check's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
 		case op.Cost > algo.MaxLimit-sum.Cost:
-			err = &Error{Invalid, "cost", "and the costs of the earlier checks of the same key add up to more than the largest cost, 9007199254740992 (2^53)"}
+			err = limit.NewError(limit.Invalid, "cost", "and the costs of the earlier checks of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
 		}
 		if err != nil {
 			return nil, err.In(i, len(checks))
@@ -95,15 +96,15 @@ func (l *Limiter) together(checks []Check) (*together, *Error) {
 }
 
 // suitsAtomic says what an atomic check cannot hold.
-func suitsAtomic(op *Op) *Error {
+func suitsAtomic(op *Op) *limit.Error {
 	switch {
 	case op.Partial:
-		return &Error{Invalid, "partial", "cannot be set in an atomic check, which is all or nothing"}
+		return limit.NewError(limit.Invalid, "partial", "cannot be set in an atomic check, which is all or nothing")
 	case op.Cost == 0:
-		return &Error{Invalid, "cost", "is 0: a peek cannot be part of an atomic check"}
+		return limit.NewError(limit.Invalid, "cost", "is 0: a peek cannot be part of an atomic check")
 	case op.RequestID != "":
 		// What was admitted under an id is admitted again, but of an atomic check it may have been cancelled since.
-		return &Error{Invalid, "request_id", "cannot be given in an atomic check, which is not remembered"}
+		return limit.NewError(limit.Invalid, "request_id", "cannot be given in an atomic check, which is not remembered")
 	}
 	return nil
 }
@@ -128,12 +129,12 @@ func (a *together) allowed() bool {
 }
 
 // decision is the answer, when everything has been heard.
-func (a *together) decision(checks []Check, allowed bool) AllDecision {
-	out := AllDecision{Allowed: allowed, Decisions: make([]Decision, len(checks))}
+func (a *together) decision(checks []limit.Check, allowed bool) limit.AllDecision {
+	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(checks))}
 	for i := range a.ops {
 		d := &a.ops[i].Outcome.Decision
 		if held := d.ReservationID != ""; held && !allowed {
-			d.giveBack(d.Granted)
+			giveBack(d, d.Granted)
 		}
 		d.ReservationID, d.RememberFor = "", 0
 	}
@@ -151,12 +152,12 @@ func (a *together) decision(checks []Check, allowed bool) AllDecision {
 }
 
 // giveBack counts units as left again that were charged for a moment.
-func (d *Decision) giveBack(units int64) {
-	again := func(remaining, limit int64) int64 {
-		if limit == algo.Unlimited {
+func giveBack(d *limit.Decision, units int64) {
+	again := func(remaining, lim int64) int64 {
+		if lim == algo.Unlimited {
 			return remaining
 		}
-		return min(remaining+units, limit)
+		return min(remaining+units, lim)
 	}
 	d.Remaining = again(d.Remaining, d.Limit)
 	for i := range d.Limits {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 const atomicPolicies = `policies:
@@ -27,7 +28,7 @@ const atomicPolicies = `policies:
   - {name: free, algorithm: sliding_log, limit: 1, window: 1m, overrides: [{prefix: key, unlimited: true}]}
 `
 
-func (n *testNode) all(t testing.TB, checks ...Check) AllDecision {
+func (n *testNode) all(t testing.TB, checks ...limit.Check) limit.AllDecision {
 	t.Helper()
 	all, err := n.CheckAll(t.Context(), checks)
 	if err != nil {
@@ -45,12 +46,12 @@ func (n *testNode) all(t testing.TB, checks ...Check) AllDecision {
 }
 
 // spread is checks of cost 1 of policies a, b and c, one on each node.
-func (c *testCluster) spread() []Check {
-	return []Check{named("a", c.owned("a", 0, 0), 1), named("b", c.owned("b", 1, 0), 1), named("c", c.owned("c", 2, 0), 1)}
+func (c *testCluster) spread() []limit.Check {
+	return []limit.Check{named("a", c.owned("a", 0, 0), 1), named("b", c.owned("b", 1, 0), 1), named("c", c.owned("c", 2, 0), 1)}
 }
 
 // wantLeft tells what is left of each key, and that no reservation is pending.
-func (c *testCluster) wantLeft(checks []Check, left ...int64) {
+func (c *testCluster) wantLeft(checks []limit.Check, left ...int64) {
 	c.t.Helper()
 	for i, q := range checks {
 		q.Cost = 0
@@ -102,7 +103,7 @@ func TestAtomicLeavesNothingPending(t *testing.T) {
 			}
 			for i, q := range checks {
 				owner := c.nodes[i]
-				owner.check(t, Check{Target: q.Target, Cost: 10, Partial: true})
+				owner.check(t, limit.Check{Target: q.Target, Cost: 10, Partial: true})
 				q.Cost = 1
 				if d := owner.check(t, q); d.Allowed || d.RememberFor == 0 {
 					t.Errorf("%s: a reservation is pending: %+v", q.Policy, d)
@@ -123,7 +124,7 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 		if all := c.nodes[0].all(t, x, y, x); all.Allowed || all.Decisions[0].Allowed || all.Decisions[2].Allowed || !all.Decisions[1].Allowed {
 			t.Errorf("%+v", all)
 		}
-		c.wantLeft([]Check{x, y}, 1, 9)
+		c.wantLeft([]limit.Check{x, y}, 1, 9)
 		// All of one key is one check, for which nothing needs to be settled. What was refused before is, behind its answer.
 		synctest.Wait()
 		c.wantMessages(1, "one key", func() {
@@ -131,18 +132,18 @@ func TestAtomicRepeatsAreSummed(t *testing.T) {
 				t.Errorf("%+v", all)
 			}
 		})
-		c.wantLeft([]Check{y}, 6)
-		inline := func(limit, cost int64) Check {
-			return Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: limit, Window: time.Minute}, Key: "k"}, Cost: cost}
+		c.wantLeft([]limit.Check{y}, 6)
+		inline := func(lim, cost int64) limit.Check {
+			return limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, Key: "k"}, Cost: cost}
 		}
 		if all := c.nodes[0].all(t, inline(5, 2), inline(5, 2), y); !all.Allowed || all.Decisions[0].Remaining != 1 {
 			t.Errorf("%+v", all)
 		}
-		_, err := c.nodes[0].CheckAll(t.Context(), []Check{inline(5, 2), inline(6, 2)})
-		wantError(t, err, Invalid, "checks[1].limit")
+		_, err := c.nodes[0].CheckAll(t.Context(), []limit.Check{inline(5, 2), inline(6, 2)})
+		wantError(t, err, limit.Invalid, "checks[1].limit")
 		x.Cost = algo.MaxLimit
-		_, err = c.nodes[0].CheckAll(t.Context(), []Check{x, y, x})
-		wantError(t, err, Invalid, "checks[2].cost")
+		_, err = c.nodes[0].CheckAll(t.Context(), []limit.Check{x, y, x})
+		wantError(t, err, limit.Invalid, "checks[2].cost")
 	})
 }
 
@@ -161,43 +162,43 @@ func TestAtomicDelayIsTheLargest(t *testing.T) {
 func TestAtomicErrors(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
 		good := named("a", c.owned("a", 1, 0), 1)
-		with := func(change func(*Check)) Check {
+		with := func(change func(*limit.Check)) limit.Check {
 			q := named("b", c.owned("b", 2, 0), 1)
 			change(&q)
 			return q
 		}
 		for _, test := range []struct {
-			q     Check
-			kind  Kind
+			q     limit.Check
+			kind  limit.Kind
 			field string
 		}{
-			{with(func(q *Check) { q.Partial = true }), Invalid, "partial"},
-			{with(func(q *Check) { q.Cost = 0 }), Invalid, "cost"},
-			{with(func(q *Check) { q.Cost = -1 }), Invalid, "cost"},
-			{with(func(q *Check) { q.RequestID = "r" }), Invalid, "request_id"},
-			{with(func(q *Check) { q.Key = "" }), Invalid, "key"},
-			{with(func(q *Check) { q.Policy = "jobs" }), Invalid, "policy"},
-			{with(func(q *Check) { q.Policy = "denied" }), Invalid, "policy"},
-			{with(func(q *Check) { q.Policy = "nope" }), NotFound, "policy"},
-			{with(func(q *Check) {
+			{with(func(q *limit.Check) { q.Partial = true }), limit.Invalid, "partial"},
+			{with(func(q *limit.Check) { q.Cost = 0 }), limit.Invalid, "cost"},
+			{with(func(q *limit.Check) { q.Cost = -1 }), limit.Invalid, "cost"},
+			{with(func(q *limit.Check) { q.RequestID = "r" }), limit.Invalid, "request_id"},
+			{with(func(q *limit.Check) { q.Key = "" }), limit.Invalid, "key"},
+			{with(func(q *limit.Check) { q.Policy = "jobs" }), limit.Invalid, "policy"},
+			{with(func(q *limit.Check) { q.Policy = "denied" }), limit.Invalid, "policy"},
+			{with(func(q *limit.Check) { q.Policy = "nope" }), limit.NotFound, "policy"},
+			{with(func(q *limit.Check) {
 				q.Policy, q.Limit = "", &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Second, CountDenied: true}
-			}), Invalid, "limit"},
-			{with(func(q *Check) {
+			}), limit.Invalid, "limit"},
+			{with(func(q *limit.Check) {
 				q.Policy, q.Limit = "", &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}
-			}), Invalid, "limit"},
+			}), limit.Invalid, "limit"},
 		} {
 			for _, n := range c.nodes {
-				_, err := n.CheckAll(t.Context(), []Check{good, test.q})
+				_, err := n.CheckAll(t.Context(), []limit.Check{good, test.q})
 				wantError(t, err, test.kind, "checks[1]."+test.field)
-				_, err = n.CheckAll(t.Context(), []Check{test.q})
+				_, err = n.CheckAll(t.Context(), []limit.Check{test.q})
 				wantError(t, err, test.kind, test.field)
 			}
 		}
 		_, err := c.nodes[0].CheckAll(t.Context(), nil)
-		wantError(t, err, Invalid, "checks")
-		_, err = c.nodes[0].CheckAll(t.Context(), make([]Check, MaxBatch+1))
-		wantError(t, err, TooLarge, "checks")
-		c.wantLeft([]Check{good}, 10)
+		wantError(t, err, limit.Invalid, "checks")
+		_, err = c.nodes[0].CheckAll(t.Context(), make([]limit.Check, limit.MaxBatch+1))
+		wantError(t, err, limit.TooLarge, "checks")
+		c.wantLeft([]limit.Check{good}, 10)
 	})
 }
 
@@ -213,7 +214,7 @@ func TestAtomicWithWhatIsAlwaysAdmitted(t *testing.T) {
 		if all := c.nodes[0].all(t, good, shadow, free); all.Allowed || !all.Decisions[1].Allowed || !all.Decisions[2].Allowed || all.Decisions[2].Remaining != algo.Unlimited {
 			t.Errorf("%+v", all)
 		}
-		c.wantLeft([]Check{good, shadow}, 9, 1)
+		c.wantLeft([]limit.Check{good, shadow}, 9, 1)
 	})
 }
 
@@ -236,7 +237,7 @@ func TestAtomicWhereAnOwnerIsOutOfReach(t *testing.T) {
 		}
 		c.nodes[0].Close()
 		c.tamper(nil)
-		c.wantLeft([]Check{good, open, closed}, 9, 10, 10)
+		c.wantLeft([]limit.Check{good, open, closed}, 9, 10, 10)
 	})
 }
 
@@ -257,7 +258,7 @@ func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
 			t.Errorf("%+v", all)
 		}
 		c.nodes[0].Close()
-		c.wantLeft([]Check{good, closed}, 10, 10)
+		c.wantLeft([]limit.Check{good, closed}, 10, 10)
 	})
 }
 
@@ -299,7 +300,7 @@ func TestAtomicUnderConcurrentCallers(t *testing.T) {
 			callers.Go(func() {
 				random := rand.New(rand.NewPCG(uint64(i), 0))
 				for range 10 {
-					var checks []Check
+					var checks []limit.Check
 					for _, p := range random.Perm(len(names))[:1+random.IntN(4)] {
 						checks = append(checks, named(names[p], "k", 1+random.Int64N(5)))
 					}
@@ -321,7 +322,7 @@ func TestAtomicUnderConcurrentCallers(t *testing.T) {
 		}
 		callers.Wait()
 		for p, name := range names {
-			left := c.nodes[0].left(t, Target{Policy: name, Key: "k"})
+			left := c.nodes[0].left(t, limit.Target{Policy: name, Key: "k"})
 			if n := admitted[p].Load(); n > 100 || n != 100-left {
 				t.Errorf("%s: %d admitted, %d left", name, n, left)
 			}
@@ -363,7 +364,7 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 			})
 			admitted := map[string]int64{}
 			for range 60 {
-				var checks []Check
+				var checks []limit.Check
 				for _, p := range []string{"a", "b", "c"} {
 					checks = append(checks, named(p, c.owned(p, roll(3), 0), 1+int64(roll(3))))
 				}
@@ -380,7 +381,7 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 			for _, p := range []string{"a", "b", "c"} {
 				for i := range 3 {
 					key := c.owned(p, i, 0)
-					used := 60 - c.nodes[0].left(t, Target{Policy: p, Key: key})
+					used := 60 - c.nodes[0].left(t, limit.Target{Policy: p, Key: key})
 					if got := admitted[fmt.Sprint(p, " ", key)]; got > used {
 						t.Errorf("seed %d: %s %s: %d admitted, %d charged", seed, p, key, got, used)
 					}
@@ -392,14 +393,14 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 
 func TestAtomicOfManyChecks(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
-		checks := make([]Check, MaxBatch)
+		checks := make([]limit.Check, limit.MaxBatch)
 		for i := range checks {
 			checks[i] = named("a", fmt.Sprintf("key-%d", i), 1)
 		}
 		if all := c.nodes[0].all(t, checks...); !all.Allowed {
 			t.Error("refused")
 		}
-		checks[MaxBatch-1].Cost = math.MaxInt32
+		checks[limit.MaxBatch-1].Cost = math.MaxInt32
 		if all := c.nodes[0].all(t, checks...); all.Allowed {
 			t.Error("admitted")
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"sync/atomic"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what others
@@ -11,13 +13,13 @@ import (
 // answered, which saves its memory.
 type Batch struct {
 	// Checks are the questions. Their keys may be parts of larger texts.
-	Checks  []Check
-	Refused Refused
+	Checks  []limit.Check
+	Refused limit.Refused
 	// Traces are the contexts of spans, by check, that what is done for the checks hangs below (see Span.Context); empty for one
 	// that is not traced. Nil: none is.
 	Traces []string
 	// Results has the answer to each check, once it is there.
-	Results []Result
+	Results []limit.Result
 
 	ops  []Op
 	wait []int // the checks without an answer yet
@@ -42,8 +44,8 @@ func (b *Batch) Reset() {
 // others, for Finish; the slice is the batch's. Unlike those of Check, the checks of a Batch have nothing to do with one
 // another: one that is not acceptable gets an error of its own. Begin itself fails when the number of checks is not
 // acceptable; nothing was charged then. ctx says who asks, to those who stand between a door and the Limiter.
-func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *Error) {
-	if err := ValidBatch(len(b.Checks)); err != nil {
+func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Error) {
+	if err := limit.ValidBatch(len(b.Checks)); err != nil {
 		return nil, err
 	}
 	n := len(b.Checks)
@@ -95,7 +97,7 @@ func (b *Batch) answer(l *Limiter, i int) {
 	if span := b.spans[i]; span != nil {
 		span.End([]Traced{l.traced(&b.ops[i])})
 	}
-	b.Results[i] = Result{Decision: out.Decision}
+	b.Results[i] = limit.Result{Decision: out.Decision}
 	if out.Err != nil {
 		b.Results[i].Err = out.Err
 	}

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // TestBatchInTwoSteps: what this node decides is there before the others are asked, and what is wrong with one check
@@ -32,9 +34,9 @@ func TestBatchInTwoSteps(t *testing.T) {
 			if want := []int{2, 5, 6, 8}; !slices.Equal(open, want) || c.carried != asked {
 				t.Fatalf("open are %v, want %v; %d messages were sent", open, want, c.carried-asked)
 			}
-			wantError(t, b.Results[0].Err, Invalid, "key")
-			wantError(t, b.Results[1].Err, Invalid, "cost")
-			wantError(t, b.Results[3].Err, NotFound, "policy")
+			wantError(t, b.Results[0].Err, limit.Invalid, "key")
+			wantError(t, b.Results[1].Err, limit.Invalid, "cost")
+			wantError(t, b.Results[3].Err, limit.NotFound, "policy")
 			for _, i := range []int{4, 7} {
 				if d := b.Results[i].Decision; b.Results[i].Err != nil || !d.Allowed || d.Remaining != 9-round {
 					t.Errorf("check %d, before the others are asked: %+v", i, b.Results[i])
@@ -116,7 +118,7 @@ func TestBatchRemembersRefusals(t *testing.T) {
 		key := c.owned("p", 1, 0)
 		text := strings.Repeat("x", 1000) + key
 		var b Batch
-		ask := func() Result {
+		ask := func() limit.Result {
 			b.Reset()
 			b.Checks = append(b.Checks, named("p", text[1000:], 10))
 			open, err := c.nodes[0].Begin(t.Context(), &b)

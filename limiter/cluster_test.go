@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 )
@@ -194,14 +195,14 @@ func policies(t testing.TB, text string) *policy.Set {
 	return set
 }
 
-func named(policy, key string, cost int64) Check {
-	return Check{Target: Target{Policy: policy, Key: key}, Cost: cost}
+func named(policy, key string, cost int64) limit.Check {
+	return limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: cost}
 }
 
 // check asks one question and expects a decision.
-func (n *testNode) check(t testing.TB, q Check) Decision {
+func (n *testNode) check(t testing.TB, q limit.Check) limit.Decision {
 	t.Helper()
-	got, err := n.Check(t.Context(), []Check{q})
+	got, err := n.Check(t.Context(), []limit.Check{q})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,18 +213,18 @@ func (n *testNode) check(t testing.TB, q Check) Decision {
 }
 
 // checkError asks one question and expects an error of this kind and field, of the batch or of the check.
-func (n *testNode) checkError(t testing.TB, q Check, kind Kind, field string) {
+func (n *testNode) checkError(t testing.TB, q limit.Check, kind limit.Kind, field string) {
 	t.Helper()
-	got, err := n.Check(t.Context(), []Check{q})
+	got, err := n.Check(t.Context(), []limit.Check{q})
 	if err == nil {
 		err = got[0].Err
 	}
 	wantError(t, err, kind, field)
 }
 
-func wantError(t testing.TB, err error, kind Kind, field string) {
+func wantError(t testing.TB, err error, kind limit.Kind, field string) {
 	t.Helper()
-	e, ok := err.(*Error)
+	e, ok := err.(*limit.Error)
 	if !ok || e.Kind != kind || e.Field != field || e.Message == "" {
 		t.Errorf("error %#v, want kind %d about %q", err, kind, field)
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 )
 
@@ -52,7 +53,7 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	for p := range ring.Partitions {
 		data.Caught(p, ownership.Backup)
 	}
-	ask := func(checks ...Check) []Result {
+	ask := func(checks ...limit.Check) []limit.Result {
 		t.Helper()
 		got, err := l.Check(t.Context(), checks)
 		if err != nil {

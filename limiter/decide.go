@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/store"
 )
@@ -78,7 +79,7 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		case err != nil:
 			l.failed(e, op, err)
 		case !lease.Alive:
-			op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: acquire anew"}
+			op.Outcome.Err = limit.NewError(limit.NotFound, "lease_id", "has ended: acquire anew")
 		default:
 			op.Outcome.ExpiresIn, op.Outcome.ticket, op.Outcome.until = lease.Left, lease.Ticket, lease.Until
 		}
@@ -141,17 +142,17 @@ func (l *Limiter) unknown(op *Op) {
 	case op.asks() && l.cfg.UnknownPolicy == UnknownDeny:
 		answer(l.stats.unknown, op, 0, false)
 	default:
-		op.Outcome.Err = &Error{NotFound, "policy", "there is no policy named " + op.Policy + " on the node that decides for this key"}
+		op.Outcome.Err = limit.NewError(limit.NotFound, "policy", "there is no policy named "+op.Policy+" on the node that decides for this key")
 	}
 }
 
 // answer answers an operation for a key without a state: one that is unlimited, or blocked (limit 0).
-func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
+func answer(s *policyStats, op *Op, units int64, shadowMode bool) {
 	switch op.Kind {
 	case OpCheck, OpAcquire, OpReserve:
 		d := &op.Outcome.Decision
-		*d = Decision{Policy: policyName(op), Allowed: true, Granted: op.Cost, Limit: limit, Remaining: limit, RequestID: op.RequestID}
-		if limit != algo.Unlimited {
+		*d = limit.Decision{Policy: policyName(op), Allowed: true, Granted: op.Cost, Limit: units, Remaining: units, RequestID: op.RequestID}
+		if units != algo.Unlimited {
 			d.Allowed, d.Granted, d.RetryAfter = false, 0, algo.Never
 			if shadowMode {
 				shadow(d, op.Cost)
@@ -164,14 +165,14 @@ func answer(s *policyStats, op *Op, limit int64, shadowMode bool) {
 			s.mine().count(d)
 		}
 	case OpRenew:
-		op.Outcome.Err = &Error{NotFound, "lease_id", "has ended: the key has no limit to hold a lease on"}
+		op.Outcome.Err = limit.NewError(limit.NotFound, "lease_id", "has ended: the key has no limit to hold a lease on")
 	case OpSettle:
 		op.Outcome.Err = notPending()
 	}
 }
 
 // suits says whether an operation suits the limit it is about, as far as this node knows that.
-func suits(e *entry, op *Op) *Error {
+func suits(e *entry, op *Op) *limit.Error {
 	switch {
 	case op.inline != nil:
 		return fits(op, op.Limit.Algorithm == algo.Concurrency, op.inline.Limits)
@@ -184,8 +185,8 @@ func suits(e *entry, op *Op) *Error {
 }
 
 // fits says whether an operation suits the kind of limit. limits may be nil unless the operation is atomic.
-func fits(op *Op, concurrency bool, limits algo.Limits) *Error {
-	invalid := func(field, message string) *Error { return &Error{Invalid, field, message} }
+func fits(op *Op, concurrency bool, limits algo.Limits) *limit.Error {
+	invalid := func(field, message string) *limit.Error { return limit.NewError(limit.Invalid, field, message) }
 	switch op.Kind {
 	case OpCheck:
 		if concurrency && op.Cost > 0 {
@@ -231,9 +232,9 @@ func countsDenied(limits algo.Limits) bool {
 }
 
 // ttlFits says whether the life asked for a lease is within its limit's.
-func ttlFits(op *Op, rule *store.Rule) *Error {
+func ttlFits(op *Op, rule *store.Rule) *limit.Error {
 	if longest := rule.Limits[0].Window; op.TTL > longest {
-		return &Error{Invalid, "ttl", "is longer than the limit's, " + longest.String()}
+		return limit.NewError(limit.Invalid, "ttl", "is longer than the limit's, "+longest.String())
 	}
 	return nil
 }
@@ -272,9 +273,9 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 		d.LeaseID = formatID(got.Lease)
 	}
 	if each != nil {
-		d.Limits = make([]LimitStatus, len(each))
+		d.Limits = make([]limit.LimitStatus, len(each))
 		for i, s := range each {
-			d.Limits[i] = LimitStatus{
+			d.Limits[i] = limit.LimitStatus{
 				Limit: s.Limit, Window: quotaWindow(&rule.Limits[i]), Remaining: s.Remaining, RetryAfter: s.RetryAfter,
 				ResetAfter: resetAfter(&rule.Limits[i], s.ResetAfter),
 			}
@@ -288,14 +289,14 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 // direct decides a check at once that is like nearly all: under one limit that needs no grant of other nodes, and for
 // a key that this node decides for, or whose refusal it remembers. Otherwise it reports false, and has done nothing but to
 // find the error that the store answers; or it has a ticket, and the answer in d may not be given before a copy has it.
-func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decision) (done bool, ticket uint64, err error) {
+func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *limit.Decision) (done bool, ticket uint64, err error) {
 	rule := simple(c, s)
 	if rule == nil {
 		return false, 0, nil
 	}
 	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: c.Key}
 	if h := l.cfg.Ownership.Holder(k.Partition); !h.Self {
-		if h.Wait > 0 || !c.plain() || c.RequestID != "" {
+		if h.Wait > 0 || !isPlain(c) || c.RequestID != "" {
 			return false, 0, nil
 		}
 		_, _, done = l.refused(t, c, s, now.Mono, d)
@@ -311,7 +312,7 @@ func (l *Limiter) direct(t *table, c *Check, s *subject, now *moment, d *Decisio
 }
 
 // simple returns the rule that a check is decided by, if direct may do it.
-func simple(c *Check, s *subject) (rule *store.Rule) {
+func simple(c *limit.Check, s *subject) (rule *store.Rule) {
 	switch {
 	case s.entry != nil && !s.entry.Concurrency:
 		rule = s.entry.rule(s.entry.Rule(c.Key))
@@ -326,16 +327,16 @@ func simple(c *Check, s *subject) (rule *store.Rule) {
 
 // conclusion makes of what the store answered what a caller is told, and counts it. check says that c was asked as a check,
 // so that its refusal may be remembered.
-func (l *Limiter) conclusion(d *Decision, e *entry, rule *store.Rule, c *Check, s *subject, got *store.Answer, check bool) {
-	limit := &rule.Limits[got.Tightest]
+func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *limit.Check, s *subject, got *store.Answer, check bool) {
+	tightest := &rule.Limits[got.Tightest]
 	// Field by field: a literal would be made elsewhere and copied here, which takes longer than all the rest.
-	*d = Decision{}
+	*d = limit.Decision{}
 	if d.Policy = "inline"; e != nil {
 		d.Policy = e.Name
 	}
 	d.Allowed, d.Granted, d.Degraded = got.Allowed, got.Granted, got.Degraded
-	d.Limit, d.Window, d.Remaining = got.Limit, quotaWindow(limit), got.Remaining
-	d.RetryAfter, d.ResetAfter, d.Delay = got.RetryAfter, resetAfter(limit, got.ResetAfter), got.Delay
+	d.Limit, d.Window, d.Remaining = got.Limit, quotaWindow(tightest), got.Remaining
+	d.RetryAfter, d.ResetAfter, d.Delay = got.RetryAfter, resetAfter(tightest, got.ResetAfter), got.Delay
 	d.RequestID = c.RequestID
 	stats := l.statsOf(e, s)
 	stats.saw(got.Limit, got.Remaining)
@@ -376,14 +377,14 @@ func resetAfter(l *algo.Limit, d time.Duration) time.Duration {
 }
 
 // shadow turns a refusal into the admission that a policy in shadow mode gives.
-func shadow(d *Decision, cost int64) {
+func shadow(d *limit.Decision, cost int64) {
 	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, cost, 0
 }
 
 // fail answers a check or an acquire by on_error, for want of an owner or of memory. e may be nil: an inline limit fails
 // open, and so does a policy that this node does not know, unless unknown policies are denied.
 func (l *Limiter) fail(e *entry, op *Op) {
-	d := Decision{Policy: policyName(op), RequestID: op.RequestID}
+	d := limit.Decision{Policy: policyName(op), RequestID: op.RequestID}
 	var limits algo.Limits
 	closed := false
 	switch {
@@ -436,16 +437,16 @@ func quotaWindow(l *algo.Limit) time.Duration {
 	return time.Duration(q)
 }
 
-func storeError(err error) *Error {
+func storeError(err error) *limit.Error {
 	switch {
 	case errors.Is(err, store.ErrRequestID):
-		return &Error{Invalid, "request_id", "was used before with another cost: use a fresh one"}
+		return limit.NewError(limit.Invalid, "request_id", "was used before with another cost: use a fresh one")
 	case errors.Is(err, store.ErrReserved):
-		return &Error{Invalid, "cost", "is more than was reserved"}
+		return limit.NewError(limit.Invalid, "cost", "is more than was reserved")
 	case errors.Is(err, store.ErrNoGrant):
-		return &Error{Unavailable, "", "the node that decides for this key may not do so at the moment: it has no grant, or no copy of what it counts"}
+		return limit.NewError(limit.Unavailable, "", "the node that decides for this key may not do so at the moment: it has no grant, or no copy of what it counts")
 	}
-	return &Error{Unavailable, "", "the node that decides for this key has no memory left for it"}
+	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has no memory left for it")
 }
 
 func policyName(op *Op) string {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 const hundred = `policies:
@@ -24,13 +25,13 @@ const hundred = `policies:
 `
 
 // ask takes one unit, by the call that suits the policy.
-func ask(ctx context.Context, n *testNode, policy, key string) (Decision, error) {
+func ask(ctx context.Context, n *testNode, policy, key string) (limit.Decision, error) {
 	if policy == "concurrency" {
-		return n.Acquire(ctx, Acquire{Target: Target{Policy: policy, Key: key}, Cost: 1})
+		return n.Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: policy, Key: key}, Cost: 1})
 	}
-	got, err := n.Check(ctx, []Check{named(policy, key, 1)})
+	got, err := n.Check(ctx, []limit.Check{named(policy, key, 1)})
 	if err != nil {
-		return Decision{}, err
+		return limit.Decision{}, err
 	}
 	return got[0].Decision, got[0].Err
 }
@@ -44,7 +45,7 @@ func TestAnyEntryNodeGivesTheOwnersDecision(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					want := Decision{Policy: p.Name, Allowed: i < 100, Limit: 100, Remaining: max(0, int64(99-i))}
+					want := limit.Decision{Policy: p.Name, Allowed: i < 100, Limit: 100, Remaining: max(0, int64(99-i))}
 					if d.Allowed != want.Allowed || d.Policy != want.Policy || d.Limit != want.Limit || d.Remaining != want.Remaining ||
 						d.FailedOpen || d.FailedClosed || d.Shadow || d.Degraded {
 						t.Fatalf("check %d: %+v, want like %+v", i, d, want)
@@ -99,12 +100,12 @@ func TestExactlyTheLimitUnderConcurrentCallers(t *testing.T) {
 func TestInlineUnderConcurrentCallers(t *testing.T) {
 	inBubble(t, 3, Config{}, func(t *testing.T, c *testCluster) {
 		for a := algo.FixedWindow; a < algo.Concurrency; a++ {
-			target := Target{Limit: &algo.Limit{Algorithm: a, Limit: 100, Window: 24 * time.Hour}, Key: "k"}
+			target := limit.Target{Limit: &algo.Limit{Algorithm: a, Limit: 100, Window: 24 * time.Hour}, Key: "k"}
 			var admitted atomic.Int64
 			var wg sync.WaitGroup
 			for i := range 300 {
 				wg.Go(func() {
-					if d := c.nodes[i%3].check(t, Check{Target: target, Cost: 1}); d.Allowed && d.Policy == "inline" {
+					if d := c.nodes[i%3].check(t, limit.Check{Target: target, Cost: 1}); d.Allowed && d.Policy == "inline" {
 						admitted.Add(1)
 					}
 				})
@@ -146,7 +147,7 @@ func TestCosts(t *testing.T) {
 	const text = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: leaky, algorithm: leaky_bucket, limit: 4, window: 1s, capacity: 10}]`
 	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 		for i, step := range []struct {
-			q       Check
+			q       limit.Check
 			allowed bool
 			granted int64
 			left    int64
@@ -155,8 +156,8 @@ func TestCosts(t *testing.T) {
 			{named("p", "k", 0), true, 0, 10, 0},
 			{named("p", "k", 7), true, 7, 3, 0},
 			{named("p", "k", 4), false, 0, 3, time.Minute},
-			{Check{Target: Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, true, 3, 0, 0},
-			{Check{Target: Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, false, 0, 0, time.Minute},
+			{limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, true, 3, 0, 0},
+			{limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 4, Partial: true}, false, 0, 0, time.Minute},
 			{named("p", "k", 0), false, 0, 0, time.Minute},
 			{named("p", "k", 11), false, 0, 0, algo.Never},
 			{named("p", "k", algo.MaxLimit), false, 0, 0, algo.Never},
@@ -166,16 +167,16 @@ func TestCosts(t *testing.T) {
 				t.Errorf("step %d: %+v, want %+v", i, d, step)
 			}
 		}
-		n, err := c.nodes[0].Refund(t.Context(), Target{Policy: "p", Key: "k"}, 4)
+		n, err := c.nodes[0].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 4)
 		if n != 4 || err != nil {
 			t.Errorf("refunded %d, %v", n, err)
 		}
-		n, err = c.nodes[1].Refund(t.Context(), Target{Policy: "p", Key: "k"}, 40)
+		n, err = c.nodes[1].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 40)
 		if n != 6 || err != nil {
 			t.Errorf("refunded %d, %v", n, err)
 		}
 		c.nodes[0].check(t, named("p", "k", 9))
-		if err := c.nodes[1].Reset(t.Context(), Target{Policy: "p", Key: "k"}); err != nil {
+		if err := c.nodes[1].Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}); err != nil {
 			t.Error(err)
 		}
 		if d := c.nodes[0].check(t, named("p", "k", 0)); d.Remaining != 10 {
@@ -199,10 +200,10 @@ func TestOverridesAndShadow(t *testing.T) {
 		p := map[bool]string{false: "plain", true: "shadow"}[shadow]
 		t.Run(p, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-				ask := func(key string, cost int64) Decision {
+				ask := func(key string, cost int64) limit.Decision {
 					return c.nodes[len(key)%3].check(t, named(p, key, cost))
 				}
-				refusal := func(key string, cost int64, d Decision, retry time.Duration) {
+				refusal := func(key string, cost int64, d limit.Decision, retry time.Duration) {
 					t.Helper()
 					granted := int64(0)
 					if shadow {
@@ -251,7 +252,7 @@ func TestResetOfStatelessKey(t *testing.T) {
 		n := c.nodes[0]
 		n.check(t, named("p", "k", 2))
 		c.setPolicies(free)
-		if err := n.Reset(t.Context(), Target{Policy: "p", Key: "k"}); err != nil {
+		if err := n.Reset(t.Context(), limit.Target{Policy: "p", Key: "k"}); err != nil {
 			t.Error(err)
 		}
 		c.setPolicies(limited)
@@ -267,7 +268,7 @@ func TestRequestIDs(t *testing.T) {
   - {name: q, algorithm: sliding_log, limit: 10, window: 1m}
   - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`
 	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-		with := func(policy string, cost int64, id string, partial bool) Check {
+		with := func(policy string, cost int64, id string, partial bool) limit.Check {
 			q := named(policy, "k", cost)
 			q.RequestID, q.Partial = id, partial
 			return q
@@ -283,7 +284,7 @@ func TestRequestIDs(t *testing.T) {
 				t.Errorf("repeated: %+v", again)
 			}
 		}
-		c.nodes[1].checkError(t, with("p", 2, "b", false), Invalid, "request_id")
+		c.nodes[1].checkError(t, with("p", 2, "b", false), limit.Invalid, "request_id")
 		// Refusals are decided afresh.
 		if d := c.nodes[2].check(t, with("p", 6, "c", false)); d.Allowed {
 			t.Errorf("%+v", d)
@@ -305,14 +306,14 @@ func TestRequestIDs(t *testing.T) {
 		}
 		lease := ""
 		for i := range 6 {
-			d, err := c.nodes[i%3].Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: "k"}, Cost: 2, RequestID: "a"})
+			d, err := c.nodes[i%3].Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 2, RequestID: "a"})
 			if err != nil || !d.Allowed || d.Granted != 2 || d.Remaining != 1 || d.LeaseID == "" || lease != "" && d.LeaseID != lease {
 				t.Errorf("acquired %+v, %v; the lease was %q", d, err, lease)
 			}
 			lease = d.LeaseID
 		}
-		_, err := c.nodes[2].Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: "k"}, Cost: 1, RequestID: "a"})
-		wantError(t, err, Invalid, "request_id")
+		_, err := c.nodes[2].Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 1, RequestID: "a"})
+		wantError(t, err, limit.Invalid, "request_id")
 		// An id is forgotten after a minute at the earliest.
 		c.advance(59 * time.Second)
 		if d := c.nodes[1].check(t, with("q", 8, "b", false)); !d.Allowed || d.Remaining != 0 {
@@ -327,37 +328,37 @@ func TestRequestIDs(t *testing.T) {
 
 func TestUnknownPolicy(t *testing.T) {
 	const text = `policies: [{name: p, algorithm: sliding_log, limit: 2, window: 1m}]`
-	target := Target{Policy: "nope", Key: "k"}
+	target := limit.Target{Policy: "nope", Key: "k"}
 	for _, unknown := range []Unknown{UnknownError, UnknownAllow, UnknownDeny} {
 		inBubble(t, 2, Config{Policies: policies(t, text), UnknownPolicy: unknown}, func(t *testing.T, c *testCluster) {
 			for _, n := range c.nodes {
 				switch unknown {
 				case UnknownError:
-					n.checkError(t, Check{Target: target, Cost: 1}, NotFound, "policy")
-					_, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 1})
-					wantError(t, err, NotFound, "policy")
+					n.checkError(t, limit.Check{Target: target, Cost: 1}, limit.NotFound, "policy")
+					_, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1})
+					wantError(t, err, limit.NotFound, "policy")
 				case UnknownAllow:
-					if d := n.check(t, Check{Target: target, Cost: 3}); !d.Allowed || d.Granted != 3 || d.Limit != algo.Unlimited {
+					if d := n.check(t, limit.Check{Target: target, Cost: 3}); !d.Allowed || d.Granted != 3 || d.Limit != algo.Unlimited {
 						t.Errorf("%+v", d)
 					}
-					if d, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 1}); !d.Allowed || err != nil {
+					if d, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1}); !d.Allowed || err != nil {
 						t.Errorf("%+v, %v", d, err)
 					}
 				case UnknownDeny:
-					if d := n.check(t, Check{Target: target, Cost: 3}); d.Allowed || d.RetryAfter != algo.Never {
+					if d := n.check(t, limit.Check{Target: target, Cost: 3}); d.Allowed || d.RetryAfter != algo.Never {
 						t.Errorf("%+v", d)
 					}
-					if d, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 1}); d.Allowed || err != nil {
+					if d, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 1}); d.Allowed || err != nil {
 						t.Errorf("%+v, %v", d, err)
 					}
 				}
 				_, err := n.Refund(t.Context(), target, 1)
-				wantError(t, err, NotFound, "policy")
+				wantError(t, err, limit.NotFound, "policy")
 				_, err = n.Renew(t.Context(), target, "0000000000000001", 0)
-				wantError(t, err, NotFound, "policy")
+				wantError(t, err, limit.NotFound, "policy")
 				_, err = n.Release(t.Context(), target, "0000000000000001")
-				wantError(t, err, NotFound, "policy")
-				wantError(t, n.Reset(t.Context(), target), NotFound, "policy")
+				wantError(t, err, limit.NotFound, "policy")
+				wantError(t, n.Reset(t.Context(), target), limit.NotFound, "policy")
 			}
 			want := PolicyStats{Policy: "(unknown)"}
 			*map[Unknown]*uint64{UnknownError: &want.Errors, UnknownAllow: &want.Allowed, UnknownDeny: &want.Refused}[unknown] = 4
@@ -375,8 +376,8 @@ func TestOnlyTheOwnerKnowsPolicies(t *testing.T) {
 		if d := c.nodes[0].check(t, q); !d.Allowed || d.Remaining != 1 {
 			t.Errorf("%+v", d)
 		}
-		c.nodes[0].checkError(t, named("new", c.owned("new", 0, 0), 1), NotFound, "policy")
-		c.nodes[1].checkError(t, named("new", c.owned("new", 0, 0), 1), NotFound, "policy")
+		c.nodes[0].checkError(t, named("new", c.owned("new", 0, 0), 1), limit.NotFound, "policy")
+		c.nodes[1].checkError(t, named("new", c.owned("new", 0, 0), 1), limit.NotFound, "policy")
 	})
 }
 
@@ -387,46 +388,46 @@ func TestConcurrency(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 		ctx := t.Context()
 		n := c.nodes
-		leases := Target{Policy: "c", Key: "k"}
-		inline := Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: 30 * time.Second}, Key: "k"}
-		window := Target{Policy: "w", Key: "k"}
-		inlineWindow := Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: 30 * time.Second}, Key: "k"}
+		leases := limit.Target{Policy: "c", Key: "k"}
+		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: 30 * time.Second}, Key: "k"}
+		window := limit.Target{Policy: "w", Key: "k"}
+		inlineWindow := limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 3, Window: 30 * time.Second}, Key: "k"}
 
 		// What does not suit the kind of limit.
-		for i, target := range []Target{leases, inline, {Policy: "c", Key: "free"}, {Policy: "c", Key: "bad"}} {
+		for i, target := range []limit.Target{leases, inline, {Policy: "c", Key: "free"}, {Policy: "c", Key: "bad"}} {
 			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
-			n[i%3].checkError(t, Check{Target: target, Cost: 1}, Invalid, field)
+			n[i%3].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, field)
 			_, err := n[i%3].Refund(ctx, target, 1)
-			wantError(t, err, Invalid, field)
+			wantError(t, err, limit.Invalid, field)
 		}
-		for i, target := range []Target{window, inlineWindow} {
+		for i, target := range []limit.Target{window, inlineWindow} {
 			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
-			_, err := n[i].Acquire(ctx, Acquire{Target: target, Cost: 1})
-			wantError(t, err, Invalid, field)
+			_, err := n[i].Acquire(ctx, limit.Acquire{Target: target, Cost: 1})
+			wantError(t, err, limit.Invalid, field)
 			_, err = n[i].Renew(ctx, target, "0000000000000001", 0)
-			wantError(t, err, Invalid, field)
+			wantError(t, err, limit.Invalid, field)
 			_, err = n[i].Release(ctx, target, "0000000000000001")
-			wantError(t, err, Invalid, field)
+			wantError(t, err, limit.Invalid, field)
 		}
 		c.wantStats(PolicyStats{Policy: "c", Errors: 3})
 		c.wantStats(PolicyStats{Policy: "w", Errors: 1})
 		c.wantStats(PolicyStats{Policy: "(inline)", Errors: 2})
 
-		for _, target := range []Target{leases, inline} {
-			if d := n[0].check(t, Check{Target: target}); !d.Allowed || d.Remaining != 3 {
+		for _, target := range []limit.Target{leases, inline} {
+			if d := n[0].check(t, limit.Check{Target: target}); !d.Allowed || d.Remaining != 3 {
 				t.Errorf("peek %+v", d)
 			}
-			d, err := n[0].Acquire(ctx, Acquire{Target: target, Cost: 2, TTL: 10 * time.Second})
+			d, err := n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 2, TTL: 10 * time.Second})
 			if err != nil || !d.Allowed || d.LeaseID == "" {
 				t.Fatalf("%+v, %v", d, err)
 			}
-			if e, err := n[1].Acquire(ctx, Acquire{Target: target, Cost: 2}); err != nil || e.Allowed || e.LeaseID != "" || e.RetryAfter != 10*time.Second {
+			if e, err := n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 2}); err != nil || e.Allowed || e.LeaseID != "" || e.RetryAfter != 10*time.Second {
 				t.Errorf("%+v, %v", e, err)
 			}
-			_, err = n[1].Acquire(ctx, Acquire{Target: target, Cost: 1, TTL: 31 * time.Second})
-			wantError(t, err, Invalid, "ttl")
+			_, err = n[1].Acquire(ctx, limit.Acquire{Target: target, Cost: 1, TTL: 31 * time.Second})
+			wantError(t, err, limit.Invalid, "ttl")
 			_, err = n[1].Renew(ctx, target, d.LeaseID, 31*time.Second)
-			wantError(t, err, Invalid, "ttl")
+			wantError(t, err, limit.Invalid, "ttl")
 			c.advance(9 * time.Second)
 			if left, err := n[2].Renew(ctx, target, d.LeaseID, 0); left != 30*time.Second || err != nil {
 				t.Errorf("%v, %v", left, err)
@@ -440,8 +441,8 @@ func TestConcurrency(t *testing.T) {
 				}
 			}
 			_, err = n[0].Renew(ctx, target, d.LeaseID, 0)
-			wantError(t, err, NotFound, "lease_id")
-			d, _ = n[0].Acquire(ctx, Acquire{Target: target, Cost: 3})
+			wantError(t, err, limit.NotFound, "lease_id")
+			d, _ = n[0].Acquire(ctx, limit.Acquire{Target: target, Cost: 3})
 			c.advance(30 * time.Second)
 			if ok, err := n[1].Release(ctx, target, d.LeaseID); ok || err != nil {
 				t.Errorf("released %v, %v", ok, err)
@@ -452,18 +453,18 @@ func TestConcurrency(t *testing.T) {
 		}
 
 		// Keys that hold nothing.
-		d, err := n[0].Acquire(ctx, Acquire{Target: Target{Policy: "c", Key: "free"}, Cost: 9})
+		d, err := n[0].Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: "c", Key: "free"}, Cost: 9})
 		if err != nil || !d.Allowed || d.LeaseID != "" {
 			t.Errorf("%+v, %v", d, err)
 		}
-		d, err = n[0].Acquire(ctx, Acquire{Target: Target{Policy: "c", Key: "bad"}, Cost: 9})
+		d, err = n[0].Acquire(ctx, limit.Acquire{Target: limit.Target{Policy: "c", Key: "bad"}, Cost: 9})
 		if err != nil || d.Allowed || d.RetryAfter != algo.Never {
 			t.Errorf("%+v, %v", d, err)
 		}
 		for _, key := range []string{"free", "bad"} {
-			_, err = n[1].Renew(ctx, Target{Policy: "c", Key: key}, "0000000000000001", 0)
-			wantError(t, err, NotFound, "lease_id")
-			if ok, err := n[1].Release(ctx, Target{Policy: "c", Key: key}, "0000000000000001"); ok || err != nil {
+			_, err = n[1].Renew(ctx, limit.Target{Policy: "c", Key: key}, "0000000000000001", 0)
+			wantError(t, err, limit.NotFound, "lease_id")
+			if ok, err := n[1].Release(ctx, limit.Target{Policy: "c", Key: key}, "0000000000000001"); ok || err != nil {
 				t.Errorf("released %v, %v", ok, err)
 			}
 		}
@@ -494,35 +495,35 @@ func TestInlineIdentity(t *testing.T) {
 	bigBucket := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Hour, Capacity: 30}
 	for _, test := range []struct {
 		what         string
-		first, other Target
+		first, other limit.Target
 		left         int64 // of other, when 4 were taken from first; 10 or -1 where the states are different
 	}{
-		{"same", Target{Limit: &base}, Target{Limit: with(func(*algo.Limit) {})}, 6},
-		{"default namespace", Target{Limit: &base}, Target{Limit: &base, Namespace: "default"}, 6},
-		{"other namespace", Target{Limit: &base}, Target{Limit: &base, Namespace: "x"}, 10},
-		{"namespaces are not parsed", Target{Limit: &base, Namespace: "a"}, Target{Limit: &base, Namespace: "//a"}, 10},
-		{"limit raised on live state", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Limit = 20 })}, 16},
-		{"limit lowered on live state", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Limit = 3 })}, 0},
-		{"count_denied", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.CountDenied = true })}, 6},
-		{"max_log is not the caller's", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.MaxLog = 5 })}, 6},
-		{"other window", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Window++ })}, 10},
-		{"other algorithm", Target{Limit: &base}, Target{Limit: &window}, 10},
-		{"default slots", Target{Limit: &window}, Target{Limit: &tens}, 6},
-		{"other slots", Target{Limit: &window}, Target{Limit: &fives}, 10},
-		{"capacity", Target{Limit: bucket}, Target{Limit: bigBucket}, 26},
-		{"period", Target{Limit: day(nil)}, Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Period: algo.Hour}}, 10},
-		{"UTC", Target{Limit: day(nil)}, Target{Limit: day(time.UTC)}, 6},
-		{"zone", Target{Limit: day(nil)}, Target{Limit: day(berlin)}, 10},
-		{"zone loaded again", Target{Limit: day(berlin)}, Target{Limit: day(sameBerlin)}, 6},
-		{"a policy named inline", Target{Limit: &base}, Target{Policy: "inline"}, 10},
-		{"a policy named default", Target{Limit: &base}, Target{Policy: "default"}, 10},
-		{"unlimited keeps no state", Target{Limit: &base}, Target{Limit: with(func(l *algo.Limit) { l.Limit = algo.Unlimited })}, algo.Unlimited},
+		{"same", limit.Target{Limit: &base}, limit.Target{Limit: with(func(*algo.Limit) {})}, 6},
+		{"default namespace", limit.Target{Limit: &base}, limit.Target{Limit: &base, Namespace: "default"}, 6},
+		{"other namespace", limit.Target{Limit: &base}, limit.Target{Limit: &base, Namespace: "x"}, 10},
+		{"namespaces are not parsed", limit.Target{Limit: &base, Namespace: "a"}, limit.Target{Limit: &base, Namespace: "//a"}, 10},
+		{"limit raised on live state", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = 20 })}, 16},
+		{"limit lowered on live state", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = 3 })}, 0},
+		{"count_denied", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.CountDenied = true })}, 6},
+		{"max_log is not the caller's", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.MaxLog = 5 })}, 6},
+		{"other window", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Window++ })}, 10},
+		{"other algorithm", limit.Target{Limit: &base}, limit.Target{Limit: &window}, 10},
+		{"default slots", limit.Target{Limit: &window}, limit.Target{Limit: &tens}, 6},
+		{"other slots", limit.Target{Limit: &window}, limit.Target{Limit: &fives}, 10},
+		{"capacity", limit.Target{Limit: bucket}, limit.Target{Limit: bigBucket}, 26},
+		{"period", limit.Target{Limit: day(nil)}, limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Period: algo.Hour}}, 10},
+		{"UTC", limit.Target{Limit: day(nil)}, limit.Target{Limit: day(time.UTC)}, 6},
+		{"zone", limit.Target{Limit: day(nil)}, limit.Target{Limit: day(berlin)}, 10},
+		{"zone loaded again", limit.Target{Limit: day(berlin)}, limit.Target{Limit: day(sameBerlin)}, 6},
+		{"a policy named inline", limit.Target{Limit: &base}, limit.Target{Policy: "inline"}, 10},
+		{"a policy named default", limit.Target{Limit: &base}, limit.Target{Policy: "default"}, 10},
+		{"unlimited keeps no state", limit.Target{Limit: &base}, limit.Target{Limit: with(func(l *algo.Limit) { l.Limit = algo.Unlimited })}, algo.Unlimited},
 	} {
 		const text = `policies: [{name: inline, algorithm: sliding_log, limit: 10, window: 1m}, {name: default, algorithm: sliding_log, limit: 10, window: 1m}]`
 		inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 			test.first.Key, test.other.Key = "k", "k"
-			c.nodes[0].check(t, Check{Target: test.first, Cost: 4})
-			if d := c.nodes[1].check(t, Check{Target: test.other}); d.Remaining != test.left {
+			c.nodes[0].check(t, limit.Check{Target: test.first, Cost: 4})
+			if d := c.nodes[1].check(t, limit.Check{Target: test.other}); d.Remaining != test.left {
 				t.Errorf("%s: %d left, want %d", test.what, d.Remaining, test.left)
 			}
 		})
@@ -533,15 +534,15 @@ func TestInlineIdentity(t *testing.T) {
 func TestInlineCache(t *testing.T) {
 	inBubble(t, 1, Config{}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		target := Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
-		n.check(t, Check{Target: target, Cost: 4})
+		target := limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		n.check(t, limit.Check{Target: target, Cost: 4})
 		for i := range 3 * maxInlineRules / 2 {
-			n.check(t, Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, Key: "k"}})
+			n.check(t, limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: int64(i + 1), Window: time.Hour}, Key: "k"}})
 			if len(n.inline.by) > maxInlineRules {
 				t.Fatalf("%d rules kept", len(n.inline.by))
 			}
 		}
-		if d := n.check(t, Check{Target: target}); d.Remaining != 6 {
+		if d := n.check(t, limit.Check{Target: target}); d.Remaining != 6 {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -549,13 +550,13 @@ func TestInlineCache(t *testing.T) {
 
 func TestNoInline(t *testing.T) {
 	inBubble(t, 2, Config{NoInline: true, Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		target := limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
 		for _, n := range c.nodes {
-			n.checkError(t, Check{Target: target, Cost: 1}, Invalid, "limit")
+			n.checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "limit")
 			n.check(t, named("sliding_log", "k", 1))
 		}
 		// Not even for a peer with another setting.
-		op := &Op{Kind: OpCheck, Check: Check{Target: target, Cost: 1}, Hops: 1}
+		op := &Op{Kind: OpCheck, Check: limit.Check{Target: target, Cost: 1}, Hops: 1}
 		if rest := c.nodes[0].Receive([]*Op{op}); rest != nil || op.Outcome.Err == nil || op.Outcome.Err.Field != "limit" {
 			t.Errorf("%+v", op.Outcome)
 		}

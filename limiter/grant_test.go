@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 )
 
@@ -19,9 +20,9 @@ func TestStrictWaitsForGrant(t *testing.T) {
 		part := ring.Partition(ring.Hash(testSeed, "p", key))
 		held := c.nodes[0].store
 		held.Unguarded(part, true)
-		ask := func(n *testNode) (Decision, time.Duration) {
+		ask := func(n *testNode) (limit.Decision, time.Duration) {
 			began := time.Now()
-			r, err := n.Check(t.Context(), []Check{{Target: Target{Policy: "p", Key: key}, Cost: 1}})
+			r, err := n.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "p", Key: key}, Cost: 1}})
 			if err != nil || r[0].Err != nil {
 				t.Fatal(err, r[0].Err)
 			}

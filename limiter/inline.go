@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
@@ -37,10 +38,10 @@ type inlineKey struct {
 
 // rule returns the rule of a limit. MaxLog is the operator's to set, in a policy, and not the caller's: it is taken for
 // absent here as it is on the wire.
-func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Error) {
-	limit := *sent
-	limit.MaxLog = 0
-	k := inlineKey{namespace: namespace, limit: limit}
+func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *limit.Error) {
+	own := *sent
+	own.MaxLog = 0
+	k := inlineKey{namespace: namespace, limit: own}
 	if k.limit.Zone != nil {
 		k.zone = k.limit.Zone.String()
 		k.limit.Zone = nil
@@ -51,18 +52,18 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *Er
 	if rule != nil {
 		return rule, nil
 	}
-	if err := limit.Validate(); err != nil {
+	if err := own.Validate(); err != nil {
 		var field *algo.FieldError
 		if errors.As(err, &field) {
-			return nil, &Error{Invalid, "limit." + field.Field, field.Message}
+			return nil, limit.NewError(limit.Invalid, "limit."+field.Field, field.Message)
 		}
-		return nil, &Error{Invalid, "limit", err.Error()}
+		return nil, limit.NewError(limit.Invalid, "limit", err.Error())
 	}
-	scope := InlineScope(namespace, &limit)
+	scope := InlineScope(namespace, &own)
 	rule = &inlineRule{
-		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{limit}},
+		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}},
 		hash:      ring.NewScope(r.seed, scope),
-		unlimited: limit.Limit == algo.Unlimited,
+		unlimited: own.Limit == algo.Unlimited,
 	}
 	r.mu.Lock()
 	if r.by == nil || len(r.by) >= maxInlineRules {

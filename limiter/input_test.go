@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 )
 
@@ -19,52 +20,52 @@ func TestBadInput(t *testing.T) {
 	const lease = "0123456789abcdef"
 	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 		ctx := t.Context()
-		limit := func(change func(*algo.Limit)) *algo.Limit {
+		inlineLimit := func(change func(*algo.Limit)) *algo.Limit {
 			l := algo.Limit{Algorithm: algo.SlidingWindow, Limit: 10, Window: time.Minute}
 			change(&l)
 			return &l
 		}
 		// Of targets, at all methods.
 		for _, test := range []struct {
-			target Target
-			kind   Kind
+			target limit.Target
+			kind   limit.Kind
 			field  string
 		}{
-			{Target{Policy: "p"}, Invalid, "key"},
-			{Target{Policy: "p", Key: strings.Repeat("k", MaxKey+1)}, TooLarge, "key"},
-			{Target{Policy: "p", Key: "\xff"}, Invalid, "key"},
-			{Target{Policy: "p", Key: "k\xc3"}, Invalid, "key"},
-			{Target{Key: "k"}, Invalid, "policy"},
-			{Target{Policy: "p/q", Key: "k"}, Invalid, "policy"},
-			{Target{Policy: "inline/4/1", Key: "k"}, Invalid, "policy"},
-			{Target{Policy: " ", Key: "k"}, Invalid, "policy"},
-			{Target{Policy: "\xff", Key: "k"}, Invalid, "policy"},
-			{Target{Policy: strings.Repeat("p", 129), Key: "k"}, Invalid, "policy"},
-			{Target{Policy: "p", Namespace: "n", Key: "k"}, Invalid, "namespace"},
-			{Target{Policy: "p", Limit: limit(func(*algo.Limit) {}), Key: "k"}, Invalid, "limit"},
-			{Target{Limit: limit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", MaxNamespace+1), Key: "k"}, TooLarge, "namespace"},
-			{Target{Limit: limit(func(*algo.Limit) {}), Namespace: "\xff", Key: "k"}, Invalid, "namespace"},
-			{Target{Limit: new(algo.Limit), Key: "k"}, Invalid, "limit.algorithm"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Algorithm = 8 }), Key: "k"}, Invalid, "limit.algorithm"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Limit = 0 }), Key: "k"}, Invalid, "limit.limit"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Limit = -2 }), Key: "k"}, Invalid, "limit.limit"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Limit = algo.MaxLimit + 1 }), Key: "k"}, Invalid, "limit.limit"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Algorithm, l.Limit, l.MaxLog = algo.SlidingLog, 1<<30, 1<<31 }), Key: "k"}, Invalid, "limit.limit"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Window = 0 }), Key: "k"}, Invalid, "limit.window"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Window = -1 }), Key: "k"}, Invalid, "limit.window"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Window = math.MaxInt64 }), Key: "k"}, Invalid, "limit.window"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Period = 7 }), Key: "k"}, Invalid, "limit.window"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Period, l.Window = algo.Day, 0 }), Key: "k"}, Invalid, "limit.align"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Slots = 101 }), Key: "k"}, Invalid, "limit.slots"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Slots = -1 }), Key: "k"}, Invalid, "limit.slots"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Capacity = 1 }), Key: "k"}, Invalid, "limit.capacity"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Zone = time.UTC }), Key: "k"}, Invalid, "limit.time_zone"},
-			{Target{Limit: limit(func(l *algo.Limit) { l.Algorithm, l.CountDenied = algo.TokenBucket, true }), Key: "k"}, Invalid, "limit.count_denied"},
+			{limit.Target{Policy: "p"}, limit.Invalid, "key"},
+			{limit.Target{Policy: "p", Key: strings.Repeat("k", limit.MaxKey+1)}, limit.TooLarge, "key"},
+			{limit.Target{Policy: "p", Key: "\xff"}, limit.Invalid, "key"},
+			{limit.Target{Policy: "p", Key: "k\xc3"}, limit.Invalid, "key"},
+			{limit.Target{Key: "k"}, limit.Invalid, "policy"},
+			{limit.Target{Policy: "p/q", Key: "k"}, limit.Invalid, "policy"},
+			{limit.Target{Policy: "inline/4/1", Key: "k"}, limit.Invalid, "policy"},
+			{limit.Target{Policy: " ", Key: "k"}, limit.Invalid, "policy"},
+			{limit.Target{Policy: "\xff", Key: "k"}, limit.Invalid, "policy"},
+			{limit.Target{Policy: strings.Repeat("p", 129), Key: "k"}, limit.Invalid, "policy"},
+			{limit.Target{Policy: "p", Namespace: "n", Key: "k"}, limit.Invalid, "namespace"},
+			{limit.Target{Policy: "p", Limit: inlineLimit(func(*algo.Limit) {}), Key: "k"}, limit.Invalid, "limit"},
+			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace+1), Key: "k"}, limit.TooLarge, "namespace"},
+			{limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: "\xff", Key: "k"}, limit.Invalid, "namespace"},
+			{limit.Target{Limit: new(algo.Limit), Key: "k"}, limit.Invalid, "limit.algorithm"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Algorithm = 8 }), Key: "k"}, limit.Invalid, "limit.algorithm"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Limit = 0 }), Key: "k"}, limit.Invalid, "limit.limit"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Limit = -2 }), Key: "k"}, limit.Invalid, "limit.limit"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Limit = algo.MaxLimit + 1 }), Key: "k"}, limit.Invalid, "limit.limit"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Algorithm, l.Limit, l.MaxLog = algo.SlidingLog, 1<<30, 1<<31 }), Key: "k"}, limit.Invalid, "limit.limit"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = 0 }), Key: "k"}, limit.Invalid, "limit.window"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = -1 }), Key: "k"}, limit.Invalid, "limit.window"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = math.MaxInt64 }), Key: "k"}, limit.Invalid, "limit.window"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period = 7 }), Key: "k"}, limit.Invalid, "limit.window"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period, l.Window = algo.Day, 0 }), Key: "k"}, limit.Invalid, "limit.align"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = 101 }), Key: "k"}, limit.Invalid, "limit.slots"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = -1 }), Key: "k"}, limit.Invalid, "limit.slots"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Capacity = 1 }), Key: "k"}, limit.Invalid, "limit.capacity"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Zone = time.UTC }), Key: "k"}, limit.Invalid, "limit.time_zone"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Algorithm, l.CountDenied = algo.TokenBucket, true }), Key: "k"}, limit.Invalid, "limit.count_denied"},
 		} {
 			n := c.nodes[0]
-			n.checkError(t, Check{Target: test.target, Cost: 1}, test.kind, test.field)
-			n.checkError(t, Check{Target: test.target}, test.kind, test.field) // a peek is checked as well
-			_, err := n.Acquire(ctx, Acquire{Target: test.target, Cost: 1})
+			n.checkError(t, limit.Check{Target: test.target, Cost: 1}, test.kind, test.field)
+			n.checkError(t, limit.Check{Target: test.target}, test.kind, test.field) // a peek is checked as well
+			_, err := n.Acquire(ctx, limit.Acquire{Target: test.target, Cost: 1})
 			wantError(t, err, test.kind, test.field)
 			_, err = n.Renew(ctx, test.target, lease, 0)
 			wantError(t, err, test.kind, test.field)
@@ -74,36 +75,36 @@ func TestBadInput(t *testing.T) {
 			wantError(t, err, test.kind, test.field)
 			wantError(t, n.Reset(ctx, test.target), test.kind, test.field)
 			// In a batch the error names the element, and nothing of it is charged.
-			_, err = n.Check(ctx, []Check{named("p", "k", 1), {Target: test.target, Cost: 1}, named("p", "k", 1)})
+			_, err = n.Check(ctx, []limit.Check{named("p", "k", 1), {Target: test.target, Cost: 1}, named("p", "k", 1)})
 			wantError(t, err, test.kind, "checks[1]."+test.field)
 		}
 
-		p, leases := Target{Policy: "p", Key: "k"}, Target{Policy: "c", Key: "k"}
+		p, leases := limit.Target{Policy: "p", Key: "k"}, limit.Target{Policy: "c", Key: "k"}
 		for i, bad := range []struct {
 			cost int64
 			id   string
 			ttl  time.Duration
-			kind Kind
+			kind limit.Kind
 			want string
 		}{
-			{-1, "", 0, Invalid, "cost"},
-			{math.MinInt64, "", 0, Invalid, "cost"},
-			{algo.MaxLimit + 1, "", 0, Invalid, "cost"},
-			{math.MaxInt64, "", 0, Invalid, "cost"},
-			{1, strings.Repeat("i", MaxRequestID+1), 0, TooLarge, "request_id"},
-			{1, "\xff", 0, Invalid, "request_id"},
-			{1, "", -1, Invalid, "ttl"},
-			{1, "", time.Millisecond - 1, Invalid, "ttl"},
-			{1, "", math.MinInt64, Invalid, "ttl"},
-			{1, "", math.MaxInt64, Invalid, "ttl"},
-			{1, "", time.Minute + 1, Invalid, "ttl"},
+			{-1, "", 0, limit.Invalid, "cost"},
+			{math.MinInt64, "", 0, limit.Invalid, "cost"},
+			{algo.MaxLimit + 1, "", 0, limit.Invalid, "cost"},
+			{math.MaxInt64, "", 0, limit.Invalid, "cost"},
+			{1, strings.Repeat("i", limit.MaxRequestID+1), 0, limit.TooLarge, "request_id"},
+			{1, "\xff", 0, limit.Invalid, "request_id"},
+			{1, "", -1, limit.Invalid, "ttl"},
+			{1, "", time.Millisecond - 1, limit.Invalid, "ttl"},
+			{1, "", math.MinInt64, limit.Invalid, "ttl"},
+			{1, "", math.MaxInt64, limit.Invalid, "ttl"},
+			{1, "", time.Minute + 1, limit.Invalid, "ttl"},
 		} {
 			n := c.nodes[i%2]
 			if bad.want != "ttl" {
-				n.checkError(t, Check{Target: p, Cost: bad.cost, RequestID: bad.id}, bad.kind, bad.want)
-				n.checkError(t, Check{Target: p, Cost: bad.cost, RequestID: bad.id, Partial: true}, bad.kind, bad.want)
+				n.checkError(t, limit.Check{Target: p, Cost: bad.cost, RequestID: bad.id}, bad.kind, bad.want)
+				n.checkError(t, limit.Check{Target: p, Cost: bad.cost, RequestID: bad.id, Partial: true}, bad.kind, bad.want)
 			}
-			_, err := n.Acquire(ctx, Acquire{Target: leases, Cost: bad.cost, RequestID: bad.id, TTL: bad.ttl})
+			_, err := n.Acquire(ctx, limit.Acquire{Target: leases, Cost: bad.cost, RequestID: bad.id, TTL: bad.ttl})
 			wantError(t, err, bad.kind, bad.want)
 			if bad.want == "cost" {
 				_, err = n.Refund(ctx, p, bad.cost)
@@ -114,32 +115,32 @@ func TestBadInput(t *testing.T) {
 				wantError(t, err, bad.kind, bad.want)
 			}
 		}
-		_, err := c.nodes[0].Acquire(ctx, Acquire{Target: leases})
-		wantError(t, err, Invalid, "cost")
+		_, err := c.nodes[0].Acquire(ctx, limit.Acquire{Target: leases})
+		wantError(t, err, limit.Invalid, "cost")
 		_, err = c.nodes[0].Refund(ctx, p, 0)
-		wantError(t, err, Invalid, "cost")
+		wantError(t, err, limit.Invalid, "cost")
 		for _, id := range []string{"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef", "+123456789abcdef", "0x23456789abcdef", "\xff"} {
 			_, err = c.nodes[0].Renew(ctx, leases, id, 0)
-			wantError(t, err, Invalid, "lease_id")
+			wantError(t, err, limit.Invalid, "lease_id")
 			_, err = c.nodes[1].Release(ctx, leases, id)
-			wantError(t, err, Invalid, "lease_id")
+			wantError(t, err, limit.Invalid, "lease_id")
 		}
 		_, err = c.nodes[0].Check(ctx, nil)
-		wantError(t, err, Invalid, "checks")
-		_, err = c.nodes[0].Check(ctx, make([]Check, MaxBatch+1))
-		wantError(t, err, TooLarge, "checks")
+		wantError(t, err, limit.Invalid, "checks")
+		_, err = c.nodes[0].Check(ctx, make([]limit.Check, limit.MaxBatch+1))
+		wantError(t, err, limit.TooLarge, "checks")
 
 		// What is just within the bounds is taken.
-		q := Check{Target: Target{Policy: "p", Key: strings.Repeat("é", MaxKey/2)}, Cost: algo.MaxLimit, RequestID: strings.Repeat("i", MaxRequestID)}
+		q := limit.Check{Target: limit.Target{Policy: "p", Key: strings.Repeat("é", limit.MaxKey/2)}, Cost: algo.MaxLimit, RequestID: strings.Repeat("i", limit.MaxRequestID)}
 		if d := c.nodes[0].check(t, q); d.Allowed {
 			t.Errorf("%+v", d)
 		}
-		q.Target = Target{Limit: limit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", MaxNamespace), Key: "\x00"}
+		q.Target = limit.Target{Limit: inlineLimit(func(*algo.Limit) {}), Namespace: strings.Repeat("n", limit.MaxNamespace), Key: "\x00"}
 		c.nodes[1].check(t, q)
 
 		for _, n := range c.nodes {
-			for _, target := range []Target{p, leases, {Limit: limit(func(*algo.Limit) {}), Key: "k"}} {
-				if d := n.check(t, Check{Target: target}); d.Remaining != 10 {
+			for _, target := range []limit.Target{p, leases, {Limit: inlineLimit(func(*algo.Limit) {}), Key: "k"}} {
+				if d := n.check(t, limit.Check{Target: target}); d.Remaining != 10 {
 					t.Errorf("something was charged: %+v", d)
 				}
 			}
@@ -153,7 +154,7 @@ func TestBadInput(t *testing.T) {
 }
 
 func TestErrorText(t *testing.T) {
-	e := &Error{Invalid, "key", "is empty"}
+	e := limit.NewError(limit.Invalid, "key", "is empty")
 	if got := e.Error(); got != "key: is empty" {
 		t.Error(got)
 	}
@@ -163,7 +164,7 @@ func TestErrorText(t *testing.T) {
 	if got := e.In(3, 4).Error(); got != "checks[3].key: is empty" {
 		t.Error(got)
 	}
-	if got := (&Error{Unavailable, "", "gone"}).Error(); got != "gone" {
+	if got := (limit.NewError(limit.Unavailable, "", "gone")).Error(); got != "gone" {
 		t.Error(got)
 	}
 }
@@ -191,11 +192,11 @@ func FuzzOp(f *testing.F) {
   - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`)})
 	f.Cleanup(l.Close)
 	f.Fuzz(func(t *testing.T, kind uint8, policy, key, namespace string, cost, ttl int64, id, lease string,
-		algorithm uint8, limit, window, capacity int64, slots int32, period uint8, flag bool) {
-		op := &Op{Kind: OpKind(kind%6 + 1), LeaseID: lease, TTL: time.Duration(ttl), Hops: 1, Check: Check{
-			Target: Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id}}
+		algorithm uint8, lim, window, capacity int64, slots int32, period uint8, flag bool) {
+		op := &Op{Kind: OpKind(kind%6 + 1), LeaseID: lease, TTL: time.Duration(ttl), Hops: 1, Check: limit.Check{
+			Target: limit.Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id}}
 		if algorithm != 0 {
-			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: limit, Window: time.Duration(window), Capacity: capacity,
+			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: lim, Window: time.Duration(window), Capacity: capacity,
 				Slots: slots, Period: algo.Period(period), CountDenied: flag}
 		}
 		if rest := l.Receive([]*Op{op}); rest != nil {
@@ -209,7 +210,7 @@ func FuzzOp(f *testing.F) {
 			t.Fatalf("%+v", out)
 		}
 		if e := out.Err; e != nil {
-			if e.Message == "" || e.Field == "" && e.Kind != Unavailable || e.Kind == 0 {
+			if e.Message == "" || e.Field == "" && e.Kind != limit.Unavailable || e.Kind == 0 {
 				t.Fatalf("%+v", e)
 			}
 			return
@@ -227,13 +228,13 @@ func TestRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l := New(Config{Policies: policies(t, plain), Tracer: tracer})
 			defer l.Close()
-			own := &Error{Kind: Denied, Field: "policy"}
-			checks := []Check{named("p", "", -1), named("p", "k", 1), named("p", "k", 1), named("p", "k", 1)}
-			results := make([]Result, len(checks))
+			own := &limit.Error{Kind: limit.Denied, Field: "policy"}
+			checks := []limit.Check{named("p", "", -1), named("p", "k", 1), named("p", "k", 1), named("p", "k", 1)}
+			results := make([]limit.Result, len(checks))
 			for i := range results {
-				results[i] = Result{Decision: Decision{Granted: 99}, Err: own} // of another call
+				results[i] = limit.Result{Decision: limit.Decision{Granted: 99}, Err: own} // of another call
 			}
-			if err := l.CheckTo(t.Context(), checks, Refused{0: own, 2: own}, results); err != nil {
+			if err := l.CheckTo(t.Context(), checks, limit.Refused{0: own, 2: own}, results); err != nil {
 				t.Fatal(err)
 			}
 			for i, want := range []int64{-1, 9, -1, 8} {
@@ -243,8 +244,8 @@ func TestRefused(t *testing.T) {
 				}
 			}
 			checks[3].Key = ""
-			err := l.CheckTo(t.Context(), checks, Refused{0: own}, results)
-			wantError(t, err, Invalid, "checks[3].key")
+			err := l.CheckTo(t.Context(), checks, limit.Refused{0: own}, results)
+			wantError(t, err, limit.Invalid, "checks[3].key")
 		})
 	}
 }

@@ -11,13 +11,13 @@ package limiter
 import (
 	"context"
 	"log/slog"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
@@ -113,8 +113,8 @@ type Limiter struct {
 	late     [2]sync.Pool // of *lateOps: of single checks, and of batches
 	asks     sync.Pool    // of *asks
 
-	refusals  Refusals[refusalKey, Decision] // of checks that other nodes decide
-	inquiries inquiries                      // about these keys
+	refusals  Refusals[refusalKey, limit.Decision] // of checks that other nodes decide
+	inquiries inquiries                            // about these keys
 	settling  background
 
 	changed chan struct{}
@@ -158,7 +158,7 @@ func New(cfg Config) *Limiter {
 	}
 	l.inline.seed = cfg.HashSeed
 	l.load.most = int64(cfg.MaxInFlight)
-	l.subjects.New = func() any { return new([MaxBatch]subject) }
+	l.subjects.New = func() any { return new([limit.MaxBatch]subject) }
 	for i := range l.late {
 		l.late[i].New = func() any { return new(lateOps) }
 	}
@@ -291,11 +291,11 @@ func ProcessClock() func() algo.Instant {
 }
 
 // Check implements Service.
-func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
-	if err := ValidBatch(len(checks)); err != nil {
+func (l *Limiter) Check(ctx context.Context, checks []limit.Check) ([]limit.Result, error) {
+	if err := limit.ValidBatch(len(checks)); err != nil {
 		return nil, err
 	}
-	results := make([]Result, len(checks))
+	results := make([]limit.Result, len(checks))
 	if err := l.CheckTo(ctx, checks, nil, results); err != nil {
 		return nil, err
 	}
@@ -304,8 +304,8 @@ func (l *Limiter) Check(ctx context.Context, checks []Check) ([]Result, error) {
 
 // CheckTo implements BatchService. It takes no memory for a check that this node answers by itself under a single limit, and
 // keeps nothing of what it is given.
-func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, results []Result) error {
-	if err := ValidBatch(len(checks)); err != nil {
+func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
+	if err := limit.ValidBatch(len(checks)); err != nil {
 		return err
 	}
 	if err := l.expired(ctx, len(checks)); err != nil {
@@ -319,7 +319,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 	var single [1]subject
 	subjects := single[:]
 	if len(checks) > 1 {
-		kept := l.subjects.Get().(*[MaxBatch]subject)
+		kept := l.subjects.Get().(*[limit.MaxBatch]subject)
 		subjects = kept[:len(checks)]
 		defer func() {
 			clear(subjects)
@@ -333,7 +333,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 		}
 		err := l.identify(t, &checks[i].Target, &subjects[i])
 		if err == nil {
-			err = checks[i].valid(OpCheck)
+			err = validCost(&checks[i], OpCheck)
 		}
 		if err != nil {
 			return err.In(i, len(checks))
@@ -345,7 +345,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []Check, refused Refused, 
 		results[i].Err = nil
 		d := &results[i].Decision
 		if e := refused[i]; e != nil {
-			results[i] = Result{Err: e}
+			results[i] = limit.Result{Err: e}
 			continue
 		}
 		done, ticket, err := l.direct(t, &checks[i], &subjects[i], &now, d)
@@ -395,7 +395,7 @@ type lateOps struct {
 const lateRoom = 32
 
 // next makes an operation of a check.
-func (late *lateOps) next(l *Limiter, checks []Check, i int, s *subject) *Op {
+func (late *lateOps) next(l *Limiter, checks []limit.Check, i int, s *subject) *Op {
 	if len(late.room) == 0 {
 		if late.used == len(late.rooms) {
 			n := lateRoom
@@ -436,48 +436,37 @@ func (l *Limiter) indirect(op *Op, t *table, now *moment, err error) (done bool)
 	return !op.Outcome.pending()
 }
 
-// ValidBatch says what is wrong with a batch of n checks, for a door that need not even read one of the wrong size.
-func ValidBatch(n int) *Error {
-	switch {
-	case n == 0:
-		return &Error{Invalid, "checks", "is empty: send at least one check"}
-	case n > MaxBatch:
-		return &Error{TooLarge, "checks", "has " + strconv.Itoa(n) + " elements, at most " + strconv.Itoa(MaxBatch) + " are taken at once"}
-	}
-	return nil
-}
-
 // Acquire implements Service.
-func (l *Limiter) Acquire(ctx context.Context, a Acquire) (Decision, error) {
-	op := Op{Kind: OpAcquire, Check: Check{Target: a.Target, Cost: a.Cost, RequestID: a.RequestID}, TTL: a.TTL}
+func (l *Limiter) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
+	op := Op{Kind: OpAcquire, Check: limit.Check{Target: a.Target, Cost: a.Cost, RequestID: a.RequestID}, TTL: a.TTL}
 	err := l.one(ctx, &op)
 	return op.Outcome.Decision, err
 }
 
 // Renew implements Service.
-func (l *Limiter) Renew(ctx context.Context, t Target, leaseID string, ttl time.Duration) (time.Duration, error) {
-	op := Op{Kind: OpRenew, Check: Check{Target: t}, LeaseID: leaseID, TTL: ttl}
+func (l *Limiter) Renew(ctx context.Context, t limit.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
+	op := Op{Kind: OpRenew, Check: limit.Check{Target: t}, LeaseID: leaseID, TTL: ttl}
 	err := l.one(ctx, &op)
 	return op.Outcome.ExpiresIn, err
 }
 
 // Release implements Service.
-func (l *Limiter) Release(ctx context.Context, t Target, leaseID string) (bool, error) {
-	op := Op{Kind: OpRelease, Check: Check{Target: t}, LeaseID: leaseID}
+func (l *Limiter) Release(ctx context.Context, t limit.Target, leaseID string) (bool, error) {
+	op := Op{Kind: OpRelease, Check: limit.Check{Target: t}, LeaseID: leaseID}
 	err := l.one(ctx, &op)
 	return op.Outcome.Released, err
 }
 
 // Refund implements Service.
-func (l *Limiter) Refund(ctx context.Context, t Target, units int64) (int64, error) {
-	op := Op{Kind: OpRefund, Check: Check{Target: t, Cost: units}}
+func (l *Limiter) Refund(ctx context.Context, t limit.Target, units int64) (int64, error) {
+	op := Op{Kind: OpRefund, Check: limit.Check{Target: t, Cost: units}}
 	err := l.one(ctx, &op)
 	return op.Outcome.Refunded, err
 }
 
 // Reset implements Service.
-func (l *Limiter) Reset(ctx context.Context, t Target) error {
-	op := Op{Kind: OpReset, Check: Check{Target: t}}
+func (l *Limiter) Reset(ctx context.Context, t limit.Target) error {
+	op := Op{Kind: OpReset, Check: limit.Check{Target: t}}
 	return l.one(ctx, &op)
 }
 

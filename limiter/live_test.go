@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 func TestPolicyChangeAppliesToLiveState(t *testing.T) {
@@ -43,8 +44,8 @@ func TestPolicyChangeAppliesToLiveState(t *testing.T) {
 func TestReconcile(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		inline := Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
-		n.check(t, Check{Target: inline, Cost: 6})
+		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: time.Minute}, Key: "k"}
+		n.check(t, limit.Check{Target: inline, Cost: 6})
 		n.check(t, named("p", "k", 6))
 		c.setPolicies(`policies: [{name: p, algorithm: fixed_window, limit: 10, window: 1m}]`)
 		synctest.Wait() // for the background to come to rest
@@ -59,10 +60,10 @@ func TestReconcile(t *testing.T) {
 		// Limits sent along belong to nobody's file; a policy that goes takes nothing with it.
 		c.setPolicies(`policies: []`)
 		synctest.Wait()
-		if d := n.check(t, Check{Target: inline}); d.Remaining != 10 {
+		if d := n.check(t, limit.Check{Target: inline}); d.Remaining != 10 {
 			t.Errorf("%+v", d)
 		}
-		n.checkError(t, named("p", "k", 1), NotFound, "policy")
+		n.checkError(t, named("p", "k", 1), limit.NotFound, "policy")
 	})
 }
 
@@ -107,7 +108,7 @@ func TestFullStore(t *testing.T) {
 				// All keys are the other node's: its want of memory is answered by it and not by the one that asks.
 				key := func(policy string, i int) string { return c.owned(policy, 1, i) }
 				n, admitted := c.nodes[0], 0
-				var d Decision
+				var d limit.Decision
 				for d = n.check(t, named("open", key("open", 0), 1)); !d.FailedOpen; d = n.check(t, named("open", key("open", admitted), 1)) {
 					if admitted++; admitted > 100_000 {
 						t.Fatal("never full")
@@ -119,7 +120,7 @@ func TestFullStore(t *testing.T) {
 				if d := n.check(t, named("closed", key("closed", 0), 1)); d.Allowed || !d.FailedClosed || d.RetryAfter != time.Second {
 					t.Errorf("%+v", d)
 				}
-				if d, err := n.Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: key("c", 0)}, Cost: 1}); err != nil || !d.FailedClosed || d.LeaseID != "" {
+				if d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: key("c", 0)}, Cost: 1}); err != nil || !d.FailedClosed || d.LeaseID != "" {
 					t.Errorf("%+v, %v", d, err)
 				}
 				// Peeks need no state; states that are there stay and are decided on.
@@ -155,8 +156,8 @@ func TestStatsAndPeaks(t *testing.T) {
 		n.check(t, named("p", "b", 9))
 		n.check(t, named("p", "c", 0))
 		n.check(t, named("q", "c", 10))
-		n.check(t, Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 4, Window: time.Hour}, Key: "k"}, Cost: 1})
-		n.checkError(t, named("z", "c", 1), NotFound, "policy")
+		n.check(t, limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 4, Window: time.Hour}, Key: "k"}, Cost: 1})
+		n.checkError(t, named("z", "c", 1), limit.NotFound, "policy")
 		want := map[string]PolicyStats{
 			"p":         {Policy: "p", Allowed: 3, Refused: 1, PeakCount: 7, PeakUtilization: 0.7},
 			"q":         {Policy: "q", Allowed: 1, PeakCount: 10, PeakUtilization: 0.25},
@@ -231,14 +232,14 @@ func TestEverythingAtOnce(t *testing.T) {
 						n.ReadStats()
 						n.Store()
 					case 4, 5:
-						d, err := n.Acquire(t.Context(), Acquire{Target: Target{Policy: "c", Key: key}, Cost: 1})
+						d, err := n.Acquire(t.Context(), limit.Acquire{Target: limit.Target{Policy: "c", Key: key}, Cost: 1})
 						if err == nil && d.LeaseID != "" {
-							_, _ = c.nodes[i%3].Renew(t.Context(), Target{Policy: "c", Key: key}, d.LeaseID, 0)
-							_, _ = c.nodes[i%3].Release(t.Context(), Target{Policy: "c", Key: key}, d.LeaseID)
+							_, _ = c.nodes[i%3].Renew(t.Context(), limit.Target{Policy: "c", Key: key}, d.LeaseID, 0)
+							_, _ = c.nodes[i%3].Release(t.Context(), limit.Target{Policy: "c", Key: key}, d.LeaseID)
 						}
 					default:
-						inline := Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingWindow, Limit: int64(i + 1), Window: time.Second}, Key: key}, Cost: 1}
-						got, err := n.Check(t.Context(), []Check{named("p", key, 1), inline, named("p", key+"x", 1)})
+						inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingWindow, Limit: int64(i + 1), Window: time.Second}, Key: key}, Cost: 1}
+						got, err := n.Check(t.Context(), []limit.Check{named("p", key, 1), inline, named("p", key+"x", 1)})
 						if err != nil || len(got) != 3 {
 							t.Error(got, err)
 						}
@@ -254,8 +255,8 @@ func TestEverythingAtOnce(t *testing.T) {
 func BenchmarkCheck(b *testing.B) {
 	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	defer l.Close()
-	ctx, checks := b.Context(), []Check{named("p", "some-user-4711", 1)}
-	results := make([]Result, len(checks))
+	ctx, checks := b.Context(), []limit.Check{named("p", "some-user-4711", 1)}
+	results := make([]limit.Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
@@ -269,7 +270,7 @@ func BenchmarkCheckParallel(b *testing.B) {
 	defer l.Close()
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
-		ctx, checks, results := b.Context(), []Check{named("p", "some-user", 1)}, make([]Result, 1)
+		ctx, checks, results := b.Context(), []limit.Check{named("p", "some-user", 1)}, make([]limit.Result, 1)
 		for i := 0; pb.Next(); i++ {
 			checks[0].Key = keys[i%len(keys)]
 			if err := l.CheckTo(ctx, checks, nil, results); err != nil {
@@ -283,8 +284,8 @@ func BenchmarkCheckInline(b *testing.B) {
 	l := New(Config{})
 	defer l.Close()
 	ctx := b.Context()
-	checks := []Check{{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, Key: "some-user-4711"}, Cost: 1}}
-	results := make([]Result, len(checks))
+	checks := []limit.Check{{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1000, Window: time.Second}, Key: "some-user-4711"}, Cost: 1}}
+	results := make([]limit.Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := l.CheckTo(ctx, checks, nil, results); err != nil {
@@ -297,11 +298,11 @@ func BenchmarkBatch100(b *testing.B) {
 	l := New(Config{Policies: policies(b, `policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 1s}]`)})
 	defer l.Close()
 	ctx := b.Context()
-	var checks []Check
+	var checks []limit.Check
 	for i := range 100 {
 		checks = append(checks, named("p", keys[i], 1))
 	}
-	results := make([]Result, len(checks))
+	results := make([]limit.Result, len(checks))
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := l.CheckTo(ctx, checks, nil, results); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 )
@@ -31,7 +32,7 @@ type Op struct {
 	Kind OpKind
 	// Target always; Cost for check, acquire, reserve, refund and settle (what it keeps); Partial for check; RequestID for
 	// check, acquire and reserve.
-	Check
+	limit.Check
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve
 	Hops    int           // how often it has been forwarded
@@ -78,11 +79,11 @@ func (out *Outcome) pending() bool { return out.ticket != 0 || out.NotHolder != 
 
 // Outcome is what came of an operation. One of Err, NotHolder and Unreachable is set when nothing was done.
 type Outcome struct {
-	Decision  Decision      // check, acquire, reserve
-	ExpiresIn time.Duration // renew
-	Refunded  int64         // refund, settle
+	Decision  limit.Decision // check, acquire, reserve
+	ExpiresIn time.Duration  // renew
+	Refunded  int64          // refund, settle
 
-	Err       *Error
+	Err       *limit.Error
 	NotHolder *Holder // the receiver does not decide for the partition, and who does as far as it knows
 
 	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for: when
@@ -110,33 +111,33 @@ type subject struct {
 
 // prepare checks everything about an operation that can be checked without knowing its policy, and hashes its key. An
 // operation from a peer goes through the same: nothing that comes over a network is taken on trust.
-func (l *Limiter) prepare(op *Op) *Error {
+func (l *Limiter) prepare(op *Op) *limit.Error {
 	if err := l.identify(l.table.Load(), &op.Target, &op.subject); err != nil {
 		return err
 	}
-	if err := op.Check.valid(op.Kind); err != nil {
+	if err := validCost(&op.Check, op.Kind); err != nil {
 		return err
 	}
 	if op.TTL < 0 || (op.TTL != 0 && op.TTL < algo.MinWindow) {
-		return &Error{Invalid, "ttl", "is below the shortest one, 1ms"}
+		return limit.NewError(limit.Invalid, "ttl", "is below the shortest one, 1ms")
 	}
 	switch op.Kind {
 	case OpRenew, OpRelease:
 		id, ok := parseID(op.LeaseID)
 		if !ok {
-			return &Error{Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0"}
+			return limit.NewError(limit.Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0")
 		}
 		op.lease = id
 	case OpReserve:
-		if op.TTL > MaxReservation {
-			return &Error{Invalid, "ttl", "is longer than the longest for a reservation, 1h"}
+		if op.TTL > limit.MaxReservation {
+			return limit.NewError(limit.Invalid, "ttl", "is longer than the longest for a reservation, 1h")
 		}
 		if op.TTL == 0 {
-			op.TTL = DefaultReservation
+			op.TTL = limit.DefaultReservation
 		}
 	case OpSettle:
 		if op.Reservation == 0 {
-			return &Error{Invalid, "reservation_id", "is not one that reserve gave"}
+			return limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave")
 		}
 	}
 	op.partition = l.partition(op.hash)
@@ -144,44 +145,44 @@ func (l *Limiter) prepare(op *Op) *Error {
 }
 
 // identify checks what names a state, and works out what is known of it.
-func (l *Limiter) identify(t *table, target *Target, s *subject) *Error {
+func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Error {
 	key := target.Key
 	if len(key) == 0 {
-		return &Error{Invalid, "key", "is empty or missing: name what is limited, such as a user or an address"}
+		return limit.NewError(limit.Invalid, "key", "is empty or missing: name what is limited, such as a user or an address")
 	}
-	if len(key) > MaxKey {
-		return &Error{TooLarge, "key", "has " + strconv.Itoa(len(key)) + " bytes, at most " + strconv.Itoa(MaxKey) + " are taken"}
+	if len(key) > limit.MaxKey {
+		return limit.NewError(limit.TooLarge, "key", "has "+strconv.Itoa(len(key))+" bytes, at most "+strconv.Itoa(limit.MaxKey)+" are taken")
 	}
 	if !utf8.ValidString(key) {
-		return &Error{Invalid, "key", "is not valid UTF-8"}
+		return limit.NewError(limit.Invalid, "key", "is not valid UTF-8")
 	}
 	switch {
 	case target.Policy == "" && target.Limit == nil:
-		return &Error{Invalid, "policy", "is missing: name a policy or send a limit"}
+		return limit.NewError(limit.Invalid, "policy", "is missing: name a policy or send a limit")
 	case target.Policy != "" && target.Limit != nil:
-		return &Error{Invalid, "limit", "is given beside a policy: send one of them"}
+		return limit.NewError(limit.Invalid, "limit", "is given beside a policy: send one of them")
 	case target.Limit == nil:
 		if target.Namespace != "" {
-			return &Error{Invalid, "namespace", "goes with an inline limit only"}
+			return limit.NewError(limit.Invalid, "namespace", "goes with an inline limit only")
 		}
 		if s.entry = t.by[target.Policy]; s.entry != nil {
 			s.hash = s.entry.hash.Hash(key)
 			return nil
 		}
 		if !policy.ValidName(target.Policy) {
-			return &Error{Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -"}
+			return limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		}
 		s.hash = ring.Hash(l.cfg.HashSeed, target.Policy, key)
 		return nil
 	}
 	if l.cfg.NoInline {
-		return &Error{Invalid, "limit", "limits sent along are turned off on this node (--no-inline): name a policy"}
+		return limit.NewError(limit.Invalid, "limit", "limits sent along are turned off on this node (--no-inline): name a policy")
 	}
-	if len(target.Namespace) > MaxNamespace {
-		return &Error{TooLarge, "namespace", "has " + strconv.Itoa(len(target.Namespace)) + " bytes, at most " + strconv.Itoa(MaxNamespace) + " are taken"}
+	if len(target.Namespace) > limit.MaxNamespace {
+		return limit.NewError(limit.TooLarge, "namespace", "has "+strconv.Itoa(len(target.Namespace))+" bytes, at most "+strconv.Itoa(limit.MaxNamespace)+" are taken")
 	}
 	if !utf8.ValidString(target.Namespace) {
-		return &Error{Invalid, "namespace", "is not valid UTF-8"}
+		return limit.NewError(limit.Invalid, "namespace", "is not valid UTF-8")
 	}
 	rule, err := l.inline.rule(target.Namespace, target.Limit)
 	if err != nil {
@@ -191,29 +192,29 @@ func (l *Limiter) identify(t *table, target *Target, s *subject) *Error {
 	return nil
 }
 
-// valid checks the rest of a check, or of another operation that has a cost and a request id.
-func (c *Check) valid(kind OpKind) *Error {
+// validCost checks the cost and the request id of a check, or of another operation that has them.
+func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	switch {
 	case c.Cost < 0 && kind == OpRefund:
-		return &Error{Invalid, "cost", "is negative: a refund says how many units to give back"}
+		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")
 	case c.Cost < 0 && kind == OpSettle:
-		return &Error{Invalid, "cost", "is negative: it must be 0 to what was reserved"}
+		return limit.NewError(limit.Invalid, "cost", "is negative: it must be 0 to what was reserved")
 	case c.Cost < 0:
-		return &Error{Invalid, "cost", "is negative: to give units back, send a refund"}
+		return limit.NewError(limit.Invalid, "cost", "is negative: to give units back, send a refund")
 	case c.Cost > algo.MaxLimit:
-		return &Error{Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)"}
+		return limit.NewError(limit.Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)")
 	case c.Cost == 0 && (kind == OpAcquire || kind == OpReserve || kind == OpRefund):
-		return &Error{Invalid, "cost", "is 0: it must be at least 1 here"}
-	case len(c.RequestID) > MaxRequestID:
-		return &Error{TooLarge, "request_id", "has " + strconv.Itoa(len(c.RequestID)) + " bytes, at most " + strconv.Itoa(MaxRequestID) + " are taken"}
+		return limit.NewError(limit.Invalid, "cost", "is 0: it must be at least 1 here")
+	case len(c.RequestID) > limit.MaxRequestID:
+		return limit.NewError(limit.TooLarge, "request_id", "has "+strconv.Itoa(len(c.RequestID))+" bytes, at most "+strconv.Itoa(limit.MaxRequestID)+" are taken")
 	case !utf8.ValidString(c.RequestID):
-		return &Error{Invalid, "request_id", "is not valid UTF-8"}
+		return limit.NewError(limit.Invalid, "request_id", "is not valid UTF-8")
 	}
 	return nil
 }
 
 // requestID hashes a check's request id; 0 stands for none.
-func (l *Limiter) requestID(c *Check) uint64 {
+func (l *Limiter) requestID(c *limit.Check) uint64 {
 	if c.RequestID == "" {
 		return 0
 	}

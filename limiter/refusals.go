@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // MaxRemember is how long a refusal is remembered at most. So long, less what is left of its retry_after, a check may
@@ -216,15 +217,15 @@ func (q *inquiries) end(hash uint64, answered chan struct{}) {
 	close(answered)
 }
 
-func (c *Check) refusalKey(t *table, s *subject) refusalKey {
+func refusalKeyOf(c *limit.Check, t *table, s *subject) refusalKey {
 	if s.inline != nil {
 		return refusalKey{inline: s.inline, key: c.Key}
 	}
 	return refusalKey{table: t, policy: c.Policy, key: c.Key}
 }
 
-// plain says that a refusal of the check says nothing but that there is no room for it.
-func (c *Check) plain() bool { return c.Cost > 0 && !c.Partial }
+// isPlain says that a refusal of the check says nothing but that there is no room for it.
+func isPlain(c *limit.Check) bool { return c.Cost > 0 && !c.Partial }
 
 // recall answers a check that would be forwarded from memory, and reports whether it did. A request id must be asked
 // about: what was admitted under it is admitted again.
@@ -233,7 +234,7 @@ func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
 		return false
 	}
 	op.asked.charges = true
-	if op.Kind != OpCheck || !op.plain() {
+	if op.Kind != OpCheck || !isPlain(&op.Check) {
 		return false
 	}
 	op.asked.table, op.asked.sent = t, now.Mono
@@ -252,13 +253,13 @@ func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
 }
 
 // refused answers a check from memory, and reports whether it did; mark and ended are Find's.
-func (l *Limiter) refused(t *table, c *Check, s *subject, now int64, d *Decision) (mark uint64, ended int64, ok bool) {
-	r, mark, ok := l.refusals.Find(s.hash, c.refusalKey(t, s), c.Cost, now)
+func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *limit.Decision) (mark uint64, ended int64, ok bool) {
+	r, mark, ok := l.refusals.Find(s.hash, refusalKeyOf(c, t, s), c.Cost, now)
 	if !ok {
 		return mark, r.Until, false
 	}
 	*d = r.Decision
-	d.age(time.Duration(now - r.Came))
+	ageDecision(d, time.Duration(now-r.Came))
 	d.RememberFor = time.Duration(r.Until - now)
 	var e *entry
 	if s.inline == nil {
@@ -270,13 +271,13 @@ func (l *Limiter) refused(t *table, c *Check, s *subject, now int64, d *Decision
 	return mark, 0, true
 }
 
-// age makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
-func (d *Decision) age(age time.Duration) {
+// ageDecision makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
+func ageDecision(d *limit.Decision, age time.Duration) {
 	d.RetryAfter, d.ResetAfter = Aged(d.RetryAfter, age), Aged(d.ResetAfter, age)
 	if len(d.Limits) == 0 {
 		return
 	}
-	limits := make([]LimitStatus, len(d.Limits))
+	limits := make([]limit.LimitStatus, len(d.Limits))
 	for i, s := range d.Limits {
 		s.RetryAfter, s.ResetAfter = Aged(s.RetryAfter, age), Aged(s.ResetAfter, age)
 		limits[i] = s
@@ -296,17 +297,17 @@ func (l *Limiter) remember(op *Op) {
 	}
 	kept := *d
 	kept.RequestID = ""
-	about := op.refusalKey(op.asked.table, &op.subject)
+	about := refusalKeyOf(&op.Check, op.asked.table, &op.subject)
 	about.key = strings.Clone(about.key) // it may be a part of a larger text
-	l.refusals.Remember(op.hash, about, op.asked.mark, Refusal[Decision]{
+	l.refusals.Remember(op.hash, about, op.asked.mark, Refusal[limit.Decision]{
 		Decision: kept, Cost: op.Cost,
 		Came: l.clock().Mono, Until: op.asked.sent + int64(Remembered(d.RememberFor)),
 	})
 }
 
 // rememberFor is how long the answer of this node to a check may be remembered elsewhere.
-func rememberFor(d *Decision, c *Check) time.Duration {
-	if d.Allowed || !c.plain() {
+func rememberFor(d *limit.Decision, c *limit.Check) time.Duration {
+	if d.Allowed || !isPlain(c) {
 		return 0
 	}
 	if d.RetryAfter == algo.Never {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // TestRefusalsKeepToWhatTheyWereTold holds Refusals to a list that keeps everything.
@@ -85,9 +86,9 @@ func TestRefusalsReplaceWhatEndsFirst(t *testing.T) {
 }
 
 func TestFindingARefusalAllocatesNothing(t *testing.T) {
-	var r Refusals[refusalKey, Decision]
+	var r Refusals[refusalKey, limit.Decision]
 	k := refusalKey{policy: "p", key: "k"}
-	r.Remember(1, k, 0, Refusal[Decision]{Cost: 2, Until: 100})
+	r.Remember(1, k, 0, Refusal[limit.Decision]{Cost: 2, Until: 100})
 	allocs := testing.AllocsPerRun(100, func() {
 		if _, _, ok := r.Find(1, k, 2, 50); !ok {
 			t.Error("forgotten")
@@ -216,7 +217,7 @@ func TestOneAsksForAll(t *testing.T) {
 					var all sync.WaitGroup
 					for range 2 {
 						all.Go(func() {
-							checks := make([]Check, 10)
+							checks := make([]limit.Check, 10)
 							for i := range checks {
 								checks[i] = named(test.policy, key, 1)
 							}
@@ -269,7 +270,7 @@ func TestWhoAsksForAllMayGetNoAnswer(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		results, err := n.Check(ctx, []Check{q})
+		results, err := n.Check(ctx, []limit.Check{q})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -298,8 +299,8 @@ func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
 }
 
 func TestWhatIsNotRemembered(t *testing.T) {
-	reserve := func(t *testing.T, n *testNode, target Target) string {
-		d, err := n.Reserve(t.Context(), Reserve{Target: target, Cost: 1})
+	reserve := func(t *testing.T, n *testNode, target limit.Target) string {
+		d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Cost: 1})
 		if err != nil || !d.Allowed || d.ReservationID == "" {
 			t.Fatalf("%+v, %v", d, err)
 		}
@@ -307,7 +308,7 @@ func TestWhatIsNotRemembered(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, policy string
-		ask          func(t *testing.T, n *testNode, target Target)
+		ask          func(t *testing.T, n *testNode, target limit.Target)
 		cost         int64
 		again        int // messages of the second time
 	}{
@@ -316,31 +317,31 @@ func TestWhatIsNotRemembered(t *testing.T) {
 		{name: "a blocked key's is", policy: "blocked"},
 		{name: "count_denied", policy: "denied", cost: 5, again: 1},
 		{name: "shadow", policy: "shadow", cost: 5, again: 1},
-		{name: "partial", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
-			n.check(t, Check{Target: target, Cost: 1, Partial: true})
+		{name: "partial", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
+			n.check(t, limit.Check{Target: target, Cost: 1, Partial: true})
 		}},
-		{name: "asked partially", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
-			n.check(t, Check{Target: target, Cost: 1})
-			n.check(t, Check{Target: target, Cost: 1, Partial: true})
+		{name: "asked partially", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
+			n.check(t, limit.Check{Target: target, Cost: 1})
+			n.check(t, limit.Check{Target: target, Cost: 1, Partial: true})
 		}},
-		{name: "peek", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
-			n.check(t, Check{Target: target})
+		{name: "peek", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
+			n.check(t, limit.Check{Target: target})
 		}},
-		{name: "request id", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
-			n.check(t, Check{Target: target, Cost: 1, RequestID: "r"})
+		{name: "request id", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
+			n.check(t, limit.Check{Target: target, Cost: 1, RequestID: "r"})
 		}},
-		{name: "lease", policy: "jobs", again: 1, ask: func(t *testing.T, n *testNode, target Target) {
-			if _, err := n.Acquire(t.Context(), Acquire{Target: target, Cost: 5}); err != nil {
+		{name: "lease", policy: "jobs", again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
+			if _, err := n.Acquire(t.Context(), limit.Acquire{Target: target, Cost: 5}); err != nil {
 				t.Error(err)
 			}
 		}},
-		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
-			if d, err := n.Reserve(t.Context(), Reserve{Target: target, Cost: 1}); err != nil || d.Allowed || d.RememberFor != 0 {
+		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
+			if d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Cost: 1}); err != nil || d.Allowed || d.RememberFor != 0 {
 				t.Errorf("%+v, %v", d, err)
 			}
 		}},
-		{name: "reservation pending", policy: "log", cost: 4, again: 1, ask: func(t *testing.T, n *testNode, target Target) {
-			if d := n.check(t, Check{Target: target, Cost: 1}); d.Allowed {
+		{name: "reservation pending", policy: "log", cost: 4, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
+			if d := n.check(t, limit.Check{Target: target, Cost: 1}); d.Allowed {
 				reserve(t, n, target)
 			}
 		}},
@@ -348,15 +349,15 @@ func TestWhatIsNotRemembered(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 				n := c.nodes[0]
-				target := Target{Policy: test.policy, Key: c.owned(test.policy, 1, 0)}
+				target := limit.Target{Policy: test.policy, Key: c.owned(test.policy, 1, 0)}
 				if test.name == "reservation pending" {
 					reserve(t, n, target)
 				}
 				if test.cost > 0 {
-					n.check(t, Check{Target: target, Cost: test.cost})
+					n.check(t, limit.Check{Target: target, Cost: test.cost})
 				}
 				if test.ask == nil {
-					test.ask = func(t *testing.T, n *testNode, target Target) { n.check(t, Check{Target: target, Cost: 1}) }
+					test.ask = func(t *testing.T, n *testNode, target limit.Target) { n.check(t, limit.Check{Target: target, Cost: 1}) }
 				}
 				test.ask(t, n, target)
 				c.wantMessages(test.again, "again", func() { test.ask(t, n, target) })
@@ -367,7 +368,7 @@ func TestWhatIsNotRemembered(t *testing.T) {
 
 func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, q := c.nodes[0], Check{Target: Target{Policy: "log", Key: c.owned("log", 1, 0)}, Cost: 5, RequestID: "r"}
+		n, q := c.nodes[0], limit.Check{Target: limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}, Cost: 5, RequestID: "r"}
 		n.check(t, q)
 		other := q
 		other.RequestID = ""
@@ -381,17 +382,17 @@ func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 }
 
 func TestWhatGivesBackForgets(t *testing.T) {
-	for name, give := range map[string]func(n *testNode, target Target) error{
-		"refund": func(n *testNode, target Target) error {
+	for name, give := range map[string]func(n *testNode, target limit.Target) error{
+		"refund": func(n *testNode, target limit.Target) error {
 			_, err := n.Refund(n.c.t.Context(), target, 1)
 			return err
 		},
-		"reset": func(n *testNode, target Target) error { return n.Reset(n.c.t.Context(), target) },
+		"reset": func(n *testNode, target limit.Target) error { return n.Reset(n.c.t.Context(), target) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-				target := Target{Policy: "log", Key: c.owned("log", 2, 0)}
-				one, five := Check{Target: target, Cost: 1}, Check{Target: target, Cost: 5}
+				target := limit.Target{Policy: "log", Key: c.owned("log", 2, 0)}
+				one, five := limit.Check{Target: target, Cost: 1}, limit.Check{Target: target, Cost: 5}
 				c.nodes[0].check(t, five)
 				for _, n := range c.nodes {
 					if d := n.check(t, one); d.Allowed {
@@ -406,7 +407,7 @@ func TestWhatGivesBackForgets(t *testing.T) {
 					t.Error("another node knew")
 				}
 				c.advance(time.Second)
-				if d := c.nodes[1].check(t, Check{Target: target}); !d.Allowed {
+				if d := c.nodes[1].check(t, limit.Check{Target: target}); !d.Allowed {
 					t.Error("a second later another node does not know")
 				}
 				if d := c.nodes[0].check(t, one); !d.Allowed {
@@ -420,8 +421,8 @@ func TestWhatGivesBackForgets(t *testing.T) {
 // TestARefusalUnderWayIsForgotten has units given back between the decision and the arrival of its answer.
 func TestARefusalUnderWayIsForgotten(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, target := c.nodes[0], Target{Policy: "log", Key: c.owned("log", 1, 0)}
-		n.check(t, Check{Target: target, Cost: 5})
+		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
+		n.check(t, limit.Check{Target: target, Cost: 5})
 		c.tamper(func(ctx context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
 			deliver()
 			c.tamper(nil)
@@ -429,10 +430,10 @@ func TestARefusalUnderWayIsForgotten(t *testing.T) {
 				t.Error(err)
 			}
 		})
-		if d := n.check(t, Check{Target: target, Cost: 1}); d.Allowed {
+		if d := n.check(t, limit.Check{Target: target, Cost: 1}); d.Allowed {
 			t.Fatal("not exhausted")
 		}
-		if d := n.check(t, Check{Target: target, Cost: 1}); !d.Allowed {
+		if d := n.check(t, limit.Check{Target: target, Cost: 1}); !d.Allowed {
 			t.Errorf("an answer older than the refund was remembered: %+v", d)
 		}
 	})
@@ -469,8 +470,8 @@ func TestANewPolicyForgetsRefusals(t *testing.T) {
 
 func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
-		q := func(limit int64) Check {
-			return Check{Target: Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: limit, Window: time.Minute}, Key: "k1"}, Cost: 1}
+		q := func(lim int64) limit.Check {
+			return limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: lim, Window: time.Minute}, Key: "k1"}, Cost: 1}
 		}
 		n, op := c.nodes[0], Op{Kind: OpCheck, Check: q(1)}
 		if err := n.prepare(&op); err != nil {
@@ -504,8 +505,8 @@ func TestARefusalFromMemoryIsNeverWrong(t *testing.T) {
 					for i := range 4000 {
 						c.advance(time.Duration(random.ExpFloat64() * float64(40*time.Millisecond)))
 						cost := 1 + random.Int64N(3)
-						would := owner.check(t, Check{Target: Target{Policy: policy, Key: key}}).Remaining >= cost
-						var d Decision
+						would := owner.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}}).Remaining >= cost
+						var d limit.Decision
 						if c.messages(func() { d = c.nodes[i%2].check(t, named(policy, key, cost)) }) == 0 {
 							remembered++
 						}
@@ -544,12 +545,12 @@ func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
 						case 1:
 							q.RequestID = fmt.Sprint(i)
 						case 2:
-							if _, err := entry.Reserve(t.Context(), Reserve{Target: q.Target, Cost: q.Cost, TTL: time.Millisecond}); err != nil {
+							if _, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Cost: q.Cost, TTL: time.Millisecond}); err != nil {
 								t.Fatal(err)
 							}
 							continue
 						}
-						var d Decision
+						var d limit.Decision
 						if c.messages(func() { d = entry.check(t, q) }) == 0 {
 							remembered++
 						}

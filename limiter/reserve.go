@@ -6,15 +6,16 @@ import (
 	"math/rand/v2"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
 // Reserve implements Service.
-func (l *Limiter) Reserve(ctx context.Context, r Reserve) (Decision, error) {
-	op := Op{Kind: OpReserve, Check: Check{Target: r.Target, Cost: r.Cost, RequestID: r.RequestID}, TTL: r.TTL}
+func (l *Limiter) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
+	op := Op{Kind: OpReserve, Check: limit.Check{Target: r.Target, Cost: r.Cost, RequestID: r.RequestID}, TTL: r.TTL}
 	if err := l.prepare(&op); err != nil {
-		return Decision{}, err
+		return limit.Decision{}, err
 	}
 	op.Reservation = l.reservationID(&op)
 	err := l.carry(ctx, &op)
@@ -30,18 +31,18 @@ func (l *Limiter) reservationID(op *Op) uint64 {
 }
 
 // Commit implements Service.
-func (l *Limiter) Commit(ctx context.Context, t Target, reservationID string, cost int64) (int64, error) {
+func (l *Limiter) Commit(ctx context.Context, t limit.Target, reservationID string, cost int64) (int64, error) {
 	id, ok := parseID(reservationID)
 	if !ok {
-		return 0, &Error{Invalid, "reservation_id", "is not one that reserve gave: 16 hexadecimal digits, not all of them 0"}
+		return 0, limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave: 16 hexadecimal digits, not all of them 0")
 	}
-	op := Op{Kind: OpSettle, Check: Check{Target: t, Cost: cost}, Reservation: id}
+	op := Op{Kind: OpSettle, Check: limit.Check{Target: t, Cost: cost}, Reservation: id}
 	err := l.one(ctx, &op)
 	return op.Outcome.Refunded, err
 }
 
 // Cancel implements Service.
-func (l *Limiter) Cancel(ctx context.Context, t Target, reservationID string) (int64, error) {
+func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID string) (int64, error) {
 	return l.Commit(ctx, t, reservationID, 0)
 }
 
@@ -50,7 +51,7 @@ func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now al
 	refunded, known, err := l.store.Settle(k, rule, now, op.Reservation, op.Cost)
 	switch {
 	case errors.Is(err, store.ErrReserved):
-		op.Outcome.Err = &Error{Invalid, "cost", "is above what was reserved, and nothing was changed: commit at most that, and check what is beyond"}
+		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved, and nothing was changed: commit at most that, and check what is beyond")
 	case err != nil:
 		l.failed(e, op, err)
 	case !known:
@@ -60,6 +61,6 @@ func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now al
 	}
 }
 
-func notPending() *Error {
-	return &Error{NotFound, "reservation_id", "is not pending here: it was committed or cancelled before, or its ttl has passed and all that it charged stays charged"}
+func notPending() *limit.Error {
+	return limit.NewError(limit.NotFound, "reservation_id", "is not pending here: it was committed or cancelled before, or its ttl has passed and all that it charged stays charged")
 }

@@ -9,9 +9,10 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
-func (n *testNode) reserve(t testing.TB, r Reserve) Decision {
+func (n *testNode) reserve(t testing.TB, r limit.Reserve) limit.Decision {
 	t.Helper()
 	d, err := n.Reserve(t.Context(), r)
 	if err != nil {
@@ -20,9 +21,9 @@ func (n *testNode) reserve(t testing.TB, r Reserve) Decision {
 	return d
 }
 
-func (n *testNode) left(t testing.TB, target Target) int64 {
+func (n *testNode) left(t testing.TB, target limit.Target) int64 {
 	t.Helper()
-	return n.check(t, Check{Target: target}).Remaining
+	return n.check(t, limit.Check{Target: target}).Remaining
 }
 
 // TestACommitKeepsTheActualCost does so with every algorithm, through any node.
@@ -34,12 +35,12 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 		t.Run(p.Name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 				for n := range 3 {
-					target := Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
-					d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 60})
+					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 60})
 					if !d.Allowed || d.Granted != 60 || d.Remaining != 40 || len(d.ReservationID) != 16 {
 						t.Fatalf("%+v", d)
 					}
-					if d := c.nodes[1].check(t, Check{Target: target, Cost: 41}); d.Allowed {
+					if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
 						t.Errorf("admitted beside a reservation: %+v", d)
 					}
 					if refunded, err := c.nodes[1].Commit(t.Context(), target, d.ReservationID, 25); refunded != 35 || err != nil {
@@ -49,9 +50,9 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 						t.Errorf("%d left", left)
 					}
 					_, err := c.nodes[2].Commit(t.Context(), target, d.ReservationID, 25)
-					wantError(t, err, NotFound, "reservation_id")
+					wantError(t, err, limit.NotFound, "reservation_id")
 					_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
-					wantError(t, err, NotFound, "reservation_id")
+					wantError(t, err, limit.NotFound, "reservation_id")
 					if left := c.nodes[2].left(t, target); left != 75 {
 						t.Errorf("%d left after another commit and a cancel", left)
 					}
@@ -62,11 +63,11 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 }
 
 func TestReservations(t *testing.T) {
-	target := Target{Policy: "sliding_log", Key: "k"}
+	target := limit.Target{Policy: "sliding_log", Key: "k"}
 	for _, test := range []struct {
 		name string
 		run  func(t *testing.T, c *testCluster, id string) error
-		kind Kind // of the error; 0: none
+		kind limit.Kind // of the error; 0: none
 		what string
 		left int64
 	}{
@@ -85,17 +86,17 @@ func TestReservations(t *testing.T) {
 			_, err := c.nodes[1].Commit(t.Context(), target, id, 10)
 			return err
 		}},
-		{name: "commit of more", left: 90, kind: Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
+		{name: "commit of more", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
 			_, err := c.nodes[1].Commit(t.Context(), target, id, 11)
 			return err
 		}},
 		{name: "commit of more, then of less", left: 95, run: func(t *testing.T, c *testCluster, id string) error {
 			_, err := c.nodes[1].Commit(t.Context(), target, id, 11)
-			wantError(t, err, Invalid, "cost")
+			wantError(t, err, limit.Invalid, "cost")
 			_, err = c.nodes[1].Commit(t.Context(), target, id, 5)
 			return err
 		}},
-		{name: "commit of less than nothing", left: 90, kind: Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
+		{name: "commit of less than nothing", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
 			_, err := c.nodes[1].Commit(t.Context(), target, id, -1)
 			return err
 		}},
@@ -104,20 +105,20 @@ func TestReservations(t *testing.T) {
 			_, err := c.nodes[1].Cancel(t.Context(), target, id)
 			return err
 		}},
-		{name: "too late", left: 90, kind: NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+		{name: "too late", left: 90, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
 			c.advance(21 * time.Second)
 			_, err := c.nodes[1].Cancel(t.Context(), target, id)
 			return err
 		}},
-		{name: "of another key", left: 90, kind: NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Cancel(t.Context(), Target{Policy: "sliding_log", Key: "other"}, id)
+		{name: "of another key", left: 90, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+			_, err := c.nodes[1].Cancel(t.Context(), limit.Target{Policy: "sliding_log", Key: "other"}, id)
 			return err
 		}},
-		{name: "not an id", left: 90, kind: Invalid, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+		{name: "not an id", left: 90, kind: limit.Invalid, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
 			_, err := c.nodes[1].Cancel(t.Context(), target, "0000000000000000")
 			return err
 		}},
-		{name: "after a reset", left: 100, kind: NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
+		{name: "after a reset", left: 100, kind: limit.NotFound, what: "reservation_id", run: func(t *testing.T, c *testCluster, id string) error {
 			if err := c.nodes[1].Reset(t.Context(), target); err != nil {
 				return err
 			}
@@ -125,7 +126,7 @@ func TestReservations(t *testing.T) {
 			return err
 		}},
 		{name: "after the units have left the window", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 10, TTL: time.Hour})
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 10, TTL: time.Hour})
 			c.advance(2 * time.Minute)
 			refunded, err := c.nodes[1].Commit(t.Context(), target, d.ReservationID, 5)
 			if refunded != 0 {
@@ -136,7 +137,7 @@ func TestReservations(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 10, TTL: 20 * time.Second})
+				d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 10, TTL: 20 * time.Second})
 				err := test.run(t, c, d.ReservationID)
 				if test.kind == 0 && err != nil {
 					t.Error(err)
@@ -153,28 +154,28 @@ func TestReservations(t *testing.T) {
 
 func TestWhatCannotBeReserved(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		log := Target{Policy: "sliding_log", Key: "k"}
+		log := limit.Target{Policy: "sliding_log", Key: "k"}
 		for _, test := range []struct {
-			r    Reserve
-			kind Kind
+			r    limit.Reserve
+			kind limit.Kind
 			what string
 		}{
-			{Reserve{Target: log}, Invalid, "cost"},
-			{Reserve{Target: log, Cost: -1}, Invalid, "cost"},
-			{Reserve{Target: log, Cost: 1, TTL: time.Hour + 1}, Invalid, "ttl"},
-			{Reserve{Target: log, Cost: 1, TTL: 1}, Invalid, "ttl"},
-			{Reserve{Target: Target{Policy: "sliding_log"}, Cost: 1}, Invalid, "key"},
-			{Reserve{Target: Target{Policy: "nope", Key: "k"}, Cost: 1}, NotFound, "policy"},
-			{Reserve{Target: Target{Policy: "concurrency", Key: "k"}, Cost: 1}, Invalid, "policy"},
-			{Reserve{Target: Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, Key: "k"}, Cost: 1}, Invalid, "limit"},
+			{limit.Reserve{Target: log}, limit.Invalid, "cost"},
+			{limit.Reserve{Target: log, Cost: -1}, limit.Invalid, "cost"},
+			{limit.Reserve{Target: log, Cost: 1, TTL: time.Hour + 1}, limit.Invalid, "ttl"},
+			{limit.Reserve{Target: log, Cost: 1, TTL: 1}, limit.Invalid, "ttl"},
+			{limit.Reserve{Target: limit.Target{Policy: "sliding_log"}, Cost: 1}, limit.Invalid, "key"},
+			{limit.Reserve{Target: limit.Target{Policy: "nope", Key: "k"}, Cost: 1}, limit.NotFound, "policy"},
+			{limit.Reserve{Target: limit.Target{Policy: "concurrency", Key: "k"}, Cost: 1}, limit.Invalid, "policy"},
+			{limit.Reserve{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, Key: "k"}, Cost: 1}, limit.Invalid, "limit"},
 		} {
 			for _, n := range c.nodes {
 				_, err := n.Reserve(t.Context(), test.r)
 				wantError(t, err, test.kind, test.what)
 			}
 		}
-		_, err := c.nodes[0].Commit(t.Context(), Target{Policy: "concurrency", Key: "k"}, "0000000000000001", 1)
-		wantError(t, err, Invalid, "policy")
+		_, err := c.nodes[0].Commit(t.Context(), limit.Target{Policy: "concurrency", Key: "k"}, "0000000000000001", 1)
+		wantError(t, err, limit.Invalid, "policy")
 	})
 }
 
@@ -187,7 +188,7 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
   - {name: closed, algorithm: sliding_log, limit: 1, window: 1m, on_error: closed}
 `
 	inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
-		for policy, want := range map[string]Decision{
+		for policy, want := range map[string]limit.Decision{
 			"shadow":  {Allowed: true, Shadow: true},
 			"free":    {Allowed: true},
 			"blocked": {},
@@ -199,20 +200,20 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 				c.tamper(refused)
 				key = c.owned(policy, 1, 0)
 			}
-			d := c.nodes[0].reserve(t, Reserve{Target: Target{Policy: policy, Key: key}, Cost: cost})
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: limit.Target{Policy: policy, Key: key}, Cost: cost})
 			if d.Allowed != want.Allowed || d.Shadow != want.Shadow || d.FailedOpen != want.FailedOpen || d.FailedClosed != want.FailedClosed || d.ReservationID != "" {
 				t.Errorf("%s: %+v", policy, d)
 			}
 			c.tamper(nil)
-			_, err := c.nodes[0].Cancel(t.Context(), Target{Policy: policy, Key: key}, "0000000000000001")
-			wantError(t, err, NotFound, "reservation_id")
+			_, err := c.nodes[0].Cancel(t.Context(), limit.Target{Policy: policy, Key: key}, "0000000000000001")
+			wantError(t, err, limit.NotFound, "reservation_id")
 		}
 	})
 }
 
 func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		r := Reserve{Target: Target{Policy: "sliding_log", Key: "k"}, Cost: 10, RequestID: "r"}
+		r := limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: "k"}, Cost: 10, RequestID: "r"}
 		first := c.nodes[0].reserve(t, r)
 		again := c.nodes[1].reserve(t, r)
 		if again.ReservationID != first.ReservationID || first.ReservationID == "" || again.Granted != 10 || again.Remaining != 90 {
@@ -234,13 +235,13 @@ func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 
 func TestACommitForgetsRefusals(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
-		n, target := c.nodes[0], Target{Policy: "log", Key: c.owned("log", 1, 0)}
-		d := n.reserve(t, Reserve{Target: target, Cost: 5})
-		n.check(t, Check{Target: target, Cost: 1})
+		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
+		d := n.reserve(t, limit.Reserve{Target: target, Cost: 5})
+		n.check(t, limit.Check{Target: target, Cost: 1})
 		if _, err := n.Commit(t.Context(), target, d.ReservationID, 3); err != nil {
 			t.Fatal(err)
 		}
-		if d := n.check(t, Check{Target: target, Cost: 2}); !d.Allowed {
+		if d := n.check(t, limit.Check{Target: target, Cost: 2}); !d.Allowed {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -251,7 +252,7 @@ func TestACommitForgetsRefusals(t *testing.T) {
 func TestReservationsUnderConcurrentCallers(t *testing.T) {
 	for _, policy := range []string{"sliding_log", "token_bucket", "fixed_window"} {
 		inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-			target := Target{Policy: policy, Key: "k"}
+			target := limit.Target{Policy: policy, Key: "k"}
 			var kept, held atomic.Int64
 			var callers sync.WaitGroup
 			for i := range 60 {
@@ -260,7 +261,7 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 					n, other := c.nodes[i%3], c.nodes[(i+1)%3]
 					for range 20 {
 						cost := 1 + random.Int64N(10)
-						d := n.reserve(t, Reserve{Target: target, Cost: cost})
+						d := n.reserve(t, limit.Reserve{Target: target, Cost: cost})
 						if !d.Allowed {
 							continue
 						}
@@ -289,12 +290,12 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 
 func TestSettlingWhereNobodyAnswers(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		target := Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
-		d := c.nodes[0].reserve(t, Reserve{Target: target, Cost: 10})
+		target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
+		d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 10})
 		c.tamper(lost)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		_, err := c.nodes[0].Cancel(ctx, target, d.ReservationID)
-		wantError(t, err, Unavailable, "")
+		wantError(t, err, limit.Unavailable, "")
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 )
 
 // retryPause is how long a node waits before it looks again for the holder of a partition that the node it asked does
@@ -397,7 +398,7 @@ func (l *Limiter) unreachable(op *Op) {
 	case op.asks():
 		l.fail(e, op)
 	default:
-		op.Outcome.Err = &Error{Unavailable, "", "the node that decides for this key cannot be reached; whether the call was carried out is not known"}
+		op.Outcome.Err = limit.NewError(limit.Unavailable, "", "the node that decides for this key cannot be reached; whether the call was carried out is not known")
 	}
 }
 

@@ -10,14 +10,15 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 )
 
 const plain = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`
 
 func TestBatchIsAnsweredInOrder(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		var checks []Check
-		for i := range MaxBatch {
+		var checks []limit.Check
+		for i := range limit.MaxBatch {
 			checks = append(checks, named("p", c.owned("p", i%3, i%50/3), 1))
 		}
 		got, err := c.nodes[1].Check(t.Context(), checks)
@@ -47,7 +48,7 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 			both.Wait()
 			deliver()
 		})
-		got, err := c.nodes[0].Check(t.Context(), []Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)})
+		got, err := c.nodes[0].Check(t.Context(), []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 0, 0), 1), named("p", c.owned("p", 2, 0), 1)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -69,7 +70,7 @@ func TestSlowOwnerFailsAlone(t *testing.T) {
 			}
 			deliver()
 		})
-		var checks []Check
+		var checks []limit.Check
 		for i := range 30 {
 			checks = append(checks, named("p", c.owned("p", i%3, i/3), 1))
 		}
@@ -160,7 +161,7 @@ func TestViewsThatDisagree(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		start := time.Now()
-		got, err := c.nodes[0].Check(ctx, []Check{named("p", "k", 1), named("p", "l", 1)})
+		got, err := c.nodes[0].Check(ctx, []limit.Check{named("p", "k", 1), named("p", "l", 1)})
 		if err != nil || !got[0].FailedOpen || !got[1].FailedOpen {
 			t.Errorf("%+v, %v", got, err)
 		}
@@ -177,7 +178,7 @@ func TestViewsThatDisagree(t *testing.T) {
 		// Two that point at each other, until one of them learns better.
 		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
 		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 0) })
-		done := make(chan Decision)
+		done := make(chan limit.Decision)
 		go func() { done <- c.nodes[0].check(t, named("p", "k", 1)) }()
 		synctest.Wait() // it pauses before it asks again
 		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 1) })
@@ -201,7 +202,7 @@ func TestViewsThatDisagree(t *testing.T) {
 func TestReceiveChecksWhatItGets(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		here, there := c.owned("p", 0, 0), c.owned("p", 1, 0)
-		op := func(hops int, q Check) *Op { return &Op{Kind: OpCheck, Check: q, Hops: hops} }
+		op := func(hops int, q limit.Check) *Op { return &Op{Kind: OpCheck, Check: q, Hops: hops} }
 		ops := []*Op{
 			op(1, named("p", here, 1)), op(2, named("p", there, 1)), op(1<<31, named("p", there, 1)),
 			op(1, named("p", "", 1)), op(1, named("p", here, -1)), op(1, named("p", there, 1)),
@@ -218,8 +219,8 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 				t.Errorf("%+v", o.Outcome)
 			}
 		}
-		wantError(t, ops[3].Outcome.Err, Invalid, "key")
-		wantError(t, ops[4].Outcome.Err, Invalid, "cost")
+		wantError(t, ops[3].Outcome.Err, limit.Invalid, "key")
+		wantError(t, ops[4].Outcome.Err, limit.Invalid, "cost")
 		rest(t.Context())
 		if d := ops[5].Outcome.Decision; !d.Allowed || d.Remaining != 9 || c.hops != 2 {
 			t.Errorf("%+v after %d hops", ops[5].Outcome, c.hops)
@@ -261,8 +262,8 @@ const failing = `policies:
 `
 
 func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
-	open := func(limit int64, window time.Duration) Decision {
-		return Decision{Allowed: true, Granted: 2, FailedOpen: true, Limit: limit, Window: window}
+	open := func(lim int64, window time.Duration) limit.Decision {
+		return limit.Decision{Allowed: true, Granted: 2, FailedOpen: true, Limit: lim, Window: window}
 	}
 	for _, wire := range []struct {
 		what string
@@ -270,27 +271,27 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 		took time.Duration
 	}{{"refused", refused, 0}, {"lost", lost, 980 * time.Millisecond}} {
 		for _, test := range []struct {
-			target Target
-			want   Decision
+			target limit.Target
+			want   limit.Decision
 		}{
-			{Target{Policy: "open"}, open(10, time.Minute)},
-			{Target{Policy: "closed"}, Decision{FailedClosed: true, Limit: 20, Window: 2 * time.Minute, RetryAfter: time.Second}},
-			{Target{Policy: "closed", Key: "few"}, Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
+			{limit.Target{Policy: "open"}, open(10, time.Minute)},
+			{limit.Target{Policy: "closed"}, limit.Decision{FailedClosed: true, Limit: 20, Window: 2 * time.Minute, RetryAfter: time.Second}},
+			{limit.Target{Policy: "closed", Key: "few"}, limit.Decision{FailedClosed: true, Limit: 20, Window: 400 * time.Second, RetryAfter: time.Second}},
 			// What needs no state needs no owner.
-			{Target{Policy: "closed", Key: "free"}, Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
-			{Target{Policy: "closed", Key: "bad"}, Decision{RetryAfter: algo.Never}},
-			{Target{Policy: "bans", Key: "bad"}, Decision{RetryAfter: algo.Never}},
-			{Target{Policy: "bans"}, open(10, time.Minute)},
+			{limit.Target{Policy: "closed", Key: "free"}, limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+			{limit.Target{Policy: "closed", Key: "bad"}, limit.Decision{RetryAfter: algo.Never}},
+			{limit.Target{Policy: "bans", Key: "bad"}, limit.Decision{RetryAfter: algo.Never}},
+			{limit.Target{Policy: "bans"}, open(10, time.Minute)},
 			// A policy in shadow mode admits whatever happens.
-			{Target{Policy: "shadow"}, Decision{Allowed: true, Granted: 2, FailedOpen: true, Shadow: true, Limit: 10, Window: time.Minute}},
-			{Target{Policy: "nobody-knows"}, open(0, 0)},
-			{Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}}, open(5, time.Hour)},
-			{Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: algo.Unlimited}}, Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
+			{limit.Target{Policy: "shadow"}, limit.Decision{Allowed: true, Granted: 2, FailedOpen: true, Shadow: true, Limit: 10, Window: time.Minute}},
+			{limit.Target{Policy: "nobody-knows"}, open(0, 0)},
+			{limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Hour}}, open(5, time.Hour)},
+			{limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: algo.Unlimited}}, limit.Decision{Allowed: true, Granted: 2, Limit: algo.Unlimited, Remaining: algo.Unlimited}},
 		} {
 			inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 				c.tamper(wire.wire)
 				c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
-				q := Check{Target: test.target, Cost: 2, RequestID: "r"}
+				q := limit.Check{Target: test.target, Cost: 2, RequestID: "r"}
 				if q.Key == "" {
 					q.Key = "k"
 				}
@@ -302,7 +303,7 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				start := time.Now()
-				got, err := c.nodes[0].Check(ctx, []Check{q})
+				got, err := c.nodes[0].Check(ctx, []limit.Check{q})
 				if err != nil || !sameDecision(got[0].Decision, want) {
 					t.Errorf("%s, %s: %+v, %v, want %+v", wire.what, q.Policy, got[0].Decision, err, want)
 				}
@@ -337,7 +338,7 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 	}
 }
 
-func sameDecision(a, b Decision) bool {
+func sameDecision(a, b limit.Decision) bool {
 	return a.Limits == nil && b.Limits == nil && a.Policy == b.Policy && a.Allowed == b.Allowed && a.Granted == b.Granted && a.Limit == b.Limit &&
 		a.Window == b.Window && a.Remaining == b.Remaining && a.RetryAfter == b.RetryAfter && a.ResetAfter == b.ResetAfter && a.Delay == b.Delay &&
 		a.LeaseID == b.LeaseID && a.RequestID == b.RequestID && a.Shadow == b.Shadow && a.Degraded == b.Degraded &&
@@ -361,33 +362,33 @@ func TestCallsWithoutOnError(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 		c.tamper(lost)
 		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
-		n, open, leases := c.nodes[0], Target{Policy: "open", Key: "k"}, Target{Policy: "leases", Key: "k"}
+		n, open, leases := c.nodes[0], limit.Target{Policy: "open", Key: "k"}, limit.Target{Policy: "leases", Key: "k"}
 		_, err := n.Refund(t.Context(), open, 1)
-		wantError(t, err, Unavailable, "")
-		wantError(t, n.Reset(t.Context(), open), Unavailable, "")
+		wantError(t, err, limit.Unavailable, "")
+		wantError(t, n.Reset(t.Context(), open), limit.Unavailable, "")
 		_, err = n.Renew(t.Context(), leases, "0000000000000001", 0)
-		wantError(t, err, Unavailable, "")
+		wantError(t, err, limit.Unavailable, "")
 		_, err = n.Release(t.Context(), leases, "0000000000000001")
-		wantError(t, err, Unavailable, "")
-		_, err = n.Release(t.Context(), Target{Policy: "unknown", Key: "k"}, "0000000000000001")
-		wantError(t, err, Unavailable, "")
+		wantError(t, err, limit.Unavailable, "")
+		_, err = n.Release(t.Context(), limit.Target{Policy: "unknown", Key: "k"}, "0000000000000001")
+		wantError(t, err, limit.Unavailable, "")
 		// Acquire has its on_error. A lease is not made up.
-		d, err := n.Acquire(t.Context(), Acquire{Target: leases, Cost: 1})
+		d, err := n.Acquire(t.Context(), limit.Acquire{Target: leases, Cost: 1})
 		if err != nil || d.Allowed || !d.FailedClosed || d.LeaseID != "" {
 			t.Errorf("%+v, %v", d, err)
 		}
-		inline := Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, Key: "k"}
-		d, err = n.Acquire(t.Context(), Acquire{Target: inline, Cost: 1})
+		inline := limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Minute}, Key: "k"}
+		d, err = n.Acquire(t.Context(), limit.Acquire{Target: inline, Cost: 1})
 		if err != nil || !d.Allowed || !d.FailedOpen || d.LeaseID != "" {
 			t.Errorf("%+v, %v", d, err)
 		}
 		// What this node knows to be wrong is wrong with and without an owner.
-		n.checkError(t, Check{Target: leases, Cost: 1}, Invalid, "policy")
-		n.checkError(t, Check{Target: inline, Cost: 1}, Invalid, "limit")
-		_, err = n.Acquire(t.Context(), Acquire{Target: open, Cost: 1})
-		wantError(t, err, Invalid, "policy")
+		n.checkError(t, limit.Check{Target: leases, Cost: 1}, limit.Invalid, "policy")
+		n.checkError(t, limit.Check{Target: inline, Cost: 1}, limit.Invalid, "limit")
+		_, err = n.Acquire(t.Context(), limit.Acquire{Target: open, Cost: 1})
+		wantError(t, err, limit.Invalid, "policy")
 		_, err = n.Refund(t.Context(), leases, 1)
-		wantError(t, err, Invalid, "policy")
+		wantError(t, err, limit.Invalid, "policy")
 		c.wantStats(PolicyStats{Policy: "leases", FailedClosed: 1, Errors: 1})
 		c.wantStats(PolicyStats{Policy: "(inline)", FailedOpen: 1, Errors: 1})
 		c.wantStats(PolicyStats{Policy: "open", Errors: 1})
@@ -413,7 +414,7 @@ func TestDeadlines(t *testing.T) {
 				defer cancel()
 			}
 			start := time.Now()
-			got, err := c.nodes[0].Check(ctx, []Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 1, 1), 1)})
+			got, err := c.nodes[0].Check(ctx, []limit.Check{named("p", c.owned("p", 1, 0), 1), named("p", c.owned("p", 1, 1), 1)})
 			if err != nil || !got[0].FailedOpen || !got[1].FailedOpen {
 				t.Errorf("%+v, %v", got, err)
 			}
@@ -429,7 +430,7 @@ func TestDeadlines(t *testing.T) {
 			lost(ctx, from, to, ops, deliver)
 		})
 		start := time.Now()
-		got, err := c.nodes[0].Check(ctx, []Check{named("p", c.owned("p", 1, 0), 1)})
+		got, err := c.nodes[0].Check(ctx, []limit.Check{named("p", c.owned("p", 1, 0), 1)})
 		if err != nil || !got[0].FailedOpen || time.Since(start) != 0 {
 			t.Errorf("%+v, %v after %v", got, err, time.Since(start))
 		}
@@ -449,7 +450,7 @@ func TestNobodyIsKnown(t *testing.T) {
 	})
 	l := New(Config{Ownership: elsewhere{}})
 	defer l.Close()
-	if got, err := l.Check(t.Context(), []Check{named("open", "k", 1)}); err != nil || !got[0].FailedOpen {
+	if got, err := l.Check(t.Context(), []limit.Check{named("open", "k", 1)}); err != nil || !got[0].FailedOpen {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -487,7 +488,7 @@ func TestTermsOfOneHolder(t *testing.T) {
 				}
 			}
 		}
-		var checks []Check
+		var checks []limit.Check
 		for i := range 100 {
 			checks = append(checks, named("p", keys[i%40], 1)) // some more than once
 		}

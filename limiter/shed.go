@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync/atomic"
 	"time"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // DefaultMaxInFlight is how many operations wait at a node at most unless Config says otherwise. Measured with a peer that does
@@ -87,8 +89,8 @@ func (l *Limiter) takeIn(rest []*Op) (in []*Op, taken int) {
 func (l *Limiter) turnAway(op *Op) {
 	done := op.Outcome.ticket != 0
 	l.unreachable(op)
-	if !op.asks() && op.Outcome.Err != nil && op.Outcome.Err.Kind == Unavailable && !done {
-		op.Outcome.Err = &Error{Unavailable, "", "this node has more to do than it takes in; nothing was done"}
+	if !op.asks() && op.Outcome.Err != nil && op.Outcome.Err.Kind == limit.Unavailable && !done {
+		op.Outcome.Err = limit.NewError(limit.Unavailable, "", "this node has more to do than it takes in; nothing was done")
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 const shedding = `policies:
@@ -31,10 +33,10 @@ func TestMaxInFlight(t *testing.T) {
 		n := c.nodes[0]
 		w, open := gate()
 		c.tamper(w)
-		away := func(policy string, i int) Check { return named(policy, c.owned(policy, 1, i), 1) }
-		waiting := make(chan []Result)
+		away := func(policy string, i int) limit.Check { return named(policy, c.owned(policy, 1, i), 1) }
+		waiting := make(chan []limit.Result)
 		go func() {
-			got, err := n.Check(t.Context(), []Check{away("closed", 0), away("closed", 1), away("closed", 2), away("closed", 3), away("open", 0)})
+			got, err := n.Check(t.Context(), []limit.Check{away("closed", 0), away("closed", 1), away("closed", 2), away("closed", 3), away("open", 0)})
 			if err != nil {
 				t.Error(err)
 			}
@@ -46,13 +48,13 @@ func TestMaxInFlight(t *testing.T) {
 		}
 		// Beyond the bound on_error answers at once. What is decided here has nothing to wait for.
 		start := time.Now()
-		got, err := n.Check(t.Context(), []Check{away("closed", 4), away("open", 1), named("closed", c.owned("closed", 0, 0), 1)})
+		got, err := n.Check(t.Context(), []limit.Check{away("closed", 4), away("open", 1), named("closed", c.owned("closed", 0, 0), 1)})
 		if err != nil || !got[0].FailedClosed || !got[1].FailedOpen || !got[2].Allowed || got[2].FailedOpen || got[2].Remaining != 9 {
 			t.Errorf("%+v, %v", got, err)
 		}
-		_, err = n.Release(t.Context(), Target{Policy: "leases", Key: c.owned("leases", 1, 0)}, "0000000000000001")
-		wantError(t, err, Unavailable, "")
-		if d, err := n.CheckAll(t.Context(), []Check{away("closed", 5), away("closed", 6)}); err != nil || d.Allowed {
+		_, err = n.Release(t.Context(), limit.Target{Policy: "leases", Key: c.owned("leases", 1, 0)}, "0000000000000001")
+		wantError(t, err, limit.Unavailable, "")
+		if d, err := n.CheckAll(t.Context(), []limit.Check{away("closed", 5), away("closed", 6)}); err != nil || d.Allowed {
 			t.Errorf("%+v, %v", d, err)
 		}
 		if took := time.Since(start); took != 0 {
@@ -70,11 +72,11 @@ func TestMaxInFlight(t *testing.T) {
 		}
 		// Nothing was charged for what was turned away.
 		for i, want := range []int64{9, 9, 9, 10, 10, 10, 10} {
-			if d := n.check(t, Check{Target: away("closed", i).Target}); d.Remaining != want {
+			if d := n.check(t, limit.Check{Target: away("closed", i).Target}); d.Remaining != want {
 				t.Errorf("key %d: %+v, want %d left", i, d, want)
 			}
 		}
-		if d := n.check(t, Check{Target: away("open", 1).Target}); d.Remaining != 10 {
+		if d := n.check(t, limit.Check{Target: away("open", 1).Target}); d.Remaining != 10 {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -94,7 +96,7 @@ func TestTurnedAwayLeader(t *testing.T) {
 		c.advance(MaxRemember)
 		w, open := gate()
 		c.tamper(w)
-		other := make(chan Decision)
+		other := make(chan limit.Decision)
 		go func() { other <- n.check(t, named("closed", c.owned("closed", 1, 1), 1)) }()
 		synctest.Wait()
 		start := time.Now()
@@ -133,12 +135,12 @@ func TestSettlingIsNotTurnedAway(t *testing.T) {
 			}
 			deliver()
 		})
-		if d, err := n.CheckAll(t.Context(), []Check{named("closed", charged, 4), named("closed", full, 1)}); err != nil || d.Allowed {
+		if d, err := n.CheckAll(t.Context(), []limit.Check{named("closed", charged, 4), named("closed", full, 1)}); err != nil || d.Allowed {
 			t.Errorf("%+v, %v", d, err)
 		}
 		n.load.give(2)
 		open()
-		if d := n.check(t, Check{Target: Target{Policy: "closed", Key: charged}}); d.Remaining != 10 || !settling {
+		if d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: charged}}); d.Remaining != 10 || !settling {
 			t.Errorf("%+v, settled %t", d, settling)
 		}
 	})
@@ -162,12 +164,12 @@ func TestExpiredCallsAreNotDecided(t *testing.T) {
 			want error
 		}{{over, context.DeadlineExceeded}, {untold{t.Context()}, context.DeadlineExceeded}, {gone, context.Canceled}} {
 			for owner := range c.nodes {
-				target := Target{Policy: "closed", Key: c.owned("closed", owner, 0)}
-				ask := []Check{{Target: target, Cost: 1}, {Target: target, Cost: 1}}
+				target := limit.Target{Policy: "closed", Key: c.owned("closed", owner, 0)}
+				ask := []limit.Check{{Target: target, Cost: 1}, {Target: target, Cost: 1}}
 				before := n.Load().Late
 				results, err := n.Check(test.ctx, ask)
 				_, err2 := n.CheckAll(test.ctx, ask)
-				_, err3 := n.Reserve(test.ctx, Reserve{Target: target, Cost: 1})
+				_, err3 := n.Reserve(test.ctx, limit.Reserve{Target: target, Cost: 1})
 				err4 := n.Reset(test.ctx, target)
 				for i, err := range []error{err, err2, err3, err4} {
 					if !errors.Is(err, test.want) {
@@ -180,7 +182,7 @@ func TestExpiredCallsAreNotDecided(t *testing.T) {
 				if late := n.Load().Late - before; late != 5 { // the atomic check is of one state
 					t.Errorf("%d counted", late)
 				}
-				if d := n.check(t, Check{Target: target}); d.Remaining != 10 {
+				if d := n.check(t, limit.Check{Target: target}); d.Remaining != 10 {
 					t.Errorf("charged: %+v", d)
 				}
 			}
@@ -218,7 +220,7 @@ func TestReceivedLate(t *testing.T) {
 				t.Errorf("operation %d: %+v", i, out)
 			}
 		}
-		if d := n.check(t, Check{Target: Target{Policy: "closed", Key: "k"}}); d.Remaining != 8 {
+		if d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: "k"}}); d.Remaining != 8 {
 			t.Errorf("%+v", d)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
@@ -32,7 +33,7 @@ type Brief struct {
 // Standing returns what a target stands for, whatever its key. It is nil, or one that CheckAt knows is not for it, for what is no
 // policy and no limit of this node, what takes other nodes to decide or has more to tell, and calls that may be traced. last is the
 // one that it stood for before, or nil; it is returned again while it holds.
-func (l *Limiter) Standing(t *Target, last *Standing) *Standing {
+func (l *Limiter) Standing(t *limit.Target, last *Standing) *Standing {
 	if !l.alone || l.cfg.Tracer != nil {
 		return nil
 	}
@@ -41,7 +42,7 @@ func (l *Limiter) Standing(t *Target, last *Standing) *Standing {
 		return last
 	}
 	s := subject{}
-	probe := Target{Policy: t.Policy, Limit: t.Limit, Namespace: t.Namespace, Key: "k"}
+	probe := limit.Target{Policy: t.Policy, Limit: t.Limit, Namespace: t.Namespace, Key: "k"}
 	if l.identify(now, &probe, &s) != nil {
 		return nil
 	}

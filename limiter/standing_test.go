@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // CheckAt answers and counts as CheckTo does, whatever it is asked; and says nothing, and has done nothing, where it does not.
@@ -40,9 +41,9 @@ func TestCheckAt(t *testing.T) {
 	over, cancel := context.WithDeadline(t.Context(), time.Unix(1, 0))
 	defer cancel()
 
-	targets := []Target{{Policy: "unknown"}, {Policy: "not a name"}, {}, {Policy: "late"}}
+	targets := []limit.Target{{Policy: "unknown"}, {Policy: "not a name"}, {}, {Policy: "late"}}
 	for _, name := range []string{"bucket", "queue", "fixed", "log", "slots", "day", "shadow", "over", "two", "escrow", "leases"} {
-		targets = append(targets, Target{Policy: name})
+		targets = append(targets, limit.Target{Policy: name})
 	}
 	for _, l := range []algo.Limit{
 		{Algorithm: algo.TokenBucket, Limit: 4, Window: time.Second},
@@ -50,7 +51,7 @@ func TestCheckAt(t *testing.T) {
 		{Algorithm: algo.Concurrency, Limit: 4, Window: time.Second},
 		{Algorithm: algo.TokenBucket},
 	} {
-		targets = append(targets, Target{Limit: &l, Namespace: "n"})
+		targets = append(targets, limit.Target{Limit: &l, Namespace: "n"})
 	}
 	standings := make([]*Standing, len(targets))
 	keys := []string{"a", "b", "c1", "d", "user:0000000017", "", "\xff"}
@@ -64,18 +65,18 @@ func TestCheckAt(t *testing.T) {
 		}
 		now.Add(int64(r.IntN(50)) * int64(time.Millisecond))
 		i := r.IntN(len(targets))
-		c := Check{Target: targets[i], Cost: int64(r.IntN(4) - r.IntN(50)/49)}
+		c := limit.Check{Target: targets[i], Cost: int64(r.IntN(4) - r.IntN(50)/49)}
 		c.Key = keys[r.IntN(len(keys))]
 		ctx := t.Context()
 		if r.IntN(50) == 0 {
 			ctx = over
 		}
-		want, wantErr := full.Check(ctx, []Check{c})
+		want, wantErr := full.Check(ctx, []limit.Check{c})
 		var b Brief
 		if brief.CheckAt(ctx, standings[i], c.Key, c.Cost, &b) {
 			standings[i].Count(&b, c.Cost)
 			briefly++
-			got := Decision{
+			got := limit.Decision{
 				Policy: c.Policy, Allowed: b.Allowed, Granted: b.Granted, Limit: b.Limit, Window: b.Window, Remaining: b.Remaining,
 				RetryAfter: b.RetryAfter, ResetAfter: b.ResetAfter, Delay: b.Delay, Shadow: b.Shadow,
 			}
@@ -91,7 +92,7 @@ func TestCheckAt(t *testing.T) {
 			}
 			continue
 		}
-		got, err := brief.Check(ctx, []Check{c})
+		got, err := brief.Check(ctx, []limit.Check{c})
 		if fmt.Sprint(got, err) != fmt.Sprint(want, wantErr) {
 			t.Fatalf("step %d: %+v:\n%v, %v, want\n%v, %v", step, c, got, err, want, wantErr)
 		}

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // policyStats counts what was answered for one policy: checks, acquires and reservations that are no peeks, and the
@@ -38,7 +40,7 @@ func (s *policyStats) mine() *stripe {
 }
 
 // count counts a decision of a check that was not a peek.
-func (s *stripe) count(d *Decision) {
+func (s *stripe) count(d *limit.Decision) {
 	switch {
 	case d.FailedOpen:
 		s.failedOpen.Add(1)
@@ -62,16 +64,16 @@ func (s *stripe) tally(allowed, shadow bool) {
 }
 
 // saw notes how full a key's state was after a decision.
-func (s *policyStats) saw(limit, remaining int64) {
-	if limit <= 0 {
+func (s *policyStats) saw(lim, remaining int64) {
+	if lim <= 0 {
 		return
 	}
-	used := limit - remaining
+	used := lim - remaining
 	raise(&s.peakCount, used)
 	// Both are at most 2^53, so the quotient is exact enough. Multiplying first is quicker than dividing, and nearly always
 	// tells that there is nothing to be raised.
-	if float64(used)*1e6 > float64(s.peakUtilization.Load())*float64(limit) {
-		raise(&s.peakUtilization, int64(float64(used)/float64(limit)*1e6))
+	if float64(used)*1e6 > float64(s.peakUtilization.Load())*float64(lim) {
+		raise(&s.peakUtilization, int64(float64(used)/float64(lim)*1e6))
 	}
 }
 

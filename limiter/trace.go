@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -49,7 +50,7 @@ const (
 
 // checkTraced is CheckTo for a call that is traced, by the way of all other operations, which tell more of themselves; it
 // reports false for one that is not.
-func (l *Limiter) checkTraced(ctx context.Context, checks []Check, refused Refused, results []Result) (traced bool, err error) {
+func (l *Limiter) checkTraced(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) (traced bool, err error) {
 	ctx, span := l.cfg.Tracer.Start(ctx, "decide")
 	if span == nil {
 		return false, nil
@@ -58,7 +59,7 @@ func (l *Limiter) checkTraced(ctx context.Context, checks []Check, refused Refus
 	of := make([]int, 0, len(checks)) // of each, which check it is
 	for i := range checks {
 		if e := refused[i]; e != nil {
-			results[i] = Result{Err: e}
+			results[i] = limit.Result{Err: e}
 			continue
 		}
 		ops, of = append(ops, Op{Kind: OpCheck, Check: checks[i]}), append(of, i)
@@ -71,7 +72,7 @@ func (l *Limiter) checkTraced(ctx context.Context, checks []Check, refused Refus
 	l.endSpan(span, ops)
 	for i := range ops {
 		r := &results[of[i]]
-		*r = Result{Decision: ops[i].Outcome.Decision}
+		*r = limit.Result{Decision: ops[i].Outcome.Decision}
 		if err := ops[i].Outcome.Err; err != nil {
 			r.Err = err
 		}

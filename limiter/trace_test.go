@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -27,7 +28,7 @@ func TestUntracedCallsCostNothing(t *testing.T) {
 	allocations := func(tracer Tracer) float64 {
 		l := New(Config{Policies: set, Tracer: tracer})
 		defer l.Close()
-		checks := []Check{{Target: Target{Policy: "p", Key: "alice"}, Cost: 1}}
+		checks := []limit.Check{{Target: limit.Target{Policy: "p", Key: "alice"}, Cost: 1}}
 		ops := []*Op{{Kind: OpCheck, Check: checks[0]}}
 		return testing.AllocsPerRun(500, func() {
 			if r, err := l.Check(t.Context(), checks); err != nil || !r[0].Allowed {
@@ -99,9 +100,11 @@ func TestTraced(t *testing.T) {
 	s := &spans{ended: make(map[string][]Traced)}
 	l := New(Config{Policies: set, Tracer: s})
 	defer l.Close()
-	check := func(policy string) Check { return Check{Target: Target{Policy: policy, Key: "alice"}, Cost: 1} }
+	check := func(policy string) limit.Check {
+		return limit.Check{Target: limit.Target{Policy: policy, Key: "alice"}, Cost: 1}
+	}
 
-	if _, err := l.Check(t.Context(), []Check{check("p"), check("p"), check("none")}); err != nil {
+	if _, err := l.Check(t.Context(), []limit.Check{check("p"), check("p"), check("none")}); err != nil {
 		t.Fatal(err)
 	}
 	got := s.ended["decide0"]
@@ -116,7 +119,7 @@ func TestTraced(t *testing.T) {
 		t.Errorf("a span is told of %d checks, want %d", n, maxTraced)
 	}
 
-	if _, err := l.Check(t.Context(), []Check{check("p"), check("")}); err == nil {
+	if _, err := l.Check(t.Context(), []limit.Check{check("p"), check("")}); err == nil {
 		t.Error("a check without a policy is taken")
 	}
 	if got, ended := s.ended["decide2"]; !ended || len(got) != 0 {
@@ -194,8 +197,8 @@ func TestTracedBatch(t *testing.T) {
 	})
 }
 
-func make1000(c Check) []Check {
-	out := make([]Check, MaxBatch)
+func make1000(c limit.Check) []limit.Check {
+	out := make([]limit.Check, limit.MaxBatch)
 	for i := range out {
 		out[i] = c
 	}

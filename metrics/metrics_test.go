@@ -13,6 +13,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -25,21 +26,21 @@ func TestPage(t *testing.T) {
 	}
 	l := limiter.New(limiter.Config{Policies: set, MaxKeys: 10, MaxInFlight: 50})
 	defer l.Close()
-	ask := func(target limiter.Target, cost int64) {
+	ask := func(target limit.Target, cost int64) {
 		t.Helper()
-		if _, err := l.Check(t.Context(), []limiter.Check{{Target: target, Cost: cost}}); err != nil {
+		if _, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: cost}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	ask(limiter.Target{Policy: "login", Key: "a"}, 3)
-	ask(limiter.Target{Policy: "login", Key: "a"}, 2) // refused
-	ask(limiter.Target{Policy: "login", Key: "b"}, 0) // a peek counts nowhere
+	ask(limit.Target{Policy: "login", Key: "a"}, 3)
+	ask(limit.Target{Policy: "login", Key: "a"}, 2) // refused
+	ask(limit.Target{Policy: "login", Key: "b"}, 0) // a peek counts nowhere
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := l.Check(late, make([]limiter.Check, 3)); err == nil {
+	if _, err := l.Check(late, make([]limit.Check, 3)); err == nil {
 		t.Error("decided for nobody")
 	}
-	ask(limiter.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}, Key: "a"}, 1)
+	ask(limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}, Key: "a"}, 1)
 
 	m := New(Config{
 		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true },

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -103,7 +104,7 @@ func (c *checkStream) read() error {
 // small says whether the room of a request is worth keeping for the next one, of any stream. A stream holds one for as long as
 // it is open, also while nothing comes: of what a request may bring, only as much is kept as well-behaved callers need.
 func small(in *weirv1.CheckStreamRequest) bool {
-	const most = 2 * limiter.MaxBatch // append takes more than it needs
+	const most = 2 * limit.MaxBatch // append takes more than it needs
 	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
 		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most &&
 		cap(in.TimeoutsMs) <= most && len(in.TraceContexts) == 0
@@ -288,7 +289,7 @@ func (t traces) one(b *limiter.Batch, i int) {
 		return
 	}
 	failed := codes.OK
-	var e *limiter.Error
+	var e *limit.Error
 	if errors.As(b.Results[i].Err, &e) {
 		failed = code(e.Kind)
 	}
@@ -359,12 +360,12 @@ func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.
 }
 
 // pack adds the result of a check to a response.
-func pack(out *weirv1.CheckStreamResponse, check int, r *limiter.Result) {
+func pack(out *weirv1.CheckStreamResponse, check int, r *limit.Result) {
 	d := &r.Decision
-	var e *limiter.Error
+	var e *limit.Error
 	if errors.As(r.Err, &e) {
 		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: protoError(e)})
-		d = new(limiter.Decision)
+		d = new(limit.Decision)
 	}
 	flags := flag(d.Allowed, weirv1.StreamFlag_STREAM_FLAG_ALLOWED) | flag(d.Shadow, weirv1.StreamFlag_STREAM_FLAG_SHADOW) |
 		flag(d.Degraded, weirv1.StreamFlag_STREAM_FLAG_DEGRADED) | flag(d.FailedOpen, weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN) |
@@ -409,7 +410,7 @@ func shorten(out *weirv1.CheckStreamResponse) {
 }
 
 // unpack adds the checks of a request to a batch, and takes in what it defines. The error names the field.
-func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *limiter.Error {
+func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *limit.Error {
 	for i, d := range in.Define {
 		if err := c.targets.define(d); err != nil {
 			err.Field = "define[" + strconv.Itoa(i) + "]." + err.Field
@@ -417,7 +418,7 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 		}
 	}
 	n := len(in.KeyLengths)
-	if err := limiter.ValidBatch(n); err != nil {
+	if err := limit.ValidBatch(n); err != nil {
 		return err
 	}
 	for _, list := range [...]struct {
@@ -443,7 +444,7 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 		if !ok {
 			return invalid("targets", fmt.Sprintf("names number %d, which this stream has not defined", number))
 		}
-		ck := limiter.Check{
+		ck := limit.Check{
 			Target: target, Cost: wire.At(in.Costs, i, 1), Partial: wire.At(in.Partial, i, false),
 			RequestID: wire.At(in.RequestIds, i, ""),
 		}
@@ -456,6 +457,6 @@ func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *l
 	return nil
 }
 
-func invalid(field, message string) *limiter.Error {
-	return &limiter.Error{Kind: limiter.Invalid, Field: field, Message: message}
+func invalid(field, message string) *limit.Error {
+	return limit.NewError(limit.Invalid, field, message)
 }

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -192,7 +193,7 @@ func TestCheckStreamIsCheck(t *testing.T) {
 func TestCheckStreamMalformed(t *testing.T) {
 	_, c := serveLimiter(t, localLimiter(t))
 	stream := openStream(t, c)
-	limit := func(change func(*weirv1.Limit)) *weirv1.Limit {
+	inlineLimit := func(change func(*weirv1.Limit)) *weirv1.Limit {
 		l := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_SLIDING_LOG, Limit: 1, WindowNs: 1e9}
 		change(l)
 		return l
@@ -220,15 +221,15 @@ func TestCheckStreamMalformed(t *testing.T) {
 		{"define[0].policy", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Policy = "" }},
 		{"define[0].policy", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Policy = strings.Repeat("p", 129) }},
 		{"define[0].namespace", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Namespace = "n" }},
-		{"define[0].limit", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Limit = limit(func(*weirv1.Limit) {}) }},
+		{"define[0].limit", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Limit = inlineLimit(func(*weirv1.Limit) {}) }},
 		{"define[0].limit.algorithm", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
-			in.Define[0] = &weirv1.StreamTarget{Limit: limit(func(l *weirv1.Limit) { l.Algorithm = 99 })}
+			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(l *weirv1.Limit) { l.Algorithm = 99 })}
 		}},
 		{"define[0].limit.time_zone", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
-			in.Define[0] = &weirv1.StreamTarget{Limit: limit(func(l *weirv1.Limit) { l.TimeZone = "Mars" })}
+			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(l *weirv1.Limit) { l.TimeZone = "Mars" })}
 		}},
 		{"define[0].namespace", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
-			in.Define[0] = &weirv1.StreamTarget{Limit: limit(func(*weirv1.Limit) {}), Namespace: strings.Repeat("n", 257)}
+			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(*weirv1.Limit) {}), Namespace: strings.Repeat("n", 257)}
 		}},
 	} {
 		in := streamed(uint64(i), "a", "b", "c")
@@ -282,13 +283,13 @@ type distant struct {
 	fakeService
 	answer chan struct{} // a token lets one Finish go on
 	traces chan []string // of what is begun, if anybody wants to know
-	refuse *limiter.Error
+	refuse *limit.Error
 	mu     sync.Mutex
 	begun  int
 	ended  atomic.Int64 // Finish
 }
 
-func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
+func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.begun++
@@ -298,10 +299,10 @@ func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *l
 	if d.refuse != nil {
 		return nil, d.refuse
 	}
-	b.Results = make([]limiter.Result, len(b.Checks))
+	b.Results = make([]limit.Result, len(b.Checks))
 	for i, ck := range b.Checks {
 		if strings.HasPrefix(ck.Key, "near") {
-			b.Results[i].Decision = limiter.Decision{Allowed: true, Granted: ck.Cost}
+			b.Results[i].Decision = limit.Decision{Allowed: true, Granted: ck.Cost}
 		} else {
 			open = append(open, i)
 		}
@@ -312,7 +313,7 @@ func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *l
 func (d *distant) Finish(_ context.Context, b *limiter.Batch, open []int) {
 	<-d.answer
 	for _, i := range open {
-		b.Results[i].Decision = limiter.Decision{Allowed: true, Granted: b.Checks[i].Cost}
+		b.Results[i].Decision = limit.Decision{Allowed: true, Granted: b.Checks[i].Cost}
 	}
 	d.ended.Add(1)
 }
@@ -332,8 +333,8 @@ type hurried struct {
 	until map[string]time.Duration // by key
 }
 
-func (h *hurried) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limiter.Error) {
-	b.Results = make([]limiter.Result, len(b.Checks))
+func (h *hurried) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
+	b.Results = make([]limit.Result, len(b.Checks))
 	for i := range b.Checks {
 		open = append(open, i)
 	}
@@ -345,7 +346,7 @@ func (h *hurried) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 	h.mu.Lock()
 	for _, i := range open {
 		h.until[b.Checks[i].Key] = time.Until(deadline)
-		b.Results[i].Decision = limiter.Decision{Granted: int64(len(open))}
+		b.Results[i].Decision = limit.Decision{Granted: int64(len(open))}
 	}
 	h.mu.Unlock()
 	<-ctx.Done()
@@ -454,7 +455,7 @@ func TestCheckStreamTraces(t *testing.T) {
 	ended = nil
 	mu.Unlock()
 	// What is refused, by itself or as a whole, has a code; and not all of a large request is traced.
-	d.refuse = &limiter.Error{Kind: limiter.Denied, Message: "no"}
+	d.refuse = &limit.Error{Kind: limit.Denied, Message: "no"}
 	in = streamed(2, slices.Repeat([]string{"near"}, 1000)...)
 	in.TraceContexts = [][]byte{[]byte(id("d"))}
 	exchange(t, stream, in)
@@ -470,8 +471,8 @@ func TestCheckStreamTraces(t *testing.T) {
 func TestCheckStreamGroupsAreBounded(t *testing.T) {
 	in := &weirv1.CheckStreamRequest{}
 	var open []int
-	for i := range limiter.MaxBatch {
-		in.TimeoutsMs, open = append(in.TimeoutsMs, uint32(1+i*int(maxTimeout/time.Millisecond)/limiter.MaxBatch)), append(open, i)
+	for i := range limit.MaxBatch {
+		in.TimeoutsMs, open = append(in.TimeoutsMs, uint32(1+i*int(maxTimeout/time.Millisecond)/limit.MaxBatch)), append(open, i)
 	}
 	groups := byPatience(in, open)
 	n := 0
@@ -483,7 +484,7 @@ func TestCheckStreamGroupsAreBounded(t *testing.T) {
 			}
 		}
 	}
-	if len(groups) > 80 || n != limiter.MaxBatch {
+	if len(groups) > 80 || n != limit.MaxBatch {
 		t.Errorf("%d groups of %d checks", len(groups), n)
 	}
 }
@@ -609,8 +610,8 @@ func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
 		return err
 	}))
 	stream := openStream(t, weirv1.NewLimiterClient(dial(t, addr)))
-	in := streamed(1, slices.Concat([]string{"far"}, slices.Repeat([]string{"near"}, limiter.MaxBatch-1))...)
-	for i := range limiter.MaxBatch {
+	in := streamed(1, slices.Concat([]string{"far"}, slices.Repeat([]string{"near"}, limit.MaxBatch-1))...)
+	for i := range limit.MaxBatch {
 		in.Costs = append(in.Costs, int64(1+i))
 	}
 	var asking sync.WaitGroup
@@ -630,8 +631,8 @@ func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
 // A stream holds on to little while nothing comes, whatever came before: not to the room that a large request took.
 func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
 	const many = 100_000
-	full := streamed(1, slices.Repeat([]string{"a key of a usual length"}, limiter.MaxBatch)...)
-	full.Costs, full.RequestIds = make([]int64, limiter.MaxBatch), make([]string, limiter.MaxBatch)
+	full := streamed(1, slices.Repeat([]string{"a key of a usual length"}, limit.MaxBatch)...)
+	full.Costs, full.RequestIds = make([]int64, limit.MaxBatch), make([]string, limit.MaxBatch)
 	for name, test := range map[string]struct {
 		in   *weirv1.CheckStreamRequest
 		cut  bool // it says that it is long, and ends early

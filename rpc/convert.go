@@ -10,6 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -25,24 +26,24 @@ func cost(c *int64) int64 {
 }
 
 // target converts the name of a state. The error names the field.
-func target(t *weirv1.Target) (limiter.Target, *limiter.Error) {
-	out := limiter.Target{Policy: t.GetPolicy(), Namespace: t.GetNamespace(), Key: t.GetKey()}
+func target(t *weirv1.Target) (limit.Target, *limit.Error) {
+	out := limit.Target{Policy: t.GetPolicy(), Namespace: t.GetNamespace(), Key: t.GetKey()}
 	if l := t.GetLimit(); l != nil {
-		limit, err := limit(l)
+		inline, err := inlineLimit(l)
 		if err != nil {
 			return out, err
 		}
-		out.Limit = limit
+		out.Limit = inline
 	}
 	return out, nil
 }
 
-func limit(l *weirv1.Limit) (*algo.Limit, *limiter.Error) {
+func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 	if l.Algorithm <= 0 || int(l.Algorithm) > int(algo.Concurrency) {
-		return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.algorithm", Message: "is missing or unknown"}
+		return nil, limit.NewError(limit.Invalid, "limit.algorithm", "is missing or unknown")
 	}
 	if l.Period < 0 || int(l.Period) > int(algo.Year) {
-		return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.period", Message: "is unknown"}
+		return nil, limit.NewError(limit.Invalid, "limit.period", "is unknown")
 	}
 	out := &algo.Limit{
 		Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, Window: time.Duration(l.WindowNs),
@@ -51,7 +52,7 @@ func limit(l *weirv1.Limit) (*algo.Limit, *limiter.Error) {
 	if l.TimeZone != "" {
 		zone, err := timeZones.load(l.TimeZone)
 		if err != nil {
-			return nil, &limiter.Error{Kind: limiter.Invalid, Field: "limit.time_zone", Message: err.Error()}
+			return nil, limit.NewError(limit.Invalid, "limit.time_zone", err.Error())
 		}
 		out.Zone = zone
 	}
@@ -88,7 +89,7 @@ func (z *zones) load(name string) (*time.Location, error) {
 	return zone, nil
 }
 
-func protoTarget(t limiter.Target) *weirv1.Target {
+func protoTarget(t limit.Target) *weirv1.Target {
 	out := &weirv1.Target{Policy: t.Policy, Namespace: t.Namespace, Key: t.Key}
 	if l := t.Limit; l != nil {
 		out.Limit = &weirv1.Limit{
@@ -118,14 +119,14 @@ func fromRetryAfter(ns *int64) time.Duration {
 	return time.Duration(*ns)
 }
 
-func protoDecision(d *limiter.Decision) *weirv1.Decision {
+func protoDecision(d *limit.Decision) *weirv1.Decision {
 	out := new(weirv1.Decision)
 	setDecision(out, d, new(int64))
 	return out
 }
 
 // setDecision fills in an empty message. It keeps nothing of d; wait is room for retryAfter.
-func setDecision(out *weirv1.Decision, d *limiter.Decision, wait *int64) {
+func setDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
 	out.RetryAfterNs = retryAfter(d.RetryAfter, wait)
 	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
 	out.ResetAfterNs, out.DelayNs, out.WindowNs = int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
@@ -135,7 +136,7 @@ func setDecision(out *weirv1.Decision, d *limiter.Decision, wait *int64) {
 	out.Limits = protoLimits(d.Limits)
 }
 
-func protoLimits(limits []limiter.LimitStatus) []*weirv1.LimitStatus {
+func protoLimits(limits []limit.LimitStatus) []*weirv1.LimitStatus {
 	if len(limits) == 0 {
 		return nil
 	}
@@ -154,8 +155,8 @@ func protoLimits(limits []limiter.LimitStatus) []*weirv1.LimitStatus {
 	return out
 }
 
-func decision(d *weirv1.Decision) limiter.Decision {
-	out := limiter.Decision{
+func decision(d *weirv1.Decision) limit.Decision {
+	out := limit.Decision{
 		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
 		RetryAfter: fromRetryAfter(d.RetryAfterNs), ResetAfter: time.Duration(d.ResetAfterNs), Delay: time.Duration(d.DelayNs),
 		LeaseID: d.LeaseId, ReservationID: d.ReservationId, RequestID: d.RequestId, Window: time.Duration(d.WindowNs),
@@ -163,7 +164,7 @@ func decision(d *weirv1.Decision) limiter.Decision {
 		RememberFor: time.Duration(d.RememberForNs),
 	}
 	for _, s := range d.Limits {
-		out.Limits = append(out.Limits, limiter.LimitStatus{
+		out.Limits = append(out.Limits, limit.LimitStatus{
 			Limit: s.Limit, Window: time.Duration(s.WindowNs), Remaining: s.Remaining,
 			RetryAfter: fromRetryAfter(s.RetryAfterNs), ResetAfter: time.Duration(s.ResetAfterNs),
 		})
@@ -171,46 +172,46 @@ func decision(d *weirv1.Decision) limiter.Decision {
 	return out
 }
 
-func code(k limiter.Kind) codes.Code {
+func code(k limit.Kind) codes.Code {
 	switch k {
-	case limiter.Invalid:
+	case limit.Invalid:
 		return codes.InvalidArgument
-	case limiter.NotFound:
+	case limit.NotFound:
 		return codes.NotFound
-	case limiter.TooLarge:
+	case limit.TooLarge:
 		return codes.ResourceExhausted
-	case limiter.Unavailable:
+	case limit.Unavailable:
 		return codes.Unavailable
-	case limiter.Denied:
+	case limit.Denied:
 		return codes.PermissionDenied
 	}
 	return codes.Internal
 }
 
 // kind is the inverse of code, 0 for the code of no Error.
-func kind(c codes.Code) limiter.Kind {
+func kind(c codes.Code) limit.Kind {
 	switch c {
 	case codes.InvalidArgument:
-		return limiter.Invalid
+		return limit.Invalid
 	case codes.NotFound:
-		return limiter.NotFound
+		return limit.NotFound
 	case codes.ResourceExhausted:
-		return limiter.TooLarge
+		return limit.TooLarge
 	case codes.Unavailable:
-		return limiter.Unavailable
+		return limit.Unavailable
 	case codes.PermissionDenied:
-		return limiter.Denied
+		return limit.Denied
 	}
 	return 0
 }
 
-func protoError(e *limiter.Error) *weirv1.Error {
+func protoError(e *limit.Error) *weirv1.Error {
 	return &weirv1.Error{Code: int32(code(e.Kind)), Field: e.Field, Message: e.Message}
 }
 
 // statusOf turns an error of the service into a gRPC status, whose message begins with the field's name.
 func statusOf(err error) error {
-	var e *limiter.Error
+	var e *limit.Error
 	if errors.As(err, &e) {
 		return status.Error(code(e.Kind), e.Error())
 	}
@@ -295,7 +296,7 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		op.Kind, t = limiter.OpSettle, o.Settle.GetTarget()
 		op.Reservation, op.Cost = o.Settle.GetId(), o.Settle.GetKeep()
 	default:
-		op.Outcome.Err = &limiter.Error{Kind: limiter.Invalid, Message: "an operation that this version does not know"}
+		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
 	}
 	op.Target, op.Outcome.Err = target(t)
@@ -358,7 +359,7 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 		fits = op.Kind == limiter.OpSettle
 	case *peerv1.ItemReply_Error:
 		k := kind(codes.Code(o.Error.Code))
-		out.Err = &limiter.Error{Kind: k, Field: o.Error.Field, Message: o.Error.Message}
+		out.Err = limit.NewError(k, o.Error.Field, o.Error.Message)
 		fits = k != 0
 	case *peerv1.ItemReply_NotHolder:
 		out.NotHolder = &limiter.Holder{Name: o.NotHolder.Holder, Boot: o.NotHolder.Boot, Term: term(o.NotHolder.Term)}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -186,8 +187,8 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 				fill(rng, reflect.ValueOf(&out.Refunded).Elem())
 			}
 			trip(kind, out)
-			for _, k := range []limiter.Kind{limiter.Invalid, limiter.NotFound, limiter.TooLarge, limiter.Unavailable} {
-				trip(kind, limiter.Outcome{Err: &limiter.Error{Kind: k, Field: "f", Message: "m"}})
+			for _, k := range []limit.Kind{limit.Invalid, limit.NotFound, limit.TooLarge, limit.Unavailable} {
+				trip(kind, limiter.Outcome{Err: limit.NewError(k, "f", "m")})
 			}
 			h := limiter.Holder{}
 			fill(rng, reflect.ValueOf(&h).Elem())
@@ -244,11 +245,11 @@ func TestLimitNonsense(t *testing.T) {
 		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Local"}, "limit.time_zone"},
 		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "../../etc/passwd"}, "limit.time_zone"},
 	} {
-		if _, err := target(&weirv1.Target{Limit: test.limit, Key: "k"}); err == nil || err.Field != test.field || err.Kind != limiter.Invalid || err.Message == "" {
+		if _, err := target(&weirv1.Target{Limit: test.limit, Key: "k"}); err == nil || err.Field != test.field || err.Kind != limit.Invalid || err.Message == "" {
 			t.Errorf("%+v: %v", test.limit, err)
 		}
 	}
-	if got, err := target(nil); err != nil || got != (limiter.Target{}) {
+	if got, err := target(nil); err != nil || got != (limit.Target{}) {
 		t.Errorf("no target at all: %+v, %v", got, err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
@@ -41,7 +42,7 @@ func (e *echo) Forward(_ context.Context, _ limiter.Holder, ops []*limiter.Op) {
 	e.asked.Add(int64(len(ops)))
 	<-time.After(rand.N(2 * time.Millisecond))
 	for _, op := range ops {
-		d := limiter.Decision{Allowed: true, Granted: op.Cost, Limit: op.Limit.Limit, Remaining: int64(len(op.Key))}
+		d := limit.Decision{Allowed: true, Granted: op.Cost, Limit: op.Limit.Limit, Remaining: int64(len(op.Key))}
 		if op.Limit.Limit%3 == 0 {
 			d.Allowed, d.Granted, d.RetryAfter, d.RememberFor = false, 0, 3*time.Millisecond, 3*time.Millisecond
 		}
@@ -74,12 +75,12 @@ func TestAnswersDoNotCross(t *testing.T) {
 		cost   int64
 	}
 	// The other node's answers tell the length of the key, which is below what is left of any limit here.
-	right := func(q question, allowed bool, granted, limit, remaining int64) bool {
-		if limit != 1000+int64(q.target) || allowed && granted != q.cost || !allowed && granted != 0 {
+	right := func(q question, allowed bool, granted, lim, remaining int64) bool {
+		if lim != 1000+int64(q.target) || allowed && granted != q.cost || !allowed && granted != 0 {
 			return false
 		}
 		if remaining < 100 {
-			return remaining == int64(len(q.key)) && allowed == (limit%3 != 0)
+			return remaining == int64(len(q.key)) && allowed == (lim%3 != 0)
 		}
 		return allowed
 	}

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -102,7 +103,7 @@ func (r receiver) Receive(ops []*limiter.Op) func(context.Context) { return r(op
 // admit answers everything with a decision that tells the operation's cost.
 func admit(ops []*limiter.Op) func(context.Context) {
 	for _, op := range ops {
-		op.Outcome.Decision = limiter.Decision{Policy: op.Policy, Allowed: true, Granted: op.Cost}
+		op.Outcome.Decision = limit.Decision{Policy: op.Policy, Allowed: true, Granted: op.Cost}
 	}
 	return nil
 }
@@ -143,7 +144,7 @@ func holder(n Node) limiter.Holder { return limiter.Holder{Name: n.Name, Boot: n
 
 // check is a check of a key with a cost.
 func check(key string, cost int64) *limiter.Op {
-	return &limiter.Op{Kind: limiter.OpCheck, Check: limiter.Check{Target: limiter.Target{Policy: "p", Key: key}, Cost: cost}, Hops: 1}
+	return &limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: cost}, Hops: 1}
 }
 
 func within(t testing.TB, d time.Duration) context.Context {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -81,7 +82,7 @@ type packer struct {
 	uses   []*weirv1.StreamTarget // all that this batch names
 
 	// The check before.
-	target  *limiter.Target
+	target  *limit.Target
 	number  uint32
 	term    ownership.Term
 	timeout uint64
@@ -135,7 +136,7 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 }
 
 // numberOf returns the number of a target, and defines it if this stream has not yet.
-func (p *packer) numberOf(t *limiter.Target) (uint32, bool) {
+func (p *packer) numberOf(t *limit.Target) (uint32, bool) {
 	name := targetName{policy: t.Policy, namespace: t.Namespace}
 	if t.Limit != nil {
 		name.inline, name.limit = true, *t.Limit
@@ -159,7 +160,7 @@ func (p *packer) numberOf(t *limiter.Target) (uint32, bool) {
 	return n.define.Number, true
 }
 
-func sameTarget(a, b *limiter.Target) bool {
+func sameTarget(a, b *limit.Target) bool {
 	return a.Policy == b.Policy && a.Namespace == b.Namespace && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
 }
 
@@ -234,7 +235,7 @@ func (r *reader) bytes(n uint64) (s string) {
 // name it.
 type numberedTargets struct {
 	targets
-	bad map[uint32]*limiter.Error
+	bad map[uint32]*limit.Error
 }
 
 func (t *numberedTargets) define(d *weirv1.StreamTarget) error {
@@ -243,7 +244,7 @@ func (t *numberedTargets) define(d *weirv1.StreamTarget) error {
 	}
 	if err := t.targets.define(d); err != nil {
 		if t.bad == nil {
-			t.bad = make(map[uint32]*limiter.Error)
+			t.bad = make(map[uint32]*limit.Error)
 		}
 		t.bad[d.Number] = err
 	}
@@ -399,7 +400,7 @@ func usualGrant(allowed bool, cost int64) int64 {
 	return 0
 }
 
-func appendLimit(b []byte, s *limiter.LimitStatus) []byte {
+func appendLimit(b []byte, s *limit.LimitStatus) []byte {
 	b = binary.AppendUvarint(binary.AppendVarint(b, s.Limit), uint64(s.Window))
 	b = binary.AppendUvarint(binary.AppendVarint(b, s.Remaining), uint64(s.ResetAfter))
 	if s.RetryAfter == algo.Never {
@@ -475,7 +476,7 @@ func (r *outcomes) next(op *limiter.Op) bool {
 }
 
 // limits reads the limits of a policy that has several. There are no more than there are bytes for.
-func (r *outcomes) limits() []limiter.LimitStatus {
+func (r *outcomes) limits() []limit.LimitStatus {
 	n := r.uvarint()
 	const least = 5 // bytes of one
 	if n > uint64(len(r.rest)/least) {
@@ -484,7 +485,7 @@ func (r *outcomes) limits() []limiter.LimitStatus {
 	if n == 0 || r.bad {
 		return nil
 	}
-	list := make([]limiter.LimitStatus, n)
+	list := make([]limit.LimitStatus, n)
 	for i := range list {
 		s := &list[i]
 		s.Limit, s.Window = r.varint(), r.duration()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -128,7 +129,7 @@ func TestPackedOutcomes(t *testing.T) {
 func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
 	switch rng.IntN(8) {
 	case 0:
-		return limiter.Outcome{Err: &limiter.Error{Kind: limiter.Invalid, Field: "f", Message: "m"}}
+		return limiter.Outcome{Err: limit.NewError(limit.Invalid, "f", "m")}
 	case 1:
 		return limiter.Outcome{NotHolder: &limiter.Holder{Name: "n", Boot: 3, Term: ownership.Term{Epoch: 1, N: 2}}}
 	case 2:
@@ -170,7 +171,7 @@ func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
 // TestPackedBatchBytes: a node of this protocol reads what is written here, whatever its build.
 func TestPackedBatchBytes(t *testing.T) {
 	plain, full, lease := check("alice", 1), check("bob", 300), &limiter.Op{
-		Kind: limiter.OpRelease, Check: limiter.Check{Target: limiter.Target{Policy: "p", Key: "k"}}, LeaseID: "l", Hops: 1,
+		Kind: limiter.OpRelease, Check: limit.Check{Target: limit.Target{Policy: "p", Key: "k"}}, LeaseID: "l", Hops: 1,
 	}
 	full.Policy, full.Namespace, full.Limit = "", "n", &algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
 	full.Partial, full.RequestID, full.Hops, full.Trace = true, "r", 2, strings.Repeat("t", limiter.TraceContext)
@@ -188,14 +189,14 @@ func TestPackedBatchBytes(t *testing.T) {
 		t.Errorf("%v", b.Define)
 	}
 
-	window := limiter.Decision{Policy: "p", Allowed: true, Granted: 1, Limit: 10, Remaining: 9, Window: time.Minute, ResetAfter: 128}
+	window := limit.Decision{Policy: "p", Allowed: true, Granted: 1, Limit: 10, Remaining: 9, Window: time.Minute, ResetAfter: 128}
 	plain.Outcome.Decision = window
 	refused := check("k", 1)
-	refused.Outcome.Decision = limiter.Decision{Policy: "p", Limit: 10, Window: time.Minute, RetryAfter: 1, ResetAfter: 2, RememberFor: 3}
+	refused.Outcome.Decision = limit.Decision{Policy: "p", Limit: 10, Window: time.Minute, RetryAfter: 1, ResetAfter: 2, RememberFor: 3}
 	never := check("k", 1)
-	never.Outcome.Decision = limiter.Decision{
+	never.Outcome.Decision = limit.Decision{
 		Policy: "p", Granted: 2, Limit: -1, Remaining: -1, RetryAfter: algo.Never, Delay: 4, Shadow: true, Degraded: true,
-		FailedOpen: true, FailedClosed: true, Limits: []limiter.LimitStatus{{Limit: 1, Window: 2, Remaining: 3, RetryAfter: algo.Never, ResetAfter: 4}, {RetryAfter: 5}},
+		FailedOpen: true, FailedClosed: true, Limits: []limit.LimitStatus{{Limit: 1, Window: 2, Remaining: 3, RetryAfter: algo.Never, ResetAfter: 4}, {RetryAfter: 5}},
 	}
 	never.Outcome.Lease = 6
 	lease.Outcome = limiter.Outcome{Released: true}
@@ -336,7 +337,7 @@ func steady(t testing.TB) (p *packer, names *numberedTargets, ops []*limiter.Op)
 	for i := range 100 {
 		op := check(fmt.Sprintf("user-%08d", i*4711), 1)
 		op.Term = ownership.Term{N: 1<<16 | uint64(i%3)}
-		op.Outcome.Decision = limiter.Decision{
+		op.Outcome.Decision = limit.Decision{
 			Policy: "p", Allowed: true, Granted: 1, Limit: 1000, Remaining: 900 + int64(i), Window: time.Minute, ResetAfter: time.Duration(i) * time.Second,
 		}
 		ops = append(ops, op)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -39,8 +40,8 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 		}
 		return op.Outcome
 	}
-	window := limiter.Check{Target: limiter.Target{Policy: "p", Key: "k"}, Cost: 7}
-	leases := limiter.Check{Target: limiter.Target{Policy: "c", Key: "k"}, Cost: 2}
+	window := limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 7}
+	leases := limit.Check{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 2}
 	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: window}).Decision; !d.Allowed || d.Remaining != 3 {
 		t.Errorf("%+v", d)
 	}
@@ -48,12 +49,12 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	if n := send(&limiter.Op{Kind: limiter.OpRefund, Check: window}).Refunded; n != 2 {
 		t.Error(n)
 	}
-	send(&limiter.Op{Kind: limiter.OpReset, Check: limiter.Check{Target: window.Target}})
-	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: limiter.Check{Target: window.Target}}).Decision; d.Remaining != 10 || d.Granted != 0 {
+	send(&limiter.Op{Kind: limiter.OpReset, Check: limit.Check{Target: window.Target}})
+	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: window.Target}}).Decision; d.Remaining != 10 || d.Granted != 0 {
 		t.Errorf("%+v", d)
 	}
 	d := send(&limiter.Op{Kind: limiter.OpAcquire, Check: leases, TTL: time.Second}).Decision
-	lease := limiter.Check{Target: leases.Target}
+	lease := limit.Check{Target: leases.Target}
 	if left := send(&limiter.Op{Kind: limiter.OpRenew, Check: lease, LeaseID: d.LeaseID, TTL: time.Second}).ExpiresIn; left != time.Second {
 		t.Error(left)
 	}
@@ -112,9 +113,9 @@ func TestClusterOverSockets(t *testing.T) {
 	var callers sync.WaitGroup
 	for i := range 300 {
 		callers.Go(func() {
-			var checks []limiter.Check
+			var checks []limit.Check
 			for k := range keys {
-				checks = append(checks, limiter.Check{Target: limiter.Target{Policy: "p", Key: fmt.Sprint(k)}, Cost: 1})
+				checks = append(checks, limit.Check{Target: limit.Target{Policy: "p", Key: fmt.Sprint(k)}, Cost: 1})
 			}
 			got, err := limiters[i%3].Check(context.Background(), checks)
 			if err != nil {

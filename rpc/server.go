@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -66,8 +67,8 @@ func NewServer(cfg ServerConfig) *Server {
 
 // call is the room that a Check takes while it is under way, used again for the next: 30 KB for 100 checks.
 type call struct {
-	checks  []limiter.Check
-	results []limiter.Result
+	checks  []limit.Check
+	results []limit.Result
 }
 
 // grow makes room for n checks and their results. What it has is nobody's any more.
@@ -137,7 +138,7 @@ func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.Ch
 
 // check is Check, and puts a request that is pooled back when it has read it.
 func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool) (*weirv1.CheckResponse, error) {
-	if err := limiter.ValidBatch(len(in.Checks)); err != nil {
+	if err := limit.ValidBatch(len(in.Checks)); err != nil {
 		return nil, statusOf(err)
 	}
 	room := s.calls.Get().(*call)
@@ -149,10 +150,10 @@ func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool
 		if err != nil {
 			return nil, statusOf(err.In(i, len(in.Checks)))
 		}
-		checks[i] = limiter.Check{Target: t, Cost: cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
+		checks[i] = limit.Check{Target: t, Cost: cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
 	}
 	atomic := in.Atomic
-	if pooled && cap(in.Checks) <= 2*limiter.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
+	if pooled && cap(in.Checks) <= 2*limit.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
 		in.ReturnToVTPool()
 	}
 	if atomic {
@@ -166,7 +167,7 @@ func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool
 	failed := 0
 	for i := range results {
 		r := &results[i]
-		var e *limiter.Error
+		var e *limit.Error
 		out.Allowed = out.Allowed && r.Err == nil && r.Allowed
 		if errors.As(r.Err, &e) {
 			failed++
@@ -189,7 +190,7 @@ type decided struct {
 	wait     int64
 }
 
-func (r *decided) of(d *limiter.Decision) *weirv1.Result {
+func (r *decided) of(d *limit.Decision) *weirv1.Result {
 	setDecision(&r.decision, d, &r.wait)
 	r.outcome.Decision = &r.decision
 	r.result.Outcome = &r.outcome
@@ -197,7 +198,7 @@ func (r *decided) of(d *limiter.Decision) *weirv1.Result {
 }
 
 // checkAll answers an atomic Check.
-func (s *Server) checkAll(ctx context.Context, checks []limiter.Check) (*weirv1.CheckResponse, error) {
+func (s *Server) checkAll(ctx context.Context, checks []limit.Check) (*weirv1.CheckResponse, error) {
 	all, err := s.svc.CheckAll(ctx, checks)
 	if err != nil {
 		return nil, statusOf(err)
@@ -218,7 +219,7 @@ func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv
 	if bad != nil {
 		return nil, statusOf(bad)
 	}
-	d, err := s.svc.Reserve(ctx, limiter.Reserve{Target: t, Cost: cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+	d, err := s.svc.Reserve(ctx, limit.Reserve{Target: t, Cost: cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
 	if err != nil {
 		return nil, statusOf(err)
 	}
@@ -229,7 +230,7 @@ func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv
 func (s *Server) Commit(ctx context.Context, in *weirv1.CommitRequest) (*weirv1.CommitResponse, error) {
 	t, bad := target(in.Target)
 	if bad == nil && in.Cost == nil {
-		bad = &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "is missing: say what it did cost, 0 to what was reserved"}
+		bad = limit.NewError(limit.Invalid, "cost", "is missing: say what it did cost, 0 to what was reserved")
 	}
 	if bad != nil {
 		return nil, statusOf(bad)
@@ -260,7 +261,7 @@ func (s *Server) Acquire(ctx context.Context, in *weirv1.AcquireRequest) (*weirv
 	if bad != nil {
 		return nil, statusOf(bad)
 	}
-	d, err := s.svc.Acquire(ctx, limiter.Acquire{Target: t, Cost: cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+	d, err := s.svc.Acquire(ctx, limit.Acquire{Target: t, Cost: cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
 	if err != nil {
 		return nil, statusOf(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -22,44 +23,44 @@ import (
 
 // fakeService answers every call with the same error, and checks with given results.
 type fakeService struct {
-	results []limiter.Result
-	all     limiter.AllDecision
+	results []limit.Result
+	all     limit.AllDecision
 	err     error
 }
 
-func (f fakeService) Check(context.Context, []limiter.Check) ([]limiter.Result, error) {
+func (f fakeService) Check(context.Context, []limit.Check) ([]limit.Result, error) {
 	return f.results, f.err
 }
-func (f fakeService) Acquire(context.Context, limiter.Acquire) (limiter.Decision, error) {
-	return limiter.Decision{}, f.err
+func (f fakeService) Acquire(context.Context, limit.Acquire) (limit.Decision, error) {
+	return limit.Decision{}, f.err
 }
-func (f fakeService) Renew(context.Context, limiter.Target, string, time.Duration) (time.Duration, error) {
+func (f fakeService) Renew(context.Context, limit.Target, string, time.Duration) (time.Duration, error) {
 	return 0, f.err
 }
-func (f fakeService) Release(context.Context, limiter.Target, string) (bool, error) {
+func (f fakeService) Release(context.Context, limit.Target, string) (bool, error) {
 	return false, f.err
 }
-func (f fakeService) CheckAll(context.Context, []limiter.Check) (limiter.AllDecision, error) {
+func (f fakeService) CheckAll(context.Context, []limit.Check) (limit.AllDecision, error) {
 	return f.all, f.err
 }
-func (f fakeService) Reserve(context.Context, limiter.Reserve) (limiter.Decision, error) {
-	return limiter.Decision{}, f.err
+func (f fakeService) Reserve(context.Context, limit.Reserve) (limit.Decision, error) {
+	return limit.Decision{}, f.err
 }
-func (f fakeService) Commit(context.Context, limiter.Target, string, int64) (int64, error) {
+func (f fakeService) Commit(context.Context, limit.Target, string, int64) (int64, error) {
 	return 0, f.err
 }
-func (f fakeService) Cancel(context.Context, limiter.Target, string) (int64, error) { return 0, f.err }
-func (f fakeService) Refund(context.Context, limiter.Target, int64) (int64, error)  { return 0, f.err }
-func (f fakeService) Reset(context.Context, limiter.Target) error                   { return f.err }
+func (f fakeService) Cancel(context.Context, limit.Target, string) (int64, error) { return 0, f.err }
+func (f fakeService) Refund(context.Context, limit.Target, int64) (int64, error)  { return 0, f.err }
+func (f fakeService) Reset(context.Context, limit.Target) error                   { return f.err }
 
-func (f fakeService) CheckTo(ctx context.Context, checks []limiter.Check, _ limiter.Refused, results []limiter.Result) error {
+func (f fakeService) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Refused, results []limit.Result) error {
 	got, err := f.Check(ctx, checks)
 	copy(results, got)
 	return err
 }
 
-func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limiter.Error) {
-	return nil, &limiter.Error{Kind: limiter.Unavailable, Message: "not in this fake"}
+func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limit.Error) {
+	return nil, &limit.Error{Kind: limit.Unavailable, Message: "not in this fake"}
 }
 func (f fakeService) Finish(context.Context, *limiter.Batch, []int) {}
 
@@ -101,11 +102,11 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 		code codes.Code
 		text string
 	}{
-		{&limiter.Error{Kind: limiter.Invalid, Field: "f", Message: "m"}, codes.InvalidArgument, "f: m"},
-		{&limiter.Error{Kind: limiter.NotFound, Field: "f", Message: "m"}, codes.NotFound, "f: m"},
-		{&limiter.Error{Kind: limiter.TooLarge, Field: "f", Message: "m"}, codes.ResourceExhausted, "f: m"},
-		{&limiter.Error{Kind: limiter.Unavailable, Message: "m"}, codes.Unavailable, "m"},
-		{fmt.Errorf("wrapped: %w", &limiter.Error{Kind: limiter.NotFound, Field: "f", Message: "m"}), codes.NotFound, "f: m"},
+		{limit.NewError(limit.Invalid, "f", "m"), codes.InvalidArgument, "f: m"},
+		{limit.NewError(limit.NotFound, "f", "m"), codes.NotFound, "f: m"},
+		{limit.NewError(limit.TooLarge, "f", "m"), codes.ResourceExhausted, "f: m"},
+		{&limit.Error{Kind: limit.Unavailable, Message: "m"}, codes.Unavailable, "m"},
+		{fmt.Errorf("wrapped: %w", limit.NewError(limit.NotFound, "f", "m")), codes.NotFound, "f: m"},
 		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},
 		{errors.New("odd"), codes.Unknown, "odd"},
 	} {
@@ -129,10 +130,10 @@ func TestEveryErrorHasItsCode(t *testing.T) {
 }
 
 func TestBatchErrors(t *testing.T) {
-	notFound := &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: "unknown"}
+	notFound := limit.NewError(limit.NotFound, "policy", "unknown")
 	two := &weirv1.CheckRequest{Checks: []*weirv1.Check{{}, {}}}
 	t.Run("one", func(t *testing.T) {
-		_, c := serveLimiter(t, fakeService{results: []limiter.Result{{Err: notFound}, {Decision: limiter.Decision{Policy: "p", Allowed: true}}}})
+		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: notFound}, {Decision: limit.Decision{Policy: "p", Allowed: true}}}})
 		out, err := c.Check(t.Context(), two)
 		if err != nil || len(out.Results) != 2 {
 			t.Fatal(out, err)
@@ -145,7 +146,7 @@ func TestBatchErrors(t *testing.T) {
 		}
 	})
 	t.Run("all", func(t *testing.T) {
-		_, c := serveLimiter(t, fakeService{results: []limiter.Result{{Err: notFound}, {Err: &limiter.Error{Kind: limiter.Invalid}}}})
+		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: notFound}, {Err: &limit.Error{Kind: limit.Invalid}}}})
 		_, err := c.Check(t.Context(), two)
 		wantStatus(t, err, codes.NotFound, "policy: unknown")
 	})

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -13,18 +13,18 @@ import (
 const maxTargets = 1024
 
 // targets are those that have a number in one stream, without a key. The zero Target: not defined.
-type targets []limiter.Target
+type targets []limit.Target
 
 // at returns the target with a number, or false when there is none.
-func (t targets) at(number uint64) (limiter.Target, bool) {
+func (t targets) at(number uint64) (limit.Target, bool) {
 	if number >= uint64(len(t)) || t[number].Policy == "" && t[number].Limit == nil {
-		return limiter.Target{}, false
+		return limit.Target{}, false
 	}
 	return t[number], true
 }
 
 // define gives a number to a target. When that fails the number stands for nothing: it must not for what it stood before.
-func (t *targets) define(d *weirv1.StreamTarget) *limiter.Error {
+func (t *targets) define(d *weirv1.StreamTarget) *limit.Error {
 	if d.Number >= maxTargets {
 		return invalid("number", fmt.Sprintf("is %d, and must be below %d", d.Number, maxTargets))
 	}
@@ -32,7 +32,7 @@ func (t *targets) define(d *weirv1.StreamTarget) *limiter.Error {
 		*t = slices.Grow(*t, n-len(*t))[:n]
 	}
 	to := &(*t)[d.Number]
-	*to = limiter.Target{}
+	*to = limit.Target{}
 	// What is kept for the life of a stream must be known to be small.
 	switch {
 	case d.Limit == nil && !policy.ValidName(d.Policy):
@@ -41,8 +41,8 @@ func (t *targets) define(d *weirv1.StreamTarget) *limiter.Error {
 		return invalid("limit", "is given beside a policy: send one of them")
 	case d.Limit == nil && d.Namespace != "":
 		return invalid("namespace", "goes with a limit only")
-	case len(d.Namespace) > limiter.MaxNamespace:
-		return invalid("namespace", fmt.Sprintf("has %d bytes, at most %d are taken", len(d.Namespace), limiter.MaxNamespace))
+	case len(d.Namespace) > limit.MaxNamespace:
+		return invalid("namespace", fmt.Sprintf("has %d bytes, at most %d are taken", len(d.Namespace), limit.MaxNamespace))
 	}
 	got, err := target(&weirv1.Target{Policy: d.Policy, Limit: d.Limit, Namespace: d.Namespace})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -74,7 +74,7 @@ func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
 	noLeaks(t)
 	d := &distant{answer: make(chan struct{})}
 	const requests = 3
-	s := NewServer(ServerConfig{Service: d, MaxUnread: requests*(responseSize+limiter.MaxBatch*answerSize) - 1})
+	s := NewServer(ServerConfig{Service: d, MaxUnread: requests*(responseSize+limit.MaxBatch*answerSize) - 1})
 	t.Cleanup(s.Close)
 	reads := make(chan struct{}) // of the stream that comes first
 	var later atomic.Bool
@@ -91,7 +91,7 @@ func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
 	c := weirv1.NewLimiterClient(dial(t, addr))
 	stream := openStream(t, c)
 	in := streamed(1)
-	for i := range limiter.MaxBatch {
+	for i := range limit.MaxBatch {
 		key := fmt.Sprintf("far %d", i)
 		in.Keys, in.KeyLengths = append(in.Keys, key...), append(in.KeyLengths, uint32(len(key)))
 	}
@@ -150,7 +150,7 @@ func TestShareOfWhatIsUnread(t *testing.T) {
 	if u.all != 0 || len(u.of) != 1 {
 		t.Errorf("%d bytes are left", u.all)
 	}
-	if u.hold(b, limiter.MaxBatch, 1); !over(b) {
+	if u.hold(b, limit.MaxBatch, 1); !over(b) {
 		t.Error("a stream by itself is not ended for what is more than all may have")
 	}
 	u.close(b)

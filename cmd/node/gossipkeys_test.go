@@ -22,7 +22,7 @@ import (
 
 	"github.com/weirlimit/weir/certs/certstest"
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/logtest"
 )
@@ -67,7 +67,7 @@ func askAll(t *testing.T, nodes []*node) (count *atomic.Int64, stop func()) {
 					return
 				case <-tick.C:
 				}
-				r, err := n.limiter.Check(t.Context(), []limiter.Check{{Target: limiter.Target{Policy: "login", Key: fmt.Sprint(i, "-", j%1000)}, Cost: 1}})
+				r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: fmt.Sprint(i, "-", j%1000)}, Cost: 1}})
 				if err != nil || r[0].Err != nil || !r[0].Allowed || r[0].FailedOpen {
 					t.Errorf("%+v %v", r, err)
 					return

@@ -22,7 +22,7 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 const onePolicy = "policies:\n  - {name: login, algorithm: sliding_log, limit: %d, window: 1m}\n"
@@ -111,9 +111,9 @@ func get(t *testing.T, n *node, path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-func check(t *testing.T, n *node, key string) limiter.Decision {
+func check(t *testing.T, n *node, key string) limit.Decision {
 	t.Helper()
-	r, err := n.limiter.Check(t.Context(), []limiter.Check{{Target: limiter.Target{Policy: "login", Key: key}, Cost: 1}})
+	r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: key}, Cost: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 type askerKey struct{}
@@ -84,13 +84,13 @@ func TestAuthorizedContext(t *testing.T) {
 
 // contextual denies everything, and notes who asks.
 type contextual struct {
-	limiter.Service
+	limit.Service
 	asker any
 }
 
-func (c *contextual) Reset(ctx context.Context, _ limiter.Target) error {
+func (c *contextual) Reset(ctx context.Context, _ limit.Target) error {
 	c.asker = ctx.Value(askerKey{})
-	return &limiter.Error{Kind: limiter.Denied, Field: "policy", Message: "is not yours"}
+	return &limit.Error{Kind: limit.Denied, Field: "policy", Message: "is not yours"}
 }
 
 // routesForTest are the routes, of which no handler is called.

@@ -9,7 +9,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // jsonType is shared by all answers; nobody changes it.
@@ -84,7 +84,7 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 }
 
 // answerAll decides an atomic batch.
-func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, checks []limiter.Check) {
+func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, checks []limit.Check) {
 	all, err := a.Service.CheckAll(r.Context(), checks)
 	if err != nil {
 		a.writeBatchProblem(w, r, err, len(checks))
@@ -113,11 +113,11 @@ func (a *api) writeBatchProblem(w http.ResponseWriter, r *http.Request, err erro
 	a.writeProblem(w, r, p)
 }
 
-func (a *api) checksOf(b *checksBody) ([]limiter.Check, *problem) {
+func (a *api) checksOf(b *checksBody) ([]limit.Check, *problem) {
 	if len(b.Checks) == 0 {
-		return nil, invalid("checks", "must hold 1 to "+strconv.Itoa(limiter.MaxBatch)+" checks")
+		return nil, invalid("checks", "must hold 1 to "+strconv.Itoa(limit.MaxBatch)+" checks")
 	}
-	checks := make([]limiter.Check, len(b.Checks))
+	checks := make([]limit.Check, len(b.Checks))
 	for i := range b.Checks {
 		var p *problem
 		if checks[i], p = a.checkOf(&b.Checks[i]); p != nil {
@@ -148,12 +148,12 @@ func (a *api) appendItemError(b []byte, w http.ResponseWriter, r *http.Request, 
 func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) { a.hold(w, r, a.Service.Acquire) }
 
 // hold answers a request for units that are held for a while: a lease, or a reservation.
-func (a *api) hold(w http.ResponseWriter, r *http.Request, do func(context.Context, limiter.Acquire) (limiter.Decision, error)) {
+func (a *api) hold(w http.ResponseWriter, r *http.Request, do func(context.Context, limit.Acquire) (limit.Decision, error)) {
 	s := a.scratch()
 	defer a.recycle(s)
 	body := holdBody{Cost: 1}
 	p := a.decode(w, r, s, &body)
-	ask := limiter.Acquire{Cost: body.Cost, RequestID: body.RequestID}
+	ask := limit.Acquire{Cost: body.Cost, RequestID: body.RequestID}
 	if p == nil {
 		ask.Target, p = a.target(&body.targetBody)
 	}
@@ -213,8 +213,8 @@ func (a *api) handleRelease(w http.ResponseWriter, r *http.Request) {
 }
 
 func (a *api) handleReserve(w http.ResponseWriter, r *http.Request) {
-	a.hold(w, r, func(ctx context.Context, ask limiter.Acquire) (limiter.Decision, error) {
-		return a.Service.Reserve(ctx, limiter.Reserve(ask))
+	a.hold(w, r, func(ctx context.Context, ask limit.Acquire) (limit.Decision, error) {
+		return a.Service.Reserve(ctx, limit.Reserve(ask))
 	})
 }
 
@@ -293,11 +293,11 @@ func (a *api) handleReset(w http.ResponseWriter, r *http.Request) {
 }
 
 // readTarget decodes a body, v, and checks the part of it that names a state.
-func (a *api) readTarget(w http.ResponseWriter, r *http.Request, v any, named *targetBody) (limiter.Target, *problem) {
+func (a *api) readTarget(w http.ResponseWriter, r *http.Request, v any, named *targetBody) (limit.Target, *problem) {
 	s := a.scratch()
 	defer a.recycle(s)
 	if p := a.decode(w, r, s, v); p != nil {
-		return limiter.Target{}, p
+		return limit.Target{}, p
 	}
 	return a.target(named)
 }
@@ -318,7 +318,7 @@ func (a *api) answer(w http.ResponseWriter, r *http.Request, err error, v any) {
 	a.writeJSON(w, r, http.StatusOK, jsonType[0], v)
 }
 
-func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, d *limiter.Decision, peek bool) {
+func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, d *limit.Decision, peek bool) {
 	h := w.Header()
 	h["Content-Type"] = jsonType
 	setQuota(h, s, d)

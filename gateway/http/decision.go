@@ -8,12 +8,12 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // appendDecision appends d as JSON. It is written by hand because it is on the path of every check; a test holds it
 // equal to what the JSON library makes of the same fields.
-func appendDecision(b []byte, d *limiter.Decision) []byte {
+func appendDecision(b []byte, d *limit.Decision) []byte {
 	b = appendBool(b, `{"allowed":`, d.Allowed)
 	b = appendInt(b, `,"granted":`, d.Granted)
 	b = appendInt(b, `,"limit":`, d.Limit)
@@ -51,7 +51,7 @@ func appendDecision(b []byte, d *limiter.Decision) []byte {
 	return append(b, '}')
 }
 
-func appendLimitStatus(b []byte, l *limiter.LimitStatus) []byte {
+func appendLimitStatus(b []byte, l *limit.LimitStatus) []byte {
 	b = appendInt(b, `{"limit":`, l.Limit)
 	if l.Window > 0 {
 		b = appendInt(b, `,"window_ms":`, roundUp(l.Window, time.Millisecond))
@@ -79,7 +79,7 @@ func appendString(b []byte, name, s string) []byte {
 }
 
 // retryAfter is 0 when the request was admitted; ok is false when it can never pass.
-func retryAfter(d *limiter.Decision) (wait time.Duration, ok bool) {
+func retryAfter(d *limit.Decision) (wait time.Duration, ok bool) {
 	if d.Allowed {
 		return 0, true
 	}
@@ -95,7 +95,7 @@ func roundUp(d, unit time.Duration) int64 {
 }
 
 // statusOf is the HTTP status of a decision. A peek asked a question and has got its answer, whatever that is.
-func statusOf(d *limiter.Decision, peek bool) int {
+func statusOf(d *limit.Decision, peek bool) int {
 	switch {
 	case d.FailedClosed:
 		return http.StatusServiceUnavailable
@@ -121,13 +121,13 @@ const maxField = 999_999_999_999_999
 //
 // A policy with several limits has a list member for each, the first under the policy's name, the others under
 // name/2, name/3 and so on: distinct, as they have to be, and never the name of another policy, which has no slash.
-func setQuota(h http.Header, s *scratch, d *limiter.Decision) {
+func setQuota(h http.Header, s *scratch, d *limit.Decision) {
 	if d.FailedOpen || d.FailedClosed {
 		return
 	}
-	tightest := limiter.LimitStatus{Limit: d.Limit, Window: d.Window, Remaining: d.Remaining,
+	tightest := limit.LimitStatus{Limit: d.Limit, Window: d.Window, Remaining: d.Remaining,
 		RetryAfter: d.RetryAfter, ResetAfter: d.ResetAfter}
-	single := [1]limiter.LimitStatus{tightest}
+	single := [1]limit.LimitStatus{tightest}
 	limits := d.Limits
 	if len(limits) == 0 {
 		limits = single[:]
@@ -159,14 +159,14 @@ func setQuota(h http.Header, s *scratch, d *limiter.Decision) {
 	}
 	remains := len(b)
 	b = strconv.AppendInt(b, tightest.Limit, 10)
-	limit := len(b)
+	lim := len(b)
 	b = strconv.AppendInt(b, tightest.Remaining, 10)
 	remaining := len(b)
 	b = strconv.AppendInt(b, resetSeconds(d, &tightest), 10)
 	s.out = b
 
 	all := string(b)
-	values := []string{all[:policies], all[policies:remains], all[remains:limit], all[limit:remaining], all[remaining:]}
+	values := []string{all[:policies], all[policies:remains], all[remains:lim], all[lim:remaining], all[remaining:]}
 	h["RateLimit-Policy"] = values[0:1:1]
 	h["RateLimit"] = values[1:2:2]
 	h["X-RateLimit-Limit"] = values[2:3:3]
@@ -176,7 +176,7 @@ func setQuota(h http.Header, s *scratch, d *limiter.Decision) {
 
 // resetSeconds is the t of one limit, 0 for none: a limit that let the request pass while another refused it has no
 // moment to wait for.
-func resetSeconds(d *limiter.Decision, l *limiter.LimitStatus) int64 {
+func resetSeconds(d *limit.Decision, l *limit.LimitStatus) int64 {
 	if d.Allowed || l.RetryAfter == algo.Never {
 		return roundUp(l.ResetAfter, time.Second)
 	}

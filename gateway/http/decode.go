@@ -15,7 +15,7 @@ import (
 	"github.com/go-json-experiment/json/jsontext"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -88,7 +88,7 @@ func (b *batch) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
 		return err
 	}
 	for dec.PeekKind() != ']' {
-		if len(*b) == limiter.MaxBatch {
+		if len(*b) == limit.MaxBatch {
 			return errBatchTooLarge
 		}
 		*b = append(*b, checkBody{Cost: 1})
@@ -159,7 +159,7 @@ func mediaType(h http.Header) *problem {
 func malformed(err error) *problem {
 	if errors.Is(err, errBatchTooLarge) {
 		return &problem{status: http.StatusRequestEntityTooLarge, field: "checks",
-			message: fmt.Sprintf("at most %d checks fit in one batch", limiter.MaxBatch)}
+			message: fmt.Sprintf("at most %d checks fit in one batch", limit.MaxBatch)}
 	}
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
@@ -271,8 +271,8 @@ func clip(s string) string {
 }
 
 // target checks what names a state, as far as that can be done without knowing the policies.
-func (a *api) target(b *targetBody) (limiter.Target, *problem) {
-	t := limiter.Target{Policy: b.Policy, Namespace: b.Namespace, Key: b.Key}
+func (a *api) target(b *targetBody) (limit.Target, *problem) {
+	t := limit.Target{Policy: b.Policy, Namespace: b.Namespace, Key: b.Key}
 	switch {
 	case b.Policy == "" && b.Limit == nil:
 		return t, invalid("policy", "give the name of a policy, or a limit")
@@ -280,12 +280,12 @@ func (a *api) target(b *targetBody) (limiter.Target, *problem) {
 		return t, invalid("limit", "give either a policy or a limit, not both")
 	case b.Limit == nil && b.Namespace != "":
 		return t, invalid("namespace", "goes with a limit, not with a policy")
-	case len(b.Namespace) > limiter.MaxNamespace:
-		return t, tooLong("namespace", limiter.MaxNamespace, b.Namespace)
+	case len(b.Namespace) > limit.MaxNamespace:
+		return t, tooLong("namespace", limit.MaxNamespace, b.Namespace)
 	case b.Key == "":
-		return t, invalid("key", fmt.Sprintf("must be given, with 1 to %d bytes", limiter.MaxKey))
-	case len(b.Key) > limiter.MaxKey:
-		return t, tooLong("key", limiter.MaxKey, b.Key)
+		return t, invalid("key", fmt.Sprintf("must be given, with 1 to %d bytes", limit.MaxKey))
+	case len(b.Key) > limit.MaxKey:
+		return t, tooLong("key", limit.MaxKey, b.Key)
 	}
 	if b.Limit == nil {
 		return t, nil
@@ -314,8 +314,8 @@ func askFor(cost, least int64, requestID string) *problem {
 		return invalid("cost", fmt.Sprintf("must be at least %d, is %d", least, cost))
 	case cost > algo.MaxLimit:
 		return invalid("cost", fmt.Sprintf("must be at most %d, is %d", algo.MaxLimit, cost))
-	case len(requestID) > limiter.MaxRequestID:
-		return tooLong("request_id", limiter.MaxRequestID, requestID)
+	case len(requestID) > limit.MaxRequestID:
+		return tooLong("request_id", limit.MaxRequestID, requestID)
 	}
 	return nil
 }
@@ -336,10 +336,10 @@ func lifetime(ttl string) (time.Duration, *problem) {
 	return d, nil
 }
 
-func (a *api) checkOf(b *checkBody) (limiter.Check, *problem) {
+func (a *api) checkOf(b *checkBody) (limit.Check, *problem) {
 	t, p := a.target(&b.targetBody)
 	if p == nil {
 		p = askFor(b.Cost, 0, b.RequestID)
 	}
-	return limiter.Check{Target: t, Cost: b.Cost, Partial: b.Partial, RequestID: b.RequestID}, p
+	return limit.Check{Target: t, Cost: b.Cost, Partial: b.Partial, RequestID: b.RequestID}, p
 }

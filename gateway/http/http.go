@@ -1,6 +1,6 @@
 // Package httpapi is Weir's HTTP door: JSON over HTTP for programs, a handful of GETs for operators and their tools.
 //
-// It turns requests into calls on a [limiter.Service] and answers into responses, and does nothing else: it keeps no
+// It turns requests into calls on a [limit.Service] and answers into responses, and does nothing else: it keeps no
 // state, starts no goroutine, reads no clock and decides nothing. What it takes and gives is written down in
 // openapi.yaml, which the handler serves at /openapi.yaml; its problem documents are explained in PROBLEMS.md.
 //
@@ -26,7 +26,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -36,7 +36,7 @@ const DefaultMaxBody = 4 << 20
 // Config is what the door stands on. Every field without a stated default is required.
 type Config struct {
 	// Service decides.
-	Service limiter.Service
+	Service limit.Service
 	// Status describes the cluster for GET /v1/status; its error becomes a 503.
 	Status func(context.Context) (*weirv1.StatusResponse, error)
 	// Ready says whether this node should get traffic, and why not or what an operator should know. The detail is
@@ -72,7 +72,7 @@ type scratch struct {
 	in    bytes.Buffer
 	out   []byte
 	check checkBody
-	asks  [1]limiter.Check
+	asks  [1]limit.Check
 }
 
 // keepScratch is the size in bytes beyond which a buffer is left to the garbage collector.

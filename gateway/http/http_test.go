@@ -22,17 +22,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 // call is one call that reached the Service.
 type call struct {
 	Method  string
-	Checks  []limiter.Check
-	Acquire limiter.Acquire
-	Reserve limiter.Reserve
-	Target  limiter.Target
+	Checks  []limit.Check
+	Acquire limit.Acquire
+	Reserve limit.Reserve
+	Target  limit.Target
 	LeaseID string // or that of a reservation
 	TTL     time.Duration
 	Units   int64
@@ -43,9 +43,9 @@ type scripted struct {
 	mu    sync.Mutex
 	calls []call
 
-	results  []limiter.Result // of Check; missing ones repeat the last
-	all      limiter.AllDecision
-	decision limiter.Decision // of Acquire and Reserve
+	results  []limit.Result // of Check; missing ones repeat the last
+	all      limit.AllDecision
+	decision limit.Decision // of Acquire and Reserve
 	lives    time.Duration
 	released bool
 	refunded int64
@@ -58,67 +58,67 @@ func (s *scripted) record(c call) {
 	s.calls = append(s.calls, c)
 }
 
-func (s *scripted) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
+func (s *scripted) Check(_ context.Context, checks []limit.Check) ([]limit.Result, error) {
 	s.record(call{Method: "Check", Checks: slices.Clone(checks)})
 	if s.err != nil {
 		return nil, s.err
 	}
-	results := make([]limiter.Result, len(checks))
+	results := make([]limit.Result, len(checks))
 	for i := range results {
 		results[i] = s.results[min(i, len(s.results)-1)]
 	}
 	return results, nil
 }
 
-func (s *scripted) Acquire(_ context.Context, a limiter.Acquire) (limiter.Decision, error) {
+func (s *scripted) Acquire(_ context.Context, a limit.Acquire) (limit.Decision, error) {
 	s.record(call{Method: "Acquire", Acquire: a})
 	return s.decision, s.err
 }
 
-func (s *scripted) Renew(_ context.Context, t limiter.Target, id string, ttl time.Duration) (time.Duration, error) {
+func (s *scripted) Renew(_ context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
 	s.record(call{Method: "Renew", Target: t, LeaseID: id, TTL: ttl})
 	return s.lives, s.err
 }
 
-func (s *scripted) Release(_ context.Context, t limiter.Target, id string) (bool, error) {
+func (s *scripted) Release(_ context.Context, t limit.Target, id string) (bool, error) {
 	s.record(call{Method: "Release", Target: t, LeaseID: id})
 	return s.released, s.err
 }
 
-func (s *scripted) CheckAll(_ context.Context, checks []limiter.Check) (limiter.AllDecision, error) {
+func (s *scripted) CheckAll(_ context.Context, checks []limit.Check) (limit.AllDecision, error) {
 	s.record(call{Method: "CheckAll", Checks: slices.Clone(checks)})
 	return s.all, s.err
 }
 
-func (s *scripted) Reserve(_ context.Context, r limiter.Reserve) (limiter.Decision, error) {
+func (s *scripted) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, error) {
 	s.record(call{Method: "Reserve", Reserve: r})
 	return s.decision, s.err
 }
 
-func (s *scripted) Commit(_ context.Context, t limiter.Target, id string, cost int64) (int64, error) {
+func (s *scripted) Commit(_ context.Context, t limit.Target, id string, cost int64) (int64, error) {
 	s.record(call{Method: "Commit", Target: t, LeaseID: id, Units: cost})
 	return s.refunded, s.err
 }
 
-func (s *scripted) Cancel(_ context.Context, t limiter.Target, id string) (int64, error) {
+func (s *scripted) Cancel(_ context.Context, t limit.Target, id string) (int64, error) {
 	s.record(call{Method: "Cancel", Target: t, LeaseID: id})
 	return s.refunded, s.err
 }
 
-func (s *scripted) Refund(_ context.Context, t limiter.Target, units int64) (int64, error) {
+func (s *scripted) Refund(_ context.Context, t limit.Target, units int64) (int64, error) {
 	s.record(call{Method: "Refund", Target: t, Units: units})
 	return s.refunded, s.err
 }
 
-func (s *scripted) Reset(_ context.Context, t limiter.Target) error {
+func (s *scripted) Reset(_ context.Context, t limit.Target) error {
 	s.record(call{Method: "Reset", Target: t})
 	return s.err
 }
 
 var (
-	admitted = limiter.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Window: time.Minute, Remaining: 4,
+	admitted = limit.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Window: time.Minute, Remaining: 4,
 		ResetAfter: time.Minute}
-	refused = limiter.Decision{Policy: "login", Limit: 5, Window: time.Minute,
+	refused = limit.Decision{Policy: "login", Limit: 5, Window: time.Minute,
 		RetryAfter: 36*time.Second + 400*time.Millisecond + 1, ResetAfter: 58 * time.Second}
 )
 
@@ -271,9 +271,9 @@ func (s *spec) accepts(path, body string) error {
 			Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc}})
 }
 
-var login = limiter.Target{Policy: "login", Key: "alice"}
+var login = limit.Target{Policy: "login", Key: "alice"}
 
-func oneCheck(c limiter.Check) []call { return []call{{Method: "Check", Checks: []limiter.Check{c}}} }
+func oneCheck(c limit.Check) []call { return []call{{Method: "Check", Checks: []limit.Check{c}}} }
 
 func TestRequests(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
@@ -287,8 +287,8 @@ func TestRequests(t *testing.T) {
 	reserved := admitted
 	reserved.ReservationID, reserved.RequestID = "5f1d", "r-1"
 	reservedJSON := strings.TrimSuffix(admittedJSON, "}") + `,"request_id":"r-1","reservation_id":"5f1d"}`
-	failedOpen := limiter.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Degraded: true, FailedOpen: true}
-	failedClosed := limiter.Decision{Policy: "login", Limit: 5, RetryAfter: time.Second, Degraded: true, FailedClosed: true}
+	failedOpen := limit.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Degraded: true, FailedOpen: true}
+	failedClosed := limit.Decision{Policy: "login", Limit: 5, RetryAfter: time.Second, Degraded: true, FailedClosed: true}
 	never := refused
 	never.RetryAfter = algo.Never
 	shadow := admitted
@@ -304,107 +304,107 @@ func TestRequests(t *testing.T) {
 	}{
 		{
 			name: "admitted", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":1}`,
-			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			service: &scripted{results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: admittedJSON,
-			calls:  oneCheck(limiter.Check{Target: login, Cost: 1}),
+			calls:  oneCheck(limit.Check{Target: login, Cost: 1}),
 			header: map[string]string{"RateLimit": `"login";r=4;t=60`, "RateLimit-Policy": `"login";q=5;w=60`, "Retry-After": ""},
 		},
 		{
 			name: "a missing cost is 1", path: "/v1/check", body: " {\"policy\":\"login\",\n\"key\":\"alice\"} ",
-			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
-			status:  200, want: admittedJSON, calls: oneCheck(limiter.Check{Target: login, Cost: 1}),
+			service: &scripted{results: []limit.Result{{Decision: admitted}}},
+			status:  200, want: admittedJSON, calls: oneCheck(limit.Check{Target: login, Cost: 1}),
 		},
 		{
 			name: "refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":3,"partial":true,"request_id":"r-1"}`,
-			service: &scripted{results: []limiter.Result{{Decision: refused}}},
+			service: &scripted{results: []limit.Result{{Decision: refused}}},
 			status:  429, want: refusedJSON,
-			calls:  oneCheck(limiter.Check{Target: login, Cost: 3, Partial: true, RequestID: "r-1"}),
+			calls:  oneCheck(limit.Check{Target: login, Cost: 3, Partial: true, RequestID: "r-1"}),
 			header: map[string]string{"RateLimit": `"login";r=0;t=37`, "Retry-After": "37", "X-RateLimit-Reset": "37"},
 		},
 		{
 			name: "never", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":9}`,
-			service: &scripted{results: []limiter.Result{{Decision: never}}},
+			service: &scripted{results: []limit.Result{{Decision: never}}},
 			status:  429, want: strings.Replace(refusedJSON, `"retry_after_ms":36401,`, "", 1),
-			calls:  oneCheck(limiter.Check{Target: login, Cost: 9}),
+			calls:  oneCheck(limit.Check{Target: login, Cost: 9}),
 			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=58`},
 		},
 		{
 			name: "a peek is answered, not refused", path: "/v1/check", body: `{"policy":"login","key":"alice","cost":0}`,
-			service: &scripted{results: []limiter.Result{{Decision: refused}}},
-			status:  200, want: refusedJSON, calls: oneCheck(limiter.Check{Target: login}),
+			service: &scripted{results: []limit.Result{{Decision: refused}}},
+			status:  200, want: refusedJSON, calls: oneCheck(limit.Check{Target: login}),
 			header: map[string]string{"Retry-After": "", "RateLimit": `"login";r=0;t=37`},
 		},
 		{
 			name: "shadow", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{results: []limiter.Result{{Decision: shadow}}},
+			service: &scripted{results: []limit.Result{{Decision: shadow}}},
 			status:  200, want: strings.Replace(admittedJSON, `"shadow":false`, `"shadow":true`, 1),
-			calls: oneCheck(limiter.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": ""},
+			calls: oneCheck(limit.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": ""},
 		},
 		{
 			name: "failed open", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{results: []limiter.Result{{Decision: failedOpen}}},
+			service: &scripted{results: []limit.Result{{Decision: failedOpen}}},
 			status:  200,
 			want: `{"allowed":true,"granted":1,"limit":5,"remaining":0,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,` +
 				`"policy":"login","shadow":false,"degraded":true,"failed_open":true,"failed_closed":false}`,
-			calls: oneCheck(limiter.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "", "RateLimit": ""},
+			calls: oneCheck(limit.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "", "RateLimit": ""},
 		},
 		{
 			name: "failed closed", path: "/v1/check", body: `{"policy":"login","key":"alice"}`,
-			service: &scripted{results: []limiter.Result{{Decision: failedClosed}}},
+			service: &scripted{results: []limit.Result{{Decision: failedClosed}}},
 			status:  503,
 			want: `{"allowed":false,"granted":0,"limit":5,"remaining":0,"retry_after_ms":1000,"reset_after_ms":0,"delay_ms":0,` +
 				`"policy":"login","shadow":false,"degraded":true,"failed_open":false,"failed_closed":true}`,
-			calls: oneCheck(limiter.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "1", "RateLimit": ""},
+			calls: oneCheck(limit.Check{Target: login, Cost: 1}), header: map[string]string{"Retry-After": "1", "RateLimit": ""},
 		},
 		{
 			name: "inline", path: "/v1/check",
 			body:    `{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s"},"key":"alice"}`,
-			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			service: &scripted{results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: admittedJSON,
-			calls: oneCheck(limiter.Check{Cost: 1, Target: limiter.Target{Namespace: "api", Key: "alice",
+			calls: oneCheck(limit.Check{Cost: 1, Target: limit.Target{Namespace: "api", Key: "alice",
 				Limit: &algo.Limit{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Minute}}}),
 		},
 		{
 			name: "inline calendar", path: "/v1/check",
 			body: `{"limit":{"algorithm":"fixed_window","limit":100,"window":"day","align":"calendar","time_zone":"Europe/Berlin",` +
 				`"count_denied":true},"key":"ä\u0000"}`,
-			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			service: &scripted{results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: admittedJSON,
-			calls: oneCheck(limiter.Check{Cost: 1, Target: limiter.Target{Key: "ä\x00", Limit: &algo.Limit{
+			calls: oneCheck(limit.Check{Cost: 1, Target: limit.Target{Key: "ä\x00", Limit: &algo.Limit{
 				Algorithm: algo.FixedWindow, Limit: 100, Period: algo.Day, Zone: berlin, CountDenied: true}}}),
 		},
 		{
 			name: "the error of a check", path: "/v1/check", body: `{"policy":"nope","key":"alice"}`,
-			service: &scripted{results: []limiter.Result{{Err: &limiter.Error{Kind: limiter.NotFound,
-				Field: "checks[0].policy", Message: `there is no policy "nope"`}}}},
+			service: &scripted{results: []limit.Result{{Err: limit.NewError(limit.NotFound,
+				"checks[0].policy", `there is no policy "nope"`)}}},
 			status: 404,
 			want: `{"type":"` + problemTypes + `not-found","title":"There is no such thing","status":404,` +
 				`"detail":"policy: there is no policy \"nope\"","field":"policy"}`,
-			calls: oneCheck(limiter.Check{Target: limiter.Target{Policy: "nope", Key: "alice"}, Cost: 1}),
+			calls: oneCheck(limit.Check{Target: limit.Target{Policy: "nope", Key: "alice"}, Cost: 1}),
 		},
 		{
 			name: "batch", path: "/v1/checks",
 			body: `{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"alice","cost":0},{"policy":"nope","key":"k"}],"atomic":false}`,
-			service: &scripted{results: []limiter.Result{{Decision: admitted}, {Decision: refused},
-				{Err: &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: "unknown"}}}},
+			service: &scripted{results: []limit.Result{{Decision: admitted}, {Decision: refused},
+				{Err: limit.NewError(limit.NotFound, "policy", "unknown")}}},
 			status: 200,
 			want: `{"allowed":false,"decisions":[` + admittedJSON + `,` + refusedJSON + `,{"error":{"type":"` + problemTypes +
 				`not-found","title":"There is no such thing","status":404,"detail":"checks[2].policy: unknown","field":"checks[2].policy"}}]}`,
-			calls: []call{{Method: "Check", Checks: []limiter.Check{{Target: login, Cost: 1}, {Target: login},
-				{Target: limiter.Target{Policy: "nope", Key: "k"}, Cost: 1}}}},
+			calls: []call{{Method: "Check", Checks: []limit.Check{{Target: login, Cost: 1}, {Target: login},
+				{Target: limit.Target{Policy: "nope", Key: "k"}, Cost: 1}}}},
 			header: map[string]string{"RateLimit": ""},
 		},
 		{
 			name: "batch, all allowed", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice"}]}`,
-			service: &scripted{results: []limiter.Result{{Decision: admitted}}},
+			service: &scripted{results: []limit.Result{{Decision: admitted}}},
 			status:  200, want: `{"allowed":true,"decisions":[` + admittedJSON + `]}`,
-			calls: oneCheck(limiter.Check{Target: login, Cost: 1}),
+			calls: oneCheck(limit.Check{Target: login, Cost: 1}),
 		},
 		{
 			name: "acquire", path: "/v1/acquire", body: `{"policy":"jobs","key":"k","ttl":"1d12h","request_id":"r-1"}`,
 			service: &scripted{decision: leased},
 			status:  200, want: leasedJSON,
-			calls: []call{{Method: "Acquire", Acquire: limiter.Acquire{Target: limiter.Target{Policy: "jobs", Key: "k"},
+			calls: []call{{Method: "Acquire", Acquire: limit.Acquire{Target: limit.Target{Policy: "jobs", Key: "k"},
 				Cost: 1, TTL: 36 * time.Hour, RequestID: "r-1"}}},
 			header: map[string]string{"RateLimit": `"jobs";r=4;t=60`},
 		},
@@ -413,7 +413,7 @@ func TestRequests(t *testing.T) {
 			body:    `{"limit":{"algorithm":"concurrency","limit":2,"ttl":"30s"},"key":"k","cost":2}`,
 			service: &scripted{decision: refused},
 			status:  429, want: refusedJSON,
-			calls: []call{{Method: "Acquire", Acquire: limiter.Acquire{Cost: 2, Target: limiter.Target{Key: "k",
+			calls: []call{{Method: "Acquire", Acquire: limit.Acquire{Cost: 2, Target: limit.Target{Key: "k",
 				Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 2, Window: 30 * time.Second}}}}},
 			header: map[string]string{"Retry-After": "37"},
 		},
@@ -421,55 +421,55 @@ func TestRequests(t *testing.T) {
 			name: "renew", path: "/v1/renew", body: `{"policy":"jobs","key":"k","lease_id":"5f1d","ttl":"30s"}`,
 			service: &scripted{lives: 30*time.Second - 1},
 			status:  200, want: `{"expires_in_ms":29999}`,
-			calls: []call{{Method: "Renew", Target: limiter.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d", TTL: 30 * time.Second}},
+			calls: []call{{Method: "Renew", Target: limit.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d", TTL: 30 * time.Second}},
 		},
 		{
 			name: "renew for the policy's window", path: "/v1/renew", body: `{"policy":"jobs","key":"k","lease_id":"5f1d"}`,
 			service: &scripted{lives: time.Minute},
 			status:  200, want: `{"expires_in_ms":60000}`,
-			calls: []call{{Method: "Renew", Target: limiter.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
+			calls: []call{{Method: "Renew", Target: limit.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
 		},
 		{
 			name: "release", path: "/v1/release", body: `{"policy":"jobs","key":"k","lease_id":"5f1d"}`,
 			service: &scripted{released: true},
 			status:  200, want: `{"released":true}`,
-			calls: []call{{Method: "Release", Target: limiter.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
+			calls: []call{{Method: "Release", Target: limit.Target{Policy: "jobs", Key: "k"}, LeaseID: "5f1d"}},
 		},
 		{
 			name: "atomic, admitted", path: "/v1/checks",
 			body: `{"checks":[{"policy":"login","key":"alice"},{"policy":"login","key":"bob"}],"atomic":true}`,
-			service: &scripted{all: limiter.AllDecision{Allowed: true, Delay: time.Second + 1,
-				Decisions: []limiter.Decision{admitted, admitted}}},
+			service: &scripted{all: limit.AllDecision{Allowed: true, Delay: time.Second + 1,
+				Decisions: []limit.Decision{admitted, admitted}}},
 			status: 200, want: `{"allowed":true,"delay_ms":1001,"decisions":[` + admittedJSON + `,` + admittedJSON + `]}`,
-			calls: []call{{Method: "CheckAll", Checks: []limiter.Check{{Target: login, Cost: 1},
-				{Target: limiter.Target{Policy: "login", Key: "bob"}, Cost: 1}}}},
+			calls: []call{{Method: "CheckAll", Checks: []limit.Check{{Target: login, Cost: 1},
+				{Target: limit.Target{Policy: "login", Key: "bob"}, Cost: 1}}}},
 			header: map[string]string{"RateLimit": ""},
 		},
 		{
 			name: "atomic, refused", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice"}],"atomic":true}`,
-			service: &scripted{all: limiter.AllDecision{Decisions: []limiter.Decision{refused}}},
+			service: &scripted{all: limit.AllDecision{Decisions: []limit.Decision{refused}}},
 			status:  200, want: `{"allowed":false,"delay_ms":0,"decisions":[` + refusedJSON + `]}`,
-			calls: []call{{Method: "CheckAll", Checks: []limiter.Check{{Target: login, Cost: 1}}}},
+			calls: []call{{Method: "CheckAll", Checks: []limit.Check{{Target: login, Cost: 1}}}},
 		},
 		{
 			name: "atomic, an error", path: "/v1/checks", body: `{"checks":[{"policy":"login","key":"alice","cost":0}],"atomic":true}`,
-			service: &scripted{err: &limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "is 0"}},
+			service: &scripted{err: limit.NewError(limit.Invalid, "cost", "is 0")},
 			status:  400,
 			want: `{"type":"` + problemTypes + `invalid","title":"The request is not valid","status":400,` +
 				`"detail":"checks[0].cost: is 0","field":"checks[0].cost"}`,
-			calls: []call{{Method: "CheckAll", Checks: []limiter.Check{{Target: login}}}},
+			calls: []call{{Method: "CheckAll", Checks: []limit.Check{{Target: login}}}},
 		},
 		{
 			name: "reserve", path: "/v1/reserve", body: `{"policy":"login","key":"alice","cost":5,"ttl":"30s","request_id":"r-1"}`,
 			service: &scripted{decision: reserved},
 			status:  200, want: reservedJSON,
-			calls: []call{{Method: "Reserve", Reserve: limiter.Reserve{Target: login, Cost: 5, TTL: 30 * time.Second, RequestID: "r-1"}}},
+			calls: []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Cost: 5, TTL: 30 * time.Second, RequestID: "r-1"}}},
 		},
 		{
 			name: "reserve, refused", path: "/v1/reserve", body: `{"policy":"login","key":"alice"}`,
 			service: &scripted{decision: refused},
 			status:  429, want: refusedJSON,
-			calls:  []call{{Method: "Reserve", Reserve: limiter.Reserve{Target: login, Cost: 1}}},
+			calls:  []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Cost: 1}}},
 			header: map[string]string{"Retry-After": "37"},
 		},
 		{
@@ -480,7 +480,7 @@ func TestRequests(t *testing.T) {
 		},
 		{
 			name: "cancel", path: "/v1/cancel", body: `{"policy":"login","key":"alice","reservation_id":"5f1d"}`,
-			service: &scripted{err: &limiter.Error{Kind: limiter.NotFound, Field: "reservation_id", Message: "is not pending"}},
+			service: &scripted{err: limit.NewError(limit.NotFound, "reservation_id", "is not pending")},
 			status:  404,
 			want: `{"type":"` + problemTypes + `not-found","title":"There is no such thing","status":404,` +
 				`"detail":"reservation_id: is not pending","field":"reservation_id"}`,
@@ -537,8 +537,8 @@ func TestRequests(t *testing.T) {
 }
 
 func TestBadRequests(t *testing.T) {
-	long := strings.Repeat("k", limiter.MaxKey+1)
-	in := func(limit string) string { return `{"limit":` + limit + `,"key":"k"}` }
+	long := strings.Repeat("k", limit.MaxKey+1)
+	in := func(lim string) string { return `{"limit":` + lim + `,"key":"k"}` }
 	for _, tt := range []struct {
 		path, body string
 		status     int
@@ -740,7 +740,7 @@ func TestMediaType(t *testing.T) {
 		{[]string{"Content-Type", "application/json", "Content-Type", "text/plain"}, "exactly one"},
 		{[]string{"Content-Type", "application/json", "Content-Encoding", "gzip"}, "compressed"},
 	} {
-		service := scripted{results: []limiter.Result{{Decision: admitted}}}
+		service := scripted{results: []limit.Result{{Decision: admitted}}}
 		d := newDoor(t, &service, nil)
 		resp := d.do("POST", "/v1/check", body, tt.header...)
 		if tt.detail == "" {
@@ -776,11 +776,11 @@ func TestServiceErrors(t *testing.T) {
 		detail string
 		logged bool
 	}{
-		{&limiter.Error{Kind: limiter.Invalid, Field: "cost", Message: "too much"}, 400, "cost", "too much", false},
-		{&limiter.Error{Kind: limiter.NotFound, Field: "lease_id", Message: "has ended"}, 404, "lease_id", "has ended", false},
-		{&limiter.Error{Kind: limiter.TooLarge, Field: "key", Message: "too long"}, 413, "key", "too long", false},
-		{&limiter.Error{Kind: limiter.Unavailable, Message: "nobody \xff there"}, 503, "", "nobody \uFFFD there", false},
-		{&limiter.Error{Message: "no kind"}, 500, "", "log", true},
+		{limit.NewError(limit.Invalid, "cost", "too much"), 400, "cost", "too much", false},
+		{limit.NewError(limit.NotFound, "lease_id", "has ended"), 404, "lease_id", "has ended", false},
+		{limit.NewError(limit.TooLarge, "key", "too long"), 413, "key", "too long", false},
+		{&limit.Error{Kind: limit.Unavailable, Message: "nobody \xff there"}, 503, "", "nobody \uFFFD there", false},
+		{&limit.Error{Message: "no kind"}, 500, "", "log", true},
 		{errors.New("secret"), 500, "", "log", true},
 		{context.Canceled, 503, "", "ended", false},
 		{context.DeadlineExceeded, 503, "", "ended", false},
@@ -800,9 +800,9 @@ func TestServiceErrors(t *testing.T) {
 	}
 
 	// The errors of single checks in a batch.
-	d := newDoor(t, &scripted{results: []limiter.Result{
-		{Err: &limiter.Error{Kind: limiter.NotFound, Field: "checks[0].policy", Message: "unknown"}},
-		{Err: &limiter.Error{Kind: limiter.Unavailable, Message: "nobody \xff there"}},
+	d := newDoor(t, &scripted{results: []limit.Result{
+		{Err: limit.NewError(limit.NotFound, "checks[0].policy", "unknown")},
+		{Err: &limit.Error{Kind: limit.Unavailable, Message: "nobody \xff there"}},
 		{Err: errors.New("secret")},
 	}}, nil)
 	got := bodyOf(t, d.post("/v1/checks", `{"checks":[{"policy":"p","key":"k"},{"policy":"p","key":"k"},{"policy":"p","key":"k"}]}`))
@@ -816,11 +816,11 @@ func TestServiceErrors(t *testing.T) {
 	}
 
 	// A problem of one element as a whole.
-	d = newDoor(t, &scripted{err: &limiter.Error{Kind: limiter.Unavailable, Field: "checks[1].", Message: "no"}}, nil)
+	d = newDoor(t, &scripted{err: limit.NewError(limit.Unavailable, "checks[1].", "no")}, nil)
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 503, "checks[1]", "no")
 
 	// A batch of one is what /v1/check asks, which its caller need not know.
-	d = newDoor(t, &scripted{err: &limiter.Error{Kind: limiter.Invalid, Field: "checks[0].limit.window", Message: "no"}}, nil)
+	d = newDoor(t, &scripted{err: limit.NewError(limit.Invalid, "checks[0].limit.window", "no")}, nil)
 	wantProblem(t, d.post("/v1/check", bodies["/v1/check"]), 400, "limit.window", "no")
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 400, "checks[0].limit.window", "no")
 }

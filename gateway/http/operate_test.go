@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -266,7 +266,7 @@ func TestLimits(t *testing.T) {
 		{`{"algorithm":"leaky_bucket","limit":4,"window":"1s","capacity":10}`, algo.Limit{Algorithm: algo.LeakyBucket, Limit: 4, Window: time.Second, Capacity: 10}},
 		{`{"algorithm":"concurrency","limit":4,"ttl":"30s"}`, algo.Limit{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}},
 	} {
-		service := &scripted{results: []limiter.Result{{Decision: admitted}}}
+		service := &scripted{results: []limit.Result{{Decision: admitted}}}
 		d := newDoor(t, service, nil)
 		body := `{"key":"k","limit":` + tt.body + `}`
 		if err := d.spec.accepts("/v1/check", body); err != nil {

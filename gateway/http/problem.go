@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // problemTypes is where a problem's type is explained; the status' own anchor follows.
@@ -73,21 +73,21 @@ func invalid(field, message string) *problem {
 // problemOf turns an error of the Service into a problem. Errors of other types break the Service's promise unless
 // they are the context's; their text stays in the node's log.
 func problemOf(err error) *problem {
-	var e *limiter.Error
+	var e *limit.Error
 	switch {
 	case errors.As(err, &e):
 		// Of an element without a field of its own, the Service says "checks[3].".
 		p := &problem{field: strings.TrimSuffix(e.Field, "."), message: e.Message}
 		switch e.Kind {
-		case limiter.Invalid:
+		case limit.Invalid:
 			p.status = http.StatusBadRequest
-		case limiter.NotFound:
+		case limit.NotFound:
 			p.status = http.StatusNotFound
-		case limiter.TooLarge:
+		case limit.TooLarge:
 			p.status = http.StatusRequestEntityTooLarge
-		case limiter.Unavailable:
+		case limit.Unavailable:
 			p.status = http.StatusServiceUnavailable
-		case limiter.Denied:
+		case limit.Denied:
 			p.status = http.StatusForbidden
 		default:
 			return internal(err)
@@ -106,7 +106,7 @@ func internal(err error) *problem {
 
 // unbatched takes the place in a batch off the name of a field, for requests that are not one.
 func unbatched(err error) error {
-	var e *limiter.Error
+	var e *limit.Error
 	if !errors.As(err, &e) {
 		return err
 	}
@@ -114,7 +114,7 @@ func unbatched(err error) error {
 	if !ok {
 		return err
 	}
-	return &limiter.Error{Kind: e.Kind, Field: strings.TrimPrefix(field, "."), Message: e.Message}
+	return limit.NewError(e.Kind, strings.TrimPrefix(field, "."), e.Message)
 }
 
 func (a *api) writeProblem(w http.ResponseWriter, r *http.Request, p *problem) {

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -226,7 +227,7 @@ func TestBoundsAsDocumented(t *testing.T) {
 			t.Errorf("no %q in %q", want, *text)
 		}
 	}
-	if DefaultMaxBody != 4194304 || limiter.MaxBatch != 1000 || limiter.MaxKey != 1024 || limiter.MaxNamespace != 256 || limiter.MaxRequestID != 128 {
+	if DefaultMaxBody != 4194304 || limit.MaxBatch != 1000 || limit.MaxKey != 1024 || limit.MaxNamespace != 256 || limit.MaxRequestID != 128 {
 		t.Error("openapi.yaml and PROBLEMS.md tell other bounds")
 	}
 }

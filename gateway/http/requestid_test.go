@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // TestRequestIDs: a sane id comes back, a problem always has one, and the log has the same.
@@ -32,7 +32,7 @@ func TestRequestIDs(t *testing.T) {
 	} {
 		var told []int
 		var log bytes.Buffer
-		d := newDoor(t, &scripted{results: []limiter.Result{{Decision: admitted}}}, func(c *Config) {
+		d := newDoor(t, &scripted{results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
 			c.Problem = func(status int) { told = append(told, status) }
 			c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		})
@@ -71,7 +71,7 @@ func TestRequestIDs(t *testing.T) {
 // TestLogSaysNoKeys: at level info nothing of what callers send is written down, whatever they get wrong, and what they get
 // wrong is not written down at all.
 func TestLogSaysNoKeys(t *testing.T) {
-	service := &scripted{err: &limiter.Error{Kind: limiter.NotFound, Field: "policy", Message: "there is no policy named secret"}}
+	service := &scripted{err: limit.NewError(limit.NotFound, "policy", "there is no policy named secret")}
 	d := newDoor(t, service, nil)
 	for _, body := range []string{`{"policy":"login","key":"secret"}`, `{"policy":"login","key":""}`, `{"secret":"secret"}`, `secret`, `{"key":"secret\xff"}`} {
 		if resp := d.post("/v1/check", body); resp.StatusCode < 400 {

@@ -17,7 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
 // serve puts the handler behind a real listener.
@@ -31,7 +31,7 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 }
 
 func TestOnTheWire(t *testing.T) {
-	d := newDoor(t, &scripted{results: []limiter.Result{{Decision: refused}}}, nil)
+	d := newDoor(t, &scripted{results: []limit.Result{{Decision: refused}}}, nil)
 	s := serve(t, d.handler)
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
 	if err != nil {
@@ -106,7 +106,7 @@ type blocking struct {
 	started, ended chan struct{}
 }
 
-func (b *blocking) Check(ctx context.Context, _ []limiter.Check) ([]limiter.Result, error) {
+func (b *blocking) Check(ctx context.Context, _ []limit.Check) ([]limit.Result, error) {
 	close(b.started)
 	<-ctx.Done()
 	close(b.ended)
@@ -139,12 +139,12 @@ func TestCallerGoesAway(t *testing.T) {
 }
 
 // echo is a Service that puts what it was asked into its answer.
-type echo struct{ limiter.Service }
+type echo struct{ limit.Service }
 
-func (echo) Check(_ context.Context, checks []limiter.Check) ([]limiter.Result, error) {
-	results := make([]limiter.Result, len(checks))
+func (echo) Check(_ context.Context, checks []limit.Check) ([]limit.Result, error) {
+	results := make([]limit.Result, len(checks))
 	for i, c := range checks {
-		results[i].Decision = limiter.Decision{Policy: c.Key, Allowed: true, Granted: c.Cost, Limit: c.Cost, RequestID: c.RequestID}
+		results[i].Decision = limit.Decision{Policy: c.Key, Allowed: true, Granted: c.Cost, Limit: c.Cost, RequestID: c.RequestID}
 	}
 	return results, nil
 }
@@ -166,7 +166,7 @@ func TestManyAtOnce(t *testing.T) {
 				r.Header.Set("Content-Type", "application/json")
 				w := httptest.NewRecorder()
 				d.handler.ServeHTTP(w, r)
-				want := string(appendDecision(nil, &limiter.Decision{Policy: key, Allowed: true, Granted: cost, Limit: cost, RequestID: key}))
+				want := string(appendDecision(nil, &limit.Decision{Policy: key, Allowed: true, Granted: cost, Limit: cost, RequestID: key}))
 				quota := []string{fmt.Sprintf("%q;q=%d", key, cost)}
 				if n%3 == 0 {
 					want, quota = `{"allowed":true,"decisions":[`+want+`]}`, nil
@@ -214,7 +214,7 @@ func FuzzCheckBody(f *testing.F) {
 		if path != "/v1/check" && path != "/v1/checks" {
 			t.Skip()
 		}
-		service := &scripted{results: []limiter.Result{{Decision: admitted}}}
+		service := &scripted{results: []limit.Result{{Decision: admitted}}}
 		d := newDoor(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
 		resp := d.post(path, body)
 		if resp.StatusCode >= 500 {
@@ -224,7 +224,7 @@ func FuzzCheckBody(f *testing.F) {
 			t.Errorf("%d, with the service asked: %v", resp.StatusCode, asked)
 		}
 		for _, c := range service.calls {
-			if len(c.Checks) < 1 || len(c.Checks) > limiter.MaxBatch {
+			if len(c.Checks) < 1 || len(c.Checks) > limit.MaxBatch {
 				t.Errorf("a batch of %d", len(c.Checks))
 			}
 			for _, check := range c.Checks {
@@ -234,10 +234,10 @@ func FuzzCheckBody(f *testing.F) {
 	})
 }
 
-func wantSound(t *testing.T, c limiter.Check) {
+func wantSound(t *testing.T, c limit.Check) {
 	t.Helper()
-	if (c.Policy == "") == (c.Limit == nil) || c.Namespace != "" && c.Limit == nil || len(c.Namespace) > limiter.MaxNamespace ||
-		c.Key == "" || len(c.Key) > limiter.MaxKey || c.Cost < 0 || c.Cost > algo.MaxLimit || len(c.RequestID) > limiter.MaxRequestID {
+	if (c.Policy == "") == (c.Limit == nil) || c.Namespace != "" && c.Limit == nil || len(c.Namespace) > limit.MaxNamespace ||
+		c.Key == "" || len(c.Key) > limit.MaxKey || c.Cost < 0 || c.Cost > algo.MaxLimit || len(c.RequestID) > limit.MaxRequestID {
 		t.Errorf("the service was asked %+v", c)
 	}
 	for _, s := range []string{c.Policy, c.Namespace, c.Key, c.RequestID} {
@@ -254,11 +254,11 @@ func wantSound(t *testing.T, c limiter.Check) {
 
 // fixed is a Service that answers without remembering.
 type fixed struct {
-	limiter.Service
-	results []limiter.Result
+	limit.Service
+	results []limit.Result
 }
 
-func (f *fixed) Check(context.Context, []limiter.Check) ([]limiter.Result, error) {
+func (f *fixed) Check(context.Context, []limit.Check) ([]limit.Result, error) {
 	return f.results, nil
 }
 
@@ -276,7 +276,7 @@ func BenchmarkCheck(b *testing.B) {
 	} {
 		b.Run(bb.name, func(b *testing.B) {
 			d := newDoor(b, new(scripted), func(c *Config) {
-				c.Service = &fixed{results: []limiter.Result{{Decision: admitted}}}
+				c.Service = &fixed{results: []limit.Result{{Decision: admitted}}}
 			})
 			body := strings.NewReader(bb.body)
 			r := httptest.NewRequest("POST", "/v1/check", body)

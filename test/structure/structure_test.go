@@ -27,7 +27,8 @@ var mayImport = map[string]string{
 	"ring":               "",
 	"watch":              "internal/file",
 	"internal/file":      "",
-	"auth":               "limiter",
+	"limit":              "algo",
+	"auth":               "limit limiter",
 	"certs":              "watch",
 	"certs/certstest":    "",
 	"policy":             "algo internal/file watch",
@@ -36,12 +37,12 @@ var mayImport = map[string]string{
 	"cluster/ownership":  "algo",
 	"cluster/keeper":     "algo cluster/ownership",
 	"internal/memory":    "",
-	"limiter":            "algo cluster/ownership policy ring store",
+	"limiter":            "algo cluster/ownership limit policy ring store",
 	"metrics":            "cluster cluster/keeper limiter policy ring store",
-	"rpc":                "algo cluster/ownership limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
+	"rpc":                "algo cluster/ownership limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
 	"rpc/wire":           "",
-	"gateway/http":       "algo auth limiter policy proto/weir/v1",
-	"client":             "algo limiter policy proto/weir/v1 ring rpc/wire",
+	"gateway/http":       "algo auth limit policy proto/weir/v1",
+	"client":             "algo limit limiter policy proto/weir/v1 ring rpc/wire",
 	"proto":              "",
 	"proto/weir/v1":      "",
 	"proto/weir/peer/v1": "proto/weir/v1",
@@ -57,7 +58,7 @@ var mayImport = map[string]string{
 }
 
 // pure packages are functions of their arguments: no goroutine to wait for, no lock, no clock, no network, no log.
-var pure = []string{"access", "algo", "ring", "cluster/ownership"}
+var pure = []string{"algo", "ring", "cluster/ownership"}
 
 var impure = regexp.MustCompile(`^(context|log(/.*)?|net(/.*)?|os(/.*)?|sync(/.*)?|syscall)$`)
 

@@ -1,0 +1,211 @@
+package limit
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// Target names the state that a call is about: a policy and a key, or a limit sent along and a key.
+type Target struct {
+	// Policy is the name of a policy. Empty when Limit is given.
+	Policy string
+	// Limit is a limit sent inline, in place of a policy. Its state is shared by every call with the same namespace,
+	// algorithm, window, shape (slots, period, time zone) and key, whatever limit and capacity the call gives. MaxLog is
+	// ignored.
+	Limit *algo.Limit
+	// Namespace parts inline limits of different callers; empty stands for "default". Only together with Limit.
+	Namespace string
+	// Key is what is limited: 1 to MaxKey bytes of UTF-8.
+	Key string
+}
+
+// Check is one question: may this go ahead?
+type Check struct {
+	Target
+	// Cost is the number of units; 0 peeks. Doors that let callers leave the cost out put 1 here.
+	Cost int64
+	// Partial grants min(Cost, what is left).
+	Partial bool
+	// RequestID makes repeating the same question safe: a charge under the same id is not made twice. Optional, at
+	// most MaxRequestID bytes.
+	RequestID string
+}
+
+// Acquire asks for a lease on a concurrency policy.
+type Acquire struct {
+	Target
+	Cost      int64         // units the lease holds; doors put 1 when absent
+	TTL       time.Duration // at most the policy's window; 0 stands for it
+	RequestID string
+}
+
+// Reserve asks for units for work whose cost is only known afterwards: the most that it may cost is charged now.
+type Reserve struct {
+	Target
+	Cost      int64         // the most that the work may cost; doors put 1 when absent
+	TTL       time.Duration // at most MaxReservation; 0 stands for DefaultReservation
+	RequestID string
+}
+
+// How long a reservation waits for its Commit or Cancel.
+const (
+	DefaultReservation = time.Minute
+	MaxReservation     = time.Hour
+)
+
+// LimitStatus is one limit of a policy that has several, as part of a Decision.
+type LimitStatus struct {
+	Limit      int64 // algo.Unlimited when there is none
+	Window     time.Duration
+	Remaining  int64
+	RetryAfter time.Duration // 0 when this limit would let the check pass; algo.Never
+	ResetAfter time.Duration
+}
+
+// Decision is the answer to a Check, an Acquire or a Reserve. "Over the limit" is a Decision, never an error.
+type Decision struct {
+	Policy     string // the policy's name; "inline" for a limit sent along
+	Allowed    bool
+	Granted    int64
+	Limit      int64         // algo.Unlimited when there is none; 0 for a blocked key
+	Window     time.Duration // in which Limit units come back, for doors that state it; 0 when there is none (calendar, unlimited)
+	Remaining  int64
+	RetryAfter time.Duration // 0 when allowed; algo.Never when this request can never pass
+	ResetAfter time.Duration // until the state is as new
+	Delay      time.Duration // leaky_bucket: wait this long before going ahead
+	LeaseID    string        // Acquire: what Renew and Release take; empty when nothing is held (refused, unlimited, failed open)
+	// ReservationID is what Commit and Cancel take; only of Reserve, and empty when nothing is held (refused, unlimited,
+	// failed open, shadow).
+	ReservationID string
+	RequestID     string // as the caller gave it
+
+	// RememberFor is above 0 when the same question, with the same or a larger cost, would be refused for so long, from
+	// the moment this one was sent: who asked may answer it to itself until then. See Refusals.
+	RememberFor time.Duration
+
+	Shadow       bool // the policy would have refused, but is in shadow mode
+	Degraded     bool // decided with less protection than the policy asks for
+	FailedOpen   bool // the owner could not be asked; admitted by on_error, or because of shadow mode
+	FailedClosed bool // the owner could not be asked; refused by on_error
+
+	// Limits lists every limit of a policy that has several; empty otherwise.
+	Limits []LimitStatus
+}
+
+// AllDecision is the answer to an atomic check.
+type AllDecision struct {
+	// Allowed is set when every check was allowed: all are charged then. Otherwise none is.
+	Allowed bool
+	Delay   time.Duration // the largest of the Decisions'; 0 when refused
+	// Decisions has one for each check, in order. When the whole is refused each tells whether that check was refused or
+	// would have passed by itself; Granted is 0 in all of them.
+	Decisions []Decision
+}
+
+// Result is the answer to one Check of a batch: a Decision, or an Error that concerns this check alone.
+type Result struct {
+	Decision
+	Err error // nil or *Error
+}
+
+// Service is what every front door stands on. All methods are safe for concurrent use and honour ctx; none of them
+// fails because another node cannot be reached where the policy's on_error can answer. When ctx is over before a method has
+// begun, or leaves no time, it returns context.Canceled or context.DeadlineExceeded, and has done nothing.
+type Service interface {
+	// Check decides a batch in order of its elements and returns one Result for each. An error means that the batch
+	// as a whole is not acceptable and nothing in it was charged; it is an *Error whose Field names the element, as in
+	// "checks[3].key". Nothing is kept of the slice.
+	Check(ctx context.Context, checks []Check) ([]Result, error)
+	// CheckAll decides checks together, on whatever nodes: all are charged, or none is admitted. Repeats of a target are
+	// summed into one. Partial, RequestID, a Cost of 0 and limits that are of concurrency or count what they deny are
+	// errors. Two such calls may both be refused for the last unit. An error, which names the element like those of Check,
+	// means that nothing was admitted. When this node or its caller is lost on the way there may be a charge without an
+	// admission, never the reverse.
+	CheckAll(ctx context.Context, checks []Check) (AllDecision, error)
+	// Acquire takes a lease. Errors are *Error.
+	Acquire(ctx context.Context, a Acquire) (Decision, error)
+	// Renew lets a lease live for ttl from now (0: the policy's window) and returns how long that is. A lease that has
+	// ended is an *Error of kind NotFound.
+	Renew(ctx context.Context, t Target, leaseID string, ttl time.Duration) (time.Duration, error)
+	// Release ends a lease and reports whether it was alive. Releasing again is not an error.
+	Release(ctx context.Context, t Target, leaseID string) (bool, error)
+	// Reserve charges units until Commit or Cancel says what to keep of them. A reservation that hears nothing within
+	// its TTL stays charged. Not for concurrency policies. Errors are *Error.
+	Reserve(ctx context.Context, r Reserve) (Decision, error)
+	// Commit ends a reservation: of what it charged, cost (0 to what was reserved) stays and the rest is given back. It
+	// returns how many units were: fewer than the rest when some had left their window. A reservation that is not pending
+	// (committed, cancelled, its TTL over, unknown) is an *Error of kind NotFound; nothing changes then.
+	Commit(ctx context.Context, t Target, reservationID string, cost int64) (int64, error)
+	// Cancel ends a reservation and gives back what it charged: a Commit with cost 0.
+	Cancel(ctx context.Context, t Target, reservationID string) (int64, error)
+	// Refund gives units back, the oldest first, never below zero, and returns how many were.
+	Refund(ctx context.Context, t Target, units int64) (int64, error)
+	// Reset makes a key's state as new.
+	Reset(ctx context.Context, t Target) error
+}
+
+// Refused are checks of a batch, by place, that are not looked at but answered by an error: those that their caller may not
+// ask. Nil: none.
+type Refused map[int]*Error
+
+// Kind classes an Error for the doors, which turn it into their own codes.
+type Kind uint8
+
+// The kinds of Error.
+const (
+	Invalid     Kind = 1 // the request is malformed or contradicts itself (HTTP 400, INVALID_ARGUMENT)
+	NotFound    Kind = 2 // unknown policy, lease or reservation (404, NOT_FOUND)
+	TooLarge    Kind = 3 // key, batch or body too large (413, RESOURCE_EXHAUSTED)
+	Unavailable Kind = 4 // the owner could not be reached, and there is no on_error for such a call (503, UNAVAILABLE)
+	Denied      Kind = 5 // the caller may not do this, or not with this policy (403, PERMISSION_DENIED); see package auth
+)
+
+// Error is what a Service's methods return: a problem with one named field of the request.
+type Error struct {
+	Kind    Kind
+	Field   string // as the doors spell it, such as "key" or "checks[3].limit.window"; empty when none is to blame
+	Message string // what is wrong and what would be right
+}
+
+// NewError returns an Error about one field; field is empty when none is to blame.
+func NewError(kind Kind, field, message string) *Error {
+	return &Error{Kind: kind, Field: field, Message: message}
+}
+
+func (e *Error) Error() string {
+	if e.Field == "" {
+		return e.Message
+	}
+	return fmt.Sprintf("%s: %s", e.Field, e.Message)
+}
+
+// In returns the error as one of element i of a batch of n checks; a batch of one is not spoken of as a batch.
+func (e *Error) In(i, n int) *Error {
+	if n == 1 {
+		return e
+	}
+	return &Error{Kind: e.Kind, Field: "checks[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message}
+}
+
+// Bounds on what a request may carry.
+const (
+	MaxKey       = 1024 // bytes
+	MaxBatch     = 1000 // checks
+	MaxRequestID = 128  // bytes
+	MaxNamespace = 256  // bytes
+)
+
+// ValidBatch says what is wrong with a batch of n checks, for a front end that need not even read one of the wrong size.
+func ValidBatch(n int) *Error {
+	switch {
+	case n == 0:
+		return &Error{Invalid, "checks", "is empty: send at least one check"}
+	case n > MaxBatch:
+		return &Error{TooLarge, "checks", "has " + strconv.Itoa(n) + " elements, at most " + strconv.Itoa(MaxBatch) + " are taken at once"}
+	}
+	return nil
+}
