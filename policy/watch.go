@@ -1,6 +1,6 @@
 package policy
 
-import "github.com/weirlimit/weir/watch"
+import "github.com/weirlimit/weir/internal/filewatch"
 
 // WatchConfig says how a file is watched and who is told. Its zero value is ready for use.
 type WatchConfig struct {
@@ -17,12 +17,12 @@ type WatchConfig struct {
 
 // Watcher keeps the policies of a file up to date. The calls of WatchConfig are made by one goroutine, one at a time, and
 // must not call Close, which waits for them.
-type Watcher = watch.Watcher[*Set]
+type Watcher = filewatch.Watcher[*Set]
 
 // Watch loads a file and keeps watching it until Close. The file must be without mistakes now; later it may have some,
 // be replaced, disappear and come back.
 func Watch(file string, cfg WatchConfig) (*Watcher, error) {
-	return watch.Start([]string{file}, watch.Config[*Set]{
+	return filewatch.Start([]string{file}, filewatch.Config[*Set]{
 		Parse: func(contents [][]byte) (*Set, error) {
 			set, err := Parse(file, contents[0])
 			if err == nil && cfg.Check != nil {

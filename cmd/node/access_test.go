@@ -21,8 +21,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/certs/certstest"
 	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/internal/certs/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/logtest"
 )

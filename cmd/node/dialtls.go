@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/weirlimit/weir/certs"
+	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/file"
 )
 

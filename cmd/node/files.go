@@ -4,10 +4,10 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/weirlimit/weir/metrics"
+	"github.com/weirlimit/weir/internal/metrics"
 )
 
-// followed is what follows files: a watch.Watcher or a certs.Source.
+// followed is what follows files: a filewatch.Watcher or a certs.Source.
 type followed interface {
 	Reload()
 	Err() error

@@ -8,7 +8,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/weirlimit/weir/certs/certstest"
+	"github.com/weirlimit/weir/internal/certs/certstest"
 	"github.com/weirlimit/weir/test/logtest"
 )
 

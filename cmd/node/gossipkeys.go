@@ -16,20 +16,20 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/internal/filewatch"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc"
-	"github.com/weirlimit/weir/watch"
 )
 
 // keyTimeout bounds how long a member is waited for that is asked about its gossip keys.
 const keyTimeout = 2 * time.Second
 
 // openGossipKeys reads the keys and keeps watching their file.
-func (s *security) openGossipKeys() (*watch.Watcher[[][]byte], error) {
+func (s *security) openGossipKeys() (*filewatch.Watcher[[][]byte], error) {
 	s.metrics.Watching("gossip_keys")
 	file := s.cfg.GossipKeyFile
-	w, err := watch.Start([]string{file}, watch.Config[[][]byte]{
+	w, err := filewatch.Start([]string{file}, filewatch.Config[[][]byte]{
 		Parse: func(contents [][]byte) ([][]byte, error) { return cluster.ParseKeys(file, contents[0]) },
 		OnChange: func([][]byte) {
 			s.metrics.Reloaded("gossip_keys", true)

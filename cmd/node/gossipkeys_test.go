@@ -20,8 +20,8 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/certs/certstest"
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/internal/certs/certstest"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/logtest"

@@ -28,15 +28,15 @@ import (
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
-	"github.com/weirlimit/weir/metrics"
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc"
 	"github.com/weirlimit/weir/rpc/wire"
-	"github.com/weirlimit/weir/tracing"
 )
 
 // port is a port to listen on.

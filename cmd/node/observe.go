@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/tracing"
+	"github.com/weirlimit/weir/internal/tracing"
 )
 
 // trace starts what sends traces, if anything does.

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weirlimit/weir/metrics"
+	"github.com/weirlimit/weir/internal/metrics"
 )
 
 // refusals counts who is refused at the doors, and logs what an operator needs to see of it: the first of its kind, and

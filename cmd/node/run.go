@@ -20,8 +20,8 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
-	"github.com/weirlimit/weir/tracing"
 )
 
 // runFlags are the settings of one node as the command line writes them.

@@ -19,9 +19,9 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/certs"
-	"github.com/weirlimit/weir/metrics"
-	"github.com/weirlimit/weir/watch"
+	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/filewatch"
+	"github.com/weirlimit/weir/internal/metrics"
 )
 
 // securityConfig is what keeps a node to those it is meant for. All of it is files, which are read again when they change
@@ -75,13 +75,13 @@ type security struct {
 	log      *slog.Logger
 	metrics  *metrics.Security
 	refusals *refusals
-	callers  *certs.Source                 // nil: plain text
-	peers    *certs.Source                 // nil: plain text
-	access   *watch.Watcher[*auth.Callers] // nil: no access file
+	callers  *certs.Source                     // nil: plain text
+	peers    *certs.Source                     // nil: plain text
+	access   *filewatch.Watcher[*auth.Callers] // nil: no access file
 	auth     *auth.Authorizer
 
-	gossipKeys  *watch.Watcher[[][]byte] // nil: gossip in plain text
-	keysChanged chan struct{}            // holds a token when their file has
+	gossipKeys  *filewatch.Watcher[[][]byte] // nil: gossip in plain text
+	keysChanged chan struct{}                // holds a token when their file has
 }
 
 // openSecurity reads the files. With an error nothing is left open.
@@ -128,9 +128,9 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 	return s, nil
 }
 
-func (s *security) openAccess() (*watch.Watcher[*auth.Callers], error) {
+func (s *security) openAccess() (*filewatch.Watcher[*auth.Callers], error) {
 	s.metrics.Watching("access")
-	return watch.Start([]string{s.cfg.AccessFile}, watch.Config[*auth.Callers]{
+	return filewatch.Start([]string{s.cfg.AccessFile}, filewatch.Config[*auth.Callers]{
 		Parse:   func(contents [][]byte) (*auth.Callers, error) { return auth.Parse(s.cfg.AccessFile, contents[0]) },
 		MaxSize: auth.MaxFile,
 		OnChange: func(l *auth.Callers) {

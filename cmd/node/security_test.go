@@ -23,8 +23,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/certs"
-	"github.com/weirlimit/weir/certs/certstest"
+	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/certs/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/logtest"
 )

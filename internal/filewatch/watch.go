@@ -1,4 +1,4 @@
-// Package watch keeps what was read from files up to date: it reads them again when they change, and puts a new value in
+// Package filewatch keeps what was read from files up to date: it reads them again when they change, and puts a new value in
 // force only when it could be made of what they hold.
 //
 // It knows nothing of what is in the files. It does not promise that every content is seen that a file has had, nor, of
@@ -7,7 +7,7 @@
 // A file system may never answer, as a mount whose server is gone. One goroutine at most waits for it, and nothing else
 // does: that reading takes too long is reported, the value in force stays, and the files are read again when the file
 // system answers.
-package watch
+package filewatch
 
 import (
 	"crypto/sha256"

@@ -17,7 +17,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/weirlimit/weir/watch"
+	"github.com/weirlimit/weir/internal/filewatch"
 )
 
 // Files names what a Source reads: PEM files, which may be links.
@@ -48,7 +48,7 @@ type Config struct {
 type Source struct {
 	files   Files
 	cfg     Config
-	watcher *watch.Watcher[*content]
+	watcher *filewatch.Watcher[*content]
 }
 
 // content is what belongs together.
@@ -82,7 +82,7 @@ func Open(files Files, cfg Config) (*Source, error) {
 		}
 	}
 	var err error
-	s.watcher, err = watch.Start(names, watch.Config[*content]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
+	s.watcher, err = filewatch.Start(names, filewatch.Config[*content]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
 	if err != nil {
 		var wrong *flagError
 		if !errors.As(err, &wrong) { // a file that cannot be read

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/certs/certstest"
+	"github.com/weirlimit/weir/internal/certs/certstest"
 )
 
 const (

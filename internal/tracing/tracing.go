@@ -92,7 +92,7 @@ func New(cfg Config) (*Tracer, error) {
 		sdktrace.WithBatcher(&patient{SpanExporter: exporter, log: cfg.Logger}), // a bounded queue, which drops
 		sdktrace.WithSampler(sdktrace.AlwaysSample()),                           // of what was chosen here
 		sdktrace.WithResource(about), sdktrace.WithRawSpanLimits(limits))
-	return &Tracer{sample: cfg.Sample, provider: provider, tracer: provider.Tracer("github.com/weirlimit/weir/tracing")}, nil
+	return &Tracer{sample: cfg.Sample, provider: provider, tracer: provider.Tracer("github.com/weirlimit/weir/internal/tracing")}, nil
 }
 
 // Close sends what is waiting, until ctx is done, and ends the Tracer's goroutines.
