@@ -197,10 +197,9 @@ func (l *Limiter) Store() store.Stats { return l.store.Stats() }
 
 const (
 	sweepEvery = 100 * time.Millisecond
-	// sweepPasses is how many sweeps one pass over a store of any size is spread over.
-	sweepPasses = 300
-	// sweepsEmpty is how many sweeps a store without keys does with one.
-	sweepsEmpty = 50
+	// sweepParts is how many sweeps one pass over a store of any size is spread over: a state is dropped within 25 s of
+	// becoming idle, and a late tick or some still leave it within 30.
+	sweepParts = 250
 	// sweepsAMinute bounds how often a full store is logged.
 	sweepsAMinute = int(time.Minute / sweepEvery)
 )
@@ -210,7 +209,6 @@ func (l *Limiter) tend() {
 	defer close(l.done)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
-	sweeps := 0
 	var full uint64        // calls refused for want of room, as last logged
 	quiet := sweepsAMinute // sweeps since then
 	for {
@@ -220,11 +218,8 @@ func (l *Limiter) tend() {
 		case <-l.changed:
 			l.store.Reconcile(l.clock, l.table.Load().ruleOf)
 		case <-tick.C:
+			l.store.Sweep(l.clock(), sweepParts)
 			st := l.store.Stats()
-			if sweeps++; st.Keys == 0 && sweeps%sweepsEmpty != 0 {
-				continue // there may be request ids to forget, but that can wait
-			}
-			l.store.Sweep(l.clock(), int(st.Keys/sweepPasses)+1)
 			if quiet++; st.Full > full && quiet >= sweepsAMinute {
 				l.log.Warn("no room for new keys: they are answered by on_error", "calls", st.Full-full, "keys", st.Keys,
 					"max_keys", st.MaxKeys, "bytes", st.Bytes, "max_bytes", st.MaxBytes)

@@ -48,7 +48,7 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 		// The item for which there was no room is taken in again when there is some.
 		a.r = before
 		tried++
-		freed := s.sweep(now, reclaimScan, tried)
+		freed := s.sweep(now, reclaimScan, math.MaxInt, tried)
 		if trimmed := s.trim(); freed == 0 && !trimmed || tried > 10 {
 			s.full.Add(1)
 			return ErrFull

@@ -181,9 +181,9 @@ func TestCopyEquals(t *testing.T) {
 			case 1:
 				err = holder.Reset(k, r.Scope)
 			case 2:
-				holder.Sweep(instant, 1000)
+				holder.Sweep(instant, 1)
 			case 3:
-				copy.Sweep(l.there(now), 1000)
+				copy.Sweep(l.there(now), 1)
 			case 4, 5:
 				_, err = holder.Decide(holder.key("leases", "x"), leases, instant, Call{Request: algo.Request{Cost: 1, Nonce: 9, TTL: 10 * time.Second}}, nil)
 			case 6:
@@ -290,7 +290,7 @@ func TestChanged(t *testing.T) {
 			case 5:
 				s.Widen(p, slot)
 			case 6:
-				s.Sweep(now, 1000)
+				s.Sweep(now, 1)
 			default:
 				call := cost(1)
 				if rng.IntN(3) == 0 {
@@ -381,8 +381,8 @@ func TestCrash(t *testing.T) {
 						release()
 					}
 				case n == 6:
-					holder.Sweep(at(now), 100)
-					copy.Sweep(l.there(now), 100)
+					holder.Sweep(at(now), 1)
+					copy.Sweep(l.there(now), 1)
 				default:
 					k := keys[min(rng.IntN(5), 2)]
 					a, err := holder.Decide(holder.key("p", k), r, at(now), Call{Request: algo.Request{Cost: 1 + rng.Int64N(4), Partial: true}}, nil)
@@ -487,7 +487,7 @@ func TestEscrowSeldomWaits(t *testing.T) {
 	}
 	// Unused for a second, it is given back.
 	now += 2 * quietAfter
-	holder.Sweep(at(now), 10)
+	holder.Sweep(at(now), 1)
 	if holder.Pending(0, Backup) == 0 {
 		t.Fatal("nothing became pending")
 	}
@@ -496,7 +496,7 @@ func TestEscrowSeldomWaits(t *testing.T) {
 		t.Errorf("%d are still taken for spent", n)
 	}
 	now += 2 * quietAfter
-	holder.Sweep(at(now), 10)
+	holder.Sweep(at(now), 1)
 	holder.with(0, func(_ *shard, part *partition) {
 		if n := len(part.role.advances.by); n != 0 {
 			t.Errorf("%d keys still have an allowance", n)
@@ -991,7 +991,7 @@ func FuzzApply(f *testing.F) {
 				t.Error(err)
 			}
 		}
-		s.Sweep(at(2*time.Hour), 100)
+		s.Sweep(at(2*time.Hour), 1)
 		accounted(t, s)
 	})
 }

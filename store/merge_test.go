@@ -145,7 +145,7 @@ func TestMergePair(t *testing.T) {
 				s.now += time.Duration(rng.Int64N(int64(300 * time.Millisecond)))
 				s.admit(i, s.rules[rng.IntN(2)], fmt.Sprint(rng.IntN(5)))
 				if rng.IntN(20) == 0 {
-					s.parties[i].store.Sweep(at(s.now), 100)
+					s.parties[i].store.Sweep(at(s.now), 1)
 				}
 			}
 		}
@@ -203,7 +203,7 @@ func TestMergeAny(t *testing.T) {
 			case n < 14:
 				s.admit(i, s.rules[rng.IntN(2)], fmt.Sprint(rng.IntN(5)))
 			case n == 14:
-				s.parties[i].store.Sweep(at(s.now), 100)
+				s.parties[i].store.Sweep(at(s.now), 1)
 			case n < 18 && len(open) < 4:
 				to := rng.IntN(4)
 				if !slices.Contains(open, to) {
@@ -363,7 +363,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 				return
 			default:
 				for _, s := range stores {
-					s.Sweep(at(1), 50)
+					s.Sweep(at(1), 1)
 					s.Stats()
 					s.Pending(0, Backup)
 				}

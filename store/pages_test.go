@@ -62,7 +62,7 @@ func TestPagesGoBack(t *testing.T) {
 	before := heap()
 	s := fill(t, algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, 100_000)
 	full := heap() - before
-	s.Sweep(algo.Instant{Mono: int64(2 * time.Hour)}, 1<<30)
+	s.Sweep(algo.Instant{Mono: int64(2 * time.Hour)}, 1)
 	for s.trim() {
 	}
 	// Tables are given back with their last key.

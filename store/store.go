@@ -14,6 +14,7 @@ package store
 
 import (
 	"errors"
+	"math"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -287,7 +288,7 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 			s.full.Add(1)
 			return ErrFull
 		}
-		freed := s.sweep(now, reclaimScan, enough)
+		freed := s.sweep(now, reclaimScan, math.MaxInt, enough)
 		trimmed := s.trim()
 		if freed == 0 && !trimmed || enough > reclaimScan {
 			s.barren.Store(now.Mono + int64(reclaimPause))
@@ -330,10 +331,14 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 	}
 }
 
-// Sweep looks at up to the given number of records, once each at most, going on where the last Sweep stopped, and drops
-// those that are as good as new. It holds no lock for longer than a few hundred records take. It returns how many were
-// dropped.
-func (s *Store) Sweep(now algo.Instant, records int) int { return s.sweep(now, records, records) }
+// Sweep drops records that are as good as new, in one part of a pass over all partitions that goes on where the last call
+// stopped: that many calls in a row look at every record, however many there are and come and go meanwhile. parts must be
+// positive; with 1 it looks at all of them. It holds no lock for longer than a few hundred records take. It returns how many
+// were dropped.
+func (s *Store) Sweep(now algo.Instant, parts int) int {
+	// One more in all, because a pass begins in the middle of a partition.
+	return s.sweep(now, math.MaxInt, s.cfg.Partitions/parts+1, math.MaxInt)
+}
 
 // trim gives back the pages that shards keep in reserve, and reports whether there were any.
 func (s *Store) trim() bool {
@@ -347,13 +352,15 @@ func (s *Store) trim() bool {
 	return trimmed
 }
 
-// sweep is Sweep, ended early once so many were dropped.
-func (s *Store) sweep(now algo.Instant, records, enough int) int {
+// sweep looks at records until it has seen so many, has come through so many partitions, or has dropped enough; at each
+// once at most. The last two bounds are exceeded by what it takes to look at some hundred records.
+func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 	s.reclaimMu.Lock()
 	defer s.reclaimMu.Unlock()
 	dropped := 0
 	// One shard more than there are, because the first is entered in its middle.
-	for shards := 0; records > 0 && dropped < enough && shards <= len(s.shards); {
+	for shards := 0; records > 0 && partitions > 0 && dropped < enough && shards <= len(s.shards); {
+		from := s.hand
 		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, t *table, slot uint32) bool {
 			r := sh.record(t.ref(slot))
 			if r.has(owedFlag) || !r.spec.rule.Limits.Idle(sh.arena, r.state, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
@@ -365,7 +372,10 @@ func (s *Store) sweep(now algo.Instant, records, enough int) int {
 		})
 		records -= visited
 		if passed {
+			partitions -= len(s.shards[from.shard].parts) - from.part
 			shards++
+		} else {
+			partitions -= s.hand.part - from.part
 		}
 	}
 	s.swept.Add(uint64(dropped))

@@ -116,7 +116,7 @@ func TestAgainstStates(t *testing.T) {
 					t.Fatalf("seed %d step %d: refunded %d (%v), want %d", seed, step, got, err, want)
 				}
 			case 2:
-				s.Sweep(at(now), 1000)
+				s.Sweep(at(now), 1)
 			default:
 				call := Call{Request: algo.Request{Cost: rng.Int64N(4), Partial: rng.IntN(3) == 0}}
 				got := decide(t, s, r, key, at(now), call)
@@ -127,7 +127,7 @@ func TestAgainstStates(t *testing.T) {
 			}
 		}
 		// A sweep after everything has run out leaves nothing behind, and no memory counted.
-		s.Sweep(at(now+10*minute), 100_000)
+		s.Sweep(at(now+10*minute), 1)
 		if st := s.Stats(); st.Keys != 0 {
 			t.Errorf("seed %d: %d keys are left", seed, st.Keys)
 		}
@@ -376,7 +376,7 @@ func TestTablesShrink(t *testing.T) {
 	for i := range 10 {
 		decide(t, s, rule("q", window(1, time.Hour)), fmt.Sprint(i), at(0), cost(1))
 	}
-	s.Sweep(at(time.Minute), 100_000)
+	s.Sweep(at(time.Minute), 1)
 	if n := len(s.shards[0].parts[0].index); n > 128 {
 		t.Errorf("a table of %d slots for %d keys", n, s.Stats().Keys)
 	}
@@ -459,7 +459,7 @@ func TestRequestIDMemory(t *testing.T) {
 			}
 		}
 	}
-	s.Sweep(at(now+10*minute), 100_000)
+	s.Sweep(at(now+10*minute), 1)
 	pages := s.shards[0].arena.Bytes() + s.shards[1].arena.Bytes()
 	if got := s.Stats().Bytes; got != int64(pages) {
 		t.Errorf("%d bytes are counted, of which pages hold %d", got, pages)
@@ -550,7 +550,7 @@ func TestConcurrent(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				s.Sweep(now(), 100)
+				s.Sweep(now(), 1)
 				s.Reconcile(now, func(string, []byte) *Rule { return rules[0] })
 			}
 		}
@@ -580,7 +580,7 @@ func TestManyRules(t *testing.T) {
 	if st := s.Stats(); full == 0 || st.Bytes > 1<<20 {
 		t.Errorf("%d refused, %d bytes used: the rules themselves must count", full, st.Bytes)
 	}
-	s.Sweep(at(2*minute), 100_000)
+	s.Sweep(at(2*minute), 1)
 	if st := s.Stats(); st.Keys != 0 || len(s.shards[0].specOf) != 0 {
 		t.Errorf("%+v, %d scopes left", st, len(s.shards[0].specOf))
 	}
