@@ -89,6 +89,8 @@ type Keeper struct {
 	seen   ownership.View  // that the core has
 	viewed bool
 	closed bool // drained is
+
+	journal journal // of notes, for the log
 }
 
 // route is what is known of a partition from one instant to another.
@@ -325,6 +327,7 @@ func (k *Keeper) now() ownership.Now { return ownership.Now{Instant: k.cfg.Now()
 func (k *Keeper) run() {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
+	defer func() { k.journal.write(k.cfg.Logger, 0, true) }()
 	for k.ctx.Err() == nil {
 		select {
 		case <-k.wake:
@@ -338,6 +341,9 @@ func (k *Keeper) run() {
 
 // tick tells the core that time passes.
 func (k *Keeper) tick() {
+	if !k.journal.empty() {
+		k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
+	}
 	k.core.Tick(k.now())
 	k.carryOut()
 	k.post()
@@ -486,21 +492,16 @@ func (k *Keeper) confirm(c ownership.Progress) {
 	}
 }
 
-// record logs and counts notes.
+// record counts notes, and logs them, or has the journal keep them for a moment.
 func (k *Keeper) record(notes []ownership.Note) {
+	now := k.cfg.Now().Mono
 	k.mu.Lock()
 	for _, n := range notes {
 		k.events[n.What]++
 	}
 	k.mu.Unlock()
-	for _, g := range group(notes) {
-		args := []any{"count", len(g.partitions), "partitions", ranges(g.partitions), "term", g.note.Term.String()}
-		if g.note.Other != (ownership.Node{}) {
-			args = append(args, "other", g.note.Other.Name)
-		}
-		if g.note.Detail != "" {
-			args = append(args, "detail", g.note.Detail)
-		}
-		k.cfg.Logger.Info(g.note.What, args...)
+	for _, n := range notes {
+		k.journal.add(n, now)
 	}
+	k.journal.write(k.cfg.Logger, now, false)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -483,7 +484,11 @@ func TestMessagesAndNotes(t *testing.T) {
 		}
 		c.effects.Notes = append(c.effects.Notes, ownership.Note{What: "handed over", Partition: 7, Term: moved, Other: other})
 	})
-	eventually(t, "both are logged", func() bool { return strings.Contains(log.String(), "handed over") })
+	eventually(t, "the move is logged", func() bool { return strings.Contains(log.String(), "handed over") })
+	if strings.Contains(log.String(), "claimed") {
+		t.Error("claims are logged before others can have come that say the same")
+	}
+	k.Close() // which writes what is held
 	if n := out.count(); n != 2 {
 		t.Errorf("%d are sent", n)
 	}
@@ -497,6 +502,30 @@ func TestMessagesAndNotes(t *testing.T) {
 	}
 	if s := k.Stats(); s.Events["claimed"] != partitions || s.Events["handed over"] != 1 || len(s.Events) != 2 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestJournal: what happens to many partitions in a second, message by message and under different terms, is one line.
+func TestJournal(t *testing.T) {
+	var log logtest.Buffer
+	logger := slog.New(slog.NewTextHandler(&log, nil))
+	var j journal
+	term := func(n uint64) ownership.Term { return ownership.Term{N: n << 16} }
+	for p := range 1000 {
+		j.add(ownership.Note{What: "merged", Partition: p, Term: term(uint64(5 + p%3)), Before: term(uint64(1 + p%2)), Other: other}, int64(p))
+		j.write(logger, int64(p), false)
+	}
+	j.add(ownership.Note{What: "backup dropped", Partition: 9, Term: term(4), Other: other, Detail: "lost"}, 500)
+	if log.String() != "" || j.empty() {
+		t.Fatalf("not held: %s", log.String())
+	}
+	j.write(logger, int64(holdNotes), false)
+	j.write(logger, int64(holdNotes)+500, false)
+	const want = `msg=merged count=1000 partitions=0-999 term="0.5/0000 to 0.7/0000" before="0.1/0000 to 0.2/0000" other=other
+msg="backup dropped" count=1 partitions=9 term=0.4/0000 other=other detail=lost
+`
+	if got := regexp.MustCompile(`(?m)^time=\S+ level=INFO `).ReplaceAllString(log.String(), ""); got != want || !j.empty() {
+		t.Errorf("got\n%swant\n%s", got, want)
 	}
 }
 

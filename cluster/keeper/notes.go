@@ -1,35 +1,94 @@
 package keeper
 
 import (
+	"log/slog"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// noteGroup is a note that is true of several partitions.
-type noteGroup struct {
-	note       ownership.Note // of the first of them
-	partitions []int
+// holdNotes is how long notes wait for others that say the same: a split that heals merges some thousand partitions one
+// message at a time, and that is one line in the log and not one for each.
+const holdNotes = time.Second
+
+// planned are the notes of moves, which are written at once: they come one by one, at the pace of moves, and say when.
+var planned = []string{"took over", "handed over"}
+
+// noteKind is what notes that make one line have in common.
+type noteKind struct {
+	what, other, detail string
 }
 
-// group puts together what happened to several partitions at once and in the same way: a cluster that starts claims all
-// of its partitions in one go, and that is one line in the log.
-func group(notes []ownership.Note) []noteGroup {
-	var groups []noteGroup
-	at := make(map[ownership.Note]int)
-	for _, n := range notes {
-		key := n
-		key.Partition = 0
-		i, ok := at[key]
-		if !ok {
-			i = len(groups)
-			at[key] = i
-			groups = append(groups, noteGroup{note: n})
-		}
-		groups[i].partitions = append(groups[i].partitions, n.Partition)
+// noteGroup is what happened to several partitions in the same way.
+type noteGroup struct {
+	kind       noteKind
+	since      int64 // when the first came, by Config.Now
+	partitions []int
+	term       span
+	before     span
+}
+
+// span is the terms from one to another.
+type span struct{ low, high ownership.Term }
+
+// add has the span reach to a term. none says that it is empty.
+func (s *span) add(t ownership.Term, none bool) {
+	if none || t.Less(s.low) {
+		s.low = t
 	}
-	return groups
+	if none || s.high.Less(t) {
+		s.high = t
+	}
+}
+
+func (s span) String() string {
+	if s.low == s.high {
+		return s.low.String()
+	}
+	return s.low.String() + " to " + s.high.String()
+}
+
+// journal gathers notes for the log. Its zero value is ready for use.
+type journal struct {
+	groups []*noteGroup // in the order in which they began
+}
+
+func (j *journal) empty() bool { return len(j.groups) == 0 }
+
+func (j *journal) add(n ownership.Note, now int64) {
+	kind := noteKind{n.What, n.Other.Name, n.Detail}
+	i := slices.IndexFunc(j.groups, func(g *noteGroup) bool { return g.kind == kind })
+	if i < 0 {
+		i = len(j.groups)
+		j.groups = append(j.groups, &noteGroup{kind: kind, since: now})
+	}
+	g := j.groups[i]
+	g.term.add(n.Term, len(g.partitions) == 0)
+	g.before.add(n.Before, len(g.partitions) == 0)
+	g.partitions = append(g.partitions, n.Partition)
+}
+
+// write logs the groups that have been held for long enough, or all of them.
+func (j *journal) write(log *slog.Logger, now int64, all bool) {
+	j.groups = slices.DeleteFunc(j.groups, func(g *noteGroup) bool {
+		if !all && now-g.since < int64(holdNotes) && !slices.Contains(planned, g.kind.what) {
+			return false
+		}
+		args := []any{"count", len(g.partitions), "partitions", ranges(g.partitions), "term", g.term.String()}
+		if g.before != (span{}) {
+			args = append(args, "before", g.before.String())
+		}
+		if g.kind.other != "" {
+			args = append(args, "other", g.kind.other)
+		}
+		if g.kind.detail != "" {
+			args = append(args, "detail", g.kind.detail)
+		}
+		log.Info(g.kind.what, args...)
+		return true
+	})
 }
 
 // maxRanges bounds what ranges writes: a line of a log is to be read.

@@ -299,9 +299,9 @@ func (c *Core) claim(p int) {
 	case !earlier:
 		c.note("claimed", p, Node{}, "new")
 	case fresh:
-		c.note("claimed", p, Node{}, "from a copy; before: "+was.String())
+		c.noteBefore("claimed", p, was, Node{}, "from a copy")
 	default:
-		c.note("claimed", p, Node{}, "without a copy; before: "+was.String())
+		c.noteBefore("claimed", p, was, Node{}, "without a copy")
 	}
 	c.wantBackup(p)
 }

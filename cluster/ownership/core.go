@@ -112,8 +112,9 @@ type Note struct {
 	What      string // such as "claimed"
 	Partition int
 	Term      Term
+	Before    Term   // that of a lost holder, or of the content that was merged; zero if there is none
 	Other     Node   // the other process involved, if any
-	Detail    string // empty when there is nothing to add
+	Detail    string // one of a few constants, empty when there is nothing to add
 }
 
 // Core is one node's part in the protocol: for every partition who holds it, what a copy of it has, and, on a voter, what
@@ -521,7 +522,11 @@ func (c *Core) sendAgain(to Node, m Message) {
 }
 
 func (c *Core) note(what string, p int, other Node, detail string) {
-	c.out.Notes = append(c.out.Notes, Note{What: what, Partition: p, Term: c.parts[p].term, Other: other, Detail: detail})
+	c.noteBefore(what, p, Term{}, other, detail)
+}
+
+func (c *Core) noteBefore(what string, p int, before Term, other Node, detail string) {
+	c.out.Notes = append(c.out.Notes, Note{What: what, Partition: p, Term: c.parts[p].term, Before: before, Other: other, Detail: detail})
 }
 
 func (c *Core) lives(n Node) bool {

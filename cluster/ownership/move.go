@@ -288,7 +288,7 @@ func (c *Core) absorb(p int, from Node, m *Commit) Outcome {
 	c.raise(p)
 	pt.strict.release, pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, m.Granted
 	pt.strict.selfWhole = own.whole || own.selfWhole
-	c.note("merged", p, from, "term "+m.Term.String())
+	c.noteBefore("merged", p, m.Term, from, "")
 	return Done
 }
 

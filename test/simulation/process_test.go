@@ -191,6 +191,9 @@ func (p *process) note(n ownership.Note) {
 	if n.Detail != "" {
 		text += ": " + n.Detail
 	}
+	if n.Before != (ownership.Term{}) {
+		text += "; before: " + n.Before.String()
+	}
 	p.w.say("%s", text)
 }
 
