@@ -80,6 +80,7 @@ type Arena struct {
 	budget Budget
 	source Pages // nil: the runtime
 	bytes  int
+	inUse  int // words of the blocks handed out
 }
 
 // NewArena returns an empty Arena that asks budget, which may be nil, before it grows.
@@ -99,6 +100,9 @@ func NewArenaFrom(source Pages, budget Budget) *Arena {
 
 // Bytes is the memory held in pages, used or not.
 func (a *Arena) Bytes() int { return a.bytes }
+
+// InUse is the memory of the blocks handed out and not freed, in bytes, with what their sizes are rounded up by.
+func (a *Arena) InUse() int { return a.inUse * 8 }
 
 // Alloc returns a zeroed block of at least the given number of words (1 to MaxBlock), or false when the budget refuses
 // a page that would be needed for it.
@@ -128,6 +132,7 @@ func (a *Arena) Alloc(words int) (Ref, bool) {
 		p.carved++
 	}
 	p.live++
+	a.inUse += int(size)
 	if p.free == 0 && int(p.carved)+1 > pageWords/int(size) {
 		a.unlink(pi)
 	}
@@ -149,6 +154,7 @@ func (a *Arena) Free(r Ref, words int) {
 	a.mem[pi][off] = uint64(p.free)
 	p.free = uint16(off/int(size)) + 1
 	p.live--
+	a.inUse -= int(size)
 	if full {
 		a.link(pi)
 	}

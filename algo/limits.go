@@ -441,8 +441,14 @@ func (ls Limits) trim(a *Arena, s State) {
 
 // tick takes note of now and returns it, or the newest instant noted when that is later.
 func (s State) tick(now Instant) Instant {
-	now.Mono = max(now.Mono, int64(s[0]))
+	now = s.Latest(now)
 	s[0] = uint64(now.Mono)
+	return now
+}
+
+// Latest returns now, or the newest instant that the state has been told when that is later.
+func (s State) Latest(now Instant) Instant {
+	now.Mono = max(now.Mono, int64(s[0]))
 	return now
 }
 

@@ -15,8 +15,9 @@ const applyHold = 256
 
 // Bounds of what a chunk may hold, besides those of algo.
 const (
-	maxScope = 1 << 12
-	maxAge   = int64(200 * 366 * 24 * time.Hour)
+	maxScope  = 1 << 12
+	maxCaller = 1 << 8
+	maxAge    = int64(200 * 366 * 24 * time.Hour)
 )
 
 // Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrFull, or ErrHeld when the content
@@ -56,6 +57,12 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 	}
 }
 
+// kept is a rule, and the caller that records under it are counted to.
+type kept struct {
+	rule   *Rule
+	caller string
+}
+
 // apply is one Apply under way.
 type apply struct {
 	sh     *shard
@@ -63,8 +70,8 @@ type apply struct {
 	staged bool
 	now    algo.Instant
 	r      reader
-	rules  []*Rule
-	first  [2]*Rule // room for rules
+	rules  []kept
+	first  [2]kept // room for rules
 	to     *content
 }
 
@@ -204,6 +211,7 @@ func (a *apply) rule() error {
 	r := &a.r
 	item := r.data
 	scope := r.bytes(maxScope)
+	caller := r.bytes(maxCaller)
 	limits := r.bytes(math.MaxInt32)
 	durability, flags := Durability(r.byte()), r.byte()
 	if r.failed || durability > Sync || flags&^(ruleStrict|ruleColdClosed) != 0 {
@@ -214,13 +222,13 @@ func (a *apply) rule() error {
 	room.mu.Lock()
 	defer room.mu.Unlock()
 	if room.read.rule != nil && bytes.Equal(room.read.item, item) {
-		a.rules = append(a.rules, room.read.rule)
+		a.rules = append(a.rules, room.read.kept)
 		return nil
 	}
 	rule := &Rule{
 		Scope: string(scope), Durability: durability, Strict: flags&ruleStrict != 0, ColdClosed: flags&ruleColdClosed != 0,
 	}
-	if known := a.sh.known(rule, limits); known != nil {
+	if known := a.sh.known(rule, string(caller), limits); known != nil {
 		rule = known
 	} else {
 		ls, rest, err := algo.ParseLimits(limits)
@@ -229,14 +237,14 @@ func (a *apply) rule() error {
 		}
 		rule.Limits = ls
 	}
-	room.read.rule, room.read.item = rule, append(room.read.item[:0], item...)
-	a.rules = append(a.rules, rule)
+	room.read.kept, room.read.item = kept{rule, string(caller)}, append(room.read.item[:0], item...)
+	a.rules = append(a.rules, room.read.kept)
 	return nil
 }
 
 // known finds a rule that some record of the shard is under already, so that its limits need not be parsed.
-func (sh *shard) known(rule *Rule, limits []byte) *Rule {
-	numbers := sh.specOf[rule.Scope]
+func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
+	numbers := sh.specOf[specKey{rule.Scope, caller}]
 	for _, n := range numbers[:min(variants, len(numbers))] {
 		old := sh.specs[n].rule
 		if old.Durability != rule.Durability || old.Strict != rule.Strict || old.ColdClosed != rule.ColdClosed {
@@ -250,18 +258,18 @@ func (sh *shard) known(rule *Rule, limits []byte) *Rule {
 }
 
 // record reads what itemKey and itemDelta begin with.
-func (a *apply) record() (rule *Rule, k Key, err error) {
+func (a *apply) record() (rule kept, k Key, err error) {
 	r := &a.r
 	index := r.uint(math.MaxInt32)
 	k.Hash = r.word()
 	key := r.bytes(maxKey)
 	k.Key = unsafe.String(unsafe.SliceData(key), len(key)) // for as long as the chunk is looked at; a record copies it
 	if r.failed || index >= uint64(len(a.rules)) {
-		return nil, k, ErrChunk
+		return kept{}, k, ErrChunk
 	}
 	rule = a.rules[index]
-	if headWords+rule.Limits.Words()+keyWords(len(k.Key)) > algo.MaxBlock {
-		return nil, k, ErrChunk
+	if headWords+rule.rule.Limits.Words()+keyWords(len(k.Key)) > algo.MaxBlock {
+		return kept{}, k, ErrChunk
 	}
 	return rule, k, nil
 }
@@ -308,11 +316,12 @@ func (a *apply) delta() error {
 }
 
 // state brings a record up to what a chunk says of it.
-func (a *apply) state(t *table, rule *Rule, k Key, data []byte) (record, error) {
+func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
+	rule := of.rule
 	slot, found := a.sh.find(t, k.Hash, rule.Scope, k.Key)
 	var err error
 	if !found {
-		slot, err = a.sh.insert(t, k, rule, a.now)
+		slot, err = a.sh.insert(t, k, rule, a.now, of.caller, false)
 	} else {
 		// Not for the same rule in other words: who decides would take it back with the next check.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
@@ -323,7 +332,8 @@ func (a *apply) state(t *table, rule *Rule, k Key, data []byte) (record, error) 
 		return record{}, err
 	}
 	rec := a.sh.record(t.ref(slot))
-	rest, err := rule.Limits.Extend(a.sh.arena, rec.state, a.now, data)
+	var rest []byte
+	a.sh.counted(rec, func() { rest, err = rule.Limits.Extend(a.sh.arena, rec.state, a.now, data) })
 	switch {
 	case err == algo.ErrNoMemory:
 		return record{}, a.noRoom(t, slot, found)

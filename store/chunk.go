@@ -8,11 +8,11 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 1, and then items, each of
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 2, and then items, each of
 // which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
 // bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
 // reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
-const chunkVersion = 1
+const chunkVersion = 2
 
 // The kinds of items, and what follows.
 const (
@@ -29,7 +29,7 @@ const (
 	// itemReservation: hash, id, units, time left; without units and time when it has ended.
 	itemReservation = 5
 	itemSettled     = 6
-	// itemRule: scope, limits, durability, flags. The first has index 0.
+	// itemRule: scope, the caller whose keys it is about, limits, durability, flags. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state.
 	itemKey = 8
@@ -96,7 +96,7 @@ type chunkRoom struct {
 	// The rule that was told last and, after the byte for its kind, the bytes of its item; and the same of the rule that was
 	// read last. Nearly always the next one is the same.
 	told, read struct {
-		rule *Rule
+		kept
 		item []byte
 	}
 }
@@ -282,9 +282,9 @@ func (d *drain) rule(r record) uint64 {
 		return index
 	}
 	told := &d.room.told
-	if rule := r.spec.rule; told.rule != rule {
+	if rule, caller := r.spec.rule, r.spec.caller.label; told.rule != rule || told.caller != caller {
 		d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
-		item := appendBytes(appendBytes(told.item[:0], rule.Scope), d.sh.buffer)
+		item := appendBytes(appendBytes(appendBytes(told.item[:0], rule.Scope), caller), d.sh.buffer)
 		var flags byte
 		if rule.Strict {
 			flags |= ruleStrict
@@ -292,7 +292,7 @@ func (d *drain) rule(r record) uint64 {
 		if rule.ColdClosed {
 			flags |= ruleColdClosed
 		}
-		told.rule, told.item = rule, append(item, byte(rule.Durability), flags)
+		told.kept, told.item = kept{rule, caller}, append(item, byte(rule.Durability), flags)
 	}
 	d.out = append(append(d.out, itemRule), told.item...)
 	index := d.rules
@@ -322,7 +322,9 @@ func (d *drain) state(r record, mark uint64, alone bool) {
 		mark = 0
 	}
 	r.clear((pendingFlag | wholeFlag) << d.slot)
-	d.sh.buffer = r.spec.rule.Limits.AppendSince(d.sh.buffer[:0], d.sh.arena, r.state, d.now, mark)
+	d.sh.counted(r, func() {
+		d.sh.buffer = r.spec.rule.Limits.AppendSince(d.sh.buffer[:0], d.sh.arena, r.state, d.now, mark)
+	})
 	d.out = appendBytes(d.out, d.sh.buffer)
 }
 

@@ -118,7 +118,7 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 			}
 			sh.forced(func() {
 				// A limit that counts anything can be charged whatever it holds, and memory is not refused.
-				_ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited)
+				sh.counted(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
 			})
 			r.clear(owedFlag)
 			delete(part.annex.owed, hash)
@@ -153,7 +153,7 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 				if !r.spec.rule.Strict {
 					return
 				}
-				_ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) // memory is not refused
+				sh.counted(r, func() { _ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) }) // memory is not refused
 				if r.has(owedFlag) {
 					// There is no room left that the lost holder could have used.
 					r.clear(owedFlag)

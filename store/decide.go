@@ -14,9 +14,12 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	guarded := rule.Guarded()
 	if !guarded && !part.traced && call.RequestID|call.Reservation == 0 {
 		// Nobody has to be told, and there is nothing to be remembered.
-		if state := sh.stateOf(&part.table, k, rule); state != nil {
-			if rule.Limits.DecideTo(sh.arena, state, now, &call.Request, each, &answer.Decision) != nil {
-				return errNoRoom
+		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
+			used := sh.begins(number)
+			err := rule.Limits.DecideTo(sh.arena, state, now, &call.Request, each, &answer.Decision)
+			sh.ends(number, used)
+			if err != nil {
+				return sh.noRoom()
 			}
 			if part.annex != nil {
 				answer.Pending = part.awaits(k.Hash, now.Mono)
@@ -62,21 +65,24 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			answer.Pending = part.awaits(k.Hash, now.Mono)
 			return err
 		}
-		if slot, filled, err = sh.enter(part, k, rule, now); err != nil {
+		if slot, filled, err = sh.enter(part, k, rule, now, call.Caller); err != nil {
 			return err
 		}
 		r = sh.record(part.ref(slot))
 	}
+	number := uint32(r.words[1] >> 32)
+	used := sh.begins(number)
 	err = rule.Limits.DecideTo(sh.arena, r.state, now, &call.Request, each, &answer.Decision)
+	sh.ends(number, used)
 	d := &answer.Decision
 	// A refusal that is counted changes the state, too.
 	denied := (part.traced || filled) && err == nil && !d.Allowed && call.Cost != 0 && countsDenied(rule.Limits)
-	if !found && (err != nil || d.Granted == 0) && (filled && !denied || rule.Limits.Idle(sh.arena, r.state, now)) {
+	if !found && (err != nil || d.Granted == 0) && (filled && !denied || sh.idle(r, now)) {
 		sh.drop(&part.table, slot)
 		denied = false
 	}
 	if err != nil {
-		return errNoRoom
+		return sh.noRoom()
 	}
 	if d.Granted > 0 {
 		if part.traced {
@@ -155,6 +161,7 @@ func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Ca
 	}
 	state := sh.scratch[:rule.Limits.Words()]
 	if _, err := sh.begin(part, rule, state, now); err != nil {
+		rule.Limits.Free(sh.arena, state)
 		return algo.Decision{}, errNoRoom
 	}
 	d, err := rule.Limits.Decide(sh.arena, state, now, call.Request, each)
@@ -163,12 +170,13 @@ func (sh *shard) peekNew(part *partition, rule *Rule, now algo.Instant, call *Ca
 }
 
 // enter makes a new key's record.
-func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant) (slot uint32, filled bool, err error) {
-	if slot, err = sh.insert(&part.table, *k, rule, now); err != nil {
+func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, caller string) (slot uint32, filled bool, err error) {
+	if slot, err = sh.insert(&part.table, *k, rule, now, caller, true); err != nil {
 		return 0, false, err
 	}
 	r := sh.record(part.ref(slot))
-	if filled, err = sh.begin(part, rule, r.state, now); err != nil {
+	sh.counted(r, func() { filled, err = sh.begin(part, rule, r.state, now) })
+	if err != nil {
 		sh.drop(&part.table, slot)
 		return 0, false, errNoRoom
 	}
@@ -225,7 +233,9 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	if !adopted && part.unnoted(r) {
 		mark = rule.Limits.Mark(r.state)
 	}
-	if changed := f(r); (changed || adopted) && part.traced {
+	var changed bool
+	sh.counted(r, func() { changed = f(r) })
+	if (changed || adopted) && part.traced {
 		sh.note(part, r, mark, false)
 	}
 	return nil

@@ -118,7 +118,7 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 	slot, found := sh.find(delta, k.Hash, rule.Scope, k.Key)
 	if !found {
 		var err error
-		if slot, err = sh.insert(delta, k, rule, now); err != nil {
+		if slot, err = sh.insert(delta, k, rule, now, of.spec.caller.label, false); err != nil {
 			return // the arena has no numbers for blocks left
 		}
 	} else if adopted, err := sh.adopt(delta, slot, rule, now); err != nil {
@@ -132,7 +132,9 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 		mark = rule.Limits.Mark(r.state)
 	}
 	rule.Limits.Hold(r.state, now)
-	if rule.Limits.Charge(sh.arena, r.state, now, units) == nil {
+	var err error
+	sh.counted(r, func() { err = rule.Limits.Charge(sh.arena, r.state, now, units) })
+	if err == nil {
 		sh.note(part, r, mark, true)
 	}
 }

@@ -262,7 +262,7 @@ func (m *merge) addTo(t *table, r record, since int) (found bool) {
 	slot, found := m.sh.find(t, k.Hash, rule.Scope, k.Key)
 	var err error
 	if !found {
-		if slot, err = m.sh.insert(t, k, rule, m.now); err == nil {
+		if slot, err = m.sh.insert(t, k, rule, m.now, r.spec.caller.label, false); err == nil {
 			m.sh.record(t.ref(slot)).setSince(since)
 		}
 	} else if t == &m.base.table {
@@ -294,6 +294,9 @@ func (m *merge) explain(r record) {
 // join adds the state of one record to another's, converted where they are under different limits.
 func (m *merge) join(to, r record) error {
 	limits, old, state := to.spec.rule.Limits, r.spec.rule.Limits, r.state
+	m.sh.idle(r, to.state.Latest(m.now)) // what has expired of r is taken off its own share, and is not looked at again
+	used := m.sh.arena.InUse()
+	defer func() { to.spec.count(0, m.sh.arena.InUse()-used) }()
 	if !sameLimits(limits, old) {
 		// Convert would use r's own state up, and it may be asked for again.
 		twin := make(algo.State, old.Words())

@@ -13,6 +13,9 @@ import (
 // errNoRoom asks the Store to make room and try again, which a shard cannot do under its own lock.
 var errNoRoom = errors.New("store: no room")
 
+// errShare is errNoRoom where it is the share that has no room.
+var errShare = errors.New("store: no room in the share")
+
 // A record in the arena is
 //
 //	word 0   hash of scope and key
@@ -42,8 +45,13 @@ type spec struct {
 	rule  *Rule // nil: free
 	words int   // of a state
 	refs  int
-	place int // in the shard's list of the scope's specs
+	place int // in the shard's list of the key's specs
+	// What its records are counted to. They stay while there is a record.
+	share, caller *account
 }
+
+// specKey is what specs are found by.
+type specKey struct{ scope, caller string }
 
 // shard is a part of the store under one lock.
 type shard struct {
@@ -55,13 +63,13 @@ type shard struct {
 
 	store  *Store
 	budget shardBudget
-	specOf map[string][]uint32 // by scope
-	free   []uint32            // unused specs
+	specOf map[specKey][]uint32
+	free   []uint32 // unused specs
 
 	scratch algo.State // for peeks at keys without a state
 	buffer  []byte     // of Drain: one state
 
-	_ [24]byte // to whole cache lines, so that neighbours' callers do not wait for each other
+	_ [8]byte // to whole cache lines, so that neighbours' callers do not wait for each other
 }
 
 // shardBudget is the store's budget as one shard uses it.
@@ -69,6 +77,10 @@ type shardBudget struct {
 	*budget
 	// force makes it count what it would refuse: where a change must not be lost for want of memory.
 	force bool
+	// acting is one more than the number of the spec of the record that memory is taken for, where its share's bounds apply.
+	acting uint32
+	short  bool // memory was refused for that reason
+	sh     *shard
 }
 
 // Take implements algo.Budget.
@@ -76,6 +88,10 @@ func (b *shardBudget) Take(bytes int) bool {
 	if b.force {
 		b.used.Add(int64(bytes))
 		return true
+	}
+	if b.acting != 0 && !b.sh.mayGrow(&b.sh.specs[b.acting-1]) {
+		b.short = true
+		return false
 	}
 	return b.budget.Take(bytes)
 }
@@ -223,17 +239,17 @@ func (sh *shard) find(t *table, hash uint64, scope, key string) (uint32, bool) {
 }
 
 // stateOf returns the state of a key that is kept under the very rule it is asked for by, and nil otherwise. It is find
-// without the record around it: what nearly every decision needs, and no more.
-func (sh *shard) stateOf(t *table, k *Key, rule *Rule) algo.State {
+// without the record around it: what nearly every decision needs, and no more. number is that of its spec.
+func (sh *shard) stateOf(t *table, k *Key, rule *Rule) (state algo.State, number uint32) {
 	if t.count == 0 {
-		return nil
+		return nil, 0
 	}
 	mask := uint32(len(t.index) - 1)
 	tag := uint32(k.Hash >> 32)
 	for slot := tag & mask; ; slot = (slot + 1) & mask {
 		e := t.index[slot]
 		if e == 0 {
-			return nil
+			return nil, 0
 		}
 		if uint32(e>>32) != tag {
 			continue
@@ -245,7 +261,7 @@ func (sh *shard) stateOf(t *table, k *Key, rule *Rule) algo.State {
 		sp := &sh.specs[words[1]>>32]
 		end := headWords + sp.words
 		if sp.rule == rule && string(bytesOf(words[end:], int(uint16(words[1])))) == k.Key {
-			return algo.State(words[headWords:end:end])
+			return algo.State(words[headWords:end:end]), uint32(words[1] >> 32)
 		}
 	}
 }
@@ -279,8 +295,9 @@ func (sh *shard) dropHash(t *table, hash uint64) bool {
 	}
 }
 
-// insert makes a fresh record and returns its slot.
-func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant) (uint32, error) {
+// insert makes a fresh record, counted to the caller, and returns its slot. bounded says that it is new and not a copy, so that
+// the bounds of shares apply.
+func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant, caller string, bounded bool) (uint32, error) {
 	s := sh.store
 	if n := s.keys.Add(1); s.cfg.MaxKeys > 0 && n > s.cfg.MaxKeys && !sh.budget.force {
 		s.keys.Add(-1)
@@ -290,29 +307,36 @@ func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant) (uint32, 
 		s.keys.Add(-1)
 		return 0, errNoRoom
 	}
-	ref, err := sh.place(k, rule)
+	ref, err := sh.place(k, rule, caller, bounded)
 	if err != nil {
 		s.keys.Add(-1)
 		return 0, err
 	}
 	r := sh.record(ref)
 	rule.Limits.Init(r.state, now)
+	r.spec.count(1, 0)
 	return t.put(uint32(k.Hash>>32), ref), nil
 }
 
-// place allocates a record with its head and key.
-func (sh *shard) place(k Key, rule *Rule) (algo.Ref, error) {
-	number, ok := sh.intern(rule)
+// place allocates a record with its head and key, see insert.
+func (sh *shard) place(k Key, rule *Rule, caller string, bounded bool) (algo.Ref, error) {
+	number, ok := sh.intern(rule, caller)
 	if !ok {
 		return 0, errNoRoom
 	}
 	sp := &sh.specs[number]
+	if bounded && !sh.mayEnter(sp, rule) {
+		sh.unref(number)
+		return 0, errShare
+	}
 	total := headWords + sp.words + keyWords(len(k.Key))
+	used := sh.arena.InUse()
 	ref, ok := sh.arena.Alloc(total)
 	if !ok {
 		sh.unref(number)
 		return 0, errNoRoom
 	}
+	sp.count(0, sh.arena.InUse()-used)
 	words := sh.arena.Block(ref, total)
 	words[0] = k.Hash
 	words[1] = uint64(number)<<32 | uint64(len(k.Key))
@@ -324,7 +348,9 @@ func (sh *shard) place(k Key, rule *Rule) (algo.Ref, error) {
 func (sh *shard) drop(t *table, slot uint32) {
 	ref := t.ref(slot)
 	r := sh.record(ref)
+	used := sh.arena.InUse()
 	r.spec.rule.Limits.Free(sh.arena, r.state)
+	r.spec.count(-1, sh.arena.InUse()-used)
 	sh.discard(ref)
 	t.remove(slot, &sh.budget)
 	sh.store.keys.Add(-1)
@@ -334,7 +360,9 @@ func (sh *shard) drop(t *table, slot uint32) {
 func (sh *shard) discard(ref algo.Ref) {
 	r := sh.record(ref)
 	number := uint32(r.words[1] >> 32)
+	used := sh.arena.InUse()
 	sh.arena.Free(ref, len(r.words))
+	r.spec.count(0, sh.arena.InUse()-used)
 	sh.unref(number)
 }
 
@@ -351,7 +379,7 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (cha
 		return false, nil
 	}
 	if sameLimits(r.spec.rule.Limits, rule.Limits) {
-		number, ok := sh.intern(rule)
+		number, ok := sh.intern(rule, r.spec.caller.label)
 		if !ok {
 			return false, errNoRoom
 		}
@@ -360,12 +388,15 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant) (cha
 		return true, nil
 	}
 	k := Key{Hash: r.words[0], Key: string(r.key)}
-	ref, err := sh.place(k, rule)
+	ref, err := sh.place(k, rule, r.spec.caller.label, false)
 	if err != nil {
 		return false, err
 	}
 	r, fresh := sh.record(old), sh.record(ref) // anew, for place may have moved the specs
-	if err := r.spec.rule.Limits.Convert(sh.arena, r.state, now, rule.Limits, fresh.state); err != nil {
+	used := sh.arena.InUse()
+	err = r.spec.rule.Limits.Convert(sh.arena, r.state, now, rule.Limits, fresh.state)
+	r.spec.count(0, sh.arena.InUse()-used)
+	if err != nil {
 		sh.discard(ref)
 		return false, errNoRoom
 	}
@@ -394,19 +425,28 @@ func sameLimits(a, b algo.Limits) bool {
 // that callers who send a new limit each time cannot make every insertion slow.
 const variants = 64
 
-// intern returns the number of the rule's spec, counting one more record under it.
-func (sh *shard) intern(rule *Rule) (uint32, bool) {
-	numbers := sh.specOf[rule.Scope]
-	for _, n := range numbers[:min(variants, len(numbers))] {
-		if sp := &sh.specs[n]; sp.rule == rule || same(sp.rule, rule) {
-			sp.refs++
+// intern returns the number of the spec of a rule and a caller, counting one more record under it.
+func (sh *shard) intern(rule *Rule, caller string) (uint32, bool) {
+	if n, ok := sh.specUnder(specKey{rule.Scope, caller}, rule); ok {
+		sh.specs[n].refs++
+		return n, true
+	}
+	share, of := sh.store.shares.take(rule.Scope, caller)
+	key := specKey{rule.Scope, of.label}
+	if of.label != caller {
+		// The caller is one of those that are not told apart.
+		if n, ok := sh.specUnder(key, rule); ok {
+			sh.store.shares.give(share, of)
+			sh.specs[n].refs++
 			return n, true
 		}
 	}
 	if !sh.budget.Take(specBytes) {
+		sh.store.shares.give(share, of)
 		return 0, false
 	}
-	fresh := spec{rule: rule, words: rule.Limits.Words(), refs: 1, place: len(numbers)}
+	numbers := sh.specOf[key]
+	fresh := spec{rule: rule, words: rule.Limits.Words(), refs: 1, place: len(numbers), share: share, caller: of}
 	var n uint32
 	if last := len(sh.free) - 1; last >= 0 {
 		n = sh.free[last]
@@ -416,8 +456,19 @@ func (sh *shard) intern(rule *Rule) (uint32, bool) {
 		n = uint32(len(sh.specs))
 		sh.specs = append(sh.specs, fresh)
 	}
-	sh.specOf[rule.Scope] = append(numbers, n)
+	sh.specOf[key] = append(numbers, n)
 	return n, true
+}
+
+// specUnder finds the spec of a rule.
+func (sh *shard) specUnder(key specKey, rule *Rule) (uint32, bool) {
+	numbers := sh.specOf[key]
+	for _, n := range numbers[:min(variants, len(numbers))] {
+		if sp := &sh.specs[n]; sp.rule == rule || same(sp.rule, rule) {
+			return n, true
+		}
+	}
+	return 0, false
 }
 
 // unref takes one record off a spec and frees the spec with the last one.
@@ -426,16 +477,17 @@ func (sh *shard) unref(n uint32) {
 	if sp.refs--; sp.refs > 0 {
 		return
 	}
-	scope := sp.rule.Scope
-	numbers := sh.specOf[scope]
+	key := specKey{sp.rule.Scope, sp.caller.label}
+	numbers := sh.specOf[key]
 	last := numbers[len(numbers)-1]
 	numbers[sp.place] = last
 	sh.specs[last].place = sp.place
 	if numbers = numbers[:len(numbers)-1]; len(numbers) > 0 {
-		sh.specOf[scope] = numbers
+		sh.specOf[key] = numbers
 	} else {
-		delete(sh.specOf, scope)
+		delete(sh.specOf, key)
 	}
+	sh.store.shares.give(sp.share, sp.caller)
 	*sp = spec{}
 	sh.free = append(sh.free, n)
 	sh.store.budget.Give(specBytes)

@@ -14,6 +14,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"math/bits"
 	"sync"
@@ -35,6 +36,10 @@ type Rule struct {
 	Strict bool
 	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold.
 	ColdClosed bool
+	// MaxKeys and MaxBytes bound what all keys of the rule's share (Config.ShareOf) take on this node, copies included; 0: no
+	// bound. A new key beyond them is refused with ErrShareFull. Bytes are bounded by the page: a share may exceed them by what
+	// is left of pages in use. Not part of the rule's identity, and not told to followers.
+	MaxKeys, MaxBytes int64
 }
 
 // Guarded says that it matters to the rule's answers who else has what they admit.
@@ -68,6 +73,8 @@ type Call struct {
 	// Reservation, when it is not 0, is an id under which the charge is remembered for ReserveFor, until Settle ends it.
 	Reservation uint64
 	ReserveFor  time.Duration
+	// Caller is who asks, to whose share a new key is counted; empty: not known.
+	Caller string
 }
 
 // Answer is a Decision and when it may be given.
@@ -95,6 +102,9 @@ var (
 	// ErrFull means that the store is at its bound of keys or bytes, nothing idle was found to make room, and the call
 	// would have needed a new state or a larger one.
 	ErrFull = errors.New("store: full")
+	// ErrShareFull is an ErrFull, of which the bound of the rule's share is the reason, or that its share or its caller has more
+	// than a fair part of a store that is short of memory.
+	ErrShareFull = fmt.Errorf("%w: the share's bound is reached, or its fair part", ErrFull)
 	// ErrRequestID means that the request id was used before with another cost.
 	ErrRequestID = errors.New("store: request id used before with another cost")
 	// ErrReserved means that a reservation is to keep more than it charged.
@@ -116,6 +126,10 @@ type Config struct {
 	// MaxReservations bounds the pending reservations per partition; 0 stands for DefaultReservations, negative: none.
 	MaxReservations int
 	Shut            bool // partitions begin shut
+	// ShareOf names the share that a scope's keys are counted to, and whether callers can invent such names (inline): shares
+	// of that kind have one fair part of the store together. It must always say the same of a scope. Nil: each scope is a
+	// share of its own, and none is inline.
+	ShareOf func(scope string) (share string, inline bool)
 	// Urgent, when not nil, is called when Drain for the backup of a partition is wanted at once. It is called under locks
 	// and must neither block nor call the Store.
 	Urgent func(partition int)
@@ -147,9 +161,12 @@ type Store struct {
 	budget budget
 	pages  pages
 	keys   atomic.Int64
+	shares shares
 	full   atomic.Uint64 // calls answered ErrFull
-	barren atomic.Int64  // Mono instant until which it is not worth looking for idle states again
-	swept  atomic.Uint64 // idle states dropped
+	// Mono instants until which it is not worth looking for idle states again: for a call that finds the store full, and for
+	// one that finds its share full, so that the latter never keeps the former from looking.
+	barren, shareBarren atomic.Int64
+	swept               atomic.Uint64 // idle states dropped
 	// A bit for each partition: something has come to be pending, see Changed.
 	changed []atomic.Uint64
 	chunks  chunkRoom
@@ -179,15 +196,16 @@ func New(cfg Config) *Store {
 	n := 1 << shift
 	s := &Store{cfg: cfg, shards: make([]shard, n), shift: shift}
 	s.budget.max = cfg.MaxBytes
+	s.shares.init(cfg)
 	s.changed = make([]atomic.Uint64, (cfg.Partitions+63)/64)
 	for i := range s.shards {
 		sh := &s.shards[i]
 		sh.store = s
-		sh.budget.budget = &s.budget
+		sh.budget.budget, sh.budget.sh = &s.budget, sh
 		sh.arena = algo.NewArenaFrom(&s.pages, &sh.budget)
 		// Partition p lives in shard p mod n, at index p div n.
 		sh.parts = make([]partition, (cfg.Partitions-i+n-1)/n)
-		sh.specOf = make(map[string][]uint32)
+		sh.specOf = make(map[specKey][]uint32)
 		for j := range sh.parts {
 			sh.parts[j].open = !cfg.Shut
 		}
@@ -252,9 +270,9 @@ func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each 
 	sh.mu.Lock()
 	err := sh.decide(part, k, rule, now, call, each, a)
 	sh.mu.Unlock()
-	if err == errNoRoom {
+	if err == errNoRoom || err == errShare {
 		*a = Answer{}
-		return s.decideFull(k, rule, now, call, each, a)
+		return s.decideFull(k, rule, now, call, each, a, err)
 	}
 	return err
 }
@@ -268,8 +286,10 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
 	if part.open && !part.traced {
-		if state := sh.stateOf(&part.table, k, rule); state != nil {
+		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
+			used := sh.begins(number)
 			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
+			sh.ends(number, used)
 			sh.mu.Unlock()
 			return err == nil
 		}
@@ -278,30 +298,43 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	return false
 }
 
-// decideFull is DecideTo for a call that has found no room.
-func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer) error {
+// decideFull is DecideTo for a call that has found no room, for the reason err: in the store (errNoRoom) or in its share
+// (errShare).
+func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer, err error) error {
 	sh, part := s.at(k.Partition)
 	// Another shard may hold the idle states that can make way, so no lock is held while looking for them. One of them
 	// may not be enough for a page to become free: each time twice as many are looked for.
 	for enough := 1; ; enough *= 2 {
-		if now.Mono < s.barren.Load() {
+		if barren := s.barrenFor(err); now.Mono < barren.Load() {
 			s.full.Add(1)
+			s.shares.refused(rule.Scope, call.Caller)
+			if err == errShare {
+				return ErrShareFull
+			}
 			return ErrFull
 		}
 		freed := s.sweep(now, reclaimScan, math.MaxInt, enough)
 		trimmed := s.trim()
 		if freed == 0 && !trimmed || enough > reclaimScan {
-			s.barren.Store(now.Mono + int64(reclaimPause))
+			s.barrenFor(err).Store(now.Mono + int64(reclaimPause))
 			continue
 		}
 		*a = Answer{}
 		sh.mu.Lock()
-		err := sh.decide(part, k, rule, now, call, each, a)
+		err = sh.decide(part, k, rule, now, call, each, a)
 		sh.mu.Unlock()
-		if err != errNoRoom {
+		if err != errNoRoom && err != errShare {
 			return err
 		}
 	}
+}
+
+// barrenFor returns the instant until which a call that found no room does not look for idle states.
+func (s *Store) barrenFor(err error) *atomic.Int64 {
+	if err == errShare {
+		return &s.shareBarren
+	}
+	return &s.barren
 }
 
 // Reconcile gives every state the rule that now applies to it, so that a changed policy takes effect at the moment of
@@ -363,7 +396,7 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 		from := s.hand
 		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, t *table, slot uint32) bool {
 			r := sh.record(t.ref(slot))
-			if r.has(owedFlag) || !r.spec.rule.Limits.Idle(sh.arena, r.state, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
+			if r.has(owedFlag) || !sh.idle(r, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
 				return false
 			}
 			sh.drop(t, slot)

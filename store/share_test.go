@@ -1,0 +1,375 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// shareOf is a Config.ShareOf for tests: scopes "ns/NAME/…" are inline, in the share NAME.
+func shareOf(scope string) (string, bool) {
+	if rest, ok := strings.CutPrefix(scope, "ns/"); ok {
+		name, _, _ := strings.Cut(rest, "/")
+		return name, true
+	}
+	return scope, false
+}
+
+// walked compares the counters of shares and callers with a walk over all records.
+func walked(t *testing.T, s *Store) {
+	t.Helper()
+	keys := make(map[string]int64)
+	var blocks int64
+	for i := range s.shards {
+		sh := &s.shards[i]
+		sh.mu.Lock()
+		blocks += int64(sh.arena.InUse())
+		visit := func(c *content) {
+			for j := 0; c.at(j) != nil; j++ {
+				sh.eachRecord(c.at(j), func(r record) {
+					share, inline := s.shares.of(r.spec.rule.Scope)
+					kind := "policy "
+					if inline {
+						kind = "inline "
+						keys["all inline"]++
+					}
+					keys[kind+share]++
+					keys["caller "+r.spec.caller.label]++
+				})
+			}
+		}
+		for j := range sh.parts {
+			part := &sh.parts[j]
+			visit(&part.content)
+			if part.role != nil {
+				visit(&part.role.staging)
+			}
+		}
+		sh.mu.Unlock()
+	}
+	counted := make(map[string]int64)
+	var bytes, ofCallers int64
+	policies, inline, callers := s.Shares()
+	for _, list := range []struct {
+		kind string
+		of   []Share
+	}{{"policy ", policies}, {"inline ", inline}, {"caller ", callers}} {
+		for _, one := range list.of {
+			if one.Keys != 0 {
+				counted[list.kind+one.Name] = one.Keys
+			}
+			if list.kind == "caller " {
+				ofCallers += one.Bytes
+			} else {
+				bytes += one.Bytes
+			}
+			if one.Bytes < 0 || one.Keys < 0 || one.Keys == 0 && one.Bytes != 0 {
+				t.Fatalf("%s%q has %+v", list.kind, one.Name, one)
+			}
+		}
+	}
+	if n := s.shares.inline.keys.Load(); n != 0 {
+		counted["all inline"] = n
+	}
+	if fmt.Sprint(counted) != fmt.Sprint(keys) {
+		t.Fatalf("counted %v, there are %v", counted, keys)
+	}
+	if bytes != blocks || ofCallers != blocks {
+		t.Fatalf("%d bytes are counted to shares and %d to callers, %d are in use", bytes, ofCallers, blocks)
+	}
+}
+
+// emptied drops everything in a store, and fails the test when anything is counted then. As each record takes off its share what it
+// held, no share had another's bytes before.
+func emptied(t *testing.T, s *Store) {
+	t.Helper()
+	s.shares.mu.RLock()
+	accounts := []*account{&s.shares.inline, &s.shares.rest, &s.shares.nobody}
+	for _, m := range []map[string]*account{s.shares.policies, s.shares.inlines, s.shares.callers} {
+		for _, a := range m {
+			accounts = append(accounts, a)
+		}
+	}
+	s.shares.mu.RUnlock()
+	for p := range s.cfg.Partitions {
+		s.Discard(p)
+	}
+	for _, a := range accounts {
+		if a.keys.Load() != 0 || a.bytes.Load() != 0 || a.refs != 0 {
+			t.Errorf("%q is left with %d keys, %d bytes and %d specs", a.label, a.keys.Load(), a.bytes.Load(), a.refs)
+		}
+	}
+	if n := len(s.shares.policies) + len(s.shares.inlines) + len(s.shares.callers); n != 0 {
+		t.Errorf("%d accounts are left", n)
+	}
+}
+
+// TestSharesAgainstWalk makes random histories of calls by several callers, of sweeps, resets, changed policies, copies, moves,
+// claims and merges, and compares the counters with a walk all along.
+func TestSharesAgainstWalk(t *testing.T) {
+	for seed := range seeds(200) {
+		rng := rand.New(rand.NewPCG(seed, 21))
+		rules := [][]*Rule{
+			{rule("log", log(50, minute)), rule("log", log(20, minute)), rule("log", window(20, minute))},
+			{rule("ns/a/1", log(1000, 5*time.Second)), rule("ns/a/1", log(2000, 5*time.Second))},
+			{rule("ns/a/2", window(1000, time.Second))},
+			{rule("ns/b/1", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Second})},
+			{rule("leases", algo.Limit{Algorithm: algo.Concurrency, Limit: 50, Window: 10 * time.Second})},
+		}
+		rules[0][0].ColdClosed, rules[0][1].ColdClosed = true, true
+		s := newSplit(t, 3)
+		for _, p := range s.parties {
+			p.store = New(Config{Shut: true, ShareOf: shareOf})
+		}
+		s.claim(0)
+		open := []int{0}
+		current := make([]int, len(rules))
+		for range 150 {
+			s.now += time.Duration(rng.Int64N(int64(2 * time.Second)))
+			i := open[rng.IntN(len(open))]
+			store := s.parties[i].store
+			which := rng.IntN(len(rules))
+			r := rules[which][current[which]]
+			k := store.key(r.Scope, fmt.Sprint(rng.IntN(8)))
+			switch n := rng.IntN(24); {
+			case n < 14:
+				c := Call{Request: algo.Request{Cost: rng.Int64N(4)}, Caller: []string{"", "x", "y"}[rng.IntN(3)]}
+				if c.Cost > 0 && which != 4 && rng.IntN(4) == 0 {
+					c.Reservation, c.ReserveFor = rng.Uint64()|1, time.Minute
+				}
+				if c.Cost > 0 && rng.IntN(4) == 0 {
+					c.RequestID = rng.Uint64() | 1
+				}
+				if _, err := store.Decide(k, r, at(s.now), c, nil); err != nil {
+					t.Fatal(err)
+				}
+			case n == 14:
+				store.Sweep(at(s.now), 100)
+			case n == 15:
+				if _, err := store.Refund(k, r, at(s.now), 2); err != nil {
+					t.Fatal(err)
+				}
+			case n == 16:
+				if err := store.Reset(k, r.Scope); err != nil {
+					t.Fatal(err)
+				}
+			case n == 17:
+				current[which] = rng.IntN(len(rules[which]))
+				now := rules[which][current[which]]
+				store.Reconcile(func() algo.Instant { return at(s.now) }, func(scope string, _ []byte) *Rule {
+					if scope == now.Scope {
+						return now
+					}
+					return nil
+				})
+			case n == 18:
+				store.Cold(0, at(s.now))
+			case n < 21 && len(open) < 3:
+				to := rng.IntN(3)
+				if !slices.Contains(open, to) {
+					s.replicate(i, to)
+					store.Detach(0, Target)
+					s.claim(to)
+					open = append(open, to)
+				}
+			case len(open) > 1:
+				if to := open[rng.IntN(len(open))]; to != i {
+					s.merge(i, to)
+					open = slices.DeleteFunc(open, func(o int) bool { return o == i })
+				}
+			}
+			for _, p := range s.parties {
+				walked(t, p.store)
+			}
+		}
+		for _, p := range s.parties {
+			emptied(t, p.store)
+		}
+	}
+}
+
+// TestSharesAtTheBounds is the same where there is not enough room, so that keys are refused, make way and grow in vain.
+func TestSharesAtTheBounds(t *testing.T) {
+	refused := 0
+	for seed := range seeds(100) {
+		rng := rand.New(rand.NewPCG(seed, 22))
+		s := New(Config{Partitions: 4, MaxKeys: 60, MaxBytes: 200_000, ShareOf: shareOf})
+		s.SetShares(3)
+		rules := []*Rule{rule("a", log(3000, time.Second)), rule("b", window(100, time.Second)), rule("ns/c", log(3000, 3*time.Second))}
+		rules[1].MaxKeys, rules[0].MaxBytes = 10, 60_000
+		var now time.Duration
+		for range 400 {
+			now += time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
+			r := rules[rng.IntN(len(rules))]
+			c := Call{Request: algo.Request{Cost: 1 + rng.Int64N(300)}, Caller: []string{"", "", "x", "y"}[rng.IntN(4)]}
+			k := s.key(r.Scope, fmt.Sprint(rng.IntN(50)))
+			switch _, err := s.Decide(k, r, at(now), c, nil); {
+			case errors.Is(err, ErrFull):
+				refused++
+			case err != nil:
+				t.Fatal(err)
+			}
+			walked(t, s)
+			policies, _, _ := s.Shares()
+			for _, one := range policies {
+				if one.Name == "b" && one.Keys > 10 {
+					t.Fatalf("%+v", one)
+				}
+			}
+		}
+		emptied(t, s)
+	}
+	if refused == 0 {
+		t.Error("nothing was refused")
+	}
+}
+
+// TestFullShare: a share at its bound has no room for new keys. Its known keys and everybody else go on, and what becomes idle makes
+// room.
+func TestFullShare(t *testing.T) {
+	s := New(Config{})
+	full, other := rule("full", window(5, minute)), rule("other", window(5, minute))
+	full.MaxKeys = 3
+	for i := range 3 {
+		decide(t, s, full, fmt.Sprint(i), at(0), cost(1))
+	}
+	if _, err := s.Decide(s.key("full", "3"), full, at(1), cost(1), nil); !errors.Is(err, ErrShareFull) || !errors.Is(err, ErrFull) {
+		t.Fatal(err)
+	}
+	if d := decide(t, s, full, "1", at(2), cost(1)); !d.Allowed || d.Remaining != 3 {
+		t.Errorf("%+v", d)
+	}
+	if d := decide(t, s, full, "4", at(3), cost(0)); d.Remaining != 5 {
+		t.Errorf("a peek needs no room: %+v", d)
+	}
+	for i := range 10 {
+		decide(t, s, other, fmt.Sprint(i), at(4), cost(1))
+	}
+	if policies, _, _ := s.Shares(); len(policies) != 2 || policies[0].Name != "other" || policies[0].Keys != 10 || policies[1].Keys != 3 || policies[1].Refused != 1 {
+		t.Errorf("%+v", policies)
+	}
+	if d := decide(t, s, full, "3", at(time.Hour), cost(1)); !d.Allowed {
+		t.Errorf("%+v", d)
+	}
+	// A larger bound counts at once.
+	more := *full
+	more.MaxKeys = 5
+	for i := range 5 {
+		decide(t, s, &more, fmt.Sprint("more", i), at(2*time.Hour), cost(1))
+	}
+}
+
+// TestShareBytes: what states grow by is bounded as new keys are.
+func TestShareBytes(t *testing.T) {
+	s := New(Config{})
+	grows, other := rule("grows", log(100_000, 1000*time.Hour)), rule("other", log(100_000, 1000*time.Hour))
+	grows.MaxBytes = 100_000
+	var err error
+	n := 0
+	for ; err == nil && n < 100_000; n++ {
+		_, err = s.Decide(s.key("grows", "k"), grows, at(time.Duration(n)*time.Second), cost(1), nil)
+	}
+	policies, _, _ := s.Shares()
+	if !errors.Is(err, ErrShareFull) || policies[0].Bytes < 50_000 || policies[0].Bytes > 100_000+2*algo.PageBytes {
+		t.Fatalf("%v after %d: %+v", err, n, policies)
+	}
+	for i := range n {
+		decide(t, s, other, "k", at(time.Duration(n+i)*time.Second), cost(1))
+	}
+}
+
+// crowd has a caller make new keys until they are refused, and returns how many there were.
+func crowd(t *testing.T, s *Store, r *Rule, caller string, most int) (n int) {
+	t.Helper()
+	for ; n < most; n++ {
+		c := cost(1)
+		c.Caller = caller
+		_, err := s.Decide(s.key(r.Scope, fmt.Sprint(caller, n)), r, at(time.Second), c, nil)
+		if errors.Is(err, ErrShareFull) {
+			return n
+		} else if err != nil {
+			t.Fatal(caller, n, err)
+		}
+	}
+	return n
+}
+
+// TestFairPartOfCallers: a caller who takes all the room it gets leaves some for the others, under the same policy too.
+func TestFairPartOfCallers(t *testing.T) {
+	s := New(Config{MaxKeys: 800, Partitions: 8})
+	r := rule("login", window(5, minute))
+	if n := crowd(t, s, r, "greedy", 1000); n != 700 {
+		t.Errorf("the first caller has %d keys of 800", n)
+	}
+	// Each of them has less than a fair part of the store: with k of them and the greedy one a (k+2)th.
+	for _, caller := range []string{"a", "b", "c", "d"} {
+		if n := crowd(t, s, r, caller, 20); n != 20 {
+			t.Errorf("%s gets %d keys", caller, n)
+		}
+	}
+	if _, err := s.Decide(s.key("login", "new"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil); !errors.Is(err, ErrShareFull) {
+		t.Errorf("the greedy caller goes on: %v", err)
+	}
+	if _, err := s.Decide(s.key("login", "greedy1"), r, at(time.Second), Call{Request: algo.Request{Cost: 1}, Caller: "greedy"}, nil); err != nil {
+		t.Errorf("a known key: %v", err)
+	}
+	_, _, callers := s.Shares()
+	if callers[0].Name != "greedy" || callers[0].Keys != 700 || callers[0].Refused != 2 {
+		t.Errorf("%+v", callers)
+	}
+}
+
+// TestFairPartOfShares: without callers policies leave room for each other, and inline limits have one part together, however many
+// namespaces somebody makes up.
+func TestFairPartOfShares(t *testing.T) {
+	s := New(Config{MaxKeys: 800, Partitions: 8, ShareOf: shareOf})
+	s.SetShares(3)
+	n := 0
+	for ; ; n++ {
+		r := rule(fmt.Sprintf("ns/made-up-%d/x", n), window(5, minute))
+		if crowd(t, s, r, "", 1) == 0 {
+			break
+		}
+	}
+	if n != 700 {
+		t.Errorf("made-up namespaces have %d keys of 800", n)
+	}
+	if n := crowd(t, s, rule("login", window(5, minute)), "", 90); n != 90 {
+		t.Errorf("a policy gets %d keys", n)
+	}
+
+	alone := New(Config{MaxKeys: 800, Partitions: 8, ShareOf: shareOf})
+	alone.SetShares(1)
+	r := rule("login", window(5, minute))
+	for i := range 800 {
+		decide(t, alone, r, fmt.Sprint(i), at(0), cost(1))
+	}
+}
+
+// TestAccountsAreBounded: names that somebody makes up are not kept beyond a bound, and all of them go with the last record.
+func TestAccountsAreBounded(t *testing.T) {
+	s := New(Config{ShareOf: shareOf})
+	for i := range 2 * maxAccounts {
+		c := cost(1)
+		c.Caller = fmt.Sprint("caller", i)
+		decide(t, s, rule(fmt.Sprintf("ns/%d/x", i), window(5, time.Second)), "k", at(0), c)
+	}
+	shares := func() (inline, callers []Share) { _, inline, callers = s.Shares(); return }
+	inline, callers := shares()
+	if len(inline) != maxAccounts+1 || len(callers) != maxAccounts+1 {
+		t.Fatalf("%d namespaces and %d callers are told apart", len(inline), len(callers))
+	}
+	if inline[0].Name != "" || inline[0].Keys != maxAccounts || callers[0].Keys != maxAccounts {
+		t.Errorf("%+v %+v", inline[0], callers[0])
+	}
+	s.Sweep(at(minute), 3*maxAccounts)
+	if inline, callers := shares(); len(inline)+len(callers) != 0 {
+		t.Errorf("%d namespaces and %d callers are left", len(inline), len(callers))
+	}
+}
