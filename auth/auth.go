@@ -210,9 +210,9 @@ func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial)
 	return a.Authorize(r.Context(), "http", role, e)
 }
 
-// GRPC authorizes a call of a gRPC method (its full name) by its headers and by the connection in ctx, as Authorize does. It can
-// be called in a tap handle, before the message is read. The error is a status.
-func (a *Authorizer) GRPC(ctx context.Context, method string, headers metadata.MD) (context.Context, error) {
+// GRPC authorizes a call of a gRPC method (its full name) by the headers and the connection in ctx, as Authorize does. The error
+// is a status. It is to be called before the message is read.
+func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, error) {
 	role, listed := a.roles[method]
 	if listed && role == RoleOpen {
 		return ctx, nil
@@ -229,7 +229,7 @@ func (a *Authorizer) GRPC(ctx context.Context, method string, headers metadata.M
 		a.cfg.Denied("grpc", WrongRole, e.From, "method without a role")
 		return nil, status.Error(codes.PermissionDenied, "this method is denied to everybody")
 	}
-	e.Authorization = headers.Get("authorization")
+	e.Authorization = metadata.ValueFromIncomingContext(ctx, "authorization")
 	ctx, denial := a.Authorize(ctx, "grpc", role, e)
 	if denial != nil {
 		return nil, statusOf(denial)
@@ -244,24 +244,9 @@ func statusOf(d *Denial) error {
 	return status.Error(codes.Unauthenticated, d.Message)
 }
 
-// intercept authorizes a call by its incoming context.
-func (a *Authorizer) intercept(ctx context.Context, method string) (context.Context, error) {
-	headers, _ := metadata.FromIncomingContext(ctx)
-	return a.GRPC(ctx, method, headers)
-}
-
-// Unary is the interceptor of unary calls.
-func (a *Authorizer) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	ctx, err := a.intercept(ctx, info.FullMethod)
-	if err != nil {
-		return nil, err
-	}
-	return handle(ctx, req)
-}
-
 // Stream is the interceptor of streams.
 func (a *Authorizer) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	ctx, err := a.intercept(stream.Context(), info.FullMethod)
+	ctx, err := a.GRPC(stream.Context(), info.FullMethod)
 	if err != nil {
 		return err
 	}

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -46,32 +46,41 @@ type checkStream struct {
 
 	sending sync.Mutex // one response at a time
 	stall   stall      // with the caller who reads, or does not
+	crashed chan error // holds the panic of a request that waited for other nodes, a *recovered.Error
 }
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
-	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stall: newStall(s.cfg.WriteTimeout)}
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan error, 1)}
 	s.unread.open(c)
 	defer s.unread.close(c)
 	ended := make(chan error, 1)
 	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it.
-	s.readers.Go(func() { ended <- c.read() })
+	s.readers.Go(func() { ended <- recovered.Call(c.read) })
 	var err error
 	select {
 	case err = <-ended:
+		c.waiting.Wait()
+		select {
+		case err = <-c.crashed:
+		default:
+		}
+		return err
 	case <-c.stall.over:
-		// What waits to be sent fails when this function has returned, and not before.
-		s.readers.Go(func() {
-			<-ended
-			c.waiting.Wait()
-		})
-		return errUnread
+		err = errUnread
+	case err = <-c.crashed:
 	case <-stream.Context().Done(): // the caller is gone, or the node stops
 		c.turn.Lock()
 		c.over = true
 		c.turn.Unlock()
+		c.waiting.Wait()
+		return nil
 	}
-	c.waiting.Wait()
+	// What waits to be sent fails when this function has returned, and not before.
+	s.readers.Go(func() {
+		<-ended
+		c.waiting.Wait()
+	})
 	return err
 }
 
@@ -79,14 +88,14 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 func (c *checkStream) read() error {
 	for {
 		in := weirv1.CheckStreamRequestFromVTPool()
-		m := &wire.Lenient{Message: in}
+		m := &wire.Lenient{Message: in, Check: boundStreamed}
 		err := c.stream.RecvMsg(m)
-		switch {
-		case errors.Is(err, io.EOF):
+		if errors.Is(err, io.EOF) {
 			err = io.EOF
-		case err == nil && m.Err != nil:
-			err = status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
-		case err == nil:
+		} else if err == nil {
+			err = undecoded(m)
+		}
+		if err == nil {
 			err = c.take(in)
 		}
 		if small(in) {
@@ -182,24 +191,35 @@ func (r *remainder) finish(g group) {
 	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), g.timeout)
 	defer cancel()
-	c.server.svc.Finish(ctx, r.batch, g.checks)
-	r.traces.answered(r.batch, g.checks)
-	out := packed(r.sequence, r.batch, g.checks, true)
-	if r.packing.Add(-1) == 0 {
+	var out *weirv1.CheckStreamResponse
+	crashed := recovered.Call(func() error {
+		c.server.svc.Finish(ctx, r.batch, g.checks)
+		r.traces.answered(r.batch, g.checks)
+		out = packed(r.sequence, r.batch, g.checks, true)
+		return nil
+	})
+	if crashed != nil {
+		select {
+		case c.crashed <- crashed: // which ends the stream
+		default:
+		}
+	} else if r.packing.Add(-1) == 0 {
 		c.server.put(r.batch) // before anything waits for a caller: it is much larger than the answers
 	}
 	defer c.letGo(c.hold(len(g.checks)))
 	<-r.told
 	c.sending.Lock()
 	defer c.sending.Unlock()
-	r.left--
-	if out.More = r.left > 0; !out.More {
+	if r.left--; r.left == 0 {
 		defer func() {
 			r.seen.end(codes.OK)
 			<-c.places
 		}()
 	}
-	_ = c.sendLocked(out) // the reader learns of a broken stream, too
+	if crashed == nil {
+		out.More = r.left > 0
+		_ = c.sendLocked(out) // the reader learns of a broken stream, too
+	}
 }
 
 // group is checks of a request that are waited for about equally long.

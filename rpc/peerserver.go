@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/ring"
@@ -41,7 +42,9 @@ type PeerServerConfig struct {
 	Receiver     Receiver
 	// Inspect tells about this node.
 	Inspect func() *peerv1.InspectResponse
-	Logger  *slog.Logger
+	// Panicked is called with a panic in handing a batch on. The batch stays without an answer.
+	Panicked func(*recovered.Error)
+	Logger   *slog.Logger
 }
 
 // PeerServer answers other nodes.
@@ -357,8 +360,15 @@ func (s *PeerServer) carryOut(ctx context.Context, sess *session, w *work, hande
 		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.longest)
 		defer cancel()
-		rest(ctx)
-		sess.finish(w.answer(), s.now())
+		err := recovered.Call(func() error {
+			rest(ctx)
+			sess.finish(w.answer(), s.now())
+			return nil
+		})
+		if p, ok := errors.AsType[*recovered.Error](err); ok {
+			s.cfg.Panicked(p)
+			return
+		}
 		s.done(w)
 	})
 }

@@ -121,14 +121,22 @@ func handleCheck(srv any, ctx context.Context, dec func(any) error, i grpc.Unary
 
 // decode reads a message with what gRPC reads messages with.
 func decode(read func(any) error, into proto.Message) error {
-	m := &wire.Lenient{Message: into}
+	m := &wire.Lenient{Message: into, Check: boundElements(into)}
 	if err := read(m); err != nil {
 		return err
 	}
-	if m.Err != nil {
-		return status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
+	return undecoded(m)
+}
+
+// undecoded returns the status for a message that could not be decoded, or nil for one that was.
+func undecoded(m *wire.Lenient) error {
+	if m.Err == nil {
+		return nil
 	}
-	return nil
+	if bad, ok := errors.AsType[*limit.Error](m.Err); ok {
+		return statusOf(bad)
+	}
+	return status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
 }
 
 // Check implements weirv1.LimiterServer.

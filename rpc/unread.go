@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/recovered"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -47,7 +48,9 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 	wait := newStall(s.cfg.WriteTimeout)
 	ended := make(chan error, 1)
 	// The handler is stuck in sending, from which only the end of this function frees it.
-	s.readers.Go(func() { ended <- handle(srv, patientStream{stream, &wait}) })
+	s.readers.Go(func() {
+		ended <- recovered.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
+	})
 	select {
 	case err := <-ended:
 		return err

@@ -21,6 +21,7 @@ type limitsConfig struct {
 	MaxStreams     int           // calls at a time on one connection of HTTP/2, which gRPC is
 	MaxMessage     int64         // bytes of a request's body
 	MaxHeader      int64         // bytes of a request's header fields
+	FirstMessage   time.Duration // for the first message of a call over gRPC
 	WriteTimeout   time.Duration // for a caller who does not read
 	MaxUnread      int64         // bytes of answers that wait for callers of streams to read, about
 	MaxInFlight    int           // checks that wait for other nodes or for copies
@@ -32,6 +33,7 @@ const (
 	defaultMaxStreams     = 1000
 	defaultMaxMessage     = 4 << 20 // a full batch with the longest keys
 	defaultMaxHeader      = 32 << 10
+	defaultFirstMessage   = 10 * time.Second
 	defaultWriteTimeout   = 30 * time.Second
 	defaultMaxUnread      = 256 << 20
 
@@ -64,6 +66,9 @@ func newLimits(c limitsConfig) limitsConfig {
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = limiter.DefaultMaxInFlight
 	}
+	if c.FirstMessage == 0 {
+		c.FirstMessage = defaultFirstMessage
+	}
 	if c.WriteTimeout == 0 {
 		c.WriteTimeout = defaultWriteTimeout
 	}
@@ -79,7 +84,7 @@ type limitsFlags struct {
 	inFlight             int
 	message, header      parsed[int64]
 	unread               parsed[int64]
-	write                time.Duration
+	write, firstMessage  time.Duration
 }
 
 func (f *limitsFlags) register(fs *pflag.FlagSet) {
@@ -88,13 +93,14 @@ func (f *limitsFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.message.by(parseSize(1<<10, 1<<30), "size", "4MiB"), "max-message-size", "largest body of a request, HTTP or gRPC")
 	fs.Var(f.header.by(parseSize(1<<10, 1<<20), "size", "32KiB"), "max-header-size", "largest header of a request, HTTP or gRPC")
 	fs.IntVar(&f.inFlight, "max-in-flight", limiter.DefaultMaxInFlight, "checks that wait at a time for other nodes or for copies; more are answered by on_error; 0: the default")
+	fs.DurationVar(&f.firstMessage, "first-message-timeout", defaultFirstMessage, "longest time between the headers and the first message of a gRPC call")
 	fs.DurationVar(&f.write, "write-timeout", defaultWriteTimeout, "longest time that a gRPC connection, or a stream on it, may be stuck because its caller does not read")
 	fs.Var(f.unread.by(parseSize(1<<20, 1<<40), "size", "256MiB"), "max-unread", "answers of all streams of checks that wait for their callers to read; streams with more than their share of it are ended then")
 }
 
 // config is what the flags say.
 func (f *limitsFlags) config() (limitsConfig, error) {
-	c := limitsConfig{MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value, WriteTimeout: f.write, MaxInFlight: f.inFlight, MaxUnread: f.unread.value}
+	c := limitsConfig{MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value, FirstMessage: f.firstMessage, WriteTimeout: f.write, MaxInFlight: f.inFlight, MaxUnread: f.unread.value}
 	switch {
 	case f.connections < 0:
 		return c, fmt.Errorf("--max-connections: %d is negative", f.connections)
@@ -106,6 +112,9 @@ func (f *limitsFlags) config() (limitsConfig, error) {
 	}
 	if f.inFlight < 0 {
 		return c, fmt.Errorf("--max-in-flight: %d is negative", f.inFlight)
+	}
+	if f.firstMessage < 100*time.Millisecond {
+		return c, fmt.Errorf("--first-message-timeout: %v is too short; a slow network needs some seconds", f.firstMessage)
 	}
 	if f.write < 100*time.Millisecond {
 		return c, fmt.Errorf("--write-timeout: %v is too short; a slow network needs some seconds", f.write)

@@ -179,7 +179,7 @@ func TestSlowReader(t *testing.T) {
 func TestLimitsByDefault(t *testing.T) {
 	c := newLimits(limitsConfig{})
 	if c.MaxConnections != defaultMaxConnections || c.MaxStreams != defaultMaxStreams || c.MaxMessage != defaultMaxMessage ||
-		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout || c.MaxInFlight != limiter.DefaultMaxInFlight ||
+		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout || c.FirstMessage != defaultFirstMessage || c.MaxInFlight != limiter.DefaultMaxInFlight ||
 		c.MaxUnread != defaultMaxUnread {
 		t.Errorf("%+v", c)
 	}
@@ -202,6 +202,7 @@ func TestLimitsByDefault(t *testing.T) {
 		{"--max-message-size 10B", "max-message-size"},
 		{"--max-header-size 1GiB", "max-header-size"},
 		{"--write-timeout 1ms", "--write-timeout: "},
+		{"--first-message-timeout 0", "--first-message-timeout: "},
 		{"--max-in-flight -1", "--max-in-flight: "},
 	} {
 		var out strings.Builder

@@ -28,7 +28,9 @@ import (
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -296,13 +298,16 @@ func (n *node) serve() {
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	codec := grpc.ForceServerCodecV2(wire.Codec())
 	if n.listeners.peer != nil {
-		n.peerServer = grpc.NewServer(append(slices.Concat(n.security.peerServer(), n.limits.peerServer()),
+		calls := ingress.NewCalls(ingress.CallsConfig{FirstMessage: n.limits.FirstMessage, Panicked: n.panicked("peer")})
+		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer()),
 			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)...)
-		peerv1.RegisterPeerServer(n.peerServer, rpc.NewPeerServer(rpc.PeerServerConfig{
+		services := calls.Registrar(n.peerServer)
+		peerv1.RegisterPeerServer(services, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
+			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
 		}))
-		peerv1.RegisterOwnershipServer(n.peerServer, n.messenger)
-		peerv1.RegisterGossipKeysServer(n.peerServer, peerKeys{n: n})
+		peerv1.RegisterOwnershipServer(services, n.messenger)
+		peerv1.RegisterGossipKeysServer(services, peerKeys{n: n})
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
@@ -310,16 +315,20 @@ func (n *node) serve() {
 			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(),
 		})
-		n.grpcServer = grpc.NewServer(append(slices.Concat(n.security.grpcServer(), n.limits.grpcServer()),
+		calls := ingress.NewCalls(ingress.CallsConfig{
+			Authorize: n.security.auth.GRPC, FirstMessage: n.limits.FirstMessage, Panicked: n.panicked("grpc"),
+		})
+		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.grpcServer(), n.limits.grpcServer()),
 			grpc.WaitForHandlers(true), handshake, codec,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 			grpc.ChainStreamInterceptor(n.endWithNode, n.callers.EndUnread), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
 		)...)
-		n.callers.Register(n.grpcServer)
-		weirv1.RegisterAdminServer(n.grpcServer, &admin{n: n})
-		healthv1.RegisterHealthServer(n.grpcServer, n.health)
+		services := calls.Registrar(n.grpcServer)
+		n.callers.Register(services)
+		weirv1.RegisterAdminServer(services, &admin{n: n})
+		healthv1.RegisterHealthServer(services, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
 		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/tracing"
 )
 
@@ -45,7 +47,34 @@ func (n *node) observed(door http.Handler) http.Handler {
 	if n.tracer != nil {
 		door = n.tracer.HTTP(door)
 	}
-	return n.metrics.HTTP(door)
+	return n.recovering(n.metrics.HTTP(door))
+}
+
+// recovering counts the panics of a handler. Its connection ends: what has been answered is not known.
+func (n *node) recovering(handler http.Handler) http.Handler {
+	panicked := n.panicked("http")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := recovered.Call(func() error {
+			handler.ServeHTTP(w, r)
+			return nil
+		})
+		p, ok := errors.AsType[*recovered.Error](err)
+		if !ok {
+			return
+		}
+		if p.Value != http.ErrAbortHandler {
+			panicked(r.Pattern, p)
+		}
+		panic(http.ErrAbortHandler) // which net/http takes for: end the connection, or the stream, without a word
+	})
+}
+
+// panicked returns what notes the panics of a listener's handlers. The value may hold what the caller sent and is not logged.
+func (n *node) panicked(listener string) func(method string, p *recovered.Error) {
+	return func(method string, p *recovered.Error) {
+		n.security.metrics.Panicked(listener)
+		n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack))
+	}
 }
 
 // unaryInterceptors are the same for gRPC.

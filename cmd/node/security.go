@@ -281,7 +281,7 @@ func (s *security) badHandshake(door string, from net.Addr, err error, plain boo
 
 // grpcServer returns the options of the server for callers.
 func (s *security) grpcServer() []grpc.ServerOption {
-	options := []grpc.ServerOption{grpc.ChainUnaryInterceptor(s.auth.Unary), grpc.ChainStreamInterceptor(s.auth.Stream)}
+	options := []grpc.ServerOption{grpc.ChainStreamInterceptor(s.auth.Stream)}
 	if s.callers != nil {
 		creds := credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
 		options = append(options, grpc.Creds(watchedCredentials{creds, s, "grpc"}))

@@ -11,6 +11,7 @@ import (
 type Security struct {
 	refused  *prometheus.CounterVec
 	reloads  *prometheus.CounterVec
+	panics   *prometheus.CounterVec
 	expiries func() map[string]time.Time
 }
 
@@ -20,7 +21,7 @@ var certificateExpiry = prometheus.NewDesc("weir_certificate_expiry_timestamp_se
 // NewSecurity returns a Security. expiries tells when the certificates in force expire, by their use; it is asked at each
 // scrape.
 func NewSecurity(expiries func() map[string]time.Time) *Security {
-	return &Security{
+	s := &Security{
 		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_access_refused_total", Help: "Connections and requests refused, by door (http, grpc, peer, gossip) and reason.",
 		}, []string{"door", "reason"}),
@@ -28,9 +29,19 @@ func NewSecurity(expiries func() map[string]time.Time) *Security {
 			Name: "weir_security_reloads_total",
 			Help: "Changes of the files that access depends on, by file (certificates, peer_certificates, access, gossip_keys) and result (taken, refused).",
 		}, []string{"file", "result"}),
+		panics: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weir_panics_total", Help: "Panics of handlers, each of which ended its own request only, by listener (http, grpc, peer).",
+		}, []string{"listener"}),
 		expiries: expiries,
 	}
+	for _, listener := range []string{"http", "grpc", "peer"} {
+		s.panics.WithLabelValues(listener) // shown from the start, as zero
+	}
+	return s
 }
+
+// Panicked counts a panic of a handler.
+func (s *Security) Panicked(listener string) { s.panics.WithLabelValues(listener).Inc() }
 
 // Refused counts a connection or a request that was refused.
 func (s *Security) Refused(door, reason string) { s.refused.WithLabelValues(door, reason).Inc() }
@@ -54,6 +65,7 @@ func (s *Security) Watching(file string) {
 func (s *Security) Describe(ch chan<- *prometheus.Desc) {
 	s.refused.Describe(ch)
 	s.reloads.Describe(ch)
+	s.panics.Describe(ch)
 	ch <- certificateExpiry
 }
 
@@ -61,6 +73,7 @@ func (s *Security) Describe(ch chan<- *prometheus.Desc) {
 func (s *Security) Collect(ch chan<- prometheus.Metric) {
 	s.refused.Collect(ch)
 	s.reloads.Collect(ch)
+	s.panics.Collect(ch)
 	for use, at := range s.expiries() {
 		ch <- prometheus.MustNewConstMetric(certificateExpiry, prometheus.GaugeValue, float64(at.Unix()), use)
 	}

@@ -50,7 +50,9 @@ type pooled interface {
 // answers a call by itself as soon as decoding fails, with INTERNAL.
 type Lenient struct {
 	Message proto.Message
-	Err     error // nil when the message is as sent
+	// Check, when set, is given the message's bytes before they are decoded. An error of it is kept in Err, and nothing is decoded.
+	Check func([]byte) error
+	Err   error // nil when the message is as sent
 }
 
 // Name implements encoding.CodecV2.
@@ -80,10 +82,19 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2. A message that keeps its room is decoded into the room it has.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	if l, ok := v.(*Lenient); ok {
-		l.Err = c.Unmarshal(data, l.Message)
-		return nil
+	var check func([]byte) error
+	lenient, _ := v.(*Lenient)
+	if lenient != nil {
+		v, check = lenient.Message, lenient.Check
 	}
+	err := c.unmarshal(data, v, check)
+	if lenient != nil {
+		lenient.Err, err = err, nil
+	}
+	return err
+}
+
+func (c codec) unmarshal(data mem.BufferSlice, v any, check func([]byte) error) error {
 	m, ok := v.(message)
 	if !ok {
 		return c.other.Unmarshal(data, v)
@@ -95,5 +106,10 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	}
 	b := data.MaterializeToBuffer(c.pool)
 	defer b.Free() // the generated code copies what it keeps
+	if check != nil {
+		if err := check(b.ReadOnlyData()); err != nil {
+			return err
+		}
+	}
 	return m.UnmarshalVT(b.ReadOnlyData())
 }
