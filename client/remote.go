@@ -531,7 +531,7 @@ func codeError(code codes.Code, field, message string) error {
 		// No permission, no such method: it will not pass by itself, and the fail policy would hide it for ever.
 		return fmt.Errorf("client: %w", status.Error(code, message))
 	}
-	return &Error{kind, field, message}
+	return &Error{kind, wire.FieldOf(field), message}
 }
 
 // splitField parts a message that begins with a field's name, as weir.v1 has them, such as "checks[3].key: is empty".

@@ -138,9 +138,9 @@ func TestAtomicChecksOverTheWire(t *testing.T) {
 		}
 	}
 	_, err := nodes[0].Check(t.Context(), &weirv1.CheckRequest{Atomic: true, Checks: []*weirv1.Check{named("log", "a", 1), named("jobs", "a", 1)}})
-	wantStatus(t, err, codes.InvalidArgument, "checks[1].policy: ")
+	wantStatus(t, err, codes.InvalidArgument, "checks[1].target.policy: ")
 	_, err = nodes[0].Check(t.Context(), &weirv1.CheckRequest{Atomic: true, Checks: []*weirv1.Check{named("log", "a", 1), named("nope", "a", 1)}})
-	wantStatus(t, err, codes.NotFound, "checks[1].policy: ")
+	wantStatus(t, err, codes.NotFound, "checks[1].target.policy: ")
 	if left := left(t, nodes[1], "log", "a"); left != 50 {
 		t.Errorf("%d left after errors", left)
 	}
@@ -184,7 +184,7 @@ func TestReservationsOverTheWire(t *testing.T) {
 	_, err := nodes[0].Cancel(t.Context(), &weirv1.CancelRequest{Target: &weirv1.Target{Policy: "log", Key: "k"}, ReservationId: "nonsense"})
 	wantStatus(t, err, codes.InvalidArgument, "reservation_id: ")
 	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "jobs", Key: "k"}})
-	wantStatus(t, err, codes.InvalidArgument, "policy: ")
+	wantStatus(t, err, codes.InvalidArgument, "target.policy: ")
 	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "log", Key: "k"}, TtlNs: 2 * 3600e9})
-	wantStatus(t, err, codes.InvalidArgument, "ttl: ")
+	wantStatus(t, err, codes.InvalidArgument, "ttl_ns: ")
 }

@@ -141,7 +141,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 		traces.end(code(bad.Kind))
 		c.server.put(b)
 		defer seen.end(code(bad.Kind))
-		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: protoError(bad)})
+		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
 	case len(open) == 0:
 		defer seen.end(codes.OK)
 		traces.answered(b, nil)
@@ -384,7 +384,7 @@ func pack(out *weirv1.CheckStreamResponse, check int, r *limit.Result) {
 	d := &r.Decision
 	var e *limit.Error
 	if errors.As(r.Err, &e) {
-		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: protoError(e)})
+		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: callerError(e, wire.StreamField)})
 		d = new(limit.Decision)
 	}
 	flags := flag(d.Allowed, weirv1.StreamFlag_STREAM_FLAG_ALLOWED) | flag(d.Shadow, weirv1.StreamFlag_STREAM_FLAG_SHADOW) |

@@ -253,7 +253,7 @@ func TestCheckStreamMalformed(t *testing.T) {
 	for _, e := range out.Errors {
 		fields = append(fields, fmt.Sprint(e.Check, e.Error.Field))
 	}
-	if out.Error != nil || !slices.Equal(fields, []string{"1key", "2cost", "3key"}) || unpacked(out, 0, "", "").Remaining != 9 {
+	if out.Error != nil || !slices.Equal(fields, []string{"1keys", "2costs", "3keys"}) || unpacked(out, 0, "", "").Remaining != 9 {
 		t.Errorf("%v", out)
 	}
 	// Nothing else was charged.

@@ -15,6 +15,7 @@ import (
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // cost is 1 where the message leaves it out: a missing cost is never a free peek.
@@ -205,15 +206,21 @@ func kind(c codes.Code) limit.Kind {
 	return 0
 }
 
+// protoError is an error as nodes tell each other.
 func protoError(e *limit.Error) *weirv1.Error {
 	return &weirv1.Error{Code: int32(code(e.Kind)), Field: e.Field, Message: e.Message}
 }
 
-// statusOf turns an error of the service into a gRPC status, whose message begins with the field's name.
+// callerError is protoError for callers, who know the fields by their names in weir.v1.
+func callerError(e *limit.Error, field func(string) string) *weirv1.Error {
+	return &weirv1.Error{Code: int32(code(e.Kind)), Field: field(e.Field), Message: e.Message}
+}
+
+// statusOf turns an error of the service into a gRPC status, whose message begins with the field's name in weir.v1.
 func statusOf(err error) error {
 	var e *limit.Error
 	if errors.As(err, &e) {
-		return status.Error(code(e.Kind), e.Error())
+		return status.Error(code(e.Kind), limit.NewError(e.Kind, wire.Field(e.Field), e.Message).Error())
 	}
 	return status.FromContextError(err).Err()
 }

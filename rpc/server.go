@@ -179,7 +179,7 @@ func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool
 		out.Allowed = out.Allowed && r.Err == nil && r.Allowed
 		if errors.As(r.Err, &e) {
 			failed++
-			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: protoError(e)}}
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: callerError(e, wire.Field)}}
 			continue
 		}
 		out.Results[i] = answers[i].of(&r.Decision)

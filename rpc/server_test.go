@@ -138,7 +138,7 @@ func TestBatchErrors(t *testing.T) {
 		if err != nil || len(out.Results) != 2 {
 			t.Fatal(out, err)
 		}
-		if e := out.Results[0].GetError(); e.GetCode() != int32(codes.NotFound) || e.Field != "policy" || e.Message != "unknown" {
+		if e := out.Results[0].GetError(); e.GetCode() != int32(codes.NotFound) || e.Field != "target.policy" || e.Message != "unknown" {
 			t.Errorf("%v", out.Results[0])
 		}
 		if d := out.Results[1].GetDecision(); !d.GetAllowed() || d.RetryAfterNs == nil || *d.RetryAfterNs != 0 {
@@ -148,7 +148,7 @@ func TestBatchErrors(t *testing.T) {
 	t.Run("all", func(t *testing.T) {
 		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: notFound}, {Err: &limit.Error{Kind: limit.Invalid}}}})
 		_, err := c.Check(t.Context(), two)
-		wantStatus(t, err, codes.NotFound, "policy: unknown")
+		wantStatus(t, err, codes.NotFound, "target.policy: unknown")
 	})
 }
 
@@ -213,19 +213,19 @@ func TestCaller(t *testing.T) {
 		code codes.Code
 		text string
 	}{
-		{nil, codes.InvalidArgument, "key: "},
-		{&weirv1.Target{Key: "k"}, codes.InvalidArgument, "policy: "},
-		{&weirv1.Target{Policy: "p", Key: strings.Repeat("k", 1025)}, codes.ResourceExhausted, "key: "},
-		{&weirv1.Target{Policy: "nope", Key: "k"}, codes.NotFound, "policy: "},
-		{inline(func(l *weirv1.Limit) { l.Algorithm = 99 }), codes.InvalidArgument, "limit.algorithm: "},
-		{inline(func(l *weirv1.Limit) { l.Period = -9 }), codes.InvalidArgument, "limit.period: "},
-		{inline(func(l *weirv1.Limit) { l.Limit = 0 }), codes.InvalidArgument, "limit.limit: "},
-		{inline(func(l *weirv1.Limit) { l.Limit = math.MaxInt64 }), codes.InvalidArgument, "limit.limit: "},
-		{inline(func(l *weirv1.Limit) { l.WindowNs = math.MinInt64 }), codes.InvalidArgument, "limit.window: "},
-		{inline(func(l *weirv1.Limit) { l.WindowNs = math.MaxInt64 }), codes.InvalidArgument, "limit.window: "},
-		{inline(func(l *weirv1.Limit) { l.Slots = math.MinInt32 }), codes.InvalidArgument, "limit.slots: "},
-		{inline(func(l *weirv1.Limit) { l.Capacity = -1 }), codes.InvalidArgument, "limit.capacity: "},
-		{inline(func(l *weirv1.Limit) { l.TimeZone = "nope" }), codes.InvalidArgument, "limit.time_zone: "},
+		{nil, codes.InvalidArgument, "target.key: "},
+		{&weirv1.Target{Key: "k"}, codes.InvalidArgument, "target.policy: "},
+		{&weirv1.Target{Policy: "p", Key: strings.Repeat("k", 1025)}, codes.ResourceExhausted, "target.key: "},
+		{&weirv1.Target{Policy: "nope", Key: "k"}, codes.NotFound, "target.policy: "},
+		{inline(func(l *weirv1.Limit) { l.Algorithm = 99 }), codes.InvalidArgument, "target.limit.algorithm: "},
+		{inline(func(l *weirv1.Limit) { l.Period = -9 }), codes.InvalidArgument, "target.limit.period: "},
+		{inline(func(l *weirv1.Limit) { l.Limit = 0 }), codes.InvalidArgument, "target.limit.limit: "},
+		{inline(func(l *weirv1.Limit) { l.Limit = math.MaxInt64 }), codes.InvalidArgument, "target.limit.limit: "},
+		{inline(func(l *weirv1.Limit) { l.WindowNs = math.MinInt64 }), codes.InvalidArgument, "target.limit.window_ns: "},
+		{inline(func(l *weirv1.Limit) { l.WindowNs = math.MaxInt64 }), codes.InvalidArgument, "target.limit.window_ns: "},
+		{inline(func(l *weirv1.Limit) { l.Slots = math.MinInt32 }), codes.InvalidArgument, "target.limit.slots: "},
+		{inline(func(l *weirv1.Limit) { l.Capacity = -1 }), codes.InvalidArgument, "target.limit.capacity: "},
+		{inline(func(l *weirv1.Limit) { l.TimeZone = "nope" }), codes.InvalidArgument, "target.limit.time_zone: "},
 	} {
 		_, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: bad.to}}})
 		wantStatus(t, err, bad.code, bad.text)
@@ -251,7 +251,7 @@ func TestCaller(t *testing.T) {
 	_, err = c.Check(ctx, &weirv1.CheckRequest{Checks: make([]*weirv1.Check, 1001)})
 	wantStatus(t, err, codes.ResourceExhausted, "checks: ")
 	_, err = c.Acquire(ctx, &weirv1.AcquireRequest{Target: leases, TtlNs: -1})
-	wantStatus(t, err, codes.InvalidArgument, "ttl: ")
+	wantStatus(t, err, codes.InvalidArgument, "ttl_ns: ")
 	_, err = c.Renew(ctx, &weirv1.RenewRequest{Target: leases, LeaseId: "x"})
 	wantStatus(t, err, codes.InvalidArgument, "lease_id: ")
 	if d := one(&weirv1.Check{Target: to, Cost: new(int64)}); d.Remaining != 10 {

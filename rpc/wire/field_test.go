@@ -1,0 +1,61 @@
+package wire
+
+import (
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// TestField: every name is that of a field in the messages, and comes back.
+func TestField(t *testing.T) {
+	for name, want := range map[string]string{
+		"key": "target.key", "policy": "target.policy", "namespace": "target.namespace", "limit": "target.limit",
+		"limit.limit": "target.limit.limit", "limit.window": "target.limit.window_ns", "limit.time_zone": "target.limit.time_zone",
+		"limit.capacity": "target.limit.capacity", "limit.slots": "target.limit.slots", "limit.algorithm": "target.limit.algorithm",
+		"limit.count_denied": "target.limit.count_denied", "cost": "cost", "partial": "partial", "request_id": "request_id",
+	} {
+		if got := Field(name); got != want || FieldOf(got) != name {
+			t.Errorf("%s: %s, and back %s", name, got, FieldOf(got))
+		}
+		if got := Field("checks[3]." + name); got != "checks[3]."+want || FieldOf(got) != "checks[3]."+name {
+			t.Errorf("checks[3].%s: %s, and back %s", name, got, FieldOf(got))
+		}
+		if err := exists((&weirv1.Check{}).ProtoReflect().Descriptor(), want); err != "" {
+			t.Errorf("a Check has no %s", err)
+		}
+	}
+	for name, want := range map[string]string{"ttl": "ttl_ns", "": "", "checks": "checks", "checks[3].": "checks[3].", "lease_id": "lease_id"} {
+		if got := Field(name); got != want || FieldOf(got) != name {
+			t.Errorf("%q: %q, and back %q", name, got, FieldOf(got))
+		}
+	}
+	if got := Field("limit.align"); got != "target.limit.period" {
+		t.Error(got)
+	}
+	for name, want := range map[string]string{"key": "keys", "cost": "costs", "request_id": "request_ids", "partial": "partial"} {
+		if got := StreamField(name); got != want || FieldOf(got) != name {
+			t.Errorf("%s: %s, and back %s", name, got, FieldOf(got))
+		}
+		if err := exists((&weirv1.CheckStreamRequest{}).ProtoReflect().Descriptor(), want); err != "" {
+			t.Errorf("a CheckStreamRequest has no %s", err)
+		}
+	}
+	if got := StreamField("limit.window"); got != "limit.window_ns" || FieldOf(got) != "limit.window" {
+		t.Error(got)
+	}
+}
+
+// exists says which part of a field's name a message lacks.
+func exists(m protoreflect.MessageDescriptor, name string) string {
+	for part := range strings.SplitSeq(name, ".") {
+		f := m.Fields().ByName(protoreflect.Name(part))
+		if f == nil {
+			return part
+		}
+		m = f.Message()
+	}
+	return ""
+}
