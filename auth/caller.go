@@ -18,7 +18,7 @@ const (
 	RoleCheck    Role = 1 << 0 // check, acquire, renew, release, reserve, commit, cancel, with the policies that are given
 	RoleRefund   Role = 1 << 1 // give back what others were charged: refund and reset, with the policies that are given
 	RoleRead     Role = 1 << 2 // status, policies, metrics
-	RoleTopology Role = 1 << 3 // the ring with the seed of its hash, which lets a client aim at partitions
+	RoleTopology Role = 1 << 3 // the ring with its hash key, which lets a client aim at partitions
 	RoleAdmin    Role = 1 << 4 // change the cluster: the gossip's keys
 )
 

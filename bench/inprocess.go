@@ -334,9 +334,9 @@ func weirLocal(units int, window time.Duration) (func(string) bool, error) {
 func weirStore(units int, window time.Duration) (func(string) bool, error) {
 	s := store.New(store.Config{Partitions: ring.Partitions})
 	rule := &store.Rule{Scope: "bucket", Limits: algo.Limits{{Algorithm: algo.TokenBucket, Limit: int64(units), Window: window}}}
-	began := time.Now()
+	began, scope := time.Now(), ring.HashKey{}.Scope(rule.Scope)
 	return func(key string) bool {
-		h := ring.Hash(0, rule.Scope, key)
+		h := scope.Hash(key)
 		k := store.Key{Hash: h, Partition: ring.Partition(h), Key: key}
 		d, err := s.Decide(k, rule, algo.Instant{Mono: int64(time.Since(began))}, store.Call{Request: algo.Request{Cost: 1}}, nil)
 		return err == nil && d.Allowed
@@ -351,7 +351,7 @@ func measureLog(phase time.Duration) (sample, error) {
 	for entries := 10; entries <= 1_000_000; entries *= 10 {
 		const window = time.Hour
 		rule := &store.Rule{Scope: "log", Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: int64(entries), Window: window}}}
-		h := ring.Hash(0, rule.Scope, keyOf(0))
+		h := ring.Hash(ring.HashKey{}, rule.Scope, keyOf(0))
 		key := store.Key{Hash: h, Partition: ring.Partition(h), Key: keyOf(0)}
 		s := store.New(store.Config{Partitions: ring.Partitions})
 		before := liveHeap() // an empty store is not an admission

@@ -266,7 +266,9 @@ func tableOf(nodes int) *ring.Table {
 }
 
 // partitionOf is where a key of a policy is, in a cluster without a secret.
-func partitionOf(policy, key string) int { return ring.Partition(ring.Hash(0, policy, key)) }
+func partitionOf(policy, key string) int {
+	return ring.Partition(ring.Hash(ring.HashKey{}, policy, key))
+}
 
 // keysIn returns n keys of a policy that are all in one partition. It has to try 4093 for each of them, so it uses all
 // cores; 25,000 keys take some seconds.

@@ -286,7 +286,7 @@ func (b *bench) singleWeir(ctx context.Context) (sample, error) {
 	table := ring.Build(names)
 	var keys []string
 	for _, k := range b.keys[:1000] {
-		owner := table.Owner(ring.Partition(ring.Hash(0, "bucket", k))) // 0: the nodes have no secret
+		owner := table.Owner(ring.Partition(ring.Hash(ring.HashKey{}, "bucket", k))) // the nodes have no secret
 		if table.Members()[owner] != w.nodes[0].name {
 			keys = append(keys, k)
 		}

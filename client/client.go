@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"slices"
 	"strconv"
 	"sync"
@@ -60,7 +59,7 @@ func newClient(b backend, o options) *Client {
 		askings: sync.Pool{New: func() any { return new(asking) }},
 	}
 	if o.memory {
-		c.memory = &memory{seed: maphash.MakeSeed()}
+		c.memory = newMemory()
 	}
 	return c
 }

@@ -87,7 +87,7 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 		t.Fatal(err)
 	}
 	c := &cluster{calls: make([]atomic.Int64, n)}
-	c.told = &weirv1.TopologyResponse{HashSeed: testSeed, RingSettings: ring.SettingsFingerprint(testSeed)}
+	c.told = &weirv1.TopologyResponse{HashKey: testKey.Bytes(), RingSettings: ring.SettingsFingerprint(testKey)}
 	var names []string
 	listeners := make([]net.Listener, n)
 	for i := range n {
@@ -102,7 +102,7 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 	c.told.Ring = c.table.Fingerprint()
 	for i := range n {
 		p := place{c, i}
-		l := limiter.New(limiter.Config{Ownership: p, Peers: p, Policies: set, HashSeed: testSeed})
+		l := limiter.New(limiter.Config{Ownership: p, Peers: p, Policies: set, HashKey: testKey})
 		t.Cleanup(l.Close)
 		for partition := range ring.Partitions {
 			l.Data().Open(partition) // the ring says who decides

@@ -2,19 +2,19 @@ package client
 
 import (
 	"context"
-	"math/rand/v2"
 
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
 )
 
 // Local returns a Client that decides in this process, by the same rules as a node with those policies, for tests and for
 // programs that are a single process. Nil stands for no policies; limits can be sent along (Client.Inline) either way.
 // Its counters live and die with it. Close it when done.
 func Local(policies *policy.Set) *Client {
-	// With a seed of its own, nobody can choose keys that all lie in one place of a table.
-	l := limiter.New(limiter.Config{Policies: policies, HashSeed: rand.Uint64()})
+	// With a hash key of its own, nobody can choose keys that all lie in one place of a table.
+	l := limiter.New(limiter.Config{Policies: policies, HashKey: ring.RandomHashKey(), IDKey: ring.RandomHashKey()})
 	c := newLocal(l, l.Close)
 	c.here = l
 	return c

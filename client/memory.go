@@ -11,7 +11,7 @@ import (
 // memory answers questions that were refused a moment ago. Its methods are safe for concurrent use; those of nil do
 // nothing. Instants are those of Client.now.
 type memory struct {
-	seed     maphash.Seed
+	hash     func(*target) uint64 // equal for equal states; it leaves the limit out
 	refusals limiter.Refusals[subject, Decision]
 }
 
@@ -29,9 +29,11 @@ func (t *target) subject() subject {
 	return s
 }
 
-// hash leaves the limit out: whatever it is, the state is the same.
-func (m *memory) hash(t *target) uint64 {
-	return maphash.Comparable(m.seed, [3]string{t.policy, t.namespace, t.key})
+func newMemory() *memory {
+	seed := maphash.MakeSeed()
+	return &memory{hash: func(t *target) uint64 {
+		return maphash.Comparable(seed, [3]string{t.policy, t.namespace, t.key})
+	}}
 }
 
 // plain tells whether a refusal of q says nothing but that there is no room. One under the caller's own request id is

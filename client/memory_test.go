@@ -175,6 +175,29 @@ func TestWhatIsAskedAgain(t *testing.T) {
 	}
 }
 
+// One hash for all that is remembered: each refusal answers what it was about, and nothing else.
+func TestRefusalsOfEqualHashes(t *testing.T) {
+	limit := &algo.Limit{Algorithm: algo.SlidingLog, Limit: 1, Window: time.Minute}
+	synctest.Test(t, func(t *testing.T) {
+		s, asked := refusedBy(full)
+		c := scripted(t, s)
+		c.memory.hash = func(*target) uint64 { return 7 }
+		for i, ck := range []Check{
+			{Policy: "p", Key: "a"}, {Policy: "p", Key: "b"}, {Policy: "q", Key: "a"},
+			{Limit: limit, Key: "a"}, {Limit: limit, Key: "b"}, {Limit: limit, Namespace: "p", Key: "a"},
+		} {
+			for range 2 { // the second time from memory
+				if _, err := c.Check(t.Context(), []Check{ck}); err != nil {
+					t.Error(err)
+				}
+			}
+			if *asked != i+1 {
+				t.Errorf("%+v: asked %d times, want %d", ck, *asked, i+1)
+			}
+		}
+	})
+}
+
 func TestARefusalUnderWayIsNotRememberedPastARefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := refusedBy(full)

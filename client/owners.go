@@ -16,14 +16,14 @@ import (
 
 // topology is what a node said about who owns which keys.
 type topology struct {
-	seed      uint64
+	hashKey   ring.HashKey
 	table     *ring.Table
 	addresses []string // by the table's members; empty: not to be reached
 }
 
 // owners are the nodes to ask about keys.
 type owners struct {
-	seed    uint64
+	hashKey ring.HashKey
 	table   *ring.Table
 	members []*member // by the table's members; nil: not to be reached
 }
@@ -31,7 +31,8 @@ type owners struct {
 // newTopology takes in what a node said, or returns nil where that is of no use: there is only one node, or this build
 // places keys in another way.
 func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
-	if len(t.GetMembers()) < 2 || t.GetRingSettings() != ring.SettingsFingerprint(t.GetHashSeed()) {
+	hashKey, err := ring.ParseHashKey(t.GetHashKey())
+	if err != nil || len(t.GetMembers()) < 2 || t.GetRingSettings() != ring.SettingsFingerprint(hashKey) {
 		return nil
 	}
 	names := make([]string, len(t.GetMembers()))
@@ -41,7 +42,7 @@ func newTopology(t *weirv1.TopologyResponse, before *topology) *topology {
 		address[m.GetName()] = m.GetGrpc()
 	}
 	slices.Sort(names)
-	out := &topology{seed: t.GetHashSeed()}
+	out := &topology{hashKey: hashKey}
 	if before != nil && slices.Equal(before.table.Members(), names) {
 		out.table = before.table // to work one out takes a while
 	} else {
@@ -61,7 +62,7 @@ func (t *topology) owners(list []*member) *owners {
 	if t == nil {
 		return nil
 	}
-	o := &owners{seed: t.seed, table: t.table, members: make([]*member, len(t.addresses))}
+	o := &owners{hashKey: t.hashKey, table: t.table, members: make([]*member, len(t.addresses))}
 	for i, addr := range t.addresses {
 		if j := slices.IndexFunc(list, func(m *member) bool { return at(m.endpoint, addr) }); j >= 0 && addr != "" {
 			o.members[i] = list[j]
@@ -82,7 +83,7 @@ func (o *owners) of(t *target) *member {
 	case t.limit != nil:
 		scope = limiter.InlineScope(t.namespace, t.limit)
 	}
-	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.seed, scope, t.key)))]
+	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.key)))]
 	if m == nil || !m.ready.Load() || m.breaker.trouble.Load() {
 		return nil
 	}

@@ -13,11 +13,11 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-const testSeed = 7
+var testKey, _ = ring.ParseHashKey([]byte("key of the tests"))
 
 // tell has nodes say that some of them are the ring's members, under the names "node 0" and so on.
 func tell(all []*node, addrs []string, members ...int) *ring.Table {
-	t := &weirv1.TopologyResponse{HashSeed: testSeed, RingSettings: ring.SettingsFingerprint(testSeed)}
+	t := &weirv1.TopologyResponse{HashKey: testKey.Bytes(), RingSettings: ring.SettingsFingerprint(testKey)}
 	var names []string
 	for _, i := range members {
 		name := fmt.Sprintf("node %d", i)
@@ -70,7 +70,7 @@ func reaches(t *testing.T, c *Client, addrs ...string) {
 
 // owner is the number of the node that owns a key.
 func owner(table *ring.Table, scope, key string) int {
-	name := table.Members()[table.Owner(ring.Partition(ring.Hash(testSeed, scope, key)))]
+	name := table.Members()[table.Owner(ring.Partition(ring.Hash(testKey, scope, key)))]
 	return int(name[len(name)-1] - '0')
 }
 
@@ -151,7 +151,7 @@ func TestOwnersOfAnotherRing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			top := &weirv1.TopologyResponse{
-				HashSeed: testSeed, RingSettings: ring.SettingsFingerprint(testSeed), Ring: ring.Build([]string{"a", "b"}).Fingerprint(),
+				HashKey: testKey.Bytes(), RingSettings: ring.SettingsFingerprint(testKey), Ring: ring.Build([]string{"a", "b"}).Fingerprint(),
 				Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}, {Name: "b"}},
 			}
 			if got := newTopology(top, nil); got == nil || !slices.Equal(got.addresses, []string{"h:1", ""}) {

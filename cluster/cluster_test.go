@@ -77,7 +77,7 @@ func config(name string, seeds ...string) Config {
 		PeerPort:            1,
 		HTTPPort:            2,
 		GRPCPort:            3,
-		SettingsFingerprint: ring.SettingsFingerprint(1),
+		SettingsFingerprint: ring.SettingsFingerprint(ring.HashKey{}),
 		ProbeInterval:       150 * time.Millisecond,
 		Settle:              100 * time.Millisecond,
 		SeedTimeout:         2 * time.Second,
@@ -463,7 +463,7 @@ func TestOtherSettings(t *testing.T) {
 	b := startNode(t, config("b", a.gossip()))
 	agree(t, a, b)
 	cfg := config("c", a.gossip(), b.gossip())
-	cfg.SettingsFingerprint = ring.SettingsFingerprint(2)
+	cfg.SettingsFingerprint = ring.SettingsFingerprint(ring.RandomHashKey())
 	stranger := startNode(t, cfg)
 	got := stranger.waitFatal(t)
 	for _, want := range []string{"another cluster secret", fmt.Sprintf("%016x", cfg.SettingsFingerprint)} {

@@ -31,7 +31,7 @@ type Config struct {
 	// Join lists seeds as HOST:PORT, members to begin with. Names are resolved afresh for each attempt, and all their
 	// addresses count. The node itself may be among them; it is no answer. Empty: the node does not look for others.
 	Join []string
-	// SettingsFingerprint is ring.SettingsFingerprint of the cluster's hash seed.
+	// SettingsFingerprint is ring.SettingsFingerprint of the cluster's hash key.
 	SettingsFingerprint uint64
 	// Keys encrypts the gossip: AES keys of 16, 24 or 32 bytes, all good for reading, the first for writing. Empty: plain.
 	Keys [][]byte

@@ -31,7 +31,7 @@
 //
 // # Refusal
 //
-// Nodes with other ring settings, another hash seed, another protocol or another gossip key do not become members of
+// Nodes with other ring settings, another hash key, another protocol or another gossip key do not become members of
 // each other's clusters; both log it, once for each name. The newcomer gives up: a node that is still joining and finds
 // itself refused, rather than unanswered, reports a fatal error, because going on alone it would admit everything a
 // second time.

@@ -48,7 +48,6 @@ type together struct {
 // together sums up the checks that are about the same state. All that can be wrong with one without knowing its policy
 // is an error here.
 func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
-	type state struct{ scope, key string }
 	all := &together{ops: make([]Op, 0, len(checks)), of: make([]int, len(checks))}
 	known := make(map[state]int)
 	hold := min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) // longer than this node takes to settle
@@ -61,10 +60,7 @@ func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 		if err != nil {
 			return nil, err.In(i, len(checks))
 		}
-		s := state{op.Policy, op.Key}
-		if op.inline != nil {
-			s.scope = op.inline.Scope // which no policy's name is
-		}
+		s := op.state()
 		at, repeated := known[s]
 		if !repeated {
 			known[s] = len(all.ops)

@@ -15,7 +15,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 )
 
-const testSeed = 7
+var testKey, _ = ring.ParseHashKey([]byte("key of the tests"))
 
 // testCluster is some Limiters in one process. Each has a view of who holds what, which tests change, and messages
 // between them go through a wire, which tests tamper with. It lives in a synctest bubble: deadlines and pauses take
@@ -54,7 +54,10 @@ func inBubble(t *testing.T, n int, cfg Config, f func(t *testing.T, c *testClust
 			node := &testNode{c: c, name: fmt.Sprintf("n%d", i)}
 			node.view = func(p int) Holder { return c.holder(node, p%n) }
 			own := cfg
-			own.Ownership, own.Peers, own.HashSeed = node, node, testSeed
+			own.Ownership, own.Peers = node, node
+			if own.HashKey == (ring.HashKey{}) {
+				own.HashKey, own.IDKey = testKey, testKey
+			}
 			own.Clock = func() algo.Instant {
 				// Every process has a clock with an origin of its own.
 				mono := c.mono.Load()
@@ -103,7 +106,7 @@ func (c *testCluster) setPolicies(text string) {
 func (c *testCluster) owned(scope string, n, i int) string {
 	for k := 0; ; k++ {
 		key := fmt.Sprintf("key-%d", k)
-		if ring.Partition(ring.Hash(testSeed, scope, key))%len(c.nodes) == n {
+		if ring.Partition(ring.Hash(testKey, scope, key))%len(c.nodes) == n {
 			if i == 0 {
 				return key
 			}

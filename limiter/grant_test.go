@@ -17,7 +17,7 @@ func TestStrictWaitsForGrant(t *testing.T) {
 		start = time.Now() // the bubble's
 		c.setPolicies("policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
 		key := c.owned("p", 0, 0)
-		part := ring.Partition(ring.Hash(testSeed, "p", key))
+		part := ring.Partition(ring.Hash(testKey, "p", key))
 		held := c.nodes[0].store
 		held.Unguarded(part, true)
 		ask := func(n *testNode) (limit.Decision, time.Duration) {

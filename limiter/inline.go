@@ -14,7 +14,7 @@ import (
 // inlineRule is a limit that came along with a request, validated and with its scope worked out.
 type inlineRule struct {
 	store.Rule
-	hash      *ring.Scope
+	hash      ring.Scope
 	unlimited bool
 }
 
@@ -22,12 +22,12 @@ type inlineRule struct {
 // are a cache, and a caller who sends ever new ones only slows itself.
 const maxInlineRules = 4096
 
-// inlineRules works out each inline limit once. Its zero value is ready for use under seed 0.
+// inlineRules works out each inline limit once. Its zero value is ready for use under the zero HashKey.
 type inlineRules struct {
 	mu sync.RWMutex
 	by map[inlineKey]*inlineRule
 
-	seed uint64 // of key hashes
+	hashKey ring.HashKey
 }
 
 type inlineKey struct {
@@ -62,7 +62,7 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 	scope := InlineScope(namespace, &own)
 	rule = &inlineRule{
 		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}},
-		hash:      ring.NewScope(r.seed, scope),
+		hash:      r.hashKey.Scope(scope),
 		unlimited: own.Limit == algo.Unlimited,
 	}
 	r.mu.Lock()

@@ -187,7 +187,7 @@ func FuzzOp(f *testing.F) {
 	f.Add(uint8(5), "", "k", "n", int64(3), int64(0), "", "", uint8(4), int64(10), int64(time.Minute), int64(0), int32(0), uint8(0), false)
 	f.Add(uint8(6), "", "k", "n//", int64(0), int64(0), "", "", uint8(1), int64(10), int64(0), int64(0), int32(0), uint8(3), false)
 	f.Add(uint8(1), "", "k", "", int64(1)<<53, int64(0), "", "", uint8(6), int64(1)<<53, int64(time.Hour), int64(1), int32(0), uint8(0), true)
-	l := New(Config{HashSeed: testSeed, MaxKeys: 1000, MaxMemory: 1 << 20, Policies: policies(f, `policies:
+	l := New(Config{HashKey: testKey, MaxKeys: 1000, MaxMemory: 1 << 20, Policies: policies(f, `policies:
   - {name: p, limits: [10/1s, 20/1m], algorithm: sliding_log}
   - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`)})
 	f.Cleanup(l.Close)

@@ -77,7 +77,8 @@ type Config struct {
 	UnknownPolicy Unknown       // zero: UnknownError
 	NoInline      bool          // refuse limits sent along with a request
 	Timeout       time.Duration // longest time for a call; 0 stands for DefaultTimeout
-	HashSeed      uint64        // the cluster's seed of key hashes; the same on every node
+	HashKey       ring.HashKey  // places keys; the same on every node
+	IDKey         ring.HashKey  // makes ids of requests and reservations; the same on every node, and told to no client
 	MaxKeys       int64         // states kept at most; 0: no bound
 	MaxMemory     int64         // bytes for states; 0: no bound
 	MaxRequestIDs int           // remembered request ids per partition; 0: the store's default; negative: none
@@ -108,6 +109,8 @@ type Limiter struct {
 	stats  *statsByPolicy
 	load   load
 	inline inlineRules
+
+	requestIDs ring.Scope
 
 	subjects sync.Pool    // of *[MaxBatch]subject
 	late     [2]sync.Pool // of *lateOps: of single checks, and of batches
@@ -156,7 +159,7 @@ func New(cfg Config) *Limiter {
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
-	l.inline.seed = cfg.HashSeed
+	l.inline.hashKey, l.requestIDs = cfg.HashKey, cfg.IDKey.Scope("request")
 	l.load.most = int64(cfg.MaxInFlight)
 	l.subjects.New = func() any { return new([limit.MaxBatch]subject) }
 	for i := range l.late {

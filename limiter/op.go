@@ -172,7 +172,7 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 		if !policy.ValidName(target.Policy) {
 			return limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		}
-		s.hash = ring.Hash(l.cfg.HashSeed, target.Policy, key)
+		s.hash = ring.Hash(l.cfg.HashKey, target.Policy, key)
 		return nil
 	}
 	if l.cfg.NoInline {
@@ -218,7 +218,18 @@ func (l *Limiter) requestID(c *limit.Check) uint64 {
 	if c.RequestID == "" {
 		return 0
 	}
-	return ring.Hash(l.cfg.HashSeed, "request", c.RequestID) | 1
+	return l.requestIDs.Hash(c.RequestID) | 1
+}
+
+// state names what an operation is about: the scope, which is a policy's name or of a limit sent along, and the key. Hashes
+// may be equal where these are not.
+type state struct{ scope, key string }
+
+func (op *Op) state() state {
+	if op.inline != nil {
+		return state{op.inline.Scope, op.Key} // which no policy's name is
+	}
+	return state{op.Policy, op.Key}
 }
 
 // formatID writes the id of a lease or a reservation.

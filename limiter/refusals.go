@@ -24,8 +24,8 @@ const drift = 500
 // peeks, count_denied, leases, and states on which a reservation is pending.
 //
 // It holds a fixed number of refusals and lets go of the one that ends first when it needs room. Instants are those of
-// one monotonic clock, in nanoseconds. Hashes are of the state, so that Forget finds all K of one. Its methods are safe
-// for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
+// one monotonic clock, in nanoseconds. A hash is of a state, so that Forget finds all K of one; of two states with one hash,
+// each is answered by its own K only, and forgotten with the other. Its methods are safe for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
 type Refusals[K comparable, D any] struct {
 	shards [refusalShards]refusalShard[K, D]
 }
@@ -191,28 +191,28 @@ type question struct {
 // what it has heard. The zero value is ready for use.
 type inquiries struct {
 	mu    sync.Mutex
-	under map[uint64]chan struct{} // by hash
+	under map[state]chan struct{}
 }
 
-// join returns what is closed when somebody has been answered about the hash, and whether that is who joins.
-func (q *inquiries) join(hash uint64) (answered chan struct{}, leads bool) {
+// join returns what is closed when somebody has been answered about the state, and whether that is who joins.
+func (q *inquiries) join(s state) (answered chan struct{}, leads bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if answered, ok := q.under[hash]; ok {
+	if answered, ok := q.under[s]; ok {
 		return answered, false
 	}
 	if q.under == nil {
-		q.under = make(map[uint64]chan struct{})
+		q.under = make(map[state]chan struct{})
 	}
 	answered = make(chan struct{})
-	q.under[hash] = answered
+	q.under[s] = answered
 	return answered, true
 }
 
 // end lets those go on who have joined.
-func (q *inquiries) end(hash uint64, answered chan struct{}) {
+func (q *inquiries) end(s state, answered chan struct{}) {
 	q.mu.Lock()
-	delete(q.under, hash)
+	delete(q.under, s)
 	q.mu.Unlock()
 	close(answered)
 }
@@ -247,7 +247,7 @@ func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
 	case ok:
 		op.asked = question{}
 	case ended != 0 && now.Mono-ended < int64(MaxRemember):
-		op.asked.answered, op.asked.leads = l.inquiries.join(op.hash)
+		op.asked.answered, op.asked.leads = l.inquiries.join(op.state())
 	}
 	return ok
 }

@@ -7,7 +7,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
 
@@ -27,7 +26,7 @@ func (l *Limiter) reservationID(op *Op) uint64 {
 	if op.RequestID == "" {
 		return rand.Uint64() | 1
 	}
-	return ring.Hash(l.cfg.HashSeed^op.hash, "reservation", op.RequestID) | 1
+	return l.cfg.IDKey.Scope("reservation").Scope(op.state().scope).Scope(op.Key).Hash(op.RequestID) | 1
 }
 
 // Commit implements Service.

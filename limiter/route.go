@@ -133,7 +133,7 @@ func (l *Limiter) conclude(op *Op, end *moment) {
 		l.remember(op)
 	}
 	if op.asked.leads {
-		l.inquiries.end(op.hash, op.asked.answered)
+		l.inquiries.end(op.state(), op.asked.answered)
 	}
 	op.asked = question{}
 }

@@ -17,7 +17,7 @@ type Standing struct {
 	entry  *entry      // where different keys have different rules; otherwise nil
 	rule   *store.Rule // of all keys, and its quotaWindow
 	window time.Duration
-	hash   *ring.Scope
+	hash   ring.Scope
 	stats  *policyStats
 	shadow bool
 	none   bool // CheckAt is not for it

@@ -18,7 +18,7 @@ type entry struct {
 	rules map[*policy.Rule]*store.Rule
 	own   *policy.Rule // of keys without an override, and what rules has for it
 	owns  *store.Rule
-	hash  *ring.Scope
+	hash  ring.Scope
 	stats *policyStats
 }
 
@@ -39,7 +39,7 @@ func (l *Limiter) compile(set *policy.Set) *table {
 	t := &table{set: set, by: make(map[string]*entry)}
 	for _, p := range set.Policies() {
 		e := &entry{
-			Policy: p, rules: make(map[*policy.Rule]*store.Rule), hash: ring.NewScope(l.cfg.HashSeed, p.Name), stats: l.stats.of(p.Name),
+			Policy: p, rules: make(map[*policy.Rule]*store.Rule), hash: l.cfg.HashKey.Scope(p.Name), stats: l.stats.of(p.Name),
 		}
 		for _, r := range p.Rules() {
 			if len(r.Limits) > 0 {

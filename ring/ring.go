@@ -28,34 +28,24 @@ const (
 	Load         = 1.25 // no member owns more than this times the average, rounded up
 )
 
-// placement names what decides the table besides the settings: the library, whose v1.0.0 names its virtual nodes
-// "index:name" where v0.10 had "nameindex", and the hash of those names.
-const placement = "weir ring 1; consistent v1.0.0; xxhash64"
+// placement names what decides the table and the partitions of keys besides the settings: the library, whose v1.0.0 names its virtual
+// nodes "index:name" where v0.10 had "nameindex", the hash of those names, which no caller chooses, and that of keys.
+const placement = "weir ring 2; consistent v1.0.0; xxhash64; keys siphash-2-4 under siphash-2-4-128 of the scope"
 
-// Hash places a key: scope is what parts equal keys from one another (a policy's name), seed is the cluster's secret
-// that keeps outsiders from aiming keys at one partition. Different pairs are hashed as different inputs, ("ab", "c")
-// and ("a", "bc") among them. xxhash is fast, not cryptographic: a seed that is known or can be guessed protects nothing.
-func Hash(seed uint64, scope, key string) uint64 {
-	var d xxhash.Digest
-	d.ResetWithSeed(seed)
-	var length [8]byte
-	binary.LittleEndian.PutUint64(length[:], uint64(len(scope)))
-	d.Write(length[:])
-	d.WriteString(scope)
-	d.WriteString(key)
-	return d.Sum64()
-}
+// Hash places a key of a scope: k.Scope(scope).Hash(key). Who hashes many keys of one scope keeps the Scope.
+func Hash(k HashKey, scope, key string) uint64 { return k.Scope(scope).Hash(key) }
 
 // Partition returns the partition of a Hash, 0 to Partitions-1.
 func Partition(hash uint64) int { return int(hash % Partitions) }
 
 // SettingsFingerprint stands for everything that must be the same on all nodes for their tables and their keys'
-// partitions to agree: in its upper half the settings above and the way of placing, in its lower half the hash seed. It can
-// be shown to others: half of the seed's 64 bits, at most, could be worked out from it, and only by trying all seeds.
-func SettingsFingerprint(seed uint64) uint64 {
+// partitions to agree: in its upper half the settings above and the way of placing, in its lower half the hash key. It can
+// be shown to others: the 32 bits of it that depend on the key are of a SHA-256 sum, and tell who has them whether a guess of all
+// 128 bits, or of the secret that they come from, may be right.
+func SettingsFingerprint(k HashKey) uint64 {
 	settings := sha256.Sum256(appendSettings(nil))
-	ofSeed := sha256.Sum256(binary.LittleEndian.AppendUint64([]byte("weir hash seed fingerprint"), seed))
-	return uint64(binary.LittleEndian.Uint32(settings[:]))<<32 | uint64(binary.LittleEndian.Uint32(ofSeed[:]))
+	ofKey := sha256.Sum256(append([]byte("weir hash key fingerprint"), k.Bytes()...))
+	return uint64(binary.LittleEndian.Uint32(settings[:]))<<32 | uint64(binary.LittleEndian.Uint32(ofKey[:]))
 }
 
 // Difference says what two SettingsFingerprints differ in, in words for an operator; nothing when they are equal.

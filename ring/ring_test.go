@@ -11,6 +11,8 @@ import (
 	"testing"
 )
 
+var testKey = HashKey{k0: 0x0706050403020100, k1: 0x0f0e0d0c0b0a0908}
+
 func names(n int) []string {
 	list := make([]string, n)
 	for i := range list {
@@ -152,10 +154,10 @@ func TestPlacementIsPinned(t *testing.T) {
 	if got, want := hex.EncodeToString(sum[:8]), "8b4f4caa65019948"; got != want {
 		t.Errorf("table of 5 members: %s, was %s", got, want)
 	}
-	if got, want := Hash(42, "login", "alice"), uint64(0xb36cc59c82a4b4f3); got != want {
+	if got, want := Hash(testKey, "login", "alice"), uint64(0x6ad645507157c931); got != want {
 		t.Errorf("Hash: %#x, was %#x", got, want)
 	}
-	if got, want := SettingsFingerprint(42), uint64(0xe9300b89612e07cb); got != want {
+	if got, want := SettingsFingerprint(testKey), uint64(0x7294a5126dcfa799); got != want {
 		t.Errorf("SettingsFingerprint: %#x, was %#x", got, want)
 	}
 }
@@ -169,83 +171,18 @@ func TestFingerprintsDiffer(t *testing.T) {
 		}
 		seen[f] = fmt.Sprintf("%q", members)
 	}
-	if SettingsFingerprint(1) == SettingsFingerprint(2) {
-		t.Error("the seed does not show in the settings' fingerprint")
+	here, other := SettingsFingerprint(HashKey{}), SettingsFingerprint(testKey)
+	if here == other {
+		t.Error("the hash key does not show in the settings' fingerprint")
 	}
-	here := SettingsFingerprint(1)
 	for there, want := range map[uint64]string{
-		here: "", SettingsFingerprint(2): "another cluster secret", here ^ 1<<40: "other ring settings",
+		here: "", other: "another cluster secret", here ^ 1<<40: "other ring settings",
 		here ^ 1 ^ 1<<40: "other ring settings and another cluster secret",
 	} {
 		if got := Difference(here, there); got != want {
 			t.Errorf("%#x: %q, want %q", there, got, want)
 		}
 	}
-}
-
-func TestHash(t *testing.T) {
-	type pair struct{ scope, key string }
-	pairs := []pair{{"ab", "c"}, {"a", "bc"}, {"", "abc"}, {"abc", ""}, {"", ""}, {"a", ""}, {"", "a"},
-		{"\x01", "\x00"}, {"a\x00", "b"}, {"a", "\x00b"}, {"\x02\x00\x00\x00\x00\x00\x00\x00ab", "c"}}
-	seen := map[uint64]pair{}
-	for _, p := range pairs {
-		for seed := range uint64(3) {
-			h := Hash(seed, p.scope, p.key)
-			if other, dup := seen[h]; dup {
-				t.Errorf("%q under seed %d hashes as %q", p, seed, other)
-			}
-			seen[h] = p
-		}
-	}
-	scope, key := "login", strings.Repeat("k", 200)
-	s := NewScope(7, scope)
-	if n := testing.AllocsPerRun(100, func() { Hash(7, scope, key); s.Hash(key) }); n != 0 {
-		t.Errorf("Hash allocates %v times", n)
-	}
-}
-
-// A Scope gives the hashes of Hash, wherever the words of scope and key begin and end.
-func TestScope(t *testing.T) {
-	const text = "The quick brown fox jumps over the lazy dog\x00\xff and so on, for as long as it takes to fill a few stripes of it."
-	for scope := range 40 {
-		for _, seed := range []uint64{0, 7, 1<<64 - 1} {
-			s := NewScope(seed, text[:scope])
-			for from := range 3 {
-				for to := from; to <= len(text); to++ {
-					if got, want := s.Hash(text[from:to]), Hash(seed, text[:scope], text[from:to]); got != want {
-						t.Fatalf("seed %d, scope %q, key %q: %x, want %x", seed, text[:scope], text[from:to], got, want)
-					}
-				}
-			}
-		}
-	}
-}
-
-func TestKeysSpread(t *testing.T) {
-	const keys = 100 * Partitions
-	count := make([]int, Partitions)
-	for i := range keys {
-		count[Partition(Hash(1, "p", fmt.Sprint(i)))]++
-	}
-	if lo, hi := slices.Min(count), slices.Max(count); lo < 50 || hi > 160 {
-		t.Errorf("partitions hold %d to %d of %d keys, mean 100", lo, hi, keys)
-	}
-}
-
-func BenchmarkHash(b *testing.B) {
-	b.Run("pair", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			Hash(7, "login", "user:1234567890")
-		}
-	})
-	b.Run("scope", func(b *testing.B) {
-		s := NewScope(7, "login")
-		b.ReportAllocs()
-		for b.Loop() {
-			s.Hash("user:1234567890")
-		}
-	})
 }
 
 func BenchmarkBuild(b *testing.B) {

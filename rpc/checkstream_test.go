@@ -710,9 +710,9 @@ func (s stoppable) Context() context.Context { return s.ctx }
 func TestTopology(t *testing.T) {
 	noLeaks(t)
 	views := []*weirv1.TopologyResponse{
-		{Version: 1, HashSeed: 7, Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}}},
-		{Version: 2, HashSeed: 7, Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}}},
-		{Version: 3, HashSeed: 7, Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:2"}}},
+		{Version: 1, HashKey: []byte("key"), Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}}},
+		{Version: 2, HashKey: []byte("key"), Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}}},
+		{Version: 3, HashKey: []byte("key"), Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:2"}}},
 	}
 	var mu sync.Mutex
 	at, next := 0, make(chan struct{})

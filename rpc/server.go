@@ -6,6 +6,7 @@
 package rpc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"slices"
@@ -353,7 +354,7 @@ func (s *Server) Topology(_ *weirv1.TopologyRequest, stream weirv1.Limiter_Topol
 
 // sameTopology tells whether two differ in their version at most.
 func sameTopology(a, b *weirv1.TopologyResponse) bool {
-	return a.HashSeed == b.HashSeed && a.RingSettings == b.RingSettings && a.Ring == b.Ring &&
+	return bytes.Equal(a.HashKey, b.HashKey) && a.RingSettings == b.RingSettings && a.Ring == b.Ring &&
 		slices.EqualFunc(a.Members, b.Members, func(a, b *weirv1.TopologyMember) bool {
 			return a.Name == b.Name && a.Boot == b.Boot && a.Grpc == b.Grpc
 		})

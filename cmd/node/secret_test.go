@@ -1,34 +1,39 @@
 package main
 
 import (
+	"encoding/hex"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/ring"
 )
 
-func TestHashSeed(t *testing.T) {
+func TestReadSecret(t *testing.T) {
 	const secret = "0123456789abcdef0123456789abcdef"
-	seed := func(content string) uint64 {
+	keys := func(content string) secretKeys {
 		t.Helper()
-		s, err := hashSeed(writeFile(t, "secret", content))
+		k, err := readSecret(writeFile(t, "secret", content))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return s
+		return k
 	}
-	// Nodes of different builds must agree: this value, worked out with another HKDF, never changes.
-	if got, want := seed(secret), uint64(0xb14e93aaa315fb67); got != want {
-		t.Errorf("%#x, was %#x", got, want)
+	// Nodes of different builds must agree: these values, worked out with another HKDF, never change.
+	got := keys(secret)
+	for want, key := range map[string]ring.HashKey{
+		"2101ffdecc97c08b97fb69c47234600e": got.placement, "4a927030c63ac4d02a6bd98b6c32ba6a": got.ids,
+	} {
+		if got := hex.EncodeToString(key.Bytes()); got != want {
+			t.Errorf("%s, was %s", got, want)
+		}
 	}
-	if seed(secret) != seed(" "+secret+"\n") {
+	if keys(secret) != keys(" "+secret+"\n") {
 		t.Error("space around the secret counts")
 	}
-	if seed(secret) == seed(secret+"0") {
-		t.Error("different secrets, one seed")
+	if keys(secret) == keys(secret+"0") {
+		t.Error("different secrets, one key")
 	}
-	if none, err := hashSeed(""); none != 0 || err != nil {
-		t.Errorf("%v, %v", none, err)
-	}
-	if _, err := hashSeed(writeFile(t, "secret", secret[:minSecret-1])); err == nil || strings.Contains(err.Error(), secret[:minSecret-1]) {
+	if _, err := readSecret(writeFile(t, "secret", secret[:minSecret-1])); err == nil || strings.Contains(err.Error(), secret[:minSecret-1]) {
 		t.Errorf("%v", err)
 	}
 }

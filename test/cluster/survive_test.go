@@ -220,7 +220,7 @@ func keyOfEach(policy string) []string {
 	keys := make([]string, ring.Partitions)
 	for i, found := 0, 0; found < len(keys); i++ {
 		key := "probe-" + strconv.Itoa(i)
-		if p := ring.Partition(ring.Hash(0, policy, key)); keys[p] == "" {
+		if p := ring.Partition(ring.Hash(ring.HashKey{}, policy, key)); keys[p] == "" {
 			keys[p] = key
 			found++
 		}

@@ -51,6 +51,7 @@ var mayImport = map[string]string{
 	"cmd/node":                 "algo auth cluster cluster/keeper cluster/ownership gateway/http internal/certs internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
+	"test/collision":           "",
 	"test/logtest":             "",
 	"test/cluster":             "",
 	"test/simulation":          "",

@@ -1397,18 +1397,18 @@ func (*TopologyRequest) Descriptor() ([]byte, []int) {
 	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{13}
 }
 
-// TopologyResponse says who owns which keys. The key's hash is the XXH64, with hash_seed for a seed, of 8 bytes
-// (little-endian) with the length of the scope, the scope, and the key; the scope is the policy's name, or that of a limit
-// sent along (see package ring, and InlineScope in package limiter). Its remainder by partitions is the partition, whose owner
-// follows from the members' names by consistent hashing with bounded loads (see package ring).
+// TopologyResponse says who owns which keys. The key's hash is the SipHash-2-4 of the key under the SipHash-2-4-128 of the
+// scope under hash_key; the scope is the policy's name, or that of a limit sent along (see package ring, and InlineScope in
+// package limiter). Its remainder by partitions is the partition, whose owner follows from the members' names by consistent
+// hashing with bounded loads (see package ring).
 type TopologyResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"` // rises with every change that the answering node sees; not comparable between nodes
-	HashSeed      uint64                 `protobuf:"fixed64,2,opt,name=hash_seed,json=hashSeed,proto3" json:"hash_seed,omitempty"`
+	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`               // rises with every change that the answering node sees; not comparable between nodes
+	HashKey       []byte                 `protobuf:"bytes,2,opt,name=hash_key,json=hashKey,proto3" json:"hash_key,omitempty"` // 16 bytes, to be kept secret; empty, for 16 zeros, where the cluster has no secret
 	Partitions    uint32                 `protobuf:"varint,3,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	VirtualNodes  uint32                 `protobuf:"varint,4,opt,name=virtual_nodes,json=virtualNodes,proto3" json:"virtual_nodes,omitempty"`  // of each member
 	Load          float64                `protobuf:"fixed64,5,opt,name=load,proto3" json:"load,omitempty"`                                     // no member owns more than this times the average
-	RingSettings  uint64                 `protobuf:"fixed64,6,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the settings above, the way of placing and the hash seed
+	RingSettings  uint64                 `protobuf:"fixed64,6,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the settings above, the way of placing and the hash key
 	Ring          uint64                 `protobuf:"fixed64,7,opt,name=ring,proto3" json:"ring,omitempty"`                                     // fingerprint of the settings, members and owners: who works out another one must not use it
 	Members       []*TopologyMember      `protobuf:"bytes,8,rep,name=members,proto3" json:"members,omitempty"`                                 // those that own partitions, by name
 	unknownFields protoimpl.UnknownFields
@@ -1452,11 +1452,11 @@ func (x *TopologyResponse) GetVersion() uint64 {
 	return 0
 }
 
-func (x *TopologyResponse) GetHashSeed() uint64 {
+func (x *TopologyResponse) GetHashKey() []byte {
 	if x != nil {
-		return x.HashSeed
+		return x.HashKey
 	}
-	return 0
+	return nil
 }
 
 func (x *TopologyResponse) GetPartitions() uint32 {
@@ -2875,10 +2875,10 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\fStreamLimits\x12\x14\n" +
 	"\x05check\x18\x01 \x01(\rR\x05check\x12,\n" +
 	"\x06limits\x18\x02 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\"\x11\n" +
-	"\x0fTopologyRequest\"\x8e\x02\n" +
+	"\x0fTopologyRequest\"\x8c\x02\n" +
 	"\x10TopologyResponse\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1b\n" +
-	"\thash_seed\x18\x02 \x01(\x06R\bhashSeed\x12\x1e\n" +
+	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x19\n" +
+	"\bhash_key\x18\x02 \x01(\fR\ahashKey\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\x03 \x01(\rR\n" +
 	"partitions\x12#\n" +

@@ -80,7 +80,7 @@ type LimiterClient interface {
 	// stream ends otherwise it is not known whether it was carried out.
 	CheckStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse], error)
 	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
-	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash seed is
+	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash key is
 	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
 	Topology(ctx context.Context, in *TopologyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TopologyResponse], error)
 }
@@ -263,7 +263,7 @@ type LimiterServer interface {
 	// stream ends otherwise it is not known whether it was carried out.
 	CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error
 	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
-	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash seed is
+	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash key is
 	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
 	Topology(*TopologyRequest, grpc.ServerStreamingServer[TopologyResponse]) error
 	mustEmbedUnimplementedLimiterServer()

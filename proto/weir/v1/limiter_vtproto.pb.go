@@ -1381,11 +1381,12 @@ func (m *TopologyResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i--
 		dAtA[i] = 0x18
 	}
-	if m.HashSeed != 0 {
-		i -= 8
-		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.HashSeed))
+	if len(m.HashKey) > 0 {
+		i -= len(m.HashKey)
+		copy(dAtA[i:], m.HashKey)
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.HashKey)))
 		i--
-		dAtA[i] = 0x11
+		dAtA[i] = 0x12
 	}
 	if m.Version != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Version))
@@ -3189,8 +3190,9 @@ func (m *TopologyResponse) SizeVT() (n int) {
 	if m.Version != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Version))
 	}
-	if m.HashSeed != 0 {
-		n += 9
+	l = len(m.HashKey)
+	if l > 0 {
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	if m.Partitions != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Partitions))
@@ -7239,15 +7241,39 @@ func (m *TopologyResponse) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 		case 2:
-			if wireType != 1 {
-				return fmt.Errorf("proto: wrong wireType = %d for field HashSeed", wireType)
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field HashKey", wireType)
 			}
-			m.HashSeed = 0
-			if (iNdEx + 8) > l {
+			var byteLen int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				byteLen |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			if byteLen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + byteLen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
 				return io.ErrUnexpectedEOF
 			}
-			m.HashSeed = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
-			iNdEx += 8
+			m.HashKey = append(m.HashKey[:0], dAtA[iNdEx:postIndex]...)
+			if m.HashKey == nil {
+				m.HashKey = []byte{}
+			}
+			iNdEx = postIndex
 		case 3:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Partitions", wireType)

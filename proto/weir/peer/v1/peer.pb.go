@@ -200,7 +200,7 @@ type Hello struct {
 	Stream         uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
 	ToName         string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
 	ToBoot         uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                        // the process that is meant; another one refuses the stream
-	RingSettings   uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"`      // fingerprint of the ring's settings and hash seed; a mismatch refuses the stream
+	RingSettings   uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"`      // fingerprint of the ring's settings and hash key; a mismatch refuses the stream
 	OldestProtocol uint32 `protobuf:"varint,8,opt,name=oldest_protocol,json=oldestProtocol,proto3" json:"oldest_protocol,omitempty"` // that the sender speaks, protocol being the newest; absent: the same
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
