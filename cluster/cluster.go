@@ -108,7 +108,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		log:      cfg.Logger,
 		self:     self,
 		fatal:    make(chan error, 1),
-		roster:   newRoster(self, len(cfg.Join) > 0),
+		roster:   newRoster(self, cfg.Join),
 		refusals: map[string]bool{},
 		wake:     make(chan struct{}, 1),
 		ctx:      ctx,

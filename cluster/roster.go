@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // node is one live process of the cluster.
@@ -18,17 +19,17 @@ type node struct {
 type roster struct {
 	self    node
 	others  map[identity]node
-	seeded  bool // there are seeds to find others by
-	heard   bool // another member has been seen
-	found   bool // a seed's name has stood for an address, so that there is somebody to ask
-	tried   bool // all seeds have been tried once
-	quiet   bool // nobody has come or gone for a while
-	silence bool // the seeds have had their time to answer, and the membership its time to settle
+	seeds   []string // to find others by
+	heard   bool     // another member has been seen
+	found   bool     // a seed's name has stood for an address, so that there is somebody to ask
+	tried   bool     // all seeds have been tried once
+	quiet   bool     // nobody has come or gone for a while
+	silence bool     // the seeds have had their time to answer, and the membership its time to settle
 	refusal error
 }
 
-func newRoster(self node, seeded bool) *roster {
-	return &roster{self: self, seeded: seeded, others: map[identity]node{}}
+func newRoster(self node, seeds []string) *roster {
+	return &roster{self: self, seeds: seeds, others: map[identity]node{}}
 }
 
 // up notes that a process is alive or has changed its metadata.
@@ -69,10 +70,10 @@ func (r *roster) advance() error {
 	if r.self.state != Joining {
 		return nil
 	}
-	if r.seeded && !r.heard && r.silence && r.refusal != nil {
+	if len(r.seeds) > 0 && !r.heard && r.silence && r.refusal != nil {
 		return r.refusal
 	}
-	joined := !r.seeded || r.heard && r.tried && (r.quiet || r.silence) || !r.heard && r.silence
+	joined := len(r.seeds) == 0 || r.heard && r.tried && (r.quiet || r.silence) || !r.heard && r.silence
 	if _, taken := r.rival(); joined && !taken {
 		r.self.state = Active
 	}
@@ -156,7 +157,7 @@ func (r *roster) view(prev *View) *View {
 		v = newView(prev.Ring, r.self.member(), members)
 		v.Version = prev.Version + 1
 	}
-	v.Alone = r.seeded && len(r.others) == 0
+	v.Alone = len(r.seeds) > 0 && len(r.others) == 0
 	v.Detail = r.detail(v.Alone)
 	return v
 }
@@ -171,15 +172,24 @@ func (r *roster) detail(alone bool) string {
 	case r.self.state == Joining && r.refusal != nil && !r.heard:
 		return fmt.Sprintf("joining: %v", r.refusal)
 	case r.self.state == Joining && !r.heard && r.tried && !r.found:
-		return "joining: no seed has answered yet: none of their names stands for an address"
+		return "joining: no seed has answered yet: none of their names stands for an address: " + r.seedNames()
 	case r.self.state == Joining && !r.heard:
-		return "joining: no seed has answered yet"
+		return "joining: no seed has answered yet: " + r.seedNames()
 	case r.self.state == Joining:
 		return "joining: waiting for the membership to settle"
 	case alone:
-		return "alone: no other member is there and no seed answers; still trying"
+		return "alone: no other member is there and no seed answers; still trying: " + r.seedNames()
 	}
 	return ""
+}
+
+// seedNames lists the first seeds.
+func (r *roster) seedNames() string {
+	const most = 5
+	if len(r.seeds) > most {
+		return strings.Join(r.seeds[:most], ", ") + " and others"
+	}
+	return strings.Join(r.seeds, ", ")
 }
 
 // inUse is the error of a process whose name another one has.

@@ -33,7 +33,7 @@ func summary(v *View) string {
 }
 
 func TestRosterWithoutSeeds(t *testing.T) {
-	r := newRoster(process("a", 1, 1, Joining, 0), false)
+	r := newRoster(process("a", 1, 1, Joining, 0), nil)
 	if err := r.advance(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,16 +69,16 @@ func TestRosterSteps(t *testing.T) {
 		detail string
 		fatal  string
 	}{
-		{name: "no addresses", steps: []func(*roster){tried, quiet}, want: "a.10 joining", detail: "none of their names stands for an address"},
-		{name: "nobody yet", steps: nil, want: "a.10 joining", detail: "joining: no seed has answered yet"},
-		{name: "seeds silent", steps: []func(*roster){found, tried, quiet}, want: "a.10 joining", detail: "joining: no seed has answered yet"},
-		{name: "seeds silent for long", steps: []func(*roster){found, tried, quiet, silence}, want: "a.10* active", detail: "alone"},
+		{name: "no addresses", steps: []func(*roster){tried, quiet}, want: "a.10 joining", detail: "none of their names stands for an address: seed:1"},
+		{name: "nobody yet", steps: nil, want: "a.10 joining", detail: "joining: no seed has answered yet: seed:1"},
+		{name: "seeds silent", steps: []func(*roster){found, tried, quiet}, want: "a.10 joining", detail: "joining: no seed has answered yet: seed:1"},
+		{name: "seeds silent for long", steps: []func(*roster){found, tried, quiet, silence}, want: "a.10* active", detail: "alone: no other member is there and no seed answers; still trying: seed:1"},
 		{name: "heard", steps: []func(*roster){up(b)}, want: "a.10 b.20* joining", detail: "waiting for the membership to settle"},
 		{name: "heard, tried", steps: []func(*roster){up(b), tried}, want: "a.10 b.20* joining", detail: "settle"},
 		{name: "heard, quiet, not all tried", steps: []func(*roster){up(b), quiet}, want: "a.10 b.20* joining", detail: "settle"},
 		{name: "settled", steps: []func(*roster){up(b), tried, quiet}, want: "a.10* b.20* active"},
 		{name: "settled with others that join", steps: []func(*roster){up(process("b", 20, 2, Joining, 0)), tried, quiet}, want: "a.10* b.20 active"},
-		{name: "heard long ago", steps: []func(*roster){up(b), down(b), tried, quiet}, want: "a.10* active", detail: "alone"},
+		{name: "heard long ago", steps: []func(*roster){up(b), down(b), tried, quiet}, want: "a.10* active", detail: "alone: no other member is there and no seed answers; still trying: seed:1"},
 		{name: "silence after an answer", steps: []func(*roster){up(b), silence}, want: "a.10 b.20* joining", detail: "settle"},
 		{name: "never quiet", steps: []func(*roster){up(b), tried, silence}, want: "a.10* b.20* active"},
 		{
@@ -118,7 +118,7 @@ func TestRosterSteps(t *testing.T) {
 		{name: "a stranger comes later", steps: []func(*roster){up(b), tried, quiet, refusedBy(Active), silence}, want: "a.10* b.20* active"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := newRoster(self, true)
+			r := newRoster(self, []string{"seed:1"})
 			var err error
 			for _, step := range test.steps {
 				step(r)
@@ -149,8 +149,8 @@ func TestRosterSteps(t *testing.T) {
 // A process that has started again where it was counts before its predecessor, for itself and for those that look on.
 func TestRosterRestartInPlace(t *testing.T) {
 	old := process("b", 50, 2, Active, 3)
-	fresh := newRoster(process("b", 40, 2, Joining, 0), true)
-	watcher := newRoster(process("a", 1, 1, Active, 0), true)
+	fresh := newRoster(process("b", 40, 2, Joining, 0), []string{"seed:1"})
+	watcher := newRoster(process("a", 1, 1, Active, 0), []string{"seed:1"})
 	watcher.up(old)
 
 	watcher.up(fresh.self) // its first message: it has not heard of its predecessor
@@ -185,7 +185,7 @@ func TestRosterRestartInPlace(t *testing.T) {
 func TestRosterTwoActiveOfOneName(t *testing.T) {
 	x, y := process("b", 50, 2, Active, 0), process("b", 51, 3, Active, 0)
 	for _, self := range []node{x, y, process("a", 1, 1, Active, 0)} {
-		r := newRoster(self, true)
+		r := newRoster(self, []string{"seed:1"})
 		r.up(x)
 		r.up(y)
 		v := r.view(nil)
@@ -224,7 +224,7 @@ func TestRosterOrder(t *testing.T) {
 		}
 		var want *View
 		for range 4 {
-			r := newRoster(process("self", 1, 200, Active, 0), true)
+			r := newRoster(process("self", 1, 200, Active, 0), []string{"seed:1"})
 			rest := slices.Clone(histories)
 			for len(rest) > 0 {
 				i := random.IntN(len(rest))

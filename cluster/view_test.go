@@ -42,7 +42,7 @@ func TestView(t *testing.T) {
 }
 
 func TestViewTakesOverTheRing(t *testing.T) {
-	r := newRoster(process("a", 1, 1, Active, 0), true)
+	r := newRoster(process("a", 1, 1, Active, 0), []string{"seed:1"})
 	r.up(process("b", 2, 2, Active, 0))
 	first := r.view(nil)
 	n := process("b", 2, 2, Active, 0)

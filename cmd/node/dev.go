@@ -26,9 +26,9 @@ const maxDevNodes = 9
 
 func newDev() *cobra.Command {
 	var f struct {
-		nodes    int
-		policies string
-		logLevel string
+		devConfig
+		httpPort, grpcPort parsed[port]
+		logLevel           string
 	}
 	cmd := &cobra.Command{
 		Use:   "dev",
@@ -40,34 +40,57 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
+			for _, p := range []struct {
+				flag string
+				port port
+			}{{"--http-port", f.httpPort.value}, {"--grpc-port", f.grpcPort.value}} {
+				if p.port == portOff {
+					return fmt.Errorf("%s: must not be empty here: 0 stands for any free port", p.flag)
+				}
+			}
 			if f.nodes < 1 || f.nodes > maxDevNodes {
 				return fmt.Errorf("--nodes: %d is not a number of nodes from 1 to %d", f.nodes, maxDevNodes)
 			}
-			log, err := newLogger(cmd.ErrOrStderr(), "text", f.logLevel)
-			if err != nil {
+			var err error
+			if f.log, err = newLogger(cmd.ErrOrStderr(), "text", f.logLevel); err != nil {
 				return err
 			}
-			return runDev(cmd.Context(), cmd.OutOrStdout(), f.nodes, f.policies, log)
+			f.http, f.grpc = f.httpPort.value, f.grpcPort.value
+			// The ports of the documentation where they are free, and those that are asked for or none.
+			f.anyPort = !cmd.Flags().Changed("http-port") && !cmd.Flags().Changed("grpc-port")
+			return runDev(cmd.Context(), cmd.OutOrStdout(), f.devConfig)
 		},
 	}
 	cmd.Flags().IntVar(&f.nodes, "nodes", 3, "number of nodes")
+	cmd.Flags().Var(f.httpPort.by(parsePort, "port", "8080"), "http-port", "port of the first node for HTTP; the others take any free one")
+	cmd.Flags().Var(f.grpcPort.by(parsePort, "port", "8081"), "grpc-port", "port of the first node for gRPC; the others take any free one")
 	cmd.Flags().StringVar(&f.policies, "policies", "", "policy file (default: sample policies of every algorithm)")
 	cmd.Flags().StringVar(&f.logLevel, "log-level", "warn", "least important messages logged: debug, info, warn or error")
 	return cmd
 }
 
-func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string, log *slog.Logger) error {
+// devConfig is what a development cluster is started with.
+type devConfig struct {
+	nodes      int
+	http, grpc port // of the first node
+	anyPort    bool // take any free one in place of one that is taken
+	policies   string
+	log        *slog.Logger
+}
+
+func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 	samples, err := policy.Parse("dev-policies.yaml", devPolicies)
 	if err != nil {
 		return err
 	}
-	limitMemory(log)
+	limitMemory(dev.log)
+	outliveLog()
 	memory, err := parseMemory("70%")
 	if err != nil {
 		memory = 1 << 30
 	}
 	var names, voters []string
-	for i := range count {
+	for i := range dev.nodes {
 		names = append(names, fmt.Sprintf("dev-%d", i))
 		if isVoterCount(len(names)) {
 			voters = names[:len(names):len(names)] // as many as there can be, so that strict policies can be tried
@@ -79,16 +102,15 @@ func runDev(ctx context.Context, stdout io.Writer, count int, policyFile string,
 			nodes[i].Stop()
 		}
 	}()
-	failed := make(chan error, count)
+	failed := make(chan error, dev.nodes)
 	for i, name := range names {
 		cfg := nodeConfig{
-			Name: name, Bind: "127.0.0.1", Voters: voters, Policies: samples, PolicyFile: policyFile,
-			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, MaxMemory: memory / int64(count),
-			Logger: log.With("node", name),
+			Name: name, Bind: "127.0.0.1", Voters: voters, Policies: samples, PolicyFile: dev.policies,
+			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, MaxMemory: memory / int64(dev.nodes),
+			Logger: dev.log.With("node", name),
 		}
 		if i == 0 {
-			// The ports of the documentation, where they are free.
-			cfg.HTTPPort, cfg.GRPCPort, cfg.AnyPortIfTaken = 8080, 8081, true
+			cfg.HTTPPort, cfg.GRPCPort, cfg.AnyPortIfTaken = dev.http, dev.grpc, dev.anyPort
 		} else {
 			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
 		}

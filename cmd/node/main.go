@@ -30,7 +30,8 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run carries out a command line. The first interrupt or termination signal ends it in good order; a second one kills.
+// run carries out a command line. The first interrupt or termination signal ends it in good order; a second one kills, or
+// is handled by the command (see stopNode).
 func run(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
@@ -65,6 +66,30 @@ Start with:  weir dev`,
 		SilenceErrors: true,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
+	root.SetHelpCommand(newHelp())
 	root.AddCommand(newDev(), newRun(), newCheck(), newStatus(), newValidate(), newToken(), newGossipKeys())
 	return root
+}
+
+// newHelp replaces cobra's own command, which takes a mistyped command for a question about weir, and succeeds.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Tell what a command does, and its flags",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return err
+			}
+			if len(rest) > 0 {
+				return unknownCommand(rest[0], about)
+			}
+			about.InitDefaultHelpFlag() // so that it is among the flags
+			return about.Help()
+		},
+	}
+}
+
+func unknownCommand(name string, of *cobra.Command) error {
+	return fmt.Errorf("unknown command %q for %q", name, of.CommandPath())
 }

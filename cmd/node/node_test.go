@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -452,7 +454,10 @@ func TestDev(t *testing.T) {
 		r, w := io.Pipe()
 		ended := make(chan error, 1)
 		go func() {
-			ended <- runDev(ctx, w, 2, writeFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"), slog.New(slog.DiscardHandler))
+			ended <- runDev(ctx, w, devConfig{
+				nodes: 2, log: slog.New(slog.DiscardHandler),
+				policies: writeFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
+			})
 			w.Close()
 		}()
 		var said strings.Builder
@@ -477,6 +482,23 @@ func TestDev(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestDevPorts: ports that are asked for are taken, or the command says that they cannot be.
+func TestDevPorts(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	number := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
+	for _, flag := range []string{"--http-port", "--grpc-port"} {
+		var out, errs bytes.Buffer
+		args := []string{"dev", "--nodes", "1", "--http-port", "0", "--grpc-port", "0", flag, number}
+		if code := run(args, &out, &errs); code != exitError || !strings.Contains(errs.String(), "weir: "+flag+": ") || !strings.Contains(errs.String(), "in use") {
+			t.Errorf("%s: exit status %d, %s", args, code, errs.String())
+		}
+	}
 }
 
 // A node that is a member waits for what is missing for as long as that comes, and then not for ever.

@@ -55,7 +55,8 @@ func newRun() *cobra.Command {
 
 Every flag can be given in the environment (WEIR_HTTP_PORT=8080) or in the file of --config (http-port: 8080).
 A flag counts before the environment, the environment before the file. Port 0 picks a free one, an empty port turns
-the service off. Signals: SIGTERM and SIGINT hand everything over and stop, SIGHUP reads the policy file, certificates and keys again.`,
+the service off. Signals: SIGTERM and SIGINT hand everything over and stop, another one while that goes
+on ends the process at once, SIGHUP reads the policy file, certificates and keys again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
@@ -108,6 +109,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 		cfg.Logger.Warn("no such settings, though the environment has them", "variables", unknown)
 	}
 	limitMemory(cfg.Logger)
+	outliveLog()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
 	defer signal.Stop(hup)
@@ -124,14 +126,37 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 		case <-hup:
 			n.Reload()
 		case err := <-n.Failed():
-			n.Stop()
-			return err
+			return errors.Join(err, stopNode(n))
 		case <-ctx.Done():
-			n.Stop()
-			return nil
+			return stopNode(n)
 		}
 	}
 }
+
+// stopNode has a node hand everything over and end. A signal that comes meanwhile aborts that, which is the error.
+func stopNode(n *node) error {
+	again := make(chan os.Signal, 1)
+	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(again)
+	n.log.Info("node stopping", "grace", n.cfg.Grace, "hint", "another SIGTERM or SIGINT ends the process at once")
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		n.Stop()
+	}()
+	select {
+	case <-stopped:
+		return nil
+	case s := <-again:
+		// The process is about to end, and the goroutine with it.
+		n.log.Warn("stop aborted by another signal", "signal", s.String())
+		return fmt.Errorf("%v while stopping: ended at once, without handing over what was left", s)
+	}
+}
+
+// outliveLog has a node go on when whoever reads its log or its standard output is gone. Otherwise the next line would end
+// it with SIGPIPE, and nothing would be handed over.
+func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 
 // node turns flags into a node's configuration.
 func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
