@@ -26,7 +26,7 @@ func (n *node) inspect() *peerv1.InspectResponse {
 	self := n.self()
 	r := &peerv1.InspectResponse{
 		Name: self.Name, Boot: self.Boot, Version: version(), Ready: ready, PoliciesHash: set.Hash(),
-		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), StateBytes: uint64(stats.Bytes),
+		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), KeysCopied: uint64(stats.Copies), StateBytes: uint64(stats.Bytes),
 		UptimeNs: int64(time.Since(n.started)),
 	}
 	if v := n.view(); v != nil {
@@ -121,7 +121,7 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 	return &weirv1.Member{
 		Name: m.Name, Boot: fmt.Sprintf("%016x", m.Boot), State: m.State.String(), Http: m.HTTPAddr, Grpc: m.GRPCAddr,
 		Gossip: m.GossipAddr, Peer: m.PeerAddr, Partitions: partitions, Reachable: said != nil, Version: said.GetVersion(),
-		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(),
+		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(), KeysCopied: said.GetKeysCopied(),
 		StateBytes: said.GetStateBytes(), UptimeNs: said.GetUptimeNs(), Ownership: said.GetOwnership(),
 	}
 }

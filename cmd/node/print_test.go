@@ -56,7 +56,7 @@ func TestPrintStatus(t *testing.T) {
 		Node: "n0", Version: "v1.2.3", Ready: true, ReadyDetail: "policy file not taken: p.yaml:1:1: no", Partitions: 4093, Ring: "00ff",
 		Members: []*weirv1.Member{
 			{Name: "n0", State: "active", Http: "127.0.0.1:8080", Grpc: "127.0.0.1:8081", Partitions: 2000, Reachable: true, Version: "v1.2.3",
-				PoliciesHash: "0123456789abcdef", Policies: 7, Keys: 12, StateBytes: 3 << 20, UptimeNs: int64(90*time.Second + time.Millisecond),
+				PoliciesHash: "0123456789abcdef", Policies: 7, Keys: 12, KeysCopied: 5, StateBytes: 3 << 20, UptimeNs: int64(90*time.Second + time.Millisecond),
 				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6, Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting"}},
 			{Name: "n1", State: "leaving", Http: "127.0.0.1:9080", Partitions: 2093},
 		},
@@ -64,9 +64,9 @@ func TestPrintStatus(t *testing.T) {
 	want := `n0 sees 2 members (ready, version v1.2.3, ring 00ff)
 note: policy file not taken: p.yaml:1:1: no
 
-NAME  STATE    PARTITIONS  SHARE  KEYS         MEMORY   POLICIES      UPTIME  VERSION  HTTP            GRPC
-n0    active   2000        48.9%  12           3.0 MiB  7 (01234567)  1m30s   v1.2.3   127.0.0.1:8080  127.0.0.1:8081
-n1    leaving  2093        51.1%  unreachable                                          127.0.0.1:9080
+NAME  STATE    PARTITIONS  SHARE  OWN KEYS     COPIED KEYS  MEMORY   POLICIES      UPTIME  VERSION  HTTP            GRPC
+n0    active   2000        48.9%  7            5            3.0 MiB  7 (01234567)  1m30s   v1.2.3   127.0.0.1:8080  127.0.0.1:8081
+n1    leaving  2093        51.1%  unreachable                                                       127.0.0.1:9080
 
 NAME  HELD  MOVING  AWAITED  COPIES  WITHOUT COPY  UNSENT KEYS  GRANTED  VOTER   HIGHEST TERM  SETTLED
 n0    1     2       3        4       5             6            7        voting  1.2/00ff      no
@@ -81,6 +81,16 @@ n0    1     2       3        4       5             6            7        voting 
 	}
 	if got := strings.Join(lines, ""); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+
+	b.Reset()
+	if err := writeStatus(&b, st); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"keys": 12,`, `"keys_copied": 5,`, `"uptime_ms": 90001,`, `"pending": 6,`} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("%s is not in\n%s", want, &b)
+		}
 	}
 
 	b.Reset()

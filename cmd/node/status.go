@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -9,8 +11,8 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
 
+	httpapi "github.com/weirlimit/weir/gateway/http"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -27,12 +29,7 @@ func newStatus() *cobra.Command {
 					return err
 				}
 				if f.output == "json" {
-					text, err := protojson.MarshalOptions{Multiline: true, UseProtoNames: true, EmitUnpopulated: true}.Marshal(st)
-					if err != nil {
-						return err
-					}
-					_, err = fmt.Fprintln(cmd.OutOrStdout(), string(text))
-					return err
+					return writeStatus(cmd.OutOrStdout(), st)
 				}
 				return printStatus(cmd.OutOrStdout(), st)
 			})
@@ -40,6 +37,20 @@ func newStatus() *cobra.Command {
 	}
 	f.register(cmd.Flags())
 	return cmd
+}
+
+// writeStatus writes the JSON of GET /v1/status, for eyes too.
+func writeStatus(w io.Writer, st *weirv1.StatusResponse) error {
+	text, err := httpapi.MarshalStatus(st)
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	if err := json.Indent(&b, text, "", "  "); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, b.String())
+	return err
 }
 
 func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
@@ -53,14 +64,14 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
 	}
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tSTATE\tPARTITIONS\tSHARE\tKEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC")
+	fmt.Fprintln(t, "NAME\tSTATE\tPARTITIONS\tSHARE\tOWN KEYS\tCOPIED KEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC")
 	for _, m := range st.Members {
 		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
 		if m.Reachable {
-			fmt.Fprintf(t, "%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
+			fmt.Fprintf(t, "%d\t%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys-min(m.KeysCopied, m.Keys), m.KeysCopied, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
 				time.Duration(m.UptimeNs).Truncate(time.Second), m.Version)
 		} else {
-			fmt.Fprint(t, "unreachable\t\t\t\t")
+			fmt.Fprint(t, "unreachable\t\t\t\t\t")
 		}
 		fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
 	}

@@ -336,7 +336,7 @@ func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, 
 }
 
 func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, contentType string, v any) {
-	out, err := json.Marshal(v, jsontext.AllowInvalidUTF8(true))
+	out, err := marshal(v)
 	if err != nil {
 		a.Logger.ErrorContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
 		w.WriteHeader(http.StatusInternalServerError)
@@ -345,6 +345,9 @@ func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, cont
 	w.Header().Set("Content-Type", contentType)
 	a.write(w, r, status, out)
 }
+
+// marshal writes an answer's JSON. What somebody else's text has that is no UTF-8 is replaced.
+func marshal(v any) ([]byte, error) { return json.Marshal(v, jsontext.AllowInvalidUTF8(true)) }
 
 // write sends an answer. That it did not arrive is for the log at most: there is nobody left to tell.
 func (a *api) write(w http.ResponseWriter, r *http.Request, status int, body []byte) {

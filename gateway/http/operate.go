@@ -91,6 +91,7 @@ type reachedBody struct {
 	PoliciesHash string         `json:"policies_hash"`
 	Policies     uint32         `json:"policies"`
 	Keys         uint64         `json:"keys"`
+	KeysCopied   uint64         `json:"keys_copied"`
 	StateBytes   uint64         `json:"state_bytes"`
 	UptimeMS     int64          `json:"uptime_ms"`
 	Ownership    *ownershipBody `json:"ownership,omitempty"`
@@ -118,13 +119,20 @@ func (a *api) handleStatus(w http.ResponseWriter, r *http.Request) {
 			message: "the node cannot describe the cluster at the moment: " + clip(err.Error())})
 		return
 	}
-	body := statusBody{Node: st.GetNode(), Version: st.GetVersion(), Ready: st.GetReady(),
+	a.answer(w, r, nil, statusBodyOf(st))
+}
+
+// MarshalStatus returns a status in the JSON of GET /v1/status.
+func MarshalStatus(st *weirv1.StatusResponse) ([]byte, error) { return marshal(statusBodyOf(st)) }
+
+func statusBodyOf(st *weirv1.StatusResponse) *statusBody {
+	body := &statusBody{Node: st.GetNode(), Version: st.GetVersion(), Ready: st.GetReady(),
 		ReadyDetail: st.GetReadyDetail(), Partitions: st.GetPartitions(), Ring: st.GetRing(),
 		PoliciesError: st.GetPoliciesError(), Members: make([]memberBody, len(st.GetMembers()))}
 	for i, m := range st.GetMembers() {
 		body.Members[i] = memberOf(m)
 	}
-	a.answer(w, r, nil, &body)
+	return body
 }
 
 func memberOf(m *weirv1.Member) memberBody {
@@ -132,7 +140,7 @@ func memberOf(m *weirv1.Member) memberBody {
 		Gossip: m.GetGossip(), Peer: m.GetPeer(), Partitions: m.GetPartitions(), Reachable: m.GetReachable()}
 	if b.Reachable {
 		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
-			Policies: m.GetPolicies(), Keys: m.GetKeys(), StateBytes: m.GetStateBytes(),
+			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(),
 			UptimeMS: roundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
 		if o := m.GetOwnership(); o != nil {
 			b.Ownership = &ownershipBody{Held: o.GetHeld(), Moving: o.GetMoving(), Awaited: o.GetAwaited(), Copies: o.GetCopies(),

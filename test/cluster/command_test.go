@@ -2,10 +2,14 @@ package clustertest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 const twoPolicies = `
@@ -74,6 +78,20 @@ func testStatus(t *testing.T, nodes []*process) {
 			t.Errorf("weir status: exit status %d\n%s%s", code, text, stderr)
 		}
 		code, text, stderr = weir(t, "status", "--addr", p.grpc, "-o", "json")
+		// The same as over HTTP, but for what may have changed since.
+		var here, there map[string]any
+		resp, err := http.Get("http://" + p.http + "/v1/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = json.NewDecoder(resp.Body).Decode(&there)
+		resp.Body.Close()
+		if err := errors.Join(err, json.Unmarshal([]byte(text), &here)); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(steady(there), steady(here)); diff != "" {
+			t.Errorf("weir status -o json and /v1/status (-http +command):\n%s", diff)
+		}
 		var st struct {
 			Node       string
 			Ready      bool
@@ -105,6 +123,21 @@ func testStatus(t *testing.T, nodes []*process) {
 			t.Errorf("%s shows owners of %d partitions", p.name, sum)
 		}
 	}
+}
+
+// steady is a status with 0 for every number of a member that changes from one look to the next.
+func steady(status map[string]any) map[string]any {
+	for _, m := range status["members"].([]any) {
+		m := m.(map[string]any)
+		for _, of := range []map[string]any{m, m["ownership"].(map[string]any)} {
+			for name, value := range of {
+				if _, ok := value.(float64); ok && name != "partitions" {
+					of[name] = 0
+				}
+			}
+		}
+	}
+	return status
 }
 
 func TestValidate(t *testing.T) {

@@ -2499,10 +2499,11 @@ type Member struct {
 	Version       string                 `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
 	PoliciesHash  string                 `protobuf:"bytes,11,opt,name=policies_hash,json=policiesHash,proto3" json:"policies_hash,omitempty"`
 	Policies      uint32                 `protobuf:"varint,12,opt,name=policies,proto3" json:"policies,omitempty"`
-	Keys          uint64                 `protobuf:"varint,13,opt,name=keys,proto3" json:"keys,omitempty"`
+	Keys          uint64                 `protobuf:"varint,13,opt,name=keys,proto3" json:"keys,omitempty"` // with state, copies of other members' keys among them
 	StateBytes    uint64                 `protobuf:"varint,14,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
 	UptimeNs      int64                  `protobuf:"varint,15,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
-	Ownership     *Ownership             `protobuf:"bytes,16,opt,name=ownership,proto3" json:"ownership,omitempty"` // absent when the member did not answer
+	Ownership     *Ownership             `protobuf:"bytes,16,opt,name=ownership,proto3" json:"ownership,omitempty"`                      // absent when the member did not answer
+	KeysCopied    uint64                 `protobuf:"varint,17,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2647,6 +2648,13 @@ func (x *Member) GetOwnership() *Ownership {
 		return x.Ownership
 	}
 	return nil
+}
+
+func (x *Member) GetKeysCopied() uint64 {
+	if x != nil {
+		return x.KeysCopied
+	}
+	return 0
 }
 
 // Ownership says what a member holds, as opposed to what the ring gives it, and what is under way.
@@ -2955,7 +2963,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"partitions\x12\x12\n" +
 	"\x04ring\x18\x06 \x01(\tR\x04ring\x12)\n" +
 	"\amembers\x18\a \x03(\v2\x0f.weir.v1.MemberR\amembers\x12%\n" +
-	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\xb7\x03\n" +
+	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\xd8\x03\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
@@ -2976,7 +2984,9 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\vstate_bytes\x18\x0e \x01(\x04R\n" +
 	"stateBytes\x12\x1b\n" +
 	"\tuptime_ns\x18\x0f \x01(\x03R\buptimeNs\x120\n" +
-	"\townership\x18\x10 \x01(\v2\x12.weir.v1.OwnershipR\townership\"\x8c\x02\n" +
+	"\townership\x18\x10 \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
+	"\vkeys_copied\x18\x11 \x01(\x04R\n" +
+	"keysCopied\"\x8c\x02\n" +
 	"\tOwnership\x12\x12\n" +
 	"\x04held\x18\x01 \x01(\rR\x04held\x12\x16\n" +
 	"\x06moving\x18\x02 \x01(\rR\x06moving\x12\x18\n" +

@@ -2314,6 +2314,13 @@ func (m *Member) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.KeysCopied != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.KeysCopied))
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0x88
+	}
 	if m.Ownership != nil {
 		size, err := m.Ownership.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -3612,6 +3619,9 @@ func (m *Member) SizeVT() (n int) {
 	if m.Ownership != nil {
 		l = m.Ownership.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.KeysCopied != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.KeysCopied))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -9901,6 +9911,25 @@ func (m *Member) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 17:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field KeysCopied", wireType)
+			}
+			m.KeysCopied = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.KeysCopied |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -1252,6 +1252,7 @@ type InspectResponse struct {
 	UptimeNs      int64                  `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	Ring          uint64                 `protobuf:"fixed64,10,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring as the node sees it: settings, members and owners
 	Ownership     *v1.Ownership          `protobuf:"bytes,11,opt,name=ownership,proto3" json:"ownership,omitempty"`
+	KeysCopied    uint64                 `protobuf:"varint,12,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1363,6 +1364,13 @@ func (x *InspectResponse) GetOwnership() *v1.Ownership {
 	return nil
 }
 
+func (x *InspectResponse) GetKeysCopied() uint64 {
+	if x != nil {
+		return x.KeysCopied
+	}
+	return 0
+}
+
 var File_weir_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_weir_peer_v1_peer_proto_rawDesc = "" +
@@ -1447,7 +1455,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
 	"\x04term\x18\x03 \x01(\v2\x12.weir.peer.v1.TermR\x04term\"\x10\n" +
-	"\x0eInspectRequest\"\xc2\x02\n" +
+	"\x0eInspectRequest\"\xe3\x02\n" +
 	"\x0fInspectResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12\x18\n" +
@@ -1461,7 +1469,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\tuptime_ns\x18\t \x01(\x03R\buptimeNs\x12\x12\n" +
 	"\x04ring\x18\n" +
 	" \x01(\x06R\x04ring\x120\n" +
-	"\townership\x18\v \x01(\v2\x12.weir.v1.OwnershipR\townership2\x97\x01\n" +
+	"\townership\x18\v \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
+	"\vkeys_copied\x18\f \x01(\x04R\n" +
+	"keysCopied2\x97\x01\n" +
 	"\x04Peer\x12G\n" +
 	"\aForward\x12\x1c.weir.peer.v1.ForwardRequest\x1a\x1a.weir.peer.v1.ForwardReply(\x010\x01\x12F\n" +
 	"\aInspect\x12\x1c.weir.peer.v1.InspectRequest\x1a\x1d.weir.peer.v1.InspectResponseB5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"

@@ -1258,6 +1258,11 @@ func (m *InspectResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.KeysCopied != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.KeysCopied))
+		i--
+		dAtA[i] = 0x60
+	}
 	if m.Ownership != nil {
 		size, err := m.Ownership.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -1996,6 +2001,9 @@ func (m *InspectResponse) SizeVT() (n int) {
 	if m.Ownership != nil {
 		l = m.Ownership.SizeVT()
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.KeysCopied != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.KeysCopied))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -4678,6 +4686,25 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 12:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field KeysCopied", wireType)
+			}
+			m.KeysCopied = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.KeysCopied |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
