@@ -221,7 +221,7 @@ func (f *fake) Cancel(_ context.Context, t limit.Target, _ string) (int64, error
 	return 0, nil
 }
 
-func (f *fake) Refund(_ context.Context, t limit.Target, _ int64) (int64, error) {
+func (f *fake) Refund(_ context.Context, t limit.Target, _ int64, _ string) (int64, error) {
 	f.note("refund", t)
 	return 0, nil
 }
@@ -329,7 +329,7 @@ func TestOperations(t *testing.T) {
 		}},
 		"commit": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Commit(ctx, to, "", 0); return err }},
 		"cancel": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
-		"refund": {RoleRefund, func(ctx context.Context, to limit.Target) error { _, err := svc.Refund(ctx, to, 1); return err }},
+		"refund": {RoleRefund, func(ctx context.Context, to limit.Target) error { _, err := svc.Refund(ctx, to, 1, ""); return err }},
 		"reset":  {RoleRefund, func(ctx context.Context, to limit.Target) error { return svc.Reset(ctx, to) }},
 	}
 	checker, supporter := w.come(t, shop, RoleCheck), w.come(t, support, RoleRefund)

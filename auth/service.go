@@ -192,11 +192,11 @@ func (s *service) Cancel(ctx context.Context, t limit.Target, reservationID stri
 }
 
 // Refund implements limit.Service.
-func (s *service) Refund(ctx context.Context, t limit.Target, units int64) (int64, error) {
+func (s *service) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
 	if err := s.authorize(ctx, RoleRefund, &t); err != nil {
 		return 0, err
 	}
-	return s.next.Refund(ctx, t, units)
+	return s.next.Refund(ctx, t, units, requestID)
 }
 
 // Reset implements limit.Service.

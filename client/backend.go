@@ -51,7 +51,7 @@ type backend interface {
 	reserve(ctx context.Context, q question, ttl time.Duration) (held, error)
 	// settle ends a reservation, of which cost stays charged.
 	settle(ctx context.Context, t target, id string, cost int64) error
-	refund(ctx context.Context, t target, units int64) (int64, error)
+	refund(ctx context.Context, t target, units int64, requestID string) (int64, error)
 	reset(ctx context.Context, t target) error
 	// ready waits until a call can be answered.
 	ready(ctx context.Context) error

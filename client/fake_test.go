@@ -238,7 +238,7 @@ func (b *book) Release(_ context.Context, t limit.Target, id string) (bool, erro
 	return true, nil
 }
 
-func (b *book) Refund(_ context.Context, t limit.Target, units int64) (int64, error) {
+func (b *book) Refund(_ context.Context, t limit.Target, units int64, _ string) (int64, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if err := b.fail(t); err != nil {

@@ -140,7 +140,7 @@ func (l *Limiter) waitDelay(ctx context.Context, q question, d Decision) error {
 		if left := time.Until(deadline); left < d.Delay {
 			// If this fails the place stays empty, which admits less, not more.
 			_, _ = l.c.call(ctx, false, func(ctx context.Context) error {
-				_, err := l.c.backend.refund(ctx, q.target, d.Granted)
+				_, err := l.c.backend.refund(ctx, q.target, d.Granted, "")
 				return err
 			})
 			l.c.memory.forget(&q.target)
@@ -165,10 +165,18 @@ func (c *Client) sleep(ctx context.Context, d time.Duration) error {
 }
 
 // Refund gives n units back, the oldest first (the newest of a leaky_bucket's queue), and returns how many that were: never
-// more than key has in use. It is not retried, for a refund made twice would admit too much: after an ErrUnavailable it
-// may or may not have been made.
+// more than key has in use. Unless WithRetry gives it a request id it is not retried, for a refund made twice would admit too
+// much: after an ErrUnavailable it may or may not have been made.
 func (l *Limiter) Refund(ctx context.Context, key string, n int64) (int64, error) {
+	return l.RefundWithID(ctx, key, n, l.c.requestID())
+}
+
+// RefundWithID is a Refund that may be repeated: under the same requestID, of at most 128 bytes, a key's units are given back
+// once, and the answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes). It is an
+// ErrInvalid when the first was of another number of units. Ids of refunds are apart from those of checks.
+func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, requestID string) (int64, error) {
 	q := l.question(key, n)
+	q.requestID = requestID
 	if n < 1 {
 		return 0, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
 	}
@@ -181,8 +189,8 @@ func (l *Limiter) Refund(ctx context.Context, key string, n int64) (int64, error
 	defer l.c.running.Done()
 	defer l.c.memory.forget(&q.target)
 	var refunded int64
-	_, err := l.c.call(ctx, false, func(ctx context.Context) (err error) {
-		refunded, err = l.c.backend.refund(ctx, q.target, n)
+	_, err := l.c.call(ctx, requestID != "", func(ctx context.Context) (err error) {
+		refunded, err = l.c.backend.refund(ctx, q.target, n, requestID)
 		return err
 	})
 	return refunded, err
@@ -240,9 +248,6 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 		got, err = l.c.backend.acquire(ctx, q, ttl)
 		return err
 	})
-	if err != nil || failed || got.Allowed {
-		l.c.memory.admitted(&q.target)
-	}
 	if err != nil {
 		return nil, Decision{}, err
 	}
@@ -289,6 +294,9 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 		got, err = l.c.backend.reserve(ctx, q, ttl)
 		return err
 	})
+	if err != nil || failed || got.Allowed {
+		l.c.memory.admitted(&q.target)
+	}
 	if err != nil {
 		return nil, Decision{}, err
 	}

@@ -14,7 +14,7 @@ import (
 // Its counters live and die with it. Close it when done.
 func Local(policies *policy.Set) *Client {
 	// With a hash key of its own, nobody can choose keys that all lie in one place of a table.
-	l := limiter.New(limiter.Config{Policies: policies, HashKey: ring.RandomHashKey(), IDKey: ring.RandomHashKey()})
+	l := limiter.New(limiter.Config{Policies: policies, HashKey: ring.RandomHashKey()})
 	c := newLocal(l, l.Close)
 	c.here = l
 	return c

@@ -394,8 +394,8 @@ func (r *remote) settle(ctx context.Context, t target, id string, cost int64) er
 	return statusError(err)
 }
 
-func (r *remote) refund(ctx context.Context, t target, units int64) (int64, error) {
-	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: t.proto(), Cost: &units})
+func (r *remote) refund(ctx context.Context, t target, units int64, requestID string) (int64, error) {
+	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: t.proto(), Cost: &units, RequestId: requestID})
 	return resp.GetRefunded(), statusError(err)
 }
 

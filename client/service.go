@@ -96,8 +96,8 @@ func (s *service) settle(ctx context.Context, t target, id string, cost int64) e
 	return serviceError(err)
 }
 
-func (s *service) refund(ctx context.Context, t target, units int64) (int64, error) {
-	n, err := s.svc.Refund(ctx, t.service(), units)
+func (s *service) refund(ctx context.Context, t target, units int64, requestID string) (int64, error) {
+	n, err := s.svc.Refund(ctx, t.service(), units, requestID)
 	return n, serviceError(err)
 }
 

@@ -56,7 +56,7 @@ func (s *script) Commit(ctx context.Context, _ limit.Target, id string, cost int
 	return s.commit(ctx, id, cost)
 }
 
-func (s *script) Refund(ctx context.Context, _ limit.Target, units int64) (int64, error) {
+func (s *script) Refund(ctx context.Context, _ limit.Target, units int64, _ string) (int64, error) {
 	return s.refund(ctx, units)
 }
 

@@ -137,13 +137,15 @@ type Service interface {
 	// its TTL stays charged. Not for concurrency policies. Errors are *Error.
 	Reserve(ctx context.Context, r Reserve) (Decision, error)
 	// Commit ends a reservation: of what it charged, cost (0 to what was reserved) stays and the rest is given back. It
-	// returns how many units were: fewer than the rest when some had left their window. A reservation that is not pending
-	// (committed, cancelled, its TTL over, unknown) is an *Error of kind NotFound; nothing changes then.
+	// returns how many units were: fewer than the rest when some had left their window. Repeated with the same cost it returns
+	// the same again, for as long as a request id is remembered. Otherwise a reservation that is not pending (ended with another
+	// cost, its TTL over, unknown) is an *Error of kind NotFound; nothing changes then.
 	Commit(ctx context.Context, t Target, reservationID string, cost int64) (int64, error)
 	// Cancel ends a reservation and gives back what it charged: a Commit with cost 0.
 	Cancel(ctx context.Context, t Target, reservationID string) (int64, error)
-	// Refund gives units back, the oldest first, never below zero, and returns how many were.
-	Refund(ctx context.Context, t Target, units int64) (int64, error)
+	// Refund gives units back, the oldest first, never below zero, and returns how many were. Repeated under the same
+	// requestID, if that is not empty, it gives nothing back and returns the same again.
+	Refund(ctx context.Context, t Target, units int64, requestID string) (int64, error)
 	// Reset makes a key's state as new.
 	Reset(ctx context.Context, t Target) error
 }

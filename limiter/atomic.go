@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -86,7 +85,7 @@ func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 		return all, nil // one state decides by itself: there is nothing to settle
 	}
 	for i := range all.ops {
-		all.ops[i].Reservation = rand.Uint64() | 1
+		all.ops[i].Reservation = newReservationID()
 	}
 	return all, nil
 }
@@ -167,7 +166,7 @@ func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
 	var here, away, lost []Op
 	for i := range ops {
 		op, d := &ops[i], &ops[i].Outcome.Decision
-		if op.Reservation == 0 {
+		if op.Reservation == (ReservationID{}) {
 			continue
 		}
 		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, subject: op.subject, partition: op.partition, owed: true}

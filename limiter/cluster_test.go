@@ -56,7 +56,7 @@ func inBubble(t *testing.T, n int, cfg Config, f func(t *testing.T, c *testClust
 			own := cfg
 			own.Ownership, own.Peers = node, node
 			if own.HashKey == (ring.HashKey{}) {
-				own.HashKey, own.IDKey = testKey, testKey
+				own.HashKey = testKey
 			}
 			own.Clock = func() algo.Instant {
 				// Every process has a clock with an origin of its own.

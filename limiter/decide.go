@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"encoding/hex"
 	"errors"
 	"math/bits"
 	"math/rand/v2"
@@ -88,7 +89,7 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		op.Outcome.Released = ok
 		l.failed(e, op, err)
 	case OpRefund:
-		n, err := l.store.Refund(k, rule, now.Instant, op.Cost)
+		n, err := l.store.Refund(k, rule, now.Instant, op.Cost, op.RequestID)
 		op.Outcome.Refunded = n
 		l.failed(e, op, err)
 	case OpSettle:
@@ -243,11 +244,11 @@ func ttlFits(op *Op, rule *store.Rule) *limit.Error {
 func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
 	call := store.Call{
 		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, TTL: op.TTL},
-		RequestID: l.requestID(&op.Check),
+		RequestID: op.RequestID,
 	}
 	switch op.Kind {
 	case OpReserve:
-		call.Reservation, call.ReserveFor = op.Reservation, op.TTL
+		call.Reservation, call.ReserveFor, call.ReserveOnce = op.Reservation, op.TTL, op.Atomic
 	case OpAcquire:
 		if op.Outcome.Err = ttlFits(op, rule); op.Outcome.Err != nil {
 			return
@@ -281,8 +282,8 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 			}
 		}
 	}
-	if op.Reservation != 0 && got.Granted > 0 {
-		d.ReservationID = formatID(op.Reservation)
+	if got.Reservation != (ReservationID{}) {
+		d.ReservationID = hex.EncodeToString(got.Reservation[:])
 	}
 }
 
@@ -302,7 +303,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 		_, _, done = l.refused(t, c, s, now.Mono, d)
 		return done, 0, nil
 	}
-	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: l.requestID(c)}
+	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: c.RequestID}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
 		return false, 0, err

@@ -167,11 +167,11 @@ func TestCosts(t *testing.T) {
 				t.Errorf("step %d: %+v, want %+v", i, d, step)
 			}
 		}
-		n, err := c.nodes[0].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 4)
+		n, err := c.nodes[0].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 4, "")
 		if n != 4 || err != nil {
 			t.Errorf("refunded %d, %v", n, err)
 		}
-		n, err = c.nodes[1].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 40)
+		n, err = c.nodes[1].Refund(t.Context(), limit.Target{Policy: "p", Key: "k"}, 40, "")
 		if n != 6 || err != nil {
 			t.Errorf("refunded %d, %v", n, err)
 		}
@@ -352,7 +352,7 @@ func TestUnknownPolicy(t *testing.T) {
 						t.Errorf("%+v, %v", d, err)
 					}
 				}
-				_, err := n.Refund(t.Context(), target, 1)
+				_, err := n.Refund(t.Context(), target, 1, "")
 				wantError(t, err, limit.NotFound, "policy")
 				_, err = n.Renew(t.Context(), target, "0000000000000001", 0)
 				wantError(t, err, limit.NotFound, "policy")
@@ -397,7 +397,7 @@ func TestConcurrency(t *testing.T) {
 		for i, target := range []limit.Target{leases, inline, {Policy: "c", Key: "free"}, {Policy: "c", Key: "bad"}} {
 			field := map[bool]string{true: "policy", false: "limit"}[target.Limit == nil]
 			n[i%3].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, field)
-			_, err := n[i%3].Refund(ctx, target, 1)
+			_, err := n[i%3].Refund(ctx, target, 1, "")
 			wantError(t, err, limit.Invalid, field)
 		}
 		for i, target := range []limit.Target{window, inlineWindow} {

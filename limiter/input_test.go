@@ -71,7 +71,7 @@ func TestBadInput(t *testing.T) {
 			wantError(t, err, test.kind, test.field)
 			_, err = n.Release(ctx, test.target, lease)
 			wantError(t, err, test.kind, test.field)
-			_, err = n.Refund(ctx, test.target, 1)
+			_, err = n.Refund(ctx, test.target, 1, "")
 			wantError(t, err, test.kind, test.field)
 			wantError(t, n.Reset(ctx, test.target), test.kind, test.field)
 			// In a batch the error names the element, and nothing of it is charged.
@@ -107,7 +107,7 @@ func TestBadInput(t *testing.T) {
 			_, err := n.Acquire(ctx, limit.Acquire{Target: leases, Cost: bad.cost, RequestID: bad.id, TTL: bad.ttl})
 			wantError(t, err, bad.kind, bad.want)
 			if bad.want == "cost" {
-				_, err = n.Refund(ctx, p, bad.cost)
+				_, err = n.Refund(ctx, p, bad.cost, "")
 				wantError(t, err, bad.kind, bad.want)
 			}
 			if bad.want == "ttl" {
@@ -117,7 +117,7 @@ func TestBadInput(t *testing.T) {
 		}
 		_, err := c.nodes[0].Acquire(ctx, limit.Acquire{Target: leases})
 		wantError(t, err, limit.Invalid, "cost")
-		_, err = c.nodes[0].Refund(ctx, p, 0)
+		_, err = c.nodes[0].Refund(ctx, p, 0, "")
 		wantError(t, err, limit.Invalid, "cost")
 		for _, id := range []string{"", "0", "0000000000000000", "0123456789abcdeg", "0123456789abcdef0", "-123456789abcdef", "+123456789abcdef", "0x23456789abcdef", "\xff"} {
 			_, err = c.nodes[0].Renew(ctx, leases, id, 0)

@@ -78,7 +78,6 @@ type Config struct {
 	NoInline      bool          // refuse limits sent along with a request
 	Timeout       time.Duration // longest time for a call; 0 stands for DefaultTimeout
 	HashKey       ring.HashKey  // places keys; the same on every node
-	IDKey         ring.HashKey  // makes ids of requests and reservations; the same on every node, and told to no client
 	MaxKeys       int64         // states kept at most; 0: no bound
 	MaxMemory     int64         // bytes for states; 0: no bound
 	MaxRequestIDs int           // remembered request ids per partition; 0: the store's default; negative: none
@@ -109,8 +108,6 @@ type Limiter struct {
 	stats  *statsByPolicy
 	load   load
 	inline inlineRules
-
-	requestIDs ring.Scope
 
 	subjects sync.Pool    // of *[MaxBatch]subject
 	late     [2]sync.Pool // of *lateOps: of single checks, and of batches
@@ -159,7 +156,7 @@ func New(cfg Config) *Limiter {
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
-	l.inline.hashKey, l.requestIDs = cfg.HashKey, cfg.IDKey.Scope("request")
+	l.inline.hashKey = cfg.HashKey
 	l.load.most = int64(cfg.MaxInFlight)
 	l.subjects.New = func() any { return new([limit.MaxBatch]subject) }
 	for i := range l.late {
@@ -456,8 +453,8 @@ func (l *Limiter) Release(ctx context.Context, t limit.Target, leaseID string) (
 }
 
 // Refund implements Service.
-func (l *Limiter) Refund(ctx context.Context, t limit.Target, units int64) (int64, error) {
-	op := Op{Kind: OpRefund, Check: limit.Check{Target: t, Cost: units}}
+func (l *Limiter) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
+	op := Op{Kind: OpRefund, Check: limit.Check{Target: t, Cost: units, RequestID: requestID}}
 	err := l.one(ctx, &op)
 	return op.Outcome.Refunded, err
 }

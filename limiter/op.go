@@ -10,6 +10,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
 )
 
 // OpKind is what an operation does.
@@ -27,11 +28,14 @@ const (
 	OpSettle  OpKind = 8
 )
 
+// ReservationID names a reservation; the zero value is none.
+type ReservationID = store.ReservationID
+
 // Op is one operation on its way to the node that decides, and its Outcome once it has been there.
 type Op struct {
 	Kind OpKind
 	// Target always; Cost for check, acquire, reserve, refund and settle (what it keeps); Partial for check; RequestID for
-	// check, acquire and reserve.
+	// check, acquire, reserve and refund.
 	limit.Check
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve
@@ -41,8 +45,8 @@ type Op struct {
 	Term ownership.Term
 	Left time.Duration // of what a peer sent: how long an answer is waited for; 0: not said
 	// Reservation is the id that a reserve charges under, and that settle ends. It is chosen where the call came in, which
-	// can therefore settle one whose answer it never got. 0, of reserve: nobody is going to settle it.
-	Reservation uint64
+	// can therefore settle one whose answer it never got. Zero, of reserve: nobody is going to settle it.
+	Reservation ReservationID
 	Atomic      bool // reserve: part of an atomic check
 	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
 	Trace string
@@ -136,7 +140,7 @@ func (l *Limiter) prepare(op *Op) *limit.Error {
 			op.TTL = limit.DefaultReservation
 		}
 	case OpSettle:
-		if op.Reservation == 0 {
+		if op.Reservation == (ReservationID{}) {
 			return limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave")
 		}
 	}
@@ -213,14 +217,6 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	return nil
 }
 
-// requestID hashes a check's request id; 0 stands for none.
-func (l *Limiter) requestID(c *limit.Check) uint64 {
-	if c.RequestID == "" {
-		return 0
-	}
-	return l.requestIDs.Hash(c.RequestID) | 1
-}
-
 // state names what an operation is about: the scope, which is a policy's name or of a limit sent along, and the key. Hashes
 // may be equal where these are not.
 type state struct{ scope, key string }
@@ -232,7 +228,7 @@ func (op *Op) state() state {
 	return state{op.Policy, op.Key}
 }
 
-// formatID writes the id of a lease or a reservation.
+// formatID writes the id of a lease.
 func formatID(id uint64) string {
 	s := strconv.FormatUint(id, 16)
 	return "0000000000000000"[len(s):] + s

@@ -384,7 +384,7 @@ func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 func TestWhatGivesBackForgets(t *testing.T) {
 	for name, give := range map[string]func(n *testNode, target limit.Target) error{
 		"refund": func(n *testNode, target limit.Target) error {
-			_, err := n.Refund(n.c.t.Context(), target, 1)
+			_, err := n.Refund(n.c.t.Context(), target, 1, "")
 			return err
 		},
 		"reset": func(n *testNode, target limit.Target) error { return n.Reset(n.c.t.Context(), target) },
@@ -426,7 +426,7 @@ func TestARefusalUnderWayIsForgotten(t *testing.T) {
 		c.tamper(func(ctx context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
 			deliver()
 			c.tamper(nil)
-			if _, err := n.Refund(ctx, target, 5); err != nil {
+			if _, err := n.Refund(ctx, target, 5, ""); err != nil {
 				t.Error(err)
 			}
 		})

@@ -2,8 +2,9 @@ package limiter
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
-	"math/rand/v2"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -16,24 +17,27 @@ func (l *Limiter) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 	if err := l.prepare(&op); err != nil {
 		return limit.Decision{}, err
 	}
-	op.Reservation = l.reservationID(&op)
+	op.Reservation = newReservationID()
 	err := l.carry(ctx, &op)
 	return op.Outcome.Decision, err
 }
 
-// reservationID chooses the id of a reservation: hard to guess, and the same again for a request that is repeated.
-func (l *Limiter) reservationID(op *Op) uint64 {
-	if op.RequestID == "" {
-		return rand.Uint64() | 1
-	}
-	return l.cfg.IDKey.Scope("reservation").Scope(op.state().scope).Scope(op.Key).Hash(op.RequestID) | 1
+// newReservationID draws an id that cannot be guessed: who knows it can end the reservation.
+func newReservationID() (id ReservationID) {
+	_, _ = rand.Read(id[:]) // never fails
+	return id
+}
+
+func parseReservation(s string) (id ReservationID, ok bool) {
+	n, err := hex.Decode(id[:], []byte(s[:min(len(s), 2*len(id))]))
+	return id, err == nil && n == len(id) && len(s) == 2*n && id != (ReservationID{})
 }
 
 // Commit implements Service.
 func (l *Limiter) Commit(ctx context.Context, t limit.Target, reservationID string, cost int64) (int64, error) {
-	id, ok := parseID(reservationID)
+	id, ok := parseReservation(reservationID)
 	if !ok {
-		return 0, limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave: 16 hexadecimal digits, not all of them 0")
+		return 0, limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave: 32 hexadecimal digits, not all of them 0")
 	}
 	op := Op{Kind: OpSettle, Check: limit.Check{Target: t, Cost: cost}, Reservation: id}
 	err := l.one(ctx, &op)
@@ -61,5 +65,5 @@ func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now al
 }
 
 func notPending() *limit.Error {
-	return limit.NewError(limit.NotFound, "reservation_id", "is not pending here: it was committed or cancelled before, or its ttl has passed and all that it charged stays charged")
+	return limit.NewError(limit.NotFound, "reservation_id", "is not pending here: it was ended in another way before, or its ttl has passed and all that it charged stays charged")
 }

@@ -37,7 +37,7 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 				for n := range 3 {
 					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
 					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 60})
-					if !d.Allowed || d.Granted != 60 || d.Remaining != 40 || len(d.ReservationID) != 16 {
+					if !d.Allowed || d.Granted != 60 || d.Remaining != 40 || len(d.ReservationID) != 32 {
 						t.Fatalf("%+v", d)
 					}
 					if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
@@ -49,7 +49,10 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 					if left := c.nodes[2].left(t, target); left != 75 {
 						t.Errorf("%d left", left)
 					}
-					_, err := c.nodes[2].Commit(t.Context(), target, d.ReservationID, 25)
+					if refunded, err := c.nodes[2].Commit(t.Context(), target, d.ReservationID, 25); refunded != 35 || err != nil {
+						t.Errorf("commit, repeated: %d, %v", refunded, err)
+					}
+					_, err := c.nodes[2].Commit(t.Context(), target, d.ReservationID, 24)
 					wantError(t, err, limit.NotFound, "reservation_id")
 					_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
 					wantError(t, err, limit.NotFound, "reservation_id")
@@ -174,7 +177,7 @@ func TestWhatCannotBeReserved(t *testing.T) {
 				wantError(t, err, test.kind, test.what)
 			}
 		}
-		_, err := c.nodes[0].Commit(t.Context(), limit.Target{Policy: "concurrency", Key: "k"}, "0000000000000001", 1)
+		_, err := c.nodes[0].Commit(t.Context(), limit.Target{Policy: "concurrency", Key: "k"}, "00000000000000000000000000000001", 1)
 		wantError(t, err, limit.Invalid, "policy")
 	})
 }
@@ -205,7 +208,7 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 				t.Errorf("%s: %+v", policy, d)
 			}
 			c.tamper(nil)
-			_, err := c.nodes[0].Cancel(t.Context(), limit.Target{Policy: policy, Key: key}, "0000000000000001")
+			_, err := c.nodes[0].Cancel(t.Context(), limit.Target{Policy: policy, Key: key}, "00000000000000000000000000000001")
 			wantError(t, err, limit.NotFound, "reservation_id")
 		}
 	})

@@ -363,7 +363,7 @@ func TestCallsWithoutOnError(t *testing.T) {
 		c.tamper(lost)
 		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
 		n, open, leases := c.nodes[0], limit.Target{Policy: "open", Key: "k"}, limit.Target{Policy: "leases", Key: "k"}
-		_, err := n.Refund(t.Context(), open, 1)
+		_, err := n.Refund(t.Context(), open, 1, "")
 		wantError(t, err, limit.Unavailable, "")
 		wantError(t, n.Reset(t.Context(), open), limit.Unavailable, "")
 		_, err = n.Renew(t.Context(), leases, "0000000000000001", 0)
@@ -387,7 +387,7 @@ func TestCallsWithoutOnError(t *testing.T) {
 		n.checkError(t, limit.Check{Target: inline, Cost: 1}, limit.Invalid, "limit")
 		_, err = n.Acquire(t.Context(), limit.Acquire{Target: open, Cost: 1})
 		wantError(t, err, limit.Invalid, "policy")
-		_, err = n.Refund(t.Context(), leases, 1)
+		_, err = n.Refund(t.Context(), leases, 1, "")
 		wantError(t, err, limit.Invalid, "policy")
 		c.wantStats(PolicyStats{Policy: "leases", FailedClosed: 1, Errors: 1})
 		c.wantStats(PolicyStats{Policy: "(inline)", FailedOpen: 1, Errors: 1})

@@ -254,16 +254,32 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	case limiter.OpRelease:
 		item.Operation = &peerv1.Item_Release{Release: &weirv1.ReleaseRequest{Target: t, LeaseId: op.LeaseID}}
 	case limiter.OpRefund:
-		item.Operation = &peerv1.Item_Refund{Refund: &weirv1.RefundRequest{Target: t, Cost: &cost}}
+		item.Operation = &peerv1.Item_Refund{Refund: &weirv1.RefundRequest{Target: t, Cost: &cost, RequestId: op.RequestID}}
 	case limiter.OpReset:
 		item.Operation = &peerv1.Item_Reset_{Reset_: &weirv1.ResetRequest{Target: t}}
 	case limiter.OpReserve:
 		request := &weirv1.ReserveRequest{Target: t, Cost: &cost, TtlNs: int64(op.TTL), RequestId: op.RequestID}
-		item.Operation = &peerv1.Item_Reserve{Reserve: &peerv1.Reserve{Request: request, Id: op.Reservation, Atomic: op.Atomic}}
+		item.Operation = &peerv1.Item_Reserve{Reserve: &peerv1.Reserve{Request: request, Id: reservationBytes(op.Reservation), Atomic: op.Atomic}}
 	case limiter.OpSettle:
-		item.Operation = &peerv1.Item_Settle{Settle: &peerv1.Settle{Target: t, Id: op.Reservation, Keep: cost}}
+		item.Operation = &peerv1.Item_Settle{Settle: &peerv1.Settle{Target: t, Id: reservationBytes(op.Reservation), Keep: cost}}
 	}
 	return item
+}
+
+// reservationBytes returns the bytes of a reservation's id; none of the zero id.
+func reservationBytes(id limiter.ReservationID) []byte {
+	if id == (limiter.ReservationID{}) {
+		return nil
+	}
+	return id[:]
+}
+
+// reservation is the inverse of reservationBytes. Bytes of any other length are no id.
+func reservation(b []byte) (id limiter.ReservationID) {
+	if len(b) == len(id) {
+		copy(id[:], b)
+	}
+	return id
 }
 
 // operation is the inverse of protoItem; op is the zero Op before. What it cannot make sense of gets an Outcome with an Err.
@@ -288,20 +304,20 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		op.LeaseID = o.Release.GetLeaseId()
 	case *peerv1.Item_Refund:
 		op.Kind, t = limiter.OpRefund, o.Refund.GetTarget()
-		op.Cost = cost(o.Refund.Cost)
+		op.Cost, op.RequestID = cost(o.Refund.Cost), o.Refund.GetRequestId()
 	case *peerv1.Item_Reset_:
 		op.Kind, t = limiter.OpReset, o.Reset_.GetTarget()
 	case *peerv1.Item_Reserve:
 		r := o.Reserve.GetRequest()
 		op.Kind, t = limiter.OpReserve, r.GetTarget()
 		op.TTL, op.RequestID = time.Duration(r.GetTtlNs()), r.GetRequestId()
-		op.Cost, op.Reservation, op.Atomic = 1, o.Reserve.GetId(), o.Reserve.GetAtomic()
+		op.Cost, op.Reservation, op.Atomic = 1, reservation(o.Reserve.GetId()), o.Reserve.GetAtomic()
 		if r != nil {
 			op.Cost = cost(r.Cost)
 		}
 	case *peerv1.Item_Settle:
 		op.Kind, t = limiter.OpSettle, o.Settle.GetTarget()
-		op.Reservation, op.Cost = o.Settle.GetId(), o.Settle.GetKeep()
+		op.Reservation, op.Cost = reservation(o.Settle.GetId()), o.Settle.GetKeep()
 	default:
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return

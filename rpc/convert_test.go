@@ -48,6 +48,10 @@ func fill(rng *rand.Rand, v reflect.Value) {
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		fill(rng, v.Elem())
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(rng, v.Index(i))
+		}
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 1+rng.IntN(3), 4))
 		for i := range v.Len() {
@@ -86,7 +90,7 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 	if kind != limiter.OpReserve {
 		op.Atomic = false
 		if kind != limiter.OpSettle {
-			op.Reservation = 0
+			op.Reservation = limiter.ReservationID{}
 		}
 	}
 	op.Limit.MaxLog = 0 // the operator's, not the caller's

@@ -309,7 +309,7 @@ func (s *Server) Refund(ctx context.Context, in *weirv1.RefundRequest) (*weirv1.
 	if bad != nil {
 		return nil, statusOf(bad)
 	}
-	n, err := s.svc.Refund(ctx, t, cost(in.Cost))
+	n, err := s.svc.Refund(ctx, t, cost(in.Cost), in.GetRequestId())
 	if err != nil {
 		return nil, statusOf(err)
 	}

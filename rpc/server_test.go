@@ -50,8 +50,10 @@ func (f fakeService) Commit(context.Context, limit.Target, string, int64) (int64
 	return 0, f.err
 }
 func (f fakeService) Cancel(context.Context, limit.Target, string) (int64, error) { return 0, f.err }
-func (f fakeService) Refund(context.Context, limit.Target, int64) (int64, error)  { return 0, f.err }
-func (f fakeService) Reset(context.Context, limit.Target) error                   { return f.err }
+func (f fakeService) Refund(context.Context, limit.Target, int64, string) (int64, error) {
+	return 0, f.err
+}
+func (f fakeService) Reset(context.Context, limit.Target) error { return f.err }
 
 func (f fakeService) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Refused, results []limit.Result) error {
 	got, err := f.Check(ctx, checks)

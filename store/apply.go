@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -15,9 +17,11 @@ const applyHold = 256
 
 // Bounds of what a chunk may hold, besides those of algo.
 const (
-	maxScope  = 1 << 12
-	maxCaller = 1 << 8
-	maxAge    = int64(200 * 366 * 24 * time.Hour)
+	maxScope     = 1 << 12
+	maxRequestID = 1 << 10
+	maxSameHash  = 1 << 16 // records that share a hash
+	maxAge       = int64(200 * 366 * 24 * time.Hour)
+	maxCaller    = 1 << 8
 )
 
 // Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrFull, or ErrHeld when the content
@@ -110,30 +114,44 @@ func (a *apply) item() error {
 	case itemHistory:
 		return a.history()
 	case itemReset:
-		hash := r.word()
-		a.gone(hash)
-		a.sh.dropDeltas(a.to, hash)
-		side.memos.forget(hash)
-		side.reservations.forget(hash, b)
-	case itemRequestID:
-		k := memoKey{r.word(), r.word()}
-		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), lease: r.word()}
-		m.until = a.now.Mono + r.int(int64(10*time.Minute))
-		if !r.failed {
-			side.memos.put(k, m, a.sh.store.cfg.MaxRequestIDs, b)
+		hash, of := r.word(), r.identity()
+		if r.failed {
+			return ErrChunk
 		}
+		if a.sh.dropState(&a.to.table, hash, of) {
+			delete(side.owed, of)
+		}
+		a.sh.dropDeltas(a.to, hash, of)
+		side.memos.forget(of)
+		side.reservations.forget(of, b)
+	case itemRequestID:
+		k := memoKey{of: r.identity()}
+		k.id, k.kind = string(r.bytes(maxRequestID)), memoKind(r.byte())
+		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), lease: r.word()}
+		m.reservation = r.reservation()
+		m.until = a.now.Mono + r.int(int64(10*time.Minute))
+		if r.failed || k.kind == 0 || k.kind >= memoKinds {
+			return ErrChunk
+		}
+		k.of = stateID{strings.Clone(k.of.scope), strings.Clone(k.of.key)}
+		side.memos.put(k, m, a.now.Mono, a.sh.store.memoBounds(), b)
 	case itemReservation:
-		k, e := reservationKey{r.word(), r.word()}, reservation{units: r.int(algo.MaxLimit)}
+		of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 		e.until = a.now.Mono + r.int(maxAge)
-		if _, known := side.reservations.by[k]; !known && len(side.reservations.by) >= a.sh.store.cfg.MaxReservations {
+		e.once = r.bool()
+		if r.failed {
+			return ErrChunk
+		}
+		if p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); (p == nil || i < 0) && side.reservations.count >= a.sh.store.cfg.MaxReservations {
 			return nil // what it charged stays charged
 		}
-		if !r.failed {
-			side.reservations.put(k, e, b)
-		}
+		of.scope = strings.Clone(of.scope)
+		side.reservations.put(of, e, b)
 	case itemSettled:
-		k := reservationKey{r.word(), r.word()}
-		side.reservations.remove(k, b)
+		k := reservationKey{of: r.identity(), id: r.reservation()}
+		if p, i, _ := side.reservations.get(k, 0); p != nil && i >= 0 && !r.failed {
+			side.reservations.remove(p, i, b)
+		}
 	case itemRule:
 		return a.rule()
 	case itemKey:
@@ -141,11 +159,11 @@ func (a *apply) item() error {
 	case itemDelta:
 		return a.delta()
 	case itemGone:
-		a.gone(r.word())
+		return a.gone()
 	case itemSpent:
-		for hash, o := range side.owed {
+		for of, o := range side.owed {
 			o.advanced = 0
-			a.owe(hash, o)
+			a.owe(of, o)
 		}
 	default:
 		return ErrChunk
@@ -153,10 +171,28 @@ func (a *apply) item() error {
 	return nil
 }
 
-// gone drops the records of a hash.
-func (a *apply) gone(hash uint64) {
-	a.sh.dropHash(&a.to.table, hash)
-	delete(a.to.annex.owed, hash)
+// gone drops the records of a hash but for those that there are.
+func (a *apply) gone() error {
+	hash := a.r.word()
+	left := make([]stateID, a.r.uint(maxSameHash))
+	for i := range left {
+		left[i] = a.r.identity()
+	}
+	if a.r.failed {
+		return ErrChunk
+	}
+	var room [4]uint32
+	for {
+		slots := a.sh.ofHash(&a.to.table, hash, room[:0])
+		i := slices.IndexFunc(slots, func(slot uint32) bool {
+			return !slices.ContainsFunc(left, a.sh.record(a.to.ref(slot)).is)
+		})
+		if i < 0 {
+			return nil
+		}
+		delete(a.to.annex.owed, a.sh.record(a.to.ref(slots[i])).id())
+		a.sh.drop(&a.to.table, slots[i]) // which may move the others
+	}
 }
 
 func (a *apply) history() error {
@@ -293,10 +329,11 @@ func (a *apply) key() error {
 	rec.setSince(since)
 	for i := 1; i <= since; i++ {
 		if d := a.to.annex.lineage[i].delta; d != nil {
-			a.sh.dropHash(d, k.Hash)
+			a.sh.dropState(d, k.Hash, stateID{rule.rule.Scope, k.Key})
 		}
 	}
-	a.owe(k.Hash, o)
+	o.hash = k.Hash
+	a.owe(stateID{rule.rule.Scope, k.Key}, o)
 	return nil
 }
 
@@ -354,33 +391,48 @@ func (a *apply) noRoom(t *table, slot uint32, found bool) error {
 }
 
 // owe notes what the copy's holder may have granted beyond it.
-func (a *apply) owe(hash uint64, o owing) {
+func (a *apply) owe(of stateID, o owing) {
 	side := a.to.annex
-	if o == (owing{}) && len(side.owed) == 0 {
+	if o.none() && len(side.owed) == 0 {
 		return // a record is marked only while something is owed on it
 	}
-	var room [4]uint32
-	for _, slot := range a.sh.ofHash(&a.to.table, hash, room[:0]) {
-		if r := a.sh.record(a.to.ref(slot)); o != (owing{}) {
-			r.set(owedFlag)
-		} else {
+	if slot, ok := a.sh.find(&a.to.table, o.hash, of.scope, of.key); ok {
+		if r := a.sh.record(a.to.ref(slot)); o.none() {
 			r.clear(owedFlag)
+		} else {
+			r.set(owedFlag)
 		}
 	}
-	if o == (owing{}) {
-		delete(side.owed, hash)
+	if o.none() {
+		delete(side.owed, of)
 		return
 	}
 	if side.owed == nil {
-		side.owed = make(map[uint64]owing)
+		side.owed = make(map[stateID]owing)
 	}
-	side.owed[hash] = o
+	side.owed[stateID{of.scope, strings.Clone(of.key)}] = o
 }
 
 // reader takes items apart. After a failure it goes on returning zeros.
 type reader struct {
 	data   []byte
 	failed bool
+}
+
+// identity reads what a state is, as a part of the chunk: whoever keeps it copies it.
+func (r *reader) identity() stateID {
+	scope, key := r.bytes(maxScope), r.bytes(maxKey)
+	return stateID{unsafe.String(unsafe.SliceData(scope), len(scope)), unsafe.String(unsafe.SliceData(key), len(key))}
+}
+
+func (r *reader) reservation() (id ReservationID) {
+	if len(r.data) < len(id) {
+		r.fail()
+		return id
+	}
+	copy(id[:], r.data)
+	r.data = r.data[len(id):]
+	return id
 }
 
 func (r *reader) fail() {

@@ -22,11 +22,12 @@ const (
 	// whether it is vague; then, for Cold and ColdStrict, whether it is so, and if so age of the instant and its wall
 	// time (signed). It replaces what the copy has of it, and comes first where it comes at all.
 	itemHistory = 2
-	// itemReset: hash. All that the copy has under it is gone.
+	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
-	// itemRequestID: hash, id, cost, granted, delay, lease, time left.
+	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, lease, reservation (16 bytes), time left.
 	itemRequestID = 4
-	// itemReservation: hash, id, units, time left; without units and time when it has ended.
+	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered; of itemSettled, when it
+	// has ended, without units and what follows.
 	itemReservation = 5
 	itemSettled     = 6
 	// itemRule: scope, the caller whose keys it is about, limits, durability, flags. The first has index 0.
@@ -35,7 +36,7 @@ const (
 	itemKey = 8
 	// itemDelta: index of the rule, hash, key, element of the lineage, state.
 	itemDelta = 9
-	// itemGone: hash. The record is gone.
+	// itemGone: hash, number of records that there are under it, and of each scope and key. All others are gone.
 	itemGone = 10
 	// itemSpent: nothing is owed in advance any more, whatever items before have said.
 	itemSpent = 11
@@ -174,22 +175,25 @@ func (d *drain) changes() {
 		if d.full() {
 			return
 		}
+		reset := f.resets[0]
 		d.out = append(d.out, itemReset)
-		d.out = appendWord(d.out, f.resets[0])
+		d.out = appendWord(d.out, reset.hash)
+		d.identity(reset.of)
 		if f.resets = f.resets[1:]; len(f.resets) == 0 {
 			f.resets = nil
 		}
-		b.Give(8)
+		b.Give(reset.bytes())
 	}
 	for len(f.reservations) > 0 {
 		if d.full() {
 			return
 		}
-		d.reservation(f.reservations[0])
+		of := f.reservations[0]
+		d.reservation(of)
 		if f.reservations = f.reservations[1:]; len(f.reservations) == 0 {
 			f.reservations = nil
 		}
-		b.Give(16)
+		b.Give(of.bytes())
 	}
 	for f.memos = max(f.memos, a.memos.gone); f.memos < a.memos.end(); f.memos++ {
 		if d.full() {
@@ -248,28 +252,35 @@ func (d *drain) requestID(t memoTurn) {
 		return
 	}
 	d.out = append(d.out, itemRequestID)
-	d.out = appendWord(d.out, t.key.key)
-	d.out = appendWord(d.out, t.key.id)
+	d.identity(t.key.of)
+	d.out = append(appendBytes(d.out, t.key.id), byte(t.key.kind))
 	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay)} {
 		d.out = appendUint(d.out, uint64(n))
 	}
-	d.out = appendWord(d.out, m.lease)
+	d.out = append(appendWord(d.out, m.lease), m.reservation[:]...)
 	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
 }
 
 func (d *drain) reservation(k reservationKey) {
-	r, ok := d.part.annex.reservations.get(k, d.now.Mono)
+	p, i, ok := d.part.annex.reservations.get(k, d.now.Mono)
 	if !ok {
 		d.out = append(d.out, itemSettled)
-		d.out = appendWord(d.out, k.key)
-		d.out = appendWord(d.out, k.id)
+		d.identity(k.of)
+		d.out = append(d.out, k.id[:]...)
 		return
 	}
+	r := &p.list[i]
 	d.out = append(d.out, itemReservation)
-	d.out = appendWord(d.out, k.key)
-	d.out = appendWord(d.out, k.id)
+	d.identity(k.of)
+	d.out = append(d.out, k.id[:]...)
 	d.out = appendUint(d.out, uint64(r.units))
 	d.out = appendUint(d.out, uint64(r.until-d.now.Mono))
+	d.out = appendBool(d.out, r.once)
+}
+
+// identity tells what a state is.
+func (d *drain) identity(of stateID) {
+	d.out = appendBytes(appendBytes(d.out, of.scope), of.key)
 }
 
 // rule tells the rule of a record, where the chunk does not have it yet, and returns its index.
@@ -328,19 +339,21 @@ func (d *drain) state(r record, mark uint64, alone bool) {
 	d.out = appendBytes(d.out, d.sh.buffer)
 }
 
-// key tells a record, or that it is gone.
+// key tells the pending records of a hash, or what records there are, for one that was pending is gone.
 func (d *drain) key(t turn) {
 	slots := d.sh.ofHash(&d.part.table, t.hash, d.slots[:0])
+	told := false
 	for _, slot := range slots {
 		r := d.sh.record(d.part.ref(slot))
 		if !r.has(pendingFlag << d.slot) {
 			continue
 		}
+		told = true
 		d.head(itemKey, r)
 		d.out = appendUint(d.out, uint64(r.since()))
 		var o owing
 		if r.has(owedFlag) {
-			o = d.part.annex.owed[t.hash]
+			o = d.part.annex.owed[stateID{r.spec.rule.Scope, string(r.key)}]
 		}
 		if d.slot == Backup {
 			o.advanced += d.part.allow(r, d.now)
@@ -350,9 +363,15 @@ func (d *drain) key(t turn) {
 		// Records that share a hash share turns, and one's mark means nothing to another.
 		d.state(r, t.mark, len(slots) == 1)
 	}
-	if len(slots) == 0 {
-		d.out = append(d.out, itemGone)
-		d.out = appendWord(d.out, t.hash)
+	if told {
+		return
+	}
+	d.out = append(d.out, itemGone)
+	d.out = appendWord(d.out, t.hash)
+	d.out = appendUint(d.out, uint64(len(slots)))
+	for _, slot := range slots {
+		r := d.sh.record(d.part.ref(slot))
+		d.out = appendBytes(appendBytes(d.out, r.spec.rule.Scope), r.key)
 	}
 }
 

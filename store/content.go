@@ -109,27 +109,23 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 	if part.annex == nil {
 		return
 	}
-	var room [4]uint32
-	for hash, o := range part.annex.owed {
-		for _, slot := range sh.ofHash(&part.table, hash, room[:0]) {
+	for of, o := range part.annex.owed {
+		slot, found := sh.find(&part.table, o.hash, of.scope, of.key)
+		if found && sh.record(part.ref(slot)).spec.rule.Strict == strict {
 			r := sh.record(part.ref(slot))
-			if r.spec.rule.Strict != strict || !r.has(owedFlag) {
-				continue
-			}
 			sh.forced(func() {
 				// A limit that counts anything can be charged whatever it holds, and memory is not refused.
 				sh.counted(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
 			})
 			r.clear(owedFlag)
-			delete(part.annex.owed, hash)
+			delete(part.annex.owed, of)
 			if part.traced {
 				sh.note(part, r, 0, false)
 			}
+			continue
 		}
 		if !strict {
-			if o, left := part.annex.owed[hash]; left {
-				part.annex.owed[hash] = owing{inherited: o.advanced + o.inherited}
-			}
+			part.annex.owed[of] = owing{hash: o.hash, inherited: o.advanced + o.inherited}
 		}
 	}
 }
@@ -157,7 +153,7 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 				if r.has(owedFlag) {
 					// There is no room left that the lost holder could have used.
 					r.clear(owedFlag)
-					delete(part.annex.owed, r.hash())
+					delete(part.annex.owed, r.id())
 				}
 				if part.traced {
 					sh.note(part, r, 0, false)

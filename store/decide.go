@@ -1,6 +1,7 @@
 package store
 
 import (
+	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -12,7 +13,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		return ErrShut
 	}
 	guarded := rule.Guarded()
-	if !guarded && !part.traced && call.RequestID|call.Reservation == 0 {
+	if !guarded && !part.traced && call.RequestID == "" && call.Reservation == (ReservationID{}) {
 		// Nobody has to be told, and there is nothing to be remembered.
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
@@ -22,7 +23,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 				return sh.noRoom()
 			}
 			if part.annex != nil {
-				answer.Pending = part.awaits(k.Hash, now.Mono)
+				answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 			}
 			return nil
 		}
@@ -32,13 +33,13 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			return err
 		}
 	}
-	if call.RequestID != 0 && call.Cost > 0 && part.annex != nil {
-		if m, ok := part.annex.memos.get(memoKey{k.Hash, call.RequestID}, now.Mono); ok {
+	if call.RequestID != "" && call.Cost > 0 && part.annex != nil {
+		if m, ok := part.annex.memos.get(memoKey{stateID{rule.Scope, k.Key}, call.RequestID, memoCharge}, now.Mono); ok {
 			return sh.again(part, k, rule, now, call, m, each, answer)
 		}
 	}
-	if call.Reservation != 0 && call.Cost > 0 {
-		if err := sh.reservable(part, now); err != nil {
+	if call.Reservation != (ReservationID{}) && call.Cost > 0 {
+		if err := sh.reservable(part, k, rule, now); err != nil {
 			return err
 		}
 	}
@@ -62,7 +63,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	} else {
 		if call.Cost == 0 {
 			answer.Decision, err = sh.peekNew(part, rule, now, call, each)
-			answer.Pending = part.awaits(k.Hash, now.Mono)
+			answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 			return err
 		}
 		if slot, filled, err = sh.enter(part, k, rule, now, call.Caller); err != nil {
@@ -92,14 +93,15 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		if rule.Durability >= Escrow && !answer.Degraded {
 			answer.Ticket = sh.ticket(part, k, rule, now, d.Granted)
 		}
-		if call.RequestID != 0 || call.Reservation != 0 {
+		if call.RequestID != "" || call.Reservation != (ReservationID{}) {
 			sh.remember(part, k, rule, now, call, d)
+			answer.Reservation = call.Reservation
 		}
 	} else if denied && part.traced {
 		sh.note(part, r, mark, false)
 	}
 	if part.annex != nil {
-		answer.Pending = part.awaits(k.Hash, now.Mono)
+		answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 	}
 	return nil
 }
@@ -125,16 +127,25 @@ func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, u
 
 // remember keeps a charge under its request id, and as a reservation.
 func (sh *shard) remember(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, d *algo.Decision) {
-	if call.RequestID != 0 {
-		m := memo{cost: call.Cost, granted: d.Granted, delay: d.Delay, lease: d.Lease, until: now.Mono + int64(keepFor(rule.Limits))}
-		part.side().memos.put(memoKey{k.Hash, call.RequestID}, m, sh.store.cfg.MaxRequestIDs, &sh.budget)
-		part.recount()
+	of := stateID{rule.Scope, k.Key}
+	if call.RequestID != "" {
+		m := memo{cost: call.Cost, granted: d.Granted, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
+		sh.rememberAnswer(part, of, memoCharge, call.RequestID, rule, now, m)
 	}
-	if call.Reservation != 0 {
-		key := reservationKey{k.Hash, call.Reservation}
-		part.side().reservations.put(key, reservation{d.Granted, now.Mono + int64(max(call.ReserveFor, 0))}, &sh.budget)
-		part.noteReservation(key, &sh.budget)
+	if call.Reservation != (ReservationID{}) {
+		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce}
+		all := &part.side().reservations
+		all.put(of, e, &sh.budget)
+		part.noteReservation(reservationKey{all.of(of).of, e.id}, &sh.budget)
 	}
+}
+
+// rememberAnswer keeps what was answered to a request.
+func (sh *shard) rememberAnswer(part *partition, of stateID, kind memoKind, id string, rule *Rule, now algo.Instant, m memo) {
+	m.until = now.Mono + int64(keepFor(rule.Limits))
+	k := memoKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
+	part.side().memos.put(k, m, now.Mono, sh.store.memoBounds(), &sh.budget)
+	part.recount()
 }
 
 // again answers a repeated request id: the admission that was made, beside the state as it is now.
@@ -146,7 +157,7 @@ func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 	if err := sh.decide(part, k, rule, now, &peek, each, a); err != nil {
 		return err
 	}
-	a.Allowed, a.Granted, a.RetryAfter, a.Delay, a.Lease = true, m.granted, 0, m.delay, m.lease
+	a.Allowed, a.Granted, a.RetryAfter, a.Delay, a.Lease, a.Reservation = true, m.granted, 0, m.delay, m.lease, m.reservation
 	if rule.Durability >= Escrow {
 		// The first answer may still be waiting for the backup.
 		a.Ticket = sh.wait(part, k.Partition)
@@ -181,7 +192,7 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 		return 0, false, errNoRoom
 	}
 	if a := part.annex; a != nil && len(a.lineage) > 1 && !repaid(rule.Limits) {
-		sh.dropDeltas(&part.content, k.Hash)
+		sh.dropDeltas(&part.content, k.Hash, stateID{rule.Scope, k.Key})
 		if !filled {
 			r.setSince(len(a.lineage) - 1)
 		}
@@ -241,16 +252,30 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	return nil
 }
 
-// Refund gives units back and returns how many. Like everything that only gives back it needs no lease.
-func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64) (n int64, err error) {
+// Refund gives units back, the oldest first, and returns how many. Under a requestID that is known for the key's refunds it
+// gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another number of units.
+// The empty id is none. Like everything that only gives back it needs no lease.
+func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID string) (n int64, err error) {
+	of := stateID{rule.Scope, k.Key}
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {
 			return
+		}
+		if requestID != "" && part.annex != nil {
+			if m, ok := part.annex.memos.get(memoKey{of, requestID, memoRefund}, now.Mono); ok {
+				if n = m.granted; m.cost != units {
+					n, err = 0, ErrRequestID
+				}
+				return
+			}
 		}
 		err = sh.existing(part, k, rule, now, func(r record) bool {
 			n = rule.Limits.Refund(sh.arena, r.state, now, units)
 			return n > 0
 		})
+		if err == nil && requestID != "" {
+			sh.rememberAnswer(part, of, memoRefund, requestID, rule, now, memo{cost: units, granted: n})
+		}
 	})
 	return n, err
 }
@@ -289,19 +314,26 @@ func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok b
 }
 
 // Settle ends a reservation: of what it charged, keep units stay and the rest is given back. known is false when there is
-// none of this id (it has ended, or expired and stays charged): nothing changes. The error is ErrReserved, and nothing
-// changes, when keep is more than what it charged.
-func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id uint64, keep int64) (returned int64, known bool, err error) {
+// none of this id (it has ended, or expired and stays charged): nothing changes. Of one that was ended by keeping the same
+// number of units it returns the first answer again, for as long as a request id is remembered. The error is ErrReserved, and
+// nothing changes, when keep is more than what it charged.
+func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id ReservationID, keep int64) (returned int64, known bool, err error) {
+	of := stateID{rule.Scope, k.Key}
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil || part.annex == nil {
 			return
 		}
-		all, key := &part.annex.reservations, reservationKey{k.Hash, id}
-		reserved, ok := all.get(key, now.Mono)
+		all := &part.annex.reservations
+		held, i, ok := all.get(reservationKey{of, id}, now.Mono)
 		if !ok {
+			m, ended := part.annex.memos.get(memoKey{of, string(id[:]), memoSettled}, now.Mono)
+			if ended && m.cost == keep {
+				returned, known = m.granted, true
+			}
 			return
 		}
 		known = true
+		reserved := held.list[i]
 		if keep > reserved.units || keep < 0 {
 			err = ErrReserved
 			return
@@ -311,8 +343,11 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id uint64, keep int6
 			return returned > 0
 		})
 		if err == nil {
-			all.remove(key, &sh.budget)
-			part.noteReservation(key, &sh.budget)
+			all.remove(held, i, &sh.budget)
+			if !reserved.once {
+				sh.rememberAnswer(part, of, memoSettled, string(id[:]), rule, now, memo{cost: keep, granted: returned})
+			}
+			part.noteReservation(reservationKey{held.of, id}, &sh.budget)
 		}
 	})
 	return returned, known, err
@@ -321,6 +356,7 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id uint64, keep int6
 // Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged
 // is gone.
 func (s *Store) Reset(k Key, scope string) (err error) {
+	of := stateID{scope, k.Key}
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {
 			return
@@ -329,17 +365,17 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 		if changed {
 			r := sh.record(part.ref(slot))
 			if r.has(owedFlag) {
-				delete(part.annex.owed, k.Hash)
+				delete(part.annex.owed, of)
 			}
 			sh.drop(&part.table, slot)
 		}
-		changed = sh.dropDeltas(&part.content, k.Hash) || changed
+		changed = sh.dropDeltas(&part.content, k.Hash, of) || changed
 		if a := part.annex; a != nil {
-			changed = a.memos.forget(k.Hash) || changed
-			changed = a.reservations.forget(k.Hash, &sh.budget) || changed
+			changed = a.memos.forget(of) || changed
+			changed = a.reservations.forget(of, &sh.budget) || changed
 		}
 		if changed {
-			part.noteReset(k.Hash, &sh.budget)
+			part.noteReset(resetKey{k.Hash, stateID{scope, strings.Clone(k.Key)}}, &sh.budget)
 		}
 	})
 	return err

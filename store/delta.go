@@ -85,7 +85,7 @@ func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units 
 	if now.Mono-part.annex.lineage[newest].at > int64(rule.Limits.Horizon()) {
 		// Nothing from before the claim is left in the state.
 		r.setSince(newest)
-		sh.dropDeltas(&part.content, r.hash())
+		sh.dropDeltas(&part.content, r.hash(), r.id())
 		return
 	}
 	sh.forced(func() { sh.addDelta(part, delta, r, now, units) })
@@ -140,14 +140,14 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 }
 
 // dropDeltas drops a key's deltas under all claims, and reports whether there were any.
-func (sh *shard) dropDeltas(c *content, hash uint64) bool {
+func (sh *shard) dropDeltas(c *content, hash uint64, of stateID) bool {
 	if c.annex == nil {
 		return false
 	}
 	found := false
 	for i := range c.annex.lineage {
 		if d := c.annex.lineage[i].delta; d != nil {
-			found = sh.dropHash(d, hash) || found
+			found = sh.dropState(d, hash, of) || found
 		}
 	}
 	return found

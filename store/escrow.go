@@ -1,6 +1,7 @@
 package store
 
 import (
+	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -24,12 +25,16 @@ const advanceBytes = 192
 
 // owing is what a copy's holder may have granted beyond the copy.
 type owing struct {
-	advanced  int64 // by that holder
-	inherited int64 // by one before, not charged yet
+	hash      uint64 // of the state
+	advanced  int64  // by that holder
+	inherited int64  // by one before, not charged yet
 }
+
+func (o *owing) none() bool { return o.advanced == 0 && o.inherited == 0 }
 
 // advance is what the backup has been told to take for spent on one key.
 type advance struct {
+	hash    uint64
 	granted int64 // ever, since this was made
 	last    int64 // Mono instant of the last grant
 	// What messages cover, the oldest first: that of the last confirmed one, and of those after it. Where they do not fit
@@ -41,14 +46,16 @@ type advance struct {
 	n int
 }
 
-// advances are those of one partition, by hash.
+// advances are those of one partition.
 type advances struct {
-	by     map[uint64]*advance
+	by     map[stateID]*advance
 	looked int64 // Mono instant at which idle ones were looked for
 }
 
 func (a *advances) free(b *shardBudget) {
-	b.Give(advanceBytes * len(a.by))
+	for of := range a.by {
+		b.Give(advanceBytes + of.size())
+	}
 	*a = advances{}
 }
 
@@ -97,16 +104,18 @@ func chunkOf(limits algo.Limits) int64 {
 // advance counts a grant and returns the ticket that its answer needs.
 func (sh *shard) advance(part *partition, k Key, rule *Rule, now algo.Instant, units int64) (ticket uint64) {
 	all := &part.role.advances
-	a := all.by[k.Hash]
+	of := stateID{rule.Scope, k.Key}
+	a := all.by[of]
 	if a == nil {
 		if all.by == nil {
-			all.by = make(map[uint64]*advance)
+			all.by = make(map[stateID]*advance)
 		}
 		part.await()
 		// Nothing is covered: what the backup has confirmed so far allowed nothing.
-		a = &advance{n: 1}
-		all.by[k.Hash] = a
-		sh.budget.count(advanceBytes)
+		a = &advance{hash: k.Hash, n: 1}
+		of.key = strings.Clone(of.key)
+		all.by[of] = a
+		sh.budget.count(advanceBytes + of.size())
 	}
 	a.granted += units
 	a.last = now.Mono
@@ -126,7 +135,7 @@ func (part *partition) allow(r record, now algo.Instant) int64 {
 	if f == nil {
 		return 0
 	}
-	a := part.role.advances.by[r.hash()]
+	a := part.role.advances.by[stateID{r.spec.rule.Scope, string(r.key)}]
 	if a == nil {
 		return 0
 	}
@@ -147,28 +156,25 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 	}
 	all := &part.role.advances
 	all.looked = now.Mono
-	var room [4]uint32
-	for hash, a := range all.by {
+	for of, a := range all.by {
 		if now.Mono-a.last < int64(quietAfter) {
 			continue
 		}
 		a.settle(f.confirmed)
 		switch {
 		case a.n == 1 && a.covers[0].granted <= a.granted:
-			delete(all.by, hash)
-			sh.budget.Give(advanceBytes)
+			delete(all.by, of)
+			sh.budget.Give(advanceBytes + of.size())
 		case a.covers[a.n-1].granted <= a.granted:
 			// Given back already, or never more than asked for; the confirmation is on its way.
 		default:
-			slots := sh.ofHash(&part.table, hash, room[:0])
-			for _, slot := range slots {
+			if slot, ok := sh.find(&part.table, a.hash, of.scope, of.key); ok {
 				r := sh.record(part.ref(slot))
 				sh.note(part, r, r.spec.rule.Limits.Mark(r.state), false)
-			}
-			if len(slots) == 0 {
+			} else {
 				// Of a record that is gone it is told that it is.
 				part.annex.bump()
-				f.keys.push(turn{hash: hash}, &sh.budget)
+				f.keys.push(turn{hash: a.hash}, &sh.budget)
 				a.told(part.annex.version, 0)
 				part.recount()
 			}

@@ -34,11 +34,19 @@ type follower struct {
 	confirmed uint64
 	memos     uint64 // turns of the memos' order before this are known
 	deltas    queue  // told before the keys, so that no state a follower has is ahead of its deltas
-	resets    []uint64
+	resets    []resetKey
 	// reservations that were made or ended.
 	reservations []reservationKey
 	_            [24]byte // to whole cache lines: there is one for each partition, and most changes touch the first alone
 }
+
+// resetKey is a state that was reset.
+type resetKey struct {
+	hash uint64
+	of   stateID
+}
+
+func (k *resetKey) bytes() int { return 40 + k.of.size() }
 
 // turn is a pending record in the queue.
 type turn struct{ hash, mark uint64 }
@@ -164,17 +172,17 @@ func (a *annex) bump() {
 }
 
 // noteReset makes it pending that a key's records, request ids and reservations are gone.
-func (p *partition) noteReset(hash uint64, b *shardBudget) {
+func (p *partition) noteReset(k resetKey, b *shardBudget) {
 	p.eachFollower(func(f *follower) {
-		f.resets = append(f.resets, hash)
-		b.count(8)
+		f.resets = append(f.resets, k)
+		b.count(k.bytes())
 	})
 }
 
 func (p *partition) noteReservation(k reservationKey, b *shardBudget) {
 	p.eachFollower(func(f *follower) {
 		f.reservations = append(f.reservations, k)
-		b.count(16)
+		b.count(k.bytes())
 	})
 }
 
@@ -204,10 +212,10 @@ func (s *Store) Attach(p, slot int, all bool) {
 		f := sh.attach(part, p, slot, all)
 		f.history = true
 		f.memos = 0
-		for k := range part.annex.reservations.by {
+		part.annex.reservations.each(func(k reservationKey) {
 			f.reservations = append(f.reservations, k)
-		}
-		sh.budget.count(16 * len(f.reservations))
+			sh.budget.count(k.bytes())
+		})
 		sh.noteAll(part, slot, func(r record) bool { return f.knows(r.spec.rule) })
 	})
 }
@@ -323,7 +331,12 @@ func (sh *shard) detach(part *partition, slot int) {
 	}
 	f.keys.free(&sh.budget)
 	f.deltas.free(&sh.budget)
-	sh.budget.Give(8*len(f.resets) + 16*len(f.reservations))
+	for i := range f.resets {
+		sh.budget.Give(f.resets[i].bytes())
+	}
+	for i := range f.reservations {
+		sh.budget.Give(f.reservations[i].bytes())
+	}
 	part.role.followers[slot] = nil
 	part.setPending(slot, 0)
 	part.retrace()

@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -103,12 +104,14 @@ func contents(s *Store, now algo.Instant) []string {
 		if a := part.annex; a != nil {
 			for k, m := range a.memos.by {
 				if now.Mono < m.until {
-					out = append(out, fmt.Sprintf("id %x: %d %v %x for %d", k, m.granted, m.delay, m.lease, m.until-now.Mono))
+					out = append(out, fmt.Sprintf("id %v: %d %v %x for %d", k, m.granted, m.delay, m.lease, m.until-now.Mono))
 				}
 			}
-			for k, e := range a.reservations.by {
-				if now.Mono < e.until {
-					out = append(out, fmt.Sprintf("reservation %x: %d for %d", k, e.units, e.until-now.Mono))
+			for of, p := range a.reservations.by {
+				for _, e := range p.list {
+					if now.Mono < e.until {
+						out = append(out, fmt.Sprintf("reservation %s %x: %d for %d", of, e.id, e.units, e.until-now.Mono))
+					}
 				}
 			}
 			for _, e := range a.lineage {
@@ -177,7 +180,7 @@ func TestCopyEquals(t *testing.T) {
 			var err error
 			switch rng.IntN(16) {
 			case 0:
-				_, err = holder.Refund(k, r, instant, 1+rng.Int64N(3))
+				_, err = holder.Refund(k, r, instant, 1+rng.Int64N(3), "")
 			case 1:
 				err = holder.Reset(k, r.Scope)
 			case 2:
@@ -194,7 +197,7 @@ func TestCopyEquals(t *testing.T) {
 					_, err = holder.Renew(holder.key("leases", "x"), leases, instant, 9<<24, 0, 0)
 				}
 			case 7:
-				_, _, err = holder.Settle(k, r, instant, 1+rng.Uint64N(5), 0)
+				_, _, err = holder.Settle(k, r, instant, reservationOf(1+rng.Uint64N(5)), 0)
 			case 8:
 				staged := false
 				l.drain(now)
@@ -202,10 +205,10 @@ func TestCopyEquals(t *testing.T) {
 			default:
 				c := cost(1 + rng.Int64N(2))
 				if rng.IntN(4) == 0 {
-					c.RequestID = 1 + rng.Uint64N(1<<40)
+					c.RequestID = fmt.Sprint(rng.Uint64())
 				}
 				if rng.IntN(6) == 0 {
-					c.Reservation, c.ReserveFor = 1+rng.Uint64N(5), time.Minute
+					c.Reservation, c.ReserveFor = reservationOf(1+rng.Uint64N(5)), time.Minute
 				}
 				_, err = holder.Decide(k, r, instant, c, nil)
 			}
@@ -294,7 +297,7 @@ func TestChanged(t *testing.T) {
 			default:
 				call := cost(1)
 				if rng.IntN(3) == 0 {
-					call.RequestID, call.Reservation, call.ReserveFor = rng.Uint64()|1, rng.Uint64()|1, minute
+					call.RequestID, call.Reservation, call.ReserveFor = fmt.Sprint(rng.Uint64()), reservationOf(rng.Uint64()|1), minute
 				}
 				decide(t, s, r, k.Key, now, call)
 			}
@@ -655,10 +658,10 @@ func TestGate(t *testing.T) {
 	calls := map[string]func() error{
 		"decide":  func() error { _, err := s.Decide(k, r, at(0), cost(1), nil); return err },
 		"peek":    func() error { _, err := s.Decide(k, r, at(0), cost(0), nil); return err },
-		"refund":  func() error { _, err := s.Refund(k, r, at(0), 1); return err },
+		"refund":  func() error { _, err := s.Refund(k, r, at(0), 1, ""); return err },
 		"renew":   func() error { _, err := s.Renew(k, r, at(0), 1, 0, 0); return err },
 		"release": func() error { _, err := s.Release(k, r, at(0), 1); return err },
-		"settle":  func() error { _, _, err := s.Settle(k, r, at(0), 1, 0); return err },
+		"settle":  func() error { _, _, err := s.Settle(k, r, at(0), reservationOf(1), 0); return err },
 		"reset":   func() error { return s.Reset(k, "p") },
 	}
 	for name, call := range calls {
@@ -728,7 +731,7 @@ func TestRepeatWaitsToo(t *testing.T) {
 	s.AttachCurrent(0, Backup, true)
 	s.Caught(0, Backup)
 	c := cost(1)
-	c.RequestID = 5
+	c.RequestID = "5"
 	first, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
 	again, err2 := s.Decide(s.key("p", "k"), r, at(0), c, nil)
 	if err != nil || err2 != nil || again.Ticket < first.Ticket || first.Ticket == 0 {
@@ -773,12 +776,18 @@ func TestDurabilityNone(t *testing.T) {
 	}
 }
 
+// reservationOf is the id of a reservation by its number.
+func reservationOf(n uint64) (id ReservationID) {
+	binary.BigEndian.PutUint64(id[8:], n)
+	return id
+}
+
 func TestReservations(t *testing.T) {
 	s := New(Config{MaxReservations: 2})
 	r := rule("p", log(10, minute))
 	k := s.key("p", "k")
 	reserve := func(id uint64, n int64, now time.Duration) (Answer, error) {
-		return s.Decide(k, r, at(now), Call{Request: algo.Request{Cost: n}, Reservation: id, ReserveFor: 10 * time.Second}, nil)
+		return s.Decide(k, r, at(now), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: 10 * time.Second}, nil)
 	}
 	for id := uint64(1); id <= 2; id++ {
 		if a, err := reserve(id, 3, 0); err != nil || !a.Allowed || !a.Pending {
@@ -791,17 +800,20 @@ func TestReservations(t *testing.T) {
 	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 4 {
 		t.Errorf("%d remain of 10 after two reservations of 3 and one refused", d.Remaining)
 	}
-	if _, known, err := s.Settle(k, r, at(0), 1, 4); !known || !errors.Is(err, ErrReserved) {
+	if _, known, err := s.Settle(k, r, at(0), reservationOf(1), 4); !known || !errors.Is(err, ErrReserved) {
 		t.Errorf("more than reserved: %v, %v", known, err)
 	}
-	if n, known, err := s.Settle(k, r, at(0), 1, 1); n != 2 || !known || err != nil {
+	if n, known, err := s.Settle(k, r, at(0), reservationOf(1), 1); n != 2 || !known || err != nil {
 		t.Errorf("commit: %d, %v, %v", n, known, err)
 	}
-	if _, known, _ := s.Settle(k, r, at(0), 1, 1); known {
-		t.Error("settled twice")
+	if n, known, err := s.Settle(k, r, at(time.Second), reservationOf(1), 1); n != 2 || !known || err != nil {
+		t.Errorf("commit, repeated: %d, %v, %v", n, known, err)
+	}
+	if _, known, _ := s.Settle(k, r, at(time.Second), reservationOf(1), 0); known {
+		t.Error("cancelled after a commit")
 	}
 	// The other expires, and its charge stays.
-	if _, known, _ := s.Settle(k, r, at(10*time.Second), 2, 0); known {
+	if _, known, _ := s.Settle(k, r, at(10*time.Second), reservationOf(2), 0); known {
 		t.Error("settled after its time")
 	}
 	a, err := s.Decide(k, r, at(10*time.Second), cost(0), nil)
@@ -814,7 +826,7 @@ func TestReservations(t *testing.T) {
 	if err := s.Reset(k, "p"); err != nil {
 		t.Fatal(err)
 	}
-	if _, known, _ := s.Settle(k, r, at(10*time.Second), 3, 0); known {
+	if _, known, _ := s.Settle(k, r, at(10*time.Second), reservationOf(3), 0); known {
 		t.Error("settled after a reset")
 	}
 	accounted(t, s)
@@ -948,7 +960,7 @@ func sampleChunk(tb testing.TB) []byte {
 	rules[1].Durability = Escrow
 	use := func(id uint64) {
 		for _, r := range rules {
-			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: id, Reservation: id, ReserveFor: minute}
+			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: fmt.Sprint(id), Reservation: reservationOf(id), ReserveFor: minute}
 			if _, err := s.Decide(s.key(r.Scope, "k"), r, at(0), call, nil); err != nil {
 				tb.Fatal(err)
 			}

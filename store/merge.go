@@ -62,10 +62,10 @@ func (p *partition) noteMerged(sh *shard, old *content, swapped bool) {
 				}
 			}
 		}
-		for k := range p.annex.reservations.by {
+		p.annex.reservations.each(func(k reservationKey) {
 			f.reservations = append(f.reservations, k)
-			sh.budget.count(16)
-		}
+			sh.budget.count(k.bytes())
+		})
 		if swapped {
 			f.memos = 0
 		}
@@ -177,10 +177,12 @@ func (m *merge) run() {
 	}
 	m.sh.thin(&m.base)
 	base.version = version
-	base.memos.unite(&add.memos, m.sh.store.cfg.MaxRequestIDs, &m.sh.budget)
-	for k, e := range add.reservations.by {
-		if _, known := base.reservations.by[k]; !known {
-			base.reservations.put(k, e, &m.sh.budget)
+	base.memos.unite(&add.memos, m.now.Mono, m.sh.store.memoBounds(), &m.sh.budget)
+	for of, p := range add.reservations.by {
+		for _, e := range p.list {
+			if known, i, _ := base.reservations.get(reservationKey{of, e.id}, 0); known == nil || i < 0 {
+				base.reservations.put(of, e, &m.sh.budget)
+			}
 		}
 	}
 	m.owe()
@@ -315,19 +317,16 @@ func (m *merge) join(to, r record) error {
 // owe unites what is owed: both holders' may have been granted.
 func (m *merge) owe() {
 	base, add := m.base.annex, m.add.annex
-	var room [4]uint32
-	for hash, o := range add.owed {
-		slots := m.sh.ofHash(&m.base.table, hash, room[:0])
-		for _, slot := range slots {
-			m.sh.record(m.base.ref(slot)).set(owedFlag)
-		}
-		if len(slots) == 0 {
+	for of, o := range add.owed {
+		slot, ok := m.sh.find(&m.base.table, o.hash, of.scope, of.key)
+		if !ok {
 			continue
 		}
+		m.sh.record(m.base.ref(slot)).set(owedFlag)
 		if base.owed == nil {
-			base.owed = make(map[uint64]owing)
+			base.owed = make(map[stateID]owing)
 		}
-		was := base.owed[hash]
-		base.owed[hash] = owing{was.advanced + o.advanced, was.inherited + o.inherited}
+		was := base.owed[of]
+		base.owed[of] = owing{o.hash, was.advanced + o.advanced, was.inherited + o.inherited}
 	}
 }

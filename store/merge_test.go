@@ -341,7 +341,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 			for n := 0; n < rounds; {
 				r, k := rng.IntN(3), rng.IntN(keys)
 				s := stores[rng.IntN(2)]
-				d, err := s.Decide(s.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), Call{Request: algo.Request{Cost: 1}, RequestID: rng.Uint64()}, nil)
+				d, err := s.Decide(s.key(rules[r].Scope, fmt.Sprint(k)), rules[r], at(1), Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(rng.Uint64())}, nil)
 				switch {
 				case errors.Is(err, ErrShut):
 				case err != nil || !d.Allowed:
@@ -426,7 +426,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 	mover.Wait()
 	sweeper.Wait()
 	holder := stores[0]
-	if _, err := holder.Refund(holder.key("a", "0"), rules[0], at(1), 0); err != nil {
+	if _, err := holder.Refund(holder.key("a", "0"), rules[0], at(1), 0, ""); err != nil {
 		holder = stores[1]
 	}
 	for r := range rules {

@@ -1,123 +1,173 @@
 package store
 
-import "github.com/weirlimit/weir/algo"
+import (
+	"slices"
+	"strings"
 
-// reservationBytes is what a pending reservation is taken to cost when bytes are counted.
-const reservationBytes = 160
+	"github.com/weirlimit/weir/algo"
+)
 
-// reservationKey is a reservation's id in its scope.
+// ReservationID names a reservation of a state. Whoever makes one draws it at random: who can guess it can end it. The zero
+// value is none.
+type ReservationID [16]byte
+
+// reservationBytes is what a pending reservation is taken to cost when bytes are counted, besides the texts of its state.
+const reservationBytes = 256
+
+// reservationKey is a reservation's id and the state that it is of.
 type reservationKey struct {
-	key uint64 // hash of scope and key
-	id  uint64
+	of stateID
+	id ReservationID
 }
 
-// reservation is a charge that may still be given back.
+func (k *reservationKey) bytes() int { return reservationBytes + k.of.size() }
+
+// reservation is a charge that may still be undone.
 type reservation struct {
+	id    ReservationID
 	units int64
 	until int64 // Mono instant from which on it stays as it is
+	once  bool  // what came of its end is not remembered
 }
 
 // reservations are those of one partition. The zero value is empty and ready for use.
 type reservations struct {
-	by    map[reservationKey]reservation
-	ofKey map[uint64]int // how many a key has, by hash
+	by    map[stateID]*pending
+	count int
 	// No reservation expires before this Mono instant.
 	first int64
 }
 
-func (r *reservations) get(k reservationKey, now int64) (reservation, bool) {
-	e, ok := r.by[k]
-	return e, ok && now < e.until
+// pending are the reservations of one state, in the order in which they were charged.
+type pending struct {
+	of   stateID
+	list []reservation
+}
+
+// get returns the reservations of a state and which of them has the id.
+func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok bool) {
+	if p = r.by[k.of]; p == nil {
+		return nil, 0, false
+	}
+	i = slices.IndexFunc(p.list, func(e reservation) bool { return e.id == k.id })
+	return p, i, i >= 0 && now < p.list[i].until
+}
+
+// of returns those of a state, made if need be. It keeps no text of the caller's.
+func (r *reservations) of(of stateID) *pending {
+	if p := r.by[of]; p != nil {
+		return p
+	}
+	if r.by == nil {
+		r.by = make(map[stateID]*pending)
+	}
+	of.key = strings.Clone(of.key)
+	p := &pending{of: of}
+	r.by[of] = p
+	return p
 }
 
 // put remembers a charge; reservable has made sure that there may be one more.
-func (r *reservations) put(k reservationKey, e reservation, b *shardBudget) {
-	if r.by == nil {
-		*r = reservations{by: make(map[reservationKey]reservation), ofKey: make(map[uint64]int), first: e.until}
+func (r *reservations) put(of stateID, e reservation, b *shardBudget) {
+	if r.count == 0 || e.until < r.first {
+		r.first = e.until
 	}
-	r.first = min(r.first, e.until)
-	if _, known := r.by[k]; !known {
-		b.count(reservationBytes)
-		r.ofKey[k.key]++
+	p := r.of(of)
+	for i := range p.list {
+		if p.list[i].id == e.id {
+			p.list[i] = e
+			return
+		}
 	}
-	r.by[k] = e
+	p.list = append(p.list, e)
+	r.count++
+	b.count(reservationBytes + of.size())
 }
 
-func (r *reservations) remove(k reservationKey, b *shardBudget) {
-	if _, known := r.by[k]; !known {
-		return
+// remove forgets the i-th of a state's.
+func (r *reservations) remove(p *pending, i int, b *shardBudget) {
+	p.list = slices.Delete(p.list, i, i+1)
+	r.count--
+	b.Give(reservationBytes + p.of.size())
+	if len(p.list) == 0 {
+		delete(r.by, p.of)
 	}
-	b.Give(reservationBytes)
-	delete(r.by, k)
-	if r.ofKey[k.key]--; r.ofKey[k.key] == 0 {
-		delete(r.ofKey, k.key)
-	}
-	if len(r.by) == 0 {
+	if r.count == 0 {
 		*r = reservations{}
 	}
 }
 
 // expire forgets those whose time is over.
 func (r *reservations) expire(now int64, b *shardBudget) {
-	if len(r.by) == 0 || now < r.first {
+	if r.count == 0 || now < r.first {
 		return
 	}
 	first := int64(1<<63 - 1)
-	for k, e := range r.by {
-		if e.until <= now {
-			r.remove(k, b)
-		} else {
-			first = min(first, e.until)
+	for _, p := range r.by {
+		for i := 0; i < len(p.list); {
+			if p.list[i].until <= now {
+				r.remove(p, i, b)
+				continue
+			}
+			first = min(first, p.list[i].until)
+			i++
 		}
 	}
 	r.first = first
 }
 
-// forget drops those of one key and reports whether there were any.
-func (r *reservations) forget(hash uint64, b *shardBudget) bool {
-	if r.ofKey[hash] == 0 {
+// forget drops those of one state and reports whether there were any.
+func (r *reservations) forget(of stateID, b *shardBudget) bool {
+	p := r.by[of]
+	if p == nil {
 		return false
 	}
-	for k := range r.by {
-		if k.key == hash {
-			r.remove(k, b)
-		}
+	for len(p.list) > 0 {
+		r.remove(p, len(p.list)-1, b)
 	}
 	return true
 }
 
+// each calls do for every reservation.
+func (r *reservations) each(do func(reservationKey)) {
+	for of, p := range r.by {
+		for i := range p.list {
+			do(reservationKey{of, p.list[i].id})
+		}
+	}
+}
+
 func (r *reservations) free(b *shardBudget) {
-	b.Give(reservationBytes * len(r.by))
+	for _, p := range r.by {
+		b.Give((reservationBytes + p.of.size()) * len(p.list))
+	}
 	*r = reservations{}
 }
 
 // reservable says whether the partition has room for one more reservation.
-func (sh *shard) reservable(part *partition, now algo.Instant) error {
-	pending := 0
+func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant) error {
+	n := 0
 	if part.annex != nil {
 		part.annex.reservations.expire(now.Mono, &sh.budget)
-		pending = len(part.annex.reservations.by)
+		n = part.annex.reservations.count
 	}
-	if pending >= sh.store.cfg.MaxReservations {
+	if n >= sh.store.cfg.MaxReservations {
 		sh.store.full.Add(1)
 		return ErrFull
 	}
-	if !sh.budget.Take(reservationBytes) {
+	size := reservationBytes + stateID{rule.Scope, k.Key}.size()
+	if !sh.budget.Take(size) {
 		return errNoRoom
 	}
-	sh.budget.Give(reservationBytes)
+	sh.budget.Give(size)
 	return nil
 }
 
 // awaits reports whether reservations on the key are pending.
-func (p *partition) awaits(hash uint64, now int64) bool {
-	if p.annex == nil || p.annex.reservations.ofKey[hash] == 0 {
+func (p *partition) awaits(of stateID, now int64) bool {
+	if p.annex == nil || p.annex.reservations.count == 0 {
 		return false
 	}
-	for k, e := range p.annex.reservations.by {
-		if k.key == hash && now < e.until {
-			return true
-		}
-	}
-	return false
+	held := p.annex.reservations.by[of]
+	return held != nil && slices.ContainsFunc(held.list, func(e reservation) bool { return now < e.until })
 }

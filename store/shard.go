@@ -133,14 +133,14 @@ type annex struct {
 	// version counts the changes made while somebody follows them, or says how far a copy has come.
 	version uint64
 	lineage []element
-	// owed is, by hash, what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
+	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
-	owed         map[uint64]owing
+	owed         map[stateID]owing
 	memos        memos
 	reservations reservations
 	cold         coldness
 	coldStrict   coldness
-	_            [40]byte // to whole cache lines
+	_            [32]byte // to whole cache lines
 }
 
 // role is what a partition has as a holder or follower, besides its content.
@@ -192,7 +192,14 @@ type record struct {
 	key   []byte
 }
 
-func (r record) hash() uint64         { return r.words[0] }
+func (r record) hash() uint64 { return r.words[0] }
+
+// id is a copy of what the record's state is.
+func (r record) id() stateID { return stateID{r.spec.rule.Scope, string(r.key)} }
+
+// is reports whether the record is of the state.
+func (r record) is(of stateID) bool { return string(r.key) == of.key && r.spec.rule.Scope == of.scope }
+
 func (r record) has(flag uint64) bool { return r.words[1]&flag != 0 }
 func (r record) set(flag uint64)      { r.words[1] |= flag }
 func (r record) clear(flag uint64)    { r.words[1] &^= flag }
@@ -281,18 +288,13 @@ func (sh *shard) ofHash(t *table, hash uint64, slots []uint32) []uint32 {
 	return slots
 }
 
-// dropHash drops all records of a hash and reports whether there were any.
-func (sh *shard) dropHash(t *table, hash uint64) bool {
-	var room [4]uint32
-	found := false
-	for {
-		slots := sh.ofHash(t, hash, room[:0])
-		if len(slots) == 0 {
-			return found
-		}
-		found = true
-		sh.drop(t, slots[0]) // which may move the others
+// dropState drops the record of a state and reports whether there was one.
+func (sh *shard) dropState(t *table, hash uint64, of stateID) bool {
+	slot, ok := sh.find(t, hash, of.scope, of.key)
+	if ok {
+		sh.drop(t, slot)
 	}
+	return ok
 }
 
 // insert makes a fresh record, counted to the caller, and returns its slot. bounded says that it is new and not a copy, so that

@@ -141,10 +141,10 @@ func TestSharesAgainstWalk(t *testing.T) {
 			case n < 14:
 				c := Call{Request: algo.Request{Cost: rng.Int64N(4)}, Caller: []string{"", "x", "y"}[rng.IntN(3)]}
 				if c.Cost > 0 && which != 4 && rng.IntN(4) == 0 {
-					c.Reservation, c.ReserveFor = rng.Uint64()|1, time.Minute
+					c.Reservation, c.ReserveFor = reservationOf(rng.Uint64()|1), time.Minute
 				}
 				if c.Cost > 0 && rng.IntN(4) == 0 {
-					c.RequestID = rng.Uint64() | 1
+					c.RequestID = fmt.Sprint(rng.Uint64())
 				}
 				if _, err := store.Decide(k, r, at(s.now), c, nil); err != nil {
 					t.Fatal(err)
@@ -152,7 +152,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 			case n == 14:
 				store.Sweep(at(s.now), 100)
 			case n == 15:
-				if _, err := store.Refund(k, r, at(s.now), 2); err != nil {
+				if _, err := store.Refund(k, r, at(s.now), 2, ""); err != nil {
 					t.Fatal(err)
 				}
 			case n == 16:

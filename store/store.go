@@ -66,13 +66,15 @@ type Key struct {
 // Call is what a Decide is to do besides the Request itself.
 type Call struct {
 	algo.Request
-	// RequestID is a non-zero hash of the caller's request id, or 0. A charge under a known id is not made again.
-	RequestID uint64
+	// RequestID is the caller's, or empty. A charge under an id that is known for the key is not made again.
+	RequestID string
 	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
 	Boot int64
-	// Reservation, when it is not 0, is an id under which the charge is remembered for ReserveFor, until Settle ends it.
-	Reservation uint64
+	// Reservation, when it is not zero, is an id under which the charge is remembered for ReserveFor, until Settle ends it.
+	// With ReserveOnce nobody is going to repeat that, and what came of it is not remembered.
+	Reservation ReservationID
 	ReserveFor  time.Duration
+	ReserveOnce bool
 	// Caller is who asks, to whose share a new key is counted; empty: not known.
 	Caller string
 }
@@ -86,6 +88,8 @@ type Answer struct {
 	Degraded bool  // decided without the current backup that the rule's durability asks for
 	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
 	Pending  bool  // reservations on the key are waiting for their Settle
+	// Reservation is the id under which the charge is remembered: of a repeated request, that of the first.
+	Reservation ReservationID
 }
 
 // Renewal is the answer to Renew.
@@ -119,10 +123,12 @@ var (
 
 // Config bounds a Store. The zero value of a bound means none, except where a default is named.
 type Config struct {
-	Partitions    int   // number of partitions; 0 stands for 1
-	MaxKeys       int64 // states kept at most; 0: no bound
-	MaxBytes      int64 // bytes of memory for states, tables and remembered request ids; 0: no bound
-	MaxRequestIDs int   // remembered request ids per partition; 0 stands for DefaultRequestIDs, negative: none
+	Partitions int   // number of partitions; 0 stands for 1
+	MaxKeys    int64 // states kept at most; 0: no bound
+	MaxBytes   int64 // bytes of memory for states, tables and remembered request ids; 0: no bound
+	// MaxRequestIDs bounds the remembered request ids per partition; 0 stands for DefaultRequestIDs, negative: none. Beyond an
+	// eighth of MaxBytes for all of them, a partition keeps what fits its even share of that.
+	MaxRequestIDs int
 	// MaxReservations bounds the pending reservations per partition; 0 stands for DefaultReservations, negative: none.
 	MaxReservations int
 	Shut            bool // partitions begin shut
@@ -136,7 +142,7 @@ type Config struct {
 }
 
 // DefaultRequestIDs is the number of request ids that a partition remembers unless Config says otherwise.
-const DefaultRequestIDs = 1000
+const DefaultRequestIDs = 10_000
 
 // DefaultReservations is the number of reservations that may be pending in a partition unless Config says otherwise.
 const DefaultReservations = 1000
@@ -223,13 +229,15 @@ type Stats struct {
 	Swept    uint64 // idle states dropped, ever
 	Copies   int64  // of Keys: those in partitions that are shut, and in staging areas
 	Pending  int64  // changes that followers have not been told yet
+	// RequestIDsLost are the request ids that were not remembered, or not for as long as they should be, for want of room.
+	RequestIDsLost uint64
 }
 
 // Stats returns the Store's present size.
 func (s *Store) Stats() Stats {
 	st := Stats{
 		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
-		Full: s.full.Load(), Swept: s.swept.Load(),
+		Full: s.full.Load(), Swept: s.swept.Load(), RequestIDsLost: s.budget.memosLost.Load(),
 	}
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -471,8 +479,10 @@ func (c *content) at(i int) *table {
 
 // budget counts the bytes of all shards against one bound.
 type budget struct {
-	max  int64 // 0: none
-	used atomic.Int64
+	max       int64 // 0: none
+	used      atomic.Int64
+	memos     atomic.Int64  // bytes of remembered answers
+	memosLost atomic.Uint64 // that were forgotten before their time
 }
 
 // Take implements algo.Budget.

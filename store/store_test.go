@@ -111,7 +111,7 @@ func TestAgainstStates(t *testing.T) {
 				m.rule.Limits.Init(m.state, at(now))
 			case 1:
 				n := 1 + rng.Int64N(4)
-				got, err := s.Refund(s.key(scope, key), r, at(now), n)
+				got, err := s.Refund(s.key(scope, key), r, at(now), n, "")
 				if want := r.Limits.Refund(m.arena, m.state, at(now), n); err != nil || got != want {
 					t.Fatalf("seed %d step %d: refunded %d (%v), want %d", seed, step, got, err, want)
 				}
@@ -390,7 +390,7 @@ func TestTablesShrink(t *testing.T) {
 func TestRequestIDs(t *testing.T) {
 	s := New(Config{Partitions: 3, MaxRequestIDs: 2})
 	r := rule("p", log(3, minute))
-	with := func(id uint64, n int64) Call { return Call{Request: algo.Request{Cost: n}, RequestID: id} }
+	with := func(id uint64, n int64) Call { return Call{Request: algo.Request{Cost: n}, RequestID: fmt.Sprint(id)} }
 
 	if d := decide(t, s, r, "k", at(0), with(1, 2)); !d.Allowed || d.Remaining != 1 {
 		t.Fatalf("first: %+v", d)
@@ -445,7 +445,7 @@ func TestRequestIDMemory(t *testing.T) {
 	now := time.Duration(0)
 	for i := range 5000 {
 		now += time.Duration(rng.Int64N(int64(time.Second)))
-		call := Call{Request: algo.Request{Cost: 1}, RequestID: 1 + rng.Uint64N(300)}
+		call := Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(rng.Uint64N(300))}
 		decide(t, s, r, fmt.Sprint("k", rng.IntN(5)), at(now), call)
 		if i%500 == 0 {
 			s.Reset(s.key("p", "k1"), "p")
@@ -469,11 +469,11 @@ func TestRequestIDMemory(t *testing.T) {
 func TestLeases(t *testing.T) {
 	s := New(Config{Partitions: 3})
 	r := rule("p", algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: minute})
-	d := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 77}, RequestID: 9})
+	d := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 77}, RequestID: "9"})
 	if !d.Allowed || d.Lease == 0 {
 		t.Fatalf("%+v", d)
 	}
-	if again := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 78}, RequestID: 9}); again.Lease != d.Lease {
+	if again := decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 1, Nonce: 78}, RequestID: "9"}); again.Lease != d.Lease {
 		t.Errorf("the repeated request got lease %x, not %x", again.Lease, d.Lease)
 	}
 	if got, err := s.Renew(s.key("p", "k"), r, at(30*time.Second), d.Lease, 0, 0); err != nil || !got.Alive || got.Left != minute {

@@ -130,7 +130,7 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 // asks has one that works.
 func (n *node) topology() (*weirv1.TopologyResponse, <-chan struct{}) {
 	t := &weirv1.TopologyResponse{
-		Version: 1, HashKey: n.keys.placement.Bytes(), RingSettings: n.settings, Partitions: ring.Partitions, VirtualNodes: ring.VirtualNodes, Load: ring.Load,
+		Version: 1, HashKey: n.hashKey.Bytes(), RingSettings: n.settings, Partitions: ring.Partitions, VirtualNodes: ring.VirtualNodes, Load: ring.Load,
 	}
 	v := n.view()
 	if v == nil {

@@ -77,8 +77,8 @@ type node struct {
 	limits   limitsConfig
 	log      *slog.Logger
 	started  time.Time
-	keys     secretKeys // zero in a cluster without a secret
-	settings uint64     // fingerprint of the ring's settings
+	hashKey  ring.HashKey // zero in a cluster without a secret
+	settings uint64       // fingerprint of the ring's settings
 
 	listeners struct{ http, grpc, peer, debug *door } // nil where off
 	cluster   *cluster.Cluster                        // nil: a node alone for good
@@ -163,13 +163,13 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	}
 	switch {
 	case cfg.Security.SecretFile != "":
-		if n.keys, err = readSecret(cfg.Security.SecretFile); err != nil {
+		if n.hashKey, err = readSecret(cfg.Security.SecretFile); err != nil {
 			return n, err
 		}
 	case cfg.GossipPort == portOff:
-		n.keys = secretKeys{ring.RandomHashKey(), ring.RandomHashKey()} // no other node has to have the same
+		n.hashKey = ring.RandomHashKey() // no other node has to have the same
 	}
-	n.settings = ring.SettingsFingerprint(n.keys.placement)
+	n.settings = ring.SettingsFingerprint(n.hashKey)
 	for _, l := range []struct {
 		flag string
 		port port
@@ -213,7 +213,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	work := limiter.Config{
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
-		Timeout: cfg.Timeout, HashKey: n.keys.placement, IDKey: n.keys.ids, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
+		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 	}
 	if n.tracer != nil {

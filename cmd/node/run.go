@@ -86,7 +86,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
-	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 1000, "request ids remembered per partition (of 4093); 0: none")
+	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 10_000, "request ids remembered per partition (of 4093); 0: none")
 	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
 	fs.DurationVar(&f.timeout, "timeout", limiter.DefaultTimeout, "longest time for a check that another node decides")
 	fs.DurationVar(&f.grace, "grace", 10*time.Second, "longest time for stopping in good order")

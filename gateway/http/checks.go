@@ -276,7 +276,7 @@ func (a *api) handleRefund(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, p)
 		return
 	}
-	refunded, err := a.Service.Refund(r.Context(), t, body.Cost)
+	refunded, err := a.Service.Refund(r.Context(), t, body.Cost, body.RequestID)
 	a.answerRefunded(w, r, err, refunded)
 }
 

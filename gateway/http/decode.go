@@ -63,7 +63,8 @@ type (
 	}
 	refundBody struct {
 		targetBody
-		Cost int64 `json:"cost"`
+		Cost      int64  `json:"cost"`
+		RequestID string `json:"request_id"`
 	}
 	resetBody struct {
 		targetBody

@@ -105,7 +105,7 @@ func (s *scripted) Cancel(_ context.Context, t limit.Target, id string) (int64, 
 	return s.refunded, s.err
 }
 
-func (s *scripted) Refund(_ context.Context, t limit.Target, units int64) (int64, error) {
+func (s *scripted) Refund(_ context.Context, t limit.Target, units int64, _ string) (int64, error) {
 	s.record(call{Method: "Refund", Target: t, Units: units})
 	return s.refunded, s.err
 }
@@ -683,7 +683,7 @@ func TestBadRequests(t *testing.T) {
 		{"/v1/cancel", `{"policy":"p","key":"k","reservation_id":"r","cost":0}`, 400, "cost", "no such field"},
 		{"/v1/refund", `{"policy":"p","key":"k","cost":0}`, 400, "cost", "at least 1"},
 		{"/v1/refund", `{"policy":"p","key":"k","cost":-5}`, 400, "cost", "at least 1"},
-		{"/v1/refund", `{"policy":"p","key":"k","request_id":"r"}`, 400, "request_id", "no such field"},
+		{"/v1/refund", `{"policy":"p","key":"k","lease_id":"r"}`, 400, "lease_id", "no such field"},
 		{"/v1/reset", `{"policy":"p"}`, 400, "key", "1 to 1024"},
 		{"/v1/reset", `{"policy":"p","key":"k","cost":1}`, 400, "cost", "no such field"},
 	} {

@@ -91,6 +91,7 @@ var (
 	bytesMax  = prometheus.NewDesc("weir_state_bytes_max", "Bytes held for state at most; 0: no bound.", nil, nil)
 	full      = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state.", nil, nil)
 	swept     = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	idsLost   = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
 	inFlight  = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
 	flightMax = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
 	shed      = prometheus.NewDesc("weir_shed_total",
@@ -197,7 +198,7 @@ type page struct {
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
-		swept, inFlight, flightMax, shed, policies, policyInfo, fileValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		swept, idsLost, inFlight, flightMax, shed, policies, policyInfo, fileValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
 	}
@@ -230,6 +231,7 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	gauge(bytesMax, float64(st.MaxBytes))
 	counter(full, st.Full)
 	counter(swept, st.Swept)
+	counter(idsLost, st.RequestIDsLost)
 	load := m.cfg.Limiter.Load()
 	gauge(inFlight, float64(load.InFlight))
 	gauge(flightMax, float64(load.MaxInFlight))

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -317,7 +318,7 @@ func (r *run) traffic() {
 		}
 		o := &op{policy: pol, key: key, cost: cost}
 		if w.chance(0.1) {
-			o.request = w.rng.Uint64() | 1
+			o.request = strconv.FormatUint(w.rng.Uint64(), 36)
 			w.after(w.rng.Int64N(2*second), func() { r.again(o) })
 		}
 		w.ask(all[w.rng.IntN(len(all))], o)

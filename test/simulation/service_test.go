@@ -23,7 +23,7 @@ type op struct {
 	policy   *policy
 	key      *store.Key
 	cost     int64
-	request  uint64 // request id; 0: none
+	request  string // request id; empty: none
 	again    *op    // the one that this repeats, under its request id
 	sent     int64
 	deadline int64

@@ -2176,7 +2176,8 @@ func (x *CancelResponse) GetRefunded() int64 {
 type RefundRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Cost          *int64                 `protobuf:"varint,2,opt,name=cost,proto3,oneof" json:"cost,omitempty"` // units to give back; absent means 1
+	Cost          *int64                 `protobuf:"varint,2,opt,name=cost,proto3,oneof" json:"cost,omitempty"`                     // units to give back; absent means 1
+	RequestId     string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // a repeated refund is made once, and answered alike; apart from those of checks
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2223,6 +2224,13 @@ func (x *RefundRequest) GetCost() int64 {
 		return *x.Cost
 	}
 	return 0
+}
+
+func (x *RefundRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
 }
 
 type RefundResponse struct {
@@ -2942,10 +2950,12 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12%\n" +
 	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\",\n" +
 	"\x0eCancelResponse\x12\x1a\n" +
-	"\brefunded\x18\x01 \x01(\x03R\brefunded\"Z\n" +
+	"\brefunded\x18\x01 \x01(\x03R\brefunded\"y\n" +
 	"\rRefundRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x17\n" +
-	"\x04cost\x18\x02 \x01(\x03H\x00R\x04cost\x88\x01\x01B\a\n" +
+	"\x04cost\x18\x02 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestIdB\a\n" +
 	"\x05_cost\",\n" +
 	"\x0eRefundResponse\x12\x1a\n" +
 	"\brefunded\x18\x01 \x01(\x03R\brefunded\"7\n" +

@@ -785,7 +785,7 @@ func (*Item_Settle) isItem_Operation() {}
 type Reserve struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Request       *v1.ReserveRequest     `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
-	Id            uint64                 `protobuf:"fixed64,2,opt,name=id,proto3" json:"id,omitempty"`        // 0: a charge that nobody is going to settle
+	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`          // 16 bytes; none: a charge that nobody is going to settle
 	Atomic        bool                   `protobuf:"varint,3,opt,name=atomic,proto3" json:"atomic,omitempty"` // part of an atomic check
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -828,11 +828,11 @@ func (x *Reserve) GetRequest() *v1.ReserveRequest {
 	return nil
 }
 
-func (x *Reserve) GetId() uint64 {
+func (x *Reserve) GetId() []byte {
 	if x != nil {
 		return x.Id
 	}
-	return 0
+	return nil
 }
 
 func (x *Reserve) GetAtomic() bool {
@@ -846,7 +846,7 @@ func (x *Reserve) GetAtomic() bool {
 type Settle struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Id            uint64                 `protobuf:"fixed64,2,opt,name=id,proto3" json:"id,omitempty"`
+	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`      // 16 bytes
 	Keep          int64                  `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"` // units that stay charged
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -889,11 +889,11 @@ func (x *Settle) GetTarget() *v1.Target {
 	return nil
 }
 
-func (x *Settle) GetId() uint64 {
+func (x *Settle) GetId() []byte {
 	if x != nil {
 		return x.Id
 	}
-	return 0
+	return nil
 }
 
 func (x *Settle) GetKeep() int64 {
@@ -1429,11 +1429,11 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\toperation\"d\n" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\x06R\x02id\x12\x16\n" +
+	"\x02id\x18\x02 \x01(\fR\x02id\x12\x16\n" +
 	"\x06atomic\x18\x03 \x01(\bR\x06atomic\"U\n" +
 	"\x06Settle\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\x06R\x02id\x12\x12\n" +
+	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\x03R\x04keep\"%\n" +
 	"\aSettled\x12\x1a\n" +
 	"\brefunded\x18\x01 \x01(\x03R\brefunded\"\xf2\x03\n" +
