@@ -240,11 +240,16 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 			best, from = info.Copy, source
 		}
 	}
+	// Who is said to hold the partition may have taken it since it answered that it does not: entrusted with it in an earlier round.
+	late := false
+	for i := range infos {
+		late = late || sources[i] == pt.holder && infos[i].Term.Less(pt.known) && c.lives(pt.holder)
+	}
 	switch {
 	case held != nil:
 		c.learn(p, held.Term, held.Holder)
 		pt.askAt = c.t + askAgain
-	case yield:
+	case yield, late:
 		pt.askAt = c.t + retryAfter
 	case from != c.cfg.Self:
 		pt.askAt = c.t + retryAfter
