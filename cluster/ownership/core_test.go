@@ -23,6 +23,10 @@ type notebook struct {
 
 type page struct {
 	open, unguarded bool
+	broken          bool // Apply fails
+	stuck           bool // Merge fails
+	strictCold      bool
+	strictTaken     bool
 	lease           int64
 	content, staged map[int]bool
 	cold            bool
@@ -114,6 +118,9 @@ func (n *notebook) Apply(p int, staged bool, _ algo.Instant, chunk []byte) error
 	if n.parts[p].open && !staged {
 		return errors.New("applied to an open partition")
 	}
+	if n.parts[p].broken {
+		return errors.New("broken")
+	}
 	var ids []int
 	if len(chunk) > 0 {
 		if err := json.Unmarshal(chunk, &ids); err != nil {
@@ -135,6 +142,9 @@ func (n *notebook) Promote(p int) {
 }
 
 func (n *notebook) Merge(p int, _ algo.Instant) error {
+	if n.parts[p].stuck {
+		return errors.New("stuck")
+	}
 	for id := range n.parts[p].staged {
 		n.parts[p].content[id] = true
 		for s := range n.parts[p].follower {
@@ -152,8 +162,12 @@ func (n *notebook) Discard(p int) {
 }
 
 func (n *notebook) TakeOver(int, algo.Instant, Claim) {}
-func (n *notebook) TakeOverStrict(int, algo.Instant)  {}
-func (n *notebook) ColdStrict(p int, _ algo.Instant)  { n.parts[p].cold = true }
+func (n *notebook) ColdStrict(p int, _ algo.Instant) {
+	n.parts[p].cold, n.parts[p].strictCold = true, true
+}
+func (n *notebook) TakeOverStrict(p int, _ algo.Instant) {
+	n.parts[p].strictTaken = true
+}
 
 // town is some cores on a network that loses, repeats and delays messages.
 type town struct {

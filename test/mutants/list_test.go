@@ -111,4 +111,189 @@ var mutants = []mutant{
 		[]edit{{"dec.Ticket <= p.copied[part] {", "part >= 0 {"}},
 		scenario + "ticket", "admitted beyond the limit",
 	},
+	{
+		"ownership: a stale commit is accepted", move,
+		[]edit{{"case m.Term.Less(pt.known) && m.Known.Less(pt.known):", "case false:"}},
+		ownership + "TestStaleCommit", "a stale commit is answered",
+	},
+	{
+		"ownership: a failed move goes on under the same term", move,
+		[]edit{{"		pt.askAt = c.t + retryAfter\n		c.raise(p)\n", "		pt.askAt = c.t + retryAfter\n		pt.standing = Owned\n		c.open(p)\n"}},
+		ownership + "TestFailedMove", "after a move that failed",
+	},
+	{
+		"ownership: an error of Apply is ignored in a copy", follow,
+		[]edit{{"c.data.Apply(p, in.staged, c.now.Instant, chunk) != nil", "c.data.Apply(p, in.staged, c.now.Instant, chunk) != nil && false"}},
+		ownership + "TestBrokenChunk", "a broken chunk is answered",
+	},
+	{
+		"ownership: an error of Apply is ignored in a commit", move,
+		[]edit{{"c.data.Apply(p, false, c.now.Instant, m.Chunk) != nil", "c.data.Apply(p, false, c.now.Instant, m.Chunk) != nil && false"}},
+		ownership + "TestBrokenChunk", "a broken commit is answered",
+	},
+	{
+		"ownership: an error of Apply is ignored in a merge", move,
+		[]edit{{"c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil ||", "c.data.Apply(p, true, c.now.Instant, m.Chunk) != nil && false ||"}},
+		ownership + "TestBrokenChunk", "a broken merge is answered",
+	},
+	{
+		"ownership: an error of Merge is ignored", move,
+		[]edit{{"|| c.data.Merge(p, c.now.Instant) != nil", "|| c.data.Merge(p, c.now.Instant) != nil && false"}},
+		ownership + "TestBrokenChunk", "a broken merge is answered",
+	},
+	{
+		"ownership: earlier pieces of a chunk are dropped", follow,
+		[]edit{{"chunk = append(in.pieces, m.Chunk...)", "chunk = m.Chunk"}},
+		ownership + "TestPieces", "piece 2 is answered",
+	},
+	{
+		"ownership: messages of an earlier attachment are taken in", follow,
+		[]edit{{"case in.sender == from && attachment(m.Sequence) < attachment(in.last):\n		return", "case false:\n		return"}},
+		ownership + "TestAttachments", "the copy has",
+	},
+	{
+		"ownership: messages of a later attachment are taken for repeated", follow,
+		[]edit{{"attachment(m.Sequence) == attachment(in.last) && m.Sequence <= in.last", "m.Sequence <= in.last"}},
+		ownership + "TestAttachments", "the copy has",
+	},
+	{
+		"ownership: anybody's copy will do for strict keys", grant,
+		[]edit{{"certain && old.Backup == c.cfg.Self && s.from == old.Node && ", "certain && old.Backup == c.cfg.Self && "}},
+		ownership + "TestResolve", "somebody_else's_copy",
+	},
+	{
+		"ownership: any copy will do for strict keys, recorded as the backup's or not", grant,
+		[]edit{{"certain && old.Backup == c.cfg.Self && ", "certain && "}},
+		ownership + "TestResolve", "another_backup",
+	},
+	{
+		"ownership: an earlier copy will do for strict keys", grant,
+		[]edit{{"s.from == old.Node && !s.copy.Term.Less(old.Term)", "s.from == old.Node"}},
+		ownership + "TestResolve", "an_earlier_copy",
+	},
+	{
+		"ownership: voters that differ are believed", grant,
+		[]edit{{"case certain && old", "case (certain || true) && old"}},
+		ownership + "TestResolve", "voters_that_differ",
+	},
+	{
+		"ownership: what is confirmed under a lapsed grant counts", follow,
+		[]edit{{"s.until > c.t || s.closed", "true || s.closed"}},
+		ownership + "TestLapsed", "lapsed true: confirmed",
+	},
+	{
+		"ownership: the sequence that the giver is told is off by one", move,
+		[]edit{{"ack.Keep, ack.Sequence = true, f.sequence", "ack.Keep, ack.Sequence = true, f.sequence+1"}},
+		ownership + "TestKeep", "the first message is",
+	},
+	{
+		"ownership: the sequence that the giver goes on from is off by one", follow,
+		[]edit{{"Keep: true, Sequence: m.Sequence - 1", "Keep: true, Sequence: m.Sequence"}},
+		ownership + "TestKeep", "the copy has",
+	},
+	{
+		"ownership: Forget ignores the term", follow,
+		[]edit{{" && !f.Term.Less(pt.copy.Term)", ""}},
+		ownership + "TestForget", "a late Forget is obeyed",
+	},
+	{
+		"ownership: support counts whose backup has no current copy", grant,
+		[]edit{{"if !f.caught || n != f.node {", "if n != f.node {"}},
+		ownership + "TestNewCopy", "strict rules are decided while",
+	},
+	{
+		"ownership: what was noted of voters outlives the term", grant,
+		[]edit{{"	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}", "	s.support, s.asked = [maxVoters]int64{}, [maxVoters]uint64{}"}},
+		ownership + "TestRaised", "no lease from two voters",
+	},
+	{
+		"ownership: support outlives the term", grant,
+		[]edit{{"	s.support, s.noted, s.asked = [maxVoters]int64{}, [maxVoters][]Node{}, [maxVoters]uint64{}", "	s.noted, s.asked = [maxVoters][]Node{}, [maxVoters]uint64{}"}},
+		ownership + "TestRaised", "the support for the lower term counts",
+	},
+	{
+		"ownership: a partition that was handed over stays unguarded", follow,
+		[]edit{{"	c.data.AttachCurrent(p, Backup, false)\n	c.data.Unguarded(p, false)\n", "	c.data.AttachCurrent(p, Backup, false)\n"}},
+		ownership + "TestKeep", "decided without a copy",
+	},
+	{
+		"ownership: a backup's sequence is not above a receiver's", follow,
+		[]edit{{"	if s == Backup {\n		n |= 1 << 63\n	}\n", ""}},
+		ownership + "TestAttachments", "is not above a move's receiver's",
+	},
+	{
+		"ownership: an idle transfer is not ended", core,
+		[]edit{{"c.t-in.heard > idleAfter", "false"}},
+		ownership + "TestIdleOffer", "while another sends nothing",
+	},
+	{
+		"ownership: strict answers are given at a release to one who is not on record", move,
+		[]edit{{"b.named && b.node == to", "b.node == to"}},
+		ownership + "TestReleaseUnnamed", "named false",
+	},
+	{
+		"ownership: a backup that is replaced is not told to forget", follow,
+		[]edit{{"			c.send(f.node, &Forget{Partition: p, Term: pt.term})\n", "			_ = 0\n"}},
+		ownership + "TestOldBackups", "no *ownership.Forget was sent",
+	},
+	{
+		"ownership: the backup of what was handed over is not told to forget", move,
+		[]edit{{"				c.send(f.node, &Forget{Partition: p, Term: pt.term})\n", "				_ = 0\n"}},
+		ownership + "TestOldBackups", "no *ownership.Forget was sent",
+	},
+	{
+		"ownership: nobody yields to a claimant of a lower name", claim,
+		[]edit{{"			yield = true\n", "			yield = false\n"}},
+		ownership + "TestYield", "owned: true, want false",
+	},
+	{
+		"vote: a request that comes again is voted on again", vote,
+		[]edit{{"	if m.ID <= v.last[from] {\n		return\n	}\n", ""}},
+		ownership + "TestLateRequest", "is answered again",
+	},
+	{
+		"vote: an older request undoes a newer", vote,
+		[]edit{{"a.Granted = r.ID < id", "a.Granted = true"}},
+		ownership + "TestLateRequest", "a late request is answered",
+	},
+	{
+		"vote: what was replaced is forgotten on renewal", vote,
+		[]edit{{"		fresh.replaced = r.replaced\n", "		fresh.replaced = Record{}\n"}},
+		ownership + "TestReplaced", "request 2 is answered",
+	},
+	{
+		"vote: a renewal replaces the process itself", vote,
+		[]edit{{"		fresh.replaced = r.replaced\n", "		_ = 0\n"}},
+		ownership + "TestReplaced", "request 2 is answered",
+	},
+	{
+		"vote: who reads is not told what was replaced", vote,
+		[]edit{{"				if old := v.records[p].replaced; old.Node != (Node{}) {", "				if old := v.records[p].replaced; false {"}},
+		ownership + "TestReplaced", "who reads is told",
+	},
+	{
+		"vote: a record's end is not begun anew by a reading", vote,
+		[]edit{{"add(rec, v.c.t+v.life())", "add(rec, v.c.t)"}},
+		ownership + "TestReading", "another process is answered",
+	},
+	{
+		"vote: a reading takes any request of a process for its last", vote,
+		[]edit{{"		if r.ID < other.ID {\n			r.Record = other\n		}\n", ""}},
+		ownership + "TestReading", "recorded:",
+	},
+	{
+		"vote: a reading drops what was replaced", vote,
+		[]edit{{"	case other.Node != r.Node && r.replaced.Term.Less(other.Term):\n		r.replaced = other\n", ""}},
+		ownership + "TestReading", "recorded:",
+	},
+	{
+		"vote: a reading takes any request of a replaced process for its last", vote,
+		[]edit{{"	case other.Node == r.replaced.Node && other.Term == r.replaced.Term && other.ID > r.replaced.ID:\n		r.replaced = other\n", ""}},
+		ownership + "TestReading", "recorded:",
+	},
+	{
+		"ownership: who has been entrusted with a partition in an earlier round is not asked again", claim,
+		[]edit{{"infos[i].Term.Less(pt.known) && c.lives(pt.holder)", "false"}},
+		ownership + "TestLateClaim", "owned: true, want false",
+	},
 }

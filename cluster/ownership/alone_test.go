@@ -1,0 +1,181 @@
+package ownership
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// alone is one core, m, whose peers are played by the test: what each rule does is seen without the others that would hide it.
+// There is one partition.
+type alone struct {
+	t         *testing.T
+	core      *Core
+	data      *notebook
+	now       int64
+	mail      []Envelope
+	confirmed []Progress
+}
+
+// The processes.
+var (
+	self                   = Node{"m", 1}
+	peerA                  = Node{"a", 2}
+	peerB                  = Node{"b", 3}
+	peerX                  = Node{"x", 4}
+	peerY                  = Node{"y", 5}
+	voter1, voter2, voter3 = Node{"v1", 6}, Node{"v2", 7}, Node{"v3", 8}
+)
+
+func newAlone(t *testing.T, voters ...string) *alone {
+	l := &alone{t: t, now: int64(time.Hour), data: newNotebook(1)}
+	l.core = New(Config{Self: self, Partitions: 1, Data: l.data, Voters: voters}, l.time())
+	return l
+}
+
+func (l *alone) time() Now { return Now{Instant: algo.Instant{Mono: l.now, Wall: l.now}, Boot: l.now} }
+
+func (l *alone) take() {
+	out := l.core.Take()
+	l.mail = append(l.mail, out.Messages...)
+	l.confirmed = append(l.confirmed, out.Confirmed...)
+}
+
+// see gives it a view: of members, the first of which owns the partition; backup is who has the copy.
+func (l *alone) see(owner, backup Node, others ...Node) {
+	l.view(View{Settled: true}, owner, backup, others...)
+}
+
+func (l *alone) view(v View, owner, backup Node, others ...Node) {
+	members := append([]Node{self}, others...)
+	for _, n := range members {
+		v.Members = append(v.Members, Member{Node: n, Active: n != self || !v.Leaving})
+	}
+	v.Owners = []int32{int32(slices.Index(members, owner))}
+	v.Backups = []int32{int32(slices.Index(members, backup))}
+	l.core.SetView(l.time(), v)
+	l.take()
+}
+
+func (l *alone) get(from Node, m Message) {
+	l.core.Receive(l.time(), Envelope{From: from, To: self, Message: m})
+	l.take()
+}
+
+// wait lets time pass.
+func (l *alone) wait(d time.Duration) {
+	for end := l.now + int64(d); l.now < end; {
+		l.now += int64(10 * time.Millisecond)
+		l.core.Tick(l.time())
+		l.take()
+	}
+}
+
+// said returns the messages of a kind that were sent to a process since last asked for; to nobody in particular: to any.
+func said[M Message](l *alone, to Node) (all []M) {
+	l.mail = slices.DeleteFunc(l.mail, func(e Envelope) bool {
+		m, ok := e.Message.(M)
+		if ok && (to == e.To || to == Node{}) {
+			all = append(all, m)
+			return true
+		}
+		return false
+	})
+	return all
+}
+
+// last is the last of them, which there must be.
+func last[M Message](l *alone, to Node) M {
+	l.t.Helper()
+	all := said[M](l, to)
+	if len(all) == 0 {
+		var m M
+		l.t.Fatalf("no %T was sent to %s", m, to.Name)
+	}
+	return all[len(all)-1]
+}
+
+func (l *alone) route() Route { return l.core.Route(0) }
+
+func (l *alone) owned(want bool) {
+	l.t.Helper()
+	if got := l.route().Standing == Owned; got != want {
+		l.t.Fatalf("owned: %v, want %v: %+v", got, want, l.route())
+	}
+}
+
+// claims has it take the partition, of which nobody knows.
+func (l *alone) claims(owner, backup Node, others ...Node) {
+	l.t.Helper()
+	l.see(self, backup, others...)
+	l.wait(150 * time.Millisecond)
+	l.answer(func(n Node) Info { return Info{} })
+	l.owned(true)
+	l.see(owner, backup, others...)
+}
+
+// answer answers what was asked last.
+func (l *alone) answer(info func(Node) Info) {
+	for _, e := range slices.Clone(l.mail) {
+		if q, ok := e.Message.(*Query); ok {
+			i := info(e.To)
+			l.get(e.To, &QueryReply{ID: q.ID, Infos: []Info{i}})
+		}
+	}
+	said[*Query](l, Node{})
+}
+
+// acks answers every Replicate that was sent to a process, and those that follow.
+func (l *alone) acks(n Node) {
+	for {
+		all := said[*Replicate](l, n)
+		if len(all) == 0 {
+			return
+		}
+		for _, m := range all {
+			l.get(n, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+		}
+	}
+}
+
+// grants has voters answer what they were asked last.
+func (l *alone) grants(old Record, by ...Node) {
+	for _, n := range by {
+		if all := said[*GrantRequest](l, n); len(all) > 0 {
+			l.vote(n, all[len(all)-1], old)
+		}
+	}
+}
+
+func (l *alone) vote(n Node, q *GrantRequest, old Record) {
+	r := &GrantReply{ID: q.ID, Epoch: 0}
+	for _, i := range q.Items {
+		r.Items = append(r.Items, GrantAnswer{Term: i.Term, Granted: true, Recorded: old})
+	}
+	l.get(n, r)
+}
+
+func ids(n ...int) []byte {
+	b, _ := json.Marshal(n)
+	return b
+}
+
+// copy sends it a whole copy in one message.
+func wholeCopy(term Term, sequence uint64, chunk []byte) *Replicate {
+	return &Replicate{Term: term, Sequence: sequence, Begin: true, Complete: true, Parts: 1, Chunk: chunk, Sum: sum(chunk)}
+}
+
+func update(term Term, sequence uint64, chunk []byte) *Replicate {
+	return &Replicate{Term: term, Sequence: sequence, Parts: 1, Chunk: chunk, Sum: sum(chunk)}
+}
+
+// has says what it would tell of its copy.
+func (l *alone) info(from Node) Info {
+	l.get(from, &Query{ID: 77, Partitions: []int{0}})
+	return last[*QueryReply](l, from).Infos[0]
+}
+
+func term(n uint64) Term { return Term{N: n << termTag} }
