@@ -67,6 +67,7 @@ type nodeConfig struct {
 	NoInline                                 bool
 	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
 	TraceSample                              float64 // share of calls traced whose callers do not say
+	TraceCallerRate                          float64 // calls a second traced whose callers say so
 	Timeout, Grace                           time.Duration
 	Logger                                   *slog.Logger
 }
@@ -340,7 +341,7 @@ func (n *node) serve() {
 	}
 	if n.listeners.http != nil {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
-			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.auth.HTTP, Ready: n.Ready,
+			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.auth.HTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage,

@@ -23,7 +23,7 @@ func (n *node) trace() (*tracing.Tracer, error) {
 		return nil, nil
 	}
 	return tracing.New(tracing.Config{
-		Endpoint: n.cfg.OTLPEndpoint, Sample: n.cfg.TraceSample, Node: n.cfg.Name, Version: version(), Logger: n.log,
+		Endpoint: n.cfg.OTLPEndpoint, Sample: n.cfg.TraceSample, CallerRate: n.cfg.TraceCallerRate, Node: n.cfg.Name, Version: version(), Logger: n.log,
 	})
 }
 

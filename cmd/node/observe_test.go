@@ -125,10 +125,10 @@ func post(t *testing.T, n *node, body, header, value string) *http.Response {
 func TestTraceOverTwoNodes(t *testing.T) {
 	c, url := startCollector(t)
 	cfg := testConfig(t, "a")
-	cfg.OTLPEndpoint = url
+	cfg.OTLPEndpoint, cfg.TraceCallerRate = url, 1000
 	a := mustStart(t, cfg)
 	cfg = testConfig(t, "b")
-	cfg.OTLPEndpoint = url
+	cfg.OTLPEndpoint, cfg.TraceCallerRate = url, 1000
 	cfg.Join = []string{a.view().Self.GossipAddr}
 	b := mustStart(t, cfg)
 	awaitSettled(t, a, b)

@@ -39,7 +39,7 @@ type runFlags struct {
 	timeout, grace                              time.Duration
 	logFormat, logLevel                         string
 	otlpEndpoint                                string
-	traceSample                                 float64
+	traceSample, traceCallerRate                float64
 	config                                      string
 
 	// Settings of later releases: known, so that they are refused with a reason.
@@ -94,6 +94,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.logLevel, "log-level", "info", "least important messages logged: debug, info, warn or error")
 	fs.StringVar(&f.otlpEndpoint, "otlp-endpoint", "", "collector for traces, OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT for TLS; empty: no traces")
 	fs.Float64Var(&f.traceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
+	fs.Float64Var(&f.traceCallerRate, "trace-caller-rate", 10, "calls traced a second at most because their callers say so (the sampled flag of a traceparent); 0: none")
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
 	fs.StringVar(&f.respPort, "resp-port", "", "port for the Redis protocol (not supported by this build yet)")
 	fs.StringVar(&f.envoyConfig, "envoy-config", "", "directory with Envoy rate limit files (not supported by this build yet)")
@@ -164,7 +165,7 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join,
 		PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
-		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample,
+		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
 	if f.debug.value != portOff {
@@ -229,7 +230,7 @@ func (f *runFlags) checkTraces() error {
 		}
 		return nil
 	}
-	traces := tracing.Config{Endpoint: f.otlpEndpoint, Sample: f.traceSample}
+	traces := tracing.Config{Endpoint: f.otlpEndpoint, Sample: f.traceSample, CallerRate: f.traceCallerRate}
 	return traces.Check()
 }
 

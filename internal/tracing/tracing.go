@@ -1,7 +1,7 @@
 // Package tracing sends OpenTelemetry spans of sampled calls to a collector: of the call at the door it came through, of
 // asking another node, and of the decision there. A span says policy, result, partition and term, never a key.
 //
-// A call is traced when its caller says so (W3C Trace Context, with the sampled flag), or by chance. One that is not costs a
+// A call is traced when its caller says so (W3C Trace Context, with the sampled flag), up to a rate, or by chance. One that is not costs a
 // look at its headers. What a trace may hold on to is bounded: by calls under way, spans of a call, and spans that wait
 // for the collector; beyond that spans are dropped, never calls.
 //
@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net/url"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
 
 	"github.com/weirlimit/weir/limiter"
 )
@@ -33,6 +35,9 @@ type Config struct {
 	Endpoint string
 	// Sample is the share of calls without a trace context that are traced, 0 to 1. Callers' own choices are followed.
 	Sample float64
+	// CallerRate is how many calls a second are traced at most because their callers say so, of all callers together; 0 for
+	// none, whatever they say. A second's worth of them may come at once.
+	CallerRate float64
 	// Node and Version describe this process.
 	Node, Version string
 	Logger        *slog.Logger
@@ -43,12 +48,16 @@ type Config struct {
 // maxCalls bounds the traced calls under way. Those on top are not traced.
 const maxCalls = 1000
 
+// maxCallerRate is the largest Config.CallerRate.
+const maxCallerRate = 1_000_000
+
 // exportTimeout bounds how long the collector may take for a message.
 const exportTimeout = 5 * time.Second
 
 // Tracer makes spans. Its methods are safe for concurrent use.
 type Tracer struct {
 	sample   float64
+	asked    *rate.Limiter // for calls whose callers ask for a trace
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
 	calls    atomic.Int64
@@ -64,6 +73,9 @@ func (c *Config) Check() error {
 	}
 	if !(c.Sample >= 0 && c.Sample <= 1) {
 		return fmt.Errorf("--trace-sample: %v is not a share from 0 to 1", c.Sample)
+	}
+	if !(c.CallerRate >= 0 && c.CallerRate <= maxCallerRate) {
+		return fmt.Errorf("--trace-caller-rate: %v is not a number of calls a second from 0 to %d", c.CallerRate, maxCallerRate)
 	}
 	return nil
 }
@@ -92,7 +104,10 @@ func New(cfg Config) (*Tracer, error) {
 		sdktrace.WithBatcher(&patient{SpanExporter: exporter, log: cfg.Logger}), // a bounded queue, which drops
 		sdktrace.WithSampler(sdktrace.AlwaysSample()),                           // of what was chosen here
 		sdktrace.WithResource(about), sdktrace.WithRawSpanLimits(limits))
-	return &Tracer{sample: cfg.Sample, provider: provider, tracer: provider.Tracer("github.com/weirlimit/weir/internal/tracing")}, nil
+	return &Tracer{
+		sample: cfg.Sample, asked: rate.NewLimiter(rate.Limit(cfg.CallerRate), int(math.Ceil(cfg.CallerRate))),
+		provider: provider, tracer: provider.Tracer("github.com/weirlimit/weir/internal/tracing"),
+	}, nil
 }
 
 // Close sends what is waiting, until ctx is done, and ends the Tracer's goroutines.
@@ -128,7 +143,7 @@ func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 // begin begins the span of a call from outside, unless it is not to be traced: parent is what the caller said.
 func (t *Tracer) begin(ctx context.Context, parent trace.SpanContext, name string) (context.Context, trace.Span) {
 	if parent.IsValid() {
-		if !parent.IsSampled() {
+		if !parent.IsSampled() || !t.asked.Allow() {
 			return ctx, nil
 		}
 	} else if t.sample <= rand.Float64() {

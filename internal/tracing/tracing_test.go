@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -30,7 +31,7 @@ const (
 func newTracer(t *testing.T, sample float64) (*Tracer, func() tracetest.SpanStubs) {
 	t.Helper()
 	memory := tracetest.NewInMemoryExporter()
-	tracer, err := New(Config{Sample: sample, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory})
+	tracer, err := New(Config{Sample: sample, CallerRate: 1000, Node: "a", Version: "v", Logger: slog.New(slog.DiscardHandler), Exporter: memory})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +117,34 @@ func TestWhatIsTraced(t *testing.T) {
 		}
 		if n := tracer.calls.Load(); n != 0 {
 			t.Errorf("%+v: %d calls are still counted", test, n)
+		}
+	}
+}
+
+// TestCallersAreBounded: callers have no more calls traced than they may, and take nothing from those traced by chance.
+func TestCallersAreBounded(t *testing.T) {
+	for _, allowed := range []int{0, 1, 6} {
+		tracer, sent := newTracer(t, 1)
+		tracer.asked.SetBurst(allowed)
+		tracer.asked.SetLimit(1e-9) // so that no further one comes in time
+		for range 100 {
+			if _, s := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "asked"); s != nil {
+				tracer.end(s)
+			}
+		}
+		if _, s := tracer.begin(t.Context(), parentOf(t.Context(), ""), "by chance"); s == nil {
+			t.Error("callers used up what is traced by chance")
+		} else {
+			tracer.end(s)
+		}
+		if got := len(sent()) - 1; got != allowed {
+			t.Errorf("%d are traced, %d may be", got, allowed)
+		}
+	}
+	for _, bad := range []float64{-1, math.NaN(), math.Inf(1), maxCallerRate + 1} {
+		cfg := Config{Endpoint: "http://localhost:4317", CallerRate: bad}
+		if err := cfg.Check(); err == nil || !strings.HasPrefix(err.Error(), "--trace-caller-rate: ") {
+			t.Errorf("%v: %v", bad, err)
 		}
 	}
 }
