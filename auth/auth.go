@@ -203,11 +203,23 @@ func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial)
 	if list := a.callers(); list != nil && list.MetricsOpen && r.URL.Path == "/metrics" {
 		return r.Context(), nil
 	}
+	return a.Authorize(r.Context(), "http", role, httpCredentials(r))
+}
+
+// HasRole reports whether the sender of an HTTP request has a role. Unlike HTTP it tells nobody when not: it is for what a
+// request that anybody may make shows to some.
+func (a *Authorizer) HasRole(r *http.Request, role Role) bool {
+	e, list := httpCredentials(r), a.callers()
+	caller, denial := a.authenticate(&e, list)
+	return denial == nil && a.demand(caller, list, role, &e) == nil
+}
+
+func httpCredentials(r *http.Request) Credentials {
 	e := Credentials{Authorization: r.Header["Authorization"], TLS: r.TLS}
 	if ap, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		e.From = net.TCPAddrFromAddrPort(ap)
 	}
-	return a.Authorize(r.Context(), "http", role, e)
+	return e
 }
 
 // GRPC authorizes a call of a gRPC method (its full name) by the headers and the connection in ctx, as Authorize does. The error

@@ -112,6 +112,23 @@ func TestEveryRoute(t *testing.T) {
 	}
 }
 
+// TestReadinessDetail: why a node is not ready, or what is wrong with it, is for those who may read; anybody else learns
+// whether it is ready, and asking is no offence.
+func TestReadinessDetail(t *testing.T) {
+	n, shop, all, _ := withAccess(t, nil)
+	swapForPipe(t, n.cfg.PolicyFile)
+	n.Reload()
+	eventually(t, "the file to be reported", func() bool { return n.policyError() != "" })
+	for token, want := range map[string]bool{all: true, shop: false, "": false, "nonsense": false} {
+		if resp, body := send(t, n, "GET", "/readyz", token, ""); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"ready":true`) || strings.Contains(body, "detail") != want {
+			t.Errorf("%q: %d %s", token, resp.StatusCode, body)
+		}
+	}
+	if page := metricsOf(t, n); strings.Contains(page, "weir_access_refused_total{") || strings.Contains(page, "weir_access_denied_total{") {
+		t.Error("a probe counts as denied")
+	}
+}
+
 // TestEveryMethod: the same over gRPC, for every method of every service that is registered.
 func TestEveryMethod(t *testing.T) {
 	n, _, all, _ := withAccess(t, nil)

@@ -40,7 +40,7 @@ type Config struct {
 	// Status describes the cluster for GET /v1/status; its error becomes a 503.
 	Status func(context.Context) (*weirv1.StatusResponse, error)
 	// Ready says whether this node should get traffic, and why not or what an operator should know. The detail is
-	// shown with either answer.
+	// shown with either answer, to those who have the role auth.RoleRead.
 	Ready func() (ready bool, detail string)
 	// Policies lists what the node has loaded, for GET /v1/policies.
 	Policies func() PolicyListing
@@ -49,6 +49,8 @@ type Config struct {
 	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
 	// *auth.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
+	// HasRole reports whether the sender of a request that is open to everybody has a role. Nil: everybody has every role.
+	HasRole func(r *http.Request, role auth.Role) bool
 	// NoInline refuses limits sent along with a request.
 	NoInline bool
 	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses

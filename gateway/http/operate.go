@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/auth"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -159,6 +160,9 @@ func (a *api) handleHealth(w http.ResponseWriter, r *http.Request) {
 
 func (a *api) handleReady(w http.ResponseWriter, r *http.Request) {
 	ready, detail := a.Ready()
+	if a.HasRole != nil && !a.HasRole(r, auth.RoleRead) {
+		detail = "" // names members, files and what is in them
+	}
 	status := http.StatusOK
 	if !ready {
 		status = http.StatusServiceUnavailable
