@@ -29,9 +29,15 @@ type Cluster struct {
 	metadata atomic.Pointer[[]byte] // what the list tells about this node
 	fatal    chan error
 
+	prober *prober
+	bounds *transport // what comes in goes through it
+
 	// The goroutine run owns these.
 	roster   *roster
-	refusals map[string]bool // names of refused nodes that have been logged
+	accused  identity        // uses our name, and is asked whether it is still there
+	refusals map[string]bool // of what has been logged about strangers
+	lines    int             // logged about strangers in this minute
+	unlogged int             // and not logged
 
 	mu    sync.Mutex
 	queue []func() // for run to do, in order
@@ -68,6 +74,9 @@ func Start(cfg Config) (*Cluster, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if cfg.Identify == nil {
+		return nil, errors.New("cluster: Identify is not set")
+	}
 	cfg = cfg.withDefaults()
 	ctx, cancel := context.WithCancel(context.Background())
 	c, err := start(ctx, cancel, cfg)
@@ -80,7 +89,11 @@ func Start(cfg Config) (*Cluster, error) {
 
 func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster, error) {
 	gossip := newGossipLog(cfg.Logger, func() { cfg.Refused(OtherKey) })
-	t, err := listen(ctx, cfg.Bind, cfg.GossipPort, gossip.standard())
+	var keyring *memberlist.Keyring
+	if len(cfg.Keys) > 0 {
+		keyring, _ = memberlist.NewKeyring(cfg.Keys, cfg.Keys[0]) // Validate has seen the keys
+	}
+	t, err := listen(ctx, cfg, keyring, gossip)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +126,12 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		wake:     make(chan struct{}, 1),
 		ctx:      ctx,
 		cancel:   cancel,
+		keyring:  keyring,
+		bounds:   t,
 	}
+	c.prober = newProber(c)
+	known := c.prober.known
+	t.known.Store(&known)
 	if err := c.roster.advance(); err != nil {
 		t.Shutdown()
 		return nil, err
@@ -126,6 +144,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		return nil, fmt.Errorf("cluster: %w", err)
 	}
 	c.wg.Go(func() { c.run(gossip) })
+	c.wg.Go(func() { c.prober.run(ctx) })
 	if len(cfg.Join) > 0 {
 		s := &seeker{c: c, seeds: cfg.Join, silent: map[string]bool{}}
 		c.wg.Go(func() { s.run(ctx) })
@@ -206,10 +225,7 @@ func (c *Cluster) listConfig(t *transport, gossip *gossipLog) *memberlist.Config
 	conf.Delegate = delegate{c}
 	conf.Events = delegate{c}
 	conf.Alive = delegate{c}
-	if len(c.cfg.Keys) > 0 {
-		c.keyring, _ = memberlist.NewKeyring(c.cfg.Keys, c.cfg.Keys[0]) // Validate has seen the keys
-		conf.Keyring = c.keyring
-	}
+	conf.Keyring = c.keyring
 	return conf
 }
 
@@ -366,7 +382,9 @@ func (c *Cluster) run(gossip *gossipLog) {
 			c.roster.silence = true
 		case <-conflict.C:
 			if other, taken := c.roster.rival(); taken {
-				c.fail(inUse(other))
+				// It has answered once. That it is still there only gossip says.
+				c.accused = other.identity
+				c.prober.ask(other.identity)
 			}
 		case <-repeat.C:
 			if repeated < repeats && c.roster.self.state != Leaving {
@@ -376,6 +394,7 @@ func (c *Cluster) run(gossip *gossipLog) {
 			}
 		case <-minute.C:
 			gossip.forget()
+			c.forgetLines()
 		case <-c.ctx.Done():
 			return
 		}
@@ -383,6 +402,7 @@ func (c *Cluster) run(gossip *gossipLog) {
 			waiting = true
 			silence.Reset(c.cfg.SeedTimeout)
 		}
+		c.roster.unverified, c.roster.fresh, c.roster.why = c.prober.pending()
 		if err := c.roster.advance(); err != nil {
 			c.fail(err)
 		}
@@ -462,16 +482,67 @@ func (c *Cluster) down(id identity) {
 // refused takes in that somebody at an address is not of our cluster.
 func (c *Cluster) refused(who string, state State, err error) {
 	c.cfg.Refused(OtherCluster)
-	if !c.refusals[who] {
-		if len(c.refusals) >= 1000 {
-			clear(c.refusals)
-		}
-		c.refusals[who] = true
-		c.log.Error("cluster: refused", "who", who, "error", err)
-	}
-	if err := c.roster.refused(state, err); err != nil {
+	c.logStranger(slog.LevelError, "cluster: refused", who, err)
+	if err := c.roster.refused(state, err, false); err != nil {
 		c.fail(err)
 	}
+}
+
+// unverified takes in that gossip tells of a process that does not count.
+func (c *Cluster) unverified(n node, err error) {
+	c.roster.learn(n)
+	switch {
+	case errors.Is(err, errTooMany):
+		c.cfg.Refused(TooMany)
+	case errors.Is(err, errNoPeerPort):
+		c.cfg.Refused(Unverified)
+	default:
+		return // it is being asked, or was here before this process
+	}
+	c.logStranger(slog.LevelWarn, "cluster: rejected a process that gossip tells of", n.name, err)
+}
+
+// unanswered takes in that a process that gossip tells of did not answer when it was asked for the first time.
+func (c *Cluster) unanswered(who claim, err error) {
+	c.cfg.Refused(Unverified)
+	c.logStranger(slog.LevelWarn, "cluster: a process that gossip tells of does not answer on its peer port, and is no member",
+		who.name, fmt.Errorf("%s: %w", who.endpoint(), err))
+}
+
+// convict ends this node when another process has its name, and was there just now.
+func (c *Cluster) convict(id identity) {
+	if other, taken := c.roster.rival(); taken && id == c.accused && other.identity == id {
+		c.fail(inUse(other))
+	}
+}
+
+// strangerLines bounds the lines of a minute about those that gossip tells of: whoever can write it can invent any number.
+const strangerLines = 20
+
+// logStranger logs something about somebody once.
+func (c *Cluster) logStranger(level slog.Level, message, who string, err error) {
+	about := message + who
+	if c.refusals[about] {
+		return
+	}
+	if c.lines >= strangerLines {
+		c.unlogged++
+		return
+	}
+	c.lines++
+	if len(c.refusals) >= 1000 {
+		clear(c.refusals)
+	}
+	c.refusals[about] = true
+	c.log.Log(c.ctx, level, message, "who", who, "error", err)
+}
+
+// forgetLines begins another minute.
+func (c *Cluster) forgetLines() {
+	if c.unlogged > 0 {
+		c.log.Warn("cluster: more lines about processes that gossip tells of were not logged", "lines", c.unlogged)
+	}
+	c.lines, c.unlogged = 0, 0
 }
 
 // fail reports a fatal error, the first one only.

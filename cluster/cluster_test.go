@@ -69,12 +69,58 @@ type testNode struct {
 	log *logtest.Buffer
 }
 
+const firstPeerPort = 10_000
+
+// neighbours are the processes of all tests, by peer port, as far as they answer there. No port is opened.
+var neighbours = struct {
+	sync.Mutex
+	last int
+	at   map[int]*Cluster
+}{last: firstPeerPort, at: map[int]*Cluster{}}
+
+func newPeerPort() int {
+	neighbours.Lock()
+	defer neighbours.Unlock()
+	neighbours.last++
+	return neighbours.last
+}
+
+// answerAt has a process answer on its peer port, or nobody when it is nil.
+func answerAt(port int, c *Cluster) {
+	neighbours.Lock()
+	defer neighbours.Unlock()
+	neighbours.at[port] = c
+}
+
+// identify asks who is at a peer address.
+func identify(ctx context.Context, addr string) (Identity, error) {
+	port := int(netip.MustParseAddrPort(addr).Port())
+	for {
+		neighbours.Lock()
+		c, opened := neighbours.at[port]
+		mayCome := port > firstPeerPort && port <= neighbours.last
+		neighbours.Unlock()
+		switch {
+		case c != nil:
+			return c.Identity(), nil
+		case opened || !mayCome:
+			return Identity{}, errors.New("connection refused")
+		}
+		select { // until Start has returned
+		case <-time.After(time.Millisecond):
+		case <-ctx.Done():
+			return Identity{}, ctx.Err()
+		}
+	}
+}
+
 // config is one for tests: on the loopback address, in a hurry.
 func config(name string, seeds ...string) Config {
 	return Config{
 		Name:                name,
 		Join:                seeds,
-		PeerPort:            1,
+		PeerPort:            newPeerPort(),
+		Identify:            identify,
 		HTTPPort:            2,
 		GRPCPort:            3,
 		SettingsFingerprint: ring.SettingsFingerprint(ring.HashKey{}),
@@ -93,6 +139,7 @@ func startNode(t *testing.T, cfg Config) testNode {
 	if n.Cluster, err = Start(cfg); err != nil {
 		t.Fatal(err)
 	}
+	answerAt(cfg.PeerPort, n.Cluster)
 	t.Cleanup(func() {
 		n.Close()
 		if t.Failed() {
@@ -106,7 +153,16 @@ func startNode(t *testing.T, cfg Config) testNode {
 func (n testNode) gossip() string { return n.View().Self.GossipAddr }
 
 // crash ends a node without a goodbye.
-func (n testNode) crash() { n.stop(func() error { return nil }) }
+func (n testNode) crash() {
+	answerAt(int(n.self.peer), nil)
+	n.stop(func() error { return nil })
+}
+
+// Close ends a node with one.
+func (n testNode) Close() error {
+	defer answerAt(int(n.self.peer), nil)
+	return n.Cluster.Close()
+}
 
 // waitFor waits until a condition holds.
 func waitFor(t *testing.T, what string, condition func() bool) {
@@ -159,7 +215,7 @@ func freePorts(t *testing.T, n int) []int {
 	t.Helper()
 	var ports []int
 	for range n {
-		transport, err := listen(t.Context(), "127.0.0.1", 0, newGossipLog(slog.New(slog.DiscardHandler), func() {}).standard())
+		transport, err := listen(t.Context(), Config{}.withDefaults(), nil, newGossipLog(slog.New(slog.DiscardHandler), func() {}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +253,7 @@ func TestThreeNodes(t *testing.T) {
 			t.Fatalf("partition %d has two owners", p)
 		}
 	}
-	if m := a.View().Member("b"); *m != *v.Self || m.PeerAddr != "127.0.0.1:1" || m.HTTPAddr != "127.0.0.1:2" || m.GRPCAddr != "127.0.0.1:3" {
+	if m := a.View().Member("b"); *m != *v.Self || m.PeerAddr != local(b.cfg.PeerPort) || m.HTTPAddr != "127.0.0.1:2" || m.GRPCAddr != "127.0.0.1:3" {
 		t.Errorf("a knows b as %+v, b itself as %+v", m, v.Self)
 	}
 
@@ -496,12 +552,7 @@ func TestKeys(t *testing.T) {
 	wrong := startNode(t, with(config("c", a.gossip()), key(3)))
 	none := startNode(t, config("d", a.gossip()))
 	for _, n := range []testNode{wrong, none} {
-		if got := n.waitFatal(t); !strings.Contains(got, "--gossip-key-file") || !strings.Contains(got, a.gossip()) {
-			t.Errorf("fatal error %q", got)
-		}
-		if v := n.View(); v.Self.State != Joining {
-			t.Errorf("%s is %v", v.Self.Name, v.Self.State)
-		}
+		n.staysOut(t, "--gossip-key-file", a.gossip())
 	}
 	if n := len(a.View().Members); n != 2 {
 		t.Errorf("a has %d members", n)
@@ -510,10 +561,37 @@ func TestKeys(t *testing.T) {
 
 	plain := startNode(t, config("e"))
 	keyed := startNode(t, with(config("f", plain.gossip()), key(1)))
-	if got := keyed.waitFatal(t); !strings.Contains(got, "--gossip-key-file") {
-		t.Errorf("a node with a key among those without: %q", got)
-	}
+	keyed.staysOut(t, "--gossip-key-file", plain.gossip())
 	noFatal(t, plain)
+	// Its key can be corrected while it runs; whoever it finds then takes it in.
+	if err := wrong.AddKey(key(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := wrong.UseKey(KeyID(key(1))); err != nil {
+		t.Fatal(err)
+	}
+	agree(t, a, b, wrong)
+}
+
+// staysOut waits until a node has waited for its seeds in vain, and checks that it has neither gone on alone nor ended, and
+// says why.
+func (n testNode) staysOut(t *testing.T, why ...string) {
+	t.Helper()
+	waitFor(t, "the time for the seeds to answer is over", func() bool {
+		silence := make(chan bool, 1)
+		n.post(func() { silence <- n.roster.silence })
+		return <-silence
+	})
+	ready, detail := n.Ready()
+	if n.View().Self.State != Joining || ready {
+		t.Errorf("%s is %v", n.View().Self.Name, n.View().Self.State)
+	}
+	for _, want := range why {
+		if !strings.Contains(detail, want) {
+			t.Errorf("%s says %q, want something with %q", n.View().Self.Name, detail, want)
+		}
+	}
+	noFatal(t, n)
 }
 
 // cable is a network that can be cut between the nodes of its two sides.
@@ -654,6 +732,7 @@ func TestForeignGossip(t *testing.T) {
 	conf := memberlist.DefaultLocalConfig()
 	conf.Name = "consul"
 	conf.BindAddr, conf.BindPort = "127.0.0.1", 0
+	conf.EnableCompression = false // nodes do not compress, and turn away who does
 	conf.Logger = newGossipLog(slog.New(slog.DiscardHandler), func() {}).standard()
 	foreign, err := memberlist.Create(conf)
 	if err != nil {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -38,6 +39,12 @@ type Config struct {
 	// Voters are the names of the nodes that grant what strict policies need, in any order. A node with another list is
 	// refused: two lists can have majorities without a voter in common.
 	Voters []string
+	// MaxMembers bounds the processes that are members at a time, this one included. 0: 256.
+	MaxMembers int
+	// Identify asks the process behind a peer address, HOST:PORT, who it is: see Cluster.Identity. It returns an error when
+	// nobody answers there who can prove to be a node of this cluster. Whoever gossip names counts only once it has answered.
+	// Start requires it. It is called by several goroutines.
+	Identify func(ctx context.Context, addr string) (Identity, error)
 	// PolicyHash is shown to the others; see SetPolicyHash.
 	PolicyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().
@@ -69,7 +76,13 @@ type Config struct {
 const (
 	OtherKey     = "gossip_key"    // what arrived cannot be read with the keys of this node, or is in plain text
 	OtherCluster = "other_cluster" // a node that cannot be a member, such as one with another secret
+	Unverified   = "unverified"    // a process that gossip names, and that has not answered on its peer port
+	TooMany      = "too_many"      // a connection or a member beyond what is allowed at a time
+	Malformed    = "malformed"     // what no node sends
 )
+
+// DefaultMaxMembers is Config.MaxMembers where nothing is said.
+const DefaultMaxMembers = 256
 
 // withDefaults returns c with every zero replaced by its default.
 func (c Config) withDefaults() Config {
@@ -86,6 +99,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Refused == nil {
 		c.Refused = func(string) {}
+	}
+	if c.MaxMembers == 0 {
+		c.MaxMembers = DefaultMaxMembers
 	}
 	setDefault(&c.ProbeInterval, 300*time.Millisecond)
 	setDefault(&c.Settle, 500*time.Millisecond)
@@ -121,6 +137,9 @@ func (c Config) Validate() error {
 		if p.port < 0 || p.port > 65535 {
 			return fmt.Errorf("%s: %d is not a port, 0 to 65535", p.flag, p.port)
 		}
+	}
+	if c.MaxMembers < 1 || c.MaxMembers > 10_000 {
+		return fmt.Errorf("--max-members: %d is not a number of members, 1 to 10000", c.MaxMembers)
 	}
 	for _, s := range c.Join {
 		if _, _, err := splitSeed(s); err != nil {

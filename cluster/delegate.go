@@ -16,7 +16,8 @@ type delegate struct{ c *Cluster }
 // NodeMeta returns what is told about this node.
 func (d delegate) NodeMeta(int) []byte { return *d.c.metadata.Load() }
 
-// NotifyAlive refuses nodes that cannot be members of this cluster.
+// NotifyAlive keeps out whoever cannot be a member of this cluster, and whoever has not answered on its peer port: what
+// comes of an error is that the library forgets what it has heard.
 func (d delegate) NotifyAlive(peer *memberlist.Node) error {
 	n, err := d.admit(peer)
 	if err != nil {
@@ -25,6 +26,17 @@ func (d delegate) NotifyAlive(peer *memberlist.Node) error {
 			who = peer.Address()
 		}
 		d.c.post(func() { d.c.refused(who, n.state, err) })
+		if n.addr.IsValid() && d.c.View().Self.State == Joining {
+			d.c.prober.heardForeign(n, err)
+		}
+		return err
+	}
+	if n.identity == d.c.self.identity {
+		return nil
+	}
+	err = d.c.prober.heard(n)
+	if err != nil {
+		d.c.post(func() { d.c.unverified(n, err) })
 	}
 	return err
 }
@@ -65,14 +77,14 @@ func (d delegate) NotifyJoin(peer *memberlist.Node) { d.NotifyUpdate(peer) }
 // NotifyUpdate says that a node has changed its metadata.
 func (d delegate) NotifyUpdate(peer *memberlist.Node) {
 	if n, err := d.admit(peer); err == nil { // NotifyAlive has reported the others
-		d.c.post(func() { d.c.up(n) })
+		d.c.prober.up(n)
 	}
 }
 
 // NotifyLeave says that a node has left or is taken for dead.
 func (d delegate) NotifyLeave(peer *memberlist.Node) {
 	if id, err := parseIdentity(peer.Name); err == nil {
-		d.c.post(func() { d.c.down(id) })
+		d.c.prober.down(id)
 	}
 }
 

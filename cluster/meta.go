@@ -11,7 +11,7 @@ import (
 )
 
 // protocol is the version of what nodes tell each other in gossip. Nodes of different versions refuse each other.
-const protocol = 2
+const protocol = 3
 
 // State is how far a member has come.
 type State uint8

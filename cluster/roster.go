@@ -3,6 +3,7 @@ package cluster
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"strings"
 )
@@ -15,7 +16,8 @@ type node struct {
 }
 
 // roster is the bookkeeping of who is there and of what this node may do: a plain state without goroutine, clock or
-// network. What it says depends on what has happened to each node, not on how that was interleaved.
+// network. The others in it have answered for themselves (see verifier). What it says depends on what has happened to each node,
+// not on how that was interleaved.
 type roster struct {
 	self    node
 	others  map[identity]node
@@ -25,7 +27,15 @@ type roster struct {
 	tried   bool     // all seeds have been tried once
 	quiet   bool     // nobody has come or gone for a while
 	silence bool     // the seeds have had their time to answer, and the membership its time to settle
-	refusal error
+
+	unverified int    // processes that gossip names and that have not answered
+	fresh      int    // of them, those that have not been asked to the end even once
+	why        string // one of them does not count
+
+	// refusal is that of a node which this one would have joined; renewed when it has been heard since the seeds were last
+	// tried.
+	refusal, renewed error
+	mistake          error // in this node's own settings
 }
 
 func newRoster(self node, seeds []string) *roster {
@@ -39,7 +49,12 @@ func (r *roster) up(n node) {
 	}
 	r.others[n.identity] = n
 	r.heard = true
-	if n.name != r.self.name || n.generation < r.self.generation || r.self.state == Leaving {
+	r.learn(n)
+}
+
+// learn takes in what is said of another process of our name, be it verified or not: our generation is to be later.
+func (r *roster) learn(n node) {
+	if n.name != r.self.name || n.generation < r.self.generation || n.generation == math.MaxUint32 || r.self.state == Leaving {
 		return
 	}
 	// One with our address is a predecessor that is known to be gone. One elsewhere that is established precedes us as
@@ -53,27 +68,36 @@ func (r *roster) up(n node) {
 func (r *roster) down(id identity) { delete(r.others, id) }
 
 // refused notes that a node of the cluster we want to join, or something at a seed's address, does not want us or is
-// not wanted. It returns the fatal error that follows from it, if any.
-func (r *roster) refused(by State, err error) error {
+// not wanted. It returns the fatal error that follows from it, if any: none without the node itself having answered.
+func (r *roster) refused(by State, err error, verified bool) error {
 	if r.self.state != Joining || len(r.others) > 0 {
 		return nil
 	}
-	r.refusal = err
-	if by.established() {
+	r.refusal, r.renewed = err, err
+	if verified && by.established() {
 		return err
 	}
 	return nil
 }
 
-// advance makes this node active when it may be, and returns the fatal error when it never will be.
+// seedsTried notes that all seeds have been tried.
+func (r *roster) seedsTried() {
+	r.tried = true
+	r.refusal, r.renewed = r.renewed, nil
+}
+
+// advance makes this node active when it may be, and returns the fatal error when it never will be. It does not go on alone
+// while there are others who refuse it, or of whom gossip tells although they do not answer: it would admit everything a
+// second time.
 func (r *roster) advance() error {
 	if r.self.state != Joining {
 		return nil
 	}
-	if len(r.seeds) > 0 && !r.heard && r.silence && r.refusal != nil {
-		return r.refusal
+	if len(r.seeds) > 0 && !r.heard && r.silence && r.mistake != nil {
+		return r.mistake
 	}
-	joined := len(r.seeds) == 0 || r.heard && r.tried && (r.quiet || r.silence) || !r.heard && r.silence
+	settled := r.silence || r.quiet && r.fresh == 0
+	joined := len(r.seeds) == 0 || r.heard && r.tried && settled || !r.heard && r.silence && r.refusal == nil && r.unverified == 0
 	if _, taken := r.rival(); joined && !taken {
 		r.self.state = Active
 	}
@@ -171,6 +195,10 @@ func (r *roster) detail(alone bool) string {
 		return "leaving"
 	case r.self.state == Joining && r.refusal != nil && !r.heard:
 		return fmt.Sprintf("joining: %v", r.refusal)
+	case r.self.state == Joining && !r.heard && r.mistake != nil:
+		return fmt.Sprintf("joining: %v", r.mistake)
+	case r.self.state == Joining && !r.heard && r.unverified > 0 && r.why != "":
+		return fmt.Sprintf("joining: gossip tells of %d others, and none has answered on its peer port yet: %s", r.unverified, r.why)
 	case r.self.state == Joining && !r.heard && r.tried && !r.found:
 		return "joining: no seed has answered yet: none of their names stands for an address: " + r.seedNames()
 	case r.self.state == Joining && !r.heard:

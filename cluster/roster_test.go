@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -48,15 +49,20 @@ func TestRosterSteps(t *testing.T) {
 	self := process("a", 10, 1, Joining, 0)
 	up := func(n node) func(*roster) { return func(r *roster) { r.up(n) } }
 	down := func(n node) func(*roster) { return func(r *roster) { r.down(n.identity) } }
-	tried := func(r *roster) { r.tried = true }
+	tried := (*roster).seedsTried
 	found := func(r *roster) { r.found = true }
 	quiet := func(r *roster) { r.quiet = true }
 	silence := func(r *roster) { r.silence = true }
 	refusal := errors.New("refused")
-	refusedBy := func(s State) func(*roster) {
+	rumoured := func(fresh int) func(*roster) {
+		return func(r *roster) { r.unverified, r.fresh, r.why = 2, fresh, "c at 10.0.0.9:1: timeout" }
+	}
+	forgotten := func(r *roster) { r.unverified, r.fresh, r.why = 0, 0, "" }
+	mistake := func(r *roster) { r.mistake = errors.New("set --bind") }
+	refusedBy := func(s State, verified bool) func(*roster) {
 		return func(r *roster) {
-			if err := r.refused(s, refusal); err != nil {
-				r.refusal = errors.Join(err, errors.New("at once"))
+			if err := r.refused(s, refusal, verified); err != nil {
+				r.mistake = errors.Join(err, errors.New("at once"))
 				r.silence = true
 			}
 		}
@@ -111,11 +117,21 @@ func TestRosterSteps(t *testing.T) {
 			steps: []func(*roster){up(process("a", 11, 3, Joining, 0)), tried, quiet},
 			want:  "a.11 joining", detail: "in use",
 		},
-		{name: "refused by one that joins", steps: []func(*roster){refusedBy(Joining)}, want: "a.10 joining", detail: "joining: refused"},
-		{name: "refused by one that joins, nobody else", steps: []func(*roster){refusedBy(Joining), tried, quiet, silence}, fatal: "refused"},
-		{name: "refused by one that joins, welcome to another", steps: []func(*roster){refusedBy(Joining), up(b), tried, quiet, silence}, want: "a.10* b.20* active"},
-		{name: "refused by an active one", steps: []func(*roster){refusedBy(Active)}, fatal: "at once"},
-		{name: "a stranger comes later", steps: []func(*roster){up(b), tried, quiet, refusedBy(Active), silence}, want: "a.10* b.20* active"},
+		{name: "refused by one that joins", steps: []func(*roster){refusedBy(Joining, true)}, want: "a.10 joining", detail: "joining: refused"},
+		{name: "refused by one that joins, nobody else", steps: []func(*roster){found, refusedBy(Joining, true), tried, quiet, silence}, want: "a.10 joining", detail: "joining: refused"},
+		{name: "refused by one that joins, and that is gone", steps: []func(*roster){found, refusedBy(Joining, true), tried, quiet, silence, tried}, want: "a.10* active", detail: "alone"},
+		{name: "refused by one that joins, welcome to another", steps: []func(*roster){refusedBy(Joining, true), up(b), tried, quiet, silence}, want: "a.10* b.20* active"},
+		{name: "refused by an active one", steps: []func(*roster){refusedBy(Active, true)}, fatal: "at once"},
+		{name: "refused by an active one, says gossip", steps: []func(*roster){found, refusedBy(Active, false), tried, quiet, silence}, want: "a.10 joining", detail: "joining: refused"},
+		{name: "a stranger comes later", steps: []func(*roster){up(b), tried, quiet, refusedBy(Active, true), silence}, want: "a.10* b.20* active"},
+		{name: "a mistake of its own", steps: []func(*roster){mistake, tried}, want: "a.10 joining", detail: "set --bind"},
+		{name: "a mistake of its own, and nobody comes", steps: []func(*roster){mistake, tried, silence}, fatal: "set --bind"},
+		{name: "told of others", steps: []func(*roster){found, rumoured(2), tried, quiet}, want: "a.10 joining", detail: "gossip tells of 2 others"},
+		{name: "told of others that do not answer", steps: []func(*roster){found, rumoured(0), tried, quiet, silence}, want: "a.10 joining", detail: "c at 10.0.0.9:1: timeout"},
+		{name: "told of others, and no more", steps: []func(*roster){found, rumoured(0), tried, quiet, silence, forgotten}, want: "a.10* active", detail: "alone"},
+		{name: "heard, and others are being asked", steps: []func(*roster){up(b), rumoured(1), tried, quiet}, want: "a.10 b.20* joining", detail: "settle"},
+		{name: "heard, and others do not answer", steps: []func(*roster){up(b), rumoured(0), tried, quiet}, want: "a.10* b.20* active"},
+		{name: "heard, and ever more are invented", steps: []func(*roster){up(b), rumoured(1), tried, quiet, silence}, want: "a.10* b.20* active"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := newRoster(self, []string{"seed:1"})
@@ -178,6 +194,17 @@ func TestRosterRestartInPlace(t *testing.T) {
 	watcher.down(old.identity)
 	if got := summary(watcher.view(nil)); got != "a.1* b.40* active" {
 		t.Errorf("when the predecessor is dead to the gossip too: %s", got)
+	}
+}
+
+// What gossip says of processes of our name, whether they are there or not, cannot turn the generation over.
+func TestRosterGeneration(t *testing.T) {
+	r := newRoster(process("a", 10, 1, Joining, 0), []string{"seed:7946"})
+	for _, step := range []struct{ said, want uint32 }{{0, 1}, {7, 8}, {3, 8}, {math.MaxUint32 - 1, math.MaxUint32}, {math.MaxUint32, math.MaxUint32}} {
+		r.learn(process("a", 9, 1, Active, step.said))
+		if r.self.generation != step.want {
+			t.Errorf("generation %d after one of %d, want %d", r.self.generation, step.said, step.want)
+		}
 	}
 }
 

@@ -30,7 +30,7 @@ type seeker struct {
 func (s *seeker) run(ctx context.Context) {
 	for {
 		s.round(ctx)
-		s.c.post(func() { s.c.roster.tried = true })
+		s.c.post(s.c.roster.seedsTried)
 		pause := s.c.cfg.RejoinInterval
 		if s.c.View().Self.State == Joining {
 			pause /= 10
@@ -50,14 +50,17 @@ func (s *seeker) round(ctx context.Context) {
 		members[netip.MustParseAddrPort(m.GossipAddr)] = true
 	}
 	seedOf := map[netip.AddrPort]string{}
+	hosts := map[netip.Addr]bool{}
 	for seed, addrs := range s.resolve(ctx) {
 		s.found = s.found || len(addrs) > 0
 		for _, a := range addrs {
+			hosts[a.Addr()] = true
 			if !members[a] && s.reachable(seed, a) {
 				seedOf[a] = seed
 			}
 		}
 	}
+	s.c.prober.setSeeds(hosts)
 	if s.found {
 		s.c.post(func() { s.c.roster.found = true })
 	}
@@ -148,7 +151,7 @@ func (s *seeker) reachable(seed string, a netip.AddrPort) bool {
 		return true
 	}
 	s.fails(seed, err)
-	s.c.post(func() { s.c.refused(a.String(), 0, err) })
+	s.c.post(func() { s.c.roster.mistake = err })
 	return false
 }
 

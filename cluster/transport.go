@@ -3,40 +3,208 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"log"
+	"io"
 	"net"
+	"net/netip"
+	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/memberlist"
 )
 
-// transport is the library's, with streams that end when the context does, so that closing a cluster never waits for
-// a peer.
+// Bounds on what comes in, because the library has none: it takes any number of connections, and reads 20 MiB of each before it
+// looks whether that is encrypted with a key of ours.
+const (
+	maxStreams       = 256 // connections at a time from addresses that are known
+	maxStreamsOfOne  = 128 // of them, from one address: it can have several nodes
+	maxStrangers     = 32  // connections at a time from all others
+	maxStrangersOf   = 4   // of them, from one address
+	streamTimeout    = 3 * time.Second
+	maxPacket        = 8 << 10 // bytes; the library sends at most 1400, and some more when encrypted
+	bytesPerMember   = 256     // of a list of members, at most
+	bytesBesideThese = 64 << 10
+)
+
+// maxList is the size in bytes of the longest list of members that makes sense. Those that are gone are in it for a while.
+func maxList(members int) int { return bytesBesideThese + 2*bytesPerMember*members }
+
+// transport is the library's, with bounds on what comes in, and with streams that end when the context does, so that closing
+// a cluster never waits for a peer.
 type transport struct {
 	*memberlist.NetTransport
-	ctx context.Context
+	ctx     context.Context
+	cfg     Config
+	screen  screen
+	known   atomic.Pointer[func(netip.Addr) bool] // reports whether an address is one of ours; nil: none is
+	streams chan net.Conn
+	packets chan *memberlist.Packet
+	done    chan struct{}
+	work    sync.WaitGroup
+
+	mu        sync.Mutex
+	open      map[netip.Addr]int // connections
+	strangers int                // of them, from addresses that are not known
+	members   int                // and from those that are
 }
 
-// listen opens the gossip sockets, TCP and UDP on one port.
-func listen(ctx context.Context, bind string, port int, logger *log.Logger) (*transport, error) {
+// listen opens the gossip sockets, TCP and UDP on one port. Without a keyring gossip is in plain text.
+func listen(ctx context.Context, cfg Config, keyring *memberlist.Keyring, gossip *gossipLog) (*transport, error) {
 	attempts := 1
-	if port == 0 {
+	if cfg.GossipPort == 0 {
 		attempts = 10 // the free TCP port that was picked may be taken for UDP
 	}
 	var err error
 	for range attempts {
-		var t *memberlist.NetTransport
-		t, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-			BindAddrs: []string{bind},
-			BindPort:  port,
-			Logger:    logger,
+		var lower *memberlist.NetTransport
+		lower, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
+			BindAddrs: []string{cfg.Bind},
+			BindPort:  cfg.GossipPort,
+			Logger:    gossip.standard(),
 		})
 		if err == nil {
-			return &transport{NetTransport: t, ctx: ctx}, nil
+			t := &transport{
+				NetTransport: lower, ctx: ctx, cfg: cfg, screen: screen{keyring, cfg.MaxMembers},
+				streams: make(chan net.Conn), packets: make(chan *memberlist.Packet), done: make(chan struct{}), open: map[netip.Addr]int{},
+			}
+			t.work.Go(t.forwardPackets)
+			t.work.Go(t.forwardStreams)
+			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("--gossip-port: cannot listen on %s: %w: give another port, or 0 for any free one", net.JoinHostPort(bind, strconv.Itoa(port)), err)
+	return nil, fmt.Errorf("--gossip-port: cannot listen on %s: %w: give another port, or 0 for any free one",
+		net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.GossipPort)), err)
+}
+
+// StreamCh is where the library takes connections from.
+func (t *transport) StreamCh() <-chan net.Conn { return t.streams }
+
+// PacketCh is where the library takes packets from.
+func (t *transport) PacketCh() <-chan *memberlist.Packet { return t.packets }
+
+// Shutdown closes the sockets and waits until nothing more comes from them.
+func (t *transport) Shutdown() error {
+	err := t.NetTransport.Shutdown() // which needs somebody to take what it has got
+	close(t.done)
+	t.work.Wait()
+	return err
+}
+
+// forwardPackets passes on packets, as far as they are let in.
+func (t *transport) forwardPackets() {
+	for {
+		select {
+		case p := <-t.NetTransport.PacketCh():
+			if reason := t.screen.packet(p.Buf); reason != "" {
+				t.cfg.Refused(reason)
+				continue
+			}
+			p.Buf = slices.Clone(p.Buf) // out of the 64 KiB that it was read into
+			select {
+			case t.packets <- p:
+			case <-t.done:
+			}
+		case <-t.done:
+			return
+		}
+	}
+}
+
+// forwardStreams passes on connections, as far as they are let in.
+func (t *transport) forwardStreams() {
+	for {
+		select {
+		case conn := <-t.NetTransport.StreamCh():
+			if !t.enter(conn) {
+				t.cfg.Refused(TooMany)
+				conn.Close()
+			}
+		case <-t.done:
+			return
+		}
+	}
+}
+
+// enter lets a connection in, and has it read, unless there are too many.
+func (t *transport) enter(conn net.Conn) bool {
+	from := addrOf(conn)
+	isKnown := t.known.Load()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	group, all, of := &t.strangers, maxStrangers, maxStrangersOf
+	if isKnown != nil && (*isKnown)(from) {
+		group, all, of = &t.members, maxStreams, maxStreamsOfOne
+	}
+	if *group >= all || t.open[from] >= of {
+		return false
+	}
+	*group++
+	t.open[from]++
+	leave := sync.OnceFunc(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		*group--
+		if t.open[from]--; t.open[from] == 0 {
+			delete(t.open, from)
+		}
+	})
+	t.work.Go(func() {
+		t.admit(incoming{stream: stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}, leave: leave})
+	})
+	return true
+}
+
+// addrOf returns the address that a connection comes from.
+func addrOf(conn net.Conn) netip.Addr {
+	if a, ok := conn.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+// admit reads what a connection begins with, and leaves it to the library when that is what a node sends.
+func (t *transport) admit(conn incoming) {
+	if err := conn.SetDeadline(time.Now().Add(streamTimeout)); err != nil {
+		conn.Close()
+		return
+	}
+	rest, reason := t.screen.stream(conn)
+	if rest == nil {
+		if reason != "" {
+			t.cfg.Refused(reason)
+		}
+		conn.Close()
+		return
+	}
+	conn.rest = rest
+	select {
+	case t.streams <- conn:
+	case <-t.done:
+		conn.Close()
+	}
+}
+
+// incoming is a connection that has been let in. Its beginning has been read.
+type incoming struct {
+	stream
+	rest  io.Reader
+	leave func() // takes it out of the count
+}
+
+// Read returns what was sent, from the beginning.
+func (c incoming) Read(b []byte) (int, error) {
+	if c.rest == nil {
+		return c.stream.Read(b)
+	}
+	return c.rest.Read(b)
+}
+
+// Close closes the connection.
+func (c incoming) Close() error {
+	c.leave()
+	return c.stream.Close()
 }
 
 // DialAddressTimeout is the library's way of opening a stream.
@@ -46,8 +214,18 @@ func (t *transport) DialAddressTimeout(addr memberlist.Address, timeout time.Dur
 	if err != nil {
 		return nil, err
 	}
-	return stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}, nil
+	s := stream{conn, context.AfterFunc(t.ctx, func() { conn.Close() })}
+	return outgoing{s, io.LimitReader(s, int64(maxList(t.cfg.MaxMembers)))}, nil
 }
+
+// outgoing is a connection that this node has made, with a bound on what may come back.
+type outgoing struct {
+	stream
+	back io.Reader
+}
+
+// Read reads the answer.
+func (c outgoing) Read(b []byte) (int, error) { return c.back.Read(b) }
 
 // stream forgets the context when it is closed.
 type stream struct {

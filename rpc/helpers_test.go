@@ -120,7 +120,8 @@ func servePeer(t testing.TB, self Node, r Receiver) (*PeerServer, string) {
 	t.Helper()
 	s := NewPeerServer(PeerServerConfig{
 		Self: self, RingSettings: settings, Receiver: r, Logger: slog.New(slog.DiscardHandler),
-		Inspect: func() *peerv1.InspectResponse { return &peerv1.InspectResponse{Name: self.Name, Boot: self.Boot} },
+		Identify: func() *peerv1.IdentifyResponse { return &peerv1.IdentifyResponse{Name: self.Name, Boot: self.Boot} },
+		Inspect:  func() *peerv1.InspectResponse { return &peerv1.InspectResponse{Name: self.Name, Boot: self.Boot} },
 	})
 	return s, serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterPeerServer(r, s) })
 }

@@ -37,6 +37,8 @@ const (
 	repeatWithin = rememberFor / 2
 	// maxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.
 	maxMessage = 8 << 20
+	// maxIdentity bounds what one may say who may not even be a peer.
+	maxIdentity = 4 << 10
 	// keepPacked is how much room for packed operations or outcomes is kept, in bytes: for a full batch of usual ones.
 	keepPacked = 64 << 10
 )
@@ -230,6 +232,17 @@ func (p *Peers) Inspect(ctx context.Context, node Node) (*peerv1.InspectResponse
 		return nil, err
 	}
 	return peerv1.NewPeerClient(l.conn).Inspect(ctx, &peerv1.InspectRequest{})
+}
+
+// Identify asks whoever is at a peer address who it is, over a connection of its own: what answers there need not be a node. creds
+// are as in PeersConfig. It takes as long as ctx allows when nobody answers.
+func Identify(ctx context.Context, addr string, creds credentials.TransportCredentials) (*peerv1.IdentifyResponse, error) {
+	conn, err := dialPeer(addr, creds, grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
+	if err != nil {
+		return nil, fmt.Errorf("rpc: %s: %w", addr, err)
+	}
+	defer conn.Close()
+	return peerv1.NewPeerClient(conn).Identify(ctx, &peerv1.IdentifyRequest{}, grpc.MaxCallRecvMsgSize(maxIdentity))
 }
 
 // flight is some operations of one caller on their way to a peer. It ends once: landed by the link, who touches neither it nor

@@ -44,6 +44,8 @@ type PeerServerConfig struct {
 	Inspect func() *peerv1.InspectResponse
 	// Panicked is called with a panic in handing a batch on. The batch stays without an answer.
 	Panicked func(*recovered.Error)
+	// Identify tells who this node is.
+	Identify func() *peerv1.IdentifyResponse
 	Logger   *slog.Logger
 }
 
@@ -376,4 +378,9 @@ func (s *PeerServer) carryOut(ctx context.Context, sess *session, w *work, hande
 // Inspect implements peerv1.PeerServer.
 func (s *PeerServer) Inspect(context.Context, *peerv1.InspectRequest) (*peerv1.InspectResponse, error) {
 	return s.cfg.Inspect(), nil
+}
+
+// Identify implements peerv1.PeerServer.
+func (s *PeerServer) Identify(context.Context, *peerv1.IdentifyRequest) (*peerv1.IdentifyResponse, error) {
+	return s.cfg.Identify(), nil
 }

@@ -57,6 +57,7 @@ type nodeConfig struct {
 	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
 	Join                                     []string
 	Voters                                   []string // names: none, 1, 3 or 5
+	MaxMembers                               int      // of the cluster; 0: cluster.DefaultMaxMembers
 	PolicyFile                               string   // empty: Policies
 	Policies                                 *policy.Set
 	Security                                 securityConfig
@@ -269,7 +270,31 @@ func (n *node) listen(flag string, p port) (*door, error) {
 func (n *node) clusterConfig() cluster.Config {
 	return cluster.Config{
 		Name: n.cfg.Name, Bind: n.cfg.Bind, GossipPort: max(int(n.cfg.GossipPort), 0), Advertise: n.cfg.Advertise,
-		Join: n.cfg.Join, Logger: n.log,
+		Join: n.cfg.Join, Logger: n.log, MaxMembers: n.cfg.MaxMembers,
+	}
+}
+
+// identify asks the process at a peer address who it is.
+func (n *node) identify(ctx context.Context, addr string) (cluster.Identity, error) {
+	r, err := rpc.Identify(ctx, addr, n.security.peerClient())
+	if err != nil {
+		return cluster.Identity{}, err
+	}
+	return cluster.Identity{
+		Name: r.Name, Boot: r.Boot, State: cluster.State(r.State), Settings: r.RingSettings, Voters: r.Voters,
+		GossipPort: uint16(r.GossipPort), HTTPPort: uint16(r.HttpPort), GRPCPort: uint16(r.GrpcPort),
+	}, nil
+}
+
+// identity tells who this node is, to others that ask. A node alone for good is nobody's member.
+func (n *node) identity() *peerv1.IdentifyResponse {
+	if n.cluster == nil {
+		return &peerv1.IdentifyResponse{}
+	}
+	id := n.cluster.Identity()
+	return &peerv1.IdentifyResponse{
+		Name: id.Name, Boot: id.Boot, State: uint32(id.State), RingSettings: id.Settings, Voters: id.Voters,
+		GossipPort: uint32(id.GossipPort), HttpPort: uint32(id.HTTPPort), GrpcPort: uint32(id.GRPCPort),
 	}
 }
 
@@ -279,6 +304,7 @@ func (n *node) join(policies *policy.Set) (*cluster.Cluster, error) {
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
 	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
 	c.Refused = func(reason string) { n.security.metrics.Refused("gossip", reason) }
+	c.Identify = n.identify
 	return cluster.Start(c)
 }
 
@@ -309,7 +335,7 @@ func (n *node) serve() {
 			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)...)
 		services := calls.Registrar(n.peerServer)
 		peerv1.RegisterPeerServer(services, rpc.NewPeerServer(rpc.PeerServerConfig{
-			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Logger: n.log,
+			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
 			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
 		}))
 		peerv1.RegisterOwnershipServer(services, n.messenger)

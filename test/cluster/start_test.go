@@ -2,6 +2,7 @@ package clustertest
 
 import (
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -156,32 +157,65 @@ func TestNameInUse(t *testing.T) {
 	first.terminate()
 }
 
-// TestStrangers: nodes that would not agree on who owns a key, or cannot read each other's gossip, do not form a cluster.
+// TestStrangers: nodes that would not agree on who owns a key do not form a cluster.
 func TestStrangers(t *testing.T) {
 	t.Parallel()
-	const a, b = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n", "Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=\n"
 	for _, c := range []struct {
-		name, flag    string
-		first, second string // the files that they are given under the flag
-		says          string
-	}{
-		{"other gossip keys", "--gossip-key-file", a, b, "uses another gossip key"},
-		{"no gossip key", "--gossip-key-file", a, "", "uses another gossip key"},
-		{"other secret", "--cluster-secret-file", a, b, "another cluster secret"},
-		{"no secret", "--cluster-secret-file", a, "", "another cluster secret"},
-	} {
+		name          string
+		first, second string // the secrets that they are given
+	}{{"other secret", keyA, keyB}, {"no secret", keyA, ""}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			first := startNode(t, "--name", "first", c.flag, writeFile(t, "first", c.first)).awaitReady()
+			const flag = "--cluster-secret-file"
+			first := startNode(t, "--name", "first", flag, writeFile(t, "first", c.first)).awaitReady()
 			args := []string{"--name", "second", "--join", first.gossip}
 			if c.second != "" {
-				args = append(args, c.flag, writeFile(t, "second", c.second))
+				args = append(args, flag, writeFile(t, "second", c.second))
 			}
-			startNode(t, args...).wantEnd(45*time.Second, c.says)
+			startNode(t, args...).wantEnd(45*time.Second, "another cluster secret")
 			if st := first.status(); len(st.Members) != 1 {
 				t.Errorf("the first sees %d members", len(st.Members))
 			}
 			first.terminate()
 		})
 	}
+}
+
+const keyA, keyB = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n", "Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=\n"
+
+// TestOtherGossipKey: a node that cannot read its seed's gossip, nor its seed its own, stays out and says why, for longer than
+// it waits for seeds that are silent; and joins once its key file has been corrected.
+func TestOtherGossipKey(t *testing.T) {
+	t.Parallel()
+	first := startNode(t, "--name", "first", "--gossip-key-file", writeFile(t, "first", keyA)).awaitReady()
+	file := writeFile(t, "second", keyB)
+	second := startNode(t, "--name", "second", "--join", first.gossip, "--gossip-key-file", file, "--http-port", freePort(t))
+	plain := startNode(t, "--name", "third", "--join", first.gossip, "--http-port", freePort(t))
+	start := time.Now()
+	for _, p := range []*process{second, plain} {
+		p.http = "127.0.0.1:" + p.arg("--http-port")
+		p.eventually(waitTimeout, "it says why it is not ready", func() bool {
+			code, page, err := p.fetch("/readyz")
+			return err == nil && code == 503 && strings.Contains(string(page), "uses another gossip key")
+		})
+	}
+	plain.eventually(waitTimeout, "the seeds' time to answer is over", func() bool { return time.Since(start) > 17*time.Second })
+	for _, p := range []*process{second, plain} {
+		if code, page := p.get("/readyz"); code != 503 || !strings.Contains(page, "uses another gossip key") {
+			t.Errorf("/readyz: %d %s", code, page)
+		}
+	}
+	if st := first.status(); len(st.Members) != 1 {
+		t.Errorf("the first sees %d members", len(st.Members))
+	}
+	if err := os.WriteFile(file, []byte(keyA), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	second.awaitReady()
+	if st := first.status(); len(st.Members) != 2 {
+		t.Errorf("the first sees %d members", len(st.Members))
+	}
+	plain.terminate()
+	second.terminate()
+	first.terminate()
 }

@@ -80,6 +80,8 @@ var clocks = []string{
 	"client/nodes.go newNodes",
 	"client/limiter.go WaitN",
 	"client/limiter.go waitDelay",
+	"cluster/prober.go now", // back-off
+	"cluster/transport.go admit",
 	"cmd/node/describe.go inspect",
 	"internal/certs/certs.go Open", // certificates expire by the time of day
 	"internal/certs/certstest/certstest.go Issue",

@@ -1371,6 +1371,144 @@ func (x *InspectResponse) GetKeysCopied() uint64 {
 	return 0
 }
 
+type IdentifyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdentifyRequest) Reset() {
+	*x = IdentifyRequest{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdentifyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdentifyRequest) ProtoMessage() {}
+
+func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
+func (*IdentifyRequest) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+}
+
+// IdentifyResponse is what a process says of itself in gossip too, as far as it never changes while the process lives; and its
+// state.
+type IdentifyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Boot          uint64                 `protobuf:"fixed64,2,opt,name=boot,proto3" json:"boot,omitempty"`
+	State         uint32                 `protobuf:"varint,3,opt,name=state,proto3" json:"state,omitempty"`                                    // 1 joining, 2 active, 3 leaving
+	RingSettings  uint64                 `protobuf:"fixed64,4,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint, as in Hello
+	Voters        uint32                 `protobuf:"fixed32,5,opt,name=voters,proto3" json:"voters,omitempty"`                                 // fingerprint of the list of voters; 0: none
+	GossipPort    uint32                 `protobuf:"varint,6,opt,name=gossip_port,json=gossipPort,proto3" json:"gossip_port,omitempty"`        // the ports that others reach it at; 0: none
+	HttpPort      uint32                 `protobuf:"varint,7,opt,name=http_port,json=httpPort,proto3" json:"http_port,omitempty"`
+	GrpcPort      uint32                 `protobuf:"varint,8,opt,name=grpc_port,json=grpcPort,proto3" json:"grpc_port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IdentifyResponse) Reset() {
+	*x = IdentifyResponse{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdentifyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdentifyResponse) ProtoMessage() {}
+
+func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
+func (*IdentifyResponse) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *IdentifyResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *IdentifyResponse) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *IdentifyResponse) GetState() uint32 {
+	if x != nil {
+		return x.State
+	}
+	return 0
+}
+
+func (x *IdentifyResponse) GetRingSettings() uint64 {
+	if x != nil {
+		return x.RingSettings
+	}
+	return 0
+}
+
+func (x *IdentifyResponse) GetVoters() uint32 {
+	if x != nil {
+		return x.Voters
+	}
+	return 0
+}
+
+func (x *IdentifyResponse) GetGossipPort() uint32 {
+	if x != nil {
+		return x.GossipPort
+	}
+	return 0
+}
+
+func (x *IdentifyResponse) GetHttpPort() uint32 {
+	if x != nil {
+		return x.HttpPort
+	}
+	return 0
+}
+
+func (x *IdentifyResponse) GetGrpcPort() uint32 {
+	if x != nil {
+		return x.GrpcPort
+	}
+	return 0
+}
+
 var File_weir_peer_v1_peer_proto protoreflect.FileDescriptor
 
 const file_weir_peer_v1_peer_proto_rawDesc = "" +
@@ -1471,10 +1609,22 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	" \x01(\x06R\x04ring\x120\n" +
 	"\townership\x18\v \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
 	"\vkeys_copied\x18\f \x01(\x04R\n" +
-	"keysCopied2\x97\x01\n" +
+	"keysCopied\"\x11\n" +
+	"\x0fIdentifyRequest\"\xe8\x01\n" +
+	"\x10IdentifyResponse\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12\x14\n" +
+	"\x05state\x18\x03 \x01(\rR\x05state\x12#\n" +
+	"\rring_settings\x18\x04 \x01(\x06R\fringSettings\x12\x16\n" +
+	"\x06voters\x18\x05 \x01(\aR\x06voters\x12\x1f\n" +
+	"\vgossip_port\x18\x06 \x01(\rR\n" +
+	"gossipPort\x12\x1b\n" +
+	"\thttp_port\x18\a \x01(\rR\bhttpPort\x12\x1b\n" +
+	"\tgrpc_port\x18\b \x01(\rR\bgrpcPort2\xe2\x01\n" +
 	"\x04Peer\x12G\n" +
 	"\aForward\x12\x1c.weir.peer.v1.ForwardRequest\x1a\x1a.weir.peer.v1.ForwardReply(\x010\x01\x12F\n" +
-	"\aInspect\x12\x1c.weir.peer.v1.InspectRequest\x1a\x1d.weir.peer.v1.InspectResponseB5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"
+	"\aInspect\x12\x1c.weir.peer.v1.InspectRequest\x1a\x1d.weir.peer.v1.InspectResponse\x12I\n" +
+	"\bIdentify\x12\x1d.weir.peer.v1.IdentifyRequest\x1a\x1e.weir.peer.v1.IdentifyResponseB5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"
 
 var (
 	file_weir_peer_v1_peer_proto_rawDescOnce sync.Once
@@ -1488,7 +1638,7 @@ func file_weir_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_peer_proto_rawDescData
 }
 
-var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*ForwardRequest)(nil),     // 0: weir.peer.v1.ForwardRequest
 	(*ForwardReply)(nil),       // 1: weir.peer.v1.ForwardReply
@@ -1505,22 +1655,24 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*NotHolder)(nil),          // 12: weir.peer.v1.NotHolder
 	(*InspectRequest)(nil),     // 13: weir.peer.v1.InspectRequest
 	(*InspectResponse)(nil),    // 14: weir.peer.v1.InspectResponse
-	(*v1.StreamTarget)(nil),    // 15: weir.v1.StreamTarget
-	(*v1.Check)(nil),           // 16: weir.v1.Check
-	(*v1.AcquireRequest)(nil),  // 17: weir.v1.AcquireRequest
-	(*v1.RenewRequest)(nil),    // 18: weir.v1.RenewRequest
-	(*v1.ReleaseRequest)(nil),  // 19: weir.v1.ReleaseRequest
-	(*v1.RefundRequest)(nil),   // 20: weir.v1.RefundRequest
-	(*v1.ResetRequest)(nil),    // 21: weir.v1.ResetRequest
-	(*v1.ReserveRequest)(nil),  // 22: weir.v1.ReserveRequest
-	(*v1.Target)(nil),          // 23: weir.v1.Target
-	(*v1.Decision)(nil),        // 24: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 25: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 26: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 27: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 28: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 29: weir.v1.Error
-	(*v1.Ownership)(nil),       // 30: weir.v1.Ownership
+	(*IdentifyRequest)(nil),    // 15: weir.peer.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),   // 16: weir.peer.v1.IdentifyResponse
+	(*v1.StreamTarget)(nil),    // 17: weir.v1.StreamTarget
+	(*v1.Check)(nil),           // 18: weir.v1.Check
+	(*v1.AcquireRequest)(nil),  // 19: weir.v1.AcquireRequest
+	(*v1.RenewRequest)(nil),    // 20: weir.v1.RenewRequest
+	(*v1.ReleaseRequest)(nil),  // 21: weir.v1.ReleaseRequest
+	(*v1.RefundRequest)(nil),   // 22: weir.v1.RefundRequest
+	(*v1.ResetRequest)(nil),    // 23: weir.v1.ResetRequest
+	(*v1.ReserveRequest)(nil),  // 24: weir.v1.ReserveRequest
+	(*v1.Target)(nil),          // 25: weir.v1.Target
+	(*v1.Decision)(nil),        // 26: weir.v1.Decision
+	(*v1.RenewResponse)(nil),   // 27: weir.v1.RenewResponse
+	(*v1.ReleaseResponse)(nil), // 28: weir.v1.ReleaseResponse
+	(*v1.RefundResponse)(nil),  // 29: weir.v1.RefundResponse
+	(*v1.ResetResponse)(nil),   // 30: weir.v1.ResetResponse
+	(*v1.Error)(nil),           // 31: weir.v1.Error
+	(*v1.Ownership)(nil),       // 32: weir.v1.Ownership
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
@@ -1528,36 +1680,38 @@ var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
 	7,  // 4: weir.peer.v1.Batch.items:type_name -> weir.peer.v1.Item
-	15, // 5: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
+	17, // 5: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
 	11, // 6: weir.peer.v1.Reply.items:type_name -> weir.peer.v1.ItemReply
 	6,  // 7: weir.peer.v1.Item.term:type_name -> weir.peer.v1.Term
-	16, // 8: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	17, // 9: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	18, // 10: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	19, // 11: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	20, // 12: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	21, // 13: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
+	18, // 8: weir.peer.v1.Item.check:type_name -> weir.v1.Check
+	19, // 9: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
+	20, // 10: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
+	21, // 11: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
+	22, // 12: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
+	23, // 13: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
 	8,  // 14: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
 	9,  // 15: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
-	22, // 16: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	23, // 17: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	24, // 16: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	25, // 17: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
 	6,  // 18: weir.peer.v1.ItemReply.term:type_name -> weir.peer.v1.Term
-	24, // 19: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	25, // 20: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	26, // 21: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	27, // 22: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	28, // 23: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	29, // 24: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	26, // 19: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	27, // 20: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	28, // 21: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	29, // 22: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	30, // 23: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	31, // 24: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
 	12, // 25: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
 	10, // 26: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
 	6,  // 27: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	30, // 28: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	32, // 28: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
 	0,  // 29: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
 	13, // 30: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	1,  // 31: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	14, // 32: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	31, // [31:33] is the sub-list for method output_type
-	29, // [29:31] is the sub-list for method input_type
+	15, // 31: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	1,  // 32: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	14, // 33: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	16, // 34: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	32, // [32:35] is the sub-list for method output_type
+	29, // [29:32] is the sub-list for method input_type
 	29, // [29:29] is the sub-list for extension type_name
 	29, // [29:29] is the sub-list for extension extendee
 	0,  // [0:29] is the sub-list for field type_name
@@ -1602,7 +1756,7 @@ func file_weir_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_peer_proto_rawDesc), len(file_weir_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -23,8 +23,9 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Peer_Forward_FullMethodName = "/weir.peer.v1.Peer/Forward"
-	Peer_Inspect_FullMethodName = "/weir.peer.v1.Peer/Inspect"
+	Peer_Forward_FullMethodName  = "/weir.peer.v1.Peer/Forward"
+	Peer_Inspect_FullMethodName  = "/weir.peer.v1.Peer/Inspect"
+	Peer_Identify_FullMethodName = "/weir.peer.v1.Peer/Identify"
 )
 
 // PeerClient is the client API for Peer service.
@@ -37,6 +38,8 @@ type PeerClient interface {
 	Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardRequest, ForwardReply], error)
 	// Inspect tells what only the node itself knows, for its peers' status pages.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
+	// Identify tells which process answers here. A node asks each process that gossip names before it counts it as a member.
+	Identify(ctx context.Context, in *IdentifyRequest, opts ...grpc.CallOption) (*IdentifyResponse, error)
 }
 
 type peerClient struct {
@@ -70,6 +73,16 @@ func (c *peerClient) Inspect(ctx context.Context, in *InspectRequest, opts ...gr
 	return out, nil
 }
 
+func (c *peerClient) Identify(ctx context.Context, in *IdentifyRequest, opts ...grpc.CallOption) (*IdentifyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(IdentifyResponse)
+	err := c.cc.Invoke(ctx, Peer_Identify_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -80,6 +93,8 @@ type PeerServer interface {
 	Forward(grpc.BidiStreamingServer[ForwardRequest, ForwardReply]) error
 	// Inspect tells what only the node itself knows, for its peers' status pages.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
+	// Identify tells which process answers here. A node asks each process that gossip names before it counts it as a member.
+	Identify(context.Context, *IdentifyRequest) (*IdentifyResponse, error)
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -95,6 +110,9 @@ func (UnimplementedPeerServer) Forward(grpc.BidiStreamingServer[ForwardRequest, 
 }
 func (UnimplementedPeerServer) Inspect(context.Context, *InspectRequest) (*InspectResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
+}
+func (UnimplementedPeerServer) Identify(context.Context, *IdentifyRequest) (*IdentifyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Identify not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -142,6 +160,24 @@ func _Peer_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_Identify_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(IdentifyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Identify(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Identify_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Identify(ctx, req.(*IdentifyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -152,6 +188,10 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Inspect",
 			Handler:    _Peer_Inspect_Handler,
+		},
+		{
+			MethodName: "Identify",
+			Handler:    _Peer_Identify_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

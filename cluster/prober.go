@@ -1,0 +1,206 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// probeTimeout bounds the wait for a process to say who it is.
+const probeTimeout = 2 * time.Second
+
+// Identity is what a process answers on its peer port when it is asked who it is.
+type Identity struct {
+	Name       string
+	Boot       uint64
+	State      State
+	Settings   uint64 // Config.SettingsFingerprint
+	Voters     uint32 // a fingerprint of Config.Voters; 0: none
+	GossipPort uint16 // of those ports that others reach it at; 0: none
+	HTTPPort   uint16
+	GRPCPort   uint16
+}
+
+// Identity returns what this process answers.
+func (c *Cluster) Identity() Identity {
+	return Identity{
+		Name: c.self.name, Boot: c.self.boot, State: c.View().Self.State, Settings: c.self.settings, Voters: c.self.voters,
+		GossipPort: c.self.addr.Port(), HTTPPort: c.self.http, GRPCPort: c.self.grpc,
+	}
+}
+
+// prober asks the processes that gossip names who they are, between the gossip and the roster.
+type prober struct {
+	c    *Cluster
+	wake chan struct{}
+
+	mu     sync.Mutex // held while what follows is posted, too, so that the roster hears of it in this order
+	v      *verifier
+	listed map[identity]node // those that the library lists, whether they count or not
+}
+
+func newProber(c *Cluster) *prober {
+	return &prober{c: c, wake: make(chan struct{}, 1), v: newVerifier(c.self.claim(), c.cfg.MaxMembers), listed: map[identity]node{}}
+}
+
+// now reads the clock that back-off and expiry go by.
+func (p *prober) now() time.Time { return time.Now() }
+
+// run asks until ctx ends, and waits for those that are being asked.
+func (p *prober) run(ctx context.Context) {
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	for {
+		p.mu.Lock()
+		c, foreign, found, wait := p.v.next(p.now())
+		p.mu.Unlock()
+		if found {
+			asked.Go(func() {
+				p.probe(ctx, c, foreign)
+				p.look()
+			})
+			continue
+		}
+		select {
+		case <-p.wake:
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// look has run look for somebody to ask.
+func (p *prober) look() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// heard takes in what gossip says of a process, and returns why it does not count. It is called with the library's locks held.
+func (p *prober) heard(n node) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	err := p.v.heard(n.claim(), p.now())
+	p.look()
+	return err
+}
+
+// heardForeign takes in what gossip says of a process that cannot be a member, and why.
+func (p *prober) heardForeign(n node, why error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.v.heardForeign(n.claim(), why, p.now())
+	p.look()
+}
+
+// up takes in that the library lists a process, or that it has changed its metadata.
+func (p *prober) up(n node) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listed[n.identity] = n
+	if p.v.isMember(n.claim()) {
+		p.c.post(func() { p.c.up(n) })
+	}
+}
+
+// down takes in that the library lists a process no more.
+func (p *prober) down(id identity) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.listed, id)
+	p.v.down(id)
+	p.c.post(func() { p.c.down(id) })
+}
+
+// ask has a member asked again at once.
+func (p *prober) ask(id identity) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.v.ask(id, p.now())
+	p.look()
+}
+
+// known reports whether an address is one of this process, a seed or a live member.
+func (p *prober) known(ip netip.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.v.known(ip)
+}
+
+// setSeeds tells the addresses of the seeds.
+func (p *prober) setSeeds(seeds map[netip.Addr]bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.v.seeds = seeds
+}
+
+func (p *prober) pending() (all, fresh int, detail string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.v.pending()
+}
+
+// probe asks one process, and sees to what follows.
+func (p *prober) probe(ctx context.Context, c claim, foreign bool) {
+	asking, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	id, err := p.c.cfg.Identify(asking, c.endpoint().String())
+	if ctx.Err() != nil {
+		return
+	}
+	what := silent
+	if err == nil {
+		what, err = p.compare(c, id, foreign)
+	}
+	if p.answered(c, what, id, err) {
+		if _, err := p.c.list.Join([]string{c.addr.String()}); err != nil {
+			p.c.log.Debug("cluster: cannot exchange memberships", "member", c.name, "error", err) // the gossip will
+		}
+	}
+}
+
+// answered takes in what came of a question. It reports whether the process counts from now on and the library is to learn
+// of it, which it was kept from before.
+func (p *prober) answered(c claim, what outcome, id Identity, err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	a := p.v.answered(c, what, err, p.now())
+	n, listed := p.listed[c.identity]
+	p.c.post(func() {
+		for _, gone := range a.gone {
+			p.c.down(gone)
+		}
+		switch {
+		case a.joins && listed && n.claim() == c:
+			p.c.up(n)
+		case a.foreign != nil:
+			if err := p.c.roster.refused(id.State, a.foreign, true); err != nil {
+				p.c.fail(err)
+			}
+		case a.failures == 1:
+			p.c.unanswered(c, err)
+		}
+		if a.joins {
+			p.c.convict(c.identity)
+		}
+	})
+	return a.joins && !listed
+}
+
+// compare says whether a process is the one that gossip claims, of this cluster or a foreign one.
+func (p *prober) compare(c claim, id Identity, foreign bool) (outcome, error) {
+	switch {
+	case id.Name != c.name || id.Boot != c.boot:
+		return mistaken, fmt.Errorf("there is another process: %.63q", id.Name)
+	case id.GossipPort != c.addr.Port() || id.HTTPPort != c.http || id.GRPCPort != c.grpc:
+		return mistaken, errors.New("it listens on other ports than gossip says")
+	case foreign == (id.Settings == p.c.self.settings && id.Voters == p.c.self.voters):
+		return mistaken, errors.New("its settings are not those that gossip says")
+	}
+	return confirmed, nil
+}

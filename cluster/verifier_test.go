@@ -1,0 +1,240 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+// claimed makes a claim of a process named name on host 10.0.0.host.
+func claimed(name string, boot uint64, host byte) claim {
+	return process(name, boot, host, Active, 0).claim()
+}
+
+// asks has the verifier ask all that it would ask now, each of which answers as said by who.
+func (v *verifier) asks(now time.Time, who func(claim) (outcome, error)) (asked []string) {
+	var all []claim
+	for {
+		c, _, found, _ := v.next(now)
+		if !found {
+			break
+		}
+		all = append(all, c)
+		asked = append(asked, c.String())
+	}
+	for _, c := range all {
+		what, err := who(c)
+		v.answered(c, what, err, now)
+	}
+	return asked
+}
+
+func TestVerifier(t *testing.T) {
+	start := time.Unix(1000, 0)
+	v := newVerifier(claimed("a", 1, 1), 4)
+	b, c := claimed("b", 2, 2), claimed("c", 3, 3)
+	if err := v.heard(b, start); !errors.Is(err, errUnverified) {
+		t.Errorf("heard of for the first time: %v", err)
+	}
+	at, foreign, found, _ := v.next(start)
+	if !found || foreign || at != b {
+		t.Fatalf("asks %v, %v, %v", at, foreign, found)
+	}
+	if _, _, found, _ := v.next(start); found {
+		t.Error("asks a second time meanwhile")
+	}
+	if a := v.answered(b, confirmed, nil, start); !a.joins || v.heard(b, start) != nil || !v.known(b.addr.Addr()) {
+		t.Errorf("after its answer: %+v", a)
+	}
+	other := b
+	other.http++
+	if err := v.heard(other, start); !errors.Is(err, errUnverified) {
+		t.Errorf("on another port: %v", err)
+	}
+
+	// It flaps: it counts at once, and is asked again.
+	v.asks(start, func(claim) (outcome, error) { return mistaken, errors.New("no") })
+	delete(v.candidates, other) // which is asked at the same endpoint, one at a time
+	v.down(b.identity)
+	if v.known(b.addr.Addr()) {
+		t.Error("the address of one that is gone is known")
+	}
+	if err := v.heard(b, start); err != nil {
+		t.Errorf("when it is back: %v", err)
+	}
+	now := start
+	timeout := func(claim) (outcome, error) { return silent, errors.New("timeout") }
+	for i := range maxFailures {
+		if !v.isMember(b) {
+			t.Fatalf("counts no more after %d failures", i)
+		}
+		if asked := v.asks(now, timeout); !slices.Contains(asked, b.String()) {
+			t.Fatalf("asked %v", asked)
+		}
+		now = now.Add(maxBackoff)
+	}
+	if v.isMember(b) || !errors.Is(v.heard(b, now), errUnverified) {
+		t.Error("counts although it does not answer any more")
+	}
+	v.asks(now.Add(maxBackoff), func(claim) (outcome, error) { return confirmed, nil })
+	if !v.isMember(b) {
+		t.Error("does not count although it answers again")
+	}
+
+	// A process at the same place takes it.
+	next := claimed("b", 9, 2)
+	next.peer++
+	v.heard(next, now)
+	at, _, _, _ = v.next(now)
+	if a := v.answered(at, confirmed, nil, now); !slices.Equal(a.gone, []identity{b.identity}) {
+		t.Errorf("the successor is confirmed: %+v", a)
+	}
+
+	// No more than there may be.
+	v.heard(c, now)
+	v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
+	v.heard(claimed("d", 4, 4), now)
+	v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
+	if err := v.heard(claimed("e", 5, 5), now); !errors.Is(err, errTooMany) {
+		t.Errorf("one too many: %v", err)
+	}
+	v.down(c.identity)
+	if err := v.heard(claimed("e", 5, 5), now); !errors.Is(err, errUnverified) {
+		t.Errorf("when another one is gone: %v", err)
+	}
+
+	for _, bad := range []struct {
+		c    claim
+		want error
+	}{
+		{claim{identity: identity{"x", 1}, addr: b.addr}, errNoPeerPort},
+		{claimed("x", 1, 1), errOurAddress},
+	} {
+		if err := v.heard(bad.c, now); !errors.Is(err, bad.want) {
+			t.Errorf("%+v: %v, want %v", bad.c, err, bad.want)
+		}
+	}
+}
+
+// Whoever cannot be a member is asked only to find out whether it is there.
+func TestVerifierForeign(t *testing.T) {
+	now := time.Unix(1000, 0)
+	v := newVerifier(claimed("a", 1, 1), 4)
+	why := errors.New("another secret")
+	v.heardForeign(claimed("x", 7, 7), why, now)
+	if all, _, _ := v.pending(); all != 0 {
+		t.Error("it is waited for")
+	}
+	c, foreign, _, _ := v.next(now)
+	if a := v.answered(c, confirmed, nil, now); !foreign || a.foreign != why || a.joins || v.isMember(c) {
+		t.Errorf("foreign %v, %+v", foreign, a)
+	}
+}
+
+// The time between two questions doubles, and who is not heard of any more is forgotten.
+func TestVerifierBackoff(t *testing.T) {
+	now := time.Unix(1000, 0)
+	v := newVerifier(claimed("a", 1, 1), 4)
+	b := claimed("b", 2, 2)
+	var waits []time.Duration
+	for range 8 {
+		v.heard(b, now)
+		if asked := v.asks(now, func(claim) (outcome, error) { return silent, errors.New("timeout") }); len(asked) != 1 {
+			t.Fatalf("after %v: asked %v", waits, asked)
+		}
+		_, _, found, wait := v.next(now)
+		if found {
+			t.Fatal("asks again at once")
+		}
+		waits = append(waits, wait/time.Millisecond)
+		now = now.Add(wait)
+	}
+	if got := fmt.Sprint(waits); got != "[100ns 200ns 400ns 800ns 1.6µs 3.2µs 5µs 5µs]" {
+		t.Errorf("waits in ms (shown as ns): %v", got)
+	}
+	if all, fresh, detail := v.pending(); all != 1 || fresh != 0 || detail != "b at 10.0.0.2:7947: timeout" {
+		t.Errorf("pending: %d, %d, %q", all, fresh, detail)
+	}
+	v.next(now.Add(candidateTime + time.Second))
+	if all, _, _ := v.pending(); all != 0 {
+		t.Error("one that was not heard of for long is not forgotten")
+	}
+}
+
+// A flood of invented processes takes no more room than there is, and does not keep out who is at a known address; nor for ever
+// anybody else.
+func TestVerifierFlood(t *testing.T) {
+	now := time.Unix(1000, 0)
+	v := newVerifier(claimed("a", 1, 1), 64)
+	v.seeds = map[netip.Addr]bool{netip.MustParseAddr("10.0.0.2"): true}
+	invent := func(i int) {
+		v.heard(claim{identity{fmt.Sprint("x", i), 5}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}), 7946), 7947, 0, 0}, now)
+	}
+	for i := range 10_000 {
+		invent(i)
+	}
+	v.heard(claimed("b", 2, 2), now)
+	if n := len(v.candidates); n > 4*64 {
+		t.Errorf("%d candidates", n)
+	}
+	if c, _, _, _ := v.next(now); c.name != "b" {
+		t.Errorf("asks %s first", c.name)
+	}
+	if asked := v.asks(now, func(claim) (outcome, error) { return silent, errors.New("timeout") }); len(asked) != maxOtherProbes {
+		t.Errorf("asks %d at a time", len(asked))
+	}
+	// One at an address that nobody knows is in the end asked, too, when it goes on telling of itself.
+	late := claimed("late", 6, 66)
+	for round := 0; !v.isMember(late); round++ {
+		if round == 10_000 {
+			t.Fatal("never asked")
+		}
+		for i := range 100 {
+			invent(10_000*(round+2) + i)
+		}
+		v.heard(late, now)
+		v.asks(now, func(c claim) (outcome, error) {
+			if c == late {
+				return confirmed, nil
+			}
+			return silent, errors.New("timeout")
+		})
+		now = now.Add(probeBackoff)
+	}
+	// Any number of processes can be named at a known address.
+	for i := range 1000 {
+		c := claimed(fmt.Sprint("y", i), uint64(i), 2)
+		c.peer = uint16(i + 1)
+		v.heard(c, now)
+	}
+	preferred := 0
+	for _, k := range v.candidates {
+		if k.preferred {
+			preferred++
+		}
+	}
+	if preferred > maxPreferred {
+		t.Errorf("%d at one address are preferred", preferred)
+	}
+}
+
+// What is remembered of members that are gone is bounded.
+func TestVerifierForgets(t *testing.T) {
+	now := time.Unix(1000, 0)
+	v := newVerifier(claimed("a", 1, 1), 8)
+	for i := range 100 {
+		c := claimed("b", uint64(1+i), byte(2+i))
+		v.heard(c, now)
+		v.asks(now, func(claim) (outcome, error) { return confirmed, nil })
+		v.down(c.identity)
+	}
+	if n := len(v.members); n > 9 || len(v.hosts) != 0 || v.live != 0 {
+		t.Errorf("%d members, %d hosts, %d live", n, len(v.hosts), v.live)
+	}
+	if !v.isMember(claimed("b", 100, 101)) {
+		t.Error("the last one is forgotten")
+	}
+}
