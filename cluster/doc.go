@@ -8,6 +8,17 @@
 // of a split go on with rings of their own. A View therefore says who should own a partition, never who may decide for
 // it: that is package ownership.
 //
+// # Verification
+//
+// Gossip proves nothing: whoever can write it (without a key, whoever reaches the port) can name any process at any address, in
+// any state. So a process counts only once it has answered on its peer port, over mutual TLS where that is configured, under
+// the name, boot and ports that gossip says; until then the gossip library is kept from taking it in, so that it neither looks
+// for it nor tells of it. One that has answered stays verified for the life of its boot: taken for dead and heard again, it counts
+// at once and is asked again. Whoever answers at a place ends the verification of those that were there before. What gossip
+// says beyond that is believed: states, and that a member is gone.
+//
+// Verification, members, connections and log lines about strangers are bounded; addresses of seeds and members come first.
+//
 // # Names and boots
 //
 // A member's ring name is stable (the pod's name); its gossip name is that and the boot, a random number that each
@@ -17,8 +28,8 @@
 //   - At one address only one can live, so the later generation counts at once, and its predecessor no longer does. A
 //     process learns its generation (its predecessors' plus one) when it joins.
 //   - At different addresses, an active or leaving one counts before one that is joining, then the later generation,
-//     then the higher boot. The process that does not count never becomes active, and when the other is still there
-//     after Config.ConflictTimeout it reports a fatal error.
+//     then the higher boot. The process that does not count never becomes active, and when the other still answers
+//     after Config.ConflictTimeout it reports a fatal error. On gossip's word alone no process ends.
 //
 // # Start
 //
@@ -32,7 +43,8 @@
 // # Refusal
 //
 // Nodes with other ring settings, another hash key, another protocol or another gossip key do not become members of
-// each other's clusters; both log it, once for each name. The newcomer gives up: a node that is still joining and finds
-// itself refused, rather than unanswered, reports a fatal error, because going on alone it would admit everything a
-// second time.
+// each other's clusters; both log it, once for each name. The newcomer does not go on alone, because it would admit everything
+// a second time: a node that is still joining and finds itself refused, or hears of others that do not answer on their peer
+// ports, stays joining and says so. When an established node has itself said, on its peer port, that its settings are others, the
+// newcomer reports a fatal error.
 package cluster
