@@ -27,6 +27,7 @@ var mayImport = map[string]string{
 	"ring":                     "",
 	"internal/filewatch":       "internal/file",
 	"internal/file":            "",
+	"internal/simulate":        "algo policy",
 	"limit":                    "algo",
 	"auth":                     "limit limiter",
 	"internal/certs":           "internal/filewatch",
@@ -48,7 +49,7 @@ var mayImport = map[string]string{
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
-	"cmd/node":                 "algo auth cluster cluster/keeper cluster/ownership gateway/http internal/certs internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
+	"cmd/node":                 "algo auth cluster cluster/keeper cluster/ownership gateway/http internal/certs internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/simulate internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
 	"test/collision":           "",
@@ -113,6 +114,7 @@ var panics = []string{
 	"cmd/node/observe.go recovering", // again, in net/http's way
 	"cmd/node/run.go by",
 	"gateway/http/http.go New",
+	"internal/simulate/candidate.go alloc",
 }
 
 // pkg is what go list tells of a package.

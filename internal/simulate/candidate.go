@@ -1,0 +1,313 @@
+package simulate
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/policy"
+)
+
+// mostKept bounds the admissions that one candidate remembers to find its fullest window: 16 bytes each.
+const mostKept = 12 << 20
+
+// mostRefused is how many keys a report names.
+const mostRefused = 10
+
+// candidate is a policy with the states of all keys. One goroutine at a time uses it.
+type candidate struct {
+	policy *policy.Policy
+	scale  func(algo.Limits) algo.Limits // nil: the policy's own
+	scaled map[*policy.Rule]algo.Limits
+	window int64 // ns, that of Worst; 0: none
+	from   int64
+
+	arena  *algo.Arena
+	states []keyState
+
+	admitted, refused, admittedUnits, refusedUnits, impossible, touched int64
+
+	longest  time.Duration
+	line     timeline
+	worst    Worst
+	worstKey uint32
+	kept     int // admissions that all states remember
+}
+
+// keyState is one key's.
+type keyState struct {
+	limits            algo.Limits // nil: unlimited or blocked
+	blocked           bool
+	ref               algo.Ref
+	begun             bool
+	admitted, refused uint32
+	recent            []admission // those of the last window, from head on
+	head              int
+	sum               int64
+}
+
+// admission is some units admitted at one instant.
+type admission struct{ at, units int64 }
+
+func newCandidate(p *policy.Policy) *candidate {
+	c := &candidate{policy: p, arena: algo.NewArena(nil), line: timeline{width: minBin}}
+	for _, r := range p.Rules() {
+		if len(r.Limits) > 0 && c.window == 0 {
+			c.window = int64(span(&r.Limits[0]))
+		}
+	}
+	return c
+}
+
+// span is the length of a limit's window; for one of the calendar, the longest that it can be.
+func span(l *algo.Limit) time.Duration {
+	const day = 24 * time.Hour
+	switch l.Period {
+	case algo.Minute:
+		return time.Minute
+	case algo.Hour:
+		return time.Hour
+	case algo.Day:
+		return 25 * time.Hour // with a change of the clocks
+	case algo.Week:
+		return 7*day + time.Hour
+	case algo.Month:
+		return 31*day + time.Hour
+	case algo.Year:
+		return 366 * day
+	}
+	return l.Window
+}
+
+func (c *candidate) take(b *batch) {
+	c.from = b.from
+	for i, name := range b.fresh {
+		c.meet(b.first+uint32(i), name)
+	}
+	for i := range b.entries {
+		c.decide(&b.entries[i])
+	}
+}
+
+// meet makes a key known, whose number is the next.
+func (c *candidate) meet(_ uint32, name string) {
+	r := c.policy.Rule(name)
+	limits := r.Limits
+	if c.scale != nil && len(limits) > 0 {
+		if limits = c.scaled[r]; limits == nil {
+			limits = c.scale(r.Limits)
+			c.scaled[r] = limits
+		}
+	}
+	c.states = append(c.states, keyState{limits: limits, blocked: r.Blocked})
+}
+
+func (c *candidate) decide(e *entry) {
+	k := &c.states[e.key]
+	now := instant(e.at, c.from)
+	var d algo.Decision
+	switch {
+	case k.limits == nil && k.blocked:
+		d.RetryAfter = algo.Never
+	case k.limits == nil:
+		d.Allowed, d.Granted = true, e.cost
+	default:
+		words := k.limits.Words()
+		if !k.begun {
+			k.ref, k.begun = c.alloc(words), true
+			k.limits.Init(c.arena.Block(k.ref, words), now)
+		}
+		req := algo.Request{Cost: e.cost}
+		// Without a budget there is no error.
+		_ = k.limits.DecideTo(c.arena, c.arena.Block(k.ref, words), now, &req, nil, &d)
+	}
+	if e.cost == 0 {
+		return // a peek
+	}
+	c.line.add(e.at, d.Allowed)
+	if d.Allowed {
+		c.admitted++
+		c.admittedUnits += d.Granted
+		k.admitted++
+		c.longest = max(c.longest, d.Delay)
+		c.saw(k, e, d.Granted)
+		return
+	}
+	c.refused++
+	c.refusedUnits += e.cost
+	if k.refused == 0 {
+		c.touched++
+	}
+	k.refused++
+	if d.RetryAfter == algo.Never {
+		c.impossible++
+	} else {
+		c.longest = max(c.longest, d.RetryAfter)
+	}
+}
+
+func (c *candidate) alloc(words int) algo.Ref {
+	ref, ok := c.arena.Alloc(words)
+	if !ok {
+		panic("simulate: an arena without a budget refused memory")
+	}
+	return ref
+}
+
+// saw adds an admission to the key's last window (x-W, x] and keeps the fullest.
+func (c *candidate) saw(k *keyState, e *entry, units int64) {
+	if c.window == 0 || c.kept < 0 {
+		return
+	}
+	for k.head < len(k.recent) && k.recent[k.head].at <= e.at-c.window {
+		k.sum -= k.recent[k.head].units
+		k.head++
+		c.kept--
+	}
+	if k.head > 32 && k.head > len(k.recent)/2 {
+		k.recent = slices.Delete(k.recent, 0, k.head)
+		k.head = 0
+	}
+	if n := len(k.recent); n > k.head && k.recent[n-1].at == e.at {
+		k.recent[n-1].units += units
+	} else {
+		if c.kept++; c.kept > mostKept {
+			c.forget()
+			return
+		}
+		k.recent = append(k.recent, admission{e.at, units})
+	}
+	if k.sum += units; k.sum > c.worst.Units {
+		c.worst.Units, c.worstKey = k.sum, e.key
+		c.worst.End = time.Unix(0, c.from+e.at).UTC()
+	}
+}
+
+// forget ends the search for the fullest window, for want of memory.
+func (c *candidate) forget() {
+	for i := range c.states {
+		c.states[i].recent = nil
+	}
+	c.kept, c.worst.Incomplete = -1, true
+}
+
+func (c *candidate) result(names []string) Candidate {
+	r := Candidate{
+		Policy: c.policy.Name, Algorithm: algorithms(c.policy.Limits), Limits: Describe(c.policy.Limits),
+		Admitted: c.admitted, Refused: c.refused, AdmittedUnits: c.admittedUnits, RefusedUnits: c.refusedUnits, Impossible: c.impossible,
+		Worst: c.worst, CallersTouched: int(c.touched), LongestWait: c.longest, StateBytes: int64(c.arena.Bytes()),
+		Timeline: c.line.bins, MostDenied: []KeyRefusal{},
+	}
+	r.Worst.Window = time.Duration(c.window)
+	if c.worst.Units > 0 {
+		r.Worst.Key = names[c.worstKey]
+	}
+	if len(names) > 0 {
+		r.ShareTouched = float64(c.touched) / float64(len(names))
+	}
+	order := make([]uint32, 0, 4*mostRefused)
+	fewest := func(a, b uint32) int {
+		return cmp.Or(cmp.Compare(c.states[b].refused, c.states[a].refused), cmp.Compare(names[a], names[b]))
+	}
+	for i := range c.states {
+		if c.states[i].refused == 0 {
+			continue
+		}
+		if order = append(order, uint32(i)); len(order) == cap(order) {
+			slices.SortFunc(order, fewest)
+			order = order[:mostRefused]
+		}
+	}
+	slices.SortFunc(order, fewest)
+	for _, i := range order[:min(len(order), mostRefused)] {
+		k := &c.states[i]
+		r.MostDenied = append(r.MostDenied, KeyRefusal{names[i], int64(k.admitted), int64(k.refused)})
+	}
+	return r
+}
+
+// algorithms names the algorithms of limits.
+func algorithms(limits algo.Limits) string {
+	if len(limits) == 0 {
+		return "unlimited"
+	}
+	var names []string
+	for i := range limits {
+		if name := limits[i].Algorithm.String(); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// Describe writes limits as people read them, as in "10 per 1s and 1000 per 1h0m0s".
+func Describe(limits algo.Limits) string {
+	if len(limits) == 0 {
+		return "unlimited"
+	}
+	var parts []string
+	for i := range limits {
+		l := &limits[i]
+		if l.Limit == algo.Unlimited {
+			parts = append(parts, "unlimited")
+			continue
+		}
+		per := strings.TrimSuffix(strings.TrimSuffix(l.Window.String(), "0s"), "0m")
+		if l.Window%time.Minute != 0 || l.Window == 0 {
+			per = l.Window.String()
+		}
+		if l.Period != 0 {
+			per = "calendar " + l.Period.String()
+		}
+		s := fmt.Sprintf("%d per %s", l.Limit, per)
+		if l.Capacity != 0 && l.Capacity != l.Limit {
+			s += fmt.Sprintf(", capacity %d", l.Capacity)
+		}
+		parts = append(parts, s)
+	}
+	return strings.Join(parts, " and ")
+}
+
+// A timeline starts with bins this long, and never has more than mostBins of them: it doubles their length instead.
+const (
+	minBin   = int64(time.Millisecond)
+	mostBins = 512
+)
+
+// timeline counts requests by time in bins of equal length.
+type timeline struct {
+	width int64
+	bins  []Bin
+}
+
+func (t *timeline) add(at int64, admitted bool) {
+	i := at / t.width
+	for i >= mostBins {
+		t.widen(2 * t.width)
+		i = at / t.width
+	}
+	for int64(len(t.bins)) <= i {
+		t.bins = append(t.bins, Bin{})
+	}
+	if admitted {
+		t.bins[i].Admitted++
+	} else {
+		t.bins[i].Refused++
+	}
+}
+
+// widen makes the bins as long as width, which is their length times a power of two.
+func (t *timeline) widen(width int64) {
+	for ; t.width < width; t.width *= 2 {
+		for i := range t.bins {
+			b := t.bins[i]
+			t.bins[i] = Bin{}
+			t.bins[i/2].Admitted += b.Admitted
+			t.bins[i/2].Refused += b.Refused
+		}
+		t.bins = t.bins[:(len(t.bins)+1)/2]
+	}
+}

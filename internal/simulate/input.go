@@ -1,0 +1,493 @@
+package simulate
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/klauspost/compress/zstd"
+)
+
+// Format is how a log is written.
+type Format string
+
+// The formats.
+const (
+	Auto     Format = "auto"     // told by the first line that is not empty
+	Combined Format = "combined" // an access log in the common or combined format of Apache httpd and nginx
+	CSV      Format = "csv"      // time,key,cost: seconds since 1970 or RFC 3339; the cost may be left out. A head line names columns in another order
+	JSON     Format = "json"     // a line an event: {"time":…,"key":…,"cost":…}
+)
+
+// LogConfig says how to read a log.
+type LogConfig struct {
+	Format Format // empty stands for Auto
+	// Field of an access log that is the key: ip (or empty), user, method, path, status, referer or agent.
+	Field string
+	// Pattern, when not nil, takes the key from the whole line of any format: its first group, or all that it matches.
+	Pattern *regexp.Regexp
+	// Name is the name of the log's file; one that ends in .gz or .zst is decompressed.
+	Name string
+}
+
+// mostLine is the longest line that is read, in bytes; longer ones are counted as malformed.
+const mostLine = 64 << 10
+
+// mostShown is how many malformed lines are kept to be shown.
+const mostShown = 5
+
+// BadLine is a line that is no event.
+type BadLine struct {
+	Number  int64  `json:"line"` // counted from 1
+	Message string `json:"message"`
+	Text    string `json:"text"` // its beginning, quoted
+}
+
+// Log reads events from a log. It is used by one goroutine.
+type Log struct {
+	cfg    LogConfig
+	lines  *bufio.Reader
+	closer func()
+	buf    []byte
+
+	number    int64
+	malformed int64
+	shown     []BadLine
+
+	clock  clfClock
+	column struct{ time, key, cost, most int }
+	fields [][]byte
+}
+
+// NewLog returns a Log that reads from r. The error says what r is, where it is no log.
+func NewLog(r io.Reader, cfg LogConfig) (*Log, error) {
+	l := &Log{cfg: cfg, closer: func() {}}
+	switch {
+	case strings.HasSuffix(cfg.Name, ".gz"):
+		z, err := gzip.NewReader(bufio.NewReaderSize(r, 1<<18))
+		if err != nil {
+			return nil, fmt.Errorf("not in the gzip format: %w", err)
+		}
+		r = z
+	case strings.HasSuffix(cfg.Name, ".zst"):
+		z, err := zstd.NewReader(r, zstd.WithDecoderMaxMemory(128<<20), zstd.WithDecoderConcurrency(1))
+		if err != nil {
+			return nil, fmt.Errorf("not in the zstd format: %w", err)
+		}
+		r, l.closer = z, z.Close
+	}
+	l.lines = bufio.NewReaderSize(r, mostLine)
+	switch cfg.Field {
+	case "", "ip", "user", "method", "path", "status", "referer", "agent":
+	default:
+		return nil, fmt.Errorf("field %q is not one of ip, user, method, path, status, referer and agent", cfg.Field)
+	}
+	head, err := l.lines.Peek(4096)
+	if err != nil && err != io.EOF && !errors.Is(err, bufio.ErrBufferFull) {
+		return nil, err
+	}
+	if bytes.IndexByte(head, 0) >= 0 {
+		return nil, errors.New("is a binary file, not a log of lines; a compressed one must be named .gz or .zst")
+	}
+	if l.cfg.Format == "" {
+		l.cfg.Format = Auto
+	}
+	first := bytes.TrimLeft(head, "\r\n \t")
+	if i := bytes.IndexByte(first, '\n'); i >= 0 {
+		first = first[:i]
+	}
+	if l.cfg.Format == Auto {
+		l.cfg.Format = detect(first)
+	}
+	switch l.cfg.Format {
+	case Combined, JSON:
+	case CSV:
+		l.columns(first)
+	default:
+		return nil, fmt.Errorf("format %q is not one of auto, combined, csv and json", l.cfg.Format)
+	}
+	return l, nil
+}
+
+// Close gives back what decompression holds.
+func (l *Log) Close() { l.closer() }
+
+// Format is that of the log, detected where it was not given.
+func (l *Log) Format() Format { return l.cfg.Format }
+
+// Malformed is how many lines were no events, and the first few of them.
+func (l *Log) Malformed() (n int64, first []BadLine) { return l.malformed, l.shown }
+
+func detect(line []byte) Format {
+	switch {
+	case len(line) > 0 && line[0] == '{':
+		return JSON
+	case bytes.IndexByte(line, '[') > 0 && bytes.IndexByte(line, '"') > 0:
+		return Combined
+	}
+	return CSV
+}
+
+// columns reads a head line of a CSV file, if the first line is one; it is not an event then.
+func (l *Log) columns(first []byte) {
+	l.column.time, l.column.key, l.column.cost, l.column.most = 0, 1, 2, 3
+	names := strings.Split(strings.ToLower(string(bytes.TrimSpace(first))), ",")
+	at := map[string]int{}
+	for i, n := range names {
+		at[strings.Trim(strings.TrimSpace(n), `"`)] = i
+	}
+	when, timed := at["time"]
+	key, keyed := at["key"]
+	if !timed || !keyed {
+		return
+	}
+	l.column.time, l.column.key, l.column.most = when, key, len(names)
+	l.column.cost = -1
+	if cost, ok := at["cost"]; ok {
+		l.column.cost = cost
+	}
+	for { // up to and with the head line
+		line, err := l.line()
+		if err != nil || len(bytes.TrimSpace(line)) > 0 {
+			return
+		}
+	}
+}
+
+// Read returns the next event, and io.EOF after the last. Lines that are none are counted and left out.
+func (l *Log) Read(e *Event) error {
+	for {
+		line, err := l.line()
+		if err != nil {
+			return err
+		}
+		if len(line) == 0 {
+			continue
+		}
+		e.Cost = 1
+		var bad string
+		switch l.cfg.Format {
+		case Combined:
+			bad = l.combined(line, e)
+		case CSV:
+			bad = l.csv(line, e)
+		case JSON:
+			bad = l.json(line, e)
+		}
+		if bad == "" && l.cfg.Pattern != nil {
+			bad = l.match(line, e)
+		}
+		if bad == "" {
+			bad = valid(e)
+		}
+		if bad == "" {
+			return nil
+		}
+		l.bad(line, bad)
+	}
+}
+
+// line returns the next line without its end.
+func (l *Log) line() ([]byte, error) {
+	for {
+		line, err := l.lines.ReadSlice('\n')
+		switch {
+		case err == nil, err == io.EOF && len(line) > 0:
+			l.number++
+			return bytes.TrimRight(line, "\r\n"), nil
+		case errors.Is(err, bufio.ErrBufferFull):
+			l.number++
+			l.bad(line, fmt.Sprintf("is longer than %d bytes", mostLine))
+			for errors.Is(err, bufio.ErrBufferFull) {
+				_, err = l.lines.ReadSlice('\n')
+			}
+			if err != nil {
+				return nil, err
+			}
+		default:
+			return nil, err
+		}
+	}
+}
+
+func (l *Log) bad(line []byte, message string) {
+	l.malformed++
+	if len(l.shown) < mostShown {
+		l.shown = append(l.shown, BadLine{l.number, message, strconv.QuoteToASCII(string(line[:min(len(line), 80)]))})
+	}
+}
+
+// mostKey is the longest key that a node takes.
+const mostKey = 1024
+
+func valid(e *Event) string {
+	switch {
+	case len(e.Key) == 0:
+		return "has no key"
+	case len(e.Key) > mostKey:
+		return fmt.Sprintf("has a key of %d bytes, where a node takes %d at most", len(e.Key), mostKey)
+	case e.Cost < 0:
+		return "has a negative cost"
+	case e.Cost > 1<<53:
+		return "has a cost above 2^53"
+	}
+	return ""
+}
+
+func (l *Log) match(line []byte, e *Event) string {
+	at := l.cfg.Pattern.FindSubmatchIndex(line)
+	switch {
+	case at == nil:
+		return "does not match the key's regular expression"
+	case len(at) > 2 && at[2] >= 0:
+		e.Key = line[at[2]:at[3]]
+	case len(at) > 2:
+		return "has nothing in the first group of the key's regular expression"
+	default:
+		e.Key = line[at[0]:at[1]]
+	}
+	return ""
+}
+
+// combined reads a line like
+//
+//	192.0.2.1 - alice [10/Oct/2000:13:55:36 -0700] "GET /a HTTP/1.0" 200 2326 "http://example.com/" "curl/8"
+//
+// as https://httpd.apache.org/docs/2.4/logs.html describes it; quotes within fields are written \".
+func (l *Log) combined(line []byte, e *Event) string {
+	open := bytes.IndexByte(line, '[')
+	shut := bytes.IndexByte(line, ']')
+	if open < 0 || shut < open {
+		return "has no [time] of an access log"
+	}
+	var ok bool
+	if e.At, ok = l.clock.parse(line[open+1 : shut]); !ok {
+		return "has a time that is not like 10/Oct/2000:13:55:36 -0700"
+	}
+	if l.cfg.Pattern != nil {
+		return ""
+	}
+	switch l.cfg.Field {
+	case "", "ip":
+		i := bytes.IndexByte(line, ' ')
+		if i < 0 || i > open {
+			return "does not begin with an address and a space"
+		}
+		e.Key = line[:i]
+	case "user":
+		parts := bytes.SplitN(line[:open], []byte{' '}, 3)
+		if len(parts) < 3 {
+			return "has no user before its [time]"
+		}
+		e.Key = bytes.TrimSpace(parts[2])
+	default:
+		rest := line[shut+1:]
+		request, rest, ok := quoted(rest)
+		if !ok {
+			return "has no \"request\" after its [time]"
+		}
+		switch l.cfg.Field {
+		case "method", "path":
+			words := bytes.SplitN(request, []byte{' '}, 3)
+			if len(words) < 2 {
+				return "has a request without method and path"
+			}
+			e.Key = words[0]
+			if l.cfg.Field == "path" {
+				e.Key, _, _ = bytes.Cut(words[1], []byte{'?'})
+			}
+		case "status":
+			e.Key, _, _ = bytes.Cut(bytes.TrimLeft(rest, " "), []byte{' '})
+		case "referer", "agent":
+			value, rest, ok := quoted(rest)
+			if ok && l.cfg.Field == "agent" {
+				value, _, ok = quoted(rest)
+			}
+			if !ok {
+				return "has no " + l.cfg.Field + ": it is not in the combined format"
+			}
+			e.Key = value
+		}
+	}
+	return ""
+}
+
+// quoted returns the next text in quotes and what follows it.
+func quoted(s []byte) (text, rest []byte, ok bool) {
+	i := bytes.IndexByte(s, '"')
+	if i < 0 {
+		return nil, nil, false
+	}
+	s = s[i+1:]
+	for j := 0; j < len(s); j++ {
+		switch s[j] {
+		case '\\':
+			j++
+		case '"':
+			return s[:j], s[j+1:], true
+		}
+	}
+	return nil, nil, false
+}
+
+// clfClock reads the times of an access log. Lines of one second have the same text, which is read once.
+type clfClock struct {
+	text [26]byte
+	at   int64
+}
+
+func (c *clfClock) parse(s []byte) (int64, bool) {
+	if len(s) != len(c.text) {
+		return 0, false
+	}
+	if [26]byte(s) != c.text {
+		t, err := time.Parse("02/Jan/2006:15:04:05 -0700", string(s))
+		if err != nil || !nanoseconds(t) {
+			return 0, false
+		}
+		c.text, c.at = [26]byte(s), t.UnixNano()
+	}
+	return c.at, true
+}
+
+// nanoseconds reports whether t can be told in 64 bits of nanoseconds.
+func nanoseconds(t time.Time) bool { return t.Year() > 1700 && t.Year() < 2250 }
+
+func (l *Log) csv(line []byte, e *Event) string {
+	if bytes.IndexByte(line, '"') >= 0 {
+		// Quotes are rare in such files: slow and right.
+		var bad string
+		if line, bad = unquote(line); bad != "" {
+			return bad
+		}
+		l.fields = bytes.Split(line, []byte{0})
+	} else {
+		l.fields = l.fields[:0]
+		for rest, more := line, true; more; {
+			var f []byte
+			f, rest, more = bytes.Cut(rest, []byte{','})
+			l.fields = append(l.fields, bytes.TrimSpace(f))
+		}
+	}
+	if len(l.fields) <= max(l.column.time, l.column.key) {
+		return "has fewer fields than time,key"
+	}
+	if len(l.fields) > l.column.most {
+		return fmt.Sprintf("has %d fields, expected at most %d: a key with commas must be in quotes", len(l.fields), l.column.most)
+	}
+	var ok bool
+	if e.At, ok = parseTime(l.fields[l.column.time]); !ok {
+		return "has a time that is neither seconds since 1970 nor RFC 3339"
+	}
+	e.Key = l.fields[l.column.key]
+	if i := l.column.cost; i >= 0 && i < len(l.fields) && len(l.fields[i]) > 0 {
+		cost, err := strconv.ParseInt(string(l.fields[i]), 10, 64)
+		if err != nil {
+			return "has a cost that is not a whole number"
+		}
+		e.Cost = cost
+	}
+	return ""
+}
+
+// unquote takes the quotes of RFC 4180 away and puts a zero byte between fields.
+func unquote(line []byte) (out []byte, bad string) {
+	in := false
+	for i := 0; i < len(line); i++ {
+		switch b := line[i]; {
+		case b == 0:
+			return nil, "has a zero byte"
+		case in && b == '"' && i+1 < len(line) && line[i+1] == '"':
+			out = append(out, '"')
+			i++
+		case b == '"':
+			in = !in
+		case b == ',' && !in:
+			out = append(out, 0)
+		default:
+			out = append(out, b)
+		}
+	}
+	if in {
+		return nil, "has a quote that does not end"
+	}
+	return out, ""
+}
+
+// parseTime reads seconds since 1970 with up to nine decimals, exactly, or an RFC 3339 time.
+func parseTime(s []byte) (int64, bool) {
+	if len(s) > 10 && s[4] == '-' {
+		t, err := time.Parse(time.RFC3339Nano, string(s))
+		return t.UnixNano(), err == nil && nanoseconds(t)
+	}
+	whole, part, _ := bytes.Cut(s, []byte{'.'})
+	if len(part) > 9 {
+		part = part[:9]
+	}
+	var ns int64
+	negative := false
+	if len(whole) > 0 && whole[0] == '-' {
+		negative, whole = true, whole[1:]
+	}
+	if len(whole) == 0 || len(whole) > 10 {
+		return 0, false
+	}
+	for _, b := range whole {
+		if b < '0' || b > '9' {
+			return 0, false
+		}
+		ns = 10*ns + int64(b-'0')
+	}
+	if ns > 9_000_000_000 {
+		return 0, false
+	}
+	for i := range 9 {
+		ns *= 10
+		if i < len(part) {
+			if part[i] < '0' || part[i] > '9' {
+				return 0, false
+			}
+			ns += int64(part[i] - '0')
+		}
+	}
+	if negative {
+		ns = -ns
+	}
+	return ns, true
+}
+
+func (l *Log) json(line []byte, e *Event) string {
+	var in struct {
+		Time jsontext.Value `json:"time"`
+		Key  string         `json:"key"`
+		Cost *int64         `json:"cost"`
+	}
+	if err := json.Unmarshal(line, &in); err != nil {
+		return "is not a JSON object with time, key and cost: " + shorten(err.Error())
+	}
+	when := []byte(in.Time)
+	if in.Time.Kind() == '"' {
+		when, _ = jsontext.AppendUnquote(nil, when)
+	}
+	var ok bool
+	if e.At, ok = parseTime(when); !ok {
+		return "has a time that is neither seconds since 1970 nor RFC 3339"
+	}
+	if in.Cost != nil {
+		e.Cost = *in.Cost
+	}
+	l.buf = append(l.buf[:0], in.Key...)
+	e.Key = l.buf
+	return ""
+}
+
+func shorten(s string) string { return s[:min(len(s), 120)] }

@@ -1,0 +1,124 @@
+package simulate
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/dustin/go-humanize"
+)
+
+// uPlot (https://github.com/leeoniya/uPlot) 1.6.32, MIT: see uplot.LICENSE. It is part of each report, which loads nothing.
+var (
+	//go:embed uplot.min.js
+	uplotJS string
+	//go:embed uplot.min.css
+	uplotCSS string
+	//go:embed report.html
+	reportHTML string
+)
+
+// Report is a Result with what is said about its input.
+type Report struct {
+	*Result
+	Input     string    `json:"input"`
+	Malformed int64     `json:"malformed_lines"`
+	BadLines  []BadLine `json:"first_malformed,omitempty"`
+}
+
+// WriteTable writes the report as a table for people.
+func (r *Report) WriteTable(w io.Writer) error {
+	fmt.Fprintf(w, "%s: %s requests of %s keys", r.Input, humanize.Comma(r.Events), humanize.Comma(int64(r.Keys)))
+	if r.Events > 0 {
+		fmt.Fprintf(w, ", %s to %s", r.From.Format(time.RFC3339), r.To.Format(time.RFC3339))
+	}
+	fmt.Fprintln(w)
+	if r.OutOfOrder > 0 {
+		fmt.Fprintf(w, "%s requests were logged out of order and count at the newest time before them\n", humanize.Comma(r.OutOfOrder))
+	}
+	if r.Malformed > 0 {
+		fmt.Fprintf(w, "%s lines were left out as malformed:\n", humanize.Comma(r.Malformed))
+		for _, b := range r.BadLines {
+			fmt.Fprintf(w, "  line %d %s: %s\n", b.Number, b.Message, b.Text)
+		}
+	}
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	suggests := len(r.Candidates) > 0 && r.Candidates[0].Suggestion != nil
+	fmt.Fprint(t, "POLICY\tALGORITHM\tLIMIT\tADMITTED\tREFUSED\tMOST IN A WINDOW\tCALLERS TOUCHED\tLONGEST WAIT\tSTATES")
+	if suggests {
+		fmt.Fprint(t, "\tSMALLEST LIMIT")
+	}
+	fmt.Fprintln(t)
+	for i := range r.Candidates {
+		c := &r.Candidates[i]
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s (%s)\t%s\t%d (%s)\t%s\t%s", c.Policy, c.Algorithm, c.Limits,
+			humanize.Comma(c.Admitted), humanize.Comma(c.Refused), r.RefusedShare(c), c.Worst.text(),
+			c.CallersTouched, percent(c.ShareTouched), wait(c.LongestWait), humanize.IBytes(uint64(c.StateBytes)))
+		if suggests {
+			fmt.Fprintf(t, "\t%s", c.Suggestion)
+		}
+		fmt.Fprintln(t)
+	}
+	return t.Flush()
+}
+
+// RefusedShare is the share of requests that a candidate refused, as people read it.
+func (r *Report) RefusedShare(c *Candidate) string {
+	if c.Admitted+c.Refused == 0 {
+		return "0 %"
+	}
+	return percent(float64(c.Refused) / float64(c.Admitted+c.Refused))
+}
+
+func (w *Worst) text() string {
+	if w.Window == 0 {
+		return "-"
+	}
+	s := fmt.Sprintf("%d in %s", w.Units, w.Window)
+	if w.Incomplete {
+		s = "at least " + s
+	}
+	return s
+}
+
+// String is the suggested limit, or why there is none.
+func (s *Suggestion) String() string {
+	if s.Limit == 0 {
+		return "none: " + s.Reason
+	}
+	return fmt.Sprintf("%d (callers %s, requests %s)", s.Limit, percent(s.Callers), percent(s.Requests))
+}
+
+func percent(share float64) string { return strconv.FormatFloat(100*share, 'g', 3, 64) + " %" }
+
+func wait(d time.Duration) string {
+	if d > time.Second {
+		return d.Round(10 * time.Millisecond).String()
+	}
+	return d.Round(time.Microsecond).String()
+}
+
+// WriteJSON writes the report as one JSON object.
+func (r *Report) WriteJSON(w io.Writer) error {
+	return json.NewEncoder(w).Encode(r)
+}
+
+// WriteHTML writes the report as one HTML page with charts, which loads nothing from anywhere.
+func (r *Report) WriteHTML(w io.Writer) error {
+	t, err := template.New("report").Funcs(template.FuncMap{
+		"comma": humanize.Comma, "bytes": func(n int64) string { return humanize.IBytes(uint64(n)) },
+		"percent": percent, "wait": wait, "worst": func(w Worst) string { return w.text() },
+		"css": func() template.CSS { return template.CSS(uplotCSS) }, "js": func() template.JS { return template.JS(uplotJS) },
+		"when": func(t time.Time) string { return t.Format("2006-01-02 15:04:05.000 MST") },
+	}).Parse(reportHTML)
+	if err != nil {
+		return err
+	}
+	return t.Execute(w, r)
+}

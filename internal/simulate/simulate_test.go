@@ -1,0 +1,326 @@
+package simulate
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+)
+
+// list is a Source of events at hand.
+type list []Event
+
+func (l *list) Read(e *Event) error {
+	if len(*l) == 0 {
+		return io.EOF
+	}
+	*e, *l = (*l)[0], (*l)[1:]
+	return nil
+}
+
+func parse(t testing.TB, text string) *policy.Set {
+	t.Helper()
+	set, err := policy.Parse("p.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+const candidates = `policies:
+  - {name: fixed, algorithm: fixed_window, limit: 20, window: 10s}
+  - {name: calendar, algorithm: fixed_window, limit: 30, align: calendar, window: minute, time_zone: Europe/Berlin}
+  - {name: log, algorithm: sliding_log, limit: 20, window: 10s, overrides: [{key: k1, unlimited: true}, {key: k2, blocked: true}, {prefix: k3, limit: 5}]}
+  - {name: window, algorithm: sliding_window, limit: 20, window: 10s}
+  - {name: counter, algorithm: sliding_counter, limit: 20, window: 10s}
+  - {name: bucket, algorithm: token_bucket, limit: 2, window: 1s, capacity: 7}
+  - {name: queue, algorithm: leaky_bucket, limit: 2, window: 1s, capacity: 7}
+  - {name: both, algorithm: sliding_log, limits: [5/1s, 40/1m]}
+  - {name: denied, algorithm: sliding_log, limit: 20, window: 10s, count_denied: true}
+  - {name: free, algorithm: sliding_log, limit: -1, window: 1s}
+`
+
+// traffic has keys k0 to k9, costs from 0 to beyond the limits, bursts, and times that step back.
+func traffic(seed uint64, n int) []Event {
+	r := rand.New(rand.NewPCG(seed, 1))
+	var events []Event
+	at := time.Date(2026, 10, 24, 23, 59, 0, 0, time.UTC).UnixNano() // over a change of clocks
+	for range n {
+		switch r.IntN(20) {
+		case 0:
+			at += int64(r.IntN(int(20 * time.Second)))
+		case 1:
+			at -= int64(r.IntN(int(time.Second)))
+		default:
+			at += int64(r.IntN(int(200 * time.Millisecond)))
+		}
+		cost := int64(1)
+		switch r.IntN(10) {
+		case 0:
+			cost = 0
+		case 1:
+			cost = int64(r.IntN(30))
+		}
+		events = append(events, Event{at, fmt.Appendf(nil, "k%d", r.IntN(10)), cost})
+	}
+	return events
+}
+
+// A node that is asked the same, on a clock that tells the traffic's time, admits and refuses as much.
+func TestNodeDecidesTheSame(t *testing.T) {
+	for seed := range uint64(3) {
+		set := parse(t, candidates)
+		events := traffic(seed, 3000)
+		src := list(events)
+		res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mono, wall atomic.Int64
+		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: mono.Load(), Wall: wall.Load()} }})
+		type counts struct{ admitted, refused, units int64 }
+		want := map[string]*counts{}
+		for _, p := range set.Policies() {
+			want[p.Name] = &counts{}
+		}
+		newest := events[0].At
+		for _, e := range events {
+			newest = max(newest, e.At)
+			mono.Store(newest - events[0].At)
+			wall.Store(newest)
+			for name, c := range want {
+				got, err := l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: name, Key: string(e.Key)}, Cost: e.Cost}})
+				if err != nil || got[0].Err != nil {
+					t.Fatal(err, got)
+				}
+				switch {
+				case e.Cost == 0:
+				case got[0].Allowed:
+					c.admitted++
+					c.units += got[0].Granted
+				default:
+					c.refused++
+				}
+			}
+		}
+		l.Close()
+		for _, c := range res.Candidates {
+			if got := (counts{c.Admitted, c.Refused, c.AdmittedUnits}); got != *want[c.Policy] {
+				t.Errorf("seed %d: %s: replayed %+v, a node %+v", seed, c.Policy, got, *want[c.Policy])
+			}
+		}
+	}
+}
+
+// What is found beside the counts is what looking at all admissions again finds.
+func TestFindings(t *testing.T) {
+	set := parse(t, candidates)
+	p, _ := set.Get("log")
+	events := traffic(7, 8000)
+	src := list(events)
+	res, err := Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := res.Candidates[0]
+
+	limits := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 20, Window: 10 * time.Second}}
+	few := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 5, Window: 10 * time.Second}}
+	arena := algo.NewArena(nil)
+	type key struct {
+		limits   algo.Limits
+		state    algo.State
+		admitted []admission
+		refused  int64
+	}
+	keys := map[string]*key{}
+	newest, late, touched := events[0].At, int64(0), 0
+	var longest time.Duration
+	for _, e := range events {
+		if e.At < newest {
+			late++
+		}
+		newest = max(newest, e.At)
+		k := keys[string(e.Key)]
+		if k == nil {
+			k = &key{limits: limits}
+			if strings.HasPrefix(string(e.Key), "k3") {
+				k.limits = few
+			}
+			k.state = make(algo.State, k.limits.Words())
+			keys[string(e.Key)] = k
+		}
+		if e.Cost == 0 {
+			continue
+		}
+		d := algo.Decision{Allowed: true, Granted: e.Cost}
+		switch string(e.Key) {
+		case "k1":
+		case "k2":
+			d = algo.Decision{RetryAfter: algo.Never}
+		default:
+			d, _ = k.limits.Decide(arena, k.state, algo.Instant{Mono: newest - events[0].At}, algo.Request{Cost: e.Cost}, nil)
+		}
+		if d.Allowed {
+			k.admitted = append(k.admitted, admission{newest, e.Cost})
+		} else if k.refused++; k.refused == 1 {
+			touched++
+		}
+		if d.RetryAfter != algo.Never {
+			longest = max(longest, d.RetryAfter)
+		}
+	}
+	var worst int64
+	for _, k := range keys {
+		for i, a := range k.admitted {
+			sum := int64(0)
+			for _, b := range k.admitted[:i+1] {
+				if b.at > a.at-int64(10*time.Second) {
+					sum += b.units
+				}
+			}
+			worst = max(worst, sum)
+		}
+	}
+	if got.Worst.Units != worst || got.Worst.Incomplete || res.OutOfOrder != late || got.CallersTouched != touched || got.LongestWait != longest || res.Keys != len(keys) {
+		t.Errorf("%+v, %d late, %d keys; want worst %d, late %d, touched %d, longest %v, %d keys",
+			got, res.OutOfOrder, res.Keys, worst, late, touched, longest, len(keys))
+	}
+	var inBins Bin
+	for _, b := range got.Timeline {
+		inBins.Admitted += b.Admitted
+		inBins.Refused += b.Refused
+	}
+	if inBins.Admitted != got.Admitted || inBins.Refused != got.Refused || len(got.Timeline) > mostBins ||
+		time.Duration(len(got.Timeline)-1)*res.BinWidth > res.To.Sub(res.From) {
+		t.Errorf("timeline has %+v in %d bins of %v, want %d and %d", inBins, len(got.Timeline), res.BinWidth, got.Admitted, got.Refused)
+	}
+	for i, k := range got.MostDenied {
+		if k.Refused != keys[k.Key].refused || i > 0 && k.Refused > got.MostDenied[i-1].Refused {
+			t.Errorf("%+v: %s was refused %d", got.MostDenied, k.Key, keys[k.Key].refused)
+		}
+	}
+}
+
+// A search over halves finds what trying every limit finds.
+func TestSuggest(t *testing.T) {
+	set := parse(t, `policies:
+  - {name: log, algorithm: sliding_log, limit: 7, window: 3s}
+  - {name: bucket, algorithm: token_bucket, limit: 4, window: 1s, capacity: 8}
+  - {name: two, algorithm: sliding_log, limits: [1/1s, 2/1m]}
+  - {name: blocked, algorithm: sliding_log, limit: 7, window: 3s, overrides: [{key: k2, blocked: true}]}
+`)
+	events := traffic(3, 300)
+	for _, share := range []Share{{Callers, 0}, {Callers, 0.3}, {Requests, 0.02}, {Requests, 1}} {
+		src := list(events)
+		res, err := Run(t.Context(), Config{Source: &src, Policies: set.Policies(), Suggest: &share})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range res.Candidates {
+			got := c.Suggestion
+			if c.Policy == "two" {
+				if got.Limit != 0 || got.Reason == "" {
+					t.Errorf("two limits: %+v", got)
+				}
+				continue
+			}
+			want := int64(0)
+			for l := int64(1); l <= 2000 && want == 0; l++ {
+				text := fmt.Sprintf("policies: [{name: log, algorithm: sliding_log, limit: %d, window: 3s}, {name: bucket, algorithm: token_bucket, limit: %d, window: 1s, capacity: %d}, {name: blocked, algorithm: sliding_log, limit: %d, window: 3s, overrides: [{key: k2, blocked: true}]}]", l, l, 2*l, l)
+				p, _ := parse(t, text).Get(c.Policy)
+				src := list(events)
+				one, err := Run(t.Context(), Config{Source: &src, Policies: []*policy.Policy{p}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				x := one.Candidates[0]
+				if share.Of == Callers && x.ShareTouched <= share.Most || share.Of == Requests && float64(x.Refused) <= share.Most*float64(res.Events) {
+					want = l
+				}
+			}
+			if got.Limit != want {
+				t.Errorf("%+v: %s: %+v, trying all says %d", share, c.Policy, got, want)
+			}
+		}
+	}
+}
+
+func TestRunErrors(t *testing.T) {
+	set := parse(t, "policies: [{name: c, algorithm: concurrency, limit: 1, ttl: 1s}, {name: l, algorithm: sliding_log, limit: 1, window: 1s}]")
+	c, _ := set.Get("c")
+	l, _ := set.Get("l")
+	if _, err := Run(t.Context(), Config{Source: &list{}}); err == nil || !strings.Contains(err.Error(), "policies") {
+		t.Error(err)
+	}
+	if _, err := Run(t.Context(), Config{Source: &list{}, Policies: []*policy.Policy{c}}); err == nil || !strings.Contains(err.Error(), `"c"`) {
+		t.Error(err)
+	}
+	three := list{{1, []byte("a"), 1}, {2, []byte("a"), 1}, {3, []byte("a"), 1}}
+	if _, err := Run(t.Context(), Config{Source: &three, Policies: []*policy.Policy{l}, Suggest: &Share{}, MaxEvents: 2}); err == nil || !strings.Contains(err.Error(), "more than 2") {
+		t.Error(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, Config{Source: &three, Policies: []*policy.Policy{l}}); err != context.Canceled {
+		t.Error(err)
+	}
+	res, err := Run(t.Context(), Config{Source: &list{}, Policies: []*policy.Policy{l}, Suggest: &Share{}})
+	if err != nil || res.Events != 0 || !res.From.IsZero() || res.Candidates[0].Suggestion.Reason == "" {
+		t.Errorf("no traffic: %+v, %v", res, err)
+	}
+}
+
+func TestGenerators(t *testing.T) {
+	for _, p := range Patterns() {
+		cfg := PatternConfig{Pattern: p, Rate: 5, For: 48 * time.Hour, Keys: 3, Seed: 4}
+		all := func() (events []Event) {
+			g, err := NewGenerator(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var e Event
+			for g.Read(&e) == nil {
+				events = append(events, e)
+			}
+			return events
+		}
+		events, again := all(), all()
+		want := cfg.Rate * cfg.For.Seconds()
+		if n := float64(len(events)); n < 0.98*want || n > 1.02*want || len(again) != len(events) || again[99].At != events[99].At {
+			t.Errorf("%s: %d events, again %d, want about %.0f", p, len(events), len(again), want)
+		}
+		last := int64(0)
+		byKey := map[string]int{}
+		for _, e := range events {
+			if e.At < last || e.At >= int64(cfg.For) {
+				t.Fatalf("%s: an event at %d after %d", p, e.At, last)
+			}
+			last = e.At
+			byKey[string(e.Key)]++
+			if off := e.At % int64(time.Minute); p == Burst && off > int64(101*time.Millisecond) && off < int64(59899*time.Millisecond) {
+				t.Fatalf("burst: an event %v into a minute", time.Duration(off))
+			}
+		}
+		if first := float64(byKey["caller-1"]) / float64(len(events)); len(byKey) != 3 || p == Greedy != (first > 0.8) {
+			t.Errorf("%s: keys %v", p, byKey)
+		}
+	}
+	for field, cfg := range map[string]PatternConfig{
+		"pattern": {Pattern: "x", Rate: 1, For: 1, Keys: 1}, "rate": {Pattern: Steady, For: 1, Keys: 1},
+		"length": {Pattern: Steady, Rate: 1, Keys: 1}, "keys": {Pattern: Steady, Rate: 1, For: 1},
+	} {
+		if _, err := NewGenerator(cfg); err == nil || !strings.HasPrefix(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}

@@ -1,0 +1,107 @@
+package simulate
+
+import (
+	"context"
+	"math/bits"
+	"sync"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/policy"
+)
+
+// suggest adds to every candidate the smallest limit of its shape that touches no more than the share: a binary search, each
+// step of which replays the events that the intake has kept. Fewer units of a limit never admit more in total here, but for
+// ties between callers, so the search may miss a smaller limit that does by accident what a larger one does not.
+func suggest(ctx context.Context, cfg Config, in *intake, runs []*candidate, res *Result) error {
+	var searching sync.WaitGroup
+	for i, c := range runs {
+		searching.Go(func() { res.Candidates[i].Suggestion = c.search(ctx, cfg.Suggest, in) })
+	}
+	searching.Wait()
+	return ctx.Err()
+}
+
+// search finds the smallest limit, or says why there is none.
+func (c *candidate) search(ctx context.Context, share *Share, in *intake) *Suggestion {
+	switch limits := c.policy.Limits; {
+	case len(limits) != 1:
+		return &Suggestion{Reason: "only a policy with one limit has a shape to be scaled"}
+	case limits[0].Limit == algo.Unlimited:
+		return &Suggestion{Reason: "the policy is unlimited"}
+	case len(in.kept) == 0:
+		return &Suggestion{Reason: "there is no traffic"}
+	}
+	// The limit that holds every key's whole traffic touches nobody whom a limit can spare.
+	var most int64
+	units := make([]int64, len(in.names))
+	for _, e := range in.kept {
+		units[e.key] += int64(e.cost)
+		most = max(most, units[e.key])
+	}
+	low, high := int64(1), min(max(most, 1), algo.MaxLimit)
+	if c.policy.Limits[0].Algorithm == algo.SlidingLog {
+		high = min(high, max(algo.DefaultMaxLog, c.policy.Limits[0].MaxLog))
+	}
+	best := c.probe(ctx, high, share, in)
+	if best == nil {
+		return &Suggestion{Reason: "even a limit that holds all traffic touches more: some keys are blocked, or have limits of their own"}
+	}
+	for low < high && ctx.Err() == nil {
+		mid := low + (high-low)/2
+		if s := c.probe(ctx, mid, share, in); s != nil {
+			best, high = s, mid
+		} else {
+			low = mid + 1
+		}
+	}
+	return best
+}
+
+// probe replays the kept events against a limit, and returns nil when it touches more than the share.
+func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *intake) *Suggestion {
+	p := newCandidate(c.policy)
+	p.window = 0 // nobody asks for the fullest window
+	p.from = in.from
+	own := c.policy.Limits[0]
+	scaled := own
+	scaled.Limit = limit
+	if own.Capacity != 0 {
+		scaled.Capacity = scale(own.Capacity, limit, own.Limit)
+	}
+	if (algo.Limits{scaled}).Validate() != nil {
+		return nil
+	}
+	// Overrides keep their limits: they were set on purpose.
+	p.scaled = map[*policy.Rule]algo.Limits{c.policy.Rules()[0]: {scaled}}
+	p.scale = func(l algo.Limits) algo.Limits { return l }
+	for i, name := range in.names {
+		p.meet(uint32(i), name)
+	}
+	count, most := &p.touched, int64(share.Most*float64(len(in.names)))
+	if share.Of == Requests {
+		count, most = &p.refused, int64(share.Most*float64(len(in.kept)))
+	}
+	for i, e := range in.kept {
+		p.decide(&entry{e.at, int64(e.cost), e.key})
+		if *count > most {
+			return nil
+		}
+		if i%batchEvents == 0 && ctx.Err() != nil {
+			return nil
+		}
+	}
+	return &Suggestion{
+		Limit:   limit,
+		Callers: float64(p.touched) / float64(len(in.names)), Requests: float64(p.refused) / float64(len(in.kept)),
+	}
+}
+
+// scale is v times n/d, rounded down, and at least 1.
+func scale(v, n, d int64) int64 {
+	hi, lo := bits.Mul64(uint64(v), uint64(n))
+	if hi >= uint64(d) {
+		return algo.MaxLimit
+	}
+	q, _ := bits.Div64(hi, lo, uint64(d))
+	return max(1, min(int64(min(q, uint64(algo.MaxLimit))), algo.MaxLimit))
+}
