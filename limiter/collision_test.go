@@ -91,8 +91,19 @@ func TestEqualHashes(t *testing.T) {
 						}
 						// Most are of another key than they are settled at.
 						r := reservations[max(len(reservations)-1-random.IntN(8), 0)]
-						what = fmt.Sprintf("cancel %+v %s", at, r[0])
-						got, want = said(entry.Cancel(t.Context(), at, r[0])), said(oracle.Cancel(t.Context(), at, r[1]))
+						keep := random.Int64N(2)
+						what = fmt.Sprintf("commit %+v %s %d", at, r[0], keep)
+						got, want = said(entry.Commit(t.Context(), at, r[0], keep)), said(oracle.Commit(t.Context(), at, r[1], keep))
+						gaveBack = true
+					case 8:
+						all := make([]limit.Check, 2)
+						for i := range all {
+							all[i] = limit.Check{Target: anything(), Cost: 1 + random.Int64N(2)}
+						}
+						d, err := entry.CheckAll(t.Context(), all)
+						o, wrong := oracle.CheckAll(t.Context(), all)
+						what, got, want = fmt.Sprintf("check all %+v", all), said(d.Allowed, err), said(o.Allowed, wrong)
+						synctest.Wait() // until it is settled
 						gaveBack = true
 					case 6:
 						a := limit.Acquire{Target: job, Cost: 1, RequestID: id}
