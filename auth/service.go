@@ -45,7 +45,7 @@ func (s *service) caller(ctx context.Context, role Role) (*Caller, *limit.Error)
 	return nil, &limit.Error{Kind: limit.Denied, Message: denial.Message}
 }
 
-// target returns an error if the caller may not use the policy or namespace of a target. A target with neither or both is left
+// target sets the caller of a target, or returns an error if the caller may not use its policy or namespace. A target with neither or both is left
 // to the Service, which rejects it.
 func (s *service) target(ctx context.Context, c *Caller, t *limit.Target) *limit.Error {
 	var field, what string
@@ -55,6 +55,7 @@ func (s *service) target(ctx context.Context, c *Caller, t *limit.Target) *limit
 	case t.Policy != "" && !c.MayUsePolicy(t.Policy):
 		field, what = "policy", fmt.Sprintf("%s may not use the policy %.100q", c.Name, t.Policy)
 	default:
+		t.Caller = c.Name
 		return nil
 	}
 	from, _ := ctx.Value(sessionKey{}).(*session)

@@ -21,6 +21,9 @@ type Target struct {
 	Namespace string
 	// Key is what is limited: 1 to MaxKey bytes of UTF-8.
 	Key string
+	// Caller is the authenticated caller's name, to whose share of a node's memory a new key is counted. Authentication sets it;
+	// empty: not known.
+	Caller string
 }
 
 // Check is one question: may this go ahead?

@@ -245,6 +245,7 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 	call := store.Call{
 		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, TTL: op.TTL},
 		RequestID: op.RequestID,
+		Caller:    op.Caller,
 	}
 	switch op.Kind {
 	case OpReserve:
@@ -303,7 +304,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 		_, _, done = l.refused(t, c, s, now.Mono, d)
 		return done, 0, nil
 	}
-	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: c.RequestID}
+	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: c.RequestID, Caller: c.Caller}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
 		return false, 0, err

@@ -3,7 +3,9 @@ package limiter
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -18,6 +20,9 @@ type inlineRule struct {
 	unlimited bool
 }
 
+// DefaultInlineMaxWindow is the longest window of inline limits on a node that is not told another one.
+const DefaultInlineMaxWindow = 24 * time.Hour
+
 // maxInlineRules bounds how many different inline limits are kept worked out. Beyond it all are forgotten at once: they
 // are a cache, and a caller who sends ever new ones only slows itself.
 const maxInlineRules = 4096
@@ -28,6 +33,9 @@ type inlineRules struct {
 	by map[inlineKey]*inlineRule
 
 	hashKey ring.HashKey
+	longest time.Duration // of windows; 0: no bound
+	// Of all keys of a namespace; 0: no bound.
+	maxKeys, maxBytes int64
 }
 
 type inlineKey struct {
@@ -59,9 +67,12 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 		}
 		return nil, limit.NewError(limit.Invalid, "limit", err.Error())
 	}
+	if err := r.tooLong(&own); err != nil {
+		return nil, err
+	}
 	scope := InlineScope(namespace, &own)
 	rule = &inlineRule{
-		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}},
+		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: r.maxKeys, MaxBytes: r.maxBytes},
 		hash:      r.hashKey.Scope(scope),
 		unlimited: own.Limit == algo.Unlimited,
 	}
@@ -72,6 +83,45 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 	r.by[k] = rule
 	r.mu.Unlock()
 	return rule, nil
+}
+
+// tooLong says that a limit keeps its state for longer than an inline limit may.
+func (r *inlineRules) tooLong(l *algo.Limit) *limit.Error {
+	window := l.Window
+	if l.Period != 0 {
+		window = periods[l.Period]
+	}
+	switch {
+	case r.longest <= 0 || l.Limit == algo.Unlimited:
+		return nil
+	case window > r.longest:
+		return limit.NewError(limit.Invalid, "limit.window", "is longer than the longest that this node takes of an inline limit, "+r.longest.String())
+	case l.Capacity > l.Limit && (algo.Limits{*l}).Horizon() > r.longest:
+		return limit.NewError(limit.Invalid, "limit.capacity", "takes longer to come back than the longest window that this node takes of an inline limit, "+r.longest.String())
+	}
+	return nil
+}
+
+// periods are the lengths of the calendar's periods, but for changes of the clock.
+var periods = [...]time.Duration{
+	algo.Minute: time.Minute, algo.Hour: time.Hour, algo.Day: 24 * time.Hour, algo.Week: 7 * 24 * time.Hour,
+	algo.Month: 31 * 24 * time.Hour, algo.Year: 366 * 24 * time.Hour,
+}
+
+// inlinePrefix begins the scopes of inline limits.
+const inlinePrefix = "inline/"
+
+// shareOf is whose share of the store a scope's keys belong to: a policy's, or that of a namespace of inline limits.
+func shareOf(scope string) (share string, inline bool) {
+	rest, inline := strings.CutPrefix(scope, inlinePrefix)
+	if !inline {
+		return scope, false
+	}
+	for range 4 {
+		_, rest, _ = strings.Cut(rest, "/")
+	}
+	_, namespace, _ := strings.Cut(rest, "//")
+	return namespace, true
 }
 
 // InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
@@ -89,6 +139,6 @@ func InlineScope(namespace string, l *algo.Limit) string {
 	if l.Zone != nil && l.Zone.String() != "UTC" {
 		zone = l.Zone.String()
 	}
-	// The namespace, the only free text, comes last.
-	return fmt.Sprintf("inline/%d/%d/%d/%d/%s//%s", l.Algorithm, l.Window, slots, l.Period, zone, namespace)
+	// The namespace, the only free text, comes last. shareOf takes this apart.
+	return fmt.Sprintf(inlinePrefix+"%d/%d/%d/%d/%s//%s", l.Algorithm, l.Window, slots, l.Period, zone, namespace)
 }

@@ -71,16 +71,20 @@ const MaxHops = 3
 
 // Config is what a Limiter needs. The zero value is a node alone, without policies and without bounds.
 type Config struct {
-	Ownership     Ownership     // nil: this node decides for everything, from the start
-	Peers         Peers         // only used for holders other than this node
-	Policies      *policy.Set   // nil: none
-	UnknownPolicy Unknown       // zero: UnknownError
-	NoInline      bool          // refuse limits sent along with a request
-	Timeout       time.Duration // longest time for a call; 0 stands for DefaultTimeout
-	HashKey       ring.HashKey  // places keys; the same on every node
-	MaxKeys       int64         // states kept at most; 0: no bound
-	MaxMemory     int64         // bytes for states; 0: no bound
-	MaxRequestIDs int           // remembered request ids per partition; 0: the store's default; negative: none
+	Ownership     Ownership   // nil: this node decides for everything, from the start
+	Peers         Peers       // only used for holders other than this node
+	Policies      *policy.Set // nil: none
+	UnknownPolicy Unknown     // zero: UnknownError
+	NoInline      bool        // refuse limits sent along with a request
+	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket may take to come back; 0: no
+	// bound. InlineMaxKeys and InlineMaxMemory bound the keys of each namespace, and the bytes of their states; 0: no bound.
+	InlineMaxWindow                time.Duration
+	InlineMaxKeys, InlineMaxMemory int64
+	Timeout                        time.Duration // longest time for a call; 0 stands for DefaultTimeout
+	HashKey                        ring.HashKey  // places keys; the same on every node
+	MaxKeys                        int64         // states kept at most; 0: no bound
+	MaxMemory                      int64         // bytes for states; 0: no bound
+	MaxRequestIDs                  int           // remembered request ids per partition; 0: the store's default; negative: none
 	// MaxInFlight bounds the operations that wait here, for other nodes or for copies, whoever sent them; 0 stands for
 	// DefaultMaxInFlight. Beyond it they are answered by on_error at once.
 	MaxInFlight int
@@ -141,7 +145,7 @@ func New(cfg Config) *Limiter {
 	}
 	states := store.Config{
 		Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
-		Shut: cfg.Ownership != nil, Urgent: cfg.Urgent,
+		Shut: cfg.Ownership != nil, Urgent: cfg.Urgent, ShareOf: shareOf,
 	}
 	if cfg.Ownership == nil {
 		keepAlone(&states)
@@ -157,6 +161,7 @@ func New(cfg Config) *Limiter {
 		done:    make(chan struct{}),
 	}
 	l.inline.hashKey = cfg.HashKey
+	l.inline.longest, l.inline.maxKeys, l.inline.maxBytes = cfg.InlineMaxWindow, cfg.InlineMaxKeys, cfg.InlineMaxMemory
 	l.load.most = int64(cfg.MaxInFlight)
 	l.subjects.New = func() any { return new([limit.MaxBatch]subject) }
 	for i := range l.late {
@@ -195,6 +200,10 @@ func (l *Limiter) Policies() *policy.Set { return l.table.Load().set }
 // Store returns the size of this node's store.
 func (l *Limiter) Store() store.Stats { return l.store.Stats() }
 
+// Shares returns what the policies, the namespaces of inline limits and the callers have in this node's store, each in order of
+// bytes, the largest first; see store.Store.Shares.
+func (l *Limiter) Shares() (policies, namespaces, callers []store.Share) { return l.store.Shares() }
+
 const (
 	sweepEvery = 100 * time.Millisecond
 	// sweepParts is how many sweeps one pass over a store of any size is spread over: a state is dropped within 25 s of
@@ -209,8 +218,8 @@ func (l *Limiter) tend() {
 	defer close(l.done)
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
-	var full uint64        // calls refused for want of room, as last logged
-	quiet := sweepsAMinute // sweeps since then
+	var full, shares uint64 // calls refused for want of room, as last logged
+	quiet := sweepsAMinute  // sweeps since then
 	for {
 		select {
 		case <-l.quit:
@@ -220,13 +229,27 @@ func (l *Limiter) tend() {
 		case <-tick.C:
 			l.store.Sweep(l.clock(), sweepParts)
 			st := l.store.Stats()
-			if quiet++; st.Full > full && quiet >= sweepsAMinute {
-				l.log.Warn("no room for new keys: they are answered by on_error", "calls", st.Full-full, "keys", st.Keys,
-					"max_keys", st.MaxKeys, "bytes", st.Bytes, "max_bytes", st.MaxBytes)
-				full, quiet = st.Full, 0
+			if quiet++; st.Full+st.ShareFull > full+shares && quiet >= sweepsAMinute {
+				l.log.Warn("store full: new keys answered by on_error", append([]any{"calls", st.Full - full, "calls_over_share", st.ShareFull - shares, "keys", st.Keys,
+					"max_keys", st.MaxKeys, "bytes", st.Bytes, "max_bytes", st.MaxBytes}, l.largest()...)...)
+				full, shares, quiet = st.Full, st.ShareFull, 0
 			}
 		}
 	}
+}
+
+// largest are the names of those who have most in the store, as attributes of a log line.
+func (l *Limiter) largest() (attrs []any) {
+	policies, namespaces, callers := l.store.Shares()
+	for _, one := range []struct {
+		what string
+		list []store.Share
+	}{{"policy", policies}, {"namespace", namespaces}, {"caller", callers}} {
+		if len(one.list) > 0 {
+			attrs = append(attrs, "largest_"+one.what, one.list[0].Name, "largest_"+one.what+"_keys", one.list[0].Keys, "largest_"+one.what+"_bytes", one.list[0].Bytes)
+		}
+	}
+	return attrs
 }
 
 // alone is the ownership of a node without others.

@@ -45,7 +45,7 @@ func (l *Limiter) compile(set *policy.Set) *table {
 			if len(r.Limits) > 0 {
 				e.rules[r] = &store.Rule{
 					Scope: p.Name, Limits: r.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
-					ColdClosed: p.ColdStart == policy.ColdClosed,
+					ColdClosed: p.ColdStart == policy.ColdClosed, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory,
 				}
 			}
 		}
@@ -53,6 +53,11 @@ func (l *Limiter) compile(set *policy.Set) *table {
 		e.owns = e.rules[e.own]
 		t.by[p.Name] = e
 	}
+	shares := len(t.by)
+	if !l.cfg.NoInline {
+		shares++
+	}
+	l.store.SetShares(shares)
 	return t
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/weirlimit/weir/algo"
 	"go.yaml.in/yaml/v3"
 )
@@ -201,6 +202,30 @@ func (d *decoder) integer(f field, lowest, highest int64) (int64, bool) {
 		d.fail(n, f.path, "%v", err)
 	}
 	return v, err == nil
+}
+
+// The sizes that a file can give, in bytes.
+const (
+	minSize = 64 << 10
+	maxSize = 1 << 50
+)
+
+// size reads an amount of memory: text such as 64MiB, or a number of bytes.
+func (d *decoder) size(f field) (int64, bool) {
+	n := f.node
+	if n == nil {
+		return 0, false
+	}
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" && n.Tag != "!!int" {
+		d.fail(n, f.path, "must be an amount of memory such as 64MiB, not %s", kind(n))
+		return 0, false
+	}
+	v, err := humanize.ParseBytes(n.Value)
+	if err != nil || v < minSize || v > maxSize {
+		d.fail(n, f.path, "%s is not an amount of memory from 64KiB to 1PiB, such as 64MiB", show(n.Value))
+		return 0, false
+	}
+	return int64(v), true
 }
 
 func (d *decoder) boolean(f field) (v, ok bool) {

@@ -24,7 +24,7 @@ var (
 	sharedParameters = []string{"algorithm", "align", "time_zone", "slots", "count_denied", "max_log"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start"})
+		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start", "max_keys", "max_memory"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -134,6 +134,12 @@ func (d *decoder) policy(f fields) *Policy {
 	}
 	ok := d.limitsOf(f, p)
 	d.guarantees(f, p)
+	if keys, given := f.get("max_keys"); given {
+		p.MaxKeys, _ = d.integer(keys, 1, 1<<40)
+	}
+	if size, given := f.get("max_memory"); given {
+		p.MaxMemory, _ = d.size(size)
+	}
 	if list, given := f.get("overrides"); given {
 		d.overrides(f, list, p, ok)
 	}

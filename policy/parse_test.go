@@ -257,6 +257,8 @@ func TestGuarantees(t *testing.T) {
 		{"limits: [1/1s], durability: escrow, consistency: strict", Policy{Durability: Escrow, Strict: true, OnError: Closed}},
 		{"limits: [1/1s], durability: sync, consistency: strict, on_error: closed, cold_start: closed, shadow: true",
 			Policy{Durability: Sync, Strict: true, OnError: Closed, ColdStart: ColdClosed, Shadow: true}},
+		{"limits: [1/1s], max_keys: 5, max_memory: 64MiB", Policy{MaxKeys: 5, MaxMemory: 64 << 20}},
+		{"limits: [1/1s], max_memory: 1000000", Policy{MaxMemory: 1_000_000}},
 		{"limit: -1, durability: escrow, consistency: strict", Policy{Durability: Escrow, Strict: true, OnError: Closed}},
 		{"algorithm: concurrency, limit: 1, ttl: 1s", Policy{Concurrency: true}},
 		{"algorithm: concurrency, limit: 1, ttl: 1s, durability: none, cold_start: closed", Policy{Concurrency: true, Durability: None, ColdStart: ColdClosed}},
@@ -266,7 +268,7 @@ func TestGuarantees(t *testing.T) {
 		s := mustParse(t, "policies: [{name: p, "+test.fields+"}]")
 		got, want := mustGet(t, s, "p"), test.want
 		if got.Durability != want.Durability || got.Strict != want.Strict || got.ColdStart != want.ColdStart ||
-			got.OnError != want.OnError || got.Concurrency != want.Concurrency || got.Shadow != want.Shadow {
+			got.MaxKeys != want.MaxKeys || got.MaxMemory != want.MaxMemory || got.OnError != want.OnError || got.Concurrency != want.Concurrency || got.Shadow != want.Shadow {
 			t.Errorf("%s:\n got %+v\nwant %+v", test.fields, got, want)
 		}
 		if needs := s.NeedVoters(); (len(needs) > 0) != want.Strict {

@@ -92,6 +92,9 @@ type Policy struct {
 	Durability Durability
 	ColdStart  ColdStart
 	Strict     bool
+	// MaxKeys and MaxMemory bound what the keys of the policy take on each node, copies included: keys, and bytes for their
+	// states. 0: no bound of their own.
+	MaxKeys, MaxMemory int64
 	// Concurrency says that the limits count leases, so that the policy is asked by acquire and not by check. It holds
 	// for every key, also for those whose Rule is Unlimited or Blocked.
 	Concurrency bool
@@ -239,7 +242,7 @@ func (s *Set) NeedVoters() Errors {
 
 // Hash returns 32 hexadecimal digits that stand for what the policies mean, so that nodes can tell whether they decide
 // by the same ones. It is the same in every process and for any order of policies and of overrides; comments, spacing,
-// defaults written out and max_log, which has no part in a decision, do not change it. The order of several limits in
+// defaults written out and bounds of memory (max_log, max_keys, max_memory), which have no part in a decision, do not change it. The order of several limits in
 // one policy is part of it, since decisions list them in that order.
 func (s *Set) Hash() string {
 	if s == nil || s.hash == "" {

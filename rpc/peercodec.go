@@ -31,6 +31,7 @@ const (
 	opRequestID
 	opHops
 	opTrace
+	opCaller
 	opUnknown // and all above
 )
 
@@ -86,6 +87,7 @@ type packer struct {
 	number  uint32
 	term    ownership.Term
 	timeout uint64
+	caller  string
 }
 
 // add adds an operation whose caller waits for so long. It reports false when there are no numbers left: they must then be
@@ -94,7 +96,13 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	if op.Kind != limiter.OpCheck || op.Trace != "" && len(op.Trace) != limiter.TraceContext {
 		item := protoItem(op, left)
 		n := item.SizeVT()
-		p.bytes = binary.AppendUvarint(append(p.bytes, opItem), uint64(n))
+		flags := opItem | flagIf(op.Caller != p.caller, opCaller)
+		p.bytes = binary.AppendUvarint(p.bytes, flags)
+		if flags&opCaller != 0 {
+			p.bytes = appendText(p.bytes, op.Caller)
+		}
+		p.caller = op.Caller
+		p.bytes = binary.AppendUvarint(p.bytes, uint64(n))
 		p.bytes = appendMessage(p.bytes, n, item)
 		return true
 	}
@@ -109,9 +117,12 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	timeout := uint64(max(left, 0)+time.Microsecond-1) / uint64(time.Microsecond)
 	flags := flagIf(number != p.number, opTarget) | flagIf(op.Term != p.term, opTerm) | flagIf(timeout != p.timeout, opTimeout) |
 		flagIf(op.Cost != 1, opCost) | flagIf(op.Partial, opPartial) | flagIf(op.RequestID != "", opRequestID) |
-		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace)
-	p.number, p.term, p.timeout = number, op.Term, timeout
+		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller)
+	p.number, p.term, p.timeout, p.caller = number, op.Term, timeout, op.Caller
 	b := binary.AppendUvarint(p.bytes, flags)
+	if flags&opCaller != 0 {
+		b = appendText(b, op.Caller)
+	}
 	if flags&opTarget != 0 {
 		b = binary.AppendUvarint(b, uint64(number))
 	}
@@ -266,6 +277,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 	r := reader{rest: string(b.Operations)} // one copy for all keys: the message's own room is used again
 	var number, timeout uint64
 	var term ownership.Term
+	var caller string
 	for r.rest != "" {
 		if len(ops) == maxBatch {
 			return ops, status.Errorf(codes.ResourceExhausted, "operations: a batch holds at most %d", maxBatch)
@@ -273,16 +285,22 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 		ops = append(ops, limiter.Op{})
 		op := &ops[len(ops)-1]
 		flags := r.uvarint()
-		if flags == opItem {
+		if flags >= opUnknown || flags&opItem != 0 && flags&^opCaller != opItem {
+			return ops, malformed("operations", "item %d has flags %#x", len(ops)-1, flags)
+		}
+		if flags&opCaller != 0 {
+			if caller = r.text(); len(caller) > maxCaller {
+				return ops, malformed("operations", "item %d names a caller of %d bytes", len(ops)-1, len(caller))
+			}
+		}
+		if flags&opItem != 0 {
 			item := new(peerv1.Item)
 			if err := item.UnmarshalVT([]byte(r.text())); err != nil || r.bad {
 				return ops, malformed("operations", "item %d is malformed", len(ops)-1)
 			}
 			operation(op, item)
+			op.Caller = caller
 			continue
-		}
-		if flags&opItem != 0 || flags >= opUnknown {
-			return ops, malformed("operations", "item %d has flags %#x", len(ops)-1, flags)
 		}
 		if flags&opTarget != 0 {
 			number = r.uvarint()
@@ -314,13 +332,16 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 				return ops, malformed("operations", "item %d names target %d, which this stream has not defined", len(ops)-1, number)
 			}
 		}
-		op.Key = r.text()
+		op.Key, op.Caller = r.text(), caller
 		if r.bad {
 			return ops, malformed("operations", "item %d is cut short", len(ops)-1)
 		}
 	}
 	return ops, nil
 }
+
+// maxCaller is the longest name of a caller, in bytes.
+const maxCaller = 1 << 8
 
 // quota is what decisions of one policy have in common.
 type quota struct {

@@ -80,6 +80,8 @@ func TestPackedOperations(t *testing.T) {
 			for i := range ops {
 				ops[i] = mixed(rng)
 				operation(&want[i], overTheWire(t, protoItem(ops[i], left)))
+				ops[i].Caller = []string{"", "shop", "support"}[rng.IntN(3)]
+				want[i].Caller = ops[i].Caller
 			}
 			b := overTheWire(t, packedBatch(t, sent, sequence+1, left, ops...))
 			defined += len(b.Define)

@@ -35,7 +35,7 @@ type account struct {
 	refs   int      // specs; guarded by shares.mu
 
 	keys, bytes atomic.Int64
-	refused     atomic.Uint64 // calls refused for want of room
+	refused     atomic.Uint64 // calls answered ErrShareFull
 }
 
 func (a *account) add(keys, bytes int) {
@@ -145,7 +145,7 @@ func leave(m map[string]*account, a *account, n *atomic.Int64) {
 	}
 }
 
-// refused counts a call that has found no room.
+// refused counts a call that has found no room in its share.
 func (s *shares) refused(scope, caller string) {
 	name, inline := s.of(scope)
 	s.mu.RLock()
@@ -253,7 +253,7 @@ func (s *Store) SetShares(n int) { s.shares.groups.Store(int64(n)) }
 type Share struct {
 	Name        string // empty: the rest of them, which are not told apart, or a caller that is not known
 	Keys, Bytes int64  // Bytes of the states, without tables and what is unused of pages
-	Refused     uint64 // calls refused for want of room, since there have been keys without a break
+	Refused     uint64 // calls answered ErrShareFull, since there have been keys without a break
 }
 
 // Shares returns what the policies' shares, the inline ones and the callers have that have anything at all, each in order of

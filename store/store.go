@@ -169,6 +169,8 @@ type Store struct {
 	keys   atomic.Int64
 	shares shares
 	full   atomic.Uint64 // calls answered ErrFull
+	// Calls answered ErrShareFull.
+	shareFull atomic.Uint64
 	// Mono instants until which it is not worth looking for idle states again: for a call that finds the store full, and for
 	// one that finds its share full, so that the latter never keeps the former from looking.
 	barren, shareBarren atomic.Int64
@@ -225,10 +227,12 @@ type Stats struct {
 	Bytes    int64  // as counted against MaxBytes
 	MaxKeys  int64  // 0: no bound
 	MaxBytes int64  // 0: no bound
-	Full     uint64 // calls refused for want of room, ever
-	Swept    uint64 // idle states dropped, ever
-	Copies   int64  // of Keys: those in partitions that are shut, and in staging areas
-	Pending  int64  // changes that followers have not been told yet
+	Full     uint64 // calls refused for want of room in the store, ever
+	// ShareFull is the calls refused because a share, or a caller, has reached its bound or its fair part, ever.
+	ShareFull uint64
+	Swept     uint64 // idle states dropped, ever
+	Copies    int64  // of Keys: those in partitions that are shut, and in staging areas
+	Pending   int64  // changes that followers have not been told yet
 	// RequestIDsLost are the request ids that were not remembered, or not for as long as they should be, for want of room.
 	RequestIDsLost uint64
 }
@@ -237,7 +241,7 @@ type Stats struct {
 func (s *Store) Stats() Stats {
 	st := Stats{
 		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
-		Full: s.full.Load(), Swept: s.swept.Load(), RequestIDsLost: s.budget.memosLost.Load(),
+		Full: s.full.Load(), ShareFull: s.shareFull.Load(), Swept: s.swept.Load(), RequestIDsLost: s.budget.memosLost.Load(),
 	}
 	for i := range s.shards {
 		sh := &s.shards[i]
@@ -314,11 +318,12 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 	// may not be enough for a page to become free: each time twice as many are looked for.
 	for enough := 1; ; enough *= 2 {
 		if barren := s.barrenFor(err); now.Mono < barren.Load() {
-			s.full.Add(1)
-			s.shares.refused(rule.Scope, call.Caller)
 			if err == errShare {
+				s.shareFull.Add(1)
+				s.shares.refused(rule.Scope, call.Caller)
 				return ErrShareFull
 			}
+			s.full.Add(1)
 			return ErrFull
 		}
 		freed := s.sweep(now, reclaimScan, math.MaxInt, enough)

@@ -107,7 +107,8 @@ func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 		cfg := nodeConfig{
 			Name: name, Bind: "127.0.0.1", Voters: voters, Policies: samples, PolicyFile: dev.policies,
 			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, MaxMemory: memory / int64(dev.nodes),
-			Logger: dev.log.With("node", name),
+			InlineMaxWindow: limiter.DefaultInlineMaxWindow,
+			Logger:          dev.log.With("node", name),
 		}
 		if i == 0 {
 			cfg.HTTPPort, cfg.GRPCPort, cfg.AnyPortIfTaken = dev.http, dev.grpc, dev.anyPort

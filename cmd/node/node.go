@@ -66,6 +66,8 @@ type nodeConfig struct {
 	MaxKeys, MaxMemory                       int64
 	MaxRequestIDs                            int
 	NoInline                                 bool
+	InlineMaxWindow                          time.Duration // these three as in limiter.Config
+	InlineMaxKeys, InlineMaxMemory           int64
 	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
 	TraceSample                              float64 // share of calls traced whose callers do not say
 	TraceCallerRate                          float64 // calls a second traced whose callers say so
@@ -215,6 +217,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	work := limiter.Config{
 		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
+		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
 		MaxRequestIDs: cfg.MaxRequestIDs, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 	}

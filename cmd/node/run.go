@@ -39,6 +39,8 @@ type runFlags struct {
 	noInline                                    bool
 	timeout, grace                              time.Duration
 	logFormat, logLevel                         string
+	inlineMaxWindow                             time.Duration
+	inlineMaxKeys, inlineMaxMemory              parsed[int64]
 	otlpEndpoint                                string
 	traceSample, traceCallerRate                float64
 	config                                      string
@@ -90,6 +92,9 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
 	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 10_000, "request ids remembered per partition (of 4093); 0: none")
 	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
+	fs.DurationVar(&f.inlineMaxWindow, "inline-max-window", limiter.DefaultInlineMaxWindow, "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
+	fs.Var(f.inlineMaxKeys.by(parseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of limits sent along at most; 0: no bound but the fair part")
+	fs.Var(f.inlineMaxMemory.by(parseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of limits sent along at most; 0: no bound but the fair part")
 	fs.DurationVar(&f.timeout, "timeout", limiter.DefaultTimeout, "longest time for a check that another node decides")
 	fs.DurationVar(&f.grace, "grace", 10*time.Second, "longest time for stopping in good order")
 	fs.StringVar(&f.logFormat, "log-format", "text", "format of the log on standard error: text or json")
@@ -167,6 +172,7 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
 		PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
+		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
@@ -210,6 +216,9 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	}
 	if cfg.Limits, err = f.limits.config(); err != nil {
 		return cfg, err
+	}
+	if f.inlineMaxWindow < 0 {
+		return cfg, fmt.Errorf("--inline-max-window: %v is negative", f.inlineMaxWindow)
 	}
 	if f.timeout < time.Millisecond || f.timeout > time.Minute {
 		return cfg, fmt.Errorf("--timeout: %v is not a time to wait from 1ms to 1m", f.timeout)
@@ -272,6 +281,14 @@ func parseKeys(s string) (int64, error) {
 		return 0, fmt.Errorf("%q is not a whole number of keys", s)
 	}
 	return n, nil
+}
+
+// parseInlineMemory reads an amount of memory, or 0 for no bound.
+func parseInlineMemory(s string) (int64, error) {
+	if s == "0" {
+		return 0, nil
+	}
+	return parseSize(64<<10, 1<<50)(s)
 }
 
 // parsePort reads a port: empty is off, 0 any free one.

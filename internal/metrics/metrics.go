@@ -28,6 +28,7 @@ import (
 type Limiter interface {
 	ReadStats() []limiter.PolicyStats
 	Store() store.Stats
+	Shares() (policies, namespaces, callers []store.Share)
 	Load() limiter.LoadStats
 	Policies() *policy.Set
 }
@@ -89,12 +90,16 @@ var (
 	keysMax   = prometheus.NewDesc("weir_keys_max", "Keys with live state that this node keeps at most; 0: no bound.", nil, nil)
 	bytes     = prometheus.NewDesc("weir_state_bytes", "Bytes held for state.", nil, nil)
 	bytesMax  = prometheus.NewDesc("weir_state_bytes_max", "Bytes held for state at most; 0: no bound.", nil, nil)
-	full      = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state.", nil, nil)
-	swept     = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
-	idsLost   = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
-	inFlight  = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
-	flightMax = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
-	shed      = prometheus.NewDesc("weir_shed_total",
+	full      = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state in the store.", nil, nil)
+	shareKeys = prometheus.NewDesc("weir_share_keys",
+		"Keys with state of a share on this node, by kind of share (policy; inline, a namespace of inline limits; caller) and name. inline_other and caller_other, without a name, are all those that are not listed.", shareLabels, nil)
+	shareBytes = prometheus.NewDesc("weir_share_bytes", "Bytes of the states of a share's keys, as weir_share_keys.", shareLabels, nil)
+	shareFull  = prometheus.NewDesc("weir_share_full_total", "Checks answered by on_error because the share has reached its bound or its fair part, as weir_share_keys.", shareLabels, nil)
+	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	idsLost    = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
+	inFlight   = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
+	flightMax  = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
+	shed       = prometheus.NewDesc("weir_shed_total",
 		"Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.", []string{"reason"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
@@ -198,6 +203,7 @@ type page struct {
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
+		shareKeys, shareBytes, shareFull,
 		swept, idsLost, inFlight, flightMax, shed, policies, policyInfo, fileValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
@@ -230,6 +236,11 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	gauge(bytes, float64(st.Bytes))
 	gauge(bytesMax, float64(st.MaxBytes))
 	counter(full, st.Full)
+	m.collectShares(func(kind, name string, s store.Share) {
+		gauge(shareKeys, float64(s.Keys), kind, name)
+		gauge(shareBytes, float64(s.Bytes), kind, name)
+		counter(shareFull, s.Refused, kind, name)
+	})
 	counter(swept, st.Swept)
 	counter(idsLost, st.RequestIDsLost)
 	load := m.cfg.Limiter.Load()
@@ -274,6 +285,38 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		gauge(granted, float64(o.Granted))
 		gauge(pending, float64(o.Pending))
 		gauge(voting, truth(o.Voting))
+	}
+}
+
+// shareLabels name a share.
+var shareLabels = []string{"share", "name"}
+
+// maxListed is how many namespaces, and how many callers, have lines of their own: callers can make up namespaces.
+const maxListed = 20
+
+// collectShares calls do for what each policy has in the store, and the largest namespaces and callers, and once for the rest of each.
+func (m *Metrics) collectShares(do func(kind, name string, s store.Share)) {
+	policies, namespaces, callers := m.cfg.Limiter.Shares()
+	for _, s := range policies {
+		do("policy", s.Name, s)
+	}
+	for _, one := range []struct {
+		kind string
+		list []store.Share
+	}{{"inline", namespaces}, {"caller", callers}} {
+		var rest store.Share
+		listed := 0
+		for _, s := range one.list {
+			if s.Name != "" && listed < maxListed {
+				listed++
+				do(one.kind, s.Name, s)
+				continue
+			}
+			rest.Keys, rest.Bytes, rest.Refused = rest.Keys+s.Keys, rest.Bytes+s.Bytes, rest.Refused+s.Refused
+		}
+		if listed < len(one.list) {
+			do(one.kind+"_other", "", rest)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/store"
 )
 
 // TestPage compares what a scrape shows with what was done before it.
@@ -197,5 +199,39 @@ weir_ready 0
 `
 	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(want), "weir_members", "weir_partitions_owned", "weir_policies_mismatched_members", "weir_ready"); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestShares: policies, the largest namespaces and callers have lines, and the rest of each one together.
+func TestShares(t *testing.T) {
+	set, err := policy.Parse("p.yaml", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 4, window: 1m, max_keys: 2}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limiter.New(limiter.Config{Policies: set})
+	defer l.Close()
+	own := &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}
+	for i := range 2 * maxListed {
+		name := fmt.Sprintf("n%02d", i)
+		for k := range 2*maxListed - i {
+			if _, err := l.Check(t.Context(), []limit.Check{
+				{Target: limit.Target{Limit: own, Namespace: name, Key: fmt.Sprint(k), Caller: name}, Cost: 1},
+				{Target: limit.Target{Policy: "login", Key: fmt.Sprint(k)}, Cost: 1},
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	got := make(map[string]store.Share)
+	New(Config{Limiter: l, Logger: slog.New(slog.DiscardHandler)}).collectShares(func(kind, name string, s store.Share) {
+		got[kind+" "+name] = s
+	})
+	if login := got["policy login"]; login.Keys != 2 || login.Refused == 0 || login.Bytes == 0 {
+		t.Errorf("%+v", login)
+	}
+	rest := int64(maxListed * (maxListed + 1) / 2)
+	if len(got) != 1+2*(maxListed+1) || got["inline n00"].Keys != 2*maxListed || got["caller n19"].Keys != maxListed+1 ||
+		got["inline_other "].Keys != rest || got["caller_other "].Keys != rest+2 {
+		t.Errorf("%d lines: %+v", len(got), got)
 	}
 }

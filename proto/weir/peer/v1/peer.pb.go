@@ -348,7 +348,7 @@ type Batch struct {
 	// operations has one entry after the other, in the order in which they are to be carried out. Numbers are varints, signed
 	// ones zigzag (s). An entry is the sum of its flags, and what they say in this order:
 	//
-	//	1    an Item, with its length before it; no other flag goes with this one
+	//	1    an Item, with its length before it; no other flag but 512 goes with this one
 	//	2    number of the target; otherwise that of the check before, at first 0
 	//	4    epoch and n of the Item's term; otherwise those of the check before, at first none
 	//	8    microseconds of the Item's timeout, rounded up; otherwise those of the check before, at first none
@@ -357,6 +357,8 @@ type Batch struct {
 	//	64   request id, with its length before it
 	//	128  hops; otherwise 1
 	//	256  the Item's trace, 24 bytes
+	//	512  the caller's name, with its length before it, which comes before everything else; otherwise that of the entry before,
+	//	     at first none
 	//
 	// and then, of a check, the key, with its length before it. The partition follows from the key.
 	Operations    []byte `protobuf:"bytes,5,opt,name=operations,proto3" json:"operations,omitempty"`
