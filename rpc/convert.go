@@ -238,6 +238,7 @@ func term(t *peerv1.Term) ownership.Term { return ownership.Term{Epoch: t.GetEpo
 func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
 		Partition: uint32(op.Partition()), Term: protoTerm(op.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
+		Caller: op.Caller,
 	}
 	if op.Trace != "" {
 		item.Trace = []byte(op.Trace)
@@ -322,7 +323,11 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
 	}
-	op.Target, op.Outcome.Err = target(t)
+	if op.Target, op.Outcome.Err = target(t); len(item.Caller) > maxCaller {
+		op.Outcome.Err = &limit.Error{Kind: limit.TooLarge, Message: "the caller's name is too long"}
+		return
+	}
+	op.Caller = item.Caller
 }
 
 // protoOutcome converts what came of an operation.

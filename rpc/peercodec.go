@@ -96,13 +96,7 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	if op.Kind != limiter.OpCheck || op.Trace != "" && len(op.Trace) != limiter.TraceContext {
 		item := protoItem(op, left)
 		n := item.SizeVT()
-		flags := opItem | flagIf(op.Caller != p.caller, opCaller)
-		p.bytes = binary.AppendUvarint(p.bytes, flags)
-		if flags&opCaller != 0 {
-			p.bytes = appendText(p.bytes, op.Caller)
-		}
-		p.caller = op.Caller
-		p.bytes = binary.AppendUvarint(p.bytes, uint64(n))
+		p.bytes = binary.AppendUvarint(append(p.bytes, opItem), uint64(n))
 		p.bytes = appendMessage(p.bytes, n, item)
 		return true
 	}
@@ -285,7 +279,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 		ops = append(ops, limiter.Op{})
 		op := &ops[len(ops)-1]
 		flags := r.uvarint()
-		if flags >= opUnknown || flags&opItem != 0 && flags&^opCaller != opItem {
+		if flags >= opUnknown || flags&opItem != 0 && flags != opItem {
 			return ops, malformed("operations", "item %d has flags %#x", len(ops)-1, flags)
 		}
 		if flags&opCaller != 0 {
@@ -299,7 +293,6 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 				return ops, malformed("operations", "item %d is malformed", len(ops)-1)
 			}
 			operation(op, item)
-			op.Caller = caller
 			continue
 		}
 		if flags&opTarget != 0 {

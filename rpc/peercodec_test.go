@@ -79,9 +79,8 @@ func TestPackedOperations(t *testing.T) {
 			want := make([]limiter.Op, len(ops))
 			for i := range ops {
 				ops[i] = mixed(rng)
-				operation(&want[i], overTheWire(t, protoItem(ops[i], left)))
 				ops[i].Caller = []string{"", "shop", "support"}[rng.IntN(3)]
-				want[i].Caller = ops[i].Caller
+				operation(&want[i], overTheWire(t, protoItem(ops[i], left)))
 			}
 			b := overTheWire(t, packedBatch(t, sent, sequence+1, left, ops...))
 			defined += len(b.Define)

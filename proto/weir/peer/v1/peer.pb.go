@@ -348,7 +348,7 @@ type Batch struct {
 	// operations has one entry after the other, in the order in which they are to be carried out. Numbers are varints, signed
 	// ones zigzag (s). An entry is the sum of its flags, and what they say in this order:
 	//
-	//	1    an Item, with its length before it; no other flag but 512 goes with this one
+	//	1    an Item, with its length before it; no other flag goes with this one
 	//	2    number of the target; otherwise that of the check before, at first 0
 	//	4    epoch and n of the Item's term; otherwise those of the check before, at first none
 	//	8    microseconds of the Item's timeout, rounded up; otherwise those of the check before, at first none
@@ -357,7 +357,7 @@ type Batch struct {
 	//	64   request id, with its length before it
 	//	128  hops; otherwise 1
 	//	256  the Item's trace, 24 bytes
-	//	512  the caller's name, with its length before it, which comes before everything else; otherwise that of the entry before,
+	//	512  the Item's caller, with its length before it, which comes before everything else; otherwise that of the check before,
 	//	     at first none
 	//
 	// and then, of a check, the key, with its length before it. The partition follows from the key.
@@ -582,6 +582,7 @@ type Item struct {
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
 	Trace         []byte `protobuf:"bytes,13,opt,name=trace,proto3" json:"trace,omitempty"`
+	Caller        string `protobuf:"bytes,14,opt,name=caller,proto3" json:"caller,omitempty"` // name of the authenticated caller, at most 256 bytes; empty when it is not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -728,6 +729,13 @@ func (x *Item) GetTrace() []byte {
 		return x.Trace
 	}
 	return nil
+}
+
+func (x *Item) GetCaller() string {
+	if x != nil {
+		return x.Caller
+	}
+	return ""
 }
 
 type isItem_Operation interface {
@@ -1549,7 +1557,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x03 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xa7\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xbf\x04\n" +
 	"\x04Item\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x12\n" +
@@ -1565,7 +1573,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	" \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
 	"\areserve\x18\v \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
 	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12\x14\n" +
-	"\x05trace\x18\r \x01(\fR\x05traceB\v\n" +
+	"\x05trace\x18\r \x01(\fR\x05trace\x12\x16\n" +
+	"\x06caller\x18\x0e \x01(\tR\x06callerB\v\n" +
 	"\toperation\"d\n" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
