@@ -67,15 +67,15 @@ type Scope struct{ key HashKey }
 // A scope has a key of its own, SipHash-2-4-128 of its name under k, and the hash of a key is SipHash-2-4-64 of the key under
 // that. Where SipHash is a pseudo-random function, this is one of the pair of name and key (the cascade of Bellare, Canetti and
 // Krawczyk, "Pseudorandom functions revisited", 1996; depth two): names have independent keys, so that neither the pairs
-// ("ab", "c") and ("a", "bc") nor equal keys in two scopes have to do with one another, and no length has to be hashed. Hashes, some of
-// which can be observed, are never keys: the two lengths of SipHash are two functions.
+// ("ab", "c") and ("a", "bc") nor equal keys in two scopes have to do with one another, and no length has to be hashed. Hashes,
+// some of which can be observed, are never keys: the two lengths of SipHash are two functions.
 func (k HashKey) Scope(name string) Scope {
 	k.k0, k.k1 = siphash.Hash128(k.k0, k.k1, bytesOf(name))
 	return Scope{k}
 }
 
-// Scope returns the scope of that name within s.
-func (s Scope) Scope(name string) Scope { return s.key.Scope(name) }
+// Format implements fmt.Formatter: a scope's key is no more shown than a HashKey is.
+func (s Scope) Format(f fmt.State, verb rune) { s.key.Format(f, verb) }
 
 // Hash places a key. It allocates nothing.
 func (s Scope) Hash(key string) uint64 {

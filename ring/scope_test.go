@@ -66,9 +66,13 @@ func TestHashKeyBytes(t *testing.T) {
 // A hash key is in no log and no message, however it is written down.
 func TestHashKeyIsNotPrinted(t *testing.T) {
 	var b bytes.Buffer
-	config := struct{ HashKey HashKey }{testKey}
+	scope := testKey.Scope("")
+	config := struct {
+		HashKey HashKey
+		Scope   Scope
+	}{testKey, scope}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%d", "%x", "%X"} {
-		fmt.Fprintf(&b, verb+verb+verb, testKey, &testKey, config)
+		fmt.Fprintf(&b, verb+verb+verb+verb, testKey, &testKey, config, scope)
 	}
 	slog.New(slog.NewTextHandler(&b, nil)).Info("node started", "key", testKey, "config", config)
 	slog.New(slog.NewJSONHandler(&b, nil)).Info("node started", "key", testKey, "config", config)
@@ -76,7 +80,7 @@ func TestHashKeyIsNotPrinted(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := strings.ToLower(b.String())
-	for _, word := range []uint64{testKey.k0, testKey.k1} {
+	for _, word := range []uint64{testKey.k0, testKey.k1, scope.key.k0, scope.key.k1} {
 		for _, form := range []string{"%d", "%x"} {
 			if strings.Contains(text, fmt.Sprintf(form, word)) {
 				t.Errorf("the key is in %s", text)
