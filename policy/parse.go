@@ -183,7 +183,7 @@ func (d *decoder) limitsOf(f fields, p *Policy) bool {
 	one := fields{path: f.path, at: f.at, list: f.only(limitParameters)}
 	if len(one.list) == 0 {
 		d.fail(f.at, join(f.path, "limit"),
-			"is missing: add algorithm, limit and window, or several limits, such as limits: [10/1s, 1000/1h]")
+			"is missing: add algorithm, limit and window, or several limits, such as limits: [10/1s, 1000/1h], or limit: -1 for no limit but those of overrides")
 		return false
 	}
 	l, ok := d.limit(one)
@@ -327,7 +327,7 @@ func (d *decoder) changed(f fields, own []field, policy fields, p *Policy, right
 	}
 	merged := fields{path: f.path, at: f.at, list: own}
 	if number, given := merged.get("limit"); given && !policy.has("algorithm") && !isUnlimited(number.node) {
-		d.fail(number.node, join(policy.path, "algorithm"), "is missing: the policy itself is unlimited, but this limit needs one")
+		d.fail(number.node, join(policy.path, "algorithm"), "is missing: the policy itself is unlimited, but this limit needs one: add it there, or write limits: [10/1m] in the override")
 		return Rule{}
 	}
 	for _, one := range policy.only(limitParameters) {

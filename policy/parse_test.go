@@ -511,6 +511,8 @@ func TestReference(t *testing.T) {
 			{Algorithm: algo.SlidingWindow, Limit: 5000, Window: time.Hour, Slots: 60},
 			{Algorithm: algo.TokenBucket, Limit: 50_000, Window: 24 * time.Hour, Capacity: 1000}}}},
 		{"export", "alice", Rule{Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}}}},
+		{"tenants", "alice", Rule{Unlimited: true}},
+		{"tenants", "acme:bot", Rule{Limits: algo.Limits{{Algorithm: algo.SlidingLog, Limit: 100, Window: time.Minute}}}},
 	} {
 		got := *mustGet(t, s, test.policy).Rule(test.key)
 		if !slices.Equal(got.Limits, test.want.Limits) || got.Unlimited != test.want.Unlimited || got.Blocked != test.want.Blocked {
@@ -524,7 +526,7 @@ func TestReference(t *testing.T) {
 	if want := []string{"fixed_window 1 day Europe/Berlin", "fixed_window 3 month Europe/Berlin"}; !slices.Equal(periods, want) {
 		t.Errorf("report: %q, want %q", periods, want)
 	}
-	if len(s.Policies()) != 6 {
+	if len(s.Policies()) != 7 {
 		t.Errorf("%d policies", len(s.Policies()))
 	}
 	if p := mustGet(t, s, "login"); p.OnError != Closed || p.Shadow {
