@@ -56,6 +56,7 @@ type nodeConfig struct {
 	DebugPort                                *port // for profiles, on loopback; nil: off
 	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
 	Join                                     []string
+	HTTPHosts                                []string // names in Host headers, besides addresses and localhost
 	Voters                                   []string // names: none, 1, 3 or 5
 	MaxMembers                               int      // of the cluster; 0: cluster.DefaultMaxMembers
 	PolicyFile                               string   // empty: Policies
@@ -140,6 +141,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	// Before anything is opened, so that a name that is wrong is not blamed on a port; and for a node alone, too.
 	if err := n.clusterConfig().Validate(); err != nil {
 		return n, err
+	}
+	if err := checkHosts(cfg.HTTPHosts); err != nil {
+		return n, fmt.Errorf("--http-hosts: %w", err)
 	}
 	if cfg.GossipPort == portOff && len(cfg.Join) > 0 {
 		return n, errors.New("--join: needs a gossip port: give --gossip-port")
@@ -371,6 +375,7 @@ func (n *node) serve() {
 	if n.listeners.http != nil {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.auth.HTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
+			Host:     hostCheck(n.cfg.Bind, n.cfg.HTTPHosts),
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage,

@@ -339,7 +339,7 @@ func TestStopCutsOff(t *testing.T) {
 		}
 		defer c.Close()
 		// The node says to go on once the handler reads the body, which never comes.
-		if _, err := io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"); err != nil {
+		if _, err := io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := c.Read(make([]byte, 8)); err != nil {

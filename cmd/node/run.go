@@ -28,7 +28,7 @@ import (
 type runFlags struct {
 	name, bind, advertise                       string
 	httpPort, grpcPort, gossipPort, peer, debug parsed[port]
-	join, voters                                []string
+	join, voters, httpHosts                     []string
 	maxMembers                                  int
 	policies, unknownPolicy                     string
 	security                                    securityFlags
@@ -81,6 +81,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.gossipPort.by(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
 	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
 	fs.Var(f.debug.by(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
+	fs.StringSliceVar(&f.httpHosts, "http-hosts", nil, "host names that HTTP requests may be for besides IP addresses and localhost, separated by commas; empty: only these where --bind is a loopback address, and any name elsewhere")
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
 	fs.IntVar(&f.maxMembers, "max-members", cluster.DefaultMaxMembers, "nodes of the cluster at most: what gossip tells of more is not taken in")
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
@@ -170,7 +171,7 @@ func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
-		PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		HTTPHosts: f.httpHosts, PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
 		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,

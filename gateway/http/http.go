@@ -18,9 +18,11 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"net"
 	"net/http"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -51,6 +53,9 @@ type Config struct {
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
 	// HasRole reports whether the sender of a request that is open to everybody has a role. Nil: everybody has every role.
 	HasRole func(r *http.Request, role auth.Role) bool
+	// Host reports whether the name or address in a request's Host header, without its port, is one of this node's. A request
+	// for another is answered 421, whatever it asks. Nil: every name is.
+	Host func(name string) bool
 	// NoInline refuses limits sent along with a request.
 	NoInline bool
 	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses
@@ -153,6 +158,11 @@ func New(cfg Config) http.Handler {
 	mux.HandleFunc("/", a.notFound)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		echoRequestID(w, r)
+		if a.Host != nil && !a.Host(hostName(r.Host)) {
+			a.writeProblem(w, r, &problem{status: http.StatusMisdirectedRequest,
+				message: "this node does not answer for " + clip(strconv.Quote(hostName(r.Host))) + ": ask for it by an IP address, localhost or a name of --http-hosts"})
+			return
+		}
 		// The mux would answer with a redirect and without a body, which a client that posts JSON has no use for.
 		if !isClean(r.URL.EscapedPath()) {
 			a.notFound(w, r)
@@ -160,6 +170,14 @@ func New(cfg Config) http.Handler {
 		}
 		mux.ServeHTTP(w, r)
 	})
+}
+
+// hostName is a Host header without its port.
+func hostName(host string) string {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		return name
+	}
+	return strings.TrimSuffix(strings.TrimPrefix(host, "["), "]")
 }
 
 // authorized is the handler of a route for those who may use it.

@@ -48,6 +48,8 @@ func (p *problem) body() problemBody {
 		b.Type, b.Title = "method-not-allowed", "The method is not allowed here"
 	case http.StatusRequestEntityTooLarge:
 		b.Type, b.Title = "too-large", "The request is too large"
+	case http.StatusMisdirectedRequest:
+		b.Type, b.Title = "misdirected", "The request is for another host"
 	case http.StatusUnsupportedMediaType:
 		b.Type, b.Title = "unsupported-media-type", "The body has to be JSON"
 	case http.StatusServiceUnavailable:
