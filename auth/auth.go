@@ -150,18 +150,30 @@ func (a *Authorizer) authenticate(e *Credentials, list *Callers) (*Caller, *Deni
 // Authorize authenticates a request or stream by its credentials and demands a role. listener names the listener in metrics and
 // logs. It needs no body. The context returned is the one to serve the request in: a service of Service finds the caller there.
 func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
-	s := &session{credentials: e}
 	list := a.callers()
-	caller, denial := a.authenticate(&s.credentials, list)
+	caller, denial := a.authenticate(&e, list)
 	if denial == nil {
-		denial = a.demand(caller, list, role, &s.credentials)
+		denial = a.demand(caller, list, role, &e)
 	}
 	if denial != nil {
 		a.denied(listener, denial, caller, e.From)
 		return nil, denial
 	}
+	return withSession(ctx, &e, list, caller), nil
+}
+
+// withSession returns a context with an authenticated caller.
+func withSession(ctx context.Context, e *Credentials, list *Callers, caller *Caller) context.Context {
+	s := &session{credentials: *e}
 	s.known.Store(&known{list, caller})
-	return context.WithValue(ctx, sessionKey{}, s), nil
+	return context.WithValue(ctx, sessionKey{}, s)
+}
+
+// Authenticated reports whether the caller of the request or stream with this context was authenticated. Callers of what is open
+// to everybody are only if they present credentials. Without an access file every caller is whose certificate is as demanded.
+func Authenticated(ctx context.Context) bool {
+	_, ok := ctx.Value(sessionKey{}).(*session)
+	return ok
 }
 
 // demand returns a Denial if the caller does not have the role.
@@ -226,9 +238,6 @@ func httpCredentials(r *http.Request) Credentials {
 // is a status. It is to be called before the message is read.
 func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, error) {
 	role, listed := a.roles[method]
-	if listed && role == RoleOpen {
-		return ctx, nil
-	}
 	var e Credentials
 	if p, ok := peer.FromContext(ctx); ok {
 		e.From = p.Addr
@@ -242,6 +251,13 @@ func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, 
 		return nil, status.Error(codes.PermissionDenied, "this method is denied to everybody")
 	}
 	e.Authorization = metadata.ValueFromIncomingContext(ctx, "authorization")
+	if role == RoleOpen {
+		list := a.callers()
+		if caller, denial := a.authenticate(&e, list); denial == nil {
+			ctx = withSession(ctx, &e, list, caller)
+		}
+		return ctx, nil
+	}
 	ctx, denial := a.Authorize(ctx, "grpc", role, e)
 	if denial != nil {
 		return nil, statusOf(denial)
@@ -279,7 +295,7 @@ func (s *authorizedStream) Context() context.Context { return s.ctx }
 // SendMsg implements grpc.ServerStream. It sends nothing to a caller who has lost the role since. Streams of checks are not
 // looked at here: Service authorizes each check.
 func (s *authorizedStream) SendMsg(m any) error {
-	if from, ok := s.ctx.Value(sessionKey{}).(*session); ok && s.role != RoleCheck {
+	if from, ok := s.ctx.Value(sessionKey{}).(*session); ok && s.role != RoleCheck && s.role != RoleOpen {
 		caller, denial := s.authorizer.current(from)
 		if denial == nil {
 			denial = s.authorizer.demand(caller, s.authorizer.callers(), s.role, &from.credentials)

@@ -9,6 +9,8 @@ import (
 	"net/http/pprof"
 	"strconv"
 	"time"
+
+	"github.com/weirlimit/weir/internal/ingress"
 )
 
 // debugRequests is how many requests the debug port answers at a time: a profile costs the node something while it is taken.
@@ -70,7 +72,7 @@ func namesThisHost(hostport string) bool {
 }
 
 // listenDebug opens the debug port, whatever address the other ports are bound to.
-func listenDebug(p port) (*door, error) {
+func listenDebug(p port) (*ingress.Listener, error) {
 	if p == portOff {
 		return nil, nil
 	}
@@ -78,7 +80,7 @@ func listenDebug(p port) (*door, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--debug-port: %w", err)
 	}
-	return &door{Listener: l}, nil
+	return ingress.NewListener(l, ingress.ListenerConfig{}), nil
 }
 
 // serveDebug serves the debug port until the node stops, which does not fail with it.

@@ -11,13 +11,18 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
+	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/rpc"
 )
 
-// limitsConfig bounds what callers can hold on to, at each door. A zero stands for the default, which newLimits has.
+// limitsConfig bounds what callers can hold on to, at each listener. A zero stands for the default, which newLimits has.
 type limitsConfig struct {
-	MaxConnections int           // at a time, at each door; -1: any number
+	MaxConnections int           // of authenticated callers at a time, at each listener; -1: any number
+	MaxPerSource   int           // of them, those of one source address; -1: any number; 0: half of MaxConnections
+	MaxAnonymous   int           // connections that are not authenticated, at a time, at each listener
+	MaxAge         time.Duration // of a connection; -1: any
+	IdleTimeout    time.Duration // of a connection over gRPC without calls; -1: any
 	MaxStreams     int           // calls at a time on one connection of HTTP/2, which gRPC is
 	MaxMessage     int64         // bytes of a request's body
 	MaxHeader      int64         // bytes of a request's header fields
@@ -30,6 +35,8 @@ type limitsConfig struct {
 // Defaults, and what is fixed.
 const (
 	defaultMaxConnections = 10_000
+	defaultMaxAge         = time.Hour
+	defaultIdleTimeout    = 10 * time.Minute
 	defaultMaxStreams     = 1000
 	defaultMaxMessage     = 4 << 20 // a full batch with the longest keys
 	defaultMaxHeader      = 32 << 10
@@ -53,6 +60,18 @@ const (
 func newLimits(c limitsConfig) limitsConfig {
 	if c.MaxConnections == 0 {
 		c.MaxConnections = defaultMaxConnections
+	}
+	if c.MaxPerSource == 0 && c.MaxConnections > 0 {
+		c.MaxPerSource = max(c.MaxConnections/2, 1)
+	}
+	if c.MaxAnonymous == 0 {
+		c.MaxAnonymous = ingress.DefaultMaxAnonymous
+	}
+	if c.MaxAge == 0 {
+		c.MaxAge = defaultMaxAge
+	}
+	if c.IdleTimeout == 0 {
+		c.IdleTimeout = defaultIdleTimeout
 	}
 	if c.MaxStreams == 0 {
 		c.MaxStreams = defaultMaxStreams
@@ -81,6 +100,8 @@ func newLimits(c limitsConfig) limitsConfig {
 // limitsFlags are the same as the command line writes them.
 type limitsFlags struct {
 	connections, streams int
+	perSource, anonymous int
+	age, idle            time.Duration
 	inFlight             int
 	message, header      parsed[int64]
 	unread               parsed[int64]
@@ -88,7 +109,11 @@ type limitsFlags struct {
 }
 
 func (f *limitsFlags) register(fs *pflag.FlagSet) {
-	fs.IntVar(&f.connections, "max-connections", defaultMaxConnections, "connections at a time at each port; more are closed at once; 0: no bound")
+	fs.IntVar(&f.connections, "max-connections", defaultMaxConnections, "connections of authenticated callers at a time at each port; more are closed; 0: no bound")
+	fs.IntVar(&f.perSource, "max-connections-per-source", 0, "those of them from one source, an IPv4 address or an IPv6 /64; 0: half of --max-connections")
+	fs.IntVar(&f.anonymous, "max-anonymous-connections", ingress.DefaultMaxAnonymous, "connections at a time at each port whose callers have not been authenticated yet; more wait, and sources take turns")
+	fs.DurationVar(&f.age, "max-connection-age", defaultMaxAge, "age from which a caller or node is asked to take another connection; set it below half of what short-lived client certificates live; 0: no bound")
+	fs.DurationVar(&f.idle, "idle-timeout", defaultIdleTimeout, "how long a gRPC connection may stay without calls; 0: no bound")
 	fs.IntVar(&f.streams, "max-streams", defaultMaxStreams, "calls at a time on one connection of gRPC or HTTP/2; more wait at the caller")
 	fs.Var(f.message.by(parseSize(1<<10, 1<<30), "size", "4MiB"), "max-message-size", "largest body of a request, HTTP or gRPC")
 	fs.Var(f.header.by(parseSize(1<<10, 1<<20), "size", "32KiB"), "max-header-size", "largest header of a request, HTTP or gRPC")
@@ -100,12 +125,33 @@ func (f *limitsFlags) register(fs *pflag.FlagSet) {
 
 // config is what the flags say.
 func (f *limitsFlags) config() (limitsConfig, error) {
-	c := limitsConfig{MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value, FirstMessage: f.firstMessage, WriteTimeout: f.write, MaxInFlight: f.inFlight, MaxUnread: f.unread.value}
+	c := limitsConfig{
+		MaxPerSource: f.perSource, MaxAnonymous: f.anonymous, MaxAge: f.age, IdleTimeout: f.idle,
+		MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value,
+		FirstMessage: f.firstMessage, WriteTimeout: f.write, MaxInFlight: f.inFlight, MaxUnread: f.unread.value,
+	}
 	switch {
 	case f.connections < 0:
 		return c, fmt.Errorf("--max-connections: %d is negative", f.connections)
 	case f.connections == 0:
 		c.MaxConnections = -1
+	}
+	if f.perSource < 0 {
+		return c, fmt.Errorf("--max-connections-per-source: %d is negative", f.perSource)
+	}
+	if f.anonymous < 1 {
+		return c, fmt.Errorf("--max-anonymous-connections: %d is not positive: every connection begins as one", f.anonymous)
+	}
+	for _, bound := range []struct {
+		flag string
+		d    *time.Duration
+	}{{"--max-connection-age", &c.MaxAge}, {"--idle-timeout", &c.IdleTimeout}} {
+		if *bound.d != 0 && *bound.d < time.Second {
+			return c, fmt.Errorf("%s: %v is too short: give a second or more, or 0 for no bound", bound.flag, *bound.d)
+		}
+		if *bound.d == 0 {
+			*bound.d = -1
+		}
 	}
 	if f.streams < 1 || f.streams > 1_000_000 {
 		return c, fmt.Errorf("--max-streams: %d is not a number from 1 to 1000000", f.streams)
@@ -133,23 +179,28 @@ func parseSize(least, most uint64) func(string) (int64, error) {
 	}
 }
 
-// doors has the doors keep to the limits.
-func (c *limitsConfig) doors(refusals *refusals, http, grpc, peer *door) {
-	for _, d := range []struct {
-		name string
-		door *door
-	}{{"http", http}, {"grpc", grpc}, {"peer", peer}} {
-		if d.door == nil {
-			continue
-		}
-		d.door.max = max(int64(c.MaxConnections), 0)
-		d.door.full = func(from net.Addr) {
-			refusals.note(d.name, "too_many_connections", from, fmt.Sprintf("there are %d (--max-connections)", c.MaxConnections))
-		}
-		if d.name != "http" {
-			d.door.slowest = c.WriteTimeout
+// listener returns the configuration of a listener (http, grpc or peer).
+func (c *limitsConfig) listener(name string, s *security) ingress.ListenerConfig {
+	cfg := ingress.ListenerConfig{
+		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxPerSource, 0), MaxAnonymous: c.MaxAnonymous,
+		Rejected: func(from net.Addr, why ingress.Rejection) { s.refusals.note(name, string(why), from, rejections[why]) },
+	}
+	if name != "http" {
+		cfg.WriteTimeout = c.WriteTimeout
+	}
+	if s.plain(name) {
+		cfg.Foreign = func(from net.Addr) {
+			s.refusals.note(name, "tls_on_plain_port", from, "TLS where plain text is spoken")
 		}
 	}
+	return cfg
+}
+
+// rejections say which bound a connection was closed for.
+var rejections = map[ingress.Rejection]string{
+	ingress.TooManyConnections: "--max-connections, --max-connections-per-source",
+	ingress.TooManyAnonymous:   "--max-anonymous-connections",
+	ingress.TooManyBytes:       "too much was sent before authentication",
 }
 
 // grpcServer returns the options of the server for callers.
@@ -157,7 +208,7 @@ func (c *limitsConfig) grpcServer() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.InitialWindowSize(callerStreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
 		grpc.MaxRecvMsgSize(int(c.MaxMessage)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		c.keepalive(),
 	}
 }
 
@@ -166,13 +217,48 @@ func (c *limitsConfig) peerServer() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxPeerStreams), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
 		grpc.InitialWindowSize(rpc.StreamWindow), grpc.InitialConnWindowSize(rpc.ConnectionWindow),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}),
+		c.keepalive(),
 	}
+}
+
+// keepalive bounds how long a connection over gRPC stays. From MaxAge on, or a tenth before, the caller is asked to open another
+// one and to begin no more calls. Streams, which may go on for ever, are ended a little later in good order: see
+// ingress.CallsConfig.MaxAge. What is still there when all of them have had the time to end is cut off.
+func (c *limitsConfig) keepalive() grpc.ServerOption {
+	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, MaxConnectionIdle: max(c.IdleTimeout, 0)}
+	if c.MaxAge > 0 {
+		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxAge, c.streamAge()-c.MaxAge+c.MaxAge/10+ingress.EndPatience+10*time.Second
+	}
+	return grpc.KeepaliveParams(p)
+}
+
+// streamAge is how old a connection may become before its streams are ended: gRPC spreads what it does at MaxAge over a tenth of it
+// in both directions. 0: any age.
+func (c *limitsConfig) streamAge() time.Duration {
+	if c.MaxAge <= 0 {
+		return 0
+	}
+	return c.MaxAge + c.MaxAge/10 + time.Second
+}
+
+// aged asks callers over HTTP whose connection has reached MaxAge to open another one, with the answer to a request.
+func (c *limitsConfig) aged(handler http.Handler) http.Handler {
+	if c.MaxAge <= 0 {
+		return handler
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn := ingress.FromContext(r.Context()); conn != nil && time.Since(conn.Served()) > c.MaxAge {
+			w.Header().Set("Connection", "close") // over HTTP/2 net/http makes a GOAWAY of it
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // httpServer has a server keep to the limits, beside the times that it has.
 func (c *limitsConfig) httpServer(s *http.Server) *http.Server {
 	s.MaxHeaderBytes = int(c.MaxHeader)
+	s.ConnContext = ingress.ConnContext
+	s.Handler = c.aged(s.Handler)
 	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams}
 	return s
 }

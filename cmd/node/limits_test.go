@@ -1,16 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
@@ -19,38 +15,66 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// TestMaxConnections: one connection too many is closed at once and counted; there is room again when one ends.
+// TestMaxConnections: an authenticated connection too many is closed and counted, and one of a source with its share too; there is
+// room again when one ends.
 func TestMaxConnections(t *testing.T) {
-	cfg := testConfig(t, "node")
-	cfg.Limits.MaxConnections = 2
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
-	http.DefaultClient.CloseIdleConnections()
-	for name, d := range map[string]*door{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
-		eventually(t, "nobody to be connected", func() bool { return d.open.Load() == 0 })
-		dial := func() net.Conn {
-			c, err := net.Dial("tcp", addrOf(d))
-			if err != nil {
+	for name, limits := range map[string]limitsConfig{
+		"of all": {MaxConnections: 2, MaxPerSource: -1}, "of a source": {MaxConnections: 100, MaxPerSource: 2},
+	} {
+		cfg := testConfig(t, "node")
+		cfg.Limits = limits
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		http.DefaultClient.CloseIdleConnections()
+		known := func(l *ingress.Listener) int {
+			authenticated, _, _ := l.Connections()
+			return authenticated
+		}
+		for listener, l := range map[string]*ingress.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc} {
+			dial := func() (ask func() error, end func()) {
+				if listener == "grpc" {
+					conn := dialed(t, n)
+					return func() error {
+						_, err := weirv1.NewLimiterClient(conn).Status(t.Context(), &weirv1.StatusRequest{})
+						return err
+					}, func() { conn.Close() }
+				}
+				transport := new(http.Transport)
+				return func() error {
+					resp, err := (&http.Client{Transport: transport}).Get("http://" + addrOf(l) + "/v1/status")
+					if err != nil {
+						return err
+					}
+					defer resp.Body.Close()
+					_, err = io.Copy(io.Discard, resp.Body) // the connection stays
+					return err
+				}, transport.CloseIdleConnections
+			}
+			first, end := dial()
+			second, _ := dial()
+			if err := errors.Join(first(), second()); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { c.Close() })
-			return c
+			third, _ := dial()
+			if err := third(); err == nil {
+				t.Errorf("%s, %s: a third connection is answered", name, listener)
+			}
+			refusedAt(t, n, listener, "too_many_connections")
+			if err := errors.Join(first(), second()); err != nil {
+				t.Errorf("%s, %s: those that were there first: %v", name, listener, err)
+			}
+			end()
+			eventually(t, "room for one", func() bool { return known(l) == 1 })
+			eventually(t, "it to be taken", func() bool { return third() == nil })
+			if known(l) != 2 {
+				t.Errorf("%s, %s: %d are counted", name, listener, known(l))
+			}
 		}
-		one := dial()
-		dial()
-		eventually(t, "both to be taken", func() bool { return d.open.Load() == 2 })
-		if _, err := io.Copy(io.Discard, dial()); err != nil && !strings.Contains(err.Error(), "reset") {
-			t.Errorf("%s: the third: %v", name, err)
-		}
-		refusedAt(t, n, name, "too_many_connections")
-		one.Close()
-		eventually(t, "room for one", func() bool { return d.open.Load() == 1 })
-		dial()
-		eventually(t, "it to be taken", func() bool { return d.open.Load() == 2 })
 	}
 }
 
@@ -132,71 +156,31 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// pipeListener hands out one end of pipes.
-type pipeListener struct{ conns chan net.Conn }
-
-func (l pipeListener) Accept() (net.Conn, error) { return <-l.conns, nil }
-
-func (pipeListener) Close() error { return nil }
-
-func (pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
-
-// TestSlowReader: a caller who does not read has the time that is stated, from each write anew, and then the connection
-// ends.
-func TestSlowReader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const slowest = 30 * time.Second
-		l := pipeListener{make(chan net.Conn, 1)}
-		here, there := net.Pipe()
-		defer there.Close()
-		l.conns <- here
-		d := &door{Listener: l, slowest: slowest}
-		c, err := d.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		for range 3 { // slow, but reading
-			go func() {
-				time.Sleep(slowest - time.Second)
-				_, _ = io.ReadFull(there, make([]byte, 3))
-			}()
-			if _, err := c.Write([]byte("abc")); err != nil {
-				t.Fatal(err)
-			}
-		}
-		begun := time.Now()
-		if _, err := c.Write(bytes.Repeat([]byte{1}, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("%v", err)
-		}
-		if took := time.Since(begun); took != slowest {
-			t.Errorf("after %v", took)
-		}
-	})
-}
-
 // TestLimitsByDefault: every node has bounds, whatever it is started with.
 func TestLimitsByDefault(t *testing.T) {
 	c := newLimits(limitsConfig{})
 	if c.MaxConnections != defaultMaxConnections || c.MaxStreams != defaultMaxStreams || c.MaxMessage != defaultMaxMessage ||
 		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout || c.FirstMessage != defaultFirstMessage || c.MaxInFlight != limiter.DefaultMaxInFlight ||
-		c.MaxUnread != defaultMaxUnread {
+		c.MaxUnread != defaultMaxUnread || c.MaxPerSource != defaultMaxConnections/2 || c.MaxAnonymous != ingress.DefaultMaxAnonymous ||
+		c.MaxAge != defaultMaxAge || c.IdleTimeout != defaultIdleTimeout {
 		t.Errorf("%+v", c)
 	}
 	var f limitsFlags
 	cmd := newRun()
 	f.register(newStatus().Flags())
-	if got, err := f.config(); err != nil || got != c {
+	if got, err := f.config(); err != nil || newLimits(got) != c {
 		t.Errorf("flags say %+v, %v", got, err)
 	}
-	d := &door{}
-	none := newLimits(limitsConfig{MaxConnections: -1})
-	none.doors(nil, d, nil, nil)
-	if d.max != 0 {
-		t.Errorf("no bound is %d", d.max)
+	none := newLimits(limitsConfig{MaxConnections: -1, MaxAge: -1, IdleTimeout: -1})
+	if l := none.listener("http", &security{}); l.MaxConnections != 0 || l.MaxPerSource != 0 || none.streamAge() != 0 {
+		t.Errorf("no bound is %+v", l)
 	}
 	for _, c := range []struct{ args, want string }{
 		{"--max-connections -1", "--max-connections: "},
+		{"--max-connections-per-source -1", "--max-connections-per-source: "},
+		{"--max-anonymous-connections 0", "--max-anonymous-connections: "},
+		{"--max-connection-age 1ms", "--max-connection-age: "},
+		{"--idle-timeout -1s", "--idle-timeout: "},
 		{"--max-streams 0", "--max-streams: "},
 		{"--max-message-size 1GB2", "max-message-size"},
 		{"--max-message-size 10B", "max-message-size"},

@@ -85,8 +85,8 @@ type node struct {
 	hashKey  ring.HashKey // zero in a cluster without a secret
 	settings uint64       // fingerprint of the ring's settings
 
-	listeners struct{ http, grpc, peer, debug *door } // nil where off
-	cluster   *cluster.Cluster                        // nil: a node alone for good
+	listeners struct{ http, grpc, peer, debug *ingress.Listener } // nil where off
+	cluster   *cluster.Cluster                                    // nil: a node alone for good
 	limiter   *limiter.Limiter
 	keeper    *keeper.Keeper
 	peers     *rpc.Peers
@@ -181,7 +181,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	for _, l := range []struct {
 		flag string
 		port port
-		to   **door
+		to   **ingress.Listener
 	}{
 		{"--http-port", cfg.HTTPPort, &n.listeners.http},
 		{"--grpc-port", cfg.GRPCPort, &n.listeners.grpc},
@@ -196,8 +196,6 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
-	n.security.watchPlainDoors(n.listeners.http, n.listeners.grpc, n.listeners.peer)
-	n.limits.doors(n.security.refusals, n.listeners.http, n.listeners.grpc, n.listeners.peer)
 	n.security.warn(cfg)
 	if cfg.GossipPort != portOff {
 		if n.cluster, err = n.join(policies); err != nil {
@@ -254,7 +252,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 }
 
 // listen opens a TCP port.
-func (n *node) listen(flag string, p port) (*door, error) {
+func (n *node) listen(flag string, p port) (*ingress.Listener, error) {
 	if p == portOff {
 		return nil, nil
 	}
@@ -264,7 +262,8 @@ func (n *node) listen(flag string, p port) (*door, error) {
 	}
 	switch {
 	case err == nil:
-		return &door{Listener: l}, nil
+		name := strings.TrimSuffix(strings.TrimPrefix(flag, "--"), "-port")
+		return ingress.NewListener(l, n.limits.listener(name, n.security)), nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", flag, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
@@ -315,7 +314,7 @@ func (n *node) join(policies *policy.Set) (*cluster.Cluster, error) {
 	return cluster.Start(c)
 }
 
-func portOf(l *door) int {
+func portOf(l *ingress.Listener) int {
 	if l == nil {
 		return 0
 	}
@@ -337,7 +336,9 @@ func (n *node) serve() {
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
 	codec := grpc.ForceServerCodecV2(wire.Codec())
 	if n.listeners.peer != nil {
-		calls := ingress.NewCalls(ingress.CallsConfig{FirstMessage: n.limits.FirstMessage, Panicked: n.panicked("peer")})
+		calls := ingress.NewCalls(ingress.CallsConfig{
+			FirstMessage: n.limits.FirstMessage, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
+		})
 		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer()),
 			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)...)
 		services := calls.Registrar(n.peerServer)
@@ -355,9 +356,10 @@ func (n *node) serve() {
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(),
 		})
 		calls := ingress.NewCalls(ingress.CallsConfig{
-			Authorize: n.security.auth.GRPC, FirstMessage: n.limits.FirstMessage, Panicked: n.panicked("grpc"),
+			Authorize: n.security.authorizeGRPC, MaxAnonymous: n.limits.MaxAnonymous, FirstMessage: n.limits.FirstMessage,
+			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
 		})
-		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.grpcServer(), n.limits.grpcServer()),
+		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, stayStream), n.security.grpcServer(), n.limits.grpcServer()),
 			grpc.WaitForHandlers(true), handshake, codec,
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
@@ -374,7 +376,7 @@ func (n *node) serve() {
 	}
 	if n.listeners.http != nil {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
-			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.auth.HTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
+			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
 			Host:     hostCheck(n.cfg.Bind, n.cfg.HTTPHosts),
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
@@ -594,7 +596,7 @@ func (n *node) stop() {
 	var doors sync.WaitGroup // side by side, so that neither uses up the other's time
 	if n.httpServer != nil {
 		doors.Go(func() {
-			defer n.listeners.http.hush().Stop()
+			defer n.listeners.http.Hush().Stop()
 			if err := n.httpServer.Shutdown(ctx); err != nil {
 				n.log.Warn("requests cut off", "error", err)
 				_ = n.httpServer.Close() // what is left is cut off, as said
@@ -603,7 +605,7 @@ func (n *node) stop() {
 	}
 	if n.grpcServer != nil {
 		doors.Go(func() {
-			defer n.listeners.grpc.hush().Stop()
+			defer n.listeners.grpc.Hush().Stop()
 			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
 			n.grpcServer.GracefulStop()
 			n.callers.Close()
@@ -617,7 +619,7 @@ func (n *node) stop() {
 		n.peers.Close() // before the server, whose handlers may wait for what they handed on
 	}
 	if n.peerServer != nil {
-		hush := n.listeners.peer.hush()
+		hush := n.listeners.peer.Hush()
 		n.peerServer.Stop() // streams between nodes never end by themselves
 		hush.Stop()
 	}
@@ -638,7 +640,7 @@ func (n *node) stop() {
 		_ = n.debugServer.Close() // last, so that stopping can be looked at
 	}
 	n.work.Wait()
-	for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.debug} {
+	for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.debug} {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}
@@ -778,7 +780,7 @@ func (n *node) ReadyLine() string {
 		n.cfg.Name, addrOf(n.listeners.http), addrOf(n.listeners.grpc), gossip, addrOf(n.listeners.peer))
 }
 
-func addrOf(l *door) string {
+func addrOf(l *ingress.Listener) string {
 	if l == nil {
 		return ""
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -244,7 +245,7 @@ func TestStartNodeErrors(t *testing.T) {
 				t.Errorf("%v, want %s", err, c.want)
 			}
 			n.Stop() // once more does no harm
-			for _, l := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+			for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 				if l != nil {
 					wantFree(t, l.Addr().String())
 				}
@@ -273,16 +274,15 @@ func TestStop(t *testing.T) {
 	leavesNothing(t, func() {
 		n := mustStart(t, testConfig(t, "node"))
 		awaitSettled(t, n)
-		for _, d := range []*door{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+		for _, d := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
 			c, err := net.Dial("tcp", addrOf(d))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer c.Close()
 			eventually(t, "the server to have taken the connection", func() bool {
-				d.mu.Lock()
-				defer d.mu.Unlock()
-				return len(d.silent) == 1
+				_, anonymous, _ := d.Connections()
+				return anonymous == 1
 			})
 		}
 		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc)) // which watches the node's health

@@ -16,11 +16,16 @@ import (
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/filewatch"
+	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/metrics"
 )
 
@@ -206,17 +211,12 @@ func isLoopback(address string) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// watchPlainDoors has plain-text listeners report callers who try TLS.
-func (s *security) watchPlainDoors(http, grpc, peer *door) {
-	for _, d := range []struct {
-		name  string
-		door  *door
-		plain bool
-	}{{"http", http, s.callers == nil}, {"grpc", grpc, s.callers == nil}, {"peer", peer, s.peers == nil}} {
-		if d.door != nil && d.plain {
-			d.door.foreign = func(from net.Addr) { s.refusals.note(d.name, "tls_on_plain_port", from, errForeign.Error()) }
-		}
+// plain reports whether a listener speaks plain text.
+func (s *security) plain(listener string) bool {
+	if listener == "peer" {
+		return s.peers == nil
 	}
+	return s.callers == nil
 }
 
 // callerRules are those for callers' certificates at a door.
@@ -281,12 +281,47 @@ func (s *security) badHandshake(door string, from net.Addr, err error, plain boo
 
 // grpcServer returns the options of the server for callers.
 func (s *security) grpcServer() []grpc.ServerOption {
-	options := []grpc.ServerOption{grpc.ChainStreamInterceptor(s.auth.Stream)}
+	creds := insecure.NewCredentials()
 	if s.callers != nil {
-		creds := credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
-		options = append(options, grpc.Creds(watchedCredentials{creds, s, "grpc"}))
+		creds = credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
 	}
-	return options
+	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "grpc"})}
+}
+
+var errTooManyConnections = status.Error(codes.Unavailable, "there are too many connections")
+
+// authorizeGRPC authorizes a call over gRPC before its request is read.
+func (s *security) authorizeGRPC(ctx context.Context, method string) (context.Context, error) {
+	ctx, err := s.auth.GRPC(ctx, method)
+	if err == nil {
+		err = stay(ctx)
+	}
+	return ctx, err
+}
+
+// stayStream is the interceptor of streams that auth.Authorizer's has authorized.
+func stayStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := stay(stream.Context()); err != nil {
+		return err
+	}
+	return handle(srv, stream)
+}
+
+// stay has the connection of an authenticated caller count as such, if there is room for it.
+func stay(ctx context.Context) error {
+	if p, ok := peer.FromContext(ctx); ok && auth.Authenticated(ctx) && !ingress.Of(p.Addr).Authenticated() {
+		return errTooManyConnections
+	}
+	return nil
+}
+
+// authorizeHTTP authorizes a request over HTTP before its body is read.
+func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
+	ctx, denial := s.auth.HTTP(r, role)
+	if denial == nil && auth.Authenticated(ctx) && !ingress.FromContext(ctx).Authenticated() {
+		return nil, &auth.Denial{Message: "there are too many connections"} // which is closed already
+	}
+	return ctx, denial
 }
 
 // peerRules are those for the certificates of other nodes, in both directions.
@@ -296,10 +331,10 @@ func (s *security) peerRules() certs.Rules {
 
 // peerServer returns the options of the server for other nodes.
 func (s *security) peerServer() []grpc.ServerOption {
-	if s.peers == nil {
-		return nil
+	creds := insecure.NewCredentials()
+	if s.peers != nil {
+		creds = credentials.NewTLS(s.peers.Server(s.peerRules(), "h2"))
 	}
-	creds := credentials.NewTLS(s.peers.Server(s.peerRules(), "h2"))
 	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "peer"})}
 }
 
@@ -311,7 +346,8 @@ func (s *security) peerClient() credentials.TransportCredentials {
 	return credentials.NewTLS(s.peers.Client(s.peerRules()))
 }
 
-// watchedCredentials notes the handshakes that fail, which gRPC keeps to itself.
+// watchedCredentials notes the handshakes that fail, which gRPC keeps to itself. Connections whose handshake has proved a certificate
+// are authenticated.
 type watchedCredentials struct {
 	credentials.TransportCredentials
 	s    *security
@@ -324,7 +360,12 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 	var refused *certs.RefusedError
 	var record tls.RecordHeaderError
 	switch {
-	case err == nil, errors.As(err, &refused): // the latter has been noted
+	case err == nil:
+		if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated() {
+			return nil, nil, errTooManyConnections
+		}
+		conn = ingress.Frames(conn, raw)
+	case errors.As(err, &refused): // which has been noted
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
 		// Somebody who tried whether the port is open.
 	default:

@@ -25,6 +25,7 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/internal/ingress"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/logtest"
 )
@@ -153,7 +154,7 @@ func TestTLSOnPlainPort(t *testing.T) {
 	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
-	for name, d := range map[string]*door{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
+	for name, d := range map[string]*ingress.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
 		conn, err := tls.Dial("tcp", addrOf(d), &tls.Config{InsecureSkipVerify: true})
 		if err == nil {
 			conn.Close()

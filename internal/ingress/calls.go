@@ -3,11 +3,13 @@ package ingress
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
@@ -19,6 +21,12 @@ type CallsConfig struct {
 	// Authorize authorizes a unary call of a method (its full name) by the incoming context, before anything of the request is
 	// read. It returns the context to carry the call out in, or the status to answer with. For streams an interceptor does.
 	Authorize func(ctx context.Context, method string) (context.Context, error)
+	// MaxAnonymous bounds the calls on connections that are not authenticated, those of methods that are open to everybody. The
+	// oldest of the source with most of them makes room.
+	MaxAnonymous int
+	// MaxAge is how old a connection may become before the contexts of its streams are done, and EndPatience later their reads fail.
+	// The caller should have been asked for another connection before. See keepalive.ServerParameters.MaxConnectionAge.
+	MaxAge time.Duration
 	// FirstMessage is how long the first message of a call may take, from its headers on.
 	FirstMessage time.Duration
 	// Panicked is called with each panic of a handler, which was recovered. It must not hold secrets of the request's back.
@@ -31,14 +39,20 @@ type CallsConfig struct {
 //
 // Calls are not denied in gRPC's tap handle: grpc-go (1.85) keeps the timer of a call that the tap handle denies, and its headers
 // with it, for as long as the caller's grpc-timeout says. A handler that returns before it reads costs no more, and ends the call.
-type Calls struct{ cfg CallsConfig }
+type Calls struct {
+	cfg       CallsConfig
+	anonymous anonymousCalls
+}
 
 // NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
-func NewCalls(cfg CallsConfig) *Calls { return &Calls{cfg} }
+func NewCalls(cfg CallsConfig) *Calls { return &Calls{cfg: cfg} }
 
-// Options returns the options of the server. They come before other interceptors.
-func (c *Calls) Options() []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.InTapHandle(tapped), grpc.ChainStreamInterceptor(c.stream)}
+// Options returns the options of the server. Interceptors that authorize streams are given here, and come after the checks and
+// before the bounds of Calls; others come later.
+func (c *Calls) Options(authorize ...grpc.StreamServerInterceptor) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.InTapHandle(tapped), grpc.ChainStreamInterceptor(slices.Concat([]grpc.StreamServerInterceptor{c.check}, authorize, []grpc.StreamServerInterceptor{c.bound})...),
+	}
 }
 
 // call is the context of a call, which can be ended before its request has been read.
@@ -68,27 +82,86 @@ func (c *call) Value(key any) any {
 
 // tapped gives a call a context that ends its reads: gRPC reads under the context that the tap handle returns.
 func tapped(ctx context.Context, _ *tap.Info) (context.Context, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if conn := Of(p.Addr); !conn.IsAuthenticated() {
+			conn.callBegan()
+			context.AfterFunc(ctx, conn.callEnded) // gRPC ends it with the call
+		}
+	}
 	c := new(call)
 	c.Context, c.end = context.WithCancelCause(ctx)
 	return c, nil
 }
 
-var errFirstMessage = status.Error(codes.DeadlineExceeded, "no message came in time")
+// What ends a call, beside its end.
+var (
+	errFirstMessage     = status.Error(codes.DeadlineExceeded, "no message came in time")
+	errTooManyAnonymous = status.Error(codes.ResourceExhausted, "too many calls of callers who are not authenticated")
+	errAge              = status.Error(codes.Unavailable, "the connection is too old")
+	errTooMany          = status.Error(codes.Unavailable, "too many connections")
+)
 
-// await ends a call whose first message does not come in time, until the returned function is called.
-func (c *Calls) await(ctx context.Context) (came func()) {
+// begin counts a call that is authorized, before its first message has been read, and ends it if that does not come in time. came
+// is to be called when it has, done when the call is over.
+func (c *Calls) begin(ctx context.Context) (came, done func(), err error) {
 	call, ok := ctx.Value(callKey{}).(*call)
-	if !ok || c.cfg.FirstMessage == 0 {
-		return func() {}
+	if !ok {
+		return nothing, nothing, nil
 	}
-	timer := time.AfterFunc(c.cfg.FirstMessage, func() { call.end(errFirstMessage) })
+	var conn *Conn
+	if p, ok := peer.FromContext(ctx); ok {
+		conn = Of(p.Addr)
+	}
+	came, leave := nothing, nothing
+	if c.cfg.Authorize == nil && !conn.Authenticated() {
+		return nil, nil, errTooMany
+	}
+	if c.cfg.MaxAnonymous > 0 && !conn.IsAuthenticated() {
+		leave = c.anonymous.enter(call, conn.source.prefix, c.cfg.MaxAnonymous)
+	}
+	if c.cfg.FirstMessage > 0 {
+		came = after(c.cfg.FirstMessage, call, errFirstMessage)
+	}
+	return came, func() { came(); leave() }, nil
+}
+
+// EndPatience is how long a stream whose context is done because of its connection's age may go on before its reads fail: longer
+// than handlers wait for anything.
+const EndPatience = time.Minute + 5*time.Second
+
+// age returns the context of a stream that ends with the age of its connection. gRPC's own would end reads, and with a read that
+// fails the stream, before the handler has sent what it has yet to send.
+func (c *Calls) age(ctx context.Context) (_ context.Context, stop func()) {
+	p, _ := peer.FromContext(ctx)
+	call, ok := ctx.Value(callKey{}).(*call)
+	if c.cfg.MaxAge == 0 || p == nil || !ok || Of(p.Addr) == nil {
+		return ctx, nothing
+	}
+	left := time.Until(Of(p.Addr).Served().Add(c.cfg.MaxAge))
+	ctx, end := context.WithCancelCause(ctx)
+	handler := time.AfterFunc(left, func() { end(errAge) })
+	reads := after(left+EndPatience, call, errAge)
+	return ctx, func() {
+		handler.Stop()
+		reads()
+		end(nil)
+	}
+}
+
+func nothing() {}
+
+// after ends a call after a while, until the returned function is called.
+func after(d time.Duration, c *call, why error) (stop func()) {
+	timer := time.AfterFunc(d, func() { c.end(why) })
 	return func() { timer.Stop() }
 }
 
-// outcome is err, or why the call was ended before its first message came.
+// outcome is err, or why the call was ended before it was over. Age ends what goes on for ever, in good order: it counts only
+// where the handler has an error.
 func outcome(ctx context.Context, err error) error {
-	if errors.Is(context.Cause(ctx), errFirstMessage) {
-		return errFirstMessage
+	switch cause := context.Cause(ctx); {
+	case errors.Is(cause, errFirstMessage), errors.Is(cause, errTooManyAnonymous), err != nil && errors.Is(cause, errAge):
+		return cause
 	}
 	return err
 }
@@ -146,8 +219,11 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 					return err
 				}
 			}
-			came := c.await(ctx)
-			defer came()
+			came, done, err := c.begin(ctx)
+			if err != nil {
+				return err
+			}
+			defer done()
 			out, err = handler(srv, ctx, func(m any) error {
 				err := read(m)
 				came()
@@ -162,28 +238,41 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 	}
 }
 
-// stream is the interceptor of streams.
-func (c *Calls) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+// check is the interceptor of streams that comes before they are authorized.
+func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	return c.handled(info.FullMethod, func() error {
-		ctx := s.Context()
-		if err := uncompressed(ctx); err != nil {
+		if err := uncompressed(s.Context()); err != nil {
 			return err
 		}
-		came := c.await(ctx)
-		defer came()
-		return outcome(ctx, handle(srv, &awaitedStream{s, came, false}))
+		return handle(srv, s)
 	})
 }
 
-// awaitedStream is a stream whose first message is awaited.
-type awaitedStream struct {
+// bound is the interceptor of streams that are authorized.
+func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	came, done, err := c.begin(s.Context())
+	if err != nil {
+		return err
+	}
+	defer done()
+	ctx, stop := c.age(s.Context())
+	defer stop()
+	return outcome(ctx, handle(srv, &boundStream{s, ctx, came, false}))
+}
+
+// boundStream is a stream whose first message is awaited, and which ends with its connection's age.
+type boundStream struct {
 	grpc.ServerStream
+	ctx  context.Context
 	came func()
 	read bool // RecvMsg has returned
 }
 
+// Context implements grpc.ServerStream.
+func (s *boundStream) Context() context.Context { return s.ctx }
+
 // RecvMsg implements grpc.ServerStream.
-func (s *awaitedStream) RecvMsg(m any) error {
+func (s *boundStream) RecvMsg(m any) error {
 	err := s.ServerStream.RecvMsg(m)
 	if !s.read {
 		s.read = true

@@ -87,13 +87,18 @@ var clocks = []string{
 	"internal/certs/certs.go Open", // certificates expire by the time of day
 	"internal/certs/certstest/certstest.go Issue",
 	"internal/certs/certstest/certstest.go NewAuthority",
-	"cmd/node/door.go Write",
+	"cmd/node/limits.go aged",
 	"cmd/node/node.go settle",
 	"cmd/node/node.go startNode",
 	"cmd/node/refusals.go newRefusals",
 	"limiter/limiter.go ProcessClock", // the clock that decides
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
+	"internal/ingress/calls.go age",
+	"internal/ingress/conn.go Write",
+	"internal/ingress/conn.go allowance",
+	"internal/ingress/frames.go awaitTurn",
+	"internal/ingress/listener.go serveLocked",
 	"internal/metrics/doors.go HTTP",
 	"internal/metrics/doors.go UnaryInterceptor",
 	"rpc/checkstream.go end",

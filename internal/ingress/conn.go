@@ -1,0 +1,212 @@
+package ingress
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Conn is a connection of a Listener.
+type Conn struct {
+	net.Conn
+	listener *Listener
+	source   *source
+	ended    chan struct{} // closed with the connection
+	end      sync.Once
+
+	known         chan struct{} // closed when the connection is authenticated
+	authenticated atomic.Bool   // written under the listener's lock
+	heard         atomic.Bool   // something has been read
+	bytes         atomic.Int64  // read before it was authenticated
+	calls, begun  atomic.Int64  // over gRPC that began before it was: those that go on, and all
+	fewer         chan struct{} // holds a token when a call has ended
+	check         atomic.Pointer[func() error]
+
+	// Guarded by the listener's lock.
+	served time.Time // since when; zero: it waits
+	gone   bool      // counted in nothing any more
+}
+
+// addr is the address of a connection's other end, by which those who are given no more than that find the connection.
+type addr struct {
+	net.Addr
+	conn *Conn
+}
+
+// RemoteAddr implements net.Conn. Of finds the Conn by it.
+func (c *Conn) RemoteAddr() net.Addr { return addr{c.Conn.RemoteAddr(), c} }
+
+// Of returns the Conn that has an address as its RemoteAddr, such as gRPC's peer.Peer has; nil where there is none.
+func Of(a net.Addr) *Conn {
+	of, _ := a.(addr)
+	return of.conn
+}
+
+type connKey struct{}
+
+// ConnContext is http.Server.ConnContext: requests' contexts have the Conn that FromContext returns.
+func ConnContext(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, Of(c.RemoteAddr()))
+}
+
+// FromContext returns the Conn of an HTTP request, nil where there is none.
+func FromContext(ctx context.Context) *Conn {
+	c, _ := ctx.Value(connKey{}).(*Conn)
+	return c
+}
+
+// Authenticated notes that whoever is at the other end has been authenticated, and reports whether the connection may stay. One
+// beyond the bounds on authenticated connections is closed. It is cheap from the second time on. A nil Conn may stay.
+func (c *Conn) Authenticated() bool {
+	if c == nil || c.authenticated.Load() {
+		return true
+	}
+	l := c.listener
+	l.mu.Lock()
+	if c.gone || c.authenticated.Load() {
+		defer l.mu.Unlock()
+		return !c.gone
+	}
+	s, max := c.source, &l.cfg
+	if max.MaxConnections > 0 && l.authenticated >= max.MaxConnections || max.MaxPerSource > 0 && s.authenticated >= max.MaxPerSource {
+		l.mu.Unlock()
+		c.reject(TooManyConnections)
+		return false
+	}
+	l.forgetLocked(c)
+	c.gone = false
+	l.sources[s.prefix] = s
+	s.authenticated++
+	l.authenticated++
+	c.authenticated.Store(true)
+	close(c.known)
+	l.unlock(l.serveLocked())
+	return true
+}
+
+// IsAuthenticated reports whether Authenticated has been called. It is true for a nil Conn.
+func (c *Conn) IsAuthenticated() bool { return c == nil || c.authenticated.Load() }
+
+// Served returns since when the connection is served.
+func (c *Conn) Served() time.Time { return c.served }
+
+// CheckWith has check called after each read and before each write. The connection ends with its first error.
+func (c *Conn) CheckWith(check func() error) { c.check.Store(&check) }
+
+// checked returns the error of CheckWith's function.
+func (c *Conn) checked() error {
+	check := c.check.Load()
+	if check == nil {
+		return nil
+	}
+	err := (*check)()
+	if err != nil {
+		_ = c.Close() // the error says why
+	}
+	return err
+}
+
+// reject closes the connection because of a bound.
+func (c *Conn) reject(why Rejection) {
+	if c.listener.cfg.Rejected != nil {
+		c.listener.cfg.Rejected(c.Conn.RemoteAddr(), why)
+	}
+	_ = c.Close() // nobody is there to hear of it
+}
+
+var (
+	errForeign = errors.New("ingress: TLS where plain text is spoken")
+	errBytes   = errors.New("ingress: too much sent before authentication")
+)
+
+// tlsHandshake is the first byte of a TLS connection (RFC 8446, 5.1), with which neither HTTP nor HTTP/2 begins.
+const tlsHandshake = 22
+
+// Read implements net.Conn.
+func (c *Conn) Read(p []byte) (int, error) {
+	if !c.authenticated.Load() {
+		left, err := c.allowance()
+		if err != nil {
+			return 0, err
+		}
+		p = p[:min(int64(len(p)), left)]
+	}
+	n, err := c.Conn.Read(p)
+	if !c.authenticated.Load() {
+		c.bytes.Add(int64(n))
+	}
+	if c.hear() && n > 0 && p[0] == tlsHandshake && c.listener.cfg.Foreign != nil {
+		c.listener.cfg.Foreign(c.Conn.RemoteAddr())
+		return 0, errForeign
+	}
+	if n > 0 {
+		if err := c.checked(); err != nil {
+			return 0, err
+		}
+	}
+	return n, err
+}
+
+// allowance returns how much may be read while the connection is anonymous. When it is used up, the one that authenticates it
+// has a moment to do so: it may not have had the processor yet.
+func (c *Conn) allowance() (int64, error) {
+	used := c.bytes.Load()
+	if left := anonymousBytes - used; left > 0 {
+		return left, nil
+	}
+	if left := anonymousBytes + int64(time.Since(c.served).Seconds()*anonymousRate) - used; left > 0 {
+		return left, nil
+	}
+	timer := time.NewTimer(authenticationPatience)
+	defer timer.Stop()
+	select {
+	case <-c.known:
+		return 1 << 62, nil
+	case <-c.ended:
+		return 0, net.ErrClosed
+	case <-timer.C:
+	}
+	c.reject(TooManyBytes)
+	return 0, errBytes
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(p []byte) (int, error) {
+	if err := c.checked(); err != nil {
+		return 0, err
+	}
+	if slowest := c.listener.cfg.WriteTimeout; slowest > 0 {
+		if err := c.SetWriteDeadline(time.Now().Add(slowest)); err != nil {
+			return 0, err
+		}
+	}
+	return c.Conn.Write(p)
+}
+
+// Close implements net.Conn.
+func (c *Conn) Close() error {
+	err := c.Conn.Close()
+	c.end.Do(func() {
+		close(c.ended)
+		l := c.listener
+		l.mu.Lock()
+		l.forgetLocked(c)
+		l.unlock(l.serveLocked())
+	})
+	return err
+}
+
+// hear notes that something has been read, and reports whether it is the first time.
+func (c *Conn) hear() bool {
+	if c.heard.Load() || c.heard.Swap(true) {
+		return false
+	}
+	l := c.listener
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.silent, c)
+	return true
+}
