@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -29,6 +30,8 @@ type Config struct {
 	// Callers returns the access file in force. Nil: there is none, and every caller has every right, but RoleAdmin only from
 	// this host or with a certificate.
 	Callers func() *Callers
+	// Now tells the time of day, by which tokens expire. Nil: they do not.
+	Now func() time.Time
 	// NeedCertificate denies calls without a client certificate where there is no access file.
 	NeedCertificate bool
 	// Denied is called for each denied call; what holds no secret. Required.
@@ -100,6 +103,7 @@ type session struct {
 type known struct {
 	callers *Callers // nil: no access file
 	caller  *Caller
+	expires time.Time // when the caller's token does; zero: never
 }
 
 type sessionKey struct{}
@@ -112,46 +116,49 @@ func (a *Authorizer) callers() *Callers {
 	return a.cfg.Callers()
 }
 
-// authenticate returns the caller that has the credentials.
-func (a *Authorizer) authenticate(e *Credentials, list *Callers) (*Caller, *Denial) {
+// authenticate returns the caller that has the credentials, and until when; zero: for ever.
+func (a *Authorizer) authenticate(e *Credentials, list *Callers) (caller *Caller, expires time.Time, denial *Denial) {
 	if list == nil {
 		if a.cfg.NeedCertificate && !e.certified() {
-			return nil, &Denial{Reason: NoCredentials, Message: "present a client certificate"}
+			return nil, expires, &Denial{Reason: NoCredentials, Message: "present a client certificate"}
 		}
-		return a.all, nil
+		return a.all, expires, nil
 	}
 	switch {
 	case len(e.Authorization) > 0:
 		// A token takes precedence over a certificate, which may be that of a proxy or a whole host.
 		scheme, token, ok := strings.Cut(e.Authorization[0], " ")
 		if len(e.Authorization) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") {
-			return nil, &Denial{Reason: BadToken, Message: "authorization: must be one, Bearer and a token"}
+			return nil, expires, &Denial{Reason: BadToken, Message: "authorization: must be one, Bearer and a token"}
 		}
-		caller := list.ByToken(strings.TrimLeft(token, " "))
-		if caller == nil {
-			return nil, &Denial{Reason: BadToken, Message: "authorization: unknown token"}
+		caller, expires := list.ByToken(strings.TrimLeft(token, " "))
+		switch {
+		case caller == nil:
+			return nil, expires, &Denial{Reason: BadToken, Message: "authorization: unknown token"}
+		case a.over(expires):
+			return nil, expires, &Denial{Reason: ExpiredToken, Message: "authorization: the token of " + caller.Name + " has expired"}
 		}
-		return caller, nil
+		return caller, expires, nil
 	case e.certified():
-		leaf := e.TLS.PeerCertificates[0]
-		uris := make([]string, len(leaf.URIs))
-		for i, u := range leaf.URIs {
-			uris[i] = u.String()
-		}
-		caller := list.ByIdentities(Identities(leaf.DNSNames, uris, leaf.Subject.CommonName))
+		caller := list.ByIdentities(Identities(e.TLS.PeerCertificates[0]))
 		if caller == nil {
-			return nil, &Denial{Authenticated: true, Reason: UnknownIdentity, Message: "no caller has the names in this certificate"}
+			return nil, expires, &Denial{Authenticated: true, Reason: UnknownIdentity, Message: "no caller has the names in this certificate"}
 		}
-		return caller, nil
+		return caller, expires, nil
 	}
-	return nil, &Denial{Reason: NoCredentials, Message: "authenticate with a token, as Authorization: Bearer TOKEN, or with a client certificate"}
+	return nil, expires, &Denial{Reason: NoCredentials, Message: "authenticate with a token, as Authorization: Bearer TOKEN, or with a client certificate"}
+}
+
+// over reports whether the time has come.
+func (a *Authorizer) over(expires time.Time) bool {
+	return !expires.IsZero() && a.cfg.Now != nil && !a.cfg.Now().Before(expires)
 }
 
 // Authorize authenticates a request or stream by its credentials and demands a role. listener names the listener in metrics and
 // logs. It needs no body. The context returned is the one to serve the request in: a service of Service finds the caller there.
 func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
 	list := a.callers()
-	caller, denial := a.authenticate(&e, list)
+	caller, expires, denial := a.authenticate(&e, list)
 	if denial == nil {
 		denial = a.demand(caller, list, role, &e)
 	}
@@ -159,13 +166,13 @@ func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, 
 		a.denied(listener, denial, caller, e.From)
 		return nil, denial
 	}
-	return withSession(ctx, &e, list, caller), nil
+	return withSession(ctx, &e, &known{list, caller, expires}), nil
 }
 
 // withSession returns a context with an authenticated caller.
-func withSession(ctx context.Context, e *Credentials, list *Callers, caller *Caller) context.Context {
+func withSession(ctx context.Context, e *Credentials, k *known) context.Context {
 	s := &session{credentials: *e}
-	s.known.Store(&known{list, caller})
+	s.known.Store(k)
 	return context.WithValue(ctx, sessionKey{}, s)
 }
 
@@ -199,14 +206,14 @@ func (a *Authorizer) denied(listener string, d *Denial, caller *Caller, from net
 // current returns the caller of a session by the access file in force now.
 func (a *Authorizer) current(s *session) (*Caller, *Denial) {
 	list := a.callers()
-	if k := s.known.Load(); k.callers == list {
+	if k := s.known.Load(); k.callers == list && !a.over(k.expires) {
 		return k.caller, nil
 	}
-	caller, denial := a.authenticate(&s.credentials, list)
+	caller, expires, denial := a.authenticate(&s.credentials, list)
 	if denial != nil {
 		return nil, denial
 	}
-	s.known.Store(&known{list, caller})
+	s.known.Store(&known{list, caller, expires})
 	return caller, nil
 }
 
@@ -222,7 +229,7 @@ func (a *Authorizer) HTTP(r *http.Request, role Role) (context.Context, *Denial)
 // request that anybody may make shows to some.
 func (a *Authorizer) HasRole(r *http.Request, role Role) bool {
 	e, list := httpCredentials(r), a.callers()
-	caller, denial := a.authenticate(&e, list)
+	caller, _, denial := a.authenticate(&e, list)
 	return denial == nil && a.demand(caller, list, role, &e) == nil
 }
 
@@ -253,8 +260,8 @@ func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, 
 	e.Authorization = metadata.ValueFromIncomingContext(ctx, "authorization")
 	if role == RoleOpen {
 		list := a.callers()
-		if caller, denial := a.authenticate(&e, list); denial == nil {
-			ctx = withSession(ctx, &e, list, caller)
+		if caller, expires, denial := a.authenticate(&e, list); denial == nil {
+			ctx = withSession(ctx, &e, &known{list, caller, expires})
 		}
 		return ctx, nil
 	}

@@ -387,6 +387,67 @@ func TestRevoked(t *testing.T) {
 	}
 }
 
+// TestExpiredToken: a token ends to count while it is used, with the next call or check, and the next message of a stream.
+func TestExpiredToken(t *testing.T) {
+	w := watch(t)
+	day := time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)
+	now := day.Add(-1)
+	w.Authorizer = New(Config{
+		Callers: func() *Callers { return w.list }, Now: func() time.Time { return now },
+		Denied: func(door, reason string, _ net.Addr, what string) { w.told = append(w.told, door+" "+reason+" "+what) },
+	})
+	w.list = parse(t, fmt.Sprintf("  - {name: brief, tokens: [{hash: %s, expires: 2027-01-31}], roles: [check, topology], policies: [login]}\n", Hash("weir_brief")))
+	next := &fake{}
+	svc := w.Service("grpc", next)
+	ctx := w.come(t, "weir_brief", RoleCheck)
+	login := []limit.Check{{Target: limit.Target{Policy: "login", Key: "a"}}}
+	if _, err := svc.Check(ctx, login); err != nil {
+		t.Fatal(err)
+	}
+	stream := &news{ctx: metadata.NewIncomingContext(t.Context(), metadata.Pairs("authorization", "Bearer weir_brief"))}
+	err := w.Stream(nil, stream, &grpc.StreamServerInfo{FullMethod: "/weir.v1.Limiter/Topology", IsServerStream: true}, func(_ any, s grpc.ServerStream) error {
+		if err := s.SendMsg("first"); err != nil {
+			t.Error(err)
+		}
+		now = day
+		return s.SendMsg("second")
+	})
+	if status.Code(err) != codes.Unauthenticated || len(stream.sent) != 1 {
+		t.Errorf("%v after %v", err, stream.sent)
+	}
+	if _, err := svc.Check(ctx, login); !isDenied(err, "") || len(next.asked) != 1 {
+		t.Errorf("%v, asked %v", err, next.asked)
+	}
+	if _, denial := w.HTTP(request(t, "/v1/check", "Bearer weir_brief"), RoleCheck); denial == nil || denial.Reason != ExpiredToken || denial.Authenticated {
+		t.Errorf("%+v", denial)
+	}
+	if len(w.told) != 3 || !strings.Contains(w.told[0], ExpiredToken) {
+		t.Errorf("%q", w.told)
+	}
+}
+
+// TestRolesPerPolicy: one token checks all and refunds one.
+func TestRolesPerPolicy(t *testing.T) {
+	w := watch(t)
+	w.list = parse(t, fmt.Sprintf("  - {name: both, tokens: [%s], roles: [check], policies: [\"*\"], grants: [{roles: [refund], policies: [login]}]}\n", Hash("weir_both")))
+	svc := w.Service("http", &fake{})
+	ctx := w.come(t, "weir_both", RoleRefund)
+	if _, err := svc.Refund(ctx, limit.Target{Policy: "login", Key: "a"}, 1, ""); err != nil {
+		t.Error(err)
+	}
+	for what, err := range map[string]error{
+		"refund": func() error { _, err := svc.Refund(ctx, limit.Target{Policy: "payout", Key: "a"}, 1, ""); return err }(),
+		"reset":  svc.Reset(ctx, limit.Target{Policy: "payout", Key: "a"}),
+	} {
+		if !isDenied(err, "policy") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := svc.Check(ctx, []limit.Check{{Target: limit.Target{Policy: "payout", Key: "a"}, Cost: 1}}); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestRevokedOnAStreamOfNews takes a caller out of the file while a stream is open on which only the node speaks.
 func TestRevokedOnAStreamOfNews(t *testing.T) {
 	w := watch(t)

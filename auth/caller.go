@@ -4,9 +4,11 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
 	"strings"
+	"time"
 )
 
 // Role is a set of rights. No role implies another.
@@ -41,29 +43,50 @@ func (r Role) String() string {
 
 // Caller is an entry of the access file. It is immutable.
 type Caller struct {
-	Name       string // as the file has it, for logs
-	Roles      Role
-	policies   patterns
-	namespaces patterns
+	Name   string // as the file has it, for logs
+	Roles  Role   // of all grants together
+	grants []grant
+}
+
+// grant is some roles and what they are for.
+type grant struct {
+	roles                Role
+	policies, namespaces patterns
 }
 
 // everybody is the caller of a node without an access file: it has all roles, and may use every policy and namespace.
 func everybody() *Caller {
-	return &Caller{Name: "everybody", Roles: RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin, policies: patterns{""}, namespaces: patterns{""}}
+	const all = RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin
+	return &Caller{Name: "everybody", Roles: all, grants: []grant{{all, patterns{""}, patterns{""}}}}
 }
 
 // Has reports whether the caller has all the roles in r. A nil Caller has only RoleOpen.
 func (c *Caller) Has(r Role) bool { return r == RoleOpen || c != nil && c.Roles&r == r }
 
-// MayUsePolicy reports whether the caller may use a policy, in the roles that it has.
-func (c *Caller) MayUsePolicy(name string) bool { return c != nil && c.policies.match(name) }
+// MayUsePolicy reports whether the caller may use a policy in a role.
+func (c *Caller) MayUsePolicy(r Role, name string) bool {
+	return c.granted(r, func(g *grant) patterns { return g.policies }, name)
+}
 
-// MayUseNamespace reports whether the caller may send limits along, in a namespace; empty stands for "default".
-func (c *Caller) MayUseNamespace(name string) bool {
+// MayUseNamespace reports whether the caller may use inline limits of a namespace in a role; empty stands for "default".
+func (c *Caller) MayUseNamespace(r Role, name string) bool {
 	if name == "" {
 		name = "default"
 	}
-	return c != nil && c.namespaces.match(name)
+	return c.granted(r, func(g *grant) patterns { return g.namespaces }, name)
+}
+
+// granted reports whether one of the caller's grants has the role and, in the list that of chooses, the name.
+func (c *Caller) granted(r Role, of func(*grant) patterns, name string) bool {
+	if c == nil {
+		return false
+	}
+	for i := range c.grants {
+		if g := &c.grants[i]; g.roles&r == r && of(g).match(name) {
+			return true
+		}
+	}
+	return false
 }
 
 // patterns are names, each with a byte in front of it: '=' for the name itself, none for all that begin like it. So "" is
@@ -93,24 +116,25 @@ type Callers struct {
 }
 
 type token struct {
-	sum   [sha256.Size]byte
-	owner *Caller
+	sum     [sha256.Size]byte
+	owner   *Caller
+	expires time.Time // zero: never
 }
 
 // Len returns the number of callers.
 func (l *Callers) Len() int { return len(l.callers) }
 
-// ByToken returns the caller that a token belongs to, nil if there is none. Its duration does not depend on how much of
+// ByToken returns the caller that a token belongs to, nil if there is none, and when the token expires, which is not looked at
+// here; zero: never. Its duration does not depend on how much of
 // the token is right.
-func (l *Callers) ByToken(text string) *Caller {
+func (l *Callers) ByToken(text string) (found *Caller, expires time.Time) {
 	sum := sha256.Sum256([]byte(text))
-	var found *Caller
 	for i := range l.tokens {
 		if subtle.ConstantTimeCompare(sum[:], l.tokens[i].sum[:]) == 1 {
-			found = l.tokens[i].owner
+			found, expires = l.tokens[i].owner, l.tokens[i].expires
 		}
 	}
-	return found
+	return found, expires
 }
 
 // ByIdentities returns the caller that has one of the identities of a verified certificate: the first in the file if several
@@ -129,17 +153,20 @@ func (l *Callers) ByIdentities(identities []string) *Caller {
 }
 
 // Identities are the names in a certificate as files spell them: those in its subject alternative names, and the common
-// name of its subject.
-func Identities(dns, uris []string, commonName string) []string {
-	ids := make([]string, 0, len(dns)+len(uris)+1)
-	for _, name := range dns {
+// name of its subject. A SPIFFE id counts only in an X.509-SVID: the certificate has no other URI and is no authority's
+// (X509-SVID standard, sections 2 and 5.2).
+func Identities(leaf *x509.Certificate) []string {
+	ids := make([]string, 0, len(leaf.DNSNames)+len(leaf.URIs)+1)
+	for _, name := range leaf.DNSNames {
 		ids = append(ids, "dns:"+name)
 	}
-	for _, uri := range uris {
-		ids = append(ids, "uri:"+uri)
+	for _, uri := range leaf.URIs {
+		if uri.Scheme != "spiffe" || len(leaf.URIs) == 1 && !leaf.IsCA {
+			ids = append(ids, "uri:"+uri.String())
+		}
 	}
-	if commonName != "" {
-		ids = append(ids, "cn:"+commonName)
+	if name := leaf.Subject.CommonName; name != "" {
+		ids = append(ids, "cn:"+name)
 	}
 	return ids
 }
@@ -171,6 +198,7 @@ type Denial struct {
 // The reasons of a Denial.
 const (
 	NoCredentials   = "no_credentials"   // neither a token nor a certificate
+	ExpiredToken    = "expired_token"    // a token whose time is over
 	BadToken        = "bad_token"        // an unknown token, or a malformed header
 	UnknownIdentity = "unknown_identity" // a verified certificate whose names no caller has
 	WrongRole       = "wrong_role"

@@ -9,7 +9,9 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -181,7 +183,8 @@ func (p *parser) caller(n *yaml.Node, path string) {
 	index := len(p.list.callers)
 	p.list.callers = append(p.list.callers, c)
 	known := 0 // tokens and identities, the wrong ones too
-	ok := p.fields(n, path, []string{"name", "tokens", "identities", "roles", "policies", "namespaces"}, func(name, path string, value *yaml.Node) {
+	own := &granting{at: n, path: path}
+	ok := p.fields(n, path, []string{"name", "tokens", "identities", "roles", "policies", "namespaces", "grants"}, func(name, path string, value *yaml.Node) {
 		switch name {
 		case "name":
 			if c.Name, _ = p.text(value, path); len(c.Name) > 100 {
@@ -192,28 +195,16 @@ func (p *parser) caller(n *yaml.Node, path string) {
 			}
 			p.names[c.Name] = value.Line
 		case "tokens":
-			p.texts(value, path, "hashes of tokens", func(path, text string, at *yaml.Node) {
-				known++
-				p.token(c, path, text, at)
-			})
+			known += p.tokens(c, value, path)
 		case "identities":
 			p.texts(value, path, "identities", func(path, text string, at *yaml.Node) {
 				known++
 				p.identity(index, path, text, at)
 			})
-		case "roles":
-			p.texts(value, path, "roles", func(path, text string, at *yaml.Node) {
-				i := slices.Index(roleNames(), text)
-				if i < 0 {
-					p.fail(at, path, "there is no role %q; there are %s", clip(text), strings.Join(roleNames(), ", "))
-					return
-				}
-				c.Roles |= 1 << i
-			})
-		case "policies":
-			c.policies = p.patterns(value, path, "policies")
-		case "namespaces":
-			c.namespaces = p.patterns(value, path, "namespaces")
+		case "grants":
+			p.grants(c, value, path)
+		default:
+			p.granting(own, name, path, value)
 		}
 	})
 	switch {
@@ -222,16 +213,116 @@ func (p *parser) caller(n *yaml.Node, path string) {
 		p.fail(n, path+".name", "is missing: name the caller, as logs shall do")
 	case known == 0:
 		p.fail(n, path, "has neither tokens nor identities: nobody could be this caller")
-	case c.Roles == 0:
-		p.fail(n, path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
-	case c.Roles&(RoleCheck|RoleRefund) != 0 && len(c.policies)+len(c.namespaces) == 0:
-		p.fail(n, path+".policies", `is missing: say which policies the caller may use, by their names or how they begin ("login", "partner-*", "*"), or namespaces of limits that it sends along`)
-	case c.Roles&(RoleCheck|RoleRefund) == 0 && len(c.policies)+len(c.namespaces) != 0:
-		p.fail(n, path+".roles", "has none that uses policies or namespaces: add check or refund, or leave them out")
+	case own.given || len(c.grants) == 0:
+		p.grant(c, own)
 	}
 }
 
-func (p *parser) token(c *Caller, path, text string, at *yaml.Node) {
+// granting is a grant that is being read, with where it stands.
+type granting struct {
+	grant
+	given bool // some field of it
+	at    *yaml.Node
+	path  string
+}
+
+// grants reads a list of roles for policies and namespaces of their own.
+func (p *parser) grants(c *Caller, n *yaml.Node, path string) {
+	if n.Kind != yaml.SequenceNode {
+		p.fail(n, path, "must be a list of grants: roles, and the policies and namespaces that they are for")
+		return
+	}
+	for i, e := range n.Content {
+		g := &granting{at: e, path: fmt.Sprintf("%s[%d]", path, i)}
+		if p.fields(e, g.path, []string{"roles", "policies", "namespaces"}, func(name, path string, value *yaml.Node) { p.granting(g, name, path, value) }) {
+			p.grant(c, g)
+		}
+	}
+}
+
+// granting reads one field of a grant.
+func (p *parser) granting(g *granting, name, path string, value *yaml.Node) {
+	g.given = true
+	switch name {
+	case "roles":
+		p.texts(value, path, "roles", func(path, text string, at *yaml.Node) {
+			i := slices.Index(roleNames(), text)
+			if i < 0 {
+				p.fail(at, path, "there is no role %q; there are %s", clip(text), strings.Join(roleNames(), ", "))
+				return
+			}
+			g.roles |= 1 << i
+		})
+	case "policies":
+		g.policies = p.patterns(value, path, "policies")
+	case "namespaces":
+		g.namespaces = p.patterns(value, path, "namespaces")
+	}
+}
+
+// grant checks a grant and gives it to its caller.
+func (p *parser) grant(c *Caller, g *granting) {
+	switch scoped := g.roles&(RoleCheck|RoleRefund) != 0; {
+	case g.roles == 0:
+		p.fail(g.at, g.path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
+	case scoped && len(g.policies)+len(g.namespaces) == 0:
+		p.fail(g.at, g.path+".policies", `is missing: say which policies the caller may use, by their names or how they begin ("login", "partner-*", "*"), or namespaces of limits that it sends along`)
+	case !scoped && len(g.policies)+len(g.namespaces) != 0:
+		p.fail(g.at, g.path+".roles", "has none that uses policies or namespaces: add check or refund, or leave them out")
+	}
+	c.Roles |= g.roles
+	c.grants = append(c.grants, g.grant)
+}
+
+// tokens reads the hashes of a caller's tokens, each alone or with when it expires, and returns how many there are, the wrong ones
+// too.
+func (p *parser) tokens(c *Caller, n *yaml.Node, path string) int {
+	if n.Kind != yaml.SequenceNode {
+		p.fail(n, path, "must be a list of hashes of tokens")
+		return 0
+	}
+	for i, e := range n.Content {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if e.Kind != yaml.MappingNode {
+			if text, ok := p.text(e, at); ok {
+				p.token(c, at, text, e, time.Time{})
+			}
+			continue
+		}
+		var hash string
+		var expires time.Time
+		where := e
+		ok := p.fields(e, at, []string{"hash", "expires"}, func(name, path string, value *yaml.Node) {
+			switch name {
+			case "hash":
+				hash, _ = p.text(value, path)
+				where = value
+			case "expires":
+				expires = p.instant(value, path)
+			}
+		})
+		switch {
+		case ok && hash == "" && where == e:
+			p.fail(e, at+".hash", "is missing: give the hash of the token")
+		case ok && hash != "":
+			p.token(c, at+".hash", hash, where, expires)
+		}
+	}
+	return len(n.Content)
+}
+
+// instant reads a date, from whose first moment in UTC it is, or an instant as RFC 3339 has it.
+func (p *parser) instant(n *yaml.Node, path string) time.Time {
+	for _, layout := range []string{time.DateOnly, time.RFC3339} {
+		if t, err := time.Parse(layout, n.Value); err == nil && n.Kind == yaml.ScalarNode {
+			return t
+		}
+	}
+	p.fail(n, path, "must be an instant such as 2027-01-31T12:00:00Z, or a date such as 2027-01-31, from whose beginning in UTC on the token does not count")
+	return time.Time{}
+}
+
+func (p *parser) token(c *Caller, path, text string, at *yaml.Node, expires time.Time) {
 	var sum [sha256.Size]byte
 	digits, ok := strings.CutPrefix(text, hashPrefix)
 	if n, err := hex.Decode(sum[:], []byte(digits[:min(len(digits), 2*len(sum))])); !ok || err != nil || n != len(sum) || len(digits) != 2*len(sum) {
@@ -249,13 +340,22 @@ func (p *parser) token(c *Caller, path, text string, at *yaml.Node) {
 	if p.hashes[sum] = at.Line; len(p.hashes) == maxTokens+1 {
 		p.fail(at, path, "there are more than %d tokens", maxTokens)
 	}
-	p.list.tokens = append(p.list.tokens, token{sum, c})
+	p.list.tokens = append(p.list.tokens, token{sum, c, expires})
 }
 
 func (p *parser) identity(index int, path, text string, at *yaml.Node) {
 	kind, name, _ := strings.Cut(text, ":")
+	if kind == "spiffe" {
+		kind, name, text = "uri", text, "uri:"+text
+	}
+	if strings.HasPrefix(name, "spiffe:") && kind == "uri" {
+		if _, err := spiffeid.FromString(name); err != nil {
+			p.fail(at, path, "is no SPIFFE id, as spiffe://example.org/checkout is: %v", err)
+			return
+		}
+	}
 	if !slices.Contains([]string{"dns", "uri", "cn"}, kind) || name == "" {
-		p.fail(at, path, `must begin with dns: or uri: (a subject alternative name) or cn: (the subject's common name), as in "dns:checkout.shop.svc"`)
+		p.fail(at, path, `must begin with dns: or uri: (a subject alternative name), cn: (the subject's common name) or spiffe://, as in "dns:checkout.shop.svc"`)
 		return
 	}
 	if strings.Contains(name, "*") {

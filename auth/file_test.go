@@ -1,11 +1,15 @@
 package auth
 
 import (
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 const file = `
@@ -26,6 +30,32 @@ callers:
     roles: [admin, topology]
 `
 
+// ids are the identities in a certificate.
+func ids(dns, uris []string, commonName string) []string {
+	leaf := &x509.Certificate{DNSNames: dns, Subject: pkix.Name{CommonName: commonName}}
+	for _, text := range uris {
+		uri, err := url.Parse(text)
+		if err != nil {
+			uri = &url.URL{Opaque: text}
+		}
+		leaf.URIs = append(leaf.URIs, uri)
+	}
+	return Identities(leaf)
+}
+
+// roleOf is the role in which a caller of the file uses policies.
+func roleOf(c *Caller) Role {
+	if c.Has(RoleCheck) {
+		return RoleCheck
+	}
+	return RoleRefund
+}
+
+func knows(l *Callers, token string) bool {
+	who, _ := l.ByToken(token)
+	return who != nil
+}
+
 func TestList(t *testing.T) {
 	old, fresh, admin := NewToken(), NewToken(), NewToken()
 	l, err := Parse("access.yaml", fmt.Appendf(nil, file, Hash(old), Hash(fresh), Hash(admin)))
@@ -42,7 +72,8 @@ func TestList(t *testing.T) {
 		old: "checkout", fresh: "checkout", admin: "operator",
 		"": "", "x": "", old[:len(old)-1]: "", old + " ": "", strings.ToUpper(old): "", Hash(old): "", strings.TrimPrefix(Hash(old), hashPrefix): "",
 	} {
-		if got := name(l.ByToken(token)); got != want {
+		who, _ := l.ByToken(token)
+		if got := name(who); got != want {
 			t.Errorf("token of %q is taken for %q's", want, got)
 		}
 	}
@@ -50,13 +81,13 @@ func TestList(t *testing.T) {
 		ids  []string
 		want string
 	}{
-		{Identities([]string{"other", "checkout.shop.svc"}, nil, ""), "checkout"},
-		{Identities(nil, []string{"spiffe://example.org/checkout"}, "nobody"), "checkout"},
-		{Identities(nil, nil, "support"), "support"},
-		{Identities([]string{"support"}, []string{"support"}, ""), ""},                       // the kind counts
-		{Identities(nil, nil, "checkout.shop.svc"), ""},                                      // a common name is no alternative name
-		{Identities([]string{"a.checkout.shop.svc"}, nil, ""), ""},                           // no suffixes
-		{Identities([]string{"both.example.org", "checkout.shop.svc"}, nil, ""), "checkout"}, // the file's order
+		{ids([]string{"other", "checkout.shop.svc"}, nil, ""), "checkout"},
+		{ids(nil, []string{"spiffe://example.org/checkout"}, "nobody"), "checkout"},
+		{ids(nil, nil, "support"), "support"},
+		{ids([]string{"support"}, []string{"support"}, ""), ""},                       // the kind counts
+		{ids(nil, nil, "checkout.shop.svc"), ""},                                      // a common name is no alternative name
+		{ids([]string{"a.checkout.shop.svc"}, nil, ""), ""},                           // no suffixes
+		{ids([]string{"both.example.org", "checkout.shop.svc"}, nil, ""), "checkout"}, // the file's order
 		{nil, ""},
 	} {
 		if got := name(l.ByIdentities(c.ids)); got != c.want {
@@ -67,7 +98,9 @@ func TestList(t *testing.T) {
 		t.Errorf("%+v", l)
 	}
 
-	checkout, support, operator := l.ByToken(old), l.ByIdentities([]string{"cn:support"}), l.ByToken(admin)
+	checkout, _ := l.ByToken(old)
+	operator, _ := l.ByToken(admin)
+	support := l.ByIdentities([]string{"cn:support"})
 	for _, c := range []struct {
 		who  *Caller
 		role Role
@@ -91,7 +124,7 @@ func TestList(t *testing.T) {
 		{checkout, "partner-", "", true}, {checkout, "partner-x", "", true}, {checkout, "partner", "", false}, {checkout, "", "", false},
 		{support, "anything", "", true}, {operator, "login", "", false}, {nil, "login", "", false}, {everybody(), "x", "", true},
 	} {
-		if got := c.who.MayUsePolicy(c.policy); got != c.want {
+		if got := c.who.MayUsePolicy(roleOf(c.who), c.policy); got != c.want {
 			t.Errorf("%s, policy %q: %t", name(c.who), c.policy, got)
 		}
 	}
@@ -103,7 +136,7 @@ func TestList(t *testing.T) {
 		{checkout, "", true}, {checkout, "default", true}, {checkout, "shop/a", true}, {checkout, "shop", false},
 		{support, "", false}, {nil, "", false}, {everybody(), "x", true},
 	} {
-		if got := c.who.MayUseNamespace(c.ns); got != c.want {
+		if got := c.who.MayUseNamespace(roleOf(c.who), c.ns); got != c.want {
 			t.Errorf("%s, namespace %q: %t", name(c.who), c.ns, got)
 		}
 	}
@@ -116,8 +149,113 @@ func TestList(t *testing.T) {
 func TestEmpty(t *testing.T) {
 	for _, text := range []string{"", "# nobody\n", "callers: []\n", "null"} {
 		l, err := Parse("a", []byte(text))
-		if err != nil || l.Len() != 0 || l.MetricsOpen || l.ByToken("") != nil || l.ByIdentities([]string{""}) != nil {
+		if err != nil || l.Len() != 0 || l.MetricsOpen || knows(l, "") || l.ByIdentities([]string{""}) != nil {
 			t.Errorf("%q: %+v, %v", text, l, err)
+		}
+	}
+}
+
+// TestGrants: roles are for the policies and namespaces that they stand beside, and for no others.
+func TestGrants(t *testing.T) {
+	l, err := Parse("a", []byte(`
+callers:
+  - name: shop
+    identities: ["cn:shop"]
+    roles: [check, read]
+    policies: ["*"]
+    grants:
+      - {roles: [refund], policies: [login], namespaces: [carts]}
+      - {roles: [check], namespaces: [shop]}
+      - {roles: [topology]}
+  - name: robot
+    identities: ["cn:robot"]
+    grants: [{roles: [refund], policies: ["partner-*"]}]
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shop, robot := l.ByIdentities([]string{"cn:shop"}), l.ByIdentities([]string{"cn:robot"})
+	if shop.Roles != RoleCheck|RoleRead|RoleRefund|RoleTopology || robot.Roles != RoleRefund {
+		t.Errorf("%v, %v", shop.Roles, robot.Roles)
+	}
+	for _, c := range []struct {
+		who    *Caller
+		role   Role
+		policy string
+		want   bool
+	}{
+		{shop, RoleCheck, "any", true}, {shop, RoleCheck, "login", true}, {shop, RoleRefund, "login", true}, {shop, RoleRefund, "any", false},
+		{robot, RoleCheck, "partner-x", false}, {robot, RoleRefund, "partner-x", true}, {robot, RoleRefund, "login", false},
+	} {
+		if got := c.who.MayUsePolicy(c.role, c.policy); got != c.want {
+			t.Errorf("%s, %v of %s: %t", c.who.Name, c.role, c.policy, got)
+		}
+	}
+	for namespace, want := range map[string][2]bool{"shop": {true, false}, "carts": {false, true}, "": {false, false}} {
+		if check, refund := shop.MayUseNamespace(RoleCheck, namespace), shop.MayUseNamespace(RoleRefund, namespace); check != want[0] || refund != want[1] {
+			t.Errorf("%q: %t, %t", namespace, check, refund)
+		}
+	}
+}
+
+// TestExpires: a token counts before the instant that the file gives.
+func TestExpires(t *testing.T) {
+	l, err := Parse("a", fmt.Appendf(nil, `
+callers:
+  - name: shop
+    tokens: [%s, {hash: %s, expires: 2027-01-31}, {hash: %s, expires: "2027-01-31T12:00:00+02:00"}, {hash: %s}]
+    roles: [read]
+`, Hash("a"), Hash("b"), Hash("c"), Hash("d")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	day := time.Date(2027, 1, 31, 0, 0, 0, 0, time.UTC)
+	for token, want := range map[string]time.Time{"a": {}, "b": day, "c": day.Add(10 * time.Hour), "d": {}} {
+		if who, expires := l.ByToken(token); who == nil || !expires.Equal(want) {
+			t.Errorf("%s: %v, %v", token, who, expires)
+		}
+	}
+}
+
+// TestSPIFFE: ids are written with or without uri:, and count in an SVID only: a certificate with one URI, of no authority.
+func TestSPIFFE(t *testing.T) {
+	l, err := Parse("a", []byte(`
+callers:
+  - {name: a, identities: ["spiffe://example.org/a", "uri:https://example.org/a"], roles: [read]}
+  - {name: b, identities: ["uri:spiffe://example.org/b"], roles: [read]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		uris []string
+		ca   bool
+		want string
+	}{
+		{[]string{"spiffe://example.org/a"}, false, "a"},
+		{[]string{"spiffe://example.org/b"}, false, "b"},
+		{[]string{"SPIFFE://example.org/b"}, false, "b"},
+		{[]string{"spiffe://example.org/c"}, false, ""},
+		{[]string{"spiffe://example.org/a/"}, false, ""},
+		{[]string{"spiffe://example.org.evil.org/a"}, false, ""},
+		{[]string{"spiffe://example.org/a"}, true, ""},
+		{[]string{"spiffe://example.org/b", "https://other.org"}, false, ""},
+		{[]string{"spiffe://example.org/b", "https://example.org/a"}, false, "a"},
+	} {
+		leaf := &x509.Certificate{IsCA: c.ca}
+		for _, text := range c.uris {
+			uri, err := url.Parse(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			leaf.URIs = append(leaf.URIs, uri)
+		}
+		got := ""
+		if who := l.ByIdentities(Identities(leaf)); who != nil {
+			got = who.Name
+		}
+		if got != c.want {
+			t.Errorf("%v: %q, want %q", c.uris, got, c.want)
 		}
 	}
 }
@@ -155,6 +293,22 @@ func TestMistakes(t *testing.T) {
 		{"callers:\n- {name: a, identities: [\"cn:x\"], roles: [check], policies: [\"a*b\"]}", "policies[0]: * belongs at the end"},
 		{"callers:\n- {name: a, identities: [\"cn:x\"], roles: [check], policies: [3]}", "policies[0]: must be text"},
 		{"callers:\n- {name: a, identities: [\"cn:x\"], roles: [check], policies: login}", "policies: must be a list of policies"},
+		{"callers:\n- {name: a, identities: [\"spiffe://Example.org/a\"], roles: [read]}", "a:2:26: callers[0].identities[0]: is no SPIFFE id"},
+		{"callers:\n- {name: a, identities: [\"uri:spiffe://example.org/a/../b\"], roles: [read]}", "callers[0].identities[0]: is no SPIFFE id"},
+		{"callers:\n- {name: a, identities: [\"spiffe://x/a\", \"uri:spiffe://x/a\"], roles: [read]}", "identities[1]: is given twice"},
+		{"callers:\n- {name: a, tokens: [{hash: " + good + ", expires: soon}], roles: [read]}", "callers[0].tokens[0].expires: must be an instant such as"},
+		{"callers:\n- {name: a, tokens: [{hash: " + good + ", expires: 5}], roles: [read]}", "callers[0].tokens[0].expires: must be an instant"},
+		{"callers:\n- {name: a, tokens: [{hash: " + good + ", expires: [2027-01-31]}], roles: [read]}", "callers[0].tokens[0].expires: must be an instant"},
+		{"callers:\n- {name: a, tokens: [{expires: 2027-01-31}], roles: [read]}", "a:2:22: callers[0].tokens[0].hash: is missing"},
+		{"callers:\n- {name: a, tokens: [{hash: weir_secret}], roles: [read]}", "callers[0].tokens[0].hash: must be the hash of a token"},
+		{"callers:\n- {name: a, tokens: [{hash: " + good + ", until: 2027-01-31}], roles: [read]}", `callers[0].tokens[0]: there is no field "until" here; there are hash, expires`},
+		{"callers:\n- {name: a, tokens: " + good + ", roles: [read]}", "callers[0].tokens: must be a list of hashes of tokens"},
+		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{roles: [check]}]}", "callers[0].grants[0].policies: is missing"},
+		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{policies: [x]}]}", "callers[0].grants[0].roles: is missing"},
+		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{roles: [admin], policies: [x]}]}", "callers[0].grants[0].roles: has none that uses policies"},
+		{"callers:\n- {name: a, tokens: [" + good + "], policies: [x], grants: [{roles: [admin]}]}", "callers[0].roles: is missing"},
+		{"callers:\n- {name: a, tokens: [" + good + "], grants: []}", "callers[0].roles: is missing"},
+		{"callers:\n- {name: a, tokens: [" + good + "], grants: {roles: [admin]}}", "callers[0].grants: must be a list of grants"},
 		{"x: &a [*a]", `there is no field "x"`},
 		{"callers:\n- &c {name: a, identities: [\"cn:x\"], roles: [read]}\n- *c", "callers[1]: must be a map of fields"},
 		{strings.Repeat("#", MaxFile+1), "is larger than"},
@@ -196,7 +350,7 @@ func FuzzParse(f *testing.F) {
 		if (l == nil) == (err == nil) {
 			t.Errorf("%v, %v", l, err)
 		}
-		if l != nil && l.ByToken("") != nil {
+		if l != nil && knows(l, "") {
 			t.Error("nothing is a token")
 		}
 	})

@@ -47,13 +47,13 @@ func (s *service) caller(ctx context.Context, role Role) (*Caller, *limit.Error)
 
 // target sets the caller of a target, or returns an error if the caller may not use its policy or namespace. A target with neither or both is left
 // to the Service, which rejects it.
-func (s *service) target(ctx context.Context, c *Caller, t *limit.Target) *limit.Error {
+func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Target) *limit.Error {
 	var field, what string
 	switch {
-	case t.Limit != nil && !c.MayUseNamespace(t.Namespace):
-		field, what = "namespace", fmt.Sprintf("%s may not send inline limits in the namespace %.100q", c.Name, t.Namespace)
-	case t.Policy != "" && !c.MayUsePolicy(t.Policy):
-		field, what = "policy", fmt.Sprintf("%s may not use the policy %.100q", c.Name, t.Policy)
+	case t.Limit != nil && !c.MayUseNamespace(role, t.Namespace):
+		field, what = "namespace", fmt.Sprintf("%s may not use inline limits of the namespace %.100q in the role %v", c.Name, t.Namespace, role)
+	case t.Policy != "" && !c.MayUsePolicy(role, t.Policy):
+		field, what = "policy", fmt.Sprintf("%s may not use the policy %.100q in the role %v", c.Name, t.Policy, role)
 	default:
 		t.Caller = c.Name
 		return nil
@@ -67,7 +67,7 @@ func (s *service) target(ctx context.Context, c *Caller, t *limit.Target) *limit
 func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) error {
 	c, denied := s.caller(ctx, role)
 	if denied == nil {
-		denied = s.target(ctx, c, t)
+		denied = s.target(ctx, c, role, t)
 	}
 	if denied != nil {
 		return denied
@@ -78,7 +78,7 @@ func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) err
 // deniedChecks returns the errors of a batch's checks that the caller may not make, by their index.
 func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Refused) {
 	for i := range checks {
-		if e := s.target(ctx, c, &checks[i].Target); e != nil {
+		if e := s.target(ctx, c, RoleCheck, &checks[i].Target); e != nil {
 			if errs == nil {
 				errs = make(limit.Refused)
 			}
@@ -134,7 +134,7 @@ func (s *service) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 		if denied != nil {
 			break
 		}
-		if denied = s.target(ctx, c, &checks[i].Target); denied != nil {
+		if denied = s.target(ctx, c, RoleCheck, &checks[i].Target); denied != nil {
 			denied = denied.In(i, len(checks))
 		}
 	}

@@ -117,6 +117,7 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 	authConfig := auth.Config{
 		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
 		Denied:          s.refusals.note,
+		Now:             s.refusals.now,
 	}
 	if cfg.AccessFile != "" {
 		if s.access, err = s.openAccess(); err != nil {

@@ -202,7 +202,7 @@ func (a *api) writeDenial(w http.ResponseWriter, r *http.Request, d *auth.Denial
 	if !d.Authenticated {
 		p.status = http.StatusUnauthorized
 		challenge = `Bearer realm="weir"`
-		if d.Reason == auth.BadToken {
+		if d.Reason == auth.BadToken || d.Reason == auth.ExpiredToken {
 			challenge += `, error="invalid_token"`
 		}
 	}
