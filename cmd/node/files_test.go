@@ -98,3 +98,38 @@ func TestCommandsWithPipes(t *testing.T) {
 		}
 	}
 }
+
+// TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and when one
+// is replaced, and starts all the same.
+func TestKeyFilesReadableByOthers(t *testing.T) {
+	var book logtest.Buffer
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = book.Logger()
+	cfg.Security.TLS = filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}})
+	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test"
+	cfg.Security.GossipKeyFile = writeFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	cfg.Security.SecretFile = writeFile(t, "secret", "0123456789abcdef\n")
+	keys := []string{cfg.Security.TLS.Key, cfg.Security.PeerTLS.Key, cfg.Security.GossipKeyFile, cfg.Security.SecretFile}
+	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
+	for i, name := range keys {
+		if err := os.Chmod(name, modes[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	said := func(name string) int {
+		return strings.Count(book.String(), `msg="key file readable by other users" file=`+name)
+	}
+	for i, name := range keys {
+		if want := int(modes[i] & 0o004 / 0o004); said(name) != want {
+			t.Errorf("%s, mode %v: said %d times, want %d", name, modes[i], said(name), want)
+		}
+	}
+	if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.Reload()
+	eventually(t, "the changed file to be named again", func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
+}

@@ -33,6 +33,7 @@ func (s *security) openGossipKeys() (*filewatch.Watcher[[][]byte], error) {
 		Parse: func(contents [][]byte) ([][]byte, error) { return cluster.ParseKeys(file, contents[0]) },
 		OnChange: func([][]byte) {
 			s.metrics.Reloaded("gossip_keys", true)
+			s.warnReadable(s.cfg.GossipKeyFile)
 			select {
 			case s.keysChanged <- struct{}{}:
 			default:

@@ -24,6 +24,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/metrics"
@@ -131,7 +132,21 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 			return nil, err
 		}
 	}
+	s.warnReadable(cfg.TLS.Key, cfg.PeerTLS.Key, cfg.GossipKeyFile, cfg.SecretFile)
 	return s, nil
+}
+
+// warnReadable says which of the files with keys other users of the host may read. Their group may: that is how an orchestrator
+// gives a file to a process.
+func (s *security) warnReadable(files ...string) {
+	for _, name := range files {
+		if name == "" {
+			continue
+		}
+		if open, err := file.ReadableByOthers(name); err == nil && open { // what else is wrong is reported by who reads it
+			s.log.Warn("key file readable by other users", "file", name, "hint", "chmod o-r")
+		}
+	}
 }
 
 func (s *security) openAccess() (*filewatch.Watcher[*auth.Callers], error) {
@@ -155,6 +170,7 @@ func (s *security) openCerts(what string, files, flags certs.Files, ownName stri
 		OnChange: func() {
 			s.metrics.Reloaded(what, true)
 			s.log.Info("changed", "what", what)
+			s.warnReadable(files.Key)
 		},
 		OnError: s.reloadFailed(what),
 	})

@@ -139,3 +139,25 @@ func TestUnknownVariables(t *testing.T) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
+
+// FuzzConfig: whatever a file of settings holds, the flags are set by it or an error says where it is wrong.
+func FuzzConfig(f *testing.F) {
+	for _, text := range []string{
+		"", "http-port: 8080\njoin: [a:1, b:2]\n", "max-memory: 70%\ntimeout: 1s\n", "a: &a [*a]\n", "? [", "join: {a: b}", "http_port: ~",
+		"join: &x [a]\nvoters: *x\n", "--- 1\n--- 2\n", "null", "\xff", "help: true\nconfig: x\n", "trace-sample: .nan\n", "no-inline: yes\n",
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var run runFlags
+		flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
+		run.register(flags)
+		if err := fillFromYAML(flags, "file", data); err != nil {
+			for line := range strings.Lines(err.Error()) {
+				if !strings.HasPrefix(line, "--config: file") && !strings.HasPrefix(line, " ") {
+					t.Fatalf("%q does not say where", line)
+				}
+			}
+		}
+	})
+}

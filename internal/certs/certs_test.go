@@ -1,8 +1,10 @@
 package certs
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"net"
 	"os"
@@ -386,4 +388,43 @@ func TestOwnName(t *testing.T) {
 		t.Fatal(err)
 	}
 	early.Close()
+}
+
+// FuzzAuthorities: whatever a file of authorities holds, none of its blocks is passed over.
+func FuzzAuthorities(f *testing.F) {
+	dir := f.TempDir()
+	a := certstest.NewAuthority(f, "a")
+	cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{"x"}})
+	for _, name := range []string{cert, key, ca} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+		f.Add(append(bytes.Clone(text), text...))
+		f.Add(text[:len(text)/2])
+	}
+	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		pool, err := Authorities(data)
+		if (pool == nil) != (err != nil) {
+			t.Fatalf("%v, %v", pool, err)
+		}
+		if err != nil {
+			return
+		}
+		want := x509.NewCertPool()
+		blocks := 0
+		for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+			cert, err := x509.ParseCertificate(block.Bytes)
+			if err != nil {
+				t.Fatalf("block %d is taken and is no certificate: %v", blocks+1, err)
+			}
+			want.AddCert(cert)
+			blocks++
+		}
+		if blocks == 0 || !pool.Equal(want) {
+			t.Fatalf("%d blocks, and not all of them in the pool", blocks)
+		}
+	})
 }

@@ -77,24 +77,33 @@ func Read(name string, limit int64) ([]byte, error) {
 	})
 }
 
+// ReadableByOthers reports whether users of the host that are neither a file's owner nor in its group may read it. A file
+// system that does not answer within Timeout is an error.
+func ReadableByOthers(name string) (bool, error) {
+	return within(name, Timeout, func() (bool, error) {
+		info, err := os.Stat(name)
+		return err == nil && info.Mode().Perm()&0o004 != 0, err
+	})
+}
+
 // within waits for a read for some time.
-func within(name string, timeout time.Duration, read func() ([]byte, error)) ([]byte, error) {
+func within[T any](name string, timeout time.Duration, read func() (T, error)) (T, error) {
 	type result struct {
-		content []byte
-		err     error
+		value T
+		err   error
 	}
 	done := make(chan result, 1) // so that a read that is left behind can end
 	go func() {
-		content, err := read()
-		done <- result{content, err}
+		value, err := read()
+		done <- result{value, err}
 	}()
 	timer := time.NewTimer(timeout)
 	defer timer.Stop()
 	select {
 	case r := <-done:
-		return r.content, r.err
+		return r.value, r.err
 	case <-timer.C:
-		return nil, TimeoutError(name, timeout)
+		return *new(T), TimeoutError(name, timeout)
 	}
 }
 

@@ -65,3 +65,21 @@ func TestHang(t *testing.T) {
 	close(free)
 	<-ended
 }
+
+func TestReadableByOthers(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for mode, want := range map[os.FileMode]bool{0o600: false, 0o640: false, 0o440: false, 0o644: true, 0o604: true, 0o666: true} {
+		if err := os.Chmod(name, mode); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ReadableByOthers(name); got != want || err != nil {
+			t.Errorf("%v: %t, %v", mode, got, err)
+		}
+	}
+	if _, err := ReadableByOthers(name + "x"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
