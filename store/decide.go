@@ -367,6 +367,7 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 			if r.has(owedFlag) {
 				delete(part.annex.owed, of)
 			}
+			sh.endAdvance(part, k.Hash, of)
 			sh.drop(&part.table, slot)
 		}
 		changed = sh.dropDeltas(&part.content, k.Hash, of) || changed

@@ -171,13 +171,22 @@ func (sh *shard) giveBack(part *partition, now algo.Instant) {
 			if slot, ok := sh.find(&part.table, a.hash, of.scope, of.key); ok {
 				r := sh.record(part.ref(slot))
 				sh.note(part, r, r.spec.rule.Limits.Mark(r.state), false)
-			} else {
-				// Of a record that is gone it is told that it is.
-				part.annex.bump()
-				f.keys.push(turn{hash: a.hash}, &sh.budget)
-				a.told(part.annex.version, 0)
-				part.recount()
 			}
 		}
+	}
+}
+
+// endAdvance ends the allowance of a state that is gone: the copy forgets it when it is told that the record is. A new record
+// begins with none, so that its first answer waits.
+func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
+	if part.role == nil || part.role.advances.by[of] == nil {
+		return
+	}
+	delete(part.role.advances.by, of)
+	sh.budget.Give(advanceBytes + of.size())
+	if f := part.backup(); f != nil {
+		part.annex.bump()
+		f.keys.push(turn{hash: hash}, &sh.budget)
+		part.recount()
 	}
 }

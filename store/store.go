@@ -412,6 +412,9 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 			if r.has(owedFlag) || !sh.idle(r, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
 				return false
 			}
+			if t == &part.table && part.role != nil && len(part.role.advances.by) > 0 {
+				sh.endAdvance(part, r.hash(), r.id())
+			}
 			sh.drop(t, slot)
 			dropped++
 			return true

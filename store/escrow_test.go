@@ -1,0 +1,185 @@
+package store
+
+import (
+	"testing"
+	"time"
+)
+
+// escrowed is a holder of one partition under escrow, and a copy.
+func escrowed(t *testing.T) (holder, copied *Store, l *link) {
+	t.Helper()
+	holder, copied = New(Config{}), New(Config{Shut: true})
+	l = newLink(holder, copied, Backup)
+	holder.TakeOver(0, at(0), Claim{1, 1, 7})
+	l.sync(t, 0, true)
+	return holder, copied, l
+}
+
+// left is what a key has left once its holder is lost.
+func left(t *testing.T, copied *Store, r *Rule, now time.Duration, l *link) int64 {
+	t.Helper()
+	copied.TakeOver(0, l.there(now), Claim{1, 2, 8})
+	copied.Open(0)
+	a, err := copied.Decide(copied.key(r.Scope, "k"), r, l.there(now), cost(0), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.Remaining
+}
+
+// spend admits one unit after another until an answer would have to wait, and returns how many did not.
+func spend(t *testing.T, s *Store, r *Rule, now time.Duration) (n int64) {
+	t.Helper()
+	for {
+		a, err := s.Decide(s.key(r.Scope, "k"), r, at(now), cost(1), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !a.Allowed || a.Ticket > 0 {
+			return n
+		}
+		n++
+	}
+}
+
+// TestAllowance: what may be admitted ahead of the copy is two twentieths of the smallest limit, and the copy charges it.
+func TestAllowance(t *testing.T) {
+	r := rule("p", window(10000, time.Hour), window(100, minute))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	n := spend(t, holder, r, 0)
+	if n != 10 {
+		t.Errorf("%d were admitted ahead, want 10", n)
+	}
+	if left := left(t, copied, r, 0, l); left != 100-1-10 {
+		t.Errorf("%d are left of 100 after 1 and an allowance of 10", left)
+	}
+}
+
+// TestAllowanceOfReset: a key that was reset has none, for the copy has forgotten it.
+func TestAllowanceOfReset(t *testing.T) {
+	r := rule("p", window(100, minute))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	if err := holder.Reset(holder.key("p", "k"), "p"); err != nil {
+		t.Fatal(err)
+	}
+	l.sync(t, 0, false)
+	n := spend(t, holder, r, 0)
+	if left := left(t, copied, r, 0, l); n+left > 100 {
+		t.Errorf("%d were admitted after a reset, and %d more are by who takes over", n, left)
+	}
+	accounted(t, holder)
+}
+
+// TestAllowanceOfGone: neither has a key whose record was dropped, once the copy has been told.
+func TestAllowanceOfGone(t *testing.T) {
+	r := rule("p", window(100, time.Second/2))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	now := quietAfter + time.Second/2
+	if holder.Sweep(at(now), 1) != 1 {
+		t.Fatal("the record is not dropped")
+	}
+	l.sync(t, now, false)
+	n := spend(t, holder, r, now)
+	if left := left(t, copied, r, now, l); n+left > 100 {
+		t.Errorf("%d were admitted ahead, and %d more are by who takes over", n, left)
+	}
+	accounted(t, holder)
+}
+
+// TestVersionsRise: a ticket of an earlier content is not given again for a later one.
+func TestVersionsRise(t *testing.T) {
+	r := rule("p", window(100, minute))
+	r.Durability = Sync
+	s := New(Config{})
+	var last uint64
+	for range 3 {
+		s.Open(0)
+		s.Attach(0, Backup, true)
+		s.Caught(0, Backup)
+		for range 5 {
+			a, err := s.Decide(s.key("p", "k"), r, at(0), cost(1), nil)
+			if err != nil || a.Ticket <= last {
+				t.Fatalf("ticket %d after %d: %v", a.Ticket, last, err)
+			}
+			last = a.Ticket
+		}
+		s.Discard(0)
+		if v := s.Version(0); v < last {
+			t.Errorf("version %d after a ticket of %d", v, last)
+		}
+	}
+}
+
+// TestMergeRequestIDs: an id that one side has charged is known after the merge.
+func TestMergeRequestIDs(t *testing.T) {
+	r := rule("p", log(10, minute))
+	s := newSplit(t, 2, r)
+	s.claim(0)
+	s.replicate(0, 1)
+	s.claim(1)
+	call := Call{RequestID: "id"}
+	call.Cost = 3
+	for i := range 2 { // both may lose
+		call.RequestID += "'"
+		p := s.parties[i].store
+		if a, err := p.Decide(p.key("p", "k"), r, at(s.now), call, nil); err != nil || !a.Allowed {
+			t.Fatal(a, err)
+		}
+	}
+	s.merge(0, 1)
+	p := s.parties[1].store
+	call.RequestID = "id"
+	for range 2 {
+		call.RequestID += "'"
+		if a, err := p.Decide(p.key("p", "k"), r, at(s.now), call, nil); err != nil || !a.Allowed || a.Remaining != 4 {
+			t.Errorf("id %q: %+v, %v; want it to be known", call.RequestID, a.Decision, err)
+		}
+	}
+}
+
+// TestAllowanceAtShut: the last chunk of a partition that is shut ends every allowance, for it has every state as it is.
+func TestAllowanceAtShut(t *testing.T) {
+	r := rule("p", window(100, minute))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	holder.Shut(0)
+	l.sync(t, 0, false)
+	if left := left(t, copied, r, 0, l); left != 100-12 {
+		t.Errorf("%d are left of 100 after 12", left)
+	}
+}
+
+// TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance, so that it does not keep it.
+func TestGivenBackWithRecord(t *testing.T) {
+	r := rule("p", window(100, time.Second/2))
+	r.Durability = Escrow
+	holder, copied, l := escrowed(t)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	now := quietAfter / 2
+	if holder.Sweep(at(now), 1) != 1 {
+		t.Fatal("the record is not dropped")
+	}
+	if holder.Pending(0, Backup) == 0 {
+		t.Fatal("nothing is pending")
+	}
+	l.sync(t, now, false)
+	if n := copied.Stats().Keys; n != 0 {
+		t.Errorf("the copy keeps %d keys", n)
+	}
+	accounted(t, holder)
+	accounted(t, copied)
+}
