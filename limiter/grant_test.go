@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -43,6 +44,46 @@ func TestStrictWaitsForGrant(t *testing.T) {
 				t.Errorf("through %s, under a grant: %+v after %v", n.name, d, took)
 			}
 			held.Lease(part, 0)
+		}
+	})
+}
+
+// TestAnswersUnderLease: an answer of another node's may be used for as long as its lease had left when it was decided, counted
+// from the moment the question was sent, and for somewhat less, as clocks differ.
+func TestAnswersUnderLease(t *testing.T) {
+	start := time.Now()
+	cfg := Config{Timeout: 10 * time.Second, BootClock: func() int64 { return int64(time.Since(start)) }}
+	inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+		start = time.Now() // the bubble's
+		c.setPolicies("policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
+		key := c.owned("p", 0, 0)
+		part := ring.Partition(ring.Hash(testKey, "p", key))
+		held := c.nodes[0].store
+		held.Unguarded(part, true)
+		for _, way := range []struct {
+			there, back time.Duration
+			used        bool
+		}{
+			{0, 0, true},
+			{0, 990 * time.Millisecond, true},
+			{0, 999 * time.Millisecond, false}, // this clock may be slow, and that one fast
+			{0, 1001 * time.Millisecond, false},
+			{400 * time.Millisecond, 100 * time.Millisecond, true},
+			{400 * time.Millisecond, 300 * time.Millisecond, false}, // 600 ms were left
+		} {
+			held.Lease(part, int64(time.Since(start)+time.Second))
+			c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+				time.Sleep(way.there)
+				deliver()
+				time.Sleep(way.back)
+			})
+			r, err := c.nodes[1].Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "p", Key: key}, Cost: 1}})
+			if err != nil || r[0].Err != nil {
+				t.Fatal(err, r[0].Err)
+			}
+			if d := r[0].Decision; d.FailedClosed == way.used || d.Allowed != way.used {
+				t.Errorf("%v there and %v back: %+v", way.there, way.back, d)
+			}
 		}
 	})
 }

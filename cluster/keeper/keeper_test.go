@@ -90,6 +90,7 @@ type puppet struct {
 	mail    []ownership.Envelope
 	mailAt  []ownership.Now
 	urgent  []int
+	order   []string // of views and messages
 	ticks   int
 	left    ownership.Status // of what a node that leaves has besides what it holds
 	nows    []ownership.Now
@@ -108,14 +109,16 @@ func (c *puppet) told(now ownership.Now, note func()) {
 }
 
 func (c *puppet) SetView(now ownership.Now, v ownership.View) {
-	c.told(now, func() { c.views = append(c.views, v) })
+	c.told(now, func() { c.views, c.order = append(c.views, v), append(c.order, "view") })
 }
 func (c *puppet) Tick(now ownership.Now) { c.told(now, func() { c.ticks++ }) }
 func (c *puppet) Urgent(now ownership.Now, p int) {
 	c.told(now, func() { c.urgent = append(c.urgent, p) })
 }
 func (c *puppet) Receive(now ownership.Now, e ownership.Envelope) {
-	c.told(now, func() { c.mail, c.mailAt = append(c.mail, e), append(c.mailAt, now) })
+	c.told(now, func() {
+		c.mail, c.mailAt, c.order = append(c.mail, e), append(c.mailAt, now), append(c.order, "message")
+	})
 }
 
 func (c *puppet) Take() ownership.Effects {
@@ -892,3 +895,51 @@ func (c *echo) Urgent(_ ownership.Now, p int) {
 }
 
 func (c *echo) Tick(ownership.Now) {}
+
+// outlet is a Sender that calls a function.
+type outlet func([]ownership.Envelope)
+
+func (f outlet) Send(list []ownership.Envelope) { f(list) }
+
+// TestMessagesComeLast: whoever is answered because of a message finds what it says published already.
+func TestMessagesComeLast(t *testing.T) {
+	var k *Keeper
+	term := ownership.Term{N: 7 << 16}
+	seen := make(chan string, 1)
+	sender := outlet(func([]ownership.Envelope) {
+		_, confirmed := k.AwaitProgress(ended(), 3, 9, false)
+		select {
+		case seen <- fmt.Sprintf("%v %v", k.Route(3).Term == term, confirmed):
+		default:
+		}
+	})
+	k, c := newPuppet(t, func(cfg *Config) { cfg.Sender = sender })
+	c.do(func() {
+		c.routes[3] = ownership.Route{Standing: ownership.Owned, Term: term}
+		c.effects = ownership.Effects{
+			Routes: []int{3}, Confirmed: []ownership.Progress{{Partition: 3, Version: 9}},
+			Messages: []ownership.Envelope{{From: self, To: other, Message: &ownership.Forget{}}},
+		}
+	})
+	if got := <-seen; got != "true true" {
+		t.Errorf("when a message goes out, route and confirmation are published: %s", got)
+	}
+}
+
+// TestViewsComeFirst: a message of a process that has just come into view is received under that view.
+func TestViewsComeFirst(t *testing.T) {
+	k, c := newPuppet(t)
+	k.mu.Lock()
+	k.mail.add(&ownership.Envelope{From: other, To: self, Message: &ownership.Forget{}})
+	k.view = &ownership.View{}
+	k.mu.Unlock()
+	k.signal()
+	order := func() (got []string) {
+		c.do(func() { got = slices.Clone(c.order) })
+		return got
+	}
+	eventually(t, "all is received", func() bool { return len(order()) == 2 })
+	if got := order(); !slices.Equal(got, []string{"view", "message"}) {
+		t.Errorf("received in the order %v", got)
+	}
+}

@@ -215,9 +215,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	if n.tracer, err = n.trace(); err != nil {
 		return n, err
 	}
-	clock := limiter.ProcessClock() // one for deciding and for what is decided about
+	clock, leases := clocks()
 	work := limiter.Config{
-		Clock: clock, BootClock: keeper.BootTime, Urgent: func(p int) { n.keeper.Urgent(p) },
+		Clock: clock, BootClock: leases, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
@@ -231,7 +231,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		Core: ownership.Config{
 			Self: ownership.Node(n.self()), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
 		},
-		Sender: n.messenger, Now: clock, Boot: keeper.BootTime, Version: n.limiter.Version, Logger: n.log,
+		Sender: n.messenger, Now: clock, Boot: leases, Version: n.limiter.Version, Logger: n.log,
 	})
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
@@ -243,7 +243,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n.work.Go(n.settle)
 	if n.cluster != nil {
 		n.work.Go(n.follow)
-		n.work.Go(n.steer)
+		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.keeper.SetView) })
 		n.work.Go(n.followKeyFile)
 	} else {
 		n.keeper.SetView(aloneView(ownership.Node(n.self())))

@@ -5,7 +5,9 @@ import (
 	"math"
 	"time"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/ring"
@@ -15,23 +17,29 @@ import (
 // changes together is seen together, and a crash takes two seconds to be seen anyway.
 const settleAfter = 150 * time.Millisecond
 
-// steer keeps the keeper's view in step with the membership until the node stops.
-func (n *node) steer() {
+// clocks returns the clock of decisions, one for deciding and for what is decided about, and that of leases, which goes on while
+// the host is suspended: meanwhile others take over.
+func clocks() (decisions func() algo.Instant, leases func() int64) {
+	return limiter.ProcessClock(), keeper.BootTime
+}
+
+// steer keeps the keeper's view in step with the membership until ctx ends.
+func steer(ctx context.Context, current func() *cluster.View, set func(ownership.View)) {
 	for {
-		v := n.cluster.View()
+		v := current()
 		backups := v.Ring.Without(v.Self.Name)
-		n.keeper.SetView(ownershipView(v, backups, false))
+		set(ownershipView(v, backups, false))
 		select {
 		case <-v.Replaced():
 			continue
-		case <-n.ctx.Done():
+		case <-ctx.Done():
 			return
 		case <-time.After(settleAfter):
 		}
-		n.keeper.SetView(ownershipView(v, backups, v.Self.State == cluster.Active))
+		set(ownershipView(v, backups, v.Self.State == cluster.Active))
 		select {
 		case <-v.Replaced():
-		case <-n.ctx.Done():
+		case <-ctx.Done():
 			return
 		}
 	}

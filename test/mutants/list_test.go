@@ -17,6 +17,11 @@ const (
 	service = "test/simulation/service_test.go" // what the simulator has in the place of limiter
 )
 
+// mutants are in the order of the protocol, and then by package. Not in it, because nothing would change:
+//
+//   - A commit or cancel that does not forget the refusal remembered of its key (limiter's givesBack without OpSettle). While a
+//     reservation is pending no refusal is remembered, and what was refused before it was made had no more room than there is
+//     once it is taken back.
 var mutants = []mutant{
 	{
 		"ownership: decide without a token", core,
@@ -295,5 +300,110 @@ var mutants = []mutant{
 		"ownership: who has been entrusted with a partition in an earlier round is not asked again", claim,
 		[]edit{{"infos[i].Term.Less(pt.known) && c.lives(pt.holder)", "false"}},
 		ownership + "TestLateClaim", "owned: true, want false",
+	},
+	{
+		"store: an escrow is sized by the largest limit", "store/escrow.go",
+		[]edit{{"least := algo.MaxLimit", "least := int64(0)"}, {"least = min(least, l.Limit)", "least = max(least, l.Limit)"}},
+		"./store -run TestAllowance$", "were admitted ahead, want 10",
+	},
+	{
+		"store: a record that is gone leaves its allowance with the holder", "store/store.go",
+		[]edit{{"				sh.endAdvance(part, r.hash(), r.id())\n", ""}},
+		"./store -run TestAllowanceOfGone", "more are by who takes over",
+	},
+	{
+		"store: a reset leaves the allowance with the holder", "store/decide.go",
+		[]edit{{"			sh.endAdvance(part, k.Hash, of)\n", ""}},
+		"./store -run TestAllowanceOfReset", "more are by who takes over",
+	},
+	{
+		"store: a record that is gone leaves its allowance with the copy", "store/escrow.go",
+		[]edit{{"		f.keys.push(turn{hash: hash}, &sh.budget)\n", ""}},
+		"./store -run TestGivenBackWithRecord", "nothing is pending",
+	},
+	{
+		"store: a merge drops request ids", "store/merge.go",
+		[]edit{{"	base.memos.unite(&add.memos, m.now.Mono, m.sh.store.memoBounds(), &m.sh.budget)\n", ""}},
+		"./store -run TestMergeRequestIDs", "want it to be known",
+	},
+	{
+		"store: versions begin anew with another content", "store/content.go",
+		[]edit{{"		role.floor = max(role.floor, part.annex.version)\n", "		_ = role\n"}},
+		"./store -run TestVersionsRise", "after a ticket of",
+	},
+	{
+		"store: the last chunk of a partition that is shut keeps allowances", "store/chunk.go",
+		[]edit{{"		d.spent()\n", ""}},
+		"./store -run TestAllowanceAtShut", "are left of 100 after 12",
+	},
+	{
+		"limiter: late strict answers are used", "limiter/route.go",
+		[]edit{{"op.Outcome.until != 0 && end.bootTime() >= op.Outcome.until", "false"}},
+		"./limiter -run TestAnswersUnderLease", "1.001s back",
+	},
+	{
+		"limiter: a lease is not shortened by the error of clocks", "limiter/route.go",
+		[]edit{{"sent + int64(Shortened(out.Lease))", "sent + int64(out.Lease)"}},
+		"./limiter -run TestAnswersUnderLease", "999ms back",
+	},
+	{
+		"limiter: a lease counts from receipt", "limiter/route.go",
+		[]edit{{"sent + int64(Shortened(out.Lease))", "l.cfg.BootClock() + int64(Shortened(out.Lease)) + sent*0"}},
+		"./limiter -run TestAnswersUnderLease", "300ms back",
+	},
+	{
+		"limiter: what gives back does not forget the refusal", "limiter/route.go",
+		[]edit{{"		l.refusals.Forget(op.hash) // whatever", "		// whatever"}},
+		"./limiter -run TestARefusalUnderWayIsForgotten", "was remembered",
+	},
+	{
+		"limiter: a peer is told nothing of leases", "limiter/route.go",
+		[]edit{{"if out := &op.Outcome; out.until != 0 {", "if out := &op.Outcome; false {"}},
+		"./limiter -run TestAnswersUnderLease", "300ms back",
+	},
+	{
+		"keeper: messages are posted before routes and confirmations", "cluster/keeper/keeper.go",
+		[]edit{{"	out := k.core.Take()\n", "	out := k.core.Take()\n	if len(out.Messages) > 0 {\n		k.cfg.Sender.Send(out.Messages)\n		out.Messages = nil\n	}\n"}},
+		"./cluster/keeper -run TestMessagesComeLast", "route and confirmation are published: false",
+	},
+	{
+		"keeper: messages are received before views", "cluster/keeper/keeper.go",
+		[]edit{{"	if view == nil && leaving && k.viewed", "	for _, e := range k.batch {\n		k.core.Receive(k.now(), e)\n		k.carryOut()\n	}\n	k.batch = k.batch[:0]\n	if view == nil && leaving && k.viewed"}},
+		"./cluster/keeper -run TestViewsComeFirst", "received in the order [message view]",
+	},
+	{
+		"node: the backups are the owners", "cmd/node/ownership.go",
+		[]edit{{"fill(out.Backups, backups, at)", "fill(out.Backups, v.Ring, at)"}},
+		"./cmd/node -run TestOwnershipView", "is the owner where a is not",
+	},
+	{
+		"node: the core is not told that it leaves", "cmd/node/ownership.go",
+		[]edit{{"v.Self.State == cluster.Leaving", "false"}},
+		"./cmd/node -run TestOwnershipView", "a node that leaves: false",
+	},
+	{
+		"node: nobody waits for the last instants of a hand-over", "cmd/node/ownership.go",
+		[]edit{{"limiter.Holder{Wait: parkedMost, ", "limiter.Holder{"}},
+		"./cmd/node -run TestHolder", "frozen:",
+	},
+	{
+		"node: leases are counted on the clock of decisions", "cmd/node/ownership.go",
+		[]edit{{"	return limiter.ProcessClock(), keeper.BootTime\n", "	clock := limiter.ProcessClock()\n	_ = keeper.BootTime\n	return clock, func() int64 { return clock().Mono }\n"}},
+		"./cmd/node -run TestClocks", "the clock of leases reads",
+	},
+	{
+		"node: views are settled at once", "cmd/node/ownership.go",
+		[]edit{{"set(ownershipView(v, backups, false))", "set(ownershipView(v, backups, true))"}},
+		"./cmd/node -run TestSteer", "as settled",
+	},
+	{
+		"node: views of a node that is not active settle", "cmd/node/ownership.go",
+		[]edit{{"v.Self.State == cluster.Active))", "true))"}},
+		"./cmd/node -run TestSteer", "joining: then",
+	},
+	{
+		"node: a voter is ready before it votes", "cmd/node/node.go",
+		[]edit{{"return !ok || st.Voting || present", "return !ok || st.Voting || true || present"}},
+		"./cmd/node -run TestReadyOnceVoting", "ready, and voting: false",
 	},
 }
