@@ -80,6 +80,9 @@ func valuesFile(t *testing.T, name string) string {
 	return string(readFile(t, filepath.Join(chartDir, name)))
 }
 
+// ownSecrets has the chart make no Secrets.
+const ownSecrets = "secrets: {generate: false}"
+
 // A release named weir is what kustomize makes, object by object, but for the labels that charts have.
 func TestChartIsTheKustomization(t *testing.T) {
 	monitored := "monitoring: {enabled: true}"
@@ -87,10 +90,13 @@ func TestChartIsTheKustomization(t *testing.T) {
 		values []string
 		dirs   []string
 	}{
-		"base":        {nil, []string{"k8s/base"}},
-		"development": {[]string{valuesFile(t, "values-development.yaml")}, []string{"k8s/overlays/development"}},
-		"production":  {[]string{valuesFile(t, "values-production.yaml")}, []string{"k8s/overlays/production"}},
-		"monitoring":  {[]string{monitored}, []string{"k8s/base", "k8s/overlays/monitoring"}},
+		"base":                 {[]string{ownSecrets}, []string{"k8s/base"}},
+		"development":          {[]string{valuesFile(t, "values-development.yaml")}, []string{"k8s/overlays/development"}},
+		"production":           {[]string{valuesFile(t, "values-production.yaml")}, []string{"k8s/overlays/production"}},
+		"base with monitoring": {[]string{ownSecrets, monitored}, []string{"k8s/base", "k8s/overlays/monitoring-tls"}},
+		"development with monitoring": {
+			[]string{valuesFile(t, "values-development.yaml"), monitored}, []string{"k8s/overlays/development", "k8s/overlays/monitoring"},
+		},
 		"production with monitoring": {
 			[]string{valuesFile(t, "values-production.yaml"), monitored}, []string{"k8s/overlays/production", "k8s/overlays/monitoring-tls"},
 		},

@@ -67,8 +67,9 @@ func TestPrometheusRule(t *testing.T) {
 // reach it.
 func TestServiceMonitor(t *testing.T) {
 	for name, c := range map[string]struct{ nodes, monitoring manifests }{
-		"kustomize":            {kustomize(t, "k8s/base"), kustomize(t, "k8s/overlays/monitoring")},
-		"kustomize production": {kustomize(t, "k8s/overlays/production"), kustomize(t, "k8s/overlays/monitoring-tls")},
+		"kustomize":             {kustomize(t, "k8s/base"), kustomize(t, "k8s/overlays/monitoring-tls")},
+		"kustomize development": {kustomize(t, "k8s/overlays/development"), kustomize(t, "k8s/overlays/monitoring")},
+		"kustomize production":  {kustomize(t, "k8s/overlays/production"), kustomize(t, "k8s/overlays/monitoring-tls")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			monitor, service := object[monitoringv1.ServiceMonitor](t, c.monitoring, "weir"), object[corev1.Service](t, c.nodes, "weir")

@@ -26,6 +26,8 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
 // Pods leave one at a time, each with the time that it has for handing over, and the voters never do.
@@ -78,20 +80,10 @@ func TestProductionNetwork(t *testing.T) {
 	}
 }
 
-// TestProduction starts three nodes with the settings of the production overlay's pods and with the Secrets that secrets.sh
-// makes, on loopback: what the overlay says works, and keeps out whom it should.
-func TestProduction(t *testing.T) {
-	if _, err := exec.LookPath("openssl"); err != nil {
-		t.Skip("openssl is not installed")
-	}
-	secrets := filepath.Join(t.TempDir(), "secrets")
-	output(t, "k8s/secrets.sh", secrets)
-	m := kustomize(t, "k8s/overlays/production")
-	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"), "weir").Spec.Endpoints[0]
-	secret := func(s corev1.SecretKeySelector) []byte { return readFile(t, filepath.Join(secrets, s.Name, s.Key)) }
-	token := func(name string) string { return string(readFile(t, filepath.Join(secrets, "tokens", name))) }
-
-	// What the pods would have, in this machine's files.
+// podFiles is what pods have in their environment, with files of this machine in the place of their volumes: those of Secrets
+// are in a directory for each.
+func podFiles(t *testing.T, m manifests, secrets string) settings {
+	t.Helper()
 	files := make(settings)
 	for name, value := range podSettings(t, m.node(t)) {
 		if !strings.HasPrefix(value, "/") {
@@ -109,8 +101,13 @@ func TestProduction(t *testing.T) {
 		}
 		files[name] = filepath.Join(secrets, volume.Secret.SecretName, key)
 	}
+	return files
+}
+
+// startPods starts three nodes with such settings, on loopback, and waits until they are ready.
+func startPods(t *testing.T, files settings) (nodes []*process) {
+	t.Helper()
 	network := fmt.Sprintf("127.%d.%d.", 100+rand.IntN(100), rand.IntN(256))
-	var nodes []*process
 	for i := range 3 {
 		s := maps.Clone(files)
 		s["name"], s["bind"], s["advertise"] = fmt.Sprintf("weir-%d", i), fmt.Sprint(network, i+1), fmt.Sprint(network, i+1)
@@ -120,6 +117,120 @@ func TestProduction(t *testing.T) {
 	for _, n := range nodes {
 		n.waitReady(t)
 	}
+	return nodes
+}
+
+// madeSecrets has the command make Secrets, and returns their directory.
+func madeSecrets(t *testing.T) string {
+	t.Helper()
+	secrets := filepath.Join(t.TempDir(), "secrets")
+	if out, err := runWeir(t, "secrets", secrets); err != nil {
+		t.Fatalf("weir secrets: %v\n%s", err, out)
+	}
+	return secrets
+}
+
+// What weir secrets makes can be applied, and has all that pods and the scraper take.
+func TestMadeSecrets(t *testing.T) {
+	dir := madeSecrets(t)
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made := make(map[string]corev1.Secret)
+	namespace := false
+	for _, r := range built.Resources() {
+		text, err := r.AsYAML()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.GetKind() == "Namespace" {
+			namespace = r.GetName() == "weir"
+			continue
+		}
+		var s corev1.Secret
+		strictly(t, text, &s)
+		if s.Namespace != "weir" {
+			t.Errorf("%s is in namespace %q", s.Name, s.Namespace)
+		}
+		made[s.Name] = s
+	}
+	if !namespace {
+		t.Error("there is no namespace")
+	}
+	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"), "weir").Spec.Endpoints[0]
+	for _, s := range []*corev1.SecretKeySelector{monitor.Authorization.Credentials, monitor.TLSConfig.CA.Secret} {
+		if made[s.Name].Data[s.Key] == nil {
+			t.Errorf("there is no %s of %s", s.Key, s.Name)
+		}
+	}
+	for _, dir := range []string{"k8s/base", "k8s/overlays/production"} {
+		m := kustomize(t, dir)
+		for name, value := range podSettings(t, m.node(t)) {
+			if !strings.HasPrefix(value, "/") {
+				continue
+			}
+			if volume, key := mounted(t, m, value); volume.Secret != nil && made[volume.Secret.SecretName].Data[key] == nil {
+				t.Errorf("%s: --%s takes %s of %s, which is not made", dir, name, key, volume.Secret.SecretName)
+			}
+		}
+	}
+}
+
+// TestChartSecrets starts three nodes with the Secrets that the chart makes.
+func TestChartSecrets(t *testing.T) {
+	m, dir := helm(t), t.TempDir()
+	write := func(secret string) {
+		for key, content := range object[corev1.Secret](t, m, secret).Data {
+			if err := os.MkdirAll(filepath.Join(dir, secret), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, secret, key), content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, v := range object[appsv1.StatefulSet](t, m, "weir").Spec.Template.Spec.Volumes {
+		if v.Secret != nil {
+			write(v.Secret.SecretName)
+		}
+	}
+	nodes := startPods(t, podFiles(t, m, dir))
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(readFile(t, filepath.Join(dir, "weir-callers-tls", "ca.crt"))) {
+		t.Fatal("there is no authority of callers")
+	}
+	trusting := client(&tls.Config{RootCAs: roots, ServerName: "weir.weir.svc"})
+	tokens, scraper := object[corev1.Secret](t, m, "weir-tokens").Data, object[corev1.Secret](t, m, "weir-metrics").Data["token"]
+	for _, c := range []struct {
+		path, token, body string
+		want              int
+	}{
+		{"/v1/check", string(tokens["caller"]), `{"policy":"api","key":"a"}`, http.StatusOK},
+		{"/v1/reset", string(tokens["operator"]), `{"policy":"api","key":"a"}`, http.StatusOK},
+		{"/metrics", string(scraper), "", http.StatusOK},
+		{"/v1/check", "", `{"policy":"api","key":"a"}`, http.StatusUnauthorized},
+	} {
+		if status, text := ask(t, trusting, "https://"+nodes[0].http+c.path, c.token, c.body); status != c.want {
+			t.Errorf("%s is answered %d, want %d: %s", c.path, status, c.want, text)
+		}
+	}
+	again := object[corev1.Secret](t, helm(t), "weir-cluster").Data
+	if bytes.Equal(again["secret"], object[corev1.Secret](t, m, "weir-cluster").Data["secret"]) {
+		t.Error("two installations have the same secret")
+	}
+}
+
+// TestProduction starts three nodes with the settings of the production overlay's pods and with the Secrets that weir secrets
+// makes, on loopback: what the overlay says works, and keeps out whom it should.
+func TestProduction(t *testing.T) {
+	secrets := madeSecrets(t)
+	m := kustomize(t, "k8s/overlays/production")
+	monitor := object[monitoringv1.ServiceMonitor](t, kustomize(t, "k8s/overlays/monitoring-tls"), "weir").Spec.Endpoints[0]
+	secret := func(s corev1.SecretKeySelector) []byte { return readFile(t, filepath.Join(secrets, s.Name, s.Key)) }
+	token := func(name string) string { return string(readFile(t, filepath.Join(secrets, "tokens", name))) }
+
+	nodes := startPods(t, podFiles(t, m, secrets))
 
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(secret(*monitor.TLSConfig.CA.Secret)) {

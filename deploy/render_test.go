@@ -36,9 +36,10 @@ var kinds = map[string]func() any{
 	"policy/v1 PodDisruptionBudget":           func() any { return new(policyv1.PodDisruptionBudget) },
 	"monitoring.coreos.com/v1 PrometheusRule": func() any { return new(monitoringv1.PrometheusRule) },
 	"monitoring.coreos.com/v1 ServiceMonitor": func() any { return new(monitoringv1.ServiceMonitor) },
-	"v1 ConfigMap":                            func() any { return new(corev1.ConfigMap) },
-	"v1 Service":                              func() any { return new(corev1.Service) },
-	"v1 ServiceAccount":                       func() any { return new(corev1.ServiceAccount) },
+	"v1 Secret":         func() any { return new(corev1.Secret) },
+	"v1 ConfigMap":      func() any { return new(corev1.ConfigMap) },
+	"v1 Service":        func() any { return new(corev1.Service) },
+	"v1 ServiceAccount": func() any { return new(corev1.ServiceAccount) },
 }
 
 // manifests are the objects that would be applied together.

@@ -154,6 +154,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	if cfg.GossipPort != portOff && cfg.PeerPort == portOff {
 		return n, errors.New("--peer-port: nodes that gossip forward to one another: give it, or turn --gossip-port off too")
 	}
+	if err := cfg.checkOpen(); err != nil {
+		return n, err
+	}
 	if n.security, err = openSecurity(cfg.Security, n.log); err != nil {
 		return n, err
 	}

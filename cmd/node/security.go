@@ -39,6 +39,7 @@ type securityConfig struct {
 	AccessFile    string      // who may do what; empty: everybody everything
 	GossipKeyFile string      // empty: gossip in plain text
 	SecretFile    string      // the cluster's secret; read once
+	Insecure      bool        // beyond loopback, too, whoever reaches a port may do what it is for
 }
 
 // securityFlags are the same as the command line writes them.
@@ -54,7 +55,36 @@ func (f *securityFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.PeerName, "peer-tls-name", "", "name (DNS or URI) that must be among the alternative names of every node's certificate")
 	fs.StringVar(&f.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
 	fs.StringVar(&f.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes")
+	fs.BoolVar(&f.Insecure, "insecure", false, "open ports beyond loopback without what keeps strangers out: mutual TLS between nodes, gossip keys, and a proof of who calls")
 	fs.StringVar(&f.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: keys the hash of keys, so that outsiders cannot aim keys at one partition")
+}
+
+// open lists what keeps strangers out of the ports that others can reach, and is not given: nothing on loopback.
+func (cfg *nodeConfig) open() (missing []string) {
+	if isLoopback(cfg.Bind) {
+		return nil
+	}
+	s := cfg.Security
+	if (cfg.HTTPPort != portOff || cfg.GRPCPort != portOff) && s.AccessFile == "" && s.TLS.CA == "" {
+		missing = append(missing, "--access-file or --tls-client-ca-file (whoever reaches a port for callers may do everything)")
+	}
+	if cfg.PeerPort != portOff && s.PeerTLS.Cert == "" {
+		missing = append(missing, "--peer-tls-cert-file, --peer-tls-key-file, --peer-tls-ca-file and --peer-tls-name (whoever reaches the peer port is a node)")
+	}
+	if cfg.GossipPort != portOff && s.GossipKeyFile == "" {
+		missing = append(missing, "--gossip-key-file (whoever reaches the gossip port may say who is a member)")
+	}
+	return missing
+}
+
+// checkOpen refuses to open ports to others without what keeps strangers out, unless that is wanted.
+func (cfg *nodeConfig) checkOpen() error {
+	missing := cfg.open()
+	if len(missing) == 0 || cfg.Security.Insecure {
+		return nil
+	}
+	return fmt.Errorf("--bind: %s is reached from other hosts, and this is not given: %s. \"weir secrets DIRECTORY\" makes all of them; --insecure does without",
+		cfg.Bind, strings.Join(missing, "; "))
 }
 
 // validate reports the first thing that is wrong with what is given together.
@@ -201,24 +231,12 @@ func (s *security) warn(cfg nodeConfig) {
 	if isLoopback(cfg.Bind) {
 		return
 	}
-	var open []string
-	if s.callers == nil {
-		open = append(open, "callers are answered in plain text (--tls-cert-file)")
-	}
-	if s.cfg.AccessFile == "" && s.cfg.TLS.CA == "" {
-		open = append(open, "whoever reaches a port may do everything (--access-file, --tls-client-ca-file)")
-	}
-	if cfg.GossipPort != portOff && s.peers == nil {
-		open = append(open, "nodes talk to each other in plain text (--peer-tls-cert-file)")
-	}
-	if cfg.GossipPort != portOff && s.cfg.GossipKeyFile == "" {
-		open = append(open, "gossip is in plain text (--gossip-key-file)")
-	}
-	if s.cfg.AccessFile != "" && s.callers == nil {
-		open = append(open, "tokens can be read on their way (--access-file without --tls-cert-file)")
+	open := cfg.open()
+	if s.callers == nil && (cfg.HTTPPort != portOff || cfg.GRPCPort != portOff) {
+		open = append(open, "--tls-cert-file and --tls-key-file (callers are answered in plain text, where tokens can be read on their way)")
 	}
 	if len(open) > 0 {
-		s.log.Warn("this node listens beyond loopback, and is open", "bind", cfg.Bind, "in_that", strings.Join(open, "; "))
+		s.log.Warn("this node listens beyond loopback, and is open", "bind", cfg.Bind, "without", strings.Join(open, "; "))
 	}
 }
 

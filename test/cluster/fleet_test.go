@@ -123,7 +123,11 @@ func (f *fleet) launch(m *member, args ...string) {
 	if program == "" {
 		program = binary(f.t)
 	}
-	f.run(m, program, append(append([]string{"run", "--name", m.name, "--bind", m.ip}, f.args...), args...)...)
+	all := []string{"run", "--name", m.name, "--bind", m.ip}
+	if f.network != nil {
+		all = append(all, "--insecure") // its addresses are beyond loopback, though nobody else reaches them
+	}
+	f.run(m, program, append(append(all, f.args...), args...)...)
 }
 
 // run starts a process in a member's place.

@@ -36,6 +36,7 @@ type kubernetes struct {
 	budget int // maxUnavailable
 	config configMap
 	node   container
+	secret map[string][]byte // files of Secrets between nodes, by their paths under /run/secrets
 	fleet  *fleet
 	names  *names
 	prober *http.Client
@@ -109,7 +110,8 @@ func newKubernetes(t *testing.T, ttl time.Duration, more ...variable) *kubernete
 	k.budget = manifest[disruptionBudget](t, "poddisruptionbudget.yaml").Spec.MaxUnavailable
 	k.replicas = k.set.Spec.Replicas
 	k.node = k.set.Spec.Template.Spec.Containers[0]
-	k.node.Env = append(k.node.Env, more...)
+	k.node.Env = append(openToCallers(k.node.Env), more...)
+	k.secret = nodeSecrets(t)
 	if k.set.Spec.PodManagementPolicy != "Parallel" || k.budget == 0 {
 		t.Fatalf("the manifests ask for what is not rehearsed here: %s, maxUnavailable %d", k.set.Spec.PodManagementPolicy, k.budget)
 	}
@@ -119,6 +121,34 @@ func newKubernetes(t *testing.T, ttl time.Duration, more ...variable) *kubernete
 	k.names = serveNames(t, k.fleet.network, k.set.Spec.ServiceName+"."+namespaceName+"."+clusterDomain, ttl)
 	t.Cleanup(k.work.Wait)
 	return k
+}
+
+// openToCallers takes out of a container's variables what callers have to prove: the load asks in plain text. Between nodes all
+// is as in the manifest.
+func openToCallers(env []variable) []variable {
+	env = slices.DeleteFunc(slices.Clone(env), func(v variable) bool {
+		return strings.HasPrefix(v.Value, secretsMount+"callers/") || strings.HasPrefix(v.Value, secretsMount+"access/")
+	})
+	return append(env, variable{Name: "WEIR_INSECURE", Value: "true"})
+}
+
+// secretsMount is where the manifest mounts Secrets.
+const secretsMount = "/run/secrets/"
+
+// nodeSecrets has the command make what nodes prove to each other.
+func nodeSecrets(t *testing.T) map[string][]byte {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "secrets")
+	if out, err := exec.Command(binary(t), "secrets", dir).CombinedOutput(); err != nil {
+		t.Fatalf("weir secrets: %v\n%s", err, out)
+	}
+	files := make(map[string][]byte)
+	for mount, secret := range map[string]string{"nodes": "weir-nodes-tls", "cluster": "weir-cluster"} {
+		for _, e := range must[[]os.DirEntry](t)(os.ReadDir(filepath.Join(dir, secret))) {
+			files[mount+"/"+e.Name()] = must[[]byte](t)(os.ReadFile(filepath.Join(dir, secret, e.Name())))
+		}
+	}
+	return files
 }
 
 // port is the number of a container's port, given by its name.
@@ -222,6 +252,9 @@ func (k *kubernetes) container(p *pod) []string {
 	env := make(map[string]string)
 	for _, e := range k.node.Env {
 		env[e.Name] = e.Value
+		if file, ok := strings.CutPrefix(e.Value, secretsMount); ok {
+			env[e.Name] = "/etc/secrets/" + file
+		}
 		if field := e.ValueFrom.FieldRef.FieldPath; field != "" {
 			env[e.Name] = map[string]string{"metadata.name": p.name, "status.podIP": p.ip}[field]
 		}
@@ -232,6 +265,9 @@ func (k *kubernetes) container(p *pod) []string {
 	}
 	for file := range k.config.Data {
 		write(filepath.Join(dir, file), policyFile())
+	}
+	for file, content := range k.secret {
+		write(filepath.Join("secrets", file), string(content))
 	}
 	if err := os.Chmod(etc, 0o755); err != nil {
 		k.t.Fatal(err)

@@ -91,7 +91,8 @@ var clocks = []string{
 	"cmd/node/node.go settle",
 	"cmd/node/node.go startNode",
 	"cmd/node/refusals.go newRefusals",
-	"limiter/limiter.go ProcessClock", // the clock that decides
+	"cmd/node/secretscmd.go writeSecrets", // certificates are good from then on
+	"limiter/limiter.go ProcessClock",     // the clock that decides
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
 	"internal/ingress/calls.go age",

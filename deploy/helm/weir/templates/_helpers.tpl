@@ -36,24 +36,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 httpGet:
   path: {{ .path }}
   port: http
-  {{- if .root.Values.tls.secretName }}
+  {{- if not .root.Values.insecure }}
   scheme: HTTPS
   {{- end }}
 {{- end -}}
 
+{{/* The name of a Secret: the one that is given, or what the chart calls it. */}}
+{{- define "weir.secretName" -}}
+{{- default (printf "%s-%s" (include "weir.fullname" .root) .name) .given -}}
+{{- end -}}
+
 {{/* The Secrets of the pods, with what each is mounted as: name: secretName. */}}
 {{- define "weir.secrets" -}}
-{{- with .Values.access.secretName }}
-access: {{ . | quote }}
-{{- end }}
-{{- with .Values.tls.secretName }}
-callers: {{ . | quote }}
-{{- end }}
-{{- with .Values.peerTLS.secretName }}
-nodes: {{ . | quote }}
-{{- end }}
-{{- with .Values.cluster.secretName }}
-cluster: {{ . | quote }}
+{{- if not .Values.insecure }}
+access: {{ include "weir.secretName" (dict "root" . "given" .Values.access.secretName "name" "access") | quote }}
+callers: {{ include "weir.secretName" (dict "root" . "given" .Values.tls.secretName "name" "callers-tls") | quote }}
+nodes: {{ include "weir.secretName" (dict "root" . "given" .Values.peerTLS.secretName "name" "nodes-tls") | quote }}
+cluster: {{ include "weir.secretName" (dict "root" . "given" .Values.cluster.secretName "name" "cluster") | quote }}
 {{- end }}
 {{- end -}}
 
@@ -66,23 +65,19 @@ grpc-port: "8081"
 gossip-port: "7946"
 peer-port: "7947"
 policies: /etc/weir/policies.yaml
-{{- if .Values.access.secretName }}
+{{- if .Values.insecure }}
+insecure: "true"
+{{- else }}
 access-file: /run/secrets/access/access.yaml
-{{- end }}
-{{- if .Values.tls.secretName }}
 tls-cert-file: /run/secrets/callers/tls.crt
 tls-key-file: /run/secrets/callers/tls.key
 {{- if .Values.tls.clientCA }}
 tls-client-ca-file: /run/secrets/callers/ca.crt
 {{- end }}
-{{- end }}
-{{- if .Values.peerTLS.secretName }}
 peer-tls-cert-file: /run/secrets/nodes/tls.crt
 peer-tls-key-file: /run/secrets/nodes/tls.key
 peer-tls-ca-file: /run/secrets/nodes/ca.crt
 peer-tls-name: {{ .Values.peerTLS.name | quote }}
-{{- end }}
-{{- if .Values.cluster.secretName }}
 gossip-key-file: /run/secrets/cluster/gossip-keys
 cluster-secret-file: /run/secrets/cluster/secret
 {{- end }}
