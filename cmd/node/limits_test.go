@@ -2,11 +2,13 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
@@ -15,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -196,5 +199,64 @@ func TestLimitsByDefault(t *testing.T) {
 	}
 	if cmd.Flags().Lookup("max-connections") == nil {
 		t.Error("run has no --max-connections")
+	}
+}
+
+// TestMaxConnectionAge: connections that have reached their age are given up in good order: the caller is not told of an error.
+func TestMaxConnectionAge(t *testing.T) {
+	cfg := testConfig(t, "node")
+	cfg.PolicyFile = writeFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
+	cfg.Limits.MaxAge = 500 * time.Millisecond
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	stream, err := weirv1.NewLimiterClient(dialed(t, n)).CheckStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, answered := 0, 0
+	ended := make(chan error, 1)
+	go func() {
+		for ; ; answered++ {
+			if _, err := stream.Recv(); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	unary, transport := dialed(t, n), new(http.Transport)
+	defer transport.CloseIdleConnections()
+	closed := false
+	for open := true; open || !closed; {
+		select {
+		case err := <-ended:
+			if open = false; !errors.Is(err, io.EOF) {
+				t.Errorf("a stream: %v", err)
+			}
+		default:
+		}
+		if open && stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}) == nil {
+			asked++
+		}
+		if d, err := c.Check(t.Context(), []client.Check{{Policy: "login", Key: "k"}}); err != nil || !d[0].Allowed {
+			t.Fatalf("by the client: %+v, %v", d, err)
+		}
+		if _, err := weirv1.NewLimiterClient(unary).Status(t.Context(), &weirv1.StatusRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := (&http.Client{Transport: transport}).Get("http://" + addrOf(n.listeners.http) + "/v1/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed = closed || resp.Close
+		_, _ = io.Copy(io.Discard, resp.Body) // so that the connection stays
+		resp.Body.Close()
+	}
+	if answered == 0 || answered > asked {
+		t.Errorf("%d of %d requests on the stream are answered", answered, asked)
 	}
 }

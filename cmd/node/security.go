@@ -40,6 +40,8 @@ type securityConfig struct {
 	GossipKeyFile string      // empty: gossip in plain text
 	SecretFile    string      // the cluster's secret; read once
 	Insecure      bool        // beyond loopback, too, whoever reaches a port may do what it is for
+
+	Now func() time.Time // tells when certificates expire; nil: time.Now
 }
 
 // securityFlags are the same as the command line writes them.
@@ -196,7 +198,7 @@ func (s *security) openAccess() (*filewatch.Watcher[*auth.Callers], error) {
 func (s *security) openCerts(what string, files, flags certs.Files, ownName string) (*certs.Source, error) {
 	s.metrics.Watching(what)
 	return certs.Open(files, certs.Config{
-		Flags: flags, OwnName: ownName,
+		Flags: flags, OwnName: ownName, Now: s.cfg.Now,
 		OnChange: func() {
 			s.metrics.Reloaded(what, true)
 			s.log.Info("changed", "what", what)
@@ -378,7 +380,32 @@ func (s *security) peerClient() credentials.TransportCredentials {
 	if s.peers == nil {
 		return nil
 	}
-	return credentials.NewTLS(s.peers.Client(s.peerRules()))
+	return boundCredentials{credentials.NewTLS(s.peers.Client(s.peerRules())), s}
+}
+
+// boundCredentials bind connections to other nodes to the certificates that these present.
+type boundCredentials struct {
+	credentials.TransportCredentials
+	s *security
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (b boundCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := b.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	bound, err := b.s.peers.BindClient(conn, info.(credentials.TLSInfo).State, b.s.peerRules())
+	if err != nil {
+		_ = conn.Close() // the error says why
+		return nil, nil, err
+	}
+	return bound, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (b boundCredentials) Clone() credentials.TransportCredentials {
+	return boundCredentials{b.TransportCredentials.Clone(), b.s}
 }
 
 // watchedCredentials notes the handshakes that fail, which gRPC keeps to itself. Connections whose handshake has proved a certificate

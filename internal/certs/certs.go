@@ -3,8 +3,9 @@
 //
 // The other side's certificate is verified here and not by crypto/tls, at every connection (resumed ones too) against the
 // authorities in force at that moment, so that a refusal can be told by its reason and one name can stand for a whole
-// cluster. It does not promise anything about connections that exist when a file changes, which stay; and it asks nobody
-// about revocation: a certificate is good until it expires or its authority is taken out of the file.
+// cluster. A connection is bound to the certificate that the other side presented: it ends when that has expired, or is good no
+// more by the authorities in force. The package asks nobody about revocation: a certificate is good until it expires or its authority
+// is taken out of the file.
 package certs
 
 import (
@@ -15,6 +16,8 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weirlimit/weir/internal/filewatch"
@@ -160,7 +163,7 @@ func (s *Source) usable(c *content) error {
 		now = begins
 	}
 	for _, usage := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
-		if err := refusal(chain, c.roots, now, s.cfg.OwnName, usage); err != nil {
+		if _, err := verified(chain, c.roots, now, s.cfg.OwnName, usage); err != nil {
 			return err.err
 		}
 	}
@@ -262,7 +265,7 @@ func (e *RefusedError) Unwrap() error { return e.err }
 // Server returns the configuration of a listener. protocols are those to agree on by ALPN, the preferred first. Without
 // a certificate in Files it cannot be used.
 func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
-	config := func(from net.Addr) *tls.Config {
+	config := func(conn net.Conn) *tls.Config {
 		c := s.watcher.Current()
 		out := &tls.Config{
 			MinVersion: rules.MinVersion, NextProtos: protocols,
@@ -270,7 +273,15 @@ func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
 				if rules.Demand == Nothing {
 					return nil
 				}
-				return s.verify(state, rules, from, x509.ExtKeyUsageClientAuth)
+				var from net.Addr
+				if conn != nil {
+					from = conn.RemoteAddr()
+				}
+				check, err := s.verify(state, rules, from, x509.ExtKeyUsageClientAuth)
+				if bound, ok := conn.(Bound); ok && err == nil && check != nil {
+					bound.CheckWith(check)
+				}
+				return err
 			},
 		}
 		if c.cert != nil {
@@ -286,7 +297,7 @@ func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
 		return out
 	}
 	outer := config(nil)
-	outer.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) { return config(hello.Conn.RemoteAddr()), nil }
+	outer.GetConfigForClient = func(hello *tls.ClientHelloInfo) (*tls.Config, error) { return config(hello.Conn), nil }
 	return outer
 }
 
@@ -306,30 +317,122 @@ func (s *Source) Client(rules Rules) *tls.Config {
 		// URIs. VerifyConnection does all that it leaves out.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(state tls.ConnectionState) error {
-			return s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
+			_, err := s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
+			return err
 		},
 	}
 }
 
-// verify is the one place where certificates are looked at.
-func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) error {
-	var err *RefusedError
-	if len(state.PeerCertificates) > 0 {
-		err = refusal(state.PeerCertificates, s.watcher.Current().roots, s.cfg.Now(), rules.Name, usage)
-	} else if rules.Demand != IfGiven {
-		err = &RefusedError{NoCertificate, errors.New("no certificate was presented")}
-	}
-	if err == nil {
-		return nil
-	}
-	if rules.Refused != nil {
-		rules.Refused(from, err)
-	}
-	return err
+// Bound is a connection that calls check after each read and before each write, and ends with its first error. One that a
+// listener hands to TLS is bound to the certificate that the other side presents.
+type Bound interface {
+	CheckWith(check func() error)
 }
 
-// refusal says why a certificate, the first of chain, is not good enough.
-func refusal(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string, usage x509.ExtKeyUsage) *RefusedError {
+// BindClient returns conn, on which a handshake by the configuration of Client with the same rules has ended in state, bound to the
+// server's certificate.
+func (s *Source) BindClient(conn net.Conn, state tls.ConnectionState, rules Rules) (net.Conn, error) {
+	rules.Demand = Required
+	check, err := s.verify(state, rules, nil, x509.ExtKeyUsageServerAuth)
+	if err != nil {
+		return nil, err
+	}
+	return &boundConn{conn, check}, nil
+}
+
+// boundConn is a connection bound to a certificate.
+type boundConn struct {
+	net.Conn
+	check func() error
+}
+
+// Read implements net.Conn.
+func (c *boundConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 {
+		if err := c.check(); err != nil {
+			_ = c.Close() // the error says why
+			return 0, err
+		}
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *boundConn) Write(p []byte) (int, error) {
+	if err := c.check(); err != nil {
+		_ = c.Close() // the error says why
+		return 0, err
+	}
+	return c.Conn.Write(p)
+}
+
+// validity is whether a certificate that was good still is. It is safe for concurrent use.
+type validity struct {
+	verify func(*content) (until time.Time, err *RefusedError)
+	last   atomic.Pointer[verdict]
+	mu     sync.Mutex // held while it is verified anew
+}
+
+// verdict is what was found when the certificate was verified.
+type verdict struct {
+	content *content  // the authorities were in
+	until   time.Time // when the first certificate on the way to an authority expires
+	err     error
+}
+
+// check is a comparison as long as neither the authorities change nor anything expires.
+func (v *validity) check(content *content, now time.Time) error {
+	holds := func(d *verdict) bool { return d.err != nil || d.content == content && !now.After(d.until) }
+	if d := v.last.Load(); holds(d) {
+		return d.err
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	d := v.last.Load()
+	if !holds(d) {
+		d = &verdict{content: content}
+		until, err := v.verify(content)
+		if d.until = until; err != nil {
+			d.err = err
+		}
+		v.last.Store(d)
+	}
+	return d.err
+}
+
+// verify is the one place where certificates are looked at. check says later whether the certificate is still good; it is nil where
+// there is none.
+func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) (check func() error, _ error) {
+	refused := func(err *RefusedError) *RefusedError {
+		if rules.Refused != nil {
+			rules.Refused(from, err)
+		}
+		return err
+	}
+	if len(state.PeerCertificates) == 0 {
+		if rules.Demand == IfGiven {
+			return nil, nil
+		}
+		return nil, refused(&RefusedError{NoCertificate, errors.New("no certificate was presented")})
+	}
+	v := &validity{verify: func(c *content) (time.Time, *RefusedError) {
+		until, err := verified(state.PeerCertificates, c.roots, s.cfg.Now(), rules.Name, usage)
+		if err != nil {
+			return until, refused(err)
+		}
+		return until, nil
+	}}
+	check = func() error { return v.check(s.watcher.Current(), s.cfg.Now()) }
+	v.last.Store(&verdict{}) // of no content: nothing has been verified
+	if err := check(); err != nil {
+		return nil, err
+	}
+	return check, nil
+}
+
+// verified says until when a certificate, the first of chain, is good, or why it is not good enough.
+func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string, usage x509.ExtKeyUsage) (until time.Time, _ *RefusedError) {
 	leaf := chain[0]
 	options := x509.VerifyOptions{
 		Roots: roots, Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
@@ -339,15 +442,27 @@ func refusal(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, nam
 	}
 	if options.Roots == nil {
 		// crypto/x509 would take the system's. Whom the system trusts to be a web server is not thereby one of us.
-		return &RefusedError{UnknownAuthority, errors.New("no authority is trusted")}
+		return until, &RefusedError{UnknownAuthority, errors.New("no authority is trusted")}
 	}
-	if _, err := leaf.Verify(options); err != nil {
-		return &RefusedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
+	ways, err := leaf.Verify(options)
+	if err != nil {
+		return until, &RefusedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
 	}
 	if (name != "" || usage == x509.ExtKeyUsageServerAuth) && !slices.Contains(names(leaf), name) {
-		return &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
+		return until, &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
 	}
-	return nil
+	for _, way := range ways {
+		first := leaf.NotAfter
+		for _, c := range way {
+			if c.NotAfter.Before(first) {
+				first = c.NotAfter
+			}
+		}
+		if first.After(until) {
+			until = first
+		}
+	}
+	return until, nil
 }
 
 func reasonOf(err error) string {

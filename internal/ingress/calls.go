@@ -41,11 +41,12 @@ type CallsConfig struct {
 // with it, for as long as the caller's grpc-timeout says. A handler that returns before it reads costs no more, and ends the call.
 type Calls struct {
 	cfg       CallsConfig
+	patience  time.Duration // EndPatience
 	anonymous anonymousCalls
 }
 
 // NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
-func NewCalls(cfg CallsConfig) *Calls { return &Calls{cfg: cfg} }
+func NewCalls(cfg CallsConfig) *Calls { return &Calls{cfg: cfg, patience: EndPatience} }
 
 // Options returns the options of the server. Interceptors that authorize streams are given here, and come after the checks and
 // before the bounds of Calls; others come later.
@@ -140,7 +141,7 @@ func (c *Calls) age(ctx context.Context) (_ context.Context, stop func()) {
 	left := time.Until(Of(p.Addr).Served().Add(c.cfg.MaxAge))
 	ctx, end := context.WithCancelCause(ctx)
 	handler := time.AfterFunc(left, func() { end(errAge) })
-	reads := after(left+EndPatience, call, errAge)
+	reads := after(left+c.patience, call, errAge)
 	return ctx, func() {
 		handler.Stop()
 		reads()

@@ -5,6 +5,7 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -81,5 +82,49 @@ func TestPanics(t *testing.T) {
 	}
 	if unary.Load() != 2 || stream.Load() != 2 {
 		t.Errorf("told of %d and %d", unary.Load(), stream.Load())
+	}
+}
+
+// TestAge: a stream of an old connection ends, whether its handler waits for its context or reads.
+func TestAge(t *testing.T) {
+	const age = 50 * time.Millisecond
+	waits := grpc.ServiceDesc{ServiceName: "waits.Service", HandlerType: (*any)(nil), Streams: []grpc.StreamDesc{
+		{StreamName: "Context", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			<-s.Context().Done()
+			return s.Context().Err()
+		}},
+		{StreamName: "Read", ServerStreams: true, ClientStreams: true, Handler: func(_ any, s grpc.ServerStream) error {
+			return s.RecvMsg(new(emptypb.Empty))
+		}},
+	}}
+	calls := NewCalls(CallsConfig{MaxAge: age})
+	calls.patience = age
+	server := grpc.NewServer(append(calls.Options(), grpc.WaitForHandlers(true))...)
+	calls.Registrar(server).RegisterService(&waits, nil)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(NewListener(l, ListenerConfig{})) }()
+	defer func() {
+		server.Stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	conn, err := grpc.NewClient(l.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for i, want := range []codes.Code{codes.Unavailable, codes.Canceled} { // the latter is gRPC's own, for a read that fails
+		s, err := conn.NewStream(t.Context(), &waits.Streams[i], "/waits.Service/"+waits.Streams[i].StreamName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RecvMsg(new(emptypb.Empty)); status.Code(err) != want {
+			t.Errorf("%s: %v", waits.Streams[i].StreamName, err)
+		}
 	}
 }
