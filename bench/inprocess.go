@@ -15,11 +15,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weirlimit/weir/client/local"
+
 	"github.com/sethvargo/go-limiter/memorystore"
 	xrate "golang.org/x/time/rate"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
@@ -323,7 +324,7 @@ func weirLocal(units int, window time.Duration) (func(string) bool, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, l := context.Background(), client.Local(policies).Policy("bucket")
+	ctx, l := context.Background(), local.New(policies).Policy("bucket")
 	return func(key string) bool {
 		d, err := l.Allow(ctx, key)
 		return err == nil && d.Allowed

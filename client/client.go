@@ -12,21 +12,21 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 )
 
-// Client answers questions about any number of policies and keys, from a cluster (Dial) or by itself (Local). It is safe
+// Client answers questions about any number of policies and keys, from a cluster (Dial) or from a Service in this process (New). It is safe
 // for concurrent use, and one is enough for a program. Close it when done.
 type Client struct {
-	backend backend
-	here    *limiter.Limiter // of Local: what the backend asks
-	timeout time.Duration    // of a call; 0: none
-	onError OnError
-	retry   bool
-	breaker breaker
-	memory  *memory   // nil: none
-	askings sync.Pool // of *asking
-	start   time.Time // what now counts from
+	backend  backend
+	preparer limit.Preparer // of New, where its Service has prepared handles
+	timeout  time.Duration  // of a call; 0: none
+	onError  OnError
+	retry    bool
+	breaker  breaker
+	memory   *memory   // nil: none
+	askings  sync.Pool // of *asking
+	start    time.Time // what now counts from
 
 	// Request ids are ids followed by a number; ids differs from client to client. lastID is the last number given.
 	ids    string
@@ -77,8 +77,8 @@ func (c *Client) Policy(name string) *Limiter {
 // every call in the cluster with the same namespace, algorithm, window, shape (slots, period, zone) and key; limit and
 // capacity have no part in that and may change from call to call. An empty namespace stands for "default". A limit that
 // cannot be makes the first call fail with ErrInvalid. Limit.MaxLog is the nodes' to set and is not sent.
-func (c *Client) Inline(namespace string, limit algo.Limit) *Limiter {
-	return &Limiter{c: c, target: target{limit: &limit, namespace: namespace, scope: limiter.InlineScope(namespace, &limit)}}
+func (c *Client) Inline(namespace string, inline algo.Limit) *Limiter {
+	return &Limiter{c: c, target: target{limit: &inline, namespace: namespace, scope: limit.InlineScope(namespace, &inline)}}
 }
 
 // Check asks several questions at once, at most 1000, and returns one Result for each, in order. They are decided one by

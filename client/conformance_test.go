@@ -16,7 +16,7 @@ import (
 func TestConformance(t *testing.T) {
 	t.Run("local", func(t *testing.T) {
 		conformance(t, func(t *testing.T, b *book) *Client {
-			c := newLocal(b, b.stop)
+			c := New(b, b.stop)
 			t.Cleanup(func() {
 				if err := c.Close(); err != nil && err != ErrClosed {
 					t.Errorf("Close: %v", err)

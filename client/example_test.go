@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/weirlimit/weir/client/local"
+
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/policy"
@@ -26,7 +28,7 @@ func open() *client.Client {
 	if err != nil {
 		log.Fatal(err)
 	}
-	return client.Local(set)
+	return local.New(set)
 }
 
 // A login handler that lets each user try twice a minute.

@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/testkit"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -578,26 +578,10 @@ func dial(t testing.TB, address string, opts ...Option) *Client {
 	return c
 }
 
-// noLeaks lets the test fail if, after the cleanups registered later, goroutines of this package or of gRPC's client are
-// left over.
+// noLeaks looks for goroutines of this package and of gRPC's client.
 func noLeaks(t testing.TB) {
-	t.Cleanup(func() {
-		left := ""
-		wait(t, "goroutines to end", func() bool {
-			buf := make([]byte, 1<<20)
-			left = ""
-			for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-				if strings.Contains(g, "weir/client.(*Lease)") || strings.Contains(g, "weir/client.(*Client)") ||
-					strings.Contains(g, "transport.(*http2Client)") {
-					left += g + "\n\n"
-				}
-			}
-			return left == ""
-		})
-		if left != "" {
-			t.Logf("left over:\n%s", left)
-		}
-	})
+	t.Helper()
+	testkit.NoLeaks(t, "weir/client.(*Lease)", "weir/client.(*Client)", "transport.(*http2Client)")
 }
 
 // wait waits until cond holds, and fails the test if that takes more than 10 s.

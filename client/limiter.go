@@ -9,7 +9,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/limiter"
 )
 
 // Limiter is a handle to one limit: a policy, or a limit sent along. It has nothing of what is counted, costs little to make or
@@ -18,13 +17,13 @@ import (
 type Limiter struct {
 	c      *Client
 	target target // without a key
-	// standing is what the target stood for when it was last asked for here; only of a client that decides in this process.
-	standing atomic.Pointer[limiter.Standing]
+	// prepared is the latest handle; only where the Client has a preparer.
+	prepared atomic.Pointer[prepared]
 }
 
 // Allow is short for AllowN(ctx, key, 1).
 func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error) {
-	if l.allowHere(ctx, key, 1, &d) {
+	if l.allowPrepared(ctx, key, 1, &d) {
 		return d, nil
 	}
 	err = l.allow(ctx, key, 1, &d)
@@ -34,17 +33,17 @@ func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error)
 // AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. An n
 // above the limit is refused with a RetryAfter of Never. Of a concurrency policy only a peek can be asked; see Acquire.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
-	if l.allowHere(ctx, key, n, &d) {
+	if l.allowPrepared(ctx, key, n, &d) {
 		return d, nil
 	}
 	err = l.allow(ctx, key, n, &d)
 	return d, err
 }
 
-// allow is AllowN for what allowHere does not answer, with the answer in *d, which is zero before: a Decision is large to copy.
+// allow is AllowN for what allowPrepared does not answer, with the answer in *d, which is zero before: a Decision is large to copy.
 func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) error {
-	if l.c.here != nil {
-		if done, err := l.checkHere(ctx, key, n, d); done {
+	if l.c.preparer != nil {
+		if done, err := l.checkPrepared(ctx, key, n, d); done {
 			return err
 		}
 	}

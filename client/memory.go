@@ -5,14 +5,15 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/internal/refusal"
+	"github.com/weirlimit/weir/limit"
 )
 
 // memory answers questions that were refused a moment ago. Its methods are safe for concurrent use; those of nil do
 // nothing. Instants are those of Client.now.
 type memory struct {
 	hash     func(*target) uint64 // equal for equal states; it leaves the limit out
-	refusals limiter.Refusals[subject, Decision]
+	refusals refusal.Cache[subject, Decision]
 }
 
 // subject is what a refusal was about.
@@ -62,13 +63,13 @@ func (m *memory) recall(a *asking, now time.Duration) bool {
 
 // age makes a refusal one that came so long ago.
 func (d *Decision) age(age time.Duration) {
-	d.RetryAfter, d.ResetAfter = limiter.Aged(d.RetryAfter, age), limiter.Aged(d.ResetAfter, age)
+	d.RetryAfter, d.ResetAfter = limit.Aged(d.RetryAfter, age), limit.Aged(d.ResetAfter, age)
 	if len(d.Limits) == 0 {
 		return
 	}
 	limits := make([]LimitStatus, len(d.Limits)) // not those that other callers have been given
 	for i, s := range d.Limits {
-		s.RetryAfter, s.ResetAfter = limiter.Aged(s.RetryAfter, age), limiter.Aged(s.ResetAfter, age)
+		s.RetryAfter, s.ResetAfter = limit.Aged(s.RetryAfter, age), limit.Aged(s.ResetAfter, age)
 		limits[i] = s
 	}
 	d.Limits = limits
@@ -103,9 +104,9 @@ func (m *memory) remember(q *question, a *answer, mark uint64, sent, came time.D
 	if a.rememberFor <= 0 || q.partial {
 		return
 	}
-	m.refusals.Remember(m.hash(&q.target), q.subject(), mark, limiter.Refusal[Decision]{
+	m.refusals.Remember(m.hash(&q.target), q.subject(), mark, refusal.Entry[Decision]{
 		Decision: a.Decision, Cost: q.cost,
-		Came: int64(came), Until: int64(sent + limiter.Remembered(a.rememberFor)),
+		Came: int64(came), Until: int64(sent + limit.Remembered(a.rememberFor)),
 	})
 }
 

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 )
@@ -81,7 +81,7 @@ func (o *owners) of(t *target) *member {
 	case t.scope != "":
 		scope = t.scope
 	case t.limit != nil:
-		scope = limiter.InlineScope(t.namespace, t.limit)
+		scope = limit.InlineScope(t.namespace, t.limit)
 	}
 	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.key)))]
 	if m == nil || !m.ready.Load() || m.breaker.trouble.Load() {

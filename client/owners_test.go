@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 )
@@ -77,7 +77,7 @@ func owner(table *ring.Table, scope, key string) int {
 // Questions go to the owners of their keys, although only one node was named; those of one call, side by side.
 func TestOwnersAreAsked(t *testing.T) {
 	all, _, table, c := ringOf(t, 3)
-	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
+	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
 	var want, before [3]int64
 	for i, n := range all {
 		before[i] = n.asked.Load()
@@ -89,11 +89,11 @@ func TestOwnersAreAsked(t *testing.T) {
 			t.Error(err)
 		}
 		want[owner(table, "five", key)]++
-		if _, err := c.Inline("n", limit).Allow(t.Context(), key); err != nil {
+		if _, err := c.Inline("n", inline).Allow(t.Context(), key); err != nil {
 			t.Error(err)
 		}
-		want[owner(table, limiter.InlineScope("n", &limit), key)]++
-		checks = append(checks, Check{Policy: "five", Key: key}, Check{Limit: &limit, Namespace: "n", Key: key})
+		want[owner(table, limit.InlineScope("n", &inline), key)]++
+		checks = append(checks, Check{Policy: "five", Key: key}, Check{Limit: &inline, Namespace: "n", Key: key})
 	}
 	results, err := c.Check(t.Context(), checks)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/policy"
 )
 
 // What a request may carry.
@@ -67,7 +66,7 @@ func (t *target) validate() error {
 		return &Error{ErrInvalid, "limit", "must not be given together with policy"}
 	case t.limit == nil && t.namespace != "":
 		return &Error{ErrInvalid, "namespace", "must not be given without limit"}
-	case t.limit == nil && !policy.ValidName(t.policy):
+	case t.limit == nil && !limit.ValidPolicyName(t.policy):
 		return &Error{ErrInvalid, "policy", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -"}
 	case len(t.namespace) > maxNamespace:
 		return &Error{ErrTooLarge, "namespace", fmt.Sprintf("must be at most %d bytes long, not %d", maxNamespace, len(t.namespace))}

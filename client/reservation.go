@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/limiter"
 )
 
 // Reservation is a number of units that are charged for work whose cost is known only afterwards, until Commit or
@@ -77,5 +76,5 @@ func newReservation(c *Client, t target, got held, ttl, asked time.Duration) *Re
 	if ttl == 0 {
 		ttl = limit.DefaultReservation
 	}
-	return &Reservation{c: c, target: t, id: got.id, units: got.Granted, safe: asked + limiter.Shortened(ttl)}
+	return &Reservation{c: c, target: t, id: got.id, units: got.Granted, safe: asked + limit.Shortened(ttl)}
 }

@@ -14,10 +14,12 @@ type service struct {
 	stop func() // ends svc
 }
 
-// newLocal returns a Client that asks svc, and calls stop when it is closed. It has no timeout, no retry and no breaker:
-// nothing here can be slow or out of reach.
-func newLocal(svc limit.Service, stop func()) *Client {
-	return newClient(&service{svc: svc, stop: stop}, options{})
+// New returns a Client that asks svc, a Service in this process, and calls stop when it is closed. It has no timeout, no retry
+// and no breaker: nothing here can be slow or out of reach. Package client/local makes a Service of policies alone.
+func New(svc limit.Service, stop func()) *Client {
+	c := newClient(&service{svc: svc, stop: stop}, options{})
+	c.preparer, _ = svc.(limit.Preparer)
+	return c
 }
 
 func serviceChecks(qs []question) []limit.Check {

@@ -18,7 +18,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"github.com/weirlimit/weir/ring"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const patience = 20 * time.Second // before a test gives up waiting for a condition
@@ -66,7 +66,7 @@ func within(d time.Duration, condition func() bool) bool {
 // testNode is a cluster with what it has logged.
 type testNode struct {
 	*Cluster
-	log *logtest.Buffer
+	log *testkit.Buffer
 }
 
 const firstPeerPort = 10_000
@@ -133,7 +133,7 @@ func config(name string, seeds ...string) Config {
 
 func startNode(t *testing.T, cfg Config) testNode {
 	t.Helper()
-	n := testNode{log: new(logtest.Buffer)}
+	n := testNode{log: new(testkit.Buffer)}
 	cfg.Logger = slog.New(slog.NewTextHandler(n.log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	var err error
 	if n.Cluster, err = Start(cfg); err != nil {

@@ -126,7 +126,7 @@ func TestEqualHashes(t *testing.T) {
 						t.Fatalf("step %d: %s: %v, want %v", step, what, got, want)
 					}
 					if gaveBack {
-						c.advance(MaxRemember) // so long others may still remember a refusal
+						c.advance(limit.MaxRemember) // so long others may still remember a refusal
 					}
 				}
 			})
@@ -168,7 +168,7 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 		entry.check(t, named("log", "b", 4))
 		entry.check(t, named("log", "a", 1)) // the admission has made it forgotten
 		entry.check(t, named("log", "b", 1))
-		c.advance(MaxRemember)
+		c.advance(limit.MaxRemember)
 		release := make(chan struct{})
 		c.tamper(func(_ context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
 			if ops[0].Key == "a" {

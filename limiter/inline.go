@@ -2,8 +2,6 @@ package limiter
 
 import (
 	"errors"
-	"fmt"
-	"strings"
 	"sync"
 	"time"
 
@@ -70,7 +68,7 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 	if err := r.tooLong(&own); err != nil {
 		return nil, err
 	}
-	scope := InlineScope(namespace, &own)
+	scope := limit.InlineScope(namespace, &own)
 	rule = &inlineRule{
 		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: r.maxKeys, MaxBytes: r.maxBytes},
 		hash:      r.hashKey.Scope(scope),
@@ -106,39 +104,4 @@ func (r *inlineRules) tooLong(l *algo.Limit) *limit.Error {
 var periods = [...]time.Duration{
 	algo.Minute: time.Minute, algo.Hour: time.Hour, algo.Day: 24 * time.Hour, algo.Week: 7 * 24 * time.Hour,
 	algo.Month: 31 * 24 * time.Hour, algo.Year: 366 * 24 * time.Hour,
-}
-
-// inlinePrefix begins the scopes of inline limits.
-const inlinePrefix = "inline/"
-
-// shareOf is whose share of the store a scope's keys belong to: a policy's, or that of a namespace of inline limits.
-func shareOf(scope string) (share string, inline bool) {
-	rest, inline := strings.CutPrefix(scope, inlinePrefix)
-	if !inline {
-		return scope, false
-	}
-	for range 4 {
-		_, rest, _ = strings.Cut(rest, "/")
-	}
-	_, namespace, _ := strings.Cut(rest, "//")
-	return namespace, true
-}
-
-// InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
-// policy. Limit and capacity have no part in it, so that changing them applies to live state. It holds a slash, which no
-// policy's name does, so it never meets one of those.
-func InlineScope(namespace string, l *algo.Limit) string {
-	if namespace == "" {
-		namespace = "default"
-	}
-	slots := l.Slots
-	if l.Algorithm == algo.SlidingWindow && slots == 0 {
-		slots = algo.DefaultSlots
-	}
-	zone := ""
-	if l.Zone != nil && l.Zone.String() != "UTC" {
-		zone = l.Zone.String()
-	}
-	// The namespace, the only free text, comes last. shareOf takes this apart.
-	return fmt.Sprintf(inlinePrefix+"%d/%d/%d/%d/%s//%s", l.Algorithm, l.Window, slots, l.Period, zone, namespace)
 }

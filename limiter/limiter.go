@@ -17,6 +17,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/refusal"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -117,8 +118,8 @@ type Limiter struct {
 	late     [2]sync.Pool // of *lateOps: of single checks, and of batches
 	asks     sync.Pool    // of *asks
 
-	refusals  Refusals[refusalKey, limit.Decision] // of checks that other nodes decide
-	inquiries inquiries                            // about these keys
+	refusals  refusal.Cache[refusalKey, limit.Decision] // of checks that other nodes decide
+	inquiries inquiries                                 // about these keys
 	settling  background
 
 	changed chan struct{}
@@ -145,7 +146,7 @@ func New(cfg Config) *Limiter {
 	}
 	states := store.Config{
 		Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
-		Shut: cfg.Ownership != nil, Urgent: cfg.Urgent, ShareOf: shareOf,
+		Shut: cfg.Ownership != nil, Urgent: cfg.Urgent, ShareOf: limit.ShareOf,
 	}
 	if cfg.Ownership == nil {
 		keepAlone(&states)

@@ -8,7 +8,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
 )
@@ -173,7 +172,7 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 			s.hash = s.entry.hash.Hash(key)
 			return nil
 		}
-		if !policy.ValidName(target.Policy) {
+		if !limit.ValidPolicyName(target.Policy) {
 			return limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 		}
 		s.hash = ring.Hash(l.cfg.HashKey, target.Policy, key)

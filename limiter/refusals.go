@@ -6,165 +6,9 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/refusal"
 	"github.com/weirlimit/weir/limit"
 )
-
-// MaxRemember is how long a refusal is remembered at most. So long, less what is left of its retry_after, a check may
-// be refused although somebody else's refund, reset or raised limit would let it pass.
-const MaxRemember = time.Second
-
-// drift is the share of an interval by which two clocks may disagree about it: each is taken to run wrong by a
-// thousandth at most, the one fast and the other slow.
-const drift = 500
-
-// Refusals remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
-// that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted. More units it
-// refuses for longer, and fewer perhaps not: a refusal answers the cost it was given for and no other. It must not depend on
-// more than the units in use: K must stand for one state under one set of limits, and the caller leaves out partial checks,
-// peeks, count_denied, leases, and states on which a reservation is pending.
-//
-// It holds a fixed number of refusals and lets go of the one that ends first when it needs room. Instants are those of
-// one monotonic clock, in nanoseconds. A hash is of a state, so that Forget finds all K of one; of two states with one hash,
-// each is answered by its own K only, and forgotten with the other. Its methods are safe for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
-type Refusals[K comparable, D any] struct {
-	shards [refusalShards]refusalShard[K, D]
-}
-
-const (
-	refusalShards = 64 // locks, so that callers do not wait for one another
-	refusalSets   = 32 // of each shard
-	refusalWays   = 4  // places where the refusal of one hash may be
-)
-
-type refusalShard[K comparable, D any] struct {
-	mu    sync.Mutex
-	mark  uint64              // rises when something is forgotten
-	slots []refusalSlot[K, D] // nil until the first is remembered
-}
-
-type refusalSlot[K comparable, D any] struct {
-	hash uint64
-	key  K
-	Refusal[D]
-}
-
-// Refusal is what is remembered: an answer to a cost, from the instant Came at which it arrived until the instant Until.
-type Refusal[D any] struct {
-	Decision    D
-	Cost        int64
-	Came, Until int64
-}
-
-func (r *Refusals[K, D]) shard(hash uint64) *refusalShard[K, D] { return &r.shards[hash%refusalShards] }
-
-// set is where the refusals of a hash may be.
-func (s *refusalShard[K, D]) set(hash uint64) []refusalSlot[K, D] {
-	if s.slots == nil {
-		return nil
-	}
-	i := int(hash/refusalShards%refusalSets) * refusalWays
-	return s.slots[i : i+refusalWays]
-}
-
-// Find returns the refusal that answers a cost, if one is remembered. Otherwise mark is to be handed to Remember with
-// the answer to the question that is about to be sent, and found.Until is that of a refusal that would have answered, had it
-// not ended; 0 when there is none.
-func (r *Refusals[K, D]) Find(hash uint64, k K, cost, now int64) (found Refusal[D], mark uint64, ok bool) {
-	s := r.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	set := s.set(hash)
-	for i := range set {
-		if e := &set[i]; e.hash == hash && e.Cost == cost && e.key == k {
-			if now < e.Until {
-				return e.Refusal, s.mark, true
-			}
-			found.Until = e.Until
-		}
-	}
-	return found, s.mark, false
-}
-
-// Mark is the mark that Find returns, for a question that must be asked anyway.
-func (r *Refusals[K, D]) Mark(hash uint64) uint64 {
-	s := r.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mark
-}
-
-// Remember keeps a refusal. The mark says when its question was sent: if anything was forgotten since, the answer may
-// be older than what made it void, and is not kept.
-func (r *Refusals[K, D]) Remember(hash uint64, k K, mark uint64, refusal Refusal[D]) {
-	if refusal.Until <= refusal.Came {
-		return
-	}
-	s := r.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.mark != mark {
-		return
-	}
-	if s.slots == nil {
-		s.slots = make([]refusalSlot[K, D], refusalSets*refusalWays)
-	}
-	set := s.set(hash)
-	at := 0
-	for i := range set {
-		if set[i].hash == hash && set[i].Cost == refusal.Cost && set[i].key == k {
-			at = i
-			break
-		}
-		if set[i].Until < set[at].Until {
-			at = i
-		}
-	}
-	set[at] = refusalSlot[K, D]{hash, k, refusal}
-}
-
-// Forget forgets every refusal of a hash, and those that are under way.
-func (r *Refusals[K, D]) Forget(hash uint64) {
-	s := r.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.mark++
-	s.forget(hash)
-}
-
-// Admitted forgets every refusal of a hash, since a charge has been answered that was or may have been admitted: who was
-// refused more has to wait for longer.
-func (r *Refusals[K, D]) Admitted(hash uint64) {
-	s := r.shard(hash)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.forget(hash)
-}
-
-func (s *refusalShard[K, D]) forget(hash uint64) {
-	set := s.set(hash)
-	for i := range set {
-		if set[i].hash == hash {
-			set[i] = refusalSlot[K, D]{}
-		}
-	}
-}
-
-// Remembered is how long a refusal with such a RememberFor is good for, counted from the moment its question was sent.
-func Remembered(rememberFor time.Duration) time.Duration {
-	return Shortened(min(rememberFor, MaxRemember))
-}
-
-// Shortened is a duration of another node's that has surely not passed there when this much has passed here.
-func Shortened(d time.Duration) time.Duration { return d - d/drift - 1 }
-
-// Aged is what is left of a duration of another node's, age after its answer came: at least that, as clocks may differ, and
-// at most two thousandths of age more than by this clock.
-func Aged(d, age time.Duration) time.Duration {
-	if d == algo.Never {
-		return d
-	}
-	return max(d-age+(age+drift-1)/drift, 0)
-}
 
 // refusalKey stands for a state under one version of its limits, as far as this node knows them.
 type refusalKey struct {
@@ -246,7 +90,7 @@ func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
 	switch op.asked.mark = mark; {
 	case ok:
 		op.asked = question{}
-	case ended != 0 && now.Mono-ended < int64(MaxRemember):
+	case ended != 0 && now.Mono-ended < int64(limit.MaxRemember):
 		op.asked.answered, op.asked.leads = l.inquiries.join(op.state())
 	}
 	return ok
@@ -273,13 +117,13 @@ func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *li
 
 // ageDecision makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
 func ageDecision(d *limit.Decision, age time.Duration) {
-	d.RetryAfter, d.ResetAfter = Aged(d.RetryAfter, age), Aged(d.ResetAfter, age)
+	d.RetryAfter, d.ResetAfter = limit.Aged(d.RetryAfter, age), limit.Aged(d.ResetAfter, age)
 	if len(d.Limits) == 0 {
 		return
 	}
 	limits := make([]limit.LimitStatus, len(d.Limits))
 	for i, s := range d.Limits {
-		s.RetryAfter, s.ResetAfter = Aged(s.RetryAfter, age), Aged(s.ResetAfter, age)
+		s.RetryAfter, s.ResetAfter = limit.Aged(s.RetryAfter, age), limit.Aged(s.ResetAfter, age)
 		limits[i] = s
 	}
 	d.Limits = limits
@@ -299,9 +143,9 @@ func (l *Limiter) remember(op *Op) {
 	kept.RequestID = ""
 	about := refusalKeyOf(&op.Check, op.asked.table, &op.subject)
 	about.key = strings.Clone(about.key) // it may be a part of a larger text
-	l.refusals.Remember(op.hash, about, op.asked.mark, Refusal[limit.Decision]{
+	l.refusals.Remember(op.hash, about, op.asked.mark, refusal.Entry[limit.Decision]{
 		Decision: kept, Cost: op.Cost,
-		Came: l.clock().Mono, Until: op.asked.sent + int64(Remembered(d.RememberFor)),
+		Came: l.clock().Mono, Until: op.asked.sent + int64(limit.Remembered(d.RememberFor)),
 	})
 }
 
@@ -311,7 +155,7 @@ func rememberFor(d *limit.Decision, c *limit.Check) time.Duration {
 		return 0
 	}
 	if d.RetryAfter == algo.Never {
-		return MaxRemember
+		return limit.MaxRemember
 	}
-	return min(d.RetryAfter, MaxRemember)
+	return min(d.RetryAfter, limit.MaxRemember)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,90 +13,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 )
-
-// TestRefusalsKeepToWhatTheyWereTold holds Refusals to a list that keeps everything.
-func TestRefusalsKeepToWhatTheyWereTold(t *testing.T) {
-	type entry struct {
-		key string
-		Refusal[int]
-	}
-	keys := []string{"a", "b", "c", "d", "e", "f", "g"}
-	// Few hashes, all in one set, so that keys share hashes and drive one another out.
-	hash := func(key string) uint64 { return uint64(key[0]) % 5 * refusalShards * refusalSets }
-	for seed := range uint64(300) {
-		random := rand.New(rand.NewPCG(seed, 1))
-		var r Refusals[string, int]
-		var known []entry // what may be found
-		marks := map[string]uint64{}
-		now := int64(1)
-		for step := range 200 {
-			key := keys[random.IntN(len(keys))]
-			h := hash(key)
-			switch random.IntN(5) {
-			case 0, 1:
-				cost := 1 + random.Int64N(4)
-				got, mark, ok := r.Find(h, key, cost, now)
-				marks[key] = mark
-				if ok && !slices.ContainsFunc(known, func(e entry) bool {
-					return e.key == key && e.Refusal == got && e.Cost == cost && now < e.Until
-				}) {
-					t.Fatalf("seed %d: %s, cost %d at %d: found %+v, known are %+v", seed, key, cost, now, got, known)
-				}
-			case 2:
-				mark := marks[key]
-				cost := 1 + random.Int64N(3)
-				e := entry{key, Refusal[int]{step, cost, now, now + random.Int64N(10)}}
-				r.Remember(h, key, mark, e.Refusal)
-				keep := mark == r.Mark(h) && e.Until > now
-				if got, _, ok := r.Find(h, key, cost, now); keep && (!ok || got != e.Refusal) || !keep && ok && got == e.Refusal {
-					t.Fatalf("seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
-				}
-				if keep {
-					known = slices.DeleteFunc(known, func(o entry) bool { return o.key == key && o.Cost == cost })
-					known = append(known, e)
-				}
-			case 3:
-				if random.IntN(2) == 0 {
-					r.Admitted(h)
-				} else {
-					r.Forget(h)
-				}
-				known = slices.DeleteFunc(known, func(e entry) bool { return hash(e.key) == h })
-			case 4:
-				now += random.Int64N(4)
-			}
-		}
-	}
-}
-
-func TestRefusalsReplaceWhatEndsFirst(t *testing.T) {
-	var r Refusals[int, int]
-	const set = refusalShards * refusalSets // hashes that far apart fall into one set
-	for i := range refusalWays {
-		r.Remember(uint64(i*set), i, 0, Refusal[int]{i, 1, 0, int64(100 - i)})
-	}
-	r.Remember(uint64(refusalWays*set), refusalWays, 0, Refusal[int]{9, 1, 0, 50})
-	for i := range refusalWays + 1 {
-		_, _, ok := r.Find(uint64(i*set), i, 1, 1)
-		if want := i != refusalWays-1; ok != want {
-			t.Errorf("%d is remembered: %v, want %v", i, ok, want)
-		}
-	}
-}
-
-func TestFindingARefusalAllocatesNothing(t *testing.T) {
-	var r Refusals[refusalKey, limit.Decision]
-	k := refusalKey{policy: "p", key: "k"}
-	r.Remember(1, k, 0, Refusal[limit.Decision]{Cost: 2, Until: 100})
-	allocs := testing.AllocsPerRun(100, func() {
-		if _, _, ok := r.Find(1, k, 2, 50); !ok {
-			t.Error("forgotten")
-		}
-	})
-	if allocs != 0 {
-		t.Errorf("%v allocations", allocs)
-	}
-}
 
 const refusing = `policies:
   - {name: log, algorithm: sliding_log, limit: 5, window: 10s}

@@ -381,7 +381,7 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 			op.Hops--
 			if out := &op.Outcome; out.Lease > 0 && l.cfg.BootClock != nil {
 				// Counted from before the question was sent, so from before the answerer read its clock.
-				out.until = sent + int64(Shortened(out.Lease))
+				out.until = sent + int64(limit.Shortened(out.Lease))
 			}
 		}
 	}

@@ -114,12 +114,12 @@ func TestShareOf(t *testing.T) {
 	}
 	for _, namespace := range []string{"tenant", "/tenant", "a//b", "//", "x/"} {
 		for _, l := range []algo.Limit{{Algorithm: algo.FixedWindow, Window: time.Hour}, {Algorithm: algo.FixedWindow, Period: algo.Day, Zone: berlin}} {
-			if share, inline := shareOf(InlineScope(namespace, &l)); share != namespace || !inline {
-				t.Errorf("%q of %q", share, InlineScope(namespace, &l))
+			if share, inline := limit.ShareOf(limit.InlineScope(namespace, &l)); share != namespace || !inline {
+				t.Errorf("%q of %q", share, limit.InlineScope(namespace, &l))
 			}
 		}
 	}
-	if share, inline := shareOf("login"); share != "login" || inline {
+	if share, inline := limit.ShareOf("login"); share != "login" || inline {
 		t.Error(share, inline)
 	}
 }

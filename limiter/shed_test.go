@@ -93,7 +93,7 @@ func TestTurnedAwayLeader(t *testing.T) {
 		if d := n.check(t, named("closed", key, 1)); d.Allowed || d.FailedClosed {
 			t.Fatalf("%+v", d)
 		}
-		c.advance(MaxRemember)
+		c.advance(limit.MaxRemember)
 		w, open := gate()
 		c.tamper(w)
 		other := make(chan limit.Decision)

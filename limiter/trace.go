@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/policy"
 )
 
 // Tracer makes spans of what is done for callers whose calls are traced. Its methods are safe for concurrent use and return
@@ -180,7 +179,7 @@ func (c continued) end(l *Limiter) {
 // traced is what a trace says of an operation.
 func (l *Limiter) traced(op *Op) Traced {
 	t := Traced{Operation: op.Kind.String(), Result: op.result(), Partition: op.partition}
-	if name := policyName(op); policy.ValidName(name) { // an operation that was not accepted may have any
+	if name := policyName(op); limit.ValidPolicyName(name) { // an operation that was not accepted may have any
 		t.Policy = name
 	}
 	if h := l.cfg.Ownership.Holder(op.partition); h.Self {

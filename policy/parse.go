@@ -7,14 +7,15 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/weirlimit/weir/limit"
+
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/file"
 	"go.yaml.in/yaml/v3"
 )
 
 const (
-	maxName = 128  // bytes of a policy's name
-	maxKey  = 1024 // bytes of a key or prefix in overrides
+	maxKey = 1024 // bytes of a key or prefix in overrides
 )
 
 // The fields of a limit. A policy with several limits states the shared ones once for all of them, or for one limit in
@@ -152,15 +153,15 @@ func (d *decoder) name(f field) string {
 	if !ok {
 		return ""
 	}
-	bad := strings.IndexFunc(name, func(r rune) bool { return !allowed(r) })
+	bad := strings.IndexFunc(name, func(r rune) bool { return !limit.InPolicyName(r) })
 	switch {
 	case name == "":
 		d.fail(f.node, f.path, "is empty: give the policy a name")
 	case bad >= 0:
 		r, _ := utf8.DecodeRuneInString(name[bad:])
 		d.fail(f.node, f.path, "contains %q: a name is made of letters A to Z and a to z, digits and . _ -", r)
-	case len(name) > maxName:
-		d.fail(f.node, f.path, "has %d characters: at most %d are allowed", len(name), maxName)
+	case len(name) > limit.MaxPolicyName:
+		d.fail(f.node, f.path, "has %d characters: at most %d are allowed", len(name), limit.MaxPolicyName)
 	default:
 		return name
 	}

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // TestRuleAgainstBruteForce compares the look-up of overrides with one that tries them all.
@@ -176,12 +178,12 @@ func TestRuleDoesNotAllocate(t *testing.T) {
 	}
 }
 
-func TestValidName(t *testing.T) {
+func TestPolicyNames(t *testing.T) {
 	for name, want := range map[string]bool{
 		"a": true, "Login.v2_x-1": true, strings.Repeat("n", 128): true,
 		"": false, strings.Repeat("n", 129): false, "a b": false, "é": false, "a/b": false, "a\n": false, "\xff": false,
 	} {
-		if got := ValidName(name); got != want {
+		if got := limit.ValidPolicyName(name); got != want {
 			t.Errorf("%q: %t", name, got)
 		}
 		_, err := Parse("f", fmt.Appendf(nil, "policies: [{name: %q, limits: [1/1s]}]", name))

@@ -4,11 +4,11 @@ import (
 	"context"
 	"log/slog"
 	"net"
-	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/test/testkit"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -19,49 +19,17 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// patience is how long a test waits for what must happen. It is never waited for when all is well.
-const patience = 10 * time.Second
+const patience = testkit.Patience
 
-// eventually waits for a condition that other goroutines bring about.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !ok(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	testkit.Eventually(t, what, ok)
 }
 
-// noLeaks fails the test when goroutines of this package or of gRPC outlive everything that is cleaned up after this
-// call, and so must come first.
+// noLeaks looks for goroutines of this package and of gRPC.
 func noLeaks(t testing.TB) {
 	t.Helper()
-	left := func() (list []string) {
-		buf := make([]byte, 1<<20)
-		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			ours := strings.Contains(g, "weir/rpc.") || strings.Contains(g, "google.golang.org/grpc")
-			if ours && !strings.Contains(g, "testing.tRunner(") {
-				list = append(list, g)
-			}
-		}
-		return list
-	}
-	if l := left(); len(l) > 0 {
-		t.Fatalf("goroutines of an earlier test:\n%s", strings.Join(l, "\n\n"))
-	}
-	t.Cleanup(func() {
-		var l []string
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-tick.C {
-			if l = left(); len(l) == 0 {
-				return
-			}
-		}
-		t.Errorf("goroutines are left:\n%s", strings.Join(l, "\n\n"))
-	})
+	testkit.NoLeaks(t, "weir/rpc.", "google.golang.org/grpc")
 }
 
 // serve serves gRPC on loopback and returns the address.

@@ -22,7 +22,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/wire"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // newMessenger returns a node's Messenger, which knows all others by name, whatever their boot.
@@ -191,7 +191,7 @@ func frame(messages ...*peerv1.Message) *peerv1.ConverseRequest {
 func TestMessengerDropsWhatMakesNoSense(t *testing.T) {
 	noLeaks(t)
 	arrived := make(chan ownership.Envelope, 10)
-	var log logtest.Buffer
+	var log testkit.Buffer
 	m := newMessenger(t, bob, nil, into(arrived), func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	addr := serveMessenger(t, m)
 	stream := converse(t, addr)
@@ -430,7 +430,7 @@ func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
 	noLeaks(t)
 	arrived := make(chan ownership.Envelope, 10)
 	addr := serveMessenger(t, newMessenger(t, bob, nil, into(arrived)))
-	var log logtest.Buffer
+	var log testkit.Buffer
 	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 	large := &ownership.Replicate{Parts: 1, Chunk: make([]byte, maxWeight)}
 	m.Send(to(bob, large, large, numbered(1)))
@@ -558,7 +558,7 @@ func TestMessengerGivesUp(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
 			addr := serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterOwnershipServer(r, conversation{converse: converse}) })
-			var log logtest.Buffer
+			var log testkit.Buffer
 			m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 			rounds := uint64(2)
 			if name == "silent" {

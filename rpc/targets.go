@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -35,7 +34,7 @@ func (t *targets) define(d *weirv1.StreamTarget) *limit.Error {
 	*to = limit.Target{}
 	// What is kept for the life of a stream must be known to be small.
 	switch {
-	case d.Limit == nil && !policy.ValidName(d.Policy):
+	case d.Limit == nil && !limit.ValidPolicyName(d.Policy):
 		return invalid("policy", "is missing, or not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
 	case d.Limit != nil && d.Policy != "":
 		return invalid("limit", "is given beside a policy: send one of them")

@@ -17,48 +17,21 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // patience is how long a test waits for what must happen. It is never waited for when all is well.
-const patience = 10 * time.Second
+const patience = testkit.Patience
 
-// eventually waits for a condition that other goroutines bring about.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !ok(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain: %s", what)
-		}
-	}
+	testkit.Eventually(t, what, ok)
 }
 
-// noLeaks fails the test when goroutines of this package outlive everything that is cleaned up after this call, and so
-// must come first.
+// noLeaks looks for goroutines of this package.
 func noLeaks(t testing.TB) {
 	t.Helper()
-	left := func() (list []string) {
-		buf := make([]byte, 1<<20)
-		for _, g := range strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-			if strings.Contains(g, "weir/cluster/keeper.") && !strings.Contains(g, "testing.tRunner(") {
-				list = append(list, g)
-			}
-		}
-		return list
-	}
-	t.Cleanup(func() {
-		var list []string
-		tick := time.NewTicker(time.Millisecond)
-		defer tick.Stop()
-		for deadline := time.Now().Add(patience); time.Now().Before(deadline); <-tick.C {
-			if list = left(); len(list) == 0 {
-				return
-			}
-		}
-		t.Errorf("goroutines are left:\n%s", strings.Join(list, "\n\n"))
-	})
+	testkit.NoLeaks(t, "weir/cluster/keeper.")
 }
 
 func within(t testing.TB, d time.Duration) context.Context {
@@ -473,7 +446,7 @@ func TestBootTime(t *testing.T) {
 }
 
 func TestMessagesAndNotes(t *testing.T) {
-	var log logtest.Buffer
+	var log testkit.Buffer
 	out := &sent{}
 	k, c := newPuppet(t, func(cfg *Config) {
 		cfg.Sender = out
@@ -510,7 +483,7 @@ func TestMessagesAndNotes(t *testing.T) {
 
 // TestJournal: what happens to many partitions in a second, message by message and under different terms, is one line.
 func TestJournal(t *testing.T) {
-	var log logtest.Buffer
+	var log testkit.Buffer
 	logger := slog.New(slog.NewTextHandler(&log, nil))
 	var j journal
 	term := func(n uint64) ownership.Term { return ownership.Term{N: n << 16} }

@@ -24,7 +24,7 @@ import (
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/certs/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const accessFile = `
@@ -34,12 +34,12 @@ callers:
 `
 
 // withAccess starts a node with an access file, and returns the tokens of shop and of everything.
-func withAccess(t *testing.T, change func(*nodeConfig)) (n *node, shop, all string, book *logtest.Buffer) {
+func withAccess(t *testing.T, change func(*nodeConfig)) (n *node, shop, all string, book *testkit.Buffer) {
 	t.Helper()
 	shop, all = auth.NewToken(), auth.NewToken()
 	cfg := testConfig(t, "node")
 	cfg.Security.AccessFile = writeFile(t, "access.yaml", fmt.Sprintf(accessFile, auth.Hash(shop), auth.Hash(all)))
-	book = new(logtest.Buffer)
+	book = new(testkit.Buffer)
 	cfg.Logger = book.Logger()
 	if change != nil {
 		change(&cfg)

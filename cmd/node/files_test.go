@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/internal/certs/certstest"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // swapForPipe puts a pipe, which nobody writes to, in the place of a file.
@@ -26,7 +26,7 @@ func swapForPipe(t *testing.T, file string) {
 // TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
 // file that comes back, and stops.
 func TestFilesReplacedByPipes(t *testing.T) {
-	var book logtest.Buffer
+	var book testkit.Buffer
 	ca := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Logger = book.Logger()
@@ -102,7 +102,7 @@ func TestCommandsWithPipes(t *testing.T) {
 // TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and when one
 // is replaced, and starts all the same.
 func TestKeyFilesReadableByOthers(t *testing.T) {
-	var book logtest.Buffer
+	var book testkit.Buffer
 	ca := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
 	cfg.Logger = book.Logger()

@@ -24,7 +24,7 @@ import (
 	"github.com/weirlimit/weir/internal/certs/certstest"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // gossipKey is a key for tests, and gossipText how files have it.
@@ -95,7 +95,7 @@ func keysOf(n *node) []string {
 // TestRotateByCommand changes the key of three nodes under load, by the commands an operator gives. No check fails, nobody
 // is lost, and each step that would cut somebody off is refused.
 func TestRotateByCommand(t *testing.T) {
-	var book logtest.Buffer
+	var book testkit.Buffer
 	nodes := encryptedCluster(t, book.Logger())
 	count, stop := askAll(t, nodes)
 	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
@@ -196,7 +196,7 @@ func TestRotateByCommand(t *testing.T) {
 // TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that reaches
 // pods at different times. Nobody is cut off: each node waits until the others are as far.
 func TestRotateByFile(t *testing.T) {
-	var book logtest.Buffer
+	var book testkit.Buffer
 	nodes := encryptedCluster(t, book.Logger())
 	_, stop := askAll(t, nodes)
 	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // collector is an OTLP collector that keeps what it gets.
@@ -230,7 +230,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 
 // TestCallErrors: an error over gRPC has an id, which the log has too, and is counted; none of it says the key.
 func TestCallErrors(t *testing.T) {
-	var log logtest.Buffer
+	var log testkit.Buffer
 	cfg := testConfig(t, "a")
 	cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	n := mustStart(t, cfg)

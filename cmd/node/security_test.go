@@ -27,7 +27,7 @@ import (
 	"github.com/weirlimit/weir/internal/certs/certstest"
 	"github.com/weirlimit/weir/internal/ingress"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // loopback is what a certificate for a test's node is good for.
@@ -108,7 +108,7 @@ func TestTLS(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.Security.TLS = filesOf(t, a, loopback)
 	cfg.Security.TLS.CA = ""
-	var book logtest.Buffer
+	var book testkit.Buffer
 	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
@@ -150,7 +150,7 @@ func TestTLS(t *testing.T) {
 // TestTLSOnPlainPort: whoever begins with TLS where plain text is spoken is cut off, counted and logged.
 func TestTLSOnPlainPort(t *testing.T) {
 	cfg := testConfig(t, "node")
-	var book logtest.Buffer
+	var book testkit.Buffer
 	cfg.Logger = book.Logger()
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
@@ -388,7 +388,7 @@ func TestSecurityWarning(t *testing.T) {
 			[]string{"--peer-tls-cert-file", "--gossip-key-file"}, []string{"--tls-client-ca-file"}},
 		{"no gossip", func(c *nodeConfig) { c.GossipPort, c.PeerPort = portOff, portOff }, []string{"--access-file"}, []string{"--gossip-key-file"}},
 	} {
-		var book logtest.Buffer
+		var book testkit.Buffer
 		cfg := testConfig(t, "node")
 		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
 		c.change(&cfg)
@@ -417,7 +417,7 @@ func TestSecurityWarning(t *testing.T) {
 
 // TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
 func TestRefusalsAreLoggedSparingly(t *testing.T) {
-	var book logtest.Buffer
+	var book testkit.Buffer
 	s, err := openSecurity(securityConfig{}, book.Logger())
 	if err != nil {
 		t.Fatal(err)
@@ -446,7 +446,7 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 		cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{name}})
 		return certs.Files{Cert: cert, Key: key, CA: ca}
 	}
-	var book logtest.Buffer
+	var book testkit.Buffer
 	cfg := securityConfig{PeerTLS: write("another"), PeerName: "weir.test"}
 	if s, err := openSecurity(cfg, book.Logger()); err == nil || !strings.HasPrefix(err.Error(), "--peer-tls-cert-file: ") || !strings.Contains(err.Error(), "--peer-tls-ca-file") {
 		t.Errorf("%v", err)

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // prometheus is a running Prometheus server.
@@ -49,7 +49,7 @@ scrape_configs:
     static_configs: [{targets: [%s]}]
 `, writeFile(t, "alerts.yaml", string(rules)), targets)
 	p := &prometheus{t: t, addr: freeAddr(t)}
-	var log logtest.Buffer
+	var log testkit.Buffer
 	cmd := exec.Command(server, "--config.file="+writeFile(t, "prometheus.yml", config), "--web.listen-address="+p.addr,
 		"--storage.tsdb.path="+filepath.Join(t.TempDir(), "data"), "--log.level=warn")
 	cmd.Stdout, cmd.Stderr = &log, &log

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/test/logtest"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // Deadlines of conditions that hold within a second on an idle machine, and are waited for on a busy one.
@@ -31,7 +31,7 @@ const (
 type process struct {
 	t              *testing.T
 	cmd            *exec.Cmd
-	stdout, stderr logtest.Buffer
+	stdout, stderr testkit.Buffer
 	done           chan struct{} // closed when it has ended, after everything it wrote has been read
 	web            *http.Client  // that reaches it
 

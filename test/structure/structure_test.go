@@ -28,11 +28,13 @@ var mayImport = map[string]string{
 	"internal/filewatch":       "internal/file",
 	"internal/file":            "",
 	"internal/simulate":        "algo policy",
+	"client/local":             "client limiter policy ring",
+	"internal/refusal":         "",
 	"limit":                    "algo",
 	"auth":                     "limit limiter",
 	"internal/certs":           "internal/filewatch",
 	"internal/certs/certstest": "",
-	"policy":                   "algo internal/file internal/filewatch",
+	"policy":                   "algo internal/file internal/filewatch limit",
 	"store":                    "algo",
 	"cluster":                  "ring",
 	"cluster/ownership":        "algo",
@@ -40,12 +42,12 @@ var mayImport = map[string]string{
 	"internal/ingress":         "internal/recovered",
 	"internal/memory":          "",
 	"internal/recovered":       "",
-	"limiter":                  "algo cluster/ownership limit policy ring store",
+	"limiter":                  "algo cluster/ownership limit policy ring store internal/refusal",
 	"internal/metrics":         "cluster cluster/keeper limiter policy ring store",
 	"rpc":                      "algo cluster/ownership internal/recovered limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
 	"rpc/wire":                 "",
 	"gateway/http":             "algo auth limit policy proto/weir/v1",
-	"client":                   "algo limit limiter policy proto/weir/v1 ring rpc/wire",
+	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
@@ -53,7 +55,7 @@ var mayImport = map[string]string{
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
 	"test/collision":           "",
-	"test/logtest":             "",
+	"test/testkit":             "",
 	"test/cluster":             "",
 	"test/simulation":          "",
 	"test/model":               "",
@@ -109,6 +111,7 @@ var clocks = []string{
 	"rpc/peers.go repeat",
 	"rpc/peers.go take",
 	"rpc/peerserver.go NewPeerServer",
+	"test/testkit/testkit.go until",
 }
 
 // panics lists the functions that may panic: on a mistake in the program, never in its input.
@@ -193,6 +196,24 @@ func TestImports(t *testing.T) {
 	for name := range mayImport {
 		if !slices.ContainsFunc(all, func(p pkg) bool { return p.name() == name }) {
 			t.Errorf("mayImport lists %s, which is gone", name)
+		}
+	}
+}
+
+// A program that links the client gets neither the service nor what that stands on.
+func TestClientLinks(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module+"client").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	deps := strings.Fields(string(out))
+	if !slices.Contains(deps, module+"limit") {
+		t.Fatalf("go list -deps lists %d packages, and not limit", len(deps))
+	}
+	banned := regexp.MustCompile(`weir/(store|limiter|policy|auth|cluster|gateway|internal/node)|yaml|fsnotify|memberlist|cobra`)
+	for _, d := range deps {
+		if banned.MatchString(d) {
+			t.Errorf("client links %s", d)
 		}
 	}
 }

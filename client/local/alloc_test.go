@@ -1,12 +1,12 @@
 //go:build !race
 
-package client
+package local
 
 import "testing"
 
 // A question to a client that decides in this process takes no memory.
-func TestLocalNoAllocations(t *testing.T) {
-	c := openLocal(t)
+func TestNoAllocations(t *testing.T) {
+	c := open(t)
 	login := c.Policy("login")
 	ask := func() {
 		if _, err := login.Allow(t.Context(), "alice"); err != nil {

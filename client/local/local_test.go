@@ -1,4 +1,4 @@
-package client
+package local
 
 import (
 	"errors"
@@ -7,7 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/test/testkit"
+
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/policy"
 )
 
@@ -18,22 +21,22 @@ policies:
   - {name: jobs, algorithm: concurrency, limit: 1, ttl: 1m}
 `
 
-func openLocal(t *testing.T) *Client {
+func open(t *testing.T) *client.Client {
 	t.Helper()
 	set, err := policy.Parse("test.yaml", []byte(localPolicies))
 	if err != nil {
 		t.Fatal(err)
 	}
-	noLeaks(t)
-	c := Local(set)
+	testkit.NoLeaks(t, "weir/limiter.", "weir/client.")
+	c := New(set)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 
-// Local decides by the rules that nodes go by.
-func TestLocal(t *testing.T) {
+// New decides by the rules that nodes go by.
+func TestDecides(t *testing.T) {
 	ctx := t.Context()
-	c := openLocal(t)
+	c := open(t)
 
 	var admitted atomic.Int64
 	var wg sync.WaitGroup
@@ -58,10 +61,10 @@ func TestLocal(t *testing.T) {
 	if n, err := c.Policy("login").Refund(ctx, "alice", 2); n != 2 || err != nil {
 		t.Errorf("Refund = %d, %v", n, err)
 	}
-	if d, err := c.Policy("login").AllowN(ctx, "alice", 6); err != nil || d.Allowed || d.RetryAfter != Never {
+	if d, err := c.Policy("login").AllowN(ctx, "alice", 6); err != nil || d.Allowed || d.RetryAfter != client.Never {
 		t.Errorf("%+v, %v", d, err)
 	}
-	if _, err := c.Policy("login").WaitN(ctx, "alice", 6); !errors.Is(err, ErrNever) {
+	if _, err := c.Policy("login").WaitN(ctx, "alice", 6); !errors.Is(err, client.ErrNever) {
 		t.Errorf("WaitN of more than the limit: %v", err)
 	}
 
@@ -89,13 +92,13 @@ func TestLocal(t *testing.T) {
 	if d, err := c.Inline("", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Window: time.Hour}).Allow(ctx, "x"); err != nil || !d.Allowed {
 		t.Errorf("%+v, %v", d, err)
 	}
-	if _, err := c.Inline("", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1}).Allow(ctx, "x"); !errors.Is(err, ErrInvalid) {
+	if _, err := c.Inline("", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1}).Allow(ctx, "x"); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("no window: %v", err)
 	}
-	if _, err := c.Policy("jobs").Allow(ctx, "x"); !errors.Is(err, ErrInvalid) {
+	if _, err := c.Policy("jobs").Allow(ctx, "x"); !errors.Is(err, client.ErrInvalid) {
 		t.Errorf("Allow of a concurrency policy: %v", err)
 	}
-	if _, err := c.Policy("none").Allow(ctx, "x"); !errors.Is(err, ErrNotFound) {
+	if _, err := c.Policy("none").Allow(ctx, "x"); !errors.Is(err, client.ErrNotFound) {
 		t.Errorf("unknown policy: %v", err)
 	}
 	if err := c.Close(); err != nil {
@@ -103,10 +106,10 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-func TestLocalWithoutPolicies(t *testing.T) {
-	c := Local(nil)
+func TestWithoutPolicies(t *testing.T) {
+	c := New(nil)
 	defer c.Close()
-	if _, err := c.Policy("login").Allow(t.Context(), "alice"); !errors.Is(err, ErrNotFound) {
+	if _, err := c.Policy("login").Allow(t.Context(), "alice"); !errors.Is(err, client.ErrNotFound) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -1,6 +1,4 @@
-// Package logtest keeps what is written, such as a log, for a test to read while it is still being written. It does not bound
-// what it keeps.
-package logtest
+package testkit
 
 import (
 	"bytes"
@@ -8,7 +6,8 @@ import (
 	"sync"
 )
 
-// Buffer is a buffer that any number of goroutines may write to and read. The zero value is empty.
+// Buffer keeps what is written, such as a log, for a test to read while it is still being written. It does not bound what it
+// keeps. It is a buffer that any number of goroutines may write to and read. The zero value is empty.
 type Buffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -13,8 +13,8 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// CheckAt answers and counts as CheckTo does, whatever it is asked; and says nothing, and has done nothing, where it does not.
-func TestCheckAt(t *testing.T) {
+// A prepared handle answers and counts as CheckTo does, whatever it is asked; and says nothing, and has done nothing, where it does not.
+func TestPrepared(t *testing.T) {
 	const before = `policies:
   - {name: bucket, algorithm: token_bucket, limit: 5, capacity: 7, window: 1s}
   - {name: queue, algorithm: leaky_bucket, limit: 5, window: 1s}
@@ -53,7 +53,7 @@ func TestCheckAt(t *testing.T) {
 	} {
 		targets = append(targets, limit.Target{Limit: &l, Namespace: "n"})
 	}
-	standings := make([]*Standing, len(targets))
+	handles := make([]limit.Prepared, len(targets))
 	keys := []string{"a", "b", "c1", "d", "user:0000000017", "", "\xff"}
 	r := rand.New(rand.NewPCG(3, 4))
 	briefly := 0
@@ -72,9 +72,13 @@ func TestCheckAt(t *testing.T) {
 			ctx = over
 		}
 		want, wantErr := full.Check(ctx, []limit.Check{c})
-		var b Brief
-		if brief.CheckAt(ctx, standings[i], c.Key, c.Cost, &b) {
-			standings[i].Count(&b, c.Cost)
+		var b limit.Brief
+		answered := false
+		if handles[i] != nil {
+			b, answered = handles[i].Check(ctx, c.Key, c.Cost)
+		}
+		if answered {
+			handles[i].Count(b, c.Cost)
 			briefly++
 			got := limit.Decision{
 				Policy: c.Policy, Allowed: b.Allowed, Granted: b.Granted, Limit: b.Limit, Window: b.Window, Remaining: b.Remaining,
@@ -86,7 +90,7 @@ func TestCheckAt(t *testing.T) {
 			if wantErr != nil || want[0].Err != nil {
 				t.Fatalf("step %d: %+v: %+v, want %v, %v", step, c, got, want, wantErr)
 			}
-			want[0].RememberFor = 0 // which a Brief does not tell
+			want[0].RememberFor = 0 // which a limit.Brief does not tell
 			if !reflect.DeepEqual(got, want[0].Decision) {
 				t.Fatalf("step %d: %+v:\n%+v, want\n%+v", step, c, got, want[0].Decision)
 			}
@@ -96,7 +100,7 @@ func TestCheckAt(t *testing.T) {
 		if fmt.Sprint(got, err) != fmt.Sprint(want, wantErr) {
 			t.Fatalf("step %d: %+v:\n%v, %v, want\n%v, %v", step, c, got, err, want, wantErr)
 		}
-		standings[i] = brief.Standing(&c.Target, standings[i])
+		handles[i] = brief.Prepare(&c.Target, handles[i])
 	}
 	if briefly < 3000 {
 		t.Errorf("only %d of the checks were brief ones", briefly)

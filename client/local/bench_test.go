@@ -1,4 +1,4 @@
-package client
+package local
 
 import (
 	"fmt"
@@ -8,15 +8,15 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// BenchmarkLocal is one question to a client that decides in this process: of one key, and of any of a million.
-func BenchmarkLocal(b *testing.B) {
+// BenchmarkAllow is one question to a client that decides in this process: of one key, and of any of a million.
+func BenchmarkAllow(b *testing.B) {
 	set, err := policy.Parse("test.yaml", []byte("policies: [{name: p, algorithm: token_bucket, limit: 1000, window: 1s}]"))
 	if err != nil {
 		b.Fatal(err)
 	}
 	for _, keys := range []int{1, 1_000_000} {
 		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
-			c := Local(set)
+			c := New(set)
 			defer func() { _ = c.Close() }()
 			l, ctx := c.Policy("p"), b.Context()
 			names := make([]string, keys)

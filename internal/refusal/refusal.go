@@ -1,0 +1,139 @@
+// Package refusal remembers refusals where they were asked for, so that a check that would be refused again is answered
+// without asking its owner.
+//
+// It does not promise to remember: it holds a fixed number of refusals, and one that it has dropped is asked for again.
+package refusal
+
+import "sync"
+
+// Cache remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
+// that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted. More units it
+// refuses for longer, and fewer perhaps not: a refusal answers the cost it was given for and no other. It must not depend on
+// more than the units in use: K must stand for one state under one set of limits, and the caller leaves out partial checks,
+// peeks, count_denied, leases, and states on which a reservation is pending.
+//
+// It holds a fixed number of refusals and lets go of the one that ends first when it needs room. Instants are those of
+// one monotonic clock, in nanoseconds. A hash is of a state, so that Forget finds all K of one; of two states with one hash,
+// each is answered by its own K only, and forgotten with the other. Its methods are safe for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
+type Cache[K comparable, D any] struct {
+	shards [shardCount]shard[K, D]
+}
+
+const (
+	shardCount = 64 // locks, so that callers do not wait for one another
+	sets       = 32 // of each shard
+	ways       = 4  // places where the refusal of one hash may be
+)
+
+type shard[K comparable, D any] struct {
+	mu    sync.Mutex
+	mark  uint64       // rises when something is forgotten
+	slots []slot[K, D] // nil until the first is remembered
+}
+
+type slot[K comparable, D any] struct {
+	hash uint64
+	key  K
+	Entry[D]
+}
+
+// Entry is what is remembered: an answer to a cost, from the instant Came at which it arrived until the instant Until.
+type Entry[D any] struct {
+	Decision    D
+	Cost        int64
+	Came, Until int64
+}
+
+func (r *Cache[K, D]) shard(hash uint64) *shard[K, D] { return &r.shards[hash%shardCount] }
+
+// set is where the refusals of a hash may be.
+func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
+	if s.slots == nil {
+		return nil
+	}
+	i := int(hash/shardCount%sets) * ways
+	return s.slots[i : i+ways]
+}
+
+// Find returns the refusal that answers a cost, if one is remembered. Otherwise mark is to be handed to Remember with
+// the answer to the question that is about to be sent, and found.Until is that of a refusal that would have answered, had it
+// not ended; 0 when there is none.
+func (r *Cache[K, D]) Find(hash uint64, k K, cost, now int64) (found Entry[D], mark uint64, ok bool) {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	set := s.set(hash)
+	for i := range set {
+		if e := &set[i]; e.hash == hash && e.Cost == cost && e.key == k {
+			if now < e.Until {
+				return e.Entry, s.mark, true
+			}
+			found.Until = e.Until
+		}
+	}
+	return found, s.mark, false
+}
+
+// Mark is the mark that Find returns, for a question that must be asked anyway.
+func (r *Cache[K, D]) Mark(hash uint64) uint64 {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mark
+}
+
+// Remember keeps a refusal. The mark says when its question was sent: if anything was forgotten since, the answer may
+// be older than what made it void, and is not kept.
+func (r *Cache[K, D]) Remember(hash uint64, k K, mark uint64, refusal Entry[D]) {
+	if refusal.Until <= refusal.Came {
+		return
+	}
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mark != mark {
+		return
+	}
+	if s.slots == nil {
+		s.slots = make([]slot[K, D], sets*ways)
+	}
+	set := s.set(hash)
+	at := 0
+	for i := range set {
+		if set[i].hash == hash && set[i].Cost == refusal.Cost && set[i].key == k {
+			at = i
+			break
+		}
+		if set[i].Until < set[at].Until {
+			at = i
+		}
+	}
+	set[at] = slot[K, D]{hash, k, refusal}
+}
+
+// Forget forgets every refusal of a hash, and those that are under way.
+func (r *Cache[K, D]) Forget(hash uint64) {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mark++
+	s.forget(hash)
+}
+
+// Admitted forgets every refusal of a hash, since a charge has been answered that was or may have been admitted: who was
+// refused more has to wait for longer.
+func (r *Cache[K, D]) Admitted(hash uint64) {
+	s := r.shard(hash)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forget(hash)
+}
+
+func (s *shard[K, D]) forget(hash uint64) {
+	set := s.set(hash)
+	for i := range set {
+		if set[i].hash == hash {
+			set[i] = slot[K, D]{}
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package refusal
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+)
+
+// TestKeepsToWhatItWasTold holds a Cache to a list that keeps everything.
+func TestKeepsToWhatItWasTold(t *testing.T) {
+	type entry struct {
+		key string
+		Entry[int]
+	}
+	keys := []string{"a", "b", "c", "d", "e", "f", "g"}
+	// Few hashes, all in one set, so that keys share hashes and drive one another out.
+	hash := func(key string) uint64 { return uint64(key[0]) % 5 * shardCount * sets }
+	for seed := range uint64(300) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var r Cache[string, int]
+		var known []entry // what may be found
+		marks := map[string]uint64{}
+		now := int64(1)
+		for step := range 200 {
+			key := keys[random.IntN(len(keys))]
+			h := hash(key)
+			switch random.IntN(5) {
+			case 0, 1:
+				cost := 1 + random.Int64N(4)
+				got, mark, ok := r.Find(h, key, cost, now)
+				marks[key] = mark
+				if ok && !slices.ContainsFunc(known, func(e entry) bool {
+					return e.key == key && e.Entry == got && e.Cost == cost && now < e.Until
+				}) {
+					t.Fatalf("seed %d: %s, cost %d at %d: found %+v, known are %+v", seed, key, cost, now, got, known)
+				}
+			case 2:
+				mark := marks[key]
+				cost := 1 + random.Int64N(3)
+				e := entry{key, Entry[int]{step, cost, now, now + random.Int64N(10)}}
+				r.Remember(h, key, mark, e.Entry)
+				keep := mark == r.Mark(h) && e.Until > now
+				if got, _, ok := r.Find(h, key, cost, now); keep && (!ok || got != e.Entry) || !keep && ok && got == e.Entry {
+					t.Fatalf("seed %d: %+v: found %v %+v, though it was to be kept: %v", seed, e, ok, got, keep)
+				}
+				if keep {
+					known = slices.DeleteFunc(known, func(o entry) bool { return o.key == key && o.Cost == cost })
+					known = append(known, e)
+				}
+			case 3:
+				if random.IntN(2) == 0 {
+					r.Admitted(h)
+				} else {
+					r.Forget(h)
+				}
+				known = slices.DeleteFunc(known, func(e entry) bool { return hash(e.key) == h })
+			case 4:
+				now += random.Int64N(4)
+			}
+		}
+	}
+}
+
+func TestReplacesWhatEndsFirst(t *testing.T) {
+	var r Cache[int, int]
+	const set = shardCount * sets // hashes that far apart fall into one set
+	for i := range ways {
+		r.Remember(uint64(i*set), i, 0, Entry[int]{i, 1, 0, int64(100 - i)})
+	}
+	r.Remember(uint64(ways*set), ways, 0, Entry[int]{9, 1, 0, 50})
+	for i := range ways + 1 {
+		_, _, ok := r.Find(uint64(i*set), i, 1, 1)
+		if want := i != ways-1; ok != want {
+			t.Errorf("%d is remembered: %v, want %v", i, ok, want)
+		}
+	}
+}
+
+func TestFindAllocatesNothing(t *testing.T) {
+	var r Cache[string, [30]int64]
+	const k = "k"
+	r.Remember(1, k, 0, Entry[[30]int64]{Cost: 2, Until: 100})
+	allocs := testing.AllocsPerRun(100, func() {
+		if _, _, ok := r.Find(1, k, 2, 50); !ok {
+			t.Error("forgotten")
+		}
+	})
+	if allocs != 0 {
+		t.Errorf("%v allocations", allocs)
+	}
+}

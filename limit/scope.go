@@ -1,0 +1,43 @@
+package limit
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// inlinePrefix begins the scopes of inline limits.
+const inlinePrefix = "inline/"
+
+// ShareOf is whose share of the store a scope's keys belong to: a policy's, or that of a namespace of inline limits.
+func ShareOf(scope string) (share string, inline bool) {
+	rest, inline := strings.CutPrefix(scope, inlinePrefix)
+	if !inline {
+		return scope, false
+	}
+	for range 4 {
+		_, rest, _ = strings.Cut(rest, "/")
+	}
+	_, namespace, _ := strings.Cut(rest, "//")
+	return namespace, true
+}
+
+// InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
+// policy. Limit and capacity have no part in it, so that changing them applies to live state. It holds a slash, which no
+// policy's name does, so it never meets one of those.
+func InlineScope(namespace string, l *algo.Limit) string {
+	if namespace == "" {
+		namespace = "default"
+	}
+	slots := l.Slots
+	if l.Algorithm == algo.SlidingWindow && slots == 0 {
+		slots = algo.DefaultSlots
+	}
+	zone := ""
+	if l.Zone != nil && l.Zone.String() != "UTC" {
+		zone = l.Zone.String()
+	}
+	// The namespace, the only free text, comes last. ShareOf takes this apart.
+	return fmt.Sprintf(inlinePrefix+"%d/%d/%d/%d/%s//%s", l.Algorithm, l.Window, slots, l.Period, zone, namespace)
+}

@@ -1,0 +1,59 @@
+// Package testkit holds what tests of several packages need: waiting for a condition, goroutines that must have ended, a log
+// that is read while it is written. It is for tests only, and does not promise to stay as it is.
+package testkit
+
+import (
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Patience is how long a test waits for what must happen. It is never waited for when all is well.
+const Patience = 10 * time.Second
+
+// until calls ok every millisecond until it returns true, for Patience at most.
+func until(ok func() bool) bool {
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(Patience); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			return false
+		}
+	}
+	return true
+}
+
+// Eventually waits for a condition that other goroutines bring about, and ends the test where it does not come.
+func Eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	if !until(ok) {
+		t.Fatalf("waited in vain: %s", what)
+	}
+}
+
+// NoLeaks fails the test when goroutines whose stacks have one of the texts outlive everything that is cleaned up after this
+// call, and so must come first. Goroutines that run tests do not count.
+func NoLeaks(t testing.TB, texts ...string) {
+	t.Helper()
+	left := func() (list []string) {
+		buf := make([]byte, 1<<20)
+		for g := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+			for _, text := range texts {
+				if strings.Contains(g, text) && !strings.Contains(g, "testing.tRunner(") {
+					list = append(list, g)
+					break
+				}
+			}
+		}
+		return list
+	}
+	if l := left(); len(l) > 0 {
+		t.Fatalf("goroutines of an earlier test:\n%s", strings.Join(l, "\n\n"))
+	}
+	t.Cleanup(func() {
+		if !until(func() bool { return len(left()) == 0 }) {
+			t.Errorf("goroutines are left:\n%s", strings.Join(left(), "\n\n"))
+		}
+	})
+}
