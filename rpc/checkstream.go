@@ -88,7 +88,11 @@ func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
 func (c *checkStream) read() error {
 	for {
 		in := weirv1.CheckStreamRequestFromVTPool()
-		m := &wire.Lenient{Message: in, Check: boundStreamed}
+		a := &admission{gate: c.server.cfg.Requests}
+		m := &wire.Lenient{
+			Message: in, Check: boundStreamed,
+			Admit: func(size int) error { return a.enter(c.stream.Context(), size, leastStreamCheck) },
+		}
 		err := c.stream.RecvMsg(m)
 		if errors.Is(err, io.EOF) {
 			err = io.EOF
@@ -96,7 +100,10 @@ func (c *checkStream) read() error {
 			err = undecoded(m)
 		}
 		if err == nil {
-			err = c.take(in)
+			a.keep(len(in.KeyLengths))
+			err = c.take(in, a)
+		} else {
+			a.leave()
 		}
 		if small(in) {
 			clear(in.RequestIds) // which may be long
@@ -120,10 +127,16 @@ func small(in *weirv1.CheckStreamRequest) bool {
 }
 
 // take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
-// stream is over.
-func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
+// stream is over. It leaves a when the request's checks are answered.
+func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) error {
 	c.turn.Lock()
 	defer c.turn.Unlock()
+	mine := true
+	defer func() {
+		if mine {
+			a.leave()
+		}
+	}()
 	if c.over {
 		return io.EOF
 	}
@@ -139,7 +152,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	switch {
 	case bad != nil:
 		traces.end(code(bad.Kind))
-		c.server.put(b)
+		c.server.put(b, a)
 		defer seen.end(code(bad.Kind))
 		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
 	case len(open) == 0:
@@ -147,7 +160,7 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 		traces.answered(b, nil)
 		out := packed(in.Sequence, b, nil, false)
 		defer c.letGo(c.hold(len(b.Checks)))
-		c.server.put(b)
+		c.server.put(b, a)
 		return c.send(out)
 	}
 	decided := make([]int, 0, len(b.Checks)-len(open))
@@ -159,8 +172,9 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 	traces.answered(b, decided)
 	first := packed(in.Sequence, b, decided, true)
 	groups := byPatience(in, open)
-	rest := &remainder{stream: c, batch: b, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
+	rest := &remainder{stream: c, batch: b, admission: a, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
 	rest.packing.Store(int32(len(groups)))
+	mine = false
 	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
 	for _, g := range groups {
 		c.waiting.Go(func() { rest.finish(g) })
@@ -175,14 +189,16 @@ func (c *checkStream) take(in *weirv1.CheckStreamRequest) error {
 
 // remainder is what is left of a request when its first response is made.
 type remainder struct {
-	stream   *checkStream
-	batch    *limiter.Batch
-	sequence uint64
-	told     chan struct{} // closed when the first response is sent
-	packing  atomic.Int32  // groups whose answers are still in the batch
-	left     int           // groups that are not answered; guarded by the stream's sending
-	seen     observation
-	traces   traces
+	stream    *checkStream
+	batch     *limiter.Batch
+	admission *admission
+	sequence  uint64
+	told      chan struct{} // closed when the first response is sent
+	packing   atomic.Int32  // groups whose answers are still in the batch
+	broken    atomic.Bool   // a group has panicked: the batch is not used again
+	left      int           // groups that are not answered; guarded by the stream's sending
+	seen      observation
+	traces    traces
 }
 
 // finish has a group carried out, and sends its answers.
@@ -203,8 +219,14 @@ func (r *remainder) finish(g group) {
 		case c.crashed <- crashed: // which ends the stream
 		default:
 		}
-	} else if r.packing.Add(-1) == 0 {
-		c.server.put(r.batch) // before anything waits for a caller: it is much larger than the answers
+		r.broken.Store(true)
+	}
+	if r.packing.Add(-1) == 0 {
+		if r.broken.Load() {
+			r.admission.leave()
+		} else {
+			c.server.put(r.batch, r.admission) // before anything waits for a caller: it is much larger than the answers
+		}
 	}
 	defer c.letGo(c.hold(len(g.checks)))
 	<-r.told
@@ -345,9 +367,10 @@ func (o observation) end(failed codes.Code) {
 }
 
 // put keeps a batch, emptied, for the next request.
-func (s *Server) put(b *limiter.Batch) {
+func (s *Server) put(b *limiter.Batch, a *admission) {
 	b.Reset()
 	s.batches.Put(b)
+	a.leave()
 }
 
 // send writes a response, of which it makes the end.

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -44,6 +45,9 @@ type ServerConfig struct {
 	// MaxUnread is about how many bytes of answers of all CheckStreams may wait for their callers to read. Beyond it a stream that
 	// holds more than its share is ended at once. What gRPC has taken is not counted: 64 KiB a stream at most. 0: any number.
 	MaxUnread int64
+	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
+	// not counted. Nil: any number.
+	Requests *memory.Gate
 }
 
 // Server answers callers.
@@ -95,7 +99,9 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	for _, m := range weirv1.Limiter_ServiceDesc.Methods {
 		handler := m.Handler
 		m.Handler = func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-			return handler(srv, ctx, func(v any) error { return decode(dec, v.(proto.Message)) }, i)
+			a := admission{gate: s.cfg.Requests}
+			defer a.leave()
+			return handler(srv, ctx, func(v any) error { return a.decode(ctx, dec, v.(proto.Message)) }, i)
 		}
 		if m.MethodName == "Check" {
 			m.Handler = handleCheck
@@ -108,25 +114,19 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 // handleCheck is the generated handler, but for the request, which is used again: as soon as it has been read, for a call may
 // wait long, and 1000 checks take 250 KB in this form. No interceptor may look at it once it has handed it on.
 func handleCheck(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+	server := srv.(*Server)
+	a := admission{gate: server.cfg.Requests}
+	defer a.leave()
 	in := weirv1.CheckRequestFromVTPool()
-	if err := decode(dec, in); err != nil {
+	if err := a.decode(ctx, dec, in); err != nil {
 		return nil, err
 	}
-	server := srv.(*Server)
+	a.keep(len(in.Checks))
 	if i == nil {
 		return server.check(ctx, in, true)
 	}
 	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: weirv1.Limiter_Check_FullMethodName}
 	return i(ctx, in, info, func(ctx context.Context, _ any) (any, error) { return server.check(ctx, in, true) })
-}
-
-// decode reads a message with what gRPC reads messages with.
-func decode(read func(any) error, into proto.Message) error {
-	m := &wire.Lenient{Message: into, Check: boundElements(into)}
-	if err := read(m); err != nil {
-		return err
-	}
-	return undecoded(m)
 }
 
 // undecoded returns the status for a message that could not be decoded, or nil for one that was.
@@ -136,6 +136,9 @@ func undecoded(m *wire.Lenient) error {
 	}
 	if bad, ok := errors.AsType[*limit.Error](m.Err); ok {
 		return statusOf(bad)
+	}
+	if _, ok := status.FromError(m.Err); ok { // of Admit
+		return m.Err
 	}
 	return status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -85,10 +86,7 @@ func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 	}
 	limitMemory(dev.log)
 	outliveLog()
-	memory, err := parseMemory("70%")
-	if err != nil {
-		memory = 1 << 30
-	}
+	share := memory.Divide(dividedMemory().Usable / int64(dev.nodes))
 	var names, voters []string
 	for i := range dev.nodes {
 		names = append(names, fmt.Sprintf("dev-%d", i))
@@ -106,7 +104,7 @@ func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 	for i, name := range names {
 		cfg := nodeConfig{
 			Name: name, Bind: "127.0.0.1", Voters: voters, Policies: samples, PolicyFile: dev.policies,
-			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, MaxMemory: memory / int64(dev.nodes),
+			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, Memory: share,
 			InlineMaxWindow: limiter.DefaultInlineMaxWindow,
 			Logger:          dev.log.With("node", name),
 		}

@@ -2,8 +2,10 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/dustin/go-humanize"
@@ -12,11 +14,11 @@ import (
 	"google.golang.org/grpc/keepalive"
 
 	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/limiter"
-	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/internal/memory"
 )
 
-// limitsConfig bounds what callers can hold on to, at each listener. A zero stands for the default, which newLimits has.
+// limitsConfig bounds what callers can hold on to, at each listener. A zero stands for the default, which newLimits has: of most,
+// what the memory that there is leaves room for.
 type limitsConfig struct {
 	MaxConnections int           // of authenticated callers at a time, at each listener; -1: any number
 	MaxPerSource   int           // of them, those of one source address; -1: any number; 0: half of MaxConnections
@@ -34,20 +36,13 @@ type limitsConfig struct {
 
 // Defaults, and what is fixed.
 const (
-	defaultMaxConnections = 10_000
-	defaultMaxAge         = time.Hour
-	defaultIdleTimeout    = 10 * time.Minute
-	defaultMaxStreams     = 1000
-	defaultMaxMessage     = 4 << 20 // a full batch with the longest keys
-	defaultMaxHeader      = 32 << 10
-	defaultFirstMessage   = 10 * time.Second
-	defaultWriteTimeout   = 30 * time.Second
-	defaultMaxUnread      = 256 << 20
-
-	// Windows of callers' connections, in bytes: how much of a stream, and of all of a connection's, may be on its way to the node
-	// before it reads. gRPC by itself would raise them to megabytes for each stream of a caller who sends fast. A stream carries
-	// 64 MiB/s over 1 ms; a larger message gets a window of its size while it is being read.
-	callerStreamWindow     = 64 << 10
+	defaultMaxAge       = time.Hour
+	defaultIdleTimeout  = 10 * time.Minute
+	defaultMaxHeader    = 32 << 10
+	defaultFirstMessage = 10 * time.Second
+	defaultWriteTimeout = 30 * time.Second
+	// callerConnectionWindow is how much of all streams of a caller's connection may be on its way to the node. What has arrived
+	// counts no more, read or not.
 	callerConnectionWindow = 1 << 20
 
 	// maxPeerStreams is for a few streams that last and some short calls; each node has a connection of its own.
@@ -57,15 +52,15 @@ const (
 )
 
 // newLimits returns c with every zero replaced by its default.
-func newLimits(c limitsConfig) limitsConfig {
+func newLimits(c limitsConfig, m memory.Budget) limitsConfig {
 	if c.MaxConnections == 0 {
-		c.MaxConnections = defaultMaxConnections
+		c.MaxConnections = m.MaxConnections
 	}
 	if c.MaxPerSource == 0 && c.MaxConnections > 0 {
 		c.MaxPerSource = max(c.MaxConnections/2, 1)
 	}
 	if c.MaxAnonymous == 0 {
-		c.MaxAnonymous = ingress.DefaultMaxAnonymous
+		c.MaxAnonymous = m.MaxAnonymous
 	}
 	if c.MaxAge == 0 {
 		c.MaxAge = defaultMaxAge
@@ -74,16 +69,16 @@ func newLimits(c limitsConfig) limitsConfig {
 		c.IdleTimeout = defaultIdleTimeout
 	}
 	if c.MaxStreams == 0 {
-		c.MaxStreams = defaultMaxStreams
+		c.MaxStreams = m.StreamsEach
 	}
 	if c.MaxMessage == 0 {
-		c.MaxMessage = defaultMaxMessage
+		c.MaxMessage = m.MaxMessage
 	}
 	if c.MaxHeader == 0 {
 		c.MaxHeader = defaultMaxHeader
 	}
 	if c.MaxInFlight == 0 {
-		c.MaxInFlight = limiter.DefaultMaxInFlight
+		c.MaxInFlight = m.MaxInFlight
 	}
 	if c.FirstMessage == 0 {
 		c.FirstMessage = defaultFirstMessage
@@ -92,55 +87,85 @@ func newLimits(c limitsConfig) limitsConfig {
 		c.WriteTimeout = defaultWriteTimeout
 	}
 	if c.MaxUnread == 0 {
-		c.MaxUnread = defaultMaxUnread
+		c.MaxUnread = m.Unread
 	}
 	return c
 }
 
+// fitted returns a budget with what is chosen by hand in it: c, and bytes for state (0: what the other parts leave; -1: no bound).
+// An error is about a choice that cannot fit whatever the others are. Where all together do not fit, over says which of them are
+// chosen.
+func (c *limitsConfig) fitted(m memory.Budget, state int64) (fitted memory.Budget, over []string, err error) {
+	for _, part := range []struct {
+		flag   string
+		chosen int64
+		most   int64
+		set    func()
+	}{
+		{"--max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.MaxConnections = c.MaxConnections }},
+		{"--max-anonymous-connections", int64(c.MaxAnonymous), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymous }},
+		{"--max-streams", int64(c.MaxStreams), math.MaxInt64, func() { m.MaxStreams = max(m.MaxStreams, c.MaxStreams) }},
+		{"--max-in-flight", int64(c.MaxInFlight), math.MaxInt64, func() { m.MaxInFlight = c.MaxInFlight }},
+		{"--max-unread", c.MaxUnread, m.Limit, func() { m.Unread = c.MaxUnread }},
+		{"--max-message-size", c.MaxMessage, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessage) }},
+		{"--max-memory", state, m.Limit, func() {}},
+	} {
+		if part.chosen == 0 {
+			continue
+		}
+		if part.chosen > part.most {
+			return m, nil, fmt.Errorf("%s: %s do not fit into what the process may use, %s: %s at most", part.flag,
+				humanize.IBytes(uint64(part.chosen)), humanize.IBytes(uint64(m.Usable)), humanize.IBytes(uint64(part.most)))
+		}
+		over = append(over, part.flag)
+		part.set()
+	}
+	if m.Refit(); state > 0 {
+		m.State = state
+	}
+	if m.Sum() <= m.Limit && state >= 0 && c.MaxConnections >= 0 {
+		over = nil
+	}
+	return m, over, nil
+}
+
 // limitsFlags are the same as the command line writes them.
 type limitsFlags struct {
-	connections, streams int
-	perSource, anonymous int
-	age, idle            time.Duration
-	inFlight             int
-	message, header      parsed[int64]
-	unread               parsed[int64]
-	write, firstMessage  time.Duration
+	connections, anonymous  parsed[int]
+	perSource               int
+	age, idle               time.Duration
+	streams, inFlight       parsed[int]
+	message, unread, header parsed[int64]
+	write, firstMessage     time.Duration
 }
 
 func (f *limitsFlags) register(fs *pflag.FlagSet) {
-	fs.IntVar(&f.connections, "max-connections", defaultMaxConnections, "connections of authenticated callers at a time at each port; more are closed; 0: no bound")
+	fs.Var(f.connections.by(parseCount(0, math.MaxInt32), "int", auto), "max-connections", "connections of authenticated callers at a time at each port; more are closed; 0: no bound; auto: by the memory there is")
 	fs.IntVar(&f.perSource, "max-connections-per-source", 0, "those of them from one source, an IPv4 address or an IPv6 /64; 0: half of --max-connections")
-	fs.IntVar(&f.anonymous, "max-anonymous-connections", ingress.DefaultMaxAnonymous, "connections at a time at each port whose callers have not been authenticated yet; more wait, and sources take turns")
+	fs.Var(f.anonymous.by(parseCount(1, math.MaxInt32), "int", auto), "max-anonymous-connections", "connections at a time at each port whose callers have not been authenticated yet; more wait, and sources take turns; auto: by the memory there is")
 	fs.DurationVar(&f.age, "max-connection-age", defaultMaxAge, "age from which a caller or node is asked to take another connection; set it below half of what short-lived client certificates live; 0: no bound")
 	fs.DurationVar(&f.idle, "idle-timeout", defaultIdleTimeout, "how long a gRPC connection may stay without calls; 0: no bound")
-	fs.IntVar(&f.streams, "max-streams", defaultMaxStreams, "calls at a time on one connection of gRPC or HTTP/2; more wait at the caller")
-	fs.Var(f.message.by(parseSize(1<<10, 1<<30), "size", "4MiB"), "max-message-size", "largest body of a request, HTTP or gRPC")
+	fs.Var(f.streams.by(parseCount(1, 1_000_000), "int", auto), "max-streams", "calls at a time on one connection of gRPC or HTTP/2; more wait at the caller; auto: by the memory there is")
+	fs.Var(f.message.by(autoOr(parseSize(1<<10, 1<<30)), "size", auto), "max-message-size", "largest body of a request, HTTP or gRPC; auto: 4MiB, or less where there is little memory")
 	fs.Var(f.header.by(parseSize(1<<10, 1<<20), "size", "32KiB"), "max-header-size", "largest header of a request, HTTP or gRPC")
-	fs.IntVar(&f.inFlight, "max-in-flight", limiter.DefaultMaxInFlight, "checks that wait at a time for other nodes or for copies; more are answered by on_error; 0: the default")
+	fs.Var(f.inFlight.by(parseCount(1, math.MaxInt32), "int", auto), "max-in-flight", "checks that wait at a time for other nodes or for copies; more are answered by on_error; auto: by the memory there is")
 	fs.DurationVar(&f.firstMessage, "first-message-timeout", defaultFirstMessage, "longest time between the headers and the first message of a gRPC call")
 	fs.DurationVar(&f.write, "write-timeout", defaultWriteTimeout, "longest time that a gRPC connection, or a stream on it, may be stuck because its caller does not read")
-	fs.Var(f.unread.by(parseSize(1<<20, 1<<40), "size", "256MiB"), "max-unread", "answers of all streams of checks that wait for their callers to read; streams with more than their share of it are ended then")
+	fs.Var(f.unread.by(autoOr(parseSize(1<<20, 1<<40)), "size", auto), "max-unread", "answers of all streams of checks that wait for their callers to read; streams with more than their share of it are ended then; auto: by the memory there is")
 }
 
 // config is what the flags say.
 func (f *limitsFlags) config() (limitsConfig, error) {
 	c := limitsConfig{
-		MaxPerSource: f.perSource, MaxAnonymous: f.anonymous, MaxAge: f.age, IdleTimeout: f.idle,
-		MaxConnections: f.connections, MaxStreams: f.streams, MaxMessage: f.message.value, MaxHeader: f.header.value,
-		FirstMessage: f.firstMessage, WriteTimeout: f.write, MaxInFlight: f.inFlight, MaxUnread: f.unread.value,
+		MaxPerSource: f.perSource, MaxAnonymous: f.anonymous.value, MaxAge: f.age, IdleTimeout: f.idle,
+		MaxConnections: f.connections.value, MaxStreams: f.streams.value, MaxMessage: f.message.value, MaxHeader: f.header.value,
+		FirstMessage: f.firstMessage, WriteTimeout: f.write, MaxInFlight: f.inFlight.value, MaxUnread: f.unread.value,
 	}
-	switch {
-	case f.connections < 0:
-		return c, fmt.Errorf("--max-connections: %d is negative", f.connections)
-	case f.connections == 0:
+	if f.connections.text == "0" {
 		c.MaxConnections = -1
 	}
 	if f.perSource < 0 {
 		return c, fmt.Errorf("--max-connections-per-source: %d is negative", f.perSource)
-	}
-	if f.anonymous < 1 {
-		return c, fmt.Errorf("--max-anonymous-connections: %d is not positive: every connection begins as one", f.anonymous)
 	}
 	for _, bound := range []struct {
 		flag string
@@ -153,12 +178,6 @@ func (f *limitsFlags) config() (limitsConfig, error) {
 			*bound.d = -1
 		}
 	}
-	if f.streams < 1 || f.streams > 1_000_000 {
-		return c, fmt.Errorf("--max-streams: %d is not a number from 1 to 1000000", f.streams)
-	}
-	if f.inFlight < 0 {
-		return c, fmt.Errorf("--max-in-flight: %d is negative", f.inFlight)
-	}
 	if f.firstMessage < 100*time.Millisecond {
 		return c, fmt.Errorf("--first-message-timeout: %v is too short; a slow network needs some seconds", f.firstMessage)
 	}
@@ -166,6 +185,30 @@ func (f *limitsFlags) config() (limitsConfig, error) {
 		return c, fmt.Errorf("--write-timeout: %v is too short; a slow network needs some seconds", f.write)
 	}
 	return c, nil
+}
+
+// auto is the value of a setting that follows from the memory there is.
+const auto = "auto"
+
+// autoOr returns a parser that reads auto as 0, and leaves the rest to another.
+func autoOr[T any](parse func(string) (T, error)) func(string) (T, error) {
+	return func(s string) (value T, err error) {
+		if s == auto {
+			return value, nil
+		}
+		return parse(s)
+	}
+}
+
+// parseCount returns a parser of numbers within bounds, and of auto, which is 0.
+func parseCount(least, most int) func(string) (int, error) {
+	return autoOr(func(s string) (int, error) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < least || n > most {
+			return 0, fmt.Errorf("%q is neither auto nor a number from %d to %d", s, least, most)
+		}
+		return n, nil
+	})
 }
 
 // parseSize returns a parser of amounts of memory within bounds.
@@ -204,19 +247,19 @@ var rejections = map[ingress.Rejection]string{
 }
 
 // grpcServer returns the options of the server for callers.
-func (c *limitsConfig) grpcServer() []grpc.ServerOption {
+func (c *limitsConfig) grpcServer(m memory.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.InitialWindowSize(callerStreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
+		grpc.ReadBufferSize(m.ReadBuffer), grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
 		grpc.MaxRecvMsgSize(int(c.MaxMessage)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
 		c.keepalive(),
 	}
 }
 
 // peerServer returns the options of the server for other nodes.
-func (c *limitsConfig) peerServer() []grpc.ServerOption {
+func (c *limitsConfig) peerServer(m memory.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxConcurrentStreams(maxPeerStreams), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
-		grpc.InitialWindowSize(rpc.StreamWindow), grpc.InitialConnWindowSize(rpc.ConnectionWindow),
+		grpc.InitialWindowSize(m.PeerWindow), grpc.InitialConnWindowSize(4 * m.PeerWindow),
 		c.keepalive(),
 	}
 }
@@ -259,6 +302,8 @@ func (c *limitsConfig) httpServer(s *http.Server) *http.Server {
 	s.MaxHeaderBytes = int(c.MaxHeader)
 	s.ConnContext = ingress.ConnContext
 	s.Handler = c.aged(s.Handler)
-	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams}
+	// What a connection has received and nobody has read counts, unlike with gRPC, until it is.
+	const window = 64 << 10
+	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams, MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window}
 	return s
 }

@@ -19,7 +19,7 @@ import (
 
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/ingress"
-	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/internal/memory"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -159,38 +159,40 @@ func TestSizes(t *testing.T) {
 	}
 }
 
-// TestLimitsByDefault: every node has bounds, whatever it is started with.
+// TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what there is.
 func TestLimitsByDefault(t *testing.T) {
-	c := newLimits(limitsConfig{})
-	if c.MaxConnections != defaultMaxConnections || c.MaxStreams != defaultMaxStreams || c.MaxMessage != defaultMaxMessage ||
-		c.MaxHeader != defaultMaxHeader || c.WriteTimeout != defaultWriteTimeout || c.FirstMessage != defaultFirstMessage || c.MaxInFlight != limiter.DefaultMaxInFlight ||
-		c.MaxUnread != defaultMaxUnread || c.MaxPerSource != defaultMaxConnections/2 || c.MaxAnonymous != ingress.DefaultMaxAnonymous ||
-		c.MaxAge != defaultMaxAge || c.IdleTimeout != defaultIdleTimeout {
-		t.Errorf("%+v", c)
+	m := memory.Divide(512 << 20)
+	c := newLimits(limitsConfig{}, m)
+	if want := (limitsConfig{
+		MaxConnections: m.MaxConnections, MaxStreams: m.StreamsEach, MaxMessage: m.MaxMessage, MaxHeader: defaultMaxHeader,
+		FirstMessage: defaultFirstMessage, WriteTimeout: defaultWriteTimeout, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
+		MaxPerSource: m.MaxConnections / 2, MaxAnonymous: m.MaxAnonymous, MaxAge: defaultMaxAge, IdleTimeout: defaultIdleTimeout,
+	}); c != want {
+		t.Errorf("%+v, want %+v", c, want)
 	}
 	var f limitsFlags
 	cmd := newRun()
 	f.register(newStatus().Flags())
-	if got, err := f.config(); err != nil || newLimits(got) != c {
+	if got, err := f.config(); err != nil || newLimits(got, m) != c {
 		t.Errorf("flags say %+v, %v", got, err)
 	}
-	none := newLimits(limitsConfig{MaxConnections: -1, MaxAge: -1, IdleTimeout: -1})
+	none := newLimits(limitsConfig{MaxConnections: -1, MaxAge: -1, IdleTimeout: -1}, m)
 	if l := none.listener("http", &security{}); l.MaxConnections != 0 || l.MaxPerSource != 0 || none.streamAge() != 0 {
 		t.Errorf("no bound is %+v", l)
 	}
 	for _, c := range []struct{ args, want string }{
-		{"--max-connections -1", "--max-connections: "},
+		{"--max-connections -1", "max-connections"},
 		{"--max-connections-per-source -1", "--max-connections-per-source: "},
-		{"--max-anonymous-connections 0", "--max-anonymous-connections: "},
+		{"--max-anonymous-connections 0", "max-anonymous-connections"},
 		{"--max-connection-age 1ms", "--max-connection-age: "},
 		{"--idle-timeout -1s", "--idle-timeout: "},
-		{"--max-streams 0", "--max-streams: "},
+		{"--max-streams 0", "max-streams"},
 		{"--max-message-size 1GB2", "max-message-size"},
 		{"--max-message-size 10B", "max-message-size"},
 		{"--max-header-size 1GiB", "max-header-size"},
 		{"--write-timeout 1ms", "--write-timeout: "},
 		{"--first-message-timeout 0", "--first-message-timeout: "},
-		{"--max-in-flight -1", "--max-in-flight: "},
+		{"--max-in-flight -1", "max-in-flight"},
 	} {
 		var out strings.Builder
 		if code := run(append([]string{"run"}, strings.Fields(c.args)...), io.Discard, &out); code != exitError || !strings.Contains(out.String(), c.want) {
@@ -258,5 +260,40 @@ func TestMaxConnectionAge(t *testing.T) {
 	}
 	if answered == 0 || answered > asked {
 		t.Errorf("%d of %d requests on the stream are answered", answered, asked)
+	}
+}
+
+// TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names the flag, and
+// where all together do not fit, the flags are named.
+func TestChosenBounds(t *testing.T) {
+	m := memory.Divide(512 << 20)
+	for _, test := range []struct {
+		what   string
+		limits limitsConfig
+		state  int64
+		over   string
+		err    string
+	}{
+		{what: "nothing"},
+		{what: "less", limits: limitsConfig{MaxConnections: 10, MaxUnread: 1 << 20, MaxInFlight: 10}, state: 50 << 20},
+		{what: "some more", limits: limitsConfig{MaxUnread: m.Unread + 50<<20}},
+		{what: "state", state: m.State + 50<<20, over: "[--max-memory]"},
+		{what: "no bound of state", state: -1, over: "[--max-memory]"},
+		{what: "no bound of connections", limits: limitsConfig{MaxConnections: -1}, over: "[--max-connections]"},
+		{what: "connections and checks", limits: limitsConfig{MaxConnections: 100_000, MaxInFlight: 50_000}, over: "[--max-connections --max-in-flight]"},
+		{what: "more state than there is", state: 512 << 20, err: "--max-memory: 512 MiB do not fit"},
+		{what: "more unread than there is", limits: limitsConfig{MaxUnread: 1 << 30}, err: "--max-unread: 1.0 GiB do not fit"},
+		{what: "messages as large as it all", limits: limitsConfig{MaxMessage: 256 << 20}, err: "--max-message-size: 256 MiB do not fit"},
+	} {
+		got, over, err := test.limits.fitted(m, test.state)
+		if err != nil || test.err != "" {
+			if err == nil || test.err == "" || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: %v", test.what, err)
+			}
+			continue
+		}
+		if over == nil && got.Sum() > got.Limit || over != nil && fmt.Sprint(over) != test.over || over == nil && test.over != "" {
+			t.Errorf("%s: %v exceed: %d of %d", test.what, over, got.Sum(), got.Limit)
+		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/health"
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
@@ -28,7 +29,9 @@ import (
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/connbuf"
 	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/tracing"
@@ -63,8 +66,10 @@ type nodeConfig struct {
 	Policies                                 *policy.Set
 	Security                                 securityConfig
 	Limits                                   limitsConfig
+	Memory                                   memory.Budget // zero: of the memory that the process may use
 	UnknownPolicy                            limiter.Unknown
-	MaxKeys, MaxMemory                       int64
+	MaxKeys                                  int64 // 0: no bound
+	MaxMemory                                int64 // bytes for state; 0: as Memory says; -1: no bound
 	MaxRequestIDs                            int
 	NoInline                                 bool
 	InlineMaxWindow                          time.Duration // these three as in limiter.Config
@@ -95,6 +100,7 @@ type node struct {
 	metrics   *metrics.Metrics
 	tracer    *tracing.Tracer // nil: no traces
 	security  *security
+	buffers   *connbuf.Bound // of callers' connections
 	health    *health.Server
 
 	httpServer  *http.Server
@@ -125,10 +131,24 @@ const (
 // error names the flag that is to blame, and leaves nothing running.
 func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n = &node{
-		cfg: cfg, limits: newLimits(cfg.Limits), log: cfg.Logger, started: time.Now(),
+		cfg: cfg, log: cfg.Logger, started: time.Now(),
 		built: make(chan struct{}), settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if n.cfg.Memory == (memory.Budget{}) {
+		n.cfg.Memory = dividedMemory()
+	}
+	fitted, over, err := cfg.Limits.fitted(n.cfg.Memory, cfg.MaxMemory)
+	if err != nil {
+		return n, err
+	}
+	if n.cfg.Memory = fitted; cfg.MaxMemory == 0 {
+		n.cfg.MaxMemory = fitted.State
+	}
+	if len(over) > 0 {
+		n.log.Warn("memory bounds exceed the limit", "flags", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
+	}
+	n.limits = newLimits(cfg.Limits, n.cfg.Memory)
 	defer func() {
 		if err != nil {
 			n.Stop()
@@ -181,6 +201,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		n.hashKey = ring.RandomHashKey() // no other node has to have the same
 	}
 	n.settings = ring.SettingsFingerprint(n.hashKey)
+	n.buffers = connbuf.New(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymous+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
+		n.security.refusals.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
+	})
 	for _, l := range []struct {
 		flag string
 		port port
@@ -223,7 +246,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		Clock: clock, BootClock: leases, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
-		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: cfg.MaxMemory,
+		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: max(n.cfg.MaxMemory, 0),
 		MaxRequestIDs: cfg.MaxRequestIDs, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 	}
 	if n.tracer != nil {
@@ -266,6 +289,9 @@ func (n *node) listen(flag string, p port) (*ingress.Listener, error) {
 	switch {
 	case err == nil:
 		name := strings.TrimSuffix(strings.TrimPrefix(flag, "--"), "-port")
+		if name != "peer" {
+			l = n.buffers.Listener(l)
+		}
 		return ingress.NewListener(l, n.limits.listener(name, n.security)), nil
 	case errors.Is(err, syscall.EADDRINUSE):
 		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", flag, err)
@@ -337,13 +363,14 @@ func shortHash(s *policy.Set) uint32 {
 func (n *node) serve() {
 	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
 	handshake := grpc.ConnectionTimeout(5 * time.Second)
-	codec := grpc.ForceServerCodecV2(wire.Codec())
+	budget := n.cfg.Memory
+	requests := memory.NewGate(budget.Calls)
 	if n.listeners.peer != nil {
 		calls := ingress.NewCalls(ingress.CallsConfig{
 			FirstMessage: n.limits.FirstMessage, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 		})
-		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer()),
-			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, codec)...)
+		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
+			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(wire.Codec()))...)
 		services := calls.Registrar(n.peerServer)
 		peerv1.RegisterPeerServer(services, rpc.NewPeerServer(rpc.PeerServerConfig{
 			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
@@ -356,14 +383,15 @@ func (n *node) serve() {
 	if n.listeners.grpc != nil {
 		n.callers = rpc.NewServer(rpc.ServerConfig{
 			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
-			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(),
+			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 		})
 		calls := ingress.NewCalls(ingress.CallsConfig{
 			Authorize: n.security.authorizeGRPC, MaxAnonymous: n.limits.MaxAnonymous, FirstMessage: n.limits.FirstMessage,
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
+			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3,
 		})
-		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, stayStream), n.security.grpcServer(), n.limits.grpcServer()),
-			grpc.WaitForHandlers(true), handshake, codec,
+		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, stayStream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
+			grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(wire.CodecFrom(n.buffers)), experimental.BufferPool(n.buffers),
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
 			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
@@ -383,7 +411,7 @@ func (n *node) serve() {
 			Host:     hostCheck(n.cfg.Bind, n.cfg.HTTPHosts),
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage,
+			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
 		})), n.log))
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
 	}

@@ -90,7 +90,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	f.limits.register(fs)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
-	fs.StringVar(&f.maxMemory, "max-memory", "70%", "memory for state at most: bytes (512MiB) or a share of what the process may use (70%); 0: no bound")
+	fs.StringVar(&f.maxMemory, "max-memory", auto, "memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave of it; 0: no bound")
 	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 10_000, "request ids remembered per partition (of 4093); 0: none")
 	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
 	fs.DurationVar(&f.inlineMaxWindow, "inline-max-window", limiter.DefaultInlineMaxWindow, "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
@@ -351,8 +351,11 @@ func ordinalPrefix(name string) (string, error) {
 	return name[:cut], nil
 }
 
-// parseMemory reads an amount of memory, or a share of what the process may use.
+// parseMemory reads an amount of memory, or a share of what the process may use; auto is 0, and no bound -1.
 func parseMemory(s string) (int64, error) {
+	if s == auto {
+		return 0, nil
+	}
 	if share, ok := strings.CutSuffix(s, "%"); ok {
 		n, err := strconv.ParseUint(share, 10, 8)
 		if err != nil || n == 0 || n > 100 {
@@ -368,7 +371,10 @@ func parseMemory(s string) (int64, error) {
 	if err != nil || n > 1<<62 {
 		return 0, fmt.Errorf("%q is not an amount of memory such as 512MiB, or a share such as 70%%", s)
 	}
-	if n > 0 && n < 16<<20 {
+	if n == 0 {
+		return -1, nil
+	}
+	if n < 16<<20 {
 		return 0, fmt.Errorf("%q is below the least that makes sense, 16MiB", s)
 	}
 	return int64(n), nil
@@ -382,6 +388,15 @@ func limitMemory(log *slog.Logger) {
 		return
 	}
 	log.Info("memory limit set", "usable_bytes", usable, "gomemlimit_bytes", memory.SetLimit(usable))
+}
+
+// dividedMemory is the budget of a node that has the process to itself.
+func dividedMemory() memory.Budget {
+	usable, err := memory.Usable()
+	if err != nil {
+		usable = 1 << 30 // limitMemory has said so
+	}
+	return memory.Divide(usable)
 }
 
 func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {

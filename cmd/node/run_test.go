@@ -25,7 +25,7 @@ func TestParsePort(t *testing.T) {
 
 func TestParseMemory(t *testing.T) {
 	for text, want := range map[string]int64{
-		"0": 0, "16MiB": 16 << 20, "16777216": 16 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
+		"auto": 0, "0": -1, "16MiB": 16 << 20, "16777216": 16 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
 	} {
 		if got, err := parseMemory(text); got != want || err != nil {
 			t.Errorf("%q: %d, %v; want %d", text, got, err, want)

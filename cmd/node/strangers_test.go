@@ -51,7 +51,7 @@ func allocated(f func()) uint64 {
 }
 
 // emptyChecks is a request of two million checks in 4 MiB, less than 5 KiB of which are left by compression.
-var emptyChecks = bytes.Repeat([]byte{10, 0}, defaultMaxMessage/2-1)
+var emptyChecks = bytes.Repeat([]byte{10, 0}, 4<<20/2-1)
 
 // TestCompressedRequests: a stranger's requests of 4 KiB that hold 4 MiB, and two million checks, are not inflated; nor are those
 // of a caller.

@@ -80,6 +80,7 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 	}
 	s.out = append(b, "]}"...)
 	w.Header()["Content-Type"] = jsonType
+	a.answering(s)
 	a.write(w, r, http.StatusOK, s.out)
 }
 
@@ -101,6 +102,7 @@ func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, chec
 	}
 	s.out = append(b, "]}"...)
 	w.Header()["Content-Type"] = jsonType
+	a.answering(s)
 	a.write(w, r, http.StatusOK, s.out)
 }
 

@@ -107,12 +107,15 @@ func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) 
 		return p
 	}
 	s.in.Reset()
-	if _, err := s.in.ReadFrom(http.MaxBytesReader(w, r.Body, a.MaxBody)); err != nil {
+	if _, err := s.in.ReadFrom(&countedBody{a, s, http.MaxBytesReader(w, r.Body, a.MaxBody)}); err != nil {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
 			return &problem{status: http.StatusRequestEntityTooLarge,
 				message: fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)}
 		}
 		return invalid("", "the body could not be read to its end")
+	}
+	if err := a.admit(r.Context(), s); err != nil {
+		return problemOf(err)
 	}
 	body := s.in.Bytes()
 	if len(bytes.TrimSpace(body)) == 0 {

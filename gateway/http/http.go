@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -65,6 +66,17 @@ type Config struct {
 	Problem func(status int)
 	// MaxBody is the largest request body in bytes; 0 stands for DefaultMaxBody.
 	MaxBody int64
+	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
+	// not counted. Nil: any number.
+	Requests *memory.Gate
+	// Buffers, when set, counts the bytes of bodies that are being read, and of what answers that are being written keep.
+	Buffers Buffers
+}
+
+// Buffers counts bytes that requests hold while the network is waited for. It is safe for concurrent use.
+type Buffers interface {
+	Hold(bytes int64)
+	Release(bytes int64)
 }
 
 // api is the state behind the handler; all of it is safe for concurrent use.
@@ -80,6 +92,8 @@ type scratch struct {
 	out   []byte
 	check checkBody
 	asks  [1]limit.Check
+
+	held, taken int64 // of Buffers and of Requests
 }
 
 // keepScratch is the size in bytes beyond which a buffer is left to the garbage collector.
@@ -88,6 +102,9 @@ const keepScratch = 64 << 10
 func (a *api) scratch() *scratch { return a.scratches.Get().(*scratch) }
 
 func (a *api) recycle(s *scratch) {
+	a.Requests.Leave(s.taken)
+	a.keep(s, -s.held)
+	s.taken = 0
 	if s.in.Cap() > keepScratch || cap(s.out) > keepScratch {
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -29,6 +30,9 @@ type CallsConfig struct {
 	MaxAge time.Duration
 	// FirstMessage is how long the first message of a call may take, from its headers on.
 	FirstMessage time.Duration
+	// MaxCalls and MaxStreams are how many unary calls and streams may be carried out at a time, on all connections together. More
+	// are answered RESOURCE_EXHAUSTED before anything of them is read.
+	MaxCalls, MaxStreams int
 	// Panicked is called with each panic of a handler, which was recovered. It must not hold secrets of the request's back.
 	Panicked func(method string, p *recovered.Error)
 }
@@ -40,9 +44,10 @@ type CallsConfig struct {
 // Calls are not denied in gRPC's tap handle: grpc-go (1.85) keeps the timer of a call that the tap handle denies, and its headers
 // with it, for as long as the caller's grpc-timeout says. A handler that returns before it reads costs no more, and ends the call.
 type Calls struct {
-	cfg       CallsConfig
-	patience  time.Duration // EndPatience
-	anonymous anonymousCalls
+	cfg            CallsConfig
+	patience       time.Duration // EndPatience
+	anonymous      anonymousCalls
+	calls, streams atomic.Int64 // that are being carried out
 }
 
 // NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
@@ -176,6 +181,15 @@ func uncompressed(ctx context.Context) error {
 	return nil
 }
 
+// enter counts one more of what there may be so many of at a time; 0 stands for any number. It is given back with Add(-1).
+func enter(open *atomic.Int64, most int, what string) error {
+	if n := open.Add(1); most == 0 || n <= int64(most) {
+		return nil
+	}
+	open.Add(-1)
+	return status.Errorf(codes.ResourceExhausted, "there are %d %s at a time already, as many as this node has memory for", most, what)
+}
+
 // handled calls a handler. A panic in it is answered INTERNAL.
 func (c *Calls) handled(method string, handle func() error) error {
 	err := recovered.Call(handle)
@@ -211,6 +225,10 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 // unary is the handler of a unary method with the checks before it.
 func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHandler {
 	return func(srv any, ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (out any, err error) {
+		if err := enter(&c.calls, c.cfg.MaxCalls, "calls"); err != nil {
+			return nil, err
+		}
+		defer c.calls.Add(-1)
 		err = c.handled(method, func() (err error) {
 			if err := uncompressed(ctx); err != nil {
 				return err
@@ -241,6 +259,10 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 
 // check is the interceptor of streams that comes before they are authorized.
 func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := enter(&c.streams, c.cfg.MaxStreams, "streams"); err != nil {
+		return err
+	}
+	defer c.streams.Add(-1)
 	return c.handled(info.FullMethod, func() error {
 		if err := uncompressed(s.Context()); err != nil {
 			return err

@@ -19,9 +19,19 @@ import (
 // (grpc.ForceCodecV2), and not registered, so that a program that links Weir's client keeps its own. The bytes are the
 // same.
 func Codec() encoding.CodecV2 {
+	return CodecFrom(nil)
+}
+
+// CodecFrom returns the same codec, which takes the bytes of all messages, small ones too, from a pool; nil stands for one of
+// its own.
+func CodecFrom(pool mem.BufferPool) encoding.CodecV2 {
+	if pool != nil {
+		return codec{other: encoding.GetCodecV2(standard.Name), pool: pool, all: true}
+	}
 	// The sizes are powers of two, so that none takes more than twice what it needs: gRPC's own pool has none between 32 KiB and
 	// 1 MiB, and sets to zero what it hands out, so that a message of 60 KB costs a megabyte of memory and of work.
-	pool, err := mem.NewBinaryTieredBufferPool(10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
+	var err error
+	pool, err = mem.NewBinaryTieredBufferPool(10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23)
 	if err != nil { // on machines whose words cannot count to 8 MiB
 		pool = mem.DefaultBufferPool()
 	}
@@ -31,6 +41,7 @@ func Codec() encoding.CodecV2 {
 type codec struct {
 	other encoding.CodecV2
 	pool  mem.BufferPool
+	all   bool // messages are from the pool; otherwise small ones are not
 }
 
 // message is what vtprotobuf generates.
@@ -50,6 +61,9 @@ type pooled interface {
 // answers a call by itself as soon as decoding fails, with INTERNAL.
 type Lenient struct {
 	Message proto.Message
+	// Admit, when set, is given the message's size before anything else is done with it, and waits until it may be decoded. An
+	// error of it is kept in Err, and nothing is decoded.
+	Admit func(size int) error
 	// Check, when set, is given the message's bytes before they are decoded. An error of it is kept in Err, and nothing is decoded.
 	Check func([]byte) error
 	Err   error // nil when the message is as sent
@@ -65,7 +79,7 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 		return c.other.Marshal(v)
 	}
 	size := m.SizeVT()
-	if mem.IsBelowBufferPoolingThreshold(size) {
+	if !c.all && mem.IsBelowBufferPoolingThreshold(size) {
 		b := make([]byte, size)
 		if _, err := m.MarshalToSizedBufferVT(b); err != nil {
 			return nil, err
@@ -87,7 +101,13 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if lenient != nil {
 		v, check = lenient.Message, lenient.Check
 	}
-	err := c.unmarshal(data, v, check)
+	var err error
+	if lenient != nil && lenient.Admit != nil {
+		err = lenient.Admit(data.Len())
+	}
+	if err == nil {
+		err = c.unmarshal(data, v, check)
+	}
 	if lenient != nil {
 		lenient.Err, err = err, nil
 	}

@@ -40,18 +40,19 @@ var mayImport = map[string]string{
 	"cluster/ownership":        "algo",
 	"cluster/keeper":           "algo cluster/ownership",
 	"internal/ingress":         "internal/recovered",
+	"internal/connbuf":         "",
 	"internal/memory":          "",
 	"internal/recovered":       "",
 	"limiter":                  "algo cluster/ownership limit policy ring store internal/refusal",
 	"internal/metrics":         "cluster cluster/keeper limiter policy ring store",
-	"rpc":                      "algo cluster/ownership internal/recovered limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
+	"rpc":                      "algo cluster/ownership internal/memory internal/recovered limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
 	"rpc/wire":                 "",
-	"gateway/http":             "algo auth limit policy proto/weir/v1",
 	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
+	"gateway/http":             "algo auth internal/memory limit policy proto/weir/v1",
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
-	"cmd/node":                 "algo auth cluster cluster/keeper cluster/ownership gateway/http internal/certs internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/simulate internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
+	"cmd/node":                 "algo auth cluster cluster/keeper cluster/ownership gateway/http internal/certs internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/simulate internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
 	"test/collision":           "",
@@ -94,6 +95,7 @@ var clocks = []string{
 	"cmd/node/node.go startNode",
 	"cmd/node/refusals.go newRefusals",
 	"cmd/node/secretscmd.go writeSecrets", // certificates are good from then on
+	"internal/connbuf/connbuf.go wait",    // for how long connections wait
 	"limiter/limiter.go ProcessClock",     // the clock that decides
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline

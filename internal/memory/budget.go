@@ -1,0 +1,105 @@
+package memory
+
+// Budget is what the parts of a node may take of memory, in bytes, and the bounds by number that follow from that.
+//
+// # Shares
+//
+// Of what the process may use, LimitPercent is the runtime's limit. Of that, base is for what is there whatever happens; the
+// rest is divided:
+//
+//	State         38 %   counters, and copies of other nodes' counters
+//	headroom      20 %   for the garbage collector, which works the more often the closer what is live is to the limit
+//	Buffers       12 %   what callers' gRPC connections have received and nobody has read, or are to write
+//	Calls         10 %   requests of many checks while they are carried out
+//	InFlight       5 %   checks that wait for other nodes or for copies
+//	Unread         4 %   answers that wait for their callers to read
+//	connections    6 %   callers' connections, of gRPC and of HTTP
+//	streams        3 %   calls and streams on them
+//	Replies        2 %   to other nodes, kept because they may ask again
+//
+// All but the first two have most sizes, so that a large node does not set memory aside for what is never going to be there:
+// what they leave goes to State, up to 70 % of what the process may use. The sum of all fits into the runtime's limit.
+type Budget struct {
+	Usable int64 // what the process may use
+	Limit  int64 // of the runtime: LimitPercent of that
+
+	State   int64
+	Buffers int64
+	Calls   int64
+	Unread  int64
+	Replies int64
+
+	MaxInFlight    int // checks
+	MaxConnections int // at each port, of callers that have been authenticated
+	MaxAnonymous   int // at each port, of others
+	MaxStreams     int // calls and streams at a time, of all of gRPC's connections
+	StreamsEach    int // of one connection
+	MaxMessage     int64
+	StreamWindow   int32 // receive window of a callers' stream
+	PeerWindow     int32 // receive window of a stream between nodes
+	ReadBuffer     int   // that a connection of callers' gRPC reads into
+
+	headroom int64
+}
+
+// What things take, in bytes.
+const (
+	base = 24 << 20 // an idle node: the program, its tables for partitions and members, metrics
+
+	// PerCheckInFlight is a check of a batch that waits for another node, measured with one that does not answer. One that
+	// came alone takes 11 KiB with its call, which the share of streams is for.
+	PerCheckInFlight = 3 << 9
+	// perConnection is a connection of gRPC, and one of HTTP beside it: measured in plain text and idle, 22 KiB and 16 KiB, and
+	// the buffer that the first reads into; TLS adds some 16 KiB to what is idle, and twice that to what is busy.
+	perConnection = 56<<10 + readBuffer
+	readBuffer    = 8 << 10
+	// perStream is a call or a stream: two goroutines, and what gRPC notes of it.
+	perStream = 20 << 10
+)
+
+const mib = 1 << 20
+
+// Divide returns the budget of a node that may use so many bytes. Whatever the number, no bound is below the least that a node
+// can work with; below 64 MiB they are not promised to fit.
+func Divide(usable int64) Budget {
+	limit := usable / 100 * LimitPercent
+	rest := max(limit-base, 8*mib)
+	share := func(percent, most int64) int64 { return min(rest/100*percent, most) }
+	b := Budget{
+		Usable: usable, Limit: limit,
+		Buffers:    share(12, 1024*mib),
+		Calls:      share(10, 512*mib),
+		Unread:     share(4, 256*mib),
+		Replies:    share(2, 64*mib),
+		ReadBuffer: readBuffer,
+	}
+	connections, streams := share(6, 10_000*perConnection), share(3, 50_000*perStream)
+	b.MaxInFlight = int(share(5, 50_000*PerCheckInFlight) / PerCheckInFlight)
+	n := int(connections / perConnection)
+	b.MaxAnonymous = min(max(n/5, 1), 128)
+	b.MaxConnections = max(n-b.MaxAnonymous, 1)
+	b.MaxStreams = max(int(streams/perStream), 1)
+	b.StreamsEach = min(b.MaxStreams/4+1, 1000)
+	// A quarter of Buffers, so that one message does not keep all others out; the longest keys of a full batch fit into 2 MiB.
+	b.MaxMessage = min(max(b.Buffers/4, mib), 4*mib)
+	b.StreamWindow = int32(min(max(b.Buffers/1024, 64<<10), 512<<10))
+	b.PeerWindow = int32(min(max(rest/512, 64<<10), mib))
+	b.headroom = share(20, 1024*mib)
+	b.Refit()
+	return b
+}
+
+// LeastState is the least that a node can work with for State.
+const LeastState = 12 * mib
+
+// Refit sets State to what the other parts leave, after they have been changed.
+func (b *Budget) Refit() {
+	b.State = 0
+	b.State = max(min(b.Limit-b.Sum(), b.Usable/100*70), LeastState)
+}
+
+// Sum returns what all parts take together, with base and the collector's headroom.
+func (b *Budget) Sum() int64 {
+	return base + b.headroom + b.State + b.Buffers + b.Calls + b.Unread + b.Replies +
+		int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxConnections+b.MaxAnonymous)*perConnection + int64(b.MaxStreams)*perStream
+}
