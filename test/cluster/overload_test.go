@@ -30,15 +30,14 @@ const (
 	spentLimit   = 5
 )
 
-// overBound is what a node may take of memory at its peak: its state, twice for the collector, the calls of its callers, and the
-// binary.
+// overBound is what a node may take of memory at its peak, by its control group, to which it holds itself: its state, the calls of
+// its callers, what the collector needs, and the binary.
 const overBound = 256 << 20
 
 // TestOverload offers three small nodes many times what they carry, and new keys faster than there can be room for, until
 // enough has happened. Every answer is a decision or the end of the caller's own patience; limits hold; memory stays bounded; no
 // node takes another for dead. When the load stops, all is as it was before.
 func TestOverload(t *testing.T) {
-	t.Setenv("GOMEMLIMIT", "192MiB")
 	f := newFleet(t, 3, fmt.Sprintf(`policies:
   - {name: spent, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}
   - {name: flood, algorithm: token_bucket, limit: 10, window: 1m, on_error: closed}
@@ -48,6 +47,9 @@ func TestOverload(t *testing.T) {
 		callers, enough, bound, maxKeys = callers/4, enough/10, bound*10, maxKeys/20
 	}
 	f.args = append(f.args, "--max-keys="+strconv.FormatInt(maxKeys, 10), "--max-memory=32MiB", "--max-in-flight=5000")
+	for _, m := range f.members {
+		m.wrapper = newCgroup(t, bound).inside()
+	}
 	f.start(f.members...)
 	f.calm(f.members...)
 	for key := range spentKeys {
