@@ -659,3 +659,189 @@ func (r *logReader) next() {
 	r.at, r.n = instantOf(r.s, tick, r.k), n
 	r.pos += size
 }
+
+// logPlace is an entry of a log.
+type logPlace struct {
+	before, at Ref // the segment before the entry's, 0 if there is none, and the entry's
+	pos        int
+}
+
+// find finds the oldest entry that is not before an instant and less than a tick after it, and returns how many units are newer
+// than that one's instant.
+func (c slidingLog) find(a *Arena, s []uint64, k int, at int64) (newer int64, p logPlace, ok bool) {
+	if s[logUnits] == 0 || at > int64(s[logNewest]) {
+		return 0, p, false
+	}
+	older, target := int64(0), int64(0)
+	q := logPlace{at: c.oldest(s), pos: tailOf(s).pos}
+	for {
+		g := segmentAt(a, q.at)
+		if g.next() == 0 {
+			break
+		}
+		if h := segmentAt(a, g.next()); h.end() == 0 || instantOf(s, h.get(0)&tickMask, k) >= at {
+			break
+		}
+		older += int64(g[1])
+		q = logPlace{before: q.at, at: g.next()}
+	}
+	for {
+		g := segmentAt(a, q.at)
+		if q.pos == g.end() {
+			if g.next() == 0 {
+				break
+			}
+			q = logPlace{before: q.at, at: g.next()}
+			continue
+		}
+		tick, n, size := g.entry(q.pos)
+		instant := instantOf(s, tick, k)
+		if ok && instant != target || !ok && instant >= at+1<<k {
+			break
+		}
+		if !ok && instant >= at {
+			ok, target, p = true, instant, q
+		}
+		older += n
+		q.pos += size
+	}
+	return int64(s[logUnits]) - older, p, ok
+}
+
+// instantAt is the instant of the newest units that are older than so many.
+func (c slidingLog) instantAt(a *Arena, s []uint64, k int, newer int64) (int64, bool) {
+	left := int64(s[logUnits]) - newer
+	if left <= 0 || newer < 0 {
+		return 0, false
+	}
+	g, pos := segmentAt(a, c.oldest(s)), tailOf(s).pos
+	for left > int64(g[1]) {
+		left -= int64(g[1])
+		g, pos = segmentAt(a, g.next()), 0
+	}
+	for {
+		tick, n, size := g.entry(pos)
+		if left <= n {
+			return instantOf(s, tick, k), true
+		}
+		left -= n
+		pos += size
+	}
+}
+
+// takeAt takes up to n units off the entries at the first tick from an instant on, and returns how many there were.
+func (c slidingLog) takeAt(a *Arena, s []uint64, k int, at, n int64) (taken int64) {
+	_, p, ok := c.find(a, s, k, at)
+	if !ok {
+		return 0
+	}
+	target := int64(0)
+	for first := true; taken < n; first = false {
+		g := segmentAt(a, p.at)
+		if p.pos == g.end() {
+			next := g.next()
+			if next == 0 {
+				break
+			}
+			p = logPlace{p.at, next, 0}
+			continue
+		}
+		tick, have, size := g.entry(p.pos)
+		instant := instantOf(s, tick, k)
+		if first {
+			target = instant
+		} else if instant != target {
+			break
+		}
+		m := min(have, n-taken)
+		taken += m
+		g[1] -= uint64(m)
+		s[logUnits] -= uint64(m)
+		if m < have {
+			g.setCount(p.pos, size, have-m)
+			break
+		}
+		end := g.end() - size
+		for i := p.pos; i < end; i++ {
+			g.set(i, g.get(i+size))
+		}
+		g.setEnd(end)
+		if s[logUnits] == 0 {
+			c.free(nil, a, s)
+			return taken
+		}
+		start := 0
+		if p.at == c.oldest(s) {
+			start = tailOf(s).pos
+		}
+		if end == start {
+			p = c.unlink(a, s, p)
+			if p.at == 0 {
+				break
+			}
+		}
+	}
+	t := tailOf(s)
+	t.merge = newNothing
+	t.put(s)
+	if target == int64(s[logNewest]) {
+		if newest := c.last(a, s); newest != tickOf(target, k) {
+			s[logNewest] = uint64(instantOf(s, newest, k))
+		}
+	}
+	c.tidy(a, s, segmentAt(a, c.oldest(s)))
+	return taken
+}
+
+// unlink frees a segment without entries of a log that has some, and returns the place after it; none after the newest.
+func (c slidingLog) unlink(a *Arena, s []uint64, p logPlace) logPlace {
+	g := segmentAt(a, p.at)
+	next, size := g.next(), g.size()
+	t := tailOf(s)
+	t.held -= size
+	oldest, newest := c.oldest(s), c.newest(s)
+	if p.at == oldest {
+		oldest, t.pos = next, 0
+	} else {
+		segmentAt(a, p.before).setNext(next)
+	}
+	if p.at == newest {
+		newest = p.before
+	}
+	t.put(s)
+	c.setChain(s, oldest, newest)
+	a.Free(p.at, size)
+	return logPlace{before: p.before, at: next}
+}
+
+// last is the tick of the newest entry of a log that has one.
+func (c slidingLog) last(a *Arena, s []uint64) (tick uint32) {
+	pos := tailOf(s).pos
+	for r := c.oldest(s); r != 0; pos = 0 {
+		g := segmentAt(a, r)
+		r = g.next()
+		if r != 0 && segmentAt(a, r).end() > 0 {
+			continue
+		}
+		for pos < g.end() {
+			var size int
+			tick, _, size = g.entry(pos)
+			pos += size
+		}
+	}
+	return tick
+}
+
+// mergedAt is where merge puts what t has at an instant.
+func (c slidingLog) mergedAt(l *Limit, a *Arena, s, t []uint64, now Instant, at int64) int64 {
+	k := l.tickShift()
+	_, p, _ := c.find(a, t, k, at)
+	tick, _, _ := segmentAt(a, p.at).entry(p.pos)
+	entry := instantOf(t, tick, k)
+	base, newest := int64(t[logNewest]), int64(t[logNewest])
+	if s[logUnits] != 0 {
+		base = int64(s[logNewest])
+		newest = c.onTick(s, k, min(newest, now.Mono))
+	}
+	return min(max(base+roundUp(entry-base, k), newest-tickMask<<k), newest)
+}

@@ -409,3 +409,39 @@ func TestAtomicOfManyChecks(t *testing.T) {
 		}
 	})
 }
+
+// TestARefusedAtomicCheckLeavesNoTrace has a user, most of whose units are used, refused again and again because the tenant has
+// none left: after its window the user has all of them.
+func TestARefusedAtomicCheckLeavesNoTrace(t *testing.T) {
+	const text = `policies:
+  - {name: tenant, algorithm: fixed_window, limit: 1, window: 1h}
+  - {name: log, algorithm: sliding_log, limit: 10, window: 3s}
+  - {name: window, algorithm: sliding_window, limit: 10, window: 3s}
+  - {name: counter, algorithm: sliding_counter, limit: 10, window: 3s}
+  - {name: fixed, algorithm: fixed_window, limit: 10, window: 3s}
+  - {name: bucket, algorithm: token_bucket, limit: 10, window: 3s}
+`
+	for _, policy := range []string{"log", "window", "counter", "fixed", "bucket"} {
+		for owner := range 3 {
+			t.Run(fmt.Sprint(policy, " of node ", owner), func(t *testing.T) {
+				inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+					n := c.nodes[0]
+					user, tenant := named(policy, c.owned(policy, owner, 0), 1), named("tenant", "k", 1)
+					n.check(t, tenant)
+					first := user
+					first.Cost = 9
+					n.check(t, first)
+					for range 60 {
+						c.advance(100 * time.Millisecond)
+						if all := n.all(t, user, tenant); all.Allowed {
+							t.Fatal("admitted beyond the tenant's limit")
+						}
+					}
+					if left := n.left(t, user.Target); left != 10 {
+						t.Errorf("%d left of 10, of which none was used in the last window", left)
+					}
+				})
+			})
+		}
+	}
+}

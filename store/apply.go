@@ -19,7 +19,6 @@ const applyHold = 256
 const (
 	maxScope     = 1 << 12
 	maxRequestID = 1 << 10
-	maxSameHash  = 1 << 16 // records that share a hash
 	maxAge       = int64(200 * 366 * 24 * time.Hour)
 	maxCaller    = 1 << 8
 )
@@ -146,7 +145,12 @@ func (a *apply) item() error {
 			return nil // what it charged stays charged
 		}
 		of.scope = strings.Clone(of.scope)
-		side.reservations.put(of, e, b)
+		p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0)
+		if p != nil && i >= 0 {
+			p.list[i] = e
+			return nil
+		}
+		side.reservations.put(of, e, b).undo.Add(e.units)
 	case itemSettled:
 		k := reservationKey{of: r.identity(), id: r.reservation()}
 		if p, i, _ := side.reservations.get(k, 0); p != nil && i >= 0 && !r.failed {
@@ -174,7 +178,7 @@ func (a *apply) item() error {
 // gone drops the records of a hash but for those that there are.
 func (a *apply) gone() error {
 	hash := a.r.word()
-	left := make([]stateID, a.r.uint(maxSameHash))
+	left := make([]stateID, a.r.uint(uint64(len(a.r.data)/2)))
 	for i := range left {
 		left[i] = a.r.identity()
 	}
@@ -190,7 +194,9 @@ func (a *apply) gone() error {
 		if i < 0 {
 			return nil
 		}
-		delete(a.to.annex.owed, a.sh.record(a.to.ref(slots[i])).id())
+		r := a.sh.record(a.to.ref(slots[i]))
+		delete(a.to.annex.owed, r.id())
+		a.to.lose(r)
 		a.sh.drop(&a.to.table, slots[i]) // which may move the others
 	}
 }
@@ -319,11 +325,22 @@ func (a *apply) key() error {
 	since := int(r.uint(maxLineage - 1))
 	o := owing{advanced: r.int(algo.MaxLimit), inherited: r.int(algo.MaxLimit)}
 	state := r.bytes(math.MaxInt32)
+	ids := make([]ReservationID, r.uint(uint64(len(r.data)/len(ReservationID{}))))
+	for i := range ids {
+		ids[i] = r.reservation()
+	}
+	var undoable []byte
+	if len(ids) > 0 {
+		undoable = r.bytes(math.MaxInt32)
+	}
 	if r.failed || since > 0 && since >= len(a.to.annex.lineage) {
 		return ErrChunk
 	}
 	rec, err := a.state(&a.to.table, rule, k, state)
 	if err != nil {
+		return err
+	}
+	if err := a.undoable(rec, stateID{rule.rule.Scope, k.Key}, ids, undoable); err != nil {
 		return err
 	}
 	rec.setSince(since)
@@ -334,6 +351,52 @@ func (a *apply) key() error {
 	}
 	o.hash = k.Hash
 	a.owe(stateID{rule.rule.Scope, k.Key}, o)
+	return nil
+}
+
+// undoable notes where the units of a record's reservations are, which come in the order in which they were charged.
+func (a *apply) undoable(r record, of stateID, ids []ReservationID, data []byte) error {
+	all := &a.to.annex.reservations
+	p := all.by[of]
+	if p == nil && len(ids) == 0 {
+		return nil
+	}
+	var list, others []reservation
+	if p != nil {
+		others = slices.Clone(p.list)
+	}
+	var known []int
+	units := make([]int64, len(ids))
+	for i, id := range ids {
+		at := slices.IndexFunc(others, func(e reservation) bool { return e.id == id })
+		if known = append(known, at); at >= 0 {
+			list = append(list, others[at])
+			units[i] = others[at].units
+			others = slices.Delete(others, at, at+1)
+		}
+	}
+	var undo algo.Undoable
+	if len(ids) > 0 {
+		var rest []byte
+		var err error
+		a.sh.counted(r, func() { rest, err = r.spec.rule.Limits.ReadUndoable(a.sh.arena, r.state, a.now, &undo, units, data) })
+		if err != nil || len(rest) > 0 {
+			return ErrChunk
+		}
+	}
+	for i := len(known) - 1; i >= 0; i-- {
+		if known[i] < 0 {
+			undo.Remove(i)
+		}
+	}
+	if p == nil {
+		return nil
+	}
+	for _, e := range others {
+		list = append(list, e)
+		undo.Add(e.units)
+	}
+	p.list, p.undo = list, undo
 	return nil
 }
 
@@ -362,7 +425,7 @@ func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
 	} else {
 		// Not for the same rule in other words: who decides would take it back with the next check.
 		if old := a.sh.record(t.ref(slot)).spec.rule; old != rule && !same(old, rule) {
-			_, err = a.sh.adopt(t, slot, rule, a.now)
+			_, err = a.sh.adopt(t, slot, rule, a.now, nil) // where its charges are comes with the state
 		}
 	}
 	if err != nil {

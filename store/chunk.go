@@ -32,7 +32,8 @@ const (
 	itemSettled     = 6
 	// itemRule: scope, the caller whose keys it is about, limits, durability, flags. The first has index 0.
 	itemRule = 7
-	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state.
+	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state; number of its reservations,
+	// their ids, and where their units are (algo.Limits.AppendUndoable).
 	itemKey = 8
 	// itemDelta: index of the rule, hash, key, element of the lineage, state.
 	itemDelta = 9
@@ -362,6 +363,7 @@ func (d *drain) key(t turn) {
 		d.out = appendUint(d.out, uint64(o.inherited))
 		// Records that share a hash share turns, and one's mark means nothing to another.
 		d.state(r, t.mark, len(slots) == 1)
+		d.undoable(r)
 	}
 	if told {
 		return
@@ -373,6 +375,28 @@ func (d *drain) key(t turn) {
 		r := d.sh.record(d.part.ref(slot))
 		d.out = appendBytes(appendBytes(d.out, r.spec.rule.Scope), r.key)
 	}
+}
+
+// undoable tells which of a record's charges may yet be undone.
+func (d *drain) undoable(r record) {
+	all := &d.part.annex.reservations
+	var p *pending
+	if all.count > 0 {
+		p = all.by[stateID{r.spec.rule.Scope, string(r.key)}]
+	}
+	if p == nil {
+		d.out = append(d.out, 0)
+		return
+	}
+	d.out = appendUint(d.out, uint64(len(p.list)))
+	for i := range p.list {
+		p.list[i].told[d.slot] = true
+		d.out = append(d.out, p.list[i].id[:]...)
+	}
+	d.sh.counted(r, func() {
+		d.sh.buffer = r.spec.rule.Limits.AppendUndoable(d.sh.buffer[:0], d.sh.arena, r.state, d.now, &p.undo)
+	})
+	d.out = appendBytes(d.out, d.sh.buffer)
 }
 
 // delta tells the pending deltas of a key. Of those that are gone nothing is told: they are dropped by everybody for the

@@ -117,6 +117,9 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 				// A limit that counts anything can be charged whatever it holds, and memory is not refused.
 				sh.counted(r, func() { _ = r.spec.rule.Limits.Charge(sh.arena, r.state, now, o.advanced+o.inherited) })
 			})
+			if u := part.undoable(of); u != nil {
+				r.spec.rule.Limits.Charged(r.state, u, o.advanced+o.inherited, false)
+			}
 			r.clear(owedFlag)
 			delete(part.annex.owed, of)
 			if part.traced {
@@ -150,6 +153,9 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 					return
 				}
 				sh.counted(r, func() { _ = r.spec.rule.Limits.Fill(sh.arena, r.state, now) }) // memory is not refused
+				if u := part.undoable(r.id()); u != nil {
+					r.spec.rule.Limits.Lose(r.state, u)
+				}
 				if r.has(owedFlag) {
 					// There is no room left that the lost holder could have used.
 					r.clear(owedFlag)

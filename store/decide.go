@@ -23,6 +23,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 				return sh.noRoom()
 			}
 			if part.annex != nil {
+				part.charged(state, k, rule, call, &answer.Decision)
 				answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 			}
 			return nil
@@ -52,7 +53,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if found {
 		adopted := false
 		if r = sh.record(part.ref(slot)); r.spec.rule != rule {
-			if adopted, err = sh.adopt(&part.table, slot, rule, now); err != nil {
+			if adopted, err = sh.adopt(&part.table, slot, rule, now, part.undoable(stateID{rule.Scope, k.Key})); err != nil {
 				return err
 			}
 			r = sh.record(part.ref(slot))
@@ -85,6 +86,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if err != nil {
 		return sh.noRoom()
 	}
+	part.charged(r.state, k, rule, call, d)
 	if d.Granted > 0 {
 		if part.traced {
 			sh.note(part, r, mark, false)
@@ -94,7 +96,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			answer.Ticket = sh.ticket(part, k, rule, now, d.Granted)
 		}
 		if call.RequestID != "" || call.Reservation != (ReservationID{}) {
-			sh.remember(part, k, rule, now, call, d)
+			sh.remember(part, k, rule, r.state, now, call, d)
 			answer.Reservation = call.Reservation
 		}
 	} else if denied && part.traced {
@@ -126,7 +128,7 @@ func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, u
 }
 
 // remember keeps a charge under its request id, and as a reservation.
-func (sh *shard) remember(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, d *algo.Decision) {
+func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State, now algo.Instant, call *Call, d *algo.Decision) {
 	of := stateID{rule.Scope, k.Key}
 	if call.RequestID != "" {
 		m := memo{cost: call.Cost, granted: d.Granted, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
@@ -134,9 +136,24 @@ func (sh *shard) remember(part *partition, k *Key, rule *Rule, now algo.Instant,
 	}
 	if call.Reservation != (ReservationID{}) {
 		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce}
-		all := &part.side().reservations
-		all.put(of, e, &sh.budget)
-		part.noteReservation(reservationKey{all.of(of).of, e.id}, &sh.budget)
+		if a := part.side(); part.newestDelta() != nil {
+			e.claim = a.lineage[len(a.lineage)-1].claim
+		}
+		held := part.annex.reservations.put(of, e, &sh.budget)
+		rule.Limits.Charged(state, &held.undo, d.Granted, true)
+		part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
+	}
+}
+
+// charged tells those charges of a state that may yet be undone of what a call has charged, but for one that is a reservation
+// itself, see remember.
+func (p *partition) charged(state algo.State, k *Key, rule *Rule, call *Call, d *algo.Decision) {
+	if call.Reservation != (ReservationID{}) && d.Granted > 0 {
+		return
+	}
+	u := p.undoable(stateID{rule.Scope, k.Key})
+	if u != nil && (d.Granted > 0 || !d.Allowed && call.Cost != 0 && countsDenied(rule.Limits)) {
+		rule.Limits.Charged(state, u, d.Granted, false)
 	}
 }
 
@@ -234,7 +251,7 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	if !ok {
 		return nil
 	}
-	adopted, err := sh.adopt(&part.table, slot, rule, now)
+	adopted, err := sh.adopt(&part.table, slot, rule, now, part.undoable(stateID{rule.Scope, k.Key}))
 	if err != nil {
 		sh.store.full.Add(1)
 		return ErrFull
@@ -270,7 +287,11 @@ func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, request
 			}
 		}
 		err = sh.existing(part, k, rule, now, func(r record) bool {
-			n = rule.Limits.Refund(sh.arena, r.state, now, units)
+			if u := part.undoable(of); u != nil {
+				n = rule.Limits.RefundBeside(sh.arena, r.state, now, units, u)
+			} else {
+				n = rule.Limits.Refund(sh.arena, r.state, now, units)
+			}
 			return n > 0
 		})
 		if err == nil && requestID != "" {
@@ -339,10 +360,11 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id ReservationID, ke
 			return
 		}
 		err = sh.existing(part, k, rule, now, func(r record) bool {
-			returned = rule.Limits.Refund(sh.arena, r.state, now, reserved.units-keep)
+			returned = rule.Limits.Undo(sh.arena, r.state, now, &held.undo, i, reserved.units-keep, part.toldOf(r, &reserved))
 			return returned > 0
 		})
 		if err == nil {
+			sh.undoDelta(part, k, rule, now, held, i, reserved.units-keep)
 			all.remove(held, i, &sh.budget)
 			if !reserved.once {
 				sh.rememberAnswer(part, of, memoSettled, string(id[:]), rule, now, memo{cost: keep, granted: returned})
@@ -351,6 +373,41 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id ReservationID, ke
 		}
 	})
 	return returned, known, err
+}
+
+// toldOf reports whether a follower has been told of a record with a reservation's units in it.
+func (p *partition) toldOf(r record, e *reservation) bool {
+	if p.role == nil {
+		return false
+	}
+	for slot, f := range p.role.followers {
+		if f != nil && e.told[slot] && f.knows(r.spec.rule) {
+			return true
+		}
+	}
+	return false
+}
+
+// undoDelta takes units of a reservation off the delta of the claim under which it was charged.
+func (sh *shard) undoDelta(part *partition, k Key, rule *Rule, now algo.Instant, held *pending, i int, units int64) {
+	for j := range part.annex.lineage {
+		e := &part.annex.lineage[j]
+		if e.delta == nil || e.claim != held.list[i].claim {
+			continue
+		}
+		slot, ok := sh.find(e.delta, k.Hash, rule.Scope, k.Key)
+		if !ok {
+			continue
+		}
+		r := sh.record(e.delta.ref(slot))
+		limits := r.spec.rule.Limits
+		limits.Hold(r.state, now)
+		var n int64
+		sh.counted(r, func() { n = limits.UndoApart(sh.arena, r.state, now, &held.undo, i, units) })
+		if n > 0 && part.traced {
+			sh.note(part, r, 0, true)
+		}
+	}
 }
 
 // Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged

@@ -11,8 +11,9 @@ import "github.com/weirlimit/weir/algo"
 // The first claim of a lineage has no table: its delta is whatever the tables do not hold. Nor does a key need one that
 // was first seen under a claim, or of which everything older has expired: its state is its delta (record.since).
 //
-// Deltas are charges alone. A refund is not taken from them, so that a merge may hold back too much, never too little. A
-// concurrency limit has none: leases have identity, and a merge unites them.
+// Deltas are charges alone. A refund is not taken from them, so that a merge may hold back too much, never too little; what is
+// undone is, where the process that charged it undoes it. A concurrency limit has none: leases have identity, and a merge unites
+// them.
 
 // Claim identifies an unplanned taking of a partition: the term, and the process that claimed it.
 type Claim struct{ Epoch, N, Boot uint64 }
@@ -121,7 +122,7 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 		if slot, err = sh.insert(delta, k, rule, now, of.spec.caller.label, false); err != nil {
 			return // the arena has no numbers for blocks left
 		}
-	} else if adopted, err := sh.adopt(delta, slot, rule, now); err != nil {
+	} else if adopted, err := sh.adopt(delta, slot, rule, now, nil); err != nil {
 		return
 	} else if adopted {
 		sh.note(part, sh.record(delta.ref(slot)), 0, true)

@@ -212,6 +212,7 @@ func (s *Store) Attach(p, slot int, all bool) {
 		f := sh.attach(part, p, slot, all)
 		f.history = true
 		f.memos = 0
+		part.tellReservations(slot, false)
 		part.annex.reservations.each(func(k reservationKey) {
 			f.reservations = append(f.reservations, k)
 			sh.budget.count(k.bytes())
@@ -225,7 +226,17 @@ func (s *Store) AttachCurrent(p, slot int, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
+		part.tellReservations(slot, true)
 	})
+}
+
+// tellReservations notes whether a follower has been told of the states with what is reserved in them.
+func (p *partition) tellReservations(slot int, told bool) {
+	for _, held := range p.annex.reservations.by {
+		for i := range held.list {
+			held.list[i].told[slot] = told
+		}
+	}
 }
 
 // attach makes a follower for which nothing is pending.

@@ -109,6 +109,7 @@ type merge struct {
 	now       algo.Instant
 	base, add content
 	whole     bool // whole states are added
+	apart     bool // a delta is being added
 	err       error
 
 	needed [maxLineage]bool // of add's elements
@@ -156,7 +157,9 @@ func (m *merge) run() {
 					continue // its whole state is added, which holds this
 				}
 			}
+			m.apart = true
 			m.addTo(&m.base.table, r, 0)
+			m.apart = false
 		}
 	}
 	for _, i := range moved {
@@ -181,7 +184,7 @@ func (m *merge) run() {
 	for of, p := range add.reservations.by {
 		for _, e := range p.list {
 			if known, i, _ := base.reservations.get(reservationKey{of, e.id}, 0); known == nil || i < 0 {
-				base.reservations.put(of, e, &m.sh.budget)
+				base.reservations.put(of, e, &m.sh.budget).undo.Add(e.units) // its units are not in what was added
 			}
 		}
 	}
@@ -271,7 +274,7 @@ func (m *merge) addTo(t *table, r record, since int) (found bool) {
 		m.explain(m.sh.record(t.ref(slot)))
 	}
 	if err == nil {
-		err = m.join(m.sh.record(t.ref(slot)), r)
+		err = m.join(m.sh.record(t.ref(slot)), r, t == &m.base.table)
 	}
 	if err != nil {
 		m.err = ErrFull
@@ -294,7 +297,7 @@ func (m *merge) explain(r record) {
 }
 
 // join adds the state of one record to another's, converted where they are under different limits.
-func (m *merge) join(to, r record) error {
+func (m *merge) join(to, r record, reserves bool) error {
 	limits, old, state := to.spec.rule.Limits, r.spec.rule.Limits, r.state
 	m.sh.idle(r, to.state.Latest(m.now)) // what has expired of r is taken off its own share, and is not looked at again
 	used := m.sh.arena.InUse()
@@ -311,7 +314,46 @@ func (m *merge) join(to, r record) error {
 		}
 		defer limits.Free(m.sh.arena, state)
 	}
+	if reserves {
+		return m.joinReserved(to, r, state)
+	}
 	return limits.Merge(m.sh.arena, to.state, m.now, state)
+}
+
+// joinReserved merges a state of add into one of base's whole ones, and the reservations that are charged in it.
+func (m *merge) joinReserved(to, r record, state algo.State) error {
+	limits, of, b := to.spec.rule.Limits, to.id(), &m.sh.budget
+	base, add := &m.base.annex.reservations, &m.add.annex.reservations
+	own, other := base.by[of], add.by[of]
+	if own == nil && other == nil {
+		return limits.Merge(m.sh.arena, to.state, m.now, state)
+	}
+	var into, none algo.Undoable
+	u, v := &into, &none
+	if own != nil {
+		u = &own.undo
+	}
+	if other != nil && sameLimits(limits, r.spec.rule.Limits) {
+		v = &other.undo
+	}
+	known := func(i int) bool {
+		_, at, _ := base.get(reservationKey{of, other.list[i].id}, 0)
+		return own != nil && at >= 0
+	}
+	moved, err := limits.MergeBeside(m.sh.arena, to.state, m.now, state, u, v, known, m.apart)
+	if err != nil {
+		return err
+	}
+	for _, i := range moved {
+		own = base.put(of, other.list[i], b)
+	}
+	if own != nil && u == &into {
+		own.undo = into
+	}
+	for _, i := range slices.Backward(moved) {
+		add.remove(other, i, b)
+	}
+	return nil
 }
 
 // owe unites what is owed: both holders' may have been granted.

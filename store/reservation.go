@@ -26,8 +26,10 @@ func (k *reservationKey) bytes() int { return reservationBytes + k.of.size() }
 type reservation struct {
 	id    ReservationID
 	units int64
-	until int64 // Mono instant from which on it stays as it is
-	once  bool  // what came of its end is not remembered
+	until int64       // Mono instant from which on it stays as it is
+	once  bool        // what came of its end is not remembered
+	claim Claim       // under which it was charged to a delta as well
+	told  [slots]bool // the follower has been told of the state with these units in it
 }
 
 // reservations are those of one partition. The zero value is empty and ready for use.
@@ -38,10 +40,11 @@ type reservations struct {
 	first int64
 }
 
-// pending are the reservations of one state, in the order in which they were charged.
+// pending are the reservations of one state, in the order in which they were charged, and where their units are.
 type pending struct {
 	of   stateID
 	list []reservation
+	undo algo.Undoable // as many as there are in the list
 }
 
 // get returns the reservations of a state and which of them has the id.
@@ -67,26 +70,47 @@ func (r *reservations) of(of stateID) *pending {
 	return p
 }
 
-// put remembers a charge; reservable has made sure that there may be one more.
-func (r *reservations) put(of stateID, e reservation, b *shardBudget) {
+// put remembers a charge, the newest of the state, and leaves it to the caller to say where its units are. reservable has made
+// sure that there may be one more.
+func (r *reservations) put(of stateID, e reservation, b *shardBudget) *pending {
+	if p, i, _ := r.get(reservationKey{of, e.id}, 0); p != nil && i >= 0 {
+		r.remove(p, i, b)
+	}
 	if r.count == 0 || e.until < r.first {
 		r.first = e.until
 	}
 	p := r.of(of)
-	for i := range p.list {
-		if p.list[i].id == e.id {
-			p.list[i] = e
-			return
-		}
-	}
 	p.list = append(p.list, e)
 	r.count++
 	b.count(reservationBytes + of.size())
+	return p
 }
 
-// remove forgets the i-th of a state's.
+// undoable are the charges to a state that may yet be undone; nil where there are none.
+func (c *content) undoable(of stateID) *algo.Undoable {
+	if c.annex == nil || c.annex.reservations.count == 0 {
+		return nil
+	}
+	if p := c.annex.reservations.by[of]; p != nil {
+		return &p.undo
+	}
+	return nil
+}
+
+// lose notes that a record goes in which nothing is left: nothing is left to undo either.
+func (c *content) lose(r record) {
+	if c.annex == nil || c.annex.reservations.count == 0 {
+		return
+	}
+	if u := c.undoable(r.id()); u != nil {
+		u.Lose()
+	}
+}
+
+// remove forgets the i-th of a state's, which stays as it is.
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
 	p.list = slices.Delete(p.list, i, i+1)
+	p.undo.Remove(i)
 	r.count--
 	b.Give(reservationBytes + p.of.size())
 	if len(p.list) == 0 {

@@ -297,7 +297,7 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	}
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
-	if part.open && !part.traced {
+	if part.open && !part.traced && (part.annex == nil || part.annex.reservations.count == 0) {
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
 			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
@@ -365,7 +365,7 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 			r := sh.record(t.ref(slot))
 			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
 				// For want of memory the state keeps its old rule until its next check.
-				if changed, err := sh.adopt(t, slot, rule, at); err == nil && changed && part.traced {
+				if changed, err := sh.adopt(t, slot, rule, at, part.undoable(r.id())); err == nil && changed && part.traced {
 					sh.note(part, sh.record(t.ref(slot)), 0, false)
 				}
 			}
@@ -414,6 +414,9 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 			}
 			if t == &part.table && part.role != nil && len(part.role.advances.by) > 0 {
 				sh.endAdvance(part, r.hash(), r.id())
+			}
+			if t == &part.table {
+				part.lose(r)
 			}
 			sh.drop(t, slot)
 			dropped++

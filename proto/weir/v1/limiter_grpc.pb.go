@@ -60,7 +60,7 @@ type LimiterClient interface {
 	// reservation that hears nothing within its ttl stays charged.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*Decision, error)
 	// Commit ends a reservation: the actual cost stays charged, the rest is given back. NOT_FOUND when none of this id is
-	// pending: it was committed or cancelled, or its ttl has passed, and all that it charged stays so.
+	// pending: it was ended with another cost, or its ttl has passed, and all that it charged stays so.
 	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
@@ -243,7 +243,7 @@ type LimiterServer interface {
 	// reservation that hears nothing within its ttl stays charged.
 	Reserve(context.Context, *ReserveRequest) (*Decision, error)
 	// Commit ends a reservation: the actual cost stays charged, the rest is given back. NOT_FOUND when none of this id is
-	// pending: it was committed or cancelled, or its ttl has passed, and all that it charged stays so.
+	// pending: it was ended with another cost, or its ttl has passed, and all that it charged stays so.
 	Commit(context.Context, *CommitRequest) (*CommitResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)

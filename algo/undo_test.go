@@ -1,0 +1,176 @@
+package algo
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+// charged is a charge of a history.
+type charged struct {
+	at    Instant
+	units int64
+}
+
+// answers is all that can be asked of a state: of each limit what it has room for, and how long more would have to wait.
+func answers(ls Limits, a *Arena, s State, now Instant) string {
+	var out []any
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		l := &ls[i]
+		out = append(out, c.room(l, a, t, now), c.used(l, a, t, now), c.reset(l, a, t, now))
+		for n := int64(1); n <= min(l.holds(), 40); n++ {
+			out = append(out, c.wait(l, a, t, now, n))
+		}
+	})
+	return fmt.Sprint(out...)
+}
+
+// TestUndo reserves, charges, commits and cancels at random, moves the state to other processes, and holds it at every step to
+// one to which only what has stayed was ever charged.
+func TestUndo(t *testing.T) {
+	const second = time.Second
+	limit := func(a Algorithm, n int64, w time.Duration) Limit { return Limit{Algorithm: a, Limit: n, Window: w} }
+	long := limit(SlidingLog, 12, 30*second)
+	for name, ls := range map[string]Limits{
+		"sliding_log":     {limit(SlidingLog, 12, second)},
+		"long ticks":      {limit(SlidingLog, 300, 60*second)},
+		"sliding_window":  {limit(SlidingWindow, 12, second)},
+		"wide counts":     {{Algorithm: SlidingWindow, Limit: 1 << 40, Window: second, Slots: 4}},
+		"sliding_counter": {limit(SlidingCounter, 12, second)},
+		"token_bucket":    {{Algorithm: TokenBucket, Limit: 7, Capacity: 12, Window: second}},
+		"leaky_bucket":    {{Algorithm: LeakyBucket, Limit: 13, Capacity: 9, Window: second}},
+		"fixed_window":    {limit(FixedWindow, 12, second)},
+		"calendar":        {{Algorithm: FixedWindow, Limit: 12, Period: Minute}},
+		"several":         {limit(SlidingLog, 6, second), long, limit(SlidingWindow, 9, 2*second), {Algorithm: TokenBucket, Limit: 7, Capacity: 12, Window: second}, limit(SlidingCounter, 11, 2*second)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(100) {
+				undoHistory(t, ls, seed)
+			}
+		})
+	}
+}
+
+func undoHistory(t *testing.T, ls Limits, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 7))
+	a, u := NewArena(nil), &Undoable{}
+	s := make(State, ls.Words())
+	now := Instant{Mono: 1e12, Wall: 1_800_000_000e9}
+	var moved int64 // by how much the present process's clock is ahead of the first one's
+	here := func() Instant { return Instant{Mono: now.Mono + moved, Wall: now.Wall} }
+	ls.Init(s, here())
+	copied := make(State, ls.Words()) // of a process that follows
+	ls.Init(copied, here())
+	var mark uint64
+	var history []*charged
+	var held []*charged // of u
+	var told []bool
+	var log []string
+	fixed := ls[0].Algorithm == FixedWindow && ls[0].Period == 0
+	tell := func() {
+		data := ls.AppendSince(nil, a, s, here(), mark)
+		if rest, err := ls.Extend(a, copied, here(), data); err != nil || len(rest) > 0 {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		mark = ls.Mark(s)
+		for i := range told {
+			told[i] = true
+		}
+		if got, want := answers(ls, a, copied, here()), answers(ls, a, s, here()); got != want {
+			t.Fatalf("seed %d: the copy %s\nis not %s\n%v", seed, got, want, log)
+		}
+	}
+	for range 60 {
+		step := time.Duration(rng.Int64N(int64(150 * time.Millisecond)))
+		if rng.IntN(4) == 0 {
+			step = time.Duration(rng.Int64N(3)) * 50 * time.Millisecond
+		}
+		if fixed { // see below
+			step /= 20
+		}
+		now.Mono += int64(step)
+		now.Wall += int64(step)
+		switch op := rng.IntN(10); {
+		case op < 5:
+			n := 1 + rng.Int64N(4)
+			if ls[0].Limit >= 300 {
+				n = 1 + rng.Int64N(40)
+			}
+			d, err := ls.Decide(a, s, here(), Request{Cost: n}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			log = append(log, fmt.Sprint("charge ", n, " at ", now.Mono-1e12, d.Allowed))
+			if !d.Allowed {
+				break
+			}
+			e := &charged{now, n}
+			history = append(history, e)
+			may := op < 3
+			ls.Charged(s, u, n, may)
+			if may {
+				held, told = append(held, e), append(told, false)
+			}
+		case op < 8 && len(held) > 0:
+			i := rng.IntN(len(held))
+			units := held[i].units
+			if rng.IntN(3) == 0 {
+				units = rng.Int64N(units + 1)
+			}
+			ls.Undo(a, s, here(), u, i, units, told[i])
+			u.Remove(i)
+			held[i].units -= units
+			held, told = slices.Delete(held, i, i+1), slices.Delete(told, i, i+1)
+			log = append(log, fmt.Sprint("undo ", i, " of ", units, " at ", now.Mono-1e12))
+		case op == 8:
+			tell()
+		default:
+			// To another process, whose clock differs by a multiple of all windows and slots.
+			tell()
+			ahead := rng.Int64N(9) * 60e9
+			there := Instant{Mono: here().Mono + ahead, Wall: now.Wall}
+			var units []int64
+			for i := range held {
+				units = append(units, u.charges[i].units)
+			}
+			beside := ls.AppendUndoable(nil, a, s, here(), u)
+			next := make(State, ls.Words())
+			if _, err := ls.Restore(a, next, there, ls.Append(nil, a, s, here())); err != nil {
+				t.Fatal(err)
+			}
+			ls.Free(a, s)
+			s, u = next, &Undoable{}
+			if rest, err := ls.ReadUndoable(a, s, there, u, units, beside); err != nil || len(rest) > 0 || u.Len() != len(held) {
+				t.Fatalf("seed %d: %v, %d left: %+v of %v\n%v", seed, err, len(rest), beside, held, log)
+			}
+			moved += ahead
+			ls.Free(a, copied)
+			ls.Init(copied, there)
+			mark = 0
+			tell()
+		}
+		want := make(State, ls.Words())
+		start := Instant{Mono: 1e12, Wall: 1_800_000_000e9}
+		ls.Init(want, start)
+		for _, e := range history {
+			if err := ls.Charge(a, want, e.at, e.units); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, want := answers(ls, a, s, here()), answers(ls, a, want, now); got != want {
+			t.Fatalf("seed %d: %s\nis not %s\n%v", seed, got, want, log)
+		}
+		ls.Free(a, want)
+		if fixed && now.Mono-1e12 > int64(800*time.Millisecond) {
+			// A window that ends while a charge that opened it may be undone stays where it was. So this is of one window.
+			break
+		}
+	}
+	ls.Free(a, s)
+	ls.Free(a, copied)
+	if n := a.Bytes(); n != 0 && a.InUse() != 0 {
+		t.Fatalf("seed %d: %d bytes in use", seed, a.InUse())
+	}
+}

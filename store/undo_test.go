@@ -1,0 +1,228 @@
+package store
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+func TestACancelLeavesNoTrace(t *testing.T) {
+	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.SlidingWindow, algo.SlidingCounter, algo.FixedWindow, algo.TokenBucket, algo.LeakyBucket} {
+		t.Run(a.String(), func(t *testing.T) {
+			s, never := New(Config{}), New(Config{})
+			r := rule("p", algo.Limit{Algorithm: a, Limit: 10, Window: 3 * time.Second})
+			k := s.key("p", "k")
+			look := func(s *Store, now time.Duration) Answer {
+				t.Helper()
+				got, err := s.Decide(k, r, at(now), cost(0), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got.Pending = false
+				return got
+			}
+			for _, s := range []*Store{s, never} {
+				if got, err := s.Decide(k, r, at(0), cost(9), nil); err != nil || !got.Allowed {
+					t.Fatalf("%+v, %v", got, err)
+				}
+			}
+			for i := range 60 {
+				now := time.Duration(i) * 100 * time.Millisecond
+				call := cost(1)
+				call.Reservation, call.ReserveFor, call.ReserveOnce = reservationOf(1), minute, true
+				got, err := s.Decide(k, r, at(now), call, nil)
+				if err != nil || !got.Allowed {
+					t.Fatalf("%v: %+v, %v", now, got, err)
+				}
+				if n, known, err := s.Settle(k, r, at(now+time.Millisecond), reservationOf(1), 0); n != 1 || !known || err != nil {
+					t.Fatalf("%v: cancel: %d, %v, %v", now, n, known, err)
+				}
+				if got, want := look(s, now+time.Millisecond), look(never, now+time.Millisecond); got != want {
+					t.Fatalf("%v: %+v, without the reservations %+v", now, got, want)
+				}
+			}
+			if got := look(s, 6*time.Second); got.Remaining != 10 {
+				t.Errorf("%d remain of 10", got.Remaining)
+			}
+		})
+	}
+}
+
+// undoWorld is two stores that each are the holder of one partition at times, and what was charged and has stayed.
+type undoWorld struct {
+	t       *testing.T
+	rng     *rand.Rand
+	rule    *Rule
+	stores  [2]*Store
+	ahead   [2]time.Duration // of their clocks
+	holder  int
+	now     time.Duration
+	claims  uint64
+	claimed time.Duration // when
+	history []*undoCharge
+	held    []*undoCharge
+}
+
+type undoCharge struct {
+	at    time.Duration
+	units int64
+	id    ReservationID
+}
+
+func (w *undoWorld) here(i int) algo.Instant { return at(w.now + w.ahead[i]) }
+
+// pass tells the other one, in small chunks, what has changed.
+func (w *undoWorld) pass(staged bool) {
+	w.t.Helper()
+	from, to := w.holder, 1-w.holder
+	for more := true; more; {
+		var chunk []byte
+		var version uint64
+		chunk, version, more = w.stores[from].Drain(0, Backup, w.here(from), 1+w.rng.IntN(200))
+		if err := w.stores[to].Apply(0, staged, w.here(to), chunk); err != nil {
+			w.t.Fatal(err)
+		}
+		w.stores[from].Confirm(0, Backup, version)
+	}
+}
+
+func (w *undoWorld) compare(what string) {
+	w.t.Helper()
+	limits := w.rule.Limits
+	want := New(Config{})
+	k := want.key("p", "k")
+	for _, c := range w.history {
+		if c.units == 0 {
+			continue
+		}
+		if a, err := want.Decide(k, w.rule, at(c.at), cost(c.units), nil); err != nil || !a.Allowed {
+			w.t.Fatalf("%s: what has stayed is more than the limit admits: %+v, %v", what, a, err)
+		}
+	}
+	each := [2][]algo.Decision{make([]algo.Decision, len(limits)), make([]algo.Decision, len(limits))}
+	got, err := w.stores[w.holder].Decide(k, w.rule, w.here(w.holder), cost(0), each[0])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	should, err := want.Decide(k, w.rule, at(w.now), cost(0), each[1])
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if got.Decision != should.Decision || !slices.Equal(each[0], each[1]) {
+		w.t.Fatalf("%s: %+v, want %+v", what, each[0], each[1])
+	}
+}
+
+// TestUndoAcrossStores reserves, commits, cancels and checks at random while the partition is copied, moved, claimed from its
+// copy and merged with what it was before, and holds it to a store to which only what has stayed was ever charged.
+func TestUndoAcrossStores(t *testing.T) {
+	limit := func(a algo.Algorithm, n int64, w time.Duration) algo.Limit {
+		return algo.Limit{Algorithm: a, Limit: n, Window: w}
+	}
+	for name, limits := range map[string]algo.Limits{
+		"sliding_log":     {limit(algo.SlidingLog, 12, time.Second)},
+		"sliding_window":  {limit(algo.SlidingWindow, 12, time.Second)},
+		"sliding_counter": {limit(algo.SlidingCounter, 12, time.Second)},
+		"token_bucket":    {limit(algo.TokenBucket, 12, time.Second)},
+		"several":         {limit(algo.SlidingLog, 8, time.Second), limit(algo.SlidingLog, 20, 2*time.Second), limit(algo.LeakyBucket, 9, time.Second)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(100) {
+				w := &undoWorld{t: t, rng: rand.New(rand.NewPCG(seed, 3)), rule: rule("p", limits...)}
+				// Windows and slots begin alike by both clocks.
+				w.ahead[1] = time.Duration(w.rng.IntN(9)) * minute
+				w.stores[0], w.stores[1] = New(Config{}), New(Config{Shut: true})
+				w.claims = 1
+				w.stores[0].TakeOver(0, w.here(0), Claim{1, 1, 1})
+				w.stores[0].Attach(0, Backup, true)
+				for step := range 120 {
+					w.step(uint64(step) + 1)
+					w.compare(fmt.Sprintf("seed %d, step %d", seed, step))
+				}
+			}
+		})
+	}
+}
+
+func (w *undoWorld) step(id uint64) {
+	s := w.stores[w.holder]
+	k := s.key("p", "k")
+	w.now += time.Duration(w.rng.Int64N(int64(120 * time.Millisecond)))
+	s.Sweep(w.here(w.holder), 100)
+	switch op := w.rng.IntN(12); {
+	case op < 6:
+		call := cost(1 + w.rng.Int64N(4))
+		if op < 4 {
+			call.Reservation, call.ReserveFor = reservationOf(id), minute
+		}
+		a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if !a.Allowed {
+			return
+		}
+		c := &undoCharge{w.now, a.Granted, a.Reservation}
+		w.history = append(w.history, c)
+		if op < 4 {
+			w.held = append(w.held, c)
+		}
+	case op < 9 && len(w.held) > 0:
+		i := w.rng.IntN(len(w.held))
+		c := w.held[i]
+		keep := int64(0)
+		if w.rng.IntN(3) == 0 {
+			keep = w.rng.Int64N(c.units + 1)
+		}
+		n, known, err := s.Settle(k, w.rule, w.here(w.holder), c.id, keep)
+		if !known || err != nil || n > c.units-keep {
+			w.t.Fatalf("%d, %v, %v", n, known, err)
+		}
+		if again, known, err := s.Settle(k, w.rule, w.here(w.holder), c.id, keep); again != n || !known || err != nil {
+			w.t.Fatalf("repeated: %d, was %d, %v, %v", again, n, known, err)
+		}
+		c.units = keep
+		w.held = slices.Delete(w.held, i, i+1)
+	case op == 9:
+		w.pass(false)
+	case op == 10:
+		// A move.
+		s.Shut(0)
+		w.pass(false)
+		w.holder = 1 - w.holder
+		w.stores[w.holder].Open(0)
+		w.stores[w.holder].AttachCurrent(0, Backup, true)
+	default:
+		// A claim from the copy, and a merge with what the other one had besides, which is nothing.
+		if w.now-w.claimed < 5*time.Second/2 {
+			return // with more than three in a window, the common past counts twice
+		}
+		w.claimed = w.now
+		w.pass(false)
+		before := w.holder
+		w.holder = 1 - w.holder
+		w.claims++
+		next := w.stores[w.holder]
+		next.TakeOver(0, w.here(w.holder), Claim{1, w.claims, w.claims})
+		next.Open(0)
+		if w.rng.IntN(2) == 0 {
+			s.Attach(0, Backup, true)
+			s.Shut(0)
+			next.Stage(0)
+			w.holder = before
+			w.pass(true)
+			w.holder = 1 - before
+			if err := next.Merge(0, w.here(w.holder)); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+		s.Shut(0)
+		next.Attach(0, Backup, true)
+		s.Discard(0)
+		w.pass(false)
+	}
+}
