@@ -23,6 +23,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/limit"
 )
 
 // Config configures an Authorizer.
@@ -34,6 +36,8 @@ type Config struct {
 	Now func() time.Time
 	// NeedCertificate denies calls without a client certificate where there is no access file.
 	NeedCertificate bool
+	// Audit is called for each refund, reset and denied call. It must not block. Nil: there is no audit log.
+	Audit func(Event)
 	// Denied is called for each denied call; what holds no secret. Required.
 	Denied func(listener, reason string, from net.Addr, what string)
 }
@@ -163,7 +167,7 @@ func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, 
 		denial = a.demand(caller, list, role, &e)
 	}
 	if denial != nil {
-		a.denied(listener, denial, caller, e.From)
+		a.denied(listener, denial, caller, &e, limit.Target{})
 		return nil, denial
 	}
 	return withSession(ctx, &e, &known{list, caller, expires}), nil
@@ -194,13 +198,15 @@ func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credent
 	return nil
 }
 
-// denied reports a denied call.
-func (a *Authorizer) denied(listener string, d *Denial, caller *Caller, from net.Addr) {
-	what := d.Message
+// denied reports a denied call. caller is nil when it is not authenticated, and t empty when the call is about no target.
+func (a *Authorizer) denied(listener string, d *Denial, caller *Caller, e *Credentials, t limit.Target) {
+	event := Event{Action: ActionDenied, Listener: listener, Target: t, Reason: d.Reason, What: d.Message}
+	event.present(e)
 	if caller != nil {
-		what = caller.Name + ": " + what
+		event.Caller = caller.Name
 	}
-	a.cfg.Denied(listener, d.Reason, from, what)
+	a.audit(event)
+	a.cfg.Denied(listener, d.Reason, e.From, d.Message)
 }
 
 // current returns the caller of a session by the access file in force now.
@@ -254,7 +260,7 @@ func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, 
 	}
 	if !listed {
 		// Deny by default: who registers a service lists its methods in methodRoles, and a test checks it.
-		a.cfg.Denied("grpc", WrongRole, e.From, "method without a role")
+		a.denied("grpc", &Denial{Reason: WrongRole, Message: "method without a role"}, nil, &e, limit.Target{})
 		return nil, status.Error(codes.PermissionDenied, "this method is denied to everybody")
 	}
 	e.Authorization = metadata.ValueFromIncomingContext(ctx, "authorization")
@@ -308,7 +314,7 @@ func (s *authorizedStream) SendMsg(m any) error {
 			denial = s.authorizer.demand(caller, s.authorizer.callers(), s.role, &from.credentials)
 		}
 		if denial != nil {
-			s.authorizer.denied("grpc", denial, caller, from.credentials.From)
+			s.authorizer.denied("grpc", denial, caller, &from.credentials, limit.Target{})
 			return statusOf(denial)
 		}
 	}

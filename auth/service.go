@@ -12,9 +12,9 @@ import (
 
 // Service returns svc with authorization at a listener: each call needs the role, policies and namespaces of the caller in its
 // context, and a check of a batch that its caller may not make is answered by an error of its own. A context that Authorize has
-// not returned is denied. Without an access file it is svc itself.
+// not returned is denied. Refunds and resets are told to the audit log. Without an access file and an audit log it is svc itself.
 func (a *Authorizer) Service(listener string, svc limiter.BatchService) limiter.BatchService {
-	if a.cfg.Callers == nil {
+	if a.cfg.Callers == nil && a.cfg.Audit == nil {
 		return svc
 	}
 	return &service{listener: listener, authorizer: a, next: svc}
@@ -40,7 +40,7 @@ func (s *service) caller(ctx context.Context, role Role) (*Caller, *limit.Error)
 		return caller, nil
 	}
 	if ok {
-		s.authorizer.denied(s.listener, denial, caller, from.credentials.From)
+		s.authorizer.denied(s.listener, denial, caller, &from.credentials, limit.Target{})
 	}
 	return nil, &limit.Error{Kind: limit.Denied, Message: denial.Message}
 }
@@ -55,11 +55,14 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 	case t.Policy != "" && !c.MayUsePolicy(role, t.Policy):
 		field, what = "policy", fmt.Sprintf("%s may not use the policy %.100q in the role %v", c.Name, t.Policy, role)
 	default:
-		t.Caller = c.Name
+		if c != s.authorizer.all { // which everybody is, so that it tells nobody apart
+			t.Caller = c.Name
+		}
 		return nil
 	}
 	from, _ := ctx.Value(sessionKey{}).(*session)
-	s.authorizer.denied(s.listener, &Denial{Authenticated: true, Reason: WrongPolicy, Message: what}, nil, from.credentials.From)
+	denial := &Denial{Authenticated: true, Reason: WrongPolicy, Message: what}
+	s.authorizer.denied(s.listener, denial, c, &from.credentials, limit.Target{Policy: t.Policy, Limit: t.Limit, Namespace: t.Namespace})
 	return &limit.Error{Kind: limit.Denied, Field: field, Message: what}
 }
 
@@ -197,7 +200,11 @@ func (s *service) Refund(ctx context.Context, t limit.Target, units int64, reque
 	if err := s.authorize(ctx, RoleRefund, &t); err != nil {
 		return 0, err
 	}
-	return s.next.Refund(ctx, t, units, requestID)
+	n, err := s.next.Refund(ctx, t, units, requestID)
+	e := EventOf(ctx, s.listener, ActionRefund)
+	e.Target, e.Units, e.Result, e.Err = t, units, n, err
+	s.authorizer.audit(e)
+	return n, err
 }
 
 // Reset implements limit.Service.
@@ -205,5 +212,9 @@ func (s *service) Reset(ctx context.Context, t limit.Target) error {
 	if err := s.authorize(ctx, RoleRefund, &t); err != nil {
 		return err
 	}
-	return s.next.Reset(ctx, t)
+	err := s.next.Reset(ctx, t)
+	e := EventOf(ctx, s.listener, ActionReset)
+	e.Target, e.Err = t, err
+	s.authorizer.audit(e)
+	return err
 }

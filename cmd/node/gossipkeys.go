@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/filewatch"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -157,6 +159,30 @@ type admin struct {
 
 // GossipKeys implements weirv1.AdminServer.
 func (a *admin) GossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
+	resp, err := a.gossipKeys(ctx, req)
+	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST {
+		e := auth.EventOf(ctx, "grpc", auth.ActionGossipKey)
+		e.What, e.Err = stepOf(req), err
+		for _, m := range resp.GetMembers() {
+			if m.Error != "" && e.Err == nil {
+				e.Err = fmt.Errorf("%s: %s", m.Name, m.Error)
+			}
+		}
+		a.n.security.record(e)
+	}
+	return resp, err
+}
+
+// stepOf names a step, and the key that it is about.
+func stepOf(req *weirv1.GossipKeysRequest) string {
+	id := req.Id
+	if id == "" {
+		id = cluster.KeyID(req.Key)
+	}
+	return strings.ToLower(strings.TrimPrefix(req.Action.String(), "KEY_ACTION_")) + " " + id
+}
+
+func (a *admin) gossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*weirv1.GossipKeysResponse, error) {
 	n := a.n
 	if n.cluster == nil {
 		return nil, status.Error(codes.FailedPrecondition, "this node has no gossip")
@@ -238,13 +264,26 @@ func (p peerKeys) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*we
 	if p.n.cluster == nil {
 		return nil, status.Error(codes.FailedPrecondition, "this node has no gossip")
 	}
+	e := auth.Event{Action: auth.ActionGossipKey, Listener: "peer", What: stepOf(req)}
+	if from, ok := peer.FromContext(ctx); ok {
+		e.From = from.Addr
+	}
 	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST && !isPrivate(ctx) {
+		e.Action, e.Reason = auth.ActionDenied, "keys_in_plain_text"
+		p.n.security.record(e)
 		if from, ok := peer.FromContext(ctx); ok {
 			p.n.security.refusals.note("peer", "keys_in_plain_text", from.Addr, "a change of the gossip keys")
 		}
 		return nil, status.Error(codes.PermissionDenied, "gossip keys are changed by nodes that prove who they are, over TLS")
 	}
-	return p.n.changeOwnKeys(req), nil
+	keys := p.n.changeOwnKeys(req)
+	if req.Action != weirv1.KeyAction_KEY_ACTION_LIST {
+		if keys.Error != "" {
+			e.Err = errors.New(keys.Error)
+		}
+		p.n.security.record(e)
+	}
+	return keys, nil
 }
 
 // followKeyFile brings this node's gossip keys to what its file says whenever that changes, in steps that cut nobody off
@@ -293,11 +332,19 @@ const keyPace = 500 * time.Millisecond
 
 // stepToKeyFile does what can be done, and says what it waits for; nothing when all is done.
 func (n *node) stepToKeyFile(file [][]byte, ours map[string]bool) string {
+	record := func(step string) {
+		n.security.record(auth.Event{Action: auth.ActionGossipKey, Listener: "file", What: step})
+	}
 	inFile := make(map[string]bool)
+	had := n.cluster.Keys()
 	for _, k := range file {
-		inFile[cluster.KeyID(k)] = true
+		id := cluster.KeyID(k)
+		inFile[id] = true
 		if err := n.cluster.AddKey(k); err != nil {
 			return err.Error()
+		}
+		if !slices.ContainsFunc(had, func(old cluster.Key) bool { return old.ID == id }) {
+			record("add " + id)
 		}
 	}
 	first := cluster.KeyID(file[0])
@@ -311,6 +358,7 @@ func (n *node) stepToKeyFile(file [][]byte, ours map[string]bool) string {
 				return err.Error()
 			}
 			n.log.Info("gossip key changed", "step", "use", "key", first)
+			record("use " + first)
 			return "the others to use key " + first // which is looked at anew
 		}
 	}
@@ -325,6 +373,7 @@ func (n *node) stepToKeyFile(file [][]byte, ours map[string]bool) string {
 			return err.Error()
 		}
 		n.log.Info("gossip key changed", "step", "remove", "key", k.ID)
+		record("remove " + k.ID)
 	}
 	return ""
 }

@@ -667,6 +667,9 @@ func (n *node) stop() {
 			n.log.Warn("closing the gossip", "error", err)
 		}
 	}
+	if n.security != nil {
+		n.security.closeAudit()
+	}
 	if n.debugServer != nil {
 		_ = n.debugServer.Close() // last, so that stopping can be looked at
 	}
@@ -700,6 +703,7 @@ func (n *node) Reload() {
 	for _, f := range n.files() {
 		f.Reload()
 	}
+	n.security.reopenAudit()
 }
 
 // checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.

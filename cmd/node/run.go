@@ -177,6 +177,7 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
+	cfg.Security.Stderr = stderr
 	if f.debug.value != portOff {
 		cfg.DebugPort = &f.debug.value
 	}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/audit"
 	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/filewatch"
@@ -40,6 +41,8 @@ type securityConfig struct {
 	GossipKeyFile string      // empty: gossip in plain text
 	SecretFile    string      // the cluster's secret; read once
 	Insecure      bool        // beyond loopback, too, whoever reaches a port may do what it is for
+	AuditLog      string      // file of the audit log, or audit.Stderr; empty: none
+	Stderr        io.Writer   // that the audit log may go to
 
 	Now func() time.Time // tells when certificates expire; nil: time.Now
 }
@@ -58,6 +61,7 @@ func (f *securityFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
 	fs.StringVar(&f.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes")
 	fs.BoolVar(&f.Insecure, "insecure", false, "open ports beyond loopback without what keeps strangers out: mutual TLS between nodes, gossip keys, and a proof of who calls")
+	fs.StringVar(&f.AuditLog, "audit-log", "", "file for the audit log, or stderr: refunds, resets, changes of gossip keys and denied calls, with who and from where, as lines of JSON; empty: none")
 	fs.StringVar(&f.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: keys the hash of keys, so that outsiders cannot aim keys at one partition")
 }
 
@@ -117,6 +121,7 @@ type security struct {
 	peers    *certs.Source                     // nil: plain text
 	access   *filewatch.Watcher[*auth.Callers] // nil: no access file
 	auth     *auth.Authorizer
+	audit    *audit.Log // nil: none
 
 	gossipKeys  *filewatch.Watcher[[][]byte] // nil: gossip in plain text
 	keysChanged chan struct{}                // holds a token when their file has
@@ -133,6 +138,7 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 	defer func() {
 		if err != nil {
 			s.close()
+			s.closeAudit()
 		}
 	}()
 	if cfg.TLS != (certs.Files{}) {
@@ -147,6 +153,9 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 			return nil, err
 		}
 	}
+	if s.audit, err = s.openAudit(); err != nil {
+		return nil, fmt.Errorf("--audit-log: %w", err)
+	}
 	authConfig := auth.Config{
 		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
 		Denied:          s.refusals.note,
@@ -157,6 +166,9 @@ func openSecurity(cfg securityConfig, log *slog.Logger) (_ *security, err error)
 			return nil, fmt.Errorf("--access-file: %w", err)
 		}
 		authConfig.Callers = s.access.Current
+	}
+	if s.audit != nil {
+		authConfig.Audit = s.audit.Record
 	}
 	s.auth = auth.New(authConfig)
 	if cfg.GossipKeyFile != "" {
@@ -178,6 +190,43 @@ func (s *security) warnReadable(files ...string) {
 		if open, err := file.ReadableByOthers(name); err == nil && open { // what else is wrong is reported by who reads it
 			s.log.Warn("key file readable by other users", "file", name, "hint", "chmod o-r")
 		}
+	}
+}
+
+// openAudit returns nil where there is no audit log.
+func (s *security) openAudit() (*audit.Log, error) {
+	if s.cfg.AuditLog == "" {
+		return nil, nil
+	}
+	return audit.Open(audit.Config{
+		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.refusals.now,
+		OnError: func(err error) { s.log.Error("audit log not written", "error", err) },
+	})
+}
+
+// record has the audit log keep an event, if there is one.
+func (s *security) record(e auth.Event) {
+	if s.audit != nil {
+		s.audit.Record(e)
+	}
+}
+
+// reopenAudit opens the file of the audit log anew, which may have been moved away.
+func (s *security) reopenAudit() {
+	if s.audit == nil {
+		return
+	}
+	if err := s.audit.Reopen(); err != nil {
+		s.log.Error("audit log not opened anew", "error", err)
+	}
+}
+
+func (s *security) closeAudit() {
+	if s.audit == nil {
+		return
+	}
+	if err := s.audit.Close(); err != nil {
+		s.log.Warn("audit log not closed", "error", err)
 	}
 }
 

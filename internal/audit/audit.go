@@ -1,0 +1,217 @@
+// Package audit writes an audit log: one line of JSON for each refund, reset, change of a gossip key and denied call, to a file of
+// its own or to standard error.
+//
+// Denied calls are bounded in their rate, because strangers can make them; a line says how many were left out. The others are all
+// written. It does not promise that a line outlives the machine (the file is not synced), nor that nobody changes the file.
+package audit
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/weirlimit/weir/auth"
+)
+
+// The rate of lines about denied calls.
+const (
+	perSecond = 10
+	burst     = 50
+)
+
+// Config says where a Log goes.
+type Config struct {
+	// Name is the file, which is made when there is none and appended to, or Stderr.
+	Name   string
+	Stderr io.Writer // what is written to where Name is "stderr"
+	// Now tells the time of day. Required.
+	Now func() time.Time
+	// OnError is called when a line cannot be written, for the first one since a line could. It must not call the Log. Required.
+	OnError func(error)
+}
+
+// maxText bounds what a line repeats of what a caller has sent, in bytes: as much as a key may have.
+const maxText = 1024
+
+// Stderr is the Name that stands for standard error.
+const Stderr = "stderr"
+
+// Log is an audit log. Its methods are safe for concurrent use.
+type Log struct {
+	cfg    Config
+	logger *slog.Logger
+	out    *output
+
+	mu      sync.Mutex
+	denied  *rate.Limiter
+	leftOut int
+	due     *time.Timer // writes how many were left out; nil while none are
+	closed  bool
+}
+
+// Open returns a Log, whose file is there.
+func Open(cfg Config) (*Log, error) {
+	out := &output{cfg: cfg}
+	if err := out.open(); err != nil {
+		return nil, err
+	}
+	return &Log{
+		cfg: cfg, out: out, denied: rate.NewLimiter(perSecond, burst),
+		logger: slog.New(slog.NewJSONHandler(out, nil)),
+	}, nil
+}
+
+// Reopen opens the file anew, after it has been moved away. When that fails, the file that is open stays in use.
+func (l *Log) Reopen() error { return l.out.open() }
+
+// Close writes what is left to be said and closes the file. Events after it are dropped.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return nil
+	}
+	l.closed = true
+	l.flushLocked()
+	l.mu.Unlock()
+	return l.out.close()
+}
+
+// Record writes an event.
+func (l *Log) Record(e auth.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return
+	}
+	if e.Action == auth.ActionDenied && !l.denied.AllowN(l.cfg.Now(), 1) {
+		if l.leftOut++; l.due == nil {
+			l.due = time.AfterFunc(time.Second, l.flush)
+		}
+		return
+	}
+	l.writeLocked(string(e.Action), attributes(&e))
+}
+
+// flush writes how many denied calls were left out.
+func (l *Log) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed {
+		l.flushLocked()
+	}
+}
+
+func (l *Log) flushLocked() {
+	if l.due != nil {
+		l.due.Stop()
+		l.due = nil
+	}
+	if l.leftOut > 0 {
+		l.writeLocked("denied calls left out", []slog.Attr{slog.Int("count", l.leftOut)})
+		l.leftOut = 0
+	}
+}
+
+func (l *Log) writeLocked(message string, attrs []slog.Attr) {
+	r := slog.NewRecord(l.cfg.Now(), slog.LevelInfo, message, 0)
+	r.AddAttrs(attrs...)
+	// The output reports errors itself.
+	_ = l.logger.Handler().Handle(context.Background(), r)
+}
+
+// attributes are an event's fields that say something.
+func attributes(e *auth.Event) (attrs []slog.Attr) {
+	text := func(name, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(name, value[:min(len(value), maxText)]))
+		}
+	}
+	attrs = append(attrs, slog.String("caller", e.Caller))
+	text("credential", e.Credential)
+	text("identities", e.Identities)
+	text("listener", e.Listener)
+	if e.From != nil {
+		text("from", e.From.String())
+	}
+	text("policy", e.Target.Policy)
+	if e.Target.Limit != nil {
+		namespace := e.Target.Namespace
+		if namespace == "" {
+			namespace = "default"
+		}
+		text("inline_namespace", namespace)
+	}
+	text("key", e.Target.Key)
+	if e.Action == auth.ActionRefund {
+		attrs = append(attrs, slog.Int64("units", e.Units), slog.Int64("refunded", e.Result))
+	}
+	text("reason", e.Reason)
+	text("what", e.What)
+	if e.Err != nil {
+		text("error", e.Err.Error())
+	}
+	return attrs
+}
+
+// output is the file, or standard error.
+type output struct {
+	cfg Config
+
+	mu     sync.Mutex
+	file   *os.File // nil: standard error, or closed
+	failed bool
+}
+
+func (o *output) open() error {
+	if o.cfg.Name == Stderr {
+		return nil
+	}
+	file, err := os.OpenFile(o.cfg.Name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.file != nil {
+		err = o.file.Close()
+	}
+	o.file = file
+	return err
+}
+
+func (o *output) close() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.file == nil {
+		return nil
+	}
+	file := o.file
+	o.file = nil
+	return file.Close()
+}
+
+// Write implements io.Writer.
+func (o *output) Write(line []byte) (n int, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case o.cfg.Name == Stderr:
+		n, err = o.cfg.Stderr.Write(line)
+	case o.file != nil:
+		n, err = o.file.Write(line)
+	default:
+		err = os.ErrClosed
+	}
+	if err != nil && !o.failed {
+		o.cfg.OnError(fmt.Errorf("audit log: %w", err))
+	}
+	o.failed = err != nil
+	return n, err
+}
