@@ -1,6 +1,8 @@
 package store
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -151,5 +153,116 @@ func TestRequestIDsLost(t *testing.T) {
 	part := &s.shards[0].parts[0]
 	if got := len(part.annex.memos.order); got < 25 || got > 31 || s.Stats().RequestIDsLost != uint64(100-got) {
 		t.Errorf("%d remembered, %d lost", got, s.Stats().RequestIDsLost)
+	}
+}
+
+// TestEqualHashesAcrossStores does the same at random to stores whose 60 states have 16 hashes between them and to stores whose
+// hashes differ, while the partition is copied, moved, claimed from its copy and merged, and compares all answers.
+func TestEqualHashesAcrossStores(t *testing.T) {
+	rules := []*Rule{
+		rule("log", log(6, time.Second)), rule("window", window(6, time.Second)),
+		rule("bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 6, Window: time.Second}),
+		rule("jobs", algo.Limit{Algorithm: algo.Concurrency, Limit: 3, Window: time.Second}),
+	}
+	rules[0].Durability, rules[1].Durability = Escrow, Sync
+	run := func(seed uint64, mask uint64) (out []string) {
+		rng := rand.New(rand.NewPCG(seed, 11))
+		stores := [2]*Store{New(Config{}), New(Config{Shut: true})}
+		holder, claims, now := 0, uint64(1), time.Duration(0)
+		must := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		pass := func(from int, staged bool) {
+			for more := true; more; {
+				var chunk []byte
+				var version uint64
+				// As a whole: what is in which of several chunks depends on the hashes.
+				chunk, version, more = stores[from].Drain(0, Backup, at(now), 1<<20)
+				must(stores[1-from].Apply(0, staged, at(now), chunk))
+				stores[from].Confirm(0, Backup, version)
+			}
+		}
+		stores[0].TakeOver(0, at(0), Claim{1, 1, 1})
+		stores[0].Attach(0, Backup, true)
+		stores[0].Caught(0, Backup)
+		var leases []uint64
+		for step := range 400 {
+			now += time.Duration(rng.Int64N(int64(30 * time.Millisecond)))
+			s, r := stores[holder], rules[rng.IntN(len(rules))]
+			k := s.key(r.Scope, fmt.Sprint(rng.IntN(15)))
+			k.Hash &= mask
+			// Most ids are of other keys.
+			id, n := rng.Uint64N(20), 1+rng.Int64N(3)
+			leased := r == rules[3]
+			var got any
+			switch op := rng.IntN(14); {
+			case op < 6:
+				call := cost(n)
+				if leased {
+					call.Cost, call.Nonce = 1, rng.Uint64()|1
+				}
+				if op < 2 && !leased {
+					call.Reservation, call.ReserveFor = reservationOf(uint64(step)<<8|1), minute
+				}
+				if op == 3 {
+					call.RequestID = fmt.Sprint(id)
+				}
+				a, err := s.Decide(k, r, at(now), call, nil)
+				if a.Lease != 0 {
+					leases = append(leases, a.Lease)
+				}
+				got = fmt.Sprint(a.Decision, a.Pending, a.Reservation, err)
+			case op < 8 && !leased:
+				back, known, err := s.Settle(k, r, at(now), reservationOf(uint64(max(step-rng.IntN(20), 0))<<8|1), rng.Int64N(2))
+				got = fmt.Sprint(back, known, err)
+			case op == 8 && !leased:
+				back, err := s.Refund(k, r, at(now), n, fmt.Sprint(id))
+				got = fmt.Sprint(back, err)
+			case op == 9:
+				must(s.Reset(k, r.Scope))
+			case op == 10 && len(leases) > 0:
+				lease := leases[rng.IntN(len(leases))]
+				renewed, err := s.Renew(k, r, at(now), lease, 0, 0)
+				released, wrong := s.Release(k, r, at(now), lease)
+				got = fmt.Sprint(renewed.Alive, err, released, wrong)
+			case op == 11:
+				pass(holder, false)
+			case op == 12: // a move
+				s.Shut(0)
+				pass(holder, false)
+				holder = 1 - holder
+				stores[holder].Open(0)
+				stores[holder].AttachCurrent(0, Backup, true)
+				stores[holder].Caught(0, Backup)
+			case op == 13 && rng.IntN(3) == 0: // a claim from the copy, and a merge with what was lost
+				holder = 1 - holder
+				claims++
+				next := stores[holder]
+				next.TakeOver(0, at(now), Claim{1, claims, claims})
+				next.Open(0)
+				s.Attach(0, Backup, true)
+				s.Shut(0)
+				next.Stage(0)
+				pass(1-holder, true)
+				must(next.Merge(0, at(now)))
+				s.Discard(0)
+				next.Attach(0, Backup, true)
+				next.Caught(0, Backup)
+				pass(holder, false)
+			}
+			out = append(out, fmt.Sprintf("%v %s %s: %v", now, r.Scope, k.Key, got))
+		}
+		return out
+	}
+	for seed := range uint64(60) {
+		few, all := run(seed, 0xf<<32), run(seed, ^uint64(0))
+		for i := range all {
+			if few[i] != all[i] {
+				t.Fatalf("seed %d, step %d: %s, with other hashes %s", seed, i, few[i], all[i])
+			}
+		}
 	}
 }
