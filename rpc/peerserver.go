@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -37,6 +38,9 @@ type Receiver interface {
 
 // PeerServerConfig is what a PeerServer needs. All fields are required.
 type PeerServerConfig struct {
+	// MaxReplies is about how many bytes of replies are remembered, of all senders. At it batches are taken only from senders of whom
+	// none is, until they have acknowledged some. 0: any number.
+	MaxReplies   int64
 	Self         Node
 	RingSettings uint64
 	Receiver     Receiver
@@ -56,6 +60,8 @@ type PeerServer struct {
 	now func() time.Time // tells when replies may be forgotten
 
 	works sync.Pool // of *work
+
+	replies atomic.Int64 // bytes of those remembered, about
 
 	mu       sync.Mutex
 	sessions map[sessionKey]*session // what is over goes when a stream is opened
@@ -80,7 +86,9 @@ type session struct {
 	open    int        // streams being served; more than one while an old one has yet to notice its end
 	left    time.Time  // when the last stream ended
 	answers map[uint64]*answer
-	floor   uint64 // every batch up to it has been acknowledged
+	replies int64         // bytes of those in answers, about
+	all     *atomic.Int64 // of all sessions
+	floor   uint64        // every batch up to it has been acknowledged
 }
 
 // answer is what is known of a batch: that it is being carried out, or its reply.
@@ -88,6 +96,7 @@ type answer struct {
 	reply *peerv1.Reply // nil while it is being carried out
 	to    *outlet       // of the stream that asked last
 	at    time.Time     // of the reply
+	size  int64         // of the reply
 }
 
 // outlet is the writing side of a stream.
@@ -163,7 +172,7 @@ func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out 
 		if err := w.read(batch, &names); err != nil {
 			return err
 		}
-		fresh, known, err := sess.begin(batch, out, s.now())
+		fresh, known, err := sess.begin(batch, out, s.cfg.MaxReplies, s.now())
 		if batch.Items == nil && len(batch.Define) == 0 && cap(batch.Operations) <= keepPacked {
 			batch.ReturnToVTPool()
 		}
@@ -275,7 +284,7 @@ func (s *PeerServer) join(k sessionKey) (*session, error) {
 		if len(s.sessions) >= maxSessions {
 			return nil, status.Errorf(codes.ResourceExhausted, "stream: %d peers are being served already", maxSessions)
 		}
-		sess = &session{answers: make(map[uint64]*answer)}
+		sess = &session{answers: make(map[uint64]*answer), all: &s.replies}
 		s.sessions[k] = sess
 	}
 	sess.mu.Lock()
@@ -284,10 +293,32 @@ func (s *PeerServer) join(k sessionKey) (*session, error) {
 	return sess, nil
 }
 
+// over tells whether a session can be forgotten. Its replies are not counted from then on.
 func (s *session) over(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.open == 0 && now.Sub(s.left) > rememberFor
+	if s.open > 0 || now.Sub(s.left) <= rememberFor {
+		return false
+	}
+	s.forgetLocked(func(uint64, *answer) bool { return true })
+	return true
+}
+
+// forgetLocked forgets some batches.
+func (s *session) forgetLocked(which func(uint64, *answer) bool) {
+	maps.DeleteFunc(s.answers, func(seq uint64, a *answer) bool {
+		if !which(seq, a) {
+			return false
+		}
+		s.uncountLocked(a)
+		return true
+	})
+}
+
+// uncountLocked counts a reply that is forgotten no more.
+func (s *session) uncountLocked(a *answer) {
+	s.replies -= a.size
+	s.all.Add(-a.size)
 }
 
 func (s *PeerServer) leave(sess *session) {
@@ -299,7 +330,7 @@ func (s *PeerServer) leave(sess *session) {
 
 // begin reports whether a batch is to be carried out. One that was before is answered as it was then: with known, or,
 // when it is still being carried out, by the one who does that.
-func (s *session) begin(b *peerv1.Batch, out *outlet, now time.Time) (fresh bool, known *peerv1.Reply, err error) {
+func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time) (fresh bool, known *peerv1.Reply, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.Sequence <= max(s.floor, b.Acknowledged) {
@@ -310,8 +341,12 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, now time.Time) (fresh bool
 		a.to = out
 		return false, a.reply, nil
 	}
-	if len(s.answers) >= maxUnacknowledged {
-		maps.DeleteFunc(s.answers, func(_ uint64, a *answer) bool { return a.reply != nil && now.Sub(a.at) > rememberFor })
+	full := func() bool { return most > 0 && s.replies > 0 && s.all.Load() >= most }
+	if len(s.answers) >= maxUnacknowledged || full() {
+		s.forgetLocked(func(_ uint64, a *answer) bool { return a.reply != nil && now.Sub(a.at) > rememberFor })
+		if full() {
+			return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: unacknowledged replies take %d bytes", s.all.Load())
+		}
 		if len(s.answers) >= maxUnacknowledged {
 			return false, nil, status.Errorf(codes.ResourceExhausted, "sequence: %d batches are unacknowledged", len(s.answers))
 		}
@@ -320,16 +355,22 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, now time.Time) (fresh bool
 	return true, nil, nil
 }
 
+// replySize is about what a reply takes: an item's fields and the map's, or packed.
+func replySize(r *peerv1.Reply) int64 { return 256 + int64(len(r.Outcomes)) + 256*int64(len(r.Items)) }
+
 // acknowledgeLocked forgets the batches up to a sequence: the sender has their replies, or wants them no more.
 func (s *session) acknowledgeLocked(up uint64) {
 	if up <= s.floor {
 		return
 	}
 	if up-s.floor > uint64(len(s.answers)) {
-		maps.DeleteFunc(s.answers, func(seq uint64, _ *answer) bool { return seq <= up })
+		s.forgetLocked(func(seq uint64, _ *answer) bool { return seq <= up })
 	} else {
 		for seq := s.floor + 1; seq <= up; seq++ {
-			delete(s.answers, seq)
+			if a, ok := s.answers[seq]; ok {
+				s.uncountLocked(a)
+				delete(s.answers, seq)
+			}
 		}
 	}
 	s.floor = up
@@ -343,7 +384,9 @@ func (s *session) finish(r *peerv1.Reply, now time.Time) {
 		s.mu.Unlock()
 		return
 	}
-	a.reply, a.at = r, now
+	a.reply, a.at, a.size = r, now, replySize(r)
+	s.replies += a.size
+	s.all.Add(a.size)
 	to := a.to
 	s.mu.Unlock()
 	to.send(r)

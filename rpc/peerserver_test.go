@@ -342,10 +342,10 @@ func TestSessionsAreForgotten(t *testing.T) {
 
 // TestUnacknowledged: a sender that acknowledges nothing is stopped, unless what it left is old.
 func TestUnacknowledged(t *testing.T) {
-	s := &session{answers: make(map[uint64]*answer)}
+	s := &session{answers: make(map[uint64]*answer), all: new(atomic.Int64)}
 	start := time.Unix(1000, 0)
 	begin := func(seq, acked uint64, now time.Time) (bool, error) {
-		fresh, _, err := s.begin(&peerv1.Batch{Sequence: seq, Acknowledged: acked}, nil, now)
+		fresh, _, err := s.begin(&peerv1.Batch{Sequence: seq, Acknowledged: acked}, nil, 0, now)
 		return fresh, err
 	}
 	for seq := uint64(1); seq <= maxUnacknowledged; seq++ {
@@ -368,5 +368,44 @@ func TestUnacknowledged(t *testing.T) {
 	}
 	if fresh, err := begin(1<<62, 1<<62-1, start); !fresh || err != nil || len(s.answers) != 1 || s.floor != 1<<62-1 {
 		t.Error(fresh, err, len(s.answers), s.floor)
+	}
+}
+
+// Remembered replies of all senders are bounded together: at the bound a sender with some is told so until it has acknowledged
+// them or they are old, and one without is served.
+func TestRememberedRepliesAreBounded(t *testing.T) {
+	var all atomic.Int64
+	now := time.Now()
+	a, b := &session{answers: make(map[uint64]*answer), all: &all}, &session{answers: make(map[uint64]*answer), all: &all}
+	reply := func(seq uint64) *peerv1.Reply { return &peerv1.Reply{Sequence: seq, Outcomes: make([]byte, 1000)} }
+	most := 2 * replySize(reply(0))
+	batch := func(s *session, seq, acked uint64) error {
+		_, _, err := s.begin(&peerv1.Batch{Sequence: seq, Acknowledged: acked}, new(outlet), most, now)
+		if err == nil {
+			s.finish(reply(seq), now)
+		}
+		return err
+	}
+	for seq := uint64(1); seq <= 2; seq++ {
+		if err := batch(a, seq, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := batch(a, 3, 0); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("beyond the bound: %v", err)
+	}
+	if err := batch(b, 1, 0); err != nil {
+		t.Errorf("of another sender: %v", err)
+	}
+	if err := batch(a, 3, 2); err != nil {
+		t.Errorf("after others have been acknowledged: %v", err)
+	}
+	now = now.Add(rememberFor + 1)
+	if err := batch(a, 4, 2); err != nil {
+		t.Errorf("after others are old: %v", err)
+	}
+	now = now.Add(rememberFor + 1)
+	if !a.over(now) || !b.over(now) || all.Load() != 0 {
+		t.Errorf("%d bytes are left", all.Load())
 	}
 }

@@ -373,7 +373,8 @@ func (n *node) serve() {
 			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(wire.Codec()))...)
 		services := calls.Registrar(n.peerServer)
 		peerv1.RegisterPeerServer(services, rpc.NewPeerServer(rpc.PeerServerConfig{
-			Self: n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
+			MaxReplies: budget.Replies,
+			Self:       n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
 			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
 		}))
 		peerv1.RegisterOwnershipServer(services, n.messenger)
