@@ -137,7 +137,7 @@ func (a *apply) item() error {
 	case itemReservation:
 		of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 		e.until = a.now.Mono + r.int(maxAge)
-		e.once = r.bool()
+		e.once, e.caller = r.bool(), string(r.bytes(maxCaller))
 		if r.failed {
 			return ErrChunk
 		}
@@ -147,6 +147,8 @@ func (a *apply) item() error {
 		of.scope = strings.Clone(of.scope)
 		p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0)
 		if p != nil && i >= 0 {
+			side.reservations.own(p.list[i].caller, -1)
+			side.reservations.own(e.caller, 1)
 			p.list[i] = e
 			return nil
 		}

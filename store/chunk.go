@@ -26,7 +26,7 @@ const (
 	itemReset = 3
 	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, lease, reservation (16 bytes), time left.
 	itemRequestID = 4
-	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered; of itemSettled, when it
+	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered, caller; of itemSettled, when it
 	// has ended, without units and what follows.
 	itemReservation = 5
 	itemSettled     = 6
@@ -276,7 +276,7 @@ func (d *drain) reservation(k reservationKey) {
 	d.out = append(d.out, k.id[:]...)
 	d.out = appendUint(d.out, uint64(r.units))
 	d.out = appendUint(d.out, uint64(r.until-d.now.Mono))
-	d.out = appendBool(d.out, r.once)
+	d.out = appendBytes(appendBool(d.out, r.once), r.caller)
 }
 
 // identity tells what a state is.

@@ -40,7 +40,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		}
 	}
 	if call.Reservation != (ReservationID{}) && call.Cost > 0 {
-		if err := sh.reservable(part, k, rule, now); err != nil {
+		if err := sh.reservable(part, k, rule, now, call.Caller); err != nil {
 			return err
 		}
 	}
@@ -135,7 +135,7 @@ func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State,
 		sh.rememberAnswer(part, of, memoCharge, call.RequestID, rule, now, m)
 	}
 	if call.Reservation != (ReservationID{}) {
-		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce}
+		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce, caller: call.Caller}
 		if a := part.side(); part.newestDelta() != nil {
 			e.claim = a.lineage[len(a.lineage)-1].claim
 		}

@@ -26,16 +26,20 @@ func (k *reservationKey) bytes() int { return reservationBytes + k.of.size() }
 type reservation struct {
 	id    ReservationID
 	units int64
-	until int64       // Mono instant from which on it stays as it is
-	once  bool        // what came of its end is not remembered
-	claim Claim       // under which it was charged to a delta as well
-	told  [slots]bool // the follower has been told of the state with these units in it
+	until int64 // Mono instant from which on it stays as it is
+	once  bool  // what came of its end is not remembered
+	// caller is who made it, empty when that is not known.
+	caller string
+	claim  Claim       // under which it was charged to a delta as well
+	told   [slots]bool // the follower has been told of the state with these units in it
 }
 
 // reservations are those of one partition. The zero value is empty and ready for use.
 type reservations struct {
 	by    map[stateID]*pending
 	count int
+	// callers is how many each of them has, but for those that are not known.
+	callers map[string]int
 	// No reservation expires before this Mono instant.
 	first int64
 }
@@ -82,6 +86,7 @@ func (r *reservations) put(of stateID, e reservation, b *shardBudget) *pending {
 	p := r.of(of)
 	p.list = append(p.list, e)
 	r.count++
+	r.own(e.caller, 1)
 	b.count(reservationBytes + of.size())
 	return p
 }
@@ -107,8 +112,22 @@ func (c *content) lose(r record) {
 	}
 }
 
+// own counts a caller's reservations.
+func (r *reservations) own(caller string, more int) {
+	if caller == "" {
+		return
+	}
+	if r.callers == nil {
+		r.callers = make(map[string]int)
+	}
+	if r.callers[caller] += more; r.callers[caller] == 0 {
+		delete(r.callers, caller)
+	}
+}
+
 // remove forgets the i-th of a state's, which stays as it is.
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
+	r.own(p.list[i].caller, -1)
 	p.list = slices.Delete(p.list, i, i+1)
 	p.undo.Remove(i)
 	r.count--
@@ -169,13 +188,19 @@ func (r *reservations) free(b *shardBudget) {
 }
 
 // reservable says whether the partition has room for one more reservation.
-func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant) error {
-	n := 0
+func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, caller string) error {
+	n, most := 0, sh.store.cfg.MaxReservations
 	if part.annex != nil {
 		part.annex.reservations.expire(now.Mono, &sh.budget)
 		n = part.annex.reservations.count
+		// The last of them are for callers with less than a fair part, as in shares.fair.
+		if callers := part.annex.reservations.callers; n >= most-most/reserve && callers[caller] > most/(len(callers)+1) {
+			sh.store.shareFull.Add(1)
+			sh.store.shares.refused(rule.Scope, caller)
+			return ErrShareFull
+		}
 	}
-	if n >= sh.store.cfg.MaxReservations {
+	if n >= most {
 		sh.store.full.Add(1)
 		return ErrFull
 	}

@@ -74,6 +74,25 @@ func walked(t *testing.T, s *Store) {
 			}
 		}
 	}
+	for i := range s.shards {
+		for j := range s.shards[i].parts {
+			part := &s.shards[i].parts[j]
+			if part.annex == nil {
+				continue
+			}
+			owned := make(map[string]int)
+			for _, p := range part.annex.reservations.by {
+				for _, e := range p.list {
+					if e.caller != "" {
+						owned[e.caller]++
+					}
+				}
+			}
+			if got := part.annex.reservations.callers; len(owned)+len(got) > 0 && fmt.Sprint(got) != fmt.Sprint(owned) {
+				t.Fatalf("reservations are counted as %v, there are %v", got, owned)
+			}
+		}
+	}
 	if n := s.shares.inline.keys.Load(); n != 0 {
 		counted["all inline"] = n
 	}
@@ -129,6 +148,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 		}
 		s.claim(0)
 		open := []int{0}
+		var reserved []ReservationID
 		current := make([]int, len(rules))
 		for range 150 {
 			s.now += time.Duration(rng.Int64N(int64(2 * time.Second)))
@@ -142,6 +162,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 				c := Call{Request: algo.Request{Cost: rng.Int64N(4)}, Caller: []string{"", "x", "y"}[rng.IntN(3)]}
 				if c.Cost > 0 && which != 4 && rng.IntN(4) == 0 {
 					c.Reservation, c.ReserveFor = reservationOf(rng.Uint64()|1), time.Minute
+					reserved = append(reserved, c.Reservation)
 				}
 				if c.Cost > 0 && rng.IntN(4) == 0 {
 					c.RequestID = fmt.Sprint(rng.Uint64())
@@ -151,6 +172,11 @@ func TestSharesAgainstWalk(t *testing.T) {
 				}
 			case n == 14:
 				store.Sweep(at(s.now), 100)
+				for _, id := range reserved { // whoever's they are: of one key some are its
+					if _, _, err := store.Settle(k, r, at(s.now), id, 0); err != nil {
+						t.Fatal(err)
+					}
+				}
 			case n == 15:
 				if _, err := store.Refund(k, r, at(s.now), 2, ""); err != nil {
 					t.Fatal(err)
@@ -321,6 +347,47 @@ func TestFairPartOfCallers(t *testing.T) {
 	}
 	_, _, callers := s.Shares()
 	if callers[0].Name != "greedy" || callers[0].Keys != 700 || callers[0].Refused != 2 {
+		t.Errorf("%+v", callers)
+	}
+}
+
+// TestReservationsOfOneCaller: who takes all the reservations that it gets leaves some for the others, on the node that the partition
+// moves to, too.
+func TestReservationsOfOneCaller(t *testing.T) {
+	s, copied := New(Config{MaxReservations: 80}), New(Config{MaxReservations: 80, Shut: true})
+	r := rule("login", window(5, minute))
+	n := 0
+	reserve := func(s *Store, caller string) error {
+		n++
+		c := cost(1)
+		c.Caller, c.Reservation, c.ReserveFor = caller, reservationOf(uint64(n)), minute
+		_, err := s.Decide(s.key("login", fmt.Sprint(n)), r, at(time.Second), c, nil)
+		return err
+	}
+	var err error
+	for n < 100 && err == nil {
+		err = reserve(s, "greedy")
+	}
+	if !errors.Is(err, ErrShareFull) || n != 71 {
+		t.Errorf("after %d: %v", n, err)
+	}
+	l := newLink(s, copied, Target)
+	l.offset = 0
+	l.sync(t, time.Second, true)
+	s.Shut(0)
+	copied.Open(0)
+	for range 5 {
+		if err := reserve(copied, "other"); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := reserve(copied, "greedy"); !errors.Is(err, ErrShareFull) {
+		t.Errorf("after the move: %v", err)
+	}
+	if err := reserve(copied, ""); err != nil {
+		t.Error(err)
+	}
+	if _, _, callers := copied.Shares(); callers[0].Name != "greedy" || callers[0].Refused != 1 {
 		t.Errorf("%+v", callers)
 	}
 }
