@@ -51,11 +51,12 @@ func ParseAlgorithm(name string) (Algorithm, bool) {
 	return 0, false
 }
 
-// Period is a calendar unit that a fixed window may be aligned to. The zero value means that the window opens with the
-// first admission and lasts for Limit.Window.
+// Period is what a fixed window is aligned to. The zero value means that the window opens with the first admission and lasts
+// for Limit.Window.
 type Period uint8
 
-// The calendar periods. A week begins on Monday.
+// The calendar periods, of which a week begins on Monday, and Epoch: windows of Limit.Window one after the other since
+// 1970-01-01 UTC, whatever the calendar says.
 const (
 	Minute Period = 1
 	Hour   Period = 2
@@ -63,9 +64,10 @@ const (
 	Week   Period = 4
 	Month  Period = 5
 	Year   Period = 6
+	Epoch  Period = 7
 )
 
-var periodNames = [...]string{Minute: "minute", Hour: "hour", Day: "day", Week: "week", Month: "month", Year: "year"}
+var periodNames = [...]string{Minute: "minute", Hour: "hour", Day: "day", Week: "week", Month: "month", Year: "year", Epoch: "epoch"}
 
 // String returns the name used in policies, such as "month".
 func (p Period) String() string {
@@ -75,10 +77,10 @@ func (p Period) String() string {
 	return periodNames[p]
 }
 
-// ParsePeriod is the inverse of String.
+// ParsePeriod is the inverse of String, for the calendar's periods: Epoch is none of them.
 func ParsePeriod(name string) (Period, bool) {
 	for i, n := range periodNames {
-		if n == name && i > 0 {
+		if n == name && i > 0 && Period(i) <= Year {
 			return Period(i), true
 		}
 	}
@@ -115,10 +117,14 @@ const Never time.Duration = -1
 // Limits mean the same. Its zero value is not valid.
 type Limit struct {
 	Algorithm Algorithm
-	// Period aligns a fixed window to the calendar in Zone; Window is then zero. Zero: the first admission opens it.
+	// Period aligns a fixed window to the calendar in Zone; Window is then zero. Epoch aligns one of Window, in whole seconds, to
+	// 1970. Zero: the first admission opens it.
 	Period Period
 	// CountDenied makes a refused request count as well (fixed_window, sliding_window, sliding_counter, sliding_log).
 	CountDenied bool
+	// CarryDebt makes a fixed window (not one of the calendar) begin with what its predecessor was charged beyond Limit. Without
+	// it the end of a window forgets that.
+	CarryDebt bool
 	// Slots is the number of slots of a sliding_window; 0 stands for DefaultSlots.
 	Slots int32
 	// Limit is the number of units a window admits, a bucket regains per Window, or leases may hold at once:
@@ -130,6 +136,10 @@ type Limit struct {
 	Window time.Duration
 	// MaxLog allows a sliding_log Limit above DefaultMaxLog; 0 stands for DefaultMaxLog. It has no part in a decision.
 	MaxLog int64
+	// MaxDebt is how far charges that ask for no room (Request.Always) can bring the units in use beyond Limit (Capacity of a
+	// bucket): what is more is not charged. 0: no bound, but for sliding_log, where it stands for Limit, because a log of ever more
+	// entries takes ever more memory.
+	MaxDebt int64
 	// Zone is the time zone of calendar periods; nil stands for UTC.
 	Zone *time.Location
 }
@@ -148,10 +158,13 @@ var ErrNoMemory = errors.New("algo: no memory for the state to grow")
 
 // Request is what one check asks of a state.
 type Request struct {
-	// Cost is the number of units asked for, 0 to MaxLimit; 0 peeks: it answers whether a cost of 1 would pass.
+	// Cost is the number of units asked for, 0 to MaxLimit; 0 peeks: it answers whether a cost of 1 would pass. With Always it may
+	// be negative.
 	Cost int64
 	// Partial grants min(Cost, what is left) in place of all or nothing.
 	Partial bool
+	// Always charges Cost whether or not there is room for it; see Limits.Decide. Not for concurrency, nor with Partial.
+	Always bool
 	// Nonce makes the lease id of a concurrency limit hard to guess; the caller draws it at random.
 	Nonce uint64
 	// TTL is the life of the lease, at most the limit's Window; 0 stands for the limit's Window.
@@ -161,7 +174,7 @@ type Request struct {
 // Decision is the answer to a Request. Durations count from the instant of the decision.
 type Decision struct {
 	Allowed    bool
-	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking
+	Granted    int64         // units admitted: Cost, fewer with Partial, 0 when refused or peeking; with Always, units charged
 	Limit      int64         // of the limit that decided (capacity for buckets); Unlimited
 	Remaining  int64         // units that would pass now, after this decision; Unlimited when Limit is
 	RetryAfter time.Duration // 0 when allowed; until the same request passes if nothing else is admitted (concurrency: until the first lease expires); Never

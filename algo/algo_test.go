@@ -31,6 +31,14 @@ func shapes(t testing.TB) []Limit {
 					Limit{Algorithm: SlidingCounter, Limit: n, Window: w, CountDenied: denied},
 					Limit{Algorithm: SlidingLog, Limit: n, Window: w, CountDenied: denied, MaxLog: MaxLimit})
 			}
+			for _, carry := range []bool{false, true} {
+				shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Window: w, CarryDebt: carry, MaxDebt: n/2 + 1})
+				if w%time.Second == 0 {
+					shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Window: w, Period: Epoch, CarryDebt: carry})
+				}
+			}
+			shapes = append(shapes, Limit{Algorithm: SlidingWindow, Limit: n, Window: w, MaxDebt: 3},
+				Limit{Algorithm: SlidingLog, Limit: n, Window: w, MaxLog: MaxLimit, MaxDebt: min(2*n, MaxLimit)})
 			for _, capacity := range []int64{0, 1, 7, n/3 + 1} {
 				for _, a := range []Algorithm{TokenBucket, LeakyBucket} {
 					l := Limit{Algorithm: a, Limit: n, Window: w, Capacity: capacity}
@@ -281,7 +289,7 @@ func TestValidate(t *testing.T) {
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: MaxWindow + 1}}, "window"},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: -time.Second}}, "window"},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Period: Day}}, "window"},
-		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: 7}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: 8}}, "window"},
 		{Limits{{Algorithm: SlidingLog, Limit: 1, Period: Day}}, "align"},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Zone: time.UTC}}, "time_zone"},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Slots: 3}}, "slots"},
@@ -312,6 +320,18 @@ func TestValidate(t *testing.T) {
 		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: SlidingLog, Limit: 1}}, "limits[1].window"},
 		{Limits{{Algorithm: SlidingLog, Limit: 1, Window: time.Hour}, {Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, "limits[1].algorithm"},
 		{Limits{{Algorithm: Concurrency, Limit: 1, Window: time.Hour}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: 5 * time.Minute, CarryDebt: true, MaxDebt: 1}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: 1500 * time.Millisecond}}, "window"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: time.Second, Zone: time.UTC}}, "time_zone"},
+		{Limits{{Algorithm: SlidingLog, Limit: 1, Period: Epoch, Window: time.Second}}, "align"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Day, CarryDebt: true}}, "carry_debt"},
+		{Limits{{Algorithm: TokenBucket, Limit: 1, Window: time.Hour, CarryDebt: true}}, "carry_debt"},
+		{Limits{{Algorithm: FixedWindow, Limit: Unlimited, Window: time.Hour, CarryDebt: true}}, "carry_debt"},
+		{Limits{{Algorithm: Concurrency, Limit: 1, Window: time.Hour, MaxDebt: 1}}, "max_debt"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, MaxDebt: -1}}, "max_debt"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, MaxDebt: MaxLimit + 1}}, "max_debt"},
+		{Limits{{Algorithm: FixedWindow, Limit: Unlimited, Window: time.Hour, MaxDebt: 1}}, "max_debt"},
 	} {
 		err := tt.limits.Validate()
 		if tt.field == "" && err == nil {

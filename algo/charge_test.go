@@ -478,7 +478,7 @@ func TestMergeFixed(t *testing.T) {
 		if got := s.r.ls.Used(m.a, m.s, s.now, 0); got != want {
 			t.Fatalf("%d: %+v: %d used, want %d", i, l, got, want)
 		}
-		if d := m.ask(t, s.now, 0)[0]; want > 0 && int64(d.ResetAfter) != start+int64(l.Window)-s.now.Mono {
+		if d := m.ask(t, s.now, 0)[0]; want > 0 && d.ResetAfter != l.later(time.Duration(start+int64(l.Window)-s.now.Mono), want) {
 			t.Fatalf("%d: %+v: %+v", i, l, d)
 		}
 	}

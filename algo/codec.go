@@ -9,10 +9,17 @@ import (
 )
 
 // Limits as bytes begin with a byte for the version of the format, 1, and one for their number. Then comes for each its
-// algorithm, its period and whether it counts refusals, a byte each; its slots, capacity, window and max_log as
-// unsigned varints and its limit as a signed one, zigzag-coded; and its time zone's name, one byte of length and the
+// algorithm, its period and flags (1: it counts refusals, 2: it carries debt), a byte each; its slots, capacity, window, max_log
+// and max_debt as unsigned varints and its limit as a signed one, zigzag-coded; and its time zone's name, one byte of length and the
 // bytes. Equal limits are equal bytes.
 const limitsVersion = 1
+
+// Flags of a limit.
+const (
+	limitDenied = 1 << iota
+	limitCarry
+	limitUnknown // and all above
+)
 
 // longestZone is more than the longest name of a time zone.
 const longestZone = 64
@@ -25,15 +32,19 @@ func AppendLimits(dst []byte, ls Limits) []byte {
 	dst = append(dst, limitsVersion, byte(len(ls)))
 	for i := range ls {
 		l := &ls[i]
-		denied := byte(0)
+		flags := byte(0)
 		if l.CountDenied {
-			denied = 1
+			flags |= limitDenied
 		}
-		dst = append(dst, byte(l.Algorithm), byte(l.Period), denied)
+		if l.CarryDebt {
+			flags |= limitCarry
+		}
+		dst = append(dst, byte(l.Algorithm), byte(l.Period), flags)
 		dst = appendUint(dst, int64(l.Slots))
 		dst = appendUint(dst, l.Capacity)
 		dst = appendUint(dst, int64(l.Window))
 		dst = appendUint(dst, l.MaxLog)
+		dst = appendUint(dst, l.MaxDebt)
 		dst = appendInt(dst, l.Limit)
 		name := ""
 		if l.Zone != nil {
@@ -61,15 +72,16 @@ func ParseLimits(data []byte) (ls Limits, rest []byte, err error) {
 	}
 	for i := range n {
 		l := Limit{Algorithm: Algorithm(r.byte()), Period: Period(r.byte())}
-		denied := r.byte()
-		l.CountDenied = denied == 1
+		flags := r.byte()
+		l.CountDenied, l.CarryDebt = flags&limitDenied != 0, flags&limitCarry != 0
 		l.Slots = int32(r.uint(math.MaxInt32))
 		l.Capacity = r.uint(math.MaxInt64)
 		l.Window = time.Duration(r.uint(math.MaxInt64))
 		l.MaxLog = r.uint(math.MaxInt64)
+		l.MaxDebt = r.uint(math.MaxInt64)
 		l.Limit = r.int(math.MaxInt64)
 		name := r.string(longestZone)
-		if r.err != nil || denied > 1 {
+		if r.err != nil || flags >= limitUnknown {
 			return nil, nil, ErrLimits
 		}
 		if name != "" {

@@ -57,7 +57,7 @@ func TestParseLimitsErrors(t *testing.T) {
 		{"another version", with(0, 2), ""},
 		{"too many", with(1, MaxLimits+1), ""},
 		{"none", []byte{limitsVersion, 0}, "limits"},
-		{"neither true nor false", with(4, 2), ""},
+		{"an unknown flag", with(4, 4), ""},
 		{"an unknown algorithm", with(2, 8), "limits[0].algorithm"},
 		{"impossible limits", AppendLimits(nil, Limits{good, {Algorithm: FixedWindow, Limit: 5, Window: 1}}), "limits[1].window"},
 		{"an impossible limit", AppendLimits(nil, Limits{{Algorithm: FixedWindow, Limit: 0, Window: time.Minute}}), "limit"},

@@ -17,8 +17,18 @@ func (fixedWindow) words(*Limit) int { return 2 }
 func (fixedWindow) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
 
 func (fixedWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
-	if s[1] != 0 && now.Mono-int64(s[0]) >= int64(l.Window) {
+	past := now.Mono - int64(s[0])
+	switch {
+	case s[1] == 0 || past < int64(l.Window):
+	case !l.CarryDebt:
 		clear(s)
+	default:
+		windows := past / int64(l.Window)
+		if s[1] = uint64(l.carried(int64(s[1]), windows)); s[1] == 0 {
+			clear(s)
+		} else {
+			s[0] += uint64(windows * int64(l.Window))
+		}
 	}
 }
 
@@ -32,21 +42,53 @@ func (c fixedWindow) wait(l *Limit, a *Arena, s []uint64, now Instant, n int64) 
 	if c.room(l, a, s, now) >= n {
 		return 0
 	}
-	return c.reset(l, a, s, now)
+	return l.later(c.left(l, s, now), int64(s[1])+n-l.Limit)
 }
 
-func (fixedWindow) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+func (c fixedWindow) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if s[1] == 0 {
 		return 0
 	}
+	return l.later(c.left(l, s, now), int64(s[1]))
+}
+
+// left is the time until the window ends.
+func (fixedWindow) left(l *Limit, s []uint64, now Instant) time.Duration {
 	return l.Window - time.Duration(now.Mono-int64(s[0]))
 }
 
-func (fixedWindow) charge(_ *Limit, _ *Arena, s []uint64, now Instant, n int64) {
+// carried is what is left of a count after so many windows, each of which takes the Limit off.
+func (l *Limit) carried(count, windows int64) int64 {
+	if windows > count/l.Limit {
+		return 0
+	}
+	return count - windows*l.Limit
+}
+
+// countable is the largest count of a fixed window. Debt that is carried ends within MaxFill, so that its end fits 64 bits.
+func (l *Limit) countable() int64 {
+	if l.CarryDebt {
+		if most := mul(l.Limit, int64(MaxFill/l.Window)); most.less(u128{lo: uint64(MaxLimit)}) {
+			return int64(most.lo)
+		}
+	}
+	return MaxLimit
+}
+
+// later is the time until windows, the first of which ends after left, have taken n units or more off a count: one, but for
+// debt that is carried over.
+func (l *Limit) later(left time.Duration, n int64) time.Duration {
+	if !l.CarryDebt || n <= l.Limit {
+		return left
+	}
+	return left + time.Duration((n-1)/l.Limit)*l.Window
+}
+
+func (fixedWindow) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int64) {
 	if s[1] == 0 {
 		s[0] = uint64(now.Mono)
 	}
-	s[1] += uint64(n)
+	s[1] = min(s[1]+uint64(n), uint64(l.countable()))
 }
 
 func (c fixedWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
@@ -63,8 +105,8 @@ func (fixedWindow) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) in
 }
 
 // convert keeps the start: a window that becomes shorter may have ended, one that becomes longer goes on.
-func (fixedWindow) convert(_ *Limit, _ *Arena, s []uint64, _ Instant, _ *Limit, t []uint64) {
-	copy(t, s)
+func (fixedWindow) convert(_ *Limit, _ *Arena, s []uint64, _ Instant, to *Limit, t []uint64) {
+	t[0], t[1] = s[0], min(s[1], uint64(to.countable()))
 }
 
 func (fixedWindow) snapshot(dst []byte, _ *Limit, _ *Arena, s []uint64, now Instant) []byte {
@@ -72,26 +114,26 @@ func (fixedWindow) snapshot(dst []byte, _ *Limit, _ *Arena, s []uint64, now Inst
 	return appendUint(dst, int64(s[1]))
 }
 
-func (fixedWindow) restore(_ *Limit, _ *Arena, s []uint64, now Instant, r *reader) error {
+func (fixedWindow) restore(l *Limit, _ *Arena, s []uint64, now Instant, r *reader) error {
 	s[0] = uint64(now.Mono - r.age())
-	s[1] = uint64(r.uint(MaxLimit))
+	s[1] = uint64(min(r.uint(MaxLimit), l.countable()))
 	return r.err
 }
 
 // merge goes on with the window that opened later, as if what the other has counted had been in it.
-func (fixedWindow) merge(_ *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+func (fixedWindow) merge(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	start := int64(t[0])
 	if s[1] != 0 {
 		start = max(start, int64(s[0]))
 	}
-	u[0], u[1] = uint64(start), min(s[1]+t[1], uint64(MaxLimit))
+	u[0], u[1] = uint64(start), min(s[1]+t[1], uint64(l.countable()))
 	return true
 }
 
 func (fixedWindow) horizon(l *Limit) time.Duration { return l.Window }
 
-// calendarWindow counts admissions in the minute, hour, day, week, month or year of the time zone. It is the only
-// counter that reads the wall clock. A window once opened stays until the wall clock has passed its end, so that a
+// calendarWindow counts admissions in the minute, hour, day, week, month or year of the time zone, or in windows of any
+// length since 1970. It is the only counter that reads the wall clock. A window once opened stays until the wall clock has passed its end, so that a
 // clock that is set back opens no window a second time.
 //
 // Words: start and end of the window in seconds since 1970 UTC, count. The end is kept so that the calendar is worked
@@ -104,8 +146,15 @@ func (calendarWindow) init(_ *Limit, s []uint64, _ Instant) { clear(s) }
 
 func (calendarWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 	if sec := floorDiv(now.Wall, 1e9); s[0] == s[1] || sec >= int64(s[1]) {
-		start, end := calendar(l.Period, l.zone(), sec)
-		s[0], s[1], s[2] = uint64(start), uint64(end), 0
+		start, end := l.windowOf(sec)
+		if l.CarryDebt && s[0] != s[1] {
+			// Where windows have become shorter since this one opened, its end counts as that of one.
+			windows := 1 + (start-int64(s[1]))/int64(l.Window/time.Second)
+			s[2] = uint64(l.carried(int64(s[2]), windows))
+		} else {
+			s[2] = 0
+		}
+		s[0], s[1] = uint64(start), uint64(end)
 	}
 }
 
@@ -119,14 +168,18 @@ func (c calendarWindow) wait(l *Limit, a *Arena, s []uint64, now Instant, n int6
 	if c.room(l, a, s, now) >= n {
 		return 0
 	}
-	return c.reset(l, a, s, now)
+	return l.later(c.left(s, now), int64(s[2])+n-l.Limit)
 }
 
-// reset counts from what the wall clock says, even when it says a time before the window.
-func (calendarWindow) reset(_ *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
+func (c calendarWindow) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if s[2] == 0 {
 		return 0
 	}
+	return l.later(c.left(s, now), int64(s[2]))
+}
+
+// left is the time until the window ends. It counts from what the wall clock says, even when that is a time before the window.
+func (calendarWindow) left(s []uint64, now Instant) time.Duration {
 	sec := floorDiv(now.Wall, 1e9)
 	left := int64(s[1]) - sec
 	if left > math.MaxInt64/int64(time.Second) {
@@ -135,7 +188,9 @@ func (calendarWindow) reset(_ *Limit, _ *Arena, s []uint64, now Instant) time.Du
 	return time.Duration(left)*time.Second - time.Duration(now.Wall-sec*1e9)
 }
 
-func (calendarWindow) charge(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64) { s[2] += uint64(n) }
+func (calendarWindow) charge(l *Limit, _ *Arena, s []uint64, _ Instant, n int64) {
+	s[2] = min(s[2]+uint64(n), uint64(l.countable()))
+}
 
 func (c calendarWindow) deny(l *Limit, a *Arena, s []uint64, now Instant, n int64) int64 {
 	n = min(n, c.room(l, a, s, now))
@@ -149,8 +204,9 @@ func (calendarWindow) refund(_ *Limit, _ *Arena, s []uint64, _ Instant, n int64)
 	return n
 }
 
-func (calendarWindow) convert(_ *Limit, _ *Arena, s []uint64, _ Instant, _ *Limit, t []uint64) {
+func (calendarWindow) convert(_ *Limit, _ *Arena, s []uint64, _ Instant, to *Limit, t []uint64) {
 	copy(t, s)
+	t[2] = min(t[2], uint64(to.countable()))
 }
 
 // snapshot writes the window's date, not its age: the receiver's wall clock, not this one's, says when it has passed.
@@ -165,17 +221,17 @@ func (calendarWindow) restore(l *Limit, _ *Arena, s []uint64, _ Instant, r *read
 	if r.err != nil || count == 0 {
 		return ErrSnapshot
 	}
-	start, end := calendar(l.Period, l.zone(), start)
-	s[0], s[1], s[2] = uint64(start), uint64(end), uint64(count)
+	start, end := l.windowOf(start)
+	s[0], s[1], s[2] = uint64(start), uint64(end), uint64(min(count, l.countable()))
 	return nil
 }
 
 // merge keeps the later window, and both counts when they are of the same.
-func (calendarWindow) merge(_ *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
+func (calendarWindow) merge(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
 	switch {
 	case s[0] == t[0]:
 		copy(u, s)
-		u[2] = min(s[2]+t[2], uint64(MaxLimit))
+		u[2] = min(s[2]+t[2], uint64(l.countable()))
 	case int64(s[0]) > int64(t[0]):
 		copy(u, s)
 	default:
@@ -188,6 +244,8 @@ func (calendarWindow) merge(_ *Limit, _ *Arena, s, t []uint64, _ Instant, u []ui
 func (calendarWindow) horizon(l *Limit) time.Duration {
 	days := time.Duration(366)
 	switch l.Period {
+	case Epoch:
+		return l.Window
 	case Minute:
 		return time.Minute
 	case Hour:
@@ -207,6 +265,16 @@ func (l *Limit) zone() *time.Location {
 		return time.UTC
 	}
 	return l.Zone
+}
+
+// windowOf returns the first second of the aligned window that the second sec since 1970 UTC lies in, and the next one's.
+func (l *Limit) windowOf(sec int64) (start, end int64) {
+	if l.Period == Epoch {
+		length := int64(l.Window / time.Second)
+		start = floorDiv(sec, length) * length
+		return start, start + length
+	}
+	return calendar(l.Period, l.zone(), sec)
 }
 
 // calendar returns the window that the second sec since 1970 UTC lies in: its first second and the next window's.

@@ -336,7 +336,7 @@ func (p *player) convert(i int, l Limit) {
 		p.fatalf("convert: %v", err)
 	}
 	old := p.limits[i]
-	if old.Algorithm == l.Algorithm && old.Limit != Unlimited && l.Limit != Unlimited {
+	if old.Algorithm == l.Algorithm && old.Period == l.Period && old.Limit != Unlimited && l.Limit != Unlimited {
 		p.oracles[i].become(now, l)
 	} else {
 		n := min(p.oracles[i].used(now), MaxLimit)
@@ -372,6 +372,7 @@ func (p *player) charge(n int64) {
 		if l := &p.limits[i]; l.Algorithm == SlidingWindow && (slidingWindow{}).narrow(l) {
 			most = math.MaxUint32
 		}
+		most = min(most, countable(p.limits[i]))
 		if b, ok := o.(*bucketOracle); ok && !b.holds(now, n) || p.limits[i].Limit != Unlimited && o.used(now)+n > most {
 			n = 0
 		}
@@ -388,6 +389,96 @@ func (p *player) charge(n int64) {
 			p.fatalf("limit %d: %d used after a charge of %d, want %d", i, got, n, want)
 		}
 	}
+}
+
+// always charges whether or not there is room, and gives back where the cost is negative.
+func (p *player) always(cost int64) {
+	p.t.Helper()
+	now := p.seen()
+	for i, o := range p.oracles {
+		// What a limit cannot count at all is not asked for.
+		l := &p.limits[i]
+		most := countable(*l)
+		if l.Algorithm == SlidingWindow && (slidingWindow{}).narrow(l) {
+			most = math.MaxUint32
+		}
+		if b, ok := o.(*bucketOracle); cost > 0 && (ok && !b.holds(now, cost) || l.Limit != Unlimited && o.used(now)+cost > most) {
+			cost = 0
+		}
+	}
+	charges := make([]int64, len(p.limits))
+	allowed, most := true, int64(0)
+	var fits []bool
+	var delay time.Duration
+	for i, o := range p.oracles {
+		l, used := &p.limits[i], o.used(now)
+		if l.Limit == Unlimited {
+			fits = append(fits, true)
+			continue
+		}
+		debt := l.MaxDebt
+		switch {
+		case debt == 0 && l.Algorithm == SlidingLog:
+			debt = l.Limit
+		case debt == 0:
+			debt = MaxLimit
+		}
+		fits = append(fits, cost < 0 || cost == 0 && used <= p.cap(i) || cost > 0 && used+cost <= p.cap(i))
+		if b, ok := o.(*bucketOracle); ok && cost > 0 {
+			fits[i] = b.room(now) >= cost
+		}
+		allowed = allowed && fits[i]
+		if b, ok := o.(*bucketOracle); ok && l.Algorithm == LeakyBucket && cost > 0 {
+			delay = max(delay, b.delay(now))
+		}
+		if cost > 0 {
+			charges[i] = max(0, min(cost, p.cap(i)+debt-used))
+		}
+	}
+	for i, o := range p.oracles {
+		switch {
+		case charges[i] > 0:
+			o.admit(now, charges[i])
+		case cost < 0:
+			charges[i] = o.refund(now, -cost)
+		}
+		most = max(most, charges[i])
+	}
+	p.note("always %d, charged %v", cost, charges)
+	each := make([]Decision, len(p.limits))
+	got, err := p.limits.Decide(p.arena, p.state, p.now, Request{Cost: cost, Always: true}, each)
+	if err != nil {
+		p.fatalf("always %d: %v", cost, err)
+	}
+	if cost < 0 {
+		most = -most
+	}
+	if !allowed {
+		delay = 0
+	}
+	if got.Allowed != allowed || got.Granted != most || got.Delay != delay {
+		p.fatalf("always %d: got %+v, want allowed %v, granted %d, delay %v", cost, got, allowed, most, delay)
+	}
+	for i, d := range each {
+		o := p.oracles[i]
+		if allowed && d.RetryAfter != 0 {
+			p.fatalf("limit %d: retry_after %v though allowed", i, d.RetryAfter)
+		} else if !allowed {
+			p.judgeRetry(o, now, d, max(cost, 1), p.cap(i))
+		}
+		p.judgeReset(o, now, d)
+		remaining := Unlimited
+		if p.limits[i].Limit != Unlimited {
+			remaining = o.room(now)
+			if used := p.limits.Used(p.arena, p.state, p.now, i); used != o.used(now) {
+				p.fatalf("limit %d: %d used after %d, want %d", i, used, cost, o.used(now))
+			}
+		}
+		if d.Allowed != fits[i] || d.Remaining != remaining || d.Granted != most {
+			p.fatalf("limit %d: always %d: %+v, want allowed %v, remaining %d", i, cost, d, fits[i], remaining)
+		}
+	}
+	p.retry = got.RetryAfter
 }
 
 // pass lets some time go by, often such that something is about to happen.
@@ -483,6 +574,14 @@ func (p *player) play(plain bool) {
 			p.charge(p.cost())
 		case 8:
 			p.replicate()
+		case 9:
+			cost := p.cost()
+			if p.src.n(3) == 0 {
+				cost = -cost
+			}
+			for range 1 + p.src.n(3) {
+				p.always(cost)
+			}
 		default:
 			p.check(Request{Cost: p.cost()})
 		}
@@ -505,7 +604,7 @@ func (p *player) change() {
 			return // counts are cut down there: see TestSlidingWindowNarrows
 		}
 	case 1:
-		if l.Window != 0 {
+		if l.Window != 0 && l.Period == 0 {
 			l.Window = max(MinWindow, min(MaxWindow, l.Window/time.Duration(1+p.src.n(20))*time.Duration(1+p.src.n(20))))
 		}
 	case 2:
@@ -516,7 +615,7 @@ func (p *player) change() {
 			l.Capacity = 1 + p.src.n(2*p.cap(i))
 		}
 	case 3:
-		if l.Window == 0 || l.Limit > 1<<20 {
+		if l.Window == 0 || l.Limit > 1<<20 || p.oracles[i].used(p.now) > 1<<20 { // a bucket could not count that
 			return
 		}
 		l = Limit{Algorithm: Algorithm(1 + p.src.n(5)), Limit: l.Limit, Window: l.Window}

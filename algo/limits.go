@@ -95,6 +95,9 @@ func (l *Limit) counter() counter {
 	panic("algo: " + l.Algorithm.String() + " has not been validated")
 }
 
+// aligned reports whether the calendar says how long the window is.
+func (l *Limit) aligned() bool { return l.Period != 0 && l.Period != Epoch }
+
 func (l *Limit) isBucket() bool { return l.Algorithm == TokenBucket || l.Algorithm == LeakyBucket }
 
 // holds is the largest cost that can ever pass.
@@ -116,15 +119,19 @@ func (l Limit) Validate() error {
 		return invalid("algorithm", "is missing or unknown (%v)", l.Algorithm)
 	case l.Limit != Unlimited && (l.Limit < 1 || l.Limit > MaxLimit):
 		return invalid("limit", "must be between 1 and %d, or %d for unlimited; it is %d", MaxLimit, Unlimited, l.Limit)
-	case l.Period > Year:
+	case l.Period > Epoch:
 		return invalid("window", "is an unknown calendar period (%v)", l.Period)
 	case l.Period != 0 && l.Algorithm != FixedWindow:
 		return invalid("align", "is for %v only, not for %v", FixedWindow, l.Algorithm)
-	case l.Period != 0 && l.Window != 0:
+	case l.Period == Epoch && l.Zone != nil:
+		return invalid("time_zone", "is for windows aligned to the calendar only")
+	case l.Period == Epoch && l.Window%time.Second != 0:
+		return invalid("window", "aligned to the epoch must be whole seconds; it is %v", days(l.Window))
+	case l.aligned() && l.Window != 0:
 		return invalid("window", "must be either a calendar period or a duration, not both")
 	case l.Zone != nil && l.Period == 0:
 		return invalid("time_zone", "is for windows aligned to the calendar only")
-	case l.Period == 0 && (l.Window != 0 || l.Limit != Unlimited) && (l.Window < MinWindow || l.Window > MaxWindow):
+	case !l.aligned() && (l.Window != 0 || l.Limit != Unlimited) && (l.Window < MinWindow || l.Window > MaxWindow):
 		return invalid("window", "must be between %v and %v; it is %v", days(MinWindow), days(MaxWindow), days(l.Window))
 	case l.Slots != 0 && l.Algorithm != SlidingWindow:
 		return invalid("slots", "is for %v only, not for %v", SlidingWindow, l.Algorithm)
@@ -136,6 +143,12 @@ func (l Limit) Validate() error {
 		return invalid("capacity", "must be between 1 and %d; it is %d", MaxLimit, l.Capacity)
 	case l.CountDenied && l.Algorithm > SlidingLog:
 		return invalid("count_denied", "is not for %v", l.Algorithm)
+	case l.CarryDebt && (l.Algorithm != FixedWindow || l.aligned()):
+		return invalid("carry_debt", "is for %v only, and not for one of the calendar", FixedWindow)
+	case l.MaxDebt != 0 && l.Algorithm == Concurrency:
+		return invalid("max_debt", "is not for %v", l.Algorithm)
+	case l.MaxDebt < 0 || l.MaxDebt > MaxLimit:
+		return invalid("max_debt", "must be between 1 and %d; it is %d", MaxLimit, l.MaxDebt)
 	case l.MaxLog != 0 && l.Algorithm != SlidingLog:
 		return invalid("max_log", "is for %v only, not for %v", SlidingLog, l.Algorithm)
 	case l.MaxLog < 0 || l.MaxLog > MaxLimit:
@@ -153,6 +166,10 @@ func (l Limit) Validate() error {
 			return invalid("count_denied", ofALimit)
 		case l.MaxLog != 0:
 			return invalid("max_log", ofALimit)
+		case l.CarryDebt:
+			return invalid("carry_debt", ofALimit)
+		case l.MaxDebt != 0:
+			return invalid("max_debt", ofALimit)
 		}
 		return nil
 	}
@@ -265,7 +282,12 @@ func (ls Limits) Init(s State, now Instant) {
 // RetryAfter is the instant from which it would if nothing else were charged, exact to the nanosecond: the longest that
 // any limit asks for. Limits with CountDenied count a refused request, up to their limit, and then RetryAfter says when
 // it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted.
-// A cost that is negative, or more than a limit can hold, never passes; with Partial, the latter may pass in part.
+// A cost that is negative without Always, or more than a limit can hold, never passes; with Partial, the latter may pass in part.
+//
+// A request with Always is charged, to each limit, whether or not there is room, as far as MaxDebt and MaxLimit let the units in
+// use go; Granted is the most that one limit was charged. It is allowed when there was room for its cost: for a cost of 0, which
+// charges nothing, when no more is in use than the limit. A negative cost gives back as many units, as Refund does, and is
+// allowed; Granted is then the negative of what was given back. Nothing is counted as denied.
 //
 // When each is not nil it must have an entry for every limit, and gets what that limit says for itself: Allowed, whether
 // it had room; Granted, as in the answer; the rest about the state after the decision. Of these the answer repeats the
@@ -281,6 +303,9 @@ func (ls Limits) Decide(a *Arena, s State, now Instant, r Request, each []Decisi
 // DecideTo is Decide with the answer in *d, whatever that held. To copy a Decision that has just been written costs as much
 // as making it: whoever is asked millions of times a second hands the place for it down.
 func (ls Limits) DecideTo(a *Arena, s State, now Instant, r *Request, each []Decision, d *Decision) error {
+	if r.Always {
+		return ls.decideAlways(a, s, now, r, each, d)
+	}
 	if len(ls) == 1 && each == nil && ls[0].isBucket() && ls[0].Limit != Unlimited {
 		bucket{}.decide(&ls[0], s, now, r, d)
 		return nil

@@ -32,6 +32,8 @@ func newOracle(l Limit, now Instant) oracle {
 	switch {
 	case l.Limit == Unlimited:
 		return &unlimitedOracle{}
+	case l.Algorithm == FixedWindow && l.Period == Epoch:
+		return &epochOracle{l: l}
 	case l.Algorithm == FixedWindow && l.Period != 0:
 		return &calendarOracle{l: l}
 	case l.Algorithm == FixedWindow:
@@ -102,14 +104,45 @@ type fixedOracle struct {
 }
 
 func (o *fixedOracle) used(now Instant) int64 {
-	if now.Mono >= o.start+int64(o.l.Window) {
-		return 0
+	_, count := o.at(now)
+	return count
+}
+
+// at is the window that is open at now, and what is counted in it.
+func (o *fixedOracle) at(now Instant) (start, count int64) {
+	w := int64(o.l.Window)
+	if now.Mono < o.start+w {
+		return o.start, o.count
 	}
-	return o.count
+	if !o.l.CarryDebt {
+		return o.start, 0
+	}
+	start = floorTo(now.Mono, w, o.start)
+	return start, unpaid(o.count, o.l.Limit, (start-o.start)/w)
+}
+
+// countable is the largest count of a limit, which bounds how long debt that is carried over lasts.
+func countable(l Limit) int64 {
+	if l.CarryDebt {
+		most := new(big.Int).Mul(big.NewInt(l.Limit), big.NewInt(int64(MaxFill/l.Window)))
+		if most.Cmp(big.NewInt(MaxLimit)) < 0 {
+			return most.Int64()
+		}
+	}
+	return MaxLimit
+}
+
+// unpaid is what is left of a count of which so many windows have each taken a limit off.
+func unpaid(count, limit, windows int64) int64 {
+	paid := new(big.Int).Mul(big.NewInt(limit), big.NewInt(windows))
+	if left := paid.Sub(big.NewInt(count), paid); left.Sign() > 0 {
+		return left.Int64()
+	}
+	return 0
 }
 func (o *fixedOracle) room(now Instant) int64 { return max(0, o.l.Limit-o.used(now)) }
 func (o *fixedOracle) admit(now Instant, n int64) {
-	if o.count = o.used(now); o.count == 0 {
+	if o.start, o.count = o.at(now); o.count == 0 {
 		o.start = now.Mono
 	}
 	o.count += n
@@ -120,13 +153,63 @@ func (o *fixedOracle) deny(now Instant, n int64) {
 	}
 }
 func (o *fixedOracle) refund(now Instant, n int64) int64 {
-	k := min(n, o.used(now))
-	o.count = o.used(now) - k
+	o.start, o.count = o.at(now)
+	k := min(n, o.count)
+	o.count -= k
 	return k
 }
-func (o *fixedOracle) see(Instant)                 {}
-func (o *fixedOracle) shift(mono int64)            { o.start += mono }
-func (o *fixedOracle) become(now Instant, l Limit) { o.count, o.l = o.used(now), l }
+func (o *fixedOracle) see(Instant)      {}
+func (o *fixedOracle) shift(mono int64) { o.start += mono }
+func (o *fixedOracle) become(now Instant, l Limit) {
+	o.start, o.count = o.at(now)
+	o.l, o.count = l, min(o.count, countable(l))
+}
+
+// epochOracle counts in windows that are told by the wall clock alone. One that is open goes on until that has passed its end.
+type epochOracle struct {
+	l          Limit
+	newest     int64 // wall, in seconds
+	start, end int64 // of the window, in seconds; equal before the first
+	count      int64
+}
+
+func (o *epochOracle) at(now Instant) (start, end, count int64) {
+	w := int64(o.l.Window / time.Second)
+	wall := floorTo(now.Wall, 1e9, 0) / 1e9
+	switch start := floorTo(wall, w, 0); {
+	case o.start == o.end:
+		return start, start + w, o.count
+	case wall < o.end:
+		return o.start, o.end, o.count
+	case o.l.CarryDebt:
+		return start, start + w, unpaid(o.count, o.l.Limit, (start-o.end)/w+1)
+	default:
+		return start, start + w, 0
+	}
+}
+func (o *epochOracle) used(now Instant) int64 {
+	_, _, count := o.at(now)
+	return count
+}
+func (o *epochOracle) room(now Instant) int64      { return max(0, o.l.Limit-o.used(now)) }
+func (o *epochOracle) see(now Instant)             { o.start, o.end, o.count = o.at(now) }
+func (o *epochOracle) admit(now Instant, n int64)  { o.count += n }
+func (o *epochOracle) deny(now Instant, n int64)   { o.count += min(n, o.room(now)) }
+func (o *epochOracle) become(now Instant, l Limit) { o.l, o.count = l, min(o.count, countable(l)) }
+func (o *epochOracle) refund(now Instant, n int64) int64 {
+	k := min(n, o.used(now))
+	o.count -= k
+	return k
+}
+func (o *epochOracle) shift(int64) {
+	if o.count == 0 {
+		o.start, o.end = 0, 0 // the snapshot of an empty window is that of a new state
+		return
+	}
+	w := int64(o.l.Window / time.Second)
+	o.start = floorTo(o.start, w, 0)
+	o.end = o.start + w
+}
 
 // calendarOracle knows a window by what the clock shows during it.
 type calendarOracle struct {

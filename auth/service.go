@@ -78,10 +78,24 @@ func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) err
 	return nil
 }
 
+// refundable returns an error if the caller may not give units of a target back.
+func (s *service) refundable(ctx context.Context, t *limit.Target) *limit.Error {
+	c, denied := s.caller(ctx, RoleRefund)
+	if denied == nil {
+		denied = s.target(ctx, c, RoleRefund, t)
+	}
+	return denied
+}
+
 // deniedChecks returns the errors of a batch's checks that the caller may not make, by their index.
 func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Refused) {
 	for i := range checks {
-		if e := s.target(ctx, c, RoleCheck, &checks[i].Target); e != nil {
+		e := s.target(ctx, c, RoleCheck, &checks[i].Target)
+		if e == nil && checks[i].Cost < 0 {
+			// Whoever may ask may not therefore give back: a refund has a role of its own.
+			e = s.refundable(ctx, &checks[i].Target)
+		}
+		if e != nil {
 			if errs == nil {
 				errs = make(limit.Refused)
 			}

@@ -451,6 +451,8 @@ func (t *target) proto() *weirv1.Target {
 			Slots:       l.Slots,
 			Period:      weirv1.Period(l.Period),
 			CountDenied: l.CountDenied,
+			CarryDebt:   l.CarryDebt,
+			MaxDebt:     l.MaxDebt,
 		}
 		if l.Zone != nil {
 			out.Limit.TimeZone = l.Zone.String()

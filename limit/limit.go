@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -21,6 +22,9 @@ type Target struct {
 	Namespace string
 	// Key is what is limited: 1 to MaxKey bytes of UTF-8.
 	Key string
+	// Configured says that Limit is the operator's, from this node's configuration, and not the caller's: the bounds on inline limits
+	// are not for it. Set by a front end, together with a namespace that Reserved reports, and never from what a caller sent.
+	Configured bool
 	// Caller is the authenticated caller's name, to whose share of a node's memory a new key is counted. Authentication sets it;
 	// empty: not known.
 	Caller string
@@ -29,10 +33,14 @@ type Target struct {
 // Check is one question: may this go ahead?
 type Check struct {
 	Target
-	// Cost is the number of units; 0 peeks. Doors that let callers leave the cost out put 1 here.
+	// Cost is the number of units; 0 peeks. Doors that let callers leave the cost out put 1 here. Negative only with Always.
 	Cost int64
 	// Partial grants min(Cost, what is left).
 	Partial bool
+	// Always charges Cost whether or not there is room for it, as far as the limit's MaxDebt goes, and Allowed tells whether there
+	// was: for work that has been done already. A Cost of 0 tells whether more is in use than the limit, and a negative one gives
+	// units back, never below zero. Not with Partial, nor for concurrency limits.
+	Always bool
 	// RequestID makes repeating the same question safe: a charge under the same id is not made twice. Optional, at
 	// most MaxRequestID bytes.
 	RequestID string
@@ -73,7 +81,7 @@ type LimitStatus struct {
 type Decision struct {
 	Policy     string // the policy's name; "inline" for a limit sent along
 	Allowed    bool
-	Granted    int64
+	Granted    int64         // units charged: with Always whatever Allowed says, and negative for what was given back
 	Limit      int64         // algo.Unlimited when there is none; 0 for a blocked key
 	Window     time.Duration // in which Limit units come back, for doors that state it; 0 when there is none (calendar, unlimited)
 	Remaining  int64
@@ -124,7 +132,7 @@ type Service interface {
 	// "checks[3].key". Nothing is kept of the slice.
 	Check(ctx context.Context, checks []Check) ([]Result, error)
 	// CheckAll decides checks together, on whatever nodes: all are charged, or none is admitted. Repeats of a target are
-	// summed into one. Partial, RequestID, a Cost of 0 and limits that are of concurrency or count what they deny are
+	// summed into one. Partial, Always, RequestID, a Cost of 0 and limits that are of concurrency or count what they deny are
 	// errors. Two such calls may both be refused for the last unit. An error, which names the element like those of Check,
 	// means that nothing was admitted. When this node or its caller is lost on the way there may be a charge without an
 	// admission, never the reverse.
@@ -195,6 +203,12 @@ func (e *Error) In(i, n int) *Error {
 	}
 	return &Error{Kind: e.Kind, Field: "checks[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message}
 }
+
+// EnvoyNamespace begins the names of the namespaces of limits that Envoy's configuration files describe.
+const EnvoyNamespace = "envoy/"
+
+// Reserved reports whether a namespace is for limits of the operator's configuration: callers may not send limits in it.
+func Reserved(namespace string) bool { return strings.HasPrefix(namespace, EnvoyNamespace) }
 
 // Bounds on what a request may carry.
 const (

@@ -93,6 +93,8 @@ func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 // suitsAtomic says what an atomic check cannot hold.
 func suitsAtomic(op *Op) *limit.Error {
 	switch {
+	case op.Always:
+		return limit.NewError(limit.Invalid, "always", "cannot be set in an atomic check, which is all or nothing")
 	case op.Partial:
 		return limit.NewError(limit.Invalid, "partial", "cannot be set in an atomic check, which is all or nothing")
 	case op.Cost == 0:

@@ -190,7 +190,7 @@ func fits(op *Op, concurrency bool, limits algo.Limits) *limit.Error {
 	invalid := func(field, message string) *limit.Error { return limit.NewError(limit.Invalid, field, message) }
 	switch op.Kind {
 	case OpCheck:
-		if concurrency && op.Cost > 0 {
+		if concurrency && (op.Cost > 0 || op.Always) {
 			return invalid(targetField(op), "is a concurrency limit: acquire a lease in place of a check, which could not be released")
 		}
 	case OpAcquire:
@@ -243,7 +243,7 @@ func ttlFits(op *Op, rule *store.Rule) *limit.Error {
 // admit decides a check, an acquire or a reserve.
 func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
 	call := store.Call{
-		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, TTL: op.TTL},
+		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always, TTL: op.TTL},
 		RequestID: op.RequestID,
 		Caller:    op.Caller,
 	}
@@ -304,7 +304,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 		_, _, done = l.refused(t, c, s, now.Mono, d)
 		return done, 0, nil
 	}
-	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial}, RequestID: c.RequestID, Caller: c.Caller}
+	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always}, RequestID: c.RequestID, Caller: c.Caller}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
 		return false, 0, err

@@ -65,12 +65,16 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 		}
 		return nil, limit.NewError(limit.Invalid, "limit", err.Error())
 	}
-	if err := r.tooLong(&own); err != nil {
+	// What the operator has configured is bounded like a policy: not by what is for callers' limits.
+	bounds := store.Rule{MaxKeys: r.maxKeys, MaxBytes: r.maxBytes}
+	if limit.Reserved(namespace) {
+		bounds = store.Rule{}
+	} else if err := r.tooLong(&own); err != nil {
 		return nil, err
 	}
 	scope := limit.InlineScope(namespace, &own)
 	rule = &inlineRule{
-		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: r.maxKeys, MaxBytes: r.maxBytes},
+		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: bounds.MaxKeys, MaxBytes: bounds.MaxBytes},
 		hash:      r.hashKey.Scope(scope),
 		unlimited: own.Limit == algo.Unlimited,
 	}
@@ -86,7 +90,7 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 // tooLong says that a limit keeps its state for longer than an inline limit may.
 func (r *inlineRules) tooLong(l *algo.Limit) *limit.Error {
 	window := l.Window
-	if l.Period != 0 {
+	if l.Period != 0 && l.Period != algo.Epoch {
 		window = periods[l.Period]
 	}
 	switch {

@@ -54,7 +54,7 @@ func TestBadInput(t *testing.T) {
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = 0 }), Key: "k"}, limit.Invalid, "limit.window"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = -1 }), Key: "k"}, limit.Invalid, "limit.window"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Window = math.MaxInt64 }), Key: "k"}, limit.Invalid, "limit.window"},
-			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period = 7 }), Key: "k"}, limit.Invalid, "limit.window"},
+			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period = algo.Epoch + 1 }), Key: "k"}, limit.Invalid, "limit.window"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Period, l.Window = algo.Day, 0 }), Key: "k"}, limit.Invalid, "limit.align"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = 101 }), Key: "k"}, limit.Invalid, "limit.slots"},
 			{limit.Target{Limit: inlineLimit(func(l *algo.Limit) { l.Slots = -1 }), Key: "k"}, limit.Invalid, "limit.slots"},
@@ -197,7 +197,7 @@ func FuzzOp(f *testing.F) {
 			Target: limit.Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id}}
 		if algorithm != 0 {
 			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: lim, Window: time.Duration(window), Capacity: capacity,
-				Slots: slots, Period: algo.Period(period), CountDenied: flag}
+				Slots: slots, Period: algo.Period(period), CountDenied: flag, CarryDebt: flag, MaxDebt: ttl}
 		}
 		if rest := l.Receive([]*Op{op}); rest != nil {
 			t.Fatal("handed on to nobody")

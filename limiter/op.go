@@ -33,7 +33,7 @@ type ReservationID = store.ReservationID
 // Op is one operation on its way to the node that decides, and its Outcome once it has been there.
 type Op struct {
 	Kind OpKind
-	// Target always; Cost for check, acquire, reserve, refund and settle (what it keeps); Partial for check; RequestID for
+	// Target always; Cost for check, acquire, reserve, refund and settle (what it keeps); Partial and Always for check; RequestID for
 	// check, acquire, reserve and refund.
 	limit.Check
 	LeaseID string        // renew, release
@@ -74,7 +74,7 @@ func (op *Op) asks() bool { return op.Kind == OpCheck || op.Kind == OpAcquire ||
 
 // givesBack says whether the operation can make a check pass that was refused before.
 func (op *Op) givesBack() bool {
-	return op.Kind == OpRefund || op.Kind == OpReset || op.Kind == OpSettle
+	return op.Kind == OpRefund || op.Kind == OpReset || op.Kind == OpSettle || op.Kind == OpCheck && op.Cost < 0
 }
 
 // pending says that an operation that was decided here cannot be answered yet.
@@ -178,7 +178,10 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 		s.hash = ring.Hash(l.cfg.HashKey, target.Policy, key)
 		return nil
 	}
-	if l.cfg.NoInline {
+	if target.Configured != limit.Reserved(target.Namespace) {
+		return limit.NewError(limit.Invalid, "namespace", "is reserved for limits of the nodes' configuration: use one that does not begin with "+limit.EnvoyNamespace)
+	}
+	if l.cfg.NoInline && !target.Configured {
 		return limit.NewError(limit.Invalid, "limit", "limits sent along are turned off on this node (--no-inline): name a policy")
 	}
 	if len(target.Namespace) > limit.MaxNamespace {
@@ -198,6 +201,11 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 // validCost checks the cost and the request id of a check, or of another operation that has them.
 func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	switch {
+	case c.Always && (kind != OpCheck || c.Partial):
+		return limit.NewError(limit.Invalid, "partial", "cannot be set where all is charged always")
+	case c.Always && c.Cost < -algo.MaxLimit:
+		return limit.NewError(limit.Invalid, "cost", "is below the least, -9007199254740992 (-2^53)")
+	case c.Cost < 0 && c.Always:
 	case c.Cost < 0 && kind == OpRefund:
 		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")
 	case c.Cost < 0 && kind == OpSettle:

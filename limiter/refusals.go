@@ -68,13 +68,13 @@ func refusalKeyOf(c *limit.Check, t *table, s *subject) refusalKey {
 	return refusalKey{table: t, policy: c.Policy, key: c.Key}
 }
 
-// isPlain says that a refusal of the check says nothing but that there is no room for it.
-func isPlain(c *limit.Check) bool { return c.Cost > 0 && !c.Partial }
+// isPlain says that a refusal of the check says nothing but that there is no room for it, and charges nothing.
+func isPlain(c *limit.Check) bool { return c.Cost > 0 && !c.Partial && !c.Always }
 
 // recall answers a check that would be forwarded from memory, and reports whether it did. A request id must be asked
 // about: what was admitted under it is admitted again.
 func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
-	if op.Cost == 0 || op.Kind != OpCheck && op.Kind != OpReserve {
+	if op.Cost <= 0 || op.Kind != OpCheck && op.Kind != OpReserve {
 		return false
 	}
 	op.asked.charges = true
@@ -132,7 +132,7 @@ func ageDecision(d *limit.Decision, age time.Duration) {
 // remember keeps the answer to what was forwarded, if it is a refusal that may be kept.
 func (l *Limiter) remember(op *Op) {
 	d := &op.Outcome.Decision
-	if d.Allowed || d.FailedClosed { // whose charge may have been made, and its answer lost
+	if d.Allowed || d.FailedClosed || op.Always { // whose charge was made, or may have been and its answer lost
 		l.refusals.Admitted(op.hash)
 		return
 	}

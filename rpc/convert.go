@@ -43,12 +43,13 @@ func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 	if l.Algorithm <= 0 || int(l.Algorithm) > int(algo.Concurrency) {
 		return nil, limit.NewError(limit.Invalid, "limit.algorithm", "is missing or unknown")
 	}
-	if l.Period < 0 || int(l.Period) > int(algo.Year) {
+	if l.Period < 0 || int(l.Period) > int(algo.Epoch) {
 		return nil, limit.NewError(limit.Invalid, "limit.period", "is unknown")
 	}
 	out := &algo.Limit{
 		Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, Window: time.Duration(l.WindowNs),
 		Slots: l.Slots, Period: algo.Period(l.Period), CountDenied: l.CountDenied,
+		CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt,
 	}
 	if l.TimeZone != "" {
 		zone, err := timeZones.load(l.TimeZone)
@@ -96,6 +97,7 @@ func protoTarget(t limit.Target) *weirv1.Target {
 		out.Limit = &weirv1.Limit{
 			Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, WindowNs: int64(l.Window),
 			Slots: l.Slots, Period: weirv1.Period(l.Period), CountDenied: l.CountDenied,
+			CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt,
 		}
 		if l.Zone != nil {
 			out.Limit.TimeZone = l.Zone.String()
@@ -238,7 +240,7 @@ func term(t *peerv1.Term) ownership.Term { return ownership.Term{Epoch: t.GetEpo
 func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
 		Partition: uint32(op.Partition()), Term: protoTerm(op.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
-		Caller: op.Caller,
+		Caller: op.Caller, Always: op.Always,
 	}
 	if op.Trace != "" {
 		item.Trace = []byte(op.Trace)
@@ -323,11 +325,13 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
 	}
+	op.Always = item.Always
 	if op.Target, op.Outcome.Err = target(t); len(item.Caller) > maxCaller {
 		op.Outcome.Err = &limit.Error{Kind: limit.TooLarge, Message: "the caller's name is too long"}
 		return
 	}
 	op.Caller = item.Caller
+	op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
 }
 
 // protoOutcome converts what came of an operation.

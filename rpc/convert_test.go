@@ -94,6 +94,10 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 		}
 	}
 	op.Limit.MaxLog = 0 // the operator's, not the caller's
+	op.Configured = false
+	if kind != limiter.OpCheck {
+		op.Always = false
+	}
 	switch kind {
 	case limiter.OpCheck:
 		op.LeaseID, op.TTL = "", 0
@@ -137,6 +141,8 @@ func TestOperationsKeepEveryField(t *testing.T) {
 			switch rng.IntN(4) {
 			case 0:
 				op.Limit, op.Namespace = nil, ""
+			case 3:
+				op.Namespace, op.Configured = limit.EnvoyNamespace+"d", true
 			case 1:
 				op.Limit.Zone = nil
 			case 2:
@@ -243,7 +249,7 @@ func TestLimitNonsense(t *testing.T) {
 		{&weirv1.Limit{Algorithm: 8}, "limit.algorithm"},
 		{&weirv1.Limit{Algorithm: 256 + 4}, "limit.algorithm"},
 		{&weirv1.Limit{Algorithm: 4, Period: -1}, "limit.period"},
-		{&weirv1.Limit{Algorithm: 4, Period: 7}, "limit.period"},
+		{&weirv1.Limit{Algorithm: 4, Period: 8}, "limit.period"},
 		{&weirv1.Limit{Algorithm: 4, Period: 256 + 1}, "limit.period"},
 		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Mars/Olympus"}, "limit.time_zone"},
 		{&weirv1.Limit{Algorithm: 1, Period: 3, TimeZone: "Local"}, "limit.time_zone"},

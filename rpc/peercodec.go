@@ -32,6 +32,7 @@ const (
 	opHops
 	opTrace
 	opCaller
+	opAlways
 	opUnknown // and all above
 )
 
@@ -111,7 +112,8 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	timeout := uint64(max(left, 0)+time.Microsecond-1) / uint64(time.Microsecond)
 	flags := flagIf(number != p.number, opTarget) | flagIf(op.Term != p.term, opTerm) | flagIf(timeout != p.timeout, opTimeout) |
 		flagIf(op.Cost != 1, opCost) | flagIf(op.Partial, opPartial) | flagIf(op.RequestID != "", opRequestID) |
-		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller)
+		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller) |
+		flagIf(op.Always, opAlways)
 	p.number, p.term, p.timeout, p.caller = number, op.Term, timeout, op.Caller
 	b := binary.AppendUvarint(p.bytes, flags)
 	if flags&opCaller != 0 {
@@ -308,7 +310,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 		if flags&opCost != 0 {
 			op.Cost = r.varint()
 		}
-		op.Partial = flags&opPartial != 0
+		op.Partial, op.Always = flags&opPartial != 0, flags&opAlways != 0
 		if flags&opRequestID != 0 {
 			op.RequestID = r.text()
 		}
@@ -326,6 +328,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 			}
 		}
 		op.Key, op.Caller = r.text(), caller
+		op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
 		if r.bad {
 			return ops, malformed("operations", "item %d is cut short", len(ops)-1)
 		}

@@ -33,10 +33,11 @@ func mixed(rng *rand.Rand) *limiter.Op {
 	op.Limit = []*algo.Limit{
 		nil, {Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}, {Algorithm: algo.FixedWindow, Limit: -1, Period: algo.Day, Zone: time.UTC},
 	}[rng.IntN(3)]
-	op.Policy, op.Namespace = "", []string{"", "n"}[rng.IntN(2)]
+	op.Policy, op.Namespace = "", []string{"", "n", limit.EnvoyNamespace + "d"}[rng.IntN(3)]
 	if op.Limit == nil {
 		op.Policy, op.Namespace = []string{"p", "q"}[rng.IntN(2)], ""
 	}
+	op.Configured = limit.Reserved(op.Namespace)
 	if rng.IntN(2) == 0 {
 		op.Term = ownership.Term{Epoch: 1, N: rng.Uint64N(2) << 40}
 	}
@@ -44,7 +45,7 @@ func mixed(rng *rand.Rand) *limiter.Op {
 	if kind == limiter.OpCheck {
 		switch rng.IntN(4) {
 		case 0:
-			op.Cost, op.Partial, op.RequestID = 1, false, ""
+			op.Cost, op.Partial, op.Always, op.RequestID = 1, false, false, ""
 		case 1:
 			op.Cost = []int64{0, -1, math.MinInt64, math.MaxInt64}[rng.IntN(4)]
 		}
@@ -94,8 +95,8 @@ func TestPackedOperations(t *testing.T) {
 				}
 			}
 		}
-		if defined > 6 {
-			t.Errorf("%d definitions of 6 targets", defined)
+		if defined > 8 {
+			t.Errorf("%d definitions of 8 targets", defined)
 		}
 	}
 }

@@ -126,7 +126,7 @@ func (a *apply) item() error {
 	case itemRequestID:
 		k := memoKey{of: r.identity()}
 		k.id, k.kind = string(r.bytes(maxRequestID)), memoKind(r.byte())
-		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), lease: r.word()}
+		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), over: r.bool(), lease: r.word()}
 		m.reservation = r.reservation()
 		m.until = a.now.Mono + r.int(int64(10*time.Minute))
 		if r.failed || k.kind == 0 || k.kind >= memoKinds {

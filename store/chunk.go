@@ -258,7 +258,7 @@ func (d *drain) requestID(t memoTurn) {
 	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay)} {
 		d.out = appendUint(d.out, uint64(n))
 	}
-	d.out = append(appendWord(d.out, m.lease), m.reservation[:]...)
+	d.out = append(appendWord(appendBool(d.out, m.over), m.lease), m.reservation[:]...)
 	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
 }
 

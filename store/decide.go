@@ -12,6 +12,9 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if !part.open {
 		return ErrShut
 	}
+	if call.Cost < 0 && call.Always {
+		return sh.refundCall(part, k, rule, now, call, each, answer)
+	}
 	guarded := rule.Guarded()
 	if !guarded && !part.traced && call.RequestID == "" && call.Reservation == (ReservationID{}) {
 		// Nobody has to be told, and there is nothing to be remembered.
@@ -78,7 +81,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	sh.ends(number, used)
 	d := &answer.Decision
 	// A refusal that is counted changes the state, too.
-	denied := (part.traced || filled) && err == nil && !d.Allowed && call.Cost != 0 && countsDenied(rule.Limits)
+	denied := (part.traced || filled) && err == nil && !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits)
 	if !found && (err != nil || d.Granted == 0) && (filled && !denied || sh.idle(r, now)) {
 		sh.drop(&part.table, slot)
 		denied = false
@@ -131,7 +134,7 @@ func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, u
 func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State, now algo.Instant, call *Call, d *algo.Decision) {
 	of := stateID{rule.Scope, k.Key}
 	if call.RequestID != "" {
-		m := memo{cost: call.Cost, granted: d.Granted, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
+		m := memo{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
 		sh.rememberAnswer(part, of, memoCharge, call.RequestID, rule, now, m)
 	}
 	if call.Reservation != (ReservationID{}) {
@@ -152,7 +155,15 @@ func (p *partition) charged(state algo.State, k *Key, rule *Rule, call *Call, d 
 		return
 	}
 	u := p.undoable(stateID{rule.Scope, k.Key})
-	if u != nil && (d.Granted > 0 || !d.Allowed && call.Cost != 0 && countsDenied(rule.Limits)) {
+	switch {
+	case u == nil:
+		return
+	case call.Always && !d.Allowed && len(rule.Limits) > 1:
+		// Each limit may have been charged another number of units: nobody knows any more where those of before are.
+		rule.Limits.Lose(state, u)
+		return
+	}
+	if d.Granted > 0 || !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits) {
 		rule.Limits.Charged(state, u, d.Granted, false)
 	}
 }
@@ -170,11 +181,14 @@ func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 	if m.cost != call.Cost {
 		return ErrRequestID
 	}
-	peek := Call{Request: algo.Request{TTL: call.TTL}, Boot: call.Boot}
+	peek := Call{Request: algo.Request{TTL: call.TTL, Always: call.Always}, Boot: call.Boot}
 	if err := sh.decide(part, k, rule, now, &peek, each, a); err != nil {
 		return err
 	}
-	a.Allowed, a.Granted, a.RetryAfter, a.Delay, a.Lease, a.Reservation = true, m.granted, 0, m.delay, m.lease, m.reservation
+	a.Allowed, a.Granted, a.Delay, a.Lease, a.Reservation = !m.over, m.granted, m.delay, m.lease, m.reservation
+	if a.Allowed {
+		a.RetryAfter = 0
+	}
 	if rule.Durability >= Escrow {
 		// The first answer may still be waiting for the backup.
 		a.Ticket = sh.wait(part, k.Partition)
@@ -273,32 +287,58 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 // gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another number of units.
 // The empty id is none. Like everything that only gives back it needs no lease.
 func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID string) (n int64, err error) {
-	of := stateID{rule.Scope, k.Key}
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {
 			return
 		}
-		if requestID != "" && part.annex != nil {
-			if m, ok := part.annex.memos.get(memoKey{of, requestID, memoRefund}, now.Mono); ok {
-				if n = m.granted; m.cost != units {
-					n, err = 0, ErrRequestID
-				}
-				return
-			}
-		}
-		err = sh.existing(part, k, rule, now, func(r record) bool {
-			if u := part.undoable(of); u != nil {
-				n = rule.Limits.RefundBeside(sh.arena, r.state, now, units, u)
-			} else {
-				n = rule.Limits.Refund(sh.arena, r.state, now, units)
-			}
-			return n > 0
-		})
-		if err == nil && requestID != "" {
-			sh.rememberAnswer(part, of, memoRefund, requestID, rule, now, memo{cost: units, granted: n})
-		}
+		n, err = sh.refund(part, k, rule, now, units, requestID)
 	})
 	return n, err
+}
+
+// refund is Refund under the lock, for a partition that is open.
+func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, units int64, requestID string) (n int64, err error) {
+	of := stateID{rule.Scope, k.Key}
+	if requestID != "" && part.annex != nil {
+		if m, ok := part.annex.memos.get(memoKey{of, requestID, memoRefund}, now.Mono); ok {
+			if m.cost != units {
+				return 0, ErrRequestID
+			}
+			return m.granted, nil
+		}
+	}
+	err = sh.existing(part, k, rule, now, func(r record) bool {
+		if u := part.undoable(of); u != nil {
+			n = rule.Limits.RefundBeside(sh.arena, r.state, now, units, u)
+		} else {
+			n = rule.Limits.Refund(sh.arena, r.state, now, units)
+		}
+		return n > 0
+	})
+	if err == nil && requestID != "" {
+		sh.rememberAnswer(part, of, memoRefund, requestID, rule, now, memo{cost: units, granted: n})
+	}
+	return n, err
+}
+
+// refundCall answers a call of a negative cost.
+func (sh *shard) refundCall(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
+	if rule.Guarded() {
+		// What is given back needs no lease, but the answer does: nothing is done without it.
+		if err := part.guard(rule, call.Boot, answer); err != nil {
+			return err
+		}
+	}
+	n, err := sh.refund(part, *k, rule, now, -call.Cost, call.RequestID)
+	if err != nil {
+		return err
+	}
+	look := Call{Request: algo.Request{Always: true}, Boot: call.Boot}
+	if err := sh.decide(part, k, rule, now, &look, each, answer); err != nil {
+		return err
+	}
+	answer.Allowed, answer.Granted, answer.RetryAfter = true, -n, 0
+	return nil
 }
 
 // Renew lets a lease live for ttl from now; boot is as in Call.

@@ -105,6 +105,7 @@ const (
 	Period_PERIOD_WEEK        Period = 4 // from Monday
 	Period_PERIOD_MONTH       Period = 5
 	Period_PERIOD_YEAR        Period = 6
+	Period_PERIOD_EPOCH       Period = 7 // windows of window_ns, in whole seconds, one after the other since 1970-01-01 UTC
 )
 
 // Enum value maps for Period.
@@ -117,6 +118,7 @@ var (
 		4: "PERIOD_WEEK",
 		5: "PERIOD_MONTH",
 		6: "PERIOD_YEAR",
+		7: "PERIOD_EPOCH",
 	}
 	Period_value = map[string]int32{
 		"PERIOD_UNSPECIFIED": 0,
@@ -126,6 +128,7 @@ var (
 		"PERIOD_WEEK":        4,
 		"PERIOD_MONTH":       5,
 		"PERIOD_YEAR":        6,
+		"PERIOD_EPOCH":       7,
 	}
 )
 
@@ -222,12 +225,14 @@ type Limit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Algorithm     Algorithm              `protobuf:"varint,1,opt,name=algorithm,proto3,enum=weir.v1.Algorithm" json:"algorithm,omitempty"` // required
 	Limit         int64                  `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`                                // 1 to 2^53, or -1 for unlimited
-	WindowNs      int64                  `protobuf:"varint,3,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`          // 1 ms to 366 days; absent with a period
+	WindowNs      int64                  `protobuf:"varint,3,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`          // 1 ms to 366 days; absent with a period other than PERIOD_EPOCH
 	Capacity      int64                  `protobuf:"varint,4,opt,name=capacity,proto3" json:"capacity,omitempty"`                          // buckets; 0 stands for limit
 	Slots         int32                  `protobuf:"varint,5,opt,name=slots,proto3" json:"slots,omitempty"`                                // sliding_window; 0 stands for 10
 	Period        Period                 `protobuf:"varint,6,opt,name=period,proto3,enum=weir.v1.Period" json:"period,omitempty"`          // fixed_window
 	TimeZone      string                 `protobuf:"bytes,7,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`           // of the period; empty stands for UTC
 	CountDenied   bool                   `protobuf:"varint,8,opt,name=count_denied,json=countDenied,proto3" json:"count_denied,omitempty"`
+	CarryDebt     bool                   `protobuf:"varint,9,opt,name=carry_debt,json=carryDebt,proto3" json:"carry_debt,omitempty"` // fixed_window, not of the calendar: what was charged beyond the limit counts in the next window
+	MaxDebt       int64                  `protobuf:"varint,10,opt,name=max_debt,json=maxDebt,proto3" json:"max_debt,omitempty"`      // how far charges that ask for no room may go beyond the limit; 0 stands for no bound, of sliding_log for limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -316,6 +321,20 @@ func (x *Limit) GetCountDenied() bool {
 		return x.CountDenied
 	}
 	return false
+}
+
+func (x *Limit) GetCarryDebt() bool {
+	if x != nil {
+		return x.CarryDebt
+	}
+	return false
+}
+
+func (x *Limit) GetMaxDebt() int64 {
+	if x != nil {
+		return x.MaxDebt
+	}
+	return 0
 }
 
 // Target names the state a call is about.
@@ -2786,7 +2805,7 @@ var File_weir_v1_limiter_proto protoreflect.FileDescriptor
 
 const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\n" +
-	"\x15weir/v1/limiter.proto\x12\aweir.v1\"\x87\x02\n" +
+	"\x15weir/v1/limiter.proto\x12\aweir.v1\"\xc1\x02\n" +
 	"\x05Limit\x120\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x12.weir.v1.AlgorithmR\talgorithm\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x03R\x05limit\x12\x1b\n" +
@@ -2795,7 +2814,11 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05slots\x18\x05 \x01(\x05R\x05slots\x12'\n" +
 	"\x06period\x18\x06 \x01(\x0e2\x0f.weir.v1.PeriodR\x06period\x12\x1b\n" +
 	"\ttime_zone\x18\a \x01(\tR\btimeZone\x12!\n" +
-	"\fcount_denied\x18\b \x01(\bR\vcountDenied\"v\n" +
+	"\fcount_denied\x18\b \x01(\bR\vcountDenied\x12\x1d\n" +
+	"\n" +
+	"carry_debt\x18\t \x01(\bR\tcarryDebt\x12\x19\n" +
+	"\bmax_debt\x18\n" +
+	" \x01(\x03R\amaxDebt\"v\n" +
 	"\x06Target\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12$\n" +
 	"\x05limit\x18\x02 \x01(\v2\x0e.weir.v1.LimitR\x05limit\x12\x1c\n" +
@@ -3017,7 +3040,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x15ALGORITHM_SLIDING_LOG\x10\x04\x12\x1a\n" +
 	"\x16ALGORITHM_TOKEN_BUCKET\x10\x05\x12\x1a\n" +
 	"\x16ALGORITHM_LEAKY_BUCKET\x10\x06\x12\x19\n" +
-	"\x15ALGORITHM_CONCURRENCY\x10\a*\x88\x01\n" +
+	"\x15ALGORITHM_CONCURRENCY\x10\a*\x9a\x01\n" +
 	"\x06Period\x12\x16\n" +
 	"\x12PERIOD_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPERIOD_MINUTE\x10\x01\x12\x0f\n" +
@@ -3026,7 +3049,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"PERIOD_DAY\x10\x03\x12\x0f\n" +
 	"\vPERIOD_WEEK\x10\x04\x12\x10\n" +
 	"\fPERIOD_MONTH\x10\x05\x12\x0f\n" +
-	"\vPERIOD_YEAR\x10\x06*\xc7\x01\n" +
+	"\vPERIOD_YEAR\x10\x06\x12\x10\n" +
+	"\fPERIOD_EPOCH\x10\a*\xc7\x01\n" +
 	"\n" +
 	"StreamFlag\x12\x1b\n" +
 	"\x17STREAM_FLAG_UNSPECIFIED\x10\x00\x12\x17\n" +

@@ -51,6 +51,21 @@ func (m *Limit) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.MaxDebt != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.MaxDebt))
+		i--
+		dAtA[i] = 0x50
+	}
+	if m.CarryDebt {
+		i--
+		if m.CarryDebt {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x48
+	}
 	if m.CountDenied {
 		i--
 		if m.CountDenied {
@@ -2725,6 +2740,12 @@ func (m *Limit) SizeVT() (n int) {
 	if m.CountDenied {
 		n += 2
 	}
+	if m.CarryDebt {
+		n += 2
+	}
+	if m.MaxDebt != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.MaxDebt))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -3875,6 +3896,45 @@ func (m *Limit) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.CountDenied = bool(v != 0)
+		case 9:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field CarryDebt", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.CarryDebt = bool(v != 0)
+		case 10:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field MaxDebt", wireType)
+			}
+			m.MaxDebt = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.MaxDebt |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

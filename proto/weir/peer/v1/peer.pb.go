@@ -359,6 +359,7 @@ type Batch struct {
 	//	256  the Item's trace, 24 bytes
 	//	512  the Item's caller, with its length before it, which comes before everything else; otherwise that of the check before,
 	//	     at first none
+	//	1024 always: the check is charged whether or not there is room, and its cost may be negative
 	//
 	// and then, of a check, the key, with its length before it. The partition follows from the key.
 	Operations    []byte `protobuf:"bytes,5,opt,name=operations,proto3" json:"operations,omitempty"`
@@ -582,7 +583,8 @@ type Item struct {
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
 	Trace         []byte `protobuf:"bytes,13,opt,name=trace,proto3" json:"trace,omitempty"`
-	Caller        string `protobuf:"bytes,14,opt,name=caller,proto3" json:"caller,omitempty"` // name of the authenticated caller, at most 256 bytes; empty when it is not known
+	Caller        string `protobuf:"bytes,14,opt,name=caller,proto3" json:"caller,omitempty"`  // name of the authenticated caller, at most 256 bytes; empty when it is not known
+	Always        bool   `protobuf:"varint,15,opt,name=always,proto3" json:"always,omitempty"` // of a check: charged whether or not there is room; its cost may be negative
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -736,6 +738,13 @@ func (x *Item) GetCaller() string {
 		return x.Caller
 	}
 	return ""
+}
+
+func (x *Item) GetAlways() bool {
+	if x != nil {
+		return x.Always
+	}
+	return false
 }
 
 type isItem_Operation interface {
@@ -1557,7 +1566,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x03 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xbf\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xd7\x04\n" +
 	"\x04Item\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x12\n" +
@@ -1574,7 +1583,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\areserve\x18\v \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
 	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12\x14\n" +
 	"\x05trace\x18\r \x01(\fR\x05trace\x12\x16\n" +
-	"\x06caller\x18\x0e \x01(\tR\x06callerB\v\n" +
+	"\x06caller\x18\x0e \x01(\tR\x06caller\x12\x16\n" +
+	"\x06always\x18\x0f \x01(\bR\x06alwaysB\v\n" +
 	"\toperation\"d\n" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +

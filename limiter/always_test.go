@@ -1,0 +1,163 @@
+package limiter
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+)
+
+// always is a check that charges whether or not there is room.
+func always(target limit.Target, cost int64) limit.Check {
+	return limit.Check{Target: target, Cost: cost, Always: true}
+}
+
+// TestAlways charges beyond the limit with every algorithm, through any node.
+func TestAlways(t *testing.T) {
+	for _, p := range policies(t, hundred).Policies() {
+		if p.Concurrency {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+				for n := range 3 {
+					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+					for i, step := range []struct {
+						cost      int64
+						allowed   bool
+						granted   int64
+						remaining int64
+					}{
+						{cost: 0, allowed: true, remaining: 100},
+						{cost: 100, allowed: true, granted: 100},
+						{cost: 0, allowed: true}, // no more is in use than the limit
+						{cost: 30, granted: 30},
+						{cost: 0},
+						{cost: -20, allowed: true, granted: -20},
+						{cost: 0},
+						{cost: -11, allowed: true, granted: -11, remaining: 1},
+						{cost: 0, allowed: true, remaining: 1},
+						{cost: 2, granted: 2},
+						{cost: -1000, allowed: true, granted: -101, remaining: 100},
+						{cost: -1, allowed: true, granted: 0, remaining: 100},
+					} {
+						d := c.nodes[i%3].check(t, always(target, step.cost))
+						if d.Allowed != step.allowed || d.Granted != step.granted || d.Remaining != step.remaining || d.Limit != 100 || d.RememberFor != 0 {
+							t.Errorf("node %d, step %d: %+v, want %+v", n, i, d, step)
+						}
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAlwaysEndsRememberedRefusals: what an entry node remembers of a refusal is gone once it has given units back, and a
+// charge without room is never answered from memory.
+func TestAlwaysEndsRememberedRefusals(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		target := limit.Target{Policy: "fixed_window", Key: c.owned("fixed_window", 1, 0)}
+		entry := c.nodes[0]
+		entry.check(t, always(target, 101))
+		plain := limit.Check{Target: target, Cost: 1}
+		for range 2 { // the second from memory
+			if d := entry.check(t, plain); d.Allowed {
+				t.Fatalf("%+v", d)
+			}
+		}
+		carried := c.carried
+		if d := entry.check(t, always(target, 1)); d.Allowed || d.Granted != 1 || c.carried == carried {
+			t.Errorf("%+v, %d messages", d, c.carried-carried)
+		}
+		entry.check(t, always(target, -50))
+		if d := entry.check(t, plain); !d.Allowed || d.Remaining != 47 {
+			t.Errorf("refused from memory: %+v", d)
+		}
+	})
+}
+
+// TestAlwaysRequestIDs: a charge and a refund under an id are made once, and their repetition gets the same verdict.
+func TestAlwaysRequestIDs(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		target := limit.Target{Policy: "fixed_window", Key: c.owned("fixed_window", 1, 0)}
+		ask := func(cost int64, id string) limit.Decision {
+			q := always(target, cost)
+			q.RequestID = id
+			return c.nodes[0].check(t, q)
+		}
+		for range 2 {
+			if d := ask(90, "a"); !d.Allowed || d.Granted != 90 || d.Remaining != 10 || d.RetryAfter != 0 {
+				t.Errorf("%+v", d)
+			}
+		}
+		for range 2 {
+			if d := ask(20, "b"); d.Allowed || d.Granted != 20 || d.Remaining != 0 || d.RetryAfter <= 0 {
+				t.Errorf("%+v", d)
+			}
+		}
+		for range 2 {
+			if d := ask(-15, "c"); !d.Allowed || d.Granted != -15 || d.Remaining != 5 {
+				t.Errorf("%+v", d)
+			}
+		}
+		if d := ask(90, "a"); !d.Allowed || d.Granted != 90 || d.Remaining != 5 {
+			t.Errorf("%+v", d)
+		}
+		q := always(target, 21)
+		q.RequestID = "b"
+		c.nodes[0].checkError(t, q, limit.Invalid, "request_id")
+	})
+}
+
+func TestAlwaysDebt(t *testing.T) {
+	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
+		l := algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Minute, CarryDebt: true, MaxDebt: 15}
+		target := limit.Target{Limit: &l, Key: "k"}
+		if d := c.nodes[0].check(t, always(target, 1000)); d.Allowed || d.Granted != 25 || d.RetryAfter != algo.Never {
+			t.Errorf("%+v", d)
+		}
+		c.advance(time.Minute) // 15 of 10
+		if d := c.nodes[1].check(t, always(target, 0)); d.Allowed || d.ResetAfter != 2*time.Minute {
+			t.Errorf("%+v", d)
+		}
+		c.advance(time.Minute) // 5 of 10
+		if d := c.nodes[1].check(t, always(target, 0)); !d.Allowed || d.Remaining != 5 {
+			t.Errorf("%+v", d)
+		}
+	})
+}
+
+func TestAlwaysBadInput(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		n, target := c.nodes[0], limit.Target{Policy: "fixed_window", Key: "k"}
+		partial := always(target, 1)
+		partial.Partial = true
+		n.checkError(t, partial, limit.Invalid, "partial")
+		n.checkError(t, always(target, algo.MaxLimit+1), limit.Invalid, "cost")
+		n.checkError(t, always(target, -algo.MaxLimit-1), limit.Invalid, "cost")
+		n.checkError(t, limit.Check{Target: target, Cost: -1}, limit.Invalid, "cost")
+		n.checkError(t, always(limit.Target{Policy: "concurrency", Key: "k"}, 0), limit.Invalid, "policy")
+		_, err := n.CheckAll(t.Context(), []limit.Check{always(target, 1)})
+		wantError(t, err, limit.Invalid, "always")
+	})
+}
+
+// TestReservedNamespaces: what is the operator's is not for callers, and is not bounded like what is theirs.
+func TestReservedNamespaces(t *testing.T) {
+	inBubble(t, 2, Config{NoInline: true, InlineMaxWindow: time.Hour, InlineMaxKeys: 1}, func(t *testing.T, c *testCluster) {
+		l := algo.Limit{Algorithm: algo.FixedWindow, Limit: 10, Window: 365 * 24 * time.Hour, Period: algo.Epoch}
+		for _, key := range []string{"a", "b", "c", "d", "e"} {
+			target := limit.Target{Limit: &l, Namespace: limit.EnvoyNamespace + "d", Key: key, Configured: true}
+			for i := range 2 {
+				if d := c.nodes[i].check(t, limit.Check{Target: target, Cost: 1}); !d.Allowed || d.FailedOpen || d.Remaining != 9-int64(i) {
+					t.Errorf("%+v", d)
+				}
+			}
+			target.Configured = false
+			c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
+			target.Namespace, target.Configured = "mine", true
+			c.nodes[0].checkError(t, limit.Check{Target: target, Cost: 1}, limit.Invalid, "namespace")
+		}
+	})
+}
