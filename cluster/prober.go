@@ -158,9 +158,19 @@ func (p *prober) probe(ctx context.Context, c claim, foreign bool) {
 		what, err = p.compare(c, id, foreign)
 	}
 	if p.answered(c, what, id, err) {
-		if _, err := p.c.list.Join([]string{c.addr.String()}); err != nil {
-			p.c.log.Debug("cluster: cannot exchange memberships", "member", c.name, "error", err) // the gossip will
-		}
+		p.takeIn(c)
+	}
+}
+
+// takeIn has the library learn of a process that counts, which it was kept from before.
+func (p *prober) takeIn(c claim) {
+	if _, err := p.c.list.Join([]string{c.addr.String()}); err != nil {
+		p.c.log.Debug("cluster: cannot exchange memberships", "member", c.name, "error", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, listed := p.listed[c.identity]; !listed {
+		p.v.down(c.identity) // until it is heard of again: the library will not say that it is gone
 	}
 }
 

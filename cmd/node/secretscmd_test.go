@@ -188,3 +188,43 @@ func TestSecureBeyondLoopback(t *testing.T) {
 		})
 	}
 }
+
+// TestStolenGossipKey: who has the gossip key and the cluster's secret, but no certificate of the nodes' authority, is no member,
+// takes no partition, and is not ready; the nodes go on.
+func TestStolenGossipKey(t *testing.T) {
+	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
+	for _, d := range []string{dir, other} {
+		if status, _, stderr := secrets(d); status != exitOK {
+			t.Fatal(stderr)
+		}
+	}
+	cfg := testConfig(t, "a")
+	cfg.Security = made(dir)
+	a := mustStart(t, cfg)
+	join := []string{a.view().Self.GossipAddr}
+	cfg = testConfig(t, "b")
+	cfg.Security, cfg.Join = made(dir), join
+	b := mustStart(t, cfg)
+	awaitSettled(t, a, b)
+	cfg = testConfig(t, "thief")
+	cfg.Security, cfg.Join = made(dir), join
+	cfg.Security.PeerTLS, cfg.Security.PeerName = made(other).PeerTLS, "weir-node"
+	thief := mustStart(t, cfg)
+	eventually(t, "a has asked the thief in vain", func() bool { // who therefore does not tell of it
+		return strings.Contains(metricsOf(t, a), `weir_access_refused_total{door="gossip",reason="unverified"}`)
+	})
+	eventually(t, "the thief says why it is not ready", func() bool {
+		ready, why := thief.Ready()
+		return !ready && strings.Contains(why, "none has answered on its peer port")
+	})
+	for _, n := range []*node{a, b} {
+		if v := n.view(); v.Member("thief") != nil || len(v.Members) != 2 {
+			t.Errorf("%s has members %+v", n.cfg.Name, v.Members)
+		}
+		select {
+		case err := <-n.Failed():
+			t.Errorf("%s: %v", n.cfg.Name, err)
+		default:
+		}
+	}
+}
