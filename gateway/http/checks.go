@@ -9,6 +9,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -92,7 +93,7 @@ func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, chec
 		return
 	}
 	b := appendBool(s.out[:0], `{"allowed":`, all.Allowed)
-	b = appendInt(b, `,"delay_ms":`, roundUp(all.Delay, time.Millisecond))
+	b = appendInt(b, `,"delay_ms":`, quotaheader.RoundUp(all.Delay, time.Millisecond))
 	b = append(b, `,"decisions":[`...)
 	for i := range all.Decisions {
 		if i > 0 {
@@ -323,15 +324,10 @@ func (a *api) answer(w http.ResponseWriter, r *http.Request, err error, v any) {
 func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, d *limit.Decision, peek bool) {
 	h := w.Header()
 	h["Content-Type"] = jsonType
-	setQuota(h, s, d)
+	s.out = quotaheader.Set(h, s.out, d)
 	status := statusOf(d, peek)
-	switch status {
-	case http.StatusServiceUnavailable:
-		h.Set("Retry-After", "1")
-	case http.StatusTooManyRequests:
-		if wait, ok := retryAfter(d); ok {
-			h.Set("Retry-After", strconv.FormatInt(roundUp(wait, time.Second), 10))
-		}
+	if status != http.StatusOK {
+		quotaheader.SetRetryAfter(h, d)
 	}
 	s.out = appendDecision(s.out[:0], d)
 	a.write(w, r, status, s.out)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/quotaheader"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -142,7 +143,7 @@ func memberOf(m *weirv1.Member) memberBody {
 	if b.Reachable {
 		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
 			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(),
-			UptimeMS: roundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
+			UptimeMS: quotaheader.RoundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
 		if o := m.GetOwnership(); o != nil {
 			b.Ownership = &ownershipBody{Held: o.GetHeld(), Moving: o.GetMoving(), Awaited: o.GetAwaited(), Copies: o.GetCopies(),
 				Degraded: o.GetDegraded(), Pending: o.GetPending(), Granted: o.GetGranted(),

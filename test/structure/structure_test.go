@@ -30,6 +30,10 @@ var mayImport = map[string]string{
 	"internal/simulate":        "algo policy",
 	"client/local":             "client limiter policy ring",
 	"internal/refusal":         "",
+	"internal/clientip":        "",
+	"internal/quotaheader":     "algo limit",
+	"client/httplimit":         "client internal/clientip internal/quotaheader limit",
+	"client/grpclimit":         "client internal/clientip",
 	"limit":                    "algo",
 	"auth":                     "limit limiter",
 	"internal/certs":           "internal/filewatch",
@@ -49,7 +53,7 @@ var mayImport = map[string]string{
 	"rpc":                      "algo cluster/ownership internal/memory internal/recovered limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
 	"rpc/wire":                 "",
 	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
-	"gateway/http":             "algo auth internal/memory limit policy proto/weir/v1",
+	"gateway/http":             "algo auth internal/memory internal/quotaheader limit policy proto/weir/v1",
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
@@ -125,6 +129,8 @@ var panics = []string{
 	"cluster/keeper/boottime_linux.go BootTime",
 	"cmd/node/observe.go recovering", // again, in net/http's way
 	"cmd/node/run.go by",
+	"client/grpclimit/grpclimit.go fill",
+	"client/httplimit/httplimit.go Handler",
 	"gateway/http/http.go New",
 	"internal/simulate/candidate.go alloc",
 }

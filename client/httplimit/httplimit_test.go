@@ -1,0 +1,230 @@
+package httplimit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/client/local"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+func open(t *testing.T) *client.Client {
+	t.Helper()
+	set, err := policy.Parse("test.yaml", []byte(`policies:
+  - {name: api, algorithm: sliding_log, limit: 2, window: 1m}
+  - {name: queue, algorithm: leaky_bucket, limit: 1, window: 1s, capacity: 3}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := local.New(set)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+var served = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "served") })
+
+func get(h http.Handler, change ...func(*http.Request)) *httptest.ResponseRecorder {
+	r := httptest.NewRequest("GET", "/", nil)
+	for _, f := range change {
+		f(r)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+// field is a header field under its name as it is written.
+func field(w *httptest.ResponseRecorder, name string) string {
+	return strings.Join(w.Header()[name], "|")
+}
+
+func header(name, value string) func(*http.Request) {
+	return func(r *http.Request) { r.Header.Set(name, value) }
+}
+
+func TestHandler(t *testing.T) {
+	h := Handler(served, Config{Limiter: open(t).Policy("api"), Key: Header("X-Api-Key")})
+	for i, want := range []string{`"api";r=1;t=60`, `"api";r=0;t=60`} {
+		w := get(h, header("X-Api-Key", "a"))
+		if w.Code != 200 || w.Body.String() != "served" || field(w, "RateLimit") != want ||
+			field(w, "RateLimit-Policy") != `"api";q=2;w=60` || field(w, "X-RateLimit-Limit") != "2" || w.Header().Get("Retry-After") != "" {
+			t.Errorf("request %d: %d %q %v", i, w.Code, w.Body, w.Header())
+		}
+	}
+	w := get(h, header("X-Api-Key", "a"))
+	var problem struct {
+		Title, Detail string
+		Status        int
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil || w.Code != 429 || problem.Status != 429 || problem.Title != "Too many requests" ||
+		!strings.HasSuffix(problem.Detail, " in 60 s") ||
+		w.Header().Get("Content-Type") != "application/problem+json" || w.Header().Get("Retry-After") != "60" || !strings.HasPrefix(field(w, "RateLimit"), `"api";r=0;`) {
+		t.Errorf("%d %q %v %v", w.Code, w.Body, w.Header(), err)
+	}
+	if w := get(h, header("X-Api-Key", "b")); w.Code != 200 {
+		t.Errorf("another key: %d", w.Code)
+	}
+	if w := get(h); w.Code != 400 || !strings.Contains(w.Body.String(), "nothing to limit it by") {
+		t.Errorf("no key: %d %s", w.Code, w.Body)
+	}
+}
+
+func TestCost(t *testing.T) {
+	cost := int64(2)
+	h := Handler(served, Config{Limiter: open(t).Policy("api"), Cost: func(*http.Request) int64 { return cost }})
+	if w := get(h); w.Code != 200 || field(w, "X-RateLimit-Remaining") != "0" {
+		t.Errorf("%d %v", w.Code, w.Header())
+	}
+	cost = 3
+	if w := get(h, func(r *http.Request) { r.RemoteAddr = "192.0.2.77:1" }); w.Code != 429 || w.Header().Get("Retry-After") != "" || !strings.Contains(w.Body.String(), "never") {
+		t.Errorf("a cost above the limit: %d %v %s", w.Code, w.Header(), w.Body)
+	}
+	cost = -5 // taken for 1: nobody gets units back by a request
+	if w := get(h, func(r *http.Request) { r.RemoteAddr = "192.0.2.78:1" }); field(w, "X-RateLimit-Remaining") != "1" {
+		t.Errorf("a negative cost: %v", w.Header())
+	}
+}
+
+func TestOnError(t *testing.T) {
+	log := &testkit.Buffer{}
+	c := open(t)
+	for _, tt := range []struct {
+		limiter Limiter
+		on      client.OnError
+		code    int
+		logged  string
+	}{
+		{c.Policy("unknown"), client.FailOpen, 200, "policy"},
+		{c.Policy("unknown"), client.FailClosed, 503, "policy"},
+		{answer{Decision: client.Decision{FailedClosed: true}}, client.FailOpen, 503, ""},
+		{answer{Decision: client.Decision{Allowed: true, FailedOpen: true}}, client.FailClosed, 200, ""},
+	} {
+		before := len(log.String())
+		w := get(Handler(served, Config{Limiter: tt.limiter, OnError: tt.on, Logger: log.Logger()}))
+		if w.Code != tt.code || (w.Header().Get("Retry-After") == "1") != (tt.code == 503) {
+			t.Errorf("%+v: %d %v", tt, w.Code, w.Header())
+		}
+		if said := log.String()[before:]; (said != "") != (tt.logged != "") || !strings.Contains(said, tt.logged) {
+			t.Errorf("%+v: the log says %q", tt, said)
+		}
+	}
+}
+
+// answer is a Limiter with one answer.
+type answer struct {
+	client.Decision
+	err error
+}
+
+func (a answer) AllowN(context.Context, string, int64) (client.Decision, error) {
+	return a.Decision, a.err
+}
+
+func TestRefusedAnswers(t *testing.T) {
+	h := Handler(served, Config{Limiter: answer{Decision: client.Decision{RetryAfter: time.Second}}, Refused: func(w http.ResponseWriter, _ *http.Request, d client.Decision) {
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.WriteString(w, d.RetryAfter.String())
+	}})
+	if w := get(h); w.Code != http.StatusTeapot || w.Body.String() != "1s" || w.Header().Get("Retry-After") != "1" {
+		t.Errorf("%d %q %v", w.Code, w.Body, w.Header())
+	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	h = Handler(served, Config{Limiter: answer{err: context.Canceled}})
+	if w := get(h, func(r *http.Request) { *r = *r.WithContext(gone) }); w.Body.Len() > 0 {
+		t.Errorf("a caller who is gone: %q", w.Body)
+	}
+}
+
+func TestDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := Handler(served, Config{Limiter: answer{Decision: client.Decision{Allowed: true, Delay: time.Minute}}})
+		start := time.Now()
+		if w := get(h); w.Code != 200 || time.Since(start) != time.Minute {
+			t.Errorf("%d after %v", w.Code, time.Since(start))
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if w := get(h, func(r *http.Request) { *r = *r.WithContext(ctx) }); w.Body.Len() > 0 {
+			t.Errorf("a caller who does not wait is served: %q", w.Body)
+		}
+	})
+}
+
+func TestKeys(t *testing.T) {
+	r := httptest.NewRequest("GET", "/", nil)
+	r.RemoteAddr = "10.0.0.1:5"
+	r.Header.Set("X-Forwarded-For", "2001:db8::1")
+	r.SetBasicAuth("ann", "secret")
+	for want, key := range map[string]KeyFunc{
+		"10.0.0.1":      ClientIP(nil),
+		"2001:db8::/64": ClientIP([]netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}),
+		"ann":           FirstOf(Header("X-Nothing"), BasicUser, ClientIP(nil)),
+		"":              FirstOf(Header("X-Nothing")),
+	} {
+		if got := key(r); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestTransport(t *testing.T) {
+	server := httptest.NewServer(served)
+	defer server.Close()
+	c := open(t)
+	hc := http.Client{Transport: &Transport{Limiter: c.Policy("api")}}
+	for range 2 {
+		res, err := hc.Get(server.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	body := &closing{Reader: strings.NewReader("x")}
+	r, err := http.NewRequestWithContext(ctx, "POST", server.URL, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := hc.Do(r); !errors.Is(err, client.ErrDeadline) || !body.closed {
+		t.Errorf("%v, body closed: %v", err, body.closed)
+	}
+	other := http.Client{Transport: &Transport{Limiter: c.Policy("api"), Key: func(*http.Request) string { return "x" }, Base: http.DefaultTransport}}
+	res, err := other.Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+}
+
+type closing struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closing) Close() error {
+	c.closed = true
+	return nil
+}
+
+func TestNoLimiter(t *testing.T) {
+	defer func() {
+		if recover() == nil {
+			t.Error("a Handler without a Limiter")
+		}
+	}()
+	Handler(served, Config{})
+}

@@ -1,0 +1,76 @@
+package clientip
+
+import (
+	"net/http"
+	"net/netip"
+	"testing"
+)
+
+func TestKey(t *testing.T) {
+	trusted, err := ParsePrefixes([]string{"10.0.0.0/8", "192.0.2.9", "fd00::/8"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		trusted []netip.Prefix
+		bits    int
+		remote  string
+		forward []string
+		want    string
+	}{
+		"peer":                        {nil, 0, "192.0.2.1:5000", nil, "192.0.2.1"},
+		"a stranger's header":         {trusted, 0, "192.0.2.1:5000", []string{"203.0.113.5"}, "192.0.2.1"},
+		"nobody is trusted":           {nil, 0, "10.0.0.1:5000", []string{"203.0.113.5"}, "10.0.0.1"},
+		"one proxy":                   {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5"}, "203.0.113.5"},
+		"two proxies":                 {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5, 10.2.3.4"}, "203.0.113.5"},
+		"two proxies, two lines":      {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5", "192.0.2.9"}, "203.0.113.5"},
+		"a forged first hop":          {trusted, 0, "10.0.0.1:5000", []string{"1.1.1.1, 203.0.113.5, 10.2.3.4"}, "203.0.113.5"},
+		"all are trusted":             {trusted, 0, "10.0.0.1:5000", []string{"10.9.9.9,10.2.3.4"}, "10.9.9.9"},
+		"no header":                   {trusted, 0, "10.0.0.1:5000", nil, "10.0.0.1"},
+		"an empty header":             {trusted, 0, "10.0.0.1:5000", []string{""}, "10.0.0.1"},
+		"garbage":                     {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5, unknown"}, "10.0.0.1"},
+		"garbage before":              {trusted, 0, "10.0.0.1:5000", []string{"x\r\ny, 203.0.113.5"}, "203.0.113.5"},
+		"a hop with a port":           {trusted, 0, "10.0.0.1:5000", []string{"203.0.113.5:1234"}, "203.0.113.5"},
+		"IPv6":                        {nil, 0, "[2001:db8:1:2:3:4:5:6]:5000", nil, "2001:db8:1:2::/64"},
+		"IPv6 by 48":                  {nil, 48, "[2001:db8:1:2:3:4:5:6]:5000", nil, "2001:db8:1::/48"},
+		"IPv6 whole":                  {nil, 128, "[2001:db8::6]:5000", nil, "2001:db8::6"},
+		"IPv6 hop in brackets":        {trusted, 0, "[fd00::1]:5000", []string{"[2001:db8::6]:99"}, "2001:db8::/64"},
+		"IPv6 hop in brackets, short": {trusted, 0, "[fd00::1]:5000", []string{"[2001:db8::6]"}, "2001:db8::/64"},
+		"IPv4 in IPv6":                {trusted, 0, "[::ffff:10.0.0.1]:5000", []string{"::ffff:203.0.113.5"}, "203.0.113.5"},
+		"a zone":                      {nil, 0, "[fe80::1%eth0]:5000", nil, "fe80::/64"},
+		"no address":                  {trusted, 0, "@", []string{"203.0.113.5"}, ""},
+	} {
+		r := Resolver{Trusted: c.trusted, IPv6Bits: c.bits}
+		h := http.Header{}
+		if c.forward != nil {
+			h["X-Forwarded-For"] = c.forward
+		}
+		if got := r.Key(c.remote, h); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestParsePrefixes(t *testing.T) {
+	for _, bad := range []string{"", "x", "10.0.0.1/8", "10.0.0.0/33", "fe80::1%eth0"} {
+		if _, err := ParsePrefixes([]string{bad}); err == nil {
+			t.Errorf("%q is accepted", bad)
+		}
+	}
+}
+
+func FuzzKey(f *testing.F) {
+	f.Add("10.0.0.1:1", "1.1.1.1, 2001:db8::1,,")
+	r := Resolver{Trusted: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}
+	f.Fuzz(func(t *testing.T, remote, forwarded string) {
+		key := r.Key(remote, http.Header{"X-Forwarded-For": {forwarded}})
+		if key == "" {
+			return
+		}
+		if _, err := netip.ParseAddr(key); err != nil {
+			if _, err := netip.ParsePrefix(key); err != nil {
+				t.Errorf("%q is no address", key)
+			}
+		}
+	})
+}
