@@ -34,6 +34,43 @@ func (c *Core) strange(n Node) bool {
 	return ok && c.t-at < strangerFor
 }
 
+// newcomerFor is how long a process that has come into the ring is taken not to know yet who holds what it should: it hears of
+// that from each holder that has heard of it.
+const newcomerFor = strangerFor
+
+// newcomer says whether a process has come into the ring just now. Until it has told that it holds a partition, the one who was
+// heard to hold it last is asked in its place: it would have to let the question wait until it knows itself.
+func (c *Core) newcomer(n Node) bool {
+	_, ok := c.newcomers[n]
+	return ok
+}
+
+// welcome notes who comes into the ring with a view. Nobody does with the first: this node is the one that has come.
+func (c *Core) welcome(v View) {
+	if c.views == 0 {
+		return
+	}
+	for _, m := range v.Members {
+		if at, ok := c.alive[m.Node]; m.Active && m.Node != c.cfg.Self && (!ok || !c.view.Members[at].Active) {
+			c.newcomers[m.Node] = c.t
+		}
+	}
+}
+
+// getUsedTo ends the time of newcomers.
+func (c *Core) getUsedTo() {
+	ended := false
+	for n, at := range c.newcomers {
+		if c.t-at > newcomerFor {
+			delete(c.newcomers, n)
+			ended = true
+		}
+	}
+	for p := 0; ended && p < len(c.parts); p++ {
+		c.publish(p)
+	}
+}
+
 // acquaint brings what is known of strangers in line with a new view.
 func (c *Core) acquaint(before map[Node]int32) {
 	for n := range before {
@@ -293,7 +330,6 @@ func (c *Core) claim(p int) {
 	t := c.next(p)
 	c.data.TakeOver(p, c.now.Instant, Claim{Term: t, Boot: c.cfg.Self.Boot})
 	*pt.strict = strictness{earlier: earlier, virgin: !earlier, copy: pt.copy, from: pt.copyFrom}
-	pt.committed = commitment{}
 	if earlier && !fresh {
 		c.data.Cold(p, c.now.Instant)
 	}

@@ -133,10 +133,12 @@ type Core struct {
 	// Processes that have told of what they hold and are not in a view yet, and when they did; those that have been in a view
 	// and are no longer, and since when. See strange.
 	strangers, departed map[Node]int64
-	parts               []part
-	out                 Effects
-	taken               Effects   // by the last Take; its arrays are used again after the next
-	loop                []Message // to this node itself
+	// Processes that have come into the ring less than newcomerFor ago, and when. See newcomer.
+	newcomers map[Node]int64
+	parts     []part
+	out       Effects
+	taken     Effects   // by the last Take; its arrays are used again after the next
+	loop      []Message // to this node itself
 	// Room for the messages that are sent most. It stays for as long as one of them is used.
 	replicates []Replicate
 	acks       []ReplicateAck
@@ -176,9 +178,10 @@ type part struct {
 	followers       [2]follower
 	attached        uint64 // how often a follower was; upper half of the sequences
 
-	committed commitment // by which it came to be held
-	askAt     int64      // not to be asked about, or claimed, before
-	hintView  int        // the view in which known and holder were learned
+	committed []commitment // by which it came to be held, the last of each process that lives
+	askAt     int64        // not to be asked about, or claimed, before
+	hintView  int          // the view in which known and holder were learned
+	_         [24]byte     // so that what follows begins a cache line
 
 	// The highest term that anybody is known to have held, and who did.
 	known  Term
@@ -205,7 +208,7 @@ func New(cfg Config, now Now) *Core {
 	}
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
-		strangers: make(map[Node]int64), departed: make(map[Node]int64), words: make(map[Node]int64),
+		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64), words: make(map[Node]int64),
 	}
 	// Not part of part: they are large, most of what is done needs none of it, and memory is slow.
 	stricts := make([]strictness, cfg.Partitions)
@@ -228,6 +231,7 @@ func (c *Core) at(now Now) {
 func (c *Core) SetView(now Now, v View) {
 	c.at(now)
 	before := c.alive
+	c.welcome(v)
 	c.view = v
 	c.views++
 	c.stir = true
@@ -426,6 +430,7 @@ func (c *Core) lookAtAll() {
 	c.lookAt = c.t + lookEvery
 	c.stir, c.settled = false, true
 	c.copying = 0
+	c.getUsedTo()
 	for p := range c.parts {
 		if f := &c.parts[p].followers[Backup]; f.node != (Node{}) && !f.caught {
 			c.copying++
@@ -575,7 +580,7 @@ func (c *Core) Route(p int) Route {
 	case pt.held:
 		return Route{Standing: Owned, Term: pt.term}
 	case pt.holder != (Node{}) && pt.holder != c.cfg.Self && c.lives(pt.holder) &&
-		(owner == c.cfg.Self || owner == pt.holder || pt.hintView == c.views):
+		(owner == c.cfg.Self || owner == pt.holder || pt.hintView == c.views || c.newcomer(owner)):
 		return Route{Standing: Elsewhere, Node: pt.holder, Term: pt.known}
 	case owner == c.cfg.Self || owner == (Node{}):
 		return Route{Standing: Unclaimed}

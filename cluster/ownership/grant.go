@@ -186,6 +186,7 @@ func (c *Core) onGrantReply(from Node, r *GrantReply) {
 	}
 	a := g.sent[at]
 	g.sent = slices.Delete(g.sent, at, at+1)
+	g.soonAt[a.voter] = c.t // it keeps up
 	if len(r.Items) != len(a.items) {
 		return
 	}

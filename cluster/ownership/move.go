@@ -2,6 +2,7 @@ package ownership
 
 import (
 	"hash/crc32"
+	"slices"
 )
 
 // move is a hand-over under way, at the one who gives away.
@@ -14,7 +15,8 @@ type move struct {
 	commit   *Commit // not nil: frozen, and this is what is repeated until it is answered
 }
 
-// commitment is what a partition was taken over by, kept so that a repeated Commit gets the same answer.
+// commitment is what a partition was taken over by, kept so that a repeated Commit gets the same answer: also when it has been
+// handed on since, for the giver would otherwise go on as if nobody had taken it.
 type commitment struct {
 	from Node
 	term Term
@@ -223,8 +225,14 @@ func (c *Core) endMove(p int) {
 func (c *Core) onCommit(from Node, m *Commit) {
 	p := m.Partition
 	pt := &c.parts[p]
-	if pt.committed.from == from && pt.committed.term == m.Term && pt.committed.ack != nil {
-		c.sendAgain(from, pt.committed.ack)
+	if ack := pt.answered(from, m.Term); ack != nil {
+		if ack.Keep && !(pt.held && pt.followers[Backup].node == from) {
+			late := *ack
+			late.Keep = false // its copy is not followed up any more
+			c.send(from, &late)
+		} else {
+			c.sendAgain(from, ack)
+		}
 		return
 	}
 	in := &pt.incoming
@@ -269,9 +277,27 @@ func (c *Core) onCommit(from Node, m *Commit) {
 		c.wantBackup(p)
 	}
 	if ack.Outcome == Done {
-		pt.committed = commitment{from: from, term: m.Term, ack: ack}
+		c.remember(p, commitment{from: from, term: m.Term, ack: ack})
 	}
 	c.send(from, ack)
+}
+
+// answered is the answer that a Commit has got before; nil when there is none.
+func (pt *part) answered(from Node, term Term) *CommitAck {
+	for i := range pt.committed {
+		if e := &pt.committed[i]; e.from == from && e.term == term {
+			return e.ack
+		}
+	}
+	return nil
+}
+
+// remember keeps the answer to a Commit for as long as that may be repeated: until the same process, which has to have had an
+// answer, sends another, or is lost.
+func (c *Core) remember(p int, e commitment) {
+	pt := &c.parts[p]
+	pt.committed = slices.DeleteFunc(pt.committed, func(old commitment) bool { return old.from == e.from || !c.lives(old.from) })
+	pt.committed = append(pt.committed, e)
 }
 
 // absorb merges a staged copy, brought up to its holder's last change, into a partition that is held here as well.
@@ -339,7 +365,7 @@ func (c *Core) released(p int, a *CommitAck) {
 		}
 	}
 	pt.held, pt.standing = false, Elsewhere
-	*pt.strict, pt.committed = strictness{}, commitment{}
+	*pt.strict = strictness{}
 	pt.known, pt.holder, pt.hintView = a.New, to, c.views
 	if a.Keep {
 		pt.copy, pt.copyFrom = Position{Term: a.New, Sequence: a.Sequence}, to

@@ -268,3 +268,45 @@ func TestIdleOffer(t *testing.T) {
 		t.Errorf("an offer is answered %v while another sends nothing", r.Verdict)
 	}
 }
+
+// TestLateCommit: a Commit that comes again is answered as it was, also when the partition has been handed on since: the giver has
+// not heard that it was taken, and goes on with what it has if it hears that it was not.
+func TestLateCommit(t *testing.T) {
+	l := newAlone(t)
+	takes := func(from Node, held Term) *Commit {
+		t.Helper()
+		l.see(self, from, from, peerX, peerY)
+		l.get(from, &Offer{Term: held})
+		l.get(from, wholeCopy(held, 10, ids(1)))
+		m := &Commit{Replicate: *update(held, 11, nil), Known: held, Release: from}
+		l.get(from, m)
+		if a := last[*CommitAck](l, from); a.Outcome != Done {
+			t.Fatalf("%+v", a)
+		}
+		return m
+	}
+	gives := func(to Node) Term {
+		t.Helper()
+		l.see(to, to, peerX, peerY)
+		l.acks(Node{})
+		c := l.gives(to)
+		taken := c.Known.after(to.Boot)
+		l.get(to, &CommitAck{Term: c.Term, Outcome: Done, New: taken})
+		l.owned(false)
+		return taken
+	}
+	again := func(m *Commit, from Node, keep bool) {
+		t.Helper()
+		l.get(from, m)
+		if a := last[*CommitAck](l, from); a.Outcome != Done || a.Keep != keep {
+			t.Errorf("the commit of %s is answered %+v", from.Name, a)
+		}
+	}
+	first := takes(peerX, term(1))
+	again(first, peerX, true)
+	taken := gives(peerY)
+	again(first, peerX, false)
+	second := takes(peerY, taken)
+	again(first, peerX, false)
+	again(second, peerY, true)
+}

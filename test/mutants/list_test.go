@@ -297,6 +297,21 @@ var mutants = []mutant{
 		ownership + "TestReading", "recorded:",
 	},
 	{
+		"ownership: a commit that comes again is not known once the partition is handed on", move,
+		[]edit{{"	*pt.strict = strictness{}\n", "	*pt.strict, pt.committed = strictness{}, nil\n"}},
+		ownership + "TestLateCommit", "the commit of x is answered",
+	},
+	{
+		"ownership: a voter is not asked about what is new for a while", grant,
+		[]edit{{"	g.soonAt[a.voter] = c.t // it keeps up\n", ""}},
+		"./test/simulation -run TestPlannedMoves", "nobody decides, or a check waits, for up to",
+	},
+	{
+		"ownership: who has just joined is asked by all before it knows who holds what", core,
+		[]edit{{" || c.newcomer(owner)):", "):"}},
+		"./test/simulation -run TestPlannedMoves", "nobody decides, or a check waits, for up to",
+	},
+	{
 		"ownership: who has been entrusted with a partition in an earlier round is not asked again", claim,
 		[]edit{{"infos[i].Term.Less(pt.known) && c.lives(pt.holder)", "false"}},
 		ownership + "TestLateClaim", "owned: true, want false",

@@ -18,6 +18,7 @@ type content struct {
 	lease        int64
 	leaseChanged bool
 	caught       bool // the backup is current
+	unguarded    bool // or the voters know that there is none
 	caughtAt     int64
 	flushed      int64
 	drained      []drain
@@ -63,6 +64,11 @@ func (d *data) AttachCurrent(part int, s ownership.Slot, all bool) {
 		c.caught, c.flushed, c.drained = false, d.p.w.now-1, nil
 	}
 	d.Store.AttachCurrent(part, int(s), all)
+}
+
+func (d *data) Unguarded(part int, may bool) {
+	d.parts[part].unguarded = may
+	d.Store.Unguarded(part, may)
 }
 
 func (d *data) Widen(part int, s ownership.Slot) { d.Store.Widen(part, int(s)) }

@@ -40,7 +40,11 @@ type op struct {
 	node    string
 }
 
-const patience = second // of a client
+const (
+	patience   = second            // of a client
+	grantMost  = 200 * millisecond // a check under a strict rule waits for a grant
+	grantAgain = 5 * millisecond   // and is tried again
+)
 
 // ask is an op at one process.
 type ask struct {
@@ -54,6 +58,8 @@ type ask struct {
 	asked  int            // back's number when it was handed on to here
 	told   bool
 	parked int64 // true time since when it waits out a hand-over; 0: it does not
+	// ungranted is the true time at which it was to be decided here first: it may have to wait for a grant from then on.
+	ungranted int64
 }
 
 // answer is what comes back.
@@ -268,11 +274,18 @@ func (p *process) decide(a *ask) {
 	if o.cost > 0 && o.policy.rule.Limits[0].Algorithm == algo.Concurrency {
 		call.TTL, call.Nonce = o.policy.Window, o.id+1
 	}
+	if a.ungranted == 0 {
+		a.ungranted = w.now
+	}
 	dec, err := p.data.Decide(*o.key, o.policy.rule, now.Instant, call, nil)
 	if err != nil {
 		if !errors.Is(err, store.ErrNoGrant) {
 			w.say("VIOLATION: %s: %v", p.self.Name, err)
 			w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: checker.NoToken, Text: p.self.Name + ": " + err.Error()})
+		}
+		if errors.Is(err, store.ErrNoGrant) && w.now-a.ungranted < grantMost {
+			p.later(grantAgain, func() { p.handle(a) })
+			return
 		}
 		p.tell(a, answer{failed: err.Error()})
 		return
@@ -310,12 +323,11 @@ func (p *process) confirmed(c ownership.Progress) {
 	kept := p.waiting[c.Partition][:0]
 	for _, x := range p.waiting[c.Partition] {
 		switch {
-		case c.Unguarded && x.ticket > 0:
+		case c.Unguarded && x.ticket > 0 && (c.StrictToo || !x.a.op.policy.Strict):
 			x.ans.decision.Degraded = true
-			if x.a.op.policy.Strict && !c.StrictToo {
-				x.ans = answer{failed: "no copy"}
-			}
 			p.tell(x.a, x.ans)
+		case c.Unguarded:
+			kept = append(kept, x) // until the voters have recorded that there is no copy
 		case x.ticket <= c.Version:
 			p.tell(x.a, x.ans)
 		default:
