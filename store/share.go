@@ -191,6 +191,11 @@ func (s *shares) fair(sp *spec, keys, bytes int64) bool {
 	return !over(&s.inline, 1, parts) && !over(sp.share, 2, parts*(s.namespaces.Load()+1))
 }
 
+// short reports whether the store has no room but its reserve.
+func (s *shares) short(keys, bytes int64) bool {
+	return s.maxKeys > 0 && keys >= s.maxKeys-s.maxKeys/reserve || s.maxBytes > 0 && bytes >= s.maxBytes-s.maxBytes/reserve
+}
+
 // mayEnter says whether a new record may be made under a rule.
 func (sh *shard) mayEnter(sp *spec, rule *Rule) bool {
 	if rule.MaxKeys > 0 && sp.share.keys.Load() >= rule.MaxKeys || rule.MaxBytes > 0 && sp.share.bytes.Load() >= rule.MaxBytes {

@@ -283,6 +283,9 @@ func TestFullShare(t *testing.T) {
 	if d := decide(t, s, full, "3", at(time.Hour), cost(1)); !d.Allowed {
 		t.Errorf("%+v", d)
 	}
+	if st := s.Stats(); st.Full != 0 || st.ShareFull != 1 {
+		t.Errorf("%+v", st)
+	}
 	// A larger bound counts at once.
 	more := *full
 	more.MaxKeys = 5
@@ -346,6 +349,9 @@ func TestFairPartOfCallers(t *testing.T) {
 		t.Errorf("a known key: %v", err)
 	}
 	_, _, callers := s.Shares()
+	if st := s.Stats(); st.Full != 2 || st.ShareFull != 0 {
+		t.Errorf("%+v", st)
+	}
 	if callers[0].Name != "greedy" || callers[0].Keys != 700 || callers[0].Refused != 2 {
 		t.Errorf("%+v", callers)
 	}

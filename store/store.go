@@ -228,7 +228,8 @@ type Stats struct {
 	MaxKeys  int64  // 0: no bound
 	MaxBytes int64  // 0: no bound
 	Full     uint64 // calls refused for want of room in the store, ever
-	// ShareFull is the calls refused because a share, or a caller, has reached its bound or its fair part, ever.
+	// ShareFull is the calls refused because a share has reached its own bound, ever; Full those refused because the store has no
+	// room, or none but its reserve.
 	ShareFull uint64
 	Swept     uint64 // idle states dropped, ever
 	Copies    int64  // of Keys: those in partitions that are shut, and in staging areas
@@ -319,7 +320,11 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 	for enough := 1; ; enough *= 2 {
 		if barren := s.barrenFor(err); now.Mono < barren.Load() {
 			if err == errShare {
-				s.shareFull.Add(1)
+				if s.shares.short(s.keys.Load(), s.budget.used.Load()) {
+					s.full.Add(1)
+				} else {
+					s.shareFull.Add(1)
+				}
 				s.shares.refused(rule.Scope, call.Caller)
 				return ErrShareFull
 			}

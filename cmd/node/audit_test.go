@@ -73,6 +73,11 @@ func TestAuditLog(t *testing.T) {
 	if got := auditLines(t, name); strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
+	// And a key is counted to the caller who has made it.
+	send(t, n, "POST", "/v1/check", all, `{"policy": "login", "key": "bob"}`)
+	if _, _, callers := n.limiter.Shares(); len(callers) != 1 || callers[0].Name != "everything" || callers[0].Keys != 1 {
+		t.Errorf("%+v", callers)
+	}
 	data, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)

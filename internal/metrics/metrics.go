@@ -90,7 +90,7 @@ var (
 	keysMax   = prometheus.NewDesc("weir_keys_max", "Keys with live state that this node keeps at most; 0: no bound.", nil, nil)
 	bytes     = prometheus.NewDesc("weir_state_bytes", "Bytes held for state.", nil, nil)
 	bytesMax  = prometheus.NewDesc("weir_state_bytes_max", "Bytes held for state at most; 0: no bound.", nil, nil)
-	full      = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state in the store.", nil, nil)
+	full      = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state in the store, or only what is kept for those with less than a fair part.", nil, nil)
 	shareKeys = prometheus.NewDesc("weir_share_keys",
 		"Keys with state of a share on this node, by kind of share (policy; inline, a namespace of inline limits; caller) and name. inline_other and caller_other, without a name, are all those that are not listed.", shareLabels, nil)
 	shareBytes = prometheus.NewDesc("weir_share_bytes", "Bytes of the states of a share's keys, as weir_share_keys.", shareLabels, nil)
