@@ -105,6 +105,7 @@ func (b *bench) measurements() []measurement {
 	all = append(all, b.inProcessMeasurements()...)
 	all = append(all, b.memoryMeasurements()...)
 	// Last, because it leaves the most behind.
+	all = append(all, b.strangersMeasurements()...)
 	return append(append(all, b.shedMeasurements()...), b.overloadMeasurements()...)
 }
 

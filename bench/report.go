@@ -280,6 +280,10 @@ func titleOf(m metric) string {
 		return "bytes"
 	case logSpread:
 		return "time"
+	case strangersBytes:
+		return "bytes"
+	case strangersRate:
+		return "decisions, by those without"
 	case overBound:
 		return "memory"
 	case parkedP99, decidedIn:
@@ -331,6 +335,8 @@ func titleOfWork(work string) string {
 		return "Durability: one node of two, 20,000 checks/s in calls of 100, 1000 keys"
 	case shedWork:
 		return "Up to ten times the callers: three nodes, 100 checks a call, 1 to 10 × 32 callers who give up after 100 ms"
+	case strangersWork:
+		return "Strangers: one node, 32 callers × 100 checks a call, and 5,000 connections without a call"
 	case "overload":
 		return "Overload: three nodes, 32 callers × 1000 checks a call"
 	}

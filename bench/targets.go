@@ -56,6 +56,8 @@ func targets() []target {
 		target{"one hot key, 3 nodes, far over its limit, Go client", "hot-client/weir-refused", "hot-client/weir-admitted", rate, 5, least},
 		target{"one hot key, 3 nodes, far over its limit, unary", "hot-unary/weir-refused", "hot-unary/weir-admitted", rate, 5, least},
 		target{"overload, 32 callers × 1000 checks, 3 nodes: failed calls", "overload/weir", "", failed, 0, most},
+		target{"5,000 connections of strangers: bytes of memory", "strangers/weir", "", strangersBytes, strangersMost, most},
+		target{"5,000 connections of strangers: decisions by those without them", "strangers/weir", "", strangersRate, strangersShare, least},
 		target{"overload: peak memory by (2 × idle + in flight)", "overload/weir", "", overBound, 1, most},
 	)
 }

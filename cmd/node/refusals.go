@@ -38,8 +38,28 @@ func newRefusals(log *slog.Logger, m *metrics.Security) *refusals {
 // note counts a refusal. what must hold no secret.
 func (r *refusals) note(door, reason string, from net.Addr, what string) {
 	r.metrics.Refused(door, reason)
+	unlogged, ok := r.turn(refusalKind{door, reason})
+	if !ok {
+		return
+	}
+	address := ""
+	if from != nil {
+		address = from.String()
+	}
+	r.log.Warn("refused", "door", door, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
+}
+
+// complain logs what net/http says of a caller, such as that it sent a GOAWAY.
+func (r *refusals) complain(door, what string) {
+	if unlogged, ok := r.turn(refusalKind{door, "complaint"}); ok {
+		r.log.Warn("server complained", "door", door, "what", what, "unlogged", unlogged)
+	}
+}
+
+// turn reports whether something of a kind is to be logged, and how much has not been since the last time.
+func (r *refusals) turn(k refusalKind) (unlogged int, ok bool) {
 	r.mu.Lock()
-	k := refusalKind{door, reason}
+	defer r.mu.Unlock()
 	c := r.last[k]
 	if c == nil {
 		c = new(refusalCount)
@@ -48,15 +68,9 @@ func (r *refusals) note(door, reason string, from net.Addr, what string) {
 	now := r.now()
 	if !c.logged.IsZero() && now.Sub(c.logged) < refusalInterval {
 		c.unlogged++
-		r.mu.Unlock()
-		return
+		return 0, false
 	}
-	unlogged := c.unlogged
+	unlogged = c.unlogged
 	c.logged, c.unlogged = now, 0
-	r.mu.Unlock()
-	address := ""
-	if from != nil {
-		address = from.String()
-	}
-	r.log.Warn("refused", "door", door, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
+	return unlogged, true
 }

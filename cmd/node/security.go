@@ -325,25 +325,24 @@ func (s *security) refusedCert(door string) func(net.Addr, *certs.RefusedError) 
 
 // serveHTTP serves until the server is shut down.
 func (s *security) serveHTTP(server *http.Server, l net.Listener) error {
+	server.ErrorLog = log.New(httpComplaints{s}, "", 0)
 	if s.callers == nil {
 		return server.Serve(l)
 	}
 	server.TLSConfig = s.callers.Server(s.callerRules("http"), "h2", "http/1.1")
-	server.ErrorLog = log.New(&httpComplaints{s, server.ErrorLog.Writer()}, "", 0)
 	return server.ServeTLS(l, "", "")
 }
 
-// httpComplaints takes failed handshakes out of what net/http writes to its log, where there is one for each.
-type httpComplaints struct {
-	s    *security
-	rest io.Writer
-}
+// httpComplaints is what net/http writes to its log: a line for each failed handshake, each GOAWAY of a caller, and more that a
+// caller can cause as often as it likes.
+type httpComplaints struct{ s *security }
 
 // Write implements io.Writer. net/http hands over one message at a time.
-func (h *httpComplaints) Write(p []byte) (int, error) {
+func (h httpComplaints) Write(p []byte) (int, error) {
 	text, ok := strings.CutPrefix(string(p), "http: TLS handshake error from ")
 	if !ok {
-		return h.rest.Write(p)
+		h.s.refusals.complain("http", strings.TrimSpace(string(p)))
+		return len(p), nil
 	}
 	from, what, _ := strings.Cut(strings.TrimSpace(text), ": ")
 	if !strings.HasPrefix(what, "certs: ") { // which has been noted

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -16,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -521,4 +523,43 @@ func TestReplay(t *testing.T) {
 	}
 	_, _ = io.Copy(io.Discard, raw) // until the node hangs up
 	refusedAt(t, n, "peer", "handshake")
+}
+
+// TestGoAways: whoever makes net/http complain as often as it likes does not fill the log.
+func TestGoAways(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Security.TLS = filesOf(t, a, loopback)
+	cfg.Security.TLS.CA = ""
+	var book testkit.Buffer
+	cfg.Logger = book.Logger()
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	at := time.Now()
+	r := n.security.refusals
+	r.mu.Lock()
+	r.now = func() time.Time { return at }
+	r.mu.Unlock()
+	var conns []net.Conn
+	for range 30 {
+		conn, err := tls.Dial("tcp", addrOf(n.listeners.http), &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+			t.Fatal(err)
+		}
+		f := http2.NewFramer(conn, conn)
+		if err := errors.Join(f.WriteSettings(), f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte("why"))); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		_, _ = io.Copy(io.Discard, conn) // until the server hangs up
+		conn.Close()
+	}
+	if got := strings.Count(book.String(), "server complained"); got != 1 {
+		t.Errorf("%d lines for 30 GOAWAYs:\n%s", got, &book)
+	}
 }

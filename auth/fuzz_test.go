@@ -1,0 +1,28 @@
+package auth
+
+import (
+	"strings"
+	"testing"
+)
+
+// FuzzAuthorization: only the header that has the token, whatever else it is like, authenticates its caller.
+func FuzzAuthorization(f *testing.F) {
+	for _, header := range []string{"", "Bearer " + shop, "bearer   " + shop, "Bearer", "Bearer ", "Basic " + shop, "Bearer " + Hash(shop), shop, "Bearer " + shop + " ", "Bearer\t" + shop, "Bearer \xff"} {
+		f.Add(header, header)
+	}
+	f.Fuzz(func(t *testing.T, first, second string) {
+		w := watch(t)
+		for _, headers := range [][]string{{first}, {first, second}} {
+			r := request(t, "/v1/check", headers...)
+			ctx, denial := w.HTTP(r, RoleCheck)
+			scheme, token, _ := strings.Cut(first, " ")
+			right := len(headers) == 1 && strings.EqualFold(scheme, "Bearer") && strings.TrimLeft(token, " ") == shop
+			if (denial == nil) != right || right != (ctx != nil && Authenticated(ctx)) {
+				t.Errorf("%q: %+v", headers, denial)
+			}
+			if denial != nil && denial.Authenticated && denial.Reason != WrongRole {
+				t.Errorf("%q: %+v", headers, denial)
+			}
+		}
+	})
+}

@@ -1,0 +1,61 @@
+package client
+
+import (
+	"testing"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// FuzzAnswers: whatever a node answers to a message on a stream, each question in it has its answer, an error, or is asked again, once;
+// and what is no answer ends the stream.
+func FuzzAnswers(f *testing.F) {
+	for _, m := range []*weirv1.CheckStreamResponse{
+		{Sequence: 1, Flags: []uint32{1}, Granted: []int64{1}}, {Sequence: 1, More: true, Checks: []uint32{1}}, {Sequence: 1, More: true}, {Sequence: 1, Checks: []uint32{0, 1, 2}},
+		{Sequence: 1, Checks: []uint32{0, 0}}, {Sequence: 2}, {Sequence: 1, Flags: []uint32{1, 2}}, {Sequence: 1, Error: &weirv1.Error{Code: 3, Field: "define[3].limit"}},
+		{Sequence: 1, Errors: []*weirv1.StreamError{{Check: 2, Error: &weirv1.Error{Code: 99}}}}, {Sequence: 1, Errors: []*weirv1.StreamError{{Check: 1 << 31}}},
+		{Sequence: 1, Limits: []*weirv1.StreamLimits{{Check: 2, Limits: []*weirv1.LimitStatus{{}, {Limit: -1}}}}},
+	} {
+		data, err := m.MarshalVT()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, data)
+	}
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		l := newLink(nil, nil)
+		l.closed = true // nothing is sent again
+		ln := &lane{l: l, sent: make(map[uint64]*message)}
+		m := &message{sequence: 1, open: 3}
+		var flights []*flight
+		for range 3 {
+			fl := newFlight()
+			fl.qs, fl.answers, fl.open, fl.alone = []question{{target: target{policy: "p"}}}, make([]answer, 1), 1, true
+			flights = append(flights, fl)
+			m.slots = append(m.slots, slot{f: fl})
+		}
+		ln.sent[1] = m
+		l.waiting, l.flying = len(m.slots), len(m.slots)
+		for _, data := range [][]byte{first, second} {
+			out := new(weirv1.CheckStreamResponse)
+			if out.UnmarshalVT(data) != nil {
+				break
+			}
+			if ln.answered(out) != nil {
+				break
+			}
+		}
+		if l.flying < 0 || l.waiting < 0 {
+			t.Errorf("%d under way, %d waiting", l.flying, l.waiting)
+		}
+		if _, left := ln.sent[1]; left {
+			m.fail(errOddAnswer, false) // as the end of the stream does
+		}
+		for i, fl := range flights {
+			select {
+			case <-fl.done:
+			default:
+				t.Errorf("question %d stays without an answer", i)
+			}
+		}
+	})
+}

@@ -1,0 +1,46 @@
+package httpapi
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/limit"
+)
+
+// FuzzBody sends any body to every endpoint that takes one: the answer is never a 5xx, and the service is asked if and only if it is
+// 200, once.
+func FuzzBody(f *testing.F) {
+	paths := []string{
+		"/v1/check", "/v1/checks", "/v1/acquire", "/v1/renew", "/v1/release", "/v1/reserve", "/v1/commit", "/v1/cancel", "/v1/refund", "/v1/reset",
+	}
+	for i := range paths {
+		for _, body := range []string{
+			`{"policy":"login","key":"alice"}`,
+			`{"checks":[{"policy":"login","key":"alice"}]}`,
+			`{"policy":"login","key":"alice","cost":2,"ttl":"1s","request_id":"r"}`,
+			`{"policy":"login","key":"alice","lease_id":"l","ttl":"10s"}`,
+			`{"policy":"login","key":"alice","reservation_id":"r","cost":0}`,
+			`{"namespace":"n","limit":{"algorithm":"concurrency","limit":1,"ttl":"1s"},"key":"k","cost":-1}`,
+			`{"policy":"login","key":"alice","ttl":"999999999h"}`, `{"ttl":1e400}`, `{"key":null}`, `[]`, ``, `{"a":{"a":{"a":`, "{\"key\":\"\xff\"}",
+		} {
+			f.Add(uint8(i), body)
+		}
+	}
+	f.Fuzz(func(t *testing.T, route uint8, body string) {
+		path := paths[int(route)%len(paths)]
+		service := &scripted{results: []limit.Result{{Decision: admitted}}, decision: admitted, lives: time.Second}
+		d := newDoor(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
+		resp := d.post(path, body)
+		if resp.StatusCode >= 500 {
+			t.Errorf("%s: %d %s", path, resp.StatusCode, bodyOf(t, resp))
+		}
+		if asked := len(service.calls) == 1; asked != (resp.StatusCode == 200) || len(service.calls) > 1 {
+			t.Errorf("%s: %d, with the service asked %d times", path, resp.StatusCode, len(service.calls))
+		}
+		for _, c := range service.calls {
+			for _, check := range c.Checks {
+				wantSound(t, check)
+			}
+		}
+	})
+}
