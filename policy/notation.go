@@ -5,11 +5,11 @@ import (
 	"fmt"
 	"math"
 	"regexp"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 const (
@@ -23,9 +23,9 @@ const (
 func ParseRate(s string) (limit int64, window time.Duration, err error) {
 	left, right, ok := strings.Cut(s, "/")
 	if !ok {
-		return 0, 0, fmt.Errorf("%s is not a rate: %s", show(s), rateHint)
+		return 0, 0, fmt.Errorf("%s is not a rate: %s", strictyaml.Show(s), rateHint)
 	}
-	if limit, err = parseInteger(left, 1, algo.MaxLimit); err != nil {
+	if limit, err = strictyaml.ParseInteger(left, 1, algo.MaxLimit); err != nil {
 		return 0, 0, fmt.Errorf("limit %w", err)
 	}
 	if window, err = ParseDuration(right); err == nil {
@@ -42,14 +42,14 @@ func ParseRate(s string) (limit int64, window time.Duration, err error) {
 func ParseDuration(s string) (time.Duration, error) {
 	switch {
 	case strings.HasPrefix(s, "-"):
-		return 0, fmt.Errorf("%s is negative: write a duration above zero", show(s))
-	case isInteger(s):
-		return 0, fmt.Errorf("%s has no unit: %s", show(s), durationHint)
+		return 0, fmt.Errorf("%s is negative: write a duration above zero", strictyaml.Show(s))
+	case strictyaml.IsInteger(s):
+		return 0, fmt.Errorf("%s has no unit: %s", strictyaml.Show(s), durationHint)
 	case s == "" || !durationShape.MatchString(s):
-		return 0, fmt.Errorf("%s is not a duration: %s", show(s), durationHint)
+		return 0, fmt.Errorf("%s is not a duration: %s", strictyaml.Show(s), durationHint)
 	}
 	// What has the shape of a duration and is none does not fit the type.
-	tooLong := fmt.Errorf("%s is too long for a duration", show(s))
+	tooLong := fmt.Errorf("%s is too long for a duration", strictyaml.Show(s))
 	var days, rest time.Duration
 	var err error
 	number, tail, hasDays := strings.Cut(s, "d")
@@ -90,7 +90,7 @@ func ParseTimeZone(name string) (*time.Location, error) {
 	// What is only a way of writing another name, or a file that a machine happens to have, is no name.
 	zone, err := time.LoadLocation(name)
 	if err != nil || !zoneName.MatchString(name) || zoneFile.MatchString(name) {
-		return nil, fmt.Errorf("%s is no known time zone: %s", show(name), zoneHint)
+		return nil, fmt.Errorf("%s is no known time zone: %s", strictyaml.Show(name), zoneHint)
 	}
 	return zone, nil
 }
@@ -106,49 +106,4 @@ func checkWindow(d time.Duration) error {
 		return fmt.Errorf("is too long: the longest is %dd", algo.MaxWindow/(24*time.Hour))
 	}
 	return nil
-}
-
-// parseInteger reads a whole decimal number, with underscores between digits where they help the eye (1_000_000).
-// Octal, hexadecimal and binary numbers, which YAML would take, are not: a limit of 010 is a mistake.
-func parseInteger(s string, lowest, highest int64) (int64, error) {
-	if !isInteger(s) {
-		return 0, fmt.Errorf("must be a whole decimal number, not %s", show(s))
-	}
-	v, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
-	switch {
-	case err != nil && s[0] != '-', v > highest:
-		return 0, fmt.Errorf("is too large: the largest is %d", highest)
-	case v == 0 && err == nil && lowest > 0:
-		return 0, fmt.Errorf("must not be zero: the smallest is %d", lowest)
-	case err != nil, v < lowest:
-		return 0, fmt.Errorf("must not be negative: the smallest is %d", lowest)
-	}
-	return v, nil
-}
-
-func isInteger(s string) bool {
-	digits := strings.TrimPrefix(s, "-")
-	if digits == "" || digits[0] == '0' && len(digits) > 1 {
-		return false
-	}
-	for i := range len(digits) {
-		switch c := digits[i]; {
-		case c >= '0' && c <= '9':
-		case c == '_' && i > 0 && i < len(digits)-1 && digits[i-1] != '_':
-		default:
-			return false
-		}
-	}
-	return true
-}
-
-// show quotes text from a file for a message, shortened when it is long.
-func show(s string) string { return strconv.Quote(shorten(s)) }
-
-func shorten(s string) string {
-	const longest = 40
-	if runes := []rune(s); len(runes) > longest {
-		return string(runes[:longest]) + "…"
-	}
-	return s
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 func TestParseDuration(t *testing.T) {
@@ -106,7 +107,7 @@ func TestParseInteger(t *testing.T) {
 		"_1": false, "1_": false, "1__0": false, "01": false, "00": false, "+1": false, "1.0": false, "1e3": false,
 		"0x1": false, "0b1": false, "0o7": false, "": false, "-": false, "--1": false, "1 ": false, "１": false,
 	} {
-		if _, err := parseInteger(text, 1, algo.MaxLimit); (err == nil) != ok {
+		if _, err := strictyaml.ParseInteger(text, 1, algo.MaxLimit); (err == nil) != ok {
 			t.Errorf("%q: %v", text, err)
 		}
 	}

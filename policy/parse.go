@@ -11,6 +11,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/strictyaml"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -69,7 +70,7 @@ func uses(a algo.Algorithm, parameter string) bool {
 // Load reads and parses a regular file. The error is Errors when the file could be read, and another, which names the file,
 // when not: when it is too large, is no regular file, or the file system does not answer within file.Timeout, too.
 func Load(name string) (*Set, error) {
-	data, err := file.Read(name, maxFile)
+	data, err := file.Read(name, strictyaml.MaxFile)
 	if err != nil {
 		return nil, err
 	}
@@ -79,42 +80,43 @@ func Load(name string) (*Set, error) {
 // Parse reads a policy file's content. file is its name in errors. Nothing in it, and an empty list of policies, is
 // valid. The error is Errors: every mistake, not only the first; a file that is not YAML has one.
 func Parse(file string, data []byte) (*Set, error) {
-	d := &decoder{mistakes: mistakes{file: file}, budget: len(data) + aliasBudget}
-	policies := d.file(readYAML(data, &d.mistakes))
-	if err := d.err(); err != nil {
+	d := &decoder{Decoder: strictyaml.New(file, data)}
+	d.OtherName = otherName
+	policies := d.file(d.Root())
+	if err := d.Err(); err != nil {
 		return nil, err
 	}
 	return newSet(policies), nil
 }
 
 func (d *decoder) file(root *yaml.Node) []*Policy {
-	if root == nil || root.Kind == yaml.ScalarNode && root.Tag == "!!null" {
+	if root == nil {
 		return nil
 	}
-	top, ok := d.fields(root, "", []string{"policies"}, "policies")
-	list, given := top.get("policies")
+	top, ok := d.Fields(root, "", []string{"policies"}, "policies")
+	list, given := top.Get("policies")
 	if !ok || !given {
 		return nil
 	}
-	nodes, _ := d.items(list, "policies")
+	nodes, _ := d.Items(list, "policies")
 	policies := make([]*Policy, 0, len(nodes))
 	lines := make(map[string]int, len(nodes))
 	for i, n := range nodes {
-		path := element(list.path, i)
-		if !d.visit(n, path) {
+		path := strictyaml.Element(list.Path, i)
+		if !d.Visit(n, path) {
 			break
 		}
-		f, ok := d.fields(value(n), path, policyFields, "overrides")
+		f, ok := d.Fields(strictyaml.Value(n), path, policyFields, "overrides")
 		if !ok {
 			continue
 		}
 		p := d.policy(f)
 		if p.Name != "" {
-			name, _ := f.get("name")
+			name, _ := f.Get("name")
 			if line, twice := lines[p.Name]; twice {
-				d.fail(name.node, name.path, "is the name of another policy, on line %d: names are unique", line)
+				d.Fail(name.Node, name.Path, "is the name of another policy, on line %d: names are unique", line)
 			} else {
-				lines[p.Name] = name.node.Line
+				lines[p.Name] = name.Node.Line
 			}
 		}
 		policies = append(policies, p)
@@ -123,45 +125,45 @@ func (d *decoder) file(root *yaml.Node) []*Policy {
 }
 
 // policy compiles one policy. What it returns is good for something only when no mistake was found.
-func (d *decoder) policy(f fields) *Policy {
-	p := &Policy{Line: f.at.Line}
-	if name, given := f.get("name"); !given {
-		d.missing(f, "name", "login")
+func (d *decoder) policy(f strictyaml.Fields) *Policy {
+	p := &Policy{Line: f.At.Line}
+	if name, given := f.Get("name"); !given {
+		d.Missing(f, "name", "login")
 	} else {
 		p.Name = d.name(name)
 	}
-	if shadow, given := f.get("shadow"); given {
-		p.Shadow, _ = d.boolean(shadow)
+	if shadow, given := f.Get("shadow"); given {
+		p.Shadow, _ = d.Boolean(shadow)
 	}
 	ok := d.limitsOf(f, p)
 	d.guarantees(f, p)
-	if keys, given := f.get("max_keys"); given {
-		p.MaxKeys, _ = d.integer(keys, 1, 1<<40)
+	if keys, given := f.Get("max_keys"); given {
+		p.MaxKeys, _ = d.Integer(keys, 1, 1<<40)
 	}
-	if size, given := f.get("max_memory"); given {
+	if size, given := f.Get("max_memory"); given {
 		p.MaxMemory, _ = d.size(size)
 	}
-	if list, given := f.get("overrides"); given {
+	if list, given := f.Get("overrides"); given {
 		d.overrides(f, list, p, ok)
 	}
 	p.index()
 	return p
 }
 
-func (d *decoder) name(f field) string {
-	name, ok := d.text(f)
+func (d *decoder) name(f strictyaml.Field) string {
+	name, ok := d.Text(f)
 	if !ok {
 		return ""
 	}
 	bad := strings.IndexFunc(name, func(r rune) bool { return !limit.InPolicyName(r) })
 	switch {
 	case name == "":
-		d.fail(f.node, f.path, "is empty: give the policy a name")
+		d.Fail(f.Node, f.Path, "is empty: give the policy a name")
 	case bad >= 0:
 		r, _ := utf8.DecodeRuneInString(name[bad:])
-		d.fail(f.node, f.path, "contains %q: a name is made of letters A to Z and a to z, digits and . _ -", r)
+		d.Fail(f.Node, f.Path, "contains %q: a name is made of letters A to Z and a to z, digits and . _ -", r)
 	case len(name) > limit.MaxPolicyName:
-		d.fail(f.node, f.path, "has %d characters: at most %d are allowed", len(name), limit.MaxPolicyName)
+		d.Fail(f.Node, f.Path, "has %d characters: at most %d are allowed", len(name), limit.MaxPolicyName)
 	default:
 		return name
 	}
@@ -169,11 +171,11 @@ func (d *decoder) name(f field) string {
 }
 
 // limitsOf fills in the policy's own limits and reports whether they are right.
-func (d *decoder) limitsOf(f fields, p *Policy) bool {
-	if list, several := f.get("limits"); several {
-		beside := f.only(ownParameters)
+func (d *decoder) limitsOf(f strictyaml.Fields, p *Policy) bool {
+	if list, several := f.Get("limits"); several {
+		beside := f.Only(ownParameters)
 		for _, own := range beside {
-			d.fail(own.key, own.path, "stands beside limits: write it for each of the limits, or leave limits out")
+			d.Fail(own.Key, own.Path, "stands beside limits: write it for each of the limits, or leave limits out")
 		}
 		limits, ok := d.limits(list, f, true)
 		if ok {
@@ -181,9 +183,9 @@ func (d *decoder) limitsOf(f fields, p *Policy) bool {
 		}
 		return ok && len(beside) == 0
 	}
-	one := fields{path: f.path, at: f.at, list: f.only(limitParameters)}
-	if len(one.list) == 0 {
-		d.fail(f.at, join(f.path, "limit"),
+	one := strictyaml.Fields{Path: f.Path, At: f.At, List: f.Only(limitParameters)}
+	if len(one.List) == 0 {
+		d.Fail(f.At, strictyaml.Join(f.Path, "limit"),
 			"is missing: add algorithm, limit and window, or several limits, such as limits: [10/1s, 1000/1h], or limit: -1 for no limit but those of overrides")
 		return false
 	}
@@ -207,16 +209,16 @@ func ruleOf(l algo.Limit) Rule {
 }
 
 // overrides compiles the policy's overrides; right says whether the policy's own limits are.
-func (d *decoder) overrides(policy fields, list field, p *Policy, right bool) {
-	nodes, _ := d.items(list, "overrides, such as {key: admin, unlimited: true}")
+func (d *decoder) overrides(policy strictyaml.Fields, list strictyaml.Field, p *Policy, right bool) {
+	nodes, _ := d.Items(list, "overrides, such as {key: admin, unlimited: true}")
 	p.overrides = make([]Rule, 0, len(nodes))
 	lines := make(map[[2]string]int, len(nodes))
 	for i, n := range nodes {
-		path := element(list.path, i)
-		if !d.visit(n, path) {
+		path := strictyaml.Element(list.Path, i)
+		if !d.Visit(n, path) {
 			return
 		}
-		f, ok := d.fields(value(n), path, overrideFields)
+		f, ok := d.Fields(strictyaml.Value(n), path, overrideFields)
 		if !ok {
 			continue
 		}
@@ -225,80 +227,80 @@ func (d *decoder) overrides(policy fields, list field, p *Policy, right bool) {
 		if !known {
 			continue
 		}
-		if subject.name == "key" {
-			rule.Key = subject.node.Value
+		if subject.Name == "key" {
+			rule.Key = subject.Node.Value
 		} else {
-			rule.Prefix = subject.node.Value
+			rule.Prefix = subject.Node.Value
 		}
 		if line, twice := lines[[2]string{rule.Key, rule.Prefix}]; twice {
-			d.fail(subject.node, subject.path, "has an override already, on line %d: remove one", line)
+			d.Fail(subject.Node, subject.Path, "has an override already, on line %d: remove one", line)
 			continue
 		}
-		lines[[2]string{rule.Key, rule.Prefix}] = subject.node.Line
+		lines[[2]string{rule.Key, rule.Prefix}] = subject.Node.Line
 		p.overrides = append(p.overrides, rule)
 	}
 }
 
 // subject returns the key or the prefix that an override is for.
-func (d *decoder) subject(f fields) (field, bool) {
-	key, hasKey := f.get("key")
-	prefix, hasPrefix := f.get("prefix")
+func (d *decoder) subject(f strictyaml.Fields) (strictyaml.Field, bool) {
+	key, hasKey := f.Get("key")
+	prefix, hasPrefix := f.Get("prefix")
 	subject := key
 	switch {
 	case hasKey && hasPrefix:
-		d.fail(prefix.key, prefix.path, "stands beside key: an override is for one key or for one prefix")
+		d.Fail(prefix.Key, prefix.Path, "stands beside key: an override is for one key or for one prefix")
 		return subject, false
 	case hasPrefix:
 		subject = prefix
 	case !hasKey:
-		d.fail(f.at, join(f.path, "key"), "is missing: add key: or prefix: to say what the override is for")
+		d.Fail(f.At, strictyaml.Join(f.Path, "key"), "is missing: add key: or prefix: to say what the override is for")
 		return subject, false
 	}
-	text, ok := d.text(subject)
+	text, ok := d.Text(subject)
 	switch {
 	case !ok:
 		return subject, false
 	case text == "" && hasPrefix:
-		d.fail(subject.node, subject.path, "is empty: what is for every key belongs into the policy itself")
+		d.Fail(subject.Node, subject.Path, "is empty: what is for every key belongs into the policy itself")
 		return subject, false
 	case text == "":
-		d.fail(subject.node, subject.path, "is empty: a key has 1 to %d bytes", maxKey)
+		d.Fail(subject.Node, subject.Path, "is empty: a key has 1 to %d bytes", maxKey)
 		return subject, false
 	case len(text) > maxKey:
-		d.fail(subject.node, subject.path, "has %d bytes: at most %d are allowed", len(text), maxKey)
+		d.Fail(subject.Node, subject.Path, "has %d bytes: at most %d are allowed", len(text), maxKey)
 		return subject, false
 	}
 	return subject, true
 }
 
 // override compiles what an override says of its keys.
-func (d *decoder) override(f fields, policy fields, p *Policy, right bool) Rule {
-	own := f.only(ownParameters)
-	limits, several := f.get("limits")
-	var said []field // one field for each way of saying it
+func (d *decoder) override(f strictyaml.Fields, policy strictyaml.Fields, p *Policy, right bool) Rule {
+	own := f.Only(ownParameters)
+	limits, several := f.Get("limits")
+	var said []strictyaml.Field // one field for each way of saying it
 	if len(own) > 0 {
 		said = append(said, own[0])
 	}
-	said = append(said, f.only([]string{"limits", "unlimited", "blocked"})...)
+	said = append(said, f.Only([]string{"limits", "unlimited", "blocked"})...)
 	if len(said) == 0 {
-		d.fail(f.at, f.path, "changes nothing: add limit, limits, unlimited: true or blocked: true")
+		d.Fail(f.At, f.Path, "changes nothing: add limit, limits, unlimited: true or blocked: true")
 		return Rule{}
 	}
 	for _, more := range said[1:] {
-		d.fail(more.key, more.path, "stands beside %s: an override has one of limit, limits, unlimited and blocked", said[0].name)
+		d.Fail(more.Key, more.Path, "stands beside %s: an override has one of limit, limits, unlimited and blocked", said[0].Name)
 	}
 	var rule Rule
-	for _, word := range f.only([]string{"unlimited", "blocked"}) {
-		if v, ok := d.boolean(word); ok && !v {
-			d.fail(word.node, word.path, "can only be true: remove it")
+	for _, word := range f.Only([]string{"unlimited", "blocked"}) {
+		if v, ok := d.Boolean(word); ok && !v {
+			d.Fail(word.Node, word.Path, "can only be true: remove it")
 		}
-		rule.Unlimited = rule.Unlimited || word.name == "unlimited"
-		rule.Blocked = rule.Blocked || word.name == "blocked"
+		rule.Unlimited = rule.Unlimited || word.Name == "unlimited"
+		rule.Blocked = rule.Blocked || word.Name == "blocked"
 	}
 	if several {
 		list, ok := d.limits(limits, policy, false)
 		if ok && right && leases(list) != p.Concurrency {
-			d.fail(limits.node, limits.path, "must count as the policy does: concurrency and other limits do not mix")
+			d.Fail(limits.Node, limits.Path, "must count as the policy does: concurrency and other limits do not mix")
 		}
 		rule.Limits = list
 	}
@@ -309,31 +311,31 @@ func (d *decoder) override(f fields, policy fields, p *Policy, right bool) Rule 
 }
 
 // changed compiles an override that changes some of the parameters of the policy's one limit.
-func (d *decoder) changed(f fields, own []field, policy fields, p *Policy, right bool) Rule {
-	if policy.has("limits") {
-		d.fail(own[0].key, own[0].path, "cannot change a policy of several limits: write limits here too")
+func (d *decoder) changed(f strictyaml.Fields, own []strictyaml.Field, policy strictyaml.Fields, p *Policy, right bool) Rule {
+	if policy.Has("limits") {
+		d.Fail(own[0].Key, own[0].Path, "cannot change a policy of several limits: write limits here too")
 		return Rule{}
 	}
 	if !right {
 		// Read what can be understood alone; the rest only after the policy itself is.
 		for _, one := range own {
-			switch one.name {
+			switch one.Name {
 			case "limit":
 				d.units(one)
 			case "capacity":
-				d.integer(one, 1, algo.MaxLimit)
+				d.Integer(one, 1, algo.MaxLimit)
 			}
 		}
 		return Rule{}
 	}
-	merged := fields{path: f.path, at: f.at, list: own}
-	if number, given := merged.get("limit"); given && !policy.has("algorithm") && !isUnlimited(number.node) {
-		d.fail(number.node, join(policy.path, "algorithm"), "is missing: the policy itself is unlimited, but this limit needs one: add it there, or write limits: [10/1m] in the override")
+	merged := strictyaml.Fields{Path: f.Path, At: f.At, List: own}
+	if number, given := merged.Get("limit"); given && !policy.Has("algorithm") && !isUnlimited(number.Node) {
+		d.Fail(number.Node, strictyaml.Join(policy.Path, "algorithm"), "is missing: the policy itself is unlimited, but this limit needs one: add it there, or write limits: [10/1m] in the override")
 		return Rule{}
 	}
-	for _, one := range policy.only(limitParameters) {
-		if !merged.has(one.name) {
-			merged.list = append(merged.list, one)
+	for _, one := range policy.Only(limitParameters) {
+		if !merged.Has(one.Name) {
+			merged.List = append(merged.List, one)
 		}
 	}
 	l, ok := d.limit(merged)
@@ -341,9 +343,9 @@ func (d *decoder) changed(f fields, own []field, policy fields, p *Policy, right
 		return Rule{}
 	}
 	// What a bucket admits at once is its capacity: raising the limit alone would not raise that.
-	raised, given := fields{list: own}.get("limit")
-	if given && !(fields{list: own}).has("capacity") && l.Capacity != 0 && l.Limit > max(l.Capacity, p.Limits[0].Limit) {
-		d.fail(raised.node, raised.path, "is above the policy's capacity, %d, which it keeps: write capacity here too", l.Capacity)
+	raised, given := strictyaml.Fields{List: own}.Get("limit")
+	if given && !(strictyaml.Fields{List: own}).Has("capacity") && l.Capacity != 0 && l.Limit > max(l.Capacity, p.Limits[0].Limit) {
+		d.Fail(raised.Node, raised.Path, "is above the policy's capacity, %d, which it keeps: write capacity here too", l.Capacity)
 		return Rule{}
 	}
 	return ruleOf(l)
@@ -351,28 +353,28 @@ func (d *decoder) changed(f fields, own []field, policy fields, p *Policy, right
 
 // limits compiles a list of limits. Each may be in the short notation, and takes the shared parameters that it does not
 // state itself from the policy. With check, a shared parameter that is none of any limit is a mistake.
-func (d *decoder) limits(list field, policy fields, check bool) (algo.Limits, bool) {
-	nodes, ok := d.items(list, "limits, such as [10/1s, 1000/1h]")
+func (d *decoder) limits(list strictyaml.Field, policy strictyaml.Fields, check bool) (algo.Limits, bool) {
+	nodes, ok := d.Items(list, "limits, such as [10/1s, 1000/1h]")
 	if !ok {
 		return nil, false
 	}
 	if len(nodes) == 0 {
-		d.fail(list.node, list.path, "is empty: write at least one limit, such as 10/1s")
+		d.Fail(list.Node, list.Path, "is empty: write at least one limit, such as 10/1s")
 		return nil, false
 	}
 	if len(nodes) > algo.MaxLimits {
-		d.fail(nodes[algo.MaxLimits], list.path, "has %d limits: at most %d are allowed", len(nodes), algo.MaxLimits)
+		d.Fail(nodes[algo.MaxLimits], list.Path, "has %d limits: at most %d are allowed", len(nodes), algo.MaxLimits)
 		ok = false
 	}
-	shared := policy.only(sharedParameters)
+	shared := policy.Only(sharedParameters)
 	used := make(map[string]bool)
 	var limits algo.Limits
 	for i, n := range nodes {
-		path := element(list.path, i)
-		if !d.visit(n, path) {
+		path := strictyaml.Element(list.Path, i)
+		if !d.Visit(n, path) {
 			return nil, false
 		}
-		l, good := d.limitAt(value(n), path, shared, used)
+		l, good := d.limitAt(strictyaml.Value(n), path, shared, used)
 		ok = ok && good
 		limits = append(limits, l)
 	}
@@ -381,19 +383,19 @@ func (d *decoder) limits(list field, policy fields, check bool) (algo.Limits, bo
 	}
 	if check {
 		for _, s := range shared {
-			if !used[s.name] {
-				d.fail(s.key, s.path, "has no effect: none of the limits takes it from here")
+			if !used[s.Name] {
+				d.Fail(s.Key, s.Path, "has no effect: none of the limits takes it from here")
 			}
 		}
 	}
 	if err := limits.Validate(); err != nil {
 		// Each is right by itself: this is about one that does not go with the others.
-		f := fields{path: list.path, at: list.node}
+		f := strictyaml.Fields{Path: list.Path, At: list.Node}
 		for i, n := range nodes {
 			var wrong *algo.FieldError
-			if errors.As(err, &wrong) && strings.HasPrefix(wrong.Field, element("limits", i)+".") {
-				f = fields{path: element(list.path, i), at: value(n)}
-				err = &algo.FieldError{Field: wrong.Field[len(element("limits", i)+"."):], Message: wrong.Message}
+			if errors.As(err, &wrong) && strings.HasPrefix(wrong.Field, strictyaml.Element("limits", i)+".") {
+				f = strictyaml.Fields{Path: strictyaml.Element(list.Path, i), At: strictyaml.Value(n)}
+				err = &algo.FieldError{Field: wrong.Field[len(strictyaml.Element("limits", i)+"."):], Message: wrong.Message}
 			}
 		}
 		d.invalid(err, f)
@@ -403,55 +405,55 @@ func (d *decoder) limits(list field, policy fields, check bool) (algo.Limits, bo
 }
 
 // limitAt compiles one element of a list of limits, and notes in used which of the shared parameters it took.
-func (d *decoder) limitAt(n *yaml.Node, path string, shared []field, used map[string]bool) (algo.Limit, bool) {
-	var f fields
+func (d *decoder) limitAt(n *yaml.Node, path string, shared []strictyaml.Field, used map[string]bool) (algo.Limit, bool) {
+	var f strictyaml.Fields
 	var ok bool
 	if n.Kind == yaml.ScalarNode {
 		if f, ok = d.rate(n, path); !ok {
 			return algo.Limit{}, false
 		}
-	} else if f, ok = d.fields(n, path, limitParameters); !ok {
+	} else if f, ok = d.Fields(n, path, limitParameters); !ok {
 		return algo.Limit{}, false
 	}
-	algorithm, given := f.get("algorithm")
+	algorithm, given := f.Get("algorithm")
 	if !given {
-		algorithm, given = fields{list: shared}.get("algorithm")
+		algorithm, given = strictyaml.Fields{List: shared}.Get("algorithm")
 	}
 	if !given {
 		// The exact one is what a bare list of limits means.
-		algorithm = field{name: "algorithm", path: path, key: n, node: &yaml.Node{
+		algorithm = strictyaml.Field{Name: "algorithm", Path: path, Key: n, Node: &yaml.Node{
 			Kind: yaml.ScalarNode, Tag: "!!str", Value: algo.SlidingLog.String(), Line: n.Line, Column: n.Column,
 		}}
-		f.list = append(f.list, algorithm)
+		f.List = append(f.List, algorithm)
 	}
 	var a algo.Algorithm
-	if algorithm.node != nil {
-		a, _ = algo.ParseAlgorithm(algorithm.node.Value)
+	if algorithm.Node != nil {
+		a, _ = algo.ParseAlgorithm(algorithm.Node.Value)
 	}
 	for _, s := range shared {
-		if !f.has(s.name) && (a == 0 || uses(a, s.name)) {
-			used[s.name] = true
-			f.list = append(f.list, s)
+		if !f.Has(s.Name) && (a == 0 || uses(a, s.Name)) {
+			used[s.Name] = true
+			f.List = append(f.List, s)
 		}
 	}
 	l, ok := d.limit(f)
 	if ok && l.Limit == algo.Unlimited {
-		d.fail(n, path, "is unlimited, which has no effect in a list: remove it, or write limit: -1 in place of the list")
+		d.Fail(n, path, "is unlimited, which has no effect in a list: remove it, or write limit: -1 in place of the list")
 		return l, false
 	}
 	return l, ok
 }
 
 // rate reads the short notation into the fields it stands for, placed where their parts are.
-func (d *decoder) rate(n *yaml.Node, path string) (fields, bool) {
+func (d *decoder) rate(n *yaml.Node, path string) (strictyaml.Fields, bool) {
 	limit, window, cut := strings.Cut(n.Value, "/")
 	if n.Tag != "!!str" || !cut {
-		d.fail(n, path, "must be a rate or a map of fields, not %s: %s", kind(n), rateHint)
-		return fields{}, false
+		d.Fail(n, path, "must be a rate or a map of fields, not %s: %s", strictyaml.Kind(n), rateHint)
+		return strictyaml.Fields{}, false
 	}
-	part := func(name, tag, text string, column int) field {
+	part := func(name, tag, text string, column int) strictyaml.Field {
 		at := &yaml.Node{Kind: yaml.ScalarNode, Tag: tag, Value: text, Line: n.Line, Column: column}
-		return field{name: name, path: join(path, name), key: at, node: at}
+		return strictyaml.Field{Name: name, Path: strictyaml.Join(path, name), Key: at, Node: at}
 	}
 	column, second := n.Column, n.Column
 	switch n.Style {
@@ -460,35 +462,35 @@ func (d *decoder) rate(n *yaml.Node, path string) (fields, bool) {
 	case yaml.SingleQuotedStyle, yaml.DoubleQuotedStyle:
 		column, second = column+1, second+utf8.RuneCountInString(limit)+2
 	}
-	return fields{path: path, at: n, list: []field{
+	return strictyaml.Fields{Path: path, At: n, List: []strictyaml.Field{
 		part("limit", "!!int", limit, column), part("window", "!!str", window, second),
 	}}, true
 }
 
 // limit compiles one limit from fields of which all are a limit's parameters. Its algorithm is filled in when it is
 // known, even when something else is wrong.
-func (d *decoder) limit(f fields) (l algo.Limit, ok bool) {
+func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 	ok = true
-	number, given := f.get("limit")
+	number, given := f.Get("limit")
 	if given {
 		l.Limit, ok = d.units(number)
 	} else {
-		d.missing(f, "limit", "100")
+		d.Missing(f, "limit", "100")
 		ok = false
 	}
 	// A limit that is turned off keeps no state: what it says besides must be right, but nothing else is needed, and
 	// nothing that is about counting may stand there.
 	off := l.Limit == algo.Unlimited
-	if a, given := f.get("algorithm"); given {
-		name, good := d.choice(a, algorithmWords...)
+	if a, given := f.Get("algorithm"); given {
+		name, good := d.Choice(a, algorithmWords...)
 		l.Algorithm, _ = algo.ParseAlgorithm(name)
 		ok = ok && good
 	} else if !off {
-		d.missing(f, "algorithm", "sliding_log")
+		d.Missing(f, "algorithm", "sliding_log")
 		ok = false
 	}
-	for _, one := range f.list {
-		if l.Algorithm != 0 && !uses(l.Algorithm, one.name) {
+	for _, one := range f.List {
+		if l.Algorithm != 0 && !uses(l.Algorithm, one.Name) {
 			d.misplaced(one, l.Algorithm)
 			ok = false
 		}
@@ -511,16 +513,16 @@ func (d *decoder) limit(f fields) (l algo.Limit, ok bool) {
 
 // unlimited refuses what package algo does not let stand beside an unlimited limit. An override that is unlimited keeps
 // nothing of the kind from its policy.
-func (d *decoder) unlimited(f fields, l *algo.Limit) bool {
+func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
 	ok := true
-	for _, one := range f.only([]string{"capacity", "slots", "count_denied", "max_log"}) {
+	for _, one := range f.Only([]string{"capacity", "slots", "count_denied", "max_log"}) {
 		switch {
-		case one.node == nil: // has no value, which has been reported
-		case one.name == "count_denied" && !l.CountDenied: // as is the default
-		case !strings.HasPrefix(one.path, f.path): // taken from elsewhere
-		case l.Algorithm != 0 && !uses(l.Algorithm, one.name): // refused for that
+		case one.Node == nil: // has no value, which has been reported
+		case one.Name == "count_denied" && !l.CountDenied: // as is the default
+		case !strings.HasPrefix(one.Path, f.Path): // taken from elsewhere
+		case l.Algorithm != 0 && !uses(l.Algorithm, one.Name): // refused for that
 		default:
-			d.fail(one.key, one.path, "is for a limit, and this one is unlimited: remove it")
+			d.Fail(one.Key, one.Path, "is for a limit, and this one is unlimited: remove it")
 			ok = false
 		}
 	}
@@ -528,52 +530,52 @@ func (d *decoder) unlimited(f fields, l *algo.Limit) bool {
 }
 
 // units reads a number of units that may be -1 for unlimited.
-func (d *decoder) units(f field) (int64, bool) {
-	if isUnlimited(f.node) {
+func (d *decoder) units(f strictyaml.Field) (int64, bool) {
+	if isUnlimited(f.Node) {
 		return algo.Unlimited, true
 	}
-	if n := f.node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value == "unlimited" {
-		d.fail(n, f.path, "must be a whole number: write -1 for unlimited")
+	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value == "unlimited" {
+		d.Fail(n, f.Path, "must be a whole number: write -1 for unlimited")
 		return 0, false
 	}
-	return d.integer(f, 1, algo.MaxLimit)
+	return d.Integer(f, 1, algo.MaxLimit)
 }
 
 func isUnlimited(n *yaml.Node) bool {
 	return n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!int" && n.Value == "-1"
 }
 
-func (d *decoder) misplaced(f field, a algo.Algorithm) {
-	switch f.name {
+func (d *decoder) misplaced(f strictyaml.Field, a algo.Algorithm) {
+	switch f.Name {
 	case "window":
-		d.fail(f.key, f.path, "is no parameter of concurrency: write ttl, the longest life of a lease")
+		d.Fail(f.Key, f.Path, "is no parameter of concurrency: write ttl, the longest life of a lease")
 	case "ttl":
-		d.fail(f.key, f.path, "is a parameter of concurrency, not of %v: write window", a)
+		d.Fail(f.Key, f.Path, "is a parameter of concurrency, not of %v: write window", a)
 	default:
 		var with []string
 		for _, name := range algorithmWords {
-			if other, _ := algo.ParseAlgorithm(name); uses(other, f.name) {
+			if other, _ := algo.ParseAlgorithm(name); uses(other, f.Name) {
 				with = append(with, name)
 			}
 		}
-		d.fail(f.key, f.path, "is a parameter of %s, not of %v: remove it", strings.Join(with, ", "), a)
+		d.Fail(f.Key, f.Path, "is a parameter of %s, not of %v: remove it", strings.Join(with, ", "), a)
 	}
 }
 
 // shape reads what a limit counts over: a window, a calendar period or the life of a lease.
-func (d *decoder) shape(f fields, l *algo.Limit, off bool) bool {
+func (d *decoder) shape(f strictyaml.Fields, l *algo.Limit, off bool) bool {
 	ok, calendar := true, false
-	if align, given := f.get("align"); given {
-		word, good := d.choice(align, "first_hit", "calendar")
+	if align, given := f.Get("align"); given {
+		word, good := d.Choice(align, "first_hit", "calendar")
 		calendar, ok = word == "calendar", good
 	}
-	window, hasWindow := f.get("window")
-	ttl, hasTTL := f.get("ttl")
+	window, hasWindow := f.Get("window")
+	ttl, hasTTL := f.Get("ttl")
 	good := true
 	switch {
 	case hasWindow && calendar:
 		var word string
-		word, good = d.choice(window, periodWords...)
+		word, good = d.Choice(window, periodWords...)
 		l.Period, _ = algo.ParsePeriod(word)
 	case hasWindow:
 		l.Window, good = d.duration(window)
@@ -581,21 +583,21 @@ func (d *decoder) shape(f fields, l *algo.Limit, off bool) bool {
 		l.Window, good = d.duration(ttl)
 	case off:
 	case l.Algorithm == algo.Concurrency:
-		d.missing(f, "ttl", "30s")
+		d.Missing(f, "ttl", "30s")
 		good = false
 	case calendar:
-		d.missing(f, "window", "day")
+		d.Missing(f, "window", "day")
 		good = false
 	default:
-		d.missing(f, "window", "1m")
+		d.Missing(f, "window", "1m")
 		good = false
 	}
 	ok = ok && good
-	if zone, given := f.get("time_zone"); given {
+	if zone, given := f.Get("time_zone"); given {
 		l.Zone, good = d.zone(zone)
 		ok = ok && good
 		if !calendar && (l.Algorithm == algo.FixedWindow || l.Algorithm == 0) {
-			d.fail(zone.key, zone.path, "has no effect without align: calendar: add that, or remove the time zone")
+			d.Fail(zone.Key, zone.Path, "has no effect without align: calendar: add that, or remove the time zone")
 			ok = false
 		}
 	}
@@ -603,52 +605,52 @@ func (d *decoder) shape(f fields, l *algo.Limit, off bool) bool {
 }
 
 // numbers reads the remaining parameters.
-func (d *decoder) numbers(f fields, l *algo.Limit) bool {
+func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
 	ok, good := true, true
-	if one, given := f.get("capacity"); given {
-		l.Capacity, good = d.integer(one, 1, algo.MaxLimit)
+	if one, given := f.Get("capacity"); given {
+		l.Capacity, good = d.Integer(one, 1, algo.MaxLimit)
 		ok = ok && good
 	}
-	if one, given := f.get("slots"); given {
+	if one, given := f.Get("slots"); given {
 		var slots int64
-		slots, good = d.integer(one, 1, algo.MaxSlots)
+		slots, good = d.Integer(one, 1, algo.MaxSlots)
 		l.Slots = int32(slots)
 		ok = ok && good
 	}
-	if one, given := f.get("max_log"); given {
-		l.MaxLog, good = d.integer(one, 1, algo.MaxLimit)
+	if one, given := f.Get("max_log"); given {
+		l.MaxLog, good = d.Integer(one, 1, algo.MaxLimit)
 		ok = ok && good
 	}
-	if one, given := f.get("count_denied"); given {
-		l.CountDenied, good = d.boolean(one)
+	if one, given := f.Get("count_denied"); given {
+		l.CountDenied, good = d.Boolean(one)
 		ok = ok && good
 	}
 	return ok
 }
 
 // invalid places what package algo says at the field that it names.
-func (d *decoder) invalid(err error, f fields) {
+func (d *decoder) invalid(err error, f strictyaml.Fields) {
 	var wrong *algo.FieldError
 	if !errors.As(err, &wrong) {
-		d.fail(f.at, f.path, "%v", err)
+		d.Fail(f.At, f.Path, "%v", err)
 		return
 	}
 	// A field that was taken from elsewhere in the file may be right there.
-	if one, given := f.get(wrong.Field); given && one.node != nil && strings.HasPrefix(one.path, f.path) {
-		d.fail(one.node, one.path, "%s", wrong.Message)
+	if one, given := f.Get(wrong.Field); given && one.Node != nil && strings.HasPrefix(one.Path, f.Path) {
+		d.Fail(one.Node, one.Path, "%s", wrong.Message)
 		return
 	}
-	d.fail(f.at, join(f.path, wrong.Field), "%s", wrong.Message)
+	d.Fail(f.At, strictyaml.Join(f.Path, wrong.Field), "%s", wrong.Message)
 }
 
 // guarantees reads what happens when nodes and the connections between them fail. limitsOf has filled in p.Concurrency.
-func (d *decoder) guarantees(f fields, p *Policy) {
-	read := func(name string, words ...string) (one field, word string, ok bool) {
-		one, given := f.get(name)
+func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
+	read := func(name string, words ...string) (one strictyaml.Field, word string, ok bool) {
+		one, given := f.Get(name)
 		if !given {
 			return one, "", true
 		}
-		word, ok = d.choice(one, words...)
+		word, ok = d.Choice(one, words...)
 		return one, word, ok
 	}
 	consistency, level, _ := read("consistency", "available", "strict")
@@ -668,15 +670,15 @@ func (d *decoder) guarantees(f fields, p *Policy) {
 		p.ColdStart = ColdClosed
 	}
 	if p.Concurrency && p.Durability == Escrow {
-		d.fail(durability.node, durability.path, "escrow is not for concurrency: leases used up ahead could never be released: use sync")
+		d.Fail(durability.Node, durability.Path, "escrow is not for concurrency: leases used up ahead could never be released: use sync")
 	}
 	if !p.Strict {
 		return
 	}
-	p.strict = &Error{File: d.mistakes.file, Line: consistency.node.Line, Column: consistency.node.Column, Field: consistency.path,
+	p.strict = &Error{File: d.File, Line: consistency.Node.Line, Column: consistency.Node.Column, Field: consistency.Path,
 		Message: "strict needs voters: give all nodes the same --voters, or use available"}
 	if answer == "open" {
-		d.fail(onError.node, onError.path, "open would admit what strict must not: use closed, the default under strict")
+		d.Fail(onError.Node, onError.Path, "open would admit what strict must not: use closed, the default under strict")
 	}
 	enough := "escrow or sync"
 	if p.Concurrency {
@@ -684,8 +686,8 @@ func (d *decoder) guarantees(f fields, p *Policy) {
 	}
 	switch {
 	case copies == "" && durable:
-		d.fail(consistency.node, consistency.path, "strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
+		d.Fail(consistency.Node, consistency.Path, "strict needs a durability of %s, and the default is async: add it, such as durability: sync", enough)
 	case copies == "none", copies == "async":
-		d.fail(durability.node, durability.path, "%s is too little for consistency: strict: use %s", copies, enough)
+		d.Fail(durability.Node, durability.Path, "%s is too little for consistency: strict: use %s", copies, enough)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/mistakes.txt with what Parse says now")
@@ -159,7 +160,7 @@ func TestAliases(t *testing.T) {
 
 func TestManyMistakes(t *testing.T) {
 	got := parseErrors(t, "policies: ["+strings.Repeat("x,\n", 5000)+"]")
-	if len(got) != maxErrors+1 || got[maxErrors] != "1001:1: too many mistakes: this one and the rest are not listed" {
+	if len(got) != strictyaml.MaxErrors+1 || got[strictyaml.MaxErrors] != "1001:1: too many mistakes: this one and the rest are not listed" {
 		t.Errorf("%d, the last %q", len(got), got[len(got)-1])
 	}
 }
@@ -555,7 +556,7 @@ func TestReference(t *testing.T) {
 func TestErrorsAs(t *testing.T) {
 	_, err := Parse("dir/p.yaml", []byte("policies: 5"))
 	var one *Error
-	if !errors.As(err, &one) || *one != (Error{"dir/p.yaml", 1, 11, "policies", "must be a list of policies, not the number 5"}) {
+	if !errors.As(err, &one) || *one != (Error{File: "dir/p.yaml", Line: 1, Column: 11, Field: "policies", Message: "must be a list of policies, not the number 5"}) {
 		t.Errorf("%+v", one)
 	}
 	if want := "dir/p.yaml:1:11: policies: must be a list of policies, not the number 5"; err.Error() != want {
@@ -589,7 +590,7 @@ func TestLoad(t *testing.T) {
 	if _, err := Load(file); !errors.As(err, &list) || list[0].File != file {
 		t.Errorf("bad: %v", err)
 	}
-	if err := os.Truncate(file, maxFile+5); err != nil {
+	if err := os.Truncate(file, strictyaml.MaxFile+5); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Load(file); err == nil || !strings.Contains(err.Error(), "too large") {
@@ -619,7 +620,7 @@ func FuzzParse(f *testing.F) {
 			if !errors.As(err, &list) || len(list) == 0 {
 				t.Fatalf("%T: %v", err, err)
 			}
-			lines, _ := position(data, len(data))
+			lines, _ := strictyaml.Position(data, len(data))
 			for _, e := range list {
 				if e.Line < 1 || e.Line > lines || e.Column < 1 || e.Column > len(data)+1 || e.Message == "" {
 					t.Errorf("%v: not in a file of %d lines and %d bytes", e, lines, len(data))

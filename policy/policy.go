@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 // OnError says what a check is answered with when its owner cannot be reached or has no room for its state.
@@ -230,14 +231,14 @@ func (s *Set) Policies() []*Policy {
 // NeedVoters lists what is wrong with the set on a node that has no voters: every Strict policy, in the order of the
 // file, with the position of the field that makes it so.
 func (s *Set) NeedVoters() Errors {
-	m := new(mistakes)
+	m := new(strictyaml.Mistakes)
 	for _, p := range s.Policies() {
 		if e := p.strict; e != nil {
-			m.file = e.File
-			m.add(e.Line, e.Column, e.Field, e.Message)
+			m.File = e.File
+			m.Add(e.Line, e.Column, e.Field, e.Message)
 		}
 	}
-	return m.sorted()
+	return m.Sorted()
 }
 
 // Hash returns 32 hexadecimal digits that stand for what the policies mean, so that nodes can tell whether they decide

@@ -1,6 +1,9 @@
 package policy
 
-import "github.com/weirlimit/weir/internal/filewatch"
+import (
+	"github.com/weirlimit/weir/internal/filewatch"
+	"github.com/weirlimit/weir/internal/strictyaml"
+)
 
 // WatchConfig says how a file is watched and who is told. Its zero value is ready for use.
 type WatchConfig struct {
@@ -30,6 +33,6 @@ func Watch(file string, cfg WatchConfig) (*Watcher, error) {
 			}
 			return set, err
 		},
-		OnChange: cfg.OnChange, OnError: cfg.OnError, MaxSize: maxFile,
+		OnChange: cfg.OnChange, OnError: cfg.OnError, MaxSize: strictyaml.MaxFile,
 	})
 }

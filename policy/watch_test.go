@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 // content is a file with one policy whose limit is n.
@@ -75,7 +77,7 @@ func TestWatch(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
-	write(t, file, strings.Repeat("#", maxFile+1))
+	write(t, file, strings.Repeat("#", strictyaml.MaxFile+1))
 	if _, err := Watch(file, cfg); !errors.As(err, &list) || !strings.Contains(err.Error(), "the file is too large") {
 		t.Errorf("a large file: %v", err)
 	}

@@ -1,4 +1,4 @@
-package policy
+package strictyaml
 
 import (
 	"cmp"
@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Error is one mistake in a policy file.
+// Error is one mistake in a file.
 type Error struct {
 	File string
 	// Line and Column count from 1; columns count characters, not bytes.
@@ -27,7 +27,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s: %s", e.File, e.Line, e.Column, e.Field, e.Message)
 }
 
-// Errors is every mistake of a policy file in the order of their positions: up to maxErrors of them, and one more that
+// Errors is every mistake of a file in the order of their positions: up to MaxErrors of them, and one more that
 // says so when there are more.
 type Errors []*Error
 
@@ -49,25 +49,26 @@ func (e Errors) Unwrap() []error {
 	return list
 }
 
-// maxErrors bounds the list, which is meant to be read by someone.
-const maxErrors = 1000
+// MaxErrors bounds the list, which is meant to be read by someone.
+const MaxErrors = 1000
 
-// mistakes collects Errors. A field that several limits take from the same place is read once for each of them: what is
+// Mistakes collects Errors. A field that several limits take from the same place is read once for each of them: what is
 // wrong with it is listed once.
-type mistakes struct {
-	file string
+type Mistakes struct {
+	File string // name of the file
 	list Errors
 	seen map[Error]struct{}
 }
 
-func (m *mistakes) add(line, column int, field, message string) {
-	if m.full() {
+// Add collects a mistake, once.
+func (m *Mistakes) Add(line, column int, field, message string) {
+	if m.Full() {
 		return
 	}
-	if len(m.list) == maxErrors {
+	if len(m.list) == MaxErrors {
 		field, message = "", "too many mistakes: this one and the rest are not listed"
 	}
-	e := Error{File: m.file, Line: line, Column: column, Field: field, Message: message}
+	e := Error{File: m.File, Line: line, Column: column, Field: field, Message: message}
 	if _, known := m.seen[e]; known {
 		return
 	}
@@ -78,18 +79,19 @@ func (m *mistakes) add(line, column int, field, message string) {
 	m.list = append(m.list, &e)
 }
 
-func (m *mistakes) full() bool { return len(m.list) > maxErrors }
+// Full reports whether no more mistakes are collected.
+func (m *Mistakes) Full() bool { return len(m.list) > MaxErrors }
 
-// err returns what was collected as an error, nil when there is nothing.
-func (m *mistakes) err() error {
+// Err returns what was collected as an error, nil when there is nothing.
+func (m *Mistakes) Err() error {
 	if len(m.list) == 0 {
 		return nil
 	}
-	return m.sorted()
+	return m.Sorted()
 }
 
-// sorted returns what was collected in the order of the file.
-func (m *mistakes) sorted() Errors {
+// Sorted returns what was collected in the order of the file.
+func (m *Mistakes) Sorted() Errors {
 	slices.SortStableFunc(m.list, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})

@@ -1,4 +1,9 @@
-package policy
+// Package strictyaml reads YAML files that people write: every mistake with its line and column, no field that is not known, no
+// field twice, no value that YAML has guessed the type of.
+//
+// It does not decode into Go values by itself: who knows the fields asks for them. It does not promise to read all of YAML: merge
+// keys, second documents and files above MaxFile are mistakes.
+package strictyaml
 
 import (
 	"bytes"
@@ -15,37 +20,38 @@ import (
 )
 
 const (
-	maxFile = 16 << 20 // bytes
+	// MaxFile is the size of the largest file that is read, in bytes.
+	MaxFile = 16 << 20
 	// maxLocate bounds the files in which a syntax error is searched for (see locate): two seconds of work at most.
 	maxLocate = 512 << 10
 )
 
-// readYAML returns the root of the one document in data, nil when it is empty. What it finds wrong goes to m.
-func readYAML(data []byte, m *mistakes) *yaml.Node {
+// read returns the root of the one document in data, nil when it is empty. What it finds wrong goes to m.
+func read(data []byte, m *Mistakes) *yaml.Node {
 	byteOrderMark := func(mark string) bool { return bytes.HasPrefix(data, []byte(mark)) }
 	switch {
-	case len(data) > maxFile:
-		m.add(1, 1, "", fmt.Sprintf("the file is too large: %d bytes, where %d are allowed", len(data), maxFile))
+	case len(data) > MaxFile:
+		m.Add(1, 1, "", fmt.Sprintf("the file is too large: %d bytes, where %d are allowed", len(data), MaxFile))
 		return nil
 	case byteOrderMark("\xef\xbb\xbf"):
-		m.add(1, 1, "", "the file begins with a byte order mark: save it as UTF-8 without one")
+		m.Add(1, 1, "", "the file begins with a byte order mark: save it as UTF-8 without one")
 		return nil
 	case byteOrderMark("\xff\xfe"), byteOrderMark("\xfe\xff"):
-		m.add(1, 1, "", "the file is in UTF-16: save it as UTF-8")
+		m.Add(1, 1, "", "the file is in UTF-16: save it as UTF-8")
 		return nil
 	case !utf8.Valid(data):
-		line, column := position(data, invalidOffset(data))
-		m.add(line, column, "", "the file is not valid UTF-8 here: save it as UTF-8")
+		line, column := Position(data, invalidOffset(data))
+		m.Add(line, column, "", "the file is not valid UTF-8 here: save it as UTF-8")
 		return nil
 	}
 	root, second, err := decodeYAML(data)
 	if err != nil {
 		line, column, message := describe(data, err)
-		m.add(line, column, "", message)
+		m.Add(line, column, "", message)
 		return nil
 	}
 	if second != nil {
-		m.add(second.Line, second.Column, "", "a second YAML document begins here: put all policies into one")
+		m.Add(second.Line, second.Column, "", "a second YAML document begins here: put all into one")
 		return nil
 	}
 	if root == nil || len(root.Content) == 0 {
@@ -87,14 +93,14 @@ func describe(data []byte, err error) (line, column int, message string) {
 	if !found {
 		// The library's own line is where the construct began that it could not finish, sometimes the line before.
 		line, _ = strconv.Atoi(yamlPlace.FindStringSubmatch(text)[1])
-		last, _ := position(data, len(data))
+		last, _ := Position(data, len(data))
 		line = min(max(line, 1), last)
 		return line, 1, "is not valid YAML near here: " + message
 	}
 	if strings.HasPrefix(message, "unknown anchor") {
 		offset = bytes.LastIndexByte(data[:offset+1], '*')
 	}
-	line, column = position(data, offset)
+	line, column = Position(data, offset)
 	if data[offset] == '\t' {
 		return line, column, "a tab cannot indent YAML: use spaces"
 	}
@@ -136,9 +142,9 @@ func invalidOffset(data []byte) int {
 	return len(data)
 }
 
-// position turns an offset into a line and a column as the YAML library counts them: every line break of YAML 1.1 ends
+// Position turns an offset into a line and a column as the YAML library counts them: every line break of YAML 1.1 ends
 // a line, and a column is a character.
-func position(data []byte, offset int) (line, column int) {
+func Position(data []byte, offset int) (line, column int) {
 	line, column = 1, 1
 	for i := 0; i < offset; {
 		r, size := utf8.DecodeRune(data[i:])

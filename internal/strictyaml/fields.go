@@ -1,0 +1,362 @@
+package strictyaml
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Field is one field of a map in the file.
+type Field struct {
+	Name string
+	Path string // such as "policies[0].window"
+	Key  *yaml.Node
+	Node *yaml.Node // the value, aliases followed; nil when there is none, which has been reported
+}
+
+// Fields is a map in the file.
+type Fields struct {
+	Path string
+	At   *yaml.Node // the map
+	List []Field
+}
+
+// Get returns the field of a name.
+func (f Fields) Get(name string) (Field, bool) {
+	for i := range f.List {
+		if f.List[i].Name == name {
+			return f.List[i], true
+		}
+	}
+	return Field{}, false
+}
+
+// Has reports whether there is a field of the name.
+func (f Fields) Has(name string) bool {
+	_, ok := f.Get(name)
+	return ok
+}
+
+// Only returns the fields among the given names.
+func (f Fields) Only(names []string) []Field {
+	var list []Field
+	for _, one := range f.List {
+		if slices.Contains(names, one.Name) {
+			list = append(list, one)
+		}
+	}
+	return list
+}
+
+// Decoder reads values from a file's nodes and collects what is wrong with them. It is not safe for concurrent use.
+type Decoder struct {
+	Mistakes
+	// OtherName returns what a field that other programs call so is called here, to suggest it; empty for none. May be nil.
+	OtherName func(name string) string
+
+	root *yaml.Node
+	// budget is how many more elements of maps and lists may be visited. A file cannot hold more than it has bytes, so
+	// only aliases to aliases can use it up.
+	budget int
+}
+
+// New reads the one YAML document in data; file is its name in mistakes.
+func New(file string, data []byte) *Decoder {
+	d := &Decoder{Mistakes: Mistakes{File: file}, budget: len(data) + aliasBudget}
+	d.root = read(data, &d.Mistakes)
+	return d
+}
+
+// Root returns the document's root; nil when the document is empty or could not be read, which has been reported.
+func (d *Decoder) Root() *yaml.Node {
+	if d.root == nil || d.root.Kind == yaml.ScalarNode && d.root.Tag == "!!null" {
+		return nil
+	}
+	return d.root
+}
+
+// aliasBudget is how many elements aliases may add to those that are in the file.
+const aliasBudget = 1 << 20
+
+// Fail reports a mistake at a node.
+func (d *Decoder) Fail(n *yaml.Node, path, format string, args ...any) {
+	d.Add(n.Line, n.Column, path, fmt.Sprintf(format, args...))
+}
+
+// Visit counts an element and reports whether reading may go on.
+func (d *Decoder) Visit(n *yaml.Node, path string) bool {
+	if d.budget == 0 {
+		d.Fail(n, path, "aliases repeat too much of the file: write fewer of them")
+	}
+	d.budget--
+	return d.budget >= 0 && !d.Full()
+}
+
+// Value follows an alias. What an alias leads to is never one itself.
+func Value(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// Kind words what a node is, for messages.
+func Kind(n *yaml.Node) string {
+	words := ""
+	switch {
+	case n.Kind == yaml.MappingNode:
+		words = "a map"
+	case n.Kind == yaml.SequenceNode:
+		words = "a list"
+	case n.Tag == "!!str":
+		words = "the text " + Show(n.Value)
+	case n.Tag == "!!int", n.Tag == "!!float":
+		words = "the number " + Shorten(n.Value)
+	case n.Tag == "!!null":
+		words = "nothing"
+	default:
+		words = Show(n.Value)
+	}
+	if n.Style&yaml.TaggedStyle != 0 {
+		words += " tagged " + Shorten(n.Tag)
+	}
+	return words
+}
+
+// Fields reads a map whose fields are known by name. Those in empty may be without a value and are then left out.
+func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...string) (Fields, bool) {
+	f := Fields{Path: path, At: n}
+	if n.Kind != yaml.MappingNode || n.Tag != "!!map" {
+		d.Fail(n, path, "must be a map of fields (%s, …), not %s", known[0], Kind(n))
+		return f, false
+	}
+	for i := 0; i < len(n.Content); i += 2 {
+		key, at := Value(n.Content[i]), n.Content[i]
+		if !d.Visit(at, path) {
+			return f, false
+		}
+		if key.Tag == "!!merge" {
+			d.Fail(at, path, "merge keys (<<) are not supported: write the fields out, or use an alias for a whole value")
+			continue
+		}
+		if key.Kind != yaml.ScalarNode {
+			d.Fail(at, path, "a field's name must be text, not %s", Kind(key))
+			continue
+		}
+		one := Field{Name: key.Value, Path: Join(path, key.Value), Key: at, Node: Value(n.Content[i+1])}
+		if !slices.Contains(known, one.Name) {
+			d.Fail(at, Join(path, clip(one.Name)), "unknown field%s", d.suggestion(one.Name, known))
+			continue
+		}
+		if earlier, twice := f.Get(one.Name); twice {
+			d.Fail(at, one.Path, "is given twice, first on line %d: remove one", earlier.Key.Line)
+			continue
+		}
+		if one.Node.Tag == "!!null" {
+			if slices.Contains(empty, one.Name) {
+				continue
+			}
+			d.Fail(at, one.Path, "has no value: give it one or remove the field")
+			one.Node = nil
+		}
+		f.List = append(f.List, one)
+	}
+	return f, true
+}
+
+// Items reads a list.
+func (d *Decoder) Items(f Field, of string) ([]*yaml.Node, bool) {
+	if f.Node == nil {
+		return nil, false
+	}
+	if f.Node.Kind != yaml.SequenceNode || f.Node.Tag != "!!seq" {
+		d.Fail(f.Node, f.Path, "must be a list of %s, not %s", of, Kind(f.Node))
+		return nil, false
+	}
+	return f.Node.Content, true
+}
+
+// Missing reports a field that is required.
+func (d *Decoder) Missing(f Fields, name, example string) {
+	d.Fail(f.At, Join(f.Path, name), "is missing: add it, such as %s: %s", name, example)
+}
+
+// Text reads a string. What YAML takes for a number, a date or a truth value must be quoted, since it may have been
+// changed on the way: 0x10, 1e3 and 010 are not what was written.
+func (d *Decoder) Text(f Field) (string, bool) {
+	n := f.Node
+	if n == nil {
+		return "", false
+	}
+	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
+		return n.Value, true
+	}
+	hint := ""
+	if n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle == 0 {
+		hint = ": quote it, as in " + Show(n.Value)
+	}
+	d.Fail(n, f.Path, "must be text, not %s%s", Kind(n), hint)
+	return "", false
+}
+
+// Integer reads a whole number. Quoted ones are text.
+func (d *Decoder) Integer(f Field, lowest, highest int64) (int64, bool) {
+	n := f.Node
+	if n == nil {
+		return 0, false
+	}
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float" {
+		hint := ""
+		if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && IsInteger(n.Value) {
+			hint = ": remove the quotes"
+		}
+		d.Fail(n, f.Path, "must be a whole number, not %s%s", Kind(n), hint)
+		return 0, false
+	}
+	v, err := ParseInteger(n.Value, lowest, highest)
+	if err != nil {
+		d.Fail(n, f.Path, "%v", err)
+	}
+	return v, err == nil
+}
+
+// Boolean reads true or false.
+func (d *Decoder) Boolean(f Field) (v, ok bool) {
+	n := f.Node
+	if n == nil {
+		return false, false
+	}
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" {
+		d.Fail(n, f.Path, "must be true or false, not %s", Kind(n))
+		return false, false
+	}
+	return strings.EqualFold(n.Value, "true"), true
+}
+
+// Choice reads one of several words.
+func (d *Decoder) Choice(f Field, words ...string) (string, bool) {
+	v, ok := d.Text(f)
+	if ok && !slices.Contains(words, v) {
+		d.Fail(f.Node, f.Path, "must be one of %s, not %s%s", strings.Join(words, ", "), Show(v), d.suggestion(v, words))
+		return "", false
+	}
+	return v, ok
+}
+
+// Join returns the path of a field below another.
+func Join(path, name string) string {
+	if path == "" {
+		return name
+	}
+	return path + "." + name
+}
+
+// Element returns the path of an element of a list.
+func Element(path string, i int) string { return path + "[" + strconv.Itoa(i) + "]" }
+
+// clip keeps an unknown field's name from filling the path of a mistake.
+func clip(name string) string {
+	if len(name) > 40 || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' }) {
+		return Show(name)
+	}
+	return name
+}
+
+// suggestion is ": did you mean …?" when there is something to suggest.
+func (d *Decoder) suggestion(word string, known []string) string {
+	best, least := "", 3
+	if len(word) > 2*maxWord {
+		return ""
+	}
+	if d.OtherName != nil {
+		if other := d.OtherName(word); slices.Contains(known, other) {
+			best, least = other, 0
+		}
+	}
+	for _, k := range known {
+		// Words of which nothing is left are not alike.
+		if d := distance(strings.ToLower(word), k); d < least && d < len(k)/2+1 {
+			best, least = k, d
+		}
+	}
+	if best == "" {
+		return ""
+	}
+	return ": did you mean " + best + "?"
+}
+
+// maxWord is above the length of every field and word there is.
+const maxWord = 16
+
+// distance is the number of letters to insert, remove, replace or swap with their neighbour to get from a to b.
+func distance(a, b string) int {
+	var before, last, row [maxWord*2 + 1]int
+	for j := range len(b) + 1 {
+		last[j] = j
+	}
+	for i := range len(a) {
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := 1
+			if a[i] == b[j] {
+				cost = 0
+			}
+			row[j+1] = min(last[j]+cost, last[j+1]+1, row[j]+1)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				row[j+1] = min(row[j+1], before[j-1]+1)
+			}
+		}
+		before, last = last, row
+	}
+	return last[len(b)]
+}
+
+// ParseInteger reads a whole decimal number, with underscores between digits where they help the eye (1_000_000).
+// Octal, hexadecimal and binary numbers, which YAML would take, are not: a limit of 010 is a mistake.
+func ParseInteger(s string, lowest, highest int64) (int64, error) {
+	if !IsInteger(s) {
+		return 0, fmt.Errorf("must be a whole decimal number, not %s", Show(s))
+	}
+	v, err := strconv.ParseInt(strings.ReplaceAll(s, "_", ""), 10, 64)
+	switch {
+	case err != nil && s[0] != '-', v > highest:
+		return 0, fmt.Errorf("is too large: the largest is %d", highest)
+	case v == 0 && err == nil && lowest > 0:
+		return 0, fmt.Errorf("must not be zero: the smallest is %d", lowest)
+	case err != nil, v < lowest:
+		return 0, fmt.Errorf("must not be negative: the smallest is %d", lowest)
+	}
+	return v, nil
+}
+
+// IsInteger reports whether s is a whole decimal number.
+func IsInteger(s string) bool {
+	digits := strings.TrimPrefix(s, "-")
+	if digits == "" || digits[0] == '0' && len(digits) > 1 {
+		return false
+	}
+	for i := range len(digits) {
+		switch c := digits[i]; {
+		case c >= '0' && c <= '9':
+		case c == '_' && i > 0 && i < len(digits)-1 && digits[i-1] != '_':
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// Show quotes text from a file for a message, shortened when it is long.
+func Show(s string) string { return strconv.Quote(Shorten(s)) }
+
+// Shorten returns the beginning of a text that is long.
+func Shorten(s string) string {
+	const longest = 40
+	if runes := []rune(s); len(runes) > longest {
+		return string(runes[:longest]) + "…"
+	}
+	return s
+}
