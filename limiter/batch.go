@@ -21,8 +21,9 @@ type Batch struct {
 	// Results has the answer to each check, once it is there.
 	Results []limit.Result
 
-	ops  []Op
-	wait []int // the checks without an answer yet
+	late lateOps // of checks that were not answered directly
+	open []*Op   // by check; nil for one that was answered directly
+	wait []int   // the checks without an answer yet
 	// spans are of checks that are traced, from Begin on; nil: none is.
 	spans map[int]Span
 	// rest is room for Finish, of which so much is taken.
@@ -34,9 +35,10 @@ type Batch struct {
 func (b *Batch) Reset() {
 	clear(b.Checks)
 	clear(b.Results)
-	clear(b.ops)
+	clear(b.open)
 	clear(b.rest)
-	b.Checks, b.Results, b.ops, b.wait = b.Checks[:0], b.Results[:0], b.ops[:0], b.wait[:0]
+	b.late.reset()
+	b.Checks, b.Results, b.open, b.wait = b.Checks[:0], b.Results[:0], b.open[:0], b.wait[:0]
 	b.Refused, b.Traces, b.spans = nil, nil, nil
 }
 
@@ -49,26 +51,48 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Err
 		return nil, err
 	}
 	n := len(b.Checks)
-	b.ops = slices.Grow(b.ops[:0], n)[:n]
+	b.open = slices.Grow(b.open[:0], n)[:n]
+	clear(b.open)
 	b.Results = slices.Grow(b.Results[:0], n)[:n]
 	b.wait = b.wait[:0]
+	b.late.reset()
 	t, now, end := l.table.Load(), l.moment(), l.ending()
-	for i := range b.ops {
-		op := &b.ops[i]
-		*op = Op{Kind: OpCheck, Check: b.Checks[i]}
-		if b.Traces != nil {
-			b.trace(l, i)
+	for i := range b.Checks {
+		c, r := &b.Checks[i], &b.Results[i]
+		var s subject
+		bad := b.Refused[i]
+		if bad == nil {
+			bad = l.identify(t, &c.Target, &s)
 		}
-		if op.Outcome.Err = b.Refused[i]; op.Outcome.Err == nil {
-			op.Outcome.Err = l.prepare(op)
+		if bad == nil {
+			bad = validCost(c, OpCheck)
 		}
-		if op.Outcome.Err == nil {
-			if !l.begin(t, op, &now) {
-				b.wait = append(b.wait, i)
+		if bad != nil {
+			*r = limit.Result{Err: bad}
+			b.traceError(l, i, bad)
+			continue
+		}
+		r.Err = nil
+		var op *Op
+		var done bool
+		if trace := b.trace(l, i); trace != "" {
+			// The way of all other operations, which tell more of themselves.
+			op = b.late.next(l, b.Checks, i, &s)
+			op.Trace = trace
+			done = l.begin(t, op, &now)
+		} else {
+			direct, ticket, err := l.direct(t, c, &s, &now, &r.Decision)
+			if direct {
 				continue
 			}
-			l.conclude(op, &end)
+			op, done = b.late.add(l, b.Checks, i, &s, t, &now, &r.Decision, ticket, err)
 		}
+		b.open[i] = op
+		if !done {
+			b.wait = append(b.wait, i)
+			continue
+		}
+		l.conclude(op, &end)
 		b.answer(l, i)
 	}
 	b.rest = slices.Grow(b.rest[:0], len(b.wait))[:len(b.wait)]
@@ -82,20 +106,21 @@ func (l *Limiter) Finish(ctx context.Context, b *Batch, open []int) {
 	end := int(b.taken.Add(int32(len(open))))
 	rest := b.rest[end-len(open) : end : end]
 	for i, at := range open {
-		rest[i] = &b.ops[at]
+		rest[i] = b.open[at]
 	}
 	l.wait(ctx, rest)
 	ending := l.ending()
 	for _, at := range open {
-		l.conclude(&b.ops[at], &ending)
+		l.conclude(b.open[at], &ending)
 		b.answer(l, at)
 	}
 }
 
 func (b *Batch) answer(l *Limiter, i int) {
-	out := &b.ops[i].Outcome
+	op := b.open[i]
+	out := &op.Outcome
 	if span := b.spans[i]; span != nil {
-		span.End([]Traced{l.traced(&b.ops[i])})
+		span.End([]Traced{l.traced(op)})
 	}
 	b.Results[i] = limit.Result{Decision: out.Decision}
 	if out.Err != nil {

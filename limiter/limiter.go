@@ -372,13 +372,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 			if late == nil {
 				late = l.late[min(len(checks)-1, 1)].Get().(*lateOps)
 			}
-			op := late.next(l, checks, i, &subjects[i])
-			if ticket != 0 {
-				op.Outcome.Decision, op.Outcome.ticket = *d, ticket
-			} else {
-				done = l.indirect(op, t, &now, err)
-			}
-			if !done {
+			if op, done := late.add(l, checks, i, &subjects[i], t, &now, d, ticket, err); !done {
 				late.rest = append(late.rest, op)
 			}
 		}
@@ -412,6 +406,17 @@ type lateOps struct {
 
 // lateRoom is how many operations of a batch are made at a time: each takes half a kilobyte.
 const lateRoom = 32
+
+// add makes an operation of a check that direct has not answered, from what direct has found out, and reports whether that is
+// all there is to it.
+func (late *lateOps) add(l *Limiter, checks []limit.Check, i int, s *subject, t *table, now *moment, d *limit.Decision, ticket uint64, err error) (op *Op, done bool) {
+	op = late.next(l, checks, i, s)
+	if ticket != 0 {
+		op.Outcome.Decision, op.Outcome.ticket = *d, ticket
+		return op, false
+	}
+	return op, l.indirect(op, t, now, err)
+}
 
 // next makes an operation of a check.
 func (late *lateOps) next(l *Limiter, checks []limit.Check, i int, s *subject) *Op {

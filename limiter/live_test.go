@@ -315,3 +315,20 @@ var keys = func() (list []string) {
 	}
 	return list
 }()
+
+// The batches of a caller's stream.
+func BenchmarkBegin100(b *testing.B) {
+	l := New(Config{Policies: policies(b, "policies: [{name: p, algorithm: token_bucket, limit: 1000000, window: 1s}]")})
+	defer l.Close()
+	var batch Batch
+	for i := range 100 {
+		batch.Checks = append(batch.Checks, limit.Check{Target: limit.Target{Policy: "p", Key: fmt.Sprintf("user:%d", i)}, Cost: 1})
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if open, err := l.Begin(b.Context(), &batch); err != nil || len(open) > 0 {
+			b.Fatal(open, err)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/100, "ns/check")
+}

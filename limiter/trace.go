@@ -124,20 +124,27 @@ func (l *Limiter) traceForwardEach(to Holder, ops []*Op) (end func()) {
 	}
 }
 
-// trace begins the span of one of a batch's checks, if that is traced.
-func (b *Batch) trace(l *Limiter, i int) {
-	if l.cfg.Tracer == nil || b.Traces[i] == "" {
-		return
+// trace begins the span of one of a batch's checks, if that is traced, and returns what continues it; otherwise nothing.
+func (b *Batch) trace(l *Limiter, i int) string {
+	if b.Traces == nil || l.cfg.Tracer == nil || b.Traces[i] == "" {
+		return ""
 	}
 	span := l.cfg.Tracer.Below(b.Traces[i], "decide")
 	if span == nil {
-		return
+		return ""
 	}
 	if b.spans == nil {
 		b.spans = make(map[int]Span)
 	}
 	b.spans[i] = span
-	b.ops[i].Trace = span.Context()
+	return span.Context()
+}
+
+// traceError is the span of a check that is not acceptable.
+func (b *Batch) traceError(l *Limiter, i int, err *limit.Error) {
+	if b.trace(l, i) != "" {
+		b.spans[i].End([]Traced{l.traced(&Op{Kind: OpCheck, Check: b.Checks[i], Outcome: Outcome{Err: err}})})
+	}
 }
 
 // continued is the spans of operations that a peer sent.
