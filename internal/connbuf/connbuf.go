@@ -27,6 +27,9 @@ const (
 	// patience is how long connections wait for room before one is closed, and the time from one that is closed to the next:
 	// the end of a connection frees its memory within some milliseconds.
 	patience = 250 * time.Millisecond
+	// step is how much of a connection is read at a time while the memory fills: net/http reads a body by as much as it has read
+	// already, so that a hundred connections would take it all between two looks.
+	step = 8 << 10
 	// brief is how long a connection that brings little waits before it looks again.
 	brief = 10 * time.Millisecond
 )
@@ -140,6 +143,9 @@ func (c *conn) Read(p []byte) (int, error) {
 		if !c.wait() {
 			return 0, net.ErrClosed
 		}
+	}
+	if len(p) > step && b.used.Load() >= b.soft/2 {
+		p = p[:step]
 	}
 	n, err := c.Conn.Read(p)
 	if filling := b.filling.Load(); c.since.Load() != filling {

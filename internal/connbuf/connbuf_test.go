@@ -160,3 +160,24 @@ func TestClose(t *testing.T) {
 		}
 	})
 }
+
+// TestStep: little is read at a time while the memory fills, and as much as is asked for before.
+func TestStep(t *testing.T) {
+	b := New(most, 10, nil)
+	c := b.connect(t)
+	go func() { _, _ = c.there.Write(make([]byte, 10*step)) }()
+	read := func() int {
+		n, err := c.here.Read(make([]byte, 2*step))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := read(); n != 2*step {
+		t.Errorf("%d bytes are read, want %d", n, 2*step)
+	}
+	b.Hold(b.soft / 2)
+	if n := read(); n != step {
+		t.Errorf("%d bytes are read while the memory fills, want %d", n, step)
+	}
+}
