@@ -168,7 +168,6 @@ func (o *fixedOracle) become(now Instant, l Limit) {
 // epochOracle counts in windows that are told by the wall clock alone. One that is open goes on until that has passed its end.
 type epochOracle struct {
 	l          Limit
-	newest     int64 // wall, in seconds
 	start, end int64 // of the window, in seconds; equal before the first
 	count      int64
 }

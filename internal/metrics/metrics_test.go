@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -171,7 +172,12 @@ weir_refusals_remembered_total{policy="login"} 0
 func TestMembers(t *testing.T) {
 	l := limiter.New(limiter.Config{})
 	defer l.Close()
-	c, err := cluster.Start(cluster.Config{Name: "a", Logger: slog.New(slog.DiscardHandler)})
+	c, err := cluster.Start(cluster.Config{
+		Name: "a", Logger: slog.New(slog.DiscardHandler),
+		Identify: func(context.Context, string) (cluster.Identity, error) {
+			return cluster.Identity{}, errors.New("nobody is asked")
+		},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
