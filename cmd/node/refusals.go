@@ -9,8 +9,8 @@ import (
 	"github.com/weirlimit/weir/internal/metrics"
 )
 
-// refusals counts who is refused at the doors, and logs what an operator needs to see of it: the first of its kind, and
-// then one a second at most, so that whoever is refused cannot fill a disk.
+// refusals counts connections and requests that are denied or rejected, and logs what an operator needs to see of them:
+// the first of its kind, and then one a second at most, so that whoever is denied cannot fill a disk.
 type refusals struct {
 	log     *slog.Logger
 	metrics *metrics.Security
@@ -21,7 +21,7 @@ type refusals struct {
 }
 
 // refusalKind holds nothing that a caller chooses: there are only so many.
-type refusalKind struct{ door, reason string }
+type refusalKind struct{ listener, reason string }
 
 type refusalCount struct {
 	logged   time.Time
@@ -35,10 +35,10 @@ func newRefusals(log *slog.Logger, m *metrics.Security) *refusals {
 	return &refusals{log: log, metrics: m, now: time.Now, last: make(map[refusalKind]*refusalCount)}
 }
 
-// note counts a refusal. what must hold no secret.
-func (r *refusals) note(door, reason string, from net.Addr, what string) {
-	r.metrics.Refused(door, reason)
-	unlogged, ok := r.turn(refusalKind{door, reason})
+// note counts a denial or rejection. what must hold no secret.
+func (r *refusals) note(listener, reason string, from net.Addr, what string) {
+	r.metrics.Denied(listener, reason)
+	unlogged, ok := r.turn(refusalKind{listener, reason})
 	if !ok {
 		return
 	}
@@ -46,13 +46,13 @@ func (r *refusals) note(door, reason string, from net.Addr, what string) {
 	if from != nil {
 		address = from.String()
 	}
-	r.log.Warn("refused", "door", door, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
+	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
 }
 
 // complain logs what net/http says of a caller, such as that it sent a GOAWAY.
-func (r *refusals) complain(door, what string) {
-	if unlogged, ok := r.turn(refusalKind{door, "complaint"}); ok {
-		r.log.Warn("server complained", "door", door, "what", what, "unlogged", unlogged)
+func (r *refusals) complain(listener, what string) {
+	if unlogged, ok := r.turn(refusalKind{listener, "complaint"}); ok {
+		r.log.Warn("server complained", "listener", listener, "what", what, "unlogged", unlogged)
 	}
 }
 

@@ -211,7 +211,7 @@ func TestStolenGossipKey(t *testing.T) {
 	cfg.Security.PeerTLS, cfg.Security.PeerName = made(other).PeerTLS, "weir-node"
 	thief := mustStart(t, cfg)
 	eventually(t, "a has asked the thief in vain", func() bool { // who therefore does not tell of it
-		return strings.Contains(metricsOf(t, a), `weir_access_refused_total{door="gossip",reason="unverified"}`)
+		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="unverified"}`)
 	})
 	eventually(t, "the thief says why it is not ready", func() bool {
 		ready, why := thief.Ready()

@@ -79,7 +79,7 @@ func askStatus(t *testing.T, n *node, creds credentials.TransportCredentials, op
 // refusedAt waits until the node has counted a refusal.
 func refusedAt(t *testing.T, n *node, door, reason string) {
 	t.Helper()
-	want := fmt.Sprintf("weir_access_refused_total{door=%q,reason=%q}", door, reason)
+	want := fmt.Sprintf("weir_access_denied_total{listener=%q,reason=%q}", door, reason)
 	eventually(t, want, func() bool { return strings.Contains(metricsOf(t, n), want) })
 }
 

@@ -25,13 +25,13 @@ func newDoors() doors {
 	d := doors{
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_call_duration_seconds",
-			Help:    "Time from reading a caller's call until its answer, by door (http, grpc, stream: a request of a CheckStream). Pages for operators are not counted.",
+			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream: a request of a CheckStream). Pages for operators are not counted.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
-		}, []string{"door"}),
+		}, []string{"protocol"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_call_errors_total",
-			Help: "Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.",
-		}, []string{"door", "code"}),
+			Help: "Calls answered by an error in place of a decision, by protocol (http, grpc, stream) and code: the status of HTTP, the code of gRPC.",
+		}, []string{"protocol", "code"}),
 	}
 	d.http, d.grpc, d.stream = d.durations.WithLabelValues("http"), d.durations.WithLabelValues("grpc"), d.durations.WithLabelValues("stream")
 	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // so that there is a line before the first

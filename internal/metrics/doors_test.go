@@ -44,12 +44,12 @@ func TestDoors(t *testing.T) {
 	m.Streamed(time.Millisecond, codes.OK)
 	m.Streamed(time.Millisecond, codes.InvalidArgument)
 	const errors = `
-# HELP weir_call_errors_total Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
+# HELP weir_call_errors_total Calls answered by an error in place of a decision, by protocol (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
 # TYPE weir_call_errors_total counter
-weir_call_errors_total{code="400",door="http"} 0
-weir_call_errors_total{code="InvalidArgument",door="grpc"} 0
-weir_call_errors_total{code="InvalidArgument",door="stream"} 1
-weir_call_errors_total{code="NotFound",door="grpc"} 1
+weir_call_errors_total{code="400",protocol="http"} 0
+weir_call_errors_total{code="InvalidArgument",protocol="grpc"} 0
+weir_call_errors_total{code="InvalidArgument",protocol="stream"} 1
+weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 `
 	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(errors), "weir_call_errors_total"); err != nil {
 		t.Error(err)

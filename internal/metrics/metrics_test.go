@@ -67,11 +67,11 @@ weir_current_window_count{policy="login"} %l
 		return strings.NewReplacer("%i", inline, "%l", login).Replace(peaks)
 	}
 	const rest = `
-# HELP weir_call_errors_total Calls answered by an error in place of a decision, by door (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
+# HELP weir_call_errors_total Calls answered by an error in place of a decision, by protocol (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
 # TYPE weir_call_errors_total counter
-weir_call_errors_total{code="400",door="http"} 0
-weir_call_errors_total{code="413",door="http"} 1
-weir_call_errors_total{code="InvalidArgument",door="grpc"} 0
+weir_call_errors_total{code="400",protocol="http"} 0
+weir_call_errors_total{code="413",protocol="http"} 1
+weir_call_errors_total{code="InvalidArgument",protocol="grpc"} 0
 # HELP weir_forwarded_total Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.
 # TYPE weir_forwarded_total counter
 weir_forwarded_total{answered="false"} 0

@@ -6,10 +6,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Security counts who was refused and which files were taken, and shows when certificates expire. It is a collector, for
+// Security counts who was denied or rejected and which files were taken, and shows when certificates expire. It is a collector, for
 // Config.Collectors, and safe for concurrent use.
 type Security struct {
-	refused  *prometheus.CounterVec
+	denied   *prometheus.CounterVec
 	reloads  *prometheus.CounterVec
 	panics   *prometheus.CounterVec
 	expiries func() map[string]time.Time
@@ -22,9 +22,9 @@ var certificateExpiry = prometheus.NewDesc("weir_certificate_expiry_timestamp_se
 // scrape.
 func NewSecurity(expiries func() map[string]time.Time) *Security {
 	s := &Security{
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_access_refused_total", Help: "Connections and requests refused, by door (http, grpc, peer, gossip) and reason.",
-		}, []string{"door", "reason"}),
+		denied: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weir_access_denied_total", Help: "Connections and requests denied or rejected, by listener (http, grpc, peer, gossip) and reason.",
+		}, []string{"listener", "reason"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_security_reloads_total",
 			Help: "Changes of the files that access depends on, by file (certificates, peer_certificates, access, gossip_keys) and result (taken, refused).",
@@ -43,8 +43,8 @@ func NewSecurity(expiries func() map[string]time.Time) *Security {
 // Panicked counts a panic of a handler.
 func (s *Security) Panicked(listener string) { s.panics.WithLabelValues(listener).Inc() }
 
-// Refused counts a connection or a request that was refused.
-func (s *Security) Refused(door, reason string) { s.refused.WithLabelValues(door, reason).Inc() }
+// Denied counts a connection or a request that was denied or rejected.
+func (s *Security) Denied(listener, reason string) { s.denied.WithLabelValues(listener, reason).Inc() }
 
 // Reloaded notes that files changed, and whether they were taken.
 func (s *Security) Reloaded(file string, taken bool) {
@@ -63,7 +63,7 @@ func (s *Security) Watching(file string) {
 
 // Describe implements prometheus.Collector.
 func (s *Security) Describe(ch chan<- *prometheus.Desc) {
-	s.refused.Describe(ch)
+	s.denied.Describe(ch)
 	s.reloads.Describe(ch)
 	s.panics.Describe(ch)
 	ch <- certificateExpiry
@@ -71,7 +71,7 @@ func (s *Security) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (s *Security) Collect(ch chan<- prometheus.Metric) {
-	s.refused.Collect(ch)
+	s.denied.Collect(ch)
 	s.reloads.Collect(ch)
 	s.panics.Collect(ch)
 	for use, at := range s.expiries() {
