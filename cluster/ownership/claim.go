@@ -1,6 +1,9 @@
 package ownership
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // A partition that should be this node's and is not is asked after among all members, many partitions at a time. When one
 // of them holds it, it will be moved here; when none does, the one with the newest copy claims it, at a term above all
@@ -179,7 +182,8 @@ func (c *Core) tell() {
 		return
 	}
 	c.tellAt = c.t + tellEvery
-	news := c.holdings(c.gained)
+	slices.Sort(c.gained) // a partition may have got several terms, and is told of once: more than there are would not be read
+	news := c.holdings(slices.Compact(c.gained))
 	c.gained = c.gained[:0]
 	for _, m := range c.view.Members {
 		if m.Node != c.cfg.Self && len(news.Infos) > 0 {

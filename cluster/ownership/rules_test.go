@@ -310,3 +310,20 @@ func TestLateCommit(t *testing.T) {
 	again(first, peerX, false)
 	again(second, peerY, true)
 }
+
+// TestNewsOnce: of a partition that has got several terms the others are told once. A reader refuses more than there are partitions.
+func TestNewsOnce(t *testing.T) {
+	l := newAlone(t)
+	l.claims(self, peerX, peerX)
+	l.wait(time.Second)
+	said[*QueryReply](l, Node{})
+	for range 3 {
+		l.core.raise(0)
+	}
+	l.wait(time.Second)
+	for _, news := range said[*QueryReply](l, peerX) {
+		if len(news.Infos) != 1 || news.Infos[0].Term != l.route().Term {
+			t.Errorf("told: %+v", news.Infos)
+		}
+	}
+}

@@ -312,6 +312,11 @@ var mutants = []mutant{
 		"./test/simulation -run TestPlannedMoves", "nobody decides, or a check waits, for up to",
 	},
 	{
+		"ownership: a partition that got several terms is told of several times", claim,
+		[]edit{{"slices.Compact(c.gained)", "c.gained"}},
+		ownership + "TestNewsOnce", "told: [",
+	},
+	{
 		"ownership: who has been entrusted with a partition in an earlier round is not asked again", claim,
 		[]edit{{"infos[i].Term.Less(pt.known) && c.lives(pt.holder)", "false"}},
 		ownership + "TestLateClaim", "owned: true, want false",
