@@ -524,19 +524,7 @@ type intake struct {
 // take passes on the messages of a frame.
 func (in *intake) take(frame *peerv1.Frame) {
 	in.list = in.list[:0]
-	for _, msg := range frame.Messages {
-		if run, ok := msg.GetBody().(*peerv1.Message_Packed); ok {
-			in.refuse(in.r.unpack(run.Packed, maxFrameMessages-len(in.list), in.add))
-			continue
-		}
-		got, err := in.r.read(msg)
-		if err != nil {
-			// The others may be all right, and be waited for.
-			in.refuse(1, err)
-			continue
-		}
-		in.add(got)
-	}
+	in.r.frame(frame, in.add, in.refuse)
 	in.m.received.Add(uint64(len(in.list)))
 	if len(in.list) > 0 {
 		in.m.cfg.Receive(in.list)

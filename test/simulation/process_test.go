@@ -2,12 +2,15 @@ package simulation
 
 import (
 	"cmp"
+	"fmt"
 	"hash/fnv"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/rpc"
 	"github.com/weirlimit/weir/test/checker"
 )
 
@@ -120,7 +123,7 @@ func (p *process) flush() {
 	for _, c := range eff.Confirmed {
 		p.confirmed(c)
 	}
-	for _, e := range eff.Messages {
+	for _, e := range p.carried(eff.Messages) {
 		to := w.host(e.To.Name)
 		kind := kindOf(e.Message)
 		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep {
@@ -136,6 +139,43 @@ func (p *process) flush() {
 			}
 		})
 	}
+}
+
+// carried are messages as they arrive: those for one process go through the codec in one frame, as in a Messenger, so that some of
+// them are packed. Each is then lost or late by itself, as if it had come alone.
+func (p *process) carried(list []ownership.Envelope) []ownership.Envelope {
+	w := p.w
+	list = slices.Clone(list)
+	for i := range list {
+		if slices.ContainsFunc(list[:i], func(e ownership.Envelope) bool { return e.To == list[i].To }) {
+			continue
+		}
+		w.outgoing = w.outgoing[:0]
+		for _, e := range list[i:] {
+			if e.To == list[i].To {
+				w.outgoing = append(w.outgoing, e.Message)
+			}
+		}
+		var err error
+		var read []ownership.Message
+		if w.frame, err = rpc.AppendFrame(w.frame[:0], w.outgoing); err == nil {
+			// A copy: what is read refers to it.
+			read, err = rpc.ReadFrame(slices.Clone(w.frame), w.partitions)
+		}
+		if err != nil || len(read) != len(w.outgoing) {
+			w.proto.Violations = append(w.proto.Violations, checker.Violation{
+				Rule: "a message that its reader refuses", Text: fmt.Sprintf("%v: %d of %d arrive: %v", time.Duration(w.now), len(read), len(w.outgoing), err),
+			})
+			continue
+		}
+		to := list[i].To
+		for j := i; j < len(list); j++ {
+			if list[j].To == to {
+				list[j].Message, read = read[0], read[1:]
+			}
+		}
+	}
+	return list
 }
 
 func (p *process) receive(e ownership.Envelope) {
