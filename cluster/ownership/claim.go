@@ -264,7 +264,7 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 	pt := &c.parts[p]
 	best, from := pt.copy, c.cfg.Self
 	var held *Info
-	yield := false
+	yield := int64(0)
 	for i := range infos {
 		info, source := &infos[i], sources[i]
 		switch {
@@ -274,7 +274,10 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 			}
 			continue
 		case info.Claiming && source.Name < c.cfg.Self.Name:
-			yield = true
+			yield = retryAfter
+		case info.Claiming:
+			// It yields if it has heard that this node claims, which it may not have: both ask again, this node first.
+			yield = max(yield, retryAfter/2)
 		}
 		c.learn(p, info.Term, info.Holder)
 		if best.before(info.Copy) && c.lives(source) {
@@ -290,7 +293,9 @@ func (c *Core) decideClaim(p int, infos []Info, sources []Node) {
 	case held != nil:
 		c.learn(p, held.Term, held.Holder)
 		pt.askAt = c.t + askAgain
-	case yield, late:
+	case yield > 0:
+		pt.askAt = c.t + yield
+	case late:
 		pt.askAt = c.t + retryAfter
 	case from != c.cfg.Self:
 		pt.askAt = c.t + retryAfter

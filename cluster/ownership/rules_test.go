@@ -26,14 +26,22 @@ func TestLateClaim(t *testing.T) {
 	l.owned(true)
 }
 
-// TestYield: of two that ask at once the lower name goes first.
+// TestYield: nobody claims what another says it is about to claim, who may not have heard of this node's claim. Both ask again, the
+// lower name first, for whom the other then waits.
 func TestYield(t *testing.T) {
 	for _, other := range []Node{peerA, peerX} {
 		l := newAlone(t)
 		l.see(self, Node{}, other)
 		l.wait(150 * time.Millisecond)
 		l.answer(func(Node) Info { return Info{Claiming: true} })
-		l.owned(other == peerX)
+		l.owned(false)
+		l.wait(time.Duration(retryAfter/2+lookEvery) - 20*time.Millisecond)
+		if again := len(said[*Query](l, other)) > 0; again != (other == peerX) {
+			t.Errorf("asked again: %v, where %s claims as well", again, other.Name)
+		}
+		l.wait(time.Duration(retryAfter))
+		l.answer(func(Node) Info { return Info{} })
+		l.owned(true)
 	}
 }
 

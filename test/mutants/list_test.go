@@ -248,7 +248,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: nobody yields to a claimant of a lower name", claim,
-		[]edit{{"			yield = true\n", "			yield = false\n"}},
+		[]edit{{"			yield = retryAfter\n", ""}, {"yield = max(yield, retryAfter/2)", "_ = yield"}},
 		ownership + "TestYield", "owned: true, want false",
 	},
 	{
@@ -315,6 +315,11 @@ var mutants = []mutant{
 		"ownership: a partition that got several terms is told of several times", claim,
 		[]edit{{"slices.Compact(c.gained)", "c.gained"}},
 		ownership + "TestNewsOnce", "told: [",
+	},
+	{
+		"ownership: who claims does not wait for one of a higher name who says that it does too", claim,
+		[]edit{{"yield = max(yield, retryAfter/2)", "_ = yield"}},
+		ownership + "TestYield", "owned: true, want false",
 	},
 	{
 		"ownership: who has been entrusted with a partition in an earlier round is not asked again", claim,
