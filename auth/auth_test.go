@@ -556,3 +556,62 @@ type quiet struct{ limiter.BatchService }
 func (quiet) CheckTo(context.Context, []limit.Check, limit.Refused, []limit.Result) error {
 	return nil
 }
+
+// TestRefundsByChecks: a check that gives units back needs the role refund, for its policy, and is on record as a refund.
+func TestRefundsByChecks(t *testing.T) {
+	const both = "weir_both"
+	w := watch(t)
+	w.list = parse(t, fmt.Sprintf("  - {name: both, tokens: [%s], roles: [check], policies: [login, payout], grants: [{roles: [refund], policies: [login]}]}\n", Hash(both)))
+	var events []string
+	w.cfg.Audit = func(e Event) {
+		events = append(events, fmt.Sprint(e.Action, " ", e.Caller, " ", e.Target.Policy, " ", e.Units, " ", e.Result, " ", e.Err != nil))
+	}
+	set, err := policy.Parse("t", []byte(`policies: [{name: login, algorithm: fixed_window, limit: 9, window: 1h}, {name: payout, algorithm: fixed_window, limit: 9, window: 1h}]`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := limiter.New(limiter.Config{Policies: set})
+	t.Cleanup(next.Close)
+	svc := w.Service("grpc", next)
+	checks := func() []limit.Check {
+		return []limit.Check{
+			{Target: limit.Target{Policy: "login", Key: "k"}, Cost: 5, Always: true},
+			{Target: limit.Target{Policy: "login", Key: "k"}, Cost: -2, Always: true},
+			{Target: limit.Target{Policy: "payout", Key: "k"}, Cost: -2, Always: true},
+		}
+	}
+	inSteps := func(ctx context.Context) []limit.Result {
+		b := &limiter.Batch{Checks: checks()}
+		open, err := svc.Begin(ctx, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		svc.Finish(ctx, b, open)
+		return b.Results
+	}
+	atOnce := func(ctx context.Context) []limit.Result {
+		results := make([]limit.Result, 3)
+		if err := svc.CheckTo(ctx, checks(), nil, results); err != nil {
+			t.Fatal(err)
+		}
+		return results
+	}
+	for name, ask := range map[string]func(context.Context) []limit.Result{"in steps": inSteps, "at once": atOnce} {
+		events = nil
+		ctx := w.come(t, shop, RoleCheck)
+		if got := ask(ctx); got[0].Err != nil || !isDenied(got[1].Err, "") || !isDenied(got[2].Err, "policy") {
+			t.Errorf("%s: %+v", name, got)
+		}
+		events = nil
+		if got := ask(w.come(t, both, RoleCheck)); got[0].Err != nil || got[1].Err != nil || got[1].Granted != -2 || !isDenied(got[2].Err, "policy") {
+			t.Errorf("%s: %+v", name, got)
+		}
+		want := []string{"denied both payout 0 0 false", "refund both login 2 2 false"}
+		if strings.Join(events, "\n") != strings.Join(want, "\n") {
+			t.Errorf("%s: on record is %q, want %q", name, events, want)
+		}
+		if err := next.Reset(t.Context(), limit.Target{Policy: "login", Key: "k"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

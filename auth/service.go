@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/limit"
@@ -112,12 +113,35 @@ func (s *service) Begin(ctx context.Context, b *limiter.Batch) (open []int, err 
 		return nil, denied
 	}
 	b.Refused = s.deniedChecks(ctx, c, b.Checks)
-	return s.next.Begin(ctx, b)
+	open, err = s.next.Begin(ctx, b)
+	if err == nil {
+		for i := range b.Checks {
+			if b.Checks[i].Cost < 0 && b.Refused[i] == nil && !slices.Contains(open, i) {
+				s.refunded(ctx, &b.Checks[i], &b.Results[i])
+			}
+		}
+	}
+	return open, err
 }
 
 // Finish implements limiter.BatchService.
 func (s *service) Finish(ctx context.Context, b *limiter.Batch, open []int) {
 	s.next.Finish(ctx, b, open)
+	for _, i := range open {
+		if b.Checks[i].Cost < 0 {
+			s.refunded(ctx, &b.Checks[i], &b.Results[i])
+		}
+	}
+}
+
+// refunded tells the audit log of a check that has given units back: that is a refund by another name.
+func (s *service) refunded(ctx context.Context, c *limit.Check, r *limit.Result) {
+	e := EventOf(ctx, s.listener, ActionRefund)
+	e.Target, e.Units, e.Err = c.Target, -c.Cost, r.Err
+	if r.Err == nil {
+		e.Result = -r.Granted
+	}
+	s.authorizer.audit(e)
 }
 
 // CheckTo implements limiter.BatchService. Checks that already have an error keep it.
@@ -132,7 +156,15 @@ func (s *service) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 	} else {
 		maps.Copy(own, refused)
 	}
-	return s.next.CheckTo(ctx, checks, own, results)
+	if err := s.next.CheckTo(ctx, checks, own, results); err != nil {
+		return err
+	}
+	for i := range checks {
+		if checks[i].Cost < 0 && own[i] == nil {
+			s.refunded(ctx, &checks[i], &results[i])
+		}
+	}
+	return nil
 }
 
 // Check implements limit.Service.

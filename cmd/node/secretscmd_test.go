@@ -142,13 +142,18 @@ func TestSecureBeyondLoopback(t *testing.T) {
 	if status, _, stderr := secrets(dir); status != exitOK {
 		t.Fatal(stderr)
 	}
-	callers, nodes, gossip := "--access-file or --tls-client-ca-file", "--peer-tls-cert-file, --peer-tls-key-file, --peer-tls-ca-file and --peer-tls-name", "--gossip-key-file"
+	const (
+		callers = "--access-file or --tls-client-ca-file"
+		nodes   = "--peer-tls-cert-file, --peer-tls-key-file, --peer-tls-ca-file and --peer-tls-name"
+		gossip  = "--gossip-key-file"
+		secret  = "--cluster-secret-file"
+	)
 	for _, c := range []struct {
 		name    string
 		change  func(*nodeConfig)
 		missing []string // all of them: none, and it starts
 	}{
-		{"nothing", func(*nodeConfig) {}, []string{callers, nodes, gossip}},
+		{"nothing", func(*nodeConfig) {}, []string{callers, nodes, gossip, secret}},
 		{"on loopback", func(c *nodeConfig) { c.Bind = "127.0.0.2" }, nil},
 		{"told", func(c *nodeConfig) { c.Security.Insecure = true }, nil},
 		{"all", func(c *nodeConfig) { c.Security = made(dir) }, nil},
@@ -159,6 +164,7 @@ func TestSecureBeyondLoopback(t *testing.T) {
 			c.Security.PeerTLS.Cert, c.Security.PeerTLS.Key, c.Security.PeerTLS.CA, c.Security.PeerName = "", "", "", ""
 		}, []string{nodes}},
 		{"no gossip key", func(c *nodeConfig) { c.Security = made(dir); c.Security.GossipKeyFile = "" }, []string{gossip}},
+		{"no secret of the cluster", func(c *nodeConfig) { c.Security = made(dir); c.Security.SecretFile = "" }, []string{secret}},
 		{"alone", func(c *nodeConfig) { c.GossipPort, c.PeerPort = portOff, portOff }, []string{callers}},
 		{"alone, without callers", func(c *nodeConfig) {
 			c.GossipPort, c.PeerPort, c.HTTPPort, c.GRPCPort = portOff, portOff, portOff, portOff
@@ -175,7 +181,7 @@ func TestSecureBeyondLoopback(t *testing.T) {
 			if (err != nil) != (len(c.missing) > 0) {
 				t.Fatalf("error %v, want one that names %q", err, c.missing)
 			}
-			for _, flags := range []string{callers, nodes, gossip} {
+			for _, flags := range []string{callers, nodes, gossip, secret} {
 				named := err != nil && strings.Contains(err.Error(), flags)
 				want := strings.Contains(strings.Join(c.missing, "\n"), flags)
 				if named != want {

@@ -60,7 +60,7 @@ func (f *securityFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.PeerName, "peer-tls-name", "", "name (DNS or URI) that must be among the alternative names of every node's certificate")
 	fs.StringVar(&f.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
 	fs.StringVar(&f.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes")
-	fs.BoolVar(&f.Insecure, "insecure", false, "open ports beyond loopback without what keeps strangers out: mutual TLS between nodes, gossip keys, and a proof of who calls")
+	fs.BoolVar(&f.Insecure, "insecure", false, "open ports beyond loopback without what keeps strangers out: mutual TLS between nodes, gossip keys, a secret of the cluster, and a proof of who calls")
 	fs.StringVar(&f.AuditLog, "audit-log", "", "file for the audit log, or stderr: refunds, resets, changes of gossip keys and denied calls, with who and from where, as lines of JSON; empty: none")
 	fs.StringVar(&f.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: keys the hash of keys, so that outsiders cannot aim keys at one partition")
 }
@@ -79,6 +79,9 @@ func (cfg *nodeConfig) open() (missing []string) {
 	}
 	if cfg.GossipPort != portOff && s.GossipKeyFile == "" {
 		missing = append(missing, "--gossip-key-file (whoever reaches the gossip port may say who is a member)")
+	}
+	if cfg.GossipPort != portOff && s.SecretFile == "" {
+		missing = append(missing, "--cluster-secret-file (whoever sends keys can aim them at one node)")
 	}
 	return missing
 }
