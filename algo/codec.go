@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"strings"
 	"time"
 )
 
@@ -56,12 +55,17 @@ func AppendLimits(dst []byte, ls Limits) []byte {
 	return dst
 }
 
+// ZoneError is the time zone of limits in bytes that the caller of ParseLimits does not know.
+type ZoneError struct{ Name string }
+
+func (e *ZoneError) Error() string { return fmt.Sprintf("algo: the time zone %q is not known", e.Name) }
+
 // ParseLimits reads the limits that data begins with and returns what follows them. The bytes need not be trusted: what
-// it returns is valid.
+// it returns is valid. zone returns the time zone of a name, or nil for one that it does not know: to find one takes a file,
+// and who reads limits may hold a lock.
 //
-// The error is ErrLimits, or a *FieldError for limits that cannot be or name a time zone that is not known here. Zones
-// are looked up each time, which takes long: who gets the same bytes often had better remember what they mean.
-func ParseLimits(data []byte) (ls Limits, rest []byte, err error) {
+// The error is ErrLimits, a *FieldError for limits that cannot be, or a *ZoneError.
+func ParseLimits(data []byte, zone func(name string) *time.Location) (ls Limits, rest []byte, err error) {
 	r := &reader{data: data}
 	if r.byte() != limitsVersion {
 		return nil, nil, ErrLimits
@@ -70,7 +74,7 @@ func ParseLimits(data []byte) (ls Limits, rest []byte, err error) {
 	if n > MaxLimits {
 		return nil, nil, ErrLimits
 	}
-	for i := range n {
+	for range n {
 		l := Limit{Algorithm: Algorithm(r.byte()), Period: Period(r.byte())}
 		flags := r.byte()
 		l.CountDenied, l.CarryDebt = flags&limitDenied != 0, flags&limitCarry != 0
@@ -85,8 +89,8 @@ func ParseLimits(data []byte) (ls Limits, rest []byte, err error) {
 			return nil, nil, ErrLimits
 		}
 		if name != "" {
-			if l.Zone, err = parseZone(name); err != nil {
-				return nil, nil, inLimits(err, i, n)
+			if l.Zone = zone(name); l.Zone == nil {
+				return nil, nil, &ZoneError{name}
 			}
 		}
 		ls = append(ls, l)
@@ -98,17 +102,4 @@ func ParseLimits(data []byte) (ls Limits, rest []byte, err error) {
 		return nil, nil, err
 	}
 	return ls, r.data, nil
-}
-
-// parseZone finds a time zone by its name in the IANA database: not what the machine takes for its own, nor any file.
-func parseZone(name string) (*time.Location, error) {
-	odd := func(r rune) bool {
-		return !('A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' || '0' <= r && r <= '9' || strings.ContainsRune("_+-/", r))
-	}
-	if name != time.Local.String() && strings.IndexFunc(name, odd) < 0 && !strings.HasPrefix(name, "/") {
-		if zone, err := time.LoadLocation(name); err == nil {
-			return zone, nil
-		}
-	}
-	return nil, &FieldError{Field: "time_zone", Message: fmt.Sprintf("%q is not known here", name)}
 }

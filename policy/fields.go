@@ -8,6 +8,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/internal/timezone"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -74,7 +75,7 @@ func (d *decoder) zone(f strictyaml.Field) (*time.Location, bool) {
 	if zone, known := d.zones[name]; known {
 		return zone, true
 	}
-	zone, err := ParseTimeZone(name)
+	zone, err := timezone.Parse(name)
 	if err != nil {
 		d.Fail(f.Node, f.Path, "%v", err)
 		return nil, false

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"regexp"
@@ -15,7 +14,6 @@ import (
 const (
 	durationHint = "write a number and a unit (ms, s, m, h or d), such as 90s or 1d12h"
 	rateHint     = "write a limit and a window, such as 10/1s or 1000/1h"
-	zoneHint     = "write a name of the IANA time zone database, such as Europe/Berlin"
 )
 
 // ParseRate reads a limit and its window in the short notation: "10/1s", "5/1m", "1000/1h", "1/1d12h". Both are within
@@ -71,29 +69,6 @@ var durationShape = func() *regexp.Regexp {
 	const number = `([0-9]+(\.[0-9]*)?|\.[0-9]+)`
 	return regexp.MustCompile(`^(` + number + `d)?(` + number + `(ns|us|µs|μs|ms|s|m|h))*$`)
 }()
-
-var (
-	zoneName = regexp.MustCompile(`^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$`)
-	zoneFile = regexp.MustCompile(`^(right|posix)/|^(localtime|posixrules|Factory)$`)
-)
-
-// ParseTimeZone finds a time zone by its name in the IANA database. "Local" is refused: a limit must not depend on the
-// machine that decides it. Zones are only found everywhere when the program embeds the database (import time/tzdata).
-// The error does not name a field.
-func ParseTimeZone(name string) (*time.Location, error) {
-	switch name {
-	case "":
-		return nil, errors.New("is empty: " + zoneHint)
-	case "Local":
-		return nil, errors.New(`"Local" would mean another zone on every machine: ` + zoneHint)
-	}
-	// What is only a way of writing another name, or a file that a machine happens to have, is no name.
-	zone, err := time.LoadLocation(name)
-	if err != nil || !zoneName.MatchString(name) || zoneFile.MatchString(name) {
-		return nil, fmt.Errorf("%s is no known time zone: %s", strictyaml.Show(name), zoneHint)
-	}
-	return zone, nil
-}
 
 // checkWindow holds a window, or the ttl of a lease, to the bounds of package algo.
 func checkWindow(d time.Duration) error {

@@ -2,7 +2,6 @@ package rpc
 
 import (
 	"errors"
-	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -10,9 +9,9 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/timezone"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
-	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -52,7 +51,7 @@ func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 		CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt,
 	}
 	if l.TimeZone != "" {
-		zone, err := timeZones.load(l.TimeZone)
+		zone, err := timeZones.Load(l.TimeZone)
 		if err != nil {
 			return nil, limit.NewError(limit.Invalid, "limit.time_zone", err.Error())
 		}
@@ -61,35 +60,8 @@ func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 	return out, nil
 }
 
-// zones remembers time zones by name, because finding one means reading a file.
-type zones struct {
-	mu sync.RWMutex
-	by map[string]*time.Location
-}
-
-// maxZones bounds what is remembered: the database has some 600 names, but a zone can be spelt in ever more ways.
-const maxZones = 1024
-
-var timeZones = zones{by: make(map[string]*time.Location)}
-
-func (z *zones) load(name string) (*time.Location, error) {
-	z.mu.RLock()
-	zone, ok := z.by[name]
-	z.mu.RUnlock()
-	if ok {
-		return zone, nil
-	}
-	zone, err := policy.ParseTimeZone(name)
-	if err != nil {
-		return nil, err
-	}
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	if len(z.by) < maxZones {
-		z.by[name] = zone
-	}
-	return zone, nil
-}
+// timeZones are those that limits sent along have named.
+var timeZones timezone.Cache
 
 func protoTarget(t limit.Target) *weirv1.Target {
 	out := &weirv1.Target{Policy: t.Policy, Namespace: t.Namespace, Key: t.Key}

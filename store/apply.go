@@ -3,6 +3,7 @@ package store
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"math"
 	"slices"
 	"strings"
@@ -47,7 +48,16 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 			tried = 0
 			continue
 		case err != errNoRoom:
-			return err
+			var zone *algo.ZoneError
+			if !errors.As(err, &zone) {
+				return err
+			}
+			// Found without the lock, for it takes a file; then the item is taken in again.
+			if _, err := s.zones.Load(zone.Name); err != nil {
+				return ErrChunk
+			}
+			a.r = before
+			continue
 		}
 		// The item for which there was no room is taken in again when there is some.
 		a.r = before
@@ -275,7 +285,11 @@ func (a *apply) rule() error {
 	if known := a.sh.known(rule, string(caller), limits); known != nil {
 		rule = known
 	} else {
-		ls, rest, err := algo.ParseLimits(limits)
+		ls, rest, err := algo.ParseLimits(limits, a.sh.store.zones.Known)
+		var unknown *algo.ZoneError
+		if errors.As(err, &unknown) {
+			return err
+		}
 		if err != nil || len(rest) > 0 {
 			return ErrChunk
 		}

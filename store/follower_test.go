@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -1006,4 +1007,36 @@ func FuzzApply(f *testing.F) {
 		s.Sweep(at(2*time.Hour), 1)
 		accounted(t, s)
 	})
+}
+
+// A store that hears of a time zone for the first time finds it, outside its locks; a zone that nobody knows makes no state.
+func TestCopyZones(t *testing.T) {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		zone *time.Location
+		err  error
+	}{{berlin, nil}, {time.FixedZone("Europe/Atlantis", 3600), ErrChunk}, {time.FixedZone("/etc/localtime", 0), ErrChunk}} {
+		holder, copy := New(Config{}), New(Config{Shut: true})
+		holder.TakeOver(0, at(0), Claim{1, 1, 7})
+		l := newLink(holder, copy, Backup)
+		l.attach(true)
+		r := rule("day", algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: tt.zone})
+		k := holder.key("day", "k")
+		if _, err := holder.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 2}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		l.drain(0)
+		if err := copy.Apply(0, true, l.there(0), l.queue[0].chunk); err != tt.err {
+			t.Errorf("%v: %v, want %v", tt.zone, err, tt.err)
+		}
+		if tt.err == nil {
+			copy.Promote(0)
+			if got, want := contents(copy, l.there(0)), contents(holder, at(0)); !slices.Equal(got, want) || !strings.Contains(strings.Join(got, " "), "Europe/Berlin") {
+				t.Errorf("copied %v of %v", got, want)
+			}
+		}
+	}
 }

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/timezone"
 )
 
 // Rule is what applies to a key: the scope that gives the state its identity together with the key, and the limits.
@@ -166,6 +167,7 @@ type Store struct {
 	shift  int // log₂ of the number of shards
 	budget budget
 	pages  pages
+	zones  timezone.Cache // of limits in chunks
 	keys   atomic.Int64
 	shares shares
 	full   atomic.Uint64 // calls answered ErrFull

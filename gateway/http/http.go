@@ -29,6 +29,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/timezone"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -83,7 +84,7 @@ type Buffers interface {
 type api struct {
 	Config
 	scratches sync.Pool // of *scratch
-	zones     zones
+	zones     timezone.Cache
 }
 
 // scratch is the memory that a request needs from its first byte to its last and no longer.

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -89,7 +88,7 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 			return invalid("window", "must be one of minute, hour, day, week, month and year with align: calendar")
 		}
 		var err error
-		if l.Zone, err = a.zones.load(b.TimeZone); err != nil {
+		if l.Zone, err = a.zone(b.TimeZone); err != nil {
 			return invalid("time_zone", err.Error())
 		}
 		return nil
@@ -149,30 +148,10 @@ func formatDuration(d time.Duration) string {
 	return s
 }
 
-// zones remembers the time zones that were asked for, since finding one means reading a file. There are no more of them
-// than the time zone database has names.
-type zones struct {
-	mu     sync.Mutex
-	byName map[string]*time.Location
-}
-
-// load returns the zone of that name, or nil for UTC.
-func (z *zones) load(name string) (*time.Location, error) {
+// zone returns the zone of that name, or nil for UTC.
+func (a *api) zone(name string) (*time.Location, error) {
 	if name == "" || name == "UTC" {
 		return nil, nil
 	}
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	if zone, ok := z.byName[name]; ok {
-		return zone, nil
-	}
-	zone, err := policy.ParseTimeZone(name)
-	if err != nil {
-		return nil, err
-	}
-	if z.byName == nil {
-		z.byName = make(map[string]*time.Location)
-	}
-	z.byName[name] = zone
-	return zone, nil
+	return a.zones.Load(name)
 }

@@ -278,20 +278,4 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s is %+v, want %+v", tt.body, got, tt.want)
 		}
 	}
-
-	// The same zone is the same pointer, so that equal limits compare equal.
-	var z zones
-	first, err := z.load("Europe/Berlin")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if second, _ := z.load("Europe/Berlin"); first != second {
-		t.Error("a zone was loaded twice")
-	}
-	for _, name := range []string{"Europe/Nowhere", "Europe//Berlin", "Europe/./Berlin", "Europe/../Europe/Berlin", "./Europe/Berlin",
-		"Europe/Berlin/", "/Europe/Berlin", "posix/Europe/Berlin", "right/Europe/Berlin", "localtime", "Local"} {
-		if zone, err := z.load(name); err == nil || len(z.byName) != 1 {
-			t.Errorf("%q: %v, %v, %d remembered", name, zone, err, len(z.byName))
-		}
-	}
 }

@@ -34,13 +34,14 @@ var mayImport = map[string]string{
 	"internal/quotaheader":     "algo limit",
 	"client/httplimit":         "client internal/clientip internal/quotaheader limit",
 	"client/grpclimit":         "client internal/clientip",
+	"internal/timezone":        "",
 	"limit":                    "algo",
 	"auth":                     "limit limiter",
 	"internal/certs":           "internal/filewatch",
 	"internal/certs/certstest": "",
 	"internal/strictyaml":      "",
-	"policy":                   "algo internal/file internal/filewatch internal/strictyaml limit",
-	"store":                    "algo",
+	"policy":                   "algo internal/file internal/filewatch internal/strictyaml internal/timezone limit",
+	"store":                    "algo internal/timezone",
 	"cluster":                  "ring",
 	"cluster/ownership":        "algo",
 	"cluster/keeper":           "algo cluster/ownership",
@@ -51,10 +52,10 @@ var mayImport = map[string]string{
 	"limiter":                  "algo cluster/ownership limit policy ring store internal/refusal",
 	"internal/audit":           "auth",
 	"internal/metrics":         "cluster cluster/keeper limiter policy ring store",
-	"rpc":                      "algo cluster/ownership internal/memory internal/recovered limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
+	"rpc":                      "algo cluster/ownership internal/memory internal/recovered internal/timezone limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/wire",
 	"rpc/wire":                 "",
 	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
-	"gateway/http":             "algo auth internal/memory internal/quotaheader limit policy proto/weir/v1",
+	"gateway/http":             "algo auth internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
@@ -251,6 +252,9 @@ func TestHabits(t *testing.T) {
 					case *ast.SelectorExpr:
 						if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && slices.Contains([]string{"Now", "Since", "Until"}, n.Sel.Name) {
 							reads = append(reads, where)
+						}
+						if x, ok := n.X.(*ast.Ident); ok && x.Name == "time" && n.Sel.Name == "LoadLocation" && slices.Contains(pure, p.name()) {
+							t.Errorf("%s looks for a time zone, which takes a file: have it passed in", where)
 						}
 					case *ast.CallExpr:
 						if x, ok := n.Fun.(*ast.Ident); ok && x.Name == "panic" {
