@@ -67,7 +67,8 @@ const (
 // DefaultTimeout bounds how long a check may take when neither the caller nor Config says otherwise.
 const DefaultTimeout = time.Second
 
-// MaxHops is how often an operation may be forwarded at most.
+// MaxHops bounds the nodes that an operation passes: the one that was asked, one that it is forwarded to, and one that this hands
+// it on to.
 const MaxHops = 3
 
 // Config is what a Limiter needs. The zero value is a node alone, without policies and without bounds.

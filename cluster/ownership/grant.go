@@ -3,7 +3,7 @@ package ownership
 import "slices"
 
 // A partition's strict rules are decided under a grant: a majority of the voters have recorded this process as the holder
-// under exactly its term. See vote.go for the other side, and ARCHITECTURE.md for why each rule is needed.
+// under exactly its term. See vote.go for the voter's side, and DESIGN.md for why each rule is needed.
 
 const (
 	maxVoters = 5   // bounds the number of voters
