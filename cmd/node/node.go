@@ -60,6 +60,8 @@ type nodeConfig struct {
 	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
 	Join                                     []string
 	HTTPHosts                                []string // names in Host headers, besides addresses and localhost
+	ForwardAuthHeaders                       []string // names of header fields
+	TrustedProxies                           []string // prefixes or addresses
 	Voters                                   []string // names: none, 1, 3 or 5
 	MaxMembers                               int      // of the cluster; 0: cluster.DefaultMaxMembers
 	PolicyFile                               string   // empty: Policies
@@ -90,18 +92,19 @@ type node struct {
 	hashKey  ring.HashKey // zero in a cluster without a secret
 	settings uint64       // fingerprint of the ring's settings
 
-	listeners struct{ http, grpc, peer, debug *ingress.Listener } // nil where off
-	cluster   *cluster.Cluster                                    // nil: a node alone for good
-	limiter   *limiter.Limiter
-	keeper    *keeper.Keeper
-	peers     *rpc.Peers
-	messenger *rpc.Messenger
-	watcher   *policy.Watcher // nil without a policy file
-	metrics   *metrics.Metrics
-	tracer    *tracing.Tracer // nil: no traces
-	security  *security
-	buffers   *connbuf.Bound // of callers' connections
-	health    *health.Server
+	listeners   struct{ http, grpc, peer, debug *ingress.Listener } // nil where off
+	cluster     *cluster.Cluster                                    // nil: a node alone for good
+	limiter     *limiter.Limiter
+	keeper      *keeper.Keeper
+	peers       *rpc.Peers
+	messenger   *rpc.Messenger
+	watcher     *policy.Watcher // nil without a policy file
+	metrics     *metrics.Metrics
+	tracer      *tracing.Tracer // nil: no traces
+	security    *security
+	forwardAuth httpapi.ForwardAuth
+	buffers     *connbuf.Bound // of callers' connections
+	health      *health.Server
 
 	httpServer  *http.Server
 	callers     *rpc.Server
@@ -164,6 +167,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	}
 	if err := checkHosts(cfg.HTTPHosts); err != nil {
 		return n, fmt.Errorf("--http-hosts: %w", err)
+	}
+	if n.forwardAuth, err = cfg.forwardAuth(); err != nil {
+		return n, err
 	}
 	if cfg.GossipPort == portOff && len(cfg.Join) > 0 {
 		return n, errors.New("--join: needs a gossip port: give --gossip-port")
@@ -409,7 +415,7 @@ func (n *node) serve() {
 	if n.listeners.http != nil {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
-			Host:     hostCheck(n.cfg.Bind, n.cfg.HTTPHosts),
+			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,

@@ -29,6 +29,7 @@ type runFlags struct {
 	name, bind, advertise                       string
 	httpPort, grpcPort, gossipPort, peer, debug parsed[port]
 	join, voters, httpHosts                     []string
+	forwardAuthHeaders, trustedProxies          []string
 	maxMembers                                  int
 	policies, unknownPolicy                     string
 	security                                    securityFlags
@@ -82,6 +83,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
 	fs.Var(f.debug.by(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
 	fs.StringSliceVar(&f.httpHosts, "http-hosts", nil, "host names that HTTP requests may be for besides IP addresses and localhost, separated by commas; empty: only these where --bind is a loopback address, and any name elsewhere")
+	fs.StringSliceVar(&f.forwardAuthHeaders, "forward-auth-headers", nil, "header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none")
+	fs.StringSliceVar(&f.trustedProxies, "trusted-proxies", nil, "addresses or prefixes of the gateways that ask /v1/forward-auth, and of proxies before them, whose X-Forwarded-For is believed (key_ip=true), separated by commas; empty: none")
 	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
 	fs.IntVar(&f.maxMembers, "max-members", cluster.DefaultMaxMembers, "nodes of the cluster at most: what gossip tells of more is not taken in")
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
@@ -171,7 +174,7 @@ func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
-		HTTPHosts: f.httpHosts, PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
 		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,

@@ -19,7 +19,8 @@ func TestAuthorize(t *testing.T) {
 		"POST /v1/check": auth.RoleCheck, "POST /v1/checks": auth.RoleCheck, "POST /v1/acquire": auth.RoleCheck, "POST /v1/renew": auth.RoleCheck,
 		"POST /v1/release": auth.RoleCheck, "POST /v1/reserve": auth.RoleCheck, "POST /v1/commit": auth.RoleCheck, "POST /v1/cancel": auth.RoleCheck,
 		"POST /v1/refund": auth.RoleRefund, "POST /v1/reset": auth.RoleRefund,
-		"GET /v1/policies": auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
+		"GET /v1/forward-auth": auth.RoleCheck,
+		"GET /v1/policies":     auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
 		"GET /healthz": auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
 	}
 	var asked auth.Role

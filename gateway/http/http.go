@@ -60,6 +60,8 @@ type Config struct {
 	Host func(name string) bool
 	// NoInline refuses limits sent along with a request.
 	NoInline bool
+	// ForwardAuth is for GET /v1/forward-auth.
+	ForwardAuth ForwardAuth
 	// Logger hears of answers with status 500, and at level debug of other requests without a decision and of responses
 	// that could not be written, each with its request id; never of a key. Nil stands for slog.Default.
 	Logger *slog.Logger
@@ -117,27 +119,29 @@ type route struct {
 	method, path string
 	role         auth.Role // that a caller needs
 	handler      http.HandlerFunc
+	forwarded    bool // requests are like the one that they are about: of any method, with its header
 }
 
 func (a *api) routes() []route {
 	return []route{
-		{"POST", "/v1/check", auth.RoleCheck, a.handleCheck},
-		{"POST", "/v1/checks", auth.RoleCheck, a.handleChecks},
-		{"POST", "/v1/acquire", auth.RoleCheck, a.handleAcquire},
-		{"POST", "/v1/renew", auth.RoleCheck, a.handleRenew},
-		{"POST", "/v1/release", auth.RoleCheck, a.handleRelease},
-		{"POST", "/v1/reserve", auth.RoleCheck, a.handleReserve},
-		{"POST", "/v1/commit", auth.RoleCheck, a.handleCommit},
-		{"POST", "/v1/cancel", auth.RoleCheck, a.handleCancel},
-		{"POST", "/v1/refund", auth.RoleRefund, a.handleRefund},
-		{"POST", "/v1/reset", auth.RoleRefund, a.handleReset},
-		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies},
-		{"GET", "/v1/status", auth.RoleRead, a.handleStatus},
-		{"GET", "/healthz", auth.RoleOpen, a.handleHealth},
-		{"GET", "/readyz", auth.RoleOpen, a.handleReady},
-		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP},
-		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI},
-		{"GET", "/", auth.RoleOpen, a.handleIndex},
+		{"POST", "/v1/check", auth.RoleCheck, a.handleCheck, false},
+		{"POST", "/v1/checks", auth.RoleCheck, a.handleChecks, false},
+		{"POST", "/v1/acquire", auth.RoleCheck, a.handleAcquire, false},
+		{"POST", "/v1/renew", auth.RoleCheck, a.handleRenew, false},
+		{"POST", "/v1/release", auth.RoleCheck, a.handleRelease, false},
+		{"POST", "/v1/reserve", auth.RoleCheck, a.handleReserve, false},
+		{"POST", "/v1/commit", auth.RoleCheck, a.handleCommit, false},
+		{"POST", "/v1/cancel", auth.RoleCheck, a.handleCancel, false},
+		{"POST", "/v1/refund", auth.RoleRefund, a.handleRefund, false},
+		{"POST", "/v1/reset", auth.RoleRefund, a.handleReset, false},
+		{"GET", forwardAuthPath, auth.RoleCheck, a.handleForwardAuth, true},
+		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies, false},
+		{"GET", "/v1/status", auth.RoleRead, a.handleStatus, false},
+		{"GET", "/healthz", auth.RoleOpen, a.handleHealth, false},
+		{"GET", "/readyz", auth.RoleOpen, a.handleReady, false},
+		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP, false},
+		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI, false},
+		{"GET", "/", auth.RoleOpen, a.handleIndex, false},
 	}
 }
 
@@ -162,6 +166,10 @@ func New(cfg Config) http.Handler {
 		pattern := rt.path
 		if pattern == "/" {
 			pattern = "/{$}"
+		}
+		if rt.forwarded {
+			mux.HandleFunc(pattern, a.authorized(rt))
+			continue
 		}
 		mux.HandleFunc(rt.method+" "+pattern, a.authorized(rt))
 		allow[pattern] = append(allow[pattern], rt.method)
@@ -204,8 +212,17 @@ func (a *api) authorized(rt route) http.HandlerFunc {
 		return rt.handler
 	}
 	return func(w http.ResponseWriter, r *http.Request) {
-		ctx, denial := a.Authorize(r, rt.role)
+		asker := r
+		if rt.forwarded {
+			asker = gatewayRequest(r)
+		}
+		ctx, denial := a.Authorize(asker, rt.role)
 		if denial != nil {
+			if rt.forwarded && !denial.Authenticated {
+				there := *denial
+				there.Message += " (here the token is in " + gatewayCredentials + ")"
+				denial = &there
+			}
 			a.writeDenial(w, r, denial)
 			return
 		}

@@ -228,6 +228,9 @@ func TestNoSuchPlace(t *testing.T) {
 		}
 	}
 	for path, item := range d.spec.doc.Paths.Map() {
+		if path == forwardAuthPath { // takes any method
+			continue
+		}
 		allow := "POST"
 		if item.Get != nil {
 			allow = "GET, HEAD"

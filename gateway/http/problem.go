@@ -50,6 +50,8 @@ func (p *problem) body() problemBody {
 		b.Type, b.Title = "too-large", "The request is too large"
 	case http.StatusMisdirectedRequest:
 		b.Type, b.Title = "misdirected", "The request is for another host"
+	case http.StatusTooManyRequests: // of forward-auth alone
+		b.Type, b.Title = "refused", "Too many requests"
 	case http.StatusUnsupportedMediaType:
 		b.Type, b.Title = "unsupported-media-type", "The body has to be JSON"
 	case http.StatusServiceUnavailable:

@@ -85,6 +85,12 @@ func (r *Resolver) Key(remoteAddr string, header http.Header) string {
 	return p.String()
 }
 
+// Trusts reports whether an address, with or without a port, is that of a trusted proxy.
+func (r *Resolver) Trusts(remoteAddr string) bool {
+	a, ok := parse(remoteAddr)
+	return ok && r.trusts(a)
+}
+
 func (r *Resolver) trusts(a netip.Addr) bool {
 	for _, p := range r.Trusted {
 		if p.Contains(a) {

@@ -1,0 +1,301 @@
+package httpapi
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/clientip"
+	"github.com/weirlimit/weir/internal/quotaheader"
+	"github.com/weirlimit/weir/limit"
+)
+
+// ForwardAuth says what GET /v1/forward-auth may take a key from. The zero value: from its query alone.
+type ForwardAuth struct {
+	// Headers are the names of header fields whose values may be keys, as ParseKeyHeaders returns them.
+	Headers []string
+	// TrustedProxies are the addresses of gateways, and of proxies before them, whose X-Forwarded-For is believed.
+	TrustedProxies []netip.Prefix
+}
+
+const forwardAuthPath = "/v1/forward-auth"
+
+// The header fields of forward-auth that are Weir's own.
+const (
+	// gatewayCredentials is where the gateway's own token is: Authorization is its caller's.
+	gatewayCredentials = "Weir-Authorization"
+	// resultHeader says in one word what an answer means, and realStatusHeader the status that it has without deny_status.
+	resultHeader, realStatusHeader = "Weir-Result", "Weir-Status"
+)
+
+// The values of resultHeader.
+const (
+	resultAdmitted     = "admitted"
+	resultRefused      = "refused"
+	resultFailedOpen   = "failed_open"
+	resultFailedClosed = "failed_closed"
+	resultBadKey       = "bad_key" // what the gateway's caller sent is no key
+)
+
+// ParseKeyHeaders checks names of header fields for ForwardAuth.Headers and returns them in canonical form.
+func ParseKeyHeaders(names []string) ([]string, error) {
+	var list []string
+	for _, name := range names {
+		canonical := http.CanonicalHeaderKey(name)
+		switch {
+		case !httpguts.ValidHeaderFieldName(name):
+			return nil, fmt.Errorf("%q is not the name of a header field", name)
+		case canonical == "Host":
+			return nil, fmt.Errorf("%q names the node that the gateway asks: let the gateway send X-Forwarded-Host", name)
+		case canonical == gatewayCredentials:
+			return nil, fmt.Errorf("%q is the gateway's own token", name)
+		}
+		list = append(list, canonical)
+	}
+	return list, nil
+}
+
+// forwardQuery is the query of a request for forward-auth. Exactly one of key, keyHeader and byAddress is given.
+type forwardQuery struct {
+	policy, key string
+	keyHeader   string // canonical
+	byAddress   bool
+	ipv6Bits    int // of an address; 0: clientip.DefaultIPv6Bits
+	cost        int64
+	denyStatus  int // 0: the status that says what is the case
+}
+
+// parseForwardQuery reads a query as it came, percent-encoded. A parameter that is unknown, empty, given twice or not UTF-8 is an
+// error, so that a gateway that puts what its caller sent into a query in the raw does not let it choose more than a key.
+func parseForwardQuery(raw string) (forwardQuery, *problem) {
+	q := forwardQuery{cost: 1}
+	values, err := url.ParseQuery(raw)
+	if err != nil {
+		return q, invalid("", "the query is not well-formed: parameters are name=value, joined by & and percent-encoded")
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		given := values[name]
+		field := clip(strings.ToValidUTF8(name, "\uFFFD"))
+		switch {
+		case len(given) > 1:
+			return q, invalid(field, "is given twice")
+		case given[0] == "":
+			return q, invalid(field, "is empty")
+		case !utf8.ValidString(given[0]):
+			return q, invalid(field, "must be UTF-8")
+		}
+		if p := q.set(name, given[0]); p != nil {
+			p.field = field
+			return q, p
+		}
+	}
+	ways := 0
+	for _, given := range []bool{q.key != "", q.keyHeader != "", q.byAddress} {
+		if given {
+			ways++
+		}
+	}
+	switch {
+	case q.policy == "":
+		return q, invalid("policy", "must be given: the name of a policy")
+	case ways != 1:
+		return q, invalid("key", "give exactly one of key=KEY, key_header=NAME and key_ip=true")
+	case q.ipv6Bits != 0 && !q.byAddress:
+		return q, invalid("ipv6_prefix", "goes with key_ip")
+	}
+	return q, nil
+}
+
+// set takes one parameter over. The field of its problem is the caller's to fill in.
+func (q *forwardQuery) set(name, value string) *problem {
+	switch name {
+	case "policy":
+		q.policy = value
+	case "key":
+		if len(value) > limit.MaxKey {
+			return tooLong("", limit.MaxKey, value)
+		}
+		q.key = value
+	case "key_header":
+		q.keyHeader = http.CanonicalHeaderKey(value)
+	case "key_ip":
+		if value != "true" {
+			return invalid("", "must be true, or left out")
+		}
+		q.byAddress = true
+	case "ipv6_prefix":
+		n, ok := parseDigits(value)
+		if !ok || n < 1 || n > 128 {
+			return invalid("", "must be the length of a prefix, 1 to 128")
+		}
+		q.ipv6Bits = int(n)
+	case "cost":
+		n, ok := parseDigits(value)
+		if !ok || n < 1 || n > algo.MaxLimit {
+			return invalid("", fmt.Sprintf("must be 1 to %d, in digits", algo.MaxLimit))
+		}
+		q.cost = n
+	case "deny_status":
+		switch value {
+		case "401", "403":
+			n, _ := parseDigits(value)
+			q.denyStatus = int(n)
+		default:
+			return invalid("", "must be 401 or 403, or left out for the status that says why")
+		}
+	default:
+		return invalid("", "there is no such parameter here")
+	}
+	return nil
+}
+
+// parseDigits reads a number that is digits and nothing else.
+func parseDigits(s string) (int64, bool) {
+	if strings.Trim(s, "0123456789") != "" {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil
+}
+
+// keyOf finds the key that a request is limited by. callers tells whether a problem is the gateway's caller's to solve, and not
+// that of whoever runs the gateway.
+func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, callers bool) {
+	switch {
+	case q.byAddress:
+		return a.addressOf(r, q)
+	case q.keyHeader == "":
+		return q.key, nil, false
+	case !slices.Contains(a.ForwardAuth.Headers, q.keyHeader):
+		return "", invalid("key_header", clip(strconv.Quote(q.keyHeader))+" is not among the --forward-auth-headers of this node"), false
+	}
+	values := r.Header[q.keyHeader]
+	switch {
+	case len(values) == 0 || len(values) == 1 && values[0] == "":
+		return "", invalid("key_header", "the request has no "+q.keyHeader), true
+	case len(values) > 1:
+		return "", invalid("key_header", "the request has more than one "+q.keyHeader), true
+	case !utf8.ValidString(values[0]):
+		return "", invalid("key_header", q.keyHeader+" is not UTF-8"), true
+	case len(values[0]) > limit.MaxKey:
+		return "", tooLong("key_header", limit.MaxKey, values[0]), true
+	}
+	return values[0], nil, false
+}
+
+// addressOf is keyOf for the address of the gateway's caller. Who asks has to be known for a gateway that says whom it asks for:
+// otherwise all of its callers would share a key.
+func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *problem, callers bool) {
+	clients := clientip.Resolver{Trusted: a.ForwardAuth.TrustedProxies, IPv6Bits: q.ipv6Bits}
+	switch {
+	case !clients.Trusts(r.RemoteAddr):
+		return "", invalid("key_ip", "the gateway that asks is not among the --trusted-proxies of this node"), false
+	case strings.TrimSpace(strings.Join(r.Header["X-Forwarded-For"], "")) == "":
+		return "", invalid("key_ip", "the gateway has to send the address of its caller in X-Forwarded-For"), false
+	}
+	return clients.Key(r.RemoteAddr, r.Header), nil, false
+}
+
+// handleForwardAuth answers gateways that ask about each request before they pass it on. The method and the body are those of
+// the request that it is about, or whatever the gateway sends in their place: neither matters.
+func (a *api) handleForwardAuth(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h["Cache-Control"] = []string{"no-store"} // a GET that charges
+	q, p := parseForwardQuery(r.URL.RawQuery)
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	key, p, callers := a.keyOf(r, &q)
+	if p != nil {
+		if callers {
+			setResult(h, resultBadKey, p.status)
+			if q.denyStatus != 0 {
+				w.WriteHeader(q.denyStatus)
+				return
+			}
+		}
+		a.writeProblem(w, r, p)
+		return
+	}
+	s := a.scratch()
+	defer a.recycle(s)
+	s.asks[0] = limit.Check{Target: limit.Target{Policy: q.policy, Key: key}, Cost: q.cost}
+	results, err := a.Service.Check(r.Context(), s.asks[:])
+	if err == nil {
+		err = results[0].Err
+	}
+	if err != nil {
+		a.writeProblem(w, r, problemOf(unbatched(err)))
+		return
+	}
+	a.writeForwardAuth(w, r, s, &results[0].Decision, q.denyStatus)
+}
+
+// writeForwardAuth writes a decision for a gateway: what it admits without a body, and what it refuses with a problem document,
+// which most gateways pass on to their caller, or under deny_status, of which they pass on nothing, without a body too.
+func (a *api) writeForwardAuth(w http.ResponseWriter, r *http.Request, s *scratch, d *limit.Decision, denyStatus int) {
+	h := w.Header()
+	s.out = quotaheader.Set(h, s.out, d)
+	quotaheader.SetRetryAfter(h, d)
+	status := statusOf(d, false)
+	result := resultRefused
+	switch {
+	case d.FailedClosed:
+		result = resultFailedClosed
+	case d.FailedOpen:
+		result = resultFailedOpen
+	case d.Allowed:
+		result = resultAdmitted
+	}
+	setResult(h, result, status)
+	switch {
+	case status == http.StatusOK:
+		w.WriteHeader(status)
+	case denyStatus != 0:
+		w.WriteHeader(denyStatus)
+	default:
+		h["X-Content-Type-Options"] = []string{"nosniff"}
+		identify(w)
+		b := (&problem{status: status, message: refusalDetail(d)}).body()
+		a.writeJSON(w, r, status, "application/problem+json", &b)
+	}
+}
+
+func setResult(h http.Header, result string, status int) {
+	h[resultHeader] = []string{result}
+	h[realStatusHeader] = []string{strconv.Itoa(status)}
+}
+
+// refusalDetail tells the gateway's caller why it does not pass. It names neither the policy nor the key.
+func refusalDetail(d *limit.Decision) string {
+	wait, ok := quotaheader.RetryAfter(d)
+	switch {
+	case d.FailedClosed:
+		return "the rate limit cannot be asked at the moment"
+	case !ok:
+		return "this request can never pass its limit"
+	}
+	return "the limit lets this request pass in " + strconv.FormatInt(quotaheader.RoundUp(wait, time.Second), 10) + " s"
+}
+
+// gatewayRequest is a request as far as it tells who the gateway is that sends it: what else is in its header comes from the
+// gateway's own caller.
+func gatewayRequest(r *http.Request) *http.Request {
+	g := r.WithContext(r.Context()) // a copy
+	g.Header = make(http.Header)
+	if tokens := r.Header[gatewayCredentials]; len(tokens) > 0 {
+		g.Header["Authorization"] = tokens
+	}
+	return g
+}
