@@ -62,3 +62,25 @@ func TestDNSRebinding(t *testing.T) {
 		}
 	}
 }
+
+// TestForwardAuthFlags: what keys may be taken from is checked before anything is opened.
+func TestForwardAuthFlags(t *testing.T) {
+	cfg := nodeConfig{ForwardAuthHeaders: []string{"x-api-key"}, TrustedProxies: []string{"10.0.0.0/8", "2001:db8::1"}}
+	if f, err := cfg.forwardAuth(); err != nil || f.Headers[0] != "X-Api-Key" || len(f.TrustedProxies) != 2 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	for _, c := range []struct{ header, proxy, flag string }{
+		{"X Api", "10.0.0.0/8", "--forward-auth-headers: "}, {"Host", "10.0.0.0/8", "--forward-auth-headers: "},
+		{"X-Api", "10.0.0.1/8", "--trusted-proxies: "}, {"X-Api", "gateway", "--trusted-proxies: "},
+	} {
+		cfg := testConfig(t, "a")
+		cfg.ForwardAuthHeaders, cfg.TrustedProxies = []string{c.header}, []string{c.proxy}
+		n, err := startNode(t.Context(), cfg)
+		if err == nil {
+			n.Stop()
+		}
+		if err == nil || !strings.HasPrefix(err.Error(), c.flag) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
