@@ -368,12 +368,12 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: a lease is not shortened by the error of clocks", "limiter/route.go",
-		[]edit{{"sent + int64(Shortened(out.Lease))", "sent + int64(out.Lease)"}},
+		[]edit{{"sent + int64(limit.Shortened(out.Lease))", "sent + int64(out.Lease)"}},
 		"./limiter -run TestAnswersUnderLease", "999ms back",
 	},
 	{
 		"limiter: a lease counts from receipt", "limiter/route.go",
-		[]edit{{"sent + int64(Shortened(out.Lease))", "l.cfg.BootClock() + int64(Shortened(out.Lease)) + sent*0"}},
+		[]edit{{"sent + int64(limit.Shortened(out.Lease))", "l.cfg.BootClock() + int64(Shortened(out.Lease)) + sent*0"}},
 		"./limiter -run TestAnswersUnderLease", "300ms back",
 	},
 	{
