@@ -373,7 +373,7 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: a lease counts from receipt", "limiter/route.go",
-		[]edit{{"sent + int64(limit.Shortened(out.Lease))", "l.cfg.BootClock() + int64(Shortened(out.Lease)) + sent*0"}},
+		[]edit{{"sent + int64(limit.Shortened(out.Lease))", "l.cfg.BootClock() + int64(limit.Shortened(out.Lease)) + sent*0"}},
 		"./limiter -run TestAnswersUnderLease", "300ms back",
 	},
 	{
