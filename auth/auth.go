@@ -187,6 +187,15 @@ func Authenticated(ctx context.Context) bool {
 	return ok
 }
 
+// CallerName returns the name of the caller whose request or stream has this context, as the access file has it; empty where nobody is
+// authenticated. It is the one of the last look at the access file.
+func CallerName(ctx context.Context) string {
+	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
+		return s.known.Load().caller.Name
+	}
+	return ""
+}
+
 // demand returns a Denial if the caller does not have the role.
 func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credentials) *Denial {
 	switch {

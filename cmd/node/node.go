@@ -29,6 +29,7 @@ import (
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/gateway/resp"
 	"github.com/weirlimit/weir/internal/connbuf"
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/memory"
@@ -56,6 +57,7 @@ const (
 type nodeConfig struct {
 	Name, Bind, Advertise                    string
 	HTTPPort, GRPCPort, GossipPort, PeerPort port
+	RESPPort                                 *port // for the Redis protocol; nil: off
 	DebugPort                                *port // for profiles, on loopback; nil: off
 	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
 	Join                                     []string
@@ -92,8 +94,8 @@ type node struct {
 	hashKey  ring.HashKey // zero in a cluster without a secret
 	settings uint64       // fingerprint of the ring's settings
 
-	listeners   struct{ http, grpc, peer, debug *ingress.Listener } // nil where off
-	cluster     *cluster.Cluster                                    // nil: a node alone for good
+	listeners   struct{ http, grpc, peer, resp, debug *ingress.Listener } // nil where off
+	cluster     *cluster.Cluster                                          // nil: a node alone for good
 	limiter     *limiter.Limiter
 	keeper      *keeper.Keeper
 	peers       *rpc.Peers
@@ -110,6 +112,7 @@ type node struct {
 	callers     *rpc.Server
 	grpcServer  *grpc.Server
 	peerServer  *grpc.Server
+	respServer  *resp.Server
 	debugServer *http.Server
 
 	built    chan struct{}          // closed once the fields above are set
@@ -220,6 +223,11 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		{"--peer-port", cfg.PeerPort, &n.listeners.peer},
 	} {
 		if *l.to, err = n.listen(l.flag, l.port); err != nil {
+			return n, err
+		}
+	}
+	if cfg.RESPPort != nil {
+		if n.listeners.resp, err = n.listen("--resp-port", *cfg.RESPPort); err != nil {
 			return n, err
 		}
 	}
@@ -421,6 +429,17 @@ func (n *node) serve() {
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
 		})), n.log))
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
+	}
+	if n.listeners.resp != nil {
+		n.respServer = resp.New(resp.Config{
+			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Tokens: n.security.access != nil,
+			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessage,
+			Version: version(), Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
+			Suspicious: func(from net.Addr) {
+				n.security.refusals.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")
+			},
+		})
+		n.work.Go(func() { n.served("resp", n.respServer.Serve(n.listeners.resp)) })
 	}
 	if n.listeners.debug != nil {
 		n.serveDebug()
@@ -649,6 +668,14 @@ func (n *node) stop() {
 			n.callers.Close()
 		})
 	}
+	if n.respServer != nil {
+		doors.Go(func() {
+			_ = n.listeners.resp.Close() // an error shows when the server ends
+			if err := n.respServer.Shutdown(ctx); err != nil {
+				n.log.Warn("connections cut off", "listener", "resp", "error", err)
+			}
+		})
+	}
 	doors.Wait()
 	if n.messenger != nil {
 		n.messenger.Close()
@@ -681,7 +708,7 @@ func (n *node) stop() {
 		_ = n.debugServer.Close() // last, so that stopping can be looked at
 	}
 	n.work.Wait()
-	for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.debug} {
+	for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.resp, n.listeners.debug} {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}
@@ -818,8 +845,12 @@ func (n *node) ReadyLine() string {
 	if v := n.view(); v != nil {
 		gossip = v.Self.GossipAddr
 	}
-	return fmt.Sprintf("weir ready name=%s http=%s grpc=%s gossip=%s peer=%s",
+	line := fmt.Sprintf("weir ready name=%s http=%s grpc=%s gossip=%s peer=%s",
 		n.cfg.Name, addrOf(n.listeners.http), addrOf(n.listeners.grpc), gossip, addrOf(n.listeners.peer))
+	if n.listeners.resp != nil {
+		line += " resp=" + addrOf(n.listeners.resp)
+	}
+	return line
 }
 
 func addrOf(l *ingress.Listener) string {

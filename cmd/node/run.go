@@ -28,6 +28,7 @@ import (
 type runFlags struct {
 	name, bind, advertise                       string
 	httpPort, grpcPort, gossipPort, peer, debug parsed[port]
+	resp                                        parsed[port]
 	join, voters, httpHosts                     []string
 	forwardAuthHeaders, trustedProxies          []string
 	maxMembers                                  int
@@ -46,8 +47,8 @@ type runFlags struct {
 	traceSample, traceCallerRate                float64
 	config                                      string
 
-	// Settings of later releases: known, so that they are refused with a reason.
-	respPort, envoyConfig string
+	// A setting of later releases: known, so that it is refused with a reason.
+	envoyConfig string
 }
 
 func newRun() *cobra.Command {
@@ -81,6 +82,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Var(f.grpcPort.by(parsePort, "port", "8081"), "grpc-port", "port for gRPC")
 	fs.Var(f.gossipPort.by(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
 	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
+	fs.Var(f.resp.by(parsePort, "port", ""), "resp-port", "port for the Redis protocol (CL.THROTTLE, WEIR.CHECK), 6380 by convention; empty: off")
 	fs.Var(f.debug.by(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
 	fs.StringSliceVar(&f.httpHosts, "http-hosts", nil, "host names that HTTP requests may be for besides IP addresses and localhost, separated by commas; empty: only these where --bind is a loopback address, and any name elsewhere")
 	fs.StringSliceVar(&f.forwardAuthHeaders, "forward-auth-headers", nil, "header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none")
@@ -107,7 +109,6 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Float64Var(&f.traceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
 	fs.Float64Var(&f.traceCallerRate, "trace-caller-rate", 10, "calls traced a second at most because their callers say so (the sampled flag of a traceparent); 0: none")
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
-	fs.StringVar(&f.respPort, "resp-port", "", "port for the Redis protocol (not supported by this build yet)")
 	fs.StringVar(&f.envoyConfig, "envoy-config", "", "directory with Envoy rate limit files (not supported by this build yet)")
 }
 
@@ -184,13 +185,11 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	if f.debug.value != portOff {
 		cfg.DebugPort = &f.debug.value
 	}
-	for _, later := range []struct {
-		flag string
-		set  bool
-	}{{"--resp-port", f.respPort != ""}, {"--envoy-config", f.envoyConfig != ""}} {
-		if later.set {
-			return cfg, fmt.Errorf("%s: not supported by this build yet: leave it out", later.flag)
-		}
+	if f.resp.value != portOff {
+		cfg.RESPPort = &f.resp.value
+	}
+	if f.envoyConfig != "" {
+		return cfg, errors.New("--envoy-config: not supported by this build yet: leave it out")
 	}
 	var err error
 	if cfg.Name == "" {

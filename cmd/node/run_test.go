@@ -107,7 +107,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --cluster-secret-file " + config, "--cluster-secret-file: " + config + " holds 13 bytes"},
 		{"run --policies /none", "--policies: "},
 		{"run --policies " + policies, "--policies: " + policies + ":2:46: policies[0].limit: "},
-		{"run --resp-port 6380", "--resp-port: not supported by this build yet"},
+		{"run --resp-port 65536", `…"--resp-port" flag: "65536" is not a port`},
 		{"run --envoy-config /etc", "--envoy-config: not supported by this build yet"},
 		{"run --voters a,b", "--voters: 2 voters are given"},
 		{"run --voters a,b,a", `--voters: "a" is given twice`},

@@ -51,7 +51,7 @@ type securityConfig struct {
 type securityFlags struct{ securityConfig }
 
 func (f *securityFlags) register(fs *pflag.FlagSet) {
-	fs.StringVar(&f.TLS.Cert, "tls-cert-file", "", "certificate (PEM, with its chain) for callers over HTTP and gRPC, read again when it changes; empty: plain text")
+	fs.StringVar(&f.TLS.Cert, "tls-cert-file", "", "certificate (PEM, with its chain) for callers over HTTP, gRPC and the Redis protocol, read again when it changes; empty: plain text")
 	fs.StringVar(&f.TLS.Key, "tls-key-file", "", "private key (PEM) of --tls-cert-file")
 	fs.StringVar(&f.TLS.CA, "tls-client-ca-file", "", "authorities (PEM) of callers' certificates, which are required then, or a token where --access-file is given")
 	fs.StringVar(&f.PeerTLS.Cert, "peer-tls-cert-file", "", "certificate (PEM, with its chain) that this node presents to other nodes, as server and as client; empty: plain text between nodes")
@@ -65,13 +65,18 @@ func (f *securityFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: keys the hash of keys, so that outsiders cannot aim keys at one partition")
 }
 
+// forCallers reports whether there is a port for callers.
+func (cfg *nodeConfig) forCallers() bool {
+	return cfg.HTTPPort != portOff || cfg.GRPCPort != portOff || cfg.RESPPort != nil
+}
+
 // open lists what keeps strangers out of the ports that others can reach, and is not given: nothing on loopback.
 func (cfg *nodeConfig) open() (missing []string) {
 	if isLoopback(cfg.Bind) {
 		return nil
 	}
 	s := cfg.Security
-	if (cfg.HTTPPort != portOff || cfg.GRPCPort != portOff) && s.AccessFile == "" && s.TLS.CA == "" {
+	if cfg.forCallers() && s.AccessFile == "" && s.TLS.CA == "" {
 		missing = append(missing, "--access-file or --tls-client-ca-file (whoever reaches a port for callers may do everything)")
 	}
 	if cfg.PeerPort != portOff && s.PeerTLS.Cert == "" {
@@ -286,7 +291,7 @@ func (s *security) warn(cfg nodeConfig) {
 		return
 	}
 	open := cfg.open()
-	if s.callers == nil && (cfg.HTTPPort != portOff || cfg.GRPCPort != portOff) {
+	if s.callers == nil && cfg.forCallers() {
 		open = append(open, "--tls-cert-file and --tls-key-file (callers are answered in plain text, where tokens can be read on their way)")
 	}
 	if len(open) > 0 {
@@ -470,21 +475,47 @@ type watchedCredentials struct {
 // ServerHandshake implements credentials.TransportCredentials.
 func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		w.s.handshakeFailed(w.door, raw, err)
+		return conn, info, err
+	}
+	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated() {
+		return nil, nil, errTooManyConnections
+	}
+	return ingress.Frames(conn, raw), info, nil
+}
+
+// handshakeFailed notes a TLS handshake that failed, unless that has been done or it was somebody who tried whether the port is open.
+func (s *security) handshakeFailed(door string, raw net.Conn, err error) {
 	var refused *certs.RefusedError
 	var record tls.RecordHeaderError
 	switch {
-	case err == nil:
-		if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated() {
-			return nil, nil, errTooManyConnections
-		}
-		conn = ingress.Frames(conn, raw)
-	case errors.As(err, &refused): // which has been noted
-	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
-		// Somebody who tried whether the port is open.
+	case errors.As(err, &refused), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
 	default:
-		w.s.badHandshake(w.door, raw.RemoteAddr(), err, errors.As(err, &record))
+		s.badHandshake(door, raw.RemoteAddr(), err, errors.As(err, &record))
 	}
-	return conn, info, err
+}
+
+// respHandshake returns what makes connections of the Redis protocol ones over TLS, nil where that is spoken in plain text.
+func (s *security) respHandshake() func(net.Conn) (net.Conn, auth.Credentials, error) {
+	if s.callers == nil {
+		return nil
+	}
+	cfg := s.callers.Server(s.callerRules("resp"))
+	return func(raw net.Conn) (net.Conn, auth.Credentials, error) {
+		conn := tls.Server(raw, cfg)
+		if err := conn.Handshake(); err != nil {
+			s.handshakeFailed("resp", raw, err)
+			return nil, auth.Credentials{}, err
+		}
+		state := conn.ConnectionState()
+		return conn, auth.Credentials{TLS: &state, From: raw.RemoteAddr()}, nil
+	}
+}
+
+// authenticateRESP authenticates a connection of the Redis protocol. Its commands demand the roles that they need.
+func (s *security) authenticateRESP(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial) {
+	return s.auth.Authorize(ctx, "resp", auth.RoleOpen, c)
 }
 
 // Clone implements credentials.TransportCredentials.

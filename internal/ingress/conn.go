@@ -199,6 +199,18 @@ func (c *Conn) Close() error {
 	return err
 }
 
+// EndWrites tells the other end that nothing more comes, while what it sends can still be read. It does nothing for a nil Conn, and
+// where the connection cannot do it.
+func (c *Conn) EndWrites() error {
+	if c == nil {
+		return nil
+	}
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
 // hear notes that something has been read, and reports whether it is the first time.
 func (c *Conn) hear() bool {
 	if c.heard.Load() || c.heard.Swap(true) {

@@ -19,21 +19,23 @@ type doors struct {
 	durations          *prometheus.HistogramVec
 	errors             *prometheus.CounterVec
 	http, grpc, stream prometheus.Observer
+	resp               prometheus.Observer
 }
 
 func newDoors() doors {
 	d := doors{
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_call_duration_seconds",
-			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream: a request of a CheckStream). Pages for operators are not counted.",
+			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream: a request of a CheckStream, resp: commands of the Redis protocol that came together). Pages for operators are not counted.",
 			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
 		}, []string{"protocol"}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_call_errors_total",
-			Help: "Calls answered by an error in place of a decision, by protocol (http, grpc, stream) and code: the status of HTTP, the code of gRPC.",
+			Help: "Calls answered by an error in place of a decision, by protocol (http, grpc, stream, resp) and code: the status of HTTP, the code of gRPC, the first word of an error of the Redis protocol.",
 		}, []string{"protocol", "code"}),
 	}
 	d.http, d.grpc, d.stream = d.durations.WithLabelValues("http"), d.durations.WithLabelValues("grpc"), d.durations.WithLabelValues("stream")
+	d.resp = d.durations.WithLabelValues("resp")
 	d.errors.WithLabelValues("http", strconv.Itoa(http.StatusBadRequest)) // so that there is a line before the first
 	d.errors.WithLabelValues("grpc", "InvalidArgument")
 	return d
@@ -64,6 +66,12 @@ func (m *Metrics) Streamed(took time.Duration, failed codes.Code) {
 		m.doors.errors.WithLabelValues("stream", failed.String()).Inc()
 	}
 }
+
+// RESP notes how long it took to decide commands of the Redis protocol that came together.
+func (m *Metrics) RESP(took time.Duration) { m.doors.resp.Observe(took.Seconds()) }
+
+// RESPFailed notes that a command of the Redis protocol was answered with an error, by its first word.
+func (m *Metrics) RESPFailed(code string) { m.doors.errors.WithLabelValues("resp", code).Inc() }
 
 // UnaryInterceptor notes how long callers' calls take, and which end with an error.
 func (m *Metrics) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {

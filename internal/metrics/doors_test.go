@@ -43,12 +43,15 @@ func TestDoors(t *testing.T) {
 	}
 	m.Streamed(time.Millisecond, codes.OK)
 	m.Streamed(time.Millisecond, codes.InvalidArgument)
+	m.RESP(time.Millisecond)
+	m.RESPFailed("NOAUTH")
 	const errors = `
-# HELP weir_call_errors_total Calls answered by an error in place of a decision, by protocol (http, grpc, stream) and code: the status of HTTP, the code of gRPC.
+# HELP weir_call_errors_total Calls answered by an error in place of a decision, by protocol (http, grpc, stream, resp) and code: the status of HTTP, the code of gRPC, the first word of an error of the Redis protocol.
 # TYPE weir_call_errors_total counter
 weir_call_errors_total{code="400",protocol="http"} 0
 weir_call_errors_total{code="InvalidArgument",protocol="grpc"} 0
 weir_call_errors_total{code="InvalidArgument",protocol="stream"} 1
+weir_call_errors_total{code="NOAUTH",protocol="resp"} 1
 weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 `
 	if err := testutil.GatherAndCompare(m.registry, strings.NewReader(errors), "weir_call_errors_total"); err != nil {
@@ -66,7 +69,7 @@ weir_call_errors_total{code="NotFound",protocol="grpc"} 1
 			}
 		}
 	}
-	if counts["http"] != 2 || counts["grpc"] != 2 || counts["stream"] != 2 {
-		t.Errorf("durations: %v, want 2 each", counts)
+	if counts["http"] != 2 || counts["grpc"] != 2 || counts["stream"] != 2 || counts["resp"] != 1 {
+		t.Errorf("durations: %v, want 2 each, and 1 of resp", counts)
 	}
 }

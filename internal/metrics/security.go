@@ -23,18 +23,18 @@ var certificateExpiry = prometheus.NewDesc("weir_certificate_expiry_timestamp_se
 func NewSecurity(expiries func() map[string]time.Time) *Security {
 	s := &Security{
 		denied: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_access_denied_total", Help: "Connections and requests denied or rejected, by listener (http, grpc, peer, gossip) and reason.",
+			Name: "weir_access_denied_total", Help: "Connections and requests denied or rejected, by listener (http, grpc, resp, peer, gossip) and reason.",
 		}, []string{"listener", "reason"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_security_reloads_total",
 			Help: "Changes of the files that access depends on, by file (certificates, peer_certificates, access, gossip_keys) and result (taken, refused).",
 		}, []string{"file", "result"}),
 		panics: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_panics_total", Help: "Panics of handlers, each of which ended its own request only, by listener (http, grpc, peer).",
+			Name: "weir_panics_total", Help: "Panics of handlers, each of which ended its own request only, by listener (http, grpc, resp, peer).",
 		}, []string{"listener"}),
 		expiries: expiries,
 	}
-	for _, listener := range []string{"http", "grpc", "peer"} {
+	for _, listener := range []string{"http", "grpc", "resp", "peer"} {
 		s.panics.WithLabelValues(listener) // shown from the start, as zero
 	}
 	return s

@@ -36,7 +36,7 @@ type process struct {
 	web            *http.Client  // that reaches it
 
 	// From the ready line.
-	name, http, grpc, gossip, peer string
+	name, http, grpc, gossip, peer, resp string
 }
 
 // environment is this process's own without settings of Weir.
@@ -96,7 +96,7 @@ func startNode(t *testing.T, args ...string) *process {
 		"--timeout=20s"}, args...)...)
 }
 
-var readyLine = regexp.MustCompile(`(?m)^weir ready name=(\S*) http=(\S*) grpc=(\S*) gossip=(\S*) peer=(\S*)$`)
+var readyLine = regexp.MustCompile(`(?m)^weir ready name=(\S*) http=(\S*) grpc=(\S*) gossip=(\S*) peer=(\S*)(?: resp=(\S*))?$`)
 
 // awaitReady waits for the ready line and takes the addresses from it.
 func (p *process) awaitReady() *process {
@@ -106,7 +106,7 @@ func (p *process) awaitReady() *process {
 		m = readyLine.FindStringSubmatch(p.stdout.String())
 		return m != nil
 	})
-	p.name, p.http, p.grpc, p.gossip, p.peer = m[1], m[2], m[3], m[4], m[5]
+	p.name, p.http, p.grpc, p.gossip, p.peer, p.resp = m[1], m[2], m[3], m[4], m[5], m[6]
 	return p
 }
 

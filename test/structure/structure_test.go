@@ -56,10 +56,11 @@ var mayImport = map[string]string{
 	"rpc/wire":                 "",
 	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
+	"gateway/resp":             "algo auth internal/ingress internal/recovered limit",
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
-	"cmd/node":                 "algo auth cluster cluster/keeper cluster/ownership gateway/http internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/simulate internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
+	"cmd/node":                 "algo auth cluster cluster/keeper cluster/ownership gateway/http gateway/resp internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/simulate internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc rpc/wire",
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
 	"test/collision":           "",
@@ -102,8 +103,18 @@ var clocks = []string{
 	"cmd/node/node.go startNode",
 	"cmd/node/refusals.go newRefusals",
 	"cmd/node/secretscmd.go writeSecrets", // certificates are good from then on
-	"internal/connbuf/connbuf.go wait",    // for how long connections wait
-	"limiter/limiter.go ProcessClock",     // the clock that decides
+	"gateway/resp/command.go client",
+	"gateway/resp/command.go info",
+	"gateway/resp/conn.go drain",
+	"gateway/resp/conn.go drained",
+	"gateway/resp/conn.go fill",
+	"gateway/resp/conn.go flush",
+	"gateway/resp/conn.go linger",
+	"gateway/resp/conn.go newConn",
+	"gateway/resp/conn.go shake",
+	"gateway/resp/resp.go New",
+	"internal/connbuf/connbuf.go wait", // for how long connections wait
+	"limiter/limiter.go ProcessClock",  // the clock that decides
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
 	"internal/ingress/calls.go age",

@@ -1,0 +1,239 @@
+package resp
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+)
+
+// namespace is that of the limits that CL.THROTTLE brings along.
+const namespace = "redis"
+
+// throttle is what CL.THROTTLE says of a limit.
+type throttle struct{ burst, count, period int64 }
+
+// bucket is the same as Weir has it. GCRA and a token bucket are the same: what redis-cell keeps, the theoretical arrival time, is the
+// moment when the bucket is full again.
+type bucket struct {
+	limit algo.Limit
+	fill  time.Duration // what an empty bucket takes to fill: redis-cell's delay variation tolerance
+}
+
+// maxLimits is how many different limits a connection keeps worked out. Beyond it all are forgotten at once.
+const maxLimits = 64
+
+// pending is a check that waits for its decision: by CL.THROTTLE, or, without a bucket, by WEIR.CHECK or WEIR.PEEK.
+type pending struct {
+	throttle *bucket
+	peek     bool
+}
+
+// queue has a check decided with those that wait.
+func (c *conn) queue(s *scratch, check *limit.Check, p pending) {
+	s.checks = append(s.checks, *check)
+	s.pending = append(s.pending, p)
+	if len(s.checks) == limit.MaxBatch {
+		c.flush(s)
+	}
+}
+
+// failed answers a command that is not to be decided with an error, after those that wait.
+func (c *conn) failed(s *scratch, code, text string) {
+	c.flush(s)
+	c.fail(s, code, text)
+	s.answered(1)
+}
+
+// cellError answers an error of CL.THROTTLE as redis-cell words its own.
+func (c *conn) cellError(s *scratch, text string) { c.failed(s, "Cell", cellPrefix+text) }
+
+const cellPrefix = "error: Store error: "
+
+// throttled carries out CL.THROTTLE key max_burst count period [quantity].
+func (c *conn) throttled(s *scratch, args []string) {
+	if len(args) != 5 && len(args) != 6 {
+		c.cellError(s, "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]")
+		return
+	}
+	var numbers [4]int64
+	numbers[3] = 1
+	for i, a := range args[2:] {
+		n, err := strconv.ParseInt(a, 10, 64)
+		if err != nil {
+			c.cellError(s, "Couldn't parse as integer: "+shortened(a, 64))
+			return
+		}
+		numbers[i] = n
+	}
+	t, quantity := throttle{numbers[0], numbers[1], numbers[2]}, numbers[3]
+	b := c.limits[t]
+	if b == nil {
+		var wrong string
+		if b, wrong = newBucket(t); wrong != "" {
+			c.cellError(s, wrong)
+			return
+		}
+		if c.limits == nil || len(c.limits) == maxLimits {
+			c.limits = make(map[throttle]*bucket)
+		}
+		c.limits[t] = b
+	}
+	if quantity < 0 {
+		c.cellError(s, "quantity: must be 0 or more; it is "+strconv.FormatInt(quantity, 10))
+		return
+	}
+	c.queue(s, &limit.Check{Target: limit.Target{Limit: &b.limit, Namespace: namespace, Key: args[1]}, Cost: quantity}, pending{b, quantity == 0})
+}
+
+// newBucket works a limit out, or says what is wrong with it.
+func newBucket(t throttle) (_ *bucket, wrong string) {
+	const maxPeriod = int64(algo.MaxWindow / time.Second)
+	switch {
+	case t.count == 0 || t.period == 0:
+		return nil, "Zero rates are not supported"
+	case t.burst < 0 || t.burst >= algo.MaxLimit:
+		return nil, "max_burst: must be between 0 and " + strconv.FormatInt(algo.MaxLimit-1, 10)
+	case t.count < 0 || t.count > algo.MaxLimit:
+		return nil, "count per period: must be between 1 and " + strconv.FormatInt(algo.MaxLimit, 10)
+	case t.period < 0 || t.period > maxPeriod:
+		return nil, "period: must be between 1 and " + strconv.FormatInt(maxPeriod, 10) + " seconds"
+	}
+	l := algo.Limit{Algorithm: algo.TokenBucket, Limit: t.count, Capacity: t.burst + 1, Window: time.Duration(t.period) * time.Second}
+	if l.Validate() != nil { // all else is checked
+		return nil, "max_burst: takes too long to come back at this rate"
+	}
+	return &bucket{limit: l, fill: algo.Limits{l}.Horizon()}, ""
+}
+
+// check carries out WEIR.CHECK policy key [cost].
+func (c *conn) check(s *scratch, args []string) {
+	cost := int64(1)
+	if len(args) == 4 {
+		var err error
+		if cost, err = strconv.ParseInt(args[3], 10, 64); err != nil {
+			c.failed(s, "ERR", "cost: is not an integer or out of range")
+			return
+		}
+	}
+	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: args[2]}, Cost: cost}, pending{peek: cost == 0})
+}
+
+// peek carries out WEIR.PEEK policy key.
+func (c *conn) peek(s *scratch, args []string) {
+	c.queue(s, &limit.Check{Target: limit.Target{Policy: args[1], Key: args[2]}}, pending{peek: true})
+}
+
+// answer answers a check.
+func (c *conn) answer(s *scratch, p *pending, r *limit.Result) {
+	switch {
+	case r.Err != nil:
+		c.checkFailed(s, p, r.Err)
+	case r.FailedClosed:
+		c.fail(s, "TRYAGAIN", "the node that decides for this key cannot be asked, and the policy's on_error is closed")
+	case p.throttle != nil:
+		s.out = appendThrottle(s.out, p, &r.Decision)
+	default:
+		s.out = appendDecision(s.out, c.proto, &r.Decision)
+	}
+}
+
+// checkFailed answers a check that got no decision.
+func (c *conn) checkFailed(s *scratch, p *pending, err error) {
+	var e *limit.Error
+	if !errors.As(err, &e) {
+		c.fail(s, "TRYAGAIN", "the check could not be decided in time")
+		return
+	}
+	switch e.Kind {
+	case limit.Denied:
+		c.fail(s, "NOPERM", e.Error())
+	case limit.Unavailable:
+		c.fail(s, "TRYAGAIN", e.Error())
+	default:
+		if p.throttle != nil {
+			c.fail(s, "Cell", cellPrefix+cellField(e).Error())
+			return
+		}
+		c.fail(s, "ERR", e.Error())
+	}
+}
+
+// cellField is an error with its field named as CL.THROTTLE names it.
+func cellField(e *limit.Error) *limit.Error {
+	field := e.Field
+	switch field {
+	case "limit.window":
+		field = "period"
+	case "limit.limit":
+		field = "count per period"
+	case "limit.capacity":
+		field = "max_burst"
+	case "cost":
+		field = "quantity"
+	}
+	return limit.NewError(e.Kind, field, e.Message)
+}
+
+// appendThrottle appends the answer of CL.THROTTLE: whether the request is limited, the limit, what remains, the seconds until the same
+// request passes (-1: now, or never), and those until the limit is as new.
+func appendThrottle(b []byte, p *pending, d *limit.Decision) []byte {
+	limited, retryAfter := !d.Allowed, d.RetryAfter
+	if p.peek && !d.FailedOpen {
+		// A quantity of 0 asks for nothing, and passes when nothing remains, but not when more is owed than the bucket holds: the limit
+		// was larger.
+		retryAfter = d.ResetAfter - p.throttle.fill
+		limited = retryAfter > 0
+	}
+	b = append(b, "*5\r\n"...)
+	if limited {
+		b = append(b, ":1\r\n"...)
+	} else {
+		b = append(b, ":0\r\n"...)
+	}
+	b = appendInt(b, p.throttle.limit.Capacity)
+	b = appendInt(b, d.Remaining)
+	if limited && retryAfter != algo.Never {
+		b = appendInt(b, cellSeconds(retryAfter))
+	} else {
+		b = append(b, ":-1\r\n"...)
+	}
+	return appendInt(b, cellSeconds(d.ResetAfter))
+}
+
+// cellSeconds are whole seconds as redis-cell rounds them: up, but for less than a millisecond.
+func cellSeconds(d time.Duration) int64 {
+	return int64((d.Truncate(time.Millisecond) + time.Second - 1) / time.Second)
+}
+
+// appendDecision appends the answer of WEIR.CHECK and WEIR.PEEK.
+func appendDecision(b []byte, proto int, d *limit.Decision) []byte {
+	b = appendMap(b, proto, 9)
+	b = appendBool(append(b, "$7\r\nallowed\r\n"...), proto, d.Allowed)
+	b = appendInt(append(b, "$5\r\nlimit\r\n"...), d.Limit)
+	b = appendInt(append(b, "$9\r\nremaining\r\n"...), d.Remaining)
+	b = append(b, "$14\r\nretry_after_ms\r\n"...)
+	switch {
+	case d.Allowed:
+		b = appendInt(b, 0)
+	case d.RetryAfter == algo.Never:
+		b = appendInt(b, -1)
+	default:
+		b = appendInt(b, millis(d.RetryAfter))
+	}
+	b = appendInt(append(b, "$14\r\nreset_after_ms\r\n"...), millis(d.ResetAfter))
+	b = appendInt(append(b, "$8\r\ndelay_ms\r\n"...), millis(d.Delay))
+	b = appendBool(append(b, "$6\r\nshadow\r\n"...), proto, d.Shadow)
+	b = appendBool(append(b, "$8\r\ndegraded\r\n"...), proto, d.Degraded)
+	return appendBool(append(b, "$11\r\nfailed_open\r\n"...), proto, d.FailedOpen)
+}
+
+// millis are whole milliseconds, rounded up, so that who waits for so many does not come too early.
+func millis(d time.Duration) int64 {
+	if d <= 0 {
+		return 0
+	}
+	return int64((d-1)/time.Millisecond) + 1
+}

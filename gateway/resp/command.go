@@ -1,0 +1,414 @@
+package resp
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weirlimit/weir/auth"
+)
+
+// spec is a command.
+type spec struct {
+	name    string
+	arity   int // arguments with the name; negative: at least so many; 0: any number
+	open    bool
+	keys    [3]int // first, last and step, as COMMAND tells them
+	args    string // for its documentation
+	summary string
+	run     func(c *conn, s *scratch, args []string) // answers the command, or has it decided
+	decided bool                                     // run has it decided, or answers for itself
+}
+
+// redisVersion is the version of Redis whose commands these are. Clients that want to know it do so to find out which of them there are.
+const redisVersion = "7.2.0"
+
+// specs are all commands.
+func specs() []spec {
+	return []spec{
+		{name: "cl.throttle", keys: [3]int{1, 1, 1}, decided: true, run: (*conn).throttled,
+			args: "key max_burst count period [quantity]", summary: "Asks for quantity units of a token bucket, as redis-cell does"},
+		{name: "weir.check", arity: -3, keys: [3]int{2, 2, 1}, decided: true, run: (*conn).checkCommand,
+			args: "policy key [cost]", summary: "Asks for cost units of a key under a policy"},
+		{name: "weir.peek", arity: 3, keys: [3]int{2, 2, 1}, decided: true, run: (*conn).peek,
+			args: "policy key", summary: "Tells what a check of a key under a policy would be answered, and charges nothing"},
+		{name: "auth", arity: -2, open: true, run: (*conn).authCommand, args: "[username] password", summary: "Authenticates the connection"},
+		{name: "hello", arity: -1, open: true, run: (*conn).hello,
+			args: "[protover [AUTH username password] [SETNAME name]]", summary: "Sets the protocol's version, and tells about the server"},
+		{name: "ping", arity: -1, open: true, run: (*conn).ping, args: "[message]", summary: "Answers PONG, or the message"},
+		{name: "quit", arity: -1, open: true, run: (*conn).quit, summary: "Closes the connection"},
+		{name: "reset", arity: 1, open: true, run: (*conn).reset, summary: "Makes the connection as new"},
+		{name: "echo", arity: 2, run: (*conn).echo, args: "message", summary: "Answers the message"},
+		{name: "select", arity: 2, run: (*conn).selectCommand, args: "index", summary: "Chooses the database, of which there is number 0"},
+		{name: "client", arity: -2, run: (*conn).client, args: "ID | INFO | GETNAME | SETNAME name | SETINFO attribute value", summary: "Tells or sets what is known of the connection"},
+		{name: "command", arity: -1, run: (*conn).commandCommand, args: "[COUNT | LIST | DOCS [name ...] | INFO [name ...]]", summary: "Tells about the commands"},
+		{name: "info", arity: -1, run: (*conn).info, args: "[section ...]", summary: "Tells about the server"},
+	}
+}
+
+// maxCommand is the length of the longest name of a command, or more.
+const maxCommand = 16
+
+// find returns the command of a name, in whatever case; nil where there is none.
+func (s *Server) find(name string) *spec {
+	var low [maxCommand]byte
+	if len(name) > len(low) {
+		return nil
+	}
+	for i := range len(name) {
+		c := name[i]
+		if c >= 'A' && c <= 'Z' {
+			c |= 0x20
+		}
+		low[i] = c
+	}
+	return s.commands[string(low[:len(name)])] // for which nothing is allocated
+}
+
+// command carries out a command, or has it decided with others.
+func (c *conn) command(s *scratch, args []string) {
+	if known := c.server.find(args[0]); known != nil {
+		c.do(s, known, args)
+		return
+	}
+	if strings.EqualFold(args[0], "post") || strings.EqualFold(args[0], "host:") {
+		// A browser that a web page has send a request to this port: the rest of it would be taken for commands.
+		if c.server.cfg.Suspicious != nil {
+			c.server.cfg.Suspicious(c.raw.RemoteAddr())
+		}
+		c.ending = true
+		return
+	}
+	c.failed(s, "ERR", "unknown command '"+shortened(args[0], 128)+"', with args beginning with: "+argsBeginning(args[1:]))
+}
+
+// do carries out a known command.
+func (c *conn) do(s *scratch, command *spec, args []string) {
+	if n := len(args); command.arity > 0 && n != command.arity || n < -command.arity {
+		c.wrongArity(s, command.name)
+		return
+	}
+	if c.ctx == nil && !command.open && !c.isAuthenticated() {
+		c.failed(s, "NOAUTH", "Authentication required.")
+		return
+	}
+	if command.decided {
+		command.run(c, s, args)
+		return
+	}
+	c.flush(s)
+	command.run(c, s, args)
+	s.answered(1)
+}
+
+func (c *conn) wrongArity(s *scratch, name string) {
+	c.failed(s, "ERR", "wrong number of arguments for '"+name+"' command")
+}
+
+func (c *conn) checkCommand(s *scratch, args []string) {
+	if len(args) > 4 {
+		c.wrongArity(s, "weir.check")
+		return
+	}
+	c.check(s, args)
+}
+
+func (c *conn) ok(s *scratch) { s.out = append(s.out, "+OK\r\n"...) }
+
+func (c *conn) ping(s *scratch, args []string) {
+	switch len(args) {
+	case 1:
+		s.out = append(s.out, "+PONG\r\n"...)
+	case 2:
+		s.out = appendBulk(s.out, args[1])
+	default:
+		c.fail(s, "ERR", "wrong number of arguments for 'ping' command")
+	}
+}
+
+func (c *conn) echo(s *scratch, args []string) { s.out = appendBulk(s.out, args[1]) }
+
+func (c *conn) quit(s *scratch, _ []string) {
+	c.ok(s)
+	c.ending = true
+}
+
+func (c *conn) reset(s *scratch, _ []string) {
+	c.ctx, c.tried, c.proto, c.name = nil, false, resp2, ""
+	c.credentials.Authorization = nil
+	c.arrive()
+	s.out = appendSimple(s.out, "RESET")
+}
+
+func (c *conn) selectCommand(s *scratch, args []string) {
+	switch n, err := strconv.ParseInt(args[1], 10, 32); {
+	case err != nil:
+		c.fail(s, "ERR", "value is not an integer or out of range")
+	case n != 0:
+		c.fail(s, "ERR", "DB index is out of range")
+	default:
+		c.ok(s)
+	}
+}
+
+func (c *conn) authCommand(s *scratch, args []string) {
+	switch {
+	case len(args) > 3:
+		c.fail(s, "ERR", "syntax error")
+	case len(args) == 2 && !c.server.cfg.Tokens:
+		c.fail(s, "ERR", "AUTH <password> called without any password configured for the default user. Are you sure your configuration is correct?")
+	case len(args) == 2:
+		c.authenticate(s, defaultUser, args[1])
+	default:
+		c.authenticate(s, args[1], args[2])
+	}
+	if n := len(s.out); n == s.mark {
+		c.ok(s)
+	}
+}
+
+// defaultUser is the name that stands for any caller: the token tells which.
+const defaultUser = "default"
+
+// authenticate authenticates the caller by a token, which has to be the user's unless that is the default one. It answers with an error
+// when it does not, and then reports false; whoever was authenticated before stays so.
+func (c *conn) authenticate(s *scratch, user, token string) bool {
+	credentials := c.credentials
+	if c.server.cfg.Tokens {
+		credentials.Authorization = []string{"Bearer " + token}
+	}
+	ctx, denial := c.server.cfg.Authenticate(context.Background(), credentials)
+	if denial != nil || user != defaultUser && (!c.server.cfg.Tokens || user != auth.CallerName(ctx)) {
+		c.fail(s, "WRONGPASS", "invalid username-password pair or user is disabled.")
+		return false
+	}
+	if !c.enter(ctx) {
+		c.fail(s, "ERR", "max number of clients reached")
+		return false
+	}
+	c.credentials = credentials
+	return true
+}
+
+// hello carries out HELLO [protover [AUTH username password] [SETNAME name]].
+func (c *conn) hello(s *scratch, args []string) {
+	proto, name, named := c.proto, "", false
+	var user, token string
+	login := false
+	if len(args) > 1 {
+		switch n, err := strconv.ParseInt(args[1], 10, 64); {
+		case err != nil:
+			c.fail(s, "ERR", "Protocol version is not an integer or out of range")
+			return
+		case n != resp2 && n != resp3:
+			c.fail(s, "NOPROTO", "unsupported protocol version")
+			return
+		default:
+			proto = int(n)
+		}
+		for rest := args[2:]; len(rest) > 0; {
+			switch option := strings.ToLower(shortened(rest[0], 16)); {
+			case option == "auth" && len(rest) > 2:
+				user, token, login = rest[1], rest[2], true
+				rest = rest[3:]
+			case option == "setname" && len(rest) > 1:
+				name, named = rest[1], true
+				rest = rest[2:]
+			default:
+				c.fail(s, "ERR", "Syntax error in HELLO option '"+shortened(rest[0], 128)+"'")
+				return
+			}
+		}
+	}
+	if login && !c.authenticate(s, user, token) {
+		return
+	}
+	if !c.isAuthenticated() {
+		c.fail(s, "NOAUTH", "HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to authenticate the client and select the RESP protocol version at the same time")
+		return
+	}
+	if named && !c.setName(s, name) {
+		return
+	}
+	c.proto = proto
+	b := appendMap(s.out, proto, 7)
+	b = appendBulk(appendBulk(b, "server"), "redis") // which some clients compare
+	b = appendBulk(appendBulk(b, "version"), redisVersion)
+	b = appendInt(appendBulk(b, "proto"), int64(proto))
+	b = appendInt(appendBulk(b, "id"), c.id)
+	b = appendBulk(appendBulk(b, "mode"), "standalone")
+	b = appendBulk(appendBulk(b, "role"), "master")
+	s.out = appendArray(appendBulk(b, "modules"), 0)
+}
+
+// maxName bounds what a caller says of itself: a name, its library and that one's version.
+const maxName = 128
+
+// setName names the connection, or answers with an error.
+func (c *conn) setName(s *scratch, name string) bool {
+	if !isPlain(name) {
+		c.fail(s, "ERR", "Client names cannot contain spaces, newlines or special characters.")
+		return false
+	}
+	c.name = strings.Clone(name) // not the text that it is part of
+	return true
+}
+
+// isPlain reports whether a caller may say so of itself.
+func isPlain(s string) bool {
+	return len(s) <= maxName && strings.IndexFunc(s, func(r rune) bool { return r < '!' || r > '~' }) < 0
+}
+
+func (c *conn) client(s *scratch, args []string) {
+	what := strings.ToLower(shortened(args[1], 16))
+	switch {
+	case what == "id" && len(args) == 2:
+		s.out = appendInt(s.out, c.id)
+	case what == "getname" && len(args) == 2 && c.name == "":
+		s.out = appendNull(s.out, c.proto)
+	case what == "getname" && len(args) == 2:
+		s.out = appendBulk(s.out, c.name)
+	case what == "setname" && len(args) == 3:
+		if c.setName(s, args[2]) {
+			c.ok(s)
+		}
+	case what == "setinfo" && len(args) == 4:
+		c.setInfo(s, args[2], args[3])
+	case what == "info" && len(args) == 2:
+		s.out = appendBulk(s.out, fmt.Sprintf("id=%d addr=%s laddr=%s name=%s age=%d db=0 resp=%d lib-name=%s lib-ver=%s user=%s\n",
+			c.id, c.raw.RemoteAddr(), c.raw.LocalAddr(), c.name, int64(time.Since(c.came)/time.Second), c.proto, c.libName, c.libVersion, auth.CallerName(c.ctx)))
+	case what == "id" || what == "getname" || what == "setname" || what == "setinfo" || what == "info":
+		c.fail(s, "ERR", "wrong number of arguments for 'client|"+what+"' command")
+	default:
+		c.unknownSubcommand(s, "CLIENT", args[1])
+	}
+}
+
+func (c *conn) setInfo(s *scratch, attribute, value string) {
+	switch strings.ToLower(shortened(attribute, 16)) {
+	case "lib-name":
+		if !isPlain(value) {
+			c.fail(s, "ERR", "lib-name cannot contain spaces, newlines or special characters.")
+			return
+		}
+		c.libName = strings.Clone(value)
+	case "lib-ver":
+		if !isPlain(value) {
+			c.fail(s, "ERR", "lib-ver cannot contain spaces, newlines or special characters.")
+			return
+		}
+		c.libVersion = strings.Clone(value)
+	default:
+		c.fail(s, "ERR", "Unrecognized option '"+shortened(attribute, 64)+"'")
+		return
+	}
+	c.ok(s)
+}
+
+func (c *conn) unknownSubcommand(s *scratch, command, what string) {
+	c.fail(s, "ERR", "unknown subcommand '"+shortened(what, 128)+"'. Try "+command+" HELP.")
+}
+
+// named lists the commands of some names; without names all. One that there is not is nil.
+func (c *conn) named(names []string) []*spec {
+	var list []*spec
+	if len(names) == 0 {
+		for _, one := range specs() {
+			list = append(list, c.server.commands[one.name])
+		}
+	}
+	for _, name := range names {
+		list = append(list, c.server.find(name))
+	}
+	return list
+}
+
+func (c *conn) commandCommand(s *scratch, args []string) {
+	what := "info"
+	var names []string
+	if len(args) > 1 {
+		what, names = strings.ToLower(shortened(args[1], 16)), args[2:]
+	}
+	switch {
+	case what == "count" && len(names) == 0:
+		s.out = appendInt(s.out, int64(len(c.server.commands)))
+	case what == "list" && len(names) == 0:
+		list := c.named(nil)
+		s.out = appendArray(s.out, len(list))
+		for _, one := range list {
+			s.out = appendBulk(s.out, one.name)
+		}
+	case what == "info":
+		list := c.named(names)
+		s.out = appendArray(s.out, len(list))
+		for _, one := range list {
+			s.out = appendInfo(s.out, c.proto, one)
+		}
+	case what == "docs":
+		var list []*spec
+		for _, one := range c.named(names) {
+			if one != nil {
+				list = append(list, one)
+			}
+		}
+		s.out = appendMap(s.out, c.proto, len(list))
+		for _, one := range list {
+			s.out = appendDocs(appendBulk(s.out, one.name), c.proto, one)
+		}
+	case what == "count" || what == "list":
+		c.fail(s, "ERR", "wrong number of arguments for 'command|"+what+"' command")
+	default:
+		c.unknownSubcommand(s, "COMMAND", args[1])
+	}
+}
+
+// appendInfo appends what COMMAND INFO tells of a command, nil for one that there is not.
+func appendInfo(b []byte, proto int, one *spec) []byte {
+	if one == nil {
+		return appendNull(b, proto)
+	}
+	arity := int64(one.arity)
+	if arity == 0 {
+		arity = -1
+	}
+	b = appendInt(appendBulk(appendArray(b, 10), one.name), arity)
+	flags := []string{"fast"}
+	if one.open {
+		flags = append(flags, "no_auth")
+	}
+	if one.decided {
+		flags = append(flags, "write")
+	}
+	b = appendSet(b, proto, len(flags))
+	for _, f := range flags {
+		b = appendSimple(b, f)
+	}
+	for _, n := range one.keys {
+		b = appendInt(b, int64(n))
+	}
+	b = appendSet(b, proto, 0)                               // categories of access
+	return appendArray(appendArray(appendArray(b, 0), 0), 0) // hints, key specifications, subcommands
+}
+
+// appendDocs appends what COMMAND DOCS tells of a command.
+func appendDocs(b []byte, proto int, one *spec) []byte {
+	b = appendMap(b, proto, 4)
+	b = appendBulk(appendBulk(b, "summary"), one.summary)
+	b = appendBulk(appendBulk(b, "since"), "1.0.0")
+	b = appendBulk(appendBulk(b, "group"), "connection")
+	if one.args == "" {
+		return appendArray(appendBulk(b, "arguments"), 0)
+	}
+	// One argument that stands for all: what is shown is its text.
+	b = appendMap(appendArray(appendBulk(b, "arguments"), 1), proto, 3)
+	b = appendBulk(appendBulk(b, "name"), one.args)
+	b = appendBulk(appendBulk(b, "type"), "string")
+	return appendBulk(appendBulk(b, "display_text"), one.args)
+}
+
+func (c *conn) info(s *scratch, _ []string) {
+	s.out = appendBulk(s.out, fmt.Sprintf("# Server\r\nredis_version:%s\r\nweir_version:%s\r\nredis_mode:standalone\r\nuptime_in_seconds:%d\r\n\r\n# Clients\r\nconnected_clients:%d\r\n\r\n# Replication\r\nrole:master\r\n",
+		redisVersion, c.server.cfg.Version, int64(time.Since(c.server.began)/time.Second), c.server.connections()))
+}

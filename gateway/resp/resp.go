@@ -1,0 +1,153 @@
+// Package resp answers the Redis protocol: CL.THROTTLE as the module redis-cell has it, WEIR.CHECK and WEIR.PEEK for policies, and
+// what clients say to a Redis server before and beside that (AUTH, HELLO, PING, CLIENT, COMMAND, …). It keeps no data and answers no
+// other command.
+//
+// The protocol is RESP2 and, after HELLO 3, RESP3 (https://redis.io/docs/latest/develop/reference/protocol-spec/). The commands that
+// one read brings are decided as one batch: in their order, and answered in it. The parser is the package's own. That of
+// github.com/tidwall/redcon v1.6.2, which was to be used, cannot be given what strangers send: an array of 9·10¹⁸ elements keeps it
+// busy for ever, a bulk string of 2⁶³−1 bytes or of −7 makes it panic, a command may grow without bound, and each piece of one that
+// comes in pieces takes more stack.
+//
+// The package does not promise that a caller who does not wait for answers gets any. It authenticates through its Config, and bounds
+// what a connection holds; how many connections there are is the listener's to bound (package ingress).
+package resp
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/limit"
+)
+
+// Service decides.
+type Service interface {
+	// CheckTo decides a batch in order, with the answers in results; see limiter.BatchService.
+	CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error
+}
+
+// Config configures a Server. Service and Authenticate are required.
+type Config struct {
+	Service Service
+	// Authenticate authenticates a caller by its credentials, and returns the context to decide its commands in.
+	Authenticate func(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial)
+	// Tokens is set where callers may have tokens. Otherwise AUTH is answered as by a Redis without a password.
+	Tokens bool
+	// Handshake, when set, makes a connection one over TLS. It is to be done by the connection's deadline.
+	Handshake func(net.Conn) (net.Conn, auth.Credentials, error)
+	// IdleTimeout is how long an authenticated connection may be without a command; 0: for ever.
+	IdleTimeout time.Duration
+	// CommandTimeout is how long a command may take from its first byte to its last, how long an unauthenticated connection may be
+	// without one, and how long a TLS handshake may take; 0: any time.
+	CommandTimeout time.Duration
+	// Version is this program's version, for HELLO and INFO.
+	Version string
+	// Decided, when set, is called with the time that each batch took to decide.
+	Decided func(took time.Duration)
+	// Failed, when set, is called with the code of each error that is answered, such as ERR or NOAUTH.
+	Failed func(code string)
+	// Panicked, when set, is called with each panic of a command, which was recovered. It must not hold secrets of the command's back.
+	Panicked func(command string, p *recovered.Error)
+	// Suspicious, when set, is called for a caller who speaks HTTP: a web page that has a browser send commands.
+	Suspicious func(from net.Addr)
+	Logger     *slog.Logger // nil: none
+}
+
+// Server serves the protocol. Use New. It is safe for concurrent use.
+type Server struct {
+	cfg      Config
+	commands map[string]*spec // by name, in lower case
+	began    time.Time
+	ids      atomic.Int64
+	scratch  sync.Pool // of *scratch
+
+	mu       sync.Mutex
+	conns    map[*conn]struct{}
+	draining bool
+	ended    sync.WaitGroup // of connections
+}
+
+// New returns a Server, which Serve has serve.
+func New(cfg Config) *Server {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Server{cfg: cfg, commands: make(map[string]*spec), began: time.Now(), conns: make(map[*conn]struct{})}
+	for _, c := range specs() {
+		s.commands[c.name] = &c
+	}
+	s.scratch.New = func() any { return new(scratch) }
+	return s
+}
+
+// Serve serves the connections of l until that is closed, which is no error, or fails.
+func (s *Server) Serve(l net.Listener) error {
+	for {
+		raw, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		c := newConn(s, raw)
+		s.mu.Lock()
+		if s.draining {
+			s.mu.Unlock()
+			_ = raw.Close() // nobody is there to hear of it
+			continue
+		}
+		s.conns[c] = struct{}{}
+		s.ended.Add(1)
+		s.mu.Unlock()
+		go func() {
+			defer s.ended.Done()
+			defer func() {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				delete(s.conns, c)
+			}()
+			c.serve()
+		}()
+	}
+}
+
+// Shutdown has each connection end once it has answered what has come, and waits for all. Those that go on sending have a second.
+// When ctx is over first the rest is cut off, which is its error. The listener is to be closed before.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.draining = true
+	for c := range s.conns {
+		c.drain()
+	}
+	s.mu.Unlock()
+	done := make(chan struct{})
+	go func() {
+		s.ended.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	s.mu.Lock()
+	for c := range s.conns {
+		_ = c.raw.Close() // its goroutine sees it end
+	}
+	s.mu.Unlock()
+	<-done
+	return ctx.Err()
+}
+
+// connections returns how many there are.
+func (s *Server) connections() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.conns)
+}

@@ -1,0 +1,707 @@
+package resp
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+)
+
+const policies = `policies:
+  - {name: login, algorithm: sliding_log, limit: 2, window: 1m}
+  - {name: seats, algorithm: concurrency, limit: 2, ttl: 1m}
+`
+
+// clock is a limiter's clock that stands still.
+type clock struct {
+	mu  sync.Mutex
+	now time.Duration
+}
+
+func (c *clock) set(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = d
+}
+
+func (c *clock) instant() algo.Instant {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return algo.Instant{Mono: int64(time.Hour + c.now), Wall: int64(c.now)}
+}
+
+// serve starts a Server in front of a node alone, whose clock stands still. edit may change its configuration.
+func serve(t testing.TB, edit func(*Config)) (address string, s *Server, at *clock) {
+	t.Helper()
+	set, err := policy.Parse("policies", []byte(policies))
+	if err != nil {
+		t.Fatal(err)
+	}
+	at = new(clock)
+	l := limiter.New(limiter.Config{Policies: set, Clock: at.instant})
+	t.Cleanup(l.Close)
+	open := auth.New(auth.Config{Denied: func(string, string, net.Addr, string) {}})
+	cfg := Config{
+		Service: open.Service("resp", l), Version: "v1",
+		Authenticate: func(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial) {
+			return open.Authorize(ctx, "resp", auth.RoleOpen, c)
+		},
+	}
+	if edit != nil {
+		edit(&cfg)
+	}
+	s = New(cfg)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- s.Serve(listener) }()
+	t.Cleanup(func() {
+		listener.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		if err := errors.Join(s.Shutdown(ctx), <-served); err != nil {
+			t.Error(err)
+		}
+	})
+	return listener.Addr().String(), s, at
+}
+
+// withTokens has a Server know the callers of an access file.
+func withTokens(t testing.TB, denied *[]string) func(*Config) {
+	list, err := auth.Parse("access", []byte(`callers:
+  - {name: web, tokens: [`+auth.Hash("secret-of-web")+`], roles: [check], policies: [login], namespaces: [redis]}
+  - {name: eye, tokens: [`+auth.Hash("secret-of-eye")+`], roles: [read]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	a := auth.New(auth.Config{Callers: func() *auth.Callers { return list }, Denied: func(_, reason string, _ net.Addr, _ string) {
+		mu.Lock()
+		defer mu.Unlock()
+		if denied != nil {
+			*denied = append(*denied, reason)
+		}
+	}})
+	return func(c *Config) {
+		c.Service, c.Tokens = a.Service("resp", c.Service.(limiter.BatchService)), true
+		c.Authenticate = func(ctx context.Context, cr auth.Credentials) (context.Context, *auth.Denial) {
+			return a.Authorize(ctx, "resp", auth.RoleOpen, cr)
+		}
+	}
+}
+
+// talk sends what is given, ends its half of the connection, and returns all that is answered.
+func talk(t testing.TB, address, in string) string {
+	t.Helper()
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	go func() {
+		_, _ = io.WriteString(conn, in)      // the answers tell
+		_ = conn.(*net.TCPConn).CloseWrite() // likewise
+	}()
+	out, err := io.ReadAll(conn)
+	if err != nil {
+		t.Fatalf("%.100q: %v after %q", in, err, out)
+	}
+	return string(out)
+}
+
+// command is a command as clients send it.
+func send(args ...string) string {
+	var b []byte
+	b = appendArray(b, len(args))
+	for _, a := range args {
+		b = appendBulk(b, a)
+	}
+	return string(b)
+}
+
+// TestThrottle is redis-cell's own test of its limiter (redis-cell-impl/src/lib.rs, it_rate_limits), as CL.THROTTLE answers it: times are
+// rounded up to seconds.
+func TestThrottle(t *testing.T) {
+	address, _, at := serve(t, nil)
+	for i, c := range []struct {
+		now, quantity                      int
+		limited, remaining, retry, resetMS int
+	}{
+		{0, 6, 1, 5, -1, 0}, // can never pass
+		{0, 1, 0, 4, -1, 1000},
+		{0, 1, 0, 3, -1, 2000},
+		{0, 1, 0, 2, -1, 3000},
+		{0, 1, 0, 1, -1, 4000},
+		{0, 1, 0, 0, -1, 5000},
+		{0, 1, 1, 0, 1, 5000},
+		{0, 0, 0, 0, -1, 5000}, // redis-cell lets a quantity of 0 pass when nothing remains
+		{3000, 1, 0, 2, -1, 3000},
+		{3100, 1, 0, 1, -1, 3900},
+		{4000, 1, 0, 1, -1, 4000},
+		{8000, 1, 0, 4, -1, 1000},
+		{9500, 1, 0, 4, -1, 1000},
+		{9500, 0, 0, 4, -1, 1000},
+		{9500, 2, 0, 2, -1, 3000},
+		{9500, 5, 1, 2, 3, 3000},
+	} {
+		at.set(time.Duration(c.now) * time.Millisecond)
+		want := fmt.Sprintf("*5\r\n:%d\r\n:5\r\n:%d\r\n:%d\r\n:%d\r\n", c.limited, c.remaining, c.retry, (c.resetMS+999)/1000)
+		if got := talk(t, address, send("CL.THROTTLE", "foo", "4", "1", "1", strconv.Itoa(c.quantity))); got != want {
+			t.Errorf("case %d: %q, not %q", i, got, want)
+		}
+	}
+}
+
+// TestThrottleRounding: what is left of a second counts as a whole one, unless it is less than a millisecond, as in redis-cell.
+func TestThrottleRounding(t *testing.T) {
+	address, _, at := serve(t, nil)
+	ask := func(now time.Duration, args ...string) string {
+		at.set(now)
+		return strings.ReplaceAll(talk(t, address, send(append([]string{"cl.throttle"}, args...)...)), "\r\n", " ")
+	}
+	for _, c := range []struct {
+		now  time.Duration
+		args []string
+		want string
+	}{
+		{0, []string{"a", "1", "30", "60"}, "*5 :0 :2 :1 :-1 :2 "},
+		{0, []string{"a", "1", "30", "60"}, "*5 :0 :2 :0 :-1 :4 "},
+		{time.Second + 1, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :1 :3 "},
+		{time.Second - 1e6 + 1, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :1 :3 "},                // earlier than what has been: taken for that
+		{2*time.Second - 999*time.Microsecond, []string{"a", "1", "30", "60"}, "*5 :1 :2 :0 :0 :2 "}, // 0.999 ms count for nothing
+		{2*time.Second - 1, []string{"a", "1", "30", "60", "2"}, "*5 :1 :2 :0 :2 :2 "},
+		// A limit that has become smaller than what is owed: nothing passes, not even nothing.
+		{10 * time.Second, []string{"b", "9", "1", "1", "10"}, "*5 :0 :10 :0 :-1 :10 "},
+		{10 * time.Second, []string{"b", "3", "1", "1", "0"}, "*5 :1 :4 :0 :6 :10 "},
+		{10 * time.Second, []string{"b", "3", "1", "1", "5"}, "*5 :1 :4 :0 :-1 :10 "},
+	} {
+		if got := ask(c.now, c.args...); got != c.want {
+			t.Errorf("at %v %v: %q, not %q", c.now, c.args, got, c.want)
+		}
+	}
+}
+
+// TestCommands: what is answered, without an access file.
+func TestCommands(t *testing.T) {
+	address, _, _ := serve(t, nil)
+	const hello2 = "*14\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.2.0\r\n$5\r\nproto\r\n:2\r\n"
+	const admitted = "$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:1\r\n$14\r\nretry_after_ms\r\n:0\r\n$14\r\nreset_after_ms\r\n:60000\r\n$8\r\ndelay_ms\r\n:0\r\n$6\r\nshadow\r\n:0\r\n$8\r\ndegraded\r\n:0\r\n$11\r\nfailed_open\r\n:0\r\n"
+	for _, c := range []struct{ in, want string }{ // want: a prefix where it ends in …
+		{"ping\r\n", "+PONG\r\n"},
+		{send("PiNg", "a\r\nb"), "$4\r\na\r\nb\r\n"},
+		{"PING a b\n", "-ERR wrong number of arguments for 'ping' command\r\n"},
+		{"ECHO hi\n", "$2\r\nhi\r\n"},
+		{"SELECT 0\nSELECT 1\nSELECT x\n", "+OK\r\n-ERR DB index is out of range\r\n-ERR value is not an integer or out of range\r\n"},
+		{"QUIT\nPING\n", "+OK\r\n"},
+		{"HELLO\n", hello2 + "…"},
+		{"HELLO 3 SETNAME me\nCLIENT GETNAME\nRESET\nCLIENT GETNAME\n", "%7\r\n$6\r\nserver\r\n…"},
+		{"HELLO 4\n", "-NOPROTO unsupported protocol version\r\n"},
+		{"HELLO x\n", "-ERR Protocol version is not an integer or out of range\r\n"},
+		{"HELLO 2 NOPE\n", "-ERR Syntax error in HELLO option 'NOPE'\r\n"},
+		{"HELLO 2 AUTH default any\n", hello2 + "…"},
+		{"AUTH x\n", "-ERR AUTH <password> called without any password configured…"},
+		{"AUTH default x\n", "+OK\r\n"},
+		{"AUTH me x\n", "-WRONGPASS invalid username-password pair or user is disabled.\r\n"},
+		{"CLIENT GETNAME\nCLIENT SETNAME me\nCLIENT GETNAME\n", "$-1\r\n+OK\r\n$2\r\nme\r\n"},
+		{send("CLIENT", "SETNAME", "a b"), "-ERR Client names cannot contain spaces, newlines or special characters.\r\n"},
+		{"CLIENT SETINFO lib-name go\nCLIENT SETINFO x y\nCLIENT KILL\n", "+OK\r\n-ERR Unrecognized option 'x'\r\n-ERR unknown subcommand 'KILL'. Try CLIENT HELP.\r\n"},
+		{"COMMAND COUNT\n", ":13\r\n"},
+		{"COMMAND INFO nope quit\n", "*2\r\n$-1\r\n*10\r\n$4\r\nquit\r\n:-1\r\n…"},
+		{"COMMAND DOCS nope\n", "*0\r\n"},
+		{"INFO\n", "$…"},
+		{send("GET", "a\nb", "\xff"), "-ERR unknown command 'GET', with args beginning with: 'a?b' '?' \r\n"},
+		{send("WEIR.CHECK", "login", "a"), "*18\r\n" + admitted},
+		{send("WEIR.CHECK", "login", "b", "3"), "*18\r\n$7\r\nallowed\r\n:0\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n$14\r\nretry_after_ms\r\n:-1\r\n…"},
+		{send("WEIR.PEEK", "login", "b"), "*18\r\n$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n…"},
+		{"WEIR.CHECK login\n", "-ERR wrong number of arguments for 'weir.check' command\r\n"},
+		{"WEIR.CHECK login a 1 2\n", "-ERR wrong number of arguments for 'weir.check' command\r\n"},
+		{"WEIR.CHECK login a x\n", "-ERR cost: is not an integer or out of range\r\n"},
+		{"WEIR.CHECK login a -1\n", "-ERR cost: …"},
+		{"WEIR.CHECK nope a\n", "-ERR policy: …"},
+		{"WEIR.CHECK seats a\n", "-ERR policy: …"},
+		{"CL.THROTTLE a\n", "-Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]\r\n"},
+		{"CL.THROTTLE a 1 1x 1\n", "-Cell error: Store error: Couldn't parse as integer: 1x\r\n"},
+		{"CL.THROTTLE a 1 0 1\n", "-Cell error: Store error: Zero rates are not supported\r\n"},
+		{"CL.THROTTLE a 1 1 0\n", "-Cell error: Store error: Zero rates are not supported\r\n"},
+		{"CL.THROTTLE a -1 1 1\n", "-Cell error: Store error: max_burst: must be between 0 and 9007199254740991\r\n"},
+		{"CL.THROTTLE a 1 -1 1\n", "-Cell error: Store error: count per period: must be …"},
+		{"CL.THROTTLE a 1 1 -1\n", "-Cell error: Store error: period: must be …"},
+		{"CL.THROTTLE a 1 1 1 -1\n", "-Cell error: Store error: quantity: must be 0 or more; it is -1\r\n"},
+		{"CL.THROTTLE a 9007199254740990 1 1\n", "-Cell error: Store error: max_burst: takes too long to come back at this rate\r\n"},
+		{send("CL.THROTTLE", "", "1", "1", "1"), "-Cell error: Store error: key: …"},
+		{send("CL.THROTTLE", "\xff", "1", "1", "1"), "-Cell error: Store error: key: …"},
+		{"HELLO 3\n" + send("WEIR.PEEK", "login", "b"), "…" + "%9\r\n$7\r\nallowed\r\n#t\r\n…"},
+		{"HELLO 3\nCLIENT GETNAME\n", "…" + "*0\r\n_\r\n"},
+		{"*1\r\n*1\r\n$4\r\nPING\r\n", "-ERR Protocol error: expected '$', got '*'\r\n"},
+		{"PING\r\n*1\r\n$-7\r\n", "+PONG\r\n-ERR Protocol error: invalid bulk length\r\n"},
+	} {
+		got := talk(t, address, c.in)
+		want, any := strings.CutSuffix(c.want, "…")
+		want, inside := strings.CutPrefix(want, "…")
+		if !any && !inside && got != want || any && !inside && !strings.HasPrefix(got, want) || inside && !strings.Contains(got, want) {
+			t.Errorf("%q: %q", c.in, got)
+		}
+	}
+}
+
+// TestSplitAtEveryByte: commands that come in two pieces, cut anywhere, are answered as when they come at once.
+func TestSplitAtEveryByte(t *testing.T) {
+	address, _, _ := serve(t, nil)
+	in := send("HELLO", "3") + send("CL.THROTTLE", "split", "1000", "1", "1", "0") + "PING \"a b\"\r\n" + send("WEIR.PEEK", "login", "k") + send("NOPE", "x") + send("ECHO", "\r\n")
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	r := bufio.NewReader(conn)
+	ask := func(pieces ...string) string {
+		for i, p := range pieces {
+			if _, err := io.WriteString(conn, p); err != nil {
+				t.Fatal(err)
+			}
+			if i < len(pieces)-1 {
+				time.Sleep(time.Millisecond) // so that they are likely to come apart; nothing depends on it
+			}
+		}
+		var out strings.Builder
+		for !strings.HasSuffix(out.String(), "$2\r\n\r\n\r\n") {
+			line, err := r.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			out.WriteString(line)
+		}
+		return out.String()
+	}
+	whole := ask(in)
+	for at := 1; at < len(in); at++ {
+		if got := ask(in[:at], in[at:]); got != whole {
+			t.Fatalf("cut at %d: %q, not %q", at, got, whole)
+		}
+	}
+	if got := ask(strings.Split(in, "")...); got != whole {
+		t.Errorf("byte by byte: %q", got)
+	}
+}
+
+// batches is a Service that notes the sizes of batches.
+type batches struct {
+	Service
+	mu    sync.Mutex
+	sizes []int
+	panic string // the key that makes it panic
+}
+
+func (b *batches) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
+	b.mu.Lock()
+	b.sizes = append(b.sizes, len(checks))
+	b.mu.Unlock()
+	for i := range checks {
+		if b.panic != "" && checks[i].Key == b.panic {
+			panic("a mistake")
+		}
+	}
+	return b.Service.CheckTo(ctx, checks, refused, results)
+}
+
+// TestPipelined: commands that come together are one batch, in order, also for the same key; what is no check comes in its turn.
+func TestPipelined(t *testing.T) {
+	var b *batches
+	address, _, _ := serve(t, func(c *Config) {
+		b = &batches{Service: c.Service}
+		c.Service = b
+	})
+	var in, want strings.Builder
+	in.WriteString(send("PING"))
+	want.WriteString("+PONG\r\n")
+	for i := range 50 {
+		in.WriteString(send("CL.THROTTLE", "k", "29", "1", "60"))
+		if i < 30 {
+			fmt.Fprintf(&want, "*5\r\n:0\r\n:30\r\n:%d\r\n:-1\r\n:%d\r\n", 29-i, 60*(i+1))
+		} else {
+			want.WriteString("*5\r\n:1\r\n:30\r\n:0\r\n:60\r\n:1800\r\n")
+		}
+		if i == 40 {
+			in.WriteString(send("PING", "now") + send("CL.THROTTLE", "k", "x", "1", "60") + send("WEIR.CHECK", "nope", "k"))
+			want.WriteString("$3\r\nnow\r\n-Cell error: Store error: Couldn't parse as integer: x\r\n" +
+				"-ERR policy: there is no policy named nope on the node that decides for this key\r\n")
+		}
+	}
+	if got := talk(t, address, in.String()); got != want.String() {
+		t.Errorf("%q\nnot\n%q", got, want.String())
+	}
+	// The reads decide how many batches there are: one for what came in the first packet, if it all did.
+	if b.sizes[0] < 2 {
+		t.Errorf("batches of %v", b.sizes)
+	}
+}
+
+// TestManyAtOnce: a burst larger than any buffer and any batch.
+func TestManyAtOnce(t *testing.T) {
+	address, _, _ := serve(t, nil)
+	const n = 5000
+	in := strings.Repeat(send("CL.THROTTLE", "many", strconv.Itoa(n-1), "1", "1")+send("PING"), n)
+	got := talk(t, address, in)
+	if c := strings.Count(got, "+PONG\r\n*5\r\n:0\r\n"); c != n-1 || strings.Count(got, ":-1\r\n:5000\r\n") != 1 {
+		t.Errorf("%d answers in order; the end is %q", c, got[max(0, len(got)-100):])
+	}
+}
+
+// TestPanic: a mistake while commands are carried out is answered to those that it concerns, and the connection goes on.
+func TestPanic(t *testing.T) {
+	var told []string
+	address, _, _ := serve(t, func(c *Config) {
+		c.Service = &batches{Service: c.Service, panic: "bad"}
+		c.Panicked = func(name string, p *recovered.Error) { told = append(told, fmt.Sprint(name, " ", p.Value)) }
+	})
+	got := talk(t, address, send("PING", "1")+send("WEIR.PEEK", "login", "bad")+send("PING", "2"))
+	const mistake = "-ERR the command could not be carried out because of a mistake in the server\r\n"
+	// The check is decided when PING comes, which is therefore lost, too: its answer would have come first otherwise.
+	if got != "$1\r\n1\r\n"+mistake+mistake && got != "$1\r\n1\r\n"+mistake+"$1\r\n2\r\n" {
+		t.Errorf("%q", got)
+	}
+	if got := talk(t, address, send("PING")); got != "+PONG\r\n" || len(told) != 1 || !strings.HasSuffix(told[0], " a mistake") {
+		t.Errorf("afterwards: %q, %q", got, told)
+	}
+}
+
+// TestAuthentication: who is not authenticated can do nothing but authenticate; and every command needs its rights.
+func TestAuthentication(t *testing.T) {
+	var denied []string
+	address, _, _ := serve(t, withTokens(t, &denied))
+	const (
+		noAuth = "-NOAUTH Authentication required.\r\n"
+		wrong  = "-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+	)
+	throttle, check := send("CL.THROTTLE", "k", "9", "1", "1", "0"), send("WEIR.PEEK", "login", "k")
+	const passed = "*5\r\n:0\r\n:10\r\n:10\r\n:-1\r\n:0\r\n"
+	for _, c := range []struct{ in, want string }{
+		{throttle + check + "ECHO a\nINFO\nCLIENT ID\nCOMMAND\nSELECT 0\nPEEK\nECHO\n", strings.Repeat(noAuth, 7) + "-ERR unknown command 'PEEK', with args beginning with: \r\n-ERR wrong number of arguments for 'echo' command\r\n"},
+		{"PING\nRESET\nQUIT\n", "+PONG\r\n+RESET\r\n+OK\r\n"},
+		{"HELLO 3\n", "-NOAUTH HELLO must be called…"},
+		{"AUTH x\nAUTH web x\nAUTH web\n" + throttle, wrong + wrong + wrong + noAuth},
+		{"AUTH secret-of-web\n" + throttle, "+OK\r\n" + passed},
+		{"AUTH web secret-of-web\n" + throttle, "+OK\r\n" + passed},
+		{"AUTH default secret-of-web\n" + throttle, "+OK\r\n" + passed},
+		{"AUTH eye secret-of-web\n" + throttle, wrong + noAuth},
+		{"AUTH secret-of-web\nAUTH nonsense\n" + throttle, "+OK\r\n" + wrong + passed},
+		{"AUTH secret-of-web\nRESET\n" + throttle, "+OK\r\n+RESET\r\n" + noAuth},
+		{"HELLO 2 AUTH web nonsense\n" + throttle, wrong + noAuth},
+		{"HELLO 3 AUTH default secret-of-web SETNAME me\nCLIENT GETNAME\n", "%7\r\n…"},
+		{"AUTH secret-of-web\nWEIR.CHECK other k\n", "+OK\r\n-NOPERM policy: web may not use the policy…"},
+		{"AUTH secret-of-eye\n" + throttle, "+OK\r\n-NOPERM eye does not have the role check\r\n"},
+		{"AUTH secret-of-web\nCLIENT INFO\n", "+OK\r\n$…"},
+		// What is sent before authentication is bounded, also when the token comes with it.
+		{send("AUTH", "secret-of-web") + send("ECHO", strings.Repeat("x", 20_000)), "+OK\r\n$20000\r\n…"},
+		{send("ECHO", strings.Repeat("x", 20_000)), "-ERR Protocol error: unauthenticated bulk length\r\n"},
+		{"*11\r\n", "-ERR Protocol error: unauthenticated multibulk length\r\n"},
+	} {
+		got := talk(t, address, c.in)
+		if want, any := strings.CutSuffix(c.want, "…"); !any && got != want || !strings.HasPrefix(got, want) {
+			t.Errorf("%.100q: %q", c.in, got)
+		}
+	}
+	if !slices.Contains(denied, auth.NoCredentials) || !slices.Contains(denied, auth.BadToken) || !slices.Contains(denied, auth.WrongRole) || !slices.Contains(denied, auth.WrongPolicy) {
+		t.Errorf("told: %v", denied)
+	}
+}
+
+// TestWebPage: a request of a browser that somebody's page had it send is not taken for commands.
+func TestWebPage(t *testing.T) {
+	told := make(chan net.Addr, 1)
+	address, _, _ := serve(t, func(c *Config) { c.Suspicious = func(from net.Addr) { told <- from } })
+	if got := talk(t, address, "POST / HTTP/1.1\r\nHost: localhost\r\n\r\nWEIR.CHECK login page\r\n"); got != "" {
+		t.Errorf("%q", got)
+	}
+	<-told
+	if got := talk(t, address, send("WEIR.PEEK", "login", "page")); !strings.Contains(got, "remaining\r\n:2\r\n") {
+		t.Errorf("it was charged: %q", got)
+	}
+}
+
+// TestTimeouts: a command that does not come to its end, a stranger who says nothing and a caller who does not for long are let go.
+func TestTimeouts(t *testing.T) {
+	address, _, _ := serve(t, func(c *Config) { c.CommandTimeout = 20 * time.Millisecond })
+	for _, in := range []string{"", "*1\r\n$4\r\nPI"} {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, in) // the read tells
+		if out, err := io.ReadAll(conn); err != nil || len(out) > 0 {
+			t.Errorf("%q: %q, %v", in, out, err)
+		}
+		conn.Close()
+	}
+	address, _, _ = serve(t, func(c *Config) { c.IdleTimeout = 20 * time.Millisecond })
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, _ = io.WriteString(conn, "PING\n") // likewise
+	if out, err := io.ReadAll(conn); err != nil || string(out) != "+PONG\r\n" {
+		t.Errorf("idle: %q, %v", out, err)
+	}
+}
+
+// TestShutdown: what has come is answered, and nothing that was read is lost; idle connections end at once.
+func TestShutdown(t *testing.T) {
+	address, s, _ := serve(t, nil)
+	idle, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer idle.Close()
+	busy, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	r := bufio.NewReader(busy)
+	sent := make(chan int)
+	stop := make(chan struct{})
+	go func() {
+		n := 0
+		defer func() { sent <- n }()
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			if _, err := io.WriteString(busy, send("PING")); err != nil {
+				return
+			}
+			n++
+		}
+	}()
+	if _, err := r.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	done := make(chan error)
+	go func() { done <- s.Shutdown(ctx) }()
+	// The caller who never stops has a second; then it is told that nothing more comes.
+	answered := 1
+	for {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			if err != io.EOF && !strings.Contains(err.Error(), "reset") {
+				t.Error(err)
+			}
+			break
+		}
+		if line != "+PONG\r\n" {
+			t.Fatalf("%q", line)
+		}
+		answered++
+	}
+	close(stop)
+	busy.Close()
+	if n := <-sent; answered > n {
+		t.Errorf("%d answers to %d commands", answered, n)
+	}
+	if out, err := io.ReadAll(idle); err != nil || len(out) > 0 {
+		t.Errorf("idle: %q, %v", out, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// stuck is a Service that lets nobody go before it is told.
+type stuck struct {
+	Service
+	began, end chan struct{}
+}
+
+func (s *stuck) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
+	s.began <- struct{}{}
+	<-s.end
+	return s.Service.CheckTo(ctx, checks, refused, results)
+}
+
+// TestShutdownAnswers: a command that is being decided when the server is told to stop is answered.
+func TestShutdownAnswers(t *testing.T) {
+	held := &stuck{began: make(chan struct{}), end: make(chan struct{})}
+	address, s, _ := serve(t, func(c *Config) {
+		held.Service = c.Service
+		c.Service = held
+	})
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, _ = io.WriteString(conn, send("CL.THROTTLE", "a", "1", "1", "1")) // the answer tells
+	<-held.began
+	done := make(chan error)
+	go func() { done <- s.Shutdown(context.Background()) }()
+	close(held.end)
+	if out, err := io.ReadAll(conn); err != nil || string(out) != "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:1\r\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// failing is a Service that answers what it is told to.
+type failing struct {
+	limit.Decision
+	err error
+}
+
+func (f failing) CheckTo(_ context.Context, _ []limit.Check, _ limit.Refused, results []limit.Result) error {
+	for i := range results {
+		results[i] = limit.Result{Decision: f.Decision, Err: f.err}
+	}
+	return nil
+}
+
+// TestOnError: a key whose owner cannot be asked is admitted, or answered with an error that asks to try again, as on_error says.
+func TestOnError(t *testing.T) {
+	for _, c := range []struct {
+		f               failing
+		throttle, check string
+	}{
+		{failing{Decision: limit.Decision{FailedClosed: true, RetryAfter: time.Second}}, "-TRYAGAIN the node…", "-TRYAGAIN the node…"},
+		{failing{err: limit.NewError(limit.Unavailable, "", "gone")}, "-TRYAGAIN gone\r\n", "-TRYAGAIN gone\r\n"},
+		{failing{err: context.DeadlineExceeded}, "-TRYAGAIN …", "-TRYAGAIN …"},
+		{failing{Decision: limit.Decision{FailedOpen: true, Allowed: true}}, "*5\r\n:0\r\n:6\r\n:0\r\n:-1\r\n:0\r\n", "*18\r\n$7\r\nallowed\r\n:1\r\n…"},
+	} {
+		address, _, _ := serve(t, func(cfg *Config) { cfg.Service = c.f })
+		for in, w := range map[string]string{send("CL.THROTTLE", "a", "5", "1", "1"): c.throttle, send("WEIR.CHECK", "p", "a"): c.check} {
+			got := talk(t, address, in)
+			if want, any := strings.CutSuffix(w, "…"); !any && got != want || !strings.HasPrefix(got, want) {
+				t.Errorf("%+v: %q", c.f, got)
+			}
+		}
+	}
+}
+
+// TestTLS: a handshake that fails ends the connection, one that succeeds has the commands read.
+func TestTLS(t *testing.T) {
+	address, _, _ := serve(t, func(c *Config) {
+		c.Handshake = func(raw net.Conn) (net.Conn, auth.Credentials, error) {
+			conn := tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{certificate(t)}})
+			err := conn.Handshake()
+			state := conn.ConnectionState()
+			return conn, auth.Credentials{TLS: &state, From: raw.RemoteAddr()}, err
+		}
+	})
+	if got := talk(t, address, ""); got != "" {
+		t.Errorf("%q", got)
+	}
+	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true}) // what is tried is not whose certificate it is
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, send("ECHO", "a")+"QUIT\n"); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := io.ReadAll(conn); err != nil || string(out) != "$1\r\na\r\n+OK\r\n" {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+// TestLikeRedis: what Redis answers to commands that it has, too, is answered here.
+func TestLikeRedis(t *testing.T) {
+	path, err := exec.LookPath("redis-server")
+	if err != nil {
+		t.Skip("redis-server is not installed (Debian: redis-server)")
+	}
+	for _, password := range []string{"", "secret-of-web"} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		redis := l.Addr().String()
+		l.Close()
+		_, port, _ := net.SplitHostPort(redis)
+		args := []string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", t.TempDir()}
+		var edit func(*Config)
+		if password != "" {
+			args, edit = append(args, "--requirepass", password), withTokens(t, nil)
+		}
+		cmd := exec.Command(path, args...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			_ = cmd.Process.Signal(os.Interrupt) // Wait tells
+			_ = cmd.Wait()                       // by a signal
+		}()
+		for {
+			if c, err := net.Dial("tcp", redis); err == nil {
+				c.Close()
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		address, _, _ := serve(t, edit)
+		for _, in := range []string{
+			"ECHO a\n", "ECHO\n", "PING a b\n", "SELECT 0\n", "NOPE\n", "NOPE a b\n", send("NOPE", strings.Repeat("x", 200), "y"), "CLIENT GETNAME\n",
+			"AUTH nonsense\n", "AUTH default nonsense\n", "AUTH nobody secret\n", "AUTH default secret-of-web\nECHO a\n", "AUTH\n", "AUTH a b c\n",
+			"HELLO 4\n", "HELLO x\n", "HELLO 2 NOPE\n", "HELLO 2 AUTH nobody x\n", "CLIENT SETNAME me\nCLIENT GETNAME\n", send("CLIENT", "SETNAME", "a b"), "CLIENT NOPE\n",
+			"CLIENT ID x\n", "SELECT 99\n", "RESET\n", "QUIT\n", "RESET a\n", "COMMAND NOPE\n", "COMMAND INFO nope\n", "COMMAND COUNT x\n", "\r\n\r\n", "*0\r\n*-1\r\nECHO a\n",
+			"*1\r\n*1\r\n", "*x\r\n", "*1\r\n$x\r\n", "*1\r\n$-1\r\n", "a \"b\n", "ECHO 'it\\'s'\n", `ECHO "\x41\n"` + "\n", "*1025000000000\r\n", "*1\r\n$9999999999999\r\n",
+			"CLIENT SETNAME a\nRESET\nCLIENT GETNAME\n", "POST / HTTP/1.1\r\nPING\r\n",
+		} {
+			if password != "" && (strings.Contains(in, " NOPE") || in == "PING a b\n" || in == "CLIENT ID x\n" || in == "COMMAND COUNT x\n") {
+				continue // who is not authenticated is not told of subcommands here; and may send PING, as probes do
+			}
+			if theirs, ours := talk(t, redis, in), talk(t, address, in); ours != theirs {
+				t.Errorf("%q: Redis answers %q, Weir %q", in, theirs, ours)
+			}
+		}
+	}
+}
+
+// BenchmarkThrottle: pipelined commands of one connection, 100 at a time, in the same process.
+func BenchmarkThrottle(b *testing.B) {
+	address, _, _ := serve(b, nil)
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close()
+	const batch = 100
+	in := []byte(strings.Repeat(send("CL.THROTTLE", "user:12345", "999", "1000", "60"), batch))
+	r := bufio.NewReaderSize(conn, 1<<16)
+	b.ReportAllocs()
+	for range (b.N + batch - 1) / batch {
+		if _, err := conn.Write(in); err != nil {
+			b.Fatal(err)
+		}
+		for range 6 * batch {
+			if _, err := r.ReadSlice('\n'); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}

@@ -1,0 +1,236 @@
+package clustertest
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os/exec"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const fleetRESP = "6380"
+
+// respClient is a client of the Redis protocol.
+func respClient(t *testing.T, address string, protocol int) *redis.Client {
+	c := redis.NewClient(&redis.Options{Addr: address, Protocol: protocol, ReadTimeout: 20 * time.Second, DisableIdentity: false})
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// respDoor asks for a policy over the Redis protocol.
+func respDoor(c *redis.Client, policy string) door {
+	return func(ctx context.Context, key string) (bool, error) {
+		d, err := weirCheck(ctx, c, "WEIR.CHECK", policy, key)
+		if err == nil && d["failed_open"] {
+			err = errFailedOpen
+		}
+		return d["allowed"], err
+	}
+}
+
+// weirCheck sends a command that a decision answers, and returns its booleans.
+func weirCheck(ctx context.Context, c *redis.Client, args ...any) (map[string]bool, error) {
+	reply, err := c.Do(ctx, args...).Result()
+	if err != nil {
+		return nil, err
+	}
+	out := make(map[string]bool)
+	switch m := reply.(type) {
+	case map[any]any:
+		for k, v := range m {
+			out[fmt.Sprint(k)] = v == true
+		}
+	case []any:
+		for i := 0; i+1 < len(m); i += 2 {
+			out[fmt.Sprint(m[i])] = m[i+1] == int64(1)
+		}
+	default:
+		return nil, fmt.Errorf("answered %T", reply)
+	}
+	return out, nil
+}
+
+// throttle asks CL.THROTTLE for units of a bucket of 16, which come back in a day.
+func throttle(ctx context.Context, c redis.Cmdable, key string, quantity int) *redis.Cmd {
+	return c.(interface {
+		Do(context.Context, ...any) *redis.Cmd
+	}).Do(ctx, "CL.THROTTLE", key, 15, 16, 86400, quantity)
+}
+
+// forwarded counts what a node has sent to others.
+func (p *process) forwarded() int {
+	_, page := p.get("/metrics")
+	sum := 0
+	for _, m := range regexp.MustCompile(`(?m)^weir_forwarded_total\{.*\} (\d+)`).FindAllStringSubmatch(page, -1) {
+		n, _ := strconv.Atoi(m[1]) // digits
+		sum += n
+	}
+	return sum
+}
+
+// foreign returns n keys that other nodes than the asked one decide for.
+func foreign(t *testing.T, p *process, c *redis.Client, n int) []string {
+	t.Helper()
+	var keys []string
+	for _, key := range keysNamed("foreign", 20*n) {
+		before := p.forwarded()
+		if err := throttle(t.Context(), c, key, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+		if p.forwarded() > before {
+			if keys = append(keys, key); len(keys) == n {
+				return keys
+			}
+		}
+	}
+	t.Fatalf("only %d of %d keys are another node's", len(keys), 20*n)
+	return nil
+}
+
+// TestRESP: the usual clients, through a node that owns nothing of what is asked.
+func TestRESP(t *testing.T) {
+	nodes := startCluster(t, 3, "--resp-port=0", "--policies", writeFile(t, "policies.yaml", exactPolicies))
+	entry := nodes[1]
+	two, three := respClient(t, entry.resp, 2), respClient(t, entry.resp, 3)
+	keys := foreign(t, entry, three, 4)
+
+	t.Run("go-redis", func(t *testing.T) {
+		for i, c := range []*redis.Client{two, three} {
+			pipe := c.Pipeline()
+			var cmds []*redis.Cmd
+			for range 20 {
+				cmds = append(cmds, throttle(t.Context(), pipe, keys[i], 1))
+			}
+			if _, err := pipe.Exec(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for n, cmd := range cmds {
+				got, err := cmd.Int64Slice()
+				if err != nil || len(got) != 5 || (got[0] == 0) != (n < 16) || got[1] != 16 || got[2] != int64(max(15-n, 0)) {
+					t.Errorf("protocol %d, command %d: %v, %v", i+2, n, got, err)
+				}
+			}
+			// The same state over HTTP, through another node.
+			d, err := nodes[0].check(fmt.Sprintf(`{"namespace":"redis","key":%q,"limit":{"algorithm":"token_bucket","limit":16,"window":"24h","capacity":16}}`, keys[i]))
+			if err != nil || d.Allowed || d.Limit != 16 || d.Remaining != 0 {
+				t.Errorf("over HTTP: %+v, %v", d, err)
+			}
+			got, err := weirCheck(t.Context(), c, "WEIR.CHECK", "token_bucket", keys[i], 100)
+			if err != nil || !got["allowed"] || got["failed_open"] {
+				t.Errorf("WEIR.CHECK: %v, %v", got, err)
+			}
+			if d := nodes[0].peek("token_bucket", keys[i]); d.Remaining != 0 {
+				t.Errorf("over HTTP: %+v", d)
+			}
+			if got, err := weirCheck(t.Context(), c, "WEIR.PEEK", "token_bucket", keys[i]); err != nil || got["allowed"] {
+				t.Errorf("WEIR.PEEK: %v, %v", got, err)
+			}
+		}
+	})
+
+	t.Run("redis-cli", func(t *testing.T) {
+		ask := redisTool(t, "redis-cli", entry.resp)
+		for _, c := range []struct{ args, want string }{
+			{"PING", "PONG"}, {"CL.THROTTLE " + keys[2] + " 15 30 60", "0\n16\n15\n-1\n2"}, {"CL.THROTTLE " + keys[2] + " 15 30 60 17", "1\n16\n15\n-1\n2"},
+			{"-3 --json WEIR.PEEK token_bucket " + keys[2], `{"allowed":true,"limit":100,"remaining":100,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,"shadow":false,"degraded":false,"failed_open":false}`},
+			{"GET a", "ERR unknown command 'GET', with args beginning with: 'a'"}, {"COMMAND COUNT", "13"},
+		} {
+			if got := strings.TrimSpace(ask(strings.Fields(c.args)...)); got != c.want {
+				t.Errorf("redis-cli %s: %q, not %q", c.args, got, c.want)
+			}
+		}
+	})
+
+	t.Run("redis-benchmark", func(t *testing.T) {
+		// 32 connections with 50 commands on their way ask one key, of which a hundred are to pass.
+		out := redisTool(t, "redis-benchmark", entry.resp)("-n", "5000", "-c", "32", "-P", "50", "--csv", "WEIR.CHECK", "token_bucket", keys[3])
+		if strings.Contains(strings.ToLower(out), "error from server") {
+			t.Errorf("it says: %s", out)
+		}
+		if d := nodes[2].peek("token_bucket", keys[3]); d.Remaining != 0 || d.Allowed {
+			t.Errorf("afterwards: %+v", d)
+		}
+	})
+
+	t.Run("exact", func(t *testing.T) {
+		var doors []door
+		for i, p := range nodes {
+			doors = append(doors, respDoor(respClient(t, p.resp, 2+i%2), "sliding_log"), httpDoor(p, `"policy":"sliding_log"`))
+		}
+		wantEach(t, ask(t, keysNamed("resp", 3), 300, doors), 100)
+	})
+}
+
+// redisTool returns a function that runs a tool of Redis against an address, and returns what it writes. A tool that is not installed
+// has the test skipped.
+func redisTool(t *testing.T, name, address string) func(args ...string) string {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("%s is not installed (Debian: redis-tools)", name)
+	}
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(args ...string) string {
+		out, err := exec.CommandContext(t.Context(), path, append([]string{"-h", host, "-p", port}, args...)...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %v: %v: %s", name, args, err, out)
+		}
+		return string(out)
+	}
+}
+
+// TestRESPOverRestarts: what was counted over the Redis protocol survives restarts one by one, while it is asked.
+func TestRESPOverRestarts(t *testing.T) {
+	f := newFleet(t, 3, "policies: []\n", nil)
+	f.args = append(f.args, "--resp-port", fleetRESP)
+	f.start(f.members...)
+	f.calm(f.members...)
+	keys := keysNamed("kept", 100)
+	client := func(m *member) *redis.Client { return respClient(t, m.ip+":"+fleetRESP, 3) }
+	each := func(c *redis.Client, quantity int, want int64) {
+		t.Helper()
+		pipe := c.Pipeline()
+		cmds := make([]*redis.Cmd, len(keys))
+		for i, key := range keys {
+			cmds[i] = throttle(t.Context(), pipe, key, quantity)
+		}
+		if _, err := pipe.Exec(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i, cmd := range cmds {
+			if got, err := cmd.Int64Slice(); err != nil || got[0] != 0 || got[2] != want {
+				t.Errorf("%s: %v, %v; %d should remain", keys[i], got, err, want)
+			}
+		}
+	}
+	left := int64(16)
+	for i, m := range f.members {
+		asked := client(f.members[(i+1)%3])
+		left -= 2
+		each(asked, 2, left)
+		restarted := make(chan struct{})
+		go func() {
+			defer close(restarted)
+			f.leave(m)
+			f.start(m)
+		}()
+		for going := true; going; {
+			each(asked, 0, left)
+			select {
+			case <-restarted:
+				going = false
+			default:
+			}
+		}
+		f.calm(f.members...)
+		each(client(m), 0, left)
+	}
+}
