@@ -73,3 +73,39 @@ func TestNamedTests(t *testing.T) {
 		t.Errorf("found %d names of tests in documents", seen)
 	}
 }
+
+// TestWhoCanDoWhat: every row of the table of that name in docs/security.md names a test, and there is a row for everyone whom it
+// is about.
+func TestWhoCanDoWhat(t *testing.T) {
+	data, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(data), "\n## Who can do what\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	missing := map[string]bool{}
+	for _, who := range []string{
+		"stranger, HTTP port", "stranger, gRPC port", "stranger, peer port", "stranger, gossip port", "stranger, debug port",
+		"role `check`", "role `refund`", "role `read`", "role `topology`", "role `admin`", "a tenant",
+		"stolen token", "stolen caller's certificate", "stolen gossip key", "stolen node certificate", "stolen cluster secret",
+	} {
+		missing[who] = true
+	}
+	for row := range strings.Lines(section) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), " | ")
+		if !strings.HasPrefix(row, "| ") || strings.HasPrefix(row, "| who ") || strings.HasPrefix(row, "| ---") {
+			continue
+		}
+		if len(cells) != 4 {
+			t.Errorf("%d cells, not who, can, cannot, tests: %s", len(cells), row)
+			continue
+		}
+		if !named.MatchString(cells[3]) {
+			t.Errorf("names no test: %s", row)
+		}
+		delete(missing, strings.TrimSpace(cells[0]))
+	}
+	for _, who := range slices.Sorted(maps.Keys(missing)) {
+		t.Errorf("there is no row for: %s", who)
+	}
+}
