@@ -447,38 +447,46 @@ func TestReload(t *testing.T) {
 	eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
 }
 
+// startDev runs a development cluster until stop, which returns all that it has printed. said is what it prints once it is up.
+func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string, err error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- runDev(ctx, w, cfg)
+		w.Close()
+	}()
+	var all strings.Builder
+	buf := make([]byte, 1024)
+	for !strings.Contains(all.String(), "Ctrl-C") {
+		n, err := r.Read(buf)
+		all.Write(buf[:n])
+		if err != nil {
+			t.Fatal(<-ended)
+		}
+	}
+	return all.String(), func() (string, error) {
+		cancel()
+		_, _ = io.Copy(&all, r)
+		return all.String(), <-ended
+	}
+}
+
 // TestDev runs the development cluster until its context ends.
 func TestDev(t *testing.T) {
 	leavesNothing(t, func() {
-		ctx, cancel := context.WithCancel(t.Context())
-		r, w := io.Pipe()
-		ended := make(chan error, 1)
-		go func() {
-			ended <- runDev(ctx, w, devConfig{
-				nodes: 2, log: slog.New(slog.DiscardHandler),
-				policies: writeFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
-			})
-			w.Close()
-		}()
-		var said strings.Builder
-		buf := make([]byte, 1024)
-		for {
-			n, err := r.Read(buf)
-			said.Write(buf[:n])
-			if err != nil {
-				break
-			}
-			if strings.Contains(said.String(), "Ctrl-C") {
-				cancel()
-			}
-		}
-		cancel()
-		if err := <-ended; err != nil {
+		_, stop := startDev(t, devConfig{
+			nodes: 2, log: slog.New(slog.DiscardHandler),
+			policies: writeFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
+		})
+		said, err := stop()
+		if err != nil {
 			t.Fatal(err)
 		}
 		for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "--limit 5/1m", "stopping"} {
-			if !strings.Contains(said.String(), want) {
-				t.Errorf("lacks %q:\n%s", want, &said)
+			if !strings.Contains(said, want) {
+				t.Errorf("lacks %q:\n%s", want, said)
 			}
 		}
 	})
