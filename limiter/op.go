@@ -39,10 +39,7 @@ type Op struct {
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve
 	Hops    int           // how often it has been forwarded
-	// Term is, of an operation that is forwarded, the one under which the node that is asked is taken for the holder; zero where
-	// none is known.
-	Term ownership.Term
-	Left time.Duration // of what a peer sent: how long an answer is waited for; 0: not said
+	Left    time.Duration // of what a peer sent: how long an answer is waited for; 0: not said
 	// Reservation is the id that a reserve charges under, and that settle ends. It is chosen where the call came in, which
 	// can therefore settle one whose answer it never got. Zero, of reserve: nobody is going to settle it.
 	Reservation ReservationID

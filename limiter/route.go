@@ -208,7 +208,6 @@ type group struct {
 
 // add adds an operation for a holder.
 func (a *asks) add(h Holder, op *Op) {
-	op.Term = h.Term
 	if h.Wait == 0 {
 		h.Term = ownership.Term{} // what goes to one process goes together, whenever it became the holder
 	}
@@ -499,7 +498,6 @@ func (l *Limiter) decideSoon(ctx context.Context, op *Op) {
 		op.Outcome.NotHolder = &h
 		return
 	}
-	op.Term = h.Term
 	l.ask(ctx, h, []*Op{op})
 }
 

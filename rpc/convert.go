@@ -211,7 +211,7 @@ func term(t *peerv1.Term) ownership.Term { return ownership.Term{Epoch: t.GetEpo
 // protoItem converts an operation for a peer. left is what remains of the time the caller gave.
 func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
-		Partition: uint32(op.Partition()), Term: protoTerm(op.Term), Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
+		Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
 		Caller: op.Caller, Always: op.Always,
 	}
 	if op.Trace != "" {
@@ -259,7 +259,7 @@ func reservation(b []byte) (id limiter.ReservationID) {
 
 // operation is the inverse of protoItem; op is the zero Op before. What it cannot make sense of gets an Outcome with an Err.
 func operation(op *limiter.Op, item *peerv1.Item) {
-	op.Hops, op.Left, op.Term = int(item.Hops), time.Duration(min(item.TimeoutNs, uint64(maxTimeout))), term(item.Term)
+	op.Hops, op.Left = int(item.Hops), time.Duration(min(item.TimeoutNs, uint64(maxTimeout)))
 	if len(item.Trace) == limiter.TraceContext {
 		op.Trace = string(item.Trace)
 	}

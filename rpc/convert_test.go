@@ -83,7 +83,6 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 	fill(rng, reflect.ValueOf(&op.LeaseID).Elem())
 	fill(rng, reflect.ValueOf(&op.TTL).Elem())
 	fill(rng, reflect.ValueOf(&op.Hops).Elem())
-	fill(rng, reflect.ValueOf(&op.Term).Elem())
 	fill(rng, reflect.ValueOf(&op.Reservation).Elem())
 	op.Atomic = rng.IntN(2) == 0
 	op.Kind = kind
@@ -161,9 +160,6 @@ func TestOperationsKeepEveryField(t *testing.T) {
 	}
 	if item := protoItem(carried(rng, limiter.OpReset), -time.Second); item.TimeoutNs != 0 {
 		t.Errorf("%+v", item)
-	}
-	if protoItem(check("k", 1), 0).Term != nil {
-		t.Error("a term that nobody has")
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 // that can be. It is for tests that carry messages themselves; ReadFrame is the other end.
 func AppendFrame(to []byte, msgs []ownership.Message) ([]byte, error) {
 	frame := &peerv1.Frame{}
-	frame.Messages, _ = protoMessages(msgs, true, nil)
+	frame.Messages, _ = protoMessages(msgs, nil)
 	data, err := frame.MarshalVT()
 	return append(to, data...), err
 }

@@ -387,7 +387,7 @@ func (c *courier) talk() (welcomed bool, err error) {
 	defer cancel(nil)
 	slow := time.AfterFunc(reachWithin, func() { cancel(errNoWelcome) })
 	defer slow.Stop()
-	stream, version, err := c.open(ctx)
+	stream, err := c.open(ctx)
 	if !slow.Stop() {
 		err = errNoWelcome
 	}
@@ -401,16 +401,16 @@ func (c *courier) talk() (welcomed bool, err error) {
 			_, err = stream.Recv() // nothing comes but the end
 		}
 	}()
-	c.write(stream, version, broken)
+	c.write(stream, broken)
 	cancel(nil)
 	<-broken
 	return true, err
 }
 
-// open opens a stream and waits for its welcome, which says the version of the protocol to use.
-func (c *courier) open(ctx context.Context) (stream peerv1.Ownership_ConverseClient, version uint32, err error) {
+// open opens a stream and waits for its welcome.
+func (c *courier) open(ctx context.Context) (stream peerv1.Ownership_ConverseClient, err error) {
 	if stream, err = peerv1.NewOwnershipClient(c.conn).Converse(ctx, grpc.WaitForReady(true)); err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	self := c.m.cfg.Self
 	hello := &peerv1.Hello{
@@ -421,17 +421,17 @@ func (c *courier) open(ctx context.Context) (stream peerv1.Ownership_ConverseCli
 	_ = stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello}})
 	first, err := stream.Recv()
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	return stream, first.GetWelcome().GetProtocol(), welcomes(c.to, first.GetWelcome())
+	return stream, welcomes(c.to, first.GetWelcome())
 }
 
 // write sends what gathers until the stream is broken or the courier stopped.
-func (c *courier) write(stream peerv1.Ownership_ConverseClient, version uint32, broken <-chan struct{}) {
+func (c *courier) write(stream peerv1.Ownership_ConverseClient, broken <-chan struct{}) {
 	for {
 		for msgs := c.take(); msgs != nil; msgs = c.take() {
 			frame := &peerv1.Frame{}
-			frame.Messages, c.packed = protoMessages(msgs, version >= packedMessages, c.packed[:0])
+			frame.Messages, c.packed = protoMessages(msgs, c.packed[:0])
 			if err := stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: frame}}); err != nil {
 				c.m.dropped.Add(uint64(len(msgs)))
 				return // the reading side tells why

@@ -139,15 +139,15 @@ func TestMessengerRefuses(t *testing.T) {
 		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: h}}
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
-		"FailedPrecondition protocol: this node speaks 1 to 3, not 4": hello(func(h *peerv1.Hello) { h.Protocol++ }),
-		"FailedPrecondition protocol":                                 hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = Protocol+2, Protocol+1 }),
-		"FailedPrecondition to: this is bob/2, not bob/1":             hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
-		"FailedPrecondition to: this is bob/2, not ann/2":             hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
-		"FailedPrecondition ring_settings":                            hello(func(h *peerv1.Hello) { h.RingSettings++ }),
-		"InvalidArgument from_name: must have 1 to 63":                hello(func(h *peerv1.Hello) { h.FromName = "" }),
-		"InvalidArgument from_name":                                   hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
-		"InvalidArgument from: is this process":                       hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
-		"InvalidArgument hello":                                       {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
+		"FailedPrecondition protocol: this node speaks 4, not 5": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol":                            hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = Protocol+2, Protocol+1 }),
+		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
+		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
+		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),
+		"InvalidArgument from_name: must have 1 to 63":           hello(func(h *peerv1.Hello) { h.FromName = "" }),
+		"InvalidArgument from_name":                              hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
+		"InvalidArgument from: is this process":                  hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
+		"InvalidArgument hello":                                  {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
 	} {
 		t.Run(want, func(t *testing.T) {
 			noLeaks(t)

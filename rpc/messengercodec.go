@@ -48,12 +48,9 @@ func weight(m ownership.Message) int {
 	return fixed + names
 }
 
-// protoMessages are the messages of a frame. With packed, those that can be are put together; room is where to, and comes
-// back larger if need be.
-func protoMessages(msgs []ownership.Message, packed bool, room []byte) (frame []*peerv1.Message, _ []byte) {
-	if !packed {
-		return protoList(msgs, protoMessage), room
-	}
+// protoMessages are the messages of a frame, of which those that can be are packed together; room is where to, and comes back
+// larger if need be.
+func protoMessages(msgs []ownership.Message, room []byte) (frame []*peerv1.Message, _ []byte) {
 	for i := 0; i < len(msgs); {
 		end := i
 		for end < len(msgs) && packable(msgs[end]) {

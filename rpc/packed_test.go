@@ -3,8 +3,6 @@ package rpc
 import (
 	"bytes"
 	"encoding/hex"
-	"fmt"
-	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -58,6 +56,14 @@ func frequent(rng *rand.Rand, n int) (list []ownership.Message) {
 	return list
 }
 
+// messagesAs are the messages of a frame, packed as they are sent or each by itself, as what cannot be packed is.
+func messagesAs(list []ownership.Message, pack bool, room []byte) ([]*peerv1.Message, []byte) {
+	if pack {
+		return protoMessages(list, room)
+	}
+	return protoList(list, protoMessage), room
+}
+
 // TestPackedRoundTrip: a frame says the same, in the same order, whether what can be packed is or not; and is no larger than
 // its weight.
 func TestPackedRoundTrip(t *testing.T) {
@@ -72,7 +78,7 @@ func TestPackedRoundTrip(t *testing.T) {
 		}
 		for _, pack := range []bool{false, true} {
 			frame := &peerv1.Frame{}
-			frame.Messages, room = protoMessages(list, pack, room[:0])
+			frame.Messages, room = messagesAs(list, pack, room[:0])
 			data, err := proto.Marshal(frame)
 			if err != nil {
 				t.Fatal(err)
@@ -240,34 +246,6 @@ func FuzzPacked(f *testing.F) {
 	})
 }
 
-// TestPackedForWhoKnows: a node of the release before gets every message by itself.
-func TestPackedForWhoKnows(t *testing.T) {
-	for version, want := range map[uint32]bool{OldestProtocol: false, packedMessages: true} {
-		t.Run(fmt.Sprint(version), func(t *testing.T) {
-			noLeaks(t)
-			got := make(chan *peerv1.Frame, 1)
-			addr := serveConversationAt(t, version, func(s peerv1.Ownership_ConverseServer) error {
-				in, err := s.Recv()
-				if err == nil {
-					got <- in.GetFrame()
-					<-s.Context().Done()
-				}
-				return err
-			})
-			m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing)
-			sent := &ownership.Replicate{Partition: 1, Parts: 1, Sequence: math.MaxUint64, Chunk: []byte("chunk")}
-			m.Send(to(bob, sent))
-			frame := <-got
-			if list := messagesOf(t, frame); len(list) != 1 || !reflect.DeepEqual(list[0], sent) {
-				t.Errorf("%+v", list)
-			}
-			if packed := len(frame.Messages[0].GetPacked()) > 0; packed != want {
-				t.Errorf("packed %v", packed)
-			}
-		})
-	}
-}
-
 // BenchmarkFrame is a frame of 500 messages of each kind, from messages to bytes and back: ns a message.
 func BenchmarkFrame(b *testing.B) {
 	const each = 500
@@ -288,7 +266,7 @@ func BenchmarkFrame(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				frame := &peerv1.Frame{}
-				frame.Messages, room = protoMessages(list, pack, room[:0])
+				frame.Messages, room = messagesAs(list, pack, room[:0])
 				data, err := frame.MarshalVT()
 				if err != nil {
 					b.Fatal(err)

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -24,7 +23,6 @@ import (
 const (
 	opItem = 1 << iota
 	opTarget
-	opTerm
 	opTimeout
 	opCost
 	opPartial
@@ -86,7 +84,6 @@ type packer struct {
 	// The check before.
 	target  *limit.Target
 	number  uint32
-	term    ownership.Term
 	timeout uint64
 	caller  string
 }
@@ -110,20 +107,17 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 		p.target = &op.Target
 	}
 	timeout := uint64(max(left, 0)+time.Microsecond-1) / uint64(time.Microsecond)
-	flags := flagIf(number != p.number, opTarget) | flagIf(op.Term != p.term, opTerm) | flagIf(timeout != p.timeout, opTimeout) |
+	flags := flagIf(number != p.number, opTarget) | flagIf(timeout != p.timeout, opTimeout) |
 		flagIf(op.Cost != 1, opCost) | flagIf(op.Partial, opPartial) | flagIf(op.RequestID != "", opRequestID) |
 		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller) |
 		flagIf(op.Always, opAlways)
-	p.number, p.term, p.timeout, p.caller = number, op.Term, timeout, op.Caller
+	p.number, p.timeout, p.caller = number, timeout, op.Caller
 	b := binary.AppendUvarint(p.bytes, flags)
 	if flags&opCaller != 0 {
 		b = appendText(b, op.Caller)
 	}
 	if flags&opTarget != 0 {
 		b = binary.AppendUvarint(b, uint64(number))
-	}
-	if flags&opTerm != 0 {
-		b = binary.AppendUvarint(binary.AppendUvarint(b, op.Term.Epoch), op.Term.N)
 	}
 	if flags&opTimeout != 0 {
 		b = binary.AppendUvarint(b, timeout)
@@ -272,7 +266,6 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 	}
 	r := reader{rest: string(b.Operations)} // one copy for all keys: the message's own room is used again
 	var number, timeout uint64
-	var term ownership.Term
 	var caller string
 	for r.rest != "" {
 		if len(ops) == maxBatch {
@@ -300,9 +293,6 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 		if flags&opTarget != 0 {
 			number = r.uvarint()
 		}
-		if flags&opTerm != 0 {
-			term = ownership.Term{Epoch: r.uvarint(), N: r.uvarint()}
-		}
 		if flags&opTimeout != 0 {
 			timeout = r.uvarint()
 		}
@@ -320,7 +310,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 		if flags&opTrace != 0 {
 			op.Trace = r.bytes(limiter.TraceContext)
 		}
-		op.Term, op.Left = term, time.Duration(min(timeout, uint64(maxTimeout/time.Microsecond)))*time.Microsecond
+		op.Left = time.Duration(min(timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
 		var known bool
 		if op.Target, known = t.at(number); !known {
 			if op.Outcome.Err = t.bad[uint32(min(number, maxTargets))]; op.Outcome.Err == nil {

@@ -39,7 +39,6 @@ func mixed(rng *rand.Rand) *limiter.Op {
 	}
 	op.Configured = limit.Reserved(op.Namespace)
 	if rng.IntN(2) == 0 {
-		op.Term = ownership.Term{Epoch: 1, N: rng.Uint64N(2) << 40}
 	}
 	op.Hops = 1 + rng.IntN(3)
 	if kind == limiter.OpCheck {
@@ -177,13 +176,12 @@ func TestPackedBatchBytes(t *testing.T) {
 	}
 	full.Policy, full.Namespace, full.Limit = "", "n", &algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
 	full.Partial, full.RequestID, full.Hops, full.Trace = true, "r", 2, strings.Repeat("t", limiter.TraceContext)
-	full.Term = ownership.Term{Epoch: 1, N: 128}
 	b := packedBatch(t, make(numbers), 1, time.Second, plain, lease, full, full, plain)
-	want := "08" + "c0843d" + "05616c696365" + // alice: timeout, key
-		"01" + "15" + "18012080" + "94ebdc03420b0a060a017022016b12016c" + // an Item
-		"f603" + "01" + "0180" + "01" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
-		"f003" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
-		"06" + "00" + "0000" + "05616c696365"
+	want := "04" + "c0843d" + "05616c696365" + // alice: timeout, key
+		"01" + "15" + "08011080" + "94ebdc03320b0a060a017022016b12016c" + // an Item
+		"fa01" + "01" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
+		"f801" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
+		"02" + "00" + "05616c696365"
 	if got := hex.EncodeToString(b.Operations); got != want {
 		t.Errorf("operations\n got %s\nwant %s", got, want)
 	}
@@ -221,7 +219,7 @@ func TestPackedBatchBytes(t *testing.T) {
 func TestPackedNonsense(t *testing.T) {
 	good := packedBatch(t, make(numbers), 1, time.Second, check("k", 1))
 	for what, b := range map[string]*peerv1.Batch{
-		"an unknown flag":         {Define: good.Define, Operations: []byte{0x80, 0x04, 1, 'k'}},
+		"an unknown flag":         {Define: good.Define, Operations: []byte{opUnknown&0x7f | 0x80, opUnknown >> 7, 1, 'k'}},
 		"an item with flags":      {Define: good.Define, Operations: []byte{opItem | opCost, 0}},
 		"an item that is none":    {Operations: []byte{opItem, 1, 0xff}},
 		"an item cut short":       {Operations: []byte{opItem, 9, 0}},
@@ -338,7 +336,6 @@ func steady(t testing.TB) (p *packer, names *numberedTargets, ops []*limiter.Op)
 	p, names = &packer{numbers: make(numbers), sequence: 1}, new(numberedTargets)
 	for i := range 100 {
 		op := check(fmt.Sprintf("user-%08d", i*4711), 1)
-		op.Term = ownership.Term{N: 1<<16 | uint64(i%3)}
 		op.Outcome.Decision = limit.Decision{
 			Policy: "p", Allowed: true, Granted: 1, Limit: 1000, Remaining: 900 + int64(i), Window: time.Minute, ResetAfter: time.Duration(i) * time.Second,
 		}

@@ -268,7 +268,6 @@ type message struct {
 
 	sequence uint64
 	items    int
-	packed   bool                   // in the form of protocol 3
 	uses     []*weirv1.StreamTarget // what batch names, packed
 	flights  []*flight
 	live     int // flights that are still waited for
@@ -300,7 +299,6 @@ type link struct {
 	sequence uint64              // of the last message made
 	acked    uint64              // no message up to it is waited for
 	stopped  bool
-	version  uint32  // of the protocol, that the peer's last welcome named
 	numbers  numbers // of targets, in the stream that is written to
 	scratch  []byte  // room to pack a message in
 }
@@ -309,7 +307,7 @@ func newLink(cfg PeersConfig, to Node, number uint64, conn *grpc.ClientConn) *li
 	ctx, stop := context.WithCancel(context.Background())
 	return &link{
 		cfg: cfg, to: to, stream: number, conn: conn, ctx: ctx, stop: stop,
-		wake: make(chan struct{}, 1), sent: make(map[uint64]*message), version: Protocol, numbers: make(numbers),
+		wake: make(chan struct{}, 1), sent: make(map[uint64]*message), numbers: make(numbers),
 	}
 }
 
@@ -461,7 +459,7 @@ func (l *link) talk() (welcomed bool, err error) {
 	defer cancel(nil)
 	slow := time.AfterFunc(openTimeout, func() { cancel(errNoWelcome) })
 	defer slow.Stop()
-	stream, version, err := l.open(ctx)
+	stream, err := l.open(ctx)
 	if !slow.Stop() {
 		err = errNoWelcome
 	}
@@ -469,7 +467,6 @@ func (l *link) talk() (welcomed bool, err error) {
 		return false, err
 	}
 	l.mu.Lock()
-	l.version = version
 	clear(l.numbers) // the peer knows none on this stream
 	l.mu.Unlock()
 	broken := make(chan struct{})
@@ -483,11 +480,11 @@ func (l *link) talk() (welcomed bool, err error) {
 	return true, err
 }
 
-// open opens a stream and waits for its welcome, which names the protocol to use.
-func (l *link) open(ctx context.Context) (stream peerv1.Peer_ForwardClient, version uint32, err error) {
+// open opens a stream and waits for its welcome.
+func (l *link) open(ctx context.Context) (stream peerv1.Peer_ForwardClient, err error) {
 	stream, err = peerv1.NewPeerClient(l.conn).Forward(ctx)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	hello := &peerv1.Hello{
 		Protocol: Protocol, OldestProtocol: OldestProtocol, FromName: l.cfg.Self.Name, FromBoot: l.cfg.Self.Boot, Stream: l.stream,
@@ -497,9 +494,9 @@ func (l *link) open(ctx context.Context) (stream peerv1.Peer_ForwardClient, vers
 	_ = stream.Send(&peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
 	first, err := stream.Recv()
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	return stream, first.GetWelcome().GetProtocol(), welcomes(l.to, first.GetWelcome())
+	return stream, welcomes(l.to, first.GetWelcome())
 }
 
 // repeat has what is unanswered written again on the next stream, under the same sequence, so that the peer does not
@@ -582,15 +579,7 @@ func (l *link) take() *message {
 	m.sequence, m.live, m.tries = l.sequence, len(m.flights), 1
 	m.batch.Sequence, m.batch.Acknowledged = l.sequence, l.acked
 	m.body.Batch, m.request.Body = &m.batch, &m.body
-	if m.packed = l.version >= packedChecks; m.packed {
-		l.packLocked(m)
-	} else {
-		for _, f := range m.flights {
-			for _, op := range f.ops {
-				m.batch.Items = append(m.batch.Items, protoItem(op, f.until.Sub(m.made)))
-			}
-		}
-	}
+	l.packLocked(m)
 	l.sent[m.sequence] = m
 	return m
 }
@@ -623,7 +612,7 @@ func (l *link) read(stream peerv1.Peer_ForwardClient) error {
 		}
 		if r := in.GetReply(); r != nil {
 			l.answered(r)
-			if r.Items == nil && cap(r.Outcomes) <= keepPacked {
+			if cap(r.Outcomes) <= keepPacked {
 				r.ReturnToVTPool()
 			}
 		}
@@ -653,9 +642,6 @@ func (l *link) answered(r *peerv1.Reply) {
 
 // answer fills in the outcomes of the operations that are waited for. It reports false when the reply is none to this message.
 func (m *message) answer(r *peerv1.Reply) bool {
-	if !m.packed {
-		return m.answerItems(r.Items)
-	}
 	in := outcomes{reader: reader{rest: string(r.Outcomes)}}
 	var nobodys limiter.Op // of callers who have gone on
 	for _, f := range m.flights {
@@ -670,19 +656,4 @@ func (m *message) answer(r *peerv1.Reply) bool {
 		}
 	}
 	return in.rest == ""
-}
-
-func (m *message) answerItems(replies []*peerv1.ItemReply) bool {
-	if len(replies) != m.items {
-		return false
-	}
-	for _, f := range m.flights {
-		if !f.ended {
-			for i, op := range f.ops {
-				setOutcome(op, replies[i])
-			}
-		}
-		replies = replies[f.n:]
-	}
-	return true
 }

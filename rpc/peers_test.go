@@ -644,11 +644,6 @@ func TestGarbageReplies(t *testing.T) {
 			r.GetReply().Outcomes = r.GetReply().Outcomes[:len(r.GetReply().Outcomes)-1]
 			return r
 		}}, false},
-		"unpacked items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
-			return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: &peerv1.Reply{
-				Sequence: b.Sequence, Items: []*peerv1.ItemReply{protoOutcome(check("k", 5))},
-			}}}
-		}}, false},
 		"too many items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
 		"another kind": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
 			return replyOf(b.Sequence, &limiter.Op{Kind: limiter.OpReset})
@@ -808,34 +803,25 @@ func TestTimeLeft(t *testing.T) {
 
 // TestAbandonedAmongOthers: a caller who has given up is not touched by the answer to a message that others wait for.
 func TestAbandonedAmongOthers(t *testing.T) {
-	for _, version := range []uint32{OldestProtocol, Protocol} {
-		l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
-		defer l.stop()
-		l.version = version
-		gone, stays := flightOf(time.Hour, 2), flightOf(time.Hour, 1)
-		its := gone.ops
-		if !l.send(gone) || !l.send(stays) {
-			t.Fatal("not taken")
-		}
-		m := l.take()
-		if m.items != 3 || !l.abandon(gone) {
-			t.Fatalf("%+v", m)
-		}
-		r := replyOf(1, admitted(check("k", 7)), admitted(check("k", 8)), admitted(check("k", 9))).GetReply()
-		if version < packedChecks {
-			r.Outcomes = nil
-			for cost := range int64(3) {
-				r.Items = append(r.Items, protoOutcome(admitted(check("k", 7+cost))))
-			}
-		}
-		l.answered(r)
-		<-stays.done
-		if !stays.answered || !stays.ops[0].Outcome.Decision.Allowed || its[0].Outcome.Decision.Allowed || its[1].Outcome.Decision.Allowed {
-			t.Errorf("protocol %d: %+v, %+v", version, stays.ops[0].Outcome, its[0].Outcome)
-		}
-		if l.waiting != 0 || l.acked != 1 || len(gone.done) > 0 {
-			t.Errorf("protocol %d: %d waiting, %d acknowledged, landed %d times after all", version, l.waiting, l.acked, len(gone.done))
-		}
+	l := newLink(PeersConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+	defer l.stop()
+	gone, stays := flightOf(time.Hour, 2), flightOf(time.Hour, 1)
+	its := gone.ops
+	if !l.send(gone) || !l.send(stays) {
+		t.Fatal("not taken")
+	}
+	m := l.take()
+	if m.items != 3 || !l.abandon(gone) {
+		t.Fatalf("%+v", m)
+	}
+	r := replyOf(1, admitted(check("k", 7)), admitted(check("k", 8)), admitted(check("k", 9))).GetReply()
+	l.answered(r)
+	<-stays.done
+	if !stays.answered || !stays.ops[0].Outcome.Decision.Allowed || its[0].Outcome.Decision.Allowed || its[1].Outcome.Decision.Allowed {
+		t.Errorf("%+v, %+v", stays.ops[0].Outcome, its[0].Outcome)
+	}
+	if l.waiting != 0 || l.acked != 1 || len(gone.done) > 0 {
+		t.Errorf("%d waiting, %d acknowledged, landed %d times after all", l.waiting, l.acked, len(gone.done))
 	}
 }
 

@@ -173,7 +173,7 @@ func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out 
 			return err
 		}
 		fresh, known, err := sess.begin(batch, out, s.cfg.MaxReplies, s.now())
-		if batch.Items == nil && len(batch.Define) == 0 && cap(batch.Operations) <= keepPacked {
+		if len(batch.Define) == 0 && cap(batch.Operations) <= keepPacked {
 			batch.ReturnToVTPool()
 		}
 		switch {
@@ -193,7 +193,6 @@ func (s *PeerServer) serve(stream peerv1.Peer_ForwardServer, sess *session, out 
 // work is a batch that is being carried out.
 type work struct {
 	sequence uint64
-	packed   bool // answered in the form of protocol 3
 	ops      []limiter.Op
 	good     []*limiter.Op // those that can be carried out
 	longest  time.Duration // that somebody waits for one of them
@@ -210,16 +209,7 @@ func (s *PeerServer) done(w *work) {
 
 // read takes in a batch, and what it defines. An error says that it is none.
 func (w *work) read(b *peerv1.Batch, names *numberedTargets) error {
-	w.sequence, w.packed = b.Sequence, len(b.Items) == 0
-	if n := len(b.Items); n > maxBatch {
-		return status.Errorf(codes.ResourceExhausted, "items: a batch holds at most %d, not %d", maxBatch, n)
-	} else if n > 0 && len(b.Operations) > 0 {
-		return malformed("operations", "are given beside items")
-	}
-	for _, item := range b.Items {
-		w.ops = append(w.ops, limiter.Op{})
-		operation(&w.ops[len(w.ops)-1], item)
-	}
+	w.sequence = b.Sequence
 	var err error
 	if w.ops, err = names.unpack(b, w.ops); err != nil {
 		return err
@@ -237,13 +227,6 @@ func (w *work) read(b *peerv1.Batch, names *numberedTargets) error {
 // answer makes the reply.
 func (w *work) answer() *peerv1.Reply {
 	r := &peerv1.Reply{Sequence: w.sequence}
-	if !w.packed {
-		r.Items = make([]*peerv1.ItemReply, len(w.ops))
-		for i := range w.ops {
-			r.Items[i] = protoOutcome(&w.ops[i])
-		}
-		return r
-	}
 	b, q := w.reply[:0], quota{}
 	for i := range w.ops {
 		b = appendOutcome(b, &q, &w.ops[i])
@@ -355,8 +338,8 @@ func (s *session) begin(b *peerv1.Batch, out *outlet, most int64, now time.Time)
 	return true, nil, nil
 }
 
-// replySize is about what a reply takes: an item's fields and the map's, or packed.
-func replySize(r *peerv1.Reply) int64 { return 256 + int64(len(r.Outcomes)) + 256*int64(len(r.Items)) }
+// replySize is about what a reply takes, with the map's part.
+func replySize(r *peerv1.Reply) int64 { return 256 + int64(len(r.Outcomes)) }
 
 // acknowledgeLocked forgets the batches up to a sequence: the sender has their replies, or wants them no more.
 func (s *session) acknowledgeLocked(up uint64) {

@@ -11,11 +11,8 @@ import (
 // when there is none. During a rolling upgrade nodes of two builds live side by side, so a build that introduces a version
 // goes on speaking the one before; CONTRIBUTING.md says when a version is needed.
 const (
-	Protocol       = 3
-	OldestProtocol = 1
-
-	packedMessages = 2 // the first in which cores' messages are packed
-	packedChecks   = 3 // the first in which checks and their answers are
+	Protocol       = 4
+	OldestProtocol = 4
 )
 
 // agree returns the version that this node uses with one that speaks from oldest to newest. A build from before there

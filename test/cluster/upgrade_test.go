@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-var previousRef = flag.String("previous", "", "the `commit` or tag that an upgrade begins from: by default the newest tag v* before this commit, or the commit before it")
+var previousRef = flag.String("previous", "", "the `commit` or tag that an upgrade begins from: by default the newest tag v* before this commit")
 
 // previousBuild makes the binary of the release before, from this repository's history.
 var previousBuild = sync.OnceValues(func() (binary previousBinary, err error) {
@@ -27,7 +27,7 @@ var previousBuild = sync.OnceValues(func() (binary previousBinary, err error) {
 	ref := *previousRef
 	if ref == "" {
 		if ref, err = git("describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^"); err != nil {
-			ref = "HEAD^"
+			return binary, errNoRelease
 		}
 	}
 	if binary.commit, err = git("rev-parse", "--short", "--verify", ref+"^{commit}"); err != nil {
@@ -55,12 +55,18 @@ var previousBuild = sync.OnceValues(func() (binary previousBinary, err error) {
 
 type previousBinary struct{ commit, path string }
 
-var errNoHistory = errors.New("no earlier commit to build")
+var (
+	errNoHistory = errors.New("no such commit to build")
+	errNoRelease = errors.New("there is no tag v* before this commit, so nothing was released that an upgrade could begin from: name a commit with -previous")
+)
 
 // previous returns the path of the binary of the release before.
 func previous(t *testing.T) string {
 	t.Helper()
 	b, err := previousBuild()
+	if errors.Is(err, errNoRelease) {
+		t.Skip(err)
+	}
 	if b.commit == "" {
 		t.Skipf("needs git and the history of this repository: %v", err)
 	}

@@ -561,7 +561,7 @@ type Message_Forget struct {
 }
 
 type Message_Packed struct {
-	// Several Replicates and ReplicateAcks in few bytes: see rpc/packed.go. From protocol 2 on.
+	// Several Replicates and ReplicateAcks in few bytes: see rpc/packed.go.
 	Packed []byte `protobuf:"bytes,15,opt,name=packed,proto3,oneof"`
 }
 

@@ -336,33 +336,31 @@ func (x *Welcome) GetProtocol() uint32 {
 	return 0
 }
 
-// Batch has operations in one of two forms: as items, which protocol 1 has, or packed, from protocol 3 on.
+// Batch has operations, packed.
 type Batch struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
 	Sequence     uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`         // from 1, rising
 	Acknowledged uint64                 `protobuf:"varint,2,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"` // every reply up to this sequence has arrived and may be forgotten
-	Items        []*Item                `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
 	// define gives numbers to what the operations name, before they are read. They hold for the rest of the stream, or until
 	// they are given to another target. A batch that is repeated defines all that it names.
-	Define []*v1.StreamTarget `protobuf:"bytes,4,rep,name=define,proto3" json:"define,omitempty"`
+	Define []*v1.StreamTarget `protobuf:"bytes,3,rep,name=define,proto3" json:"define,omitempty"`
 	// operations has one entry after the other, in the order in which they are to be carried out. Numbers are varints, signed
 	// ones zigzag (s). An entry is the sum of its flags, and what they say in this order:
 	//
 	//	1    an Item, with its length before it; no other flag goes with this one
 	//	2    number of the target; otherwise that of the check before, at first 0
-	//	4    epoch and n of the Item's term; otherwise those of the check before, at first none
-	//	8    microseconds of the Item's timeout, rounded up; otherwise those of the check before, at first none
-	//	16   cost (s); otherwise 1
-	//	32   partial
-	//	64   request id, with its length before it
-	//	128  hops; otherwise 1
-	//	256  the Item's trace, 24 bytes
-	//	512  the Item's caller, with its length before it, which comes before everything else; otherwise that of the check before,
+	//	4    microseconds of the Item's timeout, rounded up; otherwise those of the check before, at first none
+	//	8    cost (s); otherwise 1
+	//	16   partial
+	//	32   request id, with its length before it
+	//	64   hops; otherwise 1
+	//	128  the Item's trace, 24 bytes
+	//	256  the Item's caller, with its length before it, which comes before everything else; otherwise that of the check before,
 	//	     at first none
-	//	1024 always: the check is charged whether or not there is room, and its cost may be negative
+	//	512  always: the check is charged whether or not there is room, and its cost may be negative
 	//
 	// and then, of a check, the key, with its length before it. The partition follows from the key.
-	Operations    []byte `protobuf:"bytes,5,opt,name=operations,proto3" json:"operations,omitempty"`
+	Operations    []byte `protobuf:"bytes,4,opt,name=operations,proto3" json:"operations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -411,13 +409,6 @@ func (x *Batch) GetAcknowledged() uint64 {
 	return 0
 }
 
-func (x *Batch) GetItems() []*Item {
-	if x != nil {
-		return x.Items
-	}
-	return nil
-}
-
 func (x *Batch) GetDefine() []*v1.StreamTarget {
 	if x != nil {
 		return x.Define
@@ -436,7 +427,6 @@ func (x *Batch) GetOperations() []byte {
 type Reply struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Items    []*ItemReply           `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"`
 	// outcomes has entries like those of a batch. The flags are
 	//
 	//	1    an ItemReply, with its length before it; no other flag goes with this one
@@ -454,7 +444,7 @@ type Reply struct {
 	//	       1 and retry_after, or 0 where that is absent
 	//
 	// and then, of a decision, remaining (s). Policy and request id are those that were asked with. Durations are nanoseconds.
-	Outcomes      []byte `protobuf:"bytes,3,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	Outcomes      []byte `protobuf:"bytes,2,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -494,13 +484,6 @@ func (x *Reply) GetSequence() uint64 {
 		return x.Sequence
 	}
 	return 0
-}
-
-func (x *Reply) GetItems() []*ItemReply {
-	if x != nil {
-		return x.Items
-	}
-	return nil
 }
 
 func (x *Reply) GetOutcomes() []byte {
@@ -565,10 +548,8 @@ func (x *Term) GetN() uint64 {
 
 type Item struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
-	Partition uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	Term      *Term                  `protobuf:"bytes,2,opt,name=term,proto3" json:"term,omitempty"`                             // the term under which the sender takes the receiver for the holder; absent when it knows none
-	Hops      uint32                 `protobuf:"varint,3,opt,name=hops,proto3" json:"hops,omitempty"`                            // how often the item has been forwarded, this time included
-	TimeoutNs uint64                 `protobuf:"varint,4,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // what is left of the caller's deadline
+	Hops      uint32                 `protobuf:"varint,1,opt,name=hops,proto3" json:"hops,omitempty"`                            // how often the item has been forwarded, this time included
+	TimeoutNs uint64                 `protobuf:"varint,2,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // what is left of the caller's deadline
 	// Types that are valid to be assigned to Operation:
 	//
 	//	*Item_Check
@@ -582,9 +563,9 @@ type Item struct {
 	Operation isItem_Operation `protobuf_oneof:"operation"`
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
-	Trace         []byte `protobuf:"bytes,13,opt,name=trace,proto3" json:"trace,omitempty"`
-	Caller        string `protobuf:"bytes,14,opt,name=caller,proto3" json:"caller,omitempty"`  // name of the authenticated caller, at most 256 bytes; empty when it is not known
-	Always        bool   `protobuf:"varint,15,opt,name=always,proto3" json:"always,omitempty"` // of a check: charged whether or not there is room; its cost may be negative
+	Trace         []byte `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
+	Caller        string `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`  // name of the authenticated caller, at most 256 bytes; empty when it is not known
+	Always        bool   `protobuf:"varint,13,opt,name=always,proto3" json:"always,omitempty"` // of a check: charged whether or not there is room; its cost may be negative
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -617,20 +598,6 @@ func (x *Item) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Item.ProtoReflect.Descriptor instead.
 func (*Item) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{7}
-}
-
-func (x *Item) GetPartition() uint32 {
-	if x != nil {
-		return x.Partition
-	}
-	return 0
-}
-
-func (x *Item) GetTerm() *Term {
-	if x != nil {
-		return x.Term
-	}
-	return nil
 }
 
 func (x *Item) GetHops() uint32 {
@@ -752,35 +719,35 @@ type isItem_Operation interface {
 }
 
 type Item_Check struct {
-	Check *v1.Check `protobuf:"bytes,5,opt,name=check,proto3,oneof"`
+	Check *v1.Check `protobuf:"bytes,3,opt,name=check,proto3,oneof"`
 }
 
 type Item_Acquire struct {
-	Acquire *v1.AcquireRequest `protobuf:"bytes,6,opt,name=acquire,proto3,oneof"`
+	Acquire *v1.AcquireRequest `protobuf:"bytes,4,opt,name=acquire,proto3,oneof"`
 }
 
 type Item_Renew struct {
-	Renew *v1.RenewRequest `protobuf:"bytes,7,opt,name=renew,proto3,oneof"`
+	Renew *v1.RenewRequest `protobuf:"bytes,5,opt,name=renew,proto3,oneof"`
 }
 
 type Item_Release struct {
-	Release *v1.ReleaseRequest `protobuf:"bytes,8,opt,name=release,proto3,oneof"`
+	Release *v1.ReleaseRequest `protobuf:"bytes,6,opt,name=release,proto3,oneof"`
 }
 
 type Item_Refund struct {
-	Refund *v1.RefundRequest `protobuf:"bytes,9,opt,name=refund,proto3,oneof"`
+	Refund *v1.RefundRequest `protobuf:"bytes,7,opt,name=refund,proto3,oneof"`
 }
 
 type Item_Reset_ struct {
-	Reset_ *v1.ResetRequest `protobuf:"bytes,10,opt,name=reset,proto3,oneof"`
+	Reset_ *v1.ResetRequest `protobuf:"bytes,8,opt,name=reset,proto3,oneof"`
 }
 
 type Item_Reserve struct {
-	Reserve *Reserve `protobuf:"bytes,11,opt,name=reserve,proto3,oneof"`
+	Reserve *Reserve `protobuf:"bytes,9,opt,name=reserve,proto3,oneof"`
 }
 
 type Item_Settle struct {
-	Settle *Settle `protobuf:"bytes,12,opt,name=settle,proto3,oneof"`
+	Settle *Settle `protobuf:"bytes,10,opt,name=settle,proto3,oneof"`
 }
 
 func (*Item_Check) isItem_Operation() {}
@@ -968,9 +935,8 @@ func (x *Settled) GetRefunded() int64 {
 
 type ItemReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	Term  *Term                  `protobuf:"bytes,1,opt,name=term,proto3" json:"term,omitempty"` // under which it was decided
 	// How long it may be used, counted from the sending of the question, where it was decided under a lease. 0: for ever.
-	LeaseNs uint64 `protobuf:"varint,10,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	LeaseNs uint64 `protobuf:"varint,1,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
 	// Types that are valid to be assigned to Outcome:
 	//
 	//	*ItemReply_Decision
@@ -1014,13 +980,6 @@ func (x *ItemReply) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ItemReply.ProtoReflect.Descriptor instead.
 func (*ItemReply) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *ItemReply) GetTerm() *Term {
-	if x != nil {
-		return x.Term
-	}
-	return nil
 }
 
 func (x *ItemReply) GetLeaseNs() uint64 {
@@ -1551,40 +1510,36 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\rring_settings\x18\a \x01(\x06R\fringSettings\x12'\n" +
 	"\x0foldest_protocol\x18\b \x01(\rR\x0eoldestProtocol\"%\n" +
 	"\aWelcome\x12\x1a\n" +
-	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\xc0\x01\n" +
+	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\x96\x01\n" +
 	"\x05Batch\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\"\n" +
-	"\facknowledged\x18\x02 \x01(\x04R\facknowledged\x12(\n" +
-	"\x05items\x18\x03 \x03(\v2\x12.weir.peer.v1.ItemR\x05items\x12-\n" +
-	"\x06define\x18\x04 \x03(\v2\x15.weir.v1.StreamTargetR\x06define\x12\x1e\n" +
+	"\facknowledged\x18\x02 \x01(\x04R\facknowledged\x12-\n" +
+	"\x06define\x18\x03 \x03(\v2\x15.weir.v1.StreamTargetR\x06define\x12\x1e\n" +
 	"\n" +
-	"operations\x18\x05 \x01(\fR\n" +
-	"operations\"n\n" +
+	"operations\x18\x04 \x01(\fR\n" +
+	"operations\"?\n" +
 	"\x05Reply\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12-\n" +
-	"\x05items\x18\x02 \x03(\v2\x17.weir.peer.v1.ItemReplyR\x05items\x12\x1a\n" +
-	"\boutcomes\x18\x03 \x01(\fR\boutcomes\"*\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1a\n" +
+	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xd7\x04\n" +
-	"\x04Item\x12\x1c\n" +
-	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
-	"\x04term\x18\x02 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x12\n" +
-	"\x04hops\x18\x03 \x01(\rR\x04hops\x12\x1d\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\x91\x04\n" +
+	"\x04Item\x12\x12\n" +
+	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
-	"timeout_ns\x18\x04 \x01(\x04R\ttimeoutNs\x12&\n" +
-	"\x05check\x18\x05 \x01(\v2\x0e.weir.v1.CheckH\x00R\x05check\x123\n" +
-	"\aacquire\x18\x06 \x01(\v2\x17.weir.v1.AcquireRequestH\x00R\aacquire\x12-\n" +
-	"\x05renew\x18\a \x01(\v2\x15.weir.v1.RenewRequestH\x00R\x05renew\x123\n" +
-	"\arelease\x18\b \x01(\v2\x17.weir.v1.ReleaseRequestH\x00R\arelease\x120\n" +
-	"\x06refund\x18\t \x01(\v2\x16.weir.v1.RefundRequestH\x00R\x06refund\x12-\n" +
-	"\x05reset\x18\n" +
-	" \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
-	"\areserve\x18\v \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
-	"\x06settle\x18\f \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12\x14\n" +
-	"\x05trace\x18\r \x01(\fR\x05trace\x12\x16\n" +
-	"\x06caller\x18\x0e \x01(\tR\x06caller\x12\x16\n" +
-	"\x06always\x18\x0f \x01(\bR\x06alwaysB\v\n" +
+	"timeout_ns\x18\x02 \x01(\x04R\ttimeoutNs\x12&\n" +
+	"\x05check\x18\x03 \x01(\v2\x0e.weir.v1.CheckH\x00R\x05check\x123\n" +
+	"\aacquire\x18\x04 \x01(\v2\x17.weir.v1.AcquireRequestH\x00R\aacquire\x12-\n" +
+	"\x05renew\x18\x05 \x01(\v2\x15.weir.v1.RenewRequestH\x00R\x05renew\x123\n" +
+	"\arelease\x18\x06 \x01(\v2\x17.weir.v1.ReleaseRequestH\x00R\arelease\x120\n" +
+	"\x06refund\x18\a \x01(\v2\x16.weir.v1.RefundRequestH\x00R\x06refund\x12-\n" +
+	"\x05reset\x18\b \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
+	"\areserve\x18\t \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
+	"\x06settle\x18\n" +
+	" \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12\x14\n" +
+	"\x05trace\x18\v \x01(\fR\x05trace\x12\x16\n" +
+	"\x06caller\x18\f \x01(\tR\x06caller\x12\x16\n" +
+	"\x06always\x18\r \x01(\bR\x06alwaysB\v\n" +
 	"\toperation\"d\n" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
@@ -1595,11 +1550,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\x03R\x04keep\"%\n" +
 	"\aSettled\x12\x1a\n" +
-	"\brefunded\x18\x01 \x01(\x03R\brefunded\"\xf2\x03\n" +
-	"\tItemReply\x12&\n" +
-	"\x04term\x18\x01 \x01(\v2\x12.weir.peer.v1.TermR\x04term\x12\x19\n" +
-	"\blease_ns\x18\n" +
-	" \x01(\x04R\aleaseNs\x12/\n" +
+	"\brefunded\x18\x01 \x01(\x03R\brefunded\"\xca\x03\n" +
+	"\tItemReply\x12\x19\n" +
+	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\x12/\n" +
 	"\bdecision\x18\x02 \x01(\v2\x11.weir.v1.DecisionH\x00R\bdecision\x122\n" +
 	"\arenewed\x18\x03 \x01(\v2\x16.weir.v1.RenewResponseH\x00R\arenewed\x126\n" +
 	"\breleased\x18\x04 \x01(\v2\x18.weir.v1.ReleaseResponseH\x00R\breleased\x125\n" +
@@ -1700,42 +1653,38 @@ var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	4,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
 	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
-	7,  // 4: weir.peer.v1.Batch.items:type_name -> weir.peer.v1.Item
-	17, // 5: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
-	11, // 6: weir.peer.v1.Reply.items:type_name -> weir.peer.v1.ItemReply
-	6,  // 7: weir.peer.v1.Item.term:type_name -> weir.peer.v1.Term
-	18, // 8: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	19, // 9: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	20, // 10: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	21, // 11: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	22, // 12: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	23, // 13: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
-	8,  // 14: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
-	9,  // 15: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
-	24, // 16: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	25, // 17: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
-	6,  // 18: weir.peer.v1.ItemReply.term:type_name -> weir.peer.v1.Term
-	26, // 19: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	27, // 20: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	28, // 21: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	29, // 22: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	30, // 23: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	31, // 24: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	12, // 25: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	10, // 26: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
-	6,  // 27: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	32, // 28: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	0,  // 29: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	13, // 30: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	15, // 31: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	1,  // 32: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	14, // 33: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	16, // 34: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	32, // [32:35] is the sub-list for method output_type
-	29, // [29:32] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	17, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
+	18, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
+	19, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
+	20, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
+	21, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
+	22, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
+	23, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
+	8,  // 11: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
+	9,  // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
+	24, // 13: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	25, // 14: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	26, // 15: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	27, // 16: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	28, // 17: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	29, // 18: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	30, // 19: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	31, // 20: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	12, // 21: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	10, // 22: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
+	6,  // 23: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	32, // 24: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	0,  // 25: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	13, // 26: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	15, // 27: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	1,  // 28: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	14, // 29: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	16, // 30: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	28, // [28:31] is the sub-list for method output_type
+	25, // [25:28] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }

@@ -350,23 +350,11 @@ func (m *Batch) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		copy(dAtA[i:], m.Operations)
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Operations)))
 		i--
-		dAtA[i] = 0x2a
+		dAtA[i] = 0x22
 	}
 	if len(m.Define) > 0 {
 		for iNdEx := len(m.Define) - 1; iNdEx >= 0; iNdEx-- {
 			size, err := m.Define[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
-			if err != nil {
-				return 0, err
-			}
-			i -= size
-			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
-			i--
-			dAtA[i] = 0x22
-		}
-	}
-	if len(m.Items) > 0 {
-		for iNdEx := len(m.Items) - 1; iNdEx >= 0; iNdEx-- {
-			size, err := m.Items[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
 			if err != nil {
 				return 0, err
 			}
@@ -424,19 +412,7 @@ func (m *Reply) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		copy(dAtA[i:], m.Outcomes)
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Outcomes)))
 		i--
-		dAtA[i] = 0x1a
-	}
-	if len(m.Items) > 0 {
-		for iNdEx := len(m.Items) - 1; iNdEx >= 0; iNdEx-- {
-			size, err := m.Items[iNdEx].MarshalToSizedBufferVT(dAtA[:i])
-			if err != nil {
-				return 0, err
-			}
-			i -= size
-			i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
-			i--
-			dAtA[i] = 0x12
-		}
+		dAtA[i] = 0x12
 	}
 	if m.Sequence != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Sequence))
@@ -536,44 +512,29 @@ func (m *Item) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 			dAtA[i] = 0
 		}
 		i--
-		dAtA[i] = 0x78
+		dAtA[i] = 0x68
 	}
 	if len(m.Caller) > 0 {
 		i -= len(m.Caller)
 		copy(dAtA[i:], m.Caller)
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Caller)))
 		i--
-		dAtA[i] = 0x72
+		dAtA[i] = 0x62
 	}
 	if len(m.Trace) > 0 {
 		i -= len(m.Trace)
 		copy(dAtA[i:], m.Trace)
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Trace)))
 		i--
-		dAtA[i] = 0x6a
+		dAtA[i] = 0x5a
 	}
 	if m.TimeoutNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.TimeoutNs))
 		i--
-		dAtA[i] = 0x20
+		dAtA[i] = 0x10
 	}
 	if m.Hops != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Hops))
-		i--
-		dAtA[i] = 0x18
-	}
-	if m.Term != nil {
-		size, err := m.Term.MarshalToSizedBufferVT(dAtA[:i])
-		if err != nil {
-			return 0, err
-		}
-		i -= size
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
-		i--
-		dAtA[i] = 0x12
-	}
-	if m.Partition != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Partition))
 		i--
 		dAtA[i] = 0x8
 	}
@@ -595,11 +556,11 @@ func (m *Item_Check) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x2a
+		dAtA[i] = 0x1a
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x2a
+		dAtA[i] = 0x1a
 	}
 	return len(dAtA) - i, nil
 }
@@ -618,11 +579,11 @@ func (m *Item_Acquire) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x32
+		dAtA[i] = 0x22
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x32
+		dAtA[i] = 0x22
 	}
 	return len(dAtA) - i, nil
 }
@@ -641,11 +602,11 @@ func (m *Item_Renew) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x3a
+		dAtA[i] = 0x2a
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x3a
+		dAtA[i] = 0x2a
 	}
 	return len(dAtA) - i, nil
 }
@@ -664,11 +625,11 @@ func (m *Item_Release) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x42
+		dAtA[i] = 0x32
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x42
+		dAtA[i] = 0x32
 	}
 	return len(dAtA) - i, nil
 }
@@ -687,11 +648,11 @@ func (m *Item_Refund) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x4a
+		dAtA[i] = 0x3a
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x4a
+		dAtA[i] = 0x3a
 	}
 	return len(dAtA) - i, nil
 }
@@ -710,11 +671,11 @@ func (m *Item_Reset_) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x52
+		dAtA[i] = 0x42
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x52
+		dAtA[i] = 0x42
 	}
 	return len(dAtA) - i, nil
 }
@@ -733,11 +694,11 @@ func (m *Item_Reserve) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x5a
+		dAtA[i] = 0x4a
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x5a
+		dAtA[i] = 0x4a
 	}
 	return len(dAtA) - i, nil
 }
@@ -756,11 +717,11 @@ func (m *Item_Settle) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x62
+		dAtA[i] = 0x52
 	} else {
 		i = protohelpers.EncodeVarint(dAtA, i, 0)
 		i--
-		dAtA[i] = 0x62
+		dAtA[i] = 0x52
 	}
 	return len(dAtA) - i, nil
 }
@@ -959,17 +920,7 @@ func (m *ItemReply) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.LeaseNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.LeaseNs))
 		i--
-		dAtA[i] = 0x50
-	}
-	if m.Term != nil {
-		size, err := m.Term.MarshalToSizedBufferVT(dAtA[:i])
-		if err != nil {
-			return 0, err
-		}
-		i -= size
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
-		i--
-		dAtA[i] = 0xa
+		dAtA[i] = 0x8
 	}
 	return len(dAtA) - i, nil
 }
@@ -1477,19 +1428,14 @@ var vtprotoPool_Batch = sync.Pool{
 
 func (m *Batch) ResetVT() {
 	if m != nil {
-		for _, mm := range m.Items {
-			mm.Reset()
-		}
-		f0 := m.Items[:0]
 		for _, mm := range m.Define {
 			mm.Reset()
 		}
-		f1 := m.Define[:0]
-		f2 := m.Operations[:0]
+		f0 := m.Define[:0]
+		f1 := m.Operations[:0]
 		m.Reset()
-		m.Items = f0
-		m.Define = f1
-		m.Operations = f2
+		m.Define = f0
+		m.Operations = f1
 	}
 }
 func (m *Batch) ReturnToVTPool() {
@@ -1510,14 +1456,9 @@ var vtprotoPool_Reply = sync.Pool{
 
 func (m *Reply) ResetVT() {
 	if m != nil {
-		for _, mm := range m.Items {
-			mm.Reset()
-		}
-		f0 := m.Items[:0]
-		f1 := m.Outcomes[:0]
+		f0 := m.Outcomes[:0]
 		m.Reset()
-		m.Items = f0
-		m.Outcomes = f1
+		m.Outcomes = f0
 	}
 }
 func (m *Reply) ReturnToVTPool() {
@@ -1672,12 +1613,6 @@ func (m *Batch) SizeVT() (n int) {
 	if m.Acknowledged != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Acknowledged))
 	}
-	if len(m.Items) > 0 {
-		for _, e := range m.Items {
-			l = e.SizeVT()
-			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
-		}
-	}
 	if len(m.Define) > 0 {
 		for _, e := range m.Define {
 			l = e.SizeVT()
@@ -1700,12 +1635,6 @@ func (m *Reply) SizeVT() (n int) {
 	_ = l
 	if m.Sequence != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Sequence))
-	}
-	if len(m.Items) > 0 {
-		for _, e := range m.Items {
-			l = e.SizeVT()
-			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
-		}
 	}
 	l = len(m.Outcomes)
 	if l > 0 {
@@ -1737,13 +1666,6 @@ func (m *Item) SizeVT() (n int) {
 	}
 	var l int
 	_ = l
-	if m.Partition != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Partition))
-	}
-	if m.Term != nil {
-		l = m.Term.SizeVT()
-		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
-	}
 	if m.Hops != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Hops))
 	}
@@ -1941,15 +1863,11 @@ func (m *ItemReply) SizeVT() (n int) {
 	}
 	var l int
 	_ = l
-	if m.Term != nil {
-		l = m.Term.SizeVT()
-		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
+	if m.LeaseNs != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.LeaseNs))
 	}
 	if vtmsg, ok := m.Outcome.(interface{ SizeVT() int }); ok {
 		n += vtmsg.SizeVT()
-	}
-	if m.LeaseNs != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.LeaseNs))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -2800,47 +2718,6 @@ func (m *Batch) UnmarshalVT(dAtA []byte) error {
 			}
 		case 3:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Items", wireType)
-			}
-			var msglen int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				msglen |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			if msglen < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			postIndex := iNdEx + msglen
-			if postIndex < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			if len(m.Items) == cap(m.Items) {
-				m.Items = append(m.Items, &Item{})
-			} else {
-				m.Items = m.Items[:len(m.Items)+1]
-				if m.Items[len(m.Items)-1] == nil {
-					m.Items[len(m.Items)-1] = &Item{}
-				}
-			}
-			if err := m.Items[len(m.Items)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
-				return err
-			}
-			iNdEx = postIndex
-		case 4:
-			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Define", wireType)
 			}
 			var msglen int
@@ -2880,7 +2757,7 @@ func (m *Batch) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
-		case 5:
+		case 4:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Operations", wireType)
 			}
@@ -2985,47 +2862,6 @@ func (m *Reply) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 		case 2:
-			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Items", wireType)
-			}
-			var msglen int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				msglen |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			if msglen < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			postIndex := iNdEx + msglen
-			if postIndex < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			if len(m.Items) == cap(m.Items) {
-				m.Items = append(m.Items, &ItemReply{})
-			} else {
-				m.Items = m.Items[:len(m.Items)+1]
-				if m.Items[len(m.Items)-1] == nil {
-					m.Items[len(m.Items)-1] = &ItemReply{}
-				}
-			}
-			if err := m.Items[len(m.Items)-1].UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
-				return err
-			}
-			iNdEx = postIndex
-		case 3:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Outcomes", wireType)
 			}
@@ -3201,61 +3037,6 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 		switch fieldNum {
 		case 1:
 			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Partition", wireType)
-			}
-			m.Partition = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.Partition |= uint32(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 2:
-			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Term", wireType)
-			}
-			var msglen int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				msglen |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			if msglen < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			postIndex := iNdEx + msglen
-			if postIndex < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			if m.Term == nil {
-				m.Term = &Term{}
-			}
-			if err := m.Term.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
-				return err
-			}
-			iNdEx = postIndex
-		case 3:
-			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Hops", wireType)
 			}
 			m.Hops = 0
@@ -3273,7 +3054,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 4:
+		case 2:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field TimeoutNs", wireType)
 			}
@@ -3292,7 +3073,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 5:
+		case 3:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Check", wireType)
 			}
@@ -3333,7 +3114,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Check{Check: v}
 			}
 			iNdEx = postIndex
-		case 6:
+		case 4:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Acquire", wireType)
 			}
@@ -3374,7 +3155,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Acquire{Acquire: v}
 			}
 			iNdEx = postIndex
-		case 7:
+		case 5:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Renew", wireType)
 			}
@@ -3415,7 +3196,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Renew{Renew: v}
 			}
 			iNdEx = postIndex
-		case 8:
+		case 6:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Release", wireType)
 			}
@@ -3456,7 +3237,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Release{Release: v}
 			}
 			iNdEx = postIndex
-		case 9:
+		case 7:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Refund", wireType)
 			}
@@ -3497,7 +3278,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Refund{Refund: v}
 			}
 			iNdEx = postIndex
-		case 10:
+		case 8:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Reset_", wireType)
 			}
@@ -3538,7 +3319,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Reset_{Reset_: v}
 			}
 			iNdEx = postIndex
-		case 11:
+		case 9:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Reserve", wireType)
 			}
@@ -3579,7 +3360,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Reserve{Reserve: v}
 			}
 			iNdEx = postIndex
-		case 12:
+		case 10:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Settle", wireType)
 			}
@@ -3620,7 +3401,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Settle{Settle: v}
 			}
 			iNdEx = postIndex
-		case 13:
+		case 11:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Trace", wireType)
 			}
@@ -3654,7 +3435,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Trace = []byte{}
 			}
 			iNdEx = postIndex
-		case 14:
+		case 12:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Caller", wireType)
 			}
@@ -3686,7 +3467,7 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Caller = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
-		case 15:
+		case 13:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Always", wireType)
 			}
@@ -4109,10 +3890,10 @@ func (m *ItemReply) UnmarshalVT(dAtA []byte) error {
 		}
 		switch fieldNum {
 		case 1:
-			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Term", wireType)
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field LeaseNs", wireType)
 			}
-			var msglen int
+			m.LeaseNs = 0
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -4122,28 +3903,11 @@ func (m *ItemReply) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				msglen |= int(b&0x7F) << shift
+				m.LeaseNs |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
 			}
-			if msglen < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			postIndex := iNdEx + msglen
-			if postIndex < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			if m.Term == nil {
-				m.Term = &Term{}
-			}
-			if err := m.Term.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
-				return err
-			}
-			iNdEx = postIndex
 		case 2:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Decision", wireType)
@@ -4472,25 +4236,6 @@ func (m *ItemReply) UnmarshalVT(dAtA []byte) error {
 				m.Outcome = &ItemReply_Settled{Settled: v}
 			}
 			iNdEx = postIndex
-		case 10:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field LeaseNs", wireType)
-			}
-			m.LeaseNs = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.LeaseNs |= uint64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
