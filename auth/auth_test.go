@@ -53,7 +53,9 @@ func watch(t *testing.T) *watched {
 	w := &watched{list: parse(t, "")}
 	w.Authorizer = New(Config{
 		Callers: func() *Callers { return w.list },
-		Denied:  func(door, reason string, _ net.Addr, what string) { w.told = append(w.told, door+" "+reason+" "+what) },
+		Denied: func(listener, reason string, _ net.Addr, what string) {
+			w.told = append(w.told, listener+" "+reason+" "+what)
+		},
 	})
 	return w
 }
@@ -394,7 +396,9 @@ func TestExpiredToken(t *testing.T) {
 	now := day.Add(-1)
 	w.Authorizer = New(Config{
 		Callers: func() *Callers { return w.list }, Now: func() time.Time { return now },
-		Denied: func(door, reason string, _ net.Addr, what string) { w.told = append(w.told, door+" "+reason+" "+what) },
+		Denied: func(listener, reason string, _ net.Addr, what string) {
+			w.told = append(w.told, listener+" "+reason+" "+what)
+		},
 	})
 	w.list = parse(t, fmt.Sprintf("  - {name: brief, tokens: [{hash: %s, expires: 2027-01-31}], roles: [check, topology], policies: [login]}\n", Hash("weir_brief")))
 	next := &fake{}

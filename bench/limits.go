@@ -110,7 +110,7 @@ func (p *proof) run(ctx context.Context) (int64, error) {
 	}
 }
 
-// weirProofs ask a cluster by every door, each check at another node.
+// weirProofs ask a cluster by every protocol, each check at another node.
 func (b *bench) weirProofs(cluster func() (*weirCluster, error)) func(context.Context) ([]proof, error) {
 	return func(ctx context.Context) ([]proof, error) {
 		w, err := cluster()

@@ -127,7 +127,7 @@ func parseReady(line string) weirNode {
 	return weirNode{name: values["name"], http: values["http"], grpc: values["grpc"], gossip: values["gossip"]}
 }
 
-// addresses are the gRPC doors, as client.Dial wants them.
+// addresses are the gRPC addresses, as client.Dial wants them.
 func (w *weirCluster) addresses() string {
 	var all []string
 	for _, n := range w.nodes {

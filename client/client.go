@@ -443,7 +443,7 @@ func (c *Client) verdict(ctx context.Context, err error) error {
 }
 
 // failedRetry is the RetryAfter of a question refused because nobody could be asked. It promises nothing, and is what
-// the HTTP door says in such a case.
+// the HTTP API says in such a case.
 const failedRetry = time.Second
 
 // fallback is the fail policy's answer to q.

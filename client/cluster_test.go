@@ -28,7 +28,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// cluster is limiters that decide for the keys that the ring gives them, behind doors of their own, and forward the rest to
+// cluster is limiters that decide for the keys that the ring gives them, behind gRPC servers of their own, and forward the rest to
 // one another. It counts what is forwarded.
 type cluster struct {
 	table     *ring.Table
@@ -118,7 +118,7 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 }
 
 func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
-	door := rpc.NewServer(rpc.ServerConfig{
+	server := rpc.NewServer(rpc.ServerConfig{
 		Service:  c.nodes[i],
 		Status:   func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
 		Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) { return c.told, nil },
@@ -133,7 +133,7 @@ func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 		return handle(ctx, in)
 	}
 	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()), grpc.UnaryInterceptor(count))
-	door.Register(s)
+	server.Register(s)
 	health := health.NewServer()
 	c.health = append(c.health, health)
 	healthpb.RegisterHealthServer(s, health)
@@ -145,7 +145,7 @@ func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 	t.Cleanup(func() {
 		s.Stop()
 		<-done
-		door.Close()
+		server.Close()
 	})
 }
 

@@ -267,7 +267,7 @@ func (b *book) expire(key string) {
 	delete(b.leases, key)
 }
 
-// node is a node's gRPC door over a book, which counts the checks it is asked and can do worse than answer.
+// node is a node's gRPC service over a book, which counts the checks it is asked and can do worse than answer.
 type node struct {
 	weirv1.LimiterServer
 	svc     limit.Service

@@ -27,14 +27,14 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Dial returns a Client of the cluster at address: the host:port of a node's gRPC door, several of them separated by
+// Dial returns a Client of the cluster at address: the host:port of a node's gRPC listener, several of them separated by
 // commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
 // stand for many nodes.
 //
 // From one of them the Client learns the ring, and asks the node that owns a key about it. Where the nodes do not tell, or
 // the owner cannot be reached from here, says that it is not ready, or left a question unanswered a moment ago, any other
 // is asked, the one with the fewest questions under way: any node can answer any question. The owners' addresses are those
-// that the nodes advertise, with the port of their gRPC door; the Client keeps a connection to each.
+// that the nodes advertise, with the port of their gRPC listener; the Client keeps a connection to each.
 //
 // Dial does not wait for a connection: that nobody can be reached is for the fail policy to answer, from the first
 // question on; see Ready. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind

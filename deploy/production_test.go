@@ -58,7 +58,7 @@ func TestAutoscaler(t *testing.T) {
 	}
 }
 
-// Nobody gets to a door but those who say that they call, or scrape, and nodes connect to nodes and name servers only.
+// Nobody gets to a caller's port but those who say that they call, or scrape, and nodes connect to nodes and name servers only.
 func TestProductionNetwork(t *testing.T) {
 	np := object[networkingv1.NetworkPolicy](t, kustomize(t, "k8s/overlays/production"), "weir").Spec
 	for i, rule := range np.Ingress {

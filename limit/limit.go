@@ -33,7 +33,7 @@ type Target struct {
 // Check is one question: may this go ahead?
 type Check struct {
 	Target
-	// Cost is the number of units; 0 peeks. Doors that let callers leave the cost out put 1 here. Negative only with Always.
+	// Cost is the number of units; 0 peeks. Front ends that let callers leave the cost out put 1 here. Negative only with Always.
 	Cost int64
 	// Partial grants min(Cost, what is left).
 	Partial bool
@@ -49,7 +49,7 @@ type Check struct {
 // Acquire asks for a lease on a concurrency policy.
 type Acquire struct {
 	Target
-	Cost      int64         // units the lease holds; doors put 1 when absent
+	Cost      int64         // units the lease holds; front ends put 1 when absent
 	TTL       time.Duration // at most the policy's window; 0 stands for it
 	RequestID string
 }
@@ -57,7 +57,7 @@ type Acquire struct {
 // Reserve asks for units for work whose cost is only known afterwards: the most that it may cost is charged now.
 type Reserve struct {
 	Target
-	Cost      int64         // the most that the work may cost; doors put 1 when absent
+	Cost      int64         // the most that the work may cost; front ends put 1 when absent
 	TTL       time.Duration // at most MaxReservation; 0 stands for DefaultReservation
 	RequestID string
 }
@@ -83,7 +83,7 @@ type Decision struct {
 	Allowed    bool
 	Granted    int64         // units charged: with Always whatever Allowed says, and negative for what was given back
 	Limit      int64         // algo.Unlimited when there is none; 0 for a blocked key
-	Window     time.Duration // in which Limit units come back, for doors that state it; 0 when there is none (calendar, unlimited)
+	Window     time.Duration // in which Limit units come back, for front ends that state it; 0 when there is none (calendar, unlimited)
 	Remaining  int64
 	RetryAfter time.Duration // 0 when allowed; algo.Never when this request can never pass
 	ResetAfter time.Duration // until the state is as new
@@ -123,7 +123,7 @@ type Result struct {
 	Err error // nil or *Error
 }
 
-// Service is what every front door stands on. All methods are safe for concurrent use and honour ctx; none of them
+// Service is what every front end calls. All methods are safe for concurrent use and honour ctx; none of them
 // fails because another node cannot be reached where the policy's on_error can answer. When ctx is over before a method has
 // begun, or leaves no time, it returns context.Canceled or context.DeadlineExceeded, and has done nothing.
 type Service interface {
@@ -165,7 +165,7 @@ type Service interface {
 // ask. Nil: none.
 type Refused map[int]*Error
 
-// Kind classes an Error for the doors, which turn it into their own codes.
+// Kind classes an Error for the front ends, which turn it into their own codes.
 type Kind uint8
 
 // The kinds of Error.
@@ -180,7 +180,7 @@ const (
 // Error is what a Service's methods return: a problem with one named field of the request.
 type Error struct {
 	Kind    Kind
-	Field   string // as the doors spell it, such as "key" or "checks[3].limit.window"; empty when none is to blame
+	Field   string // as the front ends spell it, such as "key" or "checks[3].limit.window"; empty when none is to blame
 	Message string // what is wrong and what would be right
 }
 

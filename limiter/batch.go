@@ -45,7 +45,7 @@ func (b *Batch) Reset() {
 // Begin answers the checks of a batch that this node decides and need not wait for anything, and returns the places of the
 // others, for Finish; the slice is the batch's. Unlike those of Check, the checks of a Batch have nothing to do with one
 // another: one that is not acceptable gets an error of its own. Begin itself fails when the number of checks is not
-// acceptable; nothing was charged then. ctx says who asks, to those who stand between a door and the Limiter.
+// acceptable; nothing was charged then. ctx says who asks, to those who stand between a front end and the Limiter.
 func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Error) {
 	if err := limit.ValidBatch(len(b.Checks)); err != nil {
 		return nil, err

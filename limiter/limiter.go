@@ -1,7 +1,7 @@
 // Package limiter is the service itself: it finds out who decides for a key, decides where this node does, has the
 // others asked where they do, and answers by the policy's on_error where they cannot be.
 //
-// It knows neither wires nor sockets: front doors call the Service interface, other nodes are reached through the Peers
+// It knows neither wires nor sockets: front ends call the Service interface, other nodes are reached through the Peers
 // it is given, and who decides for a partition is told by the Ownership it is given.
 //
 // What it does not promise: that counters outlive their owner (that is for the Ownership to see to, through Data), or that
@@ -495,7 +495,7 @@ func (l *Limiter) Reset(ctx context.Context, t limit.Target) error {
 	return l.one(ctx, &op)
 }
 
-// one carries out a single operation from a front door.
+// one carries out a single operation from a front end.
 func (l *Limiter) one(ctx context.Context, op *Op) error {
 	if err := l.prepare(op); err != nil {
 		return err

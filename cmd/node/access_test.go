@@ -171,7 +171,7 @@ func TestEveryMethod(t *testing.T) {
 	}
 }
 
-// TestAccess: who may do what, through both doors, and what the operator hears of it.
+// TestAccess: who may do what, over HTTP and gRPC, and what the operator hears of it.
 func TestAccess(t *testing.T) {
 	n, shop, all, book := withAccess(t, nil)
 	login, other := `{"policy":"login","key":"a"}`, `{"policy":"other","key":"a"}`

@@ -650,9 +650,9 @@ func (n *node) stop() {
 		n.handOver(ctx)
 	}
 	n.cancel()
-	var doors sync.WaitGroup // side by side, so that neither uses up the other's time
+	var servers sync.WaitGroup // side by side, so that neither uses up the other's time
 	if n.httpServer != nil {
-		doors.Go(func() {
+		servers.Go(func() {
 			defer n.listeners.http.Hush().Stop()
 			if err := n.httpServer.Shutdown(ctx); err != nil {
 				n.log.Warn("requests cut off", "error", err)
@@ -661,7 +661,7 @@ func (n *node) stop() {
 		})
 	}
 	if n.grpcServer != nil {
-		doors.Go(func() {
+		servers.Go(func() {
 			defer n.listeners.grpc.Hush().Stop()
 			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
 			n.grpcServer.GracefulStop()
@@ -669,14 +669,14 @@ func (n *node) stop() {
 		})
 	}
 	if n.respServer != nil {
-		doors.Go(func() {
+		servers.Go(func() {
 			_ = n.listeners.resp.Close() // an error shows when the server ends
 			if err := n.respServer.Shutdown(ctx); err != nil {
 				n.log.Warn("connections cut off", "listener", "resp", "error", err)
 			}
 		})
 	}
-	doors.Wait()
+	servers.Wait()
 	if n.messenger != nil {
 		n.messenger.Close()
 	}

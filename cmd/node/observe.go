@@ -42,12 +42,12 @@ func (n *node) closeTracer() {
 	}
 }
 
-// observed is the HTTP door with its figures and traces.
-func (n *node) observed(door http.Handler) http.Handler {
+// observed is the HTTP API with its figures and traces.
+func (n *node) observed(api http.Handler) http.Handler {
 	if n.tracer != nil {
-		door = n.tracer.HTTP(door)
+		api = n.tracer.HTTP(api)
 	}
-	return n.recovering(n.metrics.HTTP(door))
+	return n.recovering(n.metrics.HTTP(api))
 }
 
 // recovering counts the panics of a handler. Its connection ends: what has been answered is not known.
@@ -100,7 +100,7 @@ func (n *node) traceStreamed() func(parent string) (below string, end func(codes
 const requestIDKey = "x-request-id"
 
 // logErrors gives a call that ends with an error an id, the caller's own or a fresh one, and writes it down: at debug, like
-// the HTTP door does, unless the mistake is this node's.
+// the HTTP API does, unless the mistake is this node's.
 func (n *node) logErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	out, err := handle(ctx, req)
 	if err == nil {

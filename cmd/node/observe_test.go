@@ -120,8 +120,8 @@ func post(t *testing.T, n *node, body, header, value string) *http.Response {
 	return resp
 }
 
-// TestTraceOverTwoNodes: one call makes one trace, from the door of the node that was asked to the decision of the owner,
-// whichever door it came through; and it has arrived when the nodes have stopped.
+// TestTraceOverTwoNodes: one call makes one trace, from the API of the node that was asked to the decision of the owner,
+// whichever protocol it came over; and it has arrived when the nodes have stopped.
 func TestTraceOverTwoNodes(t *testing.T) {
 	c, url := startCollector(t)
 	cfg := testConfig(t, "a")
@@ -154,7 +154,7 @@ func TestTraceOverTwoNodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The same keys through both doors of a, among them surely some of b's; and once without a trace.
+	// The same keys over both protocols of a, among them surely some of b's; and once without a trace.
 	for k := range keys {
 		key := fmt.Sprintf("secret-%d", k)
 		ask := func(traceparent string) {
@@ -214,13 +214,13 @@ func TestTraceOverTwoNodes(t *testing.T) {
 			t.Errorf("%s: %v", p, s.attributes)
 		}
 	}
-	for _, door := range []string{"POST /v1/check a < caller", "weir.v1.Limiter/Check a < caller", "weir.v1.Limiter/CheckStream a < caller"} {
-		remote := paths["decide b < forward a < decide a < "+door]
+	for _, call := range []string{"POST /v1/check a < caller", "weir.v1.Limiter/Check a < caller", "weir.v1.Limiter/CheckStream a < caller"} {
+		remote := paths["decide b < forward a < decide a < "+call]
 		if remote == 0 || remote == keys {
 			t.Errorf("%d of %d keys were decided by b", remote, keys)
 		}
-		if paths[door] != keys || paths["decide a < "+door] != keys || paths["forward a < decide a < "+door] != remote {
-			t.Errorf("under %s", door)
+		if paths[call] != keys || paths["decide a < "+call] != keys || paths["forward a < decide a < "+call] != remote {
+			t.Errorf("under %s", call)
 		}
 	}
 	if len(paths) != 12 || t.Failed() {

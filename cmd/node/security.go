@@ -313,12 +313,12 @@ func (s *security) plain(listener string) bool {
 	return s.callers == nil
 }
 
-// callerRules are those for callers' certificates at a door.
-func (s *security) callerRules(door string) certs.Rules {
-	rules := certs.Rules{MinVersion: tls.VersionTLS12, Refused: s.refusedCert(door)}
+// callerRules are those for callers' certificates at a listener.
+func (s *security) callerRules(listener string) certs.Rules {
+	rules := certs.Rules{MinVersion: tls.VersionTLS12, Refused: s.refusedCert(listener)}
 	switch {
 	case s.cfg.TLS.CA == "":
-	case door == "http" || s.cfg.AccessFile != "":
+	case listener == "http" || s.cfg.AccessFile != "":
 		// A token may stand in for a certificate, and probes have neither: auth demands one where it is needed.
 		rules.Demand = certs.IfGiven
 	default:
@@ -327,8 +327,8 @@ func (s *security) callerRules(door string) certs.Rules {
 	return rules
 }
 
-func (s *security) refusedCert(door string) func(net.Addr, *certs.RefusedError) {
-	return func(from net.Addr, err *certs.RefusedError) { s.refusals.note(door, err.Reason, from, err.Error()) }
+func (s *security) refusedCert(listener string) func(net.Addr, *certs.RefusedError) {
+	return func(from net.Addr, err *certs.RefusedError) { s.refusals.note(listener, err.Reason, from, err.Error()) }
 }
 
 // serveHTTP serves until the server is shut down.
@@ -364,12 +364,12 @@ func (h httpComplaints) Write(p []byte) (int, error) {
 }
 
 // badHandshake notes a TLS handshake that failed for another reason than the caller's certificate.
-func (s *security) badHandshake(door string, from net.Addr, err error, plain bool) {
+func (s *security) badHandshake(listener string, from net.Addr, err error, plain bool) {
 	reason := "handshake"
 	if plain {
 		reason = "plain_text_on_tls_port"
 	}
-	s.refusals.note(door, reason, from, err.Error())
+	s.refusals.note(listener, reason, from, err.Error())
 }
 
 // grpcServer returns the options of the server for callers.
@@ -468,15 +468,15 @@ func (b boundCredentials) Clone() credentials.TransportCredentials {
 // are authenticated.
 type watchedCredentials struct {
 	credentials.TransportCredentials
-	s    *security
-	door string
+	s        *security
+	listener string
 }
 
 // ServerHandshake implements credentials.TransportCredentials.
 func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
-		w.s.handshakeFailed(w.door, raw, err)
+		w.s.handshakeFailed(w.listener, raw, err)
 		return conn, info, err
 	}
 	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated() {
@@ -486,13 +486,13 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 }
 
 // handshakeFailed notes a TLS handshake that failed, unless that has been done or it was somebody who tried whether the port is open.
-func (s *security) handshakeFailed(door string, raw net.Conn, err error) {
+func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
 	var refused *certs.RefusedError
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &refused), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
 	default:
-		s.badHandshake(door, raw.RemoteAddr(), err, errors.As(err, &record))
+		s.badHandshake(listener, raw.RemoteAddr(), err, errors.As(err, &record))
 	}
 }
 
@@ -520,5 +520,5 @@ func (s *security) authenticateRESP(ctx context.Context, c auth.Credentials) (co
 
 // Clone implements credentials.TransportCredentials.
 func (w watchedCredentials) Clone() credentials.TransportCredentials {
-	return watchedCredentials{w.TransportCredentials.Clone(), w.s, w.door}
+	return watchedCredentials{w.TransportCredentials.Clone(), w.s, w.listener}
 }

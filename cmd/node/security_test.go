@@ -77,9 +77,9 @@ func askStatus(t *testing.T, n *node, creds credentials.TransportCredentials, op
 }
 
 // refusedAt waits until the node has counted a refusal.
-func refusedAt(t *testing.T, n *node, door, reason string) {
+func refusedAt(t *testing.T, n *node, listener, reason string) {
 	t.Helper()
-	want := fmt.Sprintf("weir_access_denied_total{listener=%q,reason=%q}", door, reason)
+	want := fmt.Sprintf("weir_access_denied_total{listener=%q,reason=%q}", listener, reason)
 	eventually(t, want, func() bool { return strings.Contains(metricsOf(t, n), want) })
 }
 

@@ -75,7 +75,7 @@ func TestAdmission(t *testing.T) {
 				t.Errorf("%s: while it is carried out: %d held", test.what, buffers.bytes)
 			}
 		}}
-		d := newDoor(t, service.scripted, func(c *Config) {
+		d := newAPI(t, service.scripted, func(c *Config) {
 			c.Service, c.Requests, c.Buffers, c.MaxBody = service, gate, buffers, 150_000
 		})
 		body := io.MultiReader(strings.NewReader(test.body), readFunc(func([]byte) (int, error) {

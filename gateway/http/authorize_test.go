@@ -25,7 +25,7 @@ func TestAuthorize(t *testing.T) {
 	}
 	var asked auth.Role
 	denial := &auth.Denial{Reason: auth.NoCredentials, Message: "say who you are"}
-	d := newDoor(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted), func(c *Config) {
 		c.Authorize = func(_ *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 			asked = role
 			return nil, denial
@@ -71,7 +71,7 @@ func TestAuthorize(t *testing.T) {
 // TestAuthorizedContext: the service is asked in the context that Authorize returned, and what it denies is a 403.
 func TestAuthorizedContext(t *testing.T) {
 	service := &contextual{}
-	d := newDoor(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted), func(c *Config) {
 		c.Service = service
 		c.Authorize = func(r *http.Request, _ auth.Role) (context.Context, *auth.Denial) {
 			return context.WithValue(r.Context(), askerKey{}, "shop"), nil

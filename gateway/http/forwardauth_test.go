@@ -44,7 +44,7 @@ func TestForwardAuthKeys(t *testing.T) {
 		{"policy=web&key_ip=true&ipv6_prefix=48", []string{"X-Forwarded-For", "2001:db8:1:2:3::4"}, "2001:db8:1::/48", 1},
 		{"policy=web&key_ip=true&ipv6_prefix=48", []string{"X-Forwarded-For", "203.0.113.9"}, "203.0.113.9", 1},
 	} {
-		d := newDoor(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
 		resp := d.do("GET", "/v1/forward-auth?"+c.query, "", c.header...)
 		want := limit.Check{Target: limit.Target{Policy: "web", Key: c.key}, Cost: c.cost}
 		if resp.StatusCode != http.StatusOK || len(d.service.calls) != 1 || d.service.calls[0].Checks[0] != want {
@@ -56,7 +56,7 @@ func TestForwardAuthKeys(t *testing.T) {
 // TestForwardAuthMethods: gateways repeat the method of their caller, and some its body.
 func TestForwardAuthMethods(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PROPFIND"} {
-		d := newDoor(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
 		r := httptest.NewRequest(method, "/v1/forward-auth?policy=web&key=alice", strings.NewReader("a form, perhaps"))
 		w := httptest.NewRecorder()
 		d.handler.ServeHTTP(w, r)
@@ -98,7 +98,7 @@ func TestForwardAuthAnswers(t *testing.T) {
 		{"no key, for nginx", byHeader + "&deny_status=403", admitted, nil, 403, map[string]string{"Weir-Result": "bad_key", "Weir-Status": "400"}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := newDoor(t, &scripted{results: []limit.Result{{Decision: c.decision}}}, behindGateway)
+			d := newAPI(t, &scripted{results: []limit.Result{{Decision: c.decision}}}, behindGateway)
 			resp := d.do("GET", "/v1/forward-auth"+c.query, "", c.header...)
 			body := bodyOf(t, resp)
 			if resp.StatusCode != c.status || c.detail == "" && body != "" || !strings.Contains(body, c.detail) {
@@ -169,7 +169,7 @@ func TestForwardAuthBadQueries(t *testing.T) {
 		{"policy=web&key_header=Cookie&deny_status=403", "key_header", "--forward-auth-headers", 400},
 		{"policy=web&key_ip=true&deny_status=403", "key_ip", "X-Forwarded-For", 400},
 	} {
-		d := newDoor(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
+		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
 		resp := d.do("GET", "/v1/forward-auth?"+c.query, "", "Cookie", "a=b")
 		wantProblem(t, resp, c.status, c.field, c.phrase)
 		if len(d.service.calls) > 0 || headerOf(resp, "Weir-Result") != nil {
@@ -180,7 +180,7 @@ func TestForwardAuthBadQueries(t *testing.T) {
 
 // TestForwardAuthStrangers: nobody who is no trusted proxy chooses the address that it is limited by.
 func TestForwardAuthStrangers(t *testing.T) {
-	d := newDoor(t, &scripted{results: []limit.Result{{Decision: admitted}}}, nil)
+	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, nil)
 	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", "203.0.113.9"), 400, "key_ip", "--trusted-proxies")
 	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_header=X-Api-Key", "", "X-Api-Key", "a"), 400, "key_header", "--forward-auth-headers")
 	if len(d.service.calls) > 0 {
@@ -191,7 +191,7 @@ func TestForwardAuthStrangers(t *testing.T) {
 // TestForwardAuthCredentials: the gateway is who Weir-Authorization says, and Authorization is its caller's.
 func TestForwardAuthCredentials(t *testing.T) {
 	var asked []http.Header
-	d := newDoor(t, &scripted{results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
+	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
 		behindGateway(c)
 		c.Authorize = func(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 			asked = append(asked, r.Header)
@@ -223,7 +223,7 @@ func TestForwardAuthErrors(t *testing.T) {
 		kind   limit.Kind
 		status int
 	}{{limit.NotFound, 404}, {limit.Unavailable, 503}, {limit.Denied, 403}} {
-		d := newDoor(t, &scripted{results: []limit.Result{{Err: limit.NewError(c.kind, "checks[0].policy", "is a problem")}}}, nil)
+		d := newAPI(t, &scripted{results: []limit.Result{{Err: limit.NewError(c.kind, "checks[0].policy", "is a problem")}}}, nil)
 		resp := d.do("GET", "/v1/forward-auth?policy=web&key=a&deny_status=403", "")
 		wantProblem(t, resp, c.status, "policy", "is a problem")
 		if headerOf(resp, "Weir-Status") != nil {

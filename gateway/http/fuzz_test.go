@@ -29,7 +29,7 @@ func FuzzBody(f *testing.F) {
 	f.Fuzz(func(t *testing.T, route uint8, body string) {
 		path := paths[int(route)%len(paths)]
 		service := &scripted{results: []limit.Result{{Decision: admitted}}, decision: admitted, lives: time.Second}
-		d := newDoor(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
+		d := newAPI(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
 		resp := d.post(path, body)
 		if resp.StatusCode >= 500 {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, bodyOf(t, resp))

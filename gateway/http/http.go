@@ -1,4 +1,4 @@
-// Package httpapi is Weir's HTTP door: JSON over HTTP for programs, a handful of GETs for operators and their tools.
+// Package httpapi is Weir's HTTP API: JSON over HTTP for programs, a handful of GETs for operators and their tools.
 //
 // It turns requests into calls on a [limit.Service] and answers into responses, and does nothing else: it keeps no
 // state, starts no goroutine, reads no clock and decides nothing. What it takes and gives is written down in
@@ -37,7 +37,7 @@ import (
 // DefaultMaxBody takes a full batch with the longest keys, escaped the way most encoders do.
 const DefaultMaxBody = 4 << 20
 
-// Config is what the door stands on. Every field without a stated default is required.
+// Config is what the API stands on. Every field without a stated default is required.
 type Config struct {
 	// Service decides.
 	Service limit.Service

@@ -129,8 +129,8 @@ const (
 		`"delay_ms":0,"policy":"login","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`
 )
 
-// door is a handler under test, all of whose responses are held to openapi.yaml.
-type door struct {
+// api is a handler under test, all of whose responses are held to openapi.yaml.
+type testedAPI struct {
 	t       testing.TB
 	service *scripted
 	handler http.Handler
@@ -138,8 +138,8 @@ type door struct {
 	spec    *spec
 }
 
-func newDoor(t testing.TB, service *scripted, change func(*Config)) *door {
-	d := &door{t: t, service: service, log: new(bytes.Buffer), spec: loadSpec(t)}
+func newAPI(t testing.TB, service *scripted, change func(*Config)) *testedAPI {
+	d := &testedAPI{t: t, service: service, log: new(bytes.Buffer), spec: loadSpec(t)}
 	cfg := Config{
 		Service: service,
 		Status: func(context.Context) (*weirv1.StatusResponse, error) {
@@ -160,7 +160,7 @@ func newDoor(t testing.TB, service *scripted, change func(*Config)) *door {
 	return d
 }
 
-func (d *door) do(method, path, body string, header ...string) *http.Response {
+func (d *testedAPI) do(method, path, body string, header ...string) *http.Response {
 	d.t.Helper()
 	r := httptest.NewRequest(method, path, strings.NewReader(body))
 	for i := 0; i < len(header); i += 2 {
@@ -173,7 +173,7 @@ func (d *door) do(method, path, body string, header ...string) *http.Response {
 	return resp
 }
 
-func (d *door) post(path, body string) *http.Response {
+func (d *testedAPI) post(path, body string) *http.Response {
 	d.t.Helper()
 	return d.do("POST", path, body, "Content-Type", "application/json")
 }
@@ -508,7 +508,7 @@ func TestRequests(t *testing.T) {
 			if service == nil {
 				service = new(scripted)
 			}
-			d := newDoor(t, service, nil)
+			d := newAPI(t, service, nil)
 			if err := d.spec.accepts(tt.path, tt.body); err != nil {
 				t.Errorf("openapi.yaml does not accept the request: %v", err)
 			}
@@ -693,7 +693,7 @@ func TestBadRequests(t *testing.T) {
 		}
 		t.Run(tt.path+" "+body, func(t *testing.T) {
 			var service scripted
-			d := newDoor(t, &service, func(c *Config) { c.MaxBody = 8 << 10 })
+			d := newAPI(t, &service, func(c *Config) { c.MaxBody = 8 << 10 })
 			wantProblem(t, d.post(tt.path, tt.body), tt.status, tt.field, tt.detail)
 			if len(service.calls) > 0 {
 				t.Errorf("the service was asked: %+v", service.calls)
@@ -741,7 +741,7 @@ func TestMediaType(t *testing.T) {
 		{[]string{"Content-Type", "application/json", "Content-Encoding", "gzip"}, "compressed"},
 	} {
 		service := scripted{results: []limit.Result{{Decision: admitted}}}
-		d := newDoor(t, &service, nil)
+		d := newAPI(t, &service, nil)
 		resp := d.do("POST", "/v1/check", body, tt.header...)
 		if tt.detail == "" {
 			if resp.StatusCode != 200 {
@@ -786,7 +786,7 @@ func TestServiceErrors(t *testing.T) {
 		{context.DeadlineExceeded, 503, "", "ended", false},
 	} {
 		for path, body := range bodies {
-			d := newDoor(t, &scripted{err: tt.err}, nil)
+			d := newAPI(t, &scripted{err: tt.err}, nil)
 			resp := d.post(path, body)
 			field := tt.field
 			if field != "" && path == "/v1/checks" {
@@ -800,7 +800,7 @@ func TestServiceErrors(t *testing.T) {
 	}
 
 	// The errors of single checks in a batch.
-	d := newDoor(t, &scripted{results: []limit.Result{
+	d := newAPI(t, &scripted{results: []limit.Result{
 		{Err: limit.NewError(limit.NotFound, "checks[0].policy", "unknown")},
 		{Err: &limit.Error{Kind: limit.Unavailable, Message: "nobody \xff there"}},
 		{Err: errors.New("secret")},
@@ -816,18 +816,18 @@ func TestServiceErrors(t *testing.T) {
 	}
 
 	// A problem of one element as a whole.
-	d = newDoor(t, &scripted{err: limit.NewError(limit.Unavailable, "checks[1].", "no")}, nil)
+	d = newAPI(t, &scripted{err: limit.NewError(limit.Unavailable, "checks[1].", "no")}, nil)
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 503, "checks[1]", "no")
 
 	// A batch of one is what /v1/check asks, which its caller need not know.
-	d = newDoor(t, &scripted{err: limit.NewError(limit.Invalid, "checks[0].limit.window", "no")}, nil)
+	d = newAPI(t, &scripted{err: limit.NewError(limit.Invalid, "checks[0].limit.window", "no")}, nil)
 	wantProblem(t, d.post("/v1/check", bodies["/v1/check"]), 400, "limit.window", "no")
 	wantProblem(t, d.post("/v1/checks", bodies["/v1/checks"]), 400, "checks[0].limit.window", "no")
 }
 
 func TestNoInline(t *testing.T) {
 	var service scripted
-	d := newDoor(t, &service, func(c *Config) { c.NoInline = true })
+	d := newAPI(t, &service, func(c *Config) { c.NoInline = true })
 	const limit = `"limit":{"algorithm":"sliding_log","limit":1,"window":"1s"},"key":"k"`
 	const detail = "inline limits are turned off on this node (--no-inline)"
 	wantProblem(t, d.post("/v1/check", `{`+limit+`}`), 400, "limit", detail)

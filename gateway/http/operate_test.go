@@ -65,7 +65,7 @@ func TestGets(t *testing.T) {
 			{Name: "weir-1", State: "active", Partitions: 24, Version: "unknown"},
 		},
 	}
-	d := newDoor(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted), func(c *Config) {
 		c.Policies = func() PolicyListing { return listing }
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
 	})
@@ -133,7 +133,7 @@ func TestReadiness(t *testing.T) {
 		{false, "joining", 503, `{"ready":false,"detail":"joining"}`},
 		{false, "", 503, `{"ready":false}`},
 	} {
-		d := newDoor(t, new(scripted), func(c *Config) { c.Ready = func() (bool, string) { return tt.ready, tt.detail } })
+		d := newAPI(t, new(scripted), func(c *Config) { c.Ready = func() (bool, string) { return tt.ready, tt.detail } })
 		resp := d.do("GET", "/readyz", "")
 		if got := bodyOf(t, resp); resp.StatusCode != tt.status || got != tt.body {
 			t.Errorf("%d %s, want %d %s", resp.StatusCode, got, tt.status, tt.body)
@@ -142,7 +142,7 @@ func TestReadiness(t *testing.T) {
 }
 
 func TestStatusFails(t *testing.T) {
-	d := newDoor(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted), func(c *Config) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return nil, errors.New("shutting down") }
 	})
 	wantProblem(t, d.do("GET", "/v1/status", ""), 503, "", "shutting down")
@@ -160,7 +160,7 @@ func TestStatusIsWhole(t *testing.T) {
 	fillFields(member)
 	member.Ownership = &weirv1.Ownership{}
 	fillFields(member.Ownership)
-	d := newDoor(t, new(scripted), func(c *Config) {
+	d := newAPI(t, new(scripted), func(c *Config) {
 		c.Status = func(context.Context) (*weirv1.StatusResponse, error) { return status, nil }
 	})
 	var got map[string]any
@@ -215,7 +215,7 @@ func wantFields(t *testing.T, m protoreflect.ProtoMessage, got map[string]any) {
 }
 
 func TestNoSuchPlace(t *testing.T) {
-	d := newDoor(t, new(scripted), nil)
+	d := newAPI(t, new(scripted), nil)
 	for _, path := range []string{"/nope", "/v1", "/v1/", "/v1/check/", "/v1/nothing", "/console", "/" + strings.Repeat("x", 1000)} {
 		for _, method := range []string{"GET", "POST", "DELETE"} {
 			wantProblem(t, d.do(method, path, ""), 404, "", "/openapi.yaml")
@@ -270,7 +270,7 @@ func TestLimits(t *testing.T) {
 		{`{"algorithm":"concurrency","limit":4,"ttl":"30s"}`, algo.Limit{Algorithm: algo.Concurrency, Limit: 4, Window: 30 * time.Second}},
 	} {
 		service := &scripted{results: []limit.Result{{Decision: admitted}}}
-		d := newDoor(t, service, nil)
+		d := newAPI(t, service, nil)
 		body := `{"key":"k","limit":` + tt.body + `}`
 		if err := d.spec.accepts("/v1/check", body); err != nil {
 			t.Errorf("openapi.yaml does not accept %s: %v", tt.body, err)

@@ -38,8 +38,8 @@ func (c *clock) read() algo.Instant {
 	return algo.Instant{Mono: int64(time.Hour + c.now), Wall: int64(1e18 + c.now)}
 }
 
-// newRealDoor is a door in front of a Limiter.
-func newRealDoor(t *testing.T, policies string, owners limiter.Ownership) (*door, *clock) {
+// newRealAPI is an API in front of a Limiter.
+func newRealAPI(t *testing.T, policies string, owners limiter.Ownership) (*testedAPI, *clock) {
 	t.Helper()
 	set, err := policy.Parse("policies.yaml", []byte(policies))
 	if err != nil {
@@ -48,7 +48,7 @@ func newRealDoor(t *testing.T, policies string, owners limiter.Ownership) (*door
 	c := new(clock)
 	l := limiter.New(limiter.Config{Policies: set, Ownership: owners, Clock: c.read, Timeout: 20 * time.Millisecond})
 	t.Cleanup(l.Close)
-	return newDoor(t, new(scripted), func(cfg *Config) { cfg.Service = l }), c
+	return newAPI(t, new(scripted), func(cfg *Config) { cfg.Service = l }), c
 }
 
 const examplePolicies = `
@@ -64,7 +64,7 @@ policies:
 
 // TestQuotaOfBuckets: who paces itself by the quota is never faster than the bucket lets through for good.
 func TestQuotaOfBuckets(t *testing.T) {
-	d, _ := newRealDoor(t, examplePolicies, nil)
+	d, _ := newRealAPI(t, examplePolicies, nil)
 	quotaField := "RateLimit-Policy"
 	for _, tt := range []struct{ body, want string }{
 		{`{"policy":"tb","key":"k"}`, `"tb";q=8;w=16`},
@@ -82,9 +82,9 @@ func TestQuotaOfBuckets(t *testing.T) {
 
 // TestExamples holds the examples of openapi.yaml to what is really sent.
 func TestExamples(t *testing.T) {
-	working, clock := newRealDoor(t, examplePolicies, nil)
-	cut, _ := newRealDoor(t, examplePolicies, nobody{})
-	form := func(d *door) *http.Response {
+	working, clock := newRealAPI(t, examplePolicies, nil)
+	cut, _ := newRealAPI(t, examplePolicies, nobody{})
+	form := func(d *testedAPI) *http.Response {
 		return d.do("POST", "/v1/check", "policy=login", "Content-Type", "application/x-www-form-urlencoded")
 	}
 	before := func(key string, waits ...time.Duration) {
@@ -164,9 +164,9 @@ policies:
   - {name: shadow, algorithm: concurrency, limit: 1, ttl: 30s, shadow: true}
   - {name: free, algorithm: concurrency, limit: 1, ttl: 30s, overrides: [{key: vip, unlimited: true}]}
 `
-	d, clock := newRealDoor(t, policies, nil)
-	cut, _ := newRealDoor(t, policies, nobody{})
-	ask := func(d *door, path, body string, status int) (got struct {
+	d, clock := newRealAPI(t, policies, nil)
+	cut, _ := newRealAPI(t, policies, nobody{})
+	ask := func(d *testedAPI, path, body string, status int) (got struct {
 		Allowed   bool   `json:"allowed"`
 		LeaseID   string `json:"lease_id"`
 		ExpiresIn int64  `json:"expires_in_ms"`
@@ -185,15 +185,15 @@ policies:
 	// Admitted without a lease.
 	ask(d, "/v1/acquire", `{"policy":"shadow","key":"k"}`, 200)
 	for _, tt := range []struct {
-		door *door
-		body string
+		testedAPI *testedAPI
+		body      string
 	}{
 		{d, `{"policy":"shadow","key":"k"}`},
 		{d, `{"policy":"free","key":"vip"}`},
 		{d, `{"limit":{"algorithm":"concurrency","limit":-1},"key":"k"}`},
 		{cut, `{"policy":"jobs","key":"k"}`},
 	} {
-		if got := ask(tt.door, "/v1/acquire", tt.body, 200); !got.Allowed || got.LeaseID != "" {
+		if got := ask(tt.testedAPI, "/v1/acquire", tt.body, 200); !got.Allowed || got.LeaseID != "" {
 			t.Errorf("%s: %+v", tt.body, got)
 		}
 	}

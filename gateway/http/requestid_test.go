@@ -32,7 +32,7 @@ func TestRequestIDs(t *testing.T) {
 	} {
 		var told []int
 		var log bytes.Buffer
-		d := newDoor(t, &scripted{results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
+		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, func(c *Config) {
 			c.Problem = func(status int) { told = append(told, status) }
 			c.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 		})
@@ -72,7 +72,7 @@ func TestRequestIDs(t *testing.T) {
 // wrong is not written down at all.
 func TestLogSaysNoKeys(t *testing.T) {
 	service := &scripted{err: limit.NewError(limit.NotFound, "policy", "there is no policy named secret")}
-	d := newDoor(t, service, nil)
+	d := newAPI(t, service, nil)
 	for _, body := range []string{`{"policy":"login","key":"secret"}`, `{"policy":"login","key":""}`, `{"secret":"secret"}`, `secret`, `{"key":"secret\xff"}`} {
 		if resp := d.post("/v1/check", body); resp.StatusCode < 400 {
 			t.Errorf("%s: %d", body, resp.StatusCode)

@@ -31,7 +31,7 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 }
 
 func TestOnTheWire(t *testing.T) {
-	d := newDoor(t, &scripted{results: []limit.Result{{Decision: refused}}}, nil)
+	d := newAPI(t, &scripted{results: []limit.Result{{Decision: refused}}}, nil)
 	s := serve(t, d.handler)
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
 	if err != nil {
@@ -58,7 +58,7 @@ func TestOnTheWire(t *testing.T) {
 
 // TestBodyTooLarge sends bodies of unknown and of stated size that exceed the bound.
 func TestBodyTooLarge(t *testing.T) {
-	d := newDoor(t, new(scripted), func(c *Config) { c.MaxBody = 1000 })
+	d := newAPI(t, new(scripted), func(c *Config) { c.MaxBody = 1000 })
 	s := serve(t, d.handler)
 	for _, body := range []io.Reader{strings.NewReader(strings.Repeat(" ", 1001)), io.LimitReader(spaces{}, 1<<20)} {
 		resp, err := http.Post(s.URL+"/v1/check", "application/json", body)
@@ -83,7 +83,7 @@ func (spaces) Read(p []byte) (int, error) {
 }
 
 func TestBodyCutShort(t *testing.T) {
-	d := newDoor(t, new(scripted), nil)
+	d := newAPI(t, new(scripted), nil)
 	s := serve(t, d.handler)
 	conn, err := net.Dial("tcp", s.Listener.Addr().String())
 	if err != nil {
@@ -115,7 +115,7 @@ func (b *blocking) Check(ctx context.Context, _ []limit.Check) ([]limit.Result, 
 
 func TestCallerGoesAway(t *testing.T) {
 	service := &blocking{started: make(chan struct{}), ended: make(chan struct{})}
-	d := newDoor(t, &service.scripted, func(c *Config) { c.Service = service })
+	d := newAPI(t, &service.scripted, func(c *Config) { c.Service = service })
 	s := serve(t, d.handler)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -151,7 +151,7 @@ func (echo) Check(_ context.Context, checks []limit.Check) ([]limit.Result, erro
 
 // TestManyAtOnce would mix up requests if they shared memory that they must not share.
 func TestManyAtOnce(t *testing.T) {
-	d := newDoor(t, new(scripted), func(c *Config) { c.Service = echo{} })
+	d := newAPI(t, new(scripted), func(c *Config) { c.Service = echo{} })
 	quotaField := "RateLimit-Policy"
 	var wg sync.WaitGroup
 	for worker := range 8 {
@@ -215,7 +215,7 @@ func FuzzCheckBody(f *testing.F) {
 			t.Skip()
 		}
 		service := &scripted{results: []limit.Result{{Decision: admitted}}}
-		d := newDoor(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
+		d := newAPI(t, service, func(c *Config) { c.MaxBody = 64 << 10 })
 		resp := d.post(path, body)
 		if resp.StatusCode >= 500 {
 			t.Errorf("%d %s", resp.StatusCode, bodyOf(t, resp))
@@ -275,7 +275,7 @@ func BenchmarkCheck(b *testing.B) {
 		{"inline", `{"namespace":"api","limit":{"algorithm":"sliding_log","limit":100,"window":"60s"},"key":"user:12345"}`},
 	} {
 		b.Run(bb.name, func(b *testing.B) {
-			d := newDoor(b, new(scripted), func(c *Config) {
+			d := newAPI(b, new(scripted), func(c *Config) {
 				c.Service = &fixed{results: []limit.Result{{Decision: admitted}}}
 			})
 			body := strings.NewReader(bb.body)

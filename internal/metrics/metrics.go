@@ -62,7 +62,7 @@ type Metrics struct {
 	cfg      Config
 	registry *prometheus.Registry
 	peaks    peaks
-	doors    doors
+	calls    calls
 	forward  *prometheus.HistogramVec
 	items    *prometheus.CounterVec
 	answered hop
@@ -135,7 +135,7 @@ func New(cfg Config) *Metrics {
 	m := &Metrics{
 		cfg:      cfg,
 		registry: prometheus.NewRegistry(),
-		doors:    newDoors(),
+		calls:    newCalls(),
 		forward: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_hop_duration_seconds",
 			Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
@@ -154,7 +154,7 @@ func New(cfg Config) *Metrics {
 	for _, result := range []string{"taken", "refused"} {
 		m.reloads.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m.doors.durations, m.doors.errors, m.forward, m.items, m.reloads, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.calls.durations, m.calls.errors, m.forward, m.items, m.reloads, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(cfg.Collectors...)
 	return m

@@ -1,4 +1,4 @@
-// Package tracing sends OpenTelemetry spans of sampled calls to a collector: of the call at the door it came through, of
+// Package tracing sends OpenTelemetry spans of sampled calls to a collector: of the call where it came in, of
 // asking another node, and of the decision there. A span says policy, result, partition and term, never a key.
 //
 // A call is traced when its caller says so (W3C Trace Context, with the sampled flag), up to a rate, or by chance. One that is not costs a

@@ -193,7 +193,7 @@ func TestTracedCallsAreBounded(t *testing.T) {
 // TestAcrossNodes: the spans of a forward hang together.
 func TestAcrossNodes(t *testing.T) {
 	tracer, sent := newTracer(t, 0)
-	ctx, door := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "door")
+	ctx, call := tracer.begin(t.Context(), parentOf(t.Context(), sampled), "call")
 	ctx, decide := tracer.Start(ctx, "decide")
 	_, forward := tracer.Start(ctx, "forward")
 	forward.Peer("b")
@@ -205,7 +205,7 @@ func TestAcrossNodes(t *testing.T) {
 	there.End([]limiter.Traced{{Operation: "check", Policy: "login", Result: "refused", Partition: 7, Term: "1.2/3"}})
 	forward.End(nil)
 	decide.End(make([]limiter.Traced, 3))
-	tracer.end(door)
+	tracer.end(call)
 	spans := sent()
 	if len(spans) != 4 {
 		t.Fatalf("%d spans", len(spans))

@@ -15,7 +15,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// decision is what the HTTP door answers to a check.
+// decision is what the HTTP API answers to a check.
 type decision struct {
 	Allowed      bool   `json:"allowed"`
 	Granted      int64  `json:"granted"`
@@ -28,7 +28,7 @@ type decision struct {
 	FailedClosed bool   `json:"failed_closed"`
 }
 
-// status is what the HTTP door says of the cluster, as far as the tests look at it.
+// status is what the HTTP API says of the cluster, as far as the tests look at it.
 type status struct {
 	Node    string
 	Members []struct {
@@ -46,7 +46,7 @@ var web = &http.Client{
 	Transport: &http.Transport{MaxIdleConnsPerHost: 200, MaxConnsPerHost: 200},
 }
 
-// post sends a body to the HTTP door.
+// post sends a body to the HTTP API.
 func (p *process) post(path, contentType string, body []byte) (int, http.Header, []byte, error) {
 	resp, err := p.web.Post("http://"+p.http+path, contentType, bytes.NewReader(body))
 	if err != nil {
@@ -57,7 +57,7 @@ func (p *process) post(path, contentType string, body []byte) (int, http.Header,
 	return resp.StatusCode, resp.Header, answer, err
 }
 
-// get reads a page of the HTTP door.
+// get reads a page of the HTTP API.
 func (p *process) get(path string) (code int, page string) {
 	p.t.Helper()
 	resp, err := p.web.Get("http://" + p.http + path)
@@ -115,7 +115,7 @@ func (p *process) status() status {
 	return s
 }
 
-// connect opens a gRPC connection to the node's door for callers.
+// connect opens a gRPC connection to the node's port for callers.
 func (p *process) connect() *grpc.ClientConn {
 	p.t.Helper()
 	conn, err := grpc.NewClient(p.grpc, grpc.WithTransportCredentials(insecure.NewCredentials()))

@@ -69,7 +69,7 @@ func TestBelongings(t *testing.T) {
 	}
 }
 
-// answered is what the HTTP door answers to anything.
+// answered is what the HTTP API answers to anything.
 type answered struct {
 	decision
 	LeaseID  string `json:"lease_id"`

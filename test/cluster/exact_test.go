@@ -26,12 +26,12 @@ policies:
 
 var exactAlgorithms = []string{"sliding_log", "sliding_window", "fixed_window", "token_bucket"}
 
-// A door is one way to ask about a key. An answer that is not a decision of the key's owner is an error.
-type door func(ctx context.Context, key string) (allowed bool, err error)
+// An asker is one way to ask about a key. An answer that is not a decision of the key's owner is an error.
+type asker func(ctx context.Context, key string) (allowed bool, err error)
 
 var errFailedOpen = errors.New("answered by on_error")
 
-func httpDoor(p *process, target string) door {
+func httpAsker(p *process, target string) asker {
 	return func(_ context.Context, key string) (bool, error) {
 		d, err := p.check(fmt.Sprintf(`{%s,"key":%q}`, target, key))
 		if err == nil && d.FailedOpen {
@@ -41,7 +41,7 @@ func httpDoor(p *process, target string) door {
 	}
 }
 
-func grpcDoor(c weirv1.LimiterClient, target *weirv1.Target) door {
+func grpcAsker(c weirv1.LimiterClient, target *weirv1.Target) asker {
 	return func(ctx context.Context, key string) (bool, error) {
 		t := &weirv1.Target{Policy: target.Policy, Limit: target.Limit, Key: key}
 		r, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: t}}})
@@ -56,7 +56,7 @@ func grpcDoor(c weirv1.LimiterClient, target *weirv1.Target) door {
 	}
 }
 
-func clientDoor(l *client.Limiter) door {
+func clientAsker(l *client.Limiter) asker {
 	return func(ctx context.Context, key string) (bool, error) {
 		d, err := l.Allow(ctx, key)
 		if err == nil && d.FailedOpen {
@@ -66,7 +66,7 @@ func clientDoor(l *client.Limiter) door {
 	}
 }
 
-func commandDoor(t *testing.T, p *process, flags ...string) door {
+func commandAsker(t *testing.T, p *process, flags ...string) asker {
 	return func(_ context.Context, key string) (bool, error) {
 		code, out, errs := weir(t, append([]string{"check", key, "--addr", p.grpc, "--timeout", "20s"}, flags...)...)
 		if code > 1 || strings.Contains(out, "failed_open") {
@@ -76,16 +76,16 @@ func commandDoor(t *testing.T, p *process, flags ...string) door {
 	}
 }
 
-// ask sends count checks of each key through the doors in turn, all keys at once, and returns how many were allowed of
+// ask sends count checks of each key through the askers in turn, all keys at once, and returns how many were allowed of
 // each. It fails when that took so long that a window of a minute may have moved on.
-func ask(t *testing.T, keys []string, count int, doors []door) map[string]int {
+func ask(t *testing.T, keys []string, count int, askers []asker) map[string]int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	const workers = 300 // the race detector does not take more than 8128 goroutines
 	type job struct {
-		key  int
-		door door
+		key   int
+		asker asker
 	}
 	jobs := make(chan job)
 	allowed := make([]atomic.Int64, len(keys))
@@ -94,7 +94,7 @@ func ask(t *testing.T, keys []string, count int, doors []door) map[string]int {
 	for range workers {
 		work.Go(func() {
 			for j := range jobs {
-				ok, err := j.door(ctx, keys[j.key])
+				ok, err := j.asker(ctx, keys[j.key])
 				switch {
 				case err != nil && failed.Add(1) <= 3:
 					t.Errorf("%s: %v", keys[j.key], err)
@@ -107,7 +107,7 @@ func ask(t *testing.T, keys []string, count int, doors []door) map[string]int {
 	start := time.Now()
 	for i := range count {
 		for k := range keys {
-			jobs <- job{k, doors[(i+k)%len(doors)]}
+			jobs <- job{k, askers[(i+k)%len(askers)]}
 		}
 	}
 	close(jobs)
@@ -150,22 +150,22 @@ func TestExactOverHTTP(t *testing.T) {
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
 	for _, name := range exactAlgorithms {
 		t.Run(name, func(t *testing.T) {
-			var doors []door
+			var askers []asker
 			for _, p := range nodes {
-				doors = append(doors, httpDoor(p, fmt.Sprintf(`"policy":%q`, name)))
+				askers = append(askers, httpAsker(p, fmt.Sprintf(`"policy":%q`, name)))
 			}
 			count := 50
 			if raceEnabled && name != "sliding_log" {
 				count = 15 // a tenth of the speed; the plain build asks in full
 			}
-			wantEach(t, ask(t, keysNamed("key", count), 300, doors), 100)
+			wantEach(t, ask(t, keysNamed("key", count), 300, askers), 100)
 		})
 	}
 }
 
-// TestExactThroughAllDoors mixes HTTP, gRPC, the Go client and the command line on the same keys, by policies and by
+// TestExactOverAllProtocols mixes HTTP, gRPC, the Go client and the command line on the same keys, by policies and by
 // limits sent along.
-func TestExactThroughAllDoors(t *testing.T) {
+func TestExactOverAllProtocols(t *testing.T) {
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
 	var grpcs []weirv1.LimiterClient
 	var addrs []string
@@ -176,8 +176,8 @@ func TestExactThroughAllDoors(t *testing.T) {
 	c := must[*client.Client](t)(client.Dial(t.Context(), strings.Join(addrs, ","), client.WithTimeout(30*time.Second)))
 	t.Cleanup(func() { c.Close() })
 
-	// mixed has all doors asked. The command line, dear as it is, asks about each key once through each node.
-	mixed := func(t *testing.T, keys []string, quick, commands []door) {
+	// mixed asks in all ways. The command line, dear as it is, asks about each key once through each node.
+	mixed := func(t *testing.T, keys []string, quick, commands []asker) {
 		first := ask(t, keys, len(commands), commands)
 		wantEach(t, first, len(commands))
 		rest := ask(t, keys, 300-len(commands), quick)
@@ -190,26 +190,26 @@ func TestExactThroughAllDoors(t *testing.T) {
 	}
 	for _, name := range exactAlgorithms {
 		t.Run(name, func(t *testing.T) {
-			quick := []door{clientDoor(c.Policy(name))}
-			var commands []door
+			quick := []asker{clientAsker(c.Policy(name))}
+			var commands []asker
 			for i, p := range nodes {
-				quick = append(quick, httpDoor(p, fmt.Sprintf(`"policy":%q`, name)), grpcDoor(grpcs[i], &weirv1.Target{Policy: name}))
-				commands = append(commands, commandDoor(t, p, "--policy", name))
+				quick = append(quick, httpAsker(p, fmt.Sprintf(`"policy":%q`, name)), grpcAsker(grpcs[i], &weirv1.Target{Policy: name}))
+				commands = append(commands, commandAsker(t, p, "--policy", name))
 			}
 			mixed(t, keysNamed("key", 3), quick, commands)
 		})
 	}
 	for _, a := range []algo.Algorithm{algo.SlidingLog, algo.FixedWindow} {
 		t.Run("inline "+a.String(), func(t *testing.T) {
-			quick := []door{clientDoor(c.Inline("", algo.Limit{Algorithm: a, Limit: 100, Window: time.Minute}))}
-			var commands []door
+			quick := []asker{clientAsker(c.Inline("", algo.Limit{Algorithm: a, Limit: 100, Window: time.Minute}))}
+			var commands []asker
 			for i, p := range nodes {
 				quick = append(quick,
-					httpDoor(p, fmt.Sprintf(`"limit":{"algorithm":%q,"limit":100,"window":"60s"}`, a)),
-					grpcDoor(grpcs[i], &weirv1.Target{Limit: &weirv1.Limit{
+					httpAsker(p, fmt.Sprintf(`"limit":{"algorithm":%q,"limit":100,"window":"60s"}`, a)),
+					grpcAsker(grpcs[i], &weirv1.Target{Limit: &weirv1.Limit{
 						Algorithm: weirv1.Algorithm(a), Limit: 100, WindowNs: int64(time.Minute),
 					}}))
-				commands = append(commands, commandDoor(t, p, "--limit", "100/1m", "--algorithm", a.String()))
+				commands = append(commands, commandAsker(t, p, "--limit", "100/1m", "--algorithm", a.String()))
 			}
 			mixed(t, keysNamed("key", 3), quick, commands)
 		})

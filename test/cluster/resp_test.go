@@ -23,8 +23,8 @@ func respClient(t *testing.T, address string, protocol int) *redis.Client {
 	return c
 }
 
-// respDoor asks for a policy over the Redis protocol.
-func respDoor(c *redis.Client, policy string) door {
+// respAsker asks for a policy over the Redis protocol.
+func respAsker(c *redis.Client, policy string) asker {
 	return func(ctx context.Context, key string) (bool, error) {
 		d, err := weirCheck(ctx, c, "WEIR.CHECK", policy, key)
 		if err == nil && d["failed_open"] {
@@ -159,11 +159,11 @@ func TestRESP(t *testing.T) {
 	})
 
 	t.Run("exact", func(t *testing.T) {
-		var doors []door
+		var askers []asker
 		for i, p := range nodes {
-			doors = append(doors, respDoor(respClient(t, p.resp, 2+i%2), "sliding_log"), httpDoor(p, `"policy":"sliding_log"`))
+			askers = append(askers, respAsker(respClient(t, p.resp, 2+i%2), "sliding_log"), httpAsker(p, `"policy":"sliding_log"`))
 		}
-		wantEach(t, ask(t, keysNamed("resp", 3), 300, doors), 100)
+		wantEach(t, ask(t, keysNamed("resp", 3), 300, askers), 100)
 	})
 }
 

@@ -91,14 +91,14 @@ func TestUpgrade(t *testing.T) {
 	f.start(f.members...)
 	f.calm(f.members...)
 	keys := keysNamed("before", 20)
-	doors := func(algorithm string) (all []door) {
+	askers := func(algorithm string) (all []asker) {
 		for _, m := range f.members {
-			all = append(all, httpDoor(m.process, fmt.Sprintf(`"policy":%q`, algorithm)))
+			all = append(all, httpAsker(m.process, fmt.Sprintf(`"policy":%q`, algorithm)))
 		}
 		return all
 	}
 	for _, a := range exactAlgorithms {
-		wantEach(t, ask(t, keys, 110, doors(a)), 100)
+		wantEach(t, ask(t, keys, 110, askers(a)), 100)
 	}
 	step := func(m *member, program string) {
 		t.Helper()
@@ -115,7 +115,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("%d checks were answered by on_error while %s was replaced", n, m.name)
 		}
 		for _, a := range exactAlgorithms {
-			wantEach(t, ask(t, keys, 3, doors(a)), 0)
+			wantEach(t, ask(t, keys, 3, askers(a)), 0)
 		}
 	}
 	for _, m := range f.members {

@@ -14,16 +14,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// doors are the figures of the doors for callers.
-type doors struct {
+// calls are the figures of callers' calls, by protocol.
+type calls struct {
 	durations          *prometheus.HistogramVec
 	errors             *prometheus.CounterVec
 	http, grpc, stream prometheus.Observer
 	resp               prometheus.Observer
 }
 
-func newDoors() doors {
-	d := doors{
+func newCalls() calls {
+	d := calls{
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "weir_call_duration_seconds",
 			Help:    "Time from reading a caller's call until its answer, by protocol (http, grpc, stream: a request of a CheckStream, resp: commands of the Redis protocol that came together). Pages for operators are not counted.",
@@ -41,9 +41,9 @@ func newDoors() doors {
 	return d
 }
 
-// Problem notes that the HTTP door answered with an error of the given status.
+// Problem notes that the HTTP API answered with an error of the given status.
 func (m *Metrics) Problem(status int) {
-	m.doors.errors.WithLabelValues("http", strconv.Itoa(status)).Inc()
+	m.calls.errors.WithLabelValues("http", strconv.Itoa(status)).Inc()
 }
 
 // HTTP returns a handler that notes how long calls of the API take; what is not a POST is for operators.
@@ -55,23 +55,23 @@ func (m *Metrics) HTTP(next http.Handler) http.Handler {
 		}
 		began := time.Now()
 		next.ServeHTTP(w, r)
-		m.doors.http.Observe(time.Since(began).Seconds())
+		m.calls.http.Observe(time.Since(began).Seconds())
 	})
 }
 
 // Streamed notes how long a request of a CheckStream took, and the error that it got, if any.
 func (m *Metrics) Streamed(took time.Duration, failed codes.Code) {
-	m.doors.stream.Observe(took.Seconds())
+	m.calls.stream.Observe(took.Seconds())
 	if failed != codes.OK {
-		m.doors.errors.WithLabelValues("stream", failed.String()).Inc()
+		m.calls.errors.WithLabelValues("stream", failed.String()).Inc()
 	}
 }
 
 // RESP notes how long it took to decide commands of the Redis protocol that came together.
-func (m *Metrics) RESP(took time.Duration) { m.doors.resp.Observe(took.Seconds()) }
+func (m *Metrics) RESP(took time.Duration) { m.calls.resp.Observe(took.Seconds()) }
 
 // RESPFailed notes that a command of the Redis protocol was answered with an error, by its first word.
-func (m *Metrics) RESPFailed(code string) { m.doors.errors.WithLabelValues("resp", code).Inc() }
+func (m *Metrics) RESPFailed(code string) { m.calls.errors.WithLabelValues("resp", code).Inc() }
 
 // UnaryInterceptor notes how long callers' calls take, and which end with an error.
 func (m *Metrics) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
@@ -80,9 +80,9 @@ func (m *Metrics) UnaryInterceptor(ctx context.Context, req any, info *grpc.Unar
 	}
 	began := time.Now()
 	out, err := handle(ctx, req)
-	m.doors.grpc.Observe(time.Since(began).Seconds())
+	m.calls.grpc.Observe(time.Since(began).Seconds())
 	if err != nil {
-		m.doors.errors.WithLabelValues("grpc", status.Code(err).String()).Inc()
+		m.calls.errors.WithLabelValues("grpc", status.Code(err).String()).Inc()
 	}
 	return out, err
 }

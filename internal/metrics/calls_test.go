@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// TestDoors: what callers ask is counted and timed, what operators read is not.
-func TestDoors(t *testing.T) {
+// TestCalls: what callers ask is counted and timed, what operators read is not.
+func TestCalls(t *testing.T) {
 	m := New(Config{Logger: slog.New(slog.DiscardHandler)})
 	calls := 0
 	h := m.HTTP(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { calls++ }))
