@@ -17,6 +17,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/refusal"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
@@ -88,7 +89,8 @@ type Config struct {
 	MaxMemory                      int64         // bytes for states; 0: no bound
 	MaxRequestIDs                  int           // remembered request ids per partition; 0: the store's default; negative: none
 	// MaxInFlight bounds the operations that wait here, for other nodes or for copies, whoever sent them; 0 stands for
-	// DefaultMaxInFlight. Beyond it they are answered by on_error at once.
+	// DefaultMaxInFlight. Beyond it they are answered by on_error at once. Of named callers none
+	// has all of them: see internal/fairshare.
 	MaxInFlight int
 	Logger      *slog.Logger // nil: none
 	// Clock is read once for each batch and owner. Nil stands for ProcessClock().
@@ -164,7 +166,7 @@ func New(cfg Config) *Limiter {
 	}
 	l.inline.hashKey = cfg.HashKey
 	l.inline.longest, l.inline.maxKeys, l.inline.maxBytes = cfg.InlineMaxWindow, cfg.InlineMaxKeys, cfg.InlineMaxMemory
-	l.load.most = int64(cfg.MaxInFlight)
+	l.load.places = fairshare.New(cfg.MaxInFlight)
 	l.subjects.New = func() any { return new([limit.MaxBatch]subject) }
 	for i := range l.late {
 		l.late[i].New = func() any { return new(lateOps) }

@@ -66,8 +66,8 @@ func (l *Limiter) wait(ctx context.Context, rest []*Op) {
 	if len(rest) == 0 {
 		return
 	}
-	rest, taken := l.takeIn(rest)
-	defer l.load.give(taken)
+	rest, got := l.takeIn(rest)
+	defer l.load.done(got)
 	deadline, left := l.deadline(ctx)
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
@@ -435,13 +435,13 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		spans.end(l)
 		return nil
 	}
-	taken := l.load.take(len(later))
-	for _, op := range later[taken:] {
+	taken := l.load.take("", len(later)) // each node has held its callers to their shares
+	for _, op := range later[taken.N:] {
 		op.Outcome = Outcome{Unreachable: true}
 	}
 	return func(ctx context.Context) {
-		l.handOn(ctx, later[:taken])
-		l.load.give(taken)
+		l.handOn(ctx, later[:taken.N])
+		l.load.places.Give(taken)
 		end := l.moment()
 		l.limitUse(ops, &end)
 		spans.end(l)

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -16,28 +17,18 @@ const DefaultMaxInFlight = 50_000
 // load is what a node has taken in and not answered, and what it did not take in. What is decided here at once is not counted:
 // it keeps nothing but the processor, and no more of it is there at a time than calls are.
 type load struct {
-	most  int64
-	taken atomic.Int64
+	places *fairshare.Places
 
 	full, late atomic.Uint64 // operations not carried out: for the bound, for their callers' deadlines
 }
 
-// take takes in as many of n operations as there is room for. The caller gives them back.
-func (l *load) take(n int) int {
-	over := l.taken.Add(int64(n)) - l.most
-	if over <= 0 {
-		return n
-	}
-	over = min(over, int64(n))
-	l.taken.Add(-over)
-	l.full.Add(uint64(over))
-	return n - int(over)
+// take takes in as many of n operations of a caller as there is room for; an empty name stands for several callers. What is
+// returned is given back to places.
+func (l *load) take(caller string, n int) fairshare.Taken {
+	taken := l.places.Take(caller, n)
+	l.full.Add(uint64(n - taken.N))
+	return taken
 }
-
-// force takes in operations whatever the bound.
-func (l *load) force(n int) { l.taken.Add(int64(n)) }
-
-func (l *load) give(n int) { l.taken.Add(-int64(n)) }
 
 // LoadStats is a reading of what waits at a node, and of what was turned away.
 type LoadStats struct {
@@ -49,26 +40,40 @@ type LoadStats struct {
 
 // Load returns the present reading.
 func (l *Limiter) Load() LoadStats {
-	return LoadStats{InFlight: l.load.taken.Load(), MaxInFlight: l.load.most, Full: l.load.full.Load(), Late: l.load.late.Load()}
+	taken, most := l.load.places.InUse()
+	return LoadStats{InFlight: taken, MaxInFlight: most, Full: l.load.full.Load(), Late: l.load.late.Load()}
 }
 
-// takeIn takes in operations that have to wait. Those that there is no room for are answered by on_error, as if nobody could be
-// asked; it returns the others, and how many to give back.
-func (l *Limiter) takeIn(rest []*Op) (in []*Op, taken int) {
+// admitted are the places of operations that were taken in.
+type admitted struct {
+	owed  int
+	taken fairshare.Taken
+}
+
+// done gives places back.
+func (l *load) done(a admitted) {
+	l.places.Release(a.owed)
+	l.places.Give(a.taken)
+}
+
+// takeIn takes in operations of one caller that have to wait. Those that there is no room for are answered by on_error, as if nobody
+// could be asked; it returns the others, for whom done is to be called.
+func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 	owed := 0
 	for _, op := range rest {
 		if op.owed {
 			owed++
 		}
 	}
-	l.load.force(owed)
-	taken = l.load.take(len(rest) - owed)
-	if taken += owed; taken == len(rest) {
-		return rest, taken
+	l.load.places.Force(owed)
+	taken := l.load.take(rest[0].Caller, len(rest)-owed)
+	got = admitted{owed, taken}
+	free := taken.N
+	if free+owed == len(rest) {
+		return rest, got
 	}
 	end := l.ending()
-	free := taken - owed
-	in = make([]*Op, 0, taken)
+	in = make([]*Op, 0, free+owed)
 	for _, op := range rest {
 		switch {
 		case op.owed:
@@ -81,7 +86,7 @@ func (l *Limiter) takeIn(rest []*Op) (in []*Op, taken int) {
 			l.conclude(op, &end) // at once, for those who wait for its answer
 		}
 	}
-	return in, taken
+	return in, got
 }
 
 // turnAway answers an operation that this node has no room for. One that was decided here and only waited for a copy to have it

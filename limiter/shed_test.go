@@ -130,15 +130,15 @@ func TestSettlingIsNotTurnedAway(t *testing.T) {
 					t.Errorf("%+v", n.Load())
 				}
 			default:
-				n.load.force(2) // the room goes while the atomic check is decided
-				defer n.load.give(1)
+				n.load.places.Force(2) // the room goes while the atomic check is decided
+				defer n.load.places.Release(1)
 			}
 			deliver()
 		})
 		if d, err := n.CheckAll(t.Context(), []limit.Check{named("closed", charged, 4), named("closed", full, 1)}); err != nil || d.Allowed {
 			t.Errorf("%+v, %v", d, err)
 		}
-		n.load.give(2)
+		n.load.places.Release(2)
 		open()
 		if d := n.check(t, limit.Check{Target: limit.Target{Policy: "closed", Key: charged}}); d.Remaining != 10 || !settling {
 			t.Errorf("%+v, settled %t", d, settling)
@@ -264,10 +264,58 @@ func TestChargedAndTurnedAway(t *testing.T) {
 		if err := n.prepare(op); err != nil {
 			t.Fatal(err)
 		}
-		n.load.force(1)
+		n.load.places.Force(1)
 		op.Outcome.ticket = 7
-		if in, taken := n.takeIn([]*Op{op}); len(in) != 0 || taken != 0 || !op.Outcome.Decision.FailedClosed || op.Outcome.ticket != 0 {
+		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || n.Load().InFlight != 1 || !op.Outcome.Decision.FailedClosed || op.Outcome.ticket != 0 {
 			t.Errorf("%+v", op.Outcome)
+		}
+	})
+}
+
+// TestOneCallerTakesNotAllPlaces is an attack: one caller has as many checks wait as it can. Those of another caller are decided, and
+// not answered by on_error.
+func TestOneCallerTakesNotAllPlaces(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, shedding), MaxInFlight: 40}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		w, open := gate()
+		c.tamper(w)
+		of := func(caller string, i int) limit.Check {
+			check := named("open", c.owned("open", 1, i), 1)
+			check.Caller = caller
+			return check
+		}
+		var flood []limit.Check
+		for i := range 100 {
+			flood = append(flood, of("greedy", i))
+		}
+		answers := make(chan []limit.Result, 2)
+		ask := func(checks []limit.Check) {
+			got, err := n.Check(t.Context(), checks)
+			if err != nil {
+				t.Error(err)
+			}
+			answers <- got
+		}
+		go ask(flood)
+		synctest.Wait()
+		if got := n.Load(); got.InFlight < 20 || got.InFlight > 30 {
+			t.Errorf("one caller has %d of %d places", got.InFlight, got.MaxInFlight)
+		}
+		waiting := n.Load().InFlight
+		go ask([]limit.Check{of("modest", 200), of("modest", 201), of("modest", 202)})
+		synctest.Wait()
+		if got := n.Load(); got.InFlight != waiting+3 {
+			t.Errorf("another one has %d", got.InFlight-waiting)
+		}
+		open()
+		for range 2 {
+			if got := <-answers; len(got) == 3 && (got[0].FailedOpen || got[1].FailedOpen || got[2].FailedOpen) {
+				t.Errorf("another caller's checks were not decided: %+v", got)
+			}
+		}
+		synctest.Wait()
+		if got := n.Load(); got.InFlight != 0 {
+			t.Errorf("%+v", got)
 		}
 	})
 }

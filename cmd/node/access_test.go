@@ -23,6 +23,7 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/internal/memory"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -331,5 +332,59 @@ func TestToken(t *testing.T) {
 		if code := run(strings.Fields(c.args), io.Discard, &errOut); code != exitError || !strings.Contains(errOut.String(), c.want) {
 			t.Errorf("%s: %d %s", c.args, code, &errOut)
 		}
+	}
+}
+
+// TestOneCallerTakesNotAllStreams is an attack: one caller opens streams until it gets no more. Another caller has its stream, and its
+// calls are answered.
+func TestOneCallerTakesNotAllStreams(t *testing.T) {
+	n, shop, all, _ := withAccess(t, func(cfg *nodeConfig) {
+		cfg.Memory = memory.Divide(128 << 20)
+		cfg.Limits.MaxStreams, cfg.Limits.MaxConnections = 50, 100
+	})
+	most := n.cfg.Memory.MaxStreams / 4 * 3
+	open := func(conn *grpc.ClientConn, token string) error {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
+		stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}); err != nil && err != io.EOF {
+			return err
+		}
+		_, err = stream.Recv()
+		return err
+	}
+	dial := func() *grpc.ClientConn {
+		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	held := 0
+	for full := false; !full; {
+		conn := dial()
+		for range 50 {
+			if err := open(conn, shop); err != nil {
+				if status.Code(err) != codes.ResourceExhausted {
+					t.Fatal(err)
+				}
+				full = true
+				break
+			}
+			held++
+		}
+	}
+	if held < most/2 || held > most/4*3+3 {
+		t.Errorf("one caller has %d of %d streams", held, most)
+	}
+	if err := open(dial(), all); err != nil {
+		t.Errorf("while one caller has %d of %d streams, another one gets %v", held, most, err)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)
+	if _, err := weirv1.NewLimiterClient(dial()).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}); err != nil {
+		t.Errorf("a call of the same one: %v", err)
 	}
 }

@@ -403,7 +403,7 @@ func (n *node) serve() {
 		calls := ingress.NewCalls(ingress.CallsConfig{
 			Authorize: n.security.authorizeGRPC, MaxAnonymous: n.limits.MaxAnonymous, FirstMessage: n.limits.FirstMessage,
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
-			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3,
+			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.callerName(),
 		})
 		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, stayStream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
 			grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(wire.CodecFrom(n.buffers)), experimental.BufferPool(n.buffers),

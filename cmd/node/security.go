@@ -392,6 +392,14 @@ func (s *security) authorizeGRPC(ctx context.Context, method string) (context.Co
 	return ctx, err
 }
 
+// callerName returns what tells callers apart by the context of their calls; nil without an access file, when all are one.
+func (s *security) callerName() func(context.Context) string {
+	if s.access == nil {
+		return nil
+	}
+	return auth.CallerName
+}
+
 // stayStream is the interceptor of streams that auth.Authorizer's has authorized.
 func stayStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if err := stay(stream.Context()); err != nil {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
 
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/recovered"
 )
 
@@ -33,6 +34,9 @@ type CallsConfig struct {
 	// MaxCalls and MaxStreams are how many unary calls and streams may be carried out at a time, on all connections together. More
 	// are answered RESOURCE_EXHAUSTED before anything of them is read.
 	MaxCalls, MaxStreams int
+	// Caller returns the name of the caller of a context that Authorize, or an interceptor of Options, has returned: no caller has all
+	// of MaxCalls or MaxStreams (see fairshare). Empty: not known. Nil: none is.
+	Caller func(ctx context.Context) string
 	// Panicked is called with each panic of a handler, which was recovered. It must not hold secrets of the request's back.
 	Panicked func(method string, p *recovered.Error)
 }
@@ -48,10 +52,16 @@ type Calls struct {
 	patience       time.Duration // EndPatience
 	anonymous      anonymousCalls
 	calls, streams atomic.Int64 // that are being carried out
+
+	ofCallers struct{ calls, streams *fairshare.Places } // those of them whose callers are known
 }
 
 // NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
-func NewCalls(cfg CallsConfig) *Calls { return &Calls{cfg: cfg, patience: EndPatience} }
+func NewCalls(cfg CallsConfig) *Calls {
+	c := &Calls{cfg: cfg, patience: EndPatience}
+	c.ofCallers.calls, c.ofCallers.streams = fairshare.New(cfg.MaxCalls), fairshare.New(cfg.MaxStreams)
+	return c
+}
 
 // Options returns the options of the server. Interceptors that authorize streams are given here, and come after the checks and
 // before the bounds of Calls; others come later.
@@ -104,6 +114,7 @@ var (
 	errFirstMessage     = status.Error(codes.DeadlineExceeded, "no message came in time")
 	errTooManyAnonymous = status.Error(codes.ResourceExhausted, "too many calls of callers who are not authenticated")
 	errAge              = status.Error(codes.Unavailable, "the connection is too old")
+	errShare            = status.Error(codes.ResourceExhausted, "this caller has its share of calls and streams at a time already")
 	errTooMany          = status.Error(codes.Unavailable, "too many connections")
 )
 
@@ -190,6 +201,22 @@ func enter(open *atomic.Int64, most int, what string) error {
 	return status.Errorf(codes.ResourceExhausted, "there are %d %s at a time already, as many as this node has memory for", most, what)
 }
 
+// share takes one of the places for the caller of ctx, if it has a name and its share is not full. done gives it back.
+func (c *Calls) share(ctx context.Context, p *fairshare.Places) (done func(), err error) {
+	if c.cfg.Caller == nil {
+		return nothing, nil
+	}
+	who := c.cfg.Caller(ctx)
+	if who == "" {
+		return nothing, nil
+	}
+	taken := p.Take(who, 1)
+	if taken.N == 0 {
+		return nil, errShare
+	}
+	return func() { p.Give(taken) }, nil
+}
+
 // handled calls a handler. A panic in it is answered INTERNAL.
 func (c *Calls) handled(method string, handle func() error) error {
 	err := recovered.Call(handle)
@@ -238,6 +265,11 @@ func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHand
 					return err
 				}
 			}
+			leave, err := c.share(ctx, c.ofCallers.calls)
+			if err != nil {
+				return err
+			}
+			defer leave()
 			came, done, err := c.begin(ctx)
 			if err != nil {
 				return err
@@ -273,6 +305,11 @@ func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo,
 
 // bound is the interceptor of streams that are authorized.
 func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	leave, err := c.share(s.Context(), c.ofCallers.streams)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	came, done, err := c.begin(s.Context())
 	if err != nil {
 		return err
