@@ -132,9 +132,10 @@ func TestHungNodeManyCallers(t *testing.T) {
 	for range callers {
 		failed += <-done
 	}
-	// A caller that waits for the node asks nothing else, so it is in there at most once.
-	if n := last.asked.Load() - before; n < 1 || n > callers || failed != int(n) {
-		t.Errorf("the node that hangs was asked %d times, %d questions went unanswered; want the same, 1 to %d", n, failed, callers)
+	// A caller that waits for the node asks nothing else, so it is in there at most once. More than these may go unanswered where
+	// the machine is so busy that the other nodes take longer than the timeout, or that a question is not read before it ends.
+	if n := int(last.asked.Load() - before); n < 1 || n > callers || failed < n {
+		t.Errorf("the node that hangs was asked %d times, %d questions went unanswered; want 1 to %d, and as many or more", n, failed, callers)
 	}
 }
 

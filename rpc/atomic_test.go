@@ -15,7 +15,6 @@ import (
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // trio is three nodes that own a third of the partitions each, and speak to one another and to callers over TCP.
@@ -46,7 +45,7 @@ func trio(t *testing.T, text string) []weirv1.LimiterClient {
 		own := byNumber{i, nodes}
 		l := limiter.New(limiter.Config{Policies: set, Ownership: own, Peers: peers})
 		own.open(l)
-		server := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
+		server := grpc.NewServer(grpc.ForceServerCodecV2(PeerCodec()))
 		peerv1.RegisterPeerServer(server, NewPeerServer(PeerServerConfig{
 			Self: n, RingSettings: settings, Receiver: l, Logger: slog.New(slog.DiscardHandler),
 		}))

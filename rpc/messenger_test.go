@@ -21,7 +21,6 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
-	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -454,7 +453,7 @@ func listenAt(t testing.TB, addr string, m *Messenger) (stop func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
+	server := grpc.NewServer(grpc.ForceServerCodecV2(PeerCodec()))
 	peerv1.RegisterOwnershipServer(server, m)
 	var served sync.WaitGroup
 	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop

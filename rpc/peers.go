@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
 
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -37,6 +38,9 @@ const (
 	repeatWithin = rememberFor / 2
 	// maxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.
 	maxMessage = 8 << 20
+	// maxElements bounds the elements of a message between peers, at every depth, which may take a hundred times their bytes when
+	// they are decoded. The most that is sent is a full frame and two messages that name every partition.
+	maxElements = 1 << 16
 	// maxIdentity bounds what one may say who may not even be a peer.
 	maxIdentity = 4 << 10
 	// keepPacked is how much room for packed operations or outcomes is kept, in bytes: for a full batch of usual ones.
@@ -50,6 +54,10 @@ const (
 	StreamWindow     = 1 << 20
 	ConnectionWindow = 4 << 20
 )
+
+// PeerCodec returns the codec of the peer service's messages, for both sides of a connection: wire.Codec, with a bound on what a
+// message may be decoded into.
+func PeerCodec() encoding.CodecV2 { return wire.CodecOf(maxElements) }
 
 // Node is a process that can be reached.
 type Node struct {
@@ -153,7 +161,7 @@ func dialPeer(addr string, creds credentials.TransportCredentials, params grpc.C
 	}
 	return grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(creds),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(wire.Codec())),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage), grpc.ForceCodecV2(PeerCodec())),
 		grpc.WithConnectParams(params),
 		grpc.WithInitialWindowSize(StreamWindow), grpc.WithInitialConnWindowSize(ConnectionWindow),
 		grpc.WithDisableServiceConfig(),

@@ -384,7 +384,7 @@ func (n *node) serve() {
 			FirstMessage: n.limits.FirstMessage, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 		})
 		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
-			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(wire.Codec()))...)
+			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(rpc.PeerCodec()))...)
 		services := calls.Registrar(n.peerServer)
 		peerv1.RegisterPeerServer(services, rpc.NewPeerServer(rpc.PeerServerConfig{
 			MaxReplies: budget.Replies,

@@ -6,6 +6,8 @@
 package wire
 
 import (
+	"fmt"
+
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
@@ -38,10 +40,19 @@ func CodecFrom(pool mem.BufferPool) encoding.CodecV2 {
 	return codec{other: encoding.GetCodecV2(standard.Name), pool: pool}
 }
 
+// CodecOf is Codec for messages of at most so many elements, counted as Parts does. Others are an error of Unmarshal, and are
+// not decoded.
+func CodecOf(elements int) encoding.CodecV2 {
+	c := Codec().(codec)
+	c.most = elements
+	return c
+}
+
 type codec struct {
 	other encoding.CodecV2
 	pool  mem.BufferPool
 	all   bool // messages are from the pool; otherwise small ones are not
+	most  int  // elements of a message; 0: no bound
 }
 
 // message is what vtprotobuf generates.
@@ -129,6 +140,11 @@ func (c codec) unmarshal(data mem.BufferSlice, v any, check func([]byte) error) 
 	if check != nil {
 		if err := check(b.ReadOnlyData()); err != nil {
 			return err
+		}
+	}
+	if p, ok := v.(proto.Message); ok && c.most > 0 && len(b.ReadOnlyData()) > c.most { // none takes less than a byte
+		if Parts(p.ProtoReflect().Descriptor(), b.ReadOnlyData(), c.most) > c.most {
+			return fmt.Errorf("a %T has more than %d elements", v, c.most)
 		}
 	}
 	return m.UnmarshalVT(b.ReadOnlyData())

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
 // Elements counts the elements of each repeated field of a message, from its bytes and without decoding it: so that a message of
@@ -45,4 +46,50 @@ func varints(list []byte) int {
 		}
 	}
 	return n
+}
+
+// Parts counts what a message has allocated when it is decoded, from its bytes and without decoding it: the messages in it and the
+// elements of repeated fields, at every depth. It stops soon after it has counted more than most. Bytes that are no message are for
+// the decoder to tell: what comes after them is not counted.
+func Parts(d protoreflect.MessageDescriptor, data []byte, most int) (n int) {
+	fields := d.Fields()
+	for len(data) > 0 && n <= most {
+		number, kind, size := protowire.ConsumeTag(data)
+		if size < 0 {
+			return n
+		}
+		data = data[size:]
+		if size = protowire.ConsumeFieldValue(number, kind, data); size < 0 {
+			return n
+		}
+		value := data[:size]
+		data = data[size:]
+		f := fields.ByNumber(number)
+		if f == nil {
+			continue
+		}
+		if kind == protowire.BytesType {
+			value, _ = protowire.ConsumeBytes(value)
+		}
+		switch {
+		case kind == protowire.BytesType && f.Message() != nil:
+			n += 1 + Parts(f.Message(), value, most-n)
+		case kind == protowire.BytesType && f.IsPacked():
+			n += inPacked(f.Kind(), value)
+		case f.IsList():
+			n++
+		}
+	}
+	return n
+}
+
+// inPacked counts the elements of a packed list.
+func inPacked(kind protoreflect.Kind, list []byte) int {
+	switch kind {
+	case protoreflect.Fixed32Kind, protoreflect.Sfixed32Kind, protoreflect.FloatKind:
+		return len(list) / 4
+	case protoreflect.Fixed64Kind, protoreflect.Sfixed64Kind, protoreflect.DoubleKind:
+		return len(list) / 8
+	}
+	return varints(list)
 }
