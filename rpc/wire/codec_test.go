@@ -2,6 +2,8 @@ package wire
 
 import (
 	"bytes"
+	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/grpc/encoding"
@@ -86,5 +88,56 @@ func TestBuffersFit(t *testing.T) {
 			t.Errorf("%d bytes are %d when read: %v", size, len(out.Keys), err)
 		}
 		data.Free()
+	}
+}
+
+// TestCodecOf: what would be decoded into more than so many elements, at whatever depth, is an error before it is.
+func TestCodecOf(t *testing.T) {
+	const most = 100
+	c := CodecOf(most)
+	targets := func(n int) *peerv1.ForwardRequest {
+		b := &peerv1.Batch{}
+		for range n {
+			b.Define = append(b.Define, &weirv1.StreamTarget{})
+		}
+		return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
+	}
+	frame := func(n int, m *peerv1.Message) *peerv1.ConverseRequest {
+		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{Messages: slices.Repeat([]*peerv1.Message{m}, n)}}}
+	}
+	query := func(n int) *peerv1.Message {
+		return &peerv1.Message{Body: &peerv1.Message_Query{Query: &peerv1.Query{Partitions: make([]uint32, n)}}}
+	}
+	for _, test := range []struct {
+		name string
+		in   proto.Message
+		ok   bool
+	}{
+		{"targets", targets(most - 1), true},
+		{"more targets", targets(most), false},
+		{"messages", frame(most-1, &peerv1.Message{}), true},
+		{"more messages", frame(most, &peerv1.Message{}), false},
+		{"partitions", frame(1, query(most-3)), true},
+		{"more partitions", frame(1, query(most-2)), false},
+		{"in several messages", frame(10, query(most/10)), false},
+		{"bytes", &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: &peerv1.Batch{Operations: make([]byte, 10*most)}}}, true},
+	} {
+		data, err := c.Marshal(test.in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := test.in.ProtoReflect().New().Interface()
+		if err := c.Unmarshal(data, out); (err == nil) != test.ok || test.ok && !proto.Equal(out, test.in) {
+			t.Errorf("%s: %v", test.name, err)
+		}
+	}
+	// One field is given again and again, in the form that is not packed, or cut off.
+	for data, ok := range map[string]bool{
+		strings.Repeat("\x12\x00", most): true, strings.Repeat("\x12\x00", most+1): false, strings.Repeat("\x0a\x00\x12\x00", most): false,
+		strings.Repeat("\x7a\x00", 10*most): true, // no field
+	} {
+		if err := c.Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, &peerv1.ForwardRequest{}); (err == nil) != ok {
+			t.Errorf("%d bytes: %v", len(data), err)
+		}
 	}
 }
