@@ -3,6 +3,9 @@ package main
 import (
 	"bytes"
 	"io"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -279,4 +282,24 @@ func TestValidate(t *testing.T) {
 			t.Errorf("weir validate %v: exit status %d, want %d and %q\n%s%s", c.args, code, c.code, c.want, &stdout, &stderr)
 		}
 	}
+}
+
+// TestFlagsAreDocumented: an operator finds every flag of a node in the pages about running one.
+func TestFlagsAreDocumented(t *testing.T) {
+	var text []byte
+	for _, page := range []string{"operating.md", "security.md"} {
+		data, err := os.ReadFile(filepath.Join("../../docs", page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text = append(text, data...)
+	}
+	newRun().Flags().VisitAll(func(f *pflag.Flag) {
+		if strings.HasSuffix(f.Usage, "(not supported by this build yet)") {
+			return
+		}
+		if !regexp.MustCompile("--" + f.Name + `[^-\w]`).Match(text) {
+			t.Errorf("neither docs/operating.md nor docs/security.md names --%s", f.Name)
+		}
+	})
 }
