@@ -97,6 +97,7 @@ func (b *bench) measurements() []measurement {
 	var all []measurement
 	all = append(all, b.unaryMeasurements()...)
 	all = append(all, b.streamMeasurements()...)
+	all = append(all, b.respMeasurements()...)
 	all = append(all, b.clientMeasurements()...)
 	all = append(all, b.threeMeasurements()...)
 	all = append(all, b.httpMeasurements()...)

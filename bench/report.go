@@ -307,6 +307,8 @@ func titleOfWork(work string) string {
 		return "One node, 100 checks a call, 32 callers"
 	case "stream":
 		return "One connection, 256 messages of one check under way"
+	case "resp":
+		return "Redis protocol, 16 connections, 100 commands at a time"
 	case "client":
 		return "Client libraries, 256 goroutines, one check at a time, one server"
 	case "three-unary":

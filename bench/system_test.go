@@ -61,8 +61,8 @@ func TestCPUModel(t *testing.T) {
 }
 
 func TestReadyLine(t *testing.T) {
-	got := parseReady("name=weir-0 http=127.0.0.1:1 grpc=127.0.0.1:2 gossip=127.0.0.1:3 peer=127.0.0.1:4")
-	if want := (weirNode{"weir-0", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"}); got != want {
+	got := parseReady("name=weir-0 http=127.0.0.1:1 grpc=127.0.0.1:2 gossip=127.0.0.1:3 peer=127.0.0.1:4 resp=127.0.0.1:5")
+	if want := (weirNode{"weir-0", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:5"}); got != want {
 		t.Errorf("%+v", got)
 	}
 }

@@ -39,7 +39,7 @@ type weirCluster struct {
 	clients [][]weirv1.LimiterClient // of each node
 }
 
-type weirNode struct{ name, http, grpc, gossip string }
+type weirNode struct{ name, http, grpc, gossip, resp string }
 
 // startWeir starts a cluster and waits until all nodes see all.
 func (b *bench) startWeir(ctx context.Context, nodes int) (w *weirCluster, err error) {
@@ -95,7 +95,7 @@ func (b *bench) startWeir(ctx context.Context, nodes int) (w *weirCluster, err e
 // What args do not say about ports is left to the node.
 func (b *bench) startNode(ctx context.Context, name, policies string, args ...string) (*process, weirNode, error) {
 	args = append([]string{"run", "--name", name, "--policies", policies, "--http-port", "0", "--grpc-port", "0",
-		"--gossip-port", "0", "--peer-port", "0"}, args...)
+		"--gossip-port", "0", "--peer-port", "0", "--resp-port", "0"}, args...)
 	p, err := b.kids.start("weir", b.weirPath, args, nil)
 	if err != nil {
 		return nil, weirNode{}, err
@@ -124,7 +124,7 @@ func parseReady(line string) weirNode {
 		k, v, _ := strings.Cut(f, "=")
 		values[k] = v
 	}
-	return weirNode{name: values["name"], http: values["http"], grpc: values["grpc"], gossip: values["gossip"]}
+	return weirNode{name: values["name"], http: values["http"], grpc: values["grpc"], gossip: values["gossip"], resp: values["resp"]}
 }
 
 // addresses are the gRPC addresses, as client.Dial wants them.
