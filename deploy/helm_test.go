@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
 	"os/exec"
 	"path/filepath"
@@ -220,6 +221,36 @@ podAnnotations: {a: b}
 	}
 }
 
+// The Redis protocol is off unless it is asked for, and then everywhere where callers come in.
+func TestChartRESP(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		m := helm(t, fmt.Sprintf("resp: {enabled: %t}", on))
+		s := podSettings(t, m.node(t))
+		s.takes(t)
+		named := 0
+		for _, p := range m.node(t).Ports {
+			if p.Name == "resp" && p.ContainerPort == 6380 {
+				named++
+			}
+		}
+		for _, p := range object[corev1.Service](t, m, "weir").Spec.Ports {
+			if p.Port == 6380 && p.TargetPort.StrVal == "resp" {
+				named++
+			}
+		}
+		for _, rule := range object[networkingv1.NetworkPolicy](t, m, "weir").Spec.Ingress {
+			for _, p := range rule.Ports {
+				if p.Port.StrVal == "resp" {
+					named++
+				}
+			}
+		}
+		if want := map[bool]int{false: 0, true: 3}[on]; named != want || (s["resp-port"] == "6380") != on {
+			t.Errorf("enabled %t: the port is named in %d places of 3; the setting is %q", on, named, s["resp-port"])
+		}
+	}
+}
+
 // Wrong values are refused, with their names.
 func TestChartSchema(t *testing.T) {
 	for text, want := range map[string]string{
@@ -228,6 +259,8 @@ func TestChartSchema(t *testing.T) {
 		"image: {tags: a}":                     "tags",
 		"settings: {grace: 1m}":                "grace",
 		"settings: {http-port: 80}":            "http-port",
+		"settings: {resp-port: 80}":            "resp-port",
+		"resp: {port: 80}":                     "port",
 		"settings: {Max_Keys: 1}":              "Max_Keys",
 		"env: {WEIR_GRACE: 1s}":                "WEIR_GRACE",
 		"policies: [{name: a}]":                "policies",

@@ -64,6 +64,9 @@ http-port: "8080"
 grpc-port: "8081"
 gossip-port: "7946"
 peer-port: "7947"
+{{- if .Values.resp.enabled }}
+resp-port: "6380"
+{{- end }}
 policies: /etc/weir/policies.yaml
 {{- if .Values.insecure }}
 insecure: "true"
