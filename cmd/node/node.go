@@ -434,6 +434,7 @@ func (n *node) serve() {
 		n.respServer = resp.New(resp.Config{
 			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Tokens: n.security.access != nil,
 			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessage,
+			Requests: requests, Buffers: n.buffers,
 			Version: version(), Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
 			Suspicious: func(from net.Addr) {
 				n.security.refusals.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")

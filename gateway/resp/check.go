@@ -35,9 +35,6 @@ type pending struct {
 func (c *conn) queue(s *scratch, check *limit.Check, p pending) {
 	s.checks = append(s.checks, *check)
 	s.pending = append(s.pending, p)
-	if len(s.checks) == limit.MaxBatch {
-		c.flush(s)
-	}
 }
 
 // failed answers a command that is not to be decided with an error, after those that wait.

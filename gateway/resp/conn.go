@@ -18,10 +18,14 @@ import (
 const (
 	// firstBuffer is what a connection reads into. It grows while callers send more at once, to knownBounds.size.
 	firstBuffer = 4 << 10
-	// maxRound is how many commands are carried out before their answers are written.
-	maxRound = limit.MaxBatch
+	// maxRound is how many commands are carried out before their answers are written, and maxOut how many bytes of answers there may
+	// be before no more commands are begun: what a connection takes whose caller does not read follows from them.
+	maxRound = 256
+	maxOut   = 64 << 10
 	// keepOut is how much room for answers is kept for the next round, of any connection.
-	keepOut = 512 << 10
+	keepOut = 2 * maxOut
+	// fewChecks are not counted against Config.Requests. Of more, each takes perCheck bytes, about: the check and its answer.
+	fewChecks, perCheck = 16, 1 << 10
 	// drainQuiet is how long nothing may come on a connection that is to end, and drainLongest how long it is read at most.
 	drainQuiet, drainLongest = 25 * time.Millisecond, time.Second
 	// lingerTime and lingerBytes bound what is read, and thrown away, after the last answer: a connection that is closed with
@@ -235,20 +239,37 @@ func (c *conn) round() (more bool, err error) {
 		if p, ok := errors.AsType[*recovered.Error](err); ok {
 			c.panicked(s, p)
 		}
+		if len(s.out) >= maxOut {
+			if err := c.write(s); err != nil {
+				return false, err
+			}
+		}
 	}
 	if bad != nil && !c.ending {
 		c.fail(s, "ERR", bad.Error())
 		c.ending = true
 	}
-	if len(s.out) > 0 {
-		if _, err := c.Write(s.out); err != nil {
-			return false, err
-		}
+	if err := c.write(s); err != nil {
+		return false, err
 	}
 	if c.drained() {
 		c.ending = true
 	}
 	return len(s.cmds) == most, nil
+}
+
+// write sends the answers that there are.
+func (c *conn) write(s *scratch) error {
+	if len(s.out) == 0 {
+		return nil
+	}
+	if held := int64(len(s.out)); c.server.cfg.Buffers != nil {
+		c.server.cfg.Buffers.Hold(held)
+		defer c.server.cfg.Buffers.Release(held)
+	}
+	_, err := c.Write(s.out)
+	s.out, s.mark = s.out[:0], 0
+	return err
 }
 
 // recycle keeps the room of a round for another one, and nothing that was in it.
@@ -268,7 +289,7 @@ func (s *Server) recycle(r *scratch) {
 
 // run carries out commands from s.next on.
 func (c *conn) run(s *scratch, text string) {
-	for s.next < len(s.cmds) && !c.ending {
+	for s.next < len(s.cmds) && !c.ending && len(s.out) < maxOut {
 		at := s.cmds[s.next]
 		s.next++
 		s.argv = s.argv[:0]
@@ -350,6 +371,10 @@ func (c *conn) flush(s *scratch) {
 	n := len(s.checks)
 	if n == 0 {
 		return
+	}
+	if n > fewChecks {
+		taken, _ := c.server.cfg.Requests.Enter(context.Background(), int64(n)*perCheck) // whose end is the only error
+		defer c.server.cfg.Requests.Leave(taken)
 	}
 	began := time.Now()
 	s.results = slices.Grow(s.results[:0], n)[:n]

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 )
@@ -30,6 +31,12 @@ import (
 type Service interface {
 	// CheckTo decides a batch in order, with the answers in results; see limiter.BatchService.
 	CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error
+}
+
+// Buffers counts bytes in use by connections; see connbuf.Bound.
+type Buffers interface {
+	Hold(bytes int64)
+	Release(bytes int64)
 }
 
 // Config configures a Server. Service and Authenticate are required.
@@ -46,6 +53,10 @@ type Config struct {
 	// CommandTimeout is how long a command may take from its first byte to its last, how long an unauthenticated connection may be
 	// without one, and how long a TLS handshake may take; 0: any time.
 	CommandTimeout time.Duration
+	// Requests bounds the bytes that batches of checks take while they are decided; those of a few are not counted. Nil: any number.
+	Requests *memory.Gate
+	// Buffers, when set, counts the bytes of answers that are being written.
+	Buffers Buffers
 	// Version is this program's version, for HELLO and INFO.
 	Version string
 	// Decided, when set, is called with the time that each batch took to decide.

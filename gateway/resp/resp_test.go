@@ -19,6 +19,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/certs/certstest"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -606,8 +607,9 @@ func TestOnError(t *testing.T) {
 // TestTLS: a handshake that fails ends the connection, one that succeeds has the commands read.
 func TestTLS(t *testing.T) {
 	address, _, _ := serve(t, func(c *Config) {
+		pair := certstest.NewAuthority(t, "a").Pair(certstest.Leaf{DNS: []string{"localhost"}})
 		c.Handshake = func(raw net.Conn) (net.Conn, auth.Credentials, error) {
-			conn := tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{certificate(t)}})
+			conn := tls.Server(raw, &tls.Config{Certificates: []tls.Certificate{pair}})
 			err := conn.Handshake()
 			state := conn.ConnectionState()
 			return conn, auth.Credentials{TLS: &state, From: raw.RemoteAddr()}, err

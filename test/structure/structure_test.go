@@ -57,7 +57,7 @@ var mayImport = map[string]string{
 	"rpc/wire":                 "",
 	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
-	"gateway/resp":             "algo auth internal/ingress internal/recovered limit",
+	"gateway/resp":             "algo auth internal/ingress internal/memory internal/recovered limit",
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
