@@ -9,17 +9,16 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 func newCheck() *cobra.Command {
 	var f struct {
 		remote
-		policy, limit, algorithm, namespace, requestID string
-		cost                                           int64
-		partial                                        bool
+		targetFlags
+		requestID string
+		cost      int64
+		partial   bool
 	}
 	cmd := &cobra.Command{
 		Use:   "check KEY",
@@ -35,28 +34,11 @@ Exit status: 0 admitted, 1 refused, 2 error.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			check := &weirv1.Check{
-				Target: &weirv1.Target{Policy: f.policy, Namespace: f.namespace, Key: args[0]},
-				Cost:   &f.cost, Partial: f.partial, RequestId: f.requestID,
+			inline, err := f.inline(cmd.Flags())
+			if err != nil {
+				return err
 			}
-			switch {
-			case f.policy == "" && f.limit == "":
-				return fmt.Errorf("--policy: name a policy, or give a --limit such as 5/1m")
-			case f.policy != "" && f.limit != "":
-				return fmt.Errorf("--limit: goes without --policy")
-			case f.limit != "":
-				a, ok := algo.ParseAlgorithm(f.algorithm)
-				if !ok {
-					return fmt.Errorf("--algorithm: %q is not an algorithm, such as sliding_log or token_bucket", f.algorithm)
-				}
-				n, window, err := policy.ParseRate(f.limit)
-				if err != nil {
-					return fmt.Errorf("--limit: %w", err)
-				}
-				check.Target.Limit = &weirv1.Limit{Algorithm: weirv1.Algorithm(a), Limit: n, WindowNs: int64(window)}
-			case cmd.Flags().Changed("algorithm"):
-				return fmt.Errorf("--algorithm: goes with --limit; a policy has its own")
-			}
+			check := &weirv1.Check{Target: f.message(inline, args[0]), Cost: &f.cost, Partial: f.partial, RequestId: f.requestID}
 			return f.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
 				r, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{check}})
 				if err != nil {
@@ -77,14 +59,11 @@ Exit status: 0 admitted, 1 refused, 2 error.`,
 		},
 	}
 	fs := cmd.Flags()
-	fs.StringVar(&f.policy, "policy", "", "policy to decide by")
+	f.targetFlags.register(fs)
 	fs.Int64Var(&f.cost, "cost", 1, "units asked for; 0 peeks")
 	fs.BoolVar(&f.partial, "partial", false, "take what is left when there is less than the cost")
 	fs.StringVar(&f.requestID, "request-id", "", "charge only once however often the check is repeated under this id")
-	fs.StringVar(&f.limit, "limit", "", "limit to decide by in place of a policy, as 5/1m")
-	fs.StringVar(&f.algorithm, "algorithm", "sliding_log", "algorithm of --limit")
-	fs.StringVar(&f.namespace, "namespace", "", "namespace of --limit")
-	f.register(fs)
+	f.remote.register(fs)
 	return cmd
 }
 

@@ -38,17 +38,26 @@ func (c *clientTLS) encrypted() bool {
 
 // with returns a context in which the token, if there is one, goes along with calls to addr.
 func (c *clientTLS) with(ctx context.Context, addr string) (context.Context, error) {
+	token, err := c.token(addr)
+	if err != nil || token == "" {
+		return ctx, err
+	}
+	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
+}
+
+// token returns the token to present at addr, empty if there is none.
+func (c *clientTLS) token(addr string) (string, error) {
 	if c.tokenFile == "" {
-		return ctx, nil
+		return "", nil
 	}
 	token, err := readToken(c.tokenFile)
 	if err != nil {
-		return nil, fmt.Errorf("--token-file: %w", err)
+		return "", fmt.Errorf("--token-file: %w", err)
 	}
 	if !c.encrypted() && !leadsHere(addr) {
-		return nil, fmt.Errorf("--token-file: the token would be sent to %s in plain text: give --tls-ca-file", addr)
+		return "", fmt.Errorf("--token-file: the token would be sent to %s in plain text: give --tls-ca-file", addr)
 	}
-	return metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token), nil
+	return token, nil
 }
 
 // maxPEM is the size in bytes of the largest file of a client with a token, certificates or a key.
@@ -69,8 +78,20 @@ func readToken(name string) (string, error) {
 
 // transport returns the credentials of a connection to a node.
 func (c *clientTLS) transport() (credentials.TransportCredentials, error) {
-	if !c.encrypted() {
+	config, err := c.config()
+	switch {
+	case err != nil:
+		return nil, err
+	case config == nil:
 		return insecure.NewCredentials(), nil
+	}
+	return credentials.NewTLS(config), nil
+}
+
+// config is the same as crypto/tls has it, nil for plain text.
+func (c *clientTLS) config() (*tls.Config, error) {
+	if !c.encrypted() {
+		return nil, nil
 	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.name}
 	if c.ca != "" {
@@ -100,7 +121,7 @@ func (c *clientTLS) transport() (credentials.TransportCredentials, error) {
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
-	return credentials.NewTLS(config), nil
+	return config, nil
 }
 
 // leadsHere reports whether an address is one on this host.

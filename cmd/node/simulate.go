@@ -13,7 +13,6 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/weirlimit/weir/internal/simulate"
 	"github.com/weirlimit/weir/policy"
@@ -89,7 +88,7 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 	}
 	report := simulate.Report{}
 	var log *simulate.Log
-	progress := newProgress(stderr)
+	progress := &progress{terminalLine: newTerminalLine(stderr)}
 	if f.generate != "" {
 		g, err := simulate.NewGenerator(simulate.PatternConfig{
 			Pattern: simulate.Pattern(f.generate), Rate: f.rate, For: f.length, Keys: f.keys, Seed: f.seed,
@@ -108,7 +107,7 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 		defer log.Close()
 		cfg.Source, report.Input = log, f.input
 	}
-	cfg.Progress = progress.show
+	cfg.Progress = progress.events
 	report.Result, err = simulate.Run(ctx, cfg)
 	progress.clear()
 	if err != nil {
@@ -221,40 +220,25 @@ func parseShare(s string) (*simulate.Share, error) {
 
 // progress is a line on a terminal that tells how far a replay is.
 type progress struct {
-	w     io.Writer // nil: not a terminal
-	total int64     // bytes of the input; 0: unknown
+	terminalLine
+	total int64 // bytes of the input; 0: unknown
 	read  int64
 	last  int64
-}
-
-func newProgress(w io.Writer) *progress {
-	if f, ok := w.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-		return &progress{w: w}
-	}
-	return &progress{}
 }
 
 // progressEvery is how many events pass between two updates of the line.
 const progressEvery = 200_000
 
-func (p *progress) show(events int64) {
-	if p.w == nil || events-p.last < progressEvery {
+func (p *progress) events(n int64) {
+	if n-p.last < progressEvery {
 		return
 	}
-	p.last = events
+	p.last = n
 	if p.total > 0 {
-		const length = 30
-		done := int(min(p.read*length/p.total, length))
-		fmt.Fprintf(p.w, "\r[%s%s] %3d %%  %s events", strings.Repeat("=", done), strings.Repeat(" ", length-done), min(p.read*100/p.total, 100), humanize.Comma(events))
+		p.show("[%s] %3d %%  %s events", bar(p.read, p.total), min(p.read*100/p.total, 100), humanize.Comma(n))
 		return
 	}
-	fmt.Fprintf(p.w, "\r%s events", humanize.Comma(events))
-}
-
-func (p *progress) clear() {
-	if p.w != nil && p.last > 0 {
-		fmt.Fprint(p.w, "\r\x1b[K")
-	}
+	p.show("%s events", humanize.Comma(n))
 }
 
 // countingReader tells a progress how much of a file was read. Both are used by one goroutine.

@@ -1,0 +1,85 @@
+package load
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+)
+
+// Distribution says how often which key is asked for.
+type Distribution string
+
+// The distributions.
+const (
+	// Uniform asks for all keys equally often.
+	Uniform Distribution = "uniform"
+	// Zipf asks for the k-th key in proportion to k^-Skew.
+	Zipf Distribution = "zipf"
+	// Hot asks for the first key in nine of ten checks, and evenly for the others.
+	Hot Distribution = "hot"
+)
+
+// Distributions lists them.
+func Distributions() []Distribution { return []Distribution{Uniform, Zipf, Hot} }
+
+// MaxKeys is how many keys a run may have.
+const MaxKeys = 10_000_000
+
+// Keys says which keys are asked for: Prefix with 1 to Count behind it.
+type Keys struct {
+	Distribution Distribution
+	Prefix       string
+	Count        int
+	Skew         float64 // of Zipf, above 1
+	Seed         uint64  // the same seed asks for the same keys in the same order
+}
+
+func (k *Keys) validate() error {
+	known := false
+	for _, d := range Distributions() {
+		known = known || d == k.Distribution
+	}
+	switch {
+	case !known:
+		return fmt.Errorf("distribution: %q is not one of %v", k.Distribution, Distributions())
+	case k.Count < 1 || k.Count > MaxKeys:
+		return fmt.Errorf("keys: must be 1 to %d", MaxKeys)
+	case k.Distribution == Zipf && !(k.Skew > 1 && k.Skew <= 10):
+		return fmt.Errorf("skew: must be above 1 and at most 10")
+	}
+	return nil
+}
+
+func (k *Keys) name(key int32) string { return k.Prefix + strconv.Itoa(int(key)+1) }
+
+// picker draws keys. It is used by one goroutine; which key a check has depends on its number alone, not on who sends it.
+type picker struct {
+	keys   *Keys
+	source rand.PCG
+	rand   *rand.Rand
+	zipf   *rand.Zipf
+}
+
+func (k *Keys) picker() *picker {
+	p := &picker{keys: k}
+	p.rand = rand.New(&p.source)
+	if k.Distribution == Zipf {
+		p.zipf = rand.NewZipf(p.rand, k.Skew, 1, uint64(k.Count-1))
+	}
+	return p
+}
+
+// pick returns the key of the n-th check, 0 to Count-1.
+func (p *picker) pick(n uint64) int32 {
+	p.source.Seed(p.keys.Seed, n)
+	switch count := int32(p.keys.Count); {
+	case p.zipf != nil:
+		return int32(p.zipf.Uint64())
+	case p.keys.Distribution == Hot && (count == 1 || p.rand.IntN(10) != 0):
+		return 0
+	case p.keys.Distribution == Hot:
+		return 1 + p.rand.Int32N(count-1)
+	default:
+		return p.rand.Int32N(count)
+	}
+}
