@@ -262,7 +262,7 @@ func (c *courier) addLocked(msg ownership.Message) {
 		c.m.dropped.Add(1)
 		if !c.oversized {
 			c.oversized = true
-			c.m.cfg.Logger.Error("message to a peer too large", "peer", c.to.Name, "message", fmt.Sprintf("%T", msg), "bytes", w)
+			c.m.cfg.Logger.Error("peer message too large", "peer", c.to.Name, "message", fmt.Sprintf("%T", msg), "bytes", w)
 		}
 		return
 	}
@@ -363,7 +363,7 @@ func (c *courier) run() {
 		case c.ctx.Err() != nil:
 			return
 		case welcomed:
-			c.m.cfg.Logger.Info("stream of messages to a peer broken", "peer", c.to.Name, "error", err)
+			c.m.cfg.Logger.Info("peer message stream broken", "peer", c.to.Name, "error", err)
 			down = false
 		default:
 			c.dropAll()
@@ -462,7 +462,7 @@ func (m *Messenger) Converse(stream peerv1.Ownership_ConverseServer) error {
 	hello := first.GetHello()
 	version, err := m.accept(hello)
 	if err != nil {
-		m.cfg.Logger.Warn("refused a peer's stream of messages", "peer", hello.GetFromName(), "error", err)
+		m.cfg.Logger.Warn("peer message stream rejected", "peer", hello.GetFromName(), "error", err)
 		return err
 	}
 	if err := stream.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: version}}); err != nil {
@@ -470,7 +470,7 @@ func (m *Messenger) Converse(stream peerv1.Ownership_ConverseServer) error {
 	}
 	err = m.serve(stream, ownership.Node{Name: hello.FromName, Boot: hello.FromBoot})
 	if err != nil {
-		m.cfg.Logger.Warn("ended a peer's stream of messages", "peer", hello.FromName, "error", err)
+		m.cfg.Logger.Warn("peer message stream ended", "peer", hello.FromName, "error", err)
 	}
 	return err
 }
@@ -541,6 +541,6 @@ func (in *intake) refuse(n int, err error) {
 	in.m.invalid.Add(uint64(n))
 	if err != nil && !in.told {
 		in.told = true
-		in.m.cfg.Logger.Error("dropped a peer's message", "peer", in.from.Name, "error", err)
+		in.m.cfg.Logger.Error("peer message dropped", "peer", in.from.Name, "error", err)
 	}
 }

@@ -421,7 +421,7 @@ func (l *link) run() {
 			return
 		}
 		if welcomed {
-			l.cfg.Logger.Info("stream to a peer broken", "peer", l.to.Name, "error", err)
+			l.cfg.Logger.Info("peer stream broken", "peer", l.to.Name, "error", err)
 			down = false
 			l.repeat()
 			continue

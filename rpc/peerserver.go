@@ -130,7 +130,7 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 	hello := first.GetHello()
 	version, err := acceptHello(hello, s.cfg.Self, s.cfg.RingSettings)
 	if err != nil {
-		s.cfg.Logger.Warn("refused a peer's stream", "peer", hello.GetFromName(), "error", err)
+		s.cfg.Logger.Warn("peer stream rejected", "peer", hello.GetFromName(), "error", err)
 		return err
 	}
 	sess, err := s.join(sessionKey{hello.FromBoot, hello.Stream})
@@ -147,7 +147,7 @@ func (s *PeerServer) Forward(stream peerv1.Peer_ForwardServer) error {
 	defer handed.Wait()
 	err = s.serve(stream, sess, out, &handed)
 	if err != nil {
-		s.cfg.Logger.Warn("ended a peer's stream", "peer", hello.FromName, "error", err)
+		s.cfg.Logger.Warn("peer stream ended", "peer", hello.FromName, "error", err)
 	}
 	return err
 }

@@ -260,7 +260,7 @@ func TestAccessReload(t *testing.T) {
 	}
 	write("callers: [{name: x}]")
 	eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
-	if line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "refused"); !strings.Contains(metricsOf(t, n), line) {
+	if line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "rejected"); !strings.Contains(metricsOf(t, n), line) {
 		t.Errorf("no %s", line)
 	}
 	if resp, body := send(t, n, "POST", "/v1/check", shop, login); resp.StatusCode != http.StatusOK {

@@ -86,10 +86,10 @@ func listenDebug(p port) (*ingress.Listener, error) {
 // serveDebug serves the debug port until the node stops, which does not fail with it.
 func (n *node) serveDebug() {
 	n.debugServer = debugServer(n.log)
-	n.log.Info("profiles are served", "url", "http://"+addrOf(n.listeners.debug)+"/debug/pprof/")
+	n.log.Info("profiles served", "url", "http://"+addrOf(n.listeners.debug)+"/debug/pprof/")
 	n.work.Go(func() {
 		if err := n.debugServer.Serve(n.listeners.debug); !errors.Is(err, http.ErrServerClosed) {
-			n.log.Warn("the debug port is served no more", "error", err)
+			n.log.Warn("debug server failed", "error", err)
 		}
 	})
 }

@@ -53,7 +53,7 @@ func TestFilesReplacedByPipes(t *testing.T) {
 		n.Reload()
 		eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
 		ready, detail := n.Ready()
-		if !ready || !strings.Contains(detail, f.what()+" not taken: ") || !strings.Contains(detail, name) {
+		if !ready || !strings.Contains(detail, f.what()+" rejected: ") || !strings.Contains(detail, name) {
 			t.Errorf("ready: %t, %s", ready, detail)
 		}
 		eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })

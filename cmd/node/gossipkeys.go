@@ -310,12 +310,12 @@ func (n *node) followKeyFile() {
 			note(file)
 			what := n.stepToKeyFile(file, ours)
 			if what != waiting && what != "" {
-				n.log.Info("gossip keys are waiting", "for", what)
+				n.log.Info("gossip key change waits", "for", what)
 			}
 			if waiting = what; what == "" {
 				clear(ours)
 				note(file)
-				n.log.Info("gossip keys are as in the file", "keys", len(n.cluster.Keys()))
+				n.log.Info("gossip keys match the file", "keys", len(n.cluster.Keys()))
 				break
 			}
 			select {

@@ -236,7 +236,7 @@ var elsewhere = exposed{
 	"up": {},
 	"weir_certificate_expiry_timestamp_seconds": {"use": {}},
 	"weir_access_denied_total":                  {"listener": {}, "reason": {}},
-	"weir_security_reloads_total":               {"file": {}, "result": {"taken": true, "refused": true}},
+	"weir_security_reloads_total":               {"file": {}, "result": {"taken": true, "rejected": true}},
 	"weir_security_file_valid":                  {"file": {}},
 }
 

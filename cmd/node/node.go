@@ -699,7 +699,7 @@ func (n *node) stop() {
 	n.closeTracer()
 	if n.cluster != nil {
 		if err := n.cluster.Close(); err != nil {
-			n.log.Warn("closing the gossip", "error", err)
+			n.log.Warn("gossip close failed", "error", err)
 		}
 	}
 	if n.security != nil {
@@ -721,7 +721,7 @@ func (n *node) stop() {
 func (n *node) leave(ctx context.Context) {
 	active, _ := n.joined()
 	if err := n.cluster.Leave(ctx); err != nil {
-		n.log.Warn("leaving the cluster", "error", err)
+		n.log.Warn("cluster leave failed", "error", err)
 		return
 	}
 	if !active {
@@ -770,7 +770,7 @@ func (n *node) policiesRefused(err error) {
 		return
 	}
 	n.metrics.Reloaded(false)
-	n.log.Error("policy file not taken, the policies in force stay", "error", err)
+	n.log.Error("policy file rejected, previous policies stay in force", "error", err)
 }
 
 // isBuilt waits until the node is built, and reports whether it ever was.
@@ -834,7 +834,7 @@ func (n *node) Ready() (bool, string) {
 	}
 	for _, f := range n.files() {
 		if err := f.Err(); err != nil {
-			details = append(details, f.what()+" not taken: "+err.Error())
+			details = append(details, f.what()+" rejected: "+err.Error())
 		}
 	}
 	return joined && n.isReady(), strings.Join(details, "; ")

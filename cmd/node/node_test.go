@@ -430,7 +430,7 @@ func TestReload(t *testing.T) {
 	eventually(t, "the new hash in the gossip", func() bool { return n.view().Self.PolicyHash == shortHash(n.limiter.Policies()) })
 	put(fmt.Sprintf(onePolicy, 0))
 	eventually(t, "the mistake", func() bool { return n.policyError() != "" })
-	if ready, why := n.Ready(); !ready || !strings.Contains(why, "policy file not taken: "+cfg.PolicyFile+":2:") {
+	if ready, why := n.Ready(); !ready || !strings.Contains(why, "policy file rejected: "+cfg.PolicyFile+":2:") {
 		t.Errorf("ready: %t, %q", ready, why)
 	}
 	if d := check(t, n, "alice"); d.Limit != 7 {

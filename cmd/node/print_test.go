@@ -53,7 +53,7 @@ func TestPrintDecision(t *testing.T) {
 
 func TestPrintStatus(t *testing.T) {
 	st := &weirv1.StatusResponse{
-		Node: "n0", Version: "v1.2.3", Ready: true, ReadyDetail: "policy file not taken: p.yaml:1:1: no", Partitions: 4093, Ring: "00ff",
+		Node: "n0", Version: "v1.2.3", Ready: true, ReadyDetail: "policy file rejected: p.yaml:1:1: no", Partitions: 4093, Ring: "00ff",
 		Members: []*weirv1.Member{
 			{Name: "n0", State: "active", Http: "127.0.0.1:8080", Grpc: "127.0.0.1:8081", Partitions: 2000, Reachable: true, Version: "v1.2.3",
 				PoliciesHash: "0123456789abcdef", Policies: 7, Keys: 12, KeysCopied: 5, StateBytes: 3 << 20, UptimeNs: int64(90*time.Second + time.Millisecond),
@@ -62,7 +62,7 @@ func TestPrintStatus(t *testing.T) {
 		},
 	}
 	want := `n0 sees 2 members (ready, version v1.2.3, ring 00ff)
-note: policy file not taken: p.yaml:1:1: no
+note: policy file rejected: p.yaml:1:1: no
 
 NAME  STATE    PARTITIONS  SHARE  OWN KEYS     COPIED KEYS  MEMORY   POLICIES      UPTIME  VERSION  HTTP            GRPC
 n0    active   2000        48.9%  7            5            3.0 MiB  7 (01234567)  1m30s   v1.2.3   127.0.0.1:8080  127.0.0.1:8081

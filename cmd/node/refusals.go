@@ -52,7 +52,7 @@ func (r *refusals) note(listener, reason string, from net.Addr, what string) {
 // complain logs what net/http says of a caller, such as that it sent a GOAWAY.
 func (r *refusals) complain(listener, what string) {
 	if unlogged, ok := r.turn(refusalKind{listener, "complaint"}); ok {
-		r.log.Warn("server complained", "listener", listener, "what", what, "unlogged", unlogged)
+		r.log.Warn("http server error", "listener", listener, "what", what, "unlogged", unlogged)
 	}
 }
 

@@ -119,7 +119,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 		return err
 	}
 	if len(unknown) > 0 {
-		cfg.Logger.Warn("no such settings, though the environment has them", "variables", unknown)
+		cfg.Logger.Warn("environment has unknown settings", "variables", unknown)
 	}
 	limitMemory(cfg.Logger)
 	outliveLog()

@@ -245,7 +245,7 @@ func (s *security) openAccess() (*filewatch.Watcher[*auth.Callers], error) {
 		MaxSize: auth.MaxFile,
 		OnChange: func(l *auth.Callers) {
 			s.metrics.Reloaded("access", true)
-			s.log.Info("changed", "what", "access", "callers", l.Len())
+			s.log.Info("security file changed", "what", "access", "callers", l.Len())
 		},
 		OnError: s.reloadFailed("access"),
 	})
@@ -258,7 +258,7 @@ func (s *security) openCerts(what string, files, flags certs.Files, ownName stri
 		Flags: flags, OwnName: ownName, Now: s.cfg.Now,
 		OnChange: func() {
 			s.metrics.Reloaded(what, true)
-			s.log.Info("changed", "what", what)
+			s.log.Info("security file changed", "what", what)
 			s.warnReadable(files.Key)
 		},
 		OnError: s.reloadFailed(what),
@@ -269,7 +269,7 @@ func (s *security) openCerts(what string, files, flags certs.Files, ownName stri
 func (s *security) reloadFailed(what string) func(error) {
 	return func(err error) {
 		s.metrics.Reloaded(what, false)
-		s.log.Error("not taken, what was in force stays", "what", what, "error", err)
+		s.log.Error("security file rejected, previous content stays in force", "what", what, "error", err)
 	}
 }
 

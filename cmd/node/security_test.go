@@ -466,7 +466,7 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	write("another")
 	// Files that do not belong together, as they may be seen on the way, are another complaint.
 	eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
-	if !strings.Contains(book.String(), `msg="not taken, what was in force stays" what=peer_certificates`) || !s.peers.Expiry().Equal(before) {
+	if !strings.Contains(book.String(), `msg="security file rejected, previous content stays in force" what=peer_certificates`) || !s.peers.Expiry().Equal(before) {
 		t.Errorf("log:\n%s", book.String())
 	}
 }
@@ -559,7 +559,7 @@ func TestGoAways(t *testing.T) {
 		_, _ = io.Copy(io.Discard, conn) // until the server hangs up
 		conn.Close()
 	}
-	if got := strings.Count(book.String(), "server complained"); got != 1 {
+	if got := strings.Count(book.String(), "http server error"); got != 1 {
 		t.Errorf("%d lines for 30 GOAWAYs:\n%s", got, &book)
 	}
 }

@@ -151,7 +151,7 @@ func New(cfg Config) *Metrics {
 	}
 	m.answered = hop{m.forward.WithLabelValues("forward", "true"), m.items.WithLabelValues("true")}
 	m.lost = hop{m.forward.WithLabelValues("forward", "false"), m.items.WithLabelValues("false")}
-	for _, result := range []string{"taken", "refused"} {
+	for _, result := range []string{"taken", "rejected"} {
 		m.reloads.WithLabelValues(result)
 	}
 	m.registry.MustRegister(m.calls.durations, m.calls.errors, m.forward, m.items, m.reloads, collectors.NewGoCollector(),
@@ -190,7 +190,7 @@ func (m *Metrics) Reloaded(taken bool) {
 	if taken {
 		m.reloads.WithLabelValues("taken").Inc()
 	} else {
-		m.reloads.WithLabelValues("refused").Inc()
+		m.reloads.WithLabelValues("rejected").Inc()
 	}
 }
 

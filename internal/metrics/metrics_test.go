@@ -122,7 +122,7 @@ weir_keys 2
 weir_keys_max 10
 # HELP weir_policies_reloads_total Changes of the policy file, by result (taken, refused).
 # TYPE weir_policies_reloads_total counter
-weir_policies_reloads_total{result="refused"} 1
+weir_policies_reloads_total{result="rejected"} 1
 weir_policies_reloads_total{result="taken"} 0
 # HELP weir_refusals_remembered_total Those of weir_requests_total that this node refused from memory, in the place of their owner.
 # TYPE weir_refusals_remembered_total counter

@@ -27,7 +27,7 @@ func NewSecurity(expiries func() map[string]time.Time) *Security {
 		}, []string{"listener", "reason"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_security_reloads_total",
-			Help: "Changes of the files that access depends on, by file (certificates, peer_certificates, access, gossip_keys) and result (taken, refused).",
+			Help: "Changes of the files that access depends on, by file (certificates, peer_certificates, access, gossip_keys) and result (taken, rejected).",
 		}, []string{"file", "result"}),
 		panics: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_panics_total", Help: "Panics of handlers, each of which ended its own request only, by listener (http, grpc, resp, peer).",
@@ -48,7 +48,7 @@ func (s *Security) Denied(listener, reason string) { s.denied.WithLabelValues(li
 
 // Reloaded notes that files changed, and whether they were taken.
 func (s *Security) Reloaded(file string, taken bool) {
-	result := "refused"
+	result := "rejected"
 	if taken {
 		result = "taken"
 	}
@@ -58,7 +58,7 @@ func (s *Security) Reloaded(file string, taken bool) {
 // Watching has the counters of a file shown from the start, as zeros.
 func (s *Security) Watching(file string) {
 	s.reloads.WithLabelValues(file, "taken")
-	s.reloads.WithLabelValues(file, "refused")
+	s.reloads.WithLabelValues(file, "rejected")
 }
 
 // Describe implements prometheus.Collector.

@@ -77,18 +77,18 @@ func TestReload(t *testing.T) {
 		t.Helper()
 		for _, p := range nodes {
 			p.eventually(waitTimeout, fmt.Sprintf("the log tells of refusal %d", times), func() bool {
-				return strings.Count(p.stderr.String(), "policy file not taken") == times
+				return strings.Count(p.stderr.String(), "policy file rejected") == times
 			})
-			if page := p.metrics(); page.value("weir_policies_reloads_total", "result", "refused") != float64(times) {
-				t.Errorf("%s: weir_policies_reloads_total{result=refused} is not %d", p.name, times)
+			if page := p.metrics(); page.value("weir_policies_reloads_total", "result", "rejected") != float64(times) {
+				t.Errorf("%s: weir_policies_reloads_total{result=rejected} is not %d", p.name, times)
 			}
-			if code, page := p.get("/readyz"); code != 200 || !strings.Contains(page, "policy file not taken: "+file+":2:50") {
+			if code, page := p.get("/readyz"); code != 200 || !strings.Contains(page, "policy file rejected: "+file+":2:50") {
 				t.Errorf("%s: /readyz: %d %s", p.name, code, page)
 			}
 			if e := p.status().PoliciesError; !strings.Contains(e, file+":2:50") {
 				t.Errorf("%s: /v1/status: policies_error is %q", p.name, e)
 			}
-			if _, out, _ := weir(t, "status", "--addr", p.grpc); !strings.Contains(out, "policy file not taken: "+file+":2:50") {
+			if _, out, _ := weir(t, "status", "--addr", p.grpc); !strings.Contains(out, "policy file rejected: "+file+":2:50") {
 				t.Errorf("%s: weir status: %s", p.name, out)
 			}
 		}
