@@ -67,6 +67,8 @@ func methodRoles() map[string]Role {
 		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      RoleRead,
 		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": RoleRead,
 	}
+	// Negative hits need RoleRefund besides, see Service.
+	roles["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"] = RoleCheck
 	for method, role := range map[string]Role{
 		"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
 		"Reserve": RoleCheck, "Commit": RoleCheck, "Cancel": RoleCheck,

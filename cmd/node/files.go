@@ -23,8 +23,11 @@ type followedFile struct {
 
 // what names it in a sentence.
 func (f followedFile) what() string {
-	if f.name == "policies" {
+	switch f.name {
+	case "policies":
 		return "policy file"
+	case "envoy_configuration":
+		return "envoy configuration"
 	}
 	return "file of the " + strings.ReplaceAll(f.name, "_", " ")
 }
@@ -34,6 +37,9 @@ func (n *node) files() []followedFile {
 	var all []followedFile
 	if n.watcher != nil {
 		all = append(all, followedFile{n.watcher, "policies"})
+	}
+	if n.envoy.files != nil {
+		all = append(all, followedFile{n.envoy.files, "envoy_configuration"})
 	}
 	if n.security != nil {
 		all = append(all, n.security.files()...)

@@ -238,6 +238,8 @@ var elsewhere = exposed{
 	"weir_access_denied_total":                  {"listener": {}, "reason": {}},
 	"weir_security_reloads_total":               {"file": {}, "result": {"taken": true, "rejected": true}},
 	"weir_security_file_valid":                  {"file": {}},
+	"weir_envoy_configuration_valid":            {},
+	"weir_envoy_hits_total":                     {"descriptor": {}, "result": {"within_limit": true, "over_limit": true, "shadow_mode": true}},
 }
 
 // targetLabels are what Prometheus adds to every series of a target.

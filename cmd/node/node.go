@@ -17,7 +17,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/health"
@@ -67,6 +66,7 @@ type nodeConfig struct {
 	Voters                                   []string // names: none, 1, 3 or 5
 	MaxMembers                               int      // of the cluster; 0: cluster.DefaultMaxMembers
 	PolicyFile                               string   // empty: Policies
+	Envoy                                    envoySettings
 	Policies                                 *policy.Set
 	Security                                 securityConfig
 	Limits                                   limitsConfig
@@ -101,6 +101,7 @@ type node struct {
 	peers       *rpc.Peers
 	messenger   *rpc.Messenger
 	watcher     *policy.Watcher // nil without a policy file
+	envoy       envoyFrontEnd
 	metrics     *metrics.Metrics
 	tracer      *tracing.Tracer // nil: no traces
 	security    *security
@@ -201,6 +202,9 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	} else if err := n.checkPolicies(policies); err != nil {
 		return n, err
 	}
+	if err := n.openEnvoy(); err != nil {
+		return n, err
+	}
 	switch {
 	case cfg.Security.SecretFile != "":
 		if n.hashKey, err = readSecret(cfg.Security.SecretFile); err != nil {
@@ -276,7 +280,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
 		Happened: n.keeper.Stats, Files: n.fileStates, Version: version(), Logger: n.log,
-		Collectors: []prometheus.Collector{n.security.metrics},
+		Collectors: append(n.envoyCollectors(), n.security.metrics),
 	})
 	close(n.built)
 	n.serve()
@@ -415,6 +419,9 @@ func (n *node) serve() {
 		services := calls.Registrar(n.grpcServer)
 		n.callers.Register(services)
 		weirv1.RegisterAdminServer(services, &admin{n: n})
+		if s := n.envoyService("grpc"); s != nil {
+			s.Register(services)
+		}
 		healthv1.RegisterHealthServer(services, n.health)
 		reflection.Register(n.grpcServer)
 		n.setHealth(false)
@@ -424,7 +431,7 @@ func (n *node) serve() {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
 			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
-			Policies: n.listPolicies, Metrics: n.metrics.Handler(),
+			Policies: n.listPolicies, Metrics: n.metrics.Handler(), JSON: n.envoyJSON(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
 		})), n.log))

@@ -33,6 +33,7 @@ type runFlags struct {
 	forwardAuthHeaders, trustedProxies          []string
 	maxMembers                                  int
 	policies, unknownPolicy                     string
+	envoy                                       envoySettings
 	security                                    securityFlags
 	limits                                      limitsFlags
 	maxKeys                                     parsed[int64]
@@ -46,9 +47,6 @@ type runFlags struct {
 	otlpEndpoint                                string
 	traceSample, traceCallerRate                float64
 	config                                      string
-
-	// A setting of later releases: known, so that it is refused with a reason.
-	envoyConfig string
 }
 
 func newRun() *cobra.Command {
@@ -91,6 +89,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.maxMembers, "max-members", cluster.DefaultMaxMembers, "nodes of the cluster at most: what gossip tells of more is not taken in")
 	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
+	f.envoy.register(fs)
 	f.security.register(fs)
 	f.limits.register(fs)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
@@ -109,7 +108,6 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.Float64Var(&f.traceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
 	fs.Float64Var(&f.traceCallerRate, "trace-caller-rate", 10, "calls traced a second at most because their callers say so (the sampled flag of a traceparent); 0: none")
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
-	fs.StringVar(&f.envoyConfig, "envoy-config", "", "directory with Envoy rate limit files (not supported by this build yet)")
 }
 
 // run runs a node until it is told to stop. unknown are variables in the environment that look like settings and are not.
@@ -175,7 +173,7 @@ func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	cfg := nodeConfig{
 		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
-		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
 		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
@@ -187,9 +185,6 @@ func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
 	}
 	if f.resp.value != portOff {
 		cfg.RESPPort = &f.resp.value
-	}
-	if f.envoyConfig != "" {
-		return cfg, errors.New("--envoy-config: not supported by this build yet: leave it out")
 	}
 	var err error
 	if cfg.Name == "" {

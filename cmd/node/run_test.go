@@ -111,7 +111,7 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --policies /none", "--policies: "},
 		{"run --policies " + policies, "--policies: " + policies + ":2:46: policies[0].limit: "},
 		{"run --resp-port 65536", `…"--resp-port" flag: "65536" is not a port`},
-		{"run --envoy-config /etc", "--envoy-config: not supported by this build yet"},
+		{"run --envoy-config /none", "--envoy-config: "},
 		{"run --voters a,b", "--voters: 2 voters are given"},
 		{"run --voters a,b,a", `--voters: "a" is given twice`},
 		{"run --voters a --gossip-port= --name b", "--voters: a node without gossip"},
@@ -257,6 +257,8 @@ func TestValidate(t *testing.T) {
 	strict := writeFile(t, "strict.yaml", strictPolicy)
 	const warns = ":2:92: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available\n"
 	good := writeFile(t, "good.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
+	edge := writeFile(t, "edge.yaml", envoyFile)
+	again := writeFile(t, "again.yaml", "domain: edge\ndescriptors: [{key: user}]\n")
 	bad := writeFile(t, "bad.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
 	for _, c := range []struct {
 		args []string
@@ -274,6 +276,11 @@ func TestValidate(t *testing.T) {
 		{[]string{"-o", "json", strict}, exitOK, `"ok":true,"warnings":[{"file":"` + strict + `","line":2,"column":92,"field":"policies[0].consistency","message":"strict needs voters`,
 			"warning: " + strict + warns},
 		{[]string{bad, strict}, exitNegative, bad + ":2:46: ", "warning: " + strict + warns},
+		{[]string{edge}, exitOK, edge + ": ok, 2 limits of 1 domains for Envoy\n", ""},
+		{[]string{filepath.Dir(edge), good}, exitOK, edge + ": ok, 2 limits of 1 domains for Envoy\n", ""},
+		{[]string{edge, good, again}, exitNegative, again + ":1:9: domain: is the domain of " + edge, ""},
+		{[]string{"--envoy-merge-domains", edge, again}, exitNegative, again + ":2:21: descriptors[0]: is the second descriptor of the composite key", ""},
+		{[]string{"-o", "json", again}, exitOK, `{"mistakes":[],"ok":true,"warnings":[]}` + "\n", ""},
 	} {
 		var stdout, stderr bytes.Buffer
 		code := run(append([]string{"validate"}, c.args...), &stdout, &stderr)

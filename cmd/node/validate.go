@@ -5,23 +5,30 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/weirlimit/weir/gateway/envoy"
+	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/policy"
 )
 
 func newValidate() *cobra.Command {
 	var output string
+	var merge bool
 	cmd := &cobra.Command{
 		Use:   "validate FILE...",
-		Short: "Check policy files: every mistake with file, line and column",
-		Long: `Check policy files without a node: every mistake with file, line and column. What depends on the
+		Short: "Check policy files and files for Envoy: every mistake with file, line and column",
+		Long: `Check policy files without a node: every mistake with file, line and column. A file with a domain or
+descriptors is read in the format of envoyproxy/ratelimit, and a directory is that of --envoy-config. What depends on the
 node that reads the file is a warning on standard error: strict policies need one with --voters.
 Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("FILE: give at least one policy file")
+				return errors.New("FILE: give at least one file")
 			}
 			return nil
 		},
@@ -29,14 +36,15 @@ Exit status: 0 no mistakes, 1 mistakes, 2 a file cannot be read.`,
 			if output != "text" && output != "json" {
 				return fmt.Errorf("--output: %q is not one of text and json", output)
 			}
-			return validate(cmd.OutOrStdout(), cmd.ErrOrStderr(), files, output)
+			return validate(cmd.OutOrStdout(), cmd.ErrOrStderr(), files, merge, output)
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "how to print the result: text or json")
+	cmd.Flags().BoolVar(&merge, "envoy-merge-domains", false, "let several files for Envoy describe one domain")
 	return cmd
 }
 
-// mistake is a policy.Error as JSON shows it.
+// mistake is a strictyaml.Error as JSON shows it.
 type mistake struct {
 	File    string `json:"file"`
 	Line    int    `json:"line"`
@@ -45,7 +53,7 @@ type mistake struct {
 	Message string `json:"message"`
 }
 
-func mistakesOf(found policy.Errors) []mistake {
+func mistakesOf(found strictyaml.Errors) []mistake {
 	list := make([]mistake, len(found))
 	for i, e := range found {
 		list[i] = mistake{e.File, e.Line, e.Column, e.Field, e.Message}
@@ -53,13 +61,19 @@ func mistakesOf(found policy.Errors) []mistake {
 	return list
 }
 
-// validate checks all files, those after one that cannot be read as well.
-func validate(w, stderr io.Writer, files []string, output string) error {
+// checked is what came of reading files that are right.
+type checked struct {
+	what     string // such as "3 policies"
+	warnings strictyaml.Errors
+}
+
+// validate checks all files, those after one that cannot be read as well. Files for Envoy are checked together, so that a domain that
+// two of them describe is found; merge lets them.
+func validate(w, stderr io.Writer, files []string, merge bool, output string) error {
 	mistakes, warnings := []mistake{}, []mistake{}
 	var unread []error
-	for _, file := range files {
-		set, err := policy.Load(file)
-		var found policy.Errors
+	take := func(file string, right checked, err error) {
+		var found strictyaml.Errors
 		switch {
 		case errors.As(err, &found):
 			mistakes = append(mistakes, mistakesOf(found)...)
@@ -69,14 +83,50 @@ func validate(w, stderr io.Writer, files []string, output string) error {
 		case err != nil:
 			unread = append(unread, fmt.Errorf("FILE: %w", err))
 		default:
-			strict := set.NeedVoters()
-			warnings = append(warnings, mistakesOf(strict)...)
-			for _, e := range strict {
+			warnings = append(warnings, mistakesOf(right.warnings)...)
+			for _, e := range right.warnings {
 				fmt.Fprintln(stderr, "warning:", e)
 			}
 			if output == "text" {
-				fmt.Fprintf(w, "%s: ok, %d policies\n", file, len(set.Policies()))
+				fmt.Fprintf(w, "%s: ok, %s\n", file, right.what)
 			}
+		}
+	}
+	var forEnvoy []envoy.File
+	for _, name := range files {
+		if info, err := os.Stat(name); err == nil && info.IsDir() {
+			list, err := envoy.ReadDir(name)
+			if forEnvoy = append(forEnvoy, list...); err != nil || len(list) == 0 {
+				take(name, checked{what: "no files"}, err)
+			}
+			continue
+		}
+		data, err := file.Read(name, strictyaml.MaxFile)
+		switch {
+		case err != nil:
+			take(name, checked{}, err)
+		case envoy.Looks(data):
+			forEnvoy = append(forEnvoy, envoy.File{Name: name, Data: data})
+		default:
+			set, err := policy.Parse(name, data)
+			right := checked{}
+			if err == nil {
+				right = checked{what: fmt.Sprintf("%d policies", len(set.Policies())), warnings: set.NeedVoters()}
+			}
+			take(name, right, err)
+		}
+	}
+	if len(forEnvoy) > 0 {
+		config, err := envoy.Parse(forEnvoy, envoy.Options{MergeDomains: merge})
+		if err != nil {
+			take("", checked{}, err)
+		} else {
+			names := make([]string, len(forEnvoy))
+			for i, f := range forEnvoy {
+				names[i] = f.Name
+			}
+			domains, limits := config.Domains()
+			take(strings.Join(names, ", "), checked{what: fmt.Sprintf("%d limits of %d domains for Envoy", limits, domains)}, nil)
 		}
 	}
 	if output == "json" {

@@ -50,6 +50,8 @@ type Config struct {
 	Policies func() PolicyListing
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
+	// JSON answers POST /json, for callers of Envoy's rate limit service that do not speak gRPC. Nil: there is no such path.
+	JSON http.Handler
 	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
 	// *auth.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
@@ -123,7 +125,7 @@ type route struct {
 }
 
 func (a *api) routes() []route {
-	return []route{
+	list := []route{
 		{"POST", "/v1/check", auth.RoleCheck, a.handleCheck, false},
 		{"POST", "/v1/checks", auth.RoleCheck, a.handleChecks, false},
 		{"POST", "/v1/acquire", auth.RoleCheck, a.handleAcquire, false},
@@ -143,6 +145,10 @@ func (a *api) routes() []route {
 		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI, false},
 		{"GET", "/", auth.RoleOpen, a.handleIndex, false},
 	}
+	if a.JSON != nil {
+		list = append(list, route{"POST", "/json", auth.RoleCheck, a.JSON.ServeHTTP, false})
+	}
+	return list
 }
 
 // New returns the handler for a node's HTTP port. It panics when a required field of cfg is missing: that is a mistake

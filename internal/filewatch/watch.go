@@ -27,6 +27,9 @@ type Config[T any] struct {
 	// Parse makes a value of what the files hold, in their order. It may be called several times for one content, and must
 	// not keep it. Required.
 	Parse func(contents [][]byte) (T, error)
+	// Read returns the first limit bytes of a file. Nil stands for file.Prefix. Another one may read what is no single file, such as all
+	// of a directory.
+	Read func(name string, limit int64) ([]byte, error)
 	// OnChange is called with the new value after it is in force, when the content of a file has changed. It is not called
 	// for what Start itself loads. May be nil.
 	OnChange func(T)
@@ -109,7 +112,11 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	if err != nil {
 		events = nil
 	}
-	w, err := load(files, cfg, events, file.Prefix)
+	read := cfg.Read
+	if read == nil {
+		read = file.Prefix
+	}
+	w, err := load(files, cfg, events, read)
 	if err != nil {
 		return nil, err
 	}

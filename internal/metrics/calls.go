@@ -75,7 +75,7 @@ func (m *Metrics) RESPFailed(code string) { m.calls.errors.WithLabelValues("resp
 
 // UnaryInterceptor notes how long callers' calls take, and which end with an error.
 func (m *Metrics) UnaryInterceptor(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") || info.FullMethod == "/weir.v1.Limiter/Status" {
+	if !strings.HasPrefix(info.FullMethod, "/weir.v1.Limiter/") && !strings.HasPrefix(info.FullMethod, "/envoy.service.ratelimit.v3.") || info.FullMethod == "/weir.v1.Limiter/Status" {
 		return handle(ctx, req)
 	}
 	began := time.Now()

@@ -52,7 +52,7 @@ type Config struct {
 
 // File is one file, or several that belong together, that a node reads again when they change.
 type File struct {
-	Name     string // policies, access, certificates, peer_certificates or gossip_keys
+	Name     string // policies, envoy_configuration, access, certificates, peer_certificates or gossip_keys
 	Valid    bool   // it is in force as it is now
 	Timeouts uint64 // reads of it that took too long
 }
@@ -104,6 +104,8 @@ var (
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
 	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused or cannot be read, and the one before it is in force.", nil, nil)
+	envoyValid = prometheus.NewDesc("weir_envoy_configuration_valid",
+		"0 when a file of --envoy-config, as it is now, has a mistake in it or cannot be read, and the configuration from before is in force.", nil, nil)
 	secureFile = prometheus.NewDesc("weir_security_file_valid",
 		"0 when a file that access depends on was refused as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).", []string{"file"}, nil)
 	timeouts = prometheus.NewDesc("weir_file_read_timeouts_total",
@@ -204,7 +206,7 @@ type page struct {
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull,
-		swept, idsLost, inFlight, flightMax, shed, policies, policyInfo, fileValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		swept, idsLost, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
 	}
@@ -254,11 +256,14 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	policiesValid := true // without a file, too
 	for _, f := range m.cfg.Files() {
 		counter(timeouts, f.Timeouts, f.Name)
-		if f.Name == "policies" {
+		switch f.Name {
+		case "policies":
 			policiesValid = f.Valid
-			continue
+		case "envoy_configuration":
+			gauge(envoyValid, truth(f.Valid))
+		default:
+			gauge(secureFile, truth(f.Valid), f.Name)
 		}
-		gauge(secureFile, truth(f.Valid), f.Name)
 	}
 	gauge(fileValid, truth(policiesValid))
 	gauge(build, 1, m.cfg.Version, runtime.Version())

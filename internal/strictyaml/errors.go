@@ -79,6 +79,9 @@ func (m *Mistakes) Add(line, column int, field, message string) {
 	m.list = append(m.list, &e)
 }
 
+// Count returns the number of mistakes so far.
+func (m *Mistakes) Count() int { return len(m.list) }
+
 // Full reports whether no more mistakes are collected.
 func (m *Mistakes) Full() bool { return len(m.list) > MaxErrors }
 

@@ -1,0 +1,563 @@
+package envoy
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/limit"
+)
+
+// File is one configuration file. Its Name is for messages.
+type File struct {
+	Name string
+	Data []byte
+}
+
+// Options say how files are read. The zero value is that of the reference.
+type Options struct {
+	// MergeDomains lets several files describe one domain (the reference's MERGE_DOMAIN_CONFIG). Otherwise that is a mistake.
+	MergeDomains bool
+}
+
+// Config is what configuration files say. It is never changed, and safe for concurrent use.
+type Config struct {
+	domains map[string]*domain
+	limits  int
+}
+
+// Domains returns the number of domains, and of limits in them.
+func (c *Config) Domains() (domains, limits int) { return len(c.domains), c.limits }
+
+// domain is the limits of one domain. Of what it is made up it is the root: it has no limit of its own.
+type domain struct {
+	node
+	name, namespace string
+	file            string // of the first file that describes it
+	line            int
+	charge          charge // of limits that a request brings along
+}
+
+// node is one descriptor of a file.
+type node struct {
+	// children are by key, or by key and value with an underscore between them, as the reference looks them up.
+	children  map[string]*node
+	wildcards []string // those of children that end in *, in the order of the files
+	limit     *rule    // nil: none
+	pattern   string   // of a wildcard with share_threshold: what stands for the value in the state's key
+	byValue   bool     // value_to_metric
+	line      int
+}
+
+// rule is one rate limit of a file, or of a request.
+type rule struct {
+	fullKey  string // domain and keys, with dots between them: its name in metrics
+	name     string
+	replaces []string
+
+	unlimited bool
+	perUnit   uint32
+	unit      ratelimitv3.RateLimitResponse_RateLimit_Unit
+	multiple  uint32 // unit_multiplier as it was given; 0: not
+
+	limit  *algo.Limit // that a state is kept under; nil when unlimited or of a policy
+	policy string      // that decides in place of a limit; empty: none
+	charge charge
+
+	shadow, quota, detailed bool
+	metadata                *structpb.Struct
+}
+
+// charge says what is charged of what is refused.
+type charge uint8
+
+const (
+	chargeAlways      charge = iota // everything, as the reference does
+	chargeIndependent               // of each descriptor, what is admitted
+	chargeAllOrNone                 // nothing, unless all descriptors of the request are admitted
+)
+
+var chargeWords = []string{"always", "independent", "all_or_none"}
+
+var (
+	rootFields       = []string{"domain", "descriptors", "charge"}
+	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric",
+		"value_to_metric", "share_threshold", "metadata"}
+	limitFields = []string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "name", "replaces",
+		"algorithm", "capacity", "carry_debt", "max_debt", "charge", "policy"}
+	// Not leaky_bucket, whose delays the protocol cannot say, nor concurrency, whose leases it cannot end.
+	algorithmWords = []string{"fixed_window", "sliding_window", "sliding_counter", "sliding_log", "token_bucket"}
+)
+
+// Bounds of what a file may describe.
+const (
+	maxDepth    = 32
+	maxMetadata = 10_000 // elements of a descriptor's metadata
+)
+
+// units are the lengths of the reference's units: months of 30 days and years of 365.
+var units = map[string]struct {
+	number ratelimitv3.RateLimitResponse_RateLimit_Unit
+	length time.Duration
+}{
+	"SECOND": {ratelimitv3.RateLimitResponse_RateLimit_SECOND, time.Second},
+	"MINUTE": {ratelimitv3.RateLimitResponse_RateLimit_MINUTE, time.Minute},
+	"HOUR":   {ratelimitv3.RateLimitResponse_RateLimit_HOUR, time.Hour},
+	"DAY":    {ratelimitv3.RateLimitResponse_RateLimit_DAY, day},
+	"WEEK":   {ratelimitv3.RateLimitResponse_RateLimit_WEEK, 7 * day},
+	"MONTH":  {ratelimitv3.RateLimitResponse_RateLimit_MONTH, 30 * day},
+	"YEAR":   {ratelimitv3.RateLimitResponse_RateLimit_YEAR, 365 * day},
+}
+
+const day = 24 * time.Hour
+
+// Parse reads configuration files, in their order. The error is strictyaml.Errors: every mistake of all files, with its position.
+// No files, and files without descriptors, are valid.
+func Parse(files []File, opts Options) (*Config, error) {
+	c := &Config{domains: make(map[string]*domain)}
+	var all strictyaml.Errors
+	for _, f := range files {
+		r := &reader{Decoder: strictyaml.New(f.Name, f.Data), config: c, opts: opts}
+		r.OtherName = otherName
+		r.file()
+		all = append(all, r.Sorted()...)
+	}
+	if len(all) > 0 {
+		return nil, all
+	}
+	return c, nil
+}
+
+// Looks reports whether a file is one of these rather than one of policies: whether it has a domain or descriptors.
+func Looks(data []byte) bool {
+	root := strictyaml.New("", data).Root()
+	if root == nil || root.Kind != yaml.MappingNode {
+		return false
+	}
+	for i := 0; i < len(root.Content); i += 2 {
+		switch root.Content[i].Value {
+		case "policies":
+			return false
+		case "domain", "descriptors":
+			return true
+		}
+	}
+	return false
+}
+
+// otherName is what other limiters, and this one's policies, call a field.
+func otherName(name string) string {
+	switch name {
+	case "limit", "requests", "rate":
+		return "requests_per_unit"
+	case "window", "period", "per", "interval":
+		return "unit"
+	case "shadow":
+		return "shadow_mode"
+	}
+	return ""
+}
+
+// reader reads one file.
+type reader struct {
+	*strictyaml.Decoder
+	config *Config
+	opts   Options
+	inside []*yaml.Node // the lists of descriptors that are being read
+}
+
+func (r *reader) file() {
+	root := r.Root()
+	if root == nil {
+		if !r.Full() && r.Err() == nil {
+			r.Add(1, 1, "domain", "is missing: add it, such as domain: edge")
+		}
+		return
+	}
+	top, ok := r.Fields(root, "", rootFields, "descriptors")
+	if !ok {
+		return
+	}
+	name, given := r.domainName(top)
+	mode, _ := r.charge(top, chargeAlways)
+	d := &domain{name: name, namespace: limit.EnvoyNamespace + name, file: r.File, charge: mode, node: node{children: make(map[string]*node)}}
+	if given {
+		f, _ := top.Get("domain")
+		d.line = f.Node.Line
+		if known := r.config.domains[name]; known == nil {
+			r.config.domains[name] = d
+		} else if r.opts.MergeDomains {
+			d = known
+		} else {
+			r.Fail(f.Node, f.Path, "is the domain of %s, line %d, too: describe it in one file, or let files be merged (--envoy-merge-domains)", known.file, known.line)
+		}
+	}
+	if list, given := top.Get("descriptors"); given {
+		r.descriptors(list, &d.node, d.name, mode, 1)
+	}
+}
+
+func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
+	f, given := top.Get("domain")
+	if !given {
+		r.Missing(top, "domain", "edge")
+		return "", false
+	}
+	name, ok := r.text(f)
+	switch {
+	case !ok:
+		return "", false
+	case name == "":
+		r.Fail(f.Node, f.Path, "is empty: name the domain that Envoy's filters send")
+		return "", false
+	case len(name) > limit.MaxNamespace-len(limit.EnvoyNamespace):
+		r.Fail(f.Node, f.Path, "has %d bytes, at most %d are taken", len(name), limit.MaxNamespace-len(limit.EnvoyNamespace))
+		return "", false
+	}
+	return name, true
+}
+
+// text reads a string. The reference takes what YAML has for a number, such as value: 404, for the text that was written; a date
+// or a truth value it changes, and so must be quoted.
+func (r *reader) text(f strictyaml.Field) (string, bool) {
+	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && (n.Tag == "!!int" || n.Tag == "!!float") && n.Style&yaml.TaggedStyle == 0 {
+		return n.Value, true
+	}
+	return r.Text(f)
+}
+
+func (r *reader) charge(f strictyaml.Fields, otherwise charge) (charge, bool) {
+	one, given := f.Get("charge")
+	if !given {
+		return otherwise, true
+	}
+	word, ok := r.Choice(one, chargeWords...)
+	for i, w := range chargeWords {
+		if w == word {
+			return charge(i), true
+		}
+	}
+	return otherwise, ok
+}
+
+// descriptors reads a list of them into a node.
+func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, mode charge, depth int) {
+	nodes, ok := r.Items(list, "descriptors, such as {key: remote_address, rate_limit: {unit: second, requests_per_unit: 10}}")
+	if !ok {
+		return
+	}
+	switch {
+	case depth > maxDepth:
+		r.Fail(list.Key, list.Path, "is nested more than %d deep", maxDepth)
+		return
+	case slices.Contains(r.inside, list.Node):
+		r.Fail(list.Key, list.Path, "is an alias of a list that it is in itself")
+		return
+	}
+	r.inside = append(r.inside, list.Node)
+	defer func() { r.inside = r.inside[:len(r.inside)-1] }()
+	for i, n := range nodes {
+		path := strictyaml.Element(list.Path, i)
+		if !r.Visit(n, path) {
+			return
+		}
+		if f, ok := r.Fields(strictyaml.Value(n), path, descriptorFields, "value", "descriptors", "rate_limit", "metadata"); ok {
+			r.descriptor(f, into, parent, mode, depth)
+		}
+	}
+}
+
+func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode charge, depth int) {
+	key, given := f.Get("key")
+	if !given {
+		r.Missing(f, "key", "remote_address")
+	}
+	name, ok := "", false
+	if given {
+		if name, ok = r.text(key); ok && name == "" {
+			r.Fail(key.Node, key.Path, "is empty: name the key of the descriptor's entry")
+			ok = false
+		}
+	}
+	entry := name
+	if value, given := f.Get("value"); given {
+		text, good := r.text(value)
+		if ok = ok && good; text != "" {
+			name += "_" + text
+		}
+	}
+	fullKey := parent + "." + name
+	own := &node{children: make(map[string]*node), line: f.At.Line}
+	if ok {
+		if twice := into.children[name]; twice != nil {
+			r.Fail(key.Node, f.Path, "is the second descriptor of the composite key %s, after that on line %d: remove one", strictyaml.Show(fullKey), twice.line)
+		} else {
+			into.children[name] = own
+			if strings.HasSuffix(name, "*") {
+				into.wildcards = append(into.wildcards, name)
+			}
+		}
+	}
+	flag := func(name string) bool {
+		one, given := f.Get(name)
+		if !given {
+			return false
+		}
+		v, _ := r.Boolean(one)
+		return v
+	}
+	shadow, quota, detailed := flag("shadow_mode"), flag("quota_mode"), flag("detailed_metric")
+	own.byValue = flag("value_to_metric")
+	if share, given := f.Get("share_threshold"); given && flag("share_threshold") && ok {
+		if strings.HasSuffix(name, "*") {
+			own.pattern = strings.TrimPrefix(name, entry+"_")
+		} else {
+			r.Fail(share.Key, share.Path, "is for values that end in *, and this descriptor's composite key is %s", strictyaml.Show(name))
+		}
+	}
+	metadata := r.metadata(f)
+	if one, given := f.Get("rate_limit"); given {
+		own.limit = r.limit(one, fullKey, mode)
+		if l := own.limit; l != nil {
+			l.shadow, l.quota, l.detailed, l.metadata = shadow, quota, detailed, metadata
+			r.config.limits++
+		}
+	}
+	if list, given := f.Get("descriptors"); given {
+		r.descriptors(list, own, fullKey, mode, depth+1)
+	}
+}
+
+// limit reads a rate_limit; nil when it is wrong.
+func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
+	if at.Node == nil {
+		return nil
+	}
+	f, ok := r.Fields(at.Node, at.Path, limitFields, "replaces")
+	if !ok {
+		return nil
+	}
+	before := r.Count()
+	out := &rule{fullKey: fullKey}
+	out.charge, _ = r.charge(f, mode)
+	if one, given := f.Get("name"); given {
+		out.name, _ = r.text(one)
+	}
+	r.replaces(f, out)
+	if one, given := f.Get("unlimited"); given {
+		out.unlimited, _ = r.Boolean(one)
+	}
+	if one, given := f.Get("policy"); given {
+		r.policy(f, one, out)
+	} else if out.unlimited {
+		for _, name := range []string{"unit", "unit_multiplier", "algorithm", "capacity", "carry_debt", "max_debt"} {
+			if one, given := f.Get(name); given {
+				r.Fail(one.Key, one.Path, "stands beside unlimited: remove one of them")
+			}
+		}
+	} else {
+		r.rate(f, out)
+	}
+	if r.Count() > before {
+		return nil
+	}
+	return out
+}
+
+func (r *reader) replaces(f strictyaml.Fields, out *rule) {
+	list, given := f.Get("replaces")
+	if !given {
+		return
+	}
+	nodes, _ := r.Items(list, "names of limits, such as {name: of_the_other}")
+	for i, n := range nodes {
+		path := strictyaml.Element(list.Path, i)
+		if !r.Visit(n, path) {
+			return
+		}
+		entry, ok := r.Fields(strictyaml.Value(n), path, []string{"name"})
+		if !ok {
+			continue
+		}
+		one, given := entry.Get("name")
+		if !given {
+			r.Missing(entry, "name", "of_the_other")
+			continue
+		}
+		switch name, ok := r.text(one); {
+		case !ok:
+		case name == "":
+			r.Fail(one.Node, one.Path, "is empty: name the limit that is replaced")
+		case name == out.name:
+			r.Fail(one.Node, one.Path, "is the name of this very limit, which cannot replace itself")
+		default:
+			out.replaces = append(out.replaces, name)
+		}
+	}
+}
+
+// policy reads a limit that is that of a policy.
+func (r *reader) policy(f strictyaml.Fields, one strictyaml.Field, out *rule) {
+	if name, ok := r.Text(one); ok {
+		if out.policy = name; !limit.ValidPolicyName(name) {
+			r.Fail(one.Node, one.Path, "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+		}
+	}
+	for _, name := range []string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "algorithm", "capacity", "carry_debt", "max_debt"} {
+		if beside, given := f.Get(name); given {
+			r.Fail(beside.Key, beside.Path, "stands beside policy, which says what the limit is: remove one of them")
+		}
+	}
+}
+
+// rate reads what a limit counts.
+func (r *reader) rate(f strictyaml.Fields, out *rule) {
+	l := algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch}
+	if one, given := f.Get("unit"); !given {
+		r.Missing(f, "unit", "minute")
+	} else if word, ok := r.Text(one); ok {
+		u, known := units[strings.ToUpper(word)]
+		if !known {
+			r.Fail(one.Node, one.Path, "must be one of second, minute, hour, day, week, month and year, not %s", strictyaml.Show(word))
+		}
+		out.unit, l.Window = u.number, u.length
+	}
+	if one, given := f.Get("requests_per_unit"); given {
+		n, _ := r.Integer(one, 0, math.MaxUint32)
+		out.perUnit = uint32(n)
+	}
+	if one, given := f.Get("unit_multiplier"); given {
+		n, ok := r.Integer(one, 1, math.MaxUint32)
+		if out.multiple = uint32(n); ok && l.Window > 0 {
+			if n > int64(algo.MaxWindow/l.Window) {
+				r.Fail(one.Node, one.Path, "makes a window longer than the longest, 366 days")
+			} else {
+				l.Window *= time.Duration(n)
+			}
+		}
+	}
+	if one, given := f.Get("algorithm"); given {
+		word, _ := r.Choice(one, algorithmWords...)
+		if a, known := algo.ParseAlgorithm(word); known && a != algo.FixedWindow {
+			l.Algorithm, l.Period = a, 0
+		}
+	}
+	if one, given := f.Get("capacity"); given {
+		l.Capacity, _ = r.Integer(one, 1, math.MaxUint32)
+	}
+	if one, given := f.Get("carry_debt"); given {
+		l.CarryDebt, _ = r.Boolean(one)
+	}
+	if one, given := f.Get("max_debt"); given {
+		l.MaxDebt, _ = r.Integer(one, 1, algo.MaxLimit)
+	}
+	// A limit of 0 admits nothing, but counts what is sent, which a report of 0 hits asks about.
+	l.Limit = max(int64(out.perUnit), 1)
+	out.limit = &l
+	if err := l.Validate(); err != nil && l.Window > 0 {
+		wrong, _ := err.(*algo.FieldError)
+		field := strictyaml.Field{Key: f.At, Path: f.Path}
+		message := err.Error()
+		if wrong != nil {
+			name := wrong.Field
+			if name == "limit" {
+				name = "requests_per_unit"
+			}
+			if one, given := f.Get(name); given {
+				field, message = one, wrong.Message
+			}
+		}
+		r.Fail(field.Key, field.Path, "%s", message)
+	}
+}
+
+// metadata reads what is told in the response's dynamic metadata.
+func (r *reader) metadata(f strictyaml.Fields) *structpb.Struct {
+	one, given := f.Get("metadata")
+	if !given || one.Node == nil {
+		return nil
+	}
+	left := maxMetadata
+	v, ok := r.value(one.Node, one.Path, 1, &left)
+	if !ok {
+		return nil
+	}
+	if v.GetStructValue() == nil {
+		r.Fail(one.Node, one.Path, "must be a map, not %s", strictyaml.Kind(one.Node))
+	}
+	return v.GetStructValue()
+}
+
+// value converts what YAML can say and JSON, too.
+func (r *reader) value(n *yaml.Node, path string, depth int, left *int) (*structpb.Value, bool) {
+	n = strictyaml.Value(n)
+	if !r.Visit(n, path) {
+		return nil, false
+	}
+	if *left--; *left < 0 || depth > maxDepth {
+		r.Fail(n, path, "is too large or nested too deep for metadata")
+		return nil, false
+	}
+	switch n.Kind {
+	case yaml.MappingNode:
+		out := &structpb.Struct{Fields: make(map[string]*structpb.Value, len(n.Content)/2)}
+		for i := 0; i < len(n.Content); i += 2 {
+			key := strictyaml.Value(n.Content[i])
+			at := strictyaml.Join(path, strictyaml.Shorten(key.Value))
+			if key.Kind != yaml.ScalarNode || key.Tag != "!!str" {
+				r.Fail(n.Content[i], path, "a field's name must be text, not %s", strictyaml.Kind(key))
+				return nil, false
+			}
+			if out.Fields[key.Value] != nil {
+				r.Fail(n.Content[i], at, "is given twice: remove one")
+				return nil, false
+			}
+			v, ok := r.value(n.Content[i+1], at, depth+1, left)
+			if !ok {
+				return nil, false
+			}
+			out.Fields[key.Value] = v
+		}
+		return structpb.NewStructValue(out), true
+	case yaml.SequenceNode:
+		out := new(structpb.ListValue)
+		for i, e := range n.Content {
+			v, ok := r.value(e, strictyaml.Element(path, i), depth+1, left)
+			if !ok {
+				return nil, false
+			}
+			out.Values = append(out.Values, v)
+		}
+		return structpb.NewListValue(out), true
+	}
+	var v any
+	if err := n.Decode(&v); err != nil {
+		r.Fail(n, path, "cannot be read: %s", strictyaml.Shorten(err.Error()))
+		return nil, false
+	}
+	switch v := v.(type) {
+	case nil:
+		return structpb.NewNullValue(), true
+	case bool:
+		return structpb.NewBoolValue(v), true
+	case string:
+		return structpb.NewStringValue(v), true
+	case int:
+		return structpb.NewNumberValue(float64(v)), true
+	case float64:
+		if !math.IsInf(v, 0) && !math.IsNaN(v) {
+			return structpb.NewNumberValue(v), true
+		}
+	}
+	r.Fail(n, path, "%s is nothing that JSON can say: quote it", fmt.Sprintf("%.40q", n.Value))
+	return nil, false
+}

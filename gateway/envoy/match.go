@@ -1,0 +1,163 @@
+package envoy
+
+import (
+	"strings"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// match is the limit that one descriptor of a request falls under.
+type match struct {
+	*rule
+	key    string // of the state
+	metric string // its name in metrics
+}
+
+// domain returns a domain by its name, nil when there is none.
+func (c *Config) domain(name string) *domain { return c.domains[name] }
+
+// match returns the limit for a descriptor, and a nil rule when it falls under none: the limit of the configuration's descriptor
+// that is as deep as the request's. At each level the key with the value comes first, then wildcards in the order of the file, then
+// the key alone. A limit that the request brings along is taken in place of one that is configured. The error is about that.
+func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
+	entries := in.GetEntries()
+	if over := in.GetLimit(); over != nil {
+		if m.rule, err = d.override(over); err != nil {
+			return match{}, err
+		}
+		m.key, m.metric = stateKey(entries, nil), d.name+".override"
+		return m, nil
+	}
+	at := &d.node
+	var found [8]*node // by level
+	path := found[:0]
+	byValue := false
+	var wild []bool
+	for i, e := range entries {
+		composite := e.GetKey() + "_" + e.GetValue()
+		next, wildcard := at.children[composite], false
+		if next == nil {
+			for _, w := range at.wildcards {
+				if strings.HasPrefix(composite, w[:len(w)-1]) {
+					next, wildcard = at.children[w], true
+					break
+				}
+			}
+		}
+		if next == nil {
+			next = at.children[e.GetKey()]
+		}
+		if next == nil {
+			return match{}, nil
+		}
+		path = append(path, next)
+		byValue = byValue || next.byValue
+		if wildcard && next.pattern != "" {
+			if wild == nil {
+				wild = make([]bool, len(entries))
+			}
+			wild[i] = true
+		}
+		if i == len(entries)-1 {
+			m.rule = next.limit
+			break
+		}
+		if len(next.children) == 0 {
+			return match{}, nil
+		}
+		at = next
+	}
+	if m.rule == nil {
+		return match{}, nil
+	}
+	pattern := func(i int) (string, bool) {
+		if wild == nil || !wild[i] {
+			return "", false
+		}
+		return path[i].pattern, true
+	}
+	m.key, m.metric = stateKey(entries, pattern), m.fullKey
+	if m.detailed || byValue {
+		m.metric = d.detail(entries, path, m.detailed, pattern)
+	}
+	return m, nil
+}
+
+// detail is the name in metrics of a limit that has values of the request in it: with detailed_metric all, otherwise those of
+// descriptors with value_to_metric and those that the configuration names. The value of a shared threshold is its prefix.
+func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*node, all bool, pattern func(int) (string, bool)) string {
+	var b strings.Builder
+	b.WriteString(d.name)
+	at := &d.node
+	for i, e := range entries {
+		b.WriteByte('.')
+		b.WriteString(e.GetKey())
+		value := e.GetValue()
+		_, named := at.children[e.GetKey()+"_"+value]
+		if shared, ok := pattern(i); ok {
+			value, named = strings.TrimSuffix(shared, "*"), all || path[i].byValue
+		}
+		if value != "" && (all || named || path[i].byValue) {
+			b.WriteByte('_')
+			b.WriteString(value)
+		}
+		at = path[i]
+	}
+	return b.String()
+}
+
+// override is the rule of a limit that a request brings along. It has no name, and is never in shadow mode.
+func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*rule, error) {
+	u, known := units[in.GetUnit().String()]
+	if !known || in.GetUnit() == typev3.RateLimitUnit_UNKNOWN {
+		return nil, errUnit
+	}
+	return &rule{
+		fullKey: d.name + ".override", perUnit: in.GetRequestsPerUnit(), charge: d.charge,
+		unit:  ratelimitv3.RateLimitResponse_RateLimit_Unit(ratelimitv3.RateLimitResponse_RateLimit_Unit_value[in.GetUnit().String()]),
+		limit: &algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Window: u.length, Limit: max(int64(in.GetRequestsPerUnit()), 1)},
+	}, nil
+}
+
+// stateKey is what a descriptor's state is kept under: its entries as key=value, with commas between them. What could be taken for
+// one of these characters, or is not to be read raw, is written as % and two hexadecimal digits, so that two descriptors never
+// have one key; an * stands for itself only at the end of a pattern.
+func stateKey(entries []*common.RateLimitDescriptor_Entry, pattern func(int) (string, bool)) string {
+	if len(entries) == 0 {
+		return "()"
+	}
+	var b strings.Builder
+	for i, e := range entries {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		escape(&b, e.GetKey())
+		b.WriteByte('=')
+		if pattern != nil {
+			if shared, ok := pattern(i); ok {
+				escape(&b, strings.TrimSuffix(shared, "*"))
+				b.WriteByte('*')
+				continue
+			}
+		}
+		escape(&b, e.GetValue())
+	}
+	return b.String()
+}
+
+func escape(b *strings.Builder, s string) {
+	const hex = "0123456789ABCDEF"
+	from := 0
+	for i := range len(s) {
+		if c := s[i]; c < ' ' || c == 0x7f || c == '%' || c == '=' || c == ',' || c == '*' || c == '(' {
+			b.WriteString(s[from:i])
+			b.Write([]byte{'%', hex[c>>4], hex[c&15]})
+			from = i + 1
+		}
+	}
+	b.WriteString(s[from:])
+}

@@ -1,0 +1,60 @@
+package envoy
+
+import (
+	"strconv"
+
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+)
+
+// metadataOf is the dynamic metadata of a response: what was asked, and the metadata of the limits that were not exceeded.
+func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct {
+	fields := map[string]*structpb.Value{"domain": structpb.NewStringValue(in.GetDomain())}
+	list := new(structpb.ListValue)
+	for _, d := range in.GetDescriptors() {
+		entries := new(structpb.ListValue)
+		for _, e := range d.GetEntries() {
+			entries.Values = append(entries.Values, structpb.NewStringValue(e.GetKey()+"="+e.GetValue()))
+		}
+		one := map[string]*structpb.Value{"entries": structpb.NewListValue(entries)}
+		if l := d.GetLimit(); l != nil {
+			one["limit"] = structpb.NewStringValue("requests_per_unit:" + strconv.FormatUint(uint64(l.GetRequestsPerUnit()), 10) + " unit:" + l.GetUnit().String())
+		}
+		if n := d.GetHitsAddend(); n != nil {
+			one["hitsAddend"] = structpb.NewNumberValue(float64(n.GetValue()))
+		}
+		list.Values = append(list.Values, structpb.NewStructValue(&structpb.Struct{Fields: one}))
+	}
+	fields["descriptors"] = structpb.NewListValue(list)
+	if n := in.GetHitsAddend(); n != 0 {
+		fields["hitsAddend"] = structpb.NewNumberValue(float64(n))
+	}
+	passed := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
+	for i := range all {
+		if a := &all[i]; a.rule != nil && !a.unlimited && !a.over && a.metadata != nil {
+			merge(passed, a.metadata)
+		}
+	}
+	if len(passed.Fields) > 0 {
+		fields["metadata"] = structpb.NewStructValue(passed)
+	}
+	return &structpb.Struct{Fields: fields}
+}
+
+// merge adds fields to a struct. Of a field that is there already the first value stays, but for structs, which become one.
+func merge(to, from *structpb.Struct) {
+	for name, v := range from.GetFields() {
+		have, ok := to.Fields[name]
+		if !ok {
+			to.Fields[name] = proto.Clone(v).(*structpb.Value) // the configuration's own is not to be changed
+			continue
+		}
+		if a, b := have.GetStructValue(), v.GetStructValue(); a != nil && b != nil {
+			if a.Fields == nil {
+				a.Fields = make(map[string]*structpb.Value)
+			}
+			merge(a, b)
+		}
+	}
+}

@@ -1,0 +1,390 @@
+package envoy
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"time"
+
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+)
+
+// What a descriptor came to, for ServiceConfig.Count.
+const (
+	WithinLimit = "within_limit"
+	OverLimit   = "over_limit"
+	ShadowMode  = "shadow_mode" // over the limit, but admitted: shadow_mode
+)
+
+// ServiceConfig is what a Service stands on.
+type ServiceConfig struct {
+	// Service decides. Required.
+	Service limit.Service
+	// Config returns the configuration in force. Required.
+	Config func() *Config
+	// Now is the wall clock, for the time until windows that are aligned to the epoch end. Required.
+	Now func() time.Time
+	// Count, when set, is told how many hits a descriptor's limit got, and what came of them. Values of requests are in the name only
+	// where the configuration asks for that.
+	Count func(name, result string, hits uint64)
+	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's LIMIT_RESPONSE_HEADERS_ENABLED).
+	Headers bool
+	// Metadata adds dynamic metadata to responses (RESPONSE_DYNAMIC_METADATA).
+	Metadata bool
+	// Shadow answers OK whatever the statuses say (SHADOW_MODE).
+	Shadow bool
+}
+
+// Service implements envoy.service.ratelimit.v3.RateLimitService. It is safe for concurrent use.
+type Service struct {
+	ratelimitv3.UnimplementedRateLimitServiceServer
+	cfg ServiceConfig
+}
+
+// NewService returns a Service.
+func NewService(cfg ServiceConfig) *Service {
+	if cfg.Count == nil {
+		cfg.Count = func(string, string, uint64) {}
+	}
+	return &Service{cfg: cfg}
+}
+
+// Register registers the service.
+func (s *Service) Register(r grpc.ServiceRegistrar) { ratelimitv3.RegisterRateLimitServiceServer(r, s) }
+
+var (
+	errDomain      = status.Error(codes.InvalidArgument, "rate limit domain must not be empty")
+	errDescriptors = status.Error(codes.InvalidArgument, "rate limit descriptor list must not be empty")
+	errUnit        = status.Error(codes.InvalidArgument, "descriptor.limit.unit: is missing or unknown")
+	errTooMany     = status.Error(codes.ResourceExhausted, "descriptors: more than "+strconv.Itoa(limit.MaxBatch)+" in one request")
+)
+
+// asked is one descriptor on its way.
+type asked struct {
+	match
+	hits   int64 // negative to give back
+	status *ratelimitv3.RateLimitResponse_DescriptorStatus
+	over   bool // before shadow mode has made it OK
+}
+
+// zero reports whether the limit admits nothing at all.
+func (a *asked) zero() bool { return a.limit != nil && a.perUnit == 0 }
+
+// ShouldRateLimit implements the service's only method. Errors are statuses; that a request is over its limit is none.
+func (s *Service) ShouldRateLimit(ctx context.Context, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
+	switch {
+	case in.GetDomain() == "":
+		return nil, errDomain
+	case len(in.GetDescriptors()) == 0:
+		return nil, errDescriptors
+	case len(in.GetDescriptors()) > limit.MaxBatch:
+		return nil, errTooMany
+	}
+	all := make([]asked, len(in.Descriptors))
+	var namespace string
+	if d := s.cfg.Config().domain(in.Domain); d != nil {
+		namespace = d.namespace
+		for i, descriptor := range in.Descriptors {
+			var err error
+			if all[i].match, err = d.match(descriptor); err != nil {
+				return nil, err
+			}
+			all[i].hits = hits(in, descriptor)
+		}
+		replace(all)
+	}
+	if err := s.ask(ctx, namespace, all); err != nil {
+		return nil, err
+	}
+	return s.response(in, all), nil
+}
+
+// hits are those of a descriptor, or else of the request, of which 0 stands for 1.
+func hits(in *ratelimitv3.RateLimitRequest, d *common.RateLimitDescriptor) int64 {
+	n := uint64(max(in.GetHitsAddend(), 1))
+	if own := d.GetHitsAddend(); own != nil {
+		n = own.GetValue()
+	}
+	n = min(n, uint64(algo.MaxLimit))
+	if d.GetIsNegativeHits() {
+		return -int64(n)
+	}
+	return int64(n)
+}
+
+// replace drops limits that others of the same request replace.
+func replace(all []asked) {
+	var names map[string]bool
+	for i := range all {
+		if all[i].rule == nil {
+			continue
+		}
+		for _, name := range all[i].replaces {
+			if names == nil {
+				names = make(map[string]bool)
+			}
+			names[name] = true
+		}
+	}
+	for i := range all {
+		if r := all[i].rule; r != nil && names[r.name] && !r.unlimited {
+			all[i].match = match{}
+		}
+	}
+}
+
+// ask has the limits of a request decided and fills in their statuses.
+func (s *Service) ask(ctx context.Context, namespace string, all []asked) error {
+	var one [1]limit.Check
+	var of [1]int
+	checks, places := one[:0], of[:0] // decided each by itself
+	var together []limit.Check        // all or none
+	var placesOf []int
+	for i := range all {
+		a := &all[i]
+		switch {
+		case a.rule == nil:
+			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK}
+			continue
+		case a.unlimited:
+			a.status = &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK, LimitRemaining: math.MaxUint32}
+			s.cfg.Count(a.metric, WithinLimit, uint64(max(a.hits, 0)))
+			continue
+		}
+		c := limit.Check{Cost: a.hits, Target: limit.Target{Policy: a.policy, Key: a.key}}
+		if a.limit != nil {
+			c.Target.Limit, c.Target.Namespace, c.Target.Configured = a.limit, namespace, true
+		}
+		// What has no hits, or gives some back, charges nothing: it asks whether more is in use than the limit.
+		c.Always = a.charge == chargeAlways || a.hits <= 0
+		if a.charge == chargeAllOrNone && a.hits > 0 {
+			together, placesOf = append(together, c), append(placesOf, i)
+			continue
+		}
+		if a.charge == chargeIndependent && a.hits > 0 && a.zero() {
+			a.status, a.over = s.zeroStatus(a), true
+			continue
+		}
+		checks, places = append(checks, c), append(places, i)
+	}
+	if len(together) > 0 {
+		if err := s.askTogether(ctx, all, together, placesOf); err != nil {
+			return err
+		}
+	}
+	if len(checks) == 0 {
+		return nil
+	}
+	results, err := s.cfg.Service.Check(ctx, checks)
+	if err != nil {
+		return statusOf(err)
+	}
+	for j, r := range results {
+		if r.Err != nil {
+			return statusOf(r.Err)
+		}
+		s.conclude(&all[places[j]], &r.Decision)
+	}
+	return nil
+}
+
+// askTogether has limits decided of which all are charged or none.
+func (s *Service) askTogether(ctx context.Context, all []asked, checks []limit.Check, places []int) error {
+	for _, i := range places {
+		if all[i].zero() {
+			return s.refuseTogether(ctx, all, checks, places)
+		}
+	}
+	d, err := s.cfg.Service.CheckAll(ctx, checks)
+	if err != nil {
+		return statusOf(err)
+	}
+	for j := range d.Decisions {
+		s.conclude(&all[places[j]], &d.Decisions[j])
+	}
+	return nil
+}
+
+// refuseTogether answers limits of which one admits nothing: none is charged, and the others tell how they stand.
+func (s *Service) refuseTogether(ctx context.Context, all []asked, checks []limit.Check, places []int) error {
+	var look []limit.Check
+	var of []int
+	for j, i := range places {
+		if all[i].zero() {
+			all[i].status, all[i].over = s.zeroStatus(&all[i]), true
+			continue
+		}
+		c := checks[j]
+		c.Cost = 0
+		look, of = append(look, c), append(of, i)
+	}
+	if len(look) == 0 {
+		return nil
+	}
+	results, err := s.cfg.Service.Check(ctx, look)
+	if err != nil {
+		return statusOf(err)
+	}
+	for j, r := range results {
+		if r.Err != nil {
+			return statusOf(r.Err)
+		}
+		s.conclude(&all[of[j]], &r.Decision)
+	}
+	return nil
+}
+
+// zeroStatus is that of a limit of 0 which nobody was asked about.
+func (s *Service) zeroStatus(a *asked) *ratelimitv3.RateLimitResponse_DescriptorStatus {
+	d := limit.Decision{Limit: 1}
+	s.conclude(a, &d)
+	return a.status
+}
+
+// conclude makes a status of a decision.
+func (s *Service) conclude(a *asked, d *limit.Decision) {
+	over, remaining := !d.Allowed, saturate(d.Remaining)
+	if a.zero() {
+		// The state counts under a limit of 1, and is asked about one of 0: over is whatever was sent before or now.
+		over = a.hits > 0 || a.hits == 0 && d.Remaining < 1
+		if d.FailedOpen {
+			over = a.hits > 0
+		}
+		remaining = 0
+	}
+	if a.hits < 0 {
+		over = false
+	}
+	st := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK, LimitRemaining: remaining}
+	a.status, a.over = st, over
+	if d.Limit == algo.Unlimited {
+		st.LimitRemaining = math.MaxUint32
+	} else {
+		st.CurrentLimit = s.currentLimit(a, d)
+		st.DurationUntilReset = s.untilReset(a, d)
+	}
+	result := WithinLimit
+	if over {
+		st.LimitRemaining = 0
+		result = OverLimit
+		if a.shadow {
+			result, a.over = ShadowMode, false
+		} else {
+			st.Code = ratelimitv3.RateLimitResponse_OVER_LIMIT
+		}
+	}
+	s.cfg.Count(a.metric, result, uint64(max(a.hits, 0)))
+}
+
+// currentLimit is how a status describes its limit.
+func (s *Service) currentLimit(a *asked, d *limit.Decision) *ratelimitv3.RateLimitResponse_RateLimit {
+	out := &ratelimitv3.RateLimitResponse_RateLimit{Name: a.name, RequestsPerUnit: a.perUnit, Unit: a.unit}
+	if a.multiple != 0 {
+		out.UnitMultiplier = wrapperspb.UInt32(a.multiple)
+	}
+	if a.limit == nil { // a policy's
+		out.RequestsPerUnit = saturate(d.Limit)
+		for _, u := range units {
+			if u.length == d.Window {
+				out.Unit = u.number
+			}
+		}
+	}
+	return out
+}
+
+// untilReset is, as in the reference, the time until the window ends, in whole seconds and never 0. Limits that are not aligned to
+// the epoch tell when they are as new.
+func (s *Service) untilReset(a *asked, d *limit.Decision) *durationpb.Duration {
+	if a.limit != nil && a.limit.Period == algo.Epoch {
+		length := int64(a.limit.Window / time.Second)
+		now := s.cfg.Now().Unix()
+		return &durationpb.Duration{Seconds: length - now%length}
+	}
+	return &durationpb.Duration{Seconds: int64((max(d.ResetAfter, 0) + time.Second - 1) / time.Second)}
+}
+
+// saturate is the most of n that the protocol can say.
+func saturate(n int64) uint32 {
+	if n == algo.Unlimited {
+		return math.MaxUint32
+	}
+	return uint32(max(min(n, math.MaxUint32), 0))
+}
+
+// response words the answer.
+func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratelimitv3.RateLimitResponse {
+	out := &ratelimitv3.RateLimitResponse{Statuses: make([]*ratelimitv3.RateLimitResponse_DescriptorStatus, len(all))}
+	var tightest *ratelimitv3.RateLimitResponse_DescriptorStatus
+	least := uint32(math.MaxUint32)
+	over, quotas, quotasOver := false, 0, 0
+	for i := range all {
+		a := &all[i]
+		st := a.status
+		out.Statuses[i] = st
+		if st.CurrentLimit != nil && st.LimitRemaining < least {
+			tightest, least = st, st.LimitRemaining
+		}
+		if a.rule == nil || a.unlimited {
+			continue
+		}
+		switch {
+		case a.over && a.quota:
+			quotasOver++
+		case a.over:
+			over, tightest, least = true, st, 0
+		}
+		if a.quota {
+			quotas++
+		}
+	}
+	// Quotas are alternatives: only when all of them are used up there is none left to go to.
+	out.OverallCode = ratelimitv3.RateLimitResponse_OK
+	if (over || quotas > 0 && quotas == quotasOver) && !s.cfg.Shadow {
+		out.OverallCode = ratelimitv3.RateLimitResponse_OVER_LIMIT
+	}
+	if s.cfg.Headers && tightest != nil {
+		out.ResponseHeadersToAdd = []*core.HeaderValue{
+			{Key: "RateLimit-Limit", Value: strconv.FormatUint(uint64(tightest.CurrentLimit.RequestsPerUnit), 10)},
+			{Key: "RateLimit-Remaining", Value: strconv.FormatUint(uint64(tightest.LimitRemaining), 10)},
+			{Key: "RateLimit-Reset", Value: strconv.FormatInt(tightest.DurationUntilReset.GetSeconds(), 10)},
+		}
+	}
+	if s.cfg.Metadata {
+		out.DynamicMetadata = metadataOf(in, all)
+	}
+	return out
+}
+
+// statusOf converts an error of a limit.Service.
+func statusOf(err error) error {
+	var e *limit.Error
+	if !errors.As(err, &e) {
+		return status.FromContextError(err).Err()
+	}
+	code := codes.Internal
+	switch e.Kind {
+	case limit.Invalid:
+		code = codes.InvalidArgument
+	case limit.NotFound:
+		code = codes.NotFound
+	case limit.TooLarge:
+		code = codes.ResourceExhausted
+	case limit.Unavailable:
+		code = codes.Unavailable
+	case limit.Denied:
+		code = codes.PermissionDenied
+	}
+	return status.Error(code, e.Error())
+}

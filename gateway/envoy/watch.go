@@ -1,0 +1,102 @@
+package envoy
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/filewatch"
+	"github.com/weirlimit/weir/internal/strictyaml"
+)
+
+// WatchConfig says how a directory is read and who is told. Its zero value is ready for use.
+type WatchConfig struct {
+	Options
+	// OnChange is called with the new configuration after it is in force. May be nil.
+	OnChange func(*Config)
+	// OnError is called when the directory cannot be read or its files have mistakes in them (strictyaml.Errors), once for as long
+	// as they stay the same. The configuration in force stays. May be nil.
+	OnError func(error)
+}
+
+// Watcher keeps the configuration of a directory up to date. The calls of WatchConfig are made by one goroutine, one at a time, and
+// must not call Close, which waits for them.
+type Watcher = filewatch.Watcher[*Config]
+
+// Watch reads the files of a directory, see ReadDir, and again whenever one changes, comes or goes, until Close. They must be without
+// mistakes now; later a mistake in any of them leaves all that is in force as it is.
+func Watch(dir string, cfg WatchConfig) (*Watcher, error) {
+	// The directory is watched as that of a file in it.
+	return filewatch.Start([]string{filepath.Clean(dir) + string(filepath.Separator) + "."}, filewatch.Config[*Config]{
+		Read: func(name string, _ int64) ([]byte, error) {
+			files, err := ReadDir(filepath.Dir(name))
+			return pack(files), err
+		},
+		Parse: func(contents [][]byte) (*Config, error) { return Parse(unpack(contents[0]), cfg.Options) },
+		// Read bounds the sizes itself.
+		MaxSize: 2 * strictyaml.MaxFile, OnChange: cfg.OnChange, OnError: cfg.OnError,
+	})
+}
+
+// maxFiles bounds the files of a directory.
+const maxFiles = 1000
+
+// ReadDir reads the files of a directory whose names end in .yaml or .yml and do not begin with a dot, in the order of their names.
+// Directories in it are left out. All together must be at most strictyaml.MaxFile bytes.
+func ReadDir(dir string) ([]File, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var files []File
+	left := int64(strictyaml.MaxFile)
+	for _, e := range entries {
+		name := filepath.Join(dir, e.Name())
+		if ext := filepath.Ext(name); ext != ".yaml" && ext != ".yml" || strings.HasPrefix(e.Name(), ".") || e.IsDir() {
+			continue
+		}
+		data, err := file.Prefix(name, left+1)
+		switch {
+		case errors.Is(err, file.ErrNotRegular):
+			continue // a link to a directory
+		case err != nil:
+			return nil, err
+		}
+		if left -= int64(len(data)); left < 0 {
+			return nil, fmt.Errorf("%s: the files are larger than %d bytes together", dir, strictyaml.MaxFile)
+		}
+		if len(files) == maxFiles {
+			return nil, fmt.Errorf("%s: there are more than %d files", dir, maxFiles)
+		}
+		files = append(files, File{Name: name, Data: data})
+	}
+	return files, nil
+}
+
+// pack makes one text of files, which a filewatch.Watcher compares; unpack is its inverse.
+func pack(files []File) []byte {
+	out := []byte{1} // never empty, as a file may be that is just being written
+	for _, f := range files {
+		out = append(binary.AppendUvarint(out, uint64(len(f.Name))), f.Name...)
+		out = append(binary.AppendUvarint(out, uint64(len(f.Data))), f.Data...)
+	}
+	return out
+}
+
+func unpack(packed []byte) (files []File) {
+	text := func() []byte {
+		n, used := binary.Uvarint(packed)
+		b := packed[used : used+int(n)]
+		packed = packed[used+int(n):]
+		return b
+	}
+	for packed = packed[1:]; len(packed) > 0; {
+		name := string(text())
+		files = append(files, File{Name: name, Data: text()})
+	}
+	return files
+}
