@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/gomodule/redigo/redis"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
@@ -61,8 +62,8 @@ Exit status: 0 done, 1 more was admitted than the limit lets through, 2 error, a
 	}
 	fs := cmd.Flags()
 	f.targetFlags.register(fs)
-	fs.StringVar(&f.over, "over", "grpc", "how checks travel: grpc (a call each), stream (the Go client, which merges them and knows the owners) or http")
-	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of their gRPC or HTTP port, used in turn, separated by commas (default 127.0.0.1:8081, over HTTP 127.0.0.1:8080)")
+	fs.StringVar(&f.over, "over", "grpc", "how checks travel: grpc (a call each), stream (the Go client, which merges them and knows the owners), http or resp (the Redis protocol, with --policy)")
+	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
 	fs.Float64Var(&f.run.Rate, "rate", 0, "checks a second; 0: as many as the workers get answered")
 	fs.IntVar(&f.run.Concurrency, "concurrency", 64, "workers, and so checks under way at most")
 	fs.IntVar(&f.connections, "connections", 1, "connections to each address, over grpc")
@@ -154,9 +155,17 @@ func (f *loadFlags) bound(inline *algo.Limit) (*load.Bound, error) {
 
 // askers connect to the nodes.
 func (f *loadFlags) askers(inline *algo.Limit) (askers []load.Asker, closeAll func(), err error) {
+	usual := map[string]string{"grpc": "8081", "stream": "8081", "http": "8080", "resp": "6380"}
+	port, ok := usual[f.over]
+	switch {
+	case !ok:
+		return nil, nil, fmt.Errorf("--over: %q is not one of grpc, stream, http and resp", f.over)
+	case f.over == "resp" && inline != nil:
+		return nil, nil, errors.New("--over: resp takes a --policy, and no limit along")
+	}
 	addrs := f.addrs
 	if len(addrs) == 0 {
-		addrs = []string{map[bool]string{false: "127.0.0.1:8081", true: "127.0.0.1:8080"}[f.over == "http"]}
+		addrs = []string{"127.0.0.1:" + port}
 	}
 	for _, addr := range addrs {
 		if host, port, err := net.SplitHostPort(addr); err != nil || host == "" || port == "" {
@@ -211,8 +220,20 @@ func (f *loadFlags) askers(inline *algo.Limit) (askers []load.Asker, closeAll fu
 		for _, addr := range addrs {
 			askers = append(askers, newHTTPAsker(f, inline, addr, token, transport))
 		}
-	default:
-		return nil, nil, fmt.Errorf("--over: %q is not one of grpc, stream and http", f.over)
+	case "resp":
+		for _, addr := range addrs {
+			opts := []redis.DialOption{redis.DialConnectTimeout(f.run.Timeout), redis.DialReadTimeout(f.run.Timeout), redis.DialWriteTimeout(f.run.Timeout)}
+			if token != "" {
+				opts = append(opts, redis.DialPassword(token))
+			}
+			if config != nil {
+				opts = append(opts, redis.DialUseTLS(true), redis.DialTLSConfig(config))
+			}
+			c := &redis.Pool{MaxIdle: f.run.Concurrency, DialContext: func(ctx context.Context) (redis.Conn, error) {
+				return redis.DialContext(ctx, "tcp", addr, opts...)
+			}}
+			closers, askers = append(closers, c), append(askers, &respAsker{c, f.policy, f.run.Cost})
+		}
 	}
 	return askers, closeAll, nil
 }
@@ -366,6 +387,31 @@ func (a *httpAsker) Ask(ctx context.Context, key string) (load.Answer, error) {
 		return load.Answer{}, fmt.Errorf("%s: %s", resp.Status, d.Detail)
 	}
 	return load.Answer{Allowed: *d.Allowed, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed}, nil
+}
+
+// respAsker sends WEIR.CHECK.
+type respAsker struct {
+	pool   *redis.Pool
+	policy string
+	cost   int64
+}
+
+// Ask implements load.Asker.
+func (a *respAsker) Ask(ctx context.Context, key string) (load.Answer, error) {
+	conn, err := a.pool.GetContext(ctx)
+	if err != nil {
+		return load.Answer{}, err
+	}
+	defer conn.Close() // back into the pool
+	d, err := redis.Int64Map(redis.DoContext(conn, ctx, "WEIR.CHECK", a.policy, key, a.cost))
+	if err != nil {
+		return load.Answer{}, err
+	}
+	allowed, ok := d["allowed"]
+	if !ok {
+		return load.Answer{}, errors.New("the answer is not a decision")
+	}
+	return load.Answer{Allowed: allowed == 1, FailedOpen: d["failed_open"] == 1}, nil
 }
 
 // idleConnections closes those of a transport.

@@ -54,6 +54,21 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// TestLoadOverRESP: the Redis protocol takes policies.
+func TestLoadOverRESP(t *testing.T) {
+	any := portAny
+	n, shop, _, _ := withAccess(t, func(cfg *nodeConfig) { cfg.RESPPort = &any })
+	args := []string{"--over", "resp", "--addr", addrOf(n.listeners.resp), "--policy", "login", "--at-most", "5/1m", "--keys", "4", "--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
+	code, out, errs := runLoad(append(args, "--token-file", writeFile(t, "token", shop))...)
+	var r load.Result
+	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK || r.Checks != 200 || r.Admitted != 20 || r.Refused != 180 || !r.Verdict.Holds || r.Verdict.Most != 5 {
+		t.Errorf("%d, %v: %s%s", code, err, out, errs)
+	}
+	if code, _, errs := runLoad(args...); code != exitError || !strings.Contains(errs, "200 of 200 checks got no decision; the first: NOAUTH") {
+		t.Errorf("without a token: %d %s", code, errs)
+	}
+}
+
 // TestLoadFindsExcess: what is more than was said ends with status 1, in words too.
 func TestLoadFindsExcess(t *testing.T) {
 	n := mustStart(t, testConfig(t, "a"))
