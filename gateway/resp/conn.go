@@ -372,11 +372,11 @@ func (c *conn) flush(s *scratch) {
 	if n == 0 {
 		return
 	}
+	began := time.Now()
 	if n > fewChecks {
 		taken, _ := c.server.cfg.Requests.Enter(context.Background(), int64(n)*perCheck) // whose end is the only error
 		defer c.server.cfg.Requests.Leave(taken)
 	}
-	began := time.Now()
 	s.results = slices.Grow(s.results[:0], n)[:n]
 	if err := c.server.cfg.Service.CheckTo(c.ctx, s.checks, nil, s.results); err != nil && n == 1 {
 		s.results[0] = limit.Result{Err: err}

@@ -268,23 +268,28 @@ func TestCommands(t *testing.T) {
 
 // TestSplitAtEveryByte: commands that come in two pieces, cut anywhere, are answered as when they come at once.
 func TestSplitAtEveryByte(t *testing.T) {
-	address, _, _ := serve(t, nil)
-	in := send("HELLO", "3") + send("CL.THROTTLE", "split", "1000", "1", "1", "0") + "PING \"a b\"\r\n" + send("WEIR.PEEK", "login", "k") + send("NOPE", "x") + send("ECHO", "\r\n")
-	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, s, _ := serve(t, func(c *Config) { c.CommandTimeout = time.Minute })
+	// A write to a pipe returns when it has been read, so that the pieces do come apart.
+	conn, there := net.Pipe()
 	defer conn.Close()
+	pipes := &pipes{conns: make(chan net.Conn, 1), closed: make(chan struct{})}
+	pipes.conns <- there
+	served := make(chan error)
+	go func() { served <- s.Serve(pipes) }()
+	defer func() {
+		pipes.Close()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+	in := send("HELLO", "3") + send("CL.THROTTLE", "split", "1000", "1", "1", "0") + "PING \"a b\"\r\n" + send("WEIR.PEEK", "login", "k") + send("NOPE", "x") + send("ECHO", "\r\n")
 	r := bufio.NewReader(conn)
 	ask := func(pieces ...string) string {
-		for i, p := range pieces {
-			if _, err := io.WriteString(conn, p); err != nil {
-				t.Fatal(err)
+		go func() {
+			for _, p := range pieces {
+				_, _ = io.WriteString(conn, p) // the answers tell
 			}
-			if i < len(pieces)-1 {
-				time.Sleep(time.Millisecond) // so that they are likely to come apart; nothing depends on it
-			}
-		}
+		}()
 		var out strings.Builder
 		for !strings.HasSuffix(out.String(), "$2\r\n\r\n\r\n") {
 			line, err := r.ReadString('\n')
@@ -305,6 +310,28 @@ func TestSplitAtEveryByte(t *testing.T) {
 		t.Errorf("byte by byte: %q", got)
 	}
 }
+
+// pipes is a listener whose connections are pipes.
+type pipes struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error {
+	close(p.closed)
+	return nil
+}
+
+func (*pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
 // batches is a Service that notes the sizes of batches.
 type batches struct {
@@ -355,6 +382,23 @@ func TestPipelined(t *testing.T) {
 	// The reads decide how many batches there are: one for what came in the first packet, if it all did.
 	if b.sizes[0] < 2 {
 		t.Errorf("batches of %v", b.sizes)
+	}
+}
+
+// TestBadAmongGood: a check that is not acceptable is answered by an error, and those that came with it as if it were not there.
+func TestBadAmongGood(t *testing.T) {
+	address, _, _ := serve(t, nil)
+	var in, want strings.Builder
+	for i := range 40 {
+		in.WriteString(send("CL.THROTTLE", "k"+strconv.Itoa(i), strconv.Itoa(i), "1", "1"))
+		fmt.Fprintf(&want, "*5\r\n:0\r\n:%d\r\n:%d\r\n:-1\r\n:1\r\n", i+1, i)
+		if i == 20 {
+			in.WriteString(send("WEIR.CHECK", "nope", "k"))
+			want.WriteString("-ERR policy: there is no policy named nope on the node that decides for this key\r\n")
+		}
+	}
+	if got := talk(t, address, in.String()); got != want.String() {
+		t.Errorf("%q\nnot\n%q", got, want.String())
 	}
 }
 
@@ -454,6 +498,25 @@ func TestTimeouts(t *testing.T) {
 			t.Errorf("%q: %q, %v", in, out, err)
 		}
 		conn.Close()
+	}
+	// It is the whole command that has the time, not each piece of it.
+	drip, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer drip.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = io.Copy(io.Discard, drip) // until it is ended
+	}()
+	for dripping := true; dripping; {
+		_, _ = io.WriteString(drip, "x") // likewise
+		select {
+		case <-ended:
+			dripping = false
+		case <-time.After(time.Millisecond):
+		}
 	}
 	address, _, _ = serve(t, func(c *Config) { c.IdleTimeout = 20 * time.Millisecond })
 	conn, err := net.Dial("tcp", address)

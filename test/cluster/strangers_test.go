@@ -3,6 +3,7 @@ package clustertest
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -104,14 +105,14 @@ func TestManyStrangers(t *testing.T) {
 		{"no calls", "grpc", headers(t, "", 0)},
 		{"calls that are denied", "grpc", headers(t, weirv1.Limiter_CheckStream_FullMethodName, 100)},
 		{"health checks without a message", "grpc", headers(t, "/grpc.health.v1.Health/Check", 100)},
+		{"half a command", "resp", []byte("*2\r\n$4\r\nECHO\r\n$16000\r\n" + strings.Repeat("x", 15_000))},
+		{"tokens that are nobody's", "resp", []byte(strings.Repeat("AUTH x\r\n", 2000))},
+		{"answers that nobody reads", "resp", []byte(strings.Repeat("PING "+strings.Repeat("x", 1000)+"\r\n", 100))},
 		{"health checks that go on", "grpc", append(headers(t, "/grpc.health.v1.Health/Watch", 1), "\x00\x00\x05\x00\x01\x00\x00\x00\x01\x00\x00\x00\x00\x00"...)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := startNode(t, "--policies", policies, "--access-file", access).awaitReady()
-			address := p.grpc
-			if c.port == "http" {
-				address = p.http
-			}
+			p := startNode(t, "--policies", policies, "--access-file", access, "--resp-port=0").awaitReady()
+			address := map[string]string{"http": p.http, "grpc": p.grpc, "resp": p.resp}[c.port]
 			caller := func(from string) (check, health func(context.Context) error) {
 				dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 				dial := func(ctx context.Context, to string) (net.Conn, error) { return dialer.DialContext(ctx, "tcp", to) }
@@ -123,6 +124,11 @@ func TestManyStrangers(t *testing.T) {
 						}
 						defer conn.Close()
 						return f(ctx, conn)
+					}
+				}
+				if c.port == "resp" {
+					return func(ctx context.Context) error { return respCheck(ctx, dial, p.resp, token) }, func(ctx context.Context) error {
+						return kubeletProbe(ctx, dial, p.http)
 					}
 				}
 				return call(func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -178,6 +184,35 @@ func TestManyStrangers(t *testing.T) {
 				t.Logf("%d MiB before, and up to %d MiB with %d connections", before>>20, most>>20, strangers)
 			}
 		})
+	}
+}
+
+// respCheck authenticates a caller of the Redis protocol, and asks once. It comes again when it is turned away, as clients do.
+func respCheck(ctx context.Context, dial func(context.Context, string) (net.Conn, error), address, token string) error {
+	ask := func() error {
+		conn, err := dial(ctx, address)
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		deadline, _ := ctx.Deadline()
+		if err := conn.SetDeadline(deadline); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(conn, "AUTH "+token+"\r\nWEIR.CHECK login k\r\nQUIT\r\n"); err != nil {
+			return err
+		}
+		out, err := io.ReadAll(conn)
+		if err == nil && !strings.HasPrefix(string(out), "+OK\r\n*18\r\n$7\r\nallowed\r\n:1\r\n") {
+			err = fmt.Errorf("answered %q", out)
+		}
+		return err
+	}
+	for {
+		err := ask()
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
 	}
 }
 
