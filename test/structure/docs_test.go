@@ -1,6 +1,8 @@
 package structure
 
 import (
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -9,108 +11,101 @@ import (
 	"testing"
 )
 
-// maxArchitecture is how long ARCHITECTURE.md may be, in lines: it is one page. Reasoning belongs in a DESIGN.md beside its package.
-const maxArchitecture = 150
-
-// TestArchitecture holds ARCHITECTURE.md to one page that names every package.
-func TestArchitecture(t *testing.T) {
-	text, err := os.ReadFile("../../ARCHITECTURE.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if lines := strings.Count(string(text), "\n"); lines > maxArchitecture {
-		t.Errorf("ARCHITECTURE.md has %d lines, which is more than %d", lines, maxArchitecture)
-	}
-	_, house, ok := strings.Cut(string(text), "## The house\n\n```\n")
-	if !ok {
-		t.Fatal("ARCHITECTURE.md has no house")
-	}
-	house, _, _ = strings.Cut(house, "```")
-	words := strings.FieldsFunc(house, func(r rune) bool { return strings.ContainsRune(" \n,;:/", r) })
-	for name := range mayImport {
-		base := name[strings.LastIndexByte(name, '/')+1:]
-		if base == "certstest" || base == "v1" {
-			continue // parts of the package above
+// functions are the names of the test functions of the repository, those of other modules in it too.
+func functions(t *testing.T) map[string]bool {
+	t.Helper()
+	declared := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark|Example)\w*)\(`)
+	names := make(map[string]bool)
+	each(t, regexp.MustCompile(`_test\.go$`), func(_, text string) {
+		for _, m := range declared.FindAllStringSubmatch(text, -1) {
+			names[m[1]] = true
 		}
-		if !slices.Contains(words, base) {
-			t.Errorf("the house in ARCHITECTURE.md does not have %s", name)
-		}
-	}
+	})
+	return names
 }
 
-var (
-	link    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	heading = regexp.MustCompile(`(?m)^#+ (.*)$`)
-	anchor  = regexp.MustCompile(`<a id="([^"]+)">`)
-	fence   = regexp.MustCompile("(?ms)^```.*?^```")
-)
-
-// TestLinks follows the links of every document to files of this repository and to headings in them.
-func TestLinks(t *testing.T) {
-	const root = "../.."
-	texts := make(map[string]string)
-	read := func(path string) string {
-		if _, ok := texts[path]; !ok {
-			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			texts[path] = fence.ReplaceAllString(string(text), "")
-		}
-		return texts[path]
-	}
-	links := 0
-	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+// each calls f with the name and text of every file of the repository whose name matches.
+func each(t *testing.T, match *regexp.Regexp, f func(name, text string)) {
+	t.Helper()
+	err := filepath.WalkDir("../..", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && path != root && strings.HasPrefix(d.Name(), "."):
-			return filepath.SkipDir
-		case filepath.Ext(path) != ".md":
+		case d.IsDir():
+			if d.Name() == ".git" {
+				return filepath.SkipDir
+			}
+			return nil
+		case !match.MatchString(name):
 			return nil
 		}
-		for _, m := range link.FindAllStringSubmatch(read(path), -1) {
-			if strings.Contains(m[1], "://") || strings.HasPrefix(m[1], "mailto:") {
-				continue
-			}
-			links++
-			file, at, _ := strings.Cut(m[1], "#")
-			to := path
-			if file != "" {
-				to = filepath.Join(filepath.Dir(path), filepath.FromSlash(file))
-			}
-			if _, err := os.Stat(to); err != nil {
-				t.Errorf("%s: %s is not there", path, m[1])
-			} else if at != "" && filepath.Ext(to) == ".md" && !slices.Contains(anchors(read(to)), at) {
-				t.Errorf("%s: %s has no such heading", path, m[1])
-			}
+		text, err := os.ReadFile(name)
+		if err == nil {
+			f(name, string(text))
 		}
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if links < 100 {
-		t.Errorf("%d links were found", links)
+}
+
+// named are the test functions that a text names.
+var named = regexp.MustCompile(`(-(?:run|skip|bench) '?)?\b((?:Test|Fuzz|Benchmark)[A-Z]\w*)(…)?`)
+
+// TestNamedTests: every test that the documents, or the steps of CI, name is there: what is promised with a test's name can be
+// looked up, and a test that is renamed is renamed there too.
+func TestNamedTests(t *testing.T) {
+	functions, seen := functions(t), 0
+	each(t, regexp.MustCompile(`\.md$|/\.ci/run$|/Makefile$`), func(name, text string) {
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			function := m[2]
+			known := functions[function]
+			if m[1] != "" || m[3] != "" { // the beginning of names
+				known = slices.ContainsFunc(slices.Collect(maps.Keys(functions)), func(f string) bool { return strings.HasPrefix(f, function) })
+			}
+			if seen++; !known {
+				t.Errorf("%s names %s, which does not exist", name, function)
+			}
+		}
+	})
+	if seen < 50 {
+		t.Errorf("found %d names of tests in documents", seen)
 	}
 }
 
-// anchors are the names under which the headings of a document can be linked to, as GitHub makes them.
-func anchors(text string) (names []string) {
-	for _, m := range heading.FindAllStringSubmatch(text, -1) {
-		var name strings.Builder
-		for _, r := range strings.ToLower(m[1]) {
-			switch {
-			case r == ' ' || r == '-':
-				name.WriteByte('-')
-			case r == '_', r >= 'a' && r <= 'z', r >= '0' && r <= '9', r > 127:
-				name.WriteRune(r)
-			}
+// TestWhoCanDoWhat: every row of the table of that name in docs/security.md names a test, and there is a row for everyone whom it
+// is about.
+func TestWhoCanDoWhat(t *testing.T) {
+	data, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(data), "\n## Who can do what\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	missing := map[string]bool{}
+	for _, who := range []string{
+		"stranger, HTTP port", "stranger, gRPC port", "stranger, peer port", "stranger, gossip port", "stranger, debug port",
+		"role `check`", "role `refund`", "role `read`", "role `topology`", "role `admin`", "a tenant",
+		"stolen token", "stolen caller's certificate", "stolen gossip key", "stolen node certificate", "stolen cluster secret",
+	} {
+		missing[who] = true
+	}
+	for row := range strings.Lines(section) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), " | ")
+		if !strings.HasPrefix(row, "| ") || strings.HasPrefix(row, "| who ") || strings.HasPrefix(row, "| ---") {
+			continue
 		}
-		names = append(names, name.String())
+		if len(cells) != 4 {
+			t.Errorf("%d cells, not who, can, cannot, tests: %s", len(cells), row)
+			continue
+		}
+		if !named.MatchString(cells[3]) {
+			t.Errorf("names no test: %s", row)
+		}
+		delete(missing, strings.TrimSpace(cells[0]))
 	}
-	for _, m := range anchor.FindAllStringSubmatch(text, -1) {
-		names = append(names, m[1])
+	for _, who := range slices.Sorted(maps.Keys(missing)) {
+		t.Errorf("there is no row for: %s", who)
 	}
-	return names
 }
