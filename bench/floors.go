@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -263,6 +264,7 @@ func serveFloor(args []string) error {
 			e := newEchoServer()
 			weirv1.RegisterLimiterServer(s, e)
 			s.RegisterService(echoService(), e)
+			ratelimitv3.RegisterRateLimitServiceServer(s, newEnvoyEcho())
 		}
 		go func() { failed <- s.Serve(l) }()
 	default:

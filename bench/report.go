@@ -309,6 +309,8 @@ func titleOfWork(work string) string {
 		return "One connection, 256 messages of one check under way"
 	case "resp":
 		return "Redis protocol, 16 connections, 100 commands at a time"
+	case "envoy":
+		return "Envoy's rate limit service, one node, 1 descriptor a call, 256 callers"
 	case "client":
 		return "Client libraries, 256 goroutines, one check at a time, one server"
 	case "three-unary":

@@ -36,6 +36,7 @@ func targets() []target {
 		{"Redis protocol, 100 commands at a time, CL.THROTTLE", "resp/weir-throttle", "resp/redis-ping", rate, 0.5, least},
 		{"Redis protocol, 100 commands at a time, WEIR.CHECK", "resp/weir-check", "resp/redis-script", rate, 5, least},
 		{"Redis protocol, 100 commands at a time, WEIR.CHECK", "resp/weir-check", "resp/redis-ping", rate, 0.5, least},
+		{"Envoy's rate limit service, unary, 256 callers", "envoy/weir", "envoy/echo", rate, 0.85, least},
 		{"in-process Allow, 1 M string keys, 1 thread", "in-process/weir-local", "in-process/bare-string", nsOne, 1.15, most},
 		{"in-process Allow, 1 M string keys, 2 threads", "in-process/weir-local", "in-process/bare-string", nsTwo, 1.15, most},
 	}

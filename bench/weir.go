@@ -47,6 +47,13 @@ func (b *bench) startWeir(ctx context.Context, nodes int) (w *weirCluster, err e
 	if err := os.WriteFile(policies, []byte(weirPolicies), 0o644); err != nil {
 		return nil, err
 	}
+	forEnvoy := filepath.Join(b.dir, "envoy")
+	if err := os.MkdirAll(forEnvoy, 0o755); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(forEnvoy, "bench.yaml"), []byte(envoyFile), 0o644); err != nil {
+		return nil, err
+	}
 	w = &weirCluster{}
 	defer func() {
 		if err != nil {
@@ -54,7 +61,7 @@ func (b *bench) startWeir(ctx context.Context, nodes int) (w *weirCluster, err e
 		}
 	}()
 	for i := range nodes {
-		args := []string{"--log-level", "warn", "--grace", "1s"}
+		args := []string{"--log-level", "warn", "--grace", "1s", "--envoy-config", forEnvoy}
 		if i > 0 {
 			args = append(args, "--join", w.nodes[0].gossip)
 		}
