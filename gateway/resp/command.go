@@ -69,6 +69,13 @@ func (s *Server) find(name string) *spec {
 
 // command carries out a command, or has it decided with others.
 func (c *conn) command(s *scratch, args []string) {
+	if c.ctx != nil {
+		c.early = 0
+	} else if c.early++; c.early > maxEarly {
+		c.failed(s, "NOAUTH", "too many commands before authentication")
+		c.ending = true
+		return
+	}
 	if known := c.server.find(args[0]); known != nil {
 		c.do(s, known, args)
 		return

@@ -22,6 +22,9 @@ const (
 	// be before no more commands are begun: what a connection takes whose caller does not read follows from them.
 	maxRound = 256
 	maxOut   = 64 << 10
+	// maxEarly is how many commands a connection may send before it is authenticated: a client sends a handful, and each costs the
+	// node more than its sender.
+	maxEarly = 100
 	// keepOut is how much room for answers is kept for the next round, of any connection.
 	keepOut = 2 * maxOut
 	// fewChecks are not counted against Config.Requests. Of more, each takes perCheck bytes, about: the check and its answer.
@@ -48,6 +51,7 @@ type conn struct {
 
 	ctx         context.Context // to decide in; nil: not authenticated
 	credentials auth.Credentials
+	early       int  // commands since the connection was last authenticated, or came
 	tried       bool // isAuthenticated has been called for what the connection presents
 	proto       int
 	name        string

@@ -461,6 +461,9 @@ func TestAuthentication(t *testing.T) {
 		{send("AUTH", "secret-of-web") + send("ECHO", strings.Repeat("x", 20_000)), "+OK\r\n$20000\r\n…"},
 		{send("ECHO", strings.Repeat("x", 20_000)), "-ERR Protocol error: unauthenticated bulk length\r\n"},
 		{"*11\r\n", "-ERR Protocol error: unauthenticated multibulk length\r\n"},
+		// So are the commands, which cost the node more than who sends them.
+		{strings.Repeat("PING\n", 9000), strings.Repeat("+PONG\r\n", 100) + "-NOAUTH too many commands before authentication\r\n"},
+		{"AUTH secret-of-web\n" + strings.Repeat("PING\n", 9000), "+OK\r\n" + strings.Repeat("+PONG\r\n", 9000)},
 	} {
 		got := talk(t, address, c.in)
 		if want, any := strings.CutSuffix(c.want, "…"); !any && got != want || !strings.HasPrefix(got, want) {

@@ -85,7 +85,7 @@ func TestWhoCanDoWhat(t *testing.T) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	missing := map[string]bool{}
 	for _, who := range []string{
-		"stranger, HTTP port", "stranger, gRPC port", "stranger, peer port", "stranger, gossip port", "stranger, debug port",
+		"stranger, HTTP port", "stranger, gRPC port", "stranger, Redis port", "stranger, peer port", "stranger, gossip port", "stranger, debug port",
 		"role `check`", "role `refund`", "role `read`", "role `topology`", "role `admin`", "a tenant",
 		"stolen token", "stolen caller's certificate", "stolen gossip key", "stolen node certificate", "stolen cluster secret",
 	} {
