@@ -393,8 +393,9 @@ func TestBadAmongGood(t *testing.T) {
 		in.WriteString(send("CL.THROTTLE", "k"+strconv.Itoa(i), strconv.Itoa(i), "1", "1"))
 		fmt.Fprintf(&want, "*5\r\n:0\r\n:%d\r\n:%d\r\n:-1\r\n:1\r\n", i+1, i)
 		if i == 20 {
-			in.WriteString(send("WEIR.CHECK", "nope", "k"))
-			want.WriteString("-ERR policy: there is no policy named nope on the node that decides for this key\r\n")
+			in.WriteString(send("WEIR.CHECK", "nope", "k") + send("WEIR.CHECK", "login", "", "1"))
+			want.WriteString("-ERR policy: there is no policy named nope on the node that decides for this key\r\n" +
+				"-ERR key: is empty or missing: name what is limited, such as a user or an address\r\n")
 		}
 	}
 	if got := talk(t, address, in.String()); got != want.String() {
