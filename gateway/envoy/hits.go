@@ -1,6 +1,7 @@
 package envoy
 
 import (
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -15,8 +16,12 @@ type Hits struct {
 	vec *prometheus.CounterVec
 
 	mu    sync.RWMutex
-	names map[string]struct{}
+	names int // without other
+	known map[hit]prometheus.Counter
 }
+
+// hit is what a counter counts.
+type hit struct{ name, result string }
 
 // NewHits returns a Hits.
 func NewHits() *Hits {
@@ -25,25 +30,41 @@ func NewHits() *Hits {
 			Name: "weir_envoy_hits_total",
 			Help: "Hits that Envoy's requests added, by the limit (domain and descriptor keys with dots between them) and what came of them: within_limit, over_limit, shadow_mode.",
 		}, []string{"descriptor", "result"}),
-		names: make(map[string]struct{}),
+		known: make(map[hit]prometheus.Counter),
 	}
 }
 
 // Count is for ServiceConfig.Count.
 func (h *Hits) Count(name, result string, hits uint64) {
 	h.mu.RLock()
-	_, known := h.names[name]
+	counter := h.known[hit{name, result}]
 	h.mu.RUnlock()
-	if !known {
-		h.mu.Lock()
-		if len(h.names) < maxNames {
-			h.names[name] = struct{}{}
-		} else {
-			name = "other"
-		}
-		h.mu.Unlock()
+	if counter == nil {
+		counter = h.counter(name, result)
 	}
-	h.vec.WithLabelValues(name, result).Add(float64(hits))
+	counter.Add(float64(hits))
+}
+
+// counter returns the counter of a name that has not come with this result yet.
+func (h *Hits) counter(name, result string) prometheus.Counter {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if known := h.known[hit{name, result}]; known != nil {
+		return known
+	}
+	fresh := true
+	for _, r := range []string{WithinLimit, OverLimit, ShadowMode} {
+		fresh = fresh && h.known[hit{name, r}] == nil
+	}
+	if fresh {
+		if h.names >= maxNames {
+			return h.vec.WithLabelValues("other", result)
+		}
+		h.names++
+	}
+	c := h.vec.WithLabelValues(name, result)
+	h.known[hit{strings.Clone(name), result}] = c
+	return c
 }
 
 // Describe implements prometheus.Collector.

@@ -183,6 +183,11 @@ func (s *Service) ask(ctx context.Context, namespace string, all []asked) error 
 			return err
 		}
 	}
+	return s.askEach(ctx, all, checks, places)
+}
+
+// askEach has limits decided each by itself; places are those of the checks in all.
+func (s *Service) askEach(ctx context.Context, all []asked, checks []limit.Check, places []int) error {
 	if len(checks) == 0 {
 		return nil
 	}
@@ -190,11 +195,11 @@ func (s *Service) ask(ctx context.Context, namespace string, all []asked) error 
 	if err != nil {
 		return statusOf(err)
 	}
-	for j, r := range results {
-		if r.Err != nil {
-			return statusOf(r.Err)
+	for j := range results {
+		if err := results[j].Err; err != nil {
+			return statusOf(err)
 		}
-		s.conclude(&all[places[j]], &r.Decision)
+		s.conclude(&all[places[j]], &results[j].Decision)
 	}
 	return nil
 }
@@ -229,20 +234,7 @@ func (s *Service) refuseTogether(ctx context.Context, all []asked, checks []limi
 		c.Cost = 0
 		look, of = append(look, c), append(of, i)
 	}
-	if len(look) == 0 {
-		return nil
-	}
-	results, err := s.cfg.Service.Check(ctx, look)
-	if err != nil {
-		return statusOf(err)
-	}
-	for j, r := range results {
-		if r.Err != nil {
-			return statusOf(r.Err)
-		}
-		s.conclude(&all[of[j]], &r.Decision)
-	}
-	return nil
+	return s.askEach(ctx, all, look, of)
 }
 
 // zeroStatus is that of a limit of 0 which nobody was asked about.

@@ -445,8 +445,8 @@ func TestHitsNames(t *testing.T) {
 	}
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	if len(h.names) != maxNames {
-		t.Errorf("%d names", len(h.names))
+	if h.names != maxNames || len(h.known) != maxNames {
+		t.Errorf("%d names, %d counters", h.names, len(h.known))
 	}
 }
 
