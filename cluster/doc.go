@@ -40,11 +40,11 @@
 // 30 s in many Kubernetes clusters), would admit everything a second time. The library never heals a split, so a node
 // with seeds tries, for ever, those that are not among its live members.
 //
-// # Refusal
+// # Rejection
 //
-// Nodes with other ring settings, another hash key, another protocol or another gossip key do not become members of
-// each other's clusters; both log it, once for each name. The newcomer does not go on alone, because it would admit everything
-// a second time: a node that is still joining and finds itself refused, or hears of others that do not answer on their peer
+// Nodes with other ring settings, another list of voters, another hash key, another protocol or another gossip key reject each other
+// as members; both log it, once for each name. The newcomer does not go on alone, because it would admit everything
+// a second time: a node that is still joining and finds itself rejected, or hears of others that do not answer on their peer
 // ports, stays joining and says so. When an established node has itself said, on its peer port, that its settings are others, the
 // newcomer reports a fatal error.
 package cluster
