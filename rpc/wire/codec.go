@@ -24,8 +24,12 @@ func Codec() encoding.CodecV2 {
 	return CodecFrom(nil)
 }
 
+// maxForeign bounds the elements, as Parts counts them, of messages that the codec of a pool takes gRPC's own way: those of other
+// services than Weir's, whose callers send as many as they like. They take some 10 MB when they are decoded.
+const maxForeign = 1 << 16
+
 // CodecFrom returns the same codec, which takes the bytes of all messages, small ones too, from a pool; nil stands for one of
-// its own.
+// its own. With a pool, messages of other services that have more than 65,536 elements are not decoded.
 func CodecFrom(pool mem.BufferPool) encoding.CodecV2 {
 	if pool != nil {
 		return codec{other: encoding.GetCodecV2(standard.Name), pool: pool, all: true}
@@ -128,6 +132,13 @@ func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 func (c codec) unmarshal(data mem.BufferSlice, v any, check func([]byte) error) error {
 	m, ok := v.(message)
 	if !ok {
+		if p, ok := v.(proto.Message); ok && c.all && data.Len() > maxForeign {
+			b := data.MaterializeToBuffer(c.pool)
+			defer b.Free()
+			if Parts(p.ProtoReflect().Descriptor(), b.ReadOnlyData(), maxForeign) > maxForeign {
+				return fmt.Errorf("a %T has more than %d elements", v, maxForeign)
+			}
+		}
 		return c.other.Unmarshal(data, v)
 	}
 	if p, ok := v.(pooled); ok {
