@@ -34,6 +34,18 @@ type place struct {
 	// bucket, next and rest are the instant at which it will be full, in nanoseconds and limit-ths of one.
 	first, bucket bool
 	next, rest    int64
+	// carried says that the charge was to a limit of another kind, of which most units still counted when this one took its place.
+	carried bool
+	most    int64
+}
+
+// worth is how many units so many of a charge's are in the counter.
+func (p *place) worth(units, of int64) int64 {
+	if !p.carried || of == 0 {
+		return units
+	}
+	n, _ := mul(min(p.most, of), units).div(of)
+	return n
 }
 
 const unset = math.MinInt64
@@ -198,6 +210,7 @@ func (ls Limits) Undo(a *Arena, s State, now Instant, u *Undoable, i int, units 
 		if !p.in {
 			return
 		}
+		units := p.worth(units, c.units)
 		switch counter := counter.(type) {
 		case bucket:
 			full := *u.lastOf(k)
@@ -255,6 +268,11 @@ func (ls Limits) Undo(a *Arena, s State, now Instant, u *Undoable, i int, units 
 			*p += generation
 		}
 	}
+	for k := range c.places {
+		if p := &c.places[k]; p.carried {
+			p.most -= p.worth(units, c.units)
+		}
+	}
 	c.units -= units
 	return most
 }
@@ -266,7 +284,7 @@ func (ls Limits) UndoApart(a *Arena, s State, now Instant, u *Undoable, i int, u
 	var most int64
 	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
 		if p := u.place(i, k); p.in {
-			most = max(most, take(&ls[k], a, t, now, p, units))
+			most = max(most, take(&ls[k], a, t, now, p, p.worth(units, u.charges[i].units)))
 		}
 	})
 	if p := ls.position(s); p != nil && most > 0 {
@@ -392,6 +410,7 @@ func (ls Limits) ConvertBeside(a *Arena, s State, now Instant, to Limits, t Stat
 		next.charges[i] = undoable{u.charges[i].units, make([]place, len(to))}
 	}
 	ranks := make([][MaxLimits]int64, len(u.charges))
+	var counting [MaxLimits][]int64
 	carried := [MaxLimits]bool{}
 	for k := range to {
 		old := from[k]
@@ -402,6 +421,12 @@ func (ls Limits) ConvertBeside(a *Arena, s State, now Instant, to Limits, t Stat
 		words = words[:l.words():l.words()]
 		l.counter().advance(l, a, words, now)
 		same := sameKind(l, &to[k])
+		if _, ok := l.counter().(slidingCounter); ok {
+			same = same && l.Window == to[k].Window
+		}
+		if !same {
+			counting[k] = u.counting(l, a, words, now, old)
+		}
 		for i := range u.charges {
 			p := *u.place(i, old)
 			if p.in = there(l, a, words, &p); !p.in {
@@ -415,8 +440,6 @@ func (ls Limits) ConvertBeside(a *Arena, s State, now Instant, to Limits, t Stat
 					slot, _ := c.slotOf(l, words, p.at)
 					p.at = min(int64(words[0])-int64(slot-1)*c.width(l)-1, now.Mono)
 				}
-			case slidingCounter:
-				same = same && l.Window == to[k].Window
 			case bucket:
 				if same && (l.Limit != to[k].Limit || l.Window != to[k].Window) {
 					p.rerate(l, &to[k], now)
@@ -438,33 +461,114 @@ func (ls Limits) ConvertBeside(a *Arena, s State, now Instant, to Limits, t Stat
 	}
 	for k := range to {
 		words := t[to.place(k):]
+		if carried[k] {
+			to.carryBeside(words, k, now, &next, counting[k])
+			continue
+		}
 		for i := range next.charges {
 			p := &next.charges[i].places[k]
 			switch c := to[k].counter().(type) {
 			case nil:
 			case slidingLog:
-				if p.in && !carried[k] {
+				if p.in {
 					p.at, p.in = c.instantAt(a, words, to[k].tickShift(), ranks[i][k])
-				} else if p.in {
-					p.at = int64(words[logNewest])
-				}
-			default:
-				if p.in && carried[k] {
-					*p = place{in: true, at: now.Mono, next: unset}
-					switch c.(type) {
-					case calendarWindow:
-						p.at = int64(words[0])
-					case fixedWindow:
-						p.next = now.Mono
-					case bucket:
-						p.bucket, p.next, p.rest = true, int64(words[0]), int64(words[1])
-					}
 				}
 			}
 		}
 	}
 	*u = next
 	return nil
+}
+
+// counting is of how many units each charge makes what limit k, whose words s are, has in use: no more than it charged, and fewer
+// where part has been repaid or refunded, or has lost weight. Those of all together are no more than the difference that they make.
+func (u *Undoable) counting(l *Limit, a *Arena, s []uint64, now Instant, k int) []int64 {
+	units := make([]int64, len(u.charges))
+	t := slices.Clone(s)
+	log, isLog := l.counter().(slidingLog)
+	b, isBucket := l.counter().(bucket)
+	without := func(skip int) u128 { // what a bucket owes without the charges up to one
+		full := *u.lastOf(k)
+		for j := range u.charges {
+			q := *u.place(j, k)
+			if !q.in {
+				continue
+			}
+			for i := j; i <= skip; i++ {
+				if u.place(i, k).in {
+					q.move(l, -u.place(i, k).worth(u.charges[i].units, u.charges[i].units))
+				}
+			}
+			full.raise(&q)
+		}
+		full.raise(&place{next: now.Mono})
+		owed := mul(full.next-now.Mono, l.Limit).add(u128{lo: uint64(full.rest)})
+		if before := b.owed(l, s, now); before.less(owed) {
+			return before
+		}
+		return owed
+	}
+	left := make(map[int64]int64) // of a log, by how many units are newer
+	for i := range u.charges {
+		p := u.place(i, k)
+		if !there(l, a, t, p) {
+			continue
+		}
+		n := p.worth(u.charges[i].units, u.charges[i].units)
+		switch {
+		case isLog:
+			// A refund takes the oldest: where units at the charge's instant are gone there are no older ones.
+			newer, _, _ := log.find(a, t, l.tickShift(), p.at)
+			if _, ok := left[newer]; !ok {
+				left[newer] = int64(t[logUnits]) - newer
+			}
+			units[i] = min(n, left[newer])
+			left[newer] -= units[i]
+		case isBucket:
+			less := b.owed(l, s, now).sub(without(i))
+			if i > 0 {
+				less = without(i - 1).sub(without(i))
+			}
+			units[i], _ = less.div(int64(l.Window)) // rounded down: what is left is rounded up
+		default:
+			units[i] = take(l, a, t, now, p, n)
+			if c, ok := l.counter().(slidingCounter); ok {
+				if w, _ := c.windowOf(l, s, p.at); w == 1 { // rounded down as well
+					units[i], _ = mul(units[i], max(int64(l.Window)-(now.Mono-int64(s[0])), 0)).div(int64(l.Window))
+				}
+			}
+		}
+		units[i] = min(units[i], u.charges[i].units)
+	}
+	return units
+}
+
+// carryBeside says where charges are in limit k, whose words s are, when all that the former limit had in use has been charged to it
+// at once: those of u first, then the others.
+func (ls Limits) carryBeside(s []uint64, k int, now Instant, u *Undoable, units []int64) {
+	l := &ls[k]
+	full := place{next: int64(s[0]), rest: int64(s[1])}
+	for i := range u.charges {
+		p := &u.charges[i].places[k]
+		in := p.in && units[i] > 0
+		*p = place{in: in, at: now.Mono, next: unset, carried: true, most: units[i]}
+		switch l.counter().(type) {
+		case slidingLog:
+			p.at = int64(s[logNewest])
+		case calendarWindow:
+			p.at = int64(s[0])
+		case fixedWindow:
+			p.next = now.Mono
+		case bucket:
+			p.bucket, p.next, p.rest = true, full.next, full.rest
+			if in {
+				full.move(l, -units[i])
+			}
+		}
+	}
+	if _, ok := l.counter().(bucket); ok {
+		*u.lastOf(k) = full
+	}
 }
 
 // rerate makes a bucket's instant that of another rate, as convert does.
@@ -618,7 +722,7 @@ func (ls Limits) MergeBeside(a *Arena, s State, now Instant, t State, u, v *Undo
 }
 
 // AppendUndoable appends what ReadUndoable needs to know of u beside a copy of s: for each limit of each charge, 0 where its
-// units are in none, or 1 and
+// units are in none, 1, or 2 and of how many units it was carried over from another algorithm, and
 //
 //	fixed_window     time from the window's start to the charge, whether that opened it; 0, or 1 more than the time from there to
 //	                 the next charge; of a calendar window nothing
@@ -633,12 +737,7 @@ func (ls Limits) AppendUndoable(dst []byte, a *Arena, s State, now Instant, u *U
 	now = s.tick(now)
 	ls.walk(a, s, now, func(int, counter, []uint64) { /* what has expired goes */ })
 	full := func(p *place) {
-		if p.in || p.next != unset {
-			dst = appendInt(append(dst, 1), p.next-now.Mono)
-			dst = appendUint(dst, p.rest)
-			return
-		}
-		dst = append(dst, 0)
+		dst = appendUint(appendInt(dst, p.next-now.Mono), p.rest)
 	}
 	for i := range u.charges {
 		for k := range ls {
@@ -653,11 +752,19 @@ func (ls Limits) AppendUndoable(dst []byte, a *Arena, s State, now Instant, u *U
 				dst = append(dst, 0)
 				continue
 			}
+			in := func() {
+				if p.carried {
+					dst = appendUint(append(dst, 2), p.most)
+				} else {
+					dst = append(dst, 1)
+				}
+			}
 			if _, ok := c.(bucket); ok {
+				in()
 				full(p)
 				continue
 			}
-			dst = append(dst, 1)
+			in()
 			switch c := c.(type) {
 			case slidingLog:
 				rank, _, _ := c.find(a, t, l.tickShift(), p.at)
@@ -683,7 +790,12 @@ func (ls Limits) AppendUndoable(dst []byte, a *Arena, s State, now Instant, u *U
 	}
 	for k := range ls {
 		if _, ok := ls[k].counter().(bucket); ok {
-			full(u.lastOf(k))
+			if last := u.lastOf(k); last.next != unset {
+				dst = append(dst, 1)
+				full(last)
+			} else {
+				dst = append(dst, 0)
+			}
 		}
 	}
 	return dst
@@ -706,12 +818,17 @@ func (ls Limits) ReadUndoable(a *Arena, s State, now Instant, u *Undoable, units
 			if counter == nil {
 				continue
 			}
-			if in := r.byte(); in > 1 {
+			in := r.byte()
+			if in > 2 {
 				return nil, ErrSnapshot
 			} else if in == 0 {
 				continue
 			}
 			l, p := &ls[k], place{in: true, next: unset}
+			var most int64
+			if in == 2 {
+				most = r.uint(MaxLimit) // the charge may be one of which the reader knows nothing
+			}
 			t := s[ls.place(k):]
 			switch c := counter.(type) {
 			case slidingLog:
@@ -733,6 +850,7 @@ func (ls Limits) ReadUndoable(a *Arena, s State, now Instant, u *Undoable, units
 			default:
 				return nil, ErrSnapshot
 			}
+			p.carried, p.most = in == 2, most
 			c.places[k] = p
 		}
 		u.charges = append(u.charges, c)

@@ -174,3 +174,107 @@ func undoHistory(t *testing.T, ls Limits, seed uint64) {
 		t.Fatalf("seed %d: %d bytes in use", seed, a.InUse())
 	}
 }
+
+// TestUndoAfterConvert changes the limits of a state some of whose charges are undone later, and holds it to one to which only what
+// has stayed was ever charged, and of which the limits changed alike: it never admits more, and less by no more than rounding. Of
+// buckets and of windows that weigh less as they age, what was carried to another algorithm is not known by the unit.
+func TestUndoAfterConvert(t *testing.T) {
+	const second = time.Second
+	all := map[string]Limit{
+		"log": {Algorithm: SlidingLog, Limit: 40, Window: second}, "longer log": {Algorithm: SlidingLog, Limit: 30, Window: 3 * second},
+		"window": {Algorithm: SlidingWindow, Limit: 40, Window: second}, "counter": {Algorithm: SlidingCounter, Limit: 40, Window: second},
+		"bucket": {Algorithm: TokenBucket, Limit: 9, Capacity: 40, Window: second}, "slower bucket": {Algorithm: LeakyBucket, Limit: 5, Capacity: 40, Window: second},
+		"fixed": {Algorithm: FixedWindow, Limit: 40, Window: 8 * second}, "calendar": {Algorithm: FixedWindow, Limit: 40, Period: Hour},
+		"longer counter": {Algorithm: SlidingCounter, Limit: 40, Window: 3 * second},
+	}
+	for from := range all {
+		for to := range all {
+			t.Run(from+" to "+to, func(t *testing.T) {
+				for seed := range uint64(30) {
+					undoAfterConvert(t, Limits{all[from]}, Limits{all[to]}, seed)
+				}
+			})
+		}
+	}
+}
+
+func undoAfterConvert(t *testing.T, from, to Limits, seed uint64) {
+	rng := rand.New(rand.NewPCG(seed, 11))
+	a, u := NewArena(nil), &Undoable{}
+	now := Instant{Mono: 1e12, Wall: 1_800_000_000e9}
+	start := now
+	ls, s := from, make(State, from.Words())
+	ls.Init(s, now)
+	var history, held []*charged
+	var converted Instant
+	var log []string
+	convert := func(s State, at Instant, u *Undoable) State {
+		next := make(State, to.Words())
+		if err := from.ConvertBeside(a, s, at, to, next, u); err != nil {
+			t.Fatal(err)
+		}
+		return next
+	}
+	for step := range 40 {
+		d := time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
+		now.Mono += int64(d)
+		now.Wall += int64(d)
+		switch op := rng.IntN(6); {
+		case step == 20:
+			s, ls, converted = convert(s, now, u), to, now
+			log = append(log, fmt.Sprint("convert at ", now.Mono-1e12))
+		case op < 4:
+			e := &charged{now, 1 + rng.Int64N(3)}
+			d, err := ls.Decide(a, s, now, Request{Cost: e.units}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !d.Allowed {
+				continue
+			}
+			history = append(history, e)
+			ls.Charged(s, u, e.units, op < 2)
+			if op < 2 {
+				held = append(held, e)
+			}
+			log = append(log, fmt.Sprint("charge ", e.units, " at ", now.Mono-1e12, op < 2))
+		case len(held) > 0:
+			i := rng.IntN(len(held))
+			ls.Undo(a, s, now, u, i, held[i].units, false)
+			u.Remove(i)
+			log = append(log, fmt.Sprint("undo ", i, " at ", now.Mono-1e12))
+			held[i].units = 0
+			held = slices.Delete(held, i, i+1)
+		}
+		want, under := make(State, from.Words()), from
+		under.Init(want, start)
+		for _, e := range history {
+			if converted != (Instant{}) && e.at.Mono > converted.Mono && len(under) > 0 && &under[0] == &from[0] {
+				want, under = convert(want, converted, nil), to
+			}
+			if err := under.Charge(a, want, e.at, e.units); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if converted != (Instant{}) && &under[0] == &from[0] {
+			want, under = convert(want, converted, nil), to
+		}
+		used := func(ls Limits, s State) (n int64) {
+			ls.walk(a, s, now, func(i int, c counter, t []uint64) { n = c.used(&ls[i], a, t, now) })
+			return n
+		}
+		got, should := used(ls, s), used(under, want)
+		most := int64(0)
+		if converted != (Instant{}) {
+			most = 12 // a unit of each charge that was carried
+		}
+		if got < should || got > should+most {
+			t.Fatalf("seed %d: %d are in use, want %d\n%v", seed, got, should, log)
+		}
+		under.Free(a, want)
+	}
+	ls.Free(a, s)
+	if n := a.InUse(); n != 0 {
+		t.Fatalf("seed %d: %d bytes in use", seed, n)
+	}
+}
