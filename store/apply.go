@@ -38,9 +38,8 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 	}
 	for tried := 0; ; {
 		before := a.r
-		sh.mu.Lock()
-		err := a.some(&before)
-		sh.mu.Unlock()
+		var err error
+		sh.locked(func() { err = a.some(&before) })
 		switch {
 		case err == nil && len(a.r.data) == 0:
 			return nil

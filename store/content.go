@@ -60,16 +60,14 @@ func (s *Store) release(p int, c content) {
 				tables = append(tables, d)
 			}
 		}
-		sh.mu.Lock()
-		c.annex.memos.free(&sh.budget)
-		c.annex.reservations.free(&sh.budget)
-		sh.mu.Unlock()
+		sh.locked(func() {
+			c.annex.memos.free(&sh.budget)
+			c.annex.reservations.free(&sh.budget)
+		})
 	}
 	for _, t := range tables {
 		for t.count > 0 {
-			sh.mu.Lock()
-			sh.freeSome(t, freeHold)
-			sh.mu.Unlock()
+			sh.locked(func() { sh.freeSome(t, freeHold) })
 		}
 	}
 }

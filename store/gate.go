@@ -1,5 +1,7 @@
 package store
 
+import "github.com/weirlimit/weir/algo"
+
 // Open lets calls on the partition be decided.
 func (s *Store) Open(p int) {
 	s.with(p, func(_ *shard, part *partition) {
@@ -27,8 +29,29 @@ func (s *Store) Unguarded(p int, may bool) {
 func (s *Store) with(p int, f func(*shard, *partition)) {
 	sh, part := s.at(p)
 	sh.mu.Lock()
-	defer sh.mu.Unlock()
+	defer sh.unlock()
 	f(sh, part)
+}
+
+// locked calls f under the lock.
+func (sh *shard) locked(f func()) {
+	sh.mu.Lock()
+	defer sh.unlock()
+	f()
+}
+
+// unlock ends what a lock began, also by defer where that panics: whoever recovers the panic goes on, and so do all other calls on the
+// shard. What a call that panicked was about to change may be changed by half, which is of its own key: nothing else is reset.
+func (sh *shard) unlock() {
+	sh.budget.acting = 0
+	sh.mu.Unlock()
+}
+
+// decideLocking is decide for who does not have the lock.
+func (sh *shard) decideLocking(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
+	sh.mu.Lock()
+	defer sh.unlock()
+	return sh.decide(part, k, rule, now, call, each, answer)
 }
 
 // Version is at least every ticket that has been given for an answer of the partition, and never falls.

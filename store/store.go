@@ -282,9 +282,7 @@ func (s *Store) Decide(k Key, rule *Rule, now algo.Instant, call Call, each []al
 // algo.Limits.DecideTo. Nothing is kept of what is pointed to.
 func (s *Store) DecideTo(k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, a *Answer) error {
 	sh, part := s.at(k.Partition)
-	sh.mu.Lock()
-	err := sh.decide(part, k, rule, now, call, each, a)
-	sh.mu.Unlock()
+	err := sh.decideLocking(part, k, rule, now, call, each, a)
 	if err == errNoRoom || err == errShare {
 		*a = Answer{}
 		return s.decideFull(k, rule, now, call, each, a, err)
@@ -300,16 +298,15 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	}
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
+	defer sh.unlock()
 	if part.open && !part.traced && (part.annex == nil || part.annex.reservations.count == 0) {
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
 			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
 			sh.ends(number, used)
-			sh.mu.Unlock()
 			return err == nil
 		}
 	}
-	sh.mu.Unlock()
 	return false
 }
 
@@ -340,9 +337,7 @@ func (s *Store) decideFull(k *Key, rule *Rule, now algo.Instant, call *Call, eac
 			continue
 		}
 		*a = Answer{}
-		sh.mu.Lock()
-		err = sh.decide(part, k, rule, now, call, each, a)
-		sh.mu.Unlock()
+		err = sh.decideLocking(part, k, rule, now, call, each, a)
 		if err != errNoRoom && err != errShare {
 			return err
 		}
@@ -398,9 +393,7 @@ func (s *Store) trim() bool {
 	trimmed := false
 	for i := range s.shards {
 		sh := &s.shards[i]
-		sh.mu.Lock()
-		trimmed = sh.arena.Trim() || trimmed
-		sh.mu.Unlock()
+		sh.locked(func() { trimmed = sh.arena.Trim() || trimmed })
 	}
 	return trimmed
 }
@@ -447,7 +440,7 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 func (s *Store) walk(h *hand, n int, now algo.Instant, visit func(*shard, *partition, *table, uint32) bool) (visited int, passed bool) {
 	sh := &s.shards[h.shard]
 	sh.mu.Lock()
-	defer sh.mu.Unlock()
+	defer sh.unlock()
 	for ; h.part < len(sh.parts); h.part, h.table, h.slot = h.part+1, 0, 0 {
 		part := &sh.parts[h.part]
 		if h.table == 0 && h.slot == 0 {

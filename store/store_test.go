@@ -585,3 +585,40 @@ func TestManyRules(t *testing.T) {
 		t.Errorf("%+v, %d scopes left", st, len(s.shards[0].specOf))
 	}
 }
+
+// TestAPanicLeavesNoLock: whoever recovers a panic of a call goes on, and so do other calls on the shard.
+func TestAPanicLeavesNoLock(t *testing.T) {
+	s := New(Config{})
+	good, k := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Second}), s.key("p", "k")
+	decide := func() {
+		t.Helper()
+		if a, err := s.Decide(k, good, at(0), cost(1), nil); err != nil || !a.Allowed {
+			t.Errorf("%+v, %v", a, err)
+		}
+	}
+	decide()
+	for name, call := range map[string]func(){
+		"Decide":      func() { _, _ = s.Decide(k, rule("p", algo.Limit{Algorithm: 99, Limit: 1}), at(0), cost(1), nil) },
+		"DecideKnown": func() { s.DecideKnown(&k, good, at(0), nil, nil) },
+		"Reconcile": func() {
+			s.Reconcile(func() algo.Instant { return at(0) }, func(string, []byte) *Rule { panic("apply") })
+		},
+		"Refund": func() { _, _ = s.Refund(k, nil, at(0), 1, "") },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s: no panic", name)
+				}
+			}()
+			call()
+		}()
+		for i := range s.shards {
+			if !s.shards[i].mu.TryLock() {
+				t.Fatalf("%s: a lock is held", name)
+			}
+			s.shards[i].mu.Unlock()
+		}
+		decide()
+	}
+}
