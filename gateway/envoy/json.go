@@ -12,12 +12,13 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 )
 
-// maxJSON is the largest body that ServeHTTP reads, in bytes.
-const maxJSON = 4 << 20
+// maxJSON is the largest body that ServeHTTP reads, in bytes: an empty descriptor is three of them, and takes fifty times as much when
+// it is decoded.
+const maxJSON = 256 << 10
 
 // ServeHTTP answers the request that is a POST's body in JSON, as the reference's /json does: 200 within the limits, 429 over one of
 // them, each with the response; 400, in plain text, what cannot be read or decided. Beyond the reference, it answers 413 bodies above
-// 4 MiB, 403 what the caller may not ask and 503 what cannot be decided now.
+// 256 KiB, 403 what the caller may not ask and 503 what cannot be decided now.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxJSON+1))
 	in := new(ratelimitv3.RateLimitRequest)

@@ -415,6 +415,7 @@ func TestJSON(t *testing.T) {
 		{`{"domain":7}`, 400, "Bad Request\n"},
 		{`{"domain":"d","no":1}`, 400, "Bad Request\n"},
 		{`{"domain":"d` + "\xff" + `"}`, 400, "Bad Request\n"},
+		{`{"domain":"d","descriptors":[` + strings.Repeat("{},", 100_000) + "{}]}", 413, "Request Entity Too Large\n"}, // which would take 20 MB
 		{`{"domain":"` + strings.Repeat("d", 5<<20), 413, "Request Entity Too Large\n"},
 	} {
 		w := httptest.NewRecorder()
