@@ -66,7 +66,11 @@ func send(t *testing.T, n *node, method, path, token, body string) (*http.Respon
 	}
 	r.Header.Set("Content-Type", "application/json")
 	if token != "" {
-		r.Header.Set("Authorization", "Bearer "+token)
+		field := "Authorization"
+		if strings.HasPrefix(path, "/v1/forward-auth") {
+			field = "Weir-Authorization" // the other is the gateway's caller's
+		}
+		r.Header.Set(field, "Bearer "+token)
 	}
 	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
