@@ -6,12 +6,14 @@ import (
 	"net"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const fleetRESP = "6380"
@@ -195,7 +197,7 @@ func TestRESPOverRestarts(t *testing.T) {
 	f.calm(f.members...)
 	keys := keysNamed("kept", 100)
 	client := func(m *member) *redis.Client { return respClient(t, m.ip+":"+fleetRESP, 3) }
-	each := func(c *redis.Client, quantity int, want int64) {
+	ask := func(c *redis.Client, keys []string, quantity int, want int64) (open []string) {
 		t.Helper()
 		pipe := c.Pipeline()
 		cmds := make([]*redis.Cmd, len(keys))
@@ -206,9 +208,27 @@ func TestRESPOverRestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, cmd := range cmds {
-			if got, err := cmd.Int64Slice(); err != nil || got[0] != 0 || got[2] != want {
+			got, err := cmd.Int64Slice()
+			if quantity == 0 && err == nil && slices.Equal(got, []int64{0, 16, 0, -1, 0}) {
+				open = append(open, keys[i])
+				continue
+			}
+			if err != nil || got[0] != 0 || got[2] != want {
 				t.Errorf("%s: %v, %v; %d should remain", keys[i], got, err, want)
 			}
+		}
+		return open
+	}
+	// A peek that says that nothing remains of what nothing resets has failed open: its owner was not reached in time, on a busy
+	// machine. That says nothing about the count, so it is asked again until the owner answers.
+	each := func(c *redis.Client, quantity int, want int64) {
+		t.Helper()
+		open := ask(c, keys, quantity, want)
+		if len(open) > 0 {
+			testkit.Eventually(t, "the owners to answer", func() bool {
+				open = ask(c, open, quantity, want)
+				return len(open) == 0
+			})
 		}
 	}
 	left := int64(16)

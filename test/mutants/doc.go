@@ -5,8 +5,9 @@
 // and the tree stays as it is. The list is in list_test.go. TestMutants runs of each mutant the one test that is known to
 // notice it, and wants that to fail for the reason given there.
 //
-//	go test ./test/mutants                                   all of them: some minutes, nearly all of it the compiler's
-//	go test ./test/mutants -run 'TestMutants/vote' -v        those of voters, and what the tests say
+//	go test ./test/mutants                                         every mutant still can be made
+//	go test ./test/mutants -mutants                                and is noticed: minutes, nearly all of it the compiler's
+//	go test ./test/mutants -mutants -run 'TestMutants/vote' -v     those of voters, and what the tests say
 //
 // What it does not promise: that a rule which is not in the list is tested.
 package mutants
