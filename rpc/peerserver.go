@@ -65,6 +65,38 @@ type PeerServer struct {
 
 	mu       sync.Mutex
 	sessions map[sessionKey]*session // what is over goes when a stream is opened
+	waiting  int                     // batches of which something is waited for beside their streams
+	quiet    chan struct{}           // closed when waiting falls to 0
+}
+
+// Drain waits until every batch that has been taken in is answered, or ctx is done. A node that leaves calls it before it cuts
+// the streams: what it has handed on for others would otherwise be carried out, and nobody be told.
+func (s *PeerServer) Drain(ctx context.Context) {
+	for {
+		s.mu.Lock()
+		waiting, quiet := s.waiting, s.quiet
+		s.mu.Unlock()
+		if waiting == 0 {
+			return
+		}
+		select {
+		case <-quiet:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// wait counts batches that are waited for.
+func (s *PeerServer) wait(change int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.waiting == 0 {
+		s.quiet = make(chan struct{})
+	}
+	if s.waiting += change; s.waiting == 0 {
+		close(s.quiet)
+	}
 }
 
 // NewPeerServer returns a PeerServer to be registered with a gRPC server.
@@ -384,7 +416,9 @@ func (s *PeerServer) carryOut(ctx context.Context, sess *session, w *work, hande
 		s.done(w)
 		return
 	}
+	s.wait(1)
 	handed.Go(func() {
+		defer s.wait(-1)
 		// The sender's connection may break meanwhile; what was begun is finished, for it may ask again.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), w.longest)
 		defer cancel()

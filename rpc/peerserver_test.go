@@ -411,3 +411,52 @@ func TestRememberedRepliesAreBounded(t *testing.T) {
 		t.Errorf("%d bytes are left", all.Load())
 	}
 }
+
+// TestDrain: a node that leaves answers what it has handed on for others before it cuts their streams.
+func TestDrain(t *testing.T) {
+	noLeaks(t)
+	begun, finish := make(chan struct{}, 2), make(chan struct{})
+	s, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+		return func(context.Context) {
+			begun <- struct{}{}
+			<-finish
+			admit(ops)
+		}
+	}))
+	s.Drain(t.Context()) // nothing is waited for
+	stream := rawStream(t, addr, hello())
+	batches := []*peerv1.ForwardRequest{batch(1, 0, check("k", 1)), batch(2, 0, check("k", 2))}
+	for _, b := range batches {
+		sendTo(t, stream, b)
+		<-begun
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	s.Drain(over) // which does not wait for more than its context
+	drained := make(chan struct{})
+	go func() {
+		defer close(drained)
+		s.Drain(t.Context())
+	}()
+	for range batches {
+		select {
+		case <-drained:
+			t.Fatal("drained with a batch that is not answered")
+		case finish <- struct{}{}:
+		}
+	}
+	<-drained
+	granted := int64(0)
+	for range batches {
+		r := recv(t, stream).GetReply()
+		in := outcomes{reader: reader{rest: string(r.GetOutcomes())}}
+		op := check("k", int64(r.GetSequence()))
+		if !in.next(op) {
+			t.Fatalf("%v", r)
+		}
+		granted += op.Outcome.Decision.Granted
+	}
+	if granted != 3 {
+		t.Errorf("granted %d, want 3", granted)
+	}
+}

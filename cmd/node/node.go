@@ -113,6 +113,7 @@ type node struct {
 	callers     *rpc.Server
 	grpcServer  *grpc.Server
 	peerServer  *grpc.Server
+	peerService *rpc.PeerServer // of peerServer
 	respServer  *resp.Server
 	debugServer *http.Server
 
@@ -390,11 +391,12 @@ func (n *node) serve() {
 		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
 			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(rpc.PeerCodec()))...)
 		services := calls.Registrar(n.peerServer)
-		peerv1.RegisterPeerServer(services, rpc.NewPeerServer(rpc.PeerServerConfig{
+		n.peerService = rpc.NewPeerServer(rpc.PeerServerConfig{
 			MaxReplies: budget.Replies,
 			Self:       n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
 			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
-		}))
+		})
+		peerv1.RegisterPeerServer(services, n.peerService)
 		peerv1.RegisterOwnershipServer(services, n.messenger)
 		peerv1.RegisterGossipKeysServer(services, peerKeys{n: n})
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
@@ -685,6 +687,9 @@ func (n *node) stop() {
 		})
 	}
 	servers.Wait()
+	if n.peerService != nil {
+		n.peerService.Drain(ctx) // what was handed on for other nodes, while it was this one's
+	}
 	if n.messenger != nil {
 		n.messenger.Close()
 	}

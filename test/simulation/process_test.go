@@ -49,6 +49,7 @@ type process struct {
 	held    []ownership.Term // by partition; zero when it does not decide
 	labels  []ownership.Term // by partition: under which the copy elsewhere is known to be
 	waiting [][]waiter
+	foreign []*ask   // from other processes, that may not be answered yet
 	copied  []uint64 // by partition: the version up to which a copy has confirmed
 	parked  [][]*ask
 }
@@ -271,7 +272,7 @@ func (p *process) leave() {
 		var wait func()
 		wait = func() {
 			switch {
-			case p.core.Settled() && p.settled && (p.core.Status(p.host.clock()).Stranded == 0 || p.alone()):
+			case p.core.Settled() && p.settled && !p.handling() && (p.core.Status(p.host.clock()).Stranded == 0 || p.alone()):
 				p.w.say("%s has left", p.self.Name)
 				p.left = true
 				p.end()

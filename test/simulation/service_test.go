@@ -3,6 +3,7 @@ package simulation
 import (
 	"errors"
 	"math"
+	"slices"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -57,6 +58,7 @@ type ask struct {
 	number int            // how often it was handed on
 	asked  int            // back's number when it was handed on to here
 	told   bool
+	passed bool  // the answer has been sent to back
 	parked int64 // true time since when it waits out a hand-over; 0: it does not
 	// ungranted is the true time at which it was to be decided here first: it may have to wait for a grant from then on.
 	ungranted int64
@@ -171,6 +173,7 @@ func (p *process) forward(a *ask, to ownership.Node, term ownership.Term) {
 		}
 		q.do(func() {
 			b := &ask{op: a.op, at: q, back: a, hops: hops, asked: number}
+			q.foreign = append(q.foreign, b)
 			if q.self != to {
 				q.tell(b, answer{astray: true, hops: hops})
 				return
@@ -200,10 +203,17 @@ func (p *process) tell(a *ask, ans answer) {
 
 // pass sends an answer to where the check came from.
 func (p *process) pass(a *ask, ans answer) {
+	a.passed = true
 	to := a.back.at
 	p.w.transmit(p.host, to.host, "answer", true, func() {
 		to.do(func() { to.answered(a.back, a.asked, ans) })
 	})
+}
+
+// handling says whether checks that others have handed on are still to be answered: a process that leaves answers them first.
+func (p *process) handling() bool {
+	p.foreign = slices.DeleteFunc(p.foreign, func(a *ask) bool { return a.passed || a.op.over })
+	return len(p.foreign) > 0
 }
 
 // answered takes in what the one has said whom a check was handed on to.
