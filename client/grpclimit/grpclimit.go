@@ -9,7 +9,6 @@ package grpclimit
 import (
 	"context"
 	"log/slog"
-	"net/http"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -146,7 +145,7 @@ func PeerIP(ctx context.Context, _ string) string {
 		return ""
 	}
 	var r clientip.Resolver
-	return r.Key(p.Addr.String(), http.Header{})
+	return r.Key(p.Addr.String(), nil) // nothing is forwarded here
 }
 
 // Metadata limits by the first value of a metadata key. A caller may send any value: use it for what the server has verified.

@@ -20,9 +20,8 @@ const mostRefused = 10
 // candidate is a policy with the states of all keys. One goroutine at a time uses it.
 type candidate struct {
 	policy *policy.Policy
-	scale  func(algo.Limits) algo.Limits // nil: the policy's own
-	scaled map[*policy.Rule]algo.Limits
-	window int64 // ns, that of Worst; 0: none
+	scaled map[*policy.Rule]algo.Limits // in place of the rules' own
+	window int64                        // ns, that of Worst; 0: none
 	from   int64
 
 	arena  *algo.Arena
@@ -84,8 +83,8 @@ func span(l *algo.Limit) time.Duration {
 
 func (c *candidate) take(b *batch) {
 	c.from = b.from
-	for i, name := range b.fresh {
-		c.meet(b.first+uint32(i), name)
+	for _, name := range b.fresh {
+		c.meet(name)
 	}
 	for i := range b.entries {
 		c.decide(&b.entries[i])
@@ -93,14 +92,11 @@ func (c *candidate) take(b *batch) {
 }
 
 // meet makes a key known, whose number is the next.
-func (c *candidate) meet(_ uint32, name string) {
+func (c *candidate) meet(name string) {
 	r := c.policy.Rule(name)
 	limits := r.Limits
-	if c.scale != nil && len(limits) > 0 {
-		if limits = c.scaled[r]; limits == nil {
-			limits = c.scale(r.Limits)
-			c.scaled[r] = limits
-		}
+	if scaled, ok := c.scaled[r]; ok {
+		limits = scaled
 	}
 	c.states = append(c.states, keyState{limits: limits, blocked: r.Blocked})
 }

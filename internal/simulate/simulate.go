@@ -152,9 +152,8 @@ type entry struct {
 // batch is shared by the candidates, who only read it.
 type batch struct {
 	entries []entry
-	// fresh are the keys that appear first in this batch, numbered from first on.
+	// fresh are the keys that appear first in this batch, in the order of their numbers.
 	fresh []string
-	first uint32
 	from  int64 // of the traffic
 	users sync.WaitGroup
 }
@@ -250,7 +249,7 @@ func (in *intake) read(ctx context.Context, cfg Config, feeds []chan *batch) err
 		default:
 			b = &batch{entries: make([]entry, 0, batchEvents)}
 		}
-		b.entries, b.fresh, b.first = b.entries[:0], nil, uint32(len(in.names))
+		b.entries, b.fresh = b.entries[:0], nil
 		for len(b.entries) < batchEvents {
 			switch err := cfg.Source.Read(&e); {
 			case err == io.EOF:

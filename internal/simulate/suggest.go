@@ -73,9 +73,8 @@ func (c *candidate) probe(ctx context.Context, limit int64, share *Share, in *in
 	}
 	// Overrides keep their limits: they were set on purpose.
 	p.scaled = map[*policy.Rule]algo.Limits{c.policy.Rules()[0]: {scaled}}
-	p.scale = func(l algo.Limits) algo.Limits { return l }
-	for i, name := range in.names {
-		p.meet(uint32(i), name)
+	for _, name := range in.names {
+		p.meet(name)
 	}
 	count, most := &p.touched, int64(share.Most*float64(len(in.names)))
 	if share.Of == Requests {
