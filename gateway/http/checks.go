@@ -29,6 +29,13 @@ func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, p)
 		return
 	}
+	if d := a.decide(w, r, s, check); d != nil {
+		a.writeDecision(w, r, s, d, check.Cost == 0)
+	}
+}
+
+// decide returns the decision on one check, or nil when it has written the problem that there is with it.
+func (a *api) decide(w http.ResponseWriter, r *http.Request, s *scratch, check limit.Check) *limit.Decision {
 	s.asks[0] = check // a Service keeps nothing of what it is asked
 	results, err := a.Service.Check(r.Context(), s.asks[:])
 	if err == nil {
@@ -36,9 +43,9 @@ func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
 	}
 	if err != nil {
 		a.writeProblem(w, r, problemOf(unbatched(err)))
-		return
+		return nil
 	}
-	a.writeDecision(w, r, s, &results[0].Decision, check.Cost == 0)
+	return &results[0].Decision
 }
 
 func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {

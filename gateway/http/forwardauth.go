@@ -230,16 +230,9 @@ func (a *api) handleForwardAuth(w http.ResponseWriter, r *http.Request) {
 	}
 	s := a.scratch()
 	defer a.recycle(s)
-	s.asks[0] = limit.Check{Target: limit.Target{Policy: q.policy, Key: key}, Cost: q.cost}
-	results, err := a.Service.Check(r.Context(), s.asks[:])
-	if err == nil {
-		err = results[0].Err
+	if d := a.decide(w, r, s, limit.Check{Target: limit.Target{Policy: q.policy, Key: key}, Cost: q.cost}); d != nil {
+		a.writeForwardAuth(w, r, s, d, q.denyStatus)
 	}
-	if err != nil {
-		a.writeProblem(w, r, problemOf(unbatched(err)))
-		return
-	}
-	a.writeForwardAuth(w, r, s, &results[0].Decision, q.denyStatus)
 }
 
 // writeForwardAuth writes a decision for a gateway: what it admits without a body, and what it refuses with a problem document,

@@ -24,6 +24,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 const policies = `policies:
@@ -725,13 +726,13 @@ func TestLikeRedis(t *testing.T) {
 			_ = cmd.Process.Signal(os.Interrupt) // Wait tells
 			_ = cmd.Wait()                       // by a signal
 		}()
-		for {
-			if c, err := net.Dial("tcp", redis); err == nil {
+		testkit.Eventually(t, "Redis to listen", func() bool {
+			c, err := net.Dial("tcp", redis)
+			if err == nil {
 				c.Close()
-				break
 			}
-			time.Sleep(10 * time.Millisecond)
-		}
+			return err == nil
+		})
 		address, _, _ := serve(t, edit)
 		for _, in := range []string{
 			"ECHO a\n", "ECHO\n", "PING a b\n", "SELECT 0\n", "NOPE\n", "NOPE a b\n", send("NOPE", strings.Repeat("x", 200), "y"), "CLIENT GETNAME\n",
