@@ -28,6 +28,7 @@ var mayImport = map[string]string{
 	"internal/filewatch":       "internal/file",
 	"internal/file":            "",
 	"internal/load":            "",
+	"internal/heavyhitters":    "",
 	"internal/simulate":        "algo policy",
 	"client/local":             "client limiter policy ring",
 	"internal/refusal":         "",

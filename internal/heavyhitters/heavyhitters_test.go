@@ -1,0 +1,155 @@
+package heavyhitters
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"unsafe"
+)
+
+func newSketch(t *testing.T, counters int) *Sketch[string] {
+	t.Helper()
+	s, err := New[string](counters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Whatever comes, every item's true count is within its bounds, these are no further apart than they are said to be, and no
+// item above the error is missing.
+func TestBounds(t *testing.T) {
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		counters := 8 << (seed % 5)
+		s, truth, total := newSketch(t, counters), make(map[string]int64), int64(0)
+		zipf := rand.NewZipf(random, 1.05+float64(seed)/20, 1, 5000)
+		for range 20_000 {
+			item, n := fmt.Sprint("key-", zipf.Uint64()), 1+random.Int64N(1+int64(seed))
+			s.Add(item, n, nil)
+			truth[item] += n
+			total += n
+		}
+		if s.Total() != total {
+			t.Fatalf("seed %d: total %d, want %d", seed, s.Total(), total)
+		}
+		worst := int64(3.5 / float64(counters) * float64(total))
+		kept := make(map[string]bool)
+		last := int64(1) << 62
+		for _, c := range s.Top(MaxCounters) {
+			kept[c.Item] = true
+			if c.High > last {
+				t.Errorf("seed %d: %+v comes after one with %d", seed, c, last)
+			}
+			last = c.High
+		}
+		for item, n := range truth {
+			low, high := s.Count(item)
+			if n < low || n > high || high-low > worst {
+				t.Errorf("seed %d: %q was added %d times: bounds %d and %d, at most %d apart", seed, item, n, low, high, worst)
+			}
+			if n > worst && !kept[item] {
+				t.Errorf("seed %d: %q is missing, which was added %d times", seed, item, n)
+			}
+		}
+	}
+}
+
+// As long as there is room every count is exact.
+func TestExactWithRoom(t *testing.T) {
+	s := newSketch(t, 64)
+	for i := range int64(48) {
+		s.Add(fmt.Sprint(i), i+1, nil)
+	}
+	top := s.Top(3)
+	if len(top) != 3 || top[0] != (Count[string]{"47", 48, 48}) || top[2] != (Count[string]{"45", 46, 46}) {
+		t.Errorf("top: %+v", top)
+	}
+	if low, high := s.Count("absent"); low != 0 || high != 0 {
+		t.Errorf("absent: %d, %d", low, high)
+	}
+	s.Add("none", 0, nil)
+	s.Add("none", -3, nil)
+	if s.Total() != 48*49/2 || len(s.Top(100)) != 48 {
+		t.Errorf("%d, %d items", s.Total(), len(s.Top(100)))
+	}
+	s.Clear()
+	if s.Total() != 0 || len(s.Top(1)) != 0 {
+		t.Error("not empty after Clear")
+	}
+	if got := s.Top(-1); len(got) != 0 {
+		t.Error(got)
+	}
+}
+
+// keep is called once for an item that is new, and what it returns is what stays.
+func TestKeep(t *testing.T) {
+	s := newSketch(t, 8)
+	request := []byte("a request with alice in it")
+	part := unsafe.String(&request[15], 5) // which the sketch must not hold on to
+	calls := 0
+	keep := func(k string) string { calls++; return strings.Clone(k) }
+	s.Add(part, 1, keep)
+	s.Add(part, 1, keep)
+	copy(request[15:], "xxxxx")
+	if low, _ := s.Count("alice"); low != 2 || calls != 1 {
+		t.Errorf("alice counts %d, keep was called %d times", low, calls)
+	}
+}
+
+func TestWindow(t *testing.T) {
+	w, err := NewWindow[string](3, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Add("old", 10, nil)
+	w.Turn()
+	w.Add("both", 4, nil)
+	w.Turn()
+	w.Add("both", 3, nil)
+	w.Add("new", 5, nil)
+	want := []Count[string]{{"old", 10, 10}, {"both", 7, 7}, {"new", 5, 5}}
+	if got := w.Top(10); fmt.Sprint(got) != fmt.Sprint(want) || w.Total() != 22 {
+		t.Errorf("%+v, %d, want %+v", got, w.Total(), want)
+	}
+	w.Turn() // forgets the first
+	if got := w.Top(1); fmt.Sprint(got) != fmt.Sprint(want[1:2]) || w.Total() != 12 {
+		t.Errorf("%+v, %d", got, w.Total())
+	}
+	w.Turn()
+	w.Turn()
+	if w.Total() != 0 || len(w.Top(10)) != 0 {
+		t.Errorf("%+v", w.Top(10))
+	}
+}
+
+func TestBadSizes(t *testing.T) {
+	for _, n := range []int{0, 7, 9, 1 << 17, -8} {
+		if _, err := New[string](n); err == nil {
+			t.Errorf("%d counters are taken", n)
+		}
+		if _, err := NewWindow[string](1, n); err == nil {
+			t.Errorf("a window with %d counters is taken", n)
+		}
+	}
+	if _, err := NewWindow[string](0, 8); err == nil {
+		t.Error("a window without generations is taken")
+	}
+}
+
+func BenchmarkAdd(b *testing.B) {
+	s, err := New[string](1024)
+	if err != nil {
+		b.Fatal(err)
+	}
+	names := make([]string, 100_000)
+	for i := range names {
+		names[i] = fmt.Sprintf("user:%012d", i)
+	}
+	zipf := rand.NewZipf(rand.New(rand.NewPCG(1, 2)), 1.1, 1, uint64(len(names)-1))
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Add(names[zipf.Uint64()], 1, strings.Clone)
+	}
+}
