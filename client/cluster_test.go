@@ -20,11 +20,11 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/weirlimit/weir/algo"
+	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
-	"github.com/weirlimit/weir/rpc"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -118,7 +118,7 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 }
 
 func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
-	server := rpc.NewServer(rpc.ServerConfig{
+	server := grpcapi.NewServer(grpcapi.ServerConfig{
 		Service:  c.nodes[i],
 		Status:   func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
 		Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) { return c.told, nil },

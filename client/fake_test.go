@@ -19,10 +19,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/rpc"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -445,7 +445,7 @@ func nodeOver(svc limit.Service) *node {
 	describe := func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "fake", Ready: true} }
 	n := &node{svc: svc, health: health.NewServer()}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.LimiterServer = rpc.NewServer(rpc.ServerConfig{
+	n.LimiterServer = grpcapi.NewServer(grpcapi.ServerConfig{
 		Service: struct {
 			limit.Service
 			steps

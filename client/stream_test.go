@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/rpc"
 )
 
 // What is asked while a message is under way shares the next ones, and an answer is its caller's own.
@@ -272,7 +272,7 @@ func BenchmarkAllow(b *testing.B) {
 	l := limiter.New(limiter.Config{})
 	b.Cleanup(l.Close)
 	n := newNode(nil)
-	n.LimiterServer = rpc.NewServer(rpc.ServerConfig{Service: l, Topology: n.ring.now})
+	n.LimiterServer = grpcapi.NewServer(grpcapi.ServerConfig{Service: l, Topology: n.ring.now})
 	n.direct = true
 	addr, _ := serve(b, n)
 	limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 1 << 40, Window: time.Second}

@@ -27,7 +27,7 @@ const (
 	mailAtOnce = 256
 )
 
-// Sender passes messages on to other nodes; see rpc.Messenger. Send must not block, nor keep the slice.
+// Sender passes messages on to other nodes; see replica.Messenger. Send must not block, nor keep the slice.
 type Sender interface {
 	Send([]ownership.Envelope)
 }
@@ -176,7 +176,7 @@ func (k *Keeper) SetView(v ownership.View) {
 	k.signal()
 }
 
-// Receive takes messages from another node; see rpc.MessengerConfig. It never blocks: when there is too much to be
+// Receive takes messages from another node; see replica.MessengerConfig. It never blocks: when there is too much to be
 // looked at, messages are lost.
 func (k *Keeper) Receive(list []ownership.Envelope) {
 	k.mu.Lock()

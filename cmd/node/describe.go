@@ -8,11 +8,11 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/keeper"
+	"github.com/weirlimit/weir/cluster/ownership"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
-	"github.com/weirlimit/weir/rpc"
 )
 
 // inspectTimeout bounds how long a status page waits for the other members.
@@ -71,7 +71,7 @@ func (n *node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*
 	for i := range out {
 		asked.Go(func() {
 			m := &out[i].member
-			if r, err := n.peers.Inspect(ctx, rpc.Node{Name: m.Name, Boot: m.Boot}); err == nil {
+			if r, err := n.peers.Inspect(ctx, ownership.Node{Name: m.Name, Boot: m.Boot}); err == nil {
 				out[i].response = r
 			}
 		})

@@ -18,10 +18,10 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/filewatch"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
-	"github.com/weirlimit/weir/rpc"
 )
 
 // keyTimeout bounds how long a member is waited for that is asked about its gossip keys.
@@ -112,7 +112,7 @@ func (n *node) allKeys(ctx context.Context, req *weirv1.GossipKeysRequest) []*we
 			continue
 		}
 		asked.Go(func() {
-			keys, err := n.peers.GossipKeys(ctx, rpc.Node{Name: m.Name, Boot: m.Boot}, req)
+			keys, err := n.peers.GossipKeys(ctx, ownership.Node{Name: m.Name, Boot: m.Boot}, req)
 			if err != nil {
 				keys = &weirv1.MemberKeys{Error: status.Convert(err).Message()}
 			}

@@ -27,6 +27,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
+	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/gateway/resp"
 	"github.com/weirlimit/weir/internal/connbuf"
@@ -40,7 +41,9 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
-	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/peer"
+	"github.com/weirlimit/weir/rpc/replica"
+	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
@@ -98,8 +101,8 @@ type node struct {
 	cluster     *cluster.Cluster                                          // nil: a node alone for good
 	limiter     *limiter.Limiter
 	keeper      *keeper.Keeper
-	peers       *rpc.Peers
-	messenger   *rpc.Messenger
+	peers       *peer.Forwarder
+	messenger   *replica.Messenger
 	watcher     *policy.Watcher // nil without a policy file
 	envoy       envoyFrontEnd
 	metrics     *metrics.Metrics
@@ -110,10 +113,10 @@ type node struct {
 	health      *health.Server
 
 	httpServer  *http.Server
-	callers     *rpc.Server
+	callers     *grpcapi.Server
 	grpcServer  *grpc.Server
 	peerServer  *grpc.Server
-	peerService *rpc.PeerServer // of peerServer
+	peerService *peer.Server // of peerServer
 	respServer  *resp.Server
 	debugServer *http.Server
 
@@ -247,12 +250,12 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 			return n, err
 		}
 	}
-	n.peers = rpc.NewPeers(rpc.PeersConfig{
+	n.peers = peer.NewForwarder(peer.ForwarderConfig{
 		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
 		Observe:     func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
 		Credentials: n.security.peerClient(),
 	})
-	n.messenger = rpc.NewMessenger(rpc.MessengerConfig{
+	n.messenger = replica.NewMessenger(replica.MessengerConfig{
 		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
 		Receive: func(list []ownership.Envelope) { n.keeper.Receive(list) }, Logger: n.log,
 		Credentials: n.security.peerClient(),
@@ -274,7 +277,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 	n.limiter = limiter.New(work)
 	n.keeper = keeper.New(keeper.Config{
 		Core: ownership.Config{
-			Self: ownership.Node(n.self()), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
+			Self: n.self(), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
 		},
 		Sender: n.messenger, Now: clock, Boot: leases, Version: n.limiter.Version, Logger: n.log,
 	})
@@ -291,7 +294,7 @@ func startNode(ctx context.Context, cfg nodeConfig) (n *node, err error) {
 		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.keeper.SetView) })
 		n.work.Go(n.followKeyFile)
 	} else {
-		n.keeper.SetView(aloneView(ownership.Node(n.self())))
+		n.keeper.SetView(aloneView(n.self()))
 	}
 	return n, nil
 }
@@ -330,7 +333,7 @@ func (n *node) clusterConfig() cluster.Config {
 
 // identify asks the process at a peer address who it is.
 func (n *node) identify(ctx context.Context, addr string) (cluster.Identity, error) {
-	r, err := rpc.Identify(ctx, addr, n.security.peerClient())
+	r, err := peer.Identify(ctx, addr, n.security.peerClient())
 	if err != nil {
 		return cluster.Identity{}, err
 	}
@@ -389,9 +392,9 @@ func (n *node) serve() {
 			FirstMessage: n.limits.FirstMessage, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 		})
 		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
-			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(rpc.PeerCodec()))...)
+			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(transport.Codec()))...)
 		services := calls.Registrar(n.peerServer)
-		n.peerService = rpc.NewPeerServer(rpc.PeerServerConfig{
+		n.peerService = peer.NewServer(peer.ServerConfig{
 			MaxReplies: budget.Replies,
 			Self:       n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
 			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
@@ -402,7 +405,7 @@ func (n *node) serve() {
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
-		n.callers = rpc.NewServer(rpc.ServerConfig{
+		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
 			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 		})
@@ -614,7 +617,7 @@ func (n *node) inStep(ctx context.Context) bool {
 func (n *node) follow() {
 	for {
 		v := n.cluster.View()
-		lives := func(p rpc.Node) bool {
+		lives := func(p ownership.Node) bool {
 			m := v.Member(p.Name)
 			return m != nil && m.Boot == p.Boot
 		}
@@ -811,15 +814,15 @@ func (n *node) view() *cluster.View {
 	return n.cluster.View()
 }
 
-func (n *node) self() rpc.Node {
+func (n *node) self() ownership.Node {
 	v := n.view()
 	if v == nil {
-		return rpc.Node{Name: n.cfg.Name}
+		return ownership.Node{Name: n.cfg.Name}
 	}
-	return rpc.Node{Name: v.Self.Name, Boot: v.Self.Boot}
+	return ownership.Node{Name: v.Self.Name, Boot: v.Self.Boot}
 }
 
-func (n *node) peerAddress(p rpc.Node) (string, bool) {
+func (n *node) peerAddress(p ownership.Node) (string, bool) {
 	m := n.cluster.View().Member(p.Name)
 	if m == nil || m.Boot != p.Boot || m.PeerAddr == "" {
 		return "", false

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/peer"
 )
 
 // TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on the peer port,
@@ -33,10 +33,10 @@ func TestStolenNodeCertificate(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if _, err := rpc.Identify(ctx, addrOf(a.listeners.peer), credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
+	if _, err := peer.Identify(ctx, addrOf(a.listeners.peer), credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
 		t.Error("the peer port answers to nobody's certificate")
 	}
-	if id, err := rpc.Identify(ctx, addrOf(a.listeners.peer), a.security.peerClient()); err != nil || id.Name != "a" {
+	if id, err := peer.Identify(ctx, addrOf(a.listeners.peer), a.security.peerClient()); err != nil || id.Name != "a" {
 		t.Errorf("the peer port answers %v, %v to a node's certificate", id, err)
 	}
 

@@ -1,5 +1,6 @@
-// Package wire is how messages of gRPC become bytes: a codec that uses the marshalling generated for Weir's own messages,
-// and the compact form that checks and decisions have in weir.v1.Limiter's CheckStream.
+// Package wire is how Weir's types become messages of gRPC, and messages bytes: conversions between limit's types and weir.v1, which
+// both of its services and the client need, a codec that uses the marshalling generated for Weir's own messages, and the compact
+// form that checks and decisions have in CheckStream.
 //
 // It keeps no state but that of one stream and decides nothing. What it does not promise: that text in a message is UTF-8,
 // which the generated code does not look at; whoever uses a text checks it.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/rpc"
+	"github.com/weirlimit/weir/rpc/replica"
 	"github.com/weirlimit/weir/test/checker"
 )
 
@@ -159,9 +159,9 @@ func (p *process) carried(list []ownership.Envelope) []ownership.Envelope {
 		}
 		var err error
 		var read []ownership.Message
-		if w.frame, err = rpc.AppendFrame(w.frame[:0], w.outgoing); err == nil {
+		if w.frame, err = replica.AppendFrame(w.frame[:0], w.outgoing); err == nil {
 			// A copy: what is read refers to it.
-			read, err = rpc.ReadFrame(slices.Clone(w.frame), w.partitions)
+			read, err = replica.ReadFrame(slices.Clone(w.frame), w.partitions)
 		}
 		if err != nil || len(read) != len(w.outgoing) {
 			w.proto.Violations = append(w.proto.Violations, checker.Violation{

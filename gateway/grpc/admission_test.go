@@ -1,0 +1,68 @@
+package grpcapi
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/limit"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// Requests of many checks wait where those that are being carried out take all the memory that there is for them; those of few
+// do not. All of it is given back.
+func TestRequestsShareMemory(t *testing.T) {
+	noLeaks(t)
+	d := &distant{answer: make(chan struct{})}
+	full := func(prefix string) *weirv1.CheckStreamRequest {
+		in := streamed(1)
+		for i := range limit.MaxBatch {
+			key := fmt.Sprintf("%s %d", prefix, i)
+			in.Keys, in.KeyLengths = append(in.Keys, key...), append(in.KeyLengths, uint32(len(key)))
+		}
+		return in
+	}
+	most := int64(full("far").SizeVT())*perByte + limit.MaxBatch*perCheck + lightRequest
+	gate := memory.NewGate(most)
+	s := NewServer(ServerConfig{Service: d, Requests: gate})
+	t.Cleanup(s.Close)
+	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
+	first, second, light := openStream(t, c), openStream(t, c), openStream(t, c)
+	if err := first.Send(full("far")); err != nil {
+		t.Fatal(err)
+	}
+	if out := nextOf(t, first); !out.More {
+		t.Fatalf("%v", out)
+	}
+	if err := second.Send(full("near")); err != nil {
+		t.Fatal(err)
+	}
+	const few = 50
+	for range few {
+		if out := exchange(t, light, streamed(1, "near")); out.Error != nil || len(out.Flags) != 1 {
+			t.Fatalf("%v", out)
+		}
+	}
+	d.mu.Lock()
+	if d.begun != 1+few {
+		t.Errorf("%d requests are begun, want %d", d.begun, 1+few)
+	}
+	d.mu.Unlock()
+	close(d.answer)
+	if out := nextOf(t, second); out.Error != nil {
+		t.Errorf("%v", out)
+	}
+	// What cannot be decoded and what is refused as a whole gives back what it took, too.
+	bad := full("near")
+	bad.KeyLengths[0] = 1 << 20
+	if out := exchange(t, second, bad); out.Error == nil {
+		t.Error("a request that is not acceptable is answered")
+	}
+	if _, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: make([]*weirv1.Check, 2000)}); err == nil {
+		t.Error("2000 checks are answered")
+	}
+	if taken, err := gate.Enter(t.Context(), most); err != nil || taken != most {
+		t.Errorf("%d, %v", taken, err)
+	}
+}

@@ -1,0 +1,507 @@
+package grpcapi
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+const (
+	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
+	maxUnderWay = 64
+	// maxTraced bounds the checks of a request that are traced.
+	maxTraced = 64
+	// maxTimeout bounds how long a check is waited for, whatever its caller says.
+	maxTimeout = time.Minute
+	// keepKeys is how much room for keys is kept, in bytes: for a full batch of usual ones.
+	keepKeys = 64 << 10
+)
+
+// checkStream is one CheckStream. One goroutine reads, and decides by itself what this node decides; each request of which
+// something is left to ask of other nodes has another one.
+type checkStream struct {
+	server  *Server
+	stream  weirv1.Limiter_CheckStreamServer
+	targets wire.Targets   // only for the reader
+	places  chan struct{}  // holds as many as there are requests waiting for other nodes
+	waiting sync.WaitGroup // for other nodes
+
+	// turn is held by the reader from when it has read a request until that is answered, or handed on to a goroutine.
+	turn sync.Mutex
+	over bool // guarded by turn: nothing is carried out any more
+
+	sending sync.Mutex // one response at a time
+	stall   stall      // with the caller who reads, or does not
+	crashed chan error // holds the panic of a request that waited for other nodes, a *recovered.Error
+}
+
+// CheckStream implements weirv1.LimiterServer.
+func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan error, 1)}
+	s.unread.open(c)
+	defer s.unread.close(c)
+	ended := make(chan error, 1)
+	// Reading ends when this function has returned, if not before: gRPC has no other way to interrupt it.
+	s.readers.Go(func() { ended <- recovered.Call(c.read) })
+	var err error
+	select {
+	case err = <-ended:
+		c.waiting.Wait()
+		select {
+		case err = <-c.crashed:
+		default:
+		}
+		return err
+	case <-c.stall.over:
+		err = errUnread
+	case err = <-c.crashed:
+	case <-stream.Context().Done(): // the caller is gone, or the node stops
+		c.turn.Lock()
+		c.over = true
+		c.turn.Unlock()
+		c.waiting.Wait()
+		return nil
+	}
+	// What waits to be sent fails when this function has returned, and not before.
+	s.readers.Go(func() {
+		<-ended
+		c.waiting.Wait()
+	})
+	return err
+}
+
+// read carries out requests until there are no more, which is no error.
+func (c *checkStream) read() error {
+	for {
+		in := weirv1.CheckStreamRequestFromVTPool()
+		a := &admission{gate: c.server.cfg.Requests}
+		m := &wire.Lenient{
+			Message: in, Check: boundStreamed,
+			Admit: func(size int) error { return a.enter(c.stream.Context(), size, leastStreamCheck) },
+		}
+		err := c.stream.RecvMsg(m)
+		if errors.Is(err, io.EOF) {
+			err = io.EOF
+		} else if err == nil {
+			err = undecoded(m)
+		}
+		if err == nil {
+			a.keep(len(in.KeyLengths))
+			err = c.take(in, a)
+		} else {
+			a.leave()
+		}
+		if small(in) {
+			clear(in.RequestIds) // which may be long
+			in.ReturnToVTPool()
+		}
+		if err == io.EOF {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+// small says whether the room of a request is worth keeping for the next one, of any stream. A stream holds one for as long as
+// it is open, also while nothing comes: of what a request may bring, only as much is kept as well-behaved callers need.
+func small(in *weirv1.CheckStreamRequest) bool {
+	const most = 2 * limit.MaxBatch // append takes more than it needs
+	return cap(in.Define) <= most && cap(in.Keys) <= keepKeys && cap(in.KeyLengths) <= most && cap(in.Targets) <= most &&
+		cap(in.Costs) <= most && cap(in.Partial) <= most && cap(in.RequestIds) <= most &&
+		cap(in.TimeoutsMs) <= most && len(in.TraceContexts) == 0
+}
+
+// take carries out a request as far as this node can by itself, and has the rest carried out. It returns io.EOF when the
+// stream is over. It leaves a when the request's checks are answered.
+func (c *checkStream) take(in *weirv1.CheckStreamRequest, a *admission) error {
+	c.turn.Lock()
+	defer c.turn.Unlock()
+	mine := true
+	defer func() {
+		if mine {
+			a.leave()
+		}
+	}()
+	if c.over {
+		return io.EOF
+	}
+	seen := c.server.observe()
+	b := c.server.batches.Get().(*limiter.Batch)
+	var open []int
+	var traces traces
+	bad := c.unpack(in, b)
+	if bad == nil {
+		traces = c.trace(in, b)
+		open, bad = c.server.svc.Begin(c.stream.Context(), b)
+	}
+	switch {
+	case bad != nil:
+		traces.end(wire.Code(bad.Kind))
+		c.server.put(b, a)
+		defer seen.end(wire.Code(bad.Kind))
+		return c.send(&weirv1.CheckStreamResponse{Sequence: in.Sequence, Error: callerError(bad, wire.StreamField)})
+	case len(open) == 0:
+		defer seen.end(codes.OK)
+		traces.answered(b, nil)
+		out := packed(in.Sequence, b, nil, false)
+		defer c.letGo(c.hold(len(b.Checks)))
+		c.server.put(b, a)
+		return c.send(out)
+	}
+	decided := make([]int, 0, len(b.Checks)-len(open))
+	for i := range b.Checks {
+		if _, waits := slices.BinarySearch(open, i); !waits {
+			decided = append(decided, i)
+		}
+	}
+	traces.answered(b, decided)
+	first := packed(in.Sequence, b, decided, true)
+	groups := byPatience(in, open)
+	rest := &remainder{stream: c, batch: b, admission: a, sequence: in.Sequence, told: make(chan struct{}), left: len(groups), seen: seen, traces: traces}
+	rest.packing.Store(int32(len(groups)))
+	mine = false
+	// Finished at once, whether or not this caller reads what it is sent: others may wait for what is asked here.
+	for _, g := range groups {
+		c.waiting.Go(func() { rest.finish(g) })
+	}
+	held := c.hold(len(decided))
+	err := c.send(first)
+	c.letGo(held)
+	close(rest.told)
+	c.places <- struct{}{} // somebody leaves within the bound of a call, or the caller reads nothing
+	return err
+}
+
+// remainder is what is left of a request when its first response is made.
+type remainder struct {
+	stream    *checkStream
+	batch     *limiter.Batch
+	admission *admission
+	sequence  uint64
+	told      chan struct{} // closed when the first response is sent
+	packing   atomic.Int32  // groups whose answers are still in the batch
+	broken    atomic.Bool   // a group has panicked: the batch is not used again
+	left      int           // groups that are not answered; guarded by the stream's sending
+	seen      observation
+	traces    traces
+}
+
+// finish has a group carried out, and sends its answers.
+func (r *remainder) finish(g group) {
+	c := r.stream
+	// What was begun is finished although the caller may be gone meanwhile, or the node about to stop.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.stream.Context()), g.timeout)
+	defer cancel()
+	var out *weirv1.CheckStreamResponse
+	crashed := recovered.Call(func() error {
+		c.server.svc.Finish(ctx, r.batch, g.checks)
+		r.traces.answered(r.batch, g.checks)
+		out = packed(r.sequence, r.batch, g.checks, true)
+		return nil
+	})
+	if crashed != nil {
+		select {
+		case c.crashed <- crashed: // which ends the stream
+		default:
+		}
+		r.broken.Store(true)
+	}
+	if r.packing.Add(-1) == 0 {
+		if r.broken.Load() {
+			r.admission.leave()
+		} else {
+			c.server.put(r.batch, r.admission) // before anything waits for a caller: it is much larger than the answers
+		}
+	}
+	defer c.letGo(c.hold(len(g.checks)))
+	<-r.told
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	if r.left--; r.left == 0 {
+		defer func() {
+			r.seen.end(codes.OK)
+			<-c.places
+		}()
+	}
+	if crashed == nil {
+		out.More = r.left > 0
+		_ = c.sendLocked(out) // the reader learns of a broken stream, too
+	}
+}
+
+// group is checks of a request that are waited for about equally long.
+type group struct {
+	checks  []int
+	timeout time.Duration
+}
+
+// byPatience parts checks of a request by how long their callers wait. Each group has the time of the one that waits the
+// shortest, so that nothing is carried out for a caller who has gone because others wait longer; those others lose a ninth of
+// their time at most, and the number of groups stays small whatever is asked: some 80.
+func byPatience(in *weirv1.CheckStreamRequest, open []int) []group {
+	timeout := func(i int) time.Duration {
+		ms := wire.At(in.TimeoutsMs, i, 0)
+		if ms == 0 {
+			ms = in.TimeoutMs
+		}
+		if ms == 0 {
+			return maxTimeout
+		}
+		return min(time.Duration(ms)*time.Millisecond, maxTimeout)
+	}
+	if len(in.TimeoutsMs) <= 1 {
+		return []group{{slices.Clone(open), timeout(0)}}
+	}
+	sorted := slices.SortedFunc(slices.Values(open), func(a, b int) int { return cmp.Compare(timeout(a), timeout(b)) })
+	var groups []group
+	for _, i := range sorted {
+		t := timeout(i)
+		if n := len(groups); n == 0 || t > groups[n-1].timeout/8*9 {
+			groups = append(groups, group{timeout: t})
+		}
+		g := &groups[len(groups)-1]
+		g.checks = append(g.checks, i)
+	}
+	for _, g := range groups {
+		slices.Sort(g.checks) // what is asked in a batch is decided in its order
+	}
+	return groups
+}
+
+// traces are how the parts of traces that are about a request's checks end, by check; nil: none is traced.
+type traces map[int]func(codes.Code)
+
+// trace begins the traces of a batch's checks.
+func (c *checkStream) trace(in *weirv1.CheckStreamRequest, b *limiter.Batch) (t traces) {
+	if c.server.cfg.Trace == nil {
+		return nil
+	}
+	for i := range b.Checks {
+		from := wire.At(in.TraceContexts, i, nil)
+		if len(from) != limiter.TraceContext {
+			from = nil // none, or nothing to be copied for each check
+		}
+		below, end := c.server.cfg.Trace(string(from))
+		if end == nil {
+			continue
+		}
+		if t == nil {
+			t, b.Traces = make(traces), make([]string, len(b.Checks))
+		}
+		if t[i], b.Traces[i] = end, below; len(t) == maxTraced {
+			break
+		}
+	}
+	return t
+}
+
+// answered ends those of some checks, which have their results; nil stands for all.
+func (t traces) answered(b *limiter.Batch, checks []int) {
+	if t == nil {
+		return
+	}
+	if checks == nil {
+		for i := range t {
+			t.one(b, i)
+		}
+	}
+	for _, i := range checks {
+		t.one(b, i)
+	}
+}
+
+func (t traces) one(b *limiter.Batch, i int) {
+	end := t[i]
+	if end == nil {
+		return
+	}
+	failed := codes.OK
+	var e *limit.Error
+	if errors.As(b.Results[i].Err, &e) {
+		failed = wire.Code(e.Kind)
+	}
+	end(failed)
+}
+
+// end ends all of them with one status.
+func (t traces) end(code codes.Code) {
+	for _, end := range t {
+		end(code)
+	}
+}
+
+// observation is a request whose time is taken. The zero value is of one whose time nobody wants to know.
+type observation struct {
+	to    func(time.Duration, codes.Code)
+	began time.Time
+}
+
+// observe begins an observation.
+func (s *Server) observe() observation {
+	if s.cfg.Observe == nil {
+		return observation{}
+	}
+	return observation{s.cfg.Observe, time.Now()}
+}
+
+// end ends it.
+func (o observation) end(failed codes.Code) {
+	if o.to != nil {
+		o.to(time.Since(o.began), failed)
+	}
+}
+
+// put keeps a batch, emptied, for the next request.
+func (s *Server) put(b *limiter.Batch, a *admission) {
+	b.Reset()
+	s.batches.Put(b)
+	a.leave()
+}
+
+// send writes a response, of which it makes the end.
+func (c *checkStream) send(out *weirv1.CheckStreamResponse) error {
+	c.sending.Lock()
+	defer c.sending.Unlock()
+	return c.sendLocked(out)
+}
+
+func (c *checkStream) sendLocked(out *weirv1.CheckStreamResponse) error {
+	defer out.ReturnToVTPool()
+	return c.stall.with(func() error { return c.stream.Send(out) })
+}
+
+// packed is the response that has the results of some checks of a batch; nil stands for all of them.
+func packed(sequence uint64, b *limiter.Batch, checks []int, more bool) *weirv1.CheckStreamResponse {
+	out := weirv1.CheckStreamResponseFromVTPool()
+	out.Sequence, out.More = sequence, more
+	if checks == nil {
+		for i := range b.Results {
+			pack(out, i, &b.Results[i])
+		}
+	}
+	for _, i := range checks {
+		out.Checks = append(out.Checks, uint32(i))
+		pack(out, i, &b.Results[i])
+	}
+	shorten(out)
+	return out
+}
+
+// pack adds the result of a check to a response.
+func pack(out *weirv1.CheckStreamResponse, check int, r *limit.Result) {
+	d := &r.Decision
+	var e *limit.Error
+	if errors.As(r.Err, &e) {
+		out.Errors = append(out.Errors, &weirv1.StreamError{Check: uint32(check), Error: callerError(e, wire.StreamField)})
+		d = new(limit.Decision)
+	}
+	flags := flag(d.Allowed, weirv1.StreamFlag_STREAM_FLAG_ALLOWED) | flag(d.Shadow, weirv1.StreamFlag_STREAM_FLAG_SHADOW) |
+		flag(d.Degraded, weirv1.StreamFlag_STREAM_FLAG_DEGRADED) | flag(d.FailedOpen, weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN) |
+		flag(d.FailedClosed, weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED) |
+		flag(d.RetryAfter == algo.Never, weirv1.StreamFlag_STREAM_FLAG_NEVER)
+	retryAfter := d.RetryAfter
+	if retryAfter == algo.Never {
+		retryAfter = 0
+	}
+	out.Flags = append(out.Flags, flags)
+	out.Granted = append(out.Granted, d.Granted)
+	out.Limit = append(out.Limit, d.Limit)
+	out.WindowNs = append(out.WindowNs, int64(d.Window))
+	out.Remaining = append(out.Remaining, d.Remaining)
+	out.RetryAfterNs = append(out.RetryAfterNs, int64(retryAfter))
+	out.ResetAfterNs = append(out.ResetAfterNs, int64(d.ResetAfter))
+	out.DelayNs = append(out.DelayNs, int64(d.Delay))
+	out.RememberForNs = append(out.RememberForNs, int64(d.RememberFor))
+	if len(d.Limits) > 0 {
+		out.Limits = append(out.Limits, &weirv1.StreamLimits{Check: uint32(check), Limits: wire.ProtoLimits(d.Limits)})
+	}
+}
+
+func flag(set bool, f weirv1.StreamFlag) uint32 {
+	if set {
+		return uint32(f)
+	}
+	return 0
+}
+
+// shorten writes every list of a response in as few elements as will do.
+func shorten(out *weirv1.CheckStreamResponse) {
+	out.Flags = wire.Shorten(out.Flags, 0)
+	out.Granted = wire.Shorten(out.Granted, 0)
+	out.Limit = wire.Shorten(out.Limit, 0)
+	out.WindowNs = wire.Shorten(out.WindowNs, 0)
+	out.Remaining = wire.Shorten(out.Remaining, 0)
+	out.RetryAfterNs = wire.Shorten(out.RetryAfterNs, 0)
+	out.ResetAfterNs = wire.Shorten(out.ResetAfterNs, 0)
+	out.DelayNs = wire.Shorten(out.DelayNs, 0)
+	out.RememberForNs = wire.Shorten(out.RememberForNs, 0)
+}
+
+// unpack adds the checks of a request to a batch, and takes in what it defines. The error names the field.
+func (c *checkStream) unpack(in *weirv1.CheckStreamRequest, b *limiter.Batch) *limit.Error {
+	for i, d := range in.Define {
+		if err := c.targets.Define(d); err != nil {
+			err.Field = "define[" + strconv.Itoa(i) + "]." + err.Field
+			return err
+		}
+	}
+	n := len(in.KeyLengths)
+	if err := limit.ValidBatch(n); err != nil {
+		return err
+	}
+	for _, list := range [...]struct {
+		field string
+		fits  bool
+	}{
+		{"targets", wire.Fits(in.Targets, n)}, {"costs", wire.Fits(in.Costs, n)}, {"partial", wire.Fits(in.Partial, n)},
+		{"request_ids", wire.Fits(in.RequestIds, n)}, {"timeouts_ms", wire.Fits(in.TimeoutsMs, n)},
+		{"trace_contexts", wire.Fits(in.TraceContexts, n)},
+	} {
+		if !list.fits {
+			return invalid(list.field, fmt.Sprintf("must have one element for each of the %d checks, one for all, or none", n))
+		}
+	}
+	// One copy for all: the request's own is used again.
+	keys := string(in.Keys)
+	for i, length := range in.KeyLengths {
+		if uint64(length) > uint64(len(keys)) {
+			return invalid("key_lengths", fmt.Sprintf("says that check %d has a key of %d bytes, where keys has %d left", i, length, len(keys)))
+		}
+		number := wire.At(in.Targets, i, 0)
+		target, ok := c.targets.At(uint64(number))
+		if !ok {
+			return invalid("targets", fmt.Sprintf("names number %d, which this stream has not defined", number))
+		}
+		ck := limit.Check{
+			Target: target, Cost: wire.At(in.Costs, i, 1), Partial: wire.At(in.Partial, i, false),
+			RequestID: wire.At(in.RequestIds, i, ""),
+		}
+		ck.Key, keys = keys[:length], keys[length:]
+		b.Checks = append(b.Checks, ck)
+	}
+	if keys != "" {
+		return invalid("keys", fmt.Sprintf("has %d bytes more than key_lengths says", len(keys)))
+	}
+	return nil
+}
+
+func invalid(field, message string) *limit.Error {
+	return limit.NewError(limit.Invalid, field, message)
+}

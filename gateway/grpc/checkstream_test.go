@@ -1,0 +1,748 @@
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+type checkStreamClient = grpc.BidiStreamingClient[weirv1.CheckStreamRequest, weirv1.CheckStreamResponse]
+
+// openStream opens a stream that ends with the test.
+func openStream(t *testing.T, c weirv1.LimiterClient) checkStreamClient {
+	t.Helper()
+	stream, err := c.CheckStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// exchange sends a request and returns the next response.
+func exchange(t *testing.T, stream checkStreamClient, in *weirv1.CheckStreamRequest) *weirv1.CheckStreamResponse {
+	t.Helper()
+	if err := stream.Send(in); err != nil {
+		t.Fatal(err)
+	}
+	return nextOf(t, stream)
+}
+
+func nextOf(t *testing.T, stream checkStreamClient) *weirv1.CheckStreamResponse {
+	t.Helper()
+	out, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// streamed is a request for n checks of one key each, of the policy p with the number 0.
+func streamed(sequence uint64, keys ...string) *weirv1.CheckStreamRequest {
+	in := &weirv1.CheckStreamRequest{
+		Sequence: sequence, Define: []*weirv1.StreamTarget{{Policy: "p"}}, Keys: []byte(strings.Join(keys, "")),
+	}
+	for _, k := range keys {
+		in.KeyLengths = append(in.KeyLengths, uint32(len(k)))
+	}
+	return in
+}
+
+// unpacked is the decision of a response's check i, of n, written out as the unary call has it.
+func unpacked(out *weirv1.CheckStreamResponse, i int, policy, requestID string) *weirv1.Decision {
+	flags := weirv1.StreamFlag(wire.At(out.Flags, i, 0))
+	has := func(f weirv1.StreamFlag) bool { return flags&f != 0 }
+	d := &weirv1.Decision{
+		Policy: policy, RequestId: requestID,
+		Allowed: has(weirv1.StreamFlag_STREAM_FLAG_ALLOWED), Shadow: has(weirv1.StreamFlag_STREAM_FLAG_SHADOW),
+		Degraded: has(weirv1.StreamFlag_STREAM_FLAG_DEGRADED), FailedOpen: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN),
+		FailedClosed: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED),
+		Granted:      wire.At(out.Granted, i, 0), Limit: wire.At(out.Limit, i, 0), WindowNs: wire.At(out.WindowNs, i, 0),
+		Remaining: wire.At(out.Remaining, i, 0), ResetAfterNs: wire.At(out.ResetAfterNs, i, 0), DelayNs: wire.At(out.DelayNs, i, 0),
+		RememberForNs: wire.At(out.RememberForNs, i, 0),
+	}
+	if !has(weirv1.StreamFlag_STREAM_FLAG_NEVER) {
+		d.RetryAfterNs = proto.Int64(wire.At(out.RetryAfterNs, i, 0))
+	}
+	for _, l := range out.Limits {
+		if int(l.Check) == i {
+			d.Limits = l.Limits
+		}
+	}
+	return d
+}
+
+// The stream says what the unary call says, whatever is asked: two nodes with the same policies, at the same instant of a
+// clock that stands still, get the same checks in both ways.
+func TestCheckStreamIsCheck(t *testing.T) {
+	set, err := policy.Parse("test.yaml", []byte(`policies:
+  - {name: log, algorithm: sliding_log, limit: 10, window: 1m}
+  - {name: queue, algorithm: leaky_bucket, limit: 10, capacity: 5, window: 1s}
+  - {name: two, limits: [4/1s, 6/1m]}
+  - {name: shy, algorithm: fixed_window, limit: 3, window: 1m, shadow: true}
+  - {name: free, algorithm: fixed_window, limit: 3, window: 1m, overrides: [{key: a, unlimited: true}, {key: b, blocked: true}]}
+  - {name: lease, algorithm: concurrency, limit: 10, ttl: 1m}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var observed, failures atomic.Int64
+	node := func() weirv1.LimiterClient {
+		l := limiter.New(limiter.Config{Policies: set, Clock: func() algo.Instant { return algo.Instant{Mono: 1e9, Wall: 1e18} }})
+		t.Cleanup(l.Close)
+		s := NewServer(ServerConfig{Service: l, Observe: func(_ time.Duration, failed codes.Code) {
+			if observed.Add(1); failed != codes.OK {
+				failures.Add(1)
+			}
+		}})
+		t.Cleanup(s.Close)
+		return weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
+	}
+	noLeaks(t)
+	unary, stream := node(), openStream(t, node())
+
+	inline := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_TOKEN_BUCKET, Limit: 5, Capacity: 7, WindowNs: 1e9}
+	targets := []*weirv1.StreamTarget{
+		{Number: 3, Policy: "log"}, {Number: 1023, Policy: "queue"}, {Number: 0, Policy: "two"}, {Number: 9, Policy: "shy"},
+		{Number: 5, Policy: "free"}, {Number: 6, Policy: "lease"}, {Number: 7, Policy: "missing"}, {Number: 8, Limit: inline, Namespace: "n"},
+		{Number: 10, Limit: &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_FIXED_WINDOW, Limit: -1, WindowNs: 1e9}},
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	for round := range 60 {
+		in := &weirv1.CheckStreamRequest{Sequence: uint64(round)}
+		if round == 0 {
+			in.Define = targets
+		}
+		var req weirv1.CheckRequest
+		same := random.IntN(2) == 0 // lists of one element
+		n := 1 + random.IntN(8)
+		var to *weirv1.StreamTarget
+		var cost int64
+		for i := range n {
+			if i == 0 || !same {
+				to, cost = targets[random.IntN(len(targets))], random.Int64N(4)
+				in.Targets, in.Costs = append(in.Targets, to.Number), append(in.Costs, cost)
+				in.Partial, in.RequestIds = append(in.Partial, random.IntN(4) == 0), append(in.RequestIds, []string{"", "id"}[random.IntN(2)])
+			}
+			key := string(rune('a' + random.IntN(3)))
+			in.Keys, in.KeyLengths = append(in.Keys, key...), append(in.KeyLengths, uint32(len(key)))
+			last := len(in.Partial) - 1
+			req.Checks = append(req.Checks, &weirv1.Check{
+				Target: &weirv1.Target{Policy: to.Policy, Limit: to.Limit, Namespace: to.Namespace, Key: key},
+				Cost:   &cost, Partial: in.Partial[last], RequestId: in.RequestIds[last],
+			})
+			req.Checks[i].Cost = proto.Int64(cost)
+		}
+		want := make([]*weirv1.Result, n)
+		for i, ck := range req.Checks { // one by one, so that one that fails leaves the others
+			resp, err := unary.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{ck}})
+			if err == nil {
+				want[i] = resp.Results[0]
+			}
+		}
+		out := exchange(t, stream, in)
+		if out.Sequence != in.Sequence || out.Error != nil || out.More || len(out.Checks) != 0 {
+			t.Fatalf("%v", out)
+		}
+		for i, w := range want {
+			failed := slices.ContainsFunc(out.Errors, func(e *weirv1.StreamError) bool { return int(e.Check) == i })
+			if failed != (w == nil) {
+				t.Fatalf("round %d, check %d of %v: failed is %v, unary says %v", round, i, req.Checks[i], failed, w)
+			}
+			if failed {
+				continue
+			}
+			name := req.Checks[i].Target.Policy
+			if name == "" {
+				name = "inline"
+			}
+			if got := unpacked(out, i, name, req.Checks[i].RequestId); !proto.Equal(got, w.GetDecision()) {
+				t.Fatalf("round %d, check %d of %v:\nstream %v\nunary  %v", round, i, req.Checks[i], got, w.GetDecision())
+			}
+		}
+	}
+	for range 2 { // when the second is answered the first has been observed
+		if out := exchange(t, stream, &weirv1.CheckStreamRequest{}); out.Error == nil {
+			t.Error("no checks are no error")
+		}
+	}
+	if observed.Load() < 61 || failures.Load() < 1 || failures.Load() > 2 {
+		t.Errorf("%d requests observed, %d of them failed", observed.Load(), failures.Load())
+	}
+}
+
+// What does not fit together is answered by an error that names the field; nothing is charged, and the stream goes on.
+func TestCheckStreamMalformed(t *testing.T) {
+	_, c := serveLimiter(t, localLimiter(t))
+	stream := openStream(t, c)
+	inlineLimit := func(change func(*weirv1.Limit)) *weirv1.Limit {
+		l := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_SLIDING_LOG, Limit: 1, WindowNs: 1e9}
+		change(l)
+		return l
+	}
+	for i, bad := range []struct {
+		field  string
+		code   codes.Code
+		change func(*weirv1.CheckStreamRequest)
+	}{
+		{"checks", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Keys, in.KeyLengths = nil, nil }},
+		{"checks", codes.ResourceExhausted, func(in *weirv1.CheckStreamRequest) { in.KeyLengths = make([]uint32, 1001) }},
+		{"keys", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Keys = append(in.Keys, 'x') }},
+		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.KeyLengths[2] = 2 }},
+		{"key_lengths", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.KeyLengths[0] = 1<<32 - 1 }},
+		{"targets", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Targets = []uint32{1} }},
+		{"targets", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Targets = []uint32{0, 0, 1<<32 - 1} }},
+		{"targets", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Targets = []uint32{0, 0} }},
+		{"costs", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Costs = []int64{1, 1} }},
+		{"partial", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Partial = make([]bool, 4) }},
+		{"request_ids", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.RequestIds = make([]string, 2) }},
+		{"timeouts_ms", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.TimeoutsMs = make([]uint32, 2) }},
+		{"define[1].number", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
+			in.Define = append(in.Define, &weirv1.StreamTarget{Number: 1024, Policy: "p"})
+		}},
+		{"define[0].policy", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Policy = "" }},
+		{"define[0].policy", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Policy = strings.Repeat("p", 129) }},
+		{"define[0].namespace", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Namespace = "n" }},
+		{"define[0].limit", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) { in.Define[0].Limit = inlineLimit(func(*weirv1.Limit) {}) }},
+		{"define[0].limit.algorithm", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
+			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(l *weirv1.Limit) { l.Algorithm = 99 })}
+		}},
+		{"define[0].limit.time_zone", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
+			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(l *weirv1.Limit) { l.TimeZone = "Mars" })}
+		}},
+		{"define[0].namespace", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
+			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(*weirv1.Limit) {}), Namespace: strings.Repeat("n", 257)}
+		}},
+	} {
+		in := streamed(uint64(i), "a", "b", "c")
+		bad.change(in)
+		out := exchange(t, stream, in)
+		if e := out.Error; out.Sequence != in.Sequence || e.GetField() != bad.field || codes.Code(e.GetCode()) != bad.code || e.GetMessage() == "" {
+			t.Errorf("%s: %v", bad.field, out)
+		}
+	}
+	// A number whose definition failed stands for nothing.
+	in := streamed(1, "a")
+	in.Define = nil
+	if out := exchange(t, stream, in); out.Error.GetField() != "targets" {
+		t.Errorf("after a definition that failed: %v", out)
+	}
+	// One check that is not acceptable concerns no other.
+	in = streamed(100, "a", "", "b", "k\xff")
+	in.Costs = []int64{1, 1, -1, 1}
+	out := exchange(t, stream, in)
+	var fields []string
+	for _, e := range out.Errors {
+		fields = append(fields, fmt.Sprint(e.Check, e.Error.Field))
+	}
+	if out.Error != nil || !slices.Equal(fields, []string{"1keys", "2costs", "3keys"}) || unpacked(out, 0, "", "").Remaining != 9 {
+		t.Errorf("%v", out)
+	}
+	// Nothing else was charged.
+	in = streamed(101, "a", "b", "c")
+	in.Costs = []int64{0}
+	out = exchange(t, stream, in)
+	if a, b, c := unpacked(out, 0, "", ""), unpacked(out, 1, "", ""), unpacked(out, 2, "", ""); a.Remaining != 9 || b.Remaining != 10 || c.Remaining != 10 {
+		t.Errorf("%v", out)
+	}
+}
+
+func TestCheckStreamNotProtobuf(t *testing.T) {
+	addr, _ := serveLimiter(t, localLimiter(t))
+	desc := &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
+	stream, err := testkit.Dial(t, addr).NewStream(t.Context(), desc, weirv1.Limiter_CheckStream_FullMethodName, grpc.ForceCodec(testkit.RawCodec{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.SendMsg(&[]byte{0xff}); err != nil {
+		t.Fatal(err)
+	}
+	wantStatus(t, stream.RecvMsg(new([]byte)), codes.InvalidArgument, "malformed message")
+}
+
+// distant is a service that decides keys which begin with "near" at once, and all others when it is told to.
+type distant struct {
+	fakeService
+	answer chan struct{} // a token lets one Finish go on
+	traces chan []string // of what is begun, if anybody wants to know
+	refuse *limit.Error
+	mu     sync.Mutex
+	begun  int
+	ended  atomic.Int64 // Finish
+}
+
+func (d *distant) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.begun++
+	if d.traces != nil {
+		d.traces <- slices.Clone(b.Traces)
+	}
+	if d.refuse != nil {
+		return nil, d.refuse
+	}
+	b.Results = make([]limit.Result, len(b.Checks))
+	for i, ck := range b.Checks {
+		if strings.HasPrefix(ck.Key, "near") {
+			b.Results[i].Decision = limit.Decision{Allowed: true, Granted: ck.Cost}
+		} else {
+			open = append(open, i)
+		}
+	}
+	return open, nil
+}
+
+func (d *distant) Finish(_ context.Context, b *limiter.Batch, open []int) {
+	<-d.answer
+	for _, i := range open {
+		b.Results[i].Decision = limit.Decision{Allowed: true, Granted: b.Checks[i].Cost}
+	}
+	d.ended.Add(1)
+}
+
+func (d *distant) hasBegun(n int) func() bool {
+	return func() bool {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		return d.begun == n
+	}
+}
+
+// hurried is a service that answers nothing before it has to, and notes when that was.
+type hurried struct {
+	fakeService
+	mu    sync.Mutex
+	until map[string]time.Duration // by key
+}
+
+func (h *hurried) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
+	b.Results = make([]limit.Result, len(b.Checks))
+	for i := range b.Checks {
+		open = append(open, i)
+	}
+	return open, nil
+}
+
+func (h *hurried) Finish(ctx context.Context, b *limiter.Batch, open []int) {
+	deadline, _ := ctx.Deadline()
+	h.mu.Lock()
+	for _, i := range open {
+		h.until[b.Checks[i].Key] = time.Until(deadline)
+		b.Results[i].Decision = limit.Decision{Granted: int64(len(open))}
+	}
+	h.mu.Unlock()
+	<-ctx.Done()
+}
+
+// Of callers who share a request each is waited for as long as it waits, and answered then.
+func TestCheckStreamTimeouts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &hurried{until: make(map[string]time.Duration)}
+		s := NewServer(ServerConfig{Service: h})
+		stream := &pipe{in: make(chan *weirv1.CheckStreamRequest), out: make(chan *weirv1.CheckStreamResponse, 10), ctx: t.Context()}
+		var done sync.WaitGroup
+		done.Go(func() {
+			if err := s.CheckStream(stream); err != nil {
+				t.Error(err)
+			}
+		})
+		ms := time.Millisecond
+		for _, test := range []struct {
+			timeout  uint32
+			timeouts []uint32
+			want     []time.Duration
+			groups   int
+		}{
+			{0, nil, []time.Duration{maxTimeout, maxTimeout, maxTimeout, maxTimeout}, 1},
+			{50, nil, []time.Duration{50 * ms, 50 * ms, 50 * ms, 50 * ms}, 1},
+			{50, []uint32{20}, []time.Duration{20 * ms, 20 * ms, 20 * ms, 20 * ms}, 1},
+			{5000, []uint32{1000, 20, 0, 1125}, []time.Duration{1000 * ms, 20 * ms, 5000 * ms, 1000 * ms}, 3},
+			{0, []uint32{1126, 1 << 31, 0, 1000}, []time.Duration{1126 * ms, maxTimeout, maxTimeout, 1000 * ms}, 3},
+		} {
+			in := streamed(1, "a", "b", "c", "d")
+			in.TimeoutMs, in.TimeoutsMs = test.timeout, test.timeouts
+			began := time.Now()
+			stream.in <- in
+			if out := <-stream.out; !out.More || len(out.Checks) != 0 {
+				t.Errorf("%v: at first %v", test, out)
+			}
+			groups := 0
+			for more := true; more; groups++ {
+				out := <-stream.out
+				more = out.More
+				for i, check := range out.Checks {
+					if took := time.Since(began); took != test.want[check] || wire.At(out.Granted, i, 0) != int64(len(out.Checks)) {
+						t.Errorf("%v: check %d is answered after %v: %v", test, check, took, out)
+					}
+				}
+			}
+			if groups != test.groups {
+				t.Errorf("%v: %d groups", test, groups)
+			}
+			for i, key := range []string{"a", "b", "c", "d"} {
+				if h.until[key] != test.want[i] {
+					t.Errorf("%v: %s is waited for for %v", test, key, h.until[key])
+				}
+			}
+		}
+		close(stream.in)
+		done.Wait()
+		s.Close()
+	})
+}
+
+// Each check belongs to its own caller's trace, of which a part ends here with the check's answer.
+func TestCheckStreamTraces(t *testing.T) {
+	type part struct {
+		parent string
+		code   codes.Code
+	}
+	id := func(name string) string { return strings.Repeat(name, limiter.TraceContext) }
+	var mu sync.Mutex
+	var begun int
+	var ended []part
+	d := &distant{answer: make(chan struct{}), traces: make(chan []string, 1)}
+	s := NewServer(ServerConfig{Service: d, Trace: func(parent string) (string, func(codes.Code)) {
+		mu.Lock()
+		defer mu.Unlock()
+		if begun++; parent == "" {
+			return "", nil
+		}
+		return parent + "'", func(code codes.Code) {
+			mu.Lock()
+			defer mu.Unlock()
+			ended = append(ended, part{parent, code})
+		}
+	}})
+	noLeaks(t)
+	t.Cleanup(s.Close)
+	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))))
+	in := streamed(1, "far 1", "near 1", "far 2", "near 2")
+	in.TraceContexts = [][]byte{[]byte(id("a")), []byte(id("b")), []byte("too short to be one"), []byte(id("c"))}
+	exchange(t, stream, in)
+	if got := <-d.traces; !slices.Equal(got, []string{id("a") + "'", id("b") + "'", "", id("c") + "'"}) {
+		t.Errorf("traces %q", got)
+	}
+	mu.Lock()
+	if !slices.Equal(ended, []part{{id("b"), codes.OK}, {id("c"), codes.OK}}) || begun != 4 {
+		t.Errorf("%v has ended before the rest is there, of %d", ended, begun)
+	}
+	mu.Unlock()
+	d.answer <- struct{}{}
+	nextOf(t, stream)
+	mu.Lock()
+	if !slices.Equal(ended[2:], []part{{id("a"), codes.OK}}) {
+		t.Errorf("%v has ended", ended)
+	}
+	ended = nil
+	mu.Unlock()
+	// What is refused, by itself or as a whole, has a code; and not all of a large request is traced.
+	d.refuse = &limit.Error{Kind: limit.Denied, Message: "no"}
+	in = streamed(2, slices.Repeat([]string{"near"}, 1000)...)
+	in.TraceContexts = [][]byte{[]byte(id("d"))}
+	exchange(t, stream, in)
+	<-d.traces
+	mu.Lock()
+	defer mu.Unlock()
+	if !slices.Equal(ended, slices.Repeat([]part{{id("d"), codes.PermissionDenied}}, maxTraced)) {
+		t.Errorf("%v has ended", ended)
+	}
+}
+
+// A request's groups stay few whatever its callers say.
+func TestCheckStreamGroupsAreBounded(t *testing.T) {
+	in := &weirv1.CheckStreamRequest{}
+	var open []int
+	for i := range limit.MaxBatch {
+		in.TimeoutsMs, open = append(in.TimeoutsMs, uint32(1+i*int(maxTimeout/time.Millisecond)/limit.MaxBatch)), append(open, i)
+	}
+	groups := byPatience(in, open)
+	n := 0
+	for _, g := range groups {
+		n += len(g.checks)
+		for _, i := range g.checks {
+			if own := time.Duration(in.TimeoutsMs[i]) * time.Millisecond; g.timeout > own || g.timeout*9/8 < own {
+				t.Errorf("one who waits for %v has %v", own, g.timeout)
+			}
+		}
+	}
+	if len(groups) > 80 || n != limit.MaxBatch {
+		t.Errorf("%d groups of %d checks", len(groups), n)
+	}
+}
+
+// pipe is a stream within this process.
+type pipe struct {
+	weirv1.Limiter_CheckStreamServer
+	in  chan *weirv1.CheckStreamRequest
+	out chan *weirv1.CheckStreamResponse
+	ctx context.Context
+}
+
+func (p *pipe) Context() context.Context { return p.ctx }
+
+func (p *pipe) RecvMsg(m any) error {
+	in, ok := <-p.in
+	if !ok {
+		return io.EOF
+	}
+	proto.Merge(m.(*wire.Lenient).Message, in)
+	return nil
+}
+
+func (p *pipe) Send(out *weirv1.CheckStreamResponse) error {
+	p.out <- proto.Clone(out).(*weirv1.CheckStreamResponse)
+	return nil
+}
+
+// What has to be asked of other nodes holds up neither what is in the same request nor what comes after.
+func TestCheckStreamHoldsNothingUp(t *testing.T) {
+	d := &distant{answer: make(chan struct{})}
+	_, c := serveLimiter(t, d)
+	stream := openStream(t, c)
+	mixed := streamed(1, "far 1", "near", "far 2", "near")
+	mixed.Costs = []int64{1, 2, 3, 4}
+	out := exchange(t, stream, mixed)
+	if out.Sequence != 1 || !out.More || !slices.Equal(out.Checks, []uint32{1, 3}) || !slices.Equal(out.Granted, []int64{2, 4}) {
+		t.Errorf("%v", out)
+	}
+	if out := exchange(t, stream, streamed(2, "far")); out.Sequence != 2 || !out.More || len(out.Checks) != 0 || len(out.Flags) != 0 {
+		t.Errorf("%v", out)
+	}
+	d.answer <- struct{}{}
+	d.answer <- struct{}{}
+	for range 2 {
+		out := nextOf(t, stream)
+		want, granted := []uint32{0}, []int64{1}
+		if out.Sequence == 1 {
+			want, granted = []uint32{0, 2}, []int64{1, 3}
+		}
+		if out.More || !slices.Equal(out.Checks, want) || !slices.Equal(out.Granted, granted) {
+			t.Errorf("%v", out)
+		}
+	}
+	if out := exchange(t, stream, streamed(3, "near")); out.Sequence != 3 || out.More || len(out.Checks) != 0 {
+		t.Errorf("%v", out)
+	}
+}
+
+// Requests that wait for other nodes are bounded; others wait unread.
+func TestCheckStreamBound(t *testing.T) {
+	d := &distant{answer: make(chan struct{})}
+	_, c := serveLimiter(t, d)
+	stream := openStream(t, c)
+	for i := range maxUnderWay + 2 {
+		if err := stream.Send(streamed(uint64(i), "far")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The one after the last that may wait is begun, and then holds the stream up.
+	for range maxUnderWay + 1 {
+		if out := nextOf(t, stream); !out.More {
+			t.Errorf("%v", out)
+		}
+	}
+	if !d.hasBegun(maxUnderWay + 1)() {
+		t.Errorf("%d requests begun, want %d", d.begun, maxUnderWay+1)
+	}
+	d.answer <- struct{}{}
+	testkit.Eventually(t, "the next request to be begun", d.hasBegun(maxUnderWay+2))
+	close(d.answer)
+	for range maxUnderWay + 3 {
+		nextOf(t, stream)
+	}
+}
+
+// What was begun is finished although the caller does not read what it is sent: others may wait for what is asked there.
+func TestCheckStreamFinishesForACallerWhoDoesNotRead(t *testing.T) {
+	d := &distant{answer: make(chan struct{})}
+	close(d.answer)
+	reads := make(chan struct{})
+	slow := grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		return handle(srv, stuck{stream, reads})
+	})
+	_, c := serveLimiter(t, d, slow)
+	t.Cleanup(sync.OnceFunc(func() { close(reads) }))
+	stream := openStream(t, c)
+	if err := stream.Send(streamed(1, "near", "far")); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the request to be finished", func() bool { return d.ended.Load() == 1 })
+	reads <- struct{}{}
+	if out := nextOf(t, stream); !out.More || !slices.Equal(out.Checks, []uint32{0}) {
+		t.Errorf("%v", out)
+	}
+	reads <- struct{}{}
+	if out := nextOf(t, stream); out.More || !slices.Equal(out.Checks, []uint32{1}) {
+		t.Errorf("%v", out)
+	}
+}
+
+// A stream whose caller does not read, though its connection is alive, ends; its requests are finished before the server is.
+func TestCheckStreamEndsWhenNobodyReads(t *testing.T) {
+	noLeaks(t)
+	d := &distant{answer: make(chan struct{})}
+	close(d.answer)
+	s := NewServer(ServerConfig{Service: d, WriteTimeout: 20 * time.Millisecond})
+	t.Cleanup(s.Close)
+	served := make(chan error, 1)
+	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		err := handle(srv, stream)
+		served <- err
+		return err
+	}))
+	stream := openStream(t, weirv1.NewLimiterClient(testkit.Dial(t, addr)))
+	in := streamed(1, slices.Concat([]string{"far"}, slices.Repeat([]string{"near"}, limit.MaxBatch-1))...)
+	for i := range limit.MaxBatch {
+		in.Costs = append(in.Costs, int64(1+i))
+	}
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for stream.Send(in) == nil { // until the stream has ended
+		}
+	})
+	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
+	var err error
+	for err == nil {
+		_, err = stream.Recv() // what was on its way, and the end
+	}
+	wantStatus(t, err, codes.Aborted, "the answers are not read")
+	asking.Wait()
+}
+
+// A stream holds on to little while nothing comes, whatever came before: not to the room that a large request took.
+func TestCheckStreamKeepsNoLargeRequest(t *testing.T) {
+	const many = 100_000
+	full := streamed(1, slices.Repeat([]string{"a key of a usual length"}, limit.MaxBatch)...)
+	full.Costs, full.RequestIds = make([]int64, limit.MaxBatch), make([]string, limit.MaxBatch)
+	for name, test := range map[string]struct {
+		in   *weirv1.CheckStreamRequest
+		cut  bool // it says that it is long, and ends early
+		kept bool
+	}{
+		"full batch":  {in: full, kept: true},
+		"keys":        {in: &weirv1.CheckStreamRequest{Keys: make([]byte, 1<<20), KeyLengths: []uint32{1 << 20}}},
+		"definitions": {in: &weirv1.CheckStreamRequest{Define: slices.Repeat([]*weirv1.StreamTarget{{}}, many)}},
+		"lengths":     {in: &weirv1.CheckStreamRequest{KeyLengths: make([]uint32, many)}},
+		"targets":     {in: &weirv1.CheckStreamRequest{Targets: make([]uint32, many)}},
+		"costs":       {in: &weirv1.CheckStreamRequest{Costs: make([]int64, many)}},
+		"costs, cut":  {in: &weirv1.CheckStreamRequest{Costs: make([]int64, many)}, cut: true},
+		"partial":     {in: &weirv1.CheckStreamRequest{Partial: make([]bool, many)}},
+		"request ids": {in: &weirv1.CheckStreamRequest{RequestIds: make([]string, many)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			data, err := test.in.MarshalVT()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if test.cut {
+				data[len(data)-1] = 0x80
+			}
+			got := new(weirv1.CheckStreamRequest)
+			if err := got.UnmarshalVT(data); (err != nil) != test.cut {
+				t.Fatal(err)
+			}
+			if kept := small(got); kept != test.kept {
+				t.Errorf("kept: %v", kept)
+			}
+		})
+	}
+}
+
+// stuck is a stream on which each message waits for its caller to read it.
+type stuck struct {
+	grpc.ServerStream
+	reads <-chan struct{}
+}
+
+func (s stuck) SendMsg(m any) error {
+	<-s.reads
+	return s.ServerStream.SendMsg(m)
+}
+
+// When the node stops, what was begun is answered, and the stream ends without an error: nothing else was carried out.
+func TestCheckStreamEndsWithNode(t *testing.T) {
+	stop, stopped := context.WithCancel(context.Background())
+	t.Cleanup(stopped)
+	until := grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		return handle(srv, stoppable{stream, stop})
+	})
+	d := &distant{answer: make(chan struct{})}
+	_, c := serveLimiter(t, d, until)
+	stream := openStream(t, c)
+	exchange(t, stream, streamed(1, "far"))
+	stopped()
+	d.answer <- struct{}{}
+	if out := nextOf(t, stream); out.Sequence != 1 || out.More {
+		t.Errorf("%v", out)
+	}
+	if out, err := stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Errorf("%v, %v", out, err)
+	}
+}
+
+type stoppable struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s stoppable) Context() context.Context { return s.ctx }
+
+// Topology is told at once, and again when it has changed, but for its version.
+func TestTopology(t *testing.T) {
+	noLeaks(t)
+	views := []*weirv1.TopologyResponse{
+		{Version: 1, HashKey: []byte("key"), Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}}},
+		{Version: 2, HashKey: []byte("key"), Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:1"}}},
+		{Version: 3, HashKey: []byte("key"), Ring: 1, Members: []*weirv1.TopologyMember{{Name: "a", Grpc: "h:2"}}},
+	}
+	var mu sync.Mutex
+	at, next := 0, make(chan struct{})
+	s := NewServer(ServerConfig{Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) {
+		mu.Lock()
+		defer mu.Unlock()
+		return views[at], next
+	}})
+	t.Cleanup(s.Close)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Topology(ctx, &weirv1.TopologyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := stream.Recv(); err != nil || !proto.Equal(v, views[0]) {
+		t.Fatalf("%v, %v", v, err)
+	}
+	for range 2 {
+		mu.Lock()
+		old := next
+		at, next = at+1, make(chan struct{})
+		mu.Unlock()
+		close(old)
+	}
+	if v, err := stream.Recv(); err != nil || !proto.Equal(v, views[2]) {
+		t.Errorf("%v, %v", v, err)
+	}
+	cancel()
+	_, err = stream.Recv()
+	wantStatus(t, err, codes.Canceled, "")
+}

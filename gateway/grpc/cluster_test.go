@@ -1,0 +1,257 @@
+package grpcapi
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/rpc/peer"
+	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// trio is three nodes that own a third of the partitions each, and speak to one another and to callers over TCP.
+func trio(t *testing.T, text string) []weirv1.LimiterClient {
+	t.Helper()
+	noLeaks(t)
+	set, err := policy.Parse("test.yaml", []byte(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes := []ownership.Node{{Name: "n0", Boot: 1}, {Name: "n1", Boot: 2}, {Name: "n2", Boot: 3}}
+	address := map[ownership.Node]string{}
+	var listeners []net.Listener
+	for _, n := range nodes {
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		listeners = append(listeners, lis)
+		address[n] = lis.Addr().String()
+	}
+	var clients []weirv1.LimiterClient
+	for i, n := range nodes {
+		peers := peer.NewForwarder(peer.ForwarderConfig{
+			Self: n, RingSettings: 0xabc, Logger: slog.New(slog.DiscardHandler),
+			Address: func(n ownership.Node) (string, bool) { a, ok := address[n]; return a, ok },
+		})
+		own := byNumber{i, nodes}
+		l := limiter.New(limiter.Config{Policies: set, Ownership: own, Peers: peers, Timeout: testkit.Patience})
+		own.open(l)
+		server := grpc.NewServer(grpc.ForceServerCodecV2(transport.Codec()))
+		peerv1.RegisterPeerServer(server, peer.NewServer(peer.ServerConfig{
+			Self: n, RingSettings: 0xabc, Receiver: l, Logger: slog.New(slog.DiscardHandler),
+		}))
+		NewServer(ServerConfig{Service: l}).Register(server)
+		var served sync.WaitGroup
+		served.Go(func() { _ = server.Serve(listeners[i]) }) // ends with Stop
+		t.Cleanup(func() {
+			l.Close()
+			peers.Close()
+			server.Stop()
+			served.Wait()
+		})
+		clients = append(clients, weirv1.NewLimiterClient(testkit.Dial(t, address[n])))
+	}
+	return clients
+}
+
+const trioPolicies = `policies:
+  - {name: log, algorithm: sliding_log, limit: 50, window: 1h, on_error: closed}
+  - {name: bucket, algorithm: token_bucket, limit: 50, window: 366d, on_error: closed}
+  - {name: fixed, algorithm: fixed_window, limit: 50, window: 1h, on_error: closed}
+  - {name: jobs, algorithm: concurrency, limit: 5, ttl: 1m}
+`
+
+func named(policy, key string, cost int64) *weirv1.Check {
+	return &weirv1.Check{Target: &weirv1.Target{Policy: policy, Key: key}, Cost: &cost}
+}
+
+func left(t *testing.T, c weirv1.LimiterClient, policy, key string) int64 {
+	t.Helper()
+	resp, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{named(policy, key, 0)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.Results[0].GetDecision().GetRemaining()
+}
+
+// TestAtomicChecksOverTheWire has many callers ask for units of twelve keys on three owners, all or none: what is
+// admitted is what is charged, whoever is asked afterwards, and no limit is passed.
+func TestAtomicChecksOverTheWire(t *testing.T) {
+	nodes := trio(t, trioPolicies)
+	policies := []string{"log", "bucket", "fixed"}
+	var mu sync.Mutex
+	admitted := map[[2]string]int64{}
+	yes, no := 0, 0
+	var callers sync.WaitGroup
+	for i := range 30 {
+		callers.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(i), 4))
+			for range 20 {
+				req := &weirv1.CheckRequest{Atomic: true}
+				for range 2 + random.IntN(4) {
+					req.Checks = append(req.Checks, named(policies[random.IntN(3)], fmt.Sprint(random.IntN(4)), 1+random.Int64N(4)))
+				}
+				resp, err := nodes[random.IntN(3)].Check(t.Context(), req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				if !resp.Allowed {
+					no++
+				} else {
+					yes++
+				}
+				for j, r := range resp.Results {
+					d, q := r.GetDecision(), req.Checks[j]
+					if d.GetFailedOpen() || d.GetFailedClosed() || resp.Allowed != (d.GetGranted() == *q.Cost) || !resp.Allowed && d.GetGranted() != 0 {
+						t.Errorf("%v: %v", resp.Allowed, d)
+					}
+					admitted[[2]string{q.Target.Policy, q.Target.Key}] += d.GetGranted()
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	callers.Wait()
+	if yes < 30 || no < 30 {
+		t.Errorf("%d admitted, %d refused: the test shows little", yes, no)
+	}
+	for k, n := range admitted {
+		if n > 50 {
+			t.Errorf("%v: %d admitted", k, n)
+		}
+		for _, node := range nodes {
+			if left := left(t, node, k[0], k[1]); left != 50-n {
+				t.Errorf("%v: %d admitted, %d left", k, n, left)
+			}
+		}
+	}
+	_, err := nodes[0].Check(t.Context(), &weirv1.CheckRequest{Atomic: true, Checks: []*weirv1.Check{named("log", "a", 1), named("jobs", "a", 1)}})
+	wantStatus(t, err, codes.InvalidArgument, "checks[1].target.policy: ")
+	_, err = nodes[0].Check(t.Context(), &weirv1.CheckRequest{Atomic: true, Checks: []*weirv1.Check{named("log", "a", 1), named("nope", "a", 1)}})
+	wantStatus(t, err, codes.NotFound, "checks[1].target.policy: ")
+	if left := left(t, nodes[1], "log", "a"); left != 50 {
+		t.Errorf("%d left after errors", left)
+	}
+}
+
+// TestReservationsOverTheWire settles through another node than reserved, for keys of every owner.
+func TestReservationsOverTheWire(t *testing.T) {
+	nodes := trio(t, trioPolicies)
+	for i := range 12 {
+		target := &weirv1.Target{Policy: []string{"log", "bucket", "fixed"}[i%3], Key: fmt.Sprint(i)}
+		most, did, over := int64(40), int64(15), int64(41)
+		d, err := nodes[i%3].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Cost: &most, RequestId: "r"})
+		if err != nil || !d.Allowed || d.Granted != 40 || d.Remaining != 10 || d.ReservationId == "" {
+			t.Fatalf("%v, %v", d, err)
+		}
+		again, err := nodes[(i+1)%3].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Cost: &most, RequestId: "r"})
+		if err != nil || again.ReservationId != d.ReservationId || again.Remaining != 10 {
+			t.Errorf("again: %v, %v", again, err)
+		}
+		other := nodes[(i+2)%3]
+		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId})
+		wantStatus(t, err, codes.InvalidArgument, "cost: ")
+		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &over})
+		wantStatus(t, err, codes.InvalidArgument, "cost: ")
+		if resp, err := other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &did}); err != nil || resp.Refunded != 25 {
+			t.Errorf("commit: %v, %v", resp, err)
+		}
+		_, err = other.Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: d.ReservationId})
+		wantStatus(t, err, codes.NotFound, "reservation_id: ")
+		d, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, TtlNs: 1e9})
+		if err != nil || d.Granted != 1 {
+			t.Errorf("a missing cost: %v, %v", d, err)
+		}
+		if resp, err := nodes[1].Cancel(t.Context(), &weirv1.CancelRequest{Target: target, ReservationId: d.ReservationId}); err != nil || resp.Refunded != 1 {
+			t.Errorf("cancel: %v, %v", resp, err)
+		}
+		if left := left(t, nodes[2], target.Policy, target.Key); left != 35 {
+			t.Errorf("%d left", left)
+		}
+	}
+	_, err := nodes[0].Cancel(t.Context(), &weirv1.CancelRequest{Target: &weirv1.Target{Policy: "log", Key: "k"}, ReservationId: "nonsense"})
+	wantStatus(t, err, codes.InvalidArgument, "reservation_id: ")
+	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "jobs", Key: "k"}})
+	wantStatus(t, err, codes.InvalidArgument, "target.policy: ")
+	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: "log", Key: "k"}, TtlNs: 2 * 3600e9})
+	wantStatus(t, err, codes.InvalidArgument, "ttl_ns: ")
+}
+
+// TestClusterOverSockets: three whole nodes but for the gossip, exactly the limit.
+func TestClusterOverSockets(t *testing.T) {
+	nodes := trio(t, `policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]`)
+	const keys = 5
+	var admitted, failed [keys]atomic.Int64
+	var callers sync.WaitGroup
+	for i := range 300 {
+		callers.Go(func() {
+			var req weirv1.CheckRequest
+			for k := range keys {
+				req.Checks = append(req.Checks, named("p", fmt.Sprint(k), 1))
+			}
+			got, err := nodes[i%3].Check(t.Context(), &req)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for k, r := range got.Results {
+				if d := r.GetDecision(); d == nil || d.FailedOpen {
+					failed[k].Add(1)
+				} else if d.Allowed {
+					admitted[k].Add(1)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	for k := range keys {
+		if admitted[k].Load() != 100 || failed[k].Load() != 0 {
+			t.Errorf("key %d: %d admitted, %d failed", k, admitted[k].Load(), failed[k].Load())
+		}
+	}
+}
+
+type byNumber struct {
+	self  int
+	nodes []ownership.Node
+}
+
+func (o byNumber) Holder(p int) limiter.Holder {
+	n := o.nodes[p%len(o.nodes)]
+	return limiter.Holder{Self: p%len(o.nodes) == o.self, Name: n.Name, Boot: n.Boot}
+}
+
+// open opens what belongs to the node.
+func (o byNumber) open(l *limiter.Limiter) {
+	for p := range ring.Partitions {
+		if o.Holder(p).Self {
+			l.Data().Open(p)
+		}
+	}
+}
+
+func (o byNumber) Await(_ context.Context, p int, _ limiter.Holder) limiter.Holder {
+	return o.Holder(p)
+}
+
+func (o byNumber) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	return false, true
+}

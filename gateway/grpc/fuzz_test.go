@@ -1,0 +1,94 @@
+package grpcapi
+
+import (
+	"context"
+	"io"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// bytesStream is a CheckStream whose requests are bytes.
+type bytesStream struct {
+	weirv1.Limiter_CheckStreamServer
+	ctx      context.Context
+	requests [][]byte
+	answers  int // responses without more to come
+}
+
+func (r *bytesStream) Context() context.Context { return r.ctx }
+
+func (r *bytesStream) RecvMsg(m any) error {
+	if len(r.requests) == 0 {
+		return io.EOF
+	}
+	data := r.requests[0]
+	r.requests = r.requests[1:]
+	return wire.Codec().Unmarshal(mem.BufferSlice{mem.SliceBuffer(data)}, m)
+}
+
+func (r *bytesStream) Send(out *weirv1.CheckStreamResponse) error {
+	if !out.More {
+		r.answers++
+	}
+	return nil
+}
+
+// sound is a service that looks at what it is asked.
+type sound struct {
+	fakeService
+	t *testing.T
+}
+
+func (s sound) Begin(_ context.Context, b *limiter.Batch) (open []int, err *limit.Error) {
+	if len(b.Checks) == 0 || len(b.Checks) > limit.MaxBatch {
+		s.t.Errorf("a batch of %d", len(b.Checks))
+	}
+	for i := range b.Checks {
+		if c := &b.Checks[i]; (c.Policy == "") == (c.Limit == nil) {
+			s.t.Errorf("a check of neither or both: %+v", c)
+		}
+	}
+	b.Results = make([]limit.Result, len(b.Checks))
+	return nil, nil
+}
+
+// FuzzCheckStream: whatever comes on a stream, in up to two requests, the stream ends without a panic, with OK or a status that
+// blames the caller, and what reaches the service is within bounds; each request before the one to blame has its answer.
+func FuzzCheckStream(f *testing.F) {
+	define := &weirv1.CheckStreamRequest{
+		Define: []*weirv1.StreamTarget{{Policy: "p"}, {Number: 1, Limit: &weirv1.Limit{Algorithm: weirv1.Algorithm(algo.SlidingLog), Limit: 1, WindowNs: 1e9}, Namespace: "n"}},
+		Keys:   []byte("ab"), KeyLengths: []uint32{1, 1}, Targets: []uint32{0, 1}, Costs: []int64{1}, Partial: []bool{true}, RequestIds: []string{"", "r"},
+	}
+	for _, m := range []*weirv1.CheckStreamRequest{{}, define, streamed(1, "a", "b"), {KeyLengths: []uint32{1 << 31}}, {Targets: []uint32{1023}, KeyLengths: []uint32{0}}} {
+		data, err := m.MarshalVT()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data, data)
+	}
+	f.Add([]byte{0x0a}, []byte{0xff})
+	f.Fuzz(func(t *testing.T, first, second []byte) {
+		s := NewServer(ServerConfig{Service: sound{t: t}})
+		stream := &bytesStream{ctx: t.Context(), requests: [][]byte{first, second}}
+		err := s.CheckStream(stream)
+		s.Close()
+		switch status.Code(err) {
+		case codes.OK:
+			if stream.answers != 2 {
+				t.Errorf("%d answers", stream.answers)
+			}
+		case codes.InvalidArgument, codes.ResourceExhausted:
+		default:
+			t.Errorf("%v", err)
+		}
+	})
+}

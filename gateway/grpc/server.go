@@ -1,0 +1,364 @@
+// Package grpcapi serves callers over gRPC: weir.v1's Limiter. It turns messages into checks, asks a limiter.BatchService, and turns
+// decisions into messages, for single calls and for CheckStream.
+//
+// It decides nothing. What it does not promise: that a check whose answer did not reach the caller was not carried out; that the
+// answers of a stream come in the order of the checks; that a caller who does not read keeps its stream.
+package grpcapi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// ServerConfig is what a Server needs. Service, Status and Topology are required.
+type ServerConfig struct {
+	Service limiter.BatchService
+	// Status describes the cluster.
+	Status func(context.Context) *weirv1.StatusResponse
+	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
+	Topology func() (now *weirv1.TopologyResponse, changed <-chan struct{})
+	// Observe, when set, is told of each request of a CheckStream how long it took until all its answers were sent, and the
+	// code of the error that it got in place of answers. It must return at once.
+	Observe func(took time.Duration, failed codes.Code)
+	// Trace, when set, is told of each check of a CheckStream what its caller says of a trace that it belongs to: the ids of
+	// trace and span, limiter.TraceContext bytes, or nothing. It returns what is to hang below (see limiter.Batch.Traces), and
+	// how to end the trace's part here with the status of the answer; nil when the check is not traced.
+	Trace func(parent string) (below string, end func(codes.Code))
+	// WriteTimeout is how long an answer may wait for the caller of a stream to read those before it; then the stream ends. For
+	// streams of other services see EndUnread. 0: any time.
+	WriteTimeout time.Duration
+	// MaxUnread is about how many bytes of answers of all CheckStreams may wait for their callers to read. Beyond it a stream that
+	// holds more than its share is ended at once. What gRPC has taken is not counted: 64 KiB a stream at most. 0: any number.
+	MaxUnread int64
+	// Requests bounds the bytes that requests take from when they are decoded until they are answered; those that take few are
+	// not counted. Nil: any number.
+	Requests *memory.Gate
+}
+
+// Server answers callers.
+type Server struct {
+	weirv1.UnimplementedLimiterServer
+	svc     limiter.BatchService
+	cfg     ServerConfig
+	batches sync.Pool      // of *limiter.Batch
+	calls   sync.Pool      // of *call
+	readers sync.WaitGroup // of CheckStream, and handlers of other streams
+	unread  unread         // of CheckStreams
+}
+
+// NewServer returns a Server. Close it when done.
+func NewServer(cfg ServerConfig) *Server {
+	return &Server{
+		svc: cfg.Service, cfg: cfg,
+		batches: sync.Pool{New: func() any { return new(limiter.Batch) }},
+		calls:   sync.Pool{New: func() any { return new(call) }},
+	}
+}
+
+// call is the room that a Check takes while it is under way, used again for the next: 30 KB for 100 checks.
+type call struct {
+	checks  []limit.Check
+	results []limit.Result
+}
+
+// grow makes room for n checks and their results. What it has is nobody's any more.
+func (c *call) grow(n int) {
+	c.checks, c.results = slices.Grow(c.checks[:0], n)[:n], slices.Grow(c.results[:0], n)[:n]
+}
+
+// done gives the room back, with nothing in it that would be kept alive.
+func (s *Server) done(c *call) {
+	clear(c.checks)
+	clear(c.results)
+	s.calls.Put(c)
+}
+
+// Close waits for every goroutine, once the gRPC server that the Server is registered with has been stopped.
+func (s *Server) Close() { s.readers.Wait() }
+
+// Register adds the Server to a gRPC server, which must have been made with wire.Codec. A message that is not valid
+// protobuf is answered INVALID_ARGUMENT, where gRPC's own answer (INTERNAL) would blame the server.
+func (s *Server) Register(r grpc.ServiceRegistrar) {
+	desc := weirv1.Limiter_ServiceDesc
+	desc.Methods = nil
+	for _, m := range weirv1.Limiter_ServiceDesc.Methods {
+		handler := m.Handler
+		m.Handler = func(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+			a := admission{gate: s.cfg.Requests}
+			defer a.leave()
+			return handler(srv, ctx, func(v any) error { return a.decode(ctx, dec, v.(proto.Message)) }, i)
+		}
+		if m.MethodName == "Check" {
+			m.Handler = handleCheck
+		}
+		desc.Methods = append(desc.Methods, m)
+	}
+	r.RegisterService(&desc, s)
+}
+
+// handleCheck is the generated handler, but for the request, which is used again: as soon as it has been read, for a call may
+// wait long, and 1000 checks take 250 KB in this form. No interceptor may look at it once it has handed it on.
+func handleCheck(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+	server := srv.(*Server)
+	a := admission{gate: server.cfg.Requests}
+	defer a.leave()
+	in := weirv1.CheckRequestFromVTPool()
+	if err := a.decode(ctx, dec, in); err != nil {
+		return nil, err
+	}
+	a.keep(len(in.Checks))
+	if i == nil {
+		return server.check(ctx, in, true)
+	}
+	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: weirv1.Limiter_Check_FullMethodName}
+	return i(ctx, in, info, func(ctx context.Context, _ any) (any, error) { return server.check(ctx, in, true) })
+}
+
+// undecoded returns the status for a message that could not be decoded, or nil for one that was.
+func undecoded(m *wire.Lenient) error {
+	if m.Err == nil {
+		return nil
+	}
+	if bad, ok := errors.AsType[*limit.Error](m.Err); ok {
+		return statusOf(bad)
+	}
+	if _, ok := status.FromError(m.Err); ok { // of Admit
+		return m.Err
+	}
+	return status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
+}
+
+// Check implements weirv1.LimiterServer.
+func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	return s.check(ctx, in, false)
+}
+
+// check is Check, and puts a request that is pooled back when it has read it.
+func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool) (*weirv1.CheckResponse, error) {
+	if err := limit.ValidBatch(len(in.Checks)); err != nil {
+		return nil, statusOf(err)
+	}
+	room := s.calls.Get().(*call)
+	defer s.done(room)
+	room.grow(len(in.Checks))
+	checks, results := room.checks, room.results
+	for i, c := range in.Checks {
+		t, err := wire.Target(c.GetTarget())
+		if err != nil {
+			return nil, statusOf(err.In(i, len(in.Checks)))
+		}
+		checks[i] = limit.Check{Target: t, Cost: wire.Cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
+	}
+	atomic := in.Atomic
+	if pooled && cap(in.Checks) <= 2*limit.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
+		in.ReturnToVTPool()
+	}
+	if atomic {
+		return s.checkAll(ctx, slices.Clone(checks)) // what is left to settle may outlast the call
+	}
+	if err := s.svc.CheckTo(ctx, checks, nil, results); err != nil {
+		return nil, statusOf(err)
+	}
+	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results)), Allowed: true}
+	answers := make([]decided, len(results))
+	failed := 0
+	for i := range results {
+		r := &results[i]
+		var e *limit.Error
+		out.Allowed = out.Allowed && r.Err == nil && r.Allowed
+		if errors.As(r.Err, &e) {
+			failed++
+			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: callerError(e, wire.Field)}}
+			continue
+		}
+		out.Results[i] = answers[i].of(&r.Decision)
+	}
+	if failed == len(results) {
+		return nil, statusOf(results[0].Err)
+	}
+	return out, nil
+}
+
+// decided is a Result with a decision, in one piece of memory in place of three.
+type decided struct {
+	result   weirv1.Result
+	outcome  weirv1.Result_Decision
+	decision weirv1.Decision
+	wait     int64
+}
+
+func (r *decided) of(d *limit.Decision) *weirv1.Result {
+	wire.SetDecision(&r.decision, d, &r.wait)
+	r.outcome.Decision = &r.decision
+	r.result.Outcome = &r.outcome
+	return &r.result
+}
+
+// checkAll answers an atomic Check.
+func (s *Server) checkAll(ctx context.Context, checks []limit.Check) (*weirv1.CheckResponse, error) {
+	all, err := s.svc.CheckAll(ctx, checks)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	out := &weirv1.CheckResponse{
+		Results: make([]*weirv1.Result, len(all.Decisions)), Allowed: all.Allowed, DelayNs: int64(all.Delay),
+	}
+	room := make([]decided, len(all.Decisions))
+	for i := range all.Decisions {
+		out.Results[i] = room[i].of(&all.Decisions[i])
+	}
+	return out, nil
+}
+
+// Reserve implements weirv1.LimiterServer.
+func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv1.Decision, error) {
+	t, bad := wire.Target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	d, err := s.svc.Reserve(ctx, limit.Reserve{Target: t, Cost: wire.Cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return wire.ProtoDecision(&d), nil
+}
+
+// Commit implements weirv1.LimiterServer. A missing cost is an error: what the work did cost is not to be guessed.
+func (s *Server) Commit(ctx context.Context, in *weirv1.CommitRequest) (*weirv1.CommitResponse, error) {
+	t, bad := wire.Target(in.Target)
+	if bad == nil && in.Cost == nil {
+		bad = limit.NewError(limit.Invalid, "cost", "is missing: say what it did cost, 0 to what was reserved")
+	}
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	refunded, err := s.svc.Commit(ctx, t, in.ReservationId, *in.Cost)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.CommitResponse{Refunded: refunded}, nil
+}
+
+// Cancel implements weirv1.LimiterServer.
+func (s *Server) Cancel(ctx context.Context, in *weirv1.CancelRequest) (*weirv1.CancelResponse, error) {
+	t, bad := wire.Target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	refunded, err := s.svc.Cancel(ctx, t, in.ReservationId)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.CancelResponse{Refunded: refunded}, nil
+}
+
+// Acquire implements weirv1.LimiterServer.
+func (s *Server) Acquire(ctx context.Context, in *weirv1.AcquireRequest) (*weirv1.Decision, error) {
+	t, bad := wire.Target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	d, err := s.svc.Acquire(ctx, limit.Acquire{Target: t, Cost: wire.Cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return wire.ProtoDecision(&d), nil
+}
+
+// Renew implements weirv1.LimiterServer.
+func (s *Server) Renew(ctx context.Context, in *weirv1.RenewRequest) (*weirv1.RenewResponse, error) {
+	t, bad := wire.Target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	left, err := s.svc.Renew(ctx, t, in.LeaseId, time.Duration(in.TtlNs))
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.RenewResponse{ExpiresInNs: int64(left)}, nil
+}
+
+// Release implements weirv1.LimiterServer.
+func (s *Server) Release(ctx context.Context, in *weirv1.ReleaseRequest) (*weirv1.ReleaseResponse, error) {
+	t, bad := wire.Target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	released, err := s.svc.Release(ctx, t, in.LeaseId)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.ReleaseResponse{Released: released}, nil
+}
+
+// Refund implements weirv1.LimiterServer.
+func (s *Server) Refund(ctx context.Context, in *weirv1.RefundRequest) (*weirv1.RefundResponse, error) {
+	t, bad := wire.Target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	n, err := s.svc.Refund(ctx, t, wire.Cost(in.Cost), in.GetRequestId())
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.RefundResponse{Refunded: n}, nil
+}
+
+// Reset implements weirv1.LimiterServer.
+func (s *Server) Reset(ctx context.Context, in *weirv1.ResetRequest) (*weirv1.ResetResponse, error) {
+	t, bad := wire.Target(in.Target)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	if err := s.svc.Reset(ctx, t); err != nil {
+		return nil, statusOf(err)
+	}
+	return &weirv1.ResetResponse{}, nil
+}
+
+// Status implements weirv1.LimiterServer.
+func (s *Server) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
+	return s.cfg.Status(ctx), nil
+}
+
+// Topology implements weirv1.LimiterServer.
+func (s *Server) Topology(_ *weirv1.TopologyRequest, stream weirv1.Limiter_TopologyServer) error {
+	var last *weirv1.TopologyResponse
+	for {
+		now, changed := s.cfg.Topology()
+		if last == nil || !sameTopology(now, last) {
+			if err := stream.Send(now); err != nil {
+				return err
+			}
+			last = now
+		}
+		select {
+		case <-changed:
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		}
+	}
+}
+
+// sameTopology tells whether two differ in their version at most.
+func sameTopology(a, b *weirv1.TopologyResponse) bool {
+	return bytes.Equal(a.HashKey, b.HashKey) && a.RingSettings == b.RingSettings && a.Ring == b.Ring &&
+		slices.EqualFunc(a.Members, b.Members, func(a, b *weirv1.TopologyMember) bool {
+			return a.Name == b.Name && a.Boot == b.Boot && a.Grpc == b.Grpc
+		})
+}

@@ -1,0 +1,292 @@
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// fakeService answers every call with the same error, and checks with given results.
+type fakeService struct {
+	results []limit.Result
+	all     limit.AllDecision
+	err     error
+}
+
+func (f fakeService) Check(context.Context, []limit.Check) ([]limit.Result, error) {
+	return f.results, f.err
+}
+func (f fakeService) Acquire(context.Context, limit.Acquire) (limit.Decision, error) {
+	return limit.Decision{}, f.err
+}
+func (f fakeService) Renew(context.Context, limit.Target, string, time.Duration) (time.Duration, error) {
+	return 0, f.err
+}
+func (f fakeService) Release(context.Context, limit.Target, string) (bool, error) {
+	return false, f.err
+}
+func (f fakeService) CheckAll(context.Context, []limit.Check) (limit.AllDecision, error) {
+	return f.all, f.err
+}
+func (f fakeService) Reserve(context.Context, limit.Reserve) (limit.Decision, error) {
+	return limit.Decision{}, f.err
+}
+func (f fakeService) Commit(context.Context, limit.Target, string, int64) (int64, error) {
+	return 0, f.err
+}
+func (f fakeService) Cancel(context.Context, limit.Target, string) (int64, error) { return 0, f.err }
+func (f fakeService) Refund(context.Context, limit.Target, int64, string) (int64, error) {
+	return 0, f.err
+}
+func (f fakeService) Reset(context.Context, limit.Target) error { return f.err }
+
+func (f fakeService) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Refused, results []limit.Result) error {
+	got, err := f.Check(ctx, checks)
+	copy(results, got)
+	return err
+}
+
+func (f fakeService) Begin(context.Context, *limiter.Batch) ([]int, *limit.Error) {
+	return nil, &limit.Error{Kind: limit.Unavailable, Message: "not in this fake"}
+}
+func (f fakeService) Finish(context.Context, *limiter.Batch, []int) {}
+
+func serveLimiter(t *testing.T, svc limiter.BatchService, opts ...grpc.ServerOption) (string, weirv1.LimiterClient) {
+	t.Helper()
+	noLeaks(t)
+	s := NewServer(ServerConfig{
+		Service: svc,
+		Status:  func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Node: "me"} },
+	})
+	t.Cleanup(s.Close)
+	addr := serve(t, s.Register, opts...)
+	return addr, weirv1.NewLimiterClient(testkit.Dial(t, addr))
+}
+
+func localLimiter(t *testing.T) *limiter.Limiter {
+	t.Helper()
+	set, err := policy.Parse("test.yaml", []byte(`policies:
+  - {name: p, algorithm: sliding_log, limit: 10, window: 1m}
+  - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limiter.New(limiter.Config{Policies: set})
+	t.Cleanup(l.Close)
+	return l
+}
+
+func wantStatus(t *testing.T, err error, code codes.Code, prefix string) {
+	t.Helper()
+	if s := status.Convert(err); s.Code() != code || !strings.HasPrefix(s.Message(), prefix) {
+		t.Errorf("%v: %q, want %v: %q…", s.Code(), s.Message(), code, prefix)
+	}
+}
+
+func TestEveryErrorHasItsCode(t *testing.T) {
+	for _, test := range []struct {
+		err  error
+		code codes.Code
+		text string
+	}{
+		{limit.NewError(limit.Invalid, "f", "m"), codes.InvalidArgument, "f: m"},
+		{limit.NewError(limit.NotFound, "f", "m"), codes.NotFound, "f: m"},
+		{limit.NewError(limit.TooLarge, "f", "m"), codes.ResourceExhausted, "f: m"},
+		{&limit.Error{Kind: limit.Unavailable, Message: "m"}, codes.Unavailable, "m"},
+		{fmt.Errorf("wrapped: %w", limit.NewError(limit.NotFound, "f", "m")), codes.NotFound, "f: m"},
+		{context.DeadlineExceeded, codes.DeadlineExceeded, ""},
+		{errors.New("odd"), codes.Unknown, "odd"},
+	} {
+		t.Run(test.text, func(t *testing.T) {
+			_, c := serveLimiter(t, fakeService{err: test.err})
+			ctx, to := t.Context(), &weirv1.Target{Policy: "p", Key: "k"}
+			_, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: to}}})
+			wantStatus(t, err, test.code, test.text)
+			_, err = c.Acquire(ctx, &weirv1.AcquireRequest{Target: to})
+			wantStatus(t, err, test.code, test.text)
+			_, err = c.Renew(ctx, &weirv1.RenewRequest{Target: to})
+			wantStatus(t, err, test.code, test.text)
+			_, err = c.Release(ctx, &weirv1.ReleaseRequest{Target: to})
+			wantStatus(t, err, test.code, test.text)
+			_, err = c.Refund(ctx, &weirv1.RefundRequest{Target: to})
+			wantStatus(t, err, test.code, test.text)
+			_, err = c.Reset(ctx, &weirv1.ResetRequest{Target: to})
+			wantStatus(t, err, test.code, test.text)
+		})
+	}
+}
+
+func TestBatchErrors(t *testing.T) {
+	notFound := limit.NewError(limit.NotFound, "policy", "unknown")
+	two := &weirv1.CheckRequest{Checks: []*weirv1.Check{{}, {}}}
+	t.Run("one", func(t *testing.T) {
+		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: notFound}, {Decision: limit.Decision{Policy: "p", Allowed: true}}}})
+		out, err := c.Check(t.Context(), two)
+		if err != nil || len(out.Results) != 2 {
+			t.Fatal(out, err)
+		}
+		if e := out.Results[0].GetError(); e.GetCode() != int32(codes.NotFound) || e.Field != "target.policy" || e.Message != "unknown" {
+			t.Errorf("%v", out.Results[0])
+		}
+		if d := out.Results[1].GetDecision(); !d.GetAllowed() || d.RetryAfterNs == nil || *d.RetryAfterNs != 0 {
+			t.Errorf("%v", out.Results[1])
+		}
+	})
+	t.Run("all", func(t *testing.T) {
+		_, c := serveLimiter(t, fakeService{results: []limit.Result{{Err: notFound}, {Err: &limit.Error{Kind: limit.Invalid}}}})
+		_, err := c.Check(t.Context(), two)
+		wantStatus(t, err, codes.NotFound, "target.policy: unknown")
+	})
+}
+
+func TestCaller(t *testing.T) {
+	_, c := serveLimiter(t, localLimiter(t))
+	ctx := t.Context()
+	to := &weirv1.Target{Policy: "p", Key: "k"}
+	one := func(in *weirv1.Check) *weirv1.Decision {
+		t.Helper()
+		out, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{in}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.Results[0].GetDecision()
+	}
+	// A missing cost is 1 and never a free peek; 0 peeks.
+	if d := one(&weirv1.Check{Target: to}); d.Granted != 1 || d.Remaining != 9 {
+		t.Errorf("%v", d)
+	}
+	if d := one(&weirv1.Check{Target: to, Cost: new(int64)}); d.Granted != 0 || d.Remaining != 9 {
+		t.Errorf("%v", d)
+	}
+	if d := one(&weirv1.Check{Target: to, Cost: proto.Int64(20), Partial: true, RequestId: "r"}); d.Granted != 9 || d.RequestId != "r" {
+		t.Errorf("%v", d)
+	}
+	if d := one(&weirv1.Check{Target: to, Cost: proto.Int64(11)}); d.Allowed || d.RetryAfterNs != nil {
+		t.Errorf("never: %v", d)
+	}
+	if n, err := c.Refund(ctx, &weirv1.RefundRequest{Target: to}); err != nil || n.Refunded != 1 {
+		t.Errorf("%v, %v", n, err)
+	}
+	if _, err := c.Reset(ctx, &weirv1.ResetRequest{Target: to}); err != nil {
+		t.Error(err)
+	}
+	if d := one(&weirv1.Check{Target: to, Cost: new(int64)}); d.Remaining != 10 {
+		t.Errorf("%v", d)
+	}
+	leases := &weirv1.Target{Policy: "c", Key: "k"}
+	d, err := c.Acquire(ctx, &weirv1.AcquireRequest{Target: leases, TtlNs: int64(time.Second)})
+	if err != nil || d.Granted != 1 || d.LeaseId == "" {
+		t.Fatal(d, err)
+	}
+	if r, err := c.Renew(ctx, &weirv1.RenewRequest{Target: leases, LeaseId: d.LeaseId}); err != nil || r.ExpiresInNs != int64(time.Minute) {
+		t.Errorf("%v, %v", r, err)
+	}
+	for _, want := range []bool{true, false} {
+		if r, err := c.Release(ctx, &weirv1.ReleaseRequest{Target: leases, LeaseId: d.LeaseId}); err != nil || r.Released != want {
+			t.Errorf("%v, %v", r, err)
+		}
+	}
+	if s, err := c.Status(ctx, &weirv1.StatusRequest{}); err != nil || s.Node != "me" {
+		t.Errorf("%v, %v", s, err)
+	}
+
+	inline := func(change func(*weirv1.Limit)) *weirv1.Target {
+		l := &weirv1.Limit{Algorithm: weirv1.Algorithm_ALGORITHM_SLIDING_LOG, Limit: 10, WindowNs: int64(time.Minute)}
+		change(l)
+		return &weirv1.Target{Limit: l, Key: "k"}
+	}
+	for _, bad := range []struct {
+		to   *weirv1.Target
+		code codes.Code
+		text string
+	}{
+		{nil, codes.InvalidArgument, "target.key: "},
+		{&weirv1.Target{Key: "k"}, codes.InvalidArgument, "target.policy: "},
+		{&weirv1.Target{Policy: "p", Key: strings.Repeat("k", 1025)}, codes.ResourceExhausted, "target.key: "},
+		{&weirv1.Target{Policy: "nope", Key: "k"}, codes.NotFound, "target.policy: "},
+		{inline(func(l *weirv1.Limit) { l.Algorithm = 99 }), codes.InvalidArgument, "target.limit.algorithm: "},
+		{inline(func(l *weirv1.Limit) { l.Period = -9 }), codes.InvalidArgument, "target.limit.period: "},
+		{inline(func(l *weirv1.Limit) { l.Limit = 0 }), codes.InvalidArgument, "target.limit.limit: "},
+		{inline(func(l *weirv1.Limit) { l.Limit = math.MaxInt64 }), codes.InvalidArgument, "target.limit.limit: "},
+		{inline(func(l *weirv1.Limit) { l.WindowNs = math.MinInt64 }), codes.InvalidArgument, "target.limit.window_ns: "},
+		{inline(func(l *weirv1.Limit) { l.WindowNs = math.MaxInt64 }), codes.InvalidArgument, "target.limit.window_ns: "},
+		{inline(func(l *weirv1.Limit) { l.Slots = math.MinInt32 }), codes.InvalidArgument, "target.limit.slots: "},
+		{inline(func(l *weirv1.Limit) { l.Capacity = -1 }), codes.InvalidArgument, "target.limit.capacity: "},
+		{inline(func(l *weirv1.Limit) { l.TimeZone = "nope" }), codes.InvalidArgument, "target.limit.time_zone: "},
+	} {
+		_, err := c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: bad.to}}})
+		wantStatus(t, err, bad.code, bad.text)
+		if bad.code != codes.NotFound { // which concerns only itself
+			_, err = c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: to}, {Target: bad.to}}})
+			wantStatus(t, err, bad.code, "checks[1]."+bad.text)
+		}
+		_, err = c.Acquire(ctx, &weirv1.AcquireRequest{Target: bad.to})
+		wantStatus(t, err, bad.code, bad.text)
+		_, err = c.Renew(ctx, &weirv1.RenewRequest{Target: bad.to, LeaseId: d.LeaseId})
+		wantStatus(t, err, bad.code, bad.text)
+		_, err = c.Release(ctx, &weirv1.ReleaseRequest{Target: bad.to, LeaseId: d.LeaseId})
+		wantStatus(t, err, bad.code, bad.text)
+		_, err = c.Refund(ctx, &weirv1.RefundRequest{Target: bad.to})
+		wantStatus(t, err, bad.code, bad.text)
+		_, err = c.Reset(ctx, &weirv1.ResetRequest{Target: bad.to})
+		wantStatus(t, err, bad.code, bad.text)
+	}
+	_, err = c.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: to, Cost: proto.Int64(-1)}}})
+	wantStatus(t, err, codes.InvalidArgument, "cost: ")
+	_, err = c.Check(ctx, &weirv1.CheckRequest{})
+	wantStatus(t, err, codes.InvalidArgument, "checks: ")
+	_, err = c.Check(ctx, &weirv1.CheckRequest{Checks: make([]*weirv1.Check, 1001)})
+	wantStatus(t, err, codes.ResourceExhausted, "checks: ")
+	_, err = c.Acquire(ctx, &weirv1.AcquireRequest{Target: leases, TtlNs: -1})
+	wantStatus(t, err, codes.InvalidArgument, "ttl_ns: ")
+	_, err = c.Renew(ctx, &weirv1.RenewRequest{Target: leases, LeaseId: "x"})
+	wantStatus(t, err, codes.InvalidArgument, "lease_id: ")
+	if d := one(&weirv1.Check{Target: to, Cost: new(int64)}); d.Remaining != 10 {
+		t.Errorf("something was charged: %v", d)
+	}
+}
+
+func TestMalformedMessages(t *testing.T) {
+	addr, c := serveLimiter(t, localLimiter(t))
+	conn := testkit.Dial(t, addr)
+	field := func(number protowire.Number, b []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), b)
+	}
+	target := append(field(1, []byte("p")), field(4, []byte("k\xff"))...)
+	for _, bad := range [][]byte{
+		{0xff}, {0x0a}, {0x0a, 0x7f, 1}, []byte("nonsense"), field(1, field(1, target)), field(1, []byte{0x10}),
+	} {
+		for _, method := range []string{"Check", "Acquire", "Renew", "Release", "Refund", "Reset"} {
+			in, out := bad, []byte(nil)
+			if method != "Check" && len(bad) > 0 && bad[0] == 0x0a && len(bad) > 10 {
+				in = field(1, target)
+			}
+			err := conn.Invoke(t.Context(), "/weir.v1.Limiter/"+method, &in, &out, grpc.ForceCodec(testkit.RawCodec{}))
+			wantStatus(t, err, codes.InvalidArgument, "")
+		}
+	}
+	// Larger than the server takes.
+	huge := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: strings.Repeat("k", maxMessage)}}}}
+	_, err := c.Check(t.Context(), huge)
+	wantStatus(t, err, codes.ResourceExhausted, "")
+	out, err := c.Check(t.Context(), &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "p", Key: "k"}, Cost: new(int64)}}})
+	if err != nil || out.Results[0].GetDecision().GetRemaining() != 10 {
+		t.Errorf("%v, %v", out, err)
+	}
+}

@@ -1,0 +1,161 @@
+package grpcapi
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/weirlimit/weir/limit"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// Streams end whose callers read nothing, whatever they are of, and those whose callers read do not.
+func TestStreamsThatNobodyReadsEnd(t *testing.T) {
+	noLeaks(t)
+	var mu sync.Mutex
+	version := uint64(0)
+	always := make(chan struct{})
+	close(always)
+	s := NewServer(ServerConfig{
+		WriteTimeout: 20 * time.Millisecond,
+		Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) {
+			mu.Lock()
+			defer mu.Unlock()
+			version++
+			return &weirv1.TopologyResponse{Ring: version, Members: []*weirv1.TopologyMember{{Name: fmt.Sprintf("%1000d", version)}}}, always
+		},
+	})
+	t.Cleanup(s.Close)
+	served := make(chan error, 1)
+	watching := health.NewServer()
+	addr := serve(t, func(r grpc.ServiceRegistrar) {
+		s.Register(r)
+		healthv1.RegisterHealthServer(r, watching)
+	}, grpc.ChainStreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		err := handle(srv, stream)
+		if info.FullMethod == weirv1.Limiter_Topology_FullMethodName {
+			served <- err
+		}
+		return err
+	}, s.EndUnread))
+	conn := testkit.Dial(t, addr)
+	watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := watch.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	news, err := weirv1.NewLimiterClient(conn).Topology(t.Context(), &weirv1.TopologyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
+	for err == nil {
+		_, err = news.Recv() // what was on its way, and the end
+	}
+	wantStatus(t, err, codes.Aborted, "the answers are not read")
+	// A stream on which nothing is sent is no stream that nobody reads.
+	watching.SetServingStatus("", healthv1.HealthCheckResponse_NOT_SERVING)
+	if got, err := watch.Recv(); err != nil || got.Status != healthv1.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// A stream ends at once whose caller does not read, when it holds more than its share of what may wait; others go on.
+func TestCheckStreamsShareWhatIsUnread(t *testing.T) {
+	noLeaks(t)
+	d := &distant{answer: make(chan struct{})}
+	const requests = 3
+	s := NewServer(ServerConfig{Service: d, MaxUnread: requests*(responseSize+limit.MaxBatch*answerSize) - 1})
+	t.Cleanup(s.Close)
+	reads := make(chan struct{}) // of the stream that comes first
+	var later atomic.Bool
+	served := make(chan error, 1)
+	addr := serve(t, s.Register, grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+		if later.Swap(true) {
+			return handle(srv, stream)
+		}
+		err := handle(srv, stuck{stream, reads})
+		close(reads)
+		served <- err
+		return err
+	}))
+	c := weirv1.NewLimiterClient(testkit.Dial(t, addr))
+	stream := openStream(t, c)
+	in := streamed(1)
+	for i := range limit.MaxBatch {
+		key := fmt.Sprintf("far %d", i)
+		in.Keys, in.KeyLengths = append(in.Keys, key...), append(in.KeyLengths, uint32(len(key)))
+	}
+	for range requests {
+		if err := stream.Send(in); err != nil {
+			t.Fatal(err)
+		}
+		reads <- struct{}{}
+		if out := nextOf(t, stream); !out.More {
+			t.Fatalf("%v", out)
+		}
+	}
+	other := openStream(t, c)
+	close(d.answer)
+	wantStatus(t, <-served, codes.Aborted, "the answers are not read")
+	if out := exchange(t, other, streamed(1, "near")); out.Error != nil || len(out.Flags) != 1 {
+		t.Errorf("%v", out)
+	}
+	testkit.Eventually(t, "nothing to be counted any more", func() bool {
+		s.unread.mu.Lock()
+		defer s.unread.mu.Unlock()
+		return s.unread.all == 0
+	})
+}
+
+// Of all streams the one of which the most waits is ended, whoever comes last, and nothing of it is counted any more.
+func TestShareOfWhatIsUnread(t *testing.T) {
+	var u unread
+	a, b := &checkStream{stall: newStall(0)}, &checkStream{stall: newStall(0)}
+	const most = 1000*answerSize + 3*responseSize
+	over := func(c *checkStream) bool {
+		select {
+		case <-c.stall.over:
+			return true
+		default:
+			return false
+		}
+	}
+	u.open(a)
+	u.open(b)
+	heldA, heldB := u.hold(a, 900, most), u.hold(b, 100, most)
+	if over(a) || over(b) {
+		t.Fatal("a stream was ended within the bound")
+	}
+	again := u.hold(b, 1, most)
+	if !over(a) || over(b) || u.all != heldB+again {
+		t.Errorf("%d bytes are counted, with the fullest stream ended %d", u.all, heldB+again)
+	}
+	if n := u.hold(a, 500, most); n != 0 || over(b) {
+		t.Errorf("%d bytes of a stream that ends are counted", n)
+	}
+	u.letGo(a, heldA)
+	u.close(a)
+	u.letGo(b, heldB)
+	u.letGo(b, again)
+	if u.all != 0 || len(u.of) != 1 {
+		t.Errorf("%d bytes are left", u.all)
+	}
+	if u.hold(b, limit.MaxBatch, 1); !over(b) {
+		t.Error("a stream by itself is not ended for what is more than all may have")
+	}
+	u.close(b)
+	if u.all != 0 || len(u.of) != 0 {
+		t.Errorf("%d bytes are left", u.all)
+	}
+}

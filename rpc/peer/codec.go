@@ -1,0 +1,511 @@
+package peer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// The packed form of operations and outcomes: see Batch and Reply in peer.proto.
+
+// Flags of an operation's entry.
+const (
+	opItem = 1 << iota
+	opTarget
+	opTimeout
+	opCost
+	opPartial
+	opRequestID
+	opHops
+	opTrace
+	opCaller
+	opAlways
+	opUnknown // and all above
+)
+
+// Flags of an outcome's entry.
+const (
+	outReply = 1 << iota
+	outAllowed
+	outQuota
+	outRetryAfter
+	outResetAfter
+	outRememberFor
+	outGranted
+	outDelay
+	outNever
+	outShadow
+	outDegraded
+	outFailedOpen
+	outFailedClosed
+	outLease
+	outLimits
+	outUnknown // and all above
+)
+
+// inline is the name that decisions have for a limit sent along.
+const inline = "inline"
+
+// numbers are those that the sender of a stream has given to targets.
+type numbers map[targetName]*givenNumber
+
+// targetName is a Target without its key, by value.
+type targetName struct {
+	policy, namespace string
+	inline            bool
+	limit             algo.Limit
+}
+
+type givenNumber struct {
+	define *weirv1.StreamTarget // never changed
+	used   uint64               // sequence of the last batch that names it
+}
+
+// packer makes the packed form of one batch.
+type packer struct {
+	numbers  numbers
+	sequence uint64
+
+	bytes  []byte
+	define []*weirv1.StreamTarget // numbers that are new with this batch
+	uses   []*weirv1.StreamTarget // all that this batch names
+
+	// The check before.
+	target  *limit.Target
+	number  uint32
+	timeout uint64
+	caller  string
+}
+
+// add adds an operation whose caller waits for so long. It reports false when there are no numbers left: they must then be
+// given anew, from this batch's first operation on.
+func (p *packer) add(op *limiter.Op, left time.Duration) bool {
+	if op.Kind != limiter.OpCheck || op.Trace != "" && len(op.Trace) != limiter.TraceContext {
+		item := protoItem(op, left)
+		n := item.SizeVT()
+		p.bytes = binary.AppendUvarint(append(p.bytes, opItem), uint64(n))
+		p.bytes = appendMessage(p.bytes, n, item)
+		return true
+	}
+	number := p.number
+	if p.target == nil || !sameTarget(p.target, &op.Target) {
+		var ok bool
+		if number, ok = p.numberOf(&op.Target); !ok {
+			return false
+		}
+		p.target = &op.Target
+	}
+	timeout := uint64(max(left, 0)+time.Microsecond-1) / uint64(time.Microsecond)
+	flags := flagIf(number != p.number, opTarget) | flagIf(timeout != p.timeout, opTimeout) |
+		flagIf(op.Cost != 1, opCost) | flagIf(op.Partial, opPartial) | flagIf(op.RequestID != "", opRequestID) |
+		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller) |
+		flagIf(op.Always, opAlways)
+	p.number, p.timeout, p.caller = number, timeout, op.Caller
+	b := binary.AppendUvarint(p.bytes, flags)
+	if flags&opCaller != 0 {
+		b = appendText(b, op.Caller)
+	}
+	if flags&opTarget != 0 {
+		b = binary.AppendUvarint(b, uint64(number))
+	}
+	if flags&opTimeout != 0 {
+		b = binary.AppendUvarint(b, timeout)
+	}
+	if flags&opCost != 0 {
+		b = binary.AppendVarint(b, op.Cost)
+	}
+	if flags&opRequestID != 0 {
+		b = appendText(b, op.RequestID)
+	}
+	if flags&opHops != 0 {
+		b = binary.AppendUvarint(b, uint64(op.Hops))
+	}
+	b = append(b, op.Trace...)
+	p.bytes = appendText(b, op.Key)
+	return true
+}
+
+// numberOf returns the number of a target, and defines it if this stream has not yet.
+func (p *packer) numberOf(t *limit.Target) (uint32, bool) {
+	name := targetName{policy: t.Policy, namespace: t.Namespace}
+	if t.Limit != nil {
+		name.inline, name.limit = true, *t.Limit
+	}
+	n, ok := p.numbers[name]
+	if !ok {
+		if len(p.numbers) >= wire.MaxTargets {
+			return 0, false
+		}
+		whole := wire.ProtoTarget(*t)
+		n = &givenNumber{define: &weirv1.StreamTarget{
+			Number: uint32(len(p.numbers)), Policy: whole.Policy, Limit: whole.Limit, Namespace: whole.Namespace,
+		}}
+		p.numbers[name] = n
+		p.define = append(p.define, n.define)
+	}
+	if n.used != p.sequence {
+		n.used = p.sequence
+		p.uses = append(p.uses, n.define)
+	}
+	return n.define.Number, true
+}
+
+func sameTarget(a, b *limit.Target) bool {
+	return a.Policy == b.Policy && a.Namespace == b.Namespace && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
+}
+
+func flagIf(set bool, f uint64) uint64 {
+	if set {
+		return f
+	}
+	return 0
+}
+
+func appendText(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+// appendMessage appends a message that takes n bytes.
+func appendMessage(b []byte, n int, m interface {
+	MarshalToSizedBufferVT([]byte) (int, error)
+}) []byte {
+	b = slices.Grow(b, n)
+	at := len(b)
+	b = b[:at+n]
+	_, _ = m.MarshalToSizedBufferVT(b[at:]) // it has no error to return
+	return b
+}
+
+// reader reads a packed form. A mistake ends it: what is read then is 0.
+type reader struct {
+	rest string
+	bad  bool
+}
+
+func (r *reader) fail() { r.rest, r.bad = "", true }
+
+func (r *reader) uvarint() (v uint64) {
+	for i := range min(len(r.rest), binary.MaxVarintLen64) {
+		c := r.rest[i]
+		if i == binary.MaxVarintLen64-1 && c > 1 {
+			break
+		}
+		v |= uint64(c&0x7f) << (7 * i)
+		if c < 0x80 {
+			r.rest = r.rest[i+1:]
+			return v
+		}
+	}
+	r.fail()
+	return 0
+}
+
+func (r *reader) varint() int64 {
+	v := r.uvarint()
+	return int64(v>>1) ^ -int64(v&1)
+}
+
+func (r *reader) duration() time.Duration { return time.Duration(r.uvarint()) }
+
+func (r *reader) text() string {
+	n := r.uvarint()
+	return r.bytes(n)
+}
+
+func (r *reader) bytes(n uint64) (s string) {
+	if n > uint64(len(r.rest)) {
+		r.fail()
+		return ""
+	}
+	s, r.rest = r.rest[:n], r.rest[n:]
+	return s
+}
+
+// numberedTargets are the receiver's side of numbers. A target that this node cannot make sense of is the matter of those who
+// name it.
+type numberedTargets struct {
+	wire.Targets
+	bad map[uint32]*limit.Error
+}
+
+func (t *numberedTargets) define(d *weirv1.StreamTarget) error {
+	if d.Number >= wire.MaxTargets {
+		return malformed("define", "number %d is not below %d", d.Number, wire.MaxTargets)
+	}
+	if err := t.Targets.Define(d); err != nil {
+		if t.bad == nil {
+			t.bad = make(map[uint32]*limit.Error)
+		}
+		t.bad[d.Number] = err
+	}
+	return nil
+}
+
+func malformed(field, problem string, args ...any) error {
+	return status.Error(codes.InvalidArgument, field+": "+fmt.Sprintf(problem, args...))
+}
+
+// unpack appends the operations of a batch to ops. What it cannot make sense of in one of them gets an Outcome with an Err;
+// an error of its own says that the batch is none.
+func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.Op, error) {
+	for _, d := range b.Define {
+		if err := t.define(d); err != nil {
+			return ops, err
+		}
+	}
+	r := reader{rest: string(b.Operations)} // one copy for all keys: the message's own room is used again
+	var number, timeout uint64
+	var caller string
+	for r.rest != "" {
+		if len(ops) == maxBatch {
+			return ops, status.Errorf(codes.ResourceExhausted, "operations: a batch holds at most %d", maxBatch)
+		}
+		ops = append(ops, limiter.Op{})
+		op := &ops[len(ops)-1]
+		flags := r.uvarint()
+		if flags >= opUnknown || flags&opItem != 0 && flags != opItem {
+			return ops, malformed("operations", "item %d has flags %#x", len(ops)-1, flags)
+		}
+		if flags&opCaller != 0 {
+			if caller = r.text(); len(caller) > maxCaller {
+				return ops, malformed("operations", "item %d names a caller of %d bytes", len(ops)-1, len(caller))
+			}
+		}
+		if flags&opItem != 0 {
+			item := new(peerv1.Item)
+			if err := item.UnmarshalVT([]byte(r.text())); err != nil || r.bad {
+				return ops, malformed("operations", "item %d is malformed", len(ops)-1)
+			}
+			operation(op, item)
+			continue
+		}
+		if flags&opTarget != 0 {
+			number = r.uvarint()
+		}
+		if flags&opTimeout != 0 {
+			timeout = r.uvarint()
+		}
+		op.Kind, op.Cost, op.Hops = limiter.OpCheck, 1, 1
+		if flags&opCost != 0 {
+			op.Cost = r.varint()
+		}
+		op.Partial, op.Always = flags&opPartial != 0, flags&opAlways != 0
+		if flags&opRequestID != 0 {
+			op.RequestID = r.text()
+		}
+		if flags&opHops != 0 {
+			op.Hops = int(min(r.uvarint(), math.MaxInt32))
+		}
+		if flags&opTrace != 0 {
+			op.Trace = r.bytes(limiter.TraceContext)
+		}
+		op.Left = time.Duration(min(timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
+		var known bool
+		if op.Target, known = t.At(number); !known {
+			if op.Outcome.Err = t.bad[uint32(min(number, wire.MaxTargets))]; op.Outcome.Err == nil {
+				return ops, malformed("operations", "item %d names target %d, which this stream has not defined", len(ops)-1, number)
+			}
+		}
+		op.Key, op.Caller = r.text(), caller
+		op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
+		if r.bad {
+			return ops, malformed("operations", "item %d is cut short", len(ops)-1)
+		}
+	}
+	return ops, nil
+}
+
+// maxCaller is the longest name of a caller, in bytes.
+const maxCaller = 1 << 8
+
+// quota is what decisions of one policy have in common.
+type quota struct {
+	limit  int64
+	window time.Duration
+}
+
+// plain says whether what came of an operation can be told by a packed decision.
+func plain(op *limiter.Op) bool {
+	d := &op.Outcome.Decision
+	return op.Kind == limiter.OpCheck && op.Outcome.Err == nil && op.Outcome.NotHolder == nil && !op.Outcome.Unreachable &&
+		d.Policy == policyOf(op) && d.RequestID == op.RequestID && d.LeaseID == "" && d.ReservationID == ""
+}
+
+// policyOf is what a decision on a check calls its policy.
+func policyOf(op *limiter.Op) string {
+	if op.Limit != nil {
+		return inline
+	}
+	return op.Policy
+}
+
+// appendOutcome appends what came of an operation. q is of the decision before.
+func appendOutcome(b []byte, q *quota, op *limiter.Op) []byte {
+	if !plain(op) {
+		reply := protoOutcome(op)
+		n := reply.SizeVT()
+		return appendMessage(binary.AppendUvarint(append(b, outReply), uint64(n)), n, reply)
+	}
+	d := &op.Outcome.Decision
+	flags := flagIf(d.Allowed, outAllowed) | flagIf(*q != quota{d.Limit, d.Window}, outQuota) |
+		flagIf(d.RetryAfter != 0, outRetryAfter) | flagIf(d.ResetAfter != 0, outResetAfter) |
+		flagIf(d.RememberFor != 0, outRememberFor) | flagIf(d.Granted != usualGrant(d.Allowed, op.Cost), outGranted) |
+		flagIf(d.Delay != 0, outDelay) | flagIf(d.Shadow, outShadow) | flagIf(d.Degraded, outDegraded) |
+		flagIf(d.FailedOpen, outFailedOpen) | flagIf(d.FailedClosed, outFailedClosed) | flagIf(op.Outcome.Lease != 0, outLease) |
+		flagIf(len(d.Limits) > 0, outLimits)
+	if d.RetryAfter == algo.Never {
+		flags = flags&^outRetryAfter | outNever
+	}
+	*q = quota{d.Limit, d.Window}
+	b = binary.AppendUvarint(b, flags)
+	if flags&outQuota != 0 {
+		b = binary.AppendUvarint(binary.AppendVarint(b, d.Limit), uint64(d.Window))
+	}
+	if flags&outRetryAfter != 0 {
+		b = binary.AppendUvarint(b, uint64(d.RetryAfter))
+	}
+	if flags&outResetAfter != 0 {
+		b = binary.AppendUvarint(b, uint64(d.ResetAfter))
+	}
+	if flags&outRememberFor != 0 {
+		b = binary.AppendUvarint(b, uint64(d.RememberFor))
+	}
+	if flags&outGranted != 0 {
+		b = binary.AppendVarint(b, d.Granted)
+	}
+	if flags&outDelay != 0 {
+		b = binary.AppendUvarint(b, uint64(d.Delay))
+	}
+	if flags&outLease != 0 {
+		b = binary.AppendUvarint(b, uint64(op.Outcome.Lease))
+	}
+	if flags&outLimits != 0 {
+		b = binary.AppendUvarint(b, uint64(len(d.Limits)))
+		for i := range d.Limits {
+			b = appendLimit(b, &d.Limits[i])
+		}
+	}
+	return binary.AppendVarint(b, d.Remaining)
+}
+
+// usualGrant is what a check is granted unless it says so.
+func usualGrant(allowed bool, cost int64) int64 {
+	if allowed {
+		return cost
+	}
+	return 0
+}
+
+func appendLimit(b []byte, s *limit.LimitStatus) []byte {
+	b = binary.AppendUvarint(binary.AppendVarint(b, s.Limit), uint64(s.Window))
+	b = binary.AppendUvarint(binary.AppendVarint(b, s.Remaining), uint64(s.ResetAfter))
+	if s.RetryAfter == algo.Never {
+		return append(b, 0)
+	}
+	return binary.AppendUvarint(append(b, 1), uint64(s.RetryAfter))
+}
+
+// outcomes reads the outcomes of a packed reply one by one.
+type outcomes struct {
+	reader
+	quota
+}
+
+// next fills in the Outcome of an operation. One that does not fit it is none. It reports false when there is no further
+// outcome, or none that can be read.
+func (r *outcomes) next(op *limiter.Op) bool {
+	if r.rest == "" {
+		return false
+	}
+	out := &op.Outcome
+	*out = limiter.Outcome{}
+	flags := r.uvarint()
+	if flags == outReply {
+		reply := new(peerv1.ItemReply)
+		if reply.UnmarshalVT([]byte(r.text())) != nil || r.bad {
+			return false
+		}
+		setOutcome(op, reply)
+		return true
+	}
+	if flags&outReply != 0 || flags >= outUnknown {
+		return false
+	}
+	d := &out.Decision
+	d.Policy, d.RequestID = policyOf(op), op.RequestID
+	d.Allowed = flags&outAllowed != 0
+	if flags&outQuota != 0 {
+		r.limit, r.window = r.varint(), r.duration()
+	}
+	d.Limit, d.Window = r.limit, r.window
+	if flags&outRetryAfter != 0 {
+		d.RetryAfter = r.duration()
+	}
+	if flags&outNever != 0 {
+		d.RetryAfter = algo.Never
+	}
+	if flags&outResetAfter != 0 {
+		d.ResetAfter = r.duration()
+	}
+	if flags&outRememberFor != 0 {
+		d.RememberFor = r.duration()
+	}
+	if d.Granted = usualGrant(d.Allowed, op.Cost); flags&outGranted != 0 {
+		d.Granted = r.varint()
+	}
+	if flags&outDelay != 0 {
+		d.Delay = r.duration()
+	}
+	d.Shadow, d.Degraded = flags&outShadow != 0, flags&outDegraded != 0
+	d.FailedOpen, d.FailedClosed = flags&outFailedOpen != 0, flags&outFailedClosed != 0
+	if flags&outLease != 0 {
+		out.Lease = lease(r.uvarint())
+	}
+	if flags&outLimits != 0 {
+		d.Limits = r.limits()
+	}
+	d.Remaining = r.varint()
+	if op.Kind != limiter.OpCheck {
+		*out = limiter.Outcome{Unreachable: true}
+	}
+	return !r.bad
+}
+
+// limits reads the limits of a policy that has several. There are no more than there are bytes for.
+func (r *outcomes) limits() []limit.LimitStatus {
+	n := r.uvarint()
+	const least = 5 // bytes of one
+	if n > uint64(len(r.rest)/least) {
+		r.fail()
+	}
+	if n == 0 || r.bad {
+		return nil
+	}
+	list := make([]limit.LimitStatus, n)
+	for i := range list {
+		s := &list[i]
+		s.Limit, s.Window = r.varint(), r.duration()
+		s.Remaining, s.ResetAfter = r.varint(), r.duration()
+		switch r.uvarint() {
+		case 0:
+			s.RetryAfter = algo.Never
+		case 1:
+			s.RetryAfter = r.duration()
+		default:
+			r.fail()
+		}
+	}
+	return list
+}

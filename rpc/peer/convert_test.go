@@ -1,0 +1,275 @@
+package peer
+
+import (
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
+	limiter.OpReserve, limiter.OpSettle}
+
+// fill sets every exported field that v has, at any depth, to something that is not its zero value: a field that a
+// conversion forgets, also one that is yet to be added, comes back as zero.
+func fill(rng *rand.Rand, v reflect.Value) {
+	switch v.Interface().(type) {
+	case *time.Location:
+		named := &weirv1.Limit{Algorithm: 1, TimeZone: []string{"Europe/Berlin", "America/New_York", "UTC"}[rng.IntN(3)]}
+		target, err := wire.Target(&weirv1.Target{Limit: named})
+		if err != nil {
+			panic(err)
+		}
+		v.Set(reflect.ValueOf(target.Limit.Zone))
+		return
+	case algo.Algorithm:
+		v.SetUint(1 + rng.Uint64N(uint64(algo.Concurrency)))
+		return
+	case algo.Period:
+		v.SetUint(1 + rng.Uint64N(uint64(algo.Year)))
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(rng, v.Field(i))
+			}
+		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(rng, v.Elem())
+	case reflect.Array:
+		for i := range v.Len() {
+			fill(rng, v.Index(i))
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1+rng.IntN(3), 4))
+		for i := range v.Len() {
+			fill(rng, v.Index(i))
+		}
+	case reflect.String:
+		v.SetString(strings.Repeat("é", rng.IntN(3)) + string(rune('a'+rng.IntN(26))))
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32:
+		v.SetInt(1 + rng.Int64N(1<<31-1))
+	case reflect.Int64:
+		if n := rng.Int64(); rng.IntN(2) == 0 {
+			v.SetInt(-n - 2) // not -1, which means something of its own
+		} else {
+			v.SetInt(n + 1)
+		}
+	case reflect.Uint8, reflect.Uint32, reflect.Uint64:
+		v.SetUint(1 + rng.Uint64N(255))
+	default:
+		panic("fill: " + v.Type().String())
+	}
+}
+
+// carried is an operation with every field filled that its kind has.
+func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
+	op := new(limiter.Op)
+	fill(rng, reflect.ValueOf(&op.Check).Elem())
+	fill(rng, reflect.ValueOf(&op.LeaseID).Elem())
+	fill(rng, reflect.ValueOf(&op.TTL).Elem())
+	fill(rng, reflect.ValueOf(&op.Hops).Elem())
+	fill(rng, reflect.ValueOf(&op.Reservation).Elem())
+	op.Atomic = rng.IntN(2) == 0
+	op.Kind = kind
+	if kind != limiter.OpReserve {
+		op.Atomic = false
+		if kind != limiter.OpSettle {
+			op.Reservation = limiter.ReservationID{}
+		}
+	}
+	op.Limit.MaxLog = 0 // the operator's, not the caller's
+	op.Configured = false
+	if kind != limiter.OpCheck {
+		op.Always = false
+	}
+	switch kind {
+	case limiter.OpCheck:
+		op.LeaseID, op.TTL = "", 0
+	case limiter.OpAcquire:
+		op.Partial, op.LeaseID = false, ""
+	case limiter.OpRenew:
+		op.Cost, op.Partial, op.RequestID = 0, false, ""
+	case limiter.OpRelease:
+		op.Cost, op.Partial, op.RequestID, op.TTL = 0, false, "", 0
+	case limiter.OpRefund:
+		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
+	case limiter.OpReset:
+		op.Cost, op.Partial, op.RequestID, op.LeaseID, op.TTL = 0, false, "", "", 0
+	case limiter.OpReserve:
+		op.Partial, op.LeaseID = false, ""
+	case limiter.OpSettle:
+		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
+	}
+	return op
+}
+
+// overTheWire returns what arrives of a message.
+func overTheWire[M proto.Message](t testing.TB, m M) M {
+	t.Helper()
+	b, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := m.ProtoReflect().New().Interface()
+	if err := proto.Unmarshal(b, out); err != nil {
+		t.Fatal(err)
+	}
+	return out.(M)
+}
+
+func TestOperationsKeepEveryField(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		for _, kind := range kinds {
+			op := carried(rng, kind)
+			switch rng.IntN(4) {
+			case 0:
+				op.Limit, op.Namespace = nil, ""
+			case 3:
+				op.Namespace, op.Configured = limit.EnvoyNamespace+"d", true
+			case 1:
+				op.Limit.Zone = nil
+			case 2:
+				op.Cost, op.TTL = 0, 0 // a peek stays one
+			}
+			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset {
+				op.Cost = 0
+			}
+			op.Left = time.Second
+			got := new(limiter.Op)
+			operation(got, overTheWire(t, protoItem(op, time.Second)))
+			if !reflect.DeepEqual(got, op) {
+				t.Fatalf("sent %+v %+v\n got %+v %+v", op, op.Limit, got, got.Limit)
+			}
+		}
+	}
+	if item := protoItem(carried(rng, limiter.OpReset), -time.Second); item.TimeoutNs != 0 {
+		t.Errorf("%+v", item)
+	}
+}
+
+func TestOutcomesKeepEveryField(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	trip := func(kind limiter.OpKind, out limiter.Outcome) {
+		t.Helper()
+		got := &limiter.Op{Kind: kind}
+		setOutcome(got, overTheWire(t, protoOutcome(&limiter.Op{Kind: kind, Outcome: out})))
+		if !reflect.DeepEqual(got.Outcome, out) {
+			t.Fatalf("sent %+v\n got %+v", out, got.Outcome)
+		}
+	}
+	for range 300 {
+		for _, kind := range kinds {
+			var out limiter.Outcome
+			switch kind {
+			case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve:
+				fill(rng, reflect.ValueOf(&out.Decision).Elem())
+				if rng.IntN(3) == 0 {
+					out.Decision.RetryAfter, out.Decision.Limits[0].RetryAfter = algo.Never, algo.Never
+				}
+				if rng.IntN(3) == 0 {
+					out.Decision.RetryAfter, out.Decision.Limits = 0, nil
+				}
+			case limiter.OpRenew:
+				fill(rng, reflect.ValueOf(&out.ExpiresIn).Elem())
+			case limiter.OpRelease:
+				out.Released = rng.IntN(2) == 0
+			case limiter.OpRefund, limiter.OpSettle:
+				fill(rng, reflect.ValueOf(&out.Refunded).Elem())
+			}
+			trip(kind, out)
+			for _, k := range []limit.Kind{limit.Invalid, limit.NotFound, limit.TooLarge, limit.Unavailable} {
+				trip(kind, limiter.Outcome{Err: limit.NewError(k, "f", "m")})
+			}
+			h := limiter.Holder{}
+			fill(rng, reflect.ValueOf(&h).Elem())
+			h.Self, h.Wait = false, 0 // a hint is always somebody else's word, and not to be waited for
+			trip(kind, limiter.Outcome{NotHolder: &h})
+			trip(kind, limiter.Outcome{NotHolder: &limiter.Holder{}})
+			trip(kind, limiter.Outcome{Unreachable: true})
+		}
+	}
+}
+
+// TestRepliesThatDoNotFit: they are as good as none, for a made-up decision would be worse than none.
+func TestRepliesThatDoNotFit(t *testing.T) {
+	replies := []struct {
+		reply *peerv1.ItemReply
+		fits  map[limiter.OpKind]bool
+	}{
+		{&peerv1.ItemReply{}, nil},
+		{nil, nil},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: &weirv1.Decision{}}}, map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{}}}, map[limiter.OpKind]bool{limiter.OpRenew: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Released{Released: &weirv1.ReleaseResponse{}}}, map[limiter.OpKind]bool{limiter.OpRelease: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{}}}, map[limiter.OpKind]bool{limiter.OpRefund: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}, map[limiter.OpKind]bool{limiter.OpReset: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Settled{Settled: &peerv1.Settled{}}}, map[limiter.OpKind]bool{limiter.OpSettle: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: 0}}}, nil},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: int32(codes.Internal)}}}, nil},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: -1}}}, nil},
+	}
+	for i, r := range replies {
+		for _, kind := range kinds {
+			op := &limiter.Op{Kind: kind}
+			setOutcome(op, r.reply)
+			if op.Outcome.Unreachable == r.fits[kind] {
+				t.Errorf("reply %d to operation %d: %+v", i, kind, op.Outcome)
+			}
+		}
+	}
+}
+
+// FuzzOperation: whatever bytes a peer sends as an item become an operation or an error, and that a reply.
+func FuzzOperation(f *testing.F) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	for _, kind := range kinds {
+		b, err := proto.Marshal(protoItem(carried(rng, kind), time.Second))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{})
+	f.Add([]byte{0x2a, 0})
+	l := limiter.New(limiter.Config{MaxKeys: 100, MaxMemory: 1 << 20})
+	f.Cleanup(l.Close)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		item := new(peerv1.Item)
+		if proto.Unmarshal(b, item) != nil {
+			return
+		}
+		op := new(limiter.Op)
+		operation(op, item)
+		if op.Outcome.Err == nil {
+			if op.Kind == 0 {
+				t.Fatal("neither operation nor error")
+			}
+			if l.Receive([]*limiter.Op{op}) != nil {
+				t.Fatal("handed on to nobody")
+			}
+		}
+		back := &limiter.Op{Kind: op.Kind}
+		setOutcome(back, overTheWire(t, protoOutcome(op)))
+		if back.Outcome.Unreachable {
+			t.Fatalf("%+v became no answer", op.Outcome)
+		}
+	})
+}

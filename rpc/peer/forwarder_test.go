@@ -1,0 +1,837 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+func TestForwardCarriesEveryOperation(t *testing.T) {
+	noLeaks(t)
+	there := localLimiter(t)
+	_, addr := servePeer(t, bob, there)
+	p := newPeers(t, addr)
+	ctx := testkit.Within(t, testkit.Patience)
+	send := func(op *limiter.Op) limiter.Outcome {
+		t.Helper()
+		op.Hops = 1
+		p.Forward(ctx, holder(bob), []*limiter.Op{op})
+		if op.Outcome.Err != nil || op.Outcome.Unreachable || op.Outcome.NotHolder != nil {
+			t.Fatalf("%+v", op.Outcome)
+		}
+		return op.Outcome
+	}
+	window := limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 7}
+	leases := limit.Check{Target: limit.Target{Policy: "c", Key: "k"}, Cost: 2}
+	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: window}).Decision; !d.Allowed || d.Remaining != 3 {
+		t.Errorf("%+v", d)
+	}
+	window.Cost = 2
+	if n := send(&limiter.Op{Kind: limiter.OpRefund, Check: window}).Refunded; n != 2 {
+		t.Error(n)
+	}
+	send(&limiter.Op{Kind: limiter.OpReset, Check: limit.Check{Target: window.Target}})
+	if d := send(&limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: window.Target}}).Decision; d.Remaining != 10 || d.Granted != 0 {
+		t.Errorf("%+v", d)
+	}
+	d := send(&limiter.Op{Kind: limiter.OpAcquire, Check: leases, TTL: time.Second}).Decision
+	lease := limit.Check{Target: leases.Target}
+	if left := send(&limiter.Op{Kind: limiter.OpRenew, Check: lease, LeaseID: d.LeaseID, TTL: time.Second}).ExpiresIn; left != time.Second {
+		t.Error(left)
+	}
+	if !send(&limiter.Op{Kind: limiter.OpRelease, Check: lease, LeaseID: d.LeaseID}).Released {
+		t.Error("not released")
+	}
+	bad := check("", 1)
+	p.Forward(ctx, holder(bob), []*limiter.Op{bad})
+	if e := bad.Outcome.Err; e == nil || e.Field != "key" {
+		t.Errorf("%+v", bad.Outcome)
+	}
+	// More than a message holds.
+	var many []*limiter.Op
+	for i := range 2*maxBatch + 1 {
+		many = append(many, check(fmt.Sprint(i), int64(i%10)))
+	}
+	p.Forward(ctx, holder(bob), many)
+	for i, op := range many {
+		if op.Outcome.Unreachable || op.Outcome.Decision.Granted != int64(i%10) {
+			t.Fatalf("%d: %+v", i, op.Outcome)
+		}
+	}
+	if got, err := p.Inspect(ctx, bob); err != nil || got.Name != bob.Name || got.Boot != bob.Boot {
+		t.Errorf("%v, %v", got, err)
+	}
+	if _, err := p.Inspect(ctx, ownership.Node{Name: "nobody", Boot: 1}); err == nil {
+		t.Error("inspected nobody")
+	}
+}
+
+// TestNaturalBatching: what gathers while the connection is busy goes out together.
+func TestNaturalBatching(t *testing.T) {
+	noLeaks(t)
+	const callers = 3000
+	start := make(chan struct{})
+	var messages, items atomic.Int64
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		if _, err := s.Recv(); err != nil {
+			return err
+		}
+		if err := s.Send(welcome(transport.Protocol)); err != nil {
+			return err
+		}
+		<-start
+		var names numberedTargets
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			messages.Add(1)
+			ops := asked(t, &names, in.GetBatch())
+			items.Add(int64(len(ops)))
+			admit(ops)
+			if err := s.Send(replyOf(in.GetBatch().Sequence, ops...)); err != nil {
+				return nil
+			}
+		}
+	})
+	p := newPeers(t, addr)
+	ctx := testkit.Within(t, testkit.Patience)
+	var done sync.WaitGroup
+	for i := range callers {
+		done.Go(func() {
+			op := check(strings.Repeat("k", 1000), int64(i))
+			p.Forward(ctx, holder(bob), []*limiter.Op{op})
+			wantAnswer(t, op)
+		})
+	}
+	testkit.Eventually(t, "all have asked", func() bool { return waiting(p) == callers })
+	close(start)
+	done.Wait()
+	// Some 64 KiB fit into the connection before bob reads.
+	if n := messages.Load(); n > callers/10 || items.Load() != callers {
+		t.Errorf("%d items in %d messages", items.Load(), n)
+	}
+}
+
+// TestAnswerLostOnTheWay: the connection breaks when bob has carried a batch out, or is still at it, and his reply is not
+// there yet.
+func TestAnswerLostOnTheWay(t *testing.T) {
+	for _, pending := range []bool{false, true} {
+		t.Run(fmt.Sprintf("pending=%v", pending), func(t *testing.T) {
+			noLeaks(t)
+			var carried atomic.Int64
+			begun, release := make(chan struct{}, 9), make(chan struct{})
+			_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+				carried.Add(1)
+				admit(ops)
+				begun <- struct{}{}
+				if !pending || ops[0].Cost != 7 {
+					return nil
+				}
+				return func(context.Context) { <-release }
+			}))
+			via := testkit.NewProxy(t, addr)
+			p := newPeers(t, via.Addr)
+			ctx := testkit.Within(t, testkit.Patience)
+			wantAnswer(t, forward(p, ctx, 3))
+			<-begun
+			via.SetDeaf(true)
+			done := make(chan *limiter.Op)
+			go func() { done <- forward(p, ctx, 7) }()
+			<-begun
+			via.SetDeaf(false)
+			via.Cut()
+			if pending {
+				testkit.Eventually(t, "the batch is asked for again", func() bool {
+					l, err := p.link(bob)
+					if err != nil {
+						return false
+					}
+					l.mu.Lock()
+					defer l.mu.Unlock()
+					return l.sent[l.sequence] != nil && l.sent[l.sequence].tries == 2
+				})
+				close(release)
+			}
+			wantAnswer(t, <-done)
+			if n := carried.Load(); n != 2 {
+				t.Errorf("%d batches carried out, want 2", n)
+			}
+		})
+	}
+}
+
+// TestFirstStreamBreaks: not even one answer has come on the stream that breaks.
+func TestFirstStreamBreaks(t *testing.T) {
+	noLeaks(t)
+	server := NewServer(ServerConfig{Self: bob, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)})
+	var carried, streams atomic.Int64
+	broken := make(chan struct{})
+	server.cfg.Receiver = receiver(func(ops []*limiter.Op) func(context.Context) {
+		carried.Add(1)
+		return admit(ops)
+	})
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		if streams.Add(1) == 1 {
+			s = mute{s, broken}
+			go func() { _ = server.Forward(s) }()
+			<-broken
+			return errors.New("cut")
+		}
+		return server.Forward(s)
+	})
+	p := newPeers(t, addr)
+	wantAnswer(t, forward(p, testkit.Within(t, testkit.Patience), 7))
+	if carried.Load() != 1 || streams.Load() != 2 {
+		t.Errorf("carried out %d times on %d streams", carried.Load(), streams.Load())
+	}
+}
+
+// mute is a stream that breaks in place of its first reply.
+type mute struct {
+	peerv1.Peer_ForwardServer
+	broken chan struct{}
+}
+
+func (m mute) Send(r *peerv1.ForwardReply) error {
+	if r.GetReply() != nil {
+		close(m.broken)
+		return errors.New("cut")
+	}
+	return m.Peer_ForwardServer.Send(r)
+}
+
+func TestRefusedStreams(t *testing.T) {
+	for _, test := range []struct {
+		what   string
+		self   ownership.Node // of who listens where bob is looked for
+		change func(*ForwarderConfig)
+	}{
+		{"another boot", ownership.Node{Name: bob.Name, Boot: 99}, func(*ForwarderConfig) {}},
+		{"another name", ownership.Node{Name: "carol", Boot: bob.Boot}, func(*ForwarderConfig) {}},
+		{"other ring settings", bob, func(c *ForwarderConfig) { c.RingSettings++ }},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			noLeaks(t)
+			_, addr := servePeer(t, test.self, receiver(func([]*limiter.Op) func(context.Context) {
+				t.Error("carried out")
+				return nil
+			}))
+			p := newPeers(t, addr, test.change)
+			testkit.Soon(t, func() {
+				for range 3 {
+					wantUnreachable(t, forward(p, testkit.Within(t, testkit.Patience), 1))
+				}
+			})
+		})
+	}
+	t.Run("another protocol there", func(t *testing.T) {
+		noLeaks(t)
+		addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+			_ = s.Send(welcome(transport.Protocol + 1))
+			<-s.Context().Done()
+			return nil
+		})
+		testkit.Soon(t, func() { wantUnreachable(t, forward(newPeers(t, addr), testkit.Within(t, testkit.Patience), 1)) })
+	})
+	t.Run("no peer protocol at all", func(t *testing.T) {
+		noLeaks(t)
+		addr := serve(t, func(grpc.ServiceRegistrar) {})
+		testkit.Soon(t, func() { wantUnreachable(t, forward(newPeers(t, addr), testkit.Within(t, testkit.Patience), 1)) })
+	})
+	t.Run("nobody listens", func(t *testing.T) {
+		noLeaks(t)
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addr := lis.Addr().String()
+		_ = lis.Close()
+		p := newPeers(t, addr)
+		testkit.Soon(t, func() {
+			for range 5 {
+				wantUnreachable(t, forward(p, testkit.Within(t, testkit.Patience), 1))
+			}
+		})
+	})
+	t.Run("nobody knows", func(t *testing.T) {
+		noLeaks(t)
+		p := newPeers(t, "")
+		op := check("k", 1)
+		p.Forward(testkit.Within(t, testkit.Patience), limiter.Holder{Name: "carol"}, []*limiter.Op{op})
+		wantUnreachable(t, op)
+	})
+	t.Run("a stream that nobody waits for", func(t *testing.T) {
+		noLeaks(t)
+		_, addr := servePeer(t, bob, receiver(admit))
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		wantUnreachable(t, forward(newPeers(t, addr), ctx, 1))
+	})
+	t.Run("oneself", func(t *testing.T) {
+		noLeaks(t)
+		op := check("k", 1)
+		newPeers(t, "").Forward(testkit.Within(t, testkit.Patience), holder(alice), []*limiter.Op{op})
+		if h := op.Outcome.NotHolder; h == nil || h.Name != "" {
+			t.Errorf("%+v", op.Outcome)
+		}
+	})
+}
+
+// waiting is how many operations wait for bob.
+func waiting(p *Forwarder) int {
+	l, err := p.link(bob)
+	if err != nil {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.waiting
+}
+
+// TestHungPeer: one that takes connections and says nothing, and one that welcomes and then says nothing.
+func TestHungPeer(t *testing.T) {
+	hung := map[string]func(*testing.T) (addr string, reached func() bool){
+		"says nothing": func(t *testing.T) (string, func() bool) {
+			lis, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var n atomic.Int64
+			var work sync.WaitGroup
+			work.Go(func() {
+				var conns []net.Conn
+				for {
+					c, err := lis.Accept()
+					if err != nil {
+						break
+					}
+					n.Add(1)
+					conns = append(conns, c)
+				}
+				for _, c := range conns {
+					_ = c.Close()
+				}
+			})
+			t.Cleanup(func() {
+				_ = lis.Close()
+				work.Wait()
+			})
+			return lis.Addr().String(), func() bool { return n.Load() > 0 }
+		},
+		"welcomes": func(t *testing.T) (string, func() bool) {
+			var n atomic.Int64
+			return serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+				_ = s.Send(welcome(transport.Protocol))
+				for {
+					in, err := s.Recv()
+					if err != nil {
+						return nil
+					}
+					if in.GetBatch() != nil {
+						n.Add(1)
+					}
+				}
+			}), func() bool { return n.Load() > 0 }
+		},
+	}
+	for what, start := range hung {
+		t.Run(what+", deadline", func(t *testing.T) {
+			noLeaks(t)
+			addr, _ := start(t)
+			p := newPeers(t, addr)
+			begin := time.Now()
+			for range 3 {
+				ctx, cancel := context.WithTimeout(context.Background(), 30*time.Millisecond)
+				wantUnreachable(t, forward(p, ctx, 1))
+				cancel()
+			}
+			if took := time.Since(begin); took < 90*time.Millisecond || took > testkit.Patience/2 {
+				t.Errorf("took %v", took)
+			}
+			// Nothing is kept of what nobody waits for.
+			l, _ := p.link(bob)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.waiting != 0 || len(l.sent) != 0 || len(l.queue) != 0 || l.acked != l.sequence {
+				t.Errorf("%d waiting, %d sent, %d queued, acknowledged %d of %d", l.waiting, len(l.sent), len(l.queue), l.acked, l.sequence)
+			}
+		})
+		for _, end := range []string{"Retain", "Close"} {
+			t.Run(what+", "+end, func(t *testing.T) {
+				noLeaks(t)
+				addr, reached := start(t)
+				p := newPeers(t, addr)
+				done := make(chan *limiter.Op)
+				ctx := testkit.Within(t, testkit.Patience)
+				for range 5 {
+					go func() { done <- forward(p, ctx, 1) }()
+				}
+				testkit.Eventually(t, "bob is asked by all", func() bool { return reached() && waiting(p) == 5 })
+				testkit.Soon(t, func() {
+					if end == "Close" {
+						p.Close()
+					} else {
+						p.Retain(func(n ownership.Node) bool { return n != bob })
+					}
+					for range 5 {
+						wantUnreachable(t, <-done)
+					}
+				})
+				p.Close()
+				p.Close()
+				wantUnreachable(t, forward(p, ctx, 1))
+			})
+		}
+	}
+}
+
+// TestStuckPeer: bob does not even read. What waits for him is bounded, and nothing of it is kept once its callers gave
+// up.
+func TestStuckPeer(t *testing.T) {
+	noLeaks(t)
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		_ = s.Send(welcome(transport.Protocol))
+		<-s.Context().Done()
+		return nil
+	})
+	p := newPeers(t, addr)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	ask := func(n int) []*limiter.Op {
+		ops := make([]*limiter.Op, n)
+		for i := range ops {
+			ops[i] = check("k", 1)
+		}
+		p.Forward(ctx, holder(bob), ops)
+		return ops
+	}
+	var callers sync.WaitGroup
+	for range maxWaiting / maxBatch {
+		callers.Go(func() { wantUnreachable(t, ask(maxBatch)[0]) })
+	}
+	l, err := p.link(bob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, "the bound is reached", func() bool { return waiting(p) == maxWaiting })
+	testkit.Soon(t, func() { wantUnreachable(t, ask(1)[0]) })
+	cancel()
+	callers.Wait()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waiting != 0 || len(l.sent) != 0 || len(l.queue) != 0 || l.void != 0 {
+		t.Errorf("%d waiting, %d sent, %d queued, %d void", l.waiting, len(l.sent), len(l.queue), l.void)
+	}
+}
+
+// TestAbandonedIsNotRepeated: when the stream breaks later on, a batch that nobody waits for is not sent again, and the
+// next one acknowledges it.
+func TestAbandonedIsNotRepeated(t *testing.T) {
+	noLeaks(t)
+	var mu sync.Mutex
+	var got []*peerv1.Batch
+	var streams int
+	cut := make(chan struct{})
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		mu.Lock()
+		streams++
+		first := streams == 1
+		mu.Unlock()
+		_ = s.Send(welcome(transport.Protocol))
+		if first {
+			go func() {
+				for {
+					in, err := s.Recv()
+					if err != nil {
+						return
+					}
+					if b := in.GetBatch(); b != nil {
+						mu.Lock()
+						got = append(got, b)
+						mu.Unlock()
+					}
+				}
+			}()
+			<-cut
+			return errors.New("cut")
+		}
+		var names numberedTargets
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			if b := in.GetBatch(); b != nil {
+				mu.Lock()
+				got = append(got, b)
+				mu.Unlock()
+				_ = s.Send(answers(t, &names, b))
+			}
+		}
+	})
+	p := newPeers(t, addr)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan *limiter.Op)
+	go func() { done <- forward(p, ctx, 1) }()
+	testkit.Eventually(t, "bob got the batch", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(got) == 1
+	})
+	cancel()
+	wantUnreachable(t, <-done)
+	close(cut)
+	wantAnswer(t, forward(p, testkit.Within(t, testkit.Patience), 2))
+	mu.Lock()
+	defer mu.Unlock()
+	for _, b := range got[1:] { // the second may have gone out on the stream that was about to break, too
+		if b.Sequence != 2 || b.Acknowledged != 1 {
+			t.Errorf("%v", got)
+		}
+	}
+}
+
+// TestPoison: a message that breaks every stream it is sent on is given up, and takes nothing else with it.
+func TestPoison(t *testing.T) {
+	noLeaks(t)
+	var tries atomic.Int64
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		_ = s.Send(welcome(transport.Protocol))
+		var names numberedTargets
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			b := in.GetBatch()
+			if b == nil {
+				continue
+			}
+			ops := asked(t, &names, b)
+			for _, op := range ops {
+				if op.Cost == 666 {
+					tries.Add(1)
+					return status.Error(codes.InvalidArgument, "poison")
+				}
+			}
+			admit(ops)
+			_ = s.Send(replyOf(b.Sequence, ops...))
+		}
+	})
+	p := newPeers(t, addr)
+	ctx := testkit.Within(t, testkit.Patience)
+	testkit.Soon(t, func() {
+		wantAnswer(t, forward(p, ctx, 1))
+		wantUnreachable(t, forward(p, ctx, 666))
+		wantAnswer(t, forward(p, ctx, 2))
+	})
+	if n := tries.Load(); n != maxTries {
+		t.Errorf("sent %d times", n)
+	}
+}
+
+func TestGarbageReplies(t *testing.T) {
+	right := func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, admitted(check("k", 5))) }
+	for what, test := range map[string]struct {
+		replies  []func(*peerv1.Batch) *peerv1.ForwardReply
+		answered bool
+	}{
+		"too few items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence) }}, false},
+		"cut-short items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+			r := right(b)
+			r.GetReply().Outcomes = r.GetReply().Outcomes[:len(r.GetReply().Outcomes)-1]
+			return r
+		}}, false},
+		"too many items": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply { return replyOf(b.Sequence, check("k", 1), check("k", 1)) }}, false},
+		"another kind": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(b *peerv1.Batch) *peerv1.ForwardReply {
+			return replyOf(b.Sequence, &limiter.Op{Kind: limiter.OpReset})
+		}}, false},
+		"unknown numbers": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(0, check("k", 1)) }, func(*peerv1.Batch) *peerv1.ForwardReply { return replyOf(1<<63, check("k", 1)) }, right}, true},
+		"twice":           {[]func(*peerv1.Batch) *peerv1.ForwardReply{right, right, right}, true},
+		"another welcome": {[]func(*peerv1.Batch) *peerv1.ForwardReply{func(*peerv1.Batch) *peerv1.ForwardReply { return welcome(transport.Protocol) }, func(*peerv1.Batch) *peerv1.ForwardReply { return &peerv1.ForwardReply{} }, right}, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			noLeaks(t)
+			addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+				_ = s.Send(welcome(transport.Protocol))
+				var names numberedTargets
+				for {
+					in, err := s.Recv()
+					if err != nil {
+						return nil
+					}
+					b := in.GetBatch()
+					if b == nil {
+						continue
+					}
+					if ops := asked(t, &names, b); ops[0].Cost != 5 {
+						admit(ops)
+						_ = s.Send(replyOf(b.Sequence, ops...))
+						continue
+					}
+					for _, r := range test.replies {
+						_ = s.Send(r(b))
+					}
+				}
+			})
+			var observed, items, lost atomic.Int64
+			p := newPeers(t, addr, func(c *ForwarderConfig) {
+				c.Observe = func(took time.Duration, n int, answered bool) {
+					items.Add(int64(n))
+					if observed.Add(1); !answered {
+						lost.Add(1)
+					}
+				}
+			})
+			ctx := testkit.Within(t, testkit.Patience)
+			testkit.Soon(t, func() {
+				wantAnswer(t, forward(p, ctx, 1))
+				if op := forward(p, ctx, 5); test.answered {
+					wantAnswer(t, op)
+				} else {
+					wantUnreachable(t, op)
+				}
+				wantAnswer(t, forward(p, ctx, 2))
+			})
+			l, _ := p.link(bob)
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if l.waiting != 0 || len(l.sent) != 0 || l.acked != 3 || observed.Load() != 3 || items.Load() != 3 {
+				t.Errorf("%d waiting, %d sent, %d acknowledged, %d observed with %d items", l.waiting, len(l.sent), l.acked, observed.Load(), items.Load())
+			}
+			if count := strings.HasSuffix(what, "items"); (lost.Load() == 1) != count {
+				t.Errorf("%d observed as not answered", lost.Load())
+			}
+		})
+	}
+}
+
+// admitted is an operation that was admitted.
+func admitted(op *limiter.Op) *limiter.Op {
+	admit([]*limiter.Op{op})
+	return op
+}
+
+// flightOf is a flight of some checks.
+func flightOf(wait time.Duration, ops int) *flight {
+	f := &flight{until: time.Now().Add(wait), done: make(chan struct{}, 1)}
+	for range ops {
+		f.ops = append(f.ops, check("k", 1))
+	}
+	f.n = ops
+	return f
+}
+
+// TestRepeat: what is worth sending again when a stream broke, and what is not.
+func TestRepeat(t *testing.T) {
+	l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+	defer l.stop()
+	ask := func() (*flight, *message) {
+		f := flightOf(time.Hour, 1)
+		if !l.send(f) {
+			t.Fatal("not taken")
+		}
+		return f, l.take()
+	}
+	fresh, m1 := ask()
+	old, m2 := ask()
+	m2.made = time.Now().Add(-repeatWithin - time.Second)
+	tired, m3 := ask()
+	m3.tries = maxTries
+	gone, _ := ask()
+	later, m5 := ask()
+	if !l.abandon(gone) || l.abandon(gone) {
+		t.Error("abandoned how often?")
+	}
+	l.repeat()
+	if len(l.again) != 2 || l.again[0] != m1 || l.again[1] != m5 || l.waiting != 2 || l.acked != 0 {
+		t.Errorf("again %v, %d waiting, %d acknowledged", l.again, l.waiting, l.acked)
+	}
+	<-old.done
+	<-tired.done
+	// Abandoned, or answered by a peer that is ahead of its time, between two streams.
+	l.abandon(later)
+	if m := l.take(); m != m1 || m.tries != 2 {
+		t.Errorf("%+v", m)
+	}
+	if m := l.take(); m != nil {
+		t.Errorf("%+v", m)
+	}
+	l.answered(replyOf(1, check("k", 1)).GetReply())
+	<-fresh.done
+	if l.waiting != 0 || l.acked != 5 || !fresh.answered || old.answered || tired.answered {
+		t.Errorf("%d waiting, %d acknowledged", l.waiting, l.acked)
+	}
+}
+
+// TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not sent.
+func TestTimeLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+		defer l.stop()
+		queue := func(wait time.Duration, items int) *flight {
+			f := flightOf(wait, items)
+			if !l.send(f) {
+				t.Fatal("not taken")
+			}
+			return f
+		}
+		short, long := queue(time.Second, 3), queue(3*time.Second, 2)
+		time.Sleep(time.Second) // in the bubble
+		m := l.take()
+		if ops := asked(t, new(numberedTargets), &m.batch); len(ops) != 2 || ops[1].Left != 2*time.Second || l.waiting != 2 {
+			t.Errorf("%+v, %d waiting", m, l.waiting)
+		}
+		<-short.done
+		if l.abandon(short) { // as its caller does a moment later
+			t.Error("abandoned when it had landed")
+		}
+		l.answered(replyOf(1, check("k", 1), check("k", 1)).GetReply())
+		<-long.done
+		if short.answered || !long.answered || l.waiting != 0 || l.void != 0 {
+			t.Errorf("%+v, %+v, %d waiting, %d void", short, long, l.waiting, l.void)
+		}
+		queue(time.Second, 1)
+		time.Sleep(2 * time.Second)
+		if m := l.take(); m != nil || l.waiting != 0 {
+			t.Errorf("a message of nothing: %+v, %d waiting", m, l.waiting)
+		}
+	})
+}
+
+// TestAbandonedAmongOthers: a caller who has given up is not touched by the answer to a message that others wait for.
+func TestAbandonedAmongOthers(t *testing.T) {
+	l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+	defer l.stop()
+	gone, stays := flightOf(time.Hour, 2), flightOf(time.Hour, 1)
+	its := gone.ops
+	if !l.send(gone) || !l.send(stays) {
+		t.Fatal("not taken")
+	}
+	m := l.take()
+	if m.items != 3 || !l.abandon(gone) {
+		t.Fatalf("%+v", m)
+	}
+	r := replyOf(1, admitted(check("k", 7)), admitted(check("k", 8)), admitted(check("k", 9))).GetReply()
+	l.answered(r)
+	<-stays.done
+	if !stays.answered || !stays.ops[0].Outcome.Decision.Allowed || its[0].Outcome.Decision.Allowed || its[1].Outcome.Decision.Allowed {
+		t.Errorf("%+v, %+v", stays.ops[0].Outcome, its[0].Outcome)
+	}
+	if l.waiting != 0 || l.acked != 1 || len(gone.done) > 0 {
+		t.Errorf("%d waiting, %d acknowledged, landed %d times after all", l.waiting, l.acked, len(gone.done))
+	}
+}
+
+// TestNextStreamDefinesAnew: a peer knows nothing of the numbers of an earlier stream, but for what is repeated.
+func TestNextStreamDefinesAnew(t *testing.T) {
+	noLeaks(t)
+	var streams atomic.Int64
+	addr := serveBob(t, func(s peerv1.Peer_ForwardServer) error {
+		streams.Add(1)
+		_ = s.Send(welcome(transport.Protocol))
+		var names numberedTargets
+		for left := 2; left > 0; {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			if b := in.GetBatch(); b != nil {
+				_ = s.Send(answers(t, &names, b))
+				left--
+			}
+		}
+		_, _ = s.Recv() // and will be repeated
+		return errors.New("cut")
+	})
+	p := newPeers(t, addr)
+	ctx := testkit.Within(t, testkit.Patience)
+	for i := range 12 {
+		op := check("k", 1)
+		op.Policy = []string{"p", "q"}[i%2]
+		p.Forward(ctx, holder(bob), []*limiter.Op{op})
+		wantAnswer(t, op)
+	}
+	if n := streams.Load(); n < 4 {
+		t.Errorf("%d streams", n)
+	}
+}
+
+// TestWindow: no more messages are under way than the receiver remembers, and the first answer lets the rest go on.
+func TestWindow(t *testing.T) {
+	l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
+	defer l.stop()
+	for range maxUnacknowledged + 1 {
+		l.send(flightOf(time.Hour, 1))
+		l.take()
+	}
+	if len(l.sent) != maxUnacknowledged || len(l.queue) != 1 {
+		t.Fatalf("%d sent, %d queued", len(l.sent), len(l.queue))
+	}
+	<-l.wake
+	l.answered(replyOf(2, check("k", 1)).GetReply())
+	if m := l.take(); m != nil {
+		t.Error("the first is not answered")
+	}
+	l.answered(replyOf(1, check("k", 1)).GetReply())
+	<-l.wake
+	if m := l.take(); m == nil || m.batch.Acknowledged != 2 {
+		t.Errorf("%+v", m)
+	}
+}
+
+// BenchmarkForward is what a hop costs, with as many callers as there are in a busy node.
+func BenchmarkForward(b *testing.B) {
+	set, err := policy.Parse("t", []byte(`policies: [{name: p, algorithm: token_bucket, limit: 100, window: 1s}]`))
+	if err != nil {
+		b.Fatal(err)
+	}
+	l := limiter.New(limiter.Config{Policies: set})
+	b.Cleanup(l.Close)
+	for _, callers := range []int{2, 16, 256} {
+		b.Run(fmt.Sprint(callers), func(b *testing.B) {
+			var messages atomic.Int64
+			_, addr := servePeer(b, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+				messages.Add(1)
+				return l.Receive(ops)
+			}))
+			p := newPeers(b, addr)
+			b.ReportAllocs()
+			b.SetParallelism(max(1, callers/runtime.GOMAXPROCS(0)))
+			b.RunParallel(func(pb *testing.PB) {
+				ctx := testkit.Within(b, time.Hour)
+				for pb.Next() {
+					op := check("some-user-4711", 1)
+					p.Forward(ctx, holder(bob), []*limiter.Op{op})
+					if op.Outcome.Unreachable {
+						b.Error("unreachable")
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/float64(max(1, messages.Load())), "items/message")
+		})
+	}
+}

@@ -1,0 +1,18 @@
+package peer
+
+import (
+	"context"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// GossipKeys has a node carry out one step with its gossip keys, and tell them.
+func (p *Forwarder) GossipKeys(ctx context.Context, node ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
+	l, err := p.link(node)
+	if err != nil {
+		return nil, err
+	}
+	return peerv1.NewGossipKeysClient(l.conn).Apply(ctx, req)
+}

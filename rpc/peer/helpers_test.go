@@ -1,0 +1,243 @@
+package peer
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/testkit"
+
+	"google.golang.org/grpc"
+
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// noLeaks looks for goroutines of this package and of gRPC.
+func noLeaks(t testing.TB) {
+	t.Helper()
+	testkit.NoLeaks(t, "rpc/peer.", "google.golang.org/grpc")
+}
+
+// serve serves a peer service on loopback and returns its address.
+func serve(t testing.TB, register func(grpc.ServiceRegistrar)) string {
+	t.Helper()
+	return testkit.Serve(t, register, grpc.MaxRecvMsgSize(transport.MaxMessage), grpc.MaxSendMsgSize(transport.MaxMessage), grpc.ForceServerCodecV2(wire.Codec()))
+}
+
+// receiver is a Receiver in a function.
+type receiver func(ops []*limiter.Op) func(context.Context)
+
+func (r receiver) Receive(ops []*limiter.Op) func(context.Context) { return r(ops) }
+
+// admit answers everything with a decision that tells the operation's cost.
+func admit(ops []*limiter.Op) func(context.Context) {
+	for _, op := range ops {
+		op.Outcome.Decision = limit.Decision{Policy: op.Policy, Allowed: true, Granted: op.Cost}
+	}
+	return nil
+}
+
+var (
+	alice = ownership.Node{Name: "alice", Boot: 1}
+	bob   = ownership.Node{Name: "bob", Boot: 2}
+)
+
+const settings = 0xabc
+
+// servePeer serves a Server of a node.
+func servePeer(t testing.TB, self ownership.Node, r Receiver) (*Server, string) {
+	t.Helper()
+	s := NewServer(ServerConfig{
+		Self: self, RingSettings: settings, Receiver: r, Logger: slog.New(slog.DiscardHandler),
+		Identify: func() *peerv1.IdentifyResponse { return &peerv1.IdentifyResponse{Name: self.Name, Boot: self.Boot} },
+		Inspect:  func() *peerv1.InspectResponse { return &peerv1.InspectResponse{Name: self.Name, Boot: self.Boot} },
+	})
+	return s, serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterPeerServer(r, s) })
+}
+
+// newPeers returns alice's Peers, who knows bob's address.
+func newPeers(t testing.TB, addr string, change ...func(*ForwarderConfig)) *Forwarder {
+	t.Helper()
+	cfg := ForwarderConfig{
+		Self: alice, RingSettings: settings, Logger: slog.New(slog.DiscardHandler),
+		Address: func(n ownership.Node) (string, bool) { return addr, n.Name == bob.Name },
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	p := NewForwarder(cfg)
+	t.Cleanup(p.Close)
+	return p
+}
+
+func holder(n ownership.Node) limiter.Holder { return limiter.Holder{Name: n.Name, Boot: n.Boot} }
+
+// localLimiter decides everything itself.
+func localLimiter(t *testing.T) *limiter.Limiter {
+	t.Helper()
+	set, err := policy.Parse("test.yaml", []byte(`policies:
+  - {name: p, algorithm: sliding_log, limit: 10, window: 1m}
+  - {name: c, algorithm: concurrency, limit: 10, ttl: 1m}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limiter.New(limiter.Config{Policies: set})
+	t.Cleanup(l.Close)
+	return l
+}
+
+// check is a check of a key with a cost.
+func check(key string, cost int64) *limiter.Op {
+	return &limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: cost}, Hops: 1}
+}
+
+// forward sends one check to bob.
+func forward(p *Forwarder, ctx context.Context, cost int64) *limiter.Op {
+	op := check("k", cost)
+	p.Forward(ctx, holder(bob), []*limiter.Op{op})
+	return op
+}
+
+func wantAnswer(t testing.TB, op *limiter.Op) {
+	t.Helper()
+	if d := op.Outcome.Decision; op.Outcome.Unreachable || op.Outcome.Err != nil || op.Outcome.NotHolder != nil || !d.Allowed || d.Granted != op.Cost {
+		t.Errorf("no answer to %v: %+v", op.Cost, op.Outcome)
+	}
+}
+
+func wantUnreachable(t testing.TB, op *limiter.Op) {
+	t.Helper()
+	if !op.Outcome.Unreachable {
+		t.Errorf("answered: %+v", op.Outcome)
+	}
+}
+
+// bobIs is a peer's Forward in a function, for bobs that do not behave.
+type bobIs struct {
+	peerv1.UnimplementedPeerServer
+	forward func(peerv1.Peer_ForwardServer) error
+}
+
+func (b bobIs) Forward(s peerv1.Peer_ForwardServer) error { return b.forward(s) }
+
+func serveBob(t testing.TB, forward func(peerv1.Peer_ForwardServer) error) string {
+	return serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterPeerServer(r, bobIs{forward: forward}) })
+}
+
+func welcome(protocol uint32) *peerv1.ForwardReply {
+	return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Welcome{Welcome: &peerv1.Welcome{Protocol: protocol}}}
+}
+
+func replyOf(seq uint64, ops ...*limiter.Op) *peerv1.ForwardReply {
+	r := &peerv1.Reply{Sequence: seq}
+	var q quota
+	for _, op := range ops {
+		r.Outcomes = appendOutcome(r.Outcomes, &q, op)
+	}
+	return &peerv1.ForwardReply{Body: &peerv1.ForwardReply_Reply{Reply: r}}
+}
+
+// asked is what a batch asks for. names are those of its stream.
+func asked(t testing.TB, names *numberedTargets, b *peerv1.Batch) (ops []*limiter.Op) {
+	t.Helper()
+	list, err := names.unpack(b, nil)
+	if err != nil {
+		t.Error(err)
+	}
+	for i := range list {
+		ops = append(ops, &list[i])
+	}
+	return ops
+}
+
+// answers is the right reply to a batch.
+func answers(t testing.TB, names *numberedTargets, b *peerv1.Batch) *peerv1.ForwardReply {
+	ops := asked(t, names, b)
+	admit(ops)
+	return replyOf(b.Sequence, ops...)
+}
+
+// rawStream is a stream to bob that is the test's to misuse.
+func rawStream(t testing.TB, addr string, hello *peerv1.Hello) peerv1.Peer_ForwardClient {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
+	conn := testkit.Dial(t, addr)
+	t.Cleanup(cancel)
+	stream, err := peerv1.NewPeerClient(conn).Forward(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hello != nil {
+		sendTo(t, stream, &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Hello{Hello: hello}})
+		if in := recv(t, stream); in.GetWelcome().GetProtocol() != transport.Protocol {
+			t.Fatalf("no welcome: %v", in)
+		}
+	}
+	return stream
+}
+
+func hello() *peerv1.Hello {
+	return &peerv1.Hello{Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, Stream: 1, ToName: bob.Name, ToBoot: bob.Boot, RingSettings: settings}
+}
+
+func batch(seq, acked uint64, ops ...*limiter.Op) *peerv1.ForwardRequest {
+	p := packer{numbers: make(numbers), sequence: seq}
+	for _, op := range ops {
+		p.add(op, time.Second)
+	}
+	b := &peerv1.Batch{Sequence: seq, Acknowledged: acked, Define: p.define, Operations: p.bytes}
+	return &peerv1.ForwardRequest{Body: &peerv1.ForwardRequest_Batch{Batch: b}}
+}
+
+func sendTo(t testing.TB, s peerv1.Peer_ForwardClient, m *peerv1.ForwardRequest) {
+	t.Helper()
+	if err := s.Send(m); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func recv(t testing.TB, s peerv1.Peer_ForwardClient) *peerv1.ForwardReply {
+	t.Helper()
+	in, err := s.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+// wantReply receives the reply to a batch and returns what its first operation was granted.
+func wantReply(t testing.TB, s peerv1.Peer_ForwardClient, to *peerv1.ForwardRequest) int64 {
+	t.Helper()
+	r := recv(t, s).GetReply()
+	if r.GetSequence() != to.GetBatch().Sequence {
+		t.Fatalf("reply %v, want to sequence %d", r, to.GetBatch().Sequence)
+	}
+	ops := asked(t, new(numberedTargets), to.GetBatch())
+	in := outcomes{reader: reader{rest: string(r.Outcomes)}}
+	for _, op := range ops {
+		if !in.next(op) {
+			t.Fatalf("malformed: %v", r)
+		}
+	}
+	if in.rest != "" {
+		t.Fatalf("too many outcomes: %v", r)
+	}
+	if len(ops) == 0 {
+		return 0
+	}
+	return ops[0].Outcome.Decision.Granted
+}
+
+// ask sends a batch and is wantReply.
+func ask(t testing.TB, s peerv1.Peer_ForwardClient, m *peerv1.ForwardRequest) int64 {
+	t.Helper()
+	sendTo(t, s, m)
+	return wantReply(t, s, m)
+}

@@ -1,0 +1,53 @@
+package replica
+
+import (
+	"errors"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+)
+
+// AppendFrame appends messages as a Messenger sends them in one frame to a peer of this build: a peer.v1 Frame, with those packed
+// that can be. It is for tests that carry messages themselves; ReadFrame is the other end.
+func AppendFrame(to []byte, msgs []ownership.Message) ([]byte, error) {
+	frame := &peerv1.Frame{}
+	frame.Messages, _ = protoMessages(msgs, nil)
+	data, err := frame.MarshalVT()
+	return append(to, data...), err
+}
+
+// ReadFrame reads what AppendFrame has made, as a Messenger of a cluster with that many partitions takes it in. The error is that
+// of the first message that is refused.
+func ReadFrame(data []byte, partitions int) (msgs []ownership.Message, err error) {
+	frame := &peerv1.Frame{}
+	if err := frame.UnmarshalVT(data); err != nil {
+		return nil, err
+	}
+	r := messageReader{partitions: partitions}
+	r.frame(frame, func(m ownership.Message) { msgs = append(msgs, m) }, func(_ int, refused error) {
+		err = errors.Join(err, refused)
+	})
+	return msgs, err
+}
+
+// frame reads the messages of a frame, up to as many as one may hold. refuse is called with the number of those that are dropped
+// and why: the others may be all right, and be waited for.
+func (r *messageReader) frame(frame *peerv1.Frame, add func(ownership.Message), refuse func(int, error)) {
+	n := 0
+	counted := func(m ownership.Message) {
+		n++
+		add(m)
+	}
+	for _, msg := range frame.Messages {
+		if run, ok := msg.GetBody().(*peerv1.Message_Packed); ok {
+			refuse(r.unpack(run.Packed, maxFrameMessages-n, counted))
+			continue
+		}
+		got, err := r.read(msg)
+		if err != nil {
+			refuse(1, err)
+			continue
+		}
+		counted(got)
+	}
+}

@@ -1,0 +1,680 @@
+package replica
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// newMessenger returns a node's Messenger, which knows all others by name, whatever their boot.
+func newMessenger(t testing.TB, self ownership.Node, addrs map[string]string, receive func(ownership.Envelope), change ...func(*MessengerConfig)) *Messenger {
+	t.Helper()
+	cfg := MessengerConfig{
+		Self: self, RingSettings: settings, Partitions: testPartitions, Logger: slog.New(slog.DiscardHandler),
+		Receive: func(list []ownership.Envelope) {
+			for _, e := range list {
+				receive(e)
+			}
+		},
+		Address: func(n ownership.Node) (string, bool) {
+			addr, ok := addrs[n.Name]
+			return addr, ok
+		},
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	m := NewMessenger(cfg)
+	t.Cleanup(m.Close)
+	return m
+}
+
+// serveMessenger serves a Messenger and returns its address.
+func serveMessenger(t testing.TB, m *Messenger) string {
+	t.Helper()
+	return serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterOwnershipServer(r, m) })
+}
+
+// to makes envelopes for a node.
+func to(n ownership.Node, messages ...ownership.Message) []ownership.Envelope {
+	var list []ownership.Envelope
+	for _, m := range messages {
+		list = append(list, ownership.Envelope{From: alice, To: n, Message: m})
+	}
+	return list
+}
+
+func numbered(i int) ownership.Message { return &ownership.ReadRecords{ID: uint64(i)} }
+
+// receive waits for a message.
+func receive(t testing.TB, from <-chan ownership.Envelope) ownership.Envelope {
+	t.Helper()
+	select {
+	case e := <-from:
+		return e
+	case <-time.After(testkit.Patience):
+		t.Fatal("no message")
+		return ownership.Envelope{}
+	}
+}
+
+// into is a Receive that passes on to a channel.
+func into(c chan<- ownership.Envelope) func(ownership.Envelope) {
+	return func(e ownership.Envelope) { c <- e }
+}
+
+func nothing(ownership.Envelope) {}
+
+func TestMessengerCarriesEveryMessage(t *testing.T) {
+	noLeaks(t)
+	arrived := make(chan ownership.Envelope, 100)
+	addr := serveMessenger(t, newMessenger(t, bob, nil, into(arrived)))
+	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing)
+	rng := rand.New(rand.NewPCG(5, 6))
+	messages := coreMessages()
+	for _, msg := range messages {
+		fillMessage(rng, reflect.ValueOf(msg).Elem(), false)
+	}
+	m.Send(to(bob, messages...))
+	for _, msg := range messages {
+		want := ownership.Envelope{From: alice, To: bob, Message: msg}
+		if got := receive(t, arrived); !reflect.DeepEqual(got, want) {
+			t.Errorf("sent    %+v\narrived %+v", want, got)
+		}
+	}
+	testkit.Eventually(t, "all are counted", func() bool {
+		return m.Stats() == MessengerStats{Sent: uint64(len(messages))}
+	})
+	// Whoever is not known is not looked for, and a node does not talk to itself.
+	m.Send(to(ownership.Node{Name: "nobody", Boot: 1}, numbered(1)))
+	m.Send(to(alice, numbered(1)))
+	if s := m.Stats(); s.Dropped != 2 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestMessengerBothWays: an answer finds its way by the sender that the stream's hello named.
+func TestMessengerBothWays(t *testing.T) {
+	noLeaks(t)
+	addrs := map[string]string{}
+	var b *Messenger
+	b = newMessenger(t, bob, addrs, func(e ownership.Envelope) {
+		b.Send([]ownership.Envelope{{From: e.To, To: e.From, Message: &ownership.Records{ID: e.Message.(*ownership.ReadRecords).ID}}})
+	})
+	answers := make(chan ownership.Envelope, 10)
+	a := newMessenger(t, alice, addrs, into(answers))
+	addrs[alice.Name], addrs[bob.Name] = serveMessenger(t, a), serveMessenger(t, b)
+	for i := range 10 {
+		a.Send(to(bob, numbered(i)))
+		want := ownership.Envelope{From: bob, To: alice, Message: &ownership.Records{ID: uint64(i)}}
+		if got := receive(t, answers); !reflect.DeepEqual(got, want) {
+			t.Fatalf("%+v", got)
+		}
+	}
+}
+
+func TestMessengerRefuses(t *testing.T) {
+	hello := func(change func(*peerv1.Hello)) *peerv1.ConverseRequest {
+		h := hello()
+		change(h)
+		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: h}}
+	}
+	for want, first := range map[string]*peerv1.ConverseRequest{
+		"FailedPrecondition protocol: this node speaks 4, not 5": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol":                            hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = transport.Protocol+2, transport.Protocol+1 }),
+		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
+		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
+		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),
+		"InvalidArgument from_name: must have 1 to 63":           hello(func(h *peerv1.Hello) { h.FromName = "" }),
+		"InvalidArgument from_name":                              hello(func(h *peerv1.Hello) { h.FromName = strings.Repeat("n", 64) }),
+		"InvalidArgument from: is this process":                  hello(func(h *peerv1.Hello) { h.FromName, h.FromBoot = bob.Name, bob.Boot }),
+		"InvalidArgument hello":                                  {Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{}}},
+	} {
+		t.Run(want, func(t *testing.T) {
+			noLeaks(t)
+			addr := serveMessenger(t, newMessenger(t, bob, nil, func(e ownership.Envelope) { t.Errorf("received %+v", e) }))
+			stream, err := peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := stream.Send(first); err != nil {
+				t.Fatal(err)
+			}
+			_, err = stream.Recv()
+			if got := fmt.Sprint(status.Code(err), " ", status.Convert(err).Message()); !strings.HasPrefix(got, want) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
+
+// converse opens a stream to bob that is the test's to misuse.
+func converse(t testing.TB, addr string) peerv1.Ownership_ConverseClient {
+	t.Helper()
+	stream, err := peerv1.NewOwnershipClient(testkit.Dial(t, addr)).Converse(testkit.Within(t, testkit.Patience))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello()}}); err != nil {
+		t.Fatal(err)
+	}
+	if in, err := stream.Recv(); err != nil || in.GetWelcome().GetProtocol() != transport.Protocol {
+		t.Fatalf("no welcome: %v, %v", in, err)
+	}
+	return stream
+}
+
+func frame(messages ...*peerv1.Message) *peerv1.ConverseRequest {
+	return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: &peerv1.Frame{Messages: messages}}}
+}
+
+// TestMessengerDropsWhatMakesNoSense: a bad message is the loss of one message, a bad stream that of the stream.
+func TestMessengerDropsWhatMakesNoSense(t *testing.T) {
+	noLeaks(t)
+	arrived := make(chan ownership.Envelope, 10)
+	var log testkit.Buffer
+	m := newMessenger(t, bob, nil, into(arrived), func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	addr := serveMessenger(t, m)
+	stream := converse(t, addr)
+	bad := &peerv1.Message{Body: &peerv1.Message_Offer{Offer: &peerv1.Offer{Partition: testPartitions}}}
+	for _, f := range []*peerv1.ConverseRequest{frame(bad, protoMessage(numbered(1))), frame(bad, bad), frame(protoMessage(numbered(2)))} {
+		if err := stream.Send(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := 1; i <= 2; i++ {
+		if got := receive(t, arrived); !reflect.DeepEqual(got.Message, numbered(i)) {
+			t.Errorf("%+v", got)
+		}
+	}
+	if s := m.Stats(); s.Invalid != 3 || s.Received != 2 {
+		t.Errorf("%+v", s)
+	}
+	if n := strings.Count(log.String(), "offer.partition"); n != 1 {
+		t.Errorf("logged %d times:\n%s", n, log.String())
+	}
+	for want, f := range map[string]*peerv1.ConverseRequest{
+		"Frame":   {Body: &peerv1.ConverseRequest_Hello{Hello: hello()}},
+		"at most": frame(make([]*peerv1.Message, maxFrameMessages+1)...),
+	} {
+		stream := converse(t, addr)
+		if err := stream.Send(f); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("want %q: %v", want, err)
+		}
+	}
+}
+
+// conversation is a peer's Converse in a function.
+type conversation struct {
+	peerv1.UnimplementedOwnershipServer
+	converse func(peerv1.Ownership_ConverseServer) error
+}
+
+func (c conversation) Converse(s peerv1.Ownership_ConverseServer) error { return c.converse(s) }
+
+// serveConversation serves a bob who welcomes whoever comes, before he goes his own way.
+func serveConversation(t testing.TB, then func(peerv1.Ownership_ConverseServer) error) string {
+	return serveConversationAt(t, transport.Protocol, then)
+}
+
+// serveConversationAt is serveConversation with a bob who speaks so old a protocol.
+func serveConversationAt(t testing.TB, version uint32, then func(peerv1.Ownership_ConverseServer) error) string {
+	return serve(t, func(r grpc.ServiceRegistrar) {
+		peerv1.RegisterOwnershipServer(r, conversation{converse: func(s peerv1.Ownership_ConverseServer) error {
+			if _, err := s.Recv(); err != nil {
+				return err
+			}
+			if err := s.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: version}}); err != nil {
+				return err
+			}
+			return then(s)
+		}})
+	})
+}
+
+// queued is what waits for a node.
+func queued(m *Messenger, n ownership.Node) (messages, bytes int) {
+	c, err := m.courier(n)
+	if err != nil {
+		return 0, 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, l := range c.lanes {
+		messages += l.len()
+		bytes += l.weight
+	}
+	return messages, bytes
+}
+
+// messagesOf are the messages of a frame, packed or not.
+func messagesOf(t testing.TB, f *peerv1.Frame) (list []ownership.Message) {
+	t.Helper()
+	m := &Messenger{cfg: MessengerConfig{Self: bob, Receive: func(got []ownership.Envelope) {
+		for _, e := range got {
+			list = append(list, e.Message)
+		}
+	}}}
+	in := intake{m: m, r: messageReader{partitions: testPartitions}, told: true}
+	in.take(f)
+	if n := m.invalid.Load(); n > 0 {
+		t.Errorf("%d messages make no sense", n)
+	}
+	return list
+}
+
+// TestMessengerBatches: what gathers while the connection is busy goes out together, in frames of bounded size.
+func TestMessengerBatches(t *testing.T) {
+	noLeaks(t)
+	const messages = 3000
+	start := make(chan struct{})
+	begin := sync.OnceFunc(func() { close(start) })
+	defer begin()
+	var frames, arrived, largest atomic.Int64
+	addr := serveConversation(t, func(s peerv1.Ownership_ConverseServer) error {
+		<-start
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			frames.Add(1)
+			arrived.Add(int64(len(messagesOf(t, in.GetFrame()))))
+			largest.Store(max(largest.Load(), int64(proto.Size(in))))
+		}
+	})
+	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing)
+	for range messages {
+		m.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: make([]byte, lightChunk)}))
+	}
+	testkit.Eventually(t, "the stream is open and full", func() bool { return m.Stats().Sent > 0 })
+	begin()
+	testkit.Eventually(t, "all are there", func() bool { return arrived.Load() == messages })
+	// 3000 · 4 KiB in frames of 256 KiB; some small ones go out before the connection is full.
+	if n := frames.Load(); n > 200 || largest.Load() < maxFrame/2 || largest.Load() > maxFrame {
+		t.Errorf("%d frames, the largest of %d bytes", n, largest.Load())
+	}
+}
+
+// TestMessengerQueueIsBounded: bob does not read. What is kept for him is what was said last, and no more than so much
+// of it; and nobody waits.
+func TestMessengerQueueIsBounded(t *testing.T) {
+	noLeaks(t)
+	start := make(chan struct{})
+	last := make(chan int, 1000)
+	addr := serveConversation(t, func(s peerv1.Ownership_ConverseServer) error {
+		select {
+		case <-start:
+		case <-s.Context().Done():
+		}
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return nil
+			}
+			for _, m := range in.GetFrame().GetMessages() {
+				last <- int(m.GetReplicate().GetSequence())
+			}
+		}
+	})
+	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing)
+	const messages = 100
+	testkit.Soon(t, func() {
+		for i := range messages {
+			m.Send(to(bob, &ownership.Replicate{Parts: 1, Sequence: uint64(i), Chunk: make([]byte, 1<<20)}))
+			if _, bytes := queued(m, bob); bytes > maxQueued {
+				t.Fatalf("%d bytes are queued", bytes)
+			}
+		}
+	})
+	n, _ := queued(m, bob)
+	if s := m.Stats(); n < maxQueued>>20-1 || s.Dropped < messages-maxQueued>>20-5 {
+		t.Errorf("%d are queued, %+v", n, s)
+	}
+	close(start)
+	arrived := 0
+	for i := -1; i < messages-1; arrived++ {
+		select {
+		case next := <-last:
+			if next <= i {
+				t.Fatalf("%d after %d", next, i)
+			}
+			i = next
+		case <-time.After(testkit.Patience):
+			t.Fatalf("the last was %d", i)
+		}
+	}
+	if s := m.Stats(); arrived+int(s.Dropped) != messages {
+		t.Errorf("%d arrived, %+v", arrived, s)
+	}
+}
+
+// TestMessengerOvertakesBulk: what others wait for goes first, bulk goes on all the same, and what is repeated while it
+// waits goes once.
+func TestMessengerOvertakesBulk(t *testing.T) {
+	m := NewMessenger(MessengerConfig{Self: alice})
+	c := &courier{m: m, to: bob, wake: make(chan struct{}, 1)}
+	bulk := func() ownership.Message {
+		return &ownership.Replicate{Parts: 1, Chunk: make([]byte, 256<<10)}
+	}
+	repeated := bulk()
+	for i := range 3 {
+		c.add([]ownership.Envelope{{Message: repeated, Again: i > 0}})
+	}
+	for range 20 {
+		c.add([]ownership.Envelope{{Message: bulk()}})
+	}
+	for i := range 30 {
+		commit := &ownership.Commit{Replicate: ownership.Replicate{Parts: 1, Sequence: uint64(i), Chunk: make([]byte, 100<<10)}}
+		c.add([]ownership.Envelope{{Message: commit}})
+		c.add([]ownership.Envelope{{Message: commit, Again: true}})
+	}
+	var commits []uint64
+	var beside, bulky int // beside commits, and in all
+	for frame := c.take(); frame != nil; frame = c.take() {
+		before, now, total := len(commits), 0, 0
+		for _, msg := range frame {
+			total += weight(msg)
+			if commit, ok := msg.(*ownership.Commit); ok {
+				commits = append(commits, commit.Sequence)
+			} else {
+				now++
+			}
+		}
+		if total > maxFrame+300<<10 {
+			t.Errorf("a frame of %d bytes", total)
+		}
+		if bulky += now; len(commits) > before {
+			beside += now
+		}
+	}
+	// Two commits in each of fifteen frames, and one of the others.
+	if len(commits) != 30 || !slices.IsSorted(commits) || beside != 15 || bulky != 21 {
+		t.Errorf("commits %v, %d and in all %d others", commits, beside, bulky)
+	}
+	if c.pending() || c.lanes[light].weight != 0 || c.lanes[heavy].weight != 0 || c.waiting != nil {
+		t.Error("something is left")
+	}
+	// What has been sent may be repeated.
+	if c.add([]ownership.Envelope{{Message: repeated, Again: true}}); !c.pending() {
+		t.Error("not repeated")
+	}
+	if s := m.Stats(); s != (MessengerStats{}) {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestMessengerDropsWhatIsTooLarge(t *testing.T) {
+	noLeaks(t)
+	arrived := make(chan ownership.Envelope, 10)
+	addr := serveMessenger(t, newMessenger(t, bob, nil, into(arrived)))
+	var log testkit.Buffer
+	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	large := &ownership.Replicate{Parts: 1, Chunk: make([]byte, maxWeight)}
+	m.Send(to(bob, large, large, numbered(1)))
+	if got := receive(t, arrived); !reflect.DeepEqual(got.Message, numbered(1)) {
+		t.Errorf("%T", got.Message)
+	}
+	if s := m.Stats(); s.Dropped != 2 || strings.Count(log.String(), "too large") != 1 {
+		t.Errorf("%+v\n%s", s, log.String())
+	}
+	// The largest that there may be does arrive.
+	m.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: make([]byte, maxWeight-128)}))
+	if got, ok := receive(t, arrived).Message.(*ownership.Replicate); !ok || len(got.Chunk) != maxWeight-128 {
+		t.Error("not arrived")
+	}
+}
+
+// listenAt serves a Messenger at an address, which must be free, until stop is called.
+func listenAt(t testing.TB, addr string, m *Messenger) (stop func()) {
+	t.Helper()
+	lis, err := net.Listen("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.ForceServerCodecV2(transport.Codec()))
+	peerv1.RegisterOwnershipServer(server, m)
+	var served sync.WaitGroup
+	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop
+	stop = sync.OnceFunc(func() {
+		server.Stop()
+		served.Wait()
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// freeAddr is an address that nobody listens at.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close()
+	return lis.Addr().String()
+}
+
+// TestMessengerFindsRestartedPeer: bob is killed and comes back in place as another process, which gets what is meant
+// for it, including what was said before it was up, and nothing of what was meant for the one before.
+func TestMessengerFindsRestartedPeer(t *testing.T) {
+	noLeaks(t)
+	addr := freeAddr(t)
+	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing)
+	before := make(chan ownership.Envelope, 10)
+	stop := listenAt(t, addr, newMessenger(t, bob, nil, into(before)))
+	m.Send(to(bob, numbered(1)))
+	receive(t, before)
+	stop()
+
+	again := ownership.Node{Name: bob.Name, Boot: bob.Boot + 1}
+	m.Send(to(bob, numbered(2)))
+	m.Send(to(again, numbered(3)))
+	testkit.Eventually(t, "the new process was looked for in vain", func() bool {
+		c, err := m.courier(again)
+		return err == nil && c.conn.GetState().String() == "TRANSIENT_FAILURE"
+	})
+	after := make(chan ownership.Envelope, 10)
+	up := time.Now()
+	listenAt(t, addr, newMessenger(t, again, nil, into(after)))
+	got := receive(t, after)
+	t.Logf("reached %v after it was up", time.Since(up))
+	if want := (ownership.Envelope{From: alice, To: again, Message: numbered(3)}); !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v", got)
+	}
+	m.Send(to(bob, numbered(4)))
+	testkit.Eventually(t, "what was meant for the old process is dropped", func() bool {
+		s := m.Stats() // the second message may have been written before the connection was seen to be broken
+		return s.Dropped >= 1 && s.Dropped+s.Sent == 4
+	})
+	select {
+	case e := <-after:
+		t.Errorf("received %+v", e)
+	default:
+	}
+	// Nobody looks for the old process any more.
+	m.Retain(func(n ownership.Node) bool { return n == again })
+	if _, ok := m.couriers[bob]; ok || len(m.couriers) != 1 {
+		t.Errorf("%v", m.couriers)
+	}
+}
+
+// TestMessengerReopens: a broken connection costs what was under way and nothing more.
+func TestMessengerReopens(t *testing.T) {
+	noLeaks(t)
+	var last atomic.Uint64
+	p := testkit.NewProxy(t, serveMessenger(t, newMessenger(t, bob, nil, func(e ownership.Envelope) {
+		last.Store(e.Message.(*ownership.ReadRecords).ID)
+	})))
+	m := newMessenger(t, alice, map[string]string{bob.Name: p.Addr}, nothing)
+	for i := 1; i <= 5; i++ {
+		// What is said before the break is seen is lost; who wants to be heard says it again.
+		testkit.Eventually(t, "a message gets through", func() bool {
+			m.Send(to(bob, numbered(i)))
+			return last.Load() == uint64(i)
+		})
+		p.Cut()
+	}
+}
+
+// TestMessengerGivesUp: what waits for a peer that does not answer is dropped, also by one that is in another world.
+func TestMessengerGivesUp(t *testing.T) {
+	for name, converse := range map[string]func(peerv1.Ownership_ConverseServer) error{
+		"silent": func(s peerv1.Ownership_ConverseServer) error {
+			<-s.Context().Done()
+			return nil
+		},
+		"refuses": func(peerv1.Ownership_ConverseServer) error { return status.Error(codes.FailedPrecondition, "no") },
+		"other protocol": func(s peerv1.Ownership_ConverseServer) error {
+			if err := s.Send(&peerv1.ConverseReply{Welcome: &peerv1.Welcome{Protocol: transport.Protocol + 1}}); err != nil {
+				return err
+			}
+			<-s.Context().Done()
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			noLeaks(t)
+			addr := serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterOwnershipServer(r, conversation{converse: converse}) })
+			var log testkit.Buffer
+			m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing, func(c *MessengerConfig) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+			rounds := uint64(2)
+			if name == "silent" {
+				rounds = 1 // it takes a second
+			}
+			for i := range rounds {
+				m.Send(to(bob, numbered(1)))
+				testkit.Eventually(t, "it is dropped", func() bool { return m.Stats().Dropped == i+1 })
+			}
+			testkit.Eventually(t, "it is said", func() bool { return strings.Contains(log.String(), "unreachable") })
+			if n := strings.Count(log.String(), "unreachable"); n != 1 {
+				t.Errorf("logged %d times:\n%s", n, log.String())
+			}
+		})
+	}
+}
+
+// TestMessengerCloseUnderLoad: Close and Retain return, with everything ended, whatever is going on.
+func TestMessengerCloseUnderLoad(t *testing.T) {
+	noLeaks(t)
+	var received atomic.Int64
+	addrs := map[string]string{}
+	nodes := []ownership.Node{{Name: "b", Boot: 2}, {Name: "c", Boot: 3}, {Name: "gone", Boot: 4}, {Name: "stuck", Boot: 5}}
+	for _, n := range nodes[:2] {
+		addrs[n.Name] = serveMessenger(t, newMessenger(t, n, nil, func(ownership.Envelope) { received.Add(1) }))
+	}
+	addrs["gone"] = freeAddr(t)
+	addrs["stuck"] = serveConversation(t, func(s peerv1.Ownership_ConverseServer) error {
+		<-s.Context().Done()
+		return nil
+	})
+	round := func() {
+		m := newMessenger(t, alice, addrs, nothing)
+		ctx, cancel := context.WithCancel(context.Background())
+		var senders sync.WaitGroup
+		defer senders.Wait()
+		defer cancel()
+		for _, n := range nodes {
+			senders.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					m.Send(to(n, numbered(i), &ownership.Replicate{Parts: 1, Chunk: make([]byte, i%(64<<10))}))
+					if i%100 == 0 && n.Name != "b" {
+						m.Retain(func(r ownership.Node) bool { return r != n })
+					}
+					_ = m.Stats()
+				}
+			})
+		}
+		before := received.Load()
+		testkit.Eventually(t, "messages get through", func() bool { return received.Load() > before+100 })
+		testkit.Soon(t, m.Close)
+		dropped := m.Stats().Dropped
+		if m.Send(to(ownership.Node{Name: "other", Boot: 6}, numbered(1))); m.Stats().Dropped <= dropped {
+			t.Error("sent after Close")
+		}
+	}
+	for range 5 {
+		round()
+	}
+}
+
+// BenchmarkMessenger measures an exchange (a message and its answer, one at a time), and a flood of messages.
+func BenchmarkMessenger(b *testing.B) {
+	replicate := &ownership.Replicate{Partition: 1, Term: ownership.Term{N: 1}, Sequence: 1, Parts: 1, Chunk: make([]byte, 200)}
+	ack := &ownership.ReplicateAck{Partition: 1, Term: ownership.Term{N: 1}, Sequence: 1, Outcome: ownership.Done}
+	pair := func(b *testing.B, receive func(back *Messenger, e ownership.Envelope)) (*Messenger, chan ownership.Envelope) {
+		addrs := map[string]string{}
+		answers := make(chan ownership.Envelope, 1)
+		var there *Messenger
+		there = newMessenger(b, bob, addrs, func(e ownership.Envelope) { receive(there, e) })
+		here := newMessenger(b, alice, addrs, into(answers))
+		addrs[alice.Name], addrs[bob.Name] = serveMessenger(b, here), serveMessenger(b, there)
+		return here, answers
+	}
+	b.Run("exchange", func(b *testing.B) {
+		here, answers := pair(b, func(back *Messenger, e ownership.Envelope) {
+			back.Send([]ownership.Envelope{{From: e.To, To: e.From, Message: ack}})
+		})
+		send := to(bob, replicate)
+		for b.Loop() {
+			here.Send(send)
+			<-answers
+		}
+	})
+	b.Run("flood", func(b *testing.B) {
+		var received atomic.Int64
+		here, _ := pair(b, func(*Messenger, ownership.Envelope) { received.Add(1) })
+		sent := int64(0)
+		for b.Loop() {
+			for sent-received.Load() > 10_000 { // far below what waits at most
+				time.Sleep(10 * time.Microsecond)
+			}
+			another := *replicate
+			here.Send(to(bob, &another))
+			sent++
+		}
+		for received.Load() < sent {
+			time.Sleep(10 * time.Microsecond)
+		}
+		b.ReportMetric(float64(sent)/b.Elapsed().Seconds(), "messages/s")
+	})
+	b.Run("chunks", func(b *testing.B) {
+		var received atomic.Int64
+		here, _ := pair(b, func(*Messenger, ownership.Envelope) { received.Add(1) })
+		chunk := make([]byte, 256<<10)
+		b.SetBytes(256 << 10)
+		sent := int64(0)
+		for b.Loop() {
+			for sent-received.Load() > 16 {
+				time.Sleep(10 * time.Microsecond)
+			}
+			here.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: chunk}))
+			sent++
+		}
+		for received.Load() < sent {
+			time.Sleep(10 * time.Microsecond)
+		}
+	})
+}

@@ -1,0 +1,245 @@
+package replica
+
+import (
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+// Keeping copies takes a Replicate and a ReplicateAck for each partition in which something has changed: with many keys
+// nearly one of each for every check. So these two, where they are as they nearly always are, travel packed: many in one
+// Message, in some twelve bytes each besides the chunk, and read without an object for each part of each. All others,
+// large chunks and answers other than Done among them, are messages of their own, and the order is kept.
+//
+// A run begins with the number of its Replicates and that of its ReplicateAcks. Then comes for each message, in order, a byte
+// of the flags below; the partition; where the term is not that of the message before, its epoch and n; of the sequence
+// the upper half, turned left by one bit, and the lower half. A Replicate goes on with part and parts where there is more
+// than one, and the chunk after its length; its sum ends it, in four bytes, the lowest first. The term before the first
+// message is zero. Numbers are unsigned varints where nothing else is said.
+const (
+	packedAck      = 1 << iota // a ReplicateAck: Done, and nothing known of another holder
+	packedTerm                 // the term is told
+	packedBegin                // of a Replicate, like the rest
+	packedComplete             //
+	packedParts                // part and parts are told; otherwise it is 0 of 1
+	packedFlags    = 1<<iota - 1
+)
+
+// The fewest bytes that a packed message takes, so that a run's length bounds what is made room for.
+const (
+	leastAck       = 4
+	leastReplicate = leastAck + 1 + 4
+)
+
+// packable says whether a message can be part of a run.
+func packable(m ownership.Message) bool {
+	switch m := m.(type) {
+	case *ownership.Replicate:
+		return len(m.Chunk) <= lightChunk
+	case *ownership.ReplicateAck:
+		return m.Outcome == ownership.Done && m.Known == (ownership.Term{}) && m.Holder == (ownership.Node{})
+	}
+	return false
+}
+
+// appendPacked appends a run of messages that are all packable.
+func appendPacked(to []byte, run []ownership.Message) []byte {
+	var acks uint64
+	for _, m := range run {
+		if _, ok := m.(*ownership.ReplicateAck); ok {
+			acks++
+		}
+	}
+	to = binary.AppendUvarint(to, uint64(len(run))-acks)
+	to = binary.AppendUvarint(to, acks)
+	var before ownership.Term
+	for _, m := range run {
+		switch m := m.(type) {
+		case *ownership.Replicate:
+			var flags byte
+			if m.Begin {
+				flags |= packedBegin
+			}
+			if m.Complete {
+				flags |= packedComplete
+			}
+			alone := m.Part == 0 && m.Parts == 1
+			if !alone {
+				flags |= packedParts
+			}
+			to = appendPackedHead(to, flags, m.Partition, &before, m.Term, m.Sequence)
+			if !alone {
+				to = binary.AppendUvarint(to, uint64(m.Part))
+				to = binary.AppendUvarint(to, uint64(m.Parts))
+			}
+			to = binary.AppendUvarint(to, uint64(len(m.Chunk)))
+			to = append(to, m.Chunk...)
+			to = binary.LittleEndian.AppendUint32(to, m.Sum)
+		case *ownership.ReplicateAck:
+			to = appendPackedHead(to, packedAck, m.Partition, &before, m.Term, m.Sequence)
+		}
+	}
+	return to
+}
+
+func appendPackedHead(to []byte, flags byte, partition int, before *ownership.Term, t ownership.Term, sequence uint64) []byte {
+	if t != *before {
+		flags |= packedTerm
+	}
+	to = append(to, flags)
+	to = binary.AppendUvarint(to, uint64(partition))
+	if t != *before {
+		to = binary.AppendUvarint(to, t.Epoch)
+		to = binary.AppendUvarint(to, t.N)
+		*before = t
+	}
+	// The upper half counts attachments, which are few, below a bit that says which follower it is.
+	to = binary.AppendUvarint(to, uint64(bits.RotateLeft32(uint32(sequence>>32), 1)))
+	return binary.AppendUvarint(to, uint64(uint32(sequence)))
+}
+
+// errPacked ends reading a run: after a malformed message it is not known where the next one begins.
+var errPacked = errors.New("malformed")
+
+// unpack calls add with the messages of a run, of which there may be so many at most. They and their chunks are parts of a
+// few arrays, data among them, which must not change any more. What one message names and does not exist does not concern
+// the others: it is refused, like a malformed one, but with that the rest is. err is the first mistake and names the field.
+func (r *messageReader) unpack(data []byte, most int, add func(ownership.Message)) (refused int, err error) {
+	run := packedReader{data: data}
+	replicates, acks := run.uint("replicates", math.MaxInt32), run.uint("acks", math.MaxInt32)
+	switch {
+	case run.err != nil:
+	case replicates+acks > uint64(most):
+		run.err = fmt.Errorf("packed: %d messages, more than a frame holds", replicates+acks)
+	case replicates*leastReplicate+acks*leastAck > uint64(len(run.data)):
+		run.err = fmt.Errorf("packed: %w: %d bytes are too few for %d messages", errPacked, len(run.data), replicates+acks)
+	}
+	if run.err != nil {
+		return 1, run.err
+	}
+	run.replicates, run.acks = make([]ownership.Replicate, 0, replicates), make([]ownership.ReplicateAck, 0, acks)
+	for range replicates + acks {
+		r.err = nil
+		m := run.message(r)
+		if run.err != nil {
+			return refused + 1, cmp.Or(err, run.err)
+		}
+		if r.err != nil {
+			refused++
+			err = cmp.Or(err, r.err)
+			continue
+		}
+		add(m)
+	}
+	if len(run.data) > 0 {
+		refused++
+		err = cmp.Or(err, fmt.Errorf("packed: %w: %d bytes after the last message", errPacked, len(run.data)))
+	}
+	return refused, err
+}
+
+// packedReader takes a run apart. After a mistake it goes on returning zeros.
+type packedReader struct {
+	data       []byte
+	err        error
+	before     ownership.Term // of the message before
+	replicates []ownership.Replicate
+	acks       []ownership.ReplicateAck
+}
+
+// message reads the next message, r says whether what it names exists.
+func (p *packedReader) message(r *messageReader) ownership.Message {
+	flags := p.byte("flags")
+	if flags&packedFlags != flags || flags&packedAck != 0 && flags&^(packedAck|packedTerm) != 0 {
+		p.fail("flags", "%#x are unknown", flags)
+	}
+	partition := p.uint("partition", math.MaxUint32)
+	if flags&packedTerm != 0 {
+		p.before = ownership.Term{Epoch: p.uint("term.epoch", math.MaxUint64), N: p.uint("term.n", math.MaxUint64)}
+	}
+	upper, lower := p.uint("sequence", math.MaxUint32), p.uint("sequence", math.MaxUint32)
+	sequence := uint64(bits.RotateLeft32(uint32(upper), -1))<<32 | lower
+	if flags&packedAck != 0 {
+		if len(p.acks) == cap(p.acks) {
+			p.fail("acks", "are more than were announced")
+			return nil
+		}
+		p.acks = append(p.acks, ownership.ReplicateAck{
+			Partition: r.partition("replicate_ack.partition", uint32(partition)), Term: p.before, Sequence: sequence, Outcome: ownership.Done,
+		})
+		return &p.acks[len(p.acks)-1]
+	}
+	if len(p.replicates) == cap(p.replicates) {
+		p.fail("replicates", "are more than were announced")
+		return nil
+	}
+	part, parts := uint64(0), uint64(1)
+	if flags&packedParts != 0 {
+		part, parts = p.uint("replicate.part", math.MaxUint32), p.uint("replicate.parts", math.MaxUint32)
+	}
+	chunk := p.bytes("replicate.chunk", lightChunk)
+	sum := p.word("replicate.sum")
+	r.pieces(part, parts)
+	p.replicates = append(p.replicates, ownership.Replicate{
+		Partition: r.partition("replicate.partition", uint32(partition)), Term: p.before, Sequence: sequence,
+		Begin: flags&packedBegin != 0, Complete: flags&packedComplete != 0, Part: int(part), Parts: int(parts), Chunk: chunk, Sum: sum,
+	})
+	return &p.replicates[len(p.replicates)-1]
+}
+
+func (p *packedReader) fail(field, problem string, args ...any) {
+	if p.err == nil {
+		p.err = fmt.Errorf("packed.%s: %w: %s", field, errPacked, fmt.Sprintf(problem, args...))
+	}
+	p.data = nil
+}
+
+func (p *packedReader) byte(field string) byte {
+	if len(p.data) == 0 {
+		p.fail(field, "is missing")
+		return 0
+	}
+	b := p.data[0]
+	p.data = p.data[1:]
+	return b
+}
+
+// uint reads a number from 0 to most.
+func (p *packedReader) uint(field string, most uint64) uint64 {
+	n, size := binary.Uvarint(p.data)
+	if size <= 0 || n > most {
+		p.fail(field, "is missing or too large")
+		return 0
+	}
+	p.data = p.data[size:]
+	return n
+}
+
+func (p *packedReader) word(field string) uint32 {
+	if len(p.data) < 4 {
+		p.fail(field, "is missing")
+		return 0
+	}
+	n := binary.LittleEndian.Uint32(p.data)
+	p.data = p.data[4:]
+	return n
+}
+
+// bytes reads up to most bytes after their number, none as nil.
+func (p *packedReader) bytes(field string, most uint64) []byte {
+	n := p.uint(field, most)
+	if n > uint64(len(p.data)) {
+		p.fail(field, "is cut off")
+	}
+	if n == 0 || p.err != nil {
+		return nil
+	}
+	b := p.data[:n:n]
+	p.data = p.data[n:]
+	return b
+}

@@ -1,0 +1,180 @@
+package wire
+
+import (
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/timezone"
+	"github.com/weirlimit/weir/limit"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Cost is 1 where the message leaves it out: a missing cost is never a free peek.
+func Cost(c *int64) int64 {
+	if c == nil {
+		return 1
+	}
+	return *c
+}
+
+// Target converts the name of a state. The error names the field.
+func Target(t *weirv1.Target) (limit.Target, *limit.Error) {
+	out := limit.Target{Policy: t.GetPolicy(), Namespace: t.GetNamespace(), Key: t.GetKey()}
+	if l := t.GetLimit(); l != nil {
+		inline, err := inlineLimit(l)
+		if err != nil {
+			return out, err
+		}
+		out.Limit = inline
+	}
+	return out, nil
+}
+
+func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
+	if l.Algorithm <= 0 || int(l.Algorithm) > int(algo.Concurrency) {
+		return nil, limit.NewError(limit.Invalid, "limit.algorithm", "is missing or unknown")
+	}
+	if l.Period < 0 || int(l.Period) > int(algo.Epoch) {
+		return nil, limit.NewError(limit.Invalid, "limit.period", "is unknown")
+	}
+	out := &algo.Limit{
+		Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, Window: time.Duration(l.WindowNs),
+		Slots: l.Slots, Period: algo.Period(l.Period), CountDenied: l.CountDenied,
+		CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt,
+	}
+	if l.TimeZone != "" {
+		zone, err := timeZones.Load(l.TimeZone)
+		if err != nil {
+			return nil, limit.NewError(limit.Invalid, "limit.time_zone", err.Error())
+		}
+		out.Zone = zone
+	}
+	return out, nil
+}
+
+// timeZones are those that limits sent along have named.
+var timeZones timezone.Cache
+
+func ProtoTarget(t limit.Target) *weirv1.Target {
+	out := &weirv1.Target{Policy: t.Policy, Namespace: t.Namespace, Key: t.Key}
+	if l := t.Limit; l != nil {
+		out.Limit = &weirv1.Limit{
+			Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, WindowNs: int64(l.Window),
+			Slots: l.Slots, Period: weirv1.Period(l.Period), CountDenied: l.CountDenied,
+			CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt,
+		}
+		if l.Zone != nil {
+			out.Limit.TimeZone = l.Zone.String()
+		}
+	}
+	return out
+}
+
+// retryAfter leaves Never out of a message. wait is the room that the message has for a number that may be missing.
+func retryAfter(d time.Duration, wait *int64) *int64 {
+	if d == algo.Never {
+		return nil
+	}
+	*wait = int64(d)
+	return wait
+}
+
+func fromRetryAfter(ns *int64) time.Duration {
+	if ns == nil {
+		return algo.Never
+	}
+	return time.Duration(*ns)
+}
+
+func ProtoDecision(d *limit.Decision) *weirv1.Decision {
+	out := new(weirv1.Decision)
+	SetDecision(out, d, new(int64))
+	return out
+}
+
+// SetDecision fills in an empty message. It keeps nothing of d; wait is room for retryAfter.
+func SetDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
+	out.RetryAfterNs = retryAfter(d.RetryAfter, wait)
+	out.Policy, out.Allowed, out.Granted, out.Limit, out.Remaining = d.Policy, d.Allowed, d.Granted, d.Limit, d.Remaining
+	out.ResetAfterNs, out.DelayNs, out.WindowNs = int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
+	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
+	out.Shadow, out.Degraded, out.FailedOpen, out.FailedClosed = d.Shadow, d.Degraded, d.FailedOpen, d.FailedClosed
+	out.RememberForNs = int64(d.RememberFor)
+	out.Limits = ProtoLimits(d.Limits)
+}
+
+func ProtoLimits(limits []limit.LimitStatus) []*weirv1.LimitStatus {
+	if len(limits) == 0 {
+		return nil
+	}
+	room := make([]struct {
+		status weirv1.LimitStatus
+		wait   int64
+	}, len(limits))
+	out := make([]*weirv1.LimitStatus, len(limits))
+	for i := range limits {
+		s, to := &limits[i], &room[i]
+		out[i] = &to.status
+		out[i].Limit, out[i].WindowNs = s.Limit, int64(s.Window)
+		out[i].Remaining, out[i].ResetAfterNs = s.Remaining, int64(s.ResetAfter)
+		out[i].RetryAfterNs = retryAfter(s.RetryAfter, &to.wait)
+	}
+	return out
+}
+
+func Decision(d *weirv1.Decision) limit.Decision {
+	out := limit.Decision{
+		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
+		RetryAfter: fromRetryAfter(d.RetryAfterNs), ResetAfter: time.Duration(d.ResetAfterNs), Delay: time.Duration(d.DelayNs),
+		LeaseID: d.LeaseId, ReservationID: d.ReservationId, RequestID: d.RequestId, Window: time.Duration(d.WindowNs),
+		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
+		RememberFor: time.Duration(d.RememberForNs),
+	}
+	for _, s := range d.Limits {
+		out.Limits = append(out.Limits, limit.LimitStatus{
+			Limit: s.Limit, Window: time.Duration(s.WindowNs), Remaining: s.Remaining,
+			RetryAfter: fromRetryAfter(s.RetryAfterNs), ResetAfter: time.Duration(s.ResetAfterNs),
+		})
+	}
+	return out
+}
+
+func Code(k limit.Kind) codes.Code {
+	switch k {
+	case limit.Invalid:
+		return codes.InvalidArgument
+	case limit.NotFound:
+		return codes.NotFound
+	case limit.TooLarge:
+		return codes.ResourceExhausted
+	case limit.Unavailable:
+		return codes.Unavailable
+	case limit.Denied:
+		return codes.PermissionDenied
+	}
+	return codes.Internal
+}
+
+// Kind is the inverse of code, 0 for the code of no Error.
+func Kind(c codes.Code) limit.Kind {
+	switch c {
+	case codes.InvalidArgument:
+		return limit.Invalid
+	case codes.NotFound:
+		return limit.NotFound
+	case codes.ResourceExhausted:
+		return limit.TooLarge
+	case codes.Unavailable:
+		return limit.Unavailable
+	case codes.PermissionDenied:
+		return limit.Denied
+	}
+	return 0
+}
+
+// ProtoError is an error as nodes tell each other.
+func ProtoError(e *limit.Error) *weirv1.Error {
+	return &weirv1.Error{Code: int32(Code(e.Kind)), Field: e.Field, Message: e.Message}
+}

@@ -1,0 +1,154 @@
+package testkit
+
+import (
+	"context"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// Within returns a context that ends after d, or with the test.
+func Within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Soon fails the test when f takes so long that it must have waited for a deadline.
+func Soon(t testing.TB, f func()) {
+	t.Helper()
+	start := time.Now()
+	f()
+	if took := time.Since(start); took > Patience/2 {
+		t.Errorf("took %v", took)
+	}
+}
+
+// Serve serves gRPC on loopback and returns the address.
+func Serve(t testing.TB, register func(grpc.ServiceRegistrar), opts ...grpc.ServerOption) string {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(opts...)
+	register(server)
+	var served sync.WaitGroup
+	served.Go(func() { _ = server.Serve(lis) }) // ends with Stop
+	t.Cleanup(func() {
+		server.Stop()
+		served.Wait()
+	})
+	return lis.Addr().String()
+}
+
+// Dial connects a client of the test's own.
+func Dial(t testing.TB, addr string, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	options = append(options, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
+	conn, err := grpc.NewClient("passthrough:///"+addr, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// Proxy carries TCP connections to an address until they are cut.
+type Proxy struct {
+	Addr string
+
+	mu    sync.Mutex
+	deaf  bool // what comes back is thrown away
+	conns []net.Conn
+}
+
+func NewProxy(t testing.TB, to string) *Proxy {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &Proxy{Addr: lis.Addr().String()}
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			in, err := lis.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", to)
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			p.mu.Lock()
+			p.conns = append(p.conns, in, out)
+			p.mu.Unlock()
+			work.Go(func() { p.carry(out, in, func() bool { return false }) })
+			work.Go(func() { p.carry(in, out, p.isDeaf) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = lis.Close()
+		p.Cut()
+		work.Wait()
+	})
+	return p
+}
+
+func (p *Proxy) isDeaf() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.deaf
+}
+
+func (p *Proxy) SetDeaf(deaf bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.deaf = deaf
+}
+
+// carry copies until one end is closed, and closes the other.
+func (p *Proxy) carry(to, from net.Conn, drop func() bool) {
+	defer to.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		if drop() {
+			continue
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// Cut closes every connection; new ones may be made.
+func (p *Proxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close()
+	}
+	p.conns = nil
+}
+
+// RawCodec sends and receives bytes as they are.
+type RawCodec struct{}
+
+// Marshal implements encoding.Codec.
+func (RawCodec) Marshal(v any) ([]byte, error) { return *v.(*[]byte), nil }
+
+// Unmarshal implements encoding.Codec.
+func (RawCodec) Unmarshal(b []byte, v any) error { *v.(*[]byte) = b; return nil }
+
+// Name implements encoding.Codec.
+func (RawCodec) Name() string { return "proto" }
