@@ -89,7 +89,7 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		op.Outcome.Released = ok
 		l.failed(e, op, err)
 	case OpRefund:
-		n, err := l.store.Refund(k, rule, now.Instant, op.Cost, op.RequestID)
+		n, err := l.store.Refund(k, rule, now.Instant, op.Cost, op.RequestID, op.Caller)
 		op.Outcome.Refunded = n
 		l.failed(e, op, err)
 	case OpSettle:

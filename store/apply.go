@@ -138,11 +138,12 @@ func (a *apply) item() error {
 		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), over: r.bool(), lease: r.word()}
 		m.reservation = r.reservation()
 		m.until = a.now.Mono + r.int(int64(10*time.Minute))
+		caller := string(r.bytes(maxCaller))
 		if r.failed || k.kind == 0 || k.kind >= memoKinds {
 			return ErrChunk
 		}
 		k.of = stateID{strings.Clone(k.of.scope), strings.Clone(k.of.key)}
-		side.memos.put(k, m, a.now.Mono, a.sh.store.memoBounds(), b)
+		side.memos.put(k, m, caller, a.now.Mono, a.sh.store.memoBounds(), b)
 	case itemReservation:
 		of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 		e.until = a.now.Mono + r.int(maxAge)

@@ -8,11 +8,11 @@ import (
 	"github.com/weirlimit/weir/algo"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 2, and then items, each of
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 3, and then items, each of
 // which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
 // bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
 // reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
-const chunkVersion = 2
+const chunkVersion = 3
 
 // The kinds of items, and what follows.
 const (
@@ -24,7 +24,7 @@ const (
 	itemHistory = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
-	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, lease, reservation (16 bytes), time left.
+	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, lease, reservation (16 bytes), time left, caller.
 	itemRequestID = 4
 	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered, caller; of itemSettled, when it
 	// has ended, without units and what follows.
@@ -149,7 +149,7 @@ type drain struct {
 // full begins the chunk where it has not begun, and reports whether it has become long enough.
 func (d *drain) full() bool {
 	if d.out == nil {
-		guess := 64 + 96*(d.f.keys.len()+d.f.deltas.len()) + 64*int(d.part.annex.memos.end()-d.f.memos)
+		guess := 64 + 96*(d.f.keys.len()+d.f.deltas.len()) + 64*int(d.part.annex.memos.end-d.f.memos)
 		d.out = d.room.begin(min(max(d.most, 64)+1024, guess))
 		d.out = append(d.out, chunkVersion)
 	}
@@ -196,12 +196,13 @@ func (d *drain) changes() {
 		}
 		b.Give(of.bytes())
 	}
-	for f.memos = max(f.memos, a.memos.gone); f.memos < a.memos.end(); f.memos++ {
-		if d.full() {
+	for e := a.memos.from(f.memos); e != nil; e = e.newer {
+		if f.memos = e.turn; d.full() {
 			return
 		}
-		d.requestID(a.memos.order[f.memos-a.memos.gone])
+		d.requestID(e)
 	}
+	f.memos = a.memos.end
 	// Twice: the pass under way, and then what has become pending since it began.
 	for range 2 {
 		for ; f.pass.deltas > 0; f.pass.deltas-- {
@@ -247,19 +248,19 @@ func (d *drain) history() {
 	}
 }
 
-func (d *drain) requestID(t memoTurn) {
-	m, ok := d.part.annex.memos.by[t.key]
-	if !ok || m.until != t.until || m.until <= d.now.Mono {
+func (d *drain) requestID(m *remembered) {
+	if d.part.annex.memos.by[m.key] != m || m.until <= d.now.Mono {
 		return
 	}
 	d.out = append(d.out, itemRequestID)
-	d.identity(t.key.of)
-	d.out = append(appendBytes(d.out, t.key.id), byte(t.key.kind))
+	d.identity(m.key.of)
+	d.out = append(appendBytes(d.out, m.key.id), byte(m.key.kind))
 	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay)} {
 		d.out = appendUint(d.out, uint64(n))
 	}
 	d.out = append(appendWord(appendBool(d.out, m.over), m.lease), m.reservation[:]...)
 	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
+	d.out = appendBytes(d.out, m.of.account.label)
 }
 
 func (d *drain) reservation(k reservationKey) {

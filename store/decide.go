@@ -135,7 +135,7 @@ func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State,
 	of := stateID{rule.Scope, k.Key}
 	if call.RequestID != "" {
 		m := memo{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
-		sh.rememberAnswer(part, of, memoCharge, call.RequestID, rule, now, m)
+		sh.rememberAnswer(part, of, memoCharge, call.RequestID, call.Caller, rule, now, m)
 	}
 	if call.Reservation != (ReservationID{}) {
 		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce, caller: call.Caller}
@@ -169,10 +169,10 @@ func (p *partition) charged(state algo.State, k *Key, rule *Rule, call *Call, d 
 }
 
 // rememberAnswer keeps what was answered to a request.
-func (sh *shard) rememberAnswer(part *partition, of stateID, kind memoKind, id string, rule *Rule, now algo.Instant, m memo) {
+func (sh *shard) rememberAnswer(part *partition, of stateID, kind memoKind, id, caller string, rule *Rule, now algo.Instant, m memo) {
 	m.until = now.Mono + int64(keepFor(rule.Limits))
 	k := memoKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
-	part.side().memos.put(k, m, now.Mono, sh.store.memoBounds(), &sh.budget)
+	part.side().memos.put(k, m, caller, now.Mono, sh.store.memoBounds(), &sh.budget)
 	part.recount()
 }
 
@@ -285,19 +285,19 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 
 // Refund gives units back, the oldest first, and returns how many. Under a requestID that is known for the key's refunds it
 // gives back nothing and returns what the first one did; the error is ErrRequestID when that was of another number of units.
-// The empty id is none. Like everything that only gives back it needs no lease.
-func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID string) (n int64, err error) {
+// The empty id is none. caller is who asks, empty when that is not known. Like everything that only gives back it needs no lease.
+func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {
 			return
 		}
-		n, err = sh.refund(part, k, rule, now, units, requestID)
+		n, err = sh.refund(part, k, rule, now, units, requestID, caller)
 	})
 	return n, err
 }
 
 // refund is Refund under the lock, for a partition that is open.
-func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, units int64, requestID string) (n int64, err error) {
+func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
 	of := stateID{rule.Scope, k.Key}
 	if requestID != "" && part.annex != nil {
 		if m, ok := part.annex.memos.get(memoKey{of, requestID, memoRefund}, now.Mono); ok {
@@ -316,7 +316,7 @@ func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, un
 		return n > 0
 	})
 	if err == nil && requestID != "" {
-		sh.rememberAnswer(part, of, memoRefund, requestID, rule, now, memo{cost: units, granted: n})
+		sh.rememberAnswer(part, of, memoRefund, requestID, caller, rule, now, memo{cost: units, granted: n})
 	}
 	return n, err
 }
@@ -329,7 +329,7 @@ func (sh *shard) refundCall(part *partition, k *Key, rule *Rule, now algo.Instan
 			return err
 		}
 	}
-	n, err := sh.refund(part, *k, rule, now, -call.Cost, call.RequestID)
+	n, err := sh.refund(part, *k, rule, now, -call.Cost, call.RequestID, call.Caller)
 	if err != nil {
 		return err
 	}
@@ -407,7 +407,7 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id ReservationID, ke
 			sh.undoDelta(part, k, rule, now, held, i, reserved.units-keep)
 			all.remove(held, i, &sh.budget)
 			if !reserved.once {
-				sh.rememberAnswer(part, of, memoSettled, string(id[:]), rule, now, memo{cost: keep, granted: returned})
+				sh.rememberAnswer(part, of, memoSettled, string(id[:]), reserved.caller, rule, now, memo{cost: keep, granted: returned})
 			}
 			part.noteReservation(reservationKey{held.of, id}, &sh.budget)
 		}

@@ -32,7 +32,7 @@ type follower struct {
 	}
 	contained uint64
 	confirmed uint64
-	memos     uint64 // turns of the memos' order before this are known
+	memos     uint64 // what has a turn before this one is known
 	deltas    queue  // told before the keys, so that no state a follower has is ahead of its deltas
 	resets    []resetKey
 	// reservations that were made or ended.
@@ -102,7 +102,10 @@ func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p
 
 // left is the number of things that are pending.
 func (f *follower) left(a *annex) int {
-	n := f.keys.len() + f.deltas.len() + len(f.resets) + len(f.reservations) + int(a.memos.end()-max(f.memos, a.memos.gone))
+	n := f.keys.len() + f.deltas.len() + len(f.resets) + len(f.reservations)
+	if a.memos.pending(f.memos) {
+		n++
+	}
 	if f.history {
 		n++
 	}
@@ -247,7 +250,7 @@ func (sh *shard) attach(part *partition, p, slot int, all bool) *follower {
 	part.raise()
 	a := part.side()
 	a.version++
-	f := &follower{all: all, memos: a.memos.end()}
+	f := &follower{all: all, memos: a.memos.end}
 	f.contained, f.pass.version = a.version, a.version
 	part.role.followers[slot] = f
 	part.retrace()

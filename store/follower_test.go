@@ -105,7 +105,7 @@ func contents(s *Store, now algo.Instant) []string {
 		if a := part.annex; a != nil {
 			for k, m := range a.memos.by {
 				if now.Mono < m.until {
-					out = append(out, fmt.Sprintf("id %v: %d %v %x for %d", k, m.granted, m.delay, m.lease, m.until-now.Mono))
+					out = append(out, fmt.Sprintf("id %v of %q: %d %v %x for %d", k, m.of.account.label, m.granted, m.delay, m.lease, m.until-now.Mono))
 				}
 			}
 			for of, p := range a.reservations.by {
@@ -181,7 +181,7 @@ func TestCopyEquals(t *testing.T) {
 			var err error
 			switch rng.IntN(16) {
 			case 0:
-				_, err = holder.Refund(k, r, instant, 1+rng.Int64N(3), "")
+				_, err = holder.Refund(k, r, instant, 1+rng.Int64N(3), "", "")
 			case 1:
 				err = holder.Reset(k, r.Scope)
 			case 2:
@@ -659,7 +659,7 @@ func TestGate(t *testing.T) {
 	calls := map[string]func() error{
 		"decide":  func() error { _, err := s.Decide(k, r, at(0), cost(1), nil); return err },
 		"peek":    func() error { _, err := s.Decide(k, r, at(0), cost(0), nil); return err },
-		"refund":  func() error { _, err := s.Refund(k, r, at(0), 1, ""); return err },
+		"refund":  func() error { _, err := s.Refund(k, r, at(0), 1, "", ""); return err },
 		"renew":   func() error { _, err := s.Renew(k, r, at(0), 1, 0, 0); return err },
 		"release": func() error { _, err := s.Release(k, r, at(0), 1); return err },
 		"settle":  func() error { _, _, err := s.Settle(k, r, at(0), reservationOf(1), 0); return err },

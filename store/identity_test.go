@@ -44,19 +44,19 @@ func TestAHashIsNoIdentity(t *testing.T) {
 	if got := charge(b, repeated); got.Allowed || got.Pending {
 		t.Errorf("another key's request id admits: %+v", got)
 	}
-	if n, err := s.Refund(a, r, at(0), 1, "back"); n != 1 || err != nil {
+	if n, err := s.Refund(a, r, at(0), 1, "back", ""); n != 1 || err != nil {
 		t.Fatalf("refund: %d, %v", n, err)
 	}
-	if n, err := s.Refund(a, r, at(0), 1, "back"); n != 1 || err != nil {
+	if n, err := s.Refund(a, r, at(0), 1, "back", ""); n != 1 || err != nil {
 		t.Errorf("refund, repeated: %d, %v", n, err)
 	}
-	if _, err := s.Refund(a, r, at(0), 2, "back"); err != ErrRequestID {
+	if _, err := s.Refund(a, r, at(0), 2, "back", ""); err != ErrRequestID {
 		t.Errorf("refund of another number under the same id: %v", err)
 	}
 	if got := charge(a, cost(0)); got.Remaining != 3 {
 		t.Errorf("%d remain of 5, of which 3 are used and 1 was refunded", got.Remaining)
 	}
-	if n, err := s.Refund(b, r, at(0), 1, "back"); n != 1 || err != nil {
+	if n, err := s.Refund(b, r, at(0), 1, "back", ""); n != 1 || err != nil {
 		t.Errorf("refund of another key under the same id: %d, %v", n, err)
 	}
 	if err := s.Reset(b, "p"); err != nil {
@@ -106,7 +106,7 @@ func TestAHashIsNoIdentityOnCopies(t *testing.T) {
 	decide(a, cost(1))
 	pass(0)
 	// Charged and given back, and dropped before that is told.
-	if _, err := s.Refund(a, r, at(0), 1, ""); err != nil {
+	if _, err := s.Refund(a, r, at(0), 1, "", ""); err != nil {
 		t.Fatal(err)
 	}
 	s.Sweep(at(0), 10)
@@ -151,7 +151,7 @@ func TestRequestIDsLost(t *testing.T) {
 	s = New(Config{MaxBytes: 64 << 10})
 	use(s, 100, 0)
 	part := &s.shards[0].parts[0]
-	if got := len(part.annex.memos.order); got < 25 || got > 31 || s.Stats().RequestIDsLost != uint64(100-got) {
+	if got := part.annex.memos.n; got < 25 || got > 31 || s.Stats().RequestIDsLost != uint64(100-got) {
 		t.Errorf("%d remembered, %d lost", got, s.Stats().RequestIDsLost)
 	}
 }
@@ -219,7 +219,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				back, known, err := s.Settle(k, r, at(now), reservationOf(uint64(max(step-rng.IntN(20), 0))<<8|1), rng.Int64N(2))
 				got = fmt.Sprint(back, known, err)
 			case op == 8 && !leased:
-				back, err := s.Refund(k, r, at(now), n, fmt.Sprint(id))
+				back, err := s.Refund(k, r, at(now), n, fmt.Sprint(id), "")
 				got = fmt.Sprint(back, err)
 			case op == 9:
 				must(s.Reset(k, r.Scope))

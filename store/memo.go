@@ -48,21 +48,34 @@ type memo struct {
 	until         int64 // Mono instant from which on it is forgotten
 }
 
-// memos remembers answers by request id, the newest up to a bound. The zero value is empty and ready for use.
-type memos struct {
-	gone  uint64     // turns that have left the order since the partition's beginning: followers count them
-	order []memoTurn // oldest first
-	by    map[memoKey]memo
-	bytes int
+// remembered is a memo in its places: in the order in which all of a partition's were remembered, and in that of its caller's.
+// It is void when it is no longer the one that memos.by has under its key.
+type remembered struct {
+	memo
+	key          memoKey
+	turn         uint64
+	of           *asker
+	older, newer *remembered
+	next         *remembered // newer, of the same caller
 }
 
-// end is the number of turns that there have ever been.
-func (m *memos) end() uint64 { return m.gone + uint64(len(m.order)) }
+// asker is a caller who has answers remembered in a partition. All of those who are not told apart are one.
+type asker struct {
+	account        *account
+	oldest, newest *remembered
+	n, bytes       int
+}
 
-// memoTurn is a memo's place in the order of forgetting. It is void when the memo is no longer the one it stands for.
-type memoTurn struct {
-	key   memoKey
-	until int64
+// memos remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of the caller
+// with the most is forgotten: "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for
+// supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So nobody's are forgotten for those of a caller with more. The zero
+// value is empty and ready for use.
+type memos struct {
+	end            uint64 // turns that there have ever been: followers count them
+	oldest, newest *remembered
+	by             map[memoKey]*remembered
+	askers         map[string]*asker // by the label of their account
+	n, bytes       int
 }
 
 // keepFor says how long an answer is remembered: min(max(window, 1 min), 5 min).
@@ -75,15 +88,32 @@ func keepFor(limits algo.Limits) time.Duration {
 }
 
 func (m *memos) get(k memoKey, now int64) (memo, bool) {
-	e, ok := m.by[k]
-	return e, ok && now < e.until
+	if e := m.by[k]; e != nil && now < e.until {
+		return e.memo, true
+	}
+	return memo{}, false
 }
+
+// from returns the oldest whose turn is not before that one; nil when there is none.
+func (m *memos) from(turn uint64) *remembered {
+	e := m.newest
+	if e == nil || e.turn < turn {
+		return nil
+	}
+	for e.older != nil && e.older.turn >= turn {
+		e = e.older
+	}
+	return e
+}
+
+// pending reports whether any has that turn or a later one.
+func (m *memos) pending(turn uint64) bool { return m.newest != nil && m.newest.turn >= turn }
 
 // memoBounds are the bounds of what one partition remembers.
 type memoBounds struct {
 	most  int   // answers; negative: none at all
-	even  int   // bytes that a partition may always take; 0: no bound
-	share int64 // bytes of all partitions beyond which none takes more than that
+	even  int   // bytes that a partition may always take where no callers are known; 0: no bound
+	share int64 // bytes of all partitions
 }
 
 func (s *Store) memoBounds() memoBounds {
@@ -91,57 +121,169 @@ func (s *Store) memoBounds() memoBounds {
 	return memoBounds{most: s.cfg.MaxRequestIDs, share: share, even: int(share) / s.cfg.Partitions}
 }
 
-// put remembers an answer, forgetting the oldest ones for the bounds and for want of memory. Where there is no memory at all
-// what was answered stands and is not remembered.
-func (m *memos) put(k memoKey, e memo, now int64, most memoBounds, b *shardBudget) {
+// put remembers an answer to a caller, forgetting others for the bounds and for want of memory. Where there is no room what was
+// answered stands and is not remembered.
+func (m *memos) put(k memoKey, e memo, caller string, now int64, most memoBounds, b *shardBudget) {
 	if most.most < 0 {
 		return
 	}
-	size := k.bytes()
-	for len(m.order) > 0 && (len(m.order) >= most.most ||
-		most.share > 0 && m.bytes+size > most.even && b.memos.Load()+int64(size) > most.share) {
-		m.dropOldest(now, b)
-	}
-	for !b.Take(size) {
-		if len(m.order) == 0 {
-			b.memosLost.Add(1)
+	of, size := m.enter(caller, b), k.bytes()
+	of.n++ // the new one competes with the others
+	m.n++
+	for m.n > most.most {
+		if !m.dropOldest(m.greediest(of), now, b) {
+			m.lose(of, b)
 			return
 		}
-		m.dropOldest(now, b)
 	}
-	if m.by == nil {
-		m.by = make(map[memoKey]memo)
-	}
-	m.bytes += size
-	b.memos.Add(int64(size))
-	m.by[k] = e
-	m.order = append(m.order, memoTurn{k, e.until})
-}
-
-func (m *memos) dropOldest(now int64, b *shardBudget) {
-	t := m.order[0]
-	m.order[0] = memoTurn{} // its texts are no longer used
-	m.order = m.order[1:]
-	m.gone++
-	size := t.key.bytes()
-	m.bytes -= size
-	b.memos.Add(-int64(size))
-	b.Give(size)
-	if e, ok := m.by[t.key]; ok && e.until == t.until {
-		delete(m.by, t.key)
-		if now < t.until {
-			b.memosLost.Add(1)
+	for !m.fits(of, size, most, b) {
+		if !m.dropOldest(of, now, b) {
+			m.lose(of, b)
+			return
 		}
 	}
-	if len(m.order) == 0 {
-		*m = memos{gone: m.gone}
+	for !b.Take(size) {
+		if !m.dropOldest(m.greediest(of), now, b) {
+			m.lose(of, b)
+			return
+		}
 	}
+	if m.by == nil {
+		m.by = make(map[memoKey]*remembered)
+	}
+	in := &remembered{memo: e, key: k, turn: m.end, of: of, older: m.newest}
+	m.end++
+	if m.newest == nil {
+		m.oldest = in
+	} else {
+		m.newest.newer = in
+	}
+	m.newest = in
+	if of.newest == nil {
+		of.oldest = in
+	} else {
+		of.newest.next = in
+	}
+	of.newest = in
+	m.by[k] = in
+	m.count(of, size, b)
+}
+
+// lose gives back the place of an answer that is not remembered.
+func (m *memos) lose(of *asker, b *shardBudget) {
+	of.n--
+	m.n--
+	b.lost(of)
+	m.leave(of, b)
+}
+
+func (b *shardBudget) lost(of *asker) {
+	b.memosLost.Add(1)
+	of.account.idsLost.Add(1)
+}
+
+// count counts bytes that are taken already, or given back.
+func (m *memos) count(of *asker, bytes int, b *shardBudget) {
+	m.bytes += bytes
+	of.bytes += bytes
+	b.memos.Add(int64(bytes))
+	of.account.ids.Add(int64(bytes))
+}
+
+// enter returns what a caller has, made if need be.
+func (m *memos) enter(caller string, b *shardBudget) *asker {
+	if of := m.askers[caller]; of != nil {
+		return of
+	}
+	shares := &b.sh.store.shares
+	account := shares.takeCaller(caller)
+	if of := m.askers[account.label]; of != nil { // of those who are not told apart
+		shares.giveCaller(account)
+		return of
+	}
+	if m.askers == nil {
+		m.askers = make(map[string]*asker)
+	}
+	of := &asker{account: account}
+	m.askers[account.label] = of
+	return of
+}
+
+// leave forgets a caller who has none.
+func (m *memos) leave(of *asker, b *shardBudget) {
+	if of.n == 0 {
+		delete(m.askers, of.account.label)
+		b.sh.store.shares.giveCaller(of.account)
+	}
+}
+
+// greediest returns the caller with the most answers: the one given, unless others have more.
+func (m *memos) greediest(of *asker) *asker {
+	most := of
+	for label, other := range m.askers {
+		// Of several by their names, so that it is the same one each time.
+		if other.n > most.n || other.n == most.n && most != of && label < most.account.label {
+			most = other
+		}
+	}
+	return most
+}
+
+// fits says whether a caller may have so many bytes more. There are bounds of what all partitions have together, and each can only
+// forget what it has itself: so a caller may have seven times what is free, and some is always left for others. These are the
+// dynamic thresholds of Choudhury and Hahne, see internal/fairshare.
+func (m *memos) fits(of *asker, size int, most memoBounds, b *shardBudget) bool {
+	if most.share == 0 {
+		return true
+	}
+	used := b.memos.Load() + int64(size)
+	if of.account.label == "" && b.sh.store.shares.known.Load() == 0 {
+		return used <= most.share || m.bytes+size <= most.even
+	}
+	return of.account.ids.Load()+int64(size) <= (memoShare-1)*(most.share-used)
+}
+
+// dropOldest forgets a caller's oldest answer, and reports whether there was one.
+func (m *memos) dropOldest(of *asker, now int64, b *shardBudget) bool {
+	e := of.oldest
+	if e == nil {
+		return false
+	}
+	if of.oldest = e.next; of.oldest == nil {
+		of.newest = nil
+	}
+	if e.older == nil {
+		m.oldest = e.newer
+	} else {
+		e.older.newer = e.newer
+	}
+	if e.newer == nil {
+		m.newest = e.older
+	} else {
+		e.newer.older = e.older
+	}
+	if m.by[e.key] == e {
+		delete(m.by, e.key)
+		if now < e.until {
+			b.lost(of)
+		}
+	}
+	size := e.key.bytes()
+	m.count(of, -size, b)
+	b.Give(size)
+	of.n--
+	m.n--
+	m.leave(of, b)
+	if m.n == 0 {
+		*m = memos{end: m.end}
+	}
+	return true
 }
 
 // expire forgets the answers at the front of the order whose time is over.
 func (m *memos) expire(now int64, b *shardBudget) {
-	for len(m.order) > 0 && m.order[0].until <= now {
-		m.dropOldest(now, b)
+	for m.oldest != nil && m.oldest.until <= now {
+		m.dropOldest(m.oldest.of, now, b) // of its caller's it is the oldest, too
 	}
 }
 
@@ -158,17 +300,19 @@ func (m *memos) forget(of stateID) bool {
 
 // free forgets everything.
 func (m *memos) free(b *shardBudget) {
-	b.memos.Add(-int64(m.bytes))
 	b.Give(m.bytes)
-	*m = memos{gone: m.end()}
+	for _, of := range m.askers {
+		m.count(of, -of.bytes, b)
+		b.sh.store.shares.giveCaller(of.account)
+	}
+	*m = memos{end: m.end}
 }
 
 // unite adds what another has and this one does not.
 func (m *memos) unite(other *memos, now int64, most memoBounds, b *shardBudget) {
-	for _, t := range other.order {
-		e, ok := other.by[t.key]
-		if _, known := m.by[t.key]; ok && !known && e.until == t.until {
-			m.put(t.key, e, now, most, b)
+	for e := other.oldest; e != nil; e = e.newer {
+		if m.by[e.key] == nil && other.by[e.key] == e {
+			m.put(e.key, e.memo, e.of.account.label, now, most, b)
 		}
 	}
 }

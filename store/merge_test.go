@@ -426,7 +426,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 	mover.Wait()
 	sweeper.Wait()
 	holder := stores[0]
-	if _, err := holder.Refund(holder.key("a", "0"), rules[0], at(1), 0, ""); err != nil {
+	if _, err := holder.Refund(holder.key("a", "0"), rules[0], at(1), 0, "", ""); err != nil {
 		holder = stores[1]
 	}
 	for r := range rules {

@@ -140,7 +140,7 @@ type annex struct {
 	reservations reservations
 	cold         coldness
 	coldStrict   coldness
-	_            [24]byte // to whole cache lines
+	_            [16]byte // to whole cache lines
 }
 
 // role is what a partition has as a holder or follower, besides its content.

@@ -32,10 +32,12 @@ const (
 type account struct {
 	label  string   // empty: all of those that are not told apart
 	inline *account // of an inline share: what all of them have together
-	refs   int      // specs; guarded by shares.mu
+	refs   int      // specs, and partitions that remember answers to the caller; guarded by shares.mu
 
 	keys, bytes atomic.Int64
 	refused     atomic.Uint64 // calls answered ErrShareFull
+	ids         atomic.Int64  // bytes of the answers remembered for a caller
+	idsLost     atomic.Uint64 // of them, those that were forgotten before their time
 }
 
 func (a *account) add(keys, bytes int) {
@@ -100,13 +102,24 @@ func (s *shares) take(scope, caller string) (share, of *account) {
 	default:
 		share = &s.rest
 	}
-	of = &s.nobody
+	share.refs++
+	return share, s.enterCaller(caller)
+}
+
+// takeCaller returns the account of a caller, for one more partition that remembers answers to it.
+func (s *shares) takeCaller(caller string) *account {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.enterCaller(caller)
+}
+
+func (s *shares) enterCaller(caller string) *account {
+	of := &s.nobody
 	if caller != "" && (len(s.callers) < maxAccounts || s.callers[caller] != nil) {
 		of = enter(s.callers, caller, nil, &s.known)
 	}
-	share.refs++
 	of.refs++
-	return share, of
+	return of
 }
 
 // enter returns the account of a name, made if need be.
@@ -125,7 +138,7 @@ func enter(m map[string]*account, name string, inline *account, n *atomic.Int64)
 func (s *shares) give(share, caller *account) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	caller.refs--
+	s.leaveCaller(caller)
 	if share.refs--; share.refs == 0 {
 		if share.inline == nil {
 			leave(s.policies, share, &s.active)
@@ -133,7 +146,17 @@ func (s *shares) give(share, caller *account) {
 			leave(s.inlines, share, &s.namespaces)
 		}
 	}
-	if caller.refs == 0 {
+}
+
+// giveCaller takes back what takeCaller returned.
+func (s *shares) giveCaller(caller *account) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leaveCaller(caller)
+}
+
+func (s *shares) leaveCaller(caller *account) {
+	if caller.refs--; caller.refs == 0 {
 		leave(s.callers, caller, &s.known)
 	}
 }
@@ -259,6 +282,10 @@ type Share struct {
 	Name        string // empty: the rest of them, which are not told apart, or a caller that is not known
 	Keys, Bytes int64  // Bytes of the states, without tables and what is unused of pages
 	Refused     uint64 // calls answered ErrShareFull, since there have been keys without a break
+	// IDBytes is what a caller's remembered request ids take, RequestIDsLost those that were not remembered, or not for as long as
+	// they should be, for want of room, counted like Refused.
+	IDBytes        int64
+	RequestIDsLost uint64
 }
 
 // Shares returns what the policies' shares, the inline ones and the callers have that have anything at all, each in order of
@@ -270,7 +297,7 @@ func (s *Store) Shares() (policies, inline, callers []Share) {
 	read := func(m map[string]*account, rest *account) []Share {
 		list := make([]Share, 0, len(m)+1)
 		one := func(a *account) {
-			list = append(list, Share{a.label, a.keys.Load(), a.bytes.Load(), a.refused.Load()})
+			list = append(list, Share{a.label, a.keys.Load(), a.bytes.Load(), a.refused.Load(), a.ids.Load(), a.idsLost.Load()})
 		}
 		for _, a := range m {
 			one(a)

@@ -74,9 +74,30 @@ func walked(t *testing.T, s *Store) {
 			}
 		}
 	}
+	ids, of := make(map[string]int64), make(map[string]int64)
+	for _, one := range callers {
+		if one.IDBytes != 0 {
+			of[one.Name] = one.IDBytes
+		}
+	}
 	for i := range s.shards {
 		for j := range s.shards[i].parts {
 			part := &s.shards[i].parts[j]
+			for _, a := range []*annex{part.annex, part.stagedAnnex()} {
+				if a == nil {
+					continue
+				}
+				n := make(map[string]int)
+				for e := a.memos.oldest; e != nil; e = e.newer {
+					ids[e.of.account.label] += int64(e.key.bytes())
+					n[e.of.account.label]++
+				}
+				for label, of := range a.memos.askers {
+					if n[label] != of.n || of.account.label != label {
+						t.Fatalf("%q has %d answers remembered, counted are %d", label, n[label], of.n)
+					}
+				}
+			}
 			if part.annex == nil {
 				continue
 			}
@@ -93,6 +114,9 @@ func walked(t *testing.T, s *Store) {
 			}
 		}
 	}
+	if fmt.Sprint(ids) != fmt.Sprint(of) {
+		t.Fatalf("request ids take %v, counted are %v", ids, of)
+	}
 	if n := s.shares.inline.keys.Load(); n != 0 {
 		counted["all inline"] = n
 	}
@@ -102,6 +126,13 @@ func walked(t *testing.T, s *Store) {
 	if bytes != blocks || ofCallers != blocks {
 		t.Fatalf("%d bytes are counted to shares and %d to callers, %d are in use", bytes, ofCallers, blocks)
 	}
+}
+
+func (p *partition) stagedAnnex() *annex {
+	if p.role == nil {
+		return nil
+	}
+	return p.role.staging.annex
 }
 
 // emptied drops everything in a store, and fails the test when anything is counted then. As each record takes off its share what it
@@ -120,8 +151,8 @@ func emptied(t *testing.T, s *Store) {
 		s.Discard(p)
 	}
 	for _, a := range accounts {
-		if a.keys.Load() != 0 || a.bytes.Load() != 0 || a.refs != 0 {
-			t.Errorf("%q is left with %d keys, %d bytes and %d specs", a.label, a.keys.Load(), a.bytes.Load(), a.refs)
+		if a.keys.Load() != 0 || a.bytes.Load() != 0 || a.refs != 0 || a.ids.Load() != 0 {
+			t.Errorf("%q is left with %d keys, %d bytes, %d of request ids and %d references", a.label, a.keys.Load(), a.bytes.Load(), a.ids.Load(), a.refs)
 		}
 	}
 	if n := len(s.shares.policies) + len(s.shares.inlines) + len(s.shares.callers); n != 0 {
@@ -178,7 +209,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 					}
 				}
 			case n == 15:
-				if _, err := store.Refund(k, r, at(s.now), 2, ""); err != nil {
+				if _, err := store.Refund(k, r, at(s.now), 2, "", ""); err != nil {
 					t.Fatal(err)
 				}
 			case n == 16:
@@ -395,6 +426,88 @@ func TestReservationsOfOneCaller(t *testing.T) {
 	}
 	if _, _, callers := copied.Shares(); callers[0].Name != "greedy" || callers[0].Refused != 1 {
 		t.Errorf("%+v", callers)
+	}
+}
+
+// TestRequestIDsOfOneCaller: however many request ids a caller uses, those of others with fewer go on being remembered, in copies and
+// after a move as well.
+func TestRequestIDsOfOneCaller(t *testing.T) {
+	for _, test := range []struct {
+		what string
+		cfg  Config
+	}{
+		{"in one partition", Config{MaxRequestIDs: 80}},
+		{"in an eighth of the memory", Config{MaxBytes: 1 << 20, Partitions: 64}},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			shut := test.cfg
+			shut.Shut = true
+			s, copied := New(test.cfg), New(shut)
+			r := rule("p", window(1<<20, minute))
+			// granted charges a key once more, and returns what the answer says that was granted for its id.
+			charge := func(s *Store, p int, caller, id string, units int64) int64 {
+				c := cost(units)
+				c.Caller, c.RequestID = caller, id
+				a, err := s.Decide(Key{Hash: uint64(p)<<32 | hashOf("p", "k")>>32, Partition: p, Key: "k"}, r, at(time.Second), c, nil)
+				if err == ErrRequestID {
+					return 0 // it is known
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				return a.Granted
+			}
+			known := func(s *Store, caller string, n int) (known int) {
+				for i := range n {
+					if charge(s, 0, caller, fmt.Sprint(caller, i), 2) == 0 {
+						known++
+					}
+				}
+				return known
+			}
+			for i := range 10 {
+				charge(s, 0, "early", fmt.Sprint("early", i), 1)
+			}
+			flood := func(s *Store, from, to int) {
+				for i := from; i < to; i++ {
+					charge(s, i%max(test.cfg.Partitions, 1), "greedy", fmt.Sprint("greedy", i), 1)
+				}
+			}
+			flood(s, 0, 4000)
+			for i := range 10 {
+				charge(s, 0, "late", fmt.Sprint("late", i), 1)
+			}
+			flood(s, 4000, 8000)
+			walked(t, s)
+			if a, b := known(s, "early", 10), known(s, "late", 10); a != 10 || b != 10 {
+				t.Errorf("%d and %d of 10 request ids are remembered", a, b)
+			}
+			if charge(s, 7999%max(test.cfg.Partitions, 1), "greedy", "greedy7999", 2) != 0 {
+				t.Error("the newest of who has too many is not remembered")
+			}
+			_, _, callers := s.Shares()
+			for _, c := range callers {
+				if (c.RequestIDsLost > 0) != (c.Name == "greedy") {
+					t.Errorf("%+v", c)
+				}
+			}
+
+			l := newLink(s, copied, Target)
+			l.offset = 0
+			l.sync(t, time.Second, true)
+			s.Shut(0)
+			copied.Open(0)
+			for p := 1; p < test.cfg.Partitions; p++ {
+				copied.Open(p)
+			}
+			flood(copied, 8000, 12000)
+			if a, b := known(copied, "early", 10), known(copied, "late", 10); a != 10 || b != 10 {
+				t.Errorf("after the move %d and %d of 10 request ids are remembered", a, b)
+			}
+			walked(t, copied)
+			emptied(t, copied)
+			emptied(t, s)
+		})
 	}
 }
 

@@ -111,7 +111,7 @@ func TestAgainstStates(t *testing.T) {
 				m.rule.Limits.Init(m.state, at(now))
 			case 1:
 				n := 1 + rng.Int64N(4)
-				got, err := s.Refund(s.key(scope, key), r, at(now), n, "")
+				got, err := s.Refund(s.key(scope, key), r, at(now), n, "", "")
 				if want := r.Limits.Refund(m.arena, m.state, at(now), n); err != nil || got != want {
 					t.Fatalf("seed %d step %d: refunded %d (%v), want %d", seed, step, got, err, want)
 				}
@@ -445,7 +445,7 @@ func TestRequestIDMemory(t *testing.T) {
 	now := time.Duration(0)
 	for i := range 5000 {
 		now += time.Duration(rng.Int64N(int64(time.Second)))
-		call := Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(rng.Uint64N(300))}
+		call := Call{Request: algo.Request{Cost: 1}, RequestID: fmt.Sprint(rng.Uint64N(300)), Caller: []string{"", "a", "b"}[rng.IntN(3)]}
 		decide(t, s, r, fmt.Sprint("k", rng.IntN(5)), at(now), call)
 		if i%500 == 0 {
 			s.Reset(s.key("p", "k1"), "p")
@@ -453,8 +453,12 @@ func TestRequestIDMemory(t *testing.T) {
 		for j := range s.shards {
 			for p := range s.shards[j].parts {
 				m := &s.shards[j].parts[p].side().memos
-				if len(m.order) > 100 || len(m.by) > len(m.order) {
-					t.Fatalf("%d remembered in an order of %d", len(m.by), len(m.order))
+				listed := 0
+				for e := m.oldest; e != nil; e = e.newer {
+					listed++
+				}
+				if m.n > 100 || len(m.by) > m.n || listed != m.n {
+					t.Fatalf("%d remembered, %d in the order, %d counted", len(m.by), listed, m.n)
 				}
 			}
 		}
@@ -603,7 +607,7 @@ func TestAPanicLeavesNoLock(t *testing.T) {
 		"Reconcile": func() {
 			s.Reconcile(func() algo.Instant { return at(0) }, func(string, []byte) *Rule { panic("apply") })
 		},
-		"Refund": func() { _, _ = s.Refund(k, nil, at(0), 1, "") },
+		"Refund": func() { _, _ = s.Refund(k, nil, at(0), 1, "", "") },
 	} {
 		func() {
 			defer func() {

@@ -93,13 +93,15 @@ var (
 	full      = prometheus.NewDesc("weir_store_full_total", "Checks answered by on_error because there was no room for their state in the store, or only what is kept for those with less than a fair part.", nil, nil)
 	shareKeys = prometheus.NewDesc("weir_share_keys",
 		"Keys with state of a share on this node, by kind of share (policy; inline, a namespace of inline limits; caller) and name. inline_other and caller_other, without a name, are all those that are not listed.", shareLabels, nil)
-	shareBytes = prometheus.NewDesc("weir_share_bytes", "Bytes of the states of a share's keys, as weir_share_keys.", shareLabels, nil)
-	shareFull  = prometheus.NewDesc("weir_share_full_total", "Checks answered by on_error because the share has reached its bound or its fair part, as weir_share_keys.", shareLabels, nil)
-	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
-	idsLost    = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
-	inFlight   = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
-	flightMax  = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
-	shed       = prometheus.NewDesc("weir_shed_total",
+	shareBytes   = prometheus.NewDesc("weir_share_bytes", "Bytes of the states of a share's keys, as weir_share_keys.", shareLabels, nil)
+	shareIDsLost = prometheus.NewDesc("weir_share_request_ids_lost_total",
+		"Of weir_request_ids_lost_total, those of a caller, as weir_share_keys.", shareLabels, nil)
+	shareFull = prometheus.NewDesc("weir_share_full_total", "Checks answered by on_error because the share has reached its bound or its fair part, as weir_share_keys.", shareLabels, nil)
+	swept     = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	idsLost   = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
+	inFlight  = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
+	flightMax = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
+	shed      = prometheus.NewDesc("weir_shed_total",
 		"Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.", []string{"reason"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
@@ -205,7 +207,7 @@ type page struct {
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
-		shareKeys, shareBytes, shareFull,
+		shareKeys, shareBytes, shareFull, shareIDsLost,
 		swept, idsLost, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
@@ -242,6 +244,9 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		gauge(shareKeys, float64(s.Keys), kind, name)
 		gauge(shareBytes, float64(s.Bytes), kind, name)
 		counter(shareFull, s.Refused, kind, name)
+		if kind == "caller" || kind == "caller_other" {
+			counter(shareIDsLost, s.RequestIDsLost, kind, name)
+		}
 	})
 	counter(swept, st.Swept)
 	counter(idsLost, st.RequestIDsLost)
@@ -318,6 +323,7 @@ func (m *Metrics) collectShares(do func(kind, name string, s store.Share)) {
 				continue
 			}
 			rest.Keys, rest.Bytes, rest.Refused = rest.Keys+s.Keys, rest.Bytes+s.Bytes, rest.Refused+s.Refused
+			rest.RequestIDsLost += s.RequestIDsLost
 		}
 		if listed < len(one.list) {
 			do(one.kind+"_other", "", rest)
