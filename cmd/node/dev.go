@@ -8,11 +8,13 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 )
@@ -28,7 +30,7 @@ const maxDevNodes = 9
 func newDev() *cobra.Command {
 	var f struct {
 		devConfig
-		httpPort, grpcPort parsed[port]
+		httpPort, grpcPort parsed[node.Port]
 		logLevel           string
 	}
 	cmd := &cobra.Command{
@@ -43,9 +45,9 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			}
 			for _, p := range []struct {
 				flag string
-				port port
+				port node.Port
 			}{{"--http-port", f.httpPort.value}, {"--grpc-port", f.grpcPort.value}} {
-				if p.port == portOff {
+				if p.port == node.PortOff {
 					return fmt.Errorf("%s: must not be empty here: 0 stands for any free port", p.flag)
 				}
 			}
@@ -73,8 +75,8 @@ It ends with Ctrl-C and leaves nothing behind.`,
 // devConfig is what a development cluster is started with.
 type devConfig struct {
 	nodes      int
-	http, grpc port // of the first node
-	anyPort    bool // take any free one in place of one that is taken
+	http, grpc node.Port // of the first node
+	anyPort    bool      // take any free one in place of one that is taken
 	policies   string
 	log        *slog.Logger
 }
@@ -86,7 +88,7 @@ func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 	}
 	limitMemory(dev.log)
 	outliveLog()
-	share := memory.Divide(dividedMemory().Usable / int64(dev.nodes))
+	share := memory.Divide(memory.Own().Usable / int64(dev.nodes))
 	var names, voters []string
 	for i := range dev.nodes {
 		names = append(names, fmt.Sprintf("dev-%d", i))
@@ -94,16 +96,20 @@ func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 			voters = names[:len(names):len(names)] // as many as there can be, so that strict policies can be tried
 		}
 	}
-	var nodes []*node
+	var nodes []*node.Node
+	watching, enough := context.WithCancel(ctx)
+	var watchers sync.WaitGroup
 	defer func() {
+		enough()
+		watchers.Wait()
 		for i := len(nodes) - 1; i >= 0; i-- {
 			nodes[i].Stop()
 		}
 	}()
 	failed := make(chan error, dev.nodes)
 	for i, name := range names {
-		cfg := nodeConfig{
-			Name: name, Bind: "127.0.0.1", Voters: voters, Policies: samples, PolicyFile: dev.policies,
+		cfg := node.Config{
+			Version: version(), Name: name, Bind: "127.0.0.1", Voters: voters, Policies: samples, PolicyFile: dev.policies,
 			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, Memory: share,
 			InlineMaxWindow: limiter.DefaultInlineMaxWindow,
 			Logger:          dev.log.With("node", name),
@@ -111,20 +117,20 @@ func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 		if i == 0 {
 			cfg.HTTPPort, cfg.GRPCPort, cfg.AnyPortIfTaken = dev.http, dev.grpc, dev.anyPort
 		} else {
-			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
+			cfg.Join = []string{nodes[0].GossipAddr()}
 		}
-		n, err := startNode(ctx, cfg)
+		n, err := node.Start(ctx, cfg)
 		if err != nil {
 			return err
 		}
 		nodes = append(nodes, n)
-		go func() {
+		watchers.Go(func() {
 			select {
 			case err := <-n.Failed():
 				failed <- err
-			case <-n.ctx.Done():
+			case <-watching.Done():
 			}
-		}()
+		})
 	}
 	for _, n := range nodes {
 		select {
@@ -146,15 +152,15 @@ func runDev(ctx context.Context, stdout io.Writer, dev devConfig) error {
 }
 
 // printDev says what is running and what to try first.
-func printDev(w io.Writer, nodes []*node) {
+func printDev(w io.Writer, nodes []*node.Node) {
 	fmt.Fprintf(w, "A cluster of %d is up. Any node answers for any key:\n\n", len(nodes))
 	for _, n := range nodes {
-		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.cfg.Name, addrOf(n.listeners.http), addrOf(n.listeners.grpc))
+		fmt.Fprintf(w, "  %s  http://%s  grpc %s\n", n.Name(), n.HTTPAddr(), n.GRPCAddr())
 	}
 	var names []string
 	// The sample policy, or the first that can be checked, which a concurrency limit cannot, or a limit sent along.
 	try := ""
-	for _, p := range nodes[0].limiter.Policies().Policies() {
+	for _, p := range nodes[0].Policies().Policies() {
 		names = append(names, p.Name)
 		if !p.Concurrency && (try == "" || p.Name == "login") {
 			try = p.Name
@@ -167,7 +173,7 @@ func printDev(w io.Writer, nodes []*node) {
 	if len(names) > 0 {
 		fmt.Fprintf(w, "\nPolicies: %s\n", strings.Join(names, ", "))
 	}
-	http, rpc := addrOf(nodes[0].listeners.http), addrOf(nodes[len(nodes)-1].listeners.grpc)
+	http, rpc := nodes[0].HTTPAddr(), nodes[len(nodes)-1].GRPCAddr()
 	fmt.Fprintf(w, "\nTry (repeat it until the limit says no):\n\n")
 	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{%s,\"key\":\"alice\"}' http://%s/v1/check\n\n", body, http)
 	fmt.Fprintf(w, "and through another node, or to see the cluster:\n\n")

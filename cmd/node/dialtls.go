@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -127,5 +128,9 @@ func (c *clientTLS) config() (*tls.Config, error) {
 // leadsHere reports whether an address is one on this host.
 func leadsHere(addr string) bool {
 	host, _, err := net.SplitHostPort(addr)
-	return err == nil && (host == "localhost" || isLoopback(host))
+	if err != nil {
+		return false
+	}
+	ip, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }

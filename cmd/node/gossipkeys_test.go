@@ -1,300 +1,49 @@
 package main
 
 import (
-	"context"
-	"encoding/base64"
-	"fmt"
-	"log/slog"
-	"net"
-	"os"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
-	"time"
-
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/internal/certs/certstest"
-	"github.com/weirlimit/weir/limit"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// gossipKey is a key for tests, and gossipText how files have it.
-func gossipKey(b byte) []byte { return slices.Repeat([]byte{b}, 32) }
-
-func gossipText(keys ...byte) string {
-	text := ""
-	for _, b := range keys {
-		text += base64.StdEncoding.EncodeToString(gossipKey(b)) + "\n"
-	}
-	return text
-}
-
-// encryptedCluster starts three nodes whose gossip is encrypted with key 1, and that prove themselves to each other.
-func encryptedCluster(t *testing.T, log *slog.Logger) []*node {
-	t.Helper()
-	nodes := secureCluster(t, log, certstest.NewAuthority(t, "a"), func(_ int, cfg *nodeConfig) {
-		cfg.PolicyFile = writeFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
-		cfg.Security.GossipKeyFile = writeFile(t, "gossip.keys", gossipText(1))
-	})
-	awaitSettled(t, nodes...)
-	return nodes
-}
-
-// askAll sends checks through all nodes until stop is called, which waits; one that is not decided by its owner fails the
-// test. count is how many there were.
-func askAll(t *testing.T, nodes []*node) (count *atomic.Int64, stop func()) {
-	t.Helper()
-	count = new(atomic.Int64)
-	done := make(chan struct{})
-	var load sync.WaitGroup
-	for i, n := range nodes {
-		load.Go(func() {
-			// Paced, so that the nodes have the processor time without which they take each other for dead.
-			tick := time.NewTicker(time.Millisecond)
-			defer tick.Stop()
-			for j := 0; ; j++ {
-				select {
-				case <-done:
-					return
-				case <-tick.C:
-				}
-				r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: fmt.Sprint(i, "-", j%1000)}, Cost: 1}})
-				if err != nil || r[0].Err != nil || !r[0].Allowed || r[0].FailedOpen {
-					t.Errorf("%+v %v", r, err)
-					return
-				}
-				count.Add(1)
+// TestGossipKeys changes the key of a node by the commands that an operator gives.
+func TestGossipKeys(t *testing.T) {
+	const oldKey, newKey = "MDEyMzQ1Njc4OWFiY2RlZg==", "ZmVkY2JhOTg3NjU0MzIxMA=="
+	oldID, newID := cluster.KeyID([]byte("0123456789abcdef")), cluster.KeyID([]byte("fedcba9876543210"))
+	cfg := testConfig(t, "node")
+	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "gossip.keys", oldKey+"\n")
+	n := startReady(t, cfg)
+	for _, c := range []struct {
+		args    []string
+		code    int
+		out     string // parts, in order, separated by blanks
+		message string
+	}{
+		{[]string{"list"}, exitOK, "MEMBER node " + oldID + " yes yes", ""},
+		{[]string{"use", newID}, exitError, "", "does not have it: it would be cut off"},
+		{[]string{"remove", oldID}, exitError, "", "uses it: it would be cut off"},
+		{[]string{"add", testkit.WriteFile(t, "bad.key", "no key")}, exitError, "", "is not one key in base64"},
+		{[]string{"add", testkit.WriteFile(t, "short.key", "AAAA")}, exitError, "", "it must have 16, 24 or 32"},
+		{[]string{"add", testkit.WriteFile(t, "new.key", newKey)}, exitOK, oldID + " yes yes " + newID + " - -", ""},
+		{[]string{"use", newID}, exitOK, newID + " yes -", ""},
+		{[]string{"remove", oldID}, exitOK, newID + " yes -", ""},
+		{[]string{"list", "-o", "json"}, exitOK, newID + " true false", ""},
+	} {
+		var out, errs strings.Builder
+		code := run(append(append([]string{"gossip-keys"}, c.args...), "--addr", n.GRPCAddr()), &out, &errs)
+		rest := out.String()
+		for part := range strings.FieldsSeq(c.out) {
+			_, after, ok := strings.Cut(rest, part)
+			if !ok {
+				t.Errorf("%s: %s, want %s", c.args, &out, c.out)
+				break
 			}
-		})
-	}
-	return count, func() { close(done); load.Wait() }
-}
-
-// keysOf are the ids of a node's keys, the used one first.
-func keysOf(n *node) []string {
-	var ids []string
-	for _, k := range n.cluster.Keys() {
-		if k.Used {
-			ids = slices.Insert(ids, 0, k.ID)
-		} else {
-			ids = append(ids, k.ID)
+			rest = after
 		}
-	}
-	return ids
-}
-
-// TestRotateByCommand changes the key of three nodes under load, by the commands an operator gives. No check fails, nobody
-// is lost, and each step that would cut somebody off is refused.
-func TestRotateByCommand(t *testing.T) {
-	var book testkit.Buffer
-	nodes := encryptedCluster(t, book.Logger())
-	count, stop := askAll(t, nodes)
-	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
-	var out, errOut strings.Builder
-	command := func(want int, args ...string) {
-		t.Helper()
-		out.Reset()
-		errOut.Reset()
-		from := count.Load()
-		if code := run(append([]string{"gossip-keys"}, append(args, "--addr", addrOf(nodes[1].listeners.grpc))...), &out, &errOut); code != want {
-			t.Fatalf("%v: exit %d\n%s%s", args, code, &out, &errOut)
+		if code != c.code || !strings.Contains(errs.String(), c.message) || (c.message == "") != (errs.String() == "") {
+			t.Errorf("%s: exit status %d, %s", c.args, code, &errs)
 		}
-		eventually(t, "more checks", func() bool { return count.Load() > from+100 || t.Failed() })
-	}
-	refused := func(part string, args ...string) {
-		t.Helper()
-		command(exitError, args...)
-		if !strings.Contains(errOut.String(), part) {
-			t.Errorf("%v: %s, want %s", args, &errOut, part)
-		}
-	}
-	command(exitOK, "list")
-	if strings.Count(out.String(), one) != 3 || strings.Contains(out.String(), two) {
-		t.Errorf("list:\n%s", &out)
-	}
-	refused("does not have it", "use", two)
-	refused("uses it", "remove", one)
-	refused("is not one key in base64", "add", writeFile(t, "bad.key", "no key"))
-	refused("it must have 16, 24 or 32", "add", writeFile(t, "short.key", "AAAA"))
-
-	// One node alone has the new key: using it would cut the others off.
-	if err := nodes[1].cluster.AddKey(gossipKey(2)); err != nil {
-		t.Fatal(err)
-	}
-	refused("node-0 does not have it: it would be cut off", "use", two)
-	file := writeFile(t, "new.key", gossipText(2))
-	command(exitOK, "add", file)
-	if strings.Count(out.String(), two) != 3 {
-		t.Errorf("add:\n%s", &out)
-	}
-	command(exitOK, "use", two)
-	refused("uses it", "remove", two)
-	command(exitOK, "remove", one)
-	command(exitOK, "list", "-o", "json")
-	for _, n := range nodes {
-		if got := keysOf(n); !slices.Equal(got, []string{two}) {
-			t.Errorf("%s has %v", n.cfg.Name, got)
-		}
-	}
-	if strings.Contains(out.String(), one) || strings.Count(out.String(), `"in_file": false`)+strings.Count(out.String(), `"in_file":  false`) != 3 {
-		t.Errorf("list:\n%s", &out)
-	}
-
-	// A node with the new key is let in, and gets its share; one with the old key says what is wrong and ends.
-	join := func(name, keys string) *node {
-		cfg := nodes[0].cfg
-		cfg.Name, cfg.Join = name, []string{nodes[0].view().Self.GossipAddr}
-		cfg.Security.GossipKeyFile = writeFile(t, "gossip.keys", keys)
-		return mustStart(t, cfg)
-	}
-	late := join("late", gossipText(2))
-	awaitSettled(t, late)
-	if n := len(late.view().Members); n != 4 {
-		t.Errorf("the late one sees %d members", n)
-	}
-	cfg := nodes[0].cfg
-	cfg.Name, cfg.Join = "old", []string{nodes[0].view().Self.GossipAddr}
-	cfg.Security.GossipKeyFile = writeFile(t, "gossip.keys", gossipText(1))
-	old, err := startNode(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer old.Stop()
-	refusedAt(t, nodes[0], "gossip", cluster.OtherKey)
-	// It is not left outside for good: it reads its file again.
-	if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte(gossipText(2)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	awaitSettled(t, old)
-	eventually(t, "five members", func() bool { return len(old.view().Members) == 5 })
-	stop()
-	for _, n := range nodes {
-		if members := len(n.view().Members); members != 5 {
-			t.Errorf("%s sees %d members", n.cfg.Name, members)
-		}
-	}
-	text := book.String()
-	for _, secret := range []string{strings.TrimSpace(gossipText(1)), strings.TrimSpace(gossipText(2))} {
-		if strings.Contains(text, secret) {
-			t.Error("the log has a key")
-		}
-	}
-	if !strings.Contains(text, "step=remove key="+one) || strings.Contains(text, "member is gone") {
-		t.Errorf("log:\n%s", text)
-	}
-}
-
-// TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that reaches
-// pods at different times. Nobody is cut off: each node waits until the others are as far.
-func TestRotateByFile(t *testing.T) {
-	var book testkit.Buffer
-	nodes := encryptedCluster(t, book.Logger())
-	_, stop := askAll(t, nodes)
-	one, two := cluster.KeyID(gossipKey(1)), cluster.KeyID(gossipKey(2))
-	replace := func(n *node, text string) {
-		t.Helper()
-		if err := os.WriteFile(n.cfg.Security.GossipKeyFile, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for i, n := range nodes[:2] {
-		replace(n, gossipText(2))
-		eventually(t, "the key to be added", func() bool { return slices.Equal(keysOf(n), []string{one, two}) })
-		waits := fmt.Sprintf("node-%d does not have it", []int{1, 2}[i])
-		eventually(t, "a word about who is waited for", func() bool { return strings.Contains(book.String(), waits) })
-	}
-	replace(nodes[2], "no key\n") // a mistake changes nothing
-	eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "not base64") })
-	for _, n := range nodes[:2] {
-		if got := keysOf(n); !slices.Equal(got, []string{one, two}) {
-			t.Errorf("%s went ahead: %v", n.cfg.Name, got)
-		}
-	}
-	replace(nodes[2], gossipText(2))
-	for _, n := range nodes {
-		eventually(t, "the new key alone", func() bool { return slices.Equal(keysOf(n), []string{two}) })
-	}
-	stop()
-	if text := book.String(); strings.Contains(text, "member is gone") || strings.Contains(text, strings.TrimSpace(gossipText(2))) {
-		t.Errorf("log:\n%s", text)
-	}
-	for _, n := range nodes {
-		if members := len(n.view().Members); members != 3 {
-			t.Errorf("%s sees %d members", n.cfg.Name, members)
-		}
-	}
-}
-
-// TestAKeyOfTheOperators: what the file once said of a key is forgotten with the key: one that an operator adds again stays when
-// the file changes.
-func TestAKeyOfTheOperators(t *testing.T) {
-	cfg := testConfig(t, "node")
-	cfg.Security.GossipKeyFile = writeFile(t, "gossip.keys", gossipText(1))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
-	id := func(b byte) string { return cluster.KeyID(gossipKey(b)) }
-	becomes := func(text string, want ...string) {
-		t.Helper()
-		if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		slices.Sort(want)
-		eventually(t, fmt.Sprint("keys ", want), func() bool { return slices.Equal(slices.Sorted(slices.Values(keysOf(n))), want) })
-	}
-	becomes(gossipText(2), id(2))
-	if err := n.cluster.AddKey(gossipKey(1)); err != nil {
-		t.Fatal(err)
-	}
-	becomes(gossipText(2, 3), id(1), id(2), id(3))
-	becomes(gossipText(3), id(1), id(3))
-}
-
-// TestKeysInPlainText: a key is not taken where it could have been read on its way, and strangers on a port between nodes
-// change none.
-func TestKeysInPlainText(t *testing.T) {
-	cfg := testConfig(t, "node")
-	cfg.Security.GossipKeyFile = writeFile(t, "gossip.keys", gossipText(1))
-	n := mustStart(t, cfg)
-	awaitSettled(t, n)
-	from := func(ip string) context.Context {
-		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}})
-	}
-	add := &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: gossipKey(2)}
-	if _, err := (&admin{n: n}).GossipKeys(from("192.0.2.1"), add); status.Code(err) != codes.FailedPrecondition {
-		t.Errorf("an operator from afar: %v", err)
-	}
-	if _, err := (peerKeys{n: n}).Apply(from("192.0.2.1"), add); status.Code(err) != codes.PermissionDenied {
-		t.Errorf("a peer from afar: %v", err)
-	}
-	refusedAt(t, n, "peer", "keys_in_plain_text")
-	if got := n.cluster.Keys(); len(got) != 1 {
-		t.Errorf("keys %v", got)
-	}
-	if _, err := (&admin{n: n}).GossipKeys(from("127.0.0.1"), add); err != nil || len(n.cluster.Keys()) != 2 {
-		t.Errorf("an operator on the host: %v", err)
-	}
-	if _, err := (&admin{n: n}).GossipKeys(from("127.0.0.1"), &weirv1.GossipKeysRequest{}); status.Code(err) != codes.InvalidArgument {
-		t.Errorf("no action: %v", err)
-	}
-
-	// And where there is nothing to change.
-	plain := mustStart(t, testConfig(t, "plain"))
-	conn, err := grpc.NewClient(addrOf(plain.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	_, err = weirv1.NewAdminClient(conn).GossipKeys(t.Context(), &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "plain text") {
-		t.Errorf("without keys: %v", err)
 	}
 }

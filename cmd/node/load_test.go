@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/load"
+	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // runLoad runs weir load.
@@ -19,13 +21,12 @@ func runLoad(args ...string) (code int, out, errs string) {
 // TestLoad: over each protocol and through any node, the checks of all keys are admitted up to the limit and not beyond, and the
 // answers are found to be right.
 func TestLoad(t *testing.T) {
-	a := mustStart(t, testConfig(t, "a"))
+	a := startReady(t, testConfig(t, "a"))
 	cfg := testConfig(t, "b")
-	cfg.Join = []string{a.view().Self.GossipAddr}
-	b := mustStart(t, cfg)
-	awaitSettled(t, a, b)
-	grpc := addrOf(a.listeners.grpc) + "," + addrOf(b.listeners.grpc)
-	http := addrOf(a.listeners.http) + "," + addrOf(b.listeners.http)
+	cfg.Join = []string{a.GossipAddr()}
+	b := startReady(t, cfg)
+	grpc := a.GRPCAddr() + "," + b.GRPCAddr()
+	http := a.HTTPAddr() + "," + b.HTTPAddr()
 	const keys, limit, checks = 20, 7, 400
 	for _, c := range []struct {
 		over, addr, rate string
@@ -56,10 +57,10 @@ func TestLoad(t *testing.T) {
 
 // TestLoadOverRESP: the Redis protocol takes policies.
 func TestLoadOverRESP(t *testing.T) {
-	any := portAny
-	n, shop, _, _ := withAccess(t, func(cfg *nodeConfig) { cfg.RESPPort = &any })
-	args := []string{"--over", "resp", "--addr", addrOf(n.listeners.resp), "--policy", "login", "--at-most", "5/1m", "--keys", "4", "--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
-	code, out, errs := runLoad(append(args, "--token-file", writeFile(t, "token", shop))...)
+	any := node.PortAny
+	n, shop, _ := startSecured(t, func(cfg *node.Config) { cfg.RESPPort = &any })
+	args := []string{"--over", "resp", "--addr", n.RESPAddr(), "--policy", "login", "--at-most", "5/1m", "--keys", "4", "--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
+	code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", shop))...)
 	var r load.Result
 	if err := json.Unmarshal([]byte(out), &r); err != nil || code != exitOK || r.Checks != 200 || r.Admitted != 20 || r.Refused != 180 || !r.Verdict.Holds || r.Verdict.Most != 5 {
 		t.Errorf("%d, %v: %s%s", code, err, out, errs)
@@ -71,9 +72,8 @@ func TestLoadOverRESP(t *testing.T) {
 
 // TestLoadFindsExcess: what is more than was said ends with status 1, in words too.
 func TestLoadFindsExcess(t *testing.T) {
-	n := mustStart(t, testConfig(t, "a"))
-	awaitSettled(t, n)
-	grpc := addrOf(n.listeners.grpc)
+	n := startReady(t, testConfig(t, "a"))
+	grpc := n.GRPCAddr()
 	code, out, errs := runLoad("--addr", grpc, "--policy", "login", "--at-most", "4/1h", "--keys", "1", "--count", "20", "--key-prefix", "x-", "--timeout", "20s")
 	if code != exitNegative || !strings.Contains(out, `FAILED: "x-1" was admitted 5 units within 1h0m0s, more than 4`) || errs != "" {
 		t.Errorf("%d: %s%s", code, out, errs)
@@ -90,13 +90,13 @@ func TestLoadFindsExcess(t *testing.T) {
 
 // TestLoadWithTokens: a cluster with an access file, with the right token, another one and none.
 func TestLoadWithTokens(t *testing.T) {
-	n, shop, all, _ := withAccess(t, nil)
-	for over, addr := range map[string]string{"grpc": addrOf(n.listeners.grpc), "stream": addrOf(n.listeners.grpc), "http": addrOf(n.listeners.http)} {
+	n, shop, all := startSecured(t, nil)
+	for over, addr := range map[string]string{"grpc": n.GRPCAddr(), "stream": n.GRPCAddr(), "http": n.HTTPAddr()} {
 		args := []string{"--over", over, "--addr", addr, "--limit", "1/1h", "--count", "5", "--keys", "5", "--timeout", "20s", "--namespace", over}
-		if code, out, errs := runLoad(append(args, "--token-file", writeFile(t, "token", all))...); code != exitOK {
+		if code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", all))...); code != exitOK {
 			t.Errorf("%s: %d %s %s", over, code, out, errs)
 		}
-		for _, more := range [][]string{nil, {"--token-file", writeFile(t, "token", shop)}} {
+		for _, more := range [][]string{nil, {"--token-file", testkit.WriteFile(t, "token", shop)}} {
 			if code, out, errs := runLoad(append(args, more...)...); code != exitError || !strings.Contains(errs, "5 of 5 checks got no decision") {
 				t.Errorf("%s %v: %d %s %s", over, more, code, out, errs)
 			}

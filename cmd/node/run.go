@@ -20,6 +20,7 @@ import (
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
 )
@@ -27,13 +28,13 @@ import (
 // runFlags are the settings of one node as the command line writes them.
 type runFlags struct {
 	name, bind, advertise                       string
-	httpPort, grpcPort, gossipPort, peer, debug parsed[port]
-	resp                                        parsed[port]
+	httpPort, grpcPort, gossipPort, peer, debug parsed[node.Port]
+	resp                                        parsed[node.Port]
 	join, voters, httpHosts                     []string
 	forwardAuthHeaders, trustedProxies          []string
 	maxMembers                                  int
 	policies, unknownPolicy                     string
-	envoy                                       envoySettings
+	envoy                                       envoyFlags
 	security                                    securityFlags
 	limits                                      limitsFlags
 	maxKeys                                     parsed[int64]
@@ -112,7 +113,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 
 // run runs a node until it is told to stop. unknown are variables in the environment that look like settings and are not.
 func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
-	cfg, err := f.node(stderr)
+	cfg, err := f.nodeConfig(stderr)
 	if err != nil {
 		return err
 	}
@@ -124,7 +125,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
 	defer signal.Stop(hup)
-	n, err := startNode(ctx, cfg)
+	n, err := node.Start(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -137,19 +138,19 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 		case <-hup:
 			n.Reload()
 		case err := <-n.Failed():
-			return errors.Join(err, stopNode(n))
+			return errors.Join(err, stopNode(n, cfg.Grace, cfg.Logger))
 		case <-ctx.Done():
-			return stopNode(n)
+			return stopNode(n, cfg.Grace, cfg.Logger)
 		}
 	}
 }
 
 // stopNode has a node hand everything over and end. A signal that comes meanwhile aborts that, which is the error.
-func stopNode(n *node) error {
+func stopNode(n *node.Node, grace time.Duration, log *slog.Logger) error {
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, os.Interrupt, syscall.SIGTERM)
 	defer signal.Stop(again)
-	n.log.Info("node stopping", "grace", n.cfg.Grace, "hint", "another SIGTERM or SIGINT ends the process at once")
+	log.Info("node stopping", "grace", grace, "hint", "another SIGTERM or SIGINT ends the process at once")
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -160,7 +161,7 @@ func stopNode(n *node) error {
 		return nil
 	case s := <-again:
 		// The process is about to end, and the goroutine with it.
-		n.log.Warn("stop aborted by another signal", "signal", s.String())
+		log.Warn("stop aborted by another signal", "signal", s.String())
 		return fmt.Errorf("%v while stopping: ended at once, without handing over what was left", s)
 	}
 }
@@ -169,21 +170,22 @@ func stopNode(n *node) error {
 // it with SIGPIPE, and nothing would be handed over.
 func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 
-// node turns flags into a node's configuration.
-func (f *runFlags) node(stderr io.Writer) (nodeConfig, error) {
-	cfg := nodeConfig{
-		Name: f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
-		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy, Security: f.security.securityConfig, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+// nodeConfig turns flags into a node's configuration.
+func (f *runFlags) nodeConfig(stderr io.Writer) (node.Config, error) {
+	cfg := node.Config{
+		Version: version(),
+		Name:    f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
+		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy.Envoy, Security: f.security.Security, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
 		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
 	cfg.Security.Stderr = stderr
-	if f.debug.value != portOff {
+	if f.debug.value != node.PortOff {
 		cfg.DebugPort = &f.debug.value
 	}
-	if f.resp.value != portOff {
+	if f.resp.value != node.PortOff {
 		cfg.RESPPort = &f.resp.value
 	}
 	var err error
@@ -291,15 +293,15 @@ func parseInlineMemory(s string) (int64, error) {
 }
 
 // parsePort reads a port: empty is off, 0 any free one.
-func parsePort(s string) (port, error) {
+func parsePort(s string) (node.Port, error) {
 	if s == "" {
-		return portOff, nil
+		return node.PortOff, nil
 	}
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil {
 		return 0, fmt.Errorf("%q is not a port, 0 to 65535, or empty to turn it off", s)
 	}
-	return port(n), nil
+	return node.Port(n), nil
 }
 
 // parseVoters reads the names of the voters, or ordinals:N, which stands for the lowest ordinals of the StatefulSet that
@@ -386,15 +388,6 @@ func limitMemory(log *slog.Logger) {
 		return
 	}
 	log.Info("memory limit set", "usable_bytes", usable, "gomemlimit_bytes", memory.SetLimit(usable))
-}
-
-// dividedMemory is the budget of a node that has the process to itself.
-func dividedMemory() memory.Budget {
-	usable, err := memory.Usable()
-	if err != nil {
-		usable = 1 << 30 // limitMemory has said so
-	}
-	return memory.Divide(usable)
 }
 
 func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {

@@ -11,10 +11,12 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 func TestParsePort(t *testing.T) {
-	for text, want := range map[string]port{"": portOff, "0": portAny, "1": 1, "8080": 8080, "65535": 65535} {
+	for text, want := range map[string]node.Port{"": node.PortOff, "0": node.PortAny, "1": 1, "8080": 8080, "65535": 65535} {
 		if got, err := parsePort(text); got != want || err != nil {
 			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
 		}
@@ -54,9 +56,9 @@ func TestParseMemory(t *testing.T) {
 // printed where a result would be.
 func TestBadCommandLines(t *testing.T) {
 	t.Setenv("WEIR_LOG_LEVEL", "error")
-	policies := writeFile(t, "policies.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
-	strict := writeFile(t, "strict.yaml", strictPolicy)
-	config := writeFile(t, "weir.yaml", "timeout: soon\n")
+	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
+	strict := testkit.WriteFile(t, "strict.yaml", strictPolicy)
+	config := testkit.WriteFile(t, "weir.yaml", "timeout: soon\n")
 	for _, c := range []struct {
 		args string
 		want string // at the beginning of the message, or after …
@@ -239,13 +241,13 @@ func TestVotersSetting(t *testing.T) {
 		var f runFlags
 		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
 		f.register(fs)
-		if err := fs.Parse(append(given.args, "--config", writeFile(t, "weir.yaml", given.file))); err != nil {
+		if err := fs.Parse(append(given.args, "--config", testkit.WriteFile(t, "weir.yaml", given.file))); err != nil {
 			t.Fatal(err)
 		}
 		if err := fillFlags(fs, lookup(given.env)); err != nil {
 			t.Fatal(err)
 		}
-		if cfg, err := f.node(io.Discard); err != nil || !slices.Equal(cfg.Voters, []string{"a", "b", "c"}) {
+		if cfg, err := f.nodeConfig(io.Discard); err != nil || !slices.Equal(cfg.Voters, []string{"a", "b", "c"}) {
 			t.Errorf("%s: %q, %v", name, cfg.Voters, err)
 		}
 	}
@@ -254,12 +256,18 @@ func TestVotersSetting(t *testing.T) {
 const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}\n"
 
 func TestValidate(t *testing.T) {
-	strict := writeFile(t, "strict.yaml", strictPolicy)
+	strict := testkit.WriteFile(t, "strict.yaml", strictPolicy)
 	const warns = ":2:92: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available\n"
-	good := writeFile(t, "good.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
-	edge := writeFile(t, "edge.yaml", envoyFile)
-	again := writeFile(t, "again.yaml", "domain: edge\ndescriptors: [{key: user}]\n")
-	bad := writeFile(t, "bad.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
+	good := testkit.WriteFile(t, "good.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
+	edge := testkit.WriteFile(t, "edge.yaml", `domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: year, requests_per_unit: 10}
+  - key: login
+    rate_limit: {policy: login}
+`)
+	again := testkit.WriteFile(t, "again.yaml", "domain: edge\ndescriptors: [{key: user}]\n")
+	bad := testkit.WriteFile(t, "bad.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
 	for _, c := range []struct {
 		args []string
 		code int

@@ -2,14 +2,13 @@ package main
 
 import (
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // someFlags are flags of every type that there is.
@@ -29,15 +28,6 @@ func someFlags() (*pflag.FlagSet, func() map[string]any) {
 
 func lookup(env map[string]string) func(string) (string, bool) {
 	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-}
-
-func writeFile(t *testing.T, name, content string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 func TestFillFlags(t *testing.T) {
@@ -73,7 +63,7 @@ func TestFillFlags(t *testing.T) {
 			fs, got := someFlags()
 			want := got()
 			maps.Copy(want, c.want)
-			if err := fs.Parse(append(c.args, "--config", writeFile(t, "weir.yaml", c.file))); err != nil {
+			if err := fs.Parse(append(c.args, "--config", testkit.WriteFile(t, "weir.yaml", c.file))); err != nil {
 				t.Fatal(err)
 			}
 			if err := fillFlags(fs, lookup(c.env)); err != nil {
@@ -111,7 +101,7 @@ func TestFillFlagsErrors(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fs, _ := someFlags()
-			file := writeFile(t, "weir.yaml", c.file)
+			file := testkit.WriteFile(t, "weir.yaml", c.file)
 			if err := fs.Parse([]string{"--config", file}); err != nil {
 				t.Fatal(err)
 			}

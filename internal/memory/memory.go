@@ -24,6 +24,15 @@ func Usable() (int64, error) {
 	return usable(memlimit.FromCgroup, memlimit.FromSystem, debug.SetMemoryLimit(-1))
 }
 
+// Own is the budget of a node that has the process to itself; of 1 GiB where what the process may use cannot be found out.
+func Own() Budget {
+	usable, err := Usable()
+	if err != nil {
+		usable = 1 << 30
+	}
+	return Divide(usable)
+}
+
 // usable is Usable of these sources and of the runtime's limit, which is math.MaxInt64 where there is none.
 func usable(group, machine memlimit.Provider, limit int64) (int64, error) {
 	most, err := machine()

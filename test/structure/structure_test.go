@@ -67,7 +67,9 @@ var mayImport = map[string]string{
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
-	"cmd/node":                 "algo auth client cluster cluster/keeper cluster/ownership gateway/envoy gateway/grpc gateway/http gateway/resp internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/load internal/memory internal/metrics internal/recovered internal/simulate internal/strictyaml internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/peer rpc/replica rpc/transport rpc/wire",
+	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/certs internal/file internal/load internal/memory internal/node internal/secrets internal/simulate internal/strictyaml internal/tracing limiter policy proto/weir/v1",
+	"internal/secrets":         "auth",
+	"internal/node":            "algo auth cluster cluster/keeper cluster/ownership gateway/envoy gateway/grpc gateway/http gateway/resp internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/peer rpc/replica rpc/transport rpc/wire",
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
 	"test/collision":           "",
@@ -101,16 +103,16 @@ var clocks = []string{
 	"client/limiter.go waitDelay",
 	"cluster/prober.go now", // back-off
 	"cluster/transport.go admit",
-	"cmd/node/envoy.go envoyService", // windows that are aligned to the epoch end by the time of day
-	"cmd/node/describe.go inspect",
+	"internal/node/envoy.go envoyService", // windows that are aligned to the epoch end by the time of day
+	"internal/node/describe.go inspect",
 	"internal/certs/certs.go Open", // certificates expire by the time of day
 	"internal/certs/certstest/certstest.go Issue",
 	"internal/certs/certstest/certstest.go NewAuthority",
-	"cmd/node/limits.go aged",
-	"cmd/node/node.go settle",
-	"cmd/node/node.go startNode",
-	"cmd/node/refusals.go newRefusals",
-	"cmd/node/secretscmd.go writeSecrets", // certificates are good from then on
+	"internal/node/limits.go aged",
+	"internal/node/node.go settle",
+	"internal/node/node.go Start",
+	"internal/node/refusals.go newRefusals",
+	"cmd/node/secrets.go newSecrets", // certificates are good from then on
 	"gateway/resp/command.go client",
 	"gateway/resp/command.go info",
 	"gateway/resp/conn.go drain",
@@ -150,7 +152,7 @@ var panics = []string{
 	"algo/arena.go Free",
 	"algo/limits.go counter",
 	"cluster/keeper/boottime_linux.go BootTime",
-	"cmd/node/observe.go recovering", // again, in net/http's way
+	"internal/node/observe.go recovering", // again, in net/http's way
 	"cmd/node/run.go by",
 	"client/grpclimit/grpclimit.go fill",
 	"client/httplimit/httplimit.go Handler",

@@ -3,6 +3,8 @@
 package testkit
 
 import (
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -56,4 +58,14 @@ func NoLeaks(t testing.TB, texts ...string) {
 			t.Errorf("goroutines are left:\n%s", strings.Join(left(), "\n\n"))
 		}
 	})
+}
+
+// WriteFile writes a file of the given name into a directory of the test's, and returns its path.
+func WriteFile(t testing.TB, name, content string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }

@@ -1,0 +1,75 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// startDev runs a development cluster until stop, which returns all that it has printed. said is what it prints once it is up.
+func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string, err error)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan error, 1)
+	go func() {
+		ended <- runDev(ctx, w, cfg)
+		w.Close()
+	}()
+	var all strings.Builder
+	buf := make([]byte, 1024)
+	for !strings.Contains(all.String(), "Ctrl-C") {
+		n, err := r.Read(buf)
+		all.Write(buf[:n])
+		if err != nil {
+			t.Fatal(<-ended)
+		}
+	}
+	return all.String(), func() (string, error) {
+		cancel()
+		_, _ = io.Copy(&all, r)
+		return all.String(), <-ended
+	}
+}
+
+// TestDev runs the development cluster until its context ends.
+func TestDev(t *testing.T) {
+	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
+	_, stop := startDev(t, devConfig{
+		nodes: 2, log: slog.New(slog.DiscardHandler),
+		policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
+	})
+	said, err := stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"A cluster of 2 is up", "Policies: leases", `-d '{"limit":{"algorithm":"sliding_log"`, "--limit 5/1m", "stopping"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("lacks %q:\n%s", want, said)
+		}
+	}
+}
+
+// TestDevPorts: ports that are asked for are taken, or the command says that they cannot be.
+func TestDevPorts(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	number := strconv.Itoa(taken.Addr().(*net.TCPAddr).Port)
+	for _, flag := range []string{"--http-port", "--grpc-port"} {
+		var out, errs bytes.Buffer
+		args := []string{"dev", "--nodes", "1", "--http-port", "0", "--grpc-port", "0", flag, number}
+		if code := run(args, &out, &errs); code != exitError || !strings.Contains(errs.String(), "weir: "+flag+": ") || !strings.Contains(errs.String(), "in use") {
+			t.Errorf("%s: exit status %d, %s", args, code, errs.String())
+		}
+	}
+}

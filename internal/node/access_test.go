@@ -1,0 +1,361 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/internal/memory"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+const accessFile = `
+callers:
+  - {name: shop, tokens: [%s], identities: ["dns:shop.test"], roles: [check], policies: [login]}
+  - {name: everything, tokens: [%s], roles: [check, refund, read, topology, admin], policies: ["*"], namespaces: ["*"]}
+`
+
+// withAccess starts a node with an access file, and returns the tokens of shop and of everything.
+func withAccess(t *testing.T, change func(*Config)) (n *Node, shop, all string, book *testkit.Buffer) {
+	t.Helper()
+	shop, all = auth.NewToken(), auth.NewToken()
+	cfg := testConfig(t, "node")
+	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(accessFile, auth.Hash(shop), auth.Hash(all)))
+	book = new(testkit.Buffer)
+	cfg.Logger = book.Logger()
+	if change != nil {
+		change(&cfg)
+	}
+	n = mustStart(t, cfg)
+	awaitSettled(t, n)
+	t.Cleanup(func() {
+		for _, secret := range []string{shop, all, auth.Hash(shop), auth.Hash(all)} {
+			if strings.Contains(book.String(), secret) {
+				t.Error("the log has a token or its hash")
+			}
+		}
+	})
+	return n, shop, all, book
+}
+
+// send sends a request over plain HTTP.
+func send(t *testing.T, n *Node, method, path, token, body string) (*http.Response, string) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://"+addrOf(n.listeners.http)+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("Content-Type", "application/json")
+	if token != "" {
+		field := "Authorization"
+		if strings.HasPrefix(path, "/v1/forward-auth") {
+			field = "Weir-Authorization" // the other is the gateway's caller's
+		}
+		r.Header.Set(field, "Bearer "+token)
+	}
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, string(text)
+}
+
+// TestEveryRoute: all but what is stated to be open wants to know who asks, over HTTP.
+func TestEveryRoute(t *testing.T) {
+	n, _, all, _ := withAccess(t, nil)
+	_, index := send(t, n, "GET", "/", "", "")
+	open := []string{"/", "/healthz", "/readyz", "/openapi.yaml"}
+	seen := 0
+	for line := range strings.Lines(index) {
+		method, path, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok || !strings.HasPrefix(path, "/") {
+			continue
+		}
+		seen++
+		want := http.StatusUnauthorized
+		if slices.Contains(open, path) {
+			want = http.StatusOK
+		}
+		resp, body := send(t, n, method, path, "", "{}")
+		if resp.StatusCode != want {
+			t.Errorf("%s %s without a token: %d %s", method, path, resp.StatusCode, body)
+		}
+		if want == http.StatusUnauthorized && (resp.Header.Get("WWW-Authenticate") != `Bearer realm="weir"` || resp.Header.Get("Content-Type") != "application/problem+json") {
+			t.Errorf("%s %s: %v", method, path, resp.Header)
+		}
+		resp, body = send(t, n, method, path, all, "{}")
+		if resp.StatusCode == http.StatusUnauthorized || resp.StatusCode == http.StatusForbidden {
+			t.Errorf("%s %s with all roles: %d %s", method, path, resp.StatusCode, body)
+		}
+	}
+	if seen < 15 {
+		t.Errorf("only %d routes in:\n%s", seen, index)
+	}
+}
+
+// TestReadinessDetail: why a node is not ready, or what is wrong with it, is for those who may read; anybody else learns
+// whether it is ready, and asking is no offence.
+func TestReadinessDetail(t *testing.T) {
+	n, shop, all, _ := withAccess(t, nil)
+	swapForPipe(t, n.cfg.PolicyFile)
+	n.Reload()
+	eventually(t, "the file to be reported", func() bool { return n.policyError() != "" })
+	for token, want := range map[string]bool{all: true, shop: false, "": false, "nonsense": false} {
+		if resp, body := send(t, n, "GET", "/readyz", token, ""); resp.StatusCode != http.StatusOK || !strings.Contains(body, `"ready":true`) || strings.Contains(body, "detail") != want {
+			t.Errorf("%q: %d %s", token, resp.StatusCode, body)
+		}
+	}
+	if page := metricsOf(t, n); strings.Contains(page, "weir_access_denied_total{") {
+		t.Error("a probe counts as denied")
+	}
+}
+
+// TestEveryMethod: the same over gRPC, for every method of every service that is registered.
+func TestEveryMethod(t *testing.T) {
+	n, _, all, _ := withAccess(t, nil)
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	call := func(ctx context.Context, method string, stream bool) error {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if !stream {
+			return conn.Invoke(ctx, method, &emptypb.Empty{}, &emptypb.Empty{})
+		}
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+		if err != nil {
+			return err
+		}
+		_ = s.SendMsg(&emptypb.Empty{}) // RecvMsg tells what went wrong
+		_ = s.CloseSend()
+		return s.RecvMsg(&emptypb.Empty{})
+	}
+	seen := 0
+	for service, info := range n.grpcServer.GetServiceInfo() {
+		for _, m := range info.Methods {
+			seen++
+			method := "/" + service + "/" + m.Name
+			open := service == "grpc.health.v1.Health"
+			if code := status.Code(call(t.Context(), method, m.IsServerStream || m.IsClientStream)); (code == codes.Unauthenticated) == open {
+				t.Errorf("%s without a token: %v", method, code)
+			}
+			ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
+			if code := status.Code(call(ctx, method, m.IsServerStream || m.IsClientStream)); code == codes.Unauthenticated || code == codes.PermissionDenied {
+				t.Errorf("%s with all roles: %v", method, code)
+			}
+		}
+	}
+	if seen < 12 {
+		t.Errorf("only %d methods", seen)
+	}
+}
+
+// TestAccess: who may do what, over HTTP and gRPC, and what the operator hears of it.
+func TestAccess(t *testing.T) {
+	n, shop, all, book := withAccess(t, nil)
+	login, other := `{"policy":"login","key":"a"}`, `{"policy":"other","key":"a"}`
+	for _, c := range []struct {
+		path, token, body string
+		status            int
+		want, reason      string
+	}{
+		{"/v1/check", shop, login, 200, `"allowed":true`, ""},
+		{"/v1/check", "weir_wrong", login, 401, `"type":"https://github.com/weirlimit/weir/blob/main/gateway/http/PROBLEMS.md#unauthenticated"`, "bad_token"},
+		{"/v1/check", "", login, 401, "authenticate with a token", "no_credentials"},
+		{"/v1/check", shop, other, 403, `"field":"policy"`, "wrong_policy"},
+		{"/v1/check", all, other, 404, "", ""},
+		{"/v1/checks", shop, `{"checks":[` + login + `,` + other + `]}`, 200, `"status":403`, ""},
+		{"/v1/checks", shop, `{"atomic":true,"checks":[` + login + `,` + other + `]}`, 403, `"field":"checks[1].policy"`, ""},
+		{"/v1/check", shop, `{"namespace":"x","limit":{"algorithm":"sliding_log","limit":1,"window":"1m"},"key":"a"}`, 403, `"field":"namespace"`, ""},
+		{"/v1/reset", shop, login, 403, "#denied", "wrong_role"},
+		{"/v1/reset", all, login, 200, "", ""},
+	} {
+		resp, body := send(t, n, "POST", c.path, c.token, c.body)
+		if resp.StatusCode != c.status || !strings.Contains(body, c.want) {
+			t.Errorf("%s %s: %d %s", c.path, c.body, resp.StatusCode, body)
+		}
+		if c.reason != "" {
+			refusedAt(t, n, "http", c.reason)
+		}
+		if challenge := resp.Header.Get("WWW-Authenticate"); c.reason == "bad_token" && challenge != `Bearer realm="weir", error="invalid_token"` ||
+			c.reason == "wrong_role" && challenge != `Bearer realm="weir", error="insufficient_scope"` {
+			t.Errorf("%s: %s", c.path, challenge)
+		}
+	}
+	if text := book.String(); !strings.Contains(text, "reason=wrong_policy") || !strings.Contains(text, "shop may not use the policy") {
+		t.Errorf("log:\n%s", text)
+	}
+
+	// Through the client, with the token and without.
+	addr := addrOf(n.listeners.grpc)
+	for _, c := range []struct {
+		opts   []client.Option
+		policy string
+		want   codes.Code
+	}{
+		{[]client.Option{client.WithToken(shop)}, "login", codes.OK},
+		{[]client.Option{client.WithToken(shop)}, "other", codes.PermissionDenied},
+		{[]client.Option{client.WithToken("weir_wrong")}, "login", codes.Unauthenticated},
+		{nil, "login", codes.Unauthenticated},
+	} {
+		conn, err := client.Dial(t.Context(), addr, c.opts...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// No permission is no reason to let anybody through: the fail policy has no part in it.
+		if _, err := conn.Policy(c.policy).Allow(t.Context(), "b"); status.Code(err) != c.want {
+			t.Errorf("%s: %v, want %v", c.policy, err, c.want)
+		}
+		if c.want == codes.OK {
+			if err := conn.Policy(c.policy).Reset(t.Context(), "b"); status.Code(err) != codes.PermissionDenied {
+				t.Errorf("reset: %v", err)
+			}
+		}
+		conn.Close()
+	}
+	refusedAt(t, n, "grpc", "bad_token")
+	refusedAt(t, n, "grpc", "wrong_policy")
+}
+
+// TestAccessReload: the file is read again when it changes; one with mistakes changes nothing, and says so.
+func TestAccessReload(t *testing.T) {
+	n, shop, _, book := withAccess(t, nil)
+	login := `{"policy":"login","key":"a"}`
+	write := func(text string) {
+		if err := os.WriteFile(n.cfg.Security.AccessFile, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("callers: [{name: x}]")
+	eventually(t, "the mistake to be told", func() bool { return strings.Contains(book.String(), "has neither tokens nor identities") })
+	if line := fmt.Sprintf("weir_security_reloads_total{file=%q,result=%q} 1", "access", "rejected"); !strings.Contains(metricsOf(t, n), line) {
+		t.Errorf("no %s", line)
+	}
+	if resp, body := send(t, n, "POST", "/v1/check", shop, login); resp.StatusCode != http.StatusOK {
+		t.Errorf("after a mistake: %d %s", resp.StatusCode, body)
+	}
+	fresh := auth.NewToken()
+	write(fmt.Sprintf(accessFile, auth.Hash(fresh), auth.Hash(auth.NewToken())))
+	eventually(t, "the old token to be nobody's", func() bool {
+		resp, _ := send(t, n, "POST", "/v1/check", shop, login)
+		return resp.StatusCode == http.StatusUnauthorized
+	})
+	if resp, body := send(t, n, "POST", "/v1/check", fresh, `{"policy":"login","key":"b"}`); resp.StatusCode != http.StatusOK {
+		t.Errorf("with the new token: %d %s", resp.StatusCode, body)
+	}
+}
+
+// TestCertificateOrToken: with authorities of callers and an access file, either will do.
+func TestCertificateOrToken(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	n, shop, _, _ := withAccess(t, func(cfg *Config) { cfg.Security.TLS = filesOf(t, a, loopback) })
+	check := func(token string, pairs ...tls.Certificate) error {
+		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: pairs})))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		ctx := t.Context()
+		if token != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+		}
+		_, err = weirv1.NewLimiterClient(conn).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "a"}}}})
+		return err
+	}
+	for _, c := range []struct {
+		name, token string
+		pairs       []tls.Certificate
+		want        codes.Code
+	}{
+		{"neither", "", nil, codes.Unauthenticated},
+		{"a token", shop, nil, codes.OK},
+		{"a certificate", "", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}})}, codes.OK},
+		{"a certificate of nobody", "", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}, codes.PermissionDenied},
+		{"a certificate of nobody, and a token", shop, []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}, codes.OK},
+		{"an expired certificate, and a token", shop, []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}, Expired: true})}, codes.Unavailable},
+	} {
+		if err := check(c.token, c.pairs...); status.Code(err) != c.want {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
+// TestOneCallerTakesNotAllStreams is an attack: one caller opens streams until it gets no more. Another caller has its stream, and its
+// calls are answered.
+func TestOneCallerTakesNotAllStreams(t *testing.T) {
+	n, shop, all, _ := withAccess(t, func(cfg *Config) {
+		cfg.Memory = memory.Divide(128 << 20)
+		cfg.Limits.MaxStreams, cfg.Limits.MaxConnections = 50, 100
+	})
+	most := n.cfg.Memory.MaxStreams / 4 * 3
+	open := func(conn *grpc.ClientConn, token string) error {
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token)
+		stream, err := weirv1.NewLimiterClient(conn).CheckStream(ctx)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}); err != nil && err != io.EOF {
+			return err
+		}
+		_, err = stream.Recv()
+		return err
+	}
+	dial := func() *grpc.ClientConn {
+		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+	held := 0
+	for full := false; !full; {
+		conn := dial()
+		for range 50 {
+			if err := open(conn, shop); err != nil {
+				if status.Code(err) != codes.ResourceExhausted {
+					t.Fatal(err)
+				}
+				full = true
+				break
+			}
+			held++
+		}
+	}
+	if held < most/2 || held > most/4*3+3 {
+		t.Errorf("one caller has %d of %d streams", held, most)
+	}
+	if err := open(dial(), all); err != nil {
+		t.Errorf("while one caller has %d of %d streams, another one gets %v", held, most, err)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)
+	if _, err := weirv1.NewLimiterClient(dial()).Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: "k"}}}}); err != nil {
+		t.Errorf("a call of the same one: %v", err)
+	}
+}

@@ -1,0 +1,61 @@
+package node
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// The debug port shows profiles on loopback, and the port for callers does not.
+func TestDebugPort(t *testing.T) {
+	leavesNothing(t, func() {
+		cfg, debug := testConfig(t, "a"), PortAny
+		cfg.GossipPort, cfg.PeerPort, cfg.DebugPort = PortOff, PortOff, &debug
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		defer n.Stop()
+		get := func(addr, path, host string) (int, string) {
+			t.Helper()
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addr+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Host = host
+			resp, err := http.DefaultClient.Do(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			body, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return resp.StatusCode, string(body)
+		}
+		addr := addrOf(n.listeners.debug)
+		if !strings.HasPrefix(addr, "127.0.0.1:") {
+			t.Errorf("listens on %s", addr)
+		}
+		if status, body := get(addr, "/debug/pprof/goroutine?debug=1", ""); status != http.StatusOK || !strings.Contains(body, "goroutine profile") {
+			t.Errorf("%d %.80s", status, body)
+		}
+		for _, tt := range []struct {
+			addr, path, host string
+			want             int
+		}{
+			{addr, "/debug/pprof/", "localhost:1", http.StatusOK},
+			{addr, "/debug/pprof/", "weir.example", http.StatusForbidden},
+			{addr, "/debug/pprof/profile?seconds=61", "", http.StatusBadRequest},
+			{addr, "/debug/pprof/trace?seconds=NaN", "", http.StatusBadRequest},
+			{addr, "/debug/pprof/cmdline", "", http.StatusNotFound},
+			{addr, "/debug/pprof/symbol", "", http.StatusNotFound},
+			{addr, "/v1/policies", "", http.StatusNotFound},
+			{addrOf(n.listeners.http), "/debug/pprof/", "", http.StatusNotFound},
+		} {
+			if status, body := get(tt.addr, tt.path, tt.host); status != tt.want {
+				t.Errorf("%+v: %d %.80s", tt, status, body)
+			}
+		}
+	})
+}

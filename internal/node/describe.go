@@ -1,0 +1,159 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
+	"github.com/weirlimit/weir/cluster/ownership"
+	httpapi "github.com/weirlimit/weir/gateway/http"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+)
+
+// inspectTimeout bounds how long a status page waits for the other members.
+const inspectTimeout = 500 * time.Millisecond
+
+// inspect tells what only this node knows of itself.
+func (n *Node) inspect() *peerv1.InspectResponse {
+	ready, _ := n.Ready()
+	stats := n.limiter.Store()
+	set := n.limiter.Policies()
+	self := n.self()
+	r := &peerv1.InspectResponse{
+		Name: self.Name, Boot: self.Boot, Version: n.cfg.Version, Ready: ready, PoliciesHash: set.Hash(),
+		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), KeysCopied: uint64(stats.Copies), StateBytes: uint64(stats.Bytes),
+		UptimeNs: int64(time.Since(n.started)),
+	}
+	if v := n.view(); v != nil {
+		r.Ring = v.Ring.Fingerprint()
+	}
+	if st, ok := n.keeper.Status(); ok {
+		r.Ownership = protoOwnership(st)
+	}
+	return r
+}
+
+func protoOwnership(st keeper.Status) *weirv1.Ownership {
+	o := &weirv1.Ownership{
+		Held: uint32(st.Held), Moving: uint32(st.Moving), Awaited: uint32(st.Awaited), Copies: uint32(st.Copies),
+		Degraded: uint32(st.Degraded), Pending: uint64(st.Pending), Granted: uint32(st.Granted),
+		HighestTerm: st.Highest.String(), Voter: "none", Settled: st.Settled,
+	}
+	switch {
+	case st.Voting:
+		o.Voter = "voting"
+	case st.Voter:
+		o.Voter = "abstaining"
+	}
+	return o
+}
+
+// inspected is what a member said of itself.
+type inspected struct {
+	member   cluster.Member
+	response *peerv1.InspectResponse // nil when it did not answer
+}
+
+// inspectOthers asks all other members that are wanted, side by side.
+func (n *Node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*cluster.Member) bool) []inspected {
+	var out []inspected
+	for i := range v.Members {
+		if m := &v.Members[i]; m != v.Self && wanted(m) {
+			out = append(out, inspected{member: *m})
+		}
+	}
+	var asked sync.WaitGroup
+	for i := range out {
+		asked.Go(func() {
+			m := &out[i].member
+			if r, err := n.peers.Inspect(ctx, ownership.Node{Name: m.Name, Boot: m.Boot}); err == nil {
+				out[i].response = r
+			}
+		})
+	}
+	asked.Wait()
+	return out
+}
+
+// Status describes the cluster as this node sees it.
+func (n *Node) Status(ctx context.Context) *weirv1.StatusResponse {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	st := &weirv1.StatusResponse{
+		Node: n.cfg.Name, Version: n.cfg.Version, Partitions: ring.Partitions, PoliciesError: n.policyError(),
+	}
+	st.Ready, st.ReadyDetail = n.Ready()
+	v := n.view()
+	if v == nil {
+		self := cluster.Member{Name: n.cfg.Name, State: cluster.Active, HTTPAddr: addrOf(n.listeners.http), GRPCAddr: addrOf(n.listeners.grpc)}
+		st.Members = []*weirv1.Member{member(self, n.inspect(), ring.Partitions)}
+		return st
+	}
+	st.Ring = fmt.Sprintf("%016x", v.Ring.Fingerprint())
+	owned := make(map[string]uint32)
+	for p := range ring.Partitions {
+		if m := v.Owner(p); m != nil {
+			owned[m.Name]++
+		}
+	}
+	others := make(map[string]*peerv1.InspectResponse)
+	everybody := func(*cluster.Member) bool { return true }
+	for _, a := range n.inspectOthers(ctx, v, everybody) {
+		others[a.member.Name] = a.response
+	}
+	for i := range v.Members {
+		m := v.Members[i]
+		said := others[m.Name]
+		if m.Name == v.Self.Name && m.Boot == v.Self.Boot {
+			said = n.inspect()
+		}
+		st.Members = append(st.Members, member(m, said, owned[m.Name]))
+	}
+	return st
+}
+
+func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *weirv1.Member {
+	return &weirv1.Member{
+		Name: m.Name, Boot: fmt.Sprintf("%016x", m.Boot), State: m.State.String(), Http: m.HTTPAddr, Grpc: m.GRPCAddr,
+		Gossip: m.GossipAddr, Peer: m.PeerAddr, Partitions: partitions, Reachable: said != nil, Version: said.GetVersion(),
+		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(), KeysCopied: said.GetKeysCopied(),
+		StateBytes: said.GetStateBytes(), UptimeNs: said.GetUptimeNs(), Ownership: said.GetOwnership(),
+	}
+}
+
+// topology tells callers who owns which keys. A node alone for good owns all of them, and has no address to tell: whoever
+// asks has one that works.
+func (n *Node) topology() (*weirv1.TopologyResponse, <-chan struct{}) {
+	t := &weirv1.TopologyResponse{
+		Version: 1, HashKey: n.hashKey.Bytes(), RingSettings: n.settings, Partitions: ring.Partitions, VirtualNodes: ring.VirtualNodes, Load: ring.Load,
+	}
+	v := n.view()
+	if v == nil {
+		t.Ring = ring.Build([]string{n.cfg.Name}).Fingerprint()
+		t.Members = []*weirv1.TopologyMember{{Name: n.cfg.Name}}
+		return t, nil
+	}
+	t.Version, t.Ring = v.Version, v.Ring.Fingerprint()
+	for _, name := range v.Ring.Members() {
+		m := v.Member(name)
+		t.Members = append(t.Members, &weirv1.TopologyMember{Name: m.Name, Boot: m.Boot, Grpc: m.GRPCAddr})
+	}
+	return t, v.Replaced()
+}
+
+// listPolicies describes the policies in force.
+func (n *Node) listPolicies() httpapi.PolicyListing {
+	set := n.limiter.Policies()
+	out := httpapi.PolicyListing{Hash: set.Hash(), ReloadError: n.policyError()}
+	for _, p := range set.Policies() {
+		out.Policies = append(out.Policies, httpapi.Policy{
+			Name: p.Name, Limits: p.Limits, Overrides: len(p.Rules()) - 1, Shadow: p.Shadow, OnError: p.OnError.String(),
+		})
+	}
+	return out
+}

@@ -1,0 +1,80 @@
+package node
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weirlimit/weir/gateway/envoy"
+)
+
+// Envoy are those of the front end for Envoy.
+type Envoy struct {
+	Dir string // empty: it is off
+	envoy.Options
+	Headers, Metadata, Shadow bool
+}
+
+// envoyFrontEnd is the node's part of the front end for Envoy. The zero value is that of a node without.
+type envoyFrontEnd struct {
+	files *envoy.Watcher
+	hits  *envoy.Hits
+}
+
+// openEnvoy reads the configuration files and follows them.
+func (n *Node) openEnvoy() (err error) {
+	s := &n.cfg.Envoy
+	if s.Dir == "" {
+		return nil
+	}
+	n.envoy.hits = envoy.NewHits()
+	n.envoy.files, err = envoy.Watch(s.Dir, envoy.WatchConfig{Options: s.Options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
+	if err != nil {
+		return fmt.Errorf("--envoy-config: %w", err)
+	}
+	return nil
+}
+
+// envoyChanged and envoyRejected are called by the watcher, whose goroutine is there before what they work on.
+func (n *Node) envoyChanged(c *envoy.Config) {
+	if n.isBuilt() {
+		domains, limits := c.Domains()
+		n.log.Info("envoy configuration changed", "domains", domains, "limits", limits)
+	}
+}
+
+func (n *Node) envoyRejected(err error) {
+	if n.isBuilt() {
+		n.log.Error("envoy configuration rejected, previous configuration stays in force", "error", err)
+	}
+}
+
+// envoyService returns the service for a listener, nil where it is off.
+func (n *Node) envoyService(listener string) *envoy.Service {
+	if n.envoy.files == nil {
+		return nil
+	}
+	s := &n.cfg.Envoy
+	return envoy.NewService(envoy.ServiceConfig{
+		Service: n.security.auth.Service(listener, n.limiter), Config: n.envoy.files.Current, Now: time.Now, Count: n.envoy.hits.Count,
+		Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
+	})
+}
+
+// envoyJSON returns what answers POST /json, nil where it is off.
+func (n *Node) envoyJSON() http.Handler {
+	if s := n.envoyService("http"); s != nil {
+		return s
+	}
+	return nil
+}
+
+// envoyCollectors are the metrics of the front end for Envoy.
+func (n *Node) envoyCollectors() []prometheus.Collector {
+	if n.envoy.hits == nil {
+		return nil
+	}
+	return []prometheus.Collector{n.envoy.hits}
+}

@@ -1,0 +1,229 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+const envoyFile = `
+domain: edge
+descriptors:
+  - key: user
+    rate_limit: {unit: year, requests_per_unit: 10}
+  - key: login
+    rate_limit: {policy: login}
+`
+
+// envoyDir is a directory with one file.
+func envoyDir(t *testing.T, text string) string {
+	t.Helper()
+	return filepath.Dir(testkit.WriteFile(t, "edge.yaml", text))
+}
+
+func envoyClient(t *testing.T, n *Node) ratelimitv3.RateLimitServiceClient {
+	t.Helper()
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return ratelimitv3.NewRateLimitServiceClient(conn)
+}
+
+func envoyRequest(key, value string) *ratelimitv3.RateLimitRequest {
+	return &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: []*common.RateLimitDescriptor{
+		{Entries: []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}}},
+	}}
+}
+
+// TestEnvoyCluster: Envoy's own client, at a node that owns nothing of what it asks, gets the answers of one counter: all hits count,
+// also beyond the limit and from after the fact, and what it reports to one node another one knows.
+func TestEnvoyCluster(t *testing.T) {
+	var nodes []*Node
+	for i := range 3 {
+		cfg := testConfig(t, fmt.Sprint("n", i))
+		cfg.Envoy.Dir = envoyDir(t, envoyFile)
+		cfg.NoInline = true // which is for callers' limits
+		if i > 0 {
+			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
+		}
+		nodes = append(nodes, mustStart(t, cfg))
+	}
+	awaitSettled(t, nodes...)
+	const year = 365 * 24
+	scope := limit.InlineScope("envoy/edge", &algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch, Window: year * 3600e9})
+	entry := nodes[0]
+	ask := func(n *Node, r *ratelimitv3.RateLimitRequest) *ratelimitv3.RateLimitResponse_DescriptorStatus {
+		t.Helper()
+		out, err := envoyClient(t, n).ShouldRateLimit(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out.OverallCode != out.Statuses[0].Code {
+			t.Fatalf("%v", out)
+		}
+		return out.Statuses[0]
+	}
+	asked := 0
+	for k := 0; asked < 10; k++ {
+		value := fmt.Sprint("u", k)
+		partition := ring.Partition(ring.Hash(entry.hashKey, scope, "user="+value))
+		if (tenure{entry}).Holder(partition).Self {
+			continue
+		}
+		asked++
+		for i := range 12 {
+			st := ask(entry, envoyRequest("user", value))
+			code, left := ratelimitv3.RateLimitResponse_OK, uint32(9-min(i, 9))
+			if i >= 10 {
+				code = ratelimitv3.RateLimitResponse_OVER_LIMIT
+			}
+			if st.Code != code || st.LimitRemaining != left || st.CurrentLimit.GetRequestsPerUnit() != 10 {
+				t.Fatalf("%s, hit %d: %v", value, i, st)
+			}
+		}
+		// 12 of 10: what is over the limit has been added as well.
+		back := envoyRequest("user", value)
+		back.Descriptors[0].HitsAddend, back.Descriptors[0].IsNegativeHits = wrapperspb.UInt64(3), true
+		for i, n := range nodes[1:] {
+			look := envoyRequest("user", value)
+			look.Descriptors[0].HitsAddend = wrapperspb.UInt64(0)
+			if i == 0 {
+				if st := ask(n, look); st.Code != ratelimitv3.RateLimitResponse_OVER_LIMIT {
+					t.Errorf("%s: %v", value, st)
+				}
+				ask(entry, back)
+			}
+			if st := ask(n, look); st.Code != ratelimitv3.RateLimitResponse_OK || st.LimitRemaining != 1 {
+				t.Errorf("%s after a report of -3: %v", value, st)
+			}
+		}
+	}
+	// The state of a policy is that of its other callers.
+	for range 5 {
+		ask(entry, envoyRequest("login", "u"))
+	}
+	if d := check(t, nodes[1], "login=u"); d.Allowed || d.FailedOpen {
+		t.Errorf("%+v", d)
+	}
+	resp, body := send(t, entry, http.MethodPost, "/json", "", `{"domain":"edge","descriptors":[{"entries":[{"key":"login","value":"u"}]}]}`)
+	if resp.StatusCode != http.StatusTooManyRequests || !strings.Contains(body, "OVER_LIMIT") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if _, page := get(t, entry, "/metrics"); !strings.Contains(page, `weir_envoy_hits_total{descriptor="edge.user",result="over_limit"} 20`) {
+		t.Error("no hits over the limit in the metrics")
+	}
+}
+
+// TestEnvoyReload: a bad file changes nothing, and is reported in the readiness detail, metric and log.
+func TestEnvoyReload(t *testing.T) {
+	cfg := testConfig(t, "node")
+	cfg.Envoy.Dir = envoyDir(t, envoyFile)
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	left := func(value string) uint32 {
+		out, err := envoyClient(t, n).ShouldRateLimit(t.Context(), envoyRequest("user", value))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out.Statuses[0].LimitRemaining
+	}
+	if got := left("a"); got != 9 {
+		t.Errorf("%d left", got)
+	}
+	bad := filepath.Join(cfg.Envoy.Dir, "other.yaml")
+	if err := os.WriteFile(bad, []byte("domain: edge\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the mistake", func() bool {
+		ready, why := n.Ready()
+		return ready && strings.Contains(why, "envoy configuration rejected: "+bad+":1:9: domain: is the domain of ")
+	})
+	if _, page := get(t, n, "/metrics"); !strings.Contains(page, "weir_envoy_configuration_valid 0") {
+		t.Error("no mistake in the metrics")
+	}
+	if got := left("b"); got != 9 {
+		t.Errorf("%d left", got)
+	}
+	if err := os.Remove(bad); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "no mistake", func() bool { _, why := n.Ready(); return why == "" })
+	if err := os.WriteFile(filepath.Join(cfg.Envoy.Dir, "edge.yaml"), []byte(strings.Replace(envoyFile, ": 10}", ": 20}", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tries := 0
+	eventually(t, "the new limit", func() bool { tries++; return left(fmt.Sprint("c", tries)) == 19 })
+	if got := left("a"); got != 18 { // live state falls under it, too
+		t.Errorf("%d left", got)
+	}
+
+	cfg.Envoy.Dir = bad
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "--envoy-config: ") {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestEnvoyAccess: the service is for callers with the role check and the namespace of the domain; who gives back needs refund.
+func TestEnvoyAccess(t *testing.T) {
+	n, shop, all, _ := withAccess(t, func(cfg *Config) { cfg.Envoy.Dir = envoyDir(t, envoyFile) })
+	ask := func(token string, r *ratelimitv3.RateLimitRequest) codes.Code {
+		ctx := context.Context(t.Context())
+		if token != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+		}
+		_, err := envoyClient(t, n).ShouldRateLimit(ctx, r)
+		return status.Code(err)
+	}
+	if got := ask("", envoyRequest("user", "a")); got != codes.Unauthenticated {
+		t.Errorf("without a token: %v", got)
+	}
+	if got := ask(shop, envoyRequest("user", "a")); got != codes.PermissionDenied {
+		t.Errorf("without the namespace: %v", got)
+	}
+	if got := ask(all, envoyRequest("user", "a")); got != codes.OK {
+		t.Errorf("with all rights: %v", got)
+	}
+	resp, _ := send(t, n, http.MethodPost, "/json", shop, `{"domain":"edge","descriptors":[{"entries":[{"key":"user","value":"u"}]}]}`)
+	if resp.StatusCode != http.StatusForbidden {
+		t.Errorf("/json without the namespace: %d", resp.StatusCode)
+	}
+}
+
+// TestEnvoyManyElements: the elements of a request of Envoy's are counted before there is anything for each of them, as those of others.
+func TestEnvoyManyElements(t *testing.T) {
+	n, _, all, _ := withAccess(t, func(cfg *Config) { cfg.Envoy.Dir = envoyDir(t, envoyFile) })
+	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
+	many := bytes.Repeat([]byte{0x12, 0}, 2<<20-100) // empty descriptors
+	took := allocated(func() {
+		var out []byte
+		err := conn.Invoke(ctx, "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", many, &out)
+		if err == nil || !strings.Contains(err.Error(), "has more than 65536 elements") {
+			t.Errorf("two million descriptors: %v", err)
+		}
+	})
+	if took > 32<<20 { // 4 MiB at each end, some of it in more than one buffer
+		t.Errorf("two million descriptors took %d MiB", took>>20)
+	}
+}

@@ -1,0 +1,106 @@
+package node
+
+import (
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// swapForPipe puts a pipe, which nobody writes to, in the place of a file.
+func swapForPipe(t *testing.T, file string) {
+	t.Helper()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestFilesReplacedByPipes: every file that a node follows may become a pipe. It goes on with what it has, says so, takes the
+// file that comes back, and stops.
+func TestFilesReplacedByPipes(t *testing.T) {
+	var book testkit.Buffer
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = book.Logger()
+	cfg.Security.TLS = filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}})
+	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test"
+	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", "callers:\n  - {name: a, identities: [\"cn:a\"], roles: [read]}\n")
+	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	files := map[string]string{
+		"policies": cfg.PolicyFile, "certificates": cfg.Security.TLS.Key, "peer_certificates": cfg.Security.PeerTLS.CA,
+		"access": cfg.Security.AccessFile, "gossip_keys": cfg.Security.GossipKeyFile,
+	}
+	if len(n.files()) != len(files) {
+		t.Fatalf("%d files are followed, %d tested", len(n.files()), len(files))
+	}
+	for _, f := range n.files() {
+		name := files[f.name]
+		before, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		swapForPipe(t, name)
+		n.Reload()
+		eventually(t, f.name+" to be reported", func() bool { return f.Err() != nil && strings.Contains(f.Err().Error(), "pipe") })
+		ready, detail := n.Ready()
+		if !ready || !strings.Contains(detail, f.what()+" rejected: ") || !strings.Contains(detail, name) {
+			t.Errorf("ready: %t, %s", ready, detail)
+		}
+		eventually(t, "the log to say so", func() bool { return strings.Contains(book.String(), name+": not a regular file but a pipe") })
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, before, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, f.name+" to be taken again", func() bool { return f.Err() == nil })
+	}
+	for _, name := range files {
+		swapForPipe(t, name)
+	}
+	n.Reload()
+	n.Stop() // which returns
+}
+
+// TestKeyFilesReadableByOthers: a node says which files with keys everybody on its host may read, when it starts and when one
+// is replaced, and starts all the same.
+func TestKeyFilesReadableByOthers(t *testing.T) {
+	var book testkit.Buffer
+	ca := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Logger = book.Logger()
+	cfg.Security.TLS = filesOf(t, ca, certstest.Leaf{DNS: []string{"localhost"}})
+	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, ca, certstest.Leaf{DNS: []string{"weir.test"}}), "weir.test"
+	cfg.Security.GossipKeyFile = testkit.WriteFile(t, "keys", "MDEyMzQ1Njc4OWFiY2RlZg==\n")
+	cfg.Security.SecretFile = testkit.WriteFile(t, "secret", "0123456789abcdef\n")
+	keys := []string{cfg.Security.TLS.Key, cfg.Security.PeerTLS.Key, cfg.Security.GossipKeyFile, cfg.Security.SecretFile}
+	modes := []os.FileMode{0o644, 0o640, 0o604, 0o600}
+	for i, name := range keys {
+		if err := os.Chmod(name, modes[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	said := func(name string) int {
+		return strings.Count(book.String(), `msg="key file readable by other users" file=`+name)
+	}
+	for i, name := range keys {
+		if want := int(modes[i] & 0o004 / 0o004); said(name) != want {
+			t.Errorf("%s, mode %v: said %d times, want %d", name, modes[i], said(name), want)
+		}
+	}
+	if err := os.WriteFile(cfg.Security.GossipKeyFile, []byte("# changed\nMDEyMzQ1Njc4OWFiY2RlZg==\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.Reload()
+	eventually(t, "the changed file to be named again", func() bool { return said(cfg.Security.GossipKeyFile) == 2 })
+}

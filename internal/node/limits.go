@@ -1,0 +1,214 @@
+package node
+
+import (
+	"fmt"
+	"math"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/dustin/go-humanize"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/memory"
+)
+
+// Limits bounds what callers can hold on to, at each listener. A zero stands for the default, which newLimits has: of most,
+// what the memory that there is leaves room for.
+type Limits struct {
+	MaxConnections int           // of authenticated callers at a time, at each listener; -1: any number
+	MaxPerSource   int           // of them, those of one source address; -1: any number; 0: half of MaxConnections
+	MaxAnonymous   int           // connections that are not authenticated, at a time, at each listener
+	MaxAge         time.Duration // of a connection; -1: any
+	IdleTimeout    time.Duration // of a connection over gRPC without calls; -1: any
+	MaxStreams     int           // calls at a time on one connection of HTTP/2, which gRPC is
+	MaxMessage     int64         // bytes of a request's body
+	MaxHeader      int64         // bytes of a request's header fields
+	FirstMessage   time.Duration // for the first message of a call over gRPC
+	WriteTimeout   time.Duration // for a caller who does not read
+	MaxUnread      int64         // bytes of answers that wait for callers of streams to read, about
+	MaxInFlight    int           // checks that wait for other nodes or for copies
+}
+
+// Defaults, and what is fixed.
+const (
+	DefaultMaxAge       = time.Hour
+	DefaultIdleTimeout  = 10 * time.Minute
+	DefaultMaxHeader    = 32 << 10
+	DefaultFirstMessage = 10 * time.Second
+	DefaultWriteTimeout = 30 * time.Second
+	// callerConnectionWindow is how much of all streams of a caller's connection may be on its way to the node. What has arrived
+	// counts no more, read or not.
+	callerConnectionWindow = 1 << 20
+
+	// maxPeerStreams is for a few streams that last and some short calls; each node has a connection of its own.
+	maxPeerStreams = 100
+	// A connection on which nothing comes is asked whether somebody is there, and ended when nobody answers.
+	keepaliveTime, keepaliveTimeout = time.Minute, 20 * time.Second
+)
+
+// newLimits returns c with every zero replaced by its default.
+func newLimits(c Limits, m memory.Budget) Limits {
+	if c.MaxConnections == 0 {
+		c.MaxConnections = m.MaxConnections
+	}
+	if c.MaxPerSource == 0 && c.MaxConnections > 0 {
+		c.MaxPerSource = max(c.MaxConnections/2, 1)
+	}
+	if c.MaxAnonymous == 0 {
+		c.MaxAnonymous = m.MaxAnonymous
+	}
+	if c.MaxAge == 0 {
+		c.MaxAge = DefaultMaxAge
+	}
+	if c.IdleTimeout == 0 {
+		c.IdleTimeout = DefaultIdleTimeout
+	}
+	if c.MaxStreams == 0 {
+		c.MaxStreams = m.StreamsEach
+	}
+	if c.MaxMessage == 0 {
+		c.MaxMessage = m.MaxMessage
+	}
+	if c.MaxHeader == 0 {
+		c.MaxHeader = DefaultMaxHeader
+	}
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = m.MaxInFlight
+	}
+	if c.FirstMessage == 0 {
+		c.FirstMessage = DefaultFirstMessage
+	}
+	if c.WriteTimeout == 0 {
+		c.WriteTimeout = DefaultWriteTimeout
+	}
+	if c.MaxUnread == 0 {
+		c.MaxUnread = m.Unread
+	}
+	return c
+}
+
+// fitted returns a budget with what is chosen by hand in it: c, and bytes for state (0: what the other parts leave; -1: no bound).
+// An error is about a choice that cannot fit whatever the others are. Where all together do not fit, over says which of them are
+// chosen.
+func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, over []string, err error) {
+	for _, part := range []struct {
+		flag   string
+		chosen int64
+		most   int64
+		set    func()
+	}{
+		{"--max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.MaxConnections = c.MaxConnections }},
+		{"--max-anonymous-connections", int64(c.MaxAnonymous), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymous }},
+		{"--max-streams", int64(c.MaxStreams), math.MaxInt64, func() { m.MaxStreams = max(m.MaxStreams, c.MaxStreams) }},
+		{"--max-in-flight", int64(c.MaxInFlight), math.MaxInt64, func() { m.MaxInFlight = c.MaxInFlight }},
+		{"--max-unread", c.MaxUnread, m.Limit, func() { m.Unread = c.MaxUnread }},
+		{"--max-message-size", c.MaxMessage, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessage) }},
+		{"--max-memory", state, m.Limit, func() {}},
+	} {
+		if part.chosen == 0 {
+			continue
+		}
+		if part.chosen > part.most {
+			return m, nil, fmt.Errorf("%s: %s do not fit into what the process may use, %s: %s at most", part.flag,
+				humanize.IBytes(uint64(part.chosen)), humanize.IBytes(uint64(m.Usable)), humanize.IBytes(uint64(part.most)))
+		}
+		over = append(over, part.flag)
+		part.set()
+	}
+	if m.Refit(); state > 0 {
+		m.State = state
+	}
+	if m.Sum() <= m.Limit && state >= 0 && c.MaxConnections >= 0 {
+		over = nil
+	}
+	return m, over, nil
+}
+
+// listener returns the configuration of a listener (http, grpc or peer).
+func (c *Limits) listener(name string, s *security) ingress.ListenerConfig {
+	cfg := ingress.ListenerConfig{
+		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxPerSource, 0), MaxAnonymous: c.MaxAnonymous,
+		Rejected: func(from net.Addr, why ingress.Rejection) { s.refusals.note(name, string(why), from, rejections[why]) },
+	}
+	if name != "http" {
+		cfg.WriteTimeout = c.WriteTimeout
+	}
+	if s.plain(name) {
+		cfg.Foreign = func(from net.Addr) {
+			s.refusals.note(name, "tls_on_plain_port", from, "TLS where plain text is spoken")
+		}
+	}
+	return cfg
+}
+
+// rejections say which bound a connection was closed for.
+var rejections = map[ingress.Rejection]string{
+	ingress.TooManyConnections: "--max-connections, --max-connections-per-source",
+	ingress.TooManyAnonymous:   "--max-anonymous-connections",
+	ingress.TooManyBytes:       "too much was sent before authentication",
+}
+
+// grpcServer returns the options of the server for callers.
+func (c *Limits) grpcServer(m memory.Budget) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.ReadBufferSize(m.ReadBuffer), grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
+		grpc.MaxRecvMsgSize(int(c.MaxMessage)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
+		c.keepalive(),
+	}
+}
+
+// peerServer returns the options of the server for other nodes.
+func (c *Limits) peerServer(m memory.Budget) []grpc.ServerOption {
+	return []grpc.ServerOption{
+		grpc.MaxConcurrentStreams(maxPeerStreams), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
+		grpc.InitialWindowSize(m.PeerWindow), grpc.InitialConnWindowSize(4 * m.PeerWindow),
+		c.keepalive(),
+	}
+}
+
+// keepalive bounds how long a connection over gRPC stays. From MaxAge on, or a tenth before, the caller is asked to open another
+// one and to begin no more calls. Streams, which may go on for ever, are ended a little later in good order: see
+// ingress.CallsConfig.MaxAge. What is still there when all of them have had the time to end is cut off.
+func (c *Limits) keepalive() grpc.ServerOption {
+	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, MaxConnectionIdle: max(c.IdleTimeout, 0)}
+	if c.MaxAge > 0 {
+		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxAge, c.streamAge()-c.MaxAge+c.MaxAge/10+ingress.EndPatience+10*time.Second
+	}
+	return grpc.KeepaliveParams(p)
+}
+
+// streamAge is how old a connection may become before its streams are ended: gRPC spreads what it does at MaxAge over a tenth of it
+// in both directions. 0: any age.
+func (c *Limits) streamAge() time.Duration {
+	if c.MaxAge <= 0 {
+		return 0
+	}
+	return c.MaxAge + c.MaxAge/10 + time.Second
+}
+
+// aged asks callers over HTTP whose connection has reached MaxAge to open another one, with the answer to a request.
+func (c *Limits) aged(handler http.Handler) http.Handler {
+	if c.MaxAge <= 0 {
+		return handler
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if conn := ingress.FromContext(r.Context()); conn != nil && time.Since(conn.Served()) > c.MaxAge {
+			w.Header().Set("Connection", "close") // over HTTP/2 net/http makes a GOAWAY of it
+		}
+		handler.ServeHTTP(w, r)
+	})
+}
+
+// httpServer has a server keep to the limits, beside the times that it has.
+func (c *Limits) httpServer(s *http.Server) *http.Server {
+	s.MaxHeaderBytes = int(c.MaxHeader)
+	s.ConnContext = ingress.ConnContext
+	s.Handler = c.aged(s.Handler)
+	// What a connection has received and nobody has read counts, unlike with gRPC, until it is.
+	const window = 64 << 10
+	s.HTTP2 = &http.HTTP2Config{MaxConcurrentStreams: c.MaxStreams, MaxReceiveBufferPerConnection: window, MaxReceiveBufferPerStream: window}
+	return s
+}

@@ -1,0 +1,272 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/memory"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// TestMaxConnections: an authenticated connection too many is closed and counted, and one of a source with its share too; there is
+// room again when one ends.
+func TestMaxConnections(t *testing.T) {
+	for name, limits := range map[string]Limits{
+		"of all": {MaxConnections: 2, MaxPerSource: -1}, "of a source": {MaxConnections: 100, MaxPerSource: 2},
+	} {
+		cfg := testConfig(t, "node")
+		cfg.Limits = limits
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		http.DefaultClient.CloseIdleConnections()
+		known := func(l *ingress.Listener) int {
+			authenticated, _, _ := l.Connections()
+			return authenticated
+		}
+		for listener, l := range map[string]*ingress.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc} {
+			dial := func() (ask func() error, end func()) {
+				if listener == "grpc" {
+					conn := dialed(t, n)
+					return func() error {
+						_, err := weirv1.NewLimiterClient(conn).Status(t.Context(), &weirv1.StatusRequest{})
+						return err
+					}, func() { conn.Close() }
+				}
+				transport := new(http.Transport)
+				return func() error {
+					resp, err := (&http.Client{Transport: transport}).Get("http://" + addrOf(l) + "/v1/status")
+					if err != nil {
+						return err
+					}
+					defer resp.Body.Close()
+					_, err = io.Copy(io.Discard, resp.Body) // the connection stays
+					return err
+				}, transport.CloseIdleConnections
+			}
+			first, end := dial()
+			second, _ := dial()
+			if err := errors.Join(first(), second()); err != nil {
+				t.Fatal(err)
+			}
+			third, _ := dial()
+			if err := third(); err == nil {
+				t.Errorf("%s, %s: a third connection is answered", name, listener)
+			}
+			refusedAt(t, n, listener, "too_many_connections")
+			if err := errors.Join(first(), second()); err != nil {
+				t.Errorf("%s, %s: those that were there first: %v", name, listener, err)
+			}
+			end()
+			eventually(t, "room for one", func() bool { return known(l) == 1 })
+			eventually(t, "it to be taken", func() bool { return third() == nil })
+			if known(l) != 2 {
+				t.Errorf("%s, %s: %d are counted", name, listener, known(l))
+			}
+		}
+	}
+}
+
+// settingsOf reads what a server of HTTP/2 announces.
+func settingsOf(t *testing.T, addr string) map[http2.SettingID]uint32 {
+	t.Helper()
+	c, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := io.WriteString(c, http2.ClientPreface); err != nil {
+		t.Fatal(err)
+	}
+	f := http2.NewFramer(c, c)
+	if err := f.WriteSettings(); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		frame, err := f.ReadFrame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, ok := frame.(*http2.SettingsFrame); ok && !s.IsAck() {
+			out := make(map[http2.SettingID]uint32)
+			_ = s.ForeachSetting(func(one http2.Setting) error { out[one.ID] = one.Val; return nil })
+			return out
+		}
+	}
+}
+
+// TestSizes: streams, bodies and headers beyond their bounds.
+func TestSizes(t *testing.T) {
+	cfg := testConfig(t, "node")
+	cfg.Limits = Limits{MaxStreams: 7, MaxMessage: 10_000, MaxHeader: 4096}
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	got := settingsOf(t, addrOf(n.listeners.grpc))
+	if got[http2.SettingMaxConcurrentStreams] != 7 || got[http2.SettingMaxHeaderListSize] != 4096 {
+		t.Errorf("gRPC: %v", got)
+	}
+	if got := settingsOf(t, addrOf(n.listeners.peer)); got[http2.SettingMaxConcurrentStreams] != maxPeerStreams || got[http2.SettingMaxHeaderListSize] != 4096 {
+		t.Errorf("between nodes: %v", got)
+	}
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	long := &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: strings.Repeat("k", 20_000)}}}}
+	if _, err := weirv1.NewLimiterClient(conn).Check(t.Context(), long); status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "larger than max") {
+		t.Errorf("a large message: %v", err)
+	}
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "x-large", strings.Repeat("x", 5000))
+	if _, err := weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{}); err == nil {
+		t.Error("a large header is taken over gRPC")
+	}
+	resp, body := send(t, n, "POST", "/v1/check", "", `{"policy":"login","key":"`+strings.Repeat("k", 20_000)+`"}`)
+	if resp.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(body, "10000") {
+		t.Errorf("a large body: %d %s", resp.StatusCode, body)
+	}
+	// net/http allows 4 KiB more than it is told. It hangs up on the rest, which may come before its answer.
+	r, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+addrOf(n.listeners.http)+"/healthz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set("X-Large", strings.Repeat("x", 10_000))
+	if resp, err := http.DefaultClient.Do(r); err == nil {
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+			t.Errorf("a large header: %d", resp.StatusCode)
+		}
+	}
+	r.Header.Set("X-Large", strings.Repeat("x", 3000))
+	if resp, err := http.DefaultClient.Do(r); err != nil || resp.StatusCode != http.StatusOK {
+		t.Errorf("a header that is not too large: %v", err)
+	} else {
+		resp.Body.Close()
+	}
+}
+
+// TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what there is.
+func TestLimitsByDefault(t *testing.T) {
+	m := memory.Divide(512 << 20)
+	c := newLimits(Limits{}, m)
+	if want := (Limits{
+		MaxConnections: m.MaxConnections, MaxStreams: m.StreamsEach, MaxMessage: m.MaxMessage, MaxHeader: DefaultMaxHeader,
+		FirstMessage: DefaultFirstMessage, WriteTimeout: DefaultWriteTimeout, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
+		MaxPerSource: m.MaxConnections / 2, MaxAnonymous: m.MaxAnonymous, MaxAge: DefaultMaxAge, IdleTimeout: DefaultIdleTimeout,
+	}); c != want {
+		t.Errorf("%+v, want %+v", c, want)
+	}
+	none := newLimits(Limits{MaxConnections: -1, MaxAge: -1, IdleTimeout: -1}, m)
+	if l := none.listener("http", &security{}); l.MaxConnections != 0 || l.MaxPerSource != 0 || none.streamAge() != 0 {
+		t.Errorf("no bound is %+v", l)
+	}
+}
+
+// TestMaxConnectionAge: connections that have reached their age are given up in good order: the caller is not told of an error.
+func TestMaxConnectionAge(t *testing.T) {
+	cfg := testConfig(t, "node")
+	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
+	cfg.Limits.MaxAge = 500 * time.Millisecond
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	stream, err := weirv1.NewLimiterClient(dialed(t, n)).CheckStream(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, answered := 0, 0
+	ended := make(chan error, 1)
+	go func() {
+		for ; ; answered++ {
+			if _, err := stream.Recv(); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	unary, transport := dialed(t, n), new(http.Transport)
+	defer transport.CloseIdleConnections()
+	closed := false
+	for open := true; open || !closed; {
+		select {
+		case err := <-ended:
+			if open = false; !errors.Is(err, io.EOF) {
+				t.Errorf("a stream: %v", err)
+			}
+		default:
+		}
+		if open && stream.Send(&weirv1.CheckStreamRequest{Define: []*weirv1.StreamTarget{{Policy: "login"}}, Keys: []byte("k"), KeyLengths: []uint32{1}}) == nil {
+			asked++
+		}
+		if d, err := c.Check(t.Context(), []client.Check{{Policy: "login", Key: "k"}}); err != nil || !d[0].Allowed {
+			t.Fatalf("by the client: %+v, %v", d, err)
+		}
+		if _, err := weirv1.NewLimiterClient(unary).Status(t.Context(), &weirv1.StatusRequest{}); err != nil {
+			t.Fatal(err)
+		}
+		resp, err := (&http.Client{Transport: transport}).Get("http://" + addrOf(n.listeners.http) + "/v1/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed = closed || resp.Close
+		_, _ = io.Copy(io.Discard, resp.Body) // so that the connection stays
+		resp.Body.Close()
+	}
+	if answered == 0 || answered > asked {
+		t.Errorf("%d of %d requests on the stream are answered", answered, asked)
+	}
+}
+
+// TestChosenBounds: what is chosen by hand is taken from the memory for state; what cannot fit is an error that names the flag, and
+// where all together do not fit, the flags are named.
+func TestChosenBounds(t *testing.T) {
+	m := memory.Divide(512 << 20)
+	for _, test := range []struct {
+		what   string
+		limits Limits
+		state  int64
+		over   string
+		err    string
+	}{
+		{what: "nothing"},
+		{what: "less", limits: Limits{MaxConnections: 10, MaxUnread: 1 << 20, MaxInFlight: 10}, state: 50 << 20},
+		{what: "some more", limits: Limits{MaxUnread: m.Unread + 50<<20}},
+		{what: "state", state: m.State + 50<<20, over: "[--max-memory]"},
+		{what: "no bound of state", state: -1, over: "[--max-memory]"},
+		{what: "no bound of connections", limits: Limits{MaxConnections: -1}, over: "[--max-connections]"},
+		{what: "connections and checks", limits: Limits{MaxConnections: 100_000, MaxInFlight: 50_000}, over: "[--max-connections --max-in-flight]"},
+		{what: "more state than there is", state: 512 << 20, err: "--max-memory: 512 MiB do not fit"},
+		{what: "more unread than there is", limits: Limits{MaxUnread: 1 << 30}, err: "--max-unread: 1.0 GiB do not fit"},
+		{what: "messages as large as it all", limits: Limits{MaxMessage: 256 << 20}, err: "--max-message-size: 256 MiB do not fit"},
+	} {
+		got, over, err := test.limits.fitted(m, test.state)
+		if err != nil || test.err != "" {
+			if err == nil || test.err == "" || !strings.Contains(err.Error(), test.err) {
+				t.Errorf("%s: %v", test.what, err)
+			}
+			continue
+		}
+		if over == nil && got.Sum() > got.Limit || over != nil && fmt.Sprint(over) != test.over || over == nil && test.over != "" {
+			t.Errorf("%s: %v exceed: %d of %d", test.what, over, got.Sum(), got.Limit)
+		}
+	}
+}

@@ -1,0 +1,357 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	alertsFile    = "../../deploy/monitoring/alerts.yaml"
+	alertsTests   = "../../deploy/monitoring/alerts_test.yaml"
+	dashboardFile = "../../deploy/monitoring/dashboard.json"
+	monitoringDoc = "../../docs/monitoring.md"
+)
+
+// alert is a rule of the alert file.
+type alert struct {
+	Alert, Expr, For string
+	Labels           map[string]string
+	Annotations      map[string]string
+}
+
+func readAlerts(t *testing.T) []alert {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Name  string
+			Rules []alert
+		}
+	}
+	if err := yaml.Unmarshal([]byte(readFile(t, alertsFile)), &file); err != nil {
+		t.Fatal(err)
+	}
+	var all []alert
+	for _, g := range file.Groups {
+		all = append(all, g.Rules...)
+	}
+	if len(all) == 0 {
+		t.Fatal("no alerts")
+	}
+	return all
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func promtool(t *testing.T, args ...string) {
+	t.Helper()
+	tool, err := exec.LookPath("promtool")
+	if err != nil {
+		t.Skip("promtool is not installed (Debian: apt-get install prometheus)")
+	}
+	if out, err := exec.Command(tool, args...).CombinedOutput(); err != nil {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+}
+
+// TestAlerts runs the alerts' own tests: when each fires, and when not.
+func TestAlerts(t *testing.T) {
+	tests := readFile(t, alertsTests)
+	for _, a := range readAlerts(t) {
+		fires := fmt.Sprintf(`alertname="%s",alertstate="firing"`, a.Alert)
+		if !strings.Contains(tests, fires) && !strings.Contains(tests, "alertname: "+a.Alert+"\n        exp_alerts") {
+			t.Errorf("%s: no test in which it fires", a.Alert)
+		}
+	}
+	promtool(t, "check", "rules", alertsFile)
+	promtool(t, "test", "rules", alertsTests)
+}
+
+// TestAlertsAreExplained: whoever is woken finds what to do.
+func TestAlertsAreExplained(t *testing.T) {
+	var anchors []string
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(readFile(t, monitoringDoc), -1) {
+		anchors = append(anchors, strings.ReplaceAll(strings.ToLower(heading[1]), " ", "-"))
+	}
+	for _, a := range readAlerts(t) {
+		if s := a.Labels["severity"]; !slices.Contains([]string{"info", "warning", "critical"}, s) {
+			t.Errorf("%s: severity %q", a.Alert, s)
+		}
+		if a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
+			t.Errorf("%s: no summary or no description", a.Alert)
+		}
+		anchor, ok := strings.CutPrefix(a.Annotations["runbook_url"], "https://github.com/weirlimit/weir/blob/main/docs/monitoring.md#")
+		if !ok || anchor != strings.ToLower(a.Alert) || !slices.Contains(anchors, anchor) {
+			t.Errorf("%s: runbook_url %q leads nowhere", a.Alert, a.Annotations["runbook_url"])
+		}
+	}
+}
+
+// dashboardQueries returns the queries of all panels by the panels' titles, with a value for each variable.
+func dashboardQueries(t *testing.T) map[string][]string {
+	t.Helper()
+	var board struct {
+		Panels []struct {
+			ID      int
+			Type    string
+			Title   string
+			GridPos struct{ X, Y, W, H int }
+			Targets []struct{ Expr string }
+		}
+		Templating struct {
+			List []struct{ Name, Definition string }
+		}
+	}
+	if err := json.Unmarshal([]byte(readFile(t, dashboardFile)), &board); err != nil {
+		t.Fatal(err)
+	}
+	variables := []string{"$__rate_interval", "5m"}
+	for _, v := range board.Templating.List {
+		variables = append(variables, "$"+v.Name, ".*")
+	}
+	fill := strings.NewReplacer(variables...)
+	queries := make(map[string][]string)
+	ids := make(map[int]bool)
+	for i, p := range board.Panels {
+		if ids[p.ID] {
+			t.Errorf("panel %q: its id %d is not its own", p.Title, p.ID)
+		}
+		ids[p.ID] = true
+		for _, q := range board.Panels[:i] {
+			a, b := p.GridPos, q.GridPos
+			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
+				t.Errorf("panels %q and %q overlap", p.Title, q.Title)
+			}
+		}
+		if p.Type != "row" && len(p.Targets) == 0 {
+			t.Errorf("panel %q asks for nothing", p.Title)
+		}
+		for _, target := range p.Targets {
+			query := fill.Replace(target.Expr)
+			if strings.Contains(query, "$") {
+				t.Errorf("panel %q: a variable that is not defined: %s", p.Title, query)
+			}
+			queries[p.Title] = append(queries[p.Title], query)
+		}
+	}
+	for _, v := range board.Templating.List {
+		if m := regexp.MustCompile(`^label_values\((.*), \w+\)$`).FindStringSubmatch(v.Definition); m != nil {
+			queries["variable "+v.Name] = []string{fill.Replace(m[1])}
+		}
+	}
+	if len(queries) < 20 {
+		t.Fatalf("only %d panels with queries", len(queries))
+	}
+	return queries
+}
+
+// TestDashboardParses has promtool parse every query of the dashboard.
+func TestDashboardParses(t *testing.T) {
+	type rule struct {
+		Record string `yaml:"record"`
+		Expr   string `yaml:"expr"`
+	}
+	var rules []rule
+	for _, queries := range dashboardQueries(t) {
+		for _, q := range queries {
+			rules = append(rules, rule{fmt.Sprintf("query:%d", len(rules)), q})
+		}
+	}
+	group := map[string]any{"name": "dashboard", "rules": rules}
+	data, err := yaml.Marshal(map[string]any{"groups": []any{group}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "rules.yaml")
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	promtool(t, "check", "rules", path)
+}
+
+// exposed is what a page of metrics shows: by name of a series, its labels and their values.
+type exposed map[string]map[string]map[string]bool
+
+// scrape reads the metrics page of a node.
+func scrape(t *testing.T, n *Node) exposed {
+	t.Helper()
+	_, text := get(t, n, "/metrics")
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := exposed{}
+	add := func(name string, pairs []*dto.LabelPair, more ...string) {
+		labels := page[name]
+		if labels == nil {
+			labels = make(map[string]map[string]bool)
+			page[name] = labels
+		}
+		for _, p := range pairs {
+			if labels[p.GetName()] == nil {
+				labels[p.GetName()] = make(map[string]bool)
+			}
+			labels[p.GetName()][p.GetValue()] = true
+		}
+		for _, name := range more {
+			labels[name] = map[string]bool{}
+		}
+	}
+	for name, f := range families {
+		for _, s := range f.Metric {
+			if f.GetType() == dto.MetricType_HISTOGRAM {
+				add(name+"_bucket", s.Label, "le")
+				add(name+"_sum", s.Label)
+				add(name+"_count", s.Label)
+				continue
+			}
+			add(name, s.Label)
+		}
+	}
+	return page
+}
+
+// elsewhere are series that a node shows only with some settings, or that Prometheus makes itself.
+var elsewhere = exposed{
+	"up": {},
+	"weir_certificate_expiry_timestamp_seconds": {"use": {}},
+	"weir_access_denied_total":                  {"listener": {}, "reason": {}},
+	"weir_security_reloads_total":               {"file": {}, "result": {"taken": true, "rejected": true}},
+	"weir_security_file_valid":                  {"file": {}},
+	"weir_envoy_configuration_valid":            {},
+	"weir_envoy_hits_total":                     {"descriptor": {}, "result": {"within_limit": true, "over_limit": true, "shadow_mode": true}},
+}
+
+// targetLabels are what Prometheus adds to every series of a target.
+var targetLabels = []string{"job", "instance", "namespace"}
+
+var (
+	inBrackets = regexp.MustCompile(`\[[^\]]*\]`)
+	inQuotes   = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+	grouping   = regexp.MustCompile(`\b(by|on|ignoring|without)\s*\(([^)]*)\)`)
+	selector   = regexp.MustCompile(`\b([a-zA-Z_:][a-zA-Z0-9_:]*)\s*(\{[^}]*\}|\()?`)
+	matcher    = regexp.MustCompile(`(\w+)\s*(=~|!~|!=|=)\s*"((?:[^"\\]|\\.)*)"`)
+	operators  = []string{"and", "or", "unless", "bool", "offset", "group_left", "group_right"}
+)
+
+// mistakes says what a query asks for that is not there.
+func (page exposed) mistakes(query string) []string {
+	var wrong []string
+	query = inBrackets.ReplaceAllString(query, "")
+	var grouped []string
+	for _, m := range grouping.FindAllStringSubmatch(query, -1) {
+		for label := range strings.SplitSeq(m[2], ",") {
+			grouped = append(grouped, strings.TrimSpace(label))
+		}
+	}
+	query = grouping.ReplaceAllString(query, "")
+	known := slices.Clone(targetLabels)
+	for _, m := range selector.FindAllStringSubmatch(query, -1) {
+		name, rest := m[1], m[2]
+		if rest == "(" || slices.Contains(operators, name) {
+			continue
+		}
+		labels, ok := page[name]
+		if !ok {
+			wrong = append(wrong, "no metric "+name)
+			continue
+		}
+		known = slices.AppendSeq(known, maps.Keys(labels))
+		for _, l := range matcher.FindAllStringSubmatch(rest, -1) {
+			label, op, value := l[1], l[2], l[3]
+			values, ok := labels[label]
+			switch {
+			case slices.Contains(targetLabels, label):
+			case !ok:
+				wrong = append(wrong, name+" has no label "+label)
+			case op == "=" && len(values) > 0 && !values[value]:
+				wrong = append(wrong, fmt.Sprintf("%s has no %s %q", name, label, value))
+			}
+		}
+		if left := inQuotes.ReplaceAllString(rest, ""); strings.Count(left, "=")+strings.Count(left, "!~") != len(matcher.FindAllString(rest, -1)) {
+			wrong = append(wrong, "cannot read "+rest)
+		}
+	}
+	for _, label := range grouped {
+		if !slices.Contains(known, label) {
+			wrong = append(wrong, "no label "+label)
+		}
+	}
+	return wrong
+}
+
+// TestMonitoringAsksForWhatThereIs: every metric and label in an alert or on the dashboard is one that a node shows, and
+// the documentation has all of them and no other.
+func TestMonitoringAsksForWhatThereIs(t *testing.T) {
+	n := mustStart(t, testConfig(t, "a"))
+	awaitSettled(t, n)
+	check(t, n, "alice")
+	page := scrape(t, n)
+	shown := maps.Clone(page)
+	maps.Copy(page, elsewhere)
+	for _, a := range readAlerts(t) {
+		for _, wrong := range page.mistakes(a.Expr) {
+			t.Errorf("alert %s: %s", a.Alert, wrong)
+		}
+	}
+	for title, queries := range dashboardQueries(t) {
+		for _, q := range queries {
+			for _, wrong := range page.mistakes(q) {
+				t.Errorf("panel %q: %s", title, wrong)
+			}
+		}
+	}
+	doc := readFile(t, monitoringDoc)
+	base := regexp.MustCompile(`_(bucket|sum|count)$`)
+	for name := range shown {
+		if b := base.ReplaceAllString(name, ""); page[b+"_bucket"] != nil {
+			name = b
+		}
+		if strings.HasPrefix(name, "weir_") && !strings.Contains(doc, "`"+name) {
+			t.Errorf("%s is not in docs/monitoring.md", name)
+		}
+	}
+	for _, name := range regexp.MustCompile(`\bweir_[a-z_]+\b`).FindAllString(doc, -1) {
+		if page[name] == nil && page[name+"_bucket"] == nil {
+			t.Errorf("docs/monitoring.md has %s, which there is not", name)
+		}
+	}
+}
+
+// TestMistakes: the check above finds what is wrong.
+func TestMistakes(t *testing.T) {
+	page := exposed{"weir_keys": {}, "weir_requests_total": {"result": {"allowed": true}, "policy": {}}}
+	for query, want := range map[string]string{
+		`sum by (job, policy) (rate(weir_requests_total{result="allowed",job=~".*"}[5m])) > 3 * 1e3`: "",
+		`weir_keys and on (instance) weir_requests_total{result=~"any|thing"} offset 5m`:             "",
+		`weir_key > 1`: "no metric weir_key",
+		`rate(weir_requests_total{result="no"}[5m])`: `weir_requests_total has no result "no"`,
+		`weir_requests_total{verdict="allowed"}`:     "weir_requests_total has no label verdict",
+		`sum by (result) (weir_keys)`:                "no label result",
+		`weir_keys{a=b}`:                             "cannot read {a=b}",
+	} {
+		if got := strings.Join(page.mistakes(query), ", "); got != want {
+			t.Errorf("%s: %q, want %q", query, got, want)
+		}
+	}
+}

@@ -1,0 +1,902 @@
+// Package node assembles a node: it builds what listens and what decides from one configuration, runs it, tells when it is ready,
+// reads files again that have changed, and hands everything over before it stops.
+//
+// It does not read flags, the environment or signals, and does not set what belongs to the process, such as its memory limit.
+package node
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/health"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
+	"github.com/weirlimit/weir/cluster/ownership"
+	grpcapi "github.com/weirlimit/weir/gateway/grpc"
+	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/gateway/resp"
+	"github.com/weirlimit/weir/internal/connbuf"
+	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/tracing"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/rpc/peer"
+	"github.com/weirlimit/weir/rpc/replica"
+	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// port is a port to listen on.
+type Port int
+
+const (
+	PortAny Port = 0  // any free one
+	PortOff Port = -1 // none: the service is off
+)
+
+// Config is what a node is started with.
+type Config struct {
+	Version                                  string // of the program, as the node tells it
+	Name, Bind, Advertise                    string
+	HTTPPort, GRPCPort, GossipPort, PeerPort Port
+	RESPPort                                 *Port // for the Redis protocol; nil: off
+	DebugPort                                *Port // for profiles, on loopback; nil: off
+	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
+	Join                                     []string
+	HTTPHosts                                []string // names in Host headers, besides addresses and localhost
+	ForwardAuthHeaders                       []string // names of header fields
+	TrustedProxies                           []string // prefixes or addresses
+	Voters                                   []string // names: none, 1, 3 or 5
+	MaxMembers                               int      // of the cluster; 0: cluster.DefaultMaxMembers
+	PolicyFile                               string   // empty: Policies
+	Envoy                                    Envoy
+	Policies                                 *policy.Set
+	Security                                 Security
+	Limits                                   Limits
+	Memory                                   memory.Budget // zero: of the memory that the process may use
+	UnknownPolicy                            limiter.Unknown
+	MaxKeys                                  int64 // 0: no bound
+	MaxMemory                                int64 // bytes for state; 0: as Memory says; -1: no bound
+	MaxRequestIDs                            int
+	NoInline                                 bool
+	InlineMaxWindow                          time.Duration // these three as in limiter.Config
+	InlineMaxKeys, InlineMaxMemory           int64
+	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
+	TraceSample                              float64 // share of calls traced whose callers do not say
+	TraceCallerRate                          float64 // calls a second traced whose callers say so
+	Timeout, Grace                           time.Duration
+	Logger                                   *slog.Logger
+}
+
+// node is one running node: everything that listens, and what it stands on.
+type Node struct {
+	cfg      Config
+	limits   Limits
+	log      *slog.Logger
+	started  time.Time
+	hashKey  ring.HashKey // zero in a cluster without a secret
+	settings uint64       // fingerprint of the ring's settings
+
+	listeners   struct{ http, grpc, peer, resp, debug *ingress.Listener } // nil where off
+	cluster     *cluster.Cluster                                          // nil: a node alone for good
+	limiter     *limiter.Limiter
+	keeper      *keeper.Keeper
+	peers       *peer.Forwarder
+	messenger   *replica.Messenger
+	watcher     *policy.Watcher // nil without a policy file
+	envoy       envoyFrontEnd
+	metrics     *metrics.Metrics
+	tracer      *tracing.Tracer // nil: no traces
+	security    *security
+	forwardAuth httpapi.ForwardAuth
+	buffers     *connbuf.Bound // of callers' connections
+	health      *health.Server
+
+	httpServer  *http.Server
+	callers     *grpcapi.Server
+	grpcServer  *grpc.Server
+	peerServer  *grpc.Server
+	peerService *peer.Server // of peerServer
+	respServer  *resp.Server
+	debugServer *http.Server
+
+	built    chan struct{}          // closed once the fields above are set
+	settled  chan struct{}          // closed once the node is ready
+	awaited  atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
+	phase    atomic.Int32           // one of the constants below
+	failed   chan error
+	ctx      context.Context
+	cancel   context.CancelFunc
+	work     sync.WaitGroup
+	stopOnce sync.Once
+}
+
+// The phases of a node's life. None comes back.
+const (
+	phaseStarting int32 = iota
+	phaseReady
+	phaseStopping
+)
+
+// Start starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
+// error names the flag that is to blame, and leaves nothing running.
+func Start(ctx context.Context, cfg Config) (n *Node, err error) {
+	n = &Node{
+		cfg: cfg, log: cfg.Logger, started: time.Now(),
+		built: make(chan struct{}), settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
+	}
+	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	if n.cfg.Memory == (memory.Budget{}) {
+		n.cfg.Memory = memory.Own()
+	}
+	fitted, over, err := cfg.Limits.fitted(n.cfg.Memory, cfg.MaxMemory)
+	if err != nil {
+		return n, err
+	}
+	if n.cfg.Memory = fitted; cfg.MaxMemory == 0 {
+		n.cfg.MaxMemory = fitted.State
+	}
+	if len(over) > 0 {
+		n.log.Warn("memory bounds exceed the limit", "flags", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
+	}
+	n.limits = newLimits(cfg.Limits, n.cfg.Memory)
+	defer func() {
+		if err != nil {
+			n.Stop()
+		}
+	}()
+	if cfg.Bind == "" {
+		// Listeners would take it for all addresses of the host.
+		return n, errors.New("--bind: is empty: give an IP address; 0.0.0.0 stands for all of this host")
+	}
+	// Before anything is opened, so that a name that is wrong is not blamed on a port; and for a node alone, too.
+	if err := n.clusterConfig().Validate(); err != nil {
+		return n, err
+	}
+	if err := checkHosts(cfg.HTTPHosts); err != nil {
+		return n, fmt.Errorf("--http-hosts: %w", err)
+	}
+	if n.forwardAuth, err = cfg.forwardAuth(); err != nil {
+		return n, err
+	}
+	if cfg.GossipPort == PortOff && len(cfg.Join) > 0 {
+		return n, errors.New("--join: needs a gossip port: give --gossip-port")
+	}
+	if cfg.GossipPort == PortOff && len(cfg.Voters) > 0 && !slices.Equal(cfg.Voters, []string{cfg.Name}) {
+		return n, errors.New("--voters: a node without gossip reaches no other voter: give --gossip-port, or --voters with its own name alone")
+	}
+	if cfg.GossipPort != PortOff && cfg.PeerPort == PortOff {
+		return n, errors.New("--peer-port: nodes that gossip forward to one another: give it, or turn --gossip-port off too")
+	}
+	if err := cfg.checkOpen(); err != nil {
+		return n, err
+	}
+	if n.security, err = openSecurity(cfg.Security, n.log); err != nil {
+		return n, err
+	}
+	policies := cfg.Policies
+	if cfg.PolicyFile != "" {
+		n.watcher, err = policy.Watch(cfg.PolicyFile, policy.WatchConfig{
+			Check: n.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRefused,
+		})
+		if err != nil {
+			return n, fmt.Errorf("--policies: %w", err)
+		}
+		policies = n.watcher.Current()
+	} else if err := n.checkPolicies(policies); err != nil {
+		return n, err
+	}
+	if err := n.openEnvoy(); err != nil {
+		return n, err
+	}
+	switch {
+	case cfg.Security.SecretFile != "":
+		if n.hashKey, err = readSecret(cfg.Security.SecretFile); err != nil {
+			return n, err
+		}
+	case cfg.GossipPort == PortOff:
+		n.hashKey = ring.RandomHashKey() // no other node has to have the same
+	}
+	n.settings = ring.SettingsFingerprint(n.hashKey)
+	n.buffers = connbuf.New(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymous+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
+		n.security.refusals.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
+	})
+	for _, l := range []struct {
+		flag string
+		port Port
+		to   **ingress.Listener
+	}{
+		{"--http-port", cfg.HTTPPort, &n.listeners.http},
+		{"--grpc-port", cfg.GRPCPort, &n.listeners.grpc},
+		{"--peer-port", cfg.PeerPort, &n.listeners.peer},
+	} {
+		if *l.to, err = n.listen(l.flag, l.port); err != nil {
+			return n, err
+		}
+	}
+	if cfg.RESPPort != nil {
+		if n.listeners.resp, err = n.listen("--resp-port", *cfg.RESPPort); err != nil {
+			return n, err
+		}
+	}
+	if cfg.DebugPort != nil {
+		if n.listeners.debug, err = listenDebug(*cfg.DebugPort); err != nil {
+			return n, err
+		}
+	}
+	n.security.warn(cfg)
+	if cfg.GossipPort != PortOff {
+		if n.cluster, err = n.join(policies); err != nil {
+			return n, err
+		}
+	}
+	n.peers = peer.NewForwarder(peer.ForwarderConfig{
+		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
+		Observe:     func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
+		Credentials: n.security.peerClient(),
+	})
+	n.messenger = replica.NewMessenger(replica.MessengerConfig{
+		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
+		Receive: func(list []ownership.Envelope) { n.keeper.Receive(list) }, Logger: n.log,
+		Credentials: n.security.peerClient(),
+	})
+	if n.tracer, err = n.trace(); err != nil {
+		return n, err
+	}
+	clock, leases := clocks()
+	work := limiter.Config{
+		Clock: clock, BootClock: leases, Urgent: func(p int) { n.keeper.Urgent(p) },
+		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
+		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
+		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: max(n.cfg.MaxMemory, 0),
+		MaxRequestIDs: cfg.MaxRequestIDs, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
+	}
+	if n.tracer != nil {
+		work.Tracer = n.tracer
+	}
+	n.limiter = limiter.New(work)
+	n.keeper = keeper.New(keeper.Config{
+		Core: ownership.Config{
+			Self: n.self(), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
+		},
+		Sender: n.messenger, Now: clock, Boot: leases, Version: n.limiter.Version, Logger: n.log,
+	})
+	n.metrics = metrics.New(metrics.Config{
+		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
+		Happened: n.keeper.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
+		Collectors: append(n.envoyCollectors(), n.security.metrics),
+	})
+	close(n.built)
+	n.serve()
+	n.work.Go(n.settle)
+	if n.cluster != nil {
+		n.work.Go(n.follow)
+		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.keeper.SetView) })
+		n.work.Go(n.followKeyFile)
+	} else {
+		n.keeper.SetView(aloneView(n.self()))
+	}
+	return n, nil
+}
+
+// listen opens a TCP port.
+func (n *Node) listen(flag string, p Port) (*ingress.Listener, error) {
+	if p == PortOff {
+		return nil, nil
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(n.cfg.Bind, strconv.Itoa(int(p))))
+	if err != nil && n.cfg.AnyPortIfTaken && p != PortAny {
+		return n.listen(flag, PortAny)
+	}
+	switch {
+	case err == nil:
+		name := strings.TrimSuffix(strings.TrimPrefix(flag, "--"), "-port")
+		if name != "peer" {
+			l = n.buffers.Listener(l)
+		}
+		return ingress.NewListener(l, n.limits.listener(name, n.security)), nil
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", flag, err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("--bind: %w: give an address of this host; 0.0.0.0 stands for all of them", err)
+	}
+	return nil, fmt.Errorf("%s: %w", flag, err)
+}
+
+// clusterConfig is what a node says to its cluster of itself, before it has opened a port.
+func (n *Node) clusterConfig() cluster.Config {
+	return cluster.Config{
+		Name: n.cfg.Name, Bind: n.cfg.Bind, GossipPort: max(int(n.cfg.GossipPort), 0), Advertise: n.cfg.Advertise,
+		Join: n.cfg.Join, Logger: n.log, MaxMembers: n.cfg.MaxMembers,
+	}
+}
+
+// identify asks the process at a peer address who it is.
+func (n *Node) identify(ctx context.Context, addr string) (cluster.Identity, error) {
+	r, err := peer.Identify(ctx, addr, n.security.peerClient())
+	if err != nil {
+		return cluster.Identity{}, err
+	}
+	return cluster.Identity{
+		Name: r.Name, Boot: r.Boot, State: cluster.State(r.State), Settings: r.RingSettings, Voters: r.Voters,
+		GossipPort: uint16(r.GossipPort), HTTPPort: uint16(r.HttpPort), GRPCPort: uint16(r.GrpcPort),
+	}, nil
+}
+
+// identity tells who this node is, to others that ask. A node alone for good is nobody's member.
+func (n *Node) identity() *peerv1.IdentifyResponse {
+	if n.cluster == nil {
+		return &peerv1.IdentifyResponse{}
+	}
+	id := n.cluster.Identity()
+	return &peerv1.IdentifyResponse{
+		Name: id.Name, Boot: id.Boot, State: uint32(id.State), RingSettings: id.Settings, Voters: id.Voters,
+		GossipPort: uint32(id.GossipPort), HttpPort: uint32(id.HTTPPort), GrpcPort: uint32(id.GRPCPort),
+	}
+}
+
+// join starts the gossip.
+func (n *Node) join(policies *policy.Set) (*cluster.Cluster, error) {
+	c := n.clusterConfig()
+	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
+	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
+	c.Refused = func(reason string) { n.security.metrics.Denied("gossip", reason) }
+	c.Identify = n.identify
+	return cluster.Start(c)
+}
+
+func portOf(l *ingress.Listener) int {
+	if l == nil {
+		return 0
+	}
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// shortHash is the policies' hash as gossip carries it.
+func shortHash(s *policy.Set) uint32 {
+	b, err := hex.DecodeString(s.Hash())
+	if err != nil || len(b) < 4 {
+		return 0
+	}
+	return binary.BigEndian.Uint32(b)
+}
+
+// serve starts everything that listens.
+func (n *Node) serve() {
+	// A server that stops waits for callers that have begun to connect: gRPC's own bound is 2 min.
+	handshake := grpc.ConnectionTimeout(5 * time.Second)
+	budget := n.cfg.Memory
+	requests := memory.NewGate(budget.Calls)
+	if n.listeners.peer != nil {
+		calls := ingress.NewCalls(ingress.CallsConfig{
+			FirstMessage: n.limits.FirstMessage, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
+		})
+		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
+			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(transport.Codec()))...)
+		services := calls.Registrar(n.peerServer)
+		n.peerService = peer.NewServer(peer.ServerConfig{
+			MaxReplies: budget.Replies,
+			Self:       n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
+			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
+		})
+		peerv1.RegisterPeerServer(services, n.peerService)
+		peerv1.RegisterOwnershipServer(services, n.messenger)
+		peerv1.RegisterGossipKeysServer(services, peerKeys{n: n})
+		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
+	}
+	if n.listeners.grpc != nil {
+		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
+			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
+			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
+		})
+		calls := ingress.NewCalls(ingress.CallsConfig{
+			Authorize: n.security.authorizeGRPC, MaxAnonymous: n.limits.MaxAnonymous, FirstMessage: n.limits.FirstMessage,
+			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
+			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.callerName(),
+		})
+		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, stayStream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
+			grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(wire.CodecFrom(n.buffers)), experimental.BufferPool(n.buffers),
+			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
+			// minutes would cut them off for it.
+			grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+			grpc.ChainStreamInterceptor(n.endWithNode, n.callers.EndUnread), grpc.ChainUnaryInterceptor(n.unaryInterceptors()...),
+		)...)
+		services := calls.Registrar(n.grpcServer)
+		n.callers.Register(services)
+		weirv1.RegisterAdminServer(services, &admin{n: n})
+		if s := n.envoyService("grpc"); s != nil {
+			s.Register(services)
+		}
+		healthv1.RegisterHealthServer(services, n.health)
+		reflection.Register(n.grpcServer)
+		n.setHealth(false)
+		n.work.Go(func() { n.served("grpc", n.grpcServer.Serve(n.listeners.grpc)) })
+	}
+	if n.listeners.http != nil {
+		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
+			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
+			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
+			Policies: n.listPolicies, Metrics: n.metrics.Handler(), JSON: n.envoyJSON(),
+			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
+			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
+		})), n.log))
+		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
+	}
+	if n.listeners.resp != nil {
+		n.respServer = resp.New(resp.Config{
+			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Tokens: n.security.access != nil,
+			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessage,
+			Requests: requests, Buffers: n.buffers,
+			Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
+			Suspicious: func(from net.Addr) {
+				n.security.refusals.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")
+			},
+		})
+		n.work.Go(func() { n.served("resp", n.respServer.Serve(n.listeners.resp)) })
+	}
+	if n.listeners.debug != nil {
+		n.serveDebug()
+	}
+}
+
+// endWithNode has streams end when the node does: whoever watches its health would otherwise keep it from stopping until
+// the grace time is over.
+func (n *Node) endWithNode(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(n.ctx, cancel)()
+	return handle(srv, streamUntil{stream, ctx})
+}
+
+// streamUntil is a stream with another context.
+type streamUntil struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context implements grpc.ServerStream.
+func (s streamUntil) Context() context.Context { return s.ctx }
+
+// served reports that a server ended, unless it was told to.
+func (n *Node) served(what string, err error) {
+	if err != nil && n.ctx.Err() == nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, grpc.ErrServerStopped) {
+		n.fail(fmt.Errorf("%s server: %w", what, err))
+	}
+}
+
+func (n *Node) fail(err error) {
+	select {
+	case n.failed <- err:
+	default: // one reason to stop is enough
+	}
+}
+
+// Failed tells why the node cannot go on.
+func (n *Node) Failed() <-chan error { return n.failed }
+
+// Settled is closed once the node has become ready.
+func (n *Node) Settled() <-chan struct{} { return n.settled }
+
+// patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
+// view, must not hold it up for ever. But as long as more and more partitions come, it waits: who restarts nodes one by one
+// takes one that is ready for one that holds its share.
+const patience = 10 * time.Second
+
+// waiting is how far a node has got in that. The zero value has not begun.
+type waiting struct {
+	until time.Time
+	held  int // the most partitions so far
+}
+
+// enough takes in how things stand, and reports whether the node has waited long enough.
+func (w *waiting) enough(now time.Time, member bool, held int) bool {
+	if !member || held > w.held || w.until.IsZero() {
+		w.until, w.held = now.Add(patience), max(held, w.held)
+	}
+	return now.After(w.until)
+}
+
+// settle makes the node ready once it is a member, every other member sees the ring as it does, and the partitions that
+// are its own have come; and a voter once it votes again, because who restarts nodes one by one waits for each to be
+// ready, and without a majority strict policies are decided nowhere.
+func (n *Node) settle() {
+	var w waiting
+	for {
+		what := n.awaits(n.ctx)
+		if what == "" {
+			break
+		}
+		n.awaited.Store(&what)
+		active, _ := n.joined()
+		st, _ := n.keeper.Status()
+		if w.enough(time.Now(), active, st.Held) {
+			n.log.Warn("ready all the same", "though", what)
+			break
+		}
+		if !pause(n.ctx) {
+			return
+		}
+	}
+	if !n.phase.CompareAndSwap(phaseStarting, phaseReady) {
+		return // it is stopping already
+	}
+	n.setHealth(true)
+	close(n.settled)
+	n.log.Info("ready", "name", n.cfg.Name)
+}
+
+// awaits says what this node has to wait for before it is ready; nothing when that is empty.
+func (n *Node) awaits(ctx context.Context) string {
+	switch active, detail := n.joined(); {
+	case !active:
+		return detail
+	case !n.keeper.Settled():
+		return "waiting for the partitions that are to move"
+	case !n.votes():
+		return "waiting until this voter votes again"
+	case !n.inStep(ctx):
+		return "waiting until all members see the same ring"
+	}
+	return ""
+}
+
+// votes reports whether this node does what others need it for as a voter, as far as it ever will: a voter that has
+// started first lets all that it may have granted before run out, which takes three seconds. Without strict policies
+// nobody needs it, and without a majority of the voters there is nothing to wait for.
+func (n *Node) votes() bool {
+	if len(n.limiter.Policies().NeedVoters()) == 0 || !slices.Contains(n.cfg.Voters, n.cfg.Name) {
+		return true
+	}
+	present := 0
+	for _, name := range n.cfg.Voters {
+		if v := n.view(); v == nil || v.Member(name) != nil {
+			present++
+		}
+	}
+	st, ok := n.keeper.Status()
+	return !ok || st.Voting || present <= len(n.cfg.Voters)/2
+}
+
+// pause waits a moment before something is looked at again. It returns false at once when ctx is done.
+func pause(ctx context.Context) bool {
+	select {
+	case <-time.After(25 * time.Millisecond):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// joined reports whether this node is an active member, or why not.
+func (n *Node) joined() (bool, string) {
+	if n.cluster == nil {
+		return true, ""
+	}
+	return n.cluster.Ready()
+}
+
+// inStep reports whether all other active members have the same ring as this node.
+func (n *Node) inStep(ctx context.Context) bool {
+	v := n.view()
+	if v == nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	want := v.Ring.Fingerprint()
+	active := func(m *cluster.Member) bool { return m.State == cluster.Active }
+	for _, answer := range n.inspectOthers(ctx, v, active) {
+		if answer.response == nil || answer.response.Ring != want {
+			return false
+		}
+	}
+	return n.view().Ring.Fingerprint() == want
+}
+
+// follow keeps the connections to peers in step with the membership until the node stops.
+func (n *Node) follow() {
+	for {
+		v := n.cluster.View()
+		lives := func(p ownership.Node) bool {
+			m := v.Member(p.Name)
+			return m != nil && m.Boot == p.Boot
+		}
+		n.peers.Retain(lives)
+		n.messenger.Retain(lives)
+		select {
+		case <-v.Replaced():
+		case err := <-n.cluster.Fatal():
+			n.fail(err)
+			return
+		case <-n.ctx.Done():
+			return
+		}
+	}
+}
+
+// setHealth answers gRPC's health protocol.
+func (n *Node) setHealth(serving bool) {
+	status := healthv1.HealthCheckResponse_NOT_SERVING
+	if serving {
+		status = healthv1.HealthCheckResponse_SERVING
+	}
+	n.health.SetServingStatus("", status)
+	n.health.SetServingStatus(weirv1.Limiter_ServiceDesc.ServiceName, status)
+}
+
+// Stop leaves the cluster and ends everything: within the grace time and what it takes to say goodbye, about a second.
+// It may be called more than once, and returns when all has ended.
+func (n *Node) Stop() {
+	n.stopOnce.Do(n.stop)
+}
+
+func (n *Node) stop() {
+	n.phase.Store(phaseStopping)
+	n.health.Shutdown() // for good: settle may be about to say that all is well
+	ctx, done := context.WithTimeout(context.Background(), n.cfg.Grace)
+	defer done()
+	if n.cluster != nil {
+		// First of all, so that the others stop sending while this node still answers.
+		n.leave(ctx)
+	}
+	if n.keeper != nil && n.cluster != nil {
+		n.handOver(ctx)
+	}
+	n.cancel()
+	var servers sync.WaitGroup // side by side, so that neither uses up the other's time
+	if n.httpServer != nil {
+		servers.Go(func() {
+			defer n.listeners.http.Hush().Stop()
+			if err := n.httpServer.Shutdown(ctx); err != nil {
+				n.log.Warn("requests cut off", "error", err)
+				_ = n.httpServer.Close() // what is left is cut off, as said
+			}
+		})
+	}
+	if n.grpcServer != nil {
+		servers.Go(func() {
+			defer n.listeners.grpc.Hush().Stop()
+			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
+			n.grpcServer.GracefulStop()
+			n.callers.Close()
+		})
+	}
+	if n.respServer != nil {
+		servers.Go(func() {
+			_ = n.listeners.resp.Close() // an error shows when the server ends
+			if err := n.respServer.Shutdown(ctx); err != nil {
+				n.log.Warn("connections cut off", "listener", "resp", "error", err)
+			}
+		})
+	}
+	servers.Wait()
+	if n.peerService != nil {
+		n.peerService.Drain(ctx) // what was handed on for other nodes, while it was this one's
+	}
+	if n.messenger != nil {
+		n.messenger.Close()
+	}
+	if n.peers != nil {
+		n.peers.Close() // before the server, whose handlers may wait for what they handed on
+	}
+	if n.peerServer != nil {
+		hush := n.listeners.peer.Hush()
+		n.peerServer.Stop() // streams between nodes never end by themselves
+		hush.Stop()
+	}
+	closeFiles(n.files(), n.log)
+	if n.keeper != nil {
+		n.keeper.Close()
+	}
+	if n.limiter != nil {
+		n.limiter.Close()
+	}
+	n.closeTracer()
+	if n.cluster != nil {
+		if err := n.cluster.Close(); err != nil {
+			n.log.Warn("gossip close failed", "error", err)
+		}
+	}
+	if n.security != nil {
+		n.security.closeAudit()
+	}
+	if n.debugServer != nil {
+		_ = n.debugServer.Close() // last, so that stopping can be looked at
+	}
+	n.work.Wait()
+	for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.resp, n.listeners.debug} {
+		if l != nil {
+			_ = l.Close() // for a node that never came to serve; otherwise closed already
+		}
+	}
+}
+
+// leave takes this node out of the ring, and waits a little until the others have done so too: what they still send
+// until then would go unanswered.
+func (n *Node) leave(ctx context.Context) {
+	active, _ := n.joined()
+	if err := n.cluster.Leave(ctx); err != nil {
+		n.log.Warn("cluster leave failed", "error", err)
+		return
+	}
+	if !active {
+		return // nobody sends to a node that never was in the ring
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for !n.inStep(ctx) && pause(ctx) {
+	}
+}
+
+// Reload reads the policy file, and those that access depends on, again at once.
+func (n *Node) Reload() {
+	for _, f := range n.files() {
+		f.Reload()
+	}
+	n.security.reopenAudit()
+}
+
+// checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.
+func (n *Node) checkPolicies(set *policy.Set) error {
+	if len(n.cfg.Voters) > 0 {
+		return nil
+	}
+	if strict := set.NeedVoters(); len(strict) > 0 {
+		return strict
+	}
+	return nil
+}
+
+// policiesChanged and policiesRefused are called by the watcher, whose goroutine is there before what they work on.
+func (n *Node) policiesChanged(set *policy.Set) {
+	if !n.isBuilt() {
+		return
+	}
+	n.limiter.SetPolicies(set)
+	n.metrics.Reloaded(true)
+	if n.cluster != nil {
+		n.cluster.SetPolicyHash(shortHash(set))
+	}
+	n.log.Info("policies changed", "policies", len(set.Policies()), "hash", set.Hash())
+}
+
+func (n *Node) policiesRefused(err error) {
+	if !n.isBuilt() {
+		return
+	}
+	n.metrics.Reloaded(false)
+	n.log.Error("policy file rejected, previous policies stay in force", "error", err)
+}
+
+// isBuilt waits until the node is built, and reports whether it ever was.
+func (n *Node) isBuilt() bool {
+	select {
+	case <-n.built:
+		return true
+	case <-n.ctx.Done():
+		return false
+	}
+}
+
+// policyError says why the policy file as it is now is not in force, or is empty.
+func (n *Node) policyError() string {
+	if n.watcher == nil || n.watcher.Err() == nil {
+		return ""
+	}
+	return n.watcher.Err().Error()
+}
+
+// view is the membership, nil for a node alone for good.
+func (n *Node) view() *cluster.View {
+	if n.cluster == nil {
+		return nil
+	}
+	return n.cluster.View()
+}
+
+func (n *Node) self() ownership.Node {
+	v := n.view()
+	if v == nil {
+		return ownership.Node{Name: n.cfg.Name}
+	}
+	return ownership.Node{Name: v.Self.Name, Boot: v.Self.Boot}
+}
+
+func (n *Node) peerAddress(p ownership.Node) (string, bool) {
+	m := n.cluster.View().Member(p.Name)
+	if m == nil || m.Boot != p.Boot || m.PeerAddr == "" {
+		return "", false
+	}
+	return m.PeerAddr, true
+}
+
+// isReady reports whether the node has settled and is not stopping.
+func (n *Node) isReady() bool { return n.phase.Load() == phaseReady }
+
+// Ready tells whether the node is ready for traffic, why not, or what an operator should know all the same.
+func (n *Node) Ready() (bool, string) {
+	joined, detail := n.joined()
+	var details []string
+	switch phase := n.phase.Load(); {
+	case detail != "":
+		details = append(details, detail)
+	case phase == phaseStarting:
+		if what := n.awaited.Load(); what != nil {
+			details = append(details, *what)
+		}
+	case phase == phaseStopping:
+		details = append(details, "stopping")
+	}
+	for _, f := range n.files() {
+		if err := f.Err(); err != nil {
+			details = append(details, f.what()+" rejected: "+err.Error())
+		}
+	}
+	return joined && n.isReady(), strings.Join(details, "; ")
+}
+
+// GossipAddr, HTTPAddr, GRPCAddr and RESPAddr are the addresses that the node has, with the ports that it really listens on; empty where
+// one is off.
+func (n *Node) GossipAddr() string {
+	if v := n.view(); v != nil {
+		return v.Self.GossipAddr
+	}
+	return ""
+}
+
+// HTTPAddr is described with GossipAddr.
+func (n *Node) HTTPAddr() string { return addrOf(n.listeners.http) }
+
+// GRPCAddr is described with GossipAddr.
+func (n *Node) GRPCAddr() string { return addrOf(n.listeners.grpc) }
+
+// RESPAddr is described with GossipAddr.
+func (n *Node) RESPAddr() string { return addrOf(n.listeners.resp) }
+
+// Policies are those in force.
+func (n *Node) Policies() *policy.Set { return n.limiter.Policies() }
+
+// Name is the node's name.
+func (n *Node) Name() string { return n.cfg.Name }
+
+// ReadyLine is what a node prints when it is up, with the ports it really has.
+func (n *Node) ReadyLine() string {
+	line := fmt.Sprintf("weir ready name=%s http=%s grpc=%s gossip=%s peer=%s",
+		n.cfg.Name, n.HTTPAddr(), n.GRPCAddr(), n.GossipAddr(), addrOf(n.listeners.peer))
+	if n.listeners.resp != nil {
+		line += " resp=" + n.RESPAddr()
+	}
+	return line
+}
+
+func addrOf(l *ingress.Listener) string {
+	if l == nil {
+		return ""
+	}
+	return l.Addr().String()
+}

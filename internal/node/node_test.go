@@ -1,0 +1,475 @@
+package node
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+const onePolicy = "policies:\n  - {name: login, algorithm: sliding_log, limit: %d, window: 1m}\n"
+
+// strictPolicy can only be decided by nodes with voters.
+const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}\n"
+
+// testConfig is a node on free loopback ports.
+func testConfig(t *testing.T, name string) Config {
+	return Config{
+		Name: name, Bind: "127.0.0.1", PolicyFile: testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)),
+		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+	}
+}
+
+func mustStart(t *testing.T, cfg Config) *Node {
+	t.Helper()
+	n, err := Start(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(n.Stop)
+	return n
+}
+
+func awaitSettled(t *testing.T, nodes ...*Node) {
+	t.Helper()
+	for _, n := range nodes {
+		select {
+		case <-n.Settled():
+		case err := <-n.Failed():
+			t.Fatal(err)
+		case <-time.After(20 * time.Second):
+			_, why := n.Ready()
+			t.Fatalf("%s is not ready: %s", n.cfg.Name, why)
+		}
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(10 * time.Second); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for: %s", what)
+		}
+	}
+}
+
+// leavesNothing fails the test when, after f, goroutines are left that were not there before.
+func leavesNothing(t *testing.T, f func()) {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	f()
+	http.DefaultClient.CloseIdleConnections()
+	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			stacks := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}
+
+func wantFree(t *testing.T, addrs ...string) {
+	t.Helper()
+	for _, a := range addrs {
+		l, err := net.Listen("tcp", a)
+		if err != nil {
+			t.Errorf("still taken: %v", err)
+			continue
+		}
+		l.Close()
+	}
+}
+
+func get(t *testing.T, n *Node, path string) (int, string) {
+	t.Helper()
+	resp, err := http.Get("http://" + addrOf(n.listeners.http) + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+func check(t *testing.T, n *Node, key string) limit.Decision {
+	t.Helper()
+	r, err := n.limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "login", Key: key}, Cost: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r[0].Err != nil {
+		t.Fatal(r[0].Err)
+	}
+	return r[0].Decision
+}
+
+func TestTwoNodes(t *testing.T) {
+	leavesNothing(t, func() {
+		a := mustStart(t, testConfig(t, "a"))
+		cfg := testConfig(t, "b")
+		cfg.Join = []string{a.view().Self.GossipAddr}
+		b := mustStart(t, cfg)
+		awaitSettled(t, a, b)
+
+		line := regexp.MustCompile(`^weir ready name=b http=127\.0\.0\.1:\d+ grpc=127\.0\.0\.1:\d+ gossip=127\.0\.0\.1:\d+ peer=127\.0\.0\.1:\d+$`)
+		if !line.MatchString(b.ReadyLine()) {
+			t.Errorf("ready line: %s", b.ReadyLine())
+		}
+		for k := range 20 {
+			for i := range 8 {
+				n := []*Node{a, b}[(i+k)%2]
+				if d := check(t, n, fmt.Sprint("key-", k)); d.Allowed != (i < 5) || d.FailedOpen {
+					t.Errorf("key %d, check %d: %+v", k, i, d)
+				}
+			}
+		}
+		for _, n := range []*Node{a, b} {
+			st := n.Status(t.Context())
+			if !st.Ready || len(st.Members) != 2 || st.Members[0].Partitions+st.Members[1].Partitions != st.Partitions {
+				t.Errorf("status of %s: %v", n.cfg.Name, st)
+			}
+			for _, m := range st.Members {
+				if m.State != "active" || !m.Reachable || m.Policies != 1 || m.Keys == 0 {
+					t.Errorf("%s says of %s: %v", n.cfg.Name, m.Name, m)
+				}
+			}
+			if code, page := get(t, n, "/readyz"); code != http.StatusOK {
+				t.Errorf("/readyz: %d %s", code, page)
+			}
+		}
+
+		b.Stop()
+		if ready, why := b.Ready(); ready || !strings.Contains(why, "leaving") {
+			t.Errorf("after Stop: %t, %s", ready, why)
+		}
+		eventually(t, "the other to own everything", func() bool {
+			st := a.Status(t.Context())
+			return len(st.Members) == 1 && st.Members[0].Partitions == st.Partitions
+		})
+		if d := check(t, a, "another"); !d.Allowed || d.FailedOpen {
+			t.Errorf("alone: %+v", d)
+		}
+		a.Stop()
+		wantFree(t, addrOf(a.listeners.http), addrOf(a.listeners.grpc), addrOf(a.listeners.peer), a.view().Self.GossipAddr, addrOf(b.listeners.peer))
+	})
+}
+
+// TestNodeWithoutGossip: the least that a node can be.
+func TestNodeWithoutGossip(t *testing.T) {
+	leavesNothing(t, func() {
+		cfg := testConfig(t, "alone")
+		cfg.GossipPort, cfg.PeerPort, cfg.GRPCPort = PortOff, PortOff, PortOff
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		if d := check(t, n, "alice"); !d.Allowed {
+			t.Errorf("%+v", d)
+		}
+		if want := "weir ready name=alone http=" + addrOf(n.listeners.http) + " grpc= gossip= peer="; n.ReadyLine() != want {
+			t.Errorf("ready line: %s", n.ReadyLine())
+		}
+		if st := n.Status(t.Context()); len(st.Members) != 1 || st.Members[0].Partitions != st.Partitions || !st.Members[0].Reachable {
+			t.Errorf("status: %v", st)
+		}
+		n.Stop()
+		if ready, why := n.Ready(); ready || why != "stopping" {
+			t.Errorf("after Stop: %t, %q", ready, why)
+		}
+	})
+}
+
+// TestStartNodeErrors: whatever keeps a node from starting is named, and what was started before it is ended.
+func TestStartNodeErrors(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	taken := Port(busy.Addr().(*net.TCPAddr).Port)
+	short := testkit.WriteFile(t, "short", "secret")
+	strict := testkit.WriteFile(t, "strict.yaml", strictPolicy)
+	for _, c := range []struct {
+		want  string // at the beginning of the error
+		spoil func(*Config)
+	}{
+		{"--bind: ", func(c *Config) { c.Bind = "" }},
+		{"--bind: ", func(c *Config) { c.Bind = "nowhere" }},
+		{"--bind: ", func(c *Config) { c.Bind = "192.0.2.1" }},
+		{"--name: ", func(c *Config) { c.Name = "two words" }},
+		{"--name: ", func(c *Config) { c.Name, c.GossipPort = "two words", PortOff }},
+		{"--join: ", func(c *Config) { c.Join = []string{"nowhere"} }},
+		{"--join: ", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} }},
+		{"--join: ", func(c *Config) { c.Join, c.GossipPort = []string{"127.0.0.1:1"}, PortOff }},
+		{"--advertise: ", func(c *Config) { c.Advertise = "0.0.0.0" }},
+		{"--peer-port: ", func(c *Config) { c.PeerPort = PortOff }},
+		{"--http-port: ", func(c *Config) { c.HTTPPort = taken }},
+		{"--grpc-port: ", func(c *Config) { c.GRPCPort = taken }},
+		{"--peer-port: ", func(c *Config) { c.PeerPort = taken }},
+		{"--gossip-port: ", func(c *Config) { c.GossipPort = taken }},
+		{"--policies: ", func(c *Config) { c.PolicyFile = "/none" }},
+		{"--policies: ", func(c *Config) { c.PolicyFile = short }},
+		{"--policies: ", func(c *Config) { c.PolicyFile = strict }},
+		{"--voters: ", func(c *Config) { c.GossipPort, c.Voters = PortOff, []string{"a", "b", "c"} }},
+		{"--gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = "/none" }},
+		{"--gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = short }},
+		{"--cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = "/none" }},
+		{"--cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = short }},
+	} {
+		leavesNothing(t, func() {
+			cfg := testConfig(t, "node")
+			c.spoil(&cfg)
+			n, err := Start(t.Context(), cfg)
+			if err == nil || !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%v, want %s", err, c.want)
+			}
+			n.Stop() // once more does no harm
+			for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+				if l != nil {
+					wantFree(t, l.Addr().String())
+				}
+			}
+		})
+	}
+}
+
+func TestAnyPortIfTaken(t *testing.T) {
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	cfg := testConfig(t, "node")
+	cfg.HTTPPort, cfg.AnyPortIfTaken = Port(busy.Addr().(*net.TCPAddr).Port), true
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	if code, page := get(t, n, "/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz: %d %s", code, page)
+	}
+}
+
+// TestStop: several at once, with callers that stay, watch or say nothing, and again.
+func TestStop(t *testing.T) {
+	leavesNothing(t, func() {
+		n := mustStart(t, testConfig(t, "node"))
+		awaitSettled(t, n)
+		for _, d := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer} {
+			c, err := net.Dial("tcp", addrOf(d))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			eventually(t, "the server to have taken the connection", func() bool {
+				_, anonymous, _ := d.Connections()
+				return anonymous == 1
+			})
+		}
+		c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc)) // which watches the node's health
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.Ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		watch, err := healthv1.NewHealthClient(conn).Watch(t.Context(), &healthv1.HealthCheckRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, err := watch.Recv(); err != nil || r.Status != healthv1.HealthCheckResponse_SERVING {
+			t.Errorf("health: %v, %v", r, err)
+		}
+		asked := time.Now()
+		var stops sync.WaitGroup
+		for range 3 {
+			stops.Go(n.Stop)
+		}
+		stops.Wait()
+		n.Stop()
+		if r, err := watch.Recv(); err == nil && r.Status != healthv1.HealthCheckResponse_NOT_SERVING {
+			t.Errorf("health after Stop: %v", r)
+		}
+		if took := time.Since(asked); took > 4*time.Second { // http.Server alone would take 5 s
+			t.Errorf("took %v", took)
+		}
+		select {
+		case err := <-n.Failed():
+			t.Errorf("stopping is taken for a failure: %v", err)
+		default:
+		}
+	})
+}
+
+// TestStopCutsOff: a request that does not end is cut off after the grace time.
+func TestStopCutsOff(t *testing.T) {
+	leavesNothing(t, func() {
+		cfg := testConfig(t, "node")
+		cfg.Grace = 100 * time.Millisecond
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		c, err := net.Dial("tcp", addrOf(n.listeners.http))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		// The node says to go on once the handler reads the body, which never comes.
+		if _, err := io.WriteString(c, "POST /v1/check HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 10\r\nExpect: 100-continue\r\n\r\n"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 8)); err != nil {
+			t.Fatal(err)
+		}
+		asked := time.Now()
+		n.Stop()
+		if took := time.Since(asked); took < cfg.Grace || took > 4*time.Second {
+			t.Errorf("took %v, the grace time is %v", took, cfg.Grace)
+		}
+	})
+}
+
+// TestSettle: a node whose seed is silent answers, says that it is not ready and why, and does not become ready by
+// being stopped.
+func TestSettle(t *testing.T) {
+	leavesNothing(t, func() {
+		cfg := testConfig(t, "node")
+		cfg.Join = []string{"127.0.0.1:1"}
+		n := mustStart(t, cfg)
+		if code, page := get(t, n, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(page, "no seed has answered yet") {
+			t.Errorf("/readyz: %d %s", code, page)
+		}
+		if code, page := get(t, n, "/healthz"); code != http.StatusOK {
+			t.Errorf("/healthz: %d %s", code, page)
+		}
+		n.Stop()
+		select {
+		case <-n.Settled():
+			t.Error("settled by being stopped")
+		default:
+		}
+	})
+}
+
+// TestStopWhileSettling stops nodes at the moment they become ready: what they said last must be that they are not.
+func TestStopWhileSettling(t *testing.T) {
+	for i := range 20 {
+		cfg := testConfig(t, "node")
+		cfg.GossipPort, cfg.PeerPort = PortOff, PortOff
+		n := mustStart(t, cfg)
+		if i%2 == 0 {
+			runtime.Gosched()
+		}
+		n.Stop()
+		if ready, _ := n.Ready(); ready || n.isReady() {
+			t.Fatal("ready after Stop")
+		}
+	}
+}
+
+// TestInStep: a member that keeps another ring, or that cannot be asked, is not in step.
+func TestInStep(t *testing.T) {
+	n := mustStart(t, testConfig(t, "a"))
+	awaitSettled(t, n)
+	if !n.inStep(t.Context()) {
+		t.Error("a node alone is not in step with itself")
+	}
+	members := []cluster.Member{*n.view().Self, {Name: "b", Boot: 7, State: cluster.Active, PeerAddr: "127.0.0.1:1"}}
+	v := &cluster.View{Members: members, Self: &members[0]}
+	everybody := func(*cluster.Member) bool { return true }
+	if got := n.inspectOthers(t.Context(), v, everybody); len(got) != 1 || got[0].member.Name != "b" || got[0].response != nil {
+		t.Errorf("of a member that is not there: %+v", got)
+	}
+	if got := n.inspectOthers(t.Context(), v, func(*cluster.Member) bool { return false }); len(got) != 0 {
+		t.Errorf("nobody was to be asked: %+v", got)
+	}
+}
+
+// TestReload: what changes in the policy file reaches the limiter, and a mistake in it those who look.
+func TestReload(t *testing.T) {
+	cfg := testConfig(t, "node")
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	put := func(content string) {
+		t.Helper()
+		next := filepath.Join(filepath.Dir(cfg.PolicyFile), "next")
+		if err := os.WriteFile(next, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, cfg.PolicyFile); err != nil {
+			t.Fatal(err)
+		}
+		n.Reload()
+	}
+	put(fmt.Sprintf(onePolicy, 7))
+	eventually(t, "the new limit", func() bool { return check(t, n, "alice").Limit == 7 })
+	eventually(t, "the new hash in the gossip", func() bool { return n.view().Self.PolicyHash == shortHash(n.limiter.Policies()) })
+	put(fmt.Sprintf(onePolicy, 0))
+	eventually(t, "the mistake", func() bool { return n.policyError() != "" })
+	if ready, why := n.Ready(); !ready || !strings.Contains(why, "policy file rejected: "+cfg.PolicyFile+":2:") {
+		t.Errorf("ready: %t, %q", ready, why)
+	}
+	if d := check(t, n, "alice"); d.Limit != 7 {
+		t.Errorf("a file with a mistake changed the limit to %d", d.Limit)
+	}
+	put(strictPolicy)
+	eventually(t, "the lack of voters", func() bool {
+		return strings.HasSuffix(n.policyError(), ":2:92: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available")
+	})
+	if d := check(t, n, "alice"); d.Limit != 7 {
+		t.Errorf("a file that needs voters changed the limit to %d", d.Limit)
+	}
+	put("")
+	eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
+}
+
+// A node that is a member waits for what is missing for as long as that comes, and then not for ever.
+func TestWaiting(t *testing.T) {
+	start := time.Now()
+	var w waiting
+	for _, step := range []struct {
+		after  time.Duration
+		member bool
+		held   int
+		want   bool
+	}{
+		{0, false, 0, false},
+		{60 * time.Second, false, 0, false}, // it is not a member yet
+		{69 * time.Second, true, 0, false},
+		{70 * time.Second, true, 1, false}, // the first partition
+		{79 * time.Second, true, 900, false},
+		{88 * time.Second, true, 800, false}, // some have gone to another that came: no progress
+		{89 * time.Second, true, 900, false},
+		{89*time.Second + time.Millisecond, true, 900, true},
+		{89*time.Second + 2*time.Millisecond, true, 901, false}, // had it gone on waiting
+	} {
+		if got := w.enough(start.Add(step.after), step.member, step.held); got != step.want {
+			t.Errorf("after %v, member %t, %d held: enough %t, want %t", step.after, step.member, step.held, got, step.want)
+		}
+	}
+}

@@ -1,0 +1,122 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/tracing"
+)
+
+// trace starts what sends traces, if anything does.
+func (n *Node) trace() (*tracing.Tracer, error) {
+	if n.cfg.OTLPEndpoint == "" {
+		return nil, nil
+	}
+	return tracing.New(tracing.Config{
+		Endpoint: n.cfg.OTLPEndpoint, Sample: n.cfg.TraceSample, CallerRate: n.cfg.TraceCallerRate, Node: n.cfg.Name, Version: n.cfg.Version, Logger: n.log,
+	})
+}
+
+// goodbyeToCollector is how long a node that stops waits for the collector at most.
+const goodbyeToCollector = 500 * time.Millisecond
+
+// closeTracer sends the last spans. It comes after everything that makes some.
+func (n *Node) closeTracer() {
+	if n.tracer == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), goodbyeToCollector)
+	defer cancel()
+	if err := n.tracer.Close(ctx); err != nil {
+		n.log.Warn("the last spans did not reach the collector", "error", err)
+	}
+}
+
+// observed is the HTTP API with its figures and traces.
+func (n *Node) observed(api http.Handler) http.Handler {
+	if n.tracer != nil {
+		api = n.tracer.HTTP(api)
+	}
+	return n.recovering(n.metrics.HTTP(api))
+}
+
+// recovering counts the panics of a handler. Its connection ends: what has been answered is not known.
+func (n *Node) recovering(handler http.Handler) http.Handler {
+	panicked := n.panicked("http")
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		err := recovered.Call(func() error {
+			handler.ServeHTTP(w, r)
+			return nil
+		})
+		p, ok := errors.AsType[*recovered.Error](err)
+		if !ok {
+			return
+		}
+		if p.Value != http.ErrAbortHandler {
+			panicked(r.Pattern, p)
+		}
+		panic(http.ErrAbortHandler) // which net/http takes for: end the connection, or the stream, without a word
+	})
+}
+
+// panicked returns what notes the panics of a listener's handlers. The value may hold what the caller sent and is not logged.
+func (n *Node) panicked(listener string) func(method string, p *recovered.Error) {
+	return func(method string, p *recovered.Error) {
+		n.security.metrics.Panicked(listener)
+		n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack))
+	}
+}
+
+// unaryInterceptors are the same for gRPC.
+func (n *Node) unaryInterceptors() []grpc.UnaryServerInterceptor {
+	chain := []grpc.UnaryServerInterceptor{n.metrics.UnaryInterceptor, n.logErrors}
+	if n.tracer != nil {
+		chain = append(chain, n.tracer.UnaryInterceptor)
+	}
+	return chain
+}
+
+// traceStreamed is the same for each check that comes over a stream; nil without traces.
+func (n *Node) traceStreamed() func(parent string) (below string, end func(codes.Code)) {
+	if n.tracer == nil {
+		return nil
+	}
+	return func(parent string) (string, func(codes.Code)) {
+		return n.tracer.Streamed("weir.v1.Limiter/CheckStream", parent)
+	}
+}
+
+// requestIDKey carries the name by which the log and the caller call a call.
+const requestIDKey = "x-request-id"
+
+// logErrors gives a call that ends with an error an id, the caller's own or a fresh one, and writes it down: at debug, like
+// the HTTP API does, unless the mistake is this node's.
+func (n *Node) logErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	out, err := handle(ctx, req)
+	if err == nil {
+		return out, nil
+	}
+	given := ""
+	if values := metadata.ValueFromIncomingContext(ctx, requestIDKey); len(values) == 1 {
+		given = values[0]
+	}
+	id := httpapi.RequestID(given)
+	_ = grpc.SetTrailer(ctx, metadata.Pairs(requestIDKey, id)) // fails only where there is no stream to be answered
+	level, code := slog.LevelDebug, status.Code(err)
+	if code == codes.Internal || code == codes.Unknown {
+		level = slog.LevelError
+	}
+	// Not the error's text, which repeats what the caller sent.
+	n.log.Log(ctx, level, "grpc: no answer", "request_id", id, "method", info.FullMethod, "code", code.String())
+	return out, err
+}

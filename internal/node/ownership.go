@@ -1,0 +1,141 @@
+package node
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/keeper"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/ring"
+)
+
+// settleAfter is how long a view of the membership must have stood before partitions are claimed or moved by it: what
+// changes together is seen together, and a crash takes two seconds to be seen anyway.
+const settleAfter = 150 * time.Millisecond
+
+// clocks returns the clock of decisions, one for deciding and for what is decided about, and that of leases, which goes on while
+// the host is suspended: meanwhile others take over.
+func clocks() (decisions func() algo.Instant, leases func() int64) {
+	return limiter.ProcessClock(), keeper.BootTime
+}
+
+// steer keeps the keeper's view in step with the membership until ctx ends.
+func steer(ctx context.Context, current func() *cluster.View, set func(ownership.View)) {
+	for {
+		v := current()
+		backups := v.Ring.Without(v.Self.Name)
+		set(ownershipView(v, backups, false))
+		select {
+		case <-v.Replaced():
+			continue
+		case <-ctx.Done():
+			return
+		case <-time.After(settleAfter):
+		}
+		set(ownershipView(v, backups, v.Self.State == cluster.Active))
+		select {
+		case <-v.Replaced():
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// ownershipView is what the ownership protocol needs to know of a view.
+func ownershipView(v *cluster.View, backups *ring.Table, settled bool) ownership.View {
+	out := ownership.View{
+		Members: make([]ownership.Member, len(v.Members)),
+		Owners:  make([]int32, ring.Partitions),
+		Backups: make([]int32, ring.Partitions),
+		Settled: settled,
+		Leaving: v.Self.State == cluster.Leaving,
+	}
+	at := make(map[string]int32, len(v.Members))
+	for i := range v.Members {
+		m := &v.Members[i]
+		out.Members[i] = ownership.Member{Node: ownership.Node{Name: m.Name, Boot: m.Boot}, Active: m.State == cluster.Active}
+		at[m.Name] = int32(i)
+	}
+	fill(out.Owners, v.Ring, at)
+	fill(out.Backups, backups, at)
+	return out
+}
+
+// fill writes the owners of a table as indices into a view's members.
+func fill(owners []int32, t *ring.Table, at map[string]int32) {
+	members := make([]int32, len(t.Members()))
+	for i, name := range t.Members() {
+		members[i] = at[name]
+	}
+	for p := range owners {
+		owners[p] = -1
+		if i := t.Owner(p); i >= 0 {
+			owners[p] = members[i]
+		}
+	}
+}
+
+// aloneView is the view of a node that is in no cluster.
+func aloneView(self ownership.Node) ownership.View {
+	v := ownership.View{
+		Members: []ownership.Member{{Node: self, Active: true}},
+		Owners:  make([]int32, ring.Partitions),
+		Backups: make([]int32, ring.Partitions),
+		Settled: true,
+	}
+	for p := range v.Backups {
+		v.Backups[p] = -1
+	}
+	return v
+}
+
+// parkedMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to the
+// receiver, who knows first.
+const parkedMost = 50 * time.Millisecond
+
+// tenure is the keeper as the limiter wants to see it.
+type tenure struct{ n *Node }
+
+func holder(r *ownership.Route) limiter.Holder {
+	switch r.Standing {
+	case ownership.Owned:
+		return limiter.Holder{Self: true, Term: r.Term}
+	case ownership.Elsewhere:
+		return limiter.Holder{Name: r.Node.Name, Boot: r.Node.Boot, Term: r.Term}
+	case ownership.Frozen:
+		return limiter.Holder{Wait: parkedMost, Name: r.Node.Name, Boot: r.Node.Boot, Term: r.Term}
+	}
+	return limiter.Holder{Wait: math.MaxInt64} // as long as the caller does
+}
+
+// Holder implements limiter.Ownership.
+func (t tenure) Holder(partition int) limiter.Holder { return holder(t.n.keeper.Route(partition)) }
+
+// Await implements limiter.Ownership.
+func (t tenure) Await(ctx context.Context, partition int, old limiter.Holder) limiter.Holder {
+	r := t.n.keeper.Route(partition)
+	for holder(r) == old {
+		next := t.n.keeper.Await(ctx, partition, r)
+		if next == r {
+			break
+		}
+		r = next
+	}
+	return holder(r)
+}
+
+// AwaitProgress implements limiter.Ownership.
+func (t tenure) AwaitProgress(ctx context.Context, partition int, ticket uint64, strict bool) (degraded, ok bool) {
+	return t.n.keeper.AwaitProgress(ctx, partition, ticket, strict)
+}
+
+// handOver gives everything to the others.
+func (n *Node) handOver(ctx context.Context) {
+	if err := n.keeper.Drain(ctx); err != nil {
+		n.log.Info("not everything was handed over", "reason", err)
+	}
+}

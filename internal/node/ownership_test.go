@@ -1,0 +1,106 @@
+package node
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+func threeMembers(state cluster.State) *cluster.View {
+	members := []cluster.Member{{Name: "a", Boot: 1, State: state}, {Name: "b", Boot: 2, State: cluster.Active}, {Name: "c", Boot: 3, State: cluster.Active}}
+	var names []string
+	for _, m := range members {
+		if m.State == cluster.Active {
+			names = append(names, m.Name)
+		}
+	}
+	return &cluster.View{Ring: ring.Build(names), Members: members, Self: &members[0]}
+}
+
+// TestOwnershipView: what the core is told of a view.
+func TestOwnershipView(t *testing.T) {
+	v := threeMembers(cluster.Active)
+	got := ownershipView(v, v.Ring.Without("a"), true)
+	if !got.Settled || got.Leaving || len(got.Members) != 3 {
+		t.Errorf("settled %v, leaving %v, %d members", got.Settled, got.Leaving, len(got.Members))
+	}
+	for p := range ring.Partitions {
+		if owner := got.Members[got.Owners[p]].Name; owner != v.Ring.Members()[v.Ring.Owner(p)] {
+			t.Fatalf("partition %d: the owner is %s", p, owner)
+		}
+		if backup := got.Members[got.Backups[p]].Name; backup == "a" || got.Owners[p] != 0 && got.Owners[p] != got.Backups[p] {
+			t.Fatalf("partition %d: %s is the owner where a is not", p, backup)
+		}
+	}
+	v = threeMembers(cluster.Leaving)
+	if got := ownershipView(v, v.Ring, false); !got.Leaving || got.Members[0].Active {
+		t.Errorf("a node that leaves: %v, %v", got.Leaving, got.Members[0])
+	}
+}
+
+// TestSteer: a view is told at once, and that it has settled when it has stood for a moment; that of a node that is not active
+// never settles.
+func TestSteer(t *testing.T) {
+	for _, state := range []cluster.State{cluster.Active, cluster.Joining, cluster.Leaving} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			v := threeMembers(state)
+			told := make(chan bool, 4)
+			settled := func() (all []bool) {
+				for len(told) > 0 {
+					all = append(all, <-told)
+				}
+				return all
+			}
+			go steer(ctx, func() *cluster.View { return v }, func(v ownership.View) { told <- v.Settled })
+			time.Sleep(settleAfter - time.Millisecond) // of the bubble's time
+			synctest.Wait()
+			if got := settled(); !slices.Equal(got, []bool{false}) {
+				t.Errorf("%v: before a view has stood for a moment it is told %v times as settled", state, got)
+			}
+			time.Sleep(2 * time.Millisecond)
+			synctest.Wait()
+			if got := settled(); !slices.Equal(got, []bool{state == cluster.Active}) {
+				t.Errorf("%v: then %v", state, got)
+			}
+		})
+	}
+}
+
+// TestHolder: what the limiter does with a route. In the last instants of a hand-over it waits, and asks the receiver after that.
+func TestHolder(t *testing.T) {
+	b, term := ownership.Node{Name: "b", Boot: 2}, ownership.Term{N: 7}
+	if h := holder(&ownership.Route{Standing: ownership.Frozen, Node: b, Term: term}); h.Self || h.Wait != parkedMost || h.Name != "b" || h.Boot != 2 {
+		t.Errorf("frozen: %+v", h)
+	}
+	if h := holder(&ownership.Route{Standing: ownership.Unclaimed}); h.Self || h.Wait < time.Hour || h.Name != "" {
+		t.Errorf("unclaimed: %+v", h)
+	}
+	if h := holder(&ownership.Route{Standing: ownership.Owned, Term: term}); !h.Self || h.Wait != 0 || h.Term != term {
+		t.Errorf("owned: %+v", h)
+	}
+	if h := holder(&ownership.Route{Standing: ownership.Elsewhere, Node: b, Term: term}); h.Self || h.Wait != 0 || h.Name != "b" {
+		t.Errorf("elsewhere: %+v", h)
+	}
+}
+
+// TestReadyOnceVoting: a voter of strict policies is not ready while it abstains.
+func TestReadyOnceVoting(t *testing.T) {
+	t.Parallel()
+	cfg := testConfig(t, "a")
+	cfg.PolicyFile = testkit.WriteFile(t, "strict.yaml", "policies: [{name: p, limits: [9/1m], durability: sync, consistency: strict}]")
+	cfg.Voters = []string{"a"}
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	if st, ok := n.keeper.Status(); !ok || !st.Voting {
+		t.Errorf("ready, and voting: %v, %v", st.Voting, ok)
+	}
+}

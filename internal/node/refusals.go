@@ -1,0 +1,76 @@
+package node
+
+import (
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/internal/metrics"
+)
+
+// refusals counts connections and requests that are denied or rejected, and logs what an operator needs to see of them:
+// the first of its kind, and then one a second at most, so that whoever is denied cannot fill a disk.
+type refusals struct {
+	log     *slog.Logger
+	metrics *metrics.Security
+	now     func() time.Time
+
+	mu   sync.Mutex
+	last map[refusalKind]*refusalCount
+}
+
+// refusalKind holds nothing that a caller chooses: there are only so many.
+type refusalKind struct{ listener, reason string }
+
+type refusalCount struct {
+	logged   time.Time
+	unlogged int // since
+}
+
+// refusalInterval is how often a kind of refusal is logged at most.
+const refusalInterval = time.Second
+
+func newRefusals(log *slog.Logger, m *metrics.Security) *refusals {
+	return &refusals{log: log, metrics: m, now: time.Now, last: make(map[refusalKind]*refusalCount)}
+}
+
+// note counts a denial or rejection. what must hold no secret.
+func (r *refusals) note(listener, reason string, from net.Addr, what string) {
+	r.metrics.Denied(listener, reason)
+	unlogged, ok := r.turn(refusalKind{listener, reason})
+	if !ok {
+		return
+	}
+	address := ""
+	if from != nil {
+		address = from.String()
+	}
+	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
+}
+
+// complain logs what net/http says of a caller, such as that it sent a GOAWAY.
+func (r *refusals) complain(listener, what string) {
+	if unlogged, ok := r.turn(refusalKind{listener, "complaint"}); ok {
+		r.log.Warn("http server error", "listener", listener, "what", what, "unlogged", unlogged)
+	}
+}
+
+// turn reports whether something of a kind is to be logged, and how much has not been since the last time.
+func (r *refusals) turn(k refusalKind) (unlogged int, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.last[k]
+	if c == nil {
+		c = new(refusalCount)
+		r.last[k] = c
+	}
+	now := r.now()
+	if !c.logged.IsZero() && now.Sub(c.logged) < refusalInterval {
+		c.unlogged++
+		return 0, false
+	}
+	unlogged = c.unlogged
+	c.logged, c.unlogged = now, 0
+	return unlogged, true
+}

@@ -1,0 +1,68 @@
+package node
+
+import (
+	"crypto/tls"
+	"io"
+	"net"
+	"strings"
+	"testing"
+
+	"github.com/weirlimit/weir/internal/certs/certstest"
+)
+
+// TestRESPSecured: over the Redis protocol a certificate or a token will do, as over the others, and neither none.
+func TestRESPSecured(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	any := PortAny
+	n, shop, _, _ := withAccess(t, func(cfg *Config) {
+		cfg.Security.TLS = filesOf(t, a, loopback)
+		cfg.RESPPort = &any
+	})
+	if want := " resp=" + addrOf(n.listeners.resp); !strings.HasSuffix(n.ReadyLine(), want) {
+		t.Errorf("the ready line is %q", n.ReadyLine())
+	}
+	ask := func(in string, pairs ...tls.Certificate) (string, error) {
+		conn, err := tls.Dial("tcp", addrOf(n.listeners.resp), &tls.Config{RootCAs: a.Pool(), Certificates: pairs})
+		if err != nil {
+			return "", err
+		}
+		defer conn.Close()
+		if _, err := io.WriteString(conn, in+"QUIT\n"); err != nil {
+			return "", err
+		}
+		out, err := io.ReadAll(conn)
+		return string(out), err
+	}
+	const check = "WEIR.PEEK login a\n"
+	for _, c := range []struct {
+		name, in, want string
+		pairs          []tls.Certificate
+	}{
+		{"neither", check, "-NOAUTH ", nil},
+		{"a token", "AUTH " + shop + "\n" + check, "+OK\r\n*18\r\n", nil},
+		{"another's name", "AUTH nobody " + shop + "\n" + check, "-WRONGPASS ", nil},
+		{"a wrong token", "AUTH x\n" + check, "-WRONGPASS ", nil},
+		{"a certificate", check, "*18\r\n", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"shop.test"}})}},
+		{"a certificate of nobody", check, "-NOAUTH ", []tls.Certificate{a.Pair(certstest.Leaf{DNS: []string{"x.test"}})}},
+		{"another policy", "AUTH " + shop + "\nWEIR.PEEK other a\n", "+OK\r\n-NOPERM ", nil},
+	} {
+		if got, err := ask(c.in, c.pairs...); err != nil || !strings.HasPrefix(got, c.want) {
+			t.Errorf("%s: %q, %v", c.name, got, err)
+		}
+	}
+	if got, err := ask(check, a.Pair(certstest.Leaf{DNS: []string{"shop.test"}, Expired: true})); err == nil {
+		t.Errorf("with an expired certificate: %q", got)
+	}
+	plain, err := net.Dial("tcp", addrOf(n.listeners.resp))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer plain.Close()
+	_, _ = io.WriteString(plain, check) // the read tells
+	if out, _ := io.ReadAll(plain); strings.Contains(string(out), "allowed") {
+		t.Errorf("in plain text: %q", out)
+	}
+	for _, reason := range []string{"no_credentials", "bad_token", "unknown_identity", "wrong_policy", "certificate_expired", "plain_text_on_tls_port"} {
+		refusedAt(t, n, "resp", reason)
+	}
+}

@@ -1,0 +1,38 @@
+package node
+
+import (
+	"bytes"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"fmt"
+
+	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/ring"
+)
+
+// minSecret is the length in bytes of the shortest secret: what cannot be guessed has at least 128 bits.
+const minSecret = 16
+
+// maxSecret is the size in bytes of the largest file with a secret.
+const maxSecret = 64 << 10
+
+// readSecret returns the key that places keys, derived from the cluster's secret (HKDF, RFC 5869): without it outsiders cannot
+// work out which keys share a partition. All nodes must have the same.
+func readSecret(secretFile string) (ring.HashKey, error) {
+	secret, err := file.Read(secretFile, maxSecret)
+	if err != nil {
+		return ring.HashKey{}, fmt.Errorf("--cluster-secret-file: %w", err)
+	}
+	if secret = bytes.TrimSpace(secret); len(secret) < minSecret {
+		return ring.HashKey{}, fmt.Errorf("--cluster-secret-file: %s holds %d bytes, at least %d are needed; make a secret with: openssl rand -base64 32", secretFile, len(secret), minSecret)
+	}
+	derived, err := hkdf.Key(sha256.New, secret, nil, "weir hash key 2", ring.HashKeySize)
+	if err != nil {
+		return ring.HashKey{}, fmt.Errorf("--cluster-secret-file: %w", err)
+	}
+	key, err := ring.ParseHashKey(derived)
+	if err != nil {
+		return ring.HashKey{}, fmt.Errorf("--cluster-secret-file: %w", err)
+	}
+	return key, nil
+}

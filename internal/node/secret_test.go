@@ -1,0 +1,156 @@
+package node
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/client"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+func TestReadSecret(t *testing.T) {
+	const secret = "0123456789abcdef0123456789abcdef"
+	key := func(content string) ring.HashKey {
+		t.Helper()
+		k, err := readSecret(testkit.WriteFile(t, "secret", content))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k
+	}
+	// Nodes of different builds must agree: this value, worked out with another HKDF, never changes.
+	if got, want := hex.EncodeToString(key(secret).Bytes()), "2101ffdecc97c08b97fb69c47234600e"; got != want {
+		t.Errorf("%s, was %s", got, want)
+	}
+	if key(secret) != key(" "+secret+"\n") {
+		t.Error("space around the secret counts")
+	}
+	if key(secret) == key(secret+"0") {
+		t.Error("different secrets, one key")
+	}
+	if _, err := readSecret(testkit.WriteFile(t, "secret", secret[:minSecret-1])); err == nil || strings.Contains(err.Error(), secret[:minSecret-1]) {
+		t.Errorf("%v", err)
+	}
+}
+
+// topologyOf asks a node who owns which keys.
+func topologyOf(t *testing.T, n *Node, token string) (*weirv1.TopologyResponse, error) {
+	t.Helper()
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if token != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+	}
+	stream, err := weirv1.NewLimiterClient(conn).Topology(ctx, &weirv1.TopologyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream.Recv()
+}
+
+// The hash key goes to callers with the role topology, and nowhere else.
+func TestHashKeyIsToldToWhoMayKnow(t *testing.T) {
+	const secret = "0123456789abcdef0123456789abcdef"
+	file := testkit.WriteFile(t, "secret", secret)
+	key, err := readSecret(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, shop, all, book := withAccess(t, func(cfg *Config) { cfg.Security.SecretFile = file })
+	if told, err := topologyOf(t, n, all); err != nil || string(told.GetHashKey()) != string(key.Bytes()) || told.GetRingSettings() != ring.SettingsFingerprint(key) {
+		t.Errorf("%v, %v", told, err)
+	}
+	if told, err := topologyOf(t, n, shop); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("%v, %v", told, err)
+	}
+	seen := book.String() + metricsOf(t, n)
+	for _, path := range []string{"/v1/status", "/v1/policies", "/readyz", "/healthz"} {
+		_, page := send(t, n, "GET", path, all, "")
+		seen += page
+	}
+	for _, form := range []string{secret, string(key.Bytes()), hex.EncodeToString(key.Bytes()), base64.StdEncoding.EncodeToString(key.Bytes()), fmt.Sprint(key.Bytes())} {
+		if strings.Contains(seen, form) {
+			t.Errorf("%q is in what the node says", form)
+		}
+	}
+}
+
+// Without gossip a node needs no secret for keys that nobody can aim.
+func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
+	var keys []string
+	for _, gossip := range []Port{PortOff, PortOff, PortAny} {
+		cfg := testConfig(t, "node")
+		if cfg.GossipPort = gossip; gossip == PortOff {
+			cfg.PeerPort = PortOff
+		}
+		n := mustStart(t, cfg)
+		awaitSettled(t, n)
+		told, err := topologyOf(t, n, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, string(told.GetHashKey()))
+	}
+	if len(keys[0]) != ring.HashKeySize || len(keys[1]) != ring.HashKeySize || keys[0] == keys[1] || keys[2] != "" {
+		t.Errorf("%d, %d and %d bytes", len(keys[0]), len(keys[1]), len(keys[2]))
+	}
+}
+
+// TestClientKnowsOwnersUnderASecret: once it has learned the ring, a client asks owners, and nodes forward nothing.
+func TestClientKnowsOwnersUnderASecret(t *testing.T) {
+	file := testkit.WriteFile(t, "secret", "0123456789abcdef0123456789abcdef")
+	cfg := testConfig(t, "a")
+	cfg.Security.SecretFile = file
+	a := mustStart(t, cfg)
+	cfg = testConfig(t, "b")
+	cfg.Security.SecretFile, cfg.Join = file, []string{a.view().Self.GossipAddr}
+	b := mustStart(t, cfg)
+	awaitSettled(t, a, b)
+	c, err := client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	forwarded := func() (sum float64) {
+		for _, n := range []*Node{a, b} {
+			for _, m := range regexp.MustCompile(`(?m)^weir_forwarded_total{answered="true"} (.*)$`).FindAllStringSubmatch(metricsOf(t, n), -1) {
+				v, err := strconv.ParseFloat(m[1], 64)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += v
+			}
+		}
+		return sum
+	}
+	round := 0
+	eventually(t, "the owners to be asked", func() bool {
+		before := forwarded()
+		round++
+		for i := range 50 {
+			if _, err := c.Policy("login").Allow(t.Context(), fmt.Sprintf("%d-%d", round, i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return forwarded() == before
+	})
+}

@@ -1,0 +1,565 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/internal/ingress"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// loopback is what a certificate for a test's node is good for.
+var loopback = certstest.Leaf{DNS: []string{"weir.test"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
+
+// filesOf has an authority make a certificate in a directory of its own.
+func filesOf(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) certs.Files {
+	t.Helper()
+	cert, key, ca := a.Write(t.TempDir(), leaf)
+	return certs.Files{Cert: cert, Key: key, CA: ca}
+}
+
+// httpsGet asks a node over TLS; without pairs without a certificate.
+func httpsGet(t *testing.T, n *Node, a *certstest.Authority, path string, pairs ...tls.Certificate) (int, error) {
+	t.Helper()
+	transport := &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: a.Pool(), Certificates: pairs},
+		ForceAttemptHTTP2: true, DisableKeepAlives: true,
+	}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" + addrOf(n.listeners.http) + path)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if resp.ProtoMajor != 2 {
+		t.Errorf("answered over %s", resp.Proto)
+	}
+	_, err = io.Copy(io.Discard, resp.Body)
+	return resp.StatusCode, err
+}
+
+// askStatus asks a node over gRPC.
+func askStatus(t *testing.T, n *Node, creds credentials.TransportCredentials, opts ...grpc.DialOption) error {
+	t.Helper()
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), append(opts, grpc.WithTransportCredentials(creds))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = weirv1.NewLimiterClient(conn).Status(ctx, &weirv1.StatusRequest{})
+	return err
+}
+
+// refusedAt waits until the node has counted a refusal.
+func refusedAt(t *testing.T, n *Node, listener, reason string) {
+	t.Helper()
+	want := fmt.Sprintf("weir_access_denied_total{listener=%q,reason=%q}", listener, reason)
+	eventually(t, want, func() bool { return strings.Contains(metricsOf(t, n), want) })
+}
+
+// metricsOf reads the node's metrics from within.
+func metricsOf(t *testing.T, n *Node) string {
+	t.Helper()
+	w := &pageWriter{header: http.Header{}}
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.metrics.Handler().ServeHTTP(w, r)
+	return w.String()
+}
+
+type pageWriter struct {
+	bytes.Buffer
+	header http.Header
+}
+
+func (w *pageWriter) Header() http.Header { return w.header }
+
+func (w *pageWriter) WriteHeader(int) {}
+
+// TestTLS: callers over TLS, without certificates of their own.
+func TestTLS(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Security.TLS = filesOf(t, a, loopback)
+	cfg.Security.TLS.CA = ""
+	var book testkit.Buffer
+	cfg.Logger = book.Logger()
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusOK || err != nil {
+		t.Errorf("HTTP: %d, %v", code, err)
+	}
+	if err := askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool()})); err != nil {
+		t.Errorf("gRPC: %v", err)
+	}
+
+	// Plain text on the ports of TLS.
+	resp, err := http.Get("http://" + addrOf(n.listeners.http) + "/v1/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusBadRequest {
+		t.Errorf("plain HTTP is answered %d", resp.StatusCode)
+	}
+	refusedAt(t, n, "http", "plain_text_on_tls_port")
+	if err := askStatus(t, n, insecure.NewCredentials()); status.Code(err) != codes.Unavailable {
+		t.Errorf("plain gRPC: %v", err)
+	}
+	refusedAt(t, n, "grpc", "plain_text_on_tls_port")
+	// An authority that the caller does not trust: the caller hangs up.
+	if _, err := httpsGet(t, n, certstest.NewAuthority(t, "b"), "/v1/status"); err == nil {
+		t.Error("a node is trusted whose authority is not")
+	}
+	refusedAt(t, n, "http", "handshake")
+	if text := book.String(); !strings.Contains(text, "plain_text_on_tls_port") || strings.Contains(text, "PRIVATE") {
+		t.Errorf("log:\n%s", text)
+	}
+	want := fmt.Sprintf(`weir_certificate_expiry_timestamp_seconds{use="callers"} %v`, float64(n.security.callers.Expiry().Unix()))
+	if page := metricsOf(t, n); !strings.Contains(page, want) {
+		t.Errorf("no %s in\n%s", want, page)
+	}
+}
+
+// TestTLSOnPlainPort: whoever begins with TLS where plain text is spoken is cut off, counted and logged.
+func TestTLSOnPlainPort(t *testing.T) {
+	cfg := testConfig(t, "node")
+	var book testkit.Buffer
+	cfg.Logger = book.Logger()
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	for name, d := range map[string]*ingress.Listener{"http": n.listeners.http, "grpc": n.listeners.grpc, "peer": n.listeners.peer} {
+		conn, err := tls.Dial("tcp", addrOf(d), &tls.Config{InsecureSkipVerify: true})
+		if err == nil {
+			conn.Close()
+			t.Errorf("%s: speaks TLS", name)
+		}
+		refusedAt(t, n, name, "tls_on_plain_port")
+	}
+	eventually(t, "a line in the log", func() bool { return strings.Contains(book.String(), "reason=tls_on_plain_port") })
+	if code, _ := get(t, n, "/v1/status"); code != http.StatusOK {
+		t.Errorf("in plain text: %d", code)
+	}
+}
+
+// TestClientCertificates: without an access file callers must present a certificate, but for what is open to probes.
+func TestClientCertificates(t *testing.T) {
+	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
+	cfg := testConfig(t, "node")
+	cfg.Security.TLS = filesOf(t, a, loopback)
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}})
+	for _, c := range []struct {
+		name   string
+		pairs  []tls.Certificate
+		reason string
+	}{
+		{"a good one", []tls.Certificate{pair}, ""},
+		{"none", nil, certs.NoCertificate},
+		{"expired", []tls.Certificate{a.Pair(certstest.Leaf{Expired: true})}, certs.Expired},
+	} {
+		err := askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: a.Pool(), Certificates: c.pairs}))
+		if (err == nil) != (c.reason == "") {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		if c.reason != "" {
+			refusedAt(t, n, "grpc", c.reason)
+		}
+	}
+	// Of another authority: sent although the server does not ask for it.
+	foreign := b.Pair(certstest.Leaf{DNS: []string{"caller.test"}})
+	config := &tls.Config{RootCAs: a.Pool(), GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &foreign, nil }}
+	if err := askStatus(t, n, credentials.NewTLS(config)); err == nil {
+		t.Error("a certificate of another authority is accepted")
+	}
+	refusedAt(t, n, "grpc", certs.UnknownAuthority)
+
+	if code, err := httpsGet(t, n, a, "/v1/status"); code != http.StatusUnauthorized || err != nil {
+		t.Errorf("without a certificate: %d, %v", code, err)
+	}
+	refusedAt(t, n, "http", auth.NoCredentials)
+	if code, err := httpsGet(t, n, a, "/readyz"); code != http.StatusOK || err != nil {
+		t.Errorf("a probe: %d, %v", code, err)
+	}
+	if code, err := httpsGet(t, n, a, "/v1/status", pair); code != http.StatusOK || err != nil {
+		t.Errorf("with a certificate: %d, %v", code, err)
+	}
+}
+
+// secureCluster starts three nodes that prove themselves to each other.
+func secureCluster(t *testing.T, log *slog.Logger, a *certstest.Authority, change func(i int, cfg *Config)) []*Node {
+	t.Helper()
+	var nodes []*Node
+	for i := range 3 {
+		cfg := testConfig(t, fmt.Sprintf("node-%d", i))
+		cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName
+		cfg.Logger = log.With("node", cfg.Name)
+		if i > 0 {
+			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
+		}
+		if change != nil {
+			change(i, &cfg)
+		}
+		nodes = append(nodes, mustStart(t, cfg))
+	}
+	return nodes
+}
+
+const peerName = "spiffe://weir.test/cluster"
+
+// TestPeerTLS: nodes whose certificates are right are a cluster. One that comes with another name is none of it: it hears
+// of the others by gossip, which certificates have no part in, but nothing moves to it and nobody asks it.
+func TestPeerTLS(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, nil)
+	awaitSettled(t, nodes...)
+	for i := range 20 {
+		for _, n := range nodes {
+			if d := check(t, n, fmt.Sprint("key-", i)); !d.Allowed || d.FailedOpen || d.Remaining < 2 {
+				t.Fatalf("%+v", d)
+			}
+		}
+	}
+	for _, c := range []struct {
+		reason string
+		creds  credentials.TransportCredentials
+	}{
+		{"plain_text_on_tls_port", insecure.NewCredentials()},
+		{certs.NoCertificate, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})},
+		{certs.WrongIdentity, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{"spiffe://weir.test/other"}})}})},
+		{certs.Expired, credentials.NewTLS(&tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{a.Pair(certstest.Leaf{URIs: []string{peerName}, Expired: true})}})},
+	} {
+		conn, err := grpc.NewClient(addrOf(nodes[0].listeners.peer), grpc.WithTransportCredentials(c.creds))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &weirv1.StatusRequest{}, &weirv1.StatusResponse{})
+		if status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: %v", c.reason, err)
+		}
+		conn.Close()
+		refusedAt(t, nodes[0], "peer", c.reason)
+	}
+}
+
+// TestCertificatesUnderTraffic: certificates of callers and of nodes are replaced, and their authority with them, while
+// checks go on through all nodes. None fails, and none is answered by on_error.
+func TestCertificatesUnderTraffic(t *testing.T) {
+	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
+	var files []Security
+	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(_ int, cfg *Config) {
+		cfg.Security.TLS = filesOf(t, a, loopback)
+		cfg.Security.TLS.CA = ""
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
+		files = append(files, cfg.Security)
+	})
+	awaitSettled(t, nodes...)
+	pool := a.Pool()
+	pool.AppendCertsFromPEM(b.PEM)
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	var asked atomic.Int64
+	for i, n := range nodes {
+		load.Go(func() {
+			for j := 0; ; j++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				// A connection of its own each time, as callers do who come and go.
+				conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool})))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				resp, err := weirv1.NewLimiterClient(conn).Check(t.Context(), &weirv1.CheckRequest{
+					Checks: []*weirv1.Check{{Target: &weirv1.Target{Policy: "login", Key: fmt.Sprint(i, "-", j)}}},
+				})
+				conn.Close()
+				if err != nil || !resp.Allowed || resp.Results[0].GetDecision().GetFailedOpen() {
+					t.Errorf("%v %v", resp, err)
+					return
+				}
+				asked.Add(1)
+			}
+		})
+	}
+	atLeast := func(more int64) {
+		t.Helper()
+		from := asked.Load()
+		eventually(t, "more checks", func() bool { return asked.Load() >= from+more || t.Failed() })
+	}
+	atLeast(20)
+	// First both authorities are trusted everywhere, then the certificates are replaced, then the old one is dropped.
+	rewrite := func(content []byte) {
+		for i, f := range files {
+			before := taken(t, nodes[i], "peer_certificates")
+			if err := os.WriteFile(f.PeerTLS.CA, content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the authorities to be taken", func() bool { return taken(t, nodes[i], "peer_certificates") != before })
+		}
+	}
+	rewrite(append(append([]byte{}, a.PEM...), b.PEM...))
+	for i, f := range files {
+		before, peersBefore := nodes[i].security.callers.Expiry(), nodes[i].security.peers.Expiry()
+		soon := time.Now().Add(30 * time.Minute)
+		replace(t, b, f.TLS, certstest.Leaf{IPs: loopback.IPs, NotAfter: soon})
+		replace(t, b, f.PeerTLS, certstest.Leaf{URIs: []string{peerName}, NotAfter: soon})
+		eventually(t, "the certificates to be taken", func() bool {
+			return !nodes[i].security.callers.Expiry().Equal(before) && !nodes[i].security.peers.Expiry().Equal(peersBefore)
+		})
+		atLeast(5)
+	}
+	rewrite(b.PEM)
+	// New streams between nodes are under the new ones only.
+	for _, n := range nodes {
+		if err := askStatus(t, n, credentials.NewTLS(&tls.Config{RootCAs: b.Pool()})); err != nil {
+			t.Errorf("with the new authority: %v", err)
+		}
+	}
+	atLeast(20)
+	close(stop)
+	load.Wait()
+}
+
+// replace puts a new certificate and key in the place of others; the authorities stay.
+func replace(t *testing.T, a *certstest.Authority, f certs.Files, leaf certstest.Leaf) {
+	t.Helper()
+	cert, key := a.Issue(leaf)
+	for file, content := range map[string][]byte{f.Cert: cert, f.Key: key} {
+		if err := os.WriteFile(file, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// taken is the line of the metrics that counts how often files were taken.
+func taken(t *testing.T, n *Node, file string) string {
+	t.Helper()
+	for line := range strings.Lines(metricsOf(t, n)) {
+		if strings.HasPrefix(line, fmt.Sprintf(`weir_security_reloads_total{file=%q,result="taken"}`, file)) {
+			return line
+		}
+	}
+	t.Fatalf("no count of %s", file)
+	return ""
+}
+
+func TestSecurityWarning(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	for _, c := range []struct {
+		name   string
+		change func(*Config)
+		want   []string // parts of the one warning
+		not    []string
+	}{
+		{"open to all", func(*Config) {}, []string{"--tls-cert-file", "--access-file", "--peer-tls-cert-file", "--gossip-key-file"}, nil},
+		{"on loopback", func(c *Config) { c.Bind = "127.0.0.1" }, nil, []string{"beyond loopback"}},
+		{"TLS", func(c *Config) { c.Security.TLS = filesOf(t, a, loopback) },
+			[]string{"--peer-tls-cert-file", "--gossip-key-file"}, []string{"--tls-client-ca-file"}},
+		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"--access-file"}, []string{"--gossip-key-file"}},
+	} {
+		var book testkit.Buffer
+		cfg := testConfig(t, "node")
+		cfg.Bind, cfg.Logger = "0.0.0.0", book.Logger()
+		c.change(&cfg)
+		s, err := openSecurity(cfg.Security, cfg.Logger)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.warn(cfg)
+		s.close()
+		text := book.String()
+		if lines := strings.Count(text, "beyond loopback"); lines > 1 {
+			t.Errorf("%s: %d warnings", c.name, lines)
+		}
+		for _, part := range c.want {
+			if !strings.Contains(text, part) {
+				t.Errorf("%s: no %s in %s", c.name, part, text)
+			}
+		}
+		for _, part := range c.not {
+			if strings.Contains(text, part) {
+				t.Errorf("%s: %s in %s", c.name, part, text)
+			}
+		}
+	}
+}
+
+// TestRefusalsAreLoggedSparingly: each is counted, one of a kind a second is logged.
+func TestRefusalsAreLoggedSparingly(t *testing.T) {
+	var book testkit.Buffer
+	s, err := openSecurity(Security{}, book.Logger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	now := time.Unix(1000, 0)
+	s.refusals.now = func() time.Time { return now }
+	from := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 9}
+	for range 100 {
+		s.refusals.note("grpc", "one", from, "x")
+		s.refusals.note("grpc", "two", nil, "x")
+	}
+	now = now.Add(refusalInterval)
+	s.refusals.note("grpc", "one", from, "x")
+	text := book.String()
+	if strings.Count(text, "reason=one") != 2 || strings.Count(text, "reason=two") != 1 || !strings.Contains(text, "unlogged=99") || !strings.Contains(text, "192.0.2.1:9") {
+		t.Errorf("log:\n%s", text)
+	}
+}
+
+// TestPeerCertificateThatOthersRefuse: a node does not start with one, and does not take one later; it says so.
+func TestPeerCertificateThatOthersRefuse(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	dir := t.TempDir()
+	write := func(name string) certs.Files {
+		cert, key, ca := a.Write(dir, certstest.Leaf{DNS: []string{name}})
+		return certs.Files{Cert: cert, Key: key, CA: ca}
+	}
+	var book testkit.Buffer
+	cfg := Security{PeerTLS: write("another"), PeerName: "weir.test"}
+	if s, err := openSecurity(cfg, book.Logger()); err == nil || !strings.HasPrefix(err.Error(), "--peer-tls-cert-file: ") || !strings.Contains(err.Error(), "--peer-tls-ca-file") {
+		t.Errorf("%v", err)
+		if err == nil {
+			s.close()
+		}
+	}
+	write("weir.test")
+	s, err := openSecurity(cfg, book.Logger())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	before := s.peers.Expiry()
+	write("another")
+	// Files that do not belong together, as they may be seen on the way, are another complaint.
+	eventually(t, "the new one to be refused", func() bool { return strings.Contains(book.String(), `\"weir.test\" is expected`) })
+	if !strings.Contains(book.String(), `msg="security file rejected, previous content stays in force" what=peer_certificates`) || !s.peers.Expiry().Equal(before) {
+		t.Errorf("log:\n%s", book.String())
+	}
+}
+
+// recorder keeps what is written to a connection.
+type recorder struct {
+	net.Conn
+	mu   sync.Mutex
+	sent bytes.Buffer
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	r.sent.Write(p)
+	r.mu.Unlock()
+	return r.Conn.Write(p)
+}
+
+func (r *recorder) recorded() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Clone(r.sent.Bytes())
+}
+
+// TestReplay: what a node has said to another, recorded and said again, is worth nothing: the handshake fails.
+func TestReplay(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Security.PeerTLS, cfg.Security.PeerName = filesOf(t, a, certstest.Leaf{URIs: []string{peerName}}), peerName
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	addr := addrOf(n.listeners.peer)
+	var sent *recorder
+	conn, err := grpc.NewClient("passthrough:///"+addr, grpc.WithTransportCredentials(credentials.NewTLS(n.security.peers.Client(n.security.peerRules()))),
+		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
+			raw, err := new(net.Dialer).DialContext(ctx, "tcp", addr)
+			sent = &recorder{Conn: raw}
+			return sent, err
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &weirv1.StatusRequest{}, &weirv1.StatusResponse{}); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	raw, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	if _, err := raw.Write(sent.recorded()); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.Copy(io.Discard, raw) // until the node hangs up
+	refusedAt(t, n, "peer", "handshake")
+}
+
+// TestGoAways: whoever makes net/http complain as often as it likes does not fill the log.
+func TestGoAways(t *testing.T) {
+	a := certstest.NewAuthority(t, "a")
+	cfg := testConfig(t, "node")
+	cfg.Security.TLS = filesOf(t, a, loopback)
+	cfg.Security.TLS.CA = ""
+	var book testkit.Buffer
+	cfg.Logger = book.Logger()
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	at := time.Now()
+	r := n.security.refusals
+	r.mu.Lock()
+	r.now = func() time.Time { return at }
+	r.mu.Unlock()
+	var conns []net.Conn
+	for range 30 {
+		conn, err := tls.Dial("tcp", addrOf(n.listeners.http), &tls.Config{RootCAs: a.Pool(), NextProtos: []string{"h2"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
+			t.Fatal(err)
+		}
+		f := http2.NewFramer(conn, conn)
+		if err := errors.Join(f.WriteSettings(), f.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, []byte("why"))); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		_, _ = io.Copy(io.Discard, conn) // until the server hangs up
+		conn.Close()
+	}
+	if got := strings.Count(book.String(), "http server error"); got != 1 {
+		t.Errorf("%d lines for 30 GOAWAYs:\n%s", got, &book)
+	}
+}

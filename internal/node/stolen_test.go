@@ -1,0 +1,74 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/rpc/peer"
+)
+
+// TestStolenNodeCertificate: who has a node's certificate and key, but neither the gossip key nor a token, is a node on the peer port,
+// and nobody on the ports for callers; its process is no member.
+func TestStolenNodeCertificate(t *testing.T) {
+	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
+	makeSecrets(t, dir, other)
+	cfg := testConfig(t, "a")
+	cfg.Security = made(dir)
+	a := mustStart(t, cfg)
+	awaitSettled(t, a)
+
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := peer.Identify(ctx, addrOf(a.listeners.peer), credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})); err == nil {
+		t.Error("the peer port answers to nobody's certificate")
+	}
+	if id, err := peer.Identify(ctx, addrOf(a.listeners.peer), a.security.peerClient()); err != nil || id.Name != "a" {
+		t.Errorf("the peer port answers %v, %v to a node's certificate", id, err)
+	}
+
+	pair, err := tls.LoadX509KeyPair(cfg.Security.PeerTLS.Cert, cfg.Security.PeerTLS.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stolen := &tls.Config{InsecureSkipVerify: true, GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		return &pair, nil // whichever authorities are asked for
+	}}
+	if err := askStatus(t, a, credentials.NewTLS(stolen)); status.Code(err) != codes.Unavailable {
+		t.Errorf("over gRPC: %v", err)
+	}
+	refusedAt(t, a, "grpc", "unknown_authority")
+	transport := &http.Transport{TLSClientConfig: stolen, DisableKeepAlives: true}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport, Timeout: 10 * time.Second}).Get("https://" + addrOf(a.listeners.http) + "/v1/status")
+	if err == nil {
+		resp.Body.Close()
+		t.Errorf("over HTTP: %s", resp.Status)
+	}
+	refusedAt(t, a, "http", "unknown_authority")
+
+	cfg = testConfig(t, "thief")
+	cfg.Security, cfg.Join = made(dir), []string{a.view().Self.GossipAddr}
+	cfg.Security.GossipKeyFile = made(other).GossipKeyFile
+	thief := mustStart(t, cfg)
+	eventually(t, "the thief's gossip to be denied", func() bool {
+		return strings.Contains(metricsOf(t, a), `weir_access_denied_total{listener="gossip",reason="gossip_key"}`)
+	})
+	if ready, _ := thief.Ready(); ready || len(a.view().Members) != 1 {
+		t.Errorf("ready %v, members %+v", ready, a.view().Members)
+	}
+	select {
+	case err := <-a.Failed():
+		t.Error(errors.Join(errors.New("the node ended"), err))
+	default:
+	}
+}

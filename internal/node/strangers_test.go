@@ -1,0 +1,128 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding/gzip"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// raw is a codec of messages that are bytes already.
+type raw struct{}
+
+func (raw) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
+
+func (raw) Unmarshal(data []byte, v any) error { return nil }
+
+func (raw) Name() string { return "proto" }
+
+// checkMethod is the name of the method that a caller without rights must not be able to have a request of read.
+const checkMethod = weirv1.Limiter_Check_FullMethodName
+
+// dialed connects to a node's gRPC port, in plain text.
+func dialed(t *testing.T, n *Node, options ...grpc.DialOption) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// allocated is how many bytes the process allocates while f runs.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// emptyChecks is a request of two million checks in 4 MiB, less than 5 KiB of which are left by compression.
+var emptyChecks = bytes.Repeat([]byte{10, 0}, 4<<20/2-1)
+
+// TestCompressedRequests: a stranger's requests of 4 KiB that hold 4 MiB, and two million checks, are not inflated; nor are those
+// of a caller.
+func TestCompressedRequests(t *testing.T) {
+	n, shop, _, _ := withAccess(t, nil)
+	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.UseCompressor(gzip.Name)))
+	for _, ctx := range []context.Context{t.Context(), metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)} {
+		took := allocated(func() {
+			for range 4 {
+				var out []byte
+				if err := conn.Invoke(ctx, checkMethod, emptyChecks, &out); status.Code(err) != codes.Unimplemented {
+					t.Errorf("a compressed request: %v", err)
+				}
+			}
+		})
+		if took > 64<<20 { // some 8 MiB of it are the client's, who compresses
+			t.Errorf("four compressed requests took %d MiB", took>>20)
+		}
+	}
+}
+
+// TestManyElements: the elements of a request are counted before there is anything for each of them.
+func TestManyElements(t *testing.T) {
+	n, shop, _, _ := withAccess(t, nil)
+	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+shop)
+	took := allocated(func() {
+		var out []byte
+		err := conn.Invoke(ctx, checkMethod, emptyChecks, &out)
+		if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "2097151 elements") {
+			t.Errorf("two million checks: %v", err)
+		}
+	})
+	if took > 32<<20 { // 4 MiB at each end, some of it in more than one buffer
+		t.Errorf("two million checks took %d MiB", took>>20)
+	}
+}
+
+// TestDeniedBeforeRead: who may not call a method is told so before the request is read.
+func TestDeniedBeforeRead(t *testing.T) {
+	n, _, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessage = time.Hour })
+	conn := dialed(t, n)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for _, method := range []string{checkMethod, weirv1.Limiter_CheckStream_FullMethodName, weirv1.Limiter_Status_FullMethodName} {
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RecvMsg(&weirv1.CheckResponse{}); status.Code(err) != codes.Unauthenticated {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}
+
+// TestFirstMessage: a call ends whose first message does not come, whatever deadline it says it has.
+func TestFirstMessage(t *testing.T) {
+	n, _, all, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessage = 100 * time.Millisecond })
+	conn := dialed(t, n)
+	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all), time.Hour)
+	defer cancel()
+	for _, method := range []string{
+		checkMethod, weirv1.Limiter_CheckStream_FullMethodName, weirv1.Limiter_Topology_FullMethodName, "/grpc.health.v1.Health/Check",
+		"/grpc.health.v1.Health/Watch", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+	} {
+		s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, method)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.RecvMsg(&weirv1.CheckResponse{}); status.Code(err) != codes.DeadlineExceeded {
+			t.Errorf("%s: %v", method, err)
+		}
+	}
+}
