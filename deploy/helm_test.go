@@ -251,6 +251,24 @@ func TestChartRESP(t *testing.T) {
 	}
 }
 
+// What gateways need arrives: files for Envoy as files, the rest as settings.
+func TestChartGateways(t *testing.T) {
+	const file = "domain: shop\ndescriptors:\n  - key: user\n    rate_limit: {unit: minute, requests_per_unit: 5}\n"
+	m := helm(t, fmt.Sprintf("envoy: {files: {shop.yaml: %q}}\nsettings: {audit-log: stderr, trusted-proxies: \"10.0.0.0/8,fd00::/8\", forward-auth-headers: X-User}", file))
+	s := podSettings(t, m.node(t))
+	s.takes(t)
+	volume, _ := mounted(t, m, s["envoy-config"]+"/shop.yaml")
+	if volume.ConfigMap == nil {
+		t.Fatalf("the files of --envoy-config %s are not mounted", s["envoy-config"])
+	}
+	if got := object[corev1.ConfigMap](t, m, volume.ConfigMap.Name).Data["shop.yaml"]; strings.TrimSpace(got) != strings.TrimSpace(file) {
+		t.Errorf("the file is %q", got)
+	}
+	if s["audit-log"] != "stderr" || s["trusted-proxies"] != "10.0.0.0/8,fd00::/8" || s["forward-auth-headers"] != "X-User" {
+		t.Errorf("the settings are %q", s)
+	}
+}
+
 // Wrong values are refused, with their names.
 func TestChartSchema(t *testing.T) {
 	for text, want := range map[string]string{
@@ -260,6 +278,8 @@ func TestChartSchema(t *testing.T) {
 		"settings: {grace: 1m}":                "grace",
 		"settings: {http-port: 80}":            "http-port",
 		"settings: {resp-port: 80}":            "resp-port",
+		"settings: {envoy-config: /a}":         "envoy-config",
+		"envoy: {files: {a.txt: b}}":           "a.txt",
 		"resp: {port: 80}":                     "port",
 		"settings: {Max_Keys: 1}":              "Max_Keys",
 		"env: {WEIR_GRACE: 1s}":                "WEIR_GRACE",

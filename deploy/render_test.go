@@ -1,6 +1,6 @@
 // Package deploy holds the tests of what Weir is deployed with: the kustomizations, the chart, the image, Compose. They check
-// the files against each other, against the Kubernetes types and against the binary; they do not show that a cluster of
-// Kubernetes takes them.
+// the files against each other, against the Kubernetes types and against the binary; with WEIR_TEST_KUBECONFIG they ask a cluster of
+// Kubernetes whether it takes them.
 package deploy
 
 import (

@@ -68,6 +68,9 @@ peer-port: "7947"
 resp-port: "6380"
 {{- end }}
 policies: /etc/weir/policies.yaml
+{{- if .Values.envoy.files }}
+envoy-config: /etc/weir-envoy
+{{- end }}
 {{- if .Values.insecure }}
 insecure: "true"
 {{- else }}
