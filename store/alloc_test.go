@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // A decision on a key that is known takes no memory, whichever the algorithm, admitted or refused; nor does one that a
@@ -18,7 +19,7 @@ func TestNoAllocations(t *testing.T) {
 			r := &Rule{Scope: "p", Limits: algo.Limits{a.limit}}
 			k := s.key("p", name(1))
 			if followed {
-				s.Attach(k.Partition, Backup, true)
+				s.Attach(k.Partition, ownership.Backup, true)
 			}
 			now := int64(time.Hour)
 			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}}

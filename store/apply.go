@@ -220,7 +220,7 @@ func (a *apply) history() error {
 	n := int(r.uint(maxLineage))
 	for i := range n {
 		var e element
-		e.claim = Claim{r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.uint(math.MaxUint64)}
+		e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot = r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.uint(math.MaxUint64)
 		e.at = a.now.Mono - r.int(maxAge)
 		e.seen = r.uint(math.MaxInt64)
 		deltas[i], e.vague = r.bool(), r.bool()

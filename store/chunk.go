@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // A chunk is what a holder tells a follower at a time: a byte for the version of the format, 3, and then items, each of
@@ -69,13 +70,13 @@ func appendBool(dst []byte, b bool) []byte {
 // Drain takes pending changes as a chunk, of about the given number of bytes unless one key alone has more; nil when
 // nothing is pending. version is what Confirm is to be called with once the follower has this chunk and all before it:
 // everything up to it is in them. more says that the chunk does not hold everything that is pending.
-func (s *Store) Drain(p, slot int, now algo.Instant, most int) (chunk []byte, version uint64, more bool) {
+func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant, most int) (chunk []byte, version uint64, more bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := part.follower(slot)
 		if f == nil {
 			return
 		}
-		if slot == Backup {
+		if slot == ownership.Backup {
 			sh.giveBack(part, now)
 		}
 		room := &s.chunks
@@ -135,7 +136,7 @@ type drain struct {
 	sh    *shard
 	part  *partition
 	f     *follower
-	slot  int
+	slot  ownership.Slot
 	now   algo.Instant
 	most  int
 	out   []byte
@@ -220,7 +221,7 @@ func (d *drain) changes() {
 		f.contained = f.pass.version
 		f.pass.version, f.pass.deltas, f.pass.keys = a.version, f.deltas.len(), f.keys.len()
 	}
-	if d.slot == Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
+	if d.slot == ownership.Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
 		d.spent()
 	}
 }
@@ -233,7 +234,7 @@ func (d *drain) history() {
 	d.out = appendUint(d.out, uint64(len(a.lineage)))
 	for i := range a.lineage {
 		e := &a.lineage[i]
-		for _, n := range [...]uint64{e.claim.Epoch, e.claim.N, e.claim.Boot, d.age(e.at), e.seen} {
+		for _, n := range [...]uint64{e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot, d.age(e.at), e.seen} {
 			d.out = appendUint(d.out, n)
 		}
 		d.out = appendBool(d.out, e.delta != nil)
@@ -357,7 +358,7 @@ func (d *drain) key(t turn) {
 		if r.has(owedFlag) {
 			o = d.part.annex.owed[stateID{r.spec.rule.Scope, string(r.key)}]
 		}
-		if d.slot == Backup {
+		if d.slot == ownership.Backup {
 			o.advanced += d.part.allow(r, d.now)
 		}
 		d.out = appendUint(d.out, uint64(o.advanced))

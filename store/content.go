@@ -1,6 +1,9 @@
 package store
 
-import "github.com/weirlimit/weir/algo"
+import (
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
 
 // freeHold is how many records are dropped at a time while a shard's lock is held.
 const freeHold = 256
@@ -43,7 +46,7 @@ func (sh *shard) replace(part *partition, by content) (old content) {
 		role.floor = max(role.floor, part.annex.version)
 	}
 	for slot := range role.followers {
-		sh.detach(part, slot)
+		sh.detach(part, ownership.Slot(slot))
 	}
 	old, part.content = part.content, by
 	part.retrace()
@@ -74,7 +77,7 @@ func (s *Store) release(p int, c content) {
 
 // TakeOver begins an unplanned claim on the content. What the lost holder may have admitted ahead of its copy (escrow) is
 // charged at now, except to strict rules: see TakeOverStrict.
-func (s *Store) TakeOver(p int, now algo.Instant, c Claim) {
+func (s *Store) TakeOver(p int, now algo.Instant, c ownership.Claim) {
 	s.with(p, func(sh *shard, part *partition) {
 		sh.chargeOwed(part, now, false)
 		a := part.side()

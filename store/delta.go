@@ -1,6 +1,9 @@
 package store
 
-import "github.com/weirlimit/weir/algo"
+import (
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
 
 // After an unplanned claim two processes may have gone on from the same state, and what both then admitted has to be
 // added up one day without counting their common past twice. Ticks have no identity, so the states themselves do not tell.
@@ -15,12 +18,9 @@ import "github.com/weirlimit/weir/algo"
 // undone is, where the process that charged it undoes it. A concurrency limit has none: leases have identity, and a merge unites
 // them.
 
-// Claim identifies an unplanned taking of a partition: the term, and the process that claimed it.
-type Claim struct{ Epoch, N, Boot uint64 }
-
 // element is a claim of a lineage.
 type element struct {
-	claim Claim
+	claim ownership.Claim
 	// seen is the version, of those that were counted under the claim, up to which the content has what was done under it.
 	// Of the last element it is the annex's version and not this.
 	seen  uint64
@@ -53,7 +53,7 @@ func (c *content) newestDelta() *table {
 }
 
 // seen returns how far the content knows what was done under a claim.
-func (c *content) seen(claim Claim) (version uint64, ok bool) {
+func (c *content) seen(claim ownership.Claim) (version uint64, ok bool) {
 	if c.annex == nil {
 		return 0, false
 	}

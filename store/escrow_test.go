@@ -3,14 +3,16 @@ package store
 import (
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // escrowed is a holder of one partition under escrow, and a copy.
 func escrowed(t *testing.T) (holder, copied *Store, l *link) {
 	t.Helper()
 	holder, copied = New(Config{}), New(Config{Shut: true})
-	l = newLink(holder, copied, Backup)
-	holder.TakeOver(0, at(0), Claim{1, 1, 7})
+	l = newLink(holder, copied, ownership.Backup)
+	holder.TakeOver(0, at(0), claim(1, 1, 7))
 	l.sync(t, 0, true)
 	return holder, copied, l
 }
@@ -18,7 +20,7 @@ func escrowed(t *testing.T) (holder, copied *Store, l *link) {
 // left is what a key has left once its holder is lost.
 func left(t *testing.T, copied *Store, r *Rule, now time.Duration, l *link) int64 {
 	t.Helper()
-	copied.TakeOver(0, l.there(now), Claim{1, 2, 8})
+	copied.TakeOver(0, l.there(now), claim(1, 2, 8))
 	copied.Open(0)
 	a, err := copied.Decide(copied.key(r.Scope, "k"), r, l.there(now), cost(0), nil)
 	if err != nil {
@@ -103,8 +105,8 @@ func TestVersionsRise(t *testing.T) {
 	var last uint64
 	for range 3 {
 		s.Open(0)
-		s.Attach(0, Backup, true)
-		s.Caught(0, Backup)
+		s.Attach(0, ownership.Backup, true)
+		s.Caught(0, ownership.Backup)
 		for range 5 {
 			a, err := s.Decide(s.key("p", "k"), r, at(0), cost(1), nil)
 			if err != nil || a.Ticket <= last {
@@ -173,7 +175,7 @@ func TestGivenBackWithRecord(t *testing.T) {
 	if holder.Sweep(at(now), 1) != 1 {
 		t.Fatal("the record is not dropped")
 	}
-	if holder.Pending(0, Backup) == 0 {
+	if holder.Pending(0, ownership.Backup) == 0 {
 		t.Fatal("nothing is pending")
 	}
 	l.sync(t, now, false)

@@ -5,14 +5,11 @@ import (
 	"slices"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// The followers that a partition's holder can have.
-const (
-	Backup = 0 // the one that answers wait for
-	Target = 1
-	slots  = 2
-)
+// slots is how many followers a partition's holder can have.
+const slots = 2
 
 // follower is what a partition's holder knows of a process that has a copy. Bringing it up to date is one mechanism: what
 // has changed is pending, Drain takes what is pending, and attaching a follower that has nothing makes everything pending.
@@ -119,7 +116,7 @@ func (p *partition) recount() {
 	}
 	for i, f := range p.role.followers {
 		if f != nil {
-			p.setPending(i, int32(f.left(p.annex)))
+			p.setPending(ownership.Slot(i), int32(f.left(p.annex)))
 		}
 	}
 }
@@ -164,7 +161,7 @@ func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
 			q = &f.deltas
 		}
 		q.push(turn{r.hash(), mark}, &sh.budget)
-		part.setPending(i, part.pending[i].Load()+1)
+		part.setPending(ownership.Slot(i), part.pending[i].Load()+1)
 	}
 }
 
@@ -210,7 +207,7 @@ func (p *partition) eachFollower(do func(*follower)) {
 
 // Attach gives the partition a follower that has nothing: everything is pending for it. With all false what is kept under
 // a durability of None is left out.
-func (s *Store) Attach(p, slot int, all bool) {
+func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.history = true
@@ -225,7 +222,7 @@ func (s *Store) Attach(p, slot int, all bool) {
 }
 
 // AttachCurrent gives it one that has exactly this content already.
-func (s *Store) AttachCurrent(p, slot int, all bool) {
+func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
@@ -234,7 +231,7 @@ func (s *Store) AttachCurrent(p, slot int, all bool) {
 }
 
 // tellReservations notes whether a follower has been told of the states with what is reserved in them.
-func (p *partition) tellReservations(slot int, told bool) {
+func (p *partition) tellReservations(slot ownership.Slot, told bool) {
 	for _, held := range p.annex.reservations.by {
 		for i := range held.list {
 			held.list[i].told[slot] = told
@@ -243,7 +240,7 @@ func (p *partition) tellReservations(slot int, told bool) {
 }
 
 // attach makes a follower for which nothing is pending.
-func (sh *shard) attach(part *partition, p, slot int, all bool) *follower {
+func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *follower {
 	sh.detach(part, slot)
 	r := part.duties()
 	r.changed, r.bit = &sh.store.changed[p/64], 1<<(p%64)
@@ -259,7 +256,7 @@ func (sh *shard) attach(part *partition, p, slot int, all bool) *follower {
 }
 
 // noteAll makes all records that are wanted pending as a whole for one follower.
-func (sh *shard) noteAll(part *partition, slot int, wanted func(record) bool) {
+func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(record) bool) {
 	f := part.role.followers[slot]
 	note := func(t *table, q *queue) {
 		// The queue gets the size it will have, within a quarter: appending would copy it again and again.
@@ -294,7 +291,7 @@ func (sh *shard) noteAll(part *partition, slot int, wanted func(record) bool) {
 }
 
 // Widen makes pending what all false has left out so far, and leaves nothing out from then on.
-func (s *Store) Widen(p, slot int) {
+func (s *Store) Widen(p int, slot ownership.Slot) {
 	s.with(p, func(sh *shard, part *partition) {
 		if f := part.follower(slot); f != nil && !f.all {
 			f.all = true
@@ -305,7 +302,7 @@ func (s *Store) Widen(p, slot int) {
 }
 
 // Caught marks the follower as current: from now on answers wait for it where their durability says so.
-func (s *Store) Caught(p, slot int) {
+func (s *Store) Caught(p int, slot ownership.Slot) {
 	s.with(p, func(_ *shard, part *partition) {
 		if f := part.follower(slot); f != nil {
 			f.current = true
@@ -314,16 +311,16 @@ func (s *Store) Caught(p, slot int) {
 }
 
 // Detach takes the follower away.
-func (s *Store) Detach(p, slot int) {
+func (s *Store) Detach(p int, slot ownership.Slot) {
 	s.with(p, func(sh *shard, part *partition) { sh.detach(part, slot) })
 }
 
-func (sh *shard) detach(part *partition, slot int) {
+func (sh *shard) detach(part *partition, slot ownership.Slot) {
 	f := part.follower(slot)
 	if f == nil {
 		return
 	}
-	if slot == Backup {
+	if slot == ownership.Backup {
 		part.role.advances.free(&sh.budget)
 	}
 	var room [4]uint32
@@ -358,7 +355,7 @@ func (sh *shard) detach(part *partition, slot int) {
 	part.annex.version++
 }
 
-func (p *partition) follower(slot int) *follower {
+func (p *partition) follower(slot ownership.Slot) *follower {
 	if p.role == nil {
 		return nil
 	}
@@ -366,13 +363,13 @@ func (p *partition) follower(slot int) *follower {
 }
 
 // Pending is the number of keys with changes that have not been drained for a follower, and of whatever else has not.
-func (s *Store) Pending(p, slot int) int {
+func (s *Store) Pending(p int, slot ownership.Slot) int {
 	_, part := s.at(p)
 	return int(part.pending[slot].Load())
 }
 
 // setPending publishes how much is pending for a follower.
-func (p *partition) setPending(slot int, n int32) {
+func (p *partition) setPending(slot ownership.Slot, n int32) {
 	if p.pending[slot].Swap(n) == 0 && n > 0 {
 		p.role.changed.Or(p.role.bit)
 	}
@@ -392,7 +389,7 @@ func (s *Store) Changed(do func(p int)) {
 }
 
 // Confirm says that the follower has everything up to a version that Drain has named.
-func (s *Store) Confirm(p, slot int, version uint64) {
+func (s *Store) Confirm(p int, slot ownership.Slot, version uint64) {
 	s.with(p, func(_ *shard, part *partition) {
 		if f := part.follower(slot); f != nil {
 			f.confirmed = max(f.confirmed, version)

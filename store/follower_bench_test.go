@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // BenchmarkReplicate is one decision for one of some thousand keys of one partition, alone and with a follower for which
@@ -38,9 +39,9 @@ func BenchmarkReplicate(b *testing.B) {
 						}
 					}
 					if d.follower {
-						s.Attach(0, Backup, true)
-						s.Drain(0, Backup, at(0), 1<<30)
-						s.Caught(0, Backup)
+						s.Attach(0, ownership.Backup, true)
+						s.Drain(0, ownership.Backup, at(0), 1<<30)
+						s.Caught(0, ownership.Backup)
 					}
 					spread := keys
 					if hot {
@@ -58,9 +59,9 @@ func BenchmarkReplicate(b *testing.B) {
 							for more := true; more; {
 								var chunk []byte
 								var version uint64
-								chunk, version, more = s.Drain(0, Backup, at(now), 64<<10)
+								chunk, version, more = s.Drain(0, ownership.Backup, at(now), 64<<10)
 								bytes += len(chunk)
-								s.Confirm(0, Backup, version)
+								s.Confirm(0, ownership.Backup, version)
 							}
 						}
 					}
@@ -81,9 +82,9 @@ func BenchmarkAttach(b *testing.B) {
 		}
 	}
 	for b.Loop() {
-		s.Attach(0, Backup, true)
+		s.Attach(0, ownership.Backup, true)
 		b.StopTimer()
-		s.Detach(0, Backup)
+		s.Detach(0, ownership.Backup)
 		b.StartTimer()
 	}
 }

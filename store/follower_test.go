@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // link carries one partition's chunks from a holder to a follower, whose clock has another origin.
 type link struct {
 	from, to *Store
-	slot     int
+	slot     ownership.Slot
 	offset   time.Duration // of the follower's clock
 	most     int
 	queue    []message
@@ -30,7 +31,12 @@ type message struct {
 	complete bool
 }
 
-func newLink(from, to *Store, slot int) *link {
+// claim is the claim of a process.
+func claim(epoch, n, boot uint64) ownership.Claim {
+	return ownership.Claim{Term: ownership.Term{Epoch: epoch, N: n}, Boot: boot}
+}
+
+func newLink(from, to *Store, slot ownership.Slot) *link {
 	return &link{from: from, to: to, slot: slot, offset: 1000 * time.Hour, most: 1 << 20}
 }
 
@@ -160,11 +166,11 @@ func TestCopyEquals(t *testing.T) {
 	for seed := range seeds(40) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		holder, copy := New(Config{}), New(Config{Shut: true})
-		l := newLink(holder, copy, rng.IntN(2))
+		l := newLink(holder, copy, ownership.Slot(rng.IntN(2)))
 		now := time.Duration(0)
-		holder.TakeOver(0, at(now), Claim{1, 1, 7})
+		holder.TakeOver(0, at(now), claim(1, 1, 7))
 		if seed%2 == 1 {
-			holder.TakeOver(0, at(now), Claim{1, 2, 8}) // with deltas
+			holder.TakeOver(0, at(now), claim(1, 2, 8)) // with deltas
 		}
 		l.most = 1 << (4 + rng.IntN(10))
 		l.sync(t, now, true)
@@ -275,7 +281,7 @@ func TestChanged(t *testing.T) {
 		named := make([]bool, partitions)
 		for step := range 3000 {
 			now := at(time.Duration(step) * 50 * time.Millisecond)
-			p, slot := rng.IntN(partitions), rng.IntN(2)
+			p, slot := rng.IntN(partitions), ownership.Slot(rng.IntN(2))
 			r := rules[rng.IntN(len(rules))]
 			k := s.key(r.Scope, fmt.Sprint(rng.IntN(300)))
 			switch rng.IntN(12) {
@@ -290,7 +296,7 @@ func TestChanged(t *testing.T) {
 					t.Fatal(err)
 				}
 			case 4:
-				s.TakeOver(p, now, Claim{1, uint64(step), 7})
+				s.TakeOver(p, now, claim(1, uint64(step), 7))
 			case 5:
 				s.Widen(p, slot)
 			case 6:
@@ -302,7 +308,7 @@ func TestChanged(t *testing.T) {
 				}
 				decide(t, s, r, k.Key, now, call)
 			}
-			pending := func(p int) bool { return s.Pending(p, Backup)+s.Pending(p, Target) > 0 }
+			pending := func(p int) bool { return s.Pending(p, ownership.Backup)+s.Pending(p, ownership.Target) > 0 }
 			s.Changed(func(p int) {
 				if named[p] && !pending(p) {
 					t.Fatalf("seed %d, step %d: %d named again", seed, step, p)
@@ -314,7 +320,7 @@ func TestChanged(t *testing.T) {
 					t.Fatalf("seed %d, step %d: %d not named", seed, step, p)
 				}
 				if named[p] && rng.IntN(4) == 0 {
-					for slot := range slots {
+					for slot := range ownership.Slot(slots) {
 						s.Drain(p, slot, now, 1<<rng.IntN(12))
 					}
 				}
@@ -335,12 +341,12 @@ func TestCrash(t *testing.T) {
 			urgent := false
 			holder := New(Config{Urgent: func(int) { urgent = true }})
 			copy := New(Config{Shut: true})
-			l := newLink(holder, copy, Backup)
+			l := newLink(holder, copy, ownership.Backup)
 			l.most = 1 << (4 + rng.IntN(8))
 			r := rule("p", log(limit, w))
 			r.Durability = d
 			now := time.Duration(0)
-			holder.TakeOver(0, at(now), Claim{1, 1, 7})
+			holder.TakeOver(0, at(now), claim(1, 1, 7))
 			l.sync(t, now, true)
 			staged, confirmed := false, uint64(0)
 			keys := []string{"a", "b", "c"}
@@ -412,7 +418,7 @@ func TestCrash(t *testing.T) {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
 				l.deliver(t, now, &staged)
 			}
-			copy.TakeOver(0, l.there(now), Claim{1, 2, 8})
+			copy.TakeOver(0, l.there(now), claim(1, 2, 8))
 			copy.Open(0)
 			for range 400 {
 				now += time.Duration(rng.Int64N(int64(100 * time.Millisecond)))
@@ -452,8 +458,8 @@ func TestCrash(t *testing.T) {
 func TestEscrowSeldomWaits(t *testing.T) {
 	urgent := 0
 	holder, copy := New(Config{Urgent: func(int) { urgent++ }}), New(Config{Shut: true})
-	l := newLink(holder, copy, Backup)
-	holder.TakeOver(0, at(0), Claim{1, 1, 7})
+	l := newLink(holder, copy, ownership.Backup)
+	holder.TakeOver(0, at(0), claim(1, 1, 7))
 	l.sync(t, 0, true)
 	r := rule("p", log(1000, minute))
 	r.Durability = Escrow
@@ -492,7 +498,7 @@ func TestEscrowSeldomWaits(t *testing.T) {
 	// Unused for a second, it is given back.
 	now += 2 * quietAfter
 	holder.Sweep(at(now), 1)
-	if holder.Pending(0, Backup) == 0 {
+	if holder.Pending(0, ownership.Backup) == 0 {
 		t.Fatal("nothing became pending")
 	}
 	l.sync(t, now, false)
@@ -522,9 +528,9 @@ func TestEscrowSeldomWaits(t *testing.T) {
 func TestVersions(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(5, minute))
-	s.AttachCurrent(0, Backup, true)
-	s.Caught(0, Backup)
-	_, before, more := s.Drain(0, Backup, at(0), 1<<20)
+	s.AttachCurrent(0, ownership.Backup, true)
+	s.Caught(0, ownership.Backup)
+	_, before, more := s.Drain(0, ownership.Backup, at(0), 1<<20)
 	if more {
 		t.Error("something is pending for a current follower")
 	}
@@ -537,10 +543,10 @@ func TestVersions(t *testing.T) {
 	if err != nil || a.Ticket == 0 {
 		t.Fatal(a, err)
 	}
-	if n := s.Pending(0, Backup); n != 101 {
+	if n := s.Pending(0, ownership.Backup); n != 101 {
 		t.Errorf("%d are pending", n)
 	}
-	_, version, more := s.Drain(0, Backup, at(0), 1000)
+	_, version, more := s.Drain(0, ownership.Backup, at(0), 1000)
 	if !more || version != before {
 		t.Errorf("part of it: version %d, more %v; want %d, true", version, more, before)
 	}
@@ -550,7 +556,7 @@ func TestVersions(t *testing.T) {
 	}
 	chunks := 1
 	for more && version < a.Ticket {
-		_, version, more = s.Drain(0, Backup, at(0), 1000)
+		_, version, more = s.Drain(0, ownership.Backup, at(0), 1000)
 		chunks++
 	}
 	if version < a.Ticket || !more {
@@ -558,11 +564,11 @@ func TestVersions(t *testing.T) {
 	}
 	for more {
 		var chunk []byte
-		if chunk, version, more = s.Drain(0, Backup, at(0), 1000); len(chunk) > 1200 {
+		if chunk, version, more = s.Drain(0, ownership.Backup, at(0), 1000); len(chunk) > 1200 {
 			t.Errorf("a chunk of %d bytes", len(chunk))
 		}
 	}
-	if chunk, same, _ := s.Drain(0, Backup, at(0), 1000); chunk != nil || same != version {
+	if chunk, same, _ := s.Drain(0, ownership.Backup, at(0), 1000); chunk != nil || same != version {
 		t.Errorf("with nothing pending: %d bytes, version %d after %d", len(chunk), same, version)
 	}
 }
@@ -574,7 +580,7 @@ func TestAwaited(t *testing.T) {
 	escrow, sync := rule("escrow", window(100, time.Minute)), rule("sync", window(100, time.Minute))
 	escrow.Durability, sync.Durability = Escrow, Sync
 	var version uint64
-	drained := func() { _, version, _ = s.Drain(0, Backup, at(0), 1<<20) }
+	drained := func() { _, version, _ = s.Drain(0, ownership.Backup, at(0), 1<<20) }
 	awaited := func(want bool, when string) {
 		t.Helper()
 		if s.Awaited(0) != want {
@@ -582,9 +588,9 @@ func TestAwaited(t *testing.T) {
 		}
 	}
 	awaited(false, "without a follower")
-	s.Attach(0, Backup, true)
+	s.Attach(0, ownership.Backup, true)
 	drained()
-	s.Caught(0, Backup)
+	s.Caught(0, ownership.Backup)
 	for i := range 3 {
 		decide(t, s, async, name(i), at(0), cost(1))
 	}
@@ -594,18 +600,18 @@ func TestAwaited(t *testing.T) {
 	awaited(true, "an answer waits")
 	drained()
 	awaited(true, "it still does")
-	s.Confirm(0, Backup, version)
+	s.Confirm(0, ownership.Backup, version)
 	awaited(false, "it has been given")
 	decide(t, s, escrow, "k", at(0), cost(1))
 	drained()
 	awaited(true, "there is an allowance")
-	s.Confirm(0, Backup, version)
+	s.Confirm(0, ownership.Backup, version)
 	awaited(true, "there still is")
-	s.Detach(0, Backup)
-	s.Attach(0, Backup, true)
-	s.Caught(0, Backup)
+	s.Detach(0, ownership.Backup)
+	s.Attach(0, ownership.Backup, true)
+	s.Caught(0, ownership.Backup)
 	drained()
-	s.Confirm(0, Backup, version)
+	s.Confirm(0, ownership.Backup, version)
 	awaited(false, "it was another follower's")
 }
 
@@ -614,7 +620,7 @@ func TestChunksStayApart(t *testing.T) {
 	s := New(Config{Partitions: 16})
 	r := rule("p", window(100, time.Minute))
 	for p := range 16 {
-		s.Attach(p, Backup, true)
+		s.Attach(p, ownership.Backup, true)
 	}
 	var chunks, copies [][]byte
 	for i := range 3000 {
@@ -625,7 +631,7 @@ func TestChunksStayApart(t *testing.T) {
 		if i%7 > 0 {
 			continue // some chunks have several keys
 		}
-		chunk, _, _ := s.Drain(k.Partition, Backup, at(0), 1<<20)
+		chunk, _, _ := s.Drain(k.Partition, ownership.Backup, at(0), 1<<20)
 		if len(chunk) != cap(chunk) && cap(chunk) <= smallChunk {
 			t.Fatalf("a chunk of %d bytes goes on for %d", len(chunk), cap(chunk))
 		}
@@ -641,12 +647,12 @@ func TestChunksStayApart(t *testing.T) {
 func TestLogGrowsByWhatIsNew(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(1<<20, time.Hour))
-	s.Attach(0, Backup, true)
+	s.Attach(0, ownership.Backup, true)
 	for flush := range 20 {
 		for i := range 100 {
 			decide(t, s, r, "k", at(time.Duration(flush*100+i)*time.Millisecond), cost(1))
 		}
-		if chunk, _, _ := s.Drain(0, Backup, at(2*time.Second), 1<<20); len(chunk) > 600 {
+		if chunk, _, _ := s.Drain(0, ownership.Backup, at(2*time.Second), 1<<20); len(chunk) > 600 {
 			t.Fatalf("%d bytes for 100 units, in drain %d", len(chunk), flush)
 		}
 	}
@@ -709,14 +715,14 @@ func TestStrict(t *testing.T) {
 	}
 	refused("after the lease", 100)
 	s.Unguarded(0, false)
-	s.Attach(0, Backup, true)
+	s.Attach(0, ownership.Backup, true)
 	refused("while the backup catches up", 0)
-	s.Caught(0, Backup)
+	s.Caught(0, ownership.Backup)
 	a, err := ask(99)
 	if err != nil || a.Degraded || a.Ticket == 0 {
 		t.Errorf("with a backup: %+v, %v", a, err)
 	}
-	s.Detach(0, Backup)
+	s.Detach(0, ownership.Backup)
 	refused("after the backup", 0)
 	// Others go on.
 	if a, err := s.Decide(s.key("q", "k"), &Rule{Scope: "q", Limits: r.Limits, Durability: Sync}, at(0), cost(1), nil); err != nil || !a.Degraded || a.Ticket != 0 {
@@ -729,8 +735,8 @@ func TestRepeatWaitsToo(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(50, minute))
 	r.Durability = Sync
-	s.AttachCurrent(0, Backup, true)
-	s.Caught(0, Backup)
+	s.AttachCurrent(0, ownership.Backup, true)
+	s.Caught(0, ownership.Backup)
 	c := cost(1)
 	c.RequestID = "5"
 	first, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
@@ -745,7 +751,7 @@ func TestRepeatWaitsToo(t *testing.T) {
 
 func TestDurabilityNone(t *testing.T) {
 	holder, copy := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copy, Target)
+	l := newLink(holder, copy, ownership.Target)
 	kept, none := rule("kept", log(5, minute)), rule("none", log(5, minute))
 	none.Durability = None
 	both := func(key string) {
@@ -768,7 +774,7 @@ func TestDurabilityNone(t *testing.T) {
 	if n := copy.Stats().Keys; n != 3 {
 		t.Errorf("the copy has %d keys, want 3", n)
 	}
-	holder.Widen(0, Target)
+	holder.Widen(0, ownership.Target)
 	l.sync(t, 0, false)
 	both("last")
 	l.sync(t, 0, false)
@@ -837,7 +843,7 @@ func TestCold(t *testing.T) {
 	s := New(Config{Shut: true})
 	s.Cold(0, at(0))
 	s.ColdStrict(0, at(20*time.Second))
-	s.TakeOver(0, at(20*time.Second), Claim{1, 1, 1})
+	s.TakeOver(0, at(20*time.Second), claim(1, 1, 1))
 	s.Open(0)
 	s.Lease(0, 1)
 	s.Unguarded(0, true)
@@ -887,8 +893,8 @@ func TestCold(t *testing.T) {
 // TestTakeOverStrict charges what is owed once, and to strict rules when it is asked for.
 func TestTakeOverStrict(t *testing.T) {
 	holder, copy := New(Config{}), New(Config{Shut: true})
-	l := newLink(holder, copy, Backup)
-	holder.TakeOver(0, at(0), Claim{1, 1, 7})
+	l := newLink(holder, copy, ownership.Backup)
+	holder.TakeOver(0, at(0), claim(1, 1, 7))
 	l.sync(t, 0, true)
 	holder.Lease(0, 100)
 	rules := []*Rule{rule("available", log(100, minute)), rule("strict", log(100, minute))}
@@ -910,11 +916,11 @@ func TestTakeOverStrict(t *testing.T) {
 		}
 	}
 	check("before", 99, 99)
-	copy.TakeOver(0, l.there(0), Claim{1, 2, 8})
+	copy.TakeOver(0, l.there(0), claim(1, 2, 8))
 	check("after TakeOver", 89, 99)
 	// What is owed on strict rules survives a move.
 	third := New(Config{Shut: true})
-	m := newLink(copy, third, Target)
+	m := newLink(copy, third, ownership.Target)
 	m.offset = 0
 	m.sync(t, l.offset, true)
 	copy, l = third, &link{offset: l.offset}
@@ -951,7 +957,7 @@ func TestChunkIsChecked(t *testing.T) {
 // sampleChunk has something of every kind.
 func sampleChunk(tb testing.TB) []byte {
 	s := New(Config{})
-	s.TakeOver(0, at(0), Claim{1, 1, 7})
+	s.TakeOver(0, at(0), claim(1, 1, 7))
 	s.Cold(0, at(0))
 	rules := []*Rule{
 		rule("log", log(5, minute), log(50, time.Hour)), rule("window", window(5, minute)),
@@ -968,16 +974,16 @@ func sampleChunk(tb testing.TB) []byte {
 		}
 	}
 	use(1)
-	s.TakeOver(0, at(0), Claim{1, 2, 8})
-	s.Attach(0, Backup, true)
-	s.Caught(0, Backup)
+	s.TakeOver(0, at(0), claim(1, 2, 8))
+	s.Attach(0, ownership.Backup, true)
+	s.Caught(0, ownership.Backup)
 	use(2)
 	if err := s.Reset(s.key("log", "k"), "log"); err != nil {
 		tb.Fatal(err)
 	}
 	use(3)
 	s.Shut(0)
-	chunk, _, more := s.Drain(0, Backup, at(0), 1<<20)
+	chunk, _, more := s.Drain(0, ownership.Backup, at(0), 1<<20)
 	if more {
 		tb.Fatal("more")
 	}
@@ -996,7 +1002,7 @@ func FuzzApply(f *testing.F) {
 				t.Error(err)
 			}
 		}
-		s.TakeOver(0, at(time.Hour), Claim{1, 9, 9})
+		s.TakeOver(0, at(time.Hour), claim(1, 9, 9))
 		s.TakeOverStrict(0, at(time.Hour))
 		s.Open(0)
 		for _, scope := range []string{"log", "window"} {
@@ -1020,8 +1026,8 @@ func TestCopyZones(t *testing.T) {
 		err  error
 	}{{berlin, nil}, {time.FixedZone("Europe/Atlantis", 3600), ErrChunk}, {time.FixedZone("/etc/localtime", 0), ErrChunk}} {
 		holder, copy := New(Config{}), New(Config{Shut: true})
-		holder.TakeOver(0, at(0), Claim{1, 1, 7})
-		l := newLink(holder, copy, Backup)
+		holder.TakeOver(0, at(0), claim(1, 1, 7))
+		l := newLink(holder, copy, ownership.Backup)
 		l.attach(true)
 		r := rule("day", algo.Limit{Algorithm: algo.FixedWindow, Limit: 5, Period: algo.Day, Zone: tt.zone})
 		k := holder.key("day", "k")

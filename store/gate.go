@@ -1,6 +1,9 @@
 package store
 
-import "github.com/weirlimit/weir/algo"
+import (
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
 
 // Open lets calls on the partition be decided.
 func (s *Store) Open(p int) {
@@ -82,7 +85,7 @@ func (p *partition) backup() *follower {
 	if p.role == nil {
 		return nil
 	}
-	if f := p.role.followers[Backup]; f != nil && f.current {
+	if f := p.role.followers[ownership.Backup]; f != nil && f.current {
 		return f
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // sharing returns two keys of one hash.
@@ -75,13 +76,13 @@ func TestAHashIsNoIdentityOnCopies(t *testing.T) {
 	s, c := New(Config{}), New(Config{Shut: true})
 	r := rule("p", log(5, minute))
 	r.Durability = Escrow
-	s.Attach(0, Backup, true)
+	s.Attach(0, ownership.Backup, true)
 	a, b := sharing(s)
 	pass := func(now time.Duration) {
 		t.Helper()
 		for more := true; more; {
 			var chunk []byte
-			chunk, _, more = s.Drain(0, Backup, at(now), 64)
+			chunk, _, more = s.Drain(0, ownership.Backup, at(now), 64)
 			if err := c.Apply(0, false, at(now), chunk); err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +112,7 @@ func TestAHashIsNoIdentityOnCopies(t *testing.T) {
 	}
 	s.Sweep(at(0), 10)
 	pass(0)
-	c.TakeOver(0, at(0), Claim{1, 1, 1})
+	c.TakeOver(0, at(0), claim(1, 1, 1))
 	c.Open(0)
 	look := func(k Key, remaining int64, pending bool) {
 		t.Helper()
@@ -180,14 +181,14 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				var chunk []byte
 				var version uint64
 				// As a whole: what is in which of several chunks depends on the hashes.
-				chunk, version, more = stores[from].Drain(0, Backup, at(now), 1<<20)
+				chunk, version, more = stores[from].Drain(0, ownership.Backup, at(now), 1<<20)
 				must(stores[1-from].Apply(0, staged, at(now), chunk))
-				stores[from].Confirm(0, Backup, version)
+				stores[from].Confirm(0, ownership.Backup, version)
 			}
 		}
-		stores[0].TakeOver(0, at(0), Claim{1, 1, 1})
-		stores[0].Attach(0, Backup, true)
-		stores[0].Caught(0, Backup)
+		stores[0].TakeOver(0, at(0), claim(1, 1, 1))
+		stores[0].Attach(0, ownership.Backup, true)
+		stores[0].Caught(0, ownership.Backup)
 		var leases []uint64
 		for step := range 400 {
 			now += time.Duration(rng.Int64N(int64(30 * time.Millisecond)))
@@ -235,22 +236,22 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				pass(holder, false)
 				holder = 1 - holder
 				stores[holder].Open(0)
-				stores[holder].AttachCurrent(0, Backup, true)
-				stores[holder].Caught(0, Backup)
+				stores[holder].AttachCurrent(0, ownership.Backup, true)
+				stores[holder].Caught(0, ownership.Backup)
 			case op == 13 && rng.IntN(3) == 0: // a claim from the copy, and a merge with what was lost
 				holder = 1 - holder
 				claims++
 				next := stores[holder]
-				next.TakeOver(0, at(now), Claim{1, claims, claims})
+				next.TakeOver(0, at(now), claim(1, claims, claims))
 				next.Open(0)
-				s.Attach(0, Backup, true)
+				s.Attach(0, ownership.Backup, true)
 				s.Shut(0)
 				next.Stage(0)
 				pass(1-holder, true)
 				must(next.Merge(0, at(now)))
 				s.Discard(0)
-				next.Attach(0, Backup, true)
-				next.Caught(0, Backup)
+				next.Attach(0, ownership.Backup, true)
+				next.Caught(0, ownership.Backup)
 				pass(holder, false)
 			}
 			out = append(out, fmt.Sprintf("%v %s %s: %v", now, r.Scope, k.Key, got))

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // Merge adds the staging area to the content: what either side admitted counts once, as far as can be told, and never
@@ -69,7 +70,7 @@ func (p *partition) noteMerged(sh *shard, old *content, swapped bool) {
 		if swapped {
 			f.memos = 0
 		}
-		sh.noteAll(p, slot, func(r record) bool { return f.knows(r.spec.rule) })
+		sh.noteAll(p, ownership.Slot(slot), func(r record) bool { return f.knows(r.spec.rule) })
 	}
 }
 
@@ -201,7 +202,7 @@ func (m *merge) unite() {
 			c.annex.lineage[n-1].seen = c.annex.version
 		}
 	}
-	find := func(c Claim) int {
+	find := func(c ownership.Claim) int {
 		return slices.IndexFunc(base.lineage, func(e element) bool { return e.claim == c })
 	}
 	fresh := func() (n int) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // party is one process of a test of splits, with what its content has been told of: the admissions by number.
@@ -55,7 +56,7 @@ func (s *split) admit(i int, r *Rule, key string) {
 func (s *split) replicate(from, to int) {
 	s.t.Helper()
 	a, b := s.parties[from], s.parties[to]
-	l := newLink(a.store, b.store, Target)
+	l := newLink(a.store, b.store, ownership.Target)
 	l.offset, l.most = 0, 500
 	l.sync(s.t, s.now, true)
 	b.knows = make(map[int]bool)
@@ -68,7 +69,7 @@ func (s *split) replicate(from, to int) {
 func (s *split) changes(from, to int) {
 	s.t.Helper()
 	a, b := s.parties[from], s.parties[to]
-	l := newLink(a.store, b.store, Target)
+	l := newLink(a.store, b.store, ownership.Target)
 	l.offset = 0
 	l.sync(s.t, s.now, false)
 	for n := range a.knows {
@@ -79,7 +80,7 @@ func (s *split) changes(from, to int) {
 // claim opens a party's content under a claim of its own.
 func (s *split) claim(i int) {
 	s.claims++
-	s.parties[i].store.TakeOver(0, at(s.now), Claim{1, s.claims, uint64(i)})
+	s.parties[i].store.TakeOver(0, at(s.now), claim(1, s.claims, uint64(i)))
 	s.parties[i].store.Open(0)
 }
 
@@ -87,13 +88,13 @@ func (s *split) claim(i int) {
 func (s *split) merge(from, to int) {
 	s.t.Helper()
 	a, b := s.parties[from], s.parties[to]
-	l := newLink(a.store, b.store, Target)
+	l := newLink(a.store, b.store, ownership.Target)
 	l.offset, l.most = 0, 700
 	l.attach(true)
 	a.store.Shut(0)
 	for more := true; more; {
 		var chunk []byte
-		chunk, _, more = a.store.Drain(0, Target, at(s.now), l.most)
+		chunk, _, more = a.store.Drain(0, ownership.Target, at(s.now), l.most)
 		if err := b.store.Apply(0, true, at(s.now), chunk); err != nil {
 			s.t.Fatal(err)
 		}
@@ -163,7 +164,7 @@ func TestMergePair(t *testing.T) {
 		use(holder, rng.IntN(10))
 		s.changes(holder, backup)
 		s.check(holder, true)
-		s.parties[holder].store.Detach(0, Target)
+		s.parties[holder].store.Detach(0, ownership.Target)
 		use(holder, rng.IntN(10)) // unknown to the backup
 		s.claim(backup)
 		for range rng.IntN(4) {
@@ -208,7 +209,7 @@ func TestMergeAny(t *testing.T) {
 				to := rng.IntN(4)
 				if !slices.Contains(open, to) {
 					s.replicate(i, to)
-					s.parties[i].store.Detach(0, Target)
+					s.parties[i].store.Detach(0, ownership.Target)
 					if rng.IntN(2) == 0 {
 						s.admit(i, s.rules[0], "0")
 					}
@@ -272,7 +273,7 @@ func TestMergeFollowers(t *testing.T) {
 		if claimed {
 			winner, loser = 1, 0
 		}
-		l := newLink(s.parties[winner].store, s.parties[2].store, Backup)
+		l := newLink(s.parties[winner].store, s.parties[2].store, ownership.Backup)
 		l.offset = 0
 		l.sync(t, s.now, true)
 		for i := range 2 {
@@ -329,7 +330,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 		rounds = 500
 	}
 	stores := [2]*Store{New(Config{Shut: true, Urgent: func(int) {}}), New(Config{Shut: true, Urgent: func(int) {}})}
-	stores[0].TakeOver(0, at(0), Claim{1, 1, 1})
+	stores[0].TakeOver(0, at(0), claim(1, 1, 1))
 	stores[0].Open(0)
 	rules := []*Rule{rule("a", window(1<<40, time.Hour)), rule("b", window(1<<40, time.Hour)), rule("c", log(1<<20, time.Hour))}
 	rules[1].Durability, rules[2].Durability = Escrow, Sync
@@ -365,7 +366,7 @@ func TestDecideAgainstEverything(t *testing.T) {
 				for _, s := range stores {
 					s.Sweep(at(1), 1)
 					s.Stats()
-					s.Pending(0, Backup)
+					s.Pending(0, ownership.Backup)
 				}
 			}
 		}
@@ -377,24 +378,24 @@ func TestDecideAgainstEverything(t *testing.T) {
 			from, to := stores[holder], stores[1-holder]
 			to.Discard(0)
 			to.Stage(0)
-			from.Attach(0, Backup, true)
+			from.Attach(0, ownership.Backup, true)
 			drain := func(staged bool) {
 				for more := true; more; {
 					var chunk []byte
 					var version uint64
-					chunk, version, more = from.Drain(0, Backup, at(1), 2000)
+					chunk, version, more = from.Drain(0, ownership.Backup, at(1), 2000)
 					if err := to.Apply(0, staged, at(1), chunk); err != nil {
 						t.Error(err)
 					}
-					from.Confirm(0, Backup, version)
+					from.Confirm(0, ownership.Backup, version)
 				}
 			}
 			drain(true)
 			if rng.IntN(3) == 0 {
 				// The other claims from its copy and is merged in again, with nothing of its own. It must not add anything.
 				other := New(Config{Shut: true})
-				other.TakeOver(0, at(1), Claim{2, n, 2})
-				l := newLink(other, from, Target)
+				other.TakeOver(0, at(1), claim(2, n, 2))
+				l := newLink(other, from, ownership.Target)
 				l.offset = 0
 				from.Stage(0)
 				l.attach(true)
@@ -405,10 +406,10 @@ func TestDecideAgainstEverything(t *testing.T) {
 				if err := from.Merge(0, at(1)); err != nil {
 					t.Error(err)
 				}
-				from.TakeOver(0, at(1), Claim{3, n, 1})
+				from.TakeOver(0, at(1), claim(3, n, 1))
 			}
 			to.Promote(0)
-			from.Caught(0, Backup)
+			from.Caught(0, ownership.Backup)
 			drain(false)
 			from.Shut(0)
 			drain(false)

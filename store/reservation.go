@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // ReservationID names a reservation of a state. Whoever makes one draws it at random: who can guess it can end it. The zero
@@ -30,8 +31,8 @@ type reservation struct {
 	once  bool  // what came of its end is not remembered
 	// caller is who made it, empty when that is not known.
 	caller string
-	claim  Claim       // under which it was charged to a delta as well
-	told   [slots]bool // the follower has been told of the state with these units in it
+	claim  ownership.Claim // under which it was charged to a delta as well
+	told   [slots]bool     // the follower has been told of the state with these units in it
 }
 
 // reservations are those of one partition. The zero value is empty and ready for use.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 // shareOf is a Config.ShareOf for tests: scopes "ns/NAME/…" are inline, in the share NAME.
@@ -231,7 +232,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 				to := rng.IntN(3)
 				if !slices.Contains(open, to) {
 					s.replicate(i, to)
-					store.Detach(0, Target)
+					store.Detach(0, ownership.Target)
 					s.claim(to)
 					open = append(open, to)
 				}
@@ -408,7 +409,7 @@ func TestReservationsOfOneCaller(t *testing.T) {
 	if !errors.Is(err, ErrShareFull) || n != 71 {
 		t.Errorf("after %d: %v", n, err)
 	}
-	l := newLink(s, copied, Target)
+	l := newLink(s, copied, ownership.Target)
 	l.offset = 0
 	l.sync(t, time.Second, true)
 	s.Shut(0)
@@ -492,7 +493,7 @@ func TestRequestIDsOfOneCaller(t *testing.T) {
 				}
 			}
 
-			l := newLink(s, copied, Target)
+			l := newLink(s, copied, ownership.Target)
 			l.offset = 0
 			l.sync(t, time.Second, true)
 			s.Shut(0)

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/timezone"
 )
 
@@ -160,7 +161,11 @@ const (
 	sweepHold = 256
 )
 
+var _ ownership.Data = (*Store)(nil)
+
 // Store holds states. Its methods are safe for concurrent use.
+//
+// To the ownership core it is what the node holds of the partitions: what its methods demand and do for that is said at ownership.Data.
 type Store struct {
 	cfg    Config
 	shards []shard

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 func TestACancelLeavesNoTrace(t *testing.T) {
@@ -82,11 +83,11 @@ func (w *undoWorld) pass(staged bool) {
 	for more := true; more; {
 		var chunk []byte
 		var version uint64
-		chunk, version, more = w.stores[from].Drain(0, Backup, w.here(from), 1+w.rng.IntN(200))
+		chunk, version, more = w.stores[from].Drain(0, ownership.Backup, w.here(from), 1+w.rng.IntN(200))
 		if err := w.stores[to].Apply(0, staged, w.here(to), chunk); err != nil {
 			w.t.Fatal(err)
 		}
-		w.stores[from].Confirm(0, Backup, version)
+		w.stores[from].Confirm(0, ownership.Backup, version)
 	}
 }
 
@@ -137,8 +138,8 @@ func TestUndoAcrossStores(t *testing.T) {
 				w.ahead[1] = time.Duration(w.rng.IntN(9)) * minute
 				w.stores[0], w.stores[1] = New(Config{}), New(Config{Shut: true})
 				w.claims = 1
-				w.stores[0].TakeOver(0, w.here(0), Claim{1, 1, 1})
-				w.stores[0].Attach(0, Backup, true)
+				w.stores[0].TakeOver(0, w.here(0), claim(1, 1, 1))
+				w.stores[0].Attach(0, ownership.Backup, true)
 				for step := range 120 {
 					w.step(uint64(step) + 1)
 					w.compare(fmt.Sprintf("seed %d, step %d", seed, step))
@@ -195,7 +196,7 @@ func (w *undoWorld) step(id uint64) {
 		w.pass(false)
 		w.holder = 1 - w.holder
 		w.stores[w.holder].Open(0)
-		w.stores[w.holder].AttachCurrent(0, Backup, true)
+		w.stores[w.holder].AttachCurrent(0, ownership.Backup, true)
 	default:
 		// A claim from the copy, and a merge with what the other one had besides, which is nothing.
 		if w.now-w.claimed < 5*time.Second/2 {
@@ -207,10 +208,10 @@ func (w *undoWorld) step(id uint64) {
 		w.holder = 1 - w.holder
 		w.claims++
 		next := w.stores[w.holder]
-		next.TakeOver(0, w.here(w.holder), Claim{1, w.claims, w.claims})
+		next.TakeOver(0, w.here(w.holder), claim(1, w.claims, w.claims))
 		next.Open(0)
 		if w.rng.IntN(2) == 0 {
-			s.Attach(0, Backup, true)
+			s.Attach(0, ownership.Backup, true)
 			s.Shut(0)
 			next.Stage(0)
 			w.holder = before
@@ -221,7 +222,7 @@ func (w *undoWorld) step(id uint64) {
 			}
 		}
 		s.Shut(0)
-		next.Attach(0, Backup, true)
+		next.Attach(0, ownership.Backup, true)
 		s.Discard(0)
 		w.pass(false)
 	}

@@ -11,25 +11,6 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// kept is a store as the core wants to see it.
-type kept struct{ *store.Store }
-
-func (d kept) Attach(p int, s ownership.Slot, all bool)        { d.Store.Attach(p, int(s), all) }
-func (d kept) AttachCurrent(p int, s ownership.Slot, all bool) { d.Store.AttachCurrent(p, int(s), all) }
-func (d kept) Widen(p int, s ownership.Slot)                   { d.Store.Widen(p, int(s)) }
-func (d kept) Caught(p int, s ownership.Slot)                  { d.Store.Caught(p, int(s)) }
-func (d kept) Detach(p int, s ownership.Slot)                  { d.Store.Detach(p, int(s)) }
-func (d kept) Pending(p int, s ownership.Slot) int             { return d.Store.Pending(p, int(s)) }
-func (d kept) Confirm(p int, s ownership.Slot, version uint64) { d.Store.Confirm(p, int(s), version) }
-
-func (d kept) Drain(p int, s ownership.Slot, now algo.Instant, most int) ([]byte, uint64, bool) {
-	return d.Store.Drain(p, int(s), now, most)
-}
-
-func (d kept) TakeOver(p int, now algo.Instant, c ownership.Claim) {
-	d.Store.TakeOver(p, now, store.Claim{Epoch: c.Term.Epoch, N: c.Term.N, Boot: c.Boot})
-}
-
 // pair is two nodes, of which the first holds all partitions and the second their copies. Their shells have no goroutine:
 // the benchmark does what it would do.
 type pair struct {
@@ -62,7 +43,7 @@ func newPair(partitions int) *pair {
 			p.stores[i].Shut(q) // until the core opens it
 		}
 		p.nodes[i] = newKeeper(Config{
-			Core: ownership.Config{Self: n, Partitions: partitions, Data: kept{p.stores[i]}}, Sender: wire{p, 1 - i},
+			Core: ownership.Config{Self: n, Partitions: partitions, Data: p.stores[i]}, Sender: wire{p, 1 - i},
 			Logger: slog.New(slog.DiscardHandler), Now: func() algo.Instant { return p.instant() },
 			Boot: func() int64 { return p.now }, Version: p.stores[i].Version,
 		})

@@ -55,7 +55,7 @@ func (d *data) Attach(part int, s ownership.Slot, all bool) {
 		c := &d.parts[part]
 		c.caught, c.flushed, c.drained = false, -1, nil
 	}
-	d.Store.Attach(part, int(s), all)
+	d.Store.Attach(part, s, all)
 }
 
 func (d *data) AttachCurrent(part int, s ownership.Slot, all bool) {
@@ -63,7 +63,7 @@ func (d *data) AttachCurrent(part int, s ownership.Slot, all bool) {
 		c := &d.parts[part]
 		c.caught, c.flushed, c.drained = false, d.p.w.now-1, nil
 	}
-	d.Store.AttachCurrent(part, int(s), all)
+	d.Store.AttachCurrent(part, s, all)
 }
 
 func (d *data) Unguarded(part int, may bool) {
@@ -71,14 +71,12 @@ func (d *data) Unguarded(part int, may bool) {
 	d.Store.Unguarded(part, may)
 }
 
-func (d *data) Widen(part int, s ownership.Slot) { d.Store.Widen(part, int(s)) }
-
 func (d *data) Caught(part int, s ownership.Slot) {
 	if s == ownership.Backup {
 		c := &d.parts[part]
 		c.caught, c.caughtAt = true, d.p.w.now
 	}
-	d.Store.Caught(part, int(s))
+	d.Store.Caught(part, s)
 }
 
 func (d *data) Detach(part int, s ownership.Slot) {
@@ -86,13 +84,11 @@ func (d *data) Detach(part int, s ownership.Slot) {
 		c := &d.parts[part]
 		c.caught, c.flushed, c.drained = false, -1, nil
 	}
-	d.Store.Detach(part, int(s))
+	d.Store.Detach(part, s)
 }
 
-func (d *data) Pending(part int, s ownership.Slot) int { return d.Store.Pending(part, int(s)) }
-
 func (d *data) Drain(part int, s ownership.Slot, now algo.Instant, most int) ([]byte, uint64, bool) {
-	chunk, version, more := d.Store.Drain(part, int(s), now, most)
+	chunk, version, more := d.Store.Drain(part, s, now, most)
 	if c := &d.parts[part]; s == ownership.Backup && !more {
 		c.drained = append(c.drained, drain{version, d.p.w.now})
 	}
@@ -105,9 +101,5 @@ func (d *data) Confirm(part int, s ownership.Slot, version uint64) {
 			c.flushed, c.drained = c.drained[0].at-1, c.drained[1:]
 		}
 	}
-	d.Store.Confirm(part, int(s), version)
-}
-
-func (d *data) TakeOver(part int, now algo.Instant, c ownership.Claim) {
-	d.Store.TakeOver(part, now, store.Claim{Epoch: c.Term.Epoch, N: c.Term.N, Boot: c.Boot})
+	d.Store.Confirm(part, s, version)
 }

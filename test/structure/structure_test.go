@@ -44,7 +44,7 @@ var mayImport = map[string]string{
 	"internal/certs/certstest": "",
 	"internal/strictyaml":      "",
 	"policy":                   "algo internal/file internal/filewatch internal/strictyaml internal/timezone limit",
-	"store":                    "algo internal/timezone",
+	"store":                    "algo cluster/ownership internal/timezone",
 	"cluster":                  "ring",
 	"cluster/ownership":        "algo",
 	"cluster/keeper":           "algo cluster/ownership",
