@@ -329,16 +329,16 @@ func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 	if !l.aligned() {
 		term = min(term, l.Window/loanShare)
 	}
-	left := term
+	within := func(left time.Duration) time.Duration { return min(term, left-left/loanDrift*4) }
 	switch c := l.counter().(type) {
 	case fixedWindow:
 		if t[1] != 0 {
-			left = c.left(l, t, now)
+			return within(c.left(l, t, now))
 		}
 	case calendarWindow:
-		left = c.left(t, now)
+		return within(c.left(t, now))
 	}
-	return min(term, left-left/loanDrift*4)
+	return term
 }
 
 // Unite adds the loans of v: both sides of a split may have gone on with those that they share. A loan that only one side has
@@ -404,4 +404,16 @@ func ReadLoans(now Instant, data []byte) (u Loans, rest []byte, err error) {
 	}
 	u.count()
 	return u, r.data, nil
+}
+
+// Room is the largest cost that would pass if nothing were on loan; Unlimited when no limit counts.
+func (ls Limits) Room(a *Arena, s State, now Instant) int64 {
+	now = s.tick(now)
+	room := Unlimited
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		if n := c.room(&ls[i], a, t, now); room == Unlimited || n < room {
+			room = n
+		}
+	})
+	return room
 }
