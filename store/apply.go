@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"math"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/varint"
 )
 
 // applyHold is how many items of a chunk are taken in while a shard's lock is held.
@@ -31,9 +31,9 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 		return nil
 	}
 	sh, part := s.at(p)
-	a := apply{sh: sh, part: part, staged: staged, now: now, r: reader{data: chunk}}
+	a := apply{sh: sh, part: part, staged: staged, now: now, r: reader{varint.Of(chunk)}}
 	a.rules = a.first[:0]
-	if a.r.byte() != chunkVersion {
+	if a.r.Byte() != chunkVersion {
 		return ErrChunk
 	}
 	for tried := 0; ; {
@@ -41,7 +41,7 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 		var err error
 		sh.locked(func() { err = a.some(&before) })
 		switch {
-		case err == nil && len(a.r.data) == 0:
+		case err == nil && len(a.r.Rest) == 0:
 			return nil
 		case err == nil:
 			tried = 0
@@ -97,13 +97,13 @@ func (a *apply) some(at *reader) error {
 		return ErrHeld
 	}
 	for range applyHold {
-		if len(a.r.data) == 0 {
+		if len(a.r.Rest) == 0 {
 			return nil
 		}
 		*at = a.r
 		rules := len(a.rules)
 		err := a.item()
-		if err == nil && a.r.failed {
+		if err == nil && a.r.Failed() {
 			err = ErrChunk
 		}
 		if err != nil {
@@ -116,14 +116,14 @@ func (a *apply) some(at *reader) error {
 
 func (a *apply) item() error {
 	r, side, b := &a.r, a.to.side(), &a.sh.budget
-	switch r.byte() {
+	switch r.Byte() {
 	case itemVersion:
-		side.version = r.uint(math.MaxInt64)
+		side.version = r.Uint(math.MaxInt64)
 	case itemHistory:
 		return a.history()
 	case itemReset:
-		hash, of := r.word(), r.identity()
-		if r.failed {
+		hash, of := r.Fixed64(), r.identity()
+		if r.Failed() {
 			return ErrChunk
 		}
 		if a.sh.dropState(&a.to.table, hash, of) {
@@ -132,15 +132,14 @@ func (a *apply) item() error {
 		a.sh.dropDeltas(a.to, hash, of)
 		side.memos.forget(of)
 		side.reservations.forget(of, b)
-		a.to.dropLent(of, b)
 	case itemRequestID:
 		k := memoKey{of: r.identity()}
-		k.id, k.kind = string(r.bytes(maxRequestID)), memoKind(r.byte())
-		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), over: r.bool(), lease: r.word()}
+		k.id, k.kind = string(r.bytes(maxRequestID)), memoKind(r.Byte())
+		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), over: r.bool(), lease: r.Fixed64()}
 		m.reservation = r.reservation()
 		m.until = a.now.Mono + r.int(int64(10*time.Minute))
 		caller := string(r.bytes(maxCaller))
-		if r.failed || k.kind == 0 || k.kind >= memoKinds {
+		if r.Failed() || k.kind == 0 || k.kind >= memoKinds {
 			return ErrChunk
 		}
 		k.of = stateID{strings.Clone(k.of.scope), strings.Clone(k.of.key)}
@@ -149,7 +148,7 @@ func (a *apply) item() error {
 		of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 		e.until = a.now.Mono + r.int(maxAge)
 		e.once, e.caller = r.bool(), string(r.bytes(maxCaller))
-		if r.failed {
+		if r.Failed() {
 			return ErrChunk
 		}
 		if p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); (p == nil || i < 0) && side.reservations.count >= a.sh.store.cfg.MaxReservations {
@@ -166,7 +165,7 @@ func (a *apply) item() error {
 		side.reservations.put(of, e, b).undo.Add(e.units)
 	case itemSettled:
 		k := reservationKey{of: r.identity(), id: r.reservation()}
-		if p, i, _ := side.reservations.get(k, 0); p != nil && i >= 0 && !r.failed {
+		if p, i, _ := side.reservations.get(k, 0); p != nil && i >= 0 && !r.Failed() {
 			side.reservations.remove(p, i, b)
 		}
 	case itemRule:
@@ -190,12 +189,12 @@ func (a *apply) item() error {
 
 // gone drops the records of a hash but for those that there are.
 func (a *apply) gone() error {
-	hash := a.r.word()
-	left := make([]stateID, a.r.uint(uint64(len(a.r.data)/2)))
+	hash := a.r.Fixed64()
+	left := make([]stateID, a.r.Uint(uint64(len(a.r.Rest)/2)))
 	for i := range left {
 		left[i] = a.r.identity()
 	}
-	if a.r.failed {
+	if a.r.Failed() {
 		return ErrChunk
 	}
 	var room [4]uint32
@@ -210,7 +209,6 @@ func (a *apply) gone() error {
 		r := a.sh.record(a.to.ref(slots[i]))
 		delete(a.to.annex.owed, r.id())
 		a.to.lose(r)
-		a.to.dropLent(r.id(), &a.sh.budget)
 		a.sh.drop(&a.to.table, slots[i]) // which may move the others
 	}
 }
@@ -219,12 +217,12 @@ func (a *apply) history() error {
 	r, side := &a.r, a.to.annex
 	var lineage []element
 	var deltas [maxLineage]bool
-	n := int(r.uint(maxLineage))
+	n := int(r.Uint(maxLineage))
 	for i := range n {
 		var e element
-		e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot = r.uint(math.MaxUint64), r.uint(math.MaxUint64), r.uint(math.MaxUint64)
+		e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot = r.Uint(math.MaxUint64), r.Uint(math.MaxUint64), r.Uint(math.MaxUint64)
 		e.at = a.now.Mono - r.int(maxAge)
-		e.seen = r.uint(math.MaxInt64)
+		e.seen = r.Uint(math.MaxInt64)
 		deltas[i], e.vague = r.bool(), r.bool()
 		lineage = append(lineage, e)
 	}
@@ -232,10 +230,10 @@ func (a *apply) history() error {
 	for i := range cold {
 		if cold[i].is = r.bool(); cold[i].is {
 			cold[i].at.Mono = a.now.Mono - r.int(maxAge)
-			cold[i].at.Wall = r.signed()
+			cold[i].at.Wall = r.Varint()
 		}
 	}
-	if r.failed || n > 0 && deltas[0] {
+	if r.Failed() || n > 0 && deltas[0] {
 		return ErrChunk
 	}
 	side.cold, side.coldStrict = cold[0], cold[1]
@@ -265,15 +263,15 @@ func (a *apply) history() error {
 
 func (a *apply) rule() error {
 	r := &a.r
-	item := r.data
+	item := r.Rest
 	scope := r.bytes(maxScope)
 	caller := r.bytes(maxCaller)
 	limits := r.bytes(math.MaxInt32)
-	durability, flags := Durability(r.byte()), r.byte()
-	if r.failed || durability > Sync || flags&^(ruleStrict|ruleColdClosed) != 0 {
+	durability, flags := Durability(r.Byte()), r.Byte()
+	if r.Failed() || durability > Sync || flags&^(ruleStrict|ruleColdClosed) != 0 {
 		return ErrChunk
 	}
-	item = item[:len(item)-len(r.data)]
+	item = item[:len(item)-len(r.Rest)]
 	room := &a.sh.store.chunks
 	room.mu.Lock()
 	defer room.mu.Unlock()
@@ -320,11 +318,11 @@ func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
 // record reads what itemKey and itemDelta begin with.
 func (a *apply) record() (rule kept, k Key, err error) {
 	r := &a.r
-	index := r.uint(math.MaxInt32)
-	k.Hash = r.word()
+	index := r.Uint(math.MaxInt32)
+	k.Hash = r.Fixed64()
 	key := r.bytes(maxKey)
 	k.Key = unsafe.String(unsafe.SliceData(key), len(key)) // for as long as the chunk is looked at; a record copies it
-	if r.failed || index >= uint64(len(a.rules)) {
+	if r.Failed() || index >= uint64(len(a.rules)) {
 		return kept{}, k, ErrChunk
 	}
 	rule = a.rules[index]
@@ -340,10 +338,10 @@ func (a *apply) key() error {
 		return err
 	}
 	r := &a.r
-	since := int(r.uint(maxLineage - 1))
+	since := int(r.Uint(maxLineage - 1))
 	o := owing{advanced: r.int(algo.MaxLimit), inherited: r.int(algo.MaxLimit)}
 	state := r.bytes(math.MaxInt32)
-	ids := make([]ReservationID, r.uint(uint64(len(r.data)/len(ReservationID{}))))
+	ids := make([]ReservationID, r.Uint(uint64(len(r.Rest)/len(ReservationID{}))))
 	for i := range ids {
 		ids[i] = r.reservation()
 	}
@@ -351,8 +349,7 @@ func (a *apply) key() error {
 	if len(ids) > 0 {
 		undoable = r.bytes(math.MaxInt32)
 	}
-	loans := r.bytes(math.MaxInt32)
-	if r.failed || since > 0 && since >= len(a.to.annex.lineage) {
+	if r.Failed() || since > 0 && since >= len(a.to.annex.lineage) {
 		return ErrChunk
 	}
 	rec, err := a.state(&a.to.table, rule, k, state)
@@ -360,9 +357,6 @@ func (a *apply) key() error {
 		return err
 	}
 	if err := a.undoable(rec, stateID{rule.rule.Scope, k.Key}, ids, undoable); err != nil {
-		return err
-	}
-	if err := a.loans(rec, loans); err != nil {
 		return err
 	}
 	rec.setSince(since)
@@ -422,34 +416,15 @@ func (a *apply) undoable(r record, of stateID, ids []ReservationID, data []byte)
 	return nil
 }
 
-// loans takes in the loans of a record, in place of those that were known.
-func (a *apply) loans(r record, data []byte) error {
-	if len(data) == 0 {
-		if r.has(lentFlag) {
-			a.to.dropLent(r.id(), &a.sh.budget)
-			r.clear(lentFlag)
-		}
-		return nil
-	}
-	loans, rest, err := algo.ReadLoans(a.now, data)
-	if err != nil || len(rest) > 0 {
-		return ErrChunk
-	}
-	l := a.to.lend(r)
-	l.Loans = loans
-	a.to.keepLent(r, l, &a.sh.budget)
-	return nil
-}
-
 func (a *apply) delta() error {
 	rule, k, err := a.record()
 	if err != nil {
 		return err
 	}
 	r := &a.r
-	i := int(r.uint(maxLineage))
+	i := int(r.Uint(maxLineage))
 	state := r.bytes(math.MaxInt32)
-	if r.failed || i >= len(a.to.annex.lineage) || a.to.annex.lineage[i].delta == nil {
+	if r.Failed() || i >= len(a.to.annex.lineage) || a.to.annex.lineage[i].delta == nil {
 		return ErrChunk
 	}
 	_, err = a.state(a.to.annex.lineage[i].delta, rule, k, state)
@@ -518,10 +493,7 @@ func (a *apply) owe(of stateID, o owing) {
 }
 
 // reader takes items apart. After a failure it goes on returning zeros.
-type reader struct {
-	data   []byte
-	failed bool
-}
+type reader struct{ varint.Reader[[]byte] }
 
 // identity reads what a state is, as a part of the chunk: whoever keeps it copies it.
 func (r *reader) identity() stateID {
@@ -530,78 +502,19 @@ func (r *reader) identity() stateID {
 }
 
 func (r *reader) reservation() (id ReservationID) {
-	if len(r.data) < len(id) {
-		r.fail()
-		return id
-	}
-	copy(id[:], r.data)
-	r.data = r.data[len(id):]
+	copy(id[:], r.Take(uint64(len(id))))
 	return id
 }
 
-func (r *reader) fail() {
-	r.data, r.failed = nil, true
-}
-
-func (r *reader) byte() byte {
-	if len(r.data) == 0 {
-		r.fail()
-		return 0
-	}
-	b := r.data[0]
-	r.data = r.data[1:]
-	return b
-}
-
 func (r *reader) bool() bool {
-	b := r.byte()
+	b := r.Byte()
 	if b > 1 {
-		r.fail()
+		r.Fail()
 	}
 	return b == 1
 }
 
-func (r *reader) word() uint64 {
-	if len(r.data) < 8 {
-		r.fail()
-		return 0
-	}
-	n := binary.LittleEndian.Uint64(r.data)
-	r.data = r.data[8:]
-	return n
-}
-
-// uint reads a number from 0 to most.
-func (r *reader) uint(most uint64) uint64 {
-	n, size := binary.Uvarint(r.data)
-	if size <= 0 || n > most {
-		r.fail()
-		return 0
-	}
-	r.data = r.data[size:]
-	return n
-}
-
-func (r *reader) int(most int64) int64 { return int64(r.uint(uint64(most))) }
-
-func (r *reader) signed() int64 {
-	n, size := binary.Varint(r.data)
-	if size <= 0 {
-		r.fail()
-		return 0
-	}
-	r.data = r.data[size:]
-	return n
-}
+func (r *reader) int(most int64) int64 { return int64(r.Uint(uint64(most))) }
 
 // bytes reads up to most bytes after their number.
-func (r *reader) bytes(most int) []byte {
-	n := int(r.uint(uint64(most)))
-	if n > len(r.data) {
-		r.fail()
-		return nil
-	}
-	b := r.data[:n:n]
-	r.data = r.data[n:]
-	return b
-}
+func (r *reader) bytes(most int) []byte { return slices.Clip(r.Text(uint64(most))) }

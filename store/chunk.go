@@ -7,13 +7,14 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 4, and then items, each of
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 3, and then items, each of
 // which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
 // bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
 // reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
-const chunkVersion = 4
+const chunkVersion = 3
 
 // The kinds of items, and what follows.
 const (
@@ -34,7 +35,7 @@ const (
 	// itemRule: scope, the caller whose keys it is about, limits, durability, flags. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state; number of its reservations,
-	// their ids, and where their units are (algo.Limits.AppendUndoable); length of its loans, and these (algo.Loans.Append).
+	// their ids, and where their units are (algo.Limits.AppendUndoable).
 	itemKey = 8
 	// itemDelta: index of the rule, hash, key, element of the lineage, state.
 	itemDelta = 9
@@ -55,10 +56,6 @@ var ErrChunk = errors.New("store: malformed chunk")
 
 func appendUint(dst []byte, n uint64) []byte { return binary.AppendUvarint(dst, n) }
 func appendWord(dst []byte, n uint64) []byte { return binary.LittleEndian.AppendUint64(dst, n) }
-
-func appendBytes[T string | []byte](dst []byte, b T) []byte {
-	return append(appendUint(dst, uint64(len(b))), b...)
-}
 
 func appendBool(dst []byte, b bool) []byte {
 	if b {
@@ -255,13 +252,13 @@ func (d *drain) requestID(m *remembered) {
 	}
 	d.out = append(d.out, itemRequestID)
 	d.identity(m.key.of)
-	d.out = append(appendBytes(d.out, m.key.id), byte(m.key.kind))
+	d.out = append(varint.AppendText(d.out, m.key.id), byte(m.key.kind))
 	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay)} {
 		d.out = appendUint(d.out, uint64(n))
 	}
 	d.out = append(appendWord(appendBool(d.out, m.over), m.lease), m.reservation[:]...)
 	d.out = appendUint(d.out, uint64(m.until-d.now.Mono))
-	d.out = appendBytes(d.out, m.of.account.label)
+	d.out = varint.AppendText(d.out, m.of.account.label)
 }
 
 func (d *drain) reservation(k reservationKey) {
@@ -278,12 +275,12 @@ func (d *drain) reservation(k reservationKey) {
 	d.out = append(d.out, k.id[:]...)
 	d.out = appendUint(d.out, uint64(r.units))
 	d.out = appendUint(d.out, uint64(r.until-d.now.Mono))
-	d.out = appendBytes(appendBool(d.out, r.once), r.caller)
+	d.out = varint.AppendText(appendBool(d.out, r.once), r.caller)
 }
 
 // identity tells what a state is.
 func (d *drain) identity(of stateID) {
-	d.out = appendBytes(appendBytes(d.out, of.scope), of.key)
+	d.out = varint.AppendText(varint.AppendText(d.out, of.scope), of.key)
 }
 
 // rule tells the rule of a record, where the chunk does not have it yet, and returns its index.
@@ -298,7 +295,7 @@ func (d *drain) rule(r record) uint64 {
 	told := &d.room.told
 	if rule, caller := r.spec.rule, r.spec.caller.label; told.rule != rule || told.caller != caller {
 		d.sh.buffer = algo.AppendLimits(d.sh.buffer[:0], rule.Limits)
-		item := appendBytes(appendBytes(appendBytes(told.item[:0], rule.Scope), caller), d.sh.buffer)
+		item := varint.AppendText(varint.AppendText(varint.AppendText(told.item[:0], rule.Scope), caller), d.sh.buffer)
 		var flags byte
 		if rule.Strict {
 			flags |= ruleStrict
@@ -327,7 +324,7 @@ func (d *drain) head(kind byte, r record) {
 	d.out = append(d.out, kind)
 	d.out = appendUint(d.out, index)
 	d.out = appendWord(d.out, r.hash())
-	d.out = appendBytes(d.out, r.key)
+	d.out = varint.AppendText(d.out, r.key)
 }
 
 // state tells a state: what has been charged since the mark, or the whole.
@@ -339,7 +336,7 @@ func (d *drain) state(r record, mark uint64, alone bool) {
 	d.sh.counted(r, func() {
 		d.sh.buffer = r.spec.rule.Limits.AppendSince(d.sh.buffer[:0], d.sh.arena, r.state, d.now, mark)
 	})
-	d.out = appendBytes(d.out, d.sh.buffer)
+	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 
 // key tells the pending records of a hash, or what records there are, for one that was pending is gone.
@@ -366,7 +363,6 @@ func (d *drain) key(t turn) {
 		// Records that share a hash share turns, and one's mark means nothing to another.
 		d.state(r, t.mark, len(slots) == 1)
 		d.undoable(r)
-		d.loans(r)
 	}
 	if told {
 		return
@@ -376,7 +372,7 @@ func (d *drain) key(t turn) {
 	d.out = appendUint(d.out, uint64(len(slots)))
 	for _, slot := range slots {
 		r := d.sh.record(d.part.ref(slot))
-		d.out = appendBytes(appendBytes(d.out, r.spec.rule.Scope), r.key)
+		d.out = varint.AppendText(varint.AppendText(d.out, r.spec.rule.Scope), r.key)
 	}
 }
 
@@ -399,16 +395,7 @@ func (d *drain) undoable(r record) {
 	d.sh.counted(r, func() {
 		d.sh.buffer = r.spec.rule.Limits.AppendUndoable(d.sh.buffer[:0], d.sh.arena, r.state, d.now, &p.undo)
 	})
-	d.out = appendBytes(d.out, d.sh.buffer)
-}
-
-// loans tells a record's loans.
-func (d *drain) loans(r record) {
-	d.sh.buffer = d.sh.buffer[:0]
-	if l := d.part.lentOf(r); l != nil {
-		d.sh.buffer = l.Append(d.sh.buffer, d.now)
-	}
-	d.out = appendBytes(d.out, d.sh.buffer)
+	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 
 // delta tells the pending deltas of a key. Of those that are gone nothing is told: they are dropped by everybody for the

@@ -189,7 +189,6 @@ func (m *merge) run() {
 			}
 		}
 	}
-	m.uniteLent()
 	m.owe()
 }
 

@@ -349,7 +349,7 @@ func TestMailIsBounded(t *testing.T) {
 // TestMailOvertakes: what others wait for does not stand behind the content of partitions, which goes on all the same.
 func TestMailOvertakes(t *testing.T) {
 	var box mailbox
-	bulky := func() ownership.Message { return &ownership.Replicate{Chunk: make([]byte, lightChunk+1)} }
+	bulky := func() ownership.Message { return &ownership.Replicate{Chunk: make([]byte, ownership.LightChunk+1)} }
 	for i := range 5 {
 		box.add(&ownership.Envelope{Message: bulky()})
 		box.add(&ownership.Envelope{Message: &ownership.Commit{Replicate: ownership.Replicate{Sequence: uint64(2 * i), Chunk: make([]byte, 200<<10)}}})
@@ -371,7 +371,7 @@ func TestMailOvertakes(t *testing.T) {
 	if want := "ccccB|ccccB|ccB|B|B|"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
-	if box.light.weight != 0 || box.heavy.weight != 0 {
+	if box.light.weight != 0 || box.bulk.weight != 0 {
 		t.Errorf("%+v", box)
 	}
 }

@@ -1,9 +1,9 @@
 package envoy
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +11,7 @@ import (
 	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/internal/varint"
 )
 
 // WatchConfig says how a directory is read and who is told. Its zero value is ready for use.
@@ -81,22 +82,14 @@ func ReadDir(dir string) ([]File, error) {
 func pack(files []File) []byte {
 	out := []byte{1} // never empty, as a file may be that is just being written
 	for _, f := range files {
-		out = append(binary.AppendUvarint(out, uint64(len(f.Name))), f.Name...)
-		out = append(binary.AppendUvarint(out, uint64(len(f.Data))), f.Data...)
+		out = varint.AppendText(varint.AppendText(out, f.Name), f.Data)
 	}
 	return out
 }
 
 func unpack(packed []byte) (files []File) {
-	text := func() []byte {
-		n, used := binary.Uvarint(packed)
-		b := packed[used : used+int(n)]
-		packed = packed[used+int(n):]
-		return b
-	}
-	for packed = packed[1:]; len(packed) > 0; {
-		name := string(text())
-		files = append(files, File{Name: name, Data: text()})
+	for r := varint.Of(packed[1:]); len(r.Rest) > 0; {
+		files = append(files, File{Name: string(r.Text(math.MaxUint32)), Data: r.Text(math.MaxUint32)})
 	}
 	return files
 }

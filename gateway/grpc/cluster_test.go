@@ -45,17 +45,16 @@ func trio(t *testing.T, text string) []weirv1.LimiterClient {
 	}
 	var clients []weirv1.LimiterClient
 	for i, n := range nodes {
-		peers := peer.NewForwarder(peer.ForwarderConfig{
+		streams := transport.Config{
 			Self: n, RingSettings: 0xabc, Logger: slog.New(slog.DiscardHandler),
 			Address: func(n ownership.Node) (string, bool) { a, ok := address[n]; return a, ok },
-		})
+		}
+		peers := peer.NewForwarder(peer.ForwarderConfig{Config: streams})
 		own := byNumber{i, nodes}
 		l := limiter.New(limiter.Config{Policies: set, Ownership: own, Peers: peers, Timeout: testkit.Patience})
 		own.open(l)
 		server := grpc.NewServer(grpc.ForceServerCodecV2(transport.Codec()))
-		peerv1.RegisterPeerServer(server, peer.NewServer(peer.ServerConfig{
-			Self: n, RingSettings: 0xabc, Receiver: l, Logger: slog.New(slog.DiscardHandler),
-		}))
+		peerv1.RegisterPeerServer(server, peer.NewServer(peer.ServerConfig{Config: streams, Receiver: l}))
 		NewServer(ServerConfig{Service: l}).Register(server)
 		var served sync.WaitGroup
 		served.Go(func() { _ = server.Serve(listeners[i]) }) // ends with Stop

@@ -256,14 +256,11 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		}
 	}
 	n.peers = peer.NewForwarder(peer.ForwarderConfig{
-		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log,
-		Observe:     func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
-		Credentials: n.security.peerClient(),
+		Config:  n.transport(),
+		Observe: func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
 	})
 	n.messenger = replica.NewMessenger(replica.MessengerConfig{
-		Self: n.self(), RingSettings: n.settings, Partitions: ring.Partitions, Address: n.peerAddress,
-		Receive: func(list []ownership.Envelope) { n.keeper.Receive(list) }, Logger: n.log,
-		Credentials: n.security.peerClient(),
+		Config: n.transport(), Partitions: ring.Partitions, Receive: func(list []ownership.Envelope) { n.keeper.Receive(list) },
 	})
 	if n.tracer, err = n.trace(); err != nil {
 		return n, err
@@ -400,8 +397,7 @@ func (n *Node) serve() {
 			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(transport.Codec()))...)
 		services := calls.Registrar(n.peerServer)
 		n.peerService = peer.NewServer(peer.ServerConfig{
-			MaxReplies: budget.Replies,
-			Self:       n.self(), RingSettings: n.settings, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity, Logger: n.log,
+			Config: n.transport(), MaxReplies: budget.Replies, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity,
 			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
 		})
 		peerv1.RegisterPeerServer(services, n.peerService)
@@ -429,7 +425,6 @@ func (n *Node) serve() {
 		services := calls.Registrar(n.grpcServer)
 		n.callers.Register(services)
 		weirv1.RegisterAdminServer(services, &admin{n: n})
-		n.gubernatorService("grpc").Register(services)
 		if s := n.envoyService("grpc"); s != nil {
 			s.Register(services)
 		}
@@ -442,7 +437,7 @@ func (n *Node) serve() {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
 			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
-			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(),
+			Policies: n.listPolicies, Metrics: n.metrics.Handler(), JSON: n.envoyJSON(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
 		})), n.log))
@@ -826,6 +821,13 @@ func (n *Node) self() ownership.Node {
 		return ownership.Node{Name: n.cfg.Name}
 	}
 	return ownership.Node{Name: v.Self.Name, Boot: v.Self.Boot}
+}
+
+// transport is what the streams between nodes need to know of this one.
+func (n *Node) transport() transport.Config {
+	return transport.Config{
+		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log, Credentials: n.security.peerClient(),
+	}
 }
 
 func (n *Node) peerAddress(p ownership.Node) (string, bool) {

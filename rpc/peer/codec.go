@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -115,7 +116,7 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	p.number, p.timeout, p.caller = number, timeout, op.Caller
 	b := binary.AppendUvarint(p.bytes, flags)
 	if flags&opCaller != 0 {
-		b = appendText(b, op.Caller)
+		b = varint.AppendText(b, op.Caller)
 	}
 	if flags&opTarget != 0 {
 		b = binary.AppendUvarint(b, uint64(number))
@@ -127,13 +128,13 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 		b = binary.AppendVarint(b, op.Cost)
 	}
 	if flags&opRequestID != 0 {
-		b = appendText(b, op.RequestID)
+		b = varint.AppendText(b, op.RequestID)
 	}
 	if flags&opHops != 0 {
 		b = binary.AppendUvarint(b, uint64(op.Hops))
 	}
 	b = append(b, op.Trace...)
-	p.bytes = appendText(b, op.Key)
+	p.bytes = varint.AppendText(b, op.Key)
 	return true
 }
 
@@ -173,10 +174,6 @@ func flagIf(set bool, f uint64) uint64 {
 	return 0
 }
 
-func appendText(b []byte, s string) []byte {
-	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
-}
-
 // appendMessage appends a message that takes n bytes.
 func appendMessage(b []byte, n int, m interface {
 	MarshalToSizedBufferVT([]byte) (int, error)
@@ -186,51 +183,6 @@ func appendMessage(b []byte, n int, m interface {
 	b = b[:at+n]
 	_, _ = m.MarshalToSizedBufferVT(b[at:]) // it has no error to return
 	return b
-}
-
-// reader reads a packed form. A mistake ends it: what is read then is 0.
-type reader struct {
-	rest string
-	bad  bool
-}
-
-func (r *reader) fail() { r.rest, r.bad = "", true }
-
-func (r *reader) uvarint() (v uint64) {
-	for i := range min(len(r.rest), binary.MaxVarintLen64) {
-		c := r.rest[i]
-		if i == binary.MaxVarintLen64-1 && c > 1 {
-			break
-		}
-		v |= uint64(c&0x7f) << (7 * i)
-		if c < 0x80 {
-			r.rest = r.rest[i+1:]
-			return v
-		}
-	}
-	r.fail()
-	return 0
-}
-
-func (r *reader) varint() int64 {
-	v := r.uvarint()
-	return int64(v>>1) ^ -int64(v&1)
-}
-
-func (r *reader) duration() time.Duration { return time.Duration(r.uvarint()) }
-
-func (r *reader) text() string {
-	n := r.uvarint()
-	return r.bytes(n)
-}
-
-func (r *reader) bytes(n uint64) (s string) {
-	if n > uint64(len(r.rest)) {
-		r.fail()
-		return ""
-	}
-	s, r.rest = r.rest[:n], r.rest[n:]
-	return s
 }
 
 // numberedTargets are the receiver's side of numbers. A target that this node cannot make sense of is the matter of those who
@@ -265,51 +217,51 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 			return ops, err
 		}
 	}
-	r := reader{rest: string(b.Operations)} // one copy for all keys: the message's own room is used again
+	r := varint.Of(string(b.Operations)) // one copy for all keys: the message's own room is used again
 	var number, timeout uint64
 	var caller string
-	for r.rest != "" {
+	for r.Rest != "" {
 		if len(ops) == maxBatch {
 			return ops, status.Errorf(codes.ResourceExhausted, "operations: a batch holds at most %d", maxBatch)
 		}
 		ops = append(ops, limiter.Op{})
 		op := &ops[len(ops)-1]
-		flags := r.uvarint()
+		flags := r.Uvarint()
 		if flags >= opUnknown || flags&opItem != 0 && flags != opItem {
 			return ops, malformed("operations", "item %d has flags %#x", len(ops)-1, flags)
 		}
 		if flags&opCaller != 0 {
-			if caller = r.text(); len(caller) > maxCaller {
+			if caller = r.Text(math.MaxInt); len(caller) > maxCaller {
 				return ops, malformed("operations", "item %d names a caller of %d bytes", len(ops)-1, len(caller))
 			}
 		}
 		if flags&opItem != 0 {
 			item := new(peerv1.Item)
-			if err := item.UnmarshalVT([]byte(r.text())); err != nil || r.bad {
+			if err := item.UnmarshalVT([]byte(r.Text(math.MaxInt))); err != nil || r.Failed() {
 				return ops, malformed("operations", "item %d is malformed", len(ops)-1)
 			}
 			operation(op, item)
 			continue
 		}
 		if flags&opTarget != 0 {
-			number = r.uvarint()
+			number = r.Uvarint()
 		}
 		if flags&opTimeout != 0 {
-			timeout = r.uvarint()
+			timeout = r.Uvarint()
 		}
 		op.Kind, op.Cost, op.Hops = limiter.OpCheck, 1, 1
 		if flags&opCost != 0 {
-			op.Cost = r.varint()
+			op.Cost = r.Varint()
 		}
 		op.Partial, op.Always = flags&opPartial != 0, flags&opAlways != 0
 		if flags&opRequestID != 0 {
-			op.RequestID = r.text()
+			op.RequestID = r.Text(math.MaxInt)
 		}
 		if flags&opHops != 0 {
-			op.Hops = int(min(r.uvarint(), math.MaxInt32))
+			op.Hops = int(min(r.Uvarint(), math.MaxInt32))
 		}
 		if flags&opTrace != 0 {
-			op.Trace = r.bytes(limiter.TraceContext)
+			op.Trace = r.Take(limiter.TraceContext)
 		}
 		op.Left = time.Duration(min(timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
 		var known bool
@@ -318,9 +270,9 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 				return ops, malformed("operations", "item %d names target %d, which this stream has not defined", len(ops)-1, number)
 			}
 		}
-		op.Key, op.Caller = r.text(), caller
+		op.Key, op.Caller = r.Text(math.MaxInt), caller
 		op.Configured = limit.Reserved(op.Namespace) // its sender has made sure that no caller sent it
-		if r.bad {
+		if r.Failed() {
 			return ops, malformed("operations", "item %d is cut short", len(ops)-1)
 		}
 	}
@@ -419,22 +371,24 @@ func appendLimit(b []byte, s *limit.LimitStatus) []byte {
 
 // outcomes reads the outcomes of a packed reply one by one.
 type outcomes struct {
-	reader
+	varint.Reader[string]
 	quota
 }
+
+func duration(r *varint.Reader[string]) time.Duration { return time.Duration(r.Uvarint()) }
 
 // next fills in the Outcome of an operation. One that does not fit it is none. It reports false when there is no further
 // outcome, or none that can be read.
 func (r *outcomes) next(op *limiter.Op) bool {
-	if r.rest == "" {
+	if r.Rest == "" {
 		return false
 	}
 	out := &op.Outcome
 	*out = limiter.Outcome{}
-	flags := r.uvarint()
+	flags := r.Uvarint()
 	if flags == outReply {
 		reply := new(peerv1.ItemReply)
-		if reply.UnmarshalVT([]byte(r.text())) != nil || r.bad {
+		if reply.UnmarshalVT([]byte(r.Text(math.MaxInt))) != nil || r.Failed() {
 			return false
 		}
 		setOutcome(op, reply)
@@ -447,64 +401,64 @@ func (r *outcomes) next(op *limiter.Op) bool {
 	d.Policy, d.RequestID = policyOf(op), op.RequestID
 	d.Allowed = flags&outAllowed != 0
 	if flags&outQuota != 0 {
-		r.limit, r.window = r.varint(), r.duration()
+		r.limit, r.window = r.Varint(), duration(&r.Reader)
 	}
 	d.Limit, d.Window = r.limit, r.window
 	if flags&outRetryAfter != 0 {
-		d.RetryAfter = r.duration()
+		d.RetryAfter = duration(&r.Reader)
 	}
 	if flags&outNever != 0 {
 		d.RetryAfter = algo.Never
 	}
 	if flags&outResetAfter != 0 {
-		d.ResetAfter = r.duration()
+		d.ResetAfter = duration(&r.Reader)
 	}
 	if flags&outRememberFor != 0 {
-		d.RememberFor = r.duration()
+		d.RememberFor = duration(&r.Reader)
 	}
 	if d.Granted = usualGrant(d.Allowed, op.Cost); flags&outGranted != 0 {
-		d.Granted = r.varint()
+		d.Granted = r.Varint()
 	}
 	if flags&outDelay != 0 {
-		d.Delay = r.duration()
+		d.Delay = duration(&r.Reader)
 	}
 	d.Shadow, d.Degraded = flags&outShadow != 0, flags&outDegraded != 0
 	d.FailedOpen, d.FailedClosed = flags&outFailedOpen != 0, flags&outFailedClosed != 0
 	if flags&outLease != 0 {
-		out.Lease = lease(r.uvarint())
+		out.Lease = lease(r.Uvarint())
 	}
 	if flags&outLimits != 0 {
 		d.Limits = r.limits()
 	}
-	d.Remaining = r.varint()
+	d.Remaining = r.Varint()
 	if op.Kind != limiter.OpCheck {
 		*out = limiter.Outcome{Unreachable: true}
 	}
-	return !r.bad
+	return !r.Failed()
 }
 
 // limits reads the limits of a policy that has several. There are no more than there are bytes for.
 func (r *outcomes) limits() []limit.LimitStatus {
-	n := r.uvarint()
+	n := r.Uvarint()
 	const least = 5 // bytes of one
-	if n > uint64(len(r.rest)/least) {
-		r.fail()
+	if n > uint64(len(r.Rest)/least) {
+		r.Fail()
 	}
-	if n == 0 || r.bad {
+	if n == 0 || r.Failed() {
 		return nil
 	}
 	list := make([]limit.LimitStatus, n)
 	for i := range list {
 		s := &list[i]
-		s.Limit, s.Window = r.varint(), r.duration()
-		s.Remaining, s.ResetAfter = r.varint(), r.duration()
-		switch r.uvarint() {
+		s.Limit, s.Window = r.Varint(), duration(&r.Reader)
+		s.Remaining, s.ResetAfter = r.Varint(), duration(&r.Reader)
+		switch r.Uvarint() {
 		case 0:
 			s.RetryAfter = algo.Never
 		case 1:
-			s.RetryAfter = r.duration()
+			s.RetryAfter = duration(&r.Reader)
 		default:
-			r.fail()
+			r.Fail()
 		}
 	}
 	return list

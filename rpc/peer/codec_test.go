@@ -17,6 +17,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/stream"
+	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -113,7 +115,7 @@ func TestPackedOutcomes(t *testing.T) {
 			ops[i].Outcome = outcomeOf(rng, ops[i])
 			b = appendOutcome(b, &q, ops[i])
 		}
-		in := outcomes{reader: reader{rest: string(b)}}
+		in := outcomes{Reader: varint.Of(string(b))}
 		for i, op := range ops {
 			want, got := *op, *op
 			setOutcome(&want, overTheWire(t, protoOutcome(op)))
@@ -121,7 +123,7 @@ func TestPackedOutcomes(t *testing.T) {
 				t.Fatalf("outcome %d\n got %+v\nwant %+v", i, got.Outcome, want.Outcome)
 			}
 		}
-		if in.rest != "" || in.next(new(limiter.Op)) {
+		if in.Rest != "" || in.next(new(limiter.Op)) {
 			t.Fatal("more outcomes than there were")
 		}
 	}
@@ -244,13 +246,13 @@ func TestPackedNonsense(t *testing.T) {
 		"a reply that is none": {outReply, 1, 0xff}, "nothing remains": {outAllowed}, "more limits than bytes": {0x80, 0x80, 0x01, 2, 0, 0, 0, 0, 0, 0, 0},
 		"an odd limit": {0x80, 0x80, 0x01, 1, 0, 0, 0, 0, 2, 0, 0},
 	} {
-		in := outcomes{reader: reader{rest: string(b)}}
+		in := outcomes{Reader: varint.Of(string(b))}
 		if in.next(check("k", 1)) {
 			t.Errorf("outcome: %s", what)
 		}
 	}
 	// A decision on what was no check is none, and what comes after it is.
-	in := outcomes{reader: reader{rest: "\x02\x00\x02\x00"}}
+	in := outcomes{Reader: varint.Of("\x02\x00\x02\x00")}
 	reset, after := &limiter.Op{Kind: limiter.OpReset}, check("k", 1)
 	if !in.next(reset) || !in.next(after) || !reset.Outcome.Unreachable || !after.Outcome.Decision.Allowed {
 		t.Errorf("%+v, %+v", reset.Outcome, after.Outcome)
@@ -278,15 +280,14 @@ func TestTargetsUnknownHere(t *testing.T) {
 // TestNumbers: a message that is repeated on a new stream defines all that it names, and those after it are not misread; nor are
 // they when numbers run out.
 func TestNumbers(t *testing.T) {
-	l := newLink(ForwarderConfig{}, bob, 1, nil)
-	defer l.stop()
+	l := newQueue(&ForwarderConfig{}, bob, 1, stream.NewSignal())
 	ask := func(policies ...string) *message {
 		t.Helper()
-		f := flightOf(time.Hour, len(policies))
+		f := callOf(time.Hour, len(policies))
 		for i, p := range policies {
 			f.ops[i].Policy = p
 		}
-		if !l.send(f) {
+		if !l.add(f) {
 			t.Fatal("not taken")
 		}
 		return l.take()
@@ -305,7 +306,7 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	l.answered(replyOf(1, check("k", 1)).GetReply())
-	l.repeat()
+	l.Broken()
 	clear(l.numbers) // as on every new stream
 	second := new(numberedTargets)
 	for i, policies := range [][]string{{"a", "b"}, {"b", "a", "b"}, {"c", "a"}} {
@@ -380,7 +381,7 @@ func TestPackingTakesNoMemory(t *testing.T) {
 	}
 	text := string(out)
 	if n := testing.AllocsPerRun(100, func() {
-		in := outcomes{reader: reader{rest: text}}
+		in := outcomes{Reader: varint.Of(text)}
 		for _, op := range ops {
 			in.next(op)
 		}
@@ -412,7 +413,7 @@ func BenchmarkPack(b *testing.B) {
 			}
 		}},
 		{"outcomes back", len(out), func() {
-			in := outcomes{reader: reader{rest: string(out)}}
+			in := outcomes{Reader: varint.Of(string(out))}
 			for _, op := range ops {
 				in.next(op)
 			}
@@ -471,7 +472,7 @@ func FuzzPackedOperations(f *testing.F) {
 		for i := range ops {
 			out = appendOutcome(out, &q, &ops[i])
 		}
-		in := outcomes{reader: reader{rest: string(out)}}
+		in := outcomes{Reader: varint.Of(string(out))}
 		for i := range ops {
 			got := ops[i]
 			if !in.next(&got) || got.Outcome.Unreachable {
@@ -495,7 +496,7 @@ func FuzzPackedOutcomes(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		in := outcomes{reader: reader{rest: string(b)}}
+		in := outcomes{Reader: varint.Of(string(b))}
 		var read []*limiter.Op
 		for op := check("k", 1); in.next(op); op = check("k", 1) {
 			read = append(read, op)
@@ -505,7 +506,7 @@ func FuzzPackedOutcomes(f *testing.F) {
 		for _, op := range read {
 			again = appendOutcome(again, &q, op)
 		}
-		in = outcomes{reader: reader{rest: string(again)}}
+		in = outcomes{Reader: varint.Of(string(again))}
 		for i, op := range read {
 			got := check("k", 1)
 			if !in.next(got) || !reflect.DeepEqual(got.Outcome, op.Outcome) {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/stream"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -165,7 +166,7 @@ func TestAnswerLostOnTheWay(t *testing.T) {
 			via.Cut()
 			if pending {
 				testkit.Eventually(t, "the batch is asked for again", func() bool {
-					l, err := p.link(bob)
+					l, _, err := p.links.To(bob)
 					if err != nil {
 						return false
 					}
@@ -186,7 +187,7 @@ func TestAnswerLostOnTheWay(t *testing.T) {
 // TestFirstStreamBreaks: not even one answer has come on the stream that breaks.
 func TestFirstStreamBreaks(t *testing.T) {
 	noLeaks(t)
-	server := NewServer(ServerConfig{Self: bob, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)})
+	server := NewServer(ServerConfig{Config: transport.Config{Self: bob, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)}})
 	var carried, streams atomic.Int64
 	broken := make(chan struct{})
 	server.cfg.Receiver = receiver(func(ops []*limiter.Op) func(context.Context) {
@@ -302,7 +303,7 @@ func TestRefusedStreams(t *testing.T) {
 
 // waiting is how many operations wait for bob.
 func waiting(p *Forwarder) int {
-	l, err := p.link(bob)
+	l, _, err := p.links.To(bob)
 	if err != nil {
 		return 0
 	}
@@ -372,11 +373,11 @@ func TestHungPeer(t *testing.T) {
 				t.Errorf("took %v", took)
 			}
 			// Nothing is kept of what nobody waits for.
-			l, _ := p.link(bob)
+			l, _, _ := p.links.To(bob)
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if l.waiting != 0 || len(l.sent) != 0 || len(l.queue) != 0 || l.acked != l.sequence {
-				t.Errorf("%d waiting, %d sent, %d queued, acknowledged %d of %d", l.waiting, len(l.sent), len(l.queue), l.acked, l.sequence)
+			if l.waiting != 0 || len(l.sent) != 0 || l.calls.Len() != 0 || l.acked != l.sequence {
+				t.Errorf("%d waiting, %d sent, %d queued, acknowledged %d of %d", l.waiting, len(l.sent), l.calls.Len(), l.acked, l.sequence)
 			}
 		})
 		for _, end := range []string{"Retain", "Close"} {
@@ -432,7 +433,7 @@ func TestStuckPeer(t *testing.T) {
 	for range maxWaiting / maxBatch {
 		callers.Go(func() { wantUnreachable(t, ask(maxBatch)[0]) })
 	}
-	l, err := p.link(bob)
+	l, _, err := p.links.To(bob)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,8 +443,8 @@ func TestStuckPeer(t *testing.T) {
 	callers.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.waiting != 0 || len(l.sent) != 0 || len(l.queue) != 0 || l.void != 0 {
-		t.Errorf("%d waiting, %d sent, %d queued, %d void", l.waiting, len(l.sent), len(l.queue), l.void)
+	if l.waiting != 0 || len(l.sent) != 0 || l.calls.Len() != 0 || l.void != 0 {
+		t.Errorf("%d waiting, %d sent, %d queued, %d void", l.waiting, len(l.sent), l.calls.Len(), l.void)
 	}
 }
 
@@ -616,7 +617,7 @@ func TestGarbageReplies(t *testing.T) {
 				}
 				wantAnswer(t, forward(p, ctx, 2))
 			})
-			l, _ := p.link(bob)
+			l, _, _ := p.links.To(bob)
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			if l.waiting != 0 || len(l.sent) != 0 || l.acked != 3 || observed.Load() != 3 || items.Load() != 3 {
@@ -635,9 +636,9 @@ func admitted(op *limiter.Op) *limiter.Op {
 	return op
 }
 
-// flightOf is a flight of some checks.
-func flightOf(wait time.Duration, ops int) *flight {
-	f := &flight{until: time.Now().Add(wait), done: make(chan struct{}, 1)}
+// callOf is a call of some checks.
+func callOf(wait time.Duration, ops int) *call {
+	f := &call{until: time.Now().Add(wait), done: make(chan struct{}, 1)}
 	for range ops {
 		f.ops = append(f.ops, check("k", 1))
 	}
@@ -647,11 +648,10 @@ func flightOf(wait time.Duration, ops int) *flight {
 
 // TestRepeat: what is worth sending again when a stream broke, and what is not.
 func TestRepeat(t *testing.T) {
-	l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
-	defer l.stop()
-	ask := func() (*flight, *message) {
-		f := flightOf(time.Hour, 1)
-		if !l.send(f) {
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
+	ask := func() (*call, *message) {
+		f := callOf(time.Hour, 1)
+		if !l.add(f) {
 			t.Fatal("not taken")
 		}
 		return f, l.take()
@@ -666,7 +666,7 @@ func TestRepeat(t *testing.T) {
 	if !l.abandon(gone) || l.abandon(gone) {
 		t.Error("abandoned how often?")
 	}
-	l.repeat()
+	l.Broken()
 	if len(l.again) != 2 || l.again[0] != m1 || l.again[1] != m5 || l.waiting != 2 || l.acked != 0 {
 		t.Errorf("again %v, %d waiting, %d acknowledged", l.again, l.waiting, l.acked)
 	}
@@ -690,11 +690,10 @@ func TestRepeat(t *testing.T) {
 // TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not sent.
 func TestTimeLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
-		defer l.stop()
-		queue := func(wait time.Duration, items int) *flight {
-			f := flightOf(wait, items)
-			if !l.send(f) {
+		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
+		queue := func(wait time.Duration, items int) *call {
+			f := callOf(wait, items)
+			if !l.add(f) {
 				t.Fatal("not taken")
 			}
 			return f
@@ -724,11 +723,10 @@ func TestTimeLeft(t *testing.T) {
 
 // TestAbandonedAmongOthers: a caller who has given up is not touched by the answer to a message that others wait for.
 func TestAbandonedAmongOthers(t *testing.T) {
-	l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
-	defer l.stop()
-	gone, stays := flightOf(time.Hour, 2), flightOf(time.Hour, 1)
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
+	gone, stays := callOf(time.Hour, 2), callOf(time.Hour, 1)
 	its := gone.ops
-	if !l.send(gone) || !l.send(stays) {
+	if !l.add(gone) || !l.add(stays) {
 		t.Fatal("not taken")
 	}
 	m := l.take()
@@ -782,14 +780,13 @@ func TestNextStreamDefinesAnew(t *testing.T) {
 
 // TestWindow: no more messages are under way than the receiver remembers, and the first answer lets the rest go on.
 func TestWindow(t *testing.T) {
-	l := newLink(ForwarderConfig{Logger: slog.New(slog.DiscardHandler)}, bob, 1, nil)
-	defer l.stop()
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
 	for range maxUnacknowledged + 1 {
-		l.send(flightOf(time.Hour, 1))
+		l.add(callOf(time.Hour, 1))
 		l.take()
 	}
-	if len(l.sent) != maxUnacknowledged || len(l.queue) != 1 {
-		t.Fatalf("%d sent, %d queued", len(l.sent), len(l.queue))
+	if len(l.sent) != maxUnacknowledged || l.calls.Len() != 1 {
+		t.Fatalf("%d sent, %d queued", len(l.sent), l.calls.Len())
 	}
 	<-l.wake
 	l.answered(replyOf(2, check("k", 1)).GetReply())

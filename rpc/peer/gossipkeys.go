@@ -10,9 +10,9 @@ import (
 
 // GossipKeys has a node carry out one step with its gossip keys, and tell them.
 func (p *Forwarder) GossipKeys(ctx context.Context, node ownership.Node, req *weirv1.GossipKeysRequest) (*weirv1.MemberKeys, error) {
-	l, err := p.link(node)
+	_, conn, err := p.links.To(node)
 	if err != nil {
 		return nil, err
 	}
-	return peerv1.NewGossipKeysClient(l.conn).Apply(ctx, req)
+	return peerv1.NewGossipKeysClient(conn).Apply(ctx, req)
 }

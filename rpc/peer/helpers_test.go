@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/testkit"
 
@@ -55,7 +56,7 @@ const settings = 0xabc
 func servePeer(t testing.TB, self ownership.Node, r Receiver) (*Server, string) {
 	t.Helper()
 	s := NewServer(ServerConfig{
-		Self: self, RingSettings: settings, Receiver: r, Logger: slog.New(slog.DiscardHandler),
+		Config: transport.Config{Self: self, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)}, Receiver: r,
 		Identify: func() *peerv1.IdentifyResponse { return &peerv1.IdentifyResponse{Name: self.Name, Boot: self.Boot} },
 		Inspect:  func() *peerv1.InspectResponse { return &peerv1.InspectResponse{Name: self.Name, Boot: self.Boot} },
 	})
@@ -65,10 +66,10 @@ func servePeer(t testing.TB, self ownership.Node, r Receiver) (*Server, string) 
 // newPeers returns alice's Peers, who knows bob's address.
 func newPeers(t testing.TB, addr string, change ...func(*ForwarderConfig)) *Forwarder {
 	t.Helper()
-	cfg := ForwarderConfig{
+	cfg := ForwarderConfig{Config: transport.Config{
 		Self: alice, RingSettings: settings, Logger: slog.New(slog.DiscardHandler),
 		Address: func(n ownership.Node) (string, bool) { return addr, n.Name == bob.Name },
-	}
+	}}
 	for _, c := range change {
 		c(&cfg)
 	}
@@ -220,13 +221,13 @@ func wantReply(t testing.TB, s peerv1.Peer_ForwardClient, to *peerv1.ForwardRequ
 		t.Fatalf("reply %v, want to sequence %d", r, to.GetBatch().Sequence)
 	}
 	ops := asked(t, new(numberedTargets), to.GetBatch())
-	in := outcomes{reader: reader{rest: string(r.Outcomes)}}
+	in := outcomes{Reader: varint.Of(string(r.Outcomes))}
 	for _, op := range ops {
 		if !in.next(op) {
 			t.Fatalf("malformed: %v", r)
 		}
 	}
-	if in.rest != "" {
+	if in.Rest != "" {
 		t.Fatalf("too many outcomes: %v", r)
 	}
 	if len(ops) == 0 {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -14,7 +13,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -37,21 +35,19 @@ type Receiver interface {
 	Receive(ops []*limiter.Op) (rest func(context.Context))
 }
 
-// ServerConfig is what a Server needs. All fields are required.
+// ServerConfig is what a Server needs. All fields are required, but for those that transport.Config says.
 type ServerConfig struct {
+	transport.Config
 	// MaxReplies is about how many bytes of replies are remembered, of all senders. At it batches are taken only from senders of whom
 	// none is, until they have acknowledged some. 0: any number.
-	MaxReplies   int64
-	Self         ownership.Node
-	RingSettings uint64
-	Receiver     Receiver
+	MaxReplies int64
+	Receiver   Receiver
 	// Inspect tells about this node.
 	Inspect func() *peerv1.InspectResponse
 	// Panicked is called with a panic in handing a batch on. The batch stays without an answer.
 	Panicked func(*recovered.Error)
 	// Identify tells who this node is.
 	Identify func() *peerv1.IdentifyResponse
-	Logger   *slog.Logger
 }
 
 // Server answers other nodes.
@@ -161,8 +157,8 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 		return err
 	}
 	hello := first.GetHello()
-	if err := transport.Accept(hello, s.cfg.Self, s.cfg.RingSettings); err != nil {
-		s.cfg.Logger.Warn("peer stream rejected", "peer", hello.GetFromName(), "error", err)
+	welcome, err := s.cfg.Accept(hello)
+	if err != nil {
 		return err
 	}
 	sess, err := s.join(sessionKey{hello.FromBoot, hello.Stream})
@@ -170,7 +166,7 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 		return err
 	}
 	defer s.leave(sess)
-	if err := stream.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Welcome{Welcome: transport.Welcome()}}); err != nil {
+	if err := stream.Send(&peerv1.ForwardReply{Body: &peerv1.ForwardReply_Welcome{Welcome: welcome}}); err != nil {
 		return err
 	}
 	out := &outlet{stream: stream}
@@ -179,7 +175,7 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 	defer handed.Wait()
 	err = s.serve(stream, sess, out, &handed)
 	if err != nil {
-		s.cfg.Logger.Warn("peer stream ended", "peer", hello.FromName, "error", err)
+		s.cfg.Logger.Warn("peer stream ended", "carries", "operations", "peer", hello.FromName, "error", err)
 	}
 	return err
 }

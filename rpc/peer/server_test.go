@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -136,15 +137,15 @@ func TestGarbageBatches(t *testing.T) {
 			b.Operations = append(binary.AppendUvarint(binary.AppendUvarint(b.Operations, opItem), uint64(len(data))), data...)
 		}
 		sendTo(t, s, m)
-		in := outcomes{reader: reader{rest: string(recv(t, s).GetReply().GetOutcomes())}}
+		in := outcomes{Reader: varint.Of(string(recv(t, s).GetReply().GetOutcomes()))}
 		for i := range 3 {
 			op := limiter.Op{Kind: limiter.OpCheck}
 			if !in.next(&op) || op.Outcome.Err == nil {
 				t.Errorf("item %d: %+v", i, op.Outcome)
 			}
 		}
-		if in.rest != "" {
-			t.Errorf("%q is left", in.rest)
+		if in.Rest != "" {
+			t.Errorf("%q is left", in.Rest)
 		}
 		// A batch of nothing.
 		ask(t, s, batch(2, 0))
@@ -451,7 +452,7 @@ func TestDrain(t *testing.T) {
 	granted := int64(0)
 	for range batches {
 		r := recv(t, stream).GetReply()
-		in := outcomes{reader: reader{rest: string(r.GetOutcomes())}}
+		in := outcomes{Reader: varint.Of(string(r.GetOutcomes()))}
 		op := check("k", int64(r.GetSequence()))
 		if !in.next(op) {
 			t.Fatalf("%v", r)

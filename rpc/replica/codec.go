@@ -11,43 +11,14 @@ import (
 )
 
 const (
-	// maxWeight bounds one message between cores, as weight counts it. Lists have an entry for each partition at most, and
+	// maxWeight bounds one message between cores, as ownership.Weight counts it. Lists have an entry for each partition at most, and
 	// chunks come in parts.
 	maxWeight = 2 << 20
 	// maxParts bounds the messages that make up a chunk.
 	maxParts = 4096
-	// maxName is the length of the longest ring name.
-	maxName = 63
 	// maxWait bounds the durations that a core is told. Leases last for seconds.
 	maxWait = time.Hour
 )
-
-// weight is at least the length of a message when it is encoded, and about what it takes in memory.
-func weight(m ownership.Message) int {
-	const (
-		fixed     = 128         // what is not in a list or a chunk, names of nodes left out
-		item      = 128         // an item of a list, names of nodes left out
-		partition = 5           // a partition in a list of just that
-		names     = 2 * maxName // of a message or an item
-	)
-	switch m := m.(type) {
-	case *ownership.Query:
-		return fixed + partition*len(m.Partitions)
-	case *ownership.QueryReply:
-		return fixed + (item+names)*len(m.Infos)
-	case *ownership.Replicate:
-		return fixed + len(m.Chunk)
-	case *ownership.Commit:
-		return fixed + names + len(m.Chunk)
-	case *ownership.GrantRequest:
-		return fixed + (item+names)*len(m.Items)
-	case *ownership.GrantReply:
-		return fixed + (item+names)*len(m.Items)
-	case *ownership.Records:
-		return fixed + (item+names)*len(m.Records)
-	}
-	return fixed + names
-}
 
 // protoMessages are the messages of a frame, of which those that can be are packed together; room is where to, and comes back
 // larger if need be.
@@ -303,8 +274,8 @@ func (r *messageReader) node(field string, n *peerv1.Node) ownership.Node {
 	if n == nil {
 		return ownership.Node{}
 	}
-	if len(n.Name) == 0 || len(n.Name) > maxName {
-		r.fail(field, "a name has 1 to %d bytes, not %d", maxName, len(n.Name))
+	if len(n.Name) == 0 || len(n.Name) > ownership.MaxName {
+		r.fail(field, "a name has 1 to %d bytes, not %d", ownership.MaxName, len(n.Name))
 		return ownership.Node{}
 	}
 	return ownership.Node{Name: n.Name, Boot: n.Boot}

@@ -82,7 +82,7 @@ func fillMessage(rng *rand.Rand, v reflect.Value, sparse bool) {
 		return
 	case *ownership.Node:
 		if !sparse || rng.IntN(3) > 0 {
-			*to = ownership.Node{Name: strings.Repeat("n", 1+rng.IntN(maxName)), Boot: rng.Uint64() | 1}
+			*to = ownership.Node{Name: strings.Repeat("n", 1+rng.IntN(ownership.MaxName)), Boot: rng.Uint64() | 1}
 		}
 		return
 	}
@@ -154,8 +154,8 @@ func TestMessagesRoundTrip(t *testing.T) {
 			if !reflect.DeepEqual(got, m) {
 				t.Fatalf("sent    %+v\narrived %+v", m, got)
 			}
-			if length > weight(m) {
-				t.Fatalf("%T has %d bytes and a weight of %d", m, length, weight(m))
+			if length > ownership.Weight(m) {
+				t.Fatalf("%T has %d bytes and a weight of %d", m, length, ownership.Weight(m))
 			}
 		}
 	}
@@ -163,7 +163,7 @@ func TestMessagesRoundTrip(t *testing.T) {
 
 // TestWeightIsEnough: a frame is filled by weight, and must not be larger than a peer takes.
 func TestWeightIsEnough(t *testing.T) {
-	long := ownership.Node{Name: strings.Repeat("n", maxName), Boot: math.MaxUint64}
+	long := ownership.Node{Name: strings.Repeat("n", ownership.MaxName), Boot: math.MaxUint64}
 	high := ownership.Term{Epoch: math.MaxUint64, N: math.MaxUint64}
 	const most = math.MaxInt32
 	rep := ownership.Replicate{
@@ -188,8 +188,8 @@ func TestWeightIsEnough(t *testing.T) {
 		}, 1000)},
 		&ownership.Records{ID: math.MaxUint64, Read: true, Epoch: math.MaxUint64, Records: slices.Repeat([]ownership.Record{record}, 1000)},
 	} {
-		if n := proto.Size(protoMessage(m)); n > weight(m) {
-			t.Errorf("%T has %d bytes and a weight of %d", m, n, weight(m))
+		if n := proto.Size(protoMessage(m)); n > ownership.Weight(m) {
+			t.Errorf("%T has %d bytes and a weight of %d", m, n, ownership.Weight(m))
 		}
 	}
 }
@@ -215,7 +215,7 @@ func TestMessagesRefused(t *testing.T) {
 	infos := func(i ...*peerv1.Info) *peerv1.Message {
 		return &peerv1.Message{Body: &peerv1.Message_QueryReply{QueryReply: &peerv1.QueryReply{Infos: i}}}
 	}
-	long := &peerv1.Node{Name: strings.Repeat("n", maxName+1)}
+	long := &peerv1.Node{Name: strings.Repeat("n", ownership.MaxName+1)}
 	nameless := &peerv1.Node{Boot: 1}
 	for want, m := range map[string]*peerv1.Message{
 		"body": {},
@@ -317,7 +317,7 @@ func checkMessage(t *testing.T, path string, v reflect.Value) {
 			t.Errorf("%s: %d", path, v.Int())
 		}
 	case reflect.String:
-		if v.Len() > maxName {
+		if v.Len() > ownership.MaxName {
 			t.Errorf("%s: %d bytes", path, v.Len())
 		}
 	}

@@ -30,4 +30,8 @@ func serve(t testing.TB, register func(grpc.ServiceRegistrar)) string {
 	return testkit.Serve(t, register, grpc.MaxRecvMsgSize(transport.MaxMessage), grpc.MaxSendMsgSize(transport.MaxMessage), grpc.ForceServerCodecV2(transport.Codec()))
 }
 
-func hello() *peerv1.Hello { return transport.Greeting(alice, bob, settings) }
+func hello() *peerv1.Hello {
+	return &peerv1.Hello{
+		Protocol: transport.Protocol, FromName: alice.Name, FromBoot: alice.Boot, ToName: bob.Name, ToBoot: bob.Boot, RingSettings: settings,
+	}
+}

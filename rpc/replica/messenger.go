@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,10 +17,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/stream"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
 )
@@ -32,11 +32,9 @@ const (
 	maxFrame = 256 << 10
 	// maxFrameMessages bounds the messages in one frame.
 	maxFrameMessages = 4096
-	// maxQueued bounds the weight of the messages that wait for one destination, in each lane: what a network of 1 Gbit/s
+	// maxQueued bounds the weight of the messages that wait for one destination, bulk and the rest each: what a network of 1 Gbit/s
 	// carries in an eighth of a second.
 	maxQueued = 16 << 20
-	// lightChunk is the largest chunk of a Replicate that is not kept waiting for others.
-	lightChunk = 4 << 10
 	// reachWithin is how long messages may wait for a stream before they are dropped. Cores repeat what must be heard.
 	reachWithin = time.Second
 	// reopenAfter is how long a stream that broke, or was refused, is left alone.
@@ -45,31 +43,22 @@ const (
 	maxStreams = 1024
 )
 
-// MessengerConfig is what a Messenger needs. All fields but Credentials are required.
+// MessengerConfig is what a Messenger needs. All fields are required, but for those that transport.Config says.
 type MessengerConfig struct {
-	Self         ownership.Node
-	RingSettings uint64 // fingerprint of the ring's settings; a peer with another one is refused
-	Partitions   int    // a message that names a partition beyond them is dropped
-	// Address returns the host:port of a node's peer service, or false when the node is not known (any more). It is called
-	// with a lock held and must not call the Messenger.
-	Address func(ownership.Node) (string, bool)
+	transport.Config
+	Partitions int // a message that names a partition beyond them is dropped
 	// Receive is called with what arrives, in order, by one goroutine for each sender. It must return soon, and not keep
 	// the slice.
 	Receive func([]ownership.Envelope)
-	Logger  *slog.Logger
-	// Credentials, when set, is how the peers prove who they are; nil stands for plain text.
-	Credentials credentials.TransportCredentials
 }
 
 // MessengerStats counts messages since the Messenger was made.
 type MessengerStats struct {
-	Sent     uint64 // written to a stream
+	Sent     uint64 // handed to a stream
 	Dropped  uint64 // not written: the destination is unknown or unreachable, or too much waits for it
 	Received uint64
 	Invalid  uint64 // arrived, but are no messages of a core of this cluster
 }
-
-var errNoWelcome = errors.New("replica: no welcome in time")
 
 // Messenger carries the messages of ownership cores: one stream to each destination, opened when first needed. What
 // gathers while a frame is being written goes out together in the next one; there is no timer. A message may be lost,
@@ -80,12 +69,8 @@ var errNoWelcome = errors.New("replica: no welcome in time")
 // concurrent use.
 type Messenger struct {
 	peerv1.UnimplementedOwnershipServer
-	cfg MessengerConfig
-
-	mu       sync.Mutex
-	couriers map[ownership.Node]*courier
-	closed   bool
-	work     sync.WaitGroup
+	cfg   MessengerConfig
+	links *transport.Links[*queue]
 
 	streams                          atomic.Int64 // being served
 	sent, dropped, received, invalid atomic.Uint64
@@ -93,7 +78,14 @@ type Messenger struct {
 
 // NewMessenger returns a Messenger without connections.
 func NewMessenger(cfg MessengerConfig) *Messenger {
-	return &Messenger{cfg: cfg, couriers: make(map[ownership.Node]*courier)}
+	m := &Messenger{cfg: cfg}
+	// A connection is tried again without regard for the cost: a node that is back is to be found within 100 ms, since
+	// some partitions may wait for it, and one that is not is soon no member any more.
+	m.links = transport.NewLinks(cfg.Config, transport.Dialing{
+		Carries: "ownership messages", Timeout: reachWithin, Pause: reopenAfter,
+		Backoff: backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
+	}, func(to ownership.Node, wake stream.Signal) *queue { return &queue{m: m, to: to, wake: wake} })
+	return m
 }
 
 // Stats returns the counts.
@@ -103,27 +95,10 @@ func (m *Messenger) Stats() MessengerStats {
 
 // Close drops what waits and waits for every goroutine of the sending side. Streams from other nodes end with the gRPC
 // server that they are served by.
-func (m *Messenger) Close() {
-	m.mu.Lock()
-	m.closed = true
-	for _, c := range m.couriers {
-		c.stop()
-	}
-	m.mu.Unlock()
-	m.work.Wait()
-}
+func (m *Messenger) Close() { m.links.Close() }
 
 // Retain drops the streams to nodes that keep no longer holds for, and what waits for them.
-func (m *Messenger) Retain(keep func(ownership.Node) bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for node, c := range m.couriers {
-		if !keep(node) {
-			c.stop()
-			delete(m.couriers, node)
-		}
-	}
-}
+func (m *Messenger) Retain(keep func(ownership.Node) bool) { m.links.Retain(keep) }
 
 // Send passes messages on, whatever they say of their sender. It never blocks. Messages to this node itself are dropped.
 func (m *Messenger) Send(envelopes []ownership.Envelope) {
@@ -133,60 +108,27 @@ func (m *Messenger) Send(envelopes []ownership.Envelope) {
 		for n < len(envelopes) && envelopes[n].To == to {
 			n++
 		}
-		if c, err := m.courier(to); err != nil {
+		if q, _, err := m.links.To(to); err != nil {
 			m.dropped.Add(uint64(n))
 		} else {
-			c.add(envelopes[:n])
+			q.add(envelopes[:n])
 		}
 		envelopes = envelopes[n:]
 	}
 }
 
-// courier returns the way to a node, making it where there is none.
-func (m *Messenger) courier(to ownership.Node) (*courier, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if c, ok := m.couriers[to]; ok {
-		return c, nil
-	}
-	if m.closed || to == m.cfg.Self {
-		return nil, errors.New("replica: closed, or a message to this node itself")
-	}
-	addr, ok := m.cfg.Address(to)
-	if !ok {
-		return nil, fmt.Errorf("replica: %s is not known", to.Name)
-	}
-	// A connection is tried again without regard for the cost: a node that is back is to be found within 100 ms, since
-	// some partitions may wait for it, and one that is not is soon no member any more.
-	conn, err := transport.Dial(addr, m.cfg.Credentials, grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.5, Jitter: 0.2, MaxDelay: 80 * time.Millisecond},
-		MinConnectTimeout: reachWithin,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("replica: peer %s at %s: %w", to.Name, addr, err)
-	}
-	c := &courier{m: m, to: to, conn: conn, wake: make(chan struct{}, 1)}
-	c.ctx, c.stop = context.WithCancel(context.Background())
-	m.couriers[to] = c
-	m.work.Go(c.run)
-	return c, nil
-}
-
-// courier is the way to one process of one peer: what waits for it, a connection, and on it a stream at a time. One
-// goroutine (run) opens streams and writes; one more for each stream waits for its end.
-type courier struct {
+// queue is what waits for one process of one peer.
+type queue struct {
 	m    *Messenger
 	to   ownership.Node
-	conn *grpc.ClientConn
-	ctx  context.Context
-	stop context.CancelFunc
-	wake chan struct{} // holds a token when there may be something to write
+	wake stream.Signal
 
-	mu    sync.Mutex
-	lanes [2]lane
-	// What is in the lanes, from the first message on that may be among them already until they are empty: only a core that
-	// is not answered sends one again. Otherwise nil.
+	mu          sync.Mutex
+	light, bulk messages
+	// What waits, from the first message on that may be among them already until nothing does: only a core that is not
+	// answered sends one again. Otherwise nil.
 	waiting   map[ownership.Message]struct{}
+	closed    bool
 	oversized bool // a message too large to be sent has been logged
 
 	// Of the goroutine that writes.
@@ -194,302 +136,174 @@ type courier struct {
 	packed []byte              // and its bytes
 }
 
-// Lanes of a courier. A copy of many partitions is more than the network carries in the time for which a partition may
-// stand still, or a lease last. So the bulk of it is overtaken by everything else.
-const (
-	light = 0
-	heavy = 1
-)
-
-// lane is a queue of messages.
-type lane struct {
-	messages []ownership.Message // from head on
-	head     int
-	weight   int
-}
-
-func (l *lane) len() int { return len(l.messages) - l.head }
-
-func (l *lane) first() ownership.Message { return l.messages[l.head] }
-
-// push adds a message, where the oldest were if there is no room behind the newest.
-func (l *lane) push(msg ownership.Message) {
-	if len(l.messages) == cap(l.messages) && l.head > len(l.messages)/2 {
-		n := copy(l.messages, l.messages[l.head:])
-		clear(l.messages[n:])
-		l.messages, l.head = l.messages[:n], 0
-	}
-	l.messages = append(l.messages, msg)
-}
-
-// pop takes the oldest message.
-func (l *lane) pop() ownership.Message {
-	msg := l.messages[l.head]
-	l.messages[l.head] = nil
-	l.weight -= weight(msg)
-	if l.head++; l.head == len(l.messages) {
-		l.messages, l.head = l.messages[:0], 0
-		if cap(l.messages) > maxFrameMessages {
-			l.messages = nil // room for as much as seldom waits
-		}
-	}
-	return msg
+// messages is a queue that knows what is in it weighs.
+type messages struct {
+	fifo.Queue[ownership.Message]
+	weight int
 }
 
 // add queues messages, all for its node.
-func (c *courier) add(envelopes []ownership.Envelope) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (q *queue) add(envelopes []ownership.Envelope) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	for _, e := range envelopes {
-		if !e.Again || !c.holdsLocked(e.Message) {
-			c.addLocked(e.Message)
+		if !e.Again || !q.holdsLocked(e.Message) {
+			q.addLocked(e.Message)
 		}
 	}
-	c.signal()
+	q.wake.Set()
 }
 
 // holdsLocked says whether the very same message is waiting.
-func (c *courier) holdsLocked(msg ownership.Message) bool {
-	if c.waiting == nil && c.pendingLocked() {
-		c.waiting = make(map[ownership.Message]struct{})
-		for i := range c.lanes {
-			for _, m := range c.lanes[i].messages[c.lanes[i].head:] {
-				c.waiting[m] = struct{}{}
+func (q *queue) holdsLocked(msg ownership.Message) bool {
+	if q.waiting == nil && q.pendingLocked() {
+		q.waiting = make(map[ownership.Message]struct{})
+		for _, list := range [...]*messages{&q.light, &q.bulk} {
+			for _, m := range list.Items() {
+				q.waiting[m] = struct{}{}
 			}
 		}
 	}
-	_, ok := c.waiting[msg]
+	_, ok := q.waiting[msg]
 	return ok
 }
 
 // addLocked queues a message. When too much waits, the oldest gives way: if it is still of interest, it is going to be
 // repeated.
-func (c *courier) addLocked(msg ownership.Message) {
-	w := weight(msg)
-	if w > maxWeight {
-		c.m.dropped.Add(1)
-		if !c.oversized {
-			c.oversized = true
-			c.m.cfg.Logger.Error("peer message too large", "peer", c.to.Name, "message", fmt.Sprintf("%T", msg), "bytes", w)
+func (q *queue) addLocked(msg ownership.Message) {
+	w := ownership.Weight(msg)
+	switch {
+	case q.closed:
+		q.m.dropped.Add(1)
+		return
+	case w > maxWeight:
+		q.m.dropped.Add(1)
+		if !q.oversized {
+			q.oversized = true
+			q.m.cfg.Logger.Error("peer message too large", "peer", q.to.Name, "message", fmt.Sprintf("%T", msg), "bytes", w)
 		}
 		return
 	}
-	l := &c.lanes[light]
-	if r, ok := msg.(*ownership.Replicate); ok && len(r.Chunk) > lightChunk {
-		l = &c.lanes[heavy]
+	list := &q.light
+	if ownership.Bulk(msg) {
+		list = &q.bulk
 	}
-	for l.weight+w > maxQueued {
-		c.popLocked(l)
-		c.m.dropped.Add(1)
+	for list.weight+w > maxQueued {
+		q.popLocked(list)
+		q.m.dropped.Add(1)
 	}
-	l.push(msg)
-	l.weight += w
-	if c.waiting != nil {
-		c.waiting[msg] = struct{}{}
+	list.Push(msg)
+	list.weight += w
+	if q.waiting != nil {
+		q.waiting[msg] = struct{}{}
 	}
 }
 
-// popLocked takes the oldest message of a lane.
-func (c *courier) popLocked(l *lane) ownership.Message {
-	msg := l.pop()
-	if c.waiting != nil {
-		delete(c.waiting, msg)
-		if len(c.waiting) == 0 {
-			c.waiting = nil
+// popLocked takes the oldest message of a list.
+func (q *queue) popLocked(list *messages) ownership.Message {
+	msg := list.Pop()
+	list.weight -= ownership.Weight(msg)
+	if q.waiting != nil {
+		delete(q.waiting, msg)
+		if len(q.waiting) == 0 {
+			q.waiting = nil
 		}
 	}
 	return msg
 }
 
-func (c *courier) signal() {
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
-}
-
-// take returns the next frame to write, or nil when nothing has gathered. One message from each lane finds room in any
+// take returns the next frame to write, or nil when nothing has gathered. One light message and one of bulk find room in any
 // case: none is so large that the frame would not arrive.
-func (c *courier) take() []ownership.Message {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	clear(c.frame) // the array lives on, the messages need not
-	frame := c.frame[:0]
+func (q *queue) take() []ownership.Message {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	clear(q.frame) // the array lives on, the messages need not
+	frame := q.frame[:0]
 	left := maxFrame
-	for i := range c.lanes {
-		for l, first := &c.lanes[i], true; l.len() > 0 && (first || len(frame) < maxFrameMessages-1); first = false {
-			w := weight(l.first())
+	for _, list := range [...]*messages{&q.light, &q.bulk} {
+		for first := true; list.Len() > 0 && (first || len(frame) < maxFrameMessages-1); first = false {
+			w := ownership.Weight(list.First())
 			if w > left && !first {
 				break
 			}
-			frame = append(frame, c.popLocked(l))
+			frame = append(frame, q.popLocked(list))
 			left -= w
 		}
 	}
-	c.frame = frame
-	if len(frame) == 0 {
-		return nil
-	}
+	q.frame = frame
 	return frame
 }
 
-// dropAll drops what waits.
-func (c *courier) dropAll() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for i := range c.lanes {
-		c.m.dropped.Add(uint64(c.lanes[i].len()))
-	}
-	c.lanes = [2]lane{}
-	c.waiting = nil
+// Pending implements transport.Queue.
+func (q *queue) Pending() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.pendingLocked()
 }
 
-func (c *courier) pending() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.pendingLocked()
-}
+func (q *queue) pendingLocked() bool { return q.light.Len()+q.bulk.Len() > 0 }
 
-func (c *courier) pendingLocked() bool { return c.lanes[light].len()+c.lanes[heavy].len() > 0 }
-
-// run owns the courier until it is stopped.
-func (c *courier) run() {
-	defer c.conn.Close()
-	defer c.dropAll()
-	down := false // said so in the log, and not been up since
-	for {
-		select {
-		case <-c.wake:
-		case <-c.ctx.Done():
-			return
-		}
-		if !c.pending() {
-			continue
-		}
-		welcomed, err := c.talk()
-		switch {
-		case c.ctx.Err() != nil:
-			return
-		case welcomed:
-			c.m.cfg.Logger.Info("peer message stream broken", "peer", c.to.Name, "error", err)
-			down = false
-		default:
-			c.dropAll()
-			if !down {
-				c.m.cfg.Logger.Warn("peer unreachable for messages", "peer", c.to.Name, "error", err)
-				down = true
-			}
-		}
-		select {
-		case <-time.After(reopenAfter):
-			c.signal()
-		case <-c.ctx.Done():
-			return
-		}
-	}
-}
-
-// talk opens a stream and writes to it until it breaks. It reports whether the peer welcomed it.
-func (c *courier) talk() (welcomed bool, err error) {
-	ctx, cancel := context.WithCancelCause(c.ctx)
-	defer cancel(nil)
-	slow := time.AfterFunc(reachWithin, func() { cancel(errNoWelcome) })
-	defer slow.Stop()
-	stream, err := c.open(ctx)
-	if !slow.Stop() {
-		err = errNoWelcome
-	}
+// Open implements transport.Queue.
+func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.Hello) (*peerv1.Welcome, func(end func()) error, error) {
+	s, err := peerv1.NewOwnershipClient(conn).Converse(ctx, grpc.WaitForReady(true))
 	if err != nil {
-		return false, err
+		return nil, nil, err
 	}
-	broken := make(chan struct{})
-	go func() {
-		defer close(broken)
-		for err == nil {
-			_, err = stream.Recv() // nothing comes but the end
-		}
-	}()
-	c.write(stream, broken)
-	cancel(nil)
-	<-broken
-	return true, err
-}
-
-// open opens a stream and waits for its welcome.
-func (c *courier) open(ctx context.Context) (stream peerv1.Ownership_ConverseClient, err error) {
-	if stream, err = peerv1.NewOwnershipClient(c.conn).Converse(ctx, grpc.WaitForReady(true)); err != nil {
-		return nil, err
-	}
-	hello := transport.Greeting(c.m.cfg.Self, c.to, c.m.cfg.RingSettings)
 	// An error of Send only says that there is one: Recv tells which.
-	_ = stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello}})
-	first, err := stream.Recv()
-	if err != nil {
-		return nil, err
-	}
-	return stream, transport.Welcomed(c.to, first.GetWelcome())
+	_ = s.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: hello}})
+	first, err := s.Recv()
+	nothing := func(*peerv1.ConverseReply) error { return nil } // comes but the end
+	return first.GetWelcome(), func(end func()) error { return stream.Run(s, end, q.wake, q.next, nothing) }, err
 }
 
-// write sends what gathers until the stream is broken or the courier stopped.
-func (c *courier) write(stream peerv1.Ownership_ConverseClient, broken <-chan struct{}) {
-	for {
-		for msgs := c.take(); msgs != nil; msgs = c.take() {
-			frame := &peerv1.Frame{}
-			frame.Messages, c.packed = protoMessages(msgs, c.packed[:0])
-			if err := stream.Send(&peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: frame}}); err != nil {
-				c.m.dropped.Add(uint64(len(msgs)))
-				return // the reading side tells why
-			}
-			c.m.sent.Add(uint64(len(msgs)))
-		}
-		select {
-		case <-c.wake:
-		case <-broken:
-			return
-		case <-c.ctx.Done():
-			return
-		}
+// next makes a message of what has gathered. It counts as sent: if the stream breaks, it may be lost, as any.
+func (q *queue) next() *peerv1.ConverseRequest {
+	msgs := q.take()
+	if len(msgs) == 0 {
+		return nil
 	}
+	q.m.sent.Add(uint64(len(msgs)))
+	frame := &peerv1.Frame{}
+	frame.Messages, q.packed = protoMessages(msgs, q.packed[:0])
+	return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Frame{Frame: frame}}
+}
+
+// Broken implements transport.Queue. What waits is for the next stream.
+func (q *queue) Broken() {}
+
+// Failed implements transport.Queue: what waits is dropped.
+func (q *queue) Failed(closed bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = closed
+	q.m.dropped.Add(uint64(q.light.Len() + q.bulk.Len()))
+	q.light, q.bulk, q.waiting = messages{}, messages{}, nil
 }
 
 // Converse implements peerv1.OwnershipServer.
-func (m *Messenger) Converse(stream peerv1.Ownership_ConverseServer) error {
+func (m *Messenger) Converse(s peerv1.Ownership_ConverseServer) error {
 	if m.streams.Add(1) > maxStreams {
 		m.streams.Add(-1)
 		return status.Errorf(codes.ResourceExhausted, "%d streams are being served already", maxStreams)
 	}
 	defer m.streams.Add(-1)
-	first, err := stream.Recv()
+	first, err := s.Recv()
 	if err != nil {
 		return err
 	}
 	hello := first.GetHello()
-	if err := m.accept(hello); err != nil {
-		m.cfg.Logger.Warn("peer message stream rejected", "peer", hello.GetFromName(), "error", err)
-		return err
-	}
-	if err := stream.Send(&peerv1.ConverseReply{Welcome: transport.Welcome()}); err != nil {
-		return err
-	}
-	err = m.serve(stream, ownership.Node{Name: hello.FromName, Boot: hello.FromBoot})
+	welcome, err := m.cfg.Accept(hello)
 	if err != nil {
-		m.cfg.Logger.Warn("peer message stream ended", "peer", hello.FromName, "error", err)
+		return err
+	}
+	if err := s.Send(&peerv1.ConverseReply{Welcome: welcome}); err != nil {
+		return err
+	}
+	err = m.serve(s, ownership.Node{Name: hello.FromName, Boot: hello.FromBoot})
+	if err != nil {
+		m.cfg.Logger.Warn("peer stream ended", "carries", "ownership messages", "peer", hello.FromName, "error", err)
 	}
 	return err
-}
-
-// accept checks that the sender means this process, shares its idea of the ring, and says who it is.
-func (m *Messenger) accept(h *peerv1.Hello) error {
-	if err := transport.Accept(h, m.cfg.Self, m.cfg.RingSettings); err != nil {
-		return err
-	}
-	switch {
-	case h.FromName == "" || len(h.FromName) > maxName:
-		return status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", maxName, len(h.FromName))
-	case h.FromName == m.cfg.Self.Name && h.FromBoot == m.cfg.Self.Boot:
-		return status.Error(codes.InvalidArgument, "from: is this process itself")
-	}
-	return nil
 }
 
 // serve passes on what arrives until the stream ends. An error is the sender's fault.

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/stream"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/test/testkit"
@@ -29,15 +30,18 @@ import (
 func newMessenger(t testing.TB, self ownership.Node, addrs map[string]string, receive func(ownership.Envelope), change ...func(*MessengerConfig)) *Messenger {
 	t.Helper()
 	cfg := MessengerConfig{
-		Self: self, RingSettings: settings, Partitions: testPartitions, Logger: slog.New(slog.DiscardHandler),
+		Config: transport.Config{
+			Self: self, RingSettings: settings, Logger: slog.New(slog.DiscardHandler),
+			Address: func(n ownership.Node) (string, bool) {
+				addr, ok := addrs[n.Name]
+				return addr, ok
+			},
+		},
+		Partitions: testPartitions,
 		Receive: func(list []ownership.Envelope) {
 			for _, e := range list {
 				receive(e)
 			}
-		},
-		Address: func(n ownership.Node) (string, bool) {
-			addr, ok := addrs[n.Name]
-			return addr, ok
 		},
 	}
 	for _, c := range change {
@@ -256,23 +260,19 @@ func serveConversationAt(t testing.TB, version uint32, then func(peerv1.Ownershi
 
 // queued is what waits for a node.
 func queued(m *Messenger, n ownership.Node) (messages, bytes int) {
-	c, err := m.courier(n)
+	q, _, err := m.links.To(n)
 	if err != nil {
 		return 0, 0
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, l := range c.lanes {
-		messages += l.len()
-		bytes += l.weight
-	}
-	return messages, bytes
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.light.Len() + q.bulk.Len(), q.light.weight + q.bulk.weight
 }
 
 // messagesOf are the messages of a frame, packed or not.
 func messagesOf(t testing.TB, f *peerv1.Frame) (list []ownership.Message) {
 	t.Helper()
-	m := &Messenger{cfg: MessengerConfig{Self: bob, Receive: func(got []ownership.Envelope) {
+	m := &Messenger{cfg: MessengerConfig{Config: transport.Config{Self: bob}, Receive: func(got []ownership.Envelope) {
 		for _, e := range got {
 			list = append(list, e.Message)
 		}
@@ -307,7 +307,7 @@ func TestMessengerBatches(t *testing.T) {
 	})
 	m := newMessenger(t, alice, map[string]string{bob.Name: addr}, nothing)
 	for range messages {
-		m.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: make([]byte, lightChunk)}))
+		m.Send(to(bob, &ownership.Replicate{Parts: 1, Chunk: make([]byte, ownership.LightChunk)}))
 	}
 	testkit.Eventually(t, "the stream is open and full", func() bool { return m.Stats().Sent > 0 })
 	begin()
@@ -374,8 +374,8 @@ func TestMessengerQueueIsBounded(t *testing.T) {
 // TestMessengerOvertakesBulk: what others wait for goes first, bulk goes on all the same, and what is repeated while it
 // waits goes once.
 func TestMessengerOvertakesBulk(t *testing.T) {
-	m := NewMessenger(MessengerConfig{Self: alice})
-	c := &courier{m: m, to: bob, wake: make(chan struct{}, 1)}
+	m := NewMessenger(MessengerConfig{})
+	c := &queue{m: m, to: bob, wake: stream.NewSignal()}
 	bulk := func() ownership.Message {
 		return &ownership.Replicate{Parts: 1, Chunk: make([]byte, 256<<10)}
 	}
@@ -393,10 +393,10 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 	}
 	var commits []uint64
 	var beside, bulky int // beside commits, and in all
-	for frame := c.take(); frame != nil; frame = c.take() {
+	for frame := c.take(); len(frame) > 0; frame = c.take() {
 		before, now, total := len(commits), 0, 0
 		for _, msg := range frame {
-			total += weight(msg)
+			total += ownership.Weight(msg)
 			if commit, ok := msg.(*ownership.Commit); ok {
 				commits = append(commits, commit.Sequence)
 			} else {
@@ -414,11 +414,11 @@ func TestMessengerOvertakesBulk(t *testing.T) {
 	if len(commits) != 30 || !slices.IsSorted(commits) || beside != 15 || bulky != 21 {
 		t.Errorf("commits %v, %d and in all %d others", commits, beside, bulky)
 	}
-	if c.pending() || c.lanes[light].weight != 0 || c.lanes[heavy].weight != 0 || c.waiting != nil {
+	if c.Pending() || c.light.weight != 0 || c.bulk.weight != 0 || c.waiting != nil {
 		t.Error("something is left")
 	}
 	// What has been sent may be repeated.
-	if c.add([]ownership.Envelope{{Message: repeated, Again: true}}); !c.pending() {
+	if c.add([]ownership.Envelope{{Message: repeated, Again: true}}); !c.Pending() {
 		t.Error("not repeated")
 	}
 	if s := m.Stats(); s != (MessengerStats{}) {
@@ -493,8 +493,8 @@ func TestMessengerFindsRestartedPeer(t *testing.T) {
 	m.Send(to(bob, numbered(2)))
 	m.Send(to(again, numbered(3)))
 	testkit.Eventually(t, "the new process was looked for in vain", func() bool {
-		c, err := m.courier(again)
-		return err == nil && c.conn.GetState().String() == "TRANSIENT_FAILURE"
+		_, conn, err := m.links.To(again)
+		return err == nil && conn.GetState().String() == "TRANSIENT_FAILURE"
 	})
 	after := make(chan ownership.Envelope, 10)
 	up := time.Now()
@@ -515,9 +515,17 @@ func TestMessengerFindsRestartedPeer(t *testing.T) {
 	default:
 	}
 	// Nobody looks for the old process any more.
+	old, _, _ := m.links.To(bob)
+	kept, _, _ := m.links.To(again)
 	m.Retain(func(n ownership.Node) bool { return n == again })
-	if _, ok := m.couriers[bob]; ok || len(m.couriers) != 1 {
-		t.Errorf("%v", m.couriers)
+	closed := func(q *queue) bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		return q.closed
+	}
+	testkit.Eventually(t, "the way to the old process is closed", func() bool { return closed(old) })
+	if closed(kept) {
+		t.Error("so is that to the new one")
 	}
 }
 

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/varint"
 )
 
 // Keeping copies takes a Replicate and a ReplicateAck for each partition in which something has changed: with many keys
@@ -40,7 +42,7 @@ const (
 func packable(m ownership.Message) bool {
 	switch m := m.(type) {
 	case *ownership.Replicate:
-		return len(m.Chunk) <= lightChunk
+		return len(m.Chunk) <= ownership.LightChunk
 	case *ownership.ReplicateAck:
 		return m.Outcome == ownership.Done && m.Known == (ownership.Term{}) && m.Holder == (ownership.Node{})
 	}
@@ -77,8 +79,7 @@ func appendPacked(to []byte, run []ownership.Message) []byte {
 				to = binary.AppendUvarint(to, uint64(m.Part))
 				to = binary.AppendUvarint(to, uint64(m.Parts))
 			}
-			to = binary.AppendUvarint(to, uint64(len(m.Chunk)))
-			to = append(to, m.Chunk...)
+			to = varint.AppendText(to, m.Chunk)
 			to = binary.LittleEndian.AppendUint32(to, m.Sum)
 		case *ownership.ReplicateAck:
 			to = appendPackedHead(to, packedAck, m.Partition, &before, m.Term, m.Sequence)
@@ -104,30 +105,28 @@ func appendPackedHead(to []byte, flags byte, partition int, before *ownership.Te
 }
 
 // errPacked ends reading a run: after a malformed message it is not known where the next one begins.
-var errPacked = errors.New("malformed")
+var errPacked = errors.New("packed: malformed")
 
 // unpack calls add with the messages of a run, of which there may be so many at most. They and their chunks are parts of a
 // few arrays, data among them, which must not change any more. What one message names and does not exist does not concern
 // the others: it is refused, like a malformed one, but with that the rest is. err is the first mistake and names the field.
 func (r *messageReader) unpack(data []byte, most int, add func(ownership.Message)) (refused int, err error) {
-	run := packedReader{data: data}
-	replicates, acks := run.uint("replicates", math.MaxInt32), run.uint("acks", math.MaxInt32)
+	run := packedReader{Reader: varint.Of(data)}
+	replicates, acks := run.Uint(math.MaxInt32), run.Uint(math.MaxInt32)
 	switch {
-	case run.err != nil:
+	case run.Failed():
+		return 1, errPacked
 	case replicates+acks > uint64(most):
-		run.err = fmt.Errorf("packed: %d messages, more than a frame holds", replicates+acks)
-	case replicates*leastReplicate+acks*leastAck > uint64(len(run.data)):
-		run.err = fmt.Errorf("packed: %w: %d bytes are too few for %d messages", errPacked, len(run.data), replicates+acks)
-	}
-	if run.err != nil {
-		return 1, run.err
+		return 1, fmt.Errorf("packed: %d messages, more than a frame holds", replicates+acks)
+	case replicates*leastReplicate+acks*leastAck > uint64(len(run.Rest)):
+		return 1, fmt.Errorf("%w: %d bytes are too few for %d messages", errPacked, len(run.Rest), replicates+acks)
 	}
 	run.replicates, run.acks = make([]ownership.Replicate, 0, replicates), make([]ownership.ReplicateAck, 0, acks)
 	for range replicates + acks {
 		r.err = nil
 		m := run.message(r)
-		if run.err != nil {
-			return refused + 1, cmp.Or(err, run.err)
+		if run.Failed() {
+			return refused + 1, cmp.Or(err, errPacked)
 		}
 		if r.err != nil {
 			refused++
@@ -136,17 +135,16 @@ func (r *messageReader) unpack(data []byte, most int, add func(ownership.Message
 		}
 		add(m)
 	}
-	if len(run.data) > 0 {
+	if len(run.Rest) > 0 {
 		refused++
-		err = cmp.Or(err, fmt.Errorf("packed: %w: %d bytes after the last message", errPacked, len(run.data)))
+		err = cmp.Or(err, fmt.Errorf("%w: %d bytes after the last message", errPacked, len(run.Rest)))
 	}
 	return refused, err
 }
 
-// packedReader takes a run apart. After a mistake it goes on returning zeros.
+// packedReader takes a run apart.
 type packedReader struct {
-	data       []byte
-	err        error
+	varint.Reader[[]byte]
 	before     ownership.Term // of the message before
 	replicates []ownership.Replicate
 	acks       []ownership.ReplicateAck
@@ -154,19 +152,19 @@ type packedReader struct {
 
 // message reads the next message, r says whether what it names exists.
 func (p *packedReader) message(r *messageReader) ownership.Message {
-	flags := p.byte("flags")
+	flags := p.Byte()
 	if flags&packedFlags != flags || flags&packedAck != 0 && flags&^(packedAck|packedTerm) != 0 {
-		p.fail("flags", "%#x are unknown", flags)
+		p.Fail()
 	}
-	partition := p.uint("partition", math.MaxUint32)
+	partition := p.Uint(math.MaxUint32)
 	if flags&packedTerm != 0 {
-		p.before = ownership.Term{Epoch: p.uint("term.epoch", math.MaxUint64), N: p.uint("term.n", math.MaxUint64)}
+		p.before = ownership.Term{Epoch: p.Uvarint(), N: p.Uvarint()}
 	}
-	upper, lower := p.uint("sequence", math.MaxUint32), p.uint("sequence", math.MaxUint32)
+	upper, lower := p.Uint(math.MaxUint32), p.Uint(math.MaxUint32)
 	sequence := uint64(bits.RotateLeft32(uint32(upper), -1))<<32 | lower
 	if flags&packedAck != 0 {
-		if len(p.acks) == cap(p.acks) {
-			p.fail("acks", "are more than were announced")
+		if len(p.acks) == cap(p.acks) { // more than were announced
+			p.Fail()
 			return nil
 		}
 		p.acks = append(p.acks, ownership.ReplicateAck{
@@ -175,71 +173,22 @@ func (p *packedReader) message(r *messageReader) ownership.Message {
 		return &p.acks[len(p.acks)-1]
 	}
 	if len(p.replicates) == cap(p.replicates) {
-		p.fail("replicates", "are more than were announced")
+		p.Fail()
 		return nil
 	}
 	part, parts := uint64(0), uint64(1)
 	if flags&packedParts != 0 {
-		part, parts = p.uint("replicate.part", math.MaxUint32), p.uint("replicate.parts", math.MaxUint32)
+		part, parts = p.Uint(math.MaxUint32), p.Uint(math.MaxUint32)
 	}
-	chunk := p.bytes("replicate.chunk", lightChunk)
-	sum := p.word("replicate.sum")
+	chunk := slices.Clip(p.Text(ownership.LightChunk))
+	if len(chunk) == 0 {
+		chunk = nil
+	}
+	sum := p.Fixed32()
 	r.pieces(part, parts)
 	p.replicates = append(p.replicates, ownership.Replicate{
 		Partition: r.partition("replicate.partition", uint32(partition)), Term: p.before, Sequence: sequence,
 		Begin: flags&packedBegin != 0, Complete: flags&packedComplete != 0, Part: int(part), Parts: int(parts), Chunk: chunk, Sum: sum,
 	})
 	return &p.replicates[len(p.replicates)-1]
-}
-
-func (p *packedReader) fail(field, problem string, args ...any) {
-	if p.err == nil {
-		p.err = fmt.Errorf("packed.%s: %w: %s", field, errPacked, fmt.Sprintf(problem, args...))
-	}
-	p.data = nil
-}
-
-func (p *packedReader) byte(field string) byte {
-	if len(p.data) == 0 {
-		p.fail(field, "is missing")
-		return 0
-	}
-	b := p.data[0]
-	p.data = p.data[1:]
-	return b
-}
-
-// uint reads a number from 0 to most.
-func (p *packedReader) uint(field string, most uint64) uint64 {
-	n, size := binary.Uvarint(p.data)
-	if size <= 0 || n > most {
-		p.fail(field, "is missing or too large")
-		return 0
-	}
-	p.data = p.data[size:]
-	return n
-}
-
-func (p *packedReader) word(field string) uint32 {
-	if len(p.data) < 4 {
-		p.fail(field, "is missing")
-		return 0
-	}
-	n := binary.LittleEndian.Uint32(p.data)
-	p.data = p.data[4:]
-	return n
-}
-
-// bytes reads up to most bytes after their number, none as nil.
-func (p *packedReader) bytes(field string, most uint64) []byte {
-	n := p.uint(field, most)
-	if n > uint64(len(p.data)) {
-		p.fail(field, "is cut off")
-	}
-	if n == 0 || p.err != nil {
-		return nil
-	}
-	b := p.data[:n:n]
-	p.data = p.data[n:]
-	return b
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/weirlimit/weir/cluster/ownership"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	"github.com/weirlimit/weir/rpc/transport"
 )
 
 // unpackAll returns what a run holds.
@@ -34,7 +35,7 @@ func frequent(rng *rand.Rand, n int) (list []ownership.Message) {
 				fillMessage(rng, reflect.ValueOf(r).Elem(), true)
 			}
 			r.Partition, r.Sequence, r.Term, r.Sum = rng.IntN(testPartitions), rng.Uint64(), term, rng.Uint32()
-			r.Chunk = make([]byte, []int{0, 1, 100, lightChunk, lightChunk + 1}[rng.IntN(5)])
+			r.Chunk = make([]byte, []int{0, 1, 100, ownership.LightChunk, ownership.LightChunk + 1}[rng.IntN(5)])
 			if len(r.Chunk) == 0 {
 				r.Chunk = nil
 			}
@@ -74,7 +75,7 @@ func TestPackedRoundTrip(t *testing.T) {
 		list := frequent(rng, rng.IntN(20))
 		weighs := 0
 		for _, m := range list {
-			weighs += weight(m)
+			weighs += ownership.Weight(m)
 		}
 		for _, pack := range []bool{false, true} {
 			frame := &peerv1.Frame{}
@@ -133,10 +134,10 @@ func TestPackedBytes(t *testing.T) {
 func TestPackable(t *testing.T) {
 	for want, list := range map[bool][]ownership.Message{
 		true: {
-			&ownership.Replicate{}, &ownership.Replicate{Chunk: make([]byte, lightChunk)}, &ownership.ReplicateAck{Outcome: ownership.Done},
+			&ownership.Replicate{}, &ownership.Replicate{Chunk: make([]byte, ownership.LightChunk)}, &ownership.ReplicateAck{Outcome: ownership.Done},
 		},
 		false: {
-			&ownership.Replicate{Chunk: make([]byte, lightChunk+1)}, &ownership.ReplicateAck{Outcome: ownership.Again},
+			&ownership.Replicate{Chunk: make([]byte, ownership.LightChunk+1)}, &ownership.ReplicateAck{Outcome: ownership.Again},
 			&ownership.ReplicateAck{Outcome: ownership.Done, Known: ownership.Term{N: 1}},
 			&ownership.ReplicateAck{Outcome: ownership.Done, Holder: ownership.Node{Name: "n"}},
 			&ownership.Commit{}, &ownership.Query{},
@@ -169,25 +170,25 @@ func TestPackedRefused(t *testing.T) {
 		data          []byte
 		kept, refused int
 	}{
-		{"packed.replicates: malformed: is missing", nil, 0, 1},
-		{"packed.acks: malformed: is missing", []byte{1}, 0, 1},
-		{"packed.replicates: malformed: is missing or too large", huge, 0, 1},
+		{"packed: malformed", nil, 0, 1},
+		{"packed: malformed", []byte{1}, 0, 1},
+		{"packed: malformed", huge, 0, 1},
 		{"packed: 4097 messages, more than a frame holds", append([]byte{0x80, 0x20, 1}, make([]byte, 1<<20)...), 0, 1},
 		{"packed: malformed: 8 bytes are too few for 1 messages", append([]byte{1, 0}, make([]byte, 8)...), 0, 1},
 		{"packed: malformed: 3 bytes are too few for 1 messages", append([]byte{0, 1}, make([]byte, 3)...), 0, 1},
-		{"packed.flags: malformed: 0x20 are unknown", []byte{0, 1, 0x20, 0, 0, 0}, 0, 1},
-		{"packed.flags: malformed: 0x5 are unknown", []byte{0, 1, packedAck | packedBegin, 0, 0, 0}, 0, 1},
-		{"packed.partition: malformed", slices.Concat([]byte{0, 1, packedAck}, huge, make([]byte, 2)), 0, 1},
-		{"packed.term.epoch: malformed", slices.Concat([]byte{0, 1, packedAck | packedTerm, 0}, bytes.Repeat([]byte{0xff}, 11)), 0, 1},
-		{"packed.term.n: malformed", []byte{0, 1, packedAck | packedTerm, 0, 0, 0x80}, 0, 1},
-		{"packed.sequence: malformed", []byte{0, 1, packedAck, 0, 0x80, 0x80, 0x80, 0x80, 0x10, 0}, 0, 1},
-		{"packed.acks: malformed: are more than were announced", []byte{1, 0, packedAck, 0, 0, 0, 0, 0, 0, 0, 0}, 0, 1},
-		{"packed.replicates: malformed: are more than were announced", append([]byte{0, 3}, make([]byte, 12)...), 0, 1},
-		{"packed.replicate.chunk: malformed: is missing or too large", append([]byte{1, 0, 0, 0, 0, 0, 0x81, 0x20}, make([]byte, lightChunk+9)...), 0, 1},
-		{"packed.replicate.chunk: malformed: is cut off", append([]byte{1, 0, 0, 0, 0, 0, 6}, make([]byte, 5)...), 0, 1},
-		{"packed.replicate.sum: malformed", append([]byte{1, 0, 0, 0, 0, 0, 3}, make([]byte, 5)...), 0, 1},
+		{"packed: malformed", []byte{0, 1, 0x20, 0, 0, 0}, 0, 1},
+		{"packed: malformed", []byte{0, 1, packedAck | packedBegin, 0, 0, 0}, 0, 1},
+		{"packed: malformed", slices.Concat([]byte{0, 1, packedAck}, huge, make([]byte, 2)), 0, 1},
+		{"packed: malformed", slices.Concat([]byte{0, 1, packedAck | packedTerm, 0}, bytes.Repeat([]byte{0xff}, 11)), 0, 1},
+		{"packed: malformed", []byte{0, 1, packedAck | packedTerm, 0, 0, 0x80}, 0, 1},
+		{"packed: malformed", []byte{0, 1, packedAck, 0, 0x80, 0x80, 0x80, 0x80, 0x10, 0}, 0, 1},
+		{"packed: malformed", []byte{1, 0, packedAck, 0, 0, 0, 0, 0, 0, 0, 0}, 0, 1},
+		{"packed: malformed", append([]byte{0, 3}, make([]byte, 12)...), 0, 1},
+		{"packed: malformed", append([]byte{1, 0, 0, 0, 0, 0, 0x81, 0x20}, make([]byte, ownership.LightChunk+9)...), 0, 1},
+		{"packed: malformed", append([]byte{1, 0, 0, 0, 0, 0, 6}, make([]byte, 5)...), 0, 1},
+		{"packed: malformed", append([]byte{1, 0, 0, 0, 0, 0, 3}, make([]byte, 5)...), 0, 1},
 		{"packed: malformed: 1 bytes after the last message", append(slices.Clone(whole), 0), 2, 1},
-		{"packed.replicate.sum: malformed", whole[:len(whole)-1], 1, 1},
+		{"packed: malformed", whole[:len(whole)-1], 1, 1},
 		{"replicate_ack.partition: 7 is not one of 7 partitions", after(far), 2, 1},
 		{"replicate_ack.partition: 7 is not one of 7 partitions", after(far, far), 2, 2},
 		{"replicate.parts: must be 1 to 4096, not 4097", after(pieces(0, maxParts+1)), 2, 1},
@@ -259,7 +260,7 @@ func BenchmarkFrame(b *testing.B) {
 	}
 	for name, pack := range map[string]bool{"packed": true, "apart": false} {
 		b.Run(name, func(b *testing.B) {
-			m := &Messenger{cfg: MessengerConfig{Self: bob, Receive: func([]ownership.Envelope) {}}}
+			m := &Messenger{cfg: MessengerConfig{Config: transport.Config{Self: bob}, Receive: func([]ownership.Envelope) {}}}
 			in := intake{m: m, r: messageReader{partitions: testPartitions}}
 			var room []byte
 			var size int

@@ -6,7 +6,6 @@
 package transport
 
 import (
-	"fmt"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -59,35 +58,20 @@ func Dial(addr string, creds credentials.TransportCredentials, params grpc.Conne
 	)
 }
 
-// Welcomed says what is wrong with the answer to a Hello, if anything.
-func Welcomed(from ownership.Node, w *peerv1.Welcome) error {
-	if v := w.GetProtocol(); v != Protocol {
-		return fmt.Errorf("transport: peer %s speaks protocol %d, this node %d", from.Name, v, Protocol)
-	}
-	return nil
-}
-
-// Accept checks that the sender of a Hello speaks this build's protocol, means this process and shares its idea of the ring.
-func Accept(h *peerv1.Hello, self ownership.Node, ringSettings uint64) error {
+func (c *Config) accept(h *peerv1.Hello) error {
 	switch {
 	case h == nil:
 		return status.Error(codes.InvalidArgument, "hello: the first message must be a Hello")
 	case h.Protocol != Protocol:
 		return status.Errorf(codes.FailedPrecondition, "protocol: this node speaks %d, not %d", Protocol, h.Protocol)
-	case h.ToName != self.Name || h.ToBoot != self.Boot:
-		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", self.Name, self.Boot, h.ToName, h.ToBoot)
-	case h.RingSettings != ringSettings:
-		return status.Errorf(codes.FailedPrecondition, "ring_settings: the peer has %s, and would not agree on who owns a key", ring.Difference(ringSettings, h.RingSettings))
+	case h.ToName != c.Self.Name || h.ToBoot != c.Self.Boot:
+		return status.Errorf(codes.FailedPrecondition, "to: this is %s/%x, not %s/%x", c.Self.Name, c.Self.Boot, h.ToName, h.ToBoot)
+	case h.RingSettings != c.RingSettings:
+		return status.Errorf(codes.FailedPrecondition, "ring_settings: the peer has %s, and would not agree on who owns a key", ring.Difference(c.RingSettings, h.RingSettings))
+	case h.FromName == "" || len(h.FromName) > ownership.MaxName:
+		return status.Errorf(codes.InvalidArgument, "from_name: must have 1 to %d bytes, not %d", ownership.MaxName, len(h.FromName))
+	case h.FromName == c.Self.Name && h.FromBoot == c.Self.Boot:
+		return status.Error(codes.InvalidArgument, "from: is this process itself")
 	}
 	return nil
 }
-
-// Greeting is the Hello that begins a stream from one process to another.
-func Greeting(from, to ownership.Node, ringSettings uint64) *peerv1.Hello {
-	return &peerv1.Hello{
-		Protocol: Protocol, FromName: from.Name, FromBoot: from.Boot, ToName: to.Name, ToBoot: to.Boot, RingSettings: ringSettings,
-	}
-}
-
-// Welcome is the answer to a Hello that was accepted.
-func Welcome() *peerv1.Welcome { return &peerv1.Welcome{Protocol: Protocol} }

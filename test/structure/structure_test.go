@@ -33,6 +33,9 @@ var mayImport = map[string]string{
 	"client/local":             "client limiter policy ring",
 	"internal/refusal":         "",
 	"internal/fairshare":       "",
+	"internal/fifo":            "",
+	"internal/stream":          "",
+	"internal/varint":          "",
 	"internal/clientip":        "",
 	"internal/quotaheader":     "algo limit",
 	"client/httplimit":         "client internal/clientip internal/quotaheader limit",
@@ -44,10 +47,10 @@ var mayImport = map[string]string{
 	"internal/certs/certstest": "",
 	"internal/strictyaml":      "",
 	"policy":                   "algo internal/file internal/filewatch internal/strictyaml internal/timezone limit",
-	"store":                    "algo cluster/ownership internal/timezone",
+	"store":                    "algo cluster/ownership internal/timezone internal/varint",
 	"cluster":                  "ring",
 	"cluster/ownership":        "algo",
-	"cluster/keeper":           "algo cluster/ownership",
+	"cluster/keeper":           "algo cluster/ownership internal/fifo",
 	"internal/ingress":         "internal/fairshare internal/recovered",
 	"internal/connbuf":         "",
 	"internal/memory":          "",
@@ -56,12 +59,12 @@ var mayImport = map[string]string{
 	"internal/audit":           "auth",
 	"internal/metrics":         "cluster cluster/keeper limiter policy ring store",
 	"gateway/grpc":             "algo internal/memory internal/recovered limit limiter proto/weir/v1 rpc/wire",
-	"rpc/peer":                 "algo cluster/ownership internal/recovered limit limiter proto/weir/peer/v1 proto/weir/v1 rpc/transport rpc/wire",
-	"rpc/replica":              "cluster/ownership proto/weir/peer/v1 rpc/transport",
-	"rpc/transport":            "cluster/ownership proto/weir/peer/v1 ring rpc/wire",
+	"rpc/peer":                 "algo cluster/ownership internal/fifo internal/recovered internal/stream internal/varint limit limiter proto/weir/peer/v1 proto/weir/v1 rpc/transport rpc/wire",
+	"rpc/replica":              "cluster/ownership internal/fifo internal/stream internal/varint proto/weir/peer/v1 rpc/transport",
+	"rpc/transport":            "cluster/ownership internal/stream proto/weir/peer/v1 ring rpc/wire",
 	"rpc/wire":                 "algo internal/timezone limit proto/weir/v1",
 	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
-	"gateway/envoy":            "algo internal/file internal/filewatch internal/strictyaml limit",
+	"gateway/envoy":            "algo internal/file internal/filewatch internal/strictyaml internal/varint limit",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":             "algo auth internal/ingress internal/memory internal/recovered limit",
 	"proto":                    "",
@@ -69,7 +72,7 @@ var mayImport = map[string]string{
 	"proto/weir/peer/v1":       "proto/weir/v1",
 	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/certs internal/file internal/load internal/memory internal/node internal/secrets internal/simulate internal/strictyaml internal/tracing limiter policy proto/weir/v1",
 	"internal/secrets":         "auth",
-	"internal/node":            "algo auth cluster cluster/keeper cluster/ownership gateway/envoy gateway/grpc gateway/gubernator gateway/http gateway/resp internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/peer rpc/replica rpc/transport rpc/wire",
+	"internal/node":            "algo auth cluster cluster/keeper cluster/ownership gateway/envoy gateway/grpc gateway/http gateway/resp internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/peer rpc/replica rpc/transport rpc/wire",
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
 	"test/collision":           "",
@@ -79,9 +82,6 @@ var mayImport = map[string]string{
 	"test/model":               "",
 	"test/mutants":             "",
 	"test/structure":           "",
-
-	"gateway/gubernator":              "algo gateway/gubernator/gubernatorpb limit limiter ring",
-	"gateway/gubernator/gubernatorpb": "",
 }
 
 // pure packages are functions of their arguments: no goroutine to wait for, no lock, no clock, no network, no log.
@@ -106,8 +106,7 @@ var clocks = []string{
 	"client/limiter.go waitDelay",
 	"cluster/prober.go now", // back-off
 	"cluster/transport.go admit",
-	"internal/node/gubernator.go gubernatorService", // reset_time is a time of day
-	"internal/node/envoy.go envoyService",           // windows that are aligned to the epoch end by the time of day
+	"internal/node/envoy.go envoyService", // windows that are aligned to the epoch end by the time of day
 	"internal/node/describe.go inspect",
 	"internal/certs/certs.go Open", // certificates expire by the time of day
 	"internal/certs/certstest/certstest.go Issue",
@@ -143,7 +142,7 @@ var clocks = []string{
 	"gateway/grpc/checkstream.go observe",
 	"rpc/peer/forwarder.go Forward",
 	"rpc/peer/forwarder.go forgetLocked",
-	"rpc/peer/forwarder.go repeat",
+	"rpc/peer/forwarder.go Broken",
 	"rpc/peer/forwarder.go take",
 	"rpc/peer/server.go NewServer",
 	"test/testkit/grpc.go Soon",

@@ -1,0 +1,104 @@
+// Package varint reads numbers and texts off the front of bytes from elsewhere. Unsigned numbers are varints as protobuf and
+// encoding/binary have them, signed ones in zigzag, texts and bytes come after their length.
+//
+// It does not promise that what it reads makes sense: only that it was there, and is no larger than it may be.
+package varint
+
+import "encoding/binary"
+
+// Reader reads the front of Rest. The first mistake ends it: nothing is left then, and all that is read is zero. A Reader of a
+// string makes strings that are parts of it, one of bytes makes such slices.
+type Reader[T string | []byte] struct {
+	Rest T
+	bad  bool
+}
+
+// Of returns a Reader of data.
+func Of[T string | []byte](data T) Reader[T] { return Reader[T]{Rest: data} }
+
+// Failed says that there was a mistake.
+func (r *Reader[T]) Failed() bool { return r.bad }
+
+// Fail ends reading: what was read does not make sense.
+func (r *Reader[T]) Fail() { r.Rest, r.bad = r.Rest[:0], true }
+
+// Byte reads a byte.
+func (r *Reader[T]) Byte() byte {
+	if len(r.Rest) == 0 {
+		r.Fail()
+		return 0
+	}
+	b := r.Rest[0]
+	r.Rest = r.Rest[1:]
+	return b
+}
+
+// Uvarint reads an unsigned number.
+func (r *Reader[T]) Uvarint() (v uint64) {
+	for i := range min(len(r.Rest), binary.MaxVarintLen64) {
+		c := r.Rest[i]
+		if i == binary.MaxVarintLen64-1 && c > 1 {
+			break
+		}
+		v |= uint64(c&0x7f) << (7 * i)
+		if c < 0x80 {
+			r.Rest = r.Rest[i+1:]
+			return v
+		}
+	}
+	r.Fail()
+	return 0
+}
+
+// Uint reads an unsigned number of at most most.
+func (r *Reader[T]) Uint(most uint64) uint64 {
+	n := r.Uvarint()
+	if n > most {
+		r.Fail()
+		return 0
+	}
+	return n
+}
+
+// Varint reads a signed number.
+func (r *Reader[T]) Varint() int64 {
+	v := r.Uvarint()
+	return int64(v>>1) ^ -int64(v&1)
+}
+
+// Fixed32 and Fixed64 read a number in four and in eight bytes, the lowest first.
+func (r *Reader[T]) Fixed32() uint32 { return uint32(r.fixed(4)) }
+
+// Fixed64 is Fixed32 of eight bytes.
+func (r *Reader[T]) Fixed64() uint64 { return r.fixed(8) }
+
+func (r *Reader[T]) fixed(size int) (n uint64) {
+	if len(r.Rest) < size {
+		r.Fail()
+		return 0
+	}
+	for i := range size {
+		n |= uint64(r.Rest[i]) << (8 * i)
+	}
+	r.Rest = r.Rest[size:]
+	return n
+}
+
+// Take reads so many bytes.
+func (r *Reader[T]) Take(n uint64) T {
+	if n > uint64(len(r.Rest)) {
+		r.Fail()
+		return r.Rest
+	}
+	b := r.Rest[:n]
+	r.Rest = r.Rest[n:]
+	return b
+}
+
+// Text reads a length of at most most, and so many bytes.
+func (r *Reader[T]) Text(most uint64) T { return r.Take(r.Uint(most)) }
+
+// AppendText appends the length of a text, and the text.
+func AppendText[T string | []byte](to []byte, text T) []byte {
+	return append(binary.AppendUvarint(to, uint64(len(text))), text...)
+}
