@@ -14,6 +14,9 @@ import (
 	_ "time/tzdata" // policies name time zones, and an image made from scratch has no zone files
 
 	"github.com/spf13/cobra"
+
+	"github.com/weirlimit/weir/internal/logqueue"
+	"github.com/weirlimit/weir/internal/memory"
 )
 
 // Exit statuses of every command.
@@ -48,7 +51,12 @@ func run(args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errNegative):
 		return exitNegative
 	}
-	fmt.Fprintln(stderr, "weir:", err)
+	// Nor does the end wait for somebody who does not read.
+	last := logqueue.New(stderr, logqueue.Config{MaxBytes: memory.LogQueue})
+	fmt.Fprintln(last, "weir:", err)
+	within, stop := context.WithTimeout(context.Background(), flushTimeout)
+	defer stop()
+	_ = last.Close(within)
 	return exitError
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/internal/logqueue"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/internal/tracing"
@@ -111,12 +112,27 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
 }
 
+// flushTimeout is how long a node that has stopped waits for who reads its log and its standard output, at most.
+const flushTimeout = time.Second
+
 // run runs a node until it is told to stop. unknown are variables in the environment that look like settings and are not.
 func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []string) error {
-	cfg, err := f.nodeConfig(stderr)
+	var logger *slog.Logger
+	out := logqueue.New(stdout, logqueue.Config{MaxBytes: memory.LogQueue})
+	log := logqueue.New(stderr, logqueue.Config{MaxBytes: memory.LogQueue, OnDropped: func(lines uint64) {
+		logger.Warn("log lines dropped", "count", lines, "hint", "whoever reads the log does not keep up")
+	}})
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+		defer cancel()
+		_, _ = out.Close(ctx), log.Close(ctx) // what their readers have not taken by then is lost
+	}()
+	cfg, err := f.nodeConfig(log)
 	if err != nil {
 		return err
 	}
+	logger, cfg.LogDropped = cfg.Logger, log.Dropped
+	cfg.Security.Stderr = stderr // the audit log has a queue of its own
 	if len(unknown) > 0 {
 		cfg.Logger.Warn("environment has unknown settings", "variables", unknown)
 	}
@@ -133,7 +149,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	for {
 		select {
 		case <-ready:
-			fmt.Fprintln(stdout, n.ReadyLine())
+			fmt.Fprintln(out, n.ReadyLine())
 			ready = nil
 		case <-hup:
 			n.Reload()
@@ -171,7 +187,7 @@ func stopNode(n *node.Node, grace time.Duration, log *slog.Logger) error {
 func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 
 // nodeConfig turns flags into a node's configuration.
-func (f *runFlags) nodeConfig(stderr io.Writer) (node.Config, error) {
+func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	cfg := node.Config{
 		Version: version(),
 		Name:    f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
@@ -181,7 +197,6 @@ func (f *runFlags) nodeConfig(stderr io.Writer) (node.Config, error) {
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
 		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
 	}
-	cfg.Security.Stderr = stderr
 	if f.debug.value != node.PortOff {
 		cfg.DebugPort = &f.debug.value
 	}
@@ -230,7 +245,7 @@ func (f *runFlags) nodeConfig(stderr io.Writer) (node.Config, error) {
 	if err := f.checkTraces(); err != nil {
 		return cfg, err
 	}
-	cfg.Logger, err = newLogger(stderr, f.logFormat, f.logLevel)
+	cfg.Logger, err = newLogger(log, f.logFormat, f.logLevel)
 	return cfg, err
 }
 

@@ -2,21 +2,27 @@
 // its own or to standard error.
 //
 // Denied calls are bounded in their rate, because strangers can make them; a line says how many were left out. The others are all
-// written. It does not promise that a line outlives the machine (the file is not synced), nor that nobody changes the file.
+// written, unless the destination stalls: then whoever is the first to write waits for a second at most, lines are queued up to a bound,
+// and beyond it dropped and counted. It does not promise that a line outlives the machine (the file is not synced), nor that nobody
+// changes the file.
 package audit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/logqueue"
 )
 
 // The rate of lines about denied calls.
@@ -32,9 +38,14 @@ type Config struct {
 	Stderr io.Writer // what is written to where Name is "stderr"
 	// Now tells the time of day. Required.
 	Now func() time.Time
-	// OnError is called when a line cannot be written, for the first one since a line could. It must not call the Log. Required.
+	// MaxQueued bounds the bytes of lines that wait for a destination that stalls. Required.
+	MaxQueued int
+	// OnError is called when a line cannot be written, for the first one since a line could. It must not call the Log nor wait. Required.
 	OnError func(error)
 }
+
+// patience is how long who causes a line waits for it to be written, and how long Close waits for all of them.
+const patience = time.Second
 
 // maxText bounds what a line repeats of what a caller has sent, in bytes: as much as a key may have.
 const maxText = 1024
@@ -44,9 +55,10 @@ const Stderr = "stderr"
 
 // Log is an audit log. Its methods are safe for concurrent use.
 type Log struct {
-	cfg    Config
-	logger *slog.Logger
-	out    *output
+	cfg   Config
+	lines slog.Handler
+	queue *logqueue.Queue
+	out   *output
 
 	mu      sync.Mutex
 	denied  *rate.Limiter
@@ -61,16 +73,29 @@ func Open(cfg Config) (*Log, error) {
 	if err := out.open(); err != nil {
 		return nil, err
 	}
-	return &Log{
-		cfg: cfg, out: out, denied: rate.NewLimiter(perSecond, burst),
-		logger: slog.New(slog.NewJSONHandler(out, nil)),
-	}, nil
+	l := &Log{cfg: cfg, out: out, denied: rate.NewLimiter(perSecond, burst)}
+	l.queue = logqueue.New(out, logqueue.Config{MaxBytes: cfg.MaxQueued, Wait: patience, OnDropped: l.dropped})
+	l.lines = slog.NewJSONHandler(writerFunc(l.queue.WriteThrough), nil)
+	return l, nil
 }
 
-// Reopen opens the file anew, after it has been moved away. When that fails, the file that is open stays in use.
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+// dropped writes how many lines there was no room for. The queue calls it.
+func (l *Log) dropped(lines uint64) {
+	write(slog.NewJSONHandler(l.queue, nil), l.cfg.Now(), "lines dropped", []slog.Attr{slog.Uint64("count", lines)})
+}
+
+// Dropped returns how many lines could not be written, or found no room because the destination stalls.
+func (l *Log) Dropped() uint64 { return l.queue.Dropped() }
+
+// Reopen opens the file anew, after it has been moved away. When that fails, the file that is open stays in use. A file system that
+// does not answer within file.Timeout is an error.
 func (l *Log) Reopen() error { return l.out.open() }
 
-// Close writes what is left to be said and closes the file. Events after it are dropped.
+// Close writes what is left to be said, waiting for a second at most, and closes the file. Events after it are dropped.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	if l.closed {
@@ -80,7 +105,10 @@ func (l *Log) Close() error {
 	l.closed = true
 	l.flushLocked()
 	l.mu.Unlock()
-	return l.out.close()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := l.queue.Close(ctx)
+	return errors.Join(err, l.out.close())
 }
 
 // Record writes an event.
@@ -120,10 +148,14 @@ func (l *Log) flushLocked() {
 }
 
 func (l *Log) writeLocked(message string, attrs []slog.Attr) {
-	r := slog.NewRecord(l.cfg.Now(), slog.LevelInfo, message, 0)
+	write(l.lines, l.cfg.Now(), message, attrs)
+}
+
+func write(to slog.Handler, now time.Time, message string, attrs []slog.Attr) {
+	r := slog.NewRecord(now, slog.LevelInfo, message, 0)
 	r.AddAttrs(attrs...)
-	// The output reports errors itself.
-	_ = l.logger.Handler().Handle(context.Background(), r)
+	// The output reports errors itself, and the queue counts what it drops.
+	_ = to.Handle(context.Background(), r)
 }
 
 // attributes are an event's fields that say something.
@@ -160,54 +192,46 @@ func attributes(e *auth.Event) (attrs []slog.Attr) {
 	return attrs
 }
 
-// output is the file, or standard error.
+// output is the file, or standard error. One goroutine writes.
 type output struct {
-	cfg Config
-
-	mu     sync.Mutex
-	file   *os.File // nil: standard error, or closed
-	failed bool
+	cfg    Config
+	file   atomic.Pointer[os.File] // nil: standard error, or closed
+	failed bool                    // the last write
 }
 
+// open opens the file anew. A write to the one that was open before, which may not end, is not waited for.
 func (o *output) open() error {
 	if o.cfg.Name == Stderr {
 		return nil
 	}
-	file, err := os.OpenFile(o.cfg.Name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	now, err := file.Append(o.cfg.Name, 0o600)
 	if err != nil {
 		return err
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.file != nil {
-		err = o.file.Close()
+	if before := o.file.Swap(now); before != nil {
+		return before.Close()
 	}
-	o.file = file
-	return err
+	return nil
 }
 
 func (o *output) close() error {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.file == nil {
-		return nil
+	if open := o.file.Swap(nil); open != nil {
+		return open.Close()
 	}
-	file := o.file
-	o.file = nil
-	return file.Close()
+	return nil
 }
 
 // Write implements io.Writer.
 func (o *output) Write(line []byte) (n int, err error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	switch {
-	case o.cfg.Name == Stderr:
+	if o.cfg.Name == Stderr {
 		n, err = o.cfg.Stderr.Write(line)
-	case o.file != nil:
-		n, err = o.file.Write(line)
-	default:
-		err = os.ErrClosed
+	} else {
+		for {
+			open := o.file.Load()
+			if n, err = open.Write(line); !errors.Is(err, os.ErrClosed) || open == o.file.Load() {
+				break
+			} // otherwise it has been opened anew meanwhile
+		}
 	}
 	if err != nil && !o.failed {
 		o.cfg.OnError(fmt.Errorf("audit log: %w", err))

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"net"
@@ -50,7 +51,7 @@ func (b *buffer) lines(t *testing.T) (lines []map[string]any) {
 
 func open(t *testing.T, name string, out *buffer) *Log {
 	t.Helper()
-	l, err := Open(Config{Name: name, Stderr: out, Now: time.Now, OnError: func(err error) { t.Log(err) }})
+	l, err := Open(Config{Name: name, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(err error) { t.Log(err) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,11 +173,59 @@ func TestFile(t *testing.T) {
 	}
 }
 
+// stuck is a writer that stalls until it is let go.
+type stuck struct {
+	buffer
+	let chan struct{}
+}
+
+func (s *stuck) Write(p []byte) (int, error) {
+	<-s.let
+	return s.buffer.Write(p)
+}
+
+// TestStall: a destination that stalls costs one caller a second, whoever comes after it nothing, and the end another second; once it
+// works again the log says how much is missing.
+func TestStall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		out := &stuck{let: make(chan struct{})}
+		l, err := Open(Config{Name: Stderr, Stderr: out, Now: time.Now, MaxQueued: 2000, OnError: func(err error) { t.Error(err) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := time.Now()
+		for range 100 {
+			l.Record(auth.Event{Action: auth.ActionReset, Target: limit.Target{Policy: "login", Key: "alice"}})
+		}
+		if took := time.Since(before); took != patience {
+			t.Errorf("100 events took %v", took)
+		}
+		missing := l.Dropped()
+		if missing < 80 || missing > 99 {
+			t.Errorf("%d dropped", missing)
+		}
+		close(out.let)
+		synctest.Wait()
+		lines := out.lines(t)
+		if last := lines[len(lines)-1]; len(lines) != 101-int(missing) || last["msg"] != "lines dropped" || last["count"] != float64(missing) {
+			t.Errorf("%d lines, the last one %v", len(lines), lines[len(lines)-1])
+		}
+
+		out.let = make(chan struct{})
+		defer close(out.let)
+		l.Record(auth.Event{Action: auth.ActionReset})
+		before = time.Now()
+		if err := l.Close(); !errors.Is(err, context.DeadlineExceeded) || time.Since(before) != patience {
+			t.Errorf("%v after %v", err, time.Since(before))
+		}
+	})
+}
+
 // TestWriteErrors: the first line that cannot be written is reported, and the first after one that could.
 func TestWriteErrors(t *testing.T) {
 	out := &buffer{err: errors.New("full")}
 	reported := 0
-	l, err := Open(Config{Name: Stderr, Stderr: out, Now: time.Now, OnError: func(error) { reported++ }})
+	l, err := Open(Config{Name: Stderr, Stderr: out, Now: time.Now, MaxQueued: 1 << 20, OnError: func(error) { reported++ }})
 	if err != nil {
 		t.Fatal(err)
 	}

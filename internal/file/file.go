@@ -1,7 +1,8 @@
-// Package file reads small files, such as settings, policies, keys and certificates, that may turn out to be no files.
+// Package file reads small files, such as settings, policies, keys and certificates, that may turn out to be no files, and opens
+// logs to be appended to.
 //
-// It does not promise that a read ends: on a file system that does not answer, such as a mount whose server is gone, no
-// call returns, and none can be interrupted. Read leaves such a call behind.
+// It does not promise that a call ends: on a file system that does not answer, such as a mount whose server is gone, none returns, and
+// none can be interrupted. Functions that have a time leave such a call behind.
 package file
 
 import (
@@ -86,7 +87,15 @@ func ReadableByOthers(name string) (bool, error) {
 	})
 }
 
-// within waits for a read for some time.
+// Append opens a file to be appended to, and makes it where there is none. A pipe that nobody reads is an error, as is a file system
+// that does not answer within Timeout. Writes to what is returned may still wait for as long as it pleases whoever takes them.
+func Append(name string, perm fs.FileMode) (*os.File, error) {
+	return within(name, Timeout, func() (*os.File, error) {
+		return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND|syscall.O_NONBLOCK, perm)
+	})
+}
+
+// within waits for a call for some time.
 func within[T any](name string, timeout time.Duration, read func() (T, error)) (T, error) {
 	type result struct {
 		value T

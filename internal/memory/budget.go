@@ -59,6 +59,9 @@ const (
 
 const mib = 1 << 20
 
+// LogQueue is how many bytes of each log wait for who reads it: of the log, and of the audit log.
+const LogQueue = 1 * mib
+
 // Divide returns the budget of a node that may use so many bytes. Whatever the number, no bound is below the least that a node
 // can work with; below 64 MiB they are not promised to fit.
 func Divide(usable int64) Budget {

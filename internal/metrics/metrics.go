@@ -33,7 +33,7 @@ type Limiter interface {
 	Policies() *policy.Set
 }
 
-// Config says where the figures come from. All fields but Collectors are required.
+// Config says where the figures come from. All fields but LogsDropped and Collectors are required.
 type Config struct {
 	Limiter Limiter
 	View    func() *cluster.View // nil View: a node without a cluster
@@ -42,6 +42,8 @@ type Config struct {
 	// partitions.
 	Ownership func() (keeper.Status, bool)
 	Happened  func() keeper.Stats
+	// LogsDropped return how many lines of a log have been dropped, by the log's name.
+	LogsDropped map[string]func() uint64
 	// Files returns the files that the node follows.
 	Files   func() []File
 	Version string
@@ -96,12 +98,13 @@ var (
 	shareBytes   = prometheus.NewDesc("weir_share_bytes", "Bytes of the states of a share's keys, as weir_share_keys.", shareLabels, nil)
 	shareIDsLost = prometheus.NewDesc("weir_share_request_ids_lost_total",
 		"Of weir_request_ids_lost_total, those of a caller, as weir_share_keys.", shareLabels, nil)
-	shareFull = prometheus.NewDesc("weir_share_full_total", "Checks answered by on_error because the share has reached its bound or its fair part, as weir_share_keys.", shareLabels, nil)
-	swept     = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
-	idsLost   = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
-	inFlight  = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
-	flightMax = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
-	shed      = prometheus.NewDesc("weir_shed_total",
+	shareFull  = prometheus.NewDesc("weir_share_full_total", "Checks answered by on_error because the share has reached its bound or its fair part, as weir_share_keys.", shareLabels, nil)
+	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	logDropped = prometheus.NewDesc("weir_log_records_dropped_total", "Lines of a log (log, audit) that were dropped because their reader stalls, or that could not be written.", []string{"log"}, nil)
+	idsLost    = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
+	inFlight   = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
+	flightMax  = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
+	shed       = prometheus.NewDesc("weir_shed_total",
 		"Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.", []string{"reason"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
@@ -208,7 +211,7 @@ type page struct {
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
-		swept, idsLost, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		swept, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, ready, build} {
 		ch <- d
 	}
@@ -250,6 +253,9 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	})
 	counter(swept, st.Swept)
 	counter(idsLost, st.RequestIDsLost)
+	for name, dropped := range m.cfg.LogsDropped {
+		counter(logDropped, dropped(), name)
+	}
 	load := m.cfg.Limiter.Load()
 	gauge(inFlight, float64(load.InFlight))
 	gauge(flightMax, float64(load.MaxInFlight))

@@ -91,6 +91,7 @@ type Config struct {
 	TraceCallerRate                          float64 // calls a second traced whose callers say so
 	Timeout, Grace                           time.Duration
 	Logger                                   *slog.Logger
+	LogDropped                               func() uint64 // lines of the log that were dropped; nil: none ever are
 }
 
 // node is one running node: everything that listens, and what it stands on.
@@ -286,7 +287,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
 		Happened: n.keeper.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
-		Collectors: append(n.envoyCollectors(), n.security.metrics),
+		Collectors: append(n.envoyCollectors(), n.security.metrics), LogsDropped: n.logsDropped(),
 	})
 	close(n.built)
 	n.serve()
@@ -747,6 +748,18 @@ func (n *Node) leave(ctx context.Context) {
 	defer cancel()
 	for !n.inStep(ctx) && pause(ctx) {
 	}
+}
+
+// logsDropped are the metrics of logs that drop lines.
+func (n *Node) logsDropped() map[string]func() uint64 {
+	logs := map[string]func() uint64{"log": func() uint64 { return 0 }}
+	if n.cfg.LogDropped != nil {
+		logs["log"] = n.cfg.LogDropped
+	}
+	if n.security.audit != nil {
+		logs["audit"] = n.security.audit.Dropped
+	}
+	return logs
 }
 
 // Reload reads the policy file, and those that access depends on, again at once.

@@ -27,6 +27,7 @@ import (
 	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
 )
 
@@ -188,7 +189,7 @@ func (s *security) openAudit() (*audit.Log, error) {
 		return nil, nil
 	}
 	return audit.Open(audit.Config{
-		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.refusals.now,
+		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.refusals.now, MaxQueued: memory.LogQueue,
 		OnError: func(err error) { s.log.Error("audit log not written", "error", err) },
 	})
 }

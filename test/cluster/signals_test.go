@@ -1,12 +1,17 @@
 package clustertest
 
 import (
+	"bytes"
 	"fmt"
 	"net"
+	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // TestLogReaderDies: a node whose log nobody reads any more goes on, and stops in good order.
@@ -20,6 +25,63 @@ func TestLogReaderDies(t *testing.T) {
 		"run", "--http-port=0", "--grpc-port=0", "--gossip-port=0", "--peer-port=0", "--log-level=debug")
 	p.awaitReady()
 	p.signal(syscall.SIGHUP)
+	p.terminate()
+}
+
+// TestLogReaderStalls: a node whose log, audit log and standard output nobody reads, while their pipe stays open, goes on deciding,
+// counts what it drops, and stops in good order.
+func TestLogReaderStalls(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "log")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Skip("no pipes here:", err)
+	}
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("needs bash")
+	}
+	pipe, err := os.OpenFile(fifo, os.O_RDWR, 0) // both ends, so that neither open waits
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.Close()
+	p := launchWith(t, []string{bash, "-c", `exec "$0" "$@" >"` + fifo + `" 2>&1`}, binary(t),
+		"run", "--http-port=0", "--grpc-port=0", "--gossip-port=0", "--peer-port=0", "--log-level=debug", "--audit-log=stderr")
+	var said bytes.Buffer
+	for some := make([]byte, 1024); !readyLine.Match(said.Bytes()); {
+		if err := pipe.SetReadDeadline(time.Now().Add(startTimeout)); err != nil {
+			t.Fatal(err)
+		}
+		n, err := pipe.Read(some)
+		if err != nil {
+			t.Fatalf("%v after %s", err, &said)
+		}
+		said.Write(some[:n])
+	}
+	m := readyLine.FindSubmatch(said.Bytes())
+	p.http = string(m[2])
+	// From here on nobody reads.
+	key := strings.Repeat("k", 1000)
+	dropped := func(log string) bool { return p.metrics().value("weir_log_records_dropped_total", "log", log) > 0 }
+	for _, one := range []struct {
+		log, path, body string
+		want            int
+	}{
+		{"audit", "/v1/refund", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"cost":1,"key":"` + key + `"}`, http.StatusOK},
+		{"log", "/v1/check", `{"policy":"none","key":"` + key + `"}`, http.StatusNotFound},
+	} {
+		p.eventually(2*time.Minute, "lines to be dropped of the "+one.log, func() bool {
+			for range 200 {
+				code, _, answer, err := p.post(one.path, "application/json", []byte(one.body))
+				if err != nil || code != one.want {
+					t.Fatalf("%s: %d, %v, %s", one.path, code, err, answer)
+				}
+			}
+			return dropped(one.log)
+		})
+	}
+	if d, err := p.check(`{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"a"}`); err != nil || !d.Allowed {
+		t.Errorf("%+v, %v", d, err)
+	}
 	p.terminate()
 }
 
