@@ -169,6 +169,10 @@ type Request struct {
 	Nonce uint64
 	// TTL is the life of the lease, at most the limit's Window; 0 stands for the limit's Window.
 	TTL time.Duration
+	// Held is the number of units that are on loan (see Loans): they are neither in use nor free.
+	Held int64
+	// HeldFor is the time until none of them is on loan any more.
+	HeldFor time.Duration
 }
 
 // Decision is the answer to a Request. Durations count from the instant of the decision.

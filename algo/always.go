@@ -17,9 +17,9 @@ func (ls Limits) decideAlways(a *Arena, s State, now Instant, r *Request, each [
 		used := c.used(l, a, t, now)
 		switch {
 		case cost > 0:
-			fits[i] = c.room(l, a, t, now) >= cost
+			fits[i] = r.spare(c.room(l, a, t, now)) >= cost
 		case cost == 0:
-			fits[i] = used <= l.holds()
+			fits[i] = used <= l.holds()-r.Held
 		default:
 			fits[i] = true
 		}
@@ -60,14 +60,14 @@ func (ls Limits) decideAlways(a *Arena, s State, now Instant, r *Request, each [
 				most = max(most, c.refund(l, a, t, now, -cost))
 			}
 			d.Allowed, d.Limit = fits[i], l.holds()
-			d.Remaining, d.ResetAfter = c.room(l, a, t, now), c.reset(l, a, t, now)
+			d.Remaining, d.ResetAfter = r.spare(c.room(l, a, t, now)), max(c.reset(l, a, t, now), r.HeldFor)
 			switch pass := max(cost, 1); {
 			case allowed:
 				d.Delay = delays[i]
 			case pass > d.Limit:
 				d.RetryAfter = Never
 			default:
-				d.RetryAfter = c.wait(l, a, t, now, pass)
+				d.RetryAfter = r.wait(c, l, a, t, now, pass)
 			}
 		}
 		if each != nil {

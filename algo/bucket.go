@@ -42,6 +42,9 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	full, owed := mul(capacity, window), c.owed(l, s, now)
 	var room int64
 	// A bucket that has run empty, as that of a key that is asked for too often has, needs no division to say so.
+	if r.Held > 0 {
+		full = mul(max(capacity-r.Held, 0), window)
+	}
 	if left := full.sub(owed); !full.less(owed) && !left.less(u128{lo: uint64(window)}) {
 		room, _ = left.div(window)
 	}
@@ -61,11 +64,15 @@ func (c bucket) decide(l *Limit, state State, now Instant, r *Request, d *Decisi
 	case pass > capacity:
 		d.RetryAfter = Never
 	default:
-		if room < pass {
+		switch {
+		case room >= pass:
+		case r.Held > 0:
+			d.RetryAfter = r.wait(c, l, nil, s, now, pass)
+		default:
 			d.RetryAfter = c.repaid(l, s, now, pass)
 		}
 	}
-	d.Remaining, d.ResetAfter = room, c.reset(l, nil, s, now)
+	d.Remaining, d.ResetAfter = room, max(c.reset(l, nil, s, now), r.HeldFor)
 }
 
 func (c bucket) room(l *Limit, _ *Arena, s []uint64, now Instant) int64 {

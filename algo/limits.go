@@ -282,6 +282,8 @@ func (ls Limits) Init(s State, now Instant) {
 // RetryAfter is the instant from which it would if nothing else were charged, exact to the nanosecond: the longest that
 // any limit asks for. Limits with CountDenied count a refused request, up to their limit, and then RetryAfter says when
 // it would pass if nothing else were even sent; a refusal that memory does not suffice to count stands uncounted.
+// Units that are Held are not there to be charged, and Remaining is without them. Where it is for them that a request does not pass,
+// RetryAfter is an estimate: it may pass before, when they are returned, or not even then, when they are spent.
 // A cost that is negative without Always, or more than a limit can hold, never passes; with Partial, the latter may pass in part.
 //
 // A request with Always is charged, to each limit, whether or not there is room, as far as MaxDebt and MaxLimit let the units in
@@ -328,6 +330,23 @@ func (r *Request) needs() (cost, pass int64) {
 	return cost, cost
 }
 
+// spare is what of a room is not held.
+func (r *Request) spare(room int64) int64 { return max(room-r.Held, 0) }
+
+// wait is the time until a limit has room for n beside what is held. While that is on loan nobody knows when it will be in use, or
+// free: so where it stands in the way the time is no longer than until it has been reported, nor less than what there would be to
+// wait for without it.
+func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
+	home := c.wait(l, a, s, now, n)
+	switch {
+	case r.Held <= 0:
+		return home
+	case n > l.holds()-r.Held:
+		return max(home, r.HeldFor)
+	}
+	return max(home, min(c.wait(l, a, s, now, n+r.Held), r.HeldFor))
+}
+
 // decide is DecideTo for any limits.
 func (ls Limits) decide(a *Arena, s State, now Instant, r *Request, each []Decision, answer *Decision) error {
 	now = s.tick(now)
@@ -344,7 +363,7 @@ func (ls Limits) decide(a *Arena, s State, now Instant, r *Request, each []Decis
 		t := rest[:n:n]
 		rest = rest[n:]
 		c.advance(l, a, t, now)
-		rooms[i] = c.room(l, a, t, now)
+		rooms[i] = r.spare(c.room(l, a, t, now))
 		grant = min(grant, rooms[i])
 	}
 	allowed := grant >= pass && cost <= MaxLimit
@@ -382,14 +401,14 @@ func (ls Limits) decide(a *Arena, s State, now Instant, r *Request, each []Decis
 					denied += n
 				}
 			}
-			d.Remaining = c.room(l, a, t, now)
-			d.ResetAfter = c.reset(l, a, t, now)
+			d.Remaining = r.spare(c.room(l, a, t, now))
+			d.ResetAfter = max(c.reset(l, a, t, now), r.HeldFor)
 			switch {
 			case allowed:
 			case pass > d.Limit:
 				d.RetryAfter = Never
 			default:
-				d.RetryAfter = c.wait(l, a, t, now, pass)
+				d.RetryAfter = r.wait(c, l, a, t, now, pass)
 			}
 		} else if charge && l.Algorithm == Concurrency {
 			d.Lease = leaseID(r.Nonce, 0)

@@ -142,3 +142,16 @@ func (r *reader) string(most int) string {
 	r.data = r.data[n:]
 	return text
 }
+
+func appendWord(dst []byte, n uint64) []byte { return binary.LittleEndian.AppendUint64(dst, n) }
+
+// word reads eight bytes.
+func (r *reader) word() uint64 {
+	if len(r.data) < 8 {
+		r.fail()
+		return 0
+	}
+	n := binary.LittleEndian.Uint64(r.data)
+	r.data = r.data[8:]
+	return n
+}

@@ -69,6 +69,10 @@ func methodRoles() map[string]Role {
 	}
 	// Negative hits need RoleRefund besides, see Service.
 	roles["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"] = RoleCheck
+	// RESET_REMAINING and negative hits need RoleRefund besides.
+	roles["/pb.gubernator.V1/GetRateLimits"] = RoleCheck
+	roles["/pb.gubernator.V1/HealthCheck"] = RoleCheck
+	roles["/pb.gubernator.V1/LiveCheck"] = RoleOpen
 	for method, role := range map[string]Role{
 		"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
 		"Reserve": RoleCheck, "Commit": RoleCheck, "Cancel": RoleCheck,

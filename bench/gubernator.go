@@ -8,7 +8,7 @@ import (
 	"net"
 	"strings"
 
-	"github.com/weirlimit/weir/bench/gubernatorpb"
+	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 )
 
 // A gubCluster is one Gubernator daemon or several, each a process.

@@ -13,7 +13,7 @@ import (
 	"github.com/go-redis/redis_rate/v10"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/weirlimit/weir/bench/gubernatorpb"
+	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 	"github.com/weirlimit/weir/client"
 )
 

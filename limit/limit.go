@@ -204,6 +204,9 @@ func (e *Error) In(i, n int) *Error {
 	return &Error{Kind: e.Kind, Field: "checks[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message}
 }
 
+// GubernatorNamespace begins the names of the namespaces of limits that Gubernator's callers send; see InlineScope.
+const GubernatorNamespace = "gubernator/"
+
 // EnvoyNamespace begins the names of the namespaces of limits that Envoy's configuration files describe.
 const EnvoyNamespace = "envoy/"
 

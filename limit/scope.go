@@ -26,9 +26,15 @@ func ShareOf(scope string) (share string, inline bool) {
 // InlineScope is the scope that ring.Hash is given for the keys of a limit sent along, where it is the name for those of a
 // policy. Limit and capacity have no part in it, so that changing them applies to live state. It holds a slash, which no
 // policy's name does, so it never meets one of those.
+//
+// In namespaces that begin with GubernatorNamespace the algorithm alone counts, as Gubernator has it: a window that changes applies to
+// live state, too.
 func InlineScope(namespace string, l *algo.Limit) string {
 	if namespace == "" {
 		namespace = "default"
+	}
+	if strings.HasPrefix(namespace, GubernatorNamespace) {
+		l = &algo.Limit{Algorithm: l.Algorithm}
 	}
 	slots := l.Slots
 	if l.Algorithm == algo.SlidingWindow && slots == 0 {

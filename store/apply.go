@@ -132,6 +132,7 @@ func (a *apply) item() error {
 		a.sh.dropDeltas(a.to, hash, of)
 		side.memos.forget(of)
 		side.reservations.forget(of, b)
+		a.to.dropLent(of, b)
 	case itemRequestID:
 		k := memoKey{of: r.identity()}
 		k.id, k.kind = string(r.bytes(maxRequestID)), memoKind(r.Byte())
@@ -209,6 +210,7 @@ func (a *apply) gone() error {
 		r := a.sh.record(a.to.ref(slots[i]))
 		delete(a.to.annex.owed, r.id())
 		a.to.lose(r)
+		a.to.dropLent(r.id(), &a.sh.budget)
 		a.sh.drop(&a.to.table, slots[i]) // which may move the others
 	}
 }
@@ -349,6 +351,7 @@ func (a *apply) key() error {
 	if len(ids) > 0 {
 		undoable = r.bytes(math.MaxInt32)
 	}
+	loans := r.bytes(math.MaxInt32)
 	if r.Failed() || since > 0 && since >= len(a.to.annex.lineage) {
 		return ErrChunk
 	}
@@ -357,6 +360,9 @@ func (a *apply) key() error {
 		return err
 	}
 	if err := a.undoable(rec, stateID{rule.rule.Scope, k.Key}, ids, undoable); err != nil {
+		return err
+	}
+	if err := a.loans(rec, loans); err != nil {
 		return err
 	}
 	rec.setSince(since)
@@ -413,6 +419,25 @@ func (a *apply) undoable(r record, of stateID, ids []ReservationID, data []byte)
 		undo.Add(e.units)
 	}
 	p.list, p.undo = list, undo
+	return nil
+}
+
+// loans takes in the loans of a record, in place of those that were known.
+func (a *apply) loans(r record, data []byte) error {
+	if len(data) == 0 {
+		if r.has(lentFlag) {
+			a.to.dropLent(r.id(), &a.sh.budget)
+			r.clear(lentFlag)
+		}
+		return nil
+	}
+	loans, rest, err := algo.ReadLoans(a.now, data)
+	if err != nil || len(rest) > 0 {
+		return ErrChunk
+	}
+	l := a.to.lend(r)
+	l.Loans = loans
+	a.to.keepLent(r, l, &a.sh.budget)
 	return nil
 }
 

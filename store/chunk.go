@@ -10,11 +10,11 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 3, and then items, each of
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 4, and then items, each of
 // which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
 // bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
 // reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
-const chunkVersion = 3
+const chunkVersion = 4
 
 // The kinds of items, and what follows.
 const (
@@ -35,7 +35,7 @@ const (
 	// itemRule: scope, the caller whose keys it is about, limits, durability, flags. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state; number of its reservations,
-	// their ids, and where their units are (algo.Limits.AppendUndoable).
+	// their ids, and where their units are (algo.Limits.AppendUndoable); length of its loans, and these (algo.Loans.Append).
 	itemKey = 8
 	// itemDelta: index of the rule, hash, key, element of the lineage, state.
 	itemDelta = 9
@@ -363,6 +363,7 @@ func (d *drain) key(t turn) {
 		// Records that share a hash share turns, and one's mark means nothing to another.
 		d.state(r, t.mark, len(slots) == 1)
 		d.undoable(r)
+		d.loans(r)
 	}
 	if told {
 		return
@@ -395,6 +396,15 @@ func (d *drain) undoable(r record) {
 	d.sh.counted(r, func() {
 		d.sh.buffer = r.spec.rule.Limits.AppendUndoable(d.sh.buffer[:0], d.sh.arena, r.state, d.now, &p.undo)
 	})
+	d.out = varint.AppendText(d.out, d.sh.buffer)
+}
+
+// loans tells a record's loans.
+func (d *drain) loans(r record) {
+	d.sh.buffer = d.sh.buffer[:0]
+	if l := d.part.lentOf(r); l != nil {
+		d.sh.buffer = l.Append(d.sh.buffer, d.now)
+	}
 	d.out = varint.AppendText(d.out, d.sh.buffer)
 }
 

@@ -64,6 +64,9 @@ func (s *Store) release(p int, c content) {
 			}
 		}
 		sh.locked(func() {
+			for of := range c.annex.lent {
+				c.dropLent(of, &sh.budget)
+			}
 			c.annex.memos.free(&sh.budget)
 			c.annex.reservations.free(&sh.budget)
 		})

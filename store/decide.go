@@ -53,6 +53,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	var mark uint64
 	var filled bool
 	var r record
+	request := &call.Request
 	if found {
 		adopted := false
 		if r = sh.record(part.ref(slot)); r.spec.rule != rule {
@@ -61,9 +62,16 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			}
 			r = sh.record(part.ref(slot))
 		}
-		if part.traced {
-			mark = sh.before(part, r, adopted)
+		if adopted && part.traced {
+			sh.note(part, r, 0, false)
 		}
+		if r.has(lentFlag) {
+			if loans := sh.expireLoans(part, r, now); loans != nil {
+				beside := loans.beside(call.Request, now)
+				request = &beside
+			}
+		}
+		mark = sh.markOf(part, r)
 	} else {
 		if call.Cost == 0 {
 			answer.Decision, err = sh.peekNew(part, rule, now, call, each)
@@ -77,7 +85,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	}
 	number := uint32(r.words[1] >> 32)
 	used := sh.begins(number)
-	err = rule.Limits.DecideTo(sh.arena, r.state, now, &call.Request, each, &answer.Decision)
+	err = rule.Limits.DecideTo(sh.arena, r.state, now, request, each, &answer.Decision)
 	sh.ends(number, used)
 	d := &answer.Decision
 	// A refusal that is counted changes the state, too.
@@ -108,18 +116,10 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if part.annex != nil {
 		answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 	}
+	if request.Held > 0 && !d.Allowed {
+		answer.OnLoan, answer.OnLoanFor = sh.onLoan(rule, r, now, request)
+	}
 	return nil
-}
-
-// before notes that a record was adopted, or returns the mark of its state before what is about to change it.
-func (sh *shard) before(part *partition, r record, adopted bool) (mark uint64) {
-	if adopted {
-		sh.note(part, r, 0, false)
-	}
-	if part.unnoted(r) {
-		mark = r.spec.rule.Limits.Mark(r.state)
-	}
-	return mark
 }
 
 // ticket returns the ticket that the answer to a grant needs.
@@ -451,13 +451,14 @@ func (sh *shard) undoDelta(part *partition, k Key, rule *Rule, now algo.Instant,
 }
 
 // Reset makes the key's state as new, and forgets the request ids and reservations charged to it: what they were charged
-// is gone.
+// is gone. What is on loan stays so.
 func (s *Store) Reset(k Key, scope string) (err error) {
 	of := stateID{scope, k.Key}
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {
 			return
 		}
+		lent := false
 		slot, changed := sh.find(&part.table, k.Hash, scope, k.Key)
 		if changed {
 			r := sh.record(part.ref(slot))
@@ -465,7 +466,10 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 				delete(part.annex.owed, of)
 			}
 			sh.endAdvance(part, k.Hash, of)
-			sh.drop(&part.table, slot)
+			lent = r.has(lentFlag)
+			if !lent {
+				sh.drop(&part.table, slot)
+			}
 		}
 		changed = sh.dropDeltas(&part.content, k.Hash, of) || changed
 		if a := part.annex; a != nil {
@@ -474,6 +478,17 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 		}
 		if changed {
 			part.noteReset(resetKey{k.Hash, stateID{scope, strings.Clone(k.Key)}}, &sh.budget)
+		}
+		if lent {
+			// What is on loan is not known to be spent, and stays held.
+			r := sh.record(part.ref(slot))
+			r.clear(owedFlag)
+			sh.counted(r, func() {
+				newest := algo.Instant{Mono: int64(r.state[0])}
+				r.spec.rule.Limits.Free(sh.arena, r.state)
+				r.spec.rule.Limits.Init(r.state, newest)
+			})
+			sh.note(part, r, 0, false)
 		}
 	})
 	return err

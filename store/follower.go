@@ -419,6 +419,7 @@ func (sh *shard) quiet(part *partition, now algo.Instant) {
 	if a := part.annex; a != nil {
 		a.memos.expire(now.Mono, &sh.budget)
 		a.reservations.expire(now.Mono, &sh.budget)
+		sh.expireDue(part, now)
 		if part.open {
 			sh.prune(part, now) // a copy's lineage is its holder's to prune
 		}

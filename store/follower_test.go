@@ -121,6 +121,12 @@ func contents(s *Store, now algo.Instant) []string {
 					}
 				}
 			}
+			for of, l := range a.lent {
+				for _, e := range l.Most() {
+					out = append(out, fmt.Sprintf("loan %s %v: %v for %d", of, e.ID, e.Totals, max(e.Until-now.Mono, 0)))
+				}
+				out = append(out, fmt.Sprintf("%d loans of %s", l.Len(), of))
+			}
 			for _, e := range a.lineage {
 				out = append(out, fmt.Sprintf("claim %v", e.claim))
 			}
@@ -162,6 +168,7 @@ func TestCopyEquals(t *testing.T) {
 		{{Algorithm: algo.SlidingWindow, Limit: 9, Window: minute}}, {{Algorithm: algo.SlidingCounter, Limit: 9, Window: minute}},
 		{{Algorithm: algo.FixedWindow, Limit: 9, Period: algo.Hour}},
 	}
+	lendable := []algo.Limits{{log(300, minute)}, {{Algorithm: algo.TokenBucket, Limit: 200, Window: minute}}, {window(500, minute), log(400, minute)}}
 	leases := &Rule{Scope: "leases", Limits: algo.Limits{{Algorithm: algo.Concurrency, Limit: 5, Window: minute}}}
 	for seed := range seeds(40) {
 		rng := rand.New(rand.NewPCG(seed, 7))
@@ -185,7 +192,7 @@ func TestCopyEquals(t *testing.T) {
 			r.Durability = []Durability{Async, Sync, Escrow, None}[scope%4]
 			k := holder.key(r.Scope, fmt.Sprint(rng.IntN(8)))
 			var err error
-			switch rng.IntN(16) {
+			switch rng.IntN(20) {
 			case 0:
 				_, err = holder.Refund(k, r, instant, 1+rng.Int64N(3), "", "")
 			case 1:
@@ -205,6 +212,22 @@ func TestCopyEquals(t *testing.T) {
 				}
 			case 7:
 				_, _, err = holder.Settle(k, r, instant, reservationOf(1+rng.Uint64N(5)), 0)
+			case 16, 17, 18:
+				i := rng.IntN(len(lendable))
+				r := rule(fmt.Sprint("lent", i), lendable[i]...)
+				r.Durability = Durability(rng.IntN(4))
+				k := holder.key(r.Scope, fmt.Sprint(rng.IntN(3)))
+				b := Borrow{ID: algo.LoanID{Borrower: rng.Uint64N(3)}, Want: rng.Int64N(60)}
+				if known, ok := holderLoan(holder, k, r.Scope, b.ID); ok {
+					b.Totals = known.Totals
+					b.Totals.Spent += rng.Int64N(known.Left() + 1)
+					b.Totals.Returned += rng.Int64N(b.Totals.Left() + 1)
+				}
+				if rng.IntN(3) > 0 {
+					_, err = holder.Lend(k, r, instant, b)
+				} else {
+					_, err = holder.Decide(k, r, instant, cost(1+rng.Int64N(100)), nil)
+				}
 			case 8:
 				staged := false
 				l.drain(now)
@@ -965,6 +988,10 @@ func sampleChunk(tb testing.TB) []byte {
 		rule("bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute}),
 	}
 	rules[1].Durability = Escrow
+	loan := rule("lent", log(500, minute))
+	if _, err := s.Lend(s.key("lent", "k"), loan, at(0), Borrow{ID: algo.LoanID{Borrower: 1, Number: 2}, Want: 20}); err != nil {
+		tb.Fatal(err)
+	}
 	use := func(id uint64) {
 		for _, r := range rules {
 			call := Call{Request: algo.Request{Cost: 1, Nonce: 1}, RequestID: fmt.Sprint(id), Reservation: reservationOf(id), ReserveFor: minute}
@@ -1005,7 +1032,7 @@ func FuzzApply(f *testing.F) {
 		s.TakeOver(0, at(time.Hour), claim(1, 9, 9))
 		s.TakeOverStrict(0, at(time.Hour))
 		s.Open(0)
-		for _, scope := range []string{"log", "window"} {
+		for _, scope := range []string{"log", "window", "lent"} {
 			if _, err := s.Decide(s.key(scope, "k"), rule(scope, log(5, minute)), at(time.Hour), cost(1), nil); err != nil && !errors.Is(err, ErrFull) {
 				t.Error(err)
 			}

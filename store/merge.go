@@ -189,6 +189,7 @@ func (m *merge) run() {
 			}
 		}
 	}
+	m.uniteLent()
 	m.owe()
 }
 

@@ -34,6 +34,7 @@ const (
 	owedFlag    = 1 << 20 // the content's annex knows what is owed on it
 	sinceShift  = 21      // four bits: index of the element of the lineage from which on the state is all that was charged
 	sinceMask   = 15 << sinceShift
+	lentFlag    = 1 << 25 // units of it are on loan: the content's annex knows which
 	flagMask    = 0xffff << 16
 )
 
@@ -140,7 +141,9 @@ type annex struct {
 	reservations reservations
 	cold         coldness
 	coldStrict   coldness
-	_            [16]byte // to whole cache lines
+	// lent are the loans of states whose records are marked lentFlag.
+	lent map[stateID]*lent
+	_    [8]byte // to whole cache lines
 }
 
 // role is what a partition has as a holder or follower, besides its content.
@@ -245,7 +248,8 @@ func (sh *shard) find(t *table, hash uint64, scope, key string) (uint32, bool) {
 	return 0, false
 }
 
-// stateOf returns the state of a key that is kept under the very rule it is asked for by, and nil otherwise. It is find
+// stateOf returns the state of a key that is kept under the very rule it is asked for by and of which nothing is on loan, and nil
+// otherwise. It is find
 // without the record around it: what nearly every decision needs, and no more. number is that of its spec.
 func (sh *shard) stateOf(t *table, k *Key, rule *Rule) (state algo.State, number uint32) {
 	if t.count == 0 {
@@ -267,7 +271,7 @@ func (sh *shard) stateOf(t *table, k *Key, rule *Rule) (state algo.State, number
 		}
 		sp := &sh.specs[words[1]>>32]
 		end := headWords + sp.words
-		if sp.rule == rule && string(bytesOf(words[end:], int(uint16(words[1])))) == k.Key {
+		if sp.rule == rule && words[1]&lentFlag == 0 && string(bytesOf(words[end:], int(uint16(words[1])))) == k.Key {
 			return algo.State(words[headWords:end:end]), uint32(words[1] >> 32)
 		}
 	}

@@ -90,6 +90,10 @@ type Answer struct {
 	Degraded bool  // decided without the current backup that the rule's durability asks for
 	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
 	Pending  bool  // reservations on the key are waiting for their Settle
+	// OnLoan is how many units are on loan, where a request was refused that would have passed without them: what of them is left
+	// may be called back, see Recall. It is 0 everywhere else. OnLoanFor is the time until all of those loans have ended.
+	OnLoan    int64
+	OnLoanFor time.Duration
 	// Reservation is the id under which the charge is remembered: of a repeated request, that of the first.
 	Reservation ReservationID
 }
@@ -414,7 +418,10 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 		from := s.hand
 		visited, passed := s.walk(&s.hand, min(records, sweepHold), now, func(sh *shard, part *partition, t *table, slot uint32) bool {
 			r := sh.record(t.ref(slot))
-			if r.has(owedFlag) || !sh.idle(r, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
+			if t == &part.table && part.open && r.has(lentFlag) {
+				sh.expireLoans(part, r, now)
+			}
+			if r.has(owedFlag|lentFlag) || !sh.idle(r, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
 				return false
 			}
 			if t == &part.table && part.role != nil && len(part.role.advances.by) > 0 {

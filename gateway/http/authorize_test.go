@@ -20,7 +20,8 @@ func TestAuthorize(t *testing.T) {
 		"POST /v1/release": auth.RoleCheck, "POST /v1/reserve": auth.RoleCheck, "POST /v1/commit": auth.RoleCheck, "POST /v1/cancel": auth.RoleCheck,
 		"POST /v1/refund": auth.RoleRefund, "POST /v1/reset": auth.RoleRefund,
 		"GET /v1/forward-auth": auth.RoleCheck,
-		"GET /v1/policies":     auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
+		"POST /json":           auth.RoleCheck, "POST /v1/GetRateLimits": auth.RoleCheck, "GET /v1/HealthCheck": auth.RoleCheck, "GET /v1/LiveCheck": auth.RoleOpen,
+		"GET /v1/policies": auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
 		"GET /healthz": auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
 	}
 	var asked auth.Role
@@ -96,6 +97,6 @@ func (c *contextual) Reset(ctx context.Context, _ limit.Target) error {
 
 // routesForTest are the routes, of which no handler is called.
 func (a *api) routesForTest() []route {
-	a.Metrics = http.NotFoundHandler()
+	a.Metrics, a.Routes = http.NotFoundHandler(), foreignRoutes()
 	return a.routes()
 }

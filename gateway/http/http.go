@@ -50,8 +50,8 @@ type Config struct {
 	Policies func() PolicyListing
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
-	// JSON answers POST /json, for callers of Envoy's rate limit service that do not speak gRPC. Nil: there is no such path.
-	JSON http.Handler
+	// Routes are further ones, of other front ends' protocols. openapi.yaml describes those that this project has.
+	Routes []Route
 	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
 	// *auth.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
@@ -76,6 +76,14 @@ type Config struct {
 	Requests *memory.Gate
 	// Buffers, when set, counts the bytes of bodies that are being read, and of what answers that are being written keep.
 	Buffers Buffers
+}
+
+// Route is one of another front end's. Its handler answers errors as its protocol has them; who may not use it is answered as
+// everywhere.
+type Route struct {
+	Method, Path string
+	Role         auth.Role // that a caller needs
+	Handler      http.HandlerFunc
 }
 
 // Buffers counts bytes that requests hold while the network is waited for. It is safe for concurrent use.
@@ -145,8 +153,8 @@ func (a *api) routes() []route {
 		{"GET", "/openapi.yaml", auth.RoleOpen, a.handleOpenAPI, false},
 		{"GET", "/", auth.RoleOpen, a.handleIndex, false},
 	}
-	if a.JSON != nil {
-		list = append(list, route{"POST", "/json", auth.RoleCheck, a.JSON.ServeHTTP, false})
+	for _, r := range a.Routes {
+		list = append(list, route{r.Method, r.Path, r.Role, r.Handler, false})
 	}
 	return list
 }

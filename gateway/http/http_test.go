@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -138,6 +139,22 @@ type testedAPI struct {
 	spec    *spec
 }
 
+// foreignRoutes are those of other front ends that openapi.yaml describes.
+func foreignRoutes() []Route {
+	answer := func(body string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(w, body)
+		}
+	}
+	return []Route{
+		{"POST", "/json", auth.RoleCheck, answer("{}")},
+		{"POST", "/v1/GetRateLimits", auth.RoleCheck, answer(`{"responses":[]}`)},
+		{"GET", "/v1/HealthCheck", auth.RoleCheck, answer(`{"status":"healthy","message":"","peer_count":1,"advertise_address":""}`)},
+		{"GET", "/v1/LiveCheck", auth.RoleOpen, answer("{}")},
+	}
+}
+
 func newAPI(t testing.TB, service *scripted, change func(*Config)) *testedAPI {
 	d := &testedAPI{t: t, service: service, log: new(bytes.Buffer), spec: loadSpec(t)}
 	cfg := Config{
@@ -152,6 +169,7 @@ func newAPI(t testing.TB, service *scripted, change func(*Config)) *testedAPI {
 			io.WriteString(w, "weir_requests_total 0\n")
 		}),
 		Logger: slog.New(slog.NewTextHandler(d.log, nil)),
+		Routes: foreignRoutes(),
 	}
 	if change != nil {
 		change(&cfg)

@@ -2,12 +2,13 @@ package node
 
 import (
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/gateway/envoy"
+	httpapi "github.com/weirlimit/weir/gateway/http"
 )
 
 // Envoy are those of the front end for Envoy.
@@ -63,12 +64,18 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	})
 }
 
-// envoyJSON returns what answers POST /json, nil where it is off.
-func (n *Node) envoyJSON() http.Handler {
-	if s := n.envoyService("http"); s != nil {
-		return s
+// routes are those of other front ends' protocols.
+func (n *Node) routes() []httpapi.Route {
+	v1 := n.gubernatorService("http")
+	list := []httpapi.Route{
+		{Method: "POST", Path: "/v1/GetRateLimits", Role: auth.RoleCheck, Handler: v1.ServeGetRateLimits},
+		{Method: "GET", Path: "/v1/HealthCheck", Role: auth.RoleCheck, Handler: v1.ServeHealthCheck},
+		{Method: "GET", Path: "/v1/LiveCheck", Role: auth.RoleOpen, Handler: v1.ServeLiveCheck},
 	}
-	return nil
+	if s := n.envoyService("http"); s != nil {
+		list = append(list, httpapi.Route{Method: "POST", Path: "/json", Role: auth.RoleCheck, Handler: s.ServeHTTP})
+	}
+	return list
 }
 
 // envoyCollectors are the metrics of the front end for Envoy.

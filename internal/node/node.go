@@ -426,6 +426,7 @@ func (n *Node) serve() {
 		services := calls.Registrar(n.grpcServer)
 		n.callers.Register(services)
 		weirv1.RegisterAdminServer(services, &admin{n: n})
+		n.gubernatorService("grpc").Register(services)
 		if s := n.envoyService("grpc"); s != nil {
 			s.Register(services)
 		}
@@ -438,7 +439,7 @@ func (n *Node) serve() {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
 			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
-			Policies: n.listPolicies, Metrics: n.metrics.Handler(), JSON: n.envoyJSON(),
+			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(),
 			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
 		})), n.log))

@@ -73,7 +73,7 @@ var mayImport = map[string]string{
 	"proto/weir/peer/v1":       "proto/weir/v1",
 	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/certs internal/file internal/load internal/logqueue internal/memory internal/node internal/secrets internal/simulate internal/strictyaml internal/tracing limiter policy proto/weir/v1",
 	"internal/secrets":         "auth",
-	"internal/node":            "algo auth cluster cluster/keeper cluster/ownership gateway/envoy gateway/grpc gateway/http gateway/resp internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/peer rpc/replica rpc/transport rpc/wire",
+	"internal/node":            "algo auth cluster cluster/keeper cluster/ownership gateway/envoy gateway/grpc gateway/gubernator gateway/http gateway/resp internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/tracing limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/peer rpc/replica rpc/transport rpc/wire",
 	"internal/tracing":         "limiter",
 	"test/checker":             "",
 	"test/collision":           "",
@@ -83,6 +83,9 @@ var mayImport = map[string]string{
 	"test/model":               "",
 	"test/mutants":             "",
 	"test/structure":           "",
+
+	"gateway/gubernator":              "algo gateway/gubernator/gubernatorpb limit limiter ring",
+	"gateway/gubernator/gubernatorpb": "",
 }
 
 // pure packages are functions of their arguments: no goroutine to wait for, no lock, no clock, no network, no log.
@@ -107,7 +110,8 @@ var clocks = []string{
 	"client/limiter.go waitDelay",
 	"cluster/prober.go now", // back-off
 	"cluster/transport.go admit",
-	"internal/node/envoy.go envoyService", // windows that are aligned to the epoch end by the time of day
+	"internal/node/gubernator.go gubernatorService", // reset_time is a time of day
+	"internal/node/envoy.go envoyService",           // windows that are aligned to the epoch end by the time of day
 	"internal/node/describe.go inspect",
 	"internal/certs/certs.go Open", // certificates expire by the time of day
 	"internal/certs/certstest/certstest.go Issue",

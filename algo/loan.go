@@ -1,0 +1,419 @@
+package algo
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+)
+
+// Units on loan. The owner of a state may lend some of its units to a borrower, who admits from them without asking. A unit on
+// loan is neither in use nor free: it is held. It counts at its full weight, does not age and is not repaid, until the borrower
+// reports it spent, which charges it at the instant at which the report arrives, or returns it; when the loan ends, what is still
+// held is charged at that instant. With that, whatever borrowers do within their loans,
+//
+//	units in use + units held ≤ limit
+//
+// at every instant (but for limits that were lowered), and the guarantee of each algorithm that can be lent holds for the sum of
+// all admissions, at the instants at which they were made: a unit that was spent at a is, at any x ≥ a, either held or was charged
+// at some b with a ≤ b ≤ x. Were it dated at the grant it would be forgotten too early: a loan of the whole limit, made at 0 and
+// spent just before a Window has passed, would leave an empty log for the next instant.
+//
+// Messages may be lost, repeated and reordered, so what they say are totals (as in the flow control of QUIC, RFC 9000, section 4):
+// each only grows, and either side keeps the most that it has heard.
+const (
+	// LoanTerm is the longest term of a loan, as its borrower counts it from sending what asked for it.
+	LoanTerm = time.Second
+	// LeastLoan is the least number of units that a loan begins with; a limit below four times as many is not lent.
+	LeastLoan = 16
+	// MaxLoans is how many loans a state has at a time.
+	MaxLoans = 1024
+	// leastTerm is the shortest: reports would else take more messages than the loan saves.
+	leastTerm = 20 * time.Millisecond
+	// loanInterval is how long a borrower may take to report and have its answer: what a bucket has to hold of its own rate.
+	loanInterval = 110 * time.Millisecond
+	// loanShare is the part of a limit, as a fraction 1/loanShare, that one loan can be; the term is that part of the Window.
+	loanShare = 8
+	// loanDrift is the part by which two clocks' rates may differ, as a fraction 1/loanDrift, see owned.
+	loanDrift = 1000
+	// loanGrace is how long a loan that has ended is known, so that a message that was late is not taken for one about a
+	// loan that was lost. Borrowers say nothing of a loan any more that ended LoanTerm ago: who had it has charged it.
+	loanGrace = 4 * LoanTerm
+)
+
+// LoanID names a loan of a state. Who borrows draws Borrower at random when its process begins, and counts its loans of the state:
+// it begins another one when it is told that the last has ended.
+type LoanID struct{ Borrower, Number uint64 }
+
+// Totals are what was granted under a loan, and what of it was spent and returned.
+type Totals struct{ Granted, Spent, Returned int64 }
+
+// Left is what is neither spent nor returned.
+func (t Totals) Left() int64 { return max(t.Granted-t.Spent-t.Returned, 0) }
+
+// valid reports whether there can be such totals at a borrower.
+func (t Totals) valid() bool {
+	return t.Granted >= 0 && t.Granted <= MaxLimit && t.Spent >= 0 && t.Returned >= 0 &&
+		t.Spent <= t.Granted && t.Returned <= t.Granted-t.Spent
+}
+
+// unite keeps the most of both.
+func (t Totals) unite(v Totals) Totals {
+	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned)}
+}
+
+// Loan is a loan as the owner knows it.
+type Loan struct {
+	ID LoanID
+	Totals
+	// Until is the Mono instant at which it ends; of one that has, that from which it is no longer known.
+	Until int64
+	// Ended says that what was not returned has been charged, spent or not.
+	Ended bool
+	// Term is for how long the borrower may spend, from the instant on its clock at which it sent what Lend answers; 0 when
+	// nothing was granted and it should return what it has. Only in what Lend returns.
+	Term time.Duration
+}
+
+// Loans are those of one state. The zero value is none. It is for one goroutine at a time.
+type Loans struct {
+	list []Loan
+	held int64
+	// near says that a request was in want of units on loan: nothing is lent until there is room again.
+	near bool
+}
+
+// Len is the number of loans that are known, those that have ended among them.
+func (u *Loans) Len() int { return len(u.list) }
+
+// Held is the number of units that are held.
+func (u *Loans) Held() int64 { return u.held }
+
+// HeldFor is the time until nothing is held any more, if no loan is renewed.
+func (u *Loans) HeldFor(now Instant) time.Duration {
+	var last int64 = math.MinInt64
+	for i := range u.list {
+		if l := &u.list[i]; !l.Ended && l.Left() > 0 {
+			last = max(last, l.Until)
+		}
+	}
+	if last < now.Mono {
+		return 0
+	}
+	return time.Duration(last - now.Mono)
+}
+
+// Get returns a loan.
+func (u *Loans) Get(id LoanID) (Loan, bool) {
+	if i := u.find(id); i >= 0 {
+		return u.list[i], true
+	}
+	return Loan{}, false
+}
+
+// Most returns the loans of which something is held, those with the most first.
+func (u *Loans) Most() []Loan {
+	list := slices.DeleteFunc(slices.Clone(u.list), func(l Loan) bool { return l.Ended || l.Left() == 0 })
+	slices.SortFunc(list, func(l, m Loan) int {
+		return cmp.Or(cmp.Compare(m.Left(), l.Left()), cmp.Compare(l.ID.Borrower, m.ID.Borrower), cmp.Compare(l.ID.Number, m.ID.Number))
+	})
+	return list
+}
+
+// Recall notes that a request needs units that are held: nothing more is lent, nor a loan renewed, until a quarter of each limit
+// is free.
+func (u *Loans) Recall() { u.near = true }
+
+func (u *Loans) find(id LoanID) int {
+	return slices.IndexFunc(u.list, func(l Loan) bool { return l.ID == id })
+}
+
+// count brings held up to date.
+func (u *Loans) count() {
+	u.held = 0
+	for i := range u.list {
+		if l := &u.list[i]; !l.Ended {
+			u.held = min(u.held+l.Left(), MaxLimit)
+		}
+	}
+}
+
+// end ends a loan, what was held of which has been charged or returned.
+func (u *Loans) end(l *Loan, at int64) {
+	l.Spent, l.Ended, l.Until = l.Granted-l.Returned, true, at+int64(loanGrace)
+	u.count()
+}
+
+// Lendable reports as a *FieldError why nothing of these limits is ever lent; nil when something may be.
+//
+// Not lent are leaky_bucket, for queues of their own at borrowers would break both the bound and the order, and concurrency, whose
+// permits count until leases have ended; limits that count refusals, which borrowers do not see; limits below
+// LeastLoan·4 units; windows so short that reports would cost more than they save; and buckets that do not hold what their
+// rate comes to between two reports.
+func (ls Limits) Lendable() error {
+	counted := false
+	for i := range ls {
+		l := &ls[i]
+		if l.Limit == Unlimited {
+			continue
+		}
+		counted = true
+		var err error
+		switch {
+		case l.Algorithm == LeakyBucket || l.Algorithm == Concurrency:
+			err = &FieldError{Field: "algorithm", Message: l.Algorithm.String() + " cannot be lent"}
+		case l.CountDenied:
+			err = &FieldError{Field: "count_denied", Message: "cannot be together with loans"}
+		case l.holds() < 4*LeastLoan:
+			err = &FieldError{Field: "limit", Message: "is too small to be lent"}
+		case !l.aligned() && l.Window/loanShare < leastTerm:
+			err = &FieldError{Field: "window", Message: "is too short to be lent"}
+		case l.isBucket() && mul(l.holds(), int64(l.Window)).less(mul(l.Limit, int64(loanInterval))):
+			err = &FieldError{Field: "capacity", Message: "is too small for its rate to be lent"}
+		}
+		if err != nil {
+			return inLimits(err, i, len(ls))
+		}
+	}
+	if !counted {
+		return &FieldError{Field: "limit", Message: "is unlimited: there is nothing to lend"}
+	}
+	return nil
+}
+
+// owned is how long the owner keeps a loan of a term: clocks whose rates are both off by 1/loanDrift, in the worst directions, leave
+// the borrower's term within it.
+func owned(term time.Duration) int64 { return int64(term) + 3*int64(term)/loanDrift }
+
+// Expire ends the loan that is the first to be due by now, if there is one, and returns how many units were still held of it: they
+// are charged at the instant at which it was due. ok is false when there is none: it is to be called until then. It also forgets
+// loans that ended long ago.
+//
+// The only error is ErrNoMemory, and nothing has happened then.
+func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok bool, err error) {
+	due := -1
+	for i := range u.list {
+		if l := &u.list[i]; l.Until <= now.Mono && !l.Ended && (due < 0 || l.Until < u.list[due].Until) {
+			due = i
+		}
+	}
+	if due < 0 {
+		u.list = slices.DeleteFunc(u.list, func(l Loan) bool { return l.Ended && l.Until <= now.Mono })
+		return 0, false, nil
+	}
+	l := &u.list[due]
+	n = l.Left()
+	at := Instant{Mono: l.Until, Wall: now.Wall - (now.Mono - l.Until)}
+	if err := ls.Charge(a, s, at, n); err != nil {
+		return 0, false, err
+	}
+	u.end(l, l.Until)
+	return n, true, nil
+}
+
+// Report takes in what a borrower says of a loan, and returns how many units that charges at now. Loans that are due must have been
+// ended before, see Expire.
+//
+// known is how many units spent an owner has told the borrower that it knows: of a loan that is not known here, because its owner
+// was lost, no others are charged, beyond the limit if need be; and what the borrower has left of such a loan is held for
+// LoanTerm.
+//
+// Totals that cannot be are taken for none. The only error is ErrNoMemory, and nothing has happened then.
+func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (n int64, err error) {
+	if !t.valid() {
+		return 0, nil
+	}
+	known = max(min(known, t.Spent), 0)
+	i := u.find(id)
+	if i < 0 {
+		n = t.Spent - known
+	} else {
+		n = max(t.Spent-u.list[i].Spent, 0)
+	}
+	if err := ls.Charge(a, s, now, n); err != nil {
+		return 0, err
+	}
+	if i < 0 {
+		if t == (Totals{}) || len(u.list) >= MaxLoans {
+			return n, nil
+		}
+		u.list = append(u.list, Loan{ID: id, Totals: t, Until: now.Mono + owned(LoanTerm)})
+		u.count()
+		return n, nil
+	}
+	l := &u.list[i]
+	if l.Ended {
+		l.Spent = max(l.Spent, t.Spent)
+		l.Granted = max(l.Granted, l.Spent+l.Returned)
+		return n, nil
+	}
+	if t.Granted > l.Granted {
+		// Granted by an owner that was lost before it had told anybody.
+		l.Until = max(l.Until, now.Mono+owned(LoanTerm))
+	}
+	l.Totals = l.unite(t)
+	u.count()
+	return n, nil
+}
+
+// Lend lends to a borrower what lets it have want units, as far as that is wise, under a loan that is made if need be, and renews its
+// term. It returns the loan as it is then. A want of 0 lends nothing and renews nothing; of a loan of which nothing is left
+// that is the end. Loans that are due must have been ended before, and what the borrower has to report been taken in. Limits
+// that are not Lendable must not be lent.
+//
+// What all borrowers have together is at most half of what is not in use; what one of them has, its even part of that and
+// an eighth of the smallest limit, or LeastLoan where that is more.
+func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want int64) Loan {
+	i := u.find(id)
+	if i < 0 && (want <= 0 || len(u.list) >= MaxLoans) {
+		return Loan{ID: id}
+	}
+	if i >= 0 && u.list[i].Ended {
+		return u.list[i]
+	}
+	now = s.tick(now)
+	room, least := MaxLimit, MaxLimit
+	term := LoanTerm
+	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
+		l := &ls[k]
+		room, least = min(room, c.room(l, a, t, now)), min(least, l.holds())
+		term = min(term, l.loanTerm(t, now))
+	})
+	if u.near && room-u.held >= least/4 {
+		u.near = false
+	}
+	var have int64
+	borrowers := int64(1)
+	for j := range u.list {
+		switch l := &u.list[j]; {
+		case j == i:
+			have = l.Left()
+		case !l.Ended && l.Left() > 0:
+			borrowers++
+		}
+	}
+	want = min(want, room/(2*borrowers), max(least/loanShare, LeastLoan))
+	if want < LeastLoan && have == 0 || u.near || term < leastTerm {
+		want = 0
+	}
+	grant := max(min(want-have, room/2-u.held), 0)
+	switch {
+	case i < 0 && grant == 0:
+		return Loan{ID: id}
+	case i < 0:
+		u.list = append(u.list, Loan{ID: id})
+		i = len(u.list) - 1
+	}
+	l := &u.list[i]
+	if l.Granted > MaxLimit-grant {
+		grant, want = 0, 0 // the borrower begins another one
+	}
+	l.Granted += grant
+	u.count()
+	if want == 0 {
+		if have == 0 {
+			u.end(l, now.Mono)
+		}
+		return *l
+	}
+	l.Until = max(l.Until, now.Mono+owned(term))
+	answer := *l
+	answer.Term = term
+	return answer
+}
+
+// loanTerm is the longest term of a loan of the limit: one of a fixed window ends with that, for what is spent in one window and
+// reported in the next would be charged there.
+func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
+	term := LoanTerm
+	if !l.aligned() {
+		term = min(term, l.Window/loanShare)
+	}
+	within := func(left time.Duration) time.Duration { return min(term, left-left/loanDrift*4) }
+	switch c := l.counter().(type) {
+	case fixedWindow:
+		if t[1] != 0 {
+			return within(c.left(l, t, now))
+		}
+	case calendarWindow:
+		return within(c.left(t, now))
+	}
+	return term
+}
+
+// Unite adds the loans of v: both sides of a split may have gone on with those that they share. A loan that only one side has
+// ended goes on.
+func (u *Loans) Unite(v *Loans) {
+	for _, l := range v.list {
+		i := u.find(l.ID)
+		if i < 0 {
+			u.list = append(u.list, l)
+			continue
+		}
+		k := &u.list[i]
+		switch {
+		case k.Ended == l.Ended:
+			k.Totals = k.unite(l.Totals)
+			k.Until = max(k.Until, l.Until)
+		case k.Ended:
+			granted := max(k.Granted, l.Granted)
+			*k = l
+			k.Granted = granted
+		default:
+			k.Granted = max(k.Granted, l.Granted)
+		}
+	}
+	u.near = u.near || v.near
+	u.count()
+}
+
+// Append appends the loans to dst as what is left of their terms, so that they may be read by who has another clock, and end there
+// late by what the way takes.
+func (u *Loans) Append(dst []byte, now Instant) []byte {
+	dst = appendUint(dst, int64(len(u.list)))
+	for i := range u.list {
+		l := &u.list[i]
+		var ended int64
+		if l.Ended {
+			ended = 1
+		}
+		dst = appendWord(appendWord(dst, l.ID.Borrower), l.ID.Number)
+		for _, n := range [...]int64{l.Granted, l.Spent, l.Returned, max(l.Until-now.Mono, 0), ended} {
+			dst = appendUint(dst, n)
+		}
+	}
+	return dst
+}
+
+// ReadLoans reads what Loans.Append wrote and returns what follows it. The bytes need not be trusted. The error is ErrSnapshot.
+func ReadLoans(now Instant, data []byte) (u Loans, rest []byte, err error) {
+	r := &reader{data: data}
+	n := int(r.uint(int64(len(data)) / 21))
+	for range n {
+		l := Loan{ID: LoanID{r.word(), r.word()}}
+		l.Granted, l.Spent, l.Returned = r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)
+		l.Until = now.Mono + r.uint(int64(2*loanGrace))
+		l.Ended = r.uint(1) == 1
+		if r.err != nil {
+			return Loans{}, nil, r.err
+		}
+		u.list = append(u.list, l)
+	}
+	if r.err != nil {
+		return Loans{}, nil, r.err
+	}
+	u.count()
+	return u, r.data, nil
+}
+
+// Room is the largest cost that would pass if nothing were on loan; Unlimited when no limit counts.
+func (ls Limits) Room(a *Arena, s State, now Instant) int64 {
+	now = s.tick(now)
+	room := Unlimited
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		if n := c.room(&ls[i], a, t, now); room == Unlimited || n < room {
+			room = n
+		}
+	})
+	return room
+}

@@ -1,0 +1,332 @@
+// Package gubernator is the front end for Gubernator's callers: the service V1 of github.com/gubernator-io/gubernator v2.13.0, over
+// gRPC and as JSON over HTTP.
+//
+// It translates each request into a check of a limit sent inline, asks a [limit.Service] and words the answer; it keeps no state and
+// decides nothing. A token bucket of Gubernator's is a fixed window that the first hit opens, and a leaky bucket is a token bucket;
+// docs/gubernator.md says what is not the same. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and the
+// algorithm, whatever limit and duration a request gives.
+//
+// What it does not promise: Gubernator's protocol between peers, its events, or that created_at of a request counts: decisions read the
+// owner's clock.
+package gubernator
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/bits"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/ring"
+)
+
+// Service decides; see limiter.BatchService.
+type Service interface {
+	Begin(ctx context.Context, b *limiter.Batch) (open []int, err *limit.Error)
+	Finish(ctx context.Context, b *limiter.Batch, open []int)
+	Reset(ctx context.Context, t limit.Target) error
+}
+
+// Health is what HealthCheck answers.
+type Health struct {
+	Problem string // what makes the node unhealthy; empty: nothing
+	Peers   int    // members of the cluster, this node among them
+	Address string // where callers reach this node
+}
+
+// Config is what a Server stands on. All fields are required.
+type Config struct {
+	Service Service
+	// HashKey is the cluster's.
+	HashKey ring.HashKey
+	// Owner returns the address at which callers reach the node that decides for a hash, empty where that is this node or not known.
+	Owner func(hash uint64) string
+	// Health says how the node is.
+	Health func() Health
+	// Now is the wall clock, for reset_time and the length of calendar intervals.
+	Now func() time.Time
+}
+
+// Server implements pb.gubernator.V1. It is safe for concurrent use.
+type Server struct {
+	pb.UnimplementedV1Server
+	cfg     Config
+	rules   rules
+	batches sync.Pool // of *limiter.Batch
+}
+
+// New returns a Server.
+func New(cfg Config) *Server {
+	return &Server{cfg: cfg, rules: rules{hashKey: cfg.HashKey}, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
+}
+
+// Register registers the service.
+func (s *Server) Register(r grpc.ServiceRegistrar) { pb.RegisterV1Server(r, s) }
+
+var errTooMany = status.Error(codes.OutOfRange, "Requests.RateLimits list too large; max size is '"+strconv.Itoa(limit.MaxBatch)+"'")
+
+// call is one GetRateLimits on its way.
+type call struct {
+	s     *Server
+	ctx   context.Context
+	out   []*pb.RateLimitResp
+	batch *limiter.Batch // of the requests that wait to be decided
+	of    []item         // of its checks
+	now   time.Time
+	down  error // why resets cannot be carried out at the moment
+}
+
+// item is one request that is to be decided.
+type item struct {
+	request *pb.RateLimitReq
+	rule    *rule
+	place   int // in the answer
+}
+
+// GetRateLimits implements the service. Errors are statuses; what is wrong with one request is said in its answer.
+func (s *Server) GetRateLimits(ctx context.Context, in *pb.GetRateLimitsReq) (*pb.GetRateLimitsResp, error) {
+	n := len(in.GetRequests())
+	if n > limit.MaxBatch {
+		return nil, errTooMany
+	}
+	answers := make([]pb.RateLimitResp, n)
+	c := call{s: s, ctx: ctx, now: s.cfg.Now(), out: make([]*pb.RateLimitResp, n), batch: s.batches.Get().(*limiter.Batch), of: make([]item, 0, n)}
+	defer s.batches.Put(c.batch)
+	defer c.batch.Reset()
+	for i, r := range in.GetRequests() {
+		c.out[i] = &answers[i]
+		if err := c.take(i, r); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.decide(); err != nil {
+		return nil, err
+	}
+	return &pb.GetRateLimitsResp{Responses: c.out}, nil
+}
+
+// take answers a request that needs no decision, and puts another one beside those that wait for theirs.
+func (c *call) take(i int, r *pb.RateLimitReq) error {
+	out := c.out[i]
+	rule, wrong := c.s.rules.of(r, c.now)
+	switch {
+	case wrong != "":
+		out.Error = wrong
+		return nil
+	case rule.limit.Limit == 0:
+		rule.nothing(r, out, c.now)
+		return nil
+	case rule.momentary:
+		rule.moment(r, out, c.now)
+		return nil
+	}
+	target := limit.Target{Limit: &rule.limit, Namespace: rule.namespace, Key: r.GetUniqueKey()}
+	if has(r, pb.Behavior_RESET_REMAINING) {
+		if done, err := c.reset(out, r, rule, target); done || err != nil {
+			return err
+		}
+	}
+	check := limit.Check{Target: target, Cost: max(min(r.GetHits(), algo.MaxLimit), -algo.MaxLimit)}
+	check.Always = check.Cost < 0
+	check.Partial = check.Cost > 0 && has(r, pb.Behavior_DRAIN_OVER_LIMIT)
+	c.batch.Checks = append(c.batch.Checks, check)
+	c.of = append(c.of, item{r, rule, i})
+	return nil
+}
+
+// reset carries out RESET_REMAINING, after what came before it. done is set when there is nothing more to do: the hits of a token bucket
+// do not count then.
+func (c *call) reset(out *pb.RateLimitResp, r *pb.RateLimitReq, rule *rule, target limit.Target) (done bool, _ error) {
+	if err := c.decide(); err != nil {
+		return false, err
+	}
+	err := c.down
+	if err == nil {
+		err = c.s.cfg.Service.Reset(c.ctx, target)
+	}
+	if err != nil {
+		var e *limit.Error
+		if !errors.As(err, &e) {
+			return false, status.FromContextError(err).Err()
+		}
+		if e.Kind == limit.Unavailable {
+			c.down = e // one call does not wait for it more than once
+		}
+		out.Error = wording(e)
+		return true, nil
+	}
+	if r.GetAlgorithm() == pb.Algorithm_LEAKY_BUCKET {
+		return false, nil
+	}
+	out.Limit, out.Remaining = r.GetLimit(), r.GetLimit()
+	c.owner(out, rule, r.GetUniqueKey())
+	return true, nil
+}
+
+// decide has the requests that wait decided and answers them.
+func (c *call) decide() error {
+	if len(c.of) == 0 {
+		return nil
+	}
+	open, denied := c.s.cfg.Service.Begin(c.ctx, c.batch)
+	if denied != nil {
+		return statusOf(denied)
+	}
+	if len(open) > 0 {
+		c.s.cfg.Service.Finish(c.ctx, c.batch, open)
+	}
+	c.now = c.s.cfg.Now()
+	for j := range c.of {
+		o, result := &c.of[j], &c.batch.Results[j]
+		out := c.out[o.place]
+		var e *limit.Error
+		switch {
+		case errors.As(result.Err, &e):
+			out.Error = wording(e)
+		case result.FailedOpen || result.FailedClosed:
+			// Gubernator's callers decide themselves what becomes of a request that nobody could decide.
+			out.Error = "the node that decides for '" + o.request.GetName() + "_" + o.request.GetUniqueKey() + "' cannot be asked"
+		default:
+			o.rule.answer(o.request, out, &c.batch.Checks[j], &result.Decision, c.now)
+			c.owner(out, o.rule, o.request.GetUniqueKey())
+		}
+	}
+	c.batch.Reset()
+	c.of = c.of[:0]
+	return nil
+}
+
+// owner tells who has decided, where that was another node.
+func (c *call) owner(out *pb.RateLimitResp, r *rule, key string) {
+	if address := c.s.cfg.Owner(r.hash.Hash(key)); address != "" {
+		out.Metadata = map[string]string{"owner": address}
+	}
+}
+
+// answer words a decision.
+func (r *rule) answer(in *pb.RateLimitReq, out *pb.RateLimitResp, asked *limit.Check, d *limit.Decision, now time.Time) {
+	out.Limit = in.GetLimit()
+	// What a request gives beyond what Weir can count is left over whatever is used.
+	out.Remaining = d.Remaining + r.beyond
+	if asked.Cost > 0 && d.Granted < asked.Cost {
+		out.Status = pb.Status_OVER_LIMIT
+	}
+	switch {
+	case in.GetAlgorithm() == pb.Algorithm_LEAKY_BUCKET:
+		out.ResetTime = r.leaked(out.Limit-out.Remaining, now)
+	case r.interval != 0:
+		_, end := r.interval.around(now)
+		out.ResetTime = end
+	case d.ResetAfter > 0:
+		out.ResetTime = millis(now.Add(d.ResetAfter))
+	default: // a window that opens now
+		out.ResetTime = millis(now.Add(r.limit.Window))
+	}
+}
+
+// leaked is when so many units will have come back. Like Gubernator, it counts from the limit, so that of a bucket with more than that in
+// it the time has passed.
+func (r *rule) leaked(units int64, now time.Time) int64 {
+	sign := int64(1)
+	if units < 0 {
+		sign, units = -1, -units
+	}
+	hi, lo := bits.Mul64(uint64(units), uint64(r.limit.Window/time.Millisecond))
+	perUnit := uint64(r.limit.Limit)
+	lo, carry := bits.Add64(lo, perUnit-1, 0)
+	hi += carry
+	if hi >= perUnit {
+		return math.MaxInt64
+	}
+	ms, _ := bits.Div64(hi, lo, perUnit)
+	return now.UnixMilli() + sign*int64(min(ms, uint64(algo.MaxFill/time.Millisecond)))
+}
+
+// nothing answers a limit of 0, which no hits pass.
+func (r *rule) nothing(in *pb.RateLimitReq, out *pb.RateLimitResp, now time.Time) {
+	out.Limit, out.ResetTime = in.GetLimit(), millis(now.Add(r.limit.Window))
+	if r.interval != 0 {
+		_, out.ResetTime = r.interval.around(now)
+	}
+	if in.GetHits() > 0 {
+		out.Status = pb.Status_OVER_LIMIT
+	}
+}
+
+// moment answers a limit of a duration that is over at once: each request finds it new.
+func (r *rule) moment(in *pb.RateLimitReq, out *pb.RateLimitResp, now time.Time) {
+	most := in.GetLimit()
+	if in.GetAlgorithm() == pb.Algorithm_LEAKY_BUCKET && in.GetBurst() > 0 {
+		most = in.GetBurst()
+	}
+	out.Limit, out.Remaining, out.ResetTime = in.GetLimit(), most, now.UnixMilli()
+	switch hits := in.GetHits(); {
+	case hits > most:
+		out.Status = pb.Status_OVER_LIMIT
+		if in.GetAlgorithm() == pb.Algorithm_LEAKY_BUCKET {
+			out.Remaining = 0
+		}
+	case hits > 0:
+		out.Remaining = most - hits
+	}
+}
+
+// millis are milliseconds since 1970, rounded up: who waits until then does not come too early.
+func millis(t time.Time) int64 { return t.Add(time.Millisecond - 1).UnixMilli() }
+
+func has(r *pb.RateLimitReq, flag pb.Behavior) bool { return r.GetBehavior()&flag != 0 }
+
+// wording is an error with its field named as Gubernator names it.
+func wording(e *limit.Error) string {
+	field := e.Field
+	switch field {
+	case "key":
+		field = "unique_key"
+	case "namespace":
+		field = "name"
+	case "limit.window":
+		field = "duration"
+	case "limit.limit":
+		field = "limit"
+	case "limit.capacity":
+		field = "burst"
+	case "cost":
+		field = "hits"
+	case "":
+		return e.Message
+	}
+	return "field '" + field + "' " + e.Message
+}
+
+// statusOf converts an error of a whole call.
+func statusOf(e *limit.Error) error {
+	code := codes.Internal
+	if e.Kind == limit.Denied {
+		code = codes.PermissionDenied
+	}
+	return status.Error(code, e.Error())
+}
+
+// HealthCheck implements the service: an unhealthy node is an error of code UNAVAILABLE.
+func (s *Server) HealthCheck(context.Context, *pb.HealthCheckReq) (*pb.HealthCheckResp, error) {
+	h := s.cfg.Health()
+	if h.Problem != "" {
+		return nil, status.Error(codes.Unavailable, h.Problem)
+	}
+	return &pb.HealthCheckResp{Status: "healthy", PeerCount: int32(h.Peers), AdvertiseAddress: h.Address}, nil
+}
+
+// LiveCheck implements the service.
+func (s *Server) LiveCheck(context.Context, *pb.LiveCheckReq) (*pb.LiveCheckResp, error) {
+	return &pb.LiveCheckResp{}, nil
+}

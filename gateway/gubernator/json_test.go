@@ -1,0 +1,102 @@
+package gubernator
+
+import (
+	"bytes"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+)
+
+func (b *bench) post(body string) (int, string) {
+	w := httptest.NewRecorder()
+	b.ServeGetRateLimits(w, httptest.NewRequest("POST", "/v1/GetRateLimits", strings.NewReader(body)))
+	if got := w.Header().Get("Content-Type"); got != "application/json" {
+		b.t.Errorf("Content-Type: %q", got)
+	}
+	// protojson puts blanks where it likes.
+	var compact bytes.Buffer
+	if err := json.Compact(&compact, w.Body.Bytes()); err != nil {
+		b.t.Errorf("%q: %v", w.Body, err)
+	}
+	return w.Code, compact.String()
+}
+
+// TestJSON. Gubernator's gateway: names as in the protocol, 64-bit numbers as strings, all fields, 200 whatever the status says; unknown
+// fields are taken.
+func TestJSON(t *testing.T) {
+	b := newBench(t)
+	for _, c := range []struct {
+		in     string
+		status int
+		out    string
+	}{
+		{`{"requests":[{"name":"n","unique_key":"k","hits":"1","limit":"10","duration":"1000","more":1}]}`, 200,
+			`{"responses":[{"status":"UNDER_LIMIT","limit":"10","remaining":"9","reset_time":"1770091511000","error":"","metadata":{}}]}`},
+		{`{"requests":[{"name":"n","uniqueKey":"k","hits":9,"limit":10,"duration":1000,"algorithm":"TOKEN_BUCKET","behavior":"NO_BATCHING"}]}`, 200,
+			`{"responses":[{"status":"UNDER_LIMIT","limit":"10","remaining":"0","reset_time":"1770091511000","error":"","metadata":{}}]}`},
+		{`{"requests":[{"name":"n","unique_key":"k","hits":1,"limit":10,"duration":1000,"algorithm":0,"behavior":36}]}`, 200,
+			`{"responses":[{"status":"UNDER_LIMIT","limit":"0","remaining":"0","reset_time":"0","error":"behavior DURATION_IS_GREGORIAN is set; but ` + "`Duration`" + ` is not a valid gregorian interval","metadata":{}}]}`},
+		{`{"requests":[{"name":"n","unique_key":"k","hits":1,"limit":10,"duration":1000}]}`, 200,
+			`{"responses":[{"status":"OVER_LIMIT","limit":"10","remaining":"0","reset_time":"1770091511000","error":"","metadata":{}}]}`},
+		{`{}`, 200, `{"responses":[]}`},
+		{``, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
+		{`{"requests":[null]}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
+		{`{"requests":7}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
+		{"{\"more\":\"\xff\"}", 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
+		{`{"requests":[` + strings.Repeat("{},", 1000) + `{}]}`, 400,
+			`{"code":11,"message":"Requests.RateLimits list too large; max size is '1000'","details":[]}`},
+		{strings.Repeat(" ", maxBody) + "{}", 413, `{"code":8,"message":"the body is larger than 256 KiB","details":[]}`},
+	} {
+		if code, out := b.post(c.in); code != c.status || out != c.out {
+			t.Errorf("%.80s: %d %s\nwant %d %s", c.in, code, out, c.status, c.out)
+		}
+	}
+	w := httptest.NewRecorder()
+	b.ServeHealthCheck(w, httptest.NewRequest("GET", "/v1/HealthCheck", nil))
+	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "peer_count") {
+		t.Errorf("HealthCheck: %d %s", w.Code, w.Body)
+	}
+	w = httptest.NewRecorder()
+	b.ServeLiveCheck(w, httptest.NewRequest("GET", "/v1/LiveCheck", nil))
+	if w.Code != http.StatusOK || w.Body.String() != "{}" {
+		t.Errorf("LiveCheck: %d %s", w.Code, w.Body)
+	}
+}
+
+// FuzzJSON: whatever is sent, each request has an answer.
+func FuzzJSON(f *testing.F) {
+	f.Add(`{"requests":[{"name":"n","unique_key":"k","hits":-1,"limit":9223372036854775807,"duration":-1,"algorithm":1,"behavior":63,"burst":3}]}`)
+	f.Add(`{"requests":[{"name":"n","unique_key":"k\n\r","hits":5,"limit":2,"duration":4,"behavior":36}]}`)
+	f.Fuzz(func(t *testing.T, body string) {
+		b := newBench(t)
+		code, _ := b.post(body)
+		in := new(pb.GetRateLimitsReq)
+		if want := read.Unmarshal([]byte(body), in) == nil && len(in.Requests) <= 1000; (code == 200) != want {
+			t.Errorf("%q: %d", body, code)
+		}
+	})
+}
+
+// FuzzRequest: whatever a request says, it has an answer, which says no more is left than the limit or the burst.
+func FuzzRequest(f *testing.F) {
+	f.Add([]byte("\x0a\x01n\x12\x01k\x18\x01\x20\x0a\x28\xe8\x07"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		in := new(pb.RateLimitReq)
+		if proto.Unmarshal(data, in) != nil {
+			return
+		}
+		b := newBench(t)
+		for range 3 {
+			got := b.ask(in)[0]
+			if got.Error == "" && (got.Remaining > max(in.Limit, in.Burst, 0) || got.Remaining < 0 || got.Limit != in.Limit) {
+				t.Fatalf("%v: %v", in, got)
+			}
+		}
+	})
+}

@@ -1,0 +1,171 @@
+package gubernator
+
+import (
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
+)
+
+// rule is what a request says of its limit, as Weir has it. It does not change.
+type rule struct {
+	limit     algo.Limit // Limit 0: no hits pass
+	namespace string
+	hash      ring.Scope
+	beyond    int64    // units of the limit, or of the burst, that Weir cannot count
+	interval  interval // of a token bucket by the calendar
+	momentary bool     // the duration is over at once
+}
+
+// interval is a period of the calendar in UTC. The zero value is none.
+type interval algo.Period
+
+// intervals are the values of duration under DURATION_IS_GREGORIAN.
+var intervals = [...]algo.Period{algo.Minute, algo.Hour, algo.Day, algo.Week, algo.Month, algo.Year}
+
+// around returns the length of the interval that t is in, and its last millisecond since 1970.
+func (i interval) around(t time.Time) (length time.Duration, last int64) {
+	t = t.UTC()
+	year, month, day := t.Date()
+	var start, end time.Time
+	switch algo.Period(i) {
+	case algo.Minute:
+		start = t.Truncate(time.Minute)
+		end = start.Add(time.Minute)
+	case algo.Hour:
+		start = t.Truncate(time.Hour)
+		end = start.Add(time.Hour)
+	case algo.Day, algo.Week:
+		days := 1
+		if algo.Period(i) == algo.Week {
+			day -= (int(t.Weekday()) + 6) % 7
+			days = 7
+		}
+		start = time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
+		end = start.AddDate(0, 0, days)
+	case algo.Month:
+		start = time.Date(year, month, 1, 0, 0, 0, 0, time.UTC)
+		end = start.AddDate(0, 1, 0)
+	case algo.Year:
+		start = time.Date(year, time.January, 1, 0, 0, 0, 0, time.UTC)
+		end = start.AddDate(1, 0, 0)
+	}
+	return end.Sub(start), end.UnixMilli() - 1
+}
+
+// maxRules is how many different limits are kept worked out. Beyond it all are forgotten at once: they are a cache.
+const maxRules = 4096
+
+// rules works out each limit once.
+type rules struct {
+	hashKey ring.HashKey
+
+	mu sync.RWMutex
+	by map[ruleKey]*rule
+}
+
+// ruleKey is all of a request that its rule depends on.
+type ruleKey struct {
+	name                   string
+	limit, duration, burst int64
+	algorithm              pb.Algorithm
+	gregorian              bool
+	length                 time.Duration // of the interval that a leaky bucket is asked in
+}
+
+// maxName is the longest name, in bytes.
+const maxName = limit.MaxNamespace - len(limit.GubernatorNamespace)
+
+// of returns the rule of a request, or says what is wrong with it.
+func (r *rules) of(in *pb.RateLimitReq, now time.Time) (_ *rule, wrong string) {
+	switch {
+	case in.GetUniqueKey() == "":
+		return nil, "field 'unique_key' cannot be empty"
+	case in.GetName() == "":
+		return nil, "field 'namespace' cannot be empty" // as Gubernator calls the name here
+	case len(in.GetName()) > maxName:
+		return nil, "field 'name' has " + strconv.Itoa(len(in.GetName())) + " bytes, at most " + strconv.Itoa(maxName) + " are taken"
+	}
+	k := ruleKey{in.GetName(), in.GetLimit(), in.GetDuration(), in.GetBurst(), in.GetAlgorithm(), has(in, pb.Behavior_DURATION_IS_GREGORIAN), 0}
+	switch k.algorithm {
+	case pb.Algorithm_TOKEN_BUCKET:
+		k.burst = 0
+	case pb.Algorithm_LEAKY_BUCKET:
+		if k.gregorian && k.duration >= 0 && k.duration < int64(len(intervals)) {
+			k.length, _ = interval(intervals[k.duration]).around(now)
+		}
+	default:
+		return nil, "invalid rate limit algorithm '" + strconv.Itoa(int(k.algorithm)) + "'"
+	}
+	r.mu.RLock()
+	known := r.by[k]
+	r.mu.RUnlock()
+	if known != nil {
+		return known, ""
+	}
+	made, wrong := k.rule()
+	if wrong != "" {
+		return nil, wrong
+	}
+	k.name = strings.Clone(k.name)
+	made.namespace = limit.GubernatorNamespace + k.name
+	made.hash = r.hashKey.Scope(limit.InlineScope(made.namespace, &made.limit))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.by == nil || len(r.by) >= maxRules {
+		r.by = make(map[ruleKey]*rule)
+	}
+	r.by[k] = made
+	return made, ""
+}
+
+// rule works a limit out, or says what is wrong with it.
+func (k *ruleKey) rule() (_ *rule, wrong string) {
+	made := &rule{limit: algo.Limit{Algorithm: algo.FixedWindow}}
+	leaky := k.algorithm == pb.Algorithm_LEAKY_BUCKET
+	l := &made.limit
+	l.Limit, made.beyond = counted(k.limit)
+	switch {
+	case !k.gregorian && k.duration > int64(algo.MaxWindow/time.Millisecond):
+		return nil, "field 'duration' cannot be longer than " + strconv.FormatInt(int64(algo.MaxWindow/time.Millisecond), 10) + " milliseconds (366 days)"
+	case !k.gregorian:
+		l.Window = time.Duration(max(k.duration, 0)) * time.Millisecond
+		made.momentary = k.duration <= 0
+	case k.duration < 0 || k.duration >= int64(len(intervals)):
+		return nil, "behavior DURATION_IS_GREGORIAN is set; but `Duration` is not a valid gregorian interval"
+	case leaky:
+		l.Window = k.length
+	default:
+		l.Period = intervals[k.duration]
+		made.interval = interval(l.Period)
+	}
+	if !leaky {
+		return made, ""
+	}
+	l.Algorithm = algo.TokenBucket
+	switch {
+	case k.burst < 0:
+		return nil, "field 'burst' cannot be negative"
+	case k.burst > 0 && l.Limit == 0:
+		return nil, "field 'limit' cannot be 0 beside a 'burst', which would never come back"
+	case k.burst > 0:
+		l.Capacity, made.beyond = counted(k.burst)
+	}
+	if l.Limit > 0 && !made.momentary {
+		if err := l.Validate(); err != nil { // all else is in order
+			return nil, "field 'burst' takes too long to come back at this rate"
+		}
+	}
+	return made, ""
+}
+
+// counted is as much of a limit as Weir can count, and the rest.
+func counted(n int64) (most, beyond int64) {
+	most = max(min(n, algo.MaxLimit), 0)
+	return most, max(n, 0) - most
+}

@@ -1,0 +1,47 @@
+package node
+
+import (
+	"time"
+
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/gateway/gubernator"
+	"github.com/weirlimit/weir/ring"
+)
+
+// gubernatorService returns the service for a listener.
+func (n *Node) gubernatorService(listener string) *gubernator.Server {
+	return gubernator.New(gubernator.Config{
+		Service: n.security.auth.Service(listener, n.limiter), HashKey: n.hashKey, Owner: n.ownerAddress, Health: n.gubernatorHealth, Now: time.Now,
+	})
+}
+
+// ownerAddress is where callers reach the node that decides for a hash; empty where that is this node or not known.
+func (n *Node) ownerAddress(hash uint64) string {
+	v := n.view()
+	if v == nil {
+		return ""
+	}
+	h := (tenure{n}).Holder(ring.Partition(hash))
+	if m := v.Member(h.Name); !h.Self && m != nil && m.Boot == h.Boot {
+		return m.GRPCAddr
+	}
+	return ""
+}
+
+// gubernatorHealth is the node's health as Gubernator's callers are told it.
+func (n *Node) gubernatorHealth() gubernator.Health {
+	out := gubernator.Health{Peers: 1, Address: addrOf(n.listeners.grpc)}
+	if v := n.view(); v != nil {
+		out.Peers = 0
+		for _, m := range v.Members {
+			if m.State == cluster.Active {
+				out.Peers++
+			}
+		}
+		out.Address = v.Self.GRPCAddr
+	}
+	if !n.isReady() {
+		out.Problem = "the node is not ready"
+	}
+	return out
+}

@@ -1,0 +1,91 @@
+package node
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
+)
+
+// TestGubernatorAccess: the service is for callers with the role check and the namespace of the name; who gives back or resets needs
+// refund. What is wrong with one request is said in its answer.
+func TestGubernatorAccess(t *testing.T) {
+	n, shop, all, _ := withAccess(t, nil)
+	ask := func(token string, change func(*pb.RateLimitReq)) (string, codes.Code) {
+		ctx := context.Context(t.Context())
+		if token != "" {
+			ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+token)
+		}
+		r := &pb.RateLimitReq{Name: "requests", UniqueKey: "k", Hits: 1, Limit: 10, Duration: 60_000}
+		if change != nil {
+			change(r)
+		}
+		out, err := pb.NewV1Client(dialed(t, n)).GetRateLimits(ctx, &pb.GetRateLimitsReq{Requests: []*pb.RateLimitReq{r}})
+		if err != nil {
+			return "", status.Code(err)
+		}
+		return out.Responses[0].Error, codes.OK
+	}
+	if _, code := ask("", nil); code != codes.Unauthenticated {
+		t.Errorf("without a token: %v", code)
+	}
+	if text, code := ask(shop, nil); code != codes.OK || !strings.Contains(text, `field 'name' shop may not use inline limits of the namespace "gubernator/requests"`) {
+		t.Errorf("without the namespace: %q, %v", text, code)
+	}
+	reset := func(r *pb.RateLimitReq) { r.Behavior = pb.Behavior_RESET_REMAINING }
+	negative := func(r *pb.RateLimitReq) { r.Hits = -1 }
+	for what, change := range map[string]func(*pb.RateLimitReq){"a reset": reset, "negative hits": negative} {
+		if text, code := ask(shop, change); code != codes.OK || !strings.Contains(text, "may not") && !strings.Contains(text, "role") {
+			t.Errorf("%s without the role: %q, %v", what, text, code)
+		}
+	}
+	for what, change := range map[string]func(*pb.RateLimitReq){"a hit": nil, "a reset": reset, "negative hits": negative} {
+		if text, code := ask(all, change); code != codes.OK || text != "" {
+			t.Errorf("%s with all rights: %q, %v", what, text, code)
+		}
+	}
+	const body = `{"requests":[{"name":"requests","unique_key":"k","hits":1,"limit":10,"duration":60000}]}`
+	if resp, _ := send(t, n, http.MethodPost, "/v1/GetRateLimits", "", body); resp.StatusCode != http.StatusUnauthorized {
+		t.Errorf("as JSON without a token: %d", resp.StatusCode)
+	}
+	if resp, text := send(t, n, http.MethodPost, "/v1/GetRateLimits", all, body); resp.StatusCode != http.StatusOK || !strings.Contains(text, "UNDER_LIMIT") {
+		t.Errorf("as JSON: %d %s", resp.StatusCode, text)
+	}
+	for path, want := range map[string]int{"/v1/LiveCheck": http.StatusOK, "/v1/HealthCheck": http.StatusUnauthorized} {
+		if resp, _ := send(t, n, http.MethodGet, path, "", ""); resp.StatusCode != want {
+			t.Errorf("%s without a token: %d", path, resp.StatusCode)
+		}
+	}
+	// Every route of another front end is one that openapi.yaml describes.
+	_, spec := send(t, n, http.MethodGet, "/openapi.yaml", all, "")
+	for _, r := range n.routes() {
+		if !strings.Contains(spec, "\n  "+r.Path+":\n") {
+			t.Errorf("openapi.yaml has no %s", r.Path)
+		}
+	}
+}
+
+// TestGubernatorManyElements: the elements of a request are counted before there is anything for each of them.
+func TestGubernatorManyElements(t *testing.T) {
+	n, _, all, _ := withAccess(t, nil)
+	conn := dialed(t, n, grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{})))
+	ctx := metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all)
+	many := []byte(strings.Repeat("\x0a\x00", 2<<20-100)) // empty requests
+	took := allocated(func() {
+		var out []byte
+		err := conn.Invoke(ctx, "/pb.gubernator.V1/GetRateLimits", many, &out)
+		if err == nil || !strings.Contains(err.Error(), "has more than 65536 elements") {
+			t.Errorf("two million requests: %v", err)
+		}
+	})
+	if took > 32<<20 { // 4 MiB at each end, some of it in more than one buffer
+		t.Errorf("two million requests took %d MiB", took>>20)
+	}
+}

@@ -1,0 +1,305 @@
+package store
+
+import (
+	"strings"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// loanBytes is what a loan is taken to cost when bytes are counted, besides the texts of its state.
+const loanBytes = 128
+
+// lent are the loans of one state.
+type lent struct {
+	of   stateID
+	hash uint64
+	algo.Loans
+	counted int // bytes
+}
+
+// recount counts the bytes of the loans that there are now.
+func (l *lent) recount(b *shardBudget) {
+	size := 0
+	if n := l.Len(); n > 0 {
+		size = n*loanBytes + l.of.size()
+	}
+	b.count(size - l.counted)
+	l.counted = size
+}
+
+// lentOf are the loans of a record that is marked for them.
+func (c *content) lentOf(r record) *lent {
+	if !r.has(lentFlag) {
+		return nil
+	}
+	return c.annex.lent[stateID{r.spec.rule.Scope, string(r.key)}]
+}
+
+// lend returns the loans of a record, made if need be. They are to be kept afterwards, see keepLent.
+func (c *content) lend(r record) *lent {
+	if l := c.lentOf(r); l != nil {
+		return l
+	}
+	side := c.side()
+	if side.lent == nil {
+		side.lent = make(map[stateID]*lent)
+	}
+	of := r.id()
+	of.scope = strings.Clone(of.scope)
+	l := &lent{of: of, hash: r.hash()}
+	side.lent[of] = l
+	r.set(lentFlag)
+	return l
+}
+
+// keepLent brings the bytes of a record's loans up to date, and drops them when there are none.
+func (c *content) keepLent(r record, l *lent, b *shardBudget) {
+	if l.recount(b); l.Len() == 0 {
+		delete(c.annex.lent, l.of)
+		r.clear(lentFlag)
+	}
+}
+
+// dropLent forgets the loans of a state.
+func (c *content) dropLent(of stateID, b *shardBudget) bool {
+	if c.annex == nil {
+		return false
+	}
+	l := c.annex.lent[of]
+	if l == nil {
+		return false
+	}
+	b.Give(l.counted)
+	delete(c.annex.lent, of)
+	return true
+}
+
+// spent does what a change of a state by units that a borrower has, or may have, spent asks for besides. The state has been charged
+// at that instant, before which its mark was so.
+func (sh *shard) spent(part *partition, r record, at algo.Instant, units int64, mark uint64) {
+	if units == 0 {
+		return
+	}
+	if u := part.undoable(r.id()); u != nil {
+		r.spec.rule.Limits.Charged(r.state, u, units, false)
+	}
+	if part.traced {
+		sh.note(part, r, mark, false)
+		sh.chargeDelta(part, r, at, units)
+	}
+}
+
+// markOf is the mark of a record's state for followers that have it up to here, 0 where there are none.
+func (sh *shard) markOf(part *partition, r record) uint64 {
+	if part.traced && part.unnoted(r) {
+		return r.spec.rule.Limits.Mark(r.state)
+	}
+	return 0
+}
+
+// expireLoans ends the loans of a record that are due, and returns those that it has: nil where there are none.
+func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent {
+	l := part.lentOf(r)
+	if l == nil {
+		return nil
+	}
+	limits, before := r.spec.rule.Limits, l.Len()
+	for {
+		mark := sh.markOf(part, r)
+		var n int64
+		var ok bool
+		sh.forced(func() {
+			// What was lent is charged whatever memory there is.
+			sh.counted(r, func() { n, ok, _ = limits.Expire(sh.arena, r.state, now, &l.Loans) })
+		})
+		if !ok {
+			break
+		}
+		if part.traced {
+			sh.note(part, r, mark, false)
+		}
+		sh.spent(part, r, algo.Instant{Mono: int64(r.state[0]), Wall: now.Wall}, n, mark)
+	}
+	if l.Len() != before {
+		part.keepLent(r, l, &sh.budget)
+		if part.traced {
+			sh.note(part, r, sh.markOf(part, r), false)
+		}
+		if l.Len() == 0 {
+			return nil
+		}
+	}
+	return l
+}
+
+// expireDue does the same for all states of a partition.
+func (sh *shard) expireDue(part *partition, now algo.Instant) {
+	if !part.open || len(part.annex.lent) == 0 {
+		return
+	}
+	for of, l := range part.annex.lent {
+		if slot, ok := sh.find(&part.table, l.hash, of.scope, of.key); ok {
+			sh.expireLoans(part, sh.record(part.ref(slot)), now)
+		}
+	}
+}
+
+// uniteLent adds to the content the loans of another one, see algo.Loans.Unite.
+func (m *merge) uniteLent() {
+	for of, l := range m.add.annex.lent {
+		slot, ok := m.sh.find(&m.base.table, l.hash, of.scope, of.key)
+		if !ok {
+			old, found := m.sh.find(&m.add.table, l.hash, of.scope, of.key)
+			if !found {
+				continue
+			}
+			r := m.sh.record(m.add.ref(old))
+			var err error
+			slot, err = m.sh.insert(&m.base.table, Key{Hash: l.hash, Key: of.key}, r.spec.rule, m.now, r.spec.caller.label, false)
+			if err != nil {
+				m.err = ErrFull
+				continue
+			}
+		}
+		r := m.sh.record(m.base.ref(slot))
+		to := m.base.lend(r)
+		to.Unite(&l.Loans)
+		m.base.keepLent(r, to, &m.sh.budget)
+	}
+}
+
+// Borrow is what a borrower says of a loan, and what it asks for.
+type Borrow struct {
+	ID     algo.LoanID
+	Totals algo.Totals
+	// Known is how many units spent the answers to former ones have confirmed.
+	Known int64
+	// Want is how many units it would like to have; 0: it wants no more of this key.
+	Want int64
+	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
+	Boot int64
+	// Caller is who borrows, to whose share a new key is counted; empty: not known.
+	Caller string
+}
+
+// Lent is the answer to a Borrow.
+type Lent struct {
+	algo.Loan
+	// Ticket is as in Answer: what was lent, or lent for longer, must not be used before the backup has confirmed it.
+	Ticket uint64
+	// Charged is how many units the report has charged.
+	Charged int64
+}
+
+// Lend takes in what a borrower reports, lends it what it asks for as far as that may be, and renews its loan; see
+// algo.Limits.Report and Lend. What a borrower has spent is charged whatever else: also under a strict rule without a lease,
+// and where the store has no memory for more keys. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
+// Sync, or a strict rule, while there is no backup that is current: the copy must know what was lent.
+//
+// The error is ErrShut, or ErrFull where a key that was not known finds no room.
+func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err error) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if err = part.shut(); err == nil {
+			a, err = sh.lend(part, &k, rule, now, &b)
+		}
+	})
+	return a, err
+}
+
+func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *Borrow) (a Lent, err error) {
+	want := b.Want
+	if rule.Guarded() {
+		var may Answer
+		if part.guard(rule, b.Boot, &may) != nil || may.Degraded {
+			want = 0
+		}
+	}
+	if rule.Limits.Lendable() != nil {
+		want = 0
+	}
+	a.ID = b.ID
+	slot, found := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
+	if !found {
+		if want == 0 && b.Totals == (algo.Totals{}) {
+			return a, nil
+		}
+		if slot, _, err = sh.enter(part, k, rule, now, b.Caller); err != nil {
+			sh.store.full.Add(1)
+			return a, ErrFull
+		}
+	} else if adopted, err := sh.adopt(&part.table, slot, rule, now, part.undoable(stateID{rule.Scope, k.Key})); err != nil {
+		want = 0 // for want of memory the state keeps its old rule
+	} else if adopted && part.traced {
+		sh.note(part, sh.record(part.ref(slot)), 0, false)
+	}
+	r := sh.record(part.ref(slot))
+	limits := r.spec.rule.Limits
+	sh.expireLoans(part, r, now)
+	l := part.lend(r)
+	if _, known := l.Get(b.ID); !known && want > 0 {
+		if !sh.budget.Take(loanBytes) {
+			want = 0
+		} else {
+			sh.budget.Give(loanBytes)
+		}
+	}
+	before, _ := l.Get(b.ID)
+	mark := sh.markOf(part, r)
+	sh.forced(func() {
+		sh.counted(r, func() { a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known) })
+	})
+	sh.spent(part, r, now, a.Charged, mark)
+	mark = sh.markOf(part, r)
+	a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want)
+	after, known := l.Get(b.ID)
+	part.keepLent(r, l, &sh.budget)
+	if after != before && part.traced {
+		sh.note(part, r, mark, false)
+	}
+	if !found && !known && a.Charged == 0 {
+		sh.drop(&part.table, slot)
+	}
+	if a.Term > 0 && rule.Durability >= Escrow {
+		a.Ticket = sh.wait(part, k.Partition)
+	}
+	return a, nil
+}
+
+// Recall returns the loans of a key of which units are held, those with the most first, and sees to it that no more are lent before
+// there is room again: a request needs them. What their borrowers return is told by Lend.
+func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan, err error) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if err = part.shut(); err != nil {
+			return
+		}
+		slot, found := sh.find(&part.table, k.Hash, scope, k.Key)
+		if !found {
+			return
+		}
+		r := sh.record(part.ref(slot))
+		if l := sh.expireLoans(part, r, now); l != nil {
+			l.Recall()
+			loans = l.Most()
+		}
+	})
+	return loans, err
+}
+
+// beside makes a request one that knows of the units of its state that are on loan.
+func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
+	r.Held, r.HeldFor = l.Held(), l.HeldFor(now)
+	return r
+}
+
+// onLoan is how many units on loan stand between a refused request and its being admitted, and for how long at most.
+func (sh *shard) onLoan(rule *Rule, r record, now algo.Instant, request *algo.Request) (int64, time.Duration) {
+	pass := max(request.Cost, 1)
+	if request.Partial {
+		pass = 1
+	}
+	if request.Held == 0 || rule.Limits.Room(sh.arena, r.state, now) < pass {
+		return 0, 0
+	}
+	return request.Held, request.HeldFor
+}

@@ -1,0 +1,421 @@
+package store
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+// holderLoan is a loan as the holder knows it.
+func holderLoan(s *Store, k Key, scope string, id algo.LoanID) (loan algo.Loan, ok bool) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
+			if l := part.lentOf(sh.record(part.ref(slot))); l != nil {
+				loan, ok = l.Get(id)
+			}
+		}
+	})
+	return loan, ok
+}
+
+func borrow(t *testing.T, s *Store, r *Rule, now time.Duration, b Borrow) Lent {
+	t.Helper()
+	a, err := s.Lend(s.key(r.Scope, "k"), r, at(now), b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// heldOf is what is on loan of the key k.
+func heldOf(s *Store, scope string) (n int64) {
+	k := s.key(scope, "k")
+	s.with(0, func(sh *shard, part *partition) {
+		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
+			if l := part.lentOf(sh.record(part.ref(slot))); l != nil {
+				n = l.Held()
+			}
+		}
+	})
+	return n
+}
+
+var loanID = algo.LoanID{Borrower: 7}
+
+func TestLend(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(100, 10*time.Second))
+	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+	if a.Granted != 16 || a.Term != time.Second || a.Ticket != 0 {
+		t.Fatalf("%+v", a)
+	}
+	if d := decide(t, s, r, "k", at(0), cost(80)); !d.Allowed || d.Remaining != 4 {
+		t.Fatalf("beside 16 on loan: %+v", d)
+	}
+	got, err := s.Decide(s.key("p", "k"), r, at(0), cost(5), nil)
+	if err != nil || got.Allowed || got.OnLoan != 16 || got.OnLoanFor < time.Second || got.RetryAfter != got.OnLoanFor {
+		t.Fatalf("for want of what is on loan: %+v, %v", got, err)
+	}
+	if got, err = s.Decide(s.key("p", "k"), r, at(0), cost(21), nil); err != nil || got.Allowed || got.OnLoan != 0 || got.RetryAfter != 10*time.Second {
+		t.Fatalf("whatever is on loan: %+v, %v", got, err)
+	}
+	loans, err := s.Recall(s.key("p", "k"), "p", at(0))
+	if err != nil || len(loans) != 1 || loans[0].ID != loanID || loans[0].Left() != 16 {
+		t.Fatalf("%+v, %v", loans, err)
+	}
+	a = borrow(t, s, r, time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 10, Returned: 6}, Want: 20})
+	if a.Charged != 10 || a.Granted != 16 || a.Term != 0 {
+		t.Fatalf("after a recall: %+v", a)
+	}
+	// What was spent counts from the report on.
+	if d := decide(t, s, r, "k", at(time.Second/2), cost(10)); !d.Allowed || d.Remaining != 0 {
+		t.Fatalf("what was returned: %+v", d)
+	}
+	if d := decide(t, s, r, "k", at(10*time.Second), cost(81)); d.Allowed || d.RetryAfter != time.Second/2 {
+		t.Fatalf("dated before the report: %+v", d)
+	}
+	if d := decide(t, s, r, "k", at(10*time.Second), cost(80)); !d.Allowed {
+		t.Fatalf("%+v", d)
+	}
+	accounted(t, s)
+}
+
+// What nobody reports is charged when its loan is due, not when somebody asks.
+func TestLoanExpires(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		s := New(Config{})
+		r := rule("p", log(100, 10*time.Second))
+		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 20})
+		until := time.Duration(a.Until)
+		if until < time.Second || until > 1100*time.Millisecond {
+			t.Fatalf("a loan of a second ends after %v", until)
+		}
+		if asked {
+			// A report that comes late changes nothing.
+			b := borrow(t, s, r, until+time.Second, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 16}})
+			if b.Charged != 0 {
+				t.Errorf("charged twice: %+v", b)
+			}
+		}
+		if !asked {
+			for range 2 {
+				s.Sweep(at(5*time.Second), 1)
+			}
+			if heldOf(s, "p") != 0 {
+				t.Error("the sweep has not ended the loan")
+			}
+		}
+		if d := decide(t, s, r, "k", at(until+10*time.Second-1), cost(85)); d.Allowed || d.RetryAfter > 64 {
+			t.Fatalf("%+v", d)
+		}
+		if d := decide(t, s, r, "k", at(until+10*time.Second+32), cost(85)); !d.Allowed {
+			t.Fatalf("%+v", d)
+		}
+		accounted(t, s)
+	}
+}
+
+func TestLoansStay(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(100, 10*time.Second))
+	borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+	s.Sweep(at(time.Second/2), 1)
+	if n := heldOf(s, "p"); n != 16 {
+		t.Errorf("%d are held after a sweep", n)
+	}
+	decide(t, s, r, "k", at(0), cost(50))
+	if err := s.Reset(s.key("p", "k"), "p"); err != nil {
+		t.Fatal(err)
+	}
+	if d := decide(t, s, r, "k", at(time.Second/2), cost(0)); heldOf(s, "p") != 16 || d.Remaining != 84 {
+		t.Errorf("%d are held after a reset, %+v", heldOf(s, "p"), d)
+	}
+	// Under a lower limit, and another algorithm.
+	for _, l := range []algo.Limit{log(64, 10*time.Second), {Algorithm: algo.TokenBucket, Limit: 64, Window: 10 * time.Second}, {Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}} {
+		if d := decide(t, s, rule("p", l), "k", at(time.Second/2), cost(0)); heldOf(s, "p") != 16 || d.Remaining != 48 {
+			t.Errorf("under %v %d are held, %+v", l, heldOf(s, "p"), d)
+		}
+	}
+	if a := borrow(t, s, rule("p", algo.Limit{Algorithm: algo.LeakyBucket, Limit: 64, Window: time.Second}), time.Second/2, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 3}, Want: 30}); a.Term != 0 || a.Charged != 3 {
+		t.Errorf("lent from a queue: %+v", a)
+	}
+	for range 3 {
+		s.Sweep(at(20*time.Second), 1)
+	}
+	if st := s.Stats(); st.Keys != 0 {
+		t.Errorf("%d keys are left when all is over", st.Keys)
+	}
+	accounted(t, s)
+}
+
+// A loan travels with its state, and a reservation of the state can still be undone after what was reported.
+func TestLoanMoves(t *testing.T) {
+	from, to := New(Config{}), New(Config{Shut: true})
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: 10 * time.Second})
+	l := newLink(from, to, ownership.Target)
+	l.sync(t, 0, true)
+	borrow(t, from, r, 0, Borrow{ID: loanID, Want: 16})
+	c := cost(30)
+	c.Reservation, c.ReserveFor = reservationOf(1), minute
+	decide(t, from, r, "k", at(0), c)
+	borrow(t, from, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 6}, Want: 16})
+	from.Shut(0)
+	l.sync(t, 0, false)
+	to.Open(0)
+	k := to.key("p", "k")
+	if _, known, err := to.Settle(k, r, l.there(0), reservationOf(1), 0); err != nil || !known {
+		t.Fatal(known, err)
+	}
+	a, err := to.Decide(k, r, l.there(0), cost(0), nil)
+	if err != nil || a.Remaining != 100-6-16 {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	lent, err := to.Lend(k, r, l.there(time.Second/2), Borrow{ID: loanID, Totals: algo.Totals{Granted: 22, Spent: 9, Returned: 13}})
+	if err != nil || lent.Charged != 3 || !lent.Ended || heldOf(to, "p") != 0 {
+		t.Fatalf("%+v, %v; %d held", lent, err, heldOf(to, "p"))
+	}
+	accounted(t, from)
+	accounted(t, to)
+}
+
+// A loan that its owner has not told anybody of is charged by who comes after, once.
+func TestLoanIsNotKnown(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(100, 10*time.Second))
+	for i, want := range []int64{6, 0} {
+		a := borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3}, Known: 6})
+		if a.Charged != want || heldOf(s, "p") != 5 {
+			t.Fatalf("report %d: %+v, %d held", i, a, heldOf(s, "p"))
+		}
+	}
+	for _, bad := range []algo.Totals{{Granted: 1, Spent: 2}, {Granted: -1}, {Granted: 1 << 60}, {Granted: 5, Spent: 3, Returned: 3}, {Spent: -1}} {
+		if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8}, Totals: bad}); a.Charged != 0 || heldOf(s, "p") != 5 {
+			t.Errorf("of %+v: %+v, %d held", bad, a, heldOf(s, "p"))
+		}
+	}
+	accounted(t, s)
+}
+
+func TestLendOnlyWhatIsCopied(t *testing.T) {
+	for _, d := range []Durability{Escrow, Sync} {
+		s, copy := New(Config{}), New(Config{Shut: true})
+		r := rule("p", log(100, 10*time.Second))
+		r.Durability = d
+		if a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16}); a.Term != 0 || a.Granted != 0 {
+			t.Errorf("lent without a backup: %+v", a)
+		}
+		l := newLink(s, copy, ownership.Backup)
+		l.sync(t, 0, true)
+		a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+		if a.Granted != 16 || a.Ticket == 0 {
+			t.Errorf("lent before the copy knows: %+v", a)
+		}
+		l.sync(t, 0, false)
+		// What renews a loan must be known, too; what reports it alone need not be waited for.
+		if a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 1}, Want: 16}); a.Ticket == 0 {
+			t.Errorf("renewed before the copy knows: %+v", a)
+		}
+		r.Strict = true
+		s2 := New(Config{})
+		if a := borrow(t, s2, r, 0, Borrow{ID: loanID, Want: 16, Boot: 5}); a.Term != 0 {
+			t.Errorf("lent without a lease: %+v", a)
+		}
+		accounted(t, s)
+	}
+}
+
+// Both sides of a split know a loan, and each is told of a part of what was spent.
+func TestLoansMerge(t *testing.T) {
+	rules := []*Rule{rule("p", log(100, 10*time.Second)), rule("q", log(100, 10*time.Second))}
+	p := newSplit(t, 2, rules...)
+	a, b := p.parties[0].store, p.parties[1].store
+	a.TakeOver(0, at(0), claim(1, 1, 7))
+	a.Open(0)
+	r := rules[0]
+	borrow(t, a, r, 0, Borrow{ID: loanID, Want: 16})
+	p.replicate(0, 1)
+	b.TakeOver(0, at(0), claim(1, 2, 8))
+	b.Open(0)
+	borrow(t, a, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 4}, Want: 16})
+	borrow(t, b, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 16, Spent: 6, Returned: 2}, Want: 16})
+	borrow(t, b, rules[1], 0, Borrow{ID: loanID, Want: 16}) // of a key that one side alone knows
+	b.Shut(0)
+	l := newLink(b, a, ownership.Target)
+	l.offset = 0
+	l.from.Attach(0, ownership.Target, true)
+	a.Stage(0)
+	for more := true; more; {
+		var chunk []byte
+		chunk, _, more = b.Drain(0, ownership.Target, at(0), 1<<20)
+		if err := a.Apply(0, true, at(0), chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.Merge(0, at(0)); err != nil {
+		t.Fatal(err)
+	}
+	granted, _ := holderLoan(a, a.key("p", "k"), "p", loanID)
+	if granted.Spent != 6 || granted.Returned != 2 || granted.Ended {
+		t.Errorf("%+v", granted)
+	}
+	d := decide(t, a, r, "k", at(0), cost(0))
+	if held := heldOf(a, "p"); d.Remaining != 100-4-6-held || held != granted.Left() {
+		t.Errorf("%d held, %+v", held, d)
+	}
+	if held := heldOf(a, "q"); held != 16 {
+		t.Errorf("%d are held of the key that one side alone knew", held)
+	}
+	a.Sweep(at(time.Hour), 1)
+	accounted(t, a)
+	accounted(t, b)
+}
+
+// debtor borrows in TestLoanCrash. Its clock is the holder's.
+type debtor struct {
+	id     algo.LoanID
+	totals algo.Totals
+	known  int64
+	until  time.Duration
+}
+
+func (d *debtor) hear(sent time.Duration, a Lent) {
+	if a.ID != d.id {
+		return
+	}
+	if a.Ended {
+		*d = debtor{id: algo.LoanID{Borrower: d.id.Borrower, Number: d.id.Number + 1}}
+		return
+	}
+	d.totals.Granted = max(d.totals.Granted, a.Granted)
+	d.known = max(d.known, min(a.Spent, d.totals.Spent))
+	if a.Term == 0 {
+		d.totals.Returned += d.totals.Left()
+	} else {
+		d.until = max(d.until, sent+a.Term)
+	}
+}
+
+// TestLoanCrash has borrowers and a holder whose copy takes over: judged by when borrowers really spent, nothing is admitted beyond
+// the limit, under a durability that says so.
+func TestLoanCrash(t *testing.T) {
+	const limit, w = 200, 2 * time.Second
+	for _, d := range []Durability{Escrow, Sync} {
+		lent, survived := 0, 0
+		for seed := range seeds(300) {
+			rng := rand.New(rand.NewPCG(seed, uint64(d)))
+			urgent := false
+			holder := New(Config{Urgent: func(int) { urgent = true }})
+			copy := New(Config{Shut: true})
+			l := newLink(holder, copy, ownership.Backup)
+			l.most = 1 << (4 + rng.IntN(8))
+			r := rule("p", log(limit, w))
+			r.Durability = d
+			now, offset := time.Duration(0), time.Duration(0)
+			l.sync(t, now, true)
+			staged, confirmed := false, uint64(0)
+			var admitted admissions
+			type wait struct {
+				ticket uint64
+				done   func()
+			}
+			var waits []wait
+			after := func(ticket uint64, done func()) {
+				if ticket <= confirmed {
+					done()
+					return
+				}
+				waits = append(waits, wait{ticket, done})
+			}
+			var debtors []*debtor
+			for i := range uint64(3) {
+				debtors = append(debtors, &debtor{id: algo.LoanID{Borrower: i + 1}})
+			}
+			owner := holder
+			instant := func() algo.Instant { return at(now + offset) }
+			act := func() {
+				b := debtors[rng.IntN(len(debtors))]
+				switch rng.IntN(6) {
+				case 0:
+					c := Call{Request: algo.Request{Cost: 1 + rng.Int64N(20), Partial: true}}
+					a, err := owner.Decide(owner.key("p", "k"), r, instant(), c, nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					at := now
+					after(a.Ticket, func() { admitted.add(at, a.Granted) })
+				case 1, 2:
+					if now >= b.until {
+						b.totals.Returned += b.totals.Left()
+					}
+					sent := now
+					a, err := owner.Lend(owner.key("p", "k"), r, instant(), Borrow{ID: b.id, Totals: b.totals, Known: b.known, Want: rng.Int64N(40)})
+					if err != nil {
+						t.Fatal(err)
+					}
+					if a.Term > 0 {
+						lent++
+					}
+					after(a.Ticket, func() { b.hear(sent, a) })
+				default:
+					if n := min(b.totals.Left(), 1+rng.Int64N(5)); n > 0 && now < b.until {
+						b.totals.Spent += n
+						admitted.add(now, n)
+					}
+				}
+			}
+			for range 100 + rng.IntN(300) {
+				now += time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
+				switch n := rng.IntN(12); {
+				case n < 3 || urgent && n < 6:
+					urgent = false
+					l.drain(now)
+				case n < 6:
+					if len(l.queue) > 0 {
+						confirmed = max(confirmed, l.queue[0].version)
+						l.deliver(t, now, &staged)
+						ready := waits
+						waits = nil
+						for _, w := range ready {
+							after(w.ticket, w.done)
+						}
+					}
+				default:
+					act()
+				}
+			}
+			waits = nil // their answers are lost with the holder
+			held := heldOf(copy, "p")
+			if held > 0 {
+				survived++
+			}
+			confirmed = 1 << 62
+			owner, offset = copy, l.offset
+			r = rule("p", log(limit, w))
+			r.Durability = Async
+			copy.TakeOver(0, instant(), claim(1, 2, 8))
+			copy.Open(0)
+			for range 300 {
+				now += time.Duration(rng.Int64N(int64(20 * time.Millisecond)))
+				act()
+			}
+			slices.SortStableFunc(admitted, func(e, f struct {
+				at    time.Duration
+				units int64
+			}) int {
+				return int(e.at - f.at)
+			})
+			if most := admitted.most(w); most > limit {
+				t.Fatalf("durability %d, seed %d: %d were admitted in a window", d, seed, most)
+			}
+			accounted(t, copy)
+		}
+		if lent == 0 || survived == 0 {
+			t.Error(fmt.Sprint("nothing was lent, or to nobody when the holder was lost: ", lent, survived))
+		}
+	}
+}
