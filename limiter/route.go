@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -435,17 +436,36 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		spans.end(l)
 		return nil
 	}
-	taken := l.load.take("", len(later)) // each node has held its callers to their shares
-	for _, op := range later[taken.N:] {
-		op.Outcome = Outcome{Unreachable: true}
-	}
+	in, taken := l.takeInReceived(later)
 	return func(ctx context.Context) {
-		l.handOn(ctx, later[:taken.N])
-		l.load.places.Give(taken)
+		l.handOn(ctx, in)
+		for _, t := range taken {
+			l.load.places.Give(t)
+		}
 		end := l.moment()
 		l.limitUse(ops, &end)
 		spans.end(l)
 	}
+}
+
+// takeInReceived takes in operations that a peer sent and that have to wait. Each node holds its callers to their shares of its own
+// places; who asks all nodes is held to one here, too. It returns those that there is room for.
+func (l *Limiter) takeInReceived(ops []*Op) (in []*Op, taken []fairshare.Taken) {
+	in = ops[:0]
+	for len(ops) > 0 {
+		n := 1 // a message has the operations of one caller side by side
+		for n < len(ops) && ops[n].Caller == ops[0].Caller {
+			n++
+		}
+		t := l.load.take(ops[0].Caller, n)
+		taken = append(taken, t)
+		in = append(in, ops[:t.N]...)
+		for _, op := range ops[t.N:n] {
+			op.Outcome = Outcome{Unreachable: true}
+		}
+		ops = ops[n:]
+	}
+	return in, taken
 }
 
 // handOn finishes operations that a peer sent and that could not be decided at once.

@@ -272,6 +272,50 @@ func TestChargedAndTurnedAway(t *testing.T) {
 	})
 }
 
+// TestOneCallerTakesNotAllPlacesOfAnOwner is the same attack by way of all other nodes at once: the owner tells their callers apart.
+func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
+	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 40}, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		c.see(n, func(int) Holder { return Holder{Name: "n0", Wait: time.Second} })
+		receive := func(callers ...string) (rest func(context.Context), waiting int) {
+			ops := make([]*Op, len(callers))
+			for i, caller := range callers {
+				ops[i] = &Op{Kind: OpCheck, Check: named("open", "k", 1), Left: time.Second}
+				ops[i].Caller = caller
+			}
+			rest = n.Receive(ops)
+			for _, op := range ops {
+				if !op.Outcome.Unreachable {
+					waiting++
+				}
+			}
+			return rest, waiting
+		}
+		var all []func(context.Context)
+		greedy := 0
+		for range 100 { // messages of several nodes
+			rest, waiting := receive("greedy", "greedy")
+			all = append(all, rest)
+			greedy += waiting
+		}
+		if greedy < 20 || greedy > 30 {
+			t.Errorf("one caller has %d of 40 places", greedy)
+		}
+		rest, waiting := receive("greedy", "greedy", "greedy", "modest", "modest", "greedy")
+		all = append(all, rest)
+		if waiting != 2 {
+			t.Errorf("%d of 2 operations of another caller wait", waiting)
+		}
+		c.see(n, func(int) Holder { return Holder{Self: true, Name: "n0"} })
+		for _, rest := range all {
+			rest(t.Context())
+		}
+		if got := n.Load(); got.InFlight != 0 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
 // TestOneCallerTakesNotAllPlaces is an attack: one caller has as many checks wait as it can. Those of another caller are decided, and
 // not answered by on_error.
 func TestOneCallerTakesNotAllPlaces(t *testing.T) {
