@@ -235,7 +235,7 @@ func (a *apply) history() error {
 			cold[i].at.Wall = r.Varint()
 		}
 	}
-	if r.Failed() || n > 0 && deltas[0] {
+	if r.Failed() {
 		return ErrChunk
 	}
 	side.cold, side.coldStrict = cold[0], cold[1]

@@ -141,7 +141,12 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 // at this instant, where its rule is ColdClosed.
 func (s *Store) Cold(p int, now algo.Instant) {
 	s.with(p, func(_ *shard, part *partition) {
-		part.side().cold = coldness{true, now}
+		a := part.side()
+		a.cold = coldness{true, now}
+		if len(a.lineage) == 1 && part.count == 0 && a.lineage[0].delta == nil {
+			a.lineage[0].delta = &table{}
+			part.retrace()
+		}
 		part.noteHistory()
 	})
 }
@@ -167,6 +172,11 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 				}
 				if part.traced {
 					sh.note(part, r, 0, false)
+				}
+				if a := part.annex; len(a.lineage) > 0 && a.lineage[0].delta != nil {
+					if _, ok := sh.find(a.lineage[0].delta, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
+						sh.twin(part, a.lineage[0].delta, r, now)
+					}
 				}
 			})
 		})

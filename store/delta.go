@@ -11,8 +11,12 @@ import (
 // own for each claim, what was charged under that claim: its delta. A merge is one side's whole states and the other
 // side's deltas of the claims that the one side knows nothing, or less, of.
 //
-// The first claim of a lineage has no table: its delta is whatever the tables do not hold. Nor does a key need one that
+// The first claim of a lineage has no table, as a rule: its delta is whatever the tables do not hold. Nor does a key need one that
 // was first seen under a claim, or of which everything older has expired: its state is its delta (record.since).
+//
+// The first claim has a table where it began with nothing, because what an earlier holder counted was lost (Cold): another
+// process may turn up with it. Then each state is its delta, but for one that is repaid by and by: that of two processes would
+// be repaid twice. Its twin in the table is not repaid.
 //
 // Deltas are charges alone. A refund is not taken from them, so that a merge may hold back too much, never too little; what is
 // undone is, where the process that charged it undoes it. A concurrency limit has none: leases have identity, and a merge unites
@@ -80,7 +84,14 @@ func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units 
 	}
 	newest := len(part.annex.lineage) - 1
 	rule := r.spec.rule
-	if r.since() >= newest || rule.Limits[0].Algorithm == algo.Concurrency {
+	if rule.Limits[0].Algorithm == algo.Concurrency {
+		return
+	}
+	if newest == 0 {
+		sh.forced(func() { sh.chargeTwin(part, delta, r, now, units) })
+		return
+	}
+	if r.since() >= newest {
 		return
 	}
 	if now.Mono-part.annex.lineage[newest].at > int64(rule.Limits.Horizon()) {
@@ -90,6 +101,65 @@ func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units 
 		return
 	}
 	sh.forced(func() { sh.addDelta(part, delta, r, now, units) })
+}
+
+// chargeTwin charges units to what the first claim's table holds of a state to which they have been charged.
+func (sh *shard) chargeTwin(part *partition, delta *table, r record, now algo.Instant, units int64) {
+	rule := r.spec.rule
+	_, found := sh.find(delta, r.hash(), rule.Scope, string(r.key))
+	switch {
+	case found && now.Mono-part.annex.lineage[0].at <= int64(rule.Limits.Horizon()):
+		sh.addDelta(part, delta, r, now, units)
+	case found || repaid(rule.Limits):
+		sh.twin(part, delta, r, now)
+	}
+}
+
+// twin makes a state's record in a delta's table the same as the state.
+func (sh *shard) twin(part *partition, delta *table, of record, now algo.Instant) {
+	rule := of.spec.rule
+	k := Key{Hash: of.hash(), Key: string(of.key)}
+	slot, found := sh.find(delta, k.Hash, rule.Scope, k.Key)
+	var err error
+	if !found {
+		slot, err = sh.insert(delta, k, rule, now, of.spec.caller.label, false)
+	} else {
+		_, err = sh.adopt(delta, slot, rule, now, nil)
+	}
+	if err != nil {
+		return // the arena has no numbers for blocks left
+	}
+	r := sh.record(delta.ref(slot))
+	sh.counted(r, func() {
+		rule.Limits.Free(sh.arena, r.state)
+		rule.Limits.Init(r.state, now)
+		err = rule.Limits.Merge(sh.arena, r.state, now, of.state)
+	})
+	if err == nil {
+		sh.note(part, r, 0, true)
+	}
+}
+
+// stands says whether a state of a content's is all that was charged under the first claim it may have been charged under, so
+// that no delta needs to be looked at.
+func (sh *shard) stands(c *content, r record) bool {
+	a := c.annex
+	switch {
+	case r.since() > 0:
+		return true
+	case len(a.lineage) == 0 || a.lineage[0].delta == nil:
+		return false
+	}
+	for i := range a.lineage {
+		d := a.lineage[i].delta
+		if d == nil || i > 0 && !repaid(r.spec.rule.Limits) {
+			continue
+		}
+		if _, ok := sh.find(d, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
+			return false
+		}
+	}
+	return true
 }
 
 // repaid says whether units go away little by little, as from a bucket. What such a state holds depends on all that it held
@@ -122,10 +192,16 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 		if slot, err = sh.insert(delta, k, rule, now, of.spec.caller.label, false); err != nil {
 			return // the arena has no numbers for blocks left
 		}
-	} else if adopted, err := sh.adopt(delta, slot, rule, now, nil); err != nil {
-		return
-	} else if adopted {
-		sh.note(part, sh.record(delta.ref(slot)), 0, true)
+	} else {
+		r := sh.record(delta.ref(slot))
+		r.spec.rule.Limits.Hold(r.state, now)
+		adopted, err := sh.adopt(delta, slot, rule, now, nil)
+		if err != nil {
+			return
+		}
+		if adopted {
+			sh.note(part, sh.record(delta.ref(slot)), 0, true)
+		}
 	}
 	r := sh.record(delta.ref(slot))
 	var mark uint64
@@ -158,8 +234,8 @@ func (sh *shard) dropDeltas(c *content, hash uint64, of stateID) bool {
 // deltas in which nothing is left.
 func (sh *shard) prune(part *partition, now algo.Instant) {
 	a := part.annex
-	if len(a.lineage) < 2 {
-		return
+	if len(a.lineage) == 0 || len(a.lineage) == 1 && a.lineage[0].delta == nil || part.count == 0 {
+		return // of keys that are still to come it is not known for how long they count
 	}
 	var horizon int64
 	for i := range sh.specs {
@@ -172,6 +248,10 @@ func (sh *shard) prune(part *partition, now algo.Instant) {
 		sh.forget(&part.content, false)
 		pruned = true
 	}
+	if e := &a.lineage[0]; len(a.lineage) == 1 && e.delta != nil && now.Mono-e.at > horizon {
+		sh.giveUp(e)
+		pruned = true
+	}
 	if pruned {
 		part.noteHistory()
 		part.retrace()
@@ -181,6 +261,7 @@ func (sh *shard) prune(part *partition, now algo.Instant) {
 // forget takes the first claim off a lineage. vague says that what was done under it may still count.
 func (sh *shard) forget(c *content, vague bool) {
 	a := c.annex
+	sh.giveUp(&a.lineage[0])
 	a.lineage = append([]element(nil), a.lineage[1:]...)
 	sh.giveUp(&a.lineage[0])
 	a.lineage[0].vague = vague

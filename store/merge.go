@@ -109,8 +109,8 @@ type merge struct {
 	sh        *shard
 	now       algo.Instant
 	base, add content
-	whole     bool // whole states are added
-	apart     bool // a delta is being added
+	whole     bool             // whole states are added
+	delta     *ownership.Claim // whose delta is being added; nil: none is
 	err       error
 
 	needed [maxLineage]bool // of add's elements
@@ -132,11 +132,10 @@ func (m *merge) run() {
 		}
 		r := m.sh.record(algo.Ref(e))
 		r.clear(flagMask &^ (owedFlag | sinceMask))
-		since := min(r.since(), len(add.lineage)-1)
 		switch {
 		case m.whole || r.spec.rule.Limits[0].Algorithm == algo.Concurrency:
 			m.addTo(&m.base.table, r, 0)
-		case since > 0 && m.needed[since]:
+		case m.moves(r):
 			moved = append(moved, uint32(i))
 		}
 	}
@@ -153,14 +152,14 @@ func (m *merge) run() {
 			r.clear(flagMask)
 			r.spec.rule.Limits.Hold(r.state, m.now)
 			if slot, ok := m.sh.find(&m.add.table, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
-				since := m.sh.record(m.add.ref(slot)).since()
-				if i <= since || since > 0 && m.needed[since] {
+				state := m.sh.record(m.add.ref(slot))
+				if since := state.since(); since > 0 && i <= since || m.moves(state) {
 					continue // its whole state is added, which holds this
 				}
 			}
-			m.apart = true
+			m.delta = &add.lineage[i].claim
 			m.addTo(&m.base.table, r, 0)
-			m.apart = false
+			m.delta = nil
 		}
 	}
 	for _, i := range moved {
@@ -191,6 +190,12 @@ func (m *merge) run() {
 	}
 	m.uniteLent()
 	m.owe()
+}
+
+// moves says whether the whole state of a key of add is added, not what the tables of deltas hold of it.
+func (m *merge) moves(r record) bool {
+	lineage := m.add.annex.lineage
+	return len(lineage) > 0 && m.needed[min(r.since(), len(lineage)-1)] && m.sh.stands(&m.add, r)
 }
 
 // unite makes the base's lineage that of both, as far as there is room: to forget a claim is to count what was done under
@@ -239,7 +244,11 @@ func (m *merge) unite() {
 		}
 		m.place[i] = max(at, 0)
 		if at >= 0 && m.needed[i] {
-			base.lineage[at].seen = max(base.lineage[at].seen, e.seen)
+			to := &base.lineage[at]
+			if m.whole && to.seen < e.seen {
+				m.sh.giveUp(to) // what add knows besides goes into the states alone
+			}
+			to.seen = max(to.seen, e.seen)
 		}
 	}
 }
@@ -287,7 +296,7 @@ func (m *merge) addTo(t *table, r record, since int) (found bool) {
 // explain enters in a delta's table what a state stood for itself, before something else is added to it.
 func (m *merge) explain(r record) {
 	since := r.since()
-	if since == 0 {
+	if since == 0 && !m.sh.stands(&m.base, r) {
 		return
 	}
 	r.setSince(0)
@@ -338,11 +347,14 @@ func (m *merge) joinReserved(to, r record, state algo.State) error {
 	if other != nil && sameLimits(limits, r.spec.rule.Limits) {
 		v = &other.undo
 	}
-	known := func(i int) bool {
+	skip := func(i int) bool {
+		if m.delta != nil && other.list[i].claim != *m.delta {
+			return true // its units are not in the delta
+		}
 		_, at, _ := base.get(reservationKey{of, other.list[i].id}, 0)
 		return own != nil && at >= 0
 	}
-	moved, err := limits.MergeBeside(m.sh.arena, to.state, m.now, state, u, v, known, m.apart)
+	moved, err := limits.MergeBeside(m.sh.arena, to.state, m.now, state, u, v, skip, m.delta != nil)
 	if err != nil {
 		return err
 	}

@@ -260,6 +260,55 @@ func TestMergeAny(t *testing.T) {
 	}
 }
 
+// TestMergeSweptDelta: what a bucket's delta holds stays whole while the bucket fills, also when a sweep looks at it.
+func TestMergeSweptDelta(t *testing.T) {
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: 10 * time.Second})
+	s := newSplit(t, 2, r)
+	s.claim(0)
+	s.replicate(0, 1)
+	s.claim(1)
+	for range 8 {
+		s.admit(1, r, "k")
+	}
+	s.now = 8 * time.Second // full again
+	for range 8 {
+		s.admit(0, r, "k")
+	}
+	s.parties[1].store.Sweep(at(s.now), 1)
+	s.merge(1, 0)
+	// One that had seen all of it had gone from 8 of 10 to none in use, and had admitted 8 then.
+	p := s.parties[0].store
+	if d, err := p.Decide(p.key("p", "k"), r, at(s.now), cost(0), nil); err != nil || d.Remaining != 0 {
+		t.Errorf("%d remain (%v), where 8 were admitted a moment ago and 8 beside them while they were apart", d.Remaining, err)
+	}
+}
+
+// TestMergeOfWholes: where whole states are merged, a table of what was charged under a claim that both knew, one of them
+// less of it, does not pass for the whole of that any more.
+func TestMergeOfWholes(t *testing.T) {
+	r := rule("p", log(100, 5*time.Second))
+	s := newSplit(t, 4, r)
+	s.claim(0)
+	s.admit(0, r, "0")
+	s.replicate(0, 1)
+	s.claim(1) // the second claim
+	s.replicate(1, 2)
+	s.claim(2)        // the third
+	s.replicate(0, 3) // of the first: it knows as much as all others
+	s.claim(3)
+	s.now += 6 * time.Second
+	for i := range 3 {
+		s.admit(i, r, "0")
+	}
+	s.parties[1].store.Sweep(at(s.now), 1) // which takes the first claim off its lineage
+	s.admit(1, r, "0")
+	s.merge(1, 2)
+	s.check(2, false)
+	s.admit(3, r, "0")
+	s.merge(2, 3)
+	s.check(3, false)
+}
+
 // TestMergeFollowers: what a merge has changed reaches the followers.
 func TestMergeFollowers(t *testing.T) {
 	for _, claimed := range []bool{false, true} {

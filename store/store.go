@@ -421,7 +421,8 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 			if t == &part.table && part.open && r.has(lentFlag) {
 				sh.expireLoans(part, r, now)
 			}
-			if r.has(owedFlag|lentFlag) || !sh.idle(r, now) || t != &part.table && part.keepsDelta(r.spec.rule, now) {
+			// To look at whether a delta is idle is to repay it.
+			if r.has(owedFlag|lentFlag) || t != &part.table && part.keepsDelta(r.spec.rule, now) || !sh.idle(r, now) {
 				return false
 			}
 			if t == &part.table && part.role != nil && len(part.role.advances.by) > 0 {
