@@ -6,14 +6,12 @@ import (
 	"net"
 	"os/exec"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/weirlimit/weir/test/testkit"
 )
 
 const fleetRESP = "6380"
@@ -76,13 +74,13 @@ func (p *process) forwarded() int {
 	return sum
 }
 
-// foreign returns n keys that other nodes than the asked one decide for.
-func foreign(t *testing.T, p *process, c *redis.Client, n int) []string {
+// foreign returns n keys that other nodes than the asked one decide for; look asks about a key without charging it.
+func foreign(t *testing.T, p *process, look func(key string) error, n int) []string {
 	t.Helper()
 	var keys []string
 	for _, key := range keysNamed("foreign", 20*n) {
 		before := p.forwarded()
-		if err := throttle(t.Context(), c, key, 0).Err(); err != nil {
+		if err := look(key); err != nil {
 			t.Fatal(err)
 		}
 		if p.forwarded() > before {
@@ -100,7 +98,7 @@ func TestRESP(t *testing.T) {
 	nodes := startCluster(t, 3, "--resp-port=0", "--policies", writeFile(t, "policies.yaml", exactPolicies))
 	entry := nodes[1]
 	two, three := respClient(t, entry.resp, 2), respClient(t, entry.resp, 3)
-	keys := foreign(t, entry, three, 4)
+	keys := foreign(t, entry, func(key string) error { return throttle(t.Context(), three, key, 0).Err() }, 4)
 
 	t.Run("go-redis", func(t *testing.T) {
 		for i, c := range []*redis.Client{two, three} {
@@ -192,65 +190,27 @@ func redisTool(t *testing.T, name, address string) func(args ...string) string {
 // TestRESPOverRestarts: what was counted over the Redis protocol survives restarts one by one, while it is asked.
 func TestRESPOverRestarts(t *testing.T) {
 	f := newFleet(t, 3, "policies: []\n", nil)
-	f.args = append(f.args, "--resp-port", fleetRESP)
-	f.start(f.members...)
-	f.calm(f.members...)
-	keys := keysNamed("kept", 100)
-	client := func(m *member) *redis.Client { return respClient(t, m.ip+":"+fleetRESP, 3) }
-	ask := func(c *redis.Client, keys []string, quantity int, want int64) (open []string) {
-		t.Helper()
-		pipe := c.Pipeline()
-		cmds := make([]*redis.Cmd, len(keys))
-		for i, key := range keys {
-			cmds[i] = throttle(t.Context(), pipe, key, quantity)
-		}
-		if _, err := pipe.Exec(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		for i, cmd := range cmds {
-			got, err := cmd.Int64Slice()
-			if quantity == 0 && err == nil && slices.Equal(got, []int64{0, 16, 0, -1, 0}) {
-				open = append(open, keys[i])
-				continue
+	f.args = append(f.args, "--resp-port", fleetRESP, "--inline-max-window", "8784h")
+	overRestarts(t, f, func(m *member) counter {
+		c := respClient(t, m.ip+":"+fleetRESP, 3)
+		return func(ctx context.Context, keys []string, hits int) ([]int64, error) {
+			pipe := c.Pipeline()
+			cmds := make([]*redis.Cmd, len(keys))
+			for i, key := range keys {
+				cmds[i] = pipe.Do(ctx, "CL.THROTTLE", key, countedLimit-1, countedLimit, 86400*200, hits)
 			}
-			if err != nil || got[0] != 0 || got[2] != want {
-				t.Errorf("%s: %v, %v; %d should remain", keys[i], got, err, want)
+			if _, err := pipe.Exec(ctx); err != nil {
+				return nil, err
 			}
-		}
-		return open
-	}
-	// A peek that says that nothing remains of what nothing resets has failed open: its owner was not reached in time, on a busy
-	// machine. That says nothing about the count, so it is asked again until the owner answers.
-	each := func(c *redis.Client, quantity int, want int64) {
-		t.Helper()
-		open := ask(c, keys, quantity, want)
-		if len(open) > 0 {
-			testkit.Eventually(t, "the owners to answer", func() bool {
-				open = ask(c, open, quantity, want)
-				return len(open) == 0
-			})
-		}
-	}
-	left := int64(16)
-	for i, m := range f.members {
-		asked := client(f.members[(i+1)%3])
-		left -= 2
-		each(asked, 2, left)
-		restarted := make(chan struct{})
-		go func() {
-			defer close(restarted)
-			f.leave(m)
-			f.start(m)
-		}()
-		for going := true; going; {
-			each(asked, 0, left)
-			select {
-			case <-restarted:
-				going = false
-			default:
+			left := make([]int64, len(keys))
+			for i, cmd := range cmds {
+				got, err := cmd.Int64Slice()
+				if err != nil {
+					return nil, err
+				}
+				left[i] = got[2]
 			}
+			return left, nil
 		}
-		f.calm(f.members...)
-		each(client(m), 0, left)
-	}
+	})
 }
