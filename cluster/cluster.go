@@ -111,6 +111,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 			settings: cfg.SettingsFingerprint,
 			voters:   votersFingerprint(cfg.Voters),
 			policy:   cfg.PolicyHash,
+			envoy:    cfg.EnvoyHash,
 			peer:     uint16(cfg.PeerPort),
 			http:     uint16(cfg.HTTPPort),
 			grpc:     uint16(cfg.GRPCPort),
@@ -243,10 +244,16 @@ func (c *Cluster) Ready() (ready bool, detail string) {
 func (c *Cluster) Fatal() <-chan error { return c.fatal }
 
 // SetPolicyHash tells the other members which policies this node has loaded, so that a difference shows.
-func (c *Cluster) SetPolicyHash(hash uint32) {
+func (c *Cluster) SetPolicyHash(hash uint32) { c.describe(func(m *metadata) { m.policy = hash }) }
+
+// SetEnvoyHash tells the other members which configuration files for Envoy this node has loaded; 0: none.
+func (c *Cluster) SetEnvoyHash(hash uint32) { c.describe(func(m *metadata) { m.envoy = hash }) }
+
+// describe changes what this node tells about itself.
+func (c *Cluster) describe(change func(*metadata)) {
 	c.post(func() {
 		if c.roster.self.state != Leaving {
-			c.roster.self.policy = hash
+			change(&c.roster.self.metadata)
 		}
 	})
 }

@@ -47,6 +47,8 @@ type Config struct {
 	Identify func(ctx context.Context, addr string) (Identity, error)
 	// PolicyHash is shown to the others; see SetPolicyHash.
 	PolicyHash uint32
+	// EnvoyHash is shown to the others; see SetEnvoyHash.
+	EnvoyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().
 	Logger *slog.Logger
 	// Refused, when set, is told each time that somebody is turned away, by one of the Reasons below; it is called by several

@@ -71,6 +71,7 @@ type metadata struct {
 	http       uint16
 	grpc       uint16
 	voters     uint32 // fingerprint of the list; 0: none
+	envoy      uint32 // see Cluster.SetEnvoyHash
 }
 
 // The layout is fixed length, big endian. Magic, protocol and state keep their place in every protocol version, so
@@ -79,7 +80,7 @@ type metadata struct {
 const (
 	metadataMagic = 0x5745 // "WE"
 	headerLen     = 4
-	metadataLen   = headerLen + 4 + 8 + 4 + 3*2 + 4
+	metadataLen   = headerLen + 4 + 8 + 4 + 3*2 + 4 + 4
 )
 
 func (m metadata) encode() []byte {
@@ -92,7 +93,8 @@ func (m metadata) encode() []byte {
 	b = binary.BigEndian.AppendUint16(b, m.peer)
 	b = binary.BigEndian.AppendUint16(b, m.http)
 	b = binary.BigEndian.AppendUint16(b, m.grpc)
-	return binary.BigEndian.AppendUint32(b, m.voters)
+	b = binary.BigEndian.AppendUint32(b, m.voters)
+	return binary.BigEndian.AppendUint32(b, m.envoy)
 }
 
 // decodeMetadata reads what encode wrote. Of another protocol version it reads the header only.
@@ -117,6 +119,7 @@ func decodeMetadata(b []byte) (metadata, error) {
 	m.http = binary.BigEndian.Uint16(b[22:])
 	m.grpc = binary.BigEndian.Uint16(b[24:])
 	m.voters = binary.BigEndian.Uint32(b[26:])
+	m.envoy = binary.BigEndian.Uint32(b[30:])
 	return m, nil
 }
 

@@ -20,6 +20,7 @@ type Member struct {
 	HTTPAddr   string
 	GRPCAddr   string
 	PolicyHash uint32 // of the policies it has loaded; see SetPolicyHash
+	EnvoyHash  uint32 // of its files for Envoy; see SetEnvoyHash
 }
 
 // View is the membership as one node knows it at one instant, and the ring of it. It is immutable.
@@ -108,5 +109,6 @@ func (n node) member() Member {
 		HTTPAddr:   at(n.http),
 		GRPCAddr:   at(n.grpc),
 		PolicyHash: n.policy,
+		EnvoyHash:  n.envoy,
 	}
 }

@@ -1,8 +1,10 @@
 package envoy
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -33,7 +35,11 @@ type Options struct {
 type Config struct {
 	domains map[string]*domain
 	limits  int
+	hash    [sha256.Size]byte
 }
+
+// Hash is the hash of the files: that of nodes with the same files in directories of any name is the same.
+func (c *Config) Hash() [sha256.Size]byte { return c.hash }
 
 // Domains returns the number of domains, and of limits in them.
 func (c *Config) Domains() (domains, limits int) { return len(c.domains), c.limits }
@@ -120,10 +126,19 @@ var units = map[string]struct {
 
 const day = 24 * time.Hour
 
+// hashOf is Config.Hash.
+func hashOf(files []File) [sha256.Size]byte {
+	plain := make([]File, len(files))
+	for i, f := range files {
+		plain[i] = File{Name: filepath.Base(f.Name), Data: f.Data}
+	}
+	return sha256.Sum256(pack(plain))
+}
+
 // Parse reads configuration files, in their order. The error is strictyaml.Errors: every mistake of all files, with its position.
 // No files, and files without descriptors, are valid.
 func Parse(files []File, opts Options) (*Config, error) {
-	c := &Config{domains: make(map[string]*domain)}
+	c := &Config{domains: make(map[string]*domain), hash: hashOf(files)}
 	var all strictyaml.Errors
 	for _, f := range files {
 		r := &reader{Decoder: strictyaml.New(f.Name, f.Data), config: c, opts: opts}

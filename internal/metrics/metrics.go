@@ -115,23 +115,24 @@ var (
 		"0 when a file that access depends on was refused as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).", []string{"file"}, nil)
 	timeouts = prometheus.NewDesc("weir_file_read_timeouts_total",
 		"Reads of a file that the file system did not answer in time, by file (policies, and those of weir_security_file_valid).", []string{"file"}, nil)
-	members    = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
-	partitions = prometheus.NewDesc("weir_partitions", "Partitions that keys fall into, over the whole cluster.", nil, nil)
-	owned      = prometheus.NewDesc("weir_partitions_owned", "Partitions that the ring gives to this node.", nil, nil)
-	held       = prometheus.NewDesc("weir_partitions_held", "Partitions that this node decides for.", nil, nil)
-	moving     = prometheus.NewDesc("weir_partitions_moving", "Partitions on their way from this node to another.", nil, nil)
-	arriving   = prometheus.NewDesc("weir_partitions_arriving", "Partitions on their way to this node from another.", nil, nil)
-	awaited    = prometheus.NewDesc("weir_partitions_awaited", "Partitions that the ring gives to this node and that it does not hold yet.", nil, nil)
-	copies     = prometheus.NewDesc("weir_partitions_copied", "Complete copies of the partitions of others on this node.", nil, nil)
-	degraded   = prometheus.NewDesc("weir_partitions_degraded", "Held partitions of which no other node has a current copy.", nil, nil)
-	granted    = prometheus.NewDesc("weir_partitions_granted", "Held partitions under a live grant of the voters.", nil, nil)
-	pending    = prometheus.NewDesc("weir_replica_pending_keys", "Keys whose last changes have not been sent to a copy yet.", nil, nil)
-	voting     = prometheus.NewDesc("weir_voter", "1 when this node is a voter that votes.", nil, nil)
-	events     = prometheus.NewDesc("weir_ownership_events_total", "What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).", []string{"event"}, nil)
-	overrun    = prometheus.NewDesc("weir_ownership_messages_dropped_total", "Messages about partitions that were not looked at because too many had gathered.", nil, nil)
-	mismatched = prometheus.NewDesc("weir_policies_mismatched_members", "Members whose policies differ from this node's.", nil, nil)
-	ready      = prometheus.NewDesc("weir_ready", "1 when the node is ready for traffic.", nil, nil)
-	build      = prometheus.NewDesc("weir_build_info", "Always 1; the version of the binary.", []string{"version", "goversion"}, nil)
+	members         = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
+	partitions      = prometheus.NewDesc("weir_partitions", "Partitions that keys fall into, over the whole cluster.", nil, nil)
+	owned           = prometheus.NewDesc("weir_partitions_owned", "Partitions that the ring gives to this node.", nil, nil)
+	held            = prometheus.NewDesc("weir_partitions_held", "Partitions that this node decides for.", nil, nil)
+	moving          = prometheus.NewDesc("weir_partitions_moving", "Partitions on their way from this node to another.", nil, nil)
+	arriving        = prometheus.NewDesc("weir_partitions_arriving", "Partitions on their way to this node from another.", nil, nil)
+	awaited         = prometheus.NewDesc("weir_partitions_awaited", "Partitions that the ring gives to this node and that it does not hold yet.", nil, nil)
+	copies          = prometheus.NewDesc("weir_partitions_copied", "Complete copies of the partitions of others on this node.", nil, nil)
+	degraded        = prometheus.NewDesc("weir_partitions_degraded", "Held partitions of which no other node has a current copy.", nil, nil)
+	granted         = prometheus.NewDesc("weir_partitions_granted", "Held partitions under a live grant of the voters.", nil, nil)
+	pending         = prometheus.NewDesc("weir_replica_pending_keys", "Keys whose last changes have not been sent to a copy yet.", nil, nil)
+	voting          = prometheus.NewDesc("weir_voter", "1 when this node is a voter that votes.", nil, nil)
+	events          = prometheus.NewDesc("weir_ownership_events_total", "What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).", []string{"event"}, nil)
+	overrun         = prometheus.NewDesc("weir_ownership_messages_dropped_total", "Messages about partitions that were not looked at because too many had gathered.", nil, nil)
+	mismatchedEnvoy = prometheus.NewDesc("weir_envoy_mismatched_members", "Members whose configuration files for Envoy differ from this node's.", nil, nil)
+	mismatched      = prometheus.NewDesc("weir_policies_mismatched_members", "Members whose policies differ from this node's.", nil, nil)
+	ready           = prometheus.NewDesc("weir_ready", "1 when the node is ready for traffic.", nil, nil)
+	build           = prometheus.NewDesc("weir_build_info", "Always 1; the version of the binary.", []string{"version", "goversion"}, nil)
 )
 
 // alerted are events that have a line before they first happen, so that an alert on their rise sees the first one too.
@@ -212,7 +213,7 @@ func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
 		swept, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
-		pending, voting, events, overrun, mismatched, ready, build} {
+		pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
 		ch <- d
 	}
 }
@@ -342,17 +343,21 @@ func (m *Metrics) collectMembers(v *cluster.View, gauge func(*prometheus.Desc, f
 		return
 	}
 	states := map[cluster.State]int{cluster.Joining: 0, cluster.Active: 0, cluster.Leaving: 0}
-	other := 0
+	other, otherEnvoy := 0, 0
 	for i := range v.Members {
 		states[v.Members[i].State]++
 		if v.Members[i].PolicyHash != v.Self.PolicyHash {
 			other++
+		}
+		if v.Members[i].EnvoyHash != v.Self.EnvoyHash {
+			otherEnvoy++
 		}
 	}
 	for s, n := range states {
 		gauge(members, float64(n), s.String())
 	}
 	gauge(mismatched, float64(other))
+	gauge(mismatchedEnvoy, float64(otherEnvoy))
 	n := 0
 	for p := range ring.Partitions {
 		if v.Owner(p) == v.Self {

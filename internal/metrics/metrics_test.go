@@ -188,6 +188,9 @@ func TestMembers(t *testing.T) {
 		Happened:  func() keeper.Stats { return keeper.Stats{} }, Files: func() []File { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	const want = `
+# HELP weir_envoy_mismatched_members Members whose configuration files for Envoy differ from this node's.
+# TYPE weir_envoy_mismatched_members gauge
+weir_envoy_mismatched_members 0
 # HELP weir_members Members of the cluster as this node sees it, by state.
 # TYPE weir_members gauge
 weir_members{state="active"} 1
@@ -203,7 +206,7 @@ weir_policies_mismatched_members 0
 # TYPE weir_ready gauge
 weir_ready 0
 `
-	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(want), "weir_members", "weir_partitions_owned", "weir_policies_mismatched_members", "weir_ready"); err != nil {
+	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(want), "weir_envoy_mismatched_members", "weir_members", "weir_partitions_owned", "weir_policies_mismatched_members", "weir_ready"); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/binary"
 	"fmt"
 	"time"
 
@@ -38,9 +39,21 @@ func (n *Node) openEnvoy() (err error) {
 	return nil
 }
 
+// envoyHash is the files' hash as gossip carries it; 0 without files.
+func (n *Node) envoyHash() uint32 {
+	if n.envoy.files == nil {
+		return 0
+	}
+	hash := n.envoy.files.Current().Hash()
+	return binary.BigEndian.Uint32(hash[:])
+}
+
 // envoyChanged and envoyRejected are called by the watcher, whose goroutine is there before what they work on.
 func (n *Node) envoyChanged(c *envoy.Config) {
 	if n.isBuilt() {
+		if n.cluster != nil {
+			n.cluster.SetEnvoyHash(n.envoyHash())
+		}
 		domains, limits := c.Domains()
 		n.log.Info("envoy configuration changed", "domains", domains, "limits", limits)
 	}

@@ -133,6 +133,26 @@ func TestEnvoyCluster(t *testing.T) {
 	if _, page := get(t, entry, "/metrics"); !strings.Contains(page, `weir_envoy_hits_total{descriptor="edge.user",result="over_limit"} 20`) {
 		t.Error("no hits over the limit in the metrics")
 	}
+
+	// Each node sees which others have other files.
+	mismatched := func(n *Node, others int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%d members with other files", others), func() bool {
+			_, page := get(t, n, "/metrics")
+			return strings.Contains(page, fmt.Sprintf("\nweir_envoy_mismatched_members %d\n", others))
+		})
+	}
+	mismatched(entry, 0)
+	file := filepath.Join(nodes[2].cfg.Envoy.Dir, "edge.yaml")
+	if err := os.WriteFile(file, []byte(strings.Replace(envoyFile, ": 10}", ": 20}", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mismatched(entry, 1)
+	mismatched(nodes[2], 2)
+	if err := os.WriteFile(file, []byte(envoyFile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	mismatched(entry, 0)
 }
 
 // TestEnvoyReload: a bad file changes nothing, and is reported in the readiness detail, metric and log.

@@ -363,6 +363,7 @@ func (n *Node) join(policies *policy.Set) (*cluster.Cluster, error) {
 	c := n.clusterConfig()
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
 	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
+	c.EnvoyHash = n.envoyHash()
 	c.Refused = func(reason string) { n.security.metrics.Denied("gossip", reason) }
 	c.Identify = n.identify
 	return cluster.Start(c)
