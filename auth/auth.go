@@ -77,7 +77,7 @@ func methodRoles() map[string]Role {
 		"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
 		"Reserve": RoleCheck, "Commit": RoleCheck, "Cancel": RoleCheck,
 		"Refund": RoleRefund, "Reset": RoleRefund,
-		"Status": RoleRead, "Topology": RoleTopology,
+		"Status": RoleRead, "Topology": RoleTopology, "TopKeys": RoleKeys,
 	} {
 		roles["/weir.v1.Limiter/"+method] = role
 	}
@@ -200,6 +200,23 @@ func CallerName(ctx context.Context) string {
 		return s.known.Load().caller.Name
 	}
 	return ""
+}
+
+// MayUse returns what tells whether the caller of the request or stream with this context may use a policy in a role or, where its
+// name is empty, inline limits of a namespace. It is by the access file in force now, and denies everything to nobody.
+func (a *Authorizer) MayUse(ctx context.Context, role Role) func(policy, namespace string) bool {
+	var caller *Caller
+	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
+		if now, denial := a.current(s); denial == nil && a.demand(now, a.callers(), role, &s.credentials) == nil {
+			caller = now
+		}
+	}
+	return func(policy, namespace string) bool {
+		if policy != "" {
+			return caller.MayUsePolicy(role, policy)
+		}
+		return caller.MayUseNamespace(role, namespace)
+	}
 }
 
 // demand returns a Denial if the caller does not have the role.

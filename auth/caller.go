@@ -22,10 +22,11 @@ const (
 	RoleRead     Role = 1 << 2 // status, policies, metrics
 	RoleTopology Role = 1 << 3 // the ring with its hash key, which lets a client aim at partitions
 	RoleAdmin    Role = 1 << 4 // change the cluster: the gossip's keys
+	RoleKeys     Role = 1 << 5 // see which keys are used, with the policies that are given: keys are the callers' data
 )
 
 // roleNames are the roles' names in an access file.
-func roleNames() []string { return []string{"check", "refund", "read", "topology", "admin"} }
+func roleNames() []string { return []string{"check", "refund", "read", "topology", "admin", "keys"} }
 
 // String returns the names of the roles in r, separated by commas.
 func (r Role) String() string {
@@ -56,7 +57,7 @@ type grant struct {
 
 // everybody is the caller of a node without an access file: it has all roles, and may use every policy and namespace.
 func everybody() *Caller {
-	const all = RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin
+	const all = RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin | RoleKeys
 	return &Caller{Name: "everybody", Roles: all, grants: []grant{{all, patterns{""}, patterns{""}}}}
 }
 

@@ -279,7 +279,7 @@ func TestMistakes(t *testing.T) {
 		{"callers:\n- {name: a, tokens: [" + good + "]}", "callers[0].roles: is missing"},
 		{"callers:\n- {name: a, tokens: [" + good + "], roles: [check]}", "callers[0].policies: is missing"},
 		{"callers:\n- {name: a, tokens: [" + good + "], roles: [read], policies: [x]}", "callers[0].roles: has none that uses policies"},
-		{"callers:\n- {name: a, tokens: [" + good + "], roles: [write]}", `callers[0].roles[0]: there is no role "write"; there are check, refund, read, topology, admin`},
+		{"callers:\n- {name: a, tokens: [" + good + "], roles: [write]}", `callers[0].roles[0]: there is no role "write"; there are check, refund, read, topology, admin, keys`},
 		{"callers:\n- {name: a, tokens: [weir_secret], roles: [read]}", "a:2:22: callers[0].tokens[0]: must be the hash of a token"},
 		{"callers:\n- {name: a, tokens: [sha256:12], roles: [read]}", "must be the hash of a token"},
 		{"callers:\n- {name: a, tokens: [" + good + "00], roles: [read]}", "must be the hash of a token"},

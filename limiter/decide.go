@@ -112,7 +112,7 @@ func (l *Limiter) resolve(e *entry, op *Op) (rule *store.Rule, done bool) {
 		r := e.Rule(op.Key)
 		return e.rule(r), l.stateless(e, r, op)
 	case op.inline.unlimited:
-		answer(l.stats.inline, op, algo.Unlimited, false)
+		l.answer(l.stats.inline, op, algo.Unlimited, false)
 		return nil, true
 	}
 	return &op.inline.Rule, false
@@ -122,9 +122,9 @@ func (l *Limiter) resolve(e *entry, op *Op) (rule *store.Rule, done bool) {
 func (l *Limiter) stateless(e *entry, r *policy.Rule, op *Op) bool {
 	switch {
 	case r.Unlimited:
-		answer(e.stats, op, algo.Unlimited, e.Shadow)
+		l.answer(e.stats, op, algo.Unlimited, e.Shadow)
 	case r.Blocked:
-		answer(e.stats, op, 0, e.Shadow)
+		l.answer(e.stats, op, 0, e.Shadow)
 	default:
 		return false
 	}
@@ -139,16 +139,16 @@ func (l *Limiter) stateless(e *entry, r *policy.Rule, op *Op) bool {
 func (l *Limiter) unknown(op *Op) {
 	switch {
 	case op.asks() && l.cfg.UnknownPolicy == UnknownAllow:
-		answer(l.stats.unknown, op, algo.Unlimited, false)
+		l.answer(l.stats.unknown, op, algo.Unlimited, false)
 	case op.asks() && l.cfg.UnknownPolicy == UnknownDeny:
-		answer(l.stats.unknown, op, 0, false)
+		l.answer(l.stats.unknown, op, 0, false)
 	default:
 		op.Outcome.Err = limit.NewError(limit.NotFound, "policy", "there is no policy named "+op.Policy+" on the node that decides for this key")
 	}
 }
 
 // answer answers an operation for a key without a state: one that is unlimited, or blocked (limit 0).
-func answer(s *policyStats, op *Op, units int64, shadowMode bool) {
+func (l *Limiter) answer(s *policyStats, op *Op, units int64, shadowMode bool) {
 	switch op.Kind {
 	case OpCheck, OpAcquire, OpReserve:
 		d := &op.Outcome.Decision
@@ -163,7 +163,9 @@ func answer(s *policyStats, op *Op, units int64, shadowMode bool) {
 			}
 		}
 		if op.Cost > 0 {
-			s.mine().count(d)
+			if weight := l.sample.weight(s.mine().count(d)); weight > 0 {
+				l.sample.sampled(weight, op.scope(op.Policy), op.Key, d, nil)
+			}
 		}
 	case OpRenew:
 		op.Outcome.Err = limit.NewError(limit.NotFound, "lease_id", "has ended: the key has no limit to hold a lease on")
@@ -349,8 +351,14 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 	if check && !d.Allowed && !got.Pending && !countsDenied(rule.Limits) {
 		d.RememberFor = rememberFor(d, c)
 	}
-	if c.Cost > 0 && got.Ticket == 0 {
-		stats.mine().count(d) // otherwise once the answer may be given
+	if c.Cost > 0 {
+		n := got.Ticket
+		if n == 0 {
+			n = stats.mine().count(d) // otherwise once the answer may be given
+		}
+		if weight := l.sample.weight(n); weight > 0 {
+			l.sample.sampled(weight, rule.Scope, c.Key, d, tightest)
+		}
 	}
 }
 
@@ -399,7 +407,7 @@ func (l *Limiter) fail(e *entry, op *Op) {
 		closed = e.OnError == policy.Closed
 	case op.inline != nil:
 		if op.inline.unlimited {
-			answer(l.stats.inline, op, algo.Unlimited, false)
+			l.answer(l.stats.inline, op, algo.Unlimited, false)
 			return
 		}
 		limits = op.inline.Limits

@@ -100,6 +100,8 @@ type Config struct {
 	BootClock func() int64
 	// Tracer, when not nil, makes spans of what is done for callers whose calls are traced.
 	Tracer Tracer
+	// Recorder, when not nil, is told of a sample of the decisions.
+	Recorder Recorder
 	// Urgent is told of partitions with changes that answers wait for: see store.Config.Urgent. Only needed with Ownership.
 	Urgent func(partition int)
 }
@@ -114,6 +116,7 @@ type Limiter struct {
 	table  atomic.Pointer[table]
 	alone  bool // no other node is known
 	stats  *statsByPolicy
+	sample sampler
 	load   load
 	inline inlineRules
 
@@ -167,6 +170,7 @@ func New(cfg Config) *Limiter {
 	l.inline.hashKey = cfg.HashKey
 	l.inline.longest, l.inline.maxKeys, l.inline.maxBytes = cfg.InlineMaxWindow, cfg.InlineMaxKeys, cfg.InlineMaxMemory
 	l.load.places = fairshare.New(cfg.MaxInFlight)
+	l.sample.start(cfg.Recorder)
 	l.subjects.New = func() any { return new([limit.MaxBatch]subject) }
 	for i := range l.late {
 		l.late[i].New = func() any { return new(lateOps) }
@@ -231,7 +235,9 @@ func (l *Limiter) tend() {
 		case <-l.changed:
 			l.store.Reconcile(l.clock, l.table.Load().ruleOf)
 		case <-tick.C:
-			l.store.Sweep(l.clock(), sweepParts)
+			now := l.clock()
+			l.store.Sweep(now, sweepParts)
+			l.sample.tick(now.Mono)
 			st := l.store.Stats()
 			if quiet++; st.Full+st.ShareFull > full+shares && quiet >= sweepsAMinute {
 				l.log.Warn("store full: new keys answered by on_error", append([]any{"calls", st.Full - full, "calls_over_share", st.ShareFull - shares, "keys", st.Keys,

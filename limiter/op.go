@@ -225,11 +225,14 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 // may be equal where these are not.
 type state struct{ scope, key string }
 
-func (op *Op) state() state {
-	if op.inline != nil {
-		return state{op.inline.Scope, op.Key} // which no policy's name is
+func (op *Op) state() state { return state{op.scope(op.Policy), op.Key} }
+
+// scope is the scope of the subject of a target with the given policy.
+func (s *subject) scope(policy string) string {
+	if s.inline != nil {
+		return s.inline.Scope // which no policy's name is
 	}
-	return state{op.Policy, op.Key}
+	return policy
 }
 
 // formatID writes the id of a lease.

@@ -110,8 +110,10 @@ func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *li
 		e = t.by[c.Policy]
 	}
 	counts := l.statsOf(e, s).mine()
-	counts.count(d)
 	counts.remembered.Add(1)
+	if weight := l.sample.weight(counts.count(d)); weight > 0 {
+		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, nil)
+	}
 	return mark, 0, true
 }
 

@@ -35,32 +35,29 @@ const stripes = 16 // as four bits say
 // apart from others that run, and costs nothing to find out. Any stripe will do.
 func (s *policyStats) mine() *stripe {
 	var here byte
-	const spread = 0x9e3779b97f4a7c15 // 2^64 by the golden ratio
 	return &s.counts[uint64(uintptr(unsafe.Pointer(&here))>>11)*spread>>60]
 }
 
-// count counts a decision of a check that was not a peek.
-func (s *stripe) count(d *limit.Decision) {
+// count counts a decision of a check that was not a peek, and returns which one it was of its result here, from 1 on.
+func (s *stripe) count(d *limit.Decision) uint64 {
 	switch {
 	case d.FailedOpen:
-		s.failedOpen.Add(1)
+		return s.failedOpen.Add(1)
 	case d.FailedClosed:
-		s.failedClosed.Add(1)
-	default:
-		s.tally(d.Allowed, d.Shadow)
+		return s.failedClosed.Add(1)
 	}
+	return s.tally(d.Allowed, d.Shadow)
 }
 
 // tally is count for a decision that was made.
-func (s *stripe) tally(allowed, shadow bool) {
+func (s *stripe) tally(allowed, shadow bool) uint64 {
 	switch {
 	case shadow:
-		s.shadowed.Add(1)
+		return s.shadowed.Add(1)
 	case allowed:
-		s.allowed.Add(1)
-	default:
-		s.refused.Add(1)
+		return s.allowed.Add(1)
 	}
+	return s.refused.Add(1)
 }
 
 // saw notes how full a key's state was after a decision.
@@ -131,15 +128,36 @@ func (l *Limiter) ReadStats() []PolicyStats {
 	for name, st := range s.by {
 		out = append(out, st.read(name))
 	}
-	return append(out, s.inline.read("(inline)"), s.unknown.read("(unknown)"))
+	return append(out, s.inline.read(inlineName), s.unknown.read(unknownName))
 }
 
-func (s *policyStats) read(policy string) PolicyStats {
-	out := PolicyStats{
-		Policy:          policy,
-		PeakCount:       s.peakCount.Swap(0),
-		PeakUtilization: float64(s.peakUtilization.Swap(0)) / 1e6,
+// Counts is ReadStats without the peaks, for any number of readers.
+func (l *Limiter) Counts() []PolicyStats {
+	s := l.stats
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]PolicyStats, 0, len(s.by)+2)
+	for name, st := range s.by {
+		out = append(out, st.counted(name))
 	}
+	return append(out, s.inline.counted(inlineName), s.unknown.counted(unknownName))
+}
+
+// What stands in the place of a policy's name.
+const (
+	inlineName  = "(inline)"
+	unknownName = "(unknown)"
+)
+
+func (s *policyStats) read(policy string) PolicyStats {
+	out := s.counted(policy)
+	out.PeakCount = s.peakCount.Swap(0)
+	out.PeakUtilization = float64(s.peakUtilization.Swap(0)) / 1e6
+	return out
+}
+
+func (s *policyStats) counted(policy string) PolicyStats {
+	out := PolicyStats{Policy: policy}
 	for i := range s.counts {
 		c := &s.counts[i]
 		out.Allowed += c.allowed.Load()

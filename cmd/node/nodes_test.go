@@ -46,7 +46,7 @@ func startSecured(t *testing.T, change func(*node.Config)) (n *node.Node, shop, 
 	cfg := testConfig(t, "node")
 	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(`callers:
   - {name: shop, tokens: [%s], roles: [check], policies: [login]}
-  - {name: everything, tokens: [%s], roles: [check, refund, read, topology, admin], policies: ["*"], namespaces: ["*"]}
+  - {name: everything, tokens: [%s], roles: [check, refund, read, topology, admin, keys], policies: ["*"], namespaces: ["*"]}
 `, auth.Hash(shop), auth.Hash(all)))
 	if change != nil {
 		change(&cfg)

@@ -25,11 +25,13 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// ServerConfig is what a Server needs. Service, Status and Topology are required.
+// ServerConfig is what a Server needs. Service, Status, TopKeys and Topology are required.
 type ServerConfig struct {
 	Service limiter.BatchService
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
+	// TopKeys tells which keys are used most. Its error is a *limit.Error.
+	TopKeys func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
 	// Topology says who owns which keys, and gives a channel that is closed when that may have changed.
 	Topology func() (now *weirv1.TopologyResponse, changed <-chan struct{})
 	// Observe, when set, is told of each request of a CheckStream how long it took until all its answers were sent, and the
@@ -334,6 +336,15 @@ func (s *Server) Reset(ctx context.Context, in *weirv1.ResetRequest) (*weirv1.Re
 // Status implements weirv1.LimiterServer.
 func (s *Server) Status(ctx context.Context, _ *weirv1.StatusRequest) (*weirv1.StatusResponse, error) {
 	return s.cfg.Status(ctx), nil
+}
+
+// TopKeys implements weirv1.LimiterServer.
+func (s *Server) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
+	out, err := s.cfg.TopKeys(ctx, r)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return out, nil
 }
 
 // Topology implements weirv1.LimiterServer.

@@ -48,6 +48,10 @@ type Config struct {
 	Ready func() (ready bool, detail string)
 	// Policies lists what the node has loaded, for GET /v1/policies.
 	Policies func() PolicyListing
+	// TopKeys tells which keys are used most, of those that the caller may see, and Describe how one stands. Their errors are of
+	// *limit.Error.
+	TopKeys  func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
+	Describe func(context.Context, *limit.Target) (*limit.KeyState, error)
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
 	// Routes are further ones, of other front ends' protocols. openapi.yaml describes those that this project has.
@@ -147,6 +151,8 @@ func (a *api) routes() []route {
 		{"GET", forwardAuthPath, auth.RoleCheck, a.handleForwardAuth, true},
 		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies, false},
 		{"GET", "/v1/status", auth.RoleRead, a.handleStatus, false},
+		{"GET", "/v1/keys/top", auth.RoleKeys, a.handleTopKeys, false},
+		{"POST", "/v1/keys/describe", auth.RoleKeys, a.handleDescribe, false},
 		{"GET", "/healthz", auth.RoleOpen, a.handleHealth, false},
 		{"GET", "/readyz", auth.RoleOpen, a.handleReady, false},
 		{"GET", "/metrics", auth.RoleRead, a.Metrics.ServeHTTP, false},
@@ -162,8 +168,8 @@ func (a *api) routes() []route {
 // New returns the handler for a node's HTTP port. It panics when a required field of cfg is missing: that is a mistake
 // in the program, not in its input.
 func New(cfg Config) http.Handler {
-	if cfg.Service == nil || cfg.Status == nil || cfg.Ready == nil || cfg.Policies == nil || cfg.Metrics == nil {
-		panic("httpapi: Config needs Service, Status, Ready, Policies and Metrics")
+	if cfg.Service == nil || cfg.Status == nil || cfg.Ready == nil || cfg.Policies == nil || cfg.TopKeys == nil || cfg.Describe == nil || cfg.Metrics == nil {
+		panic("httpapi: Config needs Service, Status, Ready, Policies, TopKeys, Describe and Metrics")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

@@ -159,6 +159,10 @@ func newAPI(t testing.TB, service *scripted, change func(*Config)) *testedAPI {
 	d := &testedAPI{t: t, service: service, log: new(bytes.Buffer), spec: loadSpec(t)}
 	cfg := Config{
 		Service: service,
+		TopKeys: func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
+			return &weirv1.TopKeysResponse{}, nil
+		},
+		Describe: func(context.Context, *limit.Target) (*limit.KeyState, error) { return &limit.KeyState{}, nil },
 		Status: func(context.Context) (*weirv1.StatusResponse, error) {
 			return &weirv1.StatusResponse{Node: "weir-0"}, nil
 		},

@@ -71,7 +71,11 @@ func (n *Node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*
 	for i := range out {
 		asked.Go(func() {
 			m := &out[i].member
-			if r, err := n.peers.Inspect(ctx, ownership.Node{Name: m.Name, Boot: m.Boot}); err == nil {
+			peer, err := n.peers.Client(ownership.Node{Name: m.Name, Boot: m.Boot})
+			if err != nil {
+				return
+			}
+			if r, err := peer.Inspect(ctx, &peerv1.InspectRequest{}); err == nil {
 				out[i].response = r
 			}
 		})

@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -106,6 +107,8 @@ type Node struct {
 	listeners   struct{ http, grpc, peer, resp, debug *ingress.Listener } // nil where off
 	cluster     *cluster.Cluster                                          // nil: a node alone for good
 	limiter     *limiter.Limiter
+	clock       func() algo.Instant // of decisions
+	recorder    *activityRecorder
 	keeper      *keeper.Keeper
 	peers       *peer.Forwarder
 	messenger   *replica.Messenger
@@ -267,8 +270,12 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	clock, leases := clocks()
+	n.clock = clock
+	if n.recorder, err = newActivityRecorder(); err != nil {
+		return n, err
+	}
 	work := limiter.Config{
-		Clock: clock, BootClock: leases, Urgent: func(p int) { n.keeper.Urgent(p) },
+		Clock: clock, BootClock: leases, Recorder: n.recorder, Urgent: func(p int) { n.keeper.Urgent(p) },
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: max(n.cfg.MaxMemory, 0),
@@ -278,6 +285,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		work.Tracer = n.tracer
 	}
 	n.limiter = limiter.New(work)
+	n.recorder.follow(n.limiter)
 	n.keeper = keeper.New(keeper.Config{
 		Core: ownership.Config{
 			Self: n.self(), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
@@ -400,6 +408,7 @@ func (n *Node) serve() {
 		services := calls.Registrar(n.peerServer)
 		n.peerService = peer.NewServer(peer.ServerConfig{
 			Config: n.transport(), MaxReplies: budget.Replies, Receiver: n.limiter, Inspect: n.inspect, Identify: n.identity,
+			Activity: n.activity, Describe: n.describe,
 			Panicked: func(p *recovered.Error) { n.panicked("peer")("handing a batch on", p) },
 		})
 		peerv1.RegisterPeerServer(services, n.peerService)
@@ -409,7 +418,7 @@ func (n *Node) serve() {
 	}
 	if n.listeners.grpc != nil {
 		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
-			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, Topology: n.topology, Observe: n.metrics.Streamed,
+			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 		})
 		calls := ingress.NewCalls(ingress.CallsConfig{
@@ -441,7 +450,8 @@ func (n *Node) serve() {
 			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
 			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(),
-			Status:   func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
+			Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
+			TopKeys: n.TopKeys, Describe: n.Describe,
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
 		})), n.log))
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })

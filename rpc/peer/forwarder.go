@@ -138,13 +138,13 @@ func unreachable(ops []*limiter.Op) {
 	}
 }
 
-// Inspect asks a node what only it knows of itself.
-func (p *Forwarder) Inspect(ctx context.Context, node ownership.Node) (*peerv1.InspectResponse, error) {
+// Client returns what asks a node for what only it knows of itself. It is good until the node is no longer retained.
+func (p *Forwarder) Client(node ownership.Node) (peerv1.PeerClient, error) {
 	_, conn, err := p.links.To(node)
 	if err != nil {
 		return nil, err
 	}
-	return peerv1.NewPeerClient(conn).Inspect(ctx, &peerv1.InspectRequest{})
+	return peerv1.NewPeerClient(conn), nil
 }
 
 // Identify asks whoever is at a peer address who it is, over a connection of its own: what answers there need not be a node. creds

@@ -80,11 +80,15 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 			t.Fatalf("%d: %+v", i, op.Outcome)
 		}
 	}
-	if got, err := p.Inspect(ctx, bob); err != nil || got.Name != bob.Name || got.Boot != bob.Boot {
+	client, err := p.Client(bob)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := client.Inspect(ctx, &peerv1.InspectRequest{}); err != nil || got.Name != bob.Name || got.Boot != bob.Boot {
 		t.Errorf("%v, %v", got, err)
 	}
-	if _, err := p.Inspect(ctx, ownership.Node{Name: "nobody", Boot: 1}); err == nil {
-		t.Error("inspected nobody")
+	if _, err := p.Client(ownership.Node{Name: "nobody", Boot: 1}); err == nil {
+		t.Error("a client of nobody")
 	}
 }
 

@@ -44,6 +44,9 @@ type ServerConfig struct {
 	Receiver   Receiver
 	// Inspect tells about this node.
 	Inspect func() *peerv1.InspectResponse
+	// Activity tells what this node has decided lately, and Describe how a key stands that it decides for.
+	Activity func(*peerv1.ActivityRequest) *peerv1.ActivityResponse
+	Describe func(*peerv1.DescribeRequest) (*peerv1.DescribeResponse, error)
 	// Panicked is called with a panic in handing a batch on. The batch stays without an answer.
 	Panicked func(*recovered.Error)
 	// Identify tells who this node is.
@@ -411,6 +414,16 @@ func (s *Server) carryOut(ctx context.Context, sess *session, w *work, handed *s
 		}
 		s.done(w)
 	})
+}
+
+// Activity implements peerv1.PeerServer.
+func (s *Server) Activity(_ context.Context, r *peerv1.ActivityRequest) (*peerv1.ActivityResponse, error) {
+	return s.cfg.Activity(r), nil
+}
+
+// Describe implements peerv1.PeerServer.
+func (s *Server) Describe(_ context.Context, r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, error) {
+	return s.cfg.Describe(r)
 }
 
 // Inspect implements peerv1.PeerServer.

@@ -220,6 +220,59 @@ func (StreamFlag) EnumDescriptor() ([]byte, []int) {
 	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{2}
 }
 
+// KeyOrder is what keys are ranked by.
+type KeyOrder int32
+
+const (
+	KeyOrder_KEY_ORDER_UNSPECIFIED KeyOrder = 0 // as BUSIEST
+	KeyOrder_KEY_ORDER_BUSIEST     KeyOrder = 1 // by decisions
+	KeyOrder_KEY_ORDER_REFUSED     KeyOrder = 2 // by refusals
+	KeyOrder_KEY_ORDER_FULLEST     KeyOrder = 3 // by the used part of the limit
+)
+
+// Enum value maps for KeyOrder.
+var (
+	KeyOrder_name = map[int32]string{
+		0: "KEY_ORDER_UNSPECIFIED",
+		1: "KEY_ORDER_BUSIEST",
+		2: "KEY_ORDER_REFUSED",
+		3: "KEY_ORDER_FULLEST",
+	}
+	KeyOrder_value = map[string]int32{
+		"KEY_ORDER_UNSPECIFIED": 0,
+		"KEY_ORDER_BUSIEST":     1,
+		"KEY_ORDER_REFUSED":     2,
+		"KEY_ORDER_FULLEST":     3,
+	}
+)
+
+func (x KeyOrder) Enum() *KeyOrder {
+	p := new(KeyOrder)
+	*p = x
+	return p
+}
+
+func (x KeyOrder) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (KeyOrder) Descriptor() protoreflect.EnumDescriptor {
+	return file_weir_v1_limiter_proto_enumTypes[3].Descriptor()
+}
+
+func (KeyOrder) Type() protoreflect.EnumType {
+	return &file_weir_v1_limiter_proto_enumTypes[3]
+}
+
+func (x KeyOrder) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use KeyOrder.Descriptor instead.
+func (KeyOrder) EnumDescriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{3}
+}
+
 // Limit is a limit sent inline, in place of a policy's name.
 type Limit struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2376,6 +2429,377 @@ func (*ResetResponse) Descriptor() ([]byte, []int) {
 	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{30}
 }
 
+type TopKeysRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Order         KeyOrder               `protobuf:"varint,1,opt,name=order,proto3,enum=weir.v1.KeyOrder" json:"order,omitempty"`
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`  // keys, 1 to 256; 0 stands for 20
+	Policy        string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"` // only keys of this policy; empty: of all, and of limits sent along
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopKeysRequest) Reset() {
+	*x = TopKeysRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopKeysRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopKeysRequest) ProtoMessage() {}
+
+func (x *TopKeysRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopKeysRequest.ProtoReflect.Descriptor instead.
+func (*TopKeysRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *TopKeysRequest) GetOrder() KeyOrder {
+	if x != nil {
+		return x.Order
+	}
+	return KeyOrder_KEY_ORDER_UNSPECIFIED
+}
+
+func (x *TopKeysRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *TopKeysRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+type TopKeysResponse struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Node              string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`                                                       // the answering node's name
+	Keys              []*KeyUse              `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`                                                       // in order
+	Policies          []*PolicyUse           `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`                                               // by decisions
+	Members           []string               `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"`                                                 // that have answered, by name
+	Unreachable       []string               `protobuf:"bytes,5,rep,name=unreachable,proto3" json:"unreachable,omitempty"`                                         // members that have not: what they know is missing
+	CountedNs         int64                  `protobuf:"varint,6,opt,name=counted_ns,json=countedNs,proto3" json:"counted_ns,omitempty"`                           // for how long decisions on keys have been counted, by the member that has for longest; about a minute
+	PoliciesCountedNs int64                  `protobuf:"varint,7,opt,name=policies_counted_ns,json=policiesCountedNs,proto3" json:"policies_counted_ns,omitempty"` // the same for policies
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *TopKeysResponse) Reset() {
+	*x = TopKeysResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopKeysResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopKeysResponse) ProtoMessage() {}
+
+func (x *TopKeysResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopKeysResponse.ProtoReflect.Descriptor instead.
+func (*TopKeysResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *TopKeysResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TopKeysResponse) GetKeys() []*KeyUse {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *TopKeysResponse) GetPolicies() []*PolicyUse {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *TopKeysResponse) GetMembers() []string {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *TopKeysResponse) GetUnreachable() []string {
+	if x != nil {
+		return x.Unreachable
+	}
+	return nil
+}
+
+func (x *TopKeysResponse) GetCountedNs() int64 {
+	if x != nil {
+		return x.CountedNs
+	}
+	return 0
+}
+
+func (x *TopKeysResponse) GetPoliciesCountedNs() int64 {
+	if x != nil {
+		return x.PoliciesCountedNs
+	}
+	return 0
+}
+
+// KeyUse is what was done with a key while decisions were counted. Numbers are estimates: the true ones are at most the error
+// away, plus what sampling adds where a node decides more than 10,000 checks a second.
+type KeyUse struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Policy         string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`       // empty for a limit that was sent along
+	Namespace      string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // of a limit that was sent along
+	Key            string                 `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
+	Decisions      int64                  `protobuf:"varint,4,opt,name=decisions,proto3" json:"decisions,omitempty"` // on checks, acquires and reservations, other than peeks
+	DecisionsError int64                  `protobuf:"varint,5,opt,name=decisions_error,json=decisionsError,proto3" json:"decisions_error,omitempty"`
+	Refused        int64                  `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"` // of these; what shadow mode admits all the same is counted
+	RefusedError   int64                  `protobuf:"varint,7,opt,name=refused_error,json=refusedError,proto3" json:"refused_error,omitempty"`
+	Algorithm      Algorithm              `protobuf:"varint,8,opt,name=algorithm,proto3,enum=weir.v1.Algorithm" json:"algorithm,omitempty"` // this and the rest of the limit that left least room at the last decision; absent when not known
+	WindowNs       int64                  `protobuf:"varint,9,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	Limit          int64                  `protobuf:"varint,10,opt,name=limit,proto3" json:"limit,omitempty"` // 0: not known, or no limit
+	Used           int64                  `protobuf:"varint,11,opt,name=used,proto3" json:"used,omitempty"`   // of limit
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *KeyUse) Reset() {
+	*x = KeyUse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyUse) ProtoMessage() {}
+
+func (x *KeyUse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
+func (*KeyUse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *KeyUse) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *KeyUse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *KeyUse) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *KeyUse) GetDecisions() int64 {
+	if x != nil {
+		return x.Decisions
+	}
+	return 0
+}
+
+func (x *KeyUse) GetDecisionsError() int64 {
+	if x != nil {
+		return x.DecisionsError
+	}
+	return 0
+}
+
+func (x *KeyUse) GetRefused() int64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *KeyUse) GetRefusedError() int64 {
+	if x != nil {
+		return x.RefusedError
+	}
+	return 0
+}
+
+func (x *KeyUse) GetAlgorithm() Algorithm {
+	if x != nil {
+		return x.Algorithm
+	}
+	return Algorithm_ALGORITHM_UNSPECIFIED
+}
+
+func (x *KeyUse) GetWindowNs() int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return 0
+}
+
+func (x *KeyUse) GetLimit() int64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *KeyUse) GetUsed() int64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+// PolicyUse is how a policy's checks were answered while decisions were counted; exact, but for the time.
+type PolicyUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // "(inline)" for limits sent along, "(unknown)" for policies that do not exist
+	Allowed       uint64                 `protobuf:"varint,2,opt,name=allowed,proto3" json:"allowed,omitempty"`
+	Refused       uint64                 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`
+	Shadowed      uint64                 `protobuf:"varint,4,opt,name=shadowed,proto3" json:"shadowed,omitempty"` // admitted by shadow mode only
+	FailedOpen    uint64                 `protobuf:"varint,5,opt,name=failed_open,json=failedOpen,proto3" json:"failed_open,omitempty"`
+	FailedClosed  uint64                 `protobuf:"varint,6,opt,name=failed_closed,json=failedClosed,proto3" json:"failed_closed,omitempty"`
+	Errors        uint64                 `protobuf:"varint,7,opt,name=errors,proto3" json:"errors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyUse) Reset() {
+	*x = PolicyUse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyUse) ProtoMessage() {}
+
+func (x *PolicyUse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyUse.ProtoReflect.Descriptor instead.
+func (*PolicyUse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *PolicyUse) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *PolicyUse) GetAllowed() uint64 {
+	if x != nil {
+		return x.Allowed
+	}
+	return 0
+}
+
+func (x *PolicyUse) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *PolicyUse) GetShadowed() uint64 {
+	if x != nil {
+		return x.Shadowed
+	}
+	return 0
+}
+
+func (x *PolicyUse) GetFailedOpen() uint64 {
+	if x != nil {
+		return x.FailedOpen
+	}
+	return 0
+}
+
+func (x *PolicyUse) GetFailedClosed() uint64 {
+	if x != nil {
+		return x.FailedClosed
+	}
+	return 0
+}
+
+func (x *PolicyUse) GetErrors() uint64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2384,7 +2808,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2396,7 +2820,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2833,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{35}
 }
 
 type StatusResponse struct {
@@ -2428,7 +2852,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +2864,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +2877,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -2537,7 +2961,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2973,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2986,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Member) GetName() string {
@@ -2703,7 +3127,7 @@ type Ownership struct {
 
 func (x *Ownership) Reset() {
 	*x = Ownership{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +3139,7 @@ func (x *Ownership) String() string {
 func (*Ownership) ProtoMessage() {}
 
 func (x *Ownership) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +3152,7 @@ func (x *Ownership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
 func (*Ownership) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Ownership) GetHeld() uint32 {
@@ -2984,7 +3408,42 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\brefunded\x18\x01 \x01(\x03R\brefunded\"7\n" +
 	"\fResetRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\"\x0f\n" +
-	"\rResetResponse\"\x0f\n" +
+	"\rResetResponse\"g\n" +
+	"\x0eTopKeysRequest\x12'\n" +
+	"\x05order\x18\x01 \x01(\x0e2\x11.weir.v1.KeyOrderR\x05order\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\"\x85\x02\n" +
+	"\x0fTopKeysResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12#\n" +
+	"\x04keys\x18\x02 \x03(\v2\x0f.weir.v1.KeyUseR\x04keys\x12.\n" +
+	"\bpolicies\x18\x03 \x03(\v2\x12.weir.v1.PolicyUseR\bpolicies\x12\x18\n" +
+	"\amembers\x18\x04 \x03(\tR\amembers\x12 \n" +
+	"\vunreachable\x18\x05 \x03(\tR\vunreachable\x12\x1d\n" +
+	"\n" +
+	"counted_ns\x18\x06 \x01(\x03R\tcountedNs\x12.\n" +
+	"\x13policies_counted_ns\x18\a \x01(\x03R\x11policiesCountedNs\"\xcf\x02\n" +
+	"\x06KeyUse\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03key\x18\x03 \x01(\tR\x03key\x12\x1c\n" +
+	"\tdecisions\x18\x04 \x01(\x03R\tdecisions\x12'\n" +
+	"\x0fdecisions_error\x18\x05 \x01(\x03R\x0edecisionsError\x12\x18\n" +
+	"\arefused\x18\x06 \x01(\x03R\arefused\x12#\n" +
+	"\rrefused_error\x18\a \x01(\x03R\frefusedError\x120\n" +
+	"\talgorithm\x18\b \x01(\x0e2\x12.weir.v1.AlgorithmR\talgorithm\x12\x1b\n" +
+	"\twindow_ns\x18\t \x01(\x03R\bwindowNs\x12\x14\n" +
+	"\x05limit\x18\n" +
+	" \x01(\x03R\x05limit\x12\x12\n" +
+	"\x04used\x18\v \x01(\x03R\x04used\"\xd1\x01\n" +
+	"\tPolicyUse\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
+	"\aallowed\x18\x02 \x01(\x04R\aallowed\x12\x18\n" +
+	"\arefused\x18\x03 \x01(\x04R\arefused\x12\x1a\n" +
+	"\bshadowed\x18\x04 \x01(\x04R\bshadowed\x12\x1f\n" +
+	"\vfailed_open\x18\x05 \x01(\x04R\n" +
+	"failedOpen\x12#\n" +
+	"\rfailed_closed\x18\x06 \x01(\x04R\ffailedClosed\x12\x16\n" +
+	"\x06errors\x18\a \x01(\x04R\x06errors\"\x0f\n" +
 	"\rStatusRequest\"\xfd\x01\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -3059,7 +3518,12 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x14STREAM_FLAG_DEGRADED\x10\x04\x12\x1b\n" +
 	"\x17STREAM_FLAG_FAILED_OPEN\x10\b\x12\x1d\n" +
 	"\x19STREAM_FLAG_FAILED_CLOSED\x10\x10\x12\x15\n" +
-	"\x11STREAM_FLAG_NEVER\x10 2\xda\x05\n" +
+	"\x11STREAM_FLAG_NEVER\x10 *j\n" +
+	"\bKeyOrder\x12\x19\n" +
+	"\x15KEY_ORDER_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11KEY_ORDER_BUSIEST\x10\x01\x12\x15\n" +
+	"\x11KEY_ORDER_REFUSED\x10\x02\x12\x15\n" +
+	"\x11KEY_ORDER_FULLEST\x10\x032\x98\x06\n" +
 	"\aLimiter\x126\n" +
 	"\x05Check\x12\x15.weir.v1.CheckRequest\x1a\x16.weir.v1.CheckResponse\x125\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x11.weir.v1.Decision\x126\n" +
@@ -3070,7 +3534,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06Cancel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x129\n" +
 	"\x06Refund\x12\x16.weir.v1.RefundRequest\x1a\x17.weir.v1.RefundResponse\x126\n" +
 	"\x05Reset\x12\x15.weir.v1.ResetRequest\x1a\x16.weir.v1.ResetResponse\x129\n" +
-	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponse\x12L\n" +
+	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponse\x12<\n" +
+	"\aTopKeys\x12\x17.weir.v1.TopKeysRequest\x1a\x18.weir.v1.TopKeysResponse\x12L\n" +
 	"\vCheckStream\x12\x1b.weir.v1.CheckStreamRequest\x1a\x1c.weir.v1.CheckStreamResponse(\x010\x01\x12A\n" +
 	"\bTopology\x12\x18.weir.v1.TopologyRequest\x1a\x19.weir.v1.TopologyResponse0\x01B0Z.github.com/weirlimit/weir/proto/weir/v1;weirv1b\x06proto3"
 
@@ -3086,105 +3551,116 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 	return file_weir_v1_limiter_proto_rawDescData
 }
 
-var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 35)
+var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_weir_v1_limiter_proto_goTypes = []any{
 	(Algorithm)(0),              // 0: weir.v1.Algorithm
 	(Period)(0),                 // 1: weir.v1.Period
 	(StreamFlag)(0),             // 2: weir.v1.StreamFlag
-	(*Limit)(nil),               // 3: weir.v1.Limit
-	(*Target)(nil),              // 4: weir.v1.Target
-	(*Check)(nil),               // 5: weir.v1.Check
-	(*CheckRequest)(nil),        // 6: weir.v1.CheckRequest
-	(*CheckResponse)(nil),       // 7: weir.v1.CheckResponse
-	(*Result)(nil),              // 8: weir.v1.Result
-	(*Error)(nil),               // 9: weir.v1.Error
-	(*Decision)(nil),            // 10: weir.v1.Decision
-	(*CheckStreamRequest)(nil),  // 11: weir.v1.CheckStreamRequest
-	(*StreamTarget)(nil),        // 12: weir.v1.StreamTarget
-	(*CheckStreamResponse)(nil), // 13: weir.v1.CheckStreamResponse
-	(*StreamError)(nil),         // 14: weir.v1.StreamError
-	(*StreamLimits)(nil),        // 15: weir.v1.StreamLimits
-	(*TopologyRequest)(nil),     // 16: weir.v1.TopologyRequest
-	(*TopologyResponse)(nil),    // 17: weir.v1.TopologyResponse
-	(*TopologyMember)(nil),      // 18: weir.v1.TopologyMember
-	(*LimitStatus)(nil),         // 19: weir.v1.LimitStatus
-	(*AcquireRequest)(nil),      // 20: weir.v1.AcquireRequest
-	(*RenewRequest)(nil),        // 21: weir.v1.RenewRequest
-	(*RenewResponse)(nil),       // 22: weir.v1.RenewResponse
-	(*ReleaseRequest)(nil),      // 23: weir.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),     // 24: weir.v1.ReleaseResponse
-	(*ReserveRequest)(nil),      // 25: weir.v1.ReserveRequest
-	(*CommitRequest)(nil),       // 26: weir.v1.CommitRequest
-	(*CommitResponse)(nil),      // 27: weir.v1.CommitResponse
-	(*CancelRequest)(nil),       // 28: weir.v1.CancelRequest
-	(*CancelResponse)(nil),      // 29: weir.v1.CancelResponse
-	(*RefundRequest)(nil),       // 30: weir.v1.RefundRequest
-	(*RefundResponse)(nil),      // 31: weir.v1.RefundResponse
-	(*ResetRequest)(nil),        // 32: weir.v1.ResetRequest
-	(*ResetResponse)(nil),       // 33: weir.v1.ResetResponse
-	(*StatusRequest)(nil),       // 34: weir.v1.StatusRequest
-	(*StatusResponse)(nil),      // 35: weir.v1.StatusResponse
-	(*Member)(nil),              // 36: weir.v1.Member
-	(*Ownership)(nil),           // 37: weir.v1.Ownership
+	(KeyOrder)(0),               // 3: weir.v1.KeyOrder
+	(*Limit)(nil),               // 4: weir.v1.Limit
+	(*Target)(nil),              // 5: weir.v1.Target
+	(*Check)(nil),               // 6: weir.v1.Check
+	(*CheckRequest)(nil),        // 7: weir.v1.CheckRequest
+	(*CheckResponse)(nil),       // 8: weir.v1.CheckResponse
+	(*Result)(nil),              // 9: weir.v1.Result
+	(*Error)(nil),               // 10: weir.v1.Error
+	(*Decision)(nil),            // 11: weir.v1.Decision
+	(*CheckStreamRequest)(nil),  // 12: weir.v1.CheckStreamRequest
+	(*StreamTarget)(nil),        // 13: weir.v1.StreamTarget
+	(*CheckStreamResponse)(nil), // 14: weir.v1.CheckStreamResponse
+	(*StreamError)(nil),         // 15: weir.v1.StreamError
+	(*StreamLimits)(nil),        // 16: weir.v1.StreamLimits
+	(*TopologyRequest)(nil),     // 17: weir.v1.TopologyRequest
+	(*TopologyResponse)(nil),    // 18: weir.v1.TopologyResponse
+	(*TopologyMember)(nil),      // 19: weir.v1.TopologyMember
+	(*LimitStatus)(nil),         // 20: weir.v1.LimitStatus
+	(*AcquireRequest)(nil),      // 21: weir.v1.AcquireRequest
+	(*RenewRequest)(nil),        // 22: weir.v1.RenewRequest
+	(*RenewResponse)(nil),       // 23: weir.v1.RenewResponse
+	(*ReleaseRequest)(nil),      // 24: weir.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),     // 25: weir.v1.ReleaseResponse
+	(*ReserveRequest)(nil),      // 26: weir.v1.ReserveRequest
+	(*CommitRequest)(nil),       // 27: weir.v1.CommitRequest
+	(*CommitResponse)(nil),      // 28: weir.v1.CommitResponse
+	(*CancelRequest)(nil),       // 29: weir.v1.CancelRequest
+	(*CancelResponse)(nil),      // 30: weir.v1.CancelResponse
+	(*RefundRequest)(nil),       // 31: weir.v1.RefundRequest
+	(*RefundResponse)(nil),      // 32: weir.v1.RefundResponse
+	(*ResetRequest)(nil),        // 33: weir.v1.ResetRequest
+	(*ResetResponse)(nil),       // 34: weir.v1.ResetResponse
+	(*TopKeysRequest)(nil),      // 35: weir.v1.TopKeysRequest
+	(*TopKeysResponse)(nil),     // 36: weir.v1.TopKeysResponse
+	(*KeyUse)(nil),              // 37: weir.v1.KeyUse
+	(*PolicyUse)(nil),           // 38: weir.v1.PolicyUse
+	(*StatusRequest)(nil),       // 39: weir.v1.StatusRequest
+	(*StatusResponse)(nil),      // 40: weir.v1.StatusResponse
+	(*Member)(nil),              // 41: weir.v1.Member
+	(*Ownership)(nil),           // 42: weir.v1.Ownership
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
 	1,  // 1: weir.v1.Limit.period:type_name -> weir.v1.Period
-	3,  // 2: weir.v1.Target.limit:type_name -> weir.v1.Limit
-	4,  // 3: weir.v1.Check.target:type_name -> weir.v1.Target
-	5,  // 4: weir.v1.CheckRequest.checks:type_name -> weir.v1.Check
-	8,  // 5: weir.v1.CheckResponse.results:type_name -> weir.v1.Result
-	10, // 6: weir.v1.Result.decision:type_name -> weir.v1.Decision
-	9,  // 7: weir.v1.Result.error:type_name -> weir.v1.Error
-	19, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
-	12, // 9: weir.v1.CheckStreamRequest.define:type_name -> weir.v1.StreamTarget
-	3,  // 10: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
-	9,  // 11: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
-	14, // 12: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
-	15, // 13: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
-	9,  // 14: weir.v1.StreamError.error:type_name -> weir.v1.Error
-	19, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
-	18, // 16: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
-	4,  // 17: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
-	4,  // 18: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
-	4,  // 19: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
-	4,  // 20: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	4,  // 21: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
-	4,  // 22: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
-	4,  // 23: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	4,  // 24: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	36, // 25: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	37, // 26: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	6,  // 27: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	20, // 28: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	21, // 29: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	23, // 30: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	25, // 31: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	26, // 32: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	28, // 33: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	30, // 34: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	32, // 35: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	34, // 36: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	11, // 37: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	16, // 38: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
-	7,  // 39: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	10, // 40: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	22, // 41: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	24, // 42: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	10, // 43: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	27, // 44: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	29, // 45: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	31, // 46: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	33, // 47: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	35, // 48: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	13, // 49: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	17, // 50: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
-	39, // [39:51] is the sub-list for method output_type
-	27, // [27:39] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	4,  // 2: weir.v1.Target.limit:type_name -> weir.v1.Limit
+	5,  // 3: weir.v1.Check.target:type_name -> weir.v1.Target
+	6,  // 4: weir.v1.CheckRequest.checks:type_name -> weir.v1.Check
+	9,  // 5: weir.v1.CheckResponse.results:type_name -> weir.v1.Result
+	11, // 6: weir.v1.Result.decision:type_name -> weir.v1.Decision
+	10, // 7: weir.v1.Result.error:type_name -> weir.v1.Error
+	20, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
+	13, // 9: weir.v1.CheckStreamRequest.define:type_name -> weir.v1.StreamTarget
+	4,  // 10: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
+	10, // 11: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
+	15, // 12: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
+	16, // 13: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
+	10, // 14: weir.v1.StreamError.error:type_name -> weir.v1.Error
+	20, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
+	19, // 16: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
+	5,  // 17: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
+	5,  // 18: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
+	5,  // 19: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
+	5,  // 20: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
+	5,  // 21: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	5,  // 22: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	5,  // 23: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	5,  // 24: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	3,  // 25: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
+	37, // 26: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
+	38, // 27: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
+	0,  // 28: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
+	41, // 29: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	42, // 30: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	7,  // 31: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	21, // 32: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	22, // 33: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	24, // 34: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	26, // 35: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	27, // 36: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	29, // 37: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	31, // 38: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	33, // 39: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	39, // 40: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	35, // 41: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	12, // 42: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	17, // 43: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
+	8,  // 44: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	11, // 45: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	23, // 46: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	25, // 47: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	11, // 48: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	28, // 49: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	30, // 50: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	32, // 51: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	34, // 52: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	40, // 53: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	36, // 54: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	14, // 55: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	18, // 56: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
+	44, // [44:57] is the sub-list for method output_type
+	31, // [31:44] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -3208,8 +3684,8 @@ func file_weir_v1_limiter_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   35,
+			NumEnums:      4,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -38,6 +38,7 @@ const (
 	Limiter_Refund_FullMethodName      = "/weir.v1.Limiter/Refund"
 	Limiter_Reset_FullMethodName       = "/weir.v1.Limiter/Reset"
 	Limiter_Status_FullMethodName      = "/weir.v1.Limiter/Status"
+	Limiter_TopKeys_FullMethodName     = "/weir.v1.Limiter/TopKeys"
 	Limiter_CheckStream_FullMethodName = "/weir.v1.Limiter/CheckStream"
 	Limiter_Topology_FullMethodName    = "/weir.v1.Limiter/Topology"
 )
@@ -70,6 +71,9 @@ type LimiterClient interface {
 	Reset(ctx context.Context, in *ResetRequest, opts ...grpc.CallOption) (*ResetResponse, error)
 	// Status describes the cluster as the answering node sees it.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
+	// TopKeys tells which keys of the cluster were busiest, most often refused or fullest in the last minute, and how often each
+	// policy decided. Keys are the callers' data: it takes a role of its own, and shows a caller only what it may use in that role.
+	TopKeys(ctx context.Context, in *TopKeysRequest, opts ...grpc.CallOption) (*TopKeysResponse, error)
 	// CheckStream decides batches of checks, many under way at a time: a request is answered by the responses that have its
 	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
 	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
@@ -193,6 +197,16 @@ func (c *limiterClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 	return out, nil
 }
 
+func (c *limiterClient) TopKeys(ctx context.Context, in *TopKeysRequest, opts ...grpc.CallOption) (*TopKeysResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TopKeysResponse)
+	err := c.cc.Invoke(ctx, Limiter_TopKeys_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *limiterClient) CheckStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[0], Limiter_CheckStream_FullMethodName, cOpts...)
@@ -253,6 +267,9 @@ type LimiterServer interface {
 	Reset(context.Context, *ResetRequest) (*ResetResponse, error)
 	// Status describes the cluster as the answering node sees it.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
+	// TopKeys tells which keys of the cluster were busiest, most often refused or fullest in the last minute, and how often each
+	// policy decided. Keys are the callers' data: it takes a role of its own, and shows a caller only what it may use in that role.
+	TopKeys(context.Context, *TopKeysRequest) (*TopKeysResponse, error)
 	// CheckStream decides batches of checks, many under way at a time: a request is answered by the responses that have its
 	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
 	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
@@ -305,6 +322,9 @@ func (UnimplementedLimiterServer) Reset(context.Context, *ResetRequest) (*ResetR
 }
 func (UnimplementedLimiterServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
+}
+func (UnimplementedLimiterServer) TopKeys(context.Context, *TopKeysRequest) (*TopKeysResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TopKeys not implemented")
 }
 func (UnimplementedLimiterServer) CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error {
 	return status.Error(codes.Unimplemented, "method CheckStream not implemented")
@@ -513,6 +533,24 @@ func _Limiter_Status_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Limiter_TopKeys_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TopKeysRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).TopKeys(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_TopKeys_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).TopKeys(ctx, req.(*TopKeysRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Limiter_CheckStream_Handler(srv interface{}, stream grpc.ServerStream) error {
 	return srv.(LimiterServer).CheckStream(&grpc.GenericServerStream[CheckStreamRequest, CheckStreamResponse]{ServerStream: stream})
 }
@@ -577,6 +615,10 @@ var Limiter_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Status",
 			Handler:    _Limiter_Status_Handler,
+		},
+		{
+			MethodName: "TopKeys",
+			Handler:    _Limiter_TopKeys_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

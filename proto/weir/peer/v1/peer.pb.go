@@ -1349,6 +1349,538 @@ func (x *InspectResponse) GetKeysCopied() uint64 {
 	return 0
 }
 
+type ActivityRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Order         v1.KeyOrder            `protobuf:"varint,1,opt,name=order,proto3,enum=weir.v1.KeyOrder" json:"order,omitempty"`
+	Keys          uint32                 `protobuf:"varint,2,opt,name=keys,proto3" json:"keys,omitempty"`    // at most; 0: none
+	Policy        string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"` // only keys of this one; empty: all
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ActivityRequest) Reset() {
+	*x = ActivityRequest{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ActivityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ActivityRequest) ProtoMessage() {}
+
+func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ActivityRequest.ProtoReflect.Descriptor instead.
+func (*ActivityRequest) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ActivityRequest) GetOrder() v1.KeyOrder {
+	if x != nil {
+		return x.Order
+	}
+	return v1.KeyOrder(0)
+}
+
+func (x *ActivityRequest) GetKeys() uint32 {
+	if x != nil {
+		return x.Keys
+	}
+	return 0
+}
+
+func (x *ActivityRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+type ActivityResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Keys          []*KeyActivity         `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`                             // in order
+	CountedNs     int64                  `protobuf:"varint,2,opt,name=counted_ns,json=countedNs,proto3" json:"counted_ns,omitempty"` // for how long those of keys were counted
+	Policies      []*PolicyHistory       `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`                     // that have decided anything in the time that steps cover
+	StepNs        int64                  `protobuf:"varint,4,opt,name=step_ns,json=stepNs,proto3" json:"step_ns,omitempty"`
+	AgeNs         int64                  `protobuf:"varint,5,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"` // how long ago the newest complete step ended
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ActivityResponse) Reset() {
+	*x = ActivityResponse{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ActivityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ActivityResponse) ProtoMessage() {}
+
+func (x *ActivityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ActivityResponse.ProtoReflect.Descriptor instead.
+func (*ActivityResponse) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ActivityResponse) GetKeys() []*KeyActivity {
+	if x != nil {
+		return x.Keys
+	}
+	return nil
+}
+
+func (x *ActivityResponse) GetCountedNs() int64 {
+	if x != nil {
+		return x.CountedNs
+	}
+	return 0
+}
+
+func (x *ActivityResponse) GetPolicies() []*PolicyHistory {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *ActivityResponse) GetStepNs() int64 {
+	if x != nil {
+		return x.StepNs
+	}
+	return 0
+}
+
+func (x *ActivityResponse) GetAgeNs() int64 {
+	if x != nil {
+		return x.AgeNs
+	}
+	return 0
+}
+
+// KeyActivity is weir.v1's KeyUse, of one node.
+type KeyActivity struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Scope          string                 `protobuf:"bytes,1,opt,name=scope,proto3" json:"scope,omitempty"` // a policy's name, or of a limit sent along
+	Key            string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Decisions      int64                  `protobuf:"varint,3,opt,name=decisions,proto3" json:"decisions,omitempty"`
+	DecisionsError int64                  `protobuf:"varint,4,opt,name=decisions_error,json=decisionsError,proto3" json:"decisions_error,omitempty"`
+	Refused        int64                  `protobuf:"varint,5,opt,name=refused,proto3" json:"refused,omitempty"`
+	RefusedError   int64                  `protobuf:"varint,6,opt,name=refused_error,json=refusedError,proto3" json:"refused_error,omitempty"`
+	Algorithm      v1.Algorithm           `protobuf:"varint,7,opt,name=algorithm,proto3,enum=weir.v1.Algorithm" json:"algorithm,omitempty"`
+	WindowNs       int64                  `protobuf:"varint,8,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	Limit          int64                  `protobuf:"varint,9,opt,name=limit,proto3" json:"limit,omitempty"`
+	Used           int64                  `protobuf:"varint,10,opt,name=used,proto3" json:"used,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *KeyActivity) Reset() {
+	*x = KeyActivity{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KeyActivity) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KeyActivity) ProtoMessage() {}
+
+func (x *KeyActivity) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KeyActivity.ProtoReflect.Descriptor instead.
+func (*KeyActivity) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *KeyActivity) GetScope() string {
+	if x != nil {
+		return x.Scope
+	}
+	return ""
+}
+
+func (x *KeyActivity) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *KeyActivity) GetDecisions() int64 {
+	if x != nil {
+		return x.Decisions
+	}
+	return 0
+}
+
+func (x *KeyActivity) GetDecisionsError() int64 {
+	if x != nil {
+		return x.DecisionsError
+	}
+	return 0
+}
+
+func (x *KeyActivity) GetRefused() int64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *KeyActivity) GetRefusedError() int64 {
+	if x != nil {
+		return x.RefusedError
+	}
+	return 0
+}
+
+func (x *KeyActivity) GetAlgorithm() v1.Algorithm {
+	if x != nil {
+		return x.Algorithm
+	}
+	return v1.Algorithm(0)
+}
+
+func (x *KeyActivity) GetWindowNs() int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return 0
+}
+
+func (x *KeyActivity) GetLimit() int64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *KeyActivity) GetUsed() int64 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+// PolicyHistory is how often a policy decided, by steps: the present, incomplete one first, then backwards.
+type PolicyHistory struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	Steps         []*v1.PolicyUse        `protobuf:"bytes,2,rep,name=steps,proto3" json:"steps,omitempty"` // without the name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyHistory) Reset() {
+	*x = PolicyHistory{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyHistory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyHistory) ProtoMessage() {}
+
+func (x *PolicyHistory) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyHistory.ProtoReflect.Descriptor instead.
+func (*PolicyHistory) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *PolicyHistory) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *PolicyHistory) GetSteps() []*v1.PolicyUse {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+type DescribeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeRequest) Reset() {
+	*x = DescribeRequest{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeRequest) ProtoMessage() {}
+
+func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
+func (*DescribeRequest) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *DescribeRequest) GetTarget() *v1.Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+type DescribeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holds         bool                   `protobuf:"varint,1,opt,name=holds,proto3" json:"holds,omitempty"`  // whether the node decides for the key; nothing else is set where it does not
+	Limits        []*LimitState          `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"` // of the rule for the key; none where that needs no state
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DescribeResponse) Reset() {
+	*x = DescribeResponse{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DescribeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DescribeResponse) ProtoMessage() {}
+
+func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
+func (*DescribeResponse) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *DescribeResponse) GetHolds() bool {
+	if x != nil {
+		return x.Holds
+	}
+	return false
+}
+
+func (x *DescribeResponse) GetLimits() []*LimitState {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// LimitState is how things stand under one limit.
+type LimitState struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Algorithm     v1.Algorithm           `protobuf:"varint,1,opt,name=algorithm,proto3,enum=weir.v1.Algorithm" json:"algorithm,omitempty"`
+	Limit         int64                  `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"` // capacity for buckets
+	WindowNs      int64                  `protobuf:"varint,3,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	Remaining     int64                  `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
+	Returns       []*Return              `protobuf:"bytes,5,rep,name=returns,proto3" json:"returns,omitempty"` // the first ones, in order
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitState) Reset() {
+	*x = LimitState{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitState) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitState) ProtoMessage() {}
+
+func (x *LimitState) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitState.ProtoReflect.Descriptor instead.
+func (*LimitState) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *LimitState) GetAlgorithm() v1.Algorithm {
+	if x != nil {
+		return x.Algorithm
+	}
+	return v1.Algorithm(0)
+}
+
+func (x *LimitState) GetLimit() int64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *LimitState) GetWindowNs() int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return 0
+}
+
+func (x *LimitState) GetRemaining() int64 {
+	if x != nil {
+		return x.Remaining
+	}
+	return 0
+}
+
+func (x *LimitState) GetReturns() []*Return {
+	if x != nil {
+		return x.Returns
+	}
+	return nil
+}
+
+// Return says when units can be used again, if nothing else is admitted.
+type Return struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Units         int64                  `protobuf:"varint,1,opt,name=units,proto3" json:"units,omitempty"`
+	AfterNs       int64                  `protobuf:"varint,2,opt,name=after_ns,json=afterNs,proto3" json:"after_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Return) Reset() {
+	*x = Return{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Return) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Return) ProtoMessage() {}
+
+func (x *Return) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Return.ProtoReflect.Descriptor instead.
+func (*Return) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *Return) GetUnits() int64 {
+	if x != nil {
+		return x.Units
+	}
+	return 0
+}
+
+func (x *Return) GetAfterNs() int64 {
+	if x != nil {
+		return x.AfterNs
+	}
+	return 0
+}
+
 type IdentifyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1357,7 +1889,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1901,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1914,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{23}
 }
 
 // IdentifyResponse is what a process says of itself in gossip too, as far as it never changes while the process lives; and its
@@ -1403,7 +1935,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1947,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1960,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *IdentifyResponse) GetName() string {
@@ -1583,7 +2115,48 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	" \x01(\x06R\x04ring\x120\n" +
 	"\townership\x18\v \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
 	"\vkeys_copied\x18\f \x01(\x04R\n" +
-	"keysCopied\"\x11\n" +
+	"keysCopied\"f\n" +
+	"\x0fActivityRequest\x12'\n" +
+	"\x05order\x18\x01 \x01(\x0e2\x11.weir.v1.KeyOrderR\x05order\x12\x12\n" +
+	"\x04keys\x18\x02 \x01(\rR\x04keys\x12\x16\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\"\xc9\x01\n" +
+	"\x10ActivityResponse\x12-\n" +
+	"\x04keys\x18\x01 \x03(\v2\x19.weir.peer.v1.KeyActivityR\x04keys\x12\x1d\n" +
+	"\n" +
+	"counted_ns\x18\x02 \x01(\x03R\tcountedNs\x127\n" +
+	"\bpolicies\x18\x03 \x03(\v2\x1b.weir.peer.v1.PolicyHistoryR\bpolicies\x12\x17\n" +
+	"\astep_ns\x18\x04 \x01(\x03R\x06stepNs\x12\x15\n" +
+	"\x06age_ns\x18\x05 \x01(\x03R\x05ageNs\"\xb4\x02\n" +
+	"\vKeyActivity\x12\x14\n" +
+	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1c\n" +
+	"\tdecisions\x18\x03 \x01(\x03R\tdecisions\x12'\n" +
+	"\x0fdecisions_error\x18\x04 \x01(\x03R\x0edecisionsError\x12\x18\n" +
+	"\arefused\x18\x05 \x01(\x03R\arefused\x12#\n" +
+	"\rrefused_error\x18\x06 \x01(\x03R\frefusedError\x120\n" +
+	"\talgorithm\x18\a \x01(\x0e2\x12.weir.v1.AlgorithmR\talgorithm\x12\x1b\n" +
+	"\twindow_ns\x18\b \x01(\x03R\bwindowNs\x12\x14\n" +
+	"\x05limit\x18\t \x01(\x03R\x05limit\x12\x12\n" +
+	"\x04used\x18\n" +
+	" \x01(\x03R\x04used\"Q\n" +
+	"\rPolicyHistory\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12(\n" +
+	"\x05steps\x18\x02 \x03(\v2\x12.weir.v1.PolicyUseR\x05steps\":\n" +
+	"\x0fDescribeRequest\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\"Z\n" +
+	"\x10DescribeResponse\x12\x14\n" +
+	"\x05holds\x18\x01 \x01(\bR\x05holds\x120\n" +
+	"\x06limits\x18\x02 \x03(\v2\x18.weir.peer.v1.LimitStateR\x06limits\"\xbf\x01\n" +
+	"\n" +
+	"LimitState\x120\n" +
+	"\talgorithm\x18\x01 \x01(\x0e2\x12.weir.v1.AlgorithmR\talgorithm\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\x03R\x05limit\x12\x1b\n" +
+	"\twindow_ns\x18\x03 \x01(\x03R\bwindowNs\x12\x1c\n" +
+	"\tremaining\x18\x04 \x01(\x03R\tremaining\x12.\n" +
+	"\areturns\x18\x05 \x03(\v2\x14.weir.peer.v1.ReturnR\areturns\"9\n" +
+	"\x06Return\x12\x14\n" +
+	"\x05units\x18\x01 \x01(\x03R\x05units\x12\x19\n" +
+	"\bafter_ns\x18\x02 \x01(\x03R\aafterNs\"\x11\n" +
 	"\x0fIdentifyRequest\"\xe8\x01\n" +
 	"\x10IdentifyResponse\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
@@ -1594,10 +2167,12 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\vgossip_port\x18\x06 \x01(\rR\n" +
 	"gossipPort\x12\x1b\n" +
 	"\thttp_port\x18\a \x01(\rR\bhttpPort\x12\x1b\n" +
-	"\tgrpc_port\x18\b \x01(\rR\bgrpcPort2\xe2\x01\n" +
+	"\tgrpc_port\x18\b \x01(\rR\bgrpcPort2\xf8\x02\n" +
 	"\x04Peer\x12G\n" +
 	"\aForward\x12\x1c.weir.peer.v1.ForwardRequest\x1a\x1a.weir.peer.v1.ForwardReply(\x010\x01\x12F\n" +
 	"\aInspect\x12\x1c.weir.peer.v1.InspectRequest\x1a\x1d.weir.peer.v1.InspectResponse\x12I\n" +
+	"\bActivity\x12\x1d.weir.peer.v1.ActivityRequest\x1a\x1e.weir.peer.v1.ActivityResponse\x12I\n" +
+	"\bDescribe\x12\x1d.weir.peer.v1.DescribeRequest\x1a\x1e.weir.peer.v1.DescribeResponse\x12I\n" +
 	"\bIdentify\x12\x1d.weir.peer.v1.IdentifyRequest\x1a\x1e.weir.peer.v1.IdentifyResponseB5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"
 
 var (
@@ -1612,7 +2187,7 @@ func file_weir_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_peer_proto_rawDescData
 }
 
-var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*ForwardRequest)(nil),     // 0: weir.peer.v1.ForwardRequest
 	(*ForwardReply)(nil),       // 1: weir.peer.v1.ForwardReply
@@ -1629,62 +2204,86 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*NotHolder)(nil),          // 12: weir.peer.v1.NotHolder
 	(*InspectRequest)(nil),     // 13: weir.peer.v1.InspectRequest
 	(*InspectResponse)(nil),    // 14: weir.peer.v1.InspectResponse
-	(*IdentifyRequest)(nil),    // 15: weir.peer.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),   // 16: weir.peer.v1.IdentifyResponse
-	(*v1.StreamTarget)(nil),    // 17: weir.v1.StreamTarget
-	(*v1.Check)(nil),           // 18: weir.v1.Check
-	(*v1.AcquireRequest)(nil),  // 19: weir.v1.AcquireRequest
-	(*v1.RenewRequest)(nil),    // 20: weir.v1.RenewRequest
-	(*v1.ReleaseRequest)(nil),  // 21: weir.v1.ReleaseRequest
-	(*v1.RefundRequest)(nil),   // 22: weir.v1.RefundRequest
-	(*v1.ResetRequest)(nil),    // 23: weir.v1.ResetRequest
-	(*v1.ReserveRequest)(nil),  // 24: weir.v1.ReserveRequest
-	(*v1.Target)(nil),          // 25: weir.v1.Target
-	(*v1.Decision)(nil),        // 26: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 27: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 28: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 29: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 30: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 31: weir.v1.Error
-	(*v1.Ownership)(nil),       // 32: weir.v1.Ownership
+	(*ActivityRequest)(nil),    // 15: weir.peer.v1.ActivityRequest
+	(*ActivityResponse)(nil),   // 16: weir.peer.v1.ActivityResponse
+	(*KeyActivity)(nil),        // 17: weir.peer.v1.KeyActivity
+	(*PolicyHistory)(nil),      // 18: weir.peer.v1.PolicyHistory
+	(*DescribeRequest)(nil),    // 19: weir.peer.v1.DescribeRequest
+	(*DescribeResponse)(nil),   // 20: weir.peer.v1.DescribeResponse
+	(*LimitState)(nil),         // 21: weir.peer.v1.LimitState
+	(*Return)(nil),             // 22: weir.peer.v1.Return
+	(*IdentifyRequest)(nil),    // 23: weir.peer.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),   // 24: weir.peer.v1.IdentifyResponse
+	(*v1.StreamTarget)(nil),    // 25: weir.v1.StreamTarget
+	(*v1.Check)(nil),           // 26: weir.v1.Check
+	(*v1.AcquireRequest)(nil),  // 27: weir.v1.AcquireRequest
+	(*v1.RenewRequest)(nil),    // 28: weir.v1.RenewRequest
+	(*v1.ReleaseRequest)(nil),  // 29: weir.v1.ReleaseRequest
+	(*v1.RefundRequest)(nil),   // 30: weir.v1.RefundRequest
+	(*v1.ResetRequest)(nil),    // 31: weir.v1.ResetRequest
+	(*v1.ReserveRequest)(nil),  // 32: weir.v1.ReserveRequest
+	(*v1.Target)(nil),          // 33: weir.v1.Target
+	(*v1.Decision)(nil),        // 34: weir.v1.Decision
+	(*v1.RenewResponse)(nil),   // 35: weir.v1.RenewResponse
+	(*v1.ReleaseResponse)(nil), // 36: weir.v1.ReleaseResponse
+	(*v1.RefundResponse)(nil),  // 37: weir.v1.RefundResponse
+	(*v1.ResetResponse)(nil),   // 38: weir.v1.ResetResponse
+	(*v1.Error)(nil),           // 39: weir.v1.Error
+	(*v1.Ownership)(nil),       // 40: weir.v1.Ownership
+	(v1.KeyOrder)(0),           // 41: weir.v1.KeyOrder
+	(v1.Algorithm)(0),          // 42: weir.v1.Algorithm
+	(*v1.PolicyUse)(nil),       // 43: weir.v1.PolicyUse
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
 	4,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
 	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
-	17, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
-	18, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	19, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	20, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	21, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	22, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	23, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
+	25, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
+	26, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
+	27, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
+	28, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
+	29, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
+	30, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
+	31, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
 	8,  // 11: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
 	9,  // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
-	24, // 13: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	25, // 14: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
-	26, // 15: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	27, // 16: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	28, // 17: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	29, // 18: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	30, // 19: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	31, // 20: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	32, // 13: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	33, // 14: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	34, // 15: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	35, // 16: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	36, // 17: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	37, // 18: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	38, // 19: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	39, // 20: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
 	12, // 21: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
 	10, // 22: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
 	6,  // 23: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	32, // 24: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	0,  // 25: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	13, // 26: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	15, // 27: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	1,  // 28: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	14, // 29: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	16, // 30: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	28, // [28:31] is the sub-list for method output_type
-	25, // [25:28] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	40, // 24: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	41, // 25: weir.peer.v1.ActivityRequest.order:type_name -> weir.v1.KeyOrder
+	17, // 26: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
+	18, // 27: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
+	42, // 28: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
+	43, // 29: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
+	33, // 30: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
+	21, // 31: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
+	42, // 32: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
+	22, // 33: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
+	0,  // 34: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	13, // 35: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	15, // 36: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
+	19, // 37: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
+	23, // 38: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	1,  // 39: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	14, // 40: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	16, // 41: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
+	20, // 42: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
+	24, // 43: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	39, // [39:44] is the sub-list for method output_type
+	34, // [34:39] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }
@@ -1726,7 +2325,7 @@ func file_weir_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_peer_proto_rawDesc), len(file_weir_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -25,6 +25,8 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Peer_Forward_FullMethodName  = "/weir.peer.v1.Peer/Forward"
 	Peer_Inspect_FullMethodName  = "/weir.peer.v1.Peer/Inspect"
+	Peer_Activity_FullMethodName = "/weir.peer.v1.Peer/Activity"
+	Peer_Describe_FullMethodName = "/weir.peer.v1.Peer/Describe"
 	Peer_Identify_FullMethodName = "/weir.peer.v1.Peer/Identify"
 )
 
@@ -38,6 +40,10 @@ type PeerClient interface {
 	Forward(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ForwardRequest, ForwardReply], error)
 	// Inspect tells what only the node itself knows, for its peers' status pages.
 	Inspect(ctx context.Context, in *InspectRequest, opts ...grpc.CallOption) (*InspectResponse, error)
+	// Activity tells what the node has decided lately.
+	Activity(ctx context.Context, in *ActivityRequest, opts ...grpc.CallOption) (*ActivityResponse, error)
+	// Describe tells what the node knows of one key's state. It changes nothing.
+	Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error)
 	// Identify tells which process answers here. A node asks each process that gossip names before it counts it as a member.
 	Identify(ctx context.Context, in *IdentifyRequest, opts ...grpc.CallOption) (*IdentifyResponse, error)
 }
@@ -73,6 +79,26 @@ func (c *peerClient) Inspect(ctx context.Context, in *InspectRequest, opts ...gr
 	return out, nil
 }
 
+func (c *peerClient) Activity(ctx context.Context, in *ActivityRequest, opts ...grpc.CallOption) (*ActivityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ActivityResponse)
+	err := c.cc.Invoke(ctx, Peer_Activity_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *peerClient) Describe(ctx context.Context, in *DescribeRequest, opts ...grpc.CallOption) (*DescribeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DescribeResponse)
+	err := c.cc.Invoke(ctx, Peer_Describe_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerClient) Identify(ctx context.Context, in *IdentifyRequest, opts ...grpc.CallOption) (*IdentifyResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(IdentifyResponse)
@@ -93,6 +119,10 @@ type PeerServer interface {
 	Forward(grpc.BidiStreamingServer[ForwardRequest, ForwardReply]) error
 	// Inspect tells what only the node itself knows, for its peers' status pages.
 	Inspect(context.Context, *InspectRequest) (*InspectResponse, error)
+	// Activity tells what the node has decided lately.
+	Activity(context.Context, *ActivityRequest) (*ActivityResponse, error)
+	// Describe tells what the node knows of one key's state. It changes nothing.
+	Describe(context.Context, *DescribeRequest) (*DescribeResponse, error)
 	// Identify tells which process answers here. A node asks each process that gossip names before it counts it as a member.
 	Identify(context.Context, *IdentifyRequest) (*IdentifyResponse, error)
 	mustEmbedUnimplementedPeerServer()
@@ -110,6 +140,12 @@ func (UnimplementedPeerServer) Forward(grpc.BidiStreamingServer[ForwardRequest, 
 }
 func (UnimplementedPeerServer) Inspect(context.Context, *InspectRequest) (*InspectResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Inspect not implemented")
+}
+func (UnimplementedPeerServer) Activity(context.Context, *ActivityRequest) (*ActivityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Activity not implemented")
+}
+func (UnimplementedPeerServer) Describe(context.Context, *DescribeRequest) (*DescribeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Describe not implemented")
 }
 func (UnimplementedPeerServer) Identify(context.Context, *IdentifyRequest) (*IdentifyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Identify not implemented")
@@ -160,6 +196,42 @@ func _Peer_Inspect_Handler(srv interface{}, ctx context.Context, dec func(interf
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_Activity_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ActivityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Activity(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Activity_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Activity(ctx, req.(*ActivityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Peer_Describe_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DescribeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).Describe(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_Describe_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).Describe(ctx, req.(*DescribeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Peer_Identify_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(IdentifyRequest)
 	if err := dec(in); err != nil {
@@ -188,6 +260,14 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Inspect",
 			Handler:    _Peer_Inspect_Handler,
+		},
+		{
+			MethodName: "Activity",
+			Handler:    _Peer_Activity_Handler,
+		},
+		{
+			MethodName: "Describe",
+			Handler:    _Peer_Describe_Handler,
 		},
 		{
 			MethodName: "Identify",

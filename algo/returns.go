@@ -1,0 +1,41 @@
+package algo
+
+import (
+	"sort"
+	"time"
+)
+
+// Return says when units can be used again, if nothing else is admitted until then. After is 0 or more.
+type Return struct {
+	Units int64
+	After time.Duration
+}
+
+// Returns lists when the units in use under the i-th limit can be used again, the first first, for as long as the list has no
+// more than most elements: for a log, when each admission leaves the window. Units that come back at one instant are one
+// element. The list is nil when nothing is in use, the limit is Unlimited, or the algorithm is Concurrency, whose units come back when
+// they are released. s is as Decide leaves it that charges nothing.
+func (ls Limits) Returns(a *Arena, s State, now Instant, i, most int) (list []Return) {
+	now = s.tick(now)
+	ls.walk(a, s, now, func(at int, c counter, t []uint64) {
+		l := &ls[at]
+		if at != i || l.Algorithm == Concurrency {
+			return
+		}
+		holds := l.holds()
+		for n := c.room(l, a, t, now); n < holds && len(list) < most; {
+			after := c.wait(l, a, t, now, n+1)
+			// How many come back by then: most often one or all, so that a search is short from either end.
+			more := int64(1)
+			for n+more < holds && c.wait(l, a, t, now, min(n+2*more, holds)) <= after {
+				more = min(2*more, holds-n)
+			}
+			if n+more < holds {
+				more += int64(sort.Search(int(min(more, holds-n-more)), func(k int) bool { return c.wait(l, a, t, now, n+more+int64(k)+1) > after }))
+			}
+			list = append(list, Return{more, after})
+			n += more
+		}
+	})
+	return list
+}

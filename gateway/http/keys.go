@@ -1,0 +1,188 @@
+package httpapi
+
+import (
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/quotaheader"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+type topKeysBody struct {
+	Node              string          `json:"node"`
+	Order             string          `json:"order"`
+	CountedMS         int64           `json:"counted_ms"`
+	PoliciesCountedMS int64           `json:"policies_counted_ms"`
+	Keys              []keyUseBody    `json:"keys"`
+	Policies          []policyUseBody `json:"policies"`
+	Members           []string        `json:"members"`
+	Unreachable       []string        `json:"unreachable"`
+}
+
+type keyUseBody struct {
+	Policy         string   `json:"policy,omitempty"`
+	Namespace      string   `json:"namespace,omitempty"`
+	Key            string   `json:"key"`
+	Decisions      int64    `json:"decisions"`
+	DecisionsError int64    `json:"decisions_error"`
+	Refused        int64    `json:"refused"`
+	RefusedError   int64    `json:"refused_error"`
+	Algorithm      string   `json:"algorithm,omitempty"`
+	WindowMS       int64    `json:"window_ms,omitzero"`
+	Limit          int64    `json:"limit,omitzero"`
+	Used           *int64   `json:"used,omitempty"`
+	Utilization    *float64 `json:"utilization,omitempty"`
+}
+
+type policyUseBody struct {
+	Policy       string `json:"policy"`
+	Allowed      uint64 `json:"allowed"`
+	Refused      uint64 `json:"refused"`
+	Shadowed     uint64 `json:"shadowed"`
+	FailedOpen   uint64 `json:"failed_open"`
+	FailedClosed uint64 `json:"failed_closed"`
+	Errors       uint64 `json:"errors"`
+}
+
+// KeyOrders are the names of weir.v1's orders of keys, by their numbers; there is none for the first.
+func KeyOrders() []string { return []string{"", "busiest", "refused", "fullest"} }
+
+func (a *api) handleTopKeys(w http.ResponseWriter, r *http.Request) {
+	ask, p := topKeysOf(r.URL.RawQuery)
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	top, err := a.TopKeys(r.Context(), ask)
+	if err != nil {
+		a.writeProblem(w, r, problemOf(err))
+		return
+	}
+	a.answer(w, r, nil, topKeysBodyOf(ask.Order, top))
+}
+
+// topKeysOf reads the query of GET /v1/keys/top.
+func topKeysOf(raw string) (*weirv1.TopKeysRequest, *problem) {
+	ask := &weirv1.TopKeysRequest{Order: weirv1.KeyOrder_KEY_ORDER_BUSIEST}
+	query, err := url.ParseQuery(raw)
+	if err != nil {
+		return nil, invalid("", "the query is malformed: "+err.Error())
+	}
+	for name, values := range query {
+		if len(values) > 1 {
+			return nil, invalid(clip(name), "is given more than once")
+		}
+		value := values[0]
+		switch name {
+		case "order":
+			i := slices.Index(KeyOrders(), value)
+			if i < 1 {
+				return nil, invalid("order", "is not one of "+strings.Join(KeyOrders()[1:], ", "))
+			}
+			ask.Order = weirv1.KeyOrder(i)
+		case "limit":
+			n, err := strconv.ParseUint(value, 10, 32)
+			if err != nil || n == 0 {
+				return nil, invalid("limit", "must be a whole number from 1 to 256")
+			}
+			ask.Limit = uint32(n)
+		case "policy":
+			if value == "" {
+				return nil, invalid("policy", "is empty: name a policy or leave it out")
+			}
+			ask.Policy = value
+		default:
+			return nil, invalid(clip(name), "there is no such parameter; there are order, limit and policy")
+		}
+	}
+	return ask, nil
+}
+
+// MarshalTopKeys returns top keys in the JSON of GET /v1/keys/top.
+func MarshalTopKeys(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) ([]byte, error) {
+	return marshal(topKeysBodyOf(order, top))
+}
+
+func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysBody {
+	body := &topKeysBody{
+		Node: top.GetNode(), Order: KeyOrders()[max(order, weirv1.KeyOrder_KEY_ORDER_BUSIEST)], CountedMS: top.GetCountedNs() / int64(time.Millisecond),
+		PoliciesCountedMS: top.GetPoliciesCountedNs() / int64(time.Millisecond),
+		Keys:              make([]keyUseBody, len(top.GetKeys())), Policies: make([]policyUseBody, len(top.GetPolicies())),
+		Members: listed(top.GetMembers()), Unreachable: listed(top.GetUnreachable()),
+	}
+	for i, k := range top.GetKeys() {
+		b := keyUseBody{Policy: k.GetPolicy(), Namespace: k.GetNamespace(), Key: k.GetKey(), Decisions: k.GetDecisions(), DecisionsError: k.GetDecisionsError(),
+			Refused: k.GetRefused(), RefusedError: k.GetRefusedError()}
+		if k.GetLimit() > 0 {
+			used, full := k.GetUsed(), float64(k.GetUsed())/float64(k.GetLimit())
+			b.Algorithm, b.Limit, b.Used, b.Utilization = algo.Algorithm(k.GetAlgorithm()).String(), k.GetLimit(), &used, &full
+			b.WindowMS = quotaheader.RoundUp(time.Duration(k.GetWindowNs()), time.Millisecond)
+		}
+		body.Keys[i] = b
+	}
+	for i, p := range top.GetPolicies() {
+		body.Policies[i] = policyUseBody{p.GetPolicy(), p.GetAllowed(), p.GetRefused(), p.GetShadowed(), p.GetFailedOpen(), p.GetFailedClosed(), p.GetErrors()}
+	}
+	return body
+}
+
+// listed is a list that is written as one even when it is empty.
+func listed(names []string) []string {
+	if names == nil {
+		return []string{}
+	}
+	return names
+}
+
+// describeBody is the request of POST /v1/keys/describe.
+type describeBody struct {
+	targetBody
+}
+
+type keyStateBody struct {
+	Node   string           `json:"node"`
+	Limits []limitStateBody `json:"limits"`
+}
+
+type limitStateBody struct {
+	Algorithm string       `json:"algorithm"`
+	Limit     int64        `json:"limit"`
+	WindowMS  int64        `json:"window_ms,omitzero"`
+	Remaining int64        `json:"remaining"`
+	Returns   []returnBody `json:"returns"`
+}
+
+type returnBody struct {
+	Units   int64 `json:"units"`
+	AfterMS int64 `json:"after_ms"`
+}
+
+func (a *api) handleDescribe(w http.ResponseWriter, r *http.Request) {
+	var body describeBody
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	state, err := a.Describe(r.Context(), &t)
+	if err != nil {
+		a.writeProblem(w, r, problemOf(err))
+		return
+	}
+	out := keyStateBody{Node: state.Node, Limits: make([]limitStateBody, len(state.Limits))}
+	for i := range state.Limits {
+		l := &state.Limits[i]
+		b := limitStateBody{Algorithm: l.Algorithm.String(), Limit: l.Limit, Remaining: l.Remaining, Returns: make([]returnBody, len(l.Returns)),
+			WindowMS: quotaheader.RoundUp(l.Window, time.Millisecond)}
+		for j, back := range l.Returns {
+			b.Returns[j] = returnBody{back.Units, quotaheader.RoundUp(back.After, time.Millisecond)}
+		}
+		out.Limits[i] = b
+	}
+	a.answer(w, r, nil, &out)
+}

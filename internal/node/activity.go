@@ -1,0 +1,349 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/activity"
+	"github.com/weirlimit/weir/internal/topkeys"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// Bounds on a list of keys.
+const (
+	maxTopKeys     = 256
+	defaultTopKeys = 20
+)
+
+// activityRecorder remembers what the limiter decides.
+type activityRecorder struct {
+	*topkeys.Recorder
+	history atomic.Pointer[activity.History] // nil until there is a limiter to read from
+}
+
+func newActivityRecorder() (*activityRecorder, error) {
+	keys, err := topkeys.New()
+	return &activityRecorder{Recorder: keys}, err
+}
+
+// Tick implements limiter.Recorder.
+func (r *activityRecorder) Tick(mono int64) {
+	r.Recorder.Tick(mono)
+	if h := r.history.Load(); h != nil {
+		h.Tick(mono)
+	}
+}
+
+// follow begins to remember what the policies of a limiter do.
+func (r *activityRecorder) follow(l *limiter.Limiter) { r.history.Store(activity.New(l.Counts)) }
+
+// orders are the orders by their numbers in weir.v1.
+var orders = map[weirv1.KeyOrder]topkeys.Order{
+	weirv1.KeyOrder_KEY_ORDER_UNSPECIFIED: topkeys.Busiest, weirv1.KeyOrder_KEY_ORDER_BUSIEST: topkeys.Busiest,
+	weirv1.KeyOrder_KEY_ORDER_REFUSED: topkeys.Refused, weirv1.KeyOrder_KEY_ORDER_FULLEST: topkeys.Fullest,
+}
+
+// activity tells what this node has decided lately, as another asks for it.
+func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
+	now := n.clock().Mono
+	var wanted func(string) bool
+	if r.Policy != "" {
+		wanted = func(scope string) bool { return scope == r.Policy }
+	}
+	rows, counted := n.recorder.Top(now, orders[r.Order], int(min(r.Keys, maxTopKeys)), wanted)
+	policies, age := n.recorder.history.Load().Read(now)
+	out := &peerv1.ActivityResponse{CountedNs: int64(counted), StepNs: int64(activity.Step), AgeNs: int64(age)}
+	for i := range rows {
+		row := &rows[i]
+		out.Keys = append(out.Keys, &peerv1.KeyActivity{
+			Scope: row.Scope, Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError,
+			Refused: row.Refused, RefusedError: row.RefusedError, Algorithm: weirv1.Algorithm(row.Algorithm),
+			WindowNs: int64(row.Window), Limit: row.Limit, Used: row.Used,
+		})
+	}
+	for _, p := range policies {
+		h := &peerv1.PolicyHistory{Policy: p.Name}
+		for _, c := range p.Steps {
+			h.Steps = append(h.Steps, policyUse("", c))
+		}
+		out.Policies = append(out.Policies, h)
+	}
+	return out
+}
+
+func policyUse(name string, c activity.Counts) *weirv1.PolicyUse {
+	return &weirv1.PolicyUse{Policy: name, Allowed: c.Allowed, Refused: c.Refused, Shadowed: c.Shadowed,
+		FailedOpen: c.FailedOpen, FailedClosed: c.FailedClosed, Errors: c.Errors}
+}
+
+func countsOf(u *weirv1.PolicyUse) activity.Counts {
+	return activity.Counts{Allowed: u.GetAllowed(), Refused: u.GetRefused(), Shadowed: u.GetShadowed(),
+		FailedOpen: u.GetFailedOpen(), FailedClosed: u.GetFailedClosed(), Errors: u.GetErrors()}
+}
+
+// clusterActivity is what the members of a cluster have decided lately, together.
+type clusterActivity struct {
+	rows                 []topkeys.Row // in order
+	counted              time.Duration // those of rows
+	policies             []activity.Policy
+	age                  time.Duration // of the newest complete step of policies
+	members, unreachable []string
+}
+
+// askedAtOnce bounds the members that are asked at a time.
+const askedAtOnce = 16
+
+// gather asks all members. One that does not answer in time is named, and missing.
+func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *clusterActivity {
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	out := &clusterActivity{members: []string{n.cfg.Name}}
+	answers := []*peerv1.ActivityResponse{n.activity(ask)}
+	if v := n.view(); v != nil {
+		var mu sync.Mutex
+		var asked errgroup.Group
+		asked.SetLimit(askedAtOnce)
+		for i := range v.Members {
+			m := &v.Members[i]
+			if m == v.Self {
+				continue
+			}
+			asked.Go(func() error {
+				answer, err := n.askActivity(ctx, m, ask)
+				mu.Lock()
+				defer mu.Unlock()
+				if err != nil {
+					out.unreachable = append(out.unreachable, m.Name)
+					return nil // the others are asked all the same
+				}
+				out.members = append(out.members, m.Name)
+				answers = append(answers, answer)
+				return nil
+			})
+		}
+		_ = asked.Wait()
+	}
+	slices.Sort(out.members)
+	slices.Sort(out.unreachable)
+	out.merge(answers, orders[ask.Order])
+	return out
+}
+
+func (n *Node) askActivity(ctx context.Context, m *cluster.Member, ask *peerv1.ActivityRequest) (*peerv1.ActivityResponse, error) {
+	peer, err := n.peers.Client(ownership.Node{Name: m.Name, Boot: m.Boot})
+	if err != nil {
+		return nil, err
+	}
+	return peer.Activity(ctx, ask)
+}
+
+// merge adds up what members have answered; the first is this node.
+func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse, order topkeys.Order) {
+	lists := make([][]topkeys.Row, 0, len(answers))
+	by := make(map[string][]activity.Counts)
+	c.age = time.Duration(answers[0].AgeNs)
+	for _, a := range answers {
+		var rows []topkeys.Row
+		for _, k := range a.Keys {
+			rows = append(rows, topkeys.Row{
+				Scope: k.Scope, Key: k.Key, Decisions: k.Decisions, DecisionsError: k.DecisionsError, Refused: k.Refused, RefusedError: k.RefusedError,
+				Algorithm: algo.Algorithm(k.Algorithm), Window: time.Duration(k.WindowNs), Limit: k.Limit, Used: k.Used,
+			})
+		}
+		lists = append(lists, rows)
+		c.counted = max(c.counted, time.Duration(a.CountedNs))
+		// Members' steps begin at different times: each is added to the one of ours that it shares most time with.
+		shift := 0
+		if d := time.Duration(a.AgeNs) - c.age; d > activity.Step/2 {
+			shift = 1
+		} else if d < -activity.Step/2 {
+			shift = -1
+		}
+		for _, p := range a.Policies {
+			for i, use := range p.Steps {
+				at := max(i+shift, 0)
+				if at > activity.Steps {
+					break
+				}
+				steps := by[p.Policy]
+				for len(steps) <= at {
+					steps = append(steps, activity.Counts{})
+				}
+				steps[at].Add(countsOf(use))
+				by[p.Policy] = steps
+			}
+		}
+	}
+	c.rows = topkeys.Merge(lists...)
+	topkeys.Sort(c.rows, order)
+	for name, steps := range by {
+		c.policies = append(c.policies, activity.Policy{Name: name, Steps: steps})
+	}
+	slices.SortFunc(c.policies, func(a, b activity.Policy) int { return cmp.Compare(a.Name, b.Name) })
+}
+
+// lately adds up the steps of about a minute, and says how long they took.
+func (c *clusterActivity) lately(p *activity.Policy) (sum activity.Counts, took time.Duration) {
+	steps := p.Steps[:min(len(p.Steps), int(time.Minute/activity.Step))]
+	for _, s := range steps {
+		sum.Add(s)
+	}
+	return sum, c.age + time.Duration(len(steps)-1)*activity.Step
+}
+
+// TopKeys tells which keys of the cluster are used most, of those that the caller in ctx may see. Its error is a *limit.Error.
+func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
+	if _, known := orders[r.Order]; !known {
+		return nil, limit.NewError(limit.Invalid, "order", "is not one of busiest, refused and fullest")
+	}
+	if r.Limit > maxTopKeys {
+		return nil, limit.NewError(limit.Invalid, "limit", "is above 256")
+	}
+	if r.Policy != "" && !limit.ValidPolicyName(r.Policy) {
+		return nil, limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+	}
+	most := int(r.Limit)
+	if most == 0 {
+		most = defaultTopKeys
+	}
+	mayUse := n.security.auth.MayUse(ctx, auth.RoleKeys)
+	if r.Policy != "" && !mayUse(r.Policy, "") {
+		return nil, &limit.Error{Kind: limit.Denied, Field: "policy", Message: "the caller may not see the keys of the policy " + r.Policy}
+	}
+	// All that members tell, though fewer are asked for: of the first ones the caller may not see all.
+	all := n.gather(ctx, &peerv1.ActivityRequest{Order: r.Order, Keys: maxTopKeys, Policy: r.Policy})
+	out := &weirv1.TopKeysResponse{Node: n.cfg.Name, Members: all.members, Unreachable: all.unreachable, CountedNs: int64(all.counted)}
+	for i := range all.rows {
+		if len(out.Keys) == most {
+			break
+		}
+		if use := keyUse(&all.rows[i]); mayUse(use.Policy, use.Namespace) {
+			out.Keys = append(out.Keys, use)
+		}
+	}
+	for i := range all.policies {
+		p := &all.policies[i]
+		sum, took := all.lately(p)
+		if sum == (activity.Counts{}) || r.Policy != "" && p.Name != r.Policy || !maySeePolicy(mayUse, p.Name) {
+			continue
+		}
+		out.Policies = append(out.Policies, policyUse(p.Name, sum))
+		out.PoliciesCountedNs = max(out.PoliciesCountedNs, int64(took))
+	}
+	slices.SortStableFunc(out.Policies, func(a, b *weirv1.PolicyUse) int {
+		x, y := countsOf(a), countsOf(b)
+		return cmp.Compare(y.Total(), x.Total())
+	})
+	return out, nil
+}
+
+// maySeePolicy reports whether what a policy did may be shown. What stands for limits sent along and for unknown policies tells
+// nothing of anybody.
+func maySeePolicy(mayUse func(policy, namespace string) bool, name string) bool {
+	return !limit.ValidPolicyName(name) || mayUse(name, "")
+}
+
+func keyUse(row *topkeys.Row) *weirv1.KeyUse {
+	use := &weirv1.KeyUse{
+		Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError, Refused: row.Refused, RefusedError: row.RefusedError,
+		Algorithm: weirv1.Algorithm(row.Algorithm), WindowNs: int64(row.Window), Limit: row.Limit, Used: row.Used,
+	}
+	share, inline := limit.ShareOf(row.Scope)
+	if inline {
+		use.Namespace = share
+	} else {
+		use.Policy = share
+	}
+	return use
+}
+
+// describe tells how a key stands that this node decides for, as another asks for it.
+func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, error) {
+	t, bad := wire.Target(r.GetTarget())
+	if bad != nil {
+		return nil, status.Error(wire.Code(bad.Kind), bad.Error())
+	}
+	limits, holds, err := n.limiter.Describe(&t)
+	if e, ok := errors.AsType[*limit.Error](err); ok {
+		return nil, status.Error(wire.Code(e.Kind), e.Error())
+	}
+	out := &peerv1.DescribeResponse{Holds: holds}
+	for i := range limits {
+		l := &limits[i]
+		state := &peerv1.LimitState{Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, WindowNs: int64(l.Window), Remaining: l.Remaining}
+		for _, back := range l.Returns {
+			state.Returns = append(state.Returns, &peerv1.Return{Units: back.Units, AfterNs: int64(back.After)})
+		}
+		out.Limits = append(out.Limits, state)
+	}
+	return out, nil
+}
+
+// Describe tells how a key stands, which node decides for it, and when what is in use can be used again. The caller in ctx needs the
+// role for keys, and to be allowed to use the target in it. The error is a *limit.Error.
+func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, error) {
+	if !n.security.auth.MayUse(ctx, auth.RoleKeys)(t.Policy, t.Namespace) {
+		return nil, &limit.Error{Kind: limit.Denied, Field: "policy", Message: "the caller may not see the keys of this policy or namespace"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	defer cancel()
+	for {
+		decider, bad := n.limiter.DeciderOf(t)
+		if bad != nil {
+			return nil, bad
+		}
+		limits, holds, err := n.askDescribe(ctx, &decider, t)
+		switch {
+		case err != nil:
+			return nil, err
+		case holds:
+			name := decider.Name
+			if decider.Self {
+				name = n.cfg.Name
+			}
+			return &limit.KeyState{Node: name, Limits: limits}, nil
+		case !pause(ctx):
+			return nil, limit.NewError(limit.Unavailable, "", "nobody decides for the key at this moment: ask again")
+		}
+	}
+}
+
+// askDescribe asks whoever is taken to decide for a key. holds is false when that is not so.
+func (n *Node) askDescribe(ctx context.Context, decider *limiter.Holder, t *limit.Target) (limits []limit.LimitState, holds bool, err error) {
+	if decider.Self {
+		return n.limiter.Describe(t)
+	}
+	peer, err := n.peers.Client(ownership.Node{Name: decider.Name, Boot: decider.Boot})
+	if err != nil {
+		return nil, false, nil // it has just gone, or is about to come
+	}
+	answer, err := peer.Describe(ctx, &peerv1.DescribeRequest{Target: wire.ProtoTarget(*t)})
+	if err != nil {
+		s := status.Convert(err)
+		return nil, false, &limit.Error{Kind: wire.Kind(s.Code()), Message: decider.Name + ": " + s.Message()}
+	}
+	for _, l := range answer.Limits {
+		state := limit.LimitState{Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Window: time.Duration(l.WindowNs), Remaining: l.Remaining}
+		for _, back := range l.Returns {
+			state.Returns = append(state.Returns, algo.Return{Units: back.GetUnits(), After: time.Duration(back.GetAfterNs())})
+		}
+		limits = append(limits, state)
+	}
+	return limits, answer.Holds, nil
+}

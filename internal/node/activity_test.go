@@ -1,0 +1,256 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/activity"
+	"github.com/weirlimit/weir/internal/topkeys"
+	"github.com/weirlimit/weir/limit"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// threeNodes starts a cluster.
+func threeNodes(t *testing.T, change func(*Config)) []*Node {
+	t.Helper()
+	var nodes []*Node
+	for _, name := range []string{"a", "b", "c"} {
+		cfg := testConfig(t, name)
+		if change != nil {
+			change(&cfg)
+		}
+		if len(nodes) > 0 {
+			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
+		}
+		nodes = append(nodes, mustStart(t, cfg))
+	}
+	awaitSettled(t, nodes...)
+	return nodes
+}
+
+// everybody is the context of a caller of a node without an access file.
+func everybody(t *testing.T, n *Node) context.Context {
+	t.Helper()
+	ctx, denial := n.security.auth.Authorize(t.Context(), "http", auth.RoleKeys, auth.Credentials{})
+	if denial != nil {
+		t.Fatal(denial)
+	}
+	return ctx
+}
+
+func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysResponse {
+	t.Helper()
+	top, err := n.TopKeys(everybody(t, n), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return top
+}
+
+// Whichever node decides for a key and whichever is asked, its decisions are added up, refusals that were remembered among them;
+// and a member that does not answer is named.
+func TestTopKeysOfThree(t *testing.T) {
+	nodes := threeNodes(t, nil)
+	inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Second}, Namespace: "api", Key: "bob"}, Cost: 1}
+	const keys = 12
+	for k := range keys {
+		for i := range 2 * (k + 1) {
+			check(t, nodes[i%3], fmt.Sprint("key-", k))
+		}
+	}
+	if r, err := nodes[1].limiter.Check(t.Context(), []limit.Check{inline}); err != nil || r[0].Err != nil {
+		t.Fatal(r, err)
+	}
+	for _, n := range nodes {
+		top := topOf(t, n, &weirv1.TopKeysRequest{})
+		if len(top.Keys) != keys+1 || !slices.Equal(top.Members, []string{"a", "b", "c"}) || len(top.Unreachable) > 0 || top.Node != n.cfg.Name {
+			t.Fatalf("%s: %v", n.cfg.Name, top)
+		}
+		for i, k := range top.Keys[:keys] {
+			decisions := int64(2 * (keys - i))
+			if k.Key != fmt.Sprint("key-", keys-1-i) || k.Policy != "login" || k.Namespace != "" || k.Decisions != decisions || k.Refused != max(decisions-5, 0) ||
+				k.Limit != 5 || k.Used != min(decisions, 5) || k.DecisionsError != 0 {
+				t.Errorf("%s: %d: %v", n.cfg.Name, i, k)
+			}
+		}
+		if k := top.Keys[keys]; k.Key != "bob" || k.Policy != "" || k.Namespace != "api" || k.Decisions != 1 || k.Used != 1 || k.Limit != 100 {
+			t.Errorf("%s: %v", n.cfg.Name, k)
+		}
+		if p := top.Policies; len(p) != 2 || p[0].Policy != "login" || p[0].Allowed+p[0].Refused != keys*(keys+1) || p[1].Policy != "(inline)" || p[1].Allowed != 1 {
+			t.Errorf("%s: %v", n.cfg.Name, p)
+		}
+		first := topOf(t, n, &weirv1.TopKeysRequest{Order: weirv1.KeyOrder_KEY_ORDER_FULLEST, Limit: 1, Policy: "login"})
+		if len(first.Keys) != 1 || first.Keys[0].Key != "key-11" || len(first.Policies) != 1 {
+			t.Errorf("%s: %v", n.cfg.Name, first)
+		}
+	}
+	for _, bad := range []*weirv1.TopKeysRequest{{Order: 4}, {Limit: 257}, {Policy: "a/b"}} {
+		if _, err := nodes[0].TopKeys(everybody(t, nodes[0]), bad); err == nil {
+			t.Errorf("%v is taken", bad)
+		}
+	}
+	nodes[2].peerServer.Stop()
+	top := topOf(t, nodes[0], &weirv1.TopKeysRequest{})
+	if !slices.Equal(top.Members, []string{"a", "b"}) || !slices.Equal(top.Unreachable, []string{"c"}) || len(top.Keys) == 0 {
+		t.Errorf("while c does not answer: %v", top)
+	}
+}
+
+// A caller sees the keys of the policies and namespaces that it has the role for, and no others.
+func TestTopKeysAreForWhoMaySee(t *testing.T) {
+	tokens := map[string]string{"all": auth.NewToken(), "login": auth.NewToken(), "api": auth.NewToken(), "read": auth.NewToken()}
+	n := mustStart(t, func() Config {
+		cfg := testConfig(t, "node")
+		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 5, window: 1m}\n  - {name: other, algorithm: sliding_log, limit: 5, window: 1m}\n")
+		cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(`callers:
+  - {name: all, tokens: [%s], roles: [check, keys], policies: ["*"], namespaces: ["*"]}
+  - {name: login, tokens: [%s], roles: [keys], policies: [login], grants: [{roles: [check], policies: ["*"]}]}
+  - {name: api, tokens: [%s], roles: [keys], namespaces: [api]}
+  - {name: read, tokens: [%s], roles: [read, check, refund, admin], policies: ["*"]}
+`, auth.Hash(tokens["all"]), auth.Hash(tokens["login"]), auth.Hash(tokens["api"]), auth.Hash(tokens["read"])))
+		return cfg
+	}())
+	awaitSettled(t, n)
+	for _, body := range []string{
+		`{"policy":"login","key":"k"}`, `{"policy":"other","key":"k"}`,
+		`{"namespace":"api","limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"k"}`,
+		`{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"k"}`,
+	} {
+		if resp, text := send(t, n, "POST", "/v1/check", tokens["all"], body); resp.StatusCode != http.StatusOK {
+			t.Fatal(resp.StatusCode, text)
+		}
+	}
+	for name, want := range map[string][]string{
+		"all": {"/api/k", "/default/k", "login//k", "other//k"}, "login": {"login//k"}, "api": {"/api/k"}, "read": nil, "": nil,
+	} {
+		resp, text := send(t, n, "GET", "/v1/keys/top", tokens[name], "")
+		if want == nil {
+			if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusUnauthorized {
+				t.Errorf("%q: %d %s", name, resp.StatusCode, text)
+			}
+			continue
+		}
+		var top struct {
+			Keys     []struct{ Policy, Namespace, Key string }
+			Policies []struct{ Policy string }
+		}
+		if err := json.Unmarshal([]byte(text), &top); err != nil {
+			t.Fatal(err, text)
+		}
+		var got []string
+		for _, k := range top.Keys {
+			got = append(got, k.Policy+"/"+k.Namespace+"/"+k.Key)
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("%s sees %v, want %v", name, got, want)
+		}
+		for _, p := range top.Policies {
+			if !strings.HasPrefix(p.Policy, "(") && name != "all" && p.Policy != name {
+				t.Errorf("%s sees the policy %s", name, p.Policy)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		token, path, body string
+		want              int
+	}{
+		{"login", "/v1/keys/top?policy=other", "", http.StatusForbidden},
+		{"login", "/v1/keys/top?policy=login", "", http.StatusOK},
+		{"login", "/v1/keys/describe", `{"policy":"login","key":"k"}`, http.StatusOK},
+		{"login", "/v1/keys/describe", `{"policy":"other","key":"k"}`, http.StatusForbidden},
+		{"api", "/v1/keys/describe", `{"limit":{"algorithm":"sliding_log","limit":5,"window":"1m"},"key":"k"}`, http.StatusForbidden},
+		{"read", "/v1/keys/describe", `{"policy":"login","key":"k"}`, http.StatusForbidden},
+	} {
+		method := "POST"
+		if tt.body == "" {
+			method = "GET"
+		}
+		if resp, text := send(t, n, method, tt.path, tokens[tt.token], tt.body); resp.StatusCode != tt.want {
+			t.Errorf("%s: %s %s: %d %s, want %d", tt.token, tt.path, tt.body, resp.StatusCode, text, tt.want)
+		}
+	}
+}
+
+// Whichever node is asked, the one that decides for the key tells how it stands, and nothing is charged.
+func TestDescribeOfThree(t *testing.T) {
+	nodes := threeNodes(t, nil)
+	for k := range 6 {
+		key := fmt.Sprint("key-", k)
+		for range 3 {
+			check(t, nodes[k%3], key)
+		}
+		decider := ""
+		for _, n := range nodes {
+			target := limit.Target{Policy: "login", Key: key}
+			st, err := n.Describe(everybody(t, n), &target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if decider == "" {
+				decider = st.Node
+			}
+			units := int64(0)
+			for _, l := range st.Limits {
+				for _, r := range l.Returns {
+					units += r.Units
+				}
+			}
+			if st.Node != decider || len(st.Limits) != 1 || st.Limits[0].Remaining != 2 || st.Limits[0].Limit != 5 || st.Limits[0].Window != time.Minute || units != 3 {
+				t.Errorf("%s of %s: %+v", n.cfg.Name, key, st)
+			}
+		}
+	}
+	fresh := limit.Target{Policy: "login", Key: "never asked"}
+	if st, err := nodes[0].Describe(everybody(t, nodes[0]), &fresh); err != nil || st.Limits[0].Remaining != 5 || st.Limits[0].Returns != nil {
+		t.Errorf("%+v, %v", st, err)
+	}
+	for _, bad := range []limit.Target{{Policy: "absent", Key: "k"}, {Policy: "login"}, {Key: "k"}} {
+		for _, n := range nodes {
+			if st, err := n.Describe(everybody(t, n), &bad); err == nil {
+				t.Errorf("%+v: %+v", bad, st)
+			}
+		}
+	}
+}
+
+// Steps of members that began at other times are added to those that they share most time with.
+func TestMergeActivity(t *testing.T) {
+	step := func(n ...uint64) *peerv1.PolicyHistory {
+		h := &peerv1.PolicyHistory{Policy: "p"}
+		for _, n := range n {
+			h.Steps = append(h.Steps, &weirv1.PolicyUse{Allowed: n})
+		}
+		return h
+	}
+	for _, tt := range []struct {
+		own, other time.Duration // ages
+		want       []uint64
+	}{
+		{time.Second, 2 * time.Second, []uint64{11, 22, 33}},
+		{0, activity.Step - 1, []uint64{1, 12, 23, 30}},
+		{activity.Step - 1, 0, []uint64{31, 32, 3}},
+	} {
+		var c clusterActivity
+		c.merge([]*peerv1.ActivityResponse{
+			{AgeNs: int64(tt.own), Policies: []*peerv1.PolicyHistory{step(1, 2, 3)}},
+			{AgeNs: int64(tt.other), Policies: []*peerv1.PolicyHistory{step(10, 20, 30)}},
+		}, topkeys.Busiest)
+		var got []uint64
+		for _, s := range c.policies[0].Steps {
+			got = append(got, s.Allowed)
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%v and %v: %v, want %v", tt.own, tt.other, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package limiter
+
+import (
+	"errors"
+
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
+)
+
+// maxReturns bounds the instants that are told of a limit.
+const maxReturns = 64
+
+// DeciderOf tells who decides for a target's key, as far as this node knows.
+func (l *Limiter) DeciderOf(t *limit.Target) (Holder, *limit.Error) {
+	var s subject
+	if err := l.identify(l.table.Load(), t, &s); err != nil {
+		return Holder{}, err
+	}
+	return l.cfg.Ownership.Holder(l.partition(s.hash)), nil
+}
+
+// Describe tells how a target's key stands under each limit of its rule, without charging anything. There is none where the key
+// needs no state: it is unlimited, or blocked. holds is false when this node does not decide for the key.
+func (l *Limiter) Describe(t *limit.Target) (limits []limit.LimitState, holds bool, err error) {
+	op := Op{Kind: OpCheck, Check: limit.Check{Target: *t}}
+	if err := l.prepare(&op); err != nil {
+		return nil, false, err
+	}
+	var rule *store.Rule
+	switch e := l.table.Load().entryOf(&op); {
+	case op.inline != nil:
+		if !op.inline.unlimited {
+			rule = &op.inline.Rule
+		}
+	case e == nil:
+		return nil, false, limit.NewError(limit.NotFound, "policy", "there is no policy named "+op.Policy)
+	default:
+		rule = e.rule(e.Rule(op.Key))
+	}
+	if rule == nil {
+		return nil, true, nil
+	}
+	each, returns, failure := l.store.Look(store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}, rule, l.clock(), maxReturns)
+	if errors.Is(failure, store.ErrShut) {
+		return nil, false, nil
+	}
+	if failure != nil {
+		return nil, true, storeError(failure)
+	}
+	for i := range each {
+		of := &rule.Limits[i]
+		limits = append(limits, limit.LimitState{
+			Algorithm: of.Algorithm, Limit: each[i].Limit, Remaining: each[i].Remaining, Window: of.Window, Returns: returns[i],
+		})
+	}
+	return limits, true, nil
+}
