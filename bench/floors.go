@@ -184,6 +184,18 @@ func (b *bench) unaryMeasurements() []measurement {
 				}
 				return b.load(callers, w.servers...).drive(ctx, checkCaller(w.clients, "bucket", batch, b.anyKey))
 			}},
+			// Gubernator's client, and Weir answering it.
+			{work: work, system: "weir-v1", run: func(ctx context.Context) (sample, error) {
+				w, err := b.weirOne()
+				if err != nil {
+					return nil, err
+				}
+				v1 := new(gubCluster)
+				if err := v1.dial(w.nodes[0].grpc); err != nil {
+					return nil, err
+				}
+				return b.load(callers, w.servers...).drive(ctx, v1.caller(batch, b.anyKey))
+			}},
 			{work: work, system: "gubernator", run: func(ctx context.Context) (sample, error) {
 				g, err := b.gubOne()
 				if err != nil {

@@ -60,15 +60,9 @@ func (b *bench) startGubernator(ctx context.Context, daemons int) (g *gubCluster
 			return nil, err
 		}
 		g.servers = append(g.servers, p)
-		conns, err := dial(address, connections)
-		if err != nil {
+		if err := g.dial(address); err != nil {
 			return nil, err
 		}
-		var clients []gubernatorpb.V1Client
-		for _, c := range conns {
-			clients = append(clients, gubernatorpb.NewV1Client(c))
-		}
-		g.clients = append(g.clients, clients)
 	}
 	return g, eventually(ctx, g.servers, func(ctx context.Context) error {
 		// Before gRPC tries: it would wait a second or more after a connection that is refused.
@@ -91,6 +85,20 @@ func (b *bench) startGubernator(ctx context.Context, daemons int) (g *gubCluster
 		}
 		return nil
 	})
+}
+
+// dial adds the clients of an address, which may be a node of Weir.
+func (g *gubCluster) dial(address string) error {
+	conns, err := dial(address, connections)
+	if err != nil {
+		return err
+	}
+	var clients []gubernatorpb.V1Client
+	for _, c := range conns {
+		clients = append(clients, gubernatorpb.NewV1Client(c))
+	}
+	g.clients = append(g.clients, clients)
+	return nil
 }
 
 // entry is the cluster as callers see it who know the first daemon only.

@@ -23,6 +23,8 @@ func targets() []target {
 		{"one node, unary, 100 checks a call, 32 callers", "batch/weir", "batch/echo", rate, 0.75, least},
 		{"one node, unary, 100 checks a call, 32 callers", "batch/weir", "batch/echo", serverCPU, 1.5, most},
 		{"one node, unary, 100 checks a call, 32 callers", "batch/weir", "batch/gubernator", rate, 8, least},
+		{"Gubernator's client, 1 request a call, 256 callers", "unary/weir-v1", "unary/gubernator", rate, 1.5, least},
+		{"Gubernator's client, 100 requests a call, 32 callers", "batch/weir-v1", "batch/gubernator", rate, 4, least},
 		{"Go client, 256 goroutines, one check at a time", "client/weir", "unary/gubernator", rate, 10, least},
 		{"Go client, sliding log, against the Redis script", "client/weir-log", "client/redis-script", rate, 5, least},
 		{"Go client, 256 goroutines, one check at a time", "client/weir", "stream/echo", rate, 1, least},
