@@ -29,6 +29,9 @@ type Config struct {
 	Flush time.Duration
 	// Moves bounds the partitions that are moved away at a time, 16 by default; four times as many are accepted.
 	Moves int
+	// MaxBuffered bounds the bytes of incomplete chunks from all senders, 512 MiB by default. Only a key whose state is larger than a
+	// message comes in several pieces: one that does not fit never moves here.
+	MaxBuffered int
 }
 
 // Time-outs of the protocol. None of them decides anything but when something is tried again, except patience and stall,
@@ -51,7 +54,6 @@ const (
 	pieceBytes   = 256 << 10 // carried by one message
 	maxPieces    = 4096      // of one chunk: a log of 16 Mi entries has 256
 	maxCopying   = 64        // backups that get their first whole copy at a time; what changes meanwhile goes before
-	maxBuffered  = 512 << 20 // bytes of incomplete chunks from all senders
 	freezeBelow  = 256       // keys left to send when a move freezes its partition
 	versionsDone = math.MaxUint64
 )
@@ -202,6 +204,9 @@ func New(cfg Config, now Now) *Core {
 	}
 	if cfg.Flush == 0 {
 		cfg.Flush = 40 * time.Millisecond
+	}
+	if cfg.MaxBuffered == 0 {
+		cfg.MaxBuffered = 512 << 20
 	}
 	if cfg.Moves == 0 {
 		cfg.Moves = 16

@@ -248,7 +248,7 @@ func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 	case in.sender != from || m.Sequence != in.last+1:
 		return Again
 	}
-	if m.Sum != sum(m.Chunk) || m.Part != in.part || m.Parts < 1 || m.Parts > maxPieces || c.buffered+len(m.Chunk) > maxBuffered {
+	if m.Sum != sum(m.Chunk) || m.Part != in.part || m.Parts < 1 || m.Parts > maxPieces || c.buffered+len(m.Chunk) > c.cfg.MaxBuffered {
 		return c.spoil(p)
 	}
 	in.heard = c.t

@@ -7,14 +7,15 @@ package memory
 // Of what the process may use, LimitPercent is the runtime's limit. Of that, base is for what is there whatever happens; the
 // rest is divided:
 //
-//	State         38 %   counters, and copies of other nodes' counters
+//	State         37 %   counters, and copies of other nodes' counters
 //	headroom      20 %   for the garbage collector, which works the more often the closer what is live is to the limit
-//	Buffers       12 %   what callers' gRPC connections have received and nobody has read, or are to write
-//	Calls         10 %   requests of many checks while they are carried out
+//	Buffers       11 %   what callers' gRPC connections have received and nobody has read, or are to write
+//	Calls          9 %   requests of many checks while they are carried out
 //	InFlight       5 %   checks that wait for other nodes or for copies
 //	Unread         4 %   answers that wait for their callers to read
 //	connections    6 %   callers' connections, of gRPC and of HTTP
 //	streams        3 %   calls and streams on them
+//	Nodes          3 %   half of it what 8 other nodes have sent and nobody has read, half of it moves of partitions under way
 //	Replies        2 %   to other nodes, kept because they may ask again
 //
 // All but the first two have most sizes, so that a large node does not set memory aside for what is never going to be there:
@@ -27,6 +28,7 @@ type Budget struct {
 	Buffers int64
 	Calls   int64
 	Unread  int64
+	Nodes   int64
 	Replies int64
 
 	MaxInFlight    int // checks
@@ -44,7 +46,8 @@ type Budget struct {
 
 // What things take, in bytes.
 const (
-	base = 24 << 20 // an idle node: the program, its tables for partitions and members, metrics
+	// base is what an idle node takes: the program, its tables for partitions and members, metrics; and the queues of both logs.
+	base = 24<<20 + 2*LogQueue
 
 	// PerCheckInFlight is a check of a batch that waits for another node, measured with one that does not answer. One that
 	// came alone takes 11 KiB with its call, which the share of streams is for.
@@ -55,12 +58,15 @@ const (
 	readBuffer    = 8 << 10
 	// perStream is a call or a stream: two goroutines, and what gRPC notes of it.
 	perStream = 20 << 10
+	// peerWindows is how many windows there are to and from 8 other nodes: of a stream of operations and one of ownership messages
+	// each way.
+	peerWindows = 8 * 2 * 2
 )
 
 const mib = 1 << 20
 
 // LogQueue is how many bytes of each log wait for who reads it: of the log, and of the audit log.
-const LogQueue = 1 * mib
+const LogQueue = mib / 2
 
 // Divide returns the budget of a node that may use so many bytes. Whatever the number, no bound is below the least that a node
 // can work with; below 64 MiB they are not promised to fit.
@@ -70,9 +76,10 @@ func Divide(usable int64) Budget {
 	share := func(percent, most int64) int64 { return min(rest/100*percent, most) }
 	b := Budget{
 		Usable: usable, Limit: limit,
-		Buffers:    share(12, 1024*mib),
-		Calls:      share(10, 512*mib),
+		Buffers:    share(11, 1024*mib),
+		Calls:      share(9, 512*mib),
 		Unread:     share(4, 256*mib),
+		Nodes:      share(3, 2*peerWindows*mib),
 		Replies:    share(2, 64*mib),
 		ReadBuffer: readBuffer,
 	}
@@ -86,7 +93,7 @@ func Divide(usable int64) Budget {
 	// A quarter of Buffers, so that one message does not keep all others out; the longest keys of a full batch fit into 2 MiB.
 	b.MaxMessage = min(max(b.Buffers/4, mib), 4*mib)
 	b.StreamWindow = int32(min(max(b.Buffers/1024, 64<<10), 512<<10))
-	b.PeerWindow = int32(min(max(rest/512, 64<<10), mib))
+	b.PeerWindow = int32(min(max(b.Nodes/2/peerWindows, 64<<10), mib))
 	b.headroom = share(20, 1024*mib)
 	b.Refit()
 	return b
@@ -103,6 +110,6 @@ func (b *Budget) Refit() {
 
 // Sum returns what all parts take together, with base and the collector's headroom.
 func (b *Budget) Sum() int64 {
-	return base + b.headroom + b.State + b.Buffers + b.Calls + b.Unread + b.Replies +
+	return base + b.headroom + b.State + b.Buffers + b.Calls + b.Unread + b.Nodes + b.Replies +
 		int64(b.MaxInFlight)*PerCheckInFlight + int64(b.MaxConnections+b.MaxAnonymous)*perConnection + int64(b.MaxStreams)*perStream
 }

@@ -13,8 +13,8 @@ func TestDivide(t *testing.T) {
 		usable int64
 		state  int64 // MiB, as documented
 	}{
-		{64 * mib, 12}, {128 * mib, 34}, {256 * mib, 78}, {512 * mib, 166}, {1024 * mib, 341}, {2048 * mib, 709},
-		{4096 * mib, 1510}, {16384 * mib, 10701}, {65536 * mib, 45875},
+		{64 * mib, 12}, {128 * mib, 33}, {256 * mib, 76}, {512 * mib, 161}, {1024 * mib, 331}, {2048 * mib, 690},
+		{4096 * mib, 1519}, {16384 * mib, 10636}, {65536 * mib, 45875},
 	} {
 		b := Divide(test.usable)
 		t.Run(fmt.Sprintf("%dMiB", test.usable/mib), func(t *testing.T) {

@@ -289,6 +289,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.keeper = keeper.New(keeper.Config{
 		Core: ownership.Config{
 			Self: n.self(), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
+			MaxBuffered: int(min(n.cfg.Memory.State, 512<<20)), // a state that is larger is none that this node could keep
 		},
 		Sender: n.messenger, Now: clock, Boot: leases, Version: n.limiter.Version, Logger: n.log,
 	})
@@ -851,7 +852,7 @@ func (n *Node) self() ownership.Node {
 // transport is what the streams between nodes need to know of this one.
 func (n *Node) transport() transport.Config {
 	return transport.Config{
-		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log, Credentials: n.security.peerClient(),
+		Self: n.self(), RingSettings: n.settings, Address: n.peerAddress, Logger: n.log, Credentials: n.security.peerClient(), Window: n.cfg.Memory.PeerWindow,
 	}
 }
 

@@ -150,7 +150,7 @@ func (p *Forwarder) Client(node ownership.Node) (peerv1.PeerClient, error) {
 // Identify asks whoever is at a peer address who it is, over a connection of its own: what answers there need not be a node. creds
 // are as in ForwarderConfig. It takes as long as ctx allows when nobody answers.
 func Identify(ctx context.Context, addr string, creds credentials.TransportCredentials) (*peerv1.IdentifyResponse, error) {
-	conn, err := transport.Dial(addr, creds, grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
+	conn, err := transport.Dial(addr, creds, 0, grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: openTimeout})
 	if err != nil {
 		return nil, fmt.Errorf("peer: %s: %w", addr, err)
 	}

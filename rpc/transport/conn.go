@@ -6,7 +6,6 @@
 package transport
 
 import (
-
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -35,16 +34,20 @@ const (
 // does not read. gRPC would find them out by itself, by asking after every other message how long the way is, which takes a
 // twelfth of a node's time when batches are forwarded. A connection with the larger one carries 1 Gbit/s over 30 ms.
 const (
-	StreamWindow     = 1 << 20
-	ConnectionWindow = 4 << 20
+	StreamWindow      = 1 << 20 // unless a node says otherwise
+	connectionWindows = 4       // of a stream make that of a connection
 )
 
 // Codec returns the codec of the peer service's messages, for both sides of a connection: wire.Codec, with a bound on what a
 // message may be decoded into.
 func Codec() encoding.CodecV2 { return wire.CodecOf(maxElements) }
 
-// Dial returns a connection to a peer service, which is made when it is first needed; in plain text without creds.
-func Dial(addr string, creds credentials.TransportCredentials, params grpc.ConnectParams) (*grpc.ClientConn, error) {
+// Dial returns a connection to a peer service, which is made when it is first needed; in plain text without creds. window is that
+// of each stream, 0 stands for StreamWindow.
+func Dial(addr string, creds credentials.TransportCredentials, window int32, params grpc.ConnectParams) (*grpc.ClientConn, error) {
+	if window == 0 {
+		window = StreamWindow
+	}
 	if creds == nil {
 		creds = insecure.NewCredentials()
 	}
@@ -52,7 +55,7 @@ func Dial(addr string, creds credentials.TransportCredentials, params grpc.Conne
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage), grpc.MaxCallSendMsgSize(MaxMessage), grpc.ForceCodecV2(Codec())),
 		grpc.WithConnectParams(params),
-		grpc.WithInitialWindowSize(StreamWindow), grpc.WithInitialConnWindowSize(ConnectionWindow),
+		grpc.WithInitialWindowSize(window), grpc.WithInitialConnWindowSize(connectionWindows*window),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithNoProxy(),
 	)

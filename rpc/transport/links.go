@@ -28,6 +28,8 @@ type Config struct {
 	Logger  *slog.Logger
 	// Credentials, when set, is how the peers prove who they are; nil stands for plain text.
 	Credentials credentials.TransportCredentials
+	// Window is the receive window of a stream in bytes; 0 stands for StreamWindow.
+	Window int32
 }
 
 // Dialing is how often and for how long a process is tried to be reached.
@@ -107,7 +109,7 @@ func (ls *Links[Q]) To(node ownership.Node) (q Q, conn *grpc.ClientConn, err err
 	if !ok {
 		return q, nil, fmt.Errorf("transport: %s is not known", node.Name)
 	}
-	if conn, err = Dial(addr, ls.cfg.Credentials, grpc.ConnectParams{Backoff: ls.dialing.Backoff, MinConnectTimeout: ls.dialing.Timeout}); err != nil {
+	if conn, err = Dial(addr, ls.cfg.Credentials, ls.cfg.Window, grpc.ConnectParams{Backoff: ls.dialing.Backoff, MinConnectTimeout: ls.dialing.Timeout}); err != nil {
 		return q, nil, fmt.Errorf("transport: peer %s at %s: %w", node.Name, addr, err)
 	}
 	wake := stream.NewSignal()

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -136,4 +137,48 @@ func (g *cgroup) remove() {
 		err := os.Remove(g.dir)
 		return err == nil || errors.Is(err, os.ErrNotExist)
 	})
+}
+
+// TestLimitOfVersion2: a node keeps to the limit of a control group of version 2, its own or one above it. The kernel has each
+// controller in one version only, so the files are made up here, and what the process reads of itself is mounted over.
+func TestLimitOfVersion2(t *testing.T) {
+	unshare, err := exec.LookPath("unshare")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("needs root and unshare, for mounts of its own")
+	}
+	for name, test := range map[string]struct {
+		limits map[string]string // by group
+		want   int64
+	}{
+		"its own":            {map[string]string{"pods/weir": "268435456", "pods": "max"}, 256 << 20},
+		"of one above it":    {map[string]string{"pods/weir": "max", "pods": "536870912"}, 512 << 20},
+		"the smaller of two": {map[string]string{"pods/weir": "536870912", "pods": "268435456"}, 256 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			write := func(err error) {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			dir := t.TempDir()
+			mounted := filepath.Join(dir, "fs")
+			for group, limit := range test.limits {
+				group = filepath.Join(mounted, group)
+				write(os.MkdirAll(group, 0o755))
+				write(os.WriteFile(filepath.Join(group, "memory.max"), []byte(limit+"\n"), 0o644))
+			}
+			write(os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/pods/weir\n"), 0o644))
+			write(os.WriteFile(filepath.Join(dir, "mountinfo"), fmt.Appendf(nil, "30 23 0:26 / %s rw,nosuid,nodev,noexec,relatime shared:4 - cgroup2 cgroup2 rw\n", mounted), 0o644))
+			wrapper := []string{unshare, "--mount", "sh", "-c",
+				`mount --bind "$0/cgroup" /proc/$$/cgroup && mount --bind "$0/mountinfo" /proc/$$/mountinfo && exec "$@"`, dir}
+			p := launchWith(t, wrapper, binary(t), "run", "--http-port=0", "--grpc-port=0", "--gossip-port=").awaitReady()
+			page := p.metrics()
+			if got, want := int64(page.value("go_gc_gomemlimit_bytes")), test.want/100*90; got != want {
+				t.Errorf("go_gc_gomemlimit_bytes is %d, want %d", got, want)
+			}
+			if most := int64(page.value("weir_state_bytes_max")); most < test.want/5 || most > test.want/2 {
+				t.Errorf("state may take %d", most)
+			}
+		})
+	}
 }

@@ -82,7 +82,7 @@ func testMemoryBound(t *testing.T, size int64) {
 			kinds[what](fl)
 		}
 		if what == "keys" { // the others begin with as much state as there may be
-			eventually(t, 2*waitTimeout, what+": new keys to find no room", func() bool {
+			eventually(t, max(1, time.Duration(size>>29))*2*waitTimeout, what+": new keys to find no room", func() bool {
 				if target.ended() {
 					return true
 				}
