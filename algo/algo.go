@@ -120,6 +120,9 @@ type Limit struct {
 	// Period aligns a fixed window to the calendar in Zone; Window is then zero. Epoch aligns one of Window, in whole seconds, to
 	// 1970. Zero: the first admission opens it.
 	Period Period
+	// Anchor is the day of the month, 1 to 31, on which windows of the period Month begin; in a month that is shorter they begin on
+	// its last day. 0 stands for 1. Of no other period.
+	Anchor int8
 	// CountDenied makes a refused request count as well (fixed_window, sliding_window, sliding_counter, sliding_log).
 	CountDenied bool
 	// CarryDebt makes a fixed window (not one of the calendar) begin with what its predecessor was charged beyond Limit. Without

@@ -1,6 +1,7 @@
 package algo
 
 import (
+	"errors"
 	"testing"
 	"time"
 )
@@ -65,7 +66,7 @@ func TestCalendar(t *testing.T) {
 			}
 			return at.Unix()
 		}
-		start, end := calendar(tt.period, mustZone(t, tt.zone), parse(tt.at))
+		start, end := calendar(tt.period, mustZone(t, tt.zone), 1, parse(tt.at))
 		if start != parse(tt.start) || end != parse(tt.end) {
 			t.Errorf("%s %v at %s: %v to %v, want %s to %s", tt.zone, tt.period, tt.at,
 				time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339), tt.start, tt.end)
@@ -78,21 +79,26 @@ func TestCalendarTiles(t *testing.T) {
 	for _, name := range []string{"UTC", "Europe/Berlin", "America/Havana", "America/Sao_Paulo", "America/St_Johns", "Pacific/Apia",
 		"Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca", "Antarctica/Troll", "America/Scoresbysund"} {
 		zone := mustZone(t, name)
-		for p := Minute; p <= Year; p++ {
+		periods := []Period{Minute, Hour, Day, Week, Month, Year, Month, Month, Month, Month}
+		for i, p := range periods {
+			anchor := 1
+			if i >= int(Year) {
+				anchor = []int{2, 17, 29, 31}[i-int(Year)]
+			}
 			stride := int64(7 * time.Hour / time.Second)
 			if p == Minute || p == Hour {
 				stride = 30*60 - 1
 			}
 			from := time.Date(2009, 12, 1, 0, 0, 0, 0, time.UTC).Unix()
 			until := time.Date(2012, 2, 1, 0, 0, 0, 0, time.UTC).Unix()
-			start, end := calendar(p, zone, from)
+			start, end := calendar(p, zone, anchor, from)
 			for sec := from; sec < until; sec += stride {
 				if sec >= end && (p != Minute && p != Hour || sec-end < stride) {
-					if s, _ := calendar(p, zone, end); s != end {
+					if s, _ := calendar(p, zone, anchor, end); s != end {
 						t.Fatalf("%s: the %v after the one that ends at %d begins at %d", name, p, end, s)
 					}
 				}
-				s, e := calendar(p, zone, sec)
+				s, e := calendar(p, zone, anchor, sec)
 				if s > sec || e <= sec {
 					t.Fatalf("%s: the %v of %d is %d to %d", name, p, sec, s, e)
 				}
@@ -135,4 +141,53 @@ func TestCalendarStepsBack(t *testing.T) {
 
 	// A clock that is wrong by centuries does not make a duration overflow.
 	decide(0, time.Unix(0, -1<<63), false, 1<<63-1)
+}
+
+// TestCalendarAnchor holds months with an anchor to their rule: they begin on that day, and on the month's last where it has none.
+func TestCalendarAnchor(t *testing.T) {
+	for _, tt := range []struct {
+		anchor         int8
+		zone           string
+		at, start, end string
+	}{
+		{0, "UTC", "2024-02-29T12:00:00Z", "2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"},
+		{1, "UTC", "2024-02-29T12:00:00Z", "2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z"},
+		{17, "UTC", "2024-03-16T23:59:59Z", "2024-02-17T00:00:00Z", "2024-03-17T00:00:00Z"},
+		{17, "UTC", "2024-03-17T00:00:00Z", "2024-03-17T00:00:00Z", "2024-04-17T00:00:00Z"},
+		{17, "UTC", "2025-01-05T00:00:00Z", "2024-12-17T00:00:00Z", "2025-01-17T00:00:00Z"},
+		{17, "UTC", "2024-12-31T00:00:00Z", "2024-12-17T00:00:00Z", "2025-01-17T00:00:00Z"},
+		{31, "UTC", "2024-02-28T00:00:00Z", "2024-01-31T00:00:00Z", "2024-02-29T00:00:00Z"},
+		{31, "UTC", "2024-02-29T00:00:00Z", "2024-02-29T00:00:00Z", "2024-03-31T00:00:00Z"},
+		{30, "UTC", "2023-03-01T00:00:00Z", "2023-02-28T00:00:00Z", "2023-03-30T00:00:00Z"},
+		{31, "UTC", "2023-04-30T00:00:00Z", "2023-04-30T00:00:00Z", "2023-05-31T00:00:00Z"},
+		{17, "Europe/Berlin", "2024-04-16T21:59:59Z", "2024-03-16T23:00:00Z", "2024-04-16T22:00:00Z"},
+		{31, "Europe/Berlin", "2024-03-31T12:00:00Z", "2024-03-30T23:00:00Z", "2024-04-29T22:00:00Z"},
+	} {
+		l := Limit{Algorithm: FixedWindow, Limit: 1, Period: Month, Anchor: tt.anchor}
+		if tt.zone != "UTC" {
+			l.Zone = mustZone(t, tt.zone)
+		}
+		if err := l.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		at, err := time.Parse(time.RFC3339, tt.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		start, end := l.windowOf(at.Unix())
+		if s, e := time.Unix(start, 0).UTC().Format(time.RFC3339), time.Unix(end, 0).UTC().Format(time.RFC3339); s != tt.start || e != tt.end {
+			t.Errorf("anchor %d at %s %s: %s to %s, want %s to %s", tt.anchor, tt.at, tt.zone, s, e, tt.start, tt.end)
+		}
+	}
+	for _, l := range []Limit{
+		{Algorithm: FixedWindow, Limit: 1, Period: Month, Anchor: 32},
+		{Algorithm: FixedWindow, Limit: 1, Period: Month, Anchor: -1},
+		{Algorithm: FixedWindow, Limit: 1, Period: Year, Anchor: 2},
+		{Algorithm: FixedWindow, Limit: 1, Window: time.Hour, Anchor: 2},
+	} {
+		var wrong *FieldError
+		if err := l.Validate(); !errors.As(err, &wrong) || wrong.Field != "anchor" {
+			t.Errorf("%+v: %v, want one about anchor", l, err)
+		}
+	}
 }

@@ -8,8 +8,8 @@ import (
 )
 
 // Limits as bytes begin with a byte for the version of the format, 1, and one for their number. Then comes for each its
-// algorithm, its period and flags (1: it counts refusals, 2: it carries debt), a byte each; its slots, capacity, window, max_log
-// and max_debt as unsigned varints and its limit as a signed one, zigzag-coded; and its time zone's name, one byte of length and the
+// algorithm, its period and flags (1: it counts refusals, 2: it carries debt), a byte each; its slots, capacity, window, max_log,
+// max_debt and anchor as unsigned varints and its limit as a signed one, zigzag-coded; and its time zone's name, one byte of length and the
 // bytes. Equal limits are equal bytes.
 const limitsVersion = 1
 
@@ -44,6 +44,7 @@ func AppendLimits(dst []byte, ls Limits) []byte {
 		dst = appendUint(dst, int64(l.Window))
 		dst = appendUint(dst, l.MaxLog)
 		dst = appendUint(dst, l.MaxDebt)
+		dst = appendUint(dst, int64(l.Anchor))
 		dst = appendInt(dst, l.Limit)
 		name := ""
 		if l.Zone != nil {
@@ -83,6 +84,7 @@ func ParseLimits(data []byte, zone func(name string) *time.Location) (ls Limits,
 		l.Window = time.Duration(r.uint(math.MaxInt64))
 		l.MaxLog = r.uint(math.MaxInt64)
 		l.MaxDebt = r.uint(math.MaxInt64)
+		l.Anchor = int8(r.uint(maxAnchor))
 		l.Limit = r.int(math.MaxInt64)
 		name := r.string(longestZone)
 		if r.err != nil || flags >= limitUnknown {

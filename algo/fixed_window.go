@@ -274,7 +274,20 @@ func (l *Limit) windowOf(sec int64) (start, end int64) {
 		start = floorDiv(sec, length) * length
 		return start, start + length
 	}
-	return calendar(l.Period, l.zone(), sec)
+	return calendar(l.Period, l.zone(), l.anchor(), sec)
+}
+
+// maxAnchor is the last day that a month can have.
+const maxAnchor = 31
+
+// anchor is the day on which windows of a month begin.
+func (l *Limit) anchor() int { return max(int(l.Anchor), 1) }
+
+// monthFrom is the day of a month on which its window begins: the anchor, or the month's last day where it has no such day. As
+// time.Date has it, a month beyond December is one of the next year.
+func monthFrom(year int, month time.Month, anchor int) time.Time {
+	last := time.Date(year, month+1, 0, 0, 0, 0, 0, time.UTC)
+	return last.AddDate(0, 0, min(anchor-last.Day(), 0))
 }
 
 // calendar returns the window that the second sec since 1970 UTC lies in: its first second and the next window's.
@@ -282,8 +295,8 @@ func (l *Limit) windowOf(sec int64) (start, end int64) {
 // The windows of a zone follow each other without gap or overlap whatever its clocks do. Minutes and hours are those
 // that the clock shows between two changes of its offset, so that an hour which is repeated is two windows, not one of
 // two hours. A longer period begins with the first instant at which the clock shows its first midnight or more: it
-// shows none when that is skipped, and two when it is repeated.
-func calendar(p Period, zone *time.Location, sec int64) (start, end int64) {
+// shows none when that is skipped, and two when it is repeated. A month begins on the day that anchor names, see monthFrom.
+func calendar(p Period, zone *time.Location, anchor int, sec int64) (start, end int64) {
 	if p == Minute || p == Hour {
 		length := int64(60)
 		if p == Hour {
@@ -299,7 +312,7 @@ func calendar(p Period, zone *time.Location, sec int64) (start, end int64) {
 	}
 	t := time.Unix(sec, 0).In(zone)
 	year, month, day := t.Date()
-	var years, months, days int
+	var years, days int
 	switch p {
 	case Day:
 		days = 1
@@ -307,15 +320,22 @@ func calendar(p Period, zone *time.Location, sec int64) (start, end int64) {
 		day -= (int(t.Weekday()) + 6) % 7
 		days = 7
 	case Month:
-		day = 1
-		months = 1
+		if day < monthFrom(year, month, anchor).Day() {
+			month--
+		}
 	case Year:
 		month, day = time.January, 1
 		years = 1
 	}
 	date := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
+	if p == Month {
+		date = monthFrom(year, month, anchor)
+	}
 	for {
-		next := date.AddDate(years, months, days)
+		next := date.AddDate(years, 0, days)
+		if p == Month {
+			next = monthFrom(date.Year(), date.Month()+1, anchor)
+		}
 		start, end = reaches(zone, date), reaches(zone, next)
 		if sec < end {
 			return start, end

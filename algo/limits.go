@@ -131,6 +131,10 @@ func (l Limit) Validate() error {
 		return invalid("window", "must be either a calendar period or a duration, not both")
 	case l.Zone != nil && l.Period == 0:
 		return invalid("time_zone", "is for windows aligned to the calendar only")
+	case l.Anchor != 0 && l.Period != Month:
+		return invalid("anchor", "is for windows of a calendar month only")
+	case l.Anchor < 0 || l.Anchor > maxAnchor:
+		return invalid("anchor", "must be a day of the month, 1 to %d; it is %d", maxAnchor, l.Anchor)
 	case !l.aligned() && (l.Window != 0 || l.Limit != Unlimited) && (l.Window < MinWindow || l.Window > MaxWindow):
 		return invalid("window", "must be between %v and %v; it is %v", days(MinWindow), days(MaxWindow), days(l.Window))
 	case l.Slots != 0 && l.Algorithm != SlidingWindow:
@@ -645,7 +649,7 @@ func (ls Limits) Convert(a *Arena, s State, now Instant, to Limits, t State) err
 // sameKind reports whether two limits that both count do it in the same way, so that what one has counted means the
 // same to the other.
 func sameKind(l, m *Limit) bool {
-	return l.Algorithm == m.Algorithm && l.Period == m.Period && l.zone().String() == m.zone().String()
+	return l.Algorithm == m.Algorithm && l.Period == m.Period && l.anchor() == m.anchor() && l.zone().String() == m.zone().String()
 }
 
 // heirs says for each limit of to which one of ls it takes over from, -1 for none: the one at its place if that is of

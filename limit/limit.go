@@ -15,7 +15,7 @@ type Target struct {
 	// Policy is the name of a policy. Empty when Limit is given.
 	Policy string
 	// Limit is a limit sent inline, in place of a policy. Its state is shared by every call with the same namespace,
-	// algorithm, window, shape (slots, period, time zone) and key, whatever limit and capacity the call gives. MaxLog is
+	// algorithm, window, shape (slots, period, anchor, time zone) and key, whatever limit and capacity the call gives. MaxLog is
 	// ignored.
 	Limit *algo.Limit
 	// Namespace parts inline limits of different callers; empty stands for "default". Only together with Limit.

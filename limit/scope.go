@@ -2,6 +2,7 @@ package limit
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/weirlimit/weir/algo"
@@ -45,5 +46,9 @@ func InlineScope(namespace string, l *algo.Limit) string {
 		zone = l.Zone.String()
 	}
 	// The namespace, the only free text, comes last. ShareOf takes this apart.
-	return fmt.Sprintf(inlinePrefix+"%d/%d/%d/%d/%s//%s", l.Algorithm, l.Window, slots, l.Period, zone, namespace)
+	period := strconv.Itoa(int(l.Period))
+	if l.Anchor > 1 { // 0 stands for 1
+		period += "-" + strconv.Itoa(int(l.Anchor))
+	}
+	return fmt.Sprintf(inlinePrefix+"%d/%d/%d/%s/%s//%s", l.Algorithm, l.Window, slots, period, zone, namespace)
 }
