@@ -108,6 +108,17 @@ func (l *Limit) holds() int64 {
 	return l.Limit
 }
 
+// Largest returns the largest cost that all of the limits can ever let pass: MaxLimit where there is no bound.
+func (ls Limits) Largest() int64 {
+	most := MaxLimit
+	for i := range ls {
+		if ls[i].Limit != Unlimited {
+			most = min(most, ls[i].holds())
+		}
+	}
+	return most
+}
+
 // Validate reports what makes the limit impossible as a *FieldError, or returns nil.
 func (l Limit) Validate() error {
 	invalid := func(field, format string, args ...any) error {

@@ -75,7 +75,8 @@ func methodRoles() map[string]Role {
 	roles["/pb.gubernator.V1/LiveCheck"] = RoleOpen
 	for method, role := range map[string]Role{
 		"Check": RoleCheck, "CheckStream": RoleCheck, "Acquire": RoleCheck, "Renew": RoleCheck, "Release": RoleCheck,
-		"Reserve": RoleCheck, "Commit": RoleCheck, "Cancel": RoleCheck,
+		"Reserve": RoleCheck, "ReserveAll": RoleCheck, "Extend": RoleCheck, "Commit": RoleCheck, "Cancel": RoleCheck,
+		"Charge": RoleCharge,
 		"Refund": RoleRefund, "Reset": RoleRefund,
 		"Status": RoleRead, "Topology": RoleTopology, "TopKeys": RoleKeys,
 	} {

@@ -213,9 +213,24 @@ func (f *fake) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, erro
 	return limit.Decision{}, nil
 }
 
-func (f *fake) Commit(_ context.Context, t limit.Target, _ string, _ int64) (int64, error) {
-	f.note("commit", t)
-	return 0, nil
+func (f *fake) ReserveAll(_ context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
+	f.note("reserve all", rs[0].Target)
+	return limit.AllDecision{}, nil
+}
+
+func (f *fake) Extend(_ context.Context, e limit.Extend) (limit.Decision, error) {
+	f.note("extend", e.Target)
+	return limit.Decision{}, nil
+}
+
+func (f *fake) Charge(_ context.Context, c limit.Charge) (limit.Decision, error) {
+	f.note("charge", c.Target)
+	return limit.Decision{}, nil
+}
+
+func (f *fake) Commit(_ context.Context, c limit.Commit) (limit.Settled, error) {
+	f.note("commit", c.Target)
+	return limit.Settled{}, nil
 }
 
 func (f *fake) Cancel(_ context.Context, t limit.Target, _ string) (int64, error) {
@@ -329,16 +344,35 @@ func TestOperations(t *testing.T) {
 			_, err := svc.Reserve(ctx, limit.Reserve{Target: to})
 			return err
 		}},
-		"commit": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Commit(ctx, to, "", 0); return err }},
+		"reserve all": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.ReserveAll(ctx, []limit.Reserve{{Target: to}})
+			return err
+		}},
+		"extend": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.Extend(ctx, limit.Extend{Target: to})
+			return err
+		}},
+		"commit": {RoleCheck, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.Commit(ctx, limit.Commit{Target: to})
+			return err
+		}},
+		"charge": {RoleCharge, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.Charge(ctx, limit.Charge{Target: to})
+			return err
+		}},
 		"cancel": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
 		"refund": {RoleRefund, func(ctx context.Context, to limit.Target) error { _, err := svc.Refund(ctx, to, 1, ""); return err }},
 		"reset":  {RoleRefund, func(ctx context.Context, to limit.Target) error { return svc.Reset(ctx, to) }},
 	}
-	checker, supporter := w.come(t, shop, RoleCheck), w.come(t, support, RoleRefund)
+	w.list = parse(t, fmt.Sprintf("  - {name: meter, tokens: [%s], roles: [charge], policies: [login], namespaces: [shop]}\n", Hash("weir_meter")))
+	checker, supporter, meter := w.come(t, shop, RoleCheck), w.come(t, support, RoleRefund), w.come(t, "weir_meter", RoleCharge)
 	for name, op := range operations {
 		mine, other := checker, supporter
-		if op.role == RoleRefund {
+		switch op.role {
+		case RoleRefund:
 			mine, other = supporter, checker
+		case RoleCharge:
+			mine, other = meter, checker
 		}
 		if err := op.do(mine, limit.Target{Policy: "login", Key: "a"}); err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -347,11 +381,15 @@ func TestOperations(t *testing.T) {
 		if err := op.do(other, limit.Target{Policy: "login", Key: "a"}); !isDenied(err, "") {
 			t.Errorf("%s in another role: %v", name, err)
 		}
-		if op.role == RoleCheck {
-			if err := op.do(mine, limit.Target{Policy: "payout", Key: "a"}); !isDenied(err, "policy") {
+		if op.role != RoleRefund {
+			of := ""
+			if name == "reserve all" {
+				of = "reserves[0]."
+			}
+			if err := op.do(mine, limit.Target{Policy: "payout", Key: "a"}); !isDenied(err, of+"policy") {
 				t.Errorf("%s of another's policy: %v", name, err)
 			}
-			if err := op.do(mine, limit.Target{Limit: &algo.Limit{}, Key: "a"}); !isDenied(err, "namespace") {
+			if err := op.do(mine, limit.Target{Limit: &algo.Limit{}, Key: "a"}); !isDenied(err, of+"namespace") {
 				t.Errorf("%s in another's namespace: %v", name, err)
 			}
 		}

@@ -17,16 +17,19 @@ type Role uint8
 // The roles. RoleOpen is that of methods and paths that need no authentication.
 const (
 	RoleOpen     Role = 0
-	RoleCheck    Role = 1 << 0 // check, acquire, renew, release, reserve, commit, cancel, with the policies that are given
+	RoleCheck    Role = 1 << 0 // check, acquire, renew, release, reserve, extend, commit, cancel, with the policies that are given
 	RoleRefund   Role = 1 << 1 // give back what others were charged: refund and reset, with the policies that are given
 	RoleRead     Role = 1 << 2 // status, policies, metrics
 	RoleTopology Role = 1 << 3 // the ring with its hash key, which lets a client aim at partitions
 	RoleAdmin    Role = 1 << 4 // change the cluster: the gossip's keys
 	RoleKeys     Role = 1 << 5 // see which keys are used, with the policies that are given: keys are the callers' data
+	RoleCharge   Role = 1 << 6 // charge costs without being refused, which can bring anybody's key into debt, with the policies that are given
 )
 
 // roleNames are the roles' names in an access file.
-func roleNames() []string { return []string{"check", "refund", "read", "topology", "admin", "keys"} }
+func roleNames() []string {
+	return []string{"check", "refund", "read", "topology", "admin", "keys", "charge"}
+}
 
 // String returns the names of the roles in r, separated by commas.
 func (r Role) String() string {
@@ -57,7 +60,7 @@ type grant struct {
 
 // everybody is the caller of a node without an access file: it has all roles, and may use every policy and namespace.
 func everybody() *Caller {
-	const all = RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin | RoleKeys
+	const all = RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin | RoleKeys | RoleCharge
 	return &Caller{Name: "everybody", Roles: all, grants: []grant{{all, patterns{""}, patterns{""}}}}
 }
 

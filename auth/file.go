@@ -262,13 +262,13 @@ func (p *parser) granting(g *granting, name, path string, value *yaml.Node) {
 
 // grant checks a grant and gives it to its caller.
 func (p *parser) grant(c *Caller, g *granting) {
-	switch scoped := g.roles&(RoleCheck|RoleRefund|RoleKeys) != 0; {
+	switch scoped := g.roles&(RoleCheck|RoleRefund|RoleKeys|RoleCharge) != 0; {
 	case g.roles == 0:
 		p.fail(g.at, g.path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
 	case scoped && len(g.policies)+len(g.namespaces) == 0:
 		p.fail(g.at, g.path+".policies", `is missing: say which policies the caller may use, by their names or how they begin ("login", "partner-*", "*"), or namespaces of limits that it sends along`)
 	case !scoped && len(g.policies)+len(g.namespaces) != 0:
-		p.fail(g.at, g.path+".roles", "has none that uses policies or namespaces: add check, refund or keys, or leave them out")
+		p.fail(g.at, g.path+".roles", "has none that uses policies or namespaces: add check, refund, keys or charge, or leave them out")
 	}
 	c.Roles |= g.roles
 	c.grants = append(c.grants, g.grant)

@@ -225,12 +225,46 @@ func (s *service) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 	return s.next.Reserve(ctx, r)
 }
 
-// Commit implements limit.Service. It gives back no more than the caller's own reservation has charged.
-func (s *service) Commit(ctx context.Context, t limit.Target, reservationID string, cost int64) (int64, error) {
-	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
-		return 0, err
+// ReserveAll implements limit.Service.
+func (s *service) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
+	c, denied := s.caller(ctx, RoleCheck)
+	for i := range rs {
+		if denied != nil {
+			break
+		}
+		if denied = s.target(ctx, c, RoleCheck, &rs[i].Target); denied != nil {
+			denied = denied.InList("reserves", i)
+		}
 	}
-	return s.next.Commit(ctx, t, reservationID, cost)
+	if denied != nil {
+		return limit.AllDecision{}, denied
+	}
+	return s.next.ReserveAll(ctx, rs)
+}
+
+// Extend implements limit.Service.
+func (s *service) Extend(ctx context.Context, e limit.Extend) (limit.Decision, error) {
+	if err := s.authorize(ctx, RoleCheck, &e.Target); err != nil {
+		return limit.Decision{}, err
+	}
+	return s.next.Extend(ctx, e)
+}
+
+// Charge implements limit.Service.
+func (s *service) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
+	if err := s.authorize(ctx, RoleCharge, &c.Target); err != nil {
+		return limit.Decision{}, err
+	}
+	return s.next.Charge(ctx, c)
+}
+
+// Commit implements limit.Service. It gives back no more than the caller's own reservation has charged, and charges more only for
+// work that was let begin under one.
+func (s *service) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
+	if err := s.authorize(ctx, RoleCheck, &c.Target); err != nil {
+		return limit.Settled{}, err
+	}
+	return s.next.Commit(ctx, c)
 }
 
 // Cancel implements limit.Service.

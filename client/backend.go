@@ -31,6 +31,22 @@ type answer struct {
 	rememberFor time.Duration
 }
 
+// reserving is what a Reserve says besides its question.
+type reserving struct {
+	usage    Usage
+	class    string
+	estimate bool // the cost is not known
+	ttl      time.Duration
+}
+
+// settling is how a reservation is to end.
+type settling struct {
+	cost  int64
+	usage Usage
+	class string
+	exact bool
+}
+
 // held is what a backend's acquire or reserve was given.
 type held struct {
 	Decision
@@ -48,9 +64,15 @@ type backend interface {
 	acquire(ctx context.Context, q question, ttl time.Duration) (held, error)
 	renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error)
 	release(ctx context.Context, t target, id string) error
-	reserve(ctx context.Context, q question, ttl time.Duration) (held, error)
-	// settle ends a reservation, of which cost stays charged.
-	settle(ctx context.Context, t target, id string, cost int64) error
+	reserve(ctx context.Context, q question, r *reserving) (held, error)
+	// reserveAll makes one reservation of several questions: all are charged, or none is.
+	reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, []string, error)
+	// extend adds to a reservation.
+	extend(ctx context.Context, q question, id string, use Usage, ttl time.Duration) (Decision, error)
+	// settle ends a reservation.
+	settle(ctx context.Context, t target, id string, s *settling) (Settled, error)
+	// charge adds a cost that has already happened.
+	charge(ctx context.Context, q question, use Usage) (Decision, error)
 	refund(ctx context.Context, t target, units int64, requestID string) (int64, error)
 	reset(ctx context.Context, t target) error
 	// ready waits until a call can be answered.

@@ -228,7 +228,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		if r, d, err := five.ReserveN(ctx, "a", 2, 0); err != nil || r != nil || d.Allowed || d.RetryAfter != 250*time.Millisecond {
 			t.Errorf("refused: %+v, %+v, %v", r, d, err)
 		}
-		for _, cost := range []int64{-1, 5} {
+		for _, cost := range []int64{-1, 1<<53 + 1} {
 			if err := r.Commit(cost); !errors.Is(err, ErrInvalid) {
 				t.Errorf("commit of %d: %v", cost, err)
 			}

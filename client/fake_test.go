@@ -45,8 +45,11 @@ type book struct {
 	ids     []string          // the request ids of every question, in order
 	renewed map[string]bool   // leases that were renewed
 	// reserved is what was asked for, in order; reservations are settled in that order.
-	reserved []limit.Reserve
-	stopped  bool
+	reserved  []limit.Reserve
+	extended  []limit.Extend
+	committed []limit.Commit
+	charges   []limit.Charge
+	stopped   bool
 }
 
 func newBook() *book {
@@ -176,25 +179,79 @@ func (b *book) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, erro
 	return d, nil
 }
 
-func (b *book) Commit(_ context.Context, t limit.Target, id string, cost int64) (int64, error) {
+// ReserveAll makes one reservation for each, and none where one is refused.
+func (b *book) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
+	all := limit.AllDecision{Allowed: true}
+	for _, r := range rs {
+		d, err := b.Reserve(ctx, r)
+		if err != nil {
+			return limit.AllDecision{}, err
+		}
+		all.Allowed = all.Allowed && d.Allowed
+		all.Decisions = append(all.Decisions, d)
+	}
+	for i := range all.Decisions {
+		if d := &all.Decisions[i]; !all.Allowed && d.Allowed {
+			if _, err := b.Cancel(ctx, rs[i].Target, d.ReservationID); err != nil {
+				return limit.AllDecision{}, err
+			}
+			d.ReservationID = ""
+		}
+	}
+	return all, nil
+}
+
+func (b *book) Extend(_ context.Context, e limit.Extend) (limit.Decision, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.ids = append(b.ids, e.RequestID)
+	if err := b.fail(e.Target); err != nil {
+		return limit.Decision{}, err
+	}
+	if b.leases[e.ReservationID] != e.Key {
+		return limit.Decision{}, limit.NewError(limit.NotFound, "reservation_id", "is not pending")
+	}
+	d := b.decide(limit.Check{Target: e.Target, Cost: e.Cost})
+	if d.Allowed {
+		b.reserved[0].Cost += e.Cost
+		b.extended = append(b.extended, e)
+	}
+	return d, nil
+}
+
+func (b *book) Charge(_ context.Context, c limit.Charge) (limit.Decision, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.ids = append(b.ids, c.RequestID)
+	if err := b.fail(c.Target); err != nil {
+		return limit.Decision{}, err
+	}
+	b.charges = append(b.charges, c)
+	return limit.Decision{Policy: c.Policy, Granted: c.Cost, Limit: 5}, nil
+}
+
+func (b *book) Commit(_ context.Context, c limit.Commit) (limit.Settled, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	t := c.Target
 	if err := b.fail(t); err != nil {
-		return 0, err
+		return limit.Settled{}, err
 	}
-	if b.leases[id] != t.Key {
-		return 0, limit.NewError(limit.NotFound, "reservation_id", "is not pending")
+	if b.leases[c.ReservationID] != t.Key {
+		return limit.Settled{}, limit.NewError(limit.NotFound, "reservation_id", "is not pending")
 	}
-	delete(b.leases, id)
+	delete(b.leases, c.ReservationID)
+	b.committed = append(b.committed, c)
 	state := fmt.Sprintf("%q %q %q", t.Policy, t.Namespace, t.Key)
-	back := b.reserved[0].Cost - cost
+	back := b.reserved[0].Cost - c.Cost
 	b.reserved = b.reserved[1:]
 	b.used[state] -= back
-	return back, nil
+	return limit.Settled{Refunded: max(back, 0), Excess: max(-back, 0), Over: b.used[state] > 5}, nil
 }
 
 func (b *book) Cancel(ctx context.Context, t limit.Target, id string) (int64, error) {
-	return b.Commit(ctx, t, id, 0)
+	got, err := b.Commit(ctx, limit.Commit{Target: t, ReservationID: id})
+	return got.Refunded, err
 }
 
 func (b *book) Acquire(_ context.Context, a limit.Acquire) (limit.Decision, error) {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/limit"
 )
 
 // Limiter is a handle to one limit: a policy, or a limit sent along. It has nothing of what is counted, costs little to make or
@@ -257,55 +256,6 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 		return nil, got.Decision, nil
 	}
 	return newLease(l.c, q.target, got, ttl, asked), got.Decision, nil
-}
-
-// Reserve is short for ReserveN(ctx, key, 1, 0).
-func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, Decision, error) {
-	return l.ReserveN(ctx, key, 1, 0)
-}
-
-// ReserveN charges n units, n being at least 1, for work whose cost is known only afterwards: n is the most that it may
-// be. The reservation is nil if and only if the decision refuses or the error is not nil. Commit it with the actual cost,
-// or Cancel it, within ttl (1 ms to 1 hour, 0 stands for 1 minute): past that all of it stays charged. Unlike that of
-// golang.org/x/time/rate it does not reserve a moment in the future; a leaky_bucket's Delay is in the Decision.
-//
-// Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
-// nothing.
-func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Duration) (*Reservation, Decision, error) {
-	q := l.question(key, n)
-	switch {
-	case n < 1:
-		return nil, Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
-	case ttl != 0 && (ttl < algo.MinWindow || ttl > limit.MaxReservation):
-		return nil, Decision{}, &Error{ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl)}
-	}
-	if err := q.validate(); err != nil {
-		return nil, Decision{}, err
-	}
-	if err := l.c.begin(ctx); err != nil {
-		return nil, Decision{}, err
-	}
-	defer l.c.running.Done()
-	q.requestID = l.c.requestID()
-	asked := l.c.now()
-	var got held
-	failed, err := l.c.ask(ctx, l.c.retry, func(ctx context.Context) (err error) {
-		got, err = l.c.backend.reserve(ctx, q, ttl)
-		return err
-	})
-	if err != nil || failed || got.Allowed {
-		l.c.memory.admitted(&q.target)
-	}
-	if err != nil {
-		return nil, Decision{}, err
-	}
-	if failed {
-		got = held{Decision: l.c.fallback(q)}
-	}
-	if !got.Allowed {
-		return nil, got.Decision, nil
-	}
-	return newReservation(l.c, q.target, got, ttl, asked), got.Decision, nil
 }
 
 // String describes the limit for messages.

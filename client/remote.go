@@ -381,17 +381,75 @@ func (r *remote) release(ctx context.Context, t target, id string) error {
 	return statusError(err)
 }
 
-func (r *remote) reserve(ctx context.Context, q question, ttl time.Duration) (held, error) {
-	d, err := r.at(&q.target).Reserve(ctx, &weirv1.ReserveRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
+// costOf is a cost as messages have it: absent beside a usage, and where it is not known.
+func (q *question) costOf(use Usage, unknown bool) *int64 {
+	if use != nil || unknown {
+		return nil
+	}
+	return &q.cost
+}
+
+func (q *question) protoReserve(in *reserving) *weirv1.ReserveRequest {
+	return &weirv1.ReserveRequest{
+		Target: q.proto(), Cost: q.costOf(in.usage, in.estimate), Usage: in.usage, Class: in.class, TtlNs: int64(in.ttl), RequestId: q.requestID,
+	}
+}
+
+func (r *remote) reserve(ctx context.Context, q question, in *reserving) (held, error) {
+	d, err := r.at(&q.target).Reserve(ctx, q.protoReserve(in))
 	if err != nil {
 		return held{}, statusError(err)
 	}
 	return held{Decision: protoDecision(d), id: d.GetReservationId()}, nil
 }
 
-func (r *remote) settle(ctx context.Context, t target, id string, cost int64) error {
-	_, err := r.at(&t).Commit(ctx, &weirv1.CommitRequest{Target: t.proto(), ReservationId: id, Cost: &cost})
-	return statusError(err)
+func (r *remote) reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, []string, error) {
+	req := &weirv1.ReserveAllRequest{}
+	for i := range qs {
+		req.Reserves = append(req.Reserves, qs[i].protoReserve(&rs[i]))
+	}
+	most := func() *member { return r.nodes.owners.Load().ofMost(qs) }
+	resp, err := weirv1.NewLimiterClient(preferring{r.nodes, most}).ReserveAll(ctx, req)
+	if err != nil {
+		return AllDecision{}, nil, statusError(err)
+	}
+	if len(resp.GetDecisions()) != len(qs) {
+		return AllDecision{}, nil, fmt.Errorf("client: a node answered %d reservations with %d decisions", len(qs), len(resp.GetDecisions()))
+	}
+	all, ids := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs())}, make([]string, len(qs))
+	for i, d := range resp.GetDecisions() {
+		all.Decisions = append(all.Decisions, protoDecision(d))
+		ids[i] = d.GetReservationId()
+	}
+	return all, ids, nil
+}
+
+func (r *remote) extend(ctx context.Context, q question, id string, use Usage, ttl time.Duration) (Decision, error) {
+	d, err := r.at(&q.target).Extend(ctx, &weirv1.ExtendRequest{
+		Target: q.proto(), ReservationId: id, Cost: q.costOf(use, false), Usage: use, TtlNs: int64(ttl), RequestId: q.requestID,
+	})
+	if err != nil {
+		return Decision{}, statusError(err)
+	}
+	return protoDecision(d), nil
+}
+
+func (r *remote) settle(ctx context.Context, t target, id string, how *settling) (Settled, error) {
+	q := question{target: t, cost: how.cost}
+	in := &weirv1.CommitRequest{Target: t.proto(), ReservationId: id, Cost: q.costOf(how.usage, false), Usage: how.usage, Class: how.class}
+	if how.exact {
+		in.Overrun = weirv1.Overrun_OVERRUN_ERROR
+	}
+	got, err := r.at(&t).Commit(ctx, in)
+	return Settled{Refunded: got.GetRefunded(), Excess: got.GetExcess(), Over: got.GetOverLimit()}, statusError(err)
+}
+
+func (r *remote) charge(ctx context.Context, q question, use Usage) (Decision, error) {
+	d, err := r.at(&q.target).Charge(ctx, &weirv1.ChargeRequest{Target: q.proto(), Cost: q.costOf(use, false), Usage: use, RequestId: q.requestID})
+	if err != nil {
+		return Decision{}, statusError(err)
+	}
+	return protoDecision(d), nil
 }
 
 func (r *remote) refund(ctx context.Context, t target, units int64, requestID string) (int64, error) {
@@ -453,6 +511,7 @@ func (t *target) proto() *weirv1.Target {
 			CountDenied: l.CountDenied,
 			CarryDebt:   l.CarryDebt,
 			MaxDebt:     l.MaxDebt,
+			Anchor:      int32(l.Anchor),
 		}
 		if l.Zone != nil {
 			out.Limit.TimeZone = l.Zone.String()

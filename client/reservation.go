@@ -7,8 +7,32 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 )
+
+// Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies that have prices for them.
+type Usage map[string]int64
+
+// Work says what a reservation is for.
+type Work struct {
+	// Cost is the most that the work may cost, in units. 0, with no Usage, leaves it to the policy's estimate; 1 where it has none.
+	Cost int64
+	// Usage stands in place of Cost.
+	Usage Usage
+	// Class is of what kind the work is, such as the name of a model, for policies whose estimate is auto. At most 128 bytes.
+	Class string
+	// TTL is how long the reservation waits for Commit or Cancel: 1 ms to 1 hour, 0 stands for 1 minute. Past that all of it stays
+	// charged.
+	TTL time.Duration
+}
+
+// Settled is what a commit has changed.
+type Settled struct {
+	Refunded int64 // units given back
+	Excess   int64 // units charged beyond what was reserved
+	Over     bool  // there was no room for all that exceeds what was reserved
+}
 
 // Reservation is a number of units that are charged for work whose cost is known only afterwards, until Commit or
 // Cancel. One that hears neither within its ttl stays charged in full. Its methods are safe for concurrent use; those
@@ -17,64 +41,342 @@ import (
 type Reservation struct {
 	c      *Client
 	target target
-	id     string        // empty: nothing is held, and there is nothing to settle
-	units  int64         // that are charged
-	safe   time.Duration // of Client.now: before, the reservation has surely not run out
+	class  string
+	id     string // empty: nothing is held, and there is nothing to settle
 
-	mu      sync.Mutex // held while settling
+	mu      sync.Mutex    // held while extending and settling
+	units   int64         // that are charged
+	safe    time.Duration // of Client.now: before, the reservation has surely not run out
 	settled bool
 	unheard bool // an attempt was not answered, and may have settled it
 }
 
-// Commit ends the reservation: cost units, at most what was reserved, stay charged and the rest is given back. It takes
+// Reserve is short for ReserveN(ctx, key, 1, 0).
+func (l *Limiter) Reserve(ctx context.Context, key string) (*Reservation, Decision, error) {
+	return l.ReserveN(ctx, key, 1, 0)
+}
+
+// ReserveN is ReserveWork for work that costs at most n units, n being at least 1, with a ttl.
+func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Duration) (*Reservation, Decision, error) {
+	if n < 1 {
+		return nil, Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+	}
+	return l.ReserveWork(ctx, key, Work{Cost: n, TTL: ttl})
+}
+
+// ReserveWork charges the most that some work may cost. The reservation is nil if and only if the decision refuses or the error is
+// not nil. Commit it with the actual cost, or Cancel it, within its ttl: past that all of it stays charged. Extend it in time when
+// the work takes longer or costs more. Unlike that of golang.org/x/time/rate it does not reserve a moment in the future; a
+// leaky_bucket's Delay is in the Decision.
+//
+// Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
+// nothing, and extending it is admitted.
+func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
+	q, in, err := l.work(key, &w)
+	if err != nil {
+		return nil, Decision{}, err
+	}
+	if err := l.c.begin(ctx); err != nil {
+		return nil, Decision{}, err
+	}
+	defer l.c.running.Done()
+	q.requestID = l.c.requestID()
+	asked := l.c.now()
+	var got held
+	failed, err := l.c.ask(ctx, l.c.retry, func(ctx context.Context) (err error) {
+		got, err = l.c.backend.reserve(ctx, q, &in)
+		return err
+	})
+	if err != nil || failed || got.Allowed {
+		l.c.memory.admitted(&q.target)
+	}
+	if err != nil {
+		return nil, Decision{}, err
+	}
+	if failed {
+		got = held{Decision: l.c.fallback(q)}
+	}
+	if !got.Allowed {
+		return nil, got.Decision, nil
+	}
+	return newReservation(l.c, q.target, got, &in, asked), got.Decision, nil
+}
+
+// work is a Work as it is sent.
+func (l *Limiter) work(key string, w *Work) (question, reserving, error) {
+	q := l.question(key, w.Cost)
+	in := reserving{usage: w.Usage, class: w.Class, ttl: w.TTL}
+	if w.Cost == 0 && w.Usage == nil {
+		q.cost, in.estimate = 1, true
+	}
+	err := q.validate()
+	switch {
+	case err != nil:
+	case w.Cost != 0 && w.Usage != nil:
+		err = &Error{ErrInvalid, "usage", "must not be given together with cost"}
+	case len(w.Class) > limit.MaxClass:
+		err = &Error{ErrTooLarge, "class", fmt.Sprintf("must be at most %d bytes long, not %d", limit.MaxClass, len(w.Class))}
+	default:
+		err = validTTL(w.TTL)
+	}
+	return q, in, err
+}
+
+func validTTL(ttl time.Duration) error {
+	if ttl != 0 && (ttl < algo.MinWindow || ttl > limit.MaxReservation) {
+		return &Error{ErrInvalid, "ttl", fmt.Sprintf("must be 0 or %v to %v, not %v", algo.MinWindow, limit.MaxReservation, ttl)}
+	}
+	return nil
+}
+
+// Claim is one part of what ReserveAll reserves.
+type Claim struct {
+	Limiter *Limiter
+	Key     string
+	Work
+}
+
+// ReserveAll reserves several claims together, on whatever nodes, such as those of an organization, a team and a user: all are
+// charged, or none is. The reservations, one for each claim and in its place, are nil if and only if the decision refuses or the
+// error is not nil. Each is extended, committed and cancelled by itself. Claims of the same limit and key are summed into one: the
+// first has the reservation of both, and the others empty ones, for which all calls do nothing.
+//
+// When nobody can be asked the answer is the claims' fail policies' together: admitted, with empty reservations, if all of them
+// fail open.
+func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
+	if len(claims) == 0 || len(claims) > maxBatch {
+		return nil, AllDecision{}, &Error{ErrInvalid, "reserves", fmt.Sprintf("must be 1 to %d, not %d", maxBatch, len(claims))}
+	}
+	qs, ins := make([]question, len(claims)), make([]reserving, len(claims))
+	for i := range claims {
+		var err error
+		if qs[i], ins[i], err = claims[i].Limiter.work(claims[i].Key, &claims[i].Work); err != nil {
+			return nil, AllDecision{}, err
+		}
+	}
+	if err := c.begin(ctx); err != nil {
+		return nil, AllDecision{}, err
+	}
+	defer c.running.Done()
+	asked := c.now()
+	var all AllDecision
+	var ids []string
+	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
+		all, ids, err = c.backend.reserveAll(ctx, qs, ins)
+		return err
+	})
+	for i := range qs {
+		if err != nil || failed || all.Allowed {
+			c.memory.admitted(&qs[i].target)
+		}
+	}
+	if err != nil {
+		return nil, AllDecision{}, err
+	}
+	if failed {
+		all, ids = AllDecision{Allowed: true}, make([]string, len(qs))
+		for i := range qs {
+			all.Decisions = append(all.Decisions, c.fallback(qs[i]))
+			all.Allowed = all.Allowed && all.Decisions[i].Allowed
+		}
+	}
+	if !all.Allowed {
+		return nil, all, nil
+	}
+	out := make([]*Reservation, len(qs))
+	first := make(map[[3]string]*Reservation)
+	for i := range qs {
+		got := held{Decision: all.Decisions[i], id: ids[i]}
+		of := [3]string{qs[i].policy, qs[i].scope, qs[i].key}
+		if before := first[of]; before != nil && got.id != "" {
+			before.units += got.Granted
+			got.id = ""
+		}
+		out[i] = newReservation(c, qs[i].target, got, &ins[i], asked)
+		if got.id != "" {
+			first[of] = out[i]
+		}
+	}
+	return out, all, nil
+}
+
+// Charge adds n units that have already been used, n being at least 1, whether or not there is room for them: the Decision's
+// Allowed says whether there was, and Granted what was charged, which is n but for a max_debt. It takes a role of its own, charge.
+// With WithRetry it is repeated under an id of the client's own. It fails with ErrUnavailable when nobody could be asked; no fail
+// policy answers for it.
+func (l *Limiter) Charge(ctx context.Context, key string, n int64) (Decision, error) {
+	return l.ChargeWithID(ctx, key, n, l.c.requestID())
+}
+
+// ChargeWithID is a Charge that may be repeated: under the same requestID, of at most 128 bytes, units are charged once, and the
+// answer is the same again for as long as the cluster remembers it (the window, 1 to 5 minutes).
+func (l *Limiter) ChargeWithID(ctx context.Context, key string, n int64, requestID string) (Decision, error) {
+	if n < 1 {
+		return Decision{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be at least 1, not %d", n)}
+	}
+	return l.charge(ctx, key, n, nil, requestID)
+}
+
+// ChargeUsage is ChargeWithID for tokens of which the policy has the prices.
+func (l *Limiter) ChargeUsage(ctx context.Context, key string, use Usage, requestID string) (Decision, error) {
+	if len(use) == 0 {
+		return Decision{}, &Error{ErrInvalid, "usage", "must not be empty"}
+	}
+	return l.charge(ctx, key, 0, use, requestID)
+}
+
+func (l *Limiter) charge(ctx context.Context, key string, n int64, use Usage, requestID string) (d Decision, err error) {
+	q := l.question(key, n)
+	q.requestID = requestID
+	if err := q.validate(); err != nil {
+		return d, err
+	}
+	if err := l.c.begin(ctx); err != nil {
+		return d, err
+	}
+	defer l.c.running.Done()
+	_, err = l.c.call(ctx, requestID != "", func(ctx context.Context) (err error) {
+		d, err = l.c.backend.charge(ctx, q, use)
+		return err
+	})
+	return d, err
+}
+
+// Extend adds n units to the reservation, n being 0 or more, if there is room for them, and lets it wait for ttl from now on; a ttl
+// of 0 leaves that as it was. When the Decision refuses nothing has changed: the work had better end. It fails with ErrNotFound when
+// the reservation has run out. Under FailOpen, when nobody can be asked, the Decision is FailedOpen, and what is used beyond the
+// reservation is charged by Commit.
+func (r *Reservation) Extend(ctx context.Context, n int64, ttl time.Duration) (Decision, error) {
+	return r.extend(ctx, n, nil, ttl)
+}
+
+// ExtendUsage is Extend by tokens of which the policy has the prices.
+func (r *Reservation) ExtendUsage(ctx context.Context, use Usage, ttl time.Duration) (Decision, error) {
+	if len(use) == 0 {
+		return Decision{}, &Error{ErrInvalid, "usage", "must not be empty"}
+	}
+	return r.extend(ctx, 0, use, ttl)
+}
+
+func (r *Reservation) extend(ctx context.Context, n int64, use Usage, ttl time.Duration) (d Decision, err error) {
+	if r == nil || r.id == "" {
+		return Decision{Allowed: true, Granted: n, Limit: Unlimited, Remaining: Unlimited}, nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	q := question{target: r.target, cost: n, requestID: r.c.requestID()}
+	if err := q.validate(); err != nil {
+		return d, err
+	}
+	if err := validTTL(ttl); err != nil {
+		return d, err
+	}
+	switch {
+	case r.settled:
+		return d, &Error{ErrNotFound, "reservation_id", "has been settled"}
+	case n == 0 && use == nil && ttl == 0:
+		return d, &Error{ErrInvalid, "cost", "must not be 0 when the ttl is 0"}
+	}
+	if err := r.c.begin(ctx); err != nil {
+		return d, err
+	}
+	defer r.c.running.Done()
+	asked := r.c.now()
+	failed, err := r.c.ask(ctx, r.c.retry, func(ctx context.Context) (err error) {
+		d, err = r.c.backend.extend(ctx, q, r.id, use, ttl)
+		return err
+	})
+	switch {
+	case err != nil:
+		return Decision{}, err
+	case failed:
+		return r.c.fallback(q), nil
+	case d.Allowed:
+		r.c.memory.admitted(&r.target)
+		r.units += d.Granted
+		if ttl != 0 && !d.FailedOpen {
+			r.safe = asked + limit.Shortened(ttl)
+		}
+	}
+	return d, nil
+}
+
+// Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is charged, whether
+// or not there is room for it. It takes
 // at most the client's timeout. It fails with ErrNotFound when the reservation has run out and with ErrUnavailable when
 // nobody could be asked; in both cases all of it stays charged, in the second until it is called again in time.
 func (r *Reservation) Commit(cost int64) error {
-	switch {
-	case r == nil || r.id == "":
-		return nil
-	case cost < 0 || cost > r.units:
-		return &Error{ErrInvalid, "cost", fmt.Sprintf("must be 0 to the %d units that were reserved, not %d", r.units, cost)}
+	_, err := r.CommitCost(cost)
+	return err
+}
+
+// CommitCost is Commit, and says what it has changed.
+func (r *Reservation) CommitCost(cost int64) (Settled, error) {
+	if cost < 0 || cost > algo.MaxLimit {
+		return Settled{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be 0 to 2^53, not %d", cost)}
 	}
-	return r.settle(cost)
+	return r.settle(&settling{cost: cost})
+}
+
+// CommitUsage is Commit for tokens of which the policy has the prices.
+func (r *Reservation) CommitUsage(use Usage) (Settled, error) {
+	if len(use) == 0 {
+		return Settled{}, &Error{ErrInvalid, "usage", "must not be empty"}
+	}
+	return r.settle(&settling{usage: use})
+}
+
+// Units returns how many units are reserved.
+func (r *Reservation) Units() int64 {
+	if r == nil {
+		return 0
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.units
 }
 
 // Cancel ends the reservation and gives back all of it. It takes as long, and fails for the same reasons, as Commit.
 func (r *Reservation) Cancel() error {
-	if r == nil || r.id == "" {
-		return nil
-	}
-	return r.settle(0)
+	_, err := r.settle(&settling{})
+	return err
 }
 
-func (r *Reservation) settle(cost int64) error {
+func (r *Reservation) settle(how *settling) (got Settled, err error) {
+	if r == nil || r.id == "" {
+		return got, nil
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.settled {
-		return nil
+		return got, nil
 	}
 	if err := r.c.begin(r.c.ctx); err != nil {
-		return ErrClosed
+		return got, ErrClosed
 	}
 	defer r.c.running.Done()
 	defer r.c.memory.forget(&r.target)
-	_, err := r.c.call(r.c.ctx, true, func(ctx context.Context) error {
-		err := r.c.backend.settle(ctx, r.target, r.id, cost)
+	if how.cost > 0 || how.usage != nil {
+		how.class = r.class
+	}
+	_, err = r.c.call(r.c.ctx, true, func(ctx context.Context) (err error) {
+		got, err = r.c.backend.settle(ctx, r.target, r.id, how)
 		r.unheard = r.unheard || errors.Is(err, ErrUnavailable)
 		return err
 	})
 	// A reservation that is gone before its time was settled by the attempt whose answer did not come.
 	r.settled = err == nil || errors.Is(err, ErrNotFound) && r.unheard && r.c.now() < r.safe
 	if r.settled {
-		return nil
+		return got, nil
 	}
-	return err
+	return Settled{}, err
 }
 
 // newReservation is what reserve at asked was given. The owner reckons its life from a later moment than this one does.
-func newReservation(c *Client, t target, got held, ttl, asked time.Duration) *Reservation {
+func newReservation(c *Client, t target, got held, in *reserving, asked time.Duration) *Reservation {
+	ttl := in.ttl
 	if ttl == 0 {
 		ttl = limit.DefaultReservation
 	}
-	return &Reservation{c: c, target: t, id: got.id, units: got.Granted, safe: asked + limit.Shortened(ttl)}
+	return &Reservation{c: c, target: t, class: in.class, id: got.id, units: got.Granted, safe: asked + limit.Shortened(ttl)}
 }

@@ -85,17 +85,60 @@ func (s *service) release(ctx context.Context, t target, id string) error {
 	return serviceError(err)
 }
 
-func (s *service) reserve(ctx context.Context, q question, ttl time.Duration) (held, error) {
-	d, err := s.svc.Reserve(ctx, limit.Reserve{Target: q.service(), Cost: q.cost, TTL: ttl, RequestID: q.requestID})
+func (q *question) amount(use Usage) limit.Amount {
+	if use != nil {
+		return limit.Amount{Usage: limit.Usage(use)}
+	}
+	return limit.Amount{Cost: q.cost}
+}
+
+func (q *question) reserve(r *reserving) limit.Reserve {
+	return limit.Reserve{
+		Target: q.service(), Amount: q.amount(r.usage), Estimate: r.estimate, Class: r.class, TTL: r.ttl, RequestID: q.requestID,
+	}
+}
+
+func (s *service) reserve(ctx context.Context, q question, r *reserving) (held, error) {
+	d, err := s.svc.Reserve(ctx, q.reserve(r))
 	if err != nil {
 		return held{}, serviceError(err)
 	}
 	return held{Decision: serviceDecision(&d), id: d.ReservationID}, nil
 }
 
-func (s *service) settle(ctx context.Context, t target, id string, cost int64) error {
-	_, err := s.svc.Commit(ctx, t.service(), id, cost)
-	return serviceError(err)
+func (s *service) reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, []string, error) {
+	asks := make([]limit.Reserve, len(qs))
+	for i := range qs {
+		asks[i] = qs[i].reserve(&rs[i])
+	}
+	all, err := s.svc.ReserveAll(ctx, asks)
+	if err != nil {
+		return AllDecision{}, nil, serviceError(err)
+	}
+	out, ids := AllDecision{Allowed: all.Allowed, Delay: all.Delay}, make([]string, len(all.Decisions))
+	for i := range all.Decisions {
+		out.Decisions = append(out.Decisions, serviceDecision(&all.Decisions[i]))
+		ids[i] = all.Decisions[i].ReservationID
+	}
+	return out, ids, nil
+}
+
+func (s *service) extend(ctx context.Context, q question, id string, use Usage, ttl time.Duration) (Decision, error) {
+	d, err := s.svc.Extend(ctx, limit.Extend{Target: q.service(), Amount: q.amount(use), ReservationID: id, TTL: ttl, RequestID: q.requestID})
+	return serviceDecision(&d), serviceError(err)
+}
+
+func (s *service) settle(ctx context.Context, t target, id string, how *settling) (Settled, error) {
+	q := question{target: t, cost: how.cost}
+	got, err := s.svc.Commit(ctx, limit.Commit{
+		Target: t.service(), Amount: q.amount(how.usage), ReservationID: id, Exact: how.exact, Class: how.class,
+	})
+	return Settled(got), serviceError(err)
+}
+
+func (s *service) charge(ctx context.Context, q question, use Usage) (Decision, error) {
+	d, err := s.svc.Charge(ctx, limit.Charge{Target: q.service(), Amount: q.amount(use), RequestID: q.requestID})
+	return serviceDecision(&d), serviceError(err)
 }
 
 func (s *service) refund(ctx context.Context, t target, units int64, requestID string) (int64, error) {

@@ -52,8 +52,9 @@ func (s *script) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, 
 	return s.reserve(ctx, r)
 }
 
-func (s *script) Commit(ctx context.Context, _ limit.Target, id string, cost int64) (int64, error) {
-	return s.commit(ctx, id, cost)
+func (s *script) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
+	n, err := s.commit(ctx, c.ReservationID, c.Cost)
+	return limit.Settled{Refunded: n}, err
 }
 
 func (s *script) Refund(ctx context.Context, _ limit.Target, units int64, _ string) (int64, error) {

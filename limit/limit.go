@@ -54,20 +54,6 @@ type Acquire struct {
 	RequestID string
 }
 
-// Reserve asks for units for work whose cost is only known afterwards: the most that it may cost is charged now.
-type Reserve struct {
-	Target
-	Cost      int64         // the most that the work may cost; front ends put 1 when absent
-	TTL       time.Duration // at most MaxReservation; 0 stands for DefaultReservation
-	RequestID string
-}
-
-// How long a reservation waits for its Commit or Cancel.
-const (
-	DefaultReservation = time.Minute
-	MaxReservation     = time.Hour
-)
-
 // LimitStatus is one limit of a policy that has several, as part of a Decision.
 type LimitStatus struct {
 	Limit      int64 // algo.Unlimited when there is none
@@ -89,7 +75,7 @@ type Decision struct {
 	ResetAfter time.Duration // until the state is as new
 	Delay      time.Duration // leaky_bucket: wait this long before going ahead
 	LeaseID    string        // Acquire: what Renew and Release take; empty when nothing is held (refused, unlimited, failed open)
-	// ReservationID is what Commit and Cancel take; only of Reserve, and empty when nothing is held (refused, unlimited,
+	// ReservationID is what Extend, Commit and Cancel take; only of Reserve and Extend, and empty when nothing is held (refused, unlimited,
 	// failed open, shadow).
 	ReservationID string
 	RequestID     string // as the caller gave it
@@ -107,11 +93,14 @@ type Decision struct {
 	Limits []LimitStatus
 }
 
-// AllDecision is the answer to an atomic check.
+// AllDecision is the answer to an atomic check, or to a ReserveAll.
 type AllDecision struct {
 	// Allowed is set when every check was allowed: all are charged then. Otherwise none is.
 	Allowed bool
 	Delay   time.Duration // the largest of the Decisions'; 0 when refused
+	// ReservationID is, of ReserveAll, what Extend, Commit and Cancel take for each of the targets whose Decision has it, too; empty
+	// when nothing is held.
+	ReservationID string
 	// Decisions has one for each check, in order. When the whole is refused each tells whether that check was refused or
 	// would have passed by itself; Granted is 0 in all of them.
 	Decisions []Decision
@@ -147,13 +136,27 @@ type Service interface {
 	// Reserve charges units until Commit or Cancel says what to keep of them. A reservation that hears nothing within
 	// its TTL stays charged. Not for concurrency policies. Errors are *Error.
 	Reserve(ctx context.Context, r Reserve) (Decision, error)
-	// Commit ends a reservation: of what it charged, cost (0 to what was reserved) stays and the rest is given back. It
-	// returns how many units were: fewer than the rest when some had left their window. Repeated with the same cost it returns
+	// ReserveAll makes one reservation of several targets, on whatever nodes: all are charged, or none is. Repeats of a target are
+	// summed into one. Two such calls may both be refused for the last unit. A RequestID is an error. What is held is extended,
+	// committed and cancelled for each target by itself, all under the ReservationID of the answer. An error, which names the
+	// element like those of Check ("reserves[3].key"), means that nothing was admitted; what may have been charged all the same,
+	// because a node was lost on the way, is cancelled, or stays charged.
+	ReserveAll(ctx context.Context, rs []Reserve) (AllDecision, error)
+	// Extend adds units to a pending reservation where there is room for them, prolongs it, or both; refused, it does neither. A
+	// reservation that is not pending is an *Error of kind NotFound.
+	Extend(ctx context.Context, e Extend) (Decision, error)
+	// Commit ends a reservation: of what it charged, the cost stays, the rest is given back, and what the cost exceeds it by is
+	// charged as by Charge, unless the Commit is Exact. Repeated with the same cost it returns
 	// the same again, for as long as a request id is remembered. Otherwise a reservation that is not pending (ended with another
 	// cost, its TTL over, unknown) is an *Error of kind NotFound; nothing changes then.
-	Commit(ctx context.Context, t Target, reservationID string, cost int64) (int64, error)
+	Commit(ctx context.Context, c Commit) (Settled, error)
 	// Cancel ends a reservation and gives back what it charged: a Commit with cost 0.
 	Cancel(ctx context.Context, t Target, reservationID string) (int64, error)
+	// Charge adds a cost that has already happened. It never refuses: Allowed says whether there was room, and Granted is the cost,
+	// or less where the limit's MaxDebt does not let it go so far beyond. Repeated under the same RequestID it charges nothing and
+	// answers alike. Where the key is unlimited or blocked nothing is counted. An owner that cannot be asked is an *Error of kind
+	// Unavailable: the charge may have been made, and is safely repeated under its RequestID. Not for concurrency policies.
+	Charge(ctx context.Context, c Charge) (Decision, error)
 	// Refund gives units back, the oldest first, never below zero, and returns how many were. Repeated under the same
 	// requestID, if that is not empty, it gives nothing back and returns the same again.
 	Refund(ctx context.Context, t Target, units int64, requestID string) (int64, error)
@@ -201,7 +204,12 @@ func (e *Error) In(i, n int) *Error {
 	if n == 1 {
 		return e
 	}
-	return &Error{Kind: e.Kind, Field: "checks[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message}
+	return e.InList("checks", i)
+}
+
+// InList returns the error as one of element i of a list.
+func (e *Error) InList(list string, i int) *Error {
+	return &Error{Kind: e.Kind, Field: list + "[" + strconv.Itoa(i) + "]." + e.Field, Message: e.Message}
 }
 
 // GubernatorNamespace begins the names of the namespaces of limits that Gubernator's callers send; see InlineScope.

@@ -34,21 +34,55 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if err != nil {
 		return limit.AllDecision{}, err
 	}
-	return all.decision(checks, allowed), nil
+	costs := make([]int64, len(checks))
+	for i := range checks {
+		costs[i] = checks[i].Cost
+	}
+	return all.decision(costs, allowed), nil
 }
 
-// together is the checks of one atomic check.
+// together is the checks of one atomic check, or what one reservation of several targets is made of.
 type together struct {
 	ops   []Op  // one for each target
 	of    []int // of each check, its op
 	first []int // of each op, the first of its checks, which an error names
+	list  string
+	known map[state]int // ops by what they are about
+}
+
+// newTogether is for n elements of a list, which errors name.
+func newTogether(n int, list string) *together {
+	return &together{ops: make([]Op, 0, n), of: make([]int, n), list: list, known: make(map[state]int)}
+}
+
+// add adds the operation of element i, which is prepared, to those before it that are about the same state.
+func (a *together) add(i int, op *Op) *limit.Error {
+	s := op.state()
+	at, repeated := a.known[s]
+	if !repeated {
+		a.known[s] = len(a.ops)
+		a.of[i] = len(a.ops)
+		a.ops = append(a.ops, *op)
+		a.first = append(a.first, i)
+		return nil
+	}
+	sum := &a.ops[at]
+	a.of[i] = at
+	switch {
+	case op.inline != sum.inline && *op.Limit != *sum.Limit:
+		return limit.NewError(limit.Invalid, "limit", "differs from an earlier element's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
+	case op.Cost > algo.MaxLimit-sum.Cost:
+		return limit.NewError(limit.Invalid, "cost", "and the costs of the earlier elements of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
+	}
+	sum.Cost += op.Cost
+	sum.TTL = max(sum.TTL, op.TTL)
+	return nil
 }
 
 // together sums up the checks that are about the same state. All that can be wrong with one without knowing its policy
 // is an error here.
 func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
-	all := &together{ops: make([]Op, 0, len(checks)), of: make([]int, len(checks))}
-	known := make(map[state]int)
+	all := newTogether(len(checks), "checks")
 	hold := min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) // longer than this node takes to settle
 	for i := range checks {
 		op := Op{Kind: OpReserve, Check: checks[i], TTL: hold, Atomic: true}
@@ -56,30 +90,12 @@ func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 		if err == nil {
 			err = l.prepare(&op)
 		}
-		if err != nil {
-			return nil, err.In(i, len(checks))
-		}
-		s := op.state()
-		at, repeated := known[s]
-		if !repeated {
-			known[s] = len(all.ops)
-			all.of[i] = len(all.ops)
-			all.ops = append(all.ops, op)
-			all.first = append(all.first, i)
-			continue
-		}
-		sum := &all.ops[at]
-		all.of[i] = at
-		switch {
-		case op.inline != sum.inline && *op.Limit != *sum.Limit:
-			err = limit.NewError(limit.Invalid, "limit", "differs from an earlier check's on the same state, namespace, algorithm, window and shape being the same: send the same limit in both")
-		case op.Cost > algo.MaxLimit-sum.Cost:
-			err = limit.NewError(limit.Invalid, "cost", "and the costs of the earlier checks of the same key add up to more than the largest cost, 9007199254740992 (2^53)")
+		if err == nil {
+			err = all.add(i, &op)
 		}
 		if err != nil {
 			return nil, err.In(i, len(checks))
 		}
-		sum.Cost += op.Cost
 	}
 	if len(all.ops) == 1 {
 		return all, nil // one state decides by itself: there is nothing to settle
@@ -109,8 +125,13 @@ func suitsAtomic(op *Op) *limit.Error {
 // err is the error of the first check that could not be decided.
 func (a *together) err() error {
 	for i := range a.ops {
-		if err := a.ops[i].Outcome.Err; err != nil {
+		err := a.ops[i].Outcome.Err
+		switch {
+		case err == nil:
+		case a.list == "checks":
 			return err.In(a.first[i], len(a.of))
+		default:
+			return err.InList(a.list, a.first[i])
 		}
 	}
 	return nil
@@ -125,21 +146,24 @@ func (a *together) allowed() bool {
 	return true
 }
 
-// decision is the answer, when everything has been heard.
-func (a *together) decision(checks []limit.Check, allowed bool) limit.AllDecision {
-	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(checks))}
+// decision is the answer, when everything has been heard, to elements of such costs.
+func (a *together) decision(costs []int64, allowed bool) limit.AllDecision {
+	out := limit.AllDecision{Allowed: allowed, Decisions: make([]limit.Decision, len(costs))}
 	for i := range a.ops {
 		d := &a.ops[i].Outcome.Decision
 		if held := d.ReservationID != ""; held && !allowed {
 			giveBack(d, d.Granted)
 		}
-		d.ReservationID, d.RememberFor = "", 0
+		d.RememberFor = 0
+		if !allowed || a.list == "checks" {
+			d.ReservationID = "" // it is not for the caller to settle, or has been cancelled
+		}
 	}
-	for i := range checks {
+	for i := range costs {
 		d := &out.Decisions[i]
 		*d = a.ops[a.of[i]].Outcome.Decision
 		if d.Granted = 0; allowed {
-			d.Granted = checks[i].Cost
+			d.Granted = costs[i]
 			out.Delay = max(out.Delay, d.Delay)
 		} else {
 			d.Delay = 0

@@ -78,7 +78,7 @@ func TestEqualHashes(t *testing.T) {
 						got, want = said(0, entry.Reset(t.Context(), at)), said(0, oracle.Reset(t.Context(), at))
 						gaveBack = true
 					case 2, 3:
-						r := limit.Reserve{Target: at, Cost: 1 + random.Int64N(2), TTL: time.Minute, RequestID: id}
+						r := limit.Reserve{Target: at, Amount: limit.Amount{Cost: 1 + random.Int64N(2)}, TTL: time.Minute, RequestID: id}
 						d, err := entry.Reserve(t.Context(), r)
 						o, wrong := oracle.Reserve(t.Context(), r)
 						what, got, want = fmt.Sprintf("reserve %+v", r), said(d.Granted, err), said(o.Granted, wrong)
@@ -91,9 +91,12 @@ func TestEqualHashes(t *testing.T) {
 						}
 						// Most are of another key than they are settled at.
 						r := reservations[max(len(reservations)-1-random.IntN(8), 0)]
-						keep := random.Int64N(2)
+						keep := random.Int64N(4)
+						commit := func(id string) limit.Commit {
+							return limit.Commit{Target: at, ReservationID: id, Amount: limit.Amount{Cost: keep}}
+						}
 						what = fmt.Sprintf("commit %+v %s %d", at, r[0], keep)
-						got, want = said(entry.Commit(t.Context(), at, r[0], keep)), said(oracle.Commit(t.Context(), at, r[1], keep))
+						got, want = said(entry.Commit(t.Context(), commit(r[0]))), said(oracle.Commit(t.Context(), commit(r[1])))
 						gaveBack = true
 					case 8:
 						all := make([]limit.Check, 2)

@@ -64,7 +64,7 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 	}
 	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
 	switch op.Kind {
-	case OpCheck, OpAcquire, OpReserve:
+	case OpCheck, OpAcquire, OpReserve, OpExtend:
 		l.admit(e, rule, k, op, now)
 	case OpRenew:
 		if err := ttlFits(op, rule); err != nil {
@@ -93,7 +93,7 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		op.Outcome.Refunded = n
 		l.failed(e, op, err)
 	case OpSettle:
-		l.settle(e, rule, k, op, now.Instant)
+		l.settle(e, rule, k, op, now)
 	case OpReset:
 		l.failed(e, op, l.store.Reset(k, rule.Scope))
 	}
@@ -150,7 +150,7 @@ func (l *Limiter) unknown(op *Op) {
 // answer answers an operation for a key without a state: one that is unlimited, or blocked (limit 0).
 func (l *Limiter) answer(s *policyStats, op *Op, units int64, shadowMode bool) {
 	switch op.Kind {
-	case OpCheck, OpAcquire, OpReserve:
+	case OpCheck, OpAcquire, OpReserve, OpExtend:
 		d := &op.Outcome.Decision
 		*d = limit.Decision{Policy: policyName(op), Allowed: true, Granted: op.Cost, Limit: units, Remaining: units, RequestID: op.RequestID}
 		if units != algo.Unlimited {
@@ -217,7 +217,7 @@ func fits(op *Op, concurrency bool, limits algo.Limits) *limit.Error {
 		case concurrency:
 			return invalid(targetField(op), "is a concurrency limit, which has no reservations: acquire a lease")
 		}
-	case OpSettle:
+	case OpSettle, OpExtend:
 		if concurrency {
 			return invalid(targetField(op), "is a concurrency limit, which has no reservations: release the lease")
 		}
@@ -252,6 +252,8 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 	switch op.Kind {
 	case OpReserve:
 		call.Reservation, call.ReserveFor, call.ReserveOnce = op.Reservation, op.TTL, op.Atomic
+	case OpExtend:
+		call.Reservation, call.ReserveFor, call.Extend = op.Reservation, op.TTL, true
 	case OpAcquire:
 		if op.Outcome.Err = ttlFits(op, rule); op.Outcome.Err != nil {
 			return
@@ -286,7 +288,8 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 		}
 	}
 	if got.Reservation != (ReservationID{}) {
-		d.ReservationID = hex.EncodeToString(got.Reservation[:])
+		whole := got.Reservation.Whole()
+		d.ReservationID = hex.EncodeToString(whole[:])
 	}
 }
 
@@ -370,6 +373,10 @@ func (l *Limiter) failed(e *entry, op *Op, err error) {
 		op.Outcome.NotHolder, op.Outcome.shut = &Holder{}, true // nothing was done, and whoever holds it is to be asked
 	case op.asks() && errors.Is(err, store.ErrNoGrant):
 		op.Outcome.ungranted = true
+	case errors.Is(err, store.ErrNotPending):
+		op.Outcome.Err = notPending()
+	case errors.Is(err, store.ErrReservations) && !op.Atomic:
+		op.Outcome.Err = reservationsError(err)
 	case op.asks() && errors.Is(err, store.ErrFull):
 		l.fail(e, op)
 	default:
@@ -445,6 +452,17 @@ func quotaWindow(l *algo.Limit) time.Duration {
 		q++
 	}
 	return time.Duration(q)
+}
+
+// reservationsError says which bound a reservation, or what extends one, has met.
+func reservationsError(err error) *limit.Error {
+	switch {
+	case errors.Is(err, store.ErrKeyReservations):
+		return limit.NewError(limit.Unavailable, "key", "has as many pending reservations and extensions as a key may have (--max-key-reservations): commit or cancel some")
+	case errors.Is(err, store.ErrShareReservations):
+		return limit.NewError(limit.Unavailable, "", "the caller has more than its part of the pending reservations of the node that decides for this key (--max-reservations): commit or cancel some")
+	}
+	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has as many pending reservations as it may have (--max-reservations): commit or cancel some")
 }
 
 func storeError(err error) *limit.Error {

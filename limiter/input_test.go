@@ -193,8 +193,10 @@ func FuzzOp(f *testing.F) {
 	f.Cleanup(l.Close)
 	f.Fuzz(func(t *testing.T, kind uint8, policy, key, namespace string, cost, ttl int64, id, lease string,
 		algorithm uint8, lim, window, capacity int64, slots int32, period uint8, flag bool) {
-		op := &Op{Kind: OpKind(kind%6 + 1), LeaseID: lease, TTL: time.Duration(ttl), Hops: 1, Check: limit.Check{
+		op := &Op{Kind: OpKind(kind%9 + 1), LeaseID: lease, TTL: time.Duration(ttl), Hops: 1, Check: limit.Check{
 			Target: limit.Target{Policy: policy, Key: key, Namespace: namespace}, Cost: cost, Partial: flag, RequestID: id}}
+		copy(op.Reservation[:12], lease)
+		op.Exact = flag
 		if algorithm != 0 {
 			op.Limit = &algo.Limit{Algorithm: algo.Algorithm(algorithm), Limit: lim, Window: time.Duration(window), Capacity: capacity,
 				Slots: slots, Period: algo.Period(period), CountDenied: flag, CarryDebt: flag, MaxDebt: ttl}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/estimate"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/refusal"
 	"github.com/weirlimit/weir/limit"
@@ -88,6 +89,9 @@ type Config struct {
 	MaxKeys                        int64         // states kept at most; 0: no bound
 	MaxMemory                      int64         // bytes for states; 0: no bound
 	MaxRequestIDs                  int           // remembered request ids per partition; 0: the store's default; negative: none
+	// MaxReservations bounds the pending reservations of all keys together, and MaxKeyReservations those of one key; each Extend counts
+	// as one more. 0: DefaultReservations and DefaultKeyReservations; negative: none.
+	MaxReservations, MaxKeyReservations int
 	// MaxInFlight bounds the operations that wait here, for other nodes or for copies, whoever sent them; 0 stands for
 	// DefaultMaxInFlight. Beyond it they are answered by on_error at once. Of named callers none
 	// has all of them: see internal/fairshare.
@@ -127,6 +131,7 @@ type Limiter struct {
 	refusals  refusal.Cache[refusalKey, limit.Decision] // of checks that other nodes decide
 	inquiries inquiries                                 // about these keys
 	settling  background
+	estimates estimate.Estimator // of policies that learn how much to reserve
 
 	changed chan struct{}
 	quit    chan struct{}
@@ -152,6 +157,7 @@ func New(cfg Config) *Limiter {
 	}
 	states := store.Config{
 		Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
+		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
 		Shut: cfg.Ownership != nil, Urgent: cfg.Urgent, ShareOf: limit.ShareOf,
 	}
 	if cfg.Ownership == nil {
@@ -196,6 +202,10 @@ func (l *Limiter) Close() {
 // under it in the background, within about a second for some millions of them, and each at its next check at the latest.
 func (l *Limiter) SetPolicies(set *policy.Set) {
 	l.table.Store(l.compile(set))
+	l.estimates.Keep(func(name string) bool {
+		p, ok := set.Get(name)
+		return ok && p.EstimateAuto
+	})
 	select {
 	case l.changed <- struct{}{}:
 	default: // a pass is due already and will see this set
@@ -211,6 +221,12 @@ func (l *Limiter) Store() store.Stats { return l.store.Stats() }
 // Shares returns what the policies, the namespaces of inline limits and the callers have in this node's store, each in order of
 // bytes, the largest first; see store.Store.Shares.
 func (l *Limiter) Shares() (policies, namespaces, callers []store.Share) { return l.store.Shares() }
+
+// The bounds on pending reservations of a node that is not told others.
+const (
+	DefaultReservations    = store.DefaultReservations
+	DefaultKeyReservations = store.DefaultKeyReservations
+)
 
 const (
 	sweepEvery = 100 * time.Millisecond
@@ -282,11 +298,7 @@ func keepAlone(cfg *store.Config) {
 	if cfg.MaxRequestIDs == 0 {
 		cfg.MaxRequestIDs = store.DefaultRequestIDs
 	}
-	if cfg.MaxReservations == 0 {
-		cfg.MaxReservations = store.DefaultReservations
-	}
 	cfg.MaxRequestIDs *= more
-	cfg.MaxReservations *= more
 }
 
 func (l *Limiter) partition(hash uint64) int {

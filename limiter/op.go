@@ -25,6 +25,7 @@ const (
 	OpReset   OpKind = 6
 	OpReserve OpKind = 7
 	OpSettle  OpKind = 8
+	OpExtend  OpKind = 9
 )
 
 // ReservationID names a reservation; the zero value is none.
@@ -33,17 +34,18 @@ type ReservationID = store.ReservationID
 // Op is one operation on its way to the node that decides, and its Outcome once it has been there.
 type Op struct {
 	Kind OpKind
-	// Target always; Cost for check, acquire, reserve, refund and settle (what it keeps); Partial and Always for check; RequestID for
-	// check, acquire, reserve and refund.
+	// Target always; Cost for check, acquire, reserve, extend, refund and settle (what it keeps); Partial and Always for check;
+	// RequestID for check, acquire, reserve, extend and refund.
 	limit.Check
 	LeaseID string        // renew, release
-	TTL     time.Duration // acquire, renew, reserve
+	TTL     time.Duration // acquire, renew, reserve, extend
 	Hops    int           // how often it has been forwarded
 	Left    time.Duration // of what a peer sent: how long an answer is waited for; 0: not said
-	// Reservation is the id that a reserve charges under, and that settle ends. It is chosen where the call came in, which
+	// Reservation is the id that a reserve charges under, that extend adds to, and that settle ends. It is chosen where the call came in, which
 	// can therefore settle one whose answer it never got. Zero, of reserve: nobody is going to settle it.
 	Reservation ReservationID
 	Atomic      bool // reserve: part of an atomic check
+	Exact       bool // settle: to keep more than was reserved is an error
 	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
 	Trace string
 
@@ -67,7 +69,9 @@ type Op struct {
 func (op *Op) Partition() int { return op.partition }
 
 // asks says whether the operation asks for something, so that on_error can answer it.
-func (op *Op) asks() bool { return op.Kind == OpCheck || op.Kind == OpAcquire || op.Kind == OpReserve }
+func (op *Op) asks() bool {
+	return op.Kind == OpCheck || op.Kind == OpAcquire || op.Kind == OpReserve || op.Kind == OpExtend
+}
 
 // givesBack says whether the operation can make a check pass that was refused before.
 func (op *Op) givesBack() bool {
@@ -79,9 +83,10 @@ func (out *Outcome) pending() bool { return out.ticket != 0 || out.NotHolder != 
 
 // Outcome is what came of an operation. One of Err, NotHolder and Unreachable is set when nothing was done.
 type Outcome struct {
-	Decision  limit.Decision // check, acquire, reserve
+	Decision  limit.Decision // check, acquire, reserve, extend
 	ExpiresIn time.Duration  // renew
 	Refunded  int64          // refund, settle
+	Excess    int64          // settle: charged beyond what was reserved
 
 	Err       *limit.Error
 	NotHolder *Holder // the receiver does not decide for the partition, and who does as far as it knows
@@ -96,6 +101,7 @@ type Outcome struct {
 	// Side by side: there are thousands of operations in large batches, and alone each of these would take eight bytes.
 	Unreachable bool // no answer came; whether it was carried out is not known
 	Released    bool // release
+	Over        bool // settle: there was no room for all of the excess
 	parked      bool // with NotHolder: this node waited, and there is a holder now
 	shut        bool // with NotHolder: it was this node that turned out not to be the holder
 	// ungranted: nothing was done, because this node is the holder and may not decide under a strict rule at the moment.
@@ -128,17 +134,16 @@ func (l *Limiter) prepare(op *Op) *limit.Error {
 			return limit.NewError(limit.Invalid, "lease_id", "is not one that acquire gave: 16 hexadecimal digits, not all of them 0")
 		}
 		op.lease = id
-	case OpReserve:
+	case OpReserve, OpExtend:
 		if op.TTL > limit.MaxReservation {
 			return limit.NewError(limit.Invalid, "ttl", "is longer than the longest for a reservation, 1h")
 		}
-		if op.TTL == 0 {
+		if op.TTL == 0 && op.Kind == OpReserve {
 			op.TTL = limit.DefaultReservation
 		}
-	case OpSettle:
-		if op.Reservation == (ReservationID{}) {
-			return limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave")
-		}
+	}
+	if op.Reservation != op.Reservation.Whole() || op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
+		return limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave")
 	}
 	op.partition = l.partition(op.hash)
 	return nil
@@ -206,7 +211,7 @@ func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	case c.Cost < 0 && kind == OpRefund:
 		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")
 	case c.Cost < 0 && kind == OpSettle:
-		return limit.NewError(limit.Invalid, "cost", "is negative: it must be 0 to what was reserved")
+		return limit.NewError(limit.Invalid, "cost", "is negative: it must be at least 0")
 	case c.Cost < 0:
 		return limit.NewError(limit.Invalid, "cost", "is negative: to give units back, send a refund")
 	case c.Cost > algo.MaxLimit:

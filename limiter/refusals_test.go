@@ -215,7 +215,7 @@ func TestSeveralLimitsAreRememberedTogether(t *testing.T) {
 
 func TestWhatIsNotRemembered(t *testing.T) {
 	reserve := func(t *testing.T, n *testNode, target limit.Target) string {
-		d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Cost: 1})
+		d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
 		if err != nil || !d.Allowed || d.ReservationID == "" {
 			t.Fatalf("%+v, %v", d, err)
 		}
@@ -251,7 +251,7 @@ func TestWhatIsNotRemembered(t *testing.T) {
 			}
 		}},
 		{name: "reservation", policy: "log", cost: 5, again: 1, ask: func(t *testing.T, n *testNode, target limit.Target) {
-			if d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Cost: 1}); err != nil || d.Allowed || d.RememberFor != 0 {
+			if d, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}}); err != nil || d.Allowed || d.RememberFor != 0 {
 				t.Errorf("%+v, %v", d, err)
 			}
 		}},
@@ -460,7 +460,7 @@ func TestARefusalFromMemoryHasTheRetryAfterOfItsCost(t *testing.T) {
 						case 1:
 							q.RequestID = fmt.Sprint(i)
 						case 2:
-							if _, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Cost: q.Cost, TTL: time.Millisecond}); err != nil {
+							if _, err := entry.Reserve(t.Context(), limit.Reserve{Target: q.Target, Amount: limit.Amount{Cost: q.Cost}, TTL: time.Millisecond}); err != nil {
 								t.Fatal(err)
 							}
 							continue

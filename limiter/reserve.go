@@ -5,65 +5,270 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"unicode/utf8"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 )
 
+// Charge implements Service.
+func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
+	cost, bad := l.cost(&c.Target, c.Amount)
+	if bad == nil && cost == 0 {
+		bad = limit.NewError(limit.Invalid, costField(c.Amount), "comes to 0 units: there is nothing to charge")
+	}
+	if bad == nil && cost < 0 {
+		bad = limit.NewError(limit.Invalid, "cost", "is negative: to give units back, send a refund")
+	}
+	if bad != nil {
+		return limit.Decision{}, bad
+	}
+	op := Op{Kind: OpCheck, Check: limit.Check{Target: c.Target, Cost: cost, Always: true, RequestID: c.RequestID}}
+	if err := l.one(ctx, &op); err != nil {
+		return limit.Decision{}, err
+	}
+	if d := &op.Outcome.Decision; d.FailedOpen || d.FailedClosed {
+		return limit.Decision{}, limit.NewError(limit.Unavailable, "",
+			"the node that decides for this key cannot be reached, or has no memory left for it; whether the cost was charged is not known: charge again, under the same request_id")
+	}
+	return op.Outcome.Decision, nil
+}
+
 // Reserve implements Service.
 func (l *Limiter) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
-	op := Op{Kind: OpReserve, Check: limit.Check{Target: r.Target, Cost: r.Cost, RequestID: r.RequestID}, TTL: r.TTL}
-	if err := l.prepare(&op); err != nil {
+	op, err := l.reserveOp(&r)
+	if err != nil {
 		return limit.Decision{}, err
 	}
 	op.Reservation = newReservationID()
-	err := l.carry(ctx, &op)
-	return op.Outcome.Decision, err
+	carried := l.carry(ctx, op)
+	return op.Outcome.Decision, carried
+}
+
+// reserveOp makes an operation, which is prepared, of a Reserve.
+func (l *Limiter) reserveOp(r *limit.Reserve) (*Op, *limit.Error) {
+	if err := validClass(r.Class); err != nil {
+		return nil, err
+	}
+	cost, err := l.cost(&r.Target, r.Amount)
+	if err != nil {
+		return nil, err
+	}
+	if r.Estimate {
+		cost = l.estimate(&r.Target, r.Class, cost)
+	}
+	if cost == 0 && r.Usage != nil {
+		return nil, limit.NewError(limit.Invalid, "usage", "comes to 0 units: there is nothing to reserve")
+	}
+	op := &Op{Kind: OpReserve, Check: limit.Check{Target: r.Target, Cost: cost, RequestID: r.RequestID}, TTL: r.TTL}
+	if err := l.prepare(op); err != nil {
+		return nil, err
+	}
+	return op, nil
 }
 
 // newReservationID draws an id that cannot be guessed: who knows it can end the reservation.
 func newReservationID() (id ReservationID) {
 	_, _ = rand.Read(id[:]) // never fails
-	return id
+	return id.Whole()
 }
 
-func parseReservation(s string) (id ReservationID, ok bool) {
+func parseReservation(s string) (ReservationID, *limit.Error) {
+	var id ReservationID
 	n, err := hex.Decode(id[:], []byte(s[:min(len(s), 2*len(id))]))
-	return id, err == nil && n == len(id) && len(s) == 2*n && id != (ReservationID{})
+	if err != nil || n != len(id) || len(s) != 2*n || id == (ReservationID{}) || id != id.Whole() {
+		return id, limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave: 24 hexadecimal digits, not all of them 0, and 8 zeros")
+	}
+	return id, nil
+}
+
+// ReserveAll implements Service. It is an atomic check whose reservations, when all are admitted, are left to the caller to settle.
+func (l *Limiter) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
+	switch {
+	case len(rs) == 0:
+		return limit.AllDecision{}, limit.NewError(limit.Invalid, "reserves", "is empty: name at least one target")
+	case len(rs) > limit.MaxBatch:
+		return limit.AllDecision{}, limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once")
+	}
+	all := newTogether(len(rs), "reserves")
+	id := newReservationID()
+	costs := make([]int64, len(rs))
+	for i := range rs {
+		var op *Op
+		var err *limit.Error
+		if rs[i].RequestID != "" {
+			err = limit.NewError(limit.Invalid, "request_id", "cannot be given in a reservation of several targets, which is not remembered")
+		} else if op, err = l.reserveOp(&rs[i]); err == nil {
+			op.Reservation, costs[i] = id, op.Cost
+			err = all.add(i, op)
+		}
+		if err != nil {
+			return limit.AllDecision{}, err.InList("reserves", i)
+		}
+	}
+	if err := l.expired(ctx, len(all.ops)); err != nil {
+		return limit.AllDecision{}, err
+	}
+	l.run(ctx, all.ops)
+	err := all.err()
+	allowed := err == nil && all.allowed()
+	if !allowed {
+		l.settleAll(ctx, all.ops, false)
+	}
+	if err != nil {
+		return limit.AllDecision{}, err
+	}
+	held := allowed && all.held()
+	out := all.decision(costs, allowed)
+	if held {
+		out.ReservationID = hex.EncodeToString(id[:])
+	}
+	return out, nil
+}
+
+// Extend implements Service.
+func (l *Limiter) Extend(ctx context.Context, e limit.Extend) (limit.Decision, error) {
+	id, bad := parseReservation(e.ReservationID)
+	var cost int64
+	if bad == nil {
+		cost, bad = l.cost(&e.Target, e.Amount)
+	}
+	if bad == nil && cost == 0 && e.TTL == 0 {
+		bad = limit.NewError(limit.Invalid, costField(e.Amount), "is 0 and no ttl is given: say how many units more, for how long, or both")
+	}
+	if bad != nil {
+		return limit.Decision{}, bad
+	}
+	op := Op{Kind: OpExtend, Check: limit.Check{Target: e.Target, Cost: cost, RequestID: e.RequestID}, Reservation: id, TTL: e.TTL}
+	err := l.one(ctx, &op)
+	return op.Outcome.Decision, err
 }
 
 // Commit implements Service.
-func (l *Limiter) Commit(ctx context.Context, t limit.Target, reservationID string, cost int64) (int64, error) {
-	id, ok := parseReservation(reservationID)
-	if !ok {
-		return 0, limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave: 32 hexadecimal digits, not all of them 0")
+func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
+	id, bad := parseReservation(c.ReservationID)
+	if bad == nil {
+		bad = validClass(c.Class)
 	}
-	op := Op{Kind: OpSettle, Check: limit.Check{Target: t, Cost: cost}, Reservation: id}
-	err := l.one(ctx, &op)
-	return op.Outcome.Refunded, err
+	var cost int64
+	if bad == nil {
+		cost, bad = l.cost(&c.Target, c.Amount)
+	}
+	if bad != nil {
+		return limit.Settled{}, bad
+	}
+	op := Op{Kind: OpSettle, Check: limit.Check{Target: c.Target, Cost: cost}, Reservation: id, Exact: c.Exact}
+	if err := l.one(ctx, &op); err != nil {
+		return limit.Settled{}, err
+	}
+	if cost > 0 { // what costs nothing is work that did not take place
+		l.learn(&c.Target, c.Class, cost)
+	}
+	return limit.Settled{Refunded: op.Outcome.Refunded, Excess: op.Outcome.Excess, Over: op.Outcome.Over}, nil
 }
 
 // Cancel implements Service.
 func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID string) (int64, error) {
-	return l.Commit(ctx, t, reservationID, 0)
+	id, bad := parseReservation(reservationID)
+	if bad != nil {
+		return 0, bad
+	}
+	op := Op{Kind: OpSettle, Check: limit.Check{Target: t}, Reservation: id}
+	err := l.one(ctx, &op)
+	return op.Outcome.Refunded, err
 }
 
 // settle ends a reservation on this node's own state.
-func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now algo.Instant) {
-	refunded, known, err := l.store.Settle(k, rule, now, op.Reservation, op.Cost)
+func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
+	how := store.Settlement{ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Caller: op.Caller}
+	if rule.Strict {
+		how.Boot = now.bootTime()
+	}
+	got, err := l.store.Settle(k, rule, now.Instant, how)
 	switch {
 	case errors.Is(err, store.ErrReserved):
-		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved, and nothing was changed: commit at most that, and check what is beyond")
+		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved, and nothing was changed: extend the reservation first, or let the excess be charged")
 	case err != nil:
 		l.failed(e, op, err)
-	case !known:
+	case !got.Known:
 		op.Outcome.Err = notPending()
 	default:
-		op.Outcome.Refunded = refunded
+		op.Outcome.Refunded, op.Outcome.Excess, op.Outcome.Over = got.Returned, got.Excess, got.Over
+		op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
 	}
 }
 
 func notPending() *limit.Error {
 	return limit.NewError(limit.NotFound, "reservation_id", "is not pending here: it was ended in another way before, or its ttl has passed and all that it charged stays charged")
+}
+
+// cost is an Amount in units.
+func (l *Limiter) cost(t *limit.Target, a limit.Amount) (int64, *limit.Error) {
+	switch {
+	case a.Usage == nil:
+		return a.Cost, nil
+	case a.Cost != 0:
+		return 0, limit.NewError(limit.Invalid, "usage", "is given beside cost: send one of them")
+	case t.Policy == "":
+		return 0, limit.NewError(limit.Invalid, "usage", "is for policies with prices: of a limit sent along, say the cost")
+	}
+	e := l.table.Load().by[t.Policy]
+	if e == nil {
+		return 0, limit.NewError(limit.NotFound, "policy", "there is no policy of this name on this node, and so no prices for the usage")
+	}
+	return e.Prices.Cost(a.Usage)
+}
+
+// costField is the field that has said an Amount.
+func costField(a limit.Amount) string {
+	if a.Usage != nil {
+		return "usage"
+	}
+	return "cost"
+}
+
+func validClass(class string) *limit.Error {
+	switch {
+	case len(class) > limit.MaxClass:
+		return limit.NewError(limit.TooLarge, "class", "is longer than 128 bytes")
+	case !utf8.ValidString(class):
+		return limit.NewError(limit.Invalid, "class", "is not valid UTF-8")
+	}
+	return nil
+}
+
+// estimate is how many units to reserve for work of which nobody has said what it may cost: what the policy says or has learned, no
+// more than its limits ever admit. It is otherwise where the policy says nothing.
+func (l *Limiter) estimate(t *limit.Target, class string, otherwise int64) int64 {
+	e := l.table.Load().by[t.Policy]
+	if t.Policy == "" || e == nil || e.Estimate == 0 {
+		return otherwise
+	}
+	units := e.Estimate
+	if e.EstimateAuto {
+		if learned, ok := l.estimates.Estimate(t.Policy, class); ok {
+			units = learned
+		}
+	}
+	if r := e.Rule(t.Key); len(r.Limits) > 0 {
+		units = min(units, r.Limits.Largest())
+	}
+	return max(units, 1)
+}
+
+// learn notes what work has cost.
+func (l *Limiter) learn(t *limit.Target, class string, cost int64) {
+	if e := l.table.Load().by[t.Policy]; t.Policy != "" && e != nil && e.EstimateAuto {
+		l.estimates.Add(t.Policy, class, cost)
+	}
+}
+
+// held reports whether anything is reserved: at least one of the reservations is, that of a key that is limited.
+func (a *together) held() bool {
+	for i := range a.ops {
+		if a.ops[i].Outcome.Decision.ReservationID != "" {
+			return true
+		}
+	}
+	return false
 }

@@ -21,6 +21,12 @@ func (n *testNode) reserve(t testing.TB, r limit.Reserve) limit.Decision {
 	return d
 }
 
+// commit ends a reservation with a cost that is to be no more than what was reserved.
+func (n *testNode) commit(t testing.TB, target limit.Target, id string, cost int64) (int64, error) {
+	got, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: id, Amount: limit.Amount{Cost: cost}, Exact: true})
+	return got.Refunded, err
+}
+
 func (n *testNode) left(t testing.TB, target limit.Target) int64 {
 	t.Helper()
 	return n.check(t, limit.Check{Target: target}).Remaining
@@ -36,23 +42,23 @@ func TestACommitKeepsTheActualCost(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 				for n := range 3 {
 					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
-					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 60})
+					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 60}})
 					if !d.Allowed || d.Granted != 60 || d.Remaining != 40 || len(d.ReservationID) != 32 {
 						t.Fatalf("%+v", d)
 					}
 					if d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 41}); d.Allowed {
 						t.Errorf("admitted beside a reservation: %+v", d)
 					}
-					if refunded, err := c.nodes[1].Commit(t.Context(), target, d.ReservationID, 25); refunded != 35 || err != nil {
+					if refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
 						t.Errorf("commit: %d, %v", refunded, err)
 					}
 					if left := c.nodes[2].left(t, target); left != 75 {
 						t.Errorf("%d left", left)
 					}
-					if refunded, err := c.nodes[2].Commit(t.Context(), target, d.ReservationID, 25); refunded != 35 || err != nil {
+					if refunded, err := c.nodes[2].commit(t, target, d.ReservationID, 25); refunded != 35 || err != nil {
 						t.Errorf("commit, repeated: %d, %v", refunded, err)
 					}
-					_, err := c.nodes[2].Commit(t.Context(), target, d.ReservationID, 24)
+					_, err := c.nodes[2].commit(t, target, d.ReservationID, 24)
 					wantError(t, err, limit.NotFound, "reservation_id")
 					_, err = c.nodes[2].Cancel(t.Context(), target, d.ReservationID)
 					wantError(t, err, limit.NotFound, "reservation_id")
@@ -82,25 +88,25 @@ func TestReservations(t *testing.T) {
 			return err
 		}},
 		{name: "commit of nothing", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Commit(t.Context(), target, id, 0)
+			_, err := c.nodes[1].commit(t, target, id, 0)
 			return err
 		}},
 		{name: "commit of all", left: 90, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Commit(t.Context(), target, id, 10)
+			_, err := c.nodes[1].commit(t, target, id, 10)
 			return err
 		}},
 		{name: "commit of more", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Commit(t.Context(), target, id, 11)
+			_, err := c.nodes[1].commit(t, target, id, 11)
 			return err
 		}},
 		{name: "commit of more, then of less", left: 95, run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Commit(t.Context(), target, id, 11)
+			_, err := c.nodes[1].commit(t, target, id, 11)
 			wantError(t, err, limit.Invalid, "cost")
-			_, err = c.nodes[1].Commit(t.Context(), target, id, 5)
+			_, err = c.nodes[1].commit(t, target, id, 5)
 			return err
 		}},
 		{name: "commit of less than nothing", left: 90, kind: limit.Invalid, what: "cost", run: func(t *testing.T, c *testCluster, id string) error {
-			_, err := c.nodes[1].Commit(t.Context(), target, id, -1)
+			_, err := c.nodes[1].commit(t, target, id, -1)
 			return err
 		}},
 		{name: "in time", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
@@ -129,9 +135,9 @@ func TestReservations(t *testing.T) {
 			return err
 		}},
 		{name: "after the units have left the window", left: 100, run: func(t *testing.T, c *testCluster, id string) error {
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 10, TTL: time.Hour})
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 10}, TTL: time.Hour})
 			c.advance(2 * time.Minute)
-			refunded, err := c.nodes[1].Commit(t.Context(), target, d.ReservationID, 5)
+			refunded, err := c.nodes[1].commit(t, target, d.ReservationID, 5)
 			if refunded != 0 {
 				t.Errorf("%d refunded", refunded)
 			}
@@ -140,7 +146,7 @@ func TestReservations(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-				d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 10, TTL: 20 * time.Second})
+				d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 10}, TTL: 20 * time.Second})
 				err := test.run(t, c, d.ReservationID)
 				if test.kind == 0 && err != nil {
 					t.Error(err)
@@ -164,20 +170,20 @@ func TestWhatCannotBeReserved(t *testing.T) {
 			what string
 		}{
 			{limit.Reserve{Target: log}, limit.Invalid, "cost"},
-			{limit.Reserve{Target: log, Cost: -1}, limit.Invalid, "cost"},
-			{limit.Reserve{Target: log, Cost: 1, TTL: time.Hour + 1}, limit.Invalid, "ttl"},
-			{limit.Reserve{Target: log, Cost: 1, TTL: 1}, limit.Invalid, "ttl"},
-			{limit.Reserve{Target: limit.Target{Policy: "sliding_log"}, Cost: 1}, limit.Invalid, "key"},
-			{limit.Reserve{Target: limit.Target{Policy: "nope", Key: "k"}, Cost: 1}, limit.NotFound, "policy"},
-			{limit.Reserve{Target: limit.Target{Policy: "concurrency", Key: "k"}, Cost: 1}, limit.Invalid, "policy"},
-			{limit.Reserve{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, Key: "k"}, Cost: 1}, limit.Invalid, "limit"},
+			{limit.Reserve{Target: log, Amount: limit.Amount{Cost: -1}}, limit.Invalid, "cost"},
+			{limit.Reserve{Target: log, Amount: limit.Amount{Cost: 1}, TTL: time.Hour + 1}, limit.Invalid, "ttl"},
+			{limit.Reserve{Target: log, Amount: limit.Amount{Cost: 1}, TTL: 1}, limit.Invalid, "ttl"},
+			{limit.Reserve{Target: limit.Target{Policy: "sliding_log"}, Amount: limit.Amount{Cost: 1}}, limit.Invalid, "key"},
+			{limit.Reserve{Target: limit.Target{Policy: "nope", Key: "k"}, Amount: limit.Amount{Cost: 1}}, limit.NotFound, "policy"},
+			{limit.Reserve{Target: limit.Target{Policy: "concurrency", Key: "k"}, Amount: limit.Amount{Cost: 1}}, limit.Invalid, "policy"},
+			{limit.Reserve{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.Concurrency, Limit: 1, Window: time.Second}, Key: "k"}, Amount: limit.Amount{Cost: 1}}, limit.Invalid, "limit"},
 		} {
 			for _, n := range c.nodes {
 				_, err := n.Reserve(t.Context(), test.r)
 				wantError(t, err, test.kind, test.what)
 			}
 		}
-		_, err := c.nodes[0].Commit(t.Context(), limit.Target{Policy: "concurrency", Key: "k"}, "00000000000000000000000000000001", 1)
+		_, err := c.nodes[0].commit(t, limit.Target{Policy: "concurrency", Key: "k"}, "00000000000000000000000100000000", 1)
 		wantError(t, err, limit.Invalid, "policy")
 	})
 }
@@ -203,12 +209,12 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 				c.tamper(refused)
 				key = c.owned(policy, 1, 0)
 			}
-			d := c.nodes[0].reserve(t, limit.Reserve{Target: limit.Target{Policy: policy, Key: key}, Cost: cost})
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: limit.Target{Policy: policy, Key: key}, Amount: limit.Amount{Cost: cost}})
 			if d.Allowed != want.Allowed || d.Shadow != want.Shadow || d.FailedOpen != want.FailedOpen || d.FailedClosed != want.FailedClosed || d.ReservationID != "" {
 				t.Errorf("%s: %+v", policy, d)
 			}
 			c.tamper(nil)
-			_, err := c.nodes[0].Cancel(t.Context(), limit.Target{Policy: policy, Key: key}, "00000000000000000000000000000001")
+			_, err := c.nodes[0].Cancel(t.Context(), limit.Target{Policy: policy, Key: key}, "00000000000000000000000100000000")
 			wantError(t, err, limit.NotFound, "reservation_id")
 		}
 	})
@@ -216,7 +222,7 @@ func TestReserveWhereNothingIsHeld(t *testing.T) {
 
 func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
-		r := limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: "k"}, Cost: 10, RequestID: "r"}
+		r := limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: "k"}, Amount: limit.Amount{Cost: 10}, RequestID: "r"}
 		first := c.nodes[0].reserve(t, r)
 		again := c.nodes[1].reserve(t, r)
 		if again.ReservationID != first.ReservationID || first.ReservationID == "" || again.Granted != 10 || again.Remaining != 90 {
@@ -227,7 +233,7 @@ func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 		if d := c.nodes[2].reserve(t, other); d.ReservationID == first.ReservationID {
 			t.Error("another request has the same reservation")
 		}
-		if _, err := c.nodes[2].Commit(t.Context(), r.Target, first.ReservationID, 4); err != nil {
+		if _, err := c.nodes[2].commit(t, r.Target, first.ReservationID, 4); err != nil {
 			t.Error(err)
 		}
 		if left := c.nodes[0].left(t, r.Target); left != 86 {
@@ -239,9 +245,9 @@ func TestARepeatedReservationIsMadeOnce(t *testing.T) {
 func TestACommitForgetsRefusals(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
-		d := n.reserve(t, limit.Reserve{Target: target, Cost: 5})
+		d := n.reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 5}})
 		n.check(t, limit.Check{Target: target, Cost: 1})
-		if _, err := n.Commit(t.Context(), target, d.ReservationID, 3); err != nil {
+		if _, err := n.commit(t, target, d.ReservationID, 3); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 { // the same cost: of another it was never said that it is refused
@@ -266,7 +272,7 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 					n, other := c.nodes[i%3], c.nodes[(i+1)%3]
 					for range 20 {
 						cost := 1 + random.Int64N(10)
-						d := n.reserve(t, limit.Reserve{Target: target, Cost: cost})
+						d := n.reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: cost}})
 						if !d.Allowed {
 							continue
 						}
@@ -279,7 +285,7 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 						}
 						held.Add(keep - cost) // before the units are given back, so that they are not counted twice
 						kept.Add(keep)
-						if refunded, err := other.Commit(t.Context(), target, d.ReservationID, keep); refunded != cost-keep || err != nil {
+						if refunded, err := other.commit(t, target, d.ReservationID, keep); refunded != cost-keep || err != nil {
 							t.Errorf("%d of %d back, %v", refunded, cost-keep, err)
 						}
 					}
@@ -296,7 +302,7 @@ func TestReservationsUnderConcurrentCallers(t *testing.T) {
 func TestSettlingWhereNobodyAnswers(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
-		d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Cost: 10})
+		d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 10}})
 		c.tamper(lost)
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()

@@ -169,7 +169,7 @@ func TestExpiredCallsAreNotDecided(t *testing.T) {
 				before := n.Load().Late
 				results, err := n.Check(test.ctx, ask)
 				_, err2 := n.CheckAll(test.ctx, ask)
-				_, err3 := n.Reserve(test.ctx, limit.Reserve{Target: target, Cost: 1})
+				_, err3 := n.Reserve(test.ctx, limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
 				err4 := n.Reset(test.ctx, target)
 				for i, err := range []error{err, err2, err3, err4} {
 					if !errors.Is(err, test.want) {

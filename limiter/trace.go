@@ -214,6 +214,8 @@ func (k OpKind) String() string {
 		return "reserve"
 	case OpSettle:
 		return "settle"
+	case OpExtend:
+		return "extend"
 	}
 	return "unknown"
 }

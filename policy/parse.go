@@ -23,10 +23,10 @@ const (
 // its place in the list; the rest belong to a limit each.
 var (
 	ownParameters    = []string{"limit", "window", "ttl", "capacity"}
-	sharedParameters = []string{"algorithm", "align", "time_zone", "slots", "count_denied", "max_log"}
+	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start", "max_keys", "max_memory"})
+		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -53,8 +53,10 @@ func uses(a algo.Algorithm, parameter string) bool {
 		return a != algo.Concurrency
 	case "ttl":
 		return a == algo.Concurrency
-	case "align", "time_zone":
+	case "align", "time_zone", "anchor", "carry_debt":
 		return a == algo.FixedWindow
+	case "max_debt":
+		return a != algo.Concurrency
 	case "slots":
 		return a == algo.SlidingWindow
 	case "max_log":
@@ -137,6 +139,7 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	}
 	ok := d.limitsOf(f, p)
 	d.guarantees(f, p)
+	d.budget(f, p)
 	if keys, given := f.Get("max_keys"); given {
 		p.MaxKeys, _ = d.Integer(keys, 1, 1<<40)
 	}
@@ -515,10 +518,10 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 // nothing of the kind from its policy.
 func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
 	ok := true
-	for _, one := range f.Only([]string{"capacity", "slots", "count_denied", "max_log"}) {
+	for _, one := range f.Only([]string{"capacity", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}) {
 		switch {
 		case one.Node == nil: // has no value, which has been reported
-		case one.Name == "count_denied" && !l.CountDenied: // as is the default
+		case one.Name == "count_denied" && !l.CountDenied, one.Name == "carry_debt" && !l.CarryDebt: // as is the default
 		case !strings.HasPrefix(one.Path, f.Path): // taken from elsewhere
 		case l.Algorithm != 0 && !uses(l.Algorithm, one.Name): // refused for that
 		default:
@@ -593,6 +596,15 @@ func (d *decoder) shape(f strictyaml.Fields, l *algo.Limit, off bool) bool {
 		good = false
 	}
 	ok = ok && good
+	if anchor, given := f.Get("anchor"); given {
+		var day int64
+		day, good = d.Integer(anchor, 1, 31)
+		ok = ok && good
+		if l.Anchor = int8(day); good && ok && l.Period != algo.Month && (l.Algorithm == algo.FixedWindow || l.Algorithm == 0) {
+			d.Fail(anchor.Key, anchor.Path, "is the day on which a calendar month begins: add align: calendar and window: month, or remove it")
+			ok = false
+		}
+	}
 	if zone, given := f.Get("time_zone"); given {
 		l.Zone, good = d.zone(zone)
 		ok = ok && good
@@ -619,6 +631,14 @@ func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
 	}
 	if one, given := f.Get("max_log"); given {
 		l.MaxLog, good = d.Integer(one, 1, algo.MaxLimit)
+		ok = ok && good
+	}
+	if one, given := f.Get("carry_debt"); given {
+		l.CarryDebt, good = d.Boolean(one)
+		ok = ok && good
+	}
+	if one, given := f.Get("max_debt"); given {
+		l.MaxDebt, good = d.Integer(one, 1, algo.MaxLimit)
 		ok = ok && good
 	}
 	if one, given := f.Get("count_denied"); given {

@@ -96,6 +96,12 @@ type Policy struct {
 	// MaxKeys and MaxMemory bound what the keys of the policy take on each node, copies included: keys, and bytes for their
 	// states. 0: no bound of their own.
 	MaxKeys, MaxMemory int64
+	// Prices are the units that a token of each class costs; nil when callers say costs in units only.
+	Prices Prices
+	// Estimate is how many units are reserved for work of which the caller does not say what it may cost; 0: nothing is said about
+	// it. With EstimateAuto it is so until enough is known of what work has cost.
+	Estimate     int64
+	EstimateAuto bool
 	// Concurrency says that the limits count leases, so that the policy is asked by acquire and not by check. It holds
 	// for every key, also for those whose Rule is Unlimited or Blocked.
 	Concurrency bool
@@ -260,6 +266,9 @@ func hashOf(sorted []*Policy) string {
 	for _, p := range sorted {
 		fmt.Fprintf(h, "policy %q on_error=%v shadow=%t concurrency=%t durability=%v strict=%t cold_start=%v\n",
 			p.Name, p.OnError, p.Shadow, p.Concurrency, p.Durability, p.Strict, p.ColdStart)
+		if p.Prices != nil || p.Estimate != 0 {
+			fmt.Fprintf(h, "prices=%v estimate=%d auto=%t\n", p.Prices, p.Estimate, p.EstimateAuto) // a map's keys are printed in order
+		}
 		rules := p.Rules()
 		sort.Slice(rules, func(i, j int) bool {
 			if rules[i].Prefix != rules[j].Prefix {
@@ -287,7 +296,11 @@ func hashRule(h hash.Hash, r *Rule) {
 		if l.Zone != nil {
 			zone = l.Zone.String()
 		}
-		fmt.Fprintf(h, "limit %v %d window=%d period=%d zone=%q slots=%d capacity=%d count_denied=%t\n",
+		fmt.Fprintf(h, "limit %v %d window=%d period=%d zone=%q slots=%d capacity=%d count_denied=%t",
 			l.Algorithm, l.Limit, l.Window, l.Period, zone, slots, capacity, l.CountDenied)
+		if l.Anchor > 1 || l.CarryDebt || l.MaxDebt != 0 {
+			fmt.Fprintf(h, " anchor=%d carry_debt=%t max_debt=%d", max(l.Anchor, 1), l.CarryDebt, l.MaxDebt)
+		}
+		fmt.Fprintln(h)
 	}
 }

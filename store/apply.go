@@ -136,7 +136,7 @@ func (a *apply) item() error {
 	case itemRequestID:
 		k := memoKey{of: r.identity()}
 		k.id, k.kind = string(r.bytes(maxRequestID)), memoKind(r.Byte())
-		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), over: r.bool(), lease: r.Fixed64()}
+		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), excess: r.int(algo.MaxLimit), over: r.bool(), lease: r.Fixed64()}
 		m.reservation = r.reservation()
 		m.until = a.now.Mono + r.int(int64(10*time.Minute))
 		caller := string(r.bytes(maxCaller))
@@ -152,14 +152,14 @@ func (a *apply) item() error {
 		if r.Failed() {
 			return ErrChunk
 		}
-		if p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); (p == nil || i < 0) && side.reservations.count >= a.sh.store.cfg.MaxReservations {
+		if p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0); (p == nil || i < 0) && b.reserved.count.Load() >= int64(a.sh.store.cfg.MaxReservations) {
 			return nil // what it charged stays charged
 		}
 		of.scope = strings.Clone(of.scope)
 		p, i, _ := side.reservations.get(reservationKey{of, e.id}, 0)
 		if p != nil && i >= 0 {
-			side.reservations.own(p.list[i].caller, -1)
-			side.reservations.own(e.caller, 1)
+			b.reserved.add(p.list[i].caller, -1)
+			b.reserved.add(e.caller, 1)
 			p.list[i] = e
 			return nil
 		}

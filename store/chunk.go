@@ -26,7 +26,8 @@ const (
 	itemHistory = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
-	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, lease, reservation (16 bytes), time left, caller.
+	// itemRequestID: scope, key, id, kind (a byte), cost, granted, delay, excess, whether there was no room, lease, reservation
+	// (16 bytes), time left, caller.
 	itemRequestID = 4
 	// itemReservation: scope, key, id (16 bytes), units, time left, whether its end is not remembered, caller; of itemSettled, when it
 	// has ended, without units and what follows.
@@ -253,7 +254,7 @@ func (d *drain) requestID(m *remembered) {
 	d.out = append(d.out, itemRequestID)
 	d.identity(m.key.of)
 	d.out = append(varint.AppendText(d.out, m.key.id), byte(m.key.kind))
-	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay)} {
+	for _, n := range [...]int64{m.cost, m.granted, int64(m.delay), m.excess} {
 		d.out = appendUint(d.out, uint64(n))
 	}
 	d.out = append(appendWord(appendBool(d.out, m.over), m.lease), m.reservation[:]...)

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,8 +14,11 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if !part.open {
 		return ErrShut
 	}
-	if call.Cost < 0 && call.Always {
+	switch {
+	case call.Cost < 0 && call.Always:
 		return sh.refundCall(part, k, rule, now, call, each, answer)
+	case call.Extend:
+		return sh.extend(part, k, rule, now, call, each, answer)
 	}
 	guarded := rule.Guarded()
 	if !guarded && !part.traced && call.RequestID == "" && call.Reservation == (ReservationID{}) {
@@ -43,7 +48,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		}
 	}
 	if call.Reservation != (ReservationID{}) && call.Cost > 0 {
-		if err := sh.reservable(part, k, rule, now, call.Caller); err != nil {
+		if err := sh.reservable(part, k, rule, now, call); err != nil {
 			return err
 		}
 	}
@@ -110,8 +115,14 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			sh.remember(part, k, rule, r.state, now, call, d)
 			answer.Reservation = call.Reservation
 		}
-	} else if denied && part.traced {
-		sh.note(part, r, mark, false)
+	} else {
+		if denied && part.traced {
+			sh.note(part, r, mark, false)
+		}
+		if call.Always && call.Cost > 0 && call.RequestID != "" {
+			// As much is owed as may be. Repeated when there is room again it would be another charge.
+			sh.remember(part, k, rule, nil, now, call, d)
+		}
 	}
 	if part.annex != nil {
 		answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
@@ -374,45 +385,155 @@ func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok b
 	return ok, err
 }
 
-// Settle ends a reservation: of what it charged, keep units stay and the rest is given back. known is false when there is
-// none of this id (it has ended, or expired and stays charged): nothing changes. Of one that was ended by keeping the same
-// number of units it returns the first answer again, for as long as a request id is remembered. The error is ErrReserved, and
-// nothing changes, when keep is more than what it charged.
-func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, id ReservationID, keep int64) (returned int64, known bool, err error) {
+// extend adds to a pending reservation.
+func (sh *shard) extend(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	of := stateID{rule.Scope, k.Key}
+	if part.annex == nil {
+		return ErrNotPending
+	}
+	all := &part.annex.reservations
+	p, parts := all.parts(reservationKey{of, call.Reservation}, now.Mono)
+	if len(parts) == 0 {
+		return ErrNotPending
+	}
+	until := p.list[parts[0]].until
+	if call.ReserveFor > 0 {
+		until = now.Mono + int64(call.ReserveFor)
+	}
+	more := *call
+	more.Extend, more.ReserveFor = false, time.Duration(until-now.Mono)
+	if more.Cost == 0 {
+		more.Reservation, more.RequestID, more.Always = ReservationID{}, "", true
+	} else {
+		var last uint32
+		for _, i := range parts {
+			last = max(last, p.list[i].id.part())
+		}
+		if last == math.MaxUint32 {
+			return ErrKeyReservations
+		}
+		more.Reservation = call.Reservation.numbered(last + 1)
+	}
+	if err := sh.decide(part, k, rule, now, &more, each, answer); err != nil {
+		return err
+	}
+	if call.Cost == 0 {
+		answer.Allowed, answer.RetryAfter = true, 0
+	}
+	if answer.Allowed {
+		p, parts = all.parts(reservationKey{of, call.Reservation}, now.Mono)
+		for _, i := range parts {
+			if p.list[i].until != until {
+				p.list[i].until = until
+				all.first = min(all.first, until)
+				part.noteReservation(reservationKey{p.of, p.list[i].id}, &sh.budget)
+			}
+		}
+		answer.Reservation = call.Reservation
+	}
+	return nil
+}
+
+// Settlement says how a reservation is to end.
+type Settlement struct {
+	ID   ReservationID
+	Keep int64 // units that stay charged
+	// Exact refuses to keep more than what was reserved. Without it that is charged whether or not there is room for it.
+	Exact bool
+	Boot  int64 // as in Call, like Caller
+	// Caller is who asks.
+	Caller string
+}
+
+// Settled is what came of a Settlement.
+type Settled struct {
+	// Known is unset when there is no such reservation (it has ended, or expired and stays charged): nothing has changed.
+	Known    bool
+	Returned int64 // units that were given back
+	Excess   int64 // units that were charged beyond what was reserved
+	Over     bool  // there was no room for all of the excess
+	// Of the charge of an excess, as in Answer.
+	Ticket   uint64
+	Degraded bool
+	Until    int64
+}
+
+// Settle ends a reservation: of what it charged, and what was added to it, some units stay and the rest is given back, what was
+// added last first. Of one that was ended by keeping the same number of units it returns the first answer again, for as long as a
+// request id is remembered. The error is ErrReserved, and nothing changes, when Keep is more than what it charged and the
+// Settlement is Exact.
+func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out Settled, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err != nil || part.annex == nil {
-			return
-		}
-		all := &part.annex.reservations
-		held, i, ok := all.get(reservationKey{of, id}, now.Mono)
-		if !ok {
-			m, ended := part.annex.memos.get(memoKey{of, string(id[:]), memoSettled}, now.Mono)
-			if ended && m.cost == keep {
-				returned, known = m.granted, true
-			}
-			return
-		}
-		known = true
-		reserved := held.list[i]
-		if keep > reserved.units || keep < 0 {
-			err = ErrReserved
-			return
-		}
-		err = sh.existing(part, k, rule, now, func(r record) bool {
-			returned = rule.Limits.Undo(sh.arena, r.state, now, &held.undo, i, reserved.units-keep, part.toldOf(r, &reserved))
-			return returned > 0
-		})
-		if err == nil {
-			sh.undoDelta(part, k, rule, now, held, i, reserved.units-keep)
-			all.remove(held, i, &sh.budget)
-			if !reserved.once {
-				sh.rememberAnswer(part, of, memoSettled, string(id[:]), reserved.caller, rule, now, memo{cost: keep, granted: returned})
-			}
-			part.noteReservation(reservationKey{held.of, id}, &sh.budget)
+		if err = part.shut(); err == nil && part.annex != nil {
+			out, err = sh.settle(part, k, rule, now, &how)
 		}
 	})
-	return returned, known, err
+	if err == errNoRoom {
+		s.full.Add(1)
+		err = ErrFull
+	}
+	return out, err
+}
+
+func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement) (out Settled, err error) {
+	of := stateID{rule.Scope, k.Key}
+	all := &part.annex.reservations
+	held, parts := all.parts(reservationKey{of, how.ID}, now.Mono)
+	if len(parts) == 0 {
+		m, ended := part.annex.memos.get(memoKey{of, string(how.ID[:]), memoSettled}, now.Mono)
+		if ended && m.cost == how.Keep {
+			out = Settled{Known: true, Returned: m.granted, Excess: m.excess, Over: m.over}
+			if m.excess > 0 && rule.Durability >= Escrow {
+				out.Ticket = sh.wait(part, k.Partition)
+			}
+		}
+		return out, nil
+	}
+	out.Known = true
+	var units int64
+	once, caller := false, held.list[parts[0]].caller
+	for _, i := range parts {
+		units += held.list[i].units
+		once = once || held.list[i].once
+	}
+	switch {
+	case how.Keep < 0, how.Keep > units && how.Exact:
+		return out, ErrReserved
+	case how.Keep > units:
+		var answer Answer
+		excess := Call{Request: algo.Request{Cost: how.Keep - units, Always: true}, Boot: how.Boot, Caller: how.Caller}
+		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil {
+			return out, err
+		}
+		out.Excess, out.Over = answer.Granted, !answer.Allowed
+		out.Ticket, out.Degraded, out.Until = answer.Ticket, answer.Degraded, answer.Until
+	}
+	back := max(units-how.Keep, 0)
+	err = sh.existing(part, k, rule, now, func(r record) bool {
+		left := back
+		for _, i := range slices.Backward(parts) {
+			n := min(left, held.list[i].units)
+			left -= n
+			out.Returned += rule.Limits.Undo(sh.arena, r.state, now, &held.undo, i, n, part.toldOf(r, &held.list[i]))
+		}
+		return out.Returned > 0
+	})
+	if err != nil {
+		return out, err
+	}
+	for _, i := range slices.Backward(parts) {
+		n := min(back, held.list[i].units)
+		back -= n
+		sh.undoDelta(part, k, rule, now, held, i, n)
+		id := held.list[i].id
+		all.remove(held, i, &sh.budget)
+		part.noteReservation(reservationKey{held.of, id}, &sh.budget)
+	}
+	if !once {
+		sh.rememberAnswer(part, of, memoSettled, string(how.ID[:]), caller, rule, now,
+			memo{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
+	}
+	return out, nil
 }
 
 // toldOf reports whether a follower has been told of a record with a reservation's units in it.

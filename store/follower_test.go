@@ -211,7 +211,7 @@ func TestCopyEquals(t *testing.T) {
 					_, err = holder.Renew(holder.key("leases", "x"), leases, instant, 9<<24, 0, 0)
 				}
 			case 7:
-				_, _, err = holder.Settle(k, r, instant, reservationOf(1+rng.Uint64N(5)), 0)
+				_, _, err = settle(holder, k, r, instant, reservationOf(1+rng.Uint64N(5)), 0)
 			case 16, 17, 18:
 				i := rng.IntN(len(lendable))
 				r := rule(fmt.Sprint("lent", i), lendable[i]...)
@@ -691,7 +691,7 @@ func TestGate(t *testing.T) {
 		"refund":  func() error { _, err := s.Refund(k, r, at(0), 1, "", ""); return err },
 		"renew":   func() error { _, err := s.Renew(k, r, at(0), 1, 0, 0); return err },
 		"release": func() error { _, err := s.Release(k, r, at(0), 1); return err },
-		"settle":  func() error { _, _, err := s.Settle(k, r, at(0), reservationOf(1), 0); return err },
+		"settle":  func() error { _, _, err := settle(s, k, r, at(0), reservationOf(1), 0); return err },
 		"reset":   func() error { return s.Reset(k, "p") },
 	}
 	for name, call := range calls {
@@ -808,8 +808,14 @@ func TestDurabilityNone(t *testing.T) {
 
 // reservationOf is the id of a reservation by its number.
 func reservationOf(n uint64) (id ReservationID) {
-	binary.BigEndian.PutUint64(id[8:], n)
+	binary.BigEndian.PutUint64(id[:8], n)
 	return id
+}
+
+// settle ends a reservation that is to keep no more than it charged.
+func settle(s *Store, k Key, r *Rule, now algo.Instant, id ReservationID, keep int64) (returned int64, known bool, err error) {
+	out, err := s.Settle(k, r, now, Settlement{ID: id, Keep: keep, Exact: true})
+	return out.Returned, out.Known, err
 }
 
 func TestReservations(t *testing.T) {
@@ -830,20 +836,20 @@ func TestReservations(t *testing.T) {
 	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 4 {
 		t.Errorf("%d remain of 10 after two reservations of 3 and one refused", d.Remaining)
 	}
-	if _, known, err := s.Settle(k, r, at(0), reservationOf(1), 4); !known || !errors.Is(err, ErrReserved) {
+	if _, known, err := settle(s, k, r, at(0), reservationOf(1), 4); !known || !errors.Is(err, ErrReserved) {
 		t.Errorf("more than reserved: %v, %v", known, err)
 	}
-	if n, known, err := s.Settle(k, r, at(0), reservationOf(1), 1); n != 2 || !known || err != nil {
+	if n, known, err := settle(s, k, r, at(0), reservationOf(1), 1); n != 2 || !known || err != nil {
 		t.Errorf("commit: %d, %v, %v", n, known, err)
 	}
-	if n, known, err := s.Settle(k, r, at(time.Second), reservationOf(1), 1); n != 2 || !known || err != nil {
+	if n, known, err := settle(s, k, r, at(time.Second), reservationOf(1), 1); n != 2 || !known || err != nil {
 		t.Errorf("commit, repeated: %d, %v, %v", n, known, err)
 	}
-	if _, known, _ := s.Settle(k, r, at(time.Second), reservationOf(1), 0); known {
+	if _, known, _ := settle(s, k, r, at(time.Second), reservationOf(1), 0); known {
 		t.Error("cancelled after a commit")
 	}
 	// The other expires, and its charge stays.
-	if _, known, _ := s.Settle(k, r, at(10*time.Second), reservationOf(2), 0); known {
+	if _, known, _ := settle(s, k, r, at(10*time.Second), reservationOf(2), 0); known {
 		t.Error("settled after its time")
 	}
 	a, err := s.Decide(k, r, at(10*time.Second), cost(0), nil)
@@ -856,7 +862,7 @@ func TestReservations(t *testing.T) {
 	if err := s.Reset(k, "p"); err != nil {
 		t.Fatal(err)
 	}
-	if _, known, _ := s.Settle(k, r, at(10*time.Second), reservationOf(3), 0); known {
+	if _, known, _ := settle(s, k, r, at(10*time.Second), reservationOf(3), 0); known {
 		t.Error("settled after a reset")
 	}
 	accounted(t, s)

@@ -37,7 +37,7 @@ func TestAHashIsNoIdentity(t *testing.T) {
 	if !charge(a, reserved).Allowed {
 		t.Fatal("not reserved")
 	}
-	if _, known, err := s.Settle(b, r, at(0), reservationOf(1), 0); known || err != nil {
+	if _, known, err := settle(s, b, r, at(0), reservationOf(1), 0); known || err != nil {
 		t.Errorf("cancelled under another key: %v, %v", known, err)
 	}
 	repeated := cost(3)
@@ -122,10 +122,10 @@ func TestAHashIsNoIdentityOnCopies(t *testing.T) {
 	}
 	look(a, 5, false)
 	look(b, 1, true)
-	if _, known, _ := c.Settle(a, r, at(0), reservationOf(4), 0); known {
+	if _, known, _ := settle(c, a, r, at(0), reservationOf(4), 0); known {
 		t.Error("cancelled under another key")
 	}
-	if n, known, err := c.Settle(b, r, at(0), reservationOf(4), 1); n != 3 || !known || err != nil {
+	if n, known, err := settle(c, b, r, at(0), reservationOf(4), 1); n != 3 || !known || err != nil {
 		t.Errorf("commit: %d, %v, %v", n, known, err)
 	}
 }
@@ -217,7 +217,7 @@ func TestEqualHashesAcrossStores(t *testing.T) {
 				}
 				got = fmt.Sprint(a.Decision, a.Pending, a.Reservation, err)
 			case op < 8 && !leased:
-				back, known, err := s.Settle(k, r, at(now), reservationOf(uint64(max(step-rng.IntN(20), 0))<<8|1), rng.Int64N(2))
+				back, known, err := settle(s, k, r, at(now), reservationOf(uint64(max(step-rng.IntN(20), 0))<<8|1), rng.Int64N(2))
 				got = fmt.Sprint(back, known, err)
 			case op == 8 && !leased:
 				back, err := s.Refund(k, r, at(now), n, fmt.Sprint(id), "")

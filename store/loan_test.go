@@ -168,7 +168,7 @@ func TestLoanMoves(t *testing.T) {
 	l.sync(t, 0, false)
 	to.Open(0)
 	k := to.key("p", "k")
-	if _, known, err := to.Settle(k, r, l.there(0), reservationOf(1), 0); err != nil || !known {
+	if _, known, err := settle(to, k, r, l.there(0), reservationOf(1), 0); err != nil || !known {
 		t.Fatal(known, err)
 	}
 	a, err := to.Decide(k, r, l.there(0), cost(0), nil)

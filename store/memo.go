@@ -41,6 +41,7 @@ func (k *memoKey) bytes() int { return memoBytes + k.of.size() + len(k.id) }
 // memo is what was answered to a request.
 type memo struct {
 	cost, granted int64 // asked for, of a reservation to be kept; granted or given back
+	excess        int64 // of a reservation: charged beyond what it was of
 	over          bool  // charged though there was no room
 	delay         time.Duration
 	lease         uint64

@@ -57,7 +57,7 @@ func (h *sideHistory) settle(s *side) {
 			continue
 		}
 		keep := h.rng.Int64N(s.units[n] + 1)
-		_, known, err := s.store.Settle(h.key(s), h.rule, at(h.now), reservationOf(uint64(n)+1), keep)
+		_, known, err := settle(s.store, h.key(s), h.rule, at(h.now), reservationOf(uint64(n)+1), keep)
 		if err != nil {
 			h.t.Fatal(err)
 		}

@@ -1,16 +1,33 @@
 package store
 
 import (
+	"encoding/binary"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// ReservationID names a reservation of a state. Whoever makes one draws it at random: who can guess it can end it. The zero
-// value is none.
+// ReservationID names a reservation of a state. Whoever makes one draws its first partAt bytes at random: who can guess them can
+// end it. The others are zero in what callers have, and number what has been added to the reservation since, each of which is kept
+// as a reservation of its own. The zero value is none.
 type ReservationID [16]byte
+
+// partAt is where in a ReservationID the number of the part is.
+const partAt = 12
+
+// Whole returns the id that callers have of the reservation that a part is of.
+func (id ReservationID) Whole() ReservationID { return id.numbered(0) }
+
+func (id ReservationID) numbered(part uint32) ReservationID {
+	binary.BigEndian.PutUint32(id[partAt:], part)
+	return id
+}
+
+func (id ReservationID) part() uint32 { return binary.BigEndian.Uint32(id[partAt:]) }
 
 // reservationBytes is what a pending reservation is taken to cost when bytes are counted, besides the texts of its state.
 const reservationBytes = 256
@@ -39,8 +56,6 @@ type reservation struct {
 type reservations struct {
 	by    map[stateID]*pending
 	count int
-	// callers is how many each of them has, but for those that are not known.
-	callers map[string]int
 	// No reservation expires before this Mono instant.
 	first int64
 }
@@ -59,6 +74,21 @@ func (r *reservations) get(k reservationKey, now int64) (p *pending, i int, ok b
 	}
 	i = slices.IndexFunc(p.list, func(e reservation) bool { return e.id == k.id })
 	return p, i, i >= 0 && now < p.list[i].until
+}
+
+// parts returns the places of a reservation and of what has been added to it, in the order in which they were charged; none where
+// the reservation is not pending, nor was it made by the id that is given.
+func (r *reservations) parts(k reservationKey, now int64) (p *pending, parts []int) {
+	p, _, ok := r.get(k, now)
+	if !ok || k.id.part() != 0 {
+		return p, nil
+	}
+	for i := range p.list {
+		if p.list[i].id.Whole() == k.id && now < p.list[i].until {
+			parts = append(parts, i)
+		}
+	}
+	return p, parts
 }
 
 // of returns those of a state, made if need be. It keeps no text of the caller's.
@@ -87,7 +117,7 @@ func (r *reservations) put(of stateID, e reservation, b *shardBudget) *pending {
 	p := r.of(of)
 	p.list = append(p.list, e)
 	r.count++
-	r.own(e.caller, 1)
+	b.reserved.add(e.caller, 1)
 	b.count(reservationBytes + of.size())
 	return p
 }
@@ -113,22 +143,9 @@ func (c *content) lose(r record) {
 	}
 }
 
-// own counts a caller's reservations.
-func (r *reservations) own(caller string, more int) {
-	if caller == "" {
-		return
-	}
-	if r.callers == nil {
-		r.callers = make(map[string]int)
-	}
-	if r.callers[caller] += more; r.callers[caller] == 0 {
-		delete(r.callers, caller)
-	}
-}
-
 // remove forgets the i-th of a state's, which stays as it is.
 func (r *reservations) remove(p *pending, i int, b *shardBudget) {
-	r.own(p.list[i].caller, -1)
+	b.reserved.add(p.list[i].caller, -1)
 	p.list = slices.Delete(p.list, i, i+1)
 	p.undo.Remove(i)
 	r.count--
@@ -183,27 +200,70 @@ func (r *reservations) each(do func(reservationKey)) {
 
 func (r *reservations) free(b *shardBudget) {
 	for _, p := range r.by {
+		for i := range p.list {
+			b.reserved.add(p.list[i].caller, -1)
+		}
 		b.Give((reservationBytes + p.of.size()) * len(p.list))
 	}
 	*r = reservations{}
 }
 
-// reservable says whether the partition has room for one more reservation.
-func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, caller string) error {
-	n, most := 0, sh.store.cfg.MaxReservations
+// reserved counts the reservations of all partitions, copies included. The zero value is ready for use.
+type reserved struct {
+	count atomic.Int64
+
+	mu sync.Mutex
+	// callers is how many each of them has, but for those that are not known.
+	callers map[string]int
+}
+
+// add counts more of a caller's reservations, or fewer.
+func (r *reserved) add(caller string, more int) {
+	r.count.Add(int64(more))
+	if caller == "" {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.callers == nil {
+		r.callers = make(map[string]int)
+	}
+	if r.callers[caller] += more; r.callers[caller] == 0 {
+		delete(r.callers, caller)
+	}
+}
+
+// greedy says that a caller has more than a fair part of so many.
+func (r *reserved) greedy(caller string, most int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.callers[caller] > most/(len(r.callers)+1)
+}
+
+// reservable says whether there is room for one more reservation of the key. Those that nobody ends but the sender of the call are
+// under no bound of the key.
+func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call) error {
+	most, ofKey := sh.store.cfg.MaxReservations, 0
 	if part.annex != nil {
 		part.annex.reservations.expire(now.Mono, &sh.budget)
-		n = part.annex.reservations.count
-		// The last of them are for callers with less than a fair part, as in shares.fair.
-		if callers := part.annex.reservations.callers; n >= most-most/reserve && callers[caller] > most/(len(callers)+1) {
-			sh.store.shareFull.Add(1)
-			sh.store.shares.refused(rule.Scope, caller)
-			return ErrShareFull
+		if p := part.annex.reservations.by[stateID{rule.Scope, k.Key}]; p != nil {
+			ofKey = len(p.list)
 		}
+	}
+	if ofKey >= sh.store.cfg.MaxKeyReservations && !call.ReserveOnce {
+		sh.store.full.Add(1)
+		return ErrKeyReservations
+	}
+	n := int(sh.budget.reserved.count.Load())
+	// The last of them are for callers with less than a fair part, as in shares.fair.
+	if n >= most-most/reserve && sh.budget.reserved.greedy(call.Caller, most) {
+		sh.store.shareFull.Add(1)
+		sh.store.shares.refused(rule.Scope, call.Caller)
+		return ErrShareReservations
 	}
 	if n >= most {
 		sh.store.full.Add(1)
-		return ErrFull
+		return ErrReservations
 	}
 	size := reservationBytes + stateID{rule.Scope, k.Key}.size()
 	if !sh.budget.Take(size) {

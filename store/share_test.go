@@ -81,6 +81,7 @@ func walked(t *testing.T, s *Store) {
 			of[one.Name] = one.IDBytes
 		}
 	}
+	owned, reserved := make(map[string]int), int64(0)
 	for i := range s.shards {
 		for j := range s.shards[i].parts {
 			part := &s.shards[i].parts[j]
@@ -102,21 +103,24 @@ func walked(t *testing.T, s *Store) {
 			if part.annex == nil {
 				continue
 			}
-			owned := make(map[string]int)
 			for _, p := range part.annex.reservations.by {
 				for _, e := range p.list {
+					reserved++
 					if e.caller != "" {
 						owned[e.caller]++
 					}
 				}
 			}
-			if got := part.annex.reservations.callers; len(owned)+len(got) > 0 && fmt.Sprint(got) != fmt.Sprint(owned) {
-				t.Fatalf("reservations are counted as %v, there are %v", got, owned)
-			}
 		}
 	}
 	if fmt.Sprint(ids) != fmt.Sprint(of) {
 		t.Fatalf("request ids take %v, counted are %v", ids, of)
+	}
+	if got := s.budget.reserved.callers; len(owned)+len(got) > 0 && fmt.Sprint(got) != fmt.Sprint(owned) {
+		t.Fatalf("reservations are counted as %v, there are %v", got, owned)
+	}
+	if got := s.budget.reserved.count.Load(); got != reserved {
+		t.Fatalf("%d reservations are counted, there are %d", got, reserved)
 	}
 	if n := s.shares.inline.keys.Load(); n != 0 {
 		counted["all inline"] = n
@@ -205,7 +209,7 @@ func TestSharesAgainstWalk(t *testing.T) {
 			case n == 14:
 				store.Sweep(at(s.now), 100)
 				for _, id := range reserved { // whoever's they are: of one key some are its
-					if _, _, err := store.Settle(k, r, at(s.now), id, 0); err != nil {
+					if _, _, err := settle(store, k, r, at(s.now), id, 0); err != nil {
 						t.Fatal(err)
 					}
 				}

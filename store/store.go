@@ -73,10 +73,13 @@ type Call struct {
 	// Boot is the present reading of the boot clock, which strict rules compare with their lease.
 	Boot int64
 	// Reservation, when it is not zero, is an id under which the charge is remembered for ReserveFor, until Settle ends it.
-	// With ReserveOnce nobody is going to repeat that, and what came of it is not remembered.
+	// With ReserveOnce nobody is going to repeat that, and what came of it is not remembered. With Extend the charge is added to the
+	// reservation of that id, if it is admitted, and all of it is remembered for ReserveFor, or where that is 0 for as long as
+	// before; a Cost of 0 charges nothing more. The error is ErrNotPending when there is no such reservation.
 	Reservation ReservationID
 	ReserveFor  time.Duration
 	ReserveOnce bool
+	Extend      bool
 	// Caller is who asks, to whose share a new key is counted; empty: not known.
 	Caller string
 }
@@ -119,6 +122,13 @@ var (
 	ErrRequestID = errors.New("store: request id used before with another cost")
 	// ErrReserved means that a reservation is to keep more than it charged.
 	ErrReserved = errors.New("store: more than what was reserved")
+	// ErrNotPending means that there is no reservation to extend: it has ended, or expired and stays charged.
+	ErrNotPending = errors.New("store: no such reservation")
+	// ErrReservations means that no more reservations may be pending, ErrShareReservations that their caller has more than a fair
+	// part of the last of them, and ErrKeyReservations that no more may be of the key. All are an ErrFull.
+	ErrReservations      = fmt.Errorf("%w: too many reservations", ErrFull)
+	ErrShareReservations = fmt.Errorf("%w: %w", ErrReservations, ErrShareFull)
+	ErrKeyReservations   = fmt.Errorf("%w of one key", ErrReservations)
 	// ErrShut means that the partition is not open here.
 	ErrShut = errors.New("store: partition is shut")
 	// ErrNoGrant means that the rule is strict, and there is no lease, or no current backup without which it may be decided.
@@ -135,9 +145,11 @@ type Config struct {
 	// MaxRequestIDs bounds the remembered request ids per partition; 0 stands for DefaultRequestIDs, negative: none. Beyond an
 	// eighth of MaxBytes for all of them, a partition keeps what fits its even share of that.
 	MaxRequestIDs int
-	// MaxReservations bounds the pending reservations per partition; 0 stands for DefaultReservations, negative: none.
-	MaxReservations int
-	Shut            bool // partitions begin shut
+	// MaxReservations bounds the pending reservations of all keys together, and MaxKeyReservations those of one key; what extends
+	// a reservation is one more. 0 stands for DefaultReservations and DefaultKeyReservations, negative: none.
+	MaxReservations    int
+	MaxKeyReservations int
+	Shut               bool // partitions begin shut
 	// ShareOf names the share that a scope's keys are counted to, and whether callers can invent such names (inline): shares
 	// of that kind have one fair part of the store together. It must always say the same of a scope. Nil: each scope is a
 	// share of its own, and none is inline.
@@ -150,8 +162,12 @@ type Config struct {
 // DefaultRequestIDs is the number of request ids that a partition remembers unless Config says otherwise.
 const DefaultRequestIDs = 10_000
 
-// DefaultReservations is the number of reservations that may be pending in a partition unless Config says otherwise.
-const DefaultReservations = 1000
+// DefaultReservations is the number of reservations that may be pending in a Store unless its Config says otherwise, and
+// DefaultKeyReservations that of one key.
+const (
+	DefaultReservations    = 200_000
+	DefaultKeyReservations = 2_000
+)
 
 const (
 	maxShards = 256 // a power of two, as every number of shards is: a division costs as much as a look-up
@@ -210,6 +226,9 @@ func New(cfg Config) *Store {
 	}
 	if cfg.MaxReservations == 0 {
 		cfg.MaxReservations = DefaultReservations
+	}
+	if cfg.MaxKeyReservations == 0 {
+		cfg.MaxKeyReservations = DefaultKeyReservations
 	}
 	shift := bits.Len(uint(min(maxShards, cfg.Partitions))) - 1
 	n := 1 << shift
@@ -507,6 +526,7 @@ type budget struct {
 	used      atomic.Int64
 	memos     atomic.Int64  // bytes of remembered answers
 	memosLost atomic.Uint64 // that were forgotten before their time
+	reserved  reserved
 }
 
 // Take implements algo.Budget.

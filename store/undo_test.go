@@ -39,7 +39,7 @@ func TestACancelLeavesNoTrace(t *testing.T) {
 				if err != nil || !got.Allowed {
 					t.Fatalf("%v: %+v, %v", now, got, err)
 				}
-				if n, known, err := s.Settle(k, r, at(now+time.Millisecond), reservationOf(1), 0); n != 1 || !known || err != nil {
+				if n, known, err := settle(s, k, r, at(now+time.Millisecond), reservationOf(1), 0); n != 1 || !known || err != nil {
 					t.Fatalf("%v: cancel: %d, %v, %v", now, n, known, err)
 				}
 				if got, want := look(s, now+time.Millisecond), look(never, now+time.Millisecond); got != want {
@@ -72,6 +72,26 @@ type undoCharge struct {
 	at    time.Duration
 	units int64
 	id    ReservationID
+	more  []*undoCharge // what was added to it
+	// always says that it was charged whether or not there was room.
+	always bool
+}
+
+// keep takes off a reservation what is not kept of it, what was added last first, and returns what was missing.
+func (c *undoCharge) keep(units int64) (missing int64) {
+	parts := append([]*undoCharge{c}, c.more...)
+	for _, p := range parts {
+		p.units = min(p.units, units)
+		units -= p.units
+	}
+	return units
+}
+
+func (c *undoCharge) reserved() (units int64) {
+	for _, p := range append([]*undoCharge{c}, c.more...) {
+		units += p.units
+	}
+	return units
 }
 
 func (w *undoWorld) here(i int) algo.Instant { return at(w.now + w.ahead[i]) }
@@ -100,7 +120,9 @@ func (w *undoWorld) compare(what string) {
 		if c.units == 0 {
 			continue
 		}
-		if a, err := want.Decide(k, w.rule, at(c.at), cost(c.units), nil); err != nil || !a.Allowed {
+		call := cost(c.units)
+		call.Always = c.always
+		if a, err := want.Decide(k, w.rule, at(c.at), call, nil); err != nil || !a.Allowed && !c.always || a.Granted != c.units {
 			w.t.Fatalf("%s: what has stayed is more than the limit admits: %+v, %v", what, a, err)
 		}
 	}
@@ -118,7 +140,7 @@ func (w *undoWorld) compare(what string) {
 	}
 }
 
-// TestUndoAcrossStores reserves, commits, cancels and checks at random while the partition is copied, moved, claimed from its
+// TestUndoAcrossStores reserves, extends, commits (also more than was reserved), cancels, charges and checks at random while the partition is copied, moved, claimed from its
 // copy and merged with what it was before, and holds it to a store to which only what has stayed was ever charged.
 func TestUndoAcrossStores(t *testing.T) {
 	limit := func(a algo.Algorithm, n int64, w time.Duration) algo.Limit {
@@ -154,6 +176,22 @@ func (w *undoWorld) step(id uint64) {
 	k := s.key("p", "k")
 	w.now += time.Duration(w.rng.Int64N(int64(120 * time.Millisecond)))
 	s.Sweep(w.here(w.holder), 100)
+	switch op := w.rng.IntN(15); {
+	case op == 12 && len(w.held) > 0:
+		w.extend(s, k, w.held[w.rng.IntN(len(w.held))], id)
+		return
+	case op == 13 && len(w.rule.Limits) == 1: // of several, each may be charged another number of units
+		call := cost(1 + w.rng.Int64N(4))
+		call.Always = true
+		a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.history = append(w.history, &undoCharge{at: w.now, units: a.Granted, always: true})
+		return
+	case op >= 12:
+		return
+	}
 	switch op := w.rng.IntN(12); {
 	case op < 6:
 		call := cost(1 + w.rng.Int64N(4))
@@ -167,7 +205,7 @@ func (w *undoWorld) step(id uint64) {
 		if !a.Allowed {
 			return
 		}
-		c := &undoCharge{w.now, a.Granted, a.Reservation}
+		c := &undoCharge{at: w.now, units: a.Granted, id: a.Reservation}
 		w.history = append(w.history, c)
 		if op < 4 {
 			w.held = append(w.held, c)
@@ -177,16 +215,23 @@ func (w *undoWorld) step(id uint64) {
 		c := w.held[i]
 		keep := int64(0)
 		if w.rng.IntN(3) == 0 {
-			keep = w.rng.Int64N(c.units + 1)
+			keep = w.rng.Int64N(c.reserved() + 1)
+			if w.rng.IntN(3) == 0 && len(w.rule.Limits) == 1 {
+				keep = c.reserved() + 1 + w.rng.Int64N(3)
+			}
 		}
-		n, known, err := s.Settle(k, w.rule, w.here(w.holder), c.id, keep)
-		if !known || err != nil || n > c.units-keep {
-			w.t.Fatalf("%d, %v, %v", n, known, err)
+		how := Settlement{ID: c.id, Keep: keep}
+		n, err := s.Settle(k, w.rule, w.here(w.holder), how)
+		if !n.Known || err != nil || n.Returned > max(c.reserved()-keep, 0)*int64(len(w.rule.Limits)) || n.Excess > max(keep-c.reserved(), 0) {
+			w.t.Fatalf("%+v, %v", n, err)
 		}
-		if again, known, err := s.Settle(k, w.rule, w.here(w.holder), c.id, keep); again != n || !known || err != nil {
-			w.t.Fatalf("repeated: %d, was %d, %v, %v", again, n, known, err)
+		again, err := s.Settle(k, w.rule, w.here(w.holder), how)
+		if again != n || err != nil {
+			w.t.Fatalf("repeated: %+v, was %+v, %v", again, n, err)
 		}
-		c.units = keep
+		if c.keep(keep) > 0 && n.Excess > 0 {
+			w.history = append(w.history, &undoCharge{at: w.now, units: n.Excess, always: true})
+		}
 		w.held = slices.Delete(w.held, i, i+1)
 	case op == 9:
 		w.pass(false)
@@ -225,5 +270,34 @@ func (w *undoWorld) step(id uint64) {
 		next.Attach(0, ownership.Backup, true)
 		s.Discard(0)
 		w.pass(false)
+	}
+}
+
+// extend adds units to a reservation, time, or both.
+func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
+	call := cost(w.rng.Int64N(4))
+	call.Reservation, call.Extend, call.ReserveFor = c.id, true, time.Duration(w.rng.IntN(2))*2*minute
+	if call.Cost > 0 && w.rng.IntN(2) == 0 {
+		call.RequestID = fmt.Sprint("extend ", id)
+	}
+	a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if !a.Allowed {
+		return
+	}
+	if a.Granted != call.Cost || a.Reservation != c.id {
+		w.t.Fatalf("%+v for %+v", a, call)
+	}
+	if call.RequestID != "" {
+		if a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil); err != nil || !a.Allowed || a.Granted != call.Cost || a.Reservation != c.id {
+			w.t.Fatalf("repeated: %+v, %v", a, err)
+		}
+	}
+	if a.Granted > 0 {
+		more := &undoCharge{at: w.now, units: a.Granted}
+		c.more = append(c.more, more)
+		w.history = append(w.history, more)
 	}
 }

@@ -41,6 +41,7 @@ type runFlags struct {
 	maxKeys                                     parsed[int64]
 	maxMemory                                   string
 	maxRequestIDs                               int
+	maxReservations, maxKeyReservations         int
 	noInline                                    bool
 	timeout, grace                              time.Duration
 	logFormat, logLevel                         string
@@ -97,6 +98,8 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", auto, "memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave of it; 0: no bound")
+	fs.IntVar(&f.maxReservations, "max-reservations", limiter.DefaultReservations, "pending reservations of all keys, copies of other nodes' included; 0: none")
+	fs.IntVar(&f.maxKeyReservations, "max-key-reservations", limiter.DefaultKeyReservations, "pending reservations of one key, each extension counted; 0: none")
 	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 10_000, "request ids remembered per partition (of 4093); 0: none")
 	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
 	fs.DurationVar(&f.inlineMaxWindow, "inline-max-window", limiter.DefaultInlineMaxWindow, "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
@@ -192,6 +195,7 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 		Version: version(),
 		Name:    f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
 		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy.Envoy, Security: f.security.Security, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		MaxReservations: f.maxReservations, MaxKeyReservations: f.maxKeyReservations,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
 		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
@@ -227,8 +231,15 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	if f.maxRequestIDs < 0 {
 		return cfg, fmt.Errorf("--max-request-ids: %d is negative", f.maxRequestIDs)
 	}
-	if f.maxRequestIDs == 0 {
-		cfg.MaxRequestIDs = -1 // none, where 0 would stand for the default
+	for flag, n := range map[string]int{"max-reservations": f.maxReservations, "max-key-reservations": f.maxKeyReservations} {
+		if n < 0 {
+			return cfg, fmt.Errorf("--%s: %d is negative", flag, n)
+		}
+	}
+	for _, n := range []*int{&cfg.MaxRequestIDs, &cfg.MaxReservations, &cfg.MaxKeyReservations} {
+		if *n == 0 {
+			*n = -1 // none, where 0 would stand for the default
+		}
 	}
 	if cfg.Limits, err = f.limits.config(); err != nil {
 		return cfg, err

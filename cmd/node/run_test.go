@@ -87,6 +87,8 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --inline-max-keys -1", `…"--inline-max-keys" flag: "-1" is not`},
 		{"run --inline-max-memory 1B", `…"--inline-max-memory" flag: "1B" is not a size`},
 		{"run --max-memory lots", `--max-memory: "lots" is not`},
+		{"run --max-reservations -1", "--max-reservations: -1 is negative"},
+		{"run --max-key-reservations -1", "--max-key-reservations: -1 is negative"},
 		{"run --max-request-ids -1", "--max-request-ids: -1 is negative"},
 		{"run --max-request-ids x", `…"--max-request-ids"`},
 		{"run --timeout 0s", "--timeout: 0s is not"},

@@ -168,7 +168,7 @@ func TestReservationsOverTheWire(t *testing.T) {
 		other := nodes[(i+2)%3]
 		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId})
 		wantStatus(t, err, codes.InvalidArgument, "cost: ")
-		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &over})
+		_, err = other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &over, Overrun: weirv1.Overrun_OVERRUN_ERROR})
 		wantStatus(t, err, codes.InvalidArgument, "cost: ")
 		if resp, err := other.Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Cost: &did}); err != nil || resp.Refunded != 25 {
 			t.Errorf("commit: %v, %v", resp, err)

@@ -227,35 +227,6 @@ func (s *Server) checkAll(ctx context.Context, checks []limit.Check) (*weirv1.Ch
 	return out, nil
 }
 
-// Reserve implements weirv1.LimiterServer.
-func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv1.Decision, error) {
-	t, bad := wire.Target(in.Target)
-	if bad != nil {
-		return nil, statusOf(bad)
-	}
-	d, err := s.svc.Reserve(ctx, limit.Reserve{Target: t, Cost: wire.Cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	return wire.ProtoDecision(&d), nil
-}
-
-// Commit implements weirv1.LimiterServer. A missing cost is an error: what the work did cost is not to be guessed.
-func (s *Server) Commit(ctx context.Context, in *weirv1.CommitRequest) (*weirv1.CommitResponse, error) {
-	t, bad := wire.Target(in.Target)
-	if bad == nil && in.Cost == nil {
-		bad = limit.NewError(limit.Invalid, "cost", "is missing: say what it did cost, 0 to what was reserved")
-	}
-	if bad != nil {
-		return nil, statusOf(bad)
-	}
-	refunded, err := s.svc.Commit(ctx, t, in.ReservationId, *in.Cost)
-	if err != nil {
-		return nil, statusOf(err)
-	}
-	return &weirv1.CommitResponse{Refunded: refunded}, nil
-}
-
 // Cancel implements weirv1.LimiterServer.
 func (s *Server) Cancel(ctx context.Context, in *weirv1.CancelRequest) (*weirv1.CancelResponse, error) {
 	t, bad := wire.Target(in.Target)

@@ -47,8 +47,17 @@ func (f fakeService) CheckAll(context.Context, []limit.Check) (limit.AllDecision
 func (f fakeService) Reserve(context.Context, limit.Reserve) (limit.Decision, error) {
 	return limit.Decision{}, f.err
 }
-func (f fakeService) Commit(context.Context, limit.Target, string, int64) (int64, error) {
-	return 0, f.err
+func (f fakeService) ReserveAll(context.Context, []limit.Reserve) (limit.AllDecision, error) {
+	return f.all, f.err
+}
+func (f fakeService) Extend(context.Context, limit.Extend) (limit.Decision, error) {
+	return limit.Decision{}, f.err
+}
+func (f fakeService) Charge(context.Context, limit.Charge) (limit.Decision, error) {
+	return limit.Decision{}, f.err
+}
+func (f fakeService) Commit(context.Context, limit.Commit) (limit.Settled, error) {
+	return limit.Settled{}, f.err
 }
 func (f fakeService) Cancel(context.Context, limit.Target, string) (int64, error) { return 0, f.err }
 func (f fakeService) Refund(context.Context, limit.Target, int64, string) (int64, error) {

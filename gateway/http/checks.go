@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"context"
 	"net/http"
 	"strconv"
 	"time"
@@ -99,7 +98,14 @@ func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, chec
 		a.writeBatchProblem(w, r, err, len(checks))
 		return
 	}
+	a.writeAll(w, r, s, &all)
+}
+
+func (a *api) writeAll(w http.ResponseWriter, r *http.Request, s *scratch, all *limit.AllDecision) {
 	b := appendBool(s.out[:0], `{"allowed":`, all.Allowed)
+	if all.ReservationID != "" {
+		b = appendString(b, `,"reservation_id":`, all.ReservationID)
+	}
 	b = appendInt(b, `,"delay_ms":`, quotaheader.RoundUp(all.Delay, time.Millisecond))
 	b = append(b, `,"decisions":[`...)
 	for i := range all.Decisions {
@@ -155,13 +161,10 @@ func (a *api) appendItemError(b []byte, w http.ResponseWriter, r *http.Request, 
 	return append(b, '}')
 }
 
-func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) { a.hold(w, r, a.Service.Acquire) }
-
-// hold answers a request for units that are held for a while: a lease, or a reservation.
-func (a *api) hold(w http.ResponseWriter, r *http.Request, do func(context.Context, limit.Acquire) (limit.Decision, error)) {
+func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) {
 	s := a.scratch()
 	defer a.recycle(s)
-	body := holdBody{Cost: 1}
+	body := acquireBody{Cost: 1}
 	p := a.decode(w, r, s, &body)
 	ask := limit.Acquire{Cost: body.Cost, RequestID: body.RequestID}
 	if p == nil {
@@ -177,12 +180,17 @@ func (a *api) hold(w http.ResponseWriter, r *http.Request, do func(context.Conte
 		a.writeProblem(w, r, p)
 		return
 	}
-	d, err := do(r.Context(), ask)
+	d, err := a.Service.Acquire(r.Context(), ask)
+	a.answerDecision(w, r, s, &d, err, false)
+}
+
+// answerDecision writes a decision, or the problem that err is. always says that the status is 200 whatever was decided.
+func (a *api) answerDecision(w http.ResponseWriter, r *http.Request, s *scratch, d *limit.Decision, err error, always bool) {
 	if err != nil {
 		a.writeProblem(w, r, problemOf(err))
 		return
 	}
-	a.writeDecision(w, r, s, &d, false)
+	a.writeDecision(w, r, s, d, always)
 }
 
 func (a *api) handleRenew(w http.ResponseWriter, r *http.Request) {
@@ -220,32 +228,6 @@ func (a *api) handleRelease(w http.ResponseWriter, r *http.Request) {
 	a.answer(w, r, err, &struct {
 		Released bool `json:"released"`
 	}{released})
-}
-
-func (a *api) handleReserve(w http.ResponseWriter, r *http.Request) {
-	a.hold(w, r, func(ctx context.Context, ask limit.Acquire) (limit.Decision, error) {
-		return a.Service.Reserve(ctx, limit.Reserve(ask))
-	})
-}
-
-func (a *api) handleCommit(w http.ResponseWriter, r *http.Request) {
-	var body commitBody
-	t, p := a.readTarget(w, r, &body, &body.targetBody)
-	switch {
-	case p != nil:
-	case body.Cost == nil:
-		p = invalid("cost", "must be given: what it did cost, 0 to what was reserved")
-	default:
-		if p = needReservation(body.ReservationID); p == nil {
-			p = askFor(*body.Cost, 0, "")
-		}
-	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	refunded, err := a.Service.Commit(r.Context(), t, body.ReservationID, *body.Cost)
-	a.answerRefunded(w, r, err, refunded)
 }
 
 func (a *api) handleCancel(w http.ResponseWriter, r *http.Request) {

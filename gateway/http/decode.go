@@ -37,7 +37,7 @@ type (
 		Checks batch `json:"checks"`
 		Atomic bool  `json:"atomic"`
 	}
-	holdBody struct { // of acquire and of reserve
+	acquireBody struct {
 		targetBody
 		Cost      int64  `json:"cost"`
 		TTL       string `json:"ttl"`
@@ -52,10 +52,38 @@ type (
 		targetBody
 		LeaseID string `json:"lease_id"`
 	}
+	amountBody struct {
+		Cost  *int64      `json:"cost"`
+		Usage limit.Usage `json:"usage"`
+	}
+	reserveBody struct {
+		targetBody
+		amountBody
+		Class     string `json:"class"`
+		TTL       string `json:"ttl"`
+		RequestID string `json:"request_id"`
+	}
+	reservesBody struct {
+		Reserves list[reserveBody] `json:"reserves"`
+	}
+	extendBody struct {
+		targetBody
+		amountBody
+		ReservationID string `json:"reservation_id"`
+		TTL           string `json:"ttl"`
+		RequestID     string `json:"request_id"`
+	}
 	commitBody struct {
 		targetBody
+		amountBody
 		ReservationID string `json:"reservation_id"`
-		Cost          *int64 `json:"cost"`
+		Overrun       string `json:"overrun"`
+		Class         string `json:"class"`
+	}
+	chargeBody struct {
+		targetBody
+		amountBody
+		RequestID string `json:"request_id"`
 	}
 	cancelBody struct {
 		targetBody
@@ -71,29 +99,43 @@ type (
 	}
 )
 
-// batch reads no more elements than a batch may have, so that a body of "{},{},…" cannot claim many times its own size
+// list reads no more elements than a batch may have, so that a body of "{},{},…" cannot claim many times its own size
 // in memory.
+type list[T any] []T
+
+// batch is the checks of one, of which each costs 1 where it does not say.
 type batch []checkBody
 
-var errBatchTooLarge = errors.New("httpapi: too many checks")
+var errBatchTooLarge = errors.New("httpapi: too many elements")
 
 // UnmarshalJSONFrom implements json.UnmarshalerFrom.
 func (b *batch) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	return elements(dec, (*[]checkBody)(b), checkBody{Cost: 1})
+}
+
+// UnmarshalJSONFrom implements json.UnmarshalerFrom.
+func (l *list[T]) UnmarshalJSONFrom(dec *jsontext.Decoder) error {
+	var absent T
+	return elements(dec, (*[]T)(l), absent)
+}
+
+// elements reads an array, of whose elements absent has the values of fields that are left out.
+func elements[T any](dec *jsontext.Decoder, into *[]T, absent T) error {
 	if k := dec.PeekKind(); k != '[' {
 		if err := dec.SkipValue(); err != nil {
 			return err
 		}
-		return &json.SemanticError{JSONKind: k, GoType: reflect.TypeFor[[]checkBody]()}
+		return &json.SemanticError{JSONKind: k, GoType: reflect.TypeFor[[]T]()}
 	}
 	if _, err := dec.ReadToken(); err != nil {
 		return err
 	}
 	for dec.PeekKind() != ']' {
-		if len(*b) == limit.MaxBatch {
+		if len(*into) == limit.MaxBatch {
 			return errBatchTooLarge
 		}
-		*b = append(*b, checkBody{Cost: 1})
-		if err := json.UnmarshalDecode(dec, &(*b)[len(*b)-1]); err != nil {
+		*into = append(*into, absent)
+		if err := json.UnmarshalDecode(dec, &(*into)[len(*into)-1]); err != nil {
 			return err
 		}
 	}
@@ -162,8 +204,13 @@ func mediaType(h http.Header) *problem {
 // malformed says in the words of this interface what the decoder found.
 func malformed(err error) *problem {
 	if errors.Is(err, errBatchTooLarge) {
-		return &problem{status: http.StatusRequestEntityTooLarge, field: "checks",
-			message: fmt.Sprintf("at most %d checks fit in one batch", limit.MaxBatch)}
+		var at *json.SemanticError
+		field := "checks"
+		if errors.As(err, &at) && at.JSONPointer != "" {
+			field = fieldAt(at.JSONPointer)
+		}
+		return &problem{status: http.StatusRequestEntityTooLarge, field: field,
+			message: fmt.Sprintf("at most %d elements fit in one batch", limit.MaxBatch)}
 	}
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
@@ -190,7 +237,7 @@ func malformed(err error) *problem {
 		want = "a string"
 	case reflect.Bool:
 		want = "true or false"
-	case reflect.Int32, reflect.Int64:
+	case reflect.Int8, reflect.Int32, reflect.Int64:
 		want = "a whole number of at most " + strconv.Itoa(semantic.GoType.Bits()) + " bits, without fraction or exponent"
 	case reflect.Slice:
 		want = "an array"

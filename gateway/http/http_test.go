@@ -33,6 +33,12 @@ type call struct {
 	Checks  []limit.Check
 	Acquire limit.Acquire
 	Reserve limit.Reserve
+	Commit  limit.Commit
+	Extend  limit.Extend
+	Charge  limit.Charge
+
+	Reserves []limit.Reserve
+
 	Target  limit.Target
 	LeaseID string // or that of a reservation
 	TTL     time.Duration
@@ -96,9 +102,24 @@ func (s *scripted) Reserve(_ context.Context, r limit.Reserve) (limit.Decision, 
 	return s.decision, s.err
 }
 
-func (s *scripted) Commit(_ context.Context, t limit.Target, id string, cost int64) (int64, error) {
-	s.record(call{Method: "Commit", Target: t, LeaseID: id, Units: cost})
-	return s.refunded, s.err
+func (s *scripted) ReserveAll(_ context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
+	s.record(call{Method: "ReserveAll", Reserves: slices.Clone(rs)})
+	return s.all, s.err
+}
+
+func (s *scripted) Extend(_ context.Context, e limit.Extend) (limit.Decision, error) {
+	s.record(call{Method: "Extend", Extend: e})
+	return s.decision, s.err
+}
+
+func (s *scripted) Charge(_ context.Context, c limit.Charge) (limit.Decision, error) {
+	s.record(call{Method: "Charge", Charge: c})
+	return s.decision, s.err
+}
+
+func (s *scripted) Commit(_ context.Context, c limit.Commit) (limit.Settled, error) {
+	s.record(call{Method: "Commit", Commit: c})
+	return limit.Settled{Refunded: s.refunded}, s.err
 }
 
 func (s *scripted) Cancel(_ context.Context, t limit.Target, id string) (int64, error) {
@@ -485,20 +506,74 @@ func TestRequests(t *testing.T) {
 			name: "reserve", path: "/v1/reserve", body: `{"policy":"login","key":"alice","cost":5,"ttl":"30s","request_id":"r-1"}`,
 			service: &scripted{decision: reserved},
 			status:  200, want: reservedJSON,
-			calls: []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Cost: 5, TTL: 30 * time.Second, RequestID: "r-1"}}},
+			calls: []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Amount: limit.Amount{Cost: 5}, TTL: 30 * time.Second, RequestID: "r-1"}}},
 		},
 		{
 			name: "reserve, refused", path: "/v1/reserve", body: `{"policy":"login","key":"alice"}`,
 			service: &scripted{decision: refused},
 			status:  429, want: refusedJSON,
-			calls:  []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Cost: 1}}},
+			calls:  []call{{Method: "Reserve", Reserve: limit.Reserve{Target: login, Amount: limit.Amount{Cost: 1}, Estimate: true}}},
 			header: map[string]string{"Retry-After": "37"},
 		},
 		{
 			name: "commit", path: "/v1/commit", body: `{"policy":"login","key":"alice","reservation_id":"5f1d","cost":0}`,
 			service: &scripted{refunded: 2},
-			status:  200, want: `{"refunded":2}`,
-			calls: []call{{Method: "Commit", Target: login, LeaseID: "5f1d"}},
+			status:  200, want: `{"refunded":2,"excess":0,"over_limit":false}`,
+			calls: []call{{Method: "Commit", Commit: limit.Commit{Target: login, ReservationID: "5f1d"}}},
+		},
+		{
+			name: "commit of usage", path: "/v1/commit",
+			body:    `{"policy":"login","key":"alice","reservation_id":"5f1d","usage":{"input":3},"overrun":"error","class":"m"}`,
+			service: &scripted{refunded: 2},
+			status:  200, want: `{"refunded":2,"excess":0,"over_limit":false}`,
+			calls: []call{{Method: "Commit", Commit: limit.Commit{
+				Target: login, ReservationID: "5f1d", Amount: limit.Amount{Usage: limit.Usage{"input": 3}}, Exact: true, Class: "m",
+			}}},
+		},
+		{
+			name: "reserve of usage", path: "/v1/reserve", body: `{"policy":"login","key":"alice","usage":{"input":3,"output":0},"class":"m"}`,
+			service: &scripted{decision: reserved},
+			status:  200, want: reservedJSON,
+			calls: []call{{Method: "Reserve", Reserve: limit.Reserve{
+				Target: login, Amount: limit.Amount{Usage: limit.Usage{"input": 3, "output": 0}}, Class: "m",
+			}}},
+		},
+		{
+			name: "reserves", path: "/v1/reserves", body: `{"reserves":[{"policy":"login","key":"alice","ttl":"3s"},{"policy":"login","key":"alice","cost":2}]}`,
+			service: &scripted{all: limit.AllDecision{Allowed: true, ReservationID: "5f1d", Decisions: []limit.Decision{reserved, reserved}}},
+			status:  200, want: `{"allowed":true,"reservation_id":"5f1d","delay_ms":0,"decisions":[` + reservedJSON + `,` + reservedJSON + `]}`,
+			calls: []call{{Method: "ReserveAll", Reserves: []limit.Reserve{
+				{Target: login, Amount: limit.Amount{Cost: 1}, Estimate: true, TTL: 3 * time.Second}, {Target: login, Amount: limit.Amount{Cost: 2}},
+			}}},
+		},
+		{
+			name: "extend", path: "/v1/extend", body: `{"policy":"login","key":"alice","reservation_id":"5f1d","cost":7,"ttl":"5s","request_id":"x"}`,
+			service: &scripted{decision: reserved},
+			status:  200, want: reservedJSON,
+			calls: []call{{Method: "Extend", Extend: limit.Extend{
+				Target: login, ReservationID: "5f1d", Amount: limit.Amount{Cost: 7}, TTL: 5 * time.Second, RequestID: "x",
+			}}},
+		},
+		{
+			name: "extend, refused", path: "/v1/extend", body: `{"policy":"login","key":"alice","reservation_id":"5f1d","usage":{"output":7}}`,
+			service: &scripted{decision: refused},
+			status:  429, want: refusedJSON,
+			calls: []call{{Method: "Extend", Extend: limit.Extend{
+				Target: login, ReservationID: "5f1d", Amount: limit.Amount{Usage: limit.Usage{"output": 7}},
+			}}},
+			header: map[string]string{"Retry-After": "37"},
+		},
+		{
+			name: "charge", path: "/v1/charge", body: `{"policy":"login","key":"alice","cost":9,"request_id":"x"}`,
+			service: &scripted{decision: refused},
+			status:  200, want: refusedJSON, // it was charged all the same
+			calls: []call{{Method: "Charge", Charge: limit.Charge{Target: login, Amount: limit.Amount{Cost: 9}, RequestID: "x"}}},
+		},
+		{
+			name: "charge of a missing cost", path: "/v1/charge", body: `{"policy":"login","key":"alice"}`,
+			service: &scripted{decision: admitted},
+			status:  200, want: admittedJSON,
+			calls: []call{{Method: "Charge", Charge: limit.Charge{Target: login, Amount: limit.Amount{Cost: 1}}}},
 		},
 		{
 			name: "cancel", path: "/v1/cancel", body: `{"policy":"login","key":"alice","reservation_id":"5f1d"}`,

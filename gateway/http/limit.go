@@ -21,6 +21,9 @@ type limitBody struct {
 	Slots       *int32 `json:"slots,omitempty"`
 	Capacity    *int64 `json:"capacity,omitempty"`
 	CountDenied bool   `json:"count_denied,omitzero"`
+	Anchor      *int8  `json:"anchor,omitempty"`
+	CarryDebt   bool   `json:"carry_debt,omitzero"`
+	MaxDebt     *int64 `json:"max_debt,omitempty"`
 }
 
 // The values of align: a fixed window opens with the first admission, or with the calendar's period.
@@ -31,7 +34,7 @@ const (
 
 // limit reads a limit. What its numbers may be is package algo's to say.
 func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
-	l := algo.Limit{CountDenied: b.CountDenied}
+	l := algo.Limit{CountDenied: b.CountDenied, CarryDebt: b.CarryDebt}
 	var ok bool
 	if l.Algorithm, ok = algo.ParseAlgorithm(b.Algorithm); !ok {
 		return l, invalid("algorithm", "must be one of fixed_window, sliding_window, sliding_counter, sliding_log, "+
@@ -52,6 +55,16 @@ func (a *api) limit(b *limitBody) (algo.Limit, *problem) {
 	if b.Capacity != nil {
 		if l.Capacity = *b.Capacity; l.Capacity == 0 {
 			return l, invalid("capacity", "must not be 0; leave it out for the default")
+		}
+	}
+	if b.Anchor != nil {
+		if l.Anchor = *b.Anchor; l.Anchor == 0 {
+			return l, invalid("anchor", "must be a day of the month, 1 to 31; leave it out for the first")
+		}
+	}
+	if b.MaxDebt != nil {
+		if l.MaxDebt = *b.MaxDebt; l.MaxDebt == 0 {
+			return l, invalid("max_debt", "must not be 0; leave it out for the default")
 		}
 	}
 	var wrong *algo.FieldError
@@ -115,7 +128,13 @@ func (a *api) window(l *algo.Limit, b *limitBody) *problem {
 
 // limitBodyOf is the inverse of limit.
 func limitBodyOf(l *algo.Limit) limitBody {
-	b := limitBody{Algorithm: l.Algorithm.String(), Limit: &l.Limit, CountDenied: l.CountDenied}
+	b := limitBody{Algorithm: l.Algorithm.String(), Limit: &l.Limit, CountDenied: l.CountDenied, CarryDebt: l.CarryDebt}
+	if l.Anchor != 0 {
+		b.Anchor = &l.Anchor
+	}
+	if l.MaxDebt != 0 {
+		b.MaxDebt = &l.MaxDebt
+	}
 	switch {
 	case l.Period != 0:
 		b.Align, b.Window, b.TimeZone = calendar, l.Period.String(), "UTC"

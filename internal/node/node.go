@@ -84,6 +84,7 @@ type Config struct {
 	MaxKeys                                  int64 // 0: no bound
 	MaxMemory                                int64 // bytes for state; 0: as Memory says; -1: no bound
 	MaxRequestIDs                            int
+	MaxReservations, MaxKeyReservations      int // 0: the defaults; negative: none
 	NoInline                                 bool
 	InlineMaxWindow                          time.Duration // these three as in limiter.Config
 	InlineMaxKeys, InlineMaxMemory           int64
@@ -279,6 +280,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: max(n.cfg.MaxMemory, 0),
+		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
 		MaxRequestIDs: cfg.MaxRequestIDs, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 	}
 	if n.tracer != nil {

@@ -41,7 +41,11 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 		request := &weirv1.ReserveRequest{Target: t, Cost: &cost, TtlNs: int64(op.TTL), RequestId: op.RequestID}
 		item.Operation = &peerv1.Item_Reserve{Reserve: &peerv1.Reserve{Request: request, Id: reservationBytes(op.Reservation), Atomic: op.Atomic}}
 	case limiter.OpSettle:
-		item.Operation = &peerv1.Item_Settle{Settle: &peerv1.Settle{Target: t, Id: reservationBytes(op.Reservation), Keep: cost}}
+		item.Operation = &peerv1.Item_Settle{Settle: &peerv1.Settle{Target: t, Id: reservationBytes(op.Reservation), Keep: cost, Exact: op.Exact}}
+	case limiter.OpExtend:
+		item.Operation = &peerv1.Item_Extend{Extend: &peerv1.Extend{
+			Target: t, Id: reservationBytes(op.Reservation), Cost: cost, TtlNs: int64(op.TTL), RequestId: op.RequestID,
+		}}
 	}
 	return item
 }
@@ -97,7 +101,11 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		}
 	case *peerv1.Item_Settle:
 		op.Kind, t = limiter.OpSettle, o.Settle.GetTarget()
-		op.Reservation, op.Cost = reservation(o.Settle.GetId()), o.Settle.GetKeep()
+		op.Reservation, op.Cost, op.Exact = reservation(o.Settle.GetId()), o.Settle.GetKeep(), o.Settle.GetExact()
+	case *peerv1.Item_Extend:
+		op.Kind, t = limiter.OpExtend, o.Extend.GetTarget()
+		op.Reservation, op.Cost = reservation(o.Extend.GetId()), o.Extend.GetCost()
+		op.TTL, op.RequestID = time.Duration(o.Extend.GetTtlNs()), o.Extend.GetRequestId()
 	default:
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
@@ -135,7 +143,8 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	case limiter.OpReset:
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}
 	case limiter.OpSettle:
-		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Settled{Settled: &peerv1.Settled{Refunded: out.Refunded}}}
+		settled := &peerv1.Settled{Refunded: out.Refunded, Excess: out.Excess, Over: out.Over}
+		return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Settled{Settled: settled}}
 	}
 	return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Decision{Decision: wire.ProtoDecision(&out.Decision)}}
 }
@@ -151,7 +160,7 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	switch o := r.GetOutcome().(type) {
 	case *peerv1.ItemReply_Decision:
 		out.Decision = wire.Decision(o.Decision)
-		fits = op.Kind == limiter.OpCheck || op.Kind == limiter.OpAcquire || op.Kind == limiter.OpReserve
+		fits = op.Kind == limiter.OpCheck || op.Kind == limiter.OpAcquire || op.Kind == limiter.OpReserve || op.Kind == limiter.OpExtend
 	case *peerv1.ItemReply_Renewed:
 		out.ExpiresIn = time.Duration(o.Renewed.ExpiresInNs)
 		fits = op.Kind == limiter.OpRenew
@@ -164,7 +173,7 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	case *peerv1.ItemReply_Reset_:
 		fits = op.Kind == limiter.OpReset
 	case *peerv1.ItemReply_Settled:
-		out.Refunded = o.Settled.Refunded
+		out.Refunded, out.Excess, out.Over = o.Settled.Refunded, o.Settled.Excess, o.Settled.Over
 		fits = op.Kind == limiter.OpSettle
 	case *peerv1.ItemReply_Error:
 		k := wire.Kind(codes.Code(o.Error.Code))

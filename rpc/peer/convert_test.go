@@ -19,7 +19,7 @@ import (
 )
 
 var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
-	limiter.OpReserve, limiter.OpSettle}
+	limiter.OpReserve, limiter.OpSettle, limiter.OpExtend}
 
 // fill sets every exported field that v has, at any depth, to something that is not its zero value: a field that a
 // conversion forgets, also one that is yet to be added, comes back as zero.
@@ -63,6 +63,8 @@ func fill(rng *rand.Rand, v reflect.Value) {
 		v.SetString(strings.Repeat("é", rng.IntN(3)) + string(rune('a'+rng.IntN(26))))
 	case reflect.Bool:
 		v.SetBool(true)
+	case reflect.Int8: // a day of the month
+		v.SetInt(1 + rng.Int64N(31))
 	case reflect.Int, reflect.Int32:
 		v.SetInt(1 + rng.Int64N(1<<31-1))
 	case reflect.Int64:
@@ -90,9 +92,10 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 	op.Kind = kind
 	if kind != limiter.OpReserve {
 		op.Atomic = false
-		if kind != limiter.OpSettle {
+		if kind != limiter.OpSettle && kind != limiter.OpExtend {
 			op.Reservation = limiter.ReservationID{}
 		}
+		op.Exact = kind == limiter.OpSettle && rng.IntN(2) == 0
 	}
 	op.Limit.MaxLog = 0 // the operator's, not the caller's
 	op.Configured = false
@@ -112,7 +115,7 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
 	case limiter.OpReset:
 		op.Cost, op.Partial, op.RequestID, op.LeaseID, op.TTL = 0, false, "", "", 0
-	case limiter.OpReserve:
+	case limiter.OpReserve, limiter.OpExtend:
 		op.Partial, op.LeaseID = false, ""
 	case limiter.OpSettle:
 		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
@@ -179,7 +182,7 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 		for _, kind := range kinds {
 			var out limiter.Outcome
 			switch kind {
-			case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve:
+			case limiter.OpCheck, limiter.OpAcquire, limiter.OpReserve, limiter.OpExtend:
 				fill(rng, reflect.ValueOf(&out.Decision).Elem())
 				if rng.IntN(3) == 0 {
 					out.Decision.RetryAfter, out.Decision.Limits[0].RetryAfter = algo.Never, algo.Never
@@ -191,8 +194,12 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 				fill(rng, reflect.ValueOf(&out.ExpiresIn).Elem())
 			case limiter.OpRelease:
 				out.Released = rng.IntN(2) == 0
-			case limiter.OpRefund, limiter.OpSettle:
+			case limiter.OpRefund:
 				fill(rng, reflect.ValueOf(&out.Refunded).Elem())
+			case limiter.OpSettle:
+				fill(rng, reflect.ValueOf(&out.Refunded).Elem())
+				fill(rng, reflect.ValueOf(&out.Excess).Elem())
+				out.Over, out.Lease = rng.IntN(2) == 0, time.Duration(rng.IntN(2))*time.Second
 			}
 			trip(kind, out)
 			for _, k := range []limit.Kind{limit.Invalid, limit.NotFound, limit.TooLarge, limit.Unavailable} {
@@ -216,7 +223,7 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 	}{
 		{&peerv1.ItemReply{}, nil},
 		{nil, nil},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: &weirv1.Decision{}}}, map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: &weirv1.Decision{}}}, map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true, limiter.OpExtend: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{}}}, map[limiter.OpKind]bool{limiter.OpRenew: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Released{Released: &weirv1.ReleaseResponse{}}}, map[limiter.OpKind]bool{limiter.OpRelease: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{}}}, map[limiter.OpKind]bool{limiter.OpRefund: true}},

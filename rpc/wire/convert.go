@@ -39,10 +39,13 @@ func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 	if l.Period < 0 || int(l.Period) > int(algo.Epoch) {
 		return nil, limit.NewError(limit.Invalid, "limit.period", "is unknown")
 	}
+	if l.Anchor < 0 || l.Anchor > 31 {
+		return nil, limit.NewError(limit.Invalid, "limit.anchor", "must be a day of the month, 1 to 31")
+	}
 	out := &algo.Limit{
 		Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, Window: time.Duration(l.WindowNs),
 		Slots: l.Slots, Period: algo.Period(l.Period), CountDenied: l.CountDenied,
-		CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt,
+		CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt, Anchor: int8(l.Anchor),
 	}
 	if l.TimeZone != "" {
 		zone, err := timeZones.Load(l.TimeZone)
@@ -63,7 +66,7 @@ func ProtoTarget(t limit.Target) *weirv1.Target {
 		out.Limit = &weirv1.Limit{
 			Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, Capacity: l.Capacity, WindowNs: int64(l.Window),
 			Slots: l.Slots, Period: weirv1.Period(l.Period), CountDenied: l.CountDenied,
-			CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt,
+			CarryDebt: l.CarryDebt, MaxDebt: l.MaxDebt, Anchor: int32(l.Anchor),
 		}
 		if l.Zone != nil {
 			out.Limit.TimeZone = l.Zone.String()

@@ -220,6 +220,53 @@ func (StreamFlag) EnumDescriptor() ([]byte, []int) {
 	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{2}
 }
 
+// Overrun says what becomes of a Commit that costs more than was reserved.
+type Overrun int32
+
+const (
+	Overrun_OVERRUN_CHARGE Overrun = 0 // the excess is charged
+	Overrun_OVERRUN_ERROR  Overrun = 1 // INVALID_ARGUMENT, and the reservation stays
+)
+
+// Enum value maps for Overrun.
+var (
+	Overrun_name = map[int32]string{
+		0: "OVERRUN_CHARGE",
+		1: "OVERRUN_ERROR",
+	}
+	Overrun_value = map[string]int32{
+		"OVERRUN_CHARGE": 0,
+		"OVERRUN_ERROR":  1,
+	}
+)
+
+func (x Overrun) Enum() *Overrun {
+	p := new(Overrun)
+	*p = x
+	return p
+}
+
+func (x Overrun) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Overrun) Descriptor() protoreflect.EnumDescriptor {
+	return file_weir_v1_limiter_proto_enumTypes[3].Descriptor()
+}
+
+func (Overrun) Type() protoreflect.EnumType {
+	return &file_weir_v1_limiter_proto_enumTypes[3]
+}
+
+func (x Overrun) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Overrun.Descriptor instead.
+func (Overrun) EnumDescriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{3}
+}
+
 // KeyOrder is what keys are ranked by.
 type KeyOrder int32
 
@@ -257,11 +304,11 @@ func (x KeyOrder) String() string {
 }
 
 func (KeyOrder) Descriptor() protoreflect.EnumDescriptor {
-	return file_weir_v1_limiter_proto_enumTypes[3].Descriptor()
+	return file_weir_v1_limiter_proto_enumTypes[4].Descriptor()
 }
 
 func (KeyOrder) Type() protoreflect.EnumType {
-	return &file_weir_v1_limiter_proto_enumTypes[3]
+	return &file_weir_v1_limiter_proto_enumTypes[4]
 }
 
 func (x KeyOrder) Number() protoreflect.EnumNumber {
@@ -270,7 +317,7 @@ func (x KeyOrder) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use KeyOrder.Descriptor instead.
 func (KeyOrder) EnumDescriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{3}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{4}
 }
 
 // Limit is a limit sent inline, in place of a policy's name.
@@ -286,6 +333,7 @@ type Limit struct {
 	CountDenied   bool                   `protobuf:"varint,8,opt,name=count_denied,json=countDenied,proto3" json:"count_denied,omitempty"`
 	CarryDebt     bool                   `protobuf:"varint,9,opt,name=carry_debt,json=carryDebt,proto3" json:"carry_debt,omitempty"` // fixed_window, not of the calendar: what was charged beyond the limit counts in the next window
 	MaxDebt       int64                  `protobuf:"varint,10,opt,name=max_debt,json=maxDebt,proto3" json:"max_debt,omitempty"`      // how far charges that ask for no room may go beyond the limit; 0 stands for no bound, of sliding_log for limit
+	Anchor        int32                  `protobuf:"varint,11,opt,name=anchor,proto3" json:"anchor,omitempty"`                       // PERIOD_MONTH: the day on which windows begin, 1 to 31, or the last day of a shorter month; 0 stands for 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -386,6 +434,13 @@ func (x *Limit) GetCarryDebt() bool {
 func (x *Limit) GetMaxDebt() int64 {
 	if x != nil {
 		return x.MaxDebt
+	}
+	return 0
+}
+
+func (x *Limit) GetAnchor() int32 {
+	if x != nil {
+		return x.Anchor
 	}
 	return 0
 }
@@ -1978,11 +2033,14 @@ func (x *ReleaseResponse) GetReleased() bool {
 }
 
 type ReserveRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Cost          *int64                 `protobuf:"varint,2,opt,name=cost,proto3,oneof" json:"cost,omitempty"`                     // the most that it may cost; absent means 1
-	TtlNs         int64                  `protobuf:"varint,3,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`            // 1 ms to 1 hour; 0 stands for 1 minute
-	RequestId     string                 `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // a repeated reservation is made once, and has the same reservation_id
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Target *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	// cost is the most that the work may cost. Absent, with no usage, it is what the policy's estimate says, and 1 where that has none.
+	Cost          *int64           `protobuf:"varint,2,opt,name=cost,proto3,oneof" json:"cost,omitempty"`
+	TtlNs         int64            `protobuf:"varint,3,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`                                                              // 1 ms to 1 hour; 0 stands for 1 minute
+	RequestId     string           `protobuf:"bytes,4,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`                                                   // a repeated reservation is made once, and has the same reservation_id
+	Usage         map[string]int64 `protobuf:"bytes,5,rep,name=usage,proto3" json:"usage,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // in place of cost: tokens by class, at the policy's prices
+	Class         string           `protobuf:"bytes,6,opt,name=class,proto3" json:"class,omitempty"`                                                                            // for a policy whose estimate is auto: of what kind the work is, such as the model; at most 128 bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2045,18 +2103,231 @@ func (x *ReserveRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *ReserveRequest) GetUsage() map[string]int64 {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *ReserveRequest) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
+type ReserveAllRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reserves      []*ReserveRequest      `protobuf:"bytes,1,rep,name=reserves,proto3" json:"reserves,omitempty"` // 1 to 1000, without request_id. Repeats of a target are summed into one
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveAllRequest) Reset() {
+	*x = ReserveAllRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveAllRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveAllRequest) ProtoMessage() {}
+
+func (x *ReserveAllRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveAllRequest.ProtoReflect.Descriptor instead.
+func (*ReserveAllRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ReserveAllRequest) GetReserves() []*ReserveRequest {
+	if x != nil {
+		return x.Reserves
+	}
+	return nil
+}
+
+type ReserveAllResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Allowed       bool                   `protobuf:"varint,1,opt,name=allowed,proto3" json:"allowed,omitempty"`                                 // all are charged; otherwise none is
+	ReservationId string                 `protobuf:"bytes,2,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"` // of all targets; empty when nothing is held
+	DelayNs       int64                  `protobuf:"varint,3,opt,name=delay_ns,json=delayNs,proto3" json:"delay_ns,omitempty"`                  // the largest of the decisions'
+	Decisions     []*Decision            `protobuf:"bytes,4,rep,name=decisions,proto3" json:"decisions,omitempty"`                              // one for each, in order. When the whole is refused, each says whether it would have passed by itself
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveAllResponse) Reset() {
+	*x = ReserveAllResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveAllResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveAllResponse) ProtoMessage() {}
+
+func (x *ReserveAllResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveAllResponse.ProtoReflect.Descriptor instead.
+func (*ReserveAllResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ReserveAllResponse) GetAllowed() bool {
+	if x != nil {
+		return x.Allowed
+	}
+	return false
+}
+
+func (x *ReserveAllResponse) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+func (x *ReserveAllResponse) GetDelayNs() int64 {
+	if x != nil {
+		return x.DelayNs
+	}
+	return 0
+}
+
+func (x *ReserveAllResponse) GetDecisions() []*Decision {
+	if x != nil {
+		return x.Decisions
+	}
+	return nil
+}
+
+type ExtendRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	ReservationId string                 `protobuf:"bytes,2,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
+	Cost          *int64                 `protobuf:"varint,3,opt,name=cost,proto3,oneof" json:"cost,omitempty"`                                                                       // units more; absent, with no usage, means 0
+	TtlNs         int64                  `protobuf:"varint,4,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`                                                              // how long it then waits for Commit or Cancel, 1 ms to 1 hour; 0: as long as before
+	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`                                                   // repeated units are charged once
+	Usage         map[string]int64       `protobuf:"bytes,6,rep,name=usage,proto3" json:"usage,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // in place of cost
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExtendRequest) Reset() {
+	*x = ExtendRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExtendRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExtendRequest) ProtoMessage() {}
+
+func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
+func (*ExtendRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ExtendRequest) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *ExtendRequest) GetReservationId() string {
+	if x != nil {
+		return x.ReservationId
+	}
+	return ""
+}
+
+func (x *ExtendRequest) GetCost() int64 {
+	if x != nil && x.Cost != nil {
+		return *x.Cost
+	}
+	return 0
+}
+
+func (x *ExtendRequest) GetTtlNs() int64 {
+	if x != nil {
+		return x.TtlNs
+	}
+	return 0
+}
+
+func (x *ExtendRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ExtendRequest) GetUsage() map[string]int64 {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
 type CommitRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	ReservationId string                 `protobuf:"bytes,2,opt,name=reservation_id,json=reservationId,proto3" json:"reservation_id,omitempty"`
-	Cost          *int64                 `protobuf:"varint,3,opt,name=cost,proto3,oneof" json:"cost,omitempty"` // what it did cost: required, 0 to the reserved cost
+	Cost          *int64                 `protobuf:"varint,3,opt,name=cost,proto3,oneof" json:"cost,omitempty"` // what it did cost: required, unless usage is given
+	Overrun       Overrun                `protobuf:"varint,4,opt,name=overrun,proto3,enum=weir.v1.Overrun" json:"overrun,omitempty"`
+	Usage         map[string]int64       `protobuf:"bytes,5,rep,name=usage,proto3" json:"usage,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // in place of cost
+	Class         string                 `protobuf:"bytes,6,opt,name=class,proto3" json:"class,omitempty"`                                                                            // as in ReserveRequest: what the cost is an example of
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2068,7 +2339,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2081,7 +2352,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{23}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CommitRequest) GetTarget() *Target {
@@ -2105,16 +2376,39 @@ func (x *CommitRequest) GetCost() int64 {
 	return 0
 }
 
+func (x *CommitRequest) GetOverrun() Overrun {
+	if x != nil {
+		return x.Overrun
+	}
+	return Overrun_OVERRUN_CHARGE
+}
+
+func (x *CommitRequest) GetUsage() map[string]int64 {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *CommitRequest) GetClass() string {
+	if x != nil {
+		return x.Class
+	}
+	return ""
+}
+
 type CommitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Refunded      int64                  `protobuf:"varint,1,opt,name=refunded,proto3" json:"refunded,omitempty"` // how many units were given back; fewer than the rest when some had left their window
+	Refunded      int64                  `protobuf:"varint,1,opt,name=refunded,proto3" json:"refunded,omitempty"`                    // how many units were given back; fewer than the rest when some had left their window
+	Excess        int64                  `protobuf:"varint,2,opt,name=excess,proto3" json:"excess,omitempty"`                        // how many units were charged beyond the reservation
+	OverLimit     bool                   `protobuf:"varint,3,opt,name=over_limit,json=overLimit,proto3" json:"over_limit,omitempty"` // there was no room for all that exceeds the reservation
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	mi := &file_weir_v1_limiter_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2126,7 +2420,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	mi := &file_weir_v1_limiter_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2139,7 +2433,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{24}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CommitResponse) GetRefunded() int64 {
@@ -2147,6 +2441,88 @@ func (x *CommitResponse) GetRefunded() int64 {
 		return x.Refunded
 	}
 	return 0
+}
+
+func (x *CommitResponse) GetExcess() int64 {
+	if x != nil {
+		return x.Excess
+	}
+	return 0
+}
+
+func (x *CommitResponse) GetOverLimit() bool {
+	if x != nil {
+		return x.OverLimit
+	}
+	return false
+}
+
+type ChargeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *Target                `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Cost          *int64                 `protobuf:"varint,2,opt,name=cost,proto3,oneof" json:"cost,omitempty"`                                                                       // at least 1; absent, with no usage, means 1
+	RequestId     string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`                                                   // a repeated charge is made once
+	Usage         map[string]int64       `protobuf:"bytes,4,rep,name=usage,proto3" json:"usage,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // in place of cost
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChargeRequest) Reset() {
+	*x = ChargeRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChargeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChargeRequest) ProtoMessage() {}
+
+func (x *ChargeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChargeRequest.ProtoReflect.Descriptor instead.
+func (*ChargeRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ChargeRequest) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *ChargeRequest) GetCost() int64 {
+	if x != nil && x.Cost != nil {
+		return *x.Cost
+	}
+	return 0
+}
+
+func (x *ChargeRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ChargeRequest) GetUsage() map[string]int64 {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
 }
 
 type CancelRequest struct {
@@ -2159,7 +2535,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	mi := &file_weir_v1_limiter_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2547,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	mi := &file_weir_v1_limiter_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2560,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{25}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CancelRequest) GetTarget() *Target {
@@ -2210,7 +2586,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	mi := &file_weir_v1_limiter_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2222,7 +2598,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	mi := &file_weir_v1_limiter_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2235,7 +2611,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{26}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CancelResponse) GetRefunded() int64 {
@@ -2256,7 +2632,7 @@ type RefundRequest struct {
 
 func (x *RefundRequest) Reset() {
 	*x = RefundRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[27]
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2268,7 +2644,7 @@ func (x *RefundRequest) String() string {
 func (*RefundRequest) ProtoMessage() {}
 
 func (x *RefundRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[27]
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2281,7 +2657,7 @@ func (x *RefundRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundRequest.ProtoReflect.Descriptor instead.
 func (*RefundRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{27}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RefundRequest) GetTarget() *Target {
@@ -2314,7 +2690,7 @@ type RefundResponse struct {
 
 func (x *RefundResponse) Reset() {
 	*x = RefundResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[28]
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +2702,7 @@ func (x *RefundResponse) String() string {
 func (*RefundResponse) ProtoMessage() {}
 
 func (x *RefundResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[28]
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +2715,7 @@ func (x *RefundResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundResponse.ProtoReflect.Descriptor instead.
 func (*RefundResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{28}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RefundResponse) GetRefunded() int64 {
@@ -2358,7 +2734,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[29]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2370,7 +2746,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[29]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2383,7 +2759,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{29}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResetRequest) GetTarget() *Target {
@@ -2401,7 +2777,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[30]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2789,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[30]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2802,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{30}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
 }
 
 type TopKeysRequest struct {
@@ -2440,7 +2816,7 @@ type TopKeysRequest struct {
 
 func (x *TopKeysRequest) Reset() {
 	*x = TopKeysRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2452,7 +2828,7 @@ func (x *TopKeysRequest) String() string {
 func (*TopKeysRequest) ProtoMessage() {}
 
 func (x *TopKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2465,7 +2841,7 @@ func (x *TopKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopKeysRequest.ProtoReflect.Descriptor instead.
 func (*TopKeysRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TopKeysRequest) GetOrder() KeyOrder {
@@ -2504,7 +2880,7 @@ type TopKeysResponse struct {
 
 func (x *TopKeysResponse) Reset() {
 	*x = TopKeysResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2516,7 +2892,7 @@ func (x *TopKeysResponse) String() string {
 func (*TopKeysResponse) ProtoMessage() {}
 
 func (x *TopKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2529,7 +2905,7 @@ func (x *TopKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopKeysResponse.ProtoReflect.Descriptor instead.
 func (*TopKeysResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TopKeysResponse) GetNode() string {
@@ -2602,7 +2978,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2990,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +3003,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *KeyUse) GetPolicy() string {
@@ -2723,7 +3099,7 @@ type PolicyUse struct {
 
 func (x *PolicyUse) Reset() {
 	*x = PolicyUse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +3111,7 @@ func (x *PolicyUse) String() string {
 func (*PolicyUse) ProtoMessage() {}
 
 func (x *PolicyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +3124,7 @@ func (x *PolicyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUse.ProtoReflect.Descriptor instead.
 func (*PolicyUse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PolicyUse) GetPolicy() string {
@@ -2808,7 +3184,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	mi := &file_weir_v1_limiter_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +3196,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	mi := &file_weir_v1_limiter_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +3209,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{35}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{39}
 }
 
 type StatusResponse struct {
@@ -2852,7 +3228,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	mi := &file_weir_v1_limiter_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2864,7 +3240,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	mi := &file_weir_v1_limiter_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2877,7 +3253,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{36}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -2961,7 +3337,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	mi := &file_weir_v1_limiter_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2973,7 +3349,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	mi := &file_weir_v1_limiter_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2986,7 +3362,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{37}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Member) GetName() string {
@@ -3127,7 +3503,7 @@ type Ownership struct {
 
 func (x *Ownership) Reset() {
 	*x = Ownership{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[38]
+	mi := &file_weir_v1_limiter_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3515,7 @@ func (x *Ownership) String() string {
 func (*Ownership) ProtoMessage() {}
 
 func (x *Ownership) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[38]
+	mi := &file_weir_v1_limiter_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3528,7 @@ func (x *Ownership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
 func (*Ownership) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{38}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Ownership) GetHeld() uint32 {
@@ -3229,7 +3605,7 @@ var File_weir_v1_limiter_proto protoreflect.FileDescriptor
 
 const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\n" +
-	"\x15weir/v1/limiter.proto\x12\aweir.v1\"\xc1\x02\n" +
+	"\x15weir/v1/limiter.proto\x12\aweir.v1\"\xd9\x02\n" +
 	"\x05Limit\x120\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x12.weir.v1.AlgorithmR\talgorithm\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x03R\x05limit\x12\x1b\n" +
@@ -3242,7 +3618,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\n" +
 	"carry_debt\x18\t \x01(\bR\tcarryDebt\x12\x19\n" +
 	"\bmax_debt\x18\n" +
-	" \x01(\x03R\amaxDebt\"v\n" +
+	" \x01(\x03R\amaxDebt\x12\x16\n" +
+	"\x06anchor\x18\v \x01(\x05R\x06anchor\"v\n" +
 	"\x06Target\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12$\n" +
 	"\x05limit\x18\x02 \x01(\v2\x0e.weir.v1.LimitR\x05limit\x12\x1c\n" +
@@ -3378,21 +3755,68 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x19\n" +
 	"\blease_id\x18\x02 \x01(\tR\aleaseId\"-\n" +
 	"\x0fReleaseResponse\x12\x1a\n" +
-	"\breleased\x18\x01 \x01(\bR\breleased\"\x91\x01\n" +
+	"\breleased\x18\x01 \x01(\bR\breleased\"\x9b\x02\n" +
 	"\x0eReserveRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x17\n" +
 	"\x04cost\x18\x02 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12\x15\n" +
 	"\x06ttl_ns\x18\x03 \x01(\x03R\x05ttlNs\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x04 \x01(\tR\trequestIdB\a\n" +
-	"\x05_cost\"\x81\x01\n" +
+	"request_id\x18\x04 \x01(\tR\trequestId\x128\n" +
+	"\x05usage\x18\x05 \x03(\v2\".weir.v1.ReserveRequest.UsageEntryR\x05usage\x12\x14\n" +
+	"\x05class\x18\x06 \x01(\tR\x05class\x1a8\n" +
+	"\n" +
+	"UsageEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\a\n" +
+	"\x05_cost\"H\n" +
+	"\x11ReserveAllRequest\x123\n" +
+	"\breserves\x18\x01 \x03(\v2\x17.weir.v1.ReserveRequestR\breserves\"\xa1\x01\n" +
+	"\x12ReserveAllResponse\x12\x18\n" +
+	"\aallowed\x18\x01 \x01(\bR\aallowed\x12%\n" +
+	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\x12\x19\n" +
+	"\bdelay_ns\x18\x03 \x01(\x03R\adelayNs\x12/\n" +
+	"\tdecisions\x18\x04 \x03(\v2\x11.weir.v1.DecisionR\tdecisions\"\xaa\x02\n" +
+	"\rExtendRequest\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12%\n" +
+	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\x12\x17\n" +
+	"\x04cost\x18\x03 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12\x15\n" +
+	"\x06ttl_ns\x18\x04 \x01(\x03R\x05ttlNs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\x127\n" +
+	"\x05usage\x18\x06 \x03(\v2!.weir.v1.ExtendRequest.UsageEntryR\x05usage\x1a8\n" +
+	"\n" +
+	"UsageEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\a\n" +
+	"\x05_cost\"\xb6\x02\n" +
 	"\rCommitRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12%\n" +
 	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\x12\x17\n" +
-	"\x04cost\x18\x03 \x01(\x03H\x00R\x04cost\x88\x01\x01B\a\n" +
-	"\x05_cost\",\n" +
+	"\x04cost\x18\x03 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12*\n" +
+	"\aoverrun\x18\x04 \x01(\x0e2\x10.weir.v1.OverrunR\aoverrun\x127\n" +
+	"\x05usage\x18\x05 \x03(\v2!.weir.v1.CommitRequest.UsageEntryR\x05usage\x12\x14\n" +
+	"\x05class\x18\x06 \x01(\tR\x05class\x1a8\n" +
+	"\n" +
+	"UsageEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\a\n" +
+	"\x05_cost\"c\n" +
 	"\x0eCommitResponse\x12\x1a\n" +
-	"\brefunded\x18\x01 \x01(\x03R\brefunded\"_\n" +
+	"\brefunded\x18\x01 \x01(\x03R\brefunded\x12\x16\n" +
+	"\x06excess\x18\x02 \x01(\x03R\x06excess\x12\x1d\n" +
+	"\n" +
+	"over_limit\x18\x03 \x01(\bR\toverLimit\"\xec\x01\n" +
+	"\rChargeRequest\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x17\n" +
+	"\x04cost\x18\x02 \x01(\x03H\x00R\x04cost\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x127\n" +
+	"\x05usage\x18\x04 \x03(\v2!.weir.v1.ChargeRequest.UsageEntryR\x05usage\x1a8\n" +
+	"\n" +
+	"UsageEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01B\a\n" +
+	"\x05_cost\"_\n" +
 	"\rCancelRequest\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12%\n" +
 	"\x0ereservation_id\x18\x02 \x01(\tR\rreservationId\",\n" +
@@ -3518,20 +3942,27 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x14STREAM_FLAG_DEGRADED\x10\x04\x12\x1b\n" +
 	"\x17STREAM_FLAG_FAILED_OPEN\x10\b\x12\x1d\n" +
 	"\x19STREAM_FLAG_FAILED_CLOSED\x10\x10\x12\x15\n" +
-	"\x11STREAM_FLAG_NEVER\x10 *j\n" +
+	"\x11STREAM_FLAG_NEVER\x10 *0\n" +
+	"\aOverrun\x12\x12\n" +
+	"\x0eOVERRUN_CHARGE\x10\x00\x12\x11\n" +
+	"\rOVERRUN_ERROR\x10\x01*j\n" +
 	"\bKeyOrder\x12\x19\n" +
 	"\x15KEY_ORDER_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KEY_ORDER_BUSIEST\x10\x01\x12\x15\n" +
 	"\x11KEY_ORDER_REFUSED\x10\x02\x12\x15\n" +
-	"\x11KEY_ORDER_FULLEST\x10\x032\x98\x06\n" +
+	"\x11KEY_ORDER_FULLEST\x10\x032\xc9\a\n" +
 	"\aLimiter\x126\n" +
 	"\x05Check\x12\x15.weir.v1.CheckRequest\x1a\x16.weir.v1.CheckResponse\x125\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x11.weir.v1.Decision\x126\n" +
 	"\x05Renew\x12\x15.weir.v1.RenewRequest\x1a\x16.weir.v1.RenewResponse\x12<\n" +
 	"\aRelease\x12\x17.weir.v1.ReleaseRequest\x1a\x18.weir.v1.ReleaseResponse\x125\n" +
-	"\aReserve\x12\x17.weir.v1.ReserveRequest\x1a\x11.weir.v1.Decision\x129\n" +
+	"\aReserve\x12\x17.weir.v1.ReserveRequest\x1a\x11.weir.v1.Decision\x12E\n" +
+	"\n" +
+	"ReserveAll\x12\x1a.weir.v1.ReserveAllRequest\x1a\x1b.weir.v1.ReserveAllResponse\x123\n" +
+	"\x06Extend\x12\x16.weir.v1.ExtendRequest\x1a\x11.weir.v1.Decision\x129\n" +
 	"\x06Commit\x12\x16.weir.v1.CommitRequest\x1a\x17.weir.v1.CommitResponse\x129\n" +
-	"\x06Cancel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x129\n" +
+	"\x06Cancel\x12\x16.weir.v1.CancelRequest\x1a\x17.weir.v1.CancelResponse\x123\n" +
+	"\x06Charge\x12\x16.weir.v1.ChargeRequest\x1a\x11.weir.v1.Decision\x129\n" +
 	"\x06Refund\x12\x16.weir.v1.RefundRequest\x1a\x17.weir.v1.RefundResponse\x126\n" +
 	"\x05Reset\x12\x15.weir.v1.ResetRequest\x1a\x16.weir.v1.ResetResponse\x129\n" +
 	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponse\x12<\n" +
@@ -3551,116 +3982,140 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 	return file_weir_v1_limiter_proto_rawDescData
 }
 
-var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_weir_v1_limiter_proto_goTypes = []any{
 	(Algorithm)(0),              // 0: weir.v1.Algorithm
 	(Period)(0),                 // 1: weir.v1.Period
 	(StreamFlag)(0),             // 2: weir.v1.StreamFlag
-	(KeyOrder)(0),               // 3: weir.v1.KeyOrder
-	(*Limit)(nil),               // 4: weir.v1.Limit
-	(*Target)(nil),              // 5: weir.v1.Target
-	(*Check)(nil),               // 6: weir.v1.Check
-	(*CheckRequest)(nil),        // 7: weir.v1.CheckRequest
-	(*CheckResponse)(nil),       // 8: weir.v1.CheckResponse
-	(*Result)(nil),              // 9: weir.v1.Result
-	(*Error)(nil),               // 10: weir.v1.Error
-	(*Decision)(nil),            // 11: weir.v1.Decision
-	(*CheckStreamRequest)(nil),  // 12: weir.v1.CheckStreamRequest
-	(*StreamTarget)(nil),        // 13: weir.v1.StreamTarget
-	(*CheckStreamResponse)(nil), // 14: weir.v1.CheckStreamResponse
-	(*StreamError)(nil),         // 15: weir.v1.StreamError
-	(*StreamLimits)(nil),        // 16: weir.v1.StreamLimits
-	(*TopologyRequest)(nil),     // 17: weir.v1.TopologyRequest
-	(*TopologyResponse)(nil),    // 18: weir.v1.TopologyResponse
-	(*TopologyMember)(nil),      // 19: weir.v1.TopologyMember
-	(*LimitStatus)(nil),         // 20: weir.v1.LimitStatus
-	(*AcquireRequest)(nil),      // 21: weir.v1.AcquireRequest
-	(*RenewRequest)(nil),        // 22: weir.v1.RenewRequest
-	(*RenewResponse)(nil),       // 23: weir.v1.RenewResponse
-	(*ReleaseRequest)(nil),      // 24: weir.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),     // 25: weir.v1.ReleaseResponse
-	(*ReserveRequest)(nil),      // 26: weir.v1.ReserveRequest
-	(*CommitRequest)(nil),       // 27: weir.v1.CommitRequest
-	(*CommitResponse)(nil),      // 28: weir.v1.CommitResponse
-	(*CancelRequest)(nil),       // 29: weir.v1.CancelRequest
-	(*CancelResponse)(nil),      // 30: weir.v1.CancelResponse
-	(*RefundRequest)(nil),       // 31: weir.v1.RefundRequest
-	(*RefundResponse)(nil),      // 32: weir.v1.RefundResponse
-	(*ResetRequest)(nil),        // 33: weir.v1.ResetRequest
-	(*ResetResponse)(nil),       // 34: weir.v1.ResetResponse
-	(*TopKeysRequest)(nil),      // 35: weir.v1.TopKeysRequest
-	(*TopKeysResponse)(nil),     // 36: weir.v1.TopKeysResponse
-	(*KeyUse)(nil),              // 37: weir.v1.KeyUse
-	(*PolicyUse)(nil),           // 38: weir.v1.PolicyUse
-	(*StatusRequest)(nil),       // 39: weir.v1.StatusRequest
-	(*StatusResponse)(nil),      // 40: weir.v1.StatusResponse
-	(*Member)(nil),              // 41: weir.v1.Member
-	(*Ownership)(nil),           // 42: weir.v1.Ownership
+	(Overrun)(0),                // 3: weir.v1.Overrun
+	(KeyOrder)(0),               // 4: weir.v1.KeyOrder
+	(*Limit)(nil),               // 5: weir.v1.Limit
+	(*Target)(nil),              // 6: weir.v1.Target
+	(*Check)(nil),               // 7: weir.v1.Check
+	(*CheckRequest)(nil),        // 8: weir.v1.CheckRequest
+	(*CheckResponse)(nil),       // 9: weir.v1.CheckResponse
+	(*Result)(nil),              // 10: weir.v1.Result
+	(*Error)(nil),               // 11: weir.v1.Error
+	(*Decision)(nil),            // 12: weir.v1.Decision
+	(*CheckStreamRequest)(nil),  // 13: weir.v1.CheckStreamRequest
+	(*StreamTarget)(nil),        // 14: weir.v1.StreamTarget
+	(*CheckStreamResponse)(nil), // 15: weir.v1.CheckStreamResponse
+	(*StreamError)(nil),         // 16: weir.v1.StreamError
+	(*StreamLimits)(nil),        // 17: weir.v1.StreamLimits
+	(*TopologyRequest)(nil),     // 18: weir.v1.TopologyRequest
+	(*TopologyResponse)(nil),    // 19: weir.v1.TopologyResponse
+	(*TopologyMember)(nil),      // 20: weir.v1.TopologyMember
+	(*LimitStatus)(nil),         // 21: weir.v1.LimitStatus
+	(*AcquireRequest)(nil),      // 22: weir.v1.AcquireRequest
+	(*RenewRequest)(nil),        // 23: weir.v1.RenewRequest
+	(*RenewResponse)(nil),       // 24: weir.v1.RenewResponse
+	(*ReleaseRequest)(nil),      // 25: weir.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),     // 26: weir.v1.ReleaseResponse
+	(*ReserveRequest)(nil),      // 27: weir.v1.ReserveRequest
+	(*ReserveAllRequest)(nil),   // 28: weir.v1.ReserveAllRequest
+	(*ReserveAllResponse)(nil),  // 29: weir.v1.ReserveAllResponse
+	(*ExtendRequest)(nil),       // 30: weir.v1.ExtendRequest
+	(*CommitRequest)(nil),       // 31: weir.v1.CommitRequest
+	(*CommitResponse)(nil),      // 32: weir.v1.CommitResponse
+	(*ChargeRequest)(nil),       // 33: weir.v1.ChargeRequest
+	(*CancelRequest)(nil),       // 34: weir.v1.CancelRequest
+	(*CancelResponse)(nil),      // 35: weir.v1.CancelResponse
+	(*RefundRequest)(nil),       // 36: weir.v1.RefundRequest
+	(*RefundResponse)(nil),      // 37: weir.v1.RefundResponse
+	(*ResetRequest)(nil),        // 38: weir.v1.ResetRequest
+	(*ResetResponse)(nil),       // 39: weir.v1.ResetResponse
+	(*TopKeysRequest)(nil),      // 40: weir.v1.TopKeysRequest
+	(*TopKeysResponse)(nil),     // 41: weir.v1.TopKeysResponse
+	(*KeyUse)(nil),              // 42: weir.v1.KeyUse
+	(*PolicyUse)(nil),           // 43: weir.v1.PolicyUse
+	(*StatusRequest)(nil),       // 44: weir.v1.StatusRequest
+	(*StatusResponse)(nil),      // 45: weir.v1.StatusResponse
+	(*Member)(nil),              // 46: weir.v1.Member
+	(*Ownership)(nil),           // 47: weir.v1.Ownership
+	nil,                         // 48: weir.v1.ReserveRequest.UsageEntry
+	nil,                         // 49: weir.v1.ExtendRequest.UsageEntry
+	nil,                         // 50: weir.v1.CommitRequest.UsageEntry
+	nil,                         // 51: weir.v1.ChargeRequest.UsageEntry
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
 	1,  // 1: weir.v1.Limit.period:type_name -> weir.v1.Period
-	4,  // 2: weir.v1.Target.limit:type_name -> weir.v1.Limit
-	5,  // 3: weir.v1.Check.target:type_name -> weir.v1.Target
-	6,  // 4: weir.v1.CheckRequest.checks:type_name -> weir.v1.Check
-	9,  // 5: weir.v1.CheckResponse.results:type_name -> weir.v1.Result
-	11, // 6: weir.v1.Result.decision:type_name -> weir.v1.Decision
-	10, // 7: weir.v1.Result.error:type_name -> weir.v1.Error
-	20, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
-	13, // 9: weir.v1.CheckStreamRequest.define:type_name -> weir.v1.StreamTarget
-	4,  // 10: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
-	10, // 11: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
-	15, // 12: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
-	16, // 13: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
-	10, // 14: weir.v1.StreamError.error:type_name -> weir.v1.Error
-	20, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
-	19, // 16: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
-	5,  // 17: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
-	5,  // 18: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
-	5,  // 19: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
-	5,  // 20: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	5,  // 21: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
-	5,  // 22: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
-	5,  // 23: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	5,  // 24: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	3,  // 25: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
-	37, // 26: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
-	38, // 27: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
-	0,  // 28: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
-	41, // 29: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	42, // 30: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	7,  // 31: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	21, // 32: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	22, // 33: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	24, // 34: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	26, // 35: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	27, // 36: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	29, // 37: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	31, // 38: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	33, // 39: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	39, // 40: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	35, // 41: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
-	12, // 42: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	17, // 43: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
-	8,  // 44: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	11, // 45: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	23, // 46: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	25, // 47: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	11, // 48: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	28, // 49: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	30, // 50: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	32, // 51: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	34, // 52: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	40, // 53: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	36, // 54: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
-	14, // 55: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	18, // 56: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
-	44, // [44:57] is the sub-list for method output_type
-	31, // [31:44] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	5,  // 2: weir.v1.Target.limit:type_name -> weir.v1.Limit
+	6,  // 3: weir.v1.Check.target:type_name -> weir.v1.Target
+	7,  // 4: weir.v1.CheckRequest.checks:type_name -> weir.v1.Check
+	10, // 5: weir.v1.CheckResponse.results:type_name -> weir.v1.Result
+	12, // 6: weir.v1.Result.decision:type_name -> weir.v1.Decision
+	11, // 7: weir.v1.Result.error:type_name -> weir.v1.Error
+	21, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
+	14, // 9: weir.v1.CheckStreamRequest.define:type_name -> weir.v1.StreamTarget
+	5,  // 10: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
+	11, // 11: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
+	16, // 12: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
+	17, // 13: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
+	11, // 14: weir.v1.StreamError.error:type_name -> weir.v1.Error
+	21, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
+	20, // 16: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
+	6,  // 17: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
+	6,  // 18: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
+	6,  // 19: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
+	6,  // 20: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
+	48, // 21: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
+	27, // 22: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
+	12, // 23: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
+	6,  // 24: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
+	49, // 25: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
+	6,  // 26: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	3,  // 27: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
+	50, // 28: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
+	6,  // 29: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
+	51, // 30: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
+	6,  // 31: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	6,  // 32: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	6,  // 33: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	4,  // 34: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
+	42, // 35: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
+	43, // 36: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
+	0,  // 37: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
+	46, // 38: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	47, // 39: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	8,  // 40: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	22, // 41: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	23, // 42: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	25, // 43: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	27, // 44: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	28, // 45: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
+	30, // 46: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
+	31, // 47: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	34, // 48: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	33, // 49: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
+	36, // 50: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	38, // 51: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	44, // 52: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	40, // 53: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	13, // 54: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	18, // 55: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
+	9,  // 56: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	12, // 57: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	24, // 58: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	26, // 59: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	12, // 60: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	29, // 61: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
+	12, // 62: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
+	32, // 63: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	35, // 64: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	12, // 65: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
+	37, // 66: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	39, // 67: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	45, // 68: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	41, // 69: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	15, // 70: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	19, // 71: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
+	56, // [56:72] is the sub-list for method output_type
+	40, // [40:56] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -3677,15 +4132,17 @@ func file_weir_v1_limiter_proto_init() {
 	file_weir_v1_limiter_proto_msgTypes[16].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[17].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[22].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[23].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[27].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[25].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[26].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[28].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[31].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   39,
+			NumEnums:      5,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

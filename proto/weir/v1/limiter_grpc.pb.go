@@ -33,8 +33,11 @@ const (
 	Limiter_Renew_FullMethodName       = "/weir.v1.Limiter/Renew"
 	Limiter_Release_FullMethodName     = "/weir.v1.Limiter/Release"
 	Limiter_Reserve_FullMethodName     = "/weir.v1.Limiter/Reserve"
+	Limiter_ReserveAll_FullMethodName  = "/weir.v1.Limiter/ReserveAll"
+	Limiter_Extend_FullMethodName      = "/weir.v1.Limiter/Extend"
 	Limiter_Commit_FullMethodName      = "/weir.v1.Limiter/Commit"
 	Limiter_Cancel_FullMethodName      = "/weir.v1.Limiter/Cancel"
+	Limiter_Charge_FullMethodName      = "/weir.v1.Limiter/Charge"
 	Limiter_Refund_FullMethodName      = "/weir.v1.Limiter/Refund"
 	Limiter_Reset_FullMethodName       = "/weir.v1.Limiter/Reset"
 	Limiter_Status_FullMethodName      = "/weir.v1.Limiter/Status"
@@ -60,11 +63,21 @@ type LimiterClient interface {
 	// Reserve charges the most that a piece of work may cost, for Commit or Cancel to settle once the cost is known. A
 	// reservation that hears nothing within its ttl stays charged.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*Decision, error)
-	// Commit ends a reservation: the actual cost stays charged, the rest is given back. NOT_FOUND when none of this id is
-	// pending: it was ended with another cost, or its ttl has passed, and all that it charged stays so.
+	// ReserveAll makes one reservation of several targets, whoever owns the keys: all are charged or none. What it returns is
+	// extended, committed and cancelled for each target by itself, under the one reservation_id.
+	ReserveAll(ctx context.Context, in *ReserveAllRequest, opts ...grpc.CallOption) (*ReserveAllResponse, error)
+	// Extend adds units to a reservation, where the limit has room for them, gives it more time, or both. When it is refused nothing
+	// changes. NOT_FOUND when the reservation is not pending.
+	Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*Decision, error)
+	// Commit ends a reservation: the actual cost stays charged, the rest is given back, and what exceeds the reservation is charged,
+	// whether or not there is room for it. NOT_FOUND when none of this id is pending: it was ended with another cost, or its ttl has
+	// passed, and all that it charged stays so.
 	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
+	// Charge adds a cost that has already happened, whether or not there is room for it: as far as the limit's max_debt goes, granted
+	// is the cost, and allowed says whether there was room. UNAVAILABLE when the owner cannot be asked.
+	Charge(ctx context.Context, in *ChargeRequest, opts ...grpc.CallOption) (*Decision, error)
 	// Refund gives units back, the oldest first, never below zero.
 	Refund(ctx context.Context, in *RefundRequest, opts ...grpc.CallOption) (*RefundResponse, error)
 	// Reset makes a key's state as new.
@@ -147,6 +160,26 @@ func (c *limiterClient) Reserve(ctx context.Context, in *ReserveRequest, opts ..
 	return out, nil
 }
 
+func (c *limiterClient) ReserveAll(ctx context.Context, in *ReserveAllRequest, opts ...grpc.CallOption) (*ReserveAllResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReserveAllResponse)
+	err := c.cc.Invoke(ctx, Limiter_ReserveAll_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *limiterClient) Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*Decision, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Decision)
+	err := c.cc.Invoke(ctx, Limiter_Extend_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *limiterClient) Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CommitResponse)
@@ -161,6 +194,16 @@ func (c *limiterClient) Cancel(ctx context.Context, in *CancelRequest, opts ...g
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CancelResponse)
 	err := c.cc.Invoke(ctx, Limiter_Cancel_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *limiterClient) Charge(ctx context.Context, in *ChargeRequest, opts ...grpc.CallOption) (*Decision, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Decision)
+	err := c.cc.Invoke(ctx, Limiter_Charge_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -256,11 +299,21 @@ type LimiterServer interface {
 	// Reserve charges the most that a piece of work may cost, for Commit or Cancel to settle once the cost is known. A
 	// reservation that hears nothing within its ttl stays charged.
 	Reserve(context.Context, *ReserveRequest) (*Decision, error)
-	// Commit ends a reservation: the actual cost stays charged, the rest is given back. NOT_FOUND when none of this id is
-	// pending: it was ended with another cost, or its ttl has passed, and all that it charged stays so.
+	// ReserveAll makes one reservation of several targets, whoever owns the keys: all are charged or none. What it returns is
+	// extended, committed and cancelled for each target by itself, under the one reservation_id.
+	ReserveAll(context.Context, *ReserveAllRequest) (*ReserveAllResponse, error)
+	// Extend adds units to a reservation, where the limit has room for them, gives it more time, or both. When it is refused nothing
+	// changes. NOT_FOUND when the reservation is not pending.
+	Extend(context.Context, *ExtendRequest) (*Decision, error)
+	// Commit ends a reservation: the actual cost stays charged, the rest is given back, and what exceeds the reservation is charged,
+	// whether or not there is room for it. NOT_FOUND when none of this id is pending: it was ended with another cost, or its ttl has
+	// passed, and all that it charged stays so.
 	Commit(context.Context, *CommitRequest) (*CommitResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)
+	// Charge adds a cost that has already happened, whether or not there is room for it: as far as the limit's max_debt goes, granted
+	// is the cost, and allowed says whether there was room. UNAVAILABLE when the owner cannot be asked.
+	Charge(context.Context, *ChargeRequest) (*Decision, error)
 	// Refund gives units back, the oldest first, never below zero.
 	Refund(context.Context, *RefundRequest) (*RefundResponse, error)
 	// Reset makes a key's state as new.
@@ -308,11 +361,20 @@ func (UnimplementedLimiterServer) Release(context.Context, *ReleaseRequest) (*Re
 func (UnimplementedLimiterServer) Reserve(context.Context, *ReserveRequest) (*Decision, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
 }
+func (UnimplementedLimiterServer) ReserveAll(context.Context, *ReserveAllRequest) (*ReserveAllResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReserveAll not implemented")
+}
+func (UnimplementedLimiterServer) Extend(context.Context, *ExtendRequest) (*Decision, error) {
+	return nil, status.Error(codes.Unimplemented, "method Extend not implemented")
+}
 func (UnimplementedLimiterServer) Commit(context.Context, *CommitRequest) (*CommitResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Commit not implemented")
 }
 func (UnimplementedLimiterServer) Cancel(context.Context, *CancelRequest) (*CancelResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Cancel not implemented")
+}
+func (UnimplementedLimiterServer) Charge(context.Context, *ChargeRequest) (*Decision, error) {
+	return nil, status.Error(codes.Unimplemented, "method Charge not implemented")
 }
 func (UnimplementedLimiterServer) Refund(context.Context, *RefundRequest) (*RefundResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Refund not implemented")
@@ -443,6 +505,42 @@ func _Limiter_Reserve_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Limiter_ReserveAll_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReserveAllRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).ReserveAll(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_ReserveAll_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).ReserveAll(ctx, req.(*ReserveAllRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Limiter_Extend_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExtendRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).Extend(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_Extend_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).Extend(ctx, req.(*ExtendRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Limiter_Commit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(CommitRequest)
 	if err := dec(in); err != nil {
@@ -475,6 +573,24 @@ func _Limiter_Cancel_Handler(srv interface{}, ctx context.Context, dec func(inte
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(LimiterServer).Cancel(ctx, req.(*CancelRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Limiter_Charge_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ChargeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(LimiterServer).Charge(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Limiter_Charge_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(LimiterServer).Charge(ctx, req.(*ChargeRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -597,12 +713,24 @@ var Limiter_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Limiter_Reserve_Handler,
 		},
 		{
+			MethodName: "ReserveAll",
+			Handler:    _Limiter_ReserveAll_Handler,
+		},
+		{
+			MethodName: "Extend",
+			Handler:    _Limiter_Extend_Handler,
+		},
+		{
 			MethodName: "Commit",
 			Handler:    _Limiter_Commit_Handler,
 		},
 		{
 			MethodName: "Cancel",
 			Handler:    _Limiter_Cancel_Handler,
+		},
+		{
+			MethodName: "Charge",
+			Handler:    _Limiter_Charge_Handler,
 		},
 		{
 			MethodName: "Refund",

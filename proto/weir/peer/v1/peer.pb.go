@@ -560,6 +560,7 @@ type Item struct {
 	//	*Item_Reset_
 	//	*Item_Reserve
 	//	*Item_Settle
+	//	*Item_Extend
 	Operation isItem_Operation `protobuf_oneof:"operation"`
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
@@ -693,6 +694,15 @@ func (x *Item) GetSettle() *Settle {
 	return nil
 }
 
+func (x *Item) GetExtend() *Extend {
+	if x != nil {
+		if x, ok := x.Operation.(*Item_Extend); ok {
+			return x.Extend
+		}
+	}
+	return nil
+}
+
 func (x *Item) GetTrace() []byte {
 	if x != nil {
 		return x.Trace
@@ -750,6 +760,10 @@ type Item_Settle struct {
 	Settle *Settle `protobuf:"bytes,10,opt,name=settle,proto3,oneof"`
 }
 
+type Item_Extend struct {
+	Extend *Extend `protobuf:"bytes,14,opt,name=extend,proto3,oneof"`
+}
+
 func (*Item_Check) isItem_Operation() {}
 
 func (*Item_Acquire) isItem_Operation() {}
@@ -765,6 +779,8 @@ func (*Item_Reset_) isItem_Operation() {}
 func (*Item_Reserve) isItem_Operation() {}
 
 func (*Item_Settle) isItem_Operation() {}
+
+func (*Item_Extend) isItem_Operation() {}
 
 // Reserve is a reservation under an id that the node which was asked first has chosen, so that it can settle one whose
 // answer it never got.
@@ -828,19 +844,97 @@ func (x *Reserve) GetAtomic() bool {
 	return false
 }
 
+// Extend adds to a reservation.
+type Extend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`                     // 16 bytes
+	Cost          int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`                // units more
+	TtlNs         int64                  `protobuf:"varint,4,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"` // from now on; 0: as long as before
+	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Extend) Reset() {
+	*x = Extend{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Extend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Extend) ProtoMessage() {}
+
+func (x *Extend) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Extend.ProtoReflect.Descriptor instead.
+func (*Extend) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Extend) GetTarget() *v1.Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *Extend) GetId() []byte {
+	if x != nil {
+		return x.Id
+	}
+	return nil
+}
+
+func (x *Extend) GetCost() int64 {
+	if x != nil {
+		return x.Cost
+	}
+	return 0
+}
+
+func (x *Extend) GetTtlNs() int64 {
+	if x != nil {
+		return x.TtlNs
+	}
+	return 0
+}
+
+func (x *Extend) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
 // Settle ends a reservation.
 type Settle struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`      // 16 bytes
-	Keep          int64                  `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"` // units that stay charged
+	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`        // 16 bytes
+	Keep          int64                  `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`   // units that stay charged
+	Exact         bool                   `protobuf:"varint,4,opt,name=exact,proto3" json:"exact,omitempty"` // an error, where that is more than what was reserved
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Settle) Reset() {
 	*x = Settle{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -852,7 +946,7 @@ func (x *Settle) String() string {
 func (*Settle) ProtoMessage() {}
 
 func (x *Settle) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -865,7 +959,7 @@ func (x *Settle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settle.ProtoReflect.Descriptor instead.
 func (*Settle) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Settle) GetTarget() *v1.Target {
@@ -889,16 +983,25 @@ func (x *Settle) GetKeep() int64 {
 	return 0
 }
 
+func (x *Settle) GetExact() bool {
+	if x != nil {
+		return x.Exact
+	}
+	return false
+}
+
 type Settled struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Refunded      int64                  `protobuf:"varint,1,opt,name=refunded,proto3" json:"refunded,omitempty"` // units given back
+	Excess        int64                  `protobuf:"varint,2,opt,name=excess,proto3" json:"excess,omitempty"`     // units charged beyond what was reserved
+	Over          bool                   `protobuf:"varint,3,opt,name=over,proto3" json:"over,omitempty"`         // there was no room for all of that
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1013,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1026,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Settled) GetRefunded() int64 {
@@ -931,6 +1034,20 @@ func (x *Settled) GetRefunded() int64 {
 		return x.Refunded
 	}
 	return 0
+}
+
+func (x *Settled) GetExcess() int64 {
+	if x != nil {
+		return x.Excess
+	}
+	return 0
+}
+
+func (x *Settled) GetOver() bool {
+	if x != nil {
+		return x.Over
+	}
+	return false
 }
 
 type ItemReply struct {
@@ -954,7 +1071,7 @@ type ItemReply struct {
 
 func (x *ItemReply) Reset() {
 	*x = ItemReply{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1083,7 @@ func (x *ItemReply) String() string {
 func (*ItemReply) ProtoMessage() {}
 
 func (x *ItemReply) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1096,7 @@ func (x *ItemReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemReply.ProtoReflect.Descriptor instead.
 func (*ItemReply) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ItemReply) GetLeaseNs() uint64 {
@@ -1073,7 +1190,7 @@ type isItemReply_Outcome interface {
 }
 
 type ItemReply_Decision struct {
-	Decision *v1.Decision `protobuf:"bytes,2,opt,name=decision,proto3,oneof"` // of check, acquire and reserve
+	Decision *v1.Decision `protobuf:"bytes,2,opt,name=decision,proto3,oneof"` // of check, acquire, reserve and extend
 }
 
 type ItemReply_Renewed struct {
@@ -1132,7 +1249,7 @@ type NotHolder struct {
 
 func (x *NotHolder) Reset() {
 	*x = NotHolder{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1261,7 @@ func (x *NotHolder) String() string {
 func (*NotHolder) ProtoMessage() {}
 
 func (x *NotHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1274,7 @@ func (x *NotHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotHolder.ProtoReflect.Descriptor instead.
 func (*NotHolder) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{12}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NotHolder) GetHolder() string {
@@ -1189,7 +1306,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1318,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1214,7 +1331,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{13}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 type InspectResponse struct {
@@ -1237,7 +1354,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1249,7 +1366,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1262,7 +1379,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *InspectResponse) GetName() string {
@@ -1360,7 +1477,7 @@ type ActivityRequest struct {
 
 func (x *ActivityRequest) Reset() {
 	*x = ActivityRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1489,7 @@ func (x *ActivityRequest) String() string {
 func (*ActivityRequest) ProtoMessage() {}
 
 func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1502,7 @@ func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityRequest.ProtoReflect.Descriptor instead.
 func (*ActivityRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ActivityRequest) GetOrder() v1.KeyOrder {
@@ -1422,7 +1539,7 @@ type ActivityResponse struct {
 
 func (x *ActivityResponse) Reset() {
 	*x = ActivityResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1434,7 +1551,7 @@ func (x *ActivityResponse) String() string {
 func (*ActivityResponse) ProtoMessage() {}
 
 func (x *ActivityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1447,7 +1564,7 @@ func (x *ActivityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityResponse.ProtoReflect.Descriptor instead.
 func (*ActivityResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ActivityResponse) GetKeys() []*KeyActivity {
@@ -1504,7 +1621,7 @@ type KeyActivity struct {
 
 func (x *KeyActivity) Reset() {
 	*x = KeyActivity{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1516,7 +1633,7 @@ func (x *KeyActivity) String() string {
 func (*KeyActivity) ProtoMessage() {}
 
 func (x *KeyActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1529,7 +1646,7 @@ func (x *KeyActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyActivity.ProtoReflect.Descriptor instead.
 func (*KeyActivity) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{17}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *KeyActivity) GetScope() string {
@@ -1613,7 +1730,7 @@ type PolicyHistory struct {
 
 func (x *PolicyHistory) Reset() {
 	*x = PolicyHistory{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1742,7 @@ func (x *PolicyHistory) String() string {
 func (*PolicyHistory) ProtoMessage() {}
 
 func (x *PolicyHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1755,7 @@ func (x *PolicyHistory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHistory.ProtoReflect.Descriptor instead.
 func (*PolicyHistory) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{18}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PolicyHistory) GetPolicy() string {
@@ -1664,7 +1781,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1793,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1806,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{19}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DescribeRequest) GetTarget() *v1.Target {
@@ -1709,7 +1826,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1721,7 +1838,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1734,7 +1851,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{20}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DescribeResponse) GetHolds() bool {
@@ -1765,7 +1882,7 @@ type LimitState struct {
 
 func (x *LimitState) Reset() {
 	*x = LimitState{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1777,7 +1894,7 @@ func (x *LimitState) String() string {
 func (*LimitState) ProtoMessage() {}
 
 func (x *LimitState) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1790,7 +1907,7 @@ func (x *LimitState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitState.ProtoReflect.Descriptor instead.
 func (*LimitState) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *LimitState) GetAlgorithm() v1.Algorithm {
@@ -1839,7 +1956,7 @@ type Return struct {
 
 func (x *Return) Reset() {
 	*x = Return{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +1968,7 @@ func (x *Return) String() string {
 func (*Return) ProtoMessage() {}
 
 func (x *Return) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +1981,7 @@ func (x *Return) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Return.ProtoReflect.Descriptor instead.
 func (*Return) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{22}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Return) GetUnits() int64 {
@@ -1889,7 +2006,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2018,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2031,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{23}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{24}
 }
 
 // IdentifyResponse is what a process says of itself in gossip too, as far as it never changes while the process lives; and its
@@ -1935,7 +2052,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1947,7 +2064,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1960,7 +2077,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{24}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *IdentifyResponse) GetName() string {
@@ -2055,7 +2172,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\x91\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xc1\x04\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
@@ -2068,7 +2185,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05reset\x18\b \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
 	"\areserve\x18\t \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
 	"\x06settle\x18\n" +
-	" \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12\x14\n" +
+	" \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12.\n" +
+	"\x06extend\x18\x0e \x01(\v2\x14.weir.peer.v1.ExtendH\x00R\x06extend\x12\x14\n" +
 	"\x05trace\x18\v \x01(\fR\x05trace\x12\x16\n" +
 	"\x06caller\x18\f \x01(\tR\x06caller\x12\x16\n" +
 	"\x06always\x18\r \x01(\bR\x06alwaysB\v\n" +
@@ -2076,13 +2194,23 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x16\n" +
-	"\x06atomic\x18\x03 \x01(\bR\x06atomic\"U\n" +
+	"\x06atomic\x18\x03 \x01(\bR\x06atomic\"\x8b\x01\n" +
+	"\x06Extend\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
+	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
+	"\x04cost\x18\x03 \x01(\x03R\x04cost\x12\x15\n" +
+	"\x06ttl_ns\x18\x04 \x01(\x03R\x05ttlNs\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"k\n" +
 	"\x06Settle\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
-	"\x04keep\x18\x03 \x01(\x03R\x04keep\"%\n" +
+	"\x04keep\x18\x03 \x01(\x03R\x04keep\x12\x14\n" +
+	"\x05exact\x18\x04 \x01(\bR\x05exact\"Q\n" +
 	"\aSettled\x12\x1a\n" +
-	"\brefunded\x18\x01 \x01(\x03R\brefunded\"\xca\x03\n" +
+	"\brefunded\x18\x01 \x01(\x03R\brefunded\x12\x16\n" +
+	"\x06excess\x18\x02 \x01(\x03R\x06excess\x12\x12\n" +
+	"\x04over\x18\x03 \x01(\bR\x04over\"\xca\x03\n" +
 	"\tItemReply\x12\x19\n" +
 	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\x12/\n" +
 	"\bdecision\x18\x02 \x01(\v2\x11.weir.v1.DecisionH\x00R\bdecision\x122\n" +
@@ -2187,7 +2315,7 @@ func file_weir_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_peer_proto_rawDescData
 }
 
-var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
+var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*ForwardRequest)(nil),     // 0: weir.peer.v1.ForwardRequest
 	(*ForwardReply)(nil),       // 1: weir.peer.v1.ForwardReply
@@ -2198,92 +2326,95 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*Term)(nil),               // 6: weir.peer.v1.Term
 	(*Item)(nil),               // 7: weir.peer.v1.Item
 	(*Reserve)(nil),            // 8: weir.peer.v1.Reserve
-	(*Settle)(nil),             // 9: weir.peer.v1.Settle
-	(*Settled)(nil),            // 10: weir.peer.v1.Settled
-	(*ItemReply)(nil),          // 11: weir.peer.v1.ItemReply
-	(*NotHolder)(nil),          // 12: weir.peer.v1.NotHolder
-	(*InspectRequest)(nil),     // 13: weir.peer.v1.InspectRequest
-	(*InspectResponse)(nil),    // 14: weir.peer.v1.InspectResponse
-	(*ActivityRequest)(nil),    // 15: weir.peer.v1.ActivityRequest
-	(*ActivityResponse)(nil),   // 16: weir.peer.v1.ActivityResponse
-	(*KeyActivity)(nil),        // 17: weir.peer.v1.KeyActivity
-	(*PolicyHistory)(nil),      // 18: weir.peer.v1.PolicyHistory
-	(*DescribeRequest)(nil),    // 19: weir.peer.v1.DescribeRequest
-	(*DescribeResponse)(nil),   // 20: weir.peer.v1.DescribeResponse
-	(*LimitState)(nil),         // 21: weir.peer.v1.LimitState
-	(*Return)(nil),             // 22: weir.peer.v1.Return
-	(*IdentifyRequest)(nil),    // 23: weir.peer.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),   // 24: weir.peer.v1.IdentifyResponse
-	(*v1.StreamTarget)(nil),    // 25: weir.v1.StreamTarget
-	(*v1.Check)(nil),           // 26: weir.v1.Check
-	(*v1.AcquireRequest)(nil),  // 27: weir.v1.AcquireRequest
-	(*v1.RenewRequest)(nil),    // 28: weir.v1.RenewRequest
-	(*v1.ReleaseRequest)(nil),  // 29: weir.v1.ReleaseRequest
-	(*v1.RefundRequest)(nil),   // 30: weir.v1.RefundRequest
-	(*v1.ResetRequest)(nil),    // 31: weir.v1.ResetRequest
-	(*v1.ReserveRequest)(nil),  // 32: weir.v1.ReserveRequest
-	(*v1.Target)(nil),          // 33: weir.v1.Target
-	(*v1.Decision)(nil),        // 34: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 35: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 36: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 37: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 38: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 39: weir.v1.Error
-	(*v1.Ownership)(nil),       // 40: weir.v1.Ownership
-	(v1.KeyOrder)(0),           // 41: weir.v1.KeyOrder
-	(v1.Algorithm)(0),          // 42: weir.v1.Algorithm
-	(*v1.PolicyUse)(nil),       // 43: weir.v1.PolicyUse
+	(*Extend)(nil),             // 9: weir.peer.v1.Extend
+	(*Settle)(nil),             // 10: weir.peer.v1.Settle
+	(*Settled)(nil),            // 11: weir.peer.v1.Settled
+	(*ItemReply)(nil),          // 12: weir.peer.v1.ItemReply
+	(*NotHolder)(nil),          // 13: weir.peer.v1.NotHolder
+	(*InspectRequest)(nil),     // 14: weir.peer.v1.InspectRequest
+	(*InspectResponse)(nil),    // 15: weir.peer.v1.InspectResponse
+	(*ActivityRequest)(nil),    // 16: weir.peer.v1.ActivityRequest
+	(*ActivityResponse)(nil),   // 17: weir.peer.v1.ActivityResponse
+	(*KeyActivity)(nil),        // 18: weir.peer.v1.KeyActivity
+	(*PolicyHistory)(nil),      // 19: weir.peer.v1.PolicyHistory
+	(*DescribeRequest)(nil),    // 20: weir.peer.v1.DescribeRequest
+	(*DescribeResponse)(nil),   // 21: weir.peer.v1.DescribeResponse
+	(*LimitState)(nil),         // 22: weir.peer.v1.LimitState
+	(*Return)(nil),             // 23: weir.peer.v1.Return
+	(*IdentifyRequest)(nil),    // 24: weir.peer.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),   // 25: weir.peer.v1.IdentifyResponse
+	(*v1.StreamTarget)(nil),    // 26: weir.v1.StreamTarget
+	(*v1.Check)(nil),           // 27: weir.v1.Check
+	(*v1.AcquireRequest)(nil),  // 28: weir.v1.AcquireRequest
+	(*v1.RenewRequest)(nil),    // 29: weir.v1.RenewRequest
+	(*v1.ReleaseRequest)(nil),  // 30: weir.v1.ReleaseRequest
+	(*v1.RefundRequest)(nil),   // 31: weir.v1.RefundRequest
+	(*v1.ResetRequest)(nil),    // 32: weir.v1.ResetRequest
+	(*v1.ReserveRequest)(nil),  // 33: weir.v1.ReserveRequest
+	(*v1.Target)(nil),          // 34: weir.v1.Target
+	(*v1.Decision)(nil),        // 35: weir.v1.Decision
+	(*v1.RenewResponse)(nil),   // 36: weir.v1.RenewResponse
+	(*v1.ReleaseResponse)(nil), // 37: weir.v1.ReleaseResponse
+	(*v1.RefundResponse)(nil),  // 38: weir.v1.RefundResponse
+	(*v1.ResetResponse)(nil),   // 39: weir.v1.ResetResponse
+	(*v1.Error)(nil),           // 40: weir.v1.Error
+	(*v1.Ownership)(nil),       // 41: weir.v1.Ownership
+	(v1.KeyOrder)(0),           // 42: weir.v1.KeyOrder
+	(v1.Algorithm)(0),          // 43: weir.v1.Algorithm
+	(*v1.PolicyUse)(nil),       // 44: weir.v1.PolicyUse
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
 	4,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
 	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
-	25, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
-	26, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	27, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	28, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	29, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	30, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	31, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
+	26, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
+	27, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
+	28, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
+	29, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
+	30, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
+	31, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
+	32, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
 	8,  // 11: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
-	9,  // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
-	32, // 13: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	33, // 14: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
-	34, // 15: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	35, // 16: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	36, // 17: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	37, // 18: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	38, // 19: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	39, // 20: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	12, // 21: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	10, // 22: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
-	6,  // 23: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	40, // 24: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	41, // 25: weir.peer.v1.ActivityRequest.order:type_name -> weir.v1.KeyOrder
-	17, // 26: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
-	18, // 27: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
-	42, // 28: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
-	43, // 29: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
-	33, // 30: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
-	21, // 31: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
-	42, // 32: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
-	22, // 33: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
-	0,  // 34: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	13, // 35: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	15, // 36: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
-	19, // 37: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
-	23, // 38: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	1,  // 39: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	14, // 40: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	16, // 41: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
-	20, // 42: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
-	24, // 43: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	39, // [39:44] is the sub-list for method output_type
-	34, // [34:39] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	10, // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
+	9,  // 13: weir.peer.v1.Item.extend:type_name -> weir.peer.v1.Extend
+	33, // 14: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	34, // 15: weir.peer.v1.Extend.target:type_name -> weir.v1.Target
+	34, // 16: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	35, // 17: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	36, // 18: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	37, // 19: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	38, // 20: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	39, // 21: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	40, // 22: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	13, // 23: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	11, // 24: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
+	6,  // 25: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	41, // 26: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	42, // 27: weir.peer.v1.ActivityRequest.order:type_name -> weir.v1.KeyOrder
+	18, // 28: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
+	19, // 29: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
+	43, // 30: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
+	44, // 31: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
+	34, // 32: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
+	22, // 33: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
+	43, // 34: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
+	23, // 35: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
+	0,  // 36: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	14, // 37: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	16, // 38: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
+	20, // 39: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
+	24, // 40: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	1,  // 41: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	15, // 42: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	17, // 43: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
+	21, // 44: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
+	25, // 45: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	41, // [41:46] is the sub-list for method output_type
+	36, // [36:41] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }
@@ -2308,8 +2439,9 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*Item_Reset_)(nil),
 		(*Item_Reserve)(nil),
 		(*Item_Settle)(nil),
+		(*Item_Extend)(nil),
 	}
-	file_weir_peer_v1_peer_proto_msgTypes[11].OneofWrappers = []any{
+	file_weir_peer_v1_peer_proto_msgTypes[12].OneofWrappers = []any{
 		(*ItemReply_Decision)(nil),
 		(*ItemReply_Renewed)(nil),
 		(*ItemReply_Released)(nil),
@@ -2325,7 +2457,7 @@ func file_weir_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_peer_proto_rawDesc), len(file_weir_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   25,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

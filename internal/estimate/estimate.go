@@ -1,0 +1,97 @@
+// Package estimate says what work may cost from what work of its kind has cost: the 90th percentile of the last costs of a class, by
+// the nearest-rank definition (R. J. Hyndman and Y. Fan, Sample quantiles in statistical packages, The American Statistician 50,
+// 1996, definition 1).
+//
+// What it does not promise: that an estimate suffices (one in ten costs more), that nodes agree on it (each learns from the costs it
+// is told), or that anything is remembered when the process ends.
+package estimate
+
+import (
+	"slices"
+	"sync"
+)
+
+// Bounds of what is remembered of one policy: at most 64 KiB.
+const (
+	Last       = 128 // costs of a class, and of a policy whatever the class
+	Enough     = 10  // of them are needed for an estimate
+	MaxClasses = 64  // of a policy; what is beyond has the estimate of the policy
+)
+
+// Estimator remembers costs. The zero value has seen none and is ready for use. Its methods are safe for concurrent use.
+type Estimator struct {
+	mu sync.Mutex
+	by map[string]map[string]*costs // by policy and class; the empty class stands for all of the policy's
+}
+
+// costs are the last of a class.
+type costs struct {
+	last  [Last]int64
+	added int   // ever
+	at    int64 // the estimate
+	stale bool  // it is not up to date
+}
+
+// Add remembers what work has cost. The class may be empty.
+func (e *Estimator) Add(policy, class string, cost int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	of := e.by[policy]
+	if of == nil {
+		if e.by == nil {
+			e.by = make(map[string]map[string]*costs)
+		}
+		of = make(map[string]*costs)
+		e.by[policy] = of
+	}
+	add(of, "", cost)
+	if class != "" && (of[class] != nil || len(of) <= MaxClasses) {
+		add(of, class, cost)
+	}
+}
+
+func add(of map[string]*costs, class string, cost int64) {
+	c := of[class]
+	if c == nil {
+		c = new(costs)
+		of[class] = c
+	}
+	c.last[c.added%Last] = cost
+	c.added++
+	c.stale = true
+}
+
+// Estimate returns what work of a class may cost; what any work of the policy may, while too little is known of the class; and
+// false while too little is known of that, too.
+func (e *Estimator) Estimate(policy, class string) (cost int64, ok bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	of := e.by[policy]
+	for _, name := range [...]string{class, ""} {
+		if c := of[name]; c != nil && c.added >= Enough {
+			return c.estimate(), true
+		}
+	}
+	return 0, false
+}
+
+func (c *costs) estimate() int64 {
+	if c.stale {
+		n := min(c.added, Last)
+		sorted := c.last
+		slices.Sort(sorted[:n])
+		c.at, c.stale = sorted[(9*n+9)/10-1], false
+	}
+	return c.at
+}
+
+// Keep forgets the policies of which keep says no.
+func (e *Estimator) Keep(keep func(policy string) bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for policy := range e.by {
+		if !keep(policy) {
+			delete(e.by, policy)
+		}
+	}
+}

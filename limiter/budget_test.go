@@ -1,0 +1,509 @@
+package limiter
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/limit"
+)
+
+func units(n int64) limit.Amount { return limit.Amount{Cost: n} }
+
+// TestACommitBeyondTheReservation charges the excess with every algorithm, through any node, once.
+func TestACommitBeyondTheReservation(t *testing.T) {
+	for _, p := range policies(t, hundred).Policies() {
+		if p.Concurrency {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+				for n := range 3 {
+					target := limit.Target{Policy: p.Name, Key: c.owned(p.Name, n, 0)}
+					d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
+					commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(80)}
+					for i := range 2 {
+						got, err := c.nodes[i].Commit(t.Context(), commit)
+						if want := (limit.Settled{Excess: 20}); got != want || err != nil {
+							t.Errorf("commit: %+v, %v", got, err)
+						}
+					}
+					if left := c.nodes[2].left(t, target); left != 20 {
+						t.Errorf("%d left", left)
+					}
+					d = c.nodes[1].reserve(t, limit.Reserve{Target: target, Amount: units(20)})
+					commit.ReservationID, commit.Amount = d.ReservationID, units(50)
+					for i := range 2 {
+						got, err := c.nodes[i].Commit(t.Context(), commit)
+						if want := (limit.Settled{Excess: 30, Over: true}); got != want || err != nil {
+							t.Errorf("commit beyond the limit: %+v, %v", got, err)
+						}
+					}
+					if d := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1}); d.Allowed || d.RetryAfter <= 0 {
+						t.Errorf("admitted in debt: %+v", d)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestExtend(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		for n := range 3 {
+			target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", n, 0)}
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(40), TTL: 20 * time.Second})
+			e := limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: units(30), RequestID: "once"}
+			for i := range 2 {
+				got, err := c.nodes[i].Extend(t.Context(), e)
+				if err != nil || !got.Allowed || got.Granted != 30 || got.Remaining != 30 || got.ReservationID != d.ReservationID {
+					t.Errorf("%+v, %v", got, err)
+				}
+			}
+			e.Amount, e.RequestID, e.TTL = units(31), "", time.Minute
+			if got, err := c.nodes[1].Extend(t.Context(), e); err != nil || got.Allowed || got.RetryAfter != time.Minute {
+				t.Errorf("beyond the limit: %+v, %v", got, err)
+			}
+			c.advance(19 * time.Second)
+			e.Amount, e.TTL = units(0), 40*time.Second
+			if got, err := c.nodes[2].Extend(t.Context(), e); err != nil || !got.Allowed {
+				t.Errorf("time: %+v, %v", got, err)
+			}
+			c.advance(39 * time.Second)
+			if got, err := c.nodes[2].Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(50)}); err != nil || got.Refunded != 20 {
+				t.Errorf("%+v, %v", got, err)
+			}
+			if left := c.nodes[1].left(t, target); left != 50 {
+				t.Errorf("%d left", left)
+			}
+			_, err := c.nodes[2].Extend(t.Context(), e)
+			wantError(t, err, limit.NotFound, "reservation_id")
+		}
+		log := limit.Target{Policy: "sliding_log", Key: "k"}
+		id := c.nodes[0].reserve(t, limit.Reserve{Target: log, Amount: units(1)}).ReservationID
+		for _, test := range []struct {
+			e    limit.Extend
+			kind limit.Kind
+			what string
+		}{
+			{limit.Extend{Target: log, ReservationID: id}, limit.Invalid, "cost"},
+			{limit.Extend{Target: log, ReservationID: id, Amount: units(-1)}, limit.Invalid, "cost"},
+			{limit.Extend{Target: log, ReservationID: id, Amount: units(1 << 60)}, limit.Invalid, "cost"},
+			{limit.Extend{Target: log, ReservationID: id, TTL: time.Hour + 1}, limit.Invalid, "ttl"},
+			{limit.Extend{Target: log, ReservationID: id, TTL: 1}, limit.Invalid, "ttl"},
+			{limit.Extend{Target: log, ReservationID: id, Amount: limit.Amount{Usage: limit.Usage{"input": 1}}}, limit.Invalid, "usage"},
+			{limit.Extend{Target: log, ReservationID: id[:24] + "00000001", Amount: units(1)}, limit.Invalid, "reservation_id"},
+			{limit.Extend{Target: log, Amount: units(1)}, limit.Invalid, "reservation_id"},
+			{limit.Extend{Target: limit.Target{Policy: "nope", Key: "k"}, ReservationID: id, Amount: units(1)}, limit.NotFound, "policy"},
+			{limit.Extend{Target: limit.Target{Policy: "concurrency", Key: "k"}, ReservationID: id, Amount: units(1)}, limit.Invalid, "policy"},
+		} {
+			for _, n := range c.nodes {
+				_, err := n.Extend(t.Context(), test.e)
+				wantError(t, err, test.kind, test.what)
+			}
+		}
+	})
+}
+
+// TestCharge: never refused, charged once, and the retry_after that it leaves is exact.
+func TestCharge(t *testing.T) {
+	const debts = hundred + `
+  - {name: carried, algorithm: fixed_window, limit: 100, window: 1m, carry_debt: true}
+  - {name: bounded, algorithm: token_bucket, limit: 100, window: 1m, max_debt: 20}
+`
+	for _, p := range policies(t, debts).Policies() {
+		if p.Concurrency {
+			continue
+		}
+		t.Run(p.Name, func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, debts)}, func(t *testing.T, c *testCluster) {
+				target := limit.Target{Policy: p.Name, Key: "k"}
+				charge := limit.Charge{Target: target, Amount: units(70), RequestID: "a"}
+				for i := range 3 {
+					d, err := c.nodes[i].Charge(t.Context(), charge)
+					if err != nil || !d.Allowed || d.Granted != 70 || d.Remaining != 30 {
+						t.Errorf("%+v, %v", d, err)
+					}
+				}
+				want := int64(70)
+				if p.Name == "bounded" {
+					want = 50
+				}
+				charge.RequestID = "b"
+				for i := range 3 {
+					d, err := c.nodes[i].Charge(t.Context(), charge)
+					if err != nil || d.Allowed || d.Granted != want || d.Remaining != 0 || d.FailedOpen {
+						t.Errorf("beyond the limit: %+v, %v", d, err)
+					}
+				}
+				charge.Cost = 71
+				_, err := c.nodes[0].Charge(t.Context(), charge)
+				wantError(t, err, limit.Invalid, "request_id")
+				d := c.nodes[1].check(t, limit.Check{Target: target, Cost: 1})
+				if d.Allowed || d.RetryAfter <= 0 {
+					t.Fatalf("%+v", d)
+				}
+				c.advance(d.RetryAfter - time.Microsecond) // a tick of the log's clock and more
+				if again := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1}); again.Allowed {
+					t.Errorf("admitted before retry_after (%v): %+v", d.RetryAfter, again)
+				}
+				c.advance(limit.MaxRemember) // so long a refusal may be remembered
+				if again := c.nodes[2].check(t, limit.Check{Target: target, Cost: 1}); !again.Allowed {
+					t.Errorf("refused after retry_after (%v): %+v", d.RetryAfter, again)
+				}
+			})
+		})
+	}
+	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		log := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
+		for _, test := range []struct {
+			c    limit.Charge
+			kind limit.Kind
+			what string
+		}{
+			{limit.Charge{Target: log}, limit.Invalid, "cost"},
+			{limit.Charge{Target: log, Amount: units(-1)}, limit.Invalid, "cost"},
+			{limit.Charge{Target: log, Amount: units(1 << 60)}, limit.Invalid, "cost"},
+			{limit.Charge{Target: limit.Target{Policy: "concurrency", Key: "k"}, Amount: units(1)}, limit.Invalid, "policy"},
+			{limit.Charge{Target: limit.Target{Policy: "nope", Key: "k"}, Amount: units(1)}, limit.NotFound, "policy"},
+		} {
+			_, err := c.nodes[0].Charge(t.Context(), test.c)
+			wantError(t, err, test.kind, test.what)
+		}
+		c.tamper(lost)
+		_, err := c.nodes[0].Charge(t.Context(), limit.Charge{Target: log, Amount: units(1)})
+		wantError(t, err, limit.Unavailable, "")
+	})
+}
+
+func TestReserveAll(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		var rs []limit.Reserve
+		for n := range 3 { // of three owners
+			for _, policy := range []string{"sliding_log", "token_bucket", "calendar", "several"} {
+				rs = append(rs, limit.Reserve{Target: limit.Target{Policy: policy, Key: c.owned(policy, n, 0)}, Amount: units(60)})
+			}
+		}
+		left := func(want int64) {
+			t.Helper()
+			for _, r := range rs {
+				if got := c.nodes[0].left(t, r.Target); got != want {
+					t.Errorf("%s: %d left, want %d", r.Policy, got, want)
+				}
+			}
+		}
+		all, err := c.nodes[1].ReserveAll(t.Context(), rs)
+		if err != nil || !all.Allowed || len(all.ReservationID) != 32 {
+			t.Fatalf("%+v, %v", all, err)
+		}
+		for i, d := range all.Decisions {
+			if !d.Allowed || d.Granted != 60 || d.ReservationID != all.ReservationID {
+				t.Errorf("%d: %+v", i, d)
+			}
+		}
+		left(40)
+		rs[5].Cost = 30 // the only one that would pass
+		refused, err := c.nodes[2].ReserveAll(t.Context(), rs)
+		if err != nil || refused.Allowed || refused.ReservationID != "" || !refused.Decisions[5].Allowed || refused.Decisions[5].Granted != 0 {
+			t.Fatalf("%+v, %v", refused, err)
+		}
+		left(40)
+		for i, r := range rs {
+			got, err := c.nodes[i%3].Commit(t.Context(), limit.Commit{Target: r.Target, ReservationID: all.ReservationID, Amount: units(10)})
+			if err != nil || got.Refunded != 50 {
+				t.Errorf("%s: %+v, %v", r.Policy, got, err)
+			}
+		}
+		left(90)
+
+		_, err = c.nodes[0].ReserveAll(t.Context(), nil)
+		wantError(t, err, limit.Invalid, "reserves")
+		rs[3].RequestID = "r"
+		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
+		wantError(t, err, limit.Invalid, "reserves[3].request_id")
+		rs[3].RequestID, rs[4].Key = "", ""
+		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
+		wantError(t, err, limit.Invalid, "reserves[4].key")
+		rs[4] = limit.Reserve{Target: limit.Target{Policy: "concurrency", Key: "k"}, Amount: units(1)}
+		_, err = c.nodes[0].ReserveAll(t.Context(), rs)
+		wantError(t, err, limit.Invalid, "reserves[4].policy")
+		rs = slices.Delete(rs, 4, 5)
+		left(90)
+	})
+}
+
+const tokens = `policies:
+  - name: tokens
+    algorithm: fixed_window
+    align: calendar
+    window: month
+    anchor: 17
+    limit: 1_000_000
+    prices: {input: 3, cached: 0, output: 15}
+    estimate: auto
+    initial_estimate: 700
+    overrides: [{key: small, limit: 500}]
+  - {name: fixed, algorithm: sliding_log, limit: 1000, window: 1m, estimate: 40}
+  - {name: plain, algorithm: sliding_log, limit: 1000, window: 1m}
+`
+
+func TestPricesAndEstimates(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, tokens)}, func(t *testing.T, c *testCluster) {
+		n, target := c.nodes[0], limit.Target{Policy: "tokens", Key: c.owned("tokens", 1, 0)}
+		used := func(u limit.Usage) limit.Amount { return limit.Amount{Usage: u} }
+		d := n.reserve(t, limit.Reserve{Target: target, Amount: used(limit.Usage{"input": 100, "cached": 1 << 40, "output": 10})})
+		if d.Granted != 450 {
+			t.Errorf("%+v", d)
+		}
+		if d, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 2})}); err != nil || d.Granted != 30 {
+			t.Errorf("%+v, %v", d, err)
+		}
+		if got, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: used(limit.Usage{"output": 33})}); err != nil || got.Excess != 15 {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if d, err := n.Charge(t.Context(), limit.Charge{Target: target, Amount: used(limit.Usage{"input": 5})}); err != nil || d.Granted != 15 || d.Remaining != 1_000_000-510 {
+			t.Errorf("%+v, %v", d, err)
+		}
+		for _, test := range []struct {
+			policy string
+			amount limit.Amount
+			what   string
+		}{
+			{"plain", used(limit.Usage{"input": 1}), "usage"},
+			{"tokens", used(limit.Usage{"input": 1, "imput": 1}), "usage.imput"},
+			{"tokens", used(limit.Usage{"input": -1}), "usage.input"},
+			{"tokens", used(limit.Usage{"input": 1 << 53}), "usage.input"},
+			{"tokens", used(limit.Usage{"input": 1 << 51, "output": 1 << 50}), "usage.output"},
+			{"tokens", used(limit.Usage{"output": 1 << 62}), "usage.output"},
+			{"tokens", used(limit.Usage{"cached": 5}), "usage"},
+			{"tokens", used(limit.Usage{"a\nb": 5}), `usage."a\nb"`},
+			{"tokens", limit.Amount{Cost: 1, Usage: limit.Usage{"input": 1}}, "usage"},
+		} {
+			_, err := n.Reserve(t.Context(), limit.Reserve{Target: limit.Target{Policy: test.policy, Key: "k"}, Amount: test.amount})
+			wantError(t, err, limit.Invalid, test.what)
+		}
+
+		estimate := func(policy, key, class string) int64 {
+			t.Helper()
+			target := limit.Target{Policy: policy, Key: key}
+			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: class})
+			if _, err := n.Cancel(t.Context(), target, d.ReservationID); err != nil {
+				t.Error(err)
+			}
+			return d.Granted
+		}
+		for _, test := range []struct {
+			policy, key, class string
+			want               int64
+		}{{"tokens", "k", "", 700}, {"tokens", "small", "", 500}, {"fixed", "k", "", 40}, {"plain", "k", "", 1}} {
+			if got := estimate(test.policy, test.key, test.class); got != test.want {
+				t.Errorf("%+v: %d", test, got)
+			}
+		}
+		for i := range int64(100) {
+			d := n.reserve(t, limit.Reserve{Target: target, Amount: units(1), Estimate: true, Class: "large"})
+			if _, err := n.Commit(t.Context(), limit.Commit{Target: target, ReservationID: d.ReservationID, Class: "large", Amount: units(1001 + i)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := estimate("tokens", "k", "large"); got != 1090 {
+			t.Errorf("%d is not the 90th percentile of 1001 to 1100", got)
+		}
+		if got := estimate("tokens", "small", "large"); got != 500 {
+			t.Errorf("%d is more than the limit ever admits", got)
+		}
+		// Another set of policies in force: what was learned goes with the policy's setting.
+		n.SetPolicies(policies(t, hundred))
+		n.SetPolicies(policies(t, tokens))
+		if got := estimate("tokens", "k", "large"); got != 700 {
+			t.Errorf("%d", got)
+		}
+	})
+}
+
+func TestReservationsAreBounded(t *testing.T) {
+	cfg := Config{Policies: policies(t, hundred), MaxReservations: 6, MaxKeyReservations: 3}
+	inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+		n := c.nodes[0]
+		target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
+		id := n.reserve(t, limit.Reserve{Target: target, Amount: units(1)}).ReservationID
+		n.reserve(t, limit.Reserve{Target: target, Amount: units(1)})
+		if _, err := n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: id, Amount: units(1)}); err != nil {
+			t.Error(err)
+		}
+		_, err := n.Reserve(t.Context(), limit.Reserve{Target: target, Amount: units(1)})
+		wantError(t, err, limit.Unavailable, "key")
+		_, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: id, Amount: units(1)})
+		wantError(t, err, limit.Unavailable, "key")
+		if left := n.left(t, target); left != 97 {
+			t.Errorf("%d left: a rejected reservation has charged", left)
+		}
+		for i := range 3 {
+			n.reserve(t, limit.Reserve{Target: limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, i+1)}, Amount: units(1)})
+		}
+		other := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 9)}
+		_, err = n.Reserve(t.Context(), limit.Reserve{Target: other, Amount: units(1)})
+		wantError(t, err, limit.Unavailable, "")
+		if _, err := n.Cancel(t.Context(), target, id); err != nil {
+			t.Error(err)
+		}
+		n.reserve(t, limit.Reserve{Target: other, Amount: units(1)})
+	})
+}
+
+// history is what was charged to one key, as anybody would count it.
+type history struct {
+	limit, most int64
+	window      time.Duration
+	charges     []*charged
+}
+
+type charged struct {
+	at    time.Duration
+	units int64
+}
+
+func (h *history) used(now time.Duration) (sum int64) {
+	for _, c := range h.charges {
+		if c.at > now-h.window {
+			sum += c.units
+		}
+	}
+	return sum
+}
+
+func (h *history) charge(now time.Duration, n int64) *charged {
+	c := &charged{now, n}
+	h.charges = append(h.charges, c)
+	return c
+}
+
+// TestBudgets holds reservations of one key and of several, extensions, commits, charges, cancels and expiry, at random and through
+// any node, to what a plain list of charges says.
+func TestBudgets(t *testing.T) {
+	const text = `policies:
+  - {name: org, algorithm: sliding_log, limit: 60, window: 9995ms}
+  - {name: user, algorithm: sliding_log, limit: 30, window: 4995ms, max_debt: 10}
+`
+	type pending struct {
+		ids     string
+		targets []limit.Target
+		parts   map[limit.Target][]*charged
+		until   time.Duration
+	}
+	for seed := range uint64(6) {
+		inBubble(t, 3, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+			rng := rand.New(rand.NewPCG(seed, 7))
+			var now time.Duration
+			by := make(map[limit.Target]*history)
+			var targets []limit.Target
+			for n := range 3 {
+				org, user := limit.Target{Policy: "org", Key: c.owned("org", n, 0)}, limit.Target{Policy: "user", Key: c.owned("user", n, 0)}
+				by[org] = &history{limit: 60, most: 120, window: 9995 * time.Millisecond}
+				by[user] = &history{limit: 30, most: 40, window: 4995 * time.Millisecond}
+				targets = append(targets, org, user)
+			}
+			var open []*pending
+			drop := func(p *pending) { open = slices.DeleteFunc(open, func(o *pending) bool { return o == p }) }
+			for step := range 3000 {
+				d := time.Duration(rng.IntN(20)) * 10 * time.Millisecond
+				now += d
+				c.advance(d)
+				n := c.nodes[rng.IntN(3)]
+				fail := func(format string, args ...any) {
+					t.Helper()
+					t.Fatalf("seed %d, step %d: %s", seed, step, fmt.Sprintf(format, args...))
+				}
+				switch op := rng.IntN(10); {
+				case op < 4:
+					p := &pending{parts: make(map[limit.Target][]*charged), until: now + 3*time.Second}
+					var rs []limit.Reserve
+					fits := true
+					for _, i := range rng.Perm(len(targets))[:1+rng.IntN(3)] {
+						to, cost := targets[i], 1+rng.Int64N(12)
+						rs = append(rs, limit.Reserve{Target: to, Amount: units(cost), TTL: 3 * time.Second})
+						p.targets = append(p.targets, to)
+						fits = fits && by[to].used(now)+cost <= by[to].limit
+					}
+					all, err := n.ReserveAll(t.Context(), rs)
+					if err != nil || all.Allowed != fits {
+						fail("%+v: %+v, %v", rs, all, err)
+					}
+					if fits {
+						p.ids = all.ReservationID
+						for _, r := range rs {
+							p.parts[r.Target] = []*charged{by[r.Target].charge(now, r.Cost)}
+						}
+						open = append(open, p)
+					}
+				case op < 6 && len(open) > 0:
+					p := open[rng.IntN(len(open))]
+					to, cost := p.targets[rng.IntN(len(p.targets))], 1+rng.Int64N(8)
+					d, err := n.Extend(t.Context(), limit.Extend{Target: to, ReservationID: p.ids, Amount: units(cost)})
+					if now >= p.until {
+						wantError(t, err, limit.NotFound, "reservation_id")
+						break
+					}
+					if fits := by[to].used(now)+cost <= by[to].limit; err != nil || d.Allowed != fits {
+						fail("extend %+v by %d: %+v, %v", to, cost, d, err)
+					} else if fits {
+						p.parts[to] = append(p.parts[to], by[to].charge(now, cost))
+					}
+				case op < 8 && len(open) > 0:
+					p := open[rng.IntN(len(open))]
+					for _, to := range p.targets {
+						reserved := int64(0)
+						for _, part := range p.parts[to] {
+							reserved += part.units
+						}
+						cost := rng.Int64N(reserved + 8)
+						if rng.IntN(4) == 0 {
+							cost = 0
+						}
+						got, err := n.Commit(t.Context(), limit.Commit{Target: to, ReservationID: p.ids, Amount: units(cost)})
+						if now >= p.until {
+							wantError(t, err, limit.NotFound, "reservation_id")
+							continue
+						}
+						used := by[to].used(now)
+						excess := max(min(cost-reserved, by[to].most-used), 0)
+						want := limit.Settled{Excess: excess, Over: cost > reserved && used+cost-reserved > by[to].limit}
+						keep := cost
+						for _, part := range p.parts[to] {
+							back := part.units - min(part.units, keep)
+							keep -= part.units - back
+							part.units -= back
+							if part.at > now-by[to].window {
+								want.Refunded += back
+							}
+						}
+						if excess > 0 {
+							by[to].charge(now, excess)
+						}
+						if err != nil || got != want {
+							fail("commit %d of %d to %+v: %+v, %v, want %+v", cost, reserved, to, got, err, want)
+						}
+					}
+					drop(p)
+				case op == 8:
+					to, cost := targets[rng.IntN(len(targets))], 1+rng.Int64N(15)
+					used := by[to].used(now)
+					granted := max(min(cost, by[to].most-used), 0)
+					d, err := n.Charge(t.Context(), limit.Charge{Target: to, Amount: units(cost)})
+					if err != nil || d.Allowed != (used+cost <= by[to].limit) || d.Granted != granted {
+						fail("charge %d to %+v with %d in use: %+v, %v", cost, to, used, d, err)
+					}
+					by[to].charge(now, granted)
+				default:
+					to := targets[rng.IntN(len(targets))]
+					want := max(by[to].limit-by[to].used(now), 0)
+					if left := n.left(t, to); left != want {
+						fail("%+v: %d left, want %d", to, left, want)
+					}
+				}
+			}
+		})
+	}
+}

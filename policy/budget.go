@@ -1,0 +1,125 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"math/bits"
+	"slices"
+	"strconv"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/limit"
+	"go.yaml.in/yaml/v3"
+)
+
+// Prices are units a token, by class of token. A price of 0 is that of tokens which cost nothing.
+type Prices map[string]int64
+
+// Cost returns what a usage costs in units: the sum of tokens times price over its classes, in integers. The error names the class
+// that is not priced, or of which the number is negative or too large.
+func (p Prices) Cost(u limit.Usage) (int64, *limit.Error) {
+	if len(p) == 0 {
+		return 0, limit.NewError(limit.Invalid, "usage", "is for policies with prices, and this one has none: send a cost")
+	}
+	if len(u) > limit.MaxClasses {
+		return 0, limit.NewError(limit.TooLarge, "usage", fmt.Sprintf("has %d classes, at most %d are taken", len(u), limit.MaxClasses))
+	}
+	sum := int64(0)
+	for _, class := range slices.Sorted(maps.Keys(u)) {
+		field := "usage." + strictyaml.Shorten(strconv.Quote(class))
+		if limit.ValidPolicyName(class) {
+			field = "usage." + class
+		}
+		price, ok := p[class]
+		tokens := u[class]
+		switch {
+		case !ok:
+			return 0, limit.NewError(limit.Invalid, field, "is a class of tokens that the policy has no price for")
+		case tokens < 0:
+			return 0, limit.NewError(limit.Invalid, field, "is negative: it must be at least 0")
+		}
+		hi, lo := bits.Mul64(uint64(tokens), uint64(price))
+		if hi > 0 || lo > uint64(algo.MaxLimit-sum) {
+			return 0, limit.NewError(limit.Invalid, field, "brings the cost above the largest one, 9007199254740992 (2^53)")
+		}
+		sum += int64(lo)
+	}
+	return sum, nil
+}
+
+// maxPrice is the largest price of a token.
+const maxPrice = 1 << 40
+
+// initialEstimate is what is reserved while nothing has been learned, unless the policy says otherwise.
+const initialEstimate = 1000
+
+// budget reads what is about work whose cost is known only afterwards. limitsOf has filled in p.Concurrency.
+func (d *decoder) budget(f strictyaml.Fields, p *Policy) {
+	if prices, given := f.Get("prices"); given {
+		p.Prices = d.prices(prices)
+	}
+	estimate, given := f.Get("estimate")
+	initial, hasInitial := f.Get("initial_estimate")
+	switch {
+	case given && isAuto(estimate.Node):
+		p.Estimate, p.EstimateAuto = initialEstimate, true
+		if hasInitial {
+			p.Estimate, _ = d.Integer(initial, 1, algo.MaxLimit)
+		}
+	case given:
+		if n := estimate.Node; n != nil && (n.Kind != yaml.ScalarNode || n.Tag != "!!int") {
+			d.Fail(n, estimate.Path, "must be auto or a number of units, not %s", strictyaml.Kind(n))
+			break
+		}
+		p.Estimate, _ = d.Integer(estimate, 1, algo.MaxLimit)
+	}
+	if hasInitial && !p.EstimateAuto {
+		d.Fail(initial.Key, initial.Path, "is for estimate: auto: add that, or write the number as estimate")
+	}
+	for _, one := range f.Only([]string{"prices", "estimate", "initial_estimate"}) {
+		if p.Concurrency {
+			d.Fail(one.Key, one.Path, "is not for concurrency, which has no reservations: remove it")
+		}
+	}
+}
+
+func isAuto(n *yaml.Node) bool {
+	return n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && n.Value == "auto"
+}
+
+func (d *decoder) prices(f strictyaml.Field) Prices {
+	if f.Node == nil {
+		return nil
+	}
+	if f.Node.Kind != yaml.MappingNode {
+		d.Fail(f.Node, f.Path, "must be a map of classes of tokens and units, such as {input: 3, output: 15}, not %s", strictyaml.Kind(f.Node))
+		return nil
+	}
+	var classes []string
+	for i := 0; i+1 < len(f.Node.Content); i += 2 {
+		key := f.Node.Content[i]
+		if !limit.ValidPolicyName(key.Value) || key.Kind != yaml.ScalarNode {
+			d.Fail(key, f.Path, "%s is not the name of a class of tokens: 1 to 128 characters of A-Z a-z 0-9 . _ -", strictyaml.Show(key.Value))
+			return nil
+		}
+		classes = append(classes, key.Value)
+	}
+	switch {
+	case len(classes) == 0:
+		d.Fail(f.Node, f.Path, "is empty: write the units that a token costs, such as {input: 3, output: 15}")
+		return nil
+	case len(classes) > limit.MaxClasses:
+		d.Fail(f.Node, f.Path, "has %d classes: at most %d are allowed", len(classes), limit.MaxClasses)
+		return nil
+	}
+	fields, ok := d.Fields(f.Node, f.Path, classes)
+	if !ok {
+		return nil
+	}
+	p := make(Prices, len(classes))
+	for _, one := range fields.List {
+		p[one.Name], _ = d.Integer(one, 0, maxPrice)
+	}
+	return p
+}

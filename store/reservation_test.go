@@ -1,0 +1,135 @@
+package store
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+func TestExtend(t *testing.T) {
+	s := New(Config{MaxKeyReservations: 3})
+	r := rule("p", log(10, time.Hour))
+	k := s.key("p", "k")
+	id := reservationOf(1)
+	call := func(cost int64, ttl time.Duration) Call {
+		return Call{Request: algo.Request{Cost: cost}, Reservation: id, ReserveFor: ttl, Extend: true}
+	}
+	extend := func(now time.Duration, c Call) (Answer, error) { return s.Decide(k, r, at(now), c, nil) }
+	if _, err := extend(0, call(1, 0)); !errors.Is(err, ErrNotPending) {
+		t.Errorf("of none: %v", err)
+	}
+	if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 4}, Reservation: id, ReserveFor: 10 * time.Second}, nil); err != nil || !a.Allowed {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if a, err := extend(time.Second, call(7, time.Minute)); err != nil || a.Allowed || a.Granted != 0 || a.RetryAfter <= 0 {
+		t.Errorf("beyond the limit: %+v, %v", a, err)
+	}
+	if a, err := extend(time.Second, call(3, 0)); err != nil || !a.Allowed || a.Granted != 3 || a.Remaining != 3 || a.Reservation != id {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if _, err := extend(10*time.Second, call(0, time.Minute)); !errors.Is(err, ErrNotPending) {
+		t.Errorf("a refused extension, and one without a time, prolonged it: %v", err)
+	}
+	// Time alone, and with units.
+	if a, err := extend(9*time.Second, call(0, time.Minute)); err != nil || !a.Allowed || a.Granted != 0 || a.Remaining != 3 || a.Reservation != id {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if a, err := extend(60*time.Second, call(1, time.Minute)); err != nil || !a.Allowed || a.Remaining != 2 {
+		t.Errorf("%+v, %v", a, err)
+	}
+	if _, err := extend(60*time.Second, call(1, time.Minute)); !errors.Is(err, ErrKeyReservations) || !errors.Is(err, ErrFull) {
+		t.Errorf("beyond the bound of a key: %v", err)
+	}
+	part := id.numbered(1)
+	if out, err := s.Settle(k, r, at(100*time.Second), Settlement{ID: part, Keep: 0}); err != nil || out.Known {
+		t.Errorf("settled by the id of a part: %+v, %v", out, err)
+	}
+	if out, err := s.Settle(k, r, at(119*time.Second), Settlement{ID: id, Keep: 5}); err != nil || !out.Known || out.Returned != 3 || out.Excess != 0 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	if d := decide(t, s, r, "k", at(119*time.Second), cost(0)); d.Remaining != 5 {
+		t.Errorf("%d remain of 10 with 5 kept", d.Remaining)
+	}
+	if n := s.budget.reserved.count.Load(); n != 0 {
+		t.Errorf("%d reservations are left", n)
+	}
+	accounted(t, s)
+}
+
+func TestSettleBeyondReserved(t *testing.T) {
+	for _, tt := range []struct {
+		name         string
+		limit        algo.Limit
+		other        int64 // charged besides
+		want         Settled
+		remain, more int64 // remaining, and what the limit must be raised by for one more
+	}{
+		{"within the limit", log(10, minute), 0, Settled{Known: true, Excess: 5}, 2, 0},
+		{"beyond", log(10, minute), 5, Settled{Known: true, Excess: 5, Over: true}, 0, 3},
+		{"bounded", algo.Limit{Algorithm: algo.SlidingLog, Limit: 10, Window: minute, MaxDebt: 1}, 5, Settled{Known: true, Excess: 3, Over: true}, 0, 1},
+	} {
+		s := New(Config{})
+		r := rule("p", tt.limit)
+		k := s.key("p", "k")
+		if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute}, nil); err != nil || !a.Allowed {
+			t.Fatalf("%+v, %v", a, err)
+		}
+		if tt.other > 0 {
+			decide(t, s, r, "k", at(0), cost(tt.other))
+		}
+		how := Settlement{ID: reservationOf(1), Keep: 8, Exact: true}
+		if _, err := s.Settle(k, r, at(1), how); !errors.Is(err, ErrReserved) {
+			t.Errorf("%s: exactly: %v", tt.name, err)
+		}
+		for range 2 { // repeated it charges nothing
+			how.Exact = false
+			if out, err := s.Settle(k, r, at(1), how); err != nil || out != tt.want {
+				t.Errorf("%s: %+v, %v, want %+v", tt.name, out, err, tt.want)
+			}
+		}
+		if d := decide(t, s, r, "k", at(1), cost(0)); d.Remaining != tt.remain {
+			t.Errorf("%s: %d remain, want %d", tt.name, d.Remaining, tt.remain)
+		}
+		raised := r.Limits[0]
+		raised.Limit += tt.more
+		if d := decide(t, s, rule("p", raised), "k", at(1), cost(1)); d.Allowed != (tt.remain > 0) {
+			t.Errorf("%s: %+v at the brink", tt.name, d)
+		}
+		raised.Limit++
+		if d := decide(t, s, rule("p", raised), "k", at(1), cost(1)); !d.Allowed {
+			t.Errorf("%s: more is owed than was charged: %+v", tt.name, d)
+		}
+		accounted(t, s)
+	}
+}
+
+// TestChargeOnce: a charge that found no room even for debt is not made by repeating it when there is some.
+func TestChargeOnce(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", algo.Limit{Algorithm: algo.FixedWindow, Limit: 2, Window: minute, MaxDebt: 1})
+	k := s.key("p", "k")
+	charge := func(now time.Duration, n int64, id string) Answer {
+		t.Helper()
+		a, err := s.Decide(k, r, at(now), Call{Request: algo.Request{Cost: n, Always: true}, RequestID: id}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	if a := charge(0, 5, "a"); a.Granted != 3 || a.Allowed {
+		t.Errorf("%+v", a)
+	}
+	for _, now := range []time.Duration{0, 59 * time.Second} {
+		if a := charge(now, 1, "b"); a.Granted != 0 || a.Allowed {
+			t.Errorf("%+v", a)
+		}
+	}
+	if n, err := s.Refund(k, r, at(59*time.Second), 3, "", ""); n != 3 || err != nil {
+		t.Fatal(n, err)
+	}
+	if a := charge(59*time.Second, 1, "b"); a.Granted != 0 || a.Remaining != 2 {
+		t.Errorf("repeated when there is room: %+v", a)
+	}
+}
