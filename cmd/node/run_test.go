@@ -269,6 +269,9 @@ descriptors:
     rate_limit: {policy: login}
 `)
 	again := testkit.WriteFile(t, "again.yaml", "domain: edge\ndescriptors: [{key: user}]\n")
+	foreign := testkit.WriteFile(t, "limitador.yaml", "- {namespace: shop/eu, max_value: 10, seconds: 60, conditions: [\"method == 'GET'\"], variables: [user]}\n")
+	twice := testkit.WriteFile(t, "twice.yaml", "- {namespace: n, max_value: 10, seconds: 60, variables: [a_b, c]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [a, b_c]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [x, y]}\n- {namespace: n, max_value: 10, seconds: 60, variables: [x], conditions: [\"x == 'size'\", \"z != 7\"]}\n")
+	into := t.TempDir()
 	bad := testkit.WriteFile(t, "bad.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 0, window: 1m}\n")
 	for _, c := range []struct {
 		args []string
@@ -290,6 +293,11 @@ descriptors:
 		{[]string{filepath.Dir(edge), good}, exitOK, edge + ": ok, 2 limits of 1 domains for Envoy\n", ""},
 		{[]string{edge, good, again}, exitNegative, again + ":1:9: domain: is the domain of " + edge, ""},
 		{[]string{"--envoy-merge-domains", edge, again}, exitNegative, again + ":2:21: descriptors[0]: is the second descriptor of the composite key", ""},
+		{[]string{foreign}, exitOK, foreign + ": ok, 1 limits of 1 namespaces of Limitador\n", ""},
+		{[]string{twice}, exitNegative, twice + ":4:90: [3].conditions[1]: is not understood", ""},
+		{[]string{"--convert", into, foreign}, exitOK, foreign + ": ok", ""},
+		{[]string{filepath.Join(into, "shop_eu.yaml")}, exitOK, "ok, 1 limits of 1 domains for Envoy\n", ""},
+		{[]string{"--convert", into, foreign}, exitError, "", ""}, // it is there already
 		{[]string{"-o", "json", again}, exitOK, `{"mistakes":[],"ok":true,"warnings":[]}` + "\n", ""},
 	} {
 		var stdout, stderr bytes.Buffer

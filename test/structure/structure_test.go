@@ -74,7 +74,7 @@ var mayImport = map[string]string{
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
-	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/certs internal/file internal/load internal/logqueue internal/memory internal/node internal/secrets internal/simulate internal/strictyaml internal/tracing limiter policy proto/weir/v1",
+	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/certs internal/file internal/limitador internal/load internal/logqueue internal/memory internal/node internal/secrets internal/simulate internal/strictyaml internal/tracing limiter policy proto/weir/v1",
 	"internal/secrets":         "auth",
 	"internal/node":            "algo auth cluster cluster/keeper cluster/ownership gateway/envoy gateway/grpc gateway/gubernator gateway/http gateway/resp internal/activity internal/audit internal/certs internal/clientip internal/connbuf internal/file internal/filewatch internal/ingress internal/memory internal/metrics internal/recovered internal/topkeys internal/tracing limit limiter policy proto/weir/peer/v1 proto/weir/v1 ring rpc/peer rpc/replica rpc/transport rpc/wire",
 	"internal/tracing":         "limiter",
@@ -87,6 +87,7 @@ var mayImport = map[string]string{
 	"test/mutants":             "",
 	"test/structure":           "",
 
+	"internal/limitador":              "internal/strictyaml",
 	"gateway/gubernator":              "algo gateway/gubernator/gubernatorpb limit limiter ring",
 	"gateway/gubernator/gubernatorpb": "",
 }

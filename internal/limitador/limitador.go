@@ -1,0 +1,285 @@
+// Package limitador reads the limits file of Limitador (github.com/Kuadrant/limitador) and writes it in the format of
+// envoyproxy/ratelimit, which gateway/envoy serves.
+//
+// Conditions that compare an entry of a descriptor with a text, by == or !=, are understood; other expressions of CEL are mistakes. It
+// does not promise that a converted file limits the same: docs/migrating.md says what differs.
+package limitador
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/weirlimit/weir/internal/strictyaml"
+)
+
+// File is what a limits file says.
+type File struct {
+	Namespaces []Namespace // in the order of the file
+	Limits     int
+}
+
+// Namespace is the limits of a namespace: a domain of Envoy's.
+type Namespace struct {
+	Name string
+	root entry
+}
+
+// entry is a descriptor of the other format, in a tree.
+type entry struct {
+	Key         string   `yaml:"key"`
+	Value       *string  `yaml:"value,omitempty"`
+	Share       bool     `yaml:"share_threshold,omitempty"`
+	Limit       *rate    `yaml:"rate_limit,omitempty"`
+	Descriptors []*entry `yaml:"descriptors,omitempty"`
+	except      bool     // a condition wants another value
+	line        int      // of the limit
+}
+
+// rate is a rate_limit of the other format.
+type rate struct {
+	Name       string `yaml:"name,omitempty"`
+	Unlimited  bool   `yaml:"unlimited,omitempty"`
+	Unit       string `yaml:"unit,omitempty"`
+	Multiplier int64  `yaml:"unit_multiplier,omitempty"`
+	Requests   *int64 `yaml:"requests_per_unit,omitempty"`
+}
+
+// Looks reports whether a file is one of these: a list of maps, the first of which has a namespace.
+func Looks(data []byte) bool {
+	root := strictyaml.New("", data).Root()
+	if root == nil || root.Kind != yaml.SequenceNode || len(root.Content) == 0 {
+		return false
+	}
+	first := strictyaml.Value(root.Content[0])
+	for i := 0; first.Kind == yaml.MappingNode && i < len(first.Content); i += 2 {
+		if first.Content[i].Value == "namespace" {
+			return true
+		}
+	}
+	return false
+}
+
+var fields = []string{"id", "namespace", "name", "max_value", "seconds", "conditions", "variables"}
+
+// Parse reads a file; name is its name in mistakes. An error is strictyaml.Errors.
+func Parse(name string, data []byte) (*File, error) {
+	r := reader{Decoder: strictyaml.New(name, data), file: new(File)}
+	root := r.Root()
+	switch {
+	case root == nil:
+		return r.file, r.Err()
+	case root.Kind != yaml.SequenceNode:
+		r.Fail(root, "", "must be a list of limits, not %s", strictyaml.Kind(root))
+		return nil, r.Err()
+	}
+	for i, n := range root.Content {
+		path := strictyaml.Element("", i)
+		if !r.Visit(n, path) {
+			break
+		}
+		r.limit(n, path)
+	}
+	if err := r.Err(); err != nil {
+		return nil, err
+	}
+	return r.file, nil
+}
+
+type reader struct {
+	*strictyaml.Decoder
+	file *File
+}
+
+// limit reads one limit into the tree of its namespace.
+func (r *reader) limit(n *yaml.Node, path string) {
+	f, ok := r.Fields(n, path, fields)
+	if !ok {
+		return
+	}
+	for _, name := range []string{"namespace", "max_value", "seconds"} {
+		if !f.Has(name) {
+			r.Missing(f, name, map[string]string{"namespace": "example.org", "max_value": "10", "seconds": "60"}[name])
+			ok = false
+		}
+	}
+	var namespace string
+	limit := &rate{Unit: "second"}
+	requests := new(int64)
+	if one, given := f.Get("namespace"); given {
+		var valid bool
+		if namespace, valid = r.Text(one); valid && namespace == "" {
+			r.Fail(one.Node, one.Path, "must not be empty")
+			valid = false
+		}
+		ok = ok && valid
+	}
+	if one, given := f.Get("name"); given {
+		limit.Name, _ = r.Text(one)
+	}
+	if one, given := f.Get("max_value"); given {
+		var valid bool
+		*requests, valid = r.Integer(one, 0, math.MaxUint32)
+		ok, limit.Requests = ok && valid, requests
+	}
+	if one, given := f.Get("seconds"); given {
+		seconds, valid := r.Integer(one, 1, 366*24*3600)
+		ok = ok && valid
+		switch seconds {
+		case 60:
+			limit.Unit = "minute"
+		case 3600:
+			limit.Unit = "hour"
+		case 86400:
+			limit.Unit = "day"
+		default:
+			limit.Multiplier = seconds
+		}
+		if seconds == 1 {
+			limit.Multiplier = 0
+		}
+	}
+	parts := r.parts(f, &ok)
+	switch {
+	case ok && len(parts) == 0:
+		r.Fail(n, path, "has neither conditions nor variables: Envoy's format has no limit of all descriptors of a domain; let Envoy send an entry such as generic_key, and name it in a condition")
+	case ok:
+		r.add(namespace, parts, limit, n, path)
+	}
+}
+
+// part is one condition or variable.
+type part struct {
+	key, value string
+	variable   bool
+	not        bool
+}
+
+var (
+	keyOf     = `(?:descriptors\[0\]\[(?:'([^']+)'|"([^"]+)")\]|descriptors\[0\]\.([A-Za-z_]\w*)|([A-Za-z_][\w.\-]*))`
+	condition = regexp.MustCompile(`^\s*` + keyOf + `\s*(==|!=)\s*(?:'([^'\\]*)'|"([^"\\]*)")\s*$`)
+	variable  = regexp.MustCompile(`^\s*` + keyOf + `\s*$`)
+)
+
+// parts reads the conditions and variables, in this order.
+func (r *reader) parts(f strictyaml.Fields, ok *bool) (list []part) {
+	each := func(field string, take func(n *yaml.Node, path, text string)) {
+		one, given := f.Get(field)
+		if !given {
+			return
+		}
+		items, valid := r.Items(one, field)
+		*ok = *ok && valid
+		for i, n := range items {
+			at := strictyaml.Element(one.Path, i)
+			if !r.Visit(n, at) {
+				return
+			}
+			text, valid := r.Text(strictyaml.Field{Node: strictyaml.Value(n), Path: at})
+			if *ok = *ok && valid; valid {
+				take(n, at, text)
+			}
+		}
+	}
+	fail := func(n *yaml.Node, path, format string) {
+		r.Fail(n, path, "%s", format)
+		*ok = false
+	}
+	each("conditions", func(n *yaml.Node, path, text string) {
+		m := condition.FindStringSubmatch(text)
+		if m == nil {
+			fail(n, path, `is not understood: only descriptors[0]['KEY'] == 'VALUE' and != are`)
+			return
+		}
+		value := m[6] + m[7]
+		if value == "" || strings.HasSuffix(value, "*") {
+			fail(n, path, "cannot be said in Envoy's format: a value must be given there, and one that ends in * stands for all that begin so")
+			return
+		}
+		list = append(list, part{key: m[1] + m[2] + m[3] + m[4], value: value, not: m[5] == "!="})
+	})
+	each("variables", func(n *yaml.Node, path, text string) {
+		m := variable.FindStringSubmatch(text)
+		if m == nil {
+			fail(n, path, `is not understood: only descriptors[0]['KEY'] is`)
+			return
+		}
+		list = append(list, part{key: m[1] + m[2] + m[3] + m[4], variable: true})
+	})
+	return list
+}
+
+// add puts a limit into the tree of its namespace.
+func (r *reader) add(namespace string, parts []part, limit *rate, n *yaml.Node, path string) {
+	i := slices.IndexFunc(r.file.Namespaces, func(n Namespace) bool { return n.Name == namespace })
+	if i < 0 {
+		i = len(r.file.Namespaces)
+		r.file.Namespaces = append(r.file.Namespaces, Namespace{Name: namespace})
+	}
+	at := &r.file.Namespaces[i].root
+	for _, p := range parts {
+		switch {
+		case p.variable:
+			at = at.child(p.key, nil, false)
+		case p.not:
+			// What the value must not be is exempt, unless another limit is for it; all other values share one counter.
+			any := "*"
+			at.child(p.key, &p.value, false).except = true
+			at = at.child(p.key, &any, true)
+		default:
+			at = at.child(p.key, &p.value, false)
+		}
+	}
+	if at.Limit != nil {
+		r.Fail(n, path, "has the conditions and variables of the limit in line %d: Envoy's format has one limit for a descriptor; use a policy with several limits", at.line)
+		return
+	}
+	at.Limit, at.line = limit, n.Line
+	r.file.Limits++
+}
+
+// child returns the child of a key and value, nil for any, which it adds if there is none.
+func (e *entry) child(key string, value *string, share bool) *entry {
+	for _, c := range e.Descriptors {
+		if c.Key == key && (c.Value == nil) == (value == nil) && (value == nil || *c.Value == *value) {
+			return c
+		}
+	}
+	c := &entry{Key: key, Value: value, Share: share}
+	e.Descriptors = append(e.Descriptors, c)
+	return c
+}
+
+// Envoy is the namespace in the format of envoyproxy/ratelimit. Limitador charges all limits of a request or none.
+func (n *Namespace) Envoy() ([]byte, error) {
+	n.root.exempt()
+	return yaml.Marshal(struct {
+		Domain      string   `yaml:"domain"`
+		Charge      string   `yaml:"charge"`
+		Descriptors []*entry `yaml:"descriptors"`
+	}{n.Name, "all_or_none", n.root.Descriptors})
+}
+
+// exempt has entries that conditions exclude be unlimited where no other limit is for them.
+func (e *entry) exempt() {
+	for _, c := range e.Descriptors {
+		if c.except && c.Limit == nil && len(c.Descriptors) == 0 {
+			c.Limit = &rate{Unlimited: true}
+		}
+		c.exempt()
+	}
+}
+
+// FileName is a name for the namespace's file.
+func (n *Namespace) FileName() string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r) {
+			return r
+		}
+		return '_'
+	}, fmt.Sprintf("%.100s", n.Name)) + ".yaml"
+}
