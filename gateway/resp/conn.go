@@ -363,7 +363,11 @@ func (c *conn) arrive() {
 // enter has the caller be who it has proved to be. It reports false when there are too many connections of authenticated callers.
 func (c *conn) enter(ctx context.Context) bool {
 	c.ctx = ctx
-	if ingress.Of(c.raw.RemoteAddr()).Authenticated() {
+	caller := ""
+	if c.server.cfg.Caller != nil {
+		caller = c.server.cfg.Caller(ctx)
+	}
+	if ingress.Of(c.raw.RemoteAddr()).Authenticated(caller) {
 		return true
 	}
 	c.ending = true // the connection has been closed

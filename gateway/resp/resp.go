@@ -44,6 +44,8 @@ type Config struct {
 	Service Service
 	// Authenticate authenticates a caller by its credentials, and returns the context to decide its commands in.
 	Authenticate func(ctx context.Context, c auth.Credentials) (context.Context, *auth.Denial)
+	// Caller returns the name of the caller whom a context of Authenticate is for, to share connections by; nil: they are not told apart.
+	Caller func(ctx context.Context) string
 	// Tokens is set where callers may have tokens. Otherwise AUTH is answered as by a Redis without a password.
 	Tokens bool
 	// Handshake, when set, makes a connection one over TLS. It is to be done by the connection's deadline.

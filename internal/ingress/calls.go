@@ -130,7 +130,7 @@ func (c *Calls) begin(ctx context.Context) (came, done func(), err error) {
 		conn = Of(p.Addr)
 	}
 	came, leave := nothing, nothing
-	if c.cfg.Authorize == nil && !conn.Authenticated() {
+	if c.cfg.Authorize == nil && !conn.Authenticated("") {
 		return nil, nil, errTooMany
 	}
 	if c.cfg.MaxAnonymous > 0 && !conn.IsAuthenticated() {

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/weirlimit/weir/internal/fairshare"
 )
 
 // Conn is a connection of a Listener.
@@ -19,6 +21,7 @@ type Conn struct {
 
 	known         chan struct{} // closed when the connection is authenticated
 	authenticated atomic.Bool   // written under the listener's lock
+	named         atomic.Bool   // it counts to a caller; the same
 	heard         atomic.Bool   // something has been read
 	bytes         atomic.Int64  // read before it was authenticated
 	calls, begun  atomic.Int64  // over gRPC that began before it was: those that go on, and all
@@ -27,7 +30,8 @@ type Conn struct {
 
 	// Guarded by the listener's lock.
 	served time.Time // since when; zero: it waits
-	gone   bool      // counted in nothing any more
+	place  fairshare.Taken
+	gone   bool // counted in nothing any more
 }
 
 // addr is the address of a connection's other end, by which those who are given no more than that find the connection.
@@ -58,29 +62,43 @@ func FromContext(ctx context.Context) *Conn {
 	return c
 }
 
-// Authenticated notes that whoever is at the other end has been authenticated, and reports whether the connection may stay. One
-// beyond the bounds on authenticated connections is closed. It is cheap from the second time on. A nil Conn may stay.
-func (c *Conn) Authenticated() bool {
-	if c == nil || c.authenticated.Load() {
+// Authenticated notes that whoever is at the other end has been authenticated, as that caller (empty: callers are not told apart, or
+// which one it is is not known yet), and reports whether the connection may stay. One beyond the bounds on authenticated
+// connections is closed. It counts to the first caller that is named, and is cheap from then on. A nil Conn may stay.
+func (c *Conn) Authenticated(caller string) bool {
+	if c == nil || c.authenticated.Load() && (caller == "" || c.named.Load()) {
 		return true
 	}
 	l := c.listener
 	l.mu.Lock()
-	if c.gone || c.authenticated.Load() {
+	before := c.authenticated.Load()
+	if c.gone || before && (caller == "" || c.named.Load()) {
 		defer l.mu.Unlock()
 		return !c.gone
 	}
-	s, max := c.source, &l.cfg
-	if max.MaxConnections > 0 && l.authenticated >= max.MaxConnections || max.MaxPerSource > 0 && s.authenticated >= max.MaxPerSource {
+	if before {
+		l.places.Give(c.place)
+	}
+	s := c.source
+	full := !before && l.cfg.MaxPerSource > 0 && s.authenticated >= l.cfg.MaxPerSource
+	if !full {
+		c.place = l.places.Take(caller, 1)
+		full = c.place.N == 0
+	}
+	if full {
 		l.mu.Unlock()
 		c.reject(TooManyConnections)
 		return false
+	}
+	c.named.Store(caller != "")
+	if before {
+		l.mu.Unlock()
+		return true
 	}
 	l.forgetLocked(c)
 	c.gone = false
 	l.sources[s.prefix] = s
 	s.authenticated++
-	l.authenticated++
 	c.authenticated.Store(true)
 	close(c.known)
 	l.unlock(l.serveLocked())

@@ -7,11 +7,14 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/weirlimit/weir/internal/fairshare"
 )
 
 // ListenerConfig configures a Listener. Zero bounds stand for none, unless a default is named.
 type ListenerConfig struct {
-	// MaxConnections bounds the authenticated connections, MaxPerSource those of one source: an IPv4 address or an IPv6 /64.
+	// MaxConnections bounds the authenticated connections, MaxPerSource those of one source: an IPv4 address or an IPv6 /64. Of
+	// MaxConnections no caller has more than are free once half are taken (fairshare.Places).
 	MaxConnections, MaxPerSource int
 	// MaxAnonymous bounds the connections that are served and not authenticated yet. 0: DefaultMaxAnonymous.
 	MaxAnonymous int
@@ -60,17 +63,17 @@ type Listener struct {
 	cfg     ListenerConfig
 	accepts sync.WaitGroup
 
-	mu            sync.Mutex
-	changed       *sync.Cond // ready or closed
-	sources       map[netip.Prefix]*source
-	turns         []*source // those with waiting connections, in turn
-	ready         []*Conn   // served, and not accepted yet
-	waiting       int
-	anonymous     int // served
-	authenticated int
-	silent        map[*Conn]struct{}
-	retry         *time.Timer // looks again for one to close
-	closed        error       // why Accept fails; nil: open
+	mu        sync.Mutex
+	changed   *sync.Cond // ready or closed
+	sources   map[netip.Prefix]*source
+	turns     []*source // those with waiting connections, in turn
+	ready     []*Conn   // served, and not accepted yet
+	waiting   int
+	anonymous int               // served
+	places    *fairshare.Places // of authenticated ones
+	silent    map[*Conn]struct{}
+	retry     *time.Timer // looks again for one to close
+	closed    error       // why Accept fails; nil: open
 }
 
 // source is an address, with the connections from it.
@@ -86,7 +89,7 @@ func NewListener(l net.Listener, cfg ListenerConfig) *Listener {
 	if cfg.MaxAnonymous == 0 {
 		cfg.MaxAnonymous = DefaultMaxAnonymous
 	}
-	n := &Listener{Listener: l, cfg: cfg, sources: make(map[netip.Prefix]*source), silent: make(map[*Conn]struct{})}
+	n := &Listener{Listener: l, cfg: cfg, places: fairshare.New(cfg.MaxConnections), sources: make(map[netip.Prefix]*source), silent: make(map[*Conn]struct{})}
 	n.changed = sync.NewCond(&n.mu)
 	n.retry = time.AfterFunc(time.Hour, func() {
 		n.mu.Lock()
@@ -211,7 +214,7 @@ func (l *Listener) forgetLocked(c *Conn) {
 		return
 	case c.authenticated.Load():
 		s.authenticated--
-		l.authenticated--
+		l.places.Give(c.place)
 	case i >= 0:
 		s.anonymous = slices.Delete(s.anonymous, i, i+1)
 		l.anonymous--
@@ -297,5 +300,6 @@ func (l *Listener) Hush() *time.Timer {
 func (l *Listener) Connections() (authenticated, anonymous, waiting int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.authenticated, l.anonymous, l.waiting
+	taken, _ := l.places.InUse()
+	return int(taken), l.anonymous, l.waiting
 }

@@ -166,7 +166,7 @@ func TestAuthenticatedStay(t *testing.T) {
 		defer h.close(t)
 		known := func(address string) bool {
 			h.pipes.dial(address)
-			return h.conn(address).Authenticated()
+			return h.conn(address).Authenticated("")
 		}
 		if !known("192.0.2.1:1") || !known("192.0.2.1:2") || known("192.0.2.1:3") || !known("192.0.2.2:1") || known("192.0.2.3:1") {
 			t.Errorf("served: %v", h.served())
@@ -181,7 +181,7 @@ func TestAuthenticatedStay(t *testing.T) {
 		if authenticated, anonymous, _ := h.Connections(); authenticated != 3 || anonymous != 2 {
 			t.Errorf("%d and %d", authenticated, anonymous)
 		}
-		if c := h.conn("192.0.2.1:1"); !c.Authenticated() || c.Close() != nil || c.Authenticated() && !c.IsAuthenticated() {
+		if c := h.conn("192.0.2.1:1"); !c.Authenticated("") || c.Close() != nil || c.Authenticated("") && !c.IsAuthenticated() {
 			t.Error("one that was authenticated is so no more")
 		}
 		if !known("192.0.2.1:4") {
@@ -219,6 +219,46 @@ func TestWaitingBound(t *testing.T) {
 	})
 }
 
+// TestOneCallerTakesNotAllConnections is an attack: one caller opens connections from many addresses until it gets no more. There are
+// some left for others; also where the handshake has authenticated connections before it was known whose they are.
+func TestOneCallerTakesNotAllConnections(t *testing.T) {
+	for _, handshake := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			const most = 40
+			h := newHarness(ListenerConfig{MaxConnections: most, MaxAnonymous: 1000})
+			defer h.close(t)
+			n := 0
+			open := func(caller string) bool {
+				n++
+				address := fmt.Sprintf("192.0.2.%d:1", n)
+				h.pipes.dial(address)
+				c := h.conn(address)
+				if handshake && !c.Authenticated("") {
+					return false
+				}
+				return c.Authenticated(caller) && c.Authenticated(caller) && c.Authenticated("")
+			}
+			got := 0
+			for range 60 {
+				if open("greedy") {
+					got++
+				}
+			}
+			if got < most/2 || got > most*3/4 {
+				t.Errorf("one caller has %d of %d connections", got, most)
+			}
+			for range 3 {
+				if !open("modest") {
+					t.Error("another caller gets none")
+				}
+			}
+			if authenticated, _, _ := h.Connections(); authenticated != got+3 {
+				t.Errorf("%d are counted of %d", authenticated, got+3)
+			}
+		})
+	}
+}
+
 // TestAnonymousBytes: before authentication only so much is read; the one that authenticates has a moment; and slow probes may go
 // on for as long as they like.
 func TestAnonymousBytes(t *testing.T) {
@@ -244,7 +284,7 @@ func TestAnonymousBytes(t *testing.T) {
 		c = send("192.0.2.1:2", len(all))
 		go func() {
 			time.Sleep(authenticationPatience / 2)
-			c.Authenticated()
+			c.Authenticated("")
 		}()
 		if n, err := io.ReadFull(c, all); n != len(all) {
 			t.Errorf("when it is authenticated meanwhile: read %d: %v", n, err)

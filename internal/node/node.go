@@ -429,7 +429,7 @@ func (n *Node) serve() {
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
 			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.callerName(),
 		})
-		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, stayStream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
+		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, n.security.stayStream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
 			grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(wire.CodecFrom(n.buffers)), experimental.BufferPool(n.buffers),
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.
@@ -461,7 +461,7 @@ func (n *Node) serve() {
 	}
 	if n.listeners.resp != nil {
 		n.respServer = resp.New(resp.Config{
-			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Tokens: n.security.access != nil,
+			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Tokens: n.security.access != nil, Caller: n.security.callerName(),
 			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessage,
 			Requests: requests, Buffers: n.buffers,
 			Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),

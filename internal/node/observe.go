@@ -69,11 +69,14 @@ func (n *Node) recovering(handler http.Handler) http.Handler {
 	})
 }
 
-// panicked returns what notes the panics of a listener's handlers. The value may hold what the caller sent and is not logged.
+// panicked returns what notes the panics of a listener's handlers. The value may hold what the caller sent and is not logged. A stack
+// has kilobytes, and a caller who has found what makes a handler panic can send it again: so one a second is logged of each listener.
 func (n *Node) panicked(listener string) func(method string, p *recovered.Error) {
 	return func(method string, p *recovered.Error) {
 		n.security.metrics.Panicked(listener)
-		n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack))
+		if unlogged, ok := n.security.refusals.turn(refusalKind{listener, "panic"}); ok {
+			n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack), "unlogged", unlogged)
+		}
 	}
 }
 

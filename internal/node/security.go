@@ -369,7 +369,7 @@ var errTooManyConnections = status.Error(codes.Unavailable, "there are too many 
 func (s *security) authorizeGRPC(ctx context.Context, method string) (context.Context, error) {
 	ctx, err := s.auth.GRPC(ctx, method)
 	if err == nil {
-		err = stay(ctx)
+		err = s.stay(ctx)
 	}
 	return ctx, err
 }
@@ -382,17 +382,25 @@ func (s *security) callerName() func(context.Context) string {
 	return auth.CallerName
 }
 
+// nameOf returns the name of the caller who is authenticated in a context; empty where callers are not told apart.
+func (s *security) nameOf(ctx context.Context) string {
+	if s.access == nil {
+		return ""
+	}
+	return auth.CallerName(ctx)
+}
+
 // stayStream is the interceptor of streams that auth.Authorizer's has authorized.
-func stayStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := stay(stream.Context()); err != nil {
+func (s *security) stayStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+	if err := s.stay(stream.Context()); err != nil {
 		return err
 	}
 	return handle(srv, stream)
 }
 
 // stay has the connection of an authenticated caller count as such, if there is room for it.
-func stay(ctx context.Context) error {
-	if p, ok := peer.FromContext(ctx); ok && auth.Authenticated(ctx) && !ingress.Of(p.Addr).Authenticated() {
+func (s *security) stay(ctx context.Context) error {
+	if p, ok := peer.FromContext(ctx); ok && auth.Authenticated(ctx) && !ingress.Of(p.Addr).Authenticated(s.nameOf(ctx)) {
 		return errTooManyConnections
 	}
 	return nil
@@ -401,7 +409,7 @@ func stay(ctx context.Context) error {
 // authorizeHTTP authorizes a request over HTTP before its body is read.
 func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
 	ctx, denial := s.auth.HTTP(r, role)
-	if denial == nil && auth.Authenticated(ctx) && !ingress.FromContext(ctx).Authenticated() {
+	if denial == nil && auth.Authenticated(ctx) && !ingress.FromContext(ctx).Authenticated(s.nameOf(ctx)) {
 		return nil, &auth.Denial{Message: "there are too many connections"} // which is closed already
 	}
 	return ctx, denial
@@ -469,7 +477,7 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 		w.s.handshakeFailed(w.listener, raw, err)
 		return conn, info, err
 	}
-	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated() {
+	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated("") { // whose it is says the first call
 		return nil, nil, errTooManyConnections
 	}
 	return ingress.Frames(conn, raw), info, nil

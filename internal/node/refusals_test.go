@@ -1,0 +1,50 @@
+package node
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/recovered"
+)
+
+// TestPanicsDoNotFillTheLog: of panics in a row the log has one stack a second for each listener; all are counted.
+func TestPanicsDoNotFillTheLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		s := &security{log: log, metrics: metrics.NewSecurity(func() map[string]time.Time { return nil })}
+		s.refusals = newRefusals(log, s.metrics)
+		n := &Node{log: log, security: s}
+		for range 3 {
+			for range 100 {
+				n.panicked("http")("/v1/check", &recovered.Error{Value: "secret", Stack: []byte("frames")})
+			}
+			n.panicked("grpc")("Check", &recovered.Error{Value: "secret", Stack: []byte("frames")})
+			time.Sleep(refusalInterval)
+		}
+		if got := strings.Count(out.String(), "\n"); got != 6 || strings.Contains(out.String(), "secret") {
+			t.Errorf("%d lines:\n%s", got, &out)
+		}
+		if !strings.Contains(out.String(), "unlogged=99") {
+			t.Errorf("the log does not say how many it leaves out:\n%s", &out)
+		}
+		want := `
+# HELP weir_panics_total Panics of handlers, each of which ended its own request only, by listener (http, grpc, resp, peer).
+# TYPE weir_panics_total counter
+weir_panics_total{listener="grpc"} 3
+weir_panics_total{listener="http"} 300
+weir_panics_total{listener="peer"} 0
+weir_panics_total{listener="resp"} 0
+`
+		if err := testutil.CollectAndCompare(s.metrics, strings.NewReader(want), "weir_panics_total"); err != nil {
+			t.Error(err)
+		}
+	})
+}
