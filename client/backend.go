@@ -4,16 +4,13 @@ import (
 	"context"
 	"time"
 
-	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // target names the state that a call is about.
 type target struct {
-	policy    string      // or
-	limit     *algo.Limit // with a namespace, perhaps empty
-	namespace string
-	key       string
-	scope     string // of limit: see limiter.InlineScope; empty: not worked out yet
+	limit.Target
+	scope string // of the limit sent along: see limit.InlineScope; empty: not worked out yet
 }
 
 // question is a Check in the form in which it is sent.
@@ -23,12 +20,6 @@ type question struct {
 	partial   bool
 	requestID string
 	trace     string // the ids of a sampled trace and of a span in it; empty: none
-}
-
-// answer is a Result, and for how long a refusal may be remembered; see limiter.Decision.
-type answer struct {
-	Result
-	rememberFor time.Duration
 }
 
 // reserving is what a Reserve says besides its question.
@@ -47,26 +38,20 @@ type settling struct {
 	exact bool
 }
 
-// held is what a backend's acquire or reserve was given.
-type held struct {
-	Decision
-	id string // of the lease or reservation; empty when refused, and when nobody could be asked
-}
-
 // backend is what decides: a cluster, or a limiter in this process. Its methods are safe for concurrent use and honour
 // ctx. Their errors are *Error; a node that does not answer in time is one of kind ErrUnavailable.
 type backend interface {
 	// check answers each of qs in the element of answers beside it, within a time; 0: as long as it takes. It fails when
 	// one is malformed, and with the first one's error when not one could be decided; what is in answers then is void.
-	check(ctx context.Context, qs []question, answers []answer, within time.Duration) error
+	check(ctx context.Context, qs []question, answers []Result, within time.Duration) error
 	// checkAll answers qs together: all are charged, or none is admitted. It fails when one cannot be decided.
 	checkAll(ctx context.Context, qs []question) (AllDecision, error)
-	acquire(ctx context.Context, q question, ttl time.Duration) (held, error)
+	acquire(ctx context.Context, q question, ttl time.Duration) (Decision, error)
 	renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error)
 	release(ctx context.Context, t target, id string) error
-	reserve(ctx context.Context, q question, r *reserving) (held, error)
+	reserve(ctx context.Context, q question, r *reserving) (Decision, error)
 	// reserveAll makes one reservation of several questions: all are charged, or none is.
-	reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, []string, error)
+	reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, error)
 	// extend adds to a reservation.
 	extend(ctx context.Context, q question, id string, use Usage, ttl time.Duration) (Decision, error)
 	// settle ends a reservation.

@@ -70,7 +70,7 @@ func (c *Client) now() time.Duration { return time.Since(c.start) }
 // Policy returns the handle to the policy of that name. It asks nobody: whether the policy exists is for the first call
 // to find out, which fails with ErrNotFound if it does not.
 func (c *Client) Policy(name string) *Limiter {
-	return &Limiter{c: c, target: target{policy: name}}
+	return &Limiter{c: c, target: target{Target: limit.Target{Policy: name}}}
 }
 
 // Inline returns the handle to a limit that is sent along with every call, in place of a policy. Its state is shared by
@@ -78,7 +78,7 @@ func (c *Client) Policy(name string) *Limiter {
 // capacity have no part in that and may change from call to call. An empty namespace stands for "default". A limit that
 // cannot be makes the first call fail with ErrInvalid. Limit.MaxLog is the nodes' to set and is not sent.
 func (c *Client) Inline(namespace string, inline algo.Limit) *Limiter {
-	return &Limiter{c: c, target: target{limit: &inline, namespace: namespace, scope: limit.InlineScope(namespace, &inline)}}
+	return &Limiter{c: c, target: target{limit.Target{Limit: &inline, Namespace: namespace}, limit.InlineScope(namespace, &inline)}}
 }
 
 // Check asks several questions at once, at most 1000, and returns one Result for each, in order. They are decided one by
@@ -90,8 +90,8 @@ func (c *Client) Inline(namespace string, inline algo.Limit) *Limiter {
 // several; not one could be decided, for the reason that the first could not; or ctx ended. Otherwise the reason why a
 // check could not be decided, such as an unknown policy, is its Result's Err.
 func (c *Client) Check(ctx context.Context, checks []Check) ([]Result, error) {
-	if len(checks) > maxBatch {
-		return nil, &Error{ErrTooLarge, "checks", fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), maxBatch)}
+	if len(checks) > limit.MaxBatch {
+		return nil, &Error{ErrTooLarge, "checks", fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), limit.MaxBatch)}
 	}
 	qs := make([]question, len(checks))
 	for i, ck := range checks {
@@ -168,8 +168,8 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 	switch {
 	case len(checks) == 0:
 		return AllDecision{}, &Error{ErrInvalid, "checks", "must not be empty"}
-	case len(checks) > maxBatch:
-		return AllDecision{}, &Error{ErrTooLarge, "checks", fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), maxBatch)}
+	case len(checks) > limit.MaxBatch:
+		return AllDecision{}, &Error{ErrTooLarge, "checks", fmt.Sprintf("%d are too many; at most %d fit one call", len(checks), limit.MaxBatch)}
 	}
 	qs := make([]question, len(checks))
 	for i, ck := range checks {
@@ -218,13 +218,13 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 type asking struct {
 	qs      []question
 	marks   []uint64 // of memory
-	answers []answer
+	answers []Result
 	results []Result
 
 	one struct {
 		q [1]question
 		m [1]uint64
-		a [1]answer
+		a [1]Result
 		r [1]Result
 	}
 }
@@ -233,7 +233,7 @@ type asking struct {
 // applied. The caller is counted in.
 func (c *Client) decide(ctx context.Context, qs []question) ([]Result, error) {
 	n := len(qs)
-	a := &asking{qs: qs, marks: make([]uint64, n), answers: make([]answer, n), results: make([]Result, n)}
+	a := &asking{qs: qs, marks: make([]uint64, n), answers: make([]Result, n), results: make([]Result, n)}
 	err := c.answer(ctx, a)
 	if err != nil {
 		return nil, err
@@ -287,7 +287,7 @@ func (c *Client) answer(ctx context.Context, a *asking) error {
 			}
 			continue
 		}
-		a.results[i] = a.answers[i].Result
+		a.results[i] = a.answers[i]
 		c.memory.remember(&a.qs[i], &a.answers[i], a.marks[i], sent, came)
 	}
 	return nil
@@ -327,7 +327,7 @@ func (c *Client) askRest(ctx context.Context, a *asking, within time.Duration) e
 			rest.qs, places = append(rest.qs, a.qs[i]), append(places, i)
 		}
 	}
-	rest.answers = make([]answer, len(rest.qs))
+	rest.answers = make([]Result, len(rest.qs))
 	err := rest.unanswered(c.backend.check(ctx, rest.qs, rest.answers, within))
 	for j, i := range places {
 		a.answers[i] = rest.answers[j]
@@ -339,7 +339,7 @@ func (c *Client) askRest(ctx context.Context, a *asking, within time.Duration) e
 func (a *asking) unanswered(err error) error {
 	if errors.Is(err, ErrUnavailable) {
 		for i := range a.answers {
-			a.answers[i] = answer{Result: Result{Err: err}}
+			a.answers[i] = Result{Err: err}
 		}
 	}
 	for i := 0; err == nil && i < len(a.answers); i++ {
@@ -352,7 +352,7 @@ func (a *asking) unanswered(err error) error {
 
 // some tells whether a question was answered.
 func (a *asking) some() bool {
-	return slices.ContainsFunc(a.answers, func(a answer) bool { return !errors.Is(a.Err, ErrUnavailable) })
+	return slices.ContainsFunc(a.answers, func(a Result) bool { return !errors.Is(a.Err, ErrUnavailable) })
 }
 
 // ask runs a call that the fail policy can answer in the cluster's place, and reports whether it has to. again says that
@@ -449,9 +449,9 @@ const failedRetry = time.Second
 // fallback is the fail policy's answer to q.
 func (c *Client) fallback(q question) Decision {
 	if c.onError == FailClosed {
-		return Decision{Policy: q.policy, RetryAfter: failedRetry, FailedClosed: true}
+		return Decision{Policy: q.Policy, RetryAfter: failedRetry, FailedClosed: true}
 	}
-	return Decision{Policy: q.policy, Allowed: true, Granted: q.cost, FailedOpen: true}
+	return Decision{Policy: q.Policy, Allowed: true, Granted: q.cost, FailedOpen: true}
 }
 
 // requestID returns an id that nobody else uses, or an empty one if charges are not to be asked for twice.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	grpcapi "github.com/weirlimit/weir/gateway/grpc"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -322,7 +323,7 @@ func TestTraces(t *testing.T) {
 	ln := &lane{l: &link{now: func() time.Duration { return 0 }}, numbers: make(map[subject]uint32)}
 	m := &message{}
 	for _, of := range []string{"", "", "x", "", "y", ""} {
-		m.slots = append(m.slots, slot{&flight{qs: []question{{target: target{policy: "log", key: "k"}, trace: of}}}, 0})
+		m.slots = append(m.slots, slot{&flight{qs: []question{{target: target{Target: limit.Target{Policy: "log", Key: "k"}}, trace: of}}}, 0})
 	}
 	ln.pack(m)
 	if got := ln.request.TraceContexts; !slices.EqualFunc(got, []string{"", "", "x", "", "y", ""}, func(a []byte, b string) bool { return string(a) == b }) {

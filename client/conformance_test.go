@@ -166,7 +166,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		_, err = c.Check(ctx, []Check{{Policy: "missing", Key: "a"}, {Policy: "missing", Key: "b"}})
 		wantError(t, err, ErrNotFound, "policy", `"missing" is not known here`)
 		_, err = c.Check(ctx, []Check{{Policy: "five"}})
-		wantError(t, err, ErrInvalid, "key", "must not be empty")
+		wantError(t, err, ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
 		results, err = c.Check(ctx, []Check{{Policy: "five", Key: "b"}, {Policy: "jobs", Key: "a"}})
 		if err != nil || results[0].Err != nil || !results[0].Allowed {
 			t.Errorf("beside one that cannot be asked: %+v, %v", results, err)
@@ -323,12 +323,12 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 				return err
 			},
 		} {
-			wantError(t, call("", 1), ErrInvalid, "key", "must not be empty")
+			wantError(t, call("", 1), ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
 			if err := call("a", -1); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "cost") {
 				t.Errorf("%s of -1: %v", name, err)
 			}
 		}
-		wantError(t, five.Reset(ctx, ""), ErrInvalid, "key", "must not be empty")
+		wantError(t, five.Reset(ctx, ""), ErrInvalid, "key", "is empty or missing: name what is limited, such as a user or an address")
 		for _, ttl := range []time.Duration{-1, 1, 367 * 24 * time.Hour} {
 			if _, _, err := c.Policy("jobs").AcquireN(ctx, "a", 1, ttl); !errors.Is(err, ErrInvalid) {
 				t.Errorf("ttl %v: %v", ttl, err)

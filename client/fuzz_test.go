@@ -3,6 +3,7 @@ package client
 import (
 	"testing"
 
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -29,7 +30,7 @@ func FuzzAnswers(f *testing.F) {
 		var flights []*flight
 		for range 3 {
 			fl := newFlight()
-			fl.qs, fl.answers, fl.open, fl.alone = []question{{target: target{policy: "p"}}}, make([]answer, 1), 1, true
+			fl.qs, fl.answers, fl.open, fl.alone = []question{{target: target{Target: limit.Target{Policy: "p"}}}}, make([]Result, 1), 1, true
 			flights = append(flights, fl)
 			m.slots = append(m.slots, slot{f: fl})
 		}

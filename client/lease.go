@@ -24,8 +24,8 @@ type Lease struct {
 }
 
 // newLease starts the renewal of a lease that was asked for at asked. The caller is counted in.
-func newLease(c *Client, t target, got held, ttl time.Duration, asked time.Time) *Lease {
-	l := &Lease{c: c, target: t, id: got.id, ttl: ttl, lost: make(chan struct{})}
+func newLease(c *Client, t target, got *Decision, ttl time.Duration, asked time.Time) *Lease {
+	l := &Lease{c: c, target: t, id: got.LeaseID, ttl: ttl, lost: make(chan struct{})}
 	if l.id == "" {
 		return l
 	}

@@ -241,7 +241,7 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 	defer l.c.running.Done()
 	q.requestID = l.c.requestID()
 	asked := time.Now()
-	var got held
+	var got Decision
 	failed, err := l.c.ask(ctx, l.c.retry, func(ctx context.Context) (err error) {
 		got, err = l.c.backend.acquire(ctx, q, ttl)
 		return err
@@ -250,24 +250,24 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 		return nil, Decision{}, err
 	}
 	if failed {
-		got = held{Decision: l.c.fallback(q)}
+		got = l.c.fallback(q)
 	}
 	if !got.Allowed {
-		return nil, got.Decision, nil
+		return nil, got, nil
 	}
-	return newLease(l.c, q.target, got, ttl, asked), got.Decision, nil
+	return newLease(l.c, q.target, &got, ttl, asked), got, nil
 }
 
 // String describes the limit for messages.
 func (l *Limiter) String() string {
-	if l.target.limit == nil {
-		return "policy " + l.target.policy
+	if l.target.Limit == nil {
+		return "policy " + l.target.Policy
 	}
-	return fmt.Sprintf("inline %s limit %d", l.target.limit.Algorithm, l.target.limit.Limit)
+	return fmt.Sprintf("inline %s limit %d", l.target.Limit.Algorithm, l.target.Limit.Limit)
 }
 
 func (l *Limiter) question(key string, cost int64) question {
 	q := question{target: l.target, cost: cost}
-	q.key = key
+	q.Key = key
 	return q
 }

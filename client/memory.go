@@ -23,9 +23,9 @@ type subject struct {
 }
 
 func (t *target) subject() subject {
-	s := subject{policy: t.policy, namespace: t.namespace, key: t.key}
-	if t.limit != nil {
-		s.limit = *t.limit
+	s := subject{policy: t.Policy, namespace: t.Namespace, key: t.Key}
+	if t.Limit != nil {
+		s.limit = *t.Limit
 	}
 	return s
 }
@@ -33,7 +33,7 @@ func (t *target) subject() subject {
 func newMemory() *memory {
 	seed := maphash.MakeSeed()
 	return &memory{hash: func(t *target) uint64 {
-		return maphash.Comparable(seed, [3]string{t.policy, t.namespace, t.key})
+		return maphash.Comparable(seed, [3]string{t.Policy, t.Namespace, t.Key})
 	}}
 }
 
@@ -56,23 +56,9 @@ func (m *memory) recall(a *asking, now time.Duration) bool {
 			return false
 		}
 		a.results[i].Decision = r.Decision
-		a.results[i].age(now - time.Duration(r.Came))
+		a.results[i].Age(now - time.Duration(r.Came))
 	}
 	return len(a.qs) > 0
-}
-
-// age makes a refusal one that came so long ago.
-func (d *Decision) age(age time.Duration) {
-	d.RetryAfter, d.ResetAfter = limit.Aged(d.RetryAfter, age), limit.Aged(d.ResetAfter, age)
-	if len(d.Limits) == 0 {
-		return
-	}
-	limits := make([]LimitStatus, len(d.Limits)) // not those that other callers have been given
-	for i, s := range d.Limits {
-		s.RetryAfter, s.ResetAfter = limit.Aged(s.RetryAfter, age), limit.Aged(s.ResetAfter, age)
-		limits[i] = s
-	}
-	d.Limits = limits
 }
 
 // mark notes what remember needs of questions that are about to be sent.
@@ -93,7 +79,7 @@ func (m *memory) admitted(t *target) {
 }
 
 // remember keeps the answer to q, which was sent and came then, if it is a refusal that may be kept.
-func (m *memory) remember(q *question, a *answer, mark uint64, sent, came time.Duration) {
+func (m *memory) remember(q *question, a *Result, mark uint64, sent, came time.Duration) {
 	if m == nil || a.Err != nil || q.cost == 0 {
 		return
 	}
@@ -101,12 +87,14 @@ func (m *memory) remember(q *question, a *answer, mark uint64, sent, came time.D
 		m.admitted(&q.target)
 		return
 	}
-	if a.rememberFor <= 0 || q.partial {
+	if a.RememberFor <= 0 || q.partial {
 		return
 	}
+	kept := a.Decision
+	kept.RequestID = ""
 	m.refusals.Remember(m.hash(&q.target), q.subject(), mark, refusal.Entry[Decision]{
-		Decision: a.Decision, Cost: q.cost,
-		Came: int64(came), Until: int64(sent + limit.Remembered(a.rememberFor)),
+		Decision: kept, Cost: q.cost,
+		Came: int64(came), Until: int64(sent + limit.Remembered(a.RememberFor)),
 	})
 }
 

@@ -76,14 +76,14 @@ func (o *owners) of(t *target) *member {
 	if o == nil {
 		return nil
 	}
-	scope := t.policy
+	scope := t.Policy
 	switch {
 	case t.scope != "":
 		scope = t.scope
-	case t.limit != nil:
-		scope = limit.InlineScope(t.namespace, t.limit)
+	case t.Limit != nil:
+		scope = limit.InlineScope(t.Namespace, t.Limit)
 	}
-	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.key)))]
+	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.Key)))]
 	if m == nil || !m.ready.Load() || m.breaker.trouble.Load() {
 		return nil
 	}

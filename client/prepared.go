@@ -21,8 +21,8 @@ func (l *Limiter) allowPrepared(ctx context.Context, key string, n int64, d *Dec
 	if !ok {
 		return false
 	}
-	d.Policy = l.target.policy
-	if l.target.limit != nil {
+	d.Policy = l.target.Policy
+	if l.target.Limit != nil {
 		d.Policy = "inline"
 	}
 	d.Allowed, d.Granted, d.Shadow = b.Allowed, b.Granted, b.Shadow
@@ -53,7 +53,7 @@ func (l *Limiter) checkPrepared(ctx context.Context, key string, n int64, d *Dec
 	if l.c.ended.Load() || ctx.Err() != nil {
 		return false, nil
 	}
-	target := l.target.service()
+	target := l.target.Target
 	l.prepare(&target)
 	target.Key = key
 	checks := [1]limit.Check{{Target: target, Cost: n}}
@@ -62,8 +62,8 @@ func (l *Limiter) checkPrepared(ctx context.Context, key string, n int64, d *Dec
 		return false, nil
 	}
 	if err := results[0].Err; err != nil {
-		return true, serviceError(err)
+		return true, callError(err)
 	}
-	fillDecision(d, &results[0].Decision)
+	*d = results[0].Decision
 	return true, nil
 }

@@ -22,7 +22,6 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/algo"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -158,7 +157,7 @@ func (s staticResolver) ResolveNow(resolver.ResolveNowOptions) {}
 func (s staticResolver) Close() {}
 
 // check asks the owners of the keys, side by side.
-func (r *remote) check(ctx context.Context, qs []question, answers []answer, within time.Duration) error {
+func (r *remote) check(ctx context.Context, qs []question, answers []Result, within time.Duration) error {
 	until := r.nodes.now() + within
 	if len(qs) == 1 {
 		return r.checkOne(ctx, &qs[0], &answers[0], until)
@@ -200,14 +199,14 @@ func (r *remote) check(ctx context.Context, qs []question, answers []answer, wit
 }
 
 // checkOne is check for the most frequent case.
-func (r *remote) checkOne(ctx context.Context, q *question, a *answer, until time.Duration) error {
+func (r *remote) checkOne(ctx context.Context, q *question, a *Result, until time.Duration) error {
 	for tries := 1; ; tries++ {
 		m, connected, err := r.route(ctx, q, until)
 		if err != nil {
 			return statusError(err)
 		}
 		f := r.flights.Get().(*flight)
-		f.one.q[0], f.one.a[0] = *q, answer{}
+		f.one.q[0], f.one.a[0] = *q, Result{}
 		f.one.q[0].ownLimit()
 		f.one.q[0].trace = traceOf(ctx)
 		f.qs, f.answers, f.until = f.one.q[:], f.one.a[:], until
@@ -234,7 +233,7 @@ var errFull = status.Error(codes.Unavailable, "too many questions wait for this 
 func (r *remote) put(f *flight) {
 	f.state.Store(flying)
 	f.qs, f.answers, f.err, f.unsent, f.alone = nil, nil, nil, false, false
-	f.one.q[0], f.one.a[0] = question{}, answer{}
+	f.one.q[0], f.one.a[0] = question{}, Result{}
 	r.flights.Put(f)
 }
 
@@ -282,7 +281,7 @@ func (r *remote) depart(ctx context.Context, qs []question, open []int, until ti
 		f.qs[len(f.qs)-1].trace = trace
 	}
 	for _, f := range flights {
-		f.answers = make([]answer, len(f.qs))
+		f.answers = make([]Result, len(f.qs))
 		if !f.to.link.send(f.flight) {
 			f.err = errFull
 			f.land()
@@ -337,7 +336,7 @@ func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, erro
 	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(qs)), Atomic: true}
 	for i := range qs {
 		q := &qs[i]
-		req.Checks[i] = &weirv1.Check{Target: q.proto(), Cost: &q.cost, Partial: q.partial, RequestId: q.requestID}
+		req.Checks[i] = &weirv1.Check{Target: wire.ProtoTarget(q.Target), Cost: &q.cost, Partial: q.partial, RequestId: q.requestID}
 	}
 	most := func() *member { return r.nodes.owners.Load().ofMost(qs) } // which has the fewest of them to ask others about
 	resp, err := weirv1.NewLimiterClient(preferring{r.nodes, most}).Check(ctx, req)
@@ -353,7 +352,7 @@ func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, erro
 		if d == nil {
 			return AllDecision{}, fmt.Errorf("client: a node left checks[%d] without a decision", i)
 		}
-		all.Decisions[i] = protoDecision(d)
+		all.Decisions[i] = wire.Decision(d)
 	}
 	return all, nil
 }
@@ -363,21 +362,21 @@ func (r *remote) at(t *target) weirv1.LimiterClient {
 	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().of(t) }})
 }
 
-func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (held, error) {
-	d, err := r.at(&q.target).Acquire(ctx, &weirv1.AcquireRequest{Target: q.proto(), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
+func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (Decision, error) {
+	d, err := r.at(&q.target).Acquire(ctx, &weirv1.AcquireRequest{Target: wire.ProtoTarget(q.Target), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
 	if err != nil {
-		return held{}, statusError(err)
+		return Decision{}, statusError(err)
 	}
-	return held{Decision: protoDecision(d), id: d.GetLeaseId()}, nil
+	return wire.Decision(d), nil
 }
 
 func (r *remote) renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error) {
-	resp, err := r.at(&t).Renew(ctx, &weirv1.RenewRequest{Target: t.proto(), LeaseId: id, TtlNs: int64(ttl)})
+	resp, err := r.at(&t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t.Target), LeaseId: id, TtlNs: int64(ttl)})
 	return time.Duration(resp.GetExpiresInNs()), statusError(err)
 }
 
 func (r *remote) release(ctx context.Context, t target, id string) error {
-	_, err := r.at(&t).Release(ctx, &weirv1.ReleaseRequest{Target: t.proto(), LeaseId: id})
+	_, err := r.at(&t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t.Target), LeaseId: id})
 	return statusError(err)
 }
 
@@ -391,19 +390,19 @@ func (q *question) costOf(use Usage, unknown bool) *int64 {
 
 func (q *question) protoReserve(in *reserving) *weirv1.ReserveRequest {
 	return &weirv1.ReserveRequest{
-		Target: q.proto(), Cost: q.costOf(in.usage, in.estimate), Usage: in.usage, Class: in.class, TtlNs: int64(in.ttl), RequestId: q.requestID,
+		Target: wire.ProtoTarget(q.Target), Cost: q.costOf(in.usage, in.estimate), Usage: in.usage, Class: in.class, TtlNs: int64(in.ttl), RequestId: q.requestID,
 	}
 }
 
-func (r *remote) reserve(ctx context.Context, q question, in *reserving) (held, error) {
+func (r *remote) reserve(ctx context.Context, q question, in *reserving) (Decision, error) {
 	d, err := r.at(&q.target).Reserve(ctx, q.protoReserve(in))
 	if err != nil {
-		return held{}, statusError(err)
+		return Decision{}, statusError(err)
 	}
-	return held{Decision: protoDecision(d), id: d.GetReservationId()}, nil
+	return wire.Decision(d), nil
 }
 
-func (r *remote) reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, []string, error) {
+func (r *remote) reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, error) {
 	req := &weirv1.ReserveAllRequest{}
 	for i := range qs {
 		req.Reserves = append(req.Reserves, qs[i].protoReserve(&rs[i]))
@@ -411,32 +410,31 @@ func (r *remote) reserveAll(ctx context.Context, qs []question, rs []reserving) 
 	most := func() *member { return r.nodes.owners.Load().ofMost(qs) }
 	resp, err := weirv1.NewLimiterClient(preferring{r.nodes, most}).ReserveAll(ctx, req)
 	if err != nil {
-		return AllDecision{}, nil, statusError(err)
+		return AllDecision{}, statusError(err)
 	}
 	if len(resp.GetDecisions()) != len(qs) {
-		return AllDecision{}, nil, fmt.Errorf("client: a node answered %d reservations with %d decisions", len(qs), len(resp.GetDecisions()))
+		return AllDecision{}, fmt.Errorf("client: a node answered %d reservations with %d decisions", len(qs), len(resp.GetDecisions()))
 	}
-	all, ids := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs())}, make([]string, len(qs))
-	for i, d := range resp.GetDecisions() {
-		all.Decisions = append(all.Decisions, protoDecision(d))
-		ids[i] = d.GetReservationId()
+	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs())}
+	for _, d := range resp.GetDecisions() {
+		all.Decisions = append(all.Decisions, wire.Decision(d))
 	}
-	return all, ids, nil
+	return all, nil
 }
 
 func (r *remote) extend(ctx context.Context, q question, id string, use Usage, ttl time.Duration) (Decision, error) {
 	d, err := r.at(&q.target).Extend(ctx, &weirv1.ExtendRequest{
-		Target: q.proto(), ReservationId: id, Cost: q.costOf(use, false), Usage: use, TtlNs: int64(ttl), RequestId: q.requestID,
+		Target: wire.ProtoTarget(q.Target), ReservationId: id, Cost: q.costOf(use, false), Usage: use, TtlNs: int64(ttl), RequestId: q.requestID,
 	})
 	if err != nil {
 		return Decision{}, statusError(err)
 	}
-	return protoDecision(d), nil
+	return wire.Decision(d), nil
 }
 
 func (r *remote) settle(ctx context.Context, t target, id string, how *settling) (Settled, error) {
 	q := question{target: t, cost: how.cost}
-	in := &weirv1.CommitRequest{Target: t.proto(), ReservationId: id, Cost: q.costOf(how.usage, false), Usage: how.usage, Class: how.class}
+	in := &weirv1.CommitRequest{Target: wire.ProtoTarget(t.Target), ReservationId: id, Cost: q.costOf(how.usage, false), Usage: how.usage, Class: how.class}
 	if how.exact {
 		in.Overrun = weirv1.Overrun_OVERRUN_ERROR
 	}
@@ -445,20 +443,20 @@ func (r *remote) settle(ctx context.Context, t target, id string, how *settling)
 }
 
 func (r *remote) charge(ctx context.Context, q question, use Usage) (Decision, error) {
-	d, err := r.at(&q.target).Charge(ctx, &weirv1.ChargeRequest{Target: q.proto(), Cost: q.costOf(use, false), Usage: use, RequestId: q.requestID})
+	d, err := r.at(&q.target).Charge(ctx, &weirv1.ChargeRequest{Target: wire.ProtoTarget(q.Target), Cost: q.costOf(use, false), Usage: use, RequestId: q.requestID})
 	if err != nil {
 		return Decision{}, statusError(err)
 	}
-	return protoDecision(d), nil
+	return wire.Decision(d), nil
 }
 
 func (r *remote) refund(ctx context.Context, t target, units int64, requestID string) (int64, error) {
-	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: t.proto(), Cost: &units, RequestId: requestID})
+	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: wire.ProtoTarget(t.Target), Cost: &units, RequestId: requestID})
 	return resp.GetRefunded(), statusError(err)
 }
 
 func (r *remote) reset(ctx context.Context, t target) error {
-	_, err := r.at(&t).Reset(ctx, &weirv1.ResetRequest{Target: t.proto()})
+	_, err := r.at(&t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t.Target)})
 	return statusError(err)
 }
 
@@ -495,70 +493,6 @@ func (r *remote) ready(ctx context.Context) error {
 func (r *remote) close() error {
 	r.nodes.close()
 	return nil
-}
-
-func (t *target) proto() *weirv1.Target {
-	out := &weirv1.Target{Policy: t.policy, Namespace: t.namespace, Key: t.key}
-	if l := t.limit; l != nil {
-		// The numbers of algorithms and periods are those of the wire.
-		out.Limit = &weirv1.Limit{
-			Algorithm:   weirv1.Algorithm(l.Algorithm),
-			Limit:       l.Limit,
-			WindowNs:    int64(l.Window),
-			Capacity:    l.Capacity,
-			Slots:       l.Slots,
-			Period:      weirv1.Period(l.Period),
-			CountDenied: l.CountDenied,
-			CarryDebt:   l.CarryDebt,
-			MaxDebt:     l.MaxDebt,
-			Anchor:      int32(l.Anchor),
-		}
-		if l.Zone != nil {
-			out.Limit.TimeZone = l.Zone.String()
-		}
-	}
-	return out
-}
-
-func protoDecision(d *weirv1.Decision) Decision {
-	out := Decision{
-		Policy:       d.GetPolicy(),
-		Allowed:      d.GetAllowed(),
-		Granted:      d.GetGranted(),
-		Limit:        d.GetLimit(),
-		Window:       time.Duration(d.GetWindowNs()),
-		Remaining:    d.GetRemaining(),
-		RetryAfter:   retryAfter(d.RetryAfterNs),
-		ResetAfter:   time.Duration(d.GetResetAfterNs()),
-		Delay:        time.Duration(d.GetDelayNs()),
-		Shadow:       d.GetShadow(),
-		Degraded:     d.GetDegraded(),
-		FailedOpen:   d.GetFailedOpen(),
-		FailedClosed: d.GetFailedClosed(),
-	}
-	out.Limits = protoLimits(d.GetLimits())
-	return out
-}
-
-func protoLimits(limits []*weirv1.LimitStatus) (out []LimitStatus) {
-	for _, s := range limits {
-		out = append(out, LimitStatus{
-			Limit:      s.GetLimit(),
-			Window:     time.Duration(s.GetWindowNs()),
-			Remaining:  s.GetRemaining(),
-			RetryAfter: retryAfter(s.RetryAfterNs),
-			ResetAfter: time.Duration(s.GetResetAfterNs()),
-		})
-	}
-	return out
-}
-
-// retryAfter reads an optional duration whose absence means never.
-func retryAfter(ns *int64) time.Duration {
-	if ns == nil {
-		return algo.Never
-	}
-	return time.Duration(*ns)
 }
 
 // statusError turns the error of a gRPC call into the client's.

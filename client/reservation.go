@@ -82,7 +82,7 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 	defer l.c.running.Done()
 	q.requestID = l.c.requestID()
 	asked := l.c.now()
-	var got held
+	var got Decision
 	failed, err := l.c.ask(ctx, l.c.retry, func(ctx context.Context) (err error) {
 		got, err = l.c.backend.reserve(ctx, q, &in)
 		return err
@@ -94,12 +94,12 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 		return nil, Decision{}, err
 	}
 	if failed {
-		got = held{Decision: l.c.fallback(q)}
+		got = l.c.fallback(q)
 	}
 	if !got.Allowed {
-		return nil, got.Decision, nil
+		return nil, got, nil
 	}
-	return newReservation(l.c, q.target, got, &in, asked), got.Decision, nil
+	return newReservation(l.c, q.target, &got, &in, asked), got, nil
 }
 
 // work is a Work as it is sent.
@@ -144,8 +144,8 @@ type Claim struct {
 // When nobody can be asked the answer is the claims' fail policies' together: admitted, with empty reservations, if all of them
 // fail open.
 func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation, AllDecision, error) {
-	if len(claims) == 0 || len(claims) > maxBatch {
-		return nil, AllDecision{}, &Error{ErrInvalid, "reserves", fmt.Sprintf("must be 1 to %d, not %d", maxBatch, len(claims))}
+	if len(claims) == 0 || len(claims) > limit.MaxBatch {
+		return nil, AllDecision{}, &Error{ErrInvalid, "reserves", fmt.Sprintf("must be 1 to %d, not %d", limit.MaxBatch, len(claims))}
 	}
 	qs, ins := make([]question, len(claims)), make([]reserving, len(claims))
 	for i := range claims {
@@ -160,9 +160,8 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	defer c.running.Done()
 	asked := c.now()
 	var all AllDecision
-	var ids []string
 	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
-		all, ids, err = c.backend.reserveAll(ctx, qs, ins)
+		all, err = c.backend.reserveAll(ctx, qs, ins)
 		return err
 	})
 	for i := range qs {
@@ -174,7 +173,7 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 		return nil, AllDecision{}, err
 	}
 	if failed {
-		all, ids = AllDecision{Allowed: true}, make([]string, len(qs))
+		all = AllDecision{Allowed: true}
 		for i := range qs {
 			all.Decisions = append(all.Decisions, c.fallback(qs[i]))
 			all.Allowed = all.Allowed && all.Decisions[i].Allowed
@@ -186,14 +185,14 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	out := make([]*Reservation, len(qs))
 	first := make(map[[3]string]*Reservation)
 	for i := range qs {
-		got := held{Decision: all.Decisions[i], id: ids[i]}
-		of := [3]string{qs[i].policy, qs[i].scope, qs[i].key}
-		if before := first[of]; before != nil && got.id != "" {
+		got := all.Decisions[i]
+		of := [3]string{qs[i].Policy, qs[i].scope, qs[i].Key}
+		if before := first[of]; before != nil && got.ReservationID != "" {
 			before.units += got.Granted
-			got.id = ""
+			got.ReservationID = ""
 		}
-		out[i] = newReservation(c, qs[i].target, got, &ins[i], asked)
-		if got.id != "" {
+		out[i] = newReservation(c, qs[i].target, &got, &ins[i], asked)
+		if got.ReservationID != "" {
 			first[of] = out[i]
 		}
 	}
@@ -373,10 +372,10 @@ func (r *Reservation) settle(how *settling) (got Settled, err error) {
 }
 
 // newReservation is what reserve at asked was given. The owner reckons its life from a later moment than this one does.
-func newReservation(c *Client, t target, got held, in *reserving, asked time.Duration) *Reservation {
+func newReservation(c *Client, t target, got *Decision, in *reserving, asked time.Duration) *Reservation {
 	ttl := in.ttl
 	if ttl == 0 {
 		ttl = limit.DefaultReservation
 	}
-	return &Reservation{c: c, target: t, class: in.class, id: got.id, units: got.Granted, safe: asked + limit.Shortened(ttl)}
+	return &Reservation{c: c, target: t, class: in.class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl)}
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -36,7 +37,7 @@ var errOddAnswer = errors.New("client: a node answered a stream with what was no
 // who then touches it no more.
 type flight struct {
 	qs      []question
-	answers []answer      // one for each question, once landed without err
+	answers []Result      // one for each question, once landed without err
 	until   time.Duration // by the link's clock: the caller waits no longer
 
 	state atomic.Uint32 // one of the constants below
@@ -55,7 +56,7 @@ type flight struct {
 	timer *time.Timer // of the caller
 	one   struct {    // room for a single question
 		q [1]question
-		a [1]answer
+		a [1]Result
 	}
 }
 
@@ -74,9 +75,9 @@ func newFlight() *flight {
 // ownLimit has a question keep no limit of its caller's, who may change it once the call has returned: the writer of a stream
 // may outlive that. The limit of a handle, which has its scope worked out, does not change.
 func (q *question) ownLimit() {
-	if q.limit != nil && q.scope == "" {
-		own := *q.limit
-		q.limit = &own
+	if q.Limit != nil && q.scope == "" {
+		own := *q.Limit
+		q.Limit = &own
 	}
 }
 
@@ -170,7 +171,7 @@ func (l *link) send(f *flight) bool {
 }
 
 // dueLocked tells whether what has gathered is to be sent.
-func (l *link) dueLocked() bool { return l.ready > 0 && l.ready >= min(l.flying, maxBatch) }
+func (l *link) dueLocked() bool { return l.ready > 0 && l.ready >= min(l.flying, limit.MaxBatch) }
 
 // stirLocked has a lane send what is due.
 func (l *link) stirLocked() {
@@ -415,7 +416,7 @@ func (ln *lane) take() (m *message, over bool) {
 	m = &message{}
 	taken := 0
 	for _, f := range l.queue {
-		if len(m.slots)+len(f.qs) > maxBatch || f.alone && len(m.slots) > 0 {
+		if len(m.slots)+len(f.qs) > limit.MaxBatch || f.alone && len(m.slots) > 0 {
 			break
 		}
 		taken++
@@ -455,7 +456,7 @@ func (ln *lane) pack(m *message) {
 	var number uint32
 	for i, s := range m.slots {
 		q := &s.f.qs[s.i]
-		if last == nil || q.policy != last.policy || q.limit != last.limit || q.namespace != last.namespace {
+		if last == nil || q.Policy != last.Policy || q.Limit != last.Limit || q.Namespace != last.Namespace {
 			var ok bool
 			if number, ok = ln.number(&q.target); !ok {
 				// The numbers are used up. Those of this request alone are fewer than there are.
@@ -466,8 +467,8 @@ func (ln *lane) pack(m *message) {
 		}
 		last = &q.target
 		in.Targets = append(in.Targets, number)
-		in.Keys = append(in.Keys, q.key...)
-		in.KeyLengths = append(in.KeyLengths, uint32(len(q.key)))
+		in.Keys = append(in.Keys, q.Key...)
+		in.KeyLengths = append(in.KeyLengths, uint32(len(q.Key)))
 		// Most messages have nothing to say here.
 		in.Costs = appendUnlike(in.Costs, i, q.cost, 1)
 		in.Partial = appendUnlike(in.Partial, i, q.partial, false)
@@ -524,7 +525,7 @@ func (ln *lane) number(t *target) (n uint32, ok bool) {
 	}
 	n = uint32(len(ln.numbers))
 	ln.numbers[k] = n
-	p := t.proto()
+	p := wire.ProtoTarget(t.Target)
 	ln.request.Define = append(ln.request.Define, &weirv1.StreamTarget{Number: n, Policy: p.Policy, Limit: p.Limit, Namespace: p.Namespace})
 	return n, true
 }
@@ -629,14 +630,14 @@ func (m *message) answer(out *weirv1.CheckStreamResponse) error {
 			return errOddAnswer
 		}
 		s := m.slots[e.Check]
-		s.f.answers[s.i] = answer{Result: Result{Err: codeError(codes.Code(e.Error.GetCode()), e.Error.GetField(), e.Error.GetMessage())}}
+		s.f.answers[s.i] = Result{Err: codeError(codes.Code(e.Error.GetCode()), e.Error.GetField(), e.Error.GetMessage())}
 	}
 	for _, l := range out.Limits {
 		if int(l.Check) >= len(m.slots) || m.slots[l.Check].f == nil {
 			return errOddAnswer
 		}
 		s := m.slots[l.Check]
-		s.f.answers[s.i].Limits = protoLimits(l.Limits)
+		s.f.answers[s.i].Limits = wire.Limits(l.Limits)
 	}
 	for i := range n {
 		s, ok := m.slot(out, all, i)
@@ -665,11 +666,11 @@ func (m *message) slot(out *weirv1.CheckStreamResponse, all bool, i int) (*slot,
 }
 
 // readAnswer reads element i of a response's lists, the answer to q.
-func readAnswer(out *weirv1.CheckStreamResponse, i int, q *question, a *answer) {
+func readAnswer(out *weirv1.CheckStreamResponse, i int, q *question, a *Result) {
 	flags := weirv1.StreamFlag(wire.At(out.Flags, i, 0))
 	d := &a.Decision
-	d.Policy = q.policy
-	if q.limit != nil {
+	d.Policy, d.RequestID = q.Policy, q.requestID
+	if q.Limit != nil {
 		d.Policy = "inline"
 	}
 	d.Allowed = flags&weirv1.StreamFlag_STREAM_FLAG_ALLOWED != 0
@@ -687,5 +688,5 @@ func readAnswer(out *weirv1.CheckStreamResponse, i int, q *question, a *answer) 
 	}
 	d.ResetAfter = time.Duration(wire.At(out.ResetAfterNs, i, 0))
 	d.Delay = time.Duration(wire.At(out.DelayNs, i, 0))
-	a.rememberFor = time.Duration(wire.At(out.RememberForNs, i, 0))
+	a.RememberFor = time.Duration(wire.At(out.RememberForNs, i, 0))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	grpcapi "github.com/weirlimit/weir/gateway/grpc"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -98,7 +99,7 @@ func TestOneRefusedMessage(t *testing.T) {
 // A flight of several questions lands once when its stream breaks, and is its caller's from then on: for the race detector.
 func TestFailedMessageLandsOnce(t *testing.T) {
 	f := newFlight()
-	f.qs, f.answers, f.open = make([]question, maxBatch), make([]answer, maxBatch), maxBatch
+	f.qs, f.answers, f.open = make([]question, limit.MaxBatch), make([]Result, limit.MaxBatch), limit.MaxBatch
 	m := &message{}
 	for i := range f.qs {
 		m.slots = append(m.slots, slot{f, int32(i)})
@@ -145,7 +146,7 @@ func TestLimitIsTheCallersOwn(t *testing.T) {
 			return f != nil
 		})
 		for _, q := range f.qs {
-			if q.limit == &limit {
+			if q.Limit == &limit {
 				t.Errorf("of %d checks, one is sent with the caller's own limit", n)
 			}
 		}
@@ -160,7 +161,7 @@ func TestManyTargets(t *testing.T) {
 	c := dial(t, addr, WithTimeout(time.Minute))
 	for round := range 3 {
 		var checks []Check
-		for i := range maxBatch {
+		for i := range limit.MaxBatch {
 			limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: int64(1 + (i+round*500)%1500), Window: time.Second}
 			checks = append(checks, Check{Limit: &limit, Namespace: "n", Key: fmt.Sprint(round, " ", i)})
 		}
@@ -188,11 +189,11 @@ func TestStuckNode(t *testing.T) {
 	l := members(c)[0].link
 	ctx, cancel := context.WithCancel(t.Context())
 	var checks []Check
-	for i := range maxBatch {
+	for i := range limit.MaxBatch {
 		checks = append(checks, Check{Policy: "five", Key: fmt.Sprint(i)})
 	}
 	var wg sync.WaitGroup
-	for range maxWaiting / maxBatch {
+	for range maxWaiting / limit.MaxBatch {
 		wg.Go(func() {
 			if _, err := c.Check(ctx, checks); err != context.Canceled {
 				t.Errorf("%v", err)
@@ -238,7 +239,7 @@ func TestNodeStops(t *testing.T) {
 func TestOddResponses(t *testing.T) {
 	two := func(first bool) *message {
 		f := newFlight()
-		f.qs, f.answers, f.open = make([]question, 2), make([]answer, 2), 2
+		f.qs, f.answers, f.open = make([]question, 2), make([]Result, 2), 2
 		m := &message{slots: []slot{{f, 0}, {f, 1}}, open: 2}
 		if !first {
 			m.slots[0].f, m.open = nil, 1
@@ -318,7 +319,7 @@ func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 		ln := &lane{l: &link{now: func() time.Duration { return time.Hour }}, numbers: make(map[subject]uint32)}
 		m := &message{}
 		for _, left := range test.left {
-			f := &flight{qs: []question{{target: target{policy: "five", key: "k"}}}, until: time.Hour + left}
+			f := &flight{qs: []question{{target: target{Target: limit.Target{Policy: "five", Key: "k"}}}}, until: time.Hour + left}
 			m.slots = append(m.slots, slot{f, 0})
 		}
 		for range 2 { // what is left of the message before is gone

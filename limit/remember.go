@@ -1,6 +1,7 @@
 package limit
 
 import (
+	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -29,4 +30,14 @@ func Aged(d, age time.Duration) time.Duration {
 		return d
 	}
 	return max(d-age+(age+drift-1)/drift, 0)
+}
+
+// Age makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
+func (d *Decision) Age(age time.Duration) {
+	d.RetryAfter, d.ResetAfter = Aged(d.RetryAfter, age), Aged(d.ResetAfter, age)
+	d.Limits = slices.Clone(d.Limits)
+	for i := range d.Limits {
+		s := &d.Limits[i]
+		s.RetryAfter, s.ResetAfter = Aged(s.RetryAfter, age), Aged(s.ResetAfter, age)
+	}
 }

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"errors"
 	"sync"
 	"time"
 
@@ -58,12 +57,8 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 	if rule != nil {
 		return rule, nil
 	}
-	if err := own.Validate(); err != nil {
-		var field *algo.FieldError
-		if errors.As(err, &field) {
-			return nil, limit.NewError(limit.Invalid, "limit."+field.Field, field.Message)
-		}
-		return nil, limit.NewError(limit.Invalid, "limit", err.Error())
+	if err := limit.ValidLimit(&own); err != nil {
+		return nil, err
 	}
 	// What the operator has configured is bounded like a policy: not by what is for callers' limits.
 	bounds := store.Rule{MaxKeys: r.maxKeys, MaxBytes: r.maxBytes}

@@ -3,7 +3,6 @@ package limiter
 import (
 	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -151,33 +150,15 @@ func (l *Limiter) prepare(op *Op) *limit.Error {
 
 // identify checks what names a state, and works out what is known of it.
 func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Error {
-	key := target.Key
-	if len(key) == 0 {
-		return limit.NewError(limit.Invalid, "key", "is empty or missing: name what is limited, such as a user or an address")
+	if e := t.by[target.Policy]; e != nil && target.Limit == nil && target.Namespace == "" {
+		s.entry, s.hash = e, e.hash.Hash(target.Key)
+		return limit.ValidKey(target.Key)
 	}
-	if len(key) > limit.MaxKey {
-		return limit.NewError(limit.TooLarge, "key", "has "+strconv.Itoa(len(key))+" bytes, at most "+strconv.Itoa(limit.MaxKey)+" are taken")
+	if err := target.Valid(); err != nil {
+		return err
 	}
-	if !utf8.ValidString(key) {
-		return limit.NewError(limit.Invalid, "key", "is not valid UTF-8")
-	}
-	switch {
-	case target.Policy == "" && target.Limit == nil:
-		return limit.NewError(limit.Invalid, "policy", "is missing: name a policy or send a limit")
-	case target.Policy != "" && target.Limit != nil:
-		return limit.NewError(limit.Invalid, "limit", "is given beside a policy: send one of them")
-	case target.Limit == nil:
-		if target.Namespace != "" {
-			return limit.NewError(limit.Invalid, "namespace", "goes with an inline limit only")
-		}
-		if s.entry = t.by[target.Policy]; s.entry != nil {
-			s.hash = s.entry.hash.Hash(key)
-			return nil
-		}
-		if !limit.ValidPolicyName(target.Policy) {
-			return limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
-		}
-		s.hash = ring.Hash(l.cfg.HashKey, target.Policy, key)
+	if target.Limit == nil {
+		s.hash = ring.Hash(l.cfg.HashKey, target.Policy, target.Key)
 		return nil
 	}
 	if target.Configured != limit.Reserved(target.Namespace) {
@@ -186,44 +167,27 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 	if l.cfg.NoInline && !target.Configured {
 		return limit.NewError(limit.Invalid, "limit", "limits sent along are turned off on this node (--no-inline): name a policy")
 	}
-	if len(target.Namespace) > limit.MaxNamespace {
-		return limit.NewError(limit.TooLarge, "namespace", "has "+strconv.Itoa(len(target.Namespace))+" bytes, at most "+strconv.Itoa(limit.MaxNamespace)+" are taken")
-	}
-	if !utf8.ValidString(target.Namespace) {
-		return limit.NewError(limit.Invalid, "namespace", "is not valid UTF-8")
-	}
 	rule, err := l.inline.rule(target.Namespace, target.Limit)
 	if err != nil {
 		return err
 	}
-	s.inline, s.hash = rule, rule.hash.Hash(key)
+	s.inline, s.hash = rule, rule.hash.Hash(target.Key)
 	return nil
 }
 
 // validCost checks the cost and the request id of a check, or of another operation that has them.
 func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	switch {
-	case c.Always && (kind != OpCheck || c.Partial):
+	case c.Always && kind != OpCheck:
 		return limit.NewError(limit.Invalid, "partial", "cannot be set where all is charged always")
-	case c.Always && c.Cost < -algo.MaxLimit:
-		return limit.NewError(limit.Invalid, "cost", "is below the least, -9007199254740992 (-2^53)")
-	case c.Cost < 0 && c.Always:
 	case c.Cost < 0 && kind == OpRefund:
 		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")
 	case c.Cost < 0 && kind == OpSettle:
 		return limit.NewError(limit.Invalid, "cost", "is negative: it must be at least 0")
-	case c.Cost < 0:
-		return limit.NewError(limit.Invalid, "cost", "is negative: to give units back, send a refund")
-	case c.Cost > algo.MaxLimit:
-		return limit.NewError(limit.Invalid, "cost", "is above the largest cost, 9007199254740992 (2^53)")
 	case c.Cost == 0 && (kind == OpAcquire || kind == OpReserve || kind == OpRefund):
 		return limit.NewError(limit.Invalid, "cost", "is 0: it must be at least 1 here")
-	case len(c.RequestID) > limit.MaxRequestID:
-		return limit.NewError(limit.TooLarge, "request_id", "has "+strconv.Itoa(len(c.RequestID))+" bytes, at most "+strconv.Itoa(limit.MaxRequestID)+" are taken")
-	case !utf8.ValidString(c.RequestID):
-		return limit.NewError(limit.Invalid, "request_id", "is not valid UTF-8")
 	}
-	return nil
+	return c.ValidCost()
 }
 
 // state names what an operation is about: the scope, which is a policy's name or of a limit sent along, and the key. Hashes

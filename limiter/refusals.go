@@ -103,7 +103,7 @@ func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *li
 		return mark, r.Until, false
 	}
 	*d = r.Decision
-	ageDecision(d, time.Duration(now-r.Came))
+	d.Age(time.Duration(now - r.Came))
 	d.RememberFor = time.Duration(r.Until - now)
 	var e *entry
 	if s.inline == nil {
@@ -115,20 +115,6 @@ func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *li
 		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, nil)
 	}
 	return mark, 0, true
-}
-
-// ageDecision makes a refusal one that came so long ago. Its list of limits is copied, since others may be reading it.
-func ageDecision(d *limit.Decision, age time.Duration) {
-	d.RetryAfter, d.ResetAfter = limit.Aged(d.RetryAfter, age), limit.Aged(d.ResetAfter, age)
-	if len(d.Limits) == 0 {
-		return
-	}
-	limits := make([]limit.LimitStatus, len(d.Limits))
-	for i, s := range d.Limits {
-		s.RetryAfter, s.ResetAfter = limit.Aged(s.RetryAfter, age), limit.Aged(s.ResetAfter, age)
-		limits[i] = s
-	}
-	d.Limits = limits
 }
 
 // remember keeps the answer to what was forwarded, if it is a refusal that may be kept.

@@ -23,16 +23,6 @@ import (
 	"github.com/weirlimit/weir/internal/clientip"
 )
 
-// Limiter decides: a *client.Limiter is one.
-type Limiter interface {
-	AllowN(ctx context.Context, key string, n int64) (client.Decision, error)
-}
-
-// Waiter waits until it may go ahead: a *client.Limiter is one.
-type Waiter interface {
-	WaitN(ctx context.Context, key string, n int64) (client.Decision, error)
-}
-
 // KeyFunc returns what a call is limited by, 1 to 1024 bytes of UTF-8. method is like "/package.Service/Method". Empty means
 // that the call has nothing of the kind.
 type KeyFunc func(ctx context.Context, method string) string
@@ -40,7 +30,7 @@ type KeyFunc func(ctx context.Context, method string) string
 // Config says how calls are limited.
 type Config struct {
 	// Limiter decides. Required.
-	Limiter Limiter
+	Limiter client.Decider
 	// Key returns what a call is limited by; nil stands for PeerIP. A call whose key is empty ends with INVALID_ARGUMENT, so that
 	// nobody passes by leaving something out.
 	Key KeyFunc
@@ -164,7 +154,7 @@ func Method(_ context.Context, method string) string { return method }
 
 // UnaryClient returns an interceptor that sends each unary call once the Waiter admits it. key nil limits by the method. When the
 // wait fails its error is returned and nothing is sent.
-func UnaryClient(l Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
+func UnaryClient(l client.Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		if err := wait(ctx, l, key, method); err != nil {
 			return err
@@ -174,7 +164,7 @@ func UnaryClient(l Waiter, key KeyFunc) grpc.UnaryClientInterceptor {
 }
 
 // StreamClient is UnaryClient for streams, each of which waits once, before it begins.
-func StreamClient(l Waiter, key KeyFunc) grpc.StreamClientInterceptor {
+func StreamClient(l client.Waiter, key KeyFunc) grpc.StreamClientInterceptor {
 	return func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 		if err := wait(ctx, l, key, method); err != nil {
 			return nil, err
@@ -183,7 +173,7 @@ func StreamClient(l Waiter, key KeyFunc) grpc.StreamClientInterceptor {
 	}
 }
 
-func wait(ctx context.Context, l Waiter, key KeyFunc, method string) error {
+func wait(ctx context.Context, l client.Waiter, key KeyFunc, method string) error {
 	if key == nil {
 		key = Method
 	}

@@ -21,18 +21,7 @@ import (
 	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/clientip"
 	"github.com/weirlimit/weir/internal/quotaheader"
-	"github.com/weirlimit/weir/limit"
 )
-
-// Limiter decides: a *client.Limiter is one.
-type Limiter interface {
-	AllowN(ctx context.Context, key string, n int64) (client.Decision, error)
-}
-
-// Waiter waits until it may go ahead: a *client.Limiter is one.
-type Waiter interface {
-	WaitN(ctx context.Context, key string, n int64) (client.Decision, error)
-}
 
 // KeyFunc returns what a request is limited by, 1 to 1024 bytes of UTF-8. Empty means that the request has nothing of the kind.
 type KeyFunc func(*http.Request) string
@@ -40,7 +29,7 @@ type KeyFunc func(*http.Request) string
 // Config says how requests are limited.
 type Config struct {
 	// Limiter decides. Required.
-	Limiter Limiter
+	Limiter client.Decider
 	// Key returns what a request is limited by; nil stands for ClientIP(nil). A request whose key is empty is answered with
 	// status 400, so that nobody passes by leaving something out: FirstOf names what to limit by then.
 	Key KeyFunc
@@ -102,8 +91,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	told := decision(&d)
-	quotaheader.Set(w.Header(), nil, &told)
+	quotaheader.Set(w.Header(), nil, &d)
 	if d.Allowed {
 		if d.Delay > 0 && !sleep(r.Context(), d.Delay) {
 			return
@@ -111,7 +99,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		h.next.ServeHTTP(w, r)
 		return
 	}
-	quotaheader.SetRetryAfter(w.Header(), &told)
+	quotaheader.SetRetryAfter(w.Header(), &d)
 	switch {
 	case h.Refused != nil:
 		h.Refused(w, r, d)
@@ -122,18 +110,6 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		writeProblem(w, http.StatusTooManyRequests, "Too many requests", "the limit lets this request pass in "+strconv.FormatInt(quotaheader.RoundUp(d.RetryAfter, time.Second), 10)+" s")
 	}
-}
-
-// decision is what header fields tell of a client's decision.
-func decision(d *client.Decision) limit.Decision {
-	out := limit.Decision{
-		Policy: d.Policy, Allowed: d.Allowed, Limit: d.Limit, Window: d.Window, Remaining: d.Remaining,
-		RetryAfter: d.RetryAfter, ResetAfter: d.ResetAfter, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
-	}
-	for _, l := range d.Limits {
-		out.Limits = append(out.Limits, limit.LimitStatus(l))
-	}
-	return out
 }
 
 // writeProblem writes a problem document (RFC 9457) of the type about:blank.
@@ -197,7 +173,7 @@ func FirstOf(keys ...KeyFunc) KeyFunc {
 // Transport shapes outgoing requests: each waits until the Limiter admits it, and goes out then. It is safe for concurrent use.
 type Transport struct {
 	// Limiter admits. Required.
-	Limiter Waiter
+	Limiter client.Waiter
 	// Key returns what a request is limited by; nil stands for the host that it goes to.
 	Key KeyFunc
 	// Base sends the requests; nil stands for http.DefaultTransport.

@@ -101,7 +101,7 @@ func TestOnError(t *testing.T) {
 	log := &testkit.Buffer{}
 	c := open(t)
 	for _, tt := range []struct {
-		limiter Limiter
+		limiter client.Decider
 		on      client.OnError
 		code    int
 		logged  string

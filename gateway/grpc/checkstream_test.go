@@ -229,7 +229,7 @@ func TestCheckStreamMalformed(t *testing.T) {
 		{"define[0].limit.time_zone", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
 			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(l *weirv1.Limit) { l.TimeZone = "Mars" })}
 		}},
-		{"define[0].namespace", codes.InvalidArgument, func(in *weirv1.CheckStreamRequest) {
+		{"define[0].namespace", codes.ResourceExhausted, func(in *weirv1.CheckStreamRequest) {
 			in.Define[0] = &weirv1.StreamTarget{Limit: inlineLimit(func(*weirv1.Limit) {}), Namespace: strings.Repeat("n", 257)}
 		}},
 	} {

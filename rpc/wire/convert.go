@@ -60,6 +60,7 @@ func inlineLimit(l *weirv1.Limit) (*algo.Limit, *limit.Error) {
 // timeZones are those that limits sent along have named.
 var timeZones timezone.Cache
 
+// ProtoTarget is the inverse of Target.
 func ProtoTarget(t limit.Target) *weirv1.Target {
 	out := &weirv1.Target{Policy: t.Policy, Namespace: t.Namespace, Key: t.Key}
 	if l := t.Limit; l != nil {
@@ -91,6 +92,7 @@ func fromRetryAfter(ns *int64) time.Duration {
 	return time.Duration(*ns)
 }
 
+// ProtoDecision converts a decision.
 func ProtoDecision(d *limit.Decision) *weirv1.Decision {
 	out := new(weirv1.Decision)
 	SetDecision(out, d, new(int64))
@@ -108,6 +110,7 @@ func SetDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
 	out.Limits = ProtoLimits(d.Limits)
 }
 
+// ProtoLimits converts the limits of a policy that has several, none to none.
 func ProtoLimits(limits []limit.LimitStatus) []*weirv1.LimitStatus {
 	if len(limits) == 0 {
 		return nil
@@ -127,6 +130,7 @@ func ProtoLimits(limits []limit.LimitStatus) []*weirv1.LimitStatus {
 	return out
 }
 
+// Decision is the inverse of ProtoDecision.
 func Decision(d *weirv1.Decision) limit.Decision {
 	out := limit.Decision{
 		Policy: d.Policy, Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining,
@@ -135,15 +139,22 @@ func Decision(d *weirv1.Decision) limit.Decision {
 		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
 		RememberFor: time.Duration(d.RememberForNs),
 	}
-	for _, s := range d.Limits {
-		out.Limits = append(out.Limits, limit.LimitStatus{
-			Limit: s.Limit, Window: time.Duration(s.WindowNs), Remaining: s.Remaining,
-			RetryAfter: fromRetryAfter(s.RetryAfterNs), ResetAfter: time.Duration(s.ResetAfterNs),
+	out.Limits = Limits(d.Limits)
+	return out
+}
+
+// Limits is the inverse of ProtoLimits.
+func Limits(list []*weirv1.LimitStatus) (out []limit.LimitStatus) {
+	for _, s := range list {
+		out = append(out, limit.LimitStatus{
+			Limit: s.GetLimit(), Window: time.Duration(s.GetWindowNs()), Remaining: s.GetRemaining(),
+			RetryAfter: fromRetryAfter(s.RetryAfterNs), ResetAfter: time.Duration(s.GetResetAfterNs()),
 		})
 	}
 	return out
 }
 
+// Code is the gRPC code of a kind of error.
 func Code(k limit.Kind) codes.Code {
 	switch k {
 	case limit.Invalid:

@@ -33,20 +33,14 @@ func (t *Targets) Define(d *weirv1.StreamTarget) *limit.Error {
 	to := &(*t)[d.Number]
 	*to = limit.Target{}
 	// What is kept for the life of a stream must be known to be small.
-	switch {
-	case d.Limit == nil && !limit.ValidPolicyName(d.Policy):
-		return limit.NewError(limit.Invalid, "policy", "is missing, or not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
-	case d.Limit != nil && d.Policy != "":
-		return limit.NewError(limit.Invalid, "limit", "is given beside a policy: send one of them")
-	case d.Limit == nil && d.Namespace != "":
-		return limit.NewError(limit.Invalid, "namespace", "goes with a limit only")
-	case len(d.Namespace) > limit.MaxNamespace:
-		return limit.NewError(limit.Invalid, "namespace", fmt.Sprintf("has %d bytes, at most %d are taken", len(d.Namespace), limit.MaxNamespace))
+	got, err := Target(&weirv1.Target{Policy: d.Policy, Limit: d.Limit, Namespace: d.Namespace, Key: "any"})
+	if err == nil {
+		err = got.Valid()
 	}
-	got, err := Target(&weirv1.Target{Policy: d.Policy, Limit: d.Limit, Namespace: d.Namespace})
 	if err != nil {
 		return err
 	}
+	got.Key = ""
 	*to = got
 	return nil
 }

@@ -42,7 +42,7 @@ var mayImport = map[string]string{
 	"internal/varint":          "",
 	"internal/clientip":        "",
 	"internal/quotaheader":     "algo limit",
-	"client/httplimit":         "client internal/clientip internal/quotaheader limit",
+	"client/httplimit":         "client internal/clientip internal/quotaheader",
 	"client/grpclimit":         "client internal/clientip",
 	"internal/timezone":        "",
 	"limit":                    "algo",
