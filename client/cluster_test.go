@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -27,6 +28,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/store"
 )
 
 // cluster is limiters that decide for the keys that the ring gives them, behind gRPC servers of their own, and forward the rest to
@@ -56,20 +58,23 @@ type place struct {
 	at int
 }
 
-func (p place) Holder(partition int) limiter.Holder {
+func (p place) Route(partition int) *ownership.Route {
 	owner := p.c.table.Owner(partition)
-	return limiter.Holder{Self: owner == p.at, Name: p.c.table.Members()[owner], Boot: 1}
+	if owner == p.at {
+		return &ownership.Route{Standing: ownership.Owned}
+	}
+	return &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: p.c.table.Members()[owner], Boot: 1}}
 }
 
-func (p place) Await(_ context.Context, partition int, _ limiter.Holder) limiter.Holder {
-	return p.Holder(partition)
+func (p place) Await(_ context.Context, partition int, _ *ownership.Route) *ownership.Route {
+	return p.Route(partition)
 }
 
 func (p place) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
 	return true, true
 }
 
-func (p place) Forward(ctx context.Context, to limiter.Holder, ops []*limiter.Op) {
+func (p place) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op) {
 	p.c.forwarded.Add(int64(len(ops)))
 	for i, name := range p.c.table.Members() {
 		if name == to.Name {
@@ -103,10 +108,11 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 	c.told.Ring = c.table.Fingerprint()
 	for i := range n {
 		p := place{c, i}
-		l := limiter.New(limiter.Config{Ownership: p, Peers: p, Policies: set, HashKey: testKey})
+		states := limiter.NewStore(store.Config{}, false)
+		l := limiter.New(limiter.Config{Store: states, Ownership: p, Peers: p, Policies: set, HashKey: testKey})
 		t.Cleanup(l.Close)
 		for partition := range ring.Partitions {
-			l.Data().Open(partition) // the ring says who decides
+			states.Open(partition) // the ring says who decides
 		}
 		c.nodes = append(c.nodes, l)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
 )
 
 // What this node decides by itself takes no memory: admitted or refused, one check or many, of a policy or a limit sent
@@ -53,13 +54,21 @@ func TestNoAllocations(t *testing.T) {
 }
 
 // twoOthers is a view in which two others hold every partition, each under a term of its own.
-type twoOthers struct{}
+type twoOthers []ownership.Route
 
-func (twoOthers) Holder(p int) Holder {
-	return Holder{Name: [...]string{"n1", "n2"}[p%2], Boot: uint64(1 + p%2), Term: ownership.Term{N: uint64(p)}}
+func newTwoOthers() twoOthers {
+	all := make(twoOthers, ring.Partitions)
+	for p := range all {
+		all[p] = ownership.Route{
+			Standing: ownership.Elsewhere, Node: ownership.Node{Name: [...]string{"n1", "n2"}[p%2], Boot: uint64(1 + p%2)}, Term: ownership.Term{N: uint64(p)},
+		}
+	}
+	return all
 }
 
-func (e twoOthers) Await(_ context.Context, p int, _ Holder) Holder { return e.Holder(p) }
+func (e twoOthers) Route(p int) *ownership.Route { return &e[p] }
+
+func (e twoOthers) Await(_ context.Context, p int, _ *ownership.Route) *ownership.Route { return &e[p] }
 
 func (twoOthers) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
 	return false, true
@@ -68,7 +77,7 @@ func (twoOthers) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok
 // prompt are peers who admit everything.
 type prompt struct{}
 
-func (prompt) Forward(_ context.Context, _ Holder, ops []*Op) {
+func (prompt) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
 	for _, op := range ops {
 		op.Outcome.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
 	}
@@ -76,7 +85,7 @@ func (prompt) Forward(_ context.Context, _ Holder, ops []*Op) {
 
 // What others decide takes memory for the call, and none for each check.
 func TestForwardedAllocations(t *testing.T) {
-	l := New(Config{Ownership: twoOthers{}, Peers: prompt{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+	l := New(Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
 	defer l.Close()
 	for _, n := range []int{1, 10, 1000} {
 		checks, results := make([]limit.Check, n), make([]limit.Result, n)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -200,7 +201,7 @@ func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
 			settle.Cost = 0
 		}
 		switch held := d.ReservationID != ""; {
-		case held && l.cfg.Ownership.Holder(op.partition).Self:
+		case held && l.cfg.Ownership.Route(op.partition).Standing == ownership.Owned:
 			here = append(here, settle)
 		case held:
 			away = append(away, settle)

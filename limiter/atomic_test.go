@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -220,7 +221,7 @@ func TestAtomicWithWhatIsAlwaysAdmitted(t *testing.T) {
 
 func TestAtomicWhereAnOwnerIsOutOfReach(t *testing.T) {
 	unplug := func(name string) wire {
-		return func(_ context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+		return func(_ context.Context, _ *testNode, to ownership.Node, _ []*Op, deliver func()) {
 			if to.Name != name {
 				deliver()
 			}
@@ -246,7 +247,7 @@ func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
 		good, closed := named("a", c.owned("a", 1, 0), 1), named("closed", c.owned("closed", 2, 0), 1)
 		var asked atomic.Bool
-		c.tamper(func(ctx context.Context, _ *testNode, to Holder, ops []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, ops []*Op, deliver func()) {
 			deliver()
 			if to.Name == "n2" && asked.CompareAndSwap(false, true) {
 				for _, op := range ops {
@@ -267,7 +268,7 @@ func TestAtomicOfACallerWhoLeaves(t *testing.T) {
 		checks := c.spread()
 		checks[2].Policy, checks[2].Key = "closed", c.owned("closed", 2, 0)
 		ctx, cancel := context.WithCancel(t.Context())
-		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, _ []*Op, deliver func()) {
 			if to.Name != "n2" {
 				if ctx.Err() == nil {
 					deliver()
@@ -350,7 +351,7 @@ func TestAtomicNeverAdmitsWithoutACharge(t *testing.T) {
 				defer mu.Unlock()
 				return random.IntN(n)
 			}
-			c.tamper(func(ctx context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
+			c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 				switch roll(6) {
 				case 0: // the message is lost
 				case 1: // the answer is

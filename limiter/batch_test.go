@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -81,7 +82,7 @@ func TestBatchThatNobodyAnswers(t *testing.T) {
 // TestBatchIsFinishedInParts: what one part of a batch waits for concerns no other.
 func TestBatchIsFinishedInParts(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, _ []*Op, deliver func()) {
 			if to.Name == "n1" {
 				<-ctx.Done()
 				return

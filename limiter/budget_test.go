@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
 )
 
 func units(n int64) limit.Amount { return limit.Amount{Cost: n} }
@@ -324,8 +325,8 @@ func TestPricesAndEstimates(t *testing.T) {
 }
 
 func TestReservationsAreBounded(t *testing.T) {
-	cfg := Config{Policies: policies(t, hundred), MaxReservations: 6, MaxKeyReservations: 3}
-	inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+	bounds := store.Config{MaxReservations: 6, MaxKeyReservations: 3}
+	inBubbleWithin(t, 2, bounds, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
 		target := limit.Target{Policy: "sliding_log", Key: c.owned("sliding_log", 1, 0)}
 		id := n.reserve(t, limit.Reserve{Target: target, Amount: units(1)}).ReservationID

@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
 )
 
 var testKey, _ = ring.ParseHashKey([]byte("key of the tests"))
@@ -34,27 +36,33 @@ type testCluster struct {
 
 // wire carries one message; deliver has the receiver carry it out, and the outcomes are the sender's when wire returns.
 // What was not delivered is unreachable.
-type wire func(ctx context.Context, from *testNode, to Holder, ops []*Op, deliver func())
+type wire func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func())
 
 type testNode struct {
 	*Limiter
 	c    *testCluster
 	name string
-	view func(partition int) Holder // guarded by c.mu
-	rate atomic.Int64               // by which its clock is fast, in thousandths
+	view func(partition int) ownership.Route // guarded by c.mu
+	rate atomic.Int64                        // by which its clock is fast, in thousandths
 }
 
 // inBubble runs f with n nodes whose views agree: partition p belongs to node p mod n.
 func inBubble(t *testing.T, n int, cfg Config, f func(t *testing.T, c *testCluster)) {
+	t.Helper()
+	inBubbleWithin(t, n, store.Config{}, cfg, f)
+}
+
+// inBubbleWithin is inBubble with bounds on each node's store.
+func inBubbleWithin(t *testing.T, n int, bounds store.Config, cfg Config, f func(t *testing.T, c *testCluster)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		c := &testCluster{t: t}
 		c.mono.Store(int64(time.Hour))
 		for i := range n {
 			node := &testNode{c: c, name: fmt.Sprintf("n%d", i)}
-			node.view = func(p int) Holder { return c.holder(node, p%n) }
+			node.view = func(p int) ownership.Route { return c.holder(node, p%n) }
 			own := cfg
-			own.Ownership, own.Peers = node, node
+			own.Store, own.Ownership, own.Peers = NewStore(bounds, false), node, node
 			if own.HashKey == (ring.HashKey{}) {
 				own.HashKey = testKey
 			}
@@ -75,9 +83,12 @@ func inBubble(t *testing.T, n int, cfg Config, f func(t *testing.T, c *testClust
 }
 
 // holder is node i as at sees it.
-func (c *testCluster) holder(at *testNode, i int) Holder {
+func (c *testCluster) holder(at *testNode, i int) ownership.Route {
 	name := fmt.Sprintf("n%d", i)
-	return Holder{Self: name == at.name, Name: name, Boot: uint64(i + 1)}
+	if name == at.name {
+		return ownership.Route{Standing: ownership.Owned}
+	}
+	return ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: name, Boot: uint64(i + 1)}}
 }
 
 func (c *testCluster) advance(d time.Duration) { c.mono.Add(int64(d)) }
@@ -90,7 +101,7 @@ func (c *testCluster) tamper(w wire) {
 }
 
 // see changes what a node takes for the truth.
-func (c *testCluster) see(n *testNode, view func(partition int) Holder) {
+func (c *testCluster) see(n *testNode, view func(partition int) ownership.Route) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n.view = view
@@ -115,23 +126,24 @@ func (c *testCluster) owned(scope string, n, i int) string {
 	}
 }
 
-// Holder implements Ownership.
-func (n *testNode) Holder(p int) Holder {
+// Route implements Ownership.
+func (n *testNode) Route(p int) *ownership.Route {
 	n.c.mu.Lock()
 	view := n.view
 	n.c.mu.Unlock()
-	return view(p)
+	r := view(p)
+	return &r
 }
 
 // Await implements Ownership: views change when a test says so, and it is looked again then and now.
-func (n *testNode) Await(ctx context.Context, p int, old Holder) Holder {
-	for n.Holder(p) == old && ctx.Err() == nil {
+func (n *testNode) Await(ctx context.Context, p int, old *ownership.Route) *ownership.Route {
+	for *n.Route(p) == *old && ctx.Err() == nil {
 		select {
 		case <-time.After(time.Millisecond):
 		case <-ctx.Done():
 		}
 	}
-	return n.Holder(p)
+	return n.Route(p)
 }
 
 // AwaitProgress implements Ownership.
@@ -140,7 +152,7 @@ func (n *testNode) AwaitProgress(context.Context, int, uint64, bool) (degraded, 
 }
 
 // Forward implements Peers: what arrives is what a wire would carry, and what comes back too.
-func (n *testNode) Forward(ctx context.Context, to Holder, ops []*Op) {
+func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	c := n.c
 	c.mu.Lock()
 	wire := c.wire
@@ -185,9 +197,9 @@ func (n *testNode) Forward(ctx context.Context, to Holder, ops []*Op) {
 }
 
 // Wires that fail in different ways.
-func refused(context.Context, *testNode, Holder, []*Op, func()) {}
+func refused(context.Context, *testNode, ownership.Node, []*Op, func()) {}
 
-func lost(ctx context.Context, _ *testNode, _ Holder, _ []*Op, _ func()) { <-ctx.Done() }
+func lost(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, _ func()) { <-ctx.Done() }
 
 func policies(t testing.TB, text string) *policy.Set {
 	t.Helper()

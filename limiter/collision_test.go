@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/collision"
@@ -173,7 +174,7 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 		entry.check(t, named("log", "b", 1))
 		c.advance(limit.MaxRemember)
 		release := make(chan struct{})
-		c.tamper(func(_ context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
+		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 			if ops[0].Key == "a" {
 				<-release
 			}

@@ -10,6 +10,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
 )
 
 // copied is a node that holds everything, and whose backup confirms what it is asked for, or does not.
@@ -30,13 +31,12 @@ func (c *copied) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok
 // TestAnswersWaitForTheirCopy: what has to be with a copy first is charged once, answered once the copy has it, and by
 // on_error when it never gets it; and what need not wait does not.
 func TestAnswersWaitForTheirCopy(t *testing.T) {
-	own := &copied{}
-	l := New(Config{Ownership: own, Urgent: func(int) {}, Policies: policies(t, `policies:
+	own, data := &copied{alone: alone{Standing: ownership.Owned}}, NewStore(store.Config{Urgent: func(int) {}}, false)
+	l := New(Config{Store: data, Ownership: own, Policies: policies(t, `policies:
   - {name: async, algorithm: sliding_log, limit: 10, window: 1h}
   - {name: escrow, algorithm: sliding_log, limit: 1000, window: 1h, durability: escrow}
   - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, on_error: closed}`)})
 	t.Cleanup(l.Close)
-	data := l.Data()
 	confirm := func() {
 		for p := range ring.Partitions {
 			if data.Pending(p, ownership.Backup) > 0 {

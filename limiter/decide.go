@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/store"
@@ -302,8 +303,8 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 		return false, 0, nil
 	}
 	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: c.Key}
-	if h := l.cfg.Ownership.Holder(k.Partition); !h.Self {
-		if h.Wait > 0 || !isPlain(c) || c.RequestID != "" {
+	if r := l.cfg.Ownership.Route(k.Partition); r.Standing != ownership.Owned {
+		if r.Standing != ownership.Elsewhere || !isPlain(c) || c.RequestID != "" {
 			return false, 0, nil
 		}
 		_, _, done = l.refused(t, c, s, now.Mono, d)
@@ -370,7 +371,7 @@ func (l *Limiter) failed(e *entry, op *Op, err error) {
 	switch {
 	case err == nil:
 	case errors.Is(err, store.ErrShut):
-		op.Outcome.NotHolder, op.Outcome.shut = &Holder{}, true // nothing was done, and whoever holds it is to be asked
+		op.Outcome.NotHolder, op.Outcome.shut = &ownership.Route{}, true // nothing was done, and whoever holds it is to be asked
 	case op.asks() && errors.Is(err, store.ErrNoGrant):
 		op.Outcome.ungranted = true
 	case errors.Is(err, store.ErrNotPending):

@@ -3,6 +3,7 @@ package limiter
 import (
 	"errors"
 
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 )
@@ -10,13 +11,13 @@ import (
 // maxReturns bounds the instants that are told of a limit.
 const maxReturns = 64
 
-// DeciderOf tells who decides for a target's key, as far as this node knows.
-func (l *Limiter) DeciderOf(t *limit.Target) (Holder, *limit.Error) {
+// RouteOf tells who decides for a target's key, as far as this node knows. Nobody changes what it returns.
+func (l *Limiter) RouteOf(t *limit.Target) (*ownership.Route, *limit.Error) {
 	var s subject
 	if err := l.identify(l.table.Load(), t, &s); err != nil {
-		return Holder{}, err
+		return nil, err
 	}
-	return l.cfg.Ownership.Holder(l.partition(s.hash)), nil
+	return l.cfg.Ownership.Route(l.partition(s.hash)), nil
 }
 
 // Describe tells how a target's key stands under each limit of its rule, without charging anything. There is none where the key

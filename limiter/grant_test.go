@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 )
@@ -72,7 +73,7 @@ func TestAnswersUnderLease(t *testing.T) {
 			{400 * time.Millisecond, 300 * time.Millisecond, false}, // 600 ms were left
 		} {
 			held.Lease(part, int64(time.Since(start)+time.Second))
-			c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+			c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 				time.Sleep(way.there)
 				deliver()
 				time.Sleep(way.back)

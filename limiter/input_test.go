@@ -10,6 +10,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/store"
 )
 
 // TestBadInput: every field, at every method that takes it: the error names the field and nothing is charged.
@@ -187,7 +188,7 @@ func FuzzOp(f *testing.F) {
 	f.Add(uint8(5), "", "k", "n", int64(3), int64(0), "", "", uint8(4), int64(10), int64(time.Minute), int64(0), int32(0), uint8(0), false)
 	f.Add(uint8(6), "", "k", "n//", int64(0), int64(0), "", "", uint8(1), int64(10), int64(0), int64(0), int32(0), uint8(3), false)
 	f.Add(uint8(1), "", "k", "", int64(1)<<53, int64(0), "", "", uint8(6), int64(1)<<53, int64(time.Hour), int64(1), int32(0), uint8(0), true)
-	l := New(Config{HashKey: testKey, MaxKeys: 1000, MaxMemory: 1 << 20, Policies: policies(f, `policies:
+	l := New(Config{HashKey: testKey, Store: NewStore(store.Config{MaxKeys: 1000, MaxBytes: 1 << 20}, true), Policies: policies(f, `policies:
   - {name: p, limits: [10/1s, 20/1m], algorithm: sliding_log}
   - {name: c, algorithm: concurrency, limit: 3, ttl: 30s}`)})
 	f.Cleanup(l.Close)

@@ -26,22 +26,12 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// Holder is who decides for a partition, as far as this node knows.
-type Holder struct {
-	Self bool
-	Name string // ring name; empty when nobody is known
-	Boot uint64 // the process that is meant
-	Term ownership.Term
-	// Wait is not 0 when nobody decides at this moment, and somebody is about to: how long to wait for that at most, before
-	// asking the one who is named, if any.
-	Wait time.Duration
-}
-
 // Ownership tells who decides for a partition now. Its methods are safe for concurrent use.
 type Ownership interface {
-	Holder(partition int) Holder
-	// Await waits until the Holder is another than old, or ctx is done, and returns the present one.
-	Await(ctx context.Context, partition int, old Holder) Holder
+	// Route says where a partition's checks are decided. Nobody changes what it returns.
+	Route(partition int) *ownership.Route
+	// Await waits until the partition has another route than old, or ctx is done, and returns the present one.
+	Await(ctx context.Context, partition int, old *ownership.Route) *ownership.Route
 	// AwaitProgress waits until an answer with this store.Answer.Ticket may be given. ok is false when it may not be, for ctx
 	// was done before; degraded says that it is given although no copy has what it admits, which is not done to strict ones
 	// unless it is on record that there is no copy.
@@ -53,7 +43,7 @@ type Ownership interface {
 // that may have been carried out, except so that the receiver can tell that it is the same one. Once it has returned it
 // touches neither ops nor what is in it: they are used again.
 type Peers interface {
-	Forward(ctx context.Context, to Holder, ops []*Op)
+	Forward(ctx context.Context, to ownership.Node, ops []*Op)
 }
 
 // Unknown says how a check of a policy that does not exist is answered.
@@ -75,23 +65,18 @@ const MaxHops = 3
 
 // Config is what a Limiter needs. The zero value is a node alone, without policies and without bounds.
 type Config struct {
-	Ownership     Ownership   // nil: this node decides for everything, from the start
-	Peers         Peers       // only used for holders other than this node
-	Policies      *policy.Set // nil: none
-	UnknownPolicy Unknown     // zero: UnknownError
-	NoInline      bool        // refuse limits sent along with a request
+	Store         *store.Store // from NewStore; nil: one without bounds
+	Ownership     Ownership    // nil: this node decides for everything, from the start
+	Peers         Peers        // only used for holders other than this node
+	Policies      *policy.Set  // nil: none
+	UnknownPolicy Unknown      // zero: UnknownError
+	NoInline      bool         // refuse limits sent along with a request
 	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket may take to come back; 0: no
 	// bound. InlineMaxKeys and InlineMaxMemory bound the keys of each namespace, and the bytes of their states; 0: no bound.
 	InlineMaxWindow                time.Duration
 	InlineMaxKeys, InlineMaxMemory int64
 	Timeout                        time.Duration // longest time for a call; 0 stands for DefaultTimeout
 	HashKey                        ring.HashKey  // places keys; the same on every node
-	MaxKeys                        int64         // states kept at most; 0: no bound
-	MaxMemory                      int64         // bytes for states; 0: no bound
-	MaxRequestIDs                  int           // remembered request ids per partition; 0: the store's default; negative: none
-	// MaxReservations bounds the pending reservations of all keys together, and MaxKeyReservations those of one key; each Extend counts
-	// as one more. 0: DefaultReservations and DefaultKeyReservations; negative: none.
-	MaxReservations, MaxKeyReservations int
 	// MaxInFlight bounds the operations that wait here, for other nodes or for copies, whoever sent them; 0 stands for
 	// DefaultMaxInFlight. Beyond it they are answered by on_error at once. Of named callers none
 	// has all of them: see internal/fairshare.
@@ -106,8 +91,6 @@ type Config struct {
 	Tracer Tracer
 	// Recorder, when not nil, is told of a sample of the decisions.
 	Recorder Recorder
-	// Urgent is told of partitions with changes that answers wait for: see store.Config.Urgent. Only needed with Ownership.
-	Urgent func(partition int)
 }
 
 // Limiter is a node's service. Its methods are safe for concurrent use. Close ends its one lasting goroutine, which sweeps
@@ -155,17 +138,12 @@ func New(cfg Config) *Limiter {
 	if cfg.Clock == nil {
 		cfg.Clock = ProcessClock()
 	}
-	states := store.Config{
-		Partitions: ring.Partitions, MaxKeys: cfg.MaxKeys, MaxBytes: cfg.MaxMemory, MaxRequestIDs: cfg.MaxRequestIDs,
-		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
-		Shut: cfg.Ownership != nil, Urgent: cfg.Urgent, ShareOf: limit.ShareOf,
-	}
-	if cfg.Ownership == nil {
-		keepAlone(&states)
+	if cfg.Store == nil {
+		cfg.Store = NewStore(store.Config{}, cfg.Ownership == nil)
 	}
 	l := &Limiter{
 		cfg:     cfg,
-		store:   store.New(states),
+		store:   cfg.Store,
 		clock:   cfg.Clock,
 		log:     cfg.Logger,
 		stats:   newStatsByPolicy(),
@@ -183,7 +161,7 @@ func New(cfg Config) *Limiter {
 	}
 	l.asks.New = func() any { return new(asks) }
 	if cfg.Ownership == nil {
-		l.cfg.Ownership, l.alone = alone{}, true
+		l.cfg.Ownership, l.alone = &alone{Standing: ownership.Owned}, true
 	}
 	l.table.Store(l.compile(cfg.Policies))
 	go l.tend()
@@ -221,12 +199,6 @@ func (l *Limiter) Store() store.Stats { return l.store.Stats() }
 // Shares returns what the policies, the namespaces of inline limits and the callers have in this node's store, each in order of
 // bytes, the largest first; see store.Store.Shares.
 func (l *Limiter) Shares() (policies, namespaces, callers []store.Share) { return l.store.Shares() }
-
-// The bounds on pending reservations of a node that is not told others.
-const (
-	DefaultReservations    = store.DefaultReservations
-	DefaultKeyReservations = store.DefaultKeyReservations
-)
 
 const (
 	sweepEvery = 100 * time.Millisecond
@@ -278,12 +250,14 @@ func (l *Limiter) largest() (attrs []any) {
 	return attrs
 }
 
-// alone is the ownership of a node without others.
-type alone struct{}
+// alone is the ownership of a node without others: the route of all partitions.
+type alone ownership.Route
 
-func (alone) Holder(int) Holder                         { return Holder{Self: true} }
-func (alone) Await(context.Context, int, Holder) Holder { return Holder{Self: true} }
-func (alone) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+func (a *alone) Route(int) *ownership.Route { return (*ownership.Route)(a) }
+
+func (a *alone) Await(context.Context, int, *ownership.Route) *ownership.Route { return a.Route(0) }
+
+func (*alone) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
 	return true, true
 }
 
@@ -291,14 +265,20 @@ func (alone) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok boo
 // tables go by then, and fewer and larger tables are less to wait for in memory and less for the garbage collector to look at.
 const alonePartitions = 512
 
-// keepAlone has a store keep states for such a Limiter, within the bounds that all partitions have together elsewhere.
-func keepAlone(cfg *store.Config) {
+// NewStore returns a store for a Limiter, with the bounds of cfg and with Partitions, Shut and ShareOf as a Limiter needs them. A Limiter
+// that is to be alone, without Ownership, has fewer partitions, within the bounds that all of them have together elsewhere.
+func NewStore(cfg store.Config, alone bool) *store.Store {
+	cfg.Partitions, cfg.Shut, cfg.ShareOf = ring.Partitions, !alone, limit.ShareOf
+	if !alone {
+		return store.New(cfg)
+	}
 	cfg.Partitions = alonePartitions
 	const more = ring.Partitions / alonePartitions
 	if cfg.MaxRequestIDs == 0 {
 		cfg.MaxRequestIDs = store.DefaultRequestIDs
 	}
 	cfg.MaxRequestIDs *= more
+	return store.New(cfg)
 }
 
 func (l *Limiter) partition(hash uint64) int {

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
 )
 
 func TestPolicyChangeAppliesToLiveState(t *testing.T) {
@@ -94,15 +96,13 @@ func TestFullStore(t *testing.T) {
   - {name: c, algorithm: concurrency, limit: 100000, ttl: 1m, on_error: closed}`
 	for _, test := range []struct {
 		what   string
-		bounds Config
+		bounds store.Config
 	}{
-		{"keys", Config{MaxKeys: 3}},
-		{"memory", Config{MaxMemory: 200_000}},
+		{"keys", store.Config{MaxKeys: 3}},
+		{"memory", store.Config{MaxBytes: 200_000}},
 	} {
 		t.Run(test.what, func(t *testing.T) {
-			cfg := test.bounds
-			cfg.Policies = policies(t, text)
-			inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+			inBubbleWithin(t, 2, test.bounds, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 				// All keys are the other node's: its want of memory is answered by it and not by the one that asks.
 				key := func(policy string, i int) string { return c.owned(policy, 1, i) }
 				n, admitted := c.nodes[0], 0
@@ -212,7 +212,7 @@ func TestClose(t *testing.T) {
 func TestEverythingAtOnce(t *testing.T) {
 	const a = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}, {name: c, algorithm: concurrency, limit: 9, ttl: 1s}]`
 	const b = `policies: [{name: p, algorithm: token_bucket, limit: 7, window: 1m, overrides: [{key: "1", unlimited: true}]}, {name: c, algorithm: concurrency, limit: 3, ttl: 1s}]`
-	inBubble(t, 3, Config{MaxKeys: 8, Timeout: 20 * time.Millisecond, Policies: policies(t, a)}, func(t *testing.T, c *testCluster) {
+	inBubbleWithin(t, 3, store.Config{MaxKeys: 8}, Config{Timeout: 20 * time.Millisecond, Policies: policies(t, a)}, func(t *testing.T, c *testCluster) {
 		sets := []string{a, b}
 		var wg sync.WaitGroup
 		for g := range 12 {
@@ -223,7 +223,7 @@ func TestEverythingAtOnce(t *testing.T) {
 					case 0:
 						n.SetPolicies(policies(t, sets[i%2]))
 					case 1:
-						c.see(n, func(p int) Holder { return c.holder(n, (p+i%2)%3) })
+						c.see(n, func(p int) ownership.Route { return c.holder(n, (p+i%2)%3) })
 					case 2:
 						c.advance(time.Second)
 					case 3:

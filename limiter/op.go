@@ -60,7 +60,7 @@ type Op struct {
 
 	// Of forward: whom to ask next in place of the one this node's own view names, if not nil, and the highest term under
 	// which somebody was asked.
-	hint     *Holder
+	hint     *ownership.Route
 	followed ownership.Term
 }
 
@@ -88,7 +88,7 @@ type Outcome struct {
 	Excess    int64          // settle: charged beyond what was reserved
 
 	Err       *limit.Error
-	NotHolder *Holder // the receiver does not decide for the partition, and who does as far as it knows
+	NotHolder *ownership.Route // the receiver does not decide for the partition, and who does as far as it knows
 
 	// Lease is, of what was decided under a strict policy, how long it may be used from the moment it was asked for: when
 	// the decider's lease runs out another node may decide, and know nothing of this. 0: for ever.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -123,7 +124,7 @@ func TestOneAsksForAll(t *testing.T) {
 				n.check(t, named(test.policy, key, test.use))
 				n.check(t, named(test.policy, key, 1)) // remembered for a second at most
 				c.advance(test.after)
-				c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 					<-time.After(time.Millisecond) // so that all have asked before one is answered
 					deliver()
 				})
@@ -170,7 +171,7 @@ func TestWhoAsksForAllMayGetNoAnswer(t *testing.T) {
 		n.check(t, q) // remembered for a second at most
 		c.advance(time.Second)
 		var asked atomic.Int64
-		c.tamper(func(ctx context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 			if asked.Add(1) > 1 && ctx.Err() == nil {
 				deliver()
 				return
@@ -338,7 +339,7 @@ func TestARefusalUnderWayIsForgotten(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
 		n.check(t, limit.Check{Target: target, Cost: 5})
-		c.tamper(func(ctx context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 			deliver()
 			c.tamper(nil)
 			if _, err := n.Refund(ctx, target, 5, ""); err != nil {
@@ -359,7 +360,7 @@ func TestASlowAnswerIsNotRememberedLonger(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		n, q := c.nodes[0], named("log", c.owned("log", 1, 0), 5)
 		n.check(t, q)
-		c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 			deliver()
 			c.advance(900 * time.Millisecond)
 		})
@@ -392,7 +393,7 @@ func TestAnInlineRefusalIsOfItsLimit(t *testing.T) {
 		if err := n.prepare(&op); err != nil {
 			t.Fatal(err)
 		}
-		if n.Holder(op.partition).Self {
+		if n.Route(op.partition).Standing == ownership.Owned {
 			n = c.nodes[1]
 		}
 		n.check(t, q(1))

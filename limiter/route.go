@@ -54,12 +54,12 @@ func (l *Limiter) runUntraced(ctx context.Context, ops []Op) {
 
 // begin carries out an operation if that can be done at once, and reports whether it is done with.
 func (l *Limiter) begin(t *table, op *Op, now *moment) bool {
-	h := l.cfg.Ownership.Holder(op.partition)
-	if h.Self {
+	r := l.cfg.Ownership.Route(op.partition)
+	if r.Standing == ownership.Owned {
 		l.decide(t, op, now)
 		return !op.Outcome.pending()
 	}
-	return h.Wait == 0 && l.recall(t, op, now.Instant)
+	return r.Standing == ownership.Elsewhere && l.recall(t, op, now.Instant)
 }
 
 // wait has those operations carried out, elsewhere or later, that could not be at once.
@@ -164,7 +164,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 				continue
 			}
 			op.Outcome = Outcome{}
-			to.add(l.holder(op), op)
+			to.add(l.next(op), op)
 		}
 		l.askAll(ctx, to)
 		to.reset()
@@ -173,7 +173,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 		for _, op := range ops {
 			switch out := &op.Outcome; {
 			case out.NotHolder != nil && ctx.Err() == nil:
-				if hint := out.NotHolder; hint.Name != "" && op.followed.Less(hint.Term) {
+				if hint := out.NotHolder; hint.Node.Name != "" && op.followed.Less(hint.Term) {
 					op.hint = hint
 				}
 				again = append(again, op)
@@ -201,28 +201,31 @@ type asks struct {
 	waiting []*Op // for what they have as an answer
 }
 
-// group is what one holder is asked. Its Term is no matter, unless it is to be waited for: each operation has its own.
+// group is what goes one way: to one process together, whenever it became the holder.
 type group struct {
-	holder Holder
-	ops    []*Op
+	way way
+	ops []*Op
 }
 
-// add adds an operation for a holder.
-func (a *asks) add(h Holder, op *Op) {
-	if h.Wait == 0 {
-		h.Term = ownership.Term{} // what goes to one process goes together, whenever it became the holder
-	}
+// way is a Route without its term, of which each operation has its own.
+type way struct {
+	standing ownership.Standing
+	node     ownership.Node
+}
+
+// add adds an operation.
+func (a *asks) add(w way, op *Op) {
 	for i := range a.groups {
-		if g := &a.groups[i]; g.holder == h {
+		if g := &a.groups[i]; g.way == w {
 			g.ops = append(g.ops, op)
 			return
 		}
 	}
 	if n := len(a.groups); n < cap(a.groups) {
 		a.groups = a.groups[:n+1]
-		a.groups[n].holder = h
+		a.groups[n].way = w
 	} else {
-		a.groups = append(a.groups, group{holder: h})
+		a.groups = append(a.groups, group{way: w})
 	}
 	g := &a.groups[len(a.groups)-1]
 	g.ops = append(g.ops, op)
@@ -233,7 +236,7 @@ func (a *asks) reset() {
 	for i := range a.groups {
 		g := &a.groups[i]
 		clear(g.ops)
-		g.holder, g.ops = Holder{}, g.ops[:0]
+		g.way, g.ops = way{}, g.ops[:0]
 	}
 	clear(a.waiting)
 	a.groups, a.waiting = a.groups[:0], a.waiting[:0]
@@ -245,10 +248,10 @@ func (l *Limiter) askAll(ctx context.Context, to *asks) {
 	for i := range to.groups {
 		g := &to.groups[i]
 		if i == len(to.groups)-1 && len(to.waiting) == 0 {
-			l.ask(ctx, g.holder, g.ops)
+			l.ask(ctx, g.way, g.ops)
 			break
 		}
-		side.Go(func() error { l.ask(ctx, g.holder, g.ops); return nil })
+		side.Go(func() error { l.ask(ctx, g.way, g.ops); return nil })
 	}
 	for _, op := range to.waiting {
 		l.await(ctx, op)
@@ -301,22 +304,39 @@ func (l *Limiter) awaitGrants(ctx context.Context, ops []*Op) {
 	}
 }
 
+// frozenMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to the
+// receiver, who knows first.
+const frozenMost = 50 * time.Millisecond
+
+// awaitHolder waits for another route than one under which nobody decides: of a partition that is being handed over for frozenMost,
+// of one that is unclaimed as long as ctx allows.
+func (l *Limiter) awaitHolder(ctx context.Context, partition int, r *ownership.Route) *ownership.Route {
+	if r.Standing == ownership.Frozen {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, frozenMost)
+		defer cancel()
+	}
+	return l.cfg.Ownership.Await(ctx, partition, r)
+}
+
+// decides says whether somebody decides by a route.
+func decides(r *ownership.Route) bool {
+	return r.Standing == ownership.Owned || r.Standing == ownership.Elsewhere
+}
+
 // park waits for somebody to decide for the partitions of operations.
-func (l *Limiter) park(ctx context.Context, h Holder, ops []*Op) {
-	soon, cancel := context.WithTimeout(ctx, h.Wait)
-	defer cancel()
+func (l *Limiter) park(ctx context.Context, ops []*Op) {
 	var side errgroup.Group // of different partitions, one may be there long before another
 	for _, op := range ops {
 		side.Go(func() error {
+			r := l.cfg.Ownership.Route(op.partition)
 			switch {
-			case l.cfg.Ownership.Await(soon, op.partition, h) != h:
-				op.Outcome.NotHolder, op.Outcome.parked = &Holder{}, true
-			case h.Name == "" || ctx.Err() != nil:
+			case decides(r) || *l.awaitHolder(ctx, op.partition, r) != *r:
+				op.Outcome.NotHolder, op.Outcome.parked = &ownership.Route{}, true
+			case r.Standing == ownership.Unclaimed || ctx.Err() != nil:
 				op.Outcome.Unreachable = true
 			default:
-				next := h
-				next.Wait = 0
-				l.ask(ctx, next, []*Op{op}) // under the same term
+				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op}) // under the same term
 			}
 			return nil
 		})
@@ -324,25 +344,24 @@ func (l *Limiter) park(ctx context.Context, h Holder, ops []*Op) {
 	_ = side.Wait() // the outcomes tell
 }
 
-// holder is whom to ask next: the hint a node gave, once, otherwise the one this node's own view names. It notes the
-// highest term that was followed, so that an old hint, which leads back to where the operation has been, is not.
-func (l *Limiter) holder(op *Op) Holder {
-	var h Holder
-	if op.hint != nil {
-		h, op.hint = *op.hint, nil
-	} else {
-		h = l.cfg.Ownership.Holder(op.partition)
+// next is where to go next: to the node of a hint, once, otherwise by this node's own view. It notes the highest term that was
+// followed, so that an old hint, which leads back to where the operation has been, is not.
+func (l *Limiter) next(op *Op) way {
+	r, standing := op.hint, ownership.Elsewhere
+	if op.hint = nil; r == nil {
+		r = l.cfg.Ownership.Route(op.partition)
+		standing = r.Standing
 	}
-	if op.followed.Less(h.Term) {
-		op.followed = h.Term
+	if op.followed.Less(r.Term) {
+		op.followed = r.Term
 	}
-	return h
+	return way{standing, r.Node}
 }
 
-// ask has one holder decide, be it this node.
-func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
+// ask has operations decided that go one way, be it by this node.
+func (l *Limiter) ask(ctx context.Context, w way, ops []*Op) {
 	switch {
-	case h.Self:
+	case w.standing == ownership.Owned:
 		if l.expired(ctx, len(ops)) != nil {
 			for _, op := range ops {
 				op.Outcome.Unreachable = true // whoever asked has given up, and answered by on_error
@@ -359,9 +378,9 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 				l.await(ctx, op)
 			}
 		}
-	case h.Wait > 0:
-		l.park(ctx, h, ops)
-	case h.Name == "" || l.cfg.Peers == nil:
+	case w.standing != ownership.Elsewhere:
+		l.park(ctx, ops)
+	case w.node.Name == "" || l.cfg.Peers == nil:
 		for _, op := range ops {
 			op.Outcome.Unreachable = true
 		}
@@ -374,9 +393,9 @@ func (l *Limiter) ask(ctx context.Context, h Holder, ops []*Op) {
 			sent = l.cfg.BootClock()
 		}
 		if l.cfg.Tracer != nil {
-			defer l.traceForward(ctx, h, ops)()
+			defer l.traceForward(ctx, w.node, ops)()
 		}
-		l.cfg.Peers.Forward(ctx, h, ops)
+		l.cfg.Peers.Forward(ctx, w.node, ops)
 		for _, op := range ops {
 			op.Hops--
 			if out := &op.Outcome; out.Lease > 0 && l.cfg.BootClock != nil {
@@ -417,16 +436,15 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
 		}
-		h := l.cfg.Ownership.Holder(op.partition)
+		r := l.cfg.Ownership.Route(op.partition)
 		switch {
-		case h.Self:
+		case r.Standing == ownership.Owned:
 			l.decide(t, op, &now)
 			if op.Outcome.pending() {
 				later = append(later, op)
 			}
-		case h.Wait == 0 && (op.Hops+1 >= MaxHops || h.Name == ""):
-			hint := h // a copy, so that h need not live on the heap for every operation
-			op.Outcome.NotHolder = &hint
+		case r.Standing == ownership.Elsewhere && (op.Hops+1 >= MaxHops || r.Node.Name == ""):
+			op.Outcome.NotHolder = r
 		default:
 			later = append(later, op)
 		}
@@ -480,8 +498,8 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 			continue
 		}
 		op.Outcome = Outcome{}
-		if h := l.cfg.Ownership.Holder(op.partition); !h.Self && h.Wait == 0 && h.Name != "" && op.Hops+1 < MaxHops {
-			to.add(h, op)
+		if r := l.cfg.Ownership.Route(op.partition); r.Standing == ownership.Elsewhere && r.Node.Name != "" && op.Hops+1 < MaxHops {
+			to.add(way{r.Standing, r.Node}, op)
 			continue
 		}
 		parked.Go(func() error {
@@ -505,20 +523,17 @@ func (op *Op) within(ctx context.Context) (context.Context, context.CancelFunc) 
 
 // decideSoon has an operation decided by the holder that a partition is about to have.
 func (l *Limiter) decideSoon(ctx context.Context, op *Op) {
-	h := l.cfg.Ownership.Holder(op.partition)
+	r := l.cfg.Ownership.Route(op.partition)
 	for range 2 { // frozen first, and then somewhere else
-		if h.Wait > 0 {
-			soon, cancel := context.WithTimeout(ctx, h.Wait)
-			h = l.cfg.Ownership.Await(soon, op.partition, h)
-			cancel()
+		if !decides(r) {
+			r = l.awaitHolder(ctx, op.partition, r)
 		}
 	}
-	if h.Wait > 0 || !h.Self && (h.Name == "" || op.Hops+1 >= MaxHops) {
-		h.Wait = 0
-		op.Outcome.NotHolder = &h
+	if !decides(r) || r.Standing == ownership.Elsewhere && (r.Node.Name == "" || op.Hops+1 >= MaxHops) {
+		op.Outcome.NotHolder = r
 		return
 	}
-	l.ask(ctx, h, []*Op{op})
+	l.ask(ctx, way{r.Standing, r.Node}, []*Op{op})
 }
 
 // limitUse tells a peer how long it may use the answers that depend on a lease.

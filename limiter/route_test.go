@@ -43,7 +43,7 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		var both sync.WaitGroup
 		both.Add(2)
-		c.tamper(func(_ context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 			both.Done()
 			both.Wait()
 			deliver()
@@ -63,7 +63,7 @@ func TestOwnersAreAskedSideBySide(t *testing.T) {
 // TestSlowOwnerFailsAlone: in one batch, only what a silent owner decides is answered by on_error.
 func TestSlowOwnerFailsAlone(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, _ []*Op, deliver func()) {
 			if to.Name == "n1" {
 				<-ctx.Done()
 				return
@@ -94,7 +94,7 @@ type script struct {
 	asked   []string
 }
 
-func (s *script) wire(_ context.Context, _ *testNode, to Holder, ops []*Op, deliver func()) {
+func (s *script) wire(_ context.Context, _ *testNode, to ownership.Node, ops []*Op, deliver func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = append(s.asked, to.Name)
@@ -108,7 +108,7 @@ func (s *script) wire(_ context.Context, _ *testNode, to Holder, ops []*Op, deli
 func TestNotHolderIsRetried(t *testing.T) {
 	hint := func(name string, n uint64) func(*Op, func()) {
 		return func(op *Op, _ func()) {
-			op.Outcome.NotHolder = &Holder{Name: name, Boot: 1, Term: ownership.Term{N: n}}
+			op.Outcome.NotHolder = &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: name, Boot: 1}, Term: ownership.Term{N: n}}
 		}
 	}
 	decide := func(_ *Op, deliver func()) { deliver() }
@@ -132,9 +132,11 @@ func TestNotHolderIsRetried(t *testing.T) {
 			inBubble(t, 4, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 				for i, n := range c.nodes {
 					if i == 0 {
-						c.see(n, func(int) Holder { return Holder{Name: "n1", Boot: 2, Term: ownership.Term{N: test.term}} })
+						c.see(n, func(int) ownership.Route {
+							return ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "n1", Boot: 2}, Term: ownership.Term{N: test.term}}
+						})
 					} else {
-						c.see(n, func(int) Holder { return Holder{Self: true, Name: n.name} })
+						c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 					}
 				}
 				s := &script{answers: test.answers}
@@ -156,7 +158,7 @@ func TestNotHolderIsRetried(t *testing.T) {
 func TestViewsThatDisagree(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		for i, n := range c.nodes {
-			c.see(n, func(int) Holder { return c.holder(n, (i+1)%3) })
+			c.see(n, func(int) ownership.Route { return c.holder(n, (i+1)%3) })
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
@@ -176,12 +178,12 @@ func TestViewsThatDisagree(t *testing.T) {
 		}
 
 		// Two that point at each other, until one of them learns better.
-		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
-		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 0) })
+		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 1) })
+		c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 0) })
 		done := make(chan limit.Decision)
 		go func() { done <- c.nodes[0].check(t, named("p", "k", 1)) }()
 		synctest.Wait() // it pauses before it asks again
-		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 1) })
+		c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 1) })
 		if d := <-done; !d.Allowed || d.FailedOpen || d.Remaining != 9 {
 			t.Errorf("%+v", d)
 		}
@@ -189,10 +191,10 @@ func TestViewsThatDisagree(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 		// The entry node may come to be the holder itself.
-		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 0) })
+		c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 0) })
 		go func() { done <- c.nodes[0].check(t, named("p", "m", 1)) }()
 		synctest.Wait()
-		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 0) })
+		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 0) })
 		if d := <-done; !d.Allowed || d.FailedOpen || d.Remaining != 9 {
 			t.Errorf("%+v", d)
 		}
@@ -215,7 +217,7 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 			t.Errorf("%+v", ops[0].Outcome)
 		}
 		for _, o := range ops[1:3] {
-			if h := o.Outcome.NotHolder; h == nil || h.Name != "n1" || h.Boot != 2 {
+			if h := o.Outcome.NotHolder; h == nil || h.Node != (ownership.Node{Name: "n1", Boot: 2}) {
 				t.Errorf("%+v", o.Outcome)
 			}
 		}
@@ -227,9 +229,9 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 		}
 		c.wantStats(PolicyStats{Policy: "p", Allowed: 2})
 		// Nobody is known.
-		c.see(c.nodes[0], func(int) Holder { return Holder{} })
+		c.see(c.nodes[0], func(int) ownership.Route { return ownership.Route{Standing: ownership.Elsewhere} })
 		lone := op(1, named("p", here, 1))
-		if rest := c.nodes[0].Receive([]*Op{lone}); rest != nil || lone.Outcome.NotHolder == nil || lone.Outcome.NotHolder.Name != "" {
+		if rest := c.nodes[0].Receive([]*Op{lone}); rest != nil || lone.Outcome.NotHolder == nil || lone.Outcome.NotHolder.Node.Name != "" {
 			t.Errorf("%+v", lone.Outcome)
 		}
 	})
@@ -238,9 +240,9 @@ func TestReceiveChecksWhatItGets(t *testing.T) {
 // TestUnreachableBehindAnotherNode: a node that hands on in vain says so, and the entry node answers by its on_error.
 func TestUnreachableBehindAnotherNode(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
-		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
-		c.see(c.nodes[1], func(int) Holder { return c.holder(c.nodes[1], 2) })
-		c.tamper(func(ctx context.Context, _ *testNode, to Holder, _ []*Op, deliver func()) {
+		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 1) })
+		c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 2) })
+		c.tamper(func(ctx context.Context, _ *testNode, to ownership.Node, _ []*Op, deliver func()) {
 			if to.Name == "n1" {
 				deliver()
 			}
@@ -290,7 +292,7 @@ func TestOnErrorAnswersForAnUnreachableOwner(t *testing.T) {
 		} {
 			inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 				c.tamper(wire.wire)
-				c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
+				c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 1) })
 				q := limit.Check{Target: test.target, Cost: 2, RequestID: "r"}
 				if q.Key == "" {
 					q.Key = "k"
@@ -361,7 +363,7 @@ func TestUnknownPolicyOfAnUnreachableOwner(t *testing.T) {
 func TestCallsWithoutOnError(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
 		c.tamper(lost)
-		c.see(c.nodes[0], func(int) Holder { return c.holder(c.nodes[0], 1) })
+		c.see(c.nodes[0], func(int) ownership.Route { return c.holder(c.nodes[0], 1) })
 		n, open, leases := c.nodes[0], limit.Target{Policy: "open", Key: "k"}, limit.Target{Policy: "leases", Key: "k"}
 		_, err := n.Refund(t.Context(), open, 1, "")
 		wantError(t, err, limit.Unavailable, "")
@@ -425,7 +427,7 @@ func TestDeadlines(t *testing.T) {
 	}
 	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
 		ctx, cancel := context.WithCancel(t.Context())
-		c.tamper(func(ctx context.Context, from *testNode, to Holder, ops []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
 			cancel() // a caller that goes away
 			lost(ctx, from, to, ops, deliver)
 		})
@@ -440,7 +442,7 @@ func TestDeadlines(t *testing.T) {
 // TestNobodyIsKnown: no holder, or no way to reach one.
 func TestNobodyIsKnown(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, failing)}, func(t *testing.T, c *testCluster) {
-		c.see(c.nodes[0], func(int) Holder { return Holder{} })
+		c.see(c.nodes[0], func(int) ownership.Route { return ownership.Route{Standing: ownership.Elsewhere} })
 		if d := c.nodes[0].check(t, named("open", "k", 1)); !d.FailedOpen {
 			t.Errorf("%+v", d)
 		}
@@ -448,33 +450,65 @@ func TestNobodyIsKnown(t *testing.T) {
 			t.Error("asked nobody")
 		}
 	})
-	l := New(Config{Ownership: elsewhere{}})
+	l := New(Config{Ownership: &alone{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "other"}}})
 	defer l.Close()
 	if got, err := l.Check(t.Context(), []limit.Check{named("open", "k", 1)}); err != nil || !got[0].FailedOpen {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
 
-type elsewhere struct{ alone }
-
-func (elsewhere) Holder(int) Holder { return Holder{Name: "other"} }
+// TestNobodyDecides: in the last instants of a hand-over a check waits for the receiver to decide, and then asks it all the same; while
+// a partition is unclaimed it waits as long as it may.
+func TestNobodyDecides(t *testing.T) {
+	frozen := ownership.Route{Standing: ownership.Frozen, Node: ownership.Node{Name: "n1", Boot: 2}}
+	for _, test := range []struct {
+		what  string
+		route ownership.Route
+		after time.Duration // until n1 decides as far as n0 knows
+		took  time.Duration
+		open  bool // answered by on_error
+	}{
+		{"handed over at once", frozen, 10 * time.Millisecond, 10 * time.Millisecond, false},
+		{"handed over late", frozen, time.Hour, 50 * time.Millisecond, false},
+		{"claimed at once", ownership.Route{}, 10 * time.Millisecond, 10 * time.Millisecond, false},
+		{"claimed late", ownership.Route{}, 300 * time.Millisecond, 300 * time.Millisecond, false},
+		{"not claimed", ownership.Route{}, time.Hour, time.Second, true},
+	} {
+		t.Run(test.what, func(t *testing.T) {
+			inBubble(t, 2, Config{Policies: policies(t, failing), Timeout: time.Second}, func(t *testing.T, c *testCluster) {
+				start := time.Now()
+				c.see(c.nodes[0], func(int) ownership.Route {
+					if time.Since(start) >= test.after {
+						return c.holder(c.nodes[0], 1)
+					}
+					return test.route
+				})
+				c.see(c.nodes[1], func(int) ownership.Route { return c.holder(c.nodes[1], 1) })
+				d := c.nodes[0].check(t, named("open", "k", 1))
+				if took := time.Since(start); d.FailedOpen != test.open || took < test.took || took > test.took+2*time.Millisecond {
+					t.Errorf("after %v: %+v", took, d)
+				}
+			})
+		})
+	}
+}
 
 // TestTermsOfOneHolder: what one process holds under different terms goes to it in one message, in the order in which it was
 // asked.
 func TestTermsOfOneHolder(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, plain)}, func(t *testing.T, c *testCluster) {
 		termOf := func(p int) ownership.Term { return ownership.Term{Epoch: 1, N: uint64(p % 5)} }
-		c.see(c.nodes[0], func(p int) Holder {
+		c.see(c.nodes[0], func(p int) ownership.Route {
 			h := c.holder(c.nodes[0], 1+p%2)
 			h.Term = termOf(p)
 			return h
 		})
 		for i, n := range c.nodes[1:] {
-			c.see(n, func(int) Holder { return c.holder(n, i+1) })
+			c.see(n, func(int) ownership.Route { return c.holder(n, i+1) })
 		}
 		var mu sync.Mutex
 		got := make(map[string][]string)
-		c.wire = func(_ context.Context, _ *testNode, to Holder, ops []*Op, deliver func()) {
+		c.wire = func(_ context.Context, _ *testNode, to ownership.Node, ops []*Op, deliver func()) {
 			defer deliver()
 			mu.Lock()
 			defer mu.Unlock()

@@ -7,6 +7,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
 )
 
 // TestInlineMaxWindow: inline limits that keep their states for longer than the node allows are errors that name the field.
@@ -51,7 +52,7 @@ func TestOneCallerFillsItsOwnShare(t *testing.T) {
 		"by caller":                            {"tenant", "shop"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBubble(t, 3, Config{Policies: policies(t, text), MaxMemory: 8 << 20}, func(t *testing.T, c *testCluster) {
+			inBubbleWithin(t, 3, store.Config{MaxBytes: 8 << 20}, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
 				login := func(node int, key string) limit.Decision {
 					q := named("login", key, 1)
 					q.Caller = of.other

@@ -7,6 +7,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -19,7 +20,7 @@ const shedding = `policies:
 // gate is a wire that carries nothing until it is opened.
 func gate() (w wire, open func()) {
 	opened := make(chan struct{})
-	return func(ctx context.Context, _ *testNode, _ Holder, _ []*Op, deliver func()) {
+	return func(ctx context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
 		select {
 		case <-opened:
 			deliver()
@@ -119,7 +120,7 @@ func TestSettlingIsNotTurnedAway(t *testing.T) {
 		n.check(t, named("closed", full, 10))
 		w, open := gate()
 		settling := false
-		c.tamper(func(ctx context.Context, from *testNode, to Holder, ops []*Op, deliver func()) {
+		c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
 			switch {
 			case ops[0].Kind == OpCheck: // those who take all the room
 				w(ctx, from, to, ops, deliver)
@@ -198,7 +199,7 @@ func TestExpiredCallsAreNotDecided(t *testing.T) {
 func TestReceivedLate(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding)}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		c.see(n, func(int) Holder { return Holder{Name: "n0", Wait: time.Second} })
+		c.see(n, func(int) ownership.Route { return ownership.Route{} })
 		op := func(left time.Duration) *Op { return &Op{Kind: OpCheck, Check: named("closed", "k", 1), Left: left} }
 		ops := []*Op{op(100 * time.Millisecond), op(300 * time.Millisecond), op(0)}
 		rest := n.Receive(ops)
@@ -213,7 +214,7 @@ func TestReceivedLate(t *testing.T) {
 			close(done)
 		}()
 		time.Sleep(200 * time.Millisecond) // in the bubble
-		c.see(n, func(int) Holder { return Holder{Self: true, Name: "n0"} })
+		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 		<-done
 		for i, decided := range []bool{false, true, true} {
 			if out := ops[i].Outcome; out.Decision.Allowed != decided || (out.Unreachable || out.NotHolder != nil) == decided {
@@ -230,7 +231,7 @@ func TestReceivedLate(t *testing.T) {
 func TestReceivedBeyondBound(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 2}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		c.see(n, func(p int) Holder { return Holder{Name: "n0", Wait: time.Second} })
+		c.see(n, func(p int) ownership.Route { return ownership.Route{} })
 		ops := make([]*Op, 5)
 		for i := range ops {
 			ops[i] = &Op{Kind: OpCheck, Check: named("closed", "k", 1), Left: time.Second}
@@ -239,7 +240,7 @@ func TestReceivedBeyondBound(t *testing.T) {
 		if got := n.Load(); rest == nil || got != (LoadStats{InFlight: 2, MaxInFlight: 2, Full: 3}) {
 			t.Fatalf("%+v", got)
 		}
-		c.see(n, func(int) Holder { return Holder{Self: true, Name: "n0"} })
+		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 		rest(t.Context())
 		decided := 0
 		for _, op := range ops {
@@ -276,7 +277,7 @@ func TestChargedAndTurnedAway(t *testing.T) {
 func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
 	inBubble(t, 1, Config{Policies: policies(t, shedding), MaxInFlight: 40}, func(t *testing.T, c *testCluster) {
 		n := c.nodes[0]
-		c.see(n, func(int) Holder { return Holder{Name: "n0", Wait: time.Second} })
+		c.see(n, func(int) ownership.Route { return ownership.Route{} })
 		receive := func(callers ...string) (rest func(context.Context), waiting int) {
 			ops := make([]*Op, len(callers))
 			for i, caller := range callers {
@@ -306,7 +307,7 @@ func TestOneCallerTakesNotAllPlacesOfAnOwner(t *testing.T) {
 		if waiting != 2 {
 			t.Errorf("%d of 2 operations of another caller wait", waiting)
 		}
-		c.see(n, func(int) Holder { return Holder{Self: true, Name: "n0"} })
+		c.see(n, func(int) ownership.Route { return ownership.Route{Standing: ownership.Owned} })
 		for _, rest := range all {
 			rest(t.Context())
 		}

@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -90,7 +91,7 @@ func (l *Limiter) endSpan(span Span, ops []Op) {
 }
 
 // traceForward begins the span of asking a peer, and has it go along with the operations. It returns how to end it.
-func (l *Limiter) traceForward(ctx context.Context, to Holder, ops []*Op) (end func()) {
+func (l *Limiter) traceForward(ctx context.Context, to ownership.Node, ops []*Op) (end func()) {
 	_, span := l.cfg.Tracer.Start(ctx, "forward")
 	if span == nil {
 		return l.traceForwardEach(to, ops)
@@ -103,7 +104,7 @@ func (l *Limiter) traceForward(ctx context.Context, to Holder, ops []*Op) (end f
 }
 
 // traceForwardEach is traceForward for operations of several callers, some of which may be traced.
-func (l *Limiter) traceForwardEach(to Holder, ops []*Op) (end func()) {
+func (l *Limiter) traceForwardEach(to ownership.Node, ops []*Op) (end func()) {
 	var spans []continuedSpan
 	var below []string // what each span is below
 	for _, op := range ops {
@@ -189,8 +190,8 @@ func (l *Limiter) traced(op *Op) Traced {
 	if name := policyName(op); limit.ValidPolicyName(name) { // an operation that was not accepted may have any
 		t.Policy = name
 	}
-	if h := l.cfg.Ownership.Holder(op.partition); h.Self {
-		t.Term = h.Term.String()
+	if r := l.cfg.Ownership.Route(op.partition); r.Standing == ownership.Owned {
+		t.Term = r.Term.String()
 	}
 	return t
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 )
@@ -164,10 +165,10 @@ func TestTracedBatch(t *testing.T) {
 		// The first to be asked is not the one who decides: what is asked again hangs below the same span.
 		sent := 0
 		var arrived []string
-		c.tamper(func(_ context.Context, _ *testNode, _ Holder, ops []*Op, deliver func()) {
+		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
 			if sent++; sent == 1 {
 				for _, op := range ops {
-					op.Outcome.NotHolder = &Holder{}
+					op.Outcome.NotHolder = &ownership.Route{}
 				}
 				return
 			}

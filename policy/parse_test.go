@@ -571,7 +571,7 @@ func TestLoad(t *testing.T) {
 	if _, err := Load(file); !errors.Is(err, os.ErrNotExist) || err.Error() != "open "+file+": no such file or directory" {
 		t.Errorf("missing: %v", err)
 	}
-	if _, err := Watch(file, WatchConfig{}); !errors.Is(err, os.ErrNotExist) || err.Error() != "open "+file+": no such file or directory" {
+	if _, err := NewWatcher(file, WatchConfig{}); !errors.Is(err, os.ErrNotExist) || err.Error() != "open "+file+": no such file or directory" {
 		t.Errorf("missing, to be watched: %v", err)
 	}
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), dir) {

@@ -11,7 +11,7 @@ type WatchConfig struct {
 	// handled as mistakes in the file are. It may be called several times for one content. May be nil.
 	Check func(*Set) error
 	// OnChange is called with the new policies after they are in force, when the content of the file has changed. It is
-	// not called for what Watch itself loads. May be nil.
+	// not called for what NewWatcher loads. May be nil.
 	OnChange func(*Set)
 	// OnError is called when the file cannot be read (an error that wraps the operating system's), has mistakes in it
 	// (Errors) or is refused by Check, once for as long as it stays the same. The policies in force stay. May be nil.
@@ -22,10 +22,10 @@ type WatchConfig struct {
 // must not call Close, which waits for them.
 type Watcher = filewatch.Watcher[*Set]
 
-// Watch loads a file and keeps watching it until Close. The file must be without mistakes now; later it may have some,
-// be replaced, disappear and come back.
-func Watch(file string, cfg WatchConfig) (*Watcher, error) {
-	return filewatch.Start([]string{file}, filewatch.Config[*Set]{
+// NewWatcher loads a file, which is followed from Watcher.Watch on until Close. The file must be without mistakes now; later it may have
+// some, be replaced, disappear and come back.
+func NewWatcher(file string, cfg WatchConfig) (*Watcher, error) {
+	return filewatch.Open([]string{file}, filewatch.Config[*Set]{
 		Parse: func(contents [][]byte) (*Set, error) {
 			set, err := Parse(file, contents[0])
 			if err == nil && cfg.Check != nil {

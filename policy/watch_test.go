@@ -42,14 +42,15 @@ func TestWatch(t *testing.T) {
 		OnError:  func(err error) { errs <- err },
 	}
 	write(t, file, content(10))
-	if _, err := Watch(file, cfg); err == nil || err.Error() != "10 is too much" {
+	if _, err := NewWatcher(file, cfg); err == nil || err.Error() != "10 is too much" {
 		t.Fatalf("begins with 10: %v", err)
 	}
 	write(t, file, content(1))
-	w, err := Watch(file, cfg)
+	w, err := NewWatcher(file, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.Watch()
 	failure := func(part string) error {
 		t.Helper()
 		select {
@@ -78,7 +79,7 @@ func TestWatch(t *testing.T) {
 		t.Error(err)
 	}
 	write(t, file, strings.Repeat("#", strictyaml.MaxFile+1))
-	if _, err := Watch(file, cfg); !errors.As(err, &list) || !strings.Contains(err.Error(), "the file is too large") {
+	if _, err := NewWatcher(file, cfg); !errors.As(err, &list) || !strings.Contains(err.Error(), "the file is too large") {
 		t.Errorf("a large file: %v", err)
 	}
 }

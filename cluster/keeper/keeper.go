@@ -32,10 +32,11 @@ type Sender interface {
 	Send([]ownership.Envelope)
 }
 
-// Config is what a Keeper needs. All fields are required.
+// Config is what a Keeper needs. All fields but Inbox are required.
 type Config struct {
 	Core   ownership.Config
 	Sender Sender
+	Inbox  *Inbox              // what others leave for the Keeper; nil: one of its own
 	Now    func() algo.Instant // the clock of decisions: the very one that the limiter reads
 	Boot   func() int64        // the clock of leases: BootTime, other than in tests
 	// Version returns the highest ticket that has been given for an answer of a partition, or more. It never falls. It is
@@ -62,17 +63,13 @@ type Keeper struct {
 	stop func()
 	ctx  context.Context // ends with Close
 	work sync.WaitGroup
-	wake chan struct{} // holds a token when there may be something to do
 
-	// Left for the goroutine that owns the core.
-	urgent  []atomic.Uint64 // a bit for each partition
-	mu      sync.Mutex
-	mail    mailbox
+	// Left for the goroutine that owns the core, beside what is in the inbox, whose mutex guards this too.
+	*Inbox
 	view    *ownership.View   // the newest, until the core has it
 	leaving bool              // every view is to say so
 	asked   []chan<- Status   // who wants to know the core's status
 	events  map[string]uint64 // notes so far, by what they say
-	lost    uint64            // messages
 
 	// Published by it.
 	routes   []atomic.Pointer[route]
@@ -142,8 +139,11 @@ func New(cfg Config) *Keeper {
 func newKeeper(cfg Config) *Keeper {
 	n := cfg.Core.Partitions
 	k := &Keeper{
-		cfg: cfg, wake: make(chan struct{}, 1), urgent: make([]atomic.Uint64, (n+63)/64), events: make(map[string]uint64),
+		cfg: cfg, Inbox: cfg.Inbox, events: make(map[string]uint64),
 		routes: make([]atomic.Pointer[route], n), progress: make([]progress, n), drained: make(chan struct{}),
+	}
+	if k.Inbox == nil {
+		k.Inbox = NewInbox(n)
 	}
 	k.ctx, k.stop = context.WithCancel(context.Background())
 	return k
@@ -174,34 +174,6 @@ func (k *Keeper) SetView(v ownership.View) {
 	k.view = &v
 	k.mu.Unlock()
 	k.signal()
-}
-
-// Receive takes messages from another node; see replica.MessengerConfig. It never blocks: when there is too much to be
-// looked at, messages are lost.
-func (k *Keeper) Receive(list []ownership.Envelope) {
-	k.mu.Lock()
-	for i := range list {
-		if !k.mail.add(&list[i]) {
-			k.lost++
-		}
-	}
-	k.mu.Unlock()
-	k.signal()
-}
-
-// Urgent says that a partition has changes that somebody waits for; see store.Config.Urgent. It takes no lock.
-func (k *Keeper) Urgent(p int) {
-	bit := uint64(1) << (p % 64)
-	if k.urgent[p/64].Or(bit)&bit == 0 {
-		k.signal()
-	}
-}
-
-func (k *Keeper) signal() {
-	select {
-	case k.wake <- struct{}{}:
-	default:
-	}
 }
 
 // Route says where a partition's checks are decided. The caller must not change it. It takes no lock.

@@ -327,10 +327,11 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	changes, errs := make(chan *Config, 10), make(chan error, 10)
-	w, err := Watch(dir, WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }})
+	w, err := NewWatcher(dir, WatchConfig{OnChange: func(c *Config) { changes <- c }, OnError: func(err error) { errs <- err }})
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.Watch()
 	defer w.Close()
 	if n, _ := w.Current().Domains(); n != 1 {
 		t.Fatalf("%d domains", n)
@@ -352,7 +353,7 @@ func TestWatch(t *testing.T) {
 	for n := 0; n != 1; n, _ = w.Current().Domains() {
 		<-changes
 	}
-	if _, err := Watch(filepath.Join(dir, "none"), WatchConfig{}); err == nil {
+	if _, err := NewWatcher(filepath.Join(dir, "none"), WatchConfig{}); err == nil {
 		t.Error("a directory that does not exist")
 	}
 }

@@ -28,11 +28,11 @@ type WatchConfig struct {
 // must not call Close, which waits for them.
 type Watcher = filewatch.Watcher[*Config]
 
-// Watch reads the files of a directory, see ReadDir, and again whenever one changes, comes or goes, until Close. They must be without
-// mistakes now; later a mistake in any of them leaves all that is in force as it is.
-func Watch(dir string, cfg WatchConfig) (*Watcher, error) {
+// NewWatcher reads the files of a directory, see ReadDir, and from Watcher.Watch on again whenever one changes, comes or goes, until Close.
+// They must be without mistakes now; later a mistake in any of them leaves all that is in force as it is.
+func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 	// The directory is watched as that of a file in it.
-	return filewatch.Start([]string{filepath.Clean(dir) + string(filepath.Separator) + "."}, filewatch.Config[*Config]{
+	return filewatch.Open([]string{filepath.Clean(dir) + string(filepath.Separator) + "."}, filewatch.Config[*Config]{
 		Read: func(name string, _ int64) ([]byte, error) {
 			files, err := ReadDir(filepath.Dir(name))
 			return pack(files), err

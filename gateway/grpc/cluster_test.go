@@ -21,6 +21,7 @@ import (
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/peer"
 	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -50,9 +51,9 @@ func trio(t *testing.T, text string) []weirv1.LimiterClient {
 			Address: func(n ownership.Node) (string, bool) { a, ok := address[n]; return a, ok },
 		}
 		peers := peer.NewForwarder(peer.ForwarderConfig{Config: streams})
-		own := byNumber{i, nodes}
-		l := limiter.New(limiter.Config{Policies: set, Ownership: own, Peers: peers, Timeout: testkit.Patience})
-		own.open(l)
+		own, states := byNumber{i, nodes}, limiter.NewStore(store.Config{}, false)
+		l := limiter.New(limiter.Config{Store: states, Policies: set, Ownership: own, Peers: peers, Timeout: testkit.Patience})
+		own.open(states)
 		server := grpc.NewServer(grpc.ForceServerCodecV2(transport.Codec()))
 		peerv1.RegisterPeerServer(server, peer.NewServer(peer.ServerConfig{Config: streams, Receiver: l}))
 		NewServer(ServerConfig{Service: l}).Register(server)
@@ -233,22 +234,24 @@ type byNumber struct {
 	nodes []ownership.Node
 }
 
-func (o byNumber) Holder(p int) limiter.Holder {
-	n := o.nodes[p%len(o.nodes)]
-	return limiter.Holder{Self: p%len(o.nodes) == o.self, Name: n.Name, Boot: n.Boot}
+func (o byNumber) Route(p int) *ownership.Route {
+	if p %= len(o.nodes); p != o.self {
+		return &ownership.Route{Standing: ownership.Elsewhere, Node: o.nodes[p]}
+	}
+	return &ownership.Route{Standing: ownership.Owned}
 }
 
 // open opens what belongs to the node.
-func (o byNumber) open(l *limiter.Limiter) {
+func (o byNumber) open(states *store.Store) {
 	for p := range ring.Partitions {
-		if o.Holder(p).Self {
-			l.Data().Open(p)
+		if o.Route(p).Standing == ownership.Owned {
+			states.Open(p)
 		}
 	}
 }
 
-func (o byNumber) Await(_ context.Context, p int, _ limiter.Holder) limiter.Holder {
-	return o.Holder(p)
+func (o byNumber) Await(_ context.Context, p int, _ *ownership.Route) *ownership.Route {
+	return o.Route(p)
 }
 
 func (o byNumber) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {

@@ -15,21 +15,22 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/store"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
 // halves is a view in which every second partition is another node's.
 type halves struct{}
 
-func (halves) Holder(partition int) limiter.Holder {
+func (halves) Route(partition int) *ownership.Route {
 	if partition%2 == 0 {
-		return limiter.Holder{Self: true}
+		return &ownership.Route{Standing: ownership.Owned}
 	}
-	return limiter.Holder{Name: "other", Boot: 1, Term: ownership.Term{}}
+	return &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "other", Boot: 1}}
 }
 
-func (halves) Await(_ context.Context, partition int, _ limiter.Holder) limiter.Holder {
-	return halves{}.Holder(partition)
+func (h halves) Await(_ context.Context, partition int, _ *ownership.Route) *ownership.Route {
+	return h.Route(partition)
 }
 
 func (halves) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
@@ -39,7 +40,7 @@ func (halves) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bo
 // echo is the other node: its answer tells what was asked, after a while of its own. It refuses every third limit, for a moment.
 type echo struct{ asked atomic.Int64 }
 
-func (e *echo) Forward(_ context.Context, _ limiter.Holder, ops []*limiter.Op) {
+func (e *echo) Forward(_ context.Context, _ ownership.Node, ops []*limiter.Op) {
 	e.asked.Add(int64(len(ops)))
 	<-time.After(rand.N(2 * time.Millisecond))
 	for _, op := range ops {
@@ -56,10 +57,11 @@ func (e *echo) Forward(_ context.Context, _ limiter.Holder, ops []*limiter.Op) {
 func TestAnswersDoNotCross(t *testing.T) {
 	noLeaks(t)
 	other := new(echo)
-	l := limiter.New(limiter.Config{Ownership: halves{}, Peers: other})
+	states := limiter.NewStore(store.Config{}, false)
+	l := limiter.New(limiter.Config{Store: states, Ownership: halves{}, Peers: other})
 	t.Cleanup(l.Close)
 	for p := range ring.Partitions {
-		l.Data().Open(p)
+		states.Open(p)
 	}
 	s := NewServer(ServerConfig{Service: l})
 	t.Cleanup(s.Close)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -23,9 +24,9 @@ import (
 // nobody is an ownership under which no key can be decided.
 type nobody struct{}
 
-func (nobody) Holder(int) limiter.Holder { return limiter.Holder{} }
+func (nobody) Route(int) *ownership.Route { return &ownership.Route{Standing: ownership.Elsewhere} }
 
-func (nobody) Await(context.Context, int, limiter.Holder) limiter.Holder { return limiter.Holder{} }
+func (n nobody) Await(context.Context, int, *ownership.Route) *ownership.Route { return n.Route(0) }
 
 func (nobody) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
 	return false, true

@@ -31,7 +31,7 @@ type Config[T any] struct {
 	// of a directory.
 	Read func(name string, limit int64) ([]byte, error)
 	// OnChange is called with the new value after it is in force, when the content of a file has changed. It is not called
-	// for what Start itself loads. May be nil.
+	// for what Open loads. May be nil.
 	OnChange func(T)
 	// OnError is called when a file cannot be read (an error that wraps the operating system's, file.ErrNotRegular or
 	// file.ErrTimeout) or Parse refuses what the files hold, once for as long as they stay the same. The value in force
@@ -73,7 +73,7 @@ type Watcher[T any] struct {
 	reload chan struct{} // holds a request for a reload
 	stop   chan struct{}
 	once   sync.Once // closes stop
-	done   chan struct{}
+	work   sync.WaitGroup
 
 	// What follows is only touched by the read under way: one begins when the one before has ended.
 	events  *fsnotify.Watcher // nil when the system offers none
@@ -81,7 +81,7 @@ type Watcher[T any] struct {
 	reading atomic.Pointer[string]
 	read    func(name string, limit int64) ([]byte, error) // file.Prefix
 
-	// What follows is only touched by Start and then by the goroutine that makes the calls.
+	// What follows is only touched by Open and then by the goroutine that makes the calls.
 	looks   chan look // holds the outcome of the read under way
 	busy    bool      // a read is under way
 	late    bool      // and has timed out
@@ -104,9 +104,18 @@ type seen struct {
 	fail string            // why there are none
 }
 
-// Start loads files and keeps watching them until Close. They must be right now; later they may be wrong, be replaced,
-// disappear and come back.
+// Start loads files and keeps watching them until Close: it is Open and Watch.
 func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
+	w, err := Open(files, cfg)
+	if err == nil {
+		w.Watch()
+	}
+	return w, err
+}
+
+// Open loads files, which are watched from Watch on. They must be right now; later they may be wrong, be replaced, disappear and come
+// back.
+func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	// Systems run out of watches, and some have none: reading the files often does the same, only dearer.
 	events, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -116,19 +125,18 @@ func Start[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	if read == nil {
 		read = file.Prefix
 	}
-	w, err := load(files, cfg, events, read)
-	if err != nil {
-		return nil, err
-	}
-	go w.run()
-	return w, nil
+	return load(files, cfg, events, read)
 }
+
+// Watch has the files watched until Close. Of what has changed since they were loaded, it is told of too. It is called once, and not
+// after Close.
+func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
 
 // load reads the files. Without events, which become the Watcher's, they are polled. The goroutine does not run yet.
 func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher, read func(string, int64) ([]byte, error)) (*Watcher[T], error) {
 	w := &Watcher[T]{
 		files: files, cfg: cfg, events: events, read: read, looks: make(chan look, 1),
-		reload: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		reload: make(chan struct{}, 1), stop: make(chan struct{}),
 	}
 	if w.cfg.Settle <= 0 {
 		w.cfg.Settle = defaultSettle
@@ -191,7 +199,7 @@ func (w *Watcher[T]) Reload() {
 // Close ends the watch and waits until no call of Config is under way. Current and Err keep their last values.
 func (w *Watcher[T]) Close() error {
 	w.once.Do(func() { close(w.stop) })
-	<-w.done
+	w.work.Wait()
 	return w.release()
 }
 
@@ -211,7 +219,6 @@ func (w *Watcher[T]) release() error {
 }
 
 func (w *Watcher[T]) run() {
-	defer close(w.done)
 	var events chan fsnotify.Event
 	var problems chan error
 	if w.events != nil {

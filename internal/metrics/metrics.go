@@ -1,5 +1,5 @@
-// Package metrics shows a node's counters to Prometheus. It holds none of its own but the durations of hops: the others
-// are read from where they are kept when somebody scrapes, so that a decision never looks up a label. A key is never a
+// Package metrics shows a node's counters to Prometheus. It holds none of its own but the durations of calls and hops: the
+// others are read from where they are kept when somebody scrapes, so that a decision never looks up a label. A key is never a
 // label, and limits that callers send along share one.
 //
 // It does not promise that scrapers behind one address and of one kind see every peak: weir_current_window_count and
@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -65,17 +64,7 @@ type Metrics struct {
 	registry *prometheus.Registry
 	peaks    peaks
 	calls    calls
-	forward  *prometheus.HistogramVec
-	items    *prometheus.CounterVec
-	answered hop
-	lost     hop
 	reloads  *prometheus.CounterVec
-}
-
-// hop is what is counted of messages to other nodes.
-type hop struct {
-	took  prometheus.Observer
-	items prometheus.Counter
 }
 
 var (
@@ -144,25 +133,14 @@ func New(cfg Config) *Metrics {
 		cfg:      cfg,
 		registry: prometheus.NewRegistry(),
 		calls:    newCalls(),
-		forward: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "weir_hop_duration_seconds",
-			Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
-			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
-		}, []string{"hop", "answered"}),
-		items: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_forwarded_total",
-			Help: "Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.",
-		}, []string{"answered"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_policies_reloads_total", Help: "Changes of the policy file, by result (taken, refused).",
 		}, []string{"result"}),
 	}
-	m.answered = hop{m.forward.WithLabelValues("forward", "true"), m.items.WithLabelValues("true")}
-	m.lost = hop{m.forward.WithLabelValues("forward", "false"), m.items.WithLabelValues("false")}
 	for _, result := range []string{"taken", "rejected"} {
 		m.reloads.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m.calls.durations, m.calls.errors, m.forward, m.items, m.reloads, collectors.NewGoCollector(),
+	m.registry.MustRegister(m.calls.durations, m.calls.errors, m.reloads, collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(cfg.Collectors...)
 	return m
@@ -181,16 +159,6 @@ func (m *Metrics) pageFor(scraper string) prometheus.Gatherer {
 	own := prometheus.NewRegistry()
 	own.MustRegister(page{m, scraper})
 	return prometheus.Gatherers{m.registry, own}
-}
-
-// Forwarded notes how long a message with so many operations to a peer took.
-func (m *Metrics) Forwarded(took time.Duration, items int, answered bool) {
-	h := m.lost
-	if answered {
-		h = m.answered
-	}
-	h.took.Observe(took.Seconds())
-	h.items.Add(float64(items))
 }
 
 // Reloaded notes that the policy file changed, and whether it was taken.

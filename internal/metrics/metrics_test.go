@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/weirlimit/weir/algo"
@@ -27,7 +28,7 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limiter.New(limiter.Config{Policies: set, MaxKeys: 10, MaxInFlight: 50})
+	l := limiter.New(limiter.Config{Policies: set, Store: limiter.NewStore(store.Config{MaxKeys: 10}, true), MaxInFlight: 50})
 	defer l.Close()
 	ask := func(target limit.Target, cost int64) {
 		t.Helper()
@@ -45,15 +46,16 @@ func TestPage(t *testing.T) {
 	}
 	ask(limit.Target{Limit: &algo.Limit{Algorithm: algo.FixedWindow, Limit: 1, Window: time.Minute}, Key: "a"}, 1)
 
+	hops := NewHops()
 	m := New(Config{
-		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true },
+		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true }, Collectors: []prometheus.Collector{hops},
 		Ownership: func() (keeper.Status, bool) {
 			return keeper.Status{Status: ownership.Status{Held: 3, Pending: 2}}, true
 		},
 		Happened: func() keeper.Stats { return keeper.Stats{Events: map[string]uint64{"claimed": 7}, Lost: 5} },
 		Files:    func() []File { return []File{{Name: "policies"}, {"access", true, 0}, {"certificates", false, 4}} }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
-	m.Forwarded(time.Millisecond, 3, true)
+	hops.Forwarded(time.Millisecond, 3, true)
 	m.Problem(413)
 	m.Reloaded(false)
 	const peaks = `

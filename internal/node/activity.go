@@ -304,17 +304,17 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
 	defer cancel()
 	for {
-		decider, bad := n.limiter.DeciderOf(t)
+		route, bad := n.limiter.RouteOf(t)
 		if bad != nil {
 			return nil, bad
 		}
-		limits, holds, err := n.askDescribe(ctx, &decider, t)
+		limits, holds, err := n.askDescribe(ctx, route, t)
 		switch {
 		case err != nil:
 			return nil, err
 		case holds:
-			name := decider.Name
-			if decider.Self {
+			name := route.Node.Name
+			if route.Standing == ownership.Owned {
 				name = n.cfg.Name
 			}
 			return &limit.KeyState{Node: name, Limits: limits}, nil
@@ -325,18 +325,18 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 }
 
 // askDescribe asks whoever is taken to decide for a key. holds is false when that is not so.
-func (n *Node) askDescribe(ctx context.Context, decider *limiter.Holder, t *limit.Target) (limits []limit.LimitState, holds bool, err error) {
-	if decider.Self {
+func (n *Node) askDescribe(ctx context.Context, route *ownership.Route, t *limit.Target) (limits []limit.LimitState, holds bool, err error) {
+	if route.Standing == ownership.Owned {
 		return n.limiter.Describe(t)
 	}
-	peer, err := n.peers.Client(ownership.Node{Name: decider.Name, Boot: decider.Boot})
+	peer, err := n.peers.Client(route.Node)
 	if err != nil {
 		return nil, false, nil // it has just gone, or is about to come
 	}
 	answer, err := peer.Describe(ctx, &peerv1.DescribeRequest{Target: wire.ProtoTarget(*t)})
 	if err != nil {
 		s := status.Convert(err)
-		return nil, false, &limit.Error{Kind: wire.Kind(s.Code()), Message: decider.Name + ": " + s.Message()}
+		return nil, false, &limit.Error{Kind: wire.Kind(s.Code()), Message: route.Node.Name + ": " + s.Message()}
 	}
 	for _, l := range answer.Limits {
 		state := limit.LimitState{Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Window: time.Duration(l.WindowNs), Remaining: l.Remaining}

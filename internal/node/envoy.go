@@ -32,7 +32,7 @@ func (n *Node) openEnvoy() (err error) {
 		return nil
 	}
 	n.envoy.hits = envoy.NewHits()
-	n.envoy.files, err = envoy.Watch(s.Dir, envoy.WatchConfig{Options: s.Options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
+	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: s.Options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
 	if err != nil {
 		return fmt.Errorf("--envoy-config: %w", err)
 	}
@@ -48,21 +48,18 @@ func (n *Node) envoyHash() uint32 {
 	return binary.BigEndian.Uint32(hash[:])
 }
 
-// envoyChanged and envoyRejected are called by the watcher, whose goroutine is there before what they work on.
+// envoyChanged tells of a changed configuration that is in force.
 func (n *Node) envoyChanged(c *envoy.Config) {
-	if n.isBuilt() {
-		if n.cluster != nil {
-			n.cluster.SetEnvoyHash(n.envoyHash())
-		}
-		domains, limits := c.Domains()
-		n.log.Info("envoy configuration changed", "domains", domains, "limits", limits)
+	if n.cluster != nil {
+		n.cluster.SetEnvoyHash(n.envoyHash())
 	}
+	domains, limits := c.Domains()
+	n.log.Info("envoy configuration changed", "domains", domains, "limits", limits)
 }
 
+// envoyRejected reports that a changed configuration cannot be taken.
 func (n *Node) envoyRejected(err error) {
-	if n.isBuilt() {
-		n.log.Error("envoy configuration rejected, previous configuration stays in force", "error", err)
-	}
+	n.log.Error("envoy configuration rejected, previous configuration stays in force", "error", err)
 }
 
 // envoyService returns the service for a listener, nil where it is off.

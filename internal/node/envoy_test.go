@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/test/testkit"
@@ -88,7 +89,7 @@ func TestEnvoyCluster(t *testing.T) {
 	for k := 0; asked < 10; k++ {
 		value := fmt.Sprint("u", k)
 		partition := ring.Partition(ring.Hash(entry.hashKey, scope, "user="+value))
-		if (tenure{entry}).Holder(partition).Self {
+		if entry.keeper.Route(partition).Standing == ownership.Owned {
 			continue
 		}
 		asked++

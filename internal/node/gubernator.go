@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/cluster"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/gateway/gubernator"
 	"github.com/weirlimit/weir/ring"
 )
@@ -21,8 +22,8 @@ func (n *Node) ownerAddress(hash uint64) string {
 	if v == nil {
 		return ""
 	}
-	h := (tenure{n}).Holder(ring.Partition(hash))
-	if m := v.Member(h.Name); !h.Self && m != nil && m.Boot == h.Boot {
+	r := n.keeper.Route(ring.Partition(hash))
+	if m := v.Member(r.Node.Name); r.Standing != ownership.Owned && m != nil && m.Boot == r.Node.Boot {
 		return m.GRPCAddr
 	}
 	return ""

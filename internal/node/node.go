@@ -50,6 +50,7 @@ import (
 	"github.com/weirlimit/weir/rpc/replica"
 	"github.com/weirlimit/weir/rpc/transport"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/store"
 )
 
 // port is a port to listen on.
@@ -58,6 +59,12 @@ type Port int
 const (
 	PortAny Port = 0  // any free one
 	PortOff Port = -1 // none: the service is off
+)
+
+// The bounds on pending reservations that are meant where nothing else is said.
+const (
+	DefaultMaxReservations    = store.DefaultReservations
+	DefaultMaxKeyReservations = store.DefaultKeyReservations
 )
 
 // Config is what a node is started with.
@@ -130,7 +137,6 @@ type Node struct {
 	respServer  *resp.Server
 	debugServer *http.Server
 
-	built    chan struct{}          // closed once the fields above are set
 	settled  chan struct{}          // closed once the node is ready
 	awaited  atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
 	phase    atomic.Int32           // one of the constants below
@@ -153,7 +159,7 @@ const (
 func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n = &Node{
 		cfg: cfg, log: cfg.Logger, started: time.Now(),
-		built: make(chan struct{}), settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
+		settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if n.cfg.Memory == (memory.Budget{}) {
@@ -206,8 +212,8 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	}
 	policies := cfg.Policies
 	if cfg.PolicyFile != "" {
-		n.watcher, err = policy.Watch(cfg.PolicyFile, policy.WatchConfig{
-			Check: n.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRefused,
+		n.watcher, err = policy.NewWatcher(cfg.PolicyFile, policy.WatchConfig{
+			Check: n.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
 		})
 		if err != nil {
 			return n, fmt.Errorf("--policies: %w", err)
@@ -260,13 +266,6 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 			return n, err
 		}
 	}
-	n.peers = peer.NewForwarder(peer.ForwarderConfig{
-		Config:  n.transport(),
-		Observe: func(took time.Duration, items int, answered bool) { n.metrics.Forwarded(took, items, answered) },
-	})
-	n.messenger = replica.NewMessenger(replica.MessengerConfig{
-		Config: n.transport(), Partitions: ring.Partitions, Receive: func(list []ownership.Envelope) { n.keeper.Receive(list) },
-	})
 	if n.tracer, err = n.trace(); err != nil {
 		return n, err
 	}
@@ -275,32 +274,38 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	if n.recorder, err = newActivityRecorder(); err != nil {
 		return n, err
 	}
+	hops, inbox := metrics.NewHops(), keeper.NewInbox(ring.Partitions)
+	states := limiter.NewStore(store.Config{
+		MaxKeys: cfg.MaxKeys, MaxBytes: max(n.cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent,
+	}, false)
+	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: hops.Forwarded})
+	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: inbox.Receive})
+	n.keeper = keeper.New(keeper.Config{
+		Core:   ownership.Config{Self: n.self(), Partitions: ring.Partitions, Data: states, Voters: cfg.Voters},
+		Sender: n.messenger, Inbox: inbox, Now: clock, Boot: leases, Version: states.Version, Logger: n.log,
+	})
 	work := limiter.Config{
-		Clock: clock, BootClock: leases, Recorder: n.recorder, Urgent: func(p int) { n.keeper.Urgent(p) },
-		Ownership: tenure{n}, Peers: n.peers, Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
+		Store: states, Ownership: n.keeper, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder,
+		Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
-		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxKeys: cfg.MaxKeys, MaxMemory: max(n.cfg.MaxMemory, 0),
-		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
-		MaxRequestIDs: cfg.MaxRequestIDs, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
+		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
 	}
 	if n.tracer != nil {
 		work.Tracer = n.tracer
 	}
 	n.limiter = limiter.New(work)
 	n.recorder.follow(n.limiter)
-	n.keeper = keeper.New(keeper.Config{
-		Core: ownership.Config{
-			Self: n.self(), Partitions: ring.Partitions, Data: n.limiter.Data(), Voters: cfg.Voters,
-			MaxBuffered: int(min(n.cfg.Memory.State, 512<<20)), // a state that is larger is none that this node could keep
-		},
-		Sender: n.messenger, Now: clock, Boot: leases, Version: n.limiter.Version, Logger: n.log,
-	})
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
 		Happened: n.keeper.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
-		Collectors: append(n.envoyCollectors(), n.security.metrics), LogsDropped: n.logsDropped(),
+		Collectors: append(n.envoyCollectors(), n.security.metrics, hops), LogsDropped: n.logsDropped(),
 	})
-	close(n.built)
+	if n.watcher != nil {
+		n.watcher.Watch()
+	}
+	if n.envoy.files != nil {
+		n.envoy.files.Watch()
+	}
 	n.serve()
 	n.work.Go(n.settle)
 	if n.cluster != nil {
@@ -796,11 +801,8 @@ func (n *Node) checkPolicies(set *policy.Set) error {
 	return nil
 }
 
-// policiesChanged and policiesRefused are called by the watcher, whose goroutine is there before what they work on.
+// policiesChanged puts the policies of a changed file into force.
 func (n *Node) policiesChanged(set *policy.Set) {
-	if !n.isBuilt() {
-		return
-	}
 	n.limiter.SetPolicies(set)
 	n.metrics.Reloaded(true)
 	if n.cluster != nil {
@@ -809,22 +811,10 @@ func (n *Node) policiesChanged(set *policy.Set) {
 	n.log.Info("policies changed", "policies", len(set.Policies()), "hash", set.Hash())
 }
 
-func (n *Node) policiesRefused(err error) {
-	if !n.isBuilt() {
-		return
-	}
+// policiesRejected reports that a changed file cannot be taken.
+func (n *Node) policiesRejected(err error) {
 	n.metrics.Reloaded(false)
 	n.log.Error("policy file rejected, previous policies stay in force", "error", err)
-}
-
-// isBuilt waits until the node is built, and reports whether it ever was.
-func (n *Node) isBuilt() bool {
-	select {
-	case <-n.built:
-		return true
-	case <-n.ctx.Done():
-		return false
-	}
 }
 
 // policyError says why the policy file as it is now is not in force, or is empty.

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -91,46 +90,6 @@ func aloneView(self ownership.Node) ownership.View {
 		v.Backups[p] = -1
 	}
 	return v
-}
-
-// parkedMost is how long a check waits here at most for the end of a hand-over's last instants. Then it is sent on to the
-// receiver, who knows first.
-const parkedMost = 50 * time.Millisecond
-
-// tenure is the keeper as the limiter wants to see it.
-type tenure struct{ n *Node }
-
-func holder(r *ownership.Route) limiter.Holder {
-	switch r.Standing {
-	case ownership.Owned:
-		return limiter.Holder{Self: true, Term: r.Term}
-	case ownership.Elsewhere:
-		return limiter.Holder{Name: r.Node.Name, Boot: r.Node.Boot, Term: r.Term}
-	case ownership.Frozen:
-		return limiter.Holder{Wait: parkedMost, Name: r.Node.Name, Boot: r.Node.Boot, Term: r.Term}
-	}
-	return limiter.Holder{Wait: math.MaxInt64} // as long as the caller does
-}
-
-// Holder implements limiter.Ownership.
-func (t tenure) Holder(partition int) limiter.Holder { return holder(t.n.keeper.Route(partition)) }
-
-// Await implements limiter.Ownership.
-func (t tenure) Await(ctx context.Context, partition int, old limiter.Holder) limiter.Holder {
-	r := t.n.keeper.Route(partition)
-	for holder(r) == old {
-		next := t.n.keeper.Await(ctx, partition, r)
-		if next == r {
-			break
-		}
-		r = next
-	}
-	return holder(r)
-}
-
-// AwaitProgress implements limiter.Ownership.
-func (t tenure) AwaitProgress(ctx context.Context, partition int, ticket uint64, strict bool) (degraded, ok bool) {
-	return t.n.keeper.AwaitProgress(ctx, partition, ticket, strict)
 }
 
 // handOver gives everything to the others.

@@ -75,23 +75,6 @@ func TestSteer(t *testing.T) {
 	}
 }
 
-// TestHolder: what the limiter does with a route. In the last instants of a hand-over it waits, and asks the receiver after that.
-func TestHolder(t *testing.T) {
-	b, term := ownership.Node{Name: "b", Boot: 2}, ownership.Term{N: 7}
-	if h := holder(&ownership.Route{Standing: ownership.Frozen, Node: b, Term: term}); h.Self || h.Wait != parkedMost || h.Name != "b" || h.Boot != 2 {
-		t.Errorf("frozen: %+v", h)
-	}
-	if h := holder(&ownership.Route{Standing: ownership.Unclaimed}); h.Self || h.Wait < time.Hour || h.Name != "" {
-		t.Errorf("unclaimed: %+v", h)
-	}
-	if h := holder(&ownership.Route{Standing: ownership.Owned, Term: term}); !h.Self || h.Wait != 0 || h.Term != term {
-		t.Errorf("owned: %+v", h)
-	}
-	if h := holder(&ownership.Route{Standing: ownership.Elsewhere, Node: b, Term: term}); h.Self || h.Wait != 0 || h.Name != "b" {
-		t.Errorf("elsewhere: %+v", h)
-	}
-}
-
 // TestReadyOnceVoting: a voter of strict policies is not ready while it abstains.
 func TestReadyOnceVoting(t *testing.T) {
 	t.Parallel()

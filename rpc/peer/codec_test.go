@@ -24,6 +24,7 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/store"
 )
 
 // mixed is an operation of any kind, with or without what is rare, that names one of few targets.
@@ -135,7 +136,7 @@ func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
 	case 0:
 		return limiter.Outcome{Err: limit.NewError(limit.Invalid, "f", "m")}
 	case 1:
-		return limiter.Outcome{NotHolder: &limiter.Holder{Name: "n", Boot: 3, Term: ownership.Term{Epoch: 1, N: 2}}}
+		return limiter.Outcome{NotHolder: &ownership.Route{Standing: ownership.Elsewhere, Node: ownership.Node{Name: "n", Boot: 3}, Term: ownership.Term{Epoch: 1, N: 2}}}
 	case 2:
 		return limiter.Outcome{Unreachable: true}
 	}
@@ -438,7 +439,7 @@ func FuzzPackedOperations(f *testing.F) {
 		f.Add(packedBatch(f, make(numbers), 1, time.Second, mixed(rng), mixed(rng), mixed(rng)).Operations)
 	}
 	f.Add([]byte{})
-	l := limiter.New(limiter.Config{MaxKeys: 100, MaxMemory: 1 << 20})
+	l := limiter.New(limiter.Config{Store: limiter.NewStore(store.Config{MaxKeys: 100, MaxBytes: 1 << 20}, true)})
 	f.Cleanup(l.Close)
 	define := []*weirv1.StreamTarget{
 		{Number: 0, Policy: "p"}, {Number: 1, Limit: &weirv1.Limit{Algorithm: 5, Limit: 5, WindowNs: 1e9}}, {Number: 2, Policy: "not a name"},

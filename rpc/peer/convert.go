@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -126,8 +127,8 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	case out.Err != nil:
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: wire.ProtoError(out.Err)}}
 	case out.NotHolder != nil:
-		h := out.NotHolder
-		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_NotHolder{NotHolder: &peerv1.NotHolder{Holder: h.Name, Boot: h.Boot, Term: transport.ProtoTerm(h.Term)}}}
+		r := out.NotHolder
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_NotHolder{NotHolder: &peerv1.NotHolder{Holder: r.Node.Name, Boot: r.Node.Boot, Term: transport.ProtoTerm(r.Term)}}}
 	case out.Unreachable:
 		// Not an Error of any Kind: the node that was asked first answers by on_error.
 		e := &weirv1.Error{Code: int32(codes.DeadlineExceeded), Message: "the holder could not be reached from here either"}
@@ -180,7 +181,9 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 		out.Err = limit.NewError(k, o.Error.Field, o.Error.Message)
 		fits = k != 0
 	case *peerv1.ItemReply_NotHolder:
-		out.NotHolder = &limiter.Holder{Name: o.NotHolder.Holder, Boot: o.NotHolder.Boot, Term: transport.Term(o.NotHolder.Term)}
+		out.NotHolder = &ownership.Route{
+			Standing: ownership.Elsewhere, Node: ownership.Node{Name: o.NotHolder.Holder, Boot: o.NotHolder.Boot}, Term: transport.Term(o.NotHolder.Term),
+		}
 		fits = true
 	}
 	if !fits {

@@ -11,11 +11,13 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/store"
 )
 
 var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
@@ -205,11 +207,11 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 			for _, k := range []limit.Kind{limit.Invalid, limit.NotFound, limit.TooLarge, limit.Unavailable} {
 				trip(kind, limiter.Outcome{Err: limit.NewError(k, "f", "m")})
 			}
-			h := limiter.Holder{}
-			fill(rng, reflect.ValueOf(&h).Elem())
-			h.Self, h.Wait = false, 0 // a hint is always somebody else's word, and not to be waited for
-			trip(kind, limiter.Outcome{NotHolder: &h})
-			trip(kind, limiter.Outcome{NotHolder: &limiter.Holder{}})
+			r := ownership.Route{}
+			fill(rng, reflect.ValueOf(&r).Elem())
+			r.Standing = ownership.Elsewhere // a hint is always somebody else's word, and not to be waited for
+			trip(kind, limiter.Outcome{NotHolder: &r})
+			trip(kind, limiter.Outcome{NotHolder: &ownership.Route{Standing: ownership.Elsewhere}})
 			trip(kind, limiter.Outcome{Unreachable: true})
 		}
 	}
@@ -256,7 +258,7 @@ func FuzzOperation(f *testing.F) {
 	}
 	f.Add([]byte{})
 	f.Add([]byte{0x2a, 0})
-	l := limiter.New(limiter.Config{MaxKeys: 100, MaxMemory: 1 << 20})
+	l := limiter.New(limiter.Config{Store: limiter.NewStore(store.Config{MaxKeys: 100, MaxBytes: 1 << 20}, true)})
 	f.Cleanup(l.Close)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		item := new(peerv1.Item)

@@ -84,15 +84,14 @@ func (p *Forwarder) Retain(keep func(ownership.Node) bool) { p.links.Retain(keep
 
 // Forward implements limiter.Peers. What is for this node itself, which some peer took for the holder, is answered
 // NotHolder: whoever decides here does not send it away.
-func (p *Forwarder) Forward(ctx context.Context, to limiter.Holder, ops []*limiter.Op) {
-	node := ownership.Node{Name: to.Name, Boot: to.Boot}
-	if node == p.cfg.Self {
+func (p *Forwarder) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op) {
+	if to == p.cfg.Self {
 		for _, op := range ops {
-			op.Outcome.NotHolder = &limiter.Holder{}
+			op.Outcome.NotHolder = &ownership.Route{}
 		}
 		return
 	}
-	q, _, err := p.links.To(node)
+	q, _, err := p.links.To(to)
 	if err != nil || ctx.Err() != nil {
 		unreachable(ops)
 		return

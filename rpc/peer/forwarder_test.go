@@ -37,7 +37,7 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	send := func(op *limiter.Op) limiter.Outcome {
 		t.Helper()
 		op.Hops = 1
-		p.Forward(ctx, holder(bob), []*limiter.Op{op})
+		p.Forward(ctx, bob, []*limiter.Op{op})
 		if op.Outcome.Err != nil || op.Outcome.Unreachable || op.Outcome.NotHolder != nil {
 			t.Fatalf("%+v", op.Outcome)
 		}
@@ -65,7 +65,7 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 		t.Error("not released")
 	}
 	bad := check("", 1)
-	p.Forward(ctx, holder(bob), []*limiter.Op{bad})
+	p.Forward(ctx, bob, []*limiter.Op{bad})
 	if e := bad.Outcome.Err; e == nil || e.Field != "key" {
 		t.Errorf("%+v", bad.Outcome)
 	}
@@ -74,7 +74,7 @@ func TestForwardCarriesEveryOperation(t *testing.T) {
 	for i := range 2*maxBatch + 1 {
 		many = append(many, check(fmt.Sprint(i), int64(i%10)))
 	}
-	p.Forward(ctx, holder(bob), many)
+	p.Forward(ctx, bob, many)
 	for i, op := range many {
 		if op.Outcome.Unreachable || op.Outcome.Decision.Granted != int64(i%10) {
 			t.Fatalf("%d: %+v", i, op.Outcome)
@@ -127,7 +127,7 @@ func TestNaturalBatching(t *testing.T) {
 	for i := range callers {
 		done.Go(func() {
 			op := check(strings.Repeat("k", 1000), int64(i))
-			p.Forward(ctx, holder(bob), []*limiter.Op{op})
+			p.Forward(ctx, bob, []*limiter.Op{op})
 			wantAnswer(t, op)
 		})
 	}
@@ -285,7 +285,7 @@ func TestRefusedStreams(t *testing.T) {
 		noLeaks(t)
 		p := newPeers(t, "")
 		op := check("k", 1)
-		p.Forward(testkit.Within(t, testkit.Patience), limiter.Holder{Name: "carol"}, []*limiter.Op{op})
+		p.Forward(testkit.Within(t, testkit.Patience), ownership.Node{Name: "carol"}, []*limiter.Op{op})
 		wantUnreachable(t, op)
 	})
 	t.Run("a stream that nobody waits for", func(t *testing.T) {
@@ -298,8 +298,8 @@ func TestRefusedStreams(t *testing.T) {
 	t.Run("oneself", func(t *testing.T) {
 		noLeaks(t)
 		op := check("k", 1)
-		newPeers(t, "").Forward(testkit.Within(t, testkit.Patience), holder(alice), []*limiter.Op{op})
-		if h := op.Outcome.NotHolder; h == nil || h.Name != "" {
+		newPeers(t, "").Forward(testkit.Within(t, testkit.Patience), alice, []*limiter.Op{op})
+		if h := op.Outcome.NotHolder; h == nil || h.Node.Name != "" {
 			t.Errorf("%+v", op.Outcome)
 		}
 	})
@@ -430,7 +430,7 @@ func TestStuckPeer(t *testing.T) {
 		for i := range ops {
 			ops[i] = check("k", 1)
 		}
-		p.Forward(ctx, holder(bob), ops)
+		p.Forward(ctx, bob, ops)
 		return ops
 	}
 	var callers sync.WaitGroup
@@ -774,7 +774,7 @@ func TestNextStreamDefinesAnew(t *testing.T) {
 	for i := range 12 {
 		op := check("k", 1)
 		op.Policy = []string{"p", "q"}[i%2]
-		p.Forward(ctx, holder(bob), []*limiter.Op{op})
+		p.Forward(ctx, bob, []*limiter.Op{op})
 		wantAnswer(t, op)
 	}
 	if n := streams.Load(); n < 4 {
@@ -826,7 +826,7 @@ func BenchmarkForward(b *testing.B) {
 				ctx := testkit.Within(b, time.Hour)
 				for pb.Next() {
 					op := check("some-user-4711", 1)
-					p.Forward(ctx, holder(bob), []*limiter.Op{op})
+					p.Forward(ctx, bob, []*limiter.Op{op})
 					if op.Outcome.Unreachable {
 						b.Error("unreachable")
 					}

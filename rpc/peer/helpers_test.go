@@ -78,8 +78,6 @@ func newPeers(t testing.TB, addr string, change ...func(*ForwarderConfig)) *Forw
 	return p
 }
 
-func holder(n ownership.Node) limiter.Holder { return limiter.Holder{Name: n.Name, Boot: n.Boot} }
-
 // localLimiter decides everything itself.
 func localLimiter(t *testing.T) *limiter.Limiter {
 	t.Helper()
@@ -102,7 +100,7 @@ func check(key string, cost int64) *limiter.Op {
 // forward sends one check to bob.
 func forward(p *Forwarder, ctx context.Context, cost int64) *limiter.Op {
 	op := check("k", cost)
-	p.Forward(ctx, holder(bob), []*limiter.Op{op})
+	p.Forward(ctx, bob, []*limiter.Op{op})
 	return op
 }
 

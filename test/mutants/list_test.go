@@ -407,9 +407,9 @@ var mutants = []mutant{
 		"./internal/node -run TestOwnershipView", "a node that leaves: false",
 	},
 	{
-		"node: nobody waits for the last instants of a hand-over", "internal/node/ownership.go",
-		[]edit{{"limiter.Holder{Wait: parkedMost, ", "limiter.Holder{"}},
-		"./internal/node -run TestHolder", "frozen:",
+		"limiter: nobody waits for the last instants of a hand-over", "limiter/route.go",
+		[]edit{{"context.WithTimeout(ctx, frozenMost)", "context.WithTimeout(ctx, 0)"}},
+		"./limiter -run TestNobodyDecides", "after 0s",
 	},
 	{
 		"node: leases are counted on the clock of decisions", "internal/node/ownership.go",

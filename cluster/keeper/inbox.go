@@ -1,0 +1,52 @@
+package keeper
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+// Inbox is where others leave something for a Keeper. It is made before the Keeper, and before the others, which a Keeper needs. What is
+// left in it before there is a Keeper stays there until then. Its methods are safe for concurrent use.
+type Inbox struct {
+	wake   chan struct{}   // holds a token when there may be something to do
+	urgent []atomic.Uint64 // a bit for each partition
+
+	mu   sync.Mutex
+	mail mailbox
+	lost uint64 // messages
+}
+
+// NewInbox returns an empty Inbox, for a Keeper of so many partitions.
+func NewInbox(partitions int) *Inbox {
+	return &Inbox{wake: make(chan struct{}, 1), urgent: make([]atomic.Uint64, (partitions+63)/64)}
+}
+
+// Receive takes messages from another node; see replica.MessengerConfig. It never blocks: when there is too much to be
+// looked at, messages are lost.
+func (b *Inbox) Receive(list []ownership.Envelope) {
+	b.mu.Lock()
+	for i := range list {
+		if !b.mail.add(&list[i]) {
+			b.lost++
+		}
+	}
+	b.mu.Unlock()
+	b.signal()
+}
+
+// Urgent says that a partition has changes that somebody waits for; see store.Config.Urgent. It takes no lock.
+func (b *Inbox) Urgent(p int) {
+	bit := uint64(1) << (p % 64)
+	if b.urgent[p/64].Or(bit)&bit == 0 {
+		b.signal()
+	}
+}
+
+func (b *Inbox) signal() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,60 @@
+package metrics
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Hops counts messages to other nodes. It is among Config.Collectors, and safe for concurrent use.
+type Hops struct {
+	forward        *prometheus.HistogramVec
+	items          *prometheus.CounterVec
+	answered, lost hop
+}
+
+// hop is what is counted of them.
+type hop struct {
+	took  prometheus.Observer
+	items prometheus.Counter
+}
+
+// NewHops returns counters at zero.
+func NewHops() *Hops {
+	h := &Hops{
+		forward: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "weir_hop_duration_seconds",
+			Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
+			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
+		}, []string{"hop", "answered"}),
+		items: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "weir_forwarded_total",
+			Help: "Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.",
+		}, []string{"answered"}),
+	}
+	h.answered = hop{h.forward.WithLabelValues("forward", "true"), h.items.WithLabelValues("true")}
+	h.lost = hop{h.forward.WithLabelValues("forward", "false"), h.items.WithLabelValues("false")}
+	return h
+}
+
+// Forwarded notes how long a message with so many operations to a peer took.
+func (h *Hops) Forwarded(took time.Duration, items int, answered bool) {
+	of := h.lost
+	if answered {
+		of = h.answered
+	}
+	of.took.Observe(took.Seconds())
+	of.items.Add(float64(items))
+}
+
+// Describe implements prometheus.Collector.
+func (h *Hops) Describe(to chan<- *prometheus.Desc) {
+	h.forward.Describe(to)
+	h.items.Describe(to)
+}
+
+// Collect implements prometheus.Collector.
+func (h *Hops) Collect(to chan<- prometheus.Metric) {
+	h.forward.Collect(to)
+	h.items.Collect(to)
+}
