@@ -69,6 +69,8 @@ func methodRoles() map[string]Role {
 	}
 	// Negative hits need RoleRefund besides, see Service.
 	roles["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"] = RoleCheck
+	roles["/kuadrant.service.ratelimit.v1.RateLimitService/CheckRateLimit"] = RoleCheck
+	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Report"] = RoleCharge
 	// RESET_REMAINING and negative hits need RoleRefund besides.
 	roles["/pb.gubernator.V1/GetRateLimits"] = RoleCheck
 	roles["/pb.gubernator.V1/HealthCheck"] = RoleCheck

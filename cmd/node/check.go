@@ -81,6 +81,9 @@ func printDecision(w io.Writer, d *weirv1.Decision, output string) error {
 		if d.RequestId != "" {
 			out["request_id"] = d.RequestId
 		}
+		if d.ReservationId != "" {
+			out["reservation_id"] = d.ReservationId
+		}
 		return json.NewEncoder(w).Encode(out)
 	}
 	word := "refused"
@@ -99,6 +102,9 @@ func printDecision(w io.Writer, d *weirv1.Decision, output string) error {
 	}
 	if d.DelayNs > 0 {
 		fmt.Fprintf(w, " delay=%v", roundUp(d.DelayNs))
+	}
+	if d.ReservationId != "" {
+		fmt.Fprintf(w, " reservation_id=%s", d.ReservationId)
 	}
 	for _, flag := range []struct {
 		name string

@@ -60,8 +60,11 @@ func NewService(cfg ServiceConfig) *Service {
 	return &Service{cfg: cfg}
 }
 
-// Register registers the service.
-func (s *Service) Register(r grpc.ServiceRegistrar) { ratelimitv3.RegisterRateLimitServiceServer(r, s) }
+// Register registers the service, and Kuadrant's beside it.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	ratelimitv3.RegisterRateLimitServiceServer(r, s)
+	r.RegisterService(&kuadrantService, s)
+}
 
 var (
 	errDomain      = status.Error(codes.InvalidArgument, "rate limit domain must not be empty")
@@ -91,23 +94,39 @@ func (s *Service) ShouldRateLimit(ctx context.Context, in *ratelimitv3.RateLimit
 	case len(in.GetDescriptors()) > limit.MaxBatch:
 		return nil, errTooMany
 	}
-	all := make([]asked, len(in.Descriptors))
-	var namespace string
-	if d := s.cfg.Config().domain(in.Domain); d != nil {
-		namespace = d.namespace
-		for i, descriptor := range in.Descriptors {
-			var err error
-			if all[i].match, err = d.match(descriptor); err != nil {
-				return nil, err
-			}
-			all[i].hits = hits(in, descriptor)
-		}
-		replace(all)
+	all, namespace, err := s.matches(in)
+	if err != nil {
+		return nil, err
 	}
 	if err := s.ask(ctx, namespace, all); err != nil {
 		return nil, err
 	}
 	return s.response(in, all), nil
+}
+
+// matches finds the limits of a request's descriptors, and the namespace that they count in.
+func (s *Service) matches(in *ratelimitv3.RateLimitRequest) (all []asked, namespace string, err error) {
+	all = make([]asked, len(in.Descriptors))
+	d := s.cfg.Config().domain(in.Domain)
+	if d == nil {
+		return all, "", nil
+	}
+	for i, descriptor := range in.Descriptors {
+		if all[i].match, err = d.match(descriptor); err != nil {
+			return nil, "", err
+		}
+		all[i].hits = hits(in, descriptor)
+	}
+	replace(all)
+	return all, d.namespace, nil
+}
+
+// target is what a limit counts, of a rule that counts.
+func (a *asked) target(namespace string) limit.Target {
+	if a.limit == nil {
+		return limit.Target{Policy: a.policy, Key: a.key}
+	}
+	return limit.Target{Limit: a.limit, Namespace: namespace, Configured: true, Key: a.key}
 }
 
 // hits are those of a descriptor, or else of the request, of which 0 stands for 1.
@@ -162,10 +181,7 @@ func (s *Service) ask(ctx context.Context, namespace string, all []asked) error 
 			s.cfg.Count(a.metric, WithinLimit, uint64(max(a.hits, 0)))
 			continue
 		}
-		c := limit.Check{Cost: a.hits, Target: limit.Target{Policy: a.policy, Key: a.key}}
-		if a.limit != nil {
-			c.Target.Limit, c.Target.Namespace, c.Target.Configured = a.limit, namespace, true
-		}
+		c := limit.Check{Cost: a.hits, Target: a.target(namespace)}
 		// What has no hits, or gives some back, charges nothing: it asks whether more is in use than the limit.
 		c.Always = a.charge == chargeAlways || a.hits <= 0
 		if a.charge == chargeAllOrNone && a.hits > 0 {
@@ -320,7 +336,6 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 	out := &ratelimitv3.RateLimitResponse{Statuses: make([]*ratelimitv3.RateLimitResponse_DescriptorStatus, len(all))}
 	var tightest *ratelimitv3.RateLimitResponse_DescriptorStatus
 	least := uint32(math.MaxUint32)
-	over, quotas, quotasOver := false, 0, 0
 	for i := range all {
 		a := &all[i]
 		st := a.status
@@ -328,24 +343,11 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 		if st.CurrentLimit != nil && st.LimitRemaining < least {
 			tightest, least = st, st.LimitRemaining
 		}
-		if a.rule == nil || a.unlimited {
-			continue
-		}
-		switch {
-		case a.over && a.quota:
-			quotasOver++
-		case a.over:
-			over, tightest, least = true, st, 0
-		}
-		if a.quota {
-			quotas++
+		if a.over && !a.quota {
+			tightest, least = st, 0
 		}
 	}
-	// Quotas are alternatives: only when all of them are used up there is none left to go to.
-	out.OverallCode = ratelimitv3.RateLimitResponse_OK
-	if (over || quotas > 0 && quotas == quotasOver) && !s.cfg.Shadow {
-		out.OverallCode = ratelimitv3.RateLimitResponse_OVER_LIMIT
-	}
+	out.OverallCode = s.overall(all)
 	if s.cfg.Headers && tightest != nil {
 		out.ResponseHeadersToAdd = []*core.HeaderValue{
 			{Key: "RateLimit-Limit", Value: strconv.FormatUint(uint64(tightest.CurrentLimit.RequestsPerUnit), 10)},
@@ -357,6 +359,29 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 		out.DynamicMetadata = metadataOf(in, all)
 	}
 	return out
+}
+
+// overall is the code of a request as a whole. Only limits that count can be over.
+func (s *Service) overall(all []asked) ratelimitv3.RateLimitResponse_Code {
+	over, quotas, quotasOver := false, 0, 0
+	for i := range all {
+		a := &all[i]
+		if a.rule == nil || a.unlimited {
+			continue
+		}
+		over = over || a.over && !a.quota
+		if a.quota {
+			quotas++
+			if a.over {
+				quotasOver++
+			}
+		}
+	}
+	// Quotas are alternatives: only when all of them are used up there is none left to go to.
+	if (over || quotas > 0 && quotas == quotasOver) && !s.cfg.Shadow {
+		return ratelimitv3.RateLimitResponse_OVER_LIMIT
+	}
+	return ratelimitv3.RateLimitResponse_OK
 }
 
 // statusOf converts an error of a limit.Service.
