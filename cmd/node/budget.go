@@ -100,10 +100,14 @@ Exit status: 0 charged, whether or not it was within the limit, 2 error.`,
 				return err
 			}
 			d, err := c.Charge(ctx, &weirv1.ChargeRequest{Target: t, Cost: cost, Usage: usage, RequestId: k.requestID})
-			if err = k.decided(out, d, err); errors.Is(err, errNegative) {
-				return nil
+			if err != nil {
+				return err
 			}
-			return err
+			word := "charged"
+			if !d.GetAllowed() {
+				word = "over the limit"
+			}
+			return printAnswer(out, word, d, k.output)
 		})
 }
 

@@ -69,6 +69,15 @@ Exit status: 0 admitted, 1 refused, 2 error.`,
 
 // printDecision prints a decision in words or, with the names of the HTTP interface, as JSON.
 func printDecision(w io.Writer, d *weirv1.Decision, output string) error {
+	word := "refused"
+	if d.Allowed {
+		word = "allowed"
+	}
+	return printAnswer(w, word, d, output)
+}
+
+// printAnswer is printDecision with a word for what was decided.
+func printAnswer(w io.Writer, word string, d *weirv1.Decision, output string) error {
 	if output == "json" {
 		out := map[string]any{
 			"policy": d.Policy, "allowed": d.Allowed, "granted": d.Granted, "limit": d.Limit, "remaining": d.Remaining,
@@ -85,10 +94,6 @@ func printDecision(w io.Writer, d *weirv1.Decision, output string) error {
 			out["reservation_id"] = d.ReservationId
 		}
 		return json.NewEncoder(w).Encode(out)
-	}
-	word := "refused"
-	if d.Allowed {
-		word = "allowed"
 	}
 	fmt.Fprintf(w, "%s  policy=%s granted=%d limit=%d remaining=%d", word, d.Policy, d.Granted, d.Limit, d.Remaining)
 	switch {
