@@ -26,6 +26,7 @@ const (
 	Window Kind = 1 + iota // at most Limit in any window: sliding_log, sliding_window
 	Fixed                  // at most Limit in each window, so that two limits can meet at a boundary: fixed_window
 	Bucket                 // at most Capacity, and Limit more per window of time that passes: token_bucket
+	Leases                 // at most Limit that have not ended, each a Window after it began or was renewed: concurrency
 )
 
 // Durability is what a policy pays for its counters' surviving of a crash.
@@ -71,7 +72,17 @@ type Operation struct {
 	Result         Result
 	Degraded       bool   // the answer said so
 	Node           string // that decided it; empty when that is not known
+
+	// Returned is how many units of it were given back, as by the commit or cancel of a reservation, and ReturnedAt the instant at
+	// which the last were; 0: none. Bounds are of what was not given back.
+	Returned, ReturnedAt int64
+	// Of Leases, Renewed is the last instant at which the operation's lease is known to have been renewed, Touched that at which it
+	// may have been, and Ended that at which it was released; 0: none.
+	Renewed, Touched, Ended int64
 }
+
+// net is what was admitted for good.
+func (o *Operation) net() int64 { return o.Cost - o.Returned }
 
 // Crash is the end of a process and of what it had in memory.
 type Crash struct {
@@ -248,7 +259,7 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	}
 	var n int64
 	for _, op := range k.admitted {
-		if op.Answered > since && op.Sent <= f.At && (op.Node == "" || op.Node == f.Node) && (k.Durability == Async || op.Degraded) {
+		if max(op.Answered, op.Renewed) > since && op.Sent <= f.At && (op.Node == "" || op.Node == f.Node) && (k.Durability == Async || op.Degraded) {
 			n += op.Cost
 		}
 	}
@@ -287,6 +298,10 @@ func (c *check) forgotten(k *history, bound, from, to int64) int64 {
 
 // admissions holds every stretch of time between two admissions to what may be admitted in it.
 func (c *check) admissions(k *history) {
+	if k.Kind == Leases {
+		c.leases(k)
+		return
+	}
 	span := c.shorter(k.Window) // the instants of a window on a clock that is slow while the one before it was fast
 	var inside []Operation
 	var worst int64
@@ -306,7 +321,7 @@ func (c *check) admissions(k *history) {
 			if k.Kind != Bucket && t >= span {
 				break
 			}
-			n += last.Cost
+			n += last.net()
 			bound := c.bound(k, t)
 			if n <= bound {
 				continue
@@ -323,6 +338,80 @@ func (c *check) admissions(k *history) {
 	if worst > 0 {
 		c.fail(Beyond, "%s", text)
 	}
+}
+
+// leases holds every instant at which a lease begins to how many there may be.
+func (c *check) leases(k *history) {
+	var worst int64
+	var text string
+	for _, begun := range k.admitted {
+		at, from, n := begun.Answered, begun.Sent, int64(0)
+		for i := range k.admitted {
+			if op := &k.admitted[i]; op.Answered <= at && at < c.lives(k, op) {
+				n += op.Cost
+				from = min(from, op.Sent)
+			}
+		}
+		if n <= k.Limit {
+			continue
+		}
+		c.report.Excess[k.Name] = max(c.report.Excess[k.Name], n-k.Limit)
+		budget := c.budget(k, k.Limit, from, at)
+		if over := n - k.Limit - budget; over > worst {
+			worst = over
+			text = fmt.Sprintf("%s/%s: %d leases at %v; the limit allows %d, the faults since %v %d more", k.Name, k.key,
+				n, time.Duration(at), k.Limit, time.Duration(from), budget)
+		}
+	}
+	if worst > 0 {
+		c.fail(Beyond, "%s", text)
+	}
+}
+
+// lives is the instant up to which a lease surely has not ended.
+func (c *check) lives(k *history, op *Operation) int64 {
+	end := max(op.Sent, op.Renewed) + c.shorter(k.Window)
+	if op.Ended != 0 {
+		end = min(end, op.Ended)
+	}
+	return end
+}
+
+// disturbed says whether there was a crash or a split between two instants: what was given back may then count again.
+func (c *check) disturbed(from, to int64) bool {
+	for _, f := range c.Crashes {
+		if f.At >= from && f.At <= to {
+			return true
+		}
+	}
+	for _, s := range c.Splits {
+		if s.From <= to && s.To >= from {
+			return true
+		}
+	}
+	return false
+}
+
+// holds is how many units of an operation may have counted when another one was refused.
+func (c *check) holds(k *history, op, refused *Operation) int64 {
+	if op.Sent > refused.Answered {
+		return 0
+	}
+	undone := !c.disturbed(op.Sent, refused.Answered)
+	if k.Kind != Leases {
+		if undone && op.ReturnedAt != 0 && op.ReturnedAt < refused.Sent {
+			return op.net()
+		}
+		return op.Cost
+	}
+	end := max(op.Answered, op.Touched) + c.longer(k.Window) + int64(c.Late)
+	if undone && op.Ended != 0 {
+		end = op.Ended
+	}
+	if end < refused.Sent {
+		return 0
+	}
+	return op.Cost
 }
 
 // bound is what may be admitted within t when nothing is forgotten.
@@ -347,7 +436,7 @@ func (c *check) refusals(k *history) {
 			continue
 		}
 		reach := horizon
-		if k.Kind != Window {
+		if k.Kind == Fixed || k.Kind == Bucket {
 			// What two sides have merged lasts longer: a window until the later of the two ends, with what the earlier one
 			// counted; a bucket until both sides' debts are paid.
 			reach *= 3
@@ -358,11 +447,11 @@ func (c *check) refusals(k *history) {
 		}
 		var used int64
 		if k.Kind == Bucket {
-			used, _ = c.deficit(k.charged, k, op.Answered, true, c.Late)
+			used, _ = c.deficit(k.charged, k, op.Answered, func(e *Operation) int64 { return c.holds(k, e, &op) }, c.Late)
 		} else {
-			for _, e := range k.charged {
-				if e.Answered > op.Sent-horizon && e.Sent <= op.Answered {
-					used += e.Cost
+			for i := range k.charged {
+				if e := &k.charged[i]; k.Kind == Leases || e.Answered > op.Sent-horizon {
+					used += c.holds(k, e, &op)
 				}
 			}
 		}
@@ -420,11 +509,19 @@ func (c *check) merges(k *history) {
 		case Window:
 			for _, op := range k.admitted {
 				if op.Sent > from && op.Answered < u.At {
+					used += op.net()
+				}
+			}
+		case Leases:
+			from = u.At
+			for i := range k.admitted {
+				if op := &k.admitted[i]; op.Answered < u.At && u.At < c.lives(k, op) {
 					used += op.Cost
+					from = min(from, op.Sent)
 				}
 			}
 		case Bucket:
-			used, from = c.deficit(k.admitted, k, u.At, false, 0)
+			used, from = c.deficit(k.admitted, k, u.At, nil, 0)
 			if c.apart(k, from, u.At) {
 				continue
 			}
@@ -452,9 +549,10 @@ func (c *check) apart(k *history, from, to int64) bool {
 }
 
 // deficit is how far below its capacity a bucket is at an instant that was charged ops: at most, with all charged late and
-// refilled slowly and late by some time once, or at least. Part of a unit is one that is not there. since is when it was
-// full last.
-func (c *check) deficit(ops []Operation, k *history, at int64, most bool, late time.Duration) (units, since int64) {
+// refilled slowly and late by some time once, each for as many units as holds says, or at least, where holds is nil. Part of a unit
+// is one that is not there. since is when it was full last.
+func (c *check) deficit(ops []Operation, k *history, at int64, holds func(*Operation) int64, late time.Duration) (units, since int64) {
+	most := holds != nil
 	perNano := float64(k.Limit) / float64(k.Window)
 	if most {
 		perNano *= 1 - c.drift()
@@ -462,9 +560,14 @@ func (c *check) deficit(ops []Operation, k *history, at int64, most bool, late t
 		perNano *= 1 + c.drift()
 	}
 	var level, last float64
-	for _, op := range ops {
+	for i := range ops {
+		op := &ops[i]
 		if op.Sent > at || !most && op.Answered >= at {
 			continue
+		}
+		cost := op.net()
+		if most {
+			cost = holds(op)
 		}
 		when := float64(op.Sent)
 		if most {
@@ -474,7 +577,7 @@ func (c *check) deficit(ops []Operation, k *history, at int64, most bool, late t
 		if level <= 0 {
 			level, since = 0, op.Sent
 		}
-		level += float64(op.Cost)
+		level += float64(cost)
 		if !most {
 			level = min(level, float64(k.Capacity)) // two sides may have spent more than there was
 		}

@@ -63,6 +63,16 @@ func TestCheck(t *testing.T) {
 	left := func(at float64, n int64) []Usage { return []Usage{{"p", "k", moment(at), n}} }
 	cost := func(op Operation, n int64) []Operation { op.Cost = n; return []Operation{op} }
 
+	returned := func(units int64, when float64, ops ...Operation) []Operation {
+		ops[0].Returned, ops[0].ReturnedAt = units, moment(when)
+		return ops
+	}
+	leases := func(p *Policy) { p.Kind = Leases }
+	lease := func(renewed, touched, ended float64, ops ...Operation) []Operation {
+		ops[0].Renewed, ops[0].Touched, ops[0].Ended = moment(renewed), moment(touched), moment(ended)
+		return ops
+	}
+
 	tests := []struct {
 		name   string
 		policy func(*Policy)
@@ -135,6 +145,28 @@ func TestCheck(t *testing.T) {
 		{"voters matter to strict rules only", none, History{Oblivions: []Oblivion{{0, moment(2)}}, Operations: at(Refused, 5)}, Unjustified},
 		{"bucket empty", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 3)...)}, ""},
 		{"bucket refilled", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 9)...)}, Unjustified},
+
+		// Units that were given back.
+		{"given back", none, History{Operations: returned(1, 2, at(Admitted, 1, 2, 3, 4)...)}, ""},
+		{"more than was given back", none, History{Operations: returned(1, 2, at(Admitted, 1, 2, 3, 4, 5)...)}, Beyond},
+		{"refused for what was given back", none, History{Operations: returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, Unjustified},
+		{"refused before it was", none, History{Operations: returned(1, 6, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, ""},
+		{"what a crash may have undone", durable(Sync), History{Crashes: crash(4.5, true), Operations: returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, ""},
+		{"a bucket that was given back to", bucket, History{Operations: returned(1, 2, append(at(Admitted, 1, 1, 1), at(Refused, 3)...)...)}, Unjustified},
+		{"given back before a merge", none, History{Splits: split(0, 5, 2), Operations: returned(1, 2, at(Admitted, 1, 1)...), Usages: left(6, 2)}, ""},
+
+		// Leases.
+		{"leases at the limit", leases, History{Operations: at(Admitted, 1, 2, 3, 11, 12, 13)}, ""},
+		{"one lease too many", leases, History{Operations: at(Admitted, 1, 2, 3, 10.9)}, Beyond},
+		{"a lease that was released", leases, History{Operations: lease(0, 0, 5, at(Admitted, 1, 2, 3, 5.1)...)}, ""},
+		{"a lease that is released later", leases, History{Operations: lease(0, 0, 6, at(Admitted, 1, 2, 3, 5.1)...)}, Beyond},
+		{"a lease that was renewed", leases, History{Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, Beyond},
+		{"a lease that may have been", leases, History{Operations: lease(0, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, ""},
+		{"refused for a lease that may have been", leases, History{Operations: lease(0, 9, 0, append(at(Admitted, 1), append(at(Admitted, 9, 9), at(Refused, 18)...)...)...)}, ""},
+		{"refused for one that was released", leases, History{Operations: lease(0, 0, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, Unjustified},
+		{"leases merged by maximum", leases, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 2)}, Forgotten},
+		{"an async crash forgets a renewal", leases, History{Crashes: flushed(9.5, 8), Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, ""},
+		{"a sync one does not", func(p *Policy) { p.Kind, p.Durability = Leases, Sync }, History{Crashes: flushed(9.5, 8), Operations: lease(9, 9, 0, at(Admitted, 1, 2, 3, 11.5)...)}, Beyond},
 
 		// Merges.
 		{"merged", none, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(6, 1)}, ""},

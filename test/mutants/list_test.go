@@ -352,6 +352,56 @@ var mutants = []mutant{
 		"./store -run TestMergeRequestIDs", "want it to be known",
 	},
 	{
+		"store: a sweep repays what a delta holds", "store/store.go",
+		[]edit{{"t != &part.table && part.keepsDelta(r.spec.rule, now) || !sh.idle(r, now)", "!sh.idle(r, now) || t != &part.table && part.keepsDelta(r.spec.rule, now)"}},
+		seeds + "cutting,oneWay,pausing,doubting", "forgotten in a merge",
+	},
+	{
+		"store: a claim that follows a loss keeps no delta", "store/content.go",
+		[]edit{{"len(a.lineage) == 1 && part.count == 0", "false"}},
+		"./store -run TestMergeForgetsNothing", "counts",
+	},
+	{
+		"store: a reservation passes for one of another claim's delta", "store/merge.go",
+		[]edit{{"m.delta != nil && other.list[i].claim != *m.delta", "false"}},
+		"./store -run TestMergeForgetsNothing", "counts",
+	},
+	{
+		"store: a whole merge leaves a delta that lacks what it adds", "store/merge.go",
+		[]edit{{"m.whole && to.seen < e.seen", "false"}},
+		"./store -run TestMergeOfWholes", "counts",
+	},
+	{
+		"store: leases are not united", "store/merge.go",
+		[]edit{{"case m.whole || r.spec.rule.Limits[0].Algorithm == algo.Concurrency:", "case m.whole:"}},
+		seeds + "cutting,pausing", "forgotten in a merge",
+	},
+	{
+		"store: a copy knows of no reservations", "store/apply.go",
+		[]edit{{"		side.reservations.put(of, e, b).undo.Add(e.units)", "		_ = of"}},
+		seeds + "moving", "a reservation forgotten",
+	},
+	{
+		"store: a commit gives back all", "store/decide.go",
+		[]edit{{"&held.undo, i, n, part", "&held.undo, i, held.list[i].units, part"}},
+		seeds + "fair", "admitted beyond the limit",
+	},
+	{
+		"store: a cancel leaves a unit behind", "store/decide.go",
+		[]edit{{"&held.undo, i, n, part", "&held.undo, i, max(n-1, 0), part"}},
+		seeds + "fair", "refused without need",
+	},
+	{
+		"algo: a renewal does not prolong a lease", "algo/concurrency.go",
+		[]edit{{"c.setExpiry(a, s, slot, now.Mono+int64(ttl))", "_ = slot"}},
+		seeds + "fair", "admitted beyond the limit",
+	},
+	{
+		"store: a release keeps the lease", "store/decide.go",
+		[]edit{{"			ok = rule.Limits.Release(sh.arena, r.state, now, lease)\n", "			ok = r.has(^uint64(0)) || true\n"}},
+		seeds + "fair", "refused without need",
+	},
+	{
 		"store: versions begin anew with another content", "store/content.go",
 		[]edit{{"		role.floor = max(role.floor, part.annex.version)\n", "		_ = role\n"}},
 		"./store -run TestVersionsRise", "after a ticket of",

@@ -36,7 +36,7 @@ func newData(p *process) *data {
 		d.parts[i].flushed = -1
 	}
 	d.Store = store.New(store.Config{
-		Partitions: p.w.partitions, MaxRequestIDs: 200, MaxReservations: -1,
+		Partitions: p.w.partitions, MaxRequestIDs: 200, MaxReservations: 1000,
 		Shut:   true,
 		Urgent: func(part int) { d.urgent = append(d.urgent, part) },
 	})

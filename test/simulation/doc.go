@@ -11,5 +11,8 @@
 //	go test ./test/simulation -run TestSeeds -seed 42 -v                one, and what happens in it
 //	go test ./test/simulation -run TestScenarios -update                after a change; to be looked at with git diff
 //
+// Clients check, reserve, commit and cancel, take, renew and release leases, repeat requests under their ids, and ask about several
+// keys at once, all or none.
+//
 // What is right is said by package checker, during a run (Protocol) and at its end (Check).
 package simulation

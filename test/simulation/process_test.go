@@ -87,6 +87,7 @@ func (w *world) start(h *host) *process {
 	p.look()
 	w.after(w.rng.Int64N(w.tick), p.tick)
 	w.after(w.rng.Int64N(50*millisecond), p.poll)
+	w.after(int64(h.index+1)*700*millisecond, p.sweep)
 	return p
 }
 
@@ -103,6 +104,11 @@ func (p *process) do(f func()) {
 
 // later runs something in the process after a while.
 func (p *process) later(d int64, f func()) { p.w.after(d, func() { p.do(f) }) }
+
+func (p *process) sweep() {
+	p.data.Sweep(p.host.clock().Instant, 1)
+	p.later(5*second, p.sweep)
+}
 
 func (p *process) tick() {
 	p.core.Tick(p.host.clock())

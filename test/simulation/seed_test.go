@@ -127,11 +127,19 @@ func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
 		algo.SlidingCounter, algo.LeakyBucket, algo.Concurrency,
 	}
 	var all []*policy
+	wide := false
 	add := func(a algo.Algorithm, d checker.Durability, strict, closed bool) {
 		if a == algo.Concurrency && d == checker.Escrow {
 			a = algo.SlidingLog // nobody could release what is charged for an escrow
 		}
 		limit := algo.Limit{Algorithm: a, Limit: 2 + rng.Int64N(12), Window: time.Duration(1000+rng.Int64N(5000)) * time.Millisecond}
+		if wide {
+			// What is in use adds up to less than the limit, so that whatever is forgotten of it shows.
+			limit.Limit, limit.Window = 100+rng.Int64N(200), time.Duration(20+rng.Int64N(40))*time.Second
+			if kinds[a] == checker.Bucket {
+				limit.Window *= 5 // or it would be full at most times
+			}
+		}
 		all = append(all, newPolicy(fmt.Sprintf("p%d", len(all)), limit, d, strict, closed, 1+rng.IntN(2), partitions))
 	}
 	for d := checker.None; d <= checker.Sync; d++ {
@@ -142,13 +150,17 @@ func drawPolicies(rng *rand.Rand, partitions int, strict bool) []*policy {
 			add(algorithms[rng.IntN(len(algorithms))], d, true, false)
 		}
 	}
+	wide = true
+	for range 2 {
+		add(algorithms[rng.IntN(len(algorithms))], checker.Sync, false, false)
+	}
 	return all
 }
 
-// kinds says what the algorithms promise, as the checker knows it. Leases that nobody releases are a window: each counts
-// until its ttl has passed. What a leaky bucket lets into its queue is what a token bucket admits.
+// kinds says what the algorithms promise, as the checker knows it. What a leaky bucket lets into its queue is what a token bucket
+// admits.
 var kinds = map[algo.Algorithm]checker.Kind{
-	algo.SlidingLog: checker.Window, algo.SlidingWindow: checker.Window, algo.Concurrency: checker.Window,
+	algo.SlidingLog: checker.Window, algo.SlidingWindow: checker.Window, algo.Concurrency: checker.Leases,
 	algo.FixedWindow: checker.Fixed, algo.SlidingCounter: checker.Fixed,
 	algo.TokenBucket: checker.Bucket, algo.LeakyBucket: checker.Bucket,
 }
@@ -321,7 +333,15 @@ func (r *run) traffic() {
 			o.request = strconv.FormatUint(w.rng.Uint64(), 36)
 			w.after(w.rng.Int64N(2*second), func() { r.again(o) })
 		}
-		w.ask(all[w.rng.IntN(len(all))], o)
+		p := all[w.rng.IntN(len(all))]
+		switch {
+		case w.chance(0.05):
+			r.together(p)
+		case o.request != "":
+			w.ask(p, o)
+		default:
+			r.begin(p, o)
+		}
 	}
 	w.after(w.rng.Int64N(r.climate.between), r.traffic)
 }

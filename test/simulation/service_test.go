@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -25,7 +26,12 @@ type op struct {
 	key      *store.Key
 	cost     int64
 	request  string // request id; empty: none
-	again    *op    // the one that this repeats, under its request id
+	kind     kind
+	hold     int64 // of a reservation: for how long; 0: it is none
+	of       *op   // whose reservation or lease is ended or renewed
+	keep     int64 // of a settle
+	all      *all  // the atomic check that it is a part of
+	again    *op   // the one that this repeats, under its request id
 	sent     int64
 	deadline int64
 	done     func(*op) // may be nil
@@ -39,7 +45,24 @@ type op struct {
 	charged bool
 	at      int64 // true time of the decision
 	node    string
+
+	reservation store.ReservationID
+	lease       uint64
+	returned    int64             // units that were given back, of these or, of a settle, by it
+	history     checker.Operation // what of it the checker is told besides
 }
+
+// kind is what an op asks for.
+type kind uint8
+
+const (
+	charge  kind = iota // a check, a reservation, a lease
+	settle              // the end of a reservation
+	renew               // of a lease
+	release             // the end of a lease
+)
+
+func (k kind) String() string { return [...]string{"charge", "settle", "renew", "release"}[k] }
 
 const (
 	patience   = second            // of a client
@@ -103,7 +126,7 @@ func (o *op) finish(w *world, r checker.Result, why string) {
 	o.over, o.result, o.why = true, r, why
 	w.mix(uint64(w.now), o.id, uint64(r), uint64(o.remaining))
 	if w.verbose {
-		w.trace("%s: cost %d: %s %s by %s", o.key.Key, o.cost, [...]string{"", "admitted", "refused", "failed"}[r], why, o.node)
+		w.trace("%s: %v of %d: %s %s by %s", o.key.Key, o.kind, o.cost, [...]string{"", "admitted", "refused", "failed"}[r], why, o.node)
 	}
 	if o.done != nil {
 		o.done(o)
@@ -280,34 +303,53 @@ func (p *process) decide(a *ask) {
 	w, o := p.w, a.op
 	now := p.host.clock()
 	a.parked = 0
-	call := store.Call{Request: algo.Request{Cost: o.cost}, RequestID: o.request, Boot: now.Boot}
-	if o.cost > 0 && o.policy.rule.Limits[0].Algorithm == algo.Concurrency {
-		call.TTL, call.Nonce = o.policy.Window, o.id+1
-	}
 	if a.ungranted == 0 {
 		a.ungranted = w.now
 	}
-	dec, err := p.data.Decide(*o.key, o.policy.rule, now.Instant, call, nil)
-	if err != nil {
-		if !errors.Is(err, store.ErrNoGrant) {
-			w.say("VIOLATION: %s: %v", p.self.Name, err)
-			w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: checker.NoToken, Text: p.self.Name + ": " + err.Error()})
-		}
-		if errors.Is(err, store.ErrNoGrant) && w.now-a.ungranted < grantMost {
-			p.later(grantAgain, func() { p.handle(a) })
-			return
-		}
-		p.tell(a, answer{failed: err.Error()})
+	if o.kind != charge {
+		p.settle(a)
 		return
 	}
+	call := store.Call{Request: algo.Request{Cost: o.cost}, RequestID: o.request, Boot: now.Boot}
+	if o.hold > 0 {
+		call.Reservation, call.ReserveFor, call.ReserveOnce = o.reservation, time.Duration(o.hold), o.all != nil
+	}
+	if o.cost > 0 && o.policy.rule.Limits[0].Algorithm == algo.Concurrency {
+		call.TTL, call.Nonce = o.policy.Window, o.id+1
+	}
+	dec, err := p.data.Decide(*o.key, o.policy.rule, now.Instant, call, nil)
+	if err != nil {
+		p.undecided(a, err)
+		return
+	}
+	if dec.Allowed && o.cost > 0 {
+		o.charged, o.lease = true, dec.Lease
+	}
+	p.decided(a, dec, o.policy.Strict)
+}
+
+// undecided is what a check comes to that the store has not decided.
+func (p *process) undecided(a *ask, err error) {
+	w := p.w
+	if !errors.Is(err, store.ErrNoGrant) {
+		w.say("VIOLATION: %s: %v", p.self.Name, err)
+		w.proto.Violations = append(w.proto.Violations, checker.Violation{Rule: checker.NoToken, Text: p.self.Name + ": " + err.Error()})
+	}
+	if errors.Is(err, store.ErrNoGrant) && w.now-a.ungranted < grantMost {
+		p.later(grantAgain, func() { p.handle(a) })
+		return
+	}
+	p.tell(a, answer{failed: err.Error()})
+}
+
+// decided answers what the store has decided, once a copy has it.
+func (p *process) decided(a *ask, dec store.Answer, leased bool) {
+	w, o, now := p.w, a.op, p.host.clock()
 	w.proto.Decide(w.now, o.key.Partition, p.holder(), p.held[o.key.Partition] != (ownership.Term{}), a.hops)
 	o.node, o.at = p.self.Name, w.now
 	ans := answer{admitted: dec.Allowed, left: -1, decision: dec, by: p.holder()}
-	if o.policy.Strict {
+	if leased {
 		ans.left, ans.end = dec.Until-now.Boot, p.host.truth(dec.Until)
-	}
-	if dec.Allowed && o.cost > 0 {
-		o.charged = true
 	}
 	w.mix(uint64(w.now), o.id, uint64(dec.Remaining), dec.Ticket)
 	// A copy may have had it for long: a node remembers up to where its copies have confirmed.
@@ -323,6 +365,41 @@ func (p *process) decide(a *ask) {
 		p.data.urgent = p.data.urgent[:0]
 		p.flush()
 	}
+}
+
+// settle ends or renews what an op charged before. An answer that is allowed says that it was there.
+func (p *process) settle(a *ask) {
+	o, of, now := a.op, a.op.of, p.host.clock()
+	rule := o.policy.rule
+	var dec store.Answer
+	var err error
+	switch o.kind {
+	case settle:
+		var done store.Settled
+		done, err = p.data.Settle(*o.key, rule, now.Instant, store.Settlement{ID: of.reservation, Keep: o.keep, Exact: true, Boot: now.Boot})
+		o.returned, dec.Allowed = done.Returned, done.Known
+		if dec.Allowed && of.cost-o.keep > of.returned {
+			of.returned = of.cost - o.keep
+			of.history.Returned, of.history.ReturnedAt = of.returned, p.w.now
+		}
+	case release:
+		dec.Allowed, err = p.data.Release(*o.key, rule, now.Instant, of.lease)
+		if dec.Allowed && of.history.Ended == 0 {
+			of.history.Ended = p.w.now
+		}
+	case renew:
+		var n store.Renewal
+		n, err = p.data.Renew(*o.key, rule, now.Instant, of.lease, of.policy.Window, now.Boot)
+		dec.Allowed, dec.Ticket, dec.Degraded, dec.Until = n.Alive, n.Ticket, n.Degraded, n.Until
+		if n.Alive {
+			of.history.Touched = p.w.now
+		}
+	}
+	if err != nil {
+		p.undecided(a, err)
+		return
+	}
+	p.decided(a, dec, o.kind == renew && o.policy.Strict)
 }
 
 // confirmed gives the answers that need not wait any longer.
@@ -359,13 +436,18 @@ func (w *world) record() {
 		}
 	}
 	for _, o := range w.ops {
-		if o.cost == 0 {
+		if o.cost == 0 || o.kind != charge {
 			continue
 		}
-		op := checker.Operation{
-			Policy: o.policy.Name, Key: o.key.Key, Cost: o.cost, Sent: o.at, Answered: o.at, Degraded: o.degraded, Node: o.node,
-		}
+		op := o.history
+		op.Policy, op.Key, op.Cost, op.Sent, op.Answered, op.Degraded, op.Node = o.policy.Name, o.key.Key, o.cost, o.at, o.at, o.degraded, o.node
 		switch {
+		case o.all != nil && !o.all.admitted:
+			if op.Result = checker.Failed; o.over && o.result == checker.Refused {
+				op.Result = checker.Refused
+			} else if !o.charged {
+				continue
+			}
 		case o.again != nil && known[o.again]:
 			op.Result = checker.Failed // should the first charge have been lost, this is another
 		case o.over && o.result == checker.Admitted || known[o]:
