@@ -326,10 +326,10 @@ func TestTraces(t *testing.T) {
 		c.mu.Unlock()
 	}
 	// Callers who share a message keep their traces apart.
-	ln := &lane{l: &link{now: func() time.Duration { return 0 }}, numbers: make(map[subject]uint32)}
+	ln := &sender{l: &link{now: func() time.Duration { return 0 }}, numbers: wire.Numbers{}}
 	m := &message{}
 	for _, of := range []string{"", "", "x", "", "y", ""} {
-		m.slots = append(m.slots, slot{&flight{qs: []question{{target: target{Target: limit.Target{Policy: "log", Key: "k"}}, trace: of}}}, 0})
+		m.slots = append(m.slots, slot{&request{qs: []question{{target: target{Target: limit.Target{Policy: "log", Key: "k"}}, trace: of}}}, 0})
 	}
 	ln.pack(m)
 	if got := ln.request.TraceContexts; !slices.EqualFunc(got, []string{"", "", "x", "", "y", ""}, func(a []byte, b string) bool { return string(a) == b }) {

@@ -25,17 +25,17 @@ func FuzzAnswers(f *testing.F) {
 	f.Fuzz(func(t *testing.T, first, second []byte) {
 		l := newLink(nil, nil)
 		l.closed = true // nothing is sent again
-		ln := &lane{l: l, sent: make(map[uint64]*message)}
+		ln := &sender{l: l, sent: make(map[uint64]*message)}
 		m := &message{sequence: 1, open: 3}
-		var flights []*flight
+		var sets []*request
 		for range 3 {
-			fl := newFlight()
+			fl := newRequest()
 			fl.qs, fl.answers, fl.open, fl.alone = []question{{target: target{Target: limit.Target{Policy: "p"}}}}, make([]Result, 1), 1, true
-			flights = append(flights, fl)
+			sets = append(sets, fl)
 			m.slots = append(m.slots, slot{f: fl})
 		}
 		ln.sent[1] = m
-		l.waiting, l.flying = len(m.slots), len(m.slots)
+		l.waiting, l.inFlight = len(m.slots), len(m.slots)
 		for _, data := range [][]byte{first, second} {
 			out := new(weirv1.CheckStreamResponse)
 			if out.UnmarshalVT(data) != nil {
@@ -45,13 +45,13 @@ func FuzzAnswers(f *testing.F) {
 				break
 			}
 		}
-		if l.flying < 0 || l.waiting < 0 {
-			t.Errorf("%d under way, %d waiting", l.flying, l.waiting)
+		if l.inFlight < 0 || l.waiting < 0 {
+			t.Errorf("%d under way, %d waiting", l.inFlight, l.waiting)
 		}
 		if _, left := ln.sent[1]; left {
 			m.fail(errOddAnswer, false) // as the end of the stream does
 		}
-		for i, fl := range flights {
+		for i, fl := range sets {
 			select {
 			case <-fl.done:
 			default:

@@ -55,9 +55,9 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 
 // remote asks the nodes of a cluster over gRPC.
 type remote struct {
-	nodes   *nodes
-	api     weirv1.LimiterClient
-	flights sync.Pool // of *flight
+	nodes *nodes
+	api   weirv1.LimiterClient
+	sets  sync.Pool // of *request
 }
 
 // serviceConfig is that of the connection to one node. round_robin, of one, is what watches the node's health and
@@ -99,7 +99,7 @@ func newRemote(address string, o options) (*remote, error) {
 		return nil, &Error{ErrInvalid, "address", err.Error()}
 	}
 	ns.running.Go(func() { ns.learn(ns.ctx) })
-	return &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), flights: sync.Pool{New: func() any { return newFlight() }}}, nil
+	return &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), sets: sync.Pool{New: func() any { return newRequest() }}}, nil
 }
 
 // lookup returns what finds the nodes of an address that dialTarget returned.
@@ -168,7 +168,7 @@ func (r *remote) check(ctx context.Context, qs []question, answers []Result, wit
 		open[i] = i
 	}
 	for tries := 1; len(open) > 0; tries++ {
-		flights, err := r.depart(ctx, qs, open, until)
+		sets, err := r.sendAll(ctx, qs, open, until)
 		if err != nil {
 			for _, i := range open {
 				answers[i].Err = statusError(err)
@@ -176,8 +176,8 @@ func (r *remote) check(ctx context.Context, qs []question, answers []Result, wit
 			break
 		}
 		open = open[:0]
-		for _, f := range flights {
-			err, again := r.arrive(ctx, f.to, f.flight, until)
+		for _, f := range sets {
+			err, again := r.await(ctx, f.to, f.request, until)
 			for j, i := range f.places {
 				switch {
 				case err == nil:
@@ -205,7 +205,7 @@ func (r *remote) checkOne(ctx context.Context, q *question, a *Result, until tim
 		if err != nil {
 			return statusError(err)
 		}
-		f := r.flights.Get().(*flight)
+		f := r.sets.Get().(*request)
 		f.one.q[0], f.one.a[0] = *q, Result{}
 		f.one.q[0].ownLimit()
 		f.one.q[0].trace = traceOf(ctx)
@@ -215,7 +215,7 @@ func (r *remote) checkOne(ctx context.Context, q *question, a *Result, until tim
 			return statusError(errFull)
 		}
 		m.out.Add(1)
-		err, again := r.arrive(ctx, m, f, until)
+		err, again := r.await(ctx, m, f, until)
 		if err == nil {
 			*a = f.one.a[0]
 			r.put(f)
@@ -229,12 +229,12 @@ func (r *remote) checkOne(ctx context.Context, q *question, a *Result, until tim
 
 var errFull = status.Error(codes.Unavailable, "too many questions wait for this node")
 
-// put keeps a flight that has landed, or never left, for the next question.
-func (r *remote) put(f *flight) {
-	f.state.Store(flying)
+// put keeps a request that has ended, or never left, for the next question.
+func (r *remote) put(f *request) {
+	f.state.Store(unended)
 	f.qs, f.answers, f.err, f.unsent, f.alone = nil, nil, nil, false, false
 	f.one.q[0], f.one.a[0] = question{}, Result{}
-	r.flights.Put(f)
+	r.sets.Put(f)
 }
 
 // route returns the node to ask about q: the owner of its key, if that is known and well.
@@ -251,50 +251,50 @@ func (r *remote) route(ctx context.Context, q *question, until time.Duration) (m
 	return r.nodes.pick(ctx)
 }
 
-// departed is a flight to a node, with those of several questions that are in it.
-type departed struct {
-	*flight
+// sentSet is a request that was sent to a node, and which of several questions are in it.
+type sentSet struct {
+	*request
 	to     *member
 	places []int
 }
 
-// depart sends questions to the nodes that are to be asked.
-func (r *remote) depart(ctx context.Context, qs []question, open []int, until time.Duration) ([]departed, error) {
-	var flights []departed
+// sendAll sends questions to the nodes that are to be asked.
+func (r *remote) sendAll(ctx context.Context, qs []question, open []int, until time.Duration) ([]sentSet, error) {
+	var sets []sentSet
 	trace := traceOf(ctx)
 	for _, i := range open {
 		m, _, err := r.route(ctx, &qs[i], until)
 		if err != nil {
 			return nil, err
 		}
-		at := slices.IndexFunc(flights, func(f departed) bool { return f.to == m })
+		at := slices.IndexFunc(sets, func(f sentSet) bool { return f.to == m })
 		if at < 0 {
-			at = len(flights)
-			f := newFlight()
+			at = len(sets)
+			f := newRequest()
 			f.until = until
-			flights = append(flights, departed{f, m, nil})
+			sets = append(sets, sentSet{f, m, nil})
 		}
-		f := &flights[at]
+		f := &sets[at]
 		f.places = append(f.places, i)
 		f.qs = append(f.qs, qs[i])
 		f.qs[len(f.qs)-1].ownLimit()
 		f.qs[len(f.qs)-1].trace = trace
 	}
-	for _, f := range flights {
+	for _, f := range sets {
 		f.answers = make([]Result, len(f.qs))
-		if !f.to.link.send(f.flight) {
+		if !f.to.link.send(f.request) {
 			f.err = errFull
-			f.land()
+			f.end()
 			continue
 		}
 		f.to.out.Add(int64(len(f.qs)))
 	}
-	return flights, nil
+	return sets, nil
 }
 
-// arrive waits for a flight, and tells the node's breaker. Of an error, again says that nothing was carried out, so that
+// await waits for a request, and tells the node's breaker. Of an error, again says that nothing was carried out, so that
 // another node may be asked.
-func (r *remote) arrive(ctx context.Context, m *member, f *flight, until time.Duration) (err error, again bool) {
+func (r *remote) await(ctx context.Context, m *member, f *request, until time.Duration) (err error, again bool) {
 	n := int64(len(f.qs))
 	sent := r.nodes.now()
 	f.timer.Reset(until - sent)
@@ -307,7 +307,7 @@ func (r *remote) arrive(ctx context.Context, m *member, f *flight, until time.Du
 	}
 	f.timer.Stop()
 	if err != nil && !m.link.abandon(f) {
-		<-f.done // it has landed meanwhile
+		<-f.done // it has ended meanwhile
 		err = nil
 	}
 	m.out.Add(-n)

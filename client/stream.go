@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/fifo"
+	"github.com/weirlimit/weir/internal/stream"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -21,28 +22,26 @@ import (
 
 const (
 	// maxLanes is how many streams there are to one node at most: a second is opened when the first is busy.
-	maxLanes = 2
+	maxSenders = 2
 	// maxWaiting bounds the questions that wait for one node: beyond it they go unanswered at once, which keeps the memory
 	// of a program bounded while a node is stuck.
 	maxWaiting = 20_000
-	// maxNumbers bounds the targets that have a number in a stream; the nodes have the same bound.
-	maxNumbers = 1024
 	// maxTries is how many nodes are asked when the first could not carry out a question.
 	maxTries = 3
 )
 
 var errOddAnswer = errors.New("client: a node answered a stream with what was not asked for")
 
-// flight is questions of one caller on their way to a node. It ends once: landed by the link, or abandoned by the caller,
+// request is questions of one caller on their way to a node. It ends once: ended by the link, or abandoned by the caller,
 // who then touches it no more.
-type flight struct {
+type request struct {
 	qs      []question
-	answers []Result      // one for each question, once landed without err
+	answers []Result      // one for each question, once ended without err
 	until   time.Duration // by the link's clock: the caller waits no longer
 
 	state atomic.Uint32 // one of the constants below
-	done  chan struct{} // holds a token once landed
-	// What became of the flight as a whole; set before it lands.
+	done  chan struct{} // holds a token once ended
+	// What became of the request as a whole; set before it ends.
 	err    error // the status of a call, or nil
 	unsent bool  // with err: nothing was carried out
 
@@ -61,13 +60,13 @@ type flight struct {
 }
 
 const (
-	flying uint32 = iota
-	landed
+	unended uint32 = iota
+	ended
 	abandoned
 )
 
-func newFlight() *flight {
-	f := &flight{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
+func newRequest() *request {
+	f := &request{done: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
 	f.timer.Stop()
 	return f
 }
@@ -81,19 +80,19 @@ func (q *question) ownLimit() {
 	}
 }
 
-// land ends a flight, unless its caller has given it up.
-func (f *flight) land() {
-	if f.state.CompareAndSwap(flying, landed) {
+// end ends a request, unless its caller has given it up.
+func (f *request) end() {
+	if f.state.CompareAndSwap(unended, ended) {
 		f.done <- struct{}{}
 	}
 }
 
-// fail lands a flight of which some questions have no answer. When none has, the flight as a whole has the error.
-func (f *flight) fail(err error, unsent bool) {
+// fail ends a request of which some questions have no answer. When none has, the request as a whole has the error.
+func (f *request) fail(err error, unsent bool) {
 	if f.open == len(f.qs) {
 		f.err, f.unsent = err, unsent
 	}
-	f.land()
+	f.end()
 }
 
 // message is what one request carries.
@@ -106,11 +105,11 @@ type message struct {
 
 // slot is where the answer to a check goes.
 type slot struct {
-	f *flight // nil once it is there
-	i int32   // of f's questions
+	f *request // nil once it is there
+	i int32    // of f's questions
 }
 
-// link is how questions reach one node: what callers ask gathers in a queue, from which a few streams, its lanes, take.
+// link is how questions reach one node: what callers ask gathers in a queue, from which a few streams, its senders, take.
 //
 // What has gathered goes out when nothing is under way, or when it is no less than what is. So a lone caller waits for
 // nobody, and neither does a second one; among many callers a few large messages are under way, since a message costs as
@@ -123,18 +122,18 @@ type link struct {
 	ctx context.Context
 	end context.CancelFunc
 
-	lanes sync.WaitGroup
+	senders sync.WaitGroup
 
-	mu      sync.Mutex
-	queue   []*flight
-	void    int     // flights in queue that were abandoned
-	waiting int     // questions in queue, but for those, and in messages without the last of their answers
-	ready   int     // questions in queue, but for those that were abandoned
-	flying  int     // questions in messages that are under way: sent, and not answered for the first time
-	started int     // lanes
-	up      int     // lanes with an open stream
-	idle    []*lane // that wait for something to send
-	closed  bool
+	mu       sync.Mutex
+	queue    fifo.Queue[*request]
+	void     int       // questions in queue that were abandoned
+	waiting  int       // questions in queue, but for those, and in messages without the last of their answers
+	ready    int       // questions in queue, but for those that were abandoned
+	inFlight int       // questions in messages that are under way: sent, and not answered for the first time
+	started  int       // senders
+	up       int       // senders with an open stream
+	idle     []*sender // that wait for something to send
+	closed   bool
 }
 
 func newLink(api weirv1.LimiterClient, now func() time.Duration) *link {
@@ -148,12 +147,12 @@ func (l *link) close() {
 	l.closed = true
 	l.mu.Unlock()
 	l.end()
-	l.lanes.Wait()
+	l.senders.Wait()
 	l.drop(status.FromContextError(context.Canceled).Err())
 }
 
-// send queues a flight, or returns false when the link takes no more.
-func (l *link) send(f *flight) bool {
+// send queues a request, or returns false when the link takes no more.
+func (l *link) send(f *request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -165,31 +164,31 @@ func (l *link) send(f *flight) bool {
 	l.waiting += len(f.qs)
 	l.ready += len(f.qs)
 	f.queued, f.open = true, len(f.qs)
-	l.queue = append(l.queue, f)
+	l.queue.Push(f)
 	l.stirLocked()
 	return true
 }
 
 // dueLocked tells whether what has gathered is to be sent.
-func (l *link) dueLocked() bool { return l.ready > 0 && l.ready >= min(l.flying, limit.MaxBatch) }
+func (l *link) dueLocked() bool { return l.ready > 0 && l.ready >= min(l.inFlight, limit.MaxBatch) }
 
-// stirLocked has a lane send what is due.
+// stirLocked has a sender send what is due.
 func (l *link) stirLocked() {
 	switch {
 	case !l.dueLocked():
 	case len(l.idle) > 0:
-		l.idle[0].wake()
+		l.idle[0].wake.Set()
 		l.idle = slices.Delete(l.idle, 0, 1)
-	case l.started < maxLanes:
+	case l.started < maxSenders:
 		l.started++
-		ln := &lane{l: l, kick: make(chan struct{}, 1)}
-		l.lanes.Go(ln.run)
+		ln := &sender{l: l, wake: stream.NewSignal()}
+		l.senders.Go(ln.run)
 	}
 }
 
-// abandon gives up a flight, and reports false if it has landed.
-func (l *link) abandon(f *flight) bool {
-	if !f.state.CompareAndSwap(flying, abandoned) {
+// abandon gives up a request, and reports false if it has ended.
+func (l *link) abandon(f *request) bool {
+	if !f.state.CompareAndSwap(unended, abandoned) {
 		return false
 	}
 	l.mu.Lock()
@@ -202,105 +201,87 @@ func (l *link) abandon(f *flight) bool {
 	// The queue is only long when the node is stuck, and then all of it is abandoned: one by one, finding each would take
 	// time that grows with the square of its length.
 	f.void = true
-	if l.void++; l.void*2 > len(l.queue) {
-		l.queue = slices.DeleteFunc(l.queue, func(f *flight) bool { return f.void })
+	if l.void++; l.void*2 > l.queue.Len() {
+		l.queue.DeleteFunc(func(f *request) bool { return f.void })
 		l.void = 0
 	}
 	return true
 }
 
-// drop lands everything in the queue: nothing of it was sent.
+// drop ends everything in the queue: nothing of it was sent.
 func (l *link) drop(err error) {
 	l.mu.Lock()
 	queue := l.queue
-	l.queue, l.void, l.ready = nil, 0, 0
-	for _, f := range queue {
+	l.queue, l.void, l.ready = fifo.Queue[*request]{}, 0, 0
+	for _, f := range queue.Items() {
 		f.queued = false
 		if !f.void {
 			l.waiting -= len(f.qs)
 		}
 	}
 	l.mu.Unlock()
-	for _, f := range queue {
+	for _, f := range queue.Items() {
 		f.fail(err, true)
 	}
 }
 
-// lane is one stream at a time to the link's node. One goroutine opens streams and writes; one more for each stream reads.
-type lane struct {
+// sender is one stream at a time to the link's node. One goroutine opens streams and writes; one more for each stream reads.
+type sender struct {
 	l    *link
-	kick chan struct{} // holds a token when the writer is to look again
+	wake stream.Signal // of the writer
 
 	// Guarded by the link's lock.
 	sent     map[uint64]*message // on this stream, without the last of their answers, by sequence
 	sequence uint64              // of the last message
-	broken   bool                // the stream
 	renumber bool                // the node may not know the numbers that it was told
 
 	// Only for the writer: the numbers of this stream.
-	numbers map[subject]uint32
+	numbers wire.Numbers
 	request weirv1.CheckStreamRequest
 }
 
-func (ln *lane) wake() {
-	select {
-	case ln.kick <- struct{}{}:
-	default:
-	}
-}
-
 // run opens streams, whenever there is something to send, until the link is closed.
-func (ln *lane) run() {
+func (ln *sender) run() {
 	for ln.await() {
 		ln.talk()
 	}
 }
 
 // await waits until there is something to send, and returns false when the link is closed.
-func (ln *lane) await() bool {
+func (ln *sender) await() bool {
 	l := ln.l
 	for {
 		l.mu.Lock()
-		if l.closed {
-			l.mu.Unlock()
-			return false
-		}
-		if l.dueLocked() {
-			l.mu.Unlock()
-			return true
+		l.busyLocked(ln)
+		if l.closed || l.dueLocked() {
+			defer l.mu.Unlock()
+			return !l.closed
 		}
 		l.idle = append(l.idle, ln)
 		l.mu.Unlock()
-		if !ln.rest() {
-			return false
+		select {
+		case <-ln.wake:
+		case <-l.ctx.Done():
 		}
 	}
 }
 
-// rest waits for a kick, and returns false when the link is closed. The lane is idle no more then.
-func (ln *lane) rest() bool {
-	l := ln.l
-	select {
-	case <-ln.kick:
-	case <-l.ctx.Done():
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// busyLocked takes a sender out of those that are idle.
+func (l *link) busyLocked(ln *sender) {
 	if i := slices.Index(l.idle, ln); i >= 0 {
 		l.idle = slices.Delete(l.idle, i, i+1)
 	}
-	return l.ctx.Err() == nil
 }
 
-// talk opens a stream and writes to it until it breaks. What is unanswered then lands.
-func (ln *lane) talk() {
+// talk opens a stream and writes to it until it breaks. What is unanswered then ends.
+func (ln *sender) talk() {
 	l := ln.l
 	ctx, cancel := context.WithCancel(l.ctx)
 	defer cancel()
-	stream, err := l.api.CheckStream(ctx)
+	s, err := l.api.CheckStream(ctx)
 	l.mu.Lock()
 	if err != nil {
-		alone := l.up == 0 // otherwise the other lane sends what there is
+		alone := l.up == 0 // otherwise the other sender sends what there is
 		l.mu.Unlock()
 		if alone {
 			l.drop(err)
@@ -309,29 +290,20 @@ func (ln *lane) talk() {
 	}
 	l.up++
 	before := ln.sequence
-	ln.sent, ln.broken, ln.renumber = make(map[uint64]*message), false, true
+	ln.sent, ln.renumber = make(map[uint64]*message), true
 	l.mu.Unlock()
 
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		err = ln.read(stream)
-		l.mu.Lock()
-		ln.broken = true
-		l.mu.Unlock()
-		ln.wake()
-	})
-	ln.write(stream)
-	cancel()
-	reading.Wait()
+	err = stream.Run(s, cancel, ln.wake, ln.next, ln.answered)
 
 	l.mu.Lock()
 	l.up--
+	l.busyLocked(ln)
 	sent := ln.sent
 	ln.sent = nil
 	for _, m := range sent {
 		l.waiting -= len(m.slots)
 		if !m.answered {
-			l.flying -= len(m.slots)
+			l.inFlight -= len(m.slots)
 		}
 	}
 	useless := ln.sequence == before && l.up == 0
@@ -341,7 +313,7 @@ func (ln *lane) talk() {
 	if unsent {
 		err = status.Error(codes.Unavailable, "the node takes no more questions")
 	} else {
-		err = broken(stream, err)
+		err = broken(s, err)
 	}
 	for _, m := range sent {
 		m.fail(err, unsent)
@@ -357,69 +329,56 @@ type brokenError struct{ error }
 func (e brokenError) GRPCStatus() *status.Status { return status.Convert(e.error) }
 
 // broken tells the two apart: what a node itself says comes with a trailer.
-func broken(stream weirv1.Limiter_CheckStreamClient, err error) error {
-	if status.Code(err) == codes.Unavailable && len(stream.Trailer()) == 0 {
+func broken(s weirv1.Limiter_CheckStreamClient, err error) error {
+	if status.Code(err) == codes.Unavailable && len(s.Trailer()) == 0 {
 		return brokenError{err}
 	}
 	return err
 }
 
-// fail lands what a message carries and has no answer.
+// fail ends what a message carries and has no answer.
 func (m *message) fail(err error, unsent bool) {
 	for _, s := range m.slots {
 		if s.f != nil && s.f.open < len(s.f.qs) {
 			s.f.answers[s.i].Err = statusError(err)
 		}
 	}
-	var last *flight
+	var last *request
 	for _, s := range m.slots {
-		if s.f != nil && s.f != last { // the questions of one are side by side; once it has landed it is its caller's
+		if s.f != nil && s.f != last { // the questions of one are side by side; once it has ended it is its caller's
 			last = s.f
 			s.f.fail(err, unsent)
 		}
 	}
 }
 
-// write sends what gathers until the stream is broken.
-func (ln *lane) write(stream weirv1.Limiter_CheckStreamClient) {
-	for {
-		// Callers that are about to ask do so first, and share a message. A lone caller loses nothing.
-		runtime.Gosched()
-		switch m, over := ln.take(); {
-		case over:
-			return
-		case m == nil:
-			if !ln.rest() {
-				return
-			}
-		default:
-			ln.pack(m)
-			if stream.Send(&ln.request) != nil {
-				return // the reader learns why
-			}
-		}
+// next makes a request of what has gathered.
+func (ln *sender) next() *weirv1.CheckStreamRequest {
+	m := ln.take()
+	if m == nil {
+		return nil
 	}
+	ln.pack(m)
+	return &ln.request
 }
 
 // take makes a message of what has gathered. It is nil when there is nothing to send at the moment.
-func (ln *lane) take() (m *message, over bool) {
+func (ln *sender) take() *message {
 	l := ln.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case ln.broken:
-		return nil, true
-	case !l.dueLocked():
+	l.busyLocked(ln)
+	if !l.dueLocked() {
 		l.idle = append(l.idle, ln)
-		return nil, false
+		return nil
 	}
-	m = &message{}
-	taken := 0
-	for _, f := range l.queue {
+	m := &message{}
+	for l.queue.Len() > 0 {
+		f := l.queue.First()
 		if len(m.slots)+len(f.qs) > limit.MaxBatch || f.alone && len(m.slots) > 0 {
 			break
 		}
-		taken++
+		l.queue.Drop(1)
 		f.queued = false
 		if f.void {
 			l.void--
@@ -433,39 +392,42 @@ func (ln *lane) take() (m *message, over bool) {
 			break
 		}
 	}
-	l.queue = slices.Delete(l.queue, 0, taken)
 	l.ready -= len(m.slots)
-	l.flying += len(m.slots)
+	l.inFlight += len(m.slots)
 	if ln.renumber {
 		ln.renumber = false
-		ln.numbers = make(map[subject]uint32)
+		ln.numbers.Reset()
 	}
 	ln.sequence++
 	m.sequence, m.open = ln.sequence, len(m.slots)
 	ln.sent[m.sequence] = m
-	return m, false
+	return m
 }
 
 // pack writes the questions of a message into the request.
-func (ln *lane) pack(m *message) {
+func (ln *sender) pack(m *message) {
 	in := &ln.request
+	in.Define = nil // which are the numbers', and must not be emptied
 	in.ResetVT()
 	in.Sequence = m.sequence
 	ln.packTimeouts(m)
-	var last *target
+	var last *limit.Target
 	var number uint32
 	for i, s := range m.slots {
 		q := &s.f.qs[s.i]
-		if last == nil || q.Policy != last.Policy || q.Limit != last.Limit || q.Namespace != last.Namespace {
-			var ok bool
-			if number, ok = ln.number(&q.target); !ok {
+		if last == nil || !wire.SameTarget(&q.Target, last) {
+			n, fresh := ln.numbers.Of(&q.Target)
+			if n == nil {
 				// The numbers are used up. Those of this request alone are fewer than there are.
-				clear(ln.numbers)
+				ln.numbers.Reset()
 				ln.pack(m)
 				return
 			}
+			if number = n.Define.Number; fresh {
+				in.Define = append(in.Define, n.Define)
+			}
 		}
-		last = &q.target
+		last = &q.Target
 		in.Targets = append(in.Targets, number)
 		in.Keys = append(in.Keys, q.Key...)
 		in.KeyLengths = append(in.KeyLengths, uint32(len(q.Key)))
@@ -483,9 +445,9 @@ func (ln *lane) pack(m *message) {
 // packTimeouts writes for how long the answers are waited for. What is carried out for a caller who has gone is charged all the
 // same, so nobody's check is to be waited for longer than by its own caller. Where all wait for about as long, the shortest
 // time is everybody's: the nodes part a request in the same way.
-func (ln *lane) packTimeouts(m *message) {
+func (ln *sender) packTimeouts(m *message) {
 	now, in := ln.l.now(), &ln.request
-	left := func(f *flight) uint32 { return uint32(min(max(f.until-now, 0)/time.Millisecond+1, 1<<31)) }
+	left := func(f *request) uint32 { return uint32(min(max(f.until-now, 0)/time.Millisecond+1, 1<<31)) }
 	shortest, longest := left(m.slots[0].f), uint32(0)
 	for _, s := range m.slots {
 		ms := left(s.f)
@@ -512,40 +474,8 @@ func appendUnlike[T comparable](list []T, i int, v, usual T) []T {
 	return append(list, v)
 }
 
-// number is the number of a target in this stream. One that has none yet is defined in the request, as long as there are
-// numbers.
-func (ln *lane) number(t *target) (n uint32, ok bool) {
-	k := t.subject()
-	k.key = ""
-	if n, ok = ln.numbers[k]; ok {
-		return n, true
-	}
-	if len(ln.numbers) >= maxNumbers {
-		return 0, false
-	}
-	n = uint32(len(ln.numbers))
-	ln.numbers[k] = n
-	p := wire.ProtoTarget(t.Target)
-	ln.request.Define = append(ln.request.Define, &weirv1.StreamTarget{Number: n, Policy: p.Policy, Limit: p.Limit, Namespace: p.Namespace})
-	return n, true
-}
-
-// read lands flights from the node's responses until the stream breaks, and returns why it did.
-func (ln *lane) read(stream weirv1.Limiter_CheckStreamClient) error {
-	out := weirv1.CheckStreamResponseFromVTPool()
-	defer out.ReturnToVTPool()
-	for {
-		if err := stream.RecvMsg(out); err != nil {
-			return err
-		}
-		if err := ln.answered(out); err != nil {
-			return err
-		}
-	}
-}
-
 // answered takes in a response. An error says that it is none that a node gives.
-func (ln *lane) answered(out *weirv1.CheckStreamResponse) error {
+func (ln *sender) answered(out *weirv1.CheckStreamResponse) error {
 	l := ln.l
 	l.mu.Lock()
 	m := ln.sent[out.Sequence]
@@ -555,7 +485,7 @@ func (ln *lane) answered(out *weirv1.CheckStreamResponse) error {
 	}
 	if !m.answered {
 		m.answered = true
-		l.flying -= len(m.slots)
+		l.inFlight -= len(m.slots)
 		l.stirLocked()
 	}
 	if !out.More {
@@ -580,7 +510,7 @@ func (ln *lane) answered(out *weirv1.CheckStreamResponse) error {
 	return err
 }
 
-// refused sends flights again whose message was refused as a whole, each by itself: the fault is another's, most likely.
+// refused sends questions again whose message was refused as a whole, each by itself: the fault is another's, most likely.
 // Nothing was charged. The one that is to blame gets the error in the end.
 func (l *link) refused(m *message, e *weirv1.Error) {
 	_, field, _ := strings.Cut(e.GetField(), "].") // "define[3].limit.time_zone"
@@ -589,7 +519,7 @@ func (l *link) refused(m *message, e *weirv1.Error) {
 		message = field + ": " + message
 	}
 	err := status.Error(codes.Code(e.GetCode()), message)
-	var last *flight
+	var last *request
 	for i := range m.slots {
 		f := m.slots[i].f
 		if f == nil || f == last {
@@ -648,7 +578,7 @@ func (m *message) answer(out *weirv1.CheckStreamResponse) error {
 		s.f = nil
 		m.open--
 		if f.open--; f.open == 0 {
-			f.land()
+			f.end()
 		}
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // What is asked while a message is under way shares the next ones, and an answer is its caller's own.
@@ -51,7 +52,7 @@ func TestCallersShareMessages(t *testing.T) {
 	wait(t, "the counts to be even", func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.waiting == 0 && l.flying == 0 && l.ready == 0 && l.void == 0
+		return l.waiting == 0 && l.inFlight == 0 && l.ready == 0 && l.void == 0
 	})
 }
 
@@ -96,9 +97,9 @@ func TestOneRefusedMessage(t *testing.T) {
 	}
 }
 
-// A flight of several questions lands once when its stream breaks, and is its caller's from then on: for the race detector.
+// It of several questions ends once when its stream breaks, and is its caller's from then on: for the race detector.
 func TestFailedMessageLandsOnce(t *testing.T) {
-	f := newFlight()
+	f := newRequest()
 	f.qs, f.answers, f.open = make([]question, limit.MaxBatch), make([]Result, limit.MaxBatch), limit.MaxBatch
 	m := &message{}
 	for i := range f.qs {
@@ -108,14 +109,14 @@ func TestFailedMessageLandsOnce(t *testing.T) {
 	caller.Go(func() {
 		<-f.done
 		if f.err == nil {
-			t.Error("landed without an error")
+			t.Error("ended without an error")
 		}
 		f.err, f.qs = nil, nil
 	})
 	m.fail(errOddAnswer, false)
 	caller.Wait()
 	if f.err != nil {
-		t.Errorf("touched after it had landed: %v", f.err)
+		t.Errorf("touched after it had ended: %v", f.err)
 	}
 }
 
@@ -128,7 +129,7 @@ func TestLimitIsTheCallersOwn(t *testing.T) {
 	}
 	l := members(c)[0].link
 	l.mu.Lock()
-	l.started = maxLanes // nothing is sent
+	l.started = maxSenders // nothing is sent
 	l.mu.Unlock()
 	for n := 1; n <= 2; n++ {
 		limit := algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Second}
@@ -136,12 +137,12 @@ func TestLimitIsTheCallersOwn(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var asked sync.WaitGroup
 		asked.Go(func() { _, _ = c.Check(ctx, checks) }) // given up
-		var f *flight
+		var f *request
 		wait(t, "the questions to be queued", func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			if len(l.queue) > 0 {
-				f = l.queue[0]
+			if l.queue.Len() > 0 {
+				f = l.queue.Items()[0]
 			}
 			return f != nil
 		})
@@ -212,8 +213,8 @@ func TestStuckNode(t *testing.T) {
 	wg.Wait()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.ready != 0 || len(l.queue) > 2*l.void {
-		t.Errorf("%d questions, %d flights are kept for nobody", l.ready, len(l.queue))
+	if l.ready != 0 || l.queue.Len() > 2*l.void {
+		t.Errorf("%d questions, %d sets are kept for nobody", l.ready, l.queue.Len())
 	}
 }
 
@@ -238,7 +239,7 @@ func TestNodeStops(t *testing.T) {
 // Answers that no node gives end the stream, not the program.
 func TestOddResponses(t *testing.T) {
 	two := func(first bool) *message {
-		f := newFlight()
+		f := newRequest()
 		f.qs, f.answers, f.open = make([]question, 2), make([]Result, 2), 2
 		m := &message{slots: []slot{{f, 0}, {f, 1}}, open: 2}
 		if !first {
@@ -316,10 +317,10 @@ func TestTimeoutsAreTheCallersOwn(t *testing.T) {
 		{[]time.Duration{1000 * ms, 20 * ms, 25 * ms}, 1001, []uint32{1001, 21, 26}},
 		{[]time.Duration{-ms, 1000 * ms, 1 << 62}, 1 << 31, []uint32{1, 1001, 1 << 31}},
 	} {
-		ln := &lane{l: &link{now: func() time.Duration { return time.Hour }}, numbers: make(map[subject]uint32)}
+		ln := &sender{l: &link{now: func() time.Duration { return time.Hour }}, numbers: wire.Numbers{}}
 		m := &message{}
 		for _, left := range test.left {
-			f := &flight{qs: []question{{target: target{Target: limit.Target{Policy: "five", Key: "k"}}}}, until: time.Hour + left}
+			f := &request{qs: []question{{target: target{Target: limit.Target{Policy: "five", Key: "k"}}}}, until: time.Hour + left}
 			m.slots = append(m.slots, slot{f, 0})
 		}
 		for range 2 { // what is left of the message before is gone

@@ -59,24 +59,9 @@ const (
 // inline is the name that decisions have for a limit sent along.
 const inline = "inline"
 
-// numbers are those that the sender of a stream has given to targets.
-type numbers map[targetName]*givenNumber
-
-// targetName is a Target without its key, by value.
-type targetName struct {
-	policy, namespace string
-	inline            bool
-	limit             algo.Limit
-}
-
-type givenNumber struct {
-	define *weirv1.StreamTarget // never changed
-	used   uint64               // sequence of the last batch that names it
-}
-
 // packer makes the packed form of one batch.
 type packer struct {
-	numbers  numbers
+	numbers  *wire.Numbers
 	sequence uint64
 
 	bytes  []byte
@@ -101,7 +86,7 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 		return true
 	}
 	number := p.number
-	if p.target == nil || !sameTarget(p.target, &op.Target) {
+	if p.target == nil || !wire.SameTarget(p.target, &op.Target) {
 		var ok bool
 		if number, ok = p.numberOf(&op.Target); !ok {
 			return false
@@ -140,31 +125,18 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 
 // numberOf returns the number of a target, and defines it if this stream has not yet.
 func (p *packer) numberOf(t *limit.Target) (uint32, bool) {
-	name := targetName{policy: t.Policy, namespace: t.Namespace}
-	if t.Limit != nil {
-		name.inline, name.limit = true, *t.Limit
+	n, fresh := p.numbers.Of(t)
+	if n == nil {
+		return 0, false
 	}
-	n, ok := p.numbers[name]
-	if !ok {
-		if len(p.numbers) >= wire.MaxTargets {
-			return 0, false
-		}
-		whole := wire.ProtoTarget(*t)
-		n = &givenNumber{define: &weirv1.StreamTarget{
-			Number: uint32(len(p.numbers)), Policy: whole.Policy, Limit: whole.Limit, Namespace: whole.Namespace,
-		}}
-		p.numbers[name] = n
-		p.define = append(p.define, n.define)
+	if fresh {
+		p.define = append(p.define, n.Define)
 	}
-	if n.used != p.sequence {
-		n.used = p.sequence
-		p.uses = append(p.uses, n.define)
+	if n.Used != p.sequence {
+		n.Used = p.sequence
+		p.uses = append(p.uses, n.Define)
 	}
-	return n.define.Number, true
-}
-
-func sameTarget(a, b *limit.Target) bool {
-	return a.Policy == b.Policy && a.Namespace == b.Namespace && (a.Limit == b.Limit || a.Limit != nil && b.Limit != nil && *a.Limit == *b.Limit)
+	return n.Define.Number, true
 }
 
 func flagIf(set bool, f uint64) uint64 {

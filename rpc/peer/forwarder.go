@@ -25,6 +25,7 @@ import (
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/transport"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 const (
@@ -208,12 +209,12 @@ type queue struct {
 	sequence uint64              // of the last message made
 	acked    uint64              // no message up to it is waited for
 	closed   bool
-	numbers  numbers // of targets, in the stream that is written to
-	scratch  []byte  // room to pack a message in
+	numbers  wire.Numbers // of targets, in the stream that is written to
+	scratch  []byte       // room to pack a message in
 }
 
 func newQueue(cfg *ForwarderConfig, to ownership.Node, number uint64, wake stream.Signal) *queue {
-	return &queue{cfg: cfg, to: to, stream: number, wake: wake, sent: make(map[uint64]*message), numbers: make(numbers)}
+	return &queue{cfg: cfg, to: to, stream: number, wake: wake, sent: make(map[uint64]*message)}
 }
 
 // add queues a call, or returns false when there is no room for it.
@@ -311,7 +312,7 @@ func (q *queue) Open(ctx context.Context, conn *grpc.ClientConn, hello *peerv1.H
 	first, err := s.Recv()
 	return first.GetWelcome(), func(end func()) error {
 		q.mu.Lock()
-		clear(q.numbers) // the peer knows none on this stream
+		q.numbers.Reset() // the peer knows none on this stream
 		q.mu.Unlock()
 		return stream.Run(s, end, q.wake, q.next, q.received)
 	}, err
@@ -408,11 +409,11 @@ func (q *queue) take() *message {
 
 // packLocked packs the operations of a new message.
 func (q *queue) packLocked(m *message) {
-	p := packer{numbers: q.numbers, sequence: m.sequence, bytes: q.scratch[:0]}
+	p := packer{numbers: &q.numbers, sequence: m.sequence, bytes: q.scratch[:0]}
 	for _, c := range m.calls {
 		for _, op := range c.ops {
 			if !p.add(op, c.until.Sub(m.made)) {
-				clear(q.numbers) // a message has fewer operations than there are numbers
+				q.numbers.Reset() // a message has fewer operations than there are numbers
 				q.packLocked(m)
 				return
 			}

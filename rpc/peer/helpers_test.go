@@ -187,7 +187,7 @@ func hello() *peerv1.Hello {
 }
 
 func batch(seq, acked uint64, ops ...*limiter.Op) *peerv1.ForwardRequest {
-	p := packer{numbers: make(numbers), sequence: seq}
+	p := packer{numbers: new(wire.Numbers), sequence: seq}
 	for _, op := range ops {
 		p.add(op, time.Second)
 	}

@@ -70,7 +70,7 @@ var mayImport = map[string]string{
 	"rpc/replica":              "cluster/ownership internal/fifo internal/stream internal/varint proto/weir/peer/v1 rpc/transport",
 	"rpc/transport":            "cluster/ownership internal/stream proto/weir/peer/v1 ring rpc/wire",
 	"rpc/wire":                 "algo internal/timezone limit proto/weir/v1",
-	"client":                   "algo internal/refusal limit proto/weir/v1 ring rpc/wire",
+	"client":                   "algo internal/fifo internal/refusal internal/stream limit proto/weir/v1 ring rpc/wire",
 	"gateway/envoy":            "algo internal/file internal/filewatch internal/strictyaml internal/varint limit",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":             "algo auth internal/ingress internal/memory internal/recovered limit",

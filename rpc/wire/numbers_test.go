@@ -1,0 +1,55 @@
+package wire
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+)
+
+// TestNumbers: both sides of a stream understand each other, what is the same target has one number, and there are so many.
+func TestNumbers(t *testing.T) {
+	inline := func(units int64) *algo.Limit {
+		return &algo.Limit{Algorithm: algo.SlidingLog, Limit: units, Window: time.Minute}
+	}
+	list := []limit.Target{
+		{Policy: "p", Key: "a"}, {Policy: "p", Key: "b"}, {Policy: "q", Key: "a"}, {Limit: inline(1), Key: "a"}, {Limit: inline(1), Key: "b"},
+		{Limit: inline(2), Key: "a"}, {Limit: inline(2), Namespace: "n", Key: "a"},
+	}
+	var given Numbers
+	var known Targets
+	for _, units := range []string{"first", "after a reset"} {
+		same := 0
+		for i := range list {
+			n, fresh := given.Of(&list[i])
+			if fresh {
+				if err := known.Define(n.Define); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				same++
+			}
+			got, ok := known.At(uint64(n.Define.Number))
+			if got.Key = list[i].Key; !ok || !SameTarget(&got, &list[i]) {
+				t.Errorf("%s: %+v became %+v", units, list[i], got)
+			}
+		}
+		if same != 2 {
+			t.Errorf("%s: %d have the number of another", units, same)
+		}
+		given.Reset()
+	}
+	for i := range MaxTargets {
+		if n, fresh := given.Of(&limit.Target{Policy: fmt.Sprint("p", i)}); n == nil || !fresh || n.Define.Number != uint32(i) {
+			t.Fatalf("%d: %+v", i, n)
+		}
+	}
+	if n, _ := given.Of(&limit.Target{Policy: "one more"}); n != nil {
+		t.Errorf("%+v", n)
+	}
+	if n, fresh := given.Of(&limit.Target{Policy: "p7", Key: "k"}); n == nil || fresh || n.Define.Number != 7 {
+		t.Errorf("%+v", n)
+	}
+}
