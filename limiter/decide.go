@@ -399,6 +399,9 @@ func shadow(d *limit.Decision, cost int64) {
 	d.Allowed, d.Shadow, d.Granted, d.RetryAfter = true, true, cost, 0
 }
 
+// failedRetry is when a check may come back that was refused because its owner could not be asked.
+const failedRetry = time.Second
+
 // fail answers a check or an acquire by on_error, for want of an owner or of memory. e may be nil: an inline limit fails
 // open, and so does a policy that this node does not know, unless unknown policies are denied.
 func (l *Limiter) fail(e *entry, op *Op) {
@@ -428,9 +431,11 @@ func (l *Limiter) fail(e *entry, op *Op) {
 			d.Limit = limits[0].Capacity
 		}
 	}
-	if closed && (e == nil || !e.Shadow) {
+	if e != nil && e.OnError == policy.Share && len(limits) > 0 {
+		l.failByPart(e, op, limits, &d)
+	} else if closed && (e == nil || !e.Shadow) {
 		d.FailedClosed = true
-		d.RetryAfter = time.Second
+		d.RetryAfter = failedRetry
 	} else {
 		d.FailedOpen, d.Allowed, d.Granted, d.Shadow = true, true, op.Cost, closed
 	}

@@ -91,6 +91,8 @@ type Config struct {
 	Tracer Tracer
 	// Recorder, when not nil, is told of a sample of the decisions.
 	Recorder Recorder
+	// Members returns how many nodes the cluster has, for on_error: share, under which each admits its part of a limit. Nil: one.
+	Members func() int
 }
 
 // Limiter is a node's service. Its methods are safe for concurrent use. Close ends its one lasting goroutine, which sweeps
@@ -106,6 +108,7 @@ type Limiter struct {
 	sample sampler
 	load   load
 	inline inlineRules
+	parts  parts
 
 	subjects sync.Pool    // of *[MaxBatch]subject
 	late     [2]sync.Pool // of *lateOps: of single checks, and of batches

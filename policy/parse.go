@@ -675,7 +675,7 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	}
 	consistency, level, _ := read("consistency", "available", "strict")
 	durability, copies, durable := read("durability", "none", "async", "escrow", "sync")
-	onError, answer, _ := read("on_error", "open", "closed")
+	onError, answer, _ := read("on_error", "open", "closed", "share")
 	_, start, _ := read("cold_start", "open", "closed")
 	p.Strict = level == "strict"
 	for _, v := range []Durability{None, Escrow, Sync} {
@@ -685,6 +685,12 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	}
 	if answer == "closed" || p.Strict {
 		p.OnError = Closed
+	}
+	if answer == "share" && !p.Strict {
+		p.OnError = Share
+		if p.Concurrency {
+			d.Fail(onError.Node, onError.Path, "share is not for concurrency: a lease that nobody but the asked node knows cannot be renewed or released")
+		}
 	}
 	if start == "closed" {
 		p.ColdStart = ColdClosed
@@ -697,8 +703,8 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 	}
 	p.strict = &Error{File: d.File, Line: consistency.Node.Line, Column: consistency.Node.Column, Field: consistency.Path,
 		Message: "strict needs voters: give all nodes the same --voters, or use available"}
-	if answer == "open" {
-		d.Fail(onError.Node, onError.Path, "open would admit what strict must not: use closed, the default under strict")
+	if answer == "open" || answer == "share" {
+		d.Fail(onError.Node, onError.Path, "%s would admit what strict must not: use closed, the default under strict", answer)
 	}
 	enough := "escrow or sync"
 	if p.Concurrency {

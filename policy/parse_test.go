@@ -254,6 +254,7 @@ func TestGuarantees(t *testing.T) {
 		{"limits: [1/1s], durability: async, consistency: available, cold_start: open, on_error: open", Policy{}},
 		{"limits: [1/1s], durability: none", Policy{Durability: None}},
 		{"limits: [1/1s], durability: escrow, cold_start: closed", Policy{Durability: Escrow, ColdStart: ColdClosed}},
+		{"limits: [1/1s], on_error: share", Policy{OnError: Share}},
 		{"limits: [1/1s], durability: sync, on_error: closed", Policy{Durability: Sync, OnError: Closed}},
 		{"limits: [1/1s], durability: escrow, consistency: strict", Policy{Durability: Escrow, Strict: true, OnError: Closed}},
 		{"limits: [1/1s], durability: sync, consistency: strict, on_error: closed, cold_start: closed, shadow: true",

@@ -25,16 +25,21 @@ import (
 // OnError says what a check is answered with when its owner cannot be reached or has no room for its state.
 type OnError uint8
 
-// The answers. Under Open, the zero value, the check is admitted; under Closed it is refused.
+// The answers. Under Open, the zero value, the check is admitted; under Closed it is refused. Under Share the node that was asked
+// admits it by a count of its own, up to its part of the limit: that divided by the number of nodes.
 const (
 	Open   OnError = 0
 	Closed OnError = 1
+	Share  OnError = 2
 )
 
-// String returns the name used in policies, "open" or "closed".
+// String returns the name used in policies: "open", "closed" or "share".
 func (e OnError) String() string {
-	if e == Closed {
+	switch e {
+	case Closed:
 		return "closed"
+	case Share:
+		return "share"
 	}
 	return "open"
 }

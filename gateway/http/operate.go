@@ -30,7 +30,7 @@ type Policy struct {
 	Limits    []algo.Limit // empty when the policy is unlimited
 	Overrides int          // number of keys and prefixes that have a limit of their own
 	Shadow    bool
-	OnError   string // "open" or "closed"
+	OnError   string // "open", "closed" or "share"
 }
 
 type policiesBody struct {

@@ -3,7 +3,6 @@ package node
 import (
 	"time"
 
-	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/gateway/gubernator"
 	"github.com/weirlimit/weir/ring"
@@ -31,14 +30,8 @@ func (n *Node) ownerAddress(hash uint64) string {
 
 // gubernatorHealth is the node's health as Gubernator's callers are told it.
 func (n *Node) gubernatorHealth() gubernator.Health {
-	out := gubernator.Health{Peers: 1, Address: addrOf(n.listeners.grpc)}
+	out := gubernator.Health{Peers: n.members(), Address: addrOf(n.listeners.grpc)}
 	if v := n.view(); v != nil {
-		out.Peers = 0
-		for _, m := range v.Members {
-			if m.State == cluster.Active {
-				out.Peers++
-			}
-		}
 		out.Address = v.Self.GRPCAddr
 	}
 	if !n.isReady() {

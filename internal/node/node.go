@@ -277,6 +277,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	hops, inbox := metrics.NewHops(), keeper.NewInbox(ring.Partitions)
 	states := limiter.NewStore(store.Config{
 		MaxKeys: cfg.MaxKeys, MaxBytes: max(n.cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent,
+		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
 	}, false)
 	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: hops.Forwarded})
 	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: inbox.Receive})
@@ -285,7 +286,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		Sender: n.messenger, Inbox: inbox, Now: clock, Boot: leases, Version: states.Version, Logger: n.log,
 	})
 	work := limiter.Config{
-		Store: states, Ownership: n.keeper, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder,
+		Store: states, Ownership: n.keeper, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
 		Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
@@ -831,6 +832,14 @@ func (n *Node) view() *cluster.View {
 		return nil
 	}
 	return n.cluster.View()
+}
+
+// members is the number of active members, at least one.
+func (n *Node) members() int {
+	if v := n.view(); v != nil {
+		return max(len(v.Ring.Members()), 1)
+	}
+	return 1
 }
 
 func (n *Node) self() ownership.Node {

@@ -1,0 +1,161 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+)
+
+const partial = `policies:
+  - {name: window, algorithm: fixed_window, limit: 10, window: 1m, on_error: share}
+  - {name: log, algorithm: sliding_log, limit: 20, window: 1m, on_error: share}
+  - {name: bucket, algorithm: token_bucket, limit: 60, window: 1m, capacity: 9, on_error: share}
+  - {name: several, algorithm: sliding_log, limits: [4/1s, 12/1m], on_error: share}
+  - {name: few, algorithm: fixed_window, limit: 2, window: 1m, on_error: share}
+  - {name: shadow, algorithm: fixed_window, limit: 3, window: 1m, on_error: share, shadow: true}
+  - name: overrides
+    algorithm: fixed_window
+    limit: 10
+    window: 1m
+    on_error: share
+    overrides:
+      - {prefix: "key-", limit: 30}
+`
+
+// severed is a wire that carries nothing.
+func severed(context.Context, *testNode, ownership.Node, []*Op, func()) {}
+
+// TestOnErrorShare: while the owner cannot be asked each node admits its part of the limit, and no more; the owner never hears of it.
+func TestOnErrorShare(t *testing.T) {
+	members := 3
+	inBubble(t, 3, Config{Policies: policies(t, partial), Members: func() int { return members }}, func(t *testing.T, c *testCluster) {
+		c.tamper(severed)
+		admitted := func(n *testNode, policy, key string, asks int) (count int) {
+			t.Helper()
+			for range asks {
+				d := n.check(t, named(policy, key, 1))
+				switch {
+				case d.Allowed != d.FailedOpen || d.Allowed == d.FailedClosed:
+					t.Errorf("%s: %+v", policy, d)
+				case d.Allowed:
+					count++
+				case d.RetryAfter != time.Second:
+					t.Errorf("%s: %+v", policy, d)
+				}
+			}
+			return count
+		}
+		for _, test := range []struct {
+			policy string
+			each   int
+		}{{"window", 3}, {"log", 6}, {"bucket", 3}, {"several", 1}, {"few", 0}, {"overrides", 10}} {
+			key := c.owned(test.policy, 0, 0)
+			for _, n := range c.nodes[1:] {
+				if got := admitted(n, test.policy, key, 12); got != test.each {
+					t.Errorf("%s: %s admitted %d, want %d", test.policy, n.name, got, test.each)
+				}
+			}
+		}
+		key := c.owned("shadow", 0, 0)
+		for i := range 3 {
+			if d := c.nodes[1].check(t, named("shadow", key, 1)); !d.Allowed || !d.FailedOpen || d.Shadow != (i > 0) {
+				t.Errorf("in shadow mode, %d: %+v", i, d)
+			}
+		}
+		// A peek charges nothing, and what comes back comes back.
+		key = c.owned("window", 0, 1)
+		if d := c.nodes[1].check(t, named("window", key, 0)); !d.Allowed || !d.FailedOpen || d.Remaining != 3 {
+			t.Errorf("a peek: %+v", d)
+		}
+		if got := admitted(c.nodes[1], "window", key, 5); got != 3 {
+			t.Errorf("after a peek: %d", got)
+		}
+		c.advance(time.Minute)
+		if got := admitted(c.nodes[1], "window", key, 5); got != 3 {
+			t.Errorf("in the next window: %d", got)
+		}
+		// Fewer members: a larger part, of which what was used is used.
+		members = 2
+		if got := admitted(c.nodes[1], "window", key, 5); got != 2 {
+			t.Errorf("with two members: %d", got)
+		}
+		c.tamper(nil)
+		if d := c.nodes[1].check(t, named("window", key, 1)); !d.Allowed || d.FailedOpen || d.Remaining != 9 {
+			t.Errorf("the owner is back: %+v", d)
+		}
+	})
+}
+
+// TestPartsTogether: in any window of a sliding log the parts of all nodes admit no more than its limit, whatever is asked where.
+func TestPartsTogether(t *testing.T) {
+	for seed := range uint64(20) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		const window = time.Second
+		nodes := 2 + random.IntN(4)
+		total := int64(1 + random.IntN(40))
+		limits := algo.Limits{{Algorithm: algo.SlidingLog, Limit: total, Window: window}}
+		all := make([]parts, nodes)
+		type grant struct{ at, units int64 }
+		var grants []grant
+		now := int64(time.Hour)
+		for range 2000 {
+			now += random.Int64N(int64(window) / 20)
+			r := algo.Request{Cost: 1 + random.Int64N(3), Partial: random.IntN(3) == 0}
+			d := all[random.IntN(nodes)].decide("p", "k", limits, nodes, algo.Instant{Mono: now}, r)
+			if d.Allowed {
+				grants = append(grants, grant{now, d.Granted})
+			}
+			sum := int64(0)
+			for _, g := range grants {
+				if g.at > now-int64(window) {
+					sum += g.units
+				}
+			}
+			if sum > total {
+				t.Fatalf("seed %d: %d nodes admitted %d of %d within a window", seed, nodes, sum, total)
+			}
+		}
+		if total >= int64(nodes) && len(grants) == 0 {
+			t.Errorf("seed %d: nothing was admitted", seed)
+		}
+	}
+}
+
+// TestPartsAreBounded: no more keys are kept than there may be; idle ones make way.
+func TestPartsAreBounded(t *testing.T) {
+	var p parts
+	limits := algo.Limits{{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Minute}}
+	now := algo.Instant{Mono: int64(time.Hour)}
+	ask := func(key string) bool {
+		return p.decide("p", key, limits, 2, now, algo.Request{Cost: 1}).Allowed
+	}
+	for i := range maxParts {
+		if !ask(fmt.Sprint(i)) {
+			t.Fatalf("key %d is refused", i)
+		}
+	}
+	if ask("one more") || len(p.states) != maxParts {
+		t.Errorf("one more is admitted; %d are kept", len(p.states))
+	}
+	if !ask("7") {
+		t.Error("a known key is refused")
+	}
+	now.Mono += int64(time.Minute)
+	if !ask("one more") || len(p.states) != 1 {
+		t.Errorf("idle keys do not make way: %d are kept", len(p.states))
+	}
+	// Logs take memory, which is bounded too.
+	large := algo.Limits{{Algorithm: algo.SlidingLog, Limit: 8 << 20, Window: time.Hour}}
+	for range 2 << 20 {
+		now.Mono += 1 << 13 // another tick of the log
+		p.decide("p", "log", large, 1, now, algo.Request{Cost: 2})
+	}
+	if d := p.decide("p", "log", large, 1, now, algo.Request{Cost: 1}); d.Allowed || p.bytes > maxPartBytes {
+		t.Errorf("%d bytes are taken: %+v", p.bytes, d)
+	}
+}
