@@ -34,7 +34,11 @@ type admission struct {
 // enter waits for room for a message, before it is decoded, in which a check takes so many bytes or more.
 func (a *admission) enter(ctx context.Context, size, least int) error {
 	a.size = size
-	need := a.need(min(size/least, limit.MaxBatch))
+	return a.take(ctx, a.need(min(size/least, limit.MaxBatch)))
+}
+
+// take waits for room for so many bytes.
+func (a *admission) take(ctx context.Context, need int64) error {
 	if need <= lightRequest {
 		return nil
 	}

@@ -47,7 +47,11 @@ func (a *api) keep(s *scratch, bytes int64) {
 // admit waits until there is room to carry out a request whose body has been read.
 func (a *api) admit(ctx context.Context, s *scratch) error {
 	size := int64(s.in.Len())
-	need := size*perByte + min(size/leastCheck, limit.MaxBatch)*perCheck
+	return a.admitBytes(ctx, s, size*perByte+min(size/leastCheck, limit.MaxBatch)*perCheck)
+}
+
+// admitBytes is admit for a request that needs so many bytes.
+func (a *api) admitBytes(ctx context.Context, s *scratch, need int64) error {
 	if need <= lightRequest {
 		return nil
 	}
@@ -58,9 +62,9 @@ func (a *api) admit(ctx context.Context, s *scratch) error {
 }
 
 // answering is called when all that is left of a request is to write its answer: it makes way for others, and what it keeps
-// counts as waiting for the network.
-func (a *api) answering(s *scratch) {
-	a.keep(s, s.taken)
+// counts as waiting for the network: that many bytes.
+func (a *api) answering(s *scratch, kept int64) {
+	a.keep(s, kept)
 	a.Requests.Leave(s.taken)
 	s.taken = 0
 }

@@ -87,7 +87,7 @@ func (a *api) handleChecks(w http.ResponseWriter, r *http.Request) {
 	}
 	s.out = append(b, "]}"...)
 	w.Header()["Content-Type"] = jsonType
-	a.answering(s)
+	a.answering(s, s.taken)
 	a.write(w, r, http.StatusOK, s.out)
 }
 
@@ -116,7 +116,7 @@ func (a *api) writeAll(w http.ResponseWriter, r *http.Request, s *scratch, all *
 	}
 	s.out = append(b, "]}"...)
 	w.Header()["Content-Type"] = jsonType
-	a.answering(s)
+	a.answering(s, s.taken)
 	a.write(w, r, http.StatusOK, s.out)
 }
 

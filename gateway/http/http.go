@@ -83,7 +83,7 @@ type Config struct {
 }
 
 // Route is one of another front end's. Its handler answers errors as its protocol has them; who may not use it is answered as
-// everywhere.
+// everywhere. The body of a POST has been read when it is called, up to 256 KiB and a byte.
 type Route struct {
 	Method, Path string
 	Role         auth.Role // that a caller needs
@@ -163,7 +163,11 @@ func (a *api) routes() []route {
 		{"GET", "/", auth.RoleOpen, a.handleIndex, false},
 	}
 	for _, r := range a.Routes {
-		list = append(list, route{r.Method, r.Path, r.Role, r.Handler, false})
+		handler := r.Handler
+		if r.Method == http.MethodPost {
+			handler = a.foreign(handler)
+		}
+		list = append(list, route{r.Method, r.Path, r.Role, handler, false})
 	}
 	return list
 }

@@ -445,9 +445,10 @@ func (n *Node) serve() {
 		services := calls.Registrar(n.grpcServer)
 		n.callers.Register(services)
 		weirv1.RegisterAdminServer(services, &admin{n: n})
-		n.gubernatorService("grpc").Register(services)
+		foreign := grpcapi.Admitted(services, requests)
+		n.gubernatorService("grpc").Register(foreign)
 		if s := n.envoyService("grpc"); s != nil {
-			s.Register(services)
+			s.Register(foreign)
 		}
 		healthv1.RegisterHealthServer(services, n.health)
 		reflection.Register(n.grpcServer)

@@ -1,0 +1,94 @@
+package httpapi
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/memory"
+)
+
+// TestForeignBodiesShareMemory is an attack: bodies of hundreds of kilobytes for another front end, which are decoded into fifty times
+// as much, on many connections at once. As many are carried out at a time as there is room for; small ones go on, and so do others
+// once the answer has begun, whether or not anybody reads it.
+func TestForeignBodiesShareMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		large := strings.Repeat("{},", 80_000)
+		var running, most, got atomic.Int64
+		goOn, read := make(chan struct{}), make(chan struct{})
+		gate := memory.NewGate(2 * int64(len(large)) * (perByte + perForeignByte))
+		api := newAPI(t, &scripted{}, func(cfg *Config) {
+			cfg.Requests = gate
+			cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {
+				body, err := io.ReadAll(r.Body)
+				if err != nil {
+					t.Error(err)
+				}
+				got.Add(int64(len(body)))
+				if n := running.Add(1); len(body) == len(large) && n > most.Load() {
+					most.Store(n)
+				}
+				if len(body) > 100 {
+					<-goOn
+				}
+				running.Add(-1)
+				w.WriteHeader(http.StatusOK)
+				<-read
+			}}}
+		})
+		done := make(chan struct{}, 20)
+		ask := func(body string) {
+			go func() {
+				w := httptest.NewRecorder()
+				api.handler.ServeHTTP(w, httptest.NewRequest("POST", "/json", strings.NewReader(body)))
+				done <- struct{}{}
+			}()
+		}
+		for range 10 {
+			ask(large)
+		}
+		synctest.Wait()
+		if running.Load() != 2 {
+			t.Errorf("%d large requests are carried out, there is room for 2", running.Load())
+		}
+		for range 10 {
+			ask("{}")
+		}
+		synctest.Wait()
+		if got.Load() != int64(2*len(large)+10*len("{}")) {
+			t.Errorf("small requests wait: %d bytes have been read", got.Load())
+		}
+		close(goOn)
+		synctest.Wait() // nobody has read an answer
+		if got.Load() != int64(10*len(large)+10*len("{}")) {
+			t.Errorf("requests wait for who does not read: %d bytes have been read", got.Load())
+		}
+		close(read)
+		for range 20 {
+			<-done
+		}
+		if taken, err := gate.Enter(t.Context(), 2*int64(len(large))*(perByte+perForeignByte)); err != nil || taken == 0 {
+			t.Error("not all has been given back")
+		}
+	})
+}
+
+// TestForeignBodyTooLong: what is longer than the bound is handed on with one byte more, and no further.
+func TestForeignBodyTooLong(t *testing.T) {
+	var got int
+	api := newAPI(t, &scripted{}, func(cfg *Config) {
+		cfg.Routes = []Route{{"POST", "/json", auth.RoleCheck, func(w http.ResponseWriter, r *http.Request) {
+			body, _ := io.ReadAll(r.Body)
+			got = len(body)
+		}}}
+	})
+	api.handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", "/json", strings.NewReader(strings.Repeat("x", 10*maxForeignBody))))
+	if got != maxForeignBody+1 {
+		t.Errorf("%d bytes are handed on", got)
+	}
+}
