@@ -205,6 +205,24 @@ func CallerName(ctx context.Context) string {
 	return ""
 }
 
+// Roles returns the roles of the caller of the request or stream with this context, by the access file in force now; none for nobody.
+func (a *Authorizer) Roles(ctx context.Context) (roles Role) {
+	s, ok := ctx.Value(sessionKey{}).(*session)
+	if !ok {
+		return 0
+	}
+	caller, denial := a.current(s)
+	if denial != nil {
+		return 0
+	}
+	for i := range roleNames() {
+		if role := Role(1) << i; a.demand(caller, a.callers(), role, &s.credentials) == nil {
+			roles |= role
+		}
+	}
+	return roles
+}
+
 // MayUse returns what tells whether the caller of the request or stream with this context may use a policy in a role or, where its
 // name is empty, inline limits of a namespace. It is by the access file in force now, and denies everything to nobody.
 func (a *Authorizer) MayUse(ctx context.Context, role Role) func(policy, namespace string) bool {

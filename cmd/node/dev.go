@@ -174,6 +174,7 @@ func printDev(w io.Writer, nodes []*node.Node) {
 		fmt.Fprintf(w, "\nPolicies: %s\n", strings.Join(names, ", "))
 	}
 	http, rpc := nodes[0].HTTPAddr(), nodes[len(nodes)-1].GRPCAddr()
+	fmt.Fprintf(w, "\nConsole: http://%s/console\n", http)
 	fmt.Fprintf(w, "\nTry (repeat it until the limit says no):\n\n")
 	fmt.Fprintf(w, "  curl -i -H 'Content-Type: application/json' -d '{%s,\"key\":\"alice\"}' http://%s/v1/check\n\n", body, http)
 	fmt.Fprintf(w, "and through another node, or to see the cluster:\n\n")

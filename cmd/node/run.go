@@ -42,7 +42,7 @@ type runFlags struct {
 	maxMemory                                   string
 	maxRequestIDs                               int
 	maxReservations, maxKeyReservations         int
-	noInline                                    bool
+	noInline, noConsole                         bool
 	timeout, grace                              time.Duration
 	logFormat, logLevel                         string
 	inlineMaxWindow                             time.Duration
@@ -102,6 +102,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.maxKeyReservations, "max-key-reservations", node.DefaultMaxKeyReservations, "pending reservations of one key, each extension counted; 0: none")
 	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 10_000, "request ids remembered per partition (of 4093); 0: none")
 	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
+	fs.BoolVar(&f.noConsole, "no-console", false, "serve no console at /console")
 	fs.DurationVar(&f.inlineMaxWindow, "inline-max-window", limiter.DefaultInlineMaxWindow, "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
 	fs.Var(f.inlineMaxKeys.by(parseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of limits sent along at most; 0: no bound but the fair part")
 	fs.Var(f.inlineMaxMemory.by(parseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of limits sent along at most; 0: no bound but the fair part")
@@ -194,7 +195,7 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	cfg := node.Config{
 		Version: version(),
 		Name:    f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
-		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy.Envoy, Security: f.security.Security, NoInline: f.noInline, Timeout: f.timeout, Grace: f.grace,
+		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy.Envoy, Security: f.security.Security, NoInline: f.noInline, NoConsole: f.noConsole, Timeout: f.timeout, Grace: f.grace,
 		MaxReservations: f.maxReservations, MaxKeyReservations: f.maxKeyReservations,
 		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
 		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,

@@ -17,6 +17,7 @@ package httpapi
 import (
 	"bytes"
 	"context"
+	"html/template"
 	"log/slog"
 	"net"
 	"net/http"
@@ -56,6 +57,8 @@ type Config struct {
 	Metrics http.Handler
 	// Routes are further ones, of other front ends' protocols. openapi.yaml describes those that this project has.
 	Routes []Route
+	// Console is the path of a page for people, which the index has a link to; empty: there is none.
+	Console string
 	// Authorize says whether a request that needs a role may be answered, and the context to answer it in. An
 	// *auth.Denial becomes a 401 or 403. It is not asked about what is open. Nil: everybody may do everything.
 	Authorize func(r *http.Request, role auth.Role) (context.Context, *auth.Denial)
@@ -291,13 +294,55 @@ func (a *api) notFound(w http.ResponseWriter, r *http.Request) {
 		message: "there is nothing at " + clip(r.URL.Path) + "; /openapi.yaml lists what there is"})
 }
 
+// indexPage is the index for people. Nothing in it comes from a request.
+var indexPage = template.Must(template.New("index").Parse(`<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark"><title>Weir</title></head>
+<body>
+<h1>Weir, a distributed rate limiter</h1>
+{{if .Console}}<p><a href="{{.Console}}">The console</a> shows the cluster, and tries checks.</p>
+{{end}}<p><a href="/openapi.yaml">openapi.yaml</a> describes these endpoints:</p>
+<ul>
+{{range .Routes}}<li><code>{{.}}</code></li>
+{{end}}</ul>
+</body>
+</html>
+`))
+
 func (a *api) handleIndex(w http.ResponseWriter, r *http.Request) {
+	if strings.Contains(r.Header.Get("Accept"), "text/html") {
+		a.indexForPeople(w, r)
+		return
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	var b bytes.Buffer
 	b.WriteString("Weir, a distributed rate limiter. /openapi.yaml describes these endpoints:\n\n")
 	for _, rt := range a.routes() {
 		b.WriteString(rt.method + " " + rt.path + "\n")
 	}
+	a.write(w, r, http.StatusOK, b.Bytes())
+}
+
+func (a *api) indexForPeople(w http.ResponseWriter, r *http.Request) {
+	var page struct {
+		Console string
+		Routes  []string
+	}
+	page.Console = a.Console
+	for _, rt := range a.routes() {
+		page.Routes = append(page.Routes, rt.method+" "+rt.path)
+	}
+	var b bytes.Buffer
+	if err := indexPage.Execute(&b, &page); err != nil {
+		a.Logger.ErrorContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Vary", "Accept")
 	a.write(w, r, http.StatusOK, b.Bytes())
 }
 

@@ -48,7 +48,13 @@ type policyBody struct {
 }
 
 func (a *api) handlePolicies(w http.ResponseWriter, r *http.Request) {
-	listing := a.Policies()
+	a.answer(w, r, nil, policiesBodyOf(a.Policies()))
+}
+
+// MarshalPolicies returns policies in the JSON of GET /v1/policies.
+func MarshalPolicies(listing PolicyListing) ([]byte, error) { return marshal(policiesBodyOf(listing)) }
+
+func policiesBodyOf(listing PolicyListing) *policiesBody {
 	body := policiesBody{Hash: listing.Hash, ReloadError: listing.ReloadError,
 		Policies: make([]policyBody, len(listing.Policies))}
 	for i, p := range listing.Policies {
@@ -59,7 +65,7 @@ func (a *api) handlePolicies(w http.ResponseWriter, r *http.Request) {
 		}
 		body.Policies[i] = b
 	}
-	a.answer(w, r, nil, &body)
+	return &body
 }
 
 // statusBody is weir.v1's StatusResponse in the manner of this interface: snake_case, numbers as numbers, milliseconds.

@@ -66,11 +66,16 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 	if r.Policy != "" {
 		wanted = func(scope string) bool { return scope == r.Policy }
 	}
-	rows, counted := n.recorder.Top(now, orders[r.Order], int(min(r.Keys, maxTopKeys)), wanted)
 	policies, age := n.recorder.history.Load().Read(now)
-	out := &peerv1.ActivityResponse{CountedNs: int64(counted), StepNs: int64(activity.Step), AgeNs: int64(age)}
-	for i := range rows {
-		row := &rows[i]
+	out := &peerv1.ActivityResponse{StepNs: int64(activity.Step), AgeNs: int64(age)}
+	lists := make([][]topkeys.Row, 0, len(orders))
+	for _, order := range r.Orders[:min(len(r.Orders), len(orders))] {
+		rows, counted := n.recorder.Top(now, orders[order], int(min(r.Keys, maxTopKeys)), wanted)
+		lists, out.CountedNs = append(lists, rows), int64(counted)
+	}
+	all := topkeys.Union(lists...)
+	for i := range all {
+		row := &all[i]
 		out.Keys = append(out.Keys, &peerv1.KeyActivity{
 			Scope: row.Scope, Key: row.Key, Decisions: row.Decisions, DecisionsError: row.DecisionsError,
 			Refused: row.Refused, RefusedError: row.RefusedError, Algorithm: weirv1.Algorithm(row.Algorithm),
@@ -99,7 +104,7 @@ func countsOf(u *weirv1.PolicyUse) activity.Counts {
 
 // clusterActivity is what the members of a cluster have decided lately, together.
 type clusterActivity struct {
-	rows                 []topkeys.Row // in order
+	rows                 []topkeys.Row // in no order
 	counted              time.Duration // those of rows
 	policies             []activity.Policy
 	age                  time.Duration // of the newest complete step of policies
@@ -141,7 +146,7 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 	}
 	slices.Sort(out.members)
 	slices.Sort(out.unreachable)
-	out.merge(answers, orders[ask.Order])
+	out.merge(answers)
 	return out
 }
 
@@ -154,7 +159,7 @@ func (n *Node) askActivity(ctx context.Context, m *cluster.Member, ask *peerv1.A
 }
 
 // merge adds up what members have answered; the first is this node.
-func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse, order topkeys.Order) {
+func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse) {
 	lists := make([][]topkeys.Row, 0, len(answers))
 	by := make(map[string][]activity.Counts)
 	c.age = time.Duration(answers[0].AgeNs)
@@ -191,7 +196,6 @@ func (c *clusterActivity) merge(answers []*peerv1.ActivityResponse, order topkey
 		}
 	}
 	c.rows = topkeys.Merge(lists...)
-	topkeys.Sort(c.rows, order)
 	for name, steps := range by {
 		c.policies = append(c.policies, activity.Policy{Name: name, Steps: steps})
 	}
@@ -227,20 +231,26 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 		return nil, &limit.Error{Kind: limit.Denied, Field: "policy", Message: "the caller may not see the keys of the policy " + r.Policy}
 	}
 	// All that members tell, though fewer are asked for: of the first ones the caller may not see all.
-	all := n.gather(ctx, &peerv1.ActivityRequest{Order: r.Order, Keys: maxTopKeys, Policy: r.Policy})
+	all := n.gather(ctx, &peerv1.ActivityRequest{Orders: []weirv1.KeyOrder{r.Order}, Keys: maxTopKeys, Policy: r.Policy})
+	topkeys.Sort(all.rows, orders[r.Order])
+	return n.topKeys(all, all.rows, most, r.Policy, mayUse), nil
+}
+
+// topKeys returns the first rows, and the policies, that a caller may see: of one policy, or of all where its name is empty.
+func (n *Node) topKeys(all *clusterActivity, rows []topkeys.Row, most int, policy string, mayUse func(policy, namespace string) bool) *weirv1.TopKeysResponse {
 	out := &weirv1.TopKeysResponse{Node: n.cfg.Name, Members: all.members, Unreachable: all.unreachable, CountedNs: int64(all.counted)}
-	for i := range all.rows {
+	for i := range rows {
 		if len(out.Keys) == most {
 			break
 		}
-		if use := keyUse(&all.rows[i]); mayUse(use.Policy, use.Namespace) {
+		if use := keyUse(&rows[i]); mayUse(use.Policy, use.Namespace) {
 			out.Keys = append(out.Keys, use)
 		}
 	}
 	for i := range all.policies {
 		p := &all.policies[i]
 		sum, took := all.lately(p)
-		if sum == (activity.Counts{}) || r.Policy != "" && p.Name != r.Policy || !maySeePolicy(mayUse, p.Name) {
+		if sum == (activity.Counts{}) || policy != "" && p.Name != policy || !maySeePolicy(mayUse, p.Name) {
 			continue
 		}
 		out.Policies = append(out.Policies, policyUse(p.Name, sum))
@@ -250,7 +260,7 @@ func (n *Node) TopKeys(ctx context.Context, r *weirv1.TopKeysRequest) (*weirv1.T
 		x, y := countsOf(a), countsOf(b)
 		return cmp.Compare(y.Total(), x.Total())
 	})
-	return out, nil
+	return out
 }
 
 // maySeePolicy reports whether what a policy did may be shown. What stands for limits sent along and for unknown policies tells

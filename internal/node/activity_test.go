@@ -13,7 +13,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/activity"
-	"github.com/weirlimit/weir/internal/topkeys"
 	"github.com/weirlimit/weir/limit"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -244,7 +243,7 @@ func TestMergeActivity(t *testing.T) {
 		c.merge([]*peerv1.ActivityResponse{
 			{AgeNs: int64(tt.own), Policies: []*peerv1.PolicyHistory{step(1, 2, 3)}},
 			{AgeNs: int64(tt.other), Policies: []*peerv1.PolicyHistory{step(10, 20, 30)}},
-		}, topkeys.Busiest)
+		})
 		var got []uint64
 		for _, s := range c.policies[0].Steps {
 			got = append(got, s.Allowed)

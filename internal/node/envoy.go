@@ -74,14 +74,14 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	})
 }
 
-// routes are those of other front ends' protocols.
+// routes are those of other front ends' protocols, and of the console.
 func (n *Node) routes() []httpapi.Route {
 	v1 := n.gubernatorService("http")
-	list := []httpapi.Route{
+	list := append(n.consoleRoutes(), []httpapi.Route{
 		{Method: "POST", Path: "/v1/GetRateLimits", Role: auth.RoleCheck, Handler: v1.ServeGetRateLimits},
 		{Method: "GET", Path: "/v1/HealthCheck", Role: auth.RoleCheck, Handler: v1.ServeHealthCheck},
 		{Method: "GET", Path: "/v1/LiveCheck", Role: auth.RoleOpen, Handler: v1.ServeLiveCheck},
-	}
+	}...)
 	if s := n.envoyService("http"); s != nil {
 		list = append(list, httpapi.Route{Method: "POST", Path: "/json", Role: auth.RoleCheck, Handler: s.ServeHTTP})
 	}

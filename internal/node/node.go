@@ -32,6 +32,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/gateway/console"
 	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/gateway/resp"
@@ -93,6 +94,7 @@ type Config struct {
 	MaxRequestIDs                            int
 	MaxReservations, MaxKeyReservations      int // 0: the defaults; negative: none
 	NoInline                                 bool
+	NoConsole                                bool
 	InlineMaxWindow                          time.Duration // these three as in limiter.Config
 	InlineMaxKeys, InlineMaxMemory           int64
 	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
@@ -117,6 +119,7 @@ type Node struct {
 	limiter     *limiter.Limiter
 	clock       func() algo.Instant // of decisions
 	recorder    *activityRecorder
+	console     *console.Console // nil: off
 	keeper      *keeper.Keeper
 	peers       *peer.Forwarder
 	messenger   *replica.Messenger
@@ -296,6 +299,9 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	}
 	n.limiter = limiter.New(work)
 	n.recorder.follow(n.limiter)
+	if err := n.openConsole(); err != nil {
+		return n, err
+	}
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
 		Happened: n.keeper.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
@@ -459,7 +465,7 @@ func (n *Node) serve() {
 		n.httpServer = n.limits.httpServer(httpapi.NewServer(n.observed(httpapi.New(httpapi.Config{
 			Service: n.security.auth.Service("http", n.limiter), Authorize: n.security.authorizeHTTP, HasRole: n.security.auth.HasRole, Ready: n.Ready,
 			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
-			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(),
+			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(), Console: n.consolePath(),
 			Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			TopKeys: n.TopKeys, Describe: n.Describe,
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
@@ -687,6 +693,9 @@ func (n *Node) stop() {
 		n.handOver(ctx)
 	}
 	n.cancel()
+	if n.console != nil {
+		n.console.Close() // whose streams would last as long as somebody looks
+	}
 	var servers sync.WaitGroup // side by side, so that neither uses up the other's time
 	if n.httpServer != nil {
 		servers.Go(func() {

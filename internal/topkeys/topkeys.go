@@ -246,6 +246,21 @@ func Sort(rows []Row, by Order) {
 	})
 }
 
+// Union returns the rows of lists of one Recorder, each key once.
+func Union(lists ...[]Row) (out []Row) {
+	seen := make(map[id]struct{})
+	for _, list := range lists {
+		for _, row := range list {
+			k := id{row.Scope, row.Key}
+			if _, ok := seen[k]; !ok {
+				seen[k] = struct{}{}
+				out = append(out, row)
+			}
+		}
+	}
+	return out
+}
+
 // Merge adds up what several nodes know of their keys. Of a key that several have seen, the limit is of the one that has counted
 // most decisions with a limit.
 func Merge(lists ...[]Row) []Row {

@@ -72,6 +72,7 @@ var mayImport = map[string]string{
 	"rpc/wire":                 "algo internal/timezone limit proto/weir/v1",
 	"client":                   "algo internal/fifo internal/refusal internal/stream limit proto/weir/v1 ring rpc/wire",
 	"gateway/envoy":            "algo internal/file internal/filewatch internal/strictyaml internal/varint limit",
+	"gateway/console":          "",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":             "algo auth internal/ingress internal/memory internal/recovered limit",
 	"proto":                    "",
@@ -85,6 +86,7 @@ var mayImport = map[string]string{
 	"test/collision":           "",
 	"test/testkit":             "",
 	"test/cluster":             "",
+	"test/console":             "",
 	"test/simulation":          "",
 	"test/model":               "",
 	"test/mutants":             "",
@@ -127,7 +129,8 @@ var clocks = []string{
 	"internal/node/node.go settle",
 	"internal/node/node.go Start",
 	"internal/node/refusals.go newRefusals",
-	"cmd/node/secrets.go newSecrets", // certificates are good from then on
+	"cmd/node/secrets.go newSecrets",  // certificates are good from then on
+	"gateway/console/console.go send", // until when an event has to be written
 	"gateway/resp/command.go client",
 	"gateway/resp/command.go info",
 	"gateway/resp/conn.go drain",

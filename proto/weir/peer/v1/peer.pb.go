@@ -1468,9 +1468,9 @@ func (x *InspectResponse) GetKeysCopied() uint64 {
 
 type ActivityRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Order         v1.KeyOrder            `protobuf:"varint,1,opt,name=order,proto3,enum=weir.v1.KeyOrder" json:"order,omitempty"`
-	Keys          uint32                 `protobuf:"varint,2,opt,name=keys,proto3" json:"keys,omitempty"`    // at most; 0: none
-	Policy        string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"` // only keys of this one; empty: all
+	Orders        []v1.KeyOrder          `protobuf:"varint,1,rep,packed,name=orders,proto3,enum=weir.v1.KeyOrder" json:"orders,omitempty"` // the first keys by each
+	Keys          uint32                 `protobuf:"varint,2,opt,name=keys,proto3" json:"keys,omitempty"`                                  // at most, by each order
+	Policy        string                 `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`                               // only keys of this one; empty: all
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1505,11 +1505,11 @@ func (*ActivityRequest) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
 }
 
-func (x *ActivityRequest) GetOrder() v1.KeyOrder {
+func (x *ActivityRequest) GetOrders() []v1.KeyOrder {
 	if x != nil {
-		return x.Order
+		return x.Orders
 	}
-	return v1.KeyOrder(0)
+	return nil
 }
 
 func (x *ActivityRequest) GetKeys() uint32 {
@@ -1528,7 +1528,7 @@ func (x *ActivityRequest) GetPolicy() string {
 
 type ActivityResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Keys          []*KeyActivity         `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`                             // in order
+	Keys          []*KeyActivity         `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	CountedNs     int64                  `protobuf:"varint,2,opt,name=counted_ns,json=countedNs,proto3" json:"counted_ns,omitempty"` // for how long those of keys were counted
 	Policies      []*PolicyHistory       `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`                     // that have decided anything in the time that steps cover
 	StepNs        int64                  `protobuf:"varint,4,opt,name=step_ns,json=stepNs,proto3" json:"step_ns,omitempty"`
@@ -2243,9 +2243,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	" \x01(\x06R\x04ring\x120\n" +
 	"\townership\x18\v \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
 	"\vkeys_copied\x18\f \x01(\x04R\n" +
-	"keysCopied\"f\n" +
-	"\x0fActivityRequest\x12'\n" +
-	"\x05order\x18\x01 \x01(\x0e2\x11.weir.v1.KeyOrderR\x05order\x12\x12\n" +
+	"keysCopied\"h\n" +
+	"\x0fActivityRequest\x12)\n" +
+	"\x06orders\x18\x01 \x03(\x0e2\x11.weir.v1.KeyOrderR\x06orders\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\rR\x04keys\x12\x16\n" +
 	"\x06policy\x18\x03 \x01(\tR\x06policy\"\xc9\x01\n" +
 	"\x10ActivityResponse\x12-\n" +
@@ -2391,7 +2391,7 @@ var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	11, // 24: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
 	6,  // 25: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
 	41, // 26: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	42, // 27: weir.peer.v1.ActivityRequest.order:type_name -> weir.v1.KeyOrder
+	42, // 27: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
 	18, // 28: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
 	19, // 29: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
 	43, // 30: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm

@@ -1,0 +1,286 @@
+// Package console serves a page on which people watch a cluster and try a check: HTML, CSS and JavaScript that are part of the
+// program, and a stream of server-sent events (WHATWG HTML, 9.2) with what the page shows.
+//
+// However many look on, the cluster is asked once a second, and not at all while nobody does. Streams are bounded, in all and for
+// each source; a browser that goes away frees its place, and one that does not read loses it.
+//
+// It authorizes nobody: whoever mounts the handlers does, and what is rendered for a caller is up to the Snapshot. What it does not
+// promise: that every snapshot reaches every stream. A slow one gets the newest.
+package console
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Path is where the page is.
+const Path = "/console"
+
+// Bounds on streams, unless Config says otherwise.
+const (
+	DefaultMaxStreams  = 64
+	DefaultMaxOfSource = 8
+)
+
+const (
+	every        = time.Second
+	writeTimeout = 10 * time.Second // for an event, until the network has taken it
+)
+
+// Snapshot is what there is to be seen at a moment.
+type Snapshot interface {
+	// Render returns the JSON object of what the caller in ctx may see. ok is false when it may see nothing, any more.
+	Render(ctx context.Context) (json []byte, ok bool)
+}
+
+// Config is what a Console needs.
+type Config struct {
+	// Collect takes a snapshot. It is called by one goroutine.
+	Collect func(context.Context) Snapshot
+	// MaxStreams bounds the streams in all, and MaxOfSource those of one address (IPv6: of one /64); 0 stands for the defaults.
+	MaxStreams, MaxOfSource int
+	Logger                  *slog.Logger // nil stands for slog.Default
+}
+
+// Console is the page with its streams. Its methods are safe for concurrent use.
+type Console struct {
+	cfg    Config
+	assets map[string]asset // by path
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	work   sync.WaitGroup // the collecting goroutine
+
+	mu         sync.Mutex
+	bySource   map[netip.Prefix]int
+	streams    int
+	collecting bool
+	newest     Snapshot      // nil before the first
+	changed    chan struct{} // closed when there is a newer one
+}
+
+//go:embed assets
+var files embed.FS
+
+// asset is a file of the page.
+type asset struct {
+	contentType string
+	body        []byte
+	tag         string
+}
+
+// New returns a Console. Close ends it.
+func New(cfg Config) (*Console, error) {
+	if cfg.MaxStreams == 0 {
+		cfg.MaxStreams = DefaultMaxStreams
+	}
+	if cfg.MaxOfSource == 0 {
+		cfg.MaxOfSource = DefaultMaxOfSource
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	c := &Console{cfg: cfg, assets: make(map[string]asset), bySource: make(map[netip.Prefix]int), changed: make(chan struct{})}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	types := map[string]string{"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+	entries, err := fs.ReadDir(files, "assets")
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		body, err := fs.ReadFile(files, "assets/"+e.Name())
+		if err != nil {
+			return nil, err
+		}
+		path := Path + "/" + e.Name()
+		if e.Name() == "index.html" {
+			path = Path
+		}
+		sum := sha256.Sum256(body)
+		c.assets[path] = asset{types[e.Name()[strings.LastIndexByte(e.Name(), '.')+1:]], body, `"` + hex.EncodeToString(sum[:8]) + `"`}
+	}
+	return c, nil
+}
+
+// Close ends all streams, and waits for the goroutine that collects.
+func (c *Console) Close() {
+	c.cancel()
+	c.work.Wait()
+}
+
+// Paths are those of the page and its files, which hold nothing secret.
+func (c *Console) Paths() (paths []string) {
+	for path := range c.assets {
+		paths = append(paths, path)
+	}
+	return paths
+}
+
+// policy is the page's content security policy: nothing but its own files and this node, and no page around it.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// ServeAsset answers GET of one of Paths.
+func (c *Console) ServeAsset(w http.ResponseWriter, r *http.Request) {
+	a, ok := c.assets[r.URL.Path]
+	if !ok {
+		http.NotFound(w, r)
+		return
+	}
+	h := w.Header()
+	secure(h)
+	h.Set("Content-Type", a.contentType)
+	h.Set("Cache-Control", "no-cache") // ask whether it is the same, so that a page never meets another version's files
+	h.Set("Etag", a.tag)
+	if r.Header.Get("If-None-Match") == a.tag {
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	c.write(w, a.body)
+}
+
+// secure sets the headers that keep a browser from doing anything but showing the page.
+func secure(h http.Header) {
+	h.Set("Content-Security-Policy", policy)
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+func (c *Console) write(w http.ResponseWriter, body []byte) bool {
+	if _, err := w.Write(body); err != nil {
+		c.cfg.Logger.Debug("console: answer not written", "error", err)
+		return false
+	}
+	return true
+}
+
+// sourceOf is the network that counts as one source.
+func sourceOf(r *http.Request) netip.Prefix {
+	host, _, err := net.SplitHostPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return netip.Prefix{}
+	}
+	bits := 32
+	if addr = addr.Unmap().WithZone(""); addr.Is6() {
+		bits = 64
+	}
+	prefix, _ := addr.Prefix(bits) // fails for too many bits only
+	return prefix
+}
+
+// enter takes a place for a stream, and starts to collect for the first.
+func (c *Console) enter(source netip.Prefix) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil || c.streams >= c.cfg.MaxStreams || c.bySource[source] >= c.cfg.MaxOfSource {
+		return false
+	}
+	c.streams++
+	c.bySource[source]++
+	if !c.collecting {
+		c.collecting = true
+		c.work.Go(c.collect)
+	}
+	return true
+}
+
+func (c *Console) leave(source netip.Prefix) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.streams--
+	if c.bySource[source]--; c.bySource[source] == 0 {
+		delete(c.bySource, source)
+	}
+}
+
+// collect takes snapshots until nobody looks any more.
+func (c *Console) collect() {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		newest := c.cfg.Collect(c.ctx)
+		c.mu.Lock()
+		if c.streams == 0 || c.ctx.Err() != nil {
+			// The next stream is not to begin with what is old by then.
+			c.collecting, c.newest = false, nil
+			c.mu.Unlock()
+			return
+		}
+		c.newest = newest
+		close(c.changed)
+		c.changed = make(chan struct{})
+		c.mu.Unlock()
+		select {
+		case <-tick.C:
+		case <-c.ctx.Done():
+		}
+	}
+}
+
+// look returns the newest snapshot, and what is closed when there is a newer one.
+func (c *Console) look() (Snapshot, <-chan struct{}) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.newest, c.changed
+}
+
+// ServeEvents answers GET of the stream: an event for each snapshot.
+func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	secure(h)
+	source := sourceOf(r)
+	if !c.enter(source) {
+		h.Set("Retry-After", "5")
+		http.Error(w, "too many pages of the console are open: close one, or try again later", http.StatusServiceUnavailable)
+		return
+	}
+	defer c.leave(source)
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no") // nginx would keep events until it has a buffer full
+	control := http.NewResponseController(w)
+	// The stream outlives the times that a request may take; instead each event has one.
+	_ = control.SetReadDeadline(time.Time{})
+	w.WriteHeader(http.StatusOK)
+	for {
+		newest, changed := c.look()
+		if newest != nil && !c.send(r.Context(), w, control, newest) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		case <-c.ctx.Done():
+			return
+		}
+	}
+}
+
+// send writes one event, and reports whether the stream goes on.
+func (c *Console) send(ctx context.Context, w http.ResponseWriter, control *http.ResponseController, s Snapshot) bool {
+	body, ok := s.Render(ctx)
+	if !ok {
+		return false
+	}
+	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // where that is not supported the server's own time ends the stream
+	event := make([]byte, 0, len(body)+32)
+	event = append(append(append(event, "event: snapshot\ndata: "...), body...), "\n\n"...)
+	return c.write(w, event) && control.Flush() == nil
+}

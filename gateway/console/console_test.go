@@ -1,0 +1,238 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// picture is a Snapshot that is the same for everybody, but for who may see nothing.
+type picture struct {
+	n      int64
+	closed *atomic.Bool
+}
+
+func (p picture) Render(context.Context) ([]byte, bool) {
+	return fmt.Appendf(nil, `{"n":%d}`, p.n), !p.closed.Load()
+}
+
+// stage is a Console whose snapshots are numbered.
+type stage struct {
+	*Console
+	taken  atomic.Int64
+	closed atomic.Bool // for everybody
+}
+
+func newStage(t *testing.T, cfg Config) *stage {
+	t.Helper()
+	s := new(stage)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	cfg.Collect = func(context.Context) Snapshot { return picture{s.taken.Add(1), &s.closed} }
+	var err error
+	if s.Console, err = New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// viewer is somebody with the page open.
+type viewer struct {
+	*httptest.ResponseRecorder
+	mu     sync.Mutex
+	broken bool
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func (v *viewer) Write(p []byte) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.broken {
+		return 0, errors.New("the network has gone")
+	}
+	return v.ResponseRecorder.Write(p)
+}
+
+func (v *viewer) text() string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.Body.String()
+}
+
+func (v *viewer) ended() bool {
+	select {
+	case <-v.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// watch opens a stream from an address.
+func (s *stage) watch(t *testing.T, from string) *viewer {
+	ctx, cancel := context.WithCancel(t.Context())
+	v := &viewer{ResponseRecorder: httptest.NewRecorder(), cancel: cancel, done: make(chan struct{})}
+	r := httptest.NewRequestWithContext(ctx, "GET", Path+"/events", nil)
+	r.RemoteAddr = from
+	go func() {
+		defer close(v.done)
+		s.ServeEvents(v, r)
+	}()
+	synctest.Wait()
+	return v
+}
+
+// However many look, the cluster is asked once a second, and not at all when nobody does.
+func TestOneCollectorForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, Config{})
+		defer s.Close()
+		if time.Sleep(5 * time.Second); s.taken.Load() != 0 {
+			t.Errorf("%d snapshots for nobody", s.taken.Load())
+		}
+		a := s.watch(t, "10.0.0.1:1")
+		if want := "event: snapshot\ndata: {\"n\":1}\n\n"; a.text() != want || a.Header().Get("Content-Type") != "text/event-stream" || a.Header().Get("Cache-Control") != "no-store" {
+			t.Errorf("%q, %v, want %q at once", a.text(), a.Header(), want)
+		}
+		b := s.watch(t, "10.0.0.2:1")
+		if !strings.Contains(b.text(), `{"n":1}`) {
+			t.Errorf("who comes later gets nothing at once: %q", b.text())
+		}
+		time.Sleep(3*time.Second + time.Millisecond)
+		synctest.Wait()
+		if n := s.taken.Load(); n != 4 || strings.Count(a.text(), "event: ") != 4 || strings.Count(b.text(), "event: ") != 4 {
+			t.Errorf("%d snapshots; %q; %q", n, a.text(), b.text())
+		}
+		a.cancel()
+		b.cancel()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		before := s.taken.Load()
+		if time.Sleep(time.Minute); s.taken.Load() != before || !a.ended() || !b.ended() {
+			t.Errorf("%d snapshots after all have gone", s.taken.Load()-before)
+		}
+		c := s.watch(t, "10.0.0.1:1")
+		if want := fmt.Sprintf(`{"n":%d}`, before+1); !strings.Contains(c.text(), want) || strings.Count(c.text(), "event: ") != 1 {
+			t.Errorf("who comes back sees %q, want %s only", c.text(), want)
+		}
+	})
+}
+
+func TestBoundsOnStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, Config{MaxStreams: 4, MaxOfSource: 2})
+		defer s.Close()
+		taken := func(v *viewer) bool { return v.Code == http.StatusOK }
+		first := s.watch(t, "10.0.0.1:1")
+		if !taken(first) || !taken(s.watch(t, "10.0.0.1:2")) {
+			t.Error("two of one source are not taken")
+		}
+		v := s.watch(t, "[::ffff:10.0.0.1]:3")
+		if taken(v) || v.Code != http.StatusServiceUnavailable || v.Header().Get("Retry-After") != "5" || !v.ended() {
+			t.Errorf("the third of one source: %d %v", v.Code, v.Header())
+		}
+		if !taken(s.watch(t, "[2001:db8::1]:1")) || !taken(s.watch(t, "[2001:db8::2]:1")) {
+			t.Error("two of another source are not taken")
+		}
+		if taken(s.watch(t, "[2001:db8::3]:1")) || taken(s.watch(t, "[2001:db8:0:1::1]:1")) {
+			t.Error("there are more streams than there may be")
+		}
+		first.cancel()
+		synctest.Wait()
+		if !taken(s.watch(t, "10.0.0.1:4")) {
+			t.Error("a browser that has gone still has its place")
+		}
+	})
+}
+
+// A stream ends when its caller may not see anything any more, when the network has gone, and with the node.
+func TestStreamsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newStage(t, Config{})
+		lost, denied := s.watch(t, "10.0.0.1:1"), s.watch(t, "10.0.0.2:1")
+		lost.mu.Lock()
+		lost.broken = true
+		lost.mu.Unlock()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if !lost.ended() || denied.ended() {
+			t.Error("the stream of a network that has gone goes on, or the other does not")
+		}
+		s.closed.Store(true)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if n := strings.Count(denied.text(), "event: "); !denied.ended() || n > 4 {
+			t.Errorf("the stream of who may not see it goes on: %d", n)
+		}
+		s.closed.Store(false)
+		open := s.watch(t, "10.0.0.3:1")
+		s.Close()
+		synctest.Wait()
+		if !open.ended() || s.watch(t, "10.0.0.3:1").Code != http.StatusServiceUnavailable {
+			t.Error("a stream outlives the node")
+		}
+	})
+}
+
+// The page is made of its own files alone, and nothing in them asks the browser for what its policy denies.
+func TestAssets(t *testing.T) {
+	s := newStage(t, Config{})
+	defer s.Close()
+	get := func(path, tag string) *httptest.ResponseRecorder {
+		w, r := httptest.NewRecorder(), httptest.NewRequest("GET", path, nil)
+		r.Header.Set("If-None-Match", tag)
+		s.ServeAsset(w, r)
+		return w
+	}
+	paths := s.Paths()
+	if slices.Sort(paths); !slices.Equal(paths, []string{"/console", "/console/app.js", "/console/icon.svg", "/console/style.css"}) {
+		t.Error(paths)
+	}
+	for _, path := range paths {
+		w := get(path, "")
+		h := w.Header()
+		if w.Code != http.StatusOK || w.Body.Len() == 0 || h.Get("Content-Type") == "" {
+			t.Errorf("%s: %d %v", path, w.Code, h)
+		}
+		csp := h.Get("Content-Security-Policy")
+		if strings.Contains(csp, "unsafe") || !strings.Contains(csp, "default-src 'none'") || !strings.Contains(csp, "frame-ancestors 'none'") ||
+			h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Referrer-Policy") != "no-referrer" {
+			t.Errorf("%s: %v", path, h)
+		}
+		if again := get(path, h.Get("Etag")); again.Code != http.StatusNotModified || again.Body.Len() > 0 {
+			t.Errorf("%s, as it is known: %d", path, again.Code)
+		}
+		if other := regexp.MustCompile(`(?i)(src|href|url)\s*[=(]\s*["']?(https?:)?//|@import`).FindString(w.Body.String()); other != "" {
+			t.Errorf("%s asks others: %s", path, other)
+		}
+	}
+	page := get("/console", "").Body.Bytes()
+	for _, bad := range []string{`<script>`, `<style`, ` style=`, ` on[a-z]+=`, `javascript:`} {
+		if found := regexp.MustCompile(bad).Find(page); found != nil {
+			t.Errorf("the page has %s", found)
+		}
+	}
+	for _, id := range regexp.MustCompile(`\$\("([a-z-]+)"\)`).FindAllSubmatch(get("/console/app.js", "").Body.Bytes(), -1) {
+		if !bytes.Contains(page, fmt.Appendf(nil, `id="%s"`, id[1])) {
+			t.Errorf("the script asks for #%s, which the page has not", id[1])
+		}
+	}
+	if banned := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`).FindString(string(get("/console/app.js", "").Body.Bytes())); banned != "" {
+		t.Errorf("the script uses %s: text must stay text", banned)
+	}
+	if w := get("/console/other.js", ""); w.Code != http.StatusNotFound {
+		t.Errorf("another path: %d", w.Code)
+	}
+}

@@ -1,0 +1,152 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/gateway/console"
+	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/activity"
+	"github.com/weirlimit/weir/internal/topkeys"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Bounds on what a page of the console shows.
+const (
+	consoleKeys     = 20
+	consolePolicies = 100
+)
+
+// openConsole makes the console, unless it is turned off.
+func (n *Node) openConsole() (err error) {
+	if n.cfg.NoConsole {
+		return nil
+	}
+	n.console, err = console.New(console.Config{Collect: n.look, Logger: n.log})
+	return err
+}
+
+func (n *Node) consolePath() string {
+	if n.console == nil {
+		return ""
+	}
+	return console.Path
+}
+
+// consoleRoutes are the paths of the console. The page itself tells nothing, so that it can ask for a token.
+func (n *Node) consoleRoutes() (list []httpapi.Route) {
+	if n.console == nil {
+		return nil
+	}
+	paths := n.console.Paths()
+	slices.Sort(paths)
+	for _, path := range paths {
+		list = append(list, httpapi.Route{Method: "GET", Path: path, Role: auth.RoleOpen, Handler: n.console.ServeAsset})
+	}
+	return append(list, httpapi.Route{Method: "GET", Path: console.Path + "/events", Role: auth.RoleRead, Handler: n.console.ServeEvents})
+}
+
+// snapshot is what the console shows of a moment.
+type snapshot struct {
+	n        *Node
+	status   *weirv1.StatusResponse
+	policies httpapi.PolicyListing
+	activity *clusterActivity
+}
+
+// look takes a snapshot of the cluster.
+func (n *Node) look(ctx context.Context) console.Snapshot {
+	s := &snapshot{n: n, policies: n.listPolicies()}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.status = n.Status(ctx)
+	}()
+	s.activity = n.gather(ctx, &peerv1.ActivityRequest{Keys: maxTopKeys, Orders: []weirv1.KeyOrder{
+		weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_REFUSED, weirv1.KeyOrder_KEY_ORDER_FULLEST,
+	}})
+	<-done
+	return s
+}
+
+// page is the JSON of an event.
+type page struct {
+	Roles    []string       `json:"roles"`
+	Status   jsontext.Value `json:"status"`
+	Policies jsontext.Value `json:"policies"`
+	History  history        `json:"history"`
+	// Top is the JSON of GET /v1/keys/top, by order; absent for those without the role.
+	Top map[string]jsontext.Value `json:"top,omitempty"`
+}
+
+// history is how often policies decided, by steps: the present one first.
+type history struct {
+	StepMS   int64                  `json:"step_ms"`
+	AgeMS    int64                  `json:"age_ms"` // of the end of the newest complete step
+	Policies map[string][][6]uint64 `json:"policies"`
+	Left     int                    `json:"left"` // policies that are not among them, for there are too many
+}
+
+// Render implements console.Snapshot.
+func (s *snapshot) Render(ctx context.Context) (text []byte, ok bool) {
+	roles := s.n.security.auth.Roles(ctx)
+	if roles&auth.RoleRead == 0 {
+		return nil, false
+	}
+	out := page{Roles: strings.Split(roles.String(), ","), History: s.history()}
+	var err error
+	if out.Status, err = httpapi.MarshalStatus(s.status); err != nil {
+		return nil, false
+	}
+	if out.Policies, err = httpapi.MarshalPolicies(s.policies); err != nil {
+		return nil, false
+	}
+	if roles&auth.RoleKeys != 0 {
+		mayUse := s.n.security.auth.MayUse(ctx, auth.RoleKeys)
+		out.Top = make(map[string]jsontext.Value)
+		for number, order := range orders {
+			if number == weirv1.KeyOrder_KEY_ORDER_UNSPECIFIED {
+				continue
+			}
+			rows := slices.Clone(s.activity.rows)
+			topkeys.Sort(rows, order)
+			if out.Top[string(order)], err = httpapi.MarshalTopKeys(number, s.n.topKeys(s.activity, rows, consoleKeys, "", mayUse)); err != nil {
+				return nil, false
+			}
+		}
+	}
+	text, err = json.Marshal(&out, jsontext.AllowInvalidUTF8(true))
+	return text, err == nil
+}
+
+func (s *snapshot) history() history {
+	h := history{StepMS: int64(activity.Step / time.Millisecond), AgeMS: int64(s.activity.age / time.Millisecond), Policies: make(map[string][][6]uint64)}
+	list := slices.Clone(s.activity.policies)
+	if h.Left = max(len(list)-consolePolicies, 0); h.Left > 0 {
+		slices.SortStableFunc(list, func(a, b activity.Policy) int { return cmp.Compare(total(&b), total(&a)) })
+		list = list[:consolePolicies]
+	}
+	for _, p := range list {
+		steps := make([][6]uint64, len(p.Steps))
+		for i, c := range p.Steps {
+			steps[i] = [6]uint64{c.Allowed, c.Refused, c.Shadowed, c.FailedOpen, c.FailedClosed, c.Errors}
+		}
+		h.Policies[p.Name] = steps
+	}
+	return h
+}
+
+func total(p *activity.Policy) (n uint64) {
+	for i := range p.Steps {
+		n += p.Steps[i].Total()
+	}
+	return n
+}
