@@ -38,8 +38,11 @@ const (
 	// maxLineage is how many claims a lineage names. To forget one means to count what was done under it twice, should a
 	// content be met that has it.
 	maxLineage = 16
-	// maxDeltas is how many of them have a table. To give one up means the same where a content is met that lacks it.
-	maxDeltas = 3
+	// The tables have deltaShare times as many records as there are keys, and deltaSpare more: beyond that the oldest are given up,
+	// which means the same where a content is met that lacks them. Nodes that hear others one way only may claim every few seconds,
+	// and charge little in between.
+	deltaShare = 3
+	deltaSpare = 16
 )
 
 // coldness is an instant at which what an earlier holder had counted was given up for lost.
@@ -285,15 +288,15 @@ func (sh *shard) giveUp(e *element) {
 	}
 }
 
-// thin gives up the oldest tables of a content that has too many.
+// thin gives up the oldest tables of a content that has too much in them.
 func (sh *shard) thin(c *content) {
-	deltas := 0
+	left := deltaShare*c.count + deltaSpare
 	for i := len(c.annex.lineage) - 1; i >= 0; i-- {
 		e := &c.annex.lineage[i]
 		if e.delta == nil {
 			continue
 		}
-		if deltas++; deltas > maxDeltas {
+		if left -= e.delta.count; left < 0 {
 			sh.giveUp(e)
 		}
 	}

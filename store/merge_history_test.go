@@ -152,7 +152,7 @@ func (b *bucketOracle) left(l *algo.Limit, now time.Duration) int64 {
 // more. Two sides with a common past then count it twice, and buckets that were refilled on both are both taken as they are.
 func (h *sideHistory) vague() bool {
 	return slices.ContainsFunc(h.sides, func(s *side) (is bool) {
-		s.store.with(0, func(_ *shard, part *partition) { is = part.annex != nil && len(part.annex.lineage) > maxDeltas })
+		s.store.with(0, func(_ *shard, part *partition) { is = part.annex != nil && len(part.annex.lineage) == maxLineage })
 		return is
 	})
 }

@@ -51,10 +51,16 @@ func TestSoak(t *testing.T) {
 	kinds := map[string]func(){
 		"leave": func() {
 			gone := draw(1 + rng.IntN(2))
+			from := l.now()
 			took := l.leave(gone...)
 			t.Logf("%d left within %v", len(gone), took.Round(time.Millisecond))
 			f.start(gone...)
 			l.with(gone...)
+			if voters := slices.DeleteFunc(gone, func(m *member) bool { return !slices.Contains(f.members[:3], m) }); len(voters) > 1 {
+				// No majority is left that knows what was granted: a new epoch begins, and strict keys start full.
+				f.decided(f.members[0], "probe-strict")
+				suffered.oblivions = append(suffered.oblivions, checker.Oblivion{From: from, To: l.now()})
+			}
 		},
 		"kill": func() {
 			victim := draw(1)[0]

@@ -225,7 +225,8 @@ func (r *run) life() {
 	if r.climate.harsh {
 		w.loss, w.tail = 0, 0 // with half of all messages lost a copy is given up again and again
 	}
-	early := w.settle <= w.discover[1] // views may settle before they have everybody: who starts takes the others to be gone
+	// Views may settle before they have everybody: who starts takes the others to be gone.
+	early := w.settle <= w.discover[1] || r.weather > crashing && w.settle <= w.discover[1]+r.climate.lag+100*millisecond
 	if early {
 		w.split(len(w.hosts))
 	}

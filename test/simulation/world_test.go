@@ -393,9 +393,11 @@ func (w *world) target(part int) *process {
 	return best
 }
 
-// whole says that no fault is going on and everything is where it should be, so that a crash now costs what the policies
-// say.
-func (w *world) whole() bool { return !w.disturbed && w.splits == len(w.history.Splits) && w.quiet() }
+// whole says that no fault is going on, everything is where it should be, and more than one process runs, so that a crash now costs
+// what the policies say.
+func (w *world) whole() bool {
+	return !w.disturbed && w.splits == len(w.history.Splits) && len(w.running()) > 1 && w.quiet()
+}
 
 // memory looks, every so often, whether a majority of the voters has been up for long enough to know what was granted.
 func (w *world) memory() {
