@@ -298,3 +298,42 @@ func (s *service) Reset(ctx context.Context, t limit.Target) error {
 	s.authorizer.audit(e)
 	return err
 }
+
+// Lender returns lender with authorization at a listener, as Service does: to borrow takes what a check takes. A loan that its caller
+// may not have, or not any more, is over; what it has spent of that by then is not charged before the loan ends.
+func (a *Authorizer) Lender(listener string, lender limit.Lender) limit.Lender {
+	if a.cfg.Callers == nil && a.cfg.Audit == nil {
+		return lender
+	}
+	return &lending{Lender: lender, service: service{listener: listener, authorizer: a}}
+}
+
+type lending struct {
+	limit.Lender
+	service service
+}
+
+// Lend implements limit.Lender.
+func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) error {
+	c, denied := l.service.caller(ctx, RoleCheck)
+	if denied != nil {
+		return denied
+	}
+	may := make([]limit.Borrow, 0, len(in))
+	places := make([]int, 0, len(in))
+	for i := range in {
+		if l.service.target(ctx, c, RoleCheck, &in[i].Target) != nil {
+			out[i] = limit.Lent{Ended: true, Again: time.Minute}
+			continue
+		}
+		may, places = append(may, in[i]), append(places, i)
+	}
+	answers := make([]limit.Lent, len(may))
+	if err := l.Lender.Lend(ctx, may, answers); err != nil {
+		return err
+	}
+	for j, i := range places {
+		out[i] = answers[j]
+	}
+	return nil
+}

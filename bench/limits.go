@@ -13,8 +13,8 @@ import (
 	"github.com/go-redis/redis_rate/v10"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 )
 
 // How the harness looks whether a limit is kept: so many checks of one new key at once, of which so many may pass. The
@@ -117,7 +117,7 @@ func (b *bench) weirProofs(cluster func() (*weirCluster, error)) func(context.Co
 		if err != nil {
 			return nil, err
 		}
-		c, err := client.Dial(ctx, w.addresses())
+		c, err := client.Dial(ctx, w.addresses(), client.WithoutLoans())
 		if err != nil {
 			return nil, err
 		}

@@ -167,7 +167,7 @@ func allowCaller(c *client.Client, policy string, admitted *atomic.Int64, pick f
 
 // driveClient measures callers of one Go client.
 func (b *bench) driveClient(ctx context.Context, w *weirCluster, policy string, admitted *atomic.Int64, pick func(*rand.Rand) string) (sample, error) {
-	c, err := client.Dial(ctx, w.addresses())
+	c, err := client.Dial(ctx, w.addresses(), client.WithoutLoans())
 	if err != nil {
 		return nil, err
 	}

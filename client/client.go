@@ -25,6 +25,7 @@ type Client struct {
 	retry    bool
 	breaker  breaker
 	memory   *memory   // nil: none
+	loans    *loans    // nil: none
 	askings  sync.Pool // of *asking
 	start    time.Time // what now counts from
 

@@ -127,6 +127,7 @@ func newCluster(t *testing.T, n int, policies string) (*cluster, *Client) {
 func (c *cluster) serve(t *testing.T, i int, on net.Listener) {
 	server := grpcapi.NewServer(grpcapi.ServerConfig{
 		Service:  c.nodes[i],
+		Lender:   c.nodes[i],
 		Status:   func(context.Context) *weirv1.StatusResponse { return &weirv1.StatusResponse{Ready: true} },
 		Topology: func() (*weirv1.TopologyResponse, <-chan struct{}) { return c.told, nil },
 		Trace: func(parent string) (string, func(codes.Code)) {

@@ -638,7 +638,7 @@ func dial(t testing.TB, address string, opts ...Option) *Client {
 // noLeaks looks for goroutines of this package and of gRPC's client.
 func noLeaks(t testing.TB) {
 	t.Helper()
-	testkit.NoLeaks(t, "weir/client.(*Lease)", "weir/client.(*Client)", "transport.(*http2Client)")
+	testkit.NoLeaks(t, "weir/client.(*Lease)", "weir/client.(*Client)", "weir/client.(*loan", "transport.(*http2Client)")
 }
 
 // wait waits until cond holds, and fails the test if that takes more than 10 s.

@@ -22,7 +22,7 @@ type Limiter struct {
 
 // Allow is short for AllowN(ctx, key, 1).
 func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error) {
-	if l.allowPrepared(ctx, key, 1, &d) {
+	if l.borrowed(ctx, key, 1, &d) || l.allowPrepared(ctx, key, 1, &d) {
 		return d, nil
 	}
 	err = l.allow(ctx, key, 1, &d)
@@ -32,7 +32,7 @@ func (l *Limiter) Allow(ctx context.Context, key string) (d Decision, err error)
 // AllowN asks whether n units for key may go ahead now, all or none, and charges them if so. An n of 0 is a Peek. An n
 // above the limit is refused with a RetryAfter of Never. Of a concurrency policy only a peek can be asked; see Acquire.
 func (l *Limiter) AllowN(ctx context.Context, key string, n int64) (d Decision, err error) {
-	if l.allowPrepared(ctx, key, n, &d) {
+	if l.borrowed(ctx, key, n, &d) || l.allowPrepared(ctx, key, n, &d) {
 		return d, nil
 	}
 	err = l.allow(ctx, key, n, &d)
@@ -56,6 +56,7 @@ func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) e
 	defer l.c.running.Done()
 	got, err := l.c.decideOne(ctx, q)
 	*d = got
+	l.admitted(key, n, d)
 	return err
 }
 
@@ -96,9 +97,13 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 	}
 	defer l.c.running.Done()
 	for {
-		d, err := l.c.decideOne(ctx, q)
-		if err != nil {
-			return d, err
+		var d Decision
+		if !l.borrowed(ctx, key, n, &d) {
+			var err error
+			if d, err = l.c.decideOne(ctx, q); err != nil {
+				return d, err
+			}
+			l.admitted(key, n, &d)
 		}
 		if d.Allowed {
 			return d, l.waitDelay(ctx, q, d)

@@ -34,6 +34,7 @@ type options struct {
 	cooldown time.Duration
 	retry    bool
 	memory   bool // refusals are remembered
+	loans    bool
 	tls      *tls.Config
 	token    string // empty: none
 	dial     []grpc.DialOption
@@ -69,6 +70,14 @@ func WithRetry() Option { return func(o *options) { o.retry = true } }
 // limits with count_denied, in shadow mode, and while a reservation of the key is pending; at most some thousands of keys.
 func WithoutMemory() Option { return func(o *options) { o.memory = false } }
 
+// WithoutLoans has every question of Allow and Wait asked of the cluster. By default this Client borrows units of keys that it is
+// asked about often (16 times in 100 ms and more, under a policy with one limit of 64 or more), admits from them without asking
+// anybody, and reports what it has spent within some 50 ms: exactly as if each unit had been admitted by the owner, for what is on
+// loan is free for nobody else, and is called back before the owner refuses anybody for want of it. Until then Remaining, to
+// everybody else, is without what is on loan. A program that is killed leaves its loans, of at most an eighth of a limit each,
+// unusable for a second and then charged. A policy with lend: false is never borrowed from.
+func WithoutLoans() Option { return func(o *options) { o.loans = false } }
+
 // WithTLS encrypts the connections. Default: plain text. The configuration must not be modified afterwards.
 func WithTLS(config *tls.Config) Option { return func(o *options) { o.tls = config } }
 
@@ -84,6 +93,7 @@ func dialOptions(opts []Option) (options, error) {
 		failures: DefaultBreakerFailures,
 		cooldown: DefaultBreakerCooldown,
 		memory:   true,
+		loans:    true,
 	}
 	for _, opt := range opts {
 		opt(&o)

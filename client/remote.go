@@ -50,7 +50,9 @@ func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) 
 	if err != nil {
 		return nil, err
 	}
-	return newClient(r, o), nil
+	c := newClient(r, o)
+	c.loans = r.loans
+	return c, nil
 }
 
 // remote asks the nodes of a cluster over gRPC.
@@ -58,6 +60,7 @@ type remote struct {
 	nodes *nodes
 	api   weirv1.LimiterClient
 	sets  sync.Pool // of *request
+	loans *loans    // nil: none
 }
 
 // serviceConfig is that of the connection to one node. round_robin, of one, is what watches the node's health and
@@ -99,7 +102,12 @@ func newRemote(address string, o options) (*remote, error) {
 		return nil, &Error{ErrInvalid, "address", err.Error()}
 	}
 	ns.running.Go(func() { ns.learn(ns.ctx) })
-	return &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), sets: sync.Pool{New: func() any { return newRequest() }}}, nil
+	r := &remote{nodes: ns, api: weirv1.NewLimiterClient(ns), sets: sync.Pool{New: func() any { return newRequest() }}}
+	if o.loans {
+		r.loans = newLoans(ns)
+		ns.running.Go(func() { r.loans.run(ns.ctx) })
+	}
+	return r, nil
 }
 
 // lookup returns what finds the nodes of an address that dialTarget returned.
@@ -491,6 +499,7 @@ func (r *remote) ready(ctx context.Context) error {
 }
 
 func (r *remote) close() error {
+	r.loans.home()
 	r.nodes.close()
 	return nil
 }

@@ -64,6 +64,11 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		return
 	}
 	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
+	if op.givesBack() && op.Kind != OpSettle && !op.recalled && l.store.OnLoan(k, rule.Scope) > 0 {
+		// A borrower may have spent what it has not reported.
+		op.Outcome.onLoan = true
+		return
+	}
 	switch op.Kind {
 	case OpCheck, OpAcquire, OpReserve, OpExtend:
 		l.admit(e, rule, k, op, now)
@@ -273,6 +278,10 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 		l.failed(e, op, err)
 		return
 	}
+	if got.OnLoan > 0 && !op.recalled {
+		op.Outcome.onLoan = true
+		return
+	}
 	op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
 	d := &op.Outcome.Decision
 	l.conclusion(d, e, rule, &op.Check, &op.subject, &got, op.Kind == OpCheck)
@@ -310,10 +319,16 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 		_, _, done = l.refused(t, c, s, now.Mono, d)
 		return done, 0, nil
 	}
+	if c.Cost < 0 && l.store.OnLoan(k, rule.Scope) > 0 {
+		return false, 0, nil
+	}
 	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always}, RequestID: c.RequestID, Caller: c.Caller}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
 		return false, 0, err
+	}
+	if got.OnLoan > 0 {
+		return false, 0, nil // and refused: nothing was charged
 	}
 	l.conclusion(d, s.entry, rule, c, s, &got, true)
 	return got.Ticket == 0, got.Ticket, nil
@@ -351,8 +366,9 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 	if !d.Allowed && e != nil && e.Shadow {
 		shadow(d, c.Cost)
 	}
-	// What is pending may be given back, and what is denied count: either moves the moment at which the check passes.
-	if check && !d.Allowed && !got.Pending && !countsDenied(rule.Limits) {
+	// What is pending may be given back, and so may what is on loan, and what is denied count: each moves the moment at which the
+	// check passes.
+	if check && !d.Allowed && !got.Pending && got.OnLoan == 0 && !countsDenied(rule.Limits) {
 		d.RememberFor = rememberFor(d, c)
 	}
 	if c.Cost > 0 {

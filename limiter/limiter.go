@@ -118,6 +118,7 @@ type Limiter struct {
 	inquiries inquiries                                 // about these keys
 	settling  background
 	estimates estimate.Estimator // of policies that learn how much to reserve
+	loans     loans
 
 	changed chan struct{}
 	quit    chan struct{}

@@ -56,7 +56,9 @@ type Op struct {
 	lease     uint64
 
 	asked question // of recall
-	owed  bool     // it sets right what was charged before, and is carried out whatever else there is to do
+	// recalled says that what is on loan of its key has been called back: a refusal stands now.
+	recalled bool
+	owed     bool // it sets right what was charged before, and is carried out whatever else there is to do
 
 	// Of forward: whom to ask next in place of the one this node's own view names, if not nil, and the highest term under
 	// which somebody was asked.
@@ -78,7 +80,9 @@ func (op *Op) givesBack() bool {
 }
 
 // pending says that an operation that was decided here cannot be answered yet.
-func (out *Outcome) pending() bool { return out.ticket != 0 || out.NotHolder != nil || out.ungranted }
+func (out *Outcome) pending() bool {
+	return out.ticket != 0 || out.NotHolder != nil || out.ungranted || out.onLoan
+}
 
 // Outcome is what came of an operation. One of Err, NotHolder and Unreachable is set when nothing was done.
 type Outcome struct {
@@ -105,6 +109,7 @@ type Outcome struct {
 	shut        bool // with NotHolder: it was this node that turned out not to be the holder
 	// ungranted: nothing was done, because this node is the holder and may not decide under a strict rule at the moment.
 	ungranted bool
+	onLoan    bool // nothing was done: units on loan that it needs, or needs to know of, may come back
 }
 
 // subject is what is worked out of a Target before anything is decided.

@@ -373,6 +373,7 @@ func (l *Limiter) ask(ctx context.Context, w way, ops []*Op) {
 			l.decide(t, op, &now)
 		}
 		l.awaitGrants(ctx, ops)
+		l.awaitRecalls(ctx, ops)
 		for _, op := range ops {
 			if op.Outcome.ticket != 0 {
 				l.await(ctx, op)

@@ -26,7 +26,7 @@ var (
 	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
+		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -136,6 +136,10 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	}
 	if shadow, given := f.Get("shadow"); given {
 		p.Shadow, _ = d.Boolean(shadow)
+	}
+	if lend, given := f.Get("lend"); given {
+		may, ok := d.Boolean(lend)
+		p.NoLend = ok && !may
 	}
 	ok := d.limitsOf(f, p)
 	d.guarantees(f, p)

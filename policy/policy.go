@@ -93,6 +93,7 @@ type Policy struct {
 	Limits  algo.Limits // the policy's own, for keys without an override; nil when that is unlimited
 	OnError OnError
 	Shadow  bool // decide, count and report, but admit
+	NoLend  bool // no units are lent to who asks often: each decision is the owner's
 	// Durability and ColdStart are about the loss of nodes, Strict about that of connections between them: it says that
 	// no two sides of a split may both admit. A Strict policy's Durability is Escrow or Sync and its OnError is Closed.
 	Durability Durability
@@ -273,6 +274,9 @@ func hashOf(sorted []*Policy) string {
 			p.Name, p.OnError, p.Shadow, p.Concurrency, p.Durability, p.Strict, p.ColdStart)
 		if p.Prices != nil || p.Estimate != 0 {
 			fmt.Fprintf(h, "prices=%v estimate=%d auto=%t\n", p.Prices, p.Estimate, p.EstimateAuto) // a map's keys are printed in order
+		}
+		if p.NoLend {
+			fmt.Fprintln(h, "lend=false")
 		}
 		rules := p.Rules()
 		sort.Slice(rules, func(i, j int) bool {

@@ -190,6 +190,8 @@ type Lent struct {
 	Ticket uint64
 	// Charged is how many units the report has charged.
 	Charged int64
+	// Decision is, where Term is not 0, what a peek would say.
+	Decision algo.Decision
 }
 
 // Lend takes in what a borrower reports, lends it what it asks for as far as that may be, and renews its loan; see
@@ -260,6 +262,9 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	if !found && !known && a.Charged == 0 {
 		sh.drop(&part.table, slot)
 	}
+	if a.Term > 0 {
+		a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), nil) // a peek takes no memory
+	}
 	if a.Term > 0 && rule.Durability >= Escrow {
 		a.Ticket = sh.wait(part, k.Partition)
 	}
@@ -286,6 +291,19 @@ func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan
 	return loans, err
 }
 
+// OnLoan is how many units of a key are on loan.
+func (s *Store) OnLoan(k Key, scope string) (held int64) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if part.annex == nil || len(part.annex.lent) == 0 {
+			return
+		}
+		if l := part.annex.lent[stateID{scope, k.Key}]; l != nil {
+			held = l.Held()
+		}
+	})
+	return held
+}
+
 // beside makes a request one that knows of the units of its state that are on loan.
 func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
 	r.Held, r.HeldFor = l.Held(), l.HeldFor(now)
@@ -298,7 +316,7 @@ func (sh *shard) onLoan(rule *Rule, r record, now algo.Instant, request *algo.Re
 	if request.Partial {
 		pass = 1
 	}
-	if request.Held == 0 || rule.Limits.Room(sh.arena, r.state, now) < pass {
+	if request.Held == 0 || countsDenied(rule.Limits) || rule.Limits.Room(sh.arena, r.state, now) < pass {
 		return 0, 0
 	}
 	return request.Held, request.HeldFor

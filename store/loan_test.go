@@ -64,6 +64,13 @@ func TestLend(t *testing.T) {
 	if got, err = s.Decide(s.key("p", "k"), r, at(0), cost(21), nil); err != nil || got.Allowed || got.OnLoan != 0 || got.RetryAfter != 10*time.Second {
 		t.Fatalf("whatever is on loan: %+v, %v", got, err)
 	}
+	always := Call{Request: algo.Request{Cost: 0, Always: true}}
+	if got, err = s.Decide(s.key("p", "k"), r, at(0), always, nil); err != nil || got.OnLoan != 0 {
+		t.Fatalf("asked whether more is in use than the limit: %+v, %v", got, err)
+	}
+	if each, _, err := s.Look(s.key("p", "k"), r, at(0), 1); err != nil || each[0].Remaining != 4 {
+		t.Fatalf("%+v, %v", each, err)
+	}
 	loans, err := s.Recall(s.key("p", "k"), "p", at(0))
 	if err != nil || len(loans) != 1 || loans[0].ID != loanID || loans[0].Left() != 16 {
 		t.Fatalf("%+v, %v", loans, err)

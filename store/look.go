@@ -13,7 +13,11 @@ func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo
 		known := false
 		err = sh.existing(part, k, rule, now, func(r record) bool {
 			known = true
-			_, err := rule.Limits.Decide(sh.arena, r.state, now, algo.Request{}, each)
+			var peek algo.Request
+			if l := part.lentOf(r); l != nil {
+				peek = l.beside(peek, now)
+			}
+			_, err := rule.Limits.Decide(sh.arena, r.state, now, peek, each)
 			for i := range returns {
 				returns[i] = rule.Limits.Returns(sh.arena, r.state, now, i, most)
 			}

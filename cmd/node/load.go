@@ -285,7 +285,7 @@ type streamAsker struct {
 
 func (f *loadFlags) streamed(addrs []string, inline *algo.Limit, config *tls.Config, token string) (load.Asker, io.Closer, error) {
 	// Each check is to travel, and one that nobody answers is not to count as admitted.
-	opts := []client.Option{client.WithoutMemory(), client.WithOnError(client.FailClosed), client.WithTimeout(f.run.Timeout)}
+	opts := []client.Option{client.WithoutMemory(), client.WithoutLoans(), client.WithOnError(client.FailClosed), client.WithTimeout(f.run.Timeout)}
 	if config != nil {
 		opts = append(opts, client.WithTLS(config))
 	}

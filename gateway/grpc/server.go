@@ -28,6 +28,8 @@ import (
 // ServerConfig is what a Server needs. Service, Status, TopKeys and Topology are required.
 type ServerConfig struct {
 	Service limiter.BatchService
+	// Lender answers Borrow; nil: nothing is lent.
+	Lender limit.Lender
 	// Status describes the cluster.
 	Status func(context.Context) *weirv1.StatusResponse
 	// TopKeys tells which keys are used most. Its error is a *limit.Error.

@@ -29,6 +29,7 @@ type Limiter interface {
 	Store() store.Stats
 	Shares() (policies, namespaces, callers []store.Share)
 	Load() limiter.LoadStats
+	Loans() limiter.LoanStats
 	Policies() *policy.Set
 }
 
@@ -95,6 +96,10 @@ var (
 	flightMax  = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
 	shed       = prometheus.NewDesc("weir_shed_total",
 		"Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.", []string{"reason"}, nil)
+	borrowers  = prometheus.NewDesc("weir_borrowers", "Borrowers that this node can ask for what they have left of their loans.", nil, nil)
+	loans      = prometheus.NewDesc("weir_loans_total", "Loans that this node has granted or renewed.", nil, nil)
+	loanUnits  = prometheus.NewDesc("weir_loan_units_total", "Units that borrowers have reported to have spent of loans of this node's keys.", nil, nil)
+	recalls    = prometheus.NewDesc("weir_loan_recalls_total", "Loans of which this node has asked for what is left, by result: asked, and unanswered, of them, in time.", []string{"result"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
 	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused or cannot be read, and the one before it is in force.", nil, nil)
@@ -230,6 +235,12 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 	gauge(flightMax, float64(load.MaxInFlight))
 	counter(shed, load.Full, "in_flight")
 	counter(shed, load.Late, "deadline")
+	lent := m.cfg.Limiter.Loans()
+	gauge(borrowers, float64(lent.Borrowers))
+	counter(loans, lent.Granted)
+	counter(loanUnits, lent.Spent)
+	counter(recalls, lent.Recalled, "asked")
+	counter(recalls, lent.Unanswered, "unanswered")
 	set := m.cfg.Limiter.Policies()
 	gauge(policies, float64(len(set.Policies())))
 	gauge(policyInfo, 1, set.Hash())

@@ -39,6 +39,7 @@ func TestPage(t *testing.T) {
 	ask(limit.Target{Policy: "login", Key: "a"}, 3)
 	ask(limit.Target{Policy: "login", Key: "a"}, 2) // refused
 	ask(limit.Target{Policy: "login", Key: "b"}, 0) // a peek counts nowhere
+	defer l.OpenBorrower(1, func(limit.Recall) {})()
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.Check(late, make([]limit.Check, 3)); err == nil {
@@ -112,6 +113,19 @@ weir_in_flight 0
 # HELP weir_in_flight_max Checks and other operations that may wait here at most.
 # TYPE weir_in_flight_max gauge
 weir_in_flight_max 50
+# HELP weir_borrowers Borrowers that this node can ask for what they have left of their loans.
+# TYPE weir_borrowers gauge
+weir_borrowers 1
+# HELP weir_loan_recalls_total Loans of which this node has asked for what is left, by result: asked, and unanswered, of them, in time.
+# TYPE weir_loan_recalls_total counter
+weir_loan_recalls_total{result="asked"} 0
+weir_loan_recalls_total{result="unanswered"} 0
+# HELP weir_loan_units_total Units that borrowers have reported to have spent of loans of this node's keys.
+# TYPE weir_loan_units_total counter
+weir_loan_units_total 0
+# HELP weir_loans_total Loans that this node has granted or renewed.
+# TYPE weir_loans_total counter
+weir_loans_total 0
 # HELP weir_shed_total Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.
 # TYPE weir_shed_total counter
 weir_shed_total{reason="deadline"} 3

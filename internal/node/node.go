@@ -433,7 +433,8 @@ func (n *Node) serve() {
 	}
 	if n.listeners.grpc != nil {
 		n.callers = grpcapi.NewServer(grpcapi.ServerConfig{
-			Service: n.security.auth.Service("grpc", n.limiter), Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Observe: n.metrics.Streamed,
+			Service: n.security.auth.Service("grpc", n.limiter), Lender: n.security.auth.Lender("grpc", n.limiter),
+			Status: n.Status, TopKeys: n.TopKeys, Topology: n.topology, Observe: n.metrics.Streamed,
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 		})
 		calls := ingress.NewCalls(ingress.CallsConfig{

@@ -35,6 +35,7 @@ var mayImport = map[string]string{
 	"internal/heavyhitters":    "",
 	"internal/topkeys":         "algo internal/heavyhitters limiter",
 	"internal/activity":        "limiter",
+	"internal/borrow":          "algo internal/heavyhitters",
 	"internal/simulate":        "algo policy",
 	"client/local":             "client limiter policy ring",
 	"internal/refusal":         "",
@@ -70,7 +71,7 @@ var mayImport = map[string]string{
 	"rpc/replica":              "cluster/ownership internal/fifo internal/stream internal/varint proto/weir/peer/v1 rpc/transport",
 	"rpc/transport":            "cluster/ownership internal/stream proto/weir/peer/v1 ring rpc/wire",
 	"rpc/wire":                 "algo internal/timezone limit proto/weir/v1",
-	"client":                   "algo internal/fifo internal/refusal internal/stream limit proto/weir/v1 ring rpc/wire",
+	"client":                   "algo internal/borrow internal/fifo internal/refusal internal/stream limit proto/weir/v1 ring rpc/wire",
 	"gateway/envoy":            "algo internal/file internal/filewatch internal/strictyaml internal/varint limit",
 	"gateway/console":          "",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
@@ -175,6 +176,7 @@ var panics = []string{
 	"client/grpclimit/grpclimit.go fill",
 	"client/httplimit/httplimit.go Handler",
 	"gateway/http/http.go New",
+	"internal/borrow/borrow.go New",
 	"internal/simulate/candidate.go alloc",
 }
 

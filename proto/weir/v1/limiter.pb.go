@@ -1488,6 +1488,397 @@ func (x *StreamLimits) GetLimits() []*LimitStatus {
 	return nil
 }
 
+type BorrowRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Borrower      uint64                 `protobuf:"fixed64,1,opt,name=borrower,proto3" json:"borrower,omitempty"` // drawn at random when the caller's process began; the same in all requests of a stream
+	Sent          int64                  `protobuf:"zigzag64,2,opt,name=sent,proto3" json:"sent,omitempty"`        // whatever the caller likes; the response has it again
+	Loans         []*LoanReport          `protobuf:"bytes,3,rep,name=loans,proto3" json:"loans,omitempty"`         // 0 to 1000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BorrowRequest) Reset() {
+	*x = BorrowRequest{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BorrowRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BorrowRequest) ProtoMessage() {}
+
+func (x *BorrowRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BorrowRequest.ProtoReflect.Descriptor instead.
+func (*BorrowRequest) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *BorrowRequest) GetBorrower() uint64 {
+	if x != nil {
+		return x.Borrower
+	}
+	return 0
+}
+
+func (x *BorrowRequest) GetSent() int64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *BorrowRequest) GetLoans() []*LoanReport {
+	if x != nil {
+		return x.Loans
+	}
+	return nil
+}
+
+// LoanReport says how a loan stands at its borrower, and what that wants.
+type LoanReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"` // of the loan, chosen by the borrower: no two of its loans have the same
+	Target        *Target                `protobuf:"bytes,2,opt,name=target,proto3" json:"target,omitempty"`
+	Granted       int64                  `protobuf:"varint,3,opt,name=granted,proto3" json:"granted,omitempty"` // units that the answers so far have granted, in all
+	Spent         int64                  `protobuf:"varint,4,opt,name=spent,proto3" json:"spent,omitempty"`
+	Returned      int64                  `protobuf:"varint,5,opt,name=returned,proto3" json:"returned,omitempty"` // spent and returned are no more than granted
+	Known         int64                  `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`       // units spent that the answers so far have confirmed
+	Want          int64                  `protobuf:"varint,7,opt,name=want,proto3" json:"want,omitempty"`         // units that the borrower would like to have; 0: no more of this key
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoanReport) Reset() {
+	*x = LoanReport{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoanReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoanReport) ProtoMessage() {}
+
+func (x *LoanReport) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoanReport.ProtoReflect.Descriptor instead.
+func (*LoanReport) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *LoanReport) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *LoanReport) GetTarget() *Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *LoanReport) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *LoanReport) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *LoanReport) GetReturned() int64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
+}
+
+func (x *LoanReport) GetKnown() int64 {
+	if x != nil {
+		return x.Known
+	}
+	return 0
+}
+
+func (x *LoanReport) GetWant() int64 {
+	if x != nil {
+		return x.Want
+	}
+	return 0
+}
+
+type BorrowResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sent          int64                  `protobuf:"zigzag64,1,opt,name=sent,proto3" json:"sent,omitempty"`    // of the request
+	Loans         []*LoanAnswer          `protobuf:"bytes,2,rep,name=loans,proto3" json:"loans,omitempty"`     // of the request
+	Recalls       []*LoanRecall          `protobuf:"bytes,3,rep,name=recalls,proto3" json:"recalls,omitempty"` // in responses that belong to no request
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BorrowResponse) Reset() {
+	*x = BorrowResponse{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BorrowResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BorrowResponse) ProtoMessage() {}
+
+func (x *BorrowResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BorrowResponse.ProtoReflect.Descriptor instead.
+func (*BorrowResponse) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *BorrowResponse) GetSent() int64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *BorrowResponse) GetLoans() []*LoanAnswer {
+	if x != nil {
+		return x.Loans
+	}
+	return nil
+}
+
+func (x *BorrowResponse) GetRecalls() []*LoanRecall {
+	if x != nil {
+		return x.Recalls
+	}
+	return nil
+}
+
+type LoanAnswer struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Number  uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Granted int64                  `protobuf:"varint,2,opt,name=granted,proto3" json:"granted,omitempty"`                // in all
+	Spent   int64                  `protobuf:"varint,3,opt,name=spent,proto3" json:"spent,omitempty"`                    // in all, as far as the owner knows
+	Ended   bool                   `protobuf:"varint,4,opt,name=ended,proto3" json:"ended,omitempty"`                    // the loan is over: the next one has another number
+	TermNs  int64                  `protobuf:"varint,5,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"`    // 0: what is left is to be returned
+	AgainNs int64                  `protobuf:"varint,6,opt,name=again_ns,json=againNs,proto3" json:"again_ns,omitempty"` // when term_ns is 0: until when it is no use asking for more
+	// What a Decision says besides.
+	Limit         int64 `protobuf:"zigzag64,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	WindowNs      int64 `protobuf:"varint,8,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	Remaining     int64 `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"` // without what is on loan
+	ResetAfterNs  int64 `protobuf:"varint,10,opt,name=reset_after_ns,json=resetAfterNs,proto3" json:"reset_after_ns,omitempty"`
+	Unheard       bool  `protobuf:"varint,11,opt,name=unheard,proto3" json:"unheard,omitempty"` // this node does not decide for the key: it took in nothing of the report
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoanAnswer) Reset() {
+	*x = LoanAnswer{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoanAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoanAnswer) ProtoMessage() {}
+
+func (x *LoanAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoanAnswer.ProtoReflect.Descriptor instead.
+func (*LoanAnswer) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *LoanAnswer) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetEnded() bool {
+	if x != nil {
+		return x.Ended
+	}
+	return false
+}
+
+func (x *LoanAnswer) GetTermNs() int64 {
+	if x != nil {
+		return x.TermNs
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetAgainNs() int64 {
+	if x != nil {
+		return x.AgainNs
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetLimit() int64 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetWindowNs() int64 {
+	if x != nil {
+		return x.WindowNs
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetRemaining() int64 {
+	if x != nil {
+		return x.Remaining
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetResetAfterNs() int64 {
+	if x != nil {
+		return x.ResetAfterNs
+	}
+	return 0
+}
+
+func (x *LoanAnswer) GetUnheard() bool {
+	if x != nil {
+		return x.Unheard
+	}
+	return false
+}
+
+// LoanRecall asks for what is left of a loan.
+type LoanRecall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Number        uint64                 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	Granted       int64                  `protobuf:"varint,2,opt,name=granted,proto3" json:"granted,omitempty"` // in all: the answer that says so may be on its way
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoanRecall) Reset() {
+	*x = LoanRecall{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoanRecall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoanRecall) ProtoMessage() {}
+
+func (x *LoanRecall) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoanRecall.ProtoReflect.Descriptor instead.
+func (*LoanRecall) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *LoanRecall) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *LoanRecall) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
 type TopologyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1496,7 +1887,7 @@ type TopologyRequest struct {
 
 func (x *TopologyRequest) Reset() {
 	*x = TopologyRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1899,7 @@ func (x *TopologyRequest) String() string {
 func (*TopologyRequest) ProtoMessage() {}
 
 func (x *TopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[13]
+	mi := &file_weir_v1_limiter_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1912,7 @@ func (x *TopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyRequest.ProtoReflect.Descriptor instead.
 func (*TopologyRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{13}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
 }
 
 // TopologyResponse says who owns which keys. The key's hash is the SipHash-2-4 of the key under the SipHash-2-4-128 of the
@@ -1544,7 +1935,7 @@ type TopologyResponse struct {
 
 func (x *TopologyResponse) Reset() {
 	*x = TopologyResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1947,7 @@ func (x *TopologyResponse) String() string {
 func (*TopologyResponse) ProtoMessage() {}
 
 func (x *TopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[14]
+	mi := &file_weir_v1_limiter_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1960,7 @@ func (x *TopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyResponse.ProtoReflect.Descriptor instead.
 func (*TopologyResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{14}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TopologyResponse) GetVersion() uint64 {
@@ -1639,7 +2030,7 @@ type TopologyMember struct {
 
 func (x *TopologyMember) Reset() {
 	*x = TopologyMember{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1651,7 +2042,7 @@ func (x *TopologyMember) String() string {
 func (*TopologyMember) ProtoMessage() {}
 
 func (x *TopologyMember) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[15]
+	mi := &file_weir_v1_limiter_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1664,7 +2055,7 @@ func (x *TopologyMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyMember.ProtoReflect.Descriptor instead.
 func (*TopologyMember) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{15}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *TopologyMember) GetName() string {
@@ -1701,7 +2092,7 @@ type LimitStatus struct {
 
 func (x *LimitStatus) Reset() {
 	*x = LimitStatus{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +2104,7 @@ func (x *LimitStatus) String() string {
 func (*LimitStatus) ProtoMessage() {}
 
 func (x *LimitStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[16]
+	mi := &file_weir_v1_limiter_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +2117,7 @@ func (x *LimitStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitStatus.ProtoReflect.Descriptor instead.
 func (*LimitStatus) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{16}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LimitStatus) GetLimit() int64 {
@@ -1776,7 +2167,7 @@ type AcquireRequest struct {
 
 func (x *AcquireRequest) Reset() {
 	*x = AcquireRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1788,7 +2179,7 @@ func (x *AcquireRequest) String() string {
 func (*AcquireRequest) ProtoMessage() {}
 
 func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[17]
+	mi := &file_weir_v1_limiter_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1801,7 +2192,7 @@ func (x *AcquireRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcquireRequest.ProtoReflect.Descriptor instead.
 func (*AcquireRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{17}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *AcquireRequest) GetTarget() *Target {
@@ -1843,7 +2234,7 @@ type RenewRequest struct {
 
 func (x *RenewRequest) Reset() {
 	*x = RenewRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1855,7 +2246,7 @@ func (x *RenewRequest) String() string {
 func (*RenewRequest) ProtoMessage() {}
 
 func (x *RenewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[18]
+	mi := &file_weir_v1_limiter_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1868,7 +2259,7 @@ func (x *RenewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
 func (*RenewRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{18}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RenewRequest) GetTarget() *Target {
@@ -1901,7 +2292,7 @@ type RenewResponse struct {
 
 func (x *RenewResponse) Reset() {
 	*x = RenewResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[19]
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2304,7 @@ func (x *RenewResponse) String() string {
 func (*RenewResponse) ProtoMessage() {}
 
 func (x *RenewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[19]
+	mi := &file_weir_v1_limiter_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2317,7 @@ func (x *RenewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
 func (*RenewResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{19}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RenewResponse) GetExpiresInNs() int64 {
@@ -1946,7 +2337,7 @@ type ReleaseRequest struct {
 
 func (x *ReleaseRequest) Reset() {
 	*x = ReleaseRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[20]
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2349,7 @@ func (x *ReleaseRequest) String() string {
 func (*ReleaseRequest) ProtoMessage() {}
 
 func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[20]
+	mi := &file_weir_v1_limiter_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +2362,7 @@ func (x *ReleaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{20}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReleaseRequest) GetTarget() *Target {
@@ -1997,7 +2388,7 @@ type ReleaseResponse struct {
 
 func (x *ReleaseResponse) Reset() {
 	*x = ReleaseResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[21]
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2009,7 +2400,7 @@ func (x *ReleaseResponse) String() string {
 func (*ReleaseResponse) ProtoMessage() {}
 
 func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[21]
+	mi := &file_weir_v1_limiter_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2022,7 +2413,7 @@ func (x *ReleaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{21}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReleaseResponse) GetReleased() bool {
@@ -2047,7 +2438,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[22]
+	mi := &file_weir_v1_limiter_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2450,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[22]
+	mi := &file_weir_v1_limiter_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2463,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{22}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ReserveRequest) GetTarget() *Target {
@@ -2126,7 +2517,7 @@ type ReserveAllRequest struct {
 
 func (x *ReserveAllRequest) Reset() {
 	*x = ReserveAllRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	mi := &file_weir_v1_limiter_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2529,7 @@ func (x *ReserveAllRequest) String() string {
 func (*ReserveAllRequest) ProtoMessage() {}
 
 func (x *ReserveAllRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[23]
+	mi := &file_weir_v1_limiter_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2542,7 @@ func (x *ReserveAllRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAllRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAllRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{23}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReserveAllRequest) GetReserves() []*ReserveRequest {
@@ -2173,7 +2564,7 @@ type ReserveAllResponse struct {
 
 func (x *ReserveAllResponse) Reset() {
 	*x = ReserveAllResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	mi := &file_weir_v1_limiter_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2185,7 +2576,7 @@ func (x *ReserveAllResponse) String() string {
 func (*ReserveAllResponse) ProtoMessage() {}
 
 func (x *ReserveAllResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[24]
+	mi := &file_weir_v1_limiter_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2198,7 +2589,7 @@ func (x *ReserveAllResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAllResponse.ProtoReflect.Descriptor instead.
 func (*ReserveAllResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{24}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReserveAllResponse) GetAllowed() bool {
@@ -2243,7 +2634,7 @@ type ExtendRequest struct {
 
 func (x *ExtendRequest) Reset() {
 	*x = ExtendRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	mi := &file_weir_v1_limiter_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2255,7 +2646,7 @@ func (x *ExtendRequest) String() string {
 func (*ExtendRequest) ProtoMessage() {}
 
 func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[25]
+	mi := &file_weir_v1_limiter_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2268,7 +2659,7 @@ func (x *ExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendRequest.ProtoReflect.Descriptor instead.
 func (*ExtendRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{25}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ExtendRequest) GetTarget() *Target {
@@ -2327,7 +2718,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2339,7 +2730,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[26]
+	mi := &file_weir_v1_limiter_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2352,7 +2743,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{26}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CommitRequest) GetTarget() *Target {
@@ -2408,7 +2799,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[27]
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2811,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[27]
+	mi := &file_weir_v1_limiter_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2824,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{27}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CommitResponse) GetRefunded() int64 {
@@ -2469,7 +2860,7 @@ type ChargeRequest struct {
 
 func (x *ChargeRequest) Reset() {
 	*x = ChargeRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[28]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2481,7 +2872,7 @@ func (x *ChargeRequest) String() string {
 func (*ChargeRequest) ProtoMessage() {}
 
 func (x *ChargeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[28]
+	mi := &file_weir_v1_limiter_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2494,7 +2885,7 @@ func (x *ChargeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChargeRequest.ProtoReflect.Descriptor instead.
 func (*ChargeRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{28}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ChargeRequest) GetTarget() *Target {
@@ -2535,7 +2926,7 @@ type CancelRequest struct {
 
 func (x *CancelRequest) Reset() {
 	*x = CancelRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[29]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2547,7 +2938,7 @@ func (x *CancelRequest) String() string {
 func (*CancelRequest) ProtoMessage() {}
 
 func (x *CancelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[29]
+	mi := &file_weir_v1_limiter_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2560,7 +2951,7 @@ func (x *CancelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelRequest.ProtoReflect.Descriptor instead.
 func (*CancelRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{29}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CancelRequest) GetTarget() *Target {
@@ -2586,7 +2977,7 @@ type CancelResponse struct {
 
 func (x *CancelResponse) Reset() {
 	*x = CancelResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[30]
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2598,7 +2989,7 @@ func (x *CancelResponse) String() string {
 func (*CancelResponse) ProtoMessage() {}
 
 func (x *CancelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[30]
+	mi := &file_weir_v1_limiter_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2611,7 +3002,7 @@ func (x *CancelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelResponse.ProtoReflect.Descriptor instead.
 func (*CancelResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{30}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CancelResponse) GetRefunded() int64 {
@@ -2632,7 +3023,7 @@ type RefundRequest struct {
 
 func (x *RefundRequest) Reset() {
 	*x = RefundRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +3035,7 @@ func (x *RefundRequest) String() string {
 func (*RefundRequest) ProtoMessage() {}
 
 func (x *RefundRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[31]
+	mi := &file_weir_v1_limiter_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +3048,7 @@ func (x *RefundRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundRequest.ProtoReflect.Descriptor instead.
 func (*RefundRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{31}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RefundRequest) GetTarget() *Target {
@@ -2690,7 +3081,7 @@ type RefundResponse struct {
 
 func (x *RefundResponse) Reset() {
 	*x = RefundResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +3093,7 @@ func (x *RefundResponse) String() string {
 func (*RefundResponse) ProtoMessage() {}
 
 func (x *RefundResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[32]
+	mi := &file_weir_v1_limiter_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +3106,7 @@ func (x *RefundResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefundResponse.ProtoReflect.Descriptor instead.
 func (*RefundResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{32}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RefundResponse) GetRefunded() int64 {
@@ -2734,7 +3125,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +3137,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[33]
+	mi := &file_weir_v1_limiter_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +3150,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{33}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ResetRequest) GetTarget() *Target {
@@ -2777,7 +3168,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +3180,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[34]
+	mi := &file_weir_v1_limiter_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +3193,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{34}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{39}
 }
 
 type TopKeysRequest struct {
@@ -2816,7 +3207,7 @@ type TopKeysRequest struct {
 
 func (x *TopKeysRequest) Reset() {
 	*x = TopKeysRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	mi := &file_weir_v1_limiter_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2828,7 +3219,7 @@ func (x *TopKeysRequest) String() string {
 func (*TopKeysRequest) ProtoMessage() {}
 
 func (x *TopKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[35]
+	mi := &file_weir_v1_limiter_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2841,7 +3232,7 @@ func (x *TopKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopKeysRequest.ProtoReflect.Descriptor instead.
 func (*TopKeysRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{35}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *TopKeysRequest) GetOrder() KeyOrder {
@@ -2880,7 +3271,7 @@ type TopKeysResponse struct {
 
 func (x *TopKeysResponse) Reset() {
 	*x = TopKeysResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	mi := &file_weir_v1_limiter_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2892,7 +3283,7 @@ func (x *TopKeysResponse) String() string {
 func (*TopKeysResponse) ProtoMessage() {}
 
 func (x *TopKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[36]
+	mi := &file_weir_v1_limiter_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2905,7 +3296,7 @@ func (x *TopKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopKeysResponse.ProtoReflect.Descriptor instead.
 func (*TopKeysResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{36}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *TopKeysResponse) GetNode() string {
@@ -2978,7 +3369,7 @@ type KeyUse struct {
 
 func (x *KeyUse) Reset() {
 	*x = KeyUse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	mi := &file_weir_v1_limiter_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2990,7 +3381,7 @@ func (x *KeyUse) String() string {
 func (*KeyUse) ProtoMessage() {}
 
 func (x *KeyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[37]
+	mi := &file_weir_v1_limiter_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3003,7 +3394,7 @@ func (x *KeyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyUse.ProtoReflect.Descriptor instead.
 func (*KeyUse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{37}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *KeyUse) GetPolicy() string {
@@ -3099,7 +3490,7 @@ type PolicyUse struct {
 
 func (x *PolicyUse) Reset() {
 	*x = PolicyUse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[38]
+	mi := &file_weir_v1_limiter_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3111,7 +3502,7 @@ func (x *PolicyUse) String() string {
 func (*PolicyUse) ProtoMessage() {}
 
 func (x *PolicyUse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[38]
+	mi := &file_weir_v1_limiter_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3124,7 +3515,7 @@ func (x *PolicyUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyUse.ProtoReflect.Descriptor instead.
 func (*PolicyUse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{38}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PolicyUse) GetPolicy() string {
@@ -3184,7 +3575,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[39]
+	mi := &file_weir_v1_limiter_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3587,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[39]
+	mi := &file_weir_v1_limiter_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3600,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{39}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{44}
 }
 
 type StatusResponse struct {
@@ -3228,7 +3619,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[40]
+	mi := &file_weir_v1_limiter_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +3631,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[40]
+	mi := &file_weir_v1_limiter_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +3644,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{40}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -3337,7 +3728,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[41]
+	mi := &file_weir_v1_limiter_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3349,7 +3740,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[41]
+	mi := &file_weir_v1_limiter_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3362,7 +3753,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{41}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Member) GetName() string {
@@ -3503,7 +3894,7 @@ type Ownership struct {
 
 func (x *Ownership) Reset() {
 	*x = Ownership{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[42]
+	mi := &file_weir_v1_limiter_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3906,7 @@ func (x *Ownership) String() string {
 func (*Ownership) ProtoMessage() {}
 
 func (x *Ownership) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[42]
+	mi := &file_weir_v1_limiter_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3919,7 @@ func (x *Ownership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
 func (*Ownership) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{42}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Ownership) GetHeld() uint32 {
@@ -3714,7 +4105,42 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorR\x05error\"R\n" +
 	"\fStreamLimits\x12\x14\n" +
 	"\x05check\x18\x01 \x01(\rR\x05check\x12,\n" +
-	"\x06limits\x18\x02 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\"\x11\n" +
+	"\x06limits\x18\x02 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\"j\n" +
+	"\rBorrowRequest\x12\x1a\n" +
+	"\bborrower\x18\x01 \x01(\x06R\bborrower\x12\x12\n" +
+	"\x04sent\x18\x02 \x01(\x12R\x04sent\x12)\n" +
+	"\x05loans\x18\x03 \x03(\v2\x13.weir.v1.LoanReportR\x05loans\"\xc3\x01\n" +
+	"\n" +
+	"LoanReport\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12'\n" +
+	"\x06target\x18\x02 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x18\n" +
+	"\agranted\x18\x03 \x01(\x03R\agranted\x12\x14\n" +
+	"\x05spent\x18\x04 \x01(\x03R\x05spent\x12\x1a\n" +
+	"\breturned\x18\x05 \x01(\x03R\breturned\x12\x14\n" +
+	"\x05known\x18\x06 \x01(\x03R\x05known\x12\x12\n" +
+	"\x04want\x18\a \x01(\x03R\x04want\"~\n" +
+	"\x0eBorrowResponse\x12\x12\n" +
+	"\x04sent\x18\x01 \x01(\x12R\x04sent\x12)\n" +
+	"\x05loans\x18\x02 \x03(\v2\x13.weir.v1.LoanAnswerR\x05loans\x12-\n" +
+	"\arecalls\x18\x03 \x03(\v2\x13.weir.v1.LoanRecallR\arecalls\"\xaf\x02\n" +
+	"\n" +
+	"LoanAnswer\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
+	"\agranted\x18\x02 \x01(\x03R\agranted\x12\x14\n" +
+	"\x05spent\x18\x03 \x01(\x03R\x05spent\x12\x14\n" +
+	"\x05ended\x18\x04 \x01(\bR\x05ended\x12\x17\n" +
+	"\aterm_ns\x18\x05 \x01(\x03R\x06termNs\x12\x19\n" +
+	"\bagain_ns\x18\x06 \x01(\x03R\aagainNs\x12\x14\n" +
+	"\x05limit\x18\a \x01(\x12R\x05limit\x12\x1b\n" +
+	"\twindow_ns\x18\b \x01(\x03R\bwindowNs\x12\x1c\n" +
+	"\tremaining\x18\t \x01(\x03R\tremaining\x12$\n" +
+	"\x0ereset_after_ns\x18\n" +
+	" \x01(\x03R\fresetAfterNs\x12\x18\n" +
+	"\aunheard\x18\v \x01(\bR\aunheard\">\n" +
+	"\n" +
+	"LoanRecall\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
+	"\agranted\x18\x02 \x01(\x03R\agranted\"\x11\n" +
 	"\x0fTopologyRequest\"\x8c\x02\n" +
 	"\x10TopologyResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x19\n" +
@@ -3950,7 +4376,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x15KEY_ORDER_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11KEY_ORDER_BUSIEST\x10\x01\x12\x15\n" +
 	"\x11KEY_ORDER_REFUSED\x10\x02\x12\x15\n" +
-	"\x11KEY_ORDER_FULLEST\x10\x032\xc9\a\n" +
+	"\x11KEY_ORDER_FULLEST\x10\x032\x88\b\n" +
 	"\aLimiter\x126\n" +
 	"\x05Check\x12\x15.weir.v1.CheckRequest\x1a\x16.weir.v1.CheckResponse\x125\n" +
 	"\aAcquire\x12\x17.weir.v1.AcquireRequest\x1a\x11.weir.v1.Decision\x126\n" +
@@ -3967,7 +4393,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05Reset\x12\x15.weir.v1.ResetRequest\x1a\x16.weir.v1.ResetResponse\x129\n" +
 	"\x06Status\x12\x16.weir.v1.StatusRequest\x1a\x17.weir.v1.StatusResponse\x12<\n" +
 	"\aTopKeys\x12\x17.weir.v1.TopKeysRequest\x1a\x18.weir.v1.TopKeysResponse\x12L\n" +
-	"\vCheckStream\x12\x1b.weir.v1.CheckStreamRequest\x1a\x1c.weir.v1.CheckStreamResponse(\x010\x01\x12A\n" +
+	"\vCheckStream\x12\x1b.weir.v1.CheckStreamRequest\x1a\x1c.weir.v1.CheckStreamResponse(\x010\x01\x12=\n" +
+	"\x06Borrow\x12\x16.weir.v1.BorrowRequest\x1a\x17.weir.v1.BorrowResponse(\x010\x01\x12A\n" +
 	"\bTopology\x12\x18.weir.v1.TopologyRequest\x1a\x19.weir.v1.TopologyResponse0\x01B0Z.github.com/weirlimit/weir/proto/weir/v1;weirv1b\x06proto3"
 
 var (
@@ -3983,7 +4410,7 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 }
 
 var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_weir_v1_limiter_proto_goTypes = []any{
 	(Algorithm)(0),              // 0: weir.v1.Algorithm
 	(Period)(0),                 // 1: weir.v1.Period
@@ -4003,40 +4430,45 @@ var file_weir_v1_limiter_proto_goTypes = []any{
 	(*CheckStreamResponse)(nil), // 15: weir.v1.CheckStreamResponse
 	(*StreamError)(nil),         // 16: weir.v1.StreamError
 	(*StreamLimits)(nil),        // 17: weir.v1.StreamLimits
-	(*TopologyRequest)(nil),     // 18: weir.v1.TopologyRequest
-	(*TopologyResponse)(nil),    // 19: weir.v1.TopologyResponse
-	(*TopologyMember)(nil),      // 20: weir.v1.TopologyMember
-	(*LimitStatus)(nil),         // 21: weir.v1.LimitStatus
-	(*AcquireRequest)(nil),      // 22: weir.v1.AcquireRequest
-	(*RenewRequest)(nil),        // 23: weir.v1.RenewRequest
-	(*RenewResponse)(nil),       // 24: weir.v1.RenewResponse
-	(*ReleaseRequest)(nil),      // 25: weir.v1.ReleaseRequest
-	(*ReleaseResponse)(nil),     // 26: weir.v1.ReleaseResponse
-	(*ReserveRequest)(nil),      // 27: weir.v1.ReserveRequest
-	(*ReserveAllRequest)(nil),   // 28: weir.v1.ReserveAllRequest
-	(*ReserveAllResponse)(nil),  // 29: weir.v1.ReserveAllResponse
-	(*ExtendRequest)(nil),       // 30: weir.v1.ExtendRequest
-	(*CommitRequest)(nil),       // 31: weir.v1.CommitRequest
-	(*CommitResponse)(nil),      // 32: weir.v1.CommitResponse
-	(*ChargeRequest)(nil),       // 33: weir.v1.ChargeRequest
-	(*CancelRequest)(nil),       // 34: weir.v1.CancelRequest
-	(*CancelResponse)(nil),      // 35: weir.v1.CancelResponse
-	(*RefundRequest)(nil),       // 36: weir.v1.RefundRequest
-	(*RefundResponse)(nil),      // 37: weir.v1.RefundResponse
-	(*ResetRequest)(nil),        // 38: weir.v1.ResetRequest
-	(*ResetResponse)(nil),       // 39: weir.v1.ResetResponse
-	(*TopKeysRequest)(nil),      // 40: weir.v1.TopKeysRequest
-	(*TopKeysResponse)(nil),     // 41: weir.v1.TopKeysResponse
-	(*KeyUse)(nil),              // 42: weir.v1.KeyUse
-	(*PolicyUse)(nil),           // 43: weir.v1.PolicyUse
-	(*StatusRequest)(nil),       // 44: weir.v1.StatusRequest
-	(*StatusResponse)(nil),      // 45: weir.v1.StatusResponse
-	(*Member)(nil),              // 46: weir.v1.Member
-	(*Ownership)(nil),           // 47: weir.v1.Ownership
-	nil,                         // 48: weir.v1.ReserveRequest.UsageEntry
-	nil,                         // 49: weir.v1.ExtendRequest.UsageEntry
-	nil,                         // 50: weir.v1.CommitRequest.UsageEntry
-	nil,                         // 51: weir.v1.ChargeRequest.UsageEntry
+	(*BorrowRequest)(nil),       // 18: weir.v1.BorrowRequest
+	(*LoanReport)(nil),          // 19: weir.v1.LoanReport
+	(*BorrowResponse)(nil),      // 20: weir.v1.BorrowResponse
+	(*LoanAnswer)(nil),          // 21: weir.v1.LoanAnswer
+	(*LoanRecall)(nil),          // 22: weir.v1.LoanRecall
+	(*TopologyRequest)(nil),     // 23: weir.v1.TopologyRequest
+	(*TopologyResponse)(nil),    // 24: weir.v1.TopologyResponse
+	(*TopologyMember)(nil),      // 25: weir.v1.TopologyMember
+	(*LimitStatus)(nil),         // 26: weir.v1.LimitStatus
+	(*AcquireRequest)(nil),      // 27: weir.v1.AcquireRequest
+	(*RenewRequest)(nil),        // 28: weir.v1.RenewRequest
+	(*RenewResponse)(nil),       // 29: weir.v1.RenewResponse
+	(*ReleaseRequest)(nil),      // 30: weir.v1.ReleaseRequest
+	(*ReleaseResponse)(nil),     // 31: weir.v1.ReleaseResponse
+	(*ReserveRequest)(nil),      // 32: weir.v1.ReserveRequest
+	(*ReserveAllRequest)(nil),   // 33: weir.v1.ReserveAllRequest
+	(*ReserveAllResponse)(nil),  // 34: weir.v1.ReserveAllResponse
+	(*ExtendRequest)(nil),       // 35: weir.v1.ExtendRequest
+	(*CommitRequest)(nil),       // 36: weir.v1.CommitRequest
+	(*CommitResponse)(nil),      // 37: weir.v1.CommitResponse
+	(*ChargeRequest)(nil),       // 38: weir.v1.ChargeRequest
+	(*CancelRequest)(nil),       // 39: weir.v1.CancelRequest
+	(*CancelResponse)(nil),      // 40: weir.v1.CancelResponse
+	(*RefundRequest)(nil),       // 41: weir.v1.RefundRequest
+	(*RefundResponse)(nil),      // 42: weir.v1.RefundResponse
+	(*ResetRequest)(nil),        // 43: weir.v1.ResetRequest
+	(*ResetResponse)(nil),       // 44: weir.v1.ResetResponse
+	(*TopKeysRequest)(nil),      // 45: weir.v1.TopKeysRequest
+	(*TopKeysResponse)(nil),     // 46: weir.v1.TopKeysResponse
+	(*KeyUse)(nil),              // 47: weir.v1.KeyUse
+	(*PolicyUse)(nil),           // 48: weir.v1.PolicyUse
+	(*StatusRequest)(nil),       // 49: weir.v1.StatusRequest
+	(*StatusResponse)(nil),      // 50: weir.v1.StatusResponse
+	(*Member)(nil),              // 51: weir.v1.Member
+	(*Ownership)(nil),           // 52: weir.v1.Ownership
+	nil,                         // 53: weir.v1.ReserveRequest.UsageEntry
+	nil,                         // 54: weir.v1.ExtendRequest.UsageEntry
+	nil,                         // 55: weir.v1.CommitRequest.UsageEntry
+	nil,                         // 56: weir.v1.ChargeRequest.UsageEntry
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
@@ -4047,75 +4479,81 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	10, // 5: weir.v1.CheckResponse.results:type_name -> weir.v1.Result
 	12, // 6: weir.v1.Result.decision:type_name -> weir.v1.Decision
 	11, // 7: weir.v1.Result.error:type_name -> weir.v1.Error
-	21, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
+	26, // 8: weir.v1.Decision.limits:type_name -> weir.v1.LimitStatus
 	14, // 9: weir.v1.CheckStreamRequest.define:type_name -> weir.v1.StreamTarget
 	5,  // 10: weir.v1.StreamTarget.limit:type_name -> weir.v1.Limit
 	11, // 11: weir.v1.CheckStreamResponse.error:type_name -> weir.v1.Error
 	16, // 12: weir.v1.CheckStreamResponse.errors:type_name -> weir.v1.StreamError
 	17, // 13: weir.v1.CheckStreamResponse.limits:type_name -> weir.v1.StreamLimits
 	11, // 14: weir.v1.StreamError.error:type_name -> weir.v1.Error
-	21, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
-	20, // 16: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
-	6,  // 17: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
-	6,  // 18: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
-	6,  // 19: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
-	6,  // 20: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	48, // 21: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
-	27, // 22: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
-	12, // 23: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
-	6,  // 24: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
-	49, // 25: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
-	6,  // 26: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
-	3,  // 27: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
-	50, // 28: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
-	6,  // 29: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
-	51, // 30: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
-	6,  // 31: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
-	6,  // 32: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	6,  // 33: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	4,  // 34: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
-	42, // 35: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
-	43, // 36: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
-	0,  // 37: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
-	46, // 38: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	47, // 39: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	8,  // 40: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	22, // 41: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	23, // 42: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	25, // 43: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	27, // 44: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	28, // 45: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
-	30, // 46: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
-	31, // 47: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	34, // 48: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	33, // 49: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
-	36, // 50: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	38, // 51: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	44, // 52: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	40, // 53: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
-	13, // 54: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	18, // 55: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
-	9,  // 56: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	12, // 57: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	24, // 58: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	26, // 59: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	12, // 60: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	29, // 61: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
-	12, // 62: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
-	32, // 63: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	35, // 64: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	12, // 65: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
-	37, // 66: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	39, // 67: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	45, // 68: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	41, // 69: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
-	15, // 70: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	19, // 71: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
-	56, // [56:72] is the sub-list for method output_type
-	40, // [40:56] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	26, // 15: weir.v1.StreamLimits.limits:type_name -> weir.v1.LimitStatus
+	19, // 16: weir.v1.BorrowRequest.loans:type_name -> weir.v1.LoanReport
+	6,  // 17: weir.v1.LoanReport.target:type_name -> weir.v1.Target
+	21, // 18: weir.v1.BorrowResponse.loans:type_name -> weir.v1.LoanAnswer
+	22, // 19: weir.v1.BorrowResponse.recalls:type_name -> weir.v1.LoanRecall
+	25, // 20: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
+	6,  // 21: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
+	6,  // 22: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
+	6,  // 23: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
+	6,  // 24: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
+	53, // 25: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
+	32, // 26: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
+	12, // 27: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
+	6,  // 28: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
+	54, // 29: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
+	6,  // 30: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	3,  // 31: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
+	55, // 32: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
+	6,  // 33: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
+	56, // 34: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
+	6,  // 35: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	6,  // 36: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	6,  // 37: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	4,  // 38: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
+	47, // 39: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
+	48, // 40: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
+	0,  // 41: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
+	51, // 42: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	52, // 43: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	8,  // 44: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	27, // 45: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	28, // 46: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	30, // 47: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	32, // 48: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	33, // 49: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
+	35, // 50: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
+	36, // 51: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	39, // 52: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	38, // 53: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
+	41, // 54: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	43, // 55: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	49, // 56: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	45, // 57: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	13, // 58: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	18, // 59: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
+	23, // 60: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
+	9,  // 61: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	12, // 62: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	29, // 63: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	31, // 64: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	12, // 65: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	34, // 66: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
+	12, // 67: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
+	37, // 68: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	40, // 69: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	12, // 70: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
+	42, // 71: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	44, // 72: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	50, // 73: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	46, // 74: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	15, // 75: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	20, // 76: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
+	24, // 77: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
+	61, // [61:78] is the sub-list for method output_type
+	44, // [44:61] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -4129,20 +4567,20 @@ func file_weir_v1_limiter_proto_init() {
 		(*Result_Error)(nil),
 	}
 	file_weir_v1_limiter_proto_msgTypes[7].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[16].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[17].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[21].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[22].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[25].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[26].OneofWrappers = []any{}
-	file_weir_v1_limiter_proto_msgTypes[28].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[27].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[30].OneofWrappers = []any{}
 	file_weir_v1_limiter_proto_msgTypes[31].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[33].OneofWrappers = []any{}
+	file_weir_v1_limiter_proto_msgTypes[36].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   47,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

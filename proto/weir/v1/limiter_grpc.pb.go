@@ -43,6 +43,7 @@ const (
 	Limiter_Status_FullMethodName      = "/weir.v1.Limiter/Status"
 	Limiter_TopKeys_FullMethodName     = "/weir.v1.Limiter/TopKeys"
 	Limiter_CheckStream_FullMethodName = "/weir.v1.Limiter/CheckStream"
+	Limiter_Borrow_FullMethodName      = "/weir.v1.Limiter/Borrow"
 	Limiter_Topology_FullMethodName    = "/weir.v1.Limiter/Topology"
 )
 
@@ -96,6 +97,13 @@ type LimiterClient interface {
 	// answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
 	// stream ends otherwise it is not known whether it was carried out.
 	CheckStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse], error)
+	// Borrow lends units of keys that a caller asks often, so that it admits from them without asking. The caller says of each of
+	// its loans what it has spent and returned and what it wants, many at a time; each request has one response, and the node asks
+	// in further ones for loans to be returned. All numbers are totals that only grow, so that a message which is lost or repeated
+	// does no harm. A caller spends nothing of a loan from term_ns after it sent the request that an answer belongs to. What was
+	// lent when a stream ends stays so: it is reported in another one, to the node that owns the key by then. UNIMPLEMENTED where
+	// nothing is lent.
+	Borrow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BorrowRequest, BorrowResponse], error)
 	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
 	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash key is
 	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
@@ -263,9 +271,22 @@ func (c *limiterClient) CheckStream(ctx context.Context, opts ...grpc.CallOption
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Limiter_CheckStreamClient = grpc.BidiStreamingClient[CheckStreamRequest, CheckStreamResponse]
 
+func (c *limiterClient) Borrow(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[BorrowRequest, BorrowResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[1], Limiter_Borrow_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[BorrowRequest, BorrowResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Limiter_BorrowClient = grpc.BidiStreamingClient[BorrowRequest, BorrowResponse]
+
 func (c *limiterClient) Topology(ctx context.Context, in *TopologyRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TopologyResponse], error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[1], Limiter_Topology_FullMethodName, cOpts...)
+	stream, err := c.cc.NewStream(ctx, &Limiter_ServiceDesc.Streams[2], Limiter_Topology_FullMethodName, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -332,6 +353,13 @@ type LimiterServer interface {
 	// answered: what is open then may be asked elsewhere. (A node that stops ends its streams so.) Of what is open when a
 	// stream ends otherwise it is not known whether it was carried out.
 	CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error
+	// Borrow lends units of keys that a caller asks often, so that it admits from them without asking. The caller says of each of
+	// its loans what it has spent and returned and what it wants, many at a time; each request has one response, and the node asks
+	// in further ones for loans to be returned. All numbers are totals that only grow, so that a message which is lost or repeated
+	// does no harm. A caller spends nothing of a loan from term_ns after it sent the request that an answer belongs to. What was
+	// lent when a stream ends stays so: it is reported in another one, to the node that owns the key by then. UNIMPLEMENTED where
+	// nothing is lent.
+	Borrow(grpc.BidiStreamingServer[BorrowRequest, BorrowResponse]) error
 	// Topology tells who owns which keys, so that a client can ask the owners directly: at once, and again whenever it
 	// changes. It is no promise: a node that does not own a key, or not any more, answers all the same. The hash key is
 	// what keeps outsiders from aiming keys at one node: nodes may refuse the call to those who need not know it.
@@ -390,6 +418,9 @@ func (UnimplementedLimiterServer) TopKeys(context.Context, *TopKeysRequest) (*To
 }
 func (UnimplementedLimiterServer) CheckStream(grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]) error {
 	return status.Error(codes.Unimplemented, "method CheckStream not implemented")
+}
+func (UnimplementedLimiterServer) Borrow(grpc.BidiStreamingServer[BorrowRequest, BorrowResponse]) error {
+	return status.Error(codes.Unimplemented, "method Borrow not implemented")
 }
 func (UnimplementedLimiterServer) Topology(*TopologyRequest, grpc.ServerStreamingServer[TopologyResponse]) error {
 	return status.Error(codes.Unimplemented, "method Topology not implemented")
@@ -674,6 +705,13 @@ func _Limiter_CheckStream_Handler(srv interface{}, stream grpc.ServerStream) err
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Limiter_CheckStreamServer = grpc.BidiStreamingServer[CheckStreamRequest, CheckStreamResponse]
 
+func _Limiter_Borrow_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(LimiterServer).Borrow(&grpc.GenericServerStream[BorrowRequest, BorrowResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Limiter_BorrowServer = grpc.BidiStreamingServer[BorrowRequest, BorrowResponse]
+
 func _Limiter_Topology_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(TopologyRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -753,6 +791,12 @@ var Limiter_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "CheckStream",
 			Handler:       _Limiter_CheckStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+		{
+			StreamName:    "Borrow",
+			Handler:       _Limiter_Borrow_Handler,
 			ServerStreams: true,
 			ClientStreams: true,
 		},

@@ -1,0 +1,289 @@
+package client
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/limit"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+const (
+	// reportGap is the shortest time between two looks at what is to be reported.
+	reportGap = time.Millisecond
+	// barredFor is how long a node that lends nothing is left alone.
+	barredFor = time.Minute
+	// goingHome bounds how long Close waits for loans to be returned.
+	goingHome = 100 * time.Millisecond
+)
+
+// loanKey names a key of which units can be on loan.
+type loanKey struct {
+	policy, key string
+	inline      *target // of the handle to a limit sent along, in place of policy
+}
+
+// loans are the units that this Client has borrowed. Its methods are safe for concurrent use; those of nil do nothing.
+type loans struct {
+	book  *borrow.Book[loanKey]
+	nodes *nodes
+	id    uint64
+	kick  chan struct{} // holds a token when there is something to report
+	clock func() int64
+
+	links map[*member]*loanLink // only for run
+}
+
+func newLoans(ns *nodes) *loans {
+	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: make(chan struct{}, 1), links: make(map[*member]*loanLink)}
+	l.clock = func() int64 { return int64(ns.now()) }
+	l.book = borrow.New[loanKey](l.wake)
+	return l
+}
+
+func (l *loans) wake() {
+	select {
+	case l.kick <- struct{}{}:
+	default:
+	}
+}
+
+func (l *Limiter) loanKey(key string) loanKey {
+	if l.target.Limit != nil {
+		return loanKey{key: key, inline: &l.target}
+	}
+	return loanKey{policy: l.target.Policy, key: key}
+}
+
+// borrowed answers a question from a loan, and reports whether it did. A key with a loan is a valid one.
+func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision) bool {
+	b := l.c.loans
+	if b == nil || n <= 0 || b.book.Loans() == 0 || l.c.ended.Load() || ctx.Err() != nil {
+		return false
+	}
+	t, left, ok := b.book.Take(l.loanKey(key), n, b.clock)
+	if !ok {
+		return false
+	}
+	d.Policy = l.target.Policy
+	if l.target.Limit != nil {
+		d.Policy = "inline"
+	}
+	d.Allowed, d.Granted = true, n
+	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
+	return true
+}
+
+// admitted is told of what a node has admitted.
+func (l *Limiter) admitted(key string, n int64, d *Decision) {
+	if b := l.c.loans; b != nil && n > 0 && d.Allowed && !d.FailedOpen && !d.Shadow && !d.Degraded && d.Limit > 0 {
+		b.book.Missed(l.loanKey(key), n, b.clock(), ownKey)
+	}
+}
+
+// ownKey is a key that is kept: its text may be a part of something larger.
+func ownKey(k loanKey) loanKey {
+	k.key = strings.Clone(k.key)
+	return k
+}
+
+// run reports what is to be reported until ctx ends.
+func (l *loans) run(ctx context.Context) {
+	var links sync.WaitGroup
+	defer links.Wait()
+	defer func() {
+		for _, link := range l.links {
+			link.cancel()
+		}
+	}()
+	tick := time.NewTimer(time.Hour)
+	defer tick.Stop()
+	for {
+		tick.Stop()
+		if l.book.Loans() > 0 {
+			tick.Reset(borrow.Tick)
+		}
+		select {
+		case <-l.kick:
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		now := l.clock()
+		l.report(ctx, now, l.book.Report(now), &links)
+		select {
+		case <-time.After(reportGap):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// report sends reports of that instant to the owners of their keys. What cannot be sent is said again.
+func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey], links *sync.WaitGroup) {
+	for m, link := range l.links {
+		if link.over.Load() && l.clock() >= link.barred {
+			delete(l.links, m)
+		}
+	}
+	if len(reports) == 0 {
+		return
+	}
+	by := make(map[*member]*weirv1.BorrowRequest)
+	for i := range reports {
+		r := &reports[i]
+		t := target{Target: limit.Target{Policy: r.Key.policy, Key: r.Key.key}}
+		if in := r.Key.inline; in != nil {
+			t = *in
+			t.Key = r.Key.key
+		}
+		m := l.owner(&t)
+		if m == nil {
+			continue
+		}
+		if by[m] == nil {
+			by[m] = &weirv1.BorrowRequest{Borrower: l.id, Sent: sent}
+		}
+		by[m].Loans = append(by[m].Loans, &weirv1.LoanReport{
+			Number: r.Number, Target: wire.ProtoTarget(t.Target), Granted: r.Totals.Granted, Spent: r.Totals.Spent, Returned: r.Totals.Returned,
+			Known: r.Known, Want: r.Want,
+		})
+	}
+	for m, in := range by {
+		link := l.links[m]
+		if link == nil {
+			link = newLoanLink(ctx, l)
+			l.links[m] = link
+			links.Go(func() { link.run(weirv1.NewLimiterClient(m.conn)) })
+		}
+		for len(in.Loans) > limit.MaxBatch {
+			link.put(&weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: in.Loans[:limit.MaxBatch]})
+			in = &weirv1.BorrowRequest{Borrower: in.Borrower, Sent: in.Sent, Loans: in.Loans[limit.MaxBatch:]}
+		}
+		link.put(in)
+	}
+}
+
+// owner is the node to borrow from: the owner of the key, or the only node that there is.
+func (l *loans) owner(t *target) *member {
+	if owners := l.nodes.owners.Load(); owners != nil {
+		return owners.of(t)
+	}
+	l.nodes.mu.Lock()
+	defer l.nodes.mu.Unlock()
+	if len(l.nodes.list) != 1 || !l.nodes.list[0].ready.Load() {
+		return nil
+	}
+	return l.nodes.list[0]
+}
+
+// home returns all loans, as far as that takes no longer than goingHome.
+func (l *loans) home() {
+	if l == nil || l.book.Loans() == 0 {
+		return
+	}
+	l.book.Close()
+	over := time.NewTimer(goingHome)
+	defer over.Stop()
+	for l.book.Loans() > 0 {
+		select {
+		case <-time.After(reportGap):
+		case <-over.C:
+			return
+		}
+	}
+}
+
+// loanLink is one Borrow stream to one node. One goroutine writes, and another one reads.
+type loanLink struct {
+	of     *loans
+	ctx    context.Context
+	cancel context.CancelFunc
+	queue  chan *weirv1.BorrowRequest
+	barred int64       // until when the node is not asked again; set before over
+	over   atomic.Bool // nothing is done any more
+}
+
+func newLoanLink(ctx context.Context, of *loans) *loanLink {
+	l := &loanLink{of: of, queue: make(chan *weirv1.BorrowRequest, 4)}
+	l.ctx, l.cancel = context.WithCancel(ctx)
+	return l
+}
+
+// put has a request sent, unless too many wait: what they say is said again.
+func (l *loanLink) put(in *weirv1.BorrowRequest) {
+	select {
+	case l.queue <- in:
+	default:
+	}
+}
+
+func (l *loanLink) run(api weirv1.LimiterClient) {
+	defer l.over.Store(true)
+	defer l.cancel()
+	stream, err := api.Borrow(l.ctx)
+	if err == nil {
+		var reading sync.WaitGroup
+		reading.Go(func() {
+			defer l.cancel()
+			err = l.read(stream)
+		})
+		l.write(stream)
+		reading.Wait()
+	}
+	switch status.Code(err) {
+	case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
+		l.barred = l.of.clock() + int64(barredFor)
+	}
+}
+
+func (l *loanLink) write(stream weirv1.Limiter_BorrowClient) {
+	for {
+		select {
+		case in := <-l.queue:
+			if stream.Send(in) != nil {
+				return // the reader learns why
+			}
+		case <-l.ctx.Done():
+			return
+		}
+	}
+}
+
+func (l *loanLink) read(stream weirv1.Limiter_BorrowClient) error {
+	book := l.of.book
+	for {
+		out, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		now := l.of.clock()
+		for _, r := range out.GetRecalls() {
+			book.Recalled(r.GetNumber(), r.GetGranted(), now)
+		}
+		if len(out.GetLoans()) == 0 || out.GetSent() > now {
+			continue
+		}
+		answers := make([]borrow.Answer, len(out.GetLoans()))
+		for i, a := range out.GetLoans() {
+			answers[i] = borrow.Answer{
+				Number: a.GetNumber(), Granted: a.GetGranted(), Spent: a.GetSpent(), Ended: a.GetEnded(), Unheard: a.GetUnheard(),
+				Term: min(time.Duration(a.GetTermNs()), algo.LoanTerm), Again: time.Duration(a.GetAgainNs()),
+				Terms: borrow.Terms{
+					Limit: a.GetLimit(), Remaining: a.GetRemaining(), Window: time.Duration(a.GetWindowNs()), ResetAfter: time.Duration(a.GetResetAfterNs()),
+				},
+			}
+		}
+		book.Answered(out.GetSent(), now, answers)
+	}
+}

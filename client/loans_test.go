@@ -1,0 +1,126 @@
+package client
+
+import (
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+const loanPolicies = `policies:
+  - {name: hot, algorithm: sliding_log, limit: 30000, window: 1h}
+  - {name: asked, algorithm: sliding_log, limit: 30000, window: 1h, lend: false}
+`
+
+// another returns one more client of a cluster.
+func another(t *testing.T, addr string, opts ...Option) *Client {
+	t.Helper()
+	c, err := Dial(t.Context(), addr, append(opts, WithTimeout(time.Minute))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// spend has many callers ask for a key until it is refused, and returns how many units were admitted.
+func spend(t *testing.T, limiters []*Limiter, key string, callers int) int64 {
+	t.Helper()
+	var admitted atomic.Int64
+	var asking sync.WaitGroup
+	for _, l := range limiters {
+		for range callers {
+			asking.Go(func() {
+				for t.Context().Err() == nil {
+					d, err := l.Allow(t.Context(), key)
+					if err != nil || d.FailedOpen || d.FailedClosed {
+						t.Error(d, err)
+						return
+					}
+					if !d.Allowed {
+						return
+					}
+					admitted.Add(1)
+				}
+			})
+		}
+	}
+	asking.Wait()
+	return admitted.Load()
+}
+
+// decided is how many checks the nodes have admitted themselves.
+func (c *cluster) decided(policy string) (n uint64) {
+	for _, l := range c.nodes {
+		for _, s := range l.ReadStats() {
+			if s.Policy == policy {
+				n += s.Allowed
+			}
+		}
+	}
+	return n
+}
+
+// TestLoans has three clients use up one key: all of its units, and none twice, nearly all without asking.
+func TestLoans(t *testing.T) {
+	const limit = 30000
+	c, client := newCluster(t, 3, loanPolicies)
+	second, third := another(t, c.addrs[1]), another(t, c.addrs[2])
+	asker := another(t, c.addrs[0], WithoutLoans(), WithoutMemory())
+	for _, other := range []*Client{second, third, asker} {
+		reaches(t, other, c.addrs...)
+	}
+	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: limit, Window: 100 * time.Hour}
+	for name, of := range map[string]func(*Client) *Limiter{
+		"policy": func(c *Client) *Limiter { return c.Policy("hot") },
+		"inline": func(c *Client) *Limiter { return c.Inline("n", inline) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := spend(t, []*Limiter{of(client), of(second), of(third)}, "k", 8)
+			// What was refused in haste, because some borrower was slow to answer, is there when all is home.
+			for until := time.Now().Add(10 * time.Second); got < limit && time.Now().Before(until); {
+				got += spend(t, []*Limiter{of(asker)}, "k", 1)
+			}
+			if got != limit {
+				t.Errorf("%d were admitted of %d", got, limit)
+			}
+		})
+	}
+	if n := c.decided("hot"); n > limit/2 {
+		t.Errorf("the nodes were asked for %d of %d", n, limit)
+	}
+	if got := spend(t, []*Limiter{client.Policy("asked")}, "k", 8); got != limit || c.decided("asked") != limit {
+		t.Errorf("of a policy that is not lent %d were admitted, %d by nodes", got, c.decided("asked"))
+	}
+}
+
+// A client that is closed leaves nothing on loan.
+func TestLoansGoHome(t *testing.T) {
+	const limit = 30000
+	c, _ := newCluster(t, 3, loanPolicies)
+	other := another(t, c.addrs[0])
+	reaches(t, other, c.addrs...)
+	l := other.Policy("hot")
+	used := int64(0)
+	for l.c.loans.book.Loans() == 0 || c.decided("hot")+100 > uint64(used) {
+		d, err := l.Allow(t.Context(), "k")
+		if err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+		used++
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	asker := another(t, c.addrs[1], WithoutLoans())
+	reaches(t, asker, c.addrs...)
+	d, err := asker.Policy("hot").Peek(t.Context(), "k")
+	for until := time.Now().Add(5 * time.Second); err == nil && d.Remaining != limit-used && time.Now().Before(until); {
+		d, err = asker.Policy("hot").Peek(t.Context(), "k")
+	}
+	if err != nil || d.Remaining != limit-used {
+		t.Errorf("%d were used of %d; %+v, %v", used, limit, d, err)
+	}
+}

@@ -1,0 +1,145 @@
+package grpcapi
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// borrower opens a stream to a node that lends from the policy p: 100 an hour.
+func borrower(t *testing.T, lends bool) (weirv1.Limiter_BorrowClient, *limiter.Limiter) {
+	t.Helper()
+	set, err := policy.Parse("p.yaml", []byte("policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := limiter.New(limiter.Config{Policies: set})
+	cfg := ServerConfig{Service: l}
+	if lends {
+		cfg.Lender = l
+	}
+	server := NewServer(cfg)
+	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
+	server.Register(s)
+	on, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = s.Serve(on)
+	}()
+	conn, err := grpc.NewClient(on.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = conn.Close()
+		s.Stop()
+		<-done
+		server.Close()
+		l.Close()
+	})
+	stream, err := weirv1.NewLimiterClient(conn).Borrow(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream, l
+}
+
+func report(want int64) *weirv1.LoanReport {
+	return &weirv1.LoanReport{Number: 3, Target: &weirv1.Target{Policy: "p", Key: "k"}, Want: want}
+}
+
+func TestBorrow(t *testing.T) {
+	stream, l := borrower(t, true)
+	ask := func(in *weirv1.BorrowRequest) *weirv1.BorrowResponse {
+		t.Helper()
+		if err := stream.Send(in); err != nil {
+			t.Fatal(err)
+		}
+		out, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	out := ask(&weirv1.BorrowRequest{Borrower: 9, Sent: -7, Loans: []*weirv1.LoanReport{report(16)}})
+	if a := out.Loans[0]; out.Sent != -7 || a.Number != 3 || a.Granted != 16 || a.TermNs != int64(time.Second) || a.Limit != 100 || a.Remaining != 84 || a.WindowNs != int64(time.Hour) {
+		t.Fatalf("%v", out)
+	}
+	// What is wanted by others is asked for.
+	decided := make(chan limit.Decision, 1)
+	go func() {
+		got, err := l.Check(context.Background(), []limit.Check{{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 95}})
+		if err != nil {
+			t.Error(err)
+		}
+		decided <- got[0].Decision
+	}()
+	out, err := stream.Recv()
+	if err != nil || len(out.Recalls) != 1 || out.Recalls[0].Number != 3 || out.Recalls[0].Granted != 16 {
+		t.Fatalf("%v, %v", out, err)
+	}
+	back := report(0)
+	back.Granted, back.Spent, back.Returned = 16, 5, 11
+	if out = ask(&weirv1.BorrowRequest{Borrower: 9, Loans: []*weirv1.LoanReport{back}}); !out.Loans[0].Ended {
+		t.Fatalf("%v", out)
+	}
+	if d := <-decided; !d.Allowed {
+		t.Errorf("%+v", d)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err == nil || l.Loans().Borrowers != 0 {
+		t.Errorf("%v; %+v", err, l.Loans())
+	}
+}
+
+func TestBadBorrower(t *testing.T) {
+	many := &weirv1.BorrowRequest{Borrower: 1}
+	for range limit.MaxBatch + 1 {
+		many.Loans = append(many.Loans, &weirv1.LoanReport{})
+	}
+	for name, c := range map[string]struct {
+		in   []*weirv1.BorrowRequest
+		code codes.Code
+	}{
+		"nobody":       {[]*weirv1.BorrowRequest{{Loans: []*weirv1.LoanReport{report(16)}}}, codes.InvalidArgument},
+		"another":      {[]*weirv1.BorrowRequest{{Borrower: 1}, {Borrower: 2}}, codes.InvalidArgument},
+		"no target":    {[]*weirv1.BorrowRequest{{Borrower: 1, Loans: []*weirv1.LoanReport{{}, {Target: &weirv1.Target{Limit: &weirv1.Limit{Algorithm: 99}}}}}}, codes.InvalidArgument},
+		"too many":     {[]*weirv1.BorrowRequest{many}, codes.ResourceExhausted},
+		"nothing lent": {nil, codes.Unimplemented},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stream, l := borrower(t, c.in != nil)
+			for _, in := range c.in {
+				_ = stream.Send(in)
+			}
+			var err error
+			for err == nil {
+				_, err = stream.Recv()
+			}
+			if status.Code(err) != c.code {
+				t.Errorf("%v", err)
+			}
+			if s := l.Loans(); s.Granted != 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}

@@ -1,0 +1,264 @@
+package borrow
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// owner decides for one key, as a node does.
+type owner struct {
+	t  *testing.T
+	ls algo.Limits
+	a  *algo.Arena
+	s  algo.State
+	u  algo.Loans
+}
+
+func (o *owner) expire(now int64) {
+	for {
+		if _, ok, err := o.ls.Expire(o.a, o.s, algo.Instant{Mono: now, Wall: now}, &o.u); err != nil {
+			o.t.Fatal(err)
+		} else if !ok {
+			return
+		}
+	}
+}
+
+func (o *owner) check(now, n int64) bool {
+	o.expire(now)
+	at := algo.Instant{Mono: now, Wall: now}
+	d, err := o.ls.Decide(o.a, o.s, at, algo.Request{Cost: n, Held: o.u.Held(), HeldFor: o.u.HeldFor(at)}, nil)
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return d.Allowed
+}
+
+func (o *owner) lend(now int64, borrower uint64, r Report[string]) Answer {
+	o.expire(now)
+	at := algo.Instant{Mono: now, Wall: now}
+	id := algo.LoanID{Borrower: borrower, Number: r.Number}
+	if r.Totals.Spent+r.Totals.Returned > r.Totals.Granted || r.Totals.Spent < 0 || r.Totals.Returned < 0 {
+		o.t.Fatalf("a borrower says %+v", r)
+	}
+	if before, ok := o.u.Get(id); ok && !before.Ended && r.Totals.Granted > before.Granted {
+		o.t.Fatalf("a borrower says %+v, of which %d were granted", r, before.Granted)
+	}
+	if _, err := o.ls.Report(o.a, o.s, at, &o.u, id, r.Totals, r.Known); err != nil {
+		o.t.Fatal(err)
+	}
+	loan := o.ls.Lend(o.a, o.s, at, &o.u, id, r.Want)
+	return Answer{Number: r.Number, Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: 100 * time.Millisecond}
+}
+
+type delivery struct {
+	at     int64
+	book   int
+	report *Report[string]
+	answer *Answer
+	recall *algo.Loan
+	sent   int64
+}
+
+// TestBook has borrowers with books of their own and one owner, with messages that are late, lost and overtake each other. Judged by
+// the admissions at the borrowers no window admits too much; when the load ends all units go home.
+func TestBook(t *testing.T) {
+	const limit, w = 2000, 2 * time.Second
+	taken, refused, recalls, messages, ticks := 0, 0, 0, 0, 0
+	for seed := range uint64(20) {
+		rng := rand.New(rand.NewPCG(seed, 3))
+		o := &owner{t: t, ls: algo.Limits{{Algorithm: algo.SlidingLog, Limit: limit, Window: w}}, a: algo.NewArena(nil)}
+		o.s = make(algo.State, o.ls.Words())
+		o.ls.Init(o.s, algo.Instant{})
+		books := make([]*Book[string], 4)
+		next := make([]int64, len(books))
+		rate := make([]float64, len(books))
+		for i := range books {
+			books[i] = New[string](func() { next[i] = 0 })
+			rate[i] = 1 + float64(i-2)/1000
+		}
+		var way []delivery
+		post := func(now int64, d delivery) {
+			if rng.IntN(10) > 0 {
+				d.at = now + rng.Int64N(int64(10*time.Millisecond))
+				way = append(way, d)
+			}
+		}
+		type admission struct{ at, n int64 }
+		var admitted []admission
+		now := int64(time.Second)
+		light := false
+		step := func(load bool) {
+			now += rng.Int64N(int64(2 * time.Millisecond))
+			for i := 0; i < len(way); {
+				d := way[i]
+				if d.at > now {
+					i++
+					continue
+				}
+				way = slices.Delete(way, i, i+1)
+				local := int64(float64(now) * rate[d.book])
+				switch {
+				case d.report != nil:
+					a := o.lend(now, uint64(d.book+1), *d.report)
+					post(now, delivery{book: d.book, answer: &a, sent: d.sent})
+				case d.answer != nil:
+					books[d.book].Answered(d.sent, local, []Answer{*d.answer})
+				default:
+					books[d.book].Recalled(d.recall.ID.Number, d.recall.Granted, local)
+				}
+			}
+			for i, b := range books {
+				local := int64(float64(now) * rate[i])
+				for range rng.IntN(4) {
+					n := 1 + rng.Int64N(3)
+					if !load || rng.IntN(i+1) > 1 || light && rng.IntN(10) > 0 {
+						continue
+					}
+					if _, _, ok := b.Take("k", n, func() int64 { return local }); ok {
+						admitted = append(admitted, admission{now, n})
+						taken++
+						continue
+					}
+					b.Missed("k", n, local, nil)
+					if o.check(now, n) {
+						admitted = append(admitted, admission{now, n})
+						continue
+					}
+					refused++
+					if rng.IntN(4) == 0 && o.u.Held() > 0 {
+						recalls++
+						o.u.Recall()
+						for _, l := range o.u.Most() {
+							post(now, delivery{book: int(l.ID.Borrower - 1), recall: &l})
+						}
+					}
+				}
+				if local >= next[i] {
+					next[i] = local + int64(Tick)
+					ticks++
+					for _, r := range b.Report(local) {
+						messages++
+						post(now, delivery{book: i, report: &r, sent: local})
+					}
+				}
+			}
+			o.expire(now)
+			if held := o.u.Held(); held > 0 {
+				at := algo.Instant{Mono: now, Wall: now}
+				if room := o.ls.Room(o.a, o.s, at); held > room {
+					t.Fatalf("seed %d: %d are held, where there is room for %d", seed, held, room)
+				}
+			}
+		}
+		for i := range 6000 {
+			light = i/1500%2 == 0
+			step(rng.IntN(3000) > 0)
+		}
+		for range 1500 {
+			step(false)
+		}
+		if held := o.u.Held(); held != 0 {
+			t.Errorf("seed %d: %d are held when the load has been over for a while", seed, held)
+		}
+		for i, b := range books {
+			if n := b.Loans(); n != 0 {
+				t.Errorf("seed %d: book %d has %d loans when the load has been over for a while", seed, i, n)
+			}
+		}
+		var sum int64
+		first := 0
+		for _, e := range admitted {
+			for sum += e.n; admitted[first].at <= e.at-int64(w); first++ {
+				sum -= admitted[first].n
+			}
+			if sum > limit {
+				t.Fatalf("seed %d: %d were admitted in one window", seed, sum)
+			}
+		}
+	}
+	t.Logf("%d taken, %d refused, %d recalls, %d messages in %d ticks", taken, refused, recalls, messages, ticks)
+	if taken < 10000 || refused == 0 || recalls == 0 {
+		t.Error("too little happened")
+	}
+}
+
+// TestTake has many take at once: never more than was granted.
+func TestTake(t *testing.T) {
+	b := New[string](func() {})
+	for b.Loans() == 0 {
+		b.Missed("k", 1, 1, nil)
+	}
+	r := b.Report(1)
+	if len(r) != 1 || r[0].Want < algo.LeastLoan {
+		t.Fatalf("%+v", r)
+	}
+	const granted = 10_000
+	b.Answered(1, 2, []Answer{{Number: r[0].Number, Granted: granted, Term: time.Second}})
+	var taken atomic.Int64
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			for range granted {
+				if _, _, ok := b.Take("k", 1, func() int64 { return 5 }); ok {
+					taken.Add(1)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	if taken.Load() != granted {
+		t.Errorf("%d taken of %d", taken.Load(), granted)
+	}
+	if _, _, ok := b.Take("other", 1, func() int64 { return 5 }); ok {
+		t.Error("taken from a key without a loan")
+	}
+	if n := testing.AllocsPerRun(100, func() { b.Take("k", 1, func() int64 { return 5 }) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// What is taken after the deadline is not admitted, and not spent twice.
+func TestDeadline(t *testing.T) {
+	b := New[string](func() {})
+	for b.Loans() == 0 {
+		b.Missed("k", 1, 1, nil)
+	}
+	number := b.Report(1)[0].Number
+	b.Answered(1, 100, []Answer{{Number: number, Granted: 10, Term: 500}})
+	for _, c := range []struct {
+		now  int64
+		want bool
+	}{{500, true}, {501, false}, {502, false}, {400, true}} {
+		if _, _, ok := b.Take("k", 1, func() int64 { return c.now }); ok != c.want {
+			t.Errorf("at %d: %v", c.now, ok)
+		}
+	}
+	r := b.Report(int64(apart) + 1)
+	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Returned: 6}) {
+		t.Errorf("%+v", r)
+	}
+}
+
+func BenchmarkTake(b *testing.B) {
+	book := New[string](func() {})
+	for book.Loans() == 0 {
+		book.Missed("k", 1, 1, nil)
+	}
+	book.Answered(1, 2, []Answer{{Number: book.Report(1)[0].Number, Granted: algo.MaxLimit, Term: time.Hour}})
+	now := func() int64 { return 5 }
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			if _, _, ok := book.Take("k", 1, now); !ok {
+				panic("not taken")
+			}
+		}
+	})
+}

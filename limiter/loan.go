@@ -1,0 +1,283 @@
+package limiter
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
+)
+
+const (
+	// recallMost is how long a check waits for units that are called back.
+	recallMost = 50 * time.Millisecond
+	// lendMost is how long loans wait for a copy to know of them.
+	lendMost = 200 * time.Millisecond
+	// silentFor is how long a borrower that has not answered is not waited for again.
+	silentFor = algo.LoanTerm
+	// lendAgain is until when it is no use asking for a loan where there is no room for one, and neverAgain where nothing is lent.
+	lendAgain  = 250 * time.Millisecond
+	neverAgain = 10 * time.Second
+)
+
+// loans are what a node knows of borrowers: how to ask them, and what it has asked. What was lent is in the store. The zero value is
+// ready for use.
+type loans struct {
+	mu        sync.Mutex
+	borrowers map[uint64]map[*borrower]struct{}
+	rounds    map[state]*round
+	silent    map[algo.LoanID]int64 // until which Mono instant
+
+	granted, recalled, unanswered, spent atomic.Uint64
+}
+
+// borrower is one way to ask a borrower.
+type borrower struct{ recall func(limit.Recall) }
+
+// round is one asking for what is on loan of a key. Everybody who wants it waits for the same one.
+type round struct {
+	asked map[algo.LoanID]struct{} // and have not answered
+	done  chan struct{}            // closed when there are none
+}
+
+// OpenBorrower implements limit.Lender.
+func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()) {
+	b, all := &borrower{recall}, &l.loans
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	if all.borrowers == nil {
+		all.borrowers = make(map[uint64]map[*borrower]struct{})
+	}
+	if all.borrowers[id] == nil {
+		all.borrowers[id] = make(map[*borrower]struct{})
+	}
+	all.borrowers[id][b] = struct{}{}
+	return func() {
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		delete(all.borrowers[id], b)
+		if len(all.borrowers[id]) == 0 {
+			delete(all.borrowers, id)
+		}
+	}
+}
+
+// Lend implements limit.Lender. What other nodes decide for is not forwarded: its answer is Unheard.
+func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) error {
+	t, now := l.table.Load(), l.moment()
+	ctx, cancel := context.WithTimeout(ctx, lendMost)
+	defer cancel()
+	for i := range in {
+		out[i] = l.lendOne(ctx, t, &in[i], &now)
+	}
+	return nil
+}
+
+func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *moment) (a limit.Lent) {
+	var s subject
+	never := limit.Lent{Ended: true, Again: neverAgain}
+	if l.identify(t, &b.Target, &s) != nil {
+		return never
+	}
+	var rule *store.Rule
+	may := true
+	switch {
+	case s.inline != nil && !s.inline.unlimited:
+		rule = &s.inline.Rule
+	case s.entry != nil:
+		rule, may = s.entry.rule(s.entry.Rule(b.Key)), !s.entry.NoLend && !s.entry.Shadow
+	}
+	if rule == nil {
+		return never
+	}
+	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: b.Key}
+	if l.cfg.Ownership.Route(k.Partition).Standing != ownership.Owned {
+		return limit.Lent{Unheard: true}
+	}
+	again := lendAgain
+	call := store.Borrow{ID: b.ID, Totals: b.Totals, Known: b.Known, Want: b.Want, Caller: b.Caller}
+	// What is told of several limits is more than a borrower could say of its own decisions.
+	if !may || len(rule.Limits) > 1 || rule.Limits.Lendable() != nil {
+		call.Want, again = 0, neverAgain
+	}
+	if rule.Strict {
+		call.Boot = now.bootTime()
+	}
+	lent, err := l.store.Lend(k, rule, now.Instant, call)
+	switch {
+	case errors.Is(err, store.ErrShut):
+		return limit.Lent{Unheard: true}
+	case err != nil:
+		return limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}
+	}
+	l.loans.spent.Add(uint64(lent.Charged))
+	l.loans.heard(state{rule.Scope, b.Key}, b.ID, lent.Ended || lent.Left() == 0)
+	a = limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
+	if lent.Ticket != 0 {
+		// The copy must know of the loan, or of its longer term, before the borrower does.
+		degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, k.Partition, lent.Ticket, rule.Strict)
+		if degraded || !ok {
+			return limit.Lent{Granted: b.Totals.Granted, Spent: lent.Spent, Again: again}
+		}
+	}
+	if a.Term == 0 {
+		a.Again = again
+		return a
+	}
+	l.loans.granted.Add(1)
+	tightest := &rule.Limits[0]
+	a.Limit, a.Window = lent.Decision.Limit, quotaWindow(tightest)
+	a.Remaining, a.ResetAfter = lent.Decision.Remaining, resetAfter(tightest, lent.Decision.ResetAfter)
+	return a
+}
+
+// heard notes that a borrower has reported; home says that nothing of its loan is held any more.
+func (ls *loans) heard(of state, id algo.LoanID, home bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	delete(ls.silent, id)
+	r := ls.rounds[of]
+	if r == nil || !home {
+		return
+	}
+	delete(r.asked, id)
+	if len(r.asked) == 0 {
+		delete(ls.rounds, of)
+		close(r.done)
+	}
+}
+
+// callBack asks the borrowers of a key for what they have left, unless that has just been done. It returns nil when there is nobody
+// to wait for.
+func (l *Limiter) callBack(of state, k store.Key, now int64) *round {
+	all := &l.loans
+	lent, err := l.store.Recall(k, of.scope, l.clock())
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	r := all.rounds[of]
+	if r != nil || err != nil {
+		return r
+	}
+	r = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})}
+	for i := range lent {
+		loan := &lent[i]
+		if until, silent := all.silent[loan.ID]; silent {
+			if now < until {
+				continue
+			}
+			delete(all.silent, loan.ID)
+		}
+		to := all.borrowers[loan.ID.Borrower]
+		if len(to) == 0 {
+			continue
+		}
+		r.asked[loan.ID] = struct{}{}
+		all.recalled.Add(1)
+		for b := range to {
+			b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
+		}
+	}
+	if len(r.asked) == 0 {
+		return nil
+	}
+	if all.rounds == nil {
+		all.rounds = make(map[state]*round)
+	}
+	all.rounds[of] = r
+	return r
+}
+
+// giveUp ends a round that has taken too long.
+func (ls *loans) giveUp(of state, r *round, now int64) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.rounds[of] != r {
+		return // it has ended
+	}
+	delete(ls.rounds, of)
+	if ls.silent == nil {
+		ls.silent = make(map[algo.LoanID]int64)
+	}
+	for id, until := range ls.silent {
+		if until <= now {
+			delete(ls.silent, id)
+		}
+	}
+	for id := range r.asked {
+		ls.silent[id] = now + int64(silentFor)
+		ls.unanswered.Add(1)
+	}
+	close(r.done)
+}
+
+// awaitRecalls carries out once more what units on loan stand in the way of: what was refused for want of them, and what gives back, when these have been returned or that has taken
+// recallMost.
+func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
+	type waiting struct {
+		op    *Op
+		of    state
+		round *round
+	}
+	var rest []waiting
+	for _, op := range ops {
+		if op.Outcome.onLoan {
+			of := op.state()
+			k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
+			rest = append(rest, waiting{op, of, l.callBack(of, k, l.clock().Mono)})
+		}
+	}
+	if len(rest) == 0 {
+		return
+	}
+	late := time.NewTimer(recallMost)
+	defer late.Stop()
+	over := false
+	for _, w := range rest {
+		if w.round == nil {
+			continue
+		}
+		if !over {
+			select {
+			case <-w.round.done:
+				continue
+			case <-late.C:
+			case <-ctx.Done():
+			}
+			over = true
+		}
+		select {
+		case <-w.round.done:
+		default:
+			l.loans.giveUp(w.of, w.round, l.clock().Mono)
+		}
+	}
+	t, now := l.table.Load(), l.moment()
+	for _, w := range rest {
+		w.op.Outcome, w.op.recalled = Outcome{}, true
+		l.decide(t, w.op, &now)
+		w.op.recalled = false
+	}
+}
+
+// LoanStats are a node's loans, as their owner and ever since it started.
+type LoanStats struct {
+	Borrowers int    // that can be asked for what they have left
+	Granted   uint64 // loans, renewals among them
+	Spent     uint64 // units that borrowers have reported
+	Recalled  uint64 // loans of which what was left was asked for
+	// Unanswered is those of them that nobody answered for in time.
+	Unanswered uint64
+}
+
+// Loans returns the present reading.
+func (l *Limiter) Loans() LoanStats {
+	all := &l.loans
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	return LoanStats{Borrowers: len(all.borrowers), Granted: all.granted.Load(), Spent: all.spent.Load(), Recalled: all.recalled.Load(), Unanswered: all.unanswered.Load()}
+}

@@ -1,0 +1,206 @@
+package limiter
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+)
+
+const loanPolicies = `policies:
+  - {name: p, algorithm: sliding_log, limit: 100, window: 1h}
+  - {name: kept, algorithm: sliding_log, limit: 100, window: 1h, lend: false}
+  - {name: shadow, algorithm: sliding_log, limit: 100, window: 1h, shadow: true}
+  - {name: small, algorithm: sliding_log, limit: 63, window: 1h}
+  - {name: free, limit: -1}
+  - {name: several, limits: [{limit: 100, window: 1h}, {limit: 1000, window: 2h}]}
+`
+
+// lend lends one key's units to a borrower.
+func lend(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
+	t.Helper()
+	var out [1]limit.Lent
+	if err := l.Lend(t.Context(), []limit.Borrow{b}, out[:]); err != nil {
+		t.Fatal(err)
+	}
+	return out[0]
+}
+
+func check(t *testing.T, l *Limiter, policy string, cost int64) limit.Decision {
+	t.Helper()
+	got, err := l.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: policy, Key: "k"}, Cost: cost}})
+	if err != nil || got[0].Err != nil {
+		t.Fatal(got, err)
+	}
+	return got[0].Decision
+}
+
+func TestRecallBeforeRefusal(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+	a := lend(t, l, first)
+	if a.Granted != 16 || a.Term != algo.LoanTerm || a.Limit != 100 || a.Remaining != 84 || a.Window != time.Hour {
+		t.Fatalf("%+v", a)
+	}
+	asked := make(chan limit.Recall, 10)
+	end := l.OpenBorrower(1, func(r limit.Recall) { asked <- r })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r := <-asked
+		// What it had sent before it was asked says nothing.
+		lend(t, l, first)
+		back := first
+		back.Want, back.Totals = 0, algo.Totals{Granted: r.Granted, Spent: 3, Returned: r.Granted - 3}
+		if r.Number != 5 || r.Granted != 16 {
+			t.Errorf("asked for %+v", r)
+		}
+		lend(t, l, back)
+	}()
+	if d := check(t, l, "p", 97); !d.Allowed || d.Remaining != 0 {
+		t.Fatalf("13 of 16 on loan are back: %+v", d)
+	}
+	<-done
+	if d := check(t, l, "p", 1); d.Allowed || d.RememberFor == 0 {
+		t.Fatalf("all is used: %+v", d)
+	}
+	if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.Spent != 3 || s.Borrowers != 1 {
+		t.Errorf("%+v", s)
+	}
+	end()
+	if s := l.Loans(); s.Borrowers != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A borrower that does not answer is waited for once, and then no more for a while.
+func TestSilentBorrower(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	inline := &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}
+	target := limit.Target{Limit: inline, Key: "k"}
+	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+	if a := lend(t, l, b); a.Granted != 16 {
+		t.Fatalf("%+v", a)
+	}
+	ask := func(cost int64) limit.Decision {
+		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: cost}})
+		if err != nil || got[0].Err != nil {
+			t.Fatal(got, err)
+		}
+		return got[0].Decision
+	}
+	if d := ask(101); d.Allowed || d.RetryAfter != algo.Never {
+		t.Errorf("more than the limit: %+v", d)
+	}
+	if d := ask(90); d.Allowed || d.RememberFor != 0 || d.RetryAfter <= 0 {
+		t.Errorf("there is nobody to ask: %+v", d)
+	}
+	if s := l.Loans(); s.Recalled != 0 {
+		t.Errorf("%+v", s)
+	}
+	defer l.OpenBorrower(1, func(limit.Recall) {})()
+	for range 50 {
+		if d := ask(90); d.Allowed || d.RememberFor != 0 {
+			t.Errorf("%+v", d)
+		}
+	}
+	// Fifty that each waited take longer than a silent borrower is left alone.
+	if s := l.Loans(); s.Recalled == 0 || s.Recalled > 2 || s.Unanswered != s.Recalled {
+		t.Errorf("%+v", s)
+	}
+	// It was alive all the time.
+	b.Totals, b.Want = algo.Totals{Granted: 16, Spent: 0, Returned: 16}, 0
+	if a := lend(t, l, b); !a.Ended {
+		t.Errorf("%+v", a)
+	}
+	if d := ask(90); !d.Allowed {
+		t.Errorf("%+v", d)
+	}
+}
+
+// A charge that asks for no room is made once, whatever is on loan.
+func TestAlwaysBesideLoans(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+	got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 90, Always: true}})
+	if err != nil || got[0].Allowed || got[0].Granted != 90 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if d := check(t, l, "p", 0); d.Remaining != 0 {
+		t.Errorf("%+v", d)
+	}
+	if got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}}); err != nil || got[0].Granted != 5 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Returned: 16}})
+	if d := check(t, l, "p", 0); d.Remaining != 5 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// What a borrower has spent and not reported is there to be refunded, and a reset leaves nothing of it.
+func TestGivingBackRecalls(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	give := map[string]func() error{
+		"refund": func() error {
+			n, err := l.Refund(t.Context(), target, 4, "")
+			if n != 4 {
+				t.Errorf("%d were given back", n)
+			}
+			return err
+		},
+		"reset": func() error { return l.Reset(t.Context(), target) },
+		"check": func() error {
+			got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: -4, Always: true}})
+			if err == nil && got[0].Granted != -4 {
+				t.Errorf("%+v", got[0])
+			}
+			return err
+		},
+	}
+	number := uint64(0)
+	for name, do := range give {
+		number++
+		b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: number}, Want: 16}
+		a := lend(t, l, b)
+		if a.Granted == 0 {
+			t.Fatalf("%s: %+v", name, a)
+		}
+		asked := make(chan limit.Recall, 1)
+		end := l.OpenBorrower(1, func(r limit.Recall) { asked <- r })
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			<-asked
+			b.Want, b.Totals = 0, algo.Totals{Granted: a.Granted, Spent: 4, Returned: a.Granted - 4}
+			lend(t, l, b)
+		}()
+		if err := do(); err != nil {
+			t.Fatal(err)
+		}
+		<-done
+		end()
+		if d := check(t, l, "p", 0); d.Remaining != 100 {
+			t.Errorf("after a %s: %+v", name, d)
+		}
+	}
+}
+
+func TestWhatIsNotLent(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	for _, policy := range []string{"kept", "shadow", "small", "free", "several", "unknown", ""} {
+		a := lend(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+		if a.Granted != 0 || a.Term != 0 || a.Again < time.Second {
+			t.Errorf("of %q: %+v", policy, a)
+		}
+	}
+}
