@@ -173,7 +173,7 @@ func (ls Limits) Charged(s State, u *Undoable, units int64, may bool) {
 			}
 		case bucket:
 			last := u.lastOf(k)
-			if n == 0 {
+			if !u.follows(k) {
 				last.next, last.rest = int64(t[0]), int64(t[1])
 			} else {
 				for i := range n {
@@ -193,6 +193,20 @@ func (ls Limits) Charged(s State, u *Undoable, units int64, may bool) {
 			u.charges[n].places[k] = p
 		}
 	}
+}
+
+// follows says whether any run of charges to a bucket is known: none is before the first charge, nor while it is not known of any where
+// its units are.
+func (u *Undoable) follows(k int) bool {
+	if u.lastOf(k).next != unset {
+		return true
+	}
+	for i := range u.charges {
+		if u.place(i, k).in {
+			return true
+		}
+	}
+	return false
 }
 
 // Undo takes up to units of charge i, the units of which are where they were put or where Convert, Merge and the like have put

@@ -278,3 +278,31 @@ func undoAfterConvert(t *testing.T, from, to Limits, seed uint64) {
 		t.Fatalf("seed %d: %d bytes in use", seed, n)
 	}
 }
+
+// TestUndoBesideUnknown: a bucket owes what it owed before a charge of which it is not known where its units are, also when one after
+// that is undone.
+func TestUndoBesideUnknown(t *testing.T) {
+	for _, algorithm := range []Algorithm{TokenBucket, LeakyBucket} {
+		ls := Limits{{Algorithm: algorithm, Limit: 10, Window: time.Minute}}
+		a, u, s := NewArena(nil), &Undoable{}, make(State, ls.Words())
+		now := Instant{Mono: 1e12}
+		ls.Init(s, now)
+		charge := func(units int64, may bool) {
+			if err := ls.Charge(a, s, now, units); err != nil {
+				t.Fatal(err)
+			}
+			ls.Charged(s, u, units, may)
+		}
+		charge(5, false)
+		u.Add(1) // as of a reservation that has come with a merge, and its units have not
+		charge(1, false)
+		charge(2, true)
+		if n := ls.Undo(a, s, now, u, 1, 2, false); n != 2 {
+			t.Errorf("%v: %d units came back of 2", algorithm, n)
+		}
+		d, err := ls.Decide(a, s, now, Request{}, nil)
+		if err != nil || d.Remaining != 4 {
+			t.Errorf("%v: %d of 10 remain (%v), where 6 are in use", algorithm, d.Remaining, err)
+		}
+	}
+}

@@ -392,6 +392,11 @@ var mutants = []mutant{
 		seeds + "fair", "refused without need",
 	},
 	{
+		"algo: a bucket is taken for full beside a charge of which nothing is known", "algo/undo.go",
+		[]edit{{"			if !u.follows(k) {", "			if n == 0 {"}},
+		seeds + "cutting,oneWay,pausing", "forgotten in a merge",
+	},
+	{
 		"algo: a renewal does not prolong a lease", "algo/concurrency.go",
 		[]edit{{"c.setExpiry(a, s, slot, now.Mono+int64(ttl))", "_ = slot"}},
 		seeds + "fair", "admitted beyond the limit",
