@@ -49,8 +49,9 @@ type Config struct {
 	Service Service
 	// HashKey is the cluster's.
 	HashKey ring.HashKey
-	// Owner returns the address at which callers reach the node that decides for a hash, empty where that is this node or not known.
-	Owner func(hash uint64) string
+	// Owner returns what tells the address at which callers reach the node that decides for a hash, empty where that is this node or not
+	// known; nil where the caller in ctx is not to know.
+	Owner func(ctx context.Context) func(hash uint64) string
 	// Health says how the node is.
 	Health func() Health
 	// Now is the wall clock, for reset_time and the length of calendar intervals.
@@ -83,6 +84,7 @@ type call struct {
 	batch *limiter.Batch // of the requests that wait to be decided
 	of    []item         // of its checks
 	now   time.Time
+	owns  func(hash uint64) string
 	down  error // why resets cannot be carried out at the moment
 }
 
@@ -101,6 +103,7 @@ func (s *Server) GetRateLimits(ctx context.Context, in *pb.GetRateLimitsReq) (*p
 	}
 	answers := make([]pb.RateLimitResp, n)
 	c := call{s: s, ctx: ctx, now: s.cfg.Now(), out: make([]*pb.RateLimitResp, n), batch: s.batches.Get().(*limiter.Batch), of: make([]item, 0, n)}
+	c.owns = s.cfg.Owner(ctx)
 	defer s.batches.Put(c.batch)
 	defer c.batch.Reset()
 	for i, r := range in.GetRequests() {
@@ -206,9 +209,12 @@ func (c *call) decide() error {
 	return nil
 }
 
-// owner tells who has decided, where that was another node.
+// owner tells who has decided, where that was another node and the caller may know.
 func (c *call) owner(out *pb.RateLimitResp, r *rule, key string) {
-	if address := c.s.cfg.Owner(r.hash.Hash(key)); address != "" {
+	if c.owns == nil {
+		return
+	}
+	if address := c.owns(r.hash.Hash(key)); address != "" {
 		out.Metadata = map[string]string{"owner": address}
 	}
 }

@@ -47,7 +47,7 @@ func newBench(t testing.TB, change ...func(*limiter.Config)) *bench {
 	l := limiter.New(cfg)
 	t.Cleanup(l.Close)
 	b.Server = New(Config{
-		Service: l, Owner: func(uint64) string { return "" }, Now: func() time.Time { return b.wall },
+		Service: l, Owner: func(context.Context) func(uint64) string { return nil }, Now: func() time.Time { return b.wall },
 		Health: func() Health { return Health{Peers: 3, Address: "127.0.0.1:8081"} },
 	})
 	return b
@@ -403,7 +403,7 @@ func (s *stub) Reset(context.Context, limit.Target) error {
 // TestFailures: what nobody could decide is an error of its request, as with Gubernator, whose callers then decide themselves.
 func TestFailures(t *testing.T) {
 	s := &stub{}
-	server := New(Config{Service: s, Owner: func(uint64) string { return "10.0.0.7:8081" }, Now: time.Now, Health: func() Health { return Health{Problem: "alone"} }})
+	server := New(Config{Service: s, Owner: func(context.Context) func(uint64) string { return func(uint64) string { return "10.0.0.7:8081" } }, Now: time.Now, Health: func() Health { return Health{Problem: "alone"} }})
 	ask := func(r ...*pb.RateLimitReq) ([]*pb.RateLimitResp, error) {
 		out, err := server.GetRateLimits(t.Context(), &pb.GetRateLimitsReq{Requests: r})
 		return out.GetResponses(), err

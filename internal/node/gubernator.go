@@ -1,8 +1,10 @@
 package node
 
 import (
+	"context"
 	"time"
 
+	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/gateway/gubernator"
 	"github.com/weirlimit/weir/ring"
@@ -11,8 +13,16 @@ import (
 // gubernatorService returns the service for a listener.
 func (n *Node) gubernatorService(listener string) *gubernator.Server {
 	return gubernator.New(gubernator.Config{
-		Service: n.security.auth.Service(listener, n.limiter), HashKey: n.hashKey, Owner: n.ownerAddress, Health: n.gubernatorHealth, Now: time.Now,
+		Service: n.security.auth.Service(listener, n.limiter), HashKey: n.hashKey, Owner: n.owners, Health: n.gubernatorHealth, Now: time.Now,
 	})
+}
+
+// owners returns ownerAddress for callers with the role topology. Others could find keys that one node decides for by asking.
+func (n *Node) owners(ctx context.Context) func(hash uint64) string {
+	if n.security.auth.Roles(ctx)&auth.RoleTopology == 0 {
+		return nil
+	}
+	return n.ownerAddress
 }
 
 // ownerAddress is where callers reach the node that decides for a hash; empty where that is this node or not known.

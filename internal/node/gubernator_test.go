@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/auth"
 	pb "github.com/weirlimit/weir/gateway/gubernator/gubernatorpb"
 )
 
@@ -87,5 +88,36 @@ func TestGubernatorManyElements(t *testing.T) {
 	})
 	if took > 32<<20 { // 4 MiB at each end, some of it in more than one buffer
 		t.Errorf("two million requests took %d MiB", took>>20)
+	}
+}
+
+// TestOwnersAreForTopology: which node decides for a key is told to callers with the role topology, and without an access file to
+// everybody. Others could pick keys by it that all lie on one node.
+func TestOwnersAreForTopology(t *testing.T) {
+	n, shop, all, _ := withAccess(t, nil)
+	open := mustStart(t, testConfig(t, "open"))
+	for _, c := range []struct {
+		who, token string
+		at         *Node
+		want       bool
+	}{{"role check", shop, n, false}, {"all roles", all, n, true}, {"without an access file", "", open, true}} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://node/v1/GetRateLimits", http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.RemoteAddr = "127.0.0.1:1"
+		if c.token != "" {
+			r.Header.Set("Authorization", "Bearer "+c.token)
+		}
+		ctx, denial := c.at.security.auth.HTTP(r, auth.RoleCheck)
+		if denial != nil {
+			t.Fatalf("%s: %v", c.who, denial)
+		}
+		if got := c.at.owners(ctx) != nil; got != c.want {
+			t.Errorf("%s: owners are told: %t", c.who, got)
+		}
+	}
+	if n.owners(t.Context()) != nil {
+		t.Error("owners are told to nobody")
 	}
 }
