@@ -64,10 +64,10 @@ func TestGubernatorAccess(t *testing.T) {
 			t.Errorf("%s without a token: %d", path, resp.StatusCode)
 		}
 	}
-	// Every route of another front end is one that openapi.yaml describes.
+	// Every route of another front end is one that openapi.yaml describes, but for the console's, which is for people.
 	_, spec := send(t, n, http.MethodGet, "/openapi.yaml", all, "")
 	for _, r := range n.routes() {
-		if !strings.Contains(spec, "\n  "+r.Path+":\n") {
+		if !strings.HasPrefix(r.Path, "/console") && !strings.Contains(spec, "\n  "+r.Path+":\n") {
 			t.Errorf("openapi.yaml has no %s", r.Path)
 		}
 	}
