@@ -21,6 +21,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/weirlimit/weir/internal/fairshare"
 )
 
 // Path is where the page is.
@@ -49,7 +51,10 @@ type Config struct {
 	Collect func(context.Context) Snapshot
 	// MaxStreams bounds the streams in all, and MaxOfSource those of one address (IPv6: of one /64); 0 stands for the defaults.
 	MaxStreams, MaxOfSource int
-	Logger                  *slog.Logger // nil stands for slog.Default
+	// Caller returns the name of the caller in a request's context: once half of MaxStreams are taken, nobody has more than are free
+	// (fairshare.Places). Nil, or empty: callers are not told apart.
+	Caller func(context.Context) string
+	Logger *slog.Logger // nil stands for slog.Default
 }
 
 // Console is the page with its streams. Its methods are safe for concurrent use.
@@ -63,7 +68,7 @@ type Console struct {
 
 	mu         sync.Mutex
 	bySource   map[netip.Prefix]int
-	streams    int
+	streams    *fairshare.Places
 	collecting bool
 	newest     Snapshot      // nil before the first
 	changed    chan struct{} // closed when there is a newer one
@@ -91,6 +96,7 @@ func New(cfg Config) (*Console, error) {
 		cfg.Logger = slog.Default()
 	}
 	c := &Console{cfg: cfg, assets: make(map[string]asset), bySource: make(map[netip.Prefix]int), changed: make(chan struct{})}
+	c.streams = fairshare.New(cfg.MaxStreams)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	types := map[string]string{"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 	entries, err := fs.ReadDir(files, "assets")
@@ -184,26 +190,28 @@ func sourceOf(r *http.Request) netip.Prefix {
 	return prefix
 }
 
-// enter takes a place for a stream, and starts to collect for the first.
-func (c *Console) enter(source netip.Prefix) bool {
+// enter takes a place for a stream of a caller, and starts to collect for the first.
+func (c *Console) enter(source netip.Prefix, caller string) (place fairshare.Taken, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx.Err() != nil || c.streams >= c.cfg.MaxStreams || c.bySource[source] >= c.cfg.MaxOfSource {
-		return false
+	if c.ctx.Err() != nil || c.bySource[source] >= c.cfg.MaxOfSource {
+		return place, false
 	}
-	c.streams++
+	if place = c.streams.Take(caller, 1); place.N == 0 {
+		return place, false
+	}
 	c.bySource[source]++
 	if !c.collecting {
 		c.collecting = true
 		c.work.Go(c.collect)
 	}
-	return true
+	return place, true
 }
 
-func (c *Console) leave(source netip.Prefix) {
+func (c *Console) leave(source netip.Prefix, place fairshare.Taken) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.streams--
+	c.streams.Give(place)
 	if c.bySource[source]--; c.bySource[source] == 0 {
 		delete(c.bySource, source)
 	}
@@ -216,7 +224,7 @@ func (c *Console) collect() {
 	for {
 		newest := c.cfg.Collect(c.ctx)
 		c.mu.Lock()
-		if c.streams == 0 || c.ctx.Err() != nil {
+		if taken, _ := c.streams.InUse(); taken == 0 || c.ctx.Err() != nil {
 			// The next stream is not to begin with what is old by then.
 			c.collecting, c.newest = false, nil
 			c.mu.Unlock()
@@ -244,13 +252,17 @@ func (c *Console) look() (Snapshot, <-chan struct{}) {
 func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	secure(h)
-	source := sourceOf(r)
-	if !c.enter(source) {
+	source, caller := sourceOf(r), ""
+	if c.cfg.Caller != nil {
+		caller = c.cfg.Caller(r.Context())
+	}
+	place, ok := c.enter(source, caller)
+	if !ok {
 		h.Set("Retry-After", "5")
 		http.Error(w, "too many pages of the console are open: close one, or try again later", http.StatusServiceUnavailable)
 		return
 	}
-	defer c.leave(source)
+	defer c.leave(source, place)
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Accel-Buffering", "no") // nginx would keep events until it has a buffer full
@@ -280,7 +292,6 @@ func (c *Console) send(ctx context.Context, w http.ResponseWriter, control *http
 		return false
 	}
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout)) // where that is not supported the server's own time ends the stream
-	event := make([]byte, 0, len(body)+32)
-	event = append(append(append(event, "event: snapshot\ndata: "...), body...), "\n\n"...)
-	return c.write(w, event) && control.Flush() == nil
+	// In three parts, for a copy of the body would stay for as long as the network takes.
+	return c.write(w, []byte("event: snapshot\ndata: ")) && c.write(w, body) && c.write(w, []byte("\n\n")) && control.Flush() == nil
 }

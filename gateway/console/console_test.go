@@ -157,6 +157,27 @@ func TestBoundsOnStreams(t *testing.T) {
 	})
 }
 
+// One caller leaves a quarter of the streams to others, from however many addresses it comes.
+func TestOneCallerTakesNotAllStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		who := "greedy"
+		s := newStage(t, Config{MaxStreams: 8, Caller: func(context.Context) string { return who }})
+		defer s.Close()
+		taken := 0
+		for i := range 20 {
+			if s.watch(t, fmt.Sprintf("10.0.0.%d:1", i)).Code == http.StatusOK {
+				taken++
+			}
+		}
+		if taken < 4 || taken > 6 {
+			t.Errorf("one caller has %d of 8 streams", taken)
+		}
+		if who = "modest"; s.watch(t, "10.0.1.1:1").Code != http.StatusOK {
+			t.Error("another caller gets none")
+		}
+	})
+}
+
 // A stream ends when its caller may not see anything any more, when the network has gone, and with the node.
 func TestStreamsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -23,6 +23,9 @@ import (
 const (
 	consoleKeys     = 20
 	consolePolicies = 100
+	// perConsoleStream is what of a node's memory there must be for each stream: what one shows, with the longest keys there are, takes
+	// a megabyte while the network takes it.
+	perConsoleStream = 8 << 20
 )
 
 // openConsole makes the console, unless it is turned off.
@@ -30,7 +33,10 @@ func (n *Node) openConsole() (err error) {
 	if n.cfg.NoConsole {
 		return nil
 	}
-	n.console, err = console.New(console.Config{Collect: n.look, Logger: n.log})
+	n.console, err = console.New(console.Config{
+		Collect: n.look, Logger: n.log, Caller: n.security.callerName(),
+		MaxStreams: int(min(max(n.cfg.Memory.Limit/perConsoleStream, 4), console.DefaultMaxStreams)),
+	})
 	return err
 }
 
