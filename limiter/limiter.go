@@ -110,9 +110,8 @@ type Limiter struct {
 	inline inlineRules
 	parts  parts
 
-	subjects sync.Pool    // of *[MaxBatch]subject
-	late     [2]sync.Pool // of *lateOps: of single checks, and of batches
-	asks     sync.Pool    // of *asks
+	batches [2]sync.Pool // of *Batch, for CheckTo: of single checks, and of several
+	asks    sync.Pool    // of *asks
 
 	refusals  refusal.Cache[refusalKey, limit.Decision] // of checks that other nodes decide
 	inquiries inquiries                                 // about these keys
@@ -159,9 +158,8 @@ func New(cfg Config) *Limiter {
 	l.inline.longest, l.inline.maxKeys, l.inline.maxBytes = cfg.InlineMaxWindow, cfg.InlineMaxKeys, cfg.InlineMaxMemory
 	l.load.places = fairshare.New(cfg.MaxInFlight)
 	l.sample.start(cfg.Recorder)
-	l.subjects.New = func() any { return new([limit.MaxBatch]subject) }
-	for i := range l.late {
-		l.late[i].New = func() any { return new(lateOps) }
+	for i := range l.batches {
+		l.batches[i].New = func() any { return new(Batch) }
 	}
 	l.asks.New = func() any { return new(asks) }
 	if cfg.Ownership == nil {
@@ -324,145 +322,6 @@ func (l *Limiter) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 		return nil, err
 	}
 	return results, nil
-}
-
-// CheckTo implements BatchService. It takes no memory for a check that this node answers by itself under a single limit, and
-// keeps nothing of what it is given.
-func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
-	if err := limit.ValidBatch(len(checks)); err != nil {
-		return err
-	}
-	if err := l.expired(ctx, len(checks)); err != nil {
-		return err
-	}
-	if l.cfg.Tracer != nil {
-		if traced, err := l.checkTraced(ctx, checks, refused, results); traced {
-			return err
-		}
-	}
-	var single [1]subject
-	subjects := single[:]
-	if len(checks) > 1 {
-		kept := l.subjects.Get().(*[limit.MaxBatch]subject)
-		subjects = kept[:len(checks)]
-		defer func() {
-			clear(subjects)
-			l.subjects.Put(kept)
-		}()
-	}
-	t := l.table.Load()
-	for i := range checks {
-		if refused[i] != nil {
-			continue
-		}
-		err := l.identify(t, &checks[i].Target, &subjects[i])
-		if err == nil {
-			err = validCost(&checks[i], OpCheck)
-		}
-		if err != nil {
-			return err.In(i, len(checks))
-		}
-	}
-	now := l.moment()
-	var late *lateOps
-	for i := range checks {
-		results[i].Err = nil
-		d := &results[i].Decision
-		if e := refused[i]; e != nil {
-			results[i] = limit.Result{Err: e}
-			continue
-		}
-		done, ticket, err := l.direct(t, &checks[i], &subjects[i], &now, d)
-		if !done {
-			if late == nil {
-				late = l.late[min(len(checks)-1, 1)].Get().(*lateOps)
-			}
-			if op, done := late.add(l, checks, i, &subjects[i], t, &now, d, ticket, err); !done {
-				late.rest = append(late.rest, op)
-			}
-		}
-	}
-	if late != nil {
-		l.wait(ctx, late.rest)
-		end := l.ending()
-		for j, op := range late.ops {
-			l.conclude(op, &end)
-			r := &results[late.of[j]]
-			if r.Decision = op.Outcome.Decision; op.Outcome.Err != nil {
-				r.Err = op.Outcome.Err
-			}
-		}
-		late.reset()
-		l.late[min(len(checks)-1, 1)].Put(late)
-	}
-	return nil
-}
-
-// lateOps are the checks of a batch that direct does not answer. Their room is used again.
-type lateOps struct {
-	ops  []*Op
-	of   []int // of each, which check it is
-	rest []*Op // those of ops that are not done with
-
-	rooms [][]Op
-	used  int  // of rooms
-	room  []Op // what is left of the last of these
-}
-
-// lateRoom is how many operations of a batch are made at a time: each takes half a kilobyte.
-const lateRoom = 32
-
-// add makes an operation of a check that direct has not answered, from what direct has found out, and reports whether that is
-// all there is to it.
-func (late *lateOps) add(l *Limiter, checks []limit.Check, i int, s *subject, t *table, now *moment, d *limit.Decision, ticket uint64, err error) (op *Op, done bool) {
-	op = late.next(l, checks, i, s)
-	if ticket != 0 {
-		op.Outcome.Decision, op.Outcome.ticket = *d, ticket
-		return op, false
-	}
-	return op, l.indirect(op, t, now, err)
-}
-
-// next makes an operation of a check.
-func (late *lateOps) next(l *Limiter, checks []limit.Check, i int, s *subject) *Op {
-	if len(late.room) == 0 {
-		if late.used == len(late.rooms) {
-			n := lateRoom
-			if len(checks) == 1 {
-				n = 1 // of many callers who wait, each has a room
-			}
-			late.rooms = append(late.rooms, make([]Op, n))
-		}
-		late.room = late.rooms[late.used]
-		late.used++
-	}
-	op := &late.room[0]
-	late.room = late.room[1:]
-	*op = Op{Kind: OpCheck, Check: checks[i], subject: *s, partition: l.partition(s.hash)}
-	late.ops, late.of = append(late.ops, op), append(late.of, i)
-	return op
-}
-
-// reset leaves nothing but room.
-func (late *lateOps) reset() {
-	for _, op := range late.ops {
-		*op = Op{}
-	}
-	clear(late.ops)
-	clear(late.rest[:cap(late.rest)]) // wait takes some out
-	late.ops, late.of, late.rest = late.ops[:0], late.of[:0], late.rest[:0]
-	late.used, late.room = 0, nil
-}
-
-// indirect carries out a check that direct did not answer as any operation, as far as that can be done at once: still in its
-// turn. err is what the store has answered, if it was asked. It reports whether the operation is done with.
-func (l *Limiter) indirect(op *Op, t *table, now *moment, err error) (done bool) {
-	if err == nil {
-		return l.begin(t, op, now)
-	}
-	l.failed(op.entry, op, err)
-	l.countError(op.entry, op)
-	return !op.Outcome.pending()
 }
 
 // Acquire implements Service.

@@ -30,13 +30,13 @@ func (l *Limiter) run(ctx context.Context, ops []Op) {
 	if l.cfg.Tracer != nil {
 		var span Span
 		if ctx, span = l.cfg.Tracer.Start(ctx, "decide"); span != nil {
-			defer l.endSpan(span, ops)
+			all := make([]*Op, len(ops))
+			for i := range ops {
+				all[i] = &ops[i]
+			}
+			defer l.endSpan(span, all)
 		}
 	}
-	l.runUntraced(ctx, ops)
-}
-
-func (l *Limiter) runUntraced(ctx context.Context, ops []Op) {
 	t := l.table.Load()
 	var rest []*Op
 	now := l.moment()

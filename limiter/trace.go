@@ -48,44 +48,12 @@ const (
 	maxTracedReceived = 64
 )
 
-// checkTraced is CheckTo for a call that is traced, by the way of all other operations, which tell more of themselves; it
-// reports false for one that is not.
-func (l *Limiter) checkTraced(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) (traced bool, err error) {
-	ctx, span := l.cfg.Tracer.Start(ctx, "decide")
-	if span == nil {
-		return false, nil
-	}
-	ops := make([]Op, 0, len(checks))
-	of := make([]int, 0, len(checks)) // of each, which check it is
-	for i := range checks {
-		if e := refused[i]; e != nil {
-			results[i] = limit.Result{Err: e}
-			continue
-		}
-		ops, of = append(ops, Op{Kind: OpCheck, Check: checks[i]}), append(of, i)
-		if err := l.prepare(&ops[len(ops)-1]); err != nil {
-			span.End(nil) // nothing was decided
-			return true, err.In(i, len(checks))
-		}
-	}
-	l.runUntraced(ctx, ops)
-	l.endSpan(span, ops)
-	for i := range ops {
-		r := &results[of[i]]
-		*r = limit.Result{Decision: ops[i].Outcome.Decision}
-		if err := ops[i].Outcome.Err; err != nil {
-			r.Err = err
-		}
-	}
-	return true, nil
-}
-
 // endSpan ends the span of a call.
-func (l *Limiter) endSpan(span Span, ops []Op) {
-	n := min(len(ops), maxTraced)
-	each := make([]Traced, n)
-	for i := range ops[:n] {
-		each[i] = l.traced(&ops[i])
+func (l *Limiter) endSpan(span Span, ops []*Op) {
+	ops = ops[:min(len(ops), maxTraced)]
+	each := make([]Traced, len(ops))
+	for i, op := range ops {
+		each[i] = l.traced(op)
 	}
 	span.End(each)
 }
