@@ -164,7 +164,7 @@ func advertised(ctx context.Context, cfg Config, t *transport) (netip.AddrPort, 
 		defer cancel()
 		ips, err := net.DefaultResolver.LookupNetIP(ctx, "ip", cfg.Advertise)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("--advertise: %w", err)
+			return netip.AddrPort{}, fmt.Errorf("advertise: %w", err)
 		}
 		ip = ips[0]
 		if i := slices.IndexFunc(ips, func(ip netip.Addr) bool { return ip.Unmap().Is4() }); i >= 0 {
@@ -173,7 +173,7 @@ func advertised(ctx context.Context, cfg Config, t *transport) (netip.AddrPort, 
 	default:
 		own, _, err := t.FinalAdvertiseAddr("", 0)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("--advertise: cannot tell which address others reach this node at: %w", err)
+			return netip.AddrPort{}, fmt.Errorf("advertise: cannot tell which address others reach this node at: %w", err)
 		}
 		ip, _ = netip.AddrFromSlice(own)
 	}
@@ -181,7 +181,7 @@ func advertised(ctx context.Context, cfg Config, t *transport) (netip.AddrPort, 
 	for _, seed := range cfg.Join {
 		host, _, err := splitSeed(seed)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("--join: %w", err)
+			return netip.AddrPort{}, fmt.Errorf("join: %w", err)
 		}
 		if a, err := netip.ParseAddr(host); err == nil {
 			if err := checkReachable(ip, seed, a.Unmap()); err != nil {

@@ -456,7 +456,7 @@ func TestNameInUse(t *testing.T) {
 	b := startNode(t, config("b", a.gossip()))
 	agree(t, a, b)
 	thief := startNode(t, config("b", a.gossip()))
-	want := fmt.Sprintf("name b is in use by %s; set --name", b.gossip())
+	want := fmt.Sprintf("name b is in use by %s; give this node another one", b.gossip())
 	waitFor(t, "the newcomer says what is wrong", func() bool {
 		ready, detail := thief.Ready()
 		return !ready && strings.Contains(detail, want)
@@ -552,7 +552,7 @@ func TestKeys(t *testing.T) {
 	wrong := startNode(t, with(config("c", a.gossip()), key(3)))
 	none := startNode(t, config("d", a.gossip()))
 	for _, n := range []testNode{wrong, none} {
-		n.staysOut(t, "--gossip-key-file", a.gossip())
+		n.staysOut(t, "gossip-key-file", a.gossip())
 	}
 	if n := len(a.View().Members); n != 2 {
 		t.Errorf("a has %d members", n)
@@ -561,7 +561,7 @@ func TestKeys(t *testing.T) {
 
 	plain := startNode(t, config("e"))
 	keyed := startNode(t, with(config("f", plain.gossip()), key(1)))
-	keyed.staysOut(t, "--gossip-key-file", plain.gossip())
+	keyed.staysOut(t, "gossip-key-file", plain.gossip())
 	noFatal(t, plain)
 	// Its key can be corrected while it runs; whoever it finds then takes it in.
 	if err := wrong.AddKey(key(1)); err != nil {
@@ -757,11 +757,11 @@ func TestStartErrors(t *testing.T) {
 		change func(*Config)
 		want   []string
 	}{
-		{"port in use", func(c *Config) { c.GossipPort = port }, []string{"--gossip-port", a.gossip(), "in use"}},
-		{"not our address", func(c *Config) { c.Bind = "192.0.2.1" }, []string{"--gossip-port", "192.0.2.1"}},
-		{"advertise what does not resolve", func(c *Config) { c.Advertise = "no-such-host.invalid" }, []string{"--advertise", "no-such-host.invalid"}},
-		{"seed elsewhere, bound to loopback", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} }, []string{"--join", "192.0.2.1:7946", "--bind"}},
-		{"invalid", func(c *Config) { c.Name = "" }, []string{"--name"}},
+		{"port in use", func(c *Config) { c.GossipPort = port }, []string{"gossip-port", a.gossip(), "in use"}},
+		{"not our address", func(c *Config) { c.Bind = "192.0.2.1" }, []string{"gossip-port", "192.0.2.1"}},
+		{"advertise what does not resolve", func(c *Config) { c.Advertise = "no-such-host.invalid" }, []string{"advertise", "no-such-host.invalid"}},
+		{"seed elsewhere, bound to loopback", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} }, []string{"join", "192.0.2.1:7946", "bind"}},
+		{"invalid", func(c *Config) { c.Name = "" }, []string{"name"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			cfg := config("b")

@@ -117,40 +117,40 @@ func (c Config) withDefaults() Config {
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	if err := CheckName(c.Name); err != nil {
-		return fmt.Errorf("--name: %w", err)
+		return fmt.Errorf("name: %w", err)
 	}
 	bind, err := netip.ParseAddr(c.Bind)
 	if err != nil || bind.Zone() != "" {
-		return fmt.Errorf("--bind: %q is not an IP address", c.Bind)
+		return fmt.Errorf("bind: %q is not an IP address", c.Bind)
 	}
 	if strings.ContainsAny(c.Advertise, "/ []") || strings.Count(c.Advertise, ":") == 1 {
-		return fmt.Errorf("--advertise: %q is not an IP address or host name (it takes no port: others use the ports this node listens on)", c.Advertise)
+		return fmt.Errorf("advertise: %q is not an IP address or host name (it takes no port: others use the ports this node listens on)", c.Advertise)
 	}
 	if bind == netip.IPv6Unspecified() && c.Advertise == "" {
-		return errors.New("--advertise: needed with --bind ::, to say which address others reach this node at")
+		return errors.New("advertise: needed where bind is ::, to say which address others reach this node at")
 	}
 	if a, err := netip.ParseAddr(c.Advertise); err == nil && a.IsUnspecified() {
-		return fmt.Errorf("--advertise: others cannot reach %s; give an address of this host", c.Advertise)
+		return fmt.Errorf("advertise: others cannot reach %s; give an address of this host", c.Advertise)
 	}
 	for _, p := range []struct {
 		flag string
 		port int
-	}{{"--gossip-port", c.GossipPort}, {"--peer-port", c.PeerPort}, {"--http-port", c.HTTPPort}, {"--grpc-port", c.GRPCPort}} {
+	}{{"gossip-port", c.GossipPort}, {"peer-port", c.PeerPort}, {"http-port", c.HTTPPort}, {"grpc-port", c.GRPCPort}} {
 		if p.port < 0 || p.port > 65535 {
 			return fmt.Errorf("%s: %d is not a port, 0 to 65535", p.flag, p.port)
 		}
 	}
 	if c.MaxMembers < 1 || c.MaxMembers > 10_000 {
-		return fmt.Errorf("--max-members: %d is not a number of members, 1 to 10000", c.MaxMembers)
+		return fmt.Errorf("max-members: %d is not a number of members, 1 to 10000", c.MaxMembers)
 	}
 	for _, s := range c.Join {
 		if _, _, err := splitSeed(s); err != nil {
-			return fmt.Errorf("--join: %w", err)
+			return fmt.Errorf("join: %w", err)
 		}
 	}
 	for i, k := range c.Keys {
 		if err := checkKey(k); err != nil {
-			return fmt.Errorf("--gossip-key-file: key %d: %w", i+1, err)
+			return fmt.Errorf("gossip-key-file: key %d: %w", i+1, err)
 		}
 	}
 	for _, d := range []struct {

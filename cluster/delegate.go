@@ -61,11 +61,11 @@ func (d delegate) admit(peer *memberlist.Node) (node, error) {
 			id.name, n.addr, n.protocol, protocol)
 	}
 	if here := d.c.cfg.SettingsFingerprint; n.settings != here {
-		return n, fmt.Errorf("node %s at %s has %s (fingerprint %016x, here %016x); give all nodes the same --cluster-secret-file and run the same version of weir everywhere",
+		return n, fmt.Errorf("node %s at %s has %s (fingerprint %016x, here %016x); give all nodes the same cluster-secret-file and run the same version of weir everywhere",
 			id.name, n.addr, ring.Difference(here, n.settings), n.settings, here)
 	}
 	if here := d.c.self.voters; n.voters != here {
-		return n, fmt.Errorf("node %s at %s has another list of voters (fingerprint %08x, here %08x); give all nodes the same --voters, and stop them all to change it",
+		return n, fmt.Errorf("node %s at %s has another list of voters (fingerprint %08x, here %08x); give all nodes the same voters, and stop them all to change it",
 			id.name, n.addr, n.voters, here)
 	}
 	return n, nil

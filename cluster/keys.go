@@ -13,7 +13,7 @@ const MaxKeys = 16
 
 // ErrPlain is what comes of touching the keys where gossip is in plain text. A cluster cannot begin to encrypt while it
 // runs.
-var ErrPlain = errors.New("gossip is in plain text: start all nodes with --gossip-key-file")
+var ErrPlain = errors.New("gossip is in plain text: start all nodes with keys (gossip-key-file)")
 
 // Key is one that a node can read gossip with.
 type Key struct {

@@ -222,5 +222,5 @@ func (r *roster) seedNames() string {
 
 // inUse is the error of a process whose name another one has.
 func inUse(by node) error {
-	return fmt.Errorf("name %s is in use by %s; set --name", by.name, by.addr)
+	return fmt.Errorf("name %s is in use by %s; give this node another one", by.name, by.addr)
 }

@@ -58,7 +58,7 @@ func TestRosterSteps(t *testing.T) {
 		return func(r *roster) { r.unverified, r.fresh, r.why = 2, fresh, "c at 10.0.0.9:1: timeout" }
 	}
 	forgotten := func(r *roster) { r.unverified, r.fresh, r.why = 0, 0, "" }
-	mistake := func(r *roster) { r.mistake = errors.New("set --bind") }
+	mistake := func(r *roster) { r.mistake = errors.New("set bind") }
 	refusedBy := func(s State, verified bool) func(*roster) {
 		return func(r *roster) {
 			if err := r.refused(s, refusal, verified); err != nil {
@@ -90,7 +90,7 @@ func TestRosterSteps(t *testing.T) {
 		{
 			name:  "predecessor elsewhere",
 			steps: []func(*roster){up(process("a", 9, 3, Active, 0)), tried, quiet},
-			want:  "a.9* joining", detail: "name a is in use by 10.0.0.3:7946; set --name",
+			want:  "a.9* joining", detail: "name a is in use by 10.0.0.3:7946; give this node another one",
 		},
 		{
 			name:  "predecessor elsewhere, leaving",
@@ -124,8 +124,8 @@ func TestRosterSteps(t *testing.T) {
 		{name: "refused by an active one", steps: []func(*roster){refusedBy(Active, true)}, fatal: "at once"},
 		{name: "refused by an active one, says gossip", steps: []func(*roster){found, refusedBy(Active, false), tried, quiet, silence}, want: "a.10 joining", detail: "joining: refused"},
 		{name: "a stranger comes later", steps: []func(*roster){up(b), tried, quiet, refusedBy(Active, true), silence}, want: "a.10* b.20* active"},
-		{name: "a mistake of its own", steps: []func(*roster){mistake, tried}, want: "a.10 joining", detail: "set --bind"},
-		{name: "a mistake of its own, and nobody comes", steps: []func(*roster){mistake, tried, silence}, fatal: "set --bind"},
+		{name: "a mistake of its own", steps: []func(*roster){mistake, tried}, want: "a.10 joining", detail: "set bind"},
+		{name: "a mistake of its own, and nobody comes", steps: []func(*roster){mistake, tried, silence}, fatal: "set bind"},
 		{name: "told of others", steps: []func(*roster){found, rumoured(2), tried, quiet}, want: "a.10 joining", detail: "gossip tells of 2 others"},
 		{name: "told of others that do not answer", steps: []func(*roster){found, rumoured(0), tried, quiet, silence}, want: "a.10 joining", detail: "c at 10.0.0.9:1: timeout"},
 		{name: "told of others, and no more", steps: []func(*roster){found, rumoured(0), tried, quiet, silence, forgotten}, want: "a.10* active", detail: "alone"},

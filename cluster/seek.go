@@ -91,7 +91,7 @@ func (s *seeker) round(ctx context.Context) {
 		case failed[i] == nil:
 			s.answers(seed)
 		case strings.Contains(failed[i].Error(), "crypt"):
-			err := fmt.Errorf("seed %s at %s uses another gossip key, or one of the two uses none; give all nodes the same --gossip-key-file", seed, a)
+			err := fmt.Errorf("seed %s at %s uses another gossip key, or one of the two uses none; give all nodes the same gossip-key-file", seed, a)
 			s.fails(seed, err)
 			s.c.post(func() { s.c.refused(a.String(), 0, err) })
 		case !answered[seed]:
@@ -161,7 +161,7 @@ func checkReachable(self netip.Addr, seed string, addr netip.Addr) error {
 	if !self.IsLoopback() || addr.IsLoopback() {
 		return nil
 	}
-	return fmt.Errorf("--join: seed %s is on another machine, which cannot reach this node at %s; set --bind or --advertise", seed, self)
+	return fmt.Errorf("join: seed %s is on another machine, which cannot reach this node at %s; set bind or advertise", seed, self)
 }
 
 // fails logs that a seed fails, until it has answered.

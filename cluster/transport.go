@@ -74,7 +74,7 @@ func listen(ctx context.Context, cfg Config, keyring *memberlist.Keyring, gossip
 			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("--gossip-port: cannot listen on %s: %w: give another port, or 0 for any free one",
+	return nil, fmt.Errorf("gossip-port: cannot listen on %s: %w: give another port, or 0 for any free one",
 		net.JoinHostPort(cfg.Bind, strconv.Itoa(cfg.GossipPort)), err)
 }
 

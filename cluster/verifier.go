@@ -109,7 +109,7 @@ func (v *verifier) heard(c claim, now time.Time) error {
 	case c.addr == v.self.addr || c.endpoint() == v.self.endpoint():
 		return errOurAddress
 	case v.live >= v.max-1:
-		return fmt.Errorf("%w: %d; see --max-members", errTooMany, v.max)
+		return fmt.Errorf("%w: %d; see max-members", errTooMany, v.max)
 	}
 	v.add(c, nil, now)
 	return errUnverified

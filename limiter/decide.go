@@ -480,11 +480,11 @@ func quotaWindow(l *algo.Limit) time.Duration {
 func reservationsError(err error) *limit.Error {
 	switch {
 	case errors.Is(err, store.ErrKeyReservations):
-		return limit.NewError(limit.Unavailable, "key", "has as many pending reservations and extensions as a key may have (--max-key-reservations): commit or cancel some")
+		return limit.NewError(limit.Unavailable, "key", "has as many pending reservations and extensions as a key may have (max-key-reservations): commit or cancel some")
 	case errors.Is(err, store.ErrShareReservations):
-		return limit.NewError(limit.Unavailable, "", "the caller has more than its part of the pending reservations of the node that decides for this key (--max-reservations): commit or cancel some")
+		return limit.NewError(limit.Unavailable, "", "the caller has more than its part of the pending reservations of the node that decides for this key (max-reservations): commit or cancel some")
 	}
-	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has as many pending reservations as it may have (--max-reservations): commit or cancel some")
+	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has as many pending reservations as it may have (max-reservations): commit or cancel some")
 }
 
 func storeError(err error) *limit.Error {

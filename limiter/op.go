@@ -170,7 +170,7 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 		return limit.NewError(limit.Invalid, "namespace", "is reserved for limits of the nodes' configuration: use one that does not begin with "+limit.EnvoyNamespace)
 	}
 	if l.cfg.NoInline && !target.Configured {
-		return limit.NewError(limit.Invalid, "limit", "limits sent along are turned off on this node (--no-inline): name a policy")
+		return limit.NewError(limit.Invalid, "limit", "limits sent along are turned off on this node (no-inline): name a policy")
 	}
 	rule, err := l.inline.rule(target.Namespace, target.Limit)
 	if err != nil {

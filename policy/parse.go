@@ -706,7 +706,7 @@ func (d *decoder) guarantees(f strictyaml.Fields, p *Policy) {
 		return
 	}
 	p.strict = &Error{File: d.File, Line: consistency.Node.Line, Column: consistency.Node.Column, Field: consistency.Path,
-		Message: "strict needs voters: give all nodes the same --voters, or use available"}
+		Message: "strict needs voters: give all nodes the same voters, or use available"}
 	if answer == "open" || answer == "share" {
 		d.Fail(onError.Node, onError.Path, "%s would admit what strict must not: use closed, the default under strict", answer)
 	}

@@ -199,7 +199,7 @@ const documented = `policies:
     algorithm: sliding_log
     limit: 100
     window: 1m
-    consistency: strict     # available (default) | strict (needs --voters)
+    consistency: strict     # available (default) | strict (needs voters)
     durability: escrow      # none | async (default) | escrow | sync
   - name: report
     algorithm: fixed_window
@@ -297,9 +297,9 @@ func TestNeedVoters(t *testing.T) {
     durability: escrow
   - {name: c, limits: [1/1s], durability: sync, consistency: *level}
 `)
-	const want = `policies.yaml:2:62: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available
-policies.yaml:6:18: policies[2].consistency: strict needs voters: give all nodes the same --voters, or use available
-policies.yaml:6:18: policies[3].consistency: strict needs voters: give all nodes the same --voters, or use available`
+	const want = `policies.yaml:2:62: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available
+policies.yaml:6:18: policies[2].consistency: strict needs voters: give all nodes the same voters, or use available
+policies.yaml:6:18: policies[3].consistency: strict needs voters: give all nodes the same voters, or use available`
 	for range 2 {
 		if got := s.NeedVoters(); got.Error() != want {
 			t.Errorf("got\n%v\nwant\n%s", got, want)

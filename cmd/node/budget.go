@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/weirlimit/weir/internal/remote"
+	"github.com/weirlimit/weir/internal/render"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -29,7 +30,7 @@ func (f *amountFlags) register(fs *pflag.FlagSet, what string) {
 func (f *amountFlags) given(fs *pflag.FlagSet) (*int64, map[string]int64, error) {
 	switch {
 	case fs.Changed("cost") && fs.Changed("usage"):
-		return nil, nil, errors.New("--usage: goes without --cost")
+		return nil, nil, errors.New("usage: goes without --cost")
 	case fs.Changed("cost"):
 		return &f.cost, nil, nil
 	}
@@ -38,8 +39,8 @@ func (f *amountFlags) given(fs *pflag.FlagSet) (*int64, map[string]int64, error)
 
 // keyed is what commands about one key have in common.
 type keyed struct {
-	remote
-	targetFlags
+	remote.Flags
+	remote.Target
 	amountFlags
 	requestID, reservation, class string
 	ttl                           time.Duration
@@ -60,25 +61,25 @@ func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			inline, err := k.inline(cmd.Flags())
+			inline, err := k.Inline(cmd.Flags())
 			if err != nil {
 				return err
 			}
-			return k.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
-				return f(ctx, c, k.message(inline, args[0]), cmd.Flags(), cmd.OutOrStdout())
+			return k.Ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
+				return f(ctx, c, k.Message(inline, args[0]), cmd.Flags(), cmd.OutOrStdout())
 			})
 		},
 	}
-	k.targetFlags.register(cmd.Flags())
+	k.Target.Register(cmd.Flags())
 	how(cmd.Flags())
-	k.remote.register(cmd.Flags())
+	k.Flags.Register(cmd.Flags())
 	return cmd
 }
 
 // decided prints a decision, of which a refusal is a negative result.
 func (k *keyed) decided(w io.Writer, d *weirv1.Decision, err error) error {
 	if err == nil {
-		err = printDecision(w, d, k.output)
+		err = render.Decision(w, d, k.Output == "json")
 	}
 	if err == nil && !d.GetAllowed() {
 		return errNegative
@@ -107,7 +108,7 @@ Exit status: 0 charged, whether or not it was within the limit, 2 error.`,
 			if !d.GetAllowed() {
 				word = "over the limit"
 			}
-			return printAnswer(out, word, d, k.output)
+			return render.Answer(out, word, d, k.Output == "json")
 		})
 }
 
@@ -179,7 +180,7 @@ Exit status: 0 committed, 2 error.`,
 			if err != nil {
 				return err
 			}
-			return k.settled(out, got)
+			return render.Settled(out, got, k.Output == "json")
 		})
 }
 
@@ -193,18 +194,6 @@ Exit status: 0 cancelled, 2 error.`,
 			if err != nil {
 				return err
 			}
-			return k.settled(out, &weirv1.CommitResponse{Refunded: got.GetRefunded()})
+			return render.Settled(out, &weirv1.CommitResponse{Refunded: got.GetRefunded()}, k.Output == "json")
 		})
-}
-
-func (k *keyed) settled(w io.Writer, got *weirv1.CommitResponse) error {
-	if k.output == "json" {
-		return json.NewEncoder(w).Encode(map[string]any{"refunded": got.Refunded, "excess": got.Excess, "over_limit": got.OverLimit})
-	}
-	fmt.Fprintf(w, "settled  refunded=%d excess=%d", got.Refunded, got.Excess)
-	if got.OverLimit {
-		fmt.Fprint(w, " over_limit")
-	}
-	_, err := fmt.Fprintln(w)
-	return err
 }

@@ -10,17 +10,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/weirlimit/weir/internal/devcluster"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
 // startDev runs a development cluster until stop, which returns all that it has printed. said is what it prints once it is up.
-func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string, err error)) {
+func startDev(t *testing.T, cfg devcluster.Config) (said string, stop func() (all string, err error)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		ended <- runDev(ctx, w, cfg)
+		ended <- devcluster.Run(ctx, w, cfg)
 		w.Close()
 	}()
 	var all strings.Builder
@@ -42,9 +43,9 @@ func startDev(t *testing.T, cfg devConfig) (said string, stop func() (all string
 // TestDev runs the development cluster until its context ends.
 func TestDev(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
-	_, stop := startDev(t, devConfig{
-		nodes: 2, log: slog.New(slog.DiscardHandler),
-		policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
+	_, stop := startDev(t, devcluster.Config{
+		Nodes: 2, Logger: slog.New(slog.DiscardHandler),
+		Policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
 	})
 	said, err := stop()
 	if err != nil {

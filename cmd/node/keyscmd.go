@@ -5,16 +5,17 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 
 	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/remote"
+	"github.com/weirlimit/weir/internal/render"
 )
 
 func newGossipKeys() *cobra.Command {
@@ -36,7 +37,7 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	step := func(use, short string, args int, request func(args []string, stdin io.Reader) (*weirv1.GossipKeysRequest, error)) {
-		var f remote
+		var f remote.Flags
 		sub := &cobra.Command{
 			Use: use, Short: short, Args: cobra.ExactArgs(args),
 			RunE: func(cmd *cobra.Command, args []string) error {
@@ -44,19 +45,25 @@ Exit status: 0 done, 1 a member did not follow, 2 error, with nothing changed.`,
 				if err != nil {
 					return err
 				}
-				if len(req.Key) > 0 && !f.isPrivate() {
-					return fmt.Errorf("--addr: the key would be sent to %s in plain text: give --tls-ca-file", f.addr)
+				if len(req.Key) > 0 && !f.Private() {
+					return fmt.Errorf("addr: the key would be sent to %s in plain text: give --tls-ca-file", f.Addr)
 				}
-				return f.connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
+				return f.Connect(cmd.Context(), func(ctx context.Context, conn *grpc.ClientConn) error {
 					resp, err := weirv1.NewAdminClient(conn).GossipKeys(ctx, req)
 					if err != nil {
 						return err
 					}
-					return printKeys(cmd.OutOrStdout(), resp, f.output)
+					if err := render.GossipKeys(cmd.OutOrStdout(), resp, f.Output == "json"); err != nil {
+						return err
+					}
+					if slices.ContainsFunc(resp.Members, func(m *weirv1.MemberKeys) bool { return m.Error != "" }) {
+						return errNegative // a member did not follow
+					}
+					return nil
 				})
 			},
 		}
-		f.register(sub.Flags())
+		f.Register(sub.Flags())
 		cmd.AddCommand(sub)
 	}
 	step("list", "Show which members have which keys", 0, func([]string, io.Reader) (*weirv1.GossipKeysRequest, error) {
@@ -93,39 +100,3 @@ func readKey(name string, stdin io.Reader) ([]byte, error) {
 	}
 	return key, nil
 }
-
-// printKeys prints the members' keys, and fails when a member did not follow.
-func printKeys(w io.Writer, resp *weirv1.GossipKeysResponse, output string) error {
-	var failed bool
-	for _, m := range resp.Members {
-		failed = failed || m.Error != ""
-	}
-	var err error
-	if output == "json" {
-		var text []byte
-		text, err = protojson.MarshalOptions{Multiline: true, UseProtoNames: true, EmitUnpopulated: true}.Marshal(resp)
-		if err == nil {
-			_, err = fmt.Fprintln(w, string(text))
-		}
-	} else {
-		t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-		fmt.Fprintln(t, "MEMBER\tKEY\tUSED\tIN FILE\tERROR")
-		mark := map[bool]string{true: "yes", false: "-"}
-		for _, m := range resp.Members {
-			if len(m.Keys) == 0 {
-				fmt.Fprintf(t, "%s\t\t\t\t%s\n", m.Name, m.Error)
-			}
-			for _, k := range m.Keys {
-				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", m.Name, k.Id, mark[k.Used], mark[k.InFile], m.Error)
-			}
-		}
-		err = t.Flush()
-	}
-	if err == nil && failed {
-		return errNegative
-	}
-	return err
-}
-
-// isPrivate reports whether nobody on the way can read what is sent to the node.
-func (r *remote) isPrivate() bool { return r.tls.encrypted() || leadsHere(r.addr) }

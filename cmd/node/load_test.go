@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
 	"github.com/weirlimit/weir/internal/load"
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/test/testkit"
@@ -109,8 +110,13 @@ func TestLoadBound(t *testing.T) {
 	for algorithm, want := range map[string]int64{
 		"sliding_log": 5, "sliding_window": 5, "fixed_window": 10, "sliding_counter": 10, "token_bucket": 10, "leaky_bucket": 10,
 	} {
-		f := loadFlags{targetFlags: targetFlags{limit: "5/1m", algorithm: algorithm}}
-		inline, err := f.inline(newLoad().Flags())
+		f := loadFlags{}
+		fs := pflag.NewFlagSet("load", pflag.ContinueOnError)
+		f.Target.Register(fs)
+		if err := fs.Parse([]string{"--limit", "5/1m", "--algorithm", algorithm}); err != nil {
+			t.Fatal(err)
+		}
+		inline, err := f.Inline(newLoad().Flags())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/weirlimit/weir/internal/logqueue"
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/settings"
 )
 
 // Exit statuses of every command.
@@ -44,7 +45,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	switch {
 	case err == nil:
 		return exitOK
@@ -53,7 +54,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	}
 	// Nor does the end wait for somebody who does not read.
 	last := logqueue.New(stderr, logqueue.Config{MaxBytes: memory.LogQueue})
-	fmt.Fprintln(last, "weir:", err)
+	fmt.Fprintln(last, "weir:", settings.Flagged(cmd.Flags(), err))
 	within, stop := context.WithTimeout(context.Background(), flushTimeout)
 	defer stop()
 	_ = last.Close(within)

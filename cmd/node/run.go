@@ -8,13 +8,10 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -22,6 +19,7 @@ import (
 	"github.com/weirlimit/weir/internal/logqueue"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/internal/settings"
 	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
 )
@@ -29,8 +27,8 @@ import (
 // runFlags are the settings of one node as the command line writes them.
 type runFlags struct {
 	name, bind, advertise                       string
-	httpPort, grpcPort, gossipPort, peer, debug parsed[node.Port]
-	resp                                        parsed[node.Port]
+	httpPort, grpcPort, gossipPort, peer, debug settings.Value[node.Port]
+	resp                                        settings.Value[node.Port]
 	join, voters, httpHosts                     []string
 	forwardAuthHeaders, trustedProxies          []string
 	maxMembers                                  int
@@ -38,7 +36,7 @@ type runFlags struct {
 	envoy                                       envoyFlags
 	security                                    securityFlags
 	limits                                      limitsFlags
-	maxKeys                                     parsed[int64]
+	maxKeys                                     settings.Value[int64]
 	maxMemory                                   string
 	maxRequestIDs                               int
 	maxReservations, maxKeyReservations         int
@@ -46,7 +44,7 @@ type runFlags struct {
 	timeout, grace                              time.Duration
 	logFormat, logLevel                         string
 	inlineMaxWindow                             time.Duration
-	inlineMaxKeys, inlineMaxMemory              parsed[int64]
+	inlineMaxKeys, inlineMaxMemory              settings.Value[int64]
 	otlpEndpoint                                string
 	traceSample, traceCallerRate                float64
 	config                                      string
@@ -65,10 +63,10 @@ the service off. Signals: SIGTERM and SIGINT hand everything over and stop, anot
 on ends the process at once, SIGHUP reads the policy file, certificates and keys again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := fillFlags(cmd.Flags(), os.LookupEnv); err != nil {
+			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
-			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), unknownVariables(cmd.Flags(), os.Environ()))
+			return f.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), settings.Unknown(cmd.Flags(), os.Environ()))
 		},
 	}
 	f.register(cmd.Flags())
@@ -79,12 +77,12 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringVar(&f.name, "name", "", "the node's name, stable over restarts and unique in the cluster (default: the host name)")
 	fs.StringVar(&f.bind, "bind", "127.0.0.1", "IP address that all ports listen on")
 	fs.StringVar(&f.advertise, "advertise", "", "IP address or host name that other nodes reach this one at (default: the one it binds)")
-	fs.Var(f.httpPort.by(parsePort, "port", "8080"), "http-port", "port for HTTP")
-	fs.Var(f.grpcPort.by(parsePort, "port", "8081"), "grpc-port", "port for gRPC")
-	fs.Var(f.gossipPort.by(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
-	fs.Var(f.peer.by(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
-	fs.Var(f.resp.by(parsePort, "port", ""), "resp-port", "port for the Redis protocol (CL.THROTTLE, WEIR.CHECK), 6380 by convention; empty: off")
-	fs.Var(f.debug.by(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
+	fs.Var(f.httpPort.Of(parsePort, "port", "8080"), "http-port", "port for HTTP")
+	fs.Var(f.grpcPort.Of(parsePort, "port", "8081"), "grpc-port", "port for gRPC")
+	fs.Var(f.gossipPort.Of(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
+	fs.Var(f.peer.Of(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
+	fs.Var(f.resp.Of(parsePort, "port", ""), "resp-port", "port for the Redis protocol (CL.THROTTLE, WEIR.CHECK), 6380 by convention; empty: off")
+	fs.Var(f.debug.Of(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
 	fs.StringSliceVar(&f.httpHosts, "http-hosts", nil, "host names that HTTP requests may be for besides IP addresses and localhost, separated by commas; empty: only these where --bind is a loopback address, and any name elsewhere")
 	fs.StringSliceVar(&f.forwardAuthHeaders, "forward-auth-headers", nil, "header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none")
 	fs.StringSliceVar(&f.trustedProxies, "trusted-proxies", nil, "addresses or prefixes of the gateways that ask /v1/forward-auth, and of proxies before them, whose X-Forwarded-For is believed (key_ip=true), separated by commas; empty: none")
@@ -96,16 +94,16 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	f.security.register(fs)
 	f.limits.register(fs)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
-	fs.Var(f.maxKeys.by(parseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
-	fs.StringVar(&f.maxMemory, "max-memory", auto, "memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave of it; 0: no bound")
+	fs.Var(f.maxKeys.Of(settings.ParseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
+	fs.StringVar(&f.maxMemory, "max-memory", settings.Auto, "memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave of it; 0: no bound")
 	fs.IntVar(&f.maxReservations, "max-reservations", node.DefaultMaxReservations, "pending reservations of all keys, copies of other nodes' included; 0: none")
 	fs.IntVar(&f.maxKeyReservations, "max-key-reservations", node.DefaultMaxKeyReservations, "pending reservations of one key, each extension counted; 0: none")
 	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 10_000, "request ids remembered per partition (of 4093); 0: none")
 	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
 	fs.BoolVar(&f.noConsole, "no-console", false, "serve no console at /console")
 	fs.DurationVar(&f.inlineMaxWindow, "inline-max-window", limiter.DefaultInlineMaxWindow, "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
-	fs.Var(f.inlineMaxKeys.by(parseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of limits sent along at most; 0: no bound but the fair part")
-	fs.Var(f.inlineMaxMemory.by(parseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of limits sent along at most; 0: no bound but the fair part")
+	fs.Var(f.inlineMaxKeys.Of(settings.ParseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of limits sent along at most; 0: no bound but the fair part")
+	fs.Var(f.inlineMaxMemory.Of(settings.ParseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of limits sent along at most; 0: no bound but the fair part")
 	fs.DurationVar(&f.timeout, "timeout", limiter.DefaultTimeout, "longest time for a check that another node decides")
 	fs.DurationVar(&f.grace, "grace", 10*time.Second, "longest time for stopping in good order")
 	fs.StringVar(&f.logFormat, "log-format", "text", "format of the log on standard error: text or json")
@@ -140,7 +138,7 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 	if len(unknown) > 0 {
 		cfg.Logger.Warn("environment has unknown settings", "variables", unknown)
 	}
-	limitMemory(cfg.Logger)
+	memory.LimitProcess(cfg.Logger)
 	outliveLog()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP) // before the node starts: unhandled, the signal would end it
@@ -197,25 +195,25 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 		Name:    f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
 		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy.Envoy, Security: f.security.Security, NoInline: f.noInline, NoConsole: f.noConsole, Timeout: f.timeout, Grace: f.grace,
 		MaxReservations: f.maxReservations, MaxKeyReservations: f.maxKeyReservations,
-		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.value,
-		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.value, InlineMaxMemory: f.inlineMaxMemory.value,
+		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.Value,
+		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.Value, InlineMaxMemory: f.inlineMaxMemory.Value,
 		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
-		HTTPPort: f.httpPort.value, GRPCPort: f.grpcPort.value, GossipPort: f.gossipPort.value, PeerPort: f.peer.value,
+		HTTPPort: f.httpPort.Value, GRPCPort: f.grpcPort.Value, GossipPort: f.gossipPort.Value, PeerPort: f.peer.Value,
 	}
-	if f.debug.value != node.PortOff {
-		cfg.DebugPort = &f.debug.value
+	if f.debug.Value != node.PortOff {
+		cfg.DebugPort = &f.debug.Value
 	}
-	if f.resp.value != node.PortOff {
-		cfg.RESPPort = &f.resp.value
+	if f.resp.Value != node.PortOff {
+		cfg.RESPPort = &f.resp.Value
 	}
 	var err error
 	if cfg.Name == "" {
 		if cfg.Name, err = os.Hostname(); err != nil {
-			return cfg, fmt.Errorf("--name: the host has no name (%w): set it", err)
+			return cfg, fmt.Errorf("name: the host has no name (%w): set it", err)
 		}
 	}
-	if cfg.Voters, err = parseVoters(f.voters, cfg.Name); err != nil {
-		return cfg, fmt.Errorf("--voters: %w", err)
+	if cfg.Voters, err = node.ParseVoters(f.voters, cfg.Name); err != nil {
+		return cfg, fmt.Errorf("voters: %w", err)
 	}
 	switch f.unknownPolicy {
 	case "error":
@@ -224,17 +222,17 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	case "deny":
 		cfg.UnknownPolicy = limiter.UnknownDeny
 	default:
-		return cfg, fmt.Errorf("--unknown-policy: %q is not one of error, allow and deny", f.unknownPolicy)
+		return cfg, fmt.Errorf("unknown-policy: %q is not one of error, allow and deny", f.unknownPolicy)
 	}
-	if cfg.MaxMemory, err = parseMemory(f.maxMemory); err != nil {
-		return cfg, fmt.Errorf("--max-memory: %w", err)
+	if cfg.MaxMemory, err = memory.Parse(f.maxMemory); err != nil {
+		return cfg, fmt.Errorf("max-memory: %w", err)
 	}
 	if f.maxRequestIDs < 0 {
-		return cfg, fmt.Errorf("--max-request-ids: %d is negative", f.maxRequestIDs)
+		return cfg, fmt.Errorf("max-request-ids: %d is negative", f.maxRequestIDs)
 	}
 	for flag, n := range map[string]int{"max-reservations": f.maxReservations, "max-key-reservations": f.maxKeyReservations} {
 		if n < 0 {
-			return cfg, fmt.Errorf("--%s: %d is negative", flag, n)
+			return cfg, fmt.Errorf("%s: %d is negative", flag, n)
 		}
 	}
 	for _, n := range []*int{&cfg.MaxRequestIDs, &cfg.MaxReservations, &cfg.MaxKeyReservations} {
@@ -246,18 +244,18 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 		return cfg, err
 	}
 	if f.inlineMaxWindow < 0 {
-		return cfg, fmt.Errorf("--inline-max-window: %v is negative", f.inlineMaxWindow)
+		return cfg, fmt.Errorf("inline-max-window: %v is negative", f.inlineMaxWindow)
 	}
 	if f.timeout < time.Millisecond || f.timeout > time.Minute {
-		return cfg, fmt.Errorf("--timeout: %v is not a time to wait from 1ms to 1m", f.timeout)
+		return cfg, fmt.Errorf("timeout: %v is not a time to wait from 1ms to 1m", f.timeout)
 	}
 	if f.grace <= 0 {
-		return cfg, fmt.Errorf("--grace: %v is not a time to wait", f.grace)
+		return cfg, fmt.Errorf("grace: %v is not a time to wait", f.grace)
 	}
 	if err := f.checkTraces(); err != nil {
 		return cfg, err
 	}
-	cfg.Logger, err = newLogger(log, f.logFormat, f.logLevel)
+	cfg.Logger, err = settings.NewLogger(log, f.logFormat, f.logLevel)
 	return cfg, err
 }
 
@@ -265,58 +263,12 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 func (f *runFlags) checkTraces() error {
 	if f.otlpEndpoint == "" {
 		if f.traceSample != 0 {
-			return errors.New("--trace-sample: needs a collector: give --otlp-endpoint")
+			return errors.New("trace-sample: needs a collector: give --otlp-endpoint")
 		}
 		return nil
 	}
 	traces := tracing.Config{Endpoint: f.otlpEndpoint, Sample: f.traceSample, CallerRate: f.traceCallerRate}
 	return traces.Check()
-}
-
-// parsed is a flag whose text is looked at when it is set, so that what is wrong with it is said of the place where it was
-// set: the command line, the environment, a line of the file.
-type parsed[T any] struct {
-	text, kind string
-	value      T
-	parse      func(string) (T, error)
-}
-
-// by makes p ready for use; the default must be right.
-func (p *parsed[T]) by(parse func(string) (T, error), kind, text string) *parsed[T] {
-	p.parse, p.kind = parse, kind
-	if err := p.Set(text); err != nil {
-		panic("node: default of a flag: " + err.Error())
-	}
-	return p
-}
-
-// Set implements pflag.Value.
-func (p *parsed[T]) Set(text string) (err error) {
-	p.text = text
-	p.value, err = p.parse(text)
-	return err
-}
-
-// String implements pflag.Value.
-func (p *parsed[T]) String() string { return p.text }
-
-// Type implements pflag.Value.
-func (p *parsed[T]) Type() string { return p.kind }
-
-func parseKeys(s string) (int64, error) {
-	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < 0 {
-		return 0, fmt.Errorf("%q is not a whole number of keys", s)
-	}
-	return n, nil
-}
-
-// parseInlineMemory reads an amount of memory, or 0 for no bound.
-func parseInlineMemory(s string) (int64, error) {
-	if s == "0" {
-		return 0, nil
-	}
-	return parseSize(64<<10, 1<<50)(s)
 }
 
 // parsePort reads a port: empty is off, 0 any free one.
@@ -329,105 +281,4 @@ func parsePort(s string) (node.Port, error) {
 		return 0, fmt.Errorf("%q is not a port, 0 to 65535, or empty to turn it off", s)
 	}
 	return node.Port(n), nil
-}
-
-// parseVoters reads the names of the voters, or ordinals:N, which stands for the lowest ordinals of the StatefulSet that
-// the node of the given name belongs to.
-func parseVoters(list []string, name string) ([]string, error) {
-	voters := list
-	if len(list) == 1 {
-		if count, ok := strings.CutPrefix(list[0], "ordinals:"); ok {
-			prefix, err := ordinalPrefix(name)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", list[0], err)
-			}
-			n, err := strconv.ParseUint(count, 10, 8)
-			if err != nil || !isVoterCount(int(n)) {
-				return nil, fmt.Errorf("%s: the number of voters is 1, 3 or 5", list[0])
-			}
-			voters = make([]string, n)
-			for i := range voters {
-				voters[i] = prefix + strconv.Itoa(i)
-			}
-		}
-	}
-	if len(voters) > 0 && !isVoterCount(len(voters)) {
-		return nil, fmt.Errorf("%d voters are given: the number of voters is 1, 3 or 5", len(voters))
-	}
-	for i, v := range voters {
-		if err := cluster.CheckName(v); err != nil {
-			return nil, err
-		}
-		if slices.Contains(voters[:i], v) {
-			return nil, fmt.Errorf("%q is given twice", v)
-		}
-	}
-	return voters, nil
-}
-
-// isVoterCount: an even number of voters survives no more losses than one less.
-func isVoterCount(n int) bool { return n == 1 || n == 3 || n == 5 }
-
-// ordinalPrefix is a pod's name up to its ordinal, which a StatefulSet puts behind the last hyphen.
-func ordinalPrefix(name string) (string, error) {
-	cut := strings.LastIndexByte(name, '-') + 1
-	ordinal := name[cut:]
-	if n, err := strconv.ParseUint(ordinal, 10, 31); cut < 2 || err != nil || strconv.FormatUint(n, 10) != ordinal {
-		return "", fmt.Errorf("--name %s does not end in an ordinal, as weir-0 does: list the voters' names", name)
-	}
-	return name[:cut], nil
-}
-
-// parseMemory reads an amount of memory, or a share of what the process may use; auto is 0, and no bound -1.
-func parseMemory(s string) (int64, error) {
-	if s == auto {
-		return 0, nil
-	}
-	if share, ok := strings.CutSuffix(s, "%"); ok {
-		n, err := strconv.ParseUint(share, 10, 8)
-		if err != nil || n == 0 || n > 100 {
-			return 0, fmt.Errorf("%q is not a share from 1%% to 100%%", s)
-		}
-		most, err := memory.Usable()
-		if err != nil {
-			return 0, fmt.Errorf("%w: give an amount such as 512MiB", err)
-		}
-		return most / 100 * int64(n), nil
-	}
-	n, err := humanize.ParseBytes(s)
-	if err != nil || n > 1<<62 {
-		return 0, fmt.Errorf("%q is not an amount of memory such as 512MiB, or a share such as 70%%", s)
-	}
-	if n == 0 {
-		return -1, nil
-	}
-	if n < 16<<20 {
-		return 0, fmt.Errorf("%q is below the least that makes sense, 16MiB", s)
-	}
-	return int64(n), nil
-}
-
-// limitMemory has the garbage collector keep the process within the memory that it may use.
-func limitMemory(log *slog.Logger) {
-	usable, err := memory.Usable()
-	if err != nil {
-		log.Warn("no memory limit set", "error", err)
-		return
-	}
-	log.Info("memory limit set", "usable_bytes", usable, "gomemlimit_bytes", memory.SetLimit(usable))
-}
-
-func newLogger(w io.Writer, format, level string) (*slog.Logger, error) {
-	var l slog.Level
-	if err := l.UnmarshalText([]byte(level)); err != nil {
-		return nil, fmt.Errorf("--log-level: %q is not one of debug, info, warn and error", level)
-	}
-	opts := &slog.HandlerOptions{Level: l}
-	switch format {
-	case "text":
-		return slog.New(slog.NewTextHandler(w, opts)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
-	}
-	return nil, fmt.Errorf("--log-format: %q is not one of text and json", format)
 }

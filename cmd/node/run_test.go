@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/internal/settings"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -23,30 +24,6 @@ func TestParsePort(t *testing.T) {
 	}
 	for _, text := range []string{"-1", "65536", "http", " 80", "80 ", "+80", "0x50", "1e3", "127.0.0.1:80", "1_0"} {
 		if got, err := parsePort(text); err == nil || !strings.Contains(err.Error(), text) {
-			t.Errorf("%q: %d, %v", text, got, err)
-		}
-	}
-}
-
-func TestParseMemory(t *testing.T) {
-	for text, want := range map[string]int64{
-		"auto": 0, "0": -1, "16MiB": 16 << 20, "16777216": 16 << 20, "512MiB": 512 << 20, "1.5GiB": 3 << 29, "2GB": 2e9, "2 gb": 2e9,
-	} {
-		if got, err := parseMemory(text); got != want || err != nil {
-			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
-		}
-	}
-	whole, err := parseMemory("100%")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if half, err := parseMemory("50%"); err != nil || half <= 0 || half > whole/2 || half < whole/2-100 {
-		t.Errorf("50%% is %d, %v; 100%% is %d", half, err, whole)
-	}
-	for _, text := range []string{
-		"", "%", "0%", "101%", "-1%", "1.5%", "70 %", "-1", "-1GiB", "many", "1MiBs", "15.9MiB", "1", "9EiB", "99999999999999999999",
-	} {
-		if got, err := parseMemory(text); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%q: %d, %v", text, got, err)
 		}
 	}
@@ -104,9 +81,9 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --config " + config, "--config: " + config + ":1:10: timeout: "},
 		{"run --gossip-key-file /none", "--gossip-key-file: "},
 		{"run --gossip-key-file " + config, "--gossip-key-file: " + config + ":1: "},
-		{"run --tls-cert-file /none", "--tls-cert-file: goes with --tls-key-file"},
+		{"run --tls-cert-file /none", "--tls-cert-file: goes with tls-key-file"},
 		{"run --tls-client-ca-file /none", "--tls-client-ca-file: callers present certificates over TLS only"},
-		{"run --peer-tls-name x", "--peer-tls-name: goes with --peer-tls-cert-file"},
+		{"run --peer-tls-name x", "--peer-tls-name: goes with peer-tls-cert-file"},
 		{"run --tls-cert-file /none --tls-key-file /none", "--tls-cert-file, --tls-key-file: open /none"},
 		{"check a --policy p --tls-cert-file /none", "--tls-cert-file, --tls-key-file: give both"},
 		{"check a --policy p --tls-ca-file /none", "--tls-ca-file: open /none"},
@@ -181,53 +158,6 @@ func TestHelpAndVersion(t *testing.T) {
 	}
 }
 
-func TestParseVoters(t *testing.T) {
-	for _, c := range []struct {
-		list, name string
-		want       string
-		says       string // of the error
-	}{
-		{list: "", name: "weir-0", want: ""},
-		{list: "a", name: "weir-0", want: "a"},
-		{list: "a,b,c", name: "weir-0", want: "a b c"},
-		{list: "a,b,c,d,e", name: "z", want: "a b c d e"},
-		{list: "ordinals:1", name: "weir-0", want: "weir-0"},
-		{list: "ordinals:3", name: "weir-7", want: "weir-0 weir-1 weir-2"},
-		{list: "ordinals:5", name: "my-weir-12", want: "my-weir-0 my-weir-1 my-weir-2 my-weir-3 my-weir-4"},
-		{list: "a,b", name: "a", says: "2 voters are given: the number of voters is 1, 3 or 5"},
-		{list: "a,b,c,d", name: "a", says: "4 voters are given"},
-		{list: "a,b,c,d,e,f,g", name: "a", says: "7 voters are given"},
-		{list: "a,b,b", name: "a", says: `"b" is given twice`},
-		{list: "a,,b", name: "a", says: `"" must have 1 to 63 characters`},
-		{list: "a,b,c d", name: "a", says: `"c d" must consist of`},
-		{list: "a,ordinals:3,b", name: "a-0", says: `"ordinals:3" must consist of`},
-		{list: "ordinals:2", name: "weir-0", says: "ordinals:2: the number of voters is 1, 3 or 5"},
-		{list: "ordinals:0", name: "weir-0", says: "ordinals:0: the number"},
-		{list: "ordinals:", name: "weir-0", says: "ordinals:: the number"},
-		{list: "ordinals:-3", name: "weir-0", says: "ordinals:-3: the number"},
-		{list: "ordinals:259", name: "weir-0", says: "ordinals:259: the number"}, // 3, of a byte
-		{list: "ordinals:3", name: "weir", says: "ordinals:3: --name weir does not end in an ordinal"},
-		{list: "ordinals:3", name: "weir-", says: "does not end in an ordinal"},
-		{list: "ordinals:3", name: "-1", says: "does not end in an ordinal"},
-		{list: "ordinals:3", name: "weir-a1", says: "does not end in an ordinal"},
-		{list: "ordinals:3", name: "weir-01", says: "does not end in an ordinal"},
-		{list: "ordinals:3", name: "weir-99999999999", says: "does not end in an ordinal"},
-		{list: "ordinals:3", name: strings.Repeat("w", 61) + "-123", says: ""},
-	} {
-		var list []string
-		if c.list != "" {
-			list = strings.Split(c.list, ",")
-		}
-		got, err := parseVoters(list, c.name)
-		switch {
-		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
-			t.Errorf("%s of %s: %q, %v; want %q", c.list, c.name, got, err, c.says)
-		case c.says == "" && c.want != strings.Join(got, " ") && len(c.name) < 64:
-			t.Errorf("%s of %s: %q, %v; want %s", c.list, c.name, got, err, c.want)
-		}
-	}
-}
-
 // TestVotersSetting: the flag, the environment and the file say it alike.
 func TestVotersSetting(t *testing.T) {
 	for name, given := range map[string]struct {
@@ -246,7 +176,7 @@ func TestVotersSetting(t *testing.T) {
 		if err := fs.Parse(append(given.args, "--config", testkit.WriteFile(t, "weir.yaml", given.file))); err != nil {
 			t.Fatal(err)
 		}
-		if err := fillFlags(fs, lookup(given.env)); err != nil {
+		if err := settings.Fill(fs, func(name string) (string, bool) { v, ok := given.env[name]; return v, ok }); err != nil {
 			t.Fatal(err)
 		}
 		if cfg, err := f.nodeConfig(io.Discard); err != nil || !slices.Equal(cfg.Voters, []string{"a", "b", "c"}) {
@@ -259,7 +189,7 @@ const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1,
 
 func TestValidate(t *testing.T) {
 	strict := testkit.WriteFile(t, "strict.yaml", strictPolicy)
-	const warns = ":2:92: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available\n"
+	const warns = ":2:92: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available\n"
 	good := testkit.WriteFile(t, "good.yaml", "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m}\n")
 	edge := testkit.WriteFile(t, "edge.yaml", `domain: edge
 descriptors:

@@ -32,7 +32,7 @@ each under DIRECTORY/SERVICE-. Keep DIRECTORY/authorities and DIRECTORY/tokens e
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := c.Validate(); err != nil {
-				return fmt.Errorf("--%w", err)
+				return err
 			}
 			made, err := secrets.Write(args[0], c, time.Now(), force)
 			switch {

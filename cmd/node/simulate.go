@@ -7,13 +7,11 @@ import (
 	"io"
 	"os"
 	"regexp"
-	"strconv"
-	"strings"
 	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/weirlimit/weir/internal/render"
 	"github.com/weirlimit/weir/internal/simulate"
 	"github.com/weirlimit/weir/policy"
 )
@@ -68,33 +66,33 @@ Exit status: 0 done, 2 error.`,
 func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) error {
 	switch {
 	case f.policies == "":
-		return errors.New("--policies: name the file with the candidates")
+		return errors.New("policies: name the file with the candidates")
 	case (f.input == "") == (f.generate == ""):
-		return errors.New("--input: give either a file to replay, or --generate a pattern")
+		return errors.New("input: give either a file to replay, or --generate a pattern")
 	case f.output != "text" && f.output != "json":
-		return fmt.Errorf("--output: %q is not one of text and json", f.output)
+		return fmt.Errorf("output: %q is not one of text and json", f.output)
 	}
 	set, err := policy.Load(f.policies)
 	if err != nil {
-		return fmt.Errorf("--policies: %w", err)
+		return fmt.Errorf("policies: %w", err)
 	}
-	candidates, err := f.candidates(set, stderr)
+	candidates, err := simulate.Candidates(f.policies, set, f.only, stderr)
 	if err != nil {
 		return err
 	}
 	cfg := simulate.Config{Policies: candidates}
-	if cfg.Suggest, err = parseShare(f.suggest); err != nil {
+	if cfg.Suggest, err = simulate.ParseShare(f.suggest); err != nil {
 		return err
 	}
 	report := simulate.Report{}
 	var log *simulate.Log
-	progress := &progress{terminalLine: newTerminalLine(stderr)}
+	progress := &render.Replay{Line: render.NewLine(stderr)}
 	if f.generate != "" {
 		g, err := simulate.NewGenerator(simulate.PatternConfig{
 			Pattern: simulate.Pattern(f.generate), Rate: f.rate, For: f.length, Keys: f.keys, Seed: f.seed,
 		})
 		if err != nil {
-			return fmt.Errorf("--generate: %w", err)
+			return fmt.Errorf("generate: %w", err)
 		}
 		cfg.Source, report.Input = g, f.generate
 	} else {
@@ -107,50 +105,25 @@ func (f *simulateFlags) run(ctx context.Context, stdin io.Reader, stdout, stderr
 		defer log.Close()
 		cfg.Source, report.Input = log, f.input
 	}
-	cfg.Progress = progress.events
+	cfg.Progress = progress.Events
 	report.Result, err = simulate.Run(ctx, cfg)
-	progress.clear()
+	progress.Clear()
 	if err != nil {
-		return fmt.Errorf("--input: %s: %w", report.Input, err)
+		return fmt.Errorf("input: %s: %w", report.Input, err)
 	}
 	if log != nil {
 		report.Malformed, report.BadLines = log.Malformed()
 	}
-	return f.write(&report, stdout)
-}
-
-// candidates returns the policies to replay, without those that cannot be.
-func (f *simulateFlags) candidates(set *policy.Set, stderr io.Writer) ([]*policy.Policy, error) {
-	var chosen []*policy.Policy
-	if len(f.only) == 0 {
-		for _, p := range set.Policies() {
-			if p.Concurrency {
-				fmt.Fprintf(stderr, "warning: policy %q is a concurrency limit and left out: traffic does not say when work ended\n", p.Name)
-				continue
-			}
-			chosen = append(chosen, p)
-		}
-	}
-	for _, name := range f.only {
-		p, ok := set.Get(name)
-		if !ok {
-			return nil, fmt.Errorf("--policy: there is no policy %q in %s", name, f.policies)
-		}
-		chosen = append(chosen, p)
-	}
-	if len(chosen) == 0 {
-		return nil, fmt.Errorf("--policies: %s has no policy to replay", f.policies)
-	}
-	return chosen, nil
+	return report.Write(stdout, f.html, f.output == "json")
 }
 
 // open opens the input; errors name the flag to blame.
-func (f *simulateFlags) open(stdin io.Reader, p *progress) (*simulate.Log, func() error, error) {
+func (f *simulateFlags) open(stdin io.Reader, p *render.Replay) (*simulate.Log, func() error, error) {
 	cfg := simulate.LogConfig{Format: simulate.Format(f.format), Field: f.key, Name: f.input}
 	if f.keyRegexp != "" {
 		re, err := regexp.Compile(f.keyRegexp)
 		if err != nil {
-			return nil, nil, fmt.Errorf("--key-regexp: %w", err)
+			return nil, nil, fmt.Errorf("key-regexp: %w", err)
 		}
 		cfg.Pattern = re
 	}
@@ -158,97 +131,16 @@ func (f *simulateFlags) open(stdin io.Reader, p *progress) (*simulate.Log, func(
 	if f.input != "-" {
 		file, err := os.Open(f.input)
 		if err != nil {
-			return nil, nil, fmt.Errorf("--input: %w", err)
+			return nil, nil, fmt.Errorf("input: %w", err)
 		}
 		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
-			p.total = info.Size()
+			p.Total = info.Size()
 		}
-		in, closeInput = &countingReader{file, p}, file.Close
+		in, closeInput = p.Reading(file), file.Close
 	}
 	log, err := simulate.NewLog(in, cfg)
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("--input: %s: %w", f.input, err), closeInput())
+		return nil, nil, errors.Join(fmt.Errorf("input: %s: %w", f.input, err), closeInput())
 	}
 	return log, closeInput, nil
-}
-
-func (f *simulateFlags) write(r *simulate.Report, stdout io.Writer) error {
-	switch f.html {
-	case "":
-	case "-":
-		return r.WriteHTML(stdout)
-	default:
-		file, err := os.Create(f.html)
-		if err != nil {
-			return fmt.Errorf("--html: %w", err)
-		}
-		if err := errors.Join(r.WriteHTML(file), file.Close()); err != nil {
-			return fmt.Errorf("--html: %w", err)
-		}
-	}
-	if f.output == "json" {
-		return r.WriteJSON(stdout)
-	}
-	return r.WriteTable(stdout)
-}
-
-// parseShare reads callers=1% or requests=0.001.
-func parseShare(s string) (*simulate.Share, error) {
-	if s == "" {
-		return nil, nil
-	}
-	of, most, _ := strings.Cut(s, "=")
-	share := &simulate.Share{}
-	switch of {
-	case "callers":
-	case "requests":
-		share.Of = simulate.Requests
-	default:
-		return nil, fmt.Errorf("--suggest: %q is not like callers=1%% or requests=0.1%%", s)
-	}
-	number, percent := strings.CutSuffix(most, "%")
-	v, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
-	if percent {
-		v /= 100
-	}
-	if err != nil || !(v >= 0 && v <= 1) {
-		return nil, fmt.Errorf("--suggest: %q is not a share from 0%% to 100%%", most)
-	}
-	share.Most = v
-	return share, nil
-}
-
-// progress is a line on a terminal that tells how far a replay is.
-type progress struct {
-	terminalLine
-	total int64 // bytes of the input; 0: unknown
-	read  int64
-	last  int64
-}
-
-// progressEvery is how many events pass between two updates of the line.
-const progressEvery = 200_000
-
-func (p *progress) events(n int64) {
-	if n-p.last < progressEvery {
-		return
-	}
-	p.last = n
-	if p.total > 0 {
-		p.show("[%s] %3d %%  %s events", bar(p.read, p.total), min(p.read*100/p.total, 100), humanize.Comma(n))
-		return
-	}
-	p.show("%s events", humanize.Comma(n))
-}
-
-// countingReader tells a progress how much of a file was read. Both are used by one goroutine.
-type countingReader struct {
-	io.Reader
-	progress *progress
-}
-
-func (c *countingReader) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.progress.read += int64(n)
-	return n, err
 }

@@ -1,102 +1,31 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
-	"io"
-	"text/tabwriter"
-	"time"
 
-	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/remote"
+	"github.com/weirlimit/weir/internal/render"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 func newStatus() *cobra.Command {
-	var f remote
+	var f remote.Flags
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the cluster: members, who owns how much, policies, versions",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return f.ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
+			return f.Ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
 				st, err := c.Status(ctx, &weirv1.StatusRequest{})
 				if err != nil {
 					return err
 				}
-				if f.output == "json" {
-					return writeStatus(cmd.OutOrStdout(), st)
-				}
-				return printStatus(cmd.OutOrStdout(), st)
+				return render.Status(cmd.OutOrStdout(), st, f.Output == "json")
 			})
 		},
 	}
-	f.register(cmd.Flags())
+	f.Register(cmd.Flags())
 	return cmd
-}
-
-// writeStatus writes the JSON of GET /v1/status, for eyes too.
-func writeStatus(w io.Writer, st *weirv1.StatusResponse) error {
-	text, err := httpapi.MarshalStatus(st)
-	if err != nil {
-		return err
-	}
-	var b bytes.Buffer
-	if err := json.Indent(&b, text, "", "  "); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(w, b.String())
-	return err
-}
-
-func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
-	ready := "ready"
-	if !st.Ready {
-		ready = "not ready"
-	}
-	fmt.Fprintf(w, "%s sees %d members (%s, version %s, ring %s)\n", st.Node, len(st.Members), ready, st.Version, st.Ring)
-	if st.ReadyDetail != "" {
-		fmt.Fprintf(w, "note: %s\n", st.ReadyDetail)
-	}
-	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tSTATE\tPARTITIONS\tSHARE\tOWN KEYS\tCOPIED KEYS\tMEMORY\tPOLICIES\tUPTIME\tVERSION\tHTTP\tGRPC")
-	for _, m := range st.Members {
-		fmt.Fprintf(t, "%s\t%s\t%d\t%.1f%%\t", m.Name, m.State, m.Partitions, 100*float64(m.Partitions)/float64(max(st.Partitions, 1)))
-		if m.Reachable {
-			fmt.Fprintf(t, "%d\t%d\t%s\t%d (%.8s)\t%v\t%s", m.Keys-min(m.KeysCopied, m.Keys), m.KeysCopied, humanize.IBytes(m.StateBytes), m.Policies, m.PoliciesHash,
-				time.Duration(m.UptimeNs).Truncate(time.Second), m.Version)
-		} else {
-			fmt.Fprint(t, "unreachable\t\t\t\t\t")
-		}
-		fmt.Fprintf(t, "\t%s\t%s\n", m.Http, m.Grpc)
-	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
-	return printOwnership(w, st)
-}
-
-// printOwnership shows what is held, and what is under way.
-func printOwnership(w io.Writer, st *weirv1.StatusResponse) error {
-	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tHELD\tMOVING\tAWAITED\tCOPIES\tWITHOUT COPY\tUNSENT KEYS\tGRANTED\tVOTER\tHIGHEST TERM\tSETTLED")
-	for _, m := range st.Members {
-		o := m.Ownership
-		if o == nil {
-			continue
-		}
-		settled := "no"
-		if o.Settled {
-			settled = "yes"
-		}
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
-			o.Degraded, o.Pending, o.Granted, o.Voter, o.HighestTerm, settled)
-	}
-	return t.Flush()
 }

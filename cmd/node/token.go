@@ -26,7 +26,7 @@ access file (weir run --access-file) has its hash, from which the token cannot b
 			case "json":
 				return json.NewEncoder(cmd.OutOrStdout()).Encode(map[string]string{"token": token, "hash": auth.Hash(token)})
 			}
-			return fmt.Errorf("--output: %q is not one of text and json", output)
+			return fmt.Errorf("output: %q is not one of text and json", output)
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "how to print: text or json")

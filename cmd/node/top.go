@@ -1,28 +1,25 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/remote"
+	"github.com/weirlimit/weir/internal/render"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
 // topFlags are those of weir top.
 type topFlags struct {
-	remote
+	remote.Flags
 	order, policy string
 	keys          uint
 	interval      time.Duration
@@ -42,27 +39,24 @@ printed once. Where nodes ask for tokens it takes one with the role keys.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			order := slices.Index(httpapi.KeyOrders(), f.order)
 			if order < 1 {
-				return fmt.Errorf("--order: %q is not one of %s", f.order, strings.Join(httpapi.KeyOrders()[1:], ", "))
+				return fmt.Errorf("order: %q is not one of %s", f.order, strings.Join(httpapi.KeyOrders()[1:], ", "))
 			}
 			if f.keys < 1 || f.keys > 256 {
-				return fmt.Errorf("--limit: %d is not a number from 1 to 256", f.keys)
+				return fmt.Errorf("limit: %d is not a number from 1 to 256", f.keys)
 			}
 			if f.interval < 100*time.Millisecond {
-				return fmt.Errorf("--interval: %v is shorter than the shortest, 100ms", f.interval)
+				return fmt.Errorf("interval: %v is shorter than the shortest, 100ms", f.interval)
 			}
 			ask := &weirv1.TopKeysRequest{Order: weirv1.KeyOrder(order), Limit: uint32(f.keys), Policy: f.policy}
 			out, isFile := cmd.OutOrStdout().(*os.File)
-			if f.output == "text" && isFile && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
-				return f.live(cmd.Context(), ask, os.Stdin, out)
+			if f.Output == "text" && isFile && term.IsTerminal(int(out.Fd())) && term.IsTerminal(int(os.Stdin.Fd())) {
+				return render.LiveTop(cmd.Context(), ask, f.fetch, f.interval, os.Stdin, out)
 			}
 			top, err := f.fetch(cmd.Context(), ask)
 			if err != nil {
 				return err
 			}
-			if f.output == "json" {
-				return writeTop(cmd.OutOrStdout(), ask.Order, top)
-			}
-			return printTop(cmd.OutOrStdout(), ask.Order, top, 0)
+			return render.Top(cmd.OutOrStdout(), ask.Order, top, f.Output == "json")
 		},
 	}
 	fs := cmd.Flags()
@@ -70,218 +64,14 @@ printed once. Where nodes ask for tokens it takes one with the role keys.`,
 	fs.UintVar(&f.keys, "limit", 20, "number of keys, at most 256")
 	fs.StringVar(&f.policy, "policy", "", "only keys of this policy")
 	fs.DurationVar(&f.interval, "interval", 2*time.Second, "time between two refreshes of a terminal")
-	f.register(fs)
+	f.Register(fs)
 	return cmd
 }
 
 func (f *topFlags) fetch(ctx context.Context, ask *weirv1.TopKeysRequest) (top *weirv1.TopKeysResponse, err error) {
-	err = f.ask(ctx, func(ctx context.Context, c weirv1.LimiterClient) (err error) {
+	err = f.Ask(ctx, func(ctx context.Context, c weirv1.LimiterClient) (err error) {
 		top, err = c.TopKeys(ctx, ask)
 		return err
 	})
 	return top, err
-}
-
-// ANSI control sequences (ECMA-48).
-const (
-	alternateScreen = "\x1b[?1049h\x1b[?25l" // and no cursor
-	usualScreen     = "\x1b[?25h\x1b[?1049l"
-	home            = "\x1b[H"
-	endOfLine       = "\x1b[K\r\n"
-	endOfScreen     = "\x1b[J"
-)
-
-// live shows a screen that is refreshed until q, or the end of ctx.
-func (f *topFlags) live(ctx context.Context, ask *weirv1.TopKeysRequest, in, out *os.File) error {
-	before, err := term.MakeRaw(int(in.Fd()))
-	if err != nil {
-		return fmt.Errorf("terminal: %w", err)
-	}
-	defer func() {
-		fmt.Fprint(out, usualScreen)
-		_ = term.Restore(int(in.Fd()), before) // there is nobody left who could do more
-	}()
-	fmt.Fprint(out, alternateScreen)
-	pressed := make(chan byte)
-	go func() { // ends with the process: a read from a terminal cannot be interrupted
-		var b [1]byte
-		for {
-			if n, err := in.Read(b[:]); n == 0 || err != nil {
-				close(pressed)
-				return
-			}
-			select {
-			case pressed <- b[0]:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	tick := time.NewTicker(f.interval)
-	defer tick.Stop()
-	for {
-		width, height, err := term.GetSize(int(out.Fd()))
-		if err != nil {
-			width, height = 80, 24
-		}
-		top, err := f.fetch(ctx, ask)
-		if _, err := io.WriteString(out, topScreen(ask.Order, top, err, width, height)); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		case key, ok := <-pressed:
-			switch {
-			case !ok, key == 'q', key == 3, key == 4: // ^C and ^D are only bytes now
-				return nil
-			case key == 'b':
-				ask.Order = weirv1.KeyOrder_KEY_ORDER_BUSIEST
-			case key == 'r':
-				ask.Order = weirv1.KeyOrder_KEY_ORDER_REFUSED
-			case key == 'f':
-				ask.Order = weirv1.KeyOrder_KEY_ORDER_FULLEST
-			}
-		}
-	}
-}
-
-// topScreen is the whole screen, of that size. err is why there is nothing to show.
-func topScreen(order weirv1.KeyOrder, top *weirv1.TopKeysResponse, err error, width, height int) string {
-	var b bytes.Buffer
-	if err != nil {
-		fmt.Fprintf(&b, "weir: %v\n", err)
-	} else {
-		_ = printTop(&b, order, top, width) // a buffer takes everything
-	}
-	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
-	lines = lines[:min(len(lines), max(height-2, 1))]
-	lines = append(lines, "", "b busiest  r most refused  f fullest  q quit")
-	for i, line := range lines {
-		lines[i] = fitted(line, width)
-	}
-	return home + strings.Join(lines[:min(len(lines), height)], endOfLine) + "\x1b[K" + endOfScreen
-}
-
-// fitted is as much of a line as fits.
-func fitted(line string, width int) string {
-	runes := []rune(line)
-	return string(runes[:min(len(runes), max(width, 0))])
-}
-
-func writeTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse) error {
-	text, err := httpapi.MarshalTopKeys(order, top)
-	if err != nil {
-		return err
-	}
-	var b bytes.Buffer
-	if err := json.Indent(&b, text, "", "  "); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintln(w, b.String())
-	return err
-}
-
-// printTop prints tables of policies and keys. width is that of the terminal, 0 where there is none: keys are then not shortened.
-func printTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, width int) error {
-	fmt.Fprintf(w, "%s keys of the last %v, as %s knows from %d of %d members\n", httpapi.KeyOrders()[order],
-		time.Duration(top.CountedNs).Truncate(time.Second), top.Node, len(top.Members), len(top.Members)+len(top.Unreachable))
-	if len(top.Unreachable) > 0 {
-		fmt.Fprintf(w, "unreachable, and missing: %s\n", strings.Join(top.Unreachable, ", "))
-	}
-	fmt.Fprintln(w)
-	rows := [][]string{{"POLICY", "CHECKS/S", "REFUSED/S", "REFUSED", "FAILED/S", "ERRORS/S"}}
-	over := time.Duration(top.PoliciesCountedNs)
-	for _, p := range top.Policies {
-		checks := p.Allowed + p.Refused + p.Shadowed + p.FailedOpen + p.FailedClosed
-		rows = append(rows, []string{
-			p.Policy, rate(checks, over), rate(p.Refused, over), part(p.Refused, checks), rate(p.FailedOpen+p.FailedClosed, over), rate(p.Errors, over),
-		})
-	}
-	printColumns(w, rows, 0)
-	fmt.Fprintln(w)
-	rows = [][]string{{"KEY", "POLICY", "CHECKS/S", "REFUSED/S", "REFUSED", "USED", "FULL"}}
-	over = time.Duration(top.CountedNs)
-	for _, k := range top.Keys {
-		used, full := "", ""
-		if k.Limit > 0 {
-			used, full = fmt.Sprintf("%d/%d", k.Used, k.Limit), part(uint64(max(k.Used, 0)), uint64(k.Limit))
-		}
-		policy := k.Policy
-		if policy == "" {
-			policy = "(inline) " + printable(k.Namespace)
-		}
-		rows = append(rows, []string{
-			printable(k.Key), policy, rate(uint64(k.Decisions), over), rate(uint64(k.Refused), over), part(uint64(k.Refused), uint64(k.Decisions)), used, full,
-		})
-	}
-	printColumns(w, rows, width)
-	if len(top.Keys) == 0 {
-		fmt.Fprintln(w, "no key was decided on")
-	}
-	return nil
-}
-
-// printColumns prints rows in columns, the first to the left and the others to the right. Where that is wider than width, if that is
-// not 0, the first column is shortened.
-func printColumns(w io.Writer, rows [][]string, width int) {
-	widths := make([]int, len(rows[0]))
-	total := 0
-	for i := range widths {
-		for _, r := range rows {
-			widths[i] = max(widths[i], len([]rune(r[i])))
-		}
-		total += widths[i] + 2
-	}
-	if width > 0 && total-2 > width {
-		widths[0] = max(widths[0]-(total-2-width), 8)
-	}
-	for _, r := range rows {
-		var line strings.Builder
-		for i, cell := range r {
-			runes := []rune(cell)
-			if len(runes) > widths[i] {
-				runes = append(runes[:widths[i]-1], '…')
-			}
-			space := strings.Repeat(" ", widths[i]-len(runes))
-			if left := i == 0 || rows[0][i] == "POLICY"; left {
-				line.WriteString(string(runes) + space + "  ")
-			} else {
-				line.WriteString(space + string(runes) + "  ")
-			}
-		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
-	}
-}
-
-// printable is a caller's text as it can be shown on a terminal: quoted where it holds what could control one, or hide.
-func printable(text string) string {
-	for _, r := range text {
-		if !unicode.IsPrint(r) || r == '"' {
-			return strconv.Quote(text)
-		}
-	}
-	return text
-}
-
-func rate(n uint64, over time.Duration) string {
-	if over <= 0 {
-		return "-"
-	}
-	perSecond := float64(n) / over.Seconds()
-	switch {
-	case n == 0:
-		return "0"
-	case perSecond < 9.95:
-		return strconv.FormatFloat(perSecond, 'f', 2, 64)
-	}
-	return strconv.FormatFloat(perSecond, 'f', 0, 64)
-}
-
-func part(n, of uint64) string {
-	if of == 0 {
-		return "-"
-	}
-	return strconv.FormatFloat(100*float64(n)/float64(of), 'f', 0, 64) + "%"
 }

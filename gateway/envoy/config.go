@@ -213,7 +213,7 @@ func (r *reader) file() {
 		} else if r.opts.MergeDomains {
 			d = known
 		} else {
-			r.Fail(f.Node, f.Path, "is the domain of %s, line %d, too: describe it in one file, or let files be merged (--envoy-merge-domains)", known.file, known.line)
+			r.Fail(f.Node, f.Path, "is the domain of %s, line %d, too: describe it in one file, or let files be merged (envoy-merge-domains)", known.file, known.line)
 		}
 	}
 	if list, given := top.Get("descriptors"); given {

@@ -368,7 +368,7 @@ func TestOddRequests(t *testing.T) {
 		t.Errorf("a month where an hour is the longest: %v", got)
 	}
 	off := newBench(t, func(c *limiter.Config) { c.NoInline = true })
-	if got := off.ask(request(token, 10, 1000))[0]; !strings.Contains(got.Error, "--no-inline") {
+	if got := off.ask(request(token, 10, 1000))[0]; !strings.Contains(got.Error, "no-inline") {
 		t.Errorf("without inline limits: %v", got)
 	}
 }

@@ -342,7 +342,7 @@ func (a *api) target(b *targetBody) (limit.Target, *problem) {
 		return t, nil
 	}
 	if a.NoInline {
-		return t, invalid("limit", "inline limits are turned off on this node (--no-inline)")
+		return t, invalid("limit", "inline limits are turned off on this node (no-inline)")
 	}
 	l, p := a.limit(b.Limit)
 	if p != nil {

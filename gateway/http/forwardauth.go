@@ -177,7 +177,7 @@ func (a *api) keyOf(r *http.Request, q *forwardQuery) (key string, p *problem, c
 	case q.keyHeader == "":
 		return q.key, nil, false
 	case !slices.Contains(a.ForwardAuth.Headers, q.keyHeader):
-		return "", invalid("key_header", clip(strconv.Quote(q.keyHeader))+" is not among the --forward-auth-headers of this node"), false
+		return "", invalid("key_header", clip(strconv.Quote(q.keyHeader))+" is not among the forward-auth-headers of this node"), false
 	}
 	values := r.Header[q.keyHeader]
 	switch {
@@ -199,7 +199,7 @@ func (a *api) addressOf(r *http.Request, q *forwardQuery) (key string, p *proble
 	clients := clientip.Resolver{Trusted: a.ForwardAuth.TrustedProxies, IPv6Bits: q.ipv6Bits}
 	switch {
 	case !clients.Trusts(r.RemoteAddr):
-		return "", invalid("key_ip", "the gateway that asks is not among the --trusted-proxies of this node"), false
+		return "", invalid("key_ip", "the gateway that asks is not among the trusted-proxies of this node"), false
 	case strings.TrimSpace(strings.Join(r.Header["X-Forwarded-For"], "")) == "":
 		return "", invalid("key_ip", "the gateway has to send the address of its caller in X-Forwarded-For"), false
 	}

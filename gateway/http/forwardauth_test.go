@@ -165,8 +165,8 @@ func TestForwardAuthBadQueries(t *testing.T) {
 		{"policy=web&key=a&ipv6_prefix=64", "ipv6_prefix", "goes with key_ip", 400},
 		{"policy=web&key_ip=true&ipv6_prefix=0", "ipv6_prefix", "1 to 128", 400},
 		{"policy=web&key_ip=true&ipv6_prefix=129", "ipv6_prefix", "1 to 128", 400},
-		{"policy=web&key_header=Cookie", "key_header", "--forward-auth-headers", 400},
-		{"policy=web&key_header=Cookie&deny_status=403", "key_header", "--forward-auth-headers", 400},
+		{"policy=web&key_header=Cookie", "key_header", "forward-auth-headers", 400},
+		{"policy=web&key_header=Cookie&deny_status=403", "key_header", "forward-auth-headers", 400},
 		{"policy=web&key_ip=true&deny_status=403", "key_ip", "X-Forwarded-For", 400},
 	} {
 		d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, behindGateway)
@@ -181,8 +181,8 @@ func TestForwardAuthBadQueries(t *testing.T) {
 // TestForwardAuthStrangers: nobody who is no trusted proxy chooses the address that it is limited by.
 func TestForwardAuthStrangers(t *testing.T) {
 	d := newAPI(t, &scripted{results: []limit.Result{{Decision: admitted}}}, nil)
-	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", "203.0.113.9"), 400, "key_ip", "--trusted-proxies")
-	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_header=X-Api-Key", "", "X-Api-Key", "a"), 400, "key_header", "--forward-auth-headers")
+	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_ip=true", "", "X-Forwarded-For", "203.0.113.9"), 400, "key_ip", "trusted-proxies")
+	wantProblem(t, d.do("GET", "/v1/forward-auth?policy=web&key_header=X-Api-Key", "", "X-Api-Key", "a"), 400, "key_header", "forward-auth-headers")
 	if len(d.service.calls) > 0 {
 		t.Errorf("asked %v", d.service.calls)
 	}

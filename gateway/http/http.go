@@ -216,7 +216,7 @@ func New(cfg Config) http.Handler {
 		echoRequestID(w, r)
 		if a.Host != nil && !a.Host(hostName(r.Host)) {
 			a.writeProblem(w, r, &problem{status: http.StatusMisdirectedRequest,
-				message: "this node does not answer for " + clip(strconv.Quote(hostName(r.Host))) + ": ask for it by an IP address, localhost or a name of --http-hosts"})
+				message: "this node does not answer for " + clip(strconv.Quote(hostName(r.Host))) + ": ask for it by an IP address, localhost or a name among its http-hosts"})
 			return
 		}
 		// The mux would answer with a redirect and without a body, which a client that posts JSON has no use for.

@@ -926,7 +926,7 @@ func TestNoInline(t *testing.T) {
 	var service scripted
 	d := newAPI(t, &service, func(c *Config) { c.NoInline = true })
 	const limit = `"limit":{"algorithm":"sliding_log","limit":1,"window":"1s"},"key":"k"`
-	const detail = "inline limits are turned off on this node (--no-inline)"
+	const detail = "inline limits are turned off on this node (no-inline)"
 	wantProblem(t, d.post("/v1/check", `{`+limit+`}`), 400, "limit", detail)
 	wantProblem(t, d.post("/v1/checks", `{"checks":[{`+limit+`}]}`), 400, "checks[0].limit", detail)
 	wantProblem(t, d.post("/v1/acquire", `{`+limit+`}`), 400, "limit", detail)

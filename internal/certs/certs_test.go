@@ -23,7 +23,7 @@ const (
 
 func open(t *testing.T, files Files) *Source {
 	t.Helper()
-	s, err := Open(files, Config{Flags: Files{"--cert", "--key", "--ca"}})
+	s, err := Open(files, Config{Flags: Files{"cert", "key", "ca"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +97,7 @@ func TestPeers(t *testing.T) {
 	expired := func(t *testing.T) *Source {
 		later := func() time.Time { return time.Now().Add(-2 * time.Minute) }
 		cert, key, ca := ours.Write(t.TempDir(), certstest.Leaf{URIs: []string{cluster}, Expired: true})
-		s, err := Open(Files{cert, key, ca}, Config{Flags: Files{"--cert", "--key", "--ca"}, Now: later})
+		s, err := Open(Files{cert, key, ca}, Config{Flags: Files{"cert", "key", "ca"}, Now: later})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +214,7 @@ func TestReload(t *testing.T) {
 	cert, key, ca := a.Write(dir, member)
 	changed, failed := make(chan struct{}, 10), make(chan error, 10)
 	s, err := Open(Files{cert, key, ca}, Config{
-		Flags: Files{"--cert", "--key", "--ca"}, OnChange: func() { changed <- struct{}{} }, OnError: func(err error) { failed <- err },
+		Flags: Files{"cert", "key", "ca"}, OnChange: func() { changed <- struct{}{} }, OnError: func(err error) { failed <- err },
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +247,7 @@ func TestReload(t *testing.T) {
 	if err := os.WriteFile(key, []byte("no key"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-failed; !strings.HasPrefix(err.Error(), "--cert: "+cert) || s.Err() == nil {
+	if err := <-failed; !strings.HasPrefix(err.Error(), "cert: "+cert) || s.Err() == nil {
 		t.Errorf("%v", err)
 	}
 	with(ofA, "")
@@ -281,17 +281,17 @@ func TestOpenErrors(t *testing.T) {
 		files Files
 		want  string
 	}{
-		{Files{Cert: cert}, "--cert: goes with --key"},
-		{Files{Key: key}, "--key: goes with --cert"},
-		{Files{Cert: cert, Key: otherKey}, "--cert: " + cert + ": tls: private key does not match public key"},
-		{Files{Cert: cert, Key: empty}, "--cert: " + cert},
+		{Files{Cert: cert}, "cert: goes with key"},
+		{Files{Key: key}, "key: goes with cert"},
+		{Files{Cert: cert, Key: otherKey}, "cert: " + cert + ": tls: private key does not match public key"},
+		{Files{Cert: cert, Key: empty}, "cert: " + cert},
 		{Files{Cert: oldCert, Key: oldKey}, "the certificate has expired"},
-		{Files{Cert: cert, Key: filepath.Join(dir, "none")}, "--cert, --key: open "},
-		{Files{CA: filepath.Join(dir, "none")}, "--ca: open "},
-		{Files{CA: empty}, "--ca: " + empty + ": holds no certificate"},
-		{Files{CA: key}, "--ca: " + key + ": block 1 is a PRIVATE KEY"},
+		{Files{Cert: cert, Key: filepath.Join(dir, "none")}, "cert, key: open "},
+		{Files{CA: filepath.Join(dir, "none")}, "ca: open "},
+		{Files{CA: empty}, "ca: " + empty + ": holds no certificate"},
+		{Files{CA: key}, "ca: " + key + ": block 1 is a PRIVATE KEY"},
 	} {
-		s, err := Open(c.files, Config{Flags: Files{"--cert", "--key", "--ca"}})
+		s, err := Open(c.files, Config{Flags: Files{"cert", "key", "ca"}})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %s", c.files, err, c.want)
 		}
@@ -310,7 +310,7 @@ func TestOpenErrors(t *testing.T) {
 func TestOwnName(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	good := certstest.Leaf{URIs: []string{"weir://other", cluster}}
-	config := func() Config { return Config{Flags: Files{"--cert", "--key", "--ca"}, OwnName: cluster} }
+	config := func() Config { return Config{Flags: Files{"cert", "key", "ca"}, OwnName: cluster} }
 	ofOther := func(dir string) Files { // by a, where b is trusted
 		cert, key, ca := a.Write(dir, good)
 		if err := os.WriteFile(ca, b.PEM, 0o600); err != nil {
@@ -339,7 +339,7 @@ func TestOwnName(t *testing.T) {
 		if err == nil {
 			s.Close()
 		}
-		if want = strings.TrimSpace(want); err == nil || !strings.HasPrefix(err.Error(), "--cert: ") || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "--ca") {
+		if want = strings.TrimSpace(want); err == nil || !strings.HasPrefix(err.Error(), "cert: ") || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "ca") {
 			t.Errorf("%v, want %s", err, want)
 		}
 	}

@@ -104,7 +104,7 @@ var (
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
 	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused or cannot be read, and the one before it is in force.", nil, nil)
 	envoyValid = prometheus.NewDesc("weir_envoy_configuration_valid",
-		"0 when a file of --envoy-config, as it is now, has a mistake in it or cannot be read, and the configuration from before is in force.", nil, nil)
+		"0 when a file of envoy-config, as it is now, has a mistake in it or cannot be read, and the configuration from before is in force.", nil, nil)
 	secureFile = prometheus.NewDesc("weir_security_file_valid",
 		"0 when a file that access depends on was refused as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).", []string{"file"}, nil)
 	timeouts = prometheus.NewDesc("weir_file_read_timeouts_total",

@@ -78,7 +78,7 @@ func listenDebug(p Port) (*ingress.Listener, error) {
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p))))
 	if err != nil {
-		return nil, fmt.Errorf("--debug-port: %w", err)
+		return nil, fmt.Errorf("debug-port: %w", err)
 	}
 	return ingress.NewListener(l, ingress.ListenerConfig{}), nil
 }

@@ -34,7 +34,7 @@ func (n *Node) openEnvoy() (err error) {
 	n.envoy.hits = envoy.NewHits()
 	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: s.Options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
 	if err != nil {
-		return fmt.Errorf("--envoy-config: %w", err)
+		return fmt.Errorf("envoy-config: %w", err)
 	}
 	return nil
 }

@@ -200,7 +200,7 @@ func TestEnvoyReload(t *testing.T) {
 	}
 
 	cfg.Envoy.Dir = bad
-	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "--envoy-config: ") {
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "envoy-config: ") {
 		t.Errorf("%v", err)
 	}
 }

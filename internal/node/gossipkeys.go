@@ -44,7 +44,7 @@ func (s *security) openGossipKeys() (*filewatch.Watcher[[][]byte], error) {
 		OnError: s.reloadFailed("gossip_keys"),
 	})
 	if err != nil {
-		return nil, fmt.Errorf("--gossip-key-file: %w", err)
+		return nil, fmt.Errorf("gossip-key-file: %w", err)
 	}
 	return w, nil
 }
@@ -206,7 +206,7 @@ func (a *admin) gossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (
 		case !isPrivate(ctx):
 			return refuse("key: came in plain text from another host, and may be known by now: take another one, and use TLS")
 		case !n.peersArePrivate():
-			return refuse("nodes talk to each other in plain text, where the key could be read: start them with --peer-tls-cert-file, or put the key into their --gossip-key-file")
+			return refuse("nodes talk to each other in plain text, where the key could be read: start them with peer-tls-cert-file, or put the key into their gossip-key-file")
 		}
 		for _, m := range n.allKeys(ctx, list) {
 			if m.Error != "" {

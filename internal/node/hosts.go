@@ -45,10 +45,10 @@ func checkHosts(names []string) error {
 // forwardAuth reads what says where /v1/forward-auth may take keys from.
 func (cfg *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
 	if f.Headers, err = httpapi.ParseKeyHeaders(cfg.ForwardAuthHeaders); err != nil {
-		return f, fmt.Errorf("--forward-auth-headers: %w", err)
+		return f, fmt.Errorf("forward-auth-headers: %w", err)
 	}
 	if f.TrustedProxies, err = clientip.ParsePrefixes(cfg.TrustedProxies); err != nil {
-		return f, fmt.Errorf("--trusted-proxies: %w", err)
+		return f, fmt.Errorf("trusted-proxies: %w", err)
 	}
 	return f, nil
 }

@@ -70,8 +70,8 @@ func TestForwardAuthFlags(t *testing.T) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	for _, c := range []struct{ header, proxy, flag string }{
-		{"X Api", "10.0.0.0/8", "--forward-auth-headers: "}, {"Host", "10.0.0.0/8", "--forward-auth-headers: "},
-		{"X-Api", "10.0.0.1/8", "--trusted-proxies: "}, {"X-Api", "gateway", "--trusted-proxies: "},
+		{"X Api", "10.0.0.0/8", "forward-auth-headers: "}, {"Host", "10.0.0.0/8", "forward-auth-headers: "},
+		{"X-Api", "10.0.0.1/8", "trusted-proxies: "}, {"X-Api", "gateway", "trusted-proxies: "},
 	} {
 		cfg := testConfig(t, "a")
 		cfg.ForwardAuthHeaders, cfg.TrustedProxies = []string{c.header}, []string{c.proxy}

@@ -100,13 +100,13 @@ func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, ove
 		most   int64
 		set    func()
 	}{
-		{"--max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.MaxConnections = c.MaxConnections }},
-		{"--max-anonymous-connections", int64(c.MaxAnonymous), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymous }},
-		{"--max-streams", int64(c.MaxStreams), math.MaxInt64, func() { m.MaxStreams = max(m.MaxStreams, c.MaxStreams) }},
-		{"--max-in-flight", int64(c.MaxInFlight), math.MaxInt64, func() { m.MaxInFlight = c.MaxInFlight }},
-		{"--max-unread", c.MaxUnread, m.Limit, func() { m.Unread = c.MaxUnread }},
-		{"--max-message-size", c.MaxMessage, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessage) }},
-		{"--max-memory", state, m.Limit, func() {}},
+		{"max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.MaxConnections = c.MaxConnections }},
+		{"max-anonymous-connections", int64(c.MaxAnonymous), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymous }},
+		{"max-streams", int64(c.MaxStreams), math.MaxInt64, func() { m.MaxStreams = max(m.MaxStreams, c.MaxStreams) }},
+		{"max-in-flight", int64(c.MaxInFlight), math.MaxInt64, func() { m.MaxInFlight = c.MaxInFlight }},
+		{"max-unread", c.MaxUnread, m.Limit, func() { m.Unread = c.MaxUnread }},
+		{"max-message-size", c.MaxMessage, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessage) }},
+		{"max-memory", state, m.Limit, func() {}},
 	} {
 		if part.chosen == 0 {
 			continue
@@ -146,8 +146,8 @@ func (c *Limits) listener(name string, s *security) ingress.ListenerConfig {
 
 // rejections say which bound a connection was closed for.
 var rejections = map[ingress.Rejection]string{
-	ingress.TooManyConnections: "--max-connections, --max-connections-per-source",
-	ingress.TooManyAnonymous:   "--max-anonymous-connections",
+	ingress.TooManyConnections: "max-connections, max-connections-per-source",
+	ingress.TooManyAnonymous:   "max-anonymous-connections",
 	ingress.TooManyBytes:       "too much was sent before authentication",
 }
 

@@ -250,13 +250,13 @@ func TestChosenBounds(t *testing.T) {
 		{what: "nothing"},
 		{what: "less", limits: Limits{MaxConnections: 10, MaxUnread: 1 << 20, MaxInFlight: 10}, state: 50 << 20},
 		{what: "some more", limits: Limits{MaxUnread: m.Unread + 50<<20}},
-		{what: "state", state: m.State + 50<<20, over: "[--max-memory]"},
-		{what: "no bound of state", state: -1, over: "[--max-memory]"},
-		{what: "no bound of connections", limits: Limits{MaxConnections: -1}, over: "[--max-connections]"},
-		{what: "connections and checks", limits: Limits{MaxConnections: 100_000, MaxInFlight: 50_000}, over: "[--max-connections --max-in-flight]"},
-		{what: "more state than there is", state: 512 << 20, err: "--max-memory: 512 MiB do not fit"},
-		{what: "more unread than there is", limits: Limits{MaxUnread: 1 << 30}, err: "--max-unread: 1.0 GiB do not fit"},
-		{what: "messages as large as it all", limits: Limits{MaxMessage: 256 << 20}, err: "--max-message-size: 256 MiB do not fit"},
+		{what: "state", state: m.State + 50<<20, over: "[max-memory]"},
+		{what: "no bound of state", state: -1, over: "[max-memory]"},
+		{what: "no bound of connections", limits: Limits{MaxConnections: -1}, over: "[max-connections]"},
+		{what: "connections and checks", limits: Limits{MaxConnections: 100_000, MaxInFlight: 50_000}, over: "[max-connections max-in-flight]"},
+		{what: "more state than there is", state: 512 << 20, err: "max-memory: 512 MiB do not fit"},
+		{what: "more unread than there is", limits: Limits{MaxUnread: 1 << 30}, err: "max-unread: 1.0 GiB do not fit"},
+		{what: "messages as large as it all", limits: Limits{MaxMessage: 256 << 20}, err: "max-message-size: 256 MiB do not fit"},
 	} {
 		got, over, err := test.limits.fitted(m, test.state)
 		if err != nil || test.err != "" {

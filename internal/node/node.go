@@ -176,7 +176,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		n.cfg.MaxMemory = fitted.State
 	}
 	if len(over) > 0 {
-		n.log.Warn("memory bounds exceed the limit", "flags", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
+		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
 	}
 	n.limits = newLimits(cfg.Limits, n.cfg.Memory)
 	defer func() {
@@ -186,26 +186,26 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	}()
 	if cfg.Bind == "" {
 		// Listeners would take it for all addresses of the host.
-		return n, errors.New("--bind: is empty: give an IP address; 0.0.0.0 stands for all of this host")
+		return n, errors.New("bind: is empty: give an IP address; 0.0.0.0 stands for all of this host")
 	}
 	// Before anything is opened, so that a name that is wrong is not blamed on a port; and for a node alone, too.
 	if err := n.clusterConfig().Validate(); err != nil {
 		return n, err
 	}
 	if err := checkHosts(cfg.HTTPHosts); err != nil {
-		return n, fmt.Errorf("--http-hosts: %w", err)
+		return n, fmt.Errorf("http-hosts: %w", err)
 	}
 	if n.forwardAuth, err = cfg.forwardAuth(); err != nil {
 		return n, err
 	}
 	if cfg.GossipPort == PortOff && len(cfg.Join) > 0 {
-		return n, errors.New("--join: needs a gossip port: give --gossip-port")
+		return n, errors.New("join: needs a gossip port")
 	}
 	if cfg.GossipPort == PortOff && len(cfg.Voters) > 0 && !slices.Equal(cfg.Voters, []string{cfg.Name}) {
-		return n, errors.New("--voters: a node without gossip reaches no other voter: give --gossip-port, or --voters with its own name alone")
+		return n, errors.New("voters: a node without gossip reaches no other voter: give it a gossip port, or its own name alone as voter")
 	}
 	if cfg.GossipPort != PortOff && cfg.PeerPort == PortOff {
-		return n, errors.New("--peer-port: nodes that gossip forward to one another: give it, or turn --gossip-port off too")
+		return n, errors.New("peer-port: nodes that gossip forward to one another: give it, or no gossip port either")
 	}
 	if err := cfg.checkOpen(); err != nil {
 		return n, err
@@ -219,7 +219,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 			Check: n.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
 		})
 		if err != nil {
-			return n, fmt.Errorf("--policies: %w", err)
+			return n, fmt.Errorf("policies: %w", err)
 		}
 		policies = n.watcher.Current()
 	} else if err := n.checkPolicies(policies); err != nil {
@@ -241,20 +241,20 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		n.security.refusals.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
 	})
 	for _, l := range []struct {
-		flag string
-		port Port
-		to   **ingress.Listener
+		setting string
+		port    Port
+		to      **ingress.Listener
 	}{
-		{"--http-port", cfg.HTTPPort, &n.listeners.http},
-		{"--grpc-port", cfg.GRPCPort, &n.listeners.grpc},
-		{"--peer-port", cfg.PeerPort, &n.listeners.peer},
+		{"http-port", cfg.HTTPPort, &n.listeners.http},
+		{"grpc-port", cfg.GRPCPort, &n.listeners.grpc},
+		{"peer-port", cfg.PeerPort, &n.listeners.peer},
 	} {
-		if *l.to, err = n.listen(l.flag, l.port); err != nil {
+		if *l.to, err = n.listen(l.setting, l.port); err != nil {
 			return n, err
 		}
 	}
 	if cfg.RESPPort != nil {
-		if n.listeners.resp, err = n.listen("--resp-port", *cfg.RESPPort); err != nil {
+		if n.listeners.resp, err = n.listen("resp-port", *cfg.RESPPort); err != nil {
 			return n, err
 		}
 	}
@@ -326,27 +326,27 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 }
 
 // listen opens a TCP port.
-func (n *Node) listen(flag string, p Port) (*ingress.Listener, error) {
+func (n *Node) listen(setting string, p Port) (*ingress.Listener, error) {
 	if p == PortOff {
 		return nil, nil
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(n.cfg.Bind, strconv.Itoa(int(p))))
 	if err != nil && n.cfg.AnyPortIfTaken && p != PortAny {
-		return n.listen(flag, PortAny)
+		return n.listen(setting, PortAny)
 	}
 	switch {
 	case err == nil:
-		name := strings.TrimSuffix(strings.TrimPrefix(flag, "--"), "-port")
+		name := strings.TrimSuffix(setting, "-port")
 		if name != "peer" {
 			l = n.buffers.Listener(l)
 		}
 		return ingress.NewListener(l, n.limits.listener(name, n.security)), nil
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", flag, err)
+		return nil, fmt.Errorf("%s: %w: give another port, or 0 for any free one", setting, err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return nil, fmt.Errorf("--bind: %w: give an address of this host; 0.0.0.0 stands for all of them", err)
+		return nil, fmt.Errorf("bind: %w: give an address of this host; 0.0.0.0 stands for all of them", err)
 	}
-	return nil, fmt.Errorf("%s: %w", flag, err)
+	return nil, fmt.Errorf("%s: %w", setting, err)
 }
 
 // clusterConfig is what a node says to its cluster of itself, before it has opened a port.

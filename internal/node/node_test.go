@@ -215,28 +215,28 @@ func TestStartNodeErrors(t *testing.T) {
 		want  string // at the beginning of the error
 		spoil func(*Config)
 	}{
-		{"--bind: ", func(c *Config) { c.Bind = "" }},
-		{"--bind: ", func(c *Config) { c.Bind = "nowhere" }},
-		{"--bind: ", func(c *Config) { c.Bind = "192.0.2.1" }},
-		{"--name: ", func(c *Config) { c.Name = "two words" }},
-		{"--name: ", func(c *Config) { c.Name, c.GossipPort = "two words", PortOff }},
-		{"--join: ", func(c *Config) { c.Join = []string{"nowhere"} }},
-		{"--join: ", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} }},
-		{"--join: ", func(c *Config) { c.Join, c.GossipPort = []string{"127.0.0.1:1"}, PortOff }},
-		{"--advertise: ", func(c *Config) { c.Advertise = "0.0.0.0" }},
-		{"--peer-port: ", func(c *Config) { c.PeerPort = PortOff }},
-		{"--http-port: ", func(c *Config) { c.HTTPPort = taken }},
-		{"--grpc-port: ", func(c *Config) { c.GRPCPort = taken }},
-		{"--peer-port: ", func(c *Config) { c.PeerPort = taken }},
-		{"--gossip-port: ", func(c *Config) { c.GossipPort = taken }},
-		{"--policies: ", func(c *Config) { c.PolicyFile = "/none" }},
-		{"--policies: ", func(c *Config) { c.PolicyFile = short }},
-		{"--policies: ", func(c *Config) { c.PolicyFile = strict }},
-		{"--voters: ", func(c *Config) { c.GossipPort, c.Voters = PortOff, []string{"a", "b", "c"} }},
-		{"--gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = "/none" }},
-		{"--gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = short }},
-		{"--cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = "/none" }},
-		{"--cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = short }},
+		{"bind: ", func(c *Config) { c.Bind = "" }},
+		{"bind: ", func(c *Config) { c.Bind = "nowhere" }},
+		{"bind: ", func(c *Config) { c.Bind = "192.0.2.1" }},
+		{"name: ", func(c *Config) { c.Name = "two words" }},
+		{"name: ", func(c *Config) { c.Name, c.GossipPort = "two words", PortOff }},
+		{"join: ", func(c *Config) { c.Join = []string{"nowhere"} }},
+		{"join: ", func(c *Config) { c.Join = []string{"192.0.2.1:7946"} }},
+		{"join: ", func(c *Config) { c.Join, c.GossipPort = []string{"127.0.0.1:1"}, PortOff }},
+		{"advertise: ", func(c *Config) { c.Advertise = "0.0.0.0" }},
+		{"peer-port: ", func(c *Config) { c.PeerPort = PortOff }},
+		{"http-port: ", func(c *Config) { c.HTTPPort = taken }},
+		{"grpc-port: ", func(c *Config) { c.GRPCPort = taken }},
+		{"peer-port: ", func(c *Config) { c.PeerPort = taken }},
+		{"gossip-port: ", func(c *Config) { c.GossipPort = taken }},
+		{"policies: ", func(c *Config) { c.PolicyFile = "/none" }},
+		{"policies: ", func(c *Config) { c.PolicyFile = short }},
+		{"policies: ", func(c *Config) { c.PolicyFile = strict }},
+		{"voters: ", func(c *Config) { c.GossipPort, c.Voters = PortOff, []string{"a", "b", "c"} }},
+		{"gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = "/none" }},
+		{"gossip-key-file: ", func(c *Config) { c.Security.GossipKeyFile = short }},
+		{"cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = "/none" }},
+		{"cluster-secret-file: ", func(c *Config) { c.Security.SecretFile = short }},
 	} {
 		leavesNothing(t, func() {
 			cfg := testConfig(t, "node")
@@ -439,7 +439,7 @@ func TestReload(t *testing.T) {
 	}
 	put(strictPolicy)
 	eventually(t, "the lack of voters", func() bool {
-		return strings.HasSuffix(n.policyError(), ":2:92: policies[0].consistency: strict needs voters: give all nodes the same --voters, or use available")
+		return strings.HasSuffix(n.policyError(), ":2:92: policies[0].consistency: strict needs voters: give all nodes the same voters, or use available")
 	})
 	if d := check(t, n, "alice"); d.Limit != 7 {
 		t.Errorf("a file that needs voters changed the limit to %d", d.Limit)

@@ -36,10 +36,10 @@ func TestSecureBeyondLoopback(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "made")
 	makeSecrets(t, dir)
 	const (
-		callers = "--access-file or --tls-client-ca-file"
-		nodes   = "--peer-tls-cert-file, --peer-tls-key-file, --peer-tls-ca-file and --peer-tls-name"
-		gossip  = "--gossip-key-file"
-		secret  = "--cluster-secret-file"
+		callers = "access-file or tls-client-ca-file"
+		nodes   = "peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name"
+		gossip  = "gossip-key-file"
+		secret  = "cluster-secret-file"
 	)
 	for _, c := range []struct {
 		name    string
@@ -81,7 +81,7 @@ func TestSecureBeyondLoopback(t *testing.T) {
 					t.Errorf("%s: named %v, want %v: %v", flags, named, want, err)
 				}
 			}
-			if err != nil && (!strings.HasPrefix(err.Error(), "--bind: ") || !strings.Contains(err.Error(), "--insecure")) {
+			if err != nil && (!strings.HasPrefix(err.Error(), "bind: ") || !strings.Contains(err.Error(), "insecure")) {
 				t.Errorf("the message is %v", err)
 			}
 		})

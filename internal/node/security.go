@@ -59,16 +59,16 @@ func (cfg *Config) open() (missing []string) {
 	}
 	s := cfg.Security
 	if cfg.forCallers() && s.AccessFile == "" && s.TLS.CA == "" {
-		missing = append(missing, "--access-file or --tls-client-ca-file (whoever reaches a port for callers may do everything)")
+		missing = append(missing, "access-file or tls-client-ca-file (whoever reaches a port for callers may do everything)")
 	}
 	if cfg.PeerPort != PortOff && s.PeerTLS.Cert == "" {
-		missing = append(missing, "--peer-tls-cert-file, --peer-tls-key-file, --peer-tls-ca-file and --peer-tls-name (whoever reaches the peer port is a node)")
+		missing = append(missing, "peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name (whoever reaches the peer port is a node)")
 	}
 	if cfg.GossipPort != PortOff && s.GossipKeyFile == "" {
-		missing = append(missing, "--gossip-key-file (whoever reaches the gossip port may say who is a member)")
+		missing = append(missing, "gossip-key-file (whoever reaches the gossip port may say who is a member)")
 	}
 	if cfg.GossipPort != PortOff && s.SecretFile == "" {
-		missing = append(missing, "--cluster-secret-file (whoever sends keys can aim them at one node)")
+		missing = append(missing, "cluster-secret-file (whoever sends keys can aim them at one node)")
 	}
 	return missing
 }
@@ -79,22 +79,22 @@ func (cfg *Config) checkOpen() error {
 	if len(missing) == 0 || cfg.Security.Insecure {
 		return nil
 	}
-	return fmt.Errorf("--bind: %s is reached from other hosts, and this is not given: %s. \"weir secrets DIRECTORY\" makes all of them; --insecure does without",
+	return fmt.Errorf("bind: %s is reached from other hosts, and this is not given: %s. \"weir secrets DIRECTORY\" makes all of them; the setting insecure does without",
 		cfg.Bind, strings.Join(missing, "; "))
 }
 
 // validate reports the first thing that is wrong with what is given together.
 func (c *Security) validate() error {
 	if c.TLS.CA != "" && c.TLS.Cert == "" && c.TLS.Key == "" {
-		return errors.New("--tls-client-ca-file: callers present certificates over TLS only: give --tls-cert-file and --tls-key-file")
+		return errors.New("tls-client-ca-file: callers present certificates over TLS only: give tls-cert-file and tls-key-file")
 	}
 	peer := []struct{ flag, value string }{
-		{"--peer-tls-cert-file", c.PeerTLS.Cert}, {"--peer-tls-key-file", c.PeerTLS.Key}, {"--peer-tls-ca-file", c.PeerTLS.CA}, {"--peer-tls-name", c.PeerName},
+		{"peer-tls-cert-file", c.PeerTLS.Cert}, {"peer-tls-key-file", c.PeerTLS.Key}, {"peer-tls-ca-file", c.PeerTLS.CA}, {"peer-tls-name", c.PeerName},
 	}
 	for _, given := range peer {
 		for _, missing := range peer {
 			if given.value != "" && missing.value == "" {
-				return fmt.Errorf("%s: goes with %s: nodes prove to each other who they are with all four of --peer-tls-…, or talk in plain text without any", given.flag, missing.flag)
+				return fmt.Errorf("%s: goes with %s: nodes prove to each other who they are with all four of peer-tls-…, or talk in plain text without any", given.flag, missing.flag)
 			}
 		}
 	}
@@ -132,19 +132,19 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 		}
 	}()
 	if cfg.TLS != (certs.Files{}) {
-		flags := certs.Files{Cert: "--tls-cert-file", Key: "--tls-key-file", CA: "--tls-client-ca-file"}
+		flags := certs.Files{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
 		if s.callers, err = s.openCerts("certificates", cfg.TLS, flags, ""); err != nil {
 			return nil, err
 		}
 	}
 	if cfg.PeerTLS != (certs.Files{}) {
-		flags := certs.Files{Cert: "--peer-tls-cert-file", Key: "--peer-tls-key-file", CA: "--peer-tls-ca-file"}
+		flags := certs.Files{Cert: "peer-tls-cert-file", Key: "peer-tls-key-file", CA: "peer-tls-ca-file"}
 		if s.peers, err = s.openCerts("peer_certificates", cfg.PeerTLS, flags, cfg.PeerName); err != nil {
 			return nil, err
 		}
 	}
 	if s.audit, err = s.openAudit(); err != nil {
-		return nil, fmt.Errorf("--audit-log: %w", err)
+		return nil, fmt.Errorf("audit-log: %w", err)
 	}
 	authConfig := auth.Config{
 		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
@@ -153,7 +153,7 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 	}
 	if cfg.AccessFile != "" {
 		if s.access, err = s.openAccess(); err != nil {
-			return nil, fmt.Errorf("--access-file: %w", err)
+			return nil, fmt.Errorf("access-file: %w", err)
 		}
 		authConfig.Callers = s.access.Current
 	}
@@ -274,7 +274,7 @@ func (s *security) warn(cfg Config) {
 	}
 	open := cfg.open()
 	if s.callers == nil && cfg.forCallers() {
-		open = append(open, "--tls-cert-file and --tls-key-file (callers are answered in plain text, where tokens can be read on their way)")
+		open = append(open, "tls-cert-file and tls-key-file (callers are answered in plain text, where tokens can be read on their way)")
 	}
 	if len(open) > 0 {
 		s.log.Warn("this node listens beyond loopback, and is open", "bind", cfg.Bind, "without", strings.Join(open, "; "))

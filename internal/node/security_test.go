@@ -384,11 +384,11 @@ func TestSecurityWarning(t *testing.T) {
 		want   []string // parts of the one warning
 		not    []string
 	}{
-		{"open to all", func(*Config) {}, []string{"--tls-cert-file", "--access-file", "--peer-tls-cert-file", "--gossip-key-file"}, nil},
+		{"open to all", func(*Config) {}, []string{"tls-cert-file", "access-file", "peer-tls-cert-file", "gossip-key-file"}, nil},
 		{"on loopback", func(c *Config) { c.Bind = "127.0.0.1" }, nil, []string{"beyond loopback"}},
 		{"TLS", func(c *Config) { c.Security.TLS = filesOf(t, a, loopback) },
-			[]string{"--peer-tls-cert-file", "--gossip-key-file"}, []string{"--tls-client-ca-file"}},
-		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"--access-file"}, []string{"--gossip-key-file"}},
+			[]string{"peer-tls-cert-file", "gossip-key-file"}, []string{"tls-client-ca-file"}},
+		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"access-file"}, []string{"gossip-key-file"}},
 	} {
 		var book testkit.Buffer
 		cfg := testConfig(t, "node")
@@ -450,7 +450,7 @@ func TestPeerCertificateThatOthersRefuse(t *testing.T) {
 	}
 	var book testkit.Buffer
 	cfg := Security{PeerTLS: write("another"), PeerName: "weir.test"}
-	if s, err := openSecurity(cfg, book.Logger()); err == nil || !strings.HasPrefix(err.Error(), "--peer-tls-cert-file: ") || !strings.Contains(err.Error(), "--peer-tls-ca-file") {
+	if s, err := openSecurity(cfg, book.Logger()); err == nil || !strings.HasPrefix(err.Error(), "peer-tls-cert-file: ") || !strings.Contains(err.Error(), "peer-tls-ca-file") {
 		t.Errorf("%v", err)
 		if err == nil {
 			s.close()

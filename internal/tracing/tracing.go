@@ -69,13 +69,13 @@ var _ limiter.Tracer = (*Tracer)(nil)
 func (c *Config) Check() error {
 	switch u, err := url.Parse(c.Endpoint); { // whose text is not repeated: it may hold a password
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil:
-		return errors.New("--otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC")
+		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC")
 	}
 	if !(c.Sample >= 0 && c.Sample <= 1) {
-		return fmt.Errorf("--trace-sample: %v is not a share from 0 to 1", c.Sample)
+		return fmt.Errorf("trace-sample: %v is not a share from 0 to 1", c.Sample)
 	}
 	if !(c.CallerRate >= 0 && c.CallerRate <= maxCallerRate) {
-		return fmt.Errorf("--trace-caller-rate: %v is not a number of calls a second from 0 to %d", c.CallerRate, maxCallerRate)
+		return fmt.Errorf("trace-caller-rate: %v is not a number of calls a second from 0 to %d", c.CallerRate, maxCallerRate)
 	}
 	return nil
 }
@@ -93,7 +93,7 @@ func New(cfg Config) (*Tracer, error) {
 			otlptracegrpc.WithTimeout(exportTimeout),
 			otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{Enabled: false}))
 		if err != nil {
-			return nil, fmt.Errorf("--otlp-endpoint: %w", err)
+			return nil, fmt.Errorf("otlp-endpoint: %w", err)
 		}
 	}
 	about := resource.NewSchemaless(attribute.String("service.name", "weir"), attribute.String("service.instance.id", cfg.Node),

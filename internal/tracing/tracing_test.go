@@ -143,7 +143,7 @@ func TestCallersAreBounded(t *testing.T) {
 	}
 	for _, bad := range []float64{-1, math.NaN(), math.Inf(1), maxCallerRate + 1} {
 		cfg := Config{Endpoint: "http://localhost:4317", CallerRate: bad}
-		if err := cfg.Check(); err == nil || !strings.HasPrefix(err.Error(), "--trace-caller-rate: ") {
+		if err := cfg.Check(); err == nil || !strings.HasPrefix(err.Error(), "trace-caller-rate: ") {
 			t.Errorf("%v: %v", bad, err)
 		}
 	}
@@ -309,13 +309,13 @@ func TestCheck(t *testing.T) {
 		cfg := Config{Endpoint: endpoint, Sample: 0.5}
 		if err := cfg.Check(); (err == nil) != good {
 			t.Errorf("%q: %v", endpoint, err)
-		} else if err != nil && (!strings.Contains(err.Error(), "--otlp-endpoint") || strings.Contains(endpoint, "secret") && strings.Contains(err.Error(), "secret")) {
+		} else if err != nil && (!strings.Contains(err.Error(), "otlp-endpoint") || strings.Contains(endpoint, "secret") && strings.Contains(err.Error(), "secret")) {
 			t.Errorf("%q: %v", endpoint, err)
 		}
 	}
 	for _, share := range []float64{-0.1, 1.1} {
 		cfg := Config{Endpoint: "http://collector:4317", Sample: share}
-		if err := cfg.Check(); err == nil || !strings.Contains(err.Error(), "--trace-sample") {
+		if err := cfg.Check(); err == nil || !strings.Contains(err.Error(), "trace-sample") {
 			t.Errorf("%v: %v", share, err)
 		}
 	}

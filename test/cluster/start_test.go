@@ -70,7 +70,7 @@ func TestBadSettings(t *testing.T) {
 		{"--gossip-key-file /none", "--gossip-key-file: "},
 		{"--config /none", "--config: "},
 		{"--voters a,b", "--voters: 2 voters are given"},
-		{"--voters ordinals:3 --name weir", "--voters: ordinals:3: --name weir does not end in an ordinal"},
+		{"--voters ordinals:3 --name weir", "--voters: ordinals:3: name weir does not end in an ordinal"},
 		{"--sideways", "--sideways"},
 		{"now", `"now"`},
 	} {
@@ -150,7 +150,7 @@ func TestNameInUse(t *testing.T) {
 	t.Parallel()
 	first := startNode(t, "--name", "twin").awaitReady()
 	startNode(t, "--name", "twin", "--join", first.gossip).
-		wantEnd(30*time.Second, "name twin is in use by "+first.gossip+"; set --name")
+		wantEnd(30*time.Second, "name twin is in use by "+first.gossip+"; give this node another one")
 	if code, page := first.get("/readyz"); code != 200 {
 		t.Errorf("/readyz of the first: %d %s", code, page)
 	}

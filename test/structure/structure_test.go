@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"os"
 	"os/exec"
 	"path"
 	"path/filepath"
@@ -79,7 +80,13 @@ var mayImport = map[string]string{
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
-	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/certs internal/file internal/limitador internal/load internal/logqueue internal/memory internal/node internal/secrets internal/simulate internal/strictyaml internal/tracing limiter policy proto/weir/v1",
+	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/asker internal/devcluster internal/file internal/load internal/logqueue internal/memory internal/node internal/remote internal/render internal/secrets internal/settings internal/simulate internal/tracing internal/validate limiter policy proto/weir/v1",
+	"internal/asker":           "algo client internal/load internal/remote proto/weir/v1",
+	"internal/devcluster":      "internal/memory internal/node limiter policy",
+	"internal/remote":          "algo internal/certs internal/file policy proto/weir/v1",
+	"internal/render":          "gateway/http internal/load proto/weir/v1",
+	"internal/settings":        "internal/file",
+	"internal/validate":        "gateway/envoy internal/file internal/limitador internal/strictyaml policy",
 	"internal/secrets":         "auth",
 	"internal/node":            everything,
 	"internal/tracing":         "limiter",
@@ -172,7 +179,7 @@ var panics = []string{
 	"algo/limits.go counter",
 	"cluster/keeper/boottime_linux.go BootTime",
 	"internal/node/observe.go recovering", // again, in net/http's way
-	"cmd/node/run.go by",
+	"internal/settings/value.go Of",
 	"client/grpclimit/grpclimit.go fill",
 	"client/httplimit/httplimit.go Handler",
 	"gateway/http/http.go New",
@@ -322,6 +329,46 @@ func TestHabits(t *testing.T) {
 	}
 	compare(t, "the clock is read in %s: pass it the instant, or add it to clocks", "clocks lists %s, which reads no clock (any more)", reads, clocks)
 	compare(t, "%s panics: return an error, or add it to panics if only a mistake in the program can lead there", "panics lists %s, which does not panic (any more)", panicking, panics)
+}
+
+// maxCommandLines bounds the command without its tests: what is more than flags, configuration and a call belongs to a package.
+const maxCommandLines = 1500
+
+func TestCommandIsThin(t *testing.T) {
+	lines := 0
+	for _, p := range packages(t) {
+		if p.name() != "cmd/node" {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines += bytes.Count(text, []byte("\n"))
+		}
+	}
+	if lines == 0 || lines > maxCommandLines {
+		t.Errorf("cmd/node has %d lines without its tests, and may have %d", lines, maxCommandLines)
+	}
+}
+
+// A library knows settings by their names, which are flags in one program only: see flagged in cmd/node. devcluster prints what to type.
+func TestLibrariesNameNoFlag(t *testing.T) {
+	flag := regexp.MustCompile(`(^|[\s("])--[a-z]`)
+	for _, p := range packages(t) {
+		if p.name() == "cmd/node" || p.name() == "internal/devcluster" || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
+			continue
+		}
+		for _, file := range p.GoFiles {
+			ast.Inspect(parse(t, filepath.Join(p.Dir, file)), func(n ast.Node) bool {
+				if l, ok := n.(*ast.BasicLit); ok && l.Kind == token.STRING && flag.MatchString(strings.Trim(l.Value, "`\"")) {
+					t.Errorf("%s names a flag: %s", path.Join(p.name(), file), l.Value)
+				}
+				return true
+			})
+		}
+	}
 }
 
 func parse(t *testing.T, file string) *ast.File {

@@ -1,4 +1,7 @@
-package main
+// Package settings fills a command's flags from the environment and from a YAML file, so that a setting has one name in all three.
+//
+// It knows no setting but config, which names the file.
+package settings
 
 import (
 	"bytes"
@@ -13,10 +16,10 @@ import (
 	"github.com/weirlimit/weir/internal/file"
 )
 
-// fillFlags gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
+// Fill gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
 // --http-port) or, failing that, from the YAML file that --config names (http-port: 8080). Flag, environment, file: the
 // first that says something counts.
-func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
+func Fill(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	fromEnv := func(f *pflag.Flag) error {
 		name := "WEIR_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 		v, ok := getenv(name)
@@ -40,8 +43,8 @@ func fillFlags(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	return fillFromFile(flags, f.Value.String())
 }
 
-// unknownVariables lists the variables of an environment that begin like settings and are none, such as misspelt ones.
-func unknownVariables(flags *pflag.FlagSet, environ []string) []string {
+// Unknown lists the variables of an environment that begin like settings and are none, such as misspelt ones.
+func Unknown(flags *pflag.FlagSet, environ []string) []string {
 	var unknown []string
 	for _, v := range environ {
 		name, _, _ := strings.Cut(v, "=")
@@ -59,7 +62,7 @@ const maxConfig = 1 << 20
 func fillFromFile(flags *pflag.FlagSet, name string) error {
 	data, err := file.Read(name, maxConfig)
 	if err != nil {
-		return fmt.Errorf("--config: %w", err)
+		return fmt.Errorf("config: %w", err)
 	}
 	return fillFromYAML(flags, name, data)
 }
@@ -72,21 +75,21 @@ func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {
 	case err == io.EOF:
 		return nil // an empty file
 	case err != nil:
-		return fmt.Errorf("--config: %s: %w", file, err)
+		return fmt.Errorf("config: %s: %w", file, err)
 	}
 	if err := dec.Decode(&more); err != io.EOF {
-		return fmt.Errorf("--config: %s: holds more than one document, or what follows the first is not YAML", file)
+		return fmt.Errorf("config: %s: holds more than one document, or what follows the first is not YAML", file)
 	}
 	top := doc.Content[0]
 	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
 		return nil
 	}
 	if top.Kind != yaml.MappingNode {
-		return fmt.Errorf("--config: %s:%d:%d: settings are written as name: value, with the names of the flags", file, top.Line, top.Column)
+		return fmt.Errorf("config: %s:%d:%d: settings are written as name: value, with the names of the flags", file, top.Line, top.Column)
 	}
 	var errs []error
 	fail := func(n *yaml.Node, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("--config: %s:%d:%d: "+format, append([]any{file, n.Line, n.Column}, args...)...))
+		errs = append(errs, fmt.Errorf("config: %s:%d:%d: "+format, append([]any{file, n.Line, n.Column}, args...)...))
 	}
 	seen := make(map[string]bool)
 	for i := 0; i+1 < len(top.Content); i += 2 {

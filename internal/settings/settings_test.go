@@ -1,4 +1,4 @@
-package main
+package settings
 
 import (
 	"maps"
@@ -30,7 +30,7 @@ func lookup(env map[string]string) func(string) (string, bool) {
 	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
 }
 
-func TestFillFlags(t *testing.T) {
+func TestFill(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		args []string
@@ -66,7 +66,7 @@ func TestFillFlags(t *testing.T) {
 			if err := fs.Parse(append(c.args, "--config", testkit.WriteFile(t, "weir.yaml", c.file))); err != nil {
 				t.Fatal(err)
 			}
-			if err := fillFlags(fs, lookup(c.env)); err != nil {
+			if err := Fill(fs, lookup(c.env)); err != nil {
 				t.Fatal(err)
 			}
 			if !maps.Equal(got(), want) {
@@ -76,7 +76,7 @@ func TestFillFlags(t *testing.T) {
 	}
 }
 
-func TestFillFlagsErrors(t *testing.T) {
+func TestFillErrors(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		env  map[string]string
@@ -85,7 +85,7 @@ func TestFillFlagsErrors(t *testing.T) {
 	}{
 		{"environment", map[string]string{"WEIR_TIMEOUT": "soon", "WEIR_NO_INLINE": "perhaps"}, "",
 			[]string{"WEIR_TIMEOUT (environment): ", "WEIR_NO_INLINE (environment): "}},
-		{"value", nil, "no-inline: true\ntimeout: soon\n", []string{"--config: FILE:2:10: timeout: "}},
+		{"value", nil, "no-inline: true\ntimeout: soon\n", []string{"config: FILE:2:10: timeout: "}},
 		{"unknown", nil, "http-port: 1\ncolour: red\nno-such: 1\n", []string{"FILE:2:1: colour: there is no such setting", "FILE:3:1: no-such: there is"}},
 		{"a file that names a file", nil, "config: other.yaml\n", []string{"FILE:1:1: config: there is no such setting"}},
 		{"help", nil, "help: true\n", []string{"FILE:1:1: help: there is no such setting"}},
@@ -96,7 +96,7 @@ func TestFillFlagsErrors(t *testing.T) {
 		{"no value", nil, "http-port:\njoin: null\n", []string{`FILE:1:11: http-port: has no value; write ""`, "FILE:2:7: join: has no value"}},
 		{"null for a duration", nil, "timeout: ~\n", []string{"FILE:1:10: timeout: "}},
 		{"list of settings", nil, "- http-port: 1\n", []string{"FILE:1:1: settings are written as name: value"}},
-		{"not YAML", nil, "http-port: [\n", []string{"--config: FILE: yaml: line"}},
+		{"not YAML", nil, "http-port: [\n", []string{"config: FILE: yaml: line"}},
 		{"two documents", nil, "http-port: 1\n---\ntimeout: 1s\n", []string{"FILE: holds more than one document"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -105,7 +105,7 @@ func TestFillFlagsErrors(t *testing.T) {
 			if err := fs.Parse([]string{"--config", file}); err != nil {
 				t.Fatal(err)
 			}
-			err := fillFlags(fs, lookup(c.env))
+			err := Fill(fs, lookup(c.env))
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -117,14 +117,14 @@ func TestFillFlagsErrors(t *testing.T) {
 		})
 	}
 	fs, _ := someFlags()
-	if err := fillFlags(fs, lookup(map[string]string{"WEIR_CONFIG": "/none"})); err == nil || !strings.HasPrefix(err.Error(), "--config: ") {
+	if err := Fill(fs, lookup(map[string]string{"WEIR_CONFIG": "/none"})); err == nil || !strings.HasPrefix(err.Error(), "config: ") {
 		t.Errorf("a file that is not there: %v", err)
 	}
 }
 
-func TestUnknownVariables(t *testing.T) {
+func TestUnknown(t *testing.T) {
 	fs, _ := someFlags()
-	got := unknownVariables(fs, []string{"PATH=/bin", "WEIR_HTTP_PORT=1", "WEIR_HTP_PORT=1", "WEIRD=1", "WEIR_=x"})
+	got := Unknown(fs, []string{"PATH=/bin", "WEIR_HTTP_PORT=1", "WEIR_HTP_PORT=1", "WEIRD=1", "WEIR_=x"})
 	if want := []string{"WEIR_HTP_PORT", "WEIR_"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
@@ -139,12 +139,10 @@ func FuzzConfig(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		var run runFlags
-		flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
-		run.register(flags)
+		flags, _ := someFlags()
 		if err := fillFromYAML(flags, "file", data); err != nil {
 			for line := range strings.Lines(err.Error()) {
-				if !strings.HasPrefix(line, "--config: file") && !strings.HasPrefix(line, " ") {
+				if !strings.HasPrefix(line, "config: file") && !strings.HasPrefix(line, " ") {
 					t.Fatalf("%q does not say where", line)
 				}
 			}

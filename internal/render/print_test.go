@@ -1,4 +1,4 @@
-package main
+package render
 
 import (
 	"bytes"
@@ -44,7 +44,7 @@ func TestPrintDecision(t *testing.T) {
 	} {
 		for output, want := range map[string]string{"text": c.text, "json": c.json} {
 			var b bytes.Buffer
-			if err := printDecision(&b, c.d, output); err != nil || b.String() != want+"\n" {
+			if err := Decision(&b, c.d, output == "json"); err != nil || b.String() != want+"\n" {
 				t.Errorf("%s as %s: %v\ngot  %swant %s", c.name, output, err, &b, want)
 			}
 		}
@@ -84,7 +84,7 @@ n0    1     2       3        4       5             6            7        voting 
 	}
 
 	b.Reset()
-	if err := writeStatus(&b, st); err != nil {
+	if err := Status(&b, st, true); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{`"keys": 12,`, `"keys_copied": 5,`, `"uptime_ms": 90001,`, `"pending": 6,`} {

@@ -1,0 +1,57 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/weirlimit/weir/cluster"
+)
+
+// ParseVoters reads the names of the voters, or ordinals:N, which stands for the lowest ordinals of the StatefulSet that
+// the node of the given name belongs to.
+func ParseVoters(list []string, name string) ([]string, error) {
+	voters := list
+	if len(list) == 1 {
+		if count, ok := strings.CutPrefix(list[0], "ordinals:"); ok {
+			prefix, err := ordinalPrefix(name)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", list[0], err)
+			}
+			n, err := strconv.ParseUint(count, 10, 8)
+			if err != nil || !IsVoterCount(int(n)) {
+				return nil, fmt.Errorf("%s: the number of voters is 1, 3 or 5", list[0])
+			}
+			voters = make([]string, n)
+			for i := range voters {
+				voters[i] = prefix + strconv.Itoa(i)
+			}
+		}
+	}
+	if len(voters) > 0 && !IsVoterCount(len(voters)) {
+		return nil, fmt.Errorf("%d voters are given: the number of voters is 1, 3 or 5", len(voters))
+	}
+	for i, v := range voters {
+		if err := cluster.CheckName(v); err != nil {
+			return nil, err
+		}
+		if slices.Contains(voters[:i], v) {
+			return nil, fmt.Errorf("%q is given twice", v)
+		}
+	}
+	return voters, nil
+}
+
+// IsVoterCount reports whether a cluster can have so many voters: an even number of voters survives no more losses than one less.
+func IsVoterCount(n int) bool { return n == 1 || n == 3 || n == 5 }
+
+// ordinalPrefix is a pod's name up to its ordinal, which a StatefulSet puts behind the last hyphen.
+func ordinalPrefix(name string) (string, error) {
+	cut := strings.LastIndexByte(name, '-') + 1
+	ordinal := name[cut:]
+	if n, err := strconv.ParseUint(ordinal, 10, 31); cut < 2 || err != nil || strconv.FormatUint(n, 10) != ordinal {
+		return "", fmt.Errorf("name %s does not end in an ordinal, as weir-0 does: list the voters' names", name)
+	}
+	return name[:cut], nil
+}

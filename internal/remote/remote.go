@@ -1,0 +1,63 @@
+// Package remote connects a command to a node: over gRPC, in plain text or over TLS, with a certificate or a token.
+//
+// It makes one attempt, and does not look for other nodes: see package client for that.
+package remote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// Node is how a command asks a node.
+type Node struct {
+	Addr    string // of its port for gRPC, HOST:PORT
+	Timeout time.Duration
+	TLS     Identity
+}
+
+// Connect calls f with a connection to the node.
+func (r *Node) Connect(ctx context.Context, f func(context.Context, *grpc.ClientConn) error) error {
+	if r.Timeout <= 0 {
+		return fmt.Errorf("timeout: %v is not a time to wait", r.Timeout)
+	}
+	// gRPC would take an address without a port for one with port 443.
+	if host, port, err := net.SplitHostPort(r.Addr); err != nil || host == "" || port == "" {
+		return fmt.Errorf("addr: %q is not HOST:PORT", r.Addr)
+	}
+	creds, err := r.TLS.Transport()
+	if err != nil {
+		return err
+	}
+	if ctx, err = r.TLS.with(ctx, r.Addr); err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient("dns:///"+r.Addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
+	if err != nil {
+		return fmt.Errorf("addr: %q is not HOST:PORT: %w", r.Addr, err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
+	err = f(ctx, conn)
+	s, answered := status.FromError(err)
+	switch {
+	case err == nil || !answered:
+		return err
+	case s.Code() == codes.Unavailable:
+		return fmt.Errorf("addr: no node answers gRPC at %s (its port is 8081 unless set otherwise): %s", r.Addr, s.Message())
+	case s.Code() == codes.DeadlineExceeded:
+		return fmt.Errorf("addr: no answer from %s within %v (timeout)", r.Addr, r.Timeout)
+	default:
+		return errors.New(s.Message())
+	}
+}
+
+// Private reports whether nobody on the way can read what is sent to the node.
+func (r *Node) Private() bool { return r.TLS.encrypted() || leadsHere(r.Addr) }

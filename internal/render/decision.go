@@ -1,0 +1,86 @@
+package render
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Decision prints a decision in words or, with the names of the HTTP interface, as JSON.
+func Decision(w io.Writer, d *weirv1.Decision, asJSON bool) error {
+	word := "refused"
+	if d.Allowed {
+		word = "allowed"
+	}
+	return Answer(w, word, d, asJSON)
+}
+
+// Answer is Decision with a word for what was decided.
+func Answer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) error {
+	if asJSON {
+		out := map[string]any{
+			"policy": d.Policy, "allowed": d.Allowed, "granted": d.Granted, "limit": d.Limit, "remaining": d.Remaining,
+			"reset_after_ms": milliseconds(d.ResetAfterNs), "delay_ms": milliseconds(d.DelayNs), "shadow": d.Shadow,
+			"degraded": d.Degraded, "failed_open": d.FailedOpen, "failed_closed": d.FailedClosed,
+		}
+		if d.RetryAfterNs != nil {
+			out["retry_after_ms"] = milliseconds(*d.RetryAfterNs)
+		}
+		if d.RequestId != "" {
+			out["request_id"] = d.RequestId
+		}
+		if d.ReservationId != "" {
+			out["reservation_id"] = d.ReservationId
+		}
+		return json.NewEncoder(w).Encode(out)
+	}
+	fmt.Fprintf(w, "%s  policy=%s granted=%d limit=%d remaining=%d", word, d.Policy, d.Granted, d.Limit, d.Remaining)
+	switch {
+	case d.RetryAfterNs == nil:
+		fmt.Fprint(w, " retry_after=never")
+	case *d.RetryAfterNs > 0:
+		fmt.Fprintf(w, " retry_after=%v", roundUp(*d.RetryAfterNs))
+	}
+	if d.ResetAfterNs > 0 {
+		fmt.Fprintf(w, " reset_after=%v", roundUp(d.ResetAfterNs))
+	}
+	if d.DelayNs > 0 {
+		fmt.Fprintf(w, " delay=%v", roundUp(d.DelayNs))
+	}
+	if d.ReservationId != "" {
+		fmt.Fprintf(w, " reservation_id=%s", d.ReservationId)
+	}
+	for _, flag := range []struct {
+		name string
+		set  bool
+	}{{"shadow", d.Shadow}, {"degraded", d.Degraded}, {"failed_open", d.FailedOpen}, {"failed_closed", d.FailedClosed}} {
+		if flag.set {
+			fmt.Fprint(w, " ", flag.name)
+		}
+	}
+	_, err := fmt.Fprintln(w)
+	return err
+}
+
+func milliseconds(ns int64) int64 { return int64(roundUp(ns) / time.Millisecond) }
+
+// roundUp rounds to the next whole millisecond, so that waiting so long is enough.
+func roundUp(ns int64) time.Duration {
+	return (time.Duration(ns) + time.Millisecond - 1).Truncate(time.Millisecond)
+}
+
+// Settled prints what came of a reservation.
+func Settled(w io.Writer, got *weirv1.CommitResponse, asJSON bool) error {
+	if asJSON {
+		return json.NewEncoder(w).Encode(map[string]any{"refunded": got.Refunded, "excess": got.Excess, "over_limit": got.OverLimit})
+	}
+	fmt.Fprintf(w, "settled  refunded=%d excess=%d", got.Refunded, got.Excess)
+	if got.OverLimit {
+		fmt.Fprint(w, " over_limit")
+	}
+	_, err := fmt.Fprintln(w)
+	return err
+}
