@@ -353,11 +353,12 @@ func TestCommandIsThin(t *testing.T) {
 	}
 }
 
-// A library knows settings by their names, which are flags in one program only: see flagged in cmd/node. devcluster prints what to type.
+// A library knows settings by their names, which are flags in one program only: see settings.Flagged.
 func TestLibrariesNameNoFlag(t *testing.T) {
 	flag := regexp.MustCompile(`(^|[\s("])--[a-z]`)
 	for _, p := range packages(t) {
-		if p.name() == "cmd/node" || p.name() == "internal/devcluster" || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
+		// remote declares flags that commands share, devcluster prints commands to type.
+		if slices.Contains([]string{"cmd/node", "internal/remote", "internal/devcluster"}, p.name()) || strings.HasPrefix(p.name(), "test/") || strings.HasPrefix(p.name(), "proto/") {
 			continue
 		}
 		for _, file := range p.GoFiles {
