@@ -253,6 +253,11 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	case k.Durability == None || !f.Copied:
 		return whole
 	}
+	for _, s := range c.Splits {
+		if s.From <= f.At+int64(c.Claim) && s.To >= f.At {
+			return whole // who has the copy may have been out of reach when the partition was claimed
+		}
+	}
 	since, ok := f.Flushed[k.key]
 	if !ok {
 		since = f.At - int64(c.Flush)

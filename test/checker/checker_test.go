@@ -109,6 +109,8 @@ func TestCheck(t *testing.T) {
 		{"async, no copy", none, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
 		{"escrow", durable(Escrow), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 		{"sync", durable(Sync), History{Crashes: flushed(4, 0), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"sync, the copy out of reach", durable(Sync), History{Claim: 2 * time.Second, Crashes: flushed(4, 0), Splits: split(5, 6, 2), Operations: at(Admitted, 1, 2, 3, 7), Usages: left(8, 2)}, ""},
+		{"sync, the copy out of reach later", durable(Sync), History{Claim: 2 * time.Second, Crashes: flushed(4, 0), Splits: split(7, 8, 2), Operations: at(Admitted, 1, 2), Usages: left(9, 2)}, Forgotten},
 		{"sync, degraded", durable(Sync), History{Crashes: flushed(4, 2.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, ""},
 		{"sync, degraded and flushed", durable(Sync), History{Crashes: flushed(4, 3.5), Operations: append(at(Admitted, 1, 2, 5), degraded(3))}, Beyond},
 		{"sync, no copy", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
