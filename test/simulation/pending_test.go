@@ -124,7 +124,7 @@ func (r *run) together(p *process) {
 	for range 2 + w.rng.IntN(2) {
 		pol := w.policies[w.rng.IntN(len(w.policies))]
 		key := &pol.keys[w.rng.IntN(len(pol.keys))]
-		if pol.Kind == checker.Leases || slices.ContainsFunc(a.parts, func(o *op) bool { return o.key == key }) {
+		if pol.Kind == checker.Leases || slices.ContainsFunc(a.parts, func(o *op) bool { return o.key.Key == key.Key }) {
 			continue
 		}
 		o := &op{policy: pol, key: key, cost: 1 + w.rng.Int64N(2), hold: 3 * second, all: a}

@@ -324,6 +324,10 @@ func (r *run) traffic() {
 	}
 	if all := w.running(); len(all) > 0 {
 		pol := w.policies[w.rng.IntN(len(w.policies))]
+		if n := len(pol.keys); n < 6 && w.chance(0.02) {
+			name := fmt.Sprintf("%s/%d", pol.Name, n) // that nobody has asked about
+			pol.addKey(name, int(hash(name)%uint64(w.partitions)))
+		}
 		key := &pol.keys[w.rng.IntN(len(pol.keys))]
 		cost := int64(1)
 		if w.chance(0.1) {
