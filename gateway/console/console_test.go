@@ -250,7 +250,7 @@ func TestAssets(t *testing.T) {
 			t.Errorf("the script asks for #%s, which the page has not", id[1])
 		}
 	}
-	if banned := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`).FindString(string(get("/console/app.js", "").Body.Bytes())); banned != "" {
+	if banned := regexp.MustCompile(`innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(`).FindString(get("/console/app.js", "").Body.String()); banned != "" {
 		t.Errorf("the script uses %s: text must stay text", banned)
 	}
 	if w := get("/console/other.js", ""); w.Code != http.StatusNotFound {
