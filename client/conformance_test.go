@@ -256,9 +256,88 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		if err != nil || r == nil || !d.FailedOpen || d.Granted != 3 || r.Commit(2) != nil || r.Cancel() != nil {
 			t.Errorf("nobody to be asked: %+v, %+v, %v", r, d, err)
 		}
+		if d, err := r.Extend(ctx, 5, 0); err != nil || !d.Allowed || d.Granted != 5 {
+			t.Errorf("an empty reservation: %+v, %v", d, err)
+		}
 		var none *Reservation
-		if none.Commit(1) != nil || none.Cancel() != nil {
+		if none.Commit(1) != nil || none.Cancel() != nil || none.Units() != 0 {
 			t.Error("a nil reservation can fail")
+		}
+	})
+
+	t.Run("work", func(t *testing.T) {
+		b := newBook()
+		c := open(t, b)
+		five := c.Policy("five")
+		r, d, err := five.ReserveWork(ctx, "a", Work{Class: "m", TTL: time.Minute})
+		if err != nil || r == nil || !d.Allowed || !b.reserved[0].Estimate || b.reserved[0].Class != "m" || b.reserved[0].Cost != 1 || b.reserved[0].TTL != time.Minute {
+			t.Fatalf("%+v, %+v, %v: %+v", r, d, err, b.reserved)
+		}
+		if d, err := r.Extend(ctx, 2, 30*time.Second); err != nil || !d.Allowed || r.Units() != 3 || b.extended[0].TTL != 30*time.Second {
+			t.Errorf("%+v, %v", d, err)
+		}
+		if d, err := r.Extend(ctx, 3, 0); err != nil || d.Allowed || r.Units() != 3 {
+			t.Errorf("refused: %+v, %v", d, err)
+		}
+		for _, bad := range []func() error{
+			func() error { _, err := r.Extend(ctx, 0, 0); return err },
+			func() error { _, err := r.Extend(ctx, -1, 0); return err },
+			func() error { _, err := r.Extend(ctx, 1, time.Hour+1); return err },
+			func() error { _, err := r.ExtendUsage(ctx, nil, 0); return err },
+			func() error { _, err := r.CommitUsage(Usage{}); return err },
+			func() error { _, _, err := five.ReserveWork(ctx, "a", Work{Cost: 1, Usage: Usage{"a": 1}}); return err },
+			func() error { _, _, err := five.ReserveWork(ctx, "a", Work{Cost: -1}); return err },
+			func() error { _, _, err := five.ReserveWork(ctx, "a", Work{TTL: 1}); return err },
+			func() error { _, _, err := c.ReserveAll(ctx, nil); return err },
+			func() error { _, err := five.Charge(ctx, "a", 0); return err },
+			func() error { _, err := five.ChargeUsage(ctx, "a", nil, ""); return err },
+		} {
+			if err := bad(); !errors.Is(err, ErrInvalid) {
+				t.Errorf("%v", err)
+			}
+		}
+		if got, err := r.CommitCost(7); err != nil || got != (Settled{Excess: 4, Over: true}) || b.committed[0].Class != "m" {
+			t.Errorf("%+v, %v", got, err)
+		}
+		if _, err := r.Extend(ctx, 1, 0); !errors.Is(err, ErrNotFound) {
+			t.Errorf("extended after it was settled: %v", err)
+		}
+
+		r, _, err = five.ReserveWork(ctx, "u", Work{Usage: Usage{"input": 2}})
+		if err != nil || b.reserved[0].Usage["input"] != 2 || b.reserved[0].Estimate || b.reserved[0].Cost != 0 {
+			t.Errorf("%+v, %v", b.reserved, err)
+		}
+		if _, err := r.CommitUsage(Usage{"output": 3}); err != nil || b.committed[1].Usage["output"] != 3 {
+			t.Errorf("%+v, %v", b.committed, err)
+		}
+
+		d, err = five.ChargeWithID(ctx, "a", 9, "id")
+		if err != nil || d.Allowed || d.Granted != 9 || b.charges[0].Cost != 9 || b.charges[0].RequestID != "id" {
+			t.Errorf("%+v, %v: %+v", d, err, b.charges)
+		}
+		if _, err := five.ChargeUsage(ctx, "a", Usage{"input": 4}, ""); err != nil || b.charges[1].Usage["input"] != 4 {
+			t.Errorf("%v: %+v", err, b.charges)
+		}
+		if _, err := c.Policy("down").Charge(ctx, "a", 1); !errors.Is(err, ErrUnavailable) {
+			t.Errorf("a charge that nobody was asked for: %v", err)
+		}
+
+		rs, all, err := c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 3}}})
+		if err != nil || !all.Allowed || len(rs) != 2 || rs[0].Units() != 2 || rs[1].Units() != 3 {
+			t.Fatalf("%+v, %+v, %v", rs, all, err)
+		}
+		for _, r := range rs {
+			if err := r.Cancel(); err != nil {
+				t.Error(err)
+			}
+		}
+		rs, all, err = c.ReserveAll(ctx, []Claim{{five, "x", Work{Cost: 2}}, {five, "y", Work{Cost: 6}}})
+		if err != nil || all.Allowed || rs != nil || !all.Decisions[0].Allowed || all.Decisions[1].Allowed {
+			t.Errorf("%+v, %+v, %v", rs, all, err)
+		}
+		rs, all, err = c.ReserveAll(ctx, []Claim{{c.Policy("down"), "x", Work{Cost: 2}}})
+		if err != nil || !all.Allowed || !all.Decisions[0].FailedOpen || len(rs) != 1 || rs[0].Commit(1) != nil {
+			t.Errorf("nobody to be asked: %+v, %+v, %v", rs, all, err)
 		}
 		for _, ttl := range []time.Duration{-1, 1, time.Hour + 1} {
 			if _, _, err := five.ReserveN(ctx, "a", 1, ttl); !errors.Is(err, ErrInvalid) {

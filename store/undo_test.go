@@ -66,6 +66,7 @@ type undoWorld struct {
 	claimed time.Duration // when
 	history []*undoCharge
 	held    []*undoCharge
+	again   []func(s *Store) error // what may be repeated at any time
 }
 
 type undoCharge struct {
@@ -182,12 +183,24 @@ func (w *undoWorld) step(id uint64) {
 		return
 	case op == 13 && len(w.rule.Limits) == 1: // of several, each may be charged another number of units
 		call := cost(1 + w.rng.Int64N(4))
-		call.Always = true
-		a, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
+		call.Always, call.RequestID = true, fmt.Sprint("charge ", id)
+		first, err := s.Decide(k, w.rule, w.here(w.holder), call, nil)
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		w.history = append(w.history, &undoCharge{at: w.now, units: a.Granted, always: true})
+		w.history = append(w.history, &undoCharge{at: w.now, units: first.Granted, always: true})
+		w.again = append(w.again, func(s *Store) error {
+			a, err := s.Decide(s.key("p", "k"), w.rule, w.here(w.holder), call, nil)
+			if err == nil && (a.Granted != first.Granted || a.Allowed != first.Allowed) {
+				err = fmt.Errorf("charge %d again: %+v, was %+v", id, a, first)
+			}
+			return err
+		})
+		return
+	case op == 14 && len(w.again) > 0:
+		if err := w.again[w.rng.IntN(len(w.again))](s); err != nil {
+			w.t.Fatal(err)
+		}
 		return
 	case op >= 12:
 		return
@@ -225,9 +238,15 @@ func (w *undoWorld) step(id uint64) {
 		if !n.Known || err != nil || n.Returned > max(c.reserved()-keep, 0)*int64(len(w.rule.Limits)) || n.Excess > max(keep-c.reserved(), 0) {
 			w.t.Fatalf("%+v, %v", n, err)
 		}
-		again, err := s.Settle(k, w.rule, w.here(w.holder), how)
-		if again != n || err != nil {
-			w.t.Fatalf("repeated: %+v, was %+v, %v", again, n, err)
+		w.again = append(w.again, func(s *Store) error {
+			again, err := s.Settle(s.key("p", "k"), w.rule, w.here(w.holder), how)
+			if err == nil && again != n {
+				err = fmt.Errorf("settled again: %+v, was %+v", again, n)
+			}
+			return err
+		})
+		if err := w.again[len(w.again)-1](s); err != nil {
+			w.t.Fatal(err)
 		}
 		if c.keep(keep) > 0 && n.Excess > 0 {
 			w.history = append(w.history, &undoCharge{at: w.now, units: n.Excess, always: true})

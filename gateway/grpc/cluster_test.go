@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -256,4 +257,91 @@ func (o byNumber) Await(_ context.Context, p int, _ *ownership.Route) *ownership
 
 func (o byNumber) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
 	return false, true
+}
+
+// TestBudgetsOverTheWire: what Go callers say and are told of charges, extensions and reservations of several keys, through nodes
+// that do not own them.
+func TestBudgetsOverTheWire(t *testing.T) {
+	nodes := trio(t, trioPolicies+`
+  - {name: priced, algorithm: sliding_log, limit: 50, window: 1h, prices: {input: 1, output: 4}, estimate: 7}
+`)
+	n := func(v int64) *int64 { return &v }
+	for i := range 12 {
+		target := &weirv1.Target{Policy: "priced", Key: fmt.Sprint(i)}
+		node := func(k int) weirv1.LimiterClient { return nodes[(i+k)%3] }
+		d, err := node(0).Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Class: "m"})
+		if err != nil || d.Granted != 7 {
+			t.Fatalf("by the estimate: %v, %v", d, err)
+		}
+		e := &weirv1.ExtendRequest{Target: target, ReservationId: d.ReservationId, Usage: map[string]int64{"input": 1, "output": 2}, RequestId: "e", TtlNs: 30e9}
+		for k := range 3 { // once, through whichever node
+			got, err := node(k).Extend(t.Context(), e)
+			if err != nil || !got.Allowed || got.Granted != 9 || got.Remaining != 34 || got.ReservationId != d.ReservationId {
+				t.Errorf("extend: %v, %v", got, err)
+			}
+		}
+		if got, err := node(1).Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: d.ReservationId, Cost: n(35)}); err != nil || got.Allowed || got.ReservationId != "" {
+			t.Errorf("refused: %v, %v", got, err)
+		}
+		for k := range 3 {
+			got, err := node(k).Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: d.ReservationId, Usage: map[string]int64{"output": 15}, Class: "m"})
+			if err != nil || got.Refunded != 0 || got.Excess != 44 || !got.OverLimit {
+				t.Errorf("commit: %v, %v", got, err)
+			}
+		}
+		c := &weirv1.ChargeRequest{Target: target, Usage: map[string]int64{"input": 3}, RequestId: "c"}
+		for k := range 3 {
+			got, err := node(k).Charge(t.Context(), c)
+			if err != nil || got.Allowed || got.Granted != 3 || got.GetRetryAfterNs() <= 0 {
+				t.Errorf("charge: %v, %v", got, err)
+			}
+		}
+	}
+
+	var all weirv1.ReserveAllRequest
+	for i := range 12 {
+		all.Reserves = append(all.Reserves, &weirv1.ReserveRequest{Target: &weirv1.Target{Policy: []string{"log", "bucket", "fixed"}[i%3], Key: fmt.Sprint("all ", i)}, Cost: n(30)})
+	}
+	got, err := nodes[1].ReserveAll(t.Context(), &all)
+	if err != nil || !got.Allowed || len(got.Decisions) != 12 || got.ReservationId == "" || got.Decisions[7].ReservationId != got.ReservationId {
+		t.Fatalf("%v, %v", got, err)
+	}
+	if again, err := nodes[2].ReserveAll(t.Context(), &all); err != nil || again.Allowed || again.ReservationId != "" {
+		t.Errorf("%v, %v", again, err)
+	}
+	for i, r := range all.Reserves {
+		settled, err := nodes[i%3].Commit(t.Context(), &weirv1.CommitRequest{Target: r.Target, ReservationId: got.ReservationId, Cost: n(10)})
+		if err != nil || settled.Refunded != 20 {
+			t.Errorf("%v, %v", settled, err)
+		}
+		if left := left(t, nodes[0], r.Target.Policy, r.Target.Key); left != 40 {
+			t.Errorf("%v: %d left", r.Target, left)
+		}
+	}
+
+	target := &weirv1.Target{Policy: "priced", Key: "k"}
+	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{})
+	wantStatus(t, err, codes.InvalidArgument, "reserves: ")
+	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: make([]*weirv1.ReserveRequest, 1001)})
+	wantStatus(t, err, codes.ResourceExhausted, "reserves: ")
+	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target}, {Target: target, Usage: map[string]int64{"x": 1}}}})
+	wantStatus(t, err, codes.InvalidArgument, "reserves[1].usage.x: ")
+	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target, RequestId: "r"}}})
+	wantStatus(t, err, codes.InvalidArgument, "reserves[0].request_id: ")
+	_, err = nodes[0].Reserve(t.Context(), &weirv1.ReserveRequest{Target: target, Class: strings.Repeat("x", 129)})
+	wantStatus(t, err, codes.ResourceExhausted, "class: ")
+	_, err = nodes[0].Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: got.ReservationId, Cost: n(1), Usage: map[string]int64{"input": 1}})
+	wantStatus(t, err, codes.InvalidArgument, "usage: ")
+	_, err = nodes[0].Extend(t.Context(), &weirv1.ExtendRequest{Target: target, ReservationId: got.ReservationId, Cost: n(1)})
+	wantStatus(t, err, codes.NotFound, "reservation_id: ")
+	_, err = nodes[0].Commit(t.Context(), &weirv1.CommitRequest{Target: target, ReservationId: got.ReservationId, Cost: n(1), Overrun: 7})
+	wantStatus(t, err, codes.InvalidArgument, "overrun: ")
+	_, err = nodes[0].Charge(t.Context(), &weirv1.ChargeRequest{Target: target, Cost: n(0)})
+	wantStatus(t, err, codes.InvalidArgument, "cost: ")
+	_, err = nodes[0].Charge(t.Context(), &weirv1.ChargeRequest{Target: &weirv1.Target{Policy: "jobs", Key: "k"}})
+	wantStatus(t, err, codes.InvalidArgument, "target.policy: ")
+	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target, TtlNs: 1}}})
+	wantStatus(t, err, codes.InvalidArgument, "reserves[0].ttl_ns: ")
+	_, err = nodes[0].ReserveAll(t.Context(), &weirv1.ReserveAllRequest{Reserves: []*weirv1.ReserveRequest{{Target: target}, nil}})
+	wantStatus(t, err, codes.InvalidArgument, "reserves[1].target")
 }

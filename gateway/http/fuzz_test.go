@@ -12,6 +12,7 @@ import (
 func FuzzBody(f *testing.F) {
 	paths := []string{
 		"/v1/check", "/v1/checks", "/v1/acquire", "/v1/renew", "/v1/release", "/v1/reserve", "/v1/commit", "/v1/cancel", "/v1/refund", "/v1/reset",
+		"/v1/reserves", "/v1/extend", "/v1/charge",
 	}
 	for i := range paths {
 		for _, body := range []string{
@@ -20,6 +21,9 @@ func FuzzBody(f *testing.F) {
 			`{"policy":"login","key":"alice","cost":2,"ttl":"1s","request_id":"r"}`,
 			`{"policy":"login","key":"alice","lease_id":"l","ttl":"10s"}`,
 			`{"policy":"login","key":"alice","reservation_id":"r","cost":0}`,
+			`{"policy":"login","key":"alice","reservation_id":"r","usage":{"input":3,"output":9223372036854775807},"overrun":"error","class":"m"}`,
+			`{"reserves":[{"policy":"login","key":"alice","usage":{}},{"policy":"login","key":"alice","cost":9,"ttl":"1s","class":"m"}]}`,
+			`{"policy":"login","key":"alice","usage":{"a":1.5}}`, `{"policy":"login","key":"alice","cost":1,"usage":{"a":null}}`, `{"reserves":[null]}`,
 			`{"namespace":"n","limit":{"algorithm":"concurrency","limit":1,"ttl":"1s"},"key":"k","cost":-1}`,
 			`{"policy":"login","key":"alice","ttl":"999999999h"}`, `{"ttl":1e400}`, `{"key":null}`, `[]`, ``, `{"a":{"a":{"a":`, "{\"key\":\"\xff\"}",
 		} {

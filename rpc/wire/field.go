@@ -49,7 +49,7 @@ func FieldOf(name string) string {
 
 // element parts the name of an element of a batch, such as "checks[3].", from that of its field.
 func element(name string) (element, field string) {
-	if !strings.HasPrefix(name, "checks[") {
+	if !strings.HasPrefix(name, "checks[") && !strings.HasPrefix(name, "reserves[") {
 		return "", name
 	}
 	end := strings.Index(name, "].")
