@@ -210,7 +210,8 @@ func (r *reservations) free(b *shardBudget) {
 
 // reserved counts the reservations of all partitions, copies included. The zero value is ready for use.
 type reserved struct {
-	count atomic.Int64
+	count    atomic.Int64
+	rejected atomic.Uint64 // for a bound, ever
 
 	mu sync.Mutex
 	// callers is how many each of them has, but for those that are not known.
@@ -251,18 +252,18 @@ func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instan
 		}
 	}
 	if ofKey >= sh.store.cfg.MaxKeyReservations && !call.ReserveOnce {
-		sh.store.full.Add(1)
+		sh.budget.reserved.rejected.Add(1)
 		return ErrKeyReservations
 	}
 	n := int(sh.budget.reserved.count.Load())
 	// The last of them are for callers with less than a fair part, as in shares.fair.
 	if n >= most-most/reserve && sh.budget.reserved.greedy(call.Caller, most) {
-		sh.store.shareFull.Add(1)
+		sh.budget.reserved.rejected.Add(1)
 		sh.store.shares.refused(rule.Scope, call.Caller)
 		return ErrShareReservations
 	}
 	if n >= most {
-		sh.store.full.Add(1)
+		sh.budget.reserved.rejected.Add(1)
 		return ErrReservations
 	}
 	size := reservationBytes + stateID{rule.Scope, k.Key}.size()

@@ -266,6 +266,9 @@ type Stats struct {
 	Pending   int64  // changes that followers have not been told yet
 	// RequestIDsLost are the request ids that were not remembered, or not for as long as they should be, for want of room.
 	RequestIDsLost uint64
+	Reservations   int64 // pending, copies included
+	// ReservationsRejected are the reservations and extensions that were not made for a bound on their number, ever.
+	ReservationsRejected uint64
 }
 
 // Stats returns the Store's present size.
@@ -273,6 +276,7 @@ func (s *Store) Stats() Stats {
 	st := Stats{
 		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
 		Full: s.full.Load(), ShareFull: s.shareFull.Load(), Swept: s.swept.Load(), RequestIDsLost: s.budget.memosLost.Load(),
+		Reservations: s.budget.reserved.count.Load(), ReservationsRejected: s.budget.reserved.rejected.Load(),
 	}
 	for i := range s.shards {
 		sh := &s.shards[i]

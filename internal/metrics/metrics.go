@@ -91,6 +91,8 @@ var (
 	shareFull  = prometheus.NewDesc("weir_share_full_total", "Checks answered by on_error because the share has reached its bound or its fair part, as weir_share_keys.", shareLabels, nil)
 	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
 	logDropped = prometheus.NewDesc("weir_log_records_dropped_total", "Lines of a log (log, audit) that were dropped because their reader stalls, or that could not be written.", []string{"log"}, nil)
+	reserved   = prometheus.NewDesc("weir_reservations", "Pending reservations and extensions, copies of other nodes' included.", nil, nil)
+	unreserved = prometheus.NewDesc("weir_reservations_rejected_total", "Reservations and extensions that were answered by an error, because a key or the node has as many as it may have.", nil, nil)
 	idsLost    = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
 	inFlight   = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
 	flightMax  = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
@@ -185,7 +187,7 @@ type page struct {
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
-		swept, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
 		ch <- d
 	}
@@ -226,6 +228,8 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		}
 	})
 	counter(swept, st.Swept)
+	gauge(reserved, float64(st.Reservations))
+	counter(unreserved, st.ReservationsRejected)
 	counter(idsLost, st.RequestIDsLost)
 	for name, dropped := range m.cfg.LogsDropped {
 		counter(logDropped, dropped(), name)
