@@ -11,11 +11,17 @@ import (
 // inlinePrefix begins the scopes of inline limits.
 const inlinePrefix = "inline/"
 
+// candidateSuffix ends the scopes of candidates.
+const candidateSuffix = "/candidate"
+
+// CandidateScope is the scope of the states that a policy's candidate is decided under. It holds a slash, which no policy's name does.
+func CandidateScope(policy string) string { return policy + candidateSuffix }
+
 // ShareOf is whose share of the store a scope's keys belong to: a policy's, or that of a namespace of inline limits.
 func ShareOf(scope string) (share string, inline bool) {
 	rest, inline := strings.CutPrefix(scope, inlinePrefix)
 	if !inline {
-		return scope, false
+		return strings.TrimSuffix(scope, candidateSuffix), false
 	}
 	for range 4 {
 		_, rest, _ = strings.Cut(rest, "/")

@@ -96,12 +96,33 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		l.failed(e, op, err)
 	case OpRefund:
 		n, err := l.store.Refund(k, rule, now.Instant, op.Cost, op.RequestID, op.Caller)
+		if e != nil && e.candidate != nil && rule == e.owns && err == nil {
+			_, _ = l.store.Refund(k, e.candidate, now.Instant, op.Cost, op.RequestID, op.Caller) // which is not to be answered for
+		}
 		op.Outcome.Refunded = n
 		l.failed(e, op, err)
 	case OpSettle:
 		l.settle(e, rule, k, op, now)
 	case OpReset:
 		l.failed(e, op, l.store.Reset(k, rule.Scope))
+		if e != nil && e.candidate != nil {
+			_ = l.store.Reset(k, e.candidate.Scope) // which is not to be answered for
+		}
+	}
+}
+
+// tryCandidate has a policy's candidate decide a check that rule has decided, and counts what it says.
+func (l *Limiter) tryCandidate(e *entry, rule *store.Rule, k *store.Key, now algo.Instant, call *store.Call, allowed bool) {
+	if e == nil || e.candidate == nil || rule != e.owns || call.Cost == 0 {
+		return
+	}
+	again := store.Call{
+		Request:   algo.Request{Cost: call.Cost, Partial: call.Partial, Always: call.Always},
+		RequestID: call.RequestID, Caller: call.Caller,
+	}
+	var got store.Answer
+	if l.store.DecideTo(k, e.candidate, now, &again, nil, &got) == nil && call.Cost > 0 { // otherwise it has no room for the key
+		e.stats.candidate.count(got.Allowed, allowed)
 	}
 }
 
@@ -282,6 +303,9 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 		op.Outcome.onLoan = true
 		return
 	}
+	if op.Kind == OpCheck {
+		l.tryCandidate(e, rule, &k, now.Instant, &call, got.Allowed)
+	}
 	op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
 	d := &op.Outcome.Decision
 	l.conclusion(d, e, rule, &op.Check, &op.subject, &got, op.Kind == OpCheck)
@@ -330,6 +354,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 	if got.OnLoan > 0 {
 		return false, 0, nil // and refused: nothing was charged
 	}
+	l.tryCandidate(s.entry, rule, &k, now.Instant, &call, got.Allowed)
 	l.conclusion(d, s.entry, rule, c, s, &got, true)
 	return got.Ticket == 0, got.Ticket, nil
 }
@@ -367,8 +392,8 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 		shadow(d, c.Cost)
 	}
 	// What is pending may be given back, and so may what is on loan, and what is denied count: each moves the moment at which the
-	// check passes.
-	if check && !d.Allowed && !got.Pending && got.OnLoan == 0 && !countsDenied(rule.Limits) {
+	// check passes. A candidate is to be asked each time.
+	if check && !d.Allowed && !got.Pending && got.OnLoan == 0 && !countsDenied(rule.Limits) && (e == nil || e.candidate == nil) {
 		d.RememberFor = rememberFor(d, c)
 	}
 	if c.Cost > 0 {

@@ -90,7 +90,7 @@ func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *m
 	case s.inline != nil && !s.inline.unlimited:
 		rule = &s.inline.Rule
 	case s.entry != nil:
-		rule, may = s.entry.rule(s.entry.Rule(b.Key)), !s.entry.NoLend && !s.entry.Shadow
+		rule, may = s.entry.rule(s.entry.Rule(b.Key)), !s.entry.NoLend && !s.entry.Shadow && s.entry.candidate == nil
 	}
 	if rule == nil {
 		return never

@@ -52,7 +52,7 @@ func (l *Limiter) prepareTarget(t *limit.Target, last *prepared) *prepared {
 		return last
 	case s.inline != nil && !s.inline.unlimited && t.Limit.Algorithm != algo.Concurrency:
 		at = &prepared{limiter: l, rule: &s.inline.Rule, hash: s.inline.hash, stats: l.stats.inline}
-	case s.entry != nil && !s.entry.Concurrency:
+	case s.entry != nil && !s.entry.Concurrency && s.entry.candidate == nil:
 		e := s.entry
 		at = &prepared{limiter: l, table: now, entry: e, rule: e.owns, hash: e.hash, stats: e.stats, shadow: e.Shadow}
 		if len(e.Rules()) == 1 {

@@ -18,6 +18,22 @@ type policyStats struct {
 	// The fullest key since the last reading. Nearly every decision only reads these.
 	peakCount       atomic.Int64
 	peakUtilization atomic.Int64 // in millionths
+
+	candidate candidateStats
+}
+
+// candidateStats counts what a policy's candidate has said of checks that the policy has decided here.
+type candidateStats struct{ allowed, refused, disagreed atomic.Uint64 }
+
+func (s *candidateStats) count(candidate, policy bool) {
+	if candidate {
+		s.allowed.Add(1)
+	} else {
+		s.refused.Add(1)
+	}
+	if candidate != policy {
+		s.disagreed.Add(1)
+	}
 }
 
 // stripe is a share of a policy's counters, a cache line, so that callers on different processors do not wait for each
@@ -111,6 +127,9 @@ func (s *statsByPolicy) of(policy string) *policyStats {
 type PolicyStats struct {
 	Policy                                                       string // "(inline)" for limits sent along, "(unknown)" for policies that do not exist
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
+	// CandidateAllowed and CandidateRefused count what the policy's candidate would have done with checks, CandidateDisagreed those in
+	// which it differed from the policy.
+	CandidateAllowed, CandidateRefused, CandidateDisagreed uint64
 	// Remembered counts those of Refused that this node answered from memory, for their owner.
 	Remembered uint64
 	// PeakCount and PeakUtilization (0 to 1) are of the fullest key that was decided since they were last read. A state
@@ -157,7 +176,10 @@ func (s *policyStats) read(policy string) PolicyStats {
 }
 
 func (s *policyStats) counted(policy string) PolicyStats {
-	out := PolicyStats{Policy: policy}
+	out := PolicyStats{
+		Policy: policy, CandidateAllowed: s.candidate.allowed.Load(), CandidateRefused: s.candidate.refused.Load(),
+		CandidateDisagreed: s.candidate.disagreed.Load(),
+	}
 	for i := range s.counts {
 		c := &s.counts[i]
 		out.Allowed += c.allowed.Load()

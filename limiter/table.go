@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
 	"github.com/weirlimit/weir/store"
@@ -8,8 +9,9 @@ import (
 
 // table is a set of policies worked out for deciding. It is immutable and replaced as a whole.
 type table struct {
-	set *policy.Set
-	by  map[string]*entry
+	set        *policy.Set
+	by         map[string]*entry
+	candidates map[string]*store.Rule // by scope
 }
 
 // entry is one policy.
@@ -20,6 +22,8 @@ type entry struct {
 	owns  *store.Rule
 	hash  ring.Scope
 	stats *policyStats
+	// candidate is what checks by owns are decided by as well, to be counted only; nil: nothing.
+	candidate *store.Rule
 }
 
 // rule returns what a policy's rule is to the store; nil for one that needs no state.
@@ -36,7 +40,7 @@ var durabilities = [...]store.Durability{
 }
 
 func (l *Limiter) compile(set *policy.Set) *table {
-	t := &table{set: set, by: make(map[string]*entry)}
+	t := &table{set: set, by: make(map[string]*entry), candidates: make(map[string]*store.Rule)}
 	for _, p := range set.Policies() {
 		e := &entry{
 			Policy: p, rules: make(map[*policy.Rule]*store.Rule), hash: l.cfg.HashKey.Scope(p.Name), stats: l.stats.of(p.Name),
@@ -51,6 +55,15 @@ func (l *Limiter) compile(set *policy.Set) *table {
 		}
 		e.own = p.Rules()[0]
 		e.owns = e.rules[e.own]
+		if p.Candidate != nil {
+			e.candidate = &store.Rule{
+				Scope: limit.CandidateScope(p.Name), Limits: p.Candidate, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory,
+			}
+			if p.Durability == policy.None {
+				e.candidate.Durability = store.None
+			}
+			t.candidates[e.candidate.Scope] = e.candidate
+		}
 		t.by[p.Name] = e
 	}
 	shares := len(t.by)
@@ -73,7 +86,7 @@ func (t *table) entryOf(op *Op) *entry {
 func (t *table) ruleOf(scope string, key []byte) *store.Rule {
 	e, ok := t.by[scope]
 	if !ok {
-		return nil
+		return t.candidates[scope]
 	}
 	return e.rule(e.Rule(string(key)))
 }

@@ -26,7 +26,7 @@ var (
 	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
+		[]string{"limits", "overrides", "on_error", "shadow", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -142,6 +142,9 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 		p.NoLend = ok && !may
 	}
 	ok := d.limitsOf(f, p)
+	if candidate, given := f.Get("candidate"); given {
+		d.candidate(candidate, p, ok)
+	}
 	d.guarantees(f, p)
 	d.budget(f, p)
 	if keys, given := f.Get("max_keys"); given {
@@ -203,6 +206,29 @@ func (d *decoder) limitsOf(f strictyaml.Fields, p *Policy) bool {
 		p.Limits = p.own.Limits
 	}
 	return ok
+}
+
+// candidate reads the limits that are tried beside the policy's; right says whether those are.
+func (d *decoder) candidate(one strictyaml.Field, p *Policy, right bool) {
+	if one.Node == nil {
+		return
+	}
+	f, ok := d.Fields(one.Node, one.Path, slices.Concat(limitParameters, []string{"limits"}))
+	if !ok {
+		return
+	}
+	var other Policy
+	switch ok = d.limitsOf(f, &other); {
+	case !ok || !right:
+	case p.Concurrency || other.Concurrency:
+		d.Fail(one.Key, one.Path, "is not for concurrency: a lease of the one has no meaning for the other")
+	case p.Limits == nil:
+		d.Fail(one.Key, one.Path, "stands beside limit: -1, under which nothing is decided: give the policy a limit, with shadow: true if it is to admit everything")
+	case other.Limits == nil:
+		d.Fail(one.Key, one.Path, "is unlimited: it would admit everything")
+	default:
+		p.Candidate = other.Limits
+	}
 }
 
 // leases reports whether limits count leases. Those that do stand beside no others.

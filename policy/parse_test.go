@@ -286,6 +286,25 @@ func TestGuarantees(t *testing.T) {
 	}
 }
 
+// TestCandidate: the limits that are tried beside a policy's. They are part of what a policy means.
+func TestCandidate(t *testing.T) {
+	without := mustParse(t, "policies: [{name: p, limits: [5/1m]}]")
+	for fields, want := range map[string]algo.Limits{
+		"{algorithm: token_bucket, limit: 5, window: 1m, capacity: 9}": {{Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute, Capacity: 9}},
+		"{limits: [5/1m, 9/1h], algorithm: fixed_window}": {
+			{Algorithm: algo.FixedWindow, Limit: 5, Window: time.Minute}, {Algorithm: algo.FixedWindow, Limit: 9, Window: time.Hour},
+		},
+	} {
+		s := mustParse(t, "policies: [{name: p, limits: [5/1m], candidate: "+fields+"}]")
+		if p := mustGet(t, s, "p"); !slices.Equal(p.Candidate, want) || len(p.Limits) != 1 || p.Limits[0].Algorithm != algo.SlidingLog {
+			t.Errorf("%s: %+v", fields, p)
+		}
+		if s.Hash() == without.Hash() {
+			t.Errorf("%s: the hash is that of the policy without", fields)
+		}
+	}
+}
+
 // TestNeedVoters: the strict policies, where they say so.
 func TestNeedVoters(t *testing.T) {
 	s := mustParse(t, `policies:
@@ -537,12 +556,19 @@ func TestReference(t *testing.T) {
 	if p := mustGet(t, s, "burst"); p.OnError != Open || !p.Shadow {
 		t.Errorf("burst: %+v", p)
 	}
-	// The block about guarantees.
-	_, rest, begun = strings.Cut(rest, "```yaml\n")
-	block, _, ended = strings.Cut(rest, "```\n")
-	if !begun || !ended {
-		t.Fatal("docs/policies.md has no second YAML block")
+	next := func() {
+		t.Helper()
+		_, rest, begun = strings.Cut(rest, "```yaml\n")
+		block, rest, ended = strings.Cut(rest, "```\n")
+		if !begun || !ended {
+			t.Fatal("docs/policies.md has too few YAML blocks")
+		}
 	}
+	next()
+	if p := mustGet(t, mustParse(t, block), "login"); len(p.Candidate) != 1 || p.Candidate[0].Limit != 80 {
+		t.Errorf("login with a candidate: %+v", p)
+	}
+	next() // about guarantees
 	if p := mustGet(t, mustParse(t, block), "payout"); !p.Strict || p.Durability != Escrow || p.ColdStart != ColdClosed || p.OnError != Closed {
 		t.Errorf("payout: %+v", p)
 	}

@@ -94,6 +94,9 @@ type Policy struct {
 	OnError OnError
 	Shadow  bool // decide, count and report, but admit
 	NoLend  bool // no units are lent to who asks often: each decision is the owner's
+	// Candidate are other limits that checks of keys without an override are decided by beside Limits, each under a state of its own:
+	// what they say is only counted. Nil: none.
+	Candidate algo.Limits
 	// Durability and ColdStart are about the loss of nodes, Strict about that of connections between them: it says that
 	// no two sides of a split may both admit. A Strict policy's Durability is Escrow or Sync and its OnError is Closed.
 	Durability Durability
@@ -277,6 +280,10 @@ func hashOf(sorted []*Policy) string {
 		}
 		if p.NoLend {
 			fmt.Fprintln(h, "lend=false")
+		}
+		if p.Candidate != nil {
+			fmt.Fprintln(h, "candidate")
+			hashRule(h, &Rule{Limits: p.Candidate})
 		}
 		rules := p.Rules()
 		sort.Slice(rules, func(i, j int) bool {

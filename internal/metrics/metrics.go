@@ -69,6 +69,10 @@ type Metrics struct {
 }
 
 var (
+	candidates = prometheus.NewDesc("weir_candidate_total",
+		"Checks that a policy's candidate has decided beside it, by what it would have done: allowed, refused.", []string{"policy", "result"}, nil)
+	disagreed = prometheus.NewDesc("weir_candidate_disagreements_total",
+		"Checks that a policy's candidate would have answered otherwise than the policy.", []string{"policy"}, nil)
 	requests = prometheus.NewDesc("weir_requests_total",
 		"Checks decided by this node, and answered by on_error, by policy and result (allowed, refused, shadow, failed_open, failed_closed, error).", []string{"policy", "result"}, nil)
 	remembered = prometheus.NewDesc("weir_refusals_remembered_total",
@@ -185,7 +189,7 @@ type page struct {
 
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
+	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
 		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
@@ -202,6 +206,11 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	for _, s := range m.peaks.read(m.scraper, m.cfg.Limiter.ReadStats) {
+		if s.CandidateAllowed+s.CandidateRefused > 0 {
+			counter(candidates, s.CandidateAllowed, s.Policy, "allowed")
+			counter(candidates, s.CandidateRefused, s.Policy, "refused")
+			counter(disagreed, s.CandidateDisagreed, s.Policy)
+		}
 		counter(requests, s.Allowed, s.Policy, "allowed")
 		counter(requests, s.Refused, s.Policy, "refused")
 		counter(requests, s.Shadowed, s.Policy, "shadow")

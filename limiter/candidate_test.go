@@ -1,0 +1,107 @@
+package limiter
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/limit"
+)
+
+const tried = `policies:
+  - {name: tried, algorithm: fixed_window, limit: 7, window: 1m, candidate: {limits: [3/10s, 9/1m]}}
+  - {name: plain, algorithm: fixed_window, limit: 7, window: 1m}
+  - {name: other, limits: [3/10s, 9/1m]}
+  - name: mixed
+    algorithm: sliding_log
+    limit: 2
+    window: 1m
+    candidate: {algorithm: token_bucket, limit: 5, window: 1m}
+    overrides:
+      - {key: vip, limit: 100}
+      - {key: banned, blocked: true}
+`
+
+// sumOf adds up what the nodes have counted for a policy.
+func (c *testCluster) sumOf(policy string) (sum PolicyStats) {
+	for _, n := range c.nodes {
+		for _, s := range n.Counts() {
+			if s.Policy == policy {
+				sum.Allowed += s.Allowed
+				sum.Refused += s.Refused
+				sum.CandidateAllowed += s.CandidateAllowed
+				sum.CandidateRefused += s.CandidateRefused
+				sum.CandidateDisagreed += s.CandidateDisagreed
+			}
+		}
+	}
+	return sum
+}
+
+// TestCandidate: a policy with a candidate answers as one without, and its candidate counts what a policy of these limits that is asked
+// the same would have answered. Refunds and resets are for both.
+func TestCandidate(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, tried)}, func(t *testing.T, c *testCluster) {
+		random := rand.New(rand.NewPCG(7, 7))
+		disagreed := uint64(0)
+		for i := range 4000 {
+			c.advance(1100*time.Millisecond + time.Duration(random.Int64N(int64(time.Second)))) // longer than refusals are remembered
+			n := c.nodes[random.IntN(3)]
+			key, cost := fmt.Sprint(random.IntN(5)), random.Int64N(4)
+			switch random.IntN(20) {
+			case 0:
+				for _, policy := range []string{"tried", "plain", "other"} {
+					if _, err := n.Refund(t.Context(), limit.Target{Policy: policy, Key: key}, 2, ""); err != nil {
+						t.Fatal(err)
+					}
+				}
+			case 1:
+				for _, policy := range []string{"tried", "plain", "other"} {
+					if err := n.Reset(t.Context(), limit.Target{Policy: policy, Key: key}); err != nil {
+						t.Fatal(err)
+					}
+				}
+			default:
+				partial := cost > 0 && random.IntN(2) == 0
+				ask := func(policy string) limit.Decision {
+					return n.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: cost, Partial: partial})
+				}
+				got, want, other := ask("tried"), ask("plain"), ask("other")
+				if cost > 0 && got.Allowed != other.Allowed {
+					disagreed++
+				}
+				if got.Allowed != want.Allowed || got.Granted != want.Granted || got.Remaining != want.Remaining || got.RetryAfter != want.RetryAfter {
+					t.Fatalf("check %d: %+v, and %+v without a candidate", i, got, want)
+				}
+			}
+		}
+		got, want := c.sumOf("tried"), c.sumOf("other")
+		if got.CandidateAllowed != want.Allowed || got.CandidateRefused != want.Refused || got.CandidateDisagreed != disagreed {
+			t.Errorf("the candidate: %+v; asked by itself: %+v, %d other answers", got, want, disagreed)
+		}
+		if want.Allowed == 0 || want.Refused == 0 || disagreed == 0 {
+			t.Errorf("nothing is tested: %+v, %d", want, disagreed)
+		}
+
+		// Keys with an override have no candidate.
+		for _, key := range []string{"vip", "banned"} {
+			c.nodes[0].check(t, named("mixed", key, 1))
+		}
+		if got := c.sumOf("mixed"); got.CandidateAllowed+got.CandidateRefused != 0 {
+			t.Errorf("keys with an override: %+v", got)
+		}
+		for range 6 {
+			c.nodes[0].check(t, named("mixed", "key", 1))
+		}
+		if got := c.sumOf("mixed"); got.CandidateAllowed != 5 || got.CandidateRefused != 1 || got.CandidateDisagreed != 3 {
+			t.Errorf("six checks: %+v", got)
+		}
+		// A policy without one counts no more.
+		c.setPolicies("policies: [{name: mixed, algorithm: sliding_log, limit: 2, window: 1m}]")
+		c.nodes[0].check(t, named("mixed", "key", 1))
+		if got := c.sumOf("mixed"); got.CandidateAllowed != 5 {
+			t.Errorf("without a candidate: %+v", got)
+		}
+	})
+}
