@@ -16,6 +16,7 @@ import (
 type policy struct {
 	checker.Policy
 	rule *store.Rule
+	lent bool // what is refused for want of units on loan is not told to the checker, which knows nothing of them
 	keys []store.Key
 }
 
@@ -297,6 +298,7 @@ type waiter struct {
 	a      *ask
 	ans    answer
 	ticket uint64
+	lent   func() // of a loan, in place of a: gives the answer
 }
 
 func (p *process) decide(a *ask) {
@@ -356,8 +358,13 @@ func (p *process) decided(a *ask, dec store.Answer, leased bool) {
 	if part := o.key.Partition; dec.Ticket <= p.copied[part] {
 		p.tell(a, ans)
 	} else {
-		p.waiting[part] = append(p.waiting[part], waiter{a, ans, dec.Ticket})
+		p.waiting[part] = append(p.waiting[part], waiter{a: a, ans: ans, ticket: dec.Ticket})
 	}
+	p.urge(now)
+}
+
+// urge has changes sent at once that answers wait for.
+func (p *process) urge(now ownership.Now) {
 	if len(p.data.urgent) > 0 {
 		for _, part := range p.data.urgent {
 			p.core.Urgent(now, part)
@@ -410,6 +417,11 @@ func (p *process) confirmed(c ownership.Progress) {
 	kept := p.waiting[c.Partition][:0]
 	for _, x := range p.waiting[c.Partition] {
 		switch {
+		case x.lent != nil && c.Unguarded: // no copy knows of it
+		case x.lent != nil && x.ticket <= c.Version:
+			x.lent()
+		case x.lent != nil:
+			kept = append(kept, x)
 		case c.Unguarded && x.ticket > 0 && (c.StrictToo || !x.a.op.policy.Strict):
 			x.ans.decision.Degraded = true
 			p.tell(x.a, x.ans)
@@ -457,6 +469,9 @@ func (w *world) record() {
 		case o.over && o.result == checker.Refused:
 			op.Result = checker.Refused
 		default:
+			continue
+		}
+		if op.Result == checker.Refused && o.policy.lent {
 			continue
 		}
 		w.history.Operations = append(w.history.Operations, op)
