@@ -486,4 +486,79 @@ var mutants = []mutant{
 		[]edit{{"return !ok || st.Voting || present", "return !ok || st.Voting || true || present"}},
 		"./internal/node -run TestReadyOnceVoting", "ready, and voting: false",
 	},
+	{
+		"loan: what is on loan is free", "algo/limits.go",
+		[]edit{{"return max(room-r.Held, 0)", "return room"}},
+		"./algo -run TestLoans$", "are more than the limit",
+	},
+	{
+		"loan: what is on loan of a bucket is free", "algo/bucket.go",
+		[]edit{{"	if r.Held > 0 {", "	if false {"}},
+		"./algo -run TestLoans$", "are more than the limit",
+	},
+	{
+		"loan: an end charges nothing", "algo/loan.go",
+		[]edit{{"ls.Charge(a, s, at, n)", "ls.Charge(a, s, at, 0)"}},
+		"./algo -run TestLoans$", "were admitted in one window",
+	},
+	{
+		"loan: an end is dated at the grant", "algo/loan.go",
+		[]edit{{"	at := Instant{Mono: l.Until, Wall: now.Wall - (now.Mono - l.Until)}", "	at := Instant{Mono: l.Until - owned(LoanTerm), Wall: now.Wall}\n	s[0] = uint64(min(int64(s[0]), at.Mono))"}},
+		"./algo -run TestLoans$", "FAIL",
+	},
+	{
+		"loan: a report is charged before it came", "algo/loan.go",
+		[]edit{{"	if err := ls.Charge(a, s, now, n); err != nil {", "	if err := ls.Charge(a, s, now, 0); err != nil {"}},
+		"./algo -run TestLoans$", "were admitted in one window",
+	},
+	{
+		"loan: reports are taken for what is new", "algo/loan.go",
+		[]edit{{"n = max(t.Spent-u.list[i].Spent, 0)", "n = t.Spent"}},
+		"./algo -run TestLoans$", "are more than the limit",
+	},
+	{
+		"loan: the owner's term is the borrower's", "algo/loan.go",
+		[]edit{{"return int64(term) + 3*int64(term)/loanDrift", "return int64(term)"}},
+		"./algo -run TestLoans$", "a borrower may spend",
+	},
+	{
+		"loan: one that has ended is forgotten at once", "algo/loan.go",
+		[]edit{{"loanGrace = 4 * LoanTerm", "loanGrace = 0"}},
+		"./algo -run TestLoans$", "FAIL",
+	},
+	{
+		"loan: copies know of none", "store/chunk.go",
+		[]edit{{"	if l := d.part.lentOf(r); l != nil {", "	if l := d.part.lentOf(r); l != nil && false {"}},
+		"./store -run TestLoanMoves", "FAIL",
+	},
+	{
+		"loan: copies know of none, in the simulator", "store/chunk.go",
+		[]edit{{"	if l := d.part.lentOf(r); l != nil {", "	if l := d.part.lentOf(r); l != nil && false {"}},
+		"./test/simulation -run TestLoanSeeds -most 1", "forgotten in a merge",
+	},
+	{
+		"loan: a merge forgets those of one side", "store/merge.go",
+		[]edit{{"	m.uniteLent()\n", ""}},
+		"./store -run TestLoansMerge", "FAIL",
+	},
+	{
+		"loan: the borrower has it before the copy", "store/loan.go",
+		[]edit{{"	if a.Term > 0 && rule.Durability >= Escrow {", "	if false {"}},
+		"./store -run TestLoanCrash", "were admitted in a window",
+	},
+	{
+		"loan: it is renewed before the copy knows", "store/loan.go",
+		[]edit{{"	if a.Term > 0 && rule.Durability >= Escrow {", "	if a.Term > 0 && rule.Durability >= Escrow && a.Granted != before.Granted {"}},
+		"./store -run TestLendOnlyWhatIsCopied", "renewed before the copy knows",
+	},
+	{
+		"loan: nobody is asked before a refusal", "limiter/decide.go",
+		[]edit{{"	if got.OnLoan > 0 && !op.recalled {", "	if false {"}},
+		"./limiter -run TestRecallBeforeRefusal", "13 of 16 on loan are back",
+	},
+	{
+		"loan: the borrower's deadline counts from the answer", "internal/borrow/borrow.go",
+		[]edit{{"sent+int64(a.Term), now)", "now+int64(a.Term), now)"}},
+		"./internal/borrow -run TestDeadline", "at 501",
+	},
 }
