@@ -1,6 +1,6 @@
 // Package ownership is the protocol that says who may decide for a partition, as a pure state machine: SetView, Receive
 // and Tick in; messages, routes and confirmations out. It has no goroutine, clock or socket, so that a simulator runs
-// the same code as a node, whose shell is package keeper.
+// the same code as a node, whose shell is package runner.
 //
 // The ring says who should own a partition; views of the ring may differ for a while. What decides is a token
 // (partition, term, process), held by one process at a time, moved by its holder, and claimed anew at a higher term when

@@ -279,10 +279,10 @@ func (l *Listener) Close() error {
 	return err
 }
 
-// Hush closes the connections on which nothing has come, after a moment: those of load balancers that try whether the port is
+// CloseSilent closes the connections on which nothing has come, after a moment: those of load balancers that try whether the port is
 // open, and of browsers that connect in advance. Servers that are told to stop wait for them, 5 s for HTTP and 2 min for gRPC. It
 // is called when the listener is being closed; the caller stops the timer when the server has ended before.
-func (l *Listener) Hush() *time.Timer {
+func (l *Listener) CloseSilent() *time.Timer {
 	return time.AfterFunc(silencePatience, func() {
 		l.mu.Lock()
 		silent := make([]*Conn, 0, len(l.silent))

@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/cluster/keeper"
+	"github.com/weirlimit/weir/cluster/runner"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -40,8 +40,8 @@ type Config struct {
 	Ready   func() bool
 	// Ownership returns what the node holds, and false when that cannot be told any more; Happened what has happened with
 	// partitions.
-	Ownership func() (keeper.Status, bool)
-	Happened  func() keeper.Stats
+	Ownership func() (runner.Status, bool)
+	Happened  func() runner.Stats
 	// LogsDropped return how many lines of a log have been dropped, by the log's name.
 	LogsDropped map[string]func() uint64
 	// Files returns the files that the node follows.

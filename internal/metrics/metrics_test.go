@@ -14,8 +14,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/cluster/runner"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -50,10 +50,10 @@ func TestPage(t *testing.T) {
 	hops := NewHops()
 	m := New(Config{
 		Limiter: l, View: func() *cluster.View { return nil }, Ready: func() bool { return true }, Collectors: []prometheus.Collector{hops},
-		Ownership: func() (keeper.Status, bool) {
-			return keeper.Status{Status: ownership.Status{Held: 3, Pending: 2}}, true
+		Ownership: func() (runner.Status, bool) {
+			return runner.Status{Status: ownership.Status{Held: 3, Pending: 2}}, true
 		},
-		Happened: func() keeper.Stats { return keeper.Stats{Events: map[string]uint64{"claimed": 7}, Lost: 5} },
+		Happened: func() runner.Stats { return runner.Stats{Events: map[string]uint64{"claimed": 7}, Lost: 5} },
 		Files:    func() []File { return []File{{Name: "policies"}, {"access", true, 0}, {"certificates", false, 4}} }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	hops.Forwarded(time.Millisecond, 3, true)
@@ -200,8 +200,8 @@ func TestMembers(t *testing.T) {
 	defer c.Close()
 	m := New(Config{
 		Limiter: l, View: c.View, Ready: func() bool { return false },
-		Ownership: func() (keeper.Status, bool) { return keeper.Status{}, false },
-		Happened:  func() keeper.Stats { return keeper.Stats{} }, Files: func() []File { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
+		Ownership: func() (runner.Status, bool) { return runner.Status{}, false },
+		Happened:  func() runner.Stats { return runner.Stats{} }, Files: func() []File { return nil }, Version: "v", Logger: slog.New(slog.DiscardHandler),
 	})
 	const want = `
 # HELP weir_envoy_mismatched_members Members whose configuration files for Envoy differ from this node's.

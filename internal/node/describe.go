@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/cluster/runner"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -32,13 +32,13 @@ func (n *Node) inspect() *peerv1.InspectResponse {
 	if v := n.view(); v != nil {
 		r.Ring = v.Ring.Fingerprint()
 	}
-	if st, ok := n.keeper.Status(); ok {
+	if st, ok := n.runner.Status(); ok {
 		r.Ownership = protoOwnership(st)
 	}
 	return r
 }
 
-func protoOwnership(st keeper.Status) *weirv1.Ownership {
+func protoOwnership(st runner.Status) *weirv1.Ownership {
 	o := &weirv1.Ownership{
 		Held: uint32(st.Held), Moving: uint32(st.Moving), Awaited: uint32(st.Awaited), Copies: uint32(st.Copies),
 		Degraded: uint32(st.Degraded), Pending: uint64(st.Pending), Granted: uint32(st.Granted),

@@ -89,7 +89,7 @@ func TestEnvoyCluster(t *testing.T) {
 	for k := 0; asked < 10; k++ {
 		value := fmt.Sprint("u", k)
 		partition := ring.Partition(ring.Hash(entry.hashKey, scope, "user="+value))
-		if entry.keeper.Route(partition).Standing == ownership.Owned {
+		if entry.runner.Route(partition).Standing == ownership.Owned {
 			continue
 		}
 		asked++

@@ -31,7 +31,7 @@ func (n *Node) ownerAddress(hash uint64) string {
 	if v == nil {
 		return ""
 	}
-	r := n.keeper.Route(ring.Partition(hash))
+	r := n.runner.Route(ring.Partition(hash))
 	if m := v.Member(r.Node.Name); r.Standing != ownership.Owned && m != nil && m.Boot == r.Node.Boot {
 		return m.GRPCAddr
 	}

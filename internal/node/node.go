@@ -30,8 +30,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/cluster/runner"
 	"github.com/weirlimit/weir/gateway/console"
 	grpcapi "github.com/weirlimit/weir/gateway/grpc"
 	httpapi "github.com/weirlimit/weir/gateway/http"
@@ -120,7 +120,7 @@ type Node struct {
 	clock       func() algo.Instant // of decisions
 	recorder    *activityRecorder
 	console     *console.Console // nil: off
-	keeper      *keeper.Keeper
+	runner      *runner.Runner
 	peers       *peer.Forwarder
 	messenger   *replica.Messenger
 	watcher     *policy.Watcher // nil without a policy file
@@ -277,19 +277,19 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	if n.recorder, err = newActivityRecorder(); err != nil {
 		return n, err
 	}
-	hops, inbox := metrics.NewHops(), keeper.NewInbox(ring.Partitions)
+	hops, inbox := metrics.NewHops(), runner.NewInbox(ring.Partitions)
 	states := limiter.NewStore(store.Config{
 		MaxKeys: cfg.MaxKeys, MaxBytes: max(n.cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent,
 		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
 	}, false)
 	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: hops.Forwarded})
 	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: inbox.Receive})
-	n.keeper = keeper.New(keeper.Config{
+	n.runner = runner.New(runner.Config{
 		Core:   ownership.Config{Self: n.self(), Partitions: ring.Partitions, Data: states, Voters: cfg.Voters},
 		Sender: n.messenger, Inbox: inbox, Now: clock, Boot: leases, Version: states.Version, Logger: n.log,
 	})
 	work := limiter.Config{
-		Store: states, Ownership: n.keeper, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
+		Store: states, Ownership: n.runner, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
 		Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
@@ -303,8 +303,8 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	n.metrics = metrics.New(metrics.Config{
-		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.keeper.Status,
-		Happened: n.keeper.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
+		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.runner.Status,
+		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
 		Collectors: append(n.envoyCollectors(), n.security.metrics, hops), LogsDropped: n.logsDropped(),
 	})
 	if n.watcher != nil {
@@ -317,10 +317,10 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.work.Go(n.settle)
 	if n.cluster != nil {
 		n.work.Go(n.follow)
-		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.keeper.SetView) })
+		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.runner.SetView) })
 		n.work.Go(n.followKeyFile)
 	} else {
-		n.keeper.SetView(aloneView(n.self()))
+		n.runner.SetView(aloneView(n.self()))
 	}
 	return n, nil
 }
@@ -559,7 +559,7 @@ func (n *Node) settle() {
 		}
 		n.awaited.Store(&what)
 		active, _ := n.joined()
-		st, _ := n.keeper.Status()
+		st, _ := n.runner.Status()
 		if w.enough(time.Now(), active, st.Held) {
 			n.log.Warn("ready all the same", "though", what)
 			break
@@ -581,7 +581,7 @@ func (n *Node) awaits(ctx context.Context) string {
 	switch active, detail := n.joined(); {
 	case !active:
 		return detail
-	case !n.keeper.Settled():
+	case !n.runner.Settled():
 		return "waiting for the partitions that are to move"
 	case !n.votes():
 		return "waiting until this voter votes again"
@@ -604,7 +604,7 @@ func (n *Node) votes() bool {
 			present++
 		}
 	}
-	st, ok := n.keeper.Status()
+	st, ok := n.runner.Status()
 	return !ok || st.Voting || present <= len(n.cfg.Voters)/2
 }
 
@@ -690,7 +690,7 @@ func (n *Node) stop() {
 		// First of all, so that the others stop sending while this node still answers.
 		n.leave(ctx)
 	}
-	if n.keeper != nil && n.cluster != nil {
+	if n.runner != nil && n.cluster != nil {
 		n.handOver(ctx)
 	}
 	n.cancel()
@@ -700,7 +700,7 @@ func (n *Node) stop() {
 	var servers sync.WaitGroup // side by side, so that neither uses up the other's time
 	if n.httpServer != nil {
 		servers.Go(func() {
-			defer n.listeners.http.Hush().Stop()
+			defer n.listeners.http.CloseSilent().Stop()
 			if err := n.httpServer.Shutdown(ctx); err != nil {
 				n.log.Warn("requests cut off", "error", err)
 				_ = n.httpServer.Close() // what is left is cut off, as said
@@ -709,7 +709,7 @@ func (n *Node) stop() {
 	}
 	if n.grpcServer != nil {
 		servers.Go(func() {
-			defer n.listeners.grpc.Hush().Stop()
+			defer n.listeners.grpc.CloseSilent().Stop()
 			defer context.AfterFunc(ctx, n.grpcServer.Stop)()
 			n.grpcServer.GracefulStop()
 			n.callers.Close()
@@ -734,13 +734,13 @@ func (n *Node) stop() {
 		n.peers.Close() // before the server, whose handlers may wait for what they handed on
 	}
 	if n.peerServer != nil {
-		hush := n.listeners.peer.Hush()
+		silent := n.listeners.peer.CloseSilent()
 		n.peerServer.Stop() // streams between nodes never end by themselves
-		hush.Stop()
+		silent.Stop()
 	}
 	closeFiles(n.files(), n.log)
-	if n.keeper != nil {
-		n.keeper.Close()
+	if n.runner != nil {
+		n.runner.Close()
 	}
 	if n.limiter != nil {
 		n.limiter.Close()

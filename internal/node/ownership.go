@@ -6,8 +6,8 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster"
-	"github.com/weirlimit/weir/cluster/keeper"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/cluster/runner"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/ring"
 )
@@ -19,10 +19,10 @@ const settleAfter = 150 * time.Millisecond
 // clocks returns the clock of decisions, one for deciding and for what is decided about, and that of leases, which goes on while
 // the host is suspended: meanwhile others take over.
 func clocks() (decisions func() algo.Instant, leases func() int64) {
-	return limiter.ProcessClock(), keeper.BootTime
+	return limiter.ProcessClock(), runner.BootTime
 }
 
-// steer keeps the keeper's view in step with the membership until ctx ends.
+// steer keeps the runner's view in step with the membership until ctx ends.
 func steer(ctx context.Context, current func() *cluster.View, set func(ownership.View)) {
 	for {
 		v := current()
@@ -94,7 +94,7 @@ func aloneView(self ownership.Node) ownership.View {
 
 // handOver gives everything to the others.
 func (n *Node) handOver(ctx context.Context) {
-	if err := n.keeper.Drain(ctx); err != nil {
+	if err := n.runner.Drain(ctx); err != nil {
 		n.log.Info("not everything was handed over", "reason", err)
 	}
 }

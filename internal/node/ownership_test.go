@@ -83,7 +83,7 @@ func TestReadyOnceVoting(t *testing.T) {
 	cfg.Voters = []string{"a"}
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
-	if st, ok := n.keeper.Status(); !ok || !st.Voting {
+	if st, ok := n.runner.Status(); !ok || !st.Voting {
 		t.Errorf("ready, and voting: %v, %v", st.Voting, ok)
 	}
 }

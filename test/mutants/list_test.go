@@ -442,14 +442,14 @@ var mutants = []mutant{
 		"./limiter -run TestAnswersUnderLease", "300ms back",
 	},
 	{
-		"keeper: messages are posted before routes and confirmations", "cluster/keeper/keeper.go",
+		"runner: messages are posted before routes and confirmations", "cluster/runner/runner.go",
 		[]edit{{"	out := k.core.Take()\n", "	out := k.core.Take()\n	if len(out.Messages) > 0 {\n		k.cfg.Sender.Send(out.Messages)\n		out.Messages = nil\n	}\n"}},
-		"./cluster/keeper -run TestMessagesComeLast", "route and confirmation are published: false",
+		"./cluster/runner -run TestMessagesComeLast", "route and confirmation are published: false",
 	},
 	{
-		"keeper: messages are received before views", "cluster/keeper/keeper.go",
+		"runner: messages are received before views", "cluster/runner/runner.go",
 		[]edit{{"	if view == nil && leaving && k.viewed", "	for _, e := range k.batch {\n		k.core.Receive(k.now(), e)\n		k.carryOut()\n	}\n	k.batch = k.batch[:0]\n	if view == nil && leaving && k.viewed"}},
-		"./cluster/keeper -run TestViewsComeFirst", "received in the order [message view]",
+		"./cluster/runner -run TestViewsComeFirst", "received in the order [message view]",
 	},
 	{
 		"node: the backups are the owners", "internal/node/ownership.go",
@@ -468,7 +468,7 @@ var mutants = []mutant{
 	},
 	{
 		"node: leases are counted on the clock of decisions", "internal/node/ownership.go",
-		[]edit{{"	return limiter.ProcessClock(), keeper.BootTime\n", "	clock := limiter.ProcessClock()\n	_ = keeper.BootTime\n	return clock, func() int64 { return clock().Mono }\n"}},
+		[]edit{{"	return limiter.ProcessClock(), runner.BootTime\n", "	clock := limiter.ProcessClock()\n	_ = runner.BootTime\n	return clock, func() int64 { return clock().Mono }\n"}},
 		"./internal/node -run TestClocks", "the clock of leases reads",
 	},
 	{

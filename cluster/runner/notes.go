@@ -1,4 +1,4 @@
-package keeper
+package runner
 
 import (
 	"log/slog"

@@ -1,4 +1,4 @@
-package keeper
+package runner
 
 import (
 	"fmt"
@@ -16,7 +16,7 @@ import (
 type pair struct {
 	now    int64
 	stores [2]*store.Store
-	nodes  [2]*Keeper
+	nodes  [2]*Runner
 }
 
 // wire takes what one node of a pair sends straight to the other.
@@ -42,7 +42,7 @@ func newPair(partitions int) *pair {
 		for q := range partitions {
 			p.stores[i].Shut(q) // until the core opens it
 		}
-		p.nodes[i] = newKeeper(Config{
+		p.nodes[i] = newRunner(Config{
 			Core: ownership.Config{Self: n, Partitions: partitions, Data: p.stores[i]}, Sender: wire{p, 1 - i},
 			Logger: slog.New(slog.DiscardHandler), Now: func() algo.Instant { return p.instant() },
 			Boot: func() int64 { return p.now }, Version: p.stores[i].Version,

@@ -1,4 +1,4 @@
-package keeper
+package runner
 
 import "golang.org/x/sys/unix"
 
@@ -7,7 +7,7 @@ import "golang.org/x/sys/unix"
 func BootTime() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts); err != nil {
-		panic("keeper: no CLOCK_BOOTTIME: " + err.Error()) // every Linux that Go runs on has it
+		panic("runner: no CLOCK_BOOTTIME: " + err.Error()) // every Linux that Go runs on has it
 	}
 	return ts.Nano()
 }

@@ -1,4 +1,4 @@
-package keeper
+package runner
 
 import (
 	"context"
@@ -31,7 +31,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 // noLeaks looks for goroutines of this package.
 func noLeaks(t testing.TB) {
 	t.Helper()
-	testkit.NoLeaks(t, "weir/cluster/keeper.")
+	testkit.NoLeaks(t, "weir/cluster/runner.")
 }
 
 func within(t testing.TB, d time.Duration) context.Context {
@@ -158,8 +158,8 @@ func (s *sent) count() int {
 	return len(s.list)
 }
 
-// newPuppet starts a Keeper of a puppet.
-func newPuppet(t testing.TB, change ...func(*Config)) (*Keeper, *puppet) {
+// newPuppet starts a Runner of a puppet.
+func newPuppet(t testing.TB, change ...func(*Config)) (*Runner, *puppet) {
 	t.Helper()
 	noLeaks(t)
 	var clock atomic.Int64
@@ -172,7 +172,7 @@ func newPuppet(t testing.TB, change ...func(*Config)) (*Keeper, *puppet) {
 	for _, c := range change {
 		c(&cfg)
 	}
-	k, c := newKeeper(cfg), &puppet{}
+	k, c := newRunner(cfg), &puppet{}
 	k.start(c)
 	t.Cleanup(k.Close)
 	return k, c
@@ -560,7 +560,7 @@ func TestViews(t *testing.T) {
 
 func TestDrain(t *testing.T) {
 	owned := ownership.Route{Standing: ownership.Owned}
-	drain := func(k *Keeper, ctx context.Context) <-chan error {
+	drain := func(k *Runner, ctx context.Context) <-chan error {
 		got := make(chan error, 1)
 		go func() { got <- k.Drain(ctx) }()
 		return got
@@ -569,8 +569,8 @@ func TestDrain(t *testing.T) {
 		c.do(func() { yes = len(c.views) > 0 && c.views[len(c.views)-1].Leaving })
 		return yes
 	}
-	// hold has the Keeper hold two partitions.
-	hold := func(t *testing.T, k *Keeper, c *puppet) {
+	// hold has the Runner hold two partitions.
+	hold := func(t *testing.T, k *Runner, c *puppet) {
 		c.route(1, owned)
 		c.route(2, ownership.Route{Standing: ownership.Frozen})
 		eventually(t, "two are held", func() bool { return k.held.Load() == 2 })
@@ -605,7 +605,7 @@ func TestDrain(t *testing.T) {
 			var ticks int
 			c.do(func() { c.left, ticks = left, c.ticks })
 			c.route(2, ownership.Route{Standing: ownership.Elsewhere, Node: other})
-			eventually(t, "the keeper has looked", func() (yes bool) {
+			eventually(t, "the runner has looked", func() (yes bool) {
 				k.Receive([]ownership.Envelope{{From: other, Message: &ownership.ReadRecords{}}})
 				c.do(func() { yes = c.ticks > ticks+2 })
 				return yes && k.held.Load() == 0
@@ -696,7 +696,7 @@ func TestCloseReleases(t *testing.T) {
 	k.Receive([]ownership.Envelope{{Message: &ownership.ReadRecords{}}})
 	k.Urgent(1)
 	if _, ok := k.Status(); ok {
-		t.Error("status of a closed Keeper")
+		t.Error("status of a closed Runner")
 	}
 	_ = k.Stats()
 }
@@ -733,23 +733,23 @@ func (d *empty) TakeOverStrict(int, algo.Instant)            {}
 func (d *empty) Cold(int, algo.Instant)                      {}
 func (d *empty) ColdStrict(int, algo.Instant)                {}
 
-// town lets Keepers of real cores send to one another.
+// town lets Runners of real cores send to one another.
 type town struct {
 	mu      sync.Mutex
-	keepers map[ownership.Node]*Keeper
+	runners map[ownership.Node]*Runner
 }
 
 func (w *town) Send(list []ownership.Envelope) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, e := range list {
-		if k := w.keepers[e.To]; k != nil {
+		if k := w.runners[e.To]; k != nil {
 			k.Receive([]ownership.Envelope{e})
 		}
 	}
 }
 
-func (w *town) settle(t testing.TB, n ownership.Node) (*Keeper, *empty) {
+func (w *town) settle(t testing.TB, n ownership.Node) (*Runner, *empty) {
 	t.Helper()
 	data := &empty{}
 	k := New(Config{
@@ -757,7 +757,7 @@ func (w *town) settle(t testing.TB, n ownership.Node) (*Keeper, *empty) {
 		Now: func() algo.Instant { return algo.Instant{} }, Boot: BootTime, Version: func(int) uint64 { return 1 },
 	})
 	w.mu.Lock()
-	w.keepers[n] = k
+	w.runners[n] = k
 	w.mu.Unlock()
 	t.Cleanup(k.Close)
 	return k, data
@@ -767,7 +767,7 @@ func (w *town) settle(t testing.TB, n ownership.Node) (*Keeper, *empty) {
 // do both decide for a partition.
 func TestRealCores(t *testing.T) {
 	noLeaks(t)
-	w := &town{keepers: make(map[ownership.Node]*Keeper)}
+	w := &town{runners: make(map[ownership.Node]*Runner)}
 	a, dataA := w.settle(t, self)
 	b, dataB := w.settle(t, other)
 	share := func(owner func(p int) int32, states ...bool) ownership.View {
@@ -841,7 +841,7 @@ func TestRealCores(t *testing.T) {
 
 // BenchmarkUrgent measures the way from a signal to the core and back to who waits.
 func BenchmarkUrgent(b *testing.B) {
-	k := newKeeper(Config{
+	k := newRunner(Config{
 		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
 		Now: func() algo.Instant { return algo.Instant{} }, Boot: BootTime,
 	})
@@ -876,7 +876,7 @@ func (f outlet) Send(list []ownership.Envelope) { f(list) }
 
 // TestMessagesComeLast: whoever is answered because of a message finds what it says published already.
 func TestMessagesComeLast(t *testing.T) {
-	var k *Keeper
+	var k *Runner
 	term := ownership.Term{N: 7 << 16}
 	seen := make(chan string, 1)
 	sender := outlet(func([]ownership.Envelope) {

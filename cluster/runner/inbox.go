@@ -1,4 +1,4 @@
-package keeper
+package runner
 
 import (
 	"sync"
@@ -7,8 +7,8 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// Inbox is where others leave something for a Keeper. It is made before the Keeper, and before the others, which a Keeper needs. What is
-// left in it before there is a Keeper stays there until then. Its methods are safe for concurrent use.
+// Inbox is where others leave something for a Runner. It is made before the Runner, and before the others, which a Runner needs. What is
+// left in it before there is a Runner stays there until then. Its methods are safe for concurrent use.
 type Inbox struct {
 	wake   chan struct{}   // holds a token when there may be something to do
 	urgent []atomic.Uint64 // a bit for each partition
@@ -18,7 +18,7 @@ type Inbox struct {
 	lost uint64 // messages
 }
 
-// NewInbox returns an empty Inbox, for a Keeper of so many partitions.
+// NewInbox returns an empty Inbox, for a Runner of so many partitions.
 func NewInbox(partitions int) *Inbox {
 	return &Inbox{wake: make(chan struct{}, 1), urgent: make([]atomic.Uint64, (partitions+63)/64)}
 }

@@ -1,8 +1,8 @@
-// Package keeper runs an ownership core: it is the shell that gives the core its clocks, its messages and its views,
+// Package runner runs an ownership core: it is the shell that gives the core its clocks, its messages and its views,
 // and carries out what the core wants done.
 //
 // One goroutine owns the core. Everything else reads what that goroutine has published, or leaves something for it.
-package keeper
+package runner
 
 import (
 	"context"
@@ -32,11 +32,11 @@ type Sender interface {
 	Send([]ownership.Envelope)
 }
 
-// Config is what a Keeper needs. All fields but Inbox are required.
+// Config is what a Runner needs. All fields but Inbox are required.
 type Config struct {
 	Core   ownership.Config
 	Sender Sender
-	Inbox  *Inbox              // what others leave for the Keeper; nil: one of its own
+	Inbox  *Inbox              // what others leave for the Runner; nil: one of its own
 	Now    func() algo.Instant // the clock of decisions: the very one that the limiter reads
 	Boot   func() int64        // the clock of leases: BootTime, other than in tests
 	// Version returns the highest ticket that has been given for an answer of a partition, or more. It never falls. It is
@@ -45,7 +45,7 @@ type Config struct {
 	Logger  *slog.Logger
 }
 
-// core is what a Keeper needs of an ownership.Core.
+// core is what a Runner needs of an ownership.Core.
 type core interface {
 	SetView(ownership.Now, ownership.View)
 	Tick(ownership.Now)
@@ -57,8 +57,8 @@ type core interface {
 	Status(ownership.Now) ownership.Status
 }
 
-// Keeper runs a core. Its methods are safe for concurrent use.
-type Keeper struct {
+// Runner runs a core. Its methods are safe for concurrent use.
+type Runner struct {
 	cfg  Config
 	stop func()
 	ctx  context.Context // ends with Close
@@ -129,16 +129,16 @@ func (p *progress) verdict(version uint64, strict bool) (degraded, ok bool) {
 	return false, false
 }
 
-// New starts a Keeper. Before its first view it claims nothing.
-func New(cfg Config) *Keeper {
-	k := newKeeper(cfg)
+// New starts a Runner. Before its first view it claims nothing.
+func New(cfg Config) *Runner {
+	k := newRunner(cfg)
 	k.start(ownership.New(cfg.Core, k.now()))
 	return k
 }
 
-func newKeeper(cfg Config) *Keeper {
+func newRunner(cfg Config) *Runner {
 	n := cfg.Core.Partitions
-	k := &Keeper{
+	k := &Runner{
 		cfg: cfg, Inbox: cfg.Inbox, events: make(map[string]uint64),
 		routes: make([]atomic.Pointer[route], n), progress: make([]progress, n), drained: make(chan struct{}),
 	}
@@ -149,27 +149,27 @@ func newKeeper(cfg Config) *Keeper {
 	return k
 }
 
-func (k *Keeper) start(c core) {
+func (k *Runner) start(c core) {
 	k.begin(c)
 	k.work.Go(k.run)
 }
 
-// begin gives the Keeper its core and publishes what that knows.
-func (k *Keeper) begin(c core) {
+// begin gives the Runner its core and publishes what that knows.
+func (k *Runner) begin(c core) {
 	k.core = c
 	for p := range k.routes {
 		k.routes[p].Store(&route{Route: c.Route(p), replaced: make(chan struct{})})
 	}
 }
 
-// Close stops the Keeper: who waits in it returns, and what it has published stays as it is.
-func (k *Keeper) Close() {
+// Close stops the Runner: who waits in it returns, and what it has published stays as it is.
+func (k *Runner) Close() {
 	k.stop()
 	k.work.Wait()
 }
 
 // SetView tells the core who is there. Of several views in a moment it may see the last one only.
-func (k *Keeper) SetView(v ownership.View) {
+func (k *Runner) SetView(v ownership.View) {
 	k.mu.Lock()
 	k.view = &v
 	k.mu.Unlock()
@@ -177,11 +177,11 @@ func (k *Keeper) SetView(v ownership.View) {
 }
 
 // Route says where a partition's checks are decided. The caller must not change it. It takes no lock.
-func (k *Keeper) Route(p int) *ownership.Route { return &k.routes[p].Load().Route }
+func (k *Runner) Route(p int) *ownership.Route { return &k.routes[p].Load().Route }
 
 // Await waits until the partition has another route than old, which came from Route or Await, and returns it. When ctx
-// ends first, or the Keeper is closed, it returns old.
-func (k *Keeper) Await(ctx context.Context, p int, old *ownership.Route) *ownership.Route {
+// ends first, or the Runner is closed, it returns old.
+func (k *Runner) Await(ctx context.Context, p int, old *ownership.Route) *ownership.Route {
 	r := k.routes[p].Load()
 	if &r.Route != old {
 		return &r.Route
@@ -196,8 +196,8 @@ func (k *Keeper) Await(ctx context.Context, p int, old *ownership.Route) *owners
 
 // AwaitProgress waits until an answer of a partition, with version as its ticket, may be given, and says whether it is
 // degraded, for want of a copy. An answer of a strict rule waits until a copy has it, or it is on record that there is
-// none. ok is false when it may not be given: ctx ended first, or the Keeper was closed.
-func (k *Keeper) AwaitProgress(ctx context.Context, p int, version uint64, strict bool) (degraded, ok bool) {
+// none. ok is false when it may not be given: ctx ended first, or the Runner was closed.
+func (k *Runner) AwaitProgress(ctx context.Context, p int, version uint64, strict bool) (degraded, ok bool) {
 	pr := &k.progress[p]
 	if degraded, ok = pr.verdict(version, strict); ok {
 		return degraded, ok
@@ -218,15 +218,15 @@ func (k *Keeper) AwaitProgress(ctx context.Context, p int, version uint64, stric
 }
 
 // Settled says whether this node holds what it should and nothing else, under a view that has stood for a moment.
-func (k *Keeper) Settled() bool { return k.settled.Load() }
+func (k *Runner) Settled() bool { return k.settled.Load() }
 
 // ErrNobody says that there is no other active member that partitions could be given to.
-var ErrNobody = errors.New("keeper: there is no other node to give partitions to")
+var ErrNobody = errors.New("runner: there is no other node to give partitions to")
 
 // Drain has everything given to other nodes, and waits until nothing is held any more. It returns early with an error
-// when there is nobody to give it to (ErrNobody), ctx ends, or the Keeper is closed. There is no way back: the node
+// when there is nobody to give it to (ErrNobody), ctx ends, or the Runner is closed. There is no way back: the node
 // goes on giving away.
-func (k *Keeper) Drain(ctx context.Context) error {
+func (k *Runner) Drain(ctx context.Context) error {
 	k.mu.Lock()
 	k.leaving = true
 	k.mu.Unlock()
@@ -243,12 +243,12 @@ func (k *Keeper) Drain(ctx context.Context) error {
 	case k.isDrained():
 		return fmt.Errorf("%w: %d are still held", ErrNobody, held)
 	case ctx.Err() != nil:
-		return fmt.Errorf("keeper: %d partitions are still held: %w", held, context.Cause(ctx))
+		return fmt.Errorf("runner: %d partitions are still held: %w", held, context.Cause(ctx))
 	}
-	return errors.New("keeper: closed")
+	return errors.New("runner: closed")
 }
 
-func (k *Keeper) isDrained() bool {
+func (k *Runner) isDrained() bool {
 	select {
 	case <-k.drained:
 		return true
@@ -257,14 +257,14 @@ func (k *Keeper) isDrained() bool {
 	}
 }
 
-// Status is what a Keeper can tell of its core.
+// Status is what a Runner can tell of its core.
 type Status struct {
 	ownership.Status
-	Settled bool // see Keeper.Settled
+	Settled bool // see Runner.Settled
 }
 
-// Status returns the core's status, or false when the Keeper is closed.
-func (k *Keeper) Status() (Status, bool) {
+// Status returns the core's status, or false when the Runner is closed.
+func (k *Runner) Status() (Status, bool) {
 	answer := make(chan Status, 1)
 	k.mu.Lock()
 	k.asked = append(k.asked, answer)
@@ -278,14 +278,14 @@ func (k *Keeper) Status() (Status, bool) {
 	}
 }
 
-// Stats are counts since the Keeper was made.
+// Stats are counts since the Runner was made.
 type Stats struct {
 	Events map[string]uint64 // partitions that were claimed, handed over and so on, by the words of ownership.Note.What
 	Lost   uint64            // messages that arrived and were not looked at, because there were too many
 }
 
 // Stats returns the counts.
-func (k *Keeper) Stats() Stats {
+func (k *Runner) Stats() Stats {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return Stats{Events: maps.Clone(k.events), Lost: k.lost}
@@ -293,10 +293,10 @@ func (k *Keeper) Stats() Stats {
 
 // now reads the clocks. What has arrived shares a reading made after it was taken from the mailbox: so no message is
 // received at an instant before its arrival, and ages that it carries are not anchored too early.
-func (k *Keeper) now() ownership.Now { return ownership.Now{Instant: k.cfg.Now(), Boot: k.cfg.Boot()} }
+func (k *Runner) now() ownership.Now { return ownership.Now{Instant: k.cfg.Now(), Boot: k.cfg.Boot()} }
 
 // run owns the core.
-func (k *Keeper) run() {
+func (k *Runner) run() {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	defer func() { k.journal.write(k.cfg.Logger, 0, true) }()
@@ -312,7 +312,7 @@ func (k *Keeper) run() {
 }
 
 // tick tells the core that time passes.
-func (k *Keeper) tick() {
+func (k *Runner) tick() {
 	if !k.journal.empty() {
 		k.journal.write(k.cfg.Logger, k.cfg.Now().Mono, false)
 	}
@@ -323,7 +323,7 @@ func (k *Keeper) tick() {
 }
 
 // turn gives the core what was left for it.
-func (k *Keeper) turn() {
+func (k *Runner) turn() {
 	k.mu.Lock()
 	view, leaving, asked := k.view, k.leaving, k.asked
 	k.view, k.asked = nil, nil
@@ -363,7 +363,7 @@ func (k *Keeper) turn() {
 }
 
 // hurry tells the core what is urgent.
-func (k *Keeper) hurry(now ownership.Now) {
+func (k *Runner) hurry(now ownership.Now) {
 	for i := range k.urgent {
 		if k.urgent[i].Load() == 0 {
 			continue
@@ -377,13 +377,13 @@ func (k *Keeper) hurry(now ownership.Now) {
 
 // unneeded says whether a node that holds nothing any more may end: nothing is on its way to it, and of no partition whose
 // holder is lost it has the copy that whoever claims it will ask for.
-func (k *Keeper) unneeded() bool {
+func (k *Runner) unneeded() bool {
 	st := k.core.Status(k.now())
 	return st.Arriving == 0 && st.Stranded == 0
 }
 
 // others says whether partitions could be given to anybody.
-func (k *Keeper) others() bool {
+func (k *Runner) others() bool {
 	for _, m := range k.seen.Members {
 		if m.Active && m.Node != k.cfg.Core.Self {
 			return true
@@ -393,7 +393,7 @@ func (k *Keeper) others() bool {
 }
 
 // carryOut does what the core wants done, but for its messages and for waking who waits, which gather until post.
-func (k *Keeper) carryOut() {
+func (k *Runner) carryOut() {
 	out := k.core.Take()
 	for _, p := range out.Routes {
 		k.publish(p, k.core.Route(p))
@@ -409,7 +409,7 @@ func (k *Keeper) carryOut() {
 
 // post wakes those who wait for what has been confirmed, and sends the messages that have gathered. Whoever waits for one
 // partition after the other, as for many first answers under escrow, so finds all of them confirmed, and is woken once.
-func (k *Keeper) post() {
+func (k *Runner) post() {
 	for _, c := range k.risen {
 		close(c)
 	}
@@ -423,7 +423,7 @@ func (k *Keeper) post() {
 	k.outbox = k.outbox[:0]
 }
 
-func (k *Keeper) publish(p int, now ownership.Route) {
+func (k *Runner) publish(p int, now ownership.Route) {
 	old := k.routes[p].Load()
 	if old.Route == now {
 		return
@@ -443,7 +443,7 @@ func holds(r ownership.Route) bool {
 
 // confirm notes that answers may be given. All of them means: all that wait now. Answers that will wait for another
 // copy have higher versions.
-func (k *Keeper) confirm(c ownership.Progress) {
+func (k *Runner) confirm(c ownership.Progress) {
 	if c.Version == math.MaxUint64 {
 		c.Version = k.cfg.Version(c.Partition)
 	}
@@ -465,7 +465,7 @@ func (k *Keeper) confirm(c ownership.Progress) {
 }
 
 // record counts notes, and logs them, or has the journal keep them for a moment.
-func (k *Keeper) record(notes []ownership.Note) {
+func (k *Runner) record(notes []ownership.Note) {
 	now := k.cfg.Now().Mono
 	k.mu.Lock()
 	for _, n := range notes {
