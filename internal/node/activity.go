@@ -67,7 +67,7 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 		wanted = func(scope string) bool { return scope == r.Policy }
 	}
 	policies, age := n.recorder.history.Load().Read(now)
-	out := &peerv1.ActivityResponse{StepNs: int64(activity.Step), AgeNs: int64(age)}
+	out := &peerv1.ActivityResponse{AgeNs: int64(age)}
 	lists := make([][]topkeys.Row, 0, len(orders))
 	for _, order := range r.Orders[:min(len(r.Orders), len(orders))] {
 		rows, counted := n.recorder.Top(now, orders[order], int(min(r.Keys, maxTopKeys)), wanted)

@@ -20,12 +20,10 @@ const inspectTimeout = 500 * time.Millisecond
 
 // inspect tells what only this node knows of itself.
 func (n *Node) inspect() *peerv1.InspectResponse {
-	ready, _ := n.Ready()
 	stats := n.limiter.Store()
 	set := n.limiter.Policies()
-	self := n.self()
 	r := &peerv1.InspectResponse{
-		Name: self.Name, Boot: self.Boot, Version: n.cfg.Version, Ready: ready, PoliciesHash: set.Hash(),
+		Version: n.cfg.Version, PoliciesHash: set.Hash(),
 		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), KeysCopied: uint64(stats.Copies), StateBytes: uint64(stats.Bytes),
 		UptimeNs: int64(time.Since(n.started)),
 	}

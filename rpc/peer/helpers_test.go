@@ -58,7 +58,7 @@ func servePeer(t testing.TB, self ownership.Node, r Receiver) (*Server, string) 
 	s := NewServer(ServerConfig{
 		Config: transport.Config{Self: self, RingSettings: settings, Logger: slog.New(slog.DiscardHandler)}, Receiver: r,
 		Identify: func() *peerv1.IdentifyResponse { return &peerv1.IdentifyResponse{Name: self.Name, Boot: self.Boot} },
-		Inspect:  func() *peerv1.InspectResponse { return &peerv1.InspectResponse{Name: self.Name, Boot: self.Boot} },
+		Inspect:  func() *peerv1.InspectResponse { return &peerv1.InspectResponse{Version: self.Name} },
 	})
 	return s, serve(t, func(r grpc.ServiceRegistrar) { peerv1.RegisterPeerServer(r, s) })
 }

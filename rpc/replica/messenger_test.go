@@ -144,7 +144,6 @@ func TestMessengerRefuses(t *testing.T) {
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
 		"FailedPrecondition protocol: this node speaks 4, not 5": hello(func(h *peerv1.Hello) { h.Protocol++ }),
-		"FailedPrecondition protocol":                            hello(func(h *peerv1.Hello) { h.Protocol, h.OldestProtocol = transport.Protocol+2, transport.Protocol+1 }),
 		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
 		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
 		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),

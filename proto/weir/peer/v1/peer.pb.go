@@ -197,13 +197,12 @@ type Hello struct {
 	FromBoot uint64                 `protobuf:"fixed64,3,opt,name=from_boot,json=fromBoot,proto3" json:"from_boot,omitempty"`
 	// stream names the sequence space. It outlives a broken connection: a sender that connects again to the same boot
 	// repeats unanswered batches under the same stream and sequence, and they are not decided twice.
-	Stream         uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
-	ToName         string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
-	ToBoot         uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                        // the process that is meant; another one refuses the stream
-	RingSettings   uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"`      // fingerprint of the ring's settings and hash key; a mismatch refuses the stream
-	OldestProtocol uint32 `protobuf:"varint,8,opt,name=oldest_protocol,json=oldestProtocol,proto3" json:"oldest_protocol,omitempty"` // that the sender speaks, protocol being the newest; absent: the same
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	Stream        uint64 `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
+	ToName        string `protobuf:"bytes,5,opt,name=to_name,json=toName,proto3" json:"to_name,omitempty"`
+	ToBoot        uint64 `protobuf:"fixed64,6,opt,name=to_boot,json=toBoot,proto3" json:"to_boot,omitempty"`                   // the process that is meant; another one refuses the stream
+	RingSettings  uint64 `protobuf:"fixed64,7,opt,name=ring_settings,json=ringSettings,proto3" json:"ring_settings,omitempty"` // fingerprint of the ring's settings and hash key; a mismatch refuses the stream
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Hello) Reset() {
@@ -285,16 +284,9 @@ func (x *Hello) GetRingSettings() uint64 {
 	return 0
 }
 
-func (x *Hello) GetOldestProtocol() uint32 {
-	if x != nil {
-		return x.OldestProtocol
-	}
-	return 0
-}
-
 type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // the newest that both speak
+	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // the Hello's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1336,18 +1328,15 @@ func (*InspectRequest) Descriptor() ([]byte, []int) {
 
 type InspectResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Boot          uint64                 `protobuf:"fixed64,2,opt,name=boot,proto3" json:"boot,omitempty"`
-	Version       string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
-	Ready         bool                   `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
-	PoliciesHash  string                 `protobuf:"bytes,5,opt,name=policies_hash,json=policiesHash,proto3" json:"policies_hash,omitempty"`
-	Policies      uint32                 `protobuf:"varint,6,opt,name=policies,proto3" json:"policies,omitempty"`
-	Keys          uint64                 `protobuf:"varint,7,opt,name=keys,proto3" json:"keys,omitempty"`
-	StateBytes    uint64                 `protobuf:"varint,8,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
-	UptimeNs      int64                  `protobuf:"varint,9,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
-	Ring          uint64                 `protobuf:"fixed64,10,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring as the node sees it: settings, members and owners
-	Ownership     *v1.Ownership          `protobuf:"bytes,11,opt,name=ownership,proto3" json:"ownership,omitempty"`
-	KeysCopied    uint64                 `protobuf:"varint,12,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
+	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
+	PoliciesHash  string                 `protobuf:"bytes,2,opt,name=policies_hash,json=policiesHash,proto3" json:"policies_hash,omitempty"`
+	Policies      uint32                 `protobuf:"varint,3,opt,name=policies,proto3" json:"policies,omitempty"`
+	Keys          uint64                 `protobuf:"varint,4,opt,name=keys,proto3" json:"keys,omitempty"`
+	StateBytes    uint64                 `protobuf:"varint,5,opt,name=state_bytes,json=stateBytes,proto3" json:"state_bytes,omitempty"`
+	UptimeNs      int64                  `protobuf:"varint,6,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
+	Ring          uint64                 `protobuf:"fixed64,7,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring as the node sees it: settings, members and owners
+	Ownership     *v1.Ownership          `protobuf:"bytes,8,opt,name=ownership,proto3" json:"ownership,omitempty"`
+	KeysCopied    uint64                 `protobuf:"varint,9,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1382,32 +1371,11 @@ func (*InspectResponse) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
-func (x *InspectResponse) GetName() string {
-	if x != nil {
-		return x.Name
-	}
-	return ""
-}
-
-func (x *InspectResponse) GetBoot() uint64 {
-	if x != nil {
-		return x.Boot
-	}
-	return 0
-}
-
 func (x *InspectResponse) GetVersion() string {
 	if x != nil {
 		return x.Version
 	}
 	return ""
-}
-
-func (x *InspectResponse) GetReady() bool {
-	if x != nil {
-		return x.Ready
-	}
-	return false
 }
 
 func (x *InspectResponse) GetPoliciesHash() string {
@@ -1531,8 +1499,7 @@ type ActivityResponse struct {
 	Keys          []*KeyActivity         `protobuf:"bytes,1,rep,name=keys,proto3" json:"keys,omitempty"`
 	CountedNs     int64                  `protobuf:"varint,2,opt,name=counted_ns,json=countedNs,proto3" json:"counted_ns,omitempty"` // for how long those of keys were counted
 	Policies      []*PolicyHistory       `protobuf:"bytes,3,rep,name=policies,proto3" json:"policies,omitempty"`                     // that have decided anything in the time that steps cover
-	StepNs        int64                  `protobuf:"varint,4,opt,name=step_ns,json=stepNs,proto3" json:"step_ns,omitempty"`
-	AgeNs         int64                  `protobuf:"varint,5,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"` // how long ago the newest complete step ended
+	AgeNs         int64                  `protobuf:"varint,4,opt,name=age_ns,json=ageNs,proto3" json:"age_ns,omitempty"`             // how long ago the newest complete step ended
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1586,13 +1553,6 @@ func (x *ActivityResponse) GetPolicies() []*PolicyHistory {
 		return x.Policies
 	}
 	return nil
-}
-
-func (x *ActivityResponse) GetStepNs() int64 {
-	if x != nil {
-		return x.StepNs
-	}
-	return 0
 }
 
 func (x *ActivityResponse) GetAgeNs() int64 {
@@ -2148,7 +2108,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\fForwardReply\x121\n" +
 	"\awelcome\x18\x01 \x01(\v2\x15.weir.peer.v1.WelcomeH\x00R\awelcome\x12+\n" +
 	"\x05reply\x18\x02 \x01(\v2\x13.weir.peer.v1.ReplyH\x00R\x05replyB\x06\n" +
-	"\x04body\"\xf5\x01\n" +
+	"\x04body\"\xcc\x01\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x1b\n" +
 	"\tfrom_name\x18\x02 \x01(\tR\bfromName\x12\x1b\n" +
@@ -2156,8 +2116,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06stream\x18\x04 \x01(\x04R\x06stream\x12\x17\n" +
 	"\ato_name\x18\x05 \x01(\tR\x06toName\x12\x17\n" +
 	"\ato_boot\x18\x06 \x01(\x06R\x06toBoot\x12#\n" +
-	"\rring_settings\x18\a \x01(\x06R\fringSettings\x12'\n" +
-	"\x0foldest_protocol\x18\b \x01(\rR\x0eoldestProtocol\"%\n" +
+	"\rring_settings\x18\a \x01(\x06R\fringSettings\"%\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\"\x96\x01\n" +
 	"\x05Batch\x12\x1a\n" +
@@ -2227,34 +2186,29 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
 	"\x04term\x18\x03 \x01(\v2\x12.weir.peer.v1.TermR\x04term\"\x10\n" +
-	"\x0eInspectRequest\"\xe3\x02\n" +
-	"\x0fInspectResponse\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
-	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\tR\aversion\x12\x14\n" +
-	"\x05ready\x18\x04 \x01(\bR\x05ready\x12#\n" +
-	"\rpolicies_hash\x18\x05 \x01(\tR\fpoliciesHash\x12\x1a\n" +
-	"\bpolicies\x18\x06 \x01(\rR\bpolicies\x12\x12\n" +
-	"\x04keys\x18\a \x01(\x04R\x04keys\x12\x1f\n" +
-	"\vstate_bytes\x18\b \x01(\x04R\n" +
+	"\x0eInspectRequest\"\xa5\x02\n" +
+	"\x0fInspectResponse\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\tR\aversion\x12#\n" +
+	"\rpolicies_hash\x18\x02 \x01(\tR\fpoliciesHash\x12\x1a\n" +
+	"\bpolicies\x18\x03 \x01(\rR\bpolicies\x12\x12\n" +
+	"\x04keys\x18\x04 \x01(\x04R\x04keys\x12\x1f\n" +
+	"\vstate_bytes\x18\x05 \x01(\x04R\n" +
 	"stateBytes\x12\x1b\n" +
-	"\tuptime_ns\x18\t \x01(\x03R\buptimeNs\x12\x12\n" +
-	"\x04ring\x18\n" +
-	" \x01(\x06R\x04ring\x120\n" +
-	"\townership\x18\v \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
-	"\vkeys_copied\x18\f \x01(\x04R\n" +
+	"\tuptime_ns\x18\x06 \x01(\x03R\buptimeNs\x12\x12\n" +
+	"\x04ring\x18\a \x01(\x06R\x04ring\x120\n" +
+	"\townership\x18\b \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
+	"\vkeys_copied\x18\t \x01(\x04R\n" +
 	"keysCopied\"h\n" +
 	"\x0fActivityRequest\x12)\n" +
 	"\x06orders\x18\x01 \x03(\x0e2\x11.weir.v1.KeyOrderR\x06orders\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\rR\x04keys\x12\x16\n" +
-	"\x06policy\x18\x03 \x01(\tR\x06policy\"\xc9\x01\n" +
+	"\x06policy\x18\x03 \x01(\tR\x06policy\"\xb0\x01\n" +
 	"\x10ActivityResponse\x12-\n" +
 	"\x04keys\x18\x01 \x03(\v2\x19.weir.peer.v1.KeyActivityR\x04keys\x12\x1d\n" +
 	"\n" +
 	"counted_ns\x18\x02 \x01(\x03R\tcountedNs\x127\n" +
-	"\bpolicies\x18\x03 \x03(\v2\x1b.weir.peer.v1.PolicyHistoryR\bpolicies\x12\x17\n" +
-	"\astep_ns\x18\x04 \x01(\x03R\x06stepNs\x12\x15\n" +
-	"\x06age_ns\x18\x05 \x01(\x03R\x05ageNs\"\xb4\x02\n" +
+	"\bpolicies\x18\x03 \x03(\v2\x1b.weir.peer.v1.PolicyHistoryR\bpolicies\x12\x15\n" +
+	"\x06age_ns\x18\x04 \x01(\x03R\x05ageNs\"\xb4\x02\n" +
 	"\vKeyActivity\x12\x14\n" +
 	"\x05scope\x18\x01 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1c\n" +

@@ -227,11 +227,6 @@ func (m *Hello) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
-	if m.OldestProtocol != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.OldestProtocol))
-		i--
-		dAtA[i] = 0x40
-	}
 	if m.RingSettings != 0 {
 		i -= 8
 		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.RingSettings))
@@ -1346,7 +1341,7 @@ func (m *InspectResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.KeysCopied != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.KeysCopied))
 		i--
-		dAtA[i] = 0x60
+		dAtA[i] = 0x48
 	}
 	if m.Ownership != nil {
 		size, err := m.Ownership.MarshalToSizedBufferVT(dAtA[:i])
@@ -1356,68 +1351,45 @@ func (m *InspectResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= size
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x5a
+		dAtA[i] = 0x42
 	}
 	if m.Ring != 0 {
 		i -= 8
 		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.Ring))
 		i--
-		dAtA[i] = 0x51
+		dAtA[i] = 0x39
 	}
 	if m.UptimeNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.UptimeNs))
 		i--
-		dAtA[i] = 0x48
+		dAtA[i] = 0x30
 	}
 	if m.StateBytes != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.StateBytes))
 		i--
-		dAtA[i] = 0x40
+		dAtA[i] = 0x28
 	}
 	if m.Keys != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Keys))
 		i--
-		dAtA[i] = 0x38
+		dAtA[i] = 0x20
 	}
 	if m.Policies != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Policies))
 		i--
-		dAtA[i] = 0x30
+		dAtA[i] = 0x18
 	}
 	if len(m.PoliciesHash) > 0 {
 		i -= len(m.PoliciesHash)
 		copy(dAtA[i:], m.PoliciesHash)
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.PoliciesHash)))
 		i--
-		dAtA[i] = 0x2a
-	}
-	if m.Ready {
-		i--
-		if m.Ready {
-			dAtA[i] = 1
-		} else {
-			dAtA[i] = 0
-		}
-		i--
-		dAtA[i] = 0x20
+		dAtA[i] = 0x12
 	}
 	if len(m.Version) > 0 {
 		i -= len(m.Version)
 		copy(dAtA[i:], m.Version)
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Version)))
-		i--
-		dAtA[i] = 0x1a
-	}
-	if m.Boot != 0 {
-		i -= 8
-		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.Boot))
-		i--
-		dAtA[i] = 0x11
-	}
-	if len(m.Name) > 0 {
-		i -= len(m.Name)
-		copy(dAtA[i:], m.Name)
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(len(m.Name)))
 		i--
 		dAtA[i] = 0xa
 	}
@@ -1522,11 +1494,6 @@ func (m *ActivityResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	}
 	if m.AgeNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.AgeNs))
-		i--
-		dAtA[i] = 0x28
-	}
-	if m.StepNs != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.StepNs))
 		i--
 		dAtA[i] = 0x20
 	}
@@ -2179,9 +2146,6 @@ func (m *Hello) SizeVT() (n int) {
 	if m.RingSettings != 0 {
 		n += 9
 	}
-	if m.OldestProtocol != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.OldestProtocol))
-	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -2671,19 +2635,9 @@ func (m *InspectResponse) SizeVT() (n int) {
 	}
 	var l int
 	_ = l
-	l = len(m.Name)
-	if l > 0 {
-		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
-	}
-	if m.Boot != 0 {
-		n += 9
-	}
 	l = len(m.Version)
 	if l > 0 {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
-	}
-	if m.Ready {
-		n += 2
 	}
 	l = len(m.PoliciesHash)
 	if l > 0 {
@@ -2759,9 +2713,6 @@ func (m *ActivityResponse) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
-	}
-	if m.StepNs != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.StepNs))
 	}
 	if m.AgeNs != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.AgeNs))
@@ -3381,25 +3332,6 @@ func (m *Hello) UnmarshalVT(dAtA []byte) error {
 			}
 			m.RingSettings = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
 			iNdEx += 8
-		case 8:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field OldestProtocol", wireType)
-			}
-			m.OldestProtocol = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.OldestProtocol |= uint32(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -5603,48 +5535,6 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 		switch fieldNum {
 		case 1:
 			if wireType != 2 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Name", wireType)
-			}
-			var stringLen uint64
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				stringLen |= uint64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			intStringLen := int(stringLen)
-			if intStringLen < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			postIndex := iNdEx + intStringLen
-			if postIndex < 0 {
-				return protohelpers.ErrInvalidLength
-			}
-			if postIndex > l {
-				return io.ErrUnexpectedEOF
-			}
-			m.Name = string(dAtA[iNdEx:postIndex])
-			iNdEx = postIndex
-		case 2:
-			if wireType != 1 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Boot", wireType)
-			}
-			m.Boot = 0
-			if (iNdEx + 8) > l {
-				return io.ErrUnexpectedEOF
-			}
-			m.Boot = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
-			iNdEx += 8
-		case 3:
-			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Version", wireType)
 			}
 			var stringLen uint64
@@ -5675,27 +5565,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Version = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
-		case 4:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Ready", wireType)
-			}
-			var v int
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				v |= int(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-			m.Ready = bool(v != 0)
-		case 5:
+		case 2:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field PoliciesHash", wireType)
 			}
@@ -5727,7 +5597,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 			}
 			m.PoliciesHash = string(dAtA[iNdEx:postIndex])
 			iNdEx = postIndex
-		case 6:
+		case 3:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Policies", wireType)
 			}
@@ -5746,7 +5616,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 7:
+		case 4:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Keys", wireType)
 			}
@@ -5765,7 +5635,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 8:
+		case 5:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field StateBytes", wireType)
 			}
@@ -5784,7 +5654,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 9:
+		case 6:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field UptimeNs", wireType)
 			}
@@ -5803,7 +5673,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
-		case 10:
+		case 7:
 			if wireType != 1 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Ring", wireType)
 			}
@@ -5813,7 +5683,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 			}
 			m.Ring = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
 			iNdEx += 8
-		case 11:
+		case 8:
 			if wireType != 2 {
 				return fmt.Errorf("proto: wrong wireType = %d for field Ownership", wireType)
 			}
@@ -5849,7 +5719,7 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
-		case 12:
+		case 9:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field KeysCopied", wireType)
 			}
@@ -6178,25 +6048,6 @@ func (m *ActivityResponse) UnmarshalVT(dAtA []byte) error {
 			}
 			iNdEx = postIndex
 		case 4:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field StepNs", wireType)
-			}
-			m.StepNs = 0
-			for shift := uint(0); ; shift += 7 {
-				if shift >= 64 {
-					return protohelpers.ErrIntOverflow
-				}
-				if iNdEx >= l {
-					return io.ErrUnexpectedEOF
-				}
-				b := dAtA[iNdEx]
-				iNdEx++
-				m.StepNs |= int64(b&0x7F) << shift
-				if b < 0x80 {
-					break
-				}
-			}
-		case 5:
 			if wireType != 0 {
 				return fmt.Errorf("proto: wrong wireType = %d for field AgeNs", wireType)
 			}
