@@ -115,7 +115,7 @@ func (a *apply) some(at *reader) error {
 }
 
 func (a *apply) item() error {
-	r, side, b := &a.r, a.to.side(), &a.sh.budget
+	r, side, b := &a.r, a.to.ensureExtras(), &a.sh.budget
 	switch r.Byte() {
 	case itemVersion:
 		side.version = r.Uint(math.MaxInt64)
@@ -130,21 +130,21 @@ func (a *apply) item() error {
 			delete(side.owed, of)
 		}
 		a.sh.dropDeltas(a.to, hash, of)
-		side.memos.forget(of)
+		side.answers.forget(of)
 		side.reservations.forget(of, b)
 		a.to.dropLent(of, b)
 	case itemRequestID:
-		k := memoKey{of: r.identity()}
-		k.id, k.kind = string(r.bytes(maxRequestID)), memoKind(r.Byte())
-		m := memo{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), excess: r.int(algo.MaxLimit), over: r.bool(), lease: r.Fixed64()}
+		k := answerKey{of: r.identity()}
+		k.id, k.kind = string(r.bytes(maxRequestID)), answerKind(r.Byte())
+		m := answered{cost: r.int(algo.MaxLimit), granted: r.int(algo.MaxLimit), delay: time.Duration(r.int(maxAge)), excess: r.int(algo.MaxLimit), over: r.bool(), lease: r.Fixed64()}
 		m.reservation = r.reservation()
 		m.until = a.now.Mono + r.int(int64(10*time.Minute))
 		caller := string(r.bytes(maxCaller))
-		if r.Failed() || k.kind == 0 || k.kind >= memoKinds {
+		if r.Failed() || k.kind == 0 || k.kind >= answerKinds {
 			return ErrChunk
 		}
 		k.of = stateID{strings.Clone(k.of.scope), strings.Clone(k.of.key)}
-		side.memos.put(k, m, caller, a.now.Mono, a.sh.store.memoBounds(), b)
+		side.answers.put(k, m, caller, a.now.Mono, a.sh.store.answerBounds(), b)
 	case itemReservation:
 		of, e := r.identity(), reservation{id: r.reservation(), units: r.int(algo.MaxLimit)}
 		e.until = a.now.Mono + r.int(maxAge)
@@ -208,7 +208,7 @@ func (a *apply) gone() error {
 			return nil
 		}
 		r := a.sh.record(a.to.ref(slots[i]))
-		delete(a.to.annex.owed, r.id())
+		delete(a.to.extras.owed, r.id())
 		a.to.lose(r)
 		a.to.dropLent(r.id(), &a.sh.budget)
 		a.sh.drop(&a.to.table, slots[i]) // which may move the others
@@ -216,7 +216,7 @@ func (a *apply) gone() error {
 }
 
 func (a *apply) history() error {
-	r, side := &a.r, a.to.annex
+	r, side := &a.r, a.to.extras
 	var lineage []element
 	var deltas [maxLineage]bool
 	n := int(r.Uint(maxLineage))
@@ -225,7 +225,7 @@ func (a *apply) history() error {
 		e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot = r.Uint(math.MaxUint64), r.Uint(math.MaxUint64), r.Uint(math.MaxUint64)
 		e.at = a.now.Mono - r.int(maxAge)
 		e.seen = r.Uint(math.MaxInt64)
-		deltas[i], e.vague = r.bool(), r.bool()
+		deltas[i], e.mixed = r.bool(), r.bool()
 		lineage = append(lineage, e)
 	}
 	var cold [2]coldness
@@ -352,7 +352,7 @@ func (a *apply) key() error {
 		undoable = r.bytes(math.MaxInt32)
 	}
 	loans := r.bytes(math.MaxInt32)
-	if r.Failed() || since > 0 && since >= len(a.to.annex.lineage) {
+	if r.Failed() || since > 0 && since >= len(a.to.extras.lineage) {
 		return ErrChunk
 	}
 	rec, err := a.state(&a.to.table, rule, k, state)
@@ -367,7 +367,7 @@ func (a *apply) key() error {
 	}
 	rec.setSince(since)
 	for i := 1; i <= since; i++ {
-		if d := a.to.annex.lineage[i].delta; d != nil {
+		if d := a.to.extras.lineage[i].delta; d != nil {
 			a.sh.dropState(d, k.Hash, stateID{rule.rule.Scope, k.Key})
 		}
 	}
@@ -378,7 +378,7 @@ func (a *apply) key() error {
 
 // undoable notes where the units of a record's reservations are, which come in the order in which they were charged.
 func (a *apply) undoable(r record, of stateID, ids []ReservationID, data []byte) error {
-	all := &a.to.annex.reservations
+	all := &a.to.extras.reservations
 	p := all.by[of]
 	if p == nil && len(ids) == 0 {
 		return nil
@@ -449,10 +449,10 @@ func (a *apply) delta() error {
 	r := &a.r
 	i := int(r.Uint(maxLineage))
 	state := r.bytes(math.MaxInt32)
-	if r.Failed() || i >= len(a.to.annex.lineage) || a.to.annex.lineage[i].delta == nil {
+	if r.Failed() || i >= len(a.to.extras.lineage) || a.to.extras.lineage[i].delta == nil {
 		return ErrChunk
 	}
-	_, err = a.state(a.to.annex.lineage[i].delta, rule, k, state)
+	_, err = a.state(a.to.extras.lineage[i].delta, rule, k, state)
 	return err
 }
 
@@ -496,7 +496,7 @@ func (a *apply) noRoom(t *table, slot uint32, found bool) error {
 
 // owe notes what the copy's holder may have granted beyond it.
 func (a *apply) owe(of stateID, o owing) {
-	side := a.to.annex
+	side := a.to.extras
 	if o.none() && len(side.owed) == 0 {
 		return // a record is marked only while something is owed on it
 	}

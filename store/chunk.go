@@ -21,7 +21,7 @@ const (
 	// itemVersion: how far the copy has come with this chunk.
 	itemVersion = 1
 	// itemHistory: number of elements of the lineage; for each epoch, n, boot, age, version, whether it has a delta and
-	// whether it is vague; then, for Cold and ColdStrict, whether it is so, and if so age of the instant and its wall
+	// whether it is mixed; then, for Cold and ColdStrict, whether it is so, and if so age of the instant and its wall
 	// time (signed). It replaces what the copy has of it, and comes first where it comes at all.
 	itemHistory = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
@@ -82,7 +82,7 @@ func (s *Store) Drain(p int, slot ownership.Slot, now algo.Instant, most int) (c
 		defer room.mu.Unlock()
 		d := drain{sh: sh, part: part, f: f, slot: slot, now: now, most: most, room: room}
 		d.run()
-		chunk, version, more = room.cut(d.out), f.contained, f.left(part.annex) > 0
+		chunk, version, more = room.cut(d.out), f.contained, f.left(part.extras) > 0
 		part.recount()
 	})
 	return chunk, version, more
@@ -148,7 +148,7 @@ type drain struct {
 // full begins the chunk where it has not begun, and reports whether it has become long enough.
 func (d *drain) full() bool {
 	if d.out == nil {
-		guess := 64 + 96*(d.f.keys.len()+d.f.deltas.len()) + 64*int(d.part.annex.memos.end-d.f.memos)
+		guess := 64 + 96*(d.f.keys.len()+d.f.deltas.len()) + 64*int(d.part.extras.answers.end-d.f.answers)
 		d.out = d.room.begin(min(max(d.most, 64)+1024, guess))
 		d.out = append(d.out, chunkVersion)
 	}
@@ -165,7 +165,7 @@ func (d *drain) run() {
 
 // changes takes what is pending in the order in which it has to be told.
 func (d *drain) changes() {
-	f, a, b := d.f, d.part.annex, &d.sh.budget
+	f, a, b := d.f, d.part.extras, &d.sh.budget
 	if f.history {
 		d.full()
 		d.history()
@@ -195,13 +195,13 @@ func (d *drain) changes() {
 		}
 		b.Give(of.bytes())
 	}
-	for e := a.memos.from(f.memos); e != nil; e = e.newer {
-		if f.memos = e.turn; d.full() {
+	for e := a.answers.from(f.answers); e != nil; e = e.newer {
+		if f.answers = e.turn; d.full() {
 			return
 		}
 		d.requestID(e)
 	}
-	f.memos = a.memos.end
+	f.answers = a.answers.end
 	// Twice: the pass under way, and then what has become pending since it began.
 	for range 2 {
 		for ; f.pass.deltas > 0; f.pass.deltas-- {
@@ -227,7 +227,7 @@ func (d *drain) changes() {
 func (d *drain) age(instant int64) uint64 { return uint64(max(d.now.Mono-instant, 0)) }
 
 func (d *drain) history() {
-	a := d.part.annex
+	a := d.part.extras
 	d.out = append(d.out, itemHistory)
 	d.out = appendUint(d.out, uint64(len(a.lineage)))
 	for i := range a.lineage {
@@ -236,7 +236,7 @@ func (d *drain) history() {
 			d.out = appendUint(d.out, n)
 		}
 		d.out = appendBool(d.out, e.delta != nil)
-		d.out = appendBool(d.out, e.vague)
+		d.out = appendBool(d.out, e.mixed)
 	}
 	for _, c := range [...]coldness{a.cold, a.coldStrict} {
 		d.out = appendBool(d.out, c.is)
@@ -248,7 +248,7 @@ func (d *drain) history() {
 }
 
 func (d *drain) requestID(m *remembered) {
-	if d.part.annex.memos.by[m.key] != m || m.until <= d.now.Mono {
+	if d.part.extras.answers.by[m.key] != m || m.until <= d.now.Mono {
 		return
 	}
 	d.out = append(d.out, itemRequestID)
@@ -263,7 +263,7 @@ func (d *drain) requestID(m *remembered) {
 }
 
 func (d *drain) reservation(k reservationKey) {
-	p, i, ok := d.part.annex.reservations.get(k, d.now.Mono)
+	p, i, ok := d.part.extras.reservations.get(k, d.now.Mono)
 	if !ok {
 		d.out = append(d.out, itemSettled)
 		d.identity(k.of)
@@ -354,7 +354,7 @@ func (d *drain) key(t turn) {
 		d.out = appendUint(d.out, uint64(r.since()))
 		var o owing
 		if r.has(owedFlag) {
-			o = d.part.annex.owed[stateID{r.spec.rule.Scope, string(r.key)}]
+			o = d.part.extras.owed[stateID{r.spec.rule.Scope, string(r.key)}]
 		}
 		if d.slot == ownership.Backup {
 			o.advanced += d.part.allow(r, d.now)
@@ -380,7 +380,7 @@ func (d *drain) key(t turn) {
 
 // undoable tells which of a record's charges may yet be undone.
 func (d *drain) undoable(r record) {
-	all := &d.part.annex.reservations
+	all := &d.part.extras.reservations
 	var p *pending
 	if all.count > 0 {
 		p = all.by[stateID{r.spec.rule.Scope, string(r.key)}]
@@ -412,8 +412,8 @@ func (d *drain) loans(r record) {
 // delta tells the pending deltas of a key. Of those that are gone nothing is told: they are dropped by everybody for the
 // same reasons.
 func (d *drain) delta(t turn) {
-	for i := range d.part.annex.lineage {
-		table := d.part.annex.lineage[i].delta
+	for i := range d.part.extras.lineage {
+		table := d.part.extras.lineage[i].delta
 		if table == nil {
 			continue
 		}

@@ -42,8 +42,8 @@ func (s *Store) Discard(p int) {
 // replace puts another content in the place of a partition's and returns that one.
 func (sh *shard) replace(part *partition, by content) (old content) {
 	role := part.duties()
-	if part.annex != nil {
-		role.floor = max(role.floor, part.annex.version)
+	if part.extras != nil {
+		role.floor = max(role.floor, part.extras.version)
 	}
 	for slot := range role.followers {
 		sh.detach(part, ownership.Slot(slot))
@@ -57,18 +57,18 @@ func (sh *shard) replace(part *partition, by content) (old content) {
 func (s *Store) release(p int, c content) {
 	sh, _ := s.at(p)
 	tables := []*table{&c.table}
-	if c.annex != nil {
-		for i := range c.annex.lineage {
-			if d := c.annex.lineage[i].delta; d != nil {
+	if c.extras != nil {
+		for i := range c.extras.lineage {
+			if d := c.extras.lineage[i].delta; d != nil {
 				tables = append(tables, d)
 			}
 		}
 		sh.locked(func() {
-			for of := range c.annex.lent {
+			for of := range c.extras.lent {
 				c.dropLent(of, &sh.budget)
 			}
-			c.annex.memos.free(&sh.budget)
-			c.annex.reservations.free(&sh.budget)
+			c.extras.answers.free(&sh.budget)
+			c.extras.reservations.free(&sh.budget)
 		})
 	}
 	for _, t := range tables {
@@ -83,10 +83,10 @@ func (s *Store) release(p int, c content) {
 func (s *Store) TakeOver(p int, now algo.Instant, c ownership.Claim) {
 	s.with(p, func(sh *shard, part *partition) {
 		sh.chargeOwed(part, now, false)
-		a := part.side()
+		a := part.ensureExtras()
 		if len(a.lineage) == 0 {
 			// Of a content without claims that is not empty it is not known under which ones it was made.
-			a.lineage = []element{{claim: c, at: now.Mono, vague: part.count > 0}}
+			a.lineage = []element{{claim: c, at: now.Mono, mixed: part.count > 0}}
 		} else {
 			a.lineage[len(a.lineage)-1].seen = a.version
 			a.lineage = append(a.lineage[:len(a.lineage):len(a.lineage)], element{claim: c, at: now.Mono, delta: &table{}})
@@ -110,10 +110,10 @@ func (s *Store) TakeOverStrict(p int, now algo.Instant) {
 
 // chargeOwed charges what is owed on the keys of strict rules, or of the others.
 func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
-	if part.annex == nil {
+	if part.extras == nil {
 		return
 	}
-	for of, o := range part.annex.owed {
+	for of, o := range part.extras.owed {
 		slot, found := sh.find(&part.table, o.hash, of.scope, of.key)
 		if found && sh.record(part.ref(slot)).spec.rule.Strict == strict {
 			r := sh.record(part.ref(slot))
@@ -125,14 +125,14 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 				r.spec.rule.Limits.Charged(r.state, u, o.advanced+o.inherited, false)
 			}
 			r.clear(owedFlag)
-			delete(part.annex.owed, of)
+			delete(part.extras.owed, of)
 			if part.traced {
 				sh.note(part, r, 0, false)
 			}
 			continue
 		}
 		if !strict {
-			part.annex.owed[of] = owing{hash: o.hash, inherited: o.advanced + o.inherited}
+			part.extras.owed[of] = owing{hash: o.hash, inherited: o.advanced + o.inherited}
 		}
 	}
 }
@@ -141,7 +141,7 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 // at this instant, where its rule is ColdClosed.
 func (s *Store) Cold(p int, now algo.Instant) {
 	s.with(p, func(_ *shard, part *partition) {
-		a := part.side()
+		a := part.ensureExtras()
 		a.cold = coldness{true, now}
 		if len(a.lineage) == 1 && part.count == 0 && a.lineage[0].delta == nil {
 			a.lineage[0].delta = &table{}
@@ -154,7 +154,7 @@ func (s *Store) Cold(p int, now algo.Instant) {
 // ColdStrict does the same to every key of strict rules, known or not.
 func (s *Store) ColdStrict(p int, now algo.Instant) {
 	s.with(p, func(sh *shard, part *partition) {
-		part.side().coldStrict = coldness{true, now}
+		part.ensureExtras().coldStrict = coldness{true, now}
 		part.noteHistory()
 		sh.forced(func() {
 			sh.eachRecord(&part.table, func(r record) {
@@ -168,12 +168,12 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 				if r.has(owedFlag) {
 					// There is no room left that the lost holder could have used.
 					r.clear(owedFlag)
-					delete(part.annex.owed, r.id())
+					delete(part.extras.owed, r.id())
 				}
 				if part.traced {
 					sh.note(part, r, 0, false)
 				}
-				if a := part.annex; len(a.lineage) > 0 && a.lineage[0].delta != nil {
+				if a := part.extras; len(a.lineage) > 0 && a.lineage[0].delta != nil {
 					if _, ok := sh.find(a.lineage[0].delta, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
 						sh.twin(part, a.lineage[0].delta, r, now)
 					}

@@ -30,7 +30,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			if err != nil {
 				return sh.noRoom()
 			}
-			if part.annex != nil {
+			if part.extras != nil {
 				part.charged(state, k, rule, call, &answer.Decision)
 				answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 			}
@@ -42,8 +42,8 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			return err
 		}
 	}
-	if call.RequestID != "" && call.Cost > 0 && part.annex != nil {
-		if m, ok := part.annex.memos.get(memoKey{stateID{rule.Scope, k.Key}, call.RequestID, memoCharge}, now.Mono); ok {
+	if call.RequestID != "" && call.Cost > 0 && part.extras != nil {
+		if m, ok := part.extras.answers.get(answerKey{stateID{rule.Scope, k.Key}, call.RequestID, answerCharge}, now.Mono); ok {
 			return sh.again(part, k, rule, now, call, m, each, answer)
 		}
 	}
@@ -124,7 +124,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			sh.remember(part, k, rule, nil, now, call, d)
 		}
 	}
-	if part.annex != nil {
+	if part.extras != nil {
 		answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 	}
 	if request.Held > 0 && !d.Allowed && !call.Always {
@@ -145,15 +145,15 @@ func (sh *shard) ticket(part *partition, k *Key, rule *Rule, now algo.Instant, u
 func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State, now algo.Instant, call *Call, d *algo.Decision) {
 	of := stateID{rule.Scope, k.Key}
 	if call.RequestID != "" {
-		m := memo{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
-		sh.rememberAnswer(part, of, memoCharge, call.RequestID, call.Caller, rule, now, m)
+		m := answered{cost: call.Cost, granted: d.Granted, over: !d.Allowed, delay: d.Delay, lease: d.Lease, reservation: call.Reservation}
+		sh.rememberAnswer(part, of, answerCharge, call.RequestID, call.Caller, rule, now, m)
 	}
 	if call.Reservation != (ReservationID{}) {
 		e := reservation{id: call.Reservation, units: d.Granted, until: now.Mono + int64(max(call.ReserveFor, 0)), once: call.ReserveOnce, caller: call.Caller}
-		if a := part.side(); part.newestDelta() != nil {
+		if a := part.ensureExtras(); part.newestDelta() != nil {
 			e.claim = a.lineage[len(a.lineage)-1].claim
 		}
-		held := part.annex.reservations.put(of, e, &sh.budget)
+		held := part.extras.reservations.put(of, e, &sh.budget)
 		rule.Limits.Charged(state, &held.undo, d.Granted, true)
 		part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
 	}
@@ -180,15 +180,15 @@ func (p *partition) charged(state algo.State, k *Key, rule *Rule, call *Call, d 
 }
 
 // rememberAnswer keeps what was answered to a request.
-func (sh *shard) rememberAnswer(part *partition, of stateID, kind memoKind, id, caller string, rule *Rule, now algo.Instant, m memo) {
+func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id, caller string, rule *Rule, now algo.Instant, m answered) {
 	m.until = now.Mono + int64(keepFor(rule.Limits))
-	k := memoKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
-	part.side().memos.put(k, m, caller, now.Mono, sh.store.memoBounds(), &sh.budget)
+	k := answerKey{stateID{of.scope, strings.Clone(of.key)}, strings.Clone(id), kind}
+	part.ensureExtras().answers.put(k, m, caller, now.Mono, sh.store.answerBounds(), &sh.budget)
 	part.recount()
 }
 
 // again answers a repeated request id: the admission that was made, beside the state as it is now.
-func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, m memo, each []algo.Decision, a *Answer) error {
+func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, m answered, each []algo.Decision, a *Answer) error {
 	if m.cost != call.Cost {
 		return ErrRequestID
 	}
@@ -233,7 +233,7 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 		sh.drop(&part.table, slot)
 		return 0, false, errNoRoom
 	}
-	if a := part.annex; a != nil && len(a.lineage) > 1 && !repaid(rule.Limits) {
+	if a := part.extras; a != nil && len(a.lineage) > 1 && !repaid(rule.Limits) {
 		sh.dropDeltas(&part.content, k.Hash, stateID{rule.Scope, k.Key})
 		if !filled {
 			r.setSince(len(a.lineage) - 1)
@@ -244,7 +244,7 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 
 // begin makes a new key's state: fresh, or filled where what was counted before is lost and matters.
 func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) (filled bool, err error) {
-	if a := part.annex; a != nil && (rule.ColdClosed || rule.Strict) {
+	if a := part.extras; a != nil && (rule.ColdClosed || rule.Strict) {
 		lost := a.cold
 		if !rule.ColdClosed || rule.Strict && a.coldStrict.is && (!lost.is || a.coldStrict.at.Mono > lost.at.Mono) {
 			lost = a.coldStrict
@@ -310,8 +310,8 @@ func (s *Store) Refund(k Key, rule *Rule, now algo.Instant, units int64, request
 // refund is Refund under the lock, for a partition that is open.
 func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, units int64, requestID, caller string) (n int64, err error) {
 	of := stateID{rule.Scope, k.Key}
-	if requestID != "" && part.annex != nil {
-		if m, ok := part.annex.memos.get(memoKey{of, requestID, memoRefund}, now.Mono); ok {
+	if requestID != "" && part.extras != nil {
+		if m, ok := part.extras.answers.get(answerKey{of, requestID, answerRefund}, now.Mono); ok {
 			if m.cost != units {
 				return 0, ErrRequestID
 			}
@@ -327,7 +327,7 @@ func (sh *shard) refund(part *partition, k Key, rule *Rule, now algo.Instant, un
 		return n > 0
 	})
 	if err == nil && requestID != "" {
-		sh.rememberAnswer(part, of, memoRefund, requestID, caller, rule, now, memo{cost: units, granted: n})
+		sh.rememberAnswer(part, of, answerRefund, requestID, caller, rule, now, answered{cost: units, granted: n})
 	}
 	return n, err
 }
@@ -388,10 +388,10 @@ func (s *Store) Release(k Key, rule *Rule, now algo.Instant, lease uint64) (ok b
 // extend adds to a pending reservation.
 func (sh *shard) extend(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, each []algo.Decision, answer *Answer) error {
 	of := stateID{rule.Scope, k.Key}
-	if part.annex == nil {
+	if part.extras == nil {
 		return ErrNotPending
 	}
-	all := &part.annex.reservations
+	all := &part.extras.reservations
 	p, parts := all.parts(reservationKey{of, call.Reservation}, now.Mono)
 	if len(parts) == 0 {
 		return ErrNotPending
@@ -464,7 +464,7 @@ type Settled struct {
 // Settlement is Exact.
 func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out Settled, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
-		if err = part.shut(); err == nil && part.annex != nil {
+		if err = part.shut(); err == nil && part.extras != nil {
 			out, err = sh.settle(part, k, rule, now, &how)
 		}
 	})
@@ -477,10 +477,10 @@ func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out
 
 func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, how *Settlement) (out Settled, err error) {
 	of := stateID{rule.Scope, k.Key}
-	all := &part.annex.reservations
+	all := &part.extras.reservations
 	held, parts := all.parts(reservationKey{of, how.ID}, now.Mono)
 	if len(parts) == 0 {
-		m, ended := part.annex.memos.get(memoKey{of, string(how.ID[:]), memoSettled}, now.Mono)
+		m, ended := part.extras.answers.get(answerKey{of, string(how.ID[:]), answerSettled}, now.Mono)
 		if ended && m.cost == how.Keep {
 			out = Settled{Known: true, Returned: m.granted, Excess: m.excess, Over: m.over}
 			if m.excess > 0 && rule.Durability >= Escrow {
@@ -530,8 +530,8 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		part.noteReservation(reservationKey{held.of, id}, &sh.budget)
 	}
 	if !once {
-		sh.rememberAnswer(part, of, memoSettled, string(how.ID[:]), caller, rule, now,
-			memo{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
+		sh.rememberAnswer(part, of, answerSettled, string(how.ID[:]), caller, rule, now,
+			answered{cost: how.Keep, granted: out.Returned, excess: out.Excess, over: out.Over})
 	}
 	return out, nil
 }
@@ -551,8 +551,8 @@ func (p *partition) toldOf(r record, e *reservation) bool {
 
 // undoDelta takes units of a reservation off the delta of the claim under which it was charged.
 func (sh *shard) undoDelta(part *partition, k Key, rule *Rule, now algo.Instant, held *pending, i int, units int64) {
-	for j := range part.annex.lineage {
-		e := &part.annex.lineage[j]
+	for j := range part.extras.lineage {
+		e := &part.extras.lineage[j]
 		if e.delta == nil || e.claim != held.list[i].claim {
 			continue
 		}
@@ -584,7 +584,7 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 		if changed {
 			r := sh.record(part.ref(slot))
 			if r.has(owedFlag) {
-				delete(part.annex.owed, of)
+				delete(part.extras.owed, of)
 			}
 			sh.endAdvance(part, k.Hash, of)
 			lent = r.has(lentFlag)
@@ -593,8 +593,8 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 			}
 		}
 		changed = sh.dropDeltas(&part.content, k.Hash, of) || changed
-		if a := part.annex; a != nil {
-			changed = a.memos.forget(of) || changed
+		if a := part.extras; a != nil {
+			changed = a.answers.forget(of) || changed
 			changed = a.reservations.forget(of, &sh.budget) || changed
 		}
 		if changed {

@@ -26,12 +26,12 @@ import (
 type element struct {
 	claim ownership.Claim
 	// seen is the version, of those that were counted under the claim, up to which the content has what was done under it.
-	// Of the last element it is the annex's version and not this.
+	// Of the last element it is the extras' version and not this.
 	seen  uint64
 	at    int64  // Mono instant of the claim, or of the last merge
 	delta *table // nil: what was charged under it cannot be told from the rest
-	// vague, of the first element: what was charged under claims that are no longer named is not told from the rest either.
-	vague bool
+	// mixed, of the first element: what was charged under claims that are no longer named is not told from the rest either.
+	mixed bool
 }
 
 const (
@@ -53,19 +53,19 @@ type coldness struct {
 
 // newestDelta is the table that grants are charged to besides their states; nil when there is none.
 func (c *content) newestDelta() *table {
-	if c.annex == nil || len(c.annex.lineage) == 0 {
+	if c.extras == nil || len(c.extras.lineage) == 0 {
 		return nil
 	}
-	return c.annex.lineage[len(c.annex.lineage)-1].delta
+	return c.extras.lineage[len(c.extras.lineage)-1].delta
 }
 
 // seen returns how far the content knows what was done under a claim.
 func (c *content) seen(claim ownership.Claim) (version uint64, ok bool) {
-	if c.annex == nil {
+	if c.extras == nil {
 		return 0, false
 	}
-	for i := range c.annex.lineage {
-		if e := &c.annex.lineage[i]; e.claim == claim {
+	for i := range c.extras.lineage {
+		if e := &c.extras.lineage[i]; e.claim == claim {
 			return c.seenAt(i), true
 		}
 	}
@@ -73,10 +73,10 @@ func (c *content) seen(claim ownership.Claim) (version uint64, ok bool) {
 }
 
 func (c *content) seenAt(i int) uint64 {
-	if i == len(c.annex.lineage)-1 {
-		return c.annex.version
+	if i == len(c.extras.lineage)-1 {
+		return c.extras.version
 	}
-	return c.annex.lineage[i].seen
+	return c.extras.lineage[i].seen
 }
 
 // chargeDelta charges units to the key's delta under the newest claim, if it has one.
@@ -85,7 +85,7 @@ func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units 
 	if delta == nil {
 		return
 	}
-	newest := len(part.annex.lineage) - 1
+	newest := len(part.extras.lineage) - 1
 	rule := r.spec.rule
 	if rule.Limits[0].Algorithm == algo.Concurrency {
 		return
@@ -97,7 +97,7 @@ func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units 
 	if r.since() >= newest {
 		return
 	}
-	if now.Mono-part.annex.lineage[newest].at > int64(rule.Limits.Horizon()) {
+	if now.Mono-part.extras.lineage[newest].at > int64(rule.Limits.Horizon()) {
 		// Nothing from before the claim is left in the state.
 		r.setSince(newest)
 		sh.dropDeltas(&part.content, r.hash(), r.id())
@@ -111,7 +111,7 @@ func (sh *shard) chargeTwin(part *partition, delta *table, r record, now algo.In
 	rule := r.spec.rule
 	_, found := sh.find(delta, r.hash(), rule.Scope, string(r.key))
 	switch {
-	case found && now.Mono-part.annex.lineage[0].at <= int64(rule.Limits.Horizon()):
+	case found && now.Mono-part.extras.lineage[0].at <= int64(rule.Limits.Horizon()):
 		sh.addDelta(part, delta, r, now, units)
 	case found || repaid(rule.Limits):
 		sh.twin(part, delta, r, now)
@@ -146,7 +146,7 @@ func (sh *shard) twin(part *partition, delta *table, of record, now algo.Instant
 // stands says whether a state of a content's is all that was charged under the first claim it may have been charged under, so
 // that no delta needs to be looked at.
 func (sh *shard) stands(c *content, r record) bool {
-	a := c.annex
+	a := c.extras
 	switch {
 	case r.since() > 0:
 		return true
@@ -179,10 +179,10 @@ func repaid(limits algo.Limits) bool {
 
 // keepsDelta says whether a delta under the rule is needed even where nothing seems to be left in it.
 func (p *partition) keepsDelta(rule *Rule, now algo.Instant) bool {
-	if p.annex == nil || len(p.annex.lineage) == 0 || !repaid(rule.Limits) {
+	if p.extras == nil || len(p.extras.lineage) == 0 || !repaid(rule.Limits) {
 		return false
 	}
-	newest := &p.annex.lineage[len(p.annex.lineage)-1]
+	newest := &p.extras.lineage[len(p.extras.lineage)-1]
 	return now.Mono-newest.at <= int64(rule.Limits.Horizon())
 }
 
@@ -221,12 +221,12 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 
 // dropDeltas drops a key's deltas under all claims, and reports whether there were any.
 func (sh *shard) dropDeltas(c *content, hash uint64, of stateID) bool {
-	if c.annex == nil {
+	if c.extras == nil {
 		return false
 	}
 	found := false
-	for i := range c.annex.lineage {
-		if d := c.annex.lineage[i].delta; d != nil {
+	for i := range c.extras.lineage {
+		if d := c.extras.lineage[i].delta; d != nil {
 			found = sh.dropState(d, hash, of) || found
 		}
 	}
@@ -236,7 +236,7 @@ func (sh *shard) dropDeltas(c *content, hash uint64, of stateID) bool {
 // prune drops what of the lineage cannot matter any more: claims before one that is older than anything counts, and
 // deltas in which nothing is left.
 func (sh *shard) prune(part *partition, now algo.Instant) {
-	a := part.annex
+	a := part.extras
 	if len(a.lineage) == 0 || len(a.lineage) == 1 && a.lineage[0].delta == nil || part.count == 0 {
 		return // of keys that are still to come it is not known for how long they count
 	}
@@ -261,13 +261,13 @@ func (sh *shard) prune(part *partition, now algo.Instant) {
 	}
 }
 
-// forget takes the first claim off a lineage. vague says that what was done under it may still count.
-func (sh *shard) forget(c *content, vague bool) {
-	a := c.annex
+// forget takes the first claim off a lineage. mixed says that what was done under it may still count.
+func (sh *shard) forget(c *content, mixed bool) {
+	a := c.extras
 	sh.giveUp(&a.lineage[0])
 	a.lineage = append([]element(nil), a.lineage[1:]...)
 	sh.giveUp(&a.lineage[0])
-	a.lineage[0].vague = vague
+	a.lineage[0].mixed = mixed
 	sh.shift(&c.table, 1)
 }
 
@@ -291,8 +291,8 @@ func (sh *shard) giveUp(e *element) {
 // thin gives up the oldest tables of a content that has too much in them.
 func (sh *shard) thin(c *content) {
 	left := deltaShare*c.count + deltaSpare
-	for i := len(c.annex.lineage) - 1; i >= 0; i-- {
-		e := &c.annex.lineage[i]
+	for i := len(c.extras.lineage) - 1; i >= 0; i-- {
+		e := &c.extras.lineage[i]
 		if e.delta == nil {
 			continue
 		}

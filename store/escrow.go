@@ -144,7 +144,7 @@ func (part *partition) allow(r record, now algo.Instant) int64 {
 		allowed = 2 * chunkOf(r.spec.rule.Limits)
 	}
 	a.settle(f.confirmed)
-	a.told(part.annex.version, allowed)
+	a.told(part.extras.version, allowed)
 	return allowed
 }
 
@@ -185,7 +185,7 @@ func (sh *shard) endAdvance(part *partition, hash uint64, of stateID) {
 	delete(part.role.advances.by, of)
 	sh.budget.Give(advanceBytes + of.size())
 	if f := part.backup(); f != nil {
-		part.annex.bump()
+		part.extras.bump()
 		f.keys.push(turn{hash: hash}, &sh.budget)
 		part.recount()
 	}

@@ -29,7 +29,7 @@ type follower struct {
 	}
 	contained uint64
 	confirmed uint64
-	memos     uint64 // what has a turn before this one is known
+	answers   uint64 // what has a turn before this one is known
 	deltas    queue  // told before the keys, so that no state a follower has is ahead of its deltas
 	resets    []resetKey
 	// reservations that were made or ended.
@@ -98,9 +98,9 @@ func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.
 func (p *partition) tells(rule *Rule) bool { return rule.Durability != None || p.wide }
 
 // left is the number of things that are pending.
-func (f *follower) left(a *annex) int {
+func (f *follower) left(a *extras) int {
 	n := f.keys.len() + f.deltas.len() + len(f.resets) + len(f.reservations)
-	if a.memos.pending(f.memos) {
+	if a.answers.pending(f.answers) {
 		n++
 	}
 	if f.history {
@@ -116,7 +116,7 @@ func (p *partition) recount() {
 	}
 	for i, f := range p.role.followers {
 		if f != nil {
-			p.setPending(ownership.Slot(i), int32(f.left(p.annex)))
+			p.setPending(ownership.Slot(i), int32(f.left(p.extras)))
 		}
 	}
 }
@@ -141,7 +141,7 @@ func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
 	if part.role == nil {
 		return
 	}
-	part.annex.bump()
+	part.extras.bump()
 	if !part.tells(r.spec.rule) {
 		return
 	}
@@ -165,7 +165,7 @@ func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
 	}
 }
 
-func (a *annex) bump() {
+func (a *extras) bump() {
 	if a != nil {
 		a.version++
 	}
@@ -196,7 +196,7 @@ func (p *partition) eachFollower(do func(*follower)) {
 	if p.role == nil {
 		return
 	}
-	p.annex.bump()
+	p.extras.bump()
 	for _, f := range p.role.followers {
 		if f != nil {
 			do(f)
@@ -211,9 +211,9 @@ func (s *Store) Attach(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.history = true
-		f.memos = 0
+		f.answers = 0
 		part.tellReservations(slot, false)
-		part.annex.reservations.each(func(k reservationKey) {
+		part.extras.reservations.each(func(k reservationKey) {
 			f.reservations = append(f.reservations, k)
 			sh.budget.count(k.bytes())
 		})
@@ -232,7 +232,7 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 
 // tellReservations notes whether a follower has been told of the states with what is reserved in them.
 func (p *partition) tellReservations(slot ownership.Slot, told bool) {
-	for _, held := range p.annex.reservations.by {
+	for _, held := range p.extras.reservations.by {
 		for i := range held.list {
 			held.list[i].told[slot] = told
 		}
@@ -245,9 +245,9 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	r := part.duties()
 	r.changed, r.bit = &sh.store.changed[p/64], 1<<(p%64)
 	part.raise()
-	a := part.side()
+	a := part.ensureExtras()
 	a.version++
-	f := &follower{all: all, memos: a.memos.end}
+	f := &follower{all: all, answers: a.answers.end}
 	f.contained, f.pass.version = a.version, a.version
 	part.role.followers[slot] = f
 	part.retrace()
@@ -280,13 +280,13 @@ func (sh *shard) noteAll(part *partition, slot ownership.Slot, wanted func(recor
 			}
 		}
 	}
-	for i := range part.annex.lineage {
-		if d := part.annex.lineage[i].delta; d != nil {
+	for i := range part.extras.lineage {
+		if d := part.extras.lineage[i].delta; d != nil {
 			note(d, &f.deltas)
 		}
 	}
 	note(&part.table, &f.keys)
-	part.annex.version++
+	part.extras.version++
 	part.recount()
 }
 
@@ -334,8 +334,8 @@ func (sh *shard) detach(part *partition, slot ownership.Slot) {
 	}
 	for f.deltas.len() > 0 {
 		hash := f.deltas.pop(&sh.budget).hash
-		for i := range part.annex.lineage {
-			if d := part.annex.lineage[i].delta; d != nil {
+		for i := range part.extras.lineage {
+			if d := part.extras.lineage[i].delta; d != nil {
 				clear(d, hash)
 			}
 		}
@@ -352,7 +352,7 @@ func (sh *shard) detach(part *partition, slot ownership.Slot) {
 	part.setPending(slot, 0)
 	part.retrace()
 	// What nobody follows is not counted one by one; but it is not of a version that somebody has been told.
-	part.annex.version++
+	part.extras.version++
 }
 
 func (p *partition) follower(slot ownership.Slot) *follower {
@@ -416,8 +416,8 @@ func (p *partition) await() {
 
 // quiet does what becomes due for a partition by the passing of time alone.
 func (sh *shard) quiet(part *partition, now algo.Instant) {
-	if a := part.annex; a != nil {
-		a.memos.expire(now.Mono, &sh.budget)
+	if a := part.extras; a != nil {
+		a.answers.expire(now.Mono, &sh.budget)
 		a.reservations.expire(now.Mono, &sh.budget)
 		sh.expireDue(part, now)
 		if part.open {

@@ -108,8 +108,8 @@ func contents(s *Store, now algo.Instant) []string {
 				}
 			})
 		}
-		if a := part.annex; a != nil {
-			for k, m := range a.memos.by {
+		if a := part.extras; a != nil {
+			for k, m := range a.answers.by {
 				if now.Mono < m.until {
 					out = append(out, fmt.Sprintf("id %v of %q: %d %v %x for %d", k, m.of.account.label, m.granted, m.delay, m.lease, m.until-now.Mono))
 				}
@@ -431,7 +431,7 @@ func TestCrash(t *testing.T) {
 					} else {
 						answered[k].add(now, a.Granted)
 						holder.with(0, func(_ *shard, part *partition) {
-							unconfirmed = append(unconfirmed, waiting{k, now, a.Granted, part.annex.version})
+							unconfirmed = append(unconfirmed, waiting{k, now, a.Granted, part.extras.version})
 						})
 					}
 				}
@@ -509,7 +509,7 @@ func TestEscrowSeldomWaits(t *testing.T) {
 	used := func() int64 {
 		var n int64
 		copy.with(0, func(_ *shard, part *partition) {
-			for _, o := range part.annex.owed {
+			for _, o := range part.extras.owed {
 				n += o.advanced
 			}
 		})

@@ -63,8 +63,8 @@ func (s *Store) Version(p int) (v uint64) {
 		if part.role != nil {
 			v = part.role.floor
 		}
-		if part.annex != nil {
-			v = max(v, part.annex.version)
+		if part.extras != nil {
+			v = max(v, part.extras.version)
 		}
 	})
 	return v
@@ -75,7 +75,7 @@ func (p *partition) raise() {
 	if p.role == nil {
 		return
 	}
-	a := p.side()
+	a := p.ensureExtras()
 	a.version = max(a.version, p.role.floor)
 	p.role.floor = a.version
 }
@@ -126,9 +126,9 @@ func (sh *shard) wait(part *partition, p int) uint64 {
 	}
 	part.await()
 	switch {
-	case f.left(part.annex) > 0:
+	case f.left(part.extras) > 0:
 		sh.urge(p)
-		return part.annex.version
+		return part.extras.version
 	case f.confirmed < f.contained:
 		return f.contained
 	}

@@ -152,7 +152,7 @@ func TestRequestIDsLost(t *testing.T) {
 	s = New(Config{MaxBytes: 64 << 10})
 	use(s, 100, 0)
 	part := &s.shards[0].parts[0]
-	if got := part.annex.memos.n; got < 25 || got > 31 || s.Stats().RequestIDsLost != uint64(100-got) {
+	if got := part.extras.answers.n; got < 25 || got > 31 || s.Stats().RequestIDsLost != uint64(100-got) {
 		t.Errorf("%d remembered, %d lost", got, s.Stats().RequestIDsLost)
 	}
 }

@@ -16,14 +16,14 @@ func TestLayout(t *testing.T) {
 	}
 	// What there is one of for each partition with a follower.
 	for name, size := range map[string]uintptr{
-		"annex": unsafe.Sizeof(annex{}), "role": unsafe.Sizeof(role{}), "follower": unsafe.Sizeof(follower{}),
+		"extras": unsafe.Sizeof(extras{}), "role": unsafe.Sizeof(role{}), "follower": unsafe.Sizeof(follower{}),
 	} {
 		if size%line != 0 {
 			t.Errorf("a %s has %d bytes: not whole cache lines", name, size)
 		}
 	}
-	if end := unsafe.Offsetof(annex{}.memos) + unsafe.Offsetof(memos{}.by); end > line+8 { // but for a list's capacity
-		t.Errorf("what a change reads of an annex ends at byte %d, beyond one cache line", end)
+	if end := unsafe.Offsetof(extras{}.answers) + unsafe.Offsetof(answers{}.by); end > line+8 { // but for a list's capacity
+		t.Errorf("what a change reads of extras ends at byte %d, beyond one cache line", end)
 	}
 	if size := unsafe.Sizeof(partition{}); size > line {
 		t.Errorf("a partition has %d bytes: more than one cache line", size)

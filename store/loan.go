@@ -33,7 +33,7 @@ func (c *content) lentOf(r record) *lent {
 	if !r.has(lentFlag) {
 		return nil
 	}
-	return c.annex.lent[stateID{r.spec.rule.Scope, string(r.key)}]
+	return c.extras.lent[stateID{r.spec.rule.Scope, string(r.key)}]
 }
 
 // lend returns the loans of a record, made if need be. They are to be kept afterwards, see keepLent.
@@ -41,7 +41,7 @@ func (c *content) lend(r record) *lent {
 	if l := c.lentOf(r); l != nil {
 		return l
 	}
-	side := c.side()
+	side := c.ensureExtras()
 	if side.lent == nil {
 		side.lent = make(map[stateID]*lent)
 	}
@@ -56,22 +56,22 @@ func (c *content) lend(r record) *lent {
 // keepLent brings the bytes of a record's loans up to date, and drops them when there are none.
 func (c *content) keepLent(r record, l *lent, b *shardBudget) {
 	if l.recount(b); l.Len() == 0 {
-		delete(c.annex.lent, l.of)
+		delete(c.extras.lent, l.of)
 		r.clear(lentFlag)
 	}
 }
 
 // dropLent forgets the loans of a state.
 func (c *content) dropLent(of stateID, b *shardBudget) bool {
-	if c.annex == nil {
+	if c.extras == nil {
 		return false
 	}
-	l := c.annex.lent[of]
+	l := c.extras.lent[of]
 	if l == nil {
 		return false
 	}
 	b.Give(l.counted)
-	delete(c.annex.lent, of)
+	delete(c.extras.lent, of)
 	return true
 }
 
@@ -135,10 +135,10 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 
 // expireDue does the same for all states of a partition.
 func (sh *shard) expireDue(part *partition, now algo.Instant) {
-	if !part.open || len(part.annex.lent) == 0 {
+	if !part.open || len(part.extras.lent) == 0 {
 		return
 	}
-	for of, l := range part.annex.lent {
+	for of, l := range part.extras.lent {
 		if slot, ok := sh.find(&part.table, l.hash, of.scope, of.key); ok {
 			sh.expireLoans(part, sh.record(part.ref(slot)), now)
 		}
@@ -147,7 +147,7 @@ func (sh *shard) expireDue(part *partition, now algo.Instant) {
 
 // uniteLent adds to the content the loans of another one, see algo.Loans.Unite.
 func (m *merge) uniteLent() {
-	for of, l := range m.add.annex.lent {
+	for of, l := range m.add.extras.lent {
 		slot, ok := m.sh.find(&m.base.table, l.hash, of.scope, of.key)
 		if !ok {
 			old, found := m.sh.find(&m.add.table, l.hash, of.scope, of.key)
@@ -294,10 +294,10 @@ func (s *Store) Recall(k Key, scope string, now algo.Instant) (loans []algo.Loan
 // OnLoan is how many units of a key are on loan.
 func (s *Store) OnLoan(k Key, scope string) (held int64) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
-		if part.annex == nil || len(part.annex.lent) == 0 {
+		if part.extras == nil || len(part.extras.lent) == 0 {
 			return
 		}
-		if l := part.annex.lent[stateID{scope, k.Key}]; l != nil {
+		if l := part.extras.lent[stateID{scope, k.Key}]; l != nil {
 			held = l.Held()
 		}
 	})

@@ -18,9 +18,9 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 	var old, staged content
 	s.with(p, func(sh *shard, part *partition) {
 		m := merge{sh: sh, now: now, base: part.content, add: part.duties().staging}
-		m.base.side()
-		m.add.side()
-		before := part.content.annex
+		m.base.ensureExtras()
+		m.add.ensureExtras()
+		before := part.content.extras
 		ownCovers, addCovers := covers(&m.base, &m.add), covers(&m.add, &m.base)
 		swap := addCovers && (!ownCovers || !leads(&m.base, &m.add))
 		if swap {
@@ -31,13 +31,13 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		err = m.err
 		if swap && before != nil {
 			// What is said of the partition and not of its records stays the content's own.
-			m.base.annex.cold, m.base.annex.coldStrict = before.cold, before.coldStrict
+			m.base.extras.cold, m.base.extras.coldStrict = before.cold, before.coldStrict
 		}
 		old, staged = part.content, m.add
 		part.content, part.role.staging = m.base, content{}
 		part.retrace()
 		part.raise()
-		part.annex.version++
+		part.extras.version++
 		part.noteHistory()
 		part.noteMerged(sh, &old, swap)
 	})
@@ -63,12 +63,12 @@ func (p *partition) noteMerged(sh *shard, old *content, swapped bool) {
 				}
 			}
 		}
-		p.annex.reservations.each(func(k reservationKey) {
+		p.extras.reservations.each(func(k reservationKey) {
 			f.reservations = append(f.reservations, k)
 			sh.budget.count(k.bytes())
 		})
 		if swapped {
-			f.memos = 0
+			f.answers = 0
 		}
 		sh.noteAll(p, ownership.Slot(slot), func(r record) bool { return f.knows(r.spec.rule) })
 	}
@@ -76,11 +76,11 @@ func (p *partition) noteMerged(sh *shard, old *content, swapped bool) {
 
 // covers reports whether the base knows everything of the other that cannot be told from the rest.
 func covers(base, other *content) bool {
-	if len(other.annex.lineage) == 0 {
+	if len(other.extras.lineage) == 0 {
 		return other.count == 0
 	}
-	for i := range other.annex.lineage {
-		if e := &other.annex.lineage[i]; e.delta == nil && lacks(base, other, i) {
+	for i := range other.extras.lineage {
+		if e := &other.extras.lineage[i]; e.delta == nil && lacks(base, other, i) {
 			return false
 		}
 	}
@@ -89,15 +89,15 @@ func covers(base, other *content) bool {
 
 // lacks reports whether the base knows nothing, or less, of the other's i-th claim.
 func lacks(base, other *content, i int) bool {
-	e := &other.annex.lineage[i]
+	e := &other.extras.lineage[i]
 	seen, ok := base.seen(e.claim)
-	return !ok || e.vague || seen < other.seenAt(i)
+	return !ok || e.mixed || seen < other.seenAt(i)
 }
 
 // leads reports whether of the claims that both know the first one knows at least as much of the first they differ in.
 func leads(c, other *content) bool {
-	for i := range c.annex.lineage {
-		if seen, ok := other.seen(c.annex.lineage[i].claim); ok && seen != c.seenAt(i) {
+	for i := range c.extras.lineage {
+		if seen, ok := other.seen(c.extras.lineage[i].claim); ok && seen != c.seenAt(i) {
 			return seen < c.seenAt(i)
 		}
 	}
@@ -118,7 +118,7 @@ type merge struct {
 }
 
 func (m *merge) run() {
-	base, add := m.base.annex, m.add.annex
+	base, add := m.base.extras, m.add.extras
 	version := max(base.version, add.version)
 	for i := range add.lineage {
 		m.needed[i] = m.whole || lacks(&m.base, &m.add, i)
@@ -176,11 +176,11 @@ func (m *merge) run() {
 	m.takeTables()
 	for i := range base.lineage {
 		base.lineage[i].at = m.now.Mono // what was charged under any of them may be as recent
-		base.lineage[i].vague = base.lineage[i].vague && i == 0
+		base.lineage[i].mixed = base.lineage[i].mixed && i == 0
 	}
 	m.sh.thin(&m.base)
 	base.version = version
-	base.memos.unite(&add.memos, m.now.Mono, m.sh.store.memoBounds(), &m.sh.budget)
+	base.answers.unite(&add.answers, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)
 	for of, p := range add.reservations.by {
 		for _, e := range p.list {
 			if known, i, _ := base.reservations.get(reservationKey{of, e.id}, 0); known == nil || i < 0 {
@@ -194,18 +194,18 @@ func (m *merge) run() {
 
 // moves says whether the whole state of a key of add is added, not what the tables of deltas hold of it.
 func (m *merge) moves(r record) bool {
-	lineage := m.add.annex.lineage
+	lineage := m.add.extras.lineage
 	return len(lineage) > 0 && m.needed[min(r.since(), len(lineage)-1)] && m.sh.stands(&m.add, r)
 }
 
 // unite makes the base's lineage that of both, as far as there is room: to forget a claim is to count what was done under
 // it twice, should it be met again.
 func (m *merge) unite() {
-	base, add := m.base.annex, m.add.annex
+	base, add := m.base.extras, m.add.extras
 	// Every element's version in its own place: there will be another last one.
 	for _, c := range [...]*content{&m.base, &m.add} {
-		if n := len(c.annex.lineage); n > 0 {
-			c.annex.lineage[n-1].seen = c.annex.version
+		if n := len(c.extras.lineage); n > 0 {
+			c.extras.lineage[n-1].seen = c.extras.version
 		}
 	}
 	find := func(c ownership.Claim) int {
@@ -223,8 +223,8 @@ func (m *merge) unite() {
 		m.sh.forget(&m.base, true)
 	}
 	drop := len(base.lineage) + fresh() - maxLineage
-	if m.whole && len(base.lineage) > 0 && (len(add.lineage) == 0 || add.lineage[0].vague) {
-		base.lineage[0].vague = true
+	if m.whole && len(base.lineage) > 0 && (len(add.lineage) == 0 || add.lineage[0].mixed) {
+		base.lineage[0].mixed = true
 	}
 	for i := range add.lineage {
 		e := &add.lineage[i]
@@ -232,7 +232,7 @@ func (m *merge) unite() {
 		if at < 0 && m.needed[i] {
 			if drop > 0 {
 				drop-- // only where whole states are added, for otherwise not all of add's elements are needed
-				base.lineage[0].vague = true
+				base.lineage[0].mixed = true
 				continue
 			}
 			at = len(base.lineage)
@@ -255,7 +255,7 @@ func (m *merge) unite() {
 
 // takeTables moves the deltas that were added to where the base has their claims now.
 func (m *merge) takeTables() {
-	base, add := m.base.annex, m.add.annex
+	base, add := m.base.extras, m.add.extras
 	for i := range add.lineage {
 		if !m.needed[i] || add.lineage[i].delta == nil || m.whole {
 			continue
@@ -300,8 +300,8 @@ func (m *merge) explain(r record) {
 		return
 	}
 	r.setSince(0)
-	if since < len(m.base.annex.lineage) {
-		if d := m.base.annex.lineage[since].delta; d != nil {
+	if since < len(m.base.extras.lineage) {
+		if d := m.base.extras.lineage[since].delta; d != nil {
 			m.addTo(d, r, 0)
 		}
 	}
@@ -334,7 +334,7 @@ func (m *merge) join(to, r record, reserves bool) error {
 // joinReserved merges a state of add into one of base's whole ones, and the reservations that are charged in it.
 func (m *merge) joinReserved(to, r record, state algo.State) error {
 	limits, of, b := to.spec.rule.Limits, to.id(), &m.sh.budget
-	base, add := &m.base.annex.reservations, &m.add.annex.reservations
+	base, add := &m.base.extras.reservations, &m.add.extras.reservations
 	own, other := base.by[of], add.by[of]
 	if own == nil && other == nil {
 		return limits.Merge(m.sh.arena, to.state, m.now, state)
@@ -372,7 +372,7 @@ func (m *merge) joinReserved(to, r record, state algo.State) error {
 
 // owe unites what is owed: both holders' may have been granted.
 func (m *merge) owe() {
-	base, add := m.base.annex, m.add.annex
+	base, add := m.base.extras, m.add.extras
 	for of, o := range add.owed {
 		slot, ok := m.sh.find(&m.base.table, o.hash, of.scope, of.key)
 		if !ok {

@@ -148,11 +148,11 @@ func (b *bucketOracle) left(l *algo.Limit, now time.Duration) int64 {
 	return (owes + int64(l.Window) - 1) / int64(l.Window)
 }
 
-// vague says that there have been so many claims that for some of them there is no table of what was charged under them any
+// mixed says that there have been so many claims that for some of them there is no table of what was charged under them any
 // more. Two sides with a common past then count it twice, and buckets that were refilled on both are both taken as they are.
-func (h *sideHistory) vague() bool {
+func (h *sideHistory) mixed() bool {
 	return slices.ContainsFunc(h.sides, func(s *side) (is bool) {
-		s.store.with(0, func(_ *shard, part *partition) { is = part.annex != nil && len(part.annex.lineage) == maxLineage })
+		s.store.with(0, func(_ *shard, part *partition) { is = part.extras != nil && len(part.extras.lineage) == maxLineage })
 		return is
 	})
 }
@@ -241,7 +241,7 @@ func TestMergeForgetsNothing(t *testing.T) {
 				h.claim(h.sides[0])
 				var told []string
 				for range 150 {
-					if repaid(h.rule.Limits) && h.vague() {
+					if repaid(h.rule.Limits) && h.mixed() {
 						break
 					}
 					if what := h.step(); what != "" {

@@ -124,10 +124,10 @@ func (r *reservations) put(of stateID, e reservation, b *shardBudget) *pending {
 
 // undoable are the charges to a state that may yet be undone; nil where there are none.
 func (c *content) undoable(of stateID) *algo.Undoable {
-	if c.annex == nil || c.annex.reservations.count == 0 {
+	if c.extras == nil || c.extras.reservations.count == 0 {
 		return nil
 	}
-	if p := c.annex.reservations.by[of]; p != nil {
+	if p := c.extras.reservations.by[of]; p != nil {
 		return &p.undo
 	}
 	return nil
@@ -135,7 +135,7 @@ func (c *content) undoable(of stateID) *algo.Undoable {
 
 // lose notes that a record goes in which nothing is left: nothing is left to undo either.
 func (c *content) lose(r record) {
-	if c.annex == nil || c.annex.reservations.count == 0 {
+	if c.extras == nil || c.extras.reservations.count == 0 {
 		return
 	}
 	if u := c.undoable(r.id()); u != nil {
@@ -245,9 +245,9 @@ func (r *reserved) greedy(caller string, most int) bool {
 // under no bound of the key.
 func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call) error {
 	most, ofKey := sh.store.cfg.MaxReservations, 0
-	if part.annex != nil {
-		part.annex.reservations.expire(now.Mono, &sh.budget)
-		if p := part.annex.reservations.by[stateID{rule.Scope, k.Key}]; p != nil {
+	if part.extras != nil {
+		part.extras.reservations.expire(now.Mono, &sh.budget)
+		if p := part.extras.reservations.by[stateID{rule.Scope, k.Key}]; p != nil {
 			ofKey = len(p.list)
 		}
 	}
@@ -276,9 +276,9 @@ func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instan
 
 // awaits reports whether reservations on the key are pending.
 func (p *partition) awaits(of stateID, now int64) bool {
-	if p.annex == nil || p.annex.reservations.count == 0 {
+	if p.extras == nil || p.extras.reservations.count == 0 {
 		return false
 	}
-	held := p.annex.reservations.by[of]
+	held := p.extras.reservations.by[of]
 	return held != nil && slices.ContainsFunc(held.list, func(e reservation) bool { return now < e.until })
 }

@@ -31,10 +31,10 @@ const maxKey = 1<<16 - 1
 const (
 	pendingFlag = 1 << 16 // its change is pending for the first follower; shifted by one, for the second
 	wholeFlag   = 1 << 18 // and its state must be told as a whole, in the same way
-	owedFlag    = 1 << 20 // the content's annex knows what is owed on it
+	owedFlag    = 1 << 20 // the content's extras knows what is owed on it
 	sinceShift  = 21      // four bits: index of the element of the lineage from which on the state is all that was charged
 	sinceMask   = 15 << sinceShift
-	lentFlag    = 1 << 25 // units of it are on loan: the content's annex knows which
+	lentFlag    = 1 << 25 // units of it are on loan: the content's extras knows which
 	flagMask    = 0xffff << 16
 )
 
@@ -124,11 +124,11 @@ type partition struct {
 // content is what is known of a partition: the holder's own, or a copy.
 type content struct {
 	table
-	annex *annex // nil: nothing is in it
+	extras *extras // nil: nothing is in it
 }
 
-// annex is what a content has besides records.
-type annex struct {
+// extras is what a content has besides records.
+type extras struct {
 	// What every change reads comes first, in one cache line.
 
 	// version counts the changes made while somebody follows them, or says how far a copy has come.
@@ -137,7 +137,7 @@ type annex struct {
 	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
 	// marked owedFlag. A holder has some left for strict rules until TakeOverStrict.
 	owed         map[stateID]owing
-	memos        memos
+	answers      answers
 	reservations reservations
 	cold         coldness
 	coldStrict   coldness
@@ -161,12 +161,12 @@ type role struct {
 	_         [16]byte // to whole cache lines
 }
 
-// side returns the annex, made if need be.
-func (c *content) side() *annex {
-	if c.annex == nil {
-		c.annex = &annex{}
+// side returns the extras, made if need be.
+func (c *content) ensureExtras() *extras {
+	if c.extras == nil {
+		c.extras = &extras{}
 	}
-	return c.annex
+	return c.extras
 }
 
 func (p *partition) duties() *role {

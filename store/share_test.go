@@ -85,25 +85,25 @@ func walked(t *testing.T, s *Store) {
 	for i := range s.shards {
 		for j := range s.shards[i].parts {
 			part := &s.shards[i].parts[j]
-			for _, a := range []*annex{part.annex, part.stagedAnnex()} {
+			for _, a := range []*extras{part.extras, part.stagedExtras()} {
 				if a == nil {
 					continue
 				}
 				n := make(map[string]int)
-				for e := a.memos.oldest; e != nil; e = e.newer {
+				for e := a.answers.oldest; e != nil; e = e.newer {
 					ids[e.of.account.label] += int64(e.key.bytes())
 					n[e.of.account.label]++
 				}
-				for label, of := range a.memos.askers {
+				for label, of := range a.answers.askers {
 					if n[label] != of.n || of.account.label != label {
 						t.Fatalf("%q has %d answers remembered, counted are %d", label, n[label], of.n)
 					}
 				}
 			}
-			if part.annex == nil {
+			if part.extras == nil {
 				continue
 			}
-			for _, p := range part.annex.reservations.by {
+			for _, p := range part.extras.reservations.by {
 				for _, e := range p.list {
 					reserved++
 					if e.caller != "" {
@@ -133,11 +133,11 @@ func walked(t *testing.T, s *Store) {
 	}
 }
 
-func (p *partition) stagedAnnex() *annex {
+func (p *partition) stagedExtras() *extras {
 	if p.role == nil {
 		return nil
 	}
-	return p.role.staging.annex
+	return p.role.staging.extras
 }
 
 // emptied drops everything in a store, and fails the test when anything is counted then. As each record takes off its share what it

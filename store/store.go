@@ -331,7 +331,7 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 	sh, part := s.at(k.Partition)
 	sh.mu.Lock()
 	defer sh.unlock()
-	if part.open && !part.traced && (part.annex == nil || part.annex.reservations.count == 0) {
+	if part.open && !part.traced && (part.extras == nil || part.extras.reservations.count == 0) {
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
 			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
@@ -511,11 +511,11 @@ func (c *content) at(i int) *table {
 	if i == 0 {
 		return &c.table
 	}
-	if c.annex == nil {
+	if c.extras == nil {
 		return nil
 	}
-	for j := range c.annex.lineage {
-		if d := c.annex.lineage[j].delta; d != nil {
+	for j := range c.extras.lineage {
+		if d := c.extras.lineage[j].delta; d != nil {
 			if i--; i == 0 {
 				return d
 			}
@@ -528,7 +528,7 @@ func (c *content) at(i int) *table {
 type budget struct {
 	max       int64 // 0: none
 	used      atomic.Int64
-	memos     atomic.Int64  // bytes of remembered answers
+	answers   atomic.Int64  // bytes of remembered answers
 	memosLost atomic.Uint64 // that were forgotten before their time
 	reserved  reserved
 }

@@ -452,7 +452,7 @@ func TestRequestIDMemory(t *testing.T) {
 		}
 		for j := range s.shards {
 			for p := range s.shards[j].parts {
-				m := &s.shards[j].parts[p].side().memos
+				m := &s.shards[j].parts[p].ensureExtras().answers
 				listed := 0
 				for e := m.oldest; e != nil; e = e.newer {
 					listed++

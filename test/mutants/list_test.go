@@ -348,7 +348,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a merge drops request ids", "store/merge.go",
-		[]edit{{"	base.memos.unite(&add.memos, m.now.Mono, m.sh.store.memoBounds(), &m.sh.budget)\n", ""}},
+		[]edit{{"	base.answers.unite(&add.answers, m.now.Mono, m.sh.store.answerBounds(), &m.sh.budget)\n", ""}},
 		"./store -run TestMergeRequestIDs", "want it to be known",
 	},
 	{
@@ -408,7 +408,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: versions begin anew with another content", "store/content.go",
-		[]edit{{"		role.floor = max(role.floor, part.annex.version)\n", "		_ = role\n"}},
+		[]edit{{"		role.floor = max(role.floor, part.extras.version)\n", "		_ = role\n"}},
 		"./store -run TestVersionsRise", "after a ticket of",
 	},
 	{

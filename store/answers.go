@@ -12,34 +12,34 @@ type stateID struct{ scope, key string }
 // size is the number of bytes that the texts take.
 func (id stateID) size() int { return len(id.scope) + len(id.key) }
 
-// memoBytes is what a remembered answer is taken to cost when bytes are counted, its share of a map and a queue, besides
+// answerBytes is what a remembered answer is taken to cost when bytes are counted, its share of a map and a queue, besides
 // the texts of its key.
-const memoBytes = 256
+const answerBytes = 256
 
-// memoShare is the part of MaxBytes that remembered answers may take beyond each partition's even share of it.
-const memoShare = 8
+// answerShare is the part of MaxBytes that remembered answers may take beyond each partition's even share of it.
+const answerShare = 8
 
-// memoKind says what was answered.
-type memoKind uint8
+// answerKind says what was answered.
+type answerKind uint8
 
 const (
-	memoCharge  memoKind = 1
-	memoRefund  memoKind = 2
-	memoSettled memoKind = 3 // of a reservation, under its own id
-	memoKinds            = 4
+	answerCharge  answerKind = 1
+	answerRefund  answerKind = 2
+	answerSettled answerKind = 3 // of a reservation, under its own id
+	answerKinds                = 4
 )
 
-// memoKey is the id of a request about a state.
-type memoKey struct {
+// answerKey is the id of a request about a state.
+type answerKey struct {
 	of   stateID
 	id   string
-	kind memoKind
+	kind answerKind
 }
 
-func (k *memoKey) bytes() int { return memoBytes + k.of.size() + len(k.id) }
+func (k *answerKey) bytes() int { return answerBytes + k.of.size() + len(k.id) }
 
-// memo is what was answered to a request.
-type memo struct {
+// answered is what was answered to a request.
+type answered struct {
 	cost, granted int64 // asked for, of a reservation to be kept; granted or given back
 	excess        int64 // of a reservation: charged beyond what it was of
 	over          bool  // charged though there was no room
@@ -49,11 +49,11 @@ type memo struct {
 	until         int64 // Mono instant from which on it is forgotten
 }
 
-// remembered is a memo in its places: in the order in which all of a partition's were remembered, and in that of its caller's.
-// It is void when it is no longer the one that memos.by has under its key.
+// remembered is an answer in its places: in the order in which all of a partition's were remembered, and in that of its caller's.
+// It is void when it is no longer the one that answers.by has under its key.
 type remembered struct {
-	memo
-	key          memoKey
+	answered
+	key          answerKey
 	turn         uint64
 	of           *asker
 	older, newer *remembered
@@ -67,14 +67,14 @@ type asker struct {
 	n, bytes       int
 }
 
-// memos remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of the caller
+// answers remembers answers by request id, the newest up to a bound. Where there is no room for one more, the oldest of the caller
 // with the most is forgotten: "longest queue drop" of Suter, Lakshman, Stiliadis and Choudhury, "Design considerations for
 // supporting TCP with per-flow queueing", IEEE INFOCOM 1998. So nobody's are forgotten for those of a caller with more. The zero
 // value is empty and ready for use.
-type memos struct {
+type answers struct {
 	end            uint64 // turns that there have ever been: followers count them
 	oldest, newest *remembered
-	by             map[memoKey]*remembered
+	by             map[answerKey]*remembered
 	askers         map[string]*asker // by the label of their account
 	n, bytes       int
 }
@@ -88,15 +88,15 @@ func keepFor(limits algo.Limits) time.Duration {
 	return min(longest, 5*time.Minute)
 }
 
-func (m *memos) get(k memoKey, now int64) (memo, bool) {
+func (m *answers) get(k answerKey, now int64) (answered, bool) {
 	if e := m.by[k]; e != nil && now < e.until {
-		return e.memo, true
+		return e.answered, true
 	}
-	return memo{}, false
+	return answered{}, false
 }
 
 // from returns the oldest whose turn is not before that one; nil when there is none.
-func (m *memos) from(turn uint64) *remembered {
+func (m *answers) from(turn uint64) *remembered {
 	e := m.newest
 	if e == nil || e.turn < turn {
 		return nil
@@ -108,23 +108,23 @@ func (m *memos) from(turn uint64) *remembered {
 }
 
 // pending reports whether any has that turn or a later one.
-func (m *memos) pending(turn uint64) bool { return m.newest != nil && m.newest.turn >= turn }
+func (m *answers) pending(turn uint64) bool { return m.newest != nil && m.newest.turn >= turn }
 
-// memoBounds are the bounds of what one partition remembers.
-type memoBounds struct {
+// answerBounds are the bounds of what one partition remembers.
+type answerBounds struct {
 	most  int   // answers; negative: none at all
 	even  int   // bytes that a partition may always take where no callers are known; 0: no bound
 	share int64 // bytes of all partitions
 }
 
-func (s *Store) memoBounds() memoBounds {
-	share := s.cfg.MaxBytes / memoShare
-	return memoBounds{most: s.cfg.MaxRequestIDs, share: share, even: int(share) / s.cfg.Partitions}
+func (s *Store) answerBounds() answerBounds {
+	share := s.cfg.MaxBytes / answerShare
+	return answerBounds{most: s.cfg.MaxRequestIDs, share: share, even: int(share) / s.cfg.Partitions}
 }
 
 // put remembers an answer to a caller, forgetting others for the bounds and for want of memory. Where there is no room what was
 // answered stands and is not remembered.
-func (m *memos) put(k memoKey, e memo, caller string, now int64, most memoBounds, b *shardBudget) {
+func (m *answers) put(k answerKey, e answered, caller string, now int64, most answerBounds, b *shardBudget) {
 	if most.most < 0 {
 		return
 	}
@@ -150,9 +150,9 @@ func (m *memos) put(k memoKey, e memo, caller string, now int64, most memoBounds
 		}
 	}
 	if m.by == nil {
-		m.by = make(map[memoKey]*remembered)
+		m.by = make(map[answerKey]*remembered)
 	}
-	in := &remembered{memo: e, key: k, turn: m.end, of: of, older: m.newest}
+	in := &remembered{answered: e, key: k, turn: m.end, of: of, older: m.newest}
 	m.end++
 	if m.newest == nil {
 		m.oldest = in
@@ -171,7 +171,7 @@ func (m *memos) put(k memoKey, e memo, caller string, now int64, most memoBounds
 }
 
 // lose gives back the place of an answer that is not remembered.
-func (m *memos) lose(of *asker, b *shardBudget) {
+func (m *answers) lose(of *asker, b *shardBudget) {
 	of.n--
 	m.n--
 	b.lost(of)
@@ -184,15 +184,15 @@ func (b *shardBudget) lost(of *asker) {
 }
 
 // count counts bytes that are taken already, or given back.
-func (m *memos) count(of *asker, bytes int, b *shardBudget) {
+func (m *answers) count(of *asker, bytes int, b *shardBudget) {
 	m.bytes += bytes
 	of.bytes += bytes
-	b.memos.Add(int64(bytes))
+	b.answers.Add(int64(bytes))
 	of.account.ids.Add(int64(bytes))
 }
 
 // enter returns what a caller has, made if need be.
-func (m *memos) enter(caller string, b *shardBudget) *asker {
+func (m *answers) enter(caller string, b *shardBudget) *asker {
 	if of := m.askers[caller]; of != nil {
 		return of
 	}
@@ -211,7 +211,7 @@ func (m *memos) enter(caller string, b *shardBudget) *asker {
 }
 
 // leave forgets a caller who has none.
-func (m *memos) leave(of *asker, b *shardBudget) {
+func (m *answers) leave(of *asker, b *shardBudget) {
 	if of.n == 0 {
 		delete(m.askers, of.account.label)
 		b.sh.store.shares.giveCaller(of.account)
@@ -219,7 +219,7 @@ func (m *memos) leave(of *asker, b *shardBudget) {
 }
 
 // greediest returns the caller with the most answers: the one given, unless others have more.
-func (m *memos) greediest(of *asker) *asker {
+func (m *answers) greediest(of *asker) *asker {
 	most := of
 	for label, other := range m.askers {
 		// Of several by their names, so that it is the same one each time.
@@ -233,19 +233,19 @@ func (m *memos) greediest(of *asker) *asker {
 // fits says whether a caller may have so many bytes more. There are bounds of what all partitions have together, and each can only
 // forget what it has itself: so a caller may have seven times what is free, and some is always left for others. These are the
 // dynamic thresholds of Choudhury and Hahne, see internal/fairshare.
-func (m *memos) fits(of *asker, size int, most memoBounds, b *shardBudget) bool {
+func (m *answers) fits(of *asker, size int, most answerBounds, b *shardBudget) bool {
 	if most.share == 0 {
 		return true
 	}
-	used := b.memos.Load() + int64(size)
+	used := b.answers.Load() + int64(size)
 	if of.account.label == "" && b.sh.store.shares.known.Load() == 0 {
 		return used <= most.share || m.bytes+size <= most.even
 	}
-	return of.account.ids.Load()+int64(size) <= (memoShare-1)*(most.share-used)
+	return of.account.ids.Load()+int64(size) <= (answerShare-1)*(most.share-used)
 }
 
 // dropOldest forgets a caller's oldest answer, and reports whether there was one.
-func (m *memos) dropOldest(of *asker, now int64, b *shardBudget) bool {
+func (m *answers) dropOldest(of *asker, now int64, b *shardBudget) bool {
 	e := of.oldest
 	if e == nil {
 		return false
@@ -276,20 +276,20 @@ func (m *memos) dropOldest(of *asker, now int64, b *shardBudget) bool {
 	m.n--
 	m.leave(of, b)
 	if m.n == 0 {
-		*m = memos{end: m.end}
+		*m = answers{end: m.end}
 	}
 	return true
 }
 
 // expire forgets the answers at the front of the order whose time is over.
-func (m *memos) expire(now int64, b *shardBudget) {
+func (m *answers) expire(now int64, b *shardBudget) {
 	for m.oldest != nil && m.oldest.until <= now {
 		m.dropOldest(m.oldest.of, now, b) // of its caller's it is the oldest, too
 	}
 }
 
 // forget drops every answer about one state and reports whether there was any.
-func (m *memos) forget(of stateID) bool {
+func (m *answers) forget(of stateID) bool {
 	before := len(m.by)
 	for k := range m.by {
 		if k.of == of {
@@ -300,20 +300,20 @@ func (m *memos) forget(of stateID) bool {
 }
 
 // free forgets everything.
-func (m *memos) free(b *shardBudget) {
+func (m *answers) free(b *shardBudget) {
 	b.Give(m.bytes)
 	for _, of := range m.askers {
 		m.count(of, -of.bytes, b)
 		b.sh.store.shares.giveCaller(of.account)
 	}
-	*m = memos{end: m.end}
+	*m = answers{end: m.end}
 }
 
 // unite adds what another has and this one does not.
-func (m *memos) unite(other *memos, now int64, most memoBounds, b *shardBudget) {
+func (m *answers) unite(other *answers, now int64, most answerBounds, b *shardBudget) {
 	for e := other.oldest; e != nil; e = e.newer {
 		if m.by[e.key] == nil && other.by[e.key] == e {
-			m.put(e.key, e.memo, e.of.account.label, now, most, b)
+			m.put(e.key, e.answered, e.of.account.label, now, most, b)
 		}
 	}
 }
