@@ -31,7 +31,11 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-var screenshots = flag.String("screenshots", "", "directory to write pictures of the console to")
+var (
+	screenshots = flag.String("screenshots", "", "directory to write pictures of the console to")
+	all         = flag.Bool("all", false, "with -screenshots: whole pages and dialogs, too")
+	settle      = flag.Duration("settle", 2*time.Minute, "with -screenshots: time before pictures are taken")
+)
 
 const policies = `policies:
   - {name: login, algorithm: sliding_log, limit: 5, window: 1m, overrides: [{key: admin, unlimited: true}]}
@@ -89,7 +93,7 @@ func open(t *testing.T) *browser {
 		chromedp.Flag("no-sandbox", true), // which root, in a container, cannot have
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")))
 	t.Cleanup(end)
-	ctx, late := context.WithTimeout(tab, 3*time.Minute)
+	ctx, late := context.WithTimeout(tab, 4*time.Minute)
 	t.Cleanup(late)
 	b := &browser{t: t, ctx: ctx}
 	if err := chromedp.Listen(ctx, b.hear); err != nil {
@@ -359,28 +363,32 @@ func TestScreenshots(t *testing.T) {
 	b.do(chromedp.Click("#try-check"))
 	b.contains("#state", "3 of 5 in use")
 	for _, size := range []struct {
-		name          string
-		width, height int64
-		mobile        bool
-	}{{"phone", 390, 844, true}, {"desktop", 1280, 900, false}} {
+		name                 string
+		width, height, scale int64
+	}{{"phone", 390, 844, 2}, {"desktop", 1280, 1010, 1}} {
 		for _, scheme := range []string{"light", "dark"} {
-			options := []chromedp.EmulateViewportOption{chromedp.EmulateScale(2)}
-			if size.mobile {
+			options := []chromedp.EmulateViewportOption{chromedp.EmulateScale(float64(size.scale))}
+			if size.name == "phone" {
 				options = append(options, chromedp.EmulateMobile)
 			}
 			b.do(chromedp.EmulateViewport(size.width, size.height, options...))
 			call(b, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}})
 			evaluate[bool](b, "scrollTo(0, 0) === undefined")
 			time.Sleep(1500 * time.Millisecond) // transitions, and a snapshot
-			b.picture(fmt.Sprintf("console-%s-%s.png", size.name, scheme), true)
+			b.picture(fmt.Sprintf("console-%s-%s.png", size.name, scheme), false)
+			if !*all {
+				continue
+			}
+			b.picture(fmt.Sprintf("all-%s-%s.png", size.name, scheme), true)
 			b.do(chromedp.Click("#try-reset"))
-			b.picture(fmt.Sprintf("console-reset-%s-%s.png", size.name, scheme), false)
+			b.picture(fmt.Sprintf("reset-%s-%s.png", size.name, scheme), false)
 			b.do(chromedp.Click("#reset-dialog button[value=keep]"))
+			evaluate[bool](b, "document.getElementById('token-dialog').showModal() === undefined")
+			b.picture(fmt.Sprintf("token-%s-%s.png", size.name, scheme), false)
+			evaluate[bool](b, "document.getElementById('token-dialog').close() === undefined")
 		}
 	}
 }
-
-var settle = flag.Duration("settle", 45*time.Second, "time before pictures are taken")
 
 func (b *browser) picture(name string, full bool) {
 	b.t.Helper()
