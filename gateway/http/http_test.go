@@ -238,6 +238,7 @@ type spec struct {
 }
 
 var loadOnce = sync.OnceValues(func() (*spec, error) {
+	openapi3filter.RegisterBodyDecoder("text/html", openapi3filter.PlainBodyDecoder)
 	doc, err := openapi3.NewLoader().LoadFromData([]byte(openAPI))
 	if err != nil {
 		return nil, err

@@ -282,3 +282,18 @@ func TestLimits(t *testing.T) {
 		}
 	}
 }
+
+// A browser gets an index with links, the one to the console among them where there is one.
+func TestIndexForPeople(t *testing.T) {
+	for _, console := range []string{"", "/console"} {
+		d := newAPI(t, new(scripted), func(c *Config) { c.Console = console })
+		resp := d.do("GET", "/", "", "Accept", "text/html,application/xhtml+xml;q=0.9")
+		body := bodyOf(t, resp)
+		if got := resp.Header.Get("Content-Type"); resp.StatusCode != 200 || got != "text/html; charset=utf-8" || resp.Header.Get("Content-Security-Policy") == "" {
+			t.Errorf("%d %v", resp.StatusCode, resp.Header)
+		}
+		if !strings.Contains(body, "<code>POST /v1/check</code>") || strings.Contains(body, `<a href="/console">`) != (console != "") {
+			t.Errorf("with a console at %q:\n%s", console, body)
+		}
+	}
+}

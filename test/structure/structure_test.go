@@ -80,6 +80,7 @@ var mayImport = map[string]string{
 	"proto":                    "",
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
+	"docs/images":              "client internal/node internal/simulate policy",
 	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/asker internal/devcluster internal/file internal/load internal/logqueue internal/memory internal/node internal/remote internal/render internal/secrets internal/settings internal/simulate internal/tracing internal/validate limiter policy proto/weir/v1",
 	"internal/asker":           "algo client internal/load internal/remote proto/weir/v1",
 	"internal/devcluster":      "internal/memory internal/node limiter policy",
@@ -137,7 +138,8 @@ var clocks = []string{
 	"internal/node/node.go settle",
 	"internal/node/node.go Start",
 	"internal/node/refusals.go newRefusals",
-	"cmd/node/secrets.go newSecrets",  // certificates are good from then on
+	"cmd/node/secrets.go newSecrets", // certificates are good from then on
+	"docs/images/restart.go restart",
 	"gateway/console/console.go send", // until when an event has to be written
 	"gateway/resp/command.go client",
 	"gateway/resp/command.go info",

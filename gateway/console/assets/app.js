@@ -243,10 +243,9 @@ function showMembers() {
 function makeMember(m) {
   const c = colour(m.name);
   return element("li", {},
-    element("div", {class: "name"}, element("span", {class: "dot " + c}), element("b", {}, m.name), element("span", {class: "share"})),
+    element("div", {class: "name"}, element("span", {class: "dot " + c}), element("b", {}, m.name), element("span", {class: "tags"}), element("span", {class: "share"})),
     element("div", {class: "bar " + c}, element("span")),
-    element("div", {class: "facts"}),
-    element("div", {class: "tags"}));
+    element("div", {class: "facts"}));
 }
 
 /** showRing draws who holds how much: an arc for each member, and a gap for what nobody holds at the moment. */
