@@ -9,6 +9,7 @@ import (
 // KeyState is how a key stands.
 type KeyState struct {
 	Node   string       // that decides for it
+	OnLoan int64        // units that borrowers may admit by themselves
 	Limits []LimitState // of the rule for the key; none where that needs no state: it is unlimited, or blocked
 }
 

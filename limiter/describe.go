@@ -21,11 +21,11 @@ func (l *Limiter) RouteOf(t *limit.Target) (*ownership.Route, *limit.Error) {
 }
 
 // Describe tells how a target's key stands under each limit of its rule, without charging anything. There is none where the key
-// needs no state: it is unlimited, or blocked. holds is false when this node does not decide for the key.
-func (l *Limiter) Describe(t *limit.Target) (limits []limit.LimitState, holds bool, err error) {
+// needs no state: it is unlimited, or blocked. Node is not set. holds is false when this node does not decide for the key.
+func (l *Limiter) Describe(t *limit.Target) (state limit.KeyState, holds bool, err error) {
 	op := Op{Kind: OpCheck, Check: limit.Check{Target: *t}}
 	if err := l.prepare(&op); err != nil {
-		return nil, false, err
+		return state, false, err
 	}
 	var rule *store.Rule
 	switch e := l.table.Load().entryOf(&op); {
@@ -34,25 +34,27 @@ func (l *Limiter) Describe(t *limit.Target) (limits []limit.LimitState, holds bo
 			rule = &op.inline.Rule
 		}
 	case e == nil:
-		return nil, false, limit.NewError(limit.NotFound, "policy", "there is no policy named "+op.Policy)
+		return state, false, limit.NewError(limit.NotFound, "policy", "there is no policy named "+op.Policy)
 	default:
 		rule = e.rule(e.Rule(op.Key))
 	}
 	if rule == nil {
-		return nil, true, nil
+		return state, true, nil
 	}
-	each, returns, failure := l.store.Look(store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}, rule, l.clock(), maxReturns)
+	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
+	each, returns, failure := l.store.Look(k, rule, l.clock(), maxReturns)
 	if errors.Is(failure, store.ErrShut) {
-		return nil, false, nil
+		return state, false, nil
 	}
 	if failure != nil {
-		return nil, true, storeError(failure)
+		return state, true, storeError(failure)
 	}
 	for i := range each {
 		of := &rule.Limits[i]
-		limits = append(limits, limit.LimitState{
+		state.Limits = append(state.Limits, limit.LimitState{
 			Algorithm: of.Algorithm, Limit: each[i].Limit, Remaining: each[i].Remaining, Window: of.Window, Returns: returns[i],
 		})
 	}
-	return limits, true, nil
+	state.OnLoan = l.store.OnLoan(k, rule.Scope)
+	return state, true, nil
 }

@@ -116,6 +116,7 @@ func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *m
 		return limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
+	l.sample.spent(rule, b.Key, lent.Charged, &lent.Decision)
 	l.loans.heard(state{rule.Scope, b.Key}, b.ID, lent.Ended || lent.Left() == 0)
 	a = limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
 	if lent.Ticket != 0 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
 )
 
 // Recorder is told of a sample of the decisions that a Limiter makes, and of refusals that it remembers for their owner. Both
@@ -17,7 +18,7 @@ type Recorder interface {
 	Tick(mono int64)
 }
 
-// Sample is a decision on a check, an acquire or a reservation that was no peek.
+// Sample is a decision on a check, an acquire or a reservation that was no peek, or what a borrower has admitted of a loan.
 type Sample struct {
 	Scope, Key string // Scope is a policy's name, or what limit.InlineScope returns
 	Weight     int64  // how many decisions it stands for
@@ -90,4 +91,13 @@ func (s *sampler) sampled(weight int64, scope, key string, d *limit.Decision, ti
 		of.Algorithm, of.Window, of.Limit, of.Remaining = tightest.Algorithm, d.Window, d.Limit, d.Remaining
 	}
 	s.record(&of)
+}
+
+// spent records what a borrower has admitted of its loan, each unit as a decision.
+func (s *sampler) spent(rule *store.Rule, key string, units int64, now *algo.Decision) {
+	if s.to == nil || units <= 0 {
+		return
+	}
+	l := &rule.Limits[0]
+	s.record(&Sample{Scope: rule.Scope, Key: key, Weight: units, Algorithm: l.Algorithm, Window: quotaWindow(l), Limit: now.Limit, Remaining: now.Remaining})
 }

@@ -169,3 +169,27 @@ func TestSamplerAndPeriods(t *testing.T) {
 		}
 	}
 }
+
+// What a borrower has admitted of its loan is recorded when it tells.
+func TestRecorderHearsOfLoans(t *testing.T) {
+	heard := new(tape)
+	l := New(Config{Policies: policies(t, loanPolicies), Recorder: heard})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	b := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 16}
+	lend(t, l, b)
+	if got := heard.take(); len(got) != 0 {
+		t.Errorf("of a loan that nothing was spent of: %+v", got)
+	}
+	is, holds, err := l.Describe(&target)
+	if err != nil || !holds || is.OnLoan != 16 {
+		t.Errorf("%+v, %t, %v, want 16 on loan", is, holds, err)
+	}
+	b.Want, b.Totals = 0, algo.Totals{Granted: 16, Spent: 3}
+	lend(t, l, b)
+	lend(t, l, b) // a repetition
+	got := heard.take()
+	if len(got) != 1 || got[0].Scope != "p" || got[0].Key != "k" || got[0].Weight != 3 || got[0].Refused {
+		t.Errorf("%+v, want 3 of p and k", got)
+	}
+}

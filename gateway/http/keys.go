@@ -146,6 +146,7 @@ type describeBody struct {
 
 type keyStateBody struct {
 	Node   string           `json:"node"`
+	OnLoan int64            `json:"on_loan"`
 	Limits []limitStateBody `json:"limits"`
 }
 
@@ -174,7 +175,7 @@ func (a *api) handleDescribe(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, problemOf(err))
 		return
 	}
-	out := keyStateBody{Node: state.Node, Limits: make([]limitStateBody, len(state.Limits))}
+	out := keyStateBody{Node: state.Node, OnLoan: state.OnLoan, Limits: make([]limitStateBody, len(state.Limits))}
 	for i := range state.Limits {
 		l := &state.Limits[i]
 		b := limitStateBody{Algorithm: l.Algorithm.String(), Limit: l.Limit, Remaining: l.Remaining, Returns: make([]returnBody, len(l.Returns)),

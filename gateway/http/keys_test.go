@@ -75,13 +75,13 @@ func TestDescribe(t *testing.T) {
 			if t.Policy == "gone" {
 				return nil, limit.NewError(limit.NotFound, "policy", "there is no policy named gone")
 			}
-			return &limit.KeyState{Node: "n1", Limits: []limit.LimitState{
+			return &limit.KeyState{Node: "n1", OnLoan: 7, Limits: []limit.LimitState{
 				{Algorithm: algo.SlidingLog, Limit: 5, Remaining: 3, Window: time.Minute, Returns: []algo.Return{{Units: 2, After: 1}}},
 				{Algorithm: algo.Concurrency, Limit: 5, Remaining: 5, Window: time.Minute},
 			}}, nil
 		}
 	})
-	want := `{"node":"n1","limits":[{"algorithm":"sliding_log","limit":5,"window_ms":60000,"remaining":3,"returns":[{"units":2,"after_ms":1}]},` +
+	want := `{"node":"n1","on_loan":7,"limits":[{"algorithm":"sliding_log","limit":5,"window_ms":60000,"remaining":3,"returns":[{"units":2,"after_ms":1}]},` +
 		`{"algorithm":"concurrency","limit":5,"window_ms":60000,"remaining":5,"returns":[]}]}`
 	resp := d.post("/v1/keys/describe", `{"policy":"p","key":"k"}`)
 	if diff := cmp.Diff(want, bodyOf(t, resp)); diff != "" || resp.StatusCode != 200 {

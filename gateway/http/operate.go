@@ -102,6 +102,7 @@ type reachedBody struct {
 	KeysCopied   uint64         `json:"keys_copied"`
 	StateBytes   uint64         `json:"state_bytes"`
 	UptimeMS     int64          `json:"uptime_ms"`
+	Borrowers    uint32         `json:"borrowers"`
 	Ownership    *ownershipBody `json:"ownership,omitempty"`
 }
 
@@ -148,7 +149,7 @@ func memberOf(m *weirv1.Member) memberBody {
 		Gossip: m.GetGossip(), Peer: m.GetPeer(), Partitions: m.GetPartitions(), Reachable: m.GetReachable()}
 	if b.Reachable {
 		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
-			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(),
+			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(), Borrowers: m.GetBorrowers(),
 			UptimeMS: quotaheader.RoundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
 		if o := m.GetOwnership(); o != nil {
 			b.Ownership = &ownershipBody{Held: o.GetHeld(), Moving: o.GetMoving(), Awaited: o.GetAwaited(), Copies: o.GetCopies(),

@@ -289,13 +289,13 @@ func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, er
 	if bad != nil {
 		return nil, status.Error(wire.Code(bad.Kind), bad.Error())
 	}
-	limits, holds, err := n.limiter.Describe(&t)
+	is, holds, err := n.limiter.Describe(&t)
 	if e, ok := errors.AsType[*limit.Error](err); ok {
 		return nil, status.Error(wire.Code(e.Kind), e.Error())
 	}
-	out := &peerv1.DescribeResponse{Holds: holds}
-	for i := range limits {
-		l := &limits[i]
+	out := &peerv1.DescribeResponse{Holds: holds, OnLoan: is.OnLoan}
+	for i := range is.Limits {
+		l := &is.Limits[i]
 		state := &peerv1.LimitState{Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, WindowNs: int64(l.Window), Remaining: l.Remaining}
 		for _, back := range l.Returns {
 			state.Returns = append(state.Returns, &peerv1.Return{Units: back.Units, AfterNs: int64(back.After)})
@@ -318,16 +318,15 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 		if bad != nil {
 			return nil, bad
 		}
-		limits, holds, err := n.askDescribe(ctx, route, t)
+		is, holds, err := n.askDescribe(ctx, route, t)
 		switch {
 		case err != nil:
 			return nil, err
 		case holds:
-			name := route.Node.Name
-			if route.Standing == ownership.Owned {
-				name = n.cfg.Name
+			if is.Node = route.Node.Name; route.Standing == ownership.Owned {
+				is.Node = n.cfg.Name
 			}
-			return &limit.KeyState{Node: name, Limits: limits}, nil
+			return &is, nil
 		case !pause(ctx):
 			return nil, limit.NewError(limit.Unavailable, "", "nobody decides for the key at this moment: ask again")
 		}
@@ -335,25 +334,26 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 }
 
 // askDescribe asks whoever is taken to decide for a key. holds is false when that is not so.
-func (n *Node) askDescribe(ctx context.Context, route *ownership.Route, t *limit.Target) (limits []limit.LimitState, holds bool, err error) {
+func (n *Node) askDescribe(ctx context.Context, route *ownership.Route, t *limit.Target) (is limit.KeyState, holds bool, err error) {
 	if route.Standing == ownership.Owned {
 		return n.limiter.Describe(t)
 	}
 	peer, err := n.peers.Client(route.Node)
 	if err != nil {
-		return nil, false, nil // it has just gone, or is about to come
+		return is, false, nil // it has just gone, or is about to come
 	}
 	answer, err := peer.Describe(ctx, &peerv1.DescribeRequest{Target: wire.ProtoTarget(*t)})
 	if err != nil {
 		s := status.Convert(err)
-		return nil, false, &limit.Error{Kind: wire.Kind(s.Code()), Message: route.Node.Name + ": " + s.Message()}
+		return is, false, &limit.Error{Kind: wire.Kind(s.Code()), Message: route.Node.Name + ": " + s.Message()}
 	}
 	for _, l := range answer.Limits {
 		state := limit.LimitState{Algorithm: algo.Algorithm(l.Algorithm), Limit: l.Limit, Window: time.Duration(l.WindowNs), Remaining: l.Remaining}
 		for _, back := range l.Returns {
 			state.Returns = append(state.Returns, algo.Return{Units: back.GetUnits(), After: time.Duration(back.GetAfterNs())})
 		}
-		limits = append(limits, state)
+		is.Limits = append(is.Limits, state)
 	}
-	return limits, answer.Holds, nil
+	is.OnLoan = answer.OnLoan
+	return is, answer.Holds, nil
 }

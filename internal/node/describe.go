@@ -27,6 +27,7 @@ func (n *Node) inspect() *peerv1.InspectResponse {
 		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), KeysCopied: uint64(stats.Copies), StateBytes: uint64(stats.Bytes),
 		UptimeNs: int64(time.Since(n.started)),
 	}
+	r.Borrowers = uint32(n.limiter.Loans().Borrowers)
 	if v := n.view(); v != nil {
 		r.Ring = v.Ring.Fingerprint()
 	}
@@ -125,6 +126,7 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 		Gossip: m.GossipAddr, Peer: m.PeerAddr, Partitions: partitions, Reachable: said != nil, Version: said.GetVersion(),
 		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(), KeysCopied: said.GetKeysCopied(),
 		StateBytes: said.GetStateBytes(), UptimeNs: said.GetUptimeNs(), Ownership: said.GetOwnership(),
+		Borrowers: said.GetBorrowers(),
 	}
 }
 

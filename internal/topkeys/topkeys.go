@@ -7,8 +7,8 @@
 // of n where it stands for w.
 //
 // What it does not promise: that a key with less than 1 % of a node's decisions is found at all where there are thousands
-// of them; that a key that is full and is hardly asked about is seen by a busy node; or anything about keys decided by clients
-// themselves, or refused from their memory.
+// of them; that a key that is full and is hardly asked about is seen by a busy node; or anything about what clients refuse
+// from memory. What borrowers admit of loans is heard of when they report.
 package topkeys
 
 import (

@@ -227,7 +227,7 @@ function showMembers() {
     e.querySelector(".bar > span").style.width = 100 * held(m) / partitions + "%";
     text(e.querySelector(".facts"), !m.reachable ? "does not answer" :
       "holds " + count(o ? o.held : 0) + " of " + count(m.partitions) + " partitions · " + plural(m.keys - m.keys_copied, "key", "keys") + ", " + count(m.keys_copied) +
-      " copied · " + bytes(m.state_bytes) + " · up " + duration(m.uptime_ms));
+      " copied · " + bytes(m.state_bytes) + (m.borrowers ? " · lends to " + plural(m.borrowers, "borrower", "borrowers") : "") + " · up " + duration(m.uptime_ms));
     const tags = [];
     if (m.name === seen.status.node) tags.push(["", "this node"]);
     if (m.state !== "active") tags.push(["warn", m.state]);
@@ -542,7 +542,7 @@ function showState() {
     const back = l.returns.reduce((n, r) => n + (r.after_ms <= passed ? r.units : 0), 0);
     const used = Math.max(l.limit - l.remaining - back, 0);
     const e = element("div", {class: "limit-state"},
-      element("p", {}, "As " + node + " has it: ", element("b", {}, count(used) + " of " + count(l.limit)), " in use, " + algorithmNames[l.algorithm]),
+      element("p", {}, "As " + node + " has it: ", element("b", {}, count(used) + " of " + count(l.limit)), " in use, " + algorithmNames[l.algorithm] + (shown.answer.on_loan ? ", " + count(shown.answer.on_loan) + " of them on loan" : "")),
       element("div", {class: "bar " + (used >= l.limit ? "full" : "used")}, element("span")));
     e.querySelector(".bar > span").style.width = Math.min(100 * used / l.limit, 100) + "%";
     if (left.length) e.append(timeline(l, left), returns(l, left));

@@ -3722,6 +3722,7 @@ type Member struct {
 	UptimeNs      int64                  `protobuf:"varint,15,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	Ownership     *Ownership             `protobuf:"bytes,16,opt,name=ownership,proto3" json:"ownership,omitempty"`                      // absent when the member did not answer
 	KeysCopied    uint64                 `protobuf:"varint,17,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
+	Borrowers     uint32                 `protobuf:"varint,18,opt,name=borrowers,proto3" json:"borrowers,omitempty"`                     // that can be asked for what they have left of loans of this member's keys
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3871,6 +3872,13 @@ func (x *Member) GetOwnership() *Ownership {
 func (x *Member) GetKeysCopied() uint64 {
 	if x != nil {
 		return x.KeysCopied
+	}
+	return 0
+}
+
+func (x *Member) GetBorrowers() uint32 {
+	if x != nil {
+		return x.Borrowers
 	}
 	return 0
 }
@@ -4305,7 +4313,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"partitions\x12\x12\n" +
 	"\x04ring\x18\x06 \x01(\tR\x04ring\x12)\n" +
 	"\amembers\x18\a \x03(\v2\x0f.weir.v1.MemberR\amembers\x12%\n" +
-	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\xd8\x03\n" +
+	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\xf6\x03\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
@@ -4328,7 +4336,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\tuptime_ns\x18\x0f \x01(\x03R\buptimeNs\x120\n" +
 	"\townership\x18\x10 \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
 	"\vkeys_copied\x18\x11 \x01(\x04R\n" +
-	"keysCopied\"\x8c\x02\n" +
+	"keysCopied\x12\x1c\n" +
+	"\tborrowers\x18\x12 \x01(\rR\tborrowers\"\x8c\x02\n" +
 	"\tOwnership\x12\x12\n" +
 	"\x04held\x18\x01 \x01(\rR\x04held\x12\x16\n" +
 	"\x06moving\x18\x02 \x01(\rR\x06moving\x12\x18\n" +

@@ -3315,6 +3315,13 @@ func (m *Member) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Borrowers != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Borrowers))
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0x90
+	}
 	if m.KeysCopied != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.KeysCopied))
 		i--
@@ -5056,6 +5063,9 @@ func (m *Member) SizeVT() (n int) {
 	}
 	if m.KeysCopied != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.KeysCopied))
+	}
+	if m.Borrowers != 0 {
+		n += 2 + protohelpers.SizeOfVarint(uint64(m.Borrowers))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -14274,6 +14284,25 @@ func (m *Member) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.KeysCopied |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 18:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Borrowers", wireType)
+			}
+			m.Borrowers = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Borrowers |= uint32(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

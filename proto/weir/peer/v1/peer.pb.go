@@ -1337,6 +1337,7 @@ type InspectResponse struct {
 	Ring          uint64                 `protobuf:"fixed64,7,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring as the node sees it: settings, members and owners
 	Ownership     *v1.Ownership          `protobuf:"bytes,8,opt,name=ownership,proto3" json:"ownership,omitempty"`
 	KeysCopied    uint64                 `protobuf:"varint,9,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
+	Borrowers     uint32                 `protobuf:"varint,10,opt,name=borrowers,proto3" json:"borrowers,omitempty"`                    // that have loans, or may have
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1430,6 +1431,13 @@ func (x *InspectResponse) GetOwnership() *v1.Ownership {
 func (x *InspectResponse) GetKeysCopied() uint64 {
 	if x != nil {
 		return x.KeysCopied
+	}
+	return 0
+}
+
+func (x *InspectResponse) GetBorrowers() uint32 {
+	if x != nil {
+		return x.Borrowers
 	}
 	return 0
 }
@@ -1778,8 +1786,9 @@ func (x *DescribeRequest) GetTarget() *v1.Target {
 
 type DescribeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Holds         bool                   `protobuf:"varint,1,opt,name=holds,proto3" json:"holds,omitempty"`  // whether the node decides for the key; nothing else is set where it does not
-	Limits        []*LimitState          `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"` // of the rule for the key; none where that needs no state
+	Holds         bool                   `protobuf:"varint,1,opt,name=holds,proto3" json:"holds,omitempty"`                 // whether the node decides for the key; nothing else is set where it does not
+	Limits        []*LimitState          `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`                // of the rule for the key; none where that needs no state
+	OnLoan        int64                  `protobuf:"varint,3,opt,name=on_loan,json=onLoan,proto3" json:"on_loan,omitempty"` // units that borrowers may admit by themselves
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1826,6 +1835,13 @@ func (x *DescribeResponse) GetLimits() []*LimitState {
 		return x.Limits
 	}
 	return nil
+}
+
+func (x *DescribeResponse) GetOnLoan() int64 {
+	if x != nil {
+		return x.OnLoan
+	}
+	return 0
 }
 
 // LimitState is how things stand under one limit.
@@ -2186,7 +2202,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
 	"\x04term\x18\x03 \x01(\v2\x12.weir.peer.v1.TermR\x04term\"\x10\n" +
-	"\x0eInspectRequest\"\xa5\x02\n" +
+	"\x0eInspectRequest\"\xc3\x02\n" +
 	"\x0fInspectResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12#\n" +
 	"\rpolicies_hash\x18\x02 \x01(\tR\fpoliciesHash\x12\x1a\n" +
@@ -2198,7 +2214,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04ring\x18\a \x01(\x06R\x04ring\x120\n" +
 	"\townership\x18\b \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
 	"\vkeys_copied\x18\t \x01(\x04R\n" +
-	"keysCopied\"h\n" +
+	"keysCopied\x12\x1c\n" +
+	"\tborrowers\x18\n" +
+	" \x01(\rR\tborrowers\"h\n" +
 	"\x0fActivityRequest\x12)\n" +
 	"\x06orders\x18\x01 \x03(\x0e2\x11.weir.v1.KeyOrderR\x06orders\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\rR\x04keys\x12\x16\n" +
@@ -2225,10 +2243,11 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12(\n" +
 	"\x05steps\x18\x02 \x03(\v2\x12.weir.v1.PolicyUseR\x05steps\":\n" +
 	"\x0fDescribeRequest\x12'\n" +
-	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\"Z\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\"s\n" +
 	"\x10DescribeResponse\x12\x14\n" +
 	"\x05holds\x18\x01 \x01(\bR\x05holds\x120\n" +
-	"\x06limits\x18\x02 \x03(\v2\x18.weir.peer.v1.LimitStateR\x06limits\"\xbf\x01\n" +
+	"\x06limits\x18\x02 \x03(\v2\x18.weir.peer.v1.LimitStateR\x06limits\x12\x17\n" +
+	"\aon_loan\x18\x03 \x01(\x03R\x06onLoan\"\xbf\x01\n" +
 	"\n" +
 	"LimitState\x120\n" +
 	"\talgorithm\x18\x01 \x01(\x0e2\x12.weir.v1.AlgorithmR\talgorithm\x12\x14\n" +

@@ -1338,6 +1338,11 @@ func (m *InspectResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Borrowers != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Borrowers))
+		i--
+		dAtA[i] = 0x50
+	}
 	if m.KeysCopied != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.KeysCopied))
 		i--
@@ -1740,6 +1745,11 @@ func (m *DescribeResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.OnLoan != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.OnLoan))
+		i--
+		dAtA[i] = 0x18
 	}
 	if len(m.Limits) > 0 {
 		for iNdEx := len(m.Limits) - 1; iNdEx >= 0; iNdEx-- {
@@ -2665,6 +2675,9 @@ func (m *InspectResponse) SizeVT() (n int) {
 	if m.KeysCopied != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.KeysCopied))
 	}
+	if m.Borrowers != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Borrowers))
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -2811,6 +2824,9 @@ func (m *DescribeResponse) SizeVT() (n int) {
 			l = e.SizeVT()
 			n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 		}
+	}
+	if m.OnLoan != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.OnLoan))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -5738,6 +5754,25 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 10:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Borrowers", wireType)
+			}
+			m.Borrowers = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Borrowers |= uint32(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -6642,6 +6677,25 @@ func (m *DescribeResponse) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 3:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field OnLoan", wireType)
+			}
+			m.OnLoan = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.OnLoan |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
