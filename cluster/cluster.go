@@ -88,7 +88,7 @@ func Start(cfg Config) (*Cluster, error) {
 }
 
 func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster, error) {
-	gossip := newGossipLog(cfg.Logger, func() { cfg.Refused(OtherKey) })
+	gossip := newGossipLog(cfg.Logger, func() { cfg.Rejected(OtherKey) })
 	var keyring *memberlist.Keyring
 	if len(cfg.Keys) > 0 {
 		keyring, _ = memberlist.NewKeyring(cfg.Keys, cfg.Keys[0]) // Validate has seen the keys
@@ -488,7 +488,7 @@ func (c *Cluster) down(id identity) {
 
 // refused takes in that somebody at an address is not of our cluster.
 func (c *Cluster) refused(who string, state State, err error) {
-	c.cfg.Refused(OtherCluster)
+	c.cfg.Rejected(OtherCluster)
 	c.logStranger(slog.LevelError, "cluster: refused", who, err)
 	if err := c.roster.refused(state, err, false); err != nil {
 		c.fail(err)
@@ -500,9 +500,9 @@ func (c *Cluster) unverified(n node, err error) {
 	c.roster.learn(n)
 	switch {
 	case errors.Is(err, errTooMany):
-		c.cfg.Refused(TooMany)
+		c.cfg.Rejected(TooMany)
 	case errors.Is(err, errNoPeerPort):
-		c.cfg.Refused(Unverified)
+		c.cfg.Rejected(Unverified)
 	default:
 		return // it is being asked, or was here before this process
 	}
@@ -511,7 +511,7 @@ func (c *Cluster) unverified(n node, err error) {
 
 // unanswered takes in that a process that gossip tells of did not answer when it was asked for the first time.
 func (c *Cluster) unanswered(who claim, err error) {
-	c.cfg.Refused(Unverified)
+	c.cfg.Rejected(Unverified)
 	c.logStranger(slog.LevelWarn, "cluster: a process that gossip tells of does not answer on its peer port, and is no member",
 		who.name, fmt.Errorf("%s: %w", who.endpoint(), err))
 }

@@ -51,9 +51,9 @@ type Config struct {
 	EnvoyHash uint32
 	// Logger gets what an operator wants to know. Nil: slog.Default().
 	Logger *slog.Logger
-	// Refused, when set, is told each time that somebody is turned away, by one of the Reasons below; it is called by several
+	// Rejected, when set, is told each time that somebody is turned away, by one of the Reasons below; it is called by several
 	// goroutines and must return at once. What there is to say is logged already.
-	Refused func(reason string)
+	Rejected func(reason string)
 
 	// ProbeInterval paces the failure detection: a crash is seen after 5 to 11 times as long.
 	// 0: 300 ms. Shorter ones take a pause of the process (or a busy machine) for a crash.
@@ -74,7 +74,7 @@ type Config struct {
 	wrapTransport func(memberlist.NodeAwareTransport) memberlist.NodeAwareTransport
 }
 
-// The reasons that Config.Refused is given.
+// The reasons that Config.Rejected is given.
 const (
 	OtherKey     = "gossip_key"    // what arrived cannot be read with the keys of this node, or is in plain text
 	OtherCluster = "other_cluster" // a node that cannot be a member, such as one with another secret
@@ -99,8 +99,8 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	if c.Refused == nil {
-		c.Refused = func(string) {}
+	if c.Rejected == nil {
+		c.Rejected = func(string) {}
 	}
 	if c.MaxMembers == 0 {
 		c.MaxMembers = DefaultMaxMembers

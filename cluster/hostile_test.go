@@ -104,7 +104,7 @@ func TestInventedMembers(t *testing.T) {
 			}
 			var refused atomic.Int64
 			cfg := with(config("a"))
-			cfg.Refused = func(reason string) {
+			cfg.Rejected = func(reason string) {
 				if reason == Unverified {
 					refused.Add(1)
 				}

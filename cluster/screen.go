@@ -38,7 +38,7 @@ type screen struct {
 	members int                 // that there may be
 }
 
-// packet returns why a packet is not let in, one of the reasons of Config.Refused; nothing when it is.
+// packet returns why a packet is not let in, one of the reasons of Config.Rejected; nothing when it is.
 func (s screen) packet(b []byte) (reason string) {
 	if len(b) > maxPacket {
 		return Malformed

@@ -98,7 +98,7 @@ func (t *transport) forwardPackets() {
 		select {
 		case p := <-t.NetTransport.PacketCh():
 			if reason := t.screen.packet(p.Buf); reason != "" {
-				t.cfg.Refused(reason)
+				t.cfg.Rejected(reason)
 				continue
 			}
 			p.Buf = slices.Clone(p.Buf) // out of the 64 KiB that it was read into
@@ -118,7 +118,7 @@ func (t *transport) forwardStreams() {
 		select {
 		case conn := <-t.NetTransport.StreamCh():
 			if !t.enter(conn) {
-				t.cfg.Refused(TooMany)
+				t.cfg.Rejected(TooMany)
 				conn.Close()
 			}
 		case <-t.done:
@@ -173,7 +173,7 @@ func (t *transport) admit(conn incoming) {
 	rest, reason := t.screen.stream(conn)
 	if rest == nil {
 		if reason != "" {
-			t.cfg.Refused(reason)
+			t.cfg.Rejected(reason)
 		}
 		conn.Close()
 		return

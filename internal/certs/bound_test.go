@@ -78,7 +78,7 @@ func TestBoundConnections(t *testing.T) {
 				t.Fatal(err)
 			}
 			told := make(chan string, 10)
-			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: name, Refused: func(_ net.Addr, err *RefusedError) { told <- err.Reason }}
+			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: name, Rejected: func(_ net.Addr, err *RejectedError) { told <- err.Reason }}
 			other := &tls.Config{Certificates: []tls.Certificate{a.Pair(leaf)}, RootCAs: a.Pool(), ServerName: name}
 			var conn net.Conn
 			if end == "server" {

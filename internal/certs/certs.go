@@ -238,12 +238,12 @@ type Rules struct {
 	// Name must be among the names (DNS or URI) in the certificate's subject alternative names, exactly, whatever the host's
 	// name is. Empty: any name will do for a server; a client has to say one.
 	Name string
-	// Refused, when set, is told of every certificate that was refused, and of one that was missing. from is the other
+	// Rejected, when set, is told of every certificate that was refused, and of one that was missing. from is the other
 	// side's address, nil for that of a server.
-	Refused func(from net.Addr, err *RefusedError)
+	Rejected func(from net.Addr, err *RejectedError)
 }
 
-// The reasons of a RefusedError.
+// The reasons of a RejectedError.
 const (
 	NoCertificate    = "no_certificate"
 	Expired          = "certificate_expired"
@@ -252,15 +252,15 @@ const (
 	BadCertificate   = "bad_certificate" // for anything else, such as a key usage that does not fit
 )
 
-// RefusedError says why the other side's certificate was not good enough.
-type RefusedError struct {
+// RejectedError says why the other side's certificate was not good enough.
+type RejectedError struct {
 	Reason string // one of the constants above
 	err    error
 }
 
-func (e *RefusedError) Error() string { return "certs: " + e.err.Error() }
+func (e *RejectedError) Error() string { return "certs: " + e.err.Error() }
 
-func (e *RefusedError) Unwrap() error { return e.err }
+func (e *RejectedError) Unwrap() error { return e.err }
 
 // Server returns the configuration of a listener. protocols are those to agree on by ALPN, the preferred first. Without
 // a certificate in Files it cannot be used.
@@ -369,7 +369,7 @@ func (c *boundConn) Write(p []byte) (int, error) {
 
 // validity is whether a certificate that was good still is. It is safe for concurrent use.
 type validity struct {
-	verify func(*content) (until time.Time, err *RefusedError)
+	verify func(*content) (until time.Time, err *RejectedError)
 	last   atomic.Pointer[verdict]
 	mu     sync.Mutex // held while it is verified anew
 }
@@ -404,9 +404,9 @@ func (v *validity) check(content *content, now time.Time) error {
 // verify is the one place where certificates are looked at. check says later whether the certificate is still good; it is nil where
 // there is none.
 func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, usage x509.ExtKeyUsage) (check func() error, _ error) {
-	refused := func(err *RefusedError) *RefusedError {
-		if rules.Refused != nil {
-			rules.Refused(from, err)
+	refused := func(err *RejectedError) *RejectedError {
+		if rules.Rejected != nil {
+			rules.Rejected(from, err)
 		}
 		return err
 	}
@@ -414,9 +414,9 @@ func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, u
 		if rules.Demand == IfGiven {
 			return nil, nil
 		}
-		return nil, refused(&RefusedError{NoCertificate, errors.New("no certificate was presented")})
+		return nil, refused(&RejectedError{NoCertificate, errors.New("no certificate was presented")})
 	}
-	v := &validity{verify: func(c *content) (time.Time, *RefusedError) {
+	v := &validity{verify: func(c *content) (time.Time, *RejectedError) {
 		until, err := verified(state.PeerCertificates, c.roots, s.cfg.Now(), rules.Name, usage)
 		if err != nil {
 			return until, refused(err)
@@ -432,7 +432,7 @@ func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, u
 }
 
 // verified says until when a certificate, the first of chain, is good, or why it is not good enough.
-func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string, usage x509.ExtKeyUsage) (until time.Time, _ *RefusedError) {
+func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, name string, usage x509.ExtKeyUsage) (until time.Time, _ *RejectedError) {
 	leaf := chain[0]
 	options := x509.VerifyOptions{
 		Roots: roots, Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{usage},
@@ -442,14 +442,14 @@ func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, na
 	}
 	if options.Roots == nil {
 		// crypto/x509 would take the system's. Whom the system trusts to be a web server is not thereby one of us.
-		return until, &RefusedError{UnknownAuthority, errors.New("no authority is trusted")}
+		return until, &RejectedError{UnknownAuthority, errors.New("no authority is trusted")}
 	}
 	ways, err := leaf.Verify(options)
 	if err != nil {
-		return until, &RefusedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
+		return until, &RejectedError{reasonOf(err), fmt.Errorf("certificate of %s: %w", describe(leaf), err)}
 	}
 	if (name != "" || usage == x509.ExtKeyUsageServerAuth) && !slices.Contains(names(leaf), name) {
-		return until, &RefusedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
+		return until, &RejectedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
 	}
 	for _, way := range ways {
 		first := leaf.NotAfter

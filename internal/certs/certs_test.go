@@ -77,7 +77,7 @@ func meet(t *testing.T, server, client *tls.Config) (state tls.ConnectionState, 
 }
 
 func reason(err error) string {
-	var refused *RefusedError
+	var refused *RejectedError
 	if errors.As(err, &refused) {
 		return refused.Reason
 	}
@@ -120,9 +120,9 @@ func TestPeers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var told []string
-			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster, Refused: func(_ net.Addr, err *RefusedError) { told = append(told, err.Reason) }}
+			rules := Rules{MinVersion: tls.VersionTLS13, Demand: Required, Name: cluster, Rejected: func(_ net.Addr, err *RejectedError) { told = append(told, err.Reason) }}
 			quiet := rules
-			quiet.Refused = nil
+			quiet.Rejected = nil
 			node, other := issued(t, ours, member), c.make(t)
 			state, serverErr, _ := meet(t, node.Server(rules), other.Client(quiet))
 			if got := reason(serverErr); got != c.want || (serverErr == nil) != (c.want == "") {

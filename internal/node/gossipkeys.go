@@ -272,7 +272,7 @@ func (p peerKeys) Apply(ctx context.Context, req *weirv1.GossipKeysRequest) (*we
 		e.Action, e.Reason = auth.ActionDenied, "keys_in_plain_text"
 		p.n.security.record(e)
 		if from, ok := peer.FromContext(ctx); ok {
-			p.n.security.refusals.note("peer", "keys_in_plain_text", from.Addr, "a change of the gossip keys")
+			p.n.security.denials.note("peer", "keys_in_plain_text", from.Addr, "a change of the gossip keys")
 		}
 		return nil, status.Error(codes.PermissionDenied, "gossip keys are changed by nodes that prove who they are, over TLS")
 	}

@@ -131,14 +131,14 @@ func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, ove
 func (c *Limits) listener(name string, s *security) ingress.ListenerConfig {
 	cfg := ingress.ListenerConfig{
 		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxPerSource, 0), MaxAnonymous: c.MaxAnonymous,
-		Rejected: func(from net.Addr, why ingress.Rejection) { s.refusals.note(name, string(why), from, rejections[why]) },
+		Rejected: func(from net.Addr, why ingress.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
 	}
 	if name != "http" {
 		cfg.WriteTimeout = c.WriteTimeout
 	}
 	if s.plain(name) {
 		cfg.Foreign = func(from net.Addr) {
-			s.refusals.note(name, "tls_on_plain_port", from, "TLS where plain text is spoken")
+			s.denials.note(name, "tls_on_plain_port", from, "TLS where plain text is spoken")
 		}
 	}
 	return cfg

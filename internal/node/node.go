@@ -238,7 +238,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	}
 	n.settings = ring.SettingsFingerprint(n.hashKey)
 	n.buffers = connbuf.New(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymous+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
-		n.security.refusals.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
+		n.security.denials.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
 	})
 	for _, l := range []struct {
 		setting string
@@ -387,7 +387,7 @@ func (n *Node) join(policies *policy.Set) (*cluster.Cluster, error) {
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
 	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
 	c.EnvoyHash = n.envoyHash()
-	c.Refused = func(reason string) { n.security.metrics.Denied("gossip", reason) }
+	c.Rejected = func(reason string) { n.security.metrics.Denied("gossip", reason) }
 	c.Identify = n.identify
 	return cluster.Start(c)
 }
@@ -480,7 +480,7 @@ func (n *Node) serve() {
 			Requests: requests, Buffers: n.buffers,
 			Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
 			Suspicious: func(from net.Addr) {
-				n.security.refusals.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")
+				n.security.denials.note("resp", "http_on_resp_port", from, "HTTP where the Redis protocol is spoken")
 			},
 		})
 		n.work.Go(func() { n.served("resp", n.respServer.Serve(n.listeners.resp)) })

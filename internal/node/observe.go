@@ -74,7 +74,7 @@ func (n *Node) recovering(handler http.Handler) http.Handler {
 func (n *Node) panicked(listener string) func(method string, p *recovered.Error) {
 	return func(method string, p *recovered.Error) {
 		n.security.metrics.Panicked(listener)
-		if unlogged, ok := n.security.refusals.turn(refusalKind{listener, "panic"}); ok {
+		if unlogged, ok := n.security.denials.turn(denialKind{listener, "panic"}); ok {
 			n.log.Error("handler panicked", "listener", listener, "method", method, "stack", string(p.Stack), "unlogged", unlogged)
 		}
 	}

@@ -103,15 +103,15 @@ func (c *Security) validate() error {
 
 // security is what a node has of it while it runs.
 type security struct {
-	cfg      Security
-	log      *slog.Logger
-	metrics  *metrics.Security
-	refusals *refusals
-	callers  *certs.Source                     // nil: plain text
-	peers    *certs.Source                     // nil: plain text
-	access   *filewatch.Watcher[*auth.Callers] // nil: no access file
-	auth     *auth.Authorizer
-	audit    *audit.Log // nil: none
+	cfg     Security
+	log     *slog.Logger
+	metrics *metrics.Security
+	denials *denials
+	callers *certs.Source                     // nil: plain text
+	peers   *certs.Source                     // nil: plain text
+	access  *filewatch.Watcher[*auth.Callers] // nil: no access file
+	auth    *auth.Authorizer
+	audit   *audit.Log // nil: none
 
 	gossipKeys  *filewatch.Watcher[[][]byte] // nil: gossip in plain text
 	keysChanged chan struct{}                // holds a token when their file has
@@ -124,7 +124,7 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 	}
 	s := &security{cfg: cfg, log: log, keysChanged: make(chan struct{}, 1)}
 	s.metrics = metrics.NewSecurity(s.expiries)
-	s.refusals = newRefusals(log, s.metrics)
+	s.denials = newDenials(log, s.metrics)
 	defer func() {
 		if err != nil {
 			s.close()
@@ -148,8 +148,8 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 	}
 	authConfig := auth.Config{
 		NeedCertificate: cfg.TLS.CA != "" && cfg.AccessFile == "",
-		Denied:          s.refusals.note,
-		Now:             s.refusals.now,
+		Denied:          s.denials.note,
+		Now:             s.denials.now,
 	}
 	if cfg.AccessFile != "" {
 		if s.access, err = s.openAccess(); err != nil {
@@ -189,7 +189,7 @@ func (s *security) openAudit() (*audit.Log, error) {
 		return nil, nil
 	}
 	return audit.Open(audit.Config{
-		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.refusals.now, MaxQueued: memory.LogQueue,
+		Name: s.cfg.AuditLog, Stderr: s.cfg.Stderr, Now: s.denials.now, MaxQueued: memory.LogQueue,
 		OnError: func(err error) { s.log.Error("audit log not written", "error", err) },
 	})
 }
@@ -297,7 +297,7 @@ func (s *security) plain(listener string) bool {
 
 // callerRules are those for callers' certificates at a listener.
 func (s *security) callerRules(listener string) certs.Rules {
-	rules := certs.Rules{MinVersion: tls.VersionTLS12, Refused: s.refusedCert(listener)}
+	rules := certs.Rules{MinVersion: tls.VersionTLS12, Rejected: s.rejectedCert(listener)}
 	switch {
 	case s.cfg.TLS.CA == "":
 	case listener == "http" || s.cfg.AccessFile != "":
@@ -309,8 +309,8 @@ func (s *security) callerRules(listener string) certs.Rules {
 	return rules
 }
 
-func (s *security) refusedCert(listener string) func(net.Addr, *certs.RefusedError) {
-	return func(from net.Addr, err *certs.RefusedError) { s.refusals.note(listener, err.Reason, from, err.Error()) }
+func (s *security) rejectedCert(listener string) func(net.Addr, *certs.RejectedError) {
+	return func(from net.Addr, err *certs.RejectedError) { s.denials.note(listener, err.Reason, from, err.Error()) }
 }
 
 // serveHTTP serves until the server is shut down.
@@ -331,7 +331,7 @@ type httpComplaints struct{ s *security }
 func (h httpComplaints) Write(p []byte) (int, error) {
 	text, ok := strings.CutPrefix(string(p), "http: TLS handshake error from ")
 	if !ok {
-		h.s.refusals.complain("http", strings.TrimSpace(string(p)))
+		h.s.denials.complain("http", strings.TrimSpace(string(p)))
 		return len(p), nil
 	}
 	from, what, _ := strings.Cut(strings.TrimSpace(text), ": ")
@@ -351,7 +351,7 @@ func (s *security) badHandshake(listener string, from net.Addr, err error, plain
 	if plain {
 		reason = "plain_text_on_tls_port"
 	}
-	s.refusals.note(listener, reason, from, err.Error())
+	s.denials.note(listener, reason, from, err.Error())
 }
 
 // grpcServer returns the options of the server for callers.
@@ -417,7 +417,7 @@ func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Conte
 
 // peerRules are those for the certificates of other nodes, in both directions.
 func (s *security) peerRules() certs.Rules {
-	return certs.Rules{MinVersion: tls.VersionTLS13, Demand: certs.Required, Name: s.cfg.PeerName, Refused: s.refusedCert("peer")}
+	return certs.Rules{MinVersion: tls.VersionTLS13, Demand: certs.Required, Name: s.cfg.PeerName, Rejected: s.rejectedCert("peer")}
 }
 
 // peerServer returns the options of the server for other nodes.
@@ -485,7 +485,7 @@ func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials
 
 // handshakeFailed notes a TLS handshake that failed, unless that has been done or it was somebody who tried whether the port is open.
 func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
-	var refused *certs.RefusedError
+	var refused *certs.RejectedError
 	var record tls.RecordHeaderError
 	switch {
 	case errors.As(err, &refused), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):

@@ -426,14 +426,14 @@ func TestRefusalsAreLoggedSparingly(t *testing.T) {
 	}
 	defer s.close()
 	now := time.Unix(1000, 0)
-	s.refusals.now = func() time.Time { return now }
+	s.denials.now = func() time.Time { return now }
 	from := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 9}
 	for range 100 {
-		s.refusals.note("grpc", "one", from, "x")
-		s.refusals.note("grpc", "two", nil, "x")
+		s.denials.note("grpc", "one", from, "x")
+		s.denials.note("grpc", "two", nil, "x")
 	}
-	now = now.Add(refusalInterval)
-	s.refusals.note("grpc", "one", from, "x")
+	now = now.Add(denialInterval)
+	s.denials.note("grpc", "one", from, "x")
 	text := book.String()
 	if strings.Count(text, "reason=one") != 2 || strings.Count(text, "reason=two") != 1 || !strings.Contains(text, "unlogged=99") || !strings.Contains(text, "192.0.2.1:9") {
 		t.Errorf("log:\n%s", text)
@@ -536,7 +536,7 @@ func TestGoAways(t *testing.T) {
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	at := time.Now()
-	r := n.security.refusals
+	r := n.security.denials
 	r.mu.Lock()
 	r.now = func() time.Time { return at }
 	r.mu.Unlock()

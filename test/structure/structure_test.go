@@ -137,7 +137,7 @@ var clocks = []string{
 	"internal/node/limits.go aged",
 	"internal/node/node.go settle",
 	"internal/node/node.go Start",
-	"internal/node/refusals.go newRefusals",
+	"internal/node/denials.go newDenials",
 	"cmd/node/secrets.go newSecrets", // certificates are good from then on
 	"docs/images/restart.go restart",
 	"gateway/console/console.go send", // until when an event has to be written

@@ -9,36 +9,36 @@ import (
 	"github.com/weirlimit/weir/internal/metrics"
 )
 
-// refusals counts connections and requests that are denied or rejected, and logs what an operator needs to see of them:
+// denials counts connections and requests that are denied or rejected, and logs what an operator needs to see of them:
 // the first of its kind, and then one a second at most, so that whoever is denied cannot fill a disk.
-type refusals struct {
+type denials struct {
 	log     *slog.Logger
 	metrics *metrics.Security
 	now     func() time.Time
 
 	mu   sync.Mutex
-	last map[refusalKind]*refusalCount
+	last map[denialKind]*denialCount
 }
 
-// refusalKind holds nothing that a caller chooses: there are only so many.
-type refusalKind struct{ listener, reason string }
+// denialKind holds nothing that a caller chooses: there are only so many.
+type denialKind struct{ listener, reason string }
 
-type refusalCount struct {
+type denialCount struct {
 	logged   time.Time
 	unlogged int // since
 }
 
-// refusalInterval is how often a kind of refusal is logged at most.
-const refusalInterval = time.Second
+// denialInterval is how often a kind of refusal is logged at most.
+const denialInterval = time.Second
 
-func newRefusals(log *slog.Logger, m *metrics.Security) *refusals {
-	return &refusals{log: log, metrics: m, now: time.Now, last: make(map[refusalKind]*refusalCount)}
+func newDenials(log *slog.Logger, m *metrics.Security) *denials {
+	return &denials{log: log, metrics: m, now: time.Now, last: make(map[denialKind]*denialCount)}
 }
 
 // note counts a denial or rejection. what must hold no secret.
-func (r *refusals) note(listener, reason string, from net.Addr, what string) {
+func (r *denials) note(listener, reason string, from net.Addr, what string) {
 	r.metrics.Denied(listener, reason)
-	unlogged, ok := r.turn(refusalKind{listener, reason})
+	unlogged, ok := r.turn(denialKind{listener, reason})
 	if !ok {
 		return
 	}
@@ -50,23 +50,23 @@ func (r *refusals) note(listener, reason string, from net.Addr, what string) {
 }
 
 // complain logs what net/http says of a caller, such as that it sent a GOAWAY.
-func (r *refusals) complain(listener, what string) {
-	if unlogged, ok := r.turn(refusalKind{listener, "complaint"}); ok {
+func (r *denials) complain(listener, what string) {
+	if unlogged, ok := r.turn(denialKind{listener, "complaint"}); ok {
 		r.log.Warn("http server error", "listener", listener, "what", what, "unlogged", unlogged)
 	}
 }
 
 // turn reports whether something of a kind is to be logged, and how much has not been since the last time.
-func (r *refusals) turn(k refusalKind) (unlogged int, ok bool) {
+func (r *denials) turn(k denialKind) (unlogged int, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := r.last[k]
 	if c == nil {
-		c = new(refusalCount)
+		c = new(denialCount)
 		r.last[k] = c
 	}
 	now := r.now()
-	if !c.logged.IsZero() && now.Sub(c.logged) < refusalInterval {
+	if !c.logged.IsZero() && now.Sub(c.logged) < denialInterval {
 		c.unlogged++
 		return 0, false
 	}

@@ -20,14 +20,14 @@ func TestPanicsDoNotFillTheLog(t *testing.T) {
 		var out bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&out, nil))
 		s := &security{log: log, metrics: metrics.NewSecurity(func() map[string]time.Time { return nil })}
-		s.refusals = newRefusals(log, s.metrics)
+		s.denials = newDenials(log, s.metrics)
 		n := &Node{log: log, security: s}
 		for range 3 {
 			for range 100 {
 				n.panicked("http")("/v1/check", &recovered.Error{Value: "secret", Stack: []byte("frames")})
 			}
 			n.panicked("grpc")("Check", &recovered.Error{Value: "secret", Stack: []byte("frames")})
-			time.Sleep(refusalInterval)
+			time.Sleep(denialInterval)
 		}
 		if got := strings.Count(out.String(), "\n"); got != 6 || strings.Contains(out.String(), "secret") {
 			t.Errorf("%d lines:\n%s", got, &out)
