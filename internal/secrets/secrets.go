@@ -149,7 +149,7 @@ callers:
     roles: [read]
   - name: operator
     tokens: [%q]
-    roles: [check, refund, read, topology, admin, keys]
+    roles: [check, charge, refund, read, topology, admin, keys]
     policies: ["*"]
     namespaces: ["*"]
 `, auth.Hash(caller), auth.Hash(prometheus), auth.Hash(operator))
