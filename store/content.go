@@ -91,7 +91,7 @@ func (s *Store) TakeOver(p int, now algo.Instant, c ownership.Claim) {
 			a.lineage[len(a.lineage)-1].seen = a.version
 			a.lineage = append(a.lineage[:len(a.lineage):len(a.lineage)], element{claim: c, at: now.Mono, delta: &table{}})
 			if len(a.lineage) > maxLineage {
-				sh.forget(&part.content, true)
+				sh.forget(&part.content, sh.matters(a, now))
 			}
 			sh.thin(&part.content)
 		}

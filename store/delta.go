@@ -1,6 +1,8 @@
 package store
 
 import (
+	"time"
+
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 )
@@ -240,12 +242,7 @@ func (sh *shard) prune(part *partition, now algo.Instant) {
 	if len(a.lineage) == 0 || len(a.lineage) == 1 && a.lineage[0].delta == nil || part.count == 0 {
 		return // of keys that are still to come it is not known for how long they count
 	}
-	var horizon int64
-	for i := range sh.specs {
-		if r := sh.specs[i].rule; r != nil {
-			horizon = max(horizon, int64(r.Limits.Horizon()))
-		}
-	}
+	horizon := max(sh.horizon(), leastHorizon)
 	pruned := false
 	for len(a.lineage) > 1 && now.Mono-a.lineage[1].at > horizon {
 		sh.forget(&part.content, false)
@@ -259,6 +256,24 @@ func (sh *shard) prune(part *partition, now algo.Instant) {
 		part.noteHistory()
 		part.retrace()
 	}
+}
+
+// leastHorizon is how long a claim is remembered, whatever the keys that there are: a key that counts for longer may be the next.
+const leastHorizon = int64(time.Hour)
+
+// horizon is how long anything counts that is in the shard.
+func (sh *shard) horizon() (longest int64) {
+	for i := range sh.specs {
+		if r := sh.specs[i].rule; r != nil {
+			longest = max(longest, int64(r.Limits.Horizon()))
+		}
+	}
+	return longest
+}
+
+// matters says whether what was charged under the first claim of a lineage may still count.
+func (sh *shard) matters(a *extras, now algo.Instant) bool {
+	return now.Mono-a.lineage[1].at <= sh.horizon()
 }
 
 // forget takes the first claim off a lineage. mixed says that what was done under it may still count.

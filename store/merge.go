@@ -220,7 +220,7 @@ func (m *merge) unite() {
 		return n
 	}
 	for len(base.lineage) > 1 && len(base.lineage)+fresh() > maxLineage {
-		m.sh.forget(&m.base, true)
+		m.sh.forget(&m.base, m.sh.matters(base, m.now))
 	}
 	drop := len(base.lineage) + fresh() - maxLineage
 	if m.whole && len(base.lineage) > 0 && (len(add.lineage) == 0 || add.lineage[0].mixed) {

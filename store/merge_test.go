@@ -296,7 +296,7 @@ func TestMergeOfWholes(t *testing.T) {
 	s.claim(2)        // the third
 	s.replicate(0, 3) // of the first: it knows as much as all others
 	s.claim(3)
-	s.now += 6 * time.Second
+	s.now += 2 * time.Hour
 	for i := range 3 {
 		s.admit(i, r, "0")
 	}
@@ -307,6 +307,31 @@ func TestMergeOfWholes(t *testing.T) {
 	s.admit(3, r, "0")
 	s.merge(2, 3)
 	s.check(3, false)
+}
+
+// TestMergeBesideShortLived: that all keys of a partition count for a second says nothing of one that is asked about next.
+func TestMergeBesideShortLived(t *testing.T) {
+	short := rule("short", log(10, time.Second))
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: 10 * time.Second})
+	s := newSplit(t, 2, short, r)
+	s.claim(0)
+	s.admit(0, short, "0")
+	s.replicate(0, 1)
+	s.claim(1)
+	s.now = 2 * time.Second
+	s.admit(1, short, "0")
+	s.parties[1].store.Sweep(at(s.now), 1)
+	for i := range 2 {
+		for range 5 {
+			s.admit(i, r, "1")
+		}
+	}
+	s.now = 5 * time.Second // 3 of 10 are repaid
+	s.merge(1, 0)
+	p := s.parties[0].store
+	if d, err := p.Decide(p.key("p", "1"), r, at(s.now), cost(0), nil); err != nil || d.Remaining != 3 {
+		t.Errorf("%d of 10 remain (%v), want 3", d.Remaining, err)
+	}
 }
 
 // TestMergeFollowers: what a merge has changed reaches the followers.
