@@ -218,42 +218,77 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 // was lost, no others are charged, beyond the limit if need be; and what the borrower has left of such a loan is held for
 // LoanTerm.
 //
-// Totals that cannot be are taken for none. The only error is ErrNoMemory, and nothing has happened then.
+// Totals that cannot be are taken for none. What a borrower says beyond what is known to be lent is believed only up to where units
+// in use and held are twice a limit, which owners that were lost do not lend more than: whoever may ask for units must not thereby
+// be able to owe any number of them.
+//
+// The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (n int64, err error) {
 	if !t.valid() {
 		return 0, nil
 	}
 	known = max(min(known, t.Spent), 0)
 	i := u.find(id)
-	if i < 0 {
-		n = t.Spent - known
+	var had Loan
+	if i >= 0 {
+		had = u.list[i]
 	} else {
-		n = max(t.Spent-u.list[i].Spent, 0)
+		had = Loan{ID: id, Totals: Totals{Spent: known}}
+	}
+	var covered int64 // units that are held for it
+	if i >= 0 && !had.Ended {
+		covered = had.Left()
+	}
+	n = max(t.Spent-had.Spent, 0)
+	more := had
+	more.Totals = had.unite(t)
+	left := more.Left()
+	if had.Ended {
+		left = 0
+	}
+	if beyond := n + left - covered; beyond > 0 {
+		// Of what is beyond, what is spent goes before what is left.
+		believed := min(beyond, ls.believable(a, s, now, u))
+		n = min(n, covered+believed)
+		left = min(left, covered+believed-n)
 	}
 	if err := ls.Charge(a, s, now, n); err != nil {
 		return 0, err
+	}
+	if had.Ended {
+		l := &u.list[i]
+		l.Spent = more.Spent
+		l.Granted = max(l.Granted, l.Spent+l.Returned)
+		return n, nil
+	}
+	if more.Left() > left {
+		more.Granted = more.Spent + more.Returned + left
 	}
 	if i < 0 {
 		if t == (Totals{}) || len(u.list) >= MaxLoans {
 			return n, nil
 		}
-		u.list = append(u.list, Loan{ID: id, Totals: t, Until: now.Mono + owned(LoanTerm)})
-		u.count()
-		return n, nil
+		more.Until = now.Mono + owned(LoanTerm)
+		u.list = append(u.list, more)
+	} else {
+		if more.Granted > had.Granted {
+			// Granted by an owner that was lost before it had told anybody.
+			more.Until = max(more.Until, now.Mono+owned(LoanTerm))
+		}
+		u.list[i] = more
 	}
-	l := &u.list[i]
-	if l.Ended {
-		l.Spent = max(l.Spent, t.Spent)
-		l.Granted = max(l.Granted, l.Spent+l.Returned)
-		return n, nil
-	}
-	if t.Granted > l.Granted {
-		// Granted by an owner that was lost before it had told anybody.
-		l.Until = max(l.Until, now.Mono+owned(LoanTerm))
-	}
-	l.Totals = l.unite(t)
 	u.count()
 	return n, nil
+}
+
+// believable is how many units nobody knows to be lent may be reported, see Report.
+func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
+	now = s.tick(now)
+	most := MaxLimit
+	ls.walk(a, s, now, func(i int, c counter, t []uint64) {
+		most = min(most, 2*ls[i].holds()-c.used(&ls[i], a, t, now)-u.held)
+	})
+	return max(most, 0)
 }
 
 // Lend lends to a borrower what lets it have want units, as far as that is wise, under a loan that is made if need be, and renews its

@@ -426,3 +426,43 @@ func TestLoanCrash(t *testing.T) {
 		}
 	}
 }
+
+// What borrowers say was lent to them, and nobody knows of, is believed up to twice the limit.
+func TestLoanReportsAreBounded(t *testing.T) {
+	const all, window = 100, 10 * time.Second
+	for _, l := range []algo.Limit{
+		log(all, window),
+		{Algorithm: algo.TokenBucket, Limit: all, Window: window},
+		{Algorithm: algo.FixedWindow, Limit: all, Window: window},
+		{Algorithm: algo.SlidingCounter, Limit: all, Window: window},
+		{Algorithm: algo.SlidingWindow, Limit: all, Window: window},
+	} {
+		t.Run(l.Algorithm.String(), func(t *testing.T) {
+			s := New(Config{})
+			r := rule("p", l)
+			borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+			var charged int64
+			claim := func(id algo.LoanID, totals algo.Totals) {
+				t.Helper()
+				charged += borrow(t, s, r, 0, Borrow{ID: id, Totals: totals}).Charged
+				if held := heldOf(s, "p"); charged+held > 2*all {
+					t.Fatalf("%d charged and %d held after %+v", charged, held, totals)
+				}
+			}
+			claim(loanID, algo.Totals{Granted: 40, Spent: 20}) // by an owner that was lost
+			if held := heldOf(s, "p"); charged != 20 || held != 20 {
+				t.Fatalf("%d charged and %d held", charged, held)
+			}
+			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: 30})
+			claim(loanID, algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit - 1})
+			for i := range uint64(5) {
+				claim(algo.LoanID{Borrower: 8, Number: i}, algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2})
+				claim(algo.LoanID{Borrower: 9, Number: i}, algo.Totals{Granted: algo.MaxLimit})
+			}
+			if d := decide(t, s, r, "k", at(2*time.Second+2*window), cost(all)); !d.Allowed {
+				t.Errorf("two windows after the loans have ended: %+v", d)
+			}
+			accounted(t, s)
+		})
+	}
+}

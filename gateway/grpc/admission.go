@@ -20,8 +20,8 @@ const (
 	perCheck = 3 << 9
 	// lightRequest is what a request may take that is not counted: calls are bounded by their number.
 	lightRequest = 16 << 10
-	// The fewest bytes that a check of a CheckRequest takes, and of a CheckStreamRequest.
-	leastCheck, leastStreamCheck = 10, 2
+	// The fewest bytes that a check of a CheckRequest takes, of a CheckStreamRequest, and a loan of a BorrowRequest.
+	leastCheck, leastStreamCheck, leastLoan = 10, 2, 2
 )
 
 // admission is what one request takes of a gate.

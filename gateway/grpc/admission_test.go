@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -63,6 +64,53 @@ func TestRequestsShareMemory(t *testing.T) {
 		t.Error("2000 checks are answered")
 	}
 	if taken, err := gate.Enter(t.Context(), most); err != nil || taken != most {
+		t.Errorf("%d, %v", taken, err)
+	}
+}
+
+// lenderFunc is a Lender that nobody can be asked by.
+type lenderFunc func(in []limit.Borrow, out []limit.Lent)
+
+func (f lenderFunc) Lend(_ context.Context, in []limit.Borrow, out []limit.Lent) error {
+	f(in, out)
+	return nil
+}
+
+func (lenderFunc) OpenBorrower(uint64, func(limit.Recall)) func() { return func() {} }
+
+// What a request of many loans takes is counted while it is carried out.
+func TestLoansShareMemory(t *testing.T) {
+	noLeaks(t)
+	in := &weirv1.BorrowRequest{Borrower: 1}
+	for range limit.MaxBatch {
+		in.Loans = append(in.Loans, report(0))
+	}
+	need := int64(in.SizeVT())*perByte + limit.MaxBatch*perCheck
+	gate := memory.NewGate(need + 1)
+	lends := make(chan error, 2)
+	s := NewServer(ServerConfig{Service: &distant{}, Requests: gate, Lender: lenderFunc(func([]limit.Borrow, []limit.Lent) {
+		none, cancel := context.WithCancel(context.Background())
+		cancel()
+		_, err := gate.Enter(none, 2)
+		lends <- err
+	})})
+	t.Cleanup(s.Close)
+	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Borrow(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := stream.Send(in); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := stream.Recv(); err != nil || len(out.Loans) != limit.MaxBatch {
+			t.Fatalf("%v, %v", out, err)
+		}
+		if <-lends == nil {
+			t.Error("there is room for more than is left beside the request")
+		}
+	}
+	if taken, err := gate.Enter(t.Context(), need+1); err != nil || taken != need+1 {
 		t.Errorf("%d, %v", taken, err)
 	}
 }

@@ -36,8 +36,11 @@ func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) error {
 			end()
 		}
 	}()
+	a := admission{gate: s.cfg.Requests}
+	defer a.leave()
 	for {
-		in, err := b.receive()
+		a.leave() // what the request before took
+		in, err := b.receive(&a)
 		if errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
@@ -114,12 +117,17 @@ func (b *borrowStream) send(out *weirv1.BorrowResponse) error {
 	return b.stream.Send(out)
 }
 
-func (b *borrowStream) receive() (*weirv1.BorrowRequest, error) {
+// receive reads a request, once there is room for it.
+func (b *borrowStream) receive(a *admission) (*weirv1.BorrowRequest, error) {
 	in := new(weirv1.BorrowRequest)
-	m := &wire.Lenient{Message: in, Check: boundLoans}
+	m := &wire.Lenient{
+		Message: in, Check: boundLoans,
+		Admit: func(size int) error { return a.enter(b.stream.Context(), size, leastLoan) },
+	}
 	if err := b.stream.RecvMsg(m); err != nil {
 		return nil, err
 	}
+	a.keep(len(in.Loans))
 	return in, undecoded(m)
 }
 
