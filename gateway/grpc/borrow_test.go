@@ -21,6 +21,7 @@ import (
 // borrower opens a stream to a node that lends from the policy p: 100 an hour.
 func borrower(t *testing.T, lends bool) (weirv1.Limiter_BorrowClient, *limiter.Limiter) {
 	t.Helper()
+	noLeaks(t)
 	set, err := policy.Parse("p.yaml", []byte("policies: [{name: p, algorithm: sliding_log, limit: 100, window: 1h}]"))
 	if err != nil {
 		t.Fatal(err)
