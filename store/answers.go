@@ -26,7 +26,7 @@ const (
 	answerCharge  answerKind = 1
 	answerRefund  answerKind = 2
 	answerSettled answerKind = 3 // of a reservation, under its own id
-	answerKinds                = 4
+	answerKinds              = 4
 )
 
 // answerKey is the id of a request about a state.
