@@ -122,8 +122,19 @@ func (p *place) raise(by *place) {
 
 // move makes a bucket's instant later by what so many units owe, or sooner.
 func (p *place) move(l *Limit, units int64) {
-	ns, rest := mul(max(units, -units), int64(l.Window)).div(l.Limit)
+	owed := mul(max(units, -units), int64(l.Window))
+	if most := mul(int64(MaxFill), l.Limit); most.less(owed) {
+		owed = most // as a bucket that is charged more owes no more
+	}
+	ns, rest := owed.div(l.Limit)
 	p.shift(l, ns, rest, units < 0)
+}
+
+// atMost makes a bucket's instant no later than what the bucket says itself.
+func (p *place) atMost(next, rest int64) {
+	if p.next != unset && (p.next > next || p.next == next && p.rest > rest) {
+		p.next, p.rest = next, rest
+	}
 }
 
 // shift makes the instant later, or sooner, by nanoseconds and limit-ths of one.
@@ -179,10 +190,12 @@ func (ls Limits) Charged(s State, u *Undoable, units int64, may bool) {
 				for i := range n {
 					if q := u.place(i, k); q.in {
 						q.move(l, units)
+						q.atMost(int64(t[0]), int64(t[1]))
 					}
 				}
 				last.raise(&place{next: now})
 				last.move(l, units)
+				last.atMost(int64(t[0]), int64(t[1]))
 			}
 			p.bucket, p.next, p.rest = true, last.next, last.rest
 			if may {

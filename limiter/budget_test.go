@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 )
@@ -506,5 +507,31 @@ func TestBudgets(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A commit of more than a bucket can owe, twice, beside a reservation that is still pending.
+func TestCommitBeyondWhatABucketOwes(t *testing.T) {
+	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: token_bucket, limit: 100, window: 10s}]")})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	ids := make([]string, 5)
+	for i := range ids {
+		d, err := l.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}})
+		if err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+		ids[i] = d.ReservationID
+	}
+	for _, id := range ids[:4] {
+		if _, err := l.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: algo.MaxLimit}, ReservationID: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := l.Cancel(t.Context(), target, ids[4]); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Refund(t.Context(), target, algo.MaxLimit, ""); err != nil {
+		t.Fatal(err)
 	}
 }
