@@ -515,7 +515,7 @@ func reservationsError(err error) *limit.Error {
 func storeError(err error) *limit.Error {
 	switch {
 	case errors.Is(err, store.ErrRequestID):
-		return limit.NewError(limit.Invalid, "request_id", "was used before with another cost: use a fresh one")
+		return limit.NewError(limit.Invalid, "request_id", "was used before with another cost, or for another operation: use a fresh one")
 	case errors.Is(err, store.ErrReserved):
 		return limit.NewError(limit.Invalid, "cost", "is more than was reserved")
 	case errors.Is(err, store.ErrNoGrant):

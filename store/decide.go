@@ -189,7 +189,7 @@ func (sh *shard) rememberAnswer(part *partition, of stateID, kind answerKind, id
 
 // again answers a repeated request id: the admission that was made, beside the state as it is now.
 func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, m answered, each []algo.Decision, a *Answer) error {
-	if m.cost != call.Cost {
+	if m.cost != call.Cost || !sameUse(m.reservation, call.Reservation) {
 		return ErrRequestID
 	}
 	peek := Call{Request: algo.Request{TTL: call.TTL, Always: call.Always}, Boot: call.Boot}
@@ -205,6 +205,19 @@ func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 		a.Ticket = sh.wait(part, k.Partition)
 	}
 	return nil
+}
+
+// sameUse reports whether a charge under one reservation id may be a repetition of a charge under another: both are of none, both
+// make a reservation, whose id is drawn anew each time, or both add to the same one, of which each addition is a part.
+func sameUse(first, now ReservationID) bool {
+	none := ReservationID{}
+	switch {
+	case first == none || now == none:
+		return first == now
+	case first.part() == 0 || now.part() == 0:
+		return first.part() == now.part()
+	}
+	return first.Whole() == now.Whole()
 }
 
 // peekNew answers a peek at a key without a state.

@@ -2,10 +2,12 @@ package store
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 func TestExtend(t *testing.T) {
@@ -131,5 +133,87 @@ func TestChargeOnce(t *testing.T) {
 	}
 	if a := charge(59*time.Second, 1, "b"); a.Granted != 0 || a.Remaining != 2 {
 		t.Errorf("repeated when there is room: %+v", a)
+	}
+}
+
+// TestRequestIDOfAnotherOperation: a request id is of one operation. One that was used for a check, a reservation or an extension is
+// not taken for another of equal cost, which would be answered as granted and charge nothing; also not by a copy.
+func TestRequestIDOfAnotherOperation(t *testing.T) {
+	r := rule("p", log(100, minute))
+	check := func(*testing.T, *Store, Key) Call { return Call{} }
+	reserve := func(n uint64) func(*testing.T, *Store, Key) Call {
+		return func(*testing.T, *Store, Key) Call {
+			return Call{Reservation: reservationOf(n), ReserveFor: minute}
+		}
+	}
+	extend := func(n uint64) func(*testing.T, *Store, Key) Call {
+		return func(t *testing.T, s *Store, k Key) Call {
+			t.Helper()
+			pending := Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(n), ReserveFor: minute}
+			c := Call{Reservation: pending.Reservation, Extend: true}
+			if _, err := s.Decide(k, r, at(0), c, nil); err == nil {
+				return c // it is pending already
+			}
+			if a, err := s.Decide(k, r, at(0), pending, nil); err != nil || !a.Allowed {
+				t.Fatalf("%+v, %v", a, err)
+			}
+			return c
+		}
+	}
+	type makeCall = func(*testing.T, *Store, Key) Call
+	for _, test := range []struct {
+		name       string
+		first, now makeCall
+		same       bool
+	}{
+		{"check, check", check, check, true},
+		{"check, reserve", check, reserve(1), false},
+		{"check, extend", check, extend(1), false},
+		{"reserve, check", reserve(1), check, false},
+		{"reserve, reserve", reserve(1), reserve(2), true},
+		{"reserve, its extend", reserve(1), extend(1), false},
+		{"reserve, extend", reserve(1), extend(2), false},
+		{"extend, check", extend(1), check, false},
+		{"extend, reserve", extend(1), reserve(2), false},
+		{"extend, extend of it", extend(1), extend(1), true},
+		{"extend, extend of another", extend(1), extend(2), false},
+	} {
+		for _, moved := range []bool{false, true} {
+			t.Run(fmt.Sprint(test.name, ", moved ", moved), func(t *testing.T) {
+				s := New(Config{Partitions: 1})
+				k := s.key("p", "k")
+				first := test.first(t, s, k)
+				first.Cost, first.RequestID = 5, "id"
+				one, err := s.Decide(k, r, at(0), first, nil)
+				if err != nil || one.Granted != 5 {
+					t.Fatalf("%+v, %v", one, err)
+				}
+				if moved {
+					to := New(Config{Partitions: 1})
+					l := newLink(s, to, ownership.Target)
+					l.offset = 0
+					l.sync(t, 0, true)
+					s.Shut(0)
+					to.Open(0)
+					s = to
+				}
+				again := test.now(t, s, k)
+				again.Cost, again.RequestID = 5, "id"
+				before, err := s.Decide(k, r, at(0), cost(0), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got, err := s.Decide(k, r, at(0), again, nil)
+				switch {
+				case !test.same && !errors.Is(err, ErrRequestID):
+					t.Errorf("%+v, %v; want ErrRequestID", got, err)
+				case test.same && (err != nil || !got.Allowed || got.Granted != 5 || got.Reservation.Whole() != one.Reservation.Whole()):
+					t.Errorf("repeated: %+v, %v; want what the first was answered: %+v", got, err, one)
+				}
+				if after, err := s.Decide(k, r, at(0), cost(0), nil); err != nil || after.Remaining != before.Remaining {
+					t.Errorf("%d remain, %d before; %v", after.Remaining, before.Remaining, err)
+				}
+			})
+		}
 	}
 }

@@ -118,8 +118,9 @@ var (
 	// ErrShareFull is an ErrFull, of which the bound of the rule's share is the reason, or that its share or its caller has more
 	// than a fair part of a store that is short of memory.
 	ErrShareFull = fmt.Errorf("%w: the share's bound is reached, or its fair part", ErrFull)
-	// ErrRequestID means that the request id was used before with another cost.
-	ErrRequestID = errors.New("store: request id used before with another cost")
+	// ErrRequestID means that the request id was used before with another cost, or for another kind of charge: one without a
+	// reservation, one that makes one, one that adds to a certain one.
+	ErrRequestID = errors.New("store: request id used before with another cost or for another operation")
 	// ErrReserved means that a reservation is to keep more than it charged.
 	ErrReserved = errors.New("store: more than what was reserved")
 	// ErrNotPending means that there is no reservation to extend: it has ended, or expired and stays charged.
