@@ -40,8 +40,8 @@ func TestAHashIsNoIdentity(t *testing.T) {
 	if _, known, err := settle(s, b, r, at(0), reservationOf(1), 0); known || err != nil {
 		t.Errorf("cancelled under another key: %v, %v", known, err)
 	}
-	repeated := cost(3)
-	repeated.RequestID = "r"
+	repeated := reserved
+	repeated.Reservation = reservationOf(2) // of a retry, which draws another one
 	if got := charge(b, repeated); got.Allowed || got.Pending {
 		t.Errorf("another key's request id admits: %+v", got)
 	}
