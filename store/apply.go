@@ -419,6 +419,11 @@ func (a *apply) undoable(r record, of stateID, ids []ReservationID, data []byte)
 		undo.Add(e.units)
 	}
 	p.list, p.undo = list, undo
+	// The holder tells a record together with all of its reservations. The time of those that it does not name is over: here they
+	// would be pending for as long as the message about them was under way, with nothing to undo.
+	for range others {
+		all.remove(p, len(p.list)-1, &a.sh.budget)
+	}
 	return nil
 }
 

@@ -868,6 +868,55 @@ func TestReservations(t *testing.T) {
 	accounted(t, s)
 }
 
+// TestReservationEndsWithHolders: a copy reads how long a reservation is still pending when the message arrives, so later than the
+// holder counts. What the holder tells of the record after its end ends it there as well: there would be nothing to undo.
+func TestReservationEndsWithHolders(t *testing.T) {
+	for _, d := range []Durability{None, Sync} {
+		a, b := New(Config{}), New(Config{Shut: true})
+		r := rule("p", log(10, minute))
+		r.Durability = d
+		k := a.key("p", "k")
+		reserve := func(id uint64, n int64, ttl time.Duration) {
+			t.Helper()
+			call := Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(id), ReserveFor: ttl}
+			if got, err := a.Decide(k, r, at(0), call, nil); err != nil || !got.Allowed {
+				t.Fatalf("%+v, %v", got, err)
+			}
+		}
+		a.TakeOver(0, at(0), claim(1, 1, 1))
+		l := newLink(a, b, ownership.Backup)
+		l.attach(false)
+		reserve(1, 2, 10*time.Second)
+		reserve(2, 3, minute)
+		l.drain(time.Second)
+		staged := true
+		l.deliver(t, 9*time.Second, &staged) // late: the first is pending here until 18 s
+		a.Sweep(at(12*time.Second), 100)
+		a.Widen(0, ownership.Backup)
+		if got, err := a.Decide(k, r, at(12*time.Second), cost(1), nil); err != nil || !got.Allowed {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		l.drain(13 * time.Second)
+		a.Shut(0)
+		l.deliver(t, 13*time.Second, &staged)
+		b.Open(0)
+		there := l.there(14 * time.Second)
+		if n, known, err := settle(b, k, r, there, reservationOf(1), 0); known || n != 0 || err != nil {
+			t.Errorf("durability %v: cancelled after its end: %d, %v, %v", d, n, known, err)
+		}
+		if n, known, err := settle(b, k, r, there, reservationOf(2), 1); !known || n != 2 || err != nil {
+			t.Errorf("durability %v: commit: %d, %v, %v", d, n, known, err)
+		}
+		if got, err := b.Decide(k, r, there, cost(0), nil); err != nil || got.Remaining != 10-2-1-1 || got.Pending {
+			t.Errorf("durability %v: %+v, %v", d, got, err)
+		}
+		if n := b.budget.reserved.count.Load(); n != 0 {
+			t.Errorf("durability %v: %d reservations are left", d, n)
+		}
+		accounted(t, b)
+	}
+}
+
 func TestCold(t *testing.T) {
 	s := New(Config{Shut: true})
 	s.Cold(0, at(0))

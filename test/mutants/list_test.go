@@ -382,6 +382,11 @@ var mutants = []mutant{
 		seeds + "moving", "a reservation forgotten",
 	},
 	{
+		"store: a copy keeps a reservation that is over for the holder", "store/apply.go",
+		[]edit{{"	for range others {\n		all.remove(p, len(p.list)-1, &a.sh.budget)\n	}\n", ""}},
+		"./store -run TestReservationEndsWithHolders", "cancelled after its end",
+	},
+	{
 		"store: a commit gives back all", "store/decide.go",
 		[]edit{{"&held.undo, i, n, part", "&held.undo, i, held.list[i].units, part"}},
 		seeds + "fair", "admitted beyond the limit",
