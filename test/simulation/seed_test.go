@@ -225,8 +225,7 @@ func (r *run) life() {
 	if r.climate.harsh {
 		w.loss, w.tail = 0, 0 // with half of all messages lost a copy is given up again and again
 	}
-	// Views may settle before they have everybody: who starts takes the others to be gone.
-	early := w.settle <= w.discover[1] || r.weather > crashing && w.settle <= w.discover[1]+r.climate.lag+100*millisecond
+	early := r.early()
 	if early {
 		w.split(len(w.hosts))
 	}
@@ -272,6 +271,11 @@ func (r *run) life() {
 	w.after(0, r.traffic)
 	w.run(r.until + 2*second)
 	w.record()
+}
+
+// early says whether views may settle before they have everybody: nodes that start then take others to be gone that are not.
+func (r *run) early() bool {
+	return r.settle <= r.discover[1] || r.weather > crashing && r.settle <= r.discover[1]+r.climate.lag+100*millisecond
 }
 
 // settling is how long it may take, once nothing goes wrong any more, until every partition is held by its target: until
@@ -462,6 +466,11 @@ func (r *run) open(h *host) {
 	if h.proc == nil {
 		r.say("%s joins", h.name)
 		r.start(h)
+		if r.weather == voting && r.early() && r.splits == len(r.history.Splits) {
+			r.split(r.sides())
+			r.disturbed = true
+			r.recover()
+		}
 	}
 }
 
