@@ -119,6 +119,20 @@ func (ls Limits) Largest() int64 {
 	return most
 }
 
+// Highest returns the largest of the limits, of a bucket its capacity: MaxLimit where there is no bound.
+func (ls Limits) Highest() int64 {
+	var most int64
+	for i := range ls {
+		if ls[i].Limit != Unlimited {
+			most = max(most, ls[i].holds())
+		}
+	}
+	if most == 0 {
+		return MaxLimit
+	}
+	return most
+}
+
 // Validate reports what makes the limit impossible as a *FieldError, or returns nil.
 func (l Limit) Validate() error {
 	invalid := func(field, format string, args ...any) error {

@@ -168,7 +168,8 @@ func TestWithoutList(t *testing.T) {
 // fake notes what it is asked, and fails on a key "bad".
 type fake struct {
 	limiter.BatchService
-	asked []string
+	asked   []string
+	bounded bool // of the last commit
 }
 
 func (f *fake) CheckTo(_ context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
@@ -230,6 +231,7 @@ func (f *fake) Charge(_ context.Context, c limit.Charge) (limit.Decision, error)
 
 func (f *fake) Commit(_ context.Context, c limit.Commit) (limit.Settled, error) {
 	f.note("commit", c.Target)
+	f.bounded = c.Bounded
 	return limit.Settled{}, nil
 }
 
@@ -654,6 +656,27 @@ func TestRefundsByChecks(t *testing.T) {
 		}
 		if err := next.Reset(t.Context(), limit.Target{Policy: "login", Key: "k"}); err != nil {
 			t.Fatal(err)
+		}
+	}
+}
+
+// TestCommitsAreBounded: who may charge a key may commit any excess to it. Others are bounded: also those who may charge others only.
+func TestCommitsAreBounded(t *testing.T) {
+	w := watch(t)
+	line := "  - {name: %s, tokens: [%s], roles: [check], policies: [login], namespaces: [shop], grants: [{roles: [charge], policies: [%s], namespaces: [%s]}]}\n"
+	w.list = parse(t, fmt.Sprintf("  - {name: check, tokens: [%s], roles: [check], policies: [login], namespaces: [shop]}\n", Hash("weir_check"))+
+		fmt.Sprintf(line, "both", Hash("weir_both"), "login", "shop")+fmt.Sprintf(line, "apart", Hash("weir_apart"), "payout", "other"))
+	next := &fake{}
+	svc := w.Service("grpc", next)
+	for token, bounded := range map[string]bool{"weir_check": true, "weir_both": false, "weir_apart": true} {
+		ctx := w.come(t, token, RoleCheck)
+		for _, to := range []limit.Target{{Policy: "login", Key: "a"}, {Limit: &algo.Limit{}, Namespace: "shop", Key: "a"}} {
+			// What the caller says of it is of no account.
+			for _, says := range []bool{false, true} {
+				if _, err := svc.Commit(ctx, limit.Commit{Target: to, Bounded: says}); err != nil || next.bounded != bounded {
+					t.Errorf("%s, %+v: bounded %t, %v; want %t", token, to, next.bounded, err, bounded)
+				}
+			}
 		}
 	}
 }

@@ -259,11 +259,12 @@ func (s *service) Charge(ctx context.Context, c limit.Charge) (limit.Decision, e
 }
 
 // Commit implements limit.Service. It gives back no more than the caller's own reservation has charged, and charges more only for
-// work that was let begin under one.
+// work that was let begin under one: no more than the largest limit, unless the caller may charge that key anyhow.
 func (s *service) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
 	if err := s.authorize(ctx, RoleCheck, &c.Target); err != nil {
 		return limit.Settled{}, err
 	}
+	c.Bounded = !s.authorizer.MayUse(ctx, RoleCharge)(c.Policy, c.Namespace)
 	return s.next.Commit(ctx, c)
 }
 

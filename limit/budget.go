@@ -53,8 +53,11 @@ type Commit struct {
 	Target
 	Amount        // what the work has cost
 	ReservationID string
-	Exact         bool   // an Amount above what was reserved is an error, and changes nothing
-	Class         string // as in the Reserve: what the cost is an example of
+	Exact         bool // an Amount above what was reserved is an error, and changes nothing
+	// Bounded says that an Amount above what was reserved by more than the largest of the key's limits is an error, and changes nothing.
+	// Front ends set it for callers who may not Charge.
+	Bounded bool
+	Class   string // as in the Reserve: what the cost is an example of
 }
 
 // Settled is the answer to a Commit.

@@ -146,7 +146,7 @@ type Service interface {
 	// reservation that is not pending is an *Error of kind NotFound.
 	Extend(ctx context.Context, e Extend) (Decision, error)
 	// Commit ends a reservation: of what it charged, the cost stays, the rest is given back, and what the cost exceeds it by is
-	// charged as by Charge, unless the Commit is Exact. Repeated with the same cost it returns
+	// charged as by Charge, unless the Commit is Exact, or Bounded and it is too much. Repeated with the same cost it returns
 	// the same again, for as long as a request id is remembered. Otherwise a reservation that is not pending (ended with another
 	// cost, its TTL over, unknown) is an *Error of kind NotFound; nothing changes then.
 	Commit(ctx context.Context, c Commit) (Settled, error)

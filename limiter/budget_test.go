@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -534,4 +535,27 @@ func TestCommitBeyondWhatABucketOwes(t *testing.T) {
 	if _, err := l.Refund(t.Context(), target, algo.MaxLimit, ""); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestBoundedCommit: a caller who may not charge commits no more beyond a reservation than the largest limit, whichever node is
+// asked.
+func TestBoundedCommit(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		for n := range 2 {
+			target := limit.Target{Policy: "fixed_window", Key: c.owned("fixed_window", n, 0)}
+			d := c.nodes[0].reserve(t, limit.Reserve{Target: target, Amount: units(60)})
+			commit := limit.Commit{Target: target, ReservationID: d.ReservationID, Amount: units(161), Bounded: true}
+			var bad *limit.Error
+			if got, err := c.nodes[0].Commit(t.Context(), commit); !errors.As(err, &bad) || bad.Field != "cost" || got != (limit.Settled{}) {
+				t.Errorf("%+v, %v; want an error of cost", got, err)
+			}
+			if left := c.nodes[1].left(t, target); left != 40 {
+				t.Errorf("%d left after the error, want 40", left)
+			}
+			commit.Bounded = false
+			if got, err := c.nodes[0].Commit(t.Context(), commit); err != nil || got.Excess != 101 {
+				t.Errorf("without a bound: %+v, %v", got, err)
+			}
+		}
+	})
 }

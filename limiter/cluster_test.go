@@ -165,7 +165,7 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	deliver := func() {
 		there := make([]*Op, len(ops))
 		for i, op := range ops {
-			there[i] = &Op{Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Exact: op.Exact,
+			there[i] = &Op{Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Exact: op.Exact, Bounded: op.Bounded,
 				Reservation: op.Reservation, Atomic: op.Atomic}
 		}
 		var target *testNode

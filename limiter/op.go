@@ -45,6 +45,7 @@ type Op struct {
 	Reservation ReservationID
 	Atomic      bool // reserve: part of an atomic check
 	Exact       bool // settle: to keep more than was reserved is an error
+	Bounded     bool // settle: to keep more than that by more than the largest limit is an error
 	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
 	Trace string
 

@@ -157,7 +157,7 @@ func (l *Limiter) Commit(ctx context.Context, c limit.Commit) (limit.Settled, er
 	if bad != nil {
 		return limit.Settled{}, bad
 	}
-	op := Op{Kind: OpSettle, Check: limit.Check{Target: c.Target, Cost: cost}, Reservation: id, Exact: c.Exact}
+	op := Op{Kind: OpSettle, Check: limit.Check{Target: c.Target, Cost: cost}, Reservation: id, Exact: c.Exact, Bounded: c.Bounded}
 	if err := l.one(ctx, &op); err != nil {
 		return limit.Settled{}, err
 	}
@@ -180,7 +180,7 @@ func (l *Limiter) Cancel(ctx context.Context, t limit.Target, reservationID stri
 
 // settle ends a reservation on this node's own state.
 func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now *moment) {
-	how := store.Settlement{ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Caller: op.Caller}
+	how := store.Settlement{ID: op.Reservation, Keep: op.Cost, Exact: op.Exact, Bounded: op.Bounded, Caller: op.Caller}
 	if rule.Strict {
 		how.Boot = now.bootTime()
 	}
@@ -188,6 +188,8 @@ func (l *Limiter) settle(e *entry, rule *store.Rule, k store.Key, op *Op, now *m
 	switch {
 	case errors.Is(err, store.ErrReserved):
 		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved, and nothing was changed: extend the reservation first, or let the excess be charged")
+	case errors.Is(err, store.ErrExcess):
+		op.Outcome.Err = limit.NewError(limit.Invalid, "cost", "is above what was reserved by more than the largest limit, and nothing was changed: to charge as much takes the role charge")
 	case err != nil:
 		l.failed(e, op, err)
 	case !got.Known:

@@ -453,7 +453,9 @@ type Settlement struct {
 	Keep int64 // units that stay charged
 	// Exact refuses to keep more than what was reserved. Without it that is charged whether or not there is room for it.
 	Exact bool
-	Boot  int64 // as in Call, like Caller
+	// Bounded refuses to charge more beyond what was reserved than the largest of the limits.
+	Bounded bool
+	Boot    int64 // as in Call, like Caller
 	// Caller is who asks.
 	Caller string
 }
@@ -474,7 +476,7 @@ type Settled struct {
 // Settle ends a reservation: of what it charged, and what was added to it, some units stay and the rest is given back, what was
 // added last first. Of one that was ended by keeping the same number of units it returns the first answer again, for as long as a
 // request id is remembered. The error is ErrReserved, and nothing changes, when Keep is more than what it charged and the
-// Settlement is Exact.
+// Settlement is Exact; ErrExcess when it is Bounded and that is too much more.
 func (s *Store) Settle(k Key, rule *Rule, now algo.Instant, how Settlement) (out Settled, err error) {
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err == nil && part.extras != nil {
@@ -512,6 +514,8 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 	switch {
 	case how.Keep < 0, how.Keep > units && how.Exact:
 		return out, ErrReserved
+	case how.Bounded && how.Keep-units > rule.Limits.Highest():
+		return out, ErrExcess
 	case how.Keep > units:
 		var answer Answer
 		excess := Call{Request: algo.Request{Cost: how.Keep - units, Always: true}, Boot: how.Boot, Caller: how.Caller}

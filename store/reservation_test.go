@@ -217,3 +217,38 @@ func TestRequestIDOfAnotherOperation(t *testing.T) {
 		}
 	}
 }
+
+// TestBoundedCommit: a bounded commit charges no more beyond its reservation than the largest limit, and changes nothing when it
+// would.
+func TestBoundedCommit(t *testing.T) {
+	bucket := algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Second, Capacity: 20}
+	for _, test := range []struct {
+		name   string
+		limits algo.Limits
+		most   int64
+	}{
+		{"capacity", algo.Limits{bucket}, 20},
+		{"the largest of several", algo.Limits{bucket, log(100, time.Hour)}, 100},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := New(Config{Partitions: 1})
+			r := rule("p", test.limits...)
+			k := s.key("p", "k")
+			id := reservationOf(1)
+			if a, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Cost: 5}, Reservation: id, ReserveFor: minute}, nil); err != nil || !a.Allowed {
+				t.Fatalf("%+v, %v", a, err)
+			}
+			for _, keep := range []int64{5 + test.most + 1, algo.MaxLimit} {
+				if out, err := s.Settle(k, r, at(0), Settlement{ID: id, Keep: keep, Bounded: true}); !errors.Is(err, ErrExcess) || out.Excess != 0 {
+					t.Errorf("keeping %d: %+v, %v", keep, out, err)
+				}
+			}
+			if a, err := s.Decide(k, r, at(0), cost(0), nil); err != nil || a.Remaining != 15 || !a.Pending {
+				t.Errorf("after the errors: %+v, %v", a, err)
+			}
+			if out, err := s.Settle(k, r, at(0), Settlement{ID: id, Keep: 5 + test.most, Bounded: true}); err != nil || !out.Known || out.Excess == 0 {
+				t.Errorf("within the bound: %+v, %v", out, err)
+			}
+		})
+	}
+}

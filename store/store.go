@@ -123,6 +123,8 @@ var (
 	ErrRequestID = errors.New("store: request id used before with another cost or for another operation")
 	// ErrReserved means that a reservation is to keep more than it charged.
 	ErrReserved = errors.New("store: more than what was reserved")
+	// ErrExcess means that a reservation is to keep more than it charged by more than its caller may charge.
+	ErrExcess = errors.New("store: more than what was reserved by more than the largest limit")
 	// ErrNotPending means that there is no reservation to extend: it has ended, or expired and stays charged.
 	ErrNotPending = errors.New("store: no such reservation")
 	// ErrReservations means that no more reservations may be pending, ErrShareReservations that their caller has more than a fair

@@ -42,7 +42,7 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 		request := &weirv1.ReserveRequest{Target: t, Cost: &cost, TtlNs: int64(op.TTL), RequestId: op.RequestID}
 		item.Operation = &peerv1.Item_Reserve{Reserve: &peerv1.Reserve{Request: request, Id: reservationBytes(op.Reservation), Atomic: op.Atomic}}
 	case limiter.OpSettle:
-		item.Operation = &peerv1.Item_Settle{Settle: &peerv1.Settle{Target: t, Id: reservationBytes(op.Reservation), Keep: cost, Exact: op.Exact}}
+		item.Operation = &peerv1.Item_Settle{Settle: &peerv1.Settle{Target: t, Id: reservationBytes(op.Reservation), Keep: cost, Exact: op.Exact, Bounded: op.Bounded}}
 	case limiter.OpExtend:
 		item.Operation = &peerv1.Item_Extend{Extend: &peerv1.Extend{
 			Target: t, Id: reservationBytes(op.Reservation), Cost: cost, TtlNs: int64(op.TTL), RequestId: op.RequestID,
@@ -102,7 +102,8 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		}
 	case *peerv1.Item_Settle:
 		op.Kind, t = limiter.OpSettle, o.Settle.GetTarget()
-		op.Reservation, op.Cost, op.Exact = reservation(o.Settle.GetId()), o.Settle.GetKeep(), o.Settle.GetExact()
+		op.Reservation, op.Cost = reservation(o.Settle.GetId()), o.Settle.GetKeep()
+		op.Exact, op.Bounded = o.Settle.GetExact(), o.Settle.GetBounded()
 	case *peerv1.Item_Extend:
 		op.Kind, t = limiter.OpExtend, o.Extend.GetTarget()
 		op.Reservation, op.Cost = reservation(o.Extend.GetId()), o.Extend.GetCost()

@@ -72,7 +72,8 @@ type LimiterClient interface {
 	Extend(ctx context.Context, in *ExtendRequest, opts ...grpc.CallOption) (*Decision, error)
 	// Commit ends a reservation: the actual cost stays charged, the rest is given back, and what exceeds the reservation is charged,
 	// whether or not there is room for it. NOT_FOUND when none of this id is pending: it was ended with another cost, or its ttl has
-	// passed, and all that it charged stays so.
+	// passed, and all that it charged stays so. INVALID_ARGUMENT, and nothing is changed, where a caller without the role charge exceeds
+	// the reservation by more than the largest of the key's limits.
 	Commit(ctx context.Context, in *CommitRequest, opts ...grpc.CallOption) (*CommitResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*CancelResponse, error)
@@ -328,7 +329,8 @@ type LimiterServer interface {
 	Extend(context.Context, *ExtendRequest) (*Decision, error)
 	// Commit ends a reservation: the actual cost stays charged, the rest is given back, and what exceeds the reservation is charged,
 	// whether or not there is room for it. NOT_FOUND when none of this id is pending: it was ended with another cost, or its ttl has
-	// passed, and all that it charged stays so.
+	// passed, and all that it charged stays so. INVALID_ARGUMENT, and nothing is changed, where a caller without the role charge exceeds
+	// the reservation by more than the largest of the key's limits.
 	Commit(context.Context, *CommitRequest) (*CommitResponse, error)
 	// Cancel ends a reservation and gives back what it charged. NOT_FOUND as with Commit.
 	Cancel(context.Context, *CancelRequest) (*CancelResponse, error)

@@ -917,9 +917,10 @@ func (x *Extend) GetRequestId() string {
 type Settle struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`        // 16 bytes
-	Keep          int64                  `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`   // units that stay charged
-	Exact         bool                   `protobuf:"varint,4,opt,name=exact,proto3" json:"exact,omitempty"` // an error, where that is more than what was reserved
+	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`            // 16 bytes
+	Keep          int64                  `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`       // units that stay charged
+	Exact         bool                   `protobuf:"varint,4,opt,name=exact,proto3" json:"exact,omitempty"`     // an error, where that is more than what was reserved
+	Bounded       bool                   `protobuf:"varint,5,opt,name=bounded,proto3" json:"bounded,omitempty"` // an error, where it is more than that by more than the largest limit
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -978,6 +979,13 @@ func (x *Settle) GetKeep() int64 {
 func (x *Settle) GetExact() bool {
 	if x != nil {
 		return x.Exact
+	}
+	return false
+}
+
+func (x *Settle) GetBounded() bool {
+	if x != nil {
+		return x.Bounded
 	}
 	return false
 }
@@ -2176,12 +2184,13 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04cost\x18\x03 \x01(\x03R\x04cost\x12\x15\n" +
 	"\x06ttl_ns\x18\x04 \x01(\x03R\x05ttlNs\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"k\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\"\x85\x01\n" +
 	"\x06Settle\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\x03R\x04keep\x12\x14\n" +
-	"\x05exact\x18\x04 \x01(\bR\x05exact\"Q\n" +
+	"\x05exact\x18\x04 \x01(\bR\x05exact\x12\x18\n" +
+	"\abounded\x18\x05 \x01(\bR\abounded\"Q\n" +
 	"\aSettled\x12\x1a\n" +
 	"\brefunded\x18\x01 \x01(\x03R\brefunded\x12\x16\n" +
 	"\x06excess\x18\x02 \x01(\x03R\x06excess\x12\x12\n" +

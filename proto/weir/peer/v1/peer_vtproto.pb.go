@@ -900,6 +900,16 @@ func (m *Settle) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Bounded {
+		i--
+		if m.Bounded {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x28
+	}
 	if m.Exact {
 		i--
 		if m.Exact {
@@ -2455,6 +2465,9 @@ func (m *Settle) SizeVT() (n int) {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Keep))
 	}
 	if m.Exact {
+		n += 2
+	}
+	if m.Bounded {
 		n += 2
 	}
 	n += len(m.unknownFields)
@@ -4811,6 +4824,26 @@ func (m *Settle) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Exact = bool(v != 0)
+		case 5:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Bounded", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Bounded = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
