@@ -28,6 +28,7 @@ import (
 	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/certs/certstest"
 	"github.com/weirlimit/weir/internal/ingress"
+	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -262,7 +263,7 @@ func TestPeerTLS(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &weirv1.StatusRequest{}, &weirv1.StatusResponse{})
+		err = conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{}, &peerv1.InspectResponse{})
 		if status.Code(err) != codes.Unavailable {
 			t.Errorf("%s: %v", c.reason, err)
 		}
@@ -509,7 +510,7 @@ func TestReplay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &weirv1.StatusRequest{}, &weirv1.StatusResponse{}); err != nil {
+	if err := conn.Invoke(t.Context(), "/weir.peer.v1.Peer/Inspect", &peerv1.InspectRequest{}, &peerv1.InspectResponse{}); err != nil {
 		t.Fatal(err)
 	}
 	conn.Close()
