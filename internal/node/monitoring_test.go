@@ -239,6 +239,8 @@ var elsewhere = exposed{
 	"weir_security_reloads_total":               {"file": {}, "result": {"taken": true, "rejected": true}},
 	"weir_security_file_valid":                  {"file": {}},
 	"weir_envoy_configuration_valid":            {},
+	"weir_candidate_total":                      {"policy": {}, "result": {"allowed": true, "refused": true}},
+	"weir_candidate_disagreements_total":        {"policy": {}},
 	"weir_envoy_hits_total":                     {"descriptor": {}, "result": {"within_limit": true, "over_limit": true, "shadow_mode": true}},
 }
 
