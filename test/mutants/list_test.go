@@ -518,7 +518,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: reports are taken for what is new", "algo/loan.go",
-		[]edit{{"n = max(t.Spent-u.list[i].Spent, 0)", "n = t.Spent"}},
+		[]edit{{"n = max(t.Spent-had.Spent, 0)", "n = t.Spent"}},
 		"./algo -run TestLoans$", "are more than the limit",
 	},
 	{
