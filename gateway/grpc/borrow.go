@@ -158,7 +158,7 @@ func (b *borrowStream) lend(in *weirv1.BorrowRequest) (*weirv1.BorrowResponse, e
 		reports[i] = limit.Borrow{
 			Target: t, ID: algo.LoanID{Borrower: b.id, Number: r.GetNumber()},
 			Totals: algo.Totals{Granted: r.GetGranted(), Spent: r.GetSpent(), Returned: r.GetReturned()},
-			Known:  r.GetKnown(), Want: r.GetWant(),
+			Known:  r.GetKnown(), Want: max(r.GetWant(), 0),
 		}
 	}
 	answers := make([]limit.Lent, len(reports))

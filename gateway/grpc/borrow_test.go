@@ -111,6 +111,30 @@ func TestBorrow(t *testing.T) {
 	}
 }
 
+// TestNegativeWant: who wants fewer than no units wants none, which renews no loan.
+func TestNegativeWant(t *testing.T) {
+	stream, _ := borrower(t, true)
+	for _, c := range []struct {
+		want    int64
+		renewed bool
+	}{{16, true}, {-1, false}, {-1 << 63, false}} {
+		in := report(c.want)
+		if !c.renewed {
+			in.Granted = 16
+		}
+		if err := stream.Send(&weirv1.BorrowRequest{Borrower: 9, Loans: []*weirv1.LoanReport{in}}); err != nil {
+			t.Fatal(err)
+		}
+		out, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := out.Loans[0]; a.Granted != 16 || (a.TermNs > 0) != c.renewed {
+			t.Errorf("%d wanted: %v", c.want, a)
+		}
+	}
+}
+
 func TestBadBorrower(t *testing.T) {
 	many := &weirv1.BorrowRequest{Borrower: 1}
 	for range limit.MaxBatch + 1 {
