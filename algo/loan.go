@@ -281,6 +281,31 @@ func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	return n, nil
 }
 
+// ReportLast takes in what a borrower says of a loan as Report does and ends it at once, for whoever has no memory to keep it: what the
+// borrower may have left is charged, too, and nothing is kept of the loan. It returns the loan as it has ended, which is zero but for its id
+// where the report says nothing that can be, and how many units that charges.
+//
+// The only error is ErrNoMemory: of the charge of what was left, after which the loan is as Report leaves it.
+func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (l Loan, n int64, err error) {
+	n, err = ls.Report(a, s, now, u, id, t, known)
+	i := u.find(id)
+	if err != nil || i < 0 {
+		return Loan{ID: id}, n, err
+	}
+	l = u.list[i]
+	if !l.Ended {
+		left := l.Left()
+		if err := ls.Charge(a, s, now, left); err != nil {
+			return l, n, err
+		}
+		n += left
+		u.end(&l, now.Mono)
+	}
+	u.list = slices.Delete(u.list, i, i+1)
+	u.count()
+	return l, n, nil
+}
+
 // believable is how many units nobody knows to be lent may be reported, see Report.
 func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 	now = s.tick(now)

@@ -196,7 +196,8 @@ type Lent struct {
 
 // Lend takes in what a borrower reports, lends it what it asks for as far as that may be, and renews its loan; see
 // algo.Limits.Report and Lend. What a borrower has spent is charged whatever else: also under a strict rule without a lease,
-// and where the store has no memory for more keys. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
+// and where the store has no memory for more keys. A loan that is not known and for which there is no memory ends at once: what may be
+// left of it is charged, too. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
 // Sync, or a strict rule, while there is no backup that is current: the copy must know what was lent.
 //
 // The error is ErrShut, or ErrFull where a key that was not known finds no room.
@@ -239,9 +240,10 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	limits := r.spec.rule.Limits
 	sh.expireLoans(part, r, now)
 	l := part.lend(r)
-	if _, known := l.Get(b.ID); !known && want > 0 {
+	var last bool // there is no memory to keep what is reported
+	if _, known := l.Get(b.ID); !known && (want > 0 || b.Totals != (algo.Totals{})) {
 		if !sh.budget.Take(loanBytes) {
-			want = 0
+			want, last = 0, b.Totals != (algo.Totals{})
 		} else {
 			sh.budget.Give(loanBytes)
 		}
@@ -249,11 +251,19 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	before, _ := l.Get(b.ID)
 	mark := sh.markOf(part, r)
 	sh.forced(func() {
-		sh.counted(r, func() { a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known) })
+		sh.counted(r, func() {
+			if last {
+				a.Loan, a.Charged, _ = limits.ReportLast(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
+			} else {
+				a.Charged, _ = limits.Report(sh.arena, r.state, now, &l.Loans, b.ID, b.Totals, b.Known)
+			}
+		})
 	})
 	sh.spent(part, r, now, a.Charged, mark)
 	mark = sh.markOf(part, r)
-	a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want)
+	if !last {
+		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want)
+	}
 	after, known := l.Get(b.ID)
 	part.keepLent(r, l, &sh.budget)
 	if after != before && part.traced {

@@ -466,3 +466,44 @@ func TestLoanReportsAreBounded(t *testing.T) {
 		})
 	}
 }
+
+// TestLoanWithoutMemory: a loan that is not known is not kept where there is no memory for it. What was spent of it and what is left
+// is charged, as far as such a report is believed, and it has ended.
+func TestLoanWithoutMemory(t *testing.T) {
+	s := New(Config{MaxBytes: 1 << 22})
+	r := rule("p", log(100, 10*time.Second))
+	decide(t, s, r, "k", at(0), cost(1))
+	taken := 0
+	for size := 1 << 20; size > 0; size /= 2 {
+		for s.budget.Take(size) {
+			taken += size
+		}
+	}
+	used := s.budget.used.Load()
+	a := borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16, Totals: algo.Totals{Granted: 20, Spent: 12, Returned: 3}, Known: 6})
+	if a.Charged != 6+5 || !a.Ended || a.Spent != 17 || a.Term != 0 || a.ID != loanID {
+		t.Errorf("%+v, want 6 that were spent and 5 that are left charged", a)
+	}
+	if _, ok := holderLoan(s, s.key("p", "k"), "p", loanID); ok || heldOf(s, "p") != 0 {
+		t.Errorf("the loan is kept, %d held", heldOf(s, "p"))
+	}
+	// Who heard that and reports it again is charged nothing.
+	a = borrow(t, s, r, 0, Borrow{ID: loanID, Totals: algo.Totals{Granted: 20, Spent: 17, Returned: 3}, Known: 17})
+	if a.Charged != 0 {
+		t.Errorf("reported again: %+v", a)
+	}
+	for i := range uint64(20) {
+		borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 8, Number: i}, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit / 2}})
+	}
+	if a := borrow(t, s, r, 0, Borrow{ID: algo.LoanID{Borrower: 9}, Totals: algo.Totals{Granted: -1}}); a.Charged != 0 || a.Ended {
+		t.Errorf("of totals that cannot be: %+v", a)
+	}
+	if now := s.budget.used.Load(); now >= used+20*loanBytes {
+		t.Errorf("%d bytes more are used", now-used)
+	}
+	s.budget.Give(taken)
+	if d := decide(t, s, r, "k", at(2*10*time.Second), cost(100)); !d.Allowed {
+		t.Errorf("two windows later: %+v", d)
+	}
+	accounted(t, s)
+}
