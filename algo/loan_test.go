@@ -392,7 +392,7 @@ func TestLoans(t *testing.T) {
 	}
 	steps := 4000
 	if underRace || testing.Short() {
-		steps = 1000
+		steps = 2000
 	}
 	for _, ls := range shapes {
 		t.Run(fmt.Sprintf("%v_%d", ls[0].Algorithm, ls[0].Limit), func(t *testing.T) {
