@@ -23,9 +23,14 @@ type mutant struct {
 // edit puts a text in the place of another, which the file has once.
 type edit struct{ from, to string }
 
-var all = flag.Bool("mutants", false, "compile every mutant and run its test: minutes of all cores")
+var (
+	all   = flag.Bool("mutants", false, "compile every mutant and run its test: minutes of all cores")
+	parts = flag.Int("parts", 1, "with -mutants: how many parts the mutants are divided into, of which one is run")
+	part  = flag.Int("part", 0, "with -mutants: which part is run, counted from 0")
+)
 
-// TestMutants runs the test of every mutant on it; without -mutants, it only sees to it that every mutant still can be made.
+// TestMutants runs the test of every mutant on it; without -mutants,
+// and for those of other parts, it only sees to it that every mutant still can be made.
 func TestMutants(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the tests that are run are others, without the race detector")
@@ -34,10 +39,13 @@ func TestMutants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range mutants {
+	if *parts < 1 || *part < 0 || *part >= *parts {
+		t.Fatalf("there is no part %d of %d", *part, *parts)
+	}
+	for i, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
 			t.Parallel()
-			if !*all {
+			if !*all || i%*parts != *part {
 				m.source(t, root)
 				return
 			}
