@@ -80,7 +80,7 @@ func watchBy(t *testing.T, name string, cfg Config[int], events *fsnotify.Watche
 	var err error
 	w.Watcher, err = load([]string{name}, cfg, events, read)
 	must(t, err)
-	go w.run()
+	w.Watch()
 	t.Cleanup(func() { must(t, w.Close()) })
 	return w
 }
@@ -545,7 +545,7 @@ func TestCloseHanging(t *testing.T) {
 	}, newEvents(t), fs.read)
 	must(t, err)
 	fs.begin()
-	go w.run()
+	w.Watch()
 	<-failed
 	for range 2 {
 		must(t, w.Close())
