@@ -8,7 +8,6 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
@@ -133,14 +132,7 @@ func (b *borrowStream) receive(a *admission) (*weirv1.BorrowRequest, error) {
 
 // boundLoans bounds the number of loans of a request before it is decoded.
 func boundLoans(data []byte) error {
-	loans := 0
-	_ = wire.Elements(data, 0, func(field protowire.Number, n int) error { // which returns what the function does
-		if field == 3 {
-			loans += n
-		}
-		return nil
-	})
-	if loans > limit.MaxBatch {
+	if loans := elements(data, 3); loans > limit.MaxBatch {
 		return &limit.Error{Kind: limit.TooLarge, Field: "loans", Message: "are " + strconv.Itoa(loans) + ", at most " + strconv.Itoa(limit.MaxBatch) + " fit one request"}
 	}
 	return nil

@@ -32,17 +32,21 @@ func boundChecks(data []byte) error {
 	if len(data) <= smallMessage {
 		return nil
 	}
-	checks := 0
-	_ = wire.Elements(data, 0, func(field protowire.Number, n int) error { // which returns what the function does
-		if field == 1 {
-			checks += n
-		}
-		return nil
-	})
-	if checks > limit.MaxBatch {
+	if checks := elements(data, 1); checks > limit.MaxBatch {
 		return limit.ValidBatch(checks)
 	}
 	return nil
+}
+
+// elements counts the elements of a repeated field of messages, in a message that is not decoded yet.
+func elements(data []byte, of protowire.Number) (all int) {
+	_ = wire.Elements(data, 0, func(field protowire.Number, n int) error { // which returns what the function does
+		if field == of {
+			all += n
+		}
+		return nil
+	})
+	return all
 }
 
 // streamedFields are the repeated fields of a CheckStreamRequest by number, and streamedPacked those that are packed.
