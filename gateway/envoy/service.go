@@ -18,6 +18,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // What a descriptor came to, for ServiceConfig.Count.
@@ -390,18 +391,5 @@ func statusOf(err error) error {
 	if !errors.As(err, &e) {
 		return status.FromContextError(err).Err()
 	}
-	code := codes.Internal
-	switch e.Kind {
-	case limit.Invalid:
-		code = codes.InvalidArgument
-	case limit.NotFound:
-		code = codes.NotFound
-	case limit.TooLarge:
-		code = codes.ResourceExhausted
-	case limit.Unavailable:
-		code = codes.Unavailable
-	case limit.Denied:
-		code = codes.PermissionDenied
-	}
-	return status.Error(code, e.Error())
+	return status.Error(wire.Code(e.Kind), e.Error())
 }
