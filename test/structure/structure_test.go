@@ -51,7 +51,7 @@ var mayImport = map[string]string{
 	"client/grpclimit":         "client internal/clientip",
 	"internal/timezone":        "",
 	"limit":                    "algo",
-	"auth":                     "limit limiter",
+	"auth":                     "internal/strictyaml limit limiter",
 	"internal/certs":           "internal/filewatch",
 	"internal/certs/certstest": "",
 	"internal/strictyaml":      "",
