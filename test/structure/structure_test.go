@@ -73,7 +73,7 @@ var mayImport = map[string]string{
 	"rpc/transport":            "cluster/ownership internal/stream proto/weir/peer/v1 ring rpc/wire",
 	"rpc/wire":                 "algo internal/timezone limit proto/weir/v1",
 	"client":                   "algo internal/borrow internal/fifo internal/refusal internal/stream limit proto/weir/v1 ring rpc/wire",
-	"gateway/envoy":            "algo internal/file internal/filewatch internal/strictyaml internal/varint limit rpc/wire",
+	"gateway/envoy":            "algo internal/file internal/filewatch internal/quotaheader internal/strictyaml internal/varint limit rpc/wire",
 	"gateway/console":          "internal/fairshare",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":             "algo auth internal/ingress internal/memory internal/recovered limit",
