@@ -16,8 +16,7 @@ import (
 func newDev() *cobra.Command {
 	var f struct {
 		devcluster.Config
-		httpPort, grpcPort settings.Value[node.Port]
-		logLevel           string
+		logLevel string
 	}
 	cmd := &cobra.Command{
 		Use:   "dev",
@@ -32,7 +31,7 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			for _, p := range []struct {
 				flag string
 				port node.Port
-			}{{"http-port", f.httpPort.Value}, {"grpc-port", f.grpcPort.Value}} {
+			}{{"http-port", f.HTTP}, {"grpc-port", f.GRPC}} {
 				if p.port == node.PortOff {
 					return fmt.Errorf("%s: must not be empty here: 0 stands for any free port", p.flag)
 				}
@@ -44,7 +43,6 @@ It ends with Ctrl-C and leaves nothing behind.`,
 			if f.Logger, err = settings.NewLogger(cmd.ErrOrStderr(), "text", f.logLevel); err != nil {
 				return err
 			}
-			f.HTTP, f.GRPC = f.httpPort.Value, f.grpcPort.Value
 			// The ports of the documentation where they are free, and those that are asked for or none.
 			f.AnyPort = !cmd.Flags().Changed("http-port") && !cmd.Flags().Changed("grpc-port")
 			f.Version = version()
@@ -54,8 +52,8 @@ It ends with Ctrl-C and leaves nothing behind.`,
 		},
 	}
 	cmd.Flags().IntVar(&f.Nodes, "nodes", 3, "number of nodes")
-	cmd.Flags().Var(f.httpPort.Of(parsePort, "port", "8080"), "http-port", "port of the first node for HTTP; the others take any free one")
-	cmd.Flags().Var(f.grpcPort.Of(parsePort, "port", "8081"), "grpc-port", "port of the first node for gRPC; the others take any free one")
+	cmd.Flags().Var(settings.Var(&f.HTTP, parsePort, "port", "8080"), "http-port", "port of the first node for HTTP; the others take any free one")
+	cmd.Flags().Var(settings.Var(&f.GRPC, parsePort, "port", "8081"), "grpc-port", "port of the first node for gRPC; the others take any free one")
 	cmd.Flags().StringVar(&f.Policies, "policies", "", "policy file (default: sample policies of every algorithm)")
 	cmd.Flags().StringVar(&f.logLevel, "log-level", "warn", "least important messages logged: debug, info, warn or error")
 	return cmd

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/weirlimit/weir/internal/devcluster"
+	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/test/testkit"
 )
 
@@ -44,7 +45,7 @@ func startDev(t *testing.T, cfg devcluster.Config) (said string, stop func() (al
 func TestDev(t *testing.T) {
 	testkit.NoLeaks(t, "github.com/weirlimit/weir/")
 	_, stop := startDev(t, devcluster.Config{
-		Nodes: 2, Logger: slog.New(slog.DiscardHandler),
+		Nodes: 2, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler),
 		Policies: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: leases, algorithm: concurrency, limit: 1, ttl: 1m}\n"),
 	})
 	said, err := stop()

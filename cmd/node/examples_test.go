@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/weirlimit/weir/internal/devcluster"
+	"github.com/weirlimit/weir/internal/node"
 )
 
 // examplePages are the pages whose commands are run, by the policies that they are run with, and how many there are at least.
@@ -40,7 +41,7 @@ func TestExamples(t *testing.T) {
 			if command := "\nbin/weir dev --policies " + page.policies + "\n"; !strings.Contains(string(text), command) {
 				t.Fatalf("the page does not have %q", command)
 			}
-			said, stop := startDev(t, devcluster.Config{Nodes: 3, Logger: slog.New(slog.DiscardHandler), Policies: page.policies})
+			said, stop := startDev(t, devcluster.Config{Nodes: 3, HTTP: node.PortAny, GRPC: node.PortAny, Logger: slog.New(slog.DiscardHandler), Policies: page.policies})
 			ports := regexp.MustCompile(`dev-0  http://(\S+)  grpc (\S+)`).FindStringSubmatch(said)
 			if ports == nil {
 				t.Fatalf("no ports in\n%s", said)

@@ -58,8 +58,7 @@ func TestLoad(t *testing.T) {
 
 // TestLoadOverRESP: the Redis protocol takes policies.
 func TestLoadOverRESP(t *testing.T) {
-	any := node.PortAny
-	n, shop, _ := startSecured(t, func(cfg *node.Config) { cfg.RESPPort = &any })
+	n, shop, _ := startSecured(t, func(cfg *node.Config) { cfg.RESPPort = node.PortAny })
 	args := []string{"--over", "resp", "--addr", n.RESPAddr(), "--policy", "login", "--at-most", "5/1m", "--keys", "4", "--count", "200", "--concurrency", "8", "--timeout", "20s", "-o", "json"}
 	code, out, errs := runLoad(append(args, "--token-file", testkit.WriteFile(t, "token", shop))...)
 	var r load.Result

@@ -14,7 +14,8 @@ import (
 // testConfig is a node on free loopback ports.
 func testConfig(t *testing.T, name string) node.Config {
 	return node.Config{
-		Name: name, Bind: "127.0.0.1", Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
+		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 		PolicyFile: testkit.WriteFile(t, "policies.yaml", "policies:\n  - {name: login, algorithm: sliding_log, limit: 5, window: 1m}\n"),
 	}
 }

@@ -20,34 +20,13 @@ import (
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/node"
 	"github.com/weirlimit/weir/internal/settings"
-	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limiter"
 )
 
-// runFlags are the settings of one node as the command line writes them.
+// runFlags are the settings of one node, and what the command line writes otherwise than node.Config.
 type runFlags struct {
-	name, bind, advertise                       string
-	httpPort, grpcPort, gossipPort, peer, debug settings.Value[node.Port]
-	resp                                        settings.Value[node.Port]
-	join, voters, httpHosts                     []string
-	forwardAuthHeaders, trustedProxies          []string
-	maxMembers                                  int
-	policies, unknownPolicy                     string
-	envoy                                       envoyFlags
-	security                                    securityFlags
-	limits                                      limitsFlags
-	maxKeys                                     settings.Value[int64]
-	maxMemory                                   string
-	maxRequestIDs                               int
-	maxReservations, maxKeyReservations         int
-	noInline, noConsole                         bool
-	timeout, grace                              time.Duration
-	logFormat, logLevel                         string
-	inlineMaxWindow                             time.Duration
-	inlineMaxKeys, inlineMaxMemory              settings.Value[int64]
-	otlpEndpoint                                string
-	traceSample, traceCallerRate                float64
-	config                                      string
+	node.Config
+	unknownPolicy, maxMemory, logFormat, logLevel, config string
 }
 
 func newRun() *cobra.Command {
@@ -74,43 +53,44 @@ on ends the process at once, SIGHUP reads the policy file, certificates and keys
 }
 
 func (f *runFlags) register(fs *pflag.FlagSet) {
-	fs.StringVar(&f.name, "name", "", "the node's name, stable over restarts and unique in the cluster (default: the host name)")
-	fs.StringVar(&f.bind, "bind", "127.0.0.1", "IP address that all ports listen on")
-	fs.StringVar(&f.advertise, "advertise", "", "IP address or host name that other nodes reach this one at (default: the one it binds)")
-	fs.Var(f.httpPort.Of(parsePort, "port", "8080"), "http-port", "port for HTTP")
-	fs.Var(f.grpcPort.Of(parsePort, "port", "8081"), "grpc-port", "port for gRPC")
-	fs.Var(f.gossipPort.Of(parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
-	fs.Var(f.peer.Of(parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
-	fs.Var(f.resp.Of(parsePort, "port", ""), "resp-port", "port for the Redis protocol (CL.THROTTLE, WEIR.CHECK), 6380 by convention; empty: off")
-	fs.Var(f.debug.Of(parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
-	fs.StringSliceVar(&f.httpHosts, "http-hosts", nil, "host names that HTTP requests may be for besides IP addresses and localhost, separated by commas; empty: only these where --bind is a loopback address, and any name elsewhere")
-	fs.StringSliceVar(&f.forwardAuthHeaders, "forward-auth-headers", nil, "header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none")
-	fs.StringSliceVar(&f.trustedProxies, "trusted-proxies", nil, "addresses or prefixes of the gateways that ask /v1/forward-auth, and of proxies before them, whose X-Forwarded-For is believed (key_ip=true), separated by commas; empty: none")
-	fs.StringSliceVar(&f.join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
-	fs.IntVar(&f.maxMembers, "max-members", cluster.DefaultMaxMembers, "nodes of the cluster at most: what gossip tells of more is not taken in")
-	fs.StringSliceVar(&f.voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
-	fs.StringVar(&f.policies, "policies", "", "policy file (YAML), read again when it changes")
-	f.envoy.register(fs)
-	f.security.register(fs)
-	f.limits.register(fs)
+	fs.StringVar(&f.Name, "name", "", "the node's name, stable over restarts and unique in the cluster (default: the host name)")
+	fs.StringVar(&f.Bind, "bind", "127.0.0.1", "IP address that all ports listen on")
+	fs.StringVar(&f.Advertise, "advertise", "", "IP address or host name that other nodes reach this one at (default: the one it binds)")
+	fs.Var(settings.Var(&f.HTTPPort, parsePort, "port", "8080"), "http-port", "port for HTTP")
+	fs.Var(settings.Var(&f.GRPCPort, parsePort, "port", "8081"), "grpc-port", "port for gRPC")
+	fs.Var(settings.Var(&f.GossipPort, parsePort, "port", "7946"), "gossip-port", "port for gossip, TCP and UDP; empty: a node alone for good")
+	fs.Var(settings.Var(&f.PeerPort, parsePort, "port", "7947"), "peer-port", "port for gRPC between nodes")
+	fs.Var(settings.Var(&f.RESPPort, parsePort, "port", ""), "resp-port", "port for the Redis protocol (CL.THROTTLE, WEIR.CHECK), 6380 by convention; empty: off")
+	fs.Var(settings.Var(&f.DebugPort, parsePort, "port", ""), "debug-port", "port for profiles (/debug/pprof/), on 127.0.0.1 whatever --bind says; empty: off")
+	fs.StringSliceVar(&f.HTTPHosts, "http-hosts", nil, "host names that HTTP requests may be for besides IP addresses and localhost, separated by commas; empty: only these where --bind is a loopback address, and any name elsewhere")
+	fs.StringSliceVar(&f.ForwardAuthHeaders, "forward-auth-headers", nil, "header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none")
+	fs.StringSliceVar(&f.TrustedProxies, "trusted-proxies", nil, "addresses or prefixes of the gateways that ask /v1/forward-auth, and of proxies before them, whose X-Forwarded-For is believed (key_ip=true), separated by commas; empty: none")
+	fs.StringSliceVar(&f.Join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
+	fs.IntVar(&f.MaxMembers, "max-members", cluster.DefaultMaxMembers, "nodes of the cluster at most: what gossip tells of more is not taken in")
+	fs.StringSliceVar(&f.Voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
+	fs.StringVar(&f.PolicyFile, "policies", "", "policy file (YAML), read again when it changes")
+	registerEnvoy(fs, &f.Envoy)
+	registerSecurity(fs, &f.Security)
+	registerLimits(fs, &f.Limits)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
-	fs.Var(f.maxKeys.Of(settings.ParseKeys, "int", "10000000"), "max-keys", "keys with live state at most; 0: no bound")
+	fs.Var(settings.Var(&f.MaxKeys, settings.OrNone(settings.ParseKeys), "int", strconv.Itoa(node.DefaultMaxKeys)), "max-keys", "keys with live state at most; 0: no bound")
 	fs.StringVar(&f.maxMemory, "max-memory", settings.Auto, "memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave of it; 0: no bound")
-	fs.IntVar(&f.maxReservations, "max-reservations", node.DefaultMaxReservations, "pending reservations of all keys, copies of other nodes' included; 0: none")
-	fs.IntVar(&f.maxKeyReservations, "max-key-reservations", node.DefaultMaxKeyReservations, "pending reservations of one key, each extension counted; 0: none")
-	fs.IntVar(&f.maxRequestIDs, "max-request-ids", 10_000, "request ids remembered per partition (of 4093); 0: none")
-	fs.BoolVar(&f.noInline, "no-inline", false, "refuse limits sent along with a request")
-	fs.BoolVar(&f.noConsole, "no-console", false, "serve no console at /console")
-	fs.DurationVar(&f.inlineMaxWindow, "inline-max-window", limiter.DefaultInlineMaxWindow, "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
-	fs.Var(f.inlineMaxKeys.Of(settings.ParseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of limits sent along at most; 0: no bound but the fair part")
-	fs.Var(f.inlineMaxMemory.Of(settings.ParseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of limits sent along at most; 0: no bound but the fair part")
-	fs.DurationVar(&f.timeout, "timeout", limiter.DefaultTimeout, "longest time for a check that another node decides")
-	fs.DurationVar(&f.grace, "grace", 10*time.Second, "longest time for stopping in good order")
+	count := settings.OrNone(settings.ParseNumber(0))
+	fs.Var(settings.Var(&f.MaxReservations, count, "int", strconv.Itoa(node.DefaultMaxReservations)), "max-reservations", "pending reservations of all keys, copies of other nodes' included; 0: none")
+	fs.Var(settings.Var(&f.MaxKeyReservations, count, "int", strconv.Itoa(node.DefaultMaxKeyReservations)), "max-key-reservations", "pending reservations of one key, each extension counted; 0: none")
+	fs.Var(settings.Var(&f.MaxRequestIDs, count, "int", strconv.Itoa(node.DefaultMaxRequestIDs)), "max-request-ids", "request ids remembered per partition (of 4093); 0: none")
+	fs.BoolVar(&f.NoInline, "no-inline", false, "refuse limits sent along with a request")
+	fs.BoolVar(&f.NoConsole, "no-console", false, "serve no console at /console")
+	fs.Var(settings.Var(&f.InlineMaxWindow, settings.OrNone(settings.ParseBound), "duration", limiter.DefaultInlineMaxWindow.String()), "inline-max-window", "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
+	fs.Var(settings.Var(&f.InlineMaxKeys, settings.ParseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of limits sent along at most; 0: no bound but the fair part")
+	fs.Var(settings.Var(&f.InlineMaxMemory, settings.ParseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of limits sent along at most; 0: no bound but the fair part")
+	fs.DurationVar(&f.Timeout, "timeout", limiter.DefaultTimeout, "longest time for a check that another node decides")
+	fs.DurationVar(&f.Grace, "grace", node.DefaultGrace, "longest time for stopping in good order")
 	fs.StringVar(&f.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	fs.StringVar(&f.logLevel, "log-level", "info", "least important messages logged: debug, info, warn or error")
-	fs.StringVar(&f.otlpEndpoint, "otlp-endpoint", "", "collector for traces, OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT for TLS; empty: no traces")
-	fs.Float64Var(&f.traceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
-	fs.Float64Var(&f.traceCallerRate, "trace-caller-rate", 10, "calls traced a second at most because their callers say so (the sampled flag of a traceparent); 0: none")
+	fs.StringVar(&f.OTLPEndpoint, "otlp-endpoint", "", "collector for traces, OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT for TLS; empty: no traces")
+	fs.Float64Var(&f.TraceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
+	fs.Float64Var(&f.TraceCallerRate, "trace-caller-rate", 10, "calls traced a second at most because their callers say so (the sampled flag of a traceparent); 0: none")
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
 }
 
@@ -188,31 +168,17 @@ func stopNode(n *node.Node, grace time.Duration, log *slog.Logger) error {
 // it with SIGPIPE, and nothing would be handed over.
 func outliveLog() { signal.Ignore(syscall.SIGPIPE) }
 
-// nodeConfig turns flags into a node's configuration.
+// nodeConfig turns flags into a node's configuration, which the node validates.
 func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
-	cfg := node.Config{
-		Version: version(),
-		Name:    f.name, Bind: f.bind, Advertise: f.advertise, Join: f.join, MaxMembers: f.maxMembers,
-		HTTPHosts: f.httpHosts, ForwardAuthHeaders: f.forwardAuthHeaders, TrustedProxies: f.trustedProxies, PolicyFile: f.policies, Envoy: f.envoy.Envoy, Security: f.security.Security, NoInline: f.noInline, NoConsole: f.noConsole, Timeout: f.timeout, Grace: f.grace,
-		MaxReservations: f.maxReservations, MaxKeyReservations: f.maxKeyReservations,
-		MaxRequestIDs: f.maxRequestIDs, MaxKeys: f.maxKeys.Value,
-		InlineMaxWindow: f.inlineMaxWindow, InlineMaxKeys: f.inlineMaxKeys.Value, InlineMaxMemory: f.inlineMaxMemory.Value,
-		OTLPEndpoint: f.otlpEndpoint, TraceSample: f.traceSample, TraceCallerRate: f.traceCallerRate,
-		HTTPPort: f.httpPort.Value, GRPCPort: f.grpcPort.Value, GossipPort: f.gossipPort.Value, PeerPort: f.peer.Value,
-	}
-	if f.debug.Value != node.PortOff {
-		cfg.DebugPort = &f.debug.Value
-	}
-	if f.resp.Value != node.PortOff {
-		cfg.RESPPort = &f.resp.Value
-	}
+	cfg := f.Config
+	cfg.Version = version()
 	var err error
 	if cfg.Name == "" {
 		if cfg.Name, err = os.Hostname(); err != nil {
 			return cfg, fmt.Errorf("name: the host has no name (%w): set it", err)
 		}
 	}
-	if cfg.Voters, err = node.ParseVoters(f.voters, cfg.Name); err != nil {
+	if cfg.Voters, err = node.ParseVoters(cfg.Voters, cfg.Name); err != nil {
 		return cfg, fmt.Errorf("voters: %w", err)
 	}
 	switch f.unknownPolicy {
@@ -227,48 +193,8 @@ func (f *runFlags) nodeConfig(log io.Writer) (node.Config, error) {
 	if cfg.MaxMemory, err = memory.Parse(f.maxMemory); err != nil {
 		return cfg, fmt.Errorf("max-memory: %w", err)
 	}
-	if f.maxRequestIDs < 0 {
-		return cfg, fmt.Errorf("max-request-ids: %d is negative", f.maxRequestIDs)
-	}
-	for flag, n := range map[string]int{"max-reservations": f.maxReservations, "max-key-reservations": f.maxKeyReservations} {
-		if n < 0 {
-			return cfg, fmt.Errorf("%s: %d is negative", flag, n)
-		}
-	}
-	for _, n := range []*int{&cfg.MaxRequestIDs, &cfg.MaxReservations, &cfg.MaxKeyReservations} {
-		if *n == 0 {
-			*n = -1 // none, where 0 would stand for the default
-		}
-	}
-	if cfg.Limits, err = f.limits.config(); err != nil {
-		return cfg, err
-	}
-	if f.inlineMaxWindow < 0 {
-		return cfg, fmt.Errorf("inline-max-window: %v is negative", f.inlineMaxWindow)
-	}
-	if f.timeout < time.Millisecond || f.timeout > time.Minute {
-		return cfg, fmt.Errorf("timeout: %v is not a time to wait from 1ms to 1m", f.timeout)
-	}
-	if f.grace <= 0 {
-		return cfg, fmt.Errorf("grace: %v is not a time to wait", f.grace)
-	}
-	if err := f.checkTraces(); err != nil {
-		return cfg, err
-	}
 	cfg.Logger, err = settings.NewLogger(log, f.logFormat, f.logLevel)
 	return cfg, err
-}
-
-// checkTraces says what is wrong with the settings of traces.
-func (f *runFlags) checkTraces() error {
-	if f.otlpEndpoint == "" {
-		if f.traceSample != 0 {
-			return errors.New("trace-sample: needs a collector: give --otlp-endpoint")
-		}
-		return nil
-	}
-	traces := tracing.Config{Endpoint: f.otlpEndpoint, Sample: f.traceSample, CallerRate: f.traceCallerRate}
-	return traces.Check()
 }
 
 // parsePort reads a port: empty is off, 0 any free one.
@@ -280,5 +206,50 @@ func parsePort(s string) (node.Port, error) {
 	if err != nil {
 		return 0, fmt.Errorf("%q is not a port, 0 to 65535, or empty to turn it off", s)
 	}
+	if n == 0 {
+		return node.PortAny, nil
+	}
 	return node.Port(n), nil
+}
+
+// registerLimits registers the bounds on callers.
+func registerLimits(fs *pflag.FlagSet, l *node.Limits) {
+	positive := settings.AutoOr(settings.ParseNumber(1))
+	fs.Var(settings.Var(&l.MaxConnections, settings.AutoOr(settings.OrNone(settings.ParseNumber(0))), "int", settings.Auto), "max-connections", "connections of authenticated callers at a time at each port; more are closed; 0: no bound; auto: by the memory there is")
+	fs.Var(settings.Var(&l.MaxConnectionsPerSource, settings.ParseNumber(0), "int", "0"), "max-connections-per-source", "those of them from one source, an IPv4 address or an IPv6 /64; 0: half of --max-connections")
+	fs.Var(settings.Var(&l.MaxAnonymousConnections, positive, "int", settings.Auto), "max-anonymous-connections", "connections at a time at each port whose callers have not been authenticated yet; more wait, and sources take turns; auto: by the memory there is")
+	fs.Var(settings.Var(&l.MaxConnectionAge, settings.OrNone(settings.ParseBound), "duration", node.DefaultMaxAge.String()), "max-connection-age", "age from which a caller or node is asked to take another connection; set it below half of what short-lived client certificates live; 0: no bound")
+	fs.Var(settings.Var(&l.IdleTimeout, settings.OrNone(settings.ParseBound), "duration", node.DefaultIdleTimeout.String()), "idle-timeout", "how long a connection of gRPC or the Redis protocol may stay without calls; 0: no bound")
+	fs.Var(settings.Var(&l.MaxStreams, positive, "int", settings.Auto), "max-streams", "calls at a time on one connection of gRPC or HTTP/2; more wait at the caller; auto: by the memory there is")
+	fs.Var(settings.Var(&l.MaxMessageSize, settings.AutoOr(settings.ParseSize(1<<10, 1<<30)), "size", settings.Auto), "max-message-size", "largest body of a request, HTTP or gRPC; auto: 4MiB, or less where there is little memory")
+	fs.Var(settings.Var(&l.MaxHeaderSize, settings.ParseSize(1<<10, 1<<20), "size", "32KiB"), "max-header-size", "largest header of a request, HTTP or gRPC")
+	fs.Var(settings.Var(&l.MaxInFlight, positive, "int", settings.Auto), "max-in-flight", "checks that wait at a time for other nodes or for copies; more are answered by on_error; auto: by the memory there is")
+	fs.Var(settings.Var(&l.FirstMessageTimeout, settings.ParseWait, "duration", node.DefaultFirstMessage.String()), "first-message-timeout", "longest time between the headers and the first message of a gRPC call, and for a command of the Redis protocol to come")
+	fs.Var(settings.Var(&l.WriteTimeout, settings.ParseWait, "duration", node.DefaultWriteTimeout.String()), "write-timeout", "longest time that a gRPC connection, or a stream on it, may be stuck because its caller does not read")
+	fs.Var(settings.Var(&l.MaxUnread, settings.AutoOr(settings.ParseSize(1<<20, 1<<40)), "size", settings.Auto), "max-unread", "answers of all streams of checks that wait for their callers to read; streams with more than their share of it are ended then; auto: by the memory there is")
+}
+
+// registerSecurity registers what keeps a node to those it is meant for.
+func registerSecurity(fs *pflag.FlagSet, s *node.Security) {
+	fs.StringVar(&s.TLS.Cert, "tls-cert-file", "", "certificate (PEM, with its chain) for callers over HTTP, gRPC and the Redis protocol, read again when it changes; empty: plain text")
+	fs.StringVar(&s.TLS.Key, "tls-key-file", "", "private key (PEM) of --tls-cert-file")
+	fs.StringVar(&s.TLS.CA, "tls-client-ca-file", "", "authorities (PEM) of callers' certificates, which are required then, or a token where --access-file is given")
+	fs.StringVar(&s.PeerTLS.Cert, "peer-tls-cert-file", "", "certificate (PEM, with its chain) that this node presents to other nodes, as server and as client; empty: plain text between nodes")
+	fs.StringVar(&s.PeerTLS.Key, "peer-tls-key-file", "", "private key (PEM) of --peer-tls-cert-file")
+	fs.StringVar(&s.PeerTLS.CA, "peer-tls-ca-file", "", "authorities (PEM) of the other nodes' certificates")
+	fs.StringVar(&s.PeerName, "peer-tls-name", "", "name (DNS or URI) that must be among the alternative names of every node's certificate")
+	fs.StringVar(&s.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
+	fs.StringVar(&s.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes")
+	fs.BoolVar(&s.Insecure, "insecure", false, "open ports beyond loopback without what keeps strangers out: mutual TLS between nodes, gossip keys, a secret of the cluster, and a proof of who calls")
+	fs.StringVar(&s.AuditLog, "audit-log", "", "file for the audit log, or stderr: refunds, resets, changes of gossip keys and denied calls, with who and from where, as lines of JSON; empty: none")
+	fs.StringVar(&s.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: keys the hash of keys, so that outsiders cannot aim keys at one partition")
+}
+
+// registerEnvoy registers the front end for Envoy.
+func registerEnvoy(fs *pflag.FlagSet, e *node.Envoy) {
+	fs.StringVar(&e.Dir, "envoy-config", "", "directory with files (*.yaml, *.yml) in the format of envoyproxy/ratelimit, read again when they change: serves Envoy's rate limit service on the gRPC port and POST /json; empty: off")
+	fs.BoolVar(&e.MergeDomains, "envoy-merge-domains", false, "let several files of --envoy-config describe one domain")
+	fs.BoolVar(&e.Headers, "envoy-response-headers", false, "have Envoy add RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset to responses")
+	fs.BoolVar(&e.Metadata, "envoy-dynamic-metadata", false, "add dynamic metadata to answers to Envoy: what was asked, and the metadata of limits that were not exceeded")
+	fs.BoolVar(&e.Shadow, "envoy-shadow", false, "answer OK to every request of Envoy's, whatever its limits say")
 }

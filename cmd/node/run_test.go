@@ -59,14 +59,14 @@ func TestBadCommandLines(t *testing.T) {
 		{"run --unknown-policy maybe", `--unknown-policy: "maybe" is not one of`},
 		{"run --max-keys many", `…"--max-keys" flag: "many" is not`},
 		{"run --max-keys -1", `…"--max-keys" flag: "-1" is not`},
-		{"run --inline-max-window -1s", "--inline-max-window: -1s is negative"},
+		{"run --inline-max-window -1s", `…"--inline-max-window" flag: "-1s" is not a time`},
 		{"run --inline-max-window 1d", `…"--inline-max-window"`},
 		{"run --inline-max-keys -1", `…"--inline-max-keys" flag: "-1" is not`},
 		{"run --inline-max-memory 1B", `…"--inline-max-memory" flag: "1B" is not a size`},
 		{"run --max-memory lots", `--max-memory: "lots" is not`},
-		{"run --max-reservations -1", "--max-reservations: -1 is negative"},
-		{"run --max-key-reservations -1", "--max-key-reservations: -1 is negative"},
-		{"run --max-request-ids -1", "--max-request-ids: -1 is negative"},
+		{"run --max-reservations -1", `…"--max-reservations" flag: "-1" is not a number`},
+		{"run --max-key-reservations -1", `…"--max-key-reservations" flag: "-1" is not a number`},
+		{"run --max-request-ids -1", `…"--max-request-ids" flag: "-1" is not a number`},
 		{"run --max-request-ids x", `…"--max-request-ids"`},
 		{"run --timeout 0s", "--timeout: 0s is not"},
 		{"run --otlp-endpoint collector:4317", "--otlp-endpoint: is not http://HOST:PORT"},
@@ -257,4 +257,53 @@ func TestFlagsAreDocumented(t *testing.T) {
 			t.Errorf("neither docs/operating.md nor docs/security.md names --%s", f.Name)
 		}
 	})
+}
+
+// TestFlagsOfLimits: flags that are not given leave the bounds to the node, 0 is what the flag says it is, and what makes no sense is
+// an error that names the flag.
+func TestFlagsOfLimits(t *testing.T) {
+	said := func(args ...string) node.Config {
+		var f runFlags
+		fs := pflag.NewFlagSet("run", pflag.ContinueOnError)
+		f.register(fs)
+		if err := fs.Parse(args); err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := f.nodeConfig(io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return cfg
+	}
+	want := node.Limits{MaxConnectionAge: node.DefaultMaxAge, IdleTimeout: node.DefaultIdleTimeout, MaxHeaderSize: node.DefaultMaxHeader,
+		FirstMessageTimeout: node.DefaultFirstMessage, WriteTimeout: node.DefaultWriteTimeout}
+	if got := said().Limits; got != want {
+		t.Errorf("flags say %+v", got)
+	}
+	none := said("--max-connections=0", "--max-connection-age=0", "--idle-timeout=0", "--max-keys=0", "--max-memory=0", "--max-request-ids=0",
+		"--max-reservations=0", "--max-key-reservations=0", "--inline-max-window=0", "--inline-max-keys=0", "--http-port=0", "--grpc-port=")
+	if l := none.Limits; l.MaxConnections != -1 || l.MaxConnectionAge != -1 || l.IdleTimeout != -1 || none.MaxKeys != -1 || none.MaxMemory != -1 ||
+		none.MaxRequestIDs != -1 || none.MaxReservations != -1 || none.MaxKeyReservations != -1 || none.InlineMaxWindow != -1 || none.InlineMaxKeys != 0 ||
+		none.HTTPPort != node.PortAny || none.GRPCPort != node.PortOff {
+		t.Errorf("flags of 0 say %+v", none)
+	}
+	for _, c := range []struct{ args, want string }{
+		{"--max-connections -1", "max-connections"},
+		{"--max-connections-per-source -1", "max-connections-per-source"},
+		{"--max-anonymous-connections 0", "max-anonymous-connections"},
+		{"--max-connection-age 1ms", "--max-connection-age: "},
+		{"--idle-timeout -1s", "idle-timeout"},
+		{"--max-streams 0", "max-streams"},
+		{"--max-message-size 1GB2", "max-message-size"},
+		{"--max-message-size 10B", "max-message-size"},
+		{"--max-header-size 1GiB", "max-header-size"},
+		{"--write-timeout 1ms", "--write-timeout: "},
+		{"--first-message-timeout 0", "first-message-timeout"},
+		{"--max-in-flight -1", "max-in-flight"},
+	} {
+		var out strings.Builder
+		if code := run(append([]string{"run"}, strings.Fields(c.args)...), io.Discard, &out); code != exitError || !strings.Contains(out.String(), c.want) {
+			t.Errorf("%s: %d %s", c.args, code, &out)
+		}
+	}
 }

@@ -56,7 +56,7 @@ func restart(ctx context.Context) ([]byte, error) {
 	configs := make([]node.Config, 3)
 	for i := range configs {
 		configs[i] = node.Config{
-			Version: "picture", Name: fmt.Sprint("weir-", i), Bind: "127.0.0.1", HTTPPort: node.PortOff, Policies: set,
+			Version: "picture", Name: fmt.Sprint("weir-", i), Bind: "127.0.0.1", GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny, Policies: set,
 			Timeout: time.Second, Grace: 10 * time.Second, Logger: slog.New(slog.DiscardHandler),
 		}
 		if i > 0 {

@@ -65,9 +65,9 @@ func Run(ctx context.Context, stdout io.Writer, cfg Config) error {
 	for i, name := range names {
 		own := node.Config{
 			Version: cfg.Version, Name: name, Bind: "127.0.0.1", Voters: voters, Policies: set, PolicyFile: cfg.Policies,
-			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, MaxKeys: 10_000_000, Memory: share,
-			InlineMaxWindow: limiter.DefaultInlineMaxWindow,
-			Logger:          cfg.Logger.With("node", name),
+			HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
+			Timeout: limiter.DefaultTimeout, Grace: 5 * time.Second, Memory: share,
+			Logger: cfg.Logger.With("node", name),
 		}
 		if i == 0 {
 			own.HTTPPort, own.GRPCPort, own.AnyPortIfTaken = cfg.HTTP, cfg.GRPC, cfg.AnyPort

@@ -153,10 +153,33 @@ func New(cfg Config) *Metrics {
 	for _, result := range []string{"taken", "rejected"} {
 		m.reloads.WithLabelValues(result)
 	}
-	m.registry.MustRegister(m.calls.durations, m.calls.errors, m.reloads, collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.registry.MustRegister(cfg.Collectors...)
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(m.own()...)
 	return m
+}
+
+// own are the collectors of what is the node's and not the process's, but for what differs by scraper.
+func (m *Metrics) own() []prometheus.Collector {
+	return append([]prometheus.Collector{m.calls.durations, m.calls.errors, m.reloads}, m.cfg.Collectors...)
+}
+
+// Register shows what is the node's, and not the process's, in a registry of somebody else's until end is called. Whoever scrapes
+// that is one scraper. The error is the registry's, in which nothing is left then.
+func (m *Metrics) Register(to prometheus.Registerer) (end func(), err error) {
+	var done []prometheus.Collector
+	end = func() {
+		for _, c := range done {
+			to.Unregister(c)
+		}
+	}
+	for _, c := range append(m.own(), page{m, "registerer"}) {
+		if err := to.Register(c); err != nil {
+			end()
+			return nil, err
+		}
+		done = append(done, c)
+	}
+	return end, nil
 }
 
 // Handler serves the page.
@@ -194,7 +217,7 @@ func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, nearLimit, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
 		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
-		pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
+		borrowers, loans, loanUnits, recalls, pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
 		ch <- d
 	}
 }

@@ -76,7 +76,7 @@ func listenDebug(p Port) (*ingress.Listener, error) {
 	if p == PortOff {
 		return nil, nil
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p))))
+	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(int(max(p, 0)))))
 	if err != nil {
 		return nil, fmt.Errorf("debug-port: %w", err)
 	}

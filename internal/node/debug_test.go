@@ -10,8 +10,8 @@ import (
 // The debug port shows profiles on loopback, and the port for callers does not.
 func TestDebugPort(t *testing.T) {
 	leavesNothing(t, func() {
-		cfg, debug := testConfig(t, "a"), PortAny
-		cfg.GossipPort, cfg.PeerPort, cfg.DebugPort = PortOff, PortOff, &debug
+		cfg := testConfig(t, "a")
+		cfg.GossipPort, cfg.PeerPort, cfg.DebugPort = PortOff, PortOff, PortAny
 		n := mustStart(t, cfg)
 		awaitSettled(t, n)
 		defer n.Stop()

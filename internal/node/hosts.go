@@ -5,9 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-
-	httpapi "github.com/weirlimit/weir/gateway/http"
-	"github.com/weirlimit/weir/internal/clientip"
 )
 
 // hostCheck returns which names in a Host header stand for a node that is bound to an address; nil for any. A page that a
@@ -40,15 +37,4 @@ func checkHosts(names []string) error {
 		}
 	}
 	return nil
-}
-
-// forwardAuth reads what says where /v1/forward-auth may take keys from.
-func (cfg *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
-	if f.Headers, err = httpapi.ParseKeyHeaders(cfg.ForwardAuthHeaders); err != nil {
-		return f, fmt.Errorf("forward-auth-headers: %w", err)
-	}
-	if f.TrustedProxies, err = clientip.ParsePrefixes(cfg.TrustedProxies); err != nil {
-		return f, fmt.Errorf("trusted-proxies: %w", err)
-	}
-	return f, nil
 }

@@ -15,23 +15,6 @@ import (
 	"github.com/weirlimit/weir/internal/memory"
 )
 
-// Limits bounds what callers can hold on to, at each listener. A zero stands for the default, which newLimits has: of most,
-// what the memory that there is leaves room for.
-type Limits struct {
-	MaxConnections int           // of authenticated callers at a time, at each listener; -1: any number
-	MaxPerSource   int           // of them, those of one source address; -1: any number; 0: half of MaxConnections
-	MaxAnonymous   int           // connections that are not authenticated, at a time, at each listener
-	MaxAge         time.Duration // of a connection; -1: any
-	IdleTimeout    time.Duration // of a connection over gRPC without calls; -1: any
-	MaxStreams     int           // calls at a time on one connection of HTTP/2, which gRPC is
-	MaxMessage     int64         // bytes of a request's body
-	MaxHeader      int64         // bytes of a request's header fields
-	FirstMessage   time.Duration // for the first message of a call over gRPC
-	WriteTimeout   time.Duration // for a caller who does not read
-	MaxUnread      int64         // bytes of answers that wait for callers of streams to read, about
-	MaxInFlight    int           // checks that wait for other nodes or for copies
-}
-
 // Defaults, and what is fixed.
 const (
 	DefaultMaxAge       = time.Hour
@@ -49,47 +32,6 @@ const (
 	keepaliveTime, keepaliveTimeout = time.Minute, 20 * time.Second
 )
 
-// newLimits returns c with every zero replaced by its default.
-func newLimits(c Limits, m memory.Budget) Limits {
-	if c.MaxConnections == 0 {
-		c.MaxConnections = m.MaxConnections
-	}
-	if c.MaxPerSource == 0 && c.MaxConnections > 0 {
-		c.MaxPerSource = max(c.MaxConnections/2, 1)
-	}
-	if c.MaxAnonymous == 0 {
-		c.MaxAnonymous = m.MaxAnonymous
-	}
-	if c.MaxAge == 0 {
-		c.MaxAge = DefaultMaxAge
-	}
-	if c.IdleTimeout == 0 {
-		c.IdleTimeout = DefaultIdleTimeout
-	}
-	if c.MaxStreams == 0 {
-		c.MaxStreams = m.StreamsEach
-	}
-	if c.MaxMessage == 0 {
-		c.MaxMessage = m.MaxMessage
-	}
-	if c.MaxHeader == 0 {
-		c.MaxHeader = DefaultMaxHeader
-	}
-	if c.MaxInFlight == 0 {
-		c.MaxInFlight = m.MaxInFlight
-	}
-	if c.FirstMessage == 0 {
-		c.FirstMessage = DefaultFirstMessage
-	}
-	if c.WriteTimeout == 0 {
-		c.WriteTimeout = DefaultWriteTimeout
-	}
-	if c.MaxUnread == 0 {
-		c.MaxUnread = m.Unread
-	}
-	return c
-}
-
 // fitted returns a budget with what is chosen by hand in it: c, and bytes for state (0: what the other parts leave; -1: no bound).
 // An error is about a choice that cannot fit whatever the others are. Where all together do not fit, over says which of them are
 // chosen.
@@ -101,11 +43,11 @@ func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, ove
 		set    func()
 	}{
 		{"max-connections", int64(c.MaxConnections), math.MaxInt64, func() { m.MaxConnections = c.MaxConnections }},
-		{"max-anonymous-connections", int64(c.MaxAnonymous), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymous }},
+		{"max-anonymous-connections", int64(c.MaxAnonymousConnections), math.MaxInt64, func() { m.MaxAnonymous = c.MaxAnonymousConnections }},
 		{"max-streams", int64(c.MaxStreams), math.MaxInt64, func() { m.MaxStreams = max(m.MaxStreams, c.MaxStreams) }},
 		{"max-in-flight", int64(c.MaxInFlight), math.MaxInt64, func() { m.MaxInFlight = c.MaxInFlight }},
 		{"max-unread", c.MaxUnread, m.Limit, func() { m.Unread = c.MaxUnread }},
-		{"max-message-size", c.MaxMessage, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessage) }},
+		{"max-message-size", c.MaxMessageSize, m.Limit / 4, func() { m.Buffers = max(m.Buffers, 2*c.MaxMessageSize) }},
 		{"max-memory", state, m.Limit, func() {}},
 	} {
 		if part.chosen == 0 {
@@ -130,7 +72,7 @@ func (c *Limits) fitted(m memory.Budget, state int64) (fitted memory.Budget, ove
 // listener returns the configuration of a listener (http, grpc or peer).
 func (c *Limits) listener(name string, s *security) ingress.ListenerConfig {
 	cfg := ingress.ListenerConfig{
-		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxPerSource, 0), MaxAnonymous: c.MaxAnonymous,
+		MaxConnections: max(c.MaxConnections, 0), MaxPerSource: max(c.MaxConnectionsPerSource, 0), MaxAnonymous: c.MaxAnonymousConnections,
 		Rejected: func(from net.Addr, why ingress.Rejection) { s.denials.note(name, string(why), from, rejections[why]) },
 	}
 	if name != "http" {
@@ -155,7 +97,7 @@ var rejections = map[ingress.Rejection]string{
 func (c *Limits) grpcServer(m memory.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.ReadBufferSize(m.ReadBuffer), grpc.InitialWindowSize(m.StreamWindow), grpc.InitialConnWindowSize(callerConnectionWindow),
-		grpc.MaxRecvMsgSize(int(c.MaxMessage)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
+		grpc.MaxRecvMsgSize(int(c.MaxMessageSize)), grpc.MaxConcurrentStreams(uint32(c.MaxStreams)), grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),
 		c.keepalive(),
 	}
 }
@@ -163,39 +105,39 @@ func (c *Limits) grpcServer(m memory.Budget) []grpc.ServerOption {
 // peerServer returns the options of the server for other nodes.
 func (c *Limits) peerServer(m memory.Budget) []grpc.ServerOption {
 	return []grpc.ServerOption{
-		grpc.MaxConcurrentStreams(maxPeerStreams), grpc.MaxHeaderListSize(uint32(c.MaxHeader)),
+		grpc.MaxConcurrentStreams(maxPeerStreams), grpc.MaxHeaderListSize(uint32(c.MaxHeaderSize)),
 		grpc.InitialWindowSize(m.PeerWindow), grpc.InitialConnWindowSize(4 * m.PeerWindow),
 		c.keepalive(),
 	}
 }
 
-// keepalive bounds how long a connection over gRPC stays. From MaxAge on, or a tenth before, the caller is asked to open another
+// keepalive bounds how long a connection over gRPC stays. From MaxConnectionAge on, or a tenth before, the caller is asked to open another
 // one and to begin no more calls. Streams, which may go on for ever, are ended a little later in good order: see
 // ingress.CallsConfig.MaxAge. What is still there when all of them have had the time to end is cut off.
 func (c *Limits) keepalive() grpc.ServerOption {
 	p := keepalive.ServerParameters{Time: keepaliveTime, Timeout: keepaliveTimeout, MaxConnectionIdle: max(c.IdleTimeout, 0)}
-	if c.MaxAge > 0 {
-		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxAge, c.streamAge()-c.MaxAge+c.MaxAge/10+ingress.EndPatience+10*time.Second
+	if c.MaxConnectionAge > 0 {
+		p.MaxConnectionAge, p.MaxConnectionAgeGrace = c.MaxConnectionAge, c.streamAge()-c.MaxConnectionAge+c.MaxConnectionAge/10+ingress.EndPatience+10*time.Second
 	}
 	return grpc.KeepaliveParams(p)
 }
 
-// streamAge is how old a connection may become before its streams are ended: gRPC spreads what it does at MaxAge over a tenth of it
+// streamAge is how old a connection may become before its streams are ended: gRPC spreads what it does at MaxConnectionAge over a tenth of it
 // in both directions. 0: any age.
 func (c *Limits) streamAge() time.Duration {
-	if c.MaxAge <= 0 {
+	if c.MaxConnectionAge <= 0 {
 		return 0
 	}
-	return c.MaxAge + c.MaxAge/10 + time.Second
+	return c.MaxConnectionAge + c.MaxConnectionAge/10 + time.Second
 }
 
-// aged asks callers over HTTP whose connection has reached MaxAge to open another one, with the answer to a request.
+// aged asks callers over HTTP whose connection has reached MaxConnectionAge to open another one, with the answer to a request.
 func (c *Limits) aged(handler http.Handler) http.Handler {
-	if c.MaxAge <= 0 {
+	if c.MaxConnectionAge <= 0 {
 		return handler
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if conn := ingress.FromContext(r.Context()); conn != nil && time.Since(conn.Served()) > c.MaxAge {
+		if conn := ingress.FromContext(r.Context()); conn != nil && time.Since(conn.Served()) > c.MaxConnectionAge {
 			w.Header().Set("Connection", "close") // over HTTP/2 net/http makes a GOAWAY of it
 		}
 		handler.ServeHTTP(w, r)
@@ -204,7 +146,7 @@ func (c *Limits) aged(handler http.Handler) http.Handler {
 
 // httpServer has a server keep to the limits, beside the times that it has.
 func (c *Limits) httpServer(s *http.Server) *http.Server {
-	s.MaxHeaderBytes = int(c.MaxHeader)
+	s.MaxHeaderBytes = int(c.MaxHeaderSize)
 	s.ConnContext = ingress.ConnContext
 	s.Handler = c.aged(s.Handler)
 	// What a connection has received and nobody has read counts, unlike with gRPC, until it is.

@@ -28,7 +28,7 @@ import (
 // room again when one ends.
 func TestMaxConnections(t *testing.T) {
 	for name, limits := range map[string]Limits{
-		"of all": {MaxConnections: 2, MaxPerSource: -1}, "of a source": {MaxConnections: 100, MaxPerSource: 2},
+		"of all": {MaxConnections: 2, MaxConnectionsPerSource: -1}, "of a source": {MaxConnections: 100, MaxConnectionsPerSource: 2},
 	} {
 		cfg := testConfig(t, "node")
 		cfg.Limits = limits
@@ -113,7 +113,7 @@ func settingsOf(t *testing.T, addr string) map[http2.SettingID]uint32 {
 // TestSizes: streams, bodies and headers beyond their bounds.
 func TestSizes(t *testing.T) {
 	cfg := testConfig(t, "node")
-	cfg.Limits = Limits{MaxStreams: 7, MaxMessage: 10_000, MaxHeader: 4096}
+	cfg.Limits = Limits{MaxStreams: 7, MaxMessageSize: 10_000, MaxHeaderSize: 4096}
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	got := settingsOf(t, addrOf(n.listeners.grpc))
@@ -163,15 +163,15 @@ func TestSizes(t *testing.T) {
 // TestLimitsByDefault: every node has bounds, whatever it is started with: those that take memory follow from what there is.
 func TestLimitsByDefault(t *testing.T) {
 	m := memory.Divide(512 << 20)
-	c := newLimits(Limits{}, m)
+	c := (Limits{}).withDefaults(m)
 	if want := (Limits{
-		MaxConnections: m.MaxConnections, MaxStreams: m.StreamsEach, MaxMessage: m.MaxMessage, MaxHeader: DefaultMaxHeader,
-		FirstMessage: DefaultFirstMessage, WriteTimeout: DefaultWriteTimeout, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
-		MaxPerSource: m.MaxConnections / 2, MaxAnonymous: m.MaxAnonymous, MaxAge: DefaultMaxAge, IdleTimeout: DefaultIdleTimeout,
+		MaxConnections: m.MaxConnections, MaxStreams: m.StreamsEach, MaxMessageSize: m.MaxMessage, MaxHeaderSize: DefaultMaxHeader,
+		FirstMessageTimeout: DefaultFirstMessage, WriteTimeout: DefaultWriteTimeout, MaxUnread: m.Unread, MaxInFlight: m.MaxInFlight,
+		MaxConnectionsPerSource: m.MaxConnections / 2, MaxAnonymousConnections: m.MaxAnonymous, MaxConnectionAge: DefaultMaxAge, IdleTimeout: DefaultIdleTimeout,
 	}); c != want {
 		t.Errorf("%+v, want %+v", c, want)
 	}
-	none := newLimits(Limits{MaxConnections: -1, MaxAge: -1, IdleTimeout: -1}, m)
+	none := (Limits{MaxConnections: -1, MaxConnectionAge: -1, IdleTimeout: -1}).withDefaults(m)
 	if l := none.listener("http", &security{}); l.MaxConnections != 0 || l.MaxPerSource != 0 || none.streamAge() != 0 {
 		t.Errorf("no bound is %+v", l)
 	}
@@ -181,7 +181,7 @@ func TestLimitsByDefault(t *testing.T) {
 func TestMaxConnectionAge(t *testing.T) {
 	cfg := testConfig(t, "node")
 	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
-	cfg.Limits.MaxAge = 500 * time.Millisecond
+	cfg.Limits.MaxConnectionAge = time.Second
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	stream, err := weirv1.NewLimiterClient(dialed(t, n)).CheckStream(t.Context())
@@ -256,7 +256,7 @@ func TestChosenBounds(t *testing.T) {
 		{what: "connections and checks", limits: Limits{MaxConnections: 100_000, MaxInFlight: 50_000}, over: "[max-connections max-in-flight]"},
 		{what: "more state than there is", state: 512 << 20, err: "max-memory: 512 MiB do not fit"},
 		{what: "more unread than there is", limits: Limits{MaxUnread: 1 << 30}, err: "max-unread: 1.0 GiB do not fit"},
-		{what: "messages as large as it all", limits: Limits{MaxMessage: 256 << 20}, err: "max-message-size: 256 MiB do not fit"},
+		{what: "messages as large as it all", limits: Limits{MaxMessageSize: 256 << 20}, err: "max-message-size: 256 MiB do not fit"},
 	} {
 		got, over, err := test.limits.fitted(m, test.state)
 		if err != nil || test.err != "" {

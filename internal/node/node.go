@@ -54,57 +54,6 @@ import (
 	"github.com/weirlimit/weir/store"
 )
 
-// port is a port to listen on.
-type Port int
-
-const (
-	PortAny Port = 0  // any free one
-	PortOff Port = -1 // none: the service is off
-)
-
-// The bounds on pending reservations that are meant where nothing else is said.
-const (
-	DefaultMaxReservations    = store.DefaultReservations
-	DefaultMaxKeyReservations = store.DefaultKeyReservations
-)
-
-// Config is what a node is started with.
-type Config struct {
-	Version                                  string // of the program, as the node tells it
-	Name, Bind, Advertise                    string
-	HTTPPort, GRPCPort, GossipPort, PeerPort Port
-	RESPPort                                 *Port // for the Redis protocol; nil: off
-	DebugPort                                *Port // for profiles, on loopback; nil: off
-	AnyPortIfTaken                           bool  // take any free port in place of one that is taken
-	Join                                     []string
-	HTTPHosts                                []string // names in Host headers, besides addresses and localhost
-	ForwardAuthHeaders                       []string // names of header fields
-	TrustedProxies                           []string // prefixes or addresses
-	Voters                                   []string // names: none, 1, 3 or 5
-	MaxMembers                               int      // of the cluster; 0: cluster.DefaultMaxMembers
-	PolicyFile                               string   // empty: Policies
-	Envoy                                    Envoy
-	Policies                                 *policy.Set
-	Security                                 Security
-	Limits                                   Limits
-	Memory                                   memory.Budget // zero: of the memory that the process may use
-	UnknownPolicy                            limiter.Unknown
-	MaxKeys                                  int64 // 0: no bound
-	MaxMemory                                int64 // bytes for state; 0: as Memory says; -1: no bound
-	MaxRequestIDs                            int
-	MaxReservations, MaxKeyReservations      int // 0: the defaults; negative: none
-	NoInline                                 bool
-	NoConsole                                bool
-	InlineMaxWindow                          time.Duration // these three as in limiter.Config
-	InlineMaxKeys, InlineMaxMemory           int64
-	OTLPEndpoint                             string  // of a collector for traces; empty: no traces
-	TraceSample                              float64 // share of calls traced whose callers do not say
-	TraceCallerRate                          float64 // calls a second traced whose callers say so
-	Timeout, Grace                           time.Duration
-	Logger                                   *slog.Logger
-	LogDropped                               func() uint64 // lines of the log that were dropped; nil: none ever are
-}
-
 // node is one running node: everything that listens, and what it stands on.
 type Node struct {
 	cfg      Config
@@ -126,6 +75,7 @@ type Node struct {
 	watcher     *policy.Watcher // nil without a policy file
 	envoy       envoyFrontEnd
 	metrics     *metrics.Metrics
+	unregister  func()          // nil: metrics are registered nowhere
 	tracer      *tracing.Tracer // nil: no traces
 	security    *security
 	forwardAuth httpapi.ForwardAuth
@@ -148,6 +98,7 @@ type Node struct {
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
 	stopOnce sync.Once
+	stopErr  error // what was not done in good order
 }
 
 // The phases of a node's life. None comes back.
@@ -161,14 +112,21 @@ const (
 // error names the flag that is to blame, and leaves nothing running.
 func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n = &Node{
-		cfg: cfg, log: cfg.Logger, started: time.Now(),
+		log: cfg.Logger, started: time.Now(),
 		settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
-	if n.cfg.Memory == (memory.Budget{}) {
-		n.cfg.Memory = memory.Own()
+	defer func() {
+		if err != nil {
+			n.Stop()
+		}
+	}()
+	if err := cfg.Validate(); err != nil {
+		return n, err
 	}
-	fitted, over, err := cfg.Limits.fitted(n.cfg.Memory, cfg.MaxMemory)
+	cfg = cfg.withDefaults()
+	n.cfg = cfg
+	fitted, over, err := cfg.Limits.fitted(cfg.Memory, cfg.MaxMemory)
 	if err != nil {
 		return n, err
 	}
@@ -178,36 +136,8 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	if len(over) > 0 {
 		n.log.Warn("memory bounds exceed the limit", "settings", over, "sum_bytes", fitted.Sum(), "limit_bytes", fitted.Limit)
 	}
-	n.limits = newLimits(cfg.Limits, n.cfg.Memory)
-	defer func() {
-		if err != nil {
-			n.Stop()
-		}
-	}()
-	if cfg.Bind == "" {
-		// Listeners would take it for all addresses of the host.
-		return n, errors.New("bind: is empty: give an IP address; 0.0.0.0 stands for all of this host")
-	}
-	// Before anything is opened, so that a name that is wrong is not blamed on a port; and for a node alone, too.
-	if err := n.clusterConfig().Validate(); err != nil {
-		return n, err
-	}
-	if err := checkHosts(cfg.HTTPHosts); err != nil {
-		return n, fmt.Errorf("http-hosts: %w", err)
-	}
+	n.limits = cfg.Limits.withDefaults(fitted)
 	if n.forwardAuth, err = cfg.forwardAuth(); err != nil {
-		return n, err
-	}
-	if cfg.GossipPort == PortOff && len(cfg.Join) > 0 {
-		return n, errors.New("join: needs a gossip port")
-	}
-	if cfg.GossipPort == PortOff && len(cfg.Voters) > 0 && !slices.Equal(cfg.Voters, []string{cfg.Name}) {
-		return n, errors.New("voters: a node without gossip reaches no other voter: give it a gossip port, or its own name alone as voter")
-	}
-	if cfg.GossipPort != PortOff && cfg.PeerPort == PortOff {
-		return n, errors.New("peer-port: nodes that gossip forward to one another: give it, or no gossip port either")
-	}
-	if err := cfg.checkOpen(); err != nil {
 		return n, err
 	}
 	if n.security, err = openSecurity(cfg.Security, n.log); err != nil {
@@ -216,14 +146,12 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	policies := cfg.Policies
 	if cfg.PolicyFile != "" {
 		n.watcher, err = policy.NewWatcher(cfg.PolicyFile, policy.WatchConfig{
-			Check: n.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
+			Check: n.cfg.checkPolicies, OnChange: n.policiesChanged, OnError: n.policiesRejected,
 		})
 		if err != nil {
 			return n, fmt.Errorf("policies: %w", err)
 		}
 		policies = n.watcher.Current()
-	} else if err := n.checkPolicies(policies); err != nil {
-		return n, err
 	}
 	if err := n.openEnvoy(); err != nil {
 		return n, err
@@ -237,7 +165,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		n.hashKey = ring.RandomHashKey() // no other node has to have the same
 	}
 	n.settings = ring.SettingsFingerprint(n.hashKey)
-	n.buffers = connbuf.New(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymous+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
+	n.buffers = connbuf.New(n.cfg.Memory.Buffers, 2*(n.limits.MaxAnonymousConnections+max(n.limits.MaxConnections, 0)), func(from net.Addr) {
 		n.security.denials.note("callers", "memory", from, "it holds more than others of what connections may take of memory")
 	})
 	for _, l := range []struct {
@@ -248,20 +176,14 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		{"http-port", cfg.HTTPPort, &n.listeners.http},
 		{"grpc-port", cfg.GRPCPort, &n.listeners.grpc},
 		{"peer-port", cfg.PeerPort, &n.listeners.peer},
+		{"resp-port", cfg.RESPPort, &n.listeners.resp},
 	} {
 		if *l.to, err = n.listen(l.setting, l.port); err != nil {
 			return n, err
 		}
 	}
-	if cfg.RESPPort != nil {
-		if n.listeners.resp, err = n.listen("resp-port", *cfg.RESPPort); err != nil {
-			return n, err
-		}
-	}
-	if cfg.DebugPort != nil {
-		if n.listeners.debug, err = listenDebug(*cfg.DebugPort); err != nil {
-			return n, err
-		}
+	if n.listeners.debug, err = listenDebug(cfg.DebugPort); err != nil {
+		return n, err
 	}
 	n.security.warn(cfg)
 	if cfg.GossipPort != PortOff {
@@ -307,6 +229,11 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
 		Collectors: append(n.envoyCollectors(), n.security.metrics, hops), LogsDropped: n.logsDropped(),
 	})
+	if cfg.Registerer != nil {
+		if n.unregister, err = n.metrics.Register(cfg.Registerer); err != nil {
+			return n, fmt.Errorf("registerer: %w", err)
+		}
+	}
 	if n.watcher != nil {
 		n.watcher.Watch()
 	}
@@ -330,7 +257,7 @@ func (n *Node) listen(setting string, p Port) (*ingress.Listener, error) {
 	if p == PortOff {
 		return nil, nil
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(n.cfg.Bind, strconv.Itoa(int(p))))
+	l, err := net.Listen("tcp", net.JoinHostPort(n.cfg.Bind, strconv.Itoa(int(max(p, 0)))))
 	if err != nil && n.cfg.AnyPortIfTaken && p != PortAny {
 		return n.listen(setting, PortAny)
 	}
@@ -347,14 +274,6 @@ func (n *Node) listen(setting string, p Port) (*ingress.Listener, error) {
 		return nil, fmt.Errorf("bind: %w: give an address of this host; 0.0.0.0 stands for all of them", err)
 	}
 	return nil, fmt.Errorf("%s: %w", setting, err)
-}
-
-// clusterConfig is what a node says to its cluster of itself, before it has opened a port.
-func (n *Node) clusterConfig() cluster.Config {
-	return cluster.Config{
-		Name: n.cfg.Name, Bind: n.cfg.Bind, GossipPort: max(int(n.cfg.GossipPort), 0), Advertise: n.cfg.Advertise,
-		Join: n.cfg.Join, Logger: n.log, MaxMembers: n.cfg.MaxMembers,
-	}
 }
 
 // identify asks the process at a peer address who it is.
@@ -383,7 +302,7 @@ func (n *Node) identity() *peerv1.IdentifyResponse {
 
 // join starts the gossip.
 func (n *Node) join(policies *policy.Set) (*cluster.Cluster, error) {
-	c := n.clusterConfig()
+	c := n.cfg.cluster()
 	c.PeerPort, c.HTTPPort, c.GRPCPort = portOf(n.listeners.peer), portOf(n.listeners.http), portOf(n.listeners.grpc)
 	c.SettingsFingerprint, c.Keys, c.PolicyHash, c.Voters = n.settings, n.security.fileKeys(), shortHash(policies), n.cfg.Voters
 	c.EnvoyHash = n.envoyHash()
@@ -416,7 +335,7 @@ func (n *Node) serve() {
 	requests := memory.NewGate(budget.Calls)
 	if n.listeners.peer != nil {
 		calls := ingress.NewCalls(ingress.CallsConfig{
-			FirstMessage: n.limits.FirstMessage, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
+			FirstMessage: n.limits.FirstMessageTimeout, MaxAge: n.limits.streamAge(), Panicked: n.panicked("peer"),
 		})
 		n.peerServer = grpc.NewServer(append(slices.Concat(calls.Options(), n.security.peerServer(), n.limits.peerServer(n.cfg.Memory)),
 			grpc.MaxRecvMsgSize(8<<20), grpc.MaxSendMsgSize(8<<20), grpc.WaitForHandlers(true), handshake, grpc.ForceServerCodecV2(transport.Codec()))...)
@@ -438,7 +357,7 @@ func (n *Node) serve() {
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 		})
 		calls := ingress.NewCalls(ingress.CallsConfig{
-			Authorize: n.security.authorizeGRPC, MaxAnonymous: n.limits.MaxAnonymous, FirstMessage: n.limits.FirstMessage,
+			Authorize: n.security.authorizeGRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
 			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.callerName(),
 		})
@@ -469,14 +388,14 @@ func (n *Node) serve() {
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(), Console: n.consolePath(),
 			Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
 			TopKeys: n.TopKeys, Describe: n.Describe,
-			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessage, Requests: requests, Buffers: n.buffers,
+			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessageSize, Requests: requests, Buffers: n.buffers,
 		})), n.log))
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
 	}
 	if n.listeners.resp != nil {
 		n.respServer = resp.New(resp.Config{
 			Service: n.security.auth.Service("resp", n.limiter), Authenticate: n.security.authenticateRESP, Tokens: n.security.access != nil, Caller: n.security.callerName(),
-			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessage,
+			Handshake: n.security.respHandshake(), IdleTimeout: max(n.limits.IdleTimeout, 0), CommandTimeout: n.limits.FirstMessageTimeout,
 			Requests: requests, Buffers: n.buffers,
 			Version: n.cfg.Version, Decided: n.metrics.RESP, Failed: n.metrics.RESPFailed, Panicked: n.panicked("resp"),
 			Suspicious: func(from net.Addr) {
@@ -675,23 +594,28 @@ func (n *Node) setHealth(serving bool) {
 	n.health.SetServingStatus(weirv1.Limiter_ServiceDesc.ServiceName, status)
 }
 
-// Stop leaves the cluster and ends everything: within the grace time and what it takes to say goodbye, about a second.
-// It may be called more than once, and returns when all has ended.
-func (n *Node) Stop() {
-	n.stopOnce.Do(n.stop)
+// Stop is StopWithin with the grace time alone. What was not done in good order is in the log.
+func (n *Node) Stop() { _ = n.StopWithin(context.Background()) }
+
+// StopWithin leaves the cluster, hands over what the node holds and ends everything: until ctx is done, within the grace time, and
+// what it takes to say goodbye, about a second. It may be called more than once, and returns when all has ended. The error says what
+// was not done in good order.
+func (n *Node) StopWithin(ctx context.Context) error {
+	n.stopOnce.Do(func() { n.stopErr = n.stop(ctx) })
+	return n.stopErr
 }
 
-func (n *Node) stop() {
+func (n *Node) stop(ctx context.Context) (err error) {
 	n.phase.Store(phaseStopping)
 	n.health.Shutdown() // for good: settle may be about to say that all is well
-	ctx, done := context.WithTimeout(context.Background(), n.cfg.Grace)
+	ctx, done := context.WithTimeout(ctx, n.cfg.Grace)
 	defer done()
 	if n.cluster != nil {
 		// First of all, so that the others stop sending while this node still answers.
-		n.leave(ctx)
+		err = n.leave(ctx)
 	}
 	if n.runner != nil && n.cluster != nil {
-		n.handOver(ctx)
+		err = errors.Join(err, n.handOver(ctx))
 	}
 	n.cancel()
 	if n.console != nil {
@@ -751,6 +675,9 @@ func (n *Node) stop() {
 			n.log.Warn("gossip close failed", "error", err)
 		}
 	}
+	if n.unregister != nil {
+		n.unregister()
+	}
 	if n.security != nil {
 		n.security.closeAudit()
 	}
@@ -763,23 +690,25 @@ func (n *Node) stop() {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already
 		}
 	}
+	return err
 }
 
 // leave takes this node out of the ring, and waits a little until the others have done so too: what they still send
 // until then would go unanswered.
-func (n *Node) leave(ctx context.Context) {
+func (n *Node) leave(ctx context.Context) error {
 	active, _ := n.joined()
 	if err := n.cluster.Leave(ctx); err != nil {
 		n.log.Warn("cluster leave failed", "error", err)
-		return
+		return err
 	}
 	if !active {
-		return // nobody sends to a node that never was in the ring
+		return nil // nobody sends to a node that never was in the ring
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	for !n.inStep(ctx) && pause(ctx) {
 	}
+	return nil
 }
 
 // logsDropped are the metrics of logs that drop lines.
@@ -800,17 +729,6 @@ func (n *Node) Reload() {
 		f.Reload()
 	}
 	n.security.reopenAudit()
-}
-
-// checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.
-func (n *Node) checkPolicies(set *policy.Set) error {
-	if len(n.cfg.Voters) > 0 {
-		return nil
-	}
-	if strict := set.NeedVoters(); len(strict) > 0 {
-		return strict
-	}
-	return nil
 }
 
 // policiesChanged puts the policies of a changed file into force.

@@ -34,8 +34,9 @@ const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1,
 // testConfig is a node on free loopback ports.
 func testConfig(t *testing.T, name string) Config {
 	return Config{
-		Name: name, Bind: "127.0.0.1", PolicyFile: testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)),
-		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Name: name, Bind: "127.0.0.1", HTTPPort: PortAny, GRPCPort: PortAny, GossipPort: PortAny, PeerPort: PortAny,
+		PolicyFile: testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)),
+		Timeout:    10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 	}
 }
 

@@ -22,9 +22,7 @@ func (n *Node) trace() (*tracing.Tracer, error) {
 	if n.cfg.OTLPEndpoint == "" {
 		return nil, nil
 	}
-	return tracing.New(tracing.Config{
-		Endpoint: n.cfg.OTLPEndpoint, Sample: n.cfg.TraceSample, CallerRate: n.cfg.TraceCallerRate, Node: n.cfg.Name, Version: n.cfg.Version, Logger: n.log,
-	})
+	return tracing.New(*n.cfg.traces())
 }
 
 // goodbyeToCollector is how long a node that stops waits for the collector at most.

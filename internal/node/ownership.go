@@ -2,6 +2,8 @@ package node
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -92,9 +94,14 @@ func aloneView(self ownership.Node) ownership.View {
 	return v
 }
 
-// handOver gives everything to the others.
-func (n *Node) handOver(ctx context.Context) {
+// handOver gives everything to the others. That there are none is no error.
+func (n *Node) handOver(ctx context.Context) error {
 	if err := n.runner.Drain(ctx); err != nil {
 		n.log.Info("not everything was handed over", "reason", err)
+		if errors.Is(err, runner.ErrNobody) {
+			return nil
+		}
+		return fmt.Errorf("not everything was handed over: %w", err)
 	}
+	return nil
 }

@@ -13,10 +13,9 @@ import (
 // TestRESPSecured: over the Redis protocol a certificate or a token will do, as over the others, and neither none.
 func TestRESPSecured(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
-	any := PortAny
 	n, shop, _, _ := withAccess(t, func(cfg *Config) {
 		cfg.Security.TLS = filesOf(t, a, loopback)
-		cfg.RESPPort = &any
+		cfg.RESPPort = PortAny
 	})
 	if want := " resp=" + addrOf(n.listeners.resp); !strings.HasSuffix(n.ReadyLine(), want) {
 		t.Errorf("the ready line is %q", n.ReadyLine())

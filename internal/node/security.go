@@ -31,25 +31,9 @@ import (
 	"github.com/weirlimit/weir/internal/metrics"
 )
 
-// Security is what keeps a node to those it is meant for. All of it is files, which are read again when they change
-// unless something else is said; empty stands for none.
-type Security struct {
-	TLS           certs.Files // for callers; CA: whose certificates callers may present
-	PeerTLS       certs.Files // between nodes
-	PeerName      string      // name in every node's certificate
-	AccessFile    string      // who may do what; empty: everybody everything
-	GossipKeyFile string      // empty: gossip in plain text
-	SecretFile    string      // the cluster's secret; read once
-	Insecure      bool        // beyond loopback, too, whoever reaches a port may do what it is for
-	AuditLog      string      // file of the audit log, or audit.Stderr; empty: none
-	Stderr        io.Writer   // that the audit log may go to
-
-	Now func() time.Time // tells when certificates expire; nil: time.Now
-}
-
 // forCallers reports whether there is a port for callers.
 func (cfg *Config) forCallers() bool {
-	return cfg.HTTPPort != PortOff || cfg.GRPCPort != PortOff || cfg.RESPPort != nil
+	return cfg.HTTPPort != PortOff || cfg.GRPCPort != PortOff || cfg.RESPPort != PortOff
 }
 
 // open lists what keeps strangers out of the ports that others can reach, and is not given: nothing on loopback.

@@ -92,7 +92,7 @@ func TestManyElements(t *testing.T) {
 
 // TestDeniedBeforeRead: who may not call a method is told so before the request is read.
 func TestDeniedBeforeRead(t *testing.T) {
-	n, _, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessage = time.Hour })
+	n, _, _, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessageTimeout = time.Hour })
 	conn := dialed(t, n)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -109,7 +109,7 @@ func TestDeniedBeforeRead(t *testing.T) {
 
 // TestFirstMessage: a call ends whose first message does not come, whatever deadline it says it has.
 func TestFirstMessage(t *testing.T) {
-	n, _, all, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessage = 100 * time.Millisecond })
+	n, _, all, _ := withAccess(t, func(cfg *Config) { cfg.Limits.FirstMessageTimeout = 100 * time.Millisecond })
 	conn := dialed(t, n)
 	ctx, cancel := context.WithTimeout(metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+all), time.Hour)
 	defer cancel()

@@ -9,38 +9,45 @@ import (
 	"github.com/weirlimit/weir/cluster"
 )
 
-// ParseVoters reads the names of the voters, or ordinals:N, which stands for the lowest ordinals of the StatefulSet that
-// the node of the given name belongs to.
+// ParseVoters returns the names in a list, in which ordinals:N alone stands for the lowest ordinals of the StatefulSet that the node
+// of the given name belongs to.
 func ParseVoters(list []string, name string) ([]string, error) {
-	voters := list
-	if len(list) == 1 {
-		if count, ok := strings.CutPrefix(list[0], "ordinals:"); ok {
-			prefix, err := ordinalPrefix(name)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", list[0], err)
-			}
-			n, err := strconv.ParseUint(count, 10, 8)
-			if err != nil || !IsVoterCount(int(n)) {
-				return nil, fmt.Errorf("%s: the number of voters is 1, 3 or 5", list[0])
-			}
-			voters = make([]string, n)
-			for i := range voters {
-				voters[i] = prefix + strconv.Itoa(i)
-			}
-		}
+	if len(list) != 1 {
+		return list, nil
 	}
+	count, ok := strings.CutPrefix(list[0], "ordinals:")
+	if !ok {
+		return list, nil
+	}
+	prefix, err := ordinalPrefix(name)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", list[0], err)
+	}
+	n, err := strconv.ParseUint(count, 10, 8)
+	if err != nil || !IsVoterCount(int(n)) {
+		return nil, fmt.Errorf("%s: the number of voters is 1, 3 or 5", list[0])
+	}
+	voters := make([]string, n)
+	for i := range voters {
+		voters[i] = prefix + strconv.Itoa(i)
+	}
+	return voters, nil
+}
+
+// checkVoters says what is wrong with the names of voters.
+func checkVoters(voters []string) error {
 	if len(voters) > 0 && !IsVoterCount(len(voters)) {
-		return nil, fmt.Errorf("%d voters are given: the number of voters is 1, 3 or 5", len(voters))
+		return fmt.Errorf("%d voters are given: the number of voters is 1, 3 or 5", len(voters))
 	}
 	for i, v := range voters {
 		if err := cluster.CheckName(v); err != nil {
-			return nil, err
+			return err
 		}
 		if slices.Contains(voters[:i], v) {
-			return nil, fmt.Errorf("%q is given twice", v)
+			return fmt.Errorf("%q is given twice", v)
 		}
 	}
-	return voters, nil
+	return nil
 }
 
 // IsVoterCount reports whether a cluster can have so many voters: an even number of voters survives no more losses than one less.

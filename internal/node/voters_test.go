@@ -43,6 +43,9 @@ func TestParseVoters(t *testing.T) {
 			list = strings.Split(c.list, ",")
 		}
 		got, err := ParseVoters(list, c.name)
+		if err == nil {
+			err = checkVoters(got)
+		}
 		switch {
 		case c.says != "" && (err == nil || !strings.Contains(err.Error(), c.says)):
 			t.Errorf("%s of %s: %q, %v; want %q", c.list, c.name, got, err, c.says)

@@ -2,45 +2,59 @@ package settings
 
 import (
 	"fmt"
+	"math"
 	"strconv"
+	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/spf13/pflag"
 )
 
 // Auto is the value of a setting that follows from the memory there is.
 const Auto = "auto"
 
-// Value is a flag whose text is looked at when it is set, so that what is wrong with it is said of the place where it was
+// value is a flag whose text is looked at when it is set, so that what is wrong with it is said of the place where it was
 // set: the command line, the environment, a line of the file.
-type Value[T any] struct {
-	Text, kind string
-	Value      T
+type value[T any] struct {
+	to         *T
+	text, kind string
 	parse      func(string) (T, error)
 }
 
-// Of makes p ready for use; the default must be right.
-func (p *Value[T]) Of(parse func(string) (T, error), kind, text string) *Value[T] {
-	p.parse, p.kind = parse, kind
-	if err := p.Set(text); err != nil {
+// Var returns a flag that sets *to, by default to what text says, which must be right.
+func Var[T any](to *T, parse func(string) (T, error), kind, text string) pflag.Value {
+	v := &value[T]{to: to, kind: kind, parse: parse}
+	if err := v.Set(text); err != nil {
 		panic("settings: default of a flag: " + err.Error())
 	}
-	return p
+	return v
 }
 
 // Set implements pflag.Value.
-func (p *Value[T]) Set(text string) (err error) {
-	p.Text = text
-	p.Value, err = p.parse(text)
+func (v *value[T]) Set(text string) (err error) {
+	v.text = text
+	*v.to, err = v.parse(text)
 	return err
 }
 
 // String implements pflag.Value.
-func (p *Value[T]) String() string { return p.Text }
+func (v *value[T]) String() string { return v.text }
 
 // Type implements pflag.Value.
-func (p *Value[T]) Type() string { return p.kind }
+func (v *value[T]) Type() string { return v.kind }
 
-// ParseKeys reads a number of keys; 0 is no bound.
+// OrNone returns a parser that reads 0 as -1, which stands for no bound or for none, and leaves the rest to another.
+func OrNone[T int | int64 | time.Duration](parse func(string) (T, error)) func(string) (T, error) {
+	return func(s string) (T, error) {
+		n, err := parse(s)
+		if err == nil && n == 0 {
+			n = -1
+		}
+		return n, err
+	}
+}
+
+// ParseKeys reads a number of keys.
 func ParseKeys(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < 0 {
@@ -67,15 +81,33 @@ func AutoOr[T any](parse func(string) (T, error)) func(string) (T, error) {
 	}
 }
 
-// ParseCount returns a parser of numbers within bounds, and of auto, which is 0.
-func ParseCount(least, most int) func(string) (int, error) {
-	return AutoOr(func(s string) (int, error) {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < least || n > most {
-			return 0, fmt.Errorf("%q is neither auto nor a number from %d to %d", s, least, most)
+// ParseNumber returns a parser of numbers from least on.
+func ParseNumber(least int) func(string) (int, error) {
+	return func(s string) (int, error) {
+		n, err := strconv.ParseInt(s, 10, 32)
+		if err != nil || int(n) < least {
+			return 0, fmt.Errorf("%q is not a number from %d to %d", s, least, math.MaxInt32)
 		}
-		return n, nil
-	})
+		return int(n), nil
+	}
+}
+
+// ParseWait reads a time to wait, which is above 0.
+func ParseWait(s string) (time.Duration, error) {
+	d, err := ParseBound(s)
+	if err == nil && d == 0 {
+		err = fmt.Errorf("%q is not a time to wait, such as 500ms", s)
+	}
+	return d, err
+}
+
+// ParseBound reads a time, or 0.
+func ParseBound(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil || d < 0 {
+		return 0, fmt.Errorf("%q is not a time, such as 1m30s", s)
+	}
+	return d, nil
 }
 
 // ParseSize returns a parser of amounts of memory within bounds.

@@ -50,7 +50,8 @@ const policies = `policies:
 func start(t *testing.T, name, accessFile string, join *node.Node) *node.Node {
 	t.Helper()
 	cfg := node.Config{
-		Version: "v0.1.0", Name: name, Bind: "127.0.0.1", Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Version: "v0.1.0", Name: name, Bind: "127.0.0.1", HTTPPort: node.PortAny, GRPCPort: node.PortAny, GossipPort: node.PortAny, PeerPort: node.PortAny,
+		Timeout: 10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 		PolicyFile: testkit.WriteFile(t, "policies.yaml", policies),
 	}
 	cfg.Security.AccessFile = accessFile

@@ -81,7 +81,7 @@ var mayImport = map[string]string{
 	"proto/weir/v1":            "",
 	"proto/weir/peer/v1":       "proto/weir/v1",
 	"docs/images":              "client internal/node internal/simulate policy",
-	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/asker internal/devcluster internal/file internal/load internal/logqueue internal/memory internal/node internal/remote internal/render internal/secrets internal/settings internal/simulate internal/tracing internal/validate limiter policy proto/weir/v1",
+	"cmd/node":                 "algo auth client cluster gateway/envoy gateway/http internal/asker internal/devcluster internal/file internal/load internal/logqueue internal/memory internal/node internal/remote internal/render internal/secrets internal/settings internal/simulate internal/validate limiter policy proto/weir/v1",
 	"internal/asker":           "algo client internal/load internal/remote proto/weir/v1",
 	"internal/devcluster":      "internal/memory internal/node limiter policy",
 	"internal/remote":          "algo internal/certs internal/file policy proto/weir/v1",
@@ -181,7 +181,7 @@ var panics = []string{
 	"algo/limits.go counter",
 	"cluster/runner/boottime_linux.go BootTime",
 	"internal/node/observe.go recovering", // again, in net/http's way
-	"internal/settings/value.go Of",
+	"internal/settings/value.go Var",
 	"client/grpclimit/grpclimit.go fill",
 	"client/httplimit/httplimit.go Handler",
 	"gateway/http/http.go New",
