@@ -23,7 +23,6 @@ type Brief struct {
 	algo.Decision // but for Lease and Tightest
 	Window        time.Duration
 	Shadow        bool
-	NearLimit     bool
 }
 
 // Preparer is a Service with prepared handles.

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"context"
 	"net/http"
 	"net/url"
 	"slices"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/quotaheader"
-	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -65,7 +63,7 @@ func (a *api) handleTopKeys(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, problemOf(err))
 		return
 	}
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], topKeysBodyOf(ask.Order, top))
+	a.answer(w, r, nil, topKeysBodyOf(ask.Order, top))
 }
 
 // topKeysOf reads the query of GET /v1/keys/top.
@@ -141,7 +139,11 @@ func listed(names []string) []string {
 	return names
 }
 
-// keyStateBody is the answer of POST /v1/keys/describe.
+// describeBody is the request of POST /v1/keys/describe.
+type describeBody struct {
+	targetBody
+}
+
 type keyStateBody struct {
 	Node   string           `json:"node"`
 	OnLoan int64            `json:"on_loan"`
@@ -161,13 +163,18 @@ type returnBody struct {
 	AfterMS int64 `json:"after_ms"`
 }
 
-func (a *api) describe() http.HandlerFunc {
-	return operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
-		return a.Describe(ctx, &t)
-	}, inJSON(a, keyStateOf))
-}
-
-func keyStateOf(state *limit.KeyState) any {
+func (a *api) handleDescribe(w http.ResponseWriter, r *http.Request) {
+	var body describeBody
+	t, p := a.readTarget(w, r, &body, &body.targetBody)
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	state, err := a.Describe(r.Context(), &t)
+	if err != nil {
+		a.writeProblem(w, r, problemOf(err))
+		return
+	}
 	out := keyStateBody{Node: state.Node, OnLoan: state.OnLoan, Limits: make([]limitStateBody, len(state.Limits))}
 	for i := range state.Limits {
 		l := &state.Limits[i]
@@ -178,5 +185,5 @@ func keyStateOf(state *limit.KeyState) any {
 		}
 		out.Limits[i] = b
 	}
-	return &out
+	a.answer(w, r, nil, &out)
 }

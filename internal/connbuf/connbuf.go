@@ -6,7 +6,7 @@
 // they are allocated, in the pool of the server's buffers. At the bound, connections that have brought much lately are not read
 // any more until there is room again, which their callers see as a slow network; when there is none for a while, because what
 // takes it is halves of messages, or answers that nobody reads, the connection that has brought the most since the memory began
-// to fill is closed, and so on.
+// to fill is closed, and twice as much at a time for as long as the others fill the room again at once.
 //
 // It does not promise to find the right connection to close, nor anything about what messages take once they are decoded.
 package connbuf
@@ -45,10 +45,12 @@ type Bound struct {
 	closed            atomic.Uint64
 	full              func(from net.Addr)
 
-	mu    sync.Mutex
-	room  chan struct{} // closed, and made anew, when used falls below soft
-	conns map[*conn]struct{}
-	last  time.Time // when a connection was closed for want of room
+	mu     sync.Mutex
+	room   chan struct{} // closed, and made anew, when used falls below soft
+	conns  map[*conn]struct{}
+	last   time.Time // when a connection was closed for want of room
+	times  int       // how often that was so since the memory began to fill for the time that during says
+	during int64
 }
 
 // New returns a Bound of so many bytes for at most so many connections. When connections are closed for want of room, full is
@@ -199,7 +201,10 @@ func (b *Bound) relieve(now time.Time) {
 }
 
 // heaviest returns the connections to be closed at an instant: of those that have brought about as much as the one that brought the
-// most, until they have brought half of what is to be freed. Each may have had more written than it brought.
+// most, until they have brought half of what is to be freed. Each may have had more written than it brought. Where that has not
+// been enough, because the others took what was freed, it is twice as much the next time, of those that have brought half as much
+// as well, and so on: halves of messages, which wait in the buffers of the callers' systems even when the callers have gone, would
+// take all room for as long as there are any.
 func (b *Bound) heaviest(now time.Time) []*conn {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -208,9 +213,15 @@ func (b *Bound) heaviest(now time.Time) []*conn {
 		return nil
 	}
 	b.last = now
+	if filling := b.filling.Load(); b.during != filling {
+		b.times, b.during = 0, filling
+	}
+	missing <<= b.times
+	least := 3 + b.times
+	b.times = min(b.times+1, 20)
 	all := slices.SortedFunc(maps.Keys(b.conns), func(c, d *conn) int { return cmp.Compare(d.lately(), c.lately()) })
 	n := 0
-	for n < len(all) && missing > 0 && all[n].lately() > max(b.light, all[0].lately()/8) {
+	for n < len(all) && missing > 0 && all[n].lately() > max(b.light, all[0].lately()>>least) {
 		missing -= all[n].lately()
 		n++
 	}

@@ -142,6 +142,45 @@ func TestRelieve(t *testing.T) {
 	})
 }
 
+// TestRelieveMore: where there is no room again after connections were closed, twice as much is closed the next time; once the
+// memory has been less than half full, it begins with one again.
+func TestRelieveMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		closed := 0
+		b := New(most, 20, func(net.Addr) { closed++ })
+		fill := func(brought ...int64) {
+			b.Hold(b.soft / 2)
+			for _, n := range brought {
+				if err := b.connect(t).read(int(n)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			b.Hold(b.soft / 2)
+		}
+		now := time.Now()
+		relieve := func(want ...int) {
+			t.Helper()
+			for _, want := range want {
+				was := closed
+				now = now.Add(patience)
+				b.relieve(now)
+				if closed-was != want {
+					t.Fatalf("%d are closed, want %d", closed-was, want)
+				}
+			}
+		}
+		much := b.soft / 8
+		fill(much, much, much, much, much, much, much, much)
+		relieve(1, 2, 4, 1, 0) // of the last there is one left
+		b.Release(b.soft)
+		fill(much, much, much)
+		relieve(1, 2)
+		b.Release(b.soft)
+		fill(much, much/9, much/9, b.light)
+		relieve(1, 2, 0) // at first what has brought an eighth or less is not asked
+	})
+}
+
 // TestClose: a connection that waits for room and is closed waits no more.
 func TestClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -9,15 +9,14 @@ import (
 
 // Error is one mistake in a file.
 type Error struct {
-	File string `json:"file"`
+	File string
 	// Line and Column count from 1; columns count characters, not bytes.
-	Line   int `json:"line"`
-	Column int `json:"column"`
+	Line, Column int
 	// Field is the path of the field in the file, such as "policies[0].overrides[2].limit". Empty when the mistake is
 	// not in a field.
-	Field string `json:"field,omitempty"`
+	Field string
 	// Message says what is wrong and what to do.
-	Message string `json:"message"`
+	Message string
 }
 
 // Error returns "file:line:column: field: message".
