@@ -71,6 +71,9 @@ func methodRoles() map[string]Role {
 	roles["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"] = RoleCheck
 	roles["/kuadrant.service.ratelimit.v1.RateLimitService/CheckRateLimit"] = RoleCheck
 	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Report"] = RoleCharge
+	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Reserve"] = RoleCheck
+	// What is not reserved needs RoleCharge besides, see Service.
+	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Commit"] = RoleCheck
 	// RESET_REMAINING and negative hits need RoleRefund besides.
 	roles["/pb.gubernator.V1/GetRateLimits"] = RoleCheck
 	roles["/pb.gubernator.V1/HealthCheck"] = RoleCheck

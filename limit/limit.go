@@ -121,10 +121,14 @@ type Service interface {
 	// "checks[3].key". Nothing is kept of the slice.
 	Check(ctx context.Context, checks []Check) ([]Result, error)
 	// CheckAll decides checks together, on whatever nodes: all are charged, or none is admitted. Repeats of a target are
-	// summed into one. Partial, Always, RequestID, a Cost of 0 and limits that are of concurrency or count what they deny are
+	// summed into one. Partial, RequestID, a Cost of 0 and limits that are of concurrency or count what they deny are
 	// errors. Two such calls may both be refused for the last unit. An error, which names the element like those of Check,
 	// means that nothing was admitted. When this node or its caller is lost on the way there may be a charge without an
 	// admission, never the reverse.
+	//
+	// Always is for all of the checks or for none: all are charged then whether or not there is room, unless an owner cannot be asked,
+	// which is an *Error of kind Unavailable; what others have charged is given back then, but for units of a policy with several
+	// limits that had no room for them all. A negative Cost is an error.
 	CheckAll(ctx context.Context, checks []Check) (AllDecision, error)
 	// Acquire takes a lease. Errors are *Error.
 	Acquire(ctx context.Context, a Acquire) (Decision, error)

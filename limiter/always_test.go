@@ -138,8 +138,19 @@ func TestAlwaysBadInput(t *testing.T) {
 		n.checkError(t, always(target, -algo.MaxLimit-1), limit.Invalid, "cost")
 		n.checkError(t, limit.Check{Target: target, Cost: -1}, limit.Invalid, "cost")
 		n.checkError(t, always(limit.Target{Policy: "concurrency", Key: "k"}, 0), limit.Invalid, "policy")
-		_, err := n.CheckAll(t.Context(), []limit.Check{always(target, 1)})
+		for _, checks := range [][]limit.Check{
+			{always(target, 1), {Target: limit.Target{Policy: "sliding_log", Key: "k"}, Cost: 1}},
+			{{Target: limit.Target{Policy: "sliding_log", Key: "k"}, Cost: 1}, always(target, 1)},
+		} {
+			_, err := n.CheckAll(t.Context(), checks)
+			wantError(t, err, limit.Invalid, "checks[1].always")
+		}
+		_, err := n.CheckAll(t.Context(), []limit.Check{always(target, -1)})
 		wantError(t, err, limit.Invalid, "always")
+		_, err = n.CheckAll(t.Context(), []limit.Check{always(target, 0)})
+		wantError(t, err, limit.Invalid, "cost")
+		_, err = n.CheckAll(t.Context(), []limit.Check{always(limit.Target{Policy: "concurrency", Key: "k"}, 1)})
+		wantError(t, err, limit.Invalid, "policy")
 	})
 }
 

@@ -31,7 +31,12 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	l.run(ctx, all.ops)
 	err := all.err()
 	allowed := err == nil && all.allowed()
-	l.settleAll(ctx, all.ops, allowed)
+	charged := allowed
+	if err == nil && checks[0].Always {
+		err = all.unasked()
+		charged = err == nil
+	}
+	l.settleAll(ctx, all.ops, charged)
 	if err != nil {
 		return limit.AllDecision{}, err
 	}
@@ -39,7 +44,9 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	for i := range checks {
 		costs[i] = checks[i].Cost
 	}
-	return all.decision(costs, allowed), nil
+	out := all.decision(costs, charged)
+	out.Allowed = allowed
+	return out, nil
 }
 
 // together is the checks of one atomic check, or what one reservation of several targets is made of.
@@ -87,7 +94,7 @@ func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 	hold := min(2*l.cfg.Timeout+time.Second, limit.MaxReservation) // longer than this node takes to settle
 	for i := range checks {
 		op := Op{Kind: OpReserve, Check: checks[i], TTL: hold, Atomic: true}
-		err := suitsAtomic(&op)
+		err := suitsAtomic(&op, checks[0].Always)
 		if err == nil {
 			err = l.prepare(&op)
 		}
@@ -107,11 +114,11 @@ func (l *Limiter) together(checks []limit.Check) (*together, *limit.Error) {
 	return all, nil
 }
 
-// suitsAtomic says what an atomic check cannot hold.
-func suitsAtomic(op *Op) *limit.Error {
+// suitsAtomic says what an atomic check cannot hold, of which all are charges (Always) or none is.
+func suitsAtomic(op *Op, always bool) *limit.Error {
 	switch {
-	case op.Always:
-		return limit.NewError(limit.Invalid, "always", "cannot be set in an atomic check, which is all or nothing")
+	case op.Always != always:
+		return limit.NewError(limit.Invalid, "always", "must be set in all elements of an atomic check, or in none")
 	case op.Partial:
 		return limit.NewError(limit.Invalid, "partial", "cannot be set in an atomic check, which is all or nothing")
 	case op.Cost == 0:
@@ -133,6 +140,17 @@ func (a *together) err() error {
 			return err.In(a.first[i], len(a.of))
 		default:
 			return err.InList(a.list, a.first[i])
+		}
+	}
+	return nil
+}
+
+// unasked is the error of a charge whose owner could not be asked.
+func (a *together) unasked() error {
+	for i := range a.ops {
+		if d := &a.ops[i].Outcome.Decision; d.FailedOpen || d.FailedClosed {
+			return limit.NewError(limit.Unavailable, "",
+				"a node that decides for one of these keys cannot be reached, or has no memory left for it; what the others have charged is given back")
 		}
 	}
 	return nil
@@ -197,6 +215,7 @@ func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
 			continue
 		}
 		settle := Op{Kind: OpSettle, Check: op.Check, Reservation: op.Reservation, subject: op.subject, partition: op.partition, owed: true}
+		settle.Always = false
 		if !keep {
 			settle.Cost = 0
 		}

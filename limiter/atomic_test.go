@@ -446,3 +446,63 @@ func TestARefusedAtomicCheckLeavesNoTrace(t *testing.T) {
 		}
 	}
 }
+
+// charges are checks that charge always, as a report of work that has been done does.
+func charges(checks ...limit.Check) []limit.Check {
+	for i := range checks {
+		checks[i].Always = true
+	}
+	return checks
+}
+
+// TestAtomicCharges: all are charged, also beyond the limit, or none where an owner cannot be asked.
+func TestAtomicCharges(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+		a, b := named("a", c.owned("a", 1, 0), 4), named("b", c.owned("b", 2, 0), 4)
+		ask := func(want bool, checks ...limit.Check) limit.AllDecision {
+			t.Helper()
+			all, err := c.nodes[0].CheckAll(t.Context(), charges(checks...))
+			if err != nil || all.Allowed != want {
+				t.Errorf("%+v, %v, want allowed %v", all, err, want)
+			}
+			return all
+		}
+		ask(true, a, b)
+		if all := ask(false, a, a, named("denied", c.owned("denied", 2, 0), 3)); all.Decisions[0].Remaining != 0 {
+			t.Errorf("a repeat is summed: %+v", all)
+		}
+		// 12 of 10 are used: there is no room, and all is charged.
+		if all := ask(false, a, b); all.Decisions[0].Allowed || !all.Decisions[1].Allowed || all.Decisions[1].Remaining != 2 {
+			t.Errorf("%+v", all)
+		}
+		ask(false, b)
+		c.nodes[0].Close() // which settles
+		for _, n := range c.nodes {
+			if d := n.check(t, always(b.Target, 0)); d.Allowed || d.Remaining != 0 {
+				t.Errorf("12 of 10: %+v", d)
+			}
+		}
+	})
+	for _, lost := range []bool{true, false} { // the message to the second owner, or its answer
+		inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
+			a, b := named("a", c.owned("a", 1, 0), 1), named("b", c.owned("b", 2, 0), 1)
+			c.nodes[0].check(t, named("a", a.Key, 3))
+			var once atomic.Bool
+			c.tamper(func(_ context.Context, _ *testNode, to ownership.Node, ops []*Op, deliver func()) {
+				hit := to.Name == "n2" && once.CompareAndSwap(false, true)
+				if !hit || !lost {
+					deliver()
+				}
+				for _, op := range ops {
+					if hit {
+						op.Outcome = Outcome{Unreachable: true}
+					}
+				}
+			})
+			_, err := c.nodes[0].CheckAll(t.Context(), charges(named("a", a.Key, 20), b))
+			wantError(t, err, limit.Unavailable, "")
+			c.nodes[0].Close()
+			c.wantLeft([]limit.Check{a, b}, 7, 10)
+		})
+	}
+}

@@ -238,7 +238,7 @@ func fits(op *Op, concurrency bool, limits algo.Limits) *limit.Error {
 		switch {
 		case op.Atomic && concurrency:
 			return invalid(targetField(op), "is a concurrency limit, which cannot be part of an atomic check: acquire a lease")
-		case op.Atomic && countsDenied(limits):
+		case op.Atomic && !op.Always && countsDenied(limits):
 			// What is refused, and what is cancelled because another was, would have to be told apart from then on.
 			return invalid(targetField(op), "has count_denied set, and cannot be part of an atomic check")
 		case concurrency:

@@ -33,8 +33,8 @@ type ReservationID = store.ReservationID
 // Op is one operation on its way to the node that decides, and its Outcome once it has been there.
 type Op struct {
 	Kind OpKind
-	// Target always; Cost for check, acquire, reserve, extend, refund and settle (what it keeps); Partial and Always for check;
-	// RequestID for check, acquire, reserve, extend and refund.
+	// Target always; Cost for check, acquire, reserve, extend, refund and settle (what it keeps); Partial for check; Always for check,
+	// and for reserve as part of an atomic check; RequestID for check, acquire, reserve, extend and refund.
 	limit.Check
 	LeaseID string        // renew, release
 	TTL     time.Duration // acquire, renew, reserve, extend
@@ -184,7 +184,9 @@ func (l *Limiter) identify(t *table, target *limit.Target, s *subject) *limit.Er
 // validCost checks the cost and the request id of a check, or of another operation that has them.
 func validCost(c *limit.Check, kind OpKind) *limit.Error {
 	switch {
-	case c.Always && kind != OpCheck:
+	case c.Always && kind == OpReserve && c.Cost < 0:
+		return limit.NewError(limit.Invalid, "always", "does not go with a negative cost in an atomic check: send a refund")
+	case c.Always && kind != OpCheck && kind != OpReserve:
 		return limit.NewError(limit.Invalid, "partial", "cannot be set where all is charged always")
 	case c.Cost < 0 && kind == OpRefund:
 		return limit.NewError(limit.Invalid, "cost", "is negative: a refund says how many units to give back")

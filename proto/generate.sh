@@ -21,3 +21,9 @@ PATH=$bin:$PATH protoc -I ../gateway/gubernator/gubernatorpb \
   --go_out=../gateway/gubernator/gubernatorpb --go_opt=paths=source_relative \
   --go-grpc_out=../gateway/gubernator/gubernatorpb --go-grpc_opt=paths=source_relative \
   gubernator.proto
+# Kuadrant's, which imports Envoy's.
+go run ./envoyset >"$bin/envoy.pb"
+PATH=$bin:$PATH protoc --descriptor_set_in="$bin/envoy.pb" -I ../gateway/envoy/kuadrantpb \
+  --go_out=../gateway/envoy/kuadrantpb --go_opt=paths=source_relative \
+  --go-grpc_out=../gateway/envoy/kuadrantpb --go-grpc_opt=paths=source_relative \
+  kuadrantrls.proto

@@ -155,6 +155,9 @@ func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State,
 		}
 		held := part.extras.reservations.put(of, e, &sh.budget)
 		rule.Limits.Charged(state, &held.undo, d.Granted, true)
+		if call.apart(rule, d) {
+			rule.Limits.Lose(state, &held.undo)
+		}
 		part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
 	}
 }
@@ -169,14 +172,19 @@ func (p *partition) charged(state algo.State, k *Key, rule *Rule, call *Call, d 
 	switch {
 	case u == nil:
 		return
-	case call.Always && !d.Allowed && len(rule.Limits) > 1:
-		// Each limit may have been charged another number of units: nobody knows any more where those of before are.
+	case call.apart(rule, d):
 		rule.Limits.Lose(state, u)
 		return
 	}
 	if d.Granted > 0 || !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits) {
 		rule.Limits.Charged(state, u, d.Granted, false)
 	}
+}
+
+// apart reports whether each limit may have been charged another number of units: nobody knows any more where those of this charge, and of
+// those before, are.
+func (c *Call) apart(rule *Rule, d *algo.Decision) bool {
+	return c.Always && c.Cost != 0 && !d.Allowed && len(rule.Limits) > 1
 }
 
 // rememberAnswer keeps what was answered to a request.

@@ -320,3 +320,49 @@ func (w *undoWorld) extend(s *Store, k Key, c *undoCharge, id uint64) {
 		w.history = append(w.history, more)
 	}
 }
+
+// TestACancelledChargeOfSeveralLimits: where limits were charged differently, for want of room for debt, nobody knows what to give back,
+// and nothing is, neither of the charge nor of reservations of before. Otherwise a cancel gives all back.
+func TestACancelledChargeOfSeveralLimits(t *testing.T) {
+	s := New(Config{})
+	limits := []algo.Limit{
+		{Algorithm: algo.FixedWindow, Limit: 10, Window: time.Hour, MaxDebt: 5}, {Algorithm: algo.FixedWindow, Limit: 100, Window: time.Hour},
+	}
+	r := rule("p", limits...)
+	k := s.key("p", "k")
+	charge := func(n, units uint64, always bool) {
+		t.Helper()
+		call := cost(int64(units))
+		call.Reservation, call.ReserveFor, call.Always = reservationOf(n), minute, always
+		if _, err := s.Decide(k, r, at(0), call, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func(want ...int64) {
+		t.Helper()
+		each := make([]algo.Decision, len(limits))
+		if _, err := s.Decide(k, r, at(0), Call{Request: algo.Request{Always: true}}, each); err != nil {
+			t.Fatal(err)
+		}
+		for i := range each {
+			if each[i].Remaining != want[i] {
+				t.Errorf("%d left of limit %d, want %d", each[i].Remaining, i, want[i])
+			}
+		}
+	}
+	charge(1, 4, true)
+	left(6, 96)
+	if n, _, err := settle(s, k, r, at(0), reservationOf(1), 0); n != 4 || err != nil {
+		t.Errorf("%d back, %v", n, err)
+	}
+	left(10, 100)
+	charge(2, 4, false)
+	charge(3, 50, true) // 11 and 50
+	left(0, 46)
+	for n := uint64(2); n <= 3; n++ {
+		if _, known, err := settle(s, k, r, at(0), reservationOf(n), 0); !known || err != nil {
+			t.Errorf("%v, %v", known, err)
+		}
+		left(0, 46)
+	}
+}

@@ -3,7 +3,9 @@ package envoy
 import (
 	"context"
 	"net"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
@@ -12,6 +14,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 )
 
 // TestKuadrant states beside each expectation what Limitador does (limitador-server/src/envoy_rls/kuadrant_service.rs).
@@ -34,10 +39,12 @@ func TestKuadrant(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
+	client := kuadrantpb.NewRateLimitServiceClient(conn)
 	call := func(method string, in *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
-		out := new(ratelimitv3.RateLimitResponse)
-		err := conn.Invoke(t.Context(), "/kuadrant.service.ratelimit.v1.RateLimitService/"+method, in, out)
-		return out, err
+		if method == "Report" {
+			return client.Report(t.Context(), in)
+		}
+		return client.CheckRateLimit(t.Context(), in)
 	}
 	answers := func(rule, method string, want ratelimitv3.RateLimitResponse_Code, domain string, hits uint32, descriptors ...*common.RateLimitDescriptor) {
 		t.Helper()
@@ -81,6 +88,16 @@ func TestKuadrant(t *testing.T) {
 	b.wall = b.wall.Add(50 * time.Second)
 	answers("the excess is forgotten when the window turns", check, ok, "d", 1, minute)
 
+	// Ours: Limitador charges the limits of a report one after the other, and stops at the first that its storage fails.
+	_, err = call(report, &ratelimitv3.RateLimitRequest{Domain: "d", HitsAddend: 10, Descriptors: []*common.RateLimitDescriptor{
+		entriesOf("minute", "all"), entriesOf("log", "all"), entriesOf("lost", "all")}})
+	if status.Code(err) != codes.NotFound {
+		t.Errorf("a report of which one limit is lost: %v", err)
+	}
+	answers("of a report that fails nothing is counted", check, ok, "d", 1, entriesOf("minute", "all"), entriesOf("log", "all"))
+	answers("a descriptor that is there twice counts twice", report, ok, "d", 5, entriesOf("minute", "twice"), entriesOf("minute", "twice"))
+	answers("a descriptor that is there twice counts twice", check, over, "d", 1, entriesOf("minute", "twice"))
+
 	// A policy as the limit: its state is what every other front end counts.
 	answers("a policy", report, ok, "d", 9, entriesOf("shared", "u"))
 	answers("a policy", check, over, "d", 1, entriesOf("shared", "u"))
@@ -98,4 +115,196 @@ func TestKuadrant(t *testing.T) {
 	if b.hits["d.minute within_limit"] == 0 || len(intercepted) == 0 {
 		t.Errorf("hits %v; the interceptors have seen %d calls", b.hits, len(intercepted))
 	}
+}
+
+// reserving is a bench with Kuadrant's methods.
+type reserving struct {
+	*bench
+	service *kuadrant
+}
+
+func newReserving(t *testing.T) *reserving {
+	b := newBench(t, limits+`
+  - key: quota
+    quota_mode: true
+    rate_limit: {unit: minute, requests_per_unit: 10}
+`)
+	return &reserving{b, &kuadrant{Service: b.Service}}
+}
+
+func (r *reserving) reserve(rule string, want ratelimitv3.RateLimitResponse_Code, amount uint64, ttl time.Duration, descriptors ...*common.RateLimitDescriptor) string {
+	r.t.Helper()
+	in := &kuadrantpb.ReserveRequest{Domain: "d", Amount: amount, Descriptors: descriptors}
+	if ttl != 0 {
+		in.Ttl = durationpb.New(ttl)
+	}
+	out, err := r.service.Reserve(r.t.Context(), in)
+	if err != nil || out.Code != want || want != ok && out.ReservationId != "" {
+		r.t.Errorf("%s: %v, %v, want %v", rule, out, err, want)
+	}
+	return out.GetReservationId()
+}
+
+func (r *reserving) commit(rule string, want bool, id string, amount uint64, descriptors ...*common.RateLimitDescriptor) {
+	r.t.Helper()
+	out, err := r.service.Commit(r.t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ReservationId: id, ActualAmount: amount, Descriptors: descriptors})
+	if err != nil || out.ReservationReleased != want {
+		r.t.Errorf("%s: %v, %v, want released %v", rule, out, err, want)
+	}
+}
+
+// left is what remains of a minute's 10 units.
+func (r *reserving) left(rule string, want uint32, d *common.RateLimitDescriptor) {
+	r.t.Helper()
+	if got := r.ask(1, adding(d, 0, false)).Statuses[0]; got.LimitRemaining != want {
+		r.t.Errorf("%s: %d left, want %d", rule, got.LimitRemaining, want)
+	}
+}
+
+// TestKuadrantReserve states beside each expectation what Limitador does (limitador-server/proto/kuadrantrls.proto,
+// limitador/src/storage/local_reservations.rs, and RFC 0021 of Kuadrant/architecture).
+func TestKuadrantReserve(t *testing.T) {
+	r := newReserving(t)
+	d := func(values ...string) *common.RateLimitDescriptor { return entriesOf(values...) }
+	minute := func() *common.RateLimitDescriptor { return d("minute", "u") }
+
+	id := r.reserve("6 of 10 are held", ok, 6, 0, minute())
+	if id == "" {
+		t.Error("an id is set when the code is OK")
+	}
+	r.reserve("0 + 6 held + 6 > 10", over, 6, 0, minute())
+	r.left("what is held is not left to others", 4, minute())
+	r.commit("the actual amount takes the place of what was held", true, id, 2, minute())
+	r.left("2 of 10 are used", 8, minute())
+	r.commit("repeated with its amount a commit counts nothing: the original counts it again", true, id, 2, minute())
+	r.left("2 of 10 are used", 8, minute())
+	r.commit("a reservation that has ended degrades to a report", false, id, 3, minute())
+	r.left("which counts", 5, minute())
+	r.commit("and so does one that never was", false, "never-reserved", 1, minute())
+	r.commit("and so does an empty id", false, "", 1, minute())
+	r.left("which count", 3, minute())
+	r.reserve("10 - 3 are in use: 4 more have no room", over, 4, 0, minute())
+	id = r.reserve("3 more have", ok, 3, 0, minute())
+	r.commit("a commit counts whether or not there is room", true, id, 9, minute())
+	r.left("16 of 10 are used", 0, minute())
+	r.reserve("over the limit not even 0 has room", over, 0, 0, minute())
+	if id := r.reserve("an amount of 0 passes up to the limit", ok, 0, 0, d("minute", "zero")); id != "" {
+		t.Errorf("an amount of 0 holds nothing: %q", id)
+	}
+	r.reserve("more than the limit never passes", over, 11, 0, d("minute", "most"))
+	r.reserve("the largest amount there is", over, 1<<64-1, 0, d("minute", "most"))
+	r.left("what is refused holds nothing", 10, d("minute", "most"))
+
+	id = r.reserve("a commit of 0 releases what is held", ok, 10, 0, d("minute", "none"))
+	r.commit("a commit of 0 releases what is held", true, id, 0, d("minute", "none"))
+	r.left("and counts nothing", 10, d("minute", "none"))
+
+	// All limits or none.
+	id = r.reserve("a reservation holds under all limits", ok, 2, 0, d("minute", "many"), d("log", "many"), d("shared", "many"))
+	r.reserve("one limit without room refuses the whole", over, 1, 0, d("minute", "many"), d("log", "many"))
+	r.left("and then nothing is held", 8, d("minute", "many"))
+	r.commit("one id settles all", true, id, 1, d("minute", "many"), d("log", "many"), d("shared", "many"))
+	r.left("one id settles all", 9, d("minute", "many"))
+	r.reserve("one id settles all", ok, 1, 0, d("log", "many"))
+	id = r.reserve("a descriptor that is there twice is held twice (ours: the original has one counter)", ok, 3, 0, d("minute", "dup"), d("minute", "dup"))
+	r.left("held twice", 4, d("minute", "dup"))
+	r.commit("and committed twice", true, id, 1, d("minute", "dup"), d("minute", "dup"))
+	r.left("and committed twice", 8, d("minute", "dup"))
+	id = r.reserve("a limit that the request names at the commit alone", ok, 1, 0, d("minute", "one"))
+	r.commit("is charged as by a report", true, id, 2, d("minute", "one"), d("minute", "other"))
+	r.left("is charged as by a report", 8, d("minute", "other"))
+	r.left("is charged as by a report", 8, d("minute", "one"))
+
+	// Where nothing limits.
+	for _, free := range []*common.RateLimitDescriptor{d("free", "u"), d("nothing", "u")} {
+		if id := r.reserve("where no limits apply the answer is OK", ok, 1000, 0, free); id != "" {
+			t.Errorf("and nothing is held: %q", id)
+		}
+		r.commit("where no limits apply nothing is released", false, "", 1000, free)
+	}
+	r.reserve("without descriptors no limits apply", ok, 5, 0)
+	r.reserve("a limit of 0 has room for nothing", over, 1, 0, d("zero", "u"))
+	r.reserve("but for nothing", ok, 0, 0, d("zero", "u"))
+
+	// Ours: modes that Limitador does not have.
+	r.reserve("shadow_mode never refuses", ok, 50, 0, d("shadow", "u"))
+	id = r.reserve("shadow_mode never refuses", ok, 5, 0, d("shadow", "u"), d("minute", "beside"))
+	r.commit("shadow_mode is charged at the commit", true, id, 5, d("shadow", "u"), d("minute", "beside"))
+	if r.hits["d.shadow within_limit"] != 5 {
+		t.Errorf("shadow_mode is charged at the commit: %v", r.hits)
+	}
+	r.reserve("quota_mode refuses when all quotas are over", over, 11, 0, d("quota", "u"))
+	r.reserve("quota_mode refuses when all quotas are over", ok, 10, 0, d("quota", "u"))
+	r.commit("quota_mode is charged at the commit", false, "", 10, d("quota", "u"))
+	r.reserve("one quota with room is enough", ok, 1, 0, d("quota", "u"), d("quota", "v"))
+	r.reserve("none has room", over, 1, 0, d("quota", "u"))
+
+	// Requests without a domain, and what cannot be.
+	if out, err := r.service.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Amount: 1, Descriptors: []*common.RateLimitDescriptor{minute()}}); err != nil || out.Code != codeUnknown || out.ReservationId != "" {
+		t.Errorf("an empty domain is answered UNKNOWN: %v, %v", out, err)
+	}
+	if out, err := r.service.Commit(t.Context(), &kuadrantpb.CommitRequest{ReservationId: "some-id", ActualAmount: 1, Descriptors: []*common.RateLimitDescriptor{minute()}}); err != nil || out.ReservationReleased {
+		t.Errorf("an empty domain releases nothing, and is no error: %v, %v", out, err)
+	}
+	for _, bad := range []struct {
+		descriptors []*common.RateLimitDescriptor
+		want        codes.Code
+	}{
+		{[]*common.RateLimitDescriptor{d("lost", "u")}, codes.NotFound},
+		{make([]*common.RateLimitDescriptor, 1001), codes.ResourceExhausted},
+		{[]*common.RateLimitDescriptor{d("minute", strings.Repeat("k", 2000))}, codes.ResourceExhausted},
+	} {
+		if _, err := r.service.Reserve(t.Context(), &kuadrantpb.ReserveRequest{Domain: "d", Amount: 1, Descriptors: bad.descriptors}); status.Code(err) != bad.want {
+			t.Errorf("Reserve of %.100v: %v, want %v", bad.descriptors, err, bad.want)
+		}
+		if _, err := r.service.Commit(t.Context(), &kuadrantpb.CommitRequest{Domain: "d", ActualAmount: 1, Descriptors: bad.descriptors}); status.Code(err) != bad.want {
+			t.Errorf("Commit of %.100v: %v, want %v", bad.descriptors, err, bad.want)
+		}
+	}
+}
+
+// TestKuadrantExpiry. Limitador: a reservation that is not committed expires without a cost, when its TTL is over; a TTL that is missing or
+// negative is a minute. Ours: a node that ends leaves what it has reserved charged.
+func TestKuadrantExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newReserving(t)
+		pass := func(d time.Duration) {
+			r.wall = r.wall.Add(d)
+			time.Sleep(d)
+			synctest.Wait()
+		}
+		week := func(value string) *common.RateLimitDescriptor { return entriesOf("week", value) }
+		held := func(value string) {
+			t.Helper()
+			r.reserve("still held", over, 1, 0, week(value))
+		}
+		id := r.reserve("for 20 s", ok, 1, 20*time.Second, week("u"), entriesOf("minute", "u"))
+		r.reserve("for as long as nobody says", ok, 1, 0, week("default"))
+		r.reserve("for less than no time", ok, 1, -time.Second, week("negative"))
+		committed := r.reserve("to be committed", ok, 1, 20*time.Second, week("committed"))
+		r.commit("in time", true, committed, 1, week("committed"))
+		pass(20*time.Second - time.Millisecond)
+		held("u")
+		pass(time.Millisecond)
+		r.commit("too late", false, id, 1, entriesOf("minute", "u"))
+		r.left("what has expired costs nothing, and the commit counts", 9, entriesOf("minute", "u"))
+		r.reserve("what has expired costs nothing", ok, 1, time.Hour, week("u"))
+		pass(40*time.Second - time.Nanosecond)
+		for _, value := range []string{"default", "negative", "committed"} {
+			held(value)
+		}
+		pass(time.Nanosecond)
+		for _, value := range []string{"default", "negative"} {
+			r.reserve("expired", ok, 1, time.Hour, week(value))
+		}
+		held("committed")
+
+		r.reserve("before the end", ok, 1, 20*time.Second, week("end"))
+		r.Close()
+		pass(21 * time.Second)
+		held("end")
+		if n := len(r.expiry.timers); n != 0 {
+			t.Errorf("%d timers are left", n)
+		}
+	})
 }

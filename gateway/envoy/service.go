@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -32,6 +33,8 @@ const (
 type ServiceConfig struct {
 	// Service decides. Required.
 	Service limit.Service
+	// Own decides for the node itself, in whatever context: it cancels what callers have let expire. Nil: Service.
+	Own limit.Service
 	// Config returns the configuration in force. Required.
 	Config func() *Config
 	// Now is the wall clock, for the time until windows that are aligned to the epoch end. Required.
@@ -50,7 +53,8 @@ type ServiceConfig struct {
 // Service implements envoy.service.ratelimit.v3.RateLimitService. It is safe for concurrent use.
 type Service struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
-	cfg ServiceConfig
+	cfg    ServiceConfig
+	expiry expiry
 }
 
 // NewService returns a Service.
@@ -58,13 +62,19 @@ func NewService(cfg ServiceConfig) *Service {
 	if cfg.Count == nil {
 		cfg.Count = func(string, string, uint64) {}
 	}
-	return &Service{cfg: cfg}
+	if cfg.Own == nil {
+		cfg.Own = cfg.Service
+	}
+	return &Service{cfg: cfg, expiry: expiry{service: cfg.Own}}
 }
+
+// Close has reservations stay as they are from then on, and waits for those that are being cancelled.
+func (s *Service) Close() { s.expiry.close() }
 
 // Register registers the service, and Kuadrant's beside it.
 func (s *Service) Register(r grpc.ServiceRegistrar) {
 	ratelimitv3.RegisterRateLimitServiceServer(r, s)
-	r.RegisterService(&kuadrantService, s)
+	kuadrantpb.RegisterRateLimitServiceServer(r, &kuadrant{Service: s})
 }
 
 var (

@@ -21,8 +21,9 @@ type Envoy struct {
 
 // envoyFrontEnd is the node's part of the front end for Envoy. The zero value is that of a node without.
 type envoyFrontEnd struct {
-	files *envoy.Watcher
-	hits  *envoy.Hits
+	files    *envoy.Watcher
+	hits     *envoy.Hits
+	services []*envoy.Service // by listener
 }
 
 // openEnvoy reads the configuration files and follows them.
@@ -68,10 +69,12 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 		return nil
 	}
 	s := &n.cfg.Envoy
-	return envoy.NewService(envoy.ServiceConfig{
-		Service: n.security.auth.Service(listener, n.limiter), Config: n.envoy.files.Current, Now: time.Now, Count: n.envoy.hits.Count,
+	service := envoy.NewService(envoy.ServiceConfig{
+		Service: n.security.auth.Service(listener, n.limiter), Own: n.limiter, Config: n.envoy.files.Current, Now: time.Now, Count: n.envoy.hits.Count,
 		Headers: s.Headers, Metadata: s.Metadata, Shadow: s.Shadow,
 	})
+	n.envoy.services = append(n.envoy.services, service)
+	return service
 }
 
 // routes are those of other front ends' protocols, and of the console.

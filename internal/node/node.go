@@ -648,6 +648,9 @@ func (n *Node) stop(ctx context.Context) (err error) {
 		})
 	}
 	servers.Wait()
+	for _, s := range n.envoy.services {
+		s.Close()
+	}
 	if n.peerService != nil {
 		n.peerService.Drain(ctx) // what was handed on for other nodes, while it was this one's
 	}
