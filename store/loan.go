@@ -116,6 +116,7 @@ func (sh *shard) expireLoans(part *partition, r record, now algo.Instant) *lent 
 		if !ok {
 			break
 		}
+		sh.store.expired.Add(uint64(n))
 		if part.traced {
 			sh.note(part, r, mark, false)
 		}

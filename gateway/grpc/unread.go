@@ -40,14 +40,15 @@ func (s *stall) with(send func() error) error {
 }
 
 // EndUnread is an interceptor of streams: those whose callers do not read what they are sent within WriteTimeout are ended,
-// whatever service they are of. The Server's own CheckStream sees to that itself. Close waits for the handlers.
+// whatever service they are of, and so is every one whose context has ended, though its handler waits for its caller's next message.
+// The Server's own CheckStream sees to that itself. Close waits for the handlers.
 func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	if s.cfg.WriteTimeout == 0 || info.FullMethod == weirv1.Limiter_CheckStream_FullMethodName {
 		return handle(srv, stream)
 	}
 	wait := newStall(s.cfg.WriteTimeout)
 	ended := make(chan error, 1)
-	// The handler is stuck in sending, from which only the end of this function frees it.
+	// The handler is stuck in sending, or in receiving, from which only the end of this function frees it.
 	s.readers.Go(func() {
 		ended <- recovered.Call(func() error { return handle(srv, patientStream{stream, &wait}) })
 	})
@@ -56,6 +57,8 @@ func (s *Server) EndUnread(srv any, stream grpc.ServerStream, info *grpc.StreamS
 		return err
 	case <-wait.over:
 		return errUnread
+	case <-stream.Context().Done(): // the caller is gone, or the node stops
+		return status.FromContextError(stream.Context().Err()).Err()
 	}
 }
 

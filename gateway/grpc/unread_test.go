@@ -1,6 +1,7 @@
 package grpcapi
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -157,5 +159,47 @@ func TestShareOfWhatIsUnread(t *testing.T) {
 	u.close(b)
 	if u.all != 0 || len(u.of) != 0 {
 		t.Errorf("%d bytes are left", u.all)
+	}
+}
+
+// contextStream is a stream with another context.
+type contextStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s contextStream) Context() context.Context { return s.ctx }
+
+// A stream whose handler waits for its caller ends with its context, as when the node stops: a borrower keeps no node from that.
+func TestStreamsEndWithTheirContexts(t *testing.T) {
+	noLeaks(t)
+	l := limiter.New(limiter.Config{})
+	t.Cleanup(l.Close)
+	s := NewServer(ServerConfig{Service: l, Lender: l, WriteTimeout: time.Hour})
+	t.Cleanup(s.Close)
+	ctx, stop := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	addr := serve(t, func(r grpc.ServiceRegistrar) { s.Register(r) }, grpc.ChainStreamInterceptor(
+		func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			err := handle(srv, contextStream{stream, ctx})
+			served <- err
+			return err
+		}, s.EndUnread))
+	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, addr)).Borrow(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&weirv1.BorrowRequest{Borrower: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	select {
+	case err := <-served:
+		wantStatus(t, err, codes.Canceled, "context canceled")
+	case <-time.After(10 * time.Second):
+		t.Fatal("the stream goes on")
 	}
 }

@@ -116,6 +116,9 @@ weir_in_flight_max 50
 # HELP weir_borrowers Borrowers that this node can ask for what they have left of their loans.
 # TYPE weir_borrowers gauge
 weir_borrowers 1
+# HELP weir_loan_expired_units_total Units on loan of this node's keys that were charged because their loans had ended, whether or not borrowers had spent them.
+# TYPE weir_loan_expired_units_total counter
+weir_loan_expired_units_total 0
 # HELP weir_loan_recalls_total Loans of which this node has asked for what is left, by result: asked, and unanswered, of them, in time.
 # TYPE weir_loan_recalls_total counter
 weir_loan_recalls_total{result="asked"} 0

@@ -52,6 +52,8 @@ type Policy struct {
 	ColdClosed bool // a counter that was lost starts as if used up
 	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds: a slot.
 	Coarse time.Duration
+	// Lent is for how long borrowers may spend units that were lent to them, without a word; 0: nothing is lent.
+	Lent time.Duration
 }
 
 // Result is what an Operation came to.
@@ -240,7 +242,7 @@ func (c *check) fail(rule, format string, args ...any) {
 const whole = -1
 
 // lost is how many of the key's admissions a crash may have made forgotten. An answer that says it is degraded was given
-// without waiting, whatever the durability.
+// without waiting, whatever the durability. What was lent in the last moments may be spent after the crash.
 func (c *check) lost(k *history, f *Crash) int64 {
 	switch {
 	case k.Strict:
@@ -264,7 +266,7 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	}
 	var n int64
 	for _, op := range k.admitted {
-		if max(op.Answered, op.Renewed) > since && op.Sent <= f.At && (op.Node == "" || op.Node == f.Node) && (k.Durability == Async || op.Degraded) {
+		if max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (op.Node == "" || op.Node == f.Node) && (k.Durability == Async || op.Degraded) {
 			n += op.Cost
 		}
 	}

@@ -51,12 +51,15 @@ func loadPolicies() []checker.Policy {
 	return list
 }
 
-// policyFile writes loadPolicies as a node reads them, and two more whose limits nobody reaches. on_error is closed
+// policyFile writes loadPolicies as a node reads them.
+func policyFile() string { return policiesFile(loadPolicies()) }
+
+// policiesFile writes policies as a node reads them, and two more whose limits nobody reaches. on_error is closed
 // throughout: what is admitted uncounted while an owner is away is not what these tests are about.
-func policyFile() string {
+func policiesFile(list []checker.Policy) string {
 	var b strings.Builder
 	b.WriteString("policies:\n")
-	for _, p := range loadPolicies() {
+	for _, p := range list {
 		algorithm := "sliding_log"
 		switch {
 		case p.Kind == checker.Bucket:
@@ -482,19 +485,25 @@ func (l *load) judge(suffered faults) {
 			l.t.Errorf("%s: too little was asked to tell anything", p.Name)
 		}
 	}
-	// Where a promise is broken for one key it mostly is for many: a few of each kind tell as much as all.
+	tellViolations(l.t, report.Violations)
+}
+
+// tellViolations fails for violations. Where a promise is broken for one key it mostly is for many: a few of each kind tell as much as
+// all.
+func tellViolations(t *testing.T, violations []checker.Violation) {
+	t.Helper()
 	const enough = 4
 	seen := make(map[string]int)
-	for _, v := range report.Violations {
+	for _, v := range violations {
 		policy, _, _ := strings.Cut(v.Text, "/")
 		kind := v.Rule + ": " + policy
 		if seen[kind]++; seen[kind] <= enough {
-			l.t.Error(v)
+			t.Error(v)
 		}
 	}
 	for kind, n := range seen {
 		if n > enough {
-			l.t.Errorf("%s: %d keys in all", kind, n)
+			t.Errorf("%s: %d keys in all", kind, n)
 		}
 	}
 }

@@ -15,6 +15,13 @@ import (
 var buildDir string
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 3 && os.Args[1] == borrowerCommand {
+		if err := runBorrower(os.Args[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(run(m))
 }
 

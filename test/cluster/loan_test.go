@@ -1,0 +1,323 @@
+package clustertest
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/test/checker"
+)
+
+var longLoans = flag.Bool("loans", false, "run the tests of loans several times over, with more faults, on a machine that does nothing else")
+
+// Loans in real processes. What is judged is what borrowers have admitted, by when they did. That clocks' rates differ is not seen
+// here: processes of one machine read one clock, whose rate cannot be changed for one of them; package simulation has clocks
+// that are off by 0.1 %.
+
+const (
+	lentLimit = 400
+	// A brief window, and a long one: a borrower that is away for longer than the one has been forgotten; the other is longer than it takes
+	// to get over the loss of an owner.
+	briefWindow = 2 * time.Second
+	longWindow  = 10 * time.Second
+)
+
+// lentPolicies are of a window and of every durability, and of more than a sliding log.
+func lentPolicies(prefix string, window time.Duration) []checker.Policy {
+	list := []checker.Policy{
+		{Name: "none", Kind: checker.Window, Durability: checker.None},
+		{Name: "async", Kind: checker.Window, Durability: checker.Async},
+		{Name: "escrow", Kind: checker.Window, Durability: checker.Escrow},
+		{Name: "sync", Kind: checker.Window, Durability: checker.Sync},
+		{Name: "bucket", Kind: checker.Bucket, Durability: checker.Sync},
+		{Name: "strict-sync", Kind: checker.Window, Durability: checker.Sync, Strict: true},
+	}
+	for i := range list {
+		list[i].Name = prefix + list[i].Name
+		list[i].Limit, list[i].Window, list[i].Capacity, list[i].Lent = lentLimit, window, lentLimit, min(window/8, time.Second)
+	}
+	return list
+}
+
+// lending is a fleet and its borrowers.
+type lending struct {
+	*load     // without a load of its own: what it records is what borrowers were answered
+	origin    int64
+	borrowers []*borrower
+	faults    faults
+}
+
+// lend starts the members of a fleet.
+func lend(f *fleet, policies []checker.Policy) *lending {
+	f.start(f.members...)
+	f.calm(f.members...)
+	f.decided(f.members[0], "probe-strict")
+	l := &lending{load: &load{t: f.t, f: f, policies: policies, start: time.Now(), quit: make(chan struct{})}}
+	l.origin = monotonic() - l.now()
+	return l
+}
+
+// borrow starts one more borrower of some policies.
+func (l *lending) borrow(wrapper []string, plan borrowerPlan, policies []checker.Policy) *borrower {
+	l.t.Helper()
+	var addresses []string
+	for _, m := range l.f.members {
+		addresses = append(addresses, m.ip+":"+fleetGRPC)
+	}
+	plan.Address, plan.Origin = strings.Join(addresses, ","), l.origin
+	for _, p := range policies {
+		plan.Policies = append(plan.Policies, p.Name)
+	}
+	b := startBorrower(l.t, wrapper, plan)
+	l.borrowers = append(l.borrowers, b)
+	return b
+}
+
+// spent is how many units borrowers have reported to the nodes that run.
+func (l *lending) spent() (n float64) {
+	for _, m := range l.f.members {
+		select {
+		case <-m.done:
+		default:
+			n += m.metrics().value("weir_loan_units_total")
+		}
+	}
+	return n
+}
+
+// goesOn waits until so many more units have been spent of loans.
+func (l *lending) goesOn(more float64) {
+	l.t.Helper()
+	from := l.spent()
+	eventually(l.t, 3*waitTimeout, "units on loan are spent", func() bool { return l.spent() >= from+more })
+}
+
+// judge has the checker look at what was admitted. What was refused it does not see: faults of borrowers hold back what they had on loan.
+func (l *lending) judge() {
+	l.t.Helper()
+	suffered := l.faults
+	if at, found := l.suspicion(); found {
+		suffered.splits = append(suffered.splits, checker.Split{From: at, To: l.now(), Sides: len(l.f.members)})
+	}
+	h := l.history(suffered)
+	type count struct{ admitted, refused, failed int }
+	counts := make(map[string]*count)
+	for _, p := range l.policies {
+		counts[p.Name] = new(count)
+	}
+	for _, b := range l.borrowers {
+		for _, op := range b.operations(l.origin) {
+			switch c := counts[op.Policy]; op.Result {
+			case checker.Admitted:
+				c.admitted++
+				h.Operations = append(h.Operations, op)
+			case checker.Refused:
+				c.refused++
+			default:
+				c.failed++
+			}
+		}
+	}
+	report := checker.Check(h)
+	for _, p := range l.policies {
+		c := counts[p.Name]
+		l.t.Logf("%-13s admitted %5d, refused %5d, failed %4d; of one key at most %d beyond the limit of %d", p.Name,
+			c.admitted, c.refused, c.failed, report.Excess[p.Name], p.Limit)
+		if c.admitted < lentLimit || c.refused == 0 {
+			l.t.Errorf("%s: too little was asked to tell anything", p.Name)
+		}
+	}
+	tellViolations(l.t, report.Violations)
+}
+
+// TestBorrowers has borrowers killed, stopped for longer than their loans and what they were charged as last, and cut off, and then
+// an owner killed: nothing is admitted beyond what the loss of the owner costs under each durability.
+func TestBorrowers(t *testing.T) {
+	plainOnly(t)
+	var cut *network
+	if syscall.Geteuid() == 0 {
+		cut = newNetwork(t, 4)
+	}
+	brief, long := lentPolicies("brief-", briefWindow)[1:], lentPolicies("", longWindow)
+	f := newFleet(t, 3, policiesFile(slices.Concat(brief, long)), cut)
+	l := lend(f, slices.Concat(brief, long))
+	var near, far []string
+	if cut != nil {
+		near, far = cut.hub.enter(), cut.inside(3)
+	}
+	// Keys come up one after another, and are asked about until what was first admitted of them has long expired: more than twice as
+	// often as they allow.
+	briefly := borrowerPlan{Clients: 1, Rate: 2400, Every: int64(time.Second), Keys: 5, Newest: 40}
+	stopped := l.borrow(near, briefly, brief)
+	apart := l.borrow(far, briefly, brief)
+	l.borrow(near, briefly, brief)
+	for range 3 {
+		l.borrow(near, borrowerPlan{Clients: 1, Rate: 3000, Every: int64(time.Second), Keys: 13, Newest: 35}, long)
+	}
+	away := briefWindow + briefWindow/2
+	rounds := 1
+	if *longLoans {
+		rounds = 5
+	}
+	for range rounds {
+		victim := l.borrow(near, briefly, brief)
+		l.goesOn(500)
+		victim.kill()
+		l.goesOn(500)
+
+		t.Log(l.clock(l.now()), "a borrower stops")
+		stopped.signal(syscall.SIGSTOP)
+		time.Sleep(away)
+		stopped.signal(syscall.SIGCONT)
+		t.Log(l.clock(l.now()), "and goes on")
+		l.goesOn(500)
+
+		if cut != nil {
+			t.Log(l.clock(l.now()), "a borrower is cut off")
+			cut.cut([]int{3}, []int{0, 1, 2})
+			cut.cut([]int{0, 1, 2}, []int{3})
+			time.Sleep(away)
+			cut.heal()
+			t.Log(l.clock(l.now()), "and is reached again")
+			l.goesOn(500)
+		} else {
+			t.Log("no borrower is cut off: run this test as root to see that")
+		}
+
+		owner, rest := f.members[2], f.members[:2]
+		alive := l.gone(owner)
+		at := l.kill(owner)
+		t.Log(l.clock(at), owner.name, "is killed")
+		l.faults.crashes = append(l.faults.crashes, checker.Crash{At: at, Node: owner.name, Copied: true})
+		l.tellDecided(rest[0])
+		t.Logf("calm after %v", f.calm(rest...).Round(time.Millisecond))
+		l.goesOn(500)
+		if *longLoans {
+			f.start(owner)
+			t.Logf("%s is back: calm after %v", owner.name, f.calm(f.members...).Round(time.Millisecond))
+		}
+		alive()
+	}
+	time.Sleep(longWindow / 2) // in which what was forgotten is used
+	apart.end()
+	l.judge()
+}
+
+// TestRestartsUnderLoans restarts a fleet node by node, in good order, while twenty clients borrow of keys that fill up meanwhile:
+// each admits as much as its limit says, none is refused before that, and none of keys with room for all.
+func TestRestartsUnderLoans(t *testing.T) {
+	plainOnly(t)
+	const filled = 40_000
+	policies := []checker.Policy{
+		{Name: "async", Kind: checker.Window, Durability: checker.Async, Limit: filled, Window: time.Hour},
+		{Name: "sync", Kind: checker.Window, Durability: checker.Sync, Limit: filled, Window: time.Hour},
+		{Name: "roomy", Kind: checker.Window, Durability: checker.Async, Limit: 300 * filled, Window: time.Hour},
+	}
+	f := newFleet(t, 3, policiesFile(policies), nil)
+	l := lend(f, policies)
+	for range 4 {
+		l.borrow(nil, borrowerPlan{Clients: 5, Rate: 600, Keys: 1}, policies)
+	}
+	l.goesOn(1000)
+	rounds := 1
+	if *longLoans {
+		rounds = 3
+	}
+	// What is charged although nobody has spent it, because a borrower got no processor for as long as its loan lasts.
+	var expired float64
+	for range rounds {
+		for _, m := range f.members {
+			expired += m.metrics().value("weir_loan_expired_units_total")
+			left := f.leave(m)
+			began := time.Now()
+			f.start(m)
+			t.Logf("%s: left within %v, ready again after %v", m.name, left.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+		}
+	}
+	t.Logf("calm after %v", f.calm(f.members...).Round(time.Millisecond))
+	full := func(name string) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
+		defer cancel()
+		d, err := f.members[0].checkGRPC(ctx, name, keyNamed(0))
+		l.records = append(l.records, record{Operation: checker.Operation{Policy: name, Key: keyNamed(0), Cost: 1, Answered: l.now(), Result: checker.Failed}})
+		r := &l.records[len(l.records)-1]
+		if err == nil && !d.FailedClosed {
+			if r.Result = checker.Refused; d.Allowed {
+				r.Result = checker.Admitted
+			}
+		}
+		return r.Result == checker.Refused
+	}
+	for _, name := range []string{"async", "sync"} {
+		eventually(t, 6*waitTimeout, name+" is full", func() bool { return full(name) })
+	}
+	for _, b := range l.borrowers {
+		b.end()
+	}
+	var unanswered float64
+	for _, m := range f.members {
+		expired += m.metrics().value("weir_loan_expired_units_total")
+		unanswered += m.metrics().value("weir_loan_recalls_total", "result", "unanswered")
+	}
+	t.Logf("%.0f units on loan were charged when their loans ended, %.0f recalls were not answered in time", expired, unanswered)
+	all := make([]checker.Operation, 0, 4*filled)
+	for _, r := range l.records {
+		all = append(all, r.Operation)
+	}
+	for _, b := range l.borrowers {
+		all = append(all, b.operations(l.origin)...)
+	}
+	slices.SortFunc(all, func(a, b checker.Operation) int { return cmp.Compare(a.Sent, b.Sent) })
+	for _, p := range policies {
+		var admitted, failed, refused, hasty int64
+		var first checker.Operation
+		for _, op := range all {
+			if op.Policy != p.Name {
+				continue
+			}
+			switch op.Result {
+			case checker.Admitted:
+				admitted++
+			case checker.Failed:
+				failed++
+			default:
+				refused++
+			}
+		}
+		// What was sent before a refusal was answered may have been charged before it.
+		var charged []int64
+		for _, op := range all {
+			if op.Policy == p.Name && op.Result != checker.Refused {
+				charged = append(charged, op.Sent)
+			}
+		}
+		for _, op := range all {
+			if op.Policy != p.Name || op.Result != checker.Refused {
+				continue
+			}
+			if n, _ := slices.BinarySearch(charged, op.Answered+1); int64(n)+int64(expired) < p.Limit {
+				if hasty++; hasty == 1 {
+					first = op
+				}
+			}
+		}
+		t.Logf("%-6s admitted %6d of %d, refused %6d, failed %d", p.Name, admitted, p.Limit, refused, failed)
+		switch {
+		case admitted > p.Limit:
+			t.Errorf("%s: %d were admitted, of a limit of %d", p.Name, admitted, p.Limit)
+		case p.Limit == filled && admitted+failed+int64(expired) < p.Limit:
+			t.Errorf("%s: %d were admitted and %d failed, of a limit of %d", p.Name, admitted, failed, p.Limit)
+		}
+		if hasty > 0 {
+			t.Logf("%s: %d were refused though there was room, the first at %s", p.Name, hasty, l.clock(first.Answered))
+			if unanswered == 0 { // by borrowers that got no processor for 50 ms
+				t.Error("with nobody to blame for it")
+			}
+		}
+	}
+}
