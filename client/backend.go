@@ -22,46 +22,30 @@ type question struct {
 	trace     string // the ids of a sampled trace and of a span in it; empty: none
 }
 
-// reserving is what a Reserve says besides its question.
-type reserving struct {
-	usage    Usage
-	class    string
-	estimate bool // the cost is not known
-	ttl      time.Duration
-}
-
-// settling is how a reservation is to end.
-type settling struct {
-	cost  int64
-	usage Usage
-	class string
-	exact bool
-}
-
 // backend is what decides: a cluster, or a limiter in this process. Its methods are safe for concurrent use and honour
-// ctx. Their errors are *Error; a node that does not answer in time is one of kind ErrUnavailable.
+// ctx. Their errors are *Error or *limit.Error; a node that does not answer in time is an *Error of kind ErrUnavailable.
 type backend interface {
 	// check answers each of qs in the element of answers beside it, within a time; 0: as long as it takes. It fails when
 	// one is malformed, and with the first one's error when not one could be decided; what is in answers then is void.
 	check(ctx context.Context, qs []question, answers []Result, within time.Duration) error
-	// checkAll answers qs together: all are charged, or none is admitted. It fails when one cannot be decided.
-	checkAll(ctx context.Context, qs []question) (AllDecision, error)
-	acquire(ctx context.Context, q question, ttl time.Duration) (Decision, error)
-	renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error)
-	release(ctx context.Context, t target, id string) error
-	reserve(ctx context.Context, q question, r *reserving) (Decision, error)
-	// reserveAll makes one reservation of several questions: all are charged, or none is.
-	reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, error)
-	// extend adds to a reservation.
-	extend(ctx context.Context, q question, id string, use Usage, ttl time.Duration) (Decision, error)
-	// settle ends a reservation.
-	settle(ctx context.Context, t target, id string, s *settling) (Settled, error)
-	// charge adds a cost that has already happened.
-	charge(ctx context.Context, q question, use Usage) (Decision, error)
-	refund(ctx context.Context, t target, units int64, requestID string) (int64, error)
-	reset(ctx context.Context, t target) error
+	operations
 	// ready waits until a call can be answered.
 	ready(ctx context.Context) error
 	// close ends the calls in progress and frees what the backend holds.
 	close() error
+}
+
+// operations are those of a limit.Service but for Check, and for Cancel, which is a Commit of 0.
+type operations interface {
+	CheckAll(ctx context.Context, checks []limit.Check) (AllDecision, error)
+	Acquire(ctx context.Context, a limit.Acquire) (Decision, error)
+	Renew(ctx context.Context, t limit.Target, leaseID string, ttl time.Duration) (time.Duration, error)
+	Release(ctx context.Context, t limit.Target, leaseID string) (bool, error)
+	Reserve(ctx context.Context, r limit.Reserve) (Decision, error)
+	ReserveAll(ctx context.Context, rs []limit.Reserve) (AllDecision, error)
+	Extend(ctx context.Context, e limit.Extend) (Decision, error)
+	Commit(ctx context.Context, c limit.Commit) (Settled, error)
+	Charge(ctx context.Context, c limit.Charge) (Decision, error)
+	Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error)
+	Reset(ctx context.Context, t limit.Target) error
 }

@@ -195,7 +195,7 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 	defer c.running.Done()
 	var all AllDecision
 	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
-		all, err = c.backend.checkAll(ctx, qs)
+		all, err = c.backend.CheckAll(ctx, checksOf(qs))
 		return err
 	})
 	if err != nil || failed || all.Allowed {
@@ -371,16 +371,44 @@ func (c *Client) ask(ctx context.Context, again bool, f func(context.Context) er
 	return false, err
 }
 
-// call is attempt for what goes by a context.
+// call is attempt for what goes by a context, and may fail with an error of a Service.
 func (c *Client) call(ctx context.Context, again bool, f func(context.Context) error) (outcome, error) {
 	return c.attempt(ctx, again, func(within time.Duration) error {
 		if within == 0 {
-			return f(ctx)
+			return callError(f(ctx))
 		}
 		ctx, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
-		return f(ctx)
+		return callError(f(ctx))
 	})
+}
+
+// carryOut counts a call in and runs it, where no fail policy can answer in the cluster's place.
+func (c *Client) carryOut(ctx context.Context, again bool, f func(context.Context) error) error {
+	if err := c.begin(ctx); err != nil {
+		return err
+	}
+	defer c.running.Done()
+	_, err := c.call(ctx, again, f)
+	return err
+}
+
+// grant has f decide about q, or the fail policy in its place. The caller is counted in.
+func (c *Client) grant(ctx context.Context, q *question, f func(context.Context) (Decision, error)) (d Decision, err error) {
+	failed, err := c.ask(ctx, c.retry, func(ctx context.Context) (err error) {
+		d, err = f(ctx)
+		return err
+	})
+	if err != nil || failed || d.Allowed {
+		c.memory.admitted(&q.target)
+	}
+	switch {
+	case err != nil:
+		return Decision{}, err
+	case failed:
+		return c.fallback(*q), nil
+	}
+	return d, nil
 }
 
 // attempt runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to

@@ -207,7 +207,7 @@ func TestCallsGoToOwners(t *testing.T) {
 		if err != nil || !d.Allowed {
 			t.Fatalf("acquire: %+v, %v", d, err)
 		}
-		if _, err := client.backend.renew(t.Context(), lease.target, lease.id, 0); err != nil {
+		if _, err := client.backend.Renew(t.Context(), lease.target.Target, lease.id, 0); err != nil {
 			t.Errorf("renew: %v", err)
 		}
 		if err := lease.Release(); err != nil {

@@ -75,7 +75,7 @@ func (l *Lease) renew(ctx context.Context, lives time.Duration, expiry time.Time
 		_, err := l.c.call(ctx, true, func(ctx context.Context) (err error) {
 			ctx, cancel := context.WithDeadline(ctx, expiry)
 			defer cancel()
-			left, err = l.c.backend.renew(ctx, l.target, l.id, l.ttl)
+			left, err = l.c.backend.Renew(ctx, l.target.Target, l.id, l.ttl)
 			return err
 		})
 		switch {
@@ -122,7 +122,8 @@ func (l *Lease) Release() error {
 	}
 	defer l.c.running.Done()
 	_, err := l.c.call(l.c.ctx, true, func(ctx context.Context) error {
-		return l.c.backend.release(ctx, l.target, l.id)
+		_, err := l.c.backend.Release(ctx, l.target.Target, l.id)
+		return err
 	})
 	if err == nil || errors.Is(err, ErrNotFound) {
 		l.released = true

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // Limiter is a handle to one limit: a policy, or a limit sent along. It has nothing of what is counted, costs little to make or
@@ -143,7 +144,7 @@ func (l *Limiter) waitDelay(ctx context.Context, q question, d Decision) error {
 		if left := time.Until(deadline); left < d.Delay {
 			// If this fails the place stays empty, which admits less, not more.
 			_, _ = l.c.call(ctx, false, func(ctx context.Context) error {
-				_, err := l.c.backend.refund(ctx, q.target, d.Granted, "")
+				_, err := l.c.backend.Refund(ctx, q.Target, d.Granted, "")
 				return err
 			})
 			l.c.memory.forget(&q.target)
@@ -186,14 +187,10 @@ func (l *Limiter) RefundWithID(ctx context.Context, key string, n int64, request
 	if err := q.validate(); err != nil {
 		return 0, err
 	}
-	if err := l.c.begin(ctx); err != nil {
-		return 0, err
-	}
-	defer l.c.running.Done()
 	defer l.c.memory.forget(&q.target)
 	var refunded int64
-	_, err := l.c.call(ctx, requestID != "", func(ctx context.Context) (err error) {
-		refunded, err = l.c.backend.refund(ctx, q.target, n, requestID)
+	err := l.c.carryOut(ctx, requestID != "", func(ctx context.Context) (err error) {
+		refunded, err = l.c.backend.Refund(ctx, q.Target, n, requestID)
 		return err
 	})
 	return refunded, err
@@ -205,15 +202,8 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if err := q.validate(); err != nil {
 		return err
 	}
-	if err := l.c.begin(ctx); err != nil {
-		return err
-	}
-	defer l.c.running.Done()
 	defer l.c.memory.forget(&q.target)
-	_, err := l.c.call(ctx, true, func(ctx context.Context) error {
-		return l.c.backend.reset(ctx, q.target)
-	})
-	return err
+	return l.c.carryOut(ctx, true, func(ctx context.Context) error { return l.c.backend.Reset(ctx, q.Target) })
 }
 
 // Acquire is short for AcquireN(ctx, key, 1, 0).
@@ -246,19 +236,11 @@ func (l *Limiter) AcquireN(ctx context.Context, key string, n int64, ttl time.Du
 	defer l.c.running.Done()
 	q.requestID = l.c.requestID()
 	asked := time.Now()
-	var got Decision
-	failed, err := l.c.ask(ctx, l.c.retry, func(ctx context.Context) (err error) {
-		got, err = l.c.backend.acquire(ctx, q, ttl)
-		return err
+	got, err := l.c.grant(ctx, &q, func(ctx context.Context) (Decision, error) {
+		return l.c.backend.Acquire(ctx, limit.Acquire{Target: q.Target, Cost: n, TTL: ttl, RequestID: q.requestID})
 	})
-	if err != nil {
-		return nil, Decision{}, err
-	}
-	if failed {
-		got = l.c.fallback(q)
-	}
-	if !got.Allowed {
-		return nil, got, nil
+	if err != nil || !got.Allowed {
+		return nil, got, err
 	}
 	return newLease(l.c, q.target, &got, ttl, asked), got, nil
 }

@@ -90,17 +90,17 @@ func (o *owners) of(t *target) *member {
 	return m
 }
 
-// ofMost returns the node that owns more of what qs are about than any other does, among equals the one that comes first;
-// nil when not one of the owners is known and well.
-func (o *owners) ofMost(qs []question) *member {
+// ofMost returns the node that owns more of n targets than any other does, among equals the one that comes first; nil when not one
+// of the owners is known and well.
+func (o *owners) ofMost(n int, at func(i int) *limit.Target) *member {
 	type share struct {
 		of *member
 		n  int
 	}
 	var shares []share
 	most := share{}
-	for i := range qs {
-		m := o.of(&qs[i].target)
+	for i := range n {
+		m := o.of(&target{Target: *at(i)})
 		if m == nil {
 			continue
 		}

@@ -36,3 +36,11 @@ func (q *question) validate() error {
 func (q *question) check() limit.Check {
 	return limit.Check{Target: q.Target, Cost: q.cost, Partial: q.partial, RequestID: q.requestID}
 }
+
+func checksOf(qs []question) []limit.Check {
+	checks := make([]limit.Check, len(qs))
+	for i := range qs {
+		checks[i] = qs[i].check()
+	}
+	return checks
+}

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -340,21 +341,39 @@ func (r *remote) await(ctx context.Context, m *member, f *request, until time.Du
 	return err, again
 }
 
-func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, error) {
-	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(qs)), Atomic: true}
-	for i := range qs {
-		q := &qs[i]
-		req.Checks[i] = &weirv1.Check{Target: wire.ProtoTarget(q.Target), Cost: &q.cost, Partial: q.partial, RequestId: q.requestID}
+// at makes calls about what t names: its owner is asked first.
+func (r *remote) at(t *limit.Target) weirv1.LimiterClient {
+	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().of(&target{Target: *t}) }})
+}
+
+// atMost makes calls about n targets: the node that has the fewest of them to ask others about is asked first.
+func (r *remote) atMost(n int, at func(i int) *limit.Target) weirv1.LimiterClient {
+	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().ofMost(n, at) }})
+}
+
+// decided is a node's decision, or its error.
+func decided(d *weirv1.Decision, err error) (Decision, error) {
+	if err != nil {
+		return Decision{}, statusError(err)
 	}
-	most := func() *member { return r.nodes.owners.Load().ofMost(qs) } // which has the fewest of them to ask others about
-	resp, err := weirv1.NewLimiterClient(preferring{r.nodes, most}).Check(ctx, req)
+	return wire.Decision(d), nil
+}
+
+// CheckAll and the methods after it are those of a limit.Service.
+func (r *remote) CheckAll(ctx context.Context, checks []limit.Check) (AllDecision, error) {
+	req := &weirv1.CheckRequest{Checks: make([]*weirv1.Check, len(checks)), Atomic: true}
+	for i := range checks {
+		c := &checks[i]
+		req.Checks[i] = &weirv1.Check{Target: wire.ProtoTarget(c.Target), Cost: &c.Cost, Partial: c.Partial, RequestId: c.RequestID}
+	}
+	resp, err := r.atMost(len(checks), func(i int) *limit.Target { return &checks[i].Target }).Check(ctx, req)
 	if err != nil {
 		return AllDecision{}, statusError(err)
 	}
-	if len(resp.GetResults()) != len(qs) {
-		return AllDecision{}, fmt.Errorf("client: a node answered %d checks with %d results", len(qs), len(resp.GetResults()))
+	if len(resp.GetResults()) != len(checks) {
+		return AllDecision{}, fmt.Errorf("client: a node answered %d checks with %d results", len(checks), len(resp.GetResults()))
 	}
-	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs()), Decisions: make([]Decision, len(qs))}
+	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs()), Decisions: make([]Decision, len(checks))}
 	for i, res := range resp.GetResults() {
 		d := res.GetDecision()
 		if d == nil {
@@ -365,63 +384,55 @@ func (r *remote) checkAll(ctx context.Context, qs []question) (AllDecision, erro
 	return all, nil
 }
 
-// at makes calls about what t names: its owner is asked first.
-func (r *remote) at(t *target) weirv1.LimiterClient {
-	return weirv1.NewLimiterClient(preferring{r.nodes, func() *member { return r.nodes.owners.Load().of(t) }})
+func (r *remote) Acquire(ctx context.Context, a limit.Acquire) (Decision, error) {
+	return decided(r.at(&a.Target).Acquire(ctx, &weirv1.AcquireRequest{
+		Target: wire.ProtoTarget(a.Target), Cost: &a.Cost, TtlNs: int64(a.TTL), RequestId: a.RequestID,
+	}))
 }
 
-func (r *remote) acquire(ctx context.Context, q question, ttl time.Duration) (Decision, error) {
-	d, err := r.at(&q.target).Acquire(ctx, &weirv1.AcquireRequest{Target: wire.ProtoTarget(q.Target), Cost: &q.cost, TtlNs: int64(ttl), RequestId: q.requestID})
-	if err != nil {
-		return Decision{}, statusError(err)
-	}
-	return wire.Decision(d), nil
-}
-
-func (r *remote) renew(ctx context.Context, t target, id string, ttl time.Duration) (time.Duration, error) {
-	resp, err := r.at(&t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t.Target), LeaseId: id, TtlNs: int64(ttl)})
+func (r *remote) Renew(ctx context.Context, t limit.Target, id string, ttl time.Duration) (time.Duration, error) {
+	resp, err := r.at(&t).Renew(ctx, &weirv1.RenewRequest{Target: wire.ProtoTarget(t), LeaseId: id, TtlNs: int64(ttl)})
 	return time.Duration(resp.GetExpiresInNs()), statusError(err)
 }
 
-func (r *remote) release(ctx context.Context, t target, id string) error {
-	_, err := r.at(&t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t.Target), LeaseId: id})
-	return statusError(err)
+func (r *remote) Release(ctx context.Context, t limit.Target, id string) (bool, error) {
+	resp, err := r.at(&t).Release(ctx, &weirv1.ReleaseRequest{Target: wire.ProtoTarget(t), LeaseId: id})
+	return resp.GetReleased(), statusError(err)
 }
 
-// costOf is a cost as messages have it: absent beside a usage, and where it is not known.
-func (q *question) costOf(use Usage, unknown bool) *int64 {
-	if use != nil || unknown {
+// costOf is a cost as messages have it: absent beside a usage.
+func costOf(a *limit.Amount) *int64 {
+	if a.Usage != nil {
 		return nil
 	}
-	return &q.cost
+	return &a.Cost
 }
 
-func (q *question) protoReserve(in *reserving) *weirv1.ReserveRequest {
-	return &weirv1.ReserveRequest{
-		Target: wire.ProtoTarget(q.Target), Cost: q.costOf(in.usage, in.estimate), Usage: in.usage, Class: in.class, TtlNs: int64(in.ttl), RequestId: q.requestID,
+func protoReserve(r *limit.Reserve) *weirv1.ReserveRequest {
+	out := &weirv1.ReserveRequest{
+		Target: wire.ProtoTarget(r.Target), Cost: costOf(&r.Amount), Usage: r.Usage, Class: r.Class, TtlNs: int64(r.TTL), RequestId: r.RequestID,
 	}
-}
-
-func (r *remote) reserve(ctx context.Context, q question, in *reserving) (Decision, error) {
-	d, err := r.at(&q.target).Reserve(ctx, q.protoReserve(in))
-	if err != nil {
-		return Decision{}, statusError(err)
+	if r.Estimate {
+		out.Cost = nil
 	}
-	return wire.Decision(d), nil
+	return out
 }
 
-func (r *remote) reserveAll(ctx context.Context, qs []question, rs []reserving) (AllDecision, error) {
+func (r *remote) Reserve(ctx context.Context, ask limit.Reserve) (Decision, error) {
+	return decided(r.at(&ask.Target).Reserve(ctx, protoReserve(&ask)))
+}
+
+func (r *remote) ReserveAll(ctx context.Context, asks []limit.Reserve) (AllDecision, error) {
 	req := &weirv1.ReserveAllRequest{}
-	for i := range qs {
-		req.Reserves = append(req.Reserves, qs[i].protoReserve(&rs[i]))
+	for i := range asks {
+		req.Reserves = append(req.Reserves, protoReserve(&asks[i]))
 	}
-	most := func() *member { return r.nodes.owners.Load().ofMost(qs) }
-	resp, err := weirv1.NewLimiterClient(preferring{r.nodes, most}).ReserveAll(ctx, req)
+	resp, err := r.atMost(len(asks), func(i int) *limit.Target { return &asks[i].Target }).ReserveAll(ctx, req)
 	if err != nil {
 		return AllDecision{}, statusError(err)
 	}
-	if len(resp.GetDecisions()) != len(qs) {
-		return AllDecision{}, fmt.Errorf("client: a node answered %d reservations with %d decisions", len(qs), len(resp.GetDecisions()))
+	if len(resp.GetDecisions()) != len(asks) {
+		return AllDecision{}, fmt.Errorf("client: a node answered %d reservations with %d decisions", len(asks), len(resp.GetDecisions()))
 	}
 	all := AllDecision{Allowed: resp.GetAllowed(), Delay: time.Duration(resp.GetDelayNs())}
 	for _, d := range resp.GetDecisions() {
@@ -430,41 +441,32 @@ func (r *remote) reserveAll(ctx context.Context, qs []question, rs []reserving) 
 	return all, nil
 }
 
-func (r *remote) extend(ctx context.Context, q question, id string, use Usage, ttl time.Duration) (Decision, error) {
-	d, err := r.at(&q.target).Extend(ctx, &weirv1.ExtendRequest{
-		Target: wire.ProtoTarget(q.Target), ReservationId: id, Cost: q.costOf(use, false), Usage: use, TtlNs: int64(ttl), RequestId: q.requestID,
-	})
-	if err != nil {
-		return Decision{}, statusError(err)
-	}
-	return wire.Decision(d), nil
+func (r *remote) Extend(ctx context.Context, e limit.Extend) (Decision, error) {
+	return decided(r.at(&e.Target).Extend(ctx, &weirv1.ExtendRequest{
+		Target: wire.ProtoTarget(e.Target), ReservationId: e.ReservationID, Cost: costOf(&e.Amount), Usage: e.Usage, TtlNs: int64(e.TTL), RequestId: e.RequestID,
+	}))
 }
 
-func (r *remote) settle(ctx context.Context, t target, id string, how *settling) (Settled, error) {
-	q := question{target: t, cost: how.cost}
-	in := &weirv1.CommitRequest{Target: wire.ProtoTarget(t.Target), ReservationId: id, Cost: q.costOf(how.usage, false), Usage: how.usage, Class: how.class}
-	if how.exact {
-		in.Overrun = weirv1.Overrun_OVERRUN_ERROR
-	}
-	got, err := r.at(&t).Commit(ctx, in)
+func (r *remote) Commit(ctx context.Context, c limit.Commit) (Settled, error) {
+	got, err := r.at(&c.Target).Commit(ctx, &weirv1.CommitRequest{
+		Target: wire.ProtoTarget(c.Target), ReservationId: c.ReservationID, Cost: costOf(&c.Amount), Usage: c.Usage, Class: c.Class,
+	})
 	return Settled{Refunded: got.GetRefunded(), Excess: got.GetExcess(), Over: got.GetOverLimit()}, statusError(err)
 }
 
-func (r *remote) charge(ctx context.Context, q question, use Usage) (Decision, error) {
-	d, err := r.at(&q.target).Charge(ctx, &weirv1.ChargeRequest{Target: wire.ProtoTarget(q.Target), Cost: q.costOf(use, false), Usage: use, RequestId: q.requestID})
-	if err != nil {
-		return Decision{}, statusError(err)
-	}
-	return wire.Decision(d), nil
+func (r *remote) Charge(ctx context.Context, c limit.Charge) (Decision, error) {
+	return decided(r.at(&c.Target).Charge(ctx, &weirv1.ChargeRequest{
+		Target: wire.ProtoTarget(c.Target), Cost: costOf(&c.Amount), Usage: c.Usage, RequestId: c.RequestID,
+	}))
 }
 
-func (r *remote) refund(ctx context.Context, t target, units int64, requestID string) (int64, error) {
-	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: wire.ProtoTarget(t.Target), Cost: &units, RequestId: requestID})
+func (r *remote) Refund(ctx context.Context, t limit.Target, units int64, requestID string) (int64, error) {
+	resp, err := r.at(&t).Refund(ctx, &weirv1.RefundRequest{Target: wire.ProtoTarget(t), Cost: &units, RequestId: requestID})
 	return resp.GetRefunded(), statusError(err)
 }
 
-func (r *remote) reset(ctx context.Context, t target) error {
-	_, err := r.at(&t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t.Target)})
+func (r *remote) Reset(ctx context.Context, t limit.Target) error {
+	_, err := r.at(&t).Reset(ctx, &weirv1.ResetRequest{Target: wire.ProtoTarget(t)})
 	return statusError(err)
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 // Usage is what work has used: tokens by class, such as "input", "cached" and "output", for policies that have prices for them.
-type Usage map[string]int64
+type Usage = limit.Usage
 
 // Work says what a reservation is for.
 type Work struct {
@@ -28,11 +28,7 @@ type Work struct {
 }
 
 // Settled is what a commit has changed.
-type Settled struct {
-	Refunded int64 // units given back
-	Excess   int64 // units charged beyond what was reserved
-	Over     bool  // there was no room for all that exceeds what was reserved
-}
+type Settled = limit.Settled
 
 // Reservation is a number of units that are charged for work whose cost is known only afterwards, until Commit or
 // Cancel. One that hears neither within its ttl stays charged in full. Its methods are safe for concurrent use; those
@@ -72,7 +68,7 @@ func (l *Limiter) ReserveN(ctx context.Context, key string, n int64, ttl time.Du
 // Under FailOpen, when nobody can be asked, the Decision is FailedOpen and the reservation an empty one: settling it does
 // nothing, and extending it is admitted.
 func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reservation, Decision, error) {
-	q, in, err := l.work(key, &w)
+	q, ask, err := l.work(key, &w)
 	if err != nil {
 		return nil, Decision{}, err
 	}
@@ -80,34 +76,21 @@ func (l *Limiter) ReserveWork(ctx context.Context, key string, w Work) (*Reserva
 		return nil, Decision{}, err
 	}
 	defer l.c.running.Done()
-	q.requestID = l.c.requestID()
+	ask.RequestID = l.c.requestID()
 	asked := l.c.now()
-	var got Decision
-	failed, err := l.c.ask(ctx, l.c.retry, func(ctx context.Context) (err error) {
-		got, err = l.c.backend.reserve(ctx, q, &in)
-		return err
-	})
-	if err != nil || failed || got.Allowed {
-		l.c.memory.admitted(&q.target)
+	got, err := l.c.grant(ctx, &q, func(ctx context.Context) (Decision, error) { return l.c.backend.Reserve(ctx, ask) })
+	if err != nil || !got.Allowed {
+		return nil, got, err
 	}
-	if err != nil {
-		return nil, Decision{}, err
-	}
-	if failed {
-		got = l.c.fallback(q)
-	}
-	if !got.Allowed {
-		return nil, got, nil
-	}
-	return newReservation(l.c, q.target, &got, &in, asked), got, nil
+	return newReservation(l.c, q.target, &got, &ask, asked), got, nil
 }
 
-// work is a Work as it is sent.
-func (l *Limiter) work(key string, w *Work) (question, reserving, error) {
+// work is a Work as a question, and as it is sent.
+func (l *Limiter) work(key string, w *Work) (question, limit.Reserve, error) {
 	q := l.question(key, w.Cost)
-	in := reserving{usage: w.Usage, class: w.Class, ttl: w.TTL}
+	ask := limit.Reserve{Target: q.Target, Amount: limit.Amount{Cost: w.Cost, Usage: w.Usage}, Class: w.Class, TTL: w.TTL}
 	if w.Cost == 0 && w.Usage == nil {
-		q.cost, in.estimate = 1, true
+		q.cost, ask.Cost, ask.Estimate = 1, 1, true
 	}
 	err := q.validate()
 	switch {
@@ -119,7 +102,7 @@ func (l *Limiter) work(key string, w *Work) (question, reserving, error) {
 	default:
 		err = validTTL(w.TTL)
 	}
-	return q, in, err
+	return q, ask, err
 }
 
 func validTTL(ttl time.Duration) error {
@@ -147,10 +130,10 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	if len(claims) == 0 || len(claims) > limit.MaxBatch {
 		return nil, AllDecision{}, &Error{ErrInvalid, "reserves", fmt.Sprintf("must be 1 to %d, not %d", limit.MaxBatch, len(claims))}
 	}
-	qs, ins := make([]question, len(claims)), make([]reserving, len(claims))
+	qs, asks := make([]question, len(claims)), make([]limit.Reserve, len(claims))
 	for i := range claims {
 		var err error
-		if qs[i], ins[i], err = claims[i].Limiter.work(claims[i].Key, &claims[i].Work); err != nil {
+		if qs[i], asks[i], err = claims[i].Limiter.work(claims[i].Key, &claims[i].Work); err != nil {
 			return nil, AllDecision{}, err
 		}
 	}
@@ -161,7 +144,7 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	asked := c.now()
 	var all AllDecision
 	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
-		all, err = c.backend.reserveAll(ctx, qs, ins)
+		all, err = c.backend.ReserveAll(ctx, asks)
 		return err
 	})
 	for i := range qs {
@@ -191,7 +174,7 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 			before.units += got.Granted
 			got.ReservationID = ""
 		}
-		out[i] = newReservation(c, qs[i].target, &got, &ins[i], asked)
+		out[i] = newReservation(c, qs[i].target, &got, &asks[i], asked)
 		if got.ReservationID != "" {
 			first[of] = out[i]
 		}
@@ -230,12 +213,8 @@ func (l *Limiter) charge(ctx context.Context, key string, n int64, use Usage, re
 	if err := q.validate(); err != nil {
 		return d, err
 	}
-	if err := l.c.begin(ctx); err != nil {
-		return d, err
-	}
-	defer l.c.running.Done()
-	_, err = l.c.call(ctx, requestID != "", func(ctx context.Context) (err error) {
-		d, err = l.c.backend.charge(ctx, q, use)
+	err = l.c.carryOut(ctx, requestID != "", func(ctx context.Context) (err error) {
+		d, err = l.c.backend.Charge(ctx, limit.Charge{Target: q.Target, Amount: limit.Amount{Cost: n, Usage: use}, RequestID: requestID})
 		return err
 	})
 	return d, err
@@ -280,24 +259,21 @@ func (r *Reservation) extend(ctx context.Context, n int64, use Usage, ttl time.D
 		return d, err
 	}
 	defer r.c.running.Done()
-	asked := r.c.now()
-	failed, err := r.c.ask(ctx, r.c.retry, func(ctx context.Context) (err error) {
-		d, err = r.c.backend.extend(ctx, q, r.id, use, ttl)
-		return err
+	asked, extended := r.c.now(), false
+	d, err = r.c.grant(ctx, &q, func(ctx context.Context) (Decision, error) {
+		d, err := r.c.backend.Extend(ctx, limit.Extend{
+			Target: r.target.Target, Amount: limit.Amount{Cost: n, Usage: use}, ReservationID: r.id, TTL: ttl, RequestID: q.requestID,
+		})
+		extended = err == nil && d.Allowed
+		return d, err
 	})
-	switch {
-	case err != nil:
-		return Decision{}, err
-	case failed:
-		return r.c.fallback(q), nil
-	case d.Allowed:
-		r.c.memory.admitted(&r.target)
+	if extended {
 		r.units += d.Granted
 		if ttl != 0 && !d.FailedOpen {
 			r.safe = asked + limit.Shortened(ttl)
 		}
 	}
-	return d, nil
+	return d, err
 }
 
 // Commit ends the reservation: cost units stay charged, the rest is given back, and what exceeds the reservation is charged, whether
@@ -314,7 +290,7 @@ func (r *Reservation) CommitCost(cost int64) (Settled, error) {
 	if cost < 0 || cost > algo.MaxLimit {
 		return Settled{}, &Error{ErrInvalid, "cost", fmt.Sprintf("must be 0 to 2^53, not %d", cost)}
 	}
-	return r.settle(&settling{cost: cost})
+	return r.settle(limit.Amount{Cost: cost})
 }
 
 // CommitUsage is Commit for tokens of which the policy has the prices.
@@ -322,7 +298,7 @@ func (r *Reservation) CommitUsage(use Usage) (Settled, error) {
 	if len(use) == 0 {
 		return Settled{}, &Error{ErrInvalid, "usage", "must not be empty"}
 	}
-	return r.settle(&settling{usage: use})
+	return r.settle(limit.Amount{Usage: use})
 }
 
 // Units returns how many units are reserved.
@@ -337,11 +313,11 @@ func (r *Reservation) Units() int64 {
 
 // Cancel ends the reservation and gives back all of it. It takes as long, and fails for the same reasons, as Commit.
 func (r *Reservation) Cancel() error {
-	_, err := r.settle(&settling{})
+	_, err := r.settle(limit.Amount{})
 	return err
 }
 
-func (r *Reservation) settle(how *settling) (got Settled, err error) {
+func (r *Reservation) settle(a limit.Amount) (got Settled, err error) {
 	if r == nil || r.id == "" {
 		return got, nil
 	}
@@ -355,12 +331,13 @@ func (r *Reservation) settle(how *settling) (got Settled, err error) {
 	}
 	defer r.c.running.Done()
 	defer r.c.memory.forget(&r.target)
-	if how.cost > 0 || how.usage != nil {
-		how.class = r.class
+	ask := limit.Commit{Target: r.target.Target, Amount: a, ReservationID: r.id}
+	if a.Cost > 0 || a.Usage != nil {
+		ask.Class = r.class
 	}
 	_, err = r.c.call(r.c.ctx, true, func(ctx context.Context) (err error) {
-		got, err = r.c.backend.settle(ctx, r.target, r.id, how)
-		r.unheard = r.unheard || errors.Is(err, ErrUnavailable)
+		got, err = r.c.backend.Commit(ctx, ask)
+		r.unheard = r.unheard || errors.Is(callError(err), ErrUnavailable)
 		return err
 	})
 	// A reservation that is gone before its time was settled by the attempt whose answer did not come.
@@ -372,10 +349,10 @@ func (r *Reservation) settle(how *settling) (got Settled, err error) {
 }
 
 // newReservation is what reserve at asked was given. The owner reckons its life from a later moment than this one does.
-func newReservation(c *Client, t target, got *Decision, in *reserving, asked time.Duration) *Reservation {
-	ttl := in.ttl
+func newReservation(c *Client, t target, got *Decision, ask *limit.Reserve, asked time.Duration) *Reservation {
+	ttl := ask.TTL
 	if ttl == 0 {
 		ttl = limit.DefaultReservation
 	}
-	return &Reservation{c: c, target: t, class: in.class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl)}
+	return &Reservation{c: c, target: t, class: ask.Class, id: got.ReservationID, units: got.Granted, safe: asked + limit.Shortened(ttl)}
 }
