@@ -1,0 +1,153 @@
+package grpcapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/weirlimit/weir/limit"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// operate answers a request about a target: ask has the Service answer, and reply makes a message of that. Errors become those of gRPC.
+func operate[A, M any](about *weirv1.Target, ask func(limit.Target) (A, error), reply func(A) *M) (*M, error) {
+	t, bad := wire.Target(about)
+	if bad != nil {
+		return nil, statusOf(bad)
+	}
+	answer, err := ask(t)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	return reply(answer), nil
+}
+
+func protoDecision(d limit.Decision) *weirv1.Decision { return wire.ProtoDecision(&d) }
+
+// Acquire implements weirv1.LimiterServer.
+func (s *Server) Acquire(ctx context.Context, in *weirv1.AcquireRequest) (*weirv1.Decision, error) {
+	return operate(in.Target, func(t limit.Target) (limit.Decision, error) {
+		return s.svc.Acquire(ctx, limit.Acquire{Target: t, Cost: wire.Cost(in.Cost), TTL: time.Duration(in.TtlNs), RequestID: in.RequestId})
+	}, protoDecision)
+}
+
+// Renew implements weirv1.LimiterServer.
+func (s *Server) Renew(ctx context.Context, in *weirv1.RenewRequest) (*weirv1.RenewResponse, error) {
+	return operate(in.Target, func(t limit.Target) (time.Duration, error) {
+		return s.svc.Renew(ctx, t, in.LeaseId, time.Duration(in.TtlNs))
+	}, func(left time.Duration) *weirv1.RenewResponse { return &weirv1.RenewResponse{ExpiresInNs: int64(left)} })
+}
+
+// Release implements weirv1.LimiterServer.
+func (s *Server) Release(ctx context.Context, in *weirv1.ReleaseRequest) (*weirv1.ReleaseResponse, error) {
+	return operate(in.Target, func(t limit.Target) (bool, error) {
+		return s.svc.Release(ctx, t, in.LeaseId)
+	}, func(released bool) *weirv1.ReleaseResponse { return &weirv1.ReleaseResponse{Released: released} })
+}
+
+// Refund implements weirv1.LimiterServer.
+func (s *Server) Refund(ctx context.Context, in *weirv1.RefundRequest) (*weirv1.RefundResponse, error) {
+	return operate(in.Target, func(t limit.Target) (int64, error) {
+		return s.svc.Refund(ctx, t, wire.Cost(in.Cost), in.RequestId)
+	}, func(units int64) *weirv1.RefundResponse { return &weirv1.RefundResponse{Refunded: units} })
+}
+
+// Reset implements weirv1.LimiterServer.
+func (s *Server) Reset(ctx context.Context, in *weirv1.ResetRequest) (*weirv1.ResetResponse, error) {
+	return operate(in.Target, func(t limit.Target) (*weirv1.ResetResponse, error) {
+		return &weirv1.ResetResponse{}, s.svc.Reset(ctx, t)
+	}, func(done *weirv1.ResetResponse) *weirv1.ResetResponse { return done })
+}
+
+// amount is a cost as a request gives it, which is otherwise where it gives none.
+func amount(cost *int64, usage map[string]int64, otherwise int64) limit.Amount {
+	switch {
+	case usage == nil && cost == nil:
+		return limit.Amount{Cost: otherwise}
+	case cost == nil:
+		return limit.Amount{Usage: usage}
+	}
+	return limit.Amount{Cost: *cost, Usage: usage}
+}
+
+func reserveOf(in *weirv1.ReserveRequest, t limit.Target) limit.Reserve {
+	return limit.Reserve{
+		Target: t, Amount: amount(in.Cost, in.Usage, 1), Estimate: in.Cost == nil && in.Usage == nil, Class: in.Class,
+		TTL: time.Duration(in.TtlNs), RequestID: in.RequestId,
+	}
+}
+
+// Reserve implements weirv1.LimiterServer.
+func (s *Server) Reserve(ctx context.Context, in *weirv1.ReserveRequest) (*weirv1.Decision, error) {
+	return operate(in.Target, func(t limit.Target) (limit.Decision, error) {
+		return s.svc.Reserve(ctx, reserveOf(in, t))
+	}, protoDecision)
+}
+
+// ReserveAll implements weirv1.LimiterServer.
+func (s *Server) ReserveAll(ctx context.Context, in *weirv1.ReserveAllRequest) (*weirv1.ReserveAllResponse, error) {
+	if len(in.Reserves) > limit.MaxBatch {
+		return nil, statusOf(limit.NewError(limit.TooLarge, "reserves", "has more than the 1000 elements that are taken at once"))
+	}
+	rs := make([]limit.Reserve, len(in.Reserves))
+	for i, one := range in.Reserves {
+		if one == nil {
+			continue // the Service says what it lacks
+		}
+		t, bad := wire.Target(one.Target)
+		if bad != nil {
+			return nil, statusOf(bad.InList("reserves", i))
+		}
+		rs[i] = reserveOf(one, t)
+	}
+	all, err := s.svc.ReserveAll(ctx, rs)
+	if err != nil {
+		return nil, statusOf(err)
+	}
+	out := &weirv1.ReserveAllResponse{Allowed: all.Allowed, ReservationId: all.ReservationID, DelayNs: int64(all.Delay)}
+	for i := range all.Decisions {
+		out.Decisions = append(out.Decisions, wire.ProtoDecision(&all.Decisions[i]))
+	}
+	return out, nil
+}
+
+// Extend implements weirv1.LimiterServer.
+func (s *Server) Extend(ctx context.Context, in *weirv1.ExtendRequest) (*weirv1.Decision, error) {
+	return operate(in.Target, func(t limit.Target) (limit.Decision, error) {
+		return s.svc.Extend(ctx, limit.Extend{
+			Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId, TTL: time.Duration(in.TtlNs), RequestID: in.RequestId,
+		})
+	}, protoDecision)
+}
+
+// Commit implements weirv1.LimiterServer. A missing cost is an error: what the work did cost is not to be guessed.
+func (s *Server) Commit(ctx context.Context, in *weirv1.CommitRequest) (*weirv1.CommitResponse, error) {
+	return operate(in.Target, func(t limit.Target) (limit.Settled, error) {
+		switch {
+		case in.Cost == nil && in.Usage == nil:
+			return limit.Settled{}, limit.NewError(limit.Invalid, "cost", "is missing: say what it did cost, or what was used")
+		case in.Overrun != weirv1.Overrun_OVERRUN_CHARGE && in.Overrun != weirv1.Overrun_OVERRUN_ERROR:
+			return limit.Settled{}, limit.NewError(limit.Invalid, "overrun", "is unknown: OVERRUN_CHARGE or OVERRUN_ERROR")
+		}
+		return s.svc.Commit(ctx, limit.Commit{
+			Target: t, Amount: amount(in.Cost, in.Usage, 0), ReservationID: in.ReservationId,
+			Exact: in.Overrun == weirv1.Overrun_OVERRUN_ERROR, Class: in.Class,
+		})
+	}, func(got limit.Settled) *weirv1.CommitResponse {
+		return &weirv1.CommitResponse{Refunded: got.Refunded, Excess: got.Excess, OverLimit: got.Over}
+	})
+}
+
+// Cancel implements weirv1.LimiterServer.
+func (s *Server) Cancel(ctx context.Context, in *weirv1.CancelRequest) (*weirv1.CancelResponse, error) {
+	return operate(in.Target, func(t limit.Target) (int64, error) {
+		return s.svc.Cancel(ctx, t, in.ReservationId)
+	}, func(units int64) *weirv1.CancelResponse { return &weirv1.CancelResponse{Refunded: units} })
+}
+
+// Charge implements weirv1.LimiterServer.
+func (s *Server) Charge(ctx context.Context, in *weirv1.ChargeRequest) (*weirv1.Decision, error) {
+	return operate(in.Target, func(t limit.Target) (limit.Decision, error) {
+		return s.svc.Charge(ctx, limit.Charge{Target: t, Amount: amount(in.Cost, in.Usage, 1), RequestID: in.RequestId})
+	}, protoDecision)
+}
