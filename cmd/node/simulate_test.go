@@ -28,7 +28,7 @@ func TestSimulate(t *testing.T) {
 	if code := run([]string{"simulate", "--input", log, "--policies", policies, "--html", html, "--suggest", "callers=0%"}, &out, &errs); code != exitOK {
 		t.Fatalf("exit status %d: %s", code, &errs)
 	}
-	for _, want := range []string{"5 requests of 2 keys", "1 lines were left out", "line 5 ", "log", "2 per 10s", "1 (20 %)", "3 (callers 0 %, requests 0 %)"} {
+	for _, want := range []string{"5 requests of 2 keys", "malformed lines, left out: 1", "line 5 ", "log", "2 per 10s", "1 (20 %)", "3 (callers 0 %, requests 0 %)"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &out)
 		}

@@ -39,10 +39,10 @@ func (r *Report) WriteTable(w io.Writer) error {
 	}
 	fmt.Fprintln(w)
 	if r.OutOfOrder > 0 {
-		fmt.Fprintf(w, "%s requests were logged out of order and count at the newest time before them\n", humanize.Comma(r.OutOfOrder))
+		fmt.Fprintf(w, "logged out of order, counted at the newest time before them: %s\n", humanize.Comma(r.OutOfOrder))
 	}
 	if r.Malformed > 0 {
-		fmt.Fprintf(w, "%s lines were left out as malformed:\n", humanize.Comma(r.Malformed))
+		fmt.Fprintf(w, "malformed lines, left out: %s\n", humanize.Comma(r.Malformed))
 		for _, b := range r.BadLines {
 			fmt.Fprintf(w, "  line %d %s: %s\n", b.Number, b.Message, b.Text)
 		}

@@ -25,7 +25,7 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `<b>in</b>: 3 requests of 2 keys, 1970-01-01T00:00:01Z to 1970-01-01T00:00:02Z
-1 lines were left out as malformed:
+malformed lines, left out: 1
   line 3 is bad: "<i>"
 
 POLICY  ALGORITHM    LIMIT     ADMITTED  REFUSED     MOST IN A WINDOW  CALLERS TOUCHED  LONGEST WAIT  STATES  SMALLEST LIMIT
