@@ -129,6 +129,9 @@ func (sh *shard) chargeOwed(part *partition, now algo.Instant, strict bool) {
 			if part.traced {
 				sh.note(part, r, 0, false)
 			}
+			if strict {
+				sh.chargeDelta(part, r, now, o.advanced+o.inherited)
+			}
 			continue
 		}
 		if !strict {
@@ -173,10 +176,14 @@ func (s *Store) ColdStrict(p int, now algo.Instant) {
 				if part.traced {
 					sh.note(part, r, 0, false)
 				}
-				if a := part.extras; len(a.lineage) > 0 && a.lineage[0].delta != nil {
-					if _, ok := sh.find(a.lineage[0].delta, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
-						sh.twin(part, a.lineage[0].delta, r, now)
-					}
+				delta := part.newestDelta()
+				if delta == nil {
+					return
+				}
+				newest := len(part.extras.lineage) - 1
+				_, found := sh.find(delta, r.hash(), r.spec.rule.Scope, string(r.key))
+				if found || newest > 0 && r.since() < newest {
+					sh.twin(part, delta, r, now)
 				}
 			})
 		})

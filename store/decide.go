@@ -62,7 +62,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	if found {
 		adopted := false
 		if r = sh.record(part.ref(slot)); r.spec.rule != rule {
-			if adopted, err = sh.adopt(&part.table, slot, rule, now, part.undoable(stateID{rule.Scope, k.Key})); err != nil {
+			if adopted, err = sh.adoptState(part, slot, rule, now); err != nil {
 				return err
 			}
 			r = sh.record(part.ref(slot))
@@ -297,7 +297,7 @@ func (sh *shard) existing(part *partition, k Key, rule *Rule, now algo.Instant, 
 	if !ok {
 		return nil
 	}
-	adopted, err := sh.adopt(&part.table, slot, rule, now, part.undoable(stateID{rule.Scope, k.Key}))
+	adopted, err := sh.adoptState(part, slot, rule, now)
 	if err != nil {
 		sh.store.full.Add(1)
 		return ErrFull

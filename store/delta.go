@@ -20,6 +20,10 @@ import (
 // process may turn up with it. Then each state is its delta, but for one that is repaid by and by: that of two processes would
 // be repaid twice. Its twin in the table is not repaid.
 //
+// What a lost holder may have admitted to strict rules ahead of the copy (escrow), or is not known to have (ColdStrict), is charged
+// under the claim that follows as well: the content of another claimant may not have it. To other rules it is not: the lost holder may
+// turn up, and would have it twice.
+//
 // Deltas are charges alone. A refund is not taken from them, so that a merge may hold back too much, never too little; what is
 // undone is, where the process that charged it undoes it. A concurrency limit has none: leases have identity, and a merge unites
 // them.
@@ -219,6 +223,46 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 	if err == nil {
 		sh.note(part, r, mark, true)
 	}
+}
+
+// adoptState is adopt for the content's own state at a slot and for its deltas, so that what was charged under a claim goes on to
+// count as the state does. A state that becomes one that is repaid gets a delta where it stood for one.
+func (sh *shard) adoptState(part *partition, slot uint32, rule *Rule, now algo.Instant) (changed bool, err error) {
+	r := sh.record(part.ref(slot))
+	if r.spec.rule == rule {
+		return false, nil
+	}
+	old := r.spec.rule.Limits
+	of := r.id()
+	changed, err = sh.adopt(&part.table, slot, rule, now, part.undoable(of))
+	if !changed || err != nil || part.extras == nil || sameLimits(old, rule.Limits) {
+		return changed, err
+	}
+	r = sh.record(part.ref(slot))
+	sh.forced(func() {
+		if i := r.since(); i > 0 && i < len(part.extras.lineage) && repaid(rule.Limits) {
+			if d := part.extras.lineage[i].delta; d != nil {
+				sh.twin(part, d, r, now)
+			}
+			r.setSince(0)
+		}
+		for i := range part.extras.lineage {
+			d := part.extras.lineage[i].delta
+			if d == nil {
+				continue
+			}
+			at, found := sh.find(d, r.hash(), of.scope, of.key)
+			if !found || sh.record(d.ref(at)).spec.rule == rule {
+				continue
+			}
+			held := sh.record(d.ref(at))
+			held.spec.rule.Limits.Hold(held.state, now)
+			if _, err := sh.adopt(d, at, rule, now, nil); err == nil { // otherwise the arena has no numbers for blocks left
+				sh.note(part, sh.record(d.ref(at)), 0, true)
+			}
+		}
+	})
+	return changed, nil
 }
 
 // dropDeltas drops a key's deltas under all claims, and reports whether there were any.

@@ -185,3 +185,50 @@ func TestGivenBackWithRecord(t *testing.T) {
 	accounted(t, holder)
 	accounted(t, copied)
 }
+
+// TestAllowanceAfterSplit: what a lost holder may have admitted to strict rules ahead of its backup's copy counts as well once the
+// backup, which has charged it, is merged with a process that had claimed the partition by a copy that came without an allowance:
+// the receiver of a move that was under way.
+func TestAllowanceAfterSplit(t *testing.T) {
+	r := rule("p", window(100, minute))
+	r.Durability, r.Strict = Escrow, true
+	holder, backup, l := escrowed(t)
+	receiver := New(Config{Shut: true})
+	m := newLink(holder, receiver, ownership.Target)
+	holder.Lease(0, int64(time.Hour))
+	holder.Unguarded(0, true)
+	spend(t, holder, r, 0)
+	l.sync(t, 0, false)
+	m.sync(t, 0, true)
+	l.sync(t, 0, false)
+	receiver.TakeOver(0, l.there(0), claim(1, 2, 8))
+	receiver.Open(0)
+	ahead := spend(t, holder, r, 0) // and it is lost
+	if ahead == 0 {
+		t.Fatal("nothing was admitted ahead")
+	}
+	backup.TakeOver(0, l.there(0), claim(1, 3, 9))
+	backup.TakeOverStrict(0, l.there(0))
+	n := newLink(backup, receiver, ownership.Target)
+	n.offset = 0
+	n.attach(true)
+	for more := true; more; {
+		var chunk []byte
+		chunk, _, more = backup.Drain(0, ownership.Target, l.there(0), n.most)
+		if err := receiver.Apply(0, true, l.there(0), chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := receiver.Merge(0, l.there(0)); err != nil {
+		t.Fatal(err)
+	}
+	receiver.Lease(0, int64(time.Hour))
+	receiver.Unguarded(0, true)
+	a, err := receiver.Decide(receiver.key("p", "k"), r, l.there(0), cost(0), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if spent := 1 + ahead; a.Remaining > 100-spent {
+		t.Errorf("%d are left of 100, of which %d were admitted", a.Remaining, spent)
+	}
+}

@@ -232,7 +232,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 			sh.store.full.Add(1)
 			return a, ErrFull
 		}
-	} else if adopted, err := sh.adopt(&part.table, slot, rule, now, part.undoable(stateID{rule.Scope, k.Key})); err != nil {
+	} else if adopted, err := sh.adoptState(part, slot, rule, now); err != nil {
 		want = 0 // for want of memory the state keeps its old rule
 	} else if adopted && part.traced {
 		sh.note(part, sh.record(part.ref(slot)), 0, false)

@@ -31,7 +31,10 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		err = m.err
 		if swap && before != nil {
 			// What is said of the partition and not of its records stays the content's own.
-			m.base.extras.cold, m.base.extras.coldStrict = before.cold, before.coldStrict
+			m.base.extras.cold = before.cold
+		}
+		if other := m.add.extras.coldStrict; other.is && (!m.base.extras.coldStrict.is || other.at.Mono > m.base.extras.coldStrict.at.Mono) {
+			m.base.extras.coldStrict = other // what a lost holder admitted is known to neither, or to one of them
 		}
 		old, staged = part.content, m.add
 		part.content, part.role.staging = m.base, content{}

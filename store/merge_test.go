@@ -519,3 +519,92 @@ func TestDecideAgainstEverything(t *testing.T) {
 		accounted(t, s)
 	}
 }
+
+// TestMergeWindowTurnedBucket: a policy that becomes a bucket while a partition is split counts what both sides have admitted, and
+// takes off once what a bucket has repaid since then: also of a key that was new under a claim, and where the window that it was
+// counted in has ended since.
+func TestMergeWindowTurnedBucket(t *testing.T) {
+	old := rule("p", log(100, 10*time.Second))
+	bucket := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: 1000 * time.Second})
+	for _, known := range []bool{false, true} { // before they parted
+		for _, charged := range []bool{false, true} { // also once it is a bucket
+			t.Run(fmt.Sprintf("known=%v,charged=%v", known, charged), func(t *testing.T) {
+				s := newSplit(t, 2, old)
+				s.claim(0)
+				if known {
+					s.admit(0, old, "k")
+				}
+				s.replicate(0, 1)
+				s.claim(1)
+				total := int64(len(s.at))
+				for i := range s.parties {
+					for range 30 {
+						s.admit(i, old, "k")
+						total++
+					}
+				}
+				for i, p := range s.parties {
+					p.store.Reconcile(func() algo.Instant { return at(s.now) }, func(string, []byte) *Rule { return bucket })
+					if charged {
+						s.admit(i, bucket, "k")
+						total++
+					}
+				}
+				s.now = 50 * time.Second // 5 are repaid, and the window has ended
+				if charged {
+					for i := range s.parties {
+						s.admit(i, bucket, "k")
+						total++
+					}
+				}
+				for _, p := range s.parties {
+					p.store.Sweep(at(s.now), 1)
+				}
+				s.merge(1, 0)
+				p := s.parties[0].store
+				d, err := p.Decide(p.key("p", "k"), bucket, at(s.now), cost(0), nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if used, want := 100-d.Remaining, total-5; used < want {
+					t.Errorf("%d of 100 are in use, where %d were admitted and 5 repaid", used, total)
+				}
+				for _, p := range s.parties {
+					accounted(t, p.store)
+				}
+			})
+		}
+	}
+}
+
+// TestMergeColdStrict: strict keys that start full, because nobody knows what a lost holder has admitted, do so as well once they
+// are merged into the content of another claimant, whichever of the two copies is the later one: keys that were known and others.
+func TestMergeColdStrict(t *testing.T) {
+	for _, order := range [][]int{{1, 2}, {2, 1}} {
+		r := rule("p", log(100, minute))
+		r.Strict, r.Durability = true, Sync
+		s := newSplit(t, 3, r)
+		grant := func(i int) {
+			s.parties[i].store.Lease(0, int64(time.Hour))
+			s.parties[i].store.Unguarded(0, true)
+		}
+		s.claim(0)
+		grant(0)
+		s.admit(0, r, "known")
+		for _, i := range order {
+			s.replicate(0, i)
+		}
+		s.claim(1)
+		s.claim(2)
+		s.parties[2].store.ColdStrict(0, at(s.now))
+		s.merge(2, 1)
+		grant(1)
+		for _, key := range []string{"known", "new"} {
+			p := s.parties[1].store
+			d, err := p.Decide(p.key("p", key), r, at(s.now), cost(0), nil)
+			if err != nil || d.Remaining != 0 {
+				t.Errorf("copies in the order %v: %q has %d left: %v", order, key, d.Remaining, err)
+			}
+		}
+	}
+}

@@ -407,7 +407,7 @@ func (s *Store) Reconcile(now func() algo.Instant, apply func(scope string, key 
 			r := sh.record(t.ref(slot))
 			if rule := apply(r.spec.rule.Scope, r.key); rule != nil {
 				// For want of memory the state keeps its old rule until its next check.
-				if changed, err := sh.adopt(t, slot, rule, at, part.undoable(r.id())); err == nil && changed && part.traced {
+				if changed, err := sh.adoptState(part, slot, rule, at); err == nil && changed && part.traced {
 					sh.note(part, sh.record(t.ref(slot)), 0, false)
 				}
 			}
