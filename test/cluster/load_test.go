@@ -95,6 +95,7 @@ type load struct {
 
 	usages []checker.Usage
 	deaths []death
+	calms  []int64 // instants at which the cluster was calm, in order
 
 	quit    chan struct{}
 	work    sync.WaitGroup
@@ -396,10 +397,10 @@ type faults struct {
 // goneLine is a line of the log, as text or as JSON.
 var goneLine = regexp.MustCompile(`(?m)^(?:time=|{"time":")([^" ]+).*"cluster: member is gone",? ?"?member"?[=:]"?([^", ]+)`)
 
-// suspicion is the first instant at which a node took another for gone that was not, as happens when a machine is too busy
-// to let a process run for a second or two. That is a split like any other: what available policies admit from then on
-// depends on how it went.
-func (l *load) suspicion() (at int64, found bool) {
+// suspicions are the times in which nodes took others for gone that were not, as happens when a machine is too busy to let a process
+// run for a second or two. Each is a split like any other until the cluster was calm again, or the load ended: what available
+// policies admit in it depends on how it went.
+func (l *load) suspicions() (list []checker.Split) {
 	l.t.Helper()
 	for _, p := range l.f.started {
 		for _, line := range goneLine.FindAllStringSubmatch(p.stderr.String(), -1) {
@@ -408,14 +409,22 @@ func (l *load) suspicion() (at int64, found bool) {
 			for _, death := range l.deaths {
 				rightly = rightly || death.name == line[2] && seen >= death.from && seen <= death.to
 			}
-			if rightly || found && at <= seen {
+			if rightly {
 				continue
 			}
-			at, found = seen, true
+			until := int64(math.MaxInt64)
+			if i, _ := slices.BinarySearch(l.calms, seen); i < len(l.calms) {
+				until = l.calms[i]
+			}
+			if i := slices.IndexFunc(list, func(s checker.Split) bool { return s.To == until }); i >= 0 {
+				list[i].From = min(list[i].From, seen) // several nodes did
+			} else {
+				list = append(list, checker.Split{From: seen, To: until, Sides: len(l.f.members)})
+			}
 			l.t.Logf("at %s %s took %s for gone, which it was not: this machine is too busy", l.clock(seen), p.name, line[2])
 		}
 	}
-	return at, found
+	return list
 }
 
 // death is a time in which a node may rightly be taken for gone, for it was killed, stopped or cut off.
@@ -456,9 +465,8 @@ func (l *load) history(suffered faults) *checker.History {
 func (l *load) judge(suffered faults) {
 	l.t.Helper()
 	l.end()
-	if at, found := l.suspicion(); found {
-		suffered.splits = append(suffered.splits, checker.Split{From: at, To: l.now(), Sides: len(l.f.members)})
-	}
+	l.calms = append(l.calms, l.now())
+	suffered.splits = append(suffered.splits, l.suspicions()...)
 	h := l.history(suffered)
 	type count struct{ admitted, refused, failed int }
 	counts := make(map[string]*count)

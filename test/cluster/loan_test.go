@@ -101,9 +101,7 @@ func (l *lending) goesOn(more float64) {
 func (l *lending) judge() {
 	l.t.Helper()
 	suffered := l.faults
-	if at, found := l.suspicion(); found {
-		suffered.splits = append(suffered.splits, checker.Split{From: at, To: l.now(), Sides: len(l.f.members)})
-	}
+	suffered.splits = append(suffered.splits, l.suspicions()...)
 	h := l.history(suffered)
 	type count struct{ admitted, refused, failed int }
 	counts := make(map[string]*count)

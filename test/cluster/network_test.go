@@ -3,6 +3,7 @@ package clustertest
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -41,7 +42,7 @@ func newNetwork(t *testing.T, size int) *network {
 	if os.Geteuid() != 0 {
 		t.Skip("network namespaces need root: run this test as root to see the network cut")
 	}
-	for _, tool := range []string{"ip", "iptables", "nsenter", "sleep"} {
+	for _, tool := range []string{"ip", "iptables", "nsenter", "cat"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			t.Skipf("no %s on this machine: install iproute2, iptables, util-linux and coreutils to see the network cut", tool)
 		}
@@ -83,8 +84,9 @@ func (n *network) set(ns *namespace, command string) {
 
 func newNamespace(t *testing.T) *namespace {
 	t.Helper()
-	cmd := exec.Command("sleep", "600") // it ends even if nobody is left to end it
+	cmd := exec.Command("cat")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET, Setpgid: true}
+	must[io.WriteCloser](t)(cmd.StdinPipe()) // it ends with this process, even if nobody is left to end it
 	if err := cmd.Start(); err != nil {
 		t.Skipf("no network namespace can be made here: %v", err)
 	}

@@ -63,7 +63,7 @@ func (k *kubernetes) perform(name string, planned bool, do func()) {
 	available, strict := l.tellFailures(name, s.from, s.to)
 	k.t.Logf("%s: took %v, calm %v later; the slowest answer took %v", name, time.Duration(done-s.from).Round(time.Millisecond),
 		settled.Round(time.Millisecond), l.slowest(s.from, s.to).Round(time.Millisecond))
-	if _, busy := l.suspicion(); busy {
+	if len(l.suspicions()) > 0 {
 		return
 	}
 	excused := done
@@ -97,7 +97,7 @@ func (k *kubernetes) finish() {
 		}
 		k.t.Logf("%s: of one key at most beyond the limit: %s", s.name, strings.Join(excess, ", "))
 	}
-	if _, busy := l.suspicion(); !busy {
+	if len(l.suspicions()) == 0 {
 		for _, p := range k.fleet.started {
 			if strings.Contains(p.stderr.String(), "alone: no other member is there") {
 				k.t.Errorf("%s went on alone though there were others", p.name)

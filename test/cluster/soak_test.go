@@ -123,6 +123,7 @@ func TestSoak(t *testing.T) {
 		from := l.now()
 		kinds[name]()
 		took := f.calm(f.members...)
+		l.calms = append(l.calms, l.now())
 		happened[name]++
 		l.tellFailures(name, from, l.now())
 		t.Logf("%s %s: calm after %v", l.clock(from), name, took.Round(time.Millisecond))
