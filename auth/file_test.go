@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 const file = `
@@ -265,12 +267,12 @@ func TestMistakes(t *testing.T) {
 	caller := "callers:\n- {name: a, tokens: [" + good + "], roles: [read]}\n"
 	for _, c := range []struct{ text, want string }{
 		{"callers: 1", "a:1:10: callers: must be a list of callers"},
-		{"caller: []", `a:1:1: there is no field "caller" here; there are callers, metrics`},
+		{"caller: []", "a:1:1: caller: unknown field: did you mean callers?"},
 		{"metrics: closed", "a:1:10: metrics: must be open"},
 		{"metrics: true", "a:1:10: metrics: must be text"},
 		{"callers:", "a:1:1: callers: has no value"},
 		{"- a", "a:1:1: must be a map of fields"},
-		{"callers: [", "a:1:1: is not valid YAML near here"},
+		{"callers: [", "a:1:10: is not valid YAML"},
 		{"callers: []\n---\n", "a second YAML document"},
 		{"callers: []\ncallers: []", "a:2:1: callers: is given twice, first on line 1"},
 		{"callers: [x]", "a:1:11: callers[0]: must be a map of fields"},
@@ -301,7 +303,7 @@ func TestMistakes(t *testing.T) {
 		{"callers:\n- {name: a, tokens: [{hash: " + good + ", expires: [2027-01-31]}], roles: [read]}", "callers[0].tokens[0].expires: must be an instant"},
 		{"callers:\n- {name: a, tokens: [{expires: 2027-01-31}], roles: [read]}", "a:2:22: callers[0].tokens[0].hash: is missing"},
 		{"callers:\n- {name: a, tokens: [{hash: weir_secret}], roles: [read]}", "callers[0].tokens[0].hash: must be the hash of a token"},
-		{"callers:\n- {name: a, tokens: [{hash: " + good + ", until: 2027-01-31}], roles: [read]}", `callers[0].tokens[0]: there is no field "until" here; there are hash, expires`},
+		{"callers:\n- {name: a, tokens: [{hash: " + good + ", until: 2027-01-31}], roles: [read]}", "callers[0].tokens[0].until: unknown field"},
 		{"callers:\n- {name: a, tokens: " + good + ", roles: [read]}", "callers[0].tokens: must be a list of hashes of tokens"},
 		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{roles: [check]}]}", "callers[0].grants[0].policies: is missing"},
 		{"callers:\n- {name: a, tokens: [" + good + "], grants: [{policies: [x]}]}", "callers[0].grants[0].roles: is missing"},
@@ -309,8 +311,8 @@ func TestMistakes(t *testing.T) {
 		{"callers:\n- {name: a, tokens: [" + good + "], policies: [x], grants: [{roles: [admin]}]}", "callers[0].roles: is missing"},
 		{"callers:\n- {name: a, tokens: [" + good + "], grants: []}", "callers[0].roles: is missing"},
 		{"callers:\n- {name: a, tokens: [" + good + "], grants: {roles: [admin]}}", "callers[0].grants: must be a list of grants"},
-		{"x: &a [*a]", `there is no field "x"`},
-		{"callers:\n- &c {name: a, identities: [\"cn:x\"], roles: [read]}\n- *c", "callers[1]: must be a map of fields"},
+		{"x: &a [*a]", "x: unknown field"},
+		{"callers:\n- &c {name: a, identities: [\"cn:x\"], roles: [read]}\n- *c", "callers[1].name: is the name of another caller"},
 		{strings.Repeat("#", MaxFile+1), "is larger than"},
 	} {
 		l, err := Parse("a", []byte(c.text))
@@ -318,7 +320,7 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("%.80q: %v\nwant %s", c.text, err, c.want)
 			continue
 		}
-		var one *Error
+		var one *strictyaml.Error
 		if !errors.As(err, &one) || strings.Contains(err.Error(), "weir_secret") {
 			t.Errorf("%.80q: %v", c.text, err)
 		}
@@ -328,8 +330,8 @@ func TestMistakes(t *testing.T) {
 	if n := strings.Count(err.Error(), "\n") + 1; n != 3 {
 		t.Errorf("%d mistakes: %v", n, err)
 	}
-	_, err = Parse("a", []byte("callers: ["+strings.Repeat("1, ", 1000)+"]"))
-	if n := strings.Count(err.Error(), "\n") + 1; n != maxErrors {
+	_, err = Parse("a", []byte("callers: ["+strings.Repeat("1, ", 2000)+"]"))
+	if n := strings.Count(err.Error(), "\n") + 1; n != strictyaml.MaxErrors+1 {
 		t.Errorf("%d mistakes", n)
 	}
 	var many strings.Builder

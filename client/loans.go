@@ -81,6 +81,7 @@ func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision
 	}
 	d.Allowed, d.Granted = true, n
 	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
+	d.NearLimit = t.WarnAt > 0 && d.Limit-d.Remaining >= t.WarnAt
 	return true
 }
 
@@ -281,6 +282,7 @@ func (l *loanLink) read(stream weirv1.Limiter_BorrowClient) error {
 				Term: min(time.Duration(a.GetTermNs()), algo.LoanTerm), Again: time.Duration(a.GetAgainNs()),
 				Terms: borrow.Terms{
 					Limit: a.GetLimit(), Remaining: a.GetRemaining(), Window: time.Duration(a.GetWindowNs()), ResetAfter: time.Duration(a.GetResetAfterNs()),
+					WarnAt: a.GetWarnAt(),
 				},
 			}
 		}

@@ -10,7 +10,7 @@ import (
 )
 
 const loanPolicies = `policies:
-  - {name: hot, algorithm: sliding_log, limit: 300000, window: 1h}
+  - {name: hot, algorithm: sliding_log, limit: 300000, window: 1h, warn_at: 0.5}
   - {name: asked, algorithm: sliding_log, limit: 30000, window: 1h, lend: false}
 `
 
@@ -37,6 +37,10 @@ func spend(t *testing.T, limiters []*Limiter, key string, callers int) int64 {
 					d, err := l.Allow(t.Context(), key)
 					if err != nil || d.FailedOpen || d.FailedClosed {
 						t.Error(d, err)
+						return
+					}
+					if half := d.Policy == "hot" && d.Limit-d.Remaining >= d.Limit/2; d.NearLimit != half {
+						t.Errorf("of a policy that warns at one half: %+v", d)
 						return
 					}
 					if !d.Allowed {
@@ -72,7 +76,7 @@ func TestLoans(t *testing.T) {
 	for _, other := range []*Client{second, third, asker} {
 		reaches(t, other, c.addrs...)
 	}
-	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: limit, Window: 100 * time.Hour}
+	inline := algo.Limit{Algorithm: algo.TokenBucket, Limit: limit, Window: algo.MaxWindow} // of which no unit comes back meanwhile
 	for name, of := range map[string]func(*Client) *Limiter{
 		"policy": func(c *Client) *Limiter { return c.Policy("hot") },
 		"inline": func(c *Client) *Limiter { return c.Inline("n", inline) },

@@ -26,6 +26,7 @@ func (l *Limiter) allowPrepared(ctx context.Context, key string, n int64, d *Dec
 		d.Policy = "inline"
 	}
 	d.Allowed, d.Granted, d.Shadow = b.Allowed, b.Granted, b.Shadow
+	d.NearLimit = b.NearLimit
 	d.Limit, d.Window, d.Remaining = b.Limit, b.Window, b.Remaining
 	d.RetryAfter, d.ResetAfter, d.Delay = b.RetryAfter, b.ResetAfter, b.Delay
 	handle.Count(b, n)

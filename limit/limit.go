@@ -88,6 +88,8 @@ type Decision struct {
 	Degraded     bool // decided with less protection than the policy asks for
 	FailedOpen   bool // the owner could not be asked; admitted by on_error, or because of shadow mode
 	FailedClosed bool // the owner could not be asked; refused by on_error
+	// NearLimit: with this decision, at least the policy's warn_at of a limit of its is in use. What is on loan counts as in use.
+	NearLimit bool
 
 	// Limits lists every limit of a policy that has several; empty otherwise.
 	Limits []LimitStatus

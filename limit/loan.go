@@ -27,7 +27,9 @@ type Lent struct {
 	// What a Decision says besides. Remaining is without what is on loan.
 	Limit, Remaining   int64
 	Window, ResetAfter time.Duration
-	Unheard            bool // this node does not decide for the key, and took in nothing
+	// WarnAt is how many units are in use when a decision is to be NearLimit; 0: none is.
+	WarnAt  int64
+	Unheard bool // this node does not decide for the key, and took in nothing
 }
 
 // Recall asks a borrower for what it has left of a loan.

@@ -23,6 +23,7 @@ type Brief struct {
 	algo.Decision // but for Lease and Tightest
 	Window        time.Duration
 	Shadow        bool
+	NearLimit     bool
 }
 
 // Preparer is a Service with prepared handles.

@@ -20,6 +20,7 @@ func TestNoAllocations(t *testing.T) {
   - {name: bucket, algorithm: token_bucket, limit: 1000, window: 1s}
   - {name: log, algorithm: sliding_log, limit: 5, window: 1h}
   - {name: over, algorithm: fixed_window, limit: 5, window: 1h, overrides: [{prefix: "partner:", limit: 7}]}
+  - {name: warned, algorithm: fixed_window, limit: 5, window: 1h, warn_at: 0.8}
 `)})
 	defer l.Close()
 	inline := algo.Limit{Algorithm: algo.LeakyBucket, Limit: 3, Window: time.Minute}
@@ -33,6 +34,7 @@ func TestNoAllocations(t *testing.T) {
 		"peek":     {named("log", "k", 0)},
 		"override": {named("over", "partner:k", 1)},
 		"inline":   {{Target: limit.Target{Limit: &inline, Key: "k"}, Cost: 1}},
+		"warned":   {named("warned", "k", 1)},
 		"batch":    batch,
 	} {
 		t.Run(name, func(t *testing.T) {

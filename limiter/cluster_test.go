@@ -254,6 +254,7 @@ func (c *testCluster) stats(policy string) PolicyStats {
 				sum.Allowed += s.Allowed
 				sum.Refused += s.Refused
 				sum.Remembered += s.Remembered
+				sum.NearLimit += s.NearLimit
 				sum.Shadowed += s.Shadowed
 				sum.FailedOpen += s.FailedOpen
 				sum.FailedClosed += s.FailedClosed

@@ -308,7 +308,7 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 	}
 	op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until
 	d := &op.Outcome.Decision
-	l.conclusion(d, e, rule, &op.Check, &op.subject, &got, op.Kind == OpCheck)
+	l.conclusion(d, e, rule, &op.Check, &op.subject, &got, each, op.Kind == OpCheck)
 	if got.Lease != 0 {
 		d.LeaseID = formatID(got.Lease)
 	}
@@ -355,7 +355,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 		return false, 0, nil // and refused: nothing was charged
 	}
 	l.tryCandidate(s.entry, rule, &k, now.Instant, &call, got.Allowed)
-	l.conclusion(d, s.entry, rule, c, s, &got, true)
+	l.conclusion(d, s.entry, rule, c, s, &got, nil, true)
 	return got.Ticket == 0, got.Ticket, nil
 }
 
@@ -374,8 +374,8 @@ func simple(c *limit.Check, s *subject) (rule *store.Rule) {
 }
 
 // conclusion makes of what the store answered what a caller is told, and counts it. check says that c was asked as a check,
-// so that its refusal may be remembered.
-func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *limit.Check, s *subject, got *store.Answer, check bool) {
+// so that its refusal may be remembered; each is what the limits of a rule with several say.
+func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *limit.Check, s *subject, got *store.Answer, each []algo.Decision, check bool) {
 	tightest := &rule.Limits[got.Tightest]
 	// Field by field: a literal would be made elsewhere and copied here, which takes longer than all the rest.
 	*d = limit.Decision{}
@@ -386,6 +386,12 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 	d.Limit, d.Window, d.Remaining = got.Limit, quotaWindow(tightest), got.Remaining
 	d.RetryAfter, d.ResetAfter, d.Delay = got.RetryAfter, resetAfter(tightest, got.ResetAfter), got.Delay
 	d.RequestID = c.RequestID
+	if e != nil && e.WarnAt != 0 {
+		d.NearLimit = nearLimit(e.WarnAt, got.Limit, got.Remaining)
+		for i := range each {
+			d.NearLimit = d.NearLimit || nearLimit(e.WarnAt, each[i].Limit, each[i].Remaining)
+		}
+	}
 	stats := l.statsOf(e, s)
 	stats.saw(got.Limit, got.Remaining)
 	if !d.Allowed && e != nil && e.Shadow {
@@ -405,6 +411,21 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 			l.sample.sampled(weight, rule.Scope, c.Key, d, tightest)
 		}
 	}
+}
+
+// nearLimit says whether so many millionths of a limit are in use: never for 0 of them, nor where nothing is limited.
+func nearLimit(millionths, lim, remaining int64) bool {
+	return millionths != 0 && lim > 0 && lim-remaining >= warnUnits(millionths, lim)
+}
+
+// warnUnits is how many units so many millionths of a limit are, rounded up.
+func warnUnits(millionths, lim int64) int64 {
+	hi, lo := bits.Mul64(uint64(millionths), uint64(lim))
+	units, rest := bits.Div64(hi, lo, policy.WarnAtWhole)
+	if rest > 0 {
+		units++
+	}
+	return int64(units)
 }
 
 // failed turns an error of the store into an Outcome. A nil error changes nothing.

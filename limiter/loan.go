@@ -134,6 +134,9 @@ func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *m
 	tightest := &rule.Limits[0]
 	a.Limit, a.Window = lent.Decision.Limit, quotaWindow(tightest)
 	a.Remaining, a.ResetAfter = lent.Decision.Remaining, resetAfter(tightest, lent.Decision.ResetAfter)
+	if s.entry != nil {
+		a.WarnAt = warnUnits(s.entry.WarnAt, a.Limit)
+	}
 	return a
 }
 

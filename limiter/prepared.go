@@ -20,7 +20,8 @@ type prepared struct {
 	hash    ring.Scope
 	stats   *policyStats
 	shadow  bool
-	none    bool // Check never answers
+	warnAt  int64 // of the policy
+	none    bool  // Check never answers
 }
 
 // Prepare returns the handle to a target: see limit.Preparer. It is nil for what is no policy and no limit of this node, for
@@ -54,7 +55,7 @@ func (l *Limiter) prepareTarget(t *limit.Target, last *prepared) *prepared {
 		at = &prepared{limiter: l, rule: &s.inline.Rule, hash: s.inline.hash, stats: l.stats.inline}
 	case s.entry != nil && !s.entry.Concurrency && s.entry.candidate == nil:
 		e := s.entry
-		at = &prepared{limiter: l, table: now, entry: e, rule: e.owns, hash: e.hash, stats: e.stats, shadow: e.Shadow}
+		at = &prepared{limiter: l, table: now, entry: e, rule: e.owns, hash: e.hash, stats: e.stats, shadow: e.Shadow, warnAt: e.WarnAt}
 		if len(e.Rules()) == 1 {
 			at.entry = nil
 		}
@@ -94,7 +95,7 @@ func (s *prepared) Check(ctx context.Context, key string, cost int64) (b limit.B
 	if !l.store.DecideKnown(&k, rule, now, &request, &b.Decision) {
 		return b, false
 	}
-	b.Window, b.Shadow = window, false
+	b.Window, b.Shadow, b.NearLimit = window, false, nearLimit(s.warnAt, b.Limit, b.Remaining)
 	b.ResetAfter = resetAfter(&rule.Limits[0], b.ResetAfter)
 	if !b.Allowed && s.shadow {
 		b.Allowed, b.Shadow, b.Granted, b.RetryAfter = true, true, cost, 0
@@ -108,6 +109,6 @@ func (s *prepared) Check(ctx context.Context, key string, cost int64) (b limit.B
 func (s *prepared) Count(b limit.Brief, cost int64) {
 	s.stats.saw(b.Limit, b.Remaining)
 	if cost > 0 {
-		s.stats.mine().tally(b.Allowed, b.Shadow)
+		s.stats.mine().tally(b.Allowed, b.Shadow, b.NearLimit)
 	}
 }

@@ -41,8 +41,7 @@ func (s *candidateStats) count(candidate, policy bool) {
 type stripe struct {
 	allowed, refused, shadowed, failedOpen, failedClosed, errors atomic.Uint64
 	remembered                                                   atomic.Uint64 // of the refused: answered without asking the owner
-
-	_ [8]byte
+	nearLimit                                                    atomic.Uint64 // of all
 }
 
 const stripes = 16 // as four bits say
@@ -62,11 +61,14 @@ func (s *stripe) count(d *limit.Decision) uint64 {
 	case d.FailedClosed:
 		return s.failedClosed.Add(1)
 	}
-	return s.tally(d.Allowed, d.Shadow)
+	return s.tally(d.Allowed, d.Shadow, d.NearLimit)
 }
 
 // tally is count for a decision that was made.
-func (s *stripe) tally(allowed, shadow bool) uint64 {
+func (s *stripe) tally(allowed, shadow, nearLimit bool) uint64 {
+	if nearLimit {
+		s.nearLimit.Add(1)
+	}
 	switch {
 	case shadow:
 		return s.shadowed.Add(1)
@@ -132,6 +134,8 @@ type PolicyStats struct {
 	CandidateAllowed, CandidateRefused, CandidateDisagreed uint64
 	// Remembered counts those of Refused that this node answered from memory, for their owner.
 	Remembered uint64
+	// NearLimit counts those of Allowed, Refused and Shadowed after which the policy's warn_at of a limit was in use.
+	NearLimit uint64
 	// PeakCount and PeakUtilization (0 to 1) are of the fullest key that was decided since they were last read. A state
 	// that holds more than its limit, because that was lowered, counts as full.
 	PeakCount       int64
@@ -189,6 +193,7 @@ func (s *policyStats) counted(policy string) PolicyStats {
 		out.FailedClosed += c.failedClosed.Load()
 		out.Errors += c.errors.Load()
 		out.Remembered += c.remembered.Load()
+		out.NearLimit += c.nearLimit.Load()
 	}
 	return out
 }

@@ -2,6 +2,8 @@ package policy
 
 import (
 	"fmt"
+	"math"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,6 +42,25 @@ func (d *decoder) size(f strictyaml.Field) (int64, bool) {
 		return 0, false
 	}
 	return int64(v), true
+}
+
+// share reads a part of a limit, above 0 and at most 1, and returns it in millionths, to the nearest.
+func (d *decoder) share(f strictyaml.Field) (int64, bool) {
+	n := f.Node
+	if n == nil {
+		return 0, false
+	}
+	if n.Kind != yaml.ScalarNode || n.Tag != "!!float" && n.Tag != "!!int" {
+		d.Fail(n, f.Path, "must be a number above 0 and at most 1, such as 0.8 for 80 %% of the limit, not %s", strictyaml.Kind(n))
+		return 0, false
+	}
+	v, err := strconv.ParseFloat(n.Value, 64)
+	millionths := int64(math.Round(v * WarnAtWhole))
+	if err != nil || !(v > 0 && v <= 1) || millionths == 0 {
+		d.Fail(n, f.Path, "%s is not between 0.000001 and 1: write 0.8 for 80 %% of the limit", strictyaml.Show(n.Value))
+		return 0, false
+	}
+	return millionths, true
 }
 
 // duration reads a window or a ttl.

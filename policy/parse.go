@@ -26,7 +26,7 @@ var (
 	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
+		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -155,6 +155,12 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	}
 	if list, given := f.Get("overrides"); given {
 		d.overrides(f, list, p, ok)
+	}
+	if share, given := f.Get("warn_at"); given {
+		p.WarnAt, _ = d.share(share)
+		if ok && p.Limits == nil && !slices.ContainsFunc(p.overrides, func(r Rule) bool { return r.Limits != nil }) {
+			d.Fail(share.Key, share.Path, "has no effect: neither the policy nor an override has a limit: remove it")
+		}
 	}
 	p.index()
 	return p

@@ -305,6 +305,21 @@ func TestCandidate(t *testing.T) {
 	}
 }
 
+// TestWarnAt: a share of the limit in millionths, which is part of what a policy means.
+func TestWarnAt(t *testing.T) {
+	without := mustParse(t, "policies: [{name: p, limits: [5/1m]}]")
+	for text, want := range map[string]int64{"0.8": 800_000, "1": WarnAtWhole, "1.0": WarnAtWhole, "0.07": 70_000, "0.000001": 1, "0.3333333": 333_333, "5e-1": 500_000} {
+		s := mustParse(t, "policies: [{name: p, limits: [5/1m], warn_at: "+text+"}]")
+		if p := mustGet(t, s, "p"); p.WarnAt != want {
+			t.Errorf("%s: %d, want %d", text, p.WarnAt, want)
+		}
+		if s.Hash() == without.Hash() {
+			t.Errorf("%s: the hash is that of the policy without", text)
+		}
+	}
+	mustParse(t, "policies: [{name: p, limit: -1, algorithm: sliding_log, window: 1m, warn_at: 0.5, overrides: [{key: k, limit: 5}]}]")
+}
+
 // TestNeedVoters: the strict policies, where they say so.
 func TestNeedVoters(t *testing.T) {
 	s := mustParse(t, `policies:

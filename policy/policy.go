@@ -87,6 +87,9 @@ func (c ColdStart) String() string {
 	return "open"
 }
 
+// WarnAtWhole is a WarnAt of all of the limit.
+const WarnAtWhole = 1_000_000
+
 // Policy is a named limit, or several that are decided together. It does not change once it is in a Set.
 type Policy struct {
 	Name    string
@@ -94,6 +97,9 @@ type Policy struct {
 	OnError OnError
 	Shadow  bool // decide, count and report, but admit
 	NoLend  bool // no units are lent to who asks often: each decision is the owner's
+	// WarnAt is the share of a limit that is in use, in millionths (WarnAtWhole is all of it), from which on decisions say that they
+	// are near the limit; 0: none does.
+	WarnAt int64
 	// Candidate are other limits that checks of keys without an override are decided by beside Limits, each under a state of its own:
 	// what they say is only counted. Nil: none.
 	Candidate algo.Limits
@@ -277,6 +283,9 @@ func hashOf(sorted []*Policy) string {
 			p.Name, p.OnError, p.Shadow, p.Concurrency, p.Durability, p.Strict, p.ColdStart)
 		if p.Prices != nil || p.Estimate != 0 {
 			fmt.Fprintf(h, "prices=%v estimate=%d auto=%t\n", p.Prices, p.Estimate, p.EstimateAuto) // a map's keys are printed in order
+		}
+		if p.WarnAt != 0 {
+			fmt.Fprintf(h, "warn_at=%d\n", p.WarnAt)
 		}
 		if p.NoLend {
 			fmt.Fprintln(h, "lend=false")

@@ -216,9 +216,7 @@ func (r *reader) file() {
 			r.Fail(f.Node, f.Path, "is the domain of %s, line %d, too: describe it in one file, or let files be merged (envoy-merge-domains)", known.file, known.line)
 		}
 	}
-	if list, given := top.Get("descriptors"); given {
-		r.descriptors(list, &d.node, d.name, mode, 1)
-	}
+	r.descriptors(top.Field("descriptors"), &d.node, d.name, mode, 1)
 }
 
 func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
@@ -256,21 +254,17 @@ func (r *reader) charge(f strictyaml.Fields, otherwise charge) (charge, bool) {
 		return otherwise, true
 	}
 	word, ok := r.Choice(one, chargeWords...)
-	for i, w := range chargeWords {
-		if w == word {
-			return charge(i), true
-		}
+	if i := slices.Index(chargeWords, word); i >= 0 {
+		return charge(i), true
 	}
 	return otherwise, ok
 }
 
 // descriptors reads a list of them into a node.
 func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, mode charge, depth int) {
-	nodes, ok := r.Items(list, "descriptors, such as {key: remote_address, rate_limit: {unit: second, requests_per_unit: 10}}")
-	if !ok {
-		return
-	}
 	switch {
+	case list.Node == nil:
+		return
 	case depth > maxDepth:
 		r.Fail(list.Key, list.Path, "is nested more than %d deep", maxDepth)
 		return
@@ -280,14 +274,9 @@ func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, m
 	}
 	r.inside = append(r.inside, list.Node)
 	defer func() { r.inside = r.inside[:len(r.inside)-1] }()
-	for i, n := range nodes {
-		path := strictyaml.Element(list.Path, i)
-		if !r.Visit(n, path) {
-			return
-		}
-		if f, ok := r.Fields(strictyaml.Value(n), path, descriptorFields, "value", "descriptors", "rate_limit", "metadata"); ok {
-			r.descriptor(f, into, parent, mode, depth)
-		}
+	for f := range r.Maps(list, "descriptors, such as {key: remote_address, rate_limit: {unit: second, requests_per_unit: 10}}", descriptorFields,
+		"value", "descriptors", "rate_limit", "metadata") {
+		r.descriptor(f, into, parent, mode, depth)
 	}
 }
 
@@ -322,17 +311,9 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 			}
 		}
 	}
-	flag := func(name string) bool {
-		one, given := f.Get(name)
-		if !given {
-			return false
-		}
-		v, _ := r.Boolean(one)
-		return v
-	}
-	shadow, quota, detailed := flag("shadow_mode"), flag("quota_mode"), flag("detailed_metric")
-	own.byValue = flag("value_to_metric")
-	if share, given := f.Get("share_threshold"); given && flag("share_threshold") && ok {
+	shadow, quota, detailed := r.Flag(f, "shadow_mode"), r.Flag(f, "quota_mode"), r.Flag(f, "detailed_metric")
+	own.byValue = r.Flag(f, "value_to_metric")
+	if share := f.Field("share_threshold"); r.Flag(f, "share_threshold") && ok {
 		if strings.HasSuffix(name, "*") {
 			own.pattern = strings.TrimPrefix(name, entry+"_")
 		} else {
@@ -347,9 +328,7 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 			r.config.limits++
 		}
 	}
-	if list, given := f.Get("descriptors"); given {
-		r.descriptors(list, own, fullKey, mode, depth+1)
-	}
+	r.descriptors(f.Field("descriptors"), own, fullKey, mode, depth+1)
 }
 
 // limit reads a rate_limit; nil when it is wrong.
@@ -364,13 +343,9 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 	before := r.Count()
 	out := &rule{fullKey: fullKey}
 	out.charge, _ = r.charge(f, mode)
-	if one, given := f.Get("name"); given {
-		out.name, _ = r.text(one)
-	}
+	out.name, _ = r.text(f.Field("name"))
 	r.replaces(f, out)
-	if one, given := f.Get("unlimited"); given {
-		out.unlimited, _ = r.Boolean(one)
-	}
+	out.unlimited = r.Flag(f, "unlimited")
 	if one, given := f.Get("policy"); given {
 		r.policy(f, one, out)
 	} else if out.unlimited {
@@ -389,20 +364,7 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 }
 
 func (r *reader) replaces(f strictyaml.Fields, out *rule) {
-	list, given := f.Get("replaces")
-	if !given {
-		return
-	}
-	nodes, _ := r.Items(list, "names of limits, such as {name: of_the_other}")
-	for i, n := range nodes {
-		path := strictyaml.Element(list.Path, i)
-		if !r.Visit(n, path) {
-			return
-		}
-		entry, ok := r.Fields(strictyaml.Value(n), path, []string{"name"})
-		if !ok {
-			continue
-		}
+	for entry := range r.Maps(f.Field("replaces"), "names of limits, such as {name: of_the_other}", []string{"name"}) {
 		one, given := entry.Get("name")
 		if !given {
 			r.Missing(entry, "name", "of_the_other")
@@ -446,10 +408,8 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 		}
 		out.unit, l.Window = u.number, u.length
 	}
-	if one, given := f.Get("requests_per_unit"); given {
-		n, _ := r.Integer(one, 0, math.MaxUint32)
-		out.perUnit = uint32(n)
-	}
+	perUnit, _ := r.Integer(f.Field("requests_per_unit"), 0, math.MaxUint32)
+	out.perUnit = uint32(perUnit)
 	if one, given := f.Get("unit_multiplier"); given {
 		n, ok := r.Integer(one, 1, math.MaxUint32)
 		if out.multiple = uint32(n); ok && l.Window > 0 {
@@ -460,21 +420,13 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 			}
 		}
 	}
-	if one, given := f.Get("algorithm"); given {
-		word, _ := r.Choice(one, algorithmWords...)
-		if a, known := algo.ParseAlgorithm(word); known && a != algo.FixedWindow {
-			l.Algorithm, l.Period = a, 0
-		}
+	word, _ := r.Choice(f.Field("algorithm"), algorithmWords...)
+	if a, known := algo.ParseAlgorithm(word); known && a != algo.FixedWindow {
+		l.Algorithm, l.Period = a, 0
 	}
-	if one, given := f.Get("capacity"); given {
-		l.Capacity, _ = r.Integer(one, 1, math.MaxUint32)
-	}
-	if one, given := f.Get("carry_debt"); given {
-		l.CarryDebt, _ = r.Boolean(one)
-	}
-	if one, given := f.Get("max_debt"); given {
-		l.MaxDebt, _ = r.Integer(one, 1, algo.MaxLimit)
-	}
+	l.Capacity, _ = r.Integer(f.Field("capacity"), 1, math.MaxUint32)
+	l.CarryDebt = r.Flag(f, "carry_debt")
+	l.MaxDebt, _ = r.Integer(f.Field("max_debt"), 1, algo.MaxLimit)
 	// A limit of 0 admits nothing, but counts what is sent, which a report of 0 hits asks about.
 	l.Limit = max(int64(out.perUnit), 1)
 	out.limit = &l

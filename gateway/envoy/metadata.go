@@ -8,7 +8,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// metadataOf is the dynamic metadata of a response: what was asked, and the metadata of the limits that were not exceeded.
+// metadataOf is the dynamic metadata of a response: what was asked, the metadata of the limits that were not exceeded, and near_limit
+// where a decision says so.
 func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct {
 	fields := map[string]*structpb.Value{"domain": structpb.NewStringValue(in.GetDomain())}
 	list := new(structpb.ListValue)
@@ -35,6 +36,9 @@ func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct 
 		if a := &all[i]; a.rule != nil && !a.unlimited && !a.over && a.metadata != nil {
 			merge(passed, a.metadata)
 		}
+	}
+	if nearLimit(all) {
+		fields["near_limit"] = structpb.NewBoolValue(true)
 	}
 	if len(passed.Fields) > 0 {
 		fields["metadata"] = structpb.NewStructValue(passed)

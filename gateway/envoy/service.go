@@ -18,6 +18,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
+	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -90,6 +91,17 @@ type asked struct {
 	hits   int64 // negative to give back
 	status *ratelimitv3.RateLimitResponse_DescriptorStatus
 	over   bool // before shadow mode has made it OK
+	near   bool // the decision is NearLimit
+}
+
+// nearLimit says whether any decision is NearLimit.
+func nearLimit(all []asked) bool {
+	for i := range all {
+		if all[i].near {
+			return true
+		}
+	}
+	return false
 }
 
 // zero reports whether the limit admits nothing at all.
@@ -286,7 +298,7 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 		over = false
 	}
 	st := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK, LimitRemaining: remaining}
-	a.status, a.over = st, over
+	a.status, a.over, a.near = st, over, d.NearLimit
 	if d.Limit == algo.Unlimited {
 		st.LimitRemaining = math.MaxUint32
 	} else {
@@ -364,6 +376,9 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 			{Key: "RateLimit-Limit", Value: strconv.FormatUint(uint64(tightest.CurrentLimit.RequestsPerUnit), 10)},
 			{Key: "RateLimit-Remaining", Value: strconv.FormatUint(uint64(tightest.LimitRemaining), 10)},
 			{Key: "RateLimit-Reset", Value: strconv.FormatInt(tightest.DurationUntilReset.GetSeconds(), 10)},
+		}
+		if nearLimit(all) {
+			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd, &core.HeaderValue{Key: quotaheader.NearLimit, Value: "true"})
 		}
 	}
 	if s.cfg.Metadata {

@@ -5,10 +5,12 @@ import (
 	"math"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	common "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
@@ -42,7 +44,7 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	t.Helper()
 	b := &bench{t: t, wall: start, hits: make(map[string]uint64)}
 	c := parse(t, config)
-	set, err := policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log}]"))
+	set, err := policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -318,6 +320,18 @@ func TestHeaders(t *testing.T) {
 	}
 	if got := headers(b.ask(20, entriesOf("minute", "u"))); got != "RateLimit-Limit=10 RateLimit-Remaining=0 RateLimit-Reset=50" {
 		t.Errorf("%s", got)
+	}
+}
+
+// TestNearLimit: of a policy with warn_at, as a header and in the metadata.
+func TestNearLimit(t *testing.T) {
+	b := newBench(t, limits, func(c *ServiceConfig) { c.Headers, c.Metadata = true, true })
+	for hits, want := range []bool{false, true} {
+		out := b.ask(1, entriesOf("minute", "u"), entriesOf("shared", "u"))
+		header := slices.ContainsFunc(out.ResponseHeadersToAdd, func(h *core.HeaderValue) bool { return h.Key == "Weir-Near-Limit" && h.Value == "true" })
+		if field := out.DynamicMetadata.GetFields()["near_limit"].GetBoolValue(); header != want || field != want {
+			t.Errorf("hit %d: %v", hits+1, out)
+		}
 	}
 }
 

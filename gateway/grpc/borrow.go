@@ -163,6 +163,7 @@ func (b *borrowStream) lend(in *weirv1.BorrowRequest) (*weirv1.BorrowResponse, e
 		out.Loans[i] = &weirv1.LoanAnswer{
 			Number: reports[i].ID.Number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term), AgainNs: int64(a.Again),
 			Limit: a.Limit, WindowNs: int64(a.Window), Remaining: a.Remaining, ResetAfterNs: int64(a.ResetAfter), Unheard: a.Unheard,
+			WarnAt: a.WarnAt,
 		}
 	}
 	return out, nil

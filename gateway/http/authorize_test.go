@@ -99,6 +99,6 @@ func (c *contextual) Reset(ctx context.Context, _ limit.Target) error {
 
 // routesForTest are the routes, of which no handler is called.
 func (a *api) routesForTest() []route {
-	a.Metrics, a.Routes = http.NotFoundHandler(), foreignRoutes()
+	a.Service, a.Metrics, a.Routes = new(scripted), http.NotFoundHandler(), foreignRoutes()
 	return a.routes()
 }

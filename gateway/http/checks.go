@@ -23,9 +23,10 @@ func (a *api) handleCheck(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, p)
 		return
 	}
-	check, p := a.checkOf(&s.check)
-	if p != nil {
-		a.writeProblem(w, r, p)
+	f := form{api: a}
+	check := f.check(&s.check)
+	if f.problem != nil {
+		a.writeProblem(w, r, f.problem)
 		return
 	}
 	if d := a.decide(w, r, s, check); d != nil {
@@ -98,10 +99,10 @@ func (a *api) answerAll(w http.ResponseWriter, r *http.Request, s *scratch, chec
 		a.writeBatchProblem(w, r, err, len(checks))
 		return
 	}
-	a.writeAll(w, r, s, &all)
+	a.writeAll(w, r, s, all)
 }
 
-func (a *api) writeAll(w http.ResponseWriter, r *http.Request, s *scratch, all *limit.AllDecision) {
+func (a *api) writeAll(w http.ResponseWriter, r *http.Request, s *scratch, all limit.AllDecision) {
 	b := appendBool(s.out[:0], `{"allowed":`, all.Allowed)
 	if all.ReservationID != "" {
 		b = appendString(b, `,"reservation_id":`, all.ReservationID)
@@ -133,12 +134,11 @@ func (a *api) checksOf(b *checksBody) ([]limit.Check, *problem) {
 	if len(b.Checks) == 0 {
 		return nil, invalid("checks", "must hold 1 to "+strconv.Itoa(limit.MaxBatch)+" checks")
 	}
-	checks := make([]limit.Check, len(b.Checks))
+	checks, f := make([]limit.Check, len(b.Checks)), form{api: a}
 	for i := range b.Checks {
-		var p *problem
-		if checks[i], p = a.checkOf(&b.Checks[i]); p != nil {
-			p.ofCheck(i)
-			return nil, p
+		if checks[i] = f.check(&b.Checks[i]); f.problem != nil {
+			f.problem.ofCheck(i)
+			return nil, f.problem
 		}
 	}
 	return checks, nil
@@ -159,155 +159,6 @@ func (a *api) appendItemError(b []byte, w http.ResponseWriter, r *http.Request, 
 	b = append(b, `{"error":`...)
 	b = append(b, out...)
 	return append(b, '}')
-}
-
-func (a *api) handleAcquire(w http.ResponseWriter, r *http.Request) {
-	s := a.scratch()
-	defer a.recycle(s)
-	body := acquireBody{Cost: 1}
-	p := a.decode(w, r, s, &body)
-	ask := limit.Acquire{Cost: body.Cost, RequestID: body.RequestID}
-	if p == nil {
-		ask.Target, p = a.target(&body.targetBody)
-	}
-	if p == nil {
-		p = askFor(body.Cost, 1, body.RequestID)
-	}
-	if p == nil {
-		ask.TTL, p = lifetime(body.TTL)
-	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	d, err := a.Service.Acquire(r.Context(), ask)
-	a.answerDecision(w, r, s, &d, err, false)
-}
-
-// answerDecision writes a decision, or the problem that err is. always says that the status is 200 whatever was decided.
-func (a *api) answerDecision(w http.ResponseWriter, r *http.Request, s *scratch, d *limit.Decision, err error, always bool) {
-	if err != nil {
-		a.writeProblem(w, r, problemOf(err))
-		return
-	}
-	a.writeDecision(w, r, s, d, always)
-}
-
-func (a *api) handleRenew(w http.ResponseWriter, r *http.Request) {
-	var body renewBody
-	t, p := a.readTarget(w, r, &body, &body.targetBody)
-	if p == nil {
-		p = needLease(body.LeaseID)
-	}
-	var ttl time.Duration
-	if p == nil {
-		ttl, p = lifetime(body.TTL)
-	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	lives, err := a.Service.Renew(r.Context(), t, body.LeaseID, ttl)
-	// Rounded down, unlike every other duration here: whoever believes it must stop before the lease ends.
-	a.answer(w, r, err, &struct {
-		ExpiresInMS int64 `json:"expires_in_ms"`
-	}{int64(lives / time.Millisecond)})
-}
-
-func (a *api) handleRelease(w http.ResponseWriter, r *http.Request) {
-	var body releaseBody
-	t, p := a.readTarget(w, r, &body, &body.targetBody)
-	if p == nil {
-		p = needLease(body.LeaseID)
-	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	released, err := a.Service.Release(r.Context(), t, body.LeaseID)
-	a.answer(w, r, err, &struct {
-		Released bool `json:"released"`
-	}{released})
-}
-
-func (a *api) handleCancel(w http.ResponseWriter, r *http.Request) {
-	var body cancelBody
-	t, p := a.readTarget(w, r, &body, &body.targetBody)
-	if p == nil {
-		p = needReservation(body.ReservationID)
-	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	refunded, err := a.Service.Cancel(r.Context(), t, body.ReservationID)
-	a.answerRefunded(w, r, err, refunded)
-}
-
-func needReservation(id string) *problem {
-	if id == "" {
-		return invalid("reservation_id", "must be given, as reserve returned it")
-	}
-	return nil
-}
-
-// answerRefunded answers what gives units back.
-func (a *api) answerRefunded(w http.ResponseWriter, r *http.Request, err error, refunded int64) {
-	a.answer(w, r, err, &struct {
-		Refunded int64 `json:"refunded"`
-	}{refunded})
-}
-
-func (a *api) handleRefund(w http.ResponseWriter, r *http.Request) {
-	body := refundBody{Cost: 1}
-	t, p := a.readTarget(w, r, &body, &body.targetBody)
-	if p == nil {
-		p = askFor(body.Cost, 1, "")
-	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	refunded, err := a.Service.Refund(r.Context(), t, body.Cost, body.RequestID)
-	a.answerRefunded(w, r, err, refunded)
-}
-
-func (a *api) handleReset(w http.ResponseWriter, r *http.Request) {
-	var body resetBody
-	t, p := a.readTarget(w, r, &body, &body.targetBody)
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	a.answer(w, r, a.Service.Reset(r.Context(), t), &struct {
-		Reset bool `json:"reset"`
-	}{true})
-}
-
-// readTarget decodes a body, v, and checks the part of it that names a state.
-func (a *api) readTarget(w http.ResponseWriter, r *http.Request, v any, named *targetBody) (limit.Target, *problem) {
-	s := a.scratch()
-	defer a.recycle(s)
-	if p := a.decode(w, r, s, v); p != nil {
-		return limit.Target{}, p
-	}
-	return a.target(named)
-}
-
-func needLease(id string) *problem {
-	if id == "" {
-		return invalid("lease_id", "must be given, as acquire returned it")
-	}
-	return nil
-}
-
-// answer writes v, or the problem that err is.
-func (a *api) answer(w http.ResponseWriter, r *http.Request, err error, v any) {
-	if err != nil {
-		a.writeProblem(w, r, problemOf(err))
-		return
-	}
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], v)
 }
 
 func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, d *limit.Decision, peek bool) {

@@ -29,6 +29,9 @@ func appendDecision(b []byte, d *limit.Decision) []byte {
 	b = appendBool(b, `,"degraded":`, d.Degraded)
 	b = appendBool(b, `,"failed_open":`, d.FailedOpen)
 	b = appendBool(b, `,"failed_closed":`, d.FailedClosed)
+	if d.NearLimit {
+		b = append(b, `,"near_limit":true`...)
+	}
 	if d.RequestID != "" {
 		b = appendString(b, `,"request_id":`, d.RequestID)
 	}

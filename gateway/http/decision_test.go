@@ -34,6 +34,7 @@ type (
 		Degraded     bool           `json:"degraded"`
 		FailedOpen   bool           `json:"failed_open"`
 		FailedClosed bool           `json:"failed_closed"`
+		NearLimit    bool           `json:"near_limit,omitzero"`
 		RequestID    string         `json:"request_id,omitempty"`
 		LeaseID      string         `json:"lease_id,omitempty"`
 		Reservation  string         `json:"reservation_id,omitempty"`
@@ -67,13 +68,13 @@ func TestDecisionEncoding(t *testing.T) {
 			ResetAfter: duration(), Delay: duration(), Policy: text(),
 			Shadow: random.IntN(2) == 0, Degraded: random.IntN(2) == 0, FailedOpen: random.IntN(2) == 0,
 			FailedClosed: random.IntN(2) == 0, RequestID: text(), LeaseID: text(),
-			ReservationID: text(),
+			ReservationID: text(), NearLimit: random.IntN(2) == 0,
 		}
 		f := decisionFields{
 			Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining, ResetAfterMS: ms(d.ResetAfter),
 			DelayMS: ms(d.Delay), Policy: d.Policy, Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen,
 			FailedClosed: d.FailedClosed, RequestID: d.RequestID, LeaseID: d.LeaseID,
-			Reservation: d.ReservationID,
+			Reservation: d.ReservationID, NearLimit: d.NearLimit,
 		}
 		d.RetryAfter, f.RetryAfterMS = wait()
 		if d.Allowed {

@@ -9,14 +9,11 @@ import (
 	"reflect"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/policy"
 )
 
 // The bodies of requests. Optional strings count as left out when empty.
@@ -94,10 +91,10 @@ type (
 		Cost      int64  `json:"cost"`
 		RequestID string `json:"request_id"`
 	}
-	resetBody struct {
-		targetBody
-	}
 )
+
+// given says that the cost is not left out.
+func (b *amountBody) given() bool { return b.Cost != nil || b.Usage != nil }
 
 // list reads no more elements than a batch may have, so that a body of "{},{},…" cannot claim many times its own size
 // in memory.
@@ -321,76 +318,7 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// target checks what names a state, as far as that can be done without knowing the policies.
-func (a *api) target(b *targetBody) (limit.Target, *problem) {
-	t := limit.Target{Policy: b.Policy, Namespace: b.Namespace, Key: b.Key}
-	switch {
-	case b.Policy == "" && b.Limit == nil:
-		return t, invalid("policy", "give the name of a policy, or a limit")
-	case b.Policy != "" && b.Limit != nil:
-		return t, invalid("limit", "give either a policy or a limit, not both")
-	case b.Limit == nil && b.Namespace != "":
-		return t, invalid("namespace", "goes with a limit, not with a policy")
-	case len(b.Namespace) > limit.MaxNamespace:
-		return t, tooLong("namespace", limit.MaxNamespace, b.Namespace)
-	case b.Key == "":
-		return t, invalid("key", fmt.Sprintf("must be given, with 1 to %d bytes", limit.MaxKey))
-	case len(b.Key) > limit.MaxKey:
-		return t, tooLong("key", limit.MaxKey, b.Key)
-	}
-	if b.Limit == nil {
-		return t, nil
-	}
-	if a.NoInline {
-		return t, invalid("limit", "inline limits are turned off on this node (no-inline)")
-	}
-	l, p := a.limit(b.Limit)
-	if p != nil {
-		p.field = "limit." + p.field
-		return t, p
-	}
-	t.Limit = &l
-	return t, nil
-}
-
 func tooLong(field string, most int, value string) *problem {
 	return &problem{status: http.StatusRequestEntityTooLarge, field: field,
 		message: fmt.Sprintf("must be at most %d bytes, is %d", most, len(value))}
-}
-
-// askFor checks a cost and a request id. least is 0 where a cost of 0 peeks and 1 where it is senseless.
-func askFor(cost, least int64, requestID string) *problem {
-	switch {
-	case cost < least:
-		return invalid("cost", fmt.Sprintf("must be at least %d, is %d", least, cost))
-	case cost > algo.MaxLimit:
-		return invalid("cost", fmt.Sprintf("must be at most %d, is %d", algo.MaxLimit, cost))
-	case len(requestID) > limit.MaxRequestID:
-		return tooLong("request_id", limit.MaxRequestID, requestID)
-	}
-	return nil
-}
-
-// lifetime reads the ttl of a lease or a reservation; left out it is 0, which stands for the default. What suits
-// the policy or a reservation is the Service's to say.
-func lifetime(ttl string) (time.Duration, *problem) {
-	if ttl == "" {
-		return 0, nil
-	}
-	d, err := policy.ParseDuration(ttl)
-	switch {
-	case err != nil:
-		return 0, invalid("ttl", err.Error())
-	case d < algo.MinWindow || d > algo.MaxWindow:
-		return 0, invalid("ttl", "must be from 1ms to 366d")
-	}
-	return d, nil
-}
-
-func (a *api) checkOf(b *checkBody) (limit.Check, *problem) {
-	t, p := a.target(&b.targetBody)
-	if p == nil {
-		p = askFor(b.Cost, 0, b.RequestID)
-	}
-	return limit.Check{Target: t, Cost: b.Cost, Partial: b.Partial, RequestID: b.RequestID}, p
 }

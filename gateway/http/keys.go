@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"slices"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/quotaheader"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -63,7 +65,7 @@ func (a *api) handleTopKeys(w http.ResponseWriter, r *http.Request) {
 		a.writeProblem(w, r, problemOf(err))
 		return
 	}
-	a.answer(w, r, nil, topKeysBodyOf(ask.Order, top))
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], topKeysBodyOf(ask.Order, top))
 }
 
 // topKeysOf reads the query of GET /v1/keys/top.
@@ -139,11 +141,7 @@ func listed(names []string) []string {
 	return names
 }
 
-// describeBody is the request of POST /v1/keys/describe.
-type describeBody struct {
-	targetBody
-}
-
+// keyStateBody is the answer of POST /v1/keys/describe.
 type keyStateBody struct {
 	Node   string           `json:"node"`
 	OnLoan int64            `json:"on_loan"`
@@ -163,18 +161,13 @@ type returnBody struct {
 	AfterMS int64 `json:"after_ms"`
 }
 
-func (a *api) handleDescribe(w http.ResponseWriter, r *http.Request) {
-	var body describeBody
-	t, p := a.readTarget(w, r, &body, &body.targetBody)
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	state, err := a.Describe(r.Context(), &t)
-	if err != nil {
-		a.writeProblem(w, r, problemOf(err))
-		return
-	}
+func (a *api) describe() http.HandlerFunc {
+	return operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (*limit.KeyState, error) {
+		return a.Describe(ctx, &t)
+	}, inJSON(a, keyStateOf))
+}
+
+func keyStateOf(state *limit.KeyState) any {
 	out := keyStateBody{Node: state.Node, OnLoan: state.OnLoan, Limits: make([]limitStateBody, len(state.Limits))}
 	for i := range state.Limits {
 		l := &state.Limits[i]
@@ -185,5 +178,5 @@ func (a *api) handleDescribe(w http.ResponseWriter, r *http.Request) {
 		}
 		out.Limits[i] = b
 	}
-	a.answer(w, r, nil, &out)
+	return &out
 }

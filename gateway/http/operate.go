@@ -48,7 +48,7 @@ type policyBody struct {
 }
 
 func (a *api) handlePolicies(w http.ResponseWriter, r *http.Request) {
-	a.answer(w, r, nil, policiesBodyOf(a.Policies()))
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], policiesBodyOf(a.Policies()))
 }
 
 // MarshalPolicies returns policies in the JSON of GET /v1/policies.
@@ -128,7 +128,7 @@ func (a *api) handleStatus(w http.ResponseWriter, r *http.Request) {
 			message: "the node cannot describe the cluster at the moment: " + clip(err.Error())})
 		return
 	}
-	a.answer(w, r, nil, statusBodyOf(st))
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], statusBodyOf(st))
 }
 
 // MarshalStatus returns a status in the JSON of GET /v1/status.
@@ -161,7 +161,7 @@ func memberOf(m *weirv1.Member) memberBody {
 }
 
 func (a *api) handleHealth(w http.ResponseWriter, r *http.Request) {
-	a.answer(w, r, nil, &struct {
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], &struct {
 		Alive bool `json:"alive"`
 	}{true})
 }

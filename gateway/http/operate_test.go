@@ -20,7 +20,7 @@ import (
 
 func TestRoutesAreTheDocumentedOnes(t *testing.T) {
 	s := loadSpec(t)
-	a := &api{Config: Config{Metrics: http.NotFoundHandler(), Routes: foreignRoutes()}}
+	a := &api{Config: Config{Service: new(scripted), Metrics: http.NotFoundHandler(), Routes: foreignRoutes()}}
 	var routes, documented []string
 	for _, rt := range a.routes() {
 		routes = append(routes, rt.method+" "+rt.path)

@@ -41,6 +41,7 @@ const (
 type Terms struct {
 	Limit, Remaining   int64 // Remaining is without what is on loan
 	Window, ResetAfter time.Duration
+	WarnAt             int64 // units in use from which on a decision is near the limit; 0: none is
 }
 
 // Report is what is to be said of a loan to the owner of its key.

@@ -70,19 +70,8 @@ var fields = []string{"id", "namespace", "name", "max_value", "seconds", "condit
 func Parse(name string, data []byte) (*File, error) {
 	r := reader{Decoder: strictyaml.New(name, data), file: new(File)}
 	root := r.Root()
-	switch {
-	case root == nil:
-		return r.file, r.Err()
-	case root.Kind != yaml.SequenceNode:
-		r.Fail(root, "", "must be a list of limits, not %s", strictyaml.Kind(root))
-		return nil, r.Err()
-	}
-	for i, n := range root.Content {
-		path := strictyaml.Element("", i)
-		if !r.Visit(n, path) {
-			break
-		}
-		r.limit(n, path)
+	for f := range r.Maps(strictyaml.Field{Node: root}, "limits", fields) {
+		r.limit(f)
 	}
 	if err := r.Err(); err != nil {
 		return nil, err
@@ -96,59 +85,40 @@ type reader struct {
 }
 
 // limit reads one limit into the tree of its namespace.
-func (r *reader) limit(n *yaml.Node, path string) {
-	f, ok := r.Fields(n, path, fields)
-	if !ok {
-		return
-	}
-	for _, name := range []string{"namespace", "max_value", "seconds"} {
-		if !f.Has(name) {
-			r.Missing(f, name, map[string]string{"namespace": "example.org", "max_value": "10", "seconds": "60"}[name])
-			ok = false
+func (r *reader) limit(f strictyaml.Fields) {
+	before := r.Count()
+	for _, needed := range [][2]string{{"namespace", "example.org"}, {"max_value", "10"}, {"seconds", "60"}} {
+		if !f.Has(needed[0]) {
+			r.Missing(f, needed[0], needed[1])
 		}
 	}
-	var namespace string
+	domain := f.Field("namespace")
+	namespace, valid := r.Text(domain)
+	if valid && namespace == "" {
+		r.Fail(domain.Node, domain.Path, "must not be empty")
+	}
 	limit := &rate{Unit: "second"}
-	requests := new(int64)
-	if one, given := f.Get("namespace"); given {
-		var valid bool
-		if namespace, valid = r.Text(one); valid && namespace == "" {
-			r.Fail(one.Node, one.Path, "must not be empty")
-			valid = false
-		}
-		ok = ok && valid
+	limit.Name, _ = r.Text(f.Field("name"))
+	requests, _ := r.Integer(f.Field("max_value"), 0, math.MaxUint32)
+	limit.Requests = &requests
+	switch seconds, _ := r.Integer(f.Field("seconds"), 1, 366*24*3600); seconds {
+	case 1:
+	case 60:
+		limit.Unit = "minute"
+	case 3600:
+		limit.Unit = "hour"
+	case 86400:
+		limit.Unit = "day"
+	default:
+		limit.Multiplier = seconds
 	}
-	if one, given := f.Get("name"); given {
-		limit.Name, _ = r.Text(one)
-	}
-	if one, given := f.Get("max_value"); given {
-		var valid bool
-		*requests, valid = r.Integer(one, 0, math.MaxUint32)
-		ok, limit.Requests = ok && valid, requests
-	}
-	if one, given := f.Get("seconds"); given {
-		seconds, valid := r.Integer(one, 1, 366*24*3600)
-		ok = ok && valid
-		switch seconds {
-		case 60:
-			limit.Unit = "minute"
-		case 3600:
-			limit.Unit = "hour"
-		case 86400:
-			limit.Unit = "day"
-		default:
-			limit.Multiplier = seconds
-		}
-		if seconds == 1 {
-			limit.Multiplier = 0
-		}
-	}
-	parts := r.parts(f, &ok)
+	parts := r.parts(f)
 	switch {
-	case ok && len(parts) == 0:
-		r.Fail(n, path, "has neither conditions nor variables: Envoy's format has no limit of all descriptors of a domain; let Envoy send an entry such as generic_key, and name it in a condition")
-	case ok:
-		r.add(namespace, parts, limit, n, path)
+	case r.Count() > before:
+	case len(parts) == 0:
+		r.Fail(f.At, f.Path, "has neither conditions nor variables: Envoy's format has no limit of all descriptors of a domain; let Envoy send an entry such as generic_key, and name it in a condition")
+	default:
+		r.add(namespace, parts, limit, f)
 	}
 }
 
@@ -166,55 +136,35 @@ var (
 )
 
 // parts reads the conditions and variables, in this order.
-func (r *reader) parts(f strictyaml.Fields, ok *bool) (list []part) {
-	each := func(field string, take func(n *yaml.Node, path, text string)) {
-		one, given := f.Get(field)
-		if !given {
-			return
-		}
-		items, valid := r.Items(one, field)
-		*ok = *ok && valid
-		for i, n := range items {
-			at := strictyaml.Element(one.Path, i)
-			if !r.Visit(n, at) {
-				return
-			}
-			text, valid := r.Text(strictyaml.Field{Node: strictyaml.Value(n), Path: at})
-			if *ok = *ok && valid; valid {
-				take(n, at, text)
+func (r *reader) parts(f strictyaml.Fields) (list []part) {
+	each := func(field string, pattern *regexp.Regexp, understood string, take func(one strictyaml.Field, m []string)) {
+		for one := range r.Elements(f.Field(field), field) {
+			text, valid := r.Text(one)
+			switch m := pattern.FindStringSubmatch(text); {
+			case !valid:
+			case m == nil:
+				r.Fail(one.Node, one.Path, "is not understood: only %s", understood)
+			default:
+				take(one, m)
 			}
 		}
 	}
-	fail := func(n *yaml.Node, path, format string) {
-		r.Fail(n, path, "%s", format)
-		*ok = false
-	}
-	each("conditions", func(n *yaml.Node, path, text string) {
-		m := condition.FindStringSubmatch(text)
-		if m == nil {
-			fail(n, path, `is not understood: only descriptors[0]['KEY'] == 'VALUE' and != are`)
-			return
-		}
+	each("conditions", condition, `descriptors[0]['KEY'] == 'VALUE' and != are`, func(one strictyaml.Field, m []string) {
 		value := m[6] + m[7]
 		if value == "" || strings.HasSuffix(value, "*") {
-			fail(n, path, "cannot be said in Envoy's format: a value must be given there, and one that ends in * stands for all that begin so")
+			r.Fail(one.Node, one.Path, "cannot be said in Envoy's format: a value must be given there, and one that ends in * stands for all that begin so")
 			return
 		}
 		list = append(list, part{key: m[1] + m[2] + m[3] + m[4], value: value, not: m[5] == "!="})
 	})
-	each("variables", func(n *yaml.Node, path, text string) {
-		m := variable.FindStringSubmatch(text)
-		if m == nil {
-			fail(n, path, `is not understood: only descriptors[0]['KEY'] is`)
-			return
-		}
+	each("variables", variable, `descriptors[0]['KEY'] is`, func(_ strictyaml.Field, m []string) {
 		list = append(list, part{key: m[1] + m[2] + m[3] + m[4], variable: true})
 	})
 	return list
 }
 
 // add puts a limit into the tree of its namespace.
-func (r *reader) add(namespace string, parts []part, limit *rate, n *yaml.Node, path string) {
+func (r *reader) add(namespace string, parts []part, limit *rate, f strictyaml.Fields) {
 	i := slices.IndexFunc(r.file.Namespaces, func(n Namespace) bool { return n.Name == namespace })
 	if i < 0 {
 		i = len(r.file.Namespaces)
@@ -235,10 +185,10 @@ func (r *reader) add(namespace string, parts []part, limit *rate, n *yaml.Node, 
 		}
 	}
 	if at.Limit != nil {
-		r.Fail(n, path, "has the conditions and variables of the limit in line %d: Envoy's format has one limit for a descriptor; use a policy with several limits", at.line)
+		r.Fail(f.At, f.Path, "has the conditions and variables of the limit in line %d: Envoy's format has one limit for a descriptor; use a policy with several limits", at.line)
 		return
 	}
-	at.Limit, at.line = limit, n.Line
+	at.Limit, at.line = limit, f.At.Line
 	r.file.Limits++
 }
 

@@ -77,6 +77,8 @@ var (
 		"Checks decided by this node, and answered by on_error, by policy and result (allowed, refused, shadow, failed_open, failed_closed, error).", []string{"policy", "result"}, nil)
 	remembered = prometheus.NewDesc("weir_refusals_remembered_total",
 		"Those of weir_requests_total that this node refused from memory, in the place of their owner.", []string{"policy"}, nil)
+	nearLimit = prometheus.NewDesc("weir_near_limit_total",
+		"Those of weir_requests_total after which the warn_at of their policy was in use, of one of its limits.", []string{"policy"}, nil)
 	windowCount = prometheus.NewDesc("weir_current_window_count",
 		"Units in use of the fullest key decided here since this scraper's last scrape.", []string{"policy"}, nil)
 	utilization = prometheus.NewDesc("weir_window_utilization",
@@ -213,7 +215,7 @@ type page struct {
 
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
+	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, nearLimit, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
 		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		borrowers, loans, loanUnits, recalls, pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
@@ -242,6 +244,7 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		counter(requests, s.FailedClosed, s.Policy, "failed_closed")
 		counter(requests, s.Errors, s.Policy, "error")
 		counter(remembered, s.Remembered, s.Policy)
+		counter(nearLimit, s.NearLimit, s.Policy)
 		gauge(windowCount, float64(s.PeakCount), s.Policy)
 		gauge(utilization, s.PeakUtilization, s.Policy)
 	}

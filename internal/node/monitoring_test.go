@@ -241,6 +241,7 @@ var elsewhere = exposed{
 	"weir_envoy_configuration_valid":            {},
 	"weir_candidate_total":                      {"policy": {}, "result": {"allowed": true, "refused": true}},
 	"weir_candidate_disagreements_total":        {"policy": {}},
+	"weir_near_limit_total":                     {"policy": {}},
 	"weir_envoy_hits_total":                     {"descriptor": {}, "result": {"within_limit": true, "over_limit": true, "shadow_mode": true}},
 }
 

@@ -39,12 +39,17 @@ func RoundUp(d, unit time.Duration) int64 {
 	return int64((d-1)/unit) + 1
 }
 
+// NearLimit is the header field of a decision that is so, with the value "true".
+const NearLimit = "Weir-Near-Limit"
+
+var yes = []string{"true"}
+
 // maxField is the largest integer that a structured field can hold (RFC 9651, section 3.3.1), which is less than the
 // largest limit.
 const maxField = 999_999_999_999_999
 
 // Set sets the header fields that tell how much is left: those of draft-ietf-httpapi-ratelimit-headers-10 and the
-// three that came before it. Where there is no quota (unlimited) or it is not known (the owner was not asked), there
+// three that came before it, and Weir-Near-Limit on a decision that is NearLimit. Where there is no quota (unlimited) or it is not known (the owner was not asked), there
 // are none.
 //
 // Windows below a second or between seconds are rounded up, since the draft has none: a caller who paces itself by them
@@ -99,6 +104,10 @@ func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
 	b = strconv.AppendInt(b, tightest.Remaining, 10)
 	remaining := len(b)
 	b = strconv.AppendInt(b, resetSeconds(d, &tightest), 10)
+
+	if d.NearLimit {
+		h[NearLimit] = yes
+	}
 
 	all := string(b)
 	values := []string{all[:policies], all[policies:remains], all[remains:lim], all[lim:remaining], all[remaining:]}

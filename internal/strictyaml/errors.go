@@ -9,14 +9,15 @@ import (
 
 // Error is one mistake in a file.
 type Error struct {
-	File string
+	File string `json:"file"`
 	// Line and Column count from 1; columns count characters, not bytes.
-	Line, Column int
+	Line   int `json:"line"`
+	Column int `json:"column"`
 	// Field is the path of the field in the file, such as "policies[0].overrides[2].limit". Empty when the mistake is
 	// not in a field.
-	Field string
+	Field string `json:"field,omitempty"`
 	// Message says what is wrong and what to do.
-	Message string
+	Message string `json:"message"`
 }
 
 // Error returns "file:line:column: field: message".

@@ -2,6 +2,7 @@ package strictyaml
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -9,7 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Field is one field of a map in the file.
+// Field is one field of a map in the file, or an element of a list, which has neither Name nor Key. Reading the zero Field gives
+// nothing, and reports nothing.
 type Field struct {
 	Name string
 	Path string // such as "policies[0].window"
@@ -34,6 +36,12 @@ func (f Fields) Get(name string) (Field, bool) {
 	return Field{}, false
 }
 
+// Field returns the field of a name, or the zero Field.
+func (f Fields) Field(name string) Field {
+	one, _ := f.Get(name)
+	return one
+}
+
 // Has reports whether there is a field of the name.
 func (f Fields) Has(name string) bool {
 	_, ok := f.Get(name)
@@ -56,6 +64,8 @@ type Decoder struct {
 	Mistakes
 	// OtherName returns what a field that other programs call so is called here, to suggest it; empty for none. May be nil.
 	OtherName func(name string) string
+	// Secret keeps values out of the mistakes of Text and of maps and lists.
+	Secret bool
 
 	root *yaml.Node
 	// budget is how many more elements of maps and lists may be visited. A file cannot hold more than it has bytes, so
@@ -126,11 +136,18 @@ func Kind(n *yaml.Node) string {
 	return words
 }
 
+func (d *Decoder) kind(n *yaml.Node) string {
+	if d.Secret && n.Kind == yaml.ScalarNode && n.Tag != "!!null" {
+		return "what stands here"
+	}
+	return Kind(n)
+}
+
 // Fields reads a map whose fields are known by name. Those in empty may be without a value and are then left out.
 func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...string) (Fields, bool) {
 	f := Fields{Path: path, At: n}
 	if n.Kind != yaml.MappingNode || n.Tag != "!!map" {
-		d.Fail(n, path, "must be a map of fields (%s, …), not %s", known[0], Kind(n))
+		d.Fail(n, path, "must be a map of fields (%s, …), not %s", known[0], d.kind(n))
 		return f, false
 	}
 	for i := 0; i < len(n.Content); i += 2 {
@@ -143,7 +160,7 @@ func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...str
 			continue
 		}
 		if key.Kind != yaml.ScalarNode {
-			d.Fail(at, path, "a field's name must be text, not %s", Kind(key))
+			d.Fail(at, path, "a field's name must be text, not %s", d.kind(key))
 			continue
 		}
 		one := Field{Name: key.Value, Path: Join(path, key.Value), Key: at, Node: Value(n.Content[i+1])}
@@ -167,13 +184,37 @@ func (d *Decoder) Fields(n *yaml.Node, path string, known []string, empty ...str
 	return f, true
 }
 
+// Maps reads a list of maps whose fields are known by name, as Fields does. Elements that are none are reported and left out.
+func (d *Decoder) Maps(f Field, of string, known []string, empty ...string) iter.Seq[Fields] {
+	return func(yield func(Fields) bool) {
+		for one := range d.Elements(f, of) {
+			if fields, ok := d.Fields(one.Node, one.Path, known, empty...); ok && !yield(fields) {
+				return
+			}
+		}
+	}
+}
+
+// Elements reads a list.
+func (d *Decoder) Elements(f Field, of string) iter.Seq[Field] {
+	return func(yield func(Field) bool) {
+		nodes, _ := d.Items(f, of)
+		for i, n := range nodes {
+			one := Field{Path: Element(f.Path, i), Node: Value(n)}
+			if !d.Visit(n, one.Path) || !yield(one) {
+				return
+			}
+		}
+	}
+}
+
 // Items reads a list.
 func (d *Decoder) Items(f Field, of string) ([]*yaml.Node, bool) {
 	if f.Node == nil {
 		return nil, false
 	}
 	if f.Node.Kind != yaml.SequenceNode || f.Node.Tag != "!!seq" {
-		d.Fail(f.Node, f.Path, "must be a list of %s, not %s", of, Kind(f.Node))
+		d.Fail(f.Node, f.Path, "must be a list of %s, not %s", of, d.kind(f.Node))
 		return nil, false
 	}
 	return f.Node.Content, true
@@ -196,10 +237,18 @@ func (d *Decoder) Text(f Field) (string, bool) {
 	}
 	hint := ""
 	if n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle == 0 {
-		hint = ": quote it, as in " + Show(n.Value)
+		if hint = ": quote it"; !d.Secret {
+			hint += ", as in " + Show(n.Value)
+		}
 	}
-	d.Fail(n, f.Path, "must be text, not %s%s", Kind(n), hint)
+	d.Fail(n, f.Path, "must be text, not %s%s", d.kind(n), hint)
 	return "", false
+}
+
+// Flag reads a field that is true or false, and false where it is left out.
+func (d *Decoder) Flag(f Fields, name string) bool {
+	v, _ := d.Boolean(f.Field(name))
+	return v
 }
 
 // Integer reads a whole number. Quoted ones are text.
@@ -213,7 +262,7 @@ func (d *Decoder) Integer(f Field, lowest, highest int64) (int64, bool) {
 		if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && IsInteger(n.Value) {
 			hint = ": remove the quotes"
 		}
-		d.Fail(n, f.Path, "must be a whole number, not %s%s", Kind(n), hint)
+		d.Fail(n, f.Path, "must be a whole number, not %s%s", d.kind(n), hint)
 		return 0, false
 	}
 	v, err := ParseInteger(n.Value, lowest, highest)
@@ -230,7 +279,7 @@ func (d *Decoder) Boolean(f Field) (v, ok bool) {
 		return false, false
 	}
 	if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" {
-		d.Fail(n, f.Path, "must be true or false, not %s", Kind(n))
+		d.Fail(n, f.Path, "must be true or false, not %s", d.kind(n))
 		return false, false
 	}
 	return strings.EqualFold(n.Value, "true"), true

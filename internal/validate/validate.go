@@ -26,23 +26,6 @@ type Options struct {
 	JSON    bool          // print JSON in place of text
 }
 
-// mistake is a strictyaml.Error as JSON shows it.
-type mistake struct {
-	File    string `json:"file"`
-	Line    int    `json:"line"`
-	Column  int    `json:"column"`
-	Field   string `json:"field,omitempty"`
-	Message string `json:"message"`
-}
-
-func mistakesOf(found strictyaml.Errors) []mistake {
-	list := make([]mistake, len(found))
-	for i, e := range found {
-		list[i] = mistake{e.File, e.Line, e.Column, e.Field, e.Message}
-	}
-	return list
-}
-
 // checked is what came of reading files that are right.
 type checked struct {
 	what     string // such as "3 policies"
@@ -52,20 +35,20 @@ type checked struct {
 // Files checks all files, those after one that cannot be read as well. Files for Envoy are checked together, so that a domain that
 // two of them describe is found; see Options. Limitador's limits are written to Options.Convert, if that is not empty. ok is false where a file has mistakes; an error is about one that cannot be read.
 func Files(w, stderr io.Writer, files []string, opts Options) (ok bool, err error) {
-	mistakes, warnings := []mistake{}, []mistake{}
+	mistakes, warnings := strictyaml.Errors{}, strictyaml.Errors{}
 	var unread []error
 	take := func(file string, right checked, err error) {
 		var found strictyaml.Errors
 		switch {
 		case errors.As(err, &found):
-			mistakes = append(mistakes, mistakesOf(found)...)
+			mistakes = append(mistakes, found...)
 			if !opts.JSON {
 				fmt.Fprintln(w, found)
 			}
 		case err != nil:
 			unread = append(unread, fmt.Errorf("FILE: %w", err))
 		default:
-			warnings = append(warnings, mistakesOf(right.warnings)...)
+			warnings = append(warnings, right.warnings...)
 			for _, e := range right.warnings {
 				fmt.Fprintln(stderr, "warning:", e)
 			}

@@ -53,6 +53,7 @@ const (
 	outFailedClosed
 	outLease
 	outLimits
+	outNearLimit
 	outUnknown // and all above
 )
 
@@ -288,7 +289,7 @@ func appendOutcome(b []byte, q *quota, op *limiter.Op) []byte {
 		flagIf(d.RememberFor != 0, outRememberFor) | flagIf(d.Granted != usualGrant(d.Allowed, op.Cost), outGranted) |
 		flagIf(d.Delay != 0, outDelay) | flagIf(d.Shadow, outShadow) | flagIf(d.Degraded, outDegraded) |
 		flagIf(d.FailedOpen, outFailedOpen) | flagIf(d.FailedClosed, outFailedClosed) | flagIf(op.Outcome.Lease != 0, outLease) |
-		flagIf(len(d.Limits) > 0, outLimits)
+		flagIf(len(d.Limits) > 0, outLimits) | flagIf(d.NearLimit, outNearLimit)
 	if d.RetryAfter == algo.Never {
 		flags = flags&^outRetryAfter | outNever
 	}
@@ -396,6 +397,7 @@ func (r *outcomes) next(op *limiter.Op) bool {
 	}
 	d.Shadow, d.Degraded = flags&outShadow != 0, flags&outDegraded != 0
 	d.FailedOpen, d.FailedClosed = flags&outFailedOpen != 0, flags&outFailedClosed != 0
+	d.NearLimit = flags&outNearLimit != 0
 	if flags&outLease != 0 {
 		out.Lease = lease(r.Uvarint())
 	}

@@ -2,6 +2,7 @@ package peer
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"math"
@@ -150,7 +151,7 @@ func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
 			func() { d.Allowed = false }, func() { d.Granted = usualGrant(d.Allowed, op.Cost) }, func() { d.Limit, d.Window = 7, 9 },
 			func() { d.RetryAfter = 0 }, func() { d.RetryAfter = algo.Never }, func() { d.ResetAfter = 0 }, func() { d.RememberFor = 0 },
 			func() { d.Delay = 0 }, func() { d.Shadow = false }, func() { d.Degraded = false }, func() { d.FailedOpen = false },
-			func() { d.FailedClosed = false }, func() { d.Limits = nil }, func() { d.Remaining = 0 },
+			func() { d.FailedClosed = false }, func() { d.NearLimit = false }, func() { d.Limits = nil }, func() { d.Remaining = 0 },
 			func() { d.Policy = "another" }, func() { d.RequestID = "another" }, func() { d.LeaseID = "l" }, func() { d.ReservationID = "r" },
 		} {
 			if rng.IntN(3) == 0 {
@@ -243,7 +244,7 @@ func TestPackedNonsense(t *testing.T) {
 		}
 	}
 	for what, b := range map[string][]byte{
-		"an unknown flag": {0x80, 0x80, 0x02, 0}, "a reply with flags": {outReply | outAllowed, 0}, "a reply cut short": {outReply, 9},
+		"an unknown flag": append(binary.AppendUvarint(nil, outUnknown), 0), "a reply with flags": {outReply | outAllowed, 0}, "a reply cut short": {outReply, 9},
 		"a reply that is none": {outReply, 1, 0xff}, "nothing remains": {outAllowed}, "more limits than bytes": {0x80, 0x80, 0x01, 2, 0, 0, 0, 0, 0, 0, 0},
 		"an odd limit": {0x80, 0x80, 0x01, 1, 0, 0, 0, 0, 2, 0, 0},
 	} {

@@ -169,6 +169,7 @@ const (
 	StreamFlag_STREAM_FLAG_FAILED_OPEN   StreamFlag = 8
 	StreamFlag_STREAM_FLAG_FAILED_CLOSED StreamFlag = 16
 	StreamFlag_STREAM_FLAG_NEVER         StreamFlag = 32 // this check can never pass; retry_after_ns is 0 then
+	StreamFlag_STREAM_FLAG_NEAR_LIMIT    StreamFlag = 64
 )
 
 // Enum value maps for StreamFlag.
@@ -181,6 +182,7 @@ var (
 		8:  "STREAM_FLAG_FAILED_OPEN",
 		16: "STREAM_FLAG_FAILED_CLOSED",
 		32: "STREAM_FLAG_NEVER",
+		64: "STREAM_FLAG_NEAR_LIMIT",
 	}
 	StreamFlag_value = map[string]int32{
 		"STREAM_FLAG_UNSPECIFIED":   0,
@@ -190,6 +192,7 @@ var (
 		"STREAM_FLAG_FAILED_OPEN":   8,
 		"STREAM_FLAG_FAILED_CLOSED": 16,
 		"STREAM_FLAG_NEVER":         32,
+		"STREAM_FLAG_NEAR_LIMIT":    64,
 	}
 )
 
@@ -861,6 +864,7 @@ type Decision struct {
 	// remember_for_ns is set on a plain refusal: for so long, from the moment the question was sent and less the error of
 	// the asker's clock, the same question with the same cost need not be asked again.
 	RememberForNs int64 `protobuf:"varint,18,opt,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
+	NearLimit     bool  `protobuf:"varint,19,opt,name=near_limit,json=nearLimit,proto3" json:"near_limit,omitempty"` // with this decision at least the policy's warn_at of a limit is in use
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1019,6 +1023,13 @@ func (x *Decision) GetRememberForNs() int64 {
 		return x.RememberForNs
 	}
 	return 0
+}
+
+func (x *Decision) GetNearLimit() bool {
+	if x != nil {
+		return x.NearLimit
+	}
+	return false
 }
 
 // CheckStreamRequest is a batch of 1 to 1000 checks. Each list has one element for each check; or a single one, which stands
@@ -1714,7 +1725,8 @@ type LoanAnswer struct {
 	WindowNs      int64 `protobuf:"varint,8,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
 	Remaining     int64 `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"` // without what is on loan
 	ResetAfterNs  int64 `protobuf:"varint,10,opt,name=reset_after_ns,json=resetAfterNs,proto3" json:"reset_after_ns,omitempty"`
-	Unheard       bool  `protobuf:"varint,11,opt,name=unheard,proto3" json:"unheard,omitempty"` // this node does not decide for the key: it took in nothing of the report
+	Unheard       bool  `protobuf:"varint,11,opt,name=unheard,proto3" json:"unheard,omitempty"`             // this node does not decide for the key: it took in nothing of the report
+	WarnAt        int64 `protobuf:"varint,12,opt,name=warn_at,json=warnAt,proto3" json:"warn_at,omitempty"` // units in use from which on a decision is near the limit; 0: none is
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1824,6 +1836,13 @@ func (x *LoanAnswer) GetUnheard() bool {
 		return x.Unheard
 	}
 	return false
+}
+
+func (x *LoanAnswer) GetWarnAt() int64 {
+	if x != nil {
+		return x.WarnAt
+	}
+	return 0
 }
 
 // LoanRecall asks for what is left of a loan.
@@ -4045,7 +4064,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\xd7\x04\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xf6\x04\n" +
 	"\bDecision\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
 	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x18\n" +
@@ -4067,7 +4086,9 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\twindow_ns\x18\x0f \x01(\x03R\bwindowNs\x12,\n" +
 	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12%\n" +
 	"\x0ereservation_id\x18\x11 \x01(\tR\rreservationId\x12&\n" +
-	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNsB\x11\n" +
+	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNs\x12\x1d\n" +
+	"\n" +
+	"near_limit\x18\x13 \x01(\bR\tnearLimitB\x11\n" +
 	"\x0f_retry_after_ns\"\xe6\x02\n" +
 	"\x12CheckStreamRequest\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x1d\n" +
@@ -4130,7 +4151,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x0eBorrowResponse\x12\x12\n" +
 	"\x04sent\x18\x01 \x01(\x12R\x04sent\x12)\n" +
 	"\x05loans\x18\x02 \x03(\v2\x13.weir.v1.LoanAnswerR\x05loans\x12-\n" +
-	"\arecalls\x18\x03 \x03(\v2\x13.weir.v1.LoanRecallR\arecalls\"\xaf\x02\n" +
+	"\arecalls\x18\x03 \x03(\v2\x13.weir.v1.LoanRecallR\arecalls\"\xc8\x02\n" +
 	"\n" +
 	"LoanAnswer\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
@@ -4144,7 +4165,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\tremaining\x18\t \x01(\x03R\tremaining\x12$\n" +
 	"\x0ereset_after_ns\x18\n" +
 	" \x01(\x03R\fresetAfterNs\x12\x18\n" +
-	"\aunheard\x18\v \x01(\bR\aunheard\">\n" +
+	"\aunheard\x18\v \x01(\bR\aunheard\x12\x17\n" +
+	"\awarn_at\x18\f \x01(\x03R\x06warnAt\">\n" +
 	"\n" +
 	"LoanRecall\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
@@ -4368,7 +4390,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\vPERIOD_WEEK\x10\x04\x12\x10\n" +
 	"\fPERIOD_MONTH\x10\x05\x12\x0f\n" +
 	"\vPERIOD_YEAR\x10\x06\x12\x10\n" +
-	"\fPERIOD_EPOCH\x10\a*\xc7\x01\n" +
+	"\fPERIOD_EPOCH\x10\a*\xe3\x01\n" +
 	"\n" +
 	"StreamFlag\x12\x1b\n" +
 	"\x17STREAM_FLAG_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -4377,7 +4399,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x14STREAM_FLAG_DEGRADED\x10\x04\x12\x1b\n" +
 	"\x17STREAM_FLAG_FAILED_OPEN\x10\b\x12\x1d\n" +
 	"\x19STREAM_FLAG_FAILED_CLOSED\x10\x10\x12\x15\n" +
-	"\x11STREAM_FLAG_NEVER\x10 *0\n" +
+	"\x11STREAM_FLAG_NEVER\x10 \x12\x1a\n" +
+	"\x16STREAM_FLAG_NEAR_LIMIT\x10@*0\n" +
 	"\aOverrun\x12\x12\n" +
 	"\x0eOVERRUN_CHARGE\x10\x00\x12\x11\n" +
 	"\rOVERRUN_ERROR\x10\x01*j\n" +

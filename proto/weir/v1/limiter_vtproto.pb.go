@@ -535,6 +535,18 @@ func (m *Decision) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.NearLimit {
+		i--
+		if m.NearLimit {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0x98
+	}
 	if m.RememberForNs != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.RememberForNs))
 		i--
@@ -1518,6 +1530,11 @@ func (m *LoanAnswer) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 	if m.unknownFields != nil {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
+	}
+	if m.WarnAt != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.WarnAt))
+		i--
+		dAtA[i] = 0x60
 	}
 	if m.Unheard {
 		i--
@@ -3959,6 +3976,9 @@ func (m *Decision) SizeVT() (n int) {
 	if m.RememberForNs != 0 {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.RememberForNs))
 	}
+	if m.NearLimit {
+		n += 3
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -4312,6 +4332,9 @@ func (m *LoanAnswer) SizeVT() (n int) {
 	}
 	if m.Unheard {
 		n += 2
+	}
+	if m.WarnAt != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.WarnAt))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -6677,6 +6700,26 @@ func (m *Decision) UnmarshalVT(dAtA []byte) error {
 					break
 				}
 			}
+		case 19:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field NearLimit", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.NearLimit = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -9352,6 +9395,25 @@ func (m *LoanAnswer) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Unheard = bool(v != 0)
+		case 12:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field WarnAt", wireType)
+			}
+			m.WarnAt = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.WarnAt |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

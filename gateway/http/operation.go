@@ -1,0 +1,271 @@
+package httpapi
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/policy"
+)
+
+// operation is the handler of an operation of the Service: read makes its question of a body, which begins as absent, ask has it
+// answered, and write writes the answer. Of a body with a problem nothing is asked.
+func operation[B, Q, A any](a *api, absent B, read func(*form, *B) Q, ask func(context.Context, Q) (A, error),
+	write func(http.ResponseWriter, *http.Request, *scratch, A)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		s := a.scratch()
+		defer a.recycle(s)
+		body, f := absent, form{api: a}
+		var question Q
+		if f.problem = a.decode(w, r, s, &body); f.problem == nil {
+			question = read(&f, &body)
+		}
+		if f.problem != nil {
+			a.writeProblem(w, r, f.problem)
+			return
+		}
+		answer, err := ask(r.Context(), question)
+		if err != nil {
+			a.writeProblem(w, r, problemOf(err))
+			return
+		}
+		write(w, r, s, answer)
+	}
+}
+
+// inJSON writes an answer as body has it.
+func inJSON[A any](a *api, body func(A) any) func(http.ResponseWriter, *http.Request, *scratch, A) {
+	return func(w http.ResponseWriter, r *http.Request, _ *scratch, answer A) {
+		a.writeJSON(w, r, http.StatusOK, jsonType[0], body(answer))
+	}
+}
+
+// writeDecided writes a decision, of which a refusal has a status of its own.
+func (a *api) writeDecided(w http.ResponseWriter, r *http.Request, s *scratch, d limit.Decision) {
+	a.writeDecision(w, r, s, &d, false)
+}
+
+// form reads the fields of a body, and keeps the first problem with them. What it returns after that is good for nothing.
+type form struct {
+	api     *api
+	problem *problem
+}
+
+func (f *form) fail(p *problem) {
+	if f.problem == nil {
+		f.problem = p
+	}
+}
+
+// require keeps what a Service would find wrong, if anything.
+func (f *form) require(err *limit.Error) {
+	if err != nil {
+		f.fail(problemOf(err))
+	}
+}
+
+// target reads what names a state, as far as that can be done without knowing the policies.
+func (f *form) target(b *targetBody) limit.Target {
+	t := limit.Target{Policy: b.Policy, Namespace: b.Namespace, Key: b.Key}
+	switch {
+	case b.Limit == nil:
+	case f.api.NoInline:
+		f.fail(invalid("limit", "inline limits are turned off on this node (no-inline)"))
+	default:
+		l, p := f.api.limit(b.Limit)
+		if t.Limit = &l; p != nil {
+			p.field = "limit." + p.field
+			f.fail(p)
+		}
+	}
+	f.require(t.Valid())
+	return t
+}
+
+// cost reads a number of units. least is 0 where a cost of 0 has a meaning, and 1 where it has none.
+func (f *form) cost(cost, least int64) int64 {
+	if cost < least {
+		f.fail(invalid("cost", fmt.Sprintf("must be at least %d, is %d", least, cost)))
+	}
+	f.require((&limit.Check{Cost: cost}).ValidCost())
+	return cost
+}
+
+// requestID reads the id of a request that may be repeated.
+func (f *form) requestID(id string) string {
+	f.require((&limit.Check{RequestID: id}).ValidCost())
+	return id
+}
+
+// amount reads a cost, as cost does, or a usage. absent is the cost where both are left out.
+func (f *form) amount(b *amountBody, least, absent int64) limit.Amount {
+	switch {
+	case b.Cost == nil && b.Usage == nil:
+		return limit.Amount{Cost: absent}
+	case b.Cost == nil:
+		return limit.Amount{Usage: b.Usage}
+	case b.Usage != nil:
+		f.fail(invalid("usage", "is given beside cost: send one of them"))
+	}
+	return limit.Amount{Cost: f.cost(*b.Cost, least)}
+}
+
+// leaseID and reservationID read the names of what is held.
+func (f *form) leaseID(id string) string {
+	if id == "" {
+		f.fail(invalid("lease_id", "must be given, as acquire returned it"))
+	}
+	return id
+}
+
+func (f *form) reservationID(id string) string {
+	if id == "" {
+		f.fail(invalid("reservation_id", "must be given, as reserve returned it"))
+	}
+	return id
+}
+
+// ttl reads the life of a lease or a reservation; left out it is 0, which stands for the default. What suits the policy or a
+// reservation is the Service's to say.
+func (f *form) ttl(text string) time.Duration {
+	if text == "" {
+		return 0
+	}
+	d, err := policy.ParseDuration(text)
+	switch {
+	case err != nil:
+		f.fail(invalid("ttl", err.Error()))
+	case d < algo.MinWindow || d > algo.MaxWindow:
+		f.fail(invalid("ttl", "must be from 1ms to 366d"))
+	}
+	return d
+}
+
+// check reads one check.
+func (f *form) check(b *checkBody) limit.Check {
+	return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 0), Partial: b.Partial, RequestID: f.requestID(b.RequestID)}
+}
+
+// reserve reads one reservation.
+func (f *form) reserve(b *reserveBody) limit.Reserve {
+	return limit.Reserve{
+		Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), Estimate: !b.given(), Class: b.Class,
+		RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
+	}
+}
+
+func (a *api) acquire() http.HandlerFunc {
+	return operation(a, acquireBody{Cost: 1}, func(f *form, b *acquireBody) limit.Acquire {
+		return limit.Acquire{
+			Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
+		}
+	}, a.Service.Acquire, a.writeDecided)
+}
+
+// heldCall is a question about a lease or a reservation.
+type heldCall struct {
+	limit.Target
+	id  string
+	ttl time.Duration
+}
+
+func (a *api) renew() http.HandlerFunc {
+	return operation(a, renewBody{}, func(f *form, b *renewBody) heldCall {
+		return heldCall{f.target(&b.targetBody), f.leaseID(b.LeaseID), f.ttl(b.TTL)}
+	}, func(ctx context.Context, q heldCall) (time.Duration, error) {
+		return a.Service.Renew(ctx, q.Target, q.id, q.ttl)
+	}, inJSON(a, func(lives time.Duration) any {
+		// Rounded down, unlike every other duration here: whoever believes it must stop before the lease ends.
+		return map[string]int64{"expires_in_ms": int64(lives / time.Millisecond)}
+	}))
+}
+
+func (a *api) release() http.HandlerFunc {
+	return operation(a, releaseBody{}, func(f *form, b *releaseBody) heldCall {
+		return heldCall{Target: f.target(&b.targetBody), id: f.leaseID(b.LeaseID)}
+	}, func(ctx context.Context, q heldCall) (bool, error) {
+		return a.Service.Release(ctx, q.Target, q.id)
+	}, inJSON(a, func(released bool) any { return map[string]bool{"released": released} }))
+}
+
+func (a *api) reserve() http.HandlerFunc {
+	return operation(a, reserveBody{}, (*form).reserve, a.Service.Reserve, a.writeDecided)
+}
+
+func (a *api) reserveAll() http.HandlerFunc {
+	return operation(a, reservesBody{}, func(f *form, b *reservesBody) []limit.Reserve {
+		asks := make([]limit.Reserve, len(b.Reserves))
+		for i := range asks {
+			if asks[i] = f.reserve(&b.Reserves[i]); f.problem != nil {
+				f.problem.ofElement("reserves", i)
+				break
+			}
+		}
+		return asks
+	}, a.Service.ReserveAll, a.writeAll)
+}
+
+func (a *api) extend() http.HandlerFunc {
+	return operation(a, extendBody{}, func(f *form, b *extendBody) limit.Extend {
+		return limit.Extend{
+			Target: f.target(&b.targetBody), ReservationID: f.reservationID(b.ReservationID), Amount: f.amount(&b.amountBody, 0, 0),
+			RequestID: f.requestID(b.RequestID), TTL: f.ttl(b.TTL),
+		}
+	}, a.Service.Extend, a.writeDecided)
+}
+
+func (a *api) commit() http.HandlerFunc {
+	return operation(a, commitBody{}, func(f *form, b *commitBody) limit.Commit {
+		c := limit.Commit{Target: f.target(&b.targetBody), Exact: b.Overrun == "error", Class: b.Class}
+		if !b.given() {
+			f.fail(invalid("cost", "must be given: what it did cost; or usage, what was used"))
+		}
+		if b.Overrun != "" && b.Overrun != "charge" && b.Overrun != "error" {
+			f.fail(invalid("overrun", "must be charge or error"))
+		}
+		c.ReservationID, c.Amount = f.reservationID(b.ReservationID), f.amount(&b.amountBody, 0, 0)
+		return c
+	}, a.Service.Commit, inJSON(a, func(got limit.Settled) any {
+		return &struct {
+			Refunded  int64 `json:"refunded"`
+			Excess    int64 `json:"excess"`
+			OverLimit bool  `json:"over_limit"`
+		}{got.Refunded, got.Excess, got.Over}
+	}))
+}
+
+func (a *api) cancel() http.HandlerFunc {
+	return operation(a, cancelBody{}, func(f *form, b *cancelBody) heldCall {
+		return heldCall{Target: f.target(&b.targetBody), id: f.reservationID(b.ReservationID)}
+	}, func(ctx context.Context, q heldCall) (int64, error) {
+		return a.Service.Cancel(ctx, q.Target, q.id)
+	}, inJSON(a, refunded))
+}
+
+func (a *api) charge() http.HandlerFunc {
+	return operation(a, chargeBody{}, func(f *form, b *chargeBody) limit.Charge {
+		return limit.Charge{Target: f.target(&b.targetBody), Amount: f.amount(&b.amountBody, 1, 1), RequestID: f.requestID(b.RequestID)}
+	}, a.Service.Charge, func(w http.ResponseWriter, r *http.Request, s *scratch, d limit.Decision) {
+		a.writeDecision(w, r, s, &d, true) // it was charged, whether or not it fits
+	})
+}
+
+func (a *api) refund() http.HandlerFunc {
+	return operation(a, refundBody{Cost: 1}, func(f *form, b *refundBody) limit.Check {
+		return limit.Check{Target: f.target(&b.targetBody), Cost: f.cost(b.Cost, 1), RequestID: b.RequestID}
+	}, func(ctx context.Context, q limit.Check) (int64, error) {
+		return a.Service.Refund(ctx, q.Target, q.Cost, q.RequestID)
+	}, inJSON(a, refunded))
+}
+
+// refunded is the answer to what gives units back.
+func refunded(units int64) any { return map[string]int64{"refunded": units} }
+
+func (a *api) reset() http.HandlerFunc {
+	return operation(a, targetBody{}, (*form).target, func(ctx context.Context, t limit.Target) (bool, error) {
+		return true, a.Service.Reset(ctx, t)
+	}, inJSON(a, func(reset bool) any { return map[string]bool{"reset": reset} }))
+}
