@@ -30,8 +30,8 @@ func startReady(t *testing.T, cfg node.Config) *node.Node {
 	t.Cleanup(n.Stop)
 	select {
 	case <-n.Settled():
-	case err := <-n.Failed():
-		t.Fatal(err)
+	case <-n.Failed():
+		t.Fatal(n.Err())
 	case <-time.After(20 * time.Second):
 		_, why := n.Ready()
 		t.Fatalf("%s is not ready: %s", cfg.Name, why)

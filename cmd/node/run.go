@@ -135,8 +135,8 @@ func (f *runFlags) run(ctx context.Context, stdout, stderr io.Writer, unknown []
 			ready = nil
 		case <-hup:
 			n.Reload()
-		case err := <-n.Failed():
-			return errors.Join(err, stopNode(n, cfg.Grace, cfg.Logger))
+		case <-n.Failed():
+			return errors.Join(n.Err(), stopNode(n, cfg.Grace, cfg.Logger))
 		case <-ctx.Done():
 			return stopNode(n, cfg.Grace, cfg.Logger)
 		}

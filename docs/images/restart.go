@@ -142,7 +142,8 @@ func startNode(ctx context.Context, cfg node.Config) (*node.Node, error) {
 	select {
 	case <-n.Settled():
 		return n, nil
-	case err = <-n.Failed():
+	case <-n.Failed():
+		err = n.Err()
 	case <-ctx.Done():
 		err = ctx.Err()
 	}

@@ -60,14 +60,21 @@ type content struct {
 	roots *x509.CertPool   // nil without Files.CA
 }
 
+// Validate says what is wrong with the names alone, under those of their settings.
+func (f Files) Validate(settings Files) error {
+	switch {
+	case f.Cert != "" && f.Key == "":
+		return fmt.Errorf("%s: goes with %s: give both", settings.Cert, settings.Key)
+	case f.Cert == "" && f.Key != "":
+		return fmt.Errorf("%s: goes with %s: give both", settings.Key, settings.Cert)
+	}
+	return nil
+}
+
 // Open reads the files and keeps watching them until Close. Errors name the flag.
 func Open(files Files, cfg Config) (*Source, error) {
-	if (files.Cert == "") != (files.Key == "") {
-		given, missing := cfg.Flags.Cert, cfg.Flags.Key
-		if files.Cert == "" {
-			given, missing = missing, given
-		}
-		return nil, fmt.Errorf("%s: goes with %s: give both", given, missing)
+	if err := files.Validate(cfg.Flags); err != nil {
+		return nil, err
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now

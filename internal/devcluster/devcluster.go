@@ -81,8 +81,8 @@ func Run(ctx context.Context, stdout io.Writer, cfg Config) error {
 		nodes = append(nodes, n)
 		watchers.Go(func() {
 			select {
-			case err := <-n.Failed():
-				failed <- err
+			case <-n.Failed():
+				failed <- n.Err()
 			case <-watching.Done():
 			}
 		})

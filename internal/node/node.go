@@ -42,6 +42,7 @@ import (
 	"github.com/weirlimit/weir/internal/metrics"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/tracing"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
@@ -93,7 +94,9 @@ type Node struct {
 	settled  chan struct{}          // closed once the node is ready
 	awaited  atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
 	phase    atomic.Int32           // one of the constants below
-	failed   chan error
+	failed   chan struct{}          // closed by fail, after failure was set
+	failure  error
+	failOnce sync.Once
 	ctx      context.Context
 	cancel   context.CancelFunc
 	work     sync.WaitGroup
@@ -113,7 +116,7 @@ const (
 func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n = &Node{
 		log: cfg.Logger, started: time.Now(),
-		settled: make(chan struct{}), failed: make(chan error, 1), health: health.NewServer(),
+		settled: make(chan struct{}), failed: make(chan struct{}), health: health.NewServer(),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
@@ -434,15 +437,26 @@ func (n *Node) served(what string, err error) {
 	}
 }
 
+// fail notes why the node cannot go on. One reason is enough.
 func (n *Node) fail(err error) {
-	select {
-	case n.failed <- err:
-	default: // one reason to stop is enough
-	}
+	n.failOnce.Do(func() {
+		n.failure = err
+		close(n.failed)
+	})
 }
 
-// Failed tells why the node cannot go on.
-func (n *Node) Failed() <-chan error { return n.failed }
+// Failed is closed when the node cannot go on, for the reason that Err gives.
+func (n *Node) Failed() <-chan struct{} { return n.failed }
+
+// Err is why the node cannot go on; nil as long as it can.
+func (n *Node) Err() error {
+	select {
+	case <-n.failed:
+		return n.failure
+	default:
+		return nil
+	}
+}
 
 // Settled is closed once the node has become ready.
 func (n *Node) Settled() <-chan struct{} { return n.settled }
@@ -822,7 +836,7 @@ func (n *Node) Ready() (bool, string) {
 	return joined && n.isReady(), strings.Join(details, "; ")
 }
 
-// GossipAddr, HTTPAddr, GRPCAddr and RESPAddr are the addresses that the node has, with the ports that it really listens on; empty where
+// GossipAddr, PeerAddr, HTTPAddr, GRPCAddr and RESPAddr are the addresses that the node has, with the ports that it really listens on; empty where
 // one is off.
 func (n *Node) GossipAddr() string {
 	if v := n.view(); v != nil {
@@ -840,6 +854,12 @@ func (n *Node) GRPCAddr() string { return addrOf(n.listeners.grpc) }
 // RESPAddr is described with GossipAddr.
 func (n *Node) RESPAddr() string { return addrOf(n.listeners.resp) }
 
+// PeerAddr is described with GossipAddr.
+func (n *Node) PeerAddr() string { return addrOf(n.listeners.peer) }
+
+// Service answers questions of this process, to which no access file applies.
+func (n *Node) Service() limit.Service { return n.limiter }
+
 // Policies are those in force.
 func (n *Node) Policies() *policy.Set { return n.limiter.Policies() }
 
@@ -849,7 +869,7 @@ func (n *Node) Name() string { return n.cfg.Name }
 // ReadyLine is what a node prints when it is up, with the ports it really has.
 func (n *Node) ReadyLine() string {
 	line := fmt.Sprintf("weir ready name=%s http=%s grpc=%s gossip=%s peer=%s",
-		n.cfg.Name, n.HTTPAddr(), n.GRPCAddr(), n.GossipAddr(), addrOf(n.listeners.peer))
+		n.cfg.Name, n.HTTPAddr(), n.GRPCAddr(), n.GossipAddr(), n.PeerAddr())
 	if n.listeners.resp != nil {
 		line += " resp=" + n.RESPAddr()
 	}

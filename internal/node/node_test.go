@@ -55,8 +55,8 @@ func awaitSettled(t *testing.T, nodes ...*Node) {
 	for _, n := range nodes {
 		select {
 		case <-n.Settled():
-		case err := <-n.Failed():
-			t.Fatal(err)
+		case <-n.Failed():
+			t.Fatal(n.Err())
 		case <-time.After(20 * time.Second):
 			_, why := n.Ready()
 			t.Fatalf("%s is not ready: %s", n.cfg.Name, why)
@@ -321,8 +321,8 @@ func TestStop(t *testing.T) {
 			t.Errorf("took %v", took)
 		}
 		select {
-		case err := <-n.Failed():
-			t.Errorf("stopping is taken for a failure: %v", err)
+		case <-n.Failed():
+			t.Errorf("stopping is taken for a failure: %v", n.Err())
 		default:
 		}
 	})

@@ -117,8 +117,8 @@ func TestStolenGossipKey(t *testing.T) {
 			t.Errorf("%s has members %+v", n.cfg.Name, v.Members)
 		}
 		select {
-		case err := <-n.Failed():
-			t.Errorf("%s: %v", n.cfg.Name, err)
+		case <-n.Failed():
+			t.Errorf("%s: %v", n.cfg.Name, n.Err())
 		default:
 		}
 	}

@@ -67,10 +67,16 @@ func (cfg *Config) checkOpen() error {
 		cfg.Bind, strings.Join(missing, "; "))
 }
 
+// callerSettings are the settings of the files for callers.
+var callerSettings = certs.Files{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
+
 // validate reports the first thing that is wrong with what is given together.
 func (c *Security) validate() error {
 	if c.TLS.CA != "" && c.TLS.Cert == "" && c.TLS.Key == "" {
 		return errors.New("tls-client-ca-file: callers present certificates over TLS only: give tls-cert-file and tls-key-file")
+	}
+	if err := c.TLS.Validate(callerSettings); err != nil {
+		return err
 	}
 	peer := []struct{ flag, value string }{
 		{"peer-tls-cert-file", c.PeerTLS.Cert}, {"peer-tls-key-file", c.PeerTLS.Key}, {"peer-tls-ca-file", c.PeerTLS.CA}, {"peer-tls-name", c.PeerName},
@@ -103,9 +109,6 @@ type security struct {
 
 // openSecurity reads the files. With an error nothing is left open.
 func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
-	if err := cfg.validate(); err != nil {
-		return nil, err
-	}
 	s := &security{cfg: cfg, log: log, keysChanged: make(chan struct{}, 1)}
 	s.metrics = metrics.NewSecurity(s.expiries)
 	s.denials = newDenials(log, s.metrics)
@@ -116,8 +119,7 @@ func openSecurity(cfg Security, log *slog.Logger) (_ *security, err error) {
 		}
 	}()
 	if cfg.TLS != (certs.Files{}) {
-		flags := certs.Files{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
-		if s.callers, err = s.openCerts("certificates", cfg.TLS, flags, ""); err != nil {
+		if s.callers, err = s.openCerts("certificates", cfg.TLS, callerSettings, ""); err != nil {
 			return nil, err
 		}
 	}

@@ -65,8 +65,8 @@ func start(t *testing.T, name, accessFile string, join *node.Node) *node.Node {
 	t.Cleanup(n.Stop)
 	select {
 	case <-n.Settled():
-	case err := <-n.Failed():
-		t.Fatal(err)
+	case <-n.Failed():
+		t.Fatal(n.Err())
 	case <-time.After(20 * time.Second):
 		t.Fatalf("%s is not ready", name)
 	}

@@ -1,0 +1,243 @@
+package weir
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"reflect"
+	"regexp"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/weirlimit/weir/internal/audit"
+	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/limiter"
+	"github.com/weirlimit/weir/policy"
+)
+
+// AnyPort, as a port of Config, is any free one: see Node.Addresses.
+const AnyPort = -1
+
+// Config is what a Node is made of. Only Name is required: with nothing else, the node is alone for good and listens nowhere. What a
+// field refers to must not change while the node runs.
+//
+// A setting of the command weir run that is also a field here has its name: --gossip-port is GossipPort. Documents, logs and metrics of
+// nodes know it by the setting's.
+type Config struct {
+	// Name is the node's name, stable over restarts and unique in the cluster: 1 to 63 of a-z A-Z 0-9 . _ - Required.
+	Name string
+	// Bind is the IP address that all ports listen on. Empty: 127.0.0.1. Beyond loopback the node does not start without what keeps
+	// strangers out: see Security.
+	Bind string
+	// Advertise is the IP address or host name that other nodes reach this one at. Empty: Bind, or when that is 0.0.0.0 a private
+	// address of this host.
+	Advertise string
+
+	// GossipPort, TCP and UDP, and PeerPort, TCP, are for the other members: 1 to 65535, or AnyPort. Both 0: a node alone for good.
+	GossipPort, PeerPort int
+	// HTTPPort, GRPCPort and RESPPort, for the Redis protocol, are for callers in other processes: 1 to 65535, or AnyPort. 0: off.
+	HTTPPort, GRPCPort, RESPPort int
+
+	// Join are members to join by: HOST:PORT of their gossip. Names are resolved again for each attempt, and all their addresses count.
+	// Empty: the node looks for nobody, and others join it.
+	Join []string
+	// Voters are the names of the 1, 3 or 5 members whose majority grants what strict policies need, the same on all members. Empty:
+	// strict policies are an error.
+	Voters []string
+	// MaxMembers bounds the members of the cluster, 1 to 10,000. 0: 256.
+	MaxMembers int
+
+	// Policies is the content of a policy file (YAML), the same on all members. Empty: PolicyFile.
+	Policies []byte
+	// PolicyFile is the name of a policy file, which is read again when it changes. Empty: no policies but Policies.
+	PolicyFile string
+	// NoInline refuses limits that are sent along with a question.
+	NoInline bool
+	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket of one may take to come back, the
+	// same on all members. 0: 24 h; -1: no bound.
+	InlineMaxWindow time.Duration
+
+	// Timeout bounds how long a question waits for the member that decides, 1 ms to 1 min; its policy's on_error answers then. 0: 1 s.
+	Timeout time.Duration
+	// Grace bounds how long Stop hands over and waits for callers over the ports, whatever its context says. 0: 10 s.
+	Grace time.Duration
+
+	// Memory is how many bytes the node may use of those that the process may, 64 MiB or more: it is divided among counters, copies of
+	// other members' counters, connections and what is in flight. 0: a quarter of what the process may use, by its control group, the
+	// machine and GOMEMLIMIT. The runtime's own limit is the program's to set.
+	Memory int64
+	// MaxKeys bounds the keys with live state. 0: 10,000,000; -1: no bound but Memory.
+	MaxKeys int64
+
+	// HTTPHosts are names in Host headers that the HTTP port answers to, besides IP addresses and localhost. Empty: only these where Bind
+	// is a loopback address, and any name elsewhere.
+	HTTPHosts []string
+	// NoConsole serves no page at /console of the HTTP port.
+	NoConsole bool
+
+	// Security is what keeps strangers out.
+	Security Security
+
+	// Logger is told what an operator wants to know. Nil: slog.Default().
+	Logger *slog.Logger
+	// Registerer is where the node's metrics are registered while it runs, those of the process left out. Several nodes of one process
+	// need a label each: see prometheus.WrapRegistererWith. Nil: only the HTTP port shows metrics, of a registry of the node's own.
+	Registerer prometheus.Registerer
+}
+
+// Security is what keeps a node to those it is meant for. All but Insecure and AuditLog are names of files, which are read when the
+// node starts, and again when they change unless something else is said. Empty: none.
+type Security struct {
+	// TLSCertFile (PEM, with its chain) and TLSKeyFile (PEM) are shown to callers. Both empty: plain text.
+	TLSCertFile, TLSKeyFile string
+	// TLSClientCAFile has the authorities (PEM) of callers' certificates, which are required then, or a token where there is an AccessFile.
+	TLSClientCAFile string
+	// PeerTLSCertFile, PeerTLSKeyFile and PeerTLSCAFile are for mutual TLS between members, and PeerTLSName is the name (DNS or URI) that
+	// all their certificates have. All four or none, which is plain text.
+	PeerTLSCertFile, PeerTLSKeyFile, PeerTLSCAFile, PeerTLSName string
+	// AccessFile says which callers may do what over the ports (YAML). Empty: whoever reaches a port may do everything. The program
+	// itself may do everything either way.
+	AccessFile string
+	// GossipKeyFile has the keys that encrypt gossip: base64, one a line, the first for sending.
+	GossipKeyFile string
+	// ClusterSecretFile has the cluster's secret, the same on all members, 16 bytes or more; it is not read again.
+	ClusterSecretFile string
+	// Insecure opens ports beyond loopback without what keeps strangers out.
+	Insecure bool
+	// AuditLog is the file that refunds, resets, changes of gossip keys and denied calls are written to, as lines of JSON.
+	AuditLog string
+}
+
+// minMemory is the least that all parts of a node are promised to fit into.
+const minMemory = 64 << 20
+
+// Validate reports the first mistake, of those that can be told without opening a file or port. The error begins with the name of the
+// field; mistakes in Policies have one line each, with line and column.
+func (c *Config) Validate() error {
+	_, err := c.node()
+	return err
+}
+
+// node returns the configuration of a node that runs, with what is not given, and validates it.
+func (c *Config) node() (node.Config, error) {
+	s := c.Security
+	out := node.Config{
+		Name: c.Name, Version: version(), Bind: cmp.Or(c.Bind, "127.0.0.1"), Advertise: c.Advertise,
+		Join: c.Join, Voters: c.Voters, MaxMembers: c.MaxMembers,
+		PolicyFile: c.PolicyFile, NoInline: c.NoInline, InlineMaxWindow: c.InlineMaxWindow,
+		Timeout: cmp.Or(c.Timeout, limiter.DefaultTimeout), Grace: cmp.Or(c.Grace, node.DefaultGrace),
+		MaxKeys: c.MaxKeys, HTTPHosts: c.HTTPHosts, NoConsole: c.NoConsole,
+		Security: node.Security{
+			TLS:     certs.Files{Cert: s.TLSCertFile, Key: s.TLSKeyFile, CA: s.TLSClientCAFile},
+			PeerTLS: certs.Files{Cert: s.PeerTLSCertFile, Key: s.PeerTLSKeyFile, CA: s.PeerTLSCAFile}, PeerName: s.PeerTLSName,
+			AccessFile: s.AccessFile, GossipKeyFile: s.GossipKeyFile, SecretFile: s.ClusterSecretFile, Insecure: s.Insecure, AuditLog: s.AuditLog,
+		},
+		Logger: c.Logger, Registerer: c.Registerer,
+	}
+	if out.Logger == nil {
+		out.Logger = slog.Default()
+	}
+	for _, p := range []struct {
+		field string
+		given int
+		to    *node.Port
+	}{
+		{"GossipPort", c.GossipPort, &out.GossipPort}, {"PeerPort", c.PeerPort, &out.PeerPort},
+		{"HTTPPort", c.HTTPPort, &out.HTTPPort}, {"GRPCPort", c.GRPCPort, &out.GRPCPort}, {"RESPPort", c.RESPPort, &out.RESPPort},
+	} {
+		switch {
+		case p.given == AnyPort:
+			*p.to = node.PortAny
+		case p.given >= 0 && p.given <= math.MaxUint16:
+			*p.to = node.Port(p.given)
+		default:
+			return out, fmt.Errorf("%s: %d is not a port, 1 to 65535, AnyPort, or 0 for none", p.field, p.given)
+		}
+	}
+	usable := memory.Own().Usable / 4
+	if c.Memory != 0 {
+		usable = c.Memory
+	}
+	if c.Memory != 0 && usable < minMemory {
+		return out, fieldError(fmt.Errorf("memory: %d bytes are fewer than a node needs, %d", usable, minMemory))
+	}
+	out.Memory = memory.Divide(usable)
+	if s.AuditLog == audit.Stderr {
+		return out, fieldError(errors.New("audit-log: standard error is the program's: give the name of a file"))
+	}
+	if len(c.Policies) > 0 {
+		if c.PolicyFile != "" {
+			return out, fmt.Errorf("%s: goes without %s", "Policies", "PolicyFile")
+		}
+		var err error
+		if out.Policies, err = policy.Parse("Policies", c.Policies); err != nil {
+			return out, err
+		}
+	}
+	return out, fieldError(out.Validate())
+}
+
+// version is that of the module in the program.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range append(info.Deps, &info.Main) {
+			if m.Path == "github.com/weirlimit/weir" && m.Version != "" {
+				return m.Version
+			}
+		}
+	}
+	return "devel"
+}
+
+// configError is an error of a node that names fields in place of settings.
+type configError struct {
+	text string
+	err  error
+}
+
+// Error implements error.
+func (e *configError) Error() string { return e.text }
+
+// Unwrap returns the node's error.
+func (e *configError) Unwrap() error { return e.err }
+
+// settings matches names of settings in an error: at the beginning of a line any, elsewhere those of several words that are not quoted.
+var settings = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|(?m:^)[a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)*)*: |\b[a-z]+(?:-[a-z]+)+\b`)
+
+// fieldError returns an error of a node that begins with settings as one that begins with fields.
+func fieldError(err error) error {
+	if err == nil {
+		return nil
+	}
+	fields := map[string]string{"policies": "PolicyFile"}
+	for _, t := range []reflect.Type{reflect.TypeFor[Config](), reflect.TypeFor[Security]()} {
+		for _, f := range reflect.VisibleFields(t) {
+			if name := strings.ToLower(f.Name); fields[name] == "" {
+				fields[name] = f.Name
+			}
+		}
+	}
+	text := settings.ReplaceAllStringFunc(err.Error(), func(found string) string {
+		names, rest, colon := strings.Cut(found, ": ")
+		list := strings.Split(names, ", ")
+		for i, name := range list {
+			field := fields[strings.ReplaceAll(name, "-", "")]
+			if field == "" {
+				return found
+			}
+			list[i] = field
+		}
+		if names = strings.Join(list, ", "); colon {
+			names += ": " + rest
+		}
+		return names
+	})
+	return &configError{text, err}
+}

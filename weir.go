@@ -1,0 +1,158 @@
+// Package weir embeds a member of a Weir cluster in a program. The program asks its member without a network between them: the member
+// decides by itself for the keys that it holds, and forwards the other questions to the members that hold theirs.
+//
+// A Node that is made of Config and started decides, moves and copies counters as one that the command weir run starts, and is a member
+// of the same clusters: the same guarantees hold, and members of both kinds may be mixed. What it may take of memory is its own part of
+// the process. It reads no flag and no environment, handles no signal, ends no process, and sets nothing that belongs to the process, such
+// as the garbage collector's limits or a default logger. Several in one process share nothing.
+//
+// It does not promise that a crash of the program, with all that the program does besides, is rarer than one of a process of its own: what
+// a crash forgets is the policy's to say, as durability.
+package weir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/weirlimit/weir/client"
+	"github.com/weirlimit/weir/internal/node"
+	"github.com/weirlimit/weir/limit"
+)
+
+// Node is a member of a cluster, or a node alone. Its methods are safe for concurrent use.
+type Node struct {
+	cfg node.Config
+
+	mu      sync.Mutex // held while the node starts
+	stopped bool
+	node    atomic.Pointer[node.Node] // nil before it has started
+}
+
+// NewNode returns a Node that has not been started. It opens nothing. The error is that of cfg.Validate.
+func NewNode(cfg Config) (*Node, error) {
+	c, err := cfg.node()
+	if err != nil {
+		return nil, err
+	}
+	return &Node{cfg: c}, nil
+}
+
+// Start opens files and ports, and joins the cluster. It returns when all ports are served; Await tells when the node is ready. The end
+// of ctx afterwards does not stop the node. An error begins with the field of Config that is to blame, where one is, and leaves nothing
+// behind. A Node is started once.
+func (n *Node) Start(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	switch {
+	case n.stopped:
+		return errors.New("weir: the node has been stopped")
+	case n.node.Load() != nil:
+		return errors.New("weir: the node has been started")
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	started, err := node.Start(ctx, n.cfg)
+	if err != nil {
+		return fieldError(err)
+	}
+	n.node.Store(started)
+	return nil
+}
+
+// errNotStarted is the error of methods that need a node that runs.
+var errNotStarted = errors.New("weir: the node has not been started")
+
+// Await waits until the node is ready: a member that sees the ring as all others do and holds its part of it. It returns an error when
+// ctx ends before, or the node cannot go on. Questions are answered before, too, by the members that are ready.
+func (n *Node) Await(ctx context.Context) error {
+	r := n.node.Load()
+	if r == nil {
+		return errNotStarted
+	}
+	select {
+	case <-r.Settled():
+		return nil
+	case <-r.Failed():
+		return r.Err()
+	case <-ctx.Done():
+		_, why := r.Ready()
+		return fmt.Errorf("weir: not ready: %s: %w", why, context.Cause(ctx))
+	}
+}
+
+// Ready reports whether the node is ready now, and why not, or what an operator should know all the same.
+func (n *Node) Ready() (ready bool, why string) {
+	r := n.node.Load()
+	if r == nil {
+		return false, errNotStarted.Error()
+	}
+	return r.Ready()
+}
+
+// Failed is closed when the node cannot go on, for the reason that Err gives: stop it. It is nil before Start.
+func (n *Node) Failed() <-chan struct{} {
+	if r := n.node.Load(); r != nil {
+		return r.Failed()
+	}
+	return nil
+}
+
+// Err returns why the node cannot go on, such as another member of its name; nil as long as it can.
+func (n *Node) Err() error {
+	if r := n.node.Load(); r != nil {
+		return r.Err()
+	}
+	return nil
+}
+
+// Stop leaves the cluster, hands over what the node holds, answers what callers over the ports have begun to ask, and ends everything,
+// until ctx is done and within Config.Grace; to say goodbye takes about a second more. It returns when all has ended. The error says what
+// was not handed over, which copies replace as in a crash. Stop may be called more than once, and on a Node that was never started.
+//
+// A program that stops its own callers first has all their questions answered. Meanwhile they are forwarded, and afterwards answered by
+// their policy's on_error.
+func (n *Node) Stop(ctx context.Context) error {
+	n.mu.Lock()
+	n.stopped = true
+	n.mu.Unlock()
+	r := n.node.Load()
+	if r == nil {
+		return nil
+	}
+	return r.StopWithin(ctx)
+}
+
+// Service returns what answers questions: every question of the interface, with its errors. It is nil before Start. Calls through it are
+// the program's, to which no access file applies.
+func (n *Node) Service() limit.Service {
+	if r := n.node.Load(); r != nil {
+		return r.Service()
+	}
+	return nil
+}
+
+// Client returns the Service as a client of package client, with handles to policies, leases and reservations. Close ends the Client
+// alone, and leaves the Node as it is. It is nil before Start.
+func (n *Node) Client() *client.Client {
+	if r := n.node.Load(); r != nil {
+		return client.New(r.Service(), func() {})
+	}
+	return nil
+}
+
+// Addresses are those that a node listens on, HOST:PORT with the ports that it really has; empty where one is off.
+type Addresses struct {
+	Gossip, Peer, HTTP, GRPC, RESP string
+}
+
+// Addresses returns the addresses that the node listens on; that for gossip is the one that others join it by.
+func (n *Node) Addresses() Addresses {
+	r := n.node.Load()
+	if r == nil {
+		return Addresses{}
+	}
+	return Addresses{Gossip: r.GossipAddr(), Peer: r.PeerAddr(), HTTP: r.HTTPAddr(), GRPC: r.GRPCAddr(), RESP: r.RESPAddr()}
+}
