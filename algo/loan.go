@@ -36,6 +36,8 @@ const (
 	loanShare = 8
 	// loanDrift is the part by which two clocks' rates may differ, as a fraction 1/loanDrift, see owned.
 	loanDrift = 1000
+	// lateChecks is how many checks may be reported later than the units that they spent, see Totals.
+	lateChecks = 64
 	// loanGrace is how long a loan that has ended is known, so that a message that was late is not taken for one about a
 	// loan that was lost. Borrowers say nothing of a loan any more that ended LoanTerm ago: who had it has charged it.
 	loanGrace = 4 * LoanTerm
@@ -45,8 +47,9 @@ const (
 // it begins another one when it is told that the last has ended.
 type LoanID struct{ Borrower, Number uint64 }
 
-// Totals are what was granted under a loan, and what of it was spent and returned.
-type Totals struct{ Granted, Spent, Returned int64 }
+// Totals are what was granted under a loan, and what of it was spent and returned; and how many checks have spent it, which is for
+// counting decisions only, and may lag behind Spent.
+type Totals struct{ Granted, Spent, Returned, Checks int64 }
 
 // Left is what is neither spent nor returned.
 func (t Totals) Left() int64 { return max(t.Granted-t.Spent-t.Returned, 0) }
@@ -54,12 +57,12 @@ func (t Totals) Left() int64 { return max(t.Granted-t.Spent-t.Returned, 0) }
 // valid reports whether there can be such totals at a borrower.
 func (t Totals) valid() bool {
 	return t.Granted >= 0 && t.Granted <= MaxLimit && t.Spent >= 0 && t.Returned >= 0 &&
-		t.Spent <= t.Granted && t.Returned <= t.Granted-t.Spent
+		t.Spent <= t.Granted && t.Returned <= t.Granted-t.Spent && t.Checks >= 0 && t.Checks <= t.Spent
 }
 
 // unite keeps the most of both.
 func (t Totals) unite(v Totals) Totals {
-	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned)}
+	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned), max(t.Checks, v.Checks)}
 }
 
 // Loan is a loan as the owner knows it.
@@ -70,6 +73,8 @@ type Loan struct {
 	Until int64
 	// Ended says that what was not returned has been charged, spent or not.
 	Ended bool
+	// Caller is who borrows, see Loans.Borrowed; empty where that is not known. It is not part of what Append writes.
+	Caller string
 	// Term is for how long the borrower may spend, from the instant on its clock at which it sent what Lend answers; 0 when
 	// nothing was granted and it should return what it has. Only in what Lend returns.
 	Term time.Duration
@@ -109,6 +114,28 @@ func (u *Loans) Get(id LoanID) (Loan, bool) {
 		return u.list[i], true
 	}
 	return Loan{}, false
+}
+
+// Borrowed notes the name of who has a loan.
+func (u *Loans) Borrowed(id LoanID, caller string) {
+	if i := u.find(id); i >= 0 {
+		u.list[i].Caller = caller
+	}
+}
+
+// Fits reports whether there is a place for another loan of a caller. Of more than half of the places a caller with a name has no more
+// than are free: nobody takes all of them. An empty name stands for several callers.
+func (u *Loans) Fits(caller string) bool {
+	free := MaxLoans - len(u.list)
+	if caller == "" || free > MaxLoans/2 {
+		return free > 0
+	}
+	for i := range u.list {
+		if u.list[i].Caller == caller {
+			free--
+		}
+	}
+	return free > 0
 }
 
 // Most returns the loans of which something is held, those with the most first.
@@ -224,6 +251,11 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (n int64, err error) {
+	return ls.report(a, s, now, u, id, t, known, MaxLoans)
+}
+
+// report is Report where there are places for so many loans.
+func (ls Limits) report(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64, most int) (n int64, err error) {
 	if !t.valid() {
 		return 0, nil
 	}
@@ -255,9 +287,11 @@ func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	if err := ls.Charge(a, s, now, n); err != nil {
 		return 0, err
 	}
+	// As many as the units that are charged now, and those before them, may come to.
+	more.Checks = max(had.Checks, min(t.Checks, had.Checks+n+min(had.Spent-had.Checks, lateChecks)))
 	if had.Ended {
 		l := &u.list[i]
-		l.Spent = more.Spent
+		l.Spent, l.Checks = more.Spent, more.Checks
 		l.Granted = max(l.Granted, l.Spent+l.Returned)
 		return n, nil
 	}
@@ -265,7 +299,7 @@ func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 		more.Granted = more.Spent + more.Returned + left
 	}
 	if i < 0 {
-		if t == (Totals{}) || len(u.list) >= MaxLoans {
+		if t == (Totals{}) || len(u.list) >= most {
 			return n, nil
 		}
 		more.Until = now.Mono + owned(LoanTerm)
@@ -281,13 +315,13 @@ func (ls Limits) Report(a *Arena, s State, now Instant, u *Loans, id LoanID, t T
 	return n, nil
 }
 
-// ReportLast takes in what a borrower says of a loan as Report does and ends it at once, for whoever has no memory to keep it: what the
+// ReportLast takes in what a borrower says of a loan as Report does and ends it at once, for whoever has no memory or no place to keep it: what the
 // borrower may have left is charged, too, and nothing is kept of the loan. It returns the loan as it has ended, which is zero but for its id
 // where the report says nothing that can be, and how many units that charges.
 //
 // The only error is ErrNoMemory: of the charge of what was left, after which the loan is as Report leaves it.
 func (ls Limits) ReportLast(a *Arena, s State, now Instant, u *Loans, id LoanID, t Totals, known int64) (l Loan, n int64, err error) {
-	n, err = ls.Report(a, s, now, u, id, t, known)
+	n, err = ls.report(a, s, now, u, id, t, known, math.MaxInt)
 	i := u.find(id)
 	if err != nil || i < 0 {
 		return Loan{ID: id}, n, err
@@ -416,11 +450,11 @@ func (u *Loans) Unite(v *Loans) {
 			k.Totals = k.unite(l.Totals)
 			k.Until = max(k.Until, l.Until)
 		case k.Ended:
-			granted := max(k.Granted, l.Granted)
+			granted, checks := max(k.Granted, l.Granted), max(k.Checks, l.Checks)
 			*k = l
-			k.Granted = granted
+			k.Granted, k.Checks = granted, checks
 		default:
-			k.Granted = max(k.Granted, l.Granted)
+			k.Granted, k.Checks = max(k.Granted, l.Granted), max(k.Checks, l.Checks)
 		}
 	}
 	u.near = u.near || v.near
@@ -438,7 +472,7 @@ func (u *Loans) Append(dst []byte, now Instant) []byte {
 			ended = 1
 		}
 		dst = appendWord(appendWord(dst, l.ID.Borrower), l.ID.Number)
-		for _, n := range [...]int64{l.Granted, l.Spent, l.Returned, max(l.Until-now.Mono, 0), ended} {
+		for _, n := range [...]int64{l.Granted, l.Spent, l.Returned, l.Checks, max(l.Until-now.Mono, 0), ended} {
 			dst = appendUint(dst, n)
 		}
 	}
@@ -448,10 +482,10 @@ func (u *Loans) Append(dst []byte, now Instant) []byte {
 // ReadLoans reads what Loans.Append wrote and returns what follows it. The bytes need not be trusted. The error is ErrSnapshot.
 func ReadLoans(now Instant, data []byte) (u Loans, rest []byte, err error) {
 	r := &reader{data: data}
-	n := int(r.uint(int64(len(data)) / 21))
+	n := int(r.uint(int64(len(data)) / 22))
 	for range n {
 		l := Loan{ID: LoanID{r.word(), r.word()}}
-		l.Granted, l.Spent, l.Returned = r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)
+		l.Granted, l.Spent, l.Returned, l.Checks = r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)
 		l.Until = now.Mono + r.uint(int64(2*loanGrace))
 		l.Ended = r.uint(1) == 1
 		if r.err != nil {

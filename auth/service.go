@@ -315,10 +315,10 @@ type lending struct {
 }
 
 // Lend implements limit.Lender.
-func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) error {
+func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	c, denied := l.service.caller(ctx, RoleCheck)
 	if denied != nil {
-		return denied
+		return nil, denied
 	}
 	may := make([]limit.Borrow, 0, len(in))
 	places := make([]int, 0, len(in))
@@ -330,11 +330,21 @@ func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 		may, places = append(may, in[i]), append(places, i)
 	}
 	answers := make([]limit.Lent, len(may))
-	if err := l.Lender.Lend(ctx, may, answers); err != nil {
-		return err
+	waiting, err := l.Lender.Lend(ctx, may, answers)
+	if err != nil {
+		return nil, err
 	}
-	for j, i := range places {
-		out[i] = answers[j]
+	give := func() {
+		for j, i := range places {
+			out[i] = answers[j]
+		}
 	}
-	return nil
+	if waiting == nil {
+		give()
+		return nil, nil
+	}
+	return func() {
+		waiting()
+		give()
+	}, nil
 }

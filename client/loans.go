@@ -46,7 +46,12 @@ type loans struct {
 
 func newLoans(ns *nodes) *loans {
 	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: make(chan struct{}, 1), links: make(map[*member]*loanLink)}
-	l.clock = func() int64 { return int64(ns.now()) }
+	began := time.Now()
+	clock := borrow.NewClock(0, began.UnixNano())
+	l.clock = func() int64 {
+		now := time.Now()
+		return clock.Read(int64(now.Sub(began)), now.UnixNano())
+	}
 	l.book = borrow.New[loanKey](l.wake)
 	return l
 }
@@ -157,7 +162,7 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 		}
 		by[m].Loans = append(by[m].Loans, &weirv1.LoanReport{
 			Number: r.Number, Target: wire.ProtoTarget(t.Target), Granted: r.Totals.Granted, Spent: r.Totals.Spent, Returned: r.Totals.Returned,
-			Known: r.Known, Want: r.Want,
+			Known: r.Known, Want: r.Want, Checks: r.Totals.Checks,
 		})
 	}
 	for m, in := range by {

@@ -60,7 +60,7 @@ func (c *cluster) decided(policy string) (n uint64) {
 	for _, l := range c.nodes {
 		for _, s := range l.ReadStats() {
 			if s.Policy == policy {
-				n += s.Allowed
+				n += s.Allowed - s.Borrowed
 			}
 		}
 	}

@@ -14,6 +14,8 @@ type Borrow struct {
 	Totals algo.Totals
 	Known  int64 // units spent that the answers so far have confirmed
 	Want   int64 // units that it would like to have; 0: no more of this key
+	// Counted says that the borrower counts its decisions itself, where they can be read. Otherwise who lends counts them.
+	Counted bool
 }
 
 // Lent is the answer to a Borrow.
@@ -41,8 +43,10 @@ type Recall struct {
 // Lender lends units. Its methods are safe for concurrent use.
 type Lender interface {
 	// Lend takes in what a borrower reports, and lends. Each answer has its place in out, which is as long as in. The error means
-	// that nothing was taken in.
-	Lend(ctx context.Context, in []Borrow, out []Lent) error
+	// that nothing was taken in. wait is nil where the answers may be given at once. Otherwise it is to be called before, once, and
+	// returns when what must not be lent before others know of it may be, or cannot be and is taken out of the answers, for want of time
+	// or because ctx ends.
+	Lend(ctx context.Context, in []Borrow, out []Lent) (wait func(), err error)
 	// OpenBorrower says how to ask a borrower for what it has left, until end is called. recall is called under locks and must
 	// return at once.
 	OpenBorrower(borrower uint64, recall func(Recall)) (end func())

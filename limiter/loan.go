@@ -68,22 +68,52 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 }
 
 // Lend implements limit.Lender. What other nodes decide for is not forwarded: its answer is Unheard.
-func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) error {
+func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	t, now := l.table.Load(), l.moment()
-	ctx, cancel := context.WithTimeout(ctx, lendMost)
-	defer cancel()
+	var copies []unconfirmed
 	for i := range in {
-		out[i] = l.lendOne(ctx, t, &in[i], &now)
+		var s subject
+		if l.identify(t, &in[i].Target, &s) != nil {
+			out[i] = limit.Lent{Ended: true, Again: neverAgain}
+			continue
+		}
+		a, copied := l.lend(&s, &in[i], &now)
+		if out[i] = a; copied.ticket != 0 {
+			copied.answer = &out[i]
+			copies = append(copies, copied)
+		}
 	}
-	return nil
+	if copies == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, lendMost)
+	return func() {
+		defer cancel()
+		for i := range copies {
+			l.awaitLent(ctx, &copies[i])
+		}
+	}, nil
 }
 
-func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *moment) (a limit.Lent) {
-	var s subject
-	never := limit.Lent{Ended: true, Again: neverAgain}
-	if l.identify(t, &b.Target, &s) != nil {
-		return never
+// unconfirmed is a loan, or a longer term of one, that a copy must know of before its borrower does.
+type unconfirmed struct {
+	partition int
+	ticket    uint64 // of the copy's progress; 0: nothing is waited for
+	strict    bool
+	answer    *limit.Lent
+	without   limit.Lent // what is answered if that does not come
+}
+
+// awaitLent waits until a loan may be given, and gives none if that is not to be.
+func (l *Limiter) awaitLent(ctx context.Context, u *unconfirmed) {
+	if degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, u.partition, u.ticket, u.strict); degraded || !ok {
+		*u.answer = u.without
 	}
+}
+
+// lend takes in what a borrower reports of a subject's loan, and lends.
+func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, copied unconfirmed) {
+	never := limit.Lent{Ended: true, Again: neverAgain}
 	var rule *store.Rule
 	may := true
 	switch {
@@ -93,11 +123,11 @@ func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *m
 		rule, may = s.entry.rule(s.entry.Rule(b.Key)), !s.entry.NoLend && !s.entry.Shadow && s.entry.candidate == nil
 	}
 	if rule == nil {
-		return never
+		return never, copied
 	}
 	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: b.Key}
 	if l.cfg.Ownership.Route(k.Partition).Standing != ownership.Owned {
-		return limit.Lent{Unheard: true}
+		return limit.Lent{Unheard: true}, copied
 	}
 	again := lendAgain
 	call := store.Borrow{ID: b.ID, Totals: b.Totals, Known: b.Known, Want: b.Want, Caller: b.Caller}
@@ -111,24 +141,28 @@ func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *m
 	lent, err := l.store.Lend(k, rule, now.Instant, call)
 	switch {
 	case errors.Is(err, store.ErrShut):
-		return limit.Lent{Unheard: true}
+		return limit.Lent{Unheard: true}, copied
 	case err != nil:
-		return limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}
+		return limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}, copied
 	}
 	l.loans.spent.Add(uint64(lent.Charged))
-	l.sample.spent(rule, b.Key, lent.Charged, &lent.Decision)
+	if !b.Counted {
+		stats := l.statsOf(s.entry, s)
+		stats.mine().allowed.Add(uint64(lent.Checked))
+		stats.borrowed.Add(uint64(lent.Checked))
+		l.sample.spent(rule, b.Key, lent.Checked, &lent.Decision)
+	}
 	l.loans.heard(state{rule.Scope, b.Key}, b.ID, lent.Ended || lent.Left() == 0)
 	a = limit.Lent{Granted: lent.Granted, Spent: lent.Spent, Ended: lent.Ended, Term: lent.Term}
 	if lent.Ticket != 0 {
-		// The copy must know of the loan, or of its longer term, before the borrower does.
-		degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, k.Partition, lent.Ticket, rule.Strict)
-		if degraded || !ok {
-			return limit.Lent{Granted: b.Totals.Granted, Spent: lent.Spent, Again: again}
+		copied = unconfirmed{
+			partition: k.Partition, ticket: lent.Ticket, strict: rule.Strict,
+			without: limit.Lent{Granted: b.Totals.Granted, Spent: lent.Spent, Again: again},
 		}
 	}
 	if a.Term == 0 {
 		a.Again = again
-		return a
+		return a, copied
 	}
 	l.loans.granted.Add(1)
 	tightest := &rule.Limits[0]
@@ -137,7 +171,8 @@ func (l *Limiter) lendOne(ctx context.Context, t *table, b *limit.Borrow, now *m
 	if s.entry != nil {
 		a.WarnAt = warnUnits(s.entry.WarnAt, a.Limit)
 	}
-	return a
+	l.statsOf(s.entry, s).saw(a.Limit, a.Remaining)
+	return a, copied
 }
 
 // heard notes that a borrower has reported; home says that nothing of its loan is held any more.

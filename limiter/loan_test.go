@@ -21,8 +21,12 @@ const loanPolicies = `policies:
 func lend(t *testing.T, l *Limiter, b limit.Borrow) limit.Lent {
 	t.Helper()
 	var out [1]limit.Lent
-	if err := l.Lend(t.Context(), []limit.Borrow{b}, out[:]); err != nil {
+	wait, err := l.Lend(t.Context(), []limit.Borrow{b}, out[:])
+	if err != nil {
 		t.Fatal(err)
+	}
+	if wait != nil {
+		wait()
 	}
 	return out[0]
 }
@@ -201,6 +205,39 @@ func TestWhatIsNotLent(t *testing.T) {
 		a := lend(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 		if a.Granted != 0 || a.Term != 0 || a.Again < time.Second {
 			t.Errorf("of %q: %+v", policy, a)
+		}
+	}
+}
+
+// TestLoanDecisionsAreCounted: what a borrower admits is counted where it is reported, once, unless the borrower has counted it.
+func TestLoanDecisionsAreCounted(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	counted := func() (n uint64) {
+		for _, s := range l.Counts() {
+			n += s.Allowed
+		}
+		return n
+	}
+	for i, c := range []struct {
+		target  limit.Target
+		counted bool
+		want    uint64
+	}{
+		{limit.Target{Policy: "p", Key: "k"}, false, 5},
+		{limit.Target{Policy: "p", Key: "l"}, true, 0},
+		{limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, Key: "k"}, false, 5},
+	} {
+		before := counted()
+		b := limit.Borrow{Target: c.target, ID: algo.LoanID{Borrower: 1, Number: uint64(i + 1)}, Want: 16, Counted: c.counted}
+		if a := lend(t, l, b); a.Granted != 16 {
+			t.Fatalf("%+v", a)
+		}
+		b.Totals = algo.Totals{Granted: 16, Spent: 9, Checks: 5}
+		lend(t, l, b)
+		lend(t, l, b) // its answer was lost
+		if n := counted() - before; n != c.want {
+			t.Errorf("%+v: %d decisions were counted, want %d", c, n, c.want)
 		}
 	}
 }

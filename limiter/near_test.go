@@ -111,7 +111,7 @@ func TestLoanSaysWhenToWarn(t *testing.T) {
 	for policy, want := range map[string]int64{"p": 801, "q": 0} {
 		in := []limit.Borrow{{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 20}}
 		out := make([]limit.Lent, 1)
-		if err := l.Lend(t.Context(), in, out); err != nil || out[0].Granted == 0 || out[0].WarnAt != want {
+		if _, err := l.Lend(t.Context(), in, out); err != nil || out[0].Granted == 0 || out[0].WarnAt != want {
 			t.Errorf("%s: %+v, %v", policy, out[0], err)
 		}
 	}

@@ -93,11 +93,11 @@ func (s *sampler) sampled(weight int64, scope, key string, d *limit.Decision, ti
 	s.record(&of)
 }
 
-// spent records what a borrower has admitted of its loan, each unit as a decision.
-func (s *sampler) spent(rule *store.Rule, key string, units int64, now *algo.Decision) {
-	if s.to == nil || units <= 0 {
+// spent records so many checks that a borrower has admitted of its loan.
+func (s *sampler) spent(rule *store.Rule, key string, checks int64, now *algo.Decision) {
+	if s.to == nil || checks <= 0 {
 		return
 	}
 	l := &rule.Limits[0]
-	s.record(&Sample{Scope: rule.Scope, Key: key, Weight: units, Algorithm: l.Algorithm, Window: quotaWindow(l), Limit: now.Limit, Remaining: now.Remaining})
+	s.record(&Sample{Scope: rule.Scope, Key: key, Weight: checks, Algorithm: l.Algorithm, Window: quotaWindow(l), Limit: now.Limit, Remaining: now.Remaining})
 }

@@ -185,7 +185,7 @@ func TestRecorderHearsOfLoans(t *testing.T) {
 	if err != nil || !holds || is.OnLoan != 16 {
 		t.Errorf("%+v, %t, %v, want 16 on loan", is, holds, err)
 	}
-	b.Want, b.Totals = 0, algo.Totals{Granted: 16, Spent: 3}
+	b.Want, b.Totals = 0, algo.Totals{Granted: 16, Spent: 9, Checks: 3}
 	lend(t, l, b)
 	lend(t, l, b) // a repetition
 	got := heard.take()

@@ -20,6 +20,7 @@ type policyStats struct {
 	peakUtilization atomic.Int64 // in millionths
 
 	candidate candidateStats
+	borrowed  atomic.Uint64 // of the allowed: from a loan
 }
 
 // candidateStats counts what a policy's candidate has said of checks that the policy has decided here.
@@ -136,6 +137,8 @@ type PolicyStats struct {
 	Remembered uint64
 	// NearLimit counts those of Allowed, Refused and Shadowed after which the policy's warn_at of a limit was in use.
 	NearLimit uint64
+	// Borrowed counts those of Allowed that were admitted from loans: by this node as a borrower, or by clients that have told it.
+	Borrowed uint64
 	// PeakCount and PeakUtilization (0 to 1) are of the fullest key that was decided since they were last read. A state
 	// that holds more than its limit, because that was lowered, counts as full.
 	PeakCount       int64
@@ -182,7 +185,7 @@ func (s *policyStats) read(policy string) PolicyStats {
 func (s *policyStats) counted(policy string) PolicyStats {
 	out := PolicyStats{
 		Policy: policy, CandidateAllowed: s.candidate.allowed.Load(), CandidateRefused: s.candidate.refused.Load(),
-		CandidateDisagreed: s.candidate.disagreed.Load(),
+		CandidateDisagreed: s.candidate.disagreed.Load(), Borrowed: s.borrowed.Load(),
 	}
 	for i := range s.counts {
 		c := &s.counts[i]

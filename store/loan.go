@@ -189,8 +189,8 @@ type Lent struct {
 	algo.Loan
 	// Ticket is as in Answer: what was lent, or lent for longer, must not be used before the backup has confirmed it.
 	Ticket uint64
-	// Charged is how many units the report has charged.
-	Charged int64
+	// Charged is how many units the report has charged, and Checked how many checks it tells of that no report before it did.
+	Charged, Checked int64
 	// Decision is, where Term is not 0, what a peek would say.
 	Decision algo.Decision
 }
@@ -198,7 +198,7 @@ type Lent struct {
 // Lend takes in what a borrower reports, lends it what it asks for as far as that may be, and renews its loan; see
 // algo.Limits.Report and Lend. What a borrower has spent is charged whatever else: also under a strict rule without a lease,
 // and where the store has no memory for more keys. A loan that is not known and for which there is no memory ends at once: what may be
-// left of it is charged, too. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
+// left of it is charged, too; and so does one of a caller who has more than its part of the key's algo.MaxLoans. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
 // Sync, or a strict rule, while there is no backup that is current: the copy must know what was lent.
 //
 // The error is ErrShut, or ErrFull where a key that was not known finds no room.
@@ -241,15 +241,16 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	limits := r.spec.rule.Limits
 	sh.expireLoans(part, r, now)
 	l := part.lend(r)
-	var last bool // there is no memory to keep what is reported
-	if _, known := l.Get(b.ID); !known && (want > 0 || b.Totals != (algo.Totals{})) {
-		if !sh.budget.Take(loanBytes) {
+	before, known := l.Get(b.ID)
+	var last bool // there is no memory or place to keep what is reported
+	if !known && (want > 0 || b.Totals != (algo.Totals{})) {
+		switch {
+		case !l.Fits(b.Caller) || !sh.budget.Take(loanBytes):
 			want, last = 0, b.Totals != (algo.Totals{})
-		} else {
+		default:
 			sh.budget.Give(loanBytes)
 		}
 	}
-	before, _ := l.Get(b.ID)
 	mark := sh.markOf(part, r)
 	sh.forced(func() {
 		sh.counted(r, func() {
@@ -265,7 +266,10 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	if !last {
 		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want)
 	}
+	a.Checked = a.Checks - before.Checks
+	l.Borrowed(b.ID, b.Caller)
 	after, known := l.Get(b.ID)
+	after.Caller = before.Caller // which the copies do not have
 	part.keepLent(r, l, &sh.budget)
 	if after != before && part.traced {
 		sh.note(part, r, mark, false)

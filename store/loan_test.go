@@ -507,3 +507,68 @@ func TestLoanWithoutMemory(t *testing.T) {
 	}
 	accounted(t, s)
 }
+
+// TestLoanPlaces: no caller takes all places for a key's loans. A report for which there is none ends its loan: what is left of that
+// is charged.
+func TestLoanPlaces(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(1_000_000, 10*time.Second))
+	number := uint64(0)
+	taken := func(caller string, want int64, totals algo.Totals) (n int) {
+		t.Helper()
+		for {
+			number++
+			id := algo.LoanID{Borrower: number, Number: 1}
+			a := borrow(t, s, r, 0, Borrow{ID: id, Totals: totals, Want: want, Caller: caller})
+			if _, ok := holderLoan(s, s.key("p", "k"), "p", id); !ok {
+				if left := totals.Left(); totals != (algo.Totals{}) && (a.Charged != totals.Spent+left || !a.Ended) || a.Term != 0 {
+					t.Fatalf("without a place: %+v", a)
+				}
+				return n
+			}
+			n++
+		}
+	}
+	if n := taken("greedy", 0, algo.Totals{Granted: 3, Spent: 1, Returned: 1}); n != algo.MaxLoans/2 {
+		t.Errorf("one caller has %d places", n)
+	}
+	if n := taken("greedy", 16, algo.Totals{}); n != 0 {
+		t.Errorf("and %d more", n)
+	}
+	if n := taken("modest", 16, algo.Totals{}); n != algo.MaxLoans/4 {
+		t.Errorf("another has %d", n)
+	}
+	if n := taken("", 16, algo.Totals{}); n != algo.MaxLoans/4 {
+		t.Errorf("those without a name have %d", n)
+	}
+	taken("", 0, algo.Totals{Granted: 3, Spent: 1})
+	accounted(t, s)
+}
+
+// TestLoanChecks: each check that a borrower tells of is counted once, whatever is repeated or comes late, and no more than the units
+// that are charged can have been.
+func TestLoanChecks(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(1000, 10*time.Second))
+	id := loanID
+	report := func(now time.Duration, totals algo.Totals, want int64) {
+		t.Helper()
+		if a := borrow(t, s, r, now, Borrow{ID: id, Totals: totals, Want: 100}); a.Checked != want {
+			t.Errorf("after %+v at %v: %d checks, want %d", totals, now, a.Checked, want)
+		}
+	}
+	report(0, algo.Totals{}, 0)
+	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 4)
+	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 0)
+	report(0, algo.Totals{Granted: 100, Spent: 12, Checks: 5}, 1)
+	report(0, algo.Totals{Granted: 100, Spent: 12, Checks: 7}, 2) // which were taking their units when the former was made
+	report(0, algo.Totals{Granted: 100, Spent: 10, Checks: 4}, 0) // late
+	report(5*time.Second, algo.Totals{Granted: 100, Spent: 40, Checks: 9}, 2)
+	report(5*time.Second, algo.Totals{Granted: 100, Spent: 40, Checks: 9}, 0)
+	id = algo.LoanID{Borrower: 8}
+	report(5*time.Second, algo.Totals{Granted: 20, Spent: 12, Checks: 12}, 12)
+	if a := borrow(t, s, r, 5*time.Second, Borrow{ID: id, Totals: algo.Totals{Granted: algo.MaxLimit, Spent: algo.MaxLimit, Checks: algo.MaxLimit}}); a.Checked != a.Charged || a.Charged > 2*1000 {
+		t.Errorf("%+v", a)
+	}
+	accounted(t, s)
+}

@@ -71,9 +71,9 @@ func TestRequestsShareMemory(t *testing.T) {
 // lenderFunc is a Lender that nobody can be asked by.
 type lenderFunc func(in []limit.Borrow, out []limit.Lent)
 
-func (f lenderFunc) Lend(_ context.Context, in []limit.Borrow, out []limit.Lent) error {
+func (f lenderFunc) Lend(_ context.Context, in []limit.Borrow, out []limit.Lent) (func(), error) {
 	f(in, out)
-	return nil
+	return nil, nil
 }
 
 func (lenderFunc) OpenBorrower(uint64, func(limit.Recall)) func() { return func() {} }

@@ -18,16 +18,23 @@ import (
 // maxRecalls bounds the recalls that wait to be sent to a borrower: with more it is as one that does not answer.
 const maxRecalls = 1024
 
+// maxUnconfirmed bounds the requests of a borrower whose answers wait for copies. What they report has been taken in; the next are read
+// when there is room again.
+const maxUnconfirmed = 64
+
 // Borrow implements weirv1.LimiterServer.
 func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) error {
 	if s.cfg.Lender == nil {
 		return status.Error(codes.Unimplemented, "this node lends nothing")
 	}
 	b := &borrowStream{server: s, stream: stream, recalls: make(chan limit.Recall, maxRecalls)}
+	b.unconfirmed = make(chan unconfirmed, maxUnconfirmed)
 	over := make(chan struct{})
 	var telling sync.WaitGroup
 	telling.Go(func() { b.tell(over) })
+	telling.Go(b.confirm)
 	defer telling.Wait()
+	defer close(b.unconfirmed)
 	defer close(over)
 	var end func()
 	defer func() {
@@ -35,32 +42,48 @@ func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) error {
 			end()
 		}
 	}()
-	a := admission{gate: s.cfg.Requests}
-	defer a.leave()
 	for {
-		a.leave() // what the request before took
+		a := admission{gate: s.cfg.Requests}
 		in, err := b.receive(&a)
-		if errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
+		if err != nil {
+			a.leave()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
 			return err
 		}
 		if end == nil {
 			if in.Borrower == 0 {
+				a.leave()
 				return status.Error(codes.InvalidArgument, "borrower: is missing: a random number that is not 0")
 			}
 			b.id = in.Borrower
 			end = s.cfg.Lender.OpenBorrower(b.id, b.recall)
 		} else if in.Borrower != b.id {
+			a.leave()
 			return status.Error(codes.InvalidArgument, "borrower: must be the same in all requests of a stream")
 		}
-		out, err := b.lend(in)
-		if err == nil {
-			err = b.send(out)
-		}
-		if err != nil {
+		if err := b.lend(in, a); err != nil {
 			return err
 		}
+	}
+}
+
+// unconfirmed is a request whose answers wait until copies know of what is lent.
+type unconfirmed struct {
+	in       *weirv1.BorrowRequest
+	answers  []limit.Lent
+	wait     func()
+	admitted admission
+}
+
+// confirm answers requests that wait for copies, in their order: what reading them takes does not wait for that, which is what others
+// may be waiting for who want what is returned.
+func (b *borrowStream) confirm() {
+	for u := range b.unconfirmed {
+		u.wait()
+		_ = b.send(lent(u.in, u.answers)) // who reads learns of a broken stream, too
+		u.admitted.leave()
 	}
 }
 
@@ -70,6 +93,8 @@ type borrowStream struct {
 	stream  weirv1.Limiter_BorrowServer
 	id      uint64
 	recalls chan limit.Recall
+	// unconfirmed is closed when the stream is over.
+	unconfirmed chan unconfirmed
 
 	sending sync.Mutex
 }
@@ -138,33 +163,50 @@ func boundLoans(data []byte) error {
 	return nil
 }
 
-// lend takes in a request.
-func (b *borrowStream) lend(in *weirv1.BorrowRequest) (*weirv1.BorrowResponse, error) {
+// lend takes in a request, and answers it at once if that may be. It gives back what the request was admitted with.
+func (b *borrowStream) lend(in *weirv1.BorrowRequest, admitted admission) error {
+	later := false
+	defer func() {
+		if !later {
+			admitted.leave()
+		}
+	}()
 	reports := make([]limit.Borrow, len(in.Loans))
 	for i, r := range in.Loans {
 		t, bad := wire.Target(r.GetTarget())
 		if bad != nil {
 			bad.Field = "loans[" + strconv.Itoa(i) + "]." + bad.Field
-			return nil, statusOf(bad)
+			return statusOf(bad)
 		}
 		reports[i] = limit.Borrow{
 			Target: t, ID: algo.LoanID{Borrower: b.id, Number: r.GetNumber()},
-			Totals: algo.Totals{Granted: r.GetGranted(), Spent: r.GetSpent(), Returned: r.GetReturned()},
+			Totals: algo.Totals{Granted: r.GetGranted(), Spent: r.GetSpent(), Returned: r.GetReturned(), Checks: r.GetChecks()},
 			Known:  r.GetKnown(), Want: max(r.GetWant(), 0),
 		}
 	}
 	answers := make([]limit.Lent, len(reports))
-	if err := b.server.cfg.Lender.Lend(b.stream.Context(), reports, answers); err != nil {
-		return nil, statusOf(err)
+	wait, err := b.server.cfg.Lender.Lend(b.stream.Context(), reports, answers)
+	switch {
+	case err != nil:
+		return statusOf(err)
+	case wait != nil:
+		later = true
+		b.unconfirmed <- unconfirmed{in, answers, wait, admitted}
+		return nil
 	}
+	return b.send(lent(in, answers))
+}
+
+// lent is the answer to a request.
+func lent(in *weirv1.BorrowRequest, answers []limit.Lent) *weirv1.BorrowResponse {
 	out := &weirv1.BorrowResponse{Sent: in.Sent, Loans: make([]*weirv1.LoanAnswer, len(answers))}
 	for i := range answers {
 		a := &answers[i]
 		out.Loans[i] = &weirv1.LoanAnswer{
-			Number: reports[i].ID.Number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term), AgainNs: int64(a.Again),
+			Number: in.Loans[i].GetNumber(), Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term), AgainNs: int64(a.Again),
 			Limit: a.Limit, WindowNs: int64(a.Window), Remaining: a.Remaining, ResetAfterNs: int64(a.ResetAfter), Unheard: a.Unheard,
 			WarnAt: a.WarnAt,
 		}
 	}
-	return out, nil
+	return out
 }

@@ -11,11 +11,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // borrower opens a stream to a node that lends from the policy p: 100 an hour.
@@ -167,4 +169,64 @@ func TestBadBorrower(t *testing.T) {
 			}
 		})
 	}
+}
+
+// slowLender lends nothing, and has some answers wait.
+type slowLender struct {
+	took   chan limit.Borrow
+	answer chan struct{}
+}
+
+func (l *slowLender) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (func(), error) {
+	for i := range in {
+		out[i] = limit.Lent{Spent: in[i].Totals.Spent}
+		l.took <- in[i]
+	}
+	if in[0].Want == 0 {
+		return nil, nil
+	}
+	return func() {
+		select {
+		case <-l.answer:
+		case <-ctx.Done():
+		}
+	}, nil
+}
+
+func (*slowLender) OpenBorrower(uint64, func(limit.Recall)) func() { return func() {} }
+
+// TestReturnsDoNotWait: what is returned is taken in, and answered, while answers before it wait for copies.
+func TestReturnsDoNotWait(t *testing.T) {
+	noLeaks(t)
+	lender := &slowLender{took: make(chan limit.Borrow, 100), answer: make(chan struct{})}
+	s := NewServer(ServerConfig{Service: &distant{}, Requests: memory.NewGate(1 << 20), Lender: lender})
+	t.Cleanup(s.Close)
+	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register))).Borrow(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send := func(sent, want int64) {
+		t.Helper()
+		r := report(want)
+		r.Granted, r.Spent = 100, sent
+		if err := stream.Send(&weirv1.BorrowRequest{Borrower: 1, Sent: sent, Loans: []*weirv1.LoanReport{r}}); err != nil {
+			t.Fatal(err)
+		}
+		if b := <-lender.took; b.Totals.Spent != sent {
+			t.Fatalf("%+v", b)
+		}
+	}
+	receive := func(want int64) {
+		t.Helper()
+		if out, err := stream.Recv(); err != nil || out.Sent != want || out.Loans[0].Spent != want || out.Loans[0].Number != 3 {
+			t.Fatalf("%v, %v; want the answer to %d", out, err, want)
+		}
+	}
+	send(1, 16)
+	send(2, 16)
+	send(3, 0)
+	receive(3)
+	close(lender.answer)
+	receive(1)
+	receive(2)
 }

@@ -63,7 +63,7 @@ type Answer struct {
 }
 
 // Book has the loans of one borrower, by key. Its methods are safe for concurrent use. Instants are nanoseconds of a clock that never
-// runs backwards.
+// runs backwards, and goes on while the machine is suspended, see Clock.
 type Book[K comparable] struct {
 	wake func()
 	// loans are those that there are; the map is replaced, never modified, for there are few and they are looked up all the time.
@@ -86,6 +86,7 @@ type loan[K comparable] struct {
 	low      atomic.Int64 // of left: when there is less it is time to renew
 	stirred  atomic.Bool
 	terms    atomic.Pointer[Terms]
+	checks   atomic.Int64 // that have taken of it; counted after what they took
 	missed   atomic.Int64 // units that the loan did not cover
 	after    atomic.Int64 // until when nothing is wanted
 
@@ -137,6 +138,7 @@ func (b *Book[K]) Take(k K, n int64, now func() int64) (t *Terms, left int64, ok
 	if now() >= l.deadline.Load() {
 		return nil, 0, false // what was taken counts as spent: too little is admitted for once
 	}
+	l.checks.Add(1)
 	if left < l.low.Load() && !l.stirred.Load() && l.stirred.CompareAndSwap(false, true) {
 		b.wake()
 	}
@@ -214,13 +216,18 @@ func (b *Book[K]) replaceLocked(change func(map[K]*loan[K])) {
 	b.loans.Store(&m)
 }
 
-// home takes what is left off a loan, which is to be returned.
-func (l *loan[K]) home() {
-	l.returned += max(l.left.Swap(0), 0)
+// home takes what is left off a loan, which is to be returned, together with what of so much granted in all is not known here yet: that
+// cannot be taken meanwhile.
+func (l *loan[K]) home(granted int64) {
+	more := max(min(granted, algo.MaxLimit)-l.granted, 0)
+	l.granted += more
+	l.returned += more + max(l.left.Swap(0), 0)
 }
 
 func (l *loan[K]) totals() algo.Totals {
-	return algo.Totals{Granted: l.granted, Spent: l.granted - l.returned - l.left.Load(), Returned: l.returned}
+	checks := l.checks.Load() // first: they are no more than what they have spent
+	spent := l.granted - l.returned - l.left.Load()
+	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: min(checks, spent)}
 }
 
 // Close has all loans go home: there are none left once that has been reported and answered.
@@ -244,7 +251,7 @@ func (b *Book[K]) Report(now int64) (reports []Report[K]) {
 		idle := all || now-l.used >= int64(quiet)
 		deadline := l.deadline.Load()
 		if idle || now >= deadline {
-			l.home()
+			l.home(0)
 		}
 		t := l.totals()
 		if l.granted == 0 && (all || now-l.used >= int64(forgotten)) {
@@ -261,7 +268,7 @@ func (b *Book[K]) Report(now int64) (reports []Report[K]) {
 		if l.sent != 0 && !all {
 			pause = int64(unanswered)
 		}
-		if !(short || t.Spent != l.told.Spent || t.Returned != l.told.Returned) || now-l.last < pause && !l.urgent {
+		if !(short || t.Spent != l.told.Spent || t.Returned != l.told.Returned || t.Checks != l.told.Checks) || now-l.last < pause && !l.urgent {
 			continue
 		}
 		l.urgent, l.sent, l.last, l.said = false, now, now, t
@@ -316,9 +323,9 @@ func (b *Book[K]) Answered(sent, now int64, answers []Answer) {
 		}
 		l.known = max(l.known, min(a.Spent, l.granted-l.returned))
 		if a.Term <= 0 {
-			l.grant(a.Granted, 0, now)
 			before := l.returned
-			l.home()
+			l.ends = max(l.ends, now)
+			l.home(a.Granted)
 			l.urgent = l.urgent || l.returned > before
 			l.after.Store(now + int64(max(a.Again, Tick)))
 			continue
@@ -339,20 +346,21 @@ func (l *loan[K]) grant(granted, until, now int64) {
 	}
 }
 
-// Recalled gives up what is left of a loan, of which its owner says how much it has granted in all. It is to be reported at once: wake
-// is called.
-func (b *Book[K]) Recalled(number uint64, granted, now int64) {
+// Recalled gives up what is left of a loan, of which its owner says how much it has granted in all, and returns how the loan stands then;
+// false where there is none. It is to be reported at once: wake is called.
+func (b *Book[K]) Recalled(number uint64, granted, now int64) (r Report[K], ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l := b.byNumber[number]
 	if l == nil {
-		return
+		return r, false
 	}
-	l.grant(granted, 0, now)
-	l.home()
+	l.ends = max(l.ends, now)
+	l.home(granted)
 	l.urgent, l.sent = true, 0
 	l.after.Store(now + int64(interval))
 	b.wake()
+	return Report[K]{Key: l.key, Number: number, Totals: l.totals(), Known: l.known}, true
 }
 
 // Loans is the number of keys with a loan, or that are about to have one.

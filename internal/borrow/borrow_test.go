@@ -241,7 +241,7 @@ func TestDeadline(t *testing.T) {
 		}
 	}
 	r := b.Report(int64(apart) + 1)
-	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Returned: 6}) {
+	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Returned: 6, Checks: 2}) {
 		t.Errorf("%+v", r)
 	}
 }
@@ -261,4 +261,56 @@ func BenchmarkTake(b *testing.B) {
 			}
 		}
 	})
+}
+
+// lent returns a book with a loan that has granted so much, and its number.
+func lent(t *testing.T, granted int64) (b *Book[string], number uint64) {
+	t.Helper()
+	b = New[string](func() {})
+	for b.Loans() == 0 {
+		b.Missed("k", 1, 1, nil)
+	}
+	number = b.Report(1)[0].Number
+	b.Answered(1, 2, []Answer{{Number: number, Granted: granted, Term: time.Second}})
+	return b, number
+}
+
+// TestRecalled: what is asked back cannot be taken any more, nor what the answer that is on its way has granted, at any moment.
+func TestRecalled(t *testing.T) {
+	for range 200 {
+		b, number := lent(t, 10)
+		var taken atomic.Int64
+		taking, stop := make(chan struct{}), make(chan struct{})
+		var callers sync.WaitGroup
+		callers.Go(func() {
+			close(taking)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if _, _, ok := b.Take("k", 1, func() int64 { return 5 }); ok {
+					taken.Add(1)
+				}
+			}
+		})
+		<-taking
+		r, ok := b.Recalled(number, 1_000_000, 5)
+		close(stop)
+		callers.Wait()
+		if n := taken.Load(); !ok || n > 10 || r.Totals != (algo.Totals{Granted: 1_000_000, Spent: n, Returned: 1_000_000 - n, Checks: r.Totals.Checks}) || r.Totals.Checks > n {
+			t.Fatalf("%d were taken; %+v", n, r)
+		}
+	}
+	b, _ := lent(t, 10)
+	if r, ok := b.Recalled(99, 5, 5); ok {
+		t.Errorf("of another loan: %+v", r)
+	}
+	if _, left, ok := b.Take("k", 4, func() int64 { return 5 }); !ok || left != 6 {
+		t.Errorf("%d left, %t", left, ok)
+	}
+	if r := b.Report(int64(apart) + 1); len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Checks: 1}) {
+		t.Errorf("%+v", r)
+	}
 }

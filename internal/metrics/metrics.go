@@ -99,6 +99,7 @@ var (
 	logDropped = prometheus.NewDesc("weir_log_records_dropped_total", "Lines of a log (log, audit) that were dropped because their reader stalls, or that could not be written.", []string{"log"}, nil)
 	reserved   = prometheus.NewDesc("weir_reservations", "Pending reservations and extensions, copies of other nodes' included.", nil, nil)
 	unreserved = prometheus.NewDesc("weir_reservations_rejected_total", "Reservations and extensions that were answered by an error, because a key or the node has as many as it may have.", nil, nil)
+	borrowed   = prometheus.NewDesc("weir_decisions_borrowed_total", "Allowed decisions that were admitted from loans.", []string{"policy"}, nil)
 	idsLost    = prometheus.NewDesc("weir_request_ids_lost_total", "Request ids that were not remembered, or not for as long as they should be, for want of room.", nil, nil)
 	inFlight   = prometheus.NewDesc("weir_in_flight", "Checks and other operations that wait here for other nodes or for copies.", nil, nil)
 	flightMax  = prometheus.NewDesc("weir_in_flight_max", "Checks and other operations that may wait here at most.", nil, nil)
@@ -215,7 +216,7 @@ type page struct {
 
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, nearLimit, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
+	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, borrowed, nearLimit, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
 		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		borrowers, loans, loanUnits, recalls, pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
@@ -245,6 +246,7 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		counter(requests, s.Errors, s.Policy, "error")
 		counter(remembered, s.Remembered, s.Policy)
 		counter(nearLimit, s.NearLimit, s.Policy)
+		counter(borrowed, s.Borrowed, s.Policy)
 		gauge(windowCount, float64(s.PeakCount), s.Policy)
 		gauge(utilization, s.PeakUtilization, s.Policy)
 	}

@@ -75,6 +75,11 @@ weir_current_window_count{policy="login"} %l
 weir_call_errors_total{code="400",protocol="http"} 0
 weir_call_errors_total{code="413",protocol="http"} 1
 weir_call_errors_total{code="InvalidArgument",protocol="grpc"} 0
+# HELP weir_decisions_borrowed_total Allowed decisions that were admitted from loans.
+# TYPE weir_decisions_borrowed_total counter
+weir_decisions_borrowed_total{policy="(inline)"} 0
+weir_decisions_borrowed_total{policy="(unknown)"} 0
+weir_decisions_borrowed_total{policy="login"} 0
 # HELP weir_forwarded_total Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.
 # TYPE weir_forwarded_total counter
 weir_forwarded_total{answered="false"} 0

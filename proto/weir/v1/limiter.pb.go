@@ -1569,6 +1569,7 @@ type LoanReport struct {
 	Returned      int64                  `protobuf:"varint,5,opt,name=returned,proto3" json:"returned,omitempty"` // spent and returned are no more than granted
 	Known         int64                  `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`       // units spent that the answers so far have confirmed
 	Want          int64                  `protobuf:"varint,7,opt,name=want,proto3" json:"want,omitempty"`         // units that the borrower would like to have; 0: no more of this key
+	Checks        int64                  `protobuf:"varint,8,opt,name=checks,proto3" json:"checks,omitempty"`     // that have spent the units: what is counted as decisions
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1648,6 +1649,13 @@ func (x *LoanReport) GetKnown() int64 {
 func (x *LoanReport) GetWant() int64 {
 	if x != nil {
 		return x.Want
+	}
+	return 0
+}
+
+func (x *LoanReport) GetChecks() int64 {
+	if x != nil {
+		return x.Checks
 	}
 	return 0
 }
@@ -4138,7 +4146,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\rBorrowRequest\x12\x1a\n" +
 	"\bborrower\x18\x01 \x01(\x06R\bborrower\x12\x12\n" +
 	"\x04sent\x18\x02 \x01(\x12R\x04sent\x12)\n" +
-	"\x05loans\x18\x03 \x03(\v2\x13.weir.v1.LoanReportR\x05loans\"\xc3\x01\n" +
+	"\x05loans\x18\x03 \x03(\v2\x13.weir.v1.LoanReportR\x05loans\"\xdb\x01\n" +
 	"\n" +
 	"LoanReport\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12'\n" +
@@ -4147,7 +4155,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05spent\x18\x04 \x01(\x03R\x05spent\x12\x1a\n" +
 	"\breturned\x18\x05 \x01(\x03R\breturned\x12\x14\n" +
 	"\x05known\x18\x06 \x01(\x03R\x05known\x12\x12\n" +
-	"\x04want\x18\a \x01(\x03R\x04want\"~\n" +
+	"\x04want\x18\a \x01(\x03R\x04want\x12\x16\n" +
+	"\x06checks\x18\b \x01(\x03R\x06checks\"~\n" +
 	"\x0eBorrowResponse\x12\x12\n" +
 	"\x04sent\x18\x01 \x01(\x12R\x04sent\x12)\n" +
 	"\x05loans\x18\x02 \x03(\v2\x13.weir.v1.LoanAnswerR\x05loans\x12-\n" +

@@ -1396,6 +1396,11 @@ func (m *LoanReport) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Checks != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Checks))
+		i--
+		dAtA[i] = 0x40
+	}
 	if m.Want != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Want))
 		i--
@@ -4264,6 +4269,9 @@ func (m *LoanReport) SizeVT() (n int) {
 	}
 	if m.Want != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Want))
+	}
+	if m.Checks != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Checks))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -8987,6 +8995,25 @@ func (m *LoanReport) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.Want |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 8:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Checks", wireType)
+			}
+			m.Checks = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Checks |= int64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
