@@ -4,16 +4,15 @@
 package settings
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/spf13/pflag"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
 // Fill gives every flag that the command line left alone its value from the environment (WEIR_HTTP_PORT for
@@ -69,70 +68,49 @@ func fillFromFile(flags *pflag.FlagSet, name string) error {
 
 // fillFromYAML sets the flags that have not been set by what a file of the given name holds.
 func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {
-	var doc, more yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	switch err := dec.Decode(&doc); {
-	case err == io.EOF:
-		return nil // an empty file
-	case err != nil:
-		return fmt.Errorf("config: %s: %w", file, err)
-	}
-	if err := dec.Decode(&more); err != io.EOF {
-		return fmt.Errorf("config: %s: holds more than one document, or what follows the first is not YAML", file)
-	}
-	top := doc.Content[0]
-	if top.Kind == yaml.ScalarNode && top.Tag == "!!null" {
-		return nil
-	}
-	if top.Kind != yaml.MappingNode {
-		return fmt.Errorf("config: %s:%d:%d: settings are written as name: value, with the names of the flags", file, top.Line, top.Column)
+	d := strictyaml.New(file, data)
+	var known []string
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Name != "config" && f.Name != "help" {
+			known = append(known, f.Name, strings.ReplaceAll(f.Name, "-", "_"))
+		}
+	})
+	if root := d.Root(); root != nil {
+		fields, _ := d.Fields(root, "", known)
+		seen := make(map[string]bool)
+		for _, one := range fields.List {
+			f := flags.Lookup(strings.ReplaceAll(one.Name, "_", "-"))
+			if seen[f.Name] {
+				d.Fail(one.Key, one.Path, "is given twice")
+			} else if !f.Changed && one.Node != nil {
+				set(d, flags, f, one)
+			}
+			seen[f.Name] = true
+		}
 	}
 	var errs []error
-	fail := func(n *yaml.Node, format string, args ...any) {
-		errs = append(errs, fmt.Errorf("config: %s:%d:%d: "+format, append([]any{file, n.Line, n.Column}, args...)...))
-	}
-	seen := make(map[string]bool)
-	for i := 0; i+1 < len(top.Content); i += 2 {
-		key, value := top.Content[i], top.Content[i+1]
-		name := strings.ReplaceAll(key.Value, "_", "-")
-		f := flags.Lookup(name)
-		switch {
-		case f == nil || name == "config" || name == "help":
-			fail(key, "%s: there is no such setting", key.Value)
-			continue
-		case seen[name]:
-			fail(key, "%s: is given twice", key.Value)
-			continue
-		}
-		seen[name] = true
-		if f.Changed {
-			continue // the command line or the environment said so
-		}
-		var text string
-		switch value.Kind {
-		case yaml.ScalarNode:
-			if text = value.Value; value.Tag == "!!null" {
-				fail(value, `%s: has no value; write "" where an empty one is meant`, key.Value)
-				continue
-			}
-		case yaml.SequenceNode:
-			if f.Value.Type() != "stringSlice" {
-				fail(value, "%s: takes a single value, not a list", key.Value)
-				continue
-			}
-			var list []string
-			if err := value.Decode(&list); err != nil {
-				fail(value, "%s: a list of texts is expected", key.Value)
-				continue
-			}
-			text = strings.Join(list, ",")
-		default:
-			fail(value, "%s: a single value or a list is expected", key.Value)
-			continue
-		}
-		if err := flags.Set(name, text); err != nil {
-			fail(value, "%s: %w", key.Value, err)
-		}
+	for _, e := range d.Sorted() {
+		errs = append(errs, fmt.Errorf("config: %w", e))
 	}
 	return errors.Join(errs...)
+}
+
+// set gives a flag the value of a field: whatever is written there, or the elements of a list.
+func set(d *strictyaml.Decoder, flags *pflag.FlagSet, f *pflag.Flag, one strictyaml.Field) {
+	text := one.Node.Value
+	switch {
+	case one.Node.Kind == yaml.SequenceNode && f.Value.Type() == "stringSlice":
+		var list []string
+		if err := one.Node.Decode(&list); err != nil {
+			d.Fail(one.Node, one.Path, "a list of texts is expected")
+			return
+		}
+		text = strings.Join(list, ",")
+	case one.Node.Kind != yaml.ScalarNode:
+		d.Fail(one.Node, one.Path, "a single value is expected, not %s", strictyaml.Kind(one.Node))
+		return
+	}
+	if err := flags.Set(f.Name, text); err != nil {
+		d.Fail(one.Node, one.Path, "%v", err)
+	}
 }

@@ -88,7 +88,7 @@ var mayImport = map[string]string{
 	"internal/devcluster":      "internal/memory internal/node limiter policy",
 	"internal/remote":          "algo internal/certs internal/file policy proto/weir/v1",
 	"internal/render":          "gateway/http internal/load proto/weir/v1",
-	"internal/settings":        "internal/file",
+	"internal/settings":        "internal/file internal/strictyaml",
 	"internal/validate":        "gateway/envoy internal/file internal/limitador internal/strictyaml policy",
 	"internal/secrets":         "auth",
 	"internal/node":            everything,
