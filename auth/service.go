@@ -79,6 +79,28 @@ func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) err
 	return nil
 }
 
+// authorized calls f if the caller may use a target in a role.
+func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Target, f func() (A, error)) (answer A, err error) {
+	if err := s.authorize(ctx, role, t); err != nil {
+		return answer, err
+	}
+	return f()
+}
+
+// authorizeAll demands the role check and the right to use each of n targets. in says of which an error is.
+func (s *service) authorizeAll(ctx context.Context, n int, at func(i int) *limit.Target, in func(e *limit.Error, i int) *limit.Error) error {
+	c, denied := s.caller(ctx, RoleCheck)
+	if denied != nil {
+		return denied
+	}
+	for i := range n {
+		if denied := s.target(ctx, c, RoleCheck, at(i)); denied != nil {
+			return in(denied, i)
+		}
+	}
+	return nil
+}
+
 // refundable returns an error if the caller may not give units of a target back.
 func (s *service) refundable(ctx context.Context, t *limit.Target) *limit.Error {
 	c, denied := s.caller(ctx, RoleRefund)
@@ -178,102 +200,68 @@ func (s *service) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 
 // CheckAll implements limit.Service.
 func (s *service) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
-	c, denied := s.caller(ctx, RoleCheck)
-	for i := range checks {
-		if denied != nil {
-			break
-		}
-		if denied = s.target(ctx, c, RoleCheck, &checks[i].Target); denied != nil {
-			denied = denied.In(i, len(checks))
-		}
-	}
-	if denied != nil {
-		return limit.AllDecision{}, denied
+	err := s.authorizeAll(ctx, len(checks), func(i int) *limit.Target { return &checks[i].Target }, func(e *limit.Error, i int) *limit.Error {
+		return e.In(i, len(checks))
+	})
+	if err != nil {
+		return limit.AllDecision{}, err
 	}
 	return s.next.CheckAll(ctx, checks)
 }
 
 // Acquire implements limit.Service.
 func (s *service) Acquire(ctx context.Context, a limit.Acquire) (limit.Decision, error) {
-	if err := s.authorize(ctx, RoleCheck, &a.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	return s.next.Acquire(ctx, a)
+	return authorized(ctx, s, RoleCheck, &a.Target, func() (limit.Decision, error) { return s.next.Acquire(ctx, a) })
 }
 
 // Renew implements limit.Service.
 func (s *service) Renew(ctx context.Context, t limit.Target, leaseID string, ttl time.Duration) (time.Duration, error) {
-	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
-		return 0, err
-	}
-	return s.next.Renew(ctx, t, leaseID, ttl)
+	return authorized(ctx, s, RoleCheck, &t, func() (time.Duration, error) { return s.next.Renew(ctx, t, leaseID, ttl) })
 }
 
 // Release implements limit.Service.
 func (s *service) Release(ctx context.Context, t limit.Target, leaseID string) (bool, error) {
-	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
-		return false, err
-	}
-	return s.next.Release(ctx, t, leaseID)
+	return authorized(ctx, s, RoleCheck, &t, func() (bool, error) { return s.next.Release(ctx, t, leaseID) })
 }
 
 // Reserve implements limit.Service.
 func (s *service) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision, error) {
-	if err := s.authorize(ctx, RoleCheck, &r.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	return s.next.Reserve(ctx, r)
+	return authorized(ctx, s, RoleCheck, &r.Target, func() (limit.Decision, error) { return s.next.Reserve(ctx, r) })
 }
 
 // ReserveAll implements limit.Service.
 func (s *service) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	c, denied := s.caller(ctx, RoleCheck)
-	for i := range rs {
-		if denied != nil {
-			break
-		}
-		if denied = s.target(ctx, c, RoleCheck, &rs[i].Target); denied != nil {
-			denied = denied.InList("reserves", i)
-		}
-	}
-	if denied != nil {
-		return limit.AllDecision{}, denied
+	err := s.authorizeAll(ctx, len(rs), func(i int) *limit.Target { return &rs[i].Target }, func(e *limit.Error, i int) *limit.Error {
+		return e.InList("reserves", i)
+	})
+	if err != nil {
+		return limit.AllDecision{}, err
 	}
 	return s.next.ReserveAll(ctx, rs)
 }
 
 // Extend implements limit.Service.
 func (s *service) Extend(ctx context.Context, e limit.Extend) (limit.Decision, error) {
-	if err := s.authorize(ctx, RoleCheck, &e.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	return s.next.Extend(ctx, e)
+	return authorized(ctx, s, RoleCheck, &e.Target, func() (limit.Decision, error) { return s.next.Extend(ctx, e) })
 }
 
 // Charge implements limit.Service.
 func (s *service) Charge(ctx context.Context, c limit.Charge) (limit.Decision, error) {
-	if err := s.authorize(ctx, RoleCharge, &c.Target); err != nil {
-		return limit.Decision{}, err
-	}
-	return s.next.Charge(ctx, c)
+	return authorized(ctx, s, RoleCharge, &c.Target, func() (limit.Decision, error) { return s.next.Charge(ctx, c) })
 }
 
 // Commit implements limit.Service. It gives back no more than the caller's own reservation has charged, and charges more only for
 // work that was let begin under one: no more than the largest limit, unless the caller may charge that key anyhow.
 func (s *service) Commit(ctx context.Context, c limit.Commit) (limit.Settled, error) {
-	if err := s.authorize(ctx, RoleCheck, &c.Target); err != nil {
-		return limit.Settled{}, err
-	}
-	c.Bounded = !s.authorizer.MayUse(ctx, RoleCharge)(c.Policy, c.Namespace)
-	return s.next.Commit(ctx, c)
+	return authorized(ctx, s, RoleCheck, &c.Target, func() (limit.Settled, error) {
+		c.Bounded = !s.authorizer.MayUse(ctx, RoleCharge)(c.Policy, c.Namespace)
+		return s.next.Commit(ctx, c)
+	})
 }
 
 // Cancel implements limit.Service.
 func (s *service) Cancel(ctx context.Context, t limit.Target, reservationID string) (int64, error) {
-	if err := s.authorize(ctx, RoleCheck, &t); err != nil {
-		return 0, err
-	}
-	return s.next.Cancel(ctx, t, reservationID)
+	return authorized(ctx, s, RoleCheck, &t, func() (int64, error) { return s.next.Cancel(ctx, t, reservationID) })
 }
 
 // Refund implements limit.Service.
