@@ -30,36 +30,38 @@ type problemBody struct {
 	Field  string `json:"field,omitempty"`
 }
 
+// problemKinds are the kinds of problems, by status.
+var problemKinds = map[int]struct{ anchor, title string }{
+	http.StatusBadRequest:            {"invalid", "The request is not valid"},
+	http.StatusUnauthorized:          {"unauthenticated", "It is not clear who is asking"},
+	http.StatusForbidden:             {"denied", "The caller may not do this"},
+	http.StatusNotFound:              {"not-found", "There is no such thing"},
+	http.StatusMethodNotAllowed:      {"method-not-allowed", "The method is not allowed here"},
+	http.StatusRequestEntityTooLarge: {"too-large", "The request is too large"},
+	http.StatusMisdirectedRequest:    {"misdirected", "The request is for another host"},
+	http.StatusTooManyRequests:       {"refused", "Too many requests"}, // of forward-auth alone
+	http.StatusUnsupportedMediaType:  {"unsupported-media-type", "The body has to be JSON"},
+	http.StatusServiceUnavailable:    {"unavailable", "The answer cannot be had at the moment"},
+	http.StatusInternalServerError:   {"internal", "The node made a mistake"},
+}
+
+// statuses are those of the kinds of a Service's errors.
+var statuses = map[limit.Kind]int{
+	limit.Invalid: http.StatusBadRequest, limit.NotFound: http.StatusNotFound, limit.TooLarge: http.StatusRequestEntityTooLarge,
+	limit.Unavailable: http.StatusServiceUnavailable, limit.Denied: http.StatusForbidden,
+}
+
 func (p *problem) body() problemBody {
 	b := problemBody{Status: p.status, Detail: p.message, Field: p.field}
 	if p.field != "" {
 		b.Detail = p.field + ": " + p.message
 	}
-	switch p.status {
-	case http.StatusBadRequest:
-		b.Type, b.Title = "invalid", "The request is not valid"
-	case http.StatusUnauthorized:
-		b.Type, b.Title = "unauthenticated", "It is not clear who is asking"
-	case http.StatusForbidden:
-		b.Type, b.Title = "denied", "The caller may not do this"
-	case http.StatusNotFound:
-		b.Type, b.Title = "not-found", "There is no such thing"
-	case http.StatusMethodNotAllowed:
-		b.Type, b.Title = "method-not-allowed", "The method is not allowed here"
-	case http.StatusRequestEntityTooLarge:
-		b.Type, b.Title = "too-large", "The request is too large"
-	case http.StatusMisdirectedRequest:
-		b.Type, b.Title = "misdirected", "The request is for another host"
-	case http.StatusTooManyRequests: // of forward-auth alone
-		b.Type, b.Title = "refused", "Too many requests"
-	case http.StatusUnsupportedMediaType:
-		b.Type, b.Title = "unsupported-media-type", "The body has to be JSON"
-	case http.StatusServiceUnavailable:
-		b.Type, b.Title = "unavailable", "The answer cannot be had at the moment"
-	default:
-		b.Type, b.Title = "internal", "The node made a mistake"
+	kind, ok := problemKinds[p.status]
+	if !ok {
+		kind = problemKinds[http.StatusInternalServerError]
 	}
-	b.Type = problemTypes + b.Type
+	b.Title = kind.title
+	b.Type = problemTypes + kind.anchor
 	return b
 }
 
@@ -82,24 +84,9 @@ func invalid(field, message string) *problem {
 func problemOf(err error) *problem {
 	var e *limit.Error
 	switch {
-	case errors.As(err, &e):
+	case errors.As(err, &e) && statuses[e.Kind] != 0:
 		// Of an element without a field of its own, the Service says "checks[3].".
-		p := &problem{field: strings.TrimSuffix(e.Field, "."), message: e.Message}
-		switch e.Kind {
-		case limit.Invalid:
-			p.status = http.StatusBadRequest
-		case limit.NotFound:
-			p.status = http.StatusNotFound
-		case limit.TooLarge:
-			p.status = http.StatusRequestEntityTooLarge
-		case limit.Unavailable:
-			p.status = http.StatusServiceUnavailable
-		case limit.Denied:
-			p.status = http.StatusForbidden
-		default:
-			return internal(err)
-		}
-		return p
+		return &problem{status: statuses[e.Kind], field: strings.TrimSuffix(e.Field, "."), message: e.Message}
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return &problem{status: http.StatusServiceUnavailable, message: "the request ended before there was an answer"}
 	default:

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -155,39 +156,22 @@ func Limits(list []*weirv1.LimitStatus) (out []limit.LimitStatus) {
 	return out
 }
 
-// Code is the gRPC code of a kind of error.
-func Code(k limit.Kind) codes.Code {
-	switch k {
-	case limit.Invalid:
-		return codes.InvalidArgument
-	case limit.NotFound:
-		return codes.NotFound
-	case limit.TooLarge:
-		return codes.ResourceExhausted
-	case limit.Unavailable:
-		return codes.Unavailable
-	case limit.Denied:
-		return codes.PermissionDenied
-	}
-	return codes.Internal
+// kindCodes are the gRPC codes of the kinds of errors.
+var kindCodes = [...]codes.Code{
+	limit.Invalid: codes.InvalidArgument, limit.NotFound: codes.NotFound, limit.TooLarge: codes.ResourceExhausted,
+	limit.Unavailable: codes.Unavailable, limit.Denied: codes.PermissionDenied,
 }
 
-// Kind is the inverse of code, 0 for the code of no Error.
-func Kind(c codes.Code) limit.Kind {
-	switch c {
-	case codes.InvalidArgument:
-		return limit.Invalid
-	case codes.NotFound:
-		return limit.NotFound
-	case codes.ResourceExhausted:
-		return limit.TooLarge
-	case codes.Unavailable:
-		return limit.Unavailable
-	case codes.PermissionDenied:
-		return limit.Denied
+// Code is the gRPC code of a kind of error.
+func Code(k limit.Kind) codes.Code {
+	if k == 0 || int(k) >= len(kindCodes) {
+		return codes.Internal
 	}
-	return 0
+	return kindCodes[k]
 }
+
+// Kind is the inverse of Code, 0 for the code of no Error.
+func Kind(c codes.Code) limit.Kind { return limit.Kind(slices.Index(kindCodes[1:], c) + 1) }
 
 // ProtoError is an error as nodes tell each other.
 func ProtoError(e *limit.Error) *weirv1.Error {
