@@ -114,6 +114,9 @@ type Usage struct {
 	Policy, Key string
 	At          int64
 	Remaining   int64
+	// Unaware says that a side of what was merged had begun without knowing that there was another one. A Bucket was then refilled
+	// on each, and nobody can tell how much of that is to be taken back.
+	Unaware bool
 }
 
 // History is a run.
@@ -529,7 +532,7 @@ func (c *check) merges(k *history) {
 			}
 		case Bucket:
 			used, from = c.deficit(k.admitted, k, u.At, nil, 0)
-			if c.apart(k, from, u.At) {
+			if u.Unaware || c.apart(k, from, u.At) {
 				continue
 			}
 		default:

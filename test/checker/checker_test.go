@@ -60,7 +60,9 @@ func TestCheck(t *testing.T) {
 		return []Crash{{At: moment(at), Node: "a", Copied: true, Flushed: map[string]int64{"k": moment(last)}}}
 	}
 	split := func(from, to float64, sides int) []Split { return []Split{{moment(from), moment(to), sides}} }
-	left := func(at float64, n int64) []Usage { return []Usage{{"p", "k", moment(at), n}} }
+	left := func(at float64, n int64) []Usage {
+		return []Usage{{Policy: "p", Key: "k", At: moment(at), Remaining: n}}
+	}
 	cost := func(op Operation, n int64) []Operation { op.Cost = n; return []Operation{op} }
 
 	returned := func(units int64, when float64, ops ...Operation) []Operation {

@@ -12,6 +12,7 @@ type data struct {
 	p      *process
 	parts  []content
 	urgent []int
+	leased []int // whose lease has changed
 }
 
 type content struct {
@@ -45,7 +46,10 @@ func newData(p *process) *data {
 
 func (d *data) Lease(part int, until int64) {
 	c := &d.parts[part]
-	c.leaseChanged = c.leaseChanged || c.lease != until
+	if c.lease != until {
+		c.leaseChanged = true
+		d.leased = append(d.leased, part)
+	}
 	c.lease = until
 	d.Store.Lease(part, until)
 }

@@ -52,6 +52,7 @@ type process struct {
 	foreign []*ask   // from other processes, that may not be answered yet
 	copied  []uint64 // by partition: the version up to which a copy has confirmed
 	parked  [][]*ask
+	syncing []int // the array that sync uses
 }
 
 // sight is what a process believes of another.
@@ -119,8 +120,8 @@ func (p *process) tick() {
 // flush carries out what the core wants done.
 func (p *process) flush() {
 	w := p.w
-	p.sync()
 	eff := p.core.Take()
+	p.sync(eff.Routes)
 	for _, n := range eff.Notes {
 		p.note(n)
 	}
@@ -196,11 +197,16 @@ func (p *process) receive(e ownership.Envelope) {
 	p.flush()
 }
 
-// sync tells the checker's Protocol what has changed.
-func (p *process) sync() {
+// sync tells the checker's Protocol what has changed in partitions, and of leases.
+func (p *process) sync(parts []int) {
 	w := p.w
 	me := p.holder()
-	for part := range p.held {
+	parts = append(p.syncing[:0], parts...)
+	parts = append(parts, p.data.leased...)
+	slices.Sort(parts)
+	parts = slices.Compact(parts)
+	p.syncing, p.data.leased = parts, p.data.leased[:0]
+	for _, part := range parts {
 		r := p.core.Route(part)
 		if r.Standing != ownership.Owned {
 			r.Term = ownership.Term{}
@@ -228,6 +234,9 @@ func (p *process) holder() checker.Holder {
 func (p *process) owns(part int) bool { return p.core.Route(part).Standing == ownership.Owned }
 
 func (p *process) note(n ownership.Note) {
+	if n.What == "claimed" && n.Detail == "new" && slices.ContainsFunc(p.w.running(), func(q *process) bool { return q != p && q.owns(n.Partition) }) {
+		p.w.unaware[n.Partition] = true
+	}
 	text := p.self.Name + " " + n.What + " " + strconv.Itoa(n.Partition)
 	if n.Term != (ownership.Term{}) {
 		text += " at " + n.Term.String()

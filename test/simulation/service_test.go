@@ -33,6 +33,7 @@ type op struct {
 	keep     int64 // of a settle
 	all      *all  // the atomic check that it is a part of
 	again    *op   // the one that this repeats, under its request id
+	fresh    bool  // and, when it was decided, was not found charged, and was charged anew
 	sent     int64
 	deadline int64
 	done     func(*op) // may be nil
@@ -319,11 +320,16 @@ func (p *process) decide(a *ask) {
 	if o.cost > 0 && o.policy.rule.Limits[0].Algorithm == algo.Concurrency {
 		call.TTL, call.Nonce = o.policy.Window, o.id+1
 	}
+	var before store.Answer
+	if o.again != nil {
+		before, _ = p.data.Decide(*o.key, o.policy.rule, now.Instant, store.Call{Boot: now.Boot}, nil)
+	}
 	dec, err := p.data.Decide(*o.key, o.policy.rule, now.Instant, call, nil)
 	if err != nil {
 		p.undecided(a, err)
 		return
 	}
+	o.fresh = dec.Allowed && dec.Remaining < before.Remaining
 	if dec.Allowed && o.cost > 0 {
 		o.charged, o.lease = true, dec.Lease
 	}
@@ -437,13 +443,13 @@ func (p *process) confirmed(c ownership.Progress) {
 	p.waiting[c.Partition] = kept
 }
 
-// record makes the history of all ops. One that was charged and whose repetition was admitted was admitted when it was
-// charged.
+// record makes the history of all ops. One that was charged and whose repetition was answered with that charge was admitted when it
+// was charged. A repetition that was charged anew, because the first charge was lost, was admitted itself.
 func (w *world) record() {
 	w.history.Operations = w.history.Operations[:0]
 	known := make(map[*op]bool)
 	for _, o := range w.ops {
-		if o.again != nil && o.again.charged && o.result == checker.Admitted {
+		if o.again != nil && o.again.charged && o.result == checker.Admitted && !o.fresh {
 			known[o.again] = true
 		}
 	}
@@ -461,7 +467,7 @@ func (w *world) record() {
 				continue
 			}
 		case o.again != nil && known[o.again]:
-			op.Result = checker.Failed // should the first charge have been lost, this is another
+			op.Result = checker.Failed // the charge is the first one's
 		case o.over && o.result == checker.Admitted || known[o]:
 			op.Result = checker.Admitted
 		case o.charged:
