@@ -26,15 +26,15 @@ func (f *amountFlags) register(fs *pflag.FlagSet, what string) {
 	fs.StringToInt64Var(&f.usage, "usage", nil, "tokens by class in place of --cost, for a policy with prices: input=120,output=30")
 }
 
-// given is the amount as messages have it: nil when it is not given.
-func (f *amountFlags) given(fs *pflag.FlagSet) (*int64, map[string]int64, error) {
+// given returns the cost as messages have it: nil when it is not given.
+func (f *amountFlags) given(fs *pflag.FlagSet) (*int64, error) {
 	switch {
 	case fs.Changed("cost") && fs.Changed("usage"):
-		return nil, nil, errors.New("usage: goes without --cost")
+		return nil, errors.New("usage: goes without --cost")
 	case fs.Changed("cost"):
-		return &f.cost, nil, nil
+		return &f.cost, nil
 	}
-	return nil, f.usage, nil
+	return nil, nil
 }
 
 // keyed is what commands about one key have in common.
@@ -47,9 +47,9 @@ type keyed struct {
 	exact                         bool
 }
 
-// askAbout makes a command that asks f of one key, of which how adds flags.
+// askAbout makes a command that asks f of one key, of which how adds flags. cost is that of amountFlags, nil when it is not given.
 func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
-	f func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, fs *pflag.FlagSet, out io.Writer) error) *cobra.Command {
+	f func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   use + " KEY",
 		Short: short,
@@ -65,8 +65,12 @@ func (k *keyed) askAbout(use, short, long string, how func(*pflag.FlagSet),
 			if err != nil {
 				return err
 			}
+			cost, err := k.given(cmd.Flags())
+			if err != nil {
+				return err
+			}
 			return k.Ask(cmd.Context(), func(ctx context.Context, c weirv1.LimiterClient) error {
-				return f(ctx, c, k.Message(inline, args[0]), cmd.Flags(), cmd.OutOrStdout())
+				return f(ctx, c, k.Message(inline, args[0]), cost, cmd.OutOrStdout())
 			})
 		},
 	}
@@ -95,12 +99,8 @@ Exit status: 0 charged, whether or not it was within the limit, 2 error.`,
 			k.amountFlags.register(fs, "it did cost (default 1)")
 			fs.StringVar(&k.requestID, "request-id", "", "charge only once however often the charge is repeated under this id")
 		},
-		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, fs *pflag.FlagSet, out io.Writer) error {
-			cost, usage, err := k.given(fs)
-			if err != nil {
-				return err
-			}
-			d, err := c.Charge(ctx, &weirv1.ChargeRequest{Target: t, Cost: cost, Usage: usage, RequestId: k.requestID})
+		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
+			d, err := c.Charge(ctx, &weirv1.ChargeRequest{Target: t, Cost: cost, Usage: k.usage, RequestId: k.requestID})
 			if err != nil {
 				return err
 			}
@@ -122,12 +122,8 @@ Exit status: 0 reserved, 1 refused, 2 error.`,
 			fs.DurationVar(&k.ttl, "ttl", 0, "how long to wait for commit or cancel, 1ms to 1h (default 1m)")
 			fs.StringVar(&k.requestID, "request-id", "", "reserve only once however often this is repeated under this id")
 		},
-		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, fs *pflag.FlagSet, out io.Writer) error {
-			cost, usage, err := k.given(fs)
-			if err != nil {
-				return err
-			}
-			d, err := c.Reserve(ctx, &weirv1.ReserveRequest{Target: t, Cost: cost, Usage: usage, Class: k.class, TtlNs: int64(k.ttl), RequestId: k.requestID})
+		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
+			d, err := c.Reserve(ctx, &weirv1.ReserveRequest{Target: t, Cost: cost, Usage: k.usage, Class: k.class, TtlNs: int64(k.ttl), RequestId: k.requestID})
 			return k.decided(out, d, err)
 		})
 }
@@ -147,12 +143,8 @@ Exit status: 0 extended, 1 refused, 2 error.`,
 			fs.DurationVar(&k.ttl, "ttl", 0, "how long to wait for commit or cancel from now on, 1ms to 1h (default: as long as before)")
 			fs.StringVar(&k.requestID, "request-id", "", "add the units only once however often this is repeated under this id")
 		},
-		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, fs *pflag.FlagSet, out io.Writer) error {
-			cost, usage, err := k.given(fs)
-			if err != nil {
-				return err
-			}
-			d, err := c.Extend(ctx, &weirv1.ExtendRequest{Target: t, ReservationId: k.reservation, Cost: cost, Usage: usage, TtlNs: int64(k.ttl), RequestId: k.requestID})
+		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
+			d, err := c.Extend(ctx, &weirv1.ExtendRequest{Target: t, ReservationId: k.reservation, Cost: cost, Usage: k.usage, TtlNs: int64(k.ttl), RequestId: k.requestID})
 			return k.decided(out, d, err)
 		})
 }
@@ -167,12 +159,8 @@ Exit status: 0 committed, 2 error.`,
 			fs.StringVar(&k.class, "class", "", "of what kind the work was, as in reserve")
 			fs.BoolVar(&k.exact, "exact", false, "a cost above what was reserved is an error, and changes nothing")
 		},
-		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, fs *pflag.FlagSet, out io.Writer) error {
-			cost, usage, err := k.given(fs)
-			if err != nil {
-				return err
-			}
-			in := &weirv1.CommitRequest{Target: t, ReservationId: k.reservation, Cost: cost, Usage: usage, Class: k.class}
+		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {
+			in := &weirv1.CommitRequest{Target: t, ReservationId: k.reservation, Cost: cost, Usage: k.usage, Class: k.class}
 			if k.exact {
 				in.Overrun = weirv1.Overrun_OVERRUN_ERROR
 			}
@@ -189,7 +177,7 @@ func newCancel() *cobra.Command {
 	return k.askAbout("cancel", "Give a reservation back", `End a reservation and give back all that it charged.
 Exit status: 0 cancelled, 2 error.`,
 		k.ofReservation,
-		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, _ *pflag.FlagSet, out io.Writer) error {
+		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, _ *int64, out io.Writer) error {
 			got, err := c.Cancel(ctx, &weirv1.CancelRequest{Target: t, ReservationId: k.reservation})
 			if err != nil {
 				return err

@@ -50,9 +50,6 @@ const (
 	Fullest Order = "fullest"
 )
 
-// Orders lists them.
-func Orders() []Order { return []Order{Busiest, Refused, Fullest} }
-
 // Row is a key with what is known of it.
 type Row struct {
 	Scope, Key string // Scope is a policy's name, or what limit.InlineScope returns
