@@ -56,9 +56,7 @@ const initialEstimate = 1000
 
 // budget reads what is about work whose cost is known only afterwards. limitsOf has filled in p.Concurrency.
 func (d *decoder) budget(f strictyaml.Fields, p *Policy) {
-	if prices, given := f.Get("prices"); given {
-		p.Prices = d.prices(prices)
-	}
+	p.Prices = d.prices(f.Field("prices"))
 	estimate, given := f.Get("estimate")
 	initial, hasInitial := f.Get("initial_estimate")
 	switch {

@@ -95,26 +95,13 @@ func (d *decoder) file(root *yaml.Node) []*Policy {
 	if root == nil {
 		return nil
 	}
-	top, ok := d.Fields(root, "", []string{"policies"}, "policies")
-	list, given := top.Get("policies")
-	if !ok || !given {
-		return nil
-	}
-	nodes, _ := d.Items(list, "policies")
-	policies := make([]*Policy, 0, len(nodes))
-	lines := make(map[string]int, len(nodes))
-	for i, n := range nodes {
-		path := strictyaml.Element(list.Path, i)
-		if !d.Visit(n, path) {
-			break
-		}
-		f, ok := d.Fields(strictyaml.Value(n), path, policyFields, "overrides")
-		if !ok {
-			continue
-		}
+	top, _ := d.Fields(root, "", []string{"policies"}, "policies")
+	var policies []*Policy
+	lines := make(map[string]int)
+	for f := range d.Maps(top.Field("policies"), "policies", policyFields, "overrides") {
 		p := d.policy(f)
 		if p.Name != "" {
-			name, _ := f.Get("name")
+			name := f.Field("name")
 			if line, twice := lines[p.Name]; twice {
 				d.Fail(name.Node, name.Path, "is the name of another policy, on line %d: names are unique", line)
 			} else {
@@ -134,28 +121,16 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	} else {
 		p.Name = d.name(name)
 	}
-	if shadow, given := f.Get("shadow"); given {
-		p.Shadow, _ = d.Boolean(shadow)
-	}
-	if lend, given := f.Get("lend"); given {
-		may, ok := d.Boolean(lend)
-		p.NoLend = ok && !may
-	}
+	p.Shadow = d.Flag(f, "shadow")
+	may, given := d.Boolean(f.Field("lend"))
+	p.NoLend = given && !may
 	ok := d.limitsOf(f, p)
-	if candidate, given := f.Get("candidate"); given {
-		d.candidate(candidate, p, ok)
-	}
+	d.candidate(f.Field("candidate"), p, ok)
 	d.guarantees(f, p)
 	d.budget(f, p)
-	if keys, given := f.Get("max_keys"); given {
-		p.MaxKeys, _ = d.Integer(keys, 1, 1<<40)
-	}
-	if size, given := f.Get("max_memory"); given {
-		p.MaxMemory, _ = d.size(size)
-	}
-	if list, given := f.Get("overrides"); given {
-		d.overrides(f, list, p, ok)
-	}
+	p.MaxKeys, _ = d.Integer(f.Field("max_keys"), 1, 1<<40)
+	p.MaxMemory, _ = d.size(f.Field("max_memory"))
+	d.overrides(f, p, ok)
 	if share, given := f.Get("warn_at"); given {
 		p.WarnAt, _ = d.share(share)
 		if ok && p.Limits == nil && !slices.ContainsFunc(p.overrides, func(r Rule) bool { return r.Limits != nil }) {
@@ -248,19 +223,9 @@ func ruleOf(l algo.Limit) Rule {
 }
 
 // overrides compiles the policy's overrides; right says whether the policy's own limits are.
-func (d *decoder) overrides(policy strictyaml.Fields, list strictyaml.Field, p *Policy, right bool) {
-	nodes, _ := d.Items(list, "overrides, such as {key: admin, unlimited: true}")
-	p.overrides = make([]Rule, 0, len(nodes))
-	lines := make(map[[2]string]int, len(nodes))
-	for i, n := range nodes {
-		path := strictyaml.Element(list.Path, i)
-		if !d.Visit(n, path) {
-			return
-		}
-		f, ok := d.Fields(strictyaml.Value(n), path, overrideFields)
-		if !ok {
-			continue
-		}
+func (d *decoder) overrides(policy strictyaml.Fields, p *Policy, right bool) {
+	lines := make(map[[2]string]int)
+	for f := range d.Maps(policy.Field("overrides"), "overrides, such as {key: admin, unlimited: true}", overrideFields) {
 		subject, known := d.subject(f)
 		rule := d.override(f, policy, p, right)
 		if !known {
@@ -654,33 +619,22 @@ func (d *decoder) shape(f strictyaml.Fields, l *algo.Limit, off bool) bool {
 
 // numbers reads the remaining parameters.
 func (d *decoder) numbers(f strictyaml.Fields, l *algo.Limit) bool {
-	ok, good := true, true
-	if one, given := f.Get("capacity"); given {
-		l.Capacity, good = d.Integer(one, 1, algo.MaxLimit)
-		ok = ok && good
+	ok := true
+	integer := func(name string, most int64) int64 {
+		one, given := f.Get(name)
+		v, good := d.Integer(one, 1, most)
+		ok = ok && (good || !given)
+		return v
 	}
-	if one, given := f.Get("slots"); given {
-		var slots int64
-		slots, good = d.Integer(one, 1, algo.MaxSlots)
-		l.Slots = int32(slots)
-		ok = ok && good
+	flag := func(name string) bool {
+		one, given := f.Get(name)
+		v, good := d.Boolean(one)
+		ok = ok && (good || !given)
+		return v
 	}
-	if one, given := f.Get("max_log"); given {
-		l.MaxLog, good = d.Integer(one, 1, algo.MaxLimit)
-		ok = ok && good
-	}
-	if one, given := f.Get("carry_debt"); given {
-		l.CarryDebt, good = d.Boolean(one)
-		ok = ok && good
-	}
-	if one, given := f.Get("max_debt"); given {
-		l.MaxDebt, good = d.Integer(one, 1, algo.MaxLimit)
-		ok = ok && good
-	}
-	if one, given := f.Get("count_denied"); given {
-		l.CountDenied, good = d.Boolean(one)
-		ok = ok && good
-	}
+	l.Capacity, l.Slots = integer("capacity", algo.MaxLimit), int32(integer("slots", algo.MaxSlots))
+	l.MaxLog, l.MaxDebt = integer("max_log", algo.MaxLimit), integer("max_debt", algo.MaxLimit)
+	l.CarryDebt, l.CountDenied = flag("carry_debt"), flag("count_denied")
 	return ok
 }
 
