@@ -119,7 +119,7 @@ func TestAuditOfGossipKeys(t *testing.T) {
 	local := peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}})
 	step := func(action weirv1.KeyAction) {
 		t.Helper()
-		if _, err := (&admin{n: nodes[0]}).GossipKeys(local, &weirv1.GossipKeysRequest{Action: action, Key: gossipKey(2)}); err != nil {
+		if _, err := nodes[0].keys.GossipKeys(local, &weirv1.GossipKeysRequest{Action: action, Key: gossipKey(2)}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -275,20 +275,20 @@ func TestKeysInPlainText(t *testing.T) {
 		return peer.NewContext(t.Context(), &peer.Peer{Addr: &net.TCPAddr{IP: net.ParseIP(ip), Port: 1}})
 	}
 	add := &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_ADD, Key: gossipKey(2)}
-	if _, err := (&admin{n: n}).GossipKeys(from("192.0.2.1"), add); status.Code(err) != codes.FailedPrecondition {
+	if _, err := n.keys.GossipKeys(from("192.0.2.1"), add); status.Code(err) != codes.FailedPrecondition {
 		t.Errorf("an operator from afar: %v", err)
 	}
-	if _, err := (peerKeys{n: n}).Apply(from("192.0.2.1"), add); status.Code(err) != codes.PermissionDenied {
+	if _, err := n.keys.Peers().Apply(from("192.0.2.1"), add); status.Code(err) != codes.PermissionDenied {
 		t.Errorf("a peer from afar: %v", err)
 	}
 	refusedAt(t, n, "peer", "keys_in_plain_text")
 	if got := n.cluster.Keys(); len(got) != 1 {
 		t.Errorf("keys %v", got)
 	}
-	if _, err := (&admin{n: n}).GossipKeys(from("127.0.0.1"), add); err != nil || len(n.cluster.Keys()) != 2 {
+	if _, err := n.keys.GossipKeys(from("127.0.0.1"), add); err != nil || len(n.cluster.Keys()) != 2 {
 		t.Errorf("an operator on the host: %v", err)
 	}
-	if _, err := (&admin{n: n}).GossipKeys(from("127.0.0.1"), &weirv1.GossipKeysRequest{}); status.Code(err) != codes.InvalidArgument {
+	if _, err := n.keys.GossipKeys(from("127.0.0.1"), &weirv1.GossipKeysRequest{}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("no action: %v", err)
 	}
 

@@ -37,6 +37,7 @@ import (
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/gateway/resp"
 	"github.com/weirlimit/weir/internal/connbuf"
+	"github.com/weirlimit/weir/internal/gossipkeys"
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
@@ -73,6 +74,7 @@ type Node struct {
 	runner      *runner.Runner
 	peers       *peer.Forwarder
 	messenger   *replica.Messenger
+	keys        *gossipkeys.Keys
 	watcher     *policy.Watcher // nil without a policy file
 	envoy       envoyFrontEnd
 	metrics     *metrics.Metrics
@@ -243,12 +245,13 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	if n.envoy.files != nil {
 		n.envoy.files.Watch()
 	}
+	n.openKeys()
 	n.serve()
 	n.work.Go(n.settle)
 	if n.cluster != nil {
 		n.work.Go(n.follow)
 		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.runner.SetView) })
-		n.work.Go(n.followKeyFile)
+		n.work.Go(func() { n.keys.Follow(n.ctx, n.security.keysChanged) })
 	} else {
 		n.runner.SetView(aloneView(n.self()))
 	}
@@ -350,7 +353,7 @@ func (n *Node) serve() {
 		})
 		peerv1.RegisterPeerServer(services, n.peerService)
 		peerv1.RegisterOwnershipServer(services, n.messenger)
-		peerv1.RegisterGossipKeysServer(services, peerKeys{n: n})
+		peerv1.RegisterGossipKeysServer(services, n.keys.Peers())
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
@@ -373,7 +376,7 @@ func (n *Node) serve() {
 		)...)
 		services := calls.Registrar(n.grpcServer)
 		n.callers.Register(services)
-		weirv1.RegisterAdminServer(services, &admin{n: n})
+		weirv1.RegisterAdminServer(services, n.keys)
 		foreign := grpcapi.Admitted(services, requests)
 		n.gubernatorService("grpc").Register(foreign)
 		if s := n.envoyService("grpc"); s != nil {

@@ -89,6 +89,7 @@ var mayImport = map[string]string{
 	"internal/remote":          "algo internal/certs internal/file policy proto/weir/v1",
 	"internal/render":          "gateway/http internal/load proto/weir/v1",
 	"internal/settings":        "internal/file internal/strictyaml",
+	"internal/gossipkeys":      "auth cluster cluster/ownership proto/weir/peer/v1 proto/weir/v1",
 	"internal/validate":        "gateway/envoy internal/file internal/limitador internal/strictyaml policy",
 	"internal/secrets":         "auth",
 	"internal/node":            everything,
