@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
 )
 
 // Batch is checks on their way through a Limiter in two steps, so that what this node decides need not wait for what others
@@ -21,7 +22,7 @@ type Batch struct {
 	// Results has the answer to each check, once it is there.
 	Results []limit.Result
 
-	subjects []subject // of CheckTo, by check
+	subjects []subject // by check
 	open     []*Op     // by check; nil for one that was answered directly
 	wait     []int     // the checks without an answer yet
 	// spans are of checks that are traced, from Begin on; nil: none is.
@@ -119,6 +120,22 @@ func (l *Limiter) accept(t *table, c *limit.Check, s *subject) *limit.Error {
 	return validCost(c, OpCheck)
 }
 
+// follows works out what a check is about that is acceptable and under the same limit as the one before it, last. It reports false, and
+// has done nothing, for others.
+func (s *subject) follows(c *limit.Check, last *subject, before *limit.Check) bool {
+	if c.Limit != before.Limit || c.Policy != before.Policy || c.Namespace != before.Namespace || c.Configured != before.Configured ||
+		last.inline == nil && last.entry == nil || limit.ValidKey(c.Key) != nil || validCost(c, OpCheck) != nil {
+		return false
+	}
+	*s = *last
+	if s.inline != nil {
+		s.hash = s.inline.hash.Hash(c.Key)
+	} else {
+		s.hash = s.entry.hash.Hash(c.Key)
+	}
+	return true
+}
+
 // CheckTo implements BatchService: Begin and Finish in one, but that nothing is decided where a check is not acceptable, and no answer
 // is given before the last. It takes no memory for a check that this node answers by itself under a single limit, and keeps nothing of
 // what it is given.
@@ -146,6 +163,9 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 		if refused[i] != nil {
 			continue
 		}
+		if i > 0 && subjects[i].follows(&checks[i], &subjects[i-1], &checks[i-1]) {
+			continue
+		}
 		if err := l.accept(t, &checks[i], &subjects[i]); err != nil {
 			if span != nil {
 				span.End(nil) // nothing was decided
@@ -156,6 +176,9 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 	}
 	now := l.moment()
 	for i := range checks {
+		if i%aheadOf == 0 && len(checks) >= aheadMin {
+			l.ahead(subjects[i:min(i+aheadOf, len(checks))])
+		}
 		r := &results[i]
 		if r.Err = nil; refused[i] != nil {
 			*r = limit.Result{Err: refused[i]}
@@ -182,6 +205,25 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 	}
 	l.giveBack(b)
 	return nil
+}
+
+const (
+	aheadOf  = 32 // checks of a batch for which memory is fetched at a time: what that fills is still there when it is looked at
+	aheadMin = 4  // of a batch, below which there is nothing to be gained
+)
+
+// ahead has the processor fetch what the next decisions will look at.
+func (l *Limiter) ahead(subjects []subject) {
+	for step := range store.AheadSteps {
+		for i := range subjects {
+			hash := subjects[i].hash
+			p := l.partition(hash)
+			if step == 0 && l.routes != nil {
+				l.routes.Ahead(p)
+			}
+			l.store.Ahead(step, hash, p)
+		}
+	}
 }
 
 // finishAll is Finish for CheckTo: no answer is final before the last is there, for the lease that it is under may end meanwhile.
@@ -233,30 +275,37 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Err
 	}
 	b.Results = slices.Grow(b.Results[:0], len(b.Checks))[:len(b.Checks)]
 	b.grow()
-	t, now, end := l.table.Load(), l.moment(), l.ending()
+	b.subjects = slices.Grow(b.subjects, len(b.Checks))[:len(b.Checks)]
+	t := l.table.Load()
 	for i := range b.Checks {
-		c, r := &b.Checks[i], &b.Results[i]
-		var s subject
 		bad := b.Refused[i]
-		if bad == nil {
-			bad = l.accept(t, c, &s)
+		if bad == nil && (i == 0 || !b.subjects[i].follows(&b.Checks[i], &b.subjects[i-1], &b.Checks[i-1])) {
+			bad = l.accept(t, &b.Checks[i], &b.subjects[i])
 		}
-		if bad != nil {
-			*r = limit.Result{Err: bad}
+		if b.Results[i].Err = nil; bad != nil {
+			b.Results[i], b.subjects[i] = limit.Result{Err: bad}, subject{}
+		}
+	}
+	now, end := l.moment(), l.ending()
+	for i := range b.Checks {
+		if i%aheadOf == 0 && len(b.Checks) >= aheadMin {
+			l.ahead(b.subjects[i:min(i+aheadOf, len(b.Checks))])
+		}
+		c, r, s := &b.Checks[i], &b.Results[i], &b.subjects[i]
+		if bad, is := r.Err.(*limit.Error); is {
 			b.traceError(l, i, bad)
 			continue
 		}
-		r.Err = nil
 		var ticket uint64
 		var err error
 		trace := b.trace(l, i)
 		if trace == "" { // otherwise the way of all operations, which tell more of themselves
 			var done bool
-			if done, ticket, err = l.direct(t, c, &s, &now, &r.Decision); done {
+			if done, ticket, err = l.direct(t, c, s, &now, &r.Decision); done {
 				continue
 			}
 		}
-		if b.carryOut(l, i, &s, trace, t, &now, ticket, err) {
+		if b.carryOut(l, i, s, trace, t, &now, ticket, err) {
 			l.conclude(b.open[i], &end)
 			b.answer(l, i)
 		}

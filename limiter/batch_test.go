@@ -2,12 +2,15 @@ package limiter
 
 import (
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
@@ -140,6 +143,55 @@ func TestBatchRemembersRefusals(t *testing.T) {
 		asked := c.carried
 		if r := ask(); r.Allowed || c.carried != asked {
 			t.Errorf("%+v after %d more messages", r, c.carried-asked)
+		}
+	})
+}
+
+// TestABatchDecidesAsItsChecksAlone: what checks of a batch take over from one another changes no answer.
+func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, hundred)}, func(t *testing.T, c *testCluster) {
+		rng := rand.New(rand.NewPCG(1, 2))
+		limits := []*algo.Limit{
+			nil, {Algorithm: algo.TokenBucket, Limit: 3, Window: time.Minute}, {Algorithm: algo.TokenBucket, Limit: 5, Window: time.Minute},
+			{Algorithm: algo.SlidingLog, Limit: 3, Window: time.Minute},
+		}
+		for round := range 200 {
+			batch := make([]limit.Check, 1+rng.IntN(80))
+			for i := range batch {
+				if batch[i] = (limit.Check{Cost: 1}); i > 0 && rng.IntN(3) > 0 {
+					batch[i].Target = batch[i-1].Target
+				} else if l := limits[rng.IntN(len(limits))]; l != nil {
+					batch[i].Limit, batch[i].Namespace = l, []string{"", "other"}[rng.IntN(2)]
+				} else {
+					batch[i].Policy = []string{"fixed_window", "sliding_log"}[rng.IntN(2)]
+				}
+				batch[i].Key = fmt.Sprintf("%d.%d", round, rng.IntN(4))
+				batch[i].Cost = int64(rng.IntN(3))
+			}
+			got, err := c.nodes[0].Check(t.Context(), batch)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range batch {
+				batch[i].Key += " alone"
+				want := c.nodes[1].check(t, batch[i])
+				if g, w := got[i].Decision, want; g.Allowed != w.Allowed || g.Remaining != w.Remaining || g.Limit != w.Limit || g.Policy != w.Policy || g.Window != w.Window {
+					t.Fatalf("check %d of %d, %+v: %+v, alone %+v", i, len(batch), batch[i], g, w)
+				}
+			}
+		}
+		// A check that is not acceptable is so wherever it stands.
+		good := limit.Check{Target: limit.Target{Policy: "fixed_window", Key: "k"}, Cost: 1}
+		for _, change := range []func(*limit.Check){
+			func(c *limit.Check) { c.Key = "" }, func(c *limit.Check) { c.Key = "\xff" }, func(c *limit.Check) { c.Cost = -1 },
+			func(c *limit.Check) { c.Cost = algo.MaxLimit + 1 }, func(c *limit.Check) { c.Namespace = "n" },
+			func(c *limit.Check) { c.Limit = limits[1] },
+		} {
+			bad := good
+			change(&bad)
+			if _, err := c.nodes[0].Check(t.Context(), []limit.Check{good, bad, good}); err == nil || !strings.HasPrefix(err.Error(), "checks[1].") {
+				t.Errorf("%+v: %v", bad, err)
+			}
 		}
 	})
 }

@@ -103,7 +103,8 @@ type Limiter struct {
 	clock  func() algo.Instant
 	log    *slog.Logger
 	table  atomic.Pointer[table]
-	alone  bool // no other node is known
+	alone  bool                              // no other node is known
+	routes interface{ Ahead(partition int) } // to have a route fetched that is going to be asked for; nil: there is no need
 	stats  *statsByPolicy
 	sample sampler
 	load   load
@@ -165,6 +166,7 @@ func New(cfg Config) *Limiter {
 	if cfg.Ownership == nil {
 		l.cfg.Ownership, l.alone = &alone{Standing: ownership.Owned}, true
 	}
+	l.routes, _ = cfg.Ownership.(interface{ Ahead(partition int) })
 	l.table.Store(l.compile(cfg.Policies))
 	go l.tend()
 	return l

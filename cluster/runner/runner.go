@@ -15,9 +15,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/prefetch"
 )
 
 const (
@@ -178,6 +180,9 @@ func (k *Runner) SetView(v ownership.View) {
 
 // Route says where a partition's checks are decided. The caller must not change it. It takes no lock.
 func (k *Runner) Route(p int) *ownership.Route { return &k.routes[p].Load().Route }
+
+// Ahead has the processor fetch a partition's route, which is going to be asked for.
+func (k *Runner) Ahead(p int) { prefetch.Line(unsafe.Pointer(k.routes[p].Load())) }
 
 // Await waits until the partition has another route than old, which came from Route or Await, and returns it. When ctx
 // ends first, or the Runner is closed, it returns old.

@@ -55,34 +55,60 @@ func (c *conn) throttled(s *scratch, args []string) {
 		c.cellError(s, "Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]")
 		return
 	}
-	var numbers [4]int64
-	numbers[3] = 1
-	for i, a := range args[2:] {
-		n, err := strconv.ParseInt(a, 10, 64)
-		if err != nil {
-			c.cellError(s, "Couldn't parse as integer: "+shortened(a, 64))
-			return
-		}
-		numbers[i] = n
+	b, said := s.last.bucket, [3]string(args[2:5])
+	if said != s.last.limit {
+		b = nil
 	}
-	t, quantity := throttle{numbers[0], numbers[1], numbers[2]}, numbers[3]
-	b := c.limits[t]
+	var t throttle
+	if b == nil && !c.integers(s, args[2:5], &t.burst, &t.count, &t.period) {
+		return
+	}
+	quantity := int64(1)
+	if !c.integers(s, args[5:], &quantity) {
+		return
+	}
 	if b == nil {
 		var wrong string
-		if b, wrong = newBucket(t); wrong != "" {
+		if b, wrong = c.bucket(t); wrong != "" {
 			c.cellError(s, wrong)
 			return
 		}
-		if c.limits == nil || len(c.limits) == maxLimits {
-			c.limits = make(map[throttle]*bucket)
-		}
-		c.limits[t] = b
+		s.last.limit, s.last.bucket = said, b
 	}
 	if quantity < 0 {
 		c.cellError(s, "quantity: must be 0 or more; it is "+strconv.FormatInt(quantity, 10))
 		return
 	}
 	c.queue(s, &limit.Check{Target: limit.Target{Limit: &b.limit, Namespace: namespace, Key: args[1]}, Cost: quantity}, pending{b, quantity == 0})
+}
+
+// integers parses arguments of CL.THROTTLE, or answers with an error and reports false.
+func (c *conn) integers(s *scratch, args []string, into ...*int64) bool {
+	for i, a := range args {
+		n, err := strconv.ParseInt(a, 10, 64)
+		if err != nil {
+			c.cellError(s, "Couldn't parse as integer: "+shortened(a, 64))
+			return false
+		}
+		*into[i] = n
+	}
+	return true
+}
+
+// bucket returns a limit worked out, or says what is wrong with it.
+func (c *conn) bucket(t throttle) (_ *bucket, wrong string) {
+	if b := c.limits[t]; b != nil {
+		return b, ""
+	}
+	b, wrong := newBucket(t)
+	if wrong != "" {
+		return nil, wrong
+	}
+	if c.limits == nil || len(c.limits) == maxLimits {
+		c.limits = make(map[throttle]*bucket)
+	}
+	c.limits[t] = b
+	return b, ""
 }
 
 // newBucket works a limit out, or says what is wrong with it.

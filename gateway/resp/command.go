@@ -76,7 +76,10 @@ func (c *conn) command(s *scratch, args []string) {
 		c.ending = true
 		return
 	}
-	if known := c.server.find(args[0]); known != nil {
+	if s.last.command == nil || args[0] != s.last.name {
+		s.last.name, s.last.command = args[0], c.server.find(args[0])
+	}
+	if known := s.last.command; known != nil {
 		c.do(s, known, args)
 		return
 	}

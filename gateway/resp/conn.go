@@ -78,6 +78,13 @@ type scratch struct {
 	next    int // of the commands, the next to look at
 	done    int // commands that are answered
 	mark    int // where in out their answers end
+	// last is what was found out for the commands before: those of a pipeline are mostly alike.
+	last struct {
+		name    string // of a command, as it was sent
+		command *spec
+		limit   [3]string // of CL.THROTTLE, as it was sent
+		bucket  *bucket
+	}
 }
 
 // serve serves the connection until it ends.

@@ -139,6 +139,15 @@ func quoted(c byte) string {
 // length parses the line at the beginning of b that announces how many elements or bytes follow, and returns with it the length of the
 // line; 0 when its end is missing.
 func length(b []byte, what string) (n int64, used int, err error) {
+	// Nearly all are of one or two digits.
+	if len(b) >= 5 && isDigit(b[1]) {
+		switch {
+		case b[2] == '\r' && b[3] == '\n':
+			return int64(b[1] - '0'), 4, nil
+		case isDigit(b[2]) && b[3] == '\r' && b[4] == '\n':
+			return 10*int64(b[1]-'0') + int64(b[2]-'0'), 5, nil
+		}
+	}
 	end := bytes.IndexByte(b[:min(len(b), maxLine)], '\n')
 	switch {
 	case end < 0 && len(b) >= maxLine:
@@ -155,7 +164,7 @@ func length(b []byte, what string) (n int64, used int, err error) {
 		return 0, 0, protocolError("invalid " + what + " length")
 	}
 	for _, c := range digits {
-		if c < '0' || c > '9' {
+		if !isDigit(c) {
 			return 0, 0, protocolError("invalid " + what + " length")
 		}
 		n = 10*n + int64(c-'0')
@@ -195,6 +204,8 @@ func (p *burst) line(b []byte, at int, max bounds) (int, error) {
 		p.args = append(p.args, span{at + from, at + to})
 	}
 }
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }
 
 func isSpace(c byte) bool { return c == ' ' || c >= '\t' && c <= '\r' }
 
