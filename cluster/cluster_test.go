@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -390,6 +391,56 @@ func TestCrash(t *testing.T) {
 	}
 }
 
+// A member whose gossip nobody hears stays one while it answers on its peer port, and is heard again; it is gone when it hangs there.
+func TestDoubt(t *testing.T) {
+	t.Parallel()
+	var cable cable
+	var hangs atomic.Bool
+	ports := freePorts(t, 3)
+	var nodes []testNode
+	for i, p := range ports {
+		cfg := config(string(rune('a'+i)), local(ports[0]), local(ports[1]), local(ports[2]))
+		cfg.GossipPort = p
+		cfg.wrapTransport = cable.wrap
+		if i < 2 {
+			cfg.Identify = func(ctx context.Context, addr string) (Identity, error) {
+				id, err := identify(ctx, addr)
+				if id.Name == "c" && hangs.Load() {
+					<-ctx.Done()
+					err = ctx.Err()
+				}
+				return id, err
+			}
+		}
+		nodes = append(nodes, startNode(t, cfg))
+	}
+	agree(t, nodes...)
+	views := []*View{nodes[0].View(), nodes[1].View()}
+	cable.cut(local(ports[2]))
+	for _, n := range nodes[:2] {
+		waitFor(t, "c is dead to the gossip", func() bool { return strings.Contains(n.log.String(), "dead to the gossip") })
+	}
+	cable.cut()
+	// Dead to the list, it is up again once it has refuted that.
+	for _, n := range nodes[:2] {
+		waitFor(t, "c is listed again", func() bool {
+			n.prober.mu.Lock()
+			defer n.prober.mu.Unlock()
+			_, listed := n.prober.listed[nodes[2].self.identity]
+			return listed
+		})
+	}
+	for i, n := range nodes[:2] {
+		if n.View().Ring != views[i].Ring || strings.Contains(n.log.String(), "member is gone") {
+			t.Errorf("%s took c for gone, which answered", n.View().Self.Name)
+		}
+	}
+
+	cable.cut(local(ports[2]))
+	hangs.Store(true)
+	agree(t, nodes[0], nodes[1])
+}
+
 // A process that starts again at once, with its old name and address, takes its place long before the failure
 // detection has noticed that its predecessor is gone.
 func TestRestartInPlace(t *testing.T) {
@@ -640,6 +691,17 @@ func (w wire) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (n
 	return w.NodeAwareTransport.DialAddressTimeout(a, timeout)
 }
 
+// identify asks from an address who is at a peer address.
+func (c *cable) identify(self string) func(context.Context, string) (Identity, error) {
+	return func(ctx context.Context, addr string) (Identity, error) {
+		id, err := identify(ctx, addr)
+		if err == nil && !c.carries(self, local(int(id.GossipPort))) {
+			return Identity{}, errors.New("cut")
+		}
+		return id, err
+	}
+}
+
 func TestSplitHeals(t *testing.T) {
 	t.Parallel()
 	var cable cable
@@ -653,6 +715,7 @@ func TestSplitHeals(t *testing.T) {
 		cfg := config(fmt.Sprintf("n%d", i), seeds...)
 		cfg.GossipPort = p
 		cfg.wrapTransport = cable.wrap
+		cfg.Identify = cable.identify(local(p))
 		nodes = append(nodes, startNode(t, cfg))
 	}
 	agree(t, nodes...)

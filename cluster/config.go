@@ -55,7 +55,8 @@ type Config struct {
 	// goroutines and must return at once. What there is to say is logged already.
 	Rejected func(reason string)
 
-	// ProbeInterval paces the failure detection: a crash is seen after 5 to 11 times as long.
+	// ProbeInterval paces the failure detection: a crash is seen after 5 to 11 times as long, and
+	// a second later where nothing refuses connections.
 	// 0: 300 ms. Shorter ones take a pause of the process (or a busy machine) for a crash.
 	ProbeInterval time.Duration
 	// Settle is how long nobody may have come or gone before a joining node becomes active; at the latest it does so

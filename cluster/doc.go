@@ -15,7 +15,9 @@
 // the name, boot and ports that gossip says; until then the gossip library is kept from taking it in, so that it neither looks
 // for it nor tells of it. One that has answered stays verified for the life of its boot: taken for dead and heard again, it counts
 // at once and is asked again. Whoever answers at a place ends the verification of those that were there before. What gossip
-// says beyond that is believed: states, and that a member is gone.
+// says beyond that is believed: states, and that a member that was leaving is gone. Any other member that gossip takes for dead is
+// asked on its peer port first, for a second: a machine that is too busy for gossip may well answer there. One that answers
+// counts for ten seconds, in which it is to be heard by gossip again; the library is made to tell it that it is taken for dead.
 //
 // Verification, members, connections and log lines about strangers are bounded; addresses of seeds and members come first.
 //

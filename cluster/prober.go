@@ -56,10 +56,11 @@ func (p *prober) run(ctx context.Context) {
 	for {
 		p.mu.Lock()
 		c, foreign, found, wait := p.v.next(p.now())
+		timeout := p.v.timeout(c)
 		p.mu.Unlock()
 		if found {
 			asked.Go(func() {
-				p.probe(ctx, c, foreign)
+				p.probe(ctx, c, foreign, timeout)
 				p.look()
 			})
 			continue
@@ -103,16 +104,22 @@ func (p *prober) up(n node) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.listed[n.identity] = n
+	p.v.believe(n.claim())
 	if p.v.isMember(n.claim()) {
 		p.c.post(func() { p.c.up(n) })
 	}
 }
 
-// down takes in that the library lists a process no more.
+// down takes in that the library lists a process no more. One that has said that it leaves is gone; any other is asked first.
 func (p *prober) down(id identity) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	leaves := p.listed[id].state == Leaving
 	delete(p.listed, id)
+	if !leaves && p.v.doubt(id, p.now()) {
+		p.look()
+		return
+	}
 	p.v.down(id)
 	p.c.post(func() { p.c.down(id) })
 }
@@ -146,8 +153,8 @@ func (p *prober) pending() (all, fresh int, detail string) {
 }
 
 // probe asks one process, and sees to what follows.
-func (p *prober) probe(ctx context.Context, c claim, foreign bool) {
-	asking, cancel := context.WithTimeout(ctx, probeTimeout)
+func (p *prober) probe(ctx context.Context, c claim, foreign bool, timeout time.Duration) {
+	asking, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	id, err := p.c.cfg.Identify(asking, c.endpoint().String())
 	if ctx.Err() != nil {
@@ -157,16 +164,18 @@ func (p *prober) probe(ctx context.Context, c claim, foreign bool) {
 	if err == nil {
 		what, err = p.compare(c, id, foreign)
 	}
-	if p.answered(c, what, id, err) {
+	switch a, listed := p.answered(c, what, id, err); {
+	case a.joins && !listed:
 		p.takeIn(c)
+	case a.kept:
+		// What the library has heard is told to the process itself, which refutes it.
+		p.join(c)
 	}
 }
 
 // takeIn has the library learn of a process that counts, which it was kept from before.
 func (p *prober) takeIn(c claim) {
-	if _, err := p.c.list.Join([]string{c.addr.String()}); err != nil {
-		p.c.log.Debug("cluster: cannot exchange memberships", "member", c.name, "error", err)
-	}
+	p.join(c)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, listed := p.listed[c.identity]; !listed {
@@ -174,12 +183,19 @@ func (p *prober) takeIn(c claim) {
 	}
 }
 
-// answered takes in what came of a question. It reports whether the process counts from now on and the library is to learn
-// of it, which it was kept from before.
-func (p *prober) answered(c claim, what outcome, id Identity, err error) bool {
+// join has the library exchange memberships with a process.
+func (p *prober) join(c claim) {
+	if _, err := p.c.list.Join([]string{c.addr.String()}); err != nil {
+		p.c.log.Debug("cluster: cannot exchange memberships", "member", c.name, "error", err)
+	}
+}
+
+// answered takes in what came of a question, and returns what follows and whether the library lists the process. One that counts
+// and is not listed is to be made known to the library, which it was kept from before.
+func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answer, listed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a := p.v.answered(c, what, err, p.now())
+	a = p.v.answered(c, what, err, p.now())
 	n, listed := p.listed[c.identity]
 	p.c.post(func() {
 		for _, gone := range a.gone {
@@ -194,12 +210,14 @@ func (p *prober) answered(c claim, what outcome, id Identity, err error) bool {
 			}
 		case a.failures == 1:
 			p.c.unanswered(c, err)
+		case a.first:
+			p.c.log.Warn("cluster: member is dead to the gossip and answers on its peer port", "member", c.name, "addr", c.addr)
 		}
 		if a.joins {
 			p.c.convict(c.identity)
 		}
 	})
-	return a.joins && !listed
+	return a, listed
 }
 
 // compare says whether a process is the one that gossip claims, of this cluster or a foreign one.

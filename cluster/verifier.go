@@ -30,6 +30,15 @@ const (
 	candidateTime  = 30 * time.Second // that a candidate is kept without having been heard of
 )
 
+// A member that gossip takes for dead is asked before it counts as gone: a busy machine lets a process answer a connection, and its
+// gossip too late. It is gone when it does not answer for doubtTimeout, or answers with a mistake. One that answers is asked again
+// after doubtAgain, and counts for doubtMost at most unless gossip hears it by then: what only this process can reach is no member.
+const (
+	doubtTimeout = time.Second
+	doubtAgain   = time.Second / 2
+	doubtMost    = 10 * time.Second
+)
+
 // Why gossip about a process is not taken in.
 var (
 	errUnverified = errors.New("it has not answered on its peer port yet")
@@ -52,10 +61,13 @@ type candidate struct {
 	foreign   error // why it cannot be a member even if it is there; nil: it can
 	preferred bool  // at an address that is known
 	asked     bool  // the question is under way
+	counted   bool  // and is one of the bounded number of them
 	failures  int   // in a row
 	err       error // the last of them
 	due       time.Time
 	heard     time.Time
+	doubted   time.Time // since when gossip takes this member for dead; zero: it does not
+	kept      bool      // it has answered since
 }
 
 // verified is a process that has answered.
@@ -76,15 +88,15 @@ type verifier struct {
 	hosts      map[netip.Addr]int // of live members
 	members    map[identity]*verified
 	candidates map[claim]*candidate
-	asking     map[netip.AddrPort]bool // endpoints
-	probes     int                     // under way
-	others     int                     // of them, not preferred
+	asking     map[netip.AddrPort]*candidate // by endpoint
+	probes     int                           // under way, without those of members in doubt
+	others     int                           // of them, not preferred
 }
 
 func newVerifier(self claim, limit int) *verifier {
 	return &verifier{
 		self: self, max: limit, seeds: map[netip.Addr]bool{}, hosts: map[netip.Addr]int{}, members: map[identity]*verified{},
-		candidates: map[claim]*candidate{}, asking: map[netip.AddrPort]bool{},
+		candidates: map[claim]*candidate{}, asking: map[netip.AddrPort]*candidate{},
 	}
 }
 
@@ -171,8 +183,8 @@ func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.
 		case k.asked:
 		case now.Sub(k.heard) > candidateTime && !v.isMember(at):
 			delete(v.candidates, at)
-		case v.probes >= maxProbes || !k.preferred && v.others >= maxOtherProbes || v.asking[at.endpoint()]:
-			// One that ends makes room.
+		case v.asking[at.endpoint()] != nil || k.doubted.IsZero() && (v.probes >= maxProbes || !k.preferred && v.others >= maxOtherProbes):
+			// One that ends makes room. Members in doubt are all asked at once.
 		case k.due.After(now):
 			wait = min(wait, k.due.Sub(now))
 		case best == nil || k.before(best):
@@ -182,17 +194,30 @@ func (v *verifier) next(now time.Time) (c claim, foreign, found bool, wait time.
 	if best == nil {
 		return claim{}, false, false, wait
 	}
-	best.asked = true
-	v.asking[c.endpoint()] = true
-	v.probes++
-	if !best.preferred {
-		v.others++
+	best.asked, best.counted = true, best.doubted.IsZero()
+	v.asking[c.endpoint()] = best
+	if best.counted {
+		v.probes++
+		if !best.preferred {
+			v.others++
+		}
 	}
 	return c, best.foreign != nil, true, 0
 }
 
+// timeout is how long the answer to a question that next gave out is waited for.
+func (v *verifier) timeout(c claim) time.Duration {
+	if k := v.candidates[c]; k != nil && !k.doubted.IsZero() {
+		return doubtTimeout
+	}
+	return probeTimeout
+}
+
 // before says which of two candidates is asked first.
 func (k *candidate) before(other *candidate) bool {
+	if k.doubted.IsZero() != other.doubted.IsZero() {
+		return !k.doubted.IsZero()
+	}
 	if k.preferred != other.preferred {
 		return k.preferred
 	}
@@ -213,19 +238,29 @@ type answer struct {
 	joins    bool       // the process counts from now on, or still does
 	gone     []identity // processes that count no more
 	failures int        // of the candidate, in a row
+	kept     bool       // the process counts although gossip takes it for dead
+	first    bool       // and has answered for the first time since gossip does
 }
 
 // answered takes in what came of a question that next gave out.
 func (v *verifier) answered(c claim, what outcome, err error, now time.Time) (a answer) {
-	k := v.candidates[c]
-	if k == nil || !k.asked {
+	k := v.asking[c.endpoint()]
+	if k == nil {
 		return answer{}
 	}
 	k.asked = false
 	delete(v.asking, c.endpoint())
-	v.probes--
-	if !k.preferred {
-		v.others--
+	if k.counted {
+		v.probes--
+		if !k.preferred {
+			v.others--
+		}
+	}
+	if v.candidates[c] != k {
+		return answer{} // it has been given up, or is to be asked anew
+	}
+	if !k.doubted.IsZero() {
+		return v.decideDoubt(c, k, what, now)
 	}
 	if what == confirmed {
 		delete(v.candidates, c)
@@ -244,6 +279,43 @@ func (v *verifier) answered(c claim, what outcome, err error, now time.Time) (a 
 		k.heard = now
 	}
 	return a
+}
+
+// doubt notes that a process is dead to the gossip. It reports whether the process counts until it has been asked.
+func (v *verifier) doubt(id identity, now time.Time) bool {
+	m := v.members[id]
+	if m == nil || !m.live {
+		return false
+	}
+	if k := v.candidates[m.claim]; k != nil && k.asked {
+		k.doubted = now // by what it answers to the question that is under way
+		return true
+	}
+	v.candidates[m.claim] = &candidate{preferred: true, due: now, heard: now, doubted: now}
+	return true
+}
+
+// believe notes that a process is alive to the gossip.
+func (v *verifier) believe(c claim) {
+	if k := v.candidates[c]; k != nil && !k.doubted.IsZero() {
+		delete(v.candidates, c)
+	}
+}
+
+// decideDoubt takes in what a member has answered that is dead to the gossip.
+func (v *verifier) decideDoubt(c claim, k *candidate, what outcome, now time.Time) answer {
+	if what == confirmed && now.Sub(k.doubted) < doubtMost {
+		first := !k.kept
+		k.due, k.heard, k.kept = now.Add(doubtAgain), now, true
+		return answer{kept: true, first: first}
+	}
+	if what == mistaken {
+		v.remove(c.identity)
+		delete(v.candidates, c)
+	} else {
+		v.down(c.identity)
+	}
+	return answer{gone: []identity{c.identity}}
 }
 
 // confirm counts a process that has answered. Whoever was at its place before cannot be there any more.

@@ -120,6 +120,82 @@ func TestVerifier(t *testing.T) {
 }
 
 // Whoever cannot be a member is asked only to find out whether it is there.
+// TestVerifierDoubt: a member that gossip takes for dead counts as long as it answers, and for doubtMost at most.
+func TestVerifierDoubt(t *testing.T) {
+	yes := func(claim) (outcome, error) { return confirmed, nil }
+	for _, test := range []struct {
+		name    string
+		answers func(after time.Duration) outcome
+		heard   time.Duration // by the gossip again; 0: never
+		gone    time.Duration // negative: never
+	}{
+		{"answers, and is heard", func(time.Duration) outcome { return confirmed }, 3 * time.Second, -1},
+		{"answers, and is never heard", func(time.Duration) outcome { return confirmed }, 0, doubtMost},
+		{"is dead", func(time.Duration) outcome { return silent }, 0, 0},
+		{"has another in its place", func(time.Duration) outcome { return mistaken }, 0, 0},
+		{"answers, and dies", func(after time.Duration) outcome {
+			if after < 2*time.Second {
+				return confirmed
+			}
+			return silent
+		}, 0, 2 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			start := time.Unix(1000, 0)
+			v := newVerifier(claimed("a", 1, 1), 4)
+			b := claimed("b", 2, 2)
+			v.heard(b, start)
+			v.asks(start, yes)
+			if !v.doubt(b.identity, start) || v.timeout(b) != doubtTimeout {
+				t.Fatal("is not asked before it counts as gone")
+			}
+			gone := time.Duration(-1)
+			for after := time.Duration(0); after <= 2*doubtMost && gone < 0; after += doubtAgain / 2 {
+				if test.heard != 0 && after == test.heard {
+					v.believe(b)
+				}
+				asked := v.asks(start.Add(after), func(claim) (outcome, error) { return test.answers(after), nil })
+				if len(asked) > 0 && test.heard != 0 && after >= test.heard {
+					t.Fatalf("asked %v after it was heard again", after)
+				}
+				if m := v.members[b.identity]; m == nil || !m.live {
+					gone = after
+				}
+			}
+			if gone != test.gone {
+				t.Errorf("gone after %v, want %v", gone, test.gone)
+			}
+		})
+	}
+
+	// All that are in doubt are asked at once, and who was being asked when it was given up takes no place from others.
+	start := time.Unix(1000, 0)
+	v := newVerifier(claimed("a", 1, 1), 100)
+	var all []claim
+	for i := range byte(3 * maxProbes) {
+		all = append(all, claimed(fmt.Sprint("n", i), uint64(i)+2, i+2))
+		v.heard(all[i], start)
+		v.asks(start, yes)
+	}
+	for _, c := range all {
+		v.doubt(c.identity, start)
+	}
+	if asked := v.asks(start, yes); len(asked) != len(all) {
+		t.Errorf("%d of %d members in doubt are asked", len(asked), len(all))
+	}
+	for range 2 * maxProbes {
+		v.ask(all[0].identity, start)
+		c, _, found, _ := v.next(start)
+		if !found || c != all[0] {
+			t.Fatal("is not asked")
+		}
+		v.down(c.identity)
+		v.answered(c, confirmed, nil, start)
+		v.heard(c, start)
+		v.asks(start, yes)
+	}
+}
+
 func TestVerifierForeign(t *testing.T) {
 	now := time.Unix(1000, 0)
 	v := newVerifier(claimed("a", 1, 1), 4)
