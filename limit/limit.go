@@ -41,6 +41,9 @@ type Check struct {
 	// was: for work that has been done already. A Cost of 0 tells whether more is in use than the limit, and a negative one gives
 	// units back, never below zero. Not with Partial, nor for concurrency limits.
 	Always bool
+	// Spent says, with Always, that what is charged is spent already, so that nobody is refused by the answer: a policy's ban has no say
+	// in it, and is not begun by it. Charge sets it; front ends do not.
+	Spent bool
 	// RequestID makes repeating the same question safe: a charge under the same id is not made twice. Optional, at
 	// most MaxRequestID bytes.
 	RequestID string
@@ -88,6 +91,7 @@ type Decision struct {
 	Degraded     bool // decided with less protection than the policy asks for
 	FailedOpen   bool // the owner could not be asked; admitted by on_error, or because of shadow mode
 	FailedClosed bool // the owner could not be asked; refused by on_error
+	Banned       bool // the policy's ban has refused the key: a check that it would have refused began it. RetryAfter is its end, or later
 	// NearLimit: with this decision, at least the policy's warn_at of a limit of its is in use. What is on loan counts as in use.
 	NearLimit bool
 

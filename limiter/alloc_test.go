@@ -21,6 +21,7 @@ func TestNoAllocations(t *testing.T) {
   - {name: log, algorithm: sliding_log, limit: 5, window: 1h}
   - {name: over, algorithm: fixed_window, limit: 5, window: 1h, overrides: [{prefix: "partner:", limit: 7}]}
   - {name: warned, algorithm: fixed_window, limit: 5, window: 1h, warn_at: 0.8}
+  - {name: banned, algorithm: sliding_log, limit: 5, window: 1h, ban: 1h}
 `)})
 	defer l.Close()
 	inline := algo.Limit{Algorithm: algo.LeakyBucket, Limit: 3, Window: time.Minute}
@@ -35,6 +36,7 @@ func TestNoAllocations(t *testing.T) {
 		"override": {named("over", "partner:k", 1)},
 		"inline":   {{Target: limit.Target{Limit: &inline, Key: "k"}, Cost: 1}},
 		"warned":   {named("warned", "k", 1)},
+		"banned":   {named("banned", "k", 1)},
 		"batch":    batch,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -255,6 +255,8 @@ func (c *testCluster) stats(policy string) PolicyStats {
 				sum.Refused += s.Refused
 				sum.Remembered += s.Remembered
 				sum.NearLimit += s.NearLimit
+				sum.Banned += s.Banned
+				sum.Bans += s.Bans
 				sum.Shadowed += s.Shadowed
 				sum.FailedOpen += s.FailedOpen
 				sum.FailedClosed += s.FailedClosed

@@ -118,7 +118,7 @@ func (l *Limiter) tryCandidate(e *entry, rule *store.Rule, k *store.Key, now alg
 	}
 	again := store.Call{
 		Request:   algo.Request{Cost: call.Cost, Partial: call.Partial, Always: call.Always},
-		RequestID: call.RequestID, Caller: call.Caller,
+		RequestID: call.RequestID, Spent: call.Spent, Caller: call.Caller,
 	}
 	var got store.Answer
 	if l.store.DecideTo(k, e.candidate, now, &again, nil, &got) == nil && call.Cost > 0 { // otherwise it has no room for the key
@@ -274,6 +274,7 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 	call := store.Call{
 		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always, TTL: op.TTL},
 		RequestID: op.RequestID,
+		Spent:     op.Spent,
 		Caller:    op.Caller,
 	}
 	switch op.Kind {
@@ -346,7 +347,7 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 	if c.Cost < 0 && l.store.OnLoan(k, rule.Scope) > 0 {
 		return false, 0, nil
 	}
-	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always}, RequestID: c.RequestID, Caller: c.Caller}
+	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always}, RequestID: c.RequestID, Spent: c.Spent, Caller: c.Caller}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
 		return false, 0, err
@@ -385,7 +386,9 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 	d.Allowed, d.Granted, d.Degraded = got.Allowed, got.Granted, got.Degraded
 	d.Limit, d.Window, d.Remaining = got.Limit, quotaWindow(tightest), got.Remaining
 	d.RetryAfter, d.ResetAfter, d.Delay = got.RetryAfter, resetAfter(tightest, got.ResetAfter), got.Delay
-	d.RequestID = c.RequestID
+	if d.RequestID = c.RequestID; got.Banned {
+		d.Banned, d.ResetAfter = true, got.ResetAfter // which is not the limit's alone
+	}
 	if e != nil && e.WarnAt != 0 {
 		d.NearLimit = nearLimit(e.WarnAt, got.Limit, got.Remaining)
 		for i := range each {
@@ -398,11 +401,15 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 		shadow(d, c.Cost)
 	}
 	// What is pending may be given back, and so may what is on loan, and what is denied count: each moves the moment at which the
-	// check passes. A candidate is to be asked each time.
-	if check && !d.Allowed && !got.Pending && got.OnLoan == 0 && !countsDenied(rule.Limits) && (e == nil || e.candidate == nil) {
+	// check passes, but not the end of a ban. A candidate is to be asked each time.
+	if check && !d.Allowed && (got.Banned || !got.Pending && got.OnLoan == 0 && !countsDenied(rule.Limits)) && (e == nil || e.candidate == nil) {
 		d.RememberFor = rememberFor(d, c)
 	}
+	if got.Bans {
+		stats.bans.Add(1)
+	}
 	if c.Cost > 0 {
+		stats.countBanned(d)
 		n := got.Ticket
 		if n == 0 {
 			n = stats.mine().count(d) // otherwise once the answer may be given

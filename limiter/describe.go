@@ -42,7 +42,7 @@ func (l *Limiter) Describe(t *limit.Target) (state limit.KeyState, holds bool, e
 		return state, true, nil
 	}
 	k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
-	each, returns, failure := l.store.Look(k, rule, l.clock(), maxReturns)
+	each, returns, banned, failure := l.store.Look(k, rule, l.clock(), maxReturns)
 	if errors.Is(failure, store.ErrShut) {
 		return state, false, nil
 	}
@@ -55,6 +55,7 @@ func (l *Limiter) Describe(t *limit.Target) (state limit.KeyState, holds bool, e
 			Algorithm: of.Algorithm, Limit: each[i].Limit, Remaining: each[i].Remaining, Window: of.Window, Returns: returns[i],
 		})
 	}
+	state.Banned = banned
 	state.OnLoan = l.store.OnLoan(k, rule.Scope)
 	return state, true, nil
 }

@@ -80,6 +80,12 @@ func (op *Op) givesBack() bool {
 	return op.Kind == OpRefund || op.Kind == OpReset || op.Kind == OpSettle || op.Kind == OpCheck && op.Cost < 0
 }
 
+// stands says that an operation was refused here, for good, and waits only for a copy to know of the ban that this began: on_error
+// must not admit it.
+func (op *Op) stands() bool {
+	return op.Outcome.ticket != 0 && op.asks() && !op.Always && op.Outcome.Decision.Banned
+}
+
 // pending says that an operation that was decided here cannot be answered yet.
 func (out *Outcome) pending() bool {
 	return out.ticket != 0 || out.NotHolder != nil || out.ungranted || out.onLoan

@@ -109,7 +109,9 @@ func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *li
 	if s.inline == nil {
 		e = t.by[c.Policy]
 	}
-	counts := l.statsOf(e, s).mine()
+	stats := l.statsOf(e, s)
+	stats.countBanned(d)
+	counts := stats.mine()
 	counts.remembered.Add(1)
 	if weight := l.sample.weight(counts.count(d)); weight > 0 {
 		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, nil)

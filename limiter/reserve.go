@@ -23,7 +23,7 @@ func (l *Limiter) Charge(ctx context.Context, c limit.Charge) (limit.Decision, e
 	if bad != nil {
 		return limit.Decision{}, bad
 	}
-	op := Op{Kind: OpCheck, Check: limit.Check{Target: c.Target, Cost: cost, Always: true, RequestID: c.RequestID}}
+	op := Op{Kind: OpCheck, Check: limit.Check{Target: c.Target, Cost: cost, Always: true, Spent: true, RequestID: c.RequestID}}
 	if err := l.one(ctx, &op); err != nil {
 		return limit.Decision{}, err
 	}

@@ -261,11 +261,11 @@ func (l *Limiter) askAll(ctx context.Context, to *asks) {
 
 // await waits until an answer may be given.
 func (l *Limiter) await(ctx context.Context, op *Op) {
-	out := &op.Outcome
+	out, stands := &op.Outcome, op.stands()
 	degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, op.partition, out.ticket, out.until != 0)
 	out.ticket = 0
 	switch {
-	case !ok:
+	case !ok && !stands:
 		*out = Outcome{Unreachable: true} // it is charged, and may be forgotten: as if no answer had come
 	case op.asks():
 		out.Decision.Degraded = out.Decision.Degraded || degraded

@@ -92,6 +92,11 @@ func (l *Limiter) takeIn(rest []*Op) (in []*Op, got admitted) {
 // turnAway answers an operation that this node has no room for. One that was decided here and only waited for a copy to have it
 // stays charged.
 func (l *Limiter) turnAway(op *Op) {
+	if op.stands() {
+		op.Outcome.ticket = 0
+		l.statsOf(l.table.Load().entryOf(op), &op.subject).mine().count(&op.Outcome.Decision)
+		return
+	}
 	done := op.Outcome.ticket != 0
 	l.unreachable(op)
 	if !op.asks() && op.Outcome.Err != nil && op.Outcome.Err.Kind == limit.Unavailable && !done {

@@ -21,6 +21,15 @@ type policyStats struct {
 
 	candidate candidateStats
 	borrowed  atomic.Uint64 // of the allowed: from a loan
+	// banned are the checks that a ban has refused, bans those bans that began.
+	banned, bans atomic.Uint64
+}
+
+// countBanned counts a decision that is the ban's.
+func (s *policyStats) countBanned(d *limit.Decision) {
+	if d.Banned && (!d.Allowed || d.Shadow) {
+		s.banned.Add(1)
+	}
 }
 
 // candidateStats counts what a policy's candidate has said of checks that the policy has decided here.
@@ -139,6 +148,8 @@ type PolicyStats struct {
 	NearLimit uint64
 	// Borrowed counts those of Allowed that were admitted from loans: by this node as a borrower, or by clients that have told it.
 	Borrowed uint64
+	// Banned counts those of Refused and Shadowed that are the policy's ban's, and Bans the bans that were begun.
+	Banned, Bans uint64
 	// PeakCount and PeakUtilization (0 to 1) are of the fullest key that was decided since they were last read. A state
 	// that holds more than its limit, because that was lowered, counts as full.
 	PeakCount       int64
@@ -186,6 +197,7 @@ func (s *policyStats) counted(policy string) PolicyStats {
 	out := PolicyStats{
 		Policy: policy, CandidateAllowed: s.candidate.allowed.Load(), CandidateRefused: s.candidate.refused.Load(),
 		CandidateDisagreed: s.candidate.disagreed.Load(), Borrowed: s.borrowed.Load(),
+		Banned: s.banned.Load(), Bans: s.bans.Load(),
 	}
 	for i := range s.counts {
 		c := &s.counts[i]

@@ -50,6 +50,7 @@ func (l *Limiter) compile(set *policy.Set) *table {
 				e.rules[r] = &store.Rule{
 					Scope: p.Name, Limits: r.Limits, Durability: durabilities[p.Durability], Strict: p.Strict,
 					ColdClosed: p.ColdStart == policy.ColdClosed, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory,
+					Ban: p.Ban,
 				}
 			}
 		}
@@ -58,6 +59,7 @@ func (l *Limiter) compile(set *policy.Set) *table {
 		if p.Candidate != nil {
 			e.candidate = &store.Rule{
 				Scope: limit.CandidateScope(p.Name), Limits: p.Candidate, MaxKeys: p.MaxKeys, MaxBytes: p.MaxMemory,
+				Ban: p.Ban,
 			}
 			if p.Durability == policy.None {
 				e.candidate.Durability = store.None

@@ -26,7 +26,7 @@ var (
 	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
-		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
+		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
 )
 
@@ -131,14 +131,35 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	p.MaxKeys, _ = d.Integer(f.Field("max_keys"), 1, 1<<40)
 	p.MaxMemory, _ = d.size(f.Field("max_memory"))
 	d.overrides(f, p, ok)
+	limited := !ok || p.Limits != nil || slices.ContainsFunc(p.overrides, func(r Rule) bool { return r.Limits != nil })
 	if share, given := f.Get("warn_at"); given {
 		p.WarnAt, _ = d.share(share)
-		if ok && p.Limits == nil && !slices.ContainsFunc(p.overrides, func(r Rule) bool { return r.Limits != nil }) {
-			d.Fail(share.Key, share.Path, "has no effect: neither the policy nor an override has a limit: remove it")
-		}
+		d.needsLimit(share, limited)
+	}
+	if ban, given := f.Get("ban"); given {
+		d.ban(ban, p)
+		d.needsLimit(ban, limited)
 	}
 	p.index()
 	return p
+}
+
+// needsLimit refuses a field of a policy without any limit.
+func (d *decoder) needsLimit(f strictyaml.Field, limited bool) {
+	if !limited {
+		d.Fail(f.Key, f.Path, "has no effect: neither the policy nor an override has a limit: remove it")
+	}
+}
+
+// ban reads how long a refused key is refused. The policy's rules are known.
+func (d *decoder) ban(f strictyaml.Field, p *Policy) {
+	p.Ban, _ = d.duration(f)
+	counts := func(limits algo.Limits) bool {
+		return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.CountDenied })
+	}
+	if counts(p.Limits) || counts(p.Candidate) || slices.ContainsFunc(p.overrides, func(r Rule) bool { return counts(r.Limits) }) {
+		d.Fail(f.Key, f.Path, "stands beside count_denied, which makes refusals last in another way: use one of them")
+	}
 }
 
 func (d *decoder) name(f strictyaml.Field) string {

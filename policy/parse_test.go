@@ -320,6 +320,23 @@ func TestWarnAt(t *testing.T) {
 	mustParse(t, "policies: [{name: p, limit: -1, algorithm: sliding_log, window: 1m, warn_at: 0.5, overrides: [{key: k, limit: 5}]}]")
 }
 
+// TestBan: how long a ban lasts is part of what a policy means.
+func TestBan(t *testing.T) {
+	hashes := make(map[string]string)
+	for text, want := range map[string]time.Duration{"1h": time.Hour, "60m": time.Hour, "1d12h": 36 * time.Hour, "1ms": time.Millisecond} {
+		s := mustParse(t, "policies: [{name: p, limits: [5/1m], count_denied: false, algorithm: sliding_log, ban: "+text+"}]")
+		if p := mustGet(t, s, "p"); p.Ban != want {
+			t.Errorf("%s: %v", text, p.Ban)
+		}
+		hashes[s.Hash()] = text
+	}
+	hashes[mustParse(t, "policies: [{name: p, limits: [5/1m]}]").Hash()] = "none"
+	if len(hashes) != 4 {
+		t.Errorf("%v", hashes)
+	}
+	mustParse(t, "policies: [{name: p, limit: -1, algorithm: sliding_log, window: 1m, ban: 1h, overrides: [{key: k, limit: 5}]}]")
+}
+
 // TestNeedVoters: the strict policies, where they say so.
 func TestNeedVoters(t *testing.T) {
 	s := mustParse(t, `policies:
@@ -582,6 +599,10 @@ func TestReference(t *testing.T) {
 	next()
 	if p := mustGet(t, mustParse(t, block), "login"); len(p.Candidate) != 1 || p.Candidate[0].Limit != 80 {
 		t.Errorf("login with a candidate: %+v", p)
+	}
+	next()
+	if p := mustGet(t, mustParse(t, block), "login"); p.Ban != time.Hour {
+		t.Errorf("login with a ban: %+v", p)
 	}
 	next() // about guarantees
 	if p := mustGet(t, mustParse(t, block), "payout"); !p.Strict || p.Durability != Escrow || p.ColdStart != ColdClosed || p.OnError != Closed {

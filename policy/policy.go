@@ -17,6 +17,7 @@ import (
 	"hash"
 	"sort"
 	"strings"
+	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
@@ -97,6 +98,8 @@ type Policy struct {
 	OnError OnError
 	Shadow  bool // decide, count and report, but admit
 	NoLend  bool // no units are lent to who asks often: each decision is the owner's
+	// Ban is how long a key is refused once it has been refused for want of room; 0: no longer than its limits say.
+	Ban time.Duration
 	// WarnAt is the share of a limit that is in use, in millionths (WarnAtWhole is all of it), from which on decisions say that they
 	// are near the limit; 0: none does.
 	WarnAt int64
@@ -283,6 +286,9 @@ func hashOf(sorted []*Policy) string {
 			p.Name, p.OnError, p.Shadow, p.Concurrency, p.Durability, p.Strict, p.ColdStart)
 		if p.Prices != nil || p.Estimate != 0 {
 			fmt.Fprintf(h, "prices=%v estimate=%d auto=%t\n", p.Prices, p.Estimate, p.EstimateAuto) // a map's keys are printed in order
+		}
+		if p.Ban != 0 {
+			fmt.Fprintf(h, "ban=%d\n", p.Ban)
 		}
 		if p.WarnAt != 0 {
 			fmt.Fprintf(h, "warn_at=%d\n", p.WarnAt)

@@ -270,6 +270,7 @@ func (a *apply) rule() error {
 	caller := r.bytes(maxCaller)
 	limits := r.bytes(math.MaxInt32)
 	durability, flags := Durability(r.Byte()), r.Byte()
+	ban := r.int(int64(algo.MaxWindow))
 	if r.Failed() || durability > Sync || flags&^(ruleStrict|ruleColdClosed) != 0 {
 		return ErrChunk
 	}
@@ -283,6 +284,7 @@ func (a *apply) rule() error {
 	}
 	rule := &Rule{
 		Scope: string(scope), Durability: durability, Strict: flags&ruleStrict != 0, ColdClosed: flags&ruleColdClosed != 0,
+		Ban: time.Duration(ban),
 	}
 	if known := a.sh.known(rule, string(caller), limits); known != nil {
 		rule = known
@@ -307,7 +309,7 @@ func (sh *shard) known(rule *Rule, caller string, limits []byte) *Rule {
 	numbers := sh.specOf[specKey{rule.Scope, caller}]
 	for _, n := range numbers[:min(variants, len(numbers))] {
 		old := sh.specs[n].rule
-		if old.Durability != rule.Durability || old.Strict != rule.Strict || old.ColdClosed != rule.ColdClosed {
+		if old.Durability != rule.Durability || old.Strict != rule.Strict || old.ColdClosed != rule.ColdClosed || old.Ban != rule.Ban {
 			continue
 		}
 		if sh.buffer = algo.AppendLimits(sh.buffer[:0], old.Limits); string(sh.buffer) == string(limits) {
@@ -328,7 +330,7 @@ func (a *apply) record() (rule kept, k Key, err error) {
 		return kept{}, k, ErrChunk
 	}
 	rule = a.rules[index]
-	if headWords+rule.rule.Limits.Words()+keyWords(len(k.Key)) > algo.MaxBlock {
+	if headWords+rule.rule.Limits.Words()+banWords(rule.rule.Ban)+keyWords(len(k.Key)) > algo.MaxBlock {
 		return kept{}, k, ErrChunk
 	}
 	return rule, k, nil
@@ -352,7 +354,8 @@ func (a *apply) key() error {
 		undoable = r.bytes(math.MaxInt32)
 	}
 	loans := r.bytes(math.MaxInt32)
-	if r.Failed() || since > 0 && since >= len(a.to.extras.lineage) {
+	banned := r.int(maxAge)
+	if banned > 0 && rule.rule.Ban == 0 || r.Failed() || since > 0 && since >= len(a.to.extras.lineage) {
 		return ErrChunk
 	}
 	rec, err := a.state(&a.to.table, rule, k, state)
@@ -364,6 +367,9 @@ func (a *apply) key() error {
 	}
 	if err := a.loans(rec, loans); err != nil {
 		return err
+	}
+	if rec.lift(); banned > 0 {
+		rec.ban(rec.state.Latest(a.now).Mono + banned)
 	}
 	rec.setSince(since)
 	for i := 1; i <= since; i++ {

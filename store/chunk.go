@@ -10,11 +10,11 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 4, and then items, each of
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 5, and then items, each of
 // which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
 // bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
 // reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
-const chunkVersion = 4
+const chunkVersion = 5
 
 // The kinds of items, and what follows.
 const (
@@ -33,10 +33,11 @@ const (
 	// has ended, without units and what follows.
 	itemReservation = 5
 	itemSettled     = 6
-	// itemRule: scope, the caller whose keys it is about, limits, durability, flags. The first has index 0.
+	// itemRule: scope, the caller whose keys it is about, limits, durability, flags, ban. The first has index 0.
 	itemRule = 7
 	// itemKey: index of the rule, hash, key, since, what is owed in advance and inherited, state; number of its reservations,
-	// their ids, and where their units are (algo.Limits.AppendUndoable); length of its loans, and these (algo.Loans.Append).
+	// their ids, and where their units are (algo.Limits.AppendUndoable); length of its loans, and these (algo.Loans.Append);
+	// what is left of its ban, 0 for none.
 	itemKey = 8
 	// itemDelta: index of the rule, hash, key, element of the lineage, state.
 	itemDelta = 9
@@ -304,7 +305,7 @@ func (d *drain) rule(r record) uint64 {
 		if rule.ColdClosed {
 			flags |= ruleColdClosed
 		}
-		told.kept, told.item = kept{rule, caller}, append(item, byte(rule.Durability), flags)
+		told.kept, told.item = kept{rule, caller}, appendUint(append(item, byte(rule.Durability), flags), uint64(rule.Ban))
 	}
 	d.out = append(append(d.out, itemRule), told.item...)
 	index := d.rules
@@ -365,6 +366,7 @@ func (d *drain) key(t turn) {
 		d.state(r, t.mark, len(slots) == 1)
 		d.undoable(r)
 		d.loans(r)
+		d.out = appendUint(d.out, uint64(r.banLeft(d.now)))
 	}
 	if told {
 		return

@@ -21,7 +21,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		return sh.extend(part, k, rule, now, call, each, answer)
 	}
 	guarded := rule.Guarded()
-	if !guarded && !part.traced && call.RequestID == "" && call.Reservation == (ReservationID{}) {
+	if !guarded && !part.traced && call.RequestID == "" && call.Reservation == (ReservationID{}) && (rule.Ban == 0 || !call.Always) {
 		// Nobody has to be told, and there is nothing to be remembered.
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
@@ -30,11 +30,14 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			if err != nil {
 				return sh.noRoom()
 			}
-			if part.extras != nil {
-				part.charged(state, k, rule, call, &answer.Decision)
-				answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
+			if answer.Allowed || rule.Ban == 0 {
+				if part.extras != nil {
+					part.charged(state, k, rule, call, &answer.Decision)
+					answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
+				}
+				return nil
 			}
-			return nil
+			*answer = Answer{} // a refusal, which left no trace, may begin a ban
 		}
 	}
 	if guarded {
@@ -57,6 +60,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	// mark is the state's before the change, for followers that have it up to here; 0 where they need the whole.
 	var mark uint64
 	var filled bool
+	var banned time.Duration
 	var r record
 	request := &call.Request
 	if found {
@@ -75,6 +79,10 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 				beside := loans.beside(call.Request, now)
 				request = &beside
 			}
+		}
+		if banned = sh.banLeft(r, now); banned > 0 && !call.Always {
+			sh.refuseBanned(r, now, banned, request, each, answer)
+			return nil
 		}
 		mark = sh.markOf(part, r)
 	} else {
@@ -129,6 +137,21 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	}
 	if request.Held > 0 && !d.Allowed && !call.Always {
 		answer.OnLoan, answer.OnLoanFor = sh.onLoan(rule, r, now, request)
+	}
+	switch {
+	case banned > 0:
+		answer.banned(banned, call.Spent)
+	case found && sh.bans(part, k, rule, now, call, request, d):
+		r.ban(int64(r.state[0]) + int64(rule.Ban))
+		answer.banned(rule.Ban, false)
+		answer.Bans = true
+		if part.traced {
+			sh.note(part, r, 0, false)
+		}
+		if rule.Durability >= Escrow && !answer.Degraded {
+			// Who has been told of the ban is not to be admitted because its owner was lost.
+			answer.Ticket = max(answer.Ticket, sh.wait(part, k.Partition))
+		}
 	}
 	return nil
 }
@@ -206,7 +229,7 @@ func (sh *shard) again(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 	}
 	a.Allowed, a.Granted, a.Delay, a.Lease, a.Reservation = !m.over, m.granted, m.delay, m.lease, m.reservation
 	if a.Allowed {
-		a.RetryAfter = 0
+		a.RetryAfter, a.Banned = 0, false
 	}
 	if rule.Durability >= Escrow {
 		// The first answer may still be waiting for the backup.
@@ -265,19 +288,27 @@ func (sh *shard) enter(part *partition, k *Key, rule *Rule, now algo.Instant, ca
 
 // begin makes a new key's state: fresh, or filled where what was counted before is lost and matters.
 func (sh *shard) begin(part *partition, rule *Rule, state algo.State, now algo.Instant) (filled bool, err error) {
-	if a := part.extras; a != nil && (rule.ColdClosed || rule.Strict) {
-		lost := a.cold
-		if !rule.ColdClosed || rule.Strict && a.coldStrict.is && (!lost.is || a.coldStrict.at.Mono > lost.at.Mono) {
-			lost = a.coldStrict
-			lost.is = lost.is && rule.Strict
-		}
-		if lost.is && now.Mono-lost.at.Mono < int64(rule.Limits.Horizon()) {
-			rule.Limits.Init(state, lost.at)
-			return true, rule.Limits.Fill(sh.arena, state, lost.at)
-		}
+	if lost := part.lostOf(rule, now); lost.is {
+		rule.Limits.Init(state, lost.at)
+		return true, rule.Limits.Fill(sh.arena, state, lost.at)
 	}
 	rule.Limits.Init(state, now)
 	return false, nil
+}
+
+// lostOf says since when what was counted before is lost and matters to keys of a rule.
+func (p *partition) lostOf(rule *Rule, now algo.Instant) coldness {
+	a := p.extras
+	if a == nil || !rule.ColdClosed && !rule.Strict {
+		return coldness{}
+	}
+	lost := a.cold
+	if !rule.ColdClosed || rule.Strict && a.coldStrict.is && (!lost.is || a.coldStrict.at.Mono > lost.at.Mono) {
+		lost = a.coldStrict
+		lost.is = lost.is && rule.Strict
+	}
+	lost.is = lost.is && now.Mono-lost.at.Mono < int64(rule.Limits.Horizon())
+	return lost
 }
 
 // countsDenied reports whether a refusal changes a state.
@@ -365,7 +396,7 @@ func (sh *shard) refundCall(part *partition, k *Key, rule *Rule, now algo.Instan
 	if err != nil {
 		return err
 	}
-	look := Call{Request: algo.Request{Always: true}, Boot: call.Boot}
+	look := Call{Request: algo.Request{Always: true}, Boot: call.Boot, Spent: true}
 	if err := sh.decide(part, k, rule, now, &look, each, answer); err != nil {
 		return err
 	}
@@ -424,7 +455,7 @@ func (sh *shard) extend(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	more := *call
 	more.Extend, more.ReserveFor = false, time.Duration(until-now.Mono)
 	if more.Cost == 0 {
-		more.Reservation, more.RequestID, more.Always = ReservationID{}, "", true
+		more.Reservation, more.RequestID, more.Always, more.Spent = ReservationID{}, "", true, true
 	} else {
 		var last uint32
 		for _, i := range parts {
@@ -526,7 +557,7 @@ func (sh *shard) settle(part *partition, k Key, rule *Rule, now algo.Instant, ho
 		return out, ErrExcess
 	case how.Keep > units:
 		var answer Answer
-		excess := Call{Request: algo.Request{Cost: how.Keep - units, Always: true}, Boot: how.Boot, Caller: how.Caller}
+		excess := Call{Request: algo.Request{Cost: how.Keep - units, Always: true}, Boot: how.Boot, Spent: true, Caller: how.Caller}
 		if err := sh.decide(part, &k, rule, now, &excess, nil, &answer); err != nil {
 			return out, err
 		}
@@ -629,6 +660,7 @@ func (s *Store) Reset(k Key, scope string) (err error) {
 			// What is on loan is not known to be spent, and stays held.
 			r := sh.record(part.ref(slot))
 			r.clear(owedFlag)
+			r.lift()
 			sh.counted(r, func() {
 				newest := algo.Instant{Mono: int64(r.state[0])}
 				r.spec.rule.Limits.Free(sh.arena, r.state)

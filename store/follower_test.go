@@ -106,6 +106,9 @@ func contents(s *Store, now algo.Instant) []string {
 					data := normal(r.spec.rule.Limits, sh.arena, r.state, now)
 					out = append(out, fmt.Sprintf("%d %s/%s %v since %d: %x", i, r.spec.rule.Scope, r.key, r.spec.rule.Limits, r.since(), data))
 				}
+				if left := r.banLeft(now); left > 0 {
+					out = append(out, fmt.Sprintf("%d %s/%s banned for %v of %v", i, r.spec.rule.Scope, r.key, left, r.spec.rule.Ban))
+				}
 			})
 		}
 		if a := part.extras; a != nil {
@@ -190,6 +193,9 @@ func TestCopyEquals(t *testing.T) {
 			scope := rng.IntN(6)
 			r := rule(fmt.Sprint("p", scope), limits[(scope+rng.IntN(20)/19)%len(limits)]...)
 			r.Durability = []Durability{Async, Sync, Escrow, None}[scope%4]
+			if scope < 2 {
+				r.Ban = time.Duration(1+rng.IntN(20)/19) * 10 * time.Second
+			}
 			k := holder.key(r.Scope, fmt.Sprint(rng.IntN(8)))
 			var err error
 			switch rng.IntN(20) {

@@ -199,7 +199,7 @@ type Lent struct {
 // algo.Limits.Report and Lend. What a borrower has spent is charged whatever else: also under a strict rule without a lease,
 // and where the store has no memory for more keys. A loan that is not known and for which there is no memory ends at once: what may be
 // left of it is charged, too; and so does one of a caller who has more than its part of the key's algo.MaxLoans. Nothing is lent of what is not Lendable, nor under a durability of Escrow or
-// Sync, or a strict rule, while there is no backup that is current: the copy must know what was lent.
+// Sync, or a strict rule, while there is no backup that is current: the copy must know what was lent. Nor is anything of a banned key.
 //
 // The error is ErrShut, or ErrFull where a key that was not known finds no room.
 func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err error) {
@@ -238,6 +238,9 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		sh.note(part, sh.record(part.ref(slot)), 0, false)
 	}
 	r := sh.record(part.ref(slot))
+	if r.banLeft(now) > 0 {
+		want = 0
+	}
 	limits := r.spec.rule.Limits
 	sh.expireLoans(part, r, now)
 	l := part.lend(r)
@@ -325,13 +328,14 @@ func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
 	return r
 }
 
-// onLoan is how many units on loan stand between a refused request and its being admitted, and for how long at most.
+// onLoan is how many units on loan stand between a refused request and its being admitted, and for how long at most. Where a refusal
+// begins a ban, all of them stand between: whoever has them could still admit what it is to refuse.
 func (sh *shard) onLoan(rule *Rule, r record, now algo.Instant, request *algo.Request) (int64, time.Duration) {
 	pass := max(request.Cost, 1)
 	if request.Partial {
 		pass = 1
 	}
-	if request.Held == 0 || countsDenied(rule.Limits) || rule.Limits.Room(sh.arena, r.state, now) < pass {
+	if request.Held == 0 || countsDenied(rule.Limits) || rule.Ban == 0 && rule.Limits.Room(sh.arena, r.state, now) < pass {
 		return 0, 0
 	}
 	return request.Held, request.HeldFor

@@ -68,7 +68,7 @@ func TestLend(t *testing.T) {
 	if got, err = s.Decide(s.key("p", "k"), r, at(0), always, nil); err != nil || got.OnLoan != 0 {
 		t.Fatalf("asked whether more is in use than the limit: %+v, %v", got, err)
 	}
-	if each, _, err := s.Look(s.key("p", "k"), r, at(0), 1); err != nil || each[0].Remaining != 4 {
+	if each, _, _, err := s.Look(s.key("p", "k"), r, at(0), 1); err != nil || each[0].Remaining != 4 {
 		t.Fatalf("%+v, %v", each, err)
 	}
 	loans, err := s.Recall(s.key("p", "k"), "p", at(0))

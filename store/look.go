@@ -1,10 +1,14 @@
 package store
 
-import "github.com/weirlimit/weir/algo"
+import (
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
 
 // Look tells how a key stands under each limit of its rule, and when what it has in use can be used again: at most that many
-// instants for each limit, see algo.Limits.Returns. It charges nothing and needs no grant, so that under a strict rule it is no promise.
-func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo.Decision, returns [][]algo.Return, err error) {
+// instants for each limit, see algo.Limits.Returns. banned is how much longer the key is banned. It charges nothing and needs no grant, so that under a strict rule it is no promise.
+func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo.Decision, returns [][]algo.Return, banned time.Duration, err error) {
 	each, returns = make([]algo.Decision, len(rule.Limits)), make([][]algo.Return, len(rule.Limits))
 	s.with(k.Partition, func(sh *shard, part *partition) {
 		if err = part.shut(); err != nil {
@@ -12,7 +16,7 @@ func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo
 		}
 		known := false
 		err = sh.existing(part, k, rule, now, func(r record) bool {
-			known = true
+			known, banned = true, r.banLeft(now)
 			var peek algo.Request
 			if l := part.lentOf(r); l != nil {
 				peek = l.beside(peek, now)
@@ -27,5 +31,5 @@ func (s *Store) Look(k Key, rule *Rule, now algo.Instant, most int) (each []algo
 			_, err = sh.peekNew(part, rule, now, &Call{}, each)
 		}
 	})
-	return each, returns, err
+	return each, returns, banned, err
 }

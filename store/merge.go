@@ -134,7 +134,7 @@ func (m *merge) run() {
 			continue
 		}
 		r := m.sh.record(algo.Ref(e))
-		r.clear(flagMask &^ (owedFlag | sinceMask))
+		r.clear(flagMask &^ (owedFlag | sinceMask | bannedFlag))
 		switch {
 		case m.whole || r.spec.rule.Limits[0].Algorithm == algo.Concurrency:
 			m.addTo(&m.base.table, r, 0)
@@ -192,6 +192,7 @@ func (m *merge) run() {
 		}
 	}
 	m.uniteLent()
+	m.uniteBans()
 	m.owe()
 }
 

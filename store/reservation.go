@@ -274,6 +274,11 @@ func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instan
 	return nil
 }
 
+// underWay reports whether some are of atomic checks, which may yet be refused.
+func (p *pending) underWay(now int64) bool {
+	return slices.ContainsFunc(p.list, func(e reservation) bool { return e.once && now < e.until })
+}
+
 // awaits reports whether reservations on the key are pending.
 func (p *partition) awaits(of stateID, now int64) bool {
 	if p.extras == nil || p.extras.reservations.count == 0 {

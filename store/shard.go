@@ -21,6 +21,7 @@ var errShare = errors.New("store: no room in the share")
 //	word 0   hash of scope and key
 //	word 1   spec number << 32 | flags << 16 | length of the key in bytes
 //	word 2…  the state, as many words as the spec's limits take
+//	then     one word, where the spec's rule has a Ban: the Mono instant at which the key's ban ends, if it has bannedFlag
 //	then     the key's bytes, padded to whole words
 const headWords = 2
 
@@ -35,6 +36,7 @@ const (
 	sinceShift  = 21      // four bits: index of the element of the lineage from which on the state is all that was charged
 	sinceMask   = 15 << sinceShift
 	lentFlag    = 1 << 25 // units of it are on loan: the content's extras knows which
+	bannedFlag  = 1 << 26 // its key is banned, or was when it was looked at last
 	flagMask    = 0xffff << 16
 )
 
@@ -45,6 +47,7 @@ const specBytes = 256
 type spec struct {
 	rule  *Rule // nil: free
 	words int   // of a state
+	bans  int   // words for a ban: 1 or none
 	refs  int
 	place int // in the shard's list of the key's specs
 	// What its records are counted to. They stay while there is a record.
@@ -224,9 +227,10 @@ func (sh *shard) record(ref algo.Ref) record {
 	sp := &sh.specs[words[1]>>32]
 	n := int(uint16(words[1]))
 	stateEnd := headWords + sp.words
-	end := stateEnd + keyWords(n)
+	keyAt := stateEnd + sp.bans
+	end := keyAt + keyWords(n)
 	words = words[:end:end]
-	return record{words: words, spec: sp, state: algo.State(words[headWords:stateEnd]), key: bytesOf(words[stateEnd:], n)}
+	return record{words: words, spec: sp, state: algo.State(words[headWords:stateEnd]), key: bytesOf(words[keyAt:], n)}
 }
 
 // find returns the slot of a key's record.
@@ -248,9 +252,8 @@ func (sh *shard) find(t *table, hash uint64, scope, key string) (uint32, bool) {
 	return 0, false
 }
 
-// stateOf returns the state of a key that is kept under the very rule it is asked for by and of which nothing is on loan, and nil
-// otherwise. It is find
-// without the record around it: what nearly every decision needs, and no more. number is that of its spec.
+// stateOf returns the state of a key that is kept under the very rule it is asked for by, is not banned and of which nothing is on loan,
+// and nil otherwise. It is find without the record around it: what nearly every decision needs, and no more. number is that of its spec.
 func (sh *shard) stateOf(t *table, k *Key, rule *Rule) (state algo.State, number uint32) {
 	if t.count == 0 {
 		return nil, 0
@@ -271,7 +274,7 @@ func (sh *shard) stateOf(t *table, k *Key, rule *Rule) (state algo.State, number
 		}
 		sp := &sh.specs[words[1]>>32]
 		end := headWords + sp.words
-		if sp.rule == rule && words[1]&lentFlag == 0 && string(bytesOf(words[end:], int(uint16(words[1])))) == k.Key {
+		if sp.rule == rule && words[1]&(lentFlag|bannedFlag) == 0 && string(bytesOf(words[end+sp.bans:], int(uint16(words[1])))) == k.Key {
 			return algo.State(words[headWords:end:end]), uint32(words[1] >> 32)
 		}
 	}
@@ -335,7 +338,8 @@ func (sh *shard) place(k Key, rule *Rule, caller string, bounded bool) (algo.Ref
 		sh.unref(number)
 		return 0, errShare
 	}
-	total := headWords + sp.words + keyWords(len(k.Key))
+	keyAt := headWords + sp.words + sp.bans
+	total := keyAt + keyWords(len(k.Key))
 	used := sh.arena.InUse()
 	ref, ok := sh.arena.Alloc(total)
 	if !ok {
@@ -346,7 +350,7 @@ func (sh *shard) place(k Key, rule *Rule, caller string, bounded bool) (algo.Ref
 	words := sh.arena.Block(ref, total)
 	words[0] = k.Hash
 	words[1] = uint64(number)<<32 | uint64(len(k.Key))
-	copy(bytesOf(words[headWords+sp.words:], len(k.Key)), k.Key)
+	copy(bytesOf(words[keyAt:], len(k.Key)), k.Key)
 	return ref, nil
 }
 
@@ -384,13 +388,15 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant, u *a
 		r.spec.rule = rule // the same in other words: the next comparison is one of pointers
 		return false, nil
 	}
-	if sameLimits(r.spec.rule.Limits, rule.Limits) {
+	before := r.spec.rule.Ban
+	if sameLimits(r.spec.rule.Limits, rule.Limits) && banWords(before) == banWords(rule.Ban) {
 		number, ok := sh.intern(rule, r.spec.caller.label)
 		if !ok {
 			return false, errNoRoom
 		}
 		sh.unref(uint32(r.words[1] >> 32))
 		r.words[1] = uint64(number)<<32 | uint64(uint32(r.words[1]))
+		sh.record(old).changeBan(before, now)
 		return true, nil
 	}
 	k := Key{Hash: r.words[0], Key: string(r.key)}
@@ -407,6 +413,13 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant, u *a
 		return false, errNoRoom
 	}
 	fresh.set(r.words[1] & flagMask)
+	switch {
+	case rule.Ban == 0:
+		fresh.lift()
+	case r.has(bannedFlag):
+		fresh.ban(r.banEnd())
+		fresh.changeBan(before, now)
+	}
 	sh.discard(old)
 	t.index[slot] = entry(uint32(k.Hash>>32), ref)
 	return true, nil
@@ -414,7 +427,7 @@ func (sh *shard) adopt(t *table, slot uint32, rule *Rule, now algo.Instant, u *a
 
 // same reports whether two rules of one scope are the same in all that a record's spec stands for.
 func same(a, b *Rule) bool {
-	return a.Durability == b.Durability && a.Strict == b.Strict && a.ColdClosed == b.ColdClosed && sameLimits(a.Limits, b.Limits)
+	return a.Durability == b.Durability && a.Strict == b.Strict && a.ColdClosed == b.ColdClosed && a.Ban == b.Ban && sameLimits(a.Limits, b.Limits)
 }
 
 // sameLimits compares limits with their time zones by name: what has come from another process has zones of its own.
@@ -452,7 +465,7 @@ func (sh *shard) intern(rule *Rule, caller string) (uint32, bool) {
 		return 0, false
 	}
 	numbers := sh.specOf[key]
-	fresh := spec{rule: rule, words: rule.Limits.Words(), refs: 1, place: len(numbers), share: share, caller: of}
+	fresh := spec{rule: rule, words: rule.Limits.Words(), bans: banWords(rule.Ban), refs: 1, place: len(numbers), share: share, caller: of}
 	var n uint32
 	if last := len(sh.free) - 1; last >= 0 {
 		n = sh.free[last]

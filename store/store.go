@@ -36,6 +36,8 @@ type Rule struct {
 	Durability Durability
 	// Strict rules are decided under a lease only, see Store.Lease.
 	Strict bool
+	// Ban is how long a key is refused after it has been refused; 0: no longer than its limits say. Not beside limits with CountDenied.
+	Ban time.Duration
 	// ColdClosed makes a new key start full where what an earlier holder counted is lost, see Store.Cold.
 	ColdClosed bool
 	// MaxKeys and MaxBytes bound what all keys of the rule's share (Config.ShareOf) take on this node, copies included; 0: no
@@ -80,6 +82,9 @@ type Call struct {
 	ReserveFor  time.Duration
 	ReserveOnce bool
 	Extend      bool
+	// Spent says, of a Request with Always, that what it charges is spent already: nobody is refused by the answer, a ban says nothing
+	// against it, and it begins none.
+	Spent bool
 	// Caller is who asks, to whose share a new key is counted; empty: not known.
 	Caller string
 }
@@ -93,6 +98,8 @@ type Answer struct {
 	Degraded bool  // decided without the current backup that the rule's durability asks for
 	Until    int64 // of strict rules: the instant of the boot clock from which the answer may no longer be given
 	Pending  bool  // reservations on the key are waiting for their Settle
+	Banned   bool  // the key is banned, see Rule.Ban: it is for that, and perhaps for its limits, that the request is refused
+	Bans     bool  // the key is banned from now on
 	// OnLoan is how many units are on loan, where a request was refused that would have passed without them: what of them is left
 	// may be called back, see Recall. It is 0 everywhere else. OnLoanFor is the time until all of those loans have ended.
 	OnLoan    int64
@@ -344,7 +351,7 @@ func (s *Store) DecideKnown(k *Key, rule *Rule, now algo.Instant, r *algo.Reques
 			used := sh.begins(number)
 			err := rule.Limits.DecideTo(sh.arena, state, now, r, nil, d)
 			sh.ends(number, used)
-			return err == nil
+			return err == nil && (d.Allowed || rule.Ban == 0) // a refusal, which left no trace, may begin a ban
 		}
 	}
 	return false
@@ -453,7 +460,7 @@ func (s *Store) sweep(now algo.Instant, records, partitions, enough int) int {
 				sh.expireLoans(part, r, now)
 			}
 			// To look at whether a delta is idle is to repay it.
-			if r.has(owedFlag|lentFlag) || t != &part.table && part.keepsDelta(r.spec.rule, now) || !sh.idle(r, now) {
+			if r.has(owedFlag|lentFlag) || r.banLeft(now) > 0 || t != &part.table && part.keepsDelta(r.spec.rule, now) || !sh.idle(r, now) {
 				return false
 			}
 			if t == &part.table && part.role != nil && len(part.role.advances.by) > 0 {

@@ -9,7 +9,7 @@ import (
 )
 
 // metadataOf is the dynamic metadata of a response: what was asked, the metadata of the limits that were not exceeded, and near_limit
-// where a decision says so.
+// and banned where a decision says so.
 func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct {
 	fields := map[string]*structpb.Value{"domain": structpb.NewStringValue(in.GetDomain())}
 	list := new(structpb.ListValue)
@@ -37,8 +37,12 @@ func metadataOf(in *ratelimitv3.RateLimitRequest, all []asked) *structpb.Struct 
 			merge(passed, a.metadata)
 		}
 	}
-	if nearLimit(all) {
+	near, banned := flags(all)
+	if near {
 		fields["near_limit"] = structpb.NewBoolValue(true)
+	}
+	if banned {
+		fields["banned"] = structpb.NewBoolValue(true)
 	}
 	if len(passed.Fields) > 0 {
 		fields["metadata"] = structpb.NewStructValue(passed)

@@ -92,16 +92,15 @@ type asked struct {
 	status *ratelimitv3.RateLimitResponse_DescriptorStatus
 	over   bool // before shadow mode has made it OK
 	near   bool // the decision is NearLimit
+	banned bool // the decision is Banned
 }
 
-// nearLimit says whether any decision is NearLimit.
-func nearLimit(all []asked) bool {
+// flags says whether any decision is NearLimit, and whether any is Banned.
+func flags(all []asked) (near, banned bool) {
 	for i := range all {
-		if all[i].near {
-			return true
-		}
+		near, banned = near || all[i].near, banned || all[i].banned
 	}
-	return false
+	return near, banned
 }
 
 // zero reports whether the limit admits nothing at all.
@@ -298,7 +297,7 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 		over = false
 	}
 	st := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK, LimitRemaining: remaining}
-	a.status, a.over, a.near = st, over, d.NearLimit
+	a.status, a.over, a.near, a.banned = st, over, d.NearLimit, d.Banned
 	if d.Limit == algo.Unlimited {
 		st.LimitRemaining = math.MaxUint32
 	} else {
@@ -377,8 +376,12 @@ func (s *Service) response(in *ratelimitv3.RateLimitRequest, all []asked) *ratel
 			{Key: "RateLimit-Remaining", Value: strconv.FormatUint(uint64(tightest.LimitRemaining), 10)},
 			{Key: "RateLimit-Reset", Value: strconv.FormatInt(tightest.DurationUntilReset.GetSeconds(), 10)},
 		}
-		if nearLimit(all) {
+		near, banned := flags(all)
+		if near {
 			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd, &core.HeaderValue{Key: quotaheader.NearLimit, Value: "true"})
+		}
+		if banned {
+			out.ResponseHeadersToAdd = append(out.ResponseHeadersToAdd, &core.HeaderValue{Key: quotaheader.Banned, Value: "true"})
 		}
 	}
 	if s.cfg.Metadata {

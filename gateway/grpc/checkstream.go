@@ -415,7 +415,8 @@ func pack(out *weirv1.CheckStreamResponse, check int, r *limit.Result) {
 	flags := flag(d.Allowed, weirv1.StreamFlag_STREAM_FLAG_ALLOWED) | flag(d.Shadow, weirv1.StreamFlag_STREAM_FLAG_SHADOW) |
 		flag(d.Degraded, weirv1.StreamFlag_STREAM_FLAG_DEGRADED) | flag(d.FailedOpen, weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN) |
 		flag(d.FailedClosed, weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED) |
-		flag(d.RetryAfter == algo.Never, weirv1.StreamFlag_STREAM_FLAG_NEVER) | flag(d.NearLimit, weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT)
+		flag(d.RetryAfter == algo.Never, weirv1.StreamFlag_STREAM_FLAG_NEVER) | flag(d.NearLimit, weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT) |
+		flag(d.Banned, weirv1.StreamFlag_STREAM_FLAG_BANNED)
 	retryAfter := d.RetryAfter
 	if retryAfter == algo.Never {
 		retryAfter = 0

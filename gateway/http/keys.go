@@ -49,6 +49,7 @@ type policyUseBody struct {
 	FailedOpen   uint64 `json:"failed_open"`
 	FailedClosed uint64 `json:"failed_closed"`
 	Errors       uint64 `json:"errors"`
+	Banned       uint64 `json:"banned,omitzero"`
 }
 
 // KeyOrders are the names of weir.v1's orders of keys, by their numbers; there is none for the first.
@@ -128,7 +129,7 @@ func topKeysBodyOf(order weirv1.KeyOrder, top *weirv1.TopKeysResponse) *topKeysB
 		body.Keys[i] = b
 	}
 	for i, p := range top.GetPolicies() {
-		body.Policies[i] = policyUseBody{p.GetPolicy(), p.GetAllowed(), p.GetRefused(), p.GetShadowed(), p.GetFailedOpen(), p.GetFailedClosed(), p.GetErrors()}
+		body.Policies[i] = policyUseBody{p.GetPolicy(), p.GetAllowed(), p.GetRefused(), p.GetShadowed(), p.GetFailedOpen(), p.GetFailedClosed(), p.GetErrors(), p.GetBanned()}
 	}
 	return body
 }
@@ -144,6 +145,7 @@ func listed(names []string) []string {
 // keyStateBody is the answer of POST /v1/keys/describe.
 type keyStateBody struct {
 	Node   string           `json:"node"`
+	Banned int64            `json:"banned_for_ms,omitzero"`
 	OnLoan int64            `json:"on_loan"`
 	Limits []limitStateBody `json:"limits"`
 }
@@ -168,7 +170,7 @@ func (a *api) describe() http.HandlerFunc {
 }
 
 func keyStateOf(state *limit.KeyState) any {
-	out := keyStateBody{Node: state.Node, OnLoan: state.OnLoan, Limits: make([]limitStateBody, len(state.Limits))}
+	out := keyStateBody{Node: state.Node, Banned: quotaheader.RoundUp(state.Banned, time.Millisecond), OnLoan: state.OnLoan, Limits: make([]limitStateBody, len(state.Limits))}
 	for i := range state.Limits {
 		l := &state.Limits[i]
 		b := limitStateBody{Algorithm: l.Algorithm.String(), Limit: l.Limit, Remaining: l.Remaining, Returns: make([]returnBody, len(l.Returns)),

@@ -233,7 +233,7 @@ func cellSeconds(d time.Duration) int64 {
 
 // appendDecision appends the answer of WEIR.CHECK and WEIR.PEEK.
 func appendDecision(b []byte, proto int, d *limit.Decision) []byte {
-	b = appendMap(b, proto, 10)
+	b = appendMap(b, proto, 11)
 	b = appendBool(append(b, "$7\r\nallowed\r\n"...), proto, d.Allowed)
 	b = appendInt(append(b, "$5\r\nlimit\r\n"...), d.Limit)
 	b = appendInt(append(b, "$9\r\nremaining\r\n"...), d.Remaining)
@@ -251,7 +251,8 @@ func appendDecision(b []byte, proto int, d *limit.Decision) []byte {
 	b = appendBool(append(b, "$6\r\nshadow\r\n"...), proto, d.Shadow)
 	b = appendBool(append(b, "$8\r\ndegraded\r\n"...), proto, d.Degraded)
 	b = appendBool(append(b, "$11\r\nfailed_open\r\n"...), proto, d.FailedOpen)
-	return appendBool(append(b, "$10\r\nnear_limit\r\n"...), proto, d.NearLimit)
+	b = appendBool(append(b, "$10\r\nnear_limit\r\n"...), proto, d.NearLimit)
+	return appendBool(append(b, "$6\r\nbanned\r\n"...), proto, d.Banned)
 }
 
 // millis are whole milliseconds, rounded up, so that who waits for so many does not come too early.

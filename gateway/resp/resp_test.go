@@ -208,7 +208,7 @@ func TestThrottleRounding(t *testing.T) {
 func TestCommands(t *testing.T) {
 	address, _, _ := serve(t, nil)
 	const hello2 = "*14\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$5\r\n7.2.0\r\n$5\r\nproto\r\n:2\r\n"
-	const admitted = "$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:1\r\n$14\r\nretry_after_ms\r\n:0\r\n$14\r\nreset_after_ms\r\n:60000\r\n$8\r\ndelay_ms\r\n:0\r\n$6\r\nshadow\r\n:0\r\n$8\r\ndegraded\r\n:0\r\n$11\r\nfailed_open\r\n:0\r\n$10\r\nnear_limit\r\n:0\r\n"
+	const admitted = "$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:1\r\n$14\r\nretry_after_ms\r\n:0\r\n$14\r\nreset_after_ms\r\n:60000\r\n$8\r\ndelay_ms\r\n:0\r\n$6\r\nshadow\r\n:0\r\n$8\r\ndegraded\r\n:0\r\n$11\r\nfailed_open\r\n:0\r\n$10\r\nnear_limit\r\n:0\r\n$6\r\nbanned\r\n:0\r\n"
 	for _, c := range []struct{ in, want string }{ // want: a prefix where it ends in …
 		{"ping\r\n", "+PONG\r\n"},
 		{send("PiNg", "a\r\nb"), "$4\r\na\r\nb\r\n"},
@@ -233,9 +233,9 @@ func TestCommands(t *testing.T) {
 		{"COMMAND DOCS nope\n", "*0\r\n"},
 		{"INFO\n", "$…"},
 		{send("GET", "a\nb", "\xff"), "-ERR unknown command 'GET', with args beginning with: 'a?b' '?' \r\n"},
-		{send("WEIR.CHECK", "login", "a"), "*20\r\n" + admitted},
-		{send("WEIR.CHECK", "login", "b", "3"), "*20\r\n$7\r\nallowed\r\n:0\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n$14\r\nretry_after_ms\r\n:-1\r\n…"},
-		{send("WEIR.PEEK", "login", "b"), "*20\r\n$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n…"},
+		{send("WEIR.CHECK", "login", "a"), "*22\r\n" + admitted},
+		{send("WEIR.CHECK", "login", "b", "3"), "*22\r\n$7\r\nallowed\r\n:0\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n$14\r\nretry_after_ms\r\n:-1\r\n…"},
+		{send("WEIR.PEEK", "login", "b"), "*22\r\n$7\r\nallowed\r\n:1\r\n$5\r\nlimit\r\n:2\r\n$9\r\nremaining\r\n:2\r\n…"},
 		{"WEIR.CHECK login\n", "-ERR wrong number of arguments for 'weir.check' command\r\n"},
 		{"WEIR.CHECK login a 1 2\n", "-ERR wrong number of arguments for 'weir.check' command\r\n"},
 		{"WEIR.CHECK login a x\n", "-ERR cost: is not an integer or out of range\r\n"},
@@ -253,7 +253,7 @@ func TestCommands(t *testing.T) {
 		{"CL.THROTTLE a 9007199254740990 1 1\n", "-Cell error: Store error: max_burst: takes too long to come back at this rate\r\n"},
 		{send("CL.THROTTLE", "", "1", "1", "1"), "-Cell error: Store error: key: …"},
 		{send("CL.THROTTLE", "\xff", "1", "1", "1"), "-Cell error: Store error: key: …"},
-		{"HELLO 3\n" + send("WEIR.PEEK", "login", "b"), "…" + "%10\r\n$7\r\nallowed\r\n#t\r\n…"},
+		{"HELLO 3\n" + send("WEIR.PEEK", "login", "b"), "…" + "%11\r\n$7\r\nallowed\r\n#t\r\n…"},
 		{"HELLO 3\nCLIENT GETNAME\n", "…" + "*0\r\n_\r\n"},
 		{"*1\r\n*1\r\n$4\r\nPING\r\n", "-ERR Protocol error: expected '$', got '*'\r\n"},
 		{"PING\r\n*1\r\n$-7\r\n", "+PONG\r\n-ERR Protocol error: invalid bulk length\r\n"},
@@ -660,7 +660,7 @@ func TestOnError(t *testing.T) {
 		{failing{Decision: limit.Decision{FailedClosed: true, RetryAfter: time.Second}}, "-TRYAGAIN the node…", "-TRYAGAIN the node…"},
 		{failing{err: limit.NewError(limit.Unavailable, "", "gone")}, "-TRYAGAIN gone\r\n", "-TRYAGAIN gone\r\n"},
 		{failing{err: context.DeadlineExceeded}, "-TRYAGAIN …", "-TRYAGAIN …"},
-		{failing{Decision: limit.Decision{FailedOpen: true, Allowed: true}}, "*5\r\n:0\r\n:6\r\n:0\r\n:-1\r\n:0\r\n", "*20\r\n$7\r\nallowed\r\n:1\r\n…"},
+		{failing{Decision: limit.Decision{FailedOpen: true, Allowed: true}}, "*5\r\n:0\r\n:6\r\n:0\r\n:-1\r\n:0\r\n", "*22\r\n$7\r\nallowed\r\n:1\r\n…"},
 	} {
 		address, _, _ := serve(t, func(cfg *Config) { cfg.Service = c.f })
 		for in, w := range map[string]string{send("CL.THROTTLE", "a", "5", "1", "1"): c.throttle, send("WEIR.CHECK", "p", "a"): c.check} {

@@ -22,10 +22,11 @@ const (
 // Counts are decisions by their results, and errors.
 type Counts struct {
 	Allowed, Refused, Shadowed, FailedOpen, FailedClosed, Errors uint64
+	Banned                                                       uint64 // of Refused and Shadowed
 }
 
 func countsOf(s *limiter.PolicyStats) Counts {
-	return Counts{s.Allowed, s.Refused, s.Shadowed, s.FailedOpen, s.FailedClosed, s.Errors}
+	return Counts{s.Allowed, s.Refused, s.Shadowed, s.FailedOpen, s.FailedClosed, s.Errors, s.Banned}
 }
 
 // Add adds other to c.
@@ -36,11 +37,12 @@ func (c *Counts) Add(other Counts) {
 	c.FailedOpen += other.FailedOpen
 	c.FailedClosed += other.FailedClosed
 	c.Errors += other.Errors
+	c.Banned += other.Banned
 }
 
 func (c *Counts) since(before Counts) Counts {
 	return Counts{c.Allowed - before.Allowed, c.Refused - before.Refused, c.Shadowed - before.Shadowed,
-		c.FailedOpen - before.FailedOpen, c.FailedClosed - before.FailedClosed, c.Errors - before.Errors}
+		c.FailedOpen - before.FailedOpen, c.FailedClosed - before.FailedClosed, c.Errors - before.Errors, c.Banned - before.Banned}
 }
 
 // Total is the number of decisions.

@@ -79,6 +79,9 @@ var (
 		"Those of weir_requests_total that this node refused from memory, in the place of their owner.", []string{"policy"}, nil)
 	nearLimit = prometheus.NewDesc("weir_near_limit_total",
 		"Those of weir_requests_total after which the warn_at of their policy was in use, of one of its limits.", []string{"policy"}, nil)
+	banned = prometheus.NewDesc("weir_banned_total",
+		"Those of weir_requests_total that were refused, or would have been but for shadow mode, because the key is banned.", []string{"policy"}, nil)
+	bans        = prometheus.NewDesc("weir_bans_total", "Bans of keys that a refusal has begun.", []string{"policy"}, nil)
 	windowCount = prometheus.NewDesc("weir_current_window_count",
 		"Units in use of the fullest key decided here since this scraper's last scrape.", []string{"policy"}, nil)
 	utilization = prometheus.NewDesc("weir_window_utilization",
@@ -216,7 +219,7 @@ type page struct {
 
 // Describe implements prometheus.Collector.
 func (page) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, borrowed, nearLimit, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
+	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, borrowed, nearLimit, banned, bans, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
 		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
 		borrowers, loans, loanUnits, recalls, pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
@@ -247,6 +250,8 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		counter(remembered, s.Remembered, s.Policy)
 		counter(nearLimit, s.NearLimit, s.Policy)
 		counter(borrowed, s.Borrowed, s.Policy)
+		counter(banned, s.Banned, s.Policy)
+		counter(bans, s.Bans, s.Policy)
 		gauge(windowCount, float64(s.PeakCount), s.Policy)
 		gauge(utilization, s.PeakUtilization, s.Policy)
 	}

@@ -94,12 +94,12 @@ func (n *Node) activity(r *peerv1.ActivityRequest) *peerv1.ActivityResponse {
 
 func policyUse(name string, c activity.Counts) *weirv1.PolicyUse {
 	return &weirv1.PolicyUse{Policy: name, Allowed: c.Allowed, Refused: c.Refused, Shadowed: c.Shadowed,
-		FailedOpen: c.FailedOpen, FailedClosed: c.FailedClosed, Errors: c.Errors}
+		FailedOpen: c.FailedOpen, FailedClosed: c.FailedClosed, Errors: c.Errors, Banned: c.Banned}
 }
 
 func countsOf(u *weirv1.PolicyUse) activity.Counts {
 	return activity.Counts{Allowed: u.GetAllowed(), Refused: u.GetRefused(), Shadowed: u.GetShadowed(),
-		FailedOpen: u.GetFailedOpen(), FailedClosed: u.GetFailedClosed(), Errors: u.GetErrors()}
+		FailedOpen: u.GetFailedOpen(), FailedClosed: u.GetFailedClosed(), Errors: u.GetErrors(), Banned: u.GetBanned()}
 }
 
 // clusterActivity is what the members of a cluster have decided lately, together.
@@ -293,7 +293,7 @@ func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, er
 	if e, ok := errors.AsType[*limit.Error](err); ok {
 		return nil, status.Error(wire.Code(e.Kind), e.Error())
 	}
-	out := &peerv1.DescribeResponse{Holds: holds, OnLoan: is.OnLoan}
+	out := &peerv1.DescribeResponse{Holds: holds, OnLoan: is.OnLoan, BannedNs: int64(is.Banned)}
 	for i := range is.Limits {
 		l := &is.Limits[i]
 		state := &peerv1.LimitState{Algorithm: weirv1.Algorithm(l.Algorithm), Limit: l.Limit, WindowNs: int64(l.Window), Remaining: l.Remaining}
@@ -354,6 +354,6 @@ func (n *Node) askDescribe(ctx context.Context, route *ownership.Route, t *limit
 		}
 		is.Limits = append(is.Limits, state)
 	}
-	is.OnLoan = answer.OnLoan
+	is.OnLoan, is.Banned = answer.OnLoan, time.Duration(answer.BannedNs)
 	return is, answer.Holds, nil
 }

@@ -242,6 +242,8 @@ var elsewhere = exposed{
 	"weir_candidate_total":                      {"policy": {}, "result": {"allowed": true, "refused": true}},
 	"weir_candidate_disagreements_total":        {"policy": {}},
 	"weir_near_limit_total":                     {"policy": {}},
+	"weir_banned_total":                         {"policy": {}},
+	"weir_bans_total":                           {"policy": {}},
 	"weir_envoy_hits_total":                     {"descriptor": {}, "result": {"within_limit": true, "over_limit": true, "shadow_mode": true}},
 }
 

@@ -39,8 +39,11 @@ func RoundUp(d, unit time.Duration) int64 {
 	return int64((d-1)/unit) + 1
 }
 
-// NearLimit is the header field of a decision that is so, with the value "true".
-const NearLimit = "Weir-Near-Limit"
+// The header fields of decisions that are NearLimit and Banned, with the value "true".
+const (
+	NearLimit = "Weir-Near-Limit"
+	Banned    = "Weir-Banned"
+)
 
 var yes = []string{"true"}
 
@@ -49,7 +52,7 @@ var yes = []string{"true"}
 const maxField = 999_999_999_999_999
 
 // Set sets the header fields that tell how much is left: those of draft-ietf-httpapi-ratelimit-headers-10 and the
-// three that came before it, and Weir-Near-Limit on a decision that is NearLimit. Where there is no quota (unlimited) or it is not known (the owner was not asked), there
+// three that came before it, and NearLimit and Banned. Where there is no quota (unlimited) or it is not known (the owner was not asked), there
 // are none.
 //
 // Windows below a second or between seconds are rounded up, since the draft has none: a caller who paces itself by them
@@ -107,6 +110,9 @@ func Set(h http.Header, buf []byte, d *limit.Decision) []byte {
 
 	if d.NearLimit {
 		h[NearLimit] = yes
+	}
+	if d.Banned {
+		h[Banned] = yes
 	}
 
 	all := string(b)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -123,12 +124,20 @@ func printTop(w io.Writer, order weirv1.KeyOrder, top *weirv1.TopKeysResponse, w
 	}
 	fmt.Fprintln(w)
 	rows := [][]string{{"POLICY", "CHECKS/S", "REFUSED/S", "REFUSED", "FAILED/S", "ERRORS/S"}}
+	bans := slices.ContainsFunc(top.Policies, func(p *weirv1.PolicyUse) bool { return p.Banned > 0 })
+	if bans {
+		rows[0] = append(rows[0], "BANNED/S")
+	}
 	over := time.Duration(top.PoliciesCountedNs)
 	for _, p := range top.Policies {
 		checks := p.Allowed + p.Refused + p.Shadowed + p.FailedOpen + p.FailedClosed
-		rows = append(rows, []string{
+		row := []string{
 			p.Policy, rate(checks, over), rate(p.Refused, over), part(p.Refused, checks), rate(p.FailedOpen+p.FailedClosed, over), rate(p.Errors, over),
-		})
+		}
+		if bans {
+			row = append(row, rate(p.Banned, over))
+		}
+		rows = append(rows, row)
 	}
 	printColumns(w, rows, 0)
 	fmt.Fprintln(w)

@@ -44,6 +44,12 @@ alice               login               12       2.50      20%   5/5  100%
 		t.Errorf("got\n%swant\n%s", &b, want)
 	}
 	b.Reset()
+	top := topExample()
+	top.Policies[0].Banned = 20
+	if err := printTop(&b, weirv1.KeyOrder_KEY_ORDER_REFUSED, top, 0); err != nil || !strings.Contains(b.String(), "ERRORS/S  BANNED/S\n") {
+		t.Errorf("with bans: %v\n%s", err, &b)
+	}
+	b.Reset()
 	if err := printTop(&b, weirv1.KeyOrder_KEY_ORDER_BUSIEST, &weirv1.TopKeysResponse{Node: "n0", Members: []string{"n0"}}, 0); err != nil || !strings.Contains(b.String(), "no key was decided on\n") {
 		t.Errorf("%v\n%s", err, &b)
 	}

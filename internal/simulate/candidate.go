@@ -23,6 +23,7 @@ type candidate struct {
 	scaled map[*policy.Rule]algo.Limits // in place of the rules' own
 	window int64                        // ns, that of Worst; 0: none
 	from   int64
+	newest int64 // Mono instant of what was decided so far: time never runs backwards
 
 	arena  *algo.Arena
 	states []keyState
@@ -42,6 +43,7 @@ type keyState struct {
 	blocked           bool
 	ref               algo.Ref
 	begun             bool
+	banned            int64 // Mono instant at which the key's ban ends
 	admitted, refused uint32
 	recent            []admission // those of the last window, from head on
 	head              int
@@ -116,9 +118,20 @@ func (c *candidate) decide(e *entry) {
 			k.ref, k.begun = c.alloc(words), true
 			k.limits.Init(c.arena.Block(k.ref, words), now)
 		}
+		c.newest = max(c.newest, now.Mono)
+		if e.cost > 0 && c.newest < k.banned {
+			if d.RetryAfter = time.Duration(k.banned - c.newest); e.cost > k.limits.Largest() {
+				d.RetryAfter = algo.Never
+			}
+			break
+		}
 		req := algo.Request{Cost: e.cost}
 		// Without a budget there is no error.
 		_ = k.limits.DecideTo(c.arena, c.arena.Block(k.ref, words), now, &req, nil, &d)
+		if !d.Allowed && e.cost > 0 && c.policy.Ban > 0 && d.RetryAfter != algo.Never {
+			k.banned = c.newest + int64(c.policy.Ban)
+			d.RetryAfter = max(d.RetryAfter, c.policy.Ban)
+		}
 	}
 	if e.cost == 0 {
 		return // a peek

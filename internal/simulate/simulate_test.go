@@ -46,6 +46,7 @@ const candidates = `policies:
   - {name: queue, algorithm: leaky_bucket, limit: 2, window: 1s, capacity: 7}
   - {name: both, algorithm: sliding_log, limits: [5/1s, 40/1m]}
   - {name: denied, algorithm: sliding_log, limit: 20, window: 10s, count_denied: true}
+  - {name: banned, algorithm: sliding_log, limit: 20, window: 10s, ban: 15s}
   - {name: free, algorithm: sliding_log, limit: -1, window: 1s}
 `
 

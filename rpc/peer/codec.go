@@ -33,6 +33,7 @@ const (
 	opTrace
 	opCaller
 	opAlways
+	opSpent
 	opUnknown // and all above
 )
 
@@ -54,6 +55,7 @@ const (
 	outLease
 	outLimits
 	outNearLimit
+	outBanned
 	outUnknown // and all above
 )
 
@@ -98,7 +100,7 @@ func (p *packer) add(op *limiter.Op, left time.Duration) bool {
 	flags := flagIf(number != p.number, opTarget) | flagIf(timeout != p.timeout, opTimeout) |
 		flagIf(op.Cost != 1, opCost) | flagIf(op.Partial, opPartial) | flagIf(op.RequestID != "", opRequestID) |
 		flagIf(op.Hops != 1, opHops) | flagIf(op.Trace != "", opTrace) | flagIf(op.Caller != p.caller, opCaller) |
-		flagIf(op.Always, opAlways)
+		flagIf(op.Always, opAlways) | flagIf(op.Spent, opSpent)
 	p.number, p.timeout, p.caller = number, timeout, op.Caller
 	b := binary.AppendUvarint(p.bytes, flags)
 	if flags&opCaller != 0 {
@@ -226,7 +228,7 @@ func (t *numberedTargets) unpack(b *peerv1.Batch, ops []limiter.Op) ([]limiter.O
 		if flags&opCost != 0 {
 			op.Cost = r.Varint()
 		}
-		op.Partial, op.Always = flags&opPartial != 0, flags&opAlways != 0
+		op.Partial, op.Always, op.Spent = flags&opPartial != 0, flags&opAlways != 0, flags&opSpent != 0
 		if flags&opRequestID != 0 {
 			op.RequestID = r.Text(math.MaxInt)
 		}
@@ -289,7 +291,7 @@ func appendOutcome(b []byte, q *quota, op *limiter.Op) []byte {
 		flagIf(d.RememberFor != 0, outRememberFor) | flagIf(d.Granted != usualGrant(d.Allowed, op.Cost), outGranted) |
 		flagIf(d.Delay != 0, outDelay) | flagIf(d.Shadow, outShadow) | flagIf(d.Degraded, outDegraded) |
 		flagIf(d.FailedOpen, outFailedOpen) | flagIf(d.FailedClosed, outFailedClosed) | flagIf(op.Outcome.Lease != 0, outLease) |
-		flagIf(len(d.Limits) > 0, outLimits) | flagIf(d.NearLimit, outNearLimit)
+		flagIf(len(d.Limits) > 0, outLimits) | flagIf(d.NearLimit, outNearLimit) | flagIf(d.Banned, outBanned)
 	if d.RetryAfter == algo.Never {
 		flags = flags&^outRetryAfter | outNever
 	}
@@ -397,7 +399,7 @@ func (r *outcomes) next(op *limiter.Op) bool {
 	}
 	d.Shadow, d.Degraded = flags&outShadow != 0, flags&outDegraded != 0
 	d.FailedOpen, d.FailedClosed = flags&outFailedOpen != 0, flags&outFailedClosed != 0
-	d.NearLimit = flags&outNearLimit != 0
+	d.NearLimit, d.Banned = flags&outNearLimit != 0, flags&outBanned != 0
 	if flags&outLease != 0 {
 		out.Lease = lease(r.Uvarint())
 	}

@@ -18,7 +18,7 @@ import (
 func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	item := &peerv1.Item{
 		Hops: uint32(op.Hops), TimeoutNs: uint64(max(left, 0)),
-		Caller: op.Caller, Always: op.Always,
+		Caller: op.Caller, Always: op.Always, Spent: op.Spent,
 	}
 	if op.Trace != "" {
 		item.Trace = []byte(op.Trace)
@@ -112,7 +112,7 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
 	}
-	op.Always = item.Always
+	op.Always, op.Spent = item.Always, item.Spent
 	if op.Target, op.Outcome.Err = wire.Target(t); len(item.Caller) > maxCaller {
 		op.Outcome.Err = &limit.Error{Kind: limit.TooLarge, Message: "the caller's name is too long"}
 		return

@@ -75,6 +75,18 @@ func TestCheck(t *testing.T) {
 		return ops
 	}
 
+	// banned adds a refusal at 4 s that begins a ban of so many seconds, and one at another time, if that is not 0, that is the ban's.
+	banned := func(again, ban float64, ops ...Operation) []Operation {
+		first := at(Refused, 4)[0]
+		first.Banned, first.Bans = true, time.Duration(moment(ban))
+		if ops = append(ops, first); again != 0 {
+			other := at(Refused, again)[0]
+			other.Banned = true
+			ops = append(ops, other)
+		}
+		return ops
+	}
+
 	tests := []struct {
 		name   string
 		policy func(*Policy)
@@ -180,6 +192,18 @@ func TestCheck(t *testing.T) {
 		{"merged bucket", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 1)}, ""},
 		{"merged bucket by maximum", bucket, History{Splits: split(0, 5, 2), Operations: at(Admitted, 1, 1), Usages: left(1.5, 2)}, Forgotten},
 		{"bucket of sides long apart", bucket, History{Splits: split(0, 11, 2), Operations: at(Admitted, 10, 10), Usages: left(11.5, 2)}, ""},
+
+		// Bans.
+		{"banned", none, History{Operations: banned(0, 20, at(Admitted, 1, 2, 3, 24.001)...)}, ""},
+		{"admitted during a ban", none, History{Operations: banned(0, 20, at(Admitted, 1, 2, 3, 23.9)...)}, Banned},
+		{"admitted at the instant of a ban", none, History{Operations: banned(0, 20, at(Admitted, 1, 2, 4)...)}, ""},
+		{"during a ban, by clocks that differ", none, History{Drift: 1000, Operations: banned(0, 20, at(Admitted, 1, 2, 3, 23.97)...)}, ""},
+		{"banned without need", none, History{Operations: banned(0, 20, at(Admitted, 1)...)}, Unjustified},
+		{"refused by a ban", none, History{Operations: banned(15, 20, at(Admitted, 1, 2, 3)...)}, ""},
+		{"a ban forgotten in a crash", none, History{Crashes: crash(5, true), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, ""},
+		{"a ban kept in a crash", durable(Sync), History{Crashes: crash(5, true), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, Banned},
+		{"a ban of another side", none, History{Splits: split(0, 6, 2), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, ""},
+		{"a ban under a strict rule", strict, History{Splits: split(0, 6, 2), Operations: banned(0, 20, at(Admitted, 1, 2, 3, 20)...)}, Banned},
 
 		// What cannot be judged.
 		{"unknown policy", none, History{Operations: []Operation{{Policy: "q", Key: "k", Cost: 1, Result: Admitted}}}, Malformed},

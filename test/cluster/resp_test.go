@@ -138,7 +138,7 @@ func TestRESP(t *testing.T) {
 		ask := redisTool(t, "redis-cli", entry.resp)
 		for _, c := range []struct{ args, want string }{
 			{"PING", "PONG"}, {"CL.THROTTLE " + keys[2] + " 15 30 60", "0\n16\n15\n-1\n2"}, {"CL.THROTTLE " + keys[2] + " 15 30 60 17", "1\n16\n15\n-1\n2"},
-			{"-3 --json WEIR.PEEK token_bucket " + keys[2], `{"allowed":true,"limit":100,"remaining":100,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,"shadow":false,"degraded":false,"failed_open":false,"near_limit":false}`},
+			{"-3 --json WEIR.PEEK token_bucket " + keys[2], `{"allowed":true,"limit":100,"remaining":100,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":0,"shadow":false,"degraded":false,"failed_open":false,"near_limit":false,"banned":false}`},
 			{"GET a", "ERR unknown command 'GET', with args beginning with: 'a'"}, {"COMMAND COUNT", "13"},
 		} {
 			if got := strings.TrimSpace(ask(strings.Fields(c.args)...)); got != c.want {

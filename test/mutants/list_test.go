@@ -532,6 +532,26 @@ var mutants = []mutant{
 		"./algo -run TestLoans$", "FAIL",
 	},
 	{
+		"store: a chunk drops bans", "store/chunk.go",
+		[]edit{{"uint64(r.banLeft(d.now))", "0"}},
+		"./test/simulation -run TestBans$", "admitted during a ban",
+	},
+	{
+		"store: a merge drops bans", "store/merge.go",
+		[]edit{{"	m.uniteBans()\n", ""}},
+		"./store -run TestBanMerged", "FAIL",
+	},
+	{
+		"store: a ban begins beside loans", "store/ban.go",
+		[]edit{{"|| request.Held > 0 ", ""}},
+		"./store -run TestBanBesideLoans", "before what is on loan is back",
+	},
+	{
+		"store: a ban is swept", "store/store.go",
+		[]edit{{"|| r.banLeft(now) > 0 ", ""}},
+		"./store -run TestBan$", "FAIL",
+	},
+	{
 		"loan: copies know of none", "store/chunk.go",
 		[]edit{{"	if l := d.part.lentOf(r); l != nil {", "	if l := d.part.lentOf(r); l != nil && false {"}},
 		"./store -run TestLoanMoves", "FAIL",

@@ -503,6 +503,7 @@ function showDecision(status, d, of) {
   if (d.limit < 0) facts[0] = of.key + " has no limit";
   if (!d.allowed) facts.push(d.retry_after_ms === undefined ? "it can never pass" : "the same passes in " + duration(d.retry_after_ms));
   if (d.delay_ms) facts.push("it may go in " + duration(d.delay_ms));
+  if (d.banned) facts.push("banned");
   if (d.reset_after_ms) facts.push("as new in " + duration(d.reset_after_ms));
   if (d.degraded) facts.push("no other node has a copy of this yet");
   const title = d.failed_open ? "Admitted without counting: the owner could not be asked" : d.failed_closed ? "Refused without counting: the owner could not be asked" :
@@ -537,7 +538,9 @@ function showState() {
     box.replaceChildren(element("p", {class: "soft"}, node + " decides for this key, which needs no state."));
     return;
   }
-  box.replaceChildren(...limits.map((l, i) => {
+  const ban = (shown.answer.banned_for_ms || 0) - passed;
+  const banned = ban > 0 ? [element("p", {class: "banned"}, "Banned for " + duration(ban) + " more.")] : [];
+  box.replaceChildren(...banned, ...limits.map((l, i) => {
     const left = l.returns.map(r => ({units: r.units, after: r.after_ms - passed})).filter(r => r.after > 0);
     const back = l.returns.reduce((n, r) => n + (r.after_ms <= passed ? r.units : 0), 0);
     const used = Math.max(l.limit - l.remaining - back, 0);

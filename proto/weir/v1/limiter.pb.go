@@ -170,19 +170,21 @@ const (
 	StreamFlag_STREAM_FLAG_FAILED_CLOSED StreamFlag = 16
 	StreamFlag_STREAM_FLAG_NEVER         StreamFlag = 32 // this check can never pass; retry_after_ns is 0 then
 	StreamFlag_STREAM_FLAG_NEAR_LIMIT    StreamFlag = 64
+	StreamFlag_STREAM_FLAG_BANNED        StreamFlag = 128
 )
 
 // Enum value maps for StreamFlag.
 var (
 	StreamFlag_name = map[int32]string{
-		0:  "STREAM_FLAG_UNSPECIFIED",
-		1:  "STREAM_FLAG_ALLOWED",
-		2:  "STREAM_FLAG_SHADOW",
-		4:  "STREAM_FLAG_DEGRADED",
-		8:  "STREAM_FLAG_FAILED_OPEN",
-		16: "STREAM_FLAG_FAILED_CLOSED",
-		32: "STREAM_FLAG_NEVER",
-		64: "STREAM_FLAG_NEAR_LIMIT",
+		0:   "STREAM_FLAG_UNSPECIFIED",
+		1:   "STREAM_FLAG_ALLOWED",
+		2:   "STREAM_FLAG_SHADOW",
+		4:   "STREAM_FLAG_DEGRADED",
+		8:   "STREAM_FLAG_FAILED_OPEN",
+		16:  "STREAM_FLAG_FAILED_CLOSED",
+		32:  "STREAM_FLAG_NEVER",
+		64:  "STREAM_FLAG_NEAR_LIMIT",
+		128: "STREAM_FLAG_BANNED",
 	}
 	StreamFlag_value = map[string]int32{
 		"STREAM_FLAG_UNSPECIFIED":   0,
@@ -193,6 +195,7 @@ var (
 		"STREAM_FLAG_FAILED_CLOSED": 16,
 		"STREAM_FLAG_NEVER":         32,
 		"STREAM_FLAG_NEAR_LIMIT":    64,
+		"STREAM_FLAG_BANNED":        128,
 	}
 )
 
@@ -864,6 +867,7 @@ type Decision struct {
 	// remember_for_ns is set on a plain refusal: for so long, from the moment the question was sent and less the error of
 	// the asker's clock, the same question with the same cost need not be asked again.
 	RememberForNs int64 `protobuf:"varint,18,opt,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
+	Banned        bool  `protobuf:"varint,20,opt,name=banned,proto3" json:"banned,omitempty"`                        // by the policy's ban: retry_after_ns is its end, or later
 	NearLimit     bool  `protobuf:"varint,19,opt,name=near_limit,json=nearLimit,proto3" json:"near_limit,omitempty"` // with this decision at least the policy's warn_at of a limit is in use
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1023,6 +1027,13 @@ func (x *Decision) GetRememberForNs() int64 {
 		return x.RememberForNs
 	}
 	return 0
+}
+
+func (x *Decision) GetBanned() bool {
+	if x != nil {
+		return x.Banned
+	}
+	return false
 }
 
 func (x *Decision) GetNearLimit() bool {
@@ -3511,6 +3522,7 @@ type PolicyUse struct {
 	FailedOpen    uint64                 `protobuf:"varint,5,opt,name=failed_open,json=failedOpen,proto3" json:"failed_open,omitempty"`
 	FailedClosed  uint64                 `protobuf:"varint,6,opt,name=failed_closed,json=failedClosed,proto3" json:"failed_closed,omitempty"`
 	Errors        uint64                 `protobuf:"varint,7,opt,name=errors,proto3" json:"errors,omitempty"`
+	Banned        uint64                 `protobuf:"varint,8,opt,name=banned,proto3" json:"banned,omitempty"` // of refused and shadowed: by the policy's ban
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3590,6 +3602,13 @@ func (x *PolicyUse) GetFailedClosed() uint64 {
 func (x *PolicyUse) GetErrors() uint64 {
 	if x != nil {
 		return x.Errors
+	}
+	return 0
+}
+
+func (x *PolicyUse) GetBanned() uint64 {
+	if x != nil {
+		return x.Banned
 	}
 	return 0
 }
@@ -4072,7 +4091,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\xf6\x04\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\x8e\x05\n" +
 	"\bDecision\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
 	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x18\n" +
@@ -4094,7 +4113,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\twindow_ns\x18\x0f \x01(\x03R\bwindowNs\x12,\n" +
 	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12%\n" +
 	"\x0ereservation_id\x18\x11 \x01(\tR\rreservationId\x12&\n" +
-	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNs\x12\x1d\n" +
+	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNs\x12\x16\n" +
+	"\x06banned\x18\x14 \x01(\bR\x06banned\x12\x1d\n" +
 	"\n" +
 	"near_limit\x18\x13 \x01(\bR\tnearLimitB\x11\n" +
 	"\x0f_retry_after_ns\"\xe6\x02\n" +
@@ -4323,7 +4343,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\twindow_ns\x18\t \x01(\x03R\bwindowNs\x12\x14\n" +
 	"\x05limit\x18\n" +
 	" \x01(\x03R\x05limit\x12\x12\n" +
-	"\x04used\x18\v \x01(\x03R\x04used\"\xd1\x01\n" +
+	"\x04used\x18\v \x01(\x03R\x04used\"\xe9\x01\n" +
 	"\tPolicyUse\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
 	"\aallowed\x18\x02 \x01(\x04R\aallowed\x12\x18\n" +
@@ -4332,7 +4352,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\vfailed_open\x18\x05 \x01(\x04R\n" +
 	"failedOpen\x12#\n" +
 	"\rfailed_closed\x18\x06 \x01(\x04R\ffailedClosed\x12\x16\n" +
-	"\x06errors\x18\a \x01(\x04R\x06errors\"\x0f\n" +
+	"\x06errors\x18\a \x01(\x04R\x06errors\x12\x16\n" +
+	"\x06banned\x18\b \x01(\x04R\x06banned\"\x0f\n" +
 	"\rStatusRequest\"\xfd\x01\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
@@ -4399,7 +4420,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\vPERIOD_WEEK\x10\x04\x12\x10\n" +
 	"\fPERIOD_MONTH\x10\x05\x12\x0f\n" +
 	"\vPERIOD_YEAR\x10\x06\x12\x10\n" +
-	"\fPERIOD_EPOCH\x10\a*\xe3\x01\n" +
+	"\fPERIOD_EPOCH\x10\a*\xfc\x01\n" +
 	"\n" +
 	"StreamFlag\x12\x1b\n" +
 	"\x17STREAM_FLAG_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -4409,7 +4430,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x17STREAM_FLAG_FAILED_OPEN\x10\b\x12\x1d\n" +
 	"\x19STREAM_FLAG_FAILED_CLOSED\x10\x10\x12\x15\n" +
 	"\x11STREAM_FLAG_NEVER\x10 \x12\x1a\n" +
-	"\x16STREAM_FLAG_NEAR_LIMIT\x10@*0\n" +
+	"\x16STREAM_FLAG_NEAR_LIMIT\x10@\x12\x17\n" +
+	"\x12STREAM_FLAG_BANNED\x10\x80\x01*0\n" +
 	"\aOverrun\x12\x12\n" +
 	"\x0eOVERRUN_CHARGE\x10\x00\x12\x11\n" +
 	"\rOVERRUN_ERROR\x10\x01*j\n" +

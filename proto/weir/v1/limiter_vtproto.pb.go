@@ -535,6 +535,18 @@ func (m *Decision) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Banned {
+		i--
+		if m.Banned {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xa0
+	}
 	if m.NearLimit {
 		i--
 		if m.NearLimit {
@@ -3139,6 +3151,11 @@ func (m *PolicyUse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Banned != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Banned))
+		i--
+		dAtA[i] = 0x40
+	}
 	if m.Errors != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Errors))
 		i--
@@ -3982,6 +3999,9 @@ func (m *Decision) SizeVT() (n int) {
 		n += 2 + protohelpers.SizeOfVarint(uint64(m.RememberForNs))
 	}
 	if m.NearLimit {
+		n += 3
+	}
+	if m.Banned {
 		n += 3
 	}
 	n += len(m.unknownFields)
@@ -4971,6 +4991,9 @@ func (m *PolicyUse) SizeVT() (n int) {
 	}
 	if m.Errors != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.Errors))
+	}
+	if m.Banned != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.Banned))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -6728,6 +6751,26 @@ func (m *Decision) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.NearLimit = bool(v != 0)
+		case 20:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Banned", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Banned = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -13529,6 +13572,25 @@ func (m *PolicyUse) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.Errors |= uint64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 8:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Banned", wireType)
+			}
+			m.Banned = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.Banned |= uint64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}

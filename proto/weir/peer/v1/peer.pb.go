@@ -350,6 +350,7 @@ type Batch struct {
 	//	256  the Item's caller, with its length before it, which comes before everything else; otherwise that of the check before,
 	//	     at first none
 	//	512  always: the check is charged whether or not there is room, and its cost may be negative
+	//	1024 spent: of one with 512, what it charges is spent already
 	//
 	// and then, of a check, the key, with its length before it. The partition follows from the key.
 	Operations    []byte `protobuf:"bytes,4,opt,name=operations,proto3" json:"operations,omitempty"`
@@ -434,7 +435,7 @@ type Reply struct {
 	//	8192   the ItemReply's lease_ns; otherwise 0
 	//	16384  the limits of a policy that has several: how many, and of each limit (s), window, remaining (s), reset_after, and
 	//	       1 and retry_after, or 0 where that is absent
-	//	32768  near_limit
+	//	32768, 65536  near_limit, banned
 	//
 	// and then, of a decision, remaining (s). Policy and request id are those that were asked with. Durations are nanoseconds.
 	Outcomes      []byte `protobuf:"bytes,2,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
@@ -560,6 +561,7 @@ type Item struct {
 	Trace         []byte `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
 	Caller        string `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`  // name of the authenticated caller, at most 256 bytes; empty when it is not known
 	Always        bool   `protobuf:"varint,13,opt,name=always,proto3" json:"always,omitempty"` // of a check: charged whether or not there is room; its cost may be negative
+	Spent         bool   `protobuf:"varint,15,opt,name=spent,proto3" json:"spent,omitempty"`   // with always: what is charged is spent already, and no ban is asked or begun
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -713,6 +715,13 @@ func (x *Item) GetCaller() string {
 func (x *Item) GetAlways() bool {
 	if x != nil {
 		return x.Always
+	}
+	return false
+}
+
+func (x *Item) GetSpent() bool {
+	if x != nil {
+		return x.Spent
 	}
 	return false
 }
@@ -1795,9 +1804,10 @@ func (x *DescribeRequest) GetTarget() *v1.Target {
 
 type DescribeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Holds         bool                   `protobuf:"varint,1,opt,name=holds,proto3" json:"holds,omitempty"`                 // whether the node decides for the key; nothing else is set where it does not
-	Limits        []*LimitState          `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`                // of the rule for the key; none where that needs no state
-	OnLoan        int64                  `protobuf:"varint,3,opt,name=on_loan,json=onLoan,proto3" json:"on_loan,omitempty"` // units that borrowers may admit by themselves
+	BannedNs      int64                  `protobuf:"varint,4,opt,name=banned_ns,json=bannedNs,proto3" json:"banned_ns,omitempty"` // for how long the key is banned
+	Holds         bool                   `protobuf:"varint,1,opt,name=holds,proto3" json:"holds,omitempty"`                       // whether the node decides for the key; nothing else is set where it does not
+	Limits        []*LimitState          `protobuf:"bytes,2,rep,name=limits,proto3" json:"limits,omitempty"`                      // of the rule for the key; none where that needs no state
+	OnLoan        int64                  `protobuf:"varint,3,opt,name=on_loan,json=onLoan,proto3" json:"on_loan,omitempty"`       // units that borrowers may admit by themselves
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1830,6 +1840,13 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
 	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DescribeResponse) GetBannedNs() int64 {
+	if x != nil {
+		return x.BannedNs
+	}
+	return 0
 }
 
 func (x *DescribeResponse) GetHolds() bool {
@@ -2156,7 +2173,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xc1\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xd7\x04\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
@@ -2173,7 +2190,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06extend\x18\x0e \x01(\v2\x14.weir.peer.v1.ExtendH\x00R\x06extend\x12\x14\n" +
 	"\x05trace\x18\v \x01(\fR\x05trace\x12\x16\n" +
 	"\x06caller\x18\f \x01(\tR\x06caller\x12\x16\n" +
-	"\x06always\x18\r \x01(\bR\x06alwaysB\v\n" +
+	"\x06always\x18\r \x01(\bR\x06always\x12\x14\n" +
+	"\x05spent\x18\x0f \x01(\bR\x05spentB\v\n" +
 	"\toperation\"d\n" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
@@ -2253,8 +2271,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12(\n" +
 	"\x05steps\x18\x02 \x03(\v2\x12.weir.v1.PolicyUseR\x05steps\":\n" +
 	"\x0fDescribeRequest\x12'\n" +
-	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\"s\n" +
-	"\x10DescribeResponse\x12\x14\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\"\x90\x01\n" +
+	"\x10DescribeResponse\x12\x1b\n" +
+	"\tbanned_ns\x18\x04 \x01(\x03R\bbannedNs\x12\x14\n" +
 	"\x05holds\x18\x01 \x01(\bR\x05holds\x120\n" +
 	"\x06limits\x18\x02 \x03(\v2\x18.weir.peer.v1.LimitStateR\x06limits\x12\x17\n" +
 	"\aon_loan\x18\x03 \x01(\x03R\x06onLoan\"\xbf\x01\n" +

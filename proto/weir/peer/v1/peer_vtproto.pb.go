@@ -499,6 +499,16 @@ func (m *Item) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		}
 		i -= size
 	}
+	if m.Spent {
+		i--
+		if m.Spent {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x78
+	}
 	if m.Always {
 		i--
 		if m.Always {
@@ -1756,6 +1766,11 @@ func (m *DescribeResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.BannedNs != 0 {
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.BannedNs))
+		i--
+		dAtA[i] = 0x20
+	}
 	if m.OnLoan != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.OnLoan))
 		i--
@@ -2266,6 +2281,9 @@ func (m *Item) SizeVT() (n int) {
 		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	if m.Always {
+		n += 2
+	}
+	if m.Spent {
 		n += 2
 	}
 	n += len(m.unknownFields)
@@ -2840,6 +2858,9 @@ func (m *DescribeResponse) SizeVT() (n int) {
 	}
 	if m.OnLoan != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.OnLoan))
+	}
+	if m.BannedNs != 0 {
+		n += 1 + protohelpers.SizeOfVarint(uint64(m.BannedNs))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -4332,6 +4353,26 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				m.Operation = &Item_Extend{Extend: v}
 			}
 			iNdEx = postIndex
+		case 15:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Spent", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.Spent = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
@@ -6725,6 +6766,25 @@ func (m *DescribeResponse) UnmarshalVT(dAtA []byte) error {
 				b := dAtA[iNdEx]
 				iNdEx++
 				m.OnLoan |= int64(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+		case 4:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field BannedNs", wireType)
+			}
+			m.BannedNs = 0
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				m.BannedNs |= int64(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
