@@ -17,6 +17,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/activity"
+	"github.com/weirlimit/weir/internal/readiness"
 	"github.com/weirlimit/weir/internal/topkeys"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -327,7 +328,7 @@ func (n *Node) Describe(ctx context.Context, t *limit.Target) (*limit.KeyState, 
 				is.Node = n.cfg.Name
 			}
 			return &is, nil
-		case !pause(ctx):
+		case !readiness.Pause(ctx):
 			return nil, limit.NewError(limit.Unavailable, "", "nobody decides for the key at this moment: ask again")
 		}
 	}

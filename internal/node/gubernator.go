@@ -44,7 +44,7 @@ func (n *Node) gubernatorHealth() gubernator.Health {
 	if v := n.view(); v != nil {
 		out.Address = v.Self.GRPCAddr
 	}
-	if !n.isReady() {
+	if !n.readiness.Settled() {
 		out.Problem = "the node is not ready"
 	}
 	return out

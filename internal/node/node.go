@@ -17,7 +17,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -41,6 +40,7 @@ import (
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/readiness"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/tracing"
 	"github.com/weirlimit/weir/limit"
@@ -72,6 +72,7 @@ type Node struct {
 	recorder    *activityRecorder
 	console     *console.Console // nil: off
 	runner      *runner.Runner
+	readiness   *readiness.Readiness
 	peers       *peer.Forwarder
 	messenger   *replica.Messenger
 	keys        *gossipkeys.Keys
@@ -93,10 +94,7 @@ type Node struct {
 	respServer  *resp.Server
 	debugServer *http.Server
 
-	settled  chan struct{}          // closed once the node is ready
-	awaited  atomic.Pointer[string] // what the node waited for when it last looked, before it was ready
-	phase    atomic.Int32           // one of the constants below
-	failed   chan struct{}          // closed by fail, after failure was set
+	failed   chan struct{} // closed by fail, after failure was set
 	failure  error
 	failOnce sync.Once
 	ctx      context.Context
@@ -106,20 +104,14 @@ type Node struct {
 	stopErr  error // what was not done in good order
 }
 
-// The phases of a node's life. None comes back.
-const (
-	phaseStarting int32 = iota
-	phaseReady
-	phaseStopping
-)
-
 // Start starts a node. It returns once every port is open and served; Settled tells when it is ready for traffic. An
 // error names the flag that is to blame, and leaves nothing running.
 func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n = &Node{
 		log: cfg.Logger, started: time.Now(),
-		settled: make(chan struct{}), failed: make(chan struct{}), health: health.NewServer(),
+		failed: make(chan struct{}), health: health.NewServer(),
 	}
+	n.openReadiness()
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	defer func() {
 		if err != nil {
@@ -230,7 +222,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		return n, err
 	}
 	n.metrics = metrics.New(metrics.Config{
-		Limiter: n.limiter, View: n.view, Ready: n.isReady, Ownership: n.runner.Status,
+		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
 		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
 		Collectors: append(n.envoyCollectors(), n.security.metrics, hops), LogsDropped: n.logsDropped(),
 	})
@@ -247,7 +239,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	}
 	n.openKeys()
 	n.serve()
-	n.work.Go(n.settle)
+	n.work.Go(func() { n.readiness.Settle(n.ctx) })
 	if n.cluster != nil {
 		n.work.Go(n.follow)
 		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.runner.SetView) })
@@ -462,69 +454,30 @@ func (n *Node) Err() error {
 }
 
 // Settled is closed once the node has become ready.
-func (n *Node) Settled() <-chan struct{} { return n.settled }
+func (n *Node) Settled() <-chan struct{} { return n.readiness.Became() }
 
-// patience is how long a node that is a member already waits for the others: one that cannot be asked, or keeps another
-// view, must not hold it up for ever. But as long as more and more partitions come, it waits: who restarts nodes one by one
-// takes one that is ready for one that holds its share.
-const patience = 10 * time.Second
-
-// waiting is how far a node has got in that. The zero value has not begun.
-type waiting struct {
-	until time.Time
-	held  int // the most partitions so far
-}
-
-// enough takes in how things stand, and reports whether the node has waited long enough.
-func (w *waiting) enough(now time.Time, member bool, held int) bool {
-	if !member || held > w.held || w.until.IsZero() {
-		w.until, w.held = now.Add(patience), max(held, w.held)
-	}
-	return now.After(w.until)
-}
-
-// settle makes the node ready once it is a member, every other member sees the ring as it does, and the partitions that
-// are its own have come; and a voter once it votes again, because who restarts nodes one by one waits for each to be
+// openReadiness makes what tells when the node is ready: once it is a member, every other member sees the ring as it does, and the
+// partitions that are its own have come; and a voter once it votes again, because who restarts nodes one by one waits for each to be
 // ready, and without a majority strict policies are decided nowhere.
-func (n *Node) settle() {
-	var w waiting
-	for {
-		what := n.awaits(n.ctx)
-		if what == "" {
-			break
-		}
-		n.awaited.Store(&what)
-		active, _ := n.joined()
-		st, _ := n.runner.Status()
-		if w.enough(time.Now(), active, st.Held) {
-			n.log.Warn("ready all the same", "though", what)
-			break
-		}
-		if !pause(n.ctx) {
-			return
-		}
-	}
-	if !n.phase.CompareAndSwap(phaseStarting, phaseReady) {
-		return // it is stopping already
-	}
-	n.setHealth(true)
-	close(n.settled)
-	n.log.Info("ready", "name", n.cfg.Name)
-}
-
-// awaits says what this node has to wait for before it is ready; nothing when that is empty.
-func (n *Node) awaits(ctx context.Context) string {
-	switch active, detail := n.joined(); {
-	case !active:
-		return detail
-	case !n.runner.Settled():
-		return "waiting for the partitions that are to move"
-	case !n.votes():
-		return "waiting until this voter votes again"
-	case !n.inStep(ctx):
-		return "waiting until all members see the same ring"
-	}
-	return ""
+func (n *Node) openReadiness() {
+	n.readiness = readiness.New(readiness.Config{
+		Joined: n.joined,
+		Conditions: []readiness.Condition{
+			{What: "waiting for the partitions that are to move", Holds: func(context.Context) bool { return n.runner.Settled() }},
+			{What: "waiting until this voter votes again", Holds: func(context.Context) bool { return n.votes() }},
+			{What: "waiting until all members see the same ring", Holds: n.inStep},
+		},
+		Held: func() int {
+			st, _ := n.runner.Status()
+			return st.Held
+		},
+		Now: time.Now,
+		Became: func() {
+			n.setHealth(true)
+			n.log.Info("ready", "name", n.cfg.Name)
+		},
+		Logger: n.log,
+	})
 }
 
 // votes reports whether this node does what others need it for as a voter, as far as it ever will: a voter that has
@@ -542,16 +495,6 @@ func (n *Node) votes() bool {
 	}
 	st, ok := n.runner.Status()
 	return !ok || st.Voting || present <= len(n.cfg.Voters)/2
-}
-
-// pause waits a moment before something is looked at again. It returns false at once when ctx is done.
-func pause(ctx context.Context) bool {
-	select {
-	case <-time.After(25 * time.Millisecond):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // joined reports whether this node is an active member, or why not.
@@ -623,8 +566,8 @@ func (n *Node) StopWithin(ctx context.Context) error {
 }
 
 func (n *Node) stop(ctx context.Context) (err error) {
-	n.phase.Store(phaseStopping)
-	n.health.Shutdown() // for good: settle may be about to say that all is well
+	n.readiness.Stop()
+	n.health.Shutdown() // for good: readiness may be about to say that all is well
 	ctx, done := context.WithTimeout(ctx, n.cfg.Grace)
 	defer done()
 	if n.cluster != nil {
@@ -726,7 +669,7 @@ func (n *Node) leave(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	for !n.inStep(ctx) && pause(ctx) {
+	for !n.inStep(ctx) && readiness.Pause(ctx) {
 	}
 	return nil
 }
@@ -814,29 +757,19 @@ func (n *Node) peerAddress(p ownership.Node) (string, bool) {
 	return m.PeerAddr, true
 }
 
-// isReady reports whether the node has settled and is not stopping.
-func (n *Node) isReady() bool { return n.phase.Load() == phaseReady }
-
 // Ready tells whether the node is ready for traffic, why not, or what an operator should know all the same.
 func (n *Node) Ready() (bool, string) {
-	joined, detail := n.joined()
+	ready, detail := n.readiness.Ready()
 	var details []string
-	switch phase := n.phase.Load(); {
-	case detail != "":
+	if detail != "" {
 		details = append(details, detail)
-	case phase == phaseStarting:
-		if what := n.awaited.Load(); what != nil {
-			details = append(details, *what)
-		}
-	case phase == phaseStopping:
-		details = append(details, "stopping")
 	}
 	for _, f := range n.files() {
 		if err := f.Err(); err != nil {
 			details = append(details, f.what()+" rejected: "+err.Error())
 		}
 	}
-	return joined && n.isReady(), strings.Join(details, "; ")
+	return ready, strings.Join(details, "; ")
 }
 
 // GossipAddr, PeerAddr, HTTPAddr, GRPCAddr and RESPAddr are the addresses that the node has, with the ports that it really listens on; empty where

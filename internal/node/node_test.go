@@ -387,7 +387,7 @@ func TestStopWhileSettling(t *testing.T) {
 			runtime.Gosched()
 		}
 		n.Stop()
-		if ready, _ := n.Ready(); ready || n.isReady() {
+		if ready, _ := n.Ready(); ready || n.readiness.Settled() {
 			t.Fatal("ready after Stop")
 		}
 	}
@@ -447,30 +447,4 @@ func TestReload(t *testing.T) {
 	}
 	put("")
 	eventually(t, "no policy", func() bool { return len(n.limiter.Policies().Policies()) == 0 && n.policyError() == "" })
-}
-
-// A node that is a member waits for what is missing for as long as that comes, and then not for ever.
-func TestWaiting(t *testing.T) {
-	start := time.Now()
-	var w waiting
-	for _, step := range []struct {
-		after  time.Duration
-		member bool
-		held   int
-		want   bool
-	}{
-		{0, false, 0, false},
-		{60 * time.Second, false, 0, false}, // it is not a member yet
-		{69 * time.Second, true, 0, false},
-		{70 * time.Second, true, 1, false}, // the first partition
-		{79 * time.Second, true, 900, false},
-		{88 * time.Second, true, 800, false}, // some have gone to another that came: no progress
-		{89 * time.Second, true, 900, false},
-		{89*time.Second + time.Millisecond, true, 900, true},
-		{89*time.Second + 2*time.Millisecond, true, 901, false}, // had it gone on waiting
-	} {
-		if got := w.enough(start.Add(step.after), step.member, step.held); got != step.want {
-			t.Errorf("after %v, member %t, %d held: enough %t, want %t", step.after, step.member, step.held, got, step.want)
-		}
-	}
 }

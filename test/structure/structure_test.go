@@ -90,6 +90,7 @@ var mayImport = map[string]string{
 	"internal/remote":          "algo internal/certs internal/file policy proto/weir/v1",
 	"internal/render":          "gateway/http internal/load proto/weir/v1",
 	"internal/settings":        "internal/file internal/strictyaml",
+	"internal/readiness":       "",
 	"internal/gossipkeys":      "auth cluster cluster/ownership proto/weir/peer/v1 proto/weir/v1",
 	"internal/validate":        "gateway/envoy internal/file internal/limitador internal/strictyaml policy",
 	"internal/secrets":         "auth",
@@ -141,7 +142,7 @@ var clocks = []string{
 	"internal/certs/certstest/certstest.go Issue",
 	"internal/certs/certstest/certstest.go NewAuthority",
 	"internal/node/limits.go aged",
-	"internal/node/node.go settle",
+	"internal/node/node.go openReadiness", // paces a wait
 	"internal/node/node.go Start",
 	"internal/node/denials.go newDenials",
 	"cmd/node/secrets.go newSecrets", // certificates are good from then on
