@@ -147,6 +147,9 @@ func (u *Loans) Most() []Loan {
 	return list
 }
 
+// All returns the loans that are known, those that have ended among them.
+func (u *Loans) All() []Loan { return slices.Clone(u.list) }
+
 // Recall notes that a request needs units that are held: nothing more is lent, nor a loan renewed, until a quarter of each limit
 // is free.
 func (u *Loans) Recall() { u.near = true }

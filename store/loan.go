@@ -340,3 +340,17 @@ func (sh *shard) onLoan(rule *Rule, r record, now algo.Instant, request *algo.Re
 	}
 	return request.Held, request.HeldFor
 }
+
+// Lending is how much of a key could be in use if nothing were on loan, which is its room, and its loans, those that have ended among
+// them. It changes nothing: loans that are due are told as they were.
+func (s *Store) Lending(k Key, scope string, now algo.Instant) (room int64, loans []algo.Loan) {
+	s.with(k.Partition, func(sh *shard, part *partition) {
+		if slot, found := sh.find(&part.table, k.Hash, scope, k.Key); found {
+			r := sh.record(part.ref(slot))
+			if l := part.lentOf(r); l != nil {
+				room, loans = r.spec.rule.Limits.Room(sh.arena, r.state, now), l.All()
+			}
+		}
+	})
+	return room, loans
+}

@@ -3,6 +3,7 @@ package mutants
 // What notices a mutant.
 const (
 	seeds     = "./test/simulation -run TestSeeds$ -most 1 -weather "
+	loans     = "./test/simulation -run TestLoanSeeds$ -most 1"
 	scenario  = "./test/simulation -run TestScenarios/"
 	ownership = "./cluster/ownership -run "
 )
@@ -559,7 +560,62 @@ var mutants = []mutant{
 	{
 		"loan: copies know of none, in the simulator", "store/chunk.go",
 		[]edit{{"	if l := d.part.lentOf(r); l != nil {", "	if l := d.part.lentOf(r); l != nil && false {"}},
-		"./test/simulation -run TestLoanSeeds -most 1", "forgotten in a merge",
+		loans, "admitted beyond the limit",
+	},
+	{
+		"loan: copies drop what they are told of them", "store/apply.go",
+		[]edit{{"	l.Loans = loans\n", "	_ = loans\n"}},
+		loans, "admitted beyond the limit",
+	},
+	{
+		"loan: who takes over a partition forgets them", "store/content.go",
+		[]edit{{"func (s *Store) TakeOver(p int, now algo.Instant, c ownership.Claim) {\n", "func (s *Store) TakeOver(p int, now algo.Instant, c ownership.Claim) {\n	s.with(p, func(sh *shard, part *partition) {\n		if part.extras != nil {\n			for of := range part.extras.lent {\n				part.dropLent(of, &sh.budget)\n			}\n		}\n	})\n"}},
+		loans, "admitted beyond the limit",
+	},
+	{
+		"loan: what is on loan is free, in the simulator", "algo/limits.go",
+		[]edit{{"return max(room-r.Held, 0)", "return room"}},
+		loans, "units in use and held beyond the limit",
+	},
+	{
+		"loan: what is on loan when a window turns is free in the next one", "algo/limits.go",
+		[]edit{{"		rooms[i] = r.spare(c.room(l, a, t, now))\n", "		rooms[i] = r.spare(c.room(l, a, t, now))\n		if l.Algorithm == FixedWindow && t[1] == 0 {\n			rooms[i] = l.Limit\n		}\n"}},
+		"./algo -run TestLoans$/fixed_window", "are more than the limit",
+	},
+	{
+		"loan: the owner's term counts from before the report", "algo/loan.go",
+		[]edit{{"	l.Until = max(l.Until, now.Mono+owned(term))\n	answer", "	l.Until = max(l.Until, now.Mono+owned(term)-int64(term)/2)\n	answer"}},
+		loans, "units on loan that their owner does not hold",
+	},
+	{
+		"loan: an older report undoes a newer", "algo/loan.go",
+		[]edit{{"	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned)}", "	return Totals{max(t.Granted, v.Granted), v.Spent, v.Returned}"}},
+		loans, "totals of a loan that fell",
+	},
+	{
+		"loan: more is returned than there was", "algo/loan.go",
+		[]edit{{"	more.Totals = had.unite(t)\n", "	more.Totals = had.unite(t)\n	more.Returned += t.Returned / 2\n"}},
+		loans, "totals of a loan that fell",
+	},
+	{
+		"loan: refused without recall", service,
+		[]edit{{"	if dec.OnLoan > 0 && !a.recalled {", "	if false {"}},
+		loans, "refused before all on loan was asked for",
+	},
+	{
+		"loan: a refusal does not say that units are on loan", "store/loan.go",
+		[]edit{{"	return request.Held, request.HeldFor\n", "	return 0, 0\n"}},
+		loans, "refused before all on loan was asked for",
+	},
+	{
+		"loan: they end late", "algo/loan.go",
+		[]edit{{"l.Until <= now.Mono && !l.Ended &&", "l.Until+int64(loanGrace) <= now.Mono && !l.Ended &&"}},
+		loans, "on loan after the load",
+	},
+	{
+		"loan: what a bucket has on loan is repaid", "algo/bucket.go",
+		[]edit{{"		full = mul(max(capacity-r.Held, 0), window)", "		full = mul(max(capacity-r.Held/2, 0), window)"}},
+		"./algo -run TestLoans$/token_bucket", "FAIL",
 	},
 	{
 		"loan: a merge forgets those of one side", "store/merge.go",

@@ -14,5 +14,8 @@
 // Clients check, reserve, commit and cancel, take, renew and release leases, repeat requests under their ids, and ask about several
 // keys at once, all or none.
 //
+// In half of the runs of TestSeeds and all of TestLoanSeeds borrowers, each with a clock that is up to 0.1 % off, take units of keys on
+// loan; what is refused for want of these is asked for first. Besides what they admit, what owners hold of it is checked after each step.
+//
 // What is right is said by package checker, during a run (Protocol) and at its end (Check).
 package simulation

@@ -53,6 +53,8 @@ type process struct {
 	copied  []uint64 // by partition: the version up to which a copy has confirmed
 	parked  [][]*ask
 	syncing []int // the array that sync uses
+
+	lender lender
 }
 
 // sight is what a process believes of another.

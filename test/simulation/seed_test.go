@@ -59,8 +59,17 @@ type run struct {
 	took    int64 // the longest that it took until everything was where it should be
 }
 
-// newRun draws from a seed what a run is like.
+// newRun draws from a seed what a run is like. Half of those of each weather lend.
 func newRun(seed uint64, verbose bool) *run {
+	r := drawRun(seed, verbose)
+	if seed/uint64(weathers)%2 == 0 {
+		r.lend(100 * millisecond)
+	}
+	return r
+}
+
+// drawRun draws all but who borrows.
+func drawRun(seed uint64, verbose bool) *run {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	s := calm(seed)
 	r := &run{weather: weather(seed % uint64(weathers))}
@@ -270,6 +279,13 @@ func (r *run) life() {
 	r.probe()
 	r.until = w.now + 2*second
 	w.after(0, r.traffic)
+	if l := w.lending; l != nil {
+		for _, d := range l.debtors {
+			w.after(0, d.live)
+		}
+		w.run(r.until + int64(algo.LoanTerm) + 200*millisecond)
+		l.home()
+	}
 	w.run(r.until + 2*second)
 	w.record()
 }

@@ -74,17 +74,18 @@ const (
 
 // ask is an op at one process.
 type ask struct {
-	op     *op
-	at     *process
-	back   *ask // whom to tell: the ask at the process that handed it on; nil at the entry
-	hops   int
-	term   ownership.Term // the last that was followed
-	sentAt int64          // boot clock, when it was handed on last
-	number int            // how often it was handed on
-	asked  int            // back's number when it was handed on to here
-	told   bool
-	passed bool  // the answer has been sent to back
-	parked int64 // true time since when it waits out a hand-over; 0: it does not
+	op       *op
+	at       *process
+	back     *ask // whom to tell: the ask at the process that handed it on; nil at the entry
+	hops     int
+	term     ownership.Term // the last that was followed
+	sentAt   int64          // boot clock, when it was handed on last
+	number   int            // how often it was handed on
+	asked    int            // back's number when it was handed on to here
+	told     bool
+	passed   bool  // the answer has been sent to back
+	parked   int64 // true time since when it waits out a hand-over; 0: it does not
+	recalled bool  // what is on loan has been asked for, in vain or not
 	// ungranted is the true time at which it was to be decided here first: it may have to wait for a grant from then on.
 	ungranted int64
 }
@@ -331,6 +332,13 @@ func (p *process) decide(a *ask) {
 	if err != nil {
 		p.undecided(a, err)
 		return
+	}
+	if dec.OnLoan > 0 && !a.recalled {
+		p.callBack(a)
+		return
+	}
+	if o.policy.lent {
+		w.lending.decided(p, a, &dec)
 	}
 	o.fresh = dec.Allowed && dec.Remaining < before.Remaining
 	if dec.Allowed && o.cost > 0 {

@@ -74,6 +74,8 @@ type world struct {
 	ops    []*op
 	splits int // index+1 of the first split that is not over
 
+	lending *lending // nil: nothing is lent
+
 	disturbed bool // a fault is going on
 	proto     checker.Protocol
 	history   checker.History
