@@ -1,0 +1,220 @@
+package asker
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/load"
+	"github.com/weirlimit/weir/internal/remote"
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// TestOpenErrors: what cannot be asked is an error that begins with the setting.
+func TestOpenErrors(t *testing.T) {
+	token := testkit.WriteFile(t, "token", "secret\n")
+	for _, c := range []struct {
+		want  string
+		spoil func(*Config)
+	}{
+		{"over: ", func(c *Config) { c.Over = "udp" }},
+		{"over: ", func(c *Config) { c.Over, c.Inline = "resp", &algo.Limit{} }},
+		{"addr: ", func(c *Config) { c.Addrs = []string{"127.0.0.1:1", "localhost"} }},
+		{"addr: ", func(c *Config) { c.Addrs = []string{":1"} }},
+		{"connections: ", func(c *Config) { c.Connections = 0 }},
+		{"connections: ", func(c *Config) { c.Connections = load.MaxConcurrency + 1 }},
+		{"tls-ca-file: ", func(c *Config) { c.TLS.CA = "/none" }},
+		{"token-file: ", func(c *Config) { c.TLS.TokenFile = "/none" }},
+		{"token-file: ", func(c *Config) { c.Addrs, c.TLS.TokenFile = []string{"127.0.0.1:1", "192.0.2.1:1"}, token }}, // to one of them in plain text
+	} {
+		for _, over := range []string{"grpc", "stream", "http", "resp"} {
+			cfg := Config{Over: over, Connections: 1, Concurrency: 1, Timeout: time.Second, Target: &weirv1.Target{}, TLS: remote.Identity{}}
+			c.spoil(&cfg)
+			if _, _, err := Open(cfg); err == nil || !strings.HasPrefix(err.Error(), c.want) {
+				t.Errorf("%s: %v, want %s", over, err, c.want)
+			}
+		}
+	}
+}
+
+// said is what a node answers to a key: its name.
+var said = map[string]load.Answer{
+	"allowed": {Allowed: true}, "refused": {}, "failed_open": {Allowed: true, FailedOpen: true}, "failed_closed": {FailedClosed: true},
+}
+
+// limiter answers by key, to who presents the token.
+type limiter struct {
+	weirv1.UnimplementedLimiterServer
+}
+
+func (limiter) Check(ctx context.Context, r *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
+	if got := metadata.ValueFromIncomingContext(ctx, "authorization"); len(got) != 1 || got[0] != "Bearer secret" {
+		return nil, status.Error(codes.Unauthenticated, "who is it")
+	}
+	c := r.Checks[0]
+	result := &weirv1.Result{Outcome: &weirv1.Result_Error{Error: &weirv1.Error{Message: "a mistake"}}}
+	if a, ok := said[c.Target.Key]; ok && c.Target.Policy == "p" && c.GetCost() == 3 {
+		result.Outcome = &weirv1.Result_Decision{Decision: &weirv1.Decision{Allowed: a.Allowed, FailedOpen: a.FailedOpen, FailedClosed: a.FailedClosed}}
+	}
+	return &weirv1.CheckResponse{Results: []*weirv1.Result{result}}, nil
+}
+
+func serveHTTP(t *testing.T) string {
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		key := ""
+		for k := range said {
+			if string(body) == fmt.Sprintf(`{"policy":"p","key":%q,"cost":3}`, k) {
+				key = k
+			}
+		}
+		if err != nil || key == "" || r.URL.Path != "/v1/check" || r.Header.Get("Authorization") != "Bearer secret" {
+			w.WriteHeader(http.StatusBadRequest)
+			fmt.Fprint(w, `{"detail":"a mistake"}`)
+			return
+		}
+		a := said[key]
+		if !a.Allowed {
+			w.WriteHeader(http.StatusTooManyRequests) // with the decision, all the same
+		}
+		fmt.Fprintf(w, `{"allowed":%t,"failed_open":%t,"failed_closed":%t}`, a.Allowed, a.FailedOpen, a.FailedClosed)
+	}))
+	t.Cleanup(srv.Close)
+	return srv.Listener.Addr().String()
+}
+
+func serveRESP(t *testing.T) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() {
+				defer conn.Close()
+				answerRESP(conn)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		work.Wait()
+	})
+	return l.Addr().String()
+}
+
+// answerRESP answers commands of the Redis protocol until there are no more.
+func answerRESP(conn net.Conn) {
+	in := bufio.NewReader(conn)
+	for {
+		var n int
+		if _, err := fmt.Fscanf(in, "*%d\r\n", &n); err != nil {
+			return
+		}
+		words := make([]string, n)
+		for i := range words {
+			var length int
+			if _, err := fmt.Fscanf(in, "$%d\r\n", &length); err != nil {
+				return
+			}
+			word := make([]byte, length+2)
+			if _, err := io.ReadFull(in, word); err != nil {
+				return
+			}
+			words[i] = string(word[:length])
+		}
+		command := strings.Join(words, " ")
+		key, _ := strings.CutPrefix(command, "WEIR.CHECK p ")
+		key, _ = strings.CutSuffix(key, " 3")
+		answer, ok := said[key]
+		bit := map[bool]int{true: 1}
+		switch {
+		case command == "AUTH secret":
+			fmt.Fprint(conn, "+OK\r\n")
+		case ok:
+			fmt.Fprintf(conn, "*4\r\n$7\r\nallowed\r\n:%d\r\n$11\r\nfailed_open\r\n:%d\r\n", bit[answer.Allowed], bit[answer.FailedOpen])
+		default:
+			fmt.Fprint(conn, "-ERR a mistake\r\n")
+		}
+	}
+}
+
+// TestAnswers: each protocol's answers mean the same, and carry the token.
+func TestAnswers(t *testing.T) {
+	token := testkit.WriteFile(t, "token", "secret\n")
+	for over, addr := range map[string]string{
+		"grpc": testkit.Serve(t, func(r grpc.ServiceRegistrar) { weirv1.RegisterLimiterServer(r, limiter{}) }), "http": serveHTTP(t), "resp": serveRESP(t),
+	} {
+		askers, closeAll, err := Open(Config{
+			Over: over, Addrs: []string{addr, addr}, Connections: 1, Concurrency: 2, Timeout: 10 * time.Second,
+			Target: &weirv1.Target{Policy: "p"}, Cost: 3, TLS: remote.Identity{TokenFile: token},
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", over, err)
+		}
+		if len(askers) != 2 {
+			t.Errorf("%s: %d askers for 2 addresses", over, len(askers))
+		}
+		for _, a := range askers {
+			for key, want := range said {
+				if over == "resp" {
+					want.FailedClosed = false // which its answers do not tell from refused
+				}
+				if got, err := a.Ask(t.Context(), key); got != want || err != nil {
+					t.Errorf("%s: %s is %+v, %v", over, key, got, err)
+				}
+			}
+			if got, err := a.Ask(t.Context(), "other"); err == nil || !strings.Contains(err.Error(), "a mistake") || got != (load.Answer{}) {
+				t.Errorf("%s: a mistake is %+v, %v", over, got, err)
+			}
+		}
+		closeAll()
+	}
+}
+
+// TestNobodyAnswers: what no node has answered is an error, and no decision, over each protocol.
+func TestNobodyAnswers(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, over := range []string{"grpc", "stream", "http", "resp"} {
+		askers, closeAll, err := Open(Config{
+			Over: over, Addrs: []string{addr}, Connections: 1, Concurrency: 1, Timeout: 200 * time.Millisecond, Target: &weirv1.Target{Policy: "p"}, Cost: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		if got, err := askers[0].Ask(ctx, "key"); err == nil || got.Allowed || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %+v, %v", over, got, err)
+		}
+		cancel()
+		closeAll()
+	}
+}
