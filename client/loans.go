@@ -160,10 +160,9 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 		if by[m] == nil {
 			by[m] = &weirv1.BorrowRequest{Borrower: l.id, Sent: sent}
 		}
-		by[m].Loans = append(by[m].Loans, &weirv1.LoanReport{
-			Number: r.Number, Target: wire.ProtoTarget(t.Target), Granted: r.Totals.Granted, Spent: r.Totals.Spent, Returned: r.Totals.Returned,
-			Known: r.Known, Want: r.Want, Checks: r.Totals.Checks,
-		})
+		by[m].Loans = append(by[m].Loans, wire.ProtoBorrow(&limit.Borrow{
+			Target: t.Target, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
+		}))
 	}
 	for m, in := range by {
 		link := l.links[m]
@@ -282,14 +281,8 @@ func (l *loanLink) read(stream weirv1.Limiter_BorrowClient) error {
 		}
 		answers := make([]borrow.Answer, len(out.GetLoans()))
 		for i, a := range out.GetLoans() {
-			answers[i] = borrow.Answer{
-				Number: a.GetNumber(), Granted: a.GetGranted(), Spent: a.GetSpent(), Ended: a.GetEnded(), Unheard: a.GetUnheard(),
-				Term: min(time.Duration(a.GetTermNs()), algo.LoanTerm), Again: time.Duration(a.GetAgainNs()),
-				Terms: borrow.Terms{
-					Limit: a.GetLimit(), Remaining: a.GetRemaining(), Window: time.Duration(a.GetWindowNs()), ResetAfter: time.Duration(a.GetResetAfterNs()),
-					WarnAt: a.GetWarnAt(),
-				},
-			}
+			lent := wire.Lent(a)
+			answers[i] = borrow.AnswerOf(a.GetNumber(), &lent)
 		}
 		book.Answered(out.GetSent(), now, answers)
 	}

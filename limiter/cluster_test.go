@@ -30,8 +30,9 @@ type testCluster struct {
 
 	mu      sync.Mutex
 	wire    wire
-	carried int // messages given to the wire
+	carried int // messages given to the wire, but for those of loans
 	hops    int // the most that an operation arrived with
+	gone    map[uint64]bool
 }
 
 // wire carries one message; deliver has the receiver carry it out, and the outcomes are the sender's when wire returns.
@@ -63,6 +64,7 @@ func inBubbleWithin(t *testing.T, n int, bounds store.Config, cfg Config, f func
 			node.view = func(p int) ownership.Route { return c.holder(node, p%n) }
 			own := cfg
 			own.Store, own.Ownership, own.Peers = NewStore(bounds, false), node, node
+			own.Self, own.Member = ownership.Node{Name: node.name, Boot: uint64(i + 1)}, c.member
 			if own.HashKey == (ring.HashKey{}) {
 				own.HashKey = testKey
 			}
@@ -80,6 +82,16 @@ func inBubbleWithin(t *testing.T, n int, bounds store.Config, cfg Config, f func
 		}
 		f(t, c)
 	})
+}
+
+// member implements Config.Member.
+func (c *testCluster) member(boot uint64) (ownership.Node, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if boot < 1 || boot > uint64(len(c.nodes)) || c.gone[boot] {
+		return ownership.Node{}, false
+	}
+	return ownership.Node{Name: c.nodes[boot-1].name, Boot: boot}, true
 }
 
 // holder is node i as at sees it.
@@ -156,7 +168,9 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 	c := n.c
 	c.mu.Lock()
 	wire := c.wire
-	c.carried++
+	if ops[0].Loan == nil {
+		c.carried++
+	}
 	for _, op := range ops {
 		c.hops = max(c.hops, op.Hops)
 	}
@@ -167,6 +181,11 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 		for i, op := range ops {
 			there[i] = &Op{Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Exact: op.Exact, Bounded: op.Bounded,
 				Reservation: op.Reservation, Atomic: op.Atomic}
+			if op.Loan != nil {
+				loan := *op.Loan
+				loan.Report.ID.Borrower = n.cfg.Self.Boot
+				there[i].Loan = &loan
+			}
 		}
 		var target *testNode
 		for _, node := range c.nodes {
@@ -179,6 +198,12 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 		}
 		for i, op := range ops {
 			op.Outcome = there[i].Outcome
+			if loan := there[i].Loan; loan != nil {
+				op.Loan.Known, op.Loan.Lent = loan.Known, loan.Lent
+				if op.Kind == OpRecall {
+					op.Loan.Report = loan.Report
+				}
+			}
 		}
 		answered = true
 	}
@@ -254,6 +279,7 @@ func (c *testCluster) stats(policy string) PolicyStats {
 				sum.Allowed += s.Allowed
 				sum.Refused += s.Refused
 				sum.Remembered += s.Remembered
+				sum.Borrowed += s.Borrowed
 				sum.NearLimit += s.NearLimit
 				sum.Banned += s.Banned
 				sum.Bans += s.Bans
@@ -275,6 +301,9 @@ func (c *testCluster) wantStats(want PolicyStats) {
 	got.PeakCount, got.PeakUtilization = want.PeakCount, want.PeakUtilization
 	if want.Remembered == 0 {
 		got.Remembered = 0 // how many refusals were answered from memory is for the tests that say so
+	}
+	if want.Borrowed == 0 {
+		got.Borrowed = 0
 	}
 	if got != want {
 		c.t.Errorf("counted %+v, want %+v", got, want)

@@ -59,6 +59,10 @@ func (l *Limiter) statsOf(e *entry, s *subject) *policyStats {
 }
 
 func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
+	if op.Kind == OpBorrow {
+		l.carryLoan(op, now)
+		return
+	}
 	rule, done := l.resolve(e, op)
 	if done {
 		return
@@ -338,6 +342,9 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 	}
 	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: c.Key}
 	if r := l.cfg.Ownership.Route(k.Partition); r.Standing != ownership.Owned {
+		if l.borrowed(r, c, s, d) {
+			return true, 0, nil
+		}
 		if r.Standing != ownership.Elsewhere || !isPlain(c) || c.RequestID != "" {
 			return false, 0, nil
 		}

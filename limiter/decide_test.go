@@ -12,13 +12,14 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// hundred is not lent, so that all is decided by the owner.
 const hundred = `policies:
-  - {name: fixed_window, algorithm: fixed_window, limit: 100, window: 1m}
-  - {name: calendar, algorithm: fixed_window, limit: 100, align: calendar, window: day}
-  - {name: sliding_window, algorithm: sliding_window, limit: 100, window: 1m}
-  - {name: sliding_counter, algorithm: sliding_counter, limit: 100, window: 1m}
-  - {name: sliding_log, algorithm: sliding_log, limit: 100, window: 1m}
-  - {name: token_bucket, algorithm: token_bucket, limit: 100, window: 1d}
+  - {name: fixed_window, algorithm: fixed_window, limit: 100, window: 1m, lend: false}
+  - {name: calendar, algorithm: fixed_window, limit: 100, align: calendar, window: day, lend: false}
+  - {name: sliding_window, algorithm: sliding_window, limit: 100, window: 1m, lend: false}
+  - {name: sliding_counter, algorithm: sliding_counter, limit: 100, window: 1m, lend: false}
+  - {name: sliding_log, algorithm: sliding_log, limit: 100, window: 1m, lend: false}
+  - {name: token_bucket, algorithm: token_bucket, limit: 100, window: 1d, lend: false}
   - {name: leaky_bucket, algorithm: leaky_bucket, limit: 100, window: 1d}
   - {name: several, limits: [100/1m, 1000/1h], algorithm: sliding_log}
   - {name: concurrency, algorithm: concurrency, limit: 100, ttl: 30s}

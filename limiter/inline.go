@@ -13,6 +13,7 @@ import (
 // inlineRule is a limit that came along with a request, validated and with its scope worked out.
 type inlineRule struct {
 	store.Rule
+	namespace string
 	hash      ring.Scope
 	unlimited bool
 }
@@ -70,6 +71,7 @@ func (r *inlineRules) rule(namespace string, sent *algo.Limit) (*inlineRule, *li
 	scope := limit.InlineScope(namespace, &own)
 	rule = &inlineRule{
 		Rule:      store.Rule{Scope: scope, Limits: algo.Limits{own}, MaxKeys: bounds.MaxKeys, MaxBytes: bounds.MaxBytes},
+		namespace: namespace,
 		hash:      r.hashKey.Scope(scope),
 		unlimited: own.Limit == algo.Unlimited,
 	}

@@ -65,12 +65,16 @@ const MaxHops = 3
 
 // Config is what a Limiter needs. The zero value is a node alone, without policies and without bounds.
 type Config struct {
-	Store         *store.Store // from NewStore; nil: one without bounds
-	Ownership     Ownership    // nil: this node decides for everything, from the start
-	Peers         Peers        // only used for holders other than this node
-	Policies      *policy.Set  // nil: none
-	UnknownPolicy Unknown      // zero: UnknownError
-	NoInline      bool         // refuse limits sent along with a request
+	Store     *store.Store // from NewStore; nil: one without bounds
+	Ownership Ownership    // nil: this node decides for everything, from the start
+	Peers     Peers        // only used for holders other than this node
+	// Self is this process, under whose name it borrows units of keys that others hold; without a Boot, or without Peers, it borrows none.
+	// Member returns the member that a boot is of, which can be asked for what it has borrowed. Nil: none.
+	Self          ownership.Node
+	Member        func(boot uint64) (node ownership.Node, ok bool)
+	Policies      *policy.Set // nil: none
+	UnknownPolicy Unknown     // zero: UnknownError
+	NoInline      bool        // refuse limits sent along with a request
 	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket may take to come back; 0: no
 	// bound. InlineMaxKeys and InlineMaxMemory bound the keys of each namespace, and the bytes of their states; 0: no bound.
 	InlineMaxWindow                time.Duration
@@ -95,8 +99,8 @@ type Config struct {
 	Members func() int
 }
 
-// Limiter is a node's service. Its methods are safe for concurrent use. Close ends its one lasting goroutine, which sweeps
-// idle states and brings live ones under changed policies.
+// Limiter is a node's service. Its methods are safe for concurrent use. Close ends its two lasting goroutines: one sweeps
+// idle states and brings live ones under changed policies, the other reports what this node has on loan.
 type Limiter struct {
 	cfg    Config
 	store  *store.Store
@@ -119,6 +123,7 @@ type Limiter struct {
 	settling  background
 	estimates estimate.Estimator // of policies that learn how much to reserve
 	loans     loans
+	borrowing *borrowing // nil: this node borrows nothing
 
 	changed chan struct{}
 	quit    chan struct{}
@@ -168,15 +173,19 @@ func New(cfg Config) *Limiter {
 	}
 	l.routes, _ = cfg.Ownership.(interface{ Ahead(partition int) })
 	l.table.Store(l.compile(cfg.Policies))
+	if cfg.Peers != nil && cfg.Self.Boot != 0 {
+		l.borrowing = startBorrowing(l)
+	}
 	go l.tend()
 	return l
 }
 
-// Close stops the Limiter's goroutine and waits for it, and for the settling of atomic checks that were answered. Calls
+// Close stops the Limiter's goroutines and waits for them, and for the settling of atomic checks that were answered. Calls
 // under way are not interrupted.
 func (l *Limiter) Close() {
 	l.closing.Do(func() { close(l.quit) })
 	<-l.done
+	l.borrowing.stop()
 	l.settling.close()
 }
 

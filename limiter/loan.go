@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,7 +121,7 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	case s.inline != nil && !s.inline.unlimited:
 		rule = &s.inline.Rule
 	case s.entry != nil:
-		rule, may = s.entry.rule(s.entry.Rule(b.Key)), !s.entry.NoLend && !s.entry.Shadow && s.entry.candidate == nil
+		rule, may = s.entry.rule(s.entry.Rule(b.Key)), s.lendable()
 	}
 	if rule == nil {
 		return never, copied
@@ -193,14 +194,29 @@ func (ls *loans) heard(of state, id algo.LoanID, home bool) {
 
 // callBack asks the borrowers of a key for what they have left, unless that has just been done. It returns nil when there is nobody
 // to wait for.
-func (l *Limiter) callBack(of state, k store.Key, now int64) *round {
-	all := &l.loans
+func (l *Limiter) callBack(of state, k store.Key, op *Op, now int64) *round {
 	lent, err := l.store.Recall(k, of.scope, l.clock())
+	r, nodes := l.openRound(of, lent, err, now)
+	if len(nodes) > 0 {
+		// What op says may be gone when the round is over.
+		about := &Op{Check: limit.Check{Target: op.Target}, subject: op.subject}
+		about.Policy, about.Key = strings.Clone(about.Policy), strings.Clone(about.Key)
+		for node, loans := range nodes {
+			l.settling.start(func() { l.askNode(node, about, loans) })
+		}
+	}
+	return r
+}
+
+// openRound begins a round, if there is none, and asks those borrowers that are no nodes. It returns the nodes that are to be asked, with
+// their loans.
+func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r *round, nodes map[ownership.Node][]algo.Loan) {
+	all := &l.loans
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	r := all.rounds[of]
+	r = all.rounds[of]
 	if r != nil || err != nil {
-		return r
+		return r, nil
 	}
 	r = &round{asked: make(map[algo.LoanID]struct{}), done: make(chan struct{})}
 	for i := range lent {
@@ -212,7 +228,12 @@ func (l *Limiter) callBack(of state, k store.Key, now int64) *round {
 			delete(all.silent, loan.ID)
 		}
 		to := all.borrowers[loan.ID.Borrower]
-		if len(to) == 0 {
+		if node, ok := l.member(loan.ID.Borrower); ok && len(to) == 0 {
+			if nodes == nil {
+				nodes = make(map[ownership.Node][]algo.Loan)
+			}
+			nodes[node] = append(nodes[node], *loan)
+		} else if len(to) == 0 {
 			continue
 		}
 		r.asked[loan.ID] = struct{}{}
@@ -222,13 +243,24 @@ func (l *Limiter) callBack(of state, k store.Key, now int64) *round {
 		}
 	}
 	if len(r.asked) == 0 {
-		return nil
+		return nil, nil
 	}
 	if all.rounds == nil {
 		all.rounds = make(map[state]*round)
 	}
 	all.rounds[of] = r
-	return r
+	return r, nodes
+}
+
+// member is the node that a borrower is, if it is one.
+func (l *Limiter) member(boot uint64) (ownership.Node, bool) {
+	switch {
+	case l.borrowing != nil && boot == l.cfg.Self.Boot:
+		return l.cfg.Self, true
+	case l.cfg.Member == nil || l.cfg.Peers == nil:
+		return ownership.Node{}, false
+	}
+	return l.cfg.Member(boot)
 }
 
 // giveUp ends a round that has taken too long.
@@ -267,7 +299,7 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 		if op.Outcome.onLoan {
 			of := op.state()
 			k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
-			rest = append(rest, waiting{op, of, l.callBack(of, k, l.clock().Mono)})
+			rest = append(rest, waiting{op, of, l.callBack(of, k, op, l.clock().Mono)})
 		}
 	}
 	if len(rest) == 0 {

@@ -25,6 +25,9 @@ const (
 	OpReserve OpKind = 7
 	OpSettle  OpKind = 8
 	OpExtend  OpKind = 9
+	// Of the loans of nodes: what a borrower reports and wants, and an owner's asking for what is left.
+	OpBorrow OpKind = 10
+	OpRecall OpKind = 11
 )
 
 // ReservationID names a reservation; the zero value is none.
@@ -48,6 +51,7 @@ type Op struct {
 	Bounded     bool // settle: to keep more than that by more than the largest limit is an error
 	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
 	Trace string
+	Loan  *LoanCall // borrow and recall; what comes of them as well
 
 	Outcome Outcome
 

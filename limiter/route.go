@@ -59,6 +59,9 @@ func (l *Limiter) begin(t *table, op *Op, now *moment) bool {
 		l.decide(t, op, now)
 		return !op.Outcome.pending()
 	}
+	if op.Kind == OpCheck && l.borrowed(r, &op.Check, &op.subject, &op.Outcome.Decision) {
+		return true
+	}
 	return r.Standing == ownership.Elsewhere && l.recall(t, op, now.Instant)
 }
 
@@ -262,6 +265,11 @@ func (l *Limiter) askAll(ctx context.Context, to *asks) {
 // await waits until an answer may be given.
 func (l *Limiter) await(ctx context.Context, op *Op) {
 	out, stands := &op.Outcome, op.stands()
+	if op.Kind == OpBorrow {
+		out.ticket = 0
+		l.awaitLent(ctx, &op.Loan.copied)
+		return
+	}
 	degraded, ok := l.cfg.Ownership.AwaitProgress(ctx, op.partition, out.ticket, out.until != 0)
 	out.ticket = 0
 	switch {
@@ -434,6 +442,10 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		spans = l.traceReceived(ops)
 	}
 	for _, op := range ops {
+		if op.Kind == OpRecall {
+			l.answerRecall(op)
+			continue
+		}
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
 		}

@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -173,15 +172,10 @@ func (b *borrowStream) lend(in *weirv1.BorrowRequest, admitted admission) error 
 	}()
 	reports := make([]limit.Borrow, len(in.Loans))
 	for i, r := range in.Loans {
-		t, bad := wire.Target(r.GetTarget())
-		if bad != nil {
+		var bad *limit.Error
+		if reports[i], bad = wire.Borrow(b.id, r); bad != nil {
 			bad.Field = "loans[" + strconv.Itoa(i) + "]." + bad.Field
 			return statusOf(bad)
-		}
-		reports[i] = limit.Borrow{
-			Target: t, ID: algo.LoanID{Borrower: b.id, Number: r.GetNumber()},
-			Totals: algo.Totals{Granted: r.GetGranted(), Spent: r.GetSpent(), Returned: r.GetReturned(), Checks: r.GetChecks()},
-			Known:  r.GetKnown(), Want: max(r.GetWant(), 0),
 		}
 	}
 	answers := make([]limit.Lent, len(reports))
@@ -201,12 +195,7 @@ func (b *borrowStream) lend(in *weirv1.BorrowRequest, admitted admission) error 
 func lent(in *weirv1.BorrowRequest, answers []limit.Lent) *weirv1.BorrowResponse {
 	out := &weirv1.BorrowResponse{Sent: in.Sent, Loans: make([]*weirv1.LoanAnswer, len(answers))}
 	for i := range answers {
-		a := &answers[i]
-		out.Loans[i] = &weirv1.LoanAnswer{
-			Number: in.Loans[i].GetNumber(), Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term), AgainNs: int64(a.Again),
-			Limit: a.Limit, WindowNs: int64(a.Window), Remaining: a.Remaining, ResetAfterNs: int64(a.ResetAfter), Unheard: a.Unheard,
-			WarnAt: a.WarnAt,
-		}
+		out.Loans[i] = wire.ProtoLent(in.Loans[i].GetNumber(), &answers[i])
 	}
 	return out
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/heavyhitters"
+	"github.com/weirlimit/weir/limit"
 )
 
 const (
@@ -60,6 +61,14 @@ type Answer struct {
 	Ended, Unheard bool
 	Term, Again    time.Duration
 	Terms          Terms
+}
+
+// AnswerOf is what an owner said to a report of the loan with a number.
+func AnswerOf(number uint64, a *limit.Lent) Answer {
+	return Answer{
+		Number: number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, Unheard: a.Unheard, Term: a.Term, Again: a.Again,
+		Terms: Terms{Limit: a.Limit, Remaining: a.Remaining, Window: a.Window, ResetAfter: a.ResetAfter, WarnAt: a.WarnAt},
+	}
 }
 
 // Book has the loans of one borrower, by key. Its methods are safe for concurrent use. Instants are nanoseconds of a clock that never

@@ -208,6 +208,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		Sender: n.messenger, Inbox: inbox, Now: clock, Boot: leases, Version: states.Version, Logger: n.log,
 	})
 	work := limiter.Config{
+		Self: n.self(), Member: n.memberOf,
 		Store: states, Ownership: n.runner, Peers: n.peers, Clock: clock, BootClock: leases, Recorder: n.recorder, Members: n.members,
 		Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
@@ -571,7 +572,10 @@ func (n *Node) stop(ctx context.Context) (err error) {
 	ctx, done := context.WithTimeout(ctx, n.cfg.Grace)
 	defer done()
 	if n.cluster != nil {
-		// First of all, so that the others stop sending while this node still answers.
+		if n.limiter != nil {
+			n.limiter.ReturnLoans(ctx) // which others may want, and would have to wait for
+		}
+		// Before anything else, so that the others stop sending while this node still answers.
 		err = n.leave(ctx)
 	}
 	if n.runner != nil && n.cluster != nil {
@@ -740,6 +744,18 @@ func (n *Node) self() ownership.Node {
 		return ownership.Node{Name: n.cfg.Name}
 	}
 	return ownership.Node{Name: v.Self.Name, Boot: v.Self.Boot}
+}
+
+// memberOf is the member that a boot is of.
+func (n *Node) memberOf(boot uint64) (ownership.Node, bool) {
+	if v := n.view(); v != nil {
+		for _, m := range v.Members {
+			if m.Boot == boot {
+				return ownership.Node{Name: m.Name, Boot: m.Boot}, true
+			}
+		}
+	}
+	return ownership.Node{}, false
 }
 
 // transport is what the streams between nodes need to know of this one.

@@ -47,6 +47,12 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 		item.Operation = &peerv1.Item_Extend{Extend: &peerv1.Extend{
 			Target: t, Id: reservationBytes(op.Reservation), Cost: cost, TtlNs: int64(op.TTL), RequestId: op.RequestID,
 		}}
+	case limiter.OpBorrow:
+		report := op.Loan.Report
+		report.Target = op.Target
+		item.Operation = &peerv1.Item_Borrow{Borrow: wire.ProtoBorrow(&report)}
+	case limiter.OpRecall:
+		item.Operation = &peerv1.Item_Recall{Recall: &weirv1.LoanRecall{Number: op.Loan.Recall.Number, Granted: op.Loan.Recall.Granted}}
 	}
 	return item
 }
@@ -108,6 +114,14 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 		op.Kind, t = limiter.OpExtend, o.Extend.GetTarget()
 		op.Reservation, op.Cost = reservation(o.Extend.GetId()), o.Extend.GetCost()
 		op.TTL, op.RequestID = time.Duration(o.Extend.GetTtlNs()), o.Extend.GetRequestId()
+	case *peerv1.Item_Borrow:
+		op.Kind, t = limiter.OpBorrow, o.Borrow.GetTarget()
+		op.Loan = new(limiter.LoanCall)
+		op.Loan.Report, _ = wire.Borrow(0, o.Borrow) // what is wrong with the target is said below
+		op.Loan.Report.Counted = true
+	case *peerv1.Item_Recall:
+		op.Kind = limiter.OpRecall
+		op.Loan = &limiter.LoanCall{Recall: limit.Recall{Number: o.Recall.GetNumber(), Granted: o.Recall.GetGranted()}}
 	default:
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
@@ -147,6 +161,14 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 	case limiter.OpSettle:
 		settled := &peerv1.Settled{Refunded: out.Refunded, Excess: out.Excess, Over: out.Over}
 		return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Settled{Settled: settled}}
+	case limiter.OpBorrow:
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Lent{Lent: wire.ProtoLent(op.Loan.Report.ID.Number, &op.Loan.Lent)}}
+	case limiter.OpRecall:
+		recalled := new(weirv1.LoanReport)
+		if op.Loan.Known {
+			recalled = wire.ProtoBorrow(&op.Loan.Report)
+		}
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Recalled{Recalled: recalled}}
 	}
 	return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Decision{Decision: wire.ProtoDecision(&out.Decision)}}
 }
@@ -177,6 +199,15 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 	case *peerv1.ItemReply_Settled:
 		out.Refunded, out.Excess, out.Over = o.Settled.Refunded, o.Settled.Excess, o.Settled.Over
 		fits = op.Kind == limiter.OpSettle
+	case *peerv1.ItemReply_Lent:
+		if fits = op.Kind == limiter.OpBorrow && o.Lent.GetNumber() == op.Loan.Report.ID.Number; fits {
+			op.Loan.Lent = wire.Lent(o.Lent)
+		}
+	case *peerv1.ItemReply_Recalled:
+		if fits = op.Kind == limiter.OpRecall; fits && o.Recalled.GetNumber() == op.Loan.Recall.Number {
+			op.Loan.Known = true
+			op.Loan.Report, _ = wire.Borrow(0, o.Recalled) // it has no target
+		}
 	case *peerv1.ItemReply_Error:
 		k := wire.Kind(codes.Code(o.Error.Code))
 		out.Err = limit.NewError(k, o.Error.Field, o.Error.Message)

@@ -176,15 +176,15 @@ func (s *Server) Forward(stream peerv1.Peer_ForwardServer) error {
 	defer out.close()
 	var handed sync.WaitGroup
 	defer handed.Wait()
-	err = s.serve(stream, sess, out, &handed)
+	err = s.serve(stream, hello.FromBoot, sess, out, &handed)
 	if err != nil {
 		s.cfg.Logger.Warn("peer stream ended", "carries", "operations", "peer", hello.FromName, "error", err)
 	}
 	return err
 }
 
-// serve carries out batches until the stream ends. An error is the sender's fault.
-func (s *Server) serve(stream peerv1.Peer_ForwardServer, sess *session, out *outlet, handed *sync.WaitGroup) error {
+// serve carries out batches of a process until the stream ends. An error is the sender's fault.
+func (s *Server) serve(stream peerv1.Peer_ForwardServer, from uint64, sess *session, out *outlet, handed *sync.WaitGroup) error {
 	var in peerv1.ForwardRequest
 	var names numberedTargets
 	for {
@@ -200,7 +200,7 @@ func (s *Server) serve(stream peerv1.Peer_ForwardServer, sess *session, out *out
 			return status.Error(codes.InvalidArgument, "a Batch was expected")
 		}
 		w := s.works.Get().(*work)
-		if err := w.read(batch, &names); err != nil {
+		if err := w.read(batch, from, &names); err != nil {
 			return err
 		}
 		fresh, known, err := sess.begin(batch, out, s.cfg.MaxReplies, s.now())
@@ -238,8 +238,8 @@ func (s *Server) done(w *work) {
 	s.works.Put(w)
 }
 
-// read takes in a batch, and what it defines. An error says that it is none.
-func (w *work) read(b *peerv1.Batch, names *numberedTargets) error {
+// read takes in a batch of a process, and what it defines. An error says that it is none.
+func (w *work) read(b *peerv1.Batch, from uint64, names *numberedTargets) error {
 	w.sequence = b.Sequence
 	var err error
 	if w.ops, err = names.unpack(b, w.ops); err != nil {
@@ -247,6 +247,9 @@ func (w *work) read(b *peerv1.Batch, names *numberedTargets) error {
 	}
 	for i := range w.ops {
 		op := &w.ops[i]
+		if op.Loan != nil {
+			op.Loan.Report.ID.Borrower = from // nobody borrows in another's name
+		}
 		if op.Outcome.Err == nil {
 			w.good = append(w.good, op)
 		}

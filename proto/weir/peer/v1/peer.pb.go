@@ -555,6 +555,8 @@ type Item struct {
 	//	*Item_Reserve
 	//	*Item_Settle
 	//	*Item_Extend
+	//	*Item_Borrow
+	//	*Item_Recall
 	Operation isItem_Operation `protobuf_oneof:"operation"`
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
@@ -698,6 +700,24 @@ func (x *Item) GetExtend() *Extend {
 	return nil
 }
 
+func (x *Item) GetBorrow() *v1.LoanReport {
+	if x != nil {
+		if x, ok := x.Operation.(*Item_Borrow); ok {
+			return x.Borrow
+		}
+	}
+	return nil
+}
+
+func (x *Item) GetRecall() *v1.LoanRecall {
+	if x != nil {
+		if x, ok := x.Operation.(*Item_Recall); ok {
+			return x.Recall
+		}
+	}
+	return nil
+}
+
 func (x *Item) GetTrace() []byte {
 	if x != nil {
 		return x.Trace
@@ -766,6 +786,14 @@ type Item_Extend struct {
 	Extend *Extend `protobuf:"bytes,14,opt,name=extend,proto3,oneof"`
 }
 
+type Item_Borrow struct {
+	Borrow *v1.LoanReport `protobuf:"bytes,16,opt,name=borrow,proto3,oneof"` // the sender of the stream is the borrower
+}
+
+type Item_Recall struct {
+	Recall *v1.LoanRecall `protobuf:"bytes,17,opt,name=recall,proto3,oneof"` // asks a borrower for what it has left
+}
+
 func (*Item_Check) isItem_Operation() {}
 
 func (*Item_Acquire) isItem_Operation() {}
@@ -783,6 +811,10 @@ func (*Item_Reserve) isItem_Operation() {}
 func (*Item_Settle) isItem_Operation() {}
 
 func (*Item_Extend) isItem_Operation() {}
+
+func (*Item_Borrow) isItem_Operation() {}
+
+func (*Item_Recall) isItem_Operation() {}
 
 // Reserve is a reservation under an id that the node which was asked first has chosen, so that it can settle one whose
 // answer it never got.
@@ -1074,6 +1106,8 @@ type ItemReply struct {
 	//	*ItemReply_Error
 	//	*ItemReply_NotHolder
 	//	*ItemReply_Settled
+	//	*ItemReply_Lent
+	//	*ItemReply_Recalled
 	Outcome       isItemReply_Outcome `protobuf_oneof:"outcome"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1195,6 +1229,24 @@ func (x *ItemReply) GetSettled() *Settled {
 	return nil
 }
 
+func (x *ItemReply) GetLent() *v1.LoanAnswer {
+	if x != nil {
+		if x, ok := x.Outcome.(*ItemReply_Lent); ok {
+			return x.Lent
+		}
+	}
+	return nil
+}
+
+func (x *ItemReply) GetRecalled() *v1.LoanReport {
+	if x != nil {
+		if x, ok := x.Outcome.(*ItemReply_Recalled); ok {
+			return x.Recalled
+		}
+	}
+	return nil
+}
+
 type isItemReply_Outcome interface {
 	isItemReply_Outcome()
 }
@@ -1231,6 +1283,14 @@ type ItemReply_Settled struct {
 	Settled *Settled `protobuf:"bytes,9,opt,name=settled,proto3,oneof"`
 }
 
+type ItemReply_Lent struct {
+	Lent *v1.LoanAnswer `protobuf:"bytes,10,opt,name=lent,proto3,oneof"`
+}
+
+type ItemReply_Recalled struct {
+	Recalled *v1.LoanReport `protobuf:"bytes,11,opt,name=recalled,proto3,oneof"` // without a number where there is no such loan
+}
+
 func (*ItemReply_Decision) isItemReply_Outcome() {}
 
 func (*ItemReply_Renewed) isItemReply_Outcome() {}
@@ -1246,6 +1306,10 @@ func (*ItemReply_Error) isItemReply_Outcome() {}
 func (*ItemReply_NotHolder) isItemReply_Outcome() {}
 
 func (*ItemReply_Settled) isItemReply_Outcome() {}
+
+func (*ItemReply_Lent) isItemReply_Outcome() {}
+
+func (*ItemReply_Recalled) isItemReply_Outcome() {}
 
 // NotHolder says that nothing was charged because the receiver does not decide for the partition.
 type NotHolder struct {
@@ -2173,7 +2237,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xd7\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xb5\x05\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
@@ -2187,7 +2251,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\areserve\x18\t \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
 	"\x06settle\x18\n" +
 	" \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12.\n" +
-	"\x06extend\x18\x0e \x01(\v2\x14.weir.peer.v1.ExtendH\x00R\x06extend\x12\x14\n" +
+	"\x06extend\x18\x0e \x01(\v2\x14.weir.peer.v1.ExtendH\x00R\x06extend\x12-\n" +
+	"\x06borrow\x18\x10 \x01(\v2\x13.weir.v1.LoanReportH\x00R\x06borrow\x12-\n" +
+	"\x06recall\x18\x11 \x01(\v2\x13.weir.v1.LoanRecallH\x00R\x06recall\x12\x14\n" +
 	"\x05trace\x18\v \x01(\fR\x05trace\x12\x16\n" +
 	"\x06caller\x18\f \x01(\tR\x06caller\x12\x16\n" +
 	"\x06always\x18\r \x01(\bR\x06always\x12\x14\n" +
@@ -2213,7 +2279,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\aSettled\x12\x1a\n" +
 	"\brefunded\x18\x01 \x01(\x03R\brefunded\x12\x16\n" +
 	"\x06excess\x18\x02 \x01(\x03R\x06excess\x12\x12\n" +
-	"\x04over\x18\x03 \x01(\bR\x04over\"\xca\x03\n" +
+	"\x04over\x18\x03 \x01(\bR\x04over\"\xa8\x04\n" +
 	"\tItemReply\x12\x19\n" +
 	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\x12/\n" +
 	"\bdecision\x18\x02 \x01(\v2\x11.weir.v1.DecisionH\x00R\bdecision\x122\n" +
@@ -2224,7 +2290,10 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x05error\x18\a \x01(\v2\x0e.weir.v1.ErrorH\x00R\x05error\x128\n" +
 	"\n" +
 	"not_holder\x18\b \x01(\v2\x17.weir.peer.v1.NotHolderH\x00R\tnotHolder\x121\n" +
-	"\asettled\x18\t \x01(\v2\x15.weir.peer.v1.SettledH\x00R\asettledB\t\n" +
+	"\asettled\x18\t \x01(\v2\x15.weir.peer.v1.SettledH\x00R\asettled\x12)\n" +
+	"\x04lent\x18\n" +
+	" \x01(\v2\x13.weir.v1.LoanAnswerH\x00R\x04lent\x121\n" +
+	"\brecalled\x18\v \x01(\v2\x13.weir.v1.LoanReportH\x00R\brecalledB\t\n" +
 	"\aoutcome\"_\n" +
 	"\tNotHolder\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
@@ -2352,18 +2421,21 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*v1.ReleaseRequest)(nil),  // 30: weir.v1.ReleaseRequest
 	(*v1.RefundRequest)(nil),   // 31: weir.v1.RefundRequest
 	(*v1.ResetRequest)(nil),    // 32: weir.v1.ResetRequest
-	(*v1.ReserveRequest)(nil),  // 33: weir.v1.ReserveRequest
-	(*v1.Target)(nil),          // 34: weir.v1.Target
-	(*v1.Decision)(nil),        // 35: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 36: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 37: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 38: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 39: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 40: weir.v1.Error
-	(*v1.Ownership)(nil),       // 41: weir.v1.Ownership
-	(v1.KeyOrder)(0),           // 42: weir.v1.KeyOrder
-	(v1.Algorithm)(0),          // 43: weir.v1.Algorithm
-	(*v1.PolicyUse)(nil),       // 44: weir.v1.PolicyUse
+	(*v1.LoanReport)(nil),      // 33: weir.v1.LoanReport
+	(*v1.LoanRecall)(nil),      // 34: weir.v1.LoanRecall
+	(*v1.ReserveRequest)(nil),  // 35: weir.v1.ReserveRequest
+	(*v1.Target)(nil),          // 36: weir.v1.Target
+	(*v1.Decision)(nil),        // 37: weir.v1.Decision
+	(*v1.RenewResponse)(nil),   // 38: weir.v1.RenewResponse
+	(*v1.ReleaseResponse)(nil), // 39: weir.v1.ReleaseResponse
+	(*v1.RefundResponse)(nil),  // 40: weir.v1.RefundResponse
+	(*v1.ResetResponse)(nil),   // 41: weir.v1.ResetResponse
+	(*v1.Error)(nil),           // 42: weir.v1.Error
+	(*v1.LoanAnswer)(nil),      // 43: weir.v1.LoanAnswer
+	(*v1.Ownership)(nil),       // 44: weir.v1.Ownership
+	(v1.KeyOrder)(0),           // 45: weir.v1.KeyOrder
+	(v1.Algorithm)(0),          // 46: weir.v1.Algorithm
+	(*v1.PolicyUse)(nil),       // 47: weir.v1.PolicyUse
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
@@ -2380,43 +2452,47 @@ var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	8,  // 11: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
 	10, // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
 	9,  // 13: weir.peer.v1.Item.extend:type_name -> weir.peer.v1.Extend
-	33, // 14: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	34, // 15: weir.peer.v1.Extend.target:type_name -> weir.v1.Target
-	34, // 16: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
-	35, // 17: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	36, // 18: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	37, // 19: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	38, // 20: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	39, // 21: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	40, // 22: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	13, // 23: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	11, // 24: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
-	6,  // 25: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	41, // 26: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	42, // 27: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
-	18, // 28: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
-	19, // 29: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
-	43, // 30: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
-	44, // 31: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
-	34, // 32: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
-	22, // 33: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
-	43, // 34: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
-	23, // 35: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
-	0,  // 36: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	14, // 37: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	16, // 38: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
-	20, // 39: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
-	24, // 40: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	1,  // 41: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	15, // 42: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	17, // 43: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
-	21, // 44: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
-	25, // 45: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	41, // [41:46] is the sub-list for method output_type
-	36, // [36:41] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	33, // 14: weir.peer.v1.Item.borrow:type_name -> weir.v1.LoanReport
+	34, // 15: weir.peer.v1.Item.recall:type_name -> weir.v1.LoanRecall
+	35, // 16: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	36, // 17: weir.peer.v1.Extend.target:type_name -> weir.v1.Target
+	36, // 18: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	37, // 19: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	38, // 20: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	39, // 21: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	40, // 22: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	41, // 23: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	42, // 24: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	13, // 25: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	11, // 26: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
+	43, // 27: weir.peer.v1.ItemReply.lent:type_name -> weir.v1.LoanAnswer
+	33, // 28: weir.peer.v1.ItemReply.recalled:type_name -> weir.v1.LoanReport
+	6,  // 29: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	44, // 30: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	45, // 31: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
+	18, // 32: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
+	19, // 33: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
+	46, // 34: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
+	47, // 35: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
+	36, // 36: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
+	22, // 37: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
+	46, // 38: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
+	23, // 39: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
+	0,  // 40: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	14, // 41: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	16, // 42: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
+	20, // 43: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
+	24, // 44: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	1,  // 45: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	15, // 46: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	17, // 47: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
+	21, // 48: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
+	25, // 49: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	45, // [45:50] is the sub-list for method output_type
+	40, // [40:45] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }
@@ -2442,6 +2518,8 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*Item_Reserve)(nil),
 		(*Item_Settle)(nil),
 		(*Item_Extend)(nil),
+		(*Item_Borrow)(nil),
+		(*Item_Recall)(nil),
 	}
 	file_weir_peer_v1_peer_proto_msgTypes[12].OneofWrappers = []any{
 		(*ItemReply_Decision)(nil),
@@ -2452,6 +2530,8 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*ItemReply_Error)(nil),
 		(*ItemReply_NotHolder)(nil),
 		(*ItemReply_Settled)(nil),
+		(*ItemReply_Lent)(nil),
+		(*ItemReply_Recalled)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -1,0 +1,336 @@
+package limiter
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
+)
+
+const (
+	// reportGap is the shortest time between two looks at what is to be reported.
+	reportGap = time.Millisecond
+	// exchangeMost is how long the answer to reports is waited for: loans may wait for copies for lendMost.
+	exchangeMost = 500 * time.Millisecond
+	// maxExchanges bounds the exchanges with one node that are under way. What is not said is said again.
+	maxExchanges = 4
+	// returnMost is how long a node that stops waits for its loans to be home.
+	returnMost = 200 * time.Millisecond
+)
+
+// LoanCall is what an operation of a loan says and hears besides what all operations do.
+type LoanCall struct {
+	// Report is what a borrower says: of OpBorrow what it asks with, but for the Target, which is the operation's; of OpRecall what comes of
+	// it. Whoever carries operations sets who the borrower is.
+	Report limit.Borrow
+	Recall limit.Recall // OpRecall
+	Known  bool         // what comes of OpRecall: there is such a loan
+	Lent   limit.Lent   // what comes of OpBorrow
+
+	copied unconfirmed // with a ticket in the Outcome
+}
+
+// borrowing is a node as a borrower of units of keys that others decide for. nil: it borrows nothing.
+//
+// Each report goes to who holds the partition when it is sent. It finds its totals there however often the partition has moved, for loans
+// are a part of the state of their key.
+type borrowing struct {
+	l     *Limiter
+	book  *borrow.Book[loanKey]
+	clock func() int64  // goes on while the machine is suspended
+	kick  chan struct{} // holds a token when there is something to report
+
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu        sync.Mutex
+	exchanges map[ownership.Node]int // that are under way
+}
+
+// loanKey names a key of which units can be on loan, under the limits as this node knows them.
+type loanKey struct {
+	inline      *inlineRule // of a limit sent along, in place of policy
+	policy, key string
+}
+
+func loanKeyOf(c *limit.Check, s *subject) loanKey {
+	if s.inline != nil {
+		return loanKey{inline: s.inline, key: c.Key}
+	}
+	return loanKey{policy: c.Policy, key: c.Key}
+}
+
+// own is a key that is kept: its text may be a part of something larger.
+func (k loanKey) own() loanKey {
+	k.policy, k.key = strings.Clone(k.policy), strings.Clone(k.key)
+	return k
+}
+
+func (k loanKey) target() limit.Target {
+	t := limit.Target{Policy: k.policy, Key: k.key}
+	if k.inline != nil {
+		t.Limit, t.Namespace, t.Configured = &k.inline.Limits[0], k.inline.namespace, limit.Reserved(k.inline.namespace)
+	}
+	return t
+}
+
+// startBorrowing starts what reports loans, until stop.
+func startBorrowing(l *Limiter) *borrowing {
+	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: make(chan struct{}, 1), exchanges: make(map[ownership.Node]int)}
+	if b.clock == nil {
+		b.clock = func() int64 { return l.clock().Mono }
+	}
+	b.book = borrow.New[loanKey](b.wake)
+	ctx, cancel := context.WithCancel(context.Background())
+	b.cancel = cancel
+	b.running.Go(func() { b.run(ctx) })
+	return b
+}
+
+// stop ends it, and waits for what is under way. Loans that are not home are charged by their owners when their terms are over.
+func (b *borrowing) stop() {
+	if b == nil {
+		return
+	}
+	b.cancel()
+	b.running.Wait()
+}
+
+func (b *borrowing) wake() {
+	select {
+	case b.kick <- struct{}{}:
+	default:
+	}
+}
+
+// ReturnLoans returns what this node has on loan, as far as that takes no longer than returnMost and ctx allows, and borrows no more.
+func (l *Limiter) ReturnLoans(ctx context.Context) {
+	b := l.borrowing
+	if b == nil {
+		return
+	}
+	b.book.Close()
+	ctx, cancel := context.WithTimeout(ctx, returnMost)
+	defer cancel()
+	for b.book.Loans() > 0 {
+		select {
+		case <-time.After(reportGap):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// lendable says whether units of a subject's key may be on loan as far as its policy goes. A check in shadow mode is never refused, and a
+// candidate is asked each time.
+func (s *subject) lendable() bool {
+	return s.inline != nil || s.entry != nil && !s.entry.NoLend && !s.entry.Shadow && s.entry.candidate == nil
+}
+
+// borrowed answers a check of a key that this node does not decide for from a loan, and reports whether it did. Nothing is looked at but
+// the loan: whoever decides for the key may be gone, or be lost, and what has been lent stays so until the term of that is over.
+func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *limit.Decision) bool {
+	b := l.borrowing
+	if b == nil || b.book.Loans() == 0 || r.Standing == ownership.Owned || r.Standing == ownership.Frozen ||
+		!isPlain(c) || c.RequestID != "" || !s.lendable() {
+		return false
+	}
+	var tightest *algo.Limit
+	switch {
+	case s.inline != nil && !s.inline.unlimited:
+		tightest = &s.inline.Limits[0]
+	case s.inline == nil:
+		if rule := s.entry.rule(s.entry.Rule(c.Key)); rule != nil {
+			tightest = &rule.Limits[0]
+		}
+	}
+	if tightest == nil {
+		return false // the key is unlimited by now, or blocked
+	}
+	t, left, ok := b.book.Take(loanKeyOf(c, s), c.Cost, b.clock)
+	if !ok {
+		return false
+	}
+	*d = limit.Decision{}
+	if d.Policy = "inline"; s.inline == nil {
+		d.Policy = s.entry.Name
+	}
+	d.Allowed, d.Granted = true, c.Cost
+	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
+	d.NearLimit = t.WarnAt > 0 && d.Limit-d.Remaining >= t.WarnAt
+	stats := l.statsOf(s.entry, s)
+	stats.borrowed.Add(1)
+	if weight := l.sample.weight(stats.mine().count(d)); weight > 0 {
+		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, tightest)
+	}
+	return true
+}
+
+// missed is told of a check that another node has admitted.
+func (b *borrowing) missed(op *Op) {
+	d := &op.Outcome.Decision
+	if b == nil || op.Kind != OpCheck || !isPlain(&op.Check) || op.RequestID != "" || !op.lendable() ||
+		!d.Allowed || d.FailedOpen || d.Shadow || d.Degraded || d.Limit <= 0 {
+		return
+	}
+	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock(), loanKey.own)
+}
+
+// run reports what is to be reported until ctx ends.
+func (b *borrowing) run(ctx context.Context) {
+	tick := time.NewTimer(time.Hour)
+	defer tick.Stop()
+	for {
+		tick.Stop()
+		if b.book.Loans() > 0 {
+			tick.Reset(borrow.Tick)
+		}
+		select {
+		case <-b.kick:
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		now := b.clock()
+		b.report(ctx, now, b.book.Report(now))
+		select {
+		case <-time.After(reportGap):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// report sends reports of that instant to who decides for their keys, those for one node together. What cannot be sent is said again.
+func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey]) {
+	if len(reports) == 0 {
+		return
+	}
+	l := b.l
+	t, now := l.table.Load(), l.moment()
+	var here []*Op
+	by := make(map[ownership.Node][]*Op)
+	for i := range reports {
+		r := &reports[i]
+		op := &Op{Kind: OpBorrow, Check: limit.Check{Target: r.Key.target()}, Hops: MaxHops - 1, Loan: &LoanCall{Report: limit.Borrow{
+			ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
+		}}}
+		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
+			here = append(here, op)
+			continue
+		}
+		switch route := l.cfg.Ownership.Route(op.partition); {
+		case route.Standing == ownership.Owned:
+			// It has come here, and with it what this node has lent to itself then.
+			op.Loan.Report.Want = 0
+			l.decide(t, op, &now)
+			here = append(here, op)
+		case route.Standing == ownership.Elsewhere && route.Node.Name != "":
+			by[route.Node] = append(by[route.Node], op)
+		}
+	}
+	b.answered(sent, here)
+	for node, ops := range by {
+		b.mu.Lock()
+		under := b.exchanges[node]
+		if under < maxExchanges {
+			b.exchanges[node]++
+		}
+		b.mu.Unlock()
+		if under >= maxExchanges {
+			continue
+		}
+		b.running.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, exchangeMost)
+			defer cancel()
+			l.cfg.Peers.Forward(ctx, node, ops)
+			b.mu.Lock()
+			if b.exchanges[node]--; b.exchanges[node] == 0 {
+				delete(b.exchanges, node)
+			}
+			b.mu.Unlock()
+			b.answered(sent, ops)
+		})
+	}
+}
+
+// answered takes in what has come of reports that were sent at that instant.
+func (b *borrowing) answered(sent int64, ops []*Op) {
+	answers := make([]borrow.Answer, 0, len(ops))
+	for _, op := range ops {
+		var a limit.Lent
+		switch out := &op.Outcome; {
+		case out.Unreachable:
+			continue
+		case out.NotHolder != nil:
+			a.Unheard = true
+		case out.Err != nil:
+			a.Ended, a.Again = true, neverAgain // limits sent along are turned off, or the like
+		default:
+			a = op.Loan.Lent
+		}
+		answers = append(answers, borrow.AnswerOf(op.Loan.Report.ID.Number, &a))
+	}
+	if len(answers) > 0 {
+		b.book.Answered(sent, b.clock(), answers)
+	}
+}
+
+// answerRecall gives up what is left of a loan of this node's, and says how that stands then.
+func (l *Limiter) answerRecall(op *Op) {
+	b := l.borrowing
+	if b == nil || op.Loan == nil {
+		return
+	}
+	r, ok := b.book.Recalled(op.Loan.Recall.Number, op.Loan.Recall.Granted, b.clock())
+	op.Loan.Known = ok
+	op.Loan.Report = limit.Borrow{ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: op.Loan.Recall.Number}, Totals: r.Totals, Known: r.Known}
+}
+
+// carryLoan takes in what a node reports of a loan, and lends.
+func (l *Limiter) carryLoan(op *Op, now *moment) {
+	if op.Loan == nil {
+		op.Outcome.Err = limit.NewError(limit.Invalid, "", "a report of a loan without the loan")
+		return
+	}
+	op.Loan.Report.Target = op.Target
+	a, copied := l.lend(&op.subject, &op.Loan.Report, now)
+	if a.Unheard {
+		l.failed(nil, op, store.ErrShut)
+		return
+	}
+	op.Loan.Lent, op.Loan.copied, op.Outcome.ticket = a, copied, copied.ticket
+	op.Loan.copied.answer = &op.Loan.Lent
+}
+
+// askNode asks a node for what it has left of loans of a key, and takes in what it says.
+func (l *Limiter) askNode(node ownership.Node, of *Op, loans []algo.Loan) {
+	ops := make([]*Op, len(loans))
+	for i := range loans {
+		ops[i] = &Op{Kind: OpRecall, Hops: 1, Loan: &LoanCall{Recall: limit.Recall{Number: loans[i].ID.Number, Granted: loans[i].Granted}}}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), recallMost)
+	defer cancel()
+	if node == l.cfg.Self {
+		for _, op := range ops {
+			l.answerRecall(op)
+		}
+	} else {
+		l.cfg.Peers.Forward(ctx, node, ops)
+	}
+	now := l.moment()
+	for i, op := range ops {
+		if out := &op.Outcome; out.Unreachable || out.Err != nil || out.NotHolder != nil || !op.Loan.Known {
+			continue
+		}
+		report := op.Loan.Report
+		report.Target, report.ID, report.Want, report.Counted = of.Target, loans[i].ID, 0, true
+		l.lend(&of.subject, &report, &now)
+	}
+}

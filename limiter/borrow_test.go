@@ -1,0 +1,319 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
+)
+
+// pass lets time pass: that of timers and that of the nodes' clocks.
+func (c *testCluster) pass(d time.Duration) {
+	for ; d > 0; d -= time.Millisecond {
+		time.Sleep(time.Millisecond)
+		c.advance(time.Millisecond)
+		synctest.Wait()
+	}
+}
+
+// heat has a node ask for a key until it has a loan of it, and returns how many units that took.
+func (c *testCluster) heat(n *testNode, q limit.Check) (used int64) {
+	c.t.Helper()
+	for range 1000 {
+		if d := n.check(c.t, q); !d.Allowed {
+			c.t.Fatalf("%+v", d)
+		}
+		used += q.Cost
+		if n.borrowing.book.Loans() > 0 {
+			c.pass(5 * time.Millisecond)
+			return used
+		}
+		if used%(8*q.Cost) == 0 {
+			c.pass(time.Millisecond)
+		}
+	}
+	c.t.Fatal("nothing was borrowed")
+	return 0
+}
+
+// held is what is on loan of a policy's key, at its owner.
+func (c *testCluster) held(n *testNode, policy, key string) int64 {
+	c.t.Helper()
+	is, holds, err := n.Describe(&limit.Target{Policy: policy, Key: key})
+	if err != nil || !holds {
+		c.t.Fatal(holds, err)
+	}
+	return is.OnLoan
+}
+
+const borrowPolicies = `policies:
+  - {name: p, algorithm: sliding_log, limit: 10000, window: 1h}
+  - {name: kept, algorithm: sliding_log, limit: 10000, window: 1h, lend: false}
+  - {name: shadow, algorithm: sliding_log, limit: 10000, window: 1h, shadow: true}
+  - {name: small, algorithm: sliding_log, limit: 1000, window: 1h}
+`
+
+// TestNodeBorrows: a node that does not hold a hot key answers from a loan. What it admits is counted once; what must not come from a loan is
+// asked for; what is left goes home when the node stops.
+func TestNodeBorrows(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		owner, node := c.nodes[0], c.nodes[1]
+		key := c.owned("p", 0, 0)
+		used := c.heat(node, named("p", key, 2))
+		n := c.messages(func() {
+			for range 20 {
+				if d := node.check(t, named("p", key, 2)); !d.Allowed || d.Granted != 2 || d.Policy != "p" || d.Limit != 10000 || d.Window != time.Hour || d.Remaining != 10000-used-2 {
+					t.Fatalf("%+v after %d", d, used)
+				}
+				used += 2
+			}
+		})
+		if n != 0 {
+			t.Errorf("%d messages for 20 checks from a loan", n)
+		}
+		c.pass(30 * time.Millisecond)
+		checks, results := []limit.Check{named("p", key, 1)}, make([]limit.Result, 1)
+		if n := testing.AllocsPerRun(5, func() { _ = node.CheckTo(t.Context(), checks, nil, results) }) -
+			testing.AllocsPerRun(5, func() { node.Route(0) }); n != 0 {
+			t.Errorf("%v allocations", n)
+		}
+		used += 6
+		n = c.messages(func() {
+			for _, q := range []limit.Check{
+				{Cost: 0}, {Cost: 1, Partial: true}, {Cost: 1, Always: true}, {Cost: 1, RequestID: "r"},
+			} {
+				q.Target = limit.Target{Policy: "p", Key: key}
+				node.check(t, q)
+				used += q.Cost
+			}
+		})
+		if n != 4 {
+			t.Errorf("%d messages for 4 checks that are not answered from loans", n)
+		}
+		c.pass(100 * time.Millisecond)
+		if s := c.stats("p"); s.Allowed != uint64(used-9)/2+9 || s.Borrowed < 26 {
+			t.Errorf("%+v for %d units", s, used)
+		}
+		if node.heatsNothing(c, "kept") || node.heatsNothing(c, "shadow") {
+			t.Error("units are borrowed of policies that are not lent")
+		}
+		node.heatsNothing(c, "p") // a loan to return
+		returned := make(chan struct{})
+		go func() {
+			defer close(returned)
+			node.ReturnLoans(t.Context())
+		}()
+		c.pass(250 * time.Millisecond)
+		<-returned
+		if n := c.held(owner, "p", key); n != 0 || node.borrowing.book.Loans() != 0 {
+			t.Errorf("%d are on loan after the node has stopped", n)
+		}
+		if d := node.check(t, named("p", key, 0)); d.Remaining != 10000-used {
+			t.Errorf("%+v, want %d used", d, used)
+		}
+	})
+}
+
+// heatsNothing asks often for a key of a policy of the first node's, and reports whether the node has more loans then.
+func (n *testNode) heatsNothing(c *testCluster, policy string) bool {
+	before := n.borrowing.book.Loans()
+	key := c.owned(policy, 0, 1)
+	for range 200 {
+		n.check(c.t, named(policy, key, 1))
+	}
+	return n.borrowing.book.Loans() > before
+}
+
+// TestNodeIsRecalled: an owner asks nodes, itself too, for what they have before it refuses.
+func TestNodeIsRecalled(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		key := c.owned("small", 0, 0)
+		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
+		c.pass(20 * time.Millisecond)
+		if c.held(c.nodes[0], "small", key) == 0 {
+			t.Fatal("nothing is on loan")
+		}
+		if d := c.nodes[0].check(t, named("small", key, 1000-used)); !d.Allowed || d.Remaining != 0 {
+			t.Fatalf("%d were used: %+v", used, d)
+		}
+		for _, n := range c.nodes {
+			if d := n.check(t, named("small", key, 1)); d.Allowed {
+				t.Errorf("more than the limit: %+v", d)
+			}
+		}
+		if s := c.nodes[0].Loans(); s.Recalled == 0 || s.Unanswered != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestLoanedPartitionMoves: reports go to who holds the key by then; and a node that becomes the holder of what it has borrowed returns it.
+func TestLoanedPartitionMoves(t *testing.T) {
+	for _, to := range []int{1, 2} {
+		t.Run(fmt.Sprint(to), func(t *testing.T) {
+			inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+				key := c.owned("p", 0, 0)
+				used := c.heat(c.nodes[1], named("p", key, 1))
+				for range 10 {
+					c.nodes[1].check(t, named("p", key, 1))
+					used++
+				}
+				// What a planned move does: the state, its loans in it, and then the route.
+				part := ring.Partition(ring.Hash(testKey, "p", key))
+				move(t, c.nodes[0], c.nodes[to], part)
+				for _, n := range c.nodes {
+					c.see(n, func(p int) ownership.Route {
+						if p == part {
+							return c.holder(n, to)
+						}
+						return c.holder(n, p%3)
+					})
+				}
+				if to != 1 {
+					for range 20 {
+						c.nodes[1].check(t, named("p", key, 1))
+						used++
+					}
+				}
+				c.pass(3 * time.Second)
+				if n := c.held(c.nodes[to], "p", key); n != 0 {
+					t.Errorf("%d are on loan", n)
+				}
+				if d := c.nodes[to].check(t, named("p", key, 0)); d.Remaining != 10000-used {
+					t.Errorf("%+v, want %d used", d, used)
+				}
+			})
+		})
+	}
+}
+
+// move moves a partition's states, as a planned move does.
+func move(t *testing.T, from, to *testNode, part int) {
+	t.Helper()
+	from.store.Shut(part)
+	from.store.Attach(part, ownership.Target, true)
+	to.store.Stage(part)
+	for more := true; more; {
+		var chunk []byte
+		chunk, _, more = from.store.Drain(part, ownership.Target, from.clock(), 1<<20)
+		if err := to.store.Apply(part, true, to.clock(), chunk); err != nil {
+			t.Fatal(err)
+		}
+	}
+	to.store.Shut(part)
+	to.store.Promote(part)
+	to.store.Open(part)
+}
+
+// TestNodesAdmitNoMoreThanTheLimit has two nodes borrow from an owner, by messages that are late and lost, with a node that is killed, one
+// whose clock is fast, and an owner that cannot be reached for a while. By when the checks were admitted, no window has more than the limit;
+// and when all is well nothing is refused that there is room for.
+func TestNodesAdmitNoMoreThanTheLimit(t *testing.T) {
+	const all, window = 2000, 4 * time.Second
+	for _, l := range []struct {
+		text string
+		most func(span time.Duration) int64 // that a span of time may have
+	}{
+		{"algorithm: sliding_log, limit: 2000, window: 4s", nil},
+		{"algorithm: sliding_window, limit: 2000, window: 4s", nil},
+		{"algorithm: token_bucket, limit: 2000, window: 4s", func(span time.Duration) int64 { return all + all*int64(span)/int64(window) + 1 }},
+		{"algorithm: fixed_window, limit: 2000, window: 4s", nil},
+		{"algorithm: sliding_counter, limit: 2000, window: 4s", nil},
+	} {
+		for seed := range uint64(3) {
+			t.Run(fmt.Sprint(l.text, " ", seed), func(t *testing.T) {
+				inBubble(t, 3, Config{Policies: policies(t, "policies: [{name: p, "+l.text+"}]"), Timeout: 300 * time.Millisecond}, func(t *testing.T, c *testCluster) {
+					rng := rand.New(rand.NewPCG(seed, 5))
+					key := c.owned("p", 0, 0)
+					c.nodes[1].rate.Store(1)
+					c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
+						c.mu.Lock()
+						loan := ops[0].Loan != nil
+						lost, late := rng.IntN(10) == 0, time.Duration(rng.Int64N(int64(3*time.Millisecond)))
+						dead := c.gone[from.cfg.Self.Boot]
+						c.mu.Unlock()
+						if dead || loan && lost && rng.IntN(2) == 0 {
+							<-ctx.Done()
+							return
+						}
+						time.Sleep(late)
+						deliver()
+						if loan && lost { // the answer
+							<-ctx.Done()
+							for _, op := range ops {
+								op.Outcome = Outcome{Unreachable: true}
+							}
+						}
+					})
+					var admitted []admission
+					end := c.mono.Load() + int64(3*window)
+					for c.mono.Load() < end {
+						c.pass(time.Millisecond)
+						at := c.mono.Load()
+						for i, n := range c.nodes {
+							if c.gone[uint64(i+1)] || i == 0 && rng.IntN(10) > 0 {
+								continue
+							}
+							for range rng.IntN(4) {
+								cost := 1 + rng.Int64N(2)
+								if d := n.check(t, named("p", key, cost)); d.Allowed && !d.FailedOpen {
+									admitted = append(admitted, admission{c.mono.Load(), d.Granted})
+								}
+							}
+						}
+						if at > end-int64(window) && !c.gone[3] {
+							c.mu.Lock()
+							c.gone = map[uint64]bool{3: true} // killed, with what it has
+							c.mu.Unlock()
+						}
+					}
+					if c.nodes[0].Loans().Granted == 0 {
+						t.Fatal("nothing was lent")
+					}
+					judge(t, admitted, all, window, l.text, l.most)
+				})
+			})
+		}
+	}
+}
+
+// admission is when a check was admitted, and its units.
+type admission struct{ at, n int64 }
+
+// judge compares what was admitted with what the algorithm promises.
+func judge(t *testing.T, admitted []admission, all int64, window time.Duration, text string, most func(time.Duration) int64) {
+	t.Helper()
+	slices.SortFunc(admitted, func(a, b admission) int { return int(a.at - b.at) })
+	bound := all
+	if text[:23] == "algorithm: fixed_window" || text[:26] == "algorithm: sliding_counter" {
+		bound = 2 * all // across a boundary
+	}
+	var sum int64
+	first := 0
+	for _, e := range admitted {
+		for sum += e.n; admitted[first].at <= e.at-int64(window); first++ {
+			sum -= admitted[first].n
+		}
+		if most == nil && sum > bound {
+			t.Fatalf("%d were admitted in one window", sum)
+		}
+	}
+	if most == nil {
+		return
+	}
+	for i := 0; i < len(admitted); i += 50 {
+		sum = 0
+		for _, e := range admitted[i:] {
+			if sum += e.n; sum > most(time.Duration(e.at-admitted[i].at)) {
+				t.Fatalf("%d were admitted in %v", sum, time.Duration(e.at-admitted[i].at))
+			}
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package peer
+
+import (
+	"context"
+	"testing"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+)
+
+// Reports and recalls of loans cross, and so does what comes of them; the borrower is who sends, whoever it says it is.
+func TestLoansCross(t *testing.T) {
+	noLeaks(t)
+	target := limit.Target{Policy: "p", Key: "k"}
+	report := limit.Borrow{ID: algo.LoanID{Borrower: 99, Number: 3}, Totals: algo.Totals{Granted: 9, Spent: 4, Returned: 1, Checks: 2}, Known: 3, Want: 16}
+	lent := limit.Lent{Granted: 20, Spent: 4, Term: 5, Again: 6, Limit: 7, Remaining: 8, Window: 9, ResetAfter: 10, WarnAt: 11}
+	var got []limiter.LoanCall
+	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
+		for _, op := range ops {
+			got = append(got, *op.Loan)
+			switch {
+			case op.Kind == limiter.OpBorrow:
+				op.Loan.Lent = lent
+			case op.Loan.Recall.Number == 3:
+				op.Loan.Known = true
+				op.Loan.Report = limit.Borrow{ID: algo.LoanID{Number: 3}, Totals: report.Totals, Known: 3}
+			}
+		}
+		return nil
+	}))
+	p := newPeers(t, addr)
+	ops := []*limiter.Op{
+		{Kind: limiter.OpBorrow, Check: limit.Check{Target: target}, Hops: 2, Loan: &limiter.LoanCall{Report: report}},
+		{Kind: limiter.OpRecall, Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 3, Granted: 20}}},
+		{Kind: limiter.OpRecall, Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 4, Granted: 20}}},
+	}
+	p.Forward(t.Context(), bob, ops)
+	for _, op := range ops {
+		if op.Outcome.Unreachable || op.Outcome.Err != nil || op.Outcome.NotHolder != nil {
+			t.Fatalf("%+v", op.Outcome)
+		}
+	}
+	want := report
+	want.Target, want.ID.Borrower, want.Counted = target, alice.Boot, true
+	if got[0].Report != want {
+		t.Errorf("%+v arrives, want %+v", got[0].Report, want)
+	}
+	if got[1].Recall != ops[1].Loan.Recall || got[1].Report.ID.Borrower != alice.Boot {
+		t.Errorf("%+v", got[1])
+	}
+	if l := ops[0].Loan.Lent; l != lent {
+		t.Errorf("%+v is answered, want %+v", l, lent)
+	}
+	if l := ops[1].Loan; !l.Known || l.Report.Totals != report.Totals || l.Report.Known != 3 {
+		t.Errorf("%+v", l)
+	}
+	if l := ops[2].Loan; l.Known {
+		t.Errorf("of a loan that there is not: %+v", l)
+	}
+}
