@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -35,7 +36,8 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	l := New(Config{Store: data, Ownership: own, Policies: policies(t, `policies:
   - {name: async, algorithm: sliding_log, limit: 10, window: 1h}
   - {name: escrow, algorithm: sliding_log, limit: 1000, window: 1h, durability: escrow}
-  - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, on_error: closed}`)})
+  - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, on_error: closed}
+  - {name: banned, algorithm: sliding_log, limit: 1, window: 1h, durability: sync, ban: 2h}`)})
 	t.Cleanup(l.Close)
 	confirm := func() {
 		for p := range ring.Partitions {
@@ -105,5 +107,27 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	}
 	if got := fmt.Sprint(sum.Allowed, sum.Refused, sum.FailedClosed); got != "3 1 1" {
 		t.Errorf("counted allowed, refused, failed closed: %s", got)
+	}
+
+	ask(named("banned", "k", 1), named("banned", "l", 1))
+	own.tickets = 0
+	if r := ask(named("banned", "k", 1))[0]; r.Allowed || !r.Banned {
+		t.Errorf("the refusal that begins a ban: %+v", r)
+	}
+	waits(1, "a ban")
+	confirm()
+	if r := ask(named("banned", "k", 1))[0]; r.Allowed || !r.Banned {
+		t.Errorf("during a ban: %+v", r)
+	}
+	waits(0, "during a ban")
+	// What is refused is not admitted because no copy knows of the ban, whatever on_error says.
+	own.silent = true
+	if r := ask(named("banned", "l", 1))[0]; r.Allowed || !r.Banned || r.FailedOpen {
+		t.Errorf("a ban of which the copy does not hear: %+v", r)
+	}
+	if got := l.Counts(); !slices.ContainsFunc(got, func(s PolicyStats) bool {
+		return s.Policy == "banned" && s.Allowed == 2 && s.Refused == 3 && s.Banned == 3 && s.Bans == 2 && s.FailedOpen == 0
+	}) {
+		t.Errorf("counted %+v", got)
 	}
 }

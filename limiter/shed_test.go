@@ -270,6 +270,15 @@ func TestChargedAndTurnedAway(t *testing.T) {
 		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || n.Load().InFlight != 1 || !op.Outcome.Decision.FailedClosed || op.Outcome.ticket != 0 {
 			t.Errorf("%+v", op.Outcome)
 		}
+		// But a refusal that began a ban stands.
+		op = &Op{Kind: OpCheck, Check: named("open", "k", 1)}
+		if err := n.prepare(op); err != nil {
+			t.Fatal(err)
+		}
+		op.Outcome.ticket, op.Outcome.Decision = 7, limit.Decision{Policy: "open", Banned: true, RetryAfter: time.Hour}
+		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || op.Outcome.Decision.Allowed || op.Outcome.Decision.RetryAfter != time.Hour || op.Outcome.ticket != 0 {
+			t.Errorf("%+v", op.Outcome)
+		}
 	})
 }
 

@@ -1049,6 +1049,13 @@ func sampleChunk(tb testing.TB) []byte {
 		rule("bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 5, Window: minute}),
 	}
 	rules[1].Durability = Escrow
+	ban := rule("banned", log(1, minute))
+	ban.Ban = time.Hour
+	for range 2 {
+		if _, err := s.Decide(s.key("banned", "k"), ban, at(0), cost(1), nil); err != nil {
+			tb.Fatal(err)
+		}
+	}
 	loan := rule("lent", log(500, minute))
 	if _, err := s.Lend(s.key("lent", "k"), loan, at(0), Borrow{ID: algo.LoanID{Borrower: 1, Number: 2}, Want: 20}); err != nil {
 		tb.Fatal(err)

@@ -44,7 +44,7 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	t.Helper()
 	b := &bench{t: t, wall: start, hits: make(map[string]uint64)}
 	c := parse(t, config)
-	set, err := policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}]"))
+	set, err := policy.Parse("p", []byte("policies: [{name: shared, limits: [3/1m], algorithm: sliding_log, warn_at: 0.6}, {name: banning, limits: [2/1m], ban: 1h}]"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,6 +111,8 @@ descriptors:
     rate_limit: {policy: shared}
   - key: lost
     rate_limit: {policy: lost}
+  - key: banning
+    rate_limit: {policy: banning}
 `
 
 // TestHits. The reference: a descriptor's hits_addend is taken before the request's, in which 0 stands for 1; a descriptor's own 0
@@ -333,6 +335,23 @@ func TestNearLimit(t *testing.T) {
 			t.Errorf("hit %d: %v", hits+1, out)
 		}
 	}
+}
+
+// TestBan: of a policy with ban, begun by the first answer of OVER_LIMIT, which is a refusal also where every hit is charged.
+func TestBan(t *testing.T) {
+	b := newBench(t, limits, func(c *ServiceConfig) { c.Headers, c.Metadata = true, true })
+	for hit := range 4 {
+		out := b.ask(1, entriesOf("banning", "u"))
+		header := slices.ContainsFunc(out.ResponseHeadersToAdd, func(h *core.HeaderValue) bool { return h.Key == "Weir-Banned" && h.Value == "true" })
+		banned := hit >= 2
+		if field := out.DynamicMetadata.GetFields()["banned"].GetBoolValue(); header != banned || field != banned || (out.OverallCode == over) != banned {
+			t.Errorf("hit %d: %v", hit+1, out)
+		}
+	}
+	b.wall = start.Add(59 * time.Minute) // the window has room for long
+	want(t, "still banned", b.ask(1, entriesOf("banning", "u")).Statuses[0], over, 0)
+	b.wall = start.Add(2 * time.Hour)
+	want(t, "no more", b.ask(1, entriesOf("banning", "u")).Statuses[0], ok, 1)
 }
 
 // TestOverrideOfARequest: the request's own limit, of the same state where the window is the same.

@@ -26,6 +26,7 @@ type decision struct {
 	Degraded     bool   `json:"degraded"`
 	FailedOpen   bool   `json:"failed_open"`
 	FailedClosed bool   `json:"failed_closed"`
+	Banned       bool   `json:"banned"`
 }
 
 // status is what the HTTP API says of the cluster, as far as the tests look at it.
