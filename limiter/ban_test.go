@@ -33,8 +33,14 @@ func TestBan(t *testing.T) {
 				t.Errorf("from memory: %+v", d)
 			}
 		})
+		c.stats("login") // whose peaks begin anew
+		c.advance(2 * time.Minute)
+		n.check(t, named("login", key, 1))
+		if got := c.stats("login"); got.PeakCount != 0 || got.PeakUtilization != 0 {
+			t.Errorf("a banned key whose window is empty: %+v", got)
+		}
 		// Nothing makes it longer, and no unit that comes back ends it.
-		for range 58 {
+		for range 56 {
 			c.advance(time.Minute)
 			for _, other := range c.nodes {
 				if d := other.check(t, named("login", key, 1)); d.Allowed || !d.Banned {
@@ -63,9 +69,9 @@ func TestBan(t *testing.T) {
 		if d := n.check(t, named("login", key, 1)); !d.Allowed || d.Banned {
 			t.Errorf("after the ban: %+v", d)
 		}
-		// 1 at first, 1 from memory, 3 a minute, and 1 at the end.
+		// 1 at first, 1 from memory, 1 after two minutes, 3 a minute, and 1 at the end.
 		got := c.stats("login")
-		if got.Refused != 177 || got.Banned != got.Refused || got.Bans != 1 {
+		if got.Refused != 172 || got.Banned != got.Refused || got.Bans != 1 {
 			t.Errorf("counted %+v", got)
 		}
 

@@ -396,14 +396,18 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 	if d.RequestID = c.RequestID; got.Banned {
 		d.Banned, d.ResetAfter = true, got.ResetAfter // which is not the limit's alone
 	}
+	left, sampled := got.Remaining, tightest
+	if got.Banned {
+		left, sampled = got.Free, nil // what is in use is not what refuses it
+	}
 	if e != nil && e.WarnAt != 0 {
-		d.NearLimit = nearLimit(e.WarnAt, got.Limit, got.Remaining)
+		d.NearLimit = nearLimit(e.WarnAt, got.Limit, left)
 		for i := range each {
 			d.NearLimit = d.NearLimit || nearLimit(e.WarnAt, each[i].Limit, each[i].Remaining)
 		}
 	}
 	stats := l.statsOf(e, s)
-	stats.saw(got.Limit, got.Remaining)
+	stats.saw(got.Limit, left)
 	if !d.Allowed && e != nil && e.Shadow {
 		shadow(d, c.Cost)
 	}
@@ -422,7 +426,7 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 			n = stats.mine().count(d) // otherwise once the answer may be given
 		}
 		if weight := l.sample.weight(n); weight > 0 {
-			l.sample.sampled(weight, rule.Scope, c.Key, d, tightest)
+			l.sample.sampled(weight, rule.Scope, c.Key, d, sampled)
 		}
 	}
 }

@@ -369,7 +369,7 @@ func (a *apply) key() error {
 		return err
 	}
 	if rec.lift(); banned > 0 {
-		rec.ban(rec.state.Latest(a.now).Mono + banned)
+		rec.ban(rec.state.Latest(a.now).Mono + min(banned, int64(rule.rule.Ban)))
 	}
 	rec.setSince(since)
 	for i := 1; i <= since; i++ {

@@ -74,7 +74,7 @@ func (sh *shard) refuseBanned(r record, now algo.Instant, left time.Duration, re
 
 // banned makes an answer that of a key which is banned for so much longer; spent is Call.Spent.
 func (a *Answer) banned(left time.Duration, spent bool) {
-	if a.Banned = true; spent {
+	if a.Banned, a.Free = true, a.Remaining; spent {
 		return
 	}
 	a.Allowed, a.Remaining, a.Delay = false, 0, 0
@@ -116,7 +116,8 @@ func (m *merge) uniteBans() {
 			m.err = ErrFull
 			return
 		}
-		if to := m.sh.record(m.base.ref(slot)); to.banLeft(m.now) < left {
+		to := m.sh.record(m.base.ref(slot))
+		if left = min(left, to.spec.rule.Ban); to.banLeft(m.now) < left {
 			to.ban(to.state.Latest(m.now).Mono + int64(left))
 		}
 	})

@@ -100,6 +100,7 @@ type Answer struct {
 	Pending  bool  // reservations on the key are waiting for their Settle
 	Banned   bool  // the key is banned, see Rule.Ban: it is for that, and perhaps for its limits, that the request is refused
 	Bans     bool  // the key is banned from now on
+	Free     int64 // of a key that is banned: what Remaining would be without the ban
 	// OnLoan is how many units are on loan, where a request was refused that would have passed without them: what of them is left
 	// may be called back, see Recall. It is 0 everywhere else. OnLoanFor is the time until all of those loans have ended.
 	OnLoan    int64
