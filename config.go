@@ -208,8 +208,9 @@ func (e *configError) Error() string { return e.text }
 // Unwrap returns the node's error.
 func (e *configError) Unwrap() error { return e.err }
 
-// settings matches names of settings in an error: at the beginning of a line any, elsewhere those of several words that are not quoted.
-var settings = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|(?m:^)[a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)*)*: |\b[a-z]+(?:-[a-z]+)+\b`)
+// settings matches names of settings in an error: at the beginning of a line any, elsewhere those of several words that are neither
+// quoted nor part of a path.
+var settings = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|(?m:^)[a-z]+(?:-[a-z]+)*(?:, [a-z]+(?:-[a-z]+)*)*: | [a-z]+(?:-[a-z]+)+\b`)
 
 // fieldError returns an error of a node that begins with settings as one that begins with fields.
 func fieldError(err error) error {
@@ -226,6 +227,7 @@ func fieldError(err error) error {
 	}
 	text := settings.ReplaceAllStringFunc(err.Error(), func(found string) string {
 		names, rest, colon := strings.Cut(found, ": ")
+		names, inside := strings.CutPrefix(names, " ")
 		list := strings.Split(names, ", ")
 		for i, name := range list {
 			field := fields[strings.ReplaceAll(name, "-", "")]
@@ -234,8 +236,12 @@ func fieldError(err error) error {
 			}
 			list[i] = field
 		}
-		if names = strings.Join(list, ", "); colon {
+		names = strings.Join(list, ", ")
+		if colon {
 			names += ": " + rest
+		}
+		if inside {
+			names = " " + names
 		}
 		return names
 	})

@@ -30,7 +30,7 @@ const tenAnHour = "policies: [{name: api, algorithm: sliding_log, limit: 10, win
 func member(name string, join ...string) weir.Config {
 	return weir.Config{
 		Name: name, GossipPort: weir.AnyPort, PeerPort: weir.AnyPort, Join: join, Policies: []byte(tenAnHour),
-		Timeout: 20 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Timeout: 20 * time.Second, Grace: time.Minute, Logger: slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -274,7 +274,7 @@ func TestStartErrors(t *testing.T) {
 		{"GossipPort: ", func(c *weir.Config) { c.GossipPort = portOf(t, busy.Addresses().Gossip) }},
 		{"Bind: ", func(c *weir.Config) { c.Bind, c.Security.Insecure = "192.0.2.1", true }},
 		{"TLSCertFile, TLSKeyFile: ", func(c *weir.Config) { c.Security.TLSCertFile, c.Security.TLSKeyFile = "/none", "/none" }},
-		{"AccessFile: ", func(c *weir.Config) { c.Security.AccessFile = "/none" }},
+		{"AccessFile: open /none/http-port: ", func(c *weir.Config) { c.Security.AccessFile = "/none/http-port" }},
 		{"GossipKeyFile: ", func(c *weir.Config) { c.Security.GossipKeyFile = "/none" }},
 		{"ClusterSecretFile: ", func(c *weir.Config) { c.Security.ClusterSecretFile = "/none" }},
 		{"AuditLog: ", func(c *weir.Config) { c.Security.AuditLog = "/none/audit" }},
