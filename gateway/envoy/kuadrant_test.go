@@ -269,7 +269,7 @@ func TestKuadrantExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newReserving(t)
 		pass := func(d time.Duration) {
-			r.wall = r.wall.Add(d)
+			r.more.Add(int64(d))
 			time.Sleep(d)
 			synctest.Wait()
 		}

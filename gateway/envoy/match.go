@@ -8,6 +8,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
 )
 
 // match is the limit that one descriptor of a request falls under.
@@ -131,6 +132,11 @@ func stateKey(entries []*common.RateLimitDescriptor_Entry, pattern func(int) (st
 		return "()"
 	}
 	var b strings.Builder
+	size := 0
+	for _, e := range entries {
+		size += len(e.GetKey()) + len(e.GetValue()) + len(",=")
+	}
+	b.Grow(min(size, limit.MaxKey))
 	for i, e := range entries {
 		if i > 0 {
 			b.WriteByte(',')

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -30,10 +32,17 @@ const (
 	ShadowMode  = "shadow_mode" // over the limit, but admitted: shadow_mode
 )
 
+// Decider is a limit.Service that answers in room that it is given.
+type Decider interface {
+	limit.Service
+	// CheckTo is Check with the answers in results, which has a place for each of checks; see limit.Preparer.
+	CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error
+}
+
 // ServiceConfig is what a Service stands on.
 type ServiceConfig struct {
 	// Service decides. Required.
-	Service limit.Service
+	Service Decider
 	// Own decides for the node itself, in whatever context: it cancels what callers have let expire. Nil: Service.
 	Own limit.Service
 	// Config returns the configuration in force. Required.
@@ -56,6 +65,7 @@ type Service struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
 	cfg    ServiceConfig
 	expiry expiry
+	rooms  sync.Pool // of *room
 }
 
 // NewService returns a Service.
@@ -66,7 +76,9 @@ func NewService(cfg ServiceConfig) *Service {
 	if cfg.Own == nil {
 		cfg.Own = cfg.Service
 	}
-	return &Service{cfg: cfg, expiry: expiry{service: cfg.Own}}
+	s := &Service{cfg: cfg, expiry: expiry{service: cfg.Own}}
+	s.rooms.New = func() any { return new(room) }
+	return s
 }
 
 // Close has reservations stay as they are from then on, and waits for those that are being cancelled.
@@ -229,17 +241,40 @@ func (s *Service) askEach(ctx context.Context, all []asked, checks []limit.Check
 	if len(checks) == 0 {
 		return nil
 	}
-	results, err := s.cfg.Service.Check(ctx, checks)
-	if err != nil {
+	r := s.rooms.Get().(*room)
+	defer r.giveBack(&s.rooms)
+	// A copy, so that what is on the caller's stack stays there.
+	r.checks = append(r.checks[:0], checks...)
+	r.results = slices.Grow(r.results[:0], len(checks))[:len(checks)]
+	if err := s.cfg.Service.CheckTo(ctx, r.checks, nil, r.results); err != nil {
 		return statusOf(err)
 	}
-	for j := range results {
-		if err := results[j].Err; err != nil {
+	for j := range r.results {
+		if err := r.results[j].Err; err != nil {
 			return statusOf(err)
 		}
-		s.conclude(&all[places[j]], &results[j].Decision)
+		s.conclude(&all[places[j]], &r.results[j].Decision)
 	}
 	return nil
+}
+
+// room is where the limits of a request are decided.
+type room struct {
+	checks  []limit.Check
+	results []limit.Result
+}
+
+// mostKept is how many checks the room that is kept is for.
+const mostKept = 64
+
+// giveBack keeps the room for another request, and nothing that was in it.
+func (r *room) giveBack(rooms *sync.Pool) {
+	if cap(r.checks) > mostKept {
+		return
+	}
+	clear(r.checks)
+	clear(r.results)
+	rooms.Put(r)
 }
 
 // askTogether has limits decided of which all are charged or none.
@@ -296,13 +331,16 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 	if a.hits < 0 {
 		over = false
 	}
-	st := &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK, LimitRemaining: remaining}
+	made := new(worded)
+	st := &made.status
+	st.Code, st.LimitRemaining = ratelimitv3.RateLimitResponse_OK, remaining
 	a.status, a.over, a.near, a.banned = st, over, d.NearLimit, d.Banned
 	if d.Limit == algo.Unlimited {
 		st.LimitRemaining = math.MaxUint32
 	} else {
-		st.CurrentLimit = s.currentLimit(a, d)
-		st.DurationUntilReset = s.untilReset(a, d)
+		s.currentLimit(&made.limit, a, d)
+		made.reset.Seconds = s.untilReset(a, d)
+		st.CurrentLimit, st.DurationUntilReset = &made.limit, &made.reset
 	}
 	result := WithinLimit
 	if over {
@@ -317,9 +355,16 @@ func (s *Service) conclude(a *asked, d *limit.Decision) {
 	s.cfg.Count(a.metric, result, uint64(max(a.hits, 0)))
 }
 
-// currentLimit is how a status describes its limit.
-func (s *Service) currentLimit(a *asked, d *limit.Decision) *ratelimitv3.RateLimitResponse_RateLimit {
-	out := &ratelimitv3.RateLimitResponse_RateLimit{Name: a.name, RequestsPerUnit: a.perUnit, Unit: a.unit}
+// worded is a status and what it points to, made at once.
+type worded struct {
+	status ratelimitv3.RateLimitResponse_DescriptorStatus
+	limit  ratelimitv3.RateLimitResponse_RateLimit
+	reset  durationpb.Duration
+}
+
+// currentLimit writes down how a status describes its limit.
+func (s *Service) currentLimit(out *ratelimitv3.RateLimitResponse_RateLimit, a *asked, d *limit.Decision) {
+	out.Name, out.RequestsPerUnit, out.Unit = a.name, a.perUnit, a.unit
 	if a.multiple != 0 {
 		out.UnitMultiplier = wrapperspb.UInt32(a.multiple)
 	}
@@ -331,18 +376,17 @@ func (s *Service) currentLimit(a *asked, d *limit.Decision) *ratelimitv3.RateLim
 			}
 		}
 	}
-	return out
 }
 
 // untilReset is, as in the reference, the time until the window ends, in whole seconds and never 0. Limits that are not aligned to
 // the epoch tell when they are as new.
-func (s *Service) untilReset(a *asked, d *limit.Decision) *durationpb.Duration {
+func (s *Service) untilReset(a *asked, d *limit.Decision) int64 {
 	if a.limit != nil && a.limit.Period == algo.Epoch {
 		length := int64(a.limit.Window / time.Second)
 		now := s.cfg.Now().Unix()
-		return &durationpb.Duration{Seconds: length - now%length}
+		return length - now%length
 	}
-	return &durationpb.Duration{Seconds: int64((max(d.ResetAfter, 0) + time.Second - 1) / time.Second)}
+	return int64((max(d.ResetAfter, 0) + time.Second - 1) / time.Second)
 }
 
 // saturate is the most of n that the protocol can say.

@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -34,6 +35,7 @@ type bench struct {
 	*Service
 	t    testing.TB
 	wall time.Time
+	more atomic.Int64      // beyond wall, for tests in which time passes by itself, too
 	hits map[string]uint64 // by name and result
 }
 
@@ -49,10 +51,11 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 		t.Fatal(err)
 	}
 	l := limiter.New(limiter.Config{Policies: set, NoInline: true, Clock: func() algo.Instant {
-		return algo.Instant{Mono: b.wall.Sub(start).Nanoseconds(), Wall: b.wall.UnixNano()}
+		now := b.now()
+		return algo.Instant{Mono: now.Sub(start).Nanoseconds(), Wall: now.UnixNano()}
 	}})
 	t.Cleanup(l.Close)
-	cfg := ServiceConfig{Service: l, Config: func() *Config { return c }, Now: func() time.Time { return b.wall },
+	cfg := ServiceConfig{Service: l, Config: func() *Config { return c }, Now: b.now,
 		Count: func(name, result string, hits uint64) { b.hits[name+" "+result] += hits }}
 	for _, f := range change {
 		f(&cfg)
@@ -60,6 +63,8 @@ func newBench(t testing.TB, config string, change ...func(*ServiceConfig)) *benc
 	b.Service = NewService(cfg)
 	return b
 }
+
+func (b *bench) now() time.Time { return b.wall.Add(time.Duration(b.more.Load())) }
 
 func (b *bench) ask(hits uint32, descriptors ...*common.RateLimitDescriptor) *ratelimitv3.RateLimitResponse {
 	b.t.Helper()
@@ -511,4 +516,16 @@ func FuzzRequest(f *testing.F) {
 			}
 		}
 	})
+}
+
+func BenchmarkShouldRateLimit(b *testing.B) {
+	s := newBench(b, limits)
+	s.cfg.Count = func(string, string, uint64) {}
+	in := &ratelimitv3.RateLimitRequest{Domain: "d", Descriptors: []*common.RateLimitDescriptor{entriesOf("minute", "user-1234567")}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.ShouldRateLimit(b.Context(), in); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

@@ -17,6 +17,9 @@ import (
 
 // Defaults, and what is fixed.
 const (
+	// streamWorkers are goroutines that carry out callers' calls one after the other: of each new goroutine the stack has to grow, and be
+	// copied, several times on the way to a decision. Calls that find none free get one of their own.
+	streamWorkers       = 256
 	DefaultMaxAge       = time.Hour
 	DefaultIdleTimeout  = 10 * time.Minute
 	DefaultMaxHeader    = 32 << 10
