@@ -24,7 +24,7 @@ const (
 	maxCaller    = 1 << 8
 )
 
-// Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrFull, or ErrHeld when the content
+// Apply adds a chunk to the content, or to the staging area. The error is ErrChunk, ErrCopyFull, or ErrHeld when the content
 // is open; it leaves the copy useless. Nothing in the chunk is trusted.
 func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error {
 	if len(chunk) == 0 {
@@ -64,7 +64,7 @@ func (s *Store) Apply(p int, staged bool, now algo.Instant, chunk []byte) error 
 		freed := s.sweep(now, reclaimScan, math.MaxInt, tried)
 		if trimmed := s.trim(); freed == 0 && !trimmed || tried > 10 {
 			s.full.Add(1)
-			return ErrFull
+			return ErrCopyFull
 		}
 	}
 }
@@ -499,7 +499,7 @@ func (a *apply) state(t *table, of kept, k Key, data []byte) (record, error) {
 // nobody knows what it holds now: the copy is of no use any more.
 func (a *apply) noRoom(t *table, slot uint32, found bool) error {
 	if found {
-		return ErrFull
+		return ErrCopyFull
 	}
 	a.sh.drop(t, slot)
 	return errNoRoom

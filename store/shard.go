@@ -84,7 +84,9 @@ type shardBudget struct {
 	// acting is one more than the number of the spec of the record that memory is taken for, where its share's bounds apply.
 	acting uint32
 	short  bool // memory was refused for that reason
-	sh     *shard
+	// fresh says that memory is taken for a new key of this node's own.
+	fresh bool
+	sh    *shard
 }
 
 // Take implements algo.Budget.
@@ -95,6 +97,9 @@ func (b *shardBudget) Take(bytes int) bool {
 	}
 	if b.acting != 0 && !b.sh.mayGrow(&b.sh.specs[b.acting-1]) {
 		b.short = true
+		return false
+	}
+	if s := b.sh.store; s.cfg.Copies && (b.fresh || b.acting != 0) && b.max > 0 && b.used.Load()+int64(bytes) > b.max-b.max/copyReserve {
 		return false
 	}
 	return b.budget.Take(bytes)
@@ -308,7 +313,13 @@ func (sh *shard) dropState(t *table, hash uint64, of stateID) bool {
 // the bounds of shares apply.
 func (sh *shard) insert(t *table, k Key, rule *Rule, now algo.Instant, caller string, bounded bool) (uint32, error) {
 	s := sh.store
-	if n := s.keys.Add(1); s.cfg.MaxKeys > 0 && n > s.cfg.MaxKeys && !sh.budget.force {
+	most := s.cfg.MaxKeys
+	if bounded && s.cfg.Copies {
+		most -= most / copyReserve
+	}
+	defer func(before bool) { sh.budget.fresh = before }(sh.budget.fresh)
+	sh.budget.fresh = bounded
+	if n := s.keys.Add(1); most > 0 && n > most && !sh.budget.force {
 		s.keys.Add(-1)
 		return 0, errNoRoom
 	}

@@ -140,6 +140,8 @@ var (
 	ErrReservations      = fmt.Errorf("%w: too many reservations", ErrFull)
 	ErrShareReservations = fmt.Errorf("%w: %w", ErrReservations, ErrShareFull)
 	ErrKeyReservations   = fmt.Errorf("%w of one key", ErrReservations)
+	// ErrCopyFull is an ErrFull of Apply.
+	ErrCopyFull = fmt.Errorf("%w: %w", ErrFull, ownership.ErrFull)
 	// ErrShut means that the partition is not open here.
 	ErrShut = errors.New("store: partition is shut")
 	// ErrNoGrant means that the rule is strict, and there is no lease, or no current backup without which it may be decided.
@@ -161,6 +163,9 @@ type Config struct {
 	MaxReservations    int
 	MaxKeyReservations int
 	Shut               bool // partitions begin shut
+	// Copies says that copies of others' partitions come here: the last sixteenth of keys and bytes is theirs, so that new keys,
+	// and states that grow, find no room before copies do.
+	Copies bool
 	// ShareOf names the share that a scope's keys are counted to, and whether callers can invent such names (inline): shares
 	// of that kind have one fair part of the store together. It must always say the same of a scope. Nil: each scope is a
 	// share of its own, and none is inline.
@@ -188,6 +193,8 @@ const (
 	// reclaimPause is how long after such a search in vain the next call does without one, so that a flood of new keys
 	// does not take the processor away from the keys that are there: a search takes about 0.1 ms.
 	reclaimPause = time.Millisecond
+	// copyReserve is the part of the store, as a fraction 1/copyReserve, that is kept for copies, see Config.Copies.
+	copyReserve = 16
 	// sweepHold is how many records a sweep looks at while it holds one shard's lock.
 	sweepHold = 256
 )

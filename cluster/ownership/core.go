@@ -44,7 +44,9 @@ const (
 	askAgain    = int64(time.Second)           // who holds a partition that should be this node's and is somebody else's
 	retryAfter  = int64(200 * time.Millisecond)
 	patience    = int64(5 * time.Second) // a claim goes on without a member that does not answer
-	stall       = int64(time.Second)     // a follower that does not answer is not waited for any longer
+	fullAgain   = int64(time.Second)     // a process that had no room for a copy; twice as long each time, up to fullMost
+	fullMost    = int64(8 * time.Second)
+	stall       = int64(time.Second) // a follower that does not answer is not waited for any longer
 	idleAfter   = int64(3 * time.Second)
 	lookEvery   = int64(100 * time.Millisecond) // at all partitions, for what is due by time alone
 )
@@ -137,6 +139,7 @@ type Core struct {
 	strangers, departed map[Node]int64
 	// Processes that have come into the ring less than newcomerFor ago, and when. See newcomer.
 	newcomers map[Node]int64
+	full      map[Node]*fullness // processes that had no room for a copy
 	parts     []part
 	out       Effects
 	taken     Effects   // by the last Take; its arrays are used again after the next
@@ -214,6 +217,7 @@ func New(cfg Config, now Now) *Core {
 	c := &Core{
 		cfg: cfg, data: cfg.Data, parts: make([]part, cfg.Partitions),
 		strangers: make(map[Node]int64), departed: make(map[Node]int64), newcomers: make(map[Node]int64), words: make(map[Node]int64),
+		full: make(map[Node]*fullness),
 	}
 	// Not part of part: they are large, most of what is done needs none of it, and memory is slow.
 	stricts := make([]strictness, cfg.Partitions)
@@ -245,6 +249,11 @@ func (c *Core) SetView(now Now, v View) {
 	for i, m := range v.Members {
 		c.alive[m.Node] = int32(i)
 		c.named[m.Name] = m.Node
+	}
+	for n := range c.full {
+		if _, ok := c.alive[n]; !ok {
+			delete(c.full, n)
+		}
 	}
 	c.acquaint(before)
 	for p := range c.parts {
@@ -645,6 +654,7 @@ type Status struct {
 	Copies   int  // complete copies of others' partitions
 	Stranded int  // complete copies whose holder is lost, or may be, and that nobody is known to have claimed yet
 	Degraded int  // held partitions without a current copy elsewhere
+	NoRoom   int  // of them: because the process that should have the copy has no room for it
 	Pending  int  // keys whose changes have not been sent to a backup yet
 	Granted  int  // held partitions under a live grant; 0 without voters
 	Highest  Term // held
@@ -669,6 +679,9 @@ func (c *Core) Status(now Now) Status {
 			}
 			if !pt.followers[Backup].caught {
 				st.Degraded++
+				if c.full[c.member(c.view.Backups, p)] != nil {
+					st.NoRoom++
+				}
 			}
 			st.Pending += c.data.Pending(p, Backup)
 			if pt.strict.until > c.t {

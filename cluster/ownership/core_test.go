@@ -24,6 +24,7 @@ type notebook struct {
 type page struct {
 	open, unguarded bool
 	broken          bool // Apply fails
+	full            bool // for want of room
 	stuck           bool // Merge fails
 	strictCold      bool
 	strictTaken     bool
@@ -120,6 +121,9 @@ func (n *notebook) Apply(p int, staged bool, _ algo.Instant, chunk []byte) error
 	}
 	if n.parts[p].broken {
 		return errors.New("broken")
+	}
+	if n.parts[p].full {
+		return ErrFull
 	}
 	var ids []int
 	if len(chunk) > 0 {

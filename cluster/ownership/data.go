@@ -1,6 +1,10 @@
 package ownership
 
-import "github.com/weirlimit/weir/algo"
+import (
+	"errors"
+
+	"github.com/weirlimit/weir/algo"
+)
 
 // Slot names a follower of a partition's holder.
 type Slot int
@@ -10,6 +14,9 @@ const (
 	Backup Slot = 0 // the process that claims the partition when its holder is lost
 	Target Slot = 1 // the process that the partition is being moved to, when that is not the backup
 )
+
+// ErrFull is what Data.Apply returns, or wraps, when there is no room for the copy.
+var ErrFull = errors.New("ownership: no room for a copy")
 
 // Claim identifies an unplanned taking of a partition: the term that was claimed and the process that did. What is
 // admitted under different claims can be told apart afterwards.

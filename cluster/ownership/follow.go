@@ -1,5 +1,7 @@
 package ownership
 
+import "errors"
+
 // follower is what a holder knows of a process that has, or is getting, a copy of a partition.
 type follower struct {
 	node     Node
@@ -80,7 +82,7 @@ func (c *Core) wantBackup(p int) {
 		}
 		c.dropFollower(p, Backup, "")
 	}
-	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt || c.copying >= maxCopying {
+	if want == (Node{}) || want == c.cfg.Self || !c.lives(want) || c.t < pt.strict.followAt || c.copying >= maxCopying || !c.mayHaveRoom(want) {
 		c.unguard(p)
 		return
 	}
@@ -265,8 +267,13 @@ func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 		chunk = append(in.pieces, m.Chunk...)
 	}
 	in.pieces, in.part = nil, 0
-	if len(chunk) > 0 && c.data.Apply(p, in.staged, c.now.Instant, chunk) != nil {
-		return c.spoil(p)
+	if len(chunk) > 0 {
+		if err := c.data.Apply(p, in.staged, c.now.Instant, chunk); errors.Is(err, ErrFull) {
+			c.spoil(p)
+			return Full
+		} else if err != nil {
+			return c.spoil(p)
+		}
 	}
 	if m.Complete {
 		in.complete = true
@@ -311,6 +318,8 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 			c.acknowledged(p, Slot(s))
 		case Again:
 			c.restart(p, Slot(s))
+		case Full:
+			c.noRoom(p, Slot(s))
 		case Conflict:
 			c.dropFollower(p, Slot(s), "it holds the partition too")
 			pt.strict.followAt = c.t + askAgain
@@ -332,6 +341,53 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 	}
 	if pt.strict.closed != nil {
 		c.wantBackup(p)
+	}
+}
+
+// fullness is what a holder knows of a process that had no room for a copy.
+type fullness struct {
+	until int64 // no copy is begun there before
+	wait  int64 // from one attempt to the next; doubles up to fullMost
+	tried bool  // since until was set
+}
+
+// mayHaveRoom says whether a copy may be begun at a process: one at a time at one that had no room, until it has taken a whole one.
+func (c *Core) mayHaveRoom(n Node) bool {
+	r := c.full[n]
+	if r == nil {
+		return true
+	}
+	if c.t < r.until {
+		return false
+	}
+	r.until, r.tried = c.t+r.wait, true
+	return true
+}
+
+// noRoom does without a follower that has no room, and tries again later.
+func (c *Core) noRoom(p int, s Slot) {
+	pt := &c.parts[p]
+	n := pt.followers[s].node
+	r := c.full[n]
+	switch {
+	case r == nil:
+		r = &fullness{wait: fullAgain}
+		c.full[n] = r
+		c.note("no room for copies", p, n, "")
+	case r.tried:
+		r.wait = min(2*r.wait, fullMost)
+	}
+	r.until, r.tried = c.t+r.wait, false
+	if pt.move != nil && pt.move.commit == nil && pt.move.slot == s {
+		frozen := pt.standing == Frozen
+		c.endMove(p)
+		pt.askAt = c.t + r.wait
+		if frozen {
+			c.raise(p)
+		}
+	}
+	if pt.followers[s].node == n {
+		c.dropFollower(p, s, "no room")
 	}
 }
 
@@ -378,6 +434,7 @@ func (c *Core) acknowledged(p int, s Slot) {
 	if done.Complete {
 		f.caught = true
 		c.stir = true // another may begin
+		delete(c.full, f.node)
 		if s == Backup {
 			c.data.Unguarded(p, false)
 			pt.strict.unguarded = false

@@ -98,6 +98,7 @@ const (
 	Again      Outcome = 2 // the copy has a gap or is damaged: begin anew
 	Superseded Outcome = 3 // a higher term is known
 	Conflict   Outcome = 4 // the receiver holds the partition itself
+	Full       Outcome = 5 // the receiver has no room for the copy, and keeps none: begin anew later
 )
 
 // ReplicateAck answers a Replicate.

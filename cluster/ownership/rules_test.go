@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -137,6 +138,50 @@ func TestBrokenChunk(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestNoRoom: a copy that finds no room is answered so and dropped, and begun again after a second, and then later and later, one at a
+// time; meanwhile answers are not waited for. As soon as there is room all is as before.
+func TestNoRoom(t *testing.T) {
+	t.Run("receiver", func(t *testing.T) {
+		l := newAlone(t)
+		l.see(peerX, Node{}, peerX)
+		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.data.parts[0].full = true
+		l.get(peerX, update(term(1), 11, ids(2)))
+		if a := last[*ReplicateAck](l, peerX); a.Outcome != Full {
+			t.Errorf("a chunk without room is answered %v", a.Outcome)
+		}
+		if i := l.info(peerX); i.Copy != (Position{}) {
+			t.Errorf("a copy that lacks a chunk is at %v", i.Copy)
+		}
+	})
+	t.Run("holder", func(t *testing.T) {
+		l := newAlone(t)
+		l.claims(self, peerX, peerX)
+		l.wait(time.Second)
+		var began []time.Duration
+		start, refused := l.now, 0
+		for l.now-start < int64(20*time.Second) {
+			for _, m := range said[*Replicate](l, peerX) {
+				began = append(began, time.Duration(l.now-start).Round(100*time.Millisecond))
+				refused++
+				l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Full})
+			}
+			if st := l.core.Status(l.time()); refused > 0 && (st.Degraded != 1 || st.NoRoom != 1) {
+				t.Fatalf("after %d attempts: %+v", refused, st)
+			}
+			l.wait(10 * time.Millisecond)
+		}
+		if began = slices.Compact(began); len(began) != 5 { // the first message was repeated
+			t.Errorf("a copy was begun after %v", began)
+		}
+		l.wait(8 * time.Second)
+		l.acks(peerX)
+		if st := l.core.Status(l.time()); st.Degraded != 0 || st.NoRoom != 0 {
+			t.Errorf("when there is room: %+v", st)
+		}
+	})
 }
 
 // TestPieces: a chunk may come in several messages.

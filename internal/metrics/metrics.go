@@ -131,6 +131,7 @@ var (
 	awaited         = prometheus.NewDesc("weir_partitions_awaited", "Partitions that the ring gives to this node and that it does not hold yet.", nil, nil)
 	copies          = prometheus.NewDesc("weir_partitions_copied", "Complete copies of the partitions of others on this node.", nil, nil)
 	degraded        = prometheus.NewDesc("weir_partitions_degraded", "Held partitions of which no other node has a current copy.", nil, nil)
+	noRoom          = prometheus.NewDesc("weir_partitions_degraded_no_room", "Of the degraded partitions: those whose copy finds no room on the node that should have it.", nil, nil)
 	granted         = prometheus.NewDesc("weir_partitions_granted", "Held partitions under a live grant of the voters.", nil, nil)
 	pending         = prometheus.NewDesc("weir_replica_pending_keys", "Keys whose last changes have not been sent to a copy yet.", nil, nil)
 	voting          = prometheus.NewDesc("weir_voter", "1 when this node is a voter that votes.", nil, nil)
@@ -221,7 +222,7 @@ type page struct {
 func (page) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{requests, candidates, disagreed, remembered, borrowed, nearLimit, banned, bans, windowCount, utilization, keys, keyCopies, keysMax, bytes, bytesMax, full,
 		shareKeys, shareBytes, shareFull, shareIDsLost,
-		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, granted,
+		swept, reserved, unreserved, idsLost, logDropped, inFlight, flightMax, shed, policies, policyInfo, fileValid, envoyValid, secureFile, timeouts, members, partitions, owned, held, moving, arriving, awaited, copies, degraded, noRoom, granted,
 		borrowers, loans, loanUnits, recalls, pending, voting, events, overrun, mismatched, mismatchedEnvoy, ready, build} {
 		ch <- d
 	}
@@ -326,6 +327,7 @@ func (m page) Collect(ch chan<- prometheus.Metric) {
 		gauge(awaited, float64(o.Awaited))
 		gauge(copies, float64(o.Copies))
 		gauge(degraded, float64(o.Degraded))
+		gauge(noRoom, float64(o.NoRoom))
 		gauge(granted, float64(o.Granted))
 		gauge(pending, float64(o.Pending))
 		gauge(voting, truth(o.Voting))

@@ -199,7 +199,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	hops, inbox := metrics.NewHops(), runner.NewInbox(ring.Partitions)
 	states := limiter.NewStore(store.Config{
 		MaxKeys: cfg.MaxKeys, MaxBytes: max(n.cfg.MaxMemory, 0), MaxRequestIDs: cfg.MaxRequestIDs, Urgent: inbox.Urgent,
-		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations,
+		MaxReservations: cfg.MaxReservations, MaxKeyReservations: cfg.MaxKeyReservations, Copies: n.cluster != nil,
 	}, false)
 	n.peers = peer.NewForwarder(peer.ForwarderConfig{Config: n.transport(), Observe: hops.Forwarded})
 	n.messenger = replica.NewMessenger(replica.MessengerConfig{Config: n.transport(), Partitions: ring.Partitions, Receive: inbox.Receive})

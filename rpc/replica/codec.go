@@ -290,7 +290,7 @@ func (r *messageReader) verdict(field string, v peerv1.Verdict) ownership.Verdic
 }
 
 func (r *messageReader) outcome(field string, o peerv1.Outcome) ownership.Outcome {
-	if o < peerv1.Outcome_OUTCOME_DONE || o > peerv1.Outcome_OUTCOME_CONFLICT {
+	if o < peerv1.Outcome_OUTCOME_DONE || o > peerv1.Outcome_OUTCOME_FULL {
 		r.fail(field, "%d is none", o)
 		return 0
 	}

@@ -236,7 +236,7 @@ func TestMessagesRefused(t *testing.T) {
 		"replicate.part: 1 is not one of 1":              replicate(func(r *peerv1.Replicate) { r.Part = 1 }),
 		"replicate.chunk: holds 2097153 bytes":           replicate(func(r *peerv1.Replicate) { r.Chunk = make([]byte, maxWeight+1) }),
 		"replicate_ack.partition":                        {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Partition: 7, Outcome: 1}}},
-		"replicate_ack.outcome: 5":                       {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Outcome: 5}}},
+		"replicate_ack.outcome: 6":                       {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Outcome: 6}}},
 		"replicate_ack.outcome: -1":                      {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Outcome: -1}}},
 		"replicate_ack.holder":                           {Body: &peerv1.Message_ReplicateAck{ReplicateAck: &peerv1.ReplicateAck{Outcome: 1, Holder: long}}},
 		"replicate.parts: must be 1 to 4096, not 0 ":     {Body: &peerv1.Message_Commit{Commit: &peerv1.Commit{}}},

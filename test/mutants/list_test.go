@@ -129,7 +129,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: an error of Apply is ignored in a copy", follow,
-		[]edit{{"c.data.Apply(p, in.staged, c.now.Instant, chunk) != nil", "c.data.Apply(p, in.staged, c.now.Instant, chunk) != nil && false"}},
+		[]edit{{"} else if err != nil {\n			return c.spoil(p)", "} else if err != nil && false {\n			return c.spoil(p)"}},
 		ownership + "TestBrokenChunk", "a broken chunk is answered",
 	},
 	{
@@ -146,6 +146,16 @@ var mutants = []mutant{
 		"ownership: an error of Merge is ignored", move,
 		[]edit{{"|| c.data.Merge(p, c.now.Instant) != nil", "|| c.data.Merge(p, c.now.Instant) != nil && false"}},
 		ownership + "TestBrokenChunk", "a broken merge is answered",
+	},
+	{
+		"ownership: a copy without room is begun anew at once", follow,
+		[]edit{{"			c.noRoom(p, Slot(s))\n", "			c.restart(p, Slot(s))\n"}},
+		ownership + "TestNoRoom", "attempts: ",
+	},
+	{
+		"store: new keys take the room of copies", "store/shard.go",
+		[]edit{{"if bounded && s.cfg.Copies {", "if false && bounded {"}},
+		"./test/simulation -run TestFloodLeavesCopies", "have no copy",
 	},
 	{
 		"ownership: earlier pieces of a chunk are dropped", follow,

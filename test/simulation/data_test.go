@@ -36,8 +36,12 @@ func newData(p *process) *data {
 	for i := range d.parts {
 		d.parts[i].flushed = -1
 	}
+	var maxKeys int64
+	if p.w.maxKeys != nil {
+		maxKeys = p.w.maxKeys[p.host.index]
+	}
 	d.Store = store.New(store.Config{
-		Partitions: p.w.partitions, MaxRequestIDs: 200, MaxReservations: 1000,
+		Partitions: p.w.partitions, MaxRequestIDs: 200, MaxReservations: 1000, MaxKeys: maxKeys, Copies: true,
 		Shut:   true,
 		Urgent: func(part int) { d.urgent = append(d.urgent, part) },
 	})

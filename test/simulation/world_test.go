@@ -40,8 +40,9 @@ type settings struct {
 	rates    int64    // the largest error of a clock's rate, in parts per billion
 	spread   int64    // by how much clocks differ
 	flush    time.Duration
-	lonely   int64 // how long a node whose seeds are silent waits before it goes on alone
-	leaveFor int64 // how long SIGTERM waits
+	lonely   int64   // how long a node whose seeds are silent waits before it goes on alone
+	leaveFor int64   // how long SIGTERM waits
+	maxKeys  []int64 // by host: what a store holds; nil: no bound
 }
 
 func calm(seed uint64) settings {

@@ -86,6 +86,7 @@ const (
 	Outcome_OUTCOME_AGAIN       Outcome = 2
 	Outcome_OUTCOME_SUPERSEDED  Outcome = 3
 	Outcome_OUTCOME_CONFLICT    Outcome = 4
+	Outcome_OUTCOME_FULL        Outcome = 5
 )
 
 // Enum value maps for Outcome.
@@ -96,6 +97,7 @@ var (
 		2: "OUTCOME_AGAIN",
 		3: "OUTCOME_SUPERSEDED",
 		4: "OUTCOME_CONFLICT",
+		5: "OUTCOME_FULL",
 	}
 	Outcome_value = map[string]int32{
 		"OUTCOME_UNSPECIFIED": 0,
@@ -103,6 +105,7 @@ var (
 		"OUTCOME_AGAIN":       2,
 		"OUTCOME_SUPERSEDED":  3,
 		"OUTCOME_CONFLICT":    4,
+		"OUTCOME_FULL":        5,
 	}
 )
 
@@ -2119,13 +2122,14 @@ const file_weir_peer_v1_ownership_proto_rawDesc = "" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10VERDICT_ACCEPTED\x10\x01\x12\x13\n" +
 	"\x0fVERDICT_MERGING\x10\x02\x12\x13\n" +
-	"\x0fVERDICT_REFUSED\x10\x03*u\n" +
+	"\x0fVERDICT_REFUSED\x10\x03*\x87\x01\n" +
 	"\aOutcome\x12\x17\n" +
 	"\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fOUTCOME_DONE\x10\x01\x12\x11\n" +
 	"\rOUTCOME_AGAIN\x10\x02\x12\x16\n" +
 	"\x12OUTCOME_SUPERSEDED\x10\x03\x12\x14\n" +
-	"\x10OUTCOME_CONFLICT\x10\x042W\n" +
+	"\x10OUTCOME_CONFLICT\x10\x04\x12\x10\n" +
+	"\fOUTCOME_FULL\x10\x052W\n" +
 	"\tOwnership\x12J\n" +
 	"\bConverse\x12\x1d.weir.peer.v1.ConverseRequest\x1a\x1b.weir.peer.v1.ConverseReply(\x010\x01B5Z3github.com/weirlimit/weir/proto/weir/peer/v1;peerv1b\x06proto3"
 
