@@ -182,6 +182,14 @@ func (a action) in(model *model, s *state) string {
 		return fmt.Sprintf("%s has a grant%s", name(a.a), a.variant)
 	case "decide":
 		return fmt.Sprintf("%s admits a%d%s", name(a.a), a.b, a.variant)
+	case "lend":
+		return fmt.Sprintf("%s lends a%d", name(a.a), a.b)
+	case "hand":
+		return fmt.Sprintf("%s lets the borrower have a%d", name(a.a), a.b)
+	case "spend":
+		return fmt.Sprintf("the borrower admits a%d", a.b)
+	case "end":
+		return fmt.Sprintf("%s takes a%d, whose loan has ended, for free", name(a.a), a.b)
 	case "give":
 		return fmt.Sprintf("%s acknowledges a%d", name(a.a), a.b)
 	case "claim":

@@ -73,7 +73,7 @@ func (st *step) copyAtOnce(n, to int, msg message, attach bool) {
 		}
 		peer, f := &s.nodes[to], &s.nodes[n].follow[to]
 		peer.known = msg.term
-		peer.content, peer.origin, peer.how, peer.escrow = msg.content, origin{msg.term, msg.from}, copied, msg.escrow
+		peer.content, peer.origin, peer.how, peer.escrow = st.carried(&s, msg.content), origin{msg.term, msg.from}, copied, msg.escrow
 		peer.stream, peer.staging = peer.origin, false
 		if lost {
 			a.variant = ", the confirmation is lost"
@@ -203,6 +203,7 @@ func (st *step) follow(msg message) {
 		st.out(action{what: "ackEarly", a: msg.to.node(), msg: msg}, &s)
 	}
 	s := *st.from
+	msg.content = st.carried(&s, msg.content)
 	nd := &s.nodes[msg.to.node()]
 	nd.known, nd.seq = msg.term, msg.seq
 	nd.stream = origin{msg.term, msg.from}
@@ -239,7 +240,7 @@ func (st *step) takeOver(msg message) {
 	if st.has(risingTerms) {
 		t++
 	}
-	nd.content, nd.origin, nd.how, nd.escrow = msg.content, from, releasedHole, 0
+	nd.content, nd.origin, nd.how, nd.escrow = st.carried(&s, msg.content), from, releasedHole, 0
 	if msg.whole {
 		nd.how = released
 	}
@@ -260,7 +261,7 @@ func (st *step) released(msg message) {
 	s := *st.from
 	nd := &s.nodes[msg.to.node()]
 	if (!st.has(backupConfirms) || nd.guard == msg.from) && nd.ready && st.leased(&s, msg.to.node()) {
-		s.given |= nd.content.ids()
+		s.answer(nd.content.ids())
 	}
 	kept := origin{msg.known, msg.from}
 	if nd.known <= msg.known {

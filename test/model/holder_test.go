@@ -124,6 +124,17 @@ func (st *step) decide(n int) {
 	if nd.standing != owned && (st.has(freeze) || nd.standing != frozen) {
 		return
 	}
+	if st.Loans {
+		s := *st.from
+		id := uint8(1) << s.next
+		s.next++
+		s.lent |= id
+		s.nodes[n].content |= content(id)
+		if !st.has(lendAfterCopy) {
+			s.answer(id)
+		}
+		st.out(action{what: "lend", a: n, b: int(st.from.next)}, &s)
+	}
 	s := *st.from
 	id := uint8(1) << s.next
 	s.next++
@@ -157,10 +168,40 @@ func (st *step) give(n int) {
 		may = nd.content.ids()
 	}
 	for id := range st.Admissions {
-		if bit := uint8(1) << id; may&nd.content.ids()&^st.from.given&bit != 0 {
+		if bit := uint8(1) << id; may&nd.content.ids()&^(st.from.given|st.from.borrowed)&bit != 0 {
 			s := *st.from
+			s.answer(bit)
+			what := "give"
+			if s.lent&bit != 0 {
+				what = "hand"
+			}
+			st.out(action{what: what, a: n, b: id}, &s)
+		}
+	}
+}
+
+// spend is a borrower's admission of what it has on loan, which needs nobody.
+func (st *step) spend() {
+	for id := range st.Admissions {
+		if bit := uint8(1) << id; st.from.borrowed&bit != 0 {
+			s := *st.from
+			s.borrowed &^= bit
 			s.given |= bit
-			st.out(action{what: "give", a: n, b: id}, &s)
+			st.out(action{what: "spend", b: id}, &s)
+		}
+	}
+}
+
+// end is the end of a loan of which nothing has been heard: it counts as spent, and so nothing changes.
+func (st *step) end(n int) {
+	if st.has(endCharges) {
+		return
+	}
+	for id := range st.Admissions {
+		if bit := uint8(1) << id; st.from.lent&st.from.nodes[n].content.ids()&bit != 0 {
+			s := *st.from
+			s.nodes[n].content &^= content(bit)
+			st.out(action{what: "end", a: n, b: id}, &s)
 		}
 	}
 }

@@ -29,6 +29,9 @@ func bounds() map[string]model {
 		"answer":   {Nodes: 1, Voters: 1, Lease: 2, Requests: 1, Forwarding: true},
 		"spend":    {Nodes: 2, Voters: 1, Admissions: 2, Lease: 1, Guarded: true, Escrow: true, AtomicCopies: true, Claims: 1, Moves: 1, Gens: 1, Requests: 2},
 		"alone":    {Nodes: 2, Voters: 1, Admissions: 1, Lease: 1, Guarded: true, AtomicCopies: true, Claims: 2, Restarts: 2, Requests: 2},
+		// With loans.
+		"loans":        {Nodes: 3, Admissions: 2, Guarded: true, Claims: 1, Moves: 1, Crashes: 1, Gens: 1, Attaches: 1, AtomicCopies: true, Loans: true},
+		"loans, grant": {Nodes: 2, Voters: 1, Admissions: 1, Lease: 1, Guarded: true, AtomicCopies: true, Claims: 1, Moves: 1, Crashes: 1, Gens: 1, Attaches: 1, Requests: 2, Loans: true},
 		// With three voters: who votes for whom, and what a voter forgets.
 		"voters": {Nodes: 2, Voters: 3, Admissions: 1, Lease: 1, Guarded: true, AtomicCopies: true, Claims: 1, Restarts: 1, Gens: 1, Requests: 2},
 		"hidden": {Nodes: 2, Voters: 3, Admissions: 1, Lease: 1, AtomicCopies: true, Claims: 3, Requests: 2},
@@ -108,7 +111,7 @@ func TestExhaust(t *testing.T) {
 		{"vote", ": refused, the epoch is over"}, {"vote", ": refused, a record stands against it"},
 		{"claim", ""}, {"claim", ", believing that the receiver of its commit is gone"},
 		{"read", " and votes again"}, {"read", ", which knows nothing itself"}, {"epoch", ""},
-		{"decide", ""}, {"decide", " and answers"}, {"give", ""}, {"guard", ""}, {"unguard", ""},
+		{"decide", ""}, {"decide", " and answers"}, {"give", ""}, {"lend", ""}, {"hand", ""}, {"spend", ""}, {"guard", ""}, {"unguard", ""},
 		{"copy", ", the confirmation is lost"}, {"replicate", ""}, {"apply", ""}, {"ack", ""},
 		{"commit", ""}, {"takeOver", ""}, {"released", ""}, {"crash", ""}, {"voterRestart", ""}, {"useAnswer", ""},
 	} {
@@ -178,6 +181,11 @@ func TestRules(t *testing.T) {
 		{"commonVersion, of escrow", commonVersion, all["escrow"], lost},
 		{"risingSequence", risingSequence, all["twice"], lost},
 		{"promiseOnQuery", promiseOnQuery, all["copies"], reuse},
+		{"lendAfterCopy", lendAfterCopy, all["loans"], lost},
+		{"lendAfterCopy, under a grant", lendAfterCopy, all["loans, grant"], lost},
+		{"loansTravel", loansTravel, all["loans"], lost},
+		{"loansTravel, under a grant", loansTravel, all["loans, grant"], lost},
+		{"endCharges", endCharges, all["loans"], lost},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

@@ -1,7 +1,7 @@
 package model
 
 // rule is something that the protocol does for safety's sake, and that a model can leave out.
-type rule uint32
+type rule uint64
 
 const (
 	// The five rules of grants.
@@ -39,6 +39,10 @@ const (
 	commitTerm     // the sender of a commit takes the term that its receiver will have for used
 	commonVersion  // copies of one term are compared by what they hold, not by the number of messages they took
 	risingSequence // a follower's stream never begins again at 1 under the same term
+	// Loans.
+	lendAfterCopy  // a borrower has a loan once the backup has confirmed it
+	loansTravel    // what is on loan is part of what copies and commits hold
+	endCharges     // a loan that ends counts as spent
 	promiseOnQuery // who has answered a claimant's query takes nothing from the earlier holder
 )
 
@@ -52,6 +56,7 @@ type model struct {
 	AtomicCopies  bool  // a copy or change reaches a follower in one step; only the confirmation may be lost
 	LateReplies   bool  // voters' replies may be late, not only lost
 	Forwarding    bool  // one check comes through a forwarder
+	Loans         bool  // an admission may be lent, and be made by its borrower at any time later, or never
 
 	// Bounds on what happens.
 	Claims, Moves, Crashes, Restarts, Gens, Attaches, Requests int

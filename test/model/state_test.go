@@ -220,7 +220,9 @@ type state struct {
 	net      [maxMessages]message
 	messages uint8
 	next     uint8 // admissions decided
-	given    uint8 // those whose answers were given
+	given    uint8 // those whose answers were given, or that a borrower has made
+	lent     uint8 // those that are for a borrower to make
+	borrowed uint8 // and that it may make now
 	clock    uint8 // the highest epoch begun
 	question question
 	used     [maxEpochs * maxTerms]proc // who was granted a term
@@ -311,6 +313,20 @@ func (s *state) column(v int) (c column) {
 		c.support[n], c.marks[n] = nd.support[v], nd.everGrants>>v&1
 	}
 	return c
+}
+
+// answer gives the answers to admissions; to what was lent the answer is that the borrower may make it.
+func (s *state) answer(ids uint8) {
+	s.borrowed |= ids & s.lent &^ s.given
+	s.given |= ids &^ s.lent
+}
+
+// carried is what arrives of a content.
+func (m *model) carried(s *state, c content) content {
+	if m.has(loansTravel) {
+		return c
+	}
+	return c &^ content(s.lent)
 }
 
 func (s *state) compareVoters(i, j int) int {

@@ -171,6 +171,7 @@ func (m *model) successors(s *state, emit func(action, *state)) {
 		st.settle(n)
 		st.decide(n)
 		st.give(n)
+		st.end(n)
 		st.claim(n)
 		st.crash(n)
 		for to := range m.Nodes {
@@ -194,6 +195,9 @@ func (m *model) successors(s *state, emit func(action, *state)) {
 	}
 	if m.Forwarding {
 		st.forward()
+	}
+	if m.Loans {
+		st.spend()
 	}
 }
 
