@@ -103,6 +103,7 @@ func (b *bench) measurements() []measurement {
 	all = append(all, b.threeMeasurements()...)
 	all = append(all, b.httpMeasurements()...)
 	all = append(all, b.hotMeasurements()...)
+	all = append(all, b.loanMeasurements()...)
 	all = append(all, b.ownershipMeasurements()...)
 	all = append(all, b.inProcessMeasurements()...)
 	all = append(all, b.memoryMeasurements()...)

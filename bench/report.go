@@ -98,6 +98,7 @@ func (r *report) writeMarkdown(w io.Writer) error {
 	r.writeNetworked(m)
 	r.writeOwnership(m)
 	r.writeInProcess(m)
+	r.writeLoans(m)
 	r.writeMissing(m)
 	return m.err
 }
@@ -294,6 +295,12 @@ func titleOf(m metric) string {
 		return "checks"
 	case extraTrips:
 		return "p50"
+	case nsLoan:
+		return "time"
+	case messagesSent:
+		return "messages"
+	case leftOver:
+		return "units"
 	}
 	return string(m)
 }
@@ -327,6 +334,16 @@ func titleOfWork(work string) string {
 		return "One hot key, three nodes, Go client, 256 goroutines"
 	case "hot-unary":
 		return "One hot key, three nodes, unary gRPC, 256 callers"
+	case lendHotWork:
+		return "Loans: one hot key under its limit, three nodes, Go client, 256 goroutines"
+	case lendBusyWork:
+		return "Loans: 1000 busy keys (Zipf), three nodes, Go client, 256 goroutines"
+	case lendForwardWork:
+		return "Loans: one hot key, unary gRPC, 1 check a call, 256 callers, one node asked"
+	case lendFillWork:
+		return "Loans: a limit of 10⁶ filled by 10 clients at once"
+	case lendUniformWork:
+		return "Loans: 1 M keys, all alike, three nodes, Go client, 256 goroutines"
 	case ownBatchWork:
 		return "Durability: one node of two, 100 checks a call, 32 callers, about 50,000 keys"
 	case ownFewWork:

@@ -53,6 +53,7 @@ func targets() []target {
 			t = append(t, target{in.work, "in-process/weir-local", "in-process/" + library, in.figure, 1, most})
 		}
 	}
+	t = append(t, loanTargets()...)
 	t = append(t, ownershipTargets()...)
 	return append(t,
 		target{"memory, 1 M keys, token bucket", "in-process/weir-local", "in-process/bare-string", bytesPerKey, 1.2, most},

@@ -30,6 +30,11 @@ const weirPolicies = `policies:
   - {name: exact-log, algorithm: sliding_log, limit: 100, window: 24h}
   - {name: uncopied, algorithm: token_bucket, limit: 1000, window: 1m, durability: none}
   - {name: wide, algorithm: token_bucket, limit: 1000000000, window: 1s}
+  - {name: filled, algorithm: fixed_window, limit: 1000000, window: 24h}
+  - {name: busy-none, algorithm: token_bucket, limit: 10000000, window: 1s, durability: none}
+  - {name: busy-async, algorithm: token_bucket, limit: 10000000, window: 1s, durability: async}
+  - {name: busy-escrow, algorithm: token_bucket, limit: 10000000, window: 1s, durability: escrow}
+  - {name: busy-sync, algorithm: token_bucket, limit: 10000000, window: 1s, durability: sync}
 `
 
 // A weirCluster is one Weir node or several that have joined, each a process.
@@ -166,8 +171,8 @@ func allowCaller(c *client.Client, policy string, admitted *atomic.Int64, pick f
 }
 
 // driveClient measures callers of one Go client.
-func (b *bench) driveClient(ctx context.Context, w *weirCluster, policy string, admitted *atomic.Int64, pick func(*rand.Rand) string) (sample, error) {
-	c, err := client.Dial(ctx, w.addresses(), client.WithoutLoans())
+func (b *bench) driveClient(ctx context.Context, w *weirCluster, policy string, admitted *atomic.Int64, pick func(*rand.Rand) string, opts ...client.Option) (sample, error) {
+	c, err := client.Dial(ctx, w.addresses(), opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +192,7 @@ func (b *bench) clientMeasurements() []measurement {
 			if err != nil {
 				return nil, err
 			}
-			return b.driveClient(ctx, w, policy, nil, b.anyKey)
+			return b.driveClient(ctx, w, policy, nil, b.anyKey, client.WithoutLoans())
 		}
 	}
 	return []measurement{
@@ -251,14 +256,14 @@ func (b *bench) threeMeasurements() []measurement {
 			if err != nil {
 				return nil, err
 			}
-			return b.driveClient(ctx, w, "bucket", nil, b.anyKey)
+			return b.driveClient(ctx, w, "bucket", nil, b.anyKey, client.WithoutLoans())
 		}},
 		{work: "three-client", system: "weir-uncopied", run: func(ctx context.Context) (sample, error) {
 			w, err := b.weirThree()
 			if err != nil {
 				return nil, err
 			}
-			return b.driveClient(ctx, w, "uncopied", nil, b.anyKey)
+			return b.driveClient(ctx, w, "uncopied", nil, b.anyKey, client.WithoutLoans())
 		}},
 		{work: "single", system: "forward-echo", run: forward(1, 1)},
 		{work: "single", system: "weir", run: b.singleWeir},
@@ -371,7 +376,7 @@ func (b *bench) hotMeasurements() []measurement {
 		}
 	}
 	byClient := func(ctx context.Context, w *weirCluster, policy, key string, admitted *atomic.Int64) (sample, error) {
-		return b.driveClient(ctx, w, policy, admitted, func(*rand.Rand) string { return key })
+		return b.driveClient(ctx, w, policy, admitted, func(*rand.Rand) string { return key }, client.WithoutLoans())
 	}
 	unary := func(ctx context.Context, w *weirCluster, policy, key string, admitted *atomic.Int64) (sample, error) {
 		return b.load(unaryCallers, w.servers...).drive(ctx, func(i int) caller {
