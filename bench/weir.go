@@ -31,10 +31,10 @@ const weirPolicies = `policies:
   - {name: uncopied, algorithm: token_bucket, limit: 1000, window: 1m, durability: none}
   - {name: wide, algorithm: token_bucket, limit: 1000000000, window: 1s}
   - {name: filled, algorithm: fixed_window, limit: 1000000, window: 24h}
-  - {name: busy-none, algorithm: token_bucket, limit: 10000000, window: 1s, durability: none}
-  - {name: busy-async, algorithm: token_bucket, limit: 10000000, window: 1s, durability: async}
-  - {name: busy-escrow, algorithm: token_bucket, limit: 10000000, window: 1s, durability: escrow}
-  - {name: busy-sync, algorithm: token_bucket, limit: 10000000, window: 1s, durability: sync}
+  - {name: busy-none, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: none}
+  - {name: busy-async, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: async}
+  - {name: busy-escrow, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: escrow}
+  - {name: busy-sync, algorithm: token_bucket, limit: 1000000000, window: 1m, durability: sync}
 `
 
 // A weirCluster is one Weir node or several that have joined, each a process.
