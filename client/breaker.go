@@ -27,7 +27,7 @@ type breaker struct {
 	failures int       // in a row, while closed
 	open     bool      // refuses calls
 	retry    time.Time // when open: the earliest moment of the next probe
-	probing  bool      // a probe is under way
+	probing  bool      // a probe is in flight
 }
 
 // allow tells whether a call may be made. A caller that is told so reports to done, with the same probe.

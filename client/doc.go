@@ -30,7 +30,7 @@
 //
 // The Client learns from the nodes who owns which keys, and asks the owners directly; where it cannot, any node. What
 // callers ask at the same time shares messages on one or two streams to each node: a question goes out at once when nothing
-// is under way to its node, or when as much has gathered as is under way. There is no timer, a lone caller waits for nobody,
+// is in flight to its node, or when as much has gathered as is in flight. There is no timer, a lone caller waits for nobody,
 // and among hundreds a question costs some microseconds. Acquire, Reserve and what gives back are calls of their own, to the
 // owner as well; All is one to the node that owns the most of its keys.
 //
@@ -61,7 +61,7 @@
 // another can be: by default for a second (the cooldown of WithBreaker), after which the client asks it, beside the
 // questions, whether it answers again, once per second, and gives it its share again when it does. So a hung node costs
 // those questions that were with it when the first of them timed out. They are few: of nodes that are well the one with
-// the fewest questions under way is asked, so that one that hangs holds up about as many as each of the others has at a
+// the fewest questions in flight is asked, so that one that hangs holds up about as many as each of the others has at a
 // time, and a program that asks one question after the other loses a single one. Each is asked again elsewhere within the
 // timeout, as told above, or answered by the fail policy at its end. A caller in a hurry finds out a hung node for the
 // others if it waited for a tenth of the client's timeout. When every node hangs, questions go to all in turn as before,

@@ -98,7 +98,7 @@ func (m *memory) remember(q *question, a *Result, mark uint64, sent, came time.D
 	})
 }
 
-// forget forgets what is remembered of a key, and what is under way: units were given back.
+// forget forgets what is remembered of a key, and what is in flight: units were given back.
 func (m *memory) forget(t *target) {
 	if m != nil {
 		m.refusals.Forget(m.hash(t))

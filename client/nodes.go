@@ -54,7 +54,7 @@ type member struct {
 	gone     context.CancelFunc // the resolver does not name it any more
 	link     *link              // for checks
 	ready    atomic.Bool        // connected and well, as of the last change
-	out      atomic.Int64       // calls and checks under way
+	out      atomic.Int64       // calls and checks in flight
 	breaker  breaker            // opens with the first failure: others can be asked
 }
 
@@ -231,7 +231,7 @@ func (ns *nodes) watch(ctx context.Context, m *member) {
 		}
 	}
 	m.ready.Store(false)
-	// Calls under way, when it was only the name that lost this address, are given the time they have.
+	// Calls in progress, when it was only the name that lost this address, are given the time they have.
 	t := time.NewTimer(ns.timeout)
 	defer t.Stop()
 	select {
@@ -248,7 +248,7 @@ func (ns *nodes) changes() <-chan struct{} {
 }
 
 // pick returns the node to ask: of those that are connected, well, and did not fail lately, the one with the fewest calls
-// under way, and in turn among equals. The fewest, because a node that hangs then draws one call more than the others
+// in progress, and in turn among equals. The fewest, because a node that hangs then draws one call more than the others
 // have, not its whole share, until the first of them has told.
 //
 // When all of them failed lately the same goes for those, and connected is true as well. When not one is connected it

@@ -208,7 +208,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// When a name stands for other nodes than before, the new ones are asked, and what is under way at the old ones is
+// When a name stands for other nodes than before, the new ones are asked, and what is in progress at the old ones is
 // answered.
 func TestNamesChange(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})
@@ -246,6 +246,6 @@ func TestNamesChange(t *testing.T) {
 	}
 	close(release)
 	if <-done {
-		t.Error("the question under way went unanswered")
+		t.Error("the question in flight went unanswered")
 	}
 }

@@ -33,7 +33,7 @@ import (
 //
 // From one of them the Client learns the ring, and asks the node that owns a key about it. Where the nodes do not tell, or
 // the owner cannot be reached from here, says that it is not ready, or left a question unanswered a moment ago, any other
-// is asked, the one with the fewest questions under way: any node can answer any question. The owners' addresses are those
+// is asked, the one with the fewest questions in flight: any node can answer any question. The owners' addresses are those
 // that the nodes advertise, with the port of their gRPC listener; the Client keeps a connection to each.
 //
 // Dial does not wait for a connection: that nobody can be reached is for the fail policy to answer, from the first

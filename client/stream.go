@@ -111,8 +111,8 @@ type slot struct {
 
 // link is how questions reach one node: what callers ask gathers in a queue, from which a few streams, its senders, take.
 //
-// What has gathered goes out when nothing is under way, or when it is no less than what is. So a lone caller waits for
-// nobody, and neither does a second one; among many callers a few large messages are under way, since a message costs as
+// What has gathered goes out when nothing is in flight, or when it is no less than what is. So a lone caller waits for
+// nobody, and neither does a second one; among many callers a few large messages are in flight, since a message costs as
 // much as some tens of checks; and how long a question waits is bounded by the round trip of those before it.
 //
 // Its methods are safe for concurrent use.
@@ -129,7 +129,7 @@ type link struct {
 	void     int       // questions in queue that were abandoned
 	waiting  int       // questions in queue, but for those, and in messages without the last of their answers
 	ready    int       // questions in queue, but for those that were abandoned
-	inFlight int       // questions in messages that are under way: sent, and not answered for the first time
+	inFlight int       // questions in messages that are in flight: sent, and not answered for the first time
 	started  int       // senders
 	up       int       // senders with an open stream
 	idle     []*sender // that wait for something to send
@@ -141,7 +141,7 @@ func newLink(api weirv1.LimiterClient, now func() time.Duration) *link {
 	return &link{api: api, now: now, ctx: ctx, end: end}
 }
 
-// close ends what is under way and waits for the goroutines.
+// close ends what is in flight and waits for the goroutines.
 func (l *link) close() {
 	l.mu.Lock()
 	l.closed = true
@@ -194,7 +194,7 @@ func (l *link) abandon(f *request) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !f.queued {
-		return true // it is counted for as long as its message is under way
+		return true // it is counted for as long as its message is in flight
 	}
 	l.waiting -= len(f.qs)
 	l.ready -= len(f.qs)

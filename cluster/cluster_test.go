@@ -330,7 +330,7 @@ func TestLeave(t *testing.T) {
 	if err := b.Leave(t.Context()); !errors.Is(err, errClosed) {
 		t.Errorf("leaving after Close: %v", err)
 	}
-	if strings.Contains(a.log.String(), "member is gone") {
+	if strings.Contains(a.log.String(), "member lost") {
 		t.Error("a took b, which had left, for dead")
 	}
 }
@@ -767,7 +767,7 @@ func TestSilentSeeds(t *testing.T) {
 	a := startNode(t, cfg)
 	agree(t, a, b)
 	waitFor(t, "all is well", func() bool { ready, detail := b.Ready(); return ready && detail == "" })
-	waitFor(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed answers") })
+	waitFor(t, "b logs that a answers", func() bool { return strings.Contains(b.log.String(), "seed reached") })
 	if n := strings.Count(b.log.String(), "does not resolve"); n != 1 {
 		t.Errorf("the name that does not resolve is logged %d times", n)
 	}

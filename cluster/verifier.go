@@ -60,7 +60,7 @@ const (
 type candidate struct {
 	foreign   error // why it cannot be a member even if it is there; nil: it can
 	preferred bool  // at an address that is known
-	asked     bool  // the question is under way
+	asked     bool  // the question is in flight
 	counted   bool  // and is one of the bounded number of them
 	failures  int   // in a row
 	err       error // the last of them
@@ -89,7 +89,7 @@ type verifier struct {
 	members    map[identity]*verified
 	candidates map[claim]*candidate
 	asking     map[netip.AddrPort]*candidate // by endpoint
-	probes     int                           // under way, without those of members in doubt
+	probes     int                           // in flight, without those of members in doubt
 	others     int                           // of them, not preferred
 }
 
@@ -288,7 +288,7 @@ func (v *verifier) doubt(id identity, now time.Time) bool {
 		return false
 	}
 	if k := v.candidates[m.claim]; k != nil && k.asked {
-		k.doubted = now // by what it answers to the question that is under way
+		k.doubted = now // by what it answers to the question that is in progress
 		return true
 	}
 	v.candidates[m.claim] = &candidate{preferred: true, due: now, heard: now, doubted: now}

@@ -93,7 +93,7 @@ func (c *Core) acquaint(before map[Node]int32) {
 	}
 }
 
-// ask begins a round of questions, or goes on with the one under way.
+// ask begins a round of questions, or goes on with the one in progress.
 func (c *Core) ask(parts []int) {
 	if r := c.round; r != nil {
 		for n := range r.missing {

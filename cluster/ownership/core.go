@@ -148,12 +148,12 @@ type Core struct {
 	replicates []Replicate
 	acks       []ReplicateAck
 
-	moving   int // partitions under way to another node
-	arriving int // partitions under way to this one
+	moving   int // partitions on their way to another node
+	arriving int // partitions on their way to this one
 	copying  int // followers that are getting their first whole copy
 	buffered int // bytes of incomplete chunks
 
-	round   *round // of queries, nil when none is under way
+	round   *round // of queries, nil when none is in progress
 	queries uint64
 	gained  []int // partitions that have come to be held, or got a higher term, since the others were told
 	tellAt  int64
@@ -165,7 +165,7 @@ type Core struct {
 	settled bool           // as of when they were
 	words   map[Node]int64 // when each process was heard last; only of a node that leaves
 	askedAt int64          // when it asked for them
-	busy    []int          // those where something may be under way
+	busy    []int          // those where something may be in progress
 	tended  []int          // the array that busy is to have next
 	grants  grants
 	voter   *voter // nil: not one
@@ -304,7 +304,7 @@ func (c *Core) Tick(now Now) {
 func (c *Core) Urgent(now Now, p int) {
 	c.at(now)
 	if pt := &c.parts[p]; pt.held {
-		if f := &pt.followers[Backup]; f.flight != nil {
+		if f := &pt.followers[Backup]; f.unacked != nil {
 			f.urgent = true
 		} else {
 			c.pump(p, Backup)
@@ -369,7 +369,7 @@ func (c *Core) receive(from Node, m Message) {
 }
 
 // work does everything that is due. It looks at every partition when something has changed for many, or moves have ended
-// and others may begin, or from time to time; otherwise at those only where something is under way or, at each flush,
+// and others may begin, or from time to time; otherwise at those only where something is in progress or, at each flush,
 // pending: there are thousands, and looking at all takes 0.1 ms.
 func (c *Core) work() {
 	if c.voter != nil {
@@ -392,7 +392,7 @@ func (c *Core) work() {
 	c.deliverOwn()
 }
 
-// attend has a partition tended as long as something is under way there.
+// attend has a partition tended as long as something is in progress there.
 func (c *Core) attend(p int) {
 	if pt := &c.parts[p]; !pt.attended {
 		pt.attended = true
@@ -473,13 +473,13 @@ func (c *Core) lookAtAll() {
 	c.ask(ask)
 }
 
-// busy says whether something is under way that may have to be repeated.
+// busy says whether something is in progress that may have to be repeated.
 func (pt *part) busy() bool {
 	if pt.move != nil {
 		return true
 	}
 	for s := range pt.followers {
-		if f := &pt.followers[s]; f.node != (Node{}) && (f.flight != nil || !f.complete || f.relabel) {
+		if f := &pt.followers[s]; f.node != (Node{}) && (f.unacked != nil || !f.complete || f.relabel) {
 			return true
 		}
 	}
@@ -498,7 +498,7 @@ func (c *Core) tend(p int) {
 	c.wantBackup(p)
 	for s := range pt.followers {
 		f := &pt.followers[s]
-		if f.node != (Node{}) && (f.flight != nil || !f.complete || f.relabel || pt.move != nil) {
+		if f.node != (Node{}) && (f.unacked != nil || !f.complete || f.relabel || pt.move != nil) {
 			c.pump(p, Slot(s))
 		}
 	}
@@ -647,7 +647,7 @@ func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 // Status is a summary of what a Core holds and does.
 type Status struct {
 	Held     int  // partitions
-	Moving   int  // of them: under way to another node
+	Moving   int  // of them: on their way to another node
 	Frozen   int  // of them: in the last instants of that
 	Awaited  int  // partitions that this node should hold and does not
 	Arriving int  // partitions on their way to this node

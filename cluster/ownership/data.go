@@ -31,7 +31,7 @@ type Claim struct {
 // Of each partition there is the content (the holder's own, or a follower's copy) and beside it a staging area, in
 // which a whole copy is received before it takes the content's place.
 type Data interface {
-	// Open lets checks of the partition be decided. Shut ends that: no decision is under way any more when it returns.
+	// Open lets checks of the partition be decided. Shut ends that: no decision is in progress any more when it returns.
 	Open(p int)
 	Shut(p int)
 	// Lease lets strict rules be decided until the given instant of the boot clock, and not at all from then on.

@@ -5,10 +5,10 @@ import "errors"
 // follower is what a holder knows of a process that has, or is getting, a copy of a partition.
 type follower struct {
 	node     Node
-	flight   *Replicate // sent and not acknowledged
+	unacked  *Replicate // sent and not acknowledged
 	sequence uint64     // of the last message
 	version  uint64     // confirmed with the last message of the chunk
-	sent     int64      // when flight was sent last
+	sent     int64      // when unacked was sent last
 	first    int64      // and first
 	tries    int32
 	all      bool
@@ -16,9 +16,9 @@ type follower struct {
 	complete bool         // the last one is
 	caught   bool         // the last one is acknowledged
 	relabel  bool         // the copy is to learn of a new term, though nothing else may have changed
-	clean    bool         // the chunk under way leaves nothing out, strict keys that start full included
+	clean    bool         // the chunk in flight leaves nothing out, strict keys that start full included
 	named    bool         // such a one has been confirmed: the voters may record this backup
-	urgent   bool         // an answer waits for what has changed since flight was made
+	urgent   bool         // an answer waits for what has changed since unacked was made
 	rest     []*Replicate // of the same chunk, not sent yet
 }
 
@@ -116,13 +116,13 @@ func (c *Core) pump(p int, s Slot) {
 	f := &pt.followers[s]
 	switch {
 	case f.node == (Node{}):
-	case f.flight != nil:
+	case f.unacked != nil:
 		if c.t-f.first >= stall && f.caught && s == Backup && pt.standing != Frozen {
 			c.dropFollower(p, s, "no answer")
 		} else if c.t-f.sent >= min(resendAfter<<min(f.tries, 8), resendMost) {
 			f.tries++
 			f.sent = c.t
-			c.sendAgain(f.node, f.flight)
+			c.sendAgain(f.node, f.unacked)
 		}
 	case pt.standing == Frozen: // commit says what is sent
 	case len(f.rest) == 0 && f.complete && !f.relabel && c.data.Pending(p, s) == 0:
@@ -189,16 +189,16 @@ func (c *Core) ack() *ReplicateAck {
 func (c *Core) sendFlight(p int, s Slot, m *Replicate) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
-	f.flight = m
+	f.unacked = m
 	f.relabel = false
-	f.flight.Partition = p
-	f.flight.Term = pt.term
+	f.unacked.Partition = p
+	f.unacked.Term = pt.term
 	f.sent, f.first, f.tries = c.t, c.t, 0
 	c.attend(p)
-	c.send(f.node, f.flight)
+	c.send(f.node, f.unacked)
 }
 
-// sendRest sends the next message of a chunk that is under way.
+// sendRest sends the next message of a chunk in flight.
 func (c *Core) sendRest(p int, s Slot) {
 	f := &c.parts[p].followers[s]
 	next := f.rest[0]
@@ -310,7 +310,7 @@ func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {
 	}
 	for s := range pt.followers {
 		f := &pt.followers[s]
-		if f.node != from || f.flight == nil || f.flight.Sequence != a.Sequence {
+		if f.node != from || f.unacked == nil || f.unacked.Sequence != a.Sequence {
 			continue
 		}
 		switch a.Outcome {
@@ -417,8 +417,8 @@ func (c *Core) restart(p int, s Slot) {
 func (c *Core) acknowledged(p int, s Slot) {
 	pt := &c.parts[p]
 	f := &pt.followers[s]
-	done := f.flight
-	f.flight = nil
+	done := f.unacked
+	f.unacked = nil
 	if len(f.rest) > 0 {
 		c.sendRest(p, s)
 		return

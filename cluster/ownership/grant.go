@@ -308,10 +308,10 @@ func (c *Core) confirmFirst(p int) bool {
 	if s == nil || s.confirmed || s.until <= c.t || !f.caught || c.t-s.at >= confirmMost || !c.data.Awaited(p) {
 		return false
 	}
-	if f.flight == nil && c.data.Pending(p, Backup) > 0 {
+	if f.unacked == nil && c.data.Pending(p, Backup) > 0 {
 		c.drain(p, Backup)
 	}
-	return f.flight != nil
+	return f.unacked != nil
 }
 
 // setUnguarded lets answers under strict rules go out that no backup has confirmed.

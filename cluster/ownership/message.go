@@ -76,7 +76,7 @@ type OfferReply struct {
 	Verdict   Verdict
 }
 
-// Replicate brings a follower up to date. One at a time is under way for each partition and follower.
+// Replicate brings a follower up to date. One at a time is in flight for each partition and follower.
 type Replicate struct {
 	Partition int
 	Term      Term

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// move is a hand-over under way, at the one who gives away.
+// move is a hand-over in progress, at the one who gives away.
 type move struct {
 	to       Node
 	slot     Slot
@@ -23,7 +23,7 @@ type commitment struct {
 	ack  *CommitAck
 }
 
-// incoming is a hand-over or replication under way, at the one who receives.
+// incoming is a hand-over or replication in progress, at the one who receives.
 type incoming struct {
 	sender   Node // of the stream that is being received
 	last     uint64
@@ -155,7 +155,7 @@ func (c *Core) tendMove(p int) {
 		if c.upToDate(p) {
 			c.freeze(p)
 		}
-	case pt.followers[m.slot].flight == nil && (m.slot == Backup || !c.confirmFirst(p)):
+	case pt.followers[m.slot].unacked == nil && (m.slot == Backup || !c.confirmFirst(p)):
 		c.commit(p)
 	}
 }
@@ -168,7 +168,7 @@ func (c *Core) upToDate(p int) bool {
 		return false
 	}
 	f := &pt.followers[m.slot]
-	return f.node == m.to && f.caught && f.flight == nil && c.data.Pending(p, m.slot) <= freezeBelow
+	return f.node == m.to && f.caught && f.unacked == nil && c.data.Pending(p, m.slot) <= freezeBelow
 }
 
 // freeze ends deciding. From here on the partition is either handed over or, when the receiver says that it has not

@@ -303,7 +303,7 @@ func TestUrgent(t *testing.T) {
 		list := slices.Sorted(slices.Values(all()))
 		return slices.Equal(slices.Compact(list), []int{0, 63, 64, partitions - 1})
 	})
-	if n := len(all()); n > 8 { // one was perhaps under way when the rest came
+	if n := len(all()); n > 8 { // one was perhaps in progress when the rest came
 		t.Errorf("told %d times", n)
 	}
 	before := len(all())

@@ -61,7 +61,7 @@ Exit status: 0 done, 1 more was admitted than the limit lets through, 2 error, a
 	fs.StringVar(&f.over, "over", "grpc", "how checks travel: grpc (a call each), stream (the Go client, which merges them and knows the owners), http or resp (the Redis protocol, with --policy)")
 	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
 	fs.Float64Var(&f.run.Rate, "rate", 0, "checks a second; 0: as many as the workers get answered")
-	fs.IntVar(&f.run.Concurrency, "concurrency", 64, "workers, and so checks under way at most")
+	fs.IntVar(&f.run.Concurrency, "concurrency", 64, "workers, and so checks in flight at most")
 	fs.IntVar(&f.connections, "connections", 1, "connections to each address, over grpc")
 	fs.DurationVar(&f.run.Duration, "for", 10*time.Second, "how long to send")
 	fs.Int64Var(&f.run.Count, "count", defaultLoadCount, "checks to send at most")

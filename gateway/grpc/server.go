@@ -74,7 +74,7 @@ func NewServer(cfg ServerConfig) *Server {
 	}
 }
 
-// call is the room that a Check takes while it is under way, used again for the next: 30 KB for 100 checks.
+// call is the room that a Check takes while it is in flight, used again for the next: 30 KB for 100 checks.
 type call struct {
 	checks  []limit.Check
 	results []limit.Result

@@ -106,7 +106,7 @@ type reachedBody struct {
 	Ownership    *ownershipBody `json:"ownership,omitempty"`
 }
 
-// ownershipBody is what a member holds, and what is under way.
+// ownershipBody is what a member holds, and what is in progress.
 type ownershipBody struct {
 	Held        uint32 `json:"held"`
 	Moving      uint32 `json:"moving"`

@@ -31,7 +31,7 @@ type Config struct {
 	Over        string   // grpc (a call each), stream (the Go client), http or resp
 	Addrs       []string // of nodes, used in turn; none: loopback, with the usual port
 	Connections int      // to each address, over grpc; at least 1
-	Concurrency int      // checks under way at most
+	Concurrency int      // checks in flight at most
 	Timeout     time.Duration
 	TLS         remote.Identity
 	Target      *weirv1.Target // without a key

@@ -37,7 +37,7 @@ const (
 // Bound is a bound for all connections of a server. Its methods are safe for concurrent use.
 type Bound struct {
 	// At soft, connections that have brought more than light since the memory began to fill wait; at hard all of them do. Between
-	// them there is room for what all connections may bring before they are heavy, and for a read of each that is under way.
+	// them there is room for what all connections may bring before they are heavy, and for a read of each that is in progress.
 	soft, hard, light int64
 	pool              mem.BufferPool
 	used              atomic.Int64

@@ -62,7 +62,7 @@ const (
 
 // Watcher keeps a value up to date with files. One goroutine, which Close waits for, makes the calls of Config, one at a
 // time; these must therefore not call Close. Another reads the files, one read at a time: Close does not wait for a read
-// that has timed out or is just under way, which ends by itself when the file system answers.
+// that has timed out or is still in progress, which ends by itself when the file system answers.
 type Watcher[T any] struct {
 	files    []string
 	cfg      Config[T]
@@ -75,15 +75,15 @@ type Watcher[T any] struct {
 	once   sync.Once // closes stop
 	work   sync.WaitGroup
 
-	// What follows is only touched by the read under way: one begins when the one before has ended.
+	// What follows is only touched by the read in progress: one begins when the one before has ended.
 	events  *fsnotify.Watcher // nil when the system offers none
 	dirs    []string          // watched by events
 	reading atomic.Pointer[string]
 	read    func(name string, limit int64) ([]byte, error) // file.Prefix
 
 	// What follows is only touched by Open and then by the goroutine that makes the calls.
-	looks   chan look // holds the outcome of the read under way
-	busy    bool      // a read is under way
+	looks   chan look // holds the outcome of the read in progress
+	busy    bool      // a read is in progress
 	late    bool      // and has timed out
 	taken   seen      // the content of the value
 	handled seen      // what was last taken or reported
@@ -196,14 +196,14 @@ func (w *Watcher[T]) Reload() {
 	}
 }
 
-// Close ends the watch and waits until no call of Config is under way. Current and Err keep their last values.
+// Close ends the watch and waits until no call of Config is in progress. Current and Err keep their last values.
 func (w *Watcher[T]) Close() error {
 	w.once.Do(func() { close(w.stop) })
 	w.work.Wait()
 	return w.release()
 }
 
-// release ends the events, at once or when the read under way, which uses them, has ended.
+// release ends the events, at once or when the read in progress, which uses them, has ended.
 func (w *Watcher[T]) release() error {
 	if w.events == nil {
 		return nil

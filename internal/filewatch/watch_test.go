@@ -605,7 +605,7 @@ func TestClose(t *testing.T) {
 	<-w.stop
 	select {
 	case <-closed:
-		t.Error("did not wait for the call under way")
+		t.Error("did not wait for the call in flight")
 	default:
 	}
 	close(leave)

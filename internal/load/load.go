@@ -46,7 +46,7 @@ type Config struct {
 	// Rate is the number of checks a second, sent at even distances whatever the answers take (open loop). 0 stands for a closed
 	// loop: each worker sends its next check when the last is answered.
 	Rate float64
-	// Concurrency is the number of workers, 1 to MaxConcurrency, and so of checks under way at most.
+	// Concurrency is the number of workers, 1 to MaxConcurrency, and so of checks in flight at most.
 	Concurrency int
 	// Duration and Count bound the checks that are sent: up to MaxDuration and MaxCount. Whichever is reached first ends it.
 	Duration time.Duration

@@ -15,7 +15,7 @@ package memory
 //	Unread         4 %   answers that wait for their callers to read
 //	connections    6 %   callers' connections, of gRPC and of HTTP
 //	streams        3 %   calls and streams on them
-//	Nodes          3 %   half of it what 8 other nodes have sent and nobody has read, half of it moves of partitions under way
+//	Nodes          3 %   half of it what 8 other nodes have sent and nobody has read, half of it moves of partitions in progress
 //	Replies        2 %   to other nodes, kept because they may ask again
 //
 // All but the first two have most sizes, so that a large node does not set memory aside for what is never going to be there:

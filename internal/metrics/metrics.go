@@ -115,11 +115,11 @@ var (
 	recalls    = prometheus.NewDesc("weir_loan_recalls_total", "Loans of which this node has asked for what is left, by result: asked, and unanswered, of them, in time.", []string{"result"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
-	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was refused or cannot be read, and the one before it is in force.", nil, nil)
+	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was rejected or cannot be read, and the one before it is in force.", nil, nil)
 	envoyValid = prometheus.NewDesc("weir_envoy_configuration_valid",
 		"0 when a file of envoy-config, as it is now, has a mistake in it or cannot be read, and the configuration from before is in force.", nil, nil)
 	secureFile = prometheus.NewDesc("weir_security_file_valid",
-		"0 when a file that access depends on was refused as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).", []string{"file"}, nil)
+		"0 when a file that access depends on was rejected as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).", []string{"file"}, nil)
 	timeouts = prometheus.NewDesc("weir_file_read_timeouts_total",
 		"Reads of a file that the file system did not answer in time, by file (policies, and those of weir_security_file_valid).", []string{"file"}, nil)
 	members         = prometheus.NewDesc("weir_members", "Members of the cluster as this node sees it, by state.", []string{"state"}, nil)
@@ -153,7 +153,7 @@ func New(cfg Config) *Metrics {
 		registry: prometheus.NewRegistry(),
 		calls:    newCalls(),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_policies_reloads_total", Help: "Changes of the policy file, by result (taken, refused).",
+			Name: "weir_policies_reloads_total", Help: "Changes of the policy file, by result (taken, rejected).",
 		}, []string{"result"}),
 	}
 	for _, result := range []string{"taken", "rejected"} {

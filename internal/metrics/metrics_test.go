@@ -92,10 +92,10 @@ weir_ownership_messages_dropped_total 5
 weir_file_read_timeouts_total{file="access"} 0
 weir_file_read_timeouts_total{file="certificates"} 4
 weir_file_read_timeouts_total{file="policies"} 0
-# HELP weir_policies_file_valid 0 when the policy file as it is now was refused or cannot be read, and the one before it is in force.
+# HELP weir_policies_file_valid 0 when the policy file as it is now was rejected or cannot be read, and the one before it is in force.
 # TYPE weir_policies_file_valid gauge
 weir_policies_file_valid 0
-# HELP weir_security_file_valid 0 when a file that access depends on was refused as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).
+# HELP weir_security_file_valid 0 when a file that access depends on was rejected as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).
 # TYPE weir_security_file_valid gauge
 weir_security_file_valid{file="access"} 1
 weir_security_file_valid{file="certificates"} 0
@@ -144,7 +144,7 @@ weir_keys 2
 # HELP weir_keys_max Keys with live state that this node keeps at most; 0: no bound.
 # TYPE weir_keys_max gauge
 weir_keys_max 10
-# HELP weir_policies_reloads_total Changes of the policy file, by result (taken, refused).
+# HELP weir_policies_reloads_total Changes of the policy file, by result (taken, rejected).
 # TYPE weir_policies_reloads_total counter
 weir_policies_reloads_total{result="rejected"} 1
 weir_policies_reloads_total{result="taken"} 0

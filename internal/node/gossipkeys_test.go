@@ -194,7 +194,7 @@ func TestRotateByCommand(t *testing.T) {
 			t.Error("the log has a key")
 		}
 	}
-	if !strings.Contains(text, "step=remove key="+one) || strings.Contains(text, "member is gone") {
+	if !strings.Contains(text, "step=remove key="+one) || strings.Contains(text, "member lost") {
 		t.Errorf("log:\n%s", text)
 	}
 }
@@ -230,7 +230,7 @@ func TestRotateByFile(t *testing.T) {
 		eventually(t, "the new key alone", func() bool { return slices.Equal(keysOf(n), []string{two}) })
 	}
 	stop()
-	if text := book.String(); strings.Contains(text, "member is gone") || strings.Contains(text, strings.TrimSpace(gossipText(2))) {
+	if text := book.String(); strings.Contains(text, "member lost") || strings.Contains(text, strings.TrimSpace(gossipText(2))) {
 		t.Errorf("log:\n%s", text)
 	}
 	for _, n := range nodes {

@@ -111,7 +111,7 @@ func (r *Cache[K, D]) Remember(hash uint64, k K, mark uint64, refusal Entry[D]) 
 	set[at] = slot[K, D]{hash, k, refusal}
 }
 
-// Forget forgets every refusal of a hash, and those that are under way.
+// Forget forgets every refusal of a hash, and those that are in progress.
 func (r *Cache[K, D]) Forget(hash uint64) {
 	s := r.shard(hash)
 	s.mu.Lock()

@@ -64,7 +64,7 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
 	return printOwnership(w, st)
 }
 
-// printOwnership shows what is held, and what is under way.
+// printOwnership shows what is held, and what is in progress.
 func printOwnership(w io.Writer, st *weirv1.StatusResponse) error {
 	fmt.Fprintln(w)
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)

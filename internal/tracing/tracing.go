@@ -2,7 +2,7 @@
 // asking another node, and of the decision there. A span says policy, result, partition and term, never a key.
 //
 // A call is traced when its caller says so (W3C Trace Context, with the sampled flag), up to a rate, or by chance. One that is not costs a
-// look at its headers. What a trace may hold on to is bounded: by calls under way, spans of a call, and spans that wait
+// look at its headers. What a trace may hold on to is bounded: by calls in flight, spans of a call, and spans that wait
 // for the collector; beyond that spans are dropped, never calls.
 //
 // It does not promise that every span arrives, and it passes no trace state or baggage on.
@@ -45,7 +45,7 @@ type Config struct {
 	Exporter sdktrace.SpanExporter
 }
 
-// maxCalls bounds the traced calls under way. Those on top are not traced.
+// maxCalls bounds the traced calls in flight. Those on top are not traced.
 const maxCalls = 1000
 
 // maxCallerRate is the largest Config.CallerRate.

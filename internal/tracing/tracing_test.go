@@ -173,7 +173,7 @@ func TestUntracedCallAllocatesNothing(t *testing.T) {
 	}
 }
 
-// TestTracedCallsAreBounded: with too many traced calls under way the next ones are served all the same.
+// TestTracedCallsAreBounded: with too many traced calls in flight the next ones are served all the same.
 func TestTracedCallsAreBounded(t *testing.T) {
 	tracer, sent := newTracer(t, 1)
 	tracer.calls.Store(maxCalls)

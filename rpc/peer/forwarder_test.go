@@ -782,7 +782,7 @@ func TestNextStreamDefinesAnew(t *testing.T) {
 	}
 }
 
-// TestWindow: no more messages are under way than the receiver remembers, and the first answer lets the rest go on.
+// TestWindow: no more messages are in flight than the receiver remembers, and the first answer lets the rest go on.
 func TestWindow(t *testing.T) {
 	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
 	for range maxUnacknowledged + 1 {

@@ -109,7 +109,7 @@ func TestSeedDoesNotResolve(t *testing.T) {
 	t.Parallel()
 	p := startNode(t, "--join", "no-such-host.invalid:7946", "--http-port", freePort(t))
 	p.eventually(waitTimeout, "the log names the seed", func() bool {
-		return strings.Contains(p.stderr.String(), "seed does not answer") && strings.Contains(p.stderr.String(), "no-such-host.invalid:7946")
+		return strings.Contains(p.stderr.String(), "seed unreachable") && strings.Contains(p.stderr.String(), "no-such-host.invalid:7946")
 	})
 	p.http = "127.0.0.1:" + p.arg("--http-port")
 	if code, page := p.get("/readyz"); code != 503 || !strings.Contains(page, "no seed has answered yet") {

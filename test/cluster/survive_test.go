@@ -259,7 +259,7 @@ func TestRestartInPlace(t *testing.T) {
 }
 
 // TestPause stops a process for longer than its leases last and longer than it takes to be declared dead, with questions
-// under way. When it goes on it believes for a moment that it still owns what others have taken over since.
+// in progress. When it goes on it believes for a moment that it still owns what others have taken over since.
 func TestPause(t *testing.T) {
 	plainOnly(t)
 	survival(t)

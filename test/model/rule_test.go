@@ -35,7 +35,7 @@ const (
 	stageCopies    // a whole copy replaces the one before only when it is complete
 	ackAfterApply  // a follower confirms what it has applied
 	chargeEscrow   // a claimant charges what the lost holder may have spent ahead
-	backupConfirms // while a commit is under way answers go on waiting for the recorded backup, not for the receiver
+	backupConfirms // while a commit is in progress answers go on waiting for the recorded backup, not for the receiver
 	commitTerm     // the sender of a commit takes the term that its receiver will have for used
 	commonVersion  // copies of one term are compared by what they hold, not by the number of messages they took
 	risingSequence // a follower's stream never begins again at 1 under the same term

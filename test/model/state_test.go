@@ -105,11 +105,11 @@ type origin struct {
 // Phases of a follower, as its holder sees them.
 const (
 	detached  = 0
-	begun     = 1 // the first message of a whole copy is under way
+	begun     = 1 // the first message of a whole copy is in flight
 	beginning = 2 // and confirmed
-	complete  = 3 // the last message of the whole copy is under way
+	complete  = 3 // the last message of the whole copy is in flight
 	current   = 4 // everything sent is confirmed
-	sending   = 5 // a change is under way
+	sending   = 5 // a change is in flight
 )
 
 type follower struct {
@@ -137,7 +137,7 @@ const (
 
 type support struct {
 	age       uint8 // 1 + ticks since the request was sent; 0: none
-	late      bool  // the reply is under way
+	late      bool  // the reply is in flight
 	gen       uint8
 	free      bool // recorded without a backup
 	prevState uint8
@@ -160,7 +160,7 @@ type node struct {
 	staged     content
 	guard      proc  // the backup that requests name
 	gen        uint8 // rises with each change of it
-	target     proc  // of a commit under way
+	target     proc  // of a commit in progress
 	follow     [maxNodes]follower
 	support    [maxVoters]support
 	everGrants uint8 // voters that have granted the present term at any time

@@ -44,7 +44,7 @@ func (o *op) draw(w *world) {
 }
 
 // kept says that what has been admitted of a policy is surely still known: nothing that was told is lost, and it was not a moment
-// ago that it may have been under way.
+// ago that it may have been in flight.
 func (r *run) kept(o *op) bool {
 	switch {
 	case r.history.Late >= time.Second || o.degraded:

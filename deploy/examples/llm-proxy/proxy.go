@@ -128,7 +128,7 @@ func prepare(body []byte) ([]byte, completion, error) {
 // clip is a name of a bounded length.
 func clip(s string) string { return strings.ToValidUTF8(s[:min(len(s), 128)], "") }
 
-// call is one call under way.
+// call is one call in flight.
 type call struct {
 	*proxy
 	reservation *client.Reservation
