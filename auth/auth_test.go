@@ -172,9 +172,9 @@ type fake struct {
 	bounded bool // of the last commit
 }
 
-func (f *fake) CheckTo(_ context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
+func (f *fake) CheckTo(_ context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
 	for i, c := range checks {
-		if e := refused[i]; e != nil {
+		if e := denied[i]; e != nil {
 			results[i] = limit.Result{Err: e}
 			continue
 		}
@@ -586,7 +586,7 @@ func TestCheckToAllocatesNothing(t *testing.T) {
 	checks = append(checks, checks[0], limit.Check{Target: limit.Target{Policy: "payout", Key: "k"}, Cost: 1})
 	results = make([]limit.Result, 3)
 	next := &fake{}
-	if err := w.Service("grpc", next).CheckTo(ctx, checks, limit.Refused{1: own}, results); err != nil || len(next.asked) != 1 {
+	if err := w.Service("grpc", next).CheckTo(ctx, checks, limit.Denials{1: own}, results); err != nil || len(next.asked) != 1 {
 		t.Fatalf("%v, asked %q", err, next.asked)
 	}
 	if results[0].Err != nil || results[1].Err != own || !isDenied(results[2].Err, "policy") {
@@ -597,7 +597,7 @@ func TestCheckToAllocatesNothing(t *testing.T) {
 // quiet is a service that answers nothing.
 type quiet struct{ limiter.BatchService }
 
-func (quiet) CheckTo(context.Context, []limit.Check, limit.Refused, []limit.Result) error {
+func (quiet) CheckTo(context.Context, []limit.Check, limit.Denials, []limit.Result) error {
 	return nil
 }
 

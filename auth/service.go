@@ -111,7 +111,7 @@ func (s *service) refundable(ctx context.Context, t *limit.Target) *limit.Error 
 }
 
 // deniedChecks returns the errors of a batch's checks that the caller may not make, by their index.
-func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Refused) {
+func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Denials) {
 	for i := range checks {
 		e := s.target(ctx, c, RoleCheck, &checks[i].Target)
 		if e == nil && checks[i].Cost < 0 {
@@ -120,7 +120,7 @@ func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Ch
 		}
 		if e != nil {
 			if errs == nil {
-				errs = make(limit.Refused)
+				errs = make(limit.Denials)
 			}
 			errs[i] = e
 		}
@@ -134,11 +134,11 @@ func (s *service) Begin(ctx context.Context, b *limiter.Batch) (open []int, err 
 	if denied != nil {
 		return nil, denied
 	}
-	b.Refused = s.deniedChecks(ctx, c, b.Checks)
+	b.Denied = s.deniedChecks(ctx, c, b.Checks)
 	open, err = s.next.Begin(ctx, b)
 	if err == nil {
 		for i := range b.Checks {
-			if b.Checks[i].Cost < 0 && b.Refused[i] == nil && !slices.Contains(open, i) {
+			if b.Checks[i].Cost < 0 && b.Denied[i] == nil && !slices.Contains(open, i) {
 				s.refunded(ctx, &b.Checks[i], &b.Results[i])
 			}
 		}
@@ -167,16 +167,16 @@ func (s *service) refunded(ctx context.Context, c *limit.Check, r *limit.Result)
 }
 
 // CheckTo implements limiter.BatchService. Checks that already have an error keep it.
-func (s *service) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
-	c, denied := s.caller(ctx, RoleCheck)
-	if denied != nil {
-		return denied
+func (s *service) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
+	c, denial := s.caller(ctx, RoleCheck)
+	if denial != nil {
+		return denial
 	}
 	own := s.deniedChecks(ctx, c, checks)
 	if own == nil {
-		own = refused
+		own = denied
 	} else {
-		maps.Copy(own, refused)
+		maps.Copy(own, denied)
 	}
 	if err := s.next.CheckTo(ctx, checks, own, results); err != nil {
 		return err

@@ -174,9 +174,9 @@ type Service interface {
 	Reset(ctx context.Context, t Target) error
 }
 
-// Refused are checks of a batch, by place, that are not looked at but answered by an error: those that their caller may not
+// Denials are checks of a batch, by place, that are not looked at but answered by an error: those that their caller may not
 // ask. Nil: none.
-type Refused map[int]*Error
+type Denials map[int]*Error
 
 // Kind classes an Error for the front ends, which turn it into their own codes.
 type Kind uint8

@@ -31,7 +31,7 @@ type Preparer interface {
 	Service
 	// CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held. Checks that are in
 	// denied are not looked at but answered by its errors.
-	CheckTo(ctx context.Context, checks []Check, denied Refused, results []Result) error
+	CheckTo(ctx context.Context, checks []Check, denied Denials, results []Result) error
 	// Prepare returns the handle to a target, whatever its key: last, which may be nil, where that still holds. It is nil where
 	// no handle can be had.
 	Prepare(t *Target, last Prepared) Prepared

@@ -14,8 +14,8 @@ import (
 // answered, which saves its memory.
 type Batch struct {
 	// Checks are the questions. Their keys may be parts of larger texts.
-	Checks  []limit.Check
-	Refused limit.Refused
+	Checks []limit.Check
+	Denied limit.Denials
 	// Traces are the contexts of spans, by check, that what is done for the checks hangs below (see Span.Context); empty for one
 	// that is not traced. Nil: none is.
 	Traces []string
@@ -45,7 +45,7 @@ func (b *Batch) Reset() {
 	clear(b.Checks)
 	clear(b.Results)
 	b.Checks, b.Results = b.Checks[:0], b.Results[:0]
-	b.Refused, b.Traces = nil, nil
+	b.Denied, b.Traces = nil, nil
 	b.reset()
 }
 
@@ -139,7 +139,7 @@ func (s *subject) follows(c *limit.Check, last *subject, before *limit.Check) bo
 // CheckTo implements BatchService: Begin and Finish in one, but that nothing is decided where a check is not acceptable, and no answer
 // is given before the last. It takes no memory for a check that this node answers by itself under a single limit, and keeps nothing of
 // what it is given.
-func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
+func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
 	if err := limit.ValidBatch(len(checks)); err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 	}
 	t := l.table.Load()
 	for i := range checks {
-		if refused[i] != nil {
+		if denied[i] != nil {
 			continue
 		}
 		if i > 0 && subjects[i].follows(&checks[i], &subjects[i-1], &checks[i-1]) {
@@ -180,8 +180,8 @@ func (l *Limiter) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 			l.ahead(subjects[i:min(i+aheadOf, len(checks))])
 		}
 		r := &results[i]
-		if r.Err = nil; refused[i] != nil {
-			*r = limit.Result{Err: refused[i]}
+		if r.Err = nil; denied[i] != nil {
+			*r = limit.Result{Err: denied[i]}
 			continue
 		}
 		var ticket uint64
@@ -278,7 +278,7 @@ func (l *Limiter) Begin(_ context.Context, b *Batch) (open []int, err *limit.Err
 	b.subjects = slices.Grow(b.subjects, len(b.Checks))[:len(b.Checks)]
 	t := l.table.Load()
 	for i := range b.Checks {
-		bad := b.Refused[i]
+		bad := b.Denied[i]
 		if bad == nil && (i == 0 || !b.subjects[i].follows(&b.Checks[i], &b.subjects[i-1], &b.Checks[i-1])) {
 			bad = l.accept(t, &b.Checks[i], &b.subjects[i])
 		}

@@ -237,7 +237,7 @@ func TestRefused(t *testing.T) {
 			for i := range results {
 				results[i] = limit.Result{Decision: limit.Decision{Granted: 99}, Err: own} // of another call
 			}
-			if err := l.CheckTo(t.Context(), checks, limit.Refused{0: own, 2: own}, results); err != nil {
+			if err := l.CheckTo(t.Context(), checks, limit.Denials{0: own, 2: own}, results); err != nil {
 				t.Fatal(err)
 			}
 			for i, want := range []int64{-1, 9, -1, 8} {
@@ -247,7 +247,7 @@ func TestRefused(t *testing.T) {
 				}
 			}
 			checks[3].Key = ""
-			err := l.CheckTo(t.Context(), checks, limit.Refused{0: own}, results)
+			err := l.CheckTo(t.Context(), checks, limit.Denials{0: own}, results)
 			wantError(t, err, limit.Invalid, "checks[3].key")
 		})
 	}

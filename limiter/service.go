@@ -10,7 +10,7 @@ import (
 type BatchService interface {
 	limit.Service
 	// CheckTo is Check with the answers in results, which has a place for each of checks, whatever they held.
-	CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error
+	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error
 	// Begin answers what can be answered at once, and Finish the rest; see Limiter.
 	Begin(ctx context.Context, b *Batch) (open []int, err *limit.Error)
 	Finish(ctx context.Context, b *Batch, open []int)

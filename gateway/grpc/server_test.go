@@ -65,7 +65,7 @@ func (f fakeService) Refund(context.Context, limit.Target, int64, string) (int64
 }
 func (f fakeService) Reset(context.Context, limit.Target) error { return f.err }
 
-func (f fakeService) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Refused, results []limit.Result) error {
+func (f fakeService) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) error {
 	got, err := f.Check(ctx, checks)
 	copy(results, got)
 	return err

@@ -30,7 +30,7 @@ import (
 // Service decides.
 type Service interface {
 	// CheckTo decides a batch in order, with the answers in results; see limiter.BatchService.
-	CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error
+	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error
 }
 
 // Buffers counts bytes in use by connections; see connbuf.Bound.

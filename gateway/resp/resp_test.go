@@ -342,7 +342,7 @@ type batches struct {
 	panic string // the key that makes it panic
 }
 
-func (b *batches) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
+func (b *batches) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
 	b.mu.Lock()
 	b.sizes = append(b.sizes, len(checks))
 	b.mu.Unlock()
@@ -351,7 +351,7 @@ func (b *batches) CheckTo(ctx context.Context, checks []limit.Check, refused lim
 			panic("a mistake")
 		}
 	}
-	return b.Service.CheckTo(ctx, checks, refused, results)
+	return b.Service.CheckTo(ctx, checks, denied, results)
 }
 
 // TestPipelined: commands that come together are one batch, in order, also for the same key; what is no check comes in its turn.
@@ -607,10 +607,10 @@ type stuck struct {
 	began, end chan struct{}
 }
 
-func (s *stuck) CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error {
+func (s *stuck) CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error {
 	s.began <- struct{}{}
 	<-s.end
-	return s.Service.CheckTo(ctx, checks, refused, results)
+	return s.Service.CheckTo(ctx, checks, denied, results)
 }
 
 // TestShutdownAnswers: a command that is being decided when the server is told to stop is answered.
@@ -644,7 +644,7 @@ type failing struct {
 	err error
 }
 
-func (f failing) CheckTo(_ context.Context, _ []limit.Check, _ limit.Refused, results []limit.Result) error {
+func (f failing) CheckTo(_ context.Context, _ []limit.Check, _ limit.Denials, results []limit.Result) error {
 	for i := range results {
 		results[i] = limit.Result{Decision: f.Decision, Err: f.err}
 	}
