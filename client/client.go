@@ -193,26 +193,7 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 		return AllDecision{}, err
 	}
 	defer c.running.Done()
-	var all AllDecision
-	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
-		all, err = c.backend.CheckAll(ctx, checksOf(qs))
-		return err
-	})
-	if err != nil || failed || all.Allowed {
-		for i := range qs {
-			c.memory.admitted(&qs[i].target)
-		}
-	}
-	switch {
-	case err != nil:
-		return AllDecision{}, err
-	case failed:
-		all = AllDecision{Allowed: c.onError == FailOpen, Decisions: make([]Decision, len(qs))}
-		for i := range qs {
-			all.Decisions[i] = c.fallback(qs[i])
-		}
-	}
-	return all, nil
+	return c.grantAll(ctx, qs, func(ctx context.Context) (AllDecision, error) { return c.backend.CheckAll(ctx, checksOf(qs)) })
 }
 
 // asking is the room that questions and their answers take.
@@ -409,6 +390,29 @@ func (c *Client) grant(ctx context.Context, q *question, f func(context.Context)
 		return c.fallback(*q), nil
 	}
 	return d, nil
+}
+
+// grantAll is grant for questions that are decided together.
+func (c *Client) grantAll(ctx context.Context, qs []question, f func(context.Context) (AllDecision, error)) (all AllDecision, err error) {
+	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
+		all, err = f(ctx)
+		return err
+	})
+	if failed {
+		all = AllDecision{Allowed: c.onError == FailOpen}
+	}
+	for i := range qs {
+		if err != nil || failed || all.Allowed {
+			c.memory.admitted(&qs[i].target)
+		}
+		if failed {
+			all.Decisions = append(all.Decisions, c.fallback(qs[i]))
+		}
+	}
+	if err != nil {
+		return AllDecision{}, err
+	}
+	return all, nil
 }
 
 // attempt runs f within the client's timeout and nine tenths of what ctx leaves. If again is set it leaves half of that to

@@ -368,7 +368,7 @@ func (c *counted) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 }
 
 // CheckTo asks the service that the node stands for.
-func (n *node) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Refused, results []limit.Result) error {
+func (n *node) CheckTo(ctx context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) error {
 	got, err := n.svc.Check(ctx, checks)
 	copy(results, got)
 	return err
@@ -556,7 +556,7 @@ func (n *node) hold() (release func()) {
 
 // steps are the methods of a node that a limiter.BatchService has and a Service has not.
 type steps interface {
-	CheckTo(context.Context, []limit.Check, limit.Refused, []limit.Result) error
+	CheckTo(context.Context, []limit.Check, limit.Denials, []limit.Result) error
 	Begin(context.Context, *limiter.Batch) ([]int, *limit.Error)
 	Finish(context.Context, *limiter.Batch, []int)
 }

@@ -142,28 +142,9 @@ func (c *Client) ReserveAll(ctx context.Context, claims []Claim) ([]*Reservation
 	}
 	defer c.running.Done()
 	asked := c.now()
-	var all AllDecision
-	failed, err := c.ask(ctx, false, func(ctx context.Context) (err error) {
-		all, err = c.backend.ReserveAll(ctx, asks)
-		return err
-	})
-	for i := range qs {
-		if err != nil || failed || all.Allowed {
-			c.memory.admitted(&qs[i].target)
-		}
-	}
-	if err != nil {
-		return nil, AllDecision{}, err
-	}
-	if failed {
-		all = AllDecision{Allowed: true}
-		for i := range qs {
-			all.Decisions = append(all.Decisions, c.fallback(qs[i]))
-			all.Allowed = all.Allowed && all.Decisions[i].Allowed
-		}
-	}
-	if !all.Allowed {
-		return nil, all, nil
+	all, err := c.grantAll(ctx, qs, func(ctx context.Context) (AllDecision, error) { return c.backend.ReserveAll(ctx, asks) })
+	if err != nil || !all.Allowed {
+		return nil, all, err
 	}
 	out := make([]*Reservation, len(qs))
 	first := make(map[[3]string]*Reservation)
