@@ -44,58 +44,53 @@ func (c *Cluster) Keys() []Key {
 
 // AddKey has this node read what is encrypted with a key. One that it has is no error.
 func (c *Cluster) AddKey(key []byte) error {
-	c.keys.Lock()
-	defer c.keys.Unlock()
-	if c.keyring == nil {
-		return ErrPlain
-	}
-	if err := checkKey(key); err != nil {
-		return fmt.Errorf("the key %w", err)
-	}
-	if c.keyLocked(KeyID(key)) == nil && len(c.keyring.GetKeys()) >= MaxKeys {
-		return fmt.Errorf("there are %d keys already: remove one first", MaxKeys)
-	}
-	return c.keyring.AddKey(bytes.Clone(key))
+	return c.changeKeys(KeyID(key), func(known []byte) error {
+		if err := checkKey(key); err != nil {
+			return fmt.Errorf("the key %w", err)
+		}
+		if known == nil && len(c.keyring.GetKeys()) >= MaxKeys {
+			return fmt.Errorf("there are %d keys already: remove one first", MaxKeys)
+		}
+		return c.keyring.AddKey(bytes.Clone(key))
+	})
 }
 
 // UseKey has this node encrypt with a key that it has. Members that lack it hear nothing from this node any more: that all
 // have it is for the caller to know.
 func (c *Cluster) UseKey(id string) error {
-	c.keys.Lock()
-	defer c.keys.Unlock()
-	if c.keyring == nil {
-		return ErrPlain
-	}
-	key := c.keyLocked(id)
-	if key == nil {
-		return fmt.Errorf("this node has no key %s", id)
-	}
-	return c.keyring.UseKey(key)
+	return c.changeKeys(id, func(key []byte) error {
+		if key == nil {
+			return fmt.Errorf("this node has no key %s", id)
+		}
+		return c.keyring.UseKey(key)
+	})
 }
 
 // RemoveKey has this node forget a key, which must not be the one in use here. That no other member uses it is for the
 // caller to know. One that it does not have is no error.
 func (c *Cluster) RemoveKey(id string) error {
+	return c.changeKeys(id, func(key []byte) error {
+		switch {
+		case key == nil:
+			return nil
+		case bytes.Equal(key, c.keyring.GetPrimaryKey()):
+			return fmt.Errorf("key %s is in use on this node", id)
+		}
+		return c.keyring.RemoveKey(key)
+	})
+}
+
+// changeKeys calls change with the key of an id, nil where there is none, while nobody else uses the keyring.
+func (c *Cluster) changeKeys(id string, change func(key []byte) error) error {
 	c.keys.Lock()
 	defer c.keys.Unlock()
 	if c.keyring == nil {
 		return ErrPlain
 	}
-	key := c.keyLocked(id)
-	switch {
-	case key == nil:
-		return nil
-	case bytes.Equal(key, c.keyring.GetPrimaryKey()):
-		return fmt.Errorf("key %s is in use on this node", id)
-	}
-	return c.keyring.RemoveKey(key)
-}
-
-func (c *Cluster) keyLocked(id string) []byte {
 	for _, k := range c.keyring.GetKeys() {
 		if KeyID(k) == id {
-			return k
+			return change(k)
 		}
 	}
-	return nil
+	return change(nil)
 }

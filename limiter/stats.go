@@ -157,27 +157,19 @@ type PolicyStats struct {
 }
 
 // ReadStats returns the counters of every policy and starts the peaks anew: it is for one reader, the metrics page.
-func (l *Limiter) ReadStats() []PolicyStats {
-	s := l.stats
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := make([]PolicyStats, 0, len(s.by)+2)
-	for name, st := range s.by {
-		out = append(out, st.read(name))
-	}
-	return append(out, s.inline.read(inlineName), s.unknown.read(unknownName))
-}
+func (l *Limiter) ReadStats() []PolicyStats { return l.stats.each((*policyStats).read) }
 
 // Counts is ReadStats without the peaks, for any number of readers.
-func (l *Limiter) Counts() []PolicyStats {
-	s := l.stats
+func (l *Limiter) Counts() []PolicyStats { return l.stats.each((*policyStats).counted) }
+
+func (s *statsByPolicy) each(read func(s *policyStats, policy string) PolicyStats) []PolicyStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]PolicyStats, 0, len(s.by)+2)
 	for name, st := range s.by {
-		out = append(out, st.counted(name))
+		out = append(out, read(st, name))
 	}
-	return append(out, s.inline.counted(inlineName), s.unknown.counted(unknownName))
+	return append(out, read(s.inline, inlineName), read(s.unknown, unknownName))
 }
 
 // What stands in the place of a policy's name.

@@ -23,7 +23,7 @@ import (
 	"github.com/weirlimit/weir/internal/remote"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 )
 
 // Config says whom to ask, how and for what.
@@ -85,13 +85,13 @@ func Open(c Config) (askers []load.Asker, closeAll func(), err error) {
 		}
 		for range c.Connections {
 			for _, addr := range addrs {
-				conn, err := grpc.NewClient("dns:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy(), grpc.WithPerRPCCredentials(bearer(token)))
+				conn, err := grpc.NewClient("dns:///"+addr, grpc.WithTransportCredentials(creds), grpc.WithNoProxy())
 				if err != nil {
 					closeAll()
 					return nil, nil, fmt.Errorf("addr: %w", err)
 				}
 				closers = append(closers, conn)
-				askers = append(askers, &grpcAsker{c.Target, c.Cost, weirv1.NewLimiterClient(conn)})
+				askers = append(askers, &grpcAsker{c.Target, c.Cost, token, weirv1.NewLimiterClient(conn)})
 			}
 		}
 	case "stream":
@@ -124,32 +124,20 @@ func Open(c Config) (askers []load.Asker, closeAll func(), err error) {
 	return askers, closeAll, nil
 }
 
-// bearer presents a token with each call over gRPC; empty: none. Whether it may travel in plain text was looked at before.
-type bearer string
-
-// GetRequestMetadata implements credentials.PerRPCCredentials.
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	if b == "" {
-		return nil, nil
-	}
-	return map[string]string{"authorization": "Bearer " + string(b)}, nil
-}
-
-// RequireTransportSecurity implements credentials.PerRPCCredentials.
-func (bearer) RequireTransportSecurity() bool { return false }
-
-var _ credentials.PerRPCCredentials = bearer("")
-
 // grpcAsker makes a call for each check.
 type grpcAsker struct {
 	target  *weirv1.Target // without a key
 	cost    int64
+	token   string // empty: none
 	service weirv1.LimiterClient
 }
 
 // Ask implements load.Asker.
 func (a *grpcAsker) Ask(ctx context.Context, key string) (load.Answer, error) {
 	target := &weirv1.Target{Policy: a.target.Policy, Limit: a.target.Limit, Namespace: a.target.Namespace, Key: key}
+	if a.token != "" { // Config.TLS has looked whether it may travel
+		ctx = metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+a.token)
+	}
 	r, err := a.service.Check(ctx, &weirv1.CheckRequest{Checks: []*weirv1.Check{{Target: target, Cost: &a.cost}}})
 	switch {
 	case err != nil:
