@@ -599,7 +599,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: an older report undoes a newer", "algo/loan.go",
-		[]edit{{"	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned)}", "	return Totals{max(t.Granted, v.Granted), v.Spent, v.Returned}"}},
+		[]edit{{"	return Totals{max(t.Granted, v.Granted), max(t.Spent, v.Spent), max(t.Returned, v.Returned), max(t.Checks, v.Checks)}", "	return Totals{max(t.Granted, v.Granted), v.Spent, v.Returned, v.Checks}"}},
 		loans, "totals of a loan that fell",
 	},
 	{
@@ -651,5 +651,36 @@ var mutants = []mutant{
 		"loan: the borrower's deadline counts from the answer", "internal/borrow/borrow.go",
 		[]edit{{"sent+int64(a.Term), now)", "now+int64(a.Term), now)"}},
 		"./internal/borrow -run TestDeadline", "at 501",
+	},
+	{
+		"loan: a node that stops returns nothing", "limiter/borrow.go",
+		[]edit{{"	b.book.Close()\n", ""}},
+		"./limiter -run TestNodeBorrows", "are on loan after the node has stopped",
+	},
+	{
+		"loan: what a node admits is counted by the owner as well", "limiter/loan.go",
+		[]edit{{"	if !b.Counted {", "	if true {"}},
+		"./limiter -run TestLoanDecisionsAreCounted", "decisions were counted",
+	},
+	{
+		"loan: reports go to who held the key first", "limiter/borrow.go",
+		[]edit{
+			{"	exchanges map[ownership.Node]int // that are under way\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
+			{"			by[route.Node] = append(by[route.Node], op)\n", `			if b.first == nil {
+				b.first = make(map[int]ownership.Node)
+			}
+			if _, ok := b.first[op.partition]; !ok {
+				b.first[op.partition] = route.Node
+			}
+			to := b.first[op.partition]
+			by[to] = append(by[to], op)
+`},
+		},
+		"./limiter -run TestLoanedPartitionMoves", "are on loan",
+	},
+	{
+		"loan: a node borrows in whatever name it says", "rpc/peer/server.go",
+		[]edit{{"			op.Loan.Report.ID.Borrower = from // nobody borrows in another's name\n", "			_ = from\n"}},
+		"./rpc/peer -run TestLoansCross", "arrives, want",
 	},
 }
