@@ -36,7 +36,7 @@ const (
 type Decider interface {
 	limit.Service
 	// CheckTo is Check with the answers in results, which has a place for each of checks; see limit.Preparer.
-	CheckTo(ctx context.Context, checks []limit.Check, refused limit.Refused, results []limit.Result) error
+	CheckTo(ctx context.Context, checks []limit.Check, denied limit.Denials, results []limit.Result) error
 }
 
 // ServiceConfig is what a Service stands on.
