@@ -194,6 +194,23 @@ func TestLoanedPartitionMoves(t *testing.T) {
 	}
 }
 
+// TestReportsAreNotHandedOn: a report says something of its sender's loan, and nothing of a loan of whoever hands it on.
+func TestReportsAreNotHandedOn(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		key := c.owned("p", 0, 0)
+		op := &Op{Kind: OpBorrow, Check: limit.Check{Target: limit.Target{Policy: "p", Key: key}}, Hops: 1, Loan: &LoanCall{Report: limit.Borrow{Want: 16}}}
+		if rest := c.nodes[1].Receive([]*Op{op}); rest != nil {
+			rest(t.Context())
+		}
+		if op.Outcome.NotHolder == nil || op.Outcome.NotHolder.Node.Name != "n0" || op.Loan.Lent.Granted != 0 {
+			t.Errorf("%+v, %+v", op.Outcome, op.Loan)
+		}
+		if n := c.held(c.nodes[0], "p", key); n != 0 {
+			t.Errorf("%d are on loan", n)
+		}
+	})
+}
+
 // move moves a partition's states, as a planned move does.
 func move(t *testing.T, from, to *testNode, part int) {
 	t.Helper()
@@ -230,16 +247,16 @@ func TestNodesAdmitNoMoreThanTheLimit(t *testing.T) {
 		for seed := range uint64(3) {
 			t.Run(fmt.Sprint(l.text, " ", seed), func(t *testing.T) {
 				inBubble(t, 3, Config{Policies: policies(t, "policies: [{name: p, "+l.text+"}]"), Timeout: 300 * time.Millisecond}, func(t *testing.T, c *testCluster) {
-					rng := rand.New(rand.NewPCG(seed, 5))
+					rng, weather := rand.New(rand.NewPCG(seed, 5)), rand.New(rand.NewPCG(seed, 6)) // this one guarded by c.mu
 					key := c.owned("p", 0, 0)
 					c.nodes[1].rate.Store(1)
 					c.tamper(func(ctx context.Context, from *testNode, to ownership.Node, ops []*Op, deliver func()) {
 						c.mu.Lock()
 						loan := ops[0].Loan != nil
-						lost, late := rng.IntN(10) == 0, time.Duration(rng.Int64N(int64(3*time.Millisecond)))
+						lost, before, late := weather.IntN(10) == 0, weather.IntN(2) == 0, time.Duration(weather.Int64N(int64(3*time.Millisecond)))
 						dead := c.gone[from.cfg.Self.Boot]
 						c.mu.Unlock()
-						if dead || loan && lost && rng.IntN(2) == 0 {
+						if dead || loan && lost && before {
 							<-ctx.Done()
 							return
 						}

@@ -446,6 +446,9 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 			l.answerRecall(op)
 			continue
 		}
+		if op.Kind == OpBorrow {
+			op.Hops = MaxHops - 1 // handed on it would be taken for a report of this node's
+		}
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
 			continue
 		}
