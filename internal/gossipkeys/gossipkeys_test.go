@@ -257,6 +257,13 @@ func TestFollow(t *testing.T) {
 		want(two, two+" "+one, two) // b's file has the old one, too
 		change("b", 2)
 		want(two, two, two)
+		three := id(3)
+		change("a", 3)
+		change("b", 2, 3)
+		change("c", 3)
+		want(three+" "+two, two+" "+three, three+" "+two) // b goes on writing with the old one
+		change("b", 3)
+		want(three, three, three)
 		cancel()
 		work.Wait()
 	})
