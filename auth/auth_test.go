@@ -362,6 +362,10 @@ func TestOperations(t *testing.T) {
 			_, err := svc.Charge(ctx, limit.Charge{Target: to})
 			return err
 		}},
+		"charge all": {RoleCharge, func(ctx context.Context, to limit.Target) error {
+			_, err := svc.CheckAll(ctx, []limit.Check{{Target: to, Cost: 1, Always: true}})
+			return err
+		}},
 		"cancel": {RoleCheck, func(ctx context.Context, to limit.Target) error { _, err := svc.Cancel(ctx, to, ""); return err }},
 		"refund": {RoleRefund, func(ctx context.Context, to limit.Target) error { _, err := svc.Refund(ctx, to, 1, ""); return err }},
 		"reset":  {RoleRefund, func(ctx context.Context, to limit.Target) error { return svc.Reset(ctx, to) }},

@@ -87,14 +87,14 @@ func authorized[A any](ctx context.Context, s *service, role Role, t *limit.Targ
 	return f()
 }
 
-// authorizeAll demands the role check and the right to use each of n targets. in says of which an error is.
-func (s *service) authorizeAll(ctx context.Context, n int, at func(i int) *limit.Target, in func(e *limit.Error, i int) *limit.Error) error {
-	c, denied := s.caller(ctx, RoleCheck)
+// authorizeAll demands a role and the right to use each of n targets. in says of which an error is.
+func (s *service) authorizeAll(ctx context.Context, role Role, n int, at func(i int) *limit.Target, in func(e *limit.Error, i int) *limit.Error) error {
+	c, denied := s.caller(ctx, role)
 	if denied != nil {
 		return denied
 	}
 	for i := range n {
-		if denied := s.target(ctx, c, RoleCheck, at(i)); denied != nil {
+		if denied := s.target(ctx, c, role, at(i)); denied != nil {
 			return in(denied, i)
 		}
 	}
@@ -198,9 +198,13 @@ func (s *service) Check(ctx context.Context, checks []limit.Check) ([]limit.Resu
 	return results, nil
 }
 
-// CheckAll implements limit.Service.
+// CheckAll implements limit.Service. Checks that charge always are charges, which have a role of their own.
 func (s *service) CheckAll(ctx context.Context, checks []limit.Check) (limit.AllDecision, error) {
-	err := s.authorizeAll(ctx, len(checks), func(i int) *limit.Target { return &checks[i].Target }, func(e *limit.Error, i int) *limit.Error {
+	role := RoleCheck
+	if slices.ContainsFunc(checks, func(c limit.Check) bool { return c.Always }) {
+		role = RoleCharge
+	}
+	err := s.authorizeAll(ctx, role, len(checks), func(i int) *limit.Target { return &checks[i].Target }, func(e *limit.Error, i int) *limit.Error {
 		return e.In(i, len(checks))
 	})
 	if err != nil {
@@ -231,7 +235,7 @@ func (s *service) Reserve(ctx context.Context, r limit.Reserve) (limit.Decision,
 
 // ReserveAll implements limit.Service.
 func (s *service) ReserveAll(ctx context.Context, rs []limit.Reserve) (limit.AllDecision, error) {
-	err := s.authorizeAll(ctx, len(rs), func(i int) *limit.Target { return &rs[i].Target }, func(e *limit.Error, i int) *limit.Error {
+	err := s.authorizeAll(ctx, RoleCheck, len(rs), func(i int) *limit.Target { return &rs[i].Target }, func(e *limit.Error, i int) *limit.Error {
 		return e.InList("reserves", i)
 	})
 	if err != nil {
