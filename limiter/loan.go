@@ -135,6 +135,8 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	// What is told of several limits is more than a borrower could say of its own decisions.
 	if !may || len(rule.Limits) > 1 || rule.Limits.Lendable() != nil {
 		call.Want, again = 0, neverAgain
+	} else if l.loans.recalling(state{rule.Scope, b.Key}) {
+		call.Want = 0 // what comes back is for those who wait for it
 	}
 	if rule.Strict {
 		call.Boot = now.bootTime()
@@ -174,6 +176,13 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	}
 	l.statsOf(s.entry, s).saw(a.Limit, a.Remaining)
 	return a, copied
+}
+
+// recalling reports whether what is on loan of a key is being asked for.
+func (ls *loans) recalling(of state) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return ls.rounds[of] != nil
 }
 
 // heard notes that a borrower has reported; home says that nothing of its loan is held any more.
@@ -294,44 +303,54 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 		of    state
 		round *round
 	}
-	var rest []waiting
-	for _, op := range ops {
-		if op.Outcome.onLoan {
-			of := op.state()
-			k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
-			rest = append(rest, waiting{op, of, l.callBack(of, k, op, l.clock().Mono)})
-		}
-	}
-	if len(rest) == 0 {
-		return
-	}
-	late := time.NewTimer(recallMost)
-	defer late.Stop()
-	over := false
-	for _, w := range rest {
-		if w.round == nil {
-			continue
-		}
-		if !over {
-			select {
-			case <-w.round.done:
-				continue
-			case <-late.C:
-			case <-ctx.Done():
+	var late *time.Timer
+	for over := false; ; {
+		var rest []waiting
+		for _, op := range ops {
+			if op.Outcome.onLoan {
+				of := op.state()
+				k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
+				rest = append(rest, waiting{op, of, l.callBack(of, k, op, l.clock().Mono)})
 			}
-			over = true
+		}
+		if len(rest) == 0 {
+			return
+		}
+		if late == nil {
+			late = time.NewTimer(recallMost)
+			defer late.Stop()
 		}
 		select {
-		case <-w.round.done:
+		case <-late.C:
+			over = true
 		default:
-			l.loans.giveUp(w.of, w.round, l.clock().Mono)
 		}
-	}
-	t, now := l.table.Load(), l.moment()
-	for _, w := range rest {
-		w.op.Outcome, w.op.recalled = Outcome{}, true
-		l.decide(t, w.op, &now)
-		w.op.recalled = false
+		for _, w := range rest {
+			if w.round == nil {
+				continue
+			}
+			if !over {
+				select {
+				case <-w.round.done:
+					continue
+				case <-late.C:
+				case <-ctx.Done():
+				}
+				over = true
+			}
+			select {
+			case <-w.round.done:
+			default:
+				l.loans.giveUp(w.of, w.round, l.clock().Mono)
+			}
+		}
+		t, now := l.table.Load(), l.moment()
+		for _, w := range rest {
+			// What has come back may have been lent again before it was looked at here: then it is asked for once more, while there is time.
+			w.op.Outcome, w.op.recalled = Outcome{}, over || w.round == nil
+			l.decide(t, w.op, &now)
+			w.op.recalled = false
+		}
 	}
 }
 

@@ -208,6 +208,9 @@ func (p *process) lend(loan *loan, b store.Borrow, back func(store.Lent)) {
 	}
 	w, now := p.w, p.host.clock()
 	b.Boot = now.Boot
+	if p.lender.rounds[loan.key.Key] != nil {
+		b.Want = 0 // what comes back is for those who wait for it
+	}
 	a, err := p.data.Lend(*loan.key, loan.policy.rule, now.Instant, b)
 	if err != nil {
 		return
@@ -254,7 +257,7 @@ func (p *process) callBack(a *ask) {
 		}
 	}
 	if err != nil || len(r.asked) == 0 {
-		p.goOn(r)
+		p.goOn(r, true)
 		return
 	}
 	if l.rounds == nil {
@@ -270,7 +273,7 @@ func (p *process) callBack(a *ask) {
 			w.lending.silent++
 			l.silent[id] = w.now + silentFor
 		}
-		p.goOn(r)
+		p.goOn(r, true)
 	})
 }
 
@@ -282,13 +285,14 @@ func (p *process) heard(key string, id algo.LoanID) {
 	}
 	if delete(r.asked, id); len(r.asked) == 0 {
 		delete(p.lender.rounds, key)
-		p.goOn(r)
+		p.goOn(r, false)
 	}
 }
 
-func (p *process) goOn(r *round) {
+// goOn decides what has waited. What has come back may have been lent again: that is asked for once more, unless it was in vain.
+func (p *process) goOn(r *round, vain bool) {
 	for _, a := range r.waiting {
-		a.recalled = true
+		a.recalled = vain
 		p.handle(a)
 	}
 }
@@ -368,19 +372,16 @@ func (l *lending) rises(p *process, name told, loan algo.Loan) {
 func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	o := a.op
 	l.look(o.policy, o.key)
-	if dec.Allowed {
+	if dec.Allowed || o.cost == 0 {
 		return
 	}
 	room, loans := p.data.Lending(*o.key, o.policy.Name, p.host.clock().Instant)
 	if len(loans) == 0 || room < o.cost {
 		return // of the one the checker knows, and the other is what limits are for
 	}
-	for i := range loans {
-		k := &loans[i]
-		if k.Ended || k.Left() == 0 || p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] {
-			continue
-		}
-		l.broken(hasty, "%s: %d refused by %s, where there is room for %d and %+v", o.key.Key, o.cost, p.self.Name, room, k)
+	held := slices.DeleteFunc(loans, func(k algo.Loan) bool { return k.Ended || k.Left() == 0 })
+	if !slices.ContainsFunc(held, func(k algo.Loan) bool { return p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] }) {
+		l.broken(hasty, "%s: %d refused by %s, where there is room for %d and %+v", o.key.Key, o.cost, p.self.Name, room, held)
 	}
 }
 
