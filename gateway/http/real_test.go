@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,11 +33,11 @@ func (nobody) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bo
 	return false, true
 }
 
-// clock is a clock that stands still until it is moved.
-type clock struct{ now time.Duration }
+// clock is a clock that stands still until it is moved. A Limiter that sweeps reads it from a goroutine of its own.
+type clock struct{ now atomic.Int64 }
 
 func (c *clock) read() algo.Instant {
-	return algo.Instant{Mono: int64(time.Hour + c.now), Wall: int64(1e18 + c.now)}
+	return algo.Instant{Mono: int64(time.Hour) + c.now.Load(), Wall: 1e18 + c.now.Load()}
 }
 
 // newRealAPI is an API in front of a Limiter.
@@ -91,7 +92,7 @@ func TestExamples(t *testing.T) {
 	before := func(key string, waits ...time.Duration) {
 		for _, wait := range waits {
 			working.post("/v1/check", `{"policy":"login","key":"`+key+`"}`)
-			clock.now += wait
+			clock.now.Add(int64(wait))
 		}
 	}
 	before("refused", 0, 0, 0, 21600*time.Millisecond, 2*time.Second)
@@ -204,7 +205,7 @@ policies:
 	const one = `{"policy":"jobs","key":"k","request_id":"r"}`
 	id := ask(d, "/v1/acquire", one, 200).LeaseID
 	lease := func(more string) string { return `{"policy":"jobs","key":"k","lease_id":"` + id + `"` + more + `}` }
-	clock.now += 10 * time.Second
+	clock.now.Add(int64(10 * time.Second))
 	wantProblem(t, d.post("/v1/renew", lease(`,"ttl":"31s"`)), 400, "ttl", "longer")
 	for more, want := range map[string]int64{"": 30000, `,"ttl":"5s"`: 5000} {
 		if got := ask(d, "/v1/renew", lease(more), 200).ExpiresIn; got != want {
