@@ -75,6 +75,9 @@ type Loan struct {
 	Ended bool
 	// Caller is who borrows, see Loans.Borrowed; empty where that is not known. It is not part of what Append writes.
 	Caller string
+	// Of a Quota: what is lent of a token bucket's rate, in units per hour; what the borrower asked for, in units or, of a token bucket,
+	// units per hour, which is not 0; and units that are not lent, but kept for it.
+	Rate, Wants, Kept int64
 	// Term is for how long the borrower may spend, from the instant on its clock at which it sent what Lend answers; 0 when
 	// nothing was granted and it should return what it has. Only in what Lend returns.
 	Term time.Duration
@@ -86,6 +89,8 @@ type Loans struct {
 	held int64
 	// near says that a request was in want of units on loan: nothing is lent until there is room again.
 	near bool
+	// Of Quotas: the rate that is lent, the instant up to which what it comes to has been charged, and units to charge besides.
+	rate, since, due int64
 }
 
 // Len is the number of loans that are known, those that have ended among them.
@@ -160,10 +165,13 @@ func (u *Loans) find(id LoanID) int {
 
 // count brings held up to date.
 func (u *Loans) count() {
-	u.held = 0
+	u.held = u.due
+	if u.rate > 0 {
+		u.held++ // what has come of it since is less than a unit
+	}
 	for i := range u.list {
 		if l := &u.list[i]; !l.Ended {
-			u.held = min(u.held+l.Left(), MaxLimit)
+			u.held = min(u.held+l.Left()+l.Kept, MaxLimit)
 		}
 	}
 }
@@ -171,7 +179,7 @@ func (u *Loans) count() {
 // end ends a loan, what was held of which has been charged or returned.
 func (u *Loans) end(l *Loan, at int64) {
 	l.Spent, l.Ended, l.Until = l.Granted-l.Returned, true, at+int64(loanGrace)
-	u.count()
+	u.rerate(at)
 }
 
 // Lendable reports as a *FieldError why nothing of these limits is ever lent; nil when something may be.
@@ -216,8 +224,8 @@ func (ls Limits) Lendable() error {
 func owned(term time.Duration) int64 { return int64(term) + 3*int64(term)/loanDrift }
 
 // Expire ends the loan that is the first to be due by now, if there is one, and returns how many units were still held of it: they
-// are charged at the instant at which it was due. ok is false when there is none: it is to be called until then. It also forgets
-// loans that ended long ago.
+// are charged at the instant at which it was due. Before that it charges what the rate of Quotas has come to. ok is false when there is
+// neither: it is to be called until then. It also forgets loans that ended long ago.
 //
 // The only error is ErrNoMemory, and nothing has happened then.
 func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok bool, err error) {
@@ -226,6 +234,13 @@ func (ls Limits) Expire(a *Arena, s State, now Instant, u *Loans) (n int64, ok b
 		if l := &u.list[i]; l.Until <= now.Mono && !l.Ended && (due < 0 || l.Until < u.list[due].Until) {
 			due = i
 		}
+	}
+	to := now.Mono
+	if due >= 0 {
+		to = u.list[due].Until
+	}
+	if n, err := ls.accrue(a, s, now, to, u); n > 0 || err != nil {
+		return n, err == nil, err
 	}
 	if due < 0 {
 		u.list = slices.DeleteFunc(u.list, func(l Loan) bool { return l.Ended && l.Until <= now.Mono })
@@ -461,13 +476,26 @@ func (u *Loans) Unite(v *Loans) {
 		}
 	}
 	u.near = u.near || v.near
-	u.count()
+	u.due += v.due
+	since := max(u.since, v.since)
+	if u.rate > 0 {
+		since = min(since, u.since)
+	}
+	if v.rate > 0 {
+		since = min(since, v.since)
+	}
+	u.rate = 0
+	u.rerate(since)
 }
 
 // Append appends the loans to dst as what is left of their terms, so that they may be read by who has another clock, and end there
 // late by what the way takes.
 func (u *Loans) Append(dst []byte, now Instant) []byte {
-	dst = appendUint(dst, int64(len(u.list)))
+	var since int64
+	if u.rate > 0 {
+		since = min(max(now.Mono-u.since, 0), longestAccrual)
+	}
+	dst = appendUint(appendUint(appendUint(dst, int64(len(u.list))), since), u.due)
 	for i := range u.list {
 		l := &u.list[i]
 		var ended int64
@@ -475,7 +503,7 @@ func (u *Loans) Append(dst []byte, now Instant) []byte {
 			ended = 1
 		}
 		dst = appendWord(appendWord(dst, l.ID.Borrower), l.ID.Number)
-		for _, n := range [...]int64{l.Granted, l.Spent, l.Returned, l.Checks, max(l.Until-now.Mono, 0), ended} {
+		for _, n := range [...]int64{l.Granted, l.Spent, l.Returned, l.Checks, max(l.Until-now.Mono, 0), ended, l.Rate, l.Wants, l.Kept} {
 			dst = appendUint(dst, n)
 		}
 	}
@@ -485,12 +513,15 @@ func (u *Loans) Append(dst []byte, now Instant) []byte {
 // ReadLoans reads what Loans.Append wrote and returns what follows it. The bytes need not be trusted. The error is ErrSnapshot.
 func ReadLoans(now Instant, data []byte) (u Loans, rest []byte, err error) {
 	r := &reader{data: data}
-	n := int(r.uint(int64(len(data)) / 22))
+	n := int(r.uint(int64(len(data)) / 25))
+	since := now.Mono - r.uint(longestAccrual)
+	u.due = r.uint(MaxLimit)
 	for range n {
 		l := Loan{ID: LoanID{r.word(), r.word()}}
 		l.Granted, l.Spent, l.Returned, l.Checks = r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)
-		l.Until = now.Mono + r.uint(int64(2*loanGrace))
+		l.Until = now.Mono + r.uint(int64(MaxQuotaTerm))
 		l.Ended = r.uint(1) == 1
+		l.Rate, l.Wants, l.Kept = r.uint(MaxLimit), r.uint(MaxLimit), r.uint(MaxLimit)
 		if r.err != nil {
 			return Loans{}, nil, r.err
 		}
@@ -499,7 +530,7 @@ func ReadLoans(now Instant, data []byte) (u Loans, rest []byte, err error) {
 	if r.err != nil {
 		return Loans{}, nil, r.err
 	}
-	u.count()
+	u.rerate(since)
 	return u, r.data, nil
 }
 

@@ -69,6 +69,7 @@ func methodRoles() map[string]Role {
 	}
 	// Negative hits need RoleRefund besides, see Service.
 	roles["/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"] = RoleCheck
+	roles["/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas"] = RoleCheck
 	roles["/kuadrant.service.ratelimit.v1.RateLimitService/CheckRateLimit"] = RoleCheck
 	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Report"] = RoleCharge
 	roles["/kuadrant.service.ratelimit.v1.RateLimitService/Reserve"] = RoleCheck

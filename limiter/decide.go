@@ -63,6 +63,10 @@ func (l *Limiter) carryOut(e *entry, op *Op, now *moment) {
 		l.carryLoan(op, now)
 		return
 	}
+	if op.Kind == OpQuota {
+		l.quota(e, op, now)
+		return
+	}
 	rule, done := l.resolve(e, op)
 	if done {
 		return

@@ -28,6 +28,8 @@ const (
 	// Of the loans of nodes: what a borrower reports and wants, and an owner's asking for what is left.
 	OpBorrow OpKind = 10
 	OpRecall OpKind = 11
+	// Of loans that are Quotas.
+	OpQuota OpKind = 12
 )
 
 // ReservationID names a reservation; the zero value is none.
@@ -46,9 +48,10 @@ type Op struct {
 	// Reservation is the id that a reserve charges under, that extend adds to, and that settle ends. It is chosen where the call came in, which
 	// can therefore settle one whose answer it never got. Zero, of reserve: nobody is going to settle it.
 	Reservation ReservationID
-	Atomic      bool // reserve: part of an atomic check
-	Exact       bool // settle: to keep more than was reserved is an error
-	Bounded     bool // settle: to keep more than that by more than the largest limit is an error
+	Atomic      bool     // reserve: part of an atomic check
+	Exact       bool     // settle: to keep more than was reserved is an error
+	Bounded     bool     // settle: to keep more than that by more than the largest limit is an error
+	Quota       *QuotaOp // quota
 	// Trace continues the trace of the call that the operation belongs to: TraceContext bytes, or empty when it is not traced.
 	Trace string
 	Loan  *LoanCall // borrow and recall; what comes of them as well
@@ -159,6 +162,9 @@ func (l *Limiter) prepare(op *Op) *limit.Error {
 	}
 	if op.Reservation != op.Reservation.Whole() || op.Reservation == (ReservationID{}) && (op.Kind == OpSettle || op.Kind == OpExtend) {
 		return limit.NewError(limit.Invalid, "reservation_id", "is not one that reserve gave")
+	}
+	if (op.Quota != nil) != (op.Kind == OpQuota) {
+		return limit.NewError(limit.Invalid, "quota", "is missing")
 	}
 	op.partition = l.partition(op.hash)
 	return nil

@@ -275,6 +275,8 @@ func (l *Limiter) await(ctx context.Context, op *Op) {
 	switch {
 	case !ok && !stands:
 		*out = Outcome{Unreachable: true} // it is charged, and may be forgotten: as if no answer had come
+	case op.Kind == OpQuota && degraded:
+		op.Quota.Lent.Granted, op.Quota.Lent.Rate = 0, 0 // no copy knows of it
 	case op.asks():
 		out.Decision.Degraded = out.Decision.Degraded || degraded
 		if op.Cost > 0 {

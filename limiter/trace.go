@@ -185,6 +185,8 @@ func (k OpKind) String() string {
 		return "settle"
 	case OpExtend:
 		return "extend"
+	case OpQuota:
+		return "quota"
 	}
 	return "unknown"
 }

@@ -182,6 +182,9 @@ type Borrow struct {
 	Boot int64
 	// Caller is who borrows, to whose share a new key is counted; empty: not known.
 	Caller string
+	// Quota, with a Term, asks for a Quota in place of Want; see algo.Limits.LendQuota. A loan that was one ends when all of it is
+	// reported spent or returned.
+	Quota algo.Quota
 }
 
 // Lent is the answer to a Borrow.
@@ -212,20 +215,24 @@ func (s *Store) Lend(k Key, rule *Rule, now algo.Instant, b Borrow) (a Lent, err
 }
 
 func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *Borrow) (a Lent, err error) {
-	want := b.Want
+	want, quota := b.Want, b.Quota
 	if rule.Guarded() {
 		var may Answer
 		if part.guard(rule, b.Boot, &may) != nil || may.Degraded {
-			want = 0
+			want, quota = 0, algo.Quota{}
 		}
 	}
 	if rule.Limits.Lendable() != nil {
 		want = 0
 	}
+	if rule.Limits.Quotable() != nil {
+		quota = algo.Quota{}
+	}
+	asks := want > 0 || quota.Term > 0
 	a.ID = b.ID
 	slot, found := sh.find(&part.table, k.Hash, rule.Scope, k.Key)
 	if !found {
-		if want == 0 && b.Totals == (algo.Totals{}) {
+		if !asks && b.Totals == (algo.Totals{}) {
 			return a, nil
 		}
 		if slot, _, err = sh.enter(part, k, rule, now, b.Caller); err != nil {
@@ -233,7 +240,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 			return a, ErrFull
 		}
 	} else if adopted, err := sh.adoptState(part, slot, rule, now); err != nil {
-		want = 0 // for want of memory the state keeps its old rule
+		want, quota = 0, algo.Quota{} // for want of memory the state keeps its old rule
 	} else if adopted && part.traced {
 		sh.note(part, sh.record(part.ref(slot)), 0, false)
 	}
@@ -246,10 +253,10 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	l := part.lend(r)
 	before, known := l.Get(b.ID)
 	var last bool // there is no memory or place to keep what is reported
-	if !known && (want > 0 || b.Totals != (algo.Totals{})) {
+	if !known && (asks || b.Totals != (algo.Totals{})) {
 		switch {
 		case !l.Fits(b.Caller) || !sh.budget.Take(loanBytes):
-			want, last = 0, b.Totals != (algo.Totals{})
+			want, quota, last = 0, algo.Quota{}, b.Totals != (algo.Totals{})
 		default:
 			sh.budget.Give(loanBytes)
 		}
@@ -266,7 +273,12 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	})
 	sh.spent(part, r, now, a.Charged, mark)
 	mark = sh.markOf(part, r)
-	if !last {
+	switch {
+	case last:
+	case quota.Term > 0:
+		a.Loan = limits.LendQuota(sh.arena, r.state, now, &l.Loans, b.ID, quota)
+		a.Term = quota.Term
+	default:
 		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want)
 	}
 	a.Checked = a.Checks - before.Checks

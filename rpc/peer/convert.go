@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
@@ -53,6 +54,13 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 		item.Operation = &peerv1.Item_Borrow{Borrow: wire.ProtoBorrow(&report)}
 	case limiter.OpRecall:
 		item.Operation = &peerv1.Item_Recall{Recall: &weirv1.LoanRecall{Number: op.Loan.Recall.Number, Granted: op.Loan.Recall.Granted}}
+	case limiter.OpQuota:
+		q := op.Quota
+		item.Operation = &peerv1.Item_Quota{Quota: &peerv1.Quota{
+			Target: t, Borrower: q.ID.Borrower, Number: q.ID.Number,
+			Granted: q.Totals.Granted, Spent: q.Totals.Spent, Returned: q.Totals.Returned, Known: q.Known,
+			Demand: q.Ask.Demand, AheadNs: int64(q.Ask.Ahead), Share: q.Ask.Share, TermNs: int64(q.Ask.Term), Had: q.Ask.Had,
+		}}
 	}
 	return item
 }
@@ -122,6 +130,14 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 	case *peerv1.Item_Recall:
 		op.Kind = limiter.OpRecall
 		op.Loan = &limiter.LoanCall{Recall: limit.Recall{Number: o.Recall.GetNumber(), Granted: o.Recall.GetGranted()}}
+	case *peerv1.Item_Quota:
+		q := o.Quota
+		op.Kind, t = limiter.OpQuota, q.GetTarget()
+		op.Quota = &limiter.QuotaOp{
+			ID:     algo.LoanID{Borrower: q.GetBorrower(), Number: q.GetNumber()},
+			Totals: algo.Totals{Granted: q.GetGranted(), Spent: q.GetSpent(), Returned: q.GetReturned()}, Known: q.GetKnown(),
+			Ask: algo.Quota{Demand: q.GetDemand(), Ahead: time.Duration(q.GetAheadNs()), Share: q.GetShare(), Term: time.Duration(q.GetTermNs()), Had: q.GetHad()},
+		}
 	default:
 		op.Outcome.Err = &limit.Error{Kind: limit.Invalid, Message: "an operation that this version does not know"}
 		return
@@ -169,6 +185,11 @@ func protoOutcome(op *limiter.Op) *peerv1.ItemReply {
 			recalled = wire.ProtoBorrow(&op.Loan.Report)
 		}
 		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_Recalled{Recalled: recalled}}
+	case limiter.OpQuota:
+		q := &op.Quota.Lent
+		return &peerv1.ItemReply{Outcome: &peerv1.ItemReply_QuotaLent{QuotaLent: &peerv1.QuotaLent{
+			Granted: q.Granted, Rate: q.Rate, Spent: q.Spent, Free: q.Free, Charged: q.Charged,
+		}}}
 	}
 	return &peerv1.ItemReply{LeaseNs: uint64(out.Lease), Outcome: &peerv1.ItemReply_Decision{Decision: wire.ProtoDecision(&out.Decision)}}
 }
@@ -207,6 +228,11 @@ func setOutcome(op *limiter.Op, r *peerv1.ItemReply) {
 		if fits = op.Kind == limiter.OpRecall; fits && o.Recalled.GetNumber() == op.Loan.Recall.Number {
 			op.Loan.Known = true
 			op.Loan.Report, _ = wire.Borrow(0, o.Recalled) // it has no target
+		}
+	case *peerv1.ItemReply_QuotaLent:
+		if fits = op.Kind == limiter.OpQuota; fits {
+			q := o.QuotaLent
+			op.Quota.Lent = limit.QuotaLent{Granted: q.GetGranted(), Rate: q.GetRate(), Spent: q.GetSpent(), Free: q.GetFree(), Charged: q.GetCharged()}
 		}
 	case *peerv1.ItemReply_Error:
 		k := wire.Kind(codes.Code(o.Error.Code))

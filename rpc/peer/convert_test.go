@@ -21,7 +21,7 @@ import (
 )
 
 var kinds = []limiter.OpKind{limiter.OpCheck, limiter.OpAcquire, limiter.OpRenew, limiter.OpRelease, limiter.OpRefund, limiter.OpReset,
-	limiter.OpReserve, limiter.OpSettle, limiter.OpExtend}
+	limiter.OpReserve, limiter.OpSettle, limiter.OpExtend, limiter.OpQuota}
 
 // fill sets every exported field that v has, at any depth, to something that is not its zero value: a field that a
 // conversion forgets, also one that is yet to be added, comes back as zero.
@@ -121,6 +121,16 @@ func carried(rng *rand.Rand, kind limiter.OpKind) *limiter.Op {
 		op.Partial, op.LeaseID = false, ""
 	case limiter.OpSettle:
 		op.Partial, op.RequestID, op.LeaseID, op.TTL = false, "", "", 0
+	case limiter.OpQuota:
+		op.Cost, op.Partial, op.RequestID, op.LeaseID, op.TTL = 0, false, "", "", 0
+	}
+	if kind == limiter.OpQuota {
+		op.Quota = new(limiter.QuotaOp)
+		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("ID"))
+		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("Totals"))
+		op.Quota.Totals.Checks = 0
+		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("Known"))
+		fill(rng, reflect.ValueOf(op.Quota).Elem().FieldByName("Ask"))
 	}
 	return op
 }
@@ -154,7 +164,7 @@ func TestOperationsKeepEveryField(t *testing.T) {
 			case 2:
 				op.Cost, op.TTL = 0, 0 // a peek stays one
 			}
-			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset {
+			if kind == limiter.OpRenew || kind == limiter.OpRelease || kind == limiter.OpReset || kind == limiter.OpQuota {
 				op.Cost = 0
 			}
 			op.Left = time.Second
@@ -174,9 +184,15 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	trip := func(kind limiter.OpKind, out limiter.Outcome) {
 		t.Helper()
-		got := &limiter.Op{Kind: kind}
-		setOutcome(got, overTheWire(t, protoOutcome(&limiter.Op{Kind: kind, Outcome: out})))
-		if !reflect.DeepEqual(got.Outcome, out) {
+		sent, got := &limiter.Op{Kind: kind, Outcome: out}, &limiter.Op{Kind: kind}
+		if kind == limiter.OpQuota {
+			sent.Quota, got.Quota = new(limiter.QuotaOp), new(limiter.QuotaOp)
+			if reflect.ValueOf(out).IsZero() {
+				sent.Quota.Lent = limit.QuotaLent{Granted: rng.Int64(), Rate: rng.Int64(), Spent: rng.Int64(), Free: true, Charged: true}
+			}
+		}
+		setOutcome(got, overTheWire(t, protoOutcome(sent)))
+		if !reflect.DeepEqual(got.Outcome, out) || !reflect.DeepEqual(got.Quota, sent.Quota) {
 			t.Fatalf("sent %+v\n got %+v", out, got.Outcome)
 		}
 	}
@@ -231,6 +247,7 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{}}}, map[limiter.OpKind]bool{limiter.OpRefund: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}, map[limiter.OpKind]bool{limiter.OpReset: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Settled{Settled: &peerv1.Settled{}}}, map[limiter.OpKind]bool{limiter.OpSettle: true}},
+		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_QuotaLent{QuotaLent: &peerv1.QuotaLent{}}}, map[limiter.OpKind]bool{limiter.OpQuota: true}},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: 0}}}, nil},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: int32(codes.Internal)}}}, nil},
 		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: -1}}}, nil},
@@ -238,6 +255,9 @@ func TestRepliesThatDoNotFit(t *testing.T) {
 	for i, r := range replies {
 		for _, kind := range kinds {
 			op := &limiter.Op{Kind: kind}
+			if kind == limiter.OpQuota {
+				op.Quota = new(limiter.QuotaOp)
+			}
 			setOutcome(op, r.reply)
 			if op.Outcome.Unreachable == r.fits[kind] {
 				t.Errorf("reply %d to operation %d: %+v", i, kind, op.Outcome)

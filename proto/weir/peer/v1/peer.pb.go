@@ -557,6 +557,7 @@ type Item struct {
 	//	*Item_Extend
 	//	*Item_Borrow
 	//	*Item_Recall
+	//	*Item_Quota
 	Operation isItem_Operation `protobuf_oneof:"operation"`
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
@@ -718,6 +719,15 @@ func (x *Item) GetRecall() *v1.LoanRecall {
 	return nil
 }
 
+func (x *Item) GetQuota() *Quota {
+	if x != nil {
+		if x, ok := x.Operation.(*Item_Quota); ok {
+			return x.Quota
+		}
+	}
+	return nil
+}
+
 func (x *Item) GetTrace() []byte {
 	if x != nil {
 		return x.Trace
@@ -794,6 +804,10 @@ type Item_Recall struct {
 	Recall *v1.LoanRecall `protobuf:"bytes,17,opt,name=recall,proto3,oneof"` // asks a borrower for what it has left
 }
 
+type Item_Quota struct {
+	Quota *Quota `protobuf:"bytes,20,opt,name=quota,proto3,oneof"`
+}
+
 func (*Item_Check) isItem_Operation() {}
 
 func (*Item_Acquire) isItem_Operation() {}
@@ -815,6 +829,8 @@ func (*Item_Extend) isItem_Operation() {}
 func (*Item_Borrow) isItem_Operation() {}
 
 func (*Item_Recall) isItem_Operation() {}
+
+func (*Item_Quota) isItem_Operation() {}
 
 // Reserve is a reservation under an id that the node which was asked first has chosen, so that it can settle one whose
 // answer it never got.
@@ -878,6 +894,216 @@ func (x *Reserve) GetAtomic() bool {
 	return false
 }
 
+// Quota is what a borrower that works with Quotas reports of a loan, and asks for. Totals are cumulative.
+type Quota struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
+	Borrower      uint64                 `protobuf:"fixed64,2,opt,name=borrower,proto3" json:"borrower,omitempty"`
+	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	Granted       int64                  `protobuf:"varint,4,opt,name=granted,proto3" json:"granted,omitempty"`
+	Spent         int64                  `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
+	Returned      int64                  `protobuf:"varint,6,opt,name=returned,proto3" json:"returned,omitempty"`
+	Known         int64                  `protobuf:"varint,7,opt,name=known,proto3" json:"known,omitempty"`   // units spent that answers have confirmed
+	Demand        int64                  `protobuf:"varint,8,opt,name=demand,proto3" json:"demand,omitempty"` // units per hour
+	AheadNs       int64                  `protobuf:"varint,9,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"`
+	Share         int64                  `protobuf:"varint,10,opt,name=share,proto3" json:"share,omitempty"`                 // percent
+	TermNs        int64                  `protobuf:"varint,11,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"` // 0: nothing is asked for
+	Had           int64                  `protobuf:"varint,12,opt,name=had,proto3" json:"had,omitempty"`                     // rate of a loan that is reported, in units per hour
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quota) Reset() {
+	*x = Quota{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quota) ProtoMessage() {}
+
+func (x *Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quota.ProtoReflect.Descriptor instead.
+func (*Quota) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Quota) GetTarget() *v1.Target {
+	if x != nil {
+		return x.Target
+	}
+	return nil
+}
+
+func (x *Quota) GetBorrower() uint64 {
+	if x != nil {
+		return x.Borrower
+	}
+	return 0
+}
+
+func (x *Quota) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Quota) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *Quota) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *Quota) GetReturned() int64 {
+	if x != nil {
+		return x.Returned
+	}
+	return 0
+}
+
+func (x *Quota) GetKnown() int64 {
+	if x != nil {
+		return x.Known
+	}
+	return 0
+}
+
+func (x *Quota) GetDemand() int64 {
+	if x != nil {
+		return x.Demand
+	}
+	return 0
+}
+
+func (x *Quota) GetAheadNs() int64 {
+	if x != nil {
+		return x.AheadNs
+	}
+	return 0
+}
+
+func (x *Quota) GetShare() int64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *Quota) GetTermNs() int64 {
+	if x != nil {
+		return x.TermNs
+	}
+	return 0
+}
+
+func (x *Quota) GetHad() int64 {
+	if x != nil {
+		return x.Had
+	}
+	return 0
+}
+
+// QuotaLent answers a Quota.
+type QuotaLent struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Granted       int64                  `protobuf:"varint,1,opt,name=granted,proto3" json:"granted,omitempty"`
+	Rate          int64                  `protobuf:"varint,2,opt,name=rate,proto3" json:"rate,omitempty"` // units per hour
+	Spent         int64                  `protobuf:"varint,3,opt,name=spent,proto3" json:"spent,omitempty"`
+	Free          bool                   `protobuf:"varint,4,opt,name=free,proto3" json:"free,omitempty"`
+	Charged       bool                   `protobuf:"varint,5,opt,name=charged,proto3" json:"charged,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *QuotaLent) Reset() {
+	*x = QuotaLent{}
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *QuotaLent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*QuotaLent) ProtoMessage() {}
+
+func (x *QuotaLent) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use QuotaLent.ProtoReflect.Descriptor instead.
+func (*QuotaLent) Descriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *QuotaLent) GetGranted() int64 {
+	if x != nil {
+		return x.Granted
+	}
+	return 0
+}
+
+func (x *QuotaLent) GetRate() int64 {
+	if x != nil {
+		return x.Rate
+	}
+	return 0
+}
+
+func (x *QuotaLent) GetSpent() int64 {
+	if x != nil {
+		return x.Spent
+	}
+	return 0
+}
+
+func (x *QuotaLent) GetFree() bool {
+	if x != nil {
+		return x.Free
+	}
+	return false
+}
+
+func (x *QuotaLent) GetCharged() bool {
+	if x != nil {
+		return x.Charged
+	}
+	return false
+}
+
 // Extend adds to a reservation.
 type Extend struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -892,7 +1118,7 @@ type Extend struct {
 
 func (x *Extend) Reset() {
 	*x = Extend{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -904,7 +1130,7 @@ func (x *Extend) String() string {
 func (*Extend) ProtoMessage() {}
 
 func (x *Extend) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -917,7 +1143,7 @@ func (x *Extend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extend.ProtoReflect.Descriptor instead.
 func (*Extend) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Extend) GetTarget() *v1.Target {
@@ -969,7 +1195,7 @@ type Settle struct {
 
 func (x *Settle) Reset() {
 	*x = Settle{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -981,7 +1207,7 @@ func (x *Settle) String() string {
 func (*Settle) ProtoMessage() {}
 
 func (x *Settle) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -994,7 +1220,7 @@ func (x *Settle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settle.ProtoReflect.Descriptor instead.
 func (*Settle) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Settle) GetTarget() *v1.Target {
@@ -1043,7 +1269,7 @@ type Settled struct {
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1055,7 +1281,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1068,7 +1294,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Settled) GetRefunded() int64 {
@@ -1108,6 +1334,7 @@ type ItemReply struct {
 	//	*ItemReply_Settled
 	//	*ItemReply_Lent
 	//	*ItemReply_Recalled
+	//	*ItemReply_QuotaLent
 	Outcome       isItemReply_Outcome `protobuf_oneof:"outcome"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1115,7 +1342,7 @@ type ItemReply struct {
 
 func (x *ItemReply) Reset() {
 	*x = ItemReply{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1127,7 +1354,7 @@ func (x *ItemReply) String() string {
 func (*ItemReply) ProtoMessage() {}
 
 func (x *ItemReply) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1140,7 +1367,7 @@ func (x *ItemReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemReply.ProtoReflect.Descriptor instead.
 func (*ItemReply) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{12}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ItemReply) GetLeaseNs() uint64 {
@@ -1247,6 +1474,15 @@ func (x *ItemReply) GetRecalled() *v1.LoanReport {
 	return nil
 }
 
+func (x *ItemReply) GetQuotaLent() *QuotaLent {
+	if x != nil {
+		if x, ok := x.Outcome.(*ItemReply_QuotaLent); ok {
+			return x.QuotaLent
+		}
+	}
+	return nil
+}
+
 type isItemReply_Outcome interface {
 	isItemReply_Outcome()
 }
@@ -1291,6 +1527,10 @@ type ItemReply_Recalled struct {
 	Recalled *v1.LoanReport `protobuf:"bytes,11,opt,name=recalled,proto3,oneof"` // without a number where there is no such loan
 }
 
+type ItemReply_QuotaLent struct {
+	QuotaLent *QuotaLent `protobuf:"bytes,20,opt,name=quota_lent,json=quotaLent,proto3,oneof"`
+}
+
 func (*ItemReply_Decision) isItemReply_Outcome() {}
 
 func (*ItemReply_Renewed) isItemReply_Outcome() {}
@@ -1311,6 +1551,8 @@ func (*ItemReply_Lent) isItemReply_Outcome() {}
 
 func (*ItemReply_Recalled) isItemReply_Outcome() {}
 
+func (*ItemReply_QuotaLent) isItemReply_Outcome() {}
+
 // NotHolder says that nothing was charged because the receiver does not decide for the partition.
 type NotHolder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1323,7 +1565,7 @@ type NotHolder struct {
 
 func (x *NotHolder) Reset() {
 	*x = NotHolder{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1335,7 +1577,7 @@ func (x *NotHolder) String() string {
 func (*NotHolder) ProtoMessage() {}
 
 func (x *NotHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1590,7 @@ func (x *NotHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotHolder.ProtoReflect.Descriptor instead.
 func (*NotHolder) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{13}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NotHolder) GetHolder() string {
@@ -1380,7 +1622,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1392,7 +1634,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1405,7 +1647,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 type InspectResponse struct {
@@ -1426,7 +1668,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1438,7 +1680,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1451,7 +1693,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InspectResponse) GetVersion() string {
@@ -1535,7 +1777,7 @@ type ActivityRequest struct {
 
 func (x *ActivityRequest) Reset() {
 	*x = ActivityRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1547,7 +1789,7 @@ func (x *ActivityRequest) String() string {
 func (*ActivityRequest) ProtoMessage() {}
 
 func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1560,7 +1802,7 @@ func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityRequest.ProtoReflect.Descriptor instead.
 func (*ActivityRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ActivityRequest) GetOrders() []v1.KeyOrder {
@@ -1596,7 +1838,7 @@ type ActivityResponse struct {
 
 func (x *ActivityResponse) Reset() {
 	*x = ActivityResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1850,7 @@ func (x *ActivityResponse) String() string {
 func (*ActivityResponse) ProtoMessage() {}
 
 func (x *ActivityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1863,7 @@ func (x *ActivityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityResponse.ProtoReflect.Descriptor instead.
 func (*ActivityResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{17}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ActivityResponse) GetKeys() []*KeyActivity {
@@ -1671,7 +1913,7 @@ type KeyActivity struct {
 
 func (x *KeyActivity) Reset() {
 	*x = KeyActivity{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1683,7 +1925,7 @@ func (x *KeyActivity) String() string {
 func (*KeyActivity) ProtoMessage() {}
 
 func (x *KeyActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1696,7 +1938,7 @@ func (x *KeyActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyActivity.ProtoReflect.Descriptor instead.
 func (*KeyActivity) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{18}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *KeyActivity) GetScope() string {
@@ -1780,7 +2022,7 @@ type PolicyHistory struct {
 
 func (x *PolicyHistory) Reset() {
 	*x = PolicyHistory{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +2034,7 @@ func (x *PolicyHistory) String() string {
 func (*PolicyHistory) ProtoMessage() {}
 
 func (x *PolicyHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +2047,7 @@ func (x *PolicyHistory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHistory.ProtoReflect.Descriptor instead.
 func (*PolicyHistory) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{19}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PolicyHistory) GetPolicy() string {
@@ -1831,7 +2073,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +2085,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +2098,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{20}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DescribeRequest) GetTarget() *v1.Target {
@@ -1878,7 +2120,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +2132,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +2145,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DescribeResponse) GetBannedNs() int64 {
@@ -1948,7 +2190,7 @@ type LimitState struct {
 
 func (x *LimitState) Reset() {
 	*x = LimitState{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2202,7 @@ func (x *LimitState) String() string {
 func (*LimitState) ProtoMessage() {}
 
 func (x *LimitState) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2215,7 @@ func (x *LimitState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitState.ProtoReflect.Descriptor instead.
 func (*LimitState) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{22}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LimitState) GetAlgorithm() v1.Algorithm {
@@ -2022,7 +2264,7 @@ type Return struct {
 
 func (x *Return) Reset() {
 	*x = Return{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +2276,7 @@ func (x *Return) String() string {
 func (*Return) ProtoMessage() {}
 
 func (x *Return) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +2289,7 @@ func (x *Return) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Return.ProtoReflect.Descriptor instead.
 func (*Return) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{23}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Return) GetUnits() int64 {
@@ -2072,7 +2314,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2084,7 +2326,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2097,7 +2339,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{24}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{26}
 }
 
 // IdentifyResponse is what a process says of itself in gossip too, as far as it never changes while the process lives; and its
@@ -2118,7 +2360,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2130,7 +2372,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2143,7 +2385,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{25}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *IdentifyResponse) GetName() string {
@@ -2237,7 +2479,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xb5\x05\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xe2\x05\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
@@ -2253,7 +2495,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	" \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12.\n" +
 	"\x06extend\x18\x0e \x01(\v2\x14.weir.peer.v1.ExtendH\x00R\x06extend\x12-\n" +
 	"\x06borrow\x18\x10 \x01(\v2\x13.weir.v1.LoanReportH\x00R\x06borrow\x12-\n" +
-	"\x06recall\x18\x11 \x01(\v2\x13.weir.v1.LoanRecallH\x00R\x06recall\x12\x14\n" +
+	"\x06recall\x18\x11 \x01(\v2\x13.weir.v1.LoanRecallH\x00R\x06recall\x12+\n" +
+	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaH\x00R\x05quota\x12\x14\n" +
 	"\x05trace\x18\v \x01(\fR\x05trace\x12\x16\n" +
 	"\x06caller\x18\f \x01(\tR\x06caller\x12\x16\n" +
 	"\x06always\x18\r \x01(\bR\x06always\x12\x14\n" +
@@ -2262,7 +2505,27 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\aReserve\x121\n" +
 	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x16\n" +
-	"\x06atomic\x18\x03 \x01(\bR\x06atomic\"\x8b\x01\n" +
+	"\x06atomic\x18\x03 \x01(\bR\x06atomic\"\xba\x02\n" +
+	"\x05Quota\x12'\n" +
+	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x1a\n" +
+	"\bborrower\x18\x02 \x01(\x06R\bborrower\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x18\n" +
+	"\agranted\x18\x04 \x01(\x03R\agranted\x12\x14\n" +
+	"\x05spent\x18\x05 \x01(\x03R\x05spent\x12\x1a\n" +
+	"\breturned\x18\x06 \x01(\x03R\breturned\x12\x14\n" +
+	"\x05known\x18\a \x01(\x03R\x05known\x12\x16\n" +
+	"\x06demand\x18\b \x01(\x03R\x06demand\x12\x19\n" +
+	"\bahead_ns\x18\t \x01(\x03R\aaheadNs\x12\x14\n" +
+	"\x05share\x18\n" +
+	" \x01(\x03R\x05share\x12\x17\n" +
+	"\aterm_ns\x18\v \x01(\x03R\x06termNs\x12\x10\n" +
+	"\x03had\x18\f \x01(\x03R\x03had\"}\n" +
+	"\tQuotaLent\x12\x18\n" +
+	"\agranted\x18\x01 \x01(\x03R\agranted\x12\x12\n" +
+	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x14\n" +
+	"\x05spent\x18\x03 \x01(\x03R\x05spent\x12\x12\n" +
+	"\x04free\x18\x04 \x01(\bR\x04free\x12\x18\n" +
+	"\acharged\x18\x05 \x01(\bR\acharged\"\x8b\x01\n" +
 	"\x06Extend\x12'\n" +
 	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
@@ -2279,7 +2542,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\aSettled\x12\x1a\n" +
 	"\brefunded\x18\x01 \x01(\x03R\brefunded\x12\x16\n" +
 	"\x06excess\x18\x02 \x01(\x03R\x06excess\x12\x12\n" +
-	"\x04over\x18\x03 \x01(\bR\x04over\"\xa8\x04\n" +
+	"\x04over\x18\x03 \x01(\bR\x04over\"\xe2\x04\n" +
 	"\tItemReply\x12\x19\n" +
 	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\x12/\n" +
 	"\bdecision\x18\x02 \x01(\v2\x11.weir.v1.DecisionH\x00R\bdecision\x122\n" +
@@ -2293,7 +2556,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\asettled\x18\t \x01(\v2\x15.weir.peer.v1.SettledH\x00R\asettled\x12)\n" +
 	"\x04lent\x18\n" +
 	" \x01(\v2\x13.weir.v1.LoanAnswerH\x00R\x04lent\x121\n" +
-	"\brecalled\x18\v \x01(\v2\x13.weir.v1.LoanReportH\x00R\brecalledB\t\n" +
+	"\brecalled\x18\v \x01(\v2\x13.weir.v1.LoanReportH\x00R\brecalled\x128\n" +
+	"\n" +
+	"quota_lent\x18\x14 \x01(\v2\x17.weir.peer.v1.QuotaLentH\x00R\tquotaLentB\t\n" +
 	"\aoutcome\"_\n" +
 	"\tNotHolder\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
@@ -2386,7 +2651,7 @@ func file_weir_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_peer_proto_rawDescData
 }
 
-var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
+var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*ForwardRequest)(nil),     // 0: weir.peer.v1.ForwardRequest
 	(*ForwardReply)(nil),       // 1: weir.peer.v1.ForwardReply
@@ -2397,102 +2662,107 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*Term)(nil),               // 6: weir.peer.v1.Term
 	(*Item)(nil),               // 7: weir.peer.v1.Item
 	(*Reserve)(nil),            // 8: weir.peer.v1.Reserve
-	(*Extend)(nil),             // 9: weir.peer.v1.Extend
-	(*Settle)(nil),             // 10: weir.peer.v1.Settle
-	(*Settled)(nil),            // 11: weir.peer.v1.Settled
-	(*ItemReply)(nil),          // 12: weir.peer.v1.ItemReply
-	(*NotHolder)(nil),          // 13: weir.peer.v1.NotHolder
-	(*InspectRequest)(nil),     // 14: weir.peer.v1.InspectRequest
-	(*InspectResponse)(nil),    // 15: weir.peer.v1.InspectResponse
-	(*ActivityRequest)(nil),    // 16: weir.peer.v1.ActivityRequest
-	(*ActivityResponse)(nil),   // 17: weir.peer.v1.ActivityResponse
-	(*KeyActivity)(nil),        // 18: weir.peer.v1.KeyActivity
-	(*PolicyHistory)(nil),      // 19: weir.peer.v1.PolicyHistory
-	(*DescribeRequest)(nil),    // 20: weir.peer.v1.DescribeRequest
-	(*DescribeResponse)(nil),   // 21: weir.peer.v1.DescribeResponse
-	(*LimitState)(nil),         // 22: weir.peer.v1.LimitState
-	(*Return)(nil),             // 23: weir.peer.v1.Return
-	(*IdentifyRequest)(nil),    // 24: weir.peer.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),   // 25: weir.peer.v1.IdentifyResponse
-	(*v1.StreamTarget)(nil),    // 26: weir.v1.StreamTarget
-	(*v1.Check)(nil),           // 27: weir.v1.Check
-	(*v1.AcquireRequest)(nil),  // 28: weir.v1.AcquireRequest
-	(*v1.RenewRequest)(nil),    // 29: weir.v1.RenewRequest
-	(*v1.ReleaseRequest)(nil),  // 30: weir.v1.ReleaseRequest
-	(*v1.RefundRequest)(nil),   // 31: weir.v1.RefundRequest
-	(*v1.ResetRequest)(nil),    // 32: weir.v1.ResetRequest
-	(*v1.LoanReport)(nil),      // 33: weir.v1.LoanReport
-	(*v1.LoanRecall)(nil),      // 34: weir.v1.LoanRecall
-	(*v1.ReserveRequest)(nil),  // 35: weir.v1.ReserveRequest
-	(*v1.Target)(nil),          // 36: weir.v1.Target
-	(*v1.Decision)(nil),        // 37: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 38: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 39: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 40: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 41: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 42: weir.v1.Error
-	(*v1.LoanAnswer)(nil),      // 43: weir.v1.LoanAnswer
-	(*v1.Ownership)(nil),       // 44: weir.v1.Ownership
-	(v1.KeyOrder)(0),           // 45: weir.v1.KeyOrder
-	(v1.Algorithm)(0),          // 46: weir.v1.Algorithm
-	(*v1.PolicyUse)(nil),       // 47: weir.v1.PolicyUse
+	(*Quota)(nil),              // 9: weir.peer.v1.Quota
+	(*QuotaLent)(nil),          // 10: weir.peer.v1.QuotaLent
+	(*Extend)(nil),             // 11: weir.peer.v1.Extend
+	(*Settle)(nil),             // 12: weir.peer.v1.Settle
+	(*Settled)(nil),            // 13: weir.peer.v1.Settled
+	(*ItemReply)(nil),          // 14: weir.peer.v1.ItemReply
+	(*NotHolder)(nil),          // 15: weir.peer.v1.NotHolder
+	(*InspectRequest)(nil),     // 16: weir.peer.v1.InspectRequest
+	(*InspectResponse)(nil),    // 17: weir.peer.v1.InspectResponse
+	(*ActivityRequest)(nil),    // 18: weir.peer.v1.ActivityRequest
+	(*ActivityResponse)(nil),   // 19: weir.peer.v1.ActivityResponse
+	(*KeyActivity)(nil),        // 20: weir.peer.v1.KeyActivity
+	(*PolicyHistory)(nil),      // 21: weir.peer.v1.PolicyHistory
+	(*DescribeRequest)(nil),    // 22: weir.peer.v1.DescribeRequest
+	(*DescribeResponse)(nil),   // 23: weir.peer.v1.DescribeResponse
+	(*LimitState)(nil),         // 24: weir.peer.v1.LimitState
+	(*Return)(nil),             // 25: weir.peer.v1.Return
+	(*IdentifyRequest)(nil),    // 26: weir.peer.v1.IdentifyRequest
+	(*IdentifyResponse)(nil),   // 27: weir.peer.v1.IdentifyResponse
+	(*v1.StreamTarget)(nil),    // 28: weir.v1.StreamTarget
+	(*v1.Check)(nil),           // 29: weir.v1.Check
+	(*v1.AcquireRequest)(nil),  // 30: weir.v1.AcquireRequest
+	(*v1.RenewRequest)(nil),    // 31: weir.v1.RenewRequest
+	(*v1.ReleaseRequest)(nil),  // 32: weir.v1.ReleaseRequest
+	(*v1.RefundRequest)(nil),   // 33: weir.v1.RefundRequest
+	(*v1.ResetRequest)(nil),    // 34: weir.v1.ResetRequest
+	(*v1.LoanReport)(nil),      // 35: weir.v1.LoanReport
+	(*v1.LoanRecall)(nil),      // 36: weir.v1.LoanRecall
+	(*v1.ReserveRequest)(nil),  // 37: weir.v1.ReserveRequest
+	(*v1.Target)(nil),          // 38: weir.v1.Target
+	(*v1.Decision)(nil),        // 39: weir.v1.Decision
+	(*v1.RenewResponse)(nil),   // 40: weir.v1.RenewResponse
+	(*v1.ReleaseResponse)(nil), // 41: weir.v1.ReleaseResponse
+	(*v1.RefundResponse)(nil),  // 42: weir.v1.RefundResponse
+	(*v1.ResetResponse)(nil),   // 43: weir.v1.ResetResponse
+	(*v1.Error)(nil),           // 44: weir.v1.Error
+	(*v1.LoanAnswer)(nil),      // 45: weir.v1.LoanAnswer
+	(*v1.Ownership)(nil),       // 46: weir.v1.Ownership
+	(v1.KeyOrder)(0),           // 47: weir.v1.KeyOrder
+	(v1.Algorithm)(0),          // 48: weir.v1.Algorithm
+	(*v1.PolicyUse)(nil),       // 49: weir.v1.PolicyUse
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
 	4,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
 	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
 	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
-	26, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
-	27, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	28, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	29, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	30, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	31, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	32, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
+	28, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
+	29, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
+	30, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
+	31, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
+	32, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
+	33, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
+	34, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
 	8,  // 11: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
-	10, // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
-	9,  // 13: weir.peer.v1.Item.extend:type_name -> weir.peer.v1.Extend
-	33, // 14: weir.peer.v1.Item.borrow:type_name -> weir.v1.LoanReport
-	34, // 15: weir.peer.v1.Item.recall:type_name -> weir.v1.LoanRecall
-	35, // 16: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	36, // 17: weir.peer.v1.Extend.target:type_name -> weir.v1.Target
-	36, // 18: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
-	37, // 19: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	38, // 20: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	39, // 21: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	40, // 22: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	41, // 23: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	42, // 24: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	13, // 25: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	11, // 26: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
-	43, // 27: weir.peer.v1.ItemReply.lent:type_name -> weir.v1.LoanAnswer
-	33, // 28: weir.peer.v1.ItemReply.recalled:type_name -> weir.v1.LoanReport
-	6,  // 29: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	44, // 30: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	45, // 31: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
-	18, // 32: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
-	19, // 33: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
-	46, // 34: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
-	47, // 35: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
-	36, // 36: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
-	22, // 37: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
-	46, // 38: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
-	23, // 39: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
-	0,  // 40: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	14, // 41: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	16, // 42: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
-	20, // 43: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
-	24, // 44: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	1,  // 45: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	15, // 46: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	17, // 47: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
-	21, // 48: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
-	25, // 49: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	45, // [45:50] is the sub-list for method output_type
-	40, // [40:45] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	12, // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
+	11, // 13: weir.peer.v1.Item.extend:type_name -> weir.peer.v1.Extend
+	35, // 14: weir.peer.v1.Item.borrow:type_name -> weir.v1.LoanReport
+	36, // 15: weir.peer.v1.Item.recall:type_name -> weir.v1.LoanRecall
+	9,  // 16: weir.peer.v1.Item.quota:type_name -> weir.peer.v1.Quota
+	37, // 17: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
+	38, // 18: weir.peer.v1.Quota.target:type_name -> weir.v1.Target
+	38, // 19: weir.peer.v1.Extend.target:type_name -> weir.v1.Target
+	38, // 20: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
+	39, // 21: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	40, // 22: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
+	41, // 23: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
+	42, // 24: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
+	43, // 25: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
+	44, // 26: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	15, // 27: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	13, // 28: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
+	45, // 29: weir.peer.v1.ItemReply.lent:type_name -> weir.v1.LoanAnswer
+	35, // 30: weir.peer.v1.ItemReply.recalled:type_name -> weir.v1.LoanReport
+	10, // 31: weir.peer.v1.ItemReply.quota_lent:type_name -> weir.peer.v1.QuotaLent
+	6,  // 32: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	46, // 33: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	47, // 34: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
+	20, // 35: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
+	21, // 36: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
+	48, // 37: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
+	49, // 38: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
+	38, // 39: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
+	24, // 40: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
+	48, // 41: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
+	25, // 42: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
+	0,  // 43: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	16, // 44: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	18, // 45: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
+	22, // 46: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
+	26, // 47: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	1,  // 48: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	17, // 49: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	19, // 50: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
+	23, // 51: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
+	27, // 52: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	48, // [48:53] is the sub-list for method output_type
+	43, // [43:48] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }
@@ -2520,8 +2790,9 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*Item_Extend)(nil),
 		(*Item_Borrow)(nil),
 		(*Item_Recall)(nil),
+		(*Item_Quota)(nil),
 	}
-	file_weir_peer_v1_peer_proto_msgTypes[12].OneofWrappers = []any{
+	file_weir_peer_v1_peer_proto_msgTypes[14].OneofWrappers = []any{
 		(*ItemReply_Decision)(nil),
 		(*ItemReply_Renewed)(nil),
 		(*ItemReply_Released)(nil),
@@ -2532,6 +2803,7 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*ItemReply_Settled)(nil),
 		(*ItemReply_Lent)(nil),
 		(*ItemReply_Recalled)(nil),
+		(*ItemReply_QuotaLent)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2539,7 +2811,7 @@ func file_weir_peer_v1_peer_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_peer_proto_rawDesc), len(file_weir_peer_v1_peer_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   26,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1,0 +1,262 @@
+package algo
+
+import (
+	"math/bits"
+	"time"
+)
+
+// Quotas: loans to a borrower that can be told what it may admit for some time, but that reports rarely, and returns nothing when it is
+// asked to, such as a proxy. One has a fixed size and a fixed end, which the owner makes late enough for the borrower to have
+// stopped by then. Units are held as those of any loan. Of a token bucket a Quota also has a part of the rate:
+// for as long as the loan lasts the bucket fills more slowly by that, whether or not the borrower uses it. A borrower that has at
+// most units of its loan left at any instant, and gets new ones at its rate, admits in any interval of a length t at most
+// units + rate·t. The units are held or, once the loan has ended, charged; what the rate comes to is charged as it comes.
+// So the sum of all admissions keeps to the bucket's bound, capacity + rate·t.
+//
+// Loans of one Borrower replace one another: who gets a new one stops using those before, but it is not known when. So their
+// units add up, and of their rates the highest counts.
+
+const (
+	// MaxQuotaTerm is the longest term of a Quota.
+	MaxQuotaTerm = 2 * time.Minute
+	// quotaRenewal is how often a Quota is expected to be replaced by another: each has units of its own.
+	quotaRenewal = 10 * time.Second
+	// quotaKept is how long units are kept for a borrower that there were none for, so that it has them when it asks again.
+	quotaKept = 12 * time.Second
+	// leastQuota is how many units a Quota has if there is room.
+	leastQuota = 4
+	hour       = int64(time.Hour)
+	// longestAccrual bounds the time for which a rate is charged at once: a unit of the lowest rate, and the longest term.
+	longestAccrual = 2 * hour
+)
+
+// Quota is what such a borrower asks for.
+type Quota struct {
+	Demand int64         // units per hour that it could use, at most MaxLimit
+	Ahead  time.Duration // for how long they should suffice; for a token bucket, which lends its rate, it does not matter
+	Share  int64         // percentage of the limit that all Quotas of the state may have together; 0 stands for 100
+	Term   time.Duration // from the instant at which the owner makes the loan until it ends, at most MaxQuotaTerm
+	// Had is the rate that was lent, where a loan is reported that its owner may not know any more; Term is what is left then.
+	Had int64
+}
+
+// party is what a borrower has by Quotas.
+type party struct {
+	newest uint64
+	wants  int64
+	rate   int64 // the highest
+	cost   int64 // the highest rate, what its units come to if renewed among it
+}
+
+// parties are the borrowers that have Quotas.
+func (u *Loans) parties() map[uint64]party {
+	all := make(map[uint64]party)
+	for i := range u.list {
+		l := &u.list[i]
+		if l.Ended || l.Wants == 0 {
+			continue
+		}
+		p := all[l.ID.Borrower]
+		if l.ID.Number >= p.newest {
+			p.newest, p.wants = l.ID.Number, l.Wants
+		}
+		p.rate, p.cost = max(p.rate, l.Rate), max(p.cost, l.cost())
+		all[l.ID.Borrower] = p
+	}
+	return all
+}
+
+// cost is what a loan of a token bucket takes of its rate, in units per hour, if another one follows every quotaRenewal.
+func (l *Loan) cost() int64 {
+	if l.Rate == 0 {
+		return 0
+	}
+	return min(l.Rate+l.Left()*(hour/int64(quotaRenewal)), MaxLimit)
+}
+
+// rerate works out anew the rate that is lent, from that instant on. What has come of the former rate since the last charge is less than
+// a unit, and is carried over.
+func (u *Loans) rerate(at int64) {
+	before := u.rate
+	u.rate = 0
+	for i := range u.list {
+		if u.list[i].Rate > 0 && !u.list[i].Ended {
+			for _, p := range u.parties() {
+				u.rate = min(u.rate+p.rate, MaxLimit)
+			}
+			break
+		}
+	}
+	var pending int64
+	if before > 0 {
+		pending = min(max(at-u.since, 0), hour/before+1)
+	}
+	switch {
+	case before == 0:
+		u.since = at
+	case u.rate == before:
+	case u.rate == 0 && pending > 0:
+		u.due++
+	case u.rate > 0:
+		carried, rest := mul(pending, before).div(u.rate)
+		if rest > 0 {
+			carried++
+		}
+		u.since = at - carried
+	}
+	u.count()
+}
+
+// accrue charges what the rate that is lent has come to by then. It is charged where the last of it was, so that a token bucket is
+// left as one that has filled by the rest of its rate all the time.
+func (ls Limits) accrue(a *Arena, s State, now Instant, to int64, u *Loans) (n int64, err error) {
+	n = u.due
+	var step int64
+	if u.rate > 0 && to > u.since {
+		came, _ := mul(to-u.since, u.rate).div(hour)
+		came = min(came, MaxLimit)
+		step, _ = mul(came, hour).div(u.rate)
+		n += came
+	}
+	if n == 0 {
+		return 0, nil
+	}
+	if err := ls.Charge(a, s, Instant{Mono: u.since, Wall: now.Wall - (now.Mono - u.since)}, n); err != nil {
+		return 0, err
+	}
+	u.since, u.due = u.since+step, 0
+	u.count()
+	return n, nil
+}
+
+// Quotable reports as a *FieldError why nothing of these limits can be lent by Quotas; nil when it can.
+func (ls Limits) Quotable() error {
+	for i := range ls {
+		var err error
+		switch l := &ls[i]; {
+		case l.Limit == Unlimited:
+		case l.Algorithm == LeakyBucket || l.Algorithm == Concurrency:
+			err = &FieldError{Field: "algorithm", Message: l.Algorithm.String() + " cannot be divided among data planes"}
+		case l.CountDenied:
+			err = &FieldError{Field: "count_denied", Message: "cannot be divided among data planes, which do not report each refusal"}
+		}
+		if err != nil {
+			return inLimits(err, i, len(ls))
+		}
+	}
+	return nil
+}
+
+// Unlimited reports whether no limit counts.
+func (ls Limits) Unlimited() bool {
+	for i := range ls {
+		if ls[i].Limit != Unlimited {
+			return false
+		}
+	}
+	return true
+}
+
+// rated reports whether Quotas have a part of the rate.
+func (ls Limits) rated() bool { return len(ls) == 1 && ls[0].Algorithm == TokenBucket }
+
+// hourly is the rate of a limit in units per hour.
+func (l *Limit) hourly() int64 {
+	hi, lo := bits.Mul64(uint64(l.Limit), uint64(hour))
+	if hi >= uint64(l.Window) {
+		return MaxLimit
+	}
+	n, _ := bits.Div64(hi, lo, uint64(l.Window))
+	return int64(min(n, uint64(MaxLimit)))
+}
+
+// ratio is n·x/y of numbers of which x is at most y.
+func ratio(n, x, y int64) int64 {
+	q, _ := mul(n, x).div(y)
+	return q
+}
+
+// LendQuota lends what a borrower asks for, as far as there is room, divided by demand among those that ask, and returns the loan: one of
+// nothing when there is none. Then some is kept for the borrower until it asks again. What is asked for again under an ID that is
+// known changes nothing, but of one that is known only from what its borrower has reported the end is put off by Term. Loans that are
+// due must have been ended before. Limits that are not Quotable must not be lent.
+func (ls Limits) LendQuota(a *Arena, s State, now Instant, u *Loans, id LoanID, q Quota) Loan {
+	now = s.tick(now)
+	term := int64(max(min(q.Term, MaxQuotaTerm), 0))
+	share := q.Share
+	if share <= 0 || share > 100 {
+		share = 100
+	}
+	if i := u.find(id); i >= 0 {
+		if l := &u.list[i]; !l.Ended && l.Wants == 0 {
+			l.Until = max(l.Until, now.Mono+term)
+			l.Wants = max(min(q.Demand, MaxLimit), 1)
+			if ls.rated() {
+				l.Rate = max(min(q.Had, ls[0].hourly()), 0)
+			}
+			u.rerate(now.Mono)
+		}
+		return u.list[i]
+	}
+	demand := min(q.Demand, MaxLimit)
+	if demand <= 0 || len(u.list) >= MaxLoans {
+		return Loan{ID: id}
+	}
+	room, holds := MaxLimit, MaxLimit
+	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
+		room, holds = min(room, c.room(&ls[k], a, t, now)), min(holds, ls[k].holds())
+	})
+	u.unkeep(id.Borrower, now.Mono)
+	lend := ratio(holds, share, 100)
+	l := Loan{ID: id, Until: now.Mono + term, Wants: demand}
+	if !ls.rated() {
+		l.Wants = max(ratio(demand, int64(min(max(q.Ahead, 0), time.Hour)), hour), leastQuota)
+	}
+	all, others, borrowers := l.Wants, int64(0), int64(1)
+	var lent int64
+	for b, p := range u.parties() {
+		if b == id.Borrower {
+			continue
+		}
+		all, others, borrowers = min(all+p.wants, MaxLimit), min(others+p.cost, MaxLimit), borrowers+1
+	}
+	for i := range u.list {
+		if u.list[i].Wants > 0 && !u.list[i].Ended {
+			lent += u.list[i].Left()
+		}
+	}
+	fair := func(budget int64) int64 {
+		if all <= budget {
+			return l.Wants + (budget-all)/borrowers
+		}
+		return max(ratio(budget, l.Wants, all), 1)
+	}
+	var want int64
+	if ls.rated() {
+		budget := ratio(ls[0].hourly(), share, 100)
+		part := max(min(fair(budget), budget-others), 0)
+		const seconds = hour / int64(time.Second)
+		// As much as comes in a second, but neither more than half of its part by renewals, nor than its part of two at a time.
+		want = max(min(max(demand/seconds, leastQuota), part/(2*hour/int64(quotaRenewal)), lend/(2*borrowers)), 1)
+		l.Rate = max(min(demand, part-want*(hour/int64(quotaRenewal))), 0)
+	} else {
+		want = min(l.Wants, fair(min(lend, room)))
+	}
+	if l.Granted = max(min(want, lend-lent, room-u.held), 0); l.Granted == 0 {
+		l.Rate, l.Kept = 0, want
+		l.Until = min(l.Until, now.Mono+int64(quotaKept))
+	}
+	u.list = append(u.list, l)
+	u.rerate(now.Mono)
+	return l
+}
+
+// unkeep ends what is kept for a borrower.
+func (u *Loans) unkeep(borrower uint64, at int64) {
+	for i := range u.list {
+		if l := &u.list[i]; l.ID.Borrower == borrower && l.Kept > 0 && !l.Ended {
+			l.Kept = 0
+			u.end(l, at)
+		}
+	}
+}
