@@ -29,6 +29,9 @@ type File struct {
 type Options struct {
 	// MergeDomains lets several files describe one domain (the reference's MERGE_DOMAIN_CONFIG). Otherwise that is a mistake.
 	MergeDomains bool
+	// Quotable, when set, reports why a policy's limits cannot be divided among data planes; nil when they can. It is asked about
+	// the policies of quota_buckets.
+	Quotable func(policy string) error
 }
 
 // Config is what configuration files say. It is never changed, and safe for concurrent use.
@@ -51,6 +54,7 @@ type domain struct {
 	file            string // of the first file that describes it
 	line            int
 	charge          charge // of limits that a request brings along
+	quotas          []quotaBucket
 }
 
 // node is one descriptor of a file.
@@ -95,7 +99,7 @@ const (
 var chargeWords = []string{"always", "independent", "all_or_none"}
 
 var (
-	rootFields       = []string{"domain", "descriptors", "charge"}
+	rootFields       = []string{"domain", "descriptors", "charge", "quota_buckets"}
 	descriptorFields = []string{"key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "detailed_metric",
 		"value_to_metric", "share_threshold", "metadata"}
 	limitFields = []string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "name", "replaces",
@@ -198,7 +202,7 @@ func (r *reader) file() {
 		}
 		return
 	}
-	top, ok := r.Fields(root, "", rootFields, "descriptors")
+	top, ok := r.Fields(root, "", rootFields, "descriptors", "quota_buckets")
 	if !ok {
 		return
 	}
@@ -217,6 +221,9 @@ func (r *reader) file() {
 		}
 	}
 	r.descriptors(top.Field("descriptors"), &d.node, d.name, mode, 1)
+	if list, given := top.Get("quota_buckets"); given {
+		r.quotas(list, d)
+	}
 }
 
 func (r *reader) domainName(top strictyaml.Fields) (string, bool) {

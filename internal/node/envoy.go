@@ -9,7 +9,10 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/gateway/envoy"
+	"github.com/weirlimit/weir/gateway/envoyquota"
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/policy"
 )
 
 // Envoy are those of the front end for Envoy.
@@ -23,7 +26,8 @@ type Envoy struct {
 type envoyFrontEnd struct {
 	files    *envoy.Watcher
 	hits     *envoy.Hits
-	services []*envoy.Service // by listener
+	services []*envoy.Service    // by listener
+	quota    *envoyquota.Service // nil: there is no gRPC port
 }
 
 // openEnvoy reads the configuration files and follows them.
@@ -33,7 +37,9 @@ func (n *Node) openEnvoy() (err error) {
 		return nil
 	}
 	n.envoy.hits = envoy.NewHits()
-	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: s.Options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
+	options := s.Options
+	options.Quotable = n.quotable
+	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
 	if err != nil {
 		return fmt.Errorf("envoy-config: %w", err)
 	}
@@ -55,7 +61,7 @@ func (n *Node) envoyChanged(c *envoy.Config) {
 		n.cluster.SetEnvoyHash(n.envoyHash())
 	}
 	domains, limits := c.Domains()
-	n.log.Info("envoy configuration changed", "domains", domains, "limits", limits)
+	n.log.Info("envoy configuration changed", "domains", domains, "limits", limits, "quotas", c.Quotas())
 }
 
 // envoyRejected reports that a changed configuration cannot be taken.
@@ -77,6 +83,48 @@ func (n *Node) envoyService(listener string) *envoy.Service {
 	return service
 }
 
+// quotable reports why a policy cannot be divided among data planes.
+func (n *Node) quotable(name string) error {
+	p, known := n.currentPolicies().Get(name)
+	if !known {
+		return fmt.Errorf("names the policy %q, which there is not", name)
+	}
+	if p.NoLend {
+		return fmt.Errorf("names the policy %q, of which nothing is lent (lend: false)", name)
+	}
+	if p.Prices != nil {
+		return fmt.Errorf("names the policy %q, which has prices: data planes count requests", name)
+	}
+	for _, r := range p.Rules() {
+		if err := r.Limits.Quotable(); err != nil {
+			return fmt.Errorf("names the policy %q, whose %w", name, err)
+		}
+	}
+	return nil
+}
+
+// currentPolicies are those that the limiter has, or is about to get.
+func (n *Node) currentPolicies() *policy.Set {
+	switch {
+	case n.limiter != nil:
+		return n.limiter.Policies()
+	case n.watcher != nil:
+		return n.watcher.Current()
+	}
+	return n.cfg.Policies
+}
+
+// quotaService returns Envoy's rate limit quota service; nil where there are no files for Envoy.
+func (n *Node) quotaService(requests *memory.Gate) *envoyquota.Service {
+	if n.envoy.files == nil {
+		return nil
+	}
+	return envoyquota.New(envoyquota.Config{
+		Quotas: n.security.auth.Quotas("grpc", n.limiter), Service: n.security.auth.Service("grpc", n.limiter), Config: n.envoy.files.Current,
+		Now: func() int64 { return n.clock().Mono + 1 }, Caller: n.security.callerName(), Requests: requests, Logger: n.log,
+	})
+}
+
 // routes are those of other front ends' protocols, and of the console.
 func (n *Node) routes() []httpapi.Route {
 	v1 := n.gubernatorService("http")
@@ -91,10 +139,23 @@ func (n *Node) routes() []httpapi.Route {
 	return list
 }
 
+// quotaMetrics are those of the quota service, which is made after the registry.
+type quotaMetrics struct{ n *Node }
+
+// Describe implements prometheus.Collector.
+func (m quotaMetrics) Describe(to chan<- *prometheus.Desc) { envoyquota.Describe(to) }
+
+// Collect implements prometheus.Collector.
+func (m quotaMetrics) Collect(to chan<- prometheus.Metric) {
+	if s := m.n.envoy.quota; s != nil {
+		s.Collect(to)
+	}
+}
+
 // envoyCollectors are the metrics of the front end for Envoy.
 func (n *Node) envoyCollectors() []prometheus.Collector {
 	if n.envoy.hits == nil {
 		return nil
 	}
-	return []prometheus.Collector{n.envoy.hits}
+	return []prometheus.Collector{n.envoy.hits, quotaMetrics{n}}
 }

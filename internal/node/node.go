@@ -374,6 +374,8 @@ func (n *Node) serve() {
 		n.gubernatorService("grpc").Register(foreign)
 		if s := n.envoyService("grpc"); s != nil {
 			s.Register(foreign)
+			n.envoy.quota = n.quotaService(requests)
+			n.envoy.quota.Register(services)
 		}
 		healthv1.RegisterHealthServer(services, n.health)
 		reflection.Register(n.grpcServer)

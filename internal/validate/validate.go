@@ -94,7 +94,11 @@ func Files(w, stderr io.Writer, files []string, opts Options) (ok bool, err erro
 				names[i] = f.Name
 			}
 			domains, limits := config.Domains()
-			take(strings.Join(names, ", "), checked{what: fmt.Sprintf("%d limits of %d domains for Envoy", limits, domains)}, nil)
+			what := fmt.Sprintf("%d limits of %d domains for Envoy", limits, domains)
+			if n := config.Quotas(); n > 0 {
+				what += fmt.Sprintf(", %d quota buckets", n)
+			}
+			take(strings.Join(names, ", "), checked{what: what}, nil)
 		}
 	}
 	ok = len(mistakes) == 0 && len(unread) == 0

@@ -682,5 +682,43 @@ var mutants = []mutant{
 		"loan: a node borrows in whatever name it says", "rpc/peer/server.go",
 		[]edit{{"			op.Loan.Report.ID.Borrower = from // nobody borrows in another's name\n", "			_ = from\n"}},
 		"./rpc/peer -run TestLoansCross", "arrives, want",
+		"envoyquota: others have what is taken from a data plane before that has taken effect", "gateway/envoyquota/plane.go",
+		[]edit{{"if now >= end+int64(Delivery) ||", "if now >= end ||"}},
+		"./gateway/envoyquota -run TestBounds/window", "at most 1200 may be",
+	},
+	{
+		"envoyquota: what a data plane has is returned when its stream ends", "gateway/envoyquota/session.go",
+		[]edit{{"	for _, e := range s.buckets {\n		s.service.places.Give(e.place)\n	}\n	s.service.count", `	for _, e := range s.buckets {
+		for _, l := range e.loans {
+			if l.sent > 0 && !l.over {
+				l.over = true
+				q := e.quota(l, s.service.cfg.Now(), false)
+				_ = s.service.cfg.Quotas.Quota(context.Background(), []limit.Quota{q}, make([]limit.QuotaLent, 1))
+			}
+		}
+		s.service.places.Give(e.place)
+	}
+	s.service.count`}},
+		"./gateway/envoyquota -run TestBounds", "admissions in",
+	},
+	{
+		"envoyquota: an assignment replaces another without DENY_ALL", "gateway/envoyquota/service.go",
+		[]edit{{"		assignment(blanket(typev3.RateLimitStrategy_DENY_ALL))\n		assignment(tokenBucket", "		assignment(tokenBucket"}},
+		"./gateway/envoyquota -run TestUse", "of what they could have",
+	},
+	{
+		"envoyquota: the owner's loan ends before its data plane stops", "gateway/envoyquota/plane.go",
+		[]edit{{"term = askMost + Delivery + Life + time.Second", "term = askMost + Life"}},
+		"./gateway/envoyquota -run TestTerm", "at most 1200 may be",
+	},
+	{
+		"algo: of a borrower's rates the newest counts", "algo/quota.go",
+		[]edit{{"p.rate, p.cost = max(p.rate, l.Rate), max(p.cost, l.cost())", "p.rate, p.cost = l.Rate, l.cost()"}},
+		"./algo -run TestQuotaRate", "more than",
+	},
+	{
+		"algo: a rate that is lent is not charged", "algo/quota.go",
+		[]edit{{"		n += came\n", "		n += 0 * came\n"}},
+		"./algo -run TestQuotaRate", "more than",
 	},
 }

@@ -76,6 +76,7 @@ var mayImport = map[string]string{
 	"client":                   "algo internal/borrow internal/fifo internal/refusal internal/stream limit proto/weir/v1 ring rpc/wire",
 	"gateway/envoy/kuadrantpb": "",
 	"gateway/envoy":            "algo gateway/envoy/kuadrantpb internal/file internal/filewatch internal/quotaheader internal/strictyaml internal/varint limit rpc/wire",
+	"gateway/envoyquota":       "algo gateway/envoy internal/fairshare internal/memory limit rpc/wire",
 	"gateway/console":          "internal/fairshare",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":             "algo auth internal/ingress internal/memory internal/recovered limit",

@@ -1,0 +1,219 @@
+package envoy
+
+import (
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/limit"
+)
+
+// Bounds of the ids of quota buckets.
+const (
+	MaxQuotaEntries = 16   // entries of an id
+	MaxQuotaText    = 1024 // bytes of the keys and values of an id together
+)
+
+var quotaFields = []string{"bucket", "policy", "key", "share"}
+
+// quotaBucket is one element of quota_buckets: which buckets of a domain are limited by which policy.
+type quotaBucket struct {
+	entries map[string]string // of the id; wildcard stands for any value
+	policy  string
+	key     []string // texts and, at the odd places, names of entries
+	share   int
+	line    int
+}
+
+// wildcard is a value that stands for any.
+const wildcard = "*"
+
+// QuotaTarget is what a bucket counts, and the percentage of the limit that data planes may have together.
+type QuotaTarget struct {
+	Policy, Key string
+	Share       int
+}
+
+// Quotas returns the number of quota buckets that the files describe, in all domains.
+func (c *Config) Quotas() (n int) {
+	for _, d := range c.domains {
+		n += len(d.quotas)
+	}
+	return n
+}
+
+// Quota finds what a bucket counts, by its id. ok is false when no file describes it.
+func (c *Config) Quota(domain string, id map[string]string) (t QuotaTarget, ok bool) {
+	d := c.domains[domain]
+	if d == nil {
+		return t, false
+	}
+	for i := range d.quotas {
+		if b := &d.quotas[i]; b.matches(id) {
+			return QuotaTarget{Policy: b.policy, Key: b.keyOf(id), Share: b.share}, true
+		}
+	}
+	return t, false
+}
+
+func (b *quotaBucket) matches(id map[string]string) bool {
+	if len(id) != len(b.entries) {
+		return false
+	}
+	for k, want := range b.entries {
+		if v, given := id[k]; !given || want != wildcard && v != want {
+			return false
+		}
+	}
+	return true
+}
+
+func (b *quotaBucket) keyOf(id map[string]string) string {
+	var key strings.Builder
+	for i, part := range b.key {
+		if i%2 == 1 {
+			part = id[part]
+		}
+		key.WriteString(part)
+	}
+	return key.String()
+}
+
+// quotas reads quota_buckets into a domain.
+func (r *reader) quotas(list strictyaml.Field, d *domain) {
+	nodes, _ := r.Items(list, "buckets, such as {bucket: {tenant: \"*\"}, policy: per-tenant, key: \"{tenant}\"}")
+	for i, n := range nodes {
+		path := strictyaml.Element(list.Path, i)
+		if !r.Visit(n, path) {
+			return
+		}
+		if f, ok := r.Fields(strictyaml.Value(n), path, quotaFields); ok {
+			r.quota(f, d)
+		}
+	}
+}
+
+func (r *reader) quota(f strictyaml.Fields, d *domain) {
+	before := r.Count()
+	b := quotaBucket{share: 100, line: f.At.Line}
+	if one, given := f.Get("bucket"); !given {
+		r.Missing(f, "bucket", `{tenant: "*"}`)
+	} else {
+		b.entries = r.bucketID(one)
+	}
+	if one, given := f.Get("policy"); !given {
+		r.Missing(f, "policy", "per-tenant")
+	} else if name, ok := r.Text(one); ok {
+		if b.policy = name; !limit.ValidPolicyName(name) {
+			r.Fail(one.Node, one.Path, "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+		} else if r.opts.Quotable != nil {
+			if err := r.opts.Quotable(name); err != nil {
+				r.Fail(one.Node, one.Path, "%v", err)
+			}
+		}
+	}
+	if one, given := f.Get("key"); !given {
+		r.Missing(f, "key", `"{tenant}"`)
+	} else if text, ok := r.text(one); ok {
+		b.key = r.keyTemplate(one, text, b.entries)
+	}
+	if one, given := f.Get("share"); given {
+		n, _ := r.Integer(one, 1, 100)
+		b.share = int(n)
+	}
+	if r.Count() > before {
+		return
+	}
+	for i := range d.quotas {
+		if other := &d.quotas[i]; other.shadows(&b) {
+			one, _ := f.Get("bucket")
+			r.Fail(one.Key, one.Path, "has no bucket left: that of line %d has all of them", other.line)
+			return
+		}
+	}
+	d.quotas = append(d.quotas, b)
+}
+
+// shadows reports whether each bucket of c is one of b, too.
+func (b *quotaBucket) shadows(c *quotaBucket) bool {
+	if len(b.entries) != len(c.entries) {
+		return false
+	}
+	for k, v := range b.entries {
+		if w, given := c.entries[k]; !given || v != wildcard && v != w {
+			return false
+		}
+	}
+	return true
+}
+
+// bucketID reads the entries of a bucket's id.
+func (r *reader) bucketID(at strictyaml.Field) map[string]string {
+	n := at.Node
+	if n == nil || n.Kind != yaml.MappingNode || len(n.Content) == 0 {
+		if n == nil {
+			n = at.Key
+		}
+		r.Fail(n, at.Path, `must be a map of the bucket's entries to their values, such as {name: api, tenant: "*"}`)
+		return nil
+	}
+	entries, bytes := make(map[string]string), 0
+	for i := 0; i < len(n.Content); i += 2 {
+		key := strictyaml.Value(n.Content[i])
+		path := strictyaml.Join(at.Path, strictyaml.Shorten(key.Value))
+		if !r.Visit(n.Content[i+1], path) {
+			return nil
+		}
+		if key.Kind != yaml.ScalarNode || key.Value == "" {
+			r.Fail(n.Content[i], at.Path, "the name of an entry must be text, not %s", strictyaml.Kind(key))
+			return nil
+		}
+		if _, twice := entries[key.Value]; twice {
+			r.Fail(n.Content[i], path, "is given twice: remove one")
+			return nil
+		}
+		value, ok := r.text(strictyaml.Field{Key: n.Content[i], Node: strictyaml.Value(n.Content[i+1]), Path: path})
+		if !ok {
+			return nil
+		}
+		entries[key.Value] = value
+		bytes += len(key.Value) + len(value)
+	}
+	if len(entries) > MaxQuotaEntries || bytes > MaxQuotaText {
+		r.Fail(n, at.Path, "has %d entries and %d bytes, at most %d and %d are taken", len(entries), bytes, MaxQuotaEntries, MaxQuotaText)
+		return nil
+	}
+	return entries
+}
+
+// keyTemplate reads text in which {name} stands for the value of an entry, and {{ and }} for braces.
+func (r *reader) keyTemplate(at strictyaml.Field, text string, entries map[string]string) (parts []string) {
+	if text == "" {
+		r.Fail(at.Node, at.Path, "is empty: name the key that the policy counts under")
+		return nil
+	}
+	part := ""
+	for rest := text; rest != ""; {
+		switch i := strings.IndexAny(rest, "{}"); {
+		case i < 0:
+			part, rest = part+rest, ""
+		case strings.HasPrefix(rest[i:], "{{"), strings.HasPrefix(rest[i:], "}}"):
+			part, rest = part+rest[:i+1], rest[i+2:]
+		default:
+			end := strings.IndexByte(rest[i:], '}')
+			if rest[i] == '}' || end < 0 {
+				r.Fail(at.Node, at.Path, "has a brace without its other one: write {name} for the value of an entry, {{ and }} for braces")
+				return nil
+			}
+			name := rest[i+1 : i+end]
+			if _, known := entries[name]; !known && entries != nil {
+				r.Fail(at.Node, at.Path, "names the entry %s, which the bucket does not have", strictyaml.Show(name))
+				return nil
+			}
+			parts = append(parts, part+rest[:i], name)
+			part, rest = "", rest[i+end+1:]
+		}
+	}
+	return append(parts, part)
+}

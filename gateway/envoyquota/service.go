@@ -1,0 +1,228 @@
+package envoyquota
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/weirlimit/weir/gateway/envoy"
+	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/rpc/wire"
+)
+
+// DefaultMaxBuckets is Config.MaxBuckets where that is 0.
+const DefaultMaxBuckets = 100_000
+
+// Config is what a Service needs. Quotas, Service, Config and Now are required.
+type Config struct {
+	// Quotas lends; Service charges what data planes have admitted without an assignment.
+	Quotas  limit.Quotas
+	Service limit.Service
+	// Config returns the configuration in force.
+	Config func() *envoy.Config
+	// Now is this node's monotonic clock, in nanoseconds. It is never 0.
+	Now func() int64
+	// MaxBuckets bounds the buckets of all streams. Of named callers none has all of them. 0 stands for DefaultMaxBuckets.
+	MaxBuckets int
+	// Caller names the authenticated caller; nil: nobody is named.
+	Caller func(context.Context) string
+	// Requests bounds the bytes that messages take while they are carried out. Nil: any number.
+	Requests *memory.Gate
+	Logger   *slog.Logger // nil: none
+}
+
+// Service implements quotav3.RateLimitQuotaServiceServer. It is safe for concurrent use.
+type Service struct {
+	quotav3.UnimplementedRateLimitQuotaServiceServer
+	cfg    Config
+	places *fairshare.Places
+	count  counts
+
+	mu     sync.Mutex
+	warned map[string]int64 // policies, and when it was logged that something is wrong with one
+}
+
+// New returns a Service.
+func New(cfg Config) *Service {
+	if cfg.MaxBuckets <= 0 {
+		cfg.MaxBuckets = DefaultMaxBuckets
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Caller == nil {
+		cfg.Caller = func(context.Context) string { return "" }
+	}
+	return &Service{cfg: cfg, places: fairshare.New(cfg.MaxBuckets), warned: make(map[string]int64)}
+}
+
+// Register registers the Service.
+func (s *Service) Register(r grpc.ServiceRegistrar) {
+	quotav3.RegisterRateLimitQuotaServiceServer(r, s)
+}
+
+// StreamRateLimitQuotas implements the service's only method.
+func (s *Service) StreamRateLimitQuotas(stream quotav3.RateLimitQuotaService_StreamRateLimitQuotasServer) error {
+	ctx := stream.Context()
+	plane := s.open(s.cfg.Caller(ctx))
+	defer plane.close()
+	s.count.streams.Add(1)
+	defer s.count.streams.Add(-1)
+	for {
+		more, err := s.one(stream, plane)
+		if err != nil || !more {
+			return err
+		}
+	}
+}
+
+// one receives a message and answers it.
+func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err error) {
+	in := new(quotav3.RateLimitQuotaUsageReports)
+	var taken int64
+	defer func() { s.cfg.Requests.Leave(taken) }()
+	m := &wire.Lenient{Message: in, Admit: func(size int) (err error) {
+		taken, err = s.cfg.Requests.Enter(stream.Context(), int64(size)*perByte)
+		return err
+	}}
+	switch err := stream.RecvMsg(m); {
+	case errors.Is(err, io.EOF):
+		return false, nil
+	case err != nil:
+		return false, err
+	case m.Err != nil:
+		return false, statusOf(m.Err)
+	}
+	out, err := plane.handle(stream.Context(), in)
+	if err != nil || out == nil {
+		return true, statusOf(err)
+	}
+	before := s.cfg.Now()
+	if err := stream.SendMsg(out); err != nil {
+		return false, err
+	}
+	if s.cfg.Now()-before > int64(askMost) {
+		return false, status.Error(codes.Unavailable, "the data plane does not read what it is told")
+	}
+	return true, nil
+}
+
+// perByte is what a byte of a message may take when it is decoded and carried out.
+const perByte = 64
+
+func statusOf(err error) error {
+	var e *limit.Error
+	switch _, is := status.FromError(err); {
+	case err == nil || is:
+		return err
+	case errors.As(err, &e):
+		return status.Error(wire.Code(e.Kind), e.Error())
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.InvalidArgument, "malformed message: "+err.Error())
+}
+
+// open begins a session.
+func (s *Service) open(caller string) *session {
+	return &session{service: s, caller: caller, buckets: make(map[string]*entry)}
+}
+
+// charge charges what was admitted without an assignment.
+func (s *Service) charge(ctx context.Context, t *limit.Target, units int64) {
+	results, err := s.cfg.Service.Check(ctx, []limit.Check{{Target: *t, Cost: units, Always: true}})
+	if err == nil {
+		err = results[0].Err
+	}
+	if err != nil {
+		s.failed(t, err)
+		return
+	}
+	s.count.unassigned.Add(uint64(units))
+}
+
+// failed logs, once a minute for a policy, what could not be done.
+func (s *Service) failed(t *limit.Target, err error) {
+	s.count.errors.Add(1)
+	now := s.cfg.Now()
+	s.mu.Lock()
+	last, known := s.warned[t.Policy]
+	due := !known || now-last >= int64(time.Minute)
+	if due && (known || len(s.warned) < 1000) {
+		s.warned[t.Policy] = now
+	}
+	s.mu.Unlock()
+	if due {
+		s.cfg.Logger.Warn("quota assignment failed", "policy", t.Policy, "error", err)
+	}
+}
+
+// append adds what a data plane is told of a bucket to a response.
+func (s *Service) append(out *quotav3.RateLimitQuotaResponse, id *quotav3.BucketId, a action) {
+	assignment := func(strategy *typev3.RateLimitStrategy) {
+		out.BucketAction = append(out.BucketAction, &quotav3.RateLimitQuotaResponse_BucketAction{
+			BucketId: id,
+			BucketAction: &quotav3.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction_{
+				QuotaAssignmentAction: &quotav3.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction{
+					AssignmentTimeToLive: durationpb.New(a.life), RateLimitStrategy: strategy,
+				},
+			},
+		})
+	}
+	switch a.verdict {
+	case nothing:
+		return
+	case denyAll:
+		assignment(blanket(typev3.RateLimitStrategy_DENY_ALL))
+	case allowAll:
+		assignment(blanket(typev3.RateLimitStrategy_ALLOW_ALL))
+	case assign:
+		// A bucket that takes the place of another one begins with as much of it left, and one that looks like it is taken for it.
+		assignment(blanket(typev3.RateLimitStrategy_DENY_ALL))
+		assignment(tokenBucket(a.units, a.rate))
+	case abandon:
+		out.BucketAction = append(out.BucketAction, &quotav3.RateLimitQuotaResponse_BucketAction{
+			BucketId: id,
+			BucketAction: &quotav3.RateLimitQuotaResponse_BucketAction_AbandonAction_{
+				AbandonAction: new(quotav3.RateLimitQuotaResponse_BucketAction_AbandonAction),
+			},
+		})
+	}
+	s.count.actions[a.verdict].Add(1)
+}
+
+func blanket(r typev3.RateLimitStrategy_BlanketRule) *typev3.RateLimitStrategy {
+	return &typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_BlanketRule_{BlanketRule: r}}
+}
+
+// tokenBucket is one that begins with so many units and gets at most so many in an hour. Intervals are whole seconds, as Envoy reads them.
+// A clock that runs fast by up to 2 per mille is allowed for.
+func tokenBucket(units, rate int64) *typev3.RateLimitStrategy {
+	fills, seconds := int64(1), int64(365*24*3600) // nothing
+	rate -= (rate + 499) / 500
+	for _, in := range []int64{1, 10, 60, 600, 3600} {
+		n := min(rate*in/3600, 1<<31)
+		if n >= 1 {
+			fills, seconds = n, in
+		}
+		if n >= 100 {
+			break
+		}
+	}
+	return &typev3.RateLimitStrategy{Strategy: &typev3.RateLimitStrategy_TokenBucket{TokenBucket: &typev3.TokenBucket{
+		MaxTokens: uint32(units), TokensPerFill: wrapperspb.UInt32(uint32(fills)), FillInterval: durationpb.New(time.Duration(seconds) * time.Second),
+	}}}
+}

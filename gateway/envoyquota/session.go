@@ -1,0 +1,205 @@
+package envoyquota
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+
+	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/gateway/envoy"
+	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/limit"
+)
+
+// maxBuckets is how many buckets of a stream are known at most.
+const maxBuckets = 10_000
+
+// session is one data plane.
+type session struct {
+	service *Service
+	caller  string
+	domain  string
+	buckets map[string]*entry
+}
+
+// entry is a bucket with its id.
+type entry struct {
+	bucket
+	id    *quotav3.BucketId
+	place fairshare.Taken
+}
+
+// errDomain is answered to a stream whose messages do not name one domain.
+var errDomain = &limit.Error{Kind: limit.Invalid, Field: "domain", Message: "must be in the first message, and the same in all"}
+
+// close ends the session. What its data plane has ends by itself, and is held until then.
+func (s *session) close() {
+	for _, e := range s.buckets {
+		s.service.places.Give(e.place)
+	}
+	s.service.count.buckets.Add(-int64(len(s.buckets)))
+	s.buckets = nil
+}
+
+// handle takes in a message, and returns the response to it; nil: there is nothing to say.
+func (s *session) handle(ctx context.Context, in *quotav3.RateLimitQuotaUsageReports) (*quotav3.RateLimitQuotaResponse, error) {
+	if s.domain == "" {
+		s.domain = in.GetDomain()
+	}
+	if s.domain == "" || in.GetDomain() != "" && in.GetDomain() != s.domain {
+		return nil, errDomain
+	}
+	used := make(map[*entry]*usage)
+	var order []*entry
+	for _, r := range in.GetBucketQuotaUsages() {
+		e := s.entry(r.GetBucketId())
+		if e == nil {
+			continue
+		}
+		u := used[e]
+		if u == nil {
+			u = new(usage)
+			used[e], order = u, append(order, e)
+		}
+		// Some count in uint64; nothing is counted beyond MaxLimit. The time that the data plane says has passed does not matter.
+		u.allowed = min(u.allowed+saturate(r.GetNumRequestsAllowed()), algo.MaxLimit)
+		u.denied = min(u.denied+saturate(r.GetNumRequestsDenied()), algo.MaxLimit)
+	}
+	return s.answer(ctx, order, used), nil
+}
+
+func saturate(n uint64) int64 { return int64(min(n, uint64(algo.MaxLimit))) }
+
+// answer asks the owners of the buckets' keys.
+func (s *session) answer(ctx context.Context, order []*entry, used map[*entry]*usage) *quotav3.RateLimitQuotaResponse {
+	out := new(quotav3.RateLimitQuotaResponse)
+	now := s.service.cfg.Now()
+	var tasks []task
+	var asks []limit.Quota
+	of := make(map[*bucket]*entry, len(order))
+	for _, e := range order {
+		of[&e.bucket] = e
+		u := used[e]
+		if excess := e.report(now, *u); excess > 0 {
+			s.service.charge(ctx, &e.target, excess)
+		}
+		s.service.count.allowed.Add(uint64(u.allowed))
+		s.service.count.denied.Add(uint64(u.denied))
+		for _, t := range e.tells(now) {
+			tasks, asks = append(tasks, t), append(asks, e.quota(t.l, now, false))
+		}
+		told, l := e.ask(now)
+		s.service.append(out, e.id, told)
+		if l != nil {
+			tasks, asks = append(tasks, task{b: &e.bucket, l: l, asks: true}), append(asks, e.quota(l, now, true))
+		}
+	}
+	for len(tasks) > 0 {
+		n := min(len(tasks), limit.MaxBatch)
+		s.ask(ctx, out, of, tasks[:n], asks[:n])
+		tasks, asks = tasks[n:], asks[n:]
+	}
+	s.forget()
+	if len(out.BucketAction) == 0 {
+		return nil
+	}
+	return out
+}
+
+// ask carries out tasks.
+func (s *session) ask(ctx context.Context, out *quotav3.RateLimitQuotaResponse, of map[*bucket]*entry, tasks []task, asks []limit.Quota) {
+	answers := make([]limit.QuotaLent, len(tasks))
+	within, cancel := context.WithTimeout(ctx, askMost)
+	err := s.service.cfg.Quotas.Quota(within, asks, answers)
+	cancel()
+	now := s.service.cfg.Now()
+	for i, t := range tasks {
+		a := &answers[i]
+		if err != nil {
+			*a = limit.QuotaLent{Err: err}
+		}
+		if a.Err != nil {
+			s.service.failed(&asks[i].Target, a.Err)
+		}
+		s.service.append(out, of[t.b].id, t.answered(now, a))
+	}
+}
+
+// unavailable reports whether an error says nothing about what was asked for, so that it may be asked for again.
+func unavailable(err error) bool {
+	var e *limit.Error
+	return !errors.As(err, &e) || e.Kind == limit.Unavailable
+}
+
+// entry is a bucket that was reported; nil when it is not limited, or there is no place for it.
+func (s *session) entry(id *quotav3.BucketId) *entry {
+	if !validID(id) {
+		s.service.count.unmatched.Add(1)
+		return nil
+	}
+	name := string(appendID(nil, id))
+	t, ok := s.service.cfg.Config().Quota(s.domain, id.GetBucket())
+	if !ok {
+		s.service.count.unmatched.Add(1)
+		return nil // also when it was limited until the files changed: what it has ends
+	}
+	e := s.buckets[name]
+	if e == nil {
+		place := s.service.places.Take(s.caller, 1)
+		if place.N == 0 || len(s.buckets) >= maxBuckets {
+			s.service.places.Give(place)
+			s.service.count.rejected.Add(1)
+			return nil
+		}
+		e = &entry{id: id, place: place}
+		s.begin(e, t)
+		s.buckets[name] = e
+		s.service.count.buckets.Add(1)
+	}
+	if e.target.Policy != t.Policy || e.target.Key != t.Key {
+		e.bucket = bucket{} // what it has is of another key, and ends there by itself
+		s.begin(e, t)
+	}
+	e.share = int64(t.Share)
+	return e
+}
+
+func (s *session) begin(e *entry, t envoy.QuotaTarget) {
+	e.target = limit.Target{Policy: t.Policy, Key: t.Key}
+	e.borrower = rand.Uint64() | 1
+}
+
+// forget drops buckets that were abandoned.
+func (s *session) forget() {
+	for name, e := range s.buckets {
+		if e.done() {
+			s.service.places.Give(e.place)
+			s.service.count.buckets.Add(-1)
+			delete(s.buckets, name)
+		}
+	}
+}
+
+// validID reports whether an id is one that a file could describe.
+func validID(id *quotav3.BucketId) bool {
+	entries, bytes := id.GetBucket(), 0
+	for k, v := range entries {
+		bytes += len(k) + len(v)
+	}
+	return len(entries) > 0 && len(entries) <= envoy.MaxQuotaEntries && bytes <= envoy.MaxQuotaText
+}
+
+// appendID appends what is the same for the same ids only.
+func appendID(dst []byte, id *quotav3.BucketId) []byte {
+	entries := id.GetBucket()
+	for _, k := range slices.Sorted(maps.Keys(entries)) {
+		dst = append(binary.AppendUvarint(dst, uint64(len(k))), k...)
+		dst = append(binary.AppendUvarint(dst, uint64(len(entries[k]))), entries[k]...)
+	}
+	return dst
+}

@@ -1,0 +1,150 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
+	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+const quotaFile = `
+domain: edge
+quota_buckets:
+- {bucket: {name: api, tenant: "*"}, policy: tenant, key: "{tenant}"}
+`
+
+func quotaStream(t *testing.T, n *Node) quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient {
+	t.Helper()
+	conn, err := grpc.NewClient(addrOf(n.listeners.grpc), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	stream, err := quotav3.NewRateLimitQuotaServiceClient(conn).StreamRateLimitQuotas(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// quotaOf reports a first request of a bucket, and returns the bucket that is assigned.
+func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQuotasClient, tenant string) *typev3.TokenBucket {
+	t.Helper()
+	err := stream.Send(&quotav3.RateLimitQuotaUsageReports{Domain: "edge", BucketQuotaUsages: []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{{
+		BucketId: &quotav3.BucketId{Bucket: map[string]string{"name": "api", "tenant": tenant}}, NumRequestsDenied: 1,
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(in.BucketAction) != 2 || in.BucketAction[0].GetQuotaAssignmentAction().GetRateLimitStrategy().GetBlanketRule() != typev3.RateLimitStrategy_DENY_ALL {
+		t.Fatalf("%v", in)
+	}
+	return in.BucketAction[1].GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket()
+}
+
+// TestEnvoyQuotaCluster: data planes at nodes that do not own the key, and a caller at a third, divide one limit, and what one of them has
+// stays held when its stream ends.
+func TestEnvoyQuotaCluster(t *testing.T) {
+	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
+	var nodes []*Node
+	for i := range 3 {
+		cfg := testConfig(t, fmt.Sprint("n", i))
+		cfg.Envoy.Dir, cfg.PolicyFile = envoyDir(t, quotaFile), policies
+		if i > 0 {
+			cfg.Join = []string{nodes[0].view().Self.GossipAddr}
+		}
+		nodes = append(nodes, mustStart(t, cfg))
+	}
+	awaitSettled(t, nodes...)
+	for _, tenant := range []string{"a", "b", "c", "d"} { // of which each node owns some, or none
+		var lent int64
+		for _, n := range nodes[:2] {
+			stream := quotaStream(t, n)
+			b := quotaOf(t, stream, tenant)
+			if b.GetMaxTokens() == 0 || b.GetTokensPerFill().GetValue() != 1 || b.GetFillInterval().GetSeconds() < 3600 {
+				t.Fatalf("%v", b)
+			}
+			lent += int64(b.GetMaxTokens())
+			if n == nodes[0] {
+				_ = stream.CloseSend()
+				if _, err := stream.Recv(); err == nil {
+					t.Fatal("the stream goes on")
+				}
+			}
+		}
+		var direct int64
+		for {
+			got, err := nodes[2].limiter.Check(t.Context(), []limit.Check{{Target: limit.Target{Policy: "tenant", Key: tenant}, Cost: 1}})
+			if err != nil || got[0].Err != nil {
+				t.Fatal(err, got)
+			}
+			if !got[0].Allowed {
+				break
+			}
+			direct++
+		}
+		if direct+lent != 300 {
+			t.Fatalf("%s: %d were admitted beside %d that are lent", tenant, direct, lent)
+		}
+	}
+}
+
+// TestEnvoyQuotaMisuse: what no data plane sends ends the stream, or is ignored.
+func TestEnvoyQuotaMisuse(t *testing.T) {
+	cfg := testConfig(t, "n0")
+	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
+	n := mustStart(t, cfg)
+	for name, messages := range map[string][]*quotav3.RateLimitQuotaUsageReports{
+		"no domain":      {{}},
+		"another domain": {{Domain: "edge"}, {Domain: "core"}},
+	} {
+		stream := quotaStream(t, n)
+		for _, m := range messages {
+			if err := stream.Send(m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := stream.Recv(); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestEnvoyQuotaFile: a policy that cannot be divided is a mistake with a position.
+func TestEnvoyQuotaFile(t *testing.T) {
+	policies := testkit.WriteFile(t, "policies.yaml", `
+policies:
+- {name: leaky, algorithm: leaky_bucket, limit: 10, window: 1s}
+- {name: slots, algorithm: concurrency, limit: 10, ttl: 1m}
+- {name: counted, limit: 10, window: 1s, algorithm: sliding_log, count_denied: true}
+- {name: kept, algorithm: sliding_log, limit: 10, window: 1s, lend: false}
+`)
+	for name, want := range map[string]string{
+		"leaky": "leaky_bucket cannot be divided", "slots": "concurrency cannot be divided", "counted": "count_denied", "kept": "lend: false", "none": "which there is not",
+	} {
+		cfg := testConfig(t, "n0")
+		cfg.PolicyFile = policies
+		cfg.Envoy.Dir = envoyDir(t, "domain: edge\nquota_buckets:\n- {bucket: {t: \"*\"}, policy: "+name+", key: \"{t}\"}\n")
+		n, err := Start(t.Context(), cfg)
+		if err == nil {
+			n.Stop()
+			t.Fatalf("%s: started", name)
+		}
+		if !strings.Contains(err.Error(), "edge.yaml:3:") || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
