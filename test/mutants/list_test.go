@@ -682,6 +682,8 @@ var mutants = []mutant{
 		"loan: a node borrows in whatever name it says", "rpc/peer/server.go",
 		[]edit{{"			op.Loan.Report.ID.Borrower = from // nobody borrows in another's name\n", "			_ = from\n"}},
 		"./rpc/peer -run TestLoansCross", "arrives, want",
+	},
+	{
 		"envoyquota: others have what is taken from a data plane before that has taken effect", "gateway/envoyquota/plane.go",
 		[]edit{{"if now >= end+int64(Delivery) ||", "if now >= end ||"}},
 		"./gateway/envoyquota -run TestBounds/window", "at most 1200 may be",
