@@ -111,6 +111,6 @@ func (b *bench) respMeasurements() []measurement {
 		}, 6})},
 		{work: work, system: "weir-check", run: weir(respCommand{func(b []byte, key string, _ int) []byte {
 			return appendCommand(b, "WEIR.CHECK", "bucket", key)
-		}, 28})},
+		}, 34})},
 	}
 }
