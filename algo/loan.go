@@ -152,6 +152,15 @@ func (u *Loans) Most() []Loan {
 	return list
 }
 
+// Borrowers adds to a set those of whom anything is held.
+func (u *Loans) Borrowers(to map[uint64]struct{}) {
+	for i := range u.list {
+		if l := &u.list[i]; !l.Ended && (l.Left() > 0 || l.Rate > 0 || l.Kept > 0) {
+			to[l.ID.Borrower] = struct{}{}
+		}
+	}
+}
+
 // All returns the loans that are known, those that have ended among them.
 func (u *Loans) All() []Loan { return slices.Clone(u.list) }
 

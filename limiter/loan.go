@@ -356,18 +356,19 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 
 // LoanStats are a node's loans, as their owner and ever since it started.
 type LoanStats struct {
-	Borrowers int    // that can be asked for what they have left
-	Granted   uint64 // loans, renewals among them
-	Spent     uint64 // units that borrowers have reported
-	Recalled  uint64 // loans of which what was left was asked for
+	store.LoanStats
+	Streams  int    // of clients that can be asked for what they have left
+	Granted  uint64 // loans, renewals among them
+	Spent    uint64 // units that borrowers have reported
+	Recalled uint64 // loans of which what was left was asked for
 	// Unanswered is those of them that nobody answered for in time.
 	Unanswered uint64
 }
 
 // Loans returns the present reading.
 func (l *Limiter) Loans() LoanStats {
-	all := &l.loans
+	all, kept := &l.loans, l.store.Loans()
 	all.mu.Lock()
 	defer all.mu.Unlock()
-	return LoanStats{Borrowers: len(all.borrowers), Granted: all.granted.Load(), Spent: all.spent.Load(), Recalled: all.recalled.Load(), Unanswered: all.unanswered.Load()}
+	return LoanStats{LoanStats: kept, Streams: len(all.borrowers), Granted: all.granted.Load(), Spent: all.spent.Load(), Recalled: all.recalled.Load(), Unanswered: all.unanswered.Load()}
 }

@@ -71,11 +71,11 @@ func TestRecallBeforeRefusal(t *testing.T) {
 	if d := check(t, l, "p", 1); d.Allowed || d.RememberFor == 0 {
 		t.Fatalf("all is used: %+v", d)
 	}
-	if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.Spent != 3 || s.Borrowers != 1 {
+	if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.Spent != 3 || s.Streams != 1 || s.OnLoan != 0 || s.Borrowers != 0 {
 		t.Errorf("%+v", s)
 	}
 	end()
-	if s := l.Loans(); s.Borrowers != 0 {
+	if s := l.Loans(); s.Streams != 0 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -334,6 +334,34 @@ func (s *Store) OnLoan(k Key, scope string) (held int64) {
 	return held
 }
 
+// LoanStats are the loans of all keys that a Store decides for.
+type LoanStats struct {
+	OnLoan    int64  // units that borrowers may admit by themselves
+	Borrowers int    // that have some of them, or a part of a bucket's rate
+	Expired   uint64 // units that were charged because their loans had ended, ever
+}
+
+// Loans returns the present reading. It looks at all loans.
+func (s *Store) Loans() LoanStats {
+	st := LoanStats{Expired: s.expired.Load()}
+	borrowers := make(map[uint64]struct{})
+	for i := range s.shards {
+		sh := &s.shards[i]
+		for j := range sh.parts {
+			sh.mu.Lock() // for one partition at a time: there may be many loans
+			if part := &sh.parts[j]; part.open && part.extras != nil {
+				for _, l := range part.extras.lent {
+					st.OnLoan += l.Held()
+					l.Borrowers(borrowers)
+				}
+			}
+			sh.unlock()
+		}
+	}
+	st.Borrowers = len(borrowers)
+	return st
+}
+
 // beside makes a request one that knows of the units of its state that are on loan.
 func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
 	r.Held, r.HeldFor = l.Held(), l.HeldFor(now)

@@ -287,8 +287,6 @@ type Stats struct {
 	// RequestIDsLost are the request ids that were not remembered, or not for as long as they should be, for want of room.
 	RequestIDsLost uint64
 	Reservations   int64 // pending, copies included
-	// LoanUnitsExpired are the units on loan that were charged because their loans had ended, ever.
-	LoanUnitsExpired uint64
 	// ReservationsRejected are the reservations and extensions that were not made for a bound on their number, ever.
 	ReservationsRejected uint64
 }
@@ -298,8 +296,7 @@ func (s *Store) Stats() Stats {
 	st := Stats{
 		Keys: s.keys.Load(), Bytes: s.budget.used.Load(), MaxKeys: s.cfg.MaxKeys, MaxBytes: s.cfg.MaxBytes,
 		Full: s.full.Load(), ShareFull: s.shareFull.Load(), Swept: s.swept.Load(), RequestIDsLost: s.budget.memosLost.Load(),
-		LoanUnitsExpired: s.expired.Load(),
-		Reservations:     s.budget.reserved.count.Load(), ReservationsRejected: s.budget.reserved.rejected.Load(),
+		Reservations: s.budget.reserved.count.Load(), ReservationsRejected: s.budget.reserved.rejected.Load(),
 	}
 	for i := range s.shards {
 		sh := &s.shards[i]

@@ -108,7 +108,7 @@ func TestBorrow(t *testing.T) {
 	if err := stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := stream.Recv(); err == nil || l.Loans().Borrowers != 0 {
+	if _, err := stream.Recv(); err == nil || l.Loans().Streams != 0 {
 		t.Errorf("%v; %+v", err, l.Loans())
 	}
 }

@@ -102,8 +102,17 @@ type reachedBody struct {
 	KeysCopied   uint64         `json:"keys_copied"`
 	StateBytes   uint64         `json:"state_bytes"`
 	UptimeMS     int64          `json:"uptime_ms"`
-	Borrowers    uint32         `json:"borrowers"`
+	Loans        *loansBody     `json:"loans"`
 	Ownership    *ownershipBody `json:"ownership,omitempty"`
+}
+
+// loansBody is what a member has lent of the keys that it decides for.
+type loansBody struct {
+	OnLoan     uint64 `json:"on_loan"`
+	Borrowers  uint32 `json:"borrowers"`
+	Recalls    uint64 `json:"recalls"`
+	Unanswered uint64 `json:"unanswered"`
+	Expired    uint64 `json:"expired"`
 }
 
 // ownershipBody is what a member holds, and what is in progress.
@@ -149,7 +158,7 @@ func memberOf(m *weirv1.Member) memberBody {
 		Gossip: m.GetGossip(), Peer: m.GetPeer(), Partitions: m.GetPartitions(), Reachable: m.GetReachable()}
 	if b.Reachable {
 		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
-			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(), Borrowers: m.GetBorrowers(),
+			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(), Loans: loansOf(m.GetLoans()),
 			UptimeMS: quotaheader.RoundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
 		if o := m.GetOwnership(); o != nil {
 			b.Ownership = &ownershipBody{Held: o.GetHeld(), Moving: o.GetMoving(), Awaited: o.GetAwaited(), Copies: o.GetCopies(),
@@ -158,6 +167,10 @@ func memberOf(m *weirv1.Member) memberBody {
 		}
 	}
 	return b
+}
+
+func loansOf(l *weirv1.Loans) *loansBody {
+	return &loansBody{OnLoan: l.GetOnLoan(), Borrowers: l.GetBorrowers(), Recalls: l.GetRecalls(), Unanswered: l.GetUnanswered(), Expired: l.GetExpired()}
 }
 
 func (a *api) handleHealth(w http.ResponseWriter, r *http.Request) {

@@ -60,7 +60,7 @@ func TestGets(t *testing.T) {
 		Node: "weir-0", Version: "v0.1.0", Ready: true, Partitions: 1024, Ring: "6f2a",
 		Members: []*weirv1.Member{
 			{Name: "weir-0", Boot: "3d1f", State: "active", Http: "h:1", Grpc: "h:2", Gossip: "h:3", Peer: "h:4", Partitions: 1000,
-				Reachable: true, Version: "v0.1.0", PoliciesHash: "9a1c", Policies: 2, Keys: 9, KeysCopied: 4, StateBytes: 8192, UptimeNs: 1, Borrowers: 2,
+				Reachable: true, Version: "v0.1.0", PoliciesHash: "9a1c", Policies: 2, Keys: 9, KeysCopied: 4, StateBytes: 8192, UptimeNs: 1, Loans: &weirv1.Loans{OnLoan: 5, Borrowers: 2, Recalls: 4, Unanswered: 1, Expired: 3},
 				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6, Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting", Settled: true}},
 			{Name: "weir-1", State: "active", Partitions: 24, Version: "unknown"},
 		},
@@ -86,7 +86,7 @@ func TestGets(t *testing.T) {
 			`],"overrides":2,"shadow":true,"on_error":"closed"}]}`},
 		{"/v1/status", "application/json", `{"node":"weir-0","version":"v0.1.0","ready":true,"partitions":1024,"ring":"6f2a","members":[` +
 			`{"name":"weir-0","boot":"3d1f","state":"active","http":"h:1","grpc":"h:2","gossip":"h:3","peer":"h:4","partitions":1000,` +
-			`"reachable":true,"version":"v0.1.0","policies_hash":"9a1c","policies":2,"keys":9,"keys_copied":4,"state_bytes":8192,"uptime_ms":1,"borrowers":2,` +
+			`"reachable":true,"version":"v0.1.0","policies_hash":"9a1c","policies":2,"keys":9,"keys_copied":4,"state_bytes":8192,"uptime_ms":1,"loans":{"on_loan":5,"borrowers":2,"recalls":4,"unanswered":1,"expired":3},` +
 			`"ownership":{"held":1,"moving":2,"awaited":3,"copies":4,"degraded":5,"pending":6,"granted":7,"highest_term":"1.2/00ff","voter":"voting","settled":true}},` +
 			`{"name":"weir-1","boot":"","state":"active","http":"","grpc":"","gossip":"","peer":"","partitions":24,"reachable":false}]}`},
 	} {

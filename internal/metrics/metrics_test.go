@@ -28,7 +28,8 @@ func TestPage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := limiter.New(limiter.Config{Policies: set, Store: limiter.NewStore(store.Config{MaxKeys: 10}, true), MaxInFlight: 50})
+	now := limiter.ProcessClock()() // at which it stays: no loan ends
+	l := limiter.New(limiter.Config{Policies: set, Store: limiter.NewStore(store.Config{MaxKeys: 10}, true), MaxInFlight: 50, Clock: func() algo.Instant { return now }})
 	defer l.Close()
 	ask := func(target limit.Target, cost int64) {
 		t.Helper()
@@ -39,7 +40,13 @@ func TestPage(t *testing.T) {
 	ask(limit.Target{Policy: "login", Key: "a"}, 3)
 	ask(limit.Target{Policy: "login", Key: "a"}, 2) // refused
 	ask(limit.Target{Policy: "login", Key: "b"}, 0) // a peek counts nowhere
-	defer l.OpenBorrower(1, func(limit.Recall) {})()
+	lent := []limit.Borrow{{
+		Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Hour}, Key: "lent"},
+		ID:     algo.LoanID{Borrower: 1, Number: 1}, Want: 16,
+	}}
+	if _, err := l.Lend(t.Context(), lent, make([]limit.Lent, 1)); err != nil {
+		t.Fatal(err)
+	}
 	late, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := l.Check(late, make([]limit.Check, 3)); err == nil {
@@ -118,7 +125,7 @@ weir_in_flight 0
 # HELP weir_in_flight_max Checks and other operations that may wait here at most.
 # TYPE weir_in_flight_max gauge
 weir_in_flight_max 50
-# HELP weir_borrowers Borrowers that this node can ask for what they have left of their loans.
+# HELP weir_borrowers Clients, nodes and proxies that have units of this node's keys on loan.
 # TYPE weir_borrowers gauge
 weir_borrowers 1
 # HELP weir_loan_expired_units_total Units on loan of this node's keys that were charged because their loans had ended, whether or not borrowers had spent them.
@@ -133,14 +140,17 @@ weir_loan_recalls_total{result="unanswered"} 0
 weir_loan_units_total 0
 # HELP weir_loans_total Loans that this node has granted or renewed.
 # TYPE weir_loans_total counter
-weir_loans_total 0
+weir_loans_total 1
+# HELP weir_units_on_loan Units of this node's keys that are on loan.
+# TYPE weir_units_on_loan gauge
+weir_units_on_loan 16
 # HELP weir_shed_total Checks and other operations not carried out, by reason: in_flight, too many were waiting, and on_error answered; deadline, the caller had gone or had no time left.
 # TYPE weir_shed_total counter
 weir_shed_total{reason="deadline"} 3
 weir_shed_total{reason="in_flight"} 0
 # HELP weir_keys Keys with live state on this node.
 # TYPE weir_keys gauge
-weir_keys 2
+weir_keys 3
 # HELP weir_keys_max Keys with live state that this node keeps at most; 0: no bound.
 # TYPE weir_keys_max gauge
 weir_keys_max 10
@@ -156,8 +166,9 @@ weir_refusals_remembered_total{policy="login"} 0
 `
 	names := []string{"weir_call_errors_total", "weir_forwarded_total", "weir_ownership_messages_dropped_total", "weir_policies_file_valid", "weir_security_file_valid", "weir_file_read_timeouts_total",
 		"weir_current_window_count", "weir_keys", "weir_refusals_remembered_total", "weir_keys_max", "weir_policies_reloads_total",
-		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys", "weir_in_flight", "weir_in_flight_max", "weir_shed_total"}
-	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("1", "3")+rest), names...); err != nil {
+		"weir_ownership_events_total", "weir_partitions_held", "weir_replica_pending_keys", "weir_in_flight", "weir_in_flight_max", "weir_shed_total",
+		"weir_borrowers", "weir_units_on_loan", "weir_loans_total", "weir_loan_units_total", "weir_loan_expired_units_total", "weir_loan_recalls_total"}
+	if err := testutil.GatherAndCompare(m.pageFor("a test"), strings.NewReader(show("16", "3")+rest), names...); err != nil {
 		t.Error(err)
 	}
 	// The peaks start anew with each scrape; the counters go on.

@@ -10,6 +10,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/cluster/runner"
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/ring"
@@ -25,9 +26,8 @@ func (n *Node) inspect() *peerv1.InspectResponse {
 	r := &peerv1.InspectResponse{
 		Version: n.cfg.Version, PoliciesHash: set.Hash(),
 		Policies: uint32(len(set.Policies())), Keys: uint64(stats.Keys), KeysCopied: uint64(stats.Copies), StateBytes: uint64(stats.Bytes),
-		UptimeNs: int64(time.Since(n.started)),
+		UptimeNs: int64(time.Since(n.started)), Loans: protoLoans(n.limiter.Loans()),
 	}
-	r.Borrowers = uint32(n.limiter.Loans().Borrowers)
 	if v := n.view(); v != nil {
 		r.Ring = v.Ring.Fingerprint()
 	}
@@ -35,6 +35,12 @@ func (n *Node) inspect() *peerv1.InspectResponse {
 		r.Ownership = protoOwnership(st)
 	}
 	return r
+}
+
+func protoLoans(st limiter.LoanStats) *weirv1.Loans {
+	return &weirv1.Loans{
+		OnLoan: uint64(st.OnLoan), Borrowers: uint32(st.Borrowers), Recalls: st.Recalled, Unanswered: st.Unanswered, Expired: st.Expired,
+	}
 }
 
 func protoOwnership(st runner.Status) *weirv1.Ownership {
@@ -126,7 +132,7 @@ func member(m cluster.Member, said *peerv1.InspectResponse, partitions uint32) *
 		Gossip: m.GossipAddr, Peer: m.PeerAddr, Partitions: partitions, Reachable: said != nil, Version: said.GetVersion(),
 		PoliciesHash: said.GetPoliciesHash(), Policies: said.GetPolicies(), Keys: said.GetKeys(), KeysCopied: said.GetKeysCopied(),
 		StateBytes: said.GetStateBytes(), UptimeNs: said.GetUptimeNs(), Ownership: said.GetOwnership(),
-		Borrowers: said.GetBorrowers(),
+		Loans: said.GetLoans(),
 	}
 }
 

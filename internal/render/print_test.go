@@ -57,7 +57,8 @@ func TestPrintStatus(t *testing.T) {
 		Members: []*weirv1.Member{
 			{Name: "n0", State: "active", Http: "127.0.0.1:8080", Grpc: "127.0.0.1:8081", Partitions: 2000, Reachable: true, Version: "v1.2.3",
 				PoliciesHash: "0123456789abcdef", Policies: 7, Keys: 12, KeysCopied: 5, StateBytes: 3 << 20, UptimeNs: int64(90*time.Second + time.Millisecond),
-				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6, Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting"}},
+				Ownership: &weirv1.Ownership{Held: 1, Moving: 2, Awaited: 3, Copies: 4, Degraded: 5, Pending: 6, Granted: 7, HighestTerm: "1.2/00ff", Voter: "voting"},
+				Loans:     &weirv1.Loans{OnLoan: 300, Borrowers: 2, Recalls: 9, Unanswered: 1, Expired: 42}},
 			{Name: "n1", State: "leaving", Http: "127.0.0.1:9080", Partitions: 2093},
 		},
 	}
@@ -70,6 +71,9 @@ n1    leaving  2093        51.1%  unreachable                                   
 
 NAME  HELD  MOVING  AWAITED  COPIES  WITHOUT COPY  UNSENT KEYS  GRANTED  VOTER   HIGHEST TERM  SETTLED
 n0    1     2       3        4       5             6            7        voting  1.2/00ff      no
+
+NAME  ON LOAN  BORROWERS  RECALLS  UNANSWERED  EXPIRED UNITS
+n0    300      2          9        1           42
 `
 	var b bytes.Buffer
 	if err := printStatus(&b, st); err != nil {
@@ -87,7 +91,7 @@ n0    1     2       3        4       5             6            7        voting 
 	if err := Status(&b, st, true); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"keys": 12,`, `"keys_copied": 5,`, `"uptime_ms": 90001,`, `"pending": 6,`} {
+	for _, want := range []string{`"keys": 12,`, `"keys_copied": 5,`, `"uptime_ms": 90001,`, `"pending": 6,`, `"on_loan": 300,`, `"borrowers": 2,`, `"recalls": 9,`, `"unanswered": 1,`, `"expired": 42`} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%s is not in\n%s", want, &b)
 		}

@@ -61,7 +61,10 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	return printOwnership(w, st)
+	if err := printOwnership(w, st); err != nil {
+		return err
+	}
+	return printLoans(w, st)
 }
 
 // printOwnership shows what is held, and what is in progress.
@@ -80,6 +83,19 @@ func printOwnership(w io.Writer, st *weirv1.StatusResponse) error {
 		}
 		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", m.Name, o.Held, o.Moving, o.Awaited, o.Copies,
 			o.Degraded, o.Pending, o.Granted, o.Voter, o.HighestTerm, settled)
+	}
+	return t.Flush()
+}
+
+// printLoans shows what is lent.
+func printLoans(w io.Writer, st *weirv1.StatusResponse) error {
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tON LOAN\tBORROWERS\tRECALLS\tUNANSWERED\tEXPIRED UNITS")
+	for _, m := range st.Members {
+		if l := m.Loans; l != nil {
+			fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\n", m.Name, l.OnLoan, l.Borrowers, l.Recalls, l.Unanswered, l.Expired)
+		}
 	}
 	return t.Flush()
 }

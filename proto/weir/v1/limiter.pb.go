@@ -3768,7 +3768,7 @@ type Member struct {
 	UptimeNs      int64                  `protobuf:"varint,15,opt,name=uptime_ns,json=uptimeNs,proto3" json:"uptime_ns,omitempty"`
 	Ownership     *Ownership             `protobuf:"bytes,16,opt,name=ownership,proto3" json:"ownership,omitempty"`                      // absent when the member did not answer
 	KeysCopied    uint64                 `protobuf:"varint,17,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
-	Borrowers     uint32                 `protobuf:"varint,18,opt,name=borrowers,proto3" json:"borrowers,omitempty"`                     // that can be asked for what they have left of loans of this member's keys
+	Loans         *Loans                 `protobuf:"bytes,18,opt,name=loans,proto3" json:"loans,omitempty"`                              // absent when the member did not answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3922,9 +3922,86 @@ func (x *Member) GetKeysCopied() uint64 {
 	return 0
 }
 
-func (x *Member) GetBorrowers() uint32 {
+func (x *Member) GetLoans() *Loans {
+	if x != nil {
+		return x.Loans
+	}
+	return nil
+}
+
+// Loans says what a member has lent of the keys that it decides for.
+type Loans struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	OnLoan        uint64                 `protobuf:"varint,1,opt,name=on_loan,json=onLoan,proto3" json:"on_loan,omitempty"` // units that borrowers may admit by themselves
+	Borrowers     uint32                 `protobuf:"varint,2,opt,name=borrowers,proto3" json:"borrowers,omitempty"`         // clients, nodes and proxies that have them
+	Recalls       uint64                 `protobuf:"varint,3,opt,name=recalls,proto3" json:"recalls,omitempty"`             // loans of which what was left was asked for before a refusal, since the member started
+	Unanswered    uint64                 `protobuf:"varint,4,opt,name=unanswered,proto3" json:"unanswered,omitempty"`       // of them: in 50 ms
+	Expired       uint64                 `protobuf:"varint,5,opt,name=expired,proto3" json:"expired,omitempty"`             // units that were charged because their loans had ended, since the member started
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Loans) Reset() {
+	*x = Loans{}
+	mi := &file_weir_v1_limiter_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Loans) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Loans) ProtoMessage() {}
+
+func (x *Loans) ProtoReflect() protoreflect.Message {
+	mi := &file_weir_v1_limiter_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Loans.ProtoReflect.Descriptor instead.
+func (*Loans) Descriptor() ([]byte, []int) {
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Loans) GetOnLoan() uint64 {
+	if x != nil {
+		return x.OnLoan
+	}
+	return 0
+}
+
+func (x *Loans) GetBorrowers() uint32 {
 	if x != nil {
 		return x.Borrowers
+	}
+	return 0
+}
+
+func (x *Loans) GetRecalls() uint64 {
+	if x != nil {
+		return x.Recalls
+	}
+	return 0
+}
+
+func (x *Loans) GetUnanswered() uint64 {
+	if x != nil {
+		return x.Unanswered
+	}
+	return 0
+}
+
+func (x *Loans) GetExpired() uint64 {
+	if x != nil {
+		return x.Expired
 	}
 	return 0
 }
@@ -3948,7 +4025,7 @@ type Ownership struct {
 
 func (x *Ownership) Reset() {
 	*x = Ownership{}
-	mi := &file_weir_v1_limiter_proto_msgTypes[47]
+	mi := &file_weir_v1_limiter_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3960,7 +4037,7 @@ func (x *Ownership) String() string {
 func (*Ownership) ProtoMessage() {}
 
 func (x *Ownership) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_v1_limiter_proto_msgTypes[47]
+	mi := &file_weir_v1_limiter_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3973,7 +4050,7 @@ func (x *Ownership) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ownership.ProtoReflect.Descriptor instead.
 func (*Ownership) Descriptor() ([]byte, []int) {
-	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{47}
+	return file_weir_v1_limiter_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Ownership) GetHeld() uint32 {
@@ -4365,7 +4442,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"partitions\x12\x12\n" +
 	"\x04ring\x18\x06 \x01(\tR\x04ring\x12)\n" +
 	"\amembers\x18\a \x03(\v2\x0f.weir.v1.MemberR\amembers\x12%\n" +
-	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\xf6\x03\n" +
+	"\x0epolicies_error\x18\b \x01(\tR\rpoliciesError\"\xfe\x03\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\tR\x04boot\x12\x14\n" +
@@ -4388,8 +4465,16 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\tuptime_ns\x18\x0f \x01(\x03R\buptimeNs\x120\n" +
 	"\townership\x18\x10 \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
 	"\vkeys_copied\x18\x11 \x01(\x04R\n" +
-	"keysCopied\x12\x1c\n" +
-	"\tborrowers\x18\x12 \x01(\rR\tborrowers\"\x8c\x02\n" +
+	"keysCopied\x12$\n" +
+	"\x05loans\x18\x12 \x01(\v2\x0e.weir.v1.LoansR\x05loans\"\x92\x01\n" +
+	"\x05Loans\x12\x17\n" +
+	"\aon_loan\x18\x01 \x01(\x04R\x06onLoan\x12\x1c\n" +
+	"\tborrowers\x18\x02 \x01(\rR\tborrowers\x12\x18\n" +
+	"\arecalls\x18\x03 \x01(\x04R\arecalls\x12\x1e\n" +
+	"\n" +
+	"unanswered\x18\x04 \x01(\x04R\n" +
+	"unanswered\x12\x18\n" +
+	"\aexpired\x18\x05 \x01(\x04R\aexpired\"\x8c\x02\n" +
 	"\tOwnership\x12\x12\n" +
 	"\x04held\x18\x01 \x01(\rR\x04held\x12\x16\n" +
 	"\x06moving\x18\x02 \x01(\rR\x06moving\x12\x18\n" +
@@ -4473,7 +4558,7 @@ func file_weir_v1_limiter_proto_rawDescGZIP() []byte {
 }
 
 var file_weir_v1_limiter_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
+var file_weir_v1_limiter_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_weir_v1_limiter_proto_goTypes = []any{
 	(Algorithm)(0),              // 0: weir.v1.Algorithm
 	(Period)(0),                 // 1: weir.v1.Period
@@ -4527,11 +4612,12 @@ var file_weir_v1_limiter_proto_goTypes = []any{
 	(*StatusRequest)(nil),       // 49: weir.v1.StatusRequest
 	(*StatusResponse)(nil),      // 50: weir.v1.StatusResponse
 	(*Member)(nil),              // 51: weir.v1.Member
-	(*Ownership)(nil),           // 52: weir.v1.Ownership
-	nil,                         // 53: weir.v1.ReserveRequest.UsageEntry
-	nil,                         // 54: weir.v1.ExtendRequest.UsageEntry
-	nil,                         // 55: weir.v1.CommitRequest.UsageEntry
-	nil,                         // 56: weir.v1.ChargeRequest.UsageEntry
+	(*Loans)(nil),               // 52: weir.v1.Loans
+	(*Ownership)(nil),           // 53: weir.v1.Ownership
+	nil,                         // 54: weir.v1.ReserveRequest.UsageEntry
+	nil,                         // 55: weir.v1.ExtendRequest.UsageEntry
+	nil,                         // 56: weir.v1.CommitRequest.UsageEntry
+	nil,                         // 57: weir.v1.ChargeRequest.UsageEntry
 }
 var file_weir_v1_limiter_proto_depIdxs = []int32{
 	0,  // 0: weir.v1.Limit.algorithm:type_name -> weir.v1.Algorithm
@@ -4559,16 +4645,16 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	6,  // 22: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
 	6,  // 23: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
 	6,  // 24: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	53, // 25: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
+	54, // 25: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
 	32, // 26: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
 	12, // 27: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
 	6,  // 28: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
-	54, // 29: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
+	55, // 29: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
 	6,  // 30: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
 	3,  // 31: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
-	55, // 32: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
+	56, // 32: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
 	6,  // 33: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
-	56, // 34: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
+	57, // 34: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
 	6,  // 35: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
 	6,  // 36: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
 	6,  // 37: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
@@ -4577,46 +4663,47 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	48, // 40: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
 	0,  // 41: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
 	51, // 42: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	52, // 43: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	8,  // 44: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	27, // 45: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	28, // 46: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	30, // 47: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	32, // 48: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	33, // 49: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
-	35, // 50: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
-	36, // 51: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	39, // 52: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	38, // 53: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
-	41, // 54: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	43, // 55: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	49, // 56: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	45, // 57: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
-	13, // 58: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	18, // 59: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
-	23, // 60: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
-	9,  // 61: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	12, // 62: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	29, // 63: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	31, // 64: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	12, // 65: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	34, // 66: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
-	12, // 67: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
-	37, // 68: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	40, // 69: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	12, // 70: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
-	42, // 71: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	44, // 72: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	50, // 73: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	46, // 74: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
-	15, // 75: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	20, // 76: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
-	24, // 77: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
-	61, // [61:78] is the sub-list for method output_type
-	44, // [44:61] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	53, // 43: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	52, // 44: weir.v1.Member.loans:type_name -> weir.v1.Loans
+	8,  // 45: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	27, // 46: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	28, // 47: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	30, // 48: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	32, // 49: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	33, // 50: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
+	35, // 51: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
+	36, // 52: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	39, // 53: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	38, // 54: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
+	41, // 55: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	43, // 56: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	49, // 57: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	45, // 58: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	13, // 59: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	18, // 60: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
+	23, // 61: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
+	9,  // 62: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	12, // 63: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	29, // 64: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	31, // 65: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	12, // 66: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	34, // 67: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
+	12, // 68: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
+	37, // 69: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	40, // 70: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	12, // 71: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
+	42, // 72: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	44, // 73: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	50, // 74: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	46, // 75: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	15, // 76: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	20, // 77: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
+	24, // 78: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
+	62, // [62:79] is the sub-list for method output_type
+	45, // [45:62] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }
@@ -4643,7 +4730,7 @@ func file_weir_v1_limiter_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_v1_limiter_proto_rawDesc), len(file_weir_v1_limiter_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   52,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1661,7 +1661,7 @@ type InspectResponse struct {
 	Ring          uint64                 `protobuf:"fixed64,7,opt,name=ring,proto3" json:"ring,omitempty"` // fingerprint of the ring as the node sees it: settings, members and owners
 	Ownership     *v1.Ownership          `protobuf:"bytes,8,opt,name=ownership,proto3" json:"ownership,omitempty"`
 	KeysCopied    uint64                 `protobuf:"varint,9,opt,name=keys_copied,json=keysCopied,proto3" json:"keys_copied,omitempty"` // of keys: copies of other members' keys
-	Borrowers     uint32                 `protobuf:"varint,10,opt,name=borrowers,proto3" json:"borrowers,omitempty"`                    // that have loans, or may have
+	Loans         *v1.Loans              `protobuf:"bytes,10,opt,name=loans,proto3" json:"loans,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1759,11 +1759,11 @@ func (x *InspectResponse) GetKeysCopied() uint64 {
 	return 0
 }
 
-func (x *InspectResponse) GetBorrowers() uint32 {
+func (x *InspectResponse) GetLoans() *v1.Loans {
 	if x != nil {
-		return x.Borrowers
+		return x.Loans
 	}
-	return 0
+	return nil
 }
 
 type ActivityRequest struct {
@@ -2564,7 +2564,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
 	"\x04term\x18\x03 \x01(\v2\x12.weir.peer.v1.TermR\x04term\"\x10\n" +
-	"\x0eInspectRequest\"\xc3\x02\n" +
+	"\x0eInspectRequest\"\xcb\x02\n" +
 	"\x0fInspectResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12#\n" +
 	"\rpolicies_hash\x18\x02 \x01(\tR\fpoliciesHash\x12\x1a\n" +
@@ -2576,9 +2576,9 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\x04ring\x18\a \x01(\x06R\x04ring\x120\n" +
 	"\townership\x18\b \x01(\v2\x12.weir.v1.OwnershipR\townership\x12\x1f\n" +
 	"\vkeys_copied\x18\t \x01(\x04R\n" +
-	"keysCopied\x12\x1c\n" +
-	"\tborrowers\x18\n" +
-	" \x01(\rR\tborrowers\"h\n" +
+	"keysCopied\x12$\n" +
+	"\x05loans\x18\n" +
+	" \x01(\v2\x0e.weir.v1.LoansR\x05loans\"h\n" +
 	"\x0fActivityRequest\x12)\n" +
 	"\x06orders\x18\x01 \x03(\x0e2\x11.weir.v1.KeyOrderR\x06orders\x12\x12\n" +
 	"\x04keys\x18\x02 \x01(\rR\x04keys\x12\x16\n" +
@@ -2700,9 +2700,10 @@ var file_weir_peer_v1_peer_proto_goTypes = []any{
 	(*v1.Error)(nil),           // 44: weir.v1.Error
 	(*v1.LoanAnswer)(nil),      // 45: weir.v1.LoanAnswer
 	(*v1.Ownership)(nil),       // 46: weir.v1.Ownership
-	(v1.KeyOrder)(0),           // 47: weir.v1.KeyOrder
-	(v1.Algorithm)(0),          // 48: weir.v1.Algorithm
-	(*v1.PolicyUse)(nil),       // 49: weir.v1.PolicyUse
+	(*v1.Loans)(nil),           // 47: weir.v1.Loans
+	(v1.KeyOrder)(0),           // 48: weir.v1.KeyOrder
+	(v1.Algorithm)(0),          // 49: weir.v1.Algorithm
+	(*v1.PolicyUse)(nil),       // 50: weir.v1.PolicyUse
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
@@ -2739,30 +2740,31 @@ var file_weir_peer_v1_peer_proto_depIdxs = []int32{
 	10, // 31: weir.peer.v1.ItemReply.quota_lent:type_name -> weir.peer.v1.QuotaLent
 	6,  // 32: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
 	46, // 33: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	47, // 34: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
-	20, // 35: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
-	21, // 36: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
-	48, // 37: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
-	49, // 38: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
-	38, // 39: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
-	24, // 40: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
-	48, // 41: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
-	25, // 42: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
-	0,  // 43: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	16, // 44: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	18, // 45: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
-	22, // 46: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
-	26, // 47: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	1,  // 48: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	17, // 49: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	19, // 50: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
-	23, // 51: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
-	27, // 52: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	48, // [48:53] is the sub-list for method output_type
-	43, // [43:48] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	47, // 34: weir.peer.v1.InspectResponse.loans:type_name -> weir.v1.Loans
+	48, // 35: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
+	20, // 36: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
+	21, // 37: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
+	49, // 38: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
+	50, // 39: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
+	38, // 40: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
+	24, // 41: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
+	49, // 42: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
+	25, // 43: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
+	0,  // 44: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	16, // 45: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	18, // 46: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
+	22, // 47: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
+	26, // 48: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	1,  // 49: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	17, // 50: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	19, // 51: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
+	23, // 52: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
+	27, // 53: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	49, // [49:54] is the sub-list for method output_type
+	44, // [44:49] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }

@@ -1679,10 +1679,15 @@ func (m *InspectResponse) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
-	if m.Borrowers != 0 {
-		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.Borrowers))
+	if m.Loans != nil {
+		size, err := m.Loans.MarshalToSizedBufferVT(dAtA[:i])
+		if err != nil {
+			return 0, err
+		}
+		i -= size
+		i = protohelpers.EncodeVarint(dAtA, i, uint64(size))
 		i--
-		dAtA[i] = 0x50
+		dAtA[i] = 0x52
 	}
 	if m.KeysCopied != 0 {
 		i = protohelpers.EncodeVarint(dAtA, i, uint64(m.KeysCopied))
@@ -3183,8 +3188,9 @@ func (m *InspectResponse) SizeVT() (n int) {
 	if m.KeysCopied != 0 {
 		n += 1 + protohelpers.SizeOfVarint(uint64(m.KeysCopied))
 	}
-	if m.Borrowers != 0 {
-		n += 1 + protohelpers.SizeOfVarint(uint64(m.Borrowers))
+	if m.Loans != nil {
+		l = m.Loans.SizeVT()
+		n += 1 + l + protohelpers.SizeOfVarint(uint64(l))
 	}
 	n += len(m.unknownFields)
 	return n
@@ -6987,10 +6993,10 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 		case 10:
-			if wireType != 0 {
-				return fmt.Errorf("proto: wrong wireType = %d for field Borrowers", wireType)
+			if wireType != 2 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Loans", wireType)
 			}
-			m.Borrowers = 0
+			var msglen int
 			for shift := uint(0); ; shift += 7 {
 				if shift >= 64 {
 					return protohelpers.ErrIntOverflow
@@ -7000,11 +7006,28 @@ func (m *InspectResponse) UnmarshalVT(dAtA []byte) error {
 				}
 				b := dAtA[iNdEx]
 				iNdEx++
-				m.Borrowers |= uint32(b&0x7F) << shift
+				msglen |= int(b&0x7F) << shift
 				if b < 0x80 {
 					break
 				}
 			}
+			if msglen < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			postIndex := iNdEx + msglen
+			if postIndex < 0 {
+				return protohelpers.ErrInvalidLength
+			}
+			if postIndex > l {
+				return io.ErrUnexpectedEOF
+			}
+			if m.Loans == nil {
+				m.Loans = &v1.Loans{}
+			}
+			if err := m.Loans.UnmarshalVT(dAtA[iNdEx:postIndex]); err != nil {
+				return err
+			}
+			iNdEx = postIndex
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
