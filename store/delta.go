@@ -33,8 +33,9 @@ type element struct {
 	claim ownership.Claim
 	// seen is the version, of those that were counted under the claim, up to which the content has what was done under it.
 	// Of the last element it is the extras' version and not this.
-	seen  uint64
-	at    int64  // Mono instant of the claim, or of the last merge
+	seen uint64
+	// at is a Mono instant, of the claim or of a merge, after which nothing was charged under any claim before this one.
+	at    int64
 	delta *table // nil: what was charged under it cannot be told from the rest
 	// mixed, of the first element: what was charged under claims that are no longer named is not told from the rest either.
 	mixed bool

@@ -118,6 +118,7 @@ type merge struct {
 
 	needed [maxLineage]bool // of add's elements
 	place  [maxLineage]int  // where add's elements come to stand in base's lineage
+	recent int              // from which of base's elements on what was charged under those before may be as recent as the merge
 }
 
 func (m *merge) run() {
@@ -178,7 +179,9 @@ func (m *merge) run() {
 	}
 	m.takeTables()
 	for i := range base.lineage {
-		base.lineage[i].at = m.now.Mono // what was charged under any of them may be as recent
+		if i == 0 || i >= m.recent {
+			base.lineage[i].at = m.now.Mono
+		}
 		base.lineage[i].mixed = base.lineage[i].mixed && i == 0
 	}
 	m.sh.thin(&m.base)
@@ -227,6 +230,7 @@ func (m *merge) unite() {
 		m.sh.forget(&m.base, m.sh.matters(base, m.now))
 	}
 	drop := len(base.lineage) + fresh() - maxLineage
+	m.recent = len(base.lineage)
 	if m.whole && len(base.lineage) > 0 && (len(add.lineage) == 0 || add.lineage[0].mixed) {
 		base.lineage[0].mixed = true
 	}
@@ -237,6 +241,7 @@ func (m *merge) unite() {
 			if drop > 0 {
 				drop-- // only where whole states are added, for otherwise not all of add's elements are needed
 				base.lineage[0].mixed = true
+				m.recent = min(m.recent, 1)
 				continue
 			}
 			at = len(base.lineage)
@@ -247,6 +252,9 @@ func (m *merge) unite() {
 			base.lineage = append(base.lineage[:at:at], entry)
 		}
 		m.place[i] = max(at, 0)
+		if m.needed[i] {
+			m.recent = min(m.recent, m.place[i]+1)
+		}
 		if at >= 0 && m.needed[i] {
 			to := &base.lineage[at]
 			if m.whole && to.seen < e.seen {

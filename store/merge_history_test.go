@@ -268,3 +268,57 @@ func TestMergeForgetsNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestMergeAfterManyClaims splits and merges a partition more often than its lineage has room for, each time after all that was
+// charged before has expired: a split soon after such a merge is merged like any other.
+func TestMergeAfterManyClaims(t *testing.T) {
+	for name, limit := range map[string]algo.Limit{
+		"sliding_log":  log(40, 2*time.Second),
+		"fixed_window": window(40, 2*time.Second),
+		"token_bucket": {Algorithm: algo.TokenBucket, Limit: 20, Capacity: 40, Window: time.Second},
+		"leaky_bucket": {Algorithm: algo.LeakyBucket, Limit: 20, Capacity: 40, Window: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range seeds(50) {
+				h := &sideHistory{t: t, rng: rand.New(rand.NewPCG(seed, 22)), rule: rule("p", limit)}
+				for range 2 {
+					h.sides = append(h.sides, &side{store: New(Config{Shut: true}), units: make(map[int]int64)})
+				}
+				holder, other := h.sides[0], h.sides[1]
+				h.claim(holder)
+				// split ends with what both sides admitted counted by the one that holds the partition then.
+				split := func(charges int) {
+					h.copied(holder, other)
+					other.store.Promote(0)
+					for n, units := range holder.units {
+						other.units[n] = units
+					}
+					h.claim(other)
+					for range charges {
+						h.now += time.Duration(h.rng.Int64N(int64(100 * time.Millisecond)))
+						h.charge(h.sides[h.rng.IntN(2)], false)
+					}
+					if h.rng.IntN(2) == 0 {
+						holder, other = other, holder
+					}
+					h.merge(other, holder)
+					d, err := holder.store.Decide(h.key(holder), h.rule, at(h.now), cost(0), nil)
+					if err != nil {
+						t.Fatal(err)
+					}
+					most := max(limit.Limit, limit.Capacity)
+					if used, want := most-d.Remaining, min(most, h.counted(holder)); used < want || used > want && limit.Algorithm == algo.SlidingLog {
+						t.Fatalf("seed %d: after %d claims %d are in use, want %d", seed, h.claims, used, want)
+					}
+				}
+				for range maxLineage {
+					split(4)
+					h.now += 5 * time.Second // nothing of it is left, and the claims are remembered
+				}
+				split(4)
+				split(14)
+				accounted(t, holder.store)
+			}
+		})
+	}
+}

@@ -309,6 +309,41 @@ func TestMergeOfWholes(t *testing.T) {
 	s.check(3, false)
 }
 
+// TestMergeOfLateCharges: what was charged under an old claim shortly before a merge is remembered with its claim for as long as it
+// counts, and not only until everything from before the next claim has expired.
+func TestMergeOfLateCharges(t *testing.T) {
+	for _, known := range []bool{false, true} { // whether the receiver knows some of what was charged under the old claim
+		r := rule("p", log(100, 2*time.Hour))
+		s := newSplit(t, 4, r)
+		s.claim(0)
+		s.admit(0, r, "0")
+		for i := range 3 {
+			s.replicate(i, i+1)
+			s.claim(i + 1)
+			s.admit(i+1, r, "0")
+		}
+		late := 0
+		if known {
+			late = 2
+			s.admit(1, r, "0")
+			s.merge(1, 3)
+		}
+		s.now = 20 * time.Minute
+		s.claim(3)
+		s.replicate(3, 1)
+		s.claim(1) // goes on beside all of it
+		s.now = 90 * time.Minute
+		s.admit(late, r, "0")
+		s.merge(late, 3)
+		s.claim(3)
+		s.now = 130 * time.Minute
+		s.parties[3].store.Sweep(at(s.now), 1) // which takes claims off a lineage
+		s.admit(3, r, "0")
+		s.merge(3, 1)
+		s.check(1, false)
+	}
+}
+
 // TestMergeBesideShortLived: that all keys of a partition count for a second says nothing of one that is asked about next.
 func TestMergeBesideShortLived(t *testing.T) {
 	short := rule("short", log(10, time.Second))

@@ -378,6 +378,16 @@ var mutants = []mutant{
 		"./store -run TestMergeForgetsNothing", "counts",
 	},
 	{
+		"store: a merge makes all claims recent", "store/merge.go",
+		[]edit{{"i == 0 || i >= m.recent", "true"}},
+		"./store -run TestMergeAfterManyClaims", "are in use",
+	},
+	{
+		"store: a merge forgets how recent its charges are", "store/merge.go",
+		[]edit{{"m.recent = min(m.recent, m.place[i]+1)", "m.recent = min(m.recent, maxLineage)"}},
+		"./store -run TestMergeOfLateCharges", "counts",
+	},
+	{
 		"store: a whole merge leaves a delta that lacks what it adds", "store/merge.go",
 		[]edit{{"m.whole && to.seen < e.seen", "false"}},
 		"./store -run TestMergeOfWholes", "counts",
