@@ -581,10 +581,10 @@ func TestOtherSettings(t *testing.T) {
 	if v := stranger.View(); v.Self.State != Joining || len(v.Members) != 1 {
 		t.Errorf("the stranger has view %+v", v)
 	}
-	waitFor(t, "a logs the refusal", func() bool { return strings.Contains(a.log.String(), "refused") })
+	waitFor(t, "a logs the rejection", func() bool { return strings.Contains(a.log.String(), `msg="cluster: node rejected"`) })
 	waitFor(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
 	if n := strings.Count(a.log.String(), "level=ERROR"); n != 1 {
-		t.Errorf("the refusal is logged %d times", n)
+		t.Errorf("the rejection is logged %d times", n)
 	}
 	if v := a.View(); v.Member("c") != nil {
 		t.Error("the stranger is a member")
@@ -805,7 +805,7 @@ func TestForeignGossip(t *testing.T) {
 	if _, err := foreign.Join([]string{a.gossip()}); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, "the refusal is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
+	waitFor(t, "the rejection is logged", func() bool { return strings.Contains(a.log.String(), "not the gossip name of a weir node") })
 	if n := len(a.View().Members); n != 1 {
 		t.Errorf("%d members", n)
 	}

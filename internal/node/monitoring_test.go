@@ -308,7 +308,9 @@ func (page exposed) mistakes(query string) []string {
 // TestMonitoringAsksForWhatThereIs: every metric and label in an alert or on the dashboard is one that a node shows, and
 // the documentation has all of them and no other.
 func TestMonitoringAsksForWhatThereIs(t *testing.T) {
-	n := mustStart(t, testConfig(t, "a"))
+	cfg := testConfig(t, "a")
+	cfg.Envoy.Dir = envoyDir(t, "domain: edge\n")
+	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	check(t, n, "alice")
 	page := scrape(t, n)
