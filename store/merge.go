@@ -233,6 +233,7 @@ func (m *merge) unite() {
 	m.recent = len(base.lineage)
 	if m.whole && len(base.lineage) > 0 && (len(add.lineage) == 0 || add.lineage[0].mixed) {
 		base.lineage[0].mixed = true
+		m.recent = 1
 	}
 	for i := range add.lineage {
 		e := &add.lineage[i]

@@ -312,7 +312,7 @@ func TestMergeOfWholes(t *testing.T) {
 // TestMergeOfLateCharges: what was charged under an old claim shortly before a merge is remembered with its claim for as long as it
 // counts, and not only until everything from before the next claim has expired.
 func TestMergeOfLateCharges(t *testing.T) {
-	for _, known := range []bool{false, true} { // whether the receiver knows some of what was charged under the old claim
+	for late := range 3 { // who charged it: 0 under the first claim, 1 under none, 2 under one of which the receiver knows something
 		r := rule("p", log(100, 2*time.Hour))
 		s := newSplit(t, 4, r)
 		s.claim(0)
@@ -322,17 +322,17 @@ func TestMergeOfLateCharges(t *testing.T) {
 			s.claim(i + 1)
 			s.admit(i+1, r, "0")
 		}
-		late := 0
-		if known {
-			late = 2
-			s.admit(1, r, "0")
-			s.merge(1, 3)
-		}
+		s.admit(1, r, "0")
+		s.merge(1, 3)
 		s.now = 20 * time.Minute
 		s.claim(3)
 		s.replicate(3, 1)
 		s.claim(1) // goes on beside all of it
 		s.now = 90 * time.Minute
+		if late == 1 {
+			late = len(s.parties)
+			s.parties = append(s.parties, &party{New(Config{}), make(map[int]bool)})
+		}
 		s.admit(late, r, "0")
 		s.merge(late, 3)
 		s.claim(3)
