@@ -91,7 +91,7 @@ func conformance(t *testing.T, open func(*testing.T, *book) *Client) {
 		c := open(t, newBook())
 		want := Decision{
 			Policy: "full", Allowed: false, Granted: 2, Limit: 3, Window: 4, Remaining: 5, RetryAfter: 6, ResetAfter: 7, Delay: 8,
-			Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, Banned: true, NearLimit: true,
+			Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true, NearLimit: true,
 			Limits: []LimitStatus{
 				{Limit: 9, Window: 10, Remaining: 11, RetryAfter: 12, ResetAfter: 13},
 				{Limit: Unlimited, RetryAfter: Never},

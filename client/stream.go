@@ -608,6 +608,7 @@ func readAnswer(out *weirv1.CheckStreamResponse, i int, q *question, a *Result) 
 	d.Degraded = flags&weirv1.StreamFlag_STREAM_FLAG_DEGRADED != 0
 	d.FailedOpen = flags&weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN != 0
 	d.FailedClosed = flags&weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED != 0
+	d.RetryAfterEstimated = flags&weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED != 0
 	d.Banned = flags&weirv1.StreamFlag_STREAM_FLAG_BANNED != 0
 	d.NearLimit = flags&weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT != 0
 	d.Granted = wire.At(out.Granted, i, 0)

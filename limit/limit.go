@@ -92,6 +92,10 @@ type Decision struct {
 	FailedOpen   bool // the owner could not be asked; admitted by on_error, or because of shadow mode
 	FailedClosed bool // the owner could not be asked; refused by on_error
 	Banned       bool // the policy's ban has refused the key: a check that it would have refused began it. RetryAfter is its end, or later
+	// RetryAfterEstimated: units of the key are on loan to a borrower that did not return them in time, or that cannot be asked to. RetryAfter is
+	// then no longer than until its loan has ended: the check may pass before, when they are returned, or not even then, as what of
+	// them is not returned is charged.
+	RetryAfterEstimated bool
 	// NearLimit: with this decision, at least the policy's warn_at of a limit of its is in use. What is on loan counts as in use.
 	NearLimit bool
 

@@ -415,6 +415,7 @@ func (l *Limiter) conclusion(d *limit.Decision, e *entry, rule *store.Rule, c *l
 	if !d.Allowed && e != nil && e.Shadow {
 		shadow(d, c.Cost)
 	}
+	d.RetryAfterEstimated = !d.Allowed && got.OnLoan > 0
 	// What is pending may be given back, and so may what is on loan, and what is denied count: each moves the moment at which the
 	// check passes, but not the end of a ban. A candidate is to be asked each time.
 	if check && !d.Allowed && (got.Banned || !got.Pending && got.OnLoan == 0 && !countsDenied(rule.Limits)) && (e == nil || e.candidate == nil) {

@@ -68,7 +68,7 @@ func TestRecallBeforeRefusal(t *testing.T) {
 		t.Fatalf("13 of 16 on loan are back: %+v", d)
 	}
 	<-done
-	if d := check(t, l, "p", 1); d.Allowed || d.RememberFor == 0 {
+	if d := check(t, l, "p", 1); d.Allowed || d.RememberFor == 0 || d.RetryAfterEstimated {
 		t.Fatalf("all is used: %+v", d)
 	}
 	if s := l.Loans(); s.Recalled != 1 || s.Unanswered != 0 || s.Spent != 3 || s.Streams != 1 || s.OnLoan != 0 || s.Borrowers != 0 {
@@ -97,10 +97,10 @@ func TestSilentBorrower(t *testing.T) {
 		}
 		return got[0].Decision
 	}
-	if d := ask(101); d.Allowed || d.RetryAfter != algo.Never {
+	if d := ask(101); d.Allowed || d.RetryAfter != algo.Never || d.RetryAfterEstimated {
 		t.Errorf("more than the limit: %+v", d)
 	}
-	if d := ask(90); d.Allowed || d.RememberFor != 0 || d.RetryAfter <= 0 {
+	if d := ask(90); d.Allowed || d.RememberFor != 0 || d.RetryAfter <= 0 || !d.RetryAfterEstimated {
 		t.Errorf("there is nobody to ask: %+v", d)
 	}
 	if s := l.Loans(); s.Recalled != 0 {
@@ -108,7 +108,7 @@ func TestSilentBorrower(t *testing.T) {
 	}
 	defer l.OpenBorrower(1, func(limit.Recall) {})()
 	for range 50 {
-		if d := ask(90); d.Allowed || d.RememberFor != 0 {
+		if d := ask(90); d.Allowed || d.RememberFor != 0 || !d.RetryAfterEstimated {
 			t.Errorf("%+v", d)
 		}
 	}
@@ -121,8 +121,11 @@ func TestSilentBorrower(t *testing.T) {
 	if a := lend(t, l, b); !a.Ended {
 		t.Errorf("%+v", a)
 	}
-	if d := ask(90); !d.Allowed {
+	if d := ask(90); !d.Allowed || d.RetryAfterEstimated {
 		t.Errorf("%+v", d)
+	}
+	if d := ask(90); d.Allowed || d.RetryAfterEstimated {
+		t.Errorf("nothing is on loan: %+v", d)
 	}
 }
 

@@ -416,7 +416,7 @@ func pack(out *weirv1.CheckStreamResponse, check int, r *limit.Result) {
 		flag(d.Degraded, weirv1.StreamFlag_STREAM_FLAG_DEGRADED) | flag(d.FailedOpen, weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN) |
 		flag(d.FailedClosed, weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED) |
 		flag(d.RetryAfter == algo.Never, weirv1.StreamFlag_STREAM_FLAG_NEVER) | flag(d.NearLimit, weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT) |
-		flag(d.Banned, weirv1.StreamFlag_STREAM_FLAG_BANNED)
+		flag(d.Banned, weirv1.StreamFlag_STREAM_FLAG_BANNED) | flag(d.RetryAfterEstimated, weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED)
 	retryAfter := d.RetryAfter
 	if retryAfter == algo.Never {
 		retryAfter = 0

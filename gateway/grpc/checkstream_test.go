@@ -77,7 +77,8 @@ func unpacked(out *weirv1.CheckStreamResponse, i int, policy, requestID string) 
 		Allowed: has(weirv1.StreamFlag_STREAM_FLAG_ALLOWED), Shadow: has(weirv1.StreamFlag_STREAM_FLAG_SHADOW),
 		Degraded: has(weirv1.StreamFlag_STREAM_FLAG_DEGRADED), FailedOpen: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_OPEN),
 		FailedClosed: has(weirv1.StreamFlag_STREAM_FLAG_FAILED_CLOSED), NearLimit: has(weirv1.StreamFlag_STREAM_FLAG_NEAR_LIMIT), Banned: has(weirv1.StreamFlag_STREAM_FLAG_BANNED),
-		Granted: wire.At(out.Granted, i, 0), Limit: wire.At(out.Limit, i, 0), WindowNs: wire.At(out.WindowNs, i, 0),
+		RetryAfterEstimated: has(weirv1.StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED),
+		Granted:             wire.At(out.Granted, i, 0), Limit: wire.At(out.Limit, i, 0), WindowNs: wire.At(out.WindowNs, i, 0),
 		Remaining: wire.At(out.Remaining, i, 0), ResetAfterNs: wire.At(out.ResetAfterNs, i, 0), DelayNs: wire.At(out.DelayNs, i, 0),
 		RememberForNs: wire.At(out.RememberForNs, i, 0),
 	}

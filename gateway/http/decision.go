@@ -29,6 +29,9 @@ func appendDecision(b []byte, d *limit.Decision) []byte {
 	b = appendBool(b, `,"degraded":`, d.Degraded)
 	b = appendBool(b, `,"failed_open":`, d.FailedOpen)
 	b = appendBool(b, `,"failed_closed":`, d.FailedClosed)
+	if d.RetryAfterEstimated {
+		b = append(b, `,"retry_after_estimated":true`...)
+	}
 	if d.Banned {
 		b = append(b, `,"banned":true`...)
 	}

@@ -34,6 +34,7 @@ type (
 		Degraded     bool           `json:"degraded"`
 		FailedOpen   bool           `json:"failed_open"`
 		FailedClosed bool           `json:"failed_closed"`
+		Estimated    bool           `json:"retry_after_estimated,omitzero"`
 		Banned       bool           `json:"banned,omitzero"`
 		NearLimit    bool           `json:"near_limit,omitzero"`
 		RequestID    string         `json:"request_id,omitempty"`
@@ -69,13 +70,13 @@ func TestDecisionEncoding(t *testing.T) {
 			ResetAfter: duration(), Delay: duration(), Policy: text(),
 			Shadow: random.IntN(2) == 0, Degraded: random.IntN(2) == 0, FailedOpen: random.IntN(2) == 0,
 			FailedClosed: random.IntN(2) == 0, RequestID: text(), LeaseID: text(),
-			ReservationID: text(), NearLimit: random.IntN(2) == 0, Banned: random.IntN(2) == 0,
+			ReservationID: text(), NearLimit: random.IntN(2) == 0, Banned: random.IntN(2) == 0, RetryAfterEstimated: random.IntN(2) == 0,
 		}
 		f := decisionFields{
 			Allowed: d.Allowed, Granted: d.Granted, Limit: d.Limit, Remaining: d.Remaining, ResetAfterMS: ms(d.ResetAfter),
 			DelayMS: ms(d.Delay), Policy: d.Policy, Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen,
 			FailedClosed: d.FailedClosed, RequestID: d.RequestID, LeaseID: d.LeaseID,
-			Reservation: d.ReservationID, NearLimit: d.NearLimit, Banned: d.Banned,
+			Reservation: d.ReservationID, NearLimit: d.NearLimit, Banned: d.Banned, Estimated: d.RetryAfterEstimated,
 		}
 		d.RetryAfter, f.RetryAfterMS = wait()
 		if d.Allowed {

@@ -26,6 +26,9 @@ func Answer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) error {
 			"reset_after_ms": milliseconds(d.ResetAfterNs), "delay_ms": milliseconds(d.DelayNs), "shadow": d.Shadow,
 			"degraded": d.Degraded, "failed_open": d.FailedOpen, "failed_closed": d.FailedClosed,
 		}
+		if d.RetryAfterEstimated {
+			out["retry_after_estimated"] = true
+		}
 		if d.Banned {
 			out["banned"] = true
 		}
@@ -62,7 +65,7 @@ func Answer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) error {
 	for _, flag := range []struct {
 		name string
 		set  bool
-	}{{"shadow", d.Shadow}, {"degraded", d.Degraded}, {"failed_open", d.FailedOpen}, {"failed_closed", d.FailedClosed}, {"banned", d.Banned}, {"near_limit", d.NearLimit}} {
+	}{{"shadow", d.Shadow}, {"degraded", d.Degraded}, {"failed_open", d.FailedOpen}, {"failed_closed", d.FailedClosed}, {"retry_after_estimated", d.RetryAfterEstimated}, {"banned", d.Banned}, {"near_limit", d.NearLimit}} {
 		if flag.set {
 			fmt.Fprint(w, " ", flag.name)
 		}

@@ -31,9 +31,9 @@ func TestPrintDecision(t *testing.T) {
 		},
 		{
 			"never, with all flags",
-			&weirv1.Decision{Policy: "inline", Limit: 5, Remaining: 5, RequestId: "r", Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, Banned: true, NearLimit: true},
-			"refused  policy=inline granted=0 limit=5 remaining=5 retry_after=never shadow degraded failed_open failed_closed banned near_limit",
-			`{"allowed":false,"banned":true,"degraded":true,"delay_ms":0,"failed_closed":true,"failed_open":true,"granted":0,"limit":5,"near_limit":true,"policy":"inline","remaining":5,"request_id":"r","reset_after_ms":0,"shadow":true}`,
+			&weirv1.Decision{Policy: "inline", Limit: 5, Remaining: 5, RequestId: "r", Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true, NearLimit: true},
+			"refused  policy=inline granted=0 limit=5 remaining=5 retry_after=never shadow degraded failed_open failed_closed retry_after_estimated banned near_limit",
+			`{"allowed":false,"banned":true,"degraded":true,"delay_ms":0,"failed_closed":true,"failed_open":true,"granted":0,"limit":5,"near_limit":true,"policy":"inline","remaining":5,"request_id":"r","reset_after_ms":0,"retry_after_estimated":true,"shadow":true}`,
 		},
 		{
 			"delayed and unlimited",

@@ -56,6 +56,7 @@ const (
 	outLimits
 	outNearLimit
 	outBanned
+	outEstimated
 	outUnknown // and all above
 )
 
@@ -291,7 +292,8 @@ func appendOutcome(b []byte, q *quota, op *limiter.Op) []byte {
 		flagIf(d.RememberFor != 0, outRememberFor) | flagIf(d.Granted != usualGrant(d.Allowed, op.Cost), outGranted) |
 		flagIf(d.Delay != 0, outDelay) | flagIf(d.Shadow, outShadow) | flagIf(d.Degraded, outDegraded) |
 		flagIf(d.FailedOpen, outFailedOpen) | flagIf(d.FailedClosed, outFailedClosed) | flagIf(op.Outcome.Lease != 0, outLease) |
-		flagIf(len(d.Limits) > 0, outLimits) | flagIf(d.NearLimit, outNearLimit) | flagIf(d.Banned, outBanned)
+		flagIf(len(d.Limits) > 0, outLimits) | flagIf(d.NearLimit, outNearLimit) | flagIf(d.Banned, outBanned) |
+		flagIf(d.RetryAfterEstimated, outEstimated)
 	if d.RetryAfter == algo.Never {
 		flags = flags&^outRetryAfter | outNever
 	}
@@ -399,7 +401,7 @@ func (r *outcomes) next(op *limiter.Op) bool {
 	}
 	d.Shadow, d.Degraded = flags&outShadow != 0, flags&outDegraded != 0
 	d.FailedOpen, d.FailedClosed = flags&outFailedOpen != 0, flags&outFailedClosed != 0
-	d.NearLimit, d.Banned = flags&outNearLimit != 0, flags&outBanned != 0
+	d.NearLimit, d.Banned, d.RetryAfterEstimated = flags&outNearLimit != 0, flags&outBanned != 0, flags&outEstimated != 0
 	if flags&outLease != 0 {
 		out.Lease = lease(r.Uvarint())
 	}

@@ -151,7 +151,7 @@ func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
 			func() { d.Allowed = false }, func() { d.Granted = usualGrant(d.Allowed, op.Cost) }, func() { d.Limit, d.Window = 7, 9 },
 			func() { d.RetryAfter = 0 }, func() { d.RetryAfter = algo.Never }, func() { d.ResetAfter = 0 }, func() { d.RememberFor = 0 },
 			func() { d.Delay = 0 }, func() { d.Shadow = false }, func() { d.Degraded = false }, func() { d.FailedOpen = false },
-			func() { d.FailedClosed = false }, func() { d.NearLimit = false }, func() { d.Banned = false }, func() { d.Limits = nil }, func() { d.Remaining = 0 },
+			func() { d.FailedClosed = false }, func() { d.NearLimit = false }, func() { d.Banned = false }, func() { d.RetryAfterEstimated = false }, func() { d.Limits = nil }, func() { d.Remaining = 0 },
 			func() { d.Policy = "another" }, func() { d.RequestID = "another" }, func() { d.LeaseID = "l" }, func() { d.ReservationID = "r" },
 		} {
 			if rng.IntN(3) == 0 {

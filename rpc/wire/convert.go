@@ -107,7 +107,7 @@ func SetDecision(out *weirv1.Decision, d *limit.Decision, wait *int64) {
 	out.ResetAfterNs, out.DelayNs, out.WindowNs = int64(d.ResetAfter), int64(d.Delay), int64(d.Window)
 	out.LeaseId, out.ReservationId, out.RequestId = d.LeaseID, d.ReservationID, d.RequestID
 	out.Shadow, out.Degraded, out.FailedOpen, out.FailedClosed = d.Shadow, d.Degraded, d.FailedOpen, d.FailedClosed
-	out.NearLimit, out.Banned = d.NearLimit, d.Banned
+	out.NearLimit, out.Banned, out.RetryAfterEstimated = d.NearLimit, d.Banned, d.RetryAfterEstimated
 	out.RememberForNs = int64(d.RememberFor)
 	out.Limits = ProtoLimits(d.Limits)
 }
@@ -139,7 +139,7 @@ func Decision(d *weirv1.Decision) limit.Decision {
 		RetryAfter: fromRetryAfter(d.RetryAfterNs), ResetAfter: time.Duration(d.ResetAfterNs), Delay: time.Duration(d.DelayNs),
 		LeaseID: d.LeaseId, ReservationID: d.ReservationId, RequestID: d.RequestId, Window: time.Duration(d.WindowNs),
 		Shadow: d.Shadow, Degraded: d.Degraded, FailedOpen: d.FailedOpen, FailedClosed: d.FailedClosed,
-		NearLimit: d.NearLimit, Banned: d.Banned, RememberFor: time.Duration(d.RememberForNs),
+		NearLimit: d.NearLimit, Banned: d.Banned, RetryAfterEstimated: d.RetryAfterEstimated, RememberFor: time.Duration(d.RememberForNs),
 	}
 	out.Limits = Limits(d.Limits)
 	return out

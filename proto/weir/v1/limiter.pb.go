@@ -162,15 +162,16 @@ func (Period) EnumDescriptor() ([]byte, []int) {
 type StreamFlag int32
 
 const (
-	StreamFlag_STREAM_FLAG_UNSPECIFIED   StreamFlag = 0
-	StreamFlag_STREAM_FLAG_ALLOWED       StreamFlag = 1
-	StreamFlag_STREAM_FLAG_SHADOW        StreamFlag = 2
-	StreamFlag_STREAM_FLAG_DEGRADED      StreamFlag = 4
-	StreamFlag_STREAM_FLAG_FAILED_OPEN   StreamFlag = 8
-	StreamFlag_STREAM_FLAG_FAILED_CLOSED StreamFlag = 16
-	StreamFlag_STREAM_FLAG_NEVER         StreamFlag = 32 // this check can never pass; retry_after_ns is 0 then
-	StreamFlag_STREAM_FLAG_NEAR_LIMIT    StreamFlag = 64
-	StreamFlag_STREAM_FLAG_BANNED        StreamFlag = 128
+	StreamFlag_STREAM_FLAG_UNSPECIFIED           StreamFlag = 0
+	StreamFlag_STREAM_FLAG_ALLOWED               StreamFlag = 1
+	StreamFlag_STREAM_FLAG_SHADOW                StreamFlag = 2
+	StreamFlag_STREAM_FLAG_DEGRADED              StreamFlag = 4
+	StreamFlag_STREAM_FLAG_FAILED_OPEN           StreamFlag = 8
+	StreamFlag_STREAM_FLAG_FAILED_CLOSED         StreamFlag = 16
+	StreamFlag_STREAM_FLAG_NEVER                 StreamFlag = 32 // this check can never pass; retry_after_ns is 0 then
+	StreamFlag_STREAM_FLAG_NEAR_LIMIT            StreamFlag = 64
+	StreamFlag_STREAM_FLAG_BANNED                StreamFlag = 128
+	StreamFlag_STREAM_FLAG_RETRY_AFTER_ESTIMATED StreamFlag = 256
 )
 
 // Enum value maps for StreamFlag.
@@ -185,17 +186,19 @@ var (
 		32:  "STREAM_FLAG_NEVER",
 		64:  "STREAM_FLAG_NEAR_LIMIT",
 		128: "STREAM_FLAG_BANNED",
+		256: "STREAM_FLAG_RETRY_AFTER_ESTIMATED",
 	}
 	StreamFlag_value = map[string]int32{
-		"STREAM_FLAG_UNSPECIFIED":   0,
-		"STREAM_FLAG_ALLOWED":       1,
-		"STREAM_FLAG_SHADOW":        2,
-		"STREAM_FLAG_DEGRADED":      4,
-		"STREAM_FLAG_FAILED_OPEN":   8,
-		"STREAM_FLAG_FAILED_CLOSED": 16,
-		"STREAM_FLAG_NEVER":         32,
-		"STREAM_FLAG_NEAR_LIMIT":    64,
-		"STREAM_FLAG_BANNED":        128,
+		"STREAM_FLAG_UNSPECIFIED":           0,
+		"STREAM_FLAG_ALLOWED":               1,
+		"STREAM_FLAG_SHADOW":                2,
+		"STREAM_FLAG_DEGRADED":              4,
+		"STREAM_FLAG_FAILED_OPEN":           8,
+		"STREAM_FLAG_FAILED_CLOSED":         16,
+		"STREAM_FLAG_NEVER":                 32,
+		"STREAM_FLAG_NEAR_LIMIT":            64,
+		"STREAM_FLAG_BANNED":                128,
+		"STREAM_FLAG_RETRY_AFTER_ESTIMATED": 256,
 	}
 )
 
@@ -867,10 +870,13 @@ type Decision struct {
 	// remember_for_ns is set on a plain refusal: for so long, from the moment the question was sent and less the error of
 	// the asker's clock, the same question with the same cost need not be asked again.
 	RememberForNs int64 `protobuf:"varint,18,opt,name=remember_for_ns,json=rememberForNs,proto3" json:"remember_for_ns,omitempty"`
-	Banned        bool  `protobuf:"varint,20,opt,name=banned,proto3" json:"banned,omitempty"`                        // by the policy's ban: retry_after_ns is its end, or later
-	NearLimit     bool  `protobuf:"varint,19,opt,name=near_limit,json=nearLimit,proto3" json:"near_limit,omitempty"` // with this decision at least the policy's warn_at of a limit is in use
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Banned        bool  `protobuf:"varint,20,opt,name=banned,proto3" json:"banned,omitempty"` // by the policy's ban: retry_after_ns is its end, or later
+	// retry_after_estimated: units of the key are on loan to a borrower that did not return them in time, or that cannot be asked to.
+	// retry_after_ns is then no longer than until its loan has ended, and the check may pass before that or after it.
+	RetryAfterEstimated bool `protobuf:"varint,21,opt,name=retry_after_estimated,json=retryAfterEstimated,proto3" json:"retry_after_estimated,omitempty"`
+	NearLimit           bool `protobuf:"varint,19,opt,name=near_limit,json=nearLimit,proto3" json:"near_limit,omitempty"` // with this decision at least the policy's warn_at of a limit is in use
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Decision) Reset() {
@@ -1032,6 +1038,13 @@ func (x *Decision) GetRememberForNs() int64 {
 func (x *Decision) GetBanned() bool {
 	if x != nil {
 		return x.Banned
+	}
+	return false
+}
+
+func (x *Decision) GetRetryAfterEstimated() bool {
+	if x != nil {
+		return x.RetryAfterEstimated
 	}
 	return false
 }
@@ -4168,7 +4181,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x05Error\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\x05R\x04code\x12\x14\n" +
 	"\x05field\x18\x02 \x01(\tR\x05field\x12\x18\n" +
-	"\amessage\x18\x03 \x01(\tR\amessage\"\x8e\x05\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\xc2\x05\n" +
 	"\bDecision\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x18\n" +
 	"\aallowed\x18\x02 \x01(\bR\aallowed\x12\x18\n" +
@@ -4191,7 +4204,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x06limits\x18\x10 \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12%\n" +
 	"\x0ereservation_id\x18\x11 \x01(\tR\rreservationId\x12&\n" +
 	"\x0fremember_for_ns\x18\x12 \x01(\x03R\rrememberForNs\x12\x16\n" +
-	"\x06banned\x18\x14 \x01(\bR\x06banned\x12\x1d\n" +
+	"\x06banned\x18\x14 \x01(\bR\x06banned\x122\n" +
+	"\x15retry_after_estimated\x18\x15 \x01(\bR\x13retryAfterEstimated\x12\x1d\n" +
 	"\n" +
 	"near_limit\x18\x13 \x01(\bR\tnearLimitB\x11\n" +
 	"\x0f_retry_after_ns\"\xe6\x02\n" +
@@ -4505,7 +4519,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\vPERIOD_WEEK\x10\x04\x12\x10\n" +
 	"\fPERIOD_MONTH\x10\x05\x12\x0f\n" +
 	"\vPERIOD_YEAR\x10\x06\x12\x10\n" +
-	"\fPERIOD_EPOCH\x10\a*\xfc\x01\n" +
+	"\fPERIOD_EPOCH\x10\a*\xa4\x02\n" +
 	"\n" +
 	"StreamFlag\x12\x1b\n" +
 	"\x17STREAM_FLAG_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -4516,7 +4530,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x19STREAM_FLAG_FAILED_CLOSED\x10\x10\x12\x15\n" +
 	"\x11STREAM_FLAG_NEVER\x10 \x12\x1a\n" +
 	"\x16STREAM_FLAG_NEAR_LIMIT\x10@\x12\x17\n" +
-	"\x12STREAM_FLAG_BANNED\x10\x80\x01*0\n" +
+	"\x12STREAM_FLAG_BANNED\x10\x80\x01\x12&\n" +
+	"!STREAM_FLAG_RETRY_AFTER_ESTIMATED\x10\x80\x02*0\n" +
 	"\aOverrun\x12\x12\n" +
 	"\x0eOVERRUN_CHARGE\x10\x00\x12\x11\n" +
 	"\rOVERRUN_ERROR\x10\x01*j\n" +

@@ -535,6 +535,18 @@ func (m *Decision) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.RetryAfterEstimated {
+		i--
+		if m.RetryAfterEstimated {
+			dAtA[i] = 1
+		} else {
+			dAtA[i] = 0
+		}
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xa8
+	}
 	if m.Banned {
 		i--
 		if m.Banned {
@@ -4067,6 +4079,9 @@ func (m *Decision) SizeVT() (n int) {
 	if m.Banned {
 		n += 3
 	}
+	if m.RetryAfterEstimated {
+		n += 3
+	}
 	n += len(m.unknownFields)
 	return n
 }
@@ -6860,6 +6875,26 @@ func (m *Decision) UnmarshalVT(dAtA []byte) error {
 				}
 			}
 			m.Banned = bool(v != 0)
+		case 21:
+			if wireType != 0 {
+				return fmt.Errorf("proto: wrong wireType = %d for field RetryAfterEstimated", wireType)
+			}
+			var v int
+			for shift := uint(0); ; shift += 7 {
+				if shift >= 64 {
+					return protohelpers.ErrIntOverflow
+				}
+				if iNdEx >= l {
+					return io.ErrUnexpectedEOF
+				}
+				b := dAtA[iNdEx]
+				iNdEx++
+				v |= int(b&0x7F) << shift
+				if b < 0x80 {
+					break
+				}
+			}
+			m.RetryAfterEstimated = bool(v != 0)
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])

@@ -435,7 +435,7 @@ type Reply struct {
 	//	8192   the ItemReply's lease_ns; otherwise 0
 	//	16384  the limits of a policy that has several: how many, and of each limit (s), window, remaining (s), reset_after, and
 	//	       1 and retry_after, or 0 where that is absent
-	//	32768, 65536  near_limit, banned
+	//	32768, 65536, 131072  near_limit, banned, retry_after_estimated
 	//
 	// and then, of a decision, remaining (s). Policy and request id are those that were asked with. Durations are nanoseconds.
 	Outcomes      []byte `protobuf:"bytes,2,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
