@@ -203,7 +203,7 @@ func respCheck(ctx context.Context, dial func(context.Context, string) (net.Conn
 			return err
 		}
 		out, err := io.ReadAll(conn)
-		if err == nil && !strings.HasPrefix(string(out), "+OK\r\n*18\r\n$7\r\nallowed\r\n:1\r\n") {
+		if err == nil && !(strings.HasPrefix(string(out), "+OK\r\n*") && strings.Contains(string(out), "\r\n$7\r\nallowed\r\n:1\r\n")) {
 			err = fmt.Errorf("answered %q", out)
 		}
 		return err
