@@ -431,7 +431,7 @@ func TestDoubt(t *testing.T) {
 		})
 	}
 	for i, n := range nodes[:2] {
-		if n.View().Ring != views[i].Ring || strings.Contains(n.log.String(), "member is gone") {
+		if n.View().Ring != views[i].Ring || strings.Contains(n.log.String(), "member lost") {
 			t.Errorf("%s took c for gone, which answered", n.View().Self.Name)
 		}
 	}

@@ -435,13 +435,20 @@ type death struct {
 
 // gone says that some nodes may rightly be taken for gone from now on, and for a while after alive is called.
 func (l *load) gone(members ...*member) (alive func()) {
+	until := l.unreachable(members...)
+	return func() { until(l.now() + int64(10*time.Second)) }
+}
+
+// unreachable says that some nodes may rightly be taken for gone from now on until the instant that until is given. What others
+// take for gone after that is a split of its own.
+func (l *load) unreachable(members ...*member) (until func(to int64)) {
 	first := len(l.deaths)
 	for _, m := range members {
 		l.deaths = append(l.deaths, death{m.name, l.now(), math.MaxInt64})
 	}
-	return func() {
+	return func(to int64) {
 		for i := range members {
-			l.deaths[first+i].to = l.now() + int64(10*time.Second)
+			l.deaths[first+i].to = to
 		}
 	}
 }

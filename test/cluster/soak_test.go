@@ -75,7 +75,7 @@ func TestSoak(t *testing.T) {
 		},
 		"pause": func() {
 			victim := draw(1)[0]
-			alive := l.gone(f.members...)
+			until := l.unreachable(f.members...)
 			from := l.now()
 			l.without(victim)
 			victim.signal(syscall.SIGSTOP)
@@ -83,7 +83,7 @@ func TestSoak(t *testing.T) {
 			victim.signal(syscall.SIGCONT)
 			l.with(victim)
 			f.calm(f.members...)
-			alive()
+			until(l.now())
 			apart(from, 2)
 		},
 	}
@@ -101,7 +101,7 @@ func TestSoak(t *testing.T) {
 						majority = append(majority, i)
 					}
 				}
-				alive := l.gone(f.members...)
+				until := l.unreachable(f.members...)
 				from := l.now()
 				cut.cut(minority, majority)
 				if both {
@@ -110,7 +110,7 @@ func TestSoak(t *testing.T) {
 				time.Sleep(between(200*time.Millisecond, 10*time.Second))
 				cut.heal()
 				f.calm(f.members...)
-				alive()
+				until(l.now())
 				apart(from, sides)
 			}
 		}

@@ -277,7 +277,7 @@ func TestPause(t *testing.T) {
 		}
 	}
 	askPaused()
-	alive := l.gone(n...) // when it goes on it may take the others for gone
+	until := l.unreachable(n...) // when it goes on it may take the others for gone
 	paused.signal(syscall.SIGSTOP)
 	from := l.now()
 	askPaused() // which it finds when it goes on
@@ -288,7 +288,7 @@ func TestPause(t *testing.T) {
 	paused.signal(syscall.SIGCONT)
 	direct.Wait()
 	t.Logf("calm after %v", f.calm(n...).Round(time.Millisecond))
-	alive()
+	until(l.now())
 	l.observe(n[0])
 	to := l.now()
 	l.with(paused)
@@ -331,7 +331,7 @@ func testCut(t *testing.T, sides int, cut func(network *network, majority, minor
 	}
 	l := f.begin(n...)
 	l.bite()
-	alive := l.gone(n...)
+	until := l.unreachable(n...)
 	from := l.now()
 	cut(network, inside, outside)
 	l.tellDecided(majority[0])
@@ -347,7 +347,7 @@ func testCut(t *testing.T, sides int, cut func(network *network, majority, minor
 	healed := l.now()
 	network.heal()
 	t.Logf("healed after %v: calm after %v", time.Duration(healed-from).Round(time.Millisecond), f.calm(n...).Round(time.Millisecond))
-	alive()
+	until(l.now())
 	l.observe(n[0])
 	to := l.now()
 	l.tellFailures("while healing", healed, to)
