@@ -549,7 +549,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: one that has ended is forgotten at once", "algo/loan.go",
-		[]edit{{"loanGrace = 4 * LoanTerm", "loanGrace = 0"}},
+		[]edit{{"true, at+int64(loanGrace)", "true, at"}},
 		"./algo -run TestLoans$", "FAIL",
 	},
 	{
