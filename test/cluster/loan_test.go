@@ -230,7 +230,7 @@ func TestRestartsUnderLoans(t *testing.T) {
 	var expired float64
 	for range rounds {
 		for _, m := range f.members {
-			expired += m.metrics().value("weir_loan_expired_units_total")
+			expired += m.metrics().value(expiredUnits)
 			left := f.leave(m)
 			began := time.Now()
 			f.start(m)
@@ -259,7 +259,7 @@ func TestRestartsUnderLoans(t *testing.T) {
 	}
 	var unanswered float64
 	for _, m := range f.members {
-		expired += m.metrics().value("weir_loan_expired_units_total")
+		expired += m.metrics().value(expiredUnits)
 		unanswered += m.metrics().value("weir_loan_recalls_total", "result", "unanswered")
 	}
 	t.Logf("%.0f units on loan were charged when their loans ended, %.0f recalls were not answered in time", expired, unanswered)

@@ -25,7 +25,7 @@ const (
 	overCallers  = 256
 	overFlooders = 16
 	overBatch    = 500
-	overPatience = 100 * time.Millisecond
+	overPatience = 50 * time.Millisecond
 	spentKeys    = 50
 	spentLimit   = 5
 )
@@ -202,7 +202,7 @@ func (o *overload) ask(ctx context.Context, m *member, patience time.Duration) {
 // flood asks for ever new keys until ctx is done.
 func (o *overload) flood(ctx context.Context, m *member) {
 	for ctx.Err() == nil {
-		o.batch(ctx, m, 2*overPatience, 1)
+		o.batch(ctx, m, 4*overPatience, 1)
 	}
 }
 
