@@ -298,7 +298,9 @@ func titleOf(m metric) string {
 	case nsLoan:
 		return "time"
 	case messagesSent:
-		return "messages"
+		return "messages sent"
+	case allocations:
+		return "allocations a decision"
 	case leftOver:
 		return "units"
 	}
