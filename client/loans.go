@@ -84,15 +84,13 @@ func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision
 	if l.target.Limit != nil {
 		d.Policy = "inline"
 	}
-	d.Allowed, d.Granted = true, n
-	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
-	d.NearLimit = t.WarnAt > 0 && d.Limit-d.Remaining >= t.WarnAt
+	t.Admit(d, n, left)
 	return true
 }
 
 // admitted is told of what a node has admitted.
 func (l *Limiter) admitted(key string, n int64, d *Decision) {
-	if b := l.c.loans; b != nil && n > 0 && d.Allowed && !d.FailedOpen && !d.Shadow && !d.Degraded && d.Limit > 0 {
+	if b := l.c.loans; b != nil && n > 0 && borrow.Lendable(d) {
 		b.book.Missed(l.loanKey(key), n, b.clock(), ownKey)
 	}
 }

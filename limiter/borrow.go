@@ -161,9 +161,7 @@ func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *li
 	if d.Policy = "inline"; s.inline == nil {
 		d.Policy = s.entry.Name
 	}
-	d.Allowed, d.Granted = true, c.Cost
-	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
-	d.NearLimit = t.WarnAt > 0 && d.Limit-d.Remaining >= t.WarnAt
+	t.Admit(d, c.Cost, left)
 	stats := l.statsOf(s.entry, s)
 	stats.borrowed.Add(1)
 	if weight := l.sample.weight(stats.mine().count(d)); weight > 0 {
@@ -175,8 +173,7 @@ func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *li
 // missed is told of a check that another node has admitted.
 func (b *borrowing) missed(op *Op) {
 	d := &op.Outcome.Decision
-	if b == nil || op.Kind != OpCheck || !isPlain(&op.Check) || op.RequestID != "" || !op.lendable() ||
-		!d.Allowed || d.FailedOpen || d.Shadow || d.Degraded || d.Limit <= 0 {
+	if b == nil || op.Kind != OpCheck || !isPlain(&op.Check) || op.RequestID != "" || !op.lendable() || !borrow.Lendable(d) {
 		return
 	}
 	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock(), loanKey.own)

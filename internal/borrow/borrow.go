@@ -45,6 +45,19 @@ type Terms struct {
 	WarnAt             int64 // units in use from which on a decision is near the limit; 0: none is
 }
 
+// Admit says in a Decision that n units were admitted from a loan which has so many left. It leaves the Decision's other fields as
+// they are.
+func (t *Terms) Admit(d *limit.Decision, n, left int64) {
+	d.Allowed, d.Granted = true, n
+	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
+	d.NearLimit = t.WarnAt > 0 && d.Limit-d.Remaining >= t.WarnAt
+}
+
+// Lendable reports whether an owner's Decision is one that a loan could have made: what Book.Missed is to be told of.
+func Lendable(d *limit.Decision) bool {
+	return d.Allowed && !d.FailedOpen && !d.Shadow && !d.Degraded && d.Limit > 0
+}
+
 // Report is what is to be said of a loan to the owner of its key.
 type Report[K comparable] struct {
 	Key    K
