@@ -74,6 +74,7 @@ type Operation struct {
 	Result         Result
 	Degraded       bool   // the answer said so
 	Node           string // that decided it; empty when that is not known
+	Borrowed       bool   // a borrower admitted it from a loan
 
 	// Banned says, of one that was refused, that it was so because of a ban, and Bans for how long at least the key is banned because
 	// of this one, from the instant of the decision on; 0: it began no ban.
@@ -276,7 +277,7 @@ func (c *check) lost(k *history, f *Crash) int64 {
 	}
 	var n int64
 	for _, op := range k.admitted {
-		if max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (op.Node == "" || op.Node == f.Node) && (k.Durability == Async || op.Degraded) {
+		if max(op.Answered, op.Renewed) > since && op.Sent <= f.At+int64(k.Lent) && (op.Node == "" || op.Node == f.Node || op.Borrowed) && (k.Durability == Async || op.Degraded) {
 			n += op.Cost
 		}
 	}
@@ -297,17 +298,31 @@ func (c *check) budget(k *history, bound, from, to int64) int64 {
 	return n
 }
 
-// forgotten is the part of the budget that is lost for good.
+// forgotten is the part of the budget that is lost for good. A loan that a crash made forgotten may be spent after it.
 func (c *check) forgotten(k *history, bound, from, to int64) int64 {
 	var n int64
 	for i, f := range c.Crashes {
-		if f.At < from || f.At > to {
+		if f.At > to || f.At+int64(k.Lent) < from {
 			continue
 		}
-		if k.lost[i] == whole {
-			n += bound
-		} else {
-			n += min(bound, k.lost[i])
+		most := bound
+		if f.At < from {
+			most = min(bound, k.borrowed(from, f.At+int64(k.Lent)))
+		}
+		if k.lost[i] != whole {
+			most = min(most, k.lost[i])
+		}
+		n += most
+	}
+	return n
+}
+
+// borrowed is how many units borrowers may have admitted between two instants.
+func (k *history) borrowed(from, to int64) int64 {
+	var n int64
+	for _, op := range k.admitted {
+		if op.Sent >= from && op.Sent <= to && (op.Borrowed || op.Node == "") {
+			n += op.Cost
 		}
 	}
 	return n

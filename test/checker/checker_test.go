@@ -39,6 +39,15 @@ func between(result Result, sent, answered float64) Operation {
 	return op
 }
 
+// borrowed makes operations that a borrower admitted at given seconds.
+func borrowed(seconds ...float64) []Operation {
+	ops := at(Admitted, seconds...)
+	for i := range ops {
+		ops[i].Node, ops[i].Borrowed = "", true
+	}
+	return ops
+}
+
 func moment(s float64) int64 { return int64(s * float64(second)) }
 
 func rules(vs []Violation) string {
@@ -55,6 +64,7 @@ func TestCheck(t *testing.T) {
 	bucket := func(p *Policy) { p.Kind, p.Capacity = Bucket, 3 } // 0.3 per second
 	fixed := func(p *Policy) { p.Kind = Fixed }
 	none := func(*Policy) {}
+	lent := func(p *Policy) { p.Durability, p.Lent = Escrow, time.Second }
 	crash := func(at float64, copied bool) []Crash { return []Crash{{At: moment(at), Node: "a", Copied: copied}} }
 	flushed := func(at, last float64) []Crash {
 		return []Crash{{At: moment(at), Node: "a", Copied: true, Flushed: map[string]int64{"k": moment(last)}}}
@@ -115,6 +125,11 @@ func TestCheck(t *testing.T) {
 		{"none, a crash", durable(None), History{Crashes: crash(4, true), Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
 		{"none, beyond a crash", durable(None), History{Crashes: crash(4, true), Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
 		{"none, after a crash", durable(None), History{Crashes: crash(0.5, true), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"lent, spent after a crash", lent, History{Crashes: crash(0.5, false), Operations: slices.Concat(borrowed(1, 1.4), at(Admitted, 2, 3, 5))}, ""},
+		{"lent, more than was spent after a crash", lent, History{Crashes: crash(0.5, false), Operations: slices.Concat(borrowed(1, 1.4), at(Admitted, 2, 3, 5, 6))}, Beyond},
+		{"lent, spent when its term was over", lent, History{Crashes: crash(0.5, false), Operations: slices.Concat(borrowed(1.6, 1.7), at(Admitted, 2, 3))}, Beyond},
+		{"lent, a crash with copies", lent, History{Crashes: crash(0.5, true), Operations: slices.Concat(borrowed(1, 1.4), at(Admitted, 2, 3))}, Beyond},
+		{"lent, decided by a node after a crash", lent, History{Crashes: crash(0.5, false), Operations: at(Admitted, 1, 1.4, 2, 3)}, Beyond},
 		{"async, unflushed", none, History{Crashes: flushed(4, 2.5), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
 		{"async, flushed", none, History{Crashes: flushed(4, 3.5), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 		{"async, another node's", none, History{Crashes: []Crash{{At: moment(4), Node: "b", Copied: true, Flushed: map[string]int64{"k": 0}}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},

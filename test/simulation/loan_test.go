@@ -23,6 +23,7 @@ type lending struct {
 
 	granted, recalls, silent int
 	spent                    int64
+	full                     bool // strict keys have started full
 }
 
 // lender is what a process keeps of those that borrow from it. It stands for what limiter keeps.
@@ -30,7 +31,7 @@ type lender struct {
 	known  map[uint64]bool // who has said anything to it, and so can be asked, by boot
 	rounds map[string]*round
 	silent map[algo.LoanID]int64 // until which true time
-	told   map[told]algo.Totals
+	told   map[told]algo.Loan
 }
 
 // round is one asking for what is on loan of a key.
@@ -81,7 +82,7 @@ func (r *run) lend(pause int64) {
 		strict := l.voters > 0 && l.rng.IntN(2) == 0
 		limit := algo.Limit{Algorithm: algorithms[l.rng.IntN(len(algorithms))], Limit: 64 + l.rng.Int64N(64), Window: time.Duration(1000+l.rng.Int64N(5000)) * time.Millisecond}
 		p := newPolicy(fmt.Sprint("lent", i), limit, checker.Escrow+checker.Durability(l.rng.IntN(2)), strict, false, 1, l.partitions)
-		p.lent = true
+		p.lent, p.Lent = true, algo.LoanTerm+algo.LoanTerm/1000 // of a clock that is slow
 		l.policies = append(l.policies, p)
 		l.world.policies = append(l.world.policies, p)
 		l.history.Policies = append(l.history.Policies, p.Policy)
@@ -143,7 +144,7 @@ func (d *debtor) spend(loan *loan, n int64) bool {
 	l.look(loan.policy, loan.key)
 	loan.totals.Spent += n
 	l.spent += n
-	o := &op{id: uint64(len(l.ops)), policy: loan.policy, key: loan.key, cost: n, sent: l.now, at: l.now, charged: true, over: true, result: checker.Admitted, node: "a borrower"}
+	o := &op{id: uint64(len(l.ops)), policy: loan.policy, key: loan.key, cost: n, sent: l.now, at: l.now, charged: true, over: true, result: checker.Admitted, borrowed: true}
 	l.ops = append(l.ops, o)
 	l.trace("%x spends %d of %s", d.boot, n, loan.key.Key)
 	return true
@@ -298,9 +299,9 @@ func (p *process) goOn(r *round, vain bool) {
 }
 
 // exact says whether loans are held to more than the checker does: nothing that was lent is forgotten or known twice, because
-// nothing but planned moves has happened, and crashes with the copies made.
+// nothing but planned moves has happened, and crashes with the copies made; nor is a key used up whoever borrows from it.
 func (l *lending) exact() bool {
-	return l.weather <= crashing && !slices.ContainsFunc(l.history.Crashes, func(f checker.Crash) bool { return !f.Copied })
+	return l.weather <= crashing && !l.full && !slices.ContainsFunc(l.history.Crashes, func(f checker.Crash) bool { return !f.Copied })
 }
 
 func (l *lending) broken(rule, format string, args ...any) {
@@ -350,22 +351,25 @@ func (l *lending) look(pol *policy, key *store.Key) {
 	}
 }
 
-// rises holds what a process knows of a loan to only ever growing.
+// rises holds what a process knows of a loan to only ever growing, until it is no longer known.
 func (l *lending) rises(p *process, name told, loan algo.Loan) {
 	t, before := loan.Totals, p.lender.told[name]
+	if before.Ended && before.Until <= p.host.clock().Instant.Mono {
+		before = algo.Loan{}
+	}
 	if t == (algo.Totals{}) {
 		return // it is not known
 	}
 	if t.Granted < before.Granted || t.Spent < before.Spent || t.Returned < before.Returned {
-		l.broken(fellBack, "%s knows %+v of a loan of %s, and knew %+v", p.self.Name, t, name.key, before)
+		l.broken(fellBack, "%s knows %+v of a loan of %s, and knew %+v", p.self.Name, t, name.key, before.Totals)
 	}
 	if t.Spent+t.Returned > t.Granted {
 		l.broken(beyondGrant, "%s knows %+v of a loan of %s", p.self.Name, t, name.key)
 	}
 	if p.lender.told == nil {
-		p.lender.told = make(map[told]algo.Totals)
+		p.lender.told = make(map[told]algo.Loan)
 	}
-	p.lender.told[name] = t
+	p.lender.told[name] = loan
 }
 
 // decided holds a decision beside loans to these having been asked for: what is refused finds no room, or somebody who is silent.

@@ -239,6 +239,9 @@ func (p *process) note(n ownership.Note) {
 	if n.What == "claimed" && n.Detail == "new" && slices.ContainsFunc(p.w.running(), func(q *process) bool { return q != p && q.owns(n.Partition) }) {
 		p.w.unaware[n.Partition] = true
 	}
+	if l := p.w.lending; l != nil && n.What == "strict keys start full" {
+		l.full = true
+	}
 	text := p.self.Name + " " + n.What + " " + strconv.Itoa(n.Partition)
 	if n.Term != (ownership.Term{}) {
 		text += " at " + n.Term.String()

@@ -414,7 +414,7 @@ func (r *run) probe() {
 // fault lets something go wrong, and then the next thing.
 func (r *run) fault() {
 	w := r.world
-	if w.now >= r.until || r.weather == fair {
+	if w.now >= r.until || r.over || r.weather == fair {
 		return
 	}
 	kind := r.weather

@@ -44,9 +44,10 @@ type op struct {
 	remaining int64
 	why       string // of a failure
 
-	charged bool
-	at      int64 // true time of the decision
-	node    string
+	charged  bool
+	at       int64 // true time of the decision
+	node     string
+	borrowed bool // a borrower admitted it from a loan
 
 	reservation store.ReservationID
 	lease       uint64
@@ -469,7 +470,7 @@ func (w *world) record() {
 			continue
 		}
 		op := o.history
-		op.Policy, op.Key, op.Cost, op.Sent, op.Answered, op.Degraded, op.Node = o.policy.Name, o.key.Key, o.cost, o.at, o.at, o.degraded, o.node
+		op.Policy, op.Key, op.Cost, op.Sent, op.Answered, op.Degraded, op.Node, op.Borrowed = o.policy.Name, o.key.Key, o.cost, o.at, o.at, o.degraded, o.node, o.borrowed
 		switch {
 		case o.all != nil && !o.all.admitted:
 			if op.Result = checker.Failed; o.over && o.result == checker.Refused {
