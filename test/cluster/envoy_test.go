@@ -20,8 +20,6 @@ domain: edge
 descriptors:
   - key: user
     rate_limit: {unit: year, requests_per_unit: 10}
-  - key: kept
-    rate_limit: {unit: year, requests_per_unit: 100000}
   - key: exact
     rate_limit: {unit: year, requests_per_unit: 100}
   - key: log
@@ -38,15 +36,20 @@ func rateLimiter(t *testing.T, address string) ratelimitv3.RateLimitServiceClien
 	return ratelimitv3.NewRateLimitServiceClient(conn)
 }
 
-// rateLimit adds hits, negative ones too, to descriptors of one key.
-func rateLimit(ctx context.Context, c ratelimitv3.RateLimitServiceClient, key string, hits int, values ...string) (*ratelimitv3.RateLimitResponse, error) {
-	in := &ratelimitv3.RateLimitRequest{Domain: "edge"}
+// descriptorsOf returns descriptors of one key, with hits, which may be negative.
+func descriptorsOf(key string, hits int, values ...string) (list []*common.RateLimitDescriptor) {
 	for _, value := range values {
-		in.Descriptors = append(in.Descriptors, &common.RateLimitDescriptor{
+		list = append(list, &common.RateLimitDescriptor{
 			Entries:    []*common.RateLimitDescriptor_Entry{{Key: key, Value: value}},
 			HitsAddend: wrapperspb.UInt64(uint64(max(hits, -hits))), IsNegativeHits: hits < 0,
 		})
 	}
+	return list
+}
+
+// rateLimit adds hits, negative ones too, to descriptors of one key.
+func rateLimit(ctx context.Context, c ratelimitv3.RateLimitServiceClient, key string, hits int, values ...string) (*ratelimitv3.RateLimitResponse, error) {
+	in := &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptorsOf(key, hits, values...)}
 	out, err := c.ShouldRateLimit(ctx, in, grpc.WaitForReady(true))
 	if err == nil && len(out.Statuses) != len(values) {
 		err = fmt.Errorf("%d statuses of %d descriptors", len(out.Statuses), len(values))
@@ -105,22 +108,5 @@ func TestEnvoy(t *testing.T) {
 			})
 		}
 		wantEach(t, ask(t, keysNamed("envoy", 3), 300, askers), 100)
-	})
-}
-
-// TestEnvoyOverRestarts: what Envoy has counted survives restarts one by one, while it is asked.
-func TestEnvoyOverRestarts(t *testing.T) {
-	f := newFleet(t, 3, "policies: []\n", nil)
-	f.args = append(f.args, "--envoy-config", envoyDir(t))
-	overRestarts(t, f, func(m *member) counter {
-		c := rateLimiter(t, m.ip+":"+fleetGRPC)
-		return func(ctx context.Context, keys []string, hits int) ([]int64, error) {
-			out, err := rateLimit(ctx, c, "kept", hits, keys...)
-			var left []int64
-			for _, st := range out.GetStatuses() {
-				left = append(left, int64(st.LimitRemaining))
-			}
-			return left, err
-		}
 	})
 }

@@ -231,23 +231,3 @@ func TestGubernator(t *testing.T) {
 		wantEach(t, ask(t, keysNamed("v1", 3), 300, askers), 100)
 	})
 }
-
-// TestGubernatorOverRestarts: what Gubernator's client has counted survives restarts one by one, while it is asked.
-func TestGubernatorOverRestarts(t *testing.T) {
-	f := newFleet(t, 3, "policies: []\n", nil)
-	overRestarts(t, f, func(m *member) counter {
-		ask := gubernatorClient(t, m.ip+":"+fleetGRPC)
-		return func(ctx context.Context, keys []string, hits int) ([]int64, error) {
-			var requests []*pb.RateLimitReq
-			for _, key := range keys {
-				requests = append(requests, &pb.RateLimitReq{Name: "kept", UniqueKey: key, Hits: int64(hits), Limit: countedLimit, Duration: 86_400_000})
-			}
-			answers, err := ask(ctx, requests...)
-			left := make([]int64, len(answers))
-			for i, a := range answers {
-				left[i] = a.Remaining // 0 with an error
-			}
-			return left, err
-		}
-	})
-}

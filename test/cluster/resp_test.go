@@ -18,7 +18,7 @@ const fleetRESP = "6380"
 
 // respClient is a client of the Redis protocol.
 func respClient(t *testing.T, address string, protocol int) *redis.Client {
-	c := redis.NewClient(&redis.Options{Addr: address, Protocol: protocol, ReadTimeout: 20 * time.Second, DisableIdentity: false})
+	c := redis.NewClient(&redis.Options{Addr: address, Protocol: protocol, ReadTimeout: 20 * time.Second, MaxRetries: -1})
 	t.Cleanup(func() { c.Close() })
 	return c
 }
@@ -185,32 +185,4 @@ func redisTool(t *testing.T, name, address string) func(args ...string) string {
 		}
 		return string(out)
 	}
-}
-
-// TestRESPOverRestarts: what was counted over the Redis protocol survives restarts one by one, while it is asked.
-func TestRESPOverRestarts(t *testing.T) {
-	f := newFleet(t, 3, "policies: []\n", nil)
-	f.args = append(f.args, "--resp-port", fleetRESP, "--inline-max-window", "8784h")
-	overRestarts(t, f, func(m *member) counter {
-		c := respClient(t, m.ip+":"+fleetRESP, 3)
-		return func(ctx context.Context, keys []string, hits int) ([]int64, error) {
-			pipe := c.Pipeline()
-			cmds := make([]*redis.Cmd, len(keys))
-			for i, key := range keys {
-				cmds[i] = pipe.Do(ctx, "CL.THROTTLE", key, countedLimit-1, countedLimit, 86400*200, hits)
-			}
-			if _, err := pipe.Exec(ctx); err != nil {
-				return nil, err
-			}
-			left := make([]int64, len(keys))
-			for i, cmd := range cmds {
-				got, err := cmd.Int64Slice()
-				if err != nil {
-					return nil, err
-				}
-				left[i] = got[2]
-			}
-			return left, nil
-		}
-	})
 }
