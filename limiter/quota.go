@@ -73,6 +73,8 @@ func (l *Limiter) quota(e *entry, op *Op, now *moment) {
 	if e != nil && e.Shadow || rule.Limits.Unlimited() {
 		q.Lent.Free, q.Lent.Charged = true, !rule.Limits.Unlimited()
 		call.Quota = algo.Quota{}
+	} else if e != nil && e.Divisible() != nil {
+		call.Quota = algo.Quota{} // the policy has changed since the bucket was assigned
 	}
 	if rule.Strict {
 		call.Boot = now.bootTime()

@@ -13,6 +13,7 @@ package policy
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"sort"
@@ -172,6 +173,18 @@ func (p *Policy) Rule(key string) *Rule {
 		}
 	}
 	return &p.own
+}
+
+// Divisible reports why no part of the policy's limits is assigned to data planes, which count requests, whatever these limits are; nil when it may
+// be, as far as each Rule's Limits are Quotable.
+func (p *Policy) Divisible() error {
+	switch {
+	case p.NoLend:
+		return errors.New("nothing of it is lent (lend: false)")
+	case p.Prices != nil:
+		return errors.New("it has prices: data planes count requests")
+	}
+	return nil
 }
 
 // Rules lists the policy's own rule and then its overrides in the order of the file.

@@ -370,15 +370,7 @@ func FuzzParse(f *testing.F) {
 		Looks(data)
 		c, err := Parse([]File{{"f", data}}, Options{MergeDomains: true})
 		if err != nil {
-			var found strictyaml.Errors
-			if !errors.As(err, &found) || len(found) == 0 {
-				t.Fatalf("%v", err)
-			}
-			for _, e := range found {
-				if e.Line < 1 || e.Column < 1 || e.Message == "" || strings.Contains(e.Message, "\n") {
-					t.Fatalf("%+v", e)
-				}
-			}
+			haveLines(t, err)
 			return
 		}
 		for _, d := range c.domains {
@@ -388,4 +380,18 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// haveLines fails unless an error is of mistakes with positions.
+func haveLines(t *testing.T, err error) {
+	t.Helper()
+	var found strictyaml.Errors
+	if !errors.As(err, &found) || len(found) == 0 {
+		t.Fatalf("%v", err)
+	}
+	for _, e := range found {
+		if e.Line < 1 || e.Column < 1 || e.Message == "" || strings.Contains(e.Message, "\n") {
+			t.Fatalf("%+v", e)
+		}
+	}
 }

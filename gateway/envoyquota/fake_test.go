@@ -32,15 +32,38 @@ type world struct {
 	events  events
 	seq     int
 	limiter *limiter.Limiter
+	files   *envoy.Config
+	// service is that of the node at which data planes arrive next.
 	service *Service
 	planes  []*plane
 	log     []string
 
-	admitted map[string][]int64 // by key, the instants of all true admissions
-	direct   int                // of them by other callers
-	refused  int                // of these
-	fails    float64            // the part of the questions to owners that fail
+	admitted  map[string][]int64 // by key, the instants of all true admissions
+	uncovered map[string][]int64 // of them those by data planes without an assignment, or whose assignment has ended
+	direct    int                // admitted by other callers
+	refused   int                // of these
+	fails     float64            // the part of the questions to owners that fail
+	met       map[quirk]int      // how often each quirk of Envoy's client has shown
 }
+
+// quirk is something that Envoy's client does, and that assignments have to allow for.
+type quirk string
+
+const (
+	oneTimer       quirk = "one timer reports all buckets"
+	noTimeYet      quirk = "the first report of a bucket says that no time has passed"
+	lookAlike      quirk = "buckets that differ in the seconds of their interval only are the same"
+	startsFull     quirk = "a bucket that replaces another one is full"
+	keepsRatio     quirk = "a bucket that replaces another one is as full as that was"
+	fallsBack      quirk = "what an assignment leaves when it ends is what there is without one"
+	allowsAll      quirk = "what is not configured admits everything"
+	reusesNothing  quirk = "reuse_last_assignment does nothing"
+	losesUsage     quirk = "usage is dropped when connecting again fails"
+	looksNew       quirk = "after connecting again all buckets look new"
+	abandonLoses   quirk = "what was not reported of a bucket is lost when it is abandoned"
+	neverForgets   quirk = "a bucket without requests is reported for ever"
+	afterTheStream quirk = "a response arrives although the stream has ended"
+)
 
 type event struct {
 	at  int64
@@ -96,13 +119,16 @@ quota_buckets:
 
 func newWorld(t *testing.T, seed uint64, policies string) *world {
 	t.Helper()
-	w := &world{t: t, r: rand.New(rand.NewPCG(seed, 7)), admitted: make(map[string][]int64)}
+	w := &world{
+		t: t, r: rand.New(rand.NewPCG(seed, 7)),
+		admitted: make(map[string][]int64), uncovered: make(map[string][]int64), met: make(map[quirk]int),
+	}
 	w.now.Store(w.start())
 	set, err := policy.Parse("policies.yaml", []byte(policies))
 	if err != nil {
 		t.Fatal(err)
 	}
-	files, err := envoy.Parse([]envoy.File{{Name: "edge.yaml", Data: []byte(config)}}, envoy.Options{})
+	w.files, err = envoy.Parse([]envoy.File{{Name: "edge.yaml", Data: []byte(config)}}, envoy.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,12 +137,21 @@ func newWorld(t *testing.T, seed uint64, policies string) *world {
 		return algo.Instant{Mono: now, Wall: 1_700_000_000_000_000_000 + now}
 	}})
 	t.Cleanup(w.limiter.Close)
-	w.service = w.serve(files)
+	w.service = w.serve()
 	return w
 }
 
-func (w *world) serve(files *envoy.Config) *Service {
-	return New(Config{Quotas: failing{w}, Service: w.limiter, Config: func() *envoy.Config { return files }, Now: w.now.Load})
+func (w *world) serve() *Service {
+	return New(Config{Quotas: failing{w}, Service: w.limiter, Config: func() *envoy.Config { return w.files }, Now: w.now.Load})
+}
+
+// restart ends all streams, and has data planes connect to a node that knows nothing of them.
+func (w *world) restart() {
+	w.note("restart")
+	for _, p := range w.planes {
+		p.cut()
+	}
+	w.service = w.serve()
 }
 
 // failing is the way to owners, on which questions and answers are lost.
@@ -146,14 +181,26 @@ type profile struct {
 	ratio bool
 	// rate is that of its clock.
 	rate float64
-	// allows: it admits what has no assignment, or not any more.
-	allows bool
+	// none is its no_assignment_behavior, and expired its expired_assignment_behavior, which holds for expiredFor.
+	none, expired behavior
+	expiredFor    time.Duration
 	// dropsUsage: a reconnection fails at first, and what was to be reported is lost.
 	dropsUsage bool
 	slow       time.Duration // the longest way in one direction
 	fixed      time.Duration // the way, if it is always the same
 	alone      bool          // it never connects again
 }
+
+// behavior is what a data plane does with a bucket that has no assignment, or whose assignment has ended.
+type behavior uint8
+
+const (
+	unset behavior = iota // without an assignment: admit everything; when it has ended: as without one
+	denies
+	allows
+	reuses      // nothing, as in Envoy
+	trulyReuses // it goes on with the assignment that has ended, as the API has it
+)
 
 // plane is a fake of Envoy's client.
 type plane struct {
@@ -163,6 +210,7 @@ type plane struct {
 	session *session // nil: it is cut off
 	epoch   int      // of the connection
 	silent  bool     // the server takes reports, and is not heard
+	hung    []func() // not nil: the server takes nothing for now, and this afterwards
 	started bool
 	toThere int64 // when the last report arrives
 	toHere  int64
@@ -178,6 +226,8 @@ type fakeBucket struct {
 	denied   uint64
 	last     int64
 	strategy *typev3.RateLimitStrategy // nil: none was assigned, or not any more
+	covered  bool                      // it has not ended
+	quiet    bool                      // there was no request since the last report
 	version  int
 	tokens   *tokens
 }
@@ -198,6 +248,9 @@ func (p *plane) clock() float64 { return float64(p.w.now.Load()) / 1e9 * p.rate 
 func (w *world) plane(p profile) *plane {
 	if p.rate == 0 {
 		p.rate = 1
+	}
+	if p.expiredFor == 0 {
+		p.expiredFor = 24 * time.Hour
 	}
 	f := &plane{w: w, profile: p, buckets: make(map[string]*fakeBucket)}
 	w.planes = append(w.planes, f)
@@ -227,9 +280,12 @@ func (p *plane) request(tenant string) (ok bool) {
 }
 
 func (p *plane) decide(b *fakeBucket) (ok bool) {
+	b.quiet = false
 	switch s := b.strategy.GetStrategy().(type) {
 	case nil:
-		ok = p.allows
+		if ok = p.none == allows || p.none == unset; ok && p.none == unset {
+			p.w.met[allowsAll]++
+		}
 	case *typev3.RateLimitStrategy_BlanketRule_:
 		ok = s.BlanketRule == typev3.RateLimitStrategy_ALLOW_ALL
 	case *typev3.RateLimitStrategy_TokenBucket:
@@ -242,6 +298,9 @@ func (p *plane) decide(b *fakeBucket) (ok bool) {
 		b.allowed++
 		p.allowed++
 		p.w.admitted[b.key] = append(p.w.admitted[b.key], p.w.now.Load())
+		if !b.covered {
+			p.w.uncovered[b.key] = append(p.w.uncovered[b.key], p.w.now.Load())
+		}
 	} else {
 		b.denied++
 		p.denied++
@@ -274,17 +333,24 @@ func (p *plane) timer() {
 		}
 		if p.dropsUsage && p.w.r.IntN(2) == 0 {
 			for _, b := range p.buckets {
+				if b.allowed > 0 {
+					p.w.met[losesUsage]++
+				}
 				b.allowed, b.denied = 0, 0
 			}
 			return
 		}
 		p.connect()
+		p.w.met[looksNew] += len(p.buckets)
 	}
 	var all []*fakeBucket
 	for _, b := range p.buckets {
 		all = append(all, b)
 	}
 	slices.SortFunc(all, func(a, b *fakeBucket) int { return int(a.key[0]) - int(b.key[0]) })
+	if len(all) > 1 {
+		p.w.met[oneTimer]++
+	}
 	if len(all) > 0 {
 		p.send(all)
 	}
@@ -307,35 +373,69 @@ func (p *plane) send(all []*fakeBucket) {
 	m := &quotav3.RateLimitQuotaUsageReports{Domain: "edge"}
 	now := p.w.now.Load()
 	for _, b := range all {
+		elapsed := (now - b.last) / int64(time.Second)
+		if elapsed == 0 {
+			p.w.met[noTimeYet]++
+		}
+		if b.quiet {
+			p.w.met[neverForgets]++
+		}
 		m.BucketQuotaUsages = append(m.BucketQuotaUsages, &quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage{
-			BucketId: b.id, NumRequestsAllowed: b.allowed, NumRequestsDenied: b.denied,
-			TimeElapsed: &durationpb.Duration{Seconds: (now - b.last) / int64(time.Second)},
+			BucketId: b.id, NumRequestsAllowed: b.allowed, NumRequestsDenied: b.denied, TimeElapsed: &durationpb.Duration{Seconds: elapsed},
 		})
-		b.allowed, b.denied, b.last = 0, 0, now
+		b.allowed, b.denied, b.last, b.quiet = 0, 0, now, true
 	}
 	if p.session == nil {
 		return // lost
 	}
 	s, epoch := p.session, p.epoch
 	p.w.at(p.delay(&p.toThere), func() {
-		if p.epoch != epoch {
-			return
-		}
-		out, err := s.handle(context.Background(), m)
-		if err != nil {
-			p.w.t.Fatal(err)
-		}
-		if out == nil || p.silent {
-			return
-		}
-		out = proto.Clone(out).(*quotav3.RateLimitQuotaResponse)
-		// Once it is sent it may arrive although the stream ends meanwhile.
-		lost := p.w.r.IntN(2) == 0
-		p.w.at(p.delay(&p.toHere), func() {
-			if p.epoch == epoch || !lost {
-				p.receive(out)
+		handle := func() {
+			if p.epoch == epoch {
+				p.handled(s, m)
 			}
-		})
+		}
+		if p.hung != nil {
+			p.hung = append(p.hung, handle)
+			return
+		}
+		handle()
+	})
+}
+
+// handled has the server take in a report, and its response come back.
+func (p *plane) handled(s *session, m *quotav3.RateLimitQuotaUsageReports) {
+	epoch := p.epoch
+	out, err := s.handle(context.Background(), m)
+	if err != nil {
+		p.w.t.Fatal(err)
+	}
+	if out == nil || p.silent {
+		return
+	}
+	out = proto.Clone(out).(*quotav3.RateLimitQuotaResponse)
+	// Once it is sent it may arrive although the stream ends meanwhile.
+	lost := p.w.r.IntN(2) == 0
+	p.w.at(p.delay(&p.toHere), func() {
+		if p.epoch != epoch && !lost {
+			p.w.met[afterTheStream]++
+		}
+		if p.epoch == epoch || !lost {
+			p.receive(out)
+		}
+	})
+}
+
+// hang has the server take nothing for a time, in which the stream stays open, and then all of it.
+func (p *plane) hang(d time.Duration) {
+	p.w.note("%s hangs", p.name)
+	p.hung = []func(){}
+	p.w.after(d, func() {
+		all := p.hung
+		p.hung = nil
+		for _, handle := range all {
+			handle()
+		}
 	})
 }
 
@@ -349,11 +449,15 @@ func (p *plane) receive(out *quotav3.RateLimitQuotaResponse) {
 		}
 		if a.GetAbandonAction() != nil {
 			p.w.note("%s abandons %s", p.name, key)
+			if b.allowed+b.denied > 0 {
+				p.w.met[abandonLoses]++
+			}
 			delete(p.buckets, key)
 			continue
 		}
 		q := a.GetQuotaAssignmentAction()
 		s := q.GetRateLimitStrategy()
+		p.readable(q)
 		if tb := s.GetTokenBucket(); tb != nil {
 			p.fill(b, tb)
 		} else if s.GetStrategy() == nil || s.GetRequestsPerTimeUnit() != nil {
@@ -361,29 +465,75 @@ func (p *plane) receive(out *quotav3.RateLimitQuotaResponse) {
 		} else {
 			b.tokens = nil
 		}
-		b.strategy = s
+		b.strategy, b.covered = s, true
 		b.version++
 		version := b.version
 		p.w.note("%s has %v", p.name, s)
 		life := time.Duration(q.GetAssignmentTimeToLive().GetSeconds()) * time.Second // not set: at once
 		p.w.after(time.Duration(float64(life)/p.rate), func() {
 			if b.version == version {
-				b.strategy, b.tokens = nil, nil
+				p.expire(b)
 			}
 		})
 	}
 }
 
+// readable fails if an assignment says what Envoy does not read as it is meant: parts of a second, or requests for a unit of time.
+func (p *plane) readable(q *quotav3.RateLimitQuotaResponse_BucketAction_QuotaAssignmentAction) {
+	p.w.t.Helper()
+	life, s := q.GetAssignmentTimeToLive(), q.GetRateLimitStrategy()
+	every := s.GetTokenBucket().GetFillInterval()
+	if life.GetSeconds() < 1 || life.GetNanos() != 0 || s.GetStrategy() == nil || s.GetRequestsPerTimeUnit() != nil ||
+		s.GetTokenBucket() != nil && (every.GetSeconds() < 1 || every.GetNanos() != 0 || s.GetTokenBucket().GetTokensPerFill().GetValue() < 1) {
+		p.w.fatalf("Envoy does not read this: %v", q)
+	}
+}
+
+// expire is onActionExpirationTimer.
+func (p *plane) expire(b *fakeBucket) {
+	p.w.note("%s has no assignment any more", p.name)
+	b.covered = false
+	end := func() {
+		p.w.met[fallsBack]++
+		b.strategy, b.tokens = nil, nil
+	}
+	switch p.expired {
+	case reuses:
+		p.w.met[reusesNothing]++
+		end()
+		return
+	case unset:
+		end()
+		return
+	case denies:
+		b.strategy, b.tokens = blanket(typev3.RateLimitStrategy_DENY_ALL), nil
+	case allows:
+		b.strategy, b.tokens = blanket(typev3.RateLimitStrategy_ALLOW_ALL), nil
+	case trulyReuses:
+	}
+	version := b.version
+	p.w.after(p.expiredFor, func() {
+		if b.version == version {
+			end()
+		}
+	})
+}
+
 func (p *plane) fill(b *fakeBucket, tb *typev3.TokenBucket) {
 	if old := b.strategy.GetTokenBucket(); old != nil && !p.refills && old.MaxTokens == tb.MaxTokens &&
 		old.TokensPerFill.GetValue() == tb.TokensPerFill.GetValue() && old.FillInterval.GetNanos() == tb.FillInterval.GetNanos() {
+		p.w.met[lookAlike]++
 		return // only the nanoseconds are compared
 	}
 	rate := float64(tb.TokensPerFill.GetValue()) / float64(tb.FillInterval.GetSeconds()) // infinite below a second
 	n := &tokens{most: float64(tb.MaxTokens), rate: max(rate, 1./(365*24*3600)), left: float64(tb.MaxTokens), at: p.clock()}
-	if b.tokens != nil && p.ratio && !p.refills {
+	switch {
+	case b.tokens != nil && p.ratio && !p.refills:
+		p.w.met[keepsRatio]++
 		b.tokens.fill(p.clock())
 		n.left = math.Floor(n.most * b.tokens.left / b.tokens.most)
+	case b.version > 0:
+		p.w.met[startsFull]++
 	}
 	b.tokens = n
 }
@@ -423,15 +573,35 @@ func (w *world) ask(tenant string, perSecond float64, from, to time.Duration) {
 	w.at(w.start()+int64(from), next)
 }
 
-// judgeBucket fails if there is an interval with more than capacity + rate·t admissions.
+// covered are the instants of the admissions under assignments that had not ended, and by other callers. extra tells of an instant how many
+// others there were within the term of an assignment before it: they are charged when they are reported, as those of an assignment
+// if there is one, which may then be dated too early.
+func (w *world) covered(key string) (all []int64, extra func(t int64) int) {
+	not := slices.Sorted(slices.Values(w.uncovered[key]))
+	i := 0
+	for _, t := range slices.Sorted(slices.Values(w.admitted[key])) {
+		if i < len(not) && not[i] == t {
+			i++
+			continue
+		}
+		all = append(all, t)
+	}
+	return all, func(t int64) int {
+		from, _ := slices.BinarySearch(not, t-int64(term))
+		to, _ := slices.BinarySearch(not, t+1)
+		return to - from
+	}
+}
+
+// judgeBucket fails if there is an interval with more than capacity + rate·t admissions that were covered.
 func (w *world) judgeBucket(key string, capacity, rate float64) {
 	w.t.Helper()
-	all := slices.Sorted(slices.Values(w.admitted[key]))
+	all, extra := w.covered(key)
 	most, at := math.Inf(-1), 0
 	for i, t := range all {
 		now := float64(t) / 1e9
 		// n(i) - rate·t(i) + max over the first of an interval of rate·t - (n-1)
-		if v := rate*now - float64(i); v > most {
+		if v := rate*now - float64(i) - float64(extra(t)); v > most {
 			most, at = v, i
 		}
 		if over := float64(i+1) - rate*now + most - capacity; over > 1e-6 {
@@ -440,16 +610,16 @@ func (w *world) judgeBucket(key string, capacity, rate float64) {
 	}
 }
 
-// judgeWindow fails if there are more than most admissions in a window of that length.
+// judgeWindow fails if there are more than most admissions that were covered in a window of that length.
 func (w *world) judgeWindow(key string, most int, window time.Duration) {
 	w.t.Helper()
-	all := slices.Sorted(slices.Values(w.admitted[key]))
+	all, extra := w.covered(key)
 	first := 0
 	for i, t := range all {
 		for all[first] <= t-int64(window) {
 			first++
 		}
-		if n := i - first + 1; n > most {
+		if n := i - first + 1; n > most+extra(t-int64(window)) {
 			w.fatalf("%d admissions in %v, at most %d may be", n, window, most)
 		}
 	}

@@ -2,9 +2,11 @@ package envoyquota
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"math"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -83,6 +86,41 @@ func TestStrangeReports(t *testing.T) {
 	}
 }
 
+// TestDomain: all messages of a stream are of one domain, which the first one names.
+func TestDomain(t *testing.T) {
+	w := newWorld(t, 1, windowPolicy)
+	s := w.service.open("")
+	defer s.close()
+	for _, step := range []struct {
+		domain string
+		ok     bool
+	}{{"", false}, {"", false}, {"edge", true}, {"", true}, {"core", false}, {"edge", true}} {
+		if _, err := s.handle(t.Context(), reports(step.domain, report("a", 0, 1))); (err == nil) != step.ok {
+			t.Errorf("%q: %v", step.domain, err)
+		}
+	}
+}
+
+// TestHugeReports: of a message with ever so many buckets, and of ids of any size, no more is kept than there is room for.
+func TestHugeReports(t *testing.T) {
+	w := newWorld(t, 1, windowPolicy)
+	s := w.service.open("")
+	defer s.close()
+	var all []*quotav3.RateLimitQuotaUsageReports_BucketQuotaUsage
+	for i := range maxBuckets + 50 {
+		all = append(all, report(fmt.Sprint(i), math.MaxUint64, math.MaxUint64))
+	}
+	all = append(all, report(strings.Repeat("x", 1<<20), 1, 1), report(all[0].BucketId.Bucket["tenant"], math.MaxUint64, 0))
+	for range 2 {
+		if _, err := s.handle(t.Context(), reports("edge", all...)); err != nil || len(s.buckets) != maxBuckets {
+			t.Fatalf("%d buckets, %v", len(s.buckets), err)
+		}
+	}
+	if rejected, unmatched := w.service.count.rejected.Load(), w.service.count.unmatched.Load(); rejected != 100 || unmatched != 2 {
+		t.Errorf("%d were rejected and %d ignored", rejected, unmatched)
+	}
+}
+
 // TestUnlimited: a key without a limit is free, one that is blocked is not, and one in shadow mode is charged what was used.
 func TestUnlimited(t *testing.T) {
 	for policies, want := range map[string]typev3.RateLimitStrategy_BlanketRule{
@@ -123,59 +161,61 @@ func TestManyBuckets(t *testing.T) {
 	}
 }
 
-// cutConn closes after so many bytes in either direction.
+// cutConn closes after so many bytes in one direction: those before are delivered.
 type cutConn struct {
 	net.Conn
-	left *atomic.Int64
+	read, write *atomic.Int64 // what is left
 }
 
 func (c cutConn) Read(b []byte) (int, error) {
+	if left := c.read.Load(); int64(len(b)) > left {
+		b = b[:left]
+	}
+	if len(b) == 0 {
+		_ = c.Conn.Close()
+		return 0, io.EOF
+	}
 	n, err := c.Conn.Read(b)
-	return c.spend(n, err)
-}
-
-func (c cutConn) Write(b []byte) (int, error) {
-	if left := c.left.Load(); int64(len(b)) > left {
-		n, _ := c.Conn.Write(b[:max(left, 0)])
-		c.left.Store(0)
-		_ = c.Conn.Close()
-		return n, io.ErrClosedPipe
-	}
-	return c.spend(c.Conn.Write(b))
-}
-
-func (c cutConn) spend(n int, err error) (int, error) {
-	if c.left.Add(-int64(n)) < 0 {
-		_ = c.Conn.Close()
-		return 0, io.ErrClosedPipe
-	}
+	c.read.Add(-int64(n))
 	return n, err
 }
 
-// TestCut cuts the stream after each byte. What the data plane may have got is not admitted by anybody else.
+func (c cutConn) Write(b []byte) (int, error) {
+	if left := c.write.Load(); int64(len(b)) > left {
+		n, _ := c.Conn.Write(b[:left])
+		c.write.Store(0)
+		_ = c.Conn.Close()
+		return n, io.ErrClosedPipe
+	}
+	n, err := c.Conn.Write(b)
+	c.write.Add(-int64(n))
+	return n, err
+}
+
+// TestCut cuts the stream after each byte that the data plane sends, and after each that it gets, of two reports and what it is assigned, which it spends at
+// once. It and others together admit no more than the limit, then and when its loans have ended.
 func TestCut(t *testing.T) {
 	w := newWorld(t, 1, windowPolicy)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lis := bufconn.Listen(1 << 16)
 	server := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
 	w.service.Register(server)
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(lis) }()
 	defer func() { server.Stop(); <-served }()
-	got := 0
-	cut := func(bytes int64, key string) (most int64, whole bool) {
-		left := new(atomic.Int64)
-		left.Store(bytes)
+	// run has a data plane report twice, and returns what it has admitted.
+	run := func(key string, read, write int64) (spent int64, whole bool) {
+		c := cutConn{read: new(atomic.Int64), write: new(atomic.Int64)}
+		c.read.Store(read)
+		c.write.Store(write)
 		var dialed atomic.Bool
 		conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 				if dialed.Swap(true) {
 					return nil, io.EOF
 				}
-				c, err := new(net.Dialer).DialContext(ctx, "tcp", lis.Addr().String())
-				return cutConn{c, left}, err
+				var err error
+				c.Conn, err = lis.DialContext(ctx)
+				return c, err
 			}))
 		if err != nil {
 			t.Fatal(err)
@@ -187,25 +227,59 @@ func TestCut(t *testing.T) {
 		if err != nil {
 			return 0, false
 		}
-		_ = stream.Send(reports("edge", report(key, 0, 1)))
-		in, err := stream.Recv()
-		if err != nil {
-			return 0, false
+		var last int64
+		for range 2 {
+			_ = stream.Send(reports("edge", report(key, uint64(last), 40)))
+			in, err := stream.Recv()
+			if ctx.Err() != nil {
+				t.Fatal("nothing came of a stream that is cut")
+			}
+			if err != nil {
+				return spent, false
+			}
+			last = int64(in.BucketAction[1].GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket().GetMaxTokens())
+			spent += last
+			w.now.Add(int64(renewAfter))
 		}
-		got++
-		return int64(in.BucketAction[1].GetQuotaAssignmentAction().GetRateLimitStrategy().GetTokenBucket().GetMaxTokens()), true
+		return spent, true
 	}
-	for bytes := int64(0); bytes < 5000; bytes += 7 {
-		key := "k" + string(rune('0'+bytes/7%1000))
-		lent, whole := cut(bytes, key)
-		if n := w.room(key); int64(n)+lent > 1200 {
-			t.Fatalf("cut after %d bytes: %d beside %d", bytes, n, lent)
+	judge := func(key string, spent int64) {
+		t.Helper()
+		if n := w.room(key); int64(n)+spent > 1200 {
+			t.Fatalf("%s: %d beside %d", key, n, spent)
 		}
-		if whole && got > 20 {
-			return
+		w.now.Add(int64(term)) // less than a window
+		if n := w.room(key); n > 0 {
+			t.Fatalf("%s: %d more when the loans have ended", key, n)
 		}
 	}
-	t.Fatal("nothing got through")
+	const all = math.MaxInt64
+	for _, cut := range []struct {
+		name string
+		run  func(key string, bytes int64) (int64, bool)
+	}{
+		{"sent", func(key string, bytes int64) (int64, bool) { return run(key, all, bytes) }},
+		{"got", func(key string, bytes int64) (int64, bool) { return run(key, bytes, all) }},
+	} {
+		assigned, through := 0, 0
+		for bytes := int64(0); through < 20; bytes++ { // HTTP/2 sends a little more or less each time
+			if bytes > 3000 {
+				t.Fatalf("%s: nothing got through", cut.name)
+			}
+			key := fmt.Sprint(cut.name, bytes)
+			spent, whole := cut.run(key, bytes)
+			judge(key, spent)
+			if spent > 0 {
+				assigned++
+			}
+			if whole {
+				through++
+			}
+		}
+		if assigned < 40 {
+			t.Errorf("%s: an assignment was had %d times only", cut.name, assigned)
+		}
+	}
 }
 
 // FuzzReports: whatever a data plane sends, what it is lent and what others are admitted are within the limit.
@@ -240,6 +314,59 @@ func FuzzReports(f *testing.F) {
 				t.Fatal(lent)
 			}
 			w.now.Add(int64(wait) * int64(time.Millisecond))
+		}
+	})
+}
+
+// FuzzSessions has several data planes say anything, in any order: whatever that is, the assignments that are in effect and what others are admitted
+// are within the limit.
+func FuzzSessions(f *testing.F) {
+	f.Add([]byte{0x01, 0x00, 0x12, 0x10, 0x21, 0x05, 0x33, 0x40})
+	f.Add([]byte("\x10\x21\xf0\x10\x23\x71\x10\x0f\x44\x10\x21"))
+	f.Fuzz(func(t *testing.T, steps []byte) {
+		if len(steps) > 60 {
+			return
+		}
+		w := newWorld(t, 1, windowPolicy)
+		type assigned struct{ units, until int64 }
+		sessions, has := make([]*session, 3), make([]assigned, 3)
+		counts := []uint64{0, 1, 7, 100, 5000, math.MaxInt64, 1 << 63, math.MaxUint64}
+		for i := 0; i+1 < len(steps); i += 2 {
+			n := int(steps[i]) % 3
+			w.now.Add(int64(steps[i]>>2) * int64(500*time.Millisecond))
+			if sessions[n] == nil {
+				sessions[n] = w.service.open("")
+			}
+			if steps[i+1] == 0xff {
+				sessions[n].close()
+				sessions[n] = nil
+				continue
+			}
+			one := report([]string{"a", "b"}[steps[i]>>7], counts[steps[i+1]&7], counts[steps[i+1]>>3&7])
+			one.TimeElapsed = &durationpb.Duration{Seconds: int64(counts[steps[i+1]&7])}
+			in := reports([]string{"edge", "", "core"}[steps[i+1]>>6%3], one)
+			if steps[i+1]&0x40 != 0 {
+				in.BucketQuotaUsages = append(in.BucketQuotaUsages, one, report("a", 1, 0))
+			}
+			out, err := sessions[n].handle(t.Context(), in)
+			if err != nil {
+				continue
+			}
+			for _, a := range out.GetBucketAction() {
+				if a.GetBucketId().GetBucket()["tenant"] == "a" {
+					q := a.GetQuotaAssignmentAction()
+					has[n] = assigned{int64(q.GetRateLimitStrategy().GetTokenBucket().GetMaxTokens()), w.now.Load() + int64(q.GetAssignmentTimeToLive().AsDuration())}
+				}
+			}
+		}
+		lent := int64(0)
+		for _, a := range has {
+			if w.now.Load() < a.until {
+				lent += a.units
+			}
+		}
+		if n := w.room("a"); lent > 1200 || n > 0 && int64(n)+lent > 1200 {
+			t.Fatalf("room for %d beside %d", n, lent)
 		}
 	})
 }

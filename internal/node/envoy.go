@@ -89,11 +89,8 @@ func (n *Node) quotable(name string) error {
 	if !known {
 		return fmt.Errorf("names the policy %q, which there is not", name)
 	}
-	if p.NoLend {
-		return fmt.Errorf("names the policy %q, of which nothing is lent (lend: false)", name)
-	}
-	if p.Prices != nil {
-		return fmt.Errorf("names the policy %q, which has prices: data planes count requests", name)
+	if err := p.Divisible(); err != nil {
+		return fmt.Errorf("names the policy %q, which cannot be divided: %w", name, err)
 	}
 	for _, r := range p.Rules() {
 		if err := r.Limits.Quotable(); err != nil {
