@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/loopback"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -102,13 +103,7 @@ type Credentials struct {
 func (e *Credentials) certified() bool { return e.TLS != nil && len(e.TLS.PeerCertificates) > 0 }
 
 // local reports whether the caller is on this host, or behind a proxy on this host.
-func (e *Credentials) local() bool {
-	if e.From == nil {
-		return false
-	}
-	ap, err := netip.ParseAddrPort(e.From.String())
-	return err == nil && ap.Addr().Unmap().IsLoopback()
-}
+func (e *Credentials) local() bool { return loopback.Addr(e.From) }
 
 // session is an authenticated request or stream, with the caller by the access file of the last look.
 type session struct {

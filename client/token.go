@@ -2,9 +2,9 @@ package client
 
 import (
 	"context"
-	"net"
-	"net/netip"
 	"strings"
+
+	"github.com/weirlimit/weir/internal/loopback"
 )
 
 // WithToken presents a token with every call, for clusters with an access file. It goes with WithTLS, unless all addresses
@@ -44,11 +44,7 @@ func isLocal(address string) bool {
 		return true
 	}
 	for a := range strings.SplitSeq(address, ",") {
-		host, _, err := net.SplitHostPort(a)
-		if err != nil {
-			return false
-		}
-		if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.Unmap().IsLoopback()) {
+		if !loopback.HostPort(a) {
 			return false
 		}
 	}

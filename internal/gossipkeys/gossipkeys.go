@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +24,7 @@ import (
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/loopback"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -250,8 +250,7 @@ func isPrivate(ctx context.Context) bool {
 	if _, encrypted := p.AuthInfo.(credentials.TLSInfo); encrypted {
 		return true
 	}
-	from, err := netip.ParseAddrPort(p.Addr.String())
-	return err == nil && from.Addr().Unmap().IsLoopback()
+	return loopback.Addr(p.Addr)
 }
 
 // Peers returns what answers other members.

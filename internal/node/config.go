@@ -181,7 +181,7 @@ func (c *Config) Validate() error {
 	if err := c.validateCluster(); err != nil {
 		return err
 	}
-	if err := c.checkOpen(); err != nil {
+	if err := c.checkExposure(); err != nil {
 		return err
 	}
 	if err := c.Security.validate(); err != nil {
@@ -334,4 +334,28 @@ func (c Limits) withDefaults(m memory.Budget) Limits {
 	c.WriteTimeout = cmp.Or(c.WriteTimeout, DefaultWriteTimeout)
 	c.MaxUnread = cmp.Or(c.MaxUnread, m.Unread)
 	return c
+}
+
+// callerSettings are the settings of the files for callers.
+var callerSettings = certs.Files{Cert: "tls-cert-file", Key: "tls-key-file", CA: "tls-client-ca-file"}
+
+// validate reports the first thing that is wrong with what is given together.
+func (c *Security) validate() error {
+	if c.TLS.CA != "" && c.TLS.Cert == "" && c.TLS.Key == "" {
+		return errors.New("tls-client-ca-file: callers present certificates over TLS only: give tls-cert-file and tls-key-file")
+	}
+	if err := c.TLS.Validate(callerSettings); err != nil {
+		return err
+	}
+	peer := []struct{ flag, value string }{
+		{"peer-tls-cert-file", c.PeerTLS.Cert}, {"peer-tls-key-file", c.PeerTLS.Key}, {"peer-tls-ca-file", c.PeerTLS.CA}, {"peer-tls-name", c.PeerName},
+	}
+	for _, given := range peer {
+		for _, missing := range peer {
+			if given.value != "" && missing.value == "" {
+				return fmt.Errorf("%s: goes with %s: nodes prove to each other who they are with all four of peer-tls-…, or talk in plain text without any", given.flag, missing.flag)
+			}
+		}
+	}
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/internal/ingress"
+	"github.com/weirlimit/weir/internal/loopback"
 )
 
 // debugRequests is how many requests the debug port answers at a time: a profile costs the node something while it is taken.
@@ -68,7 +69,7 @@ func namesThisHost(hostport string) bool {
 	if err != nil {
 		host = hostport
 	}
-	return host == "localhost" || isLoopback(host)
+	return loopback.Host(host)
 }
 
 // listenDebug opens the debug port, whatever address the other ports are bound to.

@@ -49,10 +49,10 @@ func (r *denials) note(listener, reason string, from net.Addr, what string) {
 	r.log.Warn("access denied", "listener", listener, "reason", reason, "from", address, "what", what, "unlogged", unlogged)
 }
 
-// complain logs what net/http says of a caller, such as that it sent a GOAWAY.
-func (r *denials) complain(listener, what string) {
-	if unlogged, ok := r.turn(denialKind{listener, "complaint"}); ok {
-		r.log.Warn("http server error", "listener", listener, "what", what, "unlogged", unlogged)
+// httpError logs what net/http says of a caller, such as that it sent a GOAWAY.
+func (r *denials) httpError(listener, what string) {
+	if unlogged, ok := r.turn(denialKind{listener, "http_error"}); ok {
+		r.log.Warn("http server failed", "listener", listener, "what", what, "unlogged", unlogged)
 	}
 }
 

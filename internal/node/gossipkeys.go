@@ -3,12 +3,12 @@ package node
 import (
 	"fmt"
 	"net"
-	"net/netip"
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/filewatch"
 	"github.com/weirlimit/weir/internal/gossipkeys"
+	"github.com/weirlimit/weir/internal/loopback"
 )
 
 // openGossipKeys reads the keys and keeps watching their file.
@@ -67,7 +67,7 @@ func (n *Node) peersArePrivate() bool {
 		return true
 	}
 	for _, m := range n.view().Members {
-		if ap, err := netip.ParseAddrPort(m.PeerAddr); err != nil || !ap.Addr().Unmap().IsLoopback() {
+		if !loopback.HostPort(m.PeerAddr) {
 			return false
 		}
 	}

@@ -5,8 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
 	"strings"
 
 	"google.golang.org/grpc/credentials"
@@ -15,6 +13,7 @@ import (
 
 	"github.com/weirlimit/weir/internal/certs"
 	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/loopback"
 )
 
 // Identity is how a command proves itself to a node, and has the node prove itself. Without CA, Cert, Key and Name: in plain text.
@@ -48,7 +47,7 @@ func (c *Identity) Token(addr string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("token-file: %w", err)
 	}
-	if !c.encrypted() && !leadsHere(addr) {
+	if !c.encrypted() && !loopback.HostPort(addr) {
 		return "", fmt.Errorf("token-file: the token would be sent to %s in plain text: give tls-ca-file", addr)
 	}
 	return token, nil
@@ -116,14 +115,4 @@ func (c *Identity) Config() (*tls.Config, error) {
 		config.Certificates = []tls.Certificate{pair}
 	}
 	return config, nil
-}
-
-// leadsHere reports whether an address is one on this host.
-func leadsHere(addr string) bool {
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return false
-	}
-	ip, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && ip.Unmap().IsLoopback()
 }

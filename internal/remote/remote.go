@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/weirlimit/weir/internal/loopback"
 )
 
 // Node is how a command asks a node.
@@ -60,4 +62,4 @@ func (r *Node) Connect(ctx context.Context, f func(context.Context, *grpc.Client
 }
 
 // Private reports whether nobody on the way can read what is sent to the node.
-func (r *Node) Private() bool { return r.TLS.encrypted() || leadsHere(r.Addr) }
+func (r *Node) Private() bool { return r.TLS.encrypted() || loopback.HostPort(r.Addr) }

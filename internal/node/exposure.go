@@ -1,0 +1,58 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/weirlimit/weir/internal/loopback"
+)
+
+// forCallers reports whether there is a port for callers.
+func (cfg *Config) forCallers() bool {
+	return cfg.HTTPPort != PortOff || cfg.GRPCPort != PortOff || cfg.RESPPort != PortOff
+}
+
+// exposed lists what keeps strangers out of the ports that others can reach, and is not given: nothing on loopback.
+func (cfg *Config) exposed() (missing []string) {
+	if loopback.Host(cfg.Bind) {
+		return nil
+	}
+	s := cfg.Security
+	if cfg.forCallers() && s.AccessFile == "" && s.TLS.CA == "" {
+		missing = append(missing, "access-file or tls-client-ca-file (whoever reaches a port for callers may do everything)")
+	}
+	if cfg.PeerPort != PortOff && s.PeerTLS.Cert == "" {
+		missing = append(missing, "peer-tls-cert-file, peer-tls-key-file, peer-tls-ca-file and peer-tls-name (whoever reaches the peer port is a node)")
+	}
+	if cfg.GossipPort != PortOff && s.GossipKeyFile == "" {
+		missing = append(missing, "gossip-key-file (whoever reaches the gossip port may say who is a member)")
+	}
+	if cfg.GossipPort != PortOff && s.SecretFile == "" {
+		missing = append(missing, "cluster-secret-file (whoever sends keys can aim them at one node)")
+	}
+	return missing
+}
+
+// checkExposure reports ports that others reach without what keeps strangers out, unless Insecure allows that.
+func (cfg *Config) checkExposure() error {
+	missing := cfg.exposed()
+	if len(missing) == 0 || cfg.Security.Insecure {
+		return nil
+	}
+	return fmt.Errorf("bind: %s is reached from other hosts, and this is not given: %s. \"weir secrets DIRECTORY\" makes all of them; the setting insecure does without",
+		cfg.Bind, strings.Join(missing, "; "))
+}
+
+// warn says once, at the start, what an operator may not have meant.
+func (s *security) warn(cfg Config) {
+	if loopback.Host(cfg.Bind) {
+		return
+	}
+	open := cfg.exposed()
+	if s.callers == nil && cfg.forCallers() {
+		open = append(open, "tls-cert-file and tls-key-file (callers are answered in plain text, where tokens can be read on their way)")
+	}
+	if len(open) > 0 {
+		s.log.Warn("this node listens beyond loopback, and is open", "bind", cfg.Bind, "without", strings.Join(open, "; "))
+	}
+}

@@ -1,0 +1,198 @@
+package node
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/certs"
+	"github.com/weirlimit/weir/internal/ingress"
+)
+
+// plain reports whether a listener speaks plain text.
+func (s *security) plain(listener string) bool {
+	if listener == "peer" {
+		return s.peers == nil
+	}
+	return s.callers == nil
+}
+
+// callerRules are those for callers' certificates at a listener.
+func (s *security) callerRules(listener string) certs.Rules {
+	rules := certs.Rules{MinVersion: tls.VersionTLS12, Rejected: s.rejectedCert(listener)}
+	switch {
+	case s.cfg.TLS.CA == "":
+	case listener == "http" || s.cfg.AccessFile != "":
+		// A token may stand in for a certificate, and probes have neither: auth demands one where it is needed.
+		rules.Demand = certs.IfGiven
+	default:
+		rules.Demand = certs.Required
+	}
+	return rules
+}
+
+func (s *security) rejectedCert(listener string) func(net.Addr, *certs.RejectedError) {
+	return func(from net.Addr, err *certs.RejectedError) { s.denials.note(listener, err.Reason, from, err.Error()) }
+}
+
+// serveHTTP serves until the server is shut down.
+func (s *security) serveHTTP(server *http.Server, l net.Listener) error {
+	server.ErrorLog = log.New(httpErrors{s}, "", 0)
+	if s.callers == nil {
+		return server.Serve(l)
+	}
+	server.TLSConfig = s.callers.Server(s.callerRules("http"), "h2", "http/1.1")
+	return server.ServeTLS(l, "", "")
+}
+
+// httpErrors is what net/http writes to its log: a line for each failed handshake, each GOAWAY of a caller, and more that a
+// caller can cause as often as it likes.
+type httpErrors struct{ s *security }
+
+// Write implements io.Writer. net/http hands over one message at a time.
+func (h httpErrors) Write(p []byte) (int, error) {
+	text, ok := strings.CutPrefix(string(p), "http: TLS handshake error from ")
+	if !ok {
+		h.s.denials.httpError("http", strings.TrimSpace(string(p)))
+		return len(p), nil
+	}
+	from, what, _ := strings.Cut(strings.TrimSpace(text), ": ")
+	if !strings.HasPrefix(what, "certs: ") { // which has been noted
+		var addr net.Addr
+		if ap, err := netip.ParseAddrPort(from); err == nil {
+			addr = net.TCPAddrFromAddrPort(ap)
+		}
+		h.s.badHandshake("http", addr, errors.New(what), strings.Contains(what, "HTTP request to an HTTPS server") || strings.Contains(what, "does not look like a TLS handshake"))
+	}
+	return len(p), nil
+}
+
+// badHandshake notes a TLS handshake that failed for another reason than the caller's certificate.
+func (s *security) badHandshake(listener string, from net.Addr, err error, plain bool) {
+	reason := "handshake"
+	if plain {
+		reason = "plain_text_on_tls_port"
+	}
+	s.denials.note(listener, reason, from, err.Error())
+}
+
+// grpcServer returns the options of the server for callers.
+func (s *security) grpcServer() []grpc.ServerOption {
+	creds := insecure.NewCredentials()
+	if s.callers != nil {
+		creds = credentials.NewTLS(s.callers.Server(s.callerRules("grpc"), "h2"))
+	}
+	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "grpc"})}
+}
+
+// peerRules are those for the certificates of other nodes, in both directions.
+func (s *security) peerRules() certs.Rules {
+	return certs.Rules{MinVersion: tls.VersionTLS13, Demand: certs.Required, Name: s.cfg.PeerName, Rejected: s.rejectedCert("peer")}
+}
+
+// peerServer returns the options of the server for other nodes.
+func (s *security) peerServer() []grpc.ServerOption {
+	creds := insecure.NewCredentials()
+	if s.peers != nil {
+		creds = credentials.NewTLS(s.peers.Server(s.peerRules(), "h2"))
+	}
+	return []grpc.ServerOption{grpc.Creds(watchedCredentials{creds, s, "peer"})}
+}
+
+// peerClient returns how this node proves itself to others, nil where it does not.
+func (s *security) peerClient() credentials.TransportCredentials {
+	if s.peers == nil {
+		return nil
+	}
+	return boundCredentials{credentials.NewTLS(s.peers.Client(s.peerRules())), s}
+}
+
+// boundCredentials bind connections to other nodes to the certificates that these present.
+type boundCredentials struct {
+	credentials.TransportCredentials
+	s *security
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (b boundCredentials) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := b.TransportCredentials.ClientHandshake(ctx, authority, raw)
+	if err != nil {
+		return nil, nil, err
+	}
+	bound, err := b.s.peers.BindClient(conn, info.(credentials.TLSInfo).State, b.s.peerRules())
+	if err != nil {
+		_ = conn.Close() // the error says why
+		return nil, nil, err
+	}
+	return bound, info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (b boundCredentials) Clone() credentials.TransportCredentials {
+	return boundCredentials{b.TransportCredentials.Clone(), b.s}
+}
+
+// watchedCredentials notes the handshakes that fail, which gRPC keeps to itself. Connections whose handshake has proved a certificate
+// are authenticated.
+type watchedCredentials struct {
+	credentials.TransportCredentials
+	s        *security
+	listener string
+}
+
+// ServerHandshake implements credentials.TransportCredentials.
+func (w watchedCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn, info, err := w.TransportCredentials.ServerHandshake(raw)
+	if err != nil {
+		w.s.handshakeFailed(w.listener, raw, err)
+		return conn, info, err
+	}
+	if t, ok := info.(credentials.TLSInfo); ok && len(t.State.PeerCertificates) > 0 && !ingress.Of(raw.RemoteAddr()).Authenticated("") { // whose it is says the first call
+		return nil, nil, errTooManyConnections
+	}
+	return ingress.Frames(conn, raw), info, nil
+}
+
+// Clone implements credentials.TransportCredentials.
+func (w watchedCredentials) Clone() credentials.TransportCredentials {
+	return watchedCredentials{w.TransportCredentials.Clone(), w.s, w.listener}
+}
+
+// handshakeFailed notes a TLS handshake that failed, unless that has been done or it was somebody who tried whether the port is open.
+func (s *security) handshakeFailed(listener string, raw net.Conn, err error) {
+	var refused *certs.RejectedError
+	var record tls.RecordHeaderError
+	switch {
+	case errors.As(err, &refused), errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed), errors.Is(err, context.Canceled):
+	default:
+		s.badHandshake(listener, raw.RemoteAddr(), err, errors.As(err, &record))
+	}
+}
+
+// respHandshake returns what makes connections of the Redis protocol ones over TLS, nil where that is spoken in plain text.
+func (s *security) respHandshake() func(net.Conn) (net.Conn, auth.Credentials, error) {
+	if s.callers == nil {
+		return nil
+	}
+	cfg := s.callers.Server(s.callerRules("resp"))
+	return func(raw net.Conn) (net.Conn, auth.Credentials, error) {
+		conn := tls.Server(raw, cfg)
+		if err := conn.Handshake(); err != nil {
+			s.handshakeFailed("resp", raw, err)
+			return nil, auth.Credentials{}, err
+		}
+		state := conn.ConnectionState()
+		return conn, auth.Credentials{TLS: &state, From: raw.RemoteAddr()}, nil
+	}
+}
