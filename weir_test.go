@@ -160,7 +160,7 @@ func TestNodesShareNothing(t *testing.T) {
 		if names := gathered(t, registries[i]); len(names) > 0 {
 			t.Errorf("after Stop there are %v", names)
 		}
-		if !strings.Contains(books[i].String(), "msg=ready") {
+		if !strings.Contains(books[i].String(), `msg="node ready"`) {
 			t.Errorf("logged: %s", &books[i])
 		}
 	}

@@ -325,7 +325,7 @@ func (c *Cluster) stop(goodbye func() error) (err error) {
 		c.mu.Unlock()
 		c.wg.Wait()
 		if gone := goodbye(); gone != nil {
-			c.log.Debug("cluster: leave not heard", "error", gone)
+			c.log.Debug("leave not acknowledged", "error", gone)
 		}
 		if err = c.list.Shutdown(); err != nil {
 			err = fmt.Errorf("cluster: %w", err)
@@ -458,7 +458,7 @@ func (c *Cluster) publish() bool {
 	c.view.Store(v)
 	close(old.replaced)
 	if old.Self.State != v.Self.State || old.Alone != v.Alone && v.Self.State == Active {
-		c.log.Info("cluster: state changed", "name", v.Self.Name, "state", v.Self.State.String(), "members", len(v.Members), "detail", v.Detail)
+		c.log.Info("node state changed", "name", v.Self.Name, "state", v.Self.State.String(), "members", len(v.Members), "detail", v.Detail)
 	}
 	return true
 }
@@ -469,7 +469,7 @@ func (c *Cluster) up(n node) {
 		return
 	}
 	if old, known := c.roster.others[n.identity]; !known || old.state != n.state {
-		c.log.Info("cluster: member state changed", "member", n.name, "state", n.state.String(), "addr", n.addr)
+		c.log.Info("member state changed", "member", n.name, "state", n.state.String(), "addr", n.addr)
 	}
 	c.roster.up(n)
 }
@@ -480,9 +480,9 @@ func (c *Cluster) down(id identity) {
 	switch {
 	case !known:
 	case n.state == Leaving:
-		c.log.Info("cluster: member left", "member", n.name, "addr", n.addr)
+		c.log.Info("member left", "member", n.name, "addr", n.addr)
 	default:
-		c.log.Warn("cluster: member lost", "member", n.name, "addr", n.addr)
+		c.log.Warn("member lost", "member", n.name, "addr", n.addr)
 	}
 	c.roster.down(id)
 }
@@ -490,7 +490,7 @@ func (c *Cluster) down(id identity) {
 // refused takes in that somebody at an address is not of our cluster.
 func (c *Cluster) refused(who string, state State, err error) {
 	c.cfg.Rejected(OtherCluster)
-	c.logStranger(slog.LevelError, "cluster: node rejected", who, err)
+	c.logStranger(slog.LevelError, "node rejected", who, err)
 	if err := c.roster.refused(state, err, false); err != nil {
 		c.fail(err)
 	}
@@ -507,13 +507,13 @@ func (c *Cluster) unverified(n node, err error) {
 	default:
 		return // it is being asked, or was here before this process
 	}
-	c.logStranger(slog.LevelWarn, "cluster: process rejected", n.name, err)
+	c.logStranger(slog.LevelWarn, "process rejected", n.name, err)
 }
 
 // unanswered takes in that a process that gossip tells of did not answer when it was asked for the first time.
 func (c *Cluster) unanswered(who claim, err error) {
 	c.cfg.Rejected(Unverified)
-	c.logStranger(slog.LevelWarn, "cluster: process unanswered",
+	c.logStranger(slog.LevelWarn, "process unreachable",
 		who.name, fmt.Errorf("%s: %w", who.endpoint(), err))
 }
 
@@ -548,7 +548,7 @@ func (c *Cluster) logStranger(level slog.Level, message, who string, err error) 
 // forgetLines begins another minute.
 func (c *Cluster) forgetLines() {
 	if c.unlogged > 0 {
-		c.log.Warn("cluster: log lines left out", "lines", c.unlogged)
+		c.log.Warn("log lines about strangers dropped", "lines", c.unlogged)
 	}
 	c.lines, c.unlogged = 0, 0
 }
@@ -557,7 +557,7 @@ func (c *Cluster) forgetLines() {
 func (c *Cluster) fail(err error) {
 	select {
 	case c.fatal <- err:
-		c.log.Error("cluster: node failed", "error", err)
+		c.log.Error("node failed", "error", err)
 	default:
 	}
 }

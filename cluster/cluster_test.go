@@ -581,7 +581,7 @@ func TestOtherSettings(t *testing.T) {
 	if v := stranger.View(); v.Self.State != Joining || len(v.Members) != 1 {
 		t.Errorf("the stranger has view %+v", v)
 	}
-	waitFor(t, "a logs the rejection", func() bool { return strings.Contains(a.log.String(), `msg="cluster: node rejected"`) })
+	waitFor(t, "a logs the rejection", func() bool { return strings.Contains(a.log.String(), `msg="node rejected"`) })
 	waitFor(t, "the stranger has knocked twice", func() bool { return strings.Count(a.log.String(), "ignoring alive message") >= 2 })
 	if n := strings.Count(a.log.String(), "level=ERROR"); n != 1 {
 		t.Errorf("the rejection is logged %d times", n)

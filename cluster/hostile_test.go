@@ -136,7 +136,7 @@ func TestInventedMembers(t *testing.T) {
 			}
 			lines := 0
 			for line := range strings.Lines(a.log.String()) {
-				if !strings.Contains(line, "level=DEBUG") && strings.Contains(line, `msg="cluster: process `) {
+				if !strings.Contains(line, "level=DEBUG") && strings.Contains(line, `msg="process `) {
 					lines++
 				}
 			}

@@ -186,7 +186,7 @@ func (p *prober) takeIn(c claim) {
 // join has the library exchange memberships with a process.
 func (p *prober) join(c claim) {
 	if _, err := p.c.list.Join([]string{c.addr.String()}); err != nil {
-		p.c.log.Debug("cluster: cannot exchange memberships", "member", c.name, "error", err)
+		p.c.log.Debug("membership exchange failed", "member", c.name, "error", err)
 	}
 }
 
@@ -211,7 +211,7 @@ func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answ
 		case a.failures == 1:
 			p.c.unanswered(c, err)
 		case a.first:
-			p.c.log.Warn("cluster: member is dead to the gossip and answers on its peer port", "member", c.name, "addr", c.addr)
+			p.c.log.Warn("suspected member answered on its peer port", "member", c.name, "addr", c.addr)
 		}
 		if a.joins {
 			p.c.convict(c.identity)

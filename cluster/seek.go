@@ -170,12 +170,12 @@ func (s *seeker) fails(seed string, err error) {
 		return
 	}
 	s.silent[seed] = true
-	s.c.log.Warn("cluster: seed unreachable", "seed", seed, "error", err)
+	s.c.log.Warn("seed unreachable", "seed", seed, "error", err)
 }
 
 func (s *seeker) answers(seed string) {
 	if s.silent[seed] {
 		delete(s.silent, seed)
-		s.c.log.Info("cluster: seed reached", "seed", seed)
+		s.c.log.Info("seed reached", "seed", seed)
 	}
 }

@@ -111,7 +111,7 @@ func TestDocker(t *testing.T) {
 	if state := strings.TrimSpace(e.docker(t, "inspect", "-f", "{{.State.ExitCode}}", stopped)); state != "0" {
 		t.Errorf("the stopped node ended with status %s", state)
 	}
-	if log := e.docker(t, "logs", stopped); strings.Contains(log, "not everything was handed over") || !strings.Contains(log, "handed over") {
+	if log := e.docker(t, "logs", stopped); strings.Contains(log, "hand-over incomplete") || !strings.Contains(log, "handed over") {
 		t.Errorf("the stopped node did not hand everything over:\n%s", log)
 	}
 	for _, port := range []string{"8080", "8280"} {

@@ -313,7 +313,7 @@ func TestProduction(t *testing.T) {
 	}
 
 	nodes[2].stop(t)
-	if log := nodes[2].log.String(); strings.Contains(log, "not everything was handed over") || strings.Contains(log, "no such settings") || strings.Contains(log, "is open") {
+	if log := nodes[2].log.String(); strings.Contains(log, "hand-over incomplete") || strings.Contains(log, "unknown settings") || strings.Contains(log, "unprotected") {
 		t.Errorf("weir-2 says\n%s", log)
 	}
 	if status, text := ask(t, trusting, "https://"+nodes[0].http+"/v1/check", token("caller"), `{"policy":"login","key":"alice"}`); status != http.StatusTooManyRequests {

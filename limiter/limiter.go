@@ -241,7 +241,7 @@ func (l *Limiter) tend() {
 			l.sample.tick(now.Mono)
 			st := l.store.Stats()
 			if quiet++; st.Full+st.ShareFull > full+shares && quiet >= sweepsAMinute {
-				l.log.Warn("store full: new keys answered by on_error", append([]any{"calls", st.Full - full, "calls_over_share", st.ShareFull - shares, "keys", st.Keys,
+				l.log.Warn("store full", append([]any{"hint", "checks of new keys are answered by on_error", "calls", st.Full - full, "calls_over_share", st.ShareFull - shares, "keys", st.Keys,
 					"max_keys", st.MaxKeys, "bytes", st.Bytes, "max_bytes", st.MaxBytes}, l.largest()...)...)
 				full, shares, quiet = st.Full, st.ShareFull, 0
 			}

@@ -166,7 +166,7 @@ func secure(h http.Header) {
 
 func (c *Console) write(w http.ResponseWriter, body []byte) bool {
 	if _, err := w.Write(body); err != nil {
-		c.cfg.Logger.Debug("console: answer not written", "error", err)
+		c.cfg.Logger.Debug("answer not written", "error", err)
 		return false
 	}
 	return true

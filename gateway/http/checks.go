@@ -154,7 +154,7 @@ func (a *api) appendItemError(b []byte, w http.ResponseWriter, r *http.Request, 
 	doc := p.body()
 	out, err := json.Marshal(&doc, jsontext.AllowInvalidUTF8(true))
 	if err != nil {
-		a.Logger.ErrorContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
+		a.Logger.ErrorContext(r.Context(), "answer not written", "endpoint", r.Pattern, "error", err)
 	}
 	b = append(b, `{"error":`...)
 	b = append(b, out...)
@@ -176,7 +176,7 @@ func (a *api) writeDecision(w http.ResponseWriter, r *http.Request, s *scratch, 
 func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, contentType string, v any) {
 	out, err := marshal(v)
 	if err != nil {
-		a.Logger.ErrorContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
+		a.Logger.ErrorContext(r.Context(), "answer not written", "endpoint", r.Pattern, "error", err)
 		w.WriteHeader(http.StatusInternalServerError)
 		return
 	}
@@ -191,6 +191,6 @@ func marshal(v any) ([]byte, error) { return json.Marshal(v, jsontext.AllowInval
 func (a *api) write(w http.ResponseWriter, r *http.Request, status int, body []byte) {
 	w.WriteHeader(status)
 	if _, err := w.Write(body); err != nil {
-		a.Logger.DebugContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
+		a.Logger.DebugContext(r.Context(), "answer not written", "endpoint", r.Pattern, "error", err)
 	}
 }

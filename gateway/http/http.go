@@ -334,7 +334,7 @@ func (a *api) indexForPeople(w http.ResponseWriter, r *http.Request) {
 	}
 	var b bytes.Buffer
 	if err := indexPage.Execute(&b, &page); err != nil {
-		a.Logger.ErrorContext(r.Context(), "http: answer not written", "endpoint", r.Pattern, "error", err)
+		a.Logger.ErrorContext(r.Context(), "answer not written", "endpoint", r.Pattern, "error", err)
 		w.WriteHeader(http.StatusInternalServerError)
 		return
 	}

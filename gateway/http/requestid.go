@@ -54,9 +54,9 @@ func identify(w http.ResponseWriter) string {
 // otherwise they could fill the log.
 func (a *api) logProblem(w http.ResponseWriter, r *http.Request, p *problem) {
 	id := identify(w)
-	level, message := slog.LevelDebug, "http: no decision"
+	level, message := slog.LevelDebug, "http request rejected"
 	if p.cause != nil {
-		level, message = slog.LevelError, "http: request failed"
+		level, message = slog.LevelError, "http request failed"
 	}
 	if !a.Logger.Enabled(r.Context(), level) {
 		return

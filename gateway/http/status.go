@@ -132,7 +132,7 @@ type ownershipBody struct {
 func (a *api) handleStatus(w http.ResponseWriter, r *http.Request) {
 	st, err := a.Status(r.Context())
 	if err != nil {
-		a.Logger.WarnContext(r.Context(), "http: no status", "error", err)
+		a.Logger.WarnContext(r.Context(), "status unavailable", "error", err)
 		a.writeProblem(w, r, &problem{status: http.StatusServiceUnavailable,
 			message: "the node cannot describe the cluster at the moment: " + clip(err.Error())})
 		return

@@ -142,7 +142,7 @@ func (l *Log) flushLocked() {
 		l.due = nil
 	}
 	if l.leftOut > 0 {
-		l.writeLocked("denied calls left out", []slog.Attr{slog.Int("count", l.leftOut)})
+		l.writeLocked("denied calls omitted", []slog.Attr{slog.Int("count", l.leftOut)})
 		l.leftOut = 0
 	}
 }

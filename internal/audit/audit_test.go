@@ -117,7 +117,7 @@ func TestDeniedAreBounded(t *testing.T) {
 		synctest.Wait()
 		lines := out.lines(t)
 		last := lines[len(lines)-1]
-		if last["msg"] != "denied calls left out" || last["count"] != float64(flood-burst) {
+		if last["msg"] != "denied calls omitted" || last["count"] != float64(flood-burst) {
 			t.Errorf("%v", last)
 		}
 		for range flood {

@@ -42,7 +42,7 @@ func Parse(s string) (int64, error) {
 func LimitProcess(log *slog.Logger) {
 	usable, err := Usable()
 	if err != nil {
-		log.Warn("no memory limit set", "error", err)
+		log.Warn("memory limit not set", "error", err)
 		return
 	}
 	log.Info("memory limit set", "usable_bytes", usable, "gomemlimit_bytes", SetLimit(usable))

@@ -52,7 +52,7 @@ func (r *denials) note(listener, reason string, from net.Addr, what string) {
 // httpError logs what net/http says of a caller, such as that it sent a GOAWAY.
 func (r *denials) httpError(listener, what string) {
 	if unlogged, ok := r.turn(denialKind{listener, "http_error"}); ok {
-		r.log.Warn("http server failed", "listener", listener, "what", what, "unlogged", unlogged)
+		r.log.Warn("http connection failed", "listener", listener, "what", what, "unlogged", unlogged)
 	}
 }
 

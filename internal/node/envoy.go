@@ -66,7 +66,7 @@ func (n *Node) envoyChanged(c *envoy.Config) {
 
 // envoyRejected reports that a changed configuration cannot be taken.
 func (n *Node) envoyRejected(err error) {
-	n.log.Error("envoy configuration rejected, previous configuration stays in force", "error", err)
+	n.log.Error("envoy configuration rejected", "error", err, "hint", "the previous configuration stays in force")
 }
 
 // envoyService returns the service for a listener, nil where it is off.

@@ -53,6 +53,6 @@ func (s *security) warn(cfg Config) {
 		open = append(open, "tls-cert-file and tls-key-file (callers are answered in plain text, where tokens can be read on their way)")
 	}
 	if len(open) > 0 {
-		s.log.Warn("this node listens beyond loopback, and is open", "bind", cfg.Bind, "without", strings.Join(open, "; "))
+		s.log.Warn("node listens beyond loopback unprotected", "bind", cfg.Bind, "without", strings.Join(open, "; "))
 	}
 }

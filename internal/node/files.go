@@ -71,7 +71,7 @@ func (s *security) close() { closeFiles(s.files(), s.log) }
 func closeFiles(files []followedFile, log *slog.Logger) {
 	for _, f := range files {
 		if err := f.Close(); err != nil {
-			log.Warn("watch of a file not closed", "what", f.name, "error", err)
+			log.Warn("file watch not closed", "what", f.name, "error", err)
 		}
 	}
 }

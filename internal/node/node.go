@@ -477,7 +477,7 @@ func (n *Node) openReadiness() {
 		Now: time.Now,
 		Became: func() {
 			n.setHealth(true)
-			n.log.Info("ready", "name", n.cfg.Name)
+			n.log.Info("node ready", "name", n.cfg.Name)
 		},
 		Logger: n.log,
 	})
@@ -592,7 +592,7 @@ func (n *Node) stop(ctx context.Context) (err error) {
 		servers.Go(func() {
 			defer n.listeners.http.CloseSilent().Stop()
 			if err := n.httpServer.Shutdown(ctx); err != nil {
-				n.log.Warn("requests cut off", "error", err)
+				n.log.Warn("requests aborted", "error", err)
 				_ = n.httpServer.Close() // what is left is cut off, as said
 			}
 		})
@@ -609,7 +609,7 @@ func (n *Node) stop(ctx context.Context) (err error) {
 		servers.Go(func() {
 			_ = n.listeners.resp.Close() // an error shows when the server ends
 			if err := n.respServer.Shutdown(ctx); err != nil {
-				n.log.Warn("connections cut off", "listener", "resp", "error", err)
+				n.log.Warn("connections aborted", "listener", "resp", "error", err)
 			}
 		})
 	}
@@ -713,7 +713,7 @@ func (n *Node) policiesChanged(set *policy.Set) {
 // policiesRejected reports that a changed file cannot be taken.
 func (n *Node) policiesRejected(err error) {
 	n.metrics.Reloaded(false)
-	n.log.Error("policy file rejected, previous policies stay in force", "error", err)
+	n.log.Error("policy file rejected", "error", err, "hint", "the previous policies stay in force")
 }
 
 // policyError says why the policy file as it is now is not in force, or is empty.

@@ -36,7 +36,7 @@ func (n *Node) closeTracer() {
 	ctx, cancel := context.WithTimeout(context.Background(), goodbyeToCollector)
 	defer cancel()
 	if err := n.tracer.Close(ctx); err != nil {
-		n.log.Warn("the last spans did not reach the collector", "error", err)
+		n.log.Warn("last spans lost", "error", err)
 	}
 }
 
@@ -118,6 +118,6 @@ func (n *Node) logErrors(ctx context.Context, req any, info *grpc.UnaryServerInf
 		level = slog.LevelError
 	}
 	// Not the error's text, which repeats what the caller sent.
-	n.log.Log(ctx, level, "grpc: no answer", "request_id", id, "method", info.FullMethod, "code", code.String())
+	n.log.Log(ctx, level, "grpc call failed", "request_id", id, "method", info.FullMethod, "code", code.String())
 	return out, err
 }

@@ -97,11 +97,11 @@ func aloneView(self ownership.Node) ownership.View {
 // handOver gives everything to the others. That there are none is no error.
 func (n *Node) handOver(ctx context.Context) error {
 	if err := n.runner.Drain(ctx); err != nil {
-		n.log.Info("not everything was handed over", "reason", err)
+		n.log.Info("hand-over incomplete", "reason", err)
 		if errors.Is(err, runner.ErrNobody) {
 			return nil
 		}
-		return fmt.Errorf("not everything was handed over: %w", err)
+		return fmt.Errorf("hand-over incomplete: %w", err)
 	}
 	return nil
 }

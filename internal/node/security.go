@@ -116,7 +116,7 @@ func (s *security) reopenAudit() {
 		return
 	}
 	if err := s.audit.Reopen(); err != nil {
-		s.log.Error("audit log not opened anew", "error", err)
+		s.log.Error("audit log not reopened", "error", err)
 	}
 }
 
@@ -160,7 +160,7 @@ func (s *security) openCerts(what string, files, flags certs.Files, ownName stri
 func (s *security) reloadFailed(what string) func(error) {
 	return func(err error) {
 		s.metrics.Reloaded(what, false)
-		s.log.Error("security file rejected, previous content stays in force", "what", what, "error", err)
+		s.log.Error("security file rejected", "what", what, "error", err, "hint", "the previous content stays in force")
 	}
 }
 

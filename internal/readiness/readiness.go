@@ -81,7 +81,7 @@ func (r *Readiness) Settle(ctx context.Context) {
 		r.awaited.Store(&what)
 		member, _ := r.cfg.Joined()
 		if w.enough(r.cfg.Now(), member, r.cfg.Held()) {
-			r.cfg.Logger.Warn("ready all the same", "though", what)
+			r.cfg.Logger.Warn("readiness wait timed out", "awaited", what)
 			break
 		}
 		if !Pause(ctx) {

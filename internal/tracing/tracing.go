@@ -131,11 +131,11 @@ func (p *patient) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan
 	switch err := p.SpanExporter.ExportSpans(ctx, spans); {
 	case err == nil:
 		if p.failed.Swap(false) {
-			p.log.Info("spans reach the collector again")
+			p.log.Info("span export recovered")
 		}
 	case errors.Is(err, context.Canceled):
 	case !p.failed.Swap(true):
-		p.log.Warn("spans do not reach the collector; they are dropped", "error", err)
+		p.log.Warn("spans dropped", "error", err)
 	}
 	return nil
 }

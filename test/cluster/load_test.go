@@ -395,7 +395,7 @@ type faults struct {
 }
 
 // goneLine is a line of the log, as text or as JSON.
-var goneLine = regexp.MustCompile(`(?m)^(?:time=|{"time":")([^" ]+).*"cluster: member lost",? ?"?member"?[=:]"?([^", ]+)`)
+var goneLine = regexp.MustCompile(`(?m)^(?:time=|{"time":")([^" ]+).*"member lost",? ?"?member"?[=:]"?([^", ]+)`)
 
 // suspicions are the times in which nodes took others for gone that were not, as happens when a machine is too busy to let a process
 // run for a second or two. Each is a split like any other until the cluster was calm again, or the load ended: what available

@@ -108,7 +108,7 @@ func TestOverload(t *testing.T) {
 		if after.keys > maxKeys {
 			t.Errorf("%s keeps %d keys", m.name, after.keys)
 		}
-		if strings.Contains(m.stderr.String(), `msg="cluster: member lost"`) {
+		if strings.Contains(m.stderr.String(), `msg="member lost"`) {
 			t.Errorf("%s took another for gone", m.name)
 		}
 	}

@@ -329,6 +329,9 @@ func TestHabits(t *testing.T) {
 						if x, ok := n.Fun.(*ast.Ident); ok && x.Name == "panic" {
 							panicking = append(panicking, where)
 						}
+						if message, ok := logged(n); ok && !plainMessage.MatchString(message) {
+							t.Errorf("%s logs %s: a message is constant and lower case, a noun and a verb; details are attributes", where, message)
+						}
 					}
 					return true
 				})
@@ -348,6 +351,38 @@ func TestHabits(t *testing.T) {
 	}
 	compare(t, "the clock is read in %s: pass it the instant, or add it to clocks", "clocks lists %s, which reads no clock (any more)", reads, clocks)
 	compare(t, "%s panics: return an error, or add it to panics if only a mistake in the program can lead there", "panics lists %s, which does not panic (any more)", panicking, panics)
+}
+
+// plainMessage is what a literal of a log message is like: some words of letters.
+var plainMessage = regexp.MustCompile(`^"[a-z][a-z0-9-]*( [a-z0-9-]+){0,6}"$`)
+
+// logged returns the message that a call of a logger's method logs, as it stands in the source; "…" when it is not a literal.
+func logged(call *ast.CallExpr) (message string, ok bool) {
+	method, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok {
+		return "", false
+	}
+	var logger string
+	switch x := method.X.(type) {
+	case *ast.Ident:
+		logger = x.Name
+	case *ast.SelectorExpr:
+		logger = x.Sel.Name
+	}
+	at := -1
+	switch method.Sel.Name {
+	case "Debug", "Info", "Warn", "Error":
+		at = 0
+	case "DebugContext", "InfoContext", "WarnContext", "ErrorContext":
+		at = 1
+	}
+	if at < 0 || len(call.Args) <= at || !slices.Contains([]string{"log", "logger", "Logger", "slog"}, logger) {
+		return "", false
+	}
+	if literal, ok := call.Args[at].(*ast.BasicLit); ok {
+		return literal.Value, true
+	}
+	return "…", true
 }
 
 // maxCommandLines bounds the command without its tests: what is more than flags, configuration and a call belongs to a package.
