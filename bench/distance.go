@@ -96,7 +96,7 @@ func relayTCP(ctx context.Context, from, to string, delay time.Duration) error {
 	return nil
 }
 
-// carry copies what it reads, each piece after the delay, however many are under way, and returns when either end is
+// carry copies what it reads, each piece after the delay, however many are in flight, and returns when either end is
 // closed.
 func carry(to io.Writer, from io.Reader, delay time.Duration) {
 	type piece struct {

@@ -371,7 +371,7 @@ func (l *moveLoad) judge(windows []window) (sample, error) {
 	return got, nil
 }
 
-// delays are those beyond the median of the checks outside of all windows: of the checks that were under way at a
+// delays are those beyond the median of the checks outside of all windows: of the checks that were in flight at a
 // hand-over, and of all within the windows; both also of the checks for what stays where it is.
 func delays(spans []span, windows []window) (sample, error) {
 	var usual, parked, moving, stillParked, stillMoving []time.Duration

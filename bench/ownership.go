@@ -54,7 +54,7 @@ const ownPolicies = `policies:
 `
 
 const (
-	parkedP99  metric = "parked_p99_ms" // extra delay of the checks under way at a hand-over, ms
+	parkedP99  metric = "parked_p99_ms" // extra delay of the checks in flight at a hand-over, ms
 	parkedMax  metric = "parked_max_ms" // the largest of them
 	parkedSeen metric = "parked_checks" // how many there were
 	movingP99  metric = "moving_p99_ms" // extra delay of all checks from the change of membership until all is calm
@@ -322,12 +322,12 @@ func (r *report) writeOwnership(m *markdown) {
 	if f := byWork[moveWork]; f != nil {
 		m.printf("\n## Planned moves: a partition with %d keys, %d checks/s on them\n\n"+
 			"A node joins and leaves again; checks are asked through the two that stay. Delays are beyond the median of the same "+
-			"checks while nothing moves. A parked check is one that was under way when the new holder took over.\n\n", movedKeys, moveRate)
+			"checks while nothing moves. A parked check is one that was in flight when the new holder took over.\n\n", movedKeys, moveRate)
 		m.row("checks of", "p99 ms, at the hand-over", "max ms", "p99 ms, while anything moves", "max ms")
 		m.row("---", "---:", "---:", "---:", "---:")
 		m.row("the partition that moves", f.cell(parkedP99, 1), f.cell(parkedMax, 1), f.cell(movingP99, 1), f.cell(movingMax, 1))
 		m.row("one that stays", f.cell(stillParkedP99, 1), f.cell(stillParkedMax, 1), f.cell(stillMovingP99, 1), f.cell(stillMovingMax, 1))
-		m.printf("\n%s checks were under way at a hand-over, which came %s s after a node began to join or leave. Beyond limits %s, "+
+		m.printf("\n%s checks were in flight at a hand-over, which came %s s after a node began to join or leave. Beyond limits %s, "+
 			"held back %s, not decided %s.\n", f.cell(parkedSeen, 1), f.cell(moveTime, 1), f.cell(beyond, 1), f.cell(heldBack, 1), f.cell(undecided, 1))
 	}
 	if f := byWork[crashWork]; f != nil {

@@ -17,7 +17,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
-// A pipe is one connection on which messages of one check are under way, each answered by one, in order. One goroutine
+// A pipe is one connection on which messages of one check are in flight, each answered by one, in order. One goroutine
 // sends and one receives.
 type pipe interface {
 	send(key string) error
@@ -25,7 +25,7 @@ type pipe interface {
 	receive() error
 }
 
-// pipelineCaller keeps unaryCallers messages under way in the pipe that open returns, which ends with its context.
+// pipelineCaller keeps unaryCallers messages in flight in the pipe that open returns, which ends with its context.
 func pipelineCaller(open func(context.Context) (pipe, error), keys []string) caller {
 	return func(ctx context.Context, r *recorder) {
 		ctx, cancel := context.WithCancel(ctx)
@@ -35,7 +35,7 @@ func pipelineCaller(open func(context.Context) (pipe, error), keys []string) cal
 			r.done(time.Now(), 0, err)
 			return
 		}
-		sent := make(chan time.Time, unaryCallers) // its capacity bounds what is under way
+		sent := make(chan time.Time, unaryCallers) // its capacity bounds what is in flight
 		var sender sync.WaitGroup
 		defer sender.Wait()
 		sender.Go(func() {
@@ -249,7 +249,7 @@ func (p *pingPipe) receive() error {
 	return err
 }
 
-// streamMeasurements compare one connection with 256 messages of one check under way: what a stream costs, and what is
+// streamMeasurements compare one connection with 256 messages of one check in flight: what a stream costs, and what is
 // below it.
 func (b *bench) streamMeasurements() []measurement {
 	const work = "stream"

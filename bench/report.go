@@ -315,7 +315,7 @@ func titleOfWork(work string) string {
 	case "batch":
 		return "One node, 100 checks a call, 32 callers"
 	case "stream":
-		return "One connection, 256 messages of one check under way"
+		return "One connection, 256 messages of one check in flight"
 	case "resp":
 		return "Redis protocol, 16 connections, 100 commands at a time"
 	case "envoy":

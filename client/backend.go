@@ -31,7 +31,7 @@ type backend interface {
 	operations
 	// ready waits until a call can be answered.
 	ready(ctx context.Context) error
-	// close ends the calls in progress and frees what the backend holds.
+	// close ends the calls in flight and frees what the backend holds.
 	close() error
 }
 

@@ -40,7 +40,7 @@ type Client struct {
 	mu     sync.RWMutex
 	closed bool
 	ended  atomic.Bool // closed, for who is not counted
-	// running counts the calls in progress and the goroutines that renew leases. It is added to with mu held and closed
+	// running counts the calls in flight and the goroutines that renew leases. It is added to with mu held and closed
 	// false, or by one who is counted already.
 	running sync.WaitGroup
 }
@@ -127,7 +127,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	return err
 }
 
-// Close ends the calls in progress, which return ErrClosed, stops the renewal of leases, waits for all of them and frees
+// Close ends the calls in flight, which return ErrClosed, stops the renewal of leases, waits for all of them and frees
 // the connections. Leases that were not released stay taken until their time to live has passed. Closing again returns
 // ErrClosed.
 func (c *Client) Close() error {

@@ -46,7 +46,7 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 		if l.inFlight < 0 || l.waiting < 0 {
-			t.Errorf("%d in progress, %d waiting", l.inFlight, l.waiting)
+			t.Errorf("%d in flight, %d waiting", l.inFlight, l.waiting)
 		}
 		if _, left := ln.sent[1]; left {
 			m.fail(errOddAnswer, false) // as the end of the stream does

@@ -198,7 +198,7 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 	})
 }
 
-func TestARefusalUnderWayIsNotRememberedPastARefund(t *testing.T) {
+func TestARefusalInFlightIsNotRememberedPastARefund(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := refusedBy(full)
 		c := scripted(t, s)

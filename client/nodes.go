@@ -102,7 +102,7 @@ func (ns *nodes) connect(e resolver.Endpoint) (*grpc.ClientConn, error) {
 	return grpc.NewClient(target.String(), slices.Concat([]grpc.DialOption{grpc.WithResolvers(r)}, ns.dial)...)
 }
 
-// close ends the calls in progress and closes the connections.
+// close ends the calls in flight and closes the connections.
 func (ns *nodes) close() {
 	ns.mu.Lock()
 	ns.cancel()
@@ -231,7 +231,7 @@ func (ns *nodes) watch(ctx context.Context, m *member) {
 		}
 	}
 	m.ready.Store(false)
-	// Calls in progress, when it was only the name that lost this address, are given the time they have.
+	// Calls in flight, when it was only the name that lost this address, are given the time they have.
 	t := time.NewTimer(ns.timeout)
 	defer t.Stop()
 	select {
@@ -248,7 +248,7 @@ func (ns *nodes) changes() <-chan struct{} {
 }
 
 // pick returns the node to ask: of those that are connected, well, and did not fail lately, the one with the fewest calls
-// in progress, and in turn among equals. The fewest, because a node that hangs then draws one call more than the others
+// in flight, and in turn among equals. The fewest, because a node that hangs then draws one call more than the others
 // have, not its whole share, until the first of them has told.
 //
 // When all of them failed lately the same goes for those, and connected is true as well. When not one is connected it

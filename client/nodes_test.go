@@ -208,7 +208,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// When a name stands for other nodes than before, the new ones are asked, and what is in progress at the old ones is
+// When a name stands for other nodes than before, the new ones are asked, and what is in flight at the old ones is
 // answered.
 func TestNamesChange(t *testing.T) {
 	arrived, release := make(chan struct{}), make(chan struct{})

@@ -257,7 +257,7 @@ func TestNobodyThenSomebody(t *testing.T) {
 	})
 }
 
-// Calls in progress end when the client is closed.
+// Calls in flight end when the client is closed.
 func TestCloseEndsCalls(t *testing.T) {
 	arrived := make(chan struct{}, 10)
 	addr, _ := serve(t, newNode(func(ctx context.Context, _ *weirv1.CheckRequest) error {

@@ -18,7 +18,7 @@ import (
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// What is asked while a message is in progress shares the next ones, and an answer is its caller's own.
+// What is asked while a message is in flight shares the next ones, and an answer is its caller's own.
 func TestCallersShareMessages(t *testing.T) {
 	n := newNode(nil)
 	addr, _ := serve(t, n)
@@ -45,7 +45,7 @@ func TestCallersShareMessages(t *testing.T) {
 	})
 	release()
 	wg.Wait()
-	// Each message is as large as all before it that are in progress: some ten for the held ones, one or two for the rest.
+	// Each message is as large as all before it that are in flight: some ten for the held ones, one or two for the rest.
 	if m := n.messages.Load(); m > 30 {
 		t.Errorf("%d messages for %d callers", m, callers)
 	}

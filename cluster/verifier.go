@@ -288,7 +288,7 @@ func (v *verifier) doubt(id identity, now time.Time) bool {
 		return false
 	}
 	if k := v.candidates[m.claim]; k != nil && k.asked {
-		k.doubted = now // by what it answers to the question that is in progress
+		k.doubted = now // by what it answers to the question that is in flight
 		return true
 	}
 	v.candidates[m.claim] = &candidate{preferred: true, due: now, heard: now, doubted: now}

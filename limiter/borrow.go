@@ -18,7 +18,7 @@ const (
 	reportGap = time.Millisecond
 	// exchangeMost is how long the answer to reports is waited for: loans may wait for copies for lendMost.
 	exchangeMost = 500 * time.Millisecond
-	// maxExchanges bounds the exchanges with one node that are under way. What is not said is said again.
+	// maxExchanges bounds the exchanges with one node that are in flight. What is not said is said again.
 	maxExchanges = 4
 	// returnMost is how long a node that stops waits for its loans to be home.
 	returnMost = 200 * time.Millisecond
@@ -50,7 +50,7 @@ type borrowing struct {
 	running sync.WaitGroup
 
 	mu        sync.Mutex
-	exchanges map[ownership.Node]int // that are under way
+	exchanges map[ownership.Node]int // that are in flight
 }
 
 // loanKey names a key of which units can be on loan, under the limits as this node knows them.
@@ -93,7 +93,7 @@ func startBorrowing(l *Limiter) *borrowing {
 	return b
 }
 
-// stop ends it, and waits for what is under way. Loans that are not home are charged by their owners when their terms are over.
+// stop ends it, and waits for what is in flight. Loans that are not home are charged by their owners when their terms are over.
 func (b *borrowing) stop() {
 	if b == nil {
 		return

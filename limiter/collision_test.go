@@ -184,7 +184,7 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 		go func() { done <- entry.check(t, named("log", "a", 1)) }()
 		synctest.Wait()
 		if n := len(entry.inquiries.under); n != 1 {
-			t.Errorf("%d inquiries under way, want that of the first key", n)
+			t.Errorf("%d inquiries in flight, want that of the first key", n)
 		}
 		asked := time.Now()
 		c.wantMessages(1, "another key while the first is asked for", func() { entry.check(t, named("log", "b", 1)) })

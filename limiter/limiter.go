@@ -181,7 +181,7 @@ func New(cfg Config) *Limiter {
 }
 
 // Close stops the Limiter's goroutines and waits for them, and for the settling of atomic checks that were answered. Calls
-// under way are not interrupted.
+// in flight are not interrupted.
 func (l *Limiter) Close() {
 	l.closing.Do(func() { close(l.quit) })
 	<-l.done

@@ -334,8 +334,8 @@ func TestWhatGivesBackForgets(t *testing.T) {
 	}
 }
 
-// TestARefusalUnderWayIsForgotten has units given back between the decision and the arrival of its answer.
-func TestARefusalUnderWayIsForgotten(t *testing.T) {
+// TestARefusalInFlightIsForgotten has units given back between the decision and the arrival of its answer.
+func TestARefusalInFlightIsForgotten(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
 		n, target := c.nodes[0], limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}
 		n.check(t, limit.Check{Target: target, Cost: 5})

@@ -75,7 +75,7 @@ type kept struct {
 	caller string
 }
 
-// apply is one Apply under way.
+// apply is one Apply in progress.
 type apply struct {
 	sh     *shard
 	part   *partition
@@ -426,7 +426,7 @@ func (a *apply) undoable(r record, of stateID, ids []ReservationID, data []byte)
 	}
 	p.list, p.undo = list, undo
 	// The holder tells a record together with all of its reservations. The time of those that it does not name is over: here they
-	// would be pending for as long as the message about them was under way, with nothing to undo.
+	// would be pending for as long as the message about them was in flight, with nothing to undo.
 	for range others {
 		all.remove(p, len(p.list)-1, &a.sh.budget)
 	}

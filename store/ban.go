@@ -85,7 +85,7 @@ func (a *Answer) banned(left time.Duration, spent bool) {
 }
 
 // bans says whether the answer to a call begins a ban: it is a refusal, for want of room and for nothing else. There is none while a
-// part of what is in use may turn out not to be: on loan, of an atomic check that is under way, or put in the place of what was lost.
+// part of what is in use may turn out not to be: on loan, of an atomic check that is in flight, or put in the place of what was lost.
 func (sh *shard) bans(part *partition, k *Key, rule *Rule, now algo.Instant, call *Call, request *algo.Request, d *algo.Decision) bool {
 	if rule.Ban == 0 || d.Allowed || call.Cost <= 0 || call.Spent || d.RetryAfter == algo.Never || request.Held > 0 || part.lostOf(rule, now).is {
 		return false
@@ -94,7 +94,7 @@ func (sh *shard) bans(part *partition, k *Key, rule *Rule, now algo.Instant, cal
 		return true
 	}
 	held := part.extras.reservations.by[stateID{rule.Scope, k.Key}]
-	return held == nil || !held.underWay(now.Mono)
+	return held == nil || !held.inFlight(now.Mono)
 }
 
 // uniteBans adds the bans of another content: of two the one that ends later counts.

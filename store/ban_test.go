@@ -267,7 +267,7 @@ func TestNoBan(t *testing.T) {
 	}
 	once := Call{Request: algo.Request{Cost: 2}, Reservation: reservationOf(1), ReserveFor: time.Second, ReserveOnce: true}
 	decide(t, s, r, "atomic", at(0), once)
-	wantBan("while an atomic check is under way", "atomic", 0, false)
+	wantBan("while an atomic check is in flight", "atomic", 0, false)
 	wantBan("when its time is over", "atomic", time.Second, true)
 	reserve := Call{Request: algo.Request{Cost: 2}, Reservation: reservationOf(2), ReserveFor: time.Second}
 	decide(t, s, r, "reserved", at(0), reserve)

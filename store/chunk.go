@@ -130,7 +130,7 @@ func (c *chunkRoom) cut(chunk []byte) []byte {
 	return chunk[:n:n]
 }
 
-// drain is one Drain under way.
+// drain is one Drain in progress.
 type drain struct {
 	sh    *shard
 	part  *partition
@@ -203,7 +203,7 @@ func (d *drain) changes() {
 		d.requestID(e)
 	}
 	f.answers = a.answers.end
-	// Twice: the pass under way, and then what has become pending since it began.
+	// Twice: the pass in progress, and then what has become pending since it began.
 	for range 2 {
 		for ; f.pass.deltas > 0; f.pass.deltas-- {
 			if d.full() {

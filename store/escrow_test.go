@@ -188,7 +188,7 @@ func TestGivenBackWithRecord(t *testing.T) {
 
 // TestAllowanceAfterSplit: what a lost holder may have admitted to strict rules ahead of its backup's copy counts as well once the
 // backup, which has charged it, is merged with a process that had claimed the partition by a copy that came without an allowance:
-// the receiver of a move that was under way.
+// the receiver of a move that was in flight.
 func TestAllowanceAfterSplit(t *testing.T) {
 	r := rule("p", window(100, minute))
 	r.Durability, r.Strict = Escrow, true

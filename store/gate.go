@@ -13,7 +13,7 @@ func (s *Store) Open(p int) {
 	})
 }
 
-// Shut ends that: no call is under way any more when it returns, and the next ones get ErrShut.
+// Shut ends that: no call is in progress any more when it returns, and the next ones get ErrShut.
 func (s *Store) Shut(p int) {
 	s.with(p, func(_ *shard, part *partition) { part.open = false })
 }

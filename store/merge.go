@@ -107,7 +107,7 @@ func leads(c, other *content) bool {
 	return true
 }
 
-// merge is one Merge under way.
+// merge is one Merge in progress.
 type merge struct {
 	sh        *shard
 	now       algo.Instant

@@ -274,8 +274,8 @@ func (sh *shard) reservable(part *partition, k *Key, rule *Rule, now algo.Instan
 	return nil
 }
 
-// underWay reports whether some are of atomic checks, which may yet be refused.
-func (p *pending) underWay(now int64) bool {
+// inFlight reports whether some are of atomic checks, which may yet be refused.
+func (p *pending) inFlight(now int64) bool {
 	return slices.ContainsFunc(p.list, func(e reservation) bool { return e.once && now < e.until })
 }
 

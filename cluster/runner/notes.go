@@ -76,7 +76,7 @@ func (j *journal) write(log *slog.Logger, now int64, all bool) {
 		if !all && now-g.since < int64(holdNotes) && !slices.Contains(planned, g.kind.what) {
 			return false
 		}
-		args := []any{"count", len(g.partitions), "partitions", ranges(g.partitions), "term", g.term.String()}
+		args := []any{"event", g.kind.what, "count", len(g.partitions), "partitions", ranges(g.partitions), "term", g.term.String()}
 		if g.before != (span{}) {
 			args = append(args, "before", g.before.String())
 		}
@@ -86,7 +86,7 @@ func (j *journal) write(log *slog.Logger, now int64, all bool) {
 		if g.kind.detail != "" {
 			args = append(args, "detail", g.kind.detail)
 		}
-		log.Info(g.kind.what, args...)
+		log.Info("ownership changed", args...)
 		return true
 	})
 }

@@ -303,7 +303,7 @@ func TestUrgent(t *testing.T) {
 		list := slices.Sorted(slices.Values(all()))
 		return slices.Equal(slices.Compact(list), []int{0, 63, 64, partitions - 1})
 	})
-	if n := len(all()); n > 8 { // one was perhaps in progress when the rest came
+	if n := len(all()); n > 8 { // one was perhaps in flight when the rest came
 		t.Errorf("told %d times", n)
 	}
 	k.Urgent(5)
@@ -468,8 +468,8 @@ func TestMessagesAndNotes(t *testing.T) {
 		t.Errorf("%d are sent", n)
 	}
 	for _, want := range []string{
-		fmt.Sprintf(`msg=claimed count=130 partitions=0-129 term=%v detail=new`, claimed),
-		fmt.Sprintf(`msg="handed over" count=1 partitions=7 term=%v other=other`, moved),
+		fmt.Sprintf(`msg="ownership changed" event=claimed count=130 partitions=0-129 term=%v detail=new`, claimed),
+		fmt.Sprintf(`msg="ownership changed" event="handed over" count=1 partitions=7 term=%v other=other`, moved),
 	} {
 		if strings.Count(log.String(), want) != 1 {
 			t.Errorf("not once: %s\n%s", want, log.String())
@@ -496,8 +496,8 @@ func TestJournal(t *testing.T) {
 	}
 	j.write(logger, int64(holdNotes), false)
 	j.write(logger, int64(holdNotes)+500, false)
-	const want = `msg=merged count=1000 partitions=0-999 term="0.5/0000 to 0.7/0000" before="0.1/0000 to 0.2/0000" other=other
-msg="backup dropped" count=1 partitions=9 term=0.4/0000 other=other detail=lost
+	const want = `msg="ownership changed" event=merged count=1000 partitions=0-999 term="0.5/0000 to 0.7/0000" before="0.1/0000 to 0.2/0000" other=other
+msg="ownership changed" event="backup dropped" count=1 partitions=9 term=0.4/0000 other=other detail=lost
 `
 	if got := regexp.MustCompile(`(?m)^time=\S+ level=INFO `).ReplaceAllString(log.String(), ""); got != want || !j.empty() {
 		t.Errorf("got\n%swant\n%s", got, want)

@@ -356,7 +356,7 @@ func (p *plane) timer() {
 	}
 }
 
-// delay is how long a message is under way. Messages do not overtake each other.
+// delay is how long a message is in flight. Messages do not overtake each other.
 func (p *plane) delay(last *int64) int64 {
 	d := time.Duration(p.w.r.Int64N(int64(20 * time.Millisecond)))
 	if p.slow > 0 && p.w.r.IntN(3) == 0 {

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// maxUnderWay bounds the requests of one stream that wait for other nodes. Others wait unread.
-	maxUnderWay = 64
+	// maxInFlight bounds the requests of one stream that wait for other nodes. Others wait unread.
+	maxInFlight = 64
 	// maxTraced bounds the checks of a request that are traced.
 	maxTraced = 64
 	// maxTimeout bounds how long a check is waited for, whatever its caller says.
@@ -53,7 +53,7 @@ type checkStream struct {
 
 // CheckStream implements weirv1.LimiterServer.
 func (s *Server) CheckStream(stream weirv1.Limiter_CheckStreamServer) error {
-	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxUnderWay), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan error, 1)}
+	c := &checkStream{server: s, stream: stream, places: make(chan struct{}, maxInFlight), stall: newStall(s.cfg.WriteTimeout), crashed: make(chan error, 1)}
 	s.unread.open(c)
 	defer s.unread.close(c)
 	ended := make(chan error, 1)

@@ -551,24 +551,24 @@ func TestCheckStreamBound(t *testing.T) {
 	d := &distant{answer: make(chan struct{})}
 	_, c := serveLimiter(t, d)
 	stream := openStream(t, c)
-	for i := range maxUnderWay + 2 {
+	for i := range maxInFlight + 2 {
 		if err := stream.Send(streamed(uint64(i), "far")); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// The one after the last that may wait is begun, and then holds the stream up.
-	for range maxUnderWay + 1 {
+	for range maxInFlight + 1 {
 		if out := nextOf(t, stream); !out.More {
 			t.Errorf("%v", out)
 		}
 	}
-	if !d.hasBegun(maxUnderWay + 1)() {
-		t.Errorf("%d requests begun, want %d", d.begun, maxUnderWay+1)
+	if !d.hasBegun(maxInFlight + 1)() {
+		t.Errorf("%d requests begun, want %d", d.begun, maxInFlight+1)
 	}
 	d.answer <- struct{}{}
-	testkit.Eventually(t, "the next request to be begun", d.hasBegun(maxUnderWay+2))
+	testkit.Eventually(t, "the next request to be begun", d.hasBegun(maxInFlight+2))
 	close(d.answer)
-	for range maxUnderWay + 3 {
+	for range maxInFlight + 3 {
 		nextOf(t, stream)
 	}
 }

@@ -115,7 +115,7 @@ type loansBody struct {
 	Expired    uint64 `json:"expired"`
 }
 
-// ownershipBody is what a member holds, and what is in progress.
+// ownershipBody is what a member holds, and its transfers in progress.
 type ownershipBody struct {
 	Held        uint32 `json:"held"`
 	Moving      uint32 `json:"moving"`

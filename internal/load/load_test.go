@@ -70,7 +70,7 @@ func TestUnsent(t *testing.T) {
 	})
 }
 
-// TestClosedLoop: as many checks as there are workers are in progress, for as long or as many as is said.
+// TestClosedLoop: as many checks as there are workers are in flight, for as long or as many as is said.
 func TestClosedLoop(t *testing.T) {
 	for _, c := range []struct {
 		duration     time.Duration
@@ -91,7 +91,7 @@ func TestClosedLoop(t *testing.T) {
 			cfg.Progress = func(p Progress) { told = append(told, p) }
 			r, err := Run(t.Context(), cfg)
 			if err != nil || r.Checks != c.wants || r.FailedClosed != c.wants || r.Refused != c.wants || most.Load() != 4 || len(told) == 0 {
-				t.Errorf("%+v, %v, %d in progress, told %v", r, err, most.Load(), told)
+				t.Errorf("%+v, %v, %d in flight, told %v", r, err, most.Load(), told)
 			}
 			if !near(r.Latency.Min, 100*time.Millisecond) || !near(r.Latency.Max, 100*time.Millisecond) {
 				t.Errorf("latencies %+v", r.Latency)

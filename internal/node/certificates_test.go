@@ -38,7 +38,7 @@ func TestCallersCertificateInForce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var skew atomic.Int64
 			cfg := testConfig(t, "node")
-			cfg.Security.TLS = filesOf(t, a, loopback)
+			cfg.Security.TLS = filesOf(t, a, testLeaf)
 			cfg.Security.Now = func() time.Time { return time.Now().Add(time.Duration(skew.Load())) }
 			n := mustStart(t, cfg)
 			awaitSettled(t, n)

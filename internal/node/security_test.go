@@ -33,8 +33,8 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// loopback is what a certificate for a test's node is good for.
-var loopback = certstest.Leaf{DNS: []string{"weir.test"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
+// testLeaf is what a certificate for a test's node is good for.
+var testLeaf = certstest.Leaf{DNS: []string{"weir.test"}, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}}
 
 // filesOf has an authority make a certificate in a directory of its own.
 func filesOf(t *testing.T, a *certstest.Authority, leaf certstest.Leaf) certs.Files {
@@ -109,7 +109,7 @@ func (w *pageWriter) WriteHeader(int) {}
 func TestTLS(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
-	cfg.Security.TLS = filesOf(t, a, loopback)
+	cfg.Security.TLS = filesOf(t, a, testLeaf)
 	cfg.Security.TLS.CA = ""
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()
@@ -175,7 +175,7 @@ func TestTLSOnPlainPort(t *testing.T) {
 func TestClientCertificates(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	cfg := testConfig(t, "node")
-	cfg.Security.TLS = filesOf(t, a, loopback)
+	cfg.Security.TLS = filesOf(t, a, testLeaf)
 	n := mustStart(t, cfg)
 	awaitSettled(t, n)
 	pair := a.Pair(certstest.Leaf{DNS: []string{"caller.test"}})
@@ -278,7 +278,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	var files []Security
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(_ int, cfg *Config) {
-		cfg.Security.TLS = filesOf(t, a, loopback)
+		cfg.Security.TLS = filesOf(t, a, testLeaf)
 		cfg.Security.TLS.CA = ""
 		cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
 		files = append(files, cfg.Security)
@@ -335,7 +335,7 @@ func TestCertificatesUnderTraffic(t *testing.T) {
 	for i, f := range files {
 		before, peersBefore := nodes[i].security.callers.Expiry(), nodes[i].security.peers.Expiry()
 		soon := time.Now().Add(30 * time.Minute)
-		replace(t, b, f.TLS, certstest.Leaf{IPs: loopback.IPs, NotAfter: soon})
+		replace(t, b, f.TLS, certstest.Leaf{IPs: testLeaf.IPs, NotAfter: soon})
 		replace(t, b, f.PeerTLS, certstest.Leaf{URIs: []string{peerName}, NotAfter: soon})
 		eventually(t, "the certificates to be taken", func() bool {
 			return !nodes[i].security.callers.Expiry().Equal(before) && !nodes[i].security.peers.Expiry().Equal(peersBefore)
@@ -387,7 +387,7 @@ func TestSecurityWarning(t *testing.T) {
 	}{
 		{"open to all", func(*Config) {}, []string{"tls-cert-file", "access-file", "peer-tls-cert-file", "gossip-key-file"}, nil},
 		{"on loopback", func(c *Config) { c.Bind = "127.0.0.1" }, nil, []string{"beyond loopback"}},
-		{"TLS", func(c *Config) { c.Security.TLS = filesOf(t, a, loopback) },
+		{"TLS", func(c *Config) { c.Security.TLS = filesOf(t, a, testLeaf) },
 			[]string{"peer-tls-cert-file", "gossip-key-file"}, []string{"tls-client-ca-file"}},
 		{"no gossip", func(c *Config) { c.GossipPort, c.PeerPort = PortOff, PortOff }, []string{"access-file"}, []string{"gossip-key-file"}},
 	} {
@@ -530,7 +530,7 @@ func TestReplay(t *testing.T) {
 func TestGoAways(t *testing.T) {
 	a := certstest.NewAuthority(t, "a")
 	cfg := testConfig(t, "node")
-	cfg.Security.TLS = filesOf(t, a, loopback)
+	cfg.Security.TLS = filesOf(t, a, testLeaf)
 	cfg.Security.TLS.CA = ""
 	var book testkit.Buffer
 	cfg.Logger = book.Logger()

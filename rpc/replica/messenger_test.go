@@ -528,7 +528,7 @@ func TestMessengerFindsRestartedPeer(t *testing.T) {
 	}
 }
 
-// TestMessengerReopens: a broken connection costs what was in progress and nothing more.
+// TestMessengerReopens: a broken connection costs what was in flight and nothing more.
 func TestMessengerReopens(t *testing.T) {
 	noLeaks(t)
 	var last atomic.Uint64

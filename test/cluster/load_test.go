@@ -91,7 +91,7 @@ type load struct {
 	policies []checker.Policy
 	start    time.Time
 	rotation atomic.Pointer[[]*member] // who is asked
-	underWay atomic.Int64              // questions that have not been answered
+	inFlight atomic.Int64              // questions that have not been answered
 
 	usages []checker.Usage
 	deaths []death
@@ -177,10 +177,10 @@ func (l *load) worker() {
 			return
 		case <-pace.C:
 		}
-		l.underWay.Add(1) // before the look at whom to ask, so that a pause waits for this question
+		l.inFlight.Add(1) // before the look at whom to ask, so that a pause waits for this question
 		members := *l.rotation.Load()
 		if len(members) == 0 {
-			l.underWay.Add(-1)
+			l.inFlight.Add(-1)
 			continue
 		}
 		policy := l.policies[rand.IntN(len(l.policies))].Name
@@ -189,7 +189,7 @@ func (l *load) worker() {
 			back = rand.IntN(keysInUse())
 		}
 		l.put(members[rand.IntN(len(members))], policy, keyNamed(l.newestKey()-back), 10*time.Second)
-		l.underWay.Add(-1)
+		l.inFlight.Add(-1)
 	}
 }
 
@@ -361,7 +361,7 @@ func (l *load) observe(m *member) {
 	l.t.Helper()
 	asked := *l.rotation.Load()
 	l.ask()
-	eventually(l.t, waitTimeout, "no question is in flight", func() bool { return l.underWay.Load() == 0 })
+	eventually(l.t, waitTimeout, "no question is in flight", func() bool { return l.inFlight.Load() == 0 })
 	newest := l.newestKey()
 	for _, p := range l.policies {
 		for back := range keysInUse() {

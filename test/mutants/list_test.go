@@ -460,7 +460,7 @@ var mutants = []mutant{
 	{
 		"limiter: what gives back does not forget the refusal", "limiter/route.go",
 		[]edit{{"		l.refusals.Forget(op.hash) // whatever", "		// whatever"}},
-		"./limiter -run TestARefusalUnderWayIsForgotten", "was remembered",
+		"./limiter -run TestARefusalInFlightIsForgotten", "was remembered",
 	},
 	{
 		"limiter: a peer is told nothing of leases", "limiter/route.go",
@@ -675,7 +675,7 @@ var mutants = []mutant{
 	{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
-			{"	exchanges map[ownership.Node]int // that are under way\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
+			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
 			{"			by[route.Node] = append(by[route.Node], op)\n", `			if b.first == nil {
 				b.first = make(map[int]ownership.Node)
 			}

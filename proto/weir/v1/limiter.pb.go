@@ -4019,7 +4019,7 @@ func (x *Loans) GetExpired() uint64 {
 	return 0
 }
 
-// Ownership says what a member holds, as opposed to what the ring gives it, and what is under way.
+// Ownership says what a member holds, as opposed to what the ring gives it, and its transfers in progress.
 type Ownership struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Held          uint32                 `protobuf:"varint,1,opt,name=held,proto3" json:"held,omitempty"`                                 // partitions it decides for

@@ -89,7 +89,7 @@ type LimiterClient interface {
 	// TopKeys tells which keys of the cluster were busiest, most often refused or fullest in the last minute, and how often each
 	// policy decided. Keys are the callers' data: it takes a role of its own, and shows a caller only what it may use in that role.
 	TopKeys(ctx context.Context, in *TopKeysRequest, opts ...grpc.CallOption) (*TopKeysResponse, error)
-	// CheckStream decides batches of checks, many under way at a time: a request is answered by the responses that have its
+	// CheckStream decides batches of checks, many in flight at a time: a request is answered by the responses that have its
 	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
 	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
 	//
@@ -346,7 +346,7 @@ type LimiterServer interface {
 	// TopKeys tells which keys of the cluster were busiest, most often refused or fullest in the last minute, and how often each
 	// policy decided. Keys are the callers' data: it takes a role of its own, and shows a caller only what it may use in that role.
 	TopKeys(context.Context, *TopKeysRequest) (*TopKeysResponse, error)
-	// CheckStream decides batches of checks, many under way at a time: a request is answered by the responses that have its
+	// CheckStream decides batches of checks, many in flight at a time: a request is answered by the responses that have its
 	// sequence, in whatever order they come. What a node decides by itself it answers in the order of the requests; what has
 	// to be asked of other nodes follows when it has come, and holds nothing up, up to 64 requests of a stream at a time.
 	//

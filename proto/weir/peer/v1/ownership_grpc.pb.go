@@ -33,7 +33,7 @@ const (
 type OwnershipClient interface {
 	// Converse carries messages from one node's core to another's: one stream for each pair of nodes and direction. The
 	// first message is a Hello, answered by a Welcome; then Frames, which are not answered: an answer is a message of its
-	// own, on the stream of the other direction. What is under way when a stream breaks is lost, and nothing repeats it
+	// own, on the stream of the other direction. What is in flight when a stream breaks is lost, and nothing repeats it
 	// but a core that wants to.
 	Converse(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConverseRequest, ConverseReply], error)
 }
@@ -65,7 +65,7 @@ type Ownership_ConverseClient = grpc.BidiStreamingClient[ConverseRequest, Conver
 type OwnershipServer interface {
 	// Converse carries messages from one node's core to another's: one stream for each pair of nodes and direction. The
 	// first message is a Hello, answered by a Welcome; then Frames, which are not answered: an answer is a message of its
-	// own, on the stream of the other direction. What is under way when a stream breaks is lost, and nothing repeats it
+	// own, on the stream of the other direction. What is in flight when a stream breaks is lost, and nothing repeats it
 	// but a core that wants to.
 	Converse(grpc.BidiStreamingServer[ConverseRequest, ConverseReply]) error
 	mustEmbedUnimplementedOwnershipServer()
