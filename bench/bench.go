@@ -99,6 +99,7 @@ func (b *bench) measurements() []measurement {
 	all = append(all, b.streamMeasurements()...)
 	all = append(all, b.respMeasurements()...)
 	all = append(all, b.envoyMeasurements()...)
+	all = append(all, b.kuadrantMeasurements()...)
 	all = append(all, b.clientMeasurements()...)
 	all = append(all, b.threeMeasurements()...)
 	all = append(all, b.httpMeasurements()...)

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -233,8 +234,55 @@ func (b *bench) httpMeasurements() []measurement {
 			}
 			return b.load(unaryCallers, w.servers...).drive(ctx, httpCaller(client, w.nodes[0].http, "bucket", b.anyKey))
 		}},
+		{work: "forward-auth", system: "echo", run: func(ctx context.Context) (sample, error) {
+			f, err := b.echoHTTP()
+			if err != nil {
+				return nil, err
+			}
+			return b.load(unaryCallers, f.servers...).drive(ctx, gatewayCaller(client, f.address, b.anyKey))
+		}},
+		{work: "forward-auth", system: "weir", run: func(ctx context.Context) (sample, error) {
+			w, err := b.weirOne()
+			if err != nil {
+				return nil, err
+			}
+			return b.load(unaryCallers, w.servers...).drive(ctx, gatewayCaller(client, w.nodes[0].http, b.anyKey))
+		}},
 	}
 }
+
+// gatewayCaller asks GET /v1/forward-auth as a gateway does, whose own caller's method and headers are not sent along.
+func gatewayCaller(client *http.Client, address string, pick func(*rand.Rand) string) func(i int) caller {
+	return func(i int) caller {
+		random := rand.New(rand.NewPCG(uint64(i), rand.Uint64()))
+		return loop(func(ctx context.Context) (int, error) {
+			_, err := askGateway(ctx, client, address, pick(random))
+			return 1, err
+		})
+	}
+}
+
+// askGateway asks GET /v1/forward-auth once, and returns the headers of the answer.
+func askGateway(ctx context.Context, client *http.Client, address, key string) (http.Header, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+forwardAuth+"?policy=bucket&key="+key, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusTooManyRequests || resp.Header.Get("Weir-Result") == "" {
+		return nil, fmt.Errorf("status %s", resp.Status)
+	}
+	return resp.Header, nil
+}
+
+const forwardAuth = "/v1/forward-auth"
 
 // serveCommand is the hidden subcommand of the floors' processes.
 const serveCommand = "serve-floor"
@@ -277,6 +325,7 @@ func serveFloor(args []string) error {
 			weirv1.RegisterLimiterServer(s, e)
 			s.RegisterService(echoService(), e)
 			ratelimitv3.RegisterRateLimitServiceServer(s, newEnvoyEcho())
+			kuadrantpb.RegisterRateLimitServiceServer(s, newKuadrantEcho())
 		}
 		go func() { failed <- s.Serve(l) }()
 	default:
@@ -370,18 +419,28 @@ func (f *forwardServer) Check(ctx context.Context, req *weirv1.CheckRequest) (*w
 const echoHTTPBody = `{"allowed":true,"granted":1,"limit":1000,"remaining":998,"retry_after_ms":0,"reset_after_ms":114,"delay_ms":0,` +
 	`"policy":"bucket","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`
 
-// echoHTTP reads a request and answers with as many bytes as Weir does, in as many headers.
+// echoHTTP reads a request and answers with as many bytes as Weir does, in as many headers: to a gateway without a body.
 func echoHTTP(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
 	h := w.Header()
-	h.Set("Content-Type", "application/json")
+	gateway := r.URL.Path == forwardAuth
+	if gateway {
+		h.Set("Cache-Control", "no-store")
+		h.Set("Weir-Result", "admitted")
+		h.Set("Weir-Status", "200")
+	} else {
+		h.Set("Content-Type", "application/json")
+	}
 	h.Set("RateLimit", `"bucket";r=998;t=1`)
 	h.Set("RateLimit-Policy", `"bucket";q=1000;w=60`)
 	h.Set("X-RateLimit-Limit", "1000")
 	h.Set("X-RateLimit-Remaining", "998")
 	h.Set("X-RateLimit-Reset", "1")
+	if gateway {
+		return
+	}
 	_, _ = io.Copy(w, bytes.NewReader([]byte(echoHTTPBody))) // a caller that is gone is its own affair
 }

@@ -320,6 +320,10 @@ func titleOfWork(work string) string {
 		return "Redis protocol, 16 connections, 100 commands at a time"
 	case "envoy":
 		return "Envoy's rate limit service, one node, 1 descriptor a call, 256 callers"
+	case "kuadrant-check":
+		return "Kuadrant's CheckRateLimit, one node, 1 descriptor a call, 256 callers"
+	case "kuadrant-reserve":
+		return "Kuadrant's Reserve and Commit, one node, 1 descriptor, both calls counted as one decision, 256 callers"
 	case "client":
 		return "Client libraries, 256 goroutines, one check at a time, one server"
 	case "three-unary":
@@ -332,6 +336,8 @@ func titleOfWork(work string) string {
 		return "One caller, every check forwarded"
 	case "http":
 		return "HTTP, 256 connections"
+	case "forward-auth":
+		return "HTTP for gateways (forward-auth), 256 connections"
 	case "hot-client":
 		return "One hot key, three nodes, Go client, 256 goroutines"
 	case "hot-unary":

@@ -16,6 +16,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -181,6 +182,7 @@ func TestFloors(t *testing.T) {
 	s, e := grpc.NewServer(), newEchoServer()
 	weirv1.RegisterLimiterServer(s, e)
 	s.RegisterService(echoService(), e)
+	kuadrantpb.RegisterRateLimitServiceServer(s, newKuadrantEcho())
 	go s.Serve(l)
 	defer s.Stop()
 	clients, err := limiterClients(l.Addr().String())
@@ -200,12 +202,22 @@ func TestFloors(t *testing.T) {
 	web := httptest.NewServer(http.HandlerFunc(echoHTTP))
 	defer web.Close()
 	key := func(*rand.Rand) string { return "key" }
+	kuadrant := func(reserve bool) func(int) caller {
+		callers, err := kuadrantCaller(l.Addr().String(), reserve, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return callers
+	}
 	for name, callers := range map[string]func(int) caller{
-		"unary":  checkCaller([][]weirv1.LimiterClient{clients}, "bucket", 1, key),
-		"batch":  checkCaller([][]weirv1.LimiterClient{clients}, "bucket", 7, key),
-		"stream": func(int) caller { return pipelineCaller(openEchoPipe(conns[0]), []string{"key"}) },
-		"tcp":    func(int) caller { return pipelineCaller(openTCPPipe(bare.Addr().String()), []string{"key"}) },
-		"http":   httpCaller(newHTTPClient(), strings.TrimPrefix(web.URL, "http://"), "bucket", key),
+		"unary":            checkCaller([][]weirv1.LimiterClient{clients}, "bucket", 1, key),
+		"batch":            checkCaller([][]weirv1.LimiterClient{clients}, "bucket", 7, key),
+		"stream":           func(int) caller { return pipelineCaller(openEchoPipe(conns[0]), []string{"key"}) },
+		"tcp":              func(int) caller { return pipelineCaller(openTCPPipe(bare.Addr().String()), []string{"key"}) },
+		"http":             httpCaller(newHTTPClient(), strings.TrimPrefix(web.URL, "http://"), "bucket", key),
+		"forward-auth":     gatewayCaller(newHTTPClient(), strings.TrimPrefix(web.URL, "http://"), key),
+		"kuadrant-check":   kuadrant(false),
+		"kuadrant-reserve": kuadrant(true),
 	} {
 		got, err := load{callers: 2, warm: 10 * time.Millisecond, measure: 50 * time.Millisecond}.drive(t.Context(), callers)
 		if err != nil || got[failed] != 0 {

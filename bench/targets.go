@@ -34,11 +34,13 @@ func targets() []target {
 		{"three nodes, Go client: decisions per CPU second, against one node", "three-client/weir", "client/weir", perCPU, 0.8, least},
 		{"single caller, forwarded", "single/weir", "single/forward-echo", p50, 1.2, most},
 		{"HTTP /v1/check, 256 connections", "http/weir", "http/echo", rate, 0.7, least},
+		{"HTTP /v1/forward-auth, 256 connections", "forward-auth/weir", "forward-auth/echo", rate, 0.7, least},
 		{"Redis protocol, 100 commands at a time, CL.THROTTLE", "resp/weir-throttle", "resp/redis-script", rate, 5, least},
 		{"Redis protocol, 100 commands at a time, CL.THROTTLE", "resp/weir-throttle", "resp/redis-ping", rate, 0.5, least},
 		{"Redis protocol, 100 commands at a time, WEIR.CHECK", "resp/weir-check", "resp/redis-script", rate, 5, least},
 		{"Redis protocol, 100 commands at a time, WEIR.CHECK", "resp/weir-check", "resp/redis-ping", rate, 0.5, least},
 		{"Envoy's rate limit service, unary, 256 callers", "envoy/weir", "envoy/echo", rate, 0.85, least},
+		{"Kuadrant's CheckRateLimit, unary, 256 callers", "kuadrant-check/weir", "kuadrant-check/echo", rate, 0.85, least},
 		{"in-process Allow, 1 M string keys, 1 thread", "in-process/weir-local", "in-process/bare-string", nsOne, 1.15, most},
 		{"in-process Allow, 1 M string keys, 2 threads", "in-process/weir-local", "in-process/bare-string", nsTwo, 1.15, most},
 	}
