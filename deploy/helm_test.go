@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -342,4 +343,47 @@ func TestHelmCommand(t *testing.T) {
 	}
 	output(t, tool, "lint", "--strict", chartDir)
 	output(t, tool, "template", "weir", chartDir, "-f", filepath.Join(chartDir, "values-production.yaml"))
+}
+
+// Every flag of weir run is a setting, or the chart sets it itself; --config is neither, since everything in such a file would be.
+func TestChartFlags(t *testing.T) {
+	own := map[string]bool{"config": true}
+	settings := values(t, valuesFile(t, "values.yaml"))["settings"].(map[string]any)
+	for _, text := range []string{"insecure: true", "resp: {enabled: true}\nenvoy: {files: {a.yaml: \"domain: a\"}}"} {
+		for flag := range podSettings(t, helm(t, text).node(t)) {
+			if _, given := settings[flag]; !given {
+				own[flag] = true
+			}
+		}
+	}
+	help, err := runWeir(t, "run", "--help")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := make(map[string]bool)
+	for _, m := range regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z0-9-]+)`).FindAllStringSubmatch(help, -1) {
+		flag := m[1]
+		if known[flag] = true; flag == "help" || flag == "grace" { // whose values have another form
+			continue
+		}
+		text, err := render("weir", values(t, fmt.Sprintf("settings: {%s: given}", flag)))
+		switch {
+		case own[flag]:
+			if err == nil {
+				t.Errorf("--%s is the chart's own, and a setting, too", flag)
+			}
+		case err != nil:
+			t.Errorf("--%s cannot be given: %v", flag, err)
+		case podSettings(t, decode(t, text).node(t))[flag] != "given":
+			t.Errorf("--%s does not arrive", flag)
+		}
+	}
+	if len(known) < 50 {
+		t.Fatalf("weir run --help shows %d flags:\n%s", len(known), help)
+	}
+	for flag := range own {
+		if !known[flag] {
+			t.Errorf("the chart sets --%s, which weir run does not have", flag)
+		}
+	}
 }
