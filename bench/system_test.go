@@ -219,7 +219,7 @@ func TestFloors(t *testing.T) {
 		"kuadrant-check":   kuadrant(false),
 		"kuadrant-reserve": kuadrant(true),
 	} {
-		got, err := load{callers: 2, warm: 10 * time.Millisecond, measure: 50 * time.Millisecond}.drive(t.Context(), callers)
+		got, err := load{callers: 2, warm: 10 * time.Millisecond, measure: 500 * time.Millisecond}.drive(t.Context(), callers)
 		if err != nil || got[failed] != 0 {
 			t.Errorf("%s: %v, %v", name, got, err)
 		}
