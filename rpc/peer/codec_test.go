@@ -183,7 +183,7 @@ func TestPackedBatchBytes(t *testing.T) {
 	full.Partial, full.RequestID, full.Hops, full.Trace = true, "r", 2, strings.Repeat("t", limiter.TraceContext)
 	b := packedBatch(t, new(wire.Numbers), 1, time.Second, plain, lease, full, full, plain)
 	want := "04" + "c0843d" + "05616c696365" + // alice: timeout, key
-		"01" + "15" + "08011080" + "94ebdc03320b0a060a017022016b12016c" + // an Item
+		"01" + "15" + "08011080" + "94ebdc03180422060a017022016b6a016c" + // an Item
 		"fa01" + "01" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
 		"f801" + "d804" + "0172" + "02" + strings.Repeat("74", 24) + "03626f62" +
 		"02" + "00" + "05616c696365"
@@ -212,7 +212,7 @@ func TestPackedBatchBytes(t *testing.T) {
 	}
 	want = "16" + "14" + "80b09dc2df01" + "8001" + "12" +
 		"38" + "01" + "02" + "03" + "00" +
-		"01" + "04" + "22020801" +
+		"01" + "04" + "20043801" +
 		"c4ff01" + "01" + "00" + "04" + "04" + "06" + "02" + "02" + "02" + "06" + "04" + "00" + "00" + "00" + "00" + "00" + "01" + "05" + "01" +
 		"3c" + "14" + "80b09dc2df01" + "01" + "02" + "03" + "00"
 	if got := hex.EncodeToString(out); got != want {

@@ -235,30 +235,46 @@ func TestOutcomesKeepEveryField(t *testing.T) {
 
 // TestRepliesThatDoNotFit: they are as good as none, for a made-up decision would be worse than none.
 func TestRepliesThatDoNotFit(t *testing.T) {
-	replies := []struct {
-		reply *peerv1.ItemReply
-		fits  map[limiter.OpKind]bool
-	}{
+	type reply struct {
+		*peerv1.ItemReply
+		fits map[limiter.OpKind]bool
+	}
+	replies := []reply{
 		{&peerv1.ItemReply{}, nil},
 		{nil, nil},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Decision{Decision: &weirv1.Decision{}}}, map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true, limiter.OpExtend: true}},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Renewed{Renewed: &weirv1.RenewResponse{}}}, map[limiter.OpKind]bool{limiter.OpRenew: true}},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Released{Released: &weirv1.ReleaseResponse{}}}, map[limiter.OpKind]bool{limiter.OpRelease: true}},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Refunded{Refunded: &weirv1.RefundResponse{}}}, map[limiter.OpKind]bool{limiter.OpRefund: true}},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Reset_{Reset_: &weirv1.ResetResponse{}}}, map[limiter.OpKind]bool{limiter.OpReset: true}},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Settled{Settled: &peerv1.Settled{}}}, map[limiter.OpKind]bool{limiter.OpSettle: true}},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_QuotaLent{QuotaLent: &peerv1.QuotaLent{}}}, map[limiter.OpKind]bool{limiter.OpQuota: true}},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: 0}}}, nil},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: int32(codes.Internal)}}}, nil},
-		{&peerv1.ItemReply{Outcome: &peerv1.ItemReply_Error{Error: &weirv1.Error{Code: -1}}}, nil},
+		{&peerv1.ItemReply{Decision: &weirv1.Decision{}}, nil},
+		{&peerv1.ItemReply{Error: &weirv1.Error{Code: 0}}, nil},
+		{&peerv1.ItemReply{Error: &weirv1.Error{Code: int32(codes.Internal)}}, nil},
+		{&peerv1.ItemReply{Error: &weirv1.Error{Code: -1}}, nil},
+	}
+	decide := map[limiter.OpKind]bool{limiter.OpCheck: true, limiter.OpAcquire: true, limiter.OpReserve: true, limiter.OpExtend: true}
+	for _, kind := range append(kinds, limiter.OpBorrow, limiter.OpRecall) {
+		bare, full := &peerv1.ItemReply{Operation: peerv1.Operation(kind)}, &peerv1.ItemReply{Operation: peerv1.Operation(kind)}
+		fits := map[limiter.OpKind]bool{kind: true}
+		switch {
+		case decide[kind]:
+			full.Decision = &weirv1.Decision{}
+		case kind == limiter.OpBorrow:
+			full.Lent = &weirv1.LoanAnswer{Number: 7}
+			replies = append(replies, reply{&peerv1.ItemReply{Operation: bare.Operation, Lent: &weirv1.LoanAnswer{Number: 8}}, nil})
+		case kind == limiter.OpQuota:
+			full.QuotaLent = &peerv1.QuotaLent{}
+		default:
+			replies = append(replies, reply{bare, fits})
+			continue
+		}
+		replies = append(replies, reply{bare, nil}, reply{full, fits})
 	}
 	for i, r := range replies {
-		for _, kind := range kinds {
+		for _, kind := range append(kinds, limiter.OpBorrow, limiter.OpRecall) {
 			op := &limiter.Op{Kind: kind}
 			if kind == limiter.OpQuota {
 				op.Quota = new(limiter.QuotaOp)
 			}
-			setOutcome(op, r.reply)
+			if kind == limiter.OpBorrow || kind == limiter.OpRecall {
+				op.Loan = &limiter.LoanCall{Report: limit.Borrow{ID: algo.LoanID{Number: 7}}}
+			}
+			setOutcome(op, r.ItemReply)
 			if op.Outcome.Unreachable == r.fits[kind] {
 				t.Errorf("reply %d to operation %d: %+v", i, kind, op.Outcome)
 			}
@@ -295,7 +311,7 @@ func FuzzOperation(f *testing.F) {
 				t.Fatal("handed on to nobody")
 			}
 		}
-		back := &limiter.Op{Kind: op.Kind}
+		back := &limiter.Op{Kind: op.Kind, Loan: op.Loan, Quota: op.Quota}
 		setOutcome(back, overTheWire(t, protoOutcome(op)))
 		if back.Outcome.Unreachable {
 			t.Fatalf("%+v became no answer", op.Outcome)

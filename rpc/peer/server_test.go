@@ -16,7 +16,6 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
-	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 	"github.com/weirlimit/weir/test/testkit"
 )
@@ -128,7 +127,7 @@ func TestGarbageBatches(t *testing.T) {
 		_, addr := servePeer(t, bob, localLimiter(t))
 		s := rawStream(t, addr, hello())
 		m := batch(1, 0)
-		for _, item := range []*peerv1.Item{{}, protoItem(check("", 1), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: &peerv1.Item_Check{Check: &weirv1.Check{}}}} {
+		for _, item := range []*peerv1.Item{{}, protoItem(check("", 1), 0), {TimeoutNs: 1 << 63, Hops: 1 << 31, Operation: peerv1.Operation_OPERATION_CHECK}} {
 			data, err := item.MarshalVT()
 			if err != nil {
 				t.Fatal(err)

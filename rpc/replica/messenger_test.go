@@ -143,7 +143,7 @@ func TestMessengerRefuses(t *testing.T) {
 		return &peerv1.ConverseRequest{Body: &peerv1.ConverseRequest_Hello{Hello: h}}
 	}
 	for want, first := range map[string]*peerv1.ConverseRequest{
-		"FailedPrecondition protocol: this node speaks 4, not 5": hello(func(h *peerv1.Hello) { h.Protocol++ }),
+		"FailedPrecondition protocol: this node speaks 5, not 6": hello(func(h *peerv1.Hello) { h.Protocol++ }),
 		"FailedPrecondition to: this is bob/2, not bob/1":        hello(func(h *peerv1.Hello) { h.ToBoot = 1 }),
 		"FailedPrecondition to: this is bob/2, not ann/2":        hello(func(h *peerv1.Hello) { h.ToName = "ann" }),
 		"FailedPrecondition ring_settings":                       hello(func(h *peerv1.Hello) { h.RingSettings++ }),

@@ -20,7 +20,7 @@ import (
 )
 
 // Protocol is the version of the peer protocol that this build speaks. Nodes of different versions reject each other's streams.
-const Protocol = 4
+const Protocol = 5
 
 const (
 	// MaxMessage bounds a message between peers: a thousand checks with the longest keys and answers fit well.

@@ -26,6 +26,86 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Operation is what an Item asks for.
+type Operation int32
+
+const (
+	Operation_OPERATION_UNSPECIFIED Operation = 0 // never sent
+	Operation_OPERATION_CHECK       Operation = 1
+	Operation_OPERATION_ACQUIRE     Operation = 2
+	Operation_OPERATION_RENEW       Operation = 3
+	Operation_OPERATION_RELEASE     Operation = 4
+	Operation_OPERATION_REFUND      Operation = 5
+	Operation_OPERATION_RESET       Operation = 6
+	Operation_OPERATION_RESERVE     Operation = 7
+	Operation_OPERATION_SETTLE      Operation = 8  // ends a reservation
+	Operation_OPERATION_EXTEND      Operation = 9  // adds to a reservation
+	Operation_OPERATION_BORROW      Operation = 10 // the sender of the stream is the borrower
+	Operation_OPERATION_RECALL      Operation = 11 // asks a borrower for what it has left
+	Operation_OPERATION_QUOTA       Operation = 12 // reports and asks for a loan that is a Quota
+)
+
+// Enum value maps for Operation.
+var (
+	Operation_name = map[int32]string{
+		0:  "OPERATION_UNSPECIFIED",
+		1:  "OPERATION_CHECK",
+		2:  "OPERATION_ACQUIRE",
+		3:  "OPERATION_RENEW",
+		4:  "OPERATION_RELEASE",
+		5:  "OPERATION_REFUND",
+		6:  "OPERATION_RESET",
+		7:  "OPERATION_RESERVE",
+		8:  "OPERATION_SETTLE",
+		9:  "OPERATION_EXTEND",
+		10: "OPERATION_BORROW",
+		11: "OPERATION_RECALL",
+		12: "OPERATION_QUOTA",
+	}
+	Operation_value = map[string]int32{
+		"OPERATION_UNSPECIFIED": 0,
+		"OPERATION_CHECK":       1,
+		"OPERATION_ACQUIRE":     2,
+		"OPERATION_RENEW":       3,
+		"OPERATION_RELEASE":     4,
+		"OPERATION_REFUND":      5,
+		"OPERATION_RESET":       6,
+		"OPERATION_RESERVE":     7,
+		"OPERATION_SETTLE":      8,
+		"OPERATION_EXTEND":      9,
+		"OPERATION_BORROW":      10,
+		"OPERATION_RECALL":      11,
+		"OPERATION_QUOTA":       12,
+	}
+)
+
+func (x Operation) Enum() *Operation {
+	p := new(Operation)
+	*p = x
+	return p
+}
+
+func (x Operation) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Operation) Descriptor() protoreflect.EnumDescriptor {
+	return file_weir_peer_v1_peer_proto_enumTypes[0].Descriptor()
+}
+
+func (Operation) Type() protoreflect.EnumType {
+	return &file_weir_peer_v1_peer_proto_enumTypes[0]
+}
+
+func (x Operation) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Operation.Descriptor instead.
+func (Operation) EnumDescriptor() ([]byte, []int) {
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{0}
+}
+
 type ForwardRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Body:
@@ -540,31 +620,33 @@ func (x *Term) GetN() uint64 {
 	return 0
 }
 
+// Item is an operation. The fields that the operation does not have are absent.
 type Item struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Hops      uint32                 `protobuf:"varint,1,opt,name=hops,proto3" json:"hops,omitempty"`                            // how often the item has been forwarded, this time included
 	TimeoutNs uint64                 `protobuf:"varint,2,opt,name=timeout_ns,json=timeoutNs,proto3" json:"timeout_ns,omitempty"` // what is left of the caller's deadline
-	// Types that are valid to be assigned to Operation:
-	//
-	//	*Item_Check
-	//	*Item_Acquire
-	//	*Item_Renew
-	//	*Item_Release
-	//	*Item_Refund
-	//	*Item_Reset_
-	//	*Item_Reserve
-	//	*Item_Settle
-	//	*Item_Extend
-	//	*Item_Borrow
-	//	*Item_Recall
-	//	*Item_Quota
-	Operation isItem_Operation `protobuf_oneof:"operation"`
+	Operation Operation              `protobuf:"varint,3,opt,name=operation,proto3,enum=weir.peer.v1.Operation" json:"operation,omitempty"`
+	Target    *v1.Target             `protobuf:"bytes,4,opt,name=target,proto3" json:"target,omitempty"`                        // of all but recall
+	Cost      int64                  `protobuf:"varint,5,opt,name=cost,proto3" json:"cost,omitempty"`                           // of check, acquire, reserve, extend, refund, and of settle the units that stay charged
+	Partial   bool                   `protobuf:"varint,6,opt,name=partial,proto3" json:"partial,omitempty"`                     // of check
+	Always    bool                   `protobuf:"varint,7,opt,name=always,proto3" json:"always,omitempty"`                       // of check, and of reserve as part of an atomic check: charged whether or not there is room; the cost of a check may be negative
+	Spent     bool                   `protobuf:"varint,8,opt,name=spent,proto3" json:"spent,omitempty"`                         // with always: what is charged is spent already, and no ban is asked or begun
+	RequestId string                 `protobuf:"bytes,9,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of check, acquire, reserve, extend and refund
+	Caller    string                 `protobuf:"bytes,10,opt,name=caller,proto3" json:"caller,omitempty"`                       // name of the authenticated caller, at most 256 bytes; empty when it is not known
 	// trace is 16 bytes of trace id and 8 of span id, as W3C Trace Context has them, of an item whose caller's call is traced.
 	// Absent on all others.
-	Trace         []byte `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
-	Caller        string `protobuf:"bytes,12,opt,name=caller,proto3" json:"caller,omitempty"`  // name of the authenticated caller, at most 256 bytes; empty when it is not known
-	Always        bool   `protobuf:"varint,13,opt,name=always,proto3" json:"always,omitempty"` // of a check: charged whether or not there is room; its cost may be negative
-	Spent         bool   `protobuf:"varint,15,opt,name=spent,proto3" json:"spent,omitempty"`   // with always: what is charged is spent already, and no ban is asked or begun
+	Trace   []byte `protobuf:"bytes,11,opt,name=trace,proto3" json:"trace,omitempty"`
+	TtlNs   int64  `protobuf:"varint,12,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"`      // of acquire, renew, reserve and extend; of extend 0: as long as before
+	LeaseId string `protobuf:"bytes,13,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"` // of renew and release
+	// reservation is 16 bytes: the id of a reservation, which the node that was asked first has chosen, so that it can settle one whose
+	// answer it never got. Of reserve, none: a charge that nobody is going to settle.
+	Reservation   []byte         `protobuf:"bytes,14,opt,name=reservation,proto3" json:"reservation,omitempty"`
+	Atomic        bool           `protobuf:"varint,15,opt,name=atomic,proto3" json:"atomic,omitempty"`   // of reserve: part of an atomic check
+	Exact         bool           `protobuf:"varint,16,opt,name=exact,proto3" json:"exact,omitempty"`     // of settle: an error, where the cost is more than what was reserved
+	Bounded       bool           `protobuf:"varint,17,opt,name=bounded,proto3" json:"bounded,omitempty"` // of settle: an error, where it is more than that by more than the largest limit
+	Loan          *v1.LoanReport `protobuf:"bytes,18,opt,name=loan,proto3" json:"loan,omitempty"`        // of borrow, without a target
+	Recall        *v1.LoanRecall `protobuf:"bytes,19,opt,name=recall,proto3" json:"recall,omitempty"`    // of recall
+	Quota         *Quota         `protobuf:"bytes,20,opt,name=quota,proto3" json:"quota,omitempty"`      // of quota
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -613,133 +695,32 @@ func (x *Item) GetTimeoutNs() uint64 {
 	return 0
 }
 
-func (x *Item) GetOperation() isItem_Operation {
+func (x *Item) GetOperation() Operation {
 	if x != nil {
 		return x.Operation
 	}
-	return nil
+	return Operation_OPERATION_UNSPECIFIED
 }
 
-func (x *Item) GetCheck() *v1.Check {
+func (x *Item) GetTarget() *v1.Target {
 	if x != nil {
-		if x, ok := x.Operation.(*Item_Check); ok {
-			return x.Check
-		}
+		return x.Target
 	}
 	return nil
 }
 
-func (x *Item) GetAcquire() *v1.AcquireRequest {
+func (x *Item) GetCost() int64 {
 	if x != nil {
-		if x, ok := x.Operation.(*Item_Acquire); ok {
-			return x.Acquire
-		}
+		return x.Cost
 	}
-	return nil
+	return 0
 }
 
-func (x *Item) GetRenew() *v1.RenewRequest {
+func (x *Item) GetPartial() bool {
 	if x != nil {
-		if x, ok := x.Operation.(*Item_Renew); ok {
-			return x.Renew
-		}
+		return x.Partial
 	}
-	return nil
-}
-
-func (x *Item) GetRelease() *v1.ReleaseRequest {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Release); ok {
-			return x.Release
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetRefund() *v1.RefundRequest {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Refund); ok {
-			return x.Refund
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetReset_() *v1.ResetRequest {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Reset_); ok {
-			return x.Reset_
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetReserve() *Reserve {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Reserve); ok {
-			return x.Reserve
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetSettle() *Settle {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Settle); ok {
-			return x.Settle
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetExtend() *Extend {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Extend); ok {
-			return x.Extend
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetBorrow() *v1.LoanReport {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Borrow); ok {
-			return x.Borrow
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetRecall() *v1.LoanRecall {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Recall); ok {
-			return x.Recall
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetQuota() *Quota {
-	if x != nil {
-		if x, ok := x.Operation.(*Item_Quota); ok {
-			return x.Quota
-		}
-	}
-	return nil
-}
-
-func (x *Item) GetTrace() []byte {
-	if x != nil {
-		return x.Trace
-	}
-	return nil
-}
-
-func (x *Item) GetCaller() string {
-	if x != nil {
-		return x.Caller
-	}
-	return ""
+	return false
 }
 
 func (x *Item) GetAlways() bool {
@@ -756,166 +737,111 @@ func (x *Item) GetSpent() bool {
 	return false
 }
 
-type isItem_Operation interface {
-	isItem_Operation()
-}
-
-type Item_Check struct {
-	Check *v1.Check `protobuf:"bytes,3,opt,name=check,proto3,oneof"`
-}
-
-type Item_Acquire struct {
-	Acquire *v1.AcquireRequest `protobuf:"bytes,4,opt,name=acquire,proto3,oneof"`
-}
-
-type Item_Renew struct {
-	Renew *v1.RenewRequest `protobuf:"bytes,5,opt,name=renew,proto3,oneof"`
-}
-
-type Item_Release struct {
-	Release *v1.ReleaseRequest `protobuf:"bytes,6,opt,name=release,proto3,oneof"`
-}
-
-type Item_Refund struct {
-	Refund *v1.RefundRequest `protobuf:"bytes,7,opt,name=refund,proto3,oneof"`
-}
-
-type Item_Reset_ struct {
-	Reset_ *v1.ResetRequest `protobuf:"bytes,8,opt,name=reset,proto3,oneof"`
-}
-
-type Item_Reserve struct {
-	Reserve *Reserve `protobuf:"bytes,9,opt,name=reserve,proto3,oneof"`
-}
-
-type Item_Settle struct {
-	Settle *Settle `protobuf:"bytes,10,opt,name=settle,proto3,oneof"`
-}
-
-type Item_Extend struct {
-	Extend *Extend `protobuf:"bytes,14,opt,name=extend,proto3,oneof"`
-}
-
-type Item_Borrow struct {
-	Borrow *v1.LoanReport `protobuf:"bytes,16,opt,name=borrow,proto3,oneof"` // the sender of the stream is the borrower
-}
-
-type Item_Recall struct {
-	Recall *v1.LoanRecall `protobuf:"bytes,17,opt,name=recall,proto3,oneof"` // asks a borrower for what it has left
-}
-
-type Item_Quota struct {
-	Quota *Quota `protobuf:"bytes,20,opt,name=quota,proto3,oneof"`
-}
-
-func (*Item_Check) isItem_Operation() {}
-
-func (*Item_Acquire) isItem_Operation() {}
-
-func (*Item_Renew) isItem_Operation() {}
-
-func (*Item_Release) isItem_Operation() {}
-
-func (*Item_Refund) isItem_Operation() {}
-
-func (*Item_Reset_) isItem_Operation() {}
-
-func (*Item_Reserve) isItem_Operation() {}
-
-func (*Item_Settle) isItem_Operation() {}
-
-func (*Item_Extend) isItem_Operation() {}
-
-func (*Item_Borrow) isItem_Operation() {}
-
-func (*Item_Recall) isItem_Operation() {}
-
-func (*Item_Quota) isItem_Operation() {}
-
-// Reserve is a reservation under an id that the node which was asked first has chosen, so that it can settle one whose
-// answer it never got.
-type Reserve struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Request       *v1.ReserveRequest     `protobuf:"bytes,1,opt,name=request,proto3" json:"request,omitempty"`
-	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`          // 16 bytes; none: a charge that nobody is going to settle
-	Atomic        bool                   `protobuf:"varint,3,opt,name=atomic,proto3" json:"atomic,omitempty"` // part of an atomic check
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Reserve) Reset() {
-	*x = Reserve{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Reserve) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Reserve) ProtoMessage() {}
-
-func (x *Reserve) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
+func (x *Item) GetRequestId() string {
 	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
+		return x.RequestId
 	}
-	return mi.MessageOf(x)
+	return ""
 }
 
-// Deprecated: Use Reserve.ProtoReflect.Descriptor instead.
-func (*Reserve) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *Reserve) GetRequest() *v1.ReserveRequest {
+func (x *Item) GetCaller() string {
 	if x != nil {
-		return x.Request
+		return x.Caller
+	}
+	return ""
+}
+
+func (x *Item) GetTrace() []byte {
+	if x != nil {
+		return x.Trace
 	}
 	return nil
 }
 
-func (x *Reserve) GetId() []byte {
+func (x *Item) GetTtlNs() int64 {
 	if x != nil {
-		return x.Id
+		return x.TtlNs
+	}
+	return 0
+}
+
+func (x *Item) GetLeaseId() string {
+	if x != nil {
+		return x.LeaseId
+	}
+	return ""
+}
+
+func (x *Item) GetReservation() []byte {
+	if x != nil {
+		return x.Reservation
 	}
 	return nil
 }
 
-func (x *Reserve) GetAtomic() bool {
+func (x *Item) GetAtomic() bool {
 	if x != nil {
 		return x.Atomic
 	}
 	return false
 }
 
+func (x *Item) GetExact() bool {
+	if x != nil {
+		return x.Exact
+	}
+	return false
+}
+
+func (x *Item) GetBounded() bool {
+	if x != nil {
+		return x.Bounded
+	}
+	return false
+}
+
+func (x *Item) GetLoan() *v1.LoanReport {
+	if x != nil {
+		return x.Loan
+	}
+	return nil
+}
+
+func (x *Item) GetRecall() *v1.LoanRecall {
+	if x != nil {
+		return x.Recall
+	}
+	return nil
+}
+
+func (x *Item) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
 // Quota is what a borrower that works with Quotas reports of a loan, and asks for. Totals are cumulative.
 type Quota struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Borrower      uint64                 `protobuf:"fixed64,2,opt,name=borrower,proto3" json:"borrower,omitempty"`
-	Number        uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
-	Granted       int64                  `protobuf:"varint,4,opt,name=granted,proto3" json:"granted,omitempty"`
-	Spent         int64                  `protobuf:"varint,5,opt,name=spent,proto3" json:"spent,omitempty"`
-	Returned      int64                  `protobuf:"varint,6,opt,name=returned,proto3" json:"returned,omitempty"`
-	Known         int64                  `protobuf:"varint,7,opt,name=known,proto3" json:"known,omitempty"`   // units spent that answers have confirmed
-	Demand        int64                  `protobuf:"varint,8,opt,name=demand,proto3" json:"demand,omitempty"` // units per hour
-	AheadNs       int64                  `protobuf:"varint,9,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"`
-	Share         int64                  `protobuf:"varint,10,opt,name=share,proto3" json:"share,omitempty"`                 // percent
-	TermNs        int64                  `protobuf:"varint,11,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"` // 0: nothing is asked for
-	Had           int64                  `protobuf:"varint,12,opt,name=had,proto3" json:"had,omitempty"`                     // rate of a loan that is reported, in units per hour
+	Borrower      uint64                 `protobuf:"fixed64,1,opt,name=borrower,proto3" json:"borrower,omitempty"`
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	Granted       int64                  `protobuf:"varint,3,opt,name=granted,proto3" json:"granted,omitempty"`
+	Spent         int64                  `protobuf:"varint,4,opt,name=spent,proto3" json:"spent,omitempty"`
+	Returned      int64                  `protobuf:"varint,5,opt,name=returned,proto3" json:"returned,omitempty"`
+	Known         int64                  `protobuf:"varint,6,opt,name=known,proto3" json:"known,omitempty"`   // units spent that answers have confirmed
+	Demand        int64                  `protobuf:"varint,7,opt,name=demand,proto3" json:"demand,omitempty"` // units per hour
+	AheadNs       int64                  `protobuf:"varint,8,opt,name=ahead_ns,json=aheadNs,proto3" json:"ahead_ns,omitempty"`
+	Share         int64                  `protobuf:"varint,9,opt,name=share,proto3" json:"share,omitempty"`                  // percent
+	TermNs        int64                  `protobuf:"varint,10,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"` // 0: nothing is asked for
+	Had           int64                  `protobuf:"varint,11,opt,name=had,proto3" json:"had,omitempty"`                     // rate of a loan that is reported, in units per hour
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +853,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,14 +866,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
-}
-
-func (x *Quota) GetTarget() *v1.Target {
-	if x != nil {
-		return x.Target
-	}
-	return nil
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Quota) GetBorrower() uint64 {
@@ -1041,7 +960,7 @@ type QuotaLent struct {
 
 func (x *QuotaLent) Reset() {
 	*x = QuotaLent{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +972,7 @@ func (x *QuotaLent) String() string {
 func (*QuotaLent) ProtoMessage() {}
 
 func (x *QuotaLent) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +985,7 @@ func (x *QuotaLent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotaLent.ProtoReflect.Descriptor instead.
 func (*QuotaLent) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *QuotaLent) GetGranted() int64 {
@@ -1104,245 +1023,30 @@ func (x *QuotaLent) GetCharged() bool {
 	return false
 }
 
-// Extend adds to a reservation.
-type Extend struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`                     // 16 bytes
-	Cost          int64                  `protobuf:"varint,3,opt,name=cost,proto3" json:"cost,omitempty"`                // units more
-	TtlNs         int64                  `protobuf:"varint,4,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"` // from now on; 0: as long as before
-	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Extend) Reset() {
-	*x = Extend{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Extend) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Extend) ProtoMessage() {}
-
-func (x *Extend) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Extend.ProtoReflect.Descriptor instead.
-func (*Extend) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
-}
-
-func (x *Extend) GetTarget() *v1.Target {
-	if x != nil {
-		return x.Target
-	}
-	return nil
-}
-
-func (x *Extend) GetId() []byte {
-	if x != nil {
-		return x.Id
-	}
-	return nil
-}
-
-func (x *Extend) GetCost() int64 {
-	if x != nil {
-		return x.Cost
-	}
-	return 0
-}
-
-func (x *Extend) GetTtlNs() int64 {
-	if x != nil {
-		return x.TtlNs
-	}
-	return 0
-}
-
-func (x *Extend) GetRequestId() string {
-	if x != nil {
-		return x.RequestId
-	}
-	return ""
-}
-
-// Settle ends a reservation.
-type Settle struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Target        *v1.Target             `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	Id            []byte                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`            // 16 bytes
-	Keep          int64                  `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`       // units that stay charged
-	Exact         bool                   `protobuf:"varint,4,opt,name=exact,proto3" json:"exact,omitempty"`     // an error, where that is more than what was reserved
-	Bounded       bool                   `protobuf:"varint,5,opt,name=bounded,proto3" json:"bounded,omitempty"` // an error, where it is more than that by more than the largest limit
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Settle) Reset() {
-	*x = Settle{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Settle) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Settle) ProtoMessage() {}
-
-func (x *Settle) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Settle.ProtoReflect.Descriptor instead.
-func (*Settle) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *Settle) GetTarget() *v1.Target {
-	if x != nil {
-		return x.Target
-	}
-	return nil
-}
-
-func (x *Settle) GetId() []byte {
-	if x != nil {
-		return x.Id
-	}
-	return nil
-}
-
-func (x *Settle) GetKeep() int64 {
-	if x != nil {
-		return x.Keep
-	}
-	return 0
-}
-
-func (x *Settle) GetExact() bool {
-	if x != nil {
-		return x.Exact
-	}
-	return false
-}
-
-func (x *Settle) GetBounded() bool {
-	if x != nil {
-		return x.Bounded
-	}
-	return false
-}
-
-type Settled struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Refunded      int64                  `protobuf:"varint,1,opt,name=refunded,proto3" json:"refunded,omitempty"` // units given back
-	Excess        int64                  `protobuf:"varint,2,opt,name=excess,proto3" json:"excess,omitempty"`     // units charged beyond what was reserved
-	Over          bool                   `protobuf:"varint,3,opt,name=over,proto3" json:"over,omitempty"`         // there was no room for all of that
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Settled) Reset() {
-	*x = Settled{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Settled) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Settled) ProtoMessage() {}
-
-func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Settled.ProtoReflect.Descriptor instead.
-func (*Settled) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{13}
-}
-
-func (x *Settled) GetRefunded() int64 {
-	if x != nil {
-		return x.Refunded
-	}
-	return 0
-}
-
-func (x *Settled) GetExcess() int64 {
-	if x != nil {
-		return x.Excess
-	}
-	return 0
-}
-
-func (x *Settled) GetOver() bool {
-	if x != nil {
-		return x.Over
-	}
-	return false
-}
-
+// ItemReply answers an Item: with an error, with not_holder, or with what came of its operation.
 type ItemReply struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long it may be used, counted from the sending of the question, where it was decided under a lease. 0: for ever.
-	LeaseNs uint64 `protobuf:"varint,1,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
-	// Types that are valid to be assigned to Outcome:
-	//
-	//	*ItemReply_Decision
-	//	*ItemReply_Renewed
-	//	*ItemReply_Released
-	//	*ItemReply_Refunded
-	//	*ItemReply_Reset_
-	//	*ItemReply_Error
-	//	*ItemReply_NotHolder
-	//	*ItemReply_Settled
-	//	*ItemReply_Lent
-	//	*ItemReply_Recalled
-	//	*ItemReply_QuotaLent
-	Outcome       isItemReply_Outcome `protobuf_oneof:"outcome"`
+	LeaseNs       uint64         `protobuf:"varint,1,opt,name=lease_ns,json=leaseNs,proto3" json:"lease_ns,omitempty"`
+	Error         *v1.Error      `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	NotHolder     *NotHolder     `protobuf:"bytes,3,opt,name=not_holder,json=notHolder,proto3" json:"not_holder,omitempty"`
+	Operation     Operation      `protobuf:"varint,4,opt,name=operation,proto3,enum=weir.peer.v1.Operation" json:"operation,omitempty"` // the Item's
+	Decision      *v1.Decision   `protobuf:"bytes,5,opt,name=decision,proto3" json:"decision,omitempty"`                                // of check, acquire, reserve and extend
+	ExpiresInNs   int64          `protobuf:"varint,6,opt,name=expires_in_ns,json=expiresInNs,proto3" json:"expires_in_ns,omitempty"`    // of renew
+	Released      bool           `protobuf:"varint,7,opt,name=released,proto3" json:"released,omitempty"`                               // of release
+	Refunded      int64          `protobuf:"varint,8,opt,name=refunded,proto3" json:"refunded,omitempty"`                               // of refund and settle: units given back
+	Excess        int64          `protobuf:"varint,9,opt,name=excess,proto3" json:"excess,omitempty"`                                   // of settle: units charged beyond what was reserved
+	Over          bool           `protobuf:"varint,10,opt,name=over,proto3" json:"over,omitempty"`                                      // of settle: there was no room for all of that
+	Lent          *v1.LoanAnswer `protobuf:"bytes,11,opt,name=lent,proto3" json:"lent,omitempty"`                                       // of borrow
+	Recalled      *v1.LoanReport `protobuf:"bytes,12,opt,name=recalled,proto3" json:"recalled,omitempty"`                               // of recall; absent where there is no such loan
+	QuotaLent     *QuotaLent     `protobuf:"bytes,13,opt,name=quota_lent,json=quotaLent,proto3" json:"quota_lent,omitempty"`            // of quota
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ItemReply) Reset() {
 	*x = ItemReply{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1354,7 +1058,7 @@ func (x *ItemReply) String() string {
 func (*ItemReply) ProtoMessage() {}
 
 func (x *ItemReply) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1367,7 +1071,7 @@ func (x *ItemReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemReply.ProtoReflect.Descriptor instead.
 func (*ItemReply) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{14}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ItemReply) GetLeaseNs() uint64 {
@@ -1377,181 +1081,89 @@ func (x *ItemReply) GetLeaseNs() uint64 {
 	return 0
 }
 
-func (x *ItemReply) GetOutcome() isItemReply_Outcome {
-	if x != nil {
-		return x.Outcome
-	}
-	return nil
-}
-
-func (x *ItemReply) GetDecision() *v1.Decision {
-	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Decision); ok {
-			return x.Decision
-		}
-	}
-	return nil
-}
-
-func (x *ItemReply) GetRenewed() *v1.RenewResponse {
-	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Renewed); ok {
-			return x.Renewed
-		}
-	}
-	return nil
-}
-
-func (x *ItemReply) GetReleased() *v1.ReleaseResponse {
-	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Released); ok {
-			return x.Released
-		}
-	}
-	return nil
-}
-
-func (x *ItemReply) GetRefunded() *v1.RefundResponse {
-	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Refunded); ok {
-			return x.Refunded
-		}
-	}
-	return nil
-}
-
-func (x *ItemReply) GetReset_() *v1.ResetResponse {
-	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Reset_); ok {
-			return x.Reset_
-		}
-	}
-	return nil
-}
-
 func (x *ItemReply) GetError() *v1.Error {
 	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Error); ok {
-			return x.Error
-		}
+		return x.Error
 	}
 	return nil
 }
 
 func (x *ItemReply) GetNotHolder() *NotHolder {
 	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_NotHolder); ok {
-			return x.NotHolder
-		}
+		return x.NotHolder
 	}
 	return nil
 }
 
-func (x *ItemReply) GetSettled() *Settled {
+func (x *ItemReply) GetOperation() Operation {
 	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Settled); ok {
-			return x.Settled
-		}
+		return x.Operation
+	}
+	return Operation_OPERATION_UNSPECIFIED
+}
+
+func (x *ItemReply) GetDecision() *v1.Decision {
+	if x != nil {
+		return x.Decision
 	}
 	return nil
+}
+
+func (x *ItemReply) GetExpiresInNs() int64 {
+	if x != nil {
+		return x.ExpiresInNs
+	}
+	return 0
+}
+
+func (x *ItemReply) GetReleased() bool {
+	if x != nil {
+		return x.Released
+	}
+	return false
+}
+
+func (x *ItemReply) GetRefunded() int64 {
+	if x != nil {
+		return x.Refunded
+	}
+	return 0
+}
+
+func (x *ItemReply) GetExcess() int64 {
+	if x != nil {
+		return x.Excess
+	}
+	return 0
+}
+
+func (x *ItemReply) GetOver() bool {
+	if x != nil {
+		return x.Over
+	}
+	return false
 }
 
 func (x *ItemReply) GetLent() *v1.LoanAnswer {
 	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Lent); ok {
-			return x.Lent
-		}
+		return x.Lent
 	}
 	return nil
 }
 
 func (x *ItemReply) GetRecalled() *v1.LoanReport {
 	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_Recalled); ok {
-			return x.Recalled
-		}
+		return x.Recalled
 	}
 	return nil
 }
 
 func (x *ItemReply) GetQuotaLent() *QuotaLent {
 	if x != nil {
-		if x, ok := x.Outcome.(*ItemReply_QuotaLent); ok {
-			return x.QuotaLent
-		}
+		return x.QuotaLent
 	}
 	return nil
 }
-
-type isItemReply_Outcome interface {
-	isItemReply_Outcome()
-}
-
-type ItemReply_Decision struct {
-	Decision *v1.Decision `protobuf:"bytes,2,opt,name=decision,proto3,oneof"` // of check, acquire, reserve and extend
-}
-
-type ItemReply_Renewed struct {
-	Renewed *v1.RenewResponse `protobuf:"bytes,3,opt,name=renewed,proto3,oneof"`
-}
-
-type ItemReply_Released struct {
-	Released *v1.ReleaseResponse `protobuf:"bytes,4,opt,name=released,proto3,oneof"`
-}
-
-type ItemReply_Refunded struct {
-	Refunded *v1.RefundResponse `protobuf:"bytes,5,opt,name=refunded,proto3,oneof"`
-}
-
-type ItemReply_Reset_ struct {
-	Reset_ *v1.ResetResponse `protobuf:"bytes,6,opt,name=reset,proto3,oneof"`
-}
-
-type ItemReply_Error struct {
-	Error *v1.Error `protobuf:"bytes,7,opt,name=error,proto3,oneof"`
-}
-
-type ItemReply_NotHolder struct {
-	NotHolder *NotHolder `protobuf:"bytes,8,opt,name=not_holder,json=notHolder,proto3,oneof"`
-}
-
-type ItemReply_Settled struct {
-	Settled *Settled `protobuf:"bytes,9,opt,name=settled,proto3,oneof"`
-}
-
-type ItemReply_Lent struct {
-	Lent *v1.LoanAnswer `protobuf:"bytes,10,opt,name=lent,proto3,oneof"`
-}
-
-type ItemReply_Recalled struct {
-	Recalled *v1.LoanReport `protobuf:"bytes,11,opt,name=recalled,proto3,oneof"` // without a number where there is no such loan
-}
-
-type ItemReply_QuotaLent struct {
-	QuotaLent *QuotaLent `protobuf:"bytes,20,opt,name=quota_lent,json=quotaLent,proto3,oneof"`
-}
-
-func (*ItemReply_Decision) isItemReply_Outcome() {}
-
-func (*ItemReply_Renewed) isItemReply_Outcome() {}
-
-func (*ItemReply_Released) isItemReply_Outcome() {}
-
-func (*ItemReply_Refunded) isItemReply_Outcome() {}
-
-func (*ItemReply_Reset_) isItemReply_Outcome() {}
-
-func (*ItemReply_Error) isItemReply_Outcome() {}
-
-func (*ItemReply_NotHolder) isItemReply_Outcome() {}
-
-func (*ItemReply_Settled) isItemReply_Outcome() {}
-
-func (*ItemReply_Lent) isItemReply_Outcome() {}
-
-func (*ItemReply_Recalled) isItemReply_Outcome() {}
-
-func (*ItemReply_QuotaLent) isItemReply_Outcome() {}
 
 // NotHolder says that nothing was charged because the receiver does not decide for the partition.
 type NotHolder struct {
@@ -1565,7 +1177,7 @@ type NotHolder struct {
 
 func (x *NotHolder) Reset() {
 	*x = NotHolder{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +1189,7 @@ func (x *NotHolder) String() string {
 func (*NotHolder) ProtoMessage() {}
 
 func (x *NotHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +1202,7 @@ func (x *NotHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NotHolder.ProtoReflect.Descriptor instead.
 func (*NotHolder) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NotHolder) GetHolder() string {
@@ -1622,7 +1234,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1246,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1259,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{12}
 }
 
 type InspectResponse struct {
@@ -1668,7 +1280,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +1292,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +1305,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{17}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *InspectResponse) GetVersion() string {
@@ -1777,7 +1389,7 @@ type ActivityRequest struct {
 
 func (x *ActivityRequest) Reset() {
 	*x = ActivityRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +1401,7 @@ func (x *ActivityRequest) String() string {
 func (*ActivityRequest) ProtoMessage() {}
 
 func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +1414,7 @@ func (x *ActivityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityRequest.ProtoReflect.Descriptor instead.
 func (*ActivityRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{18}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ActivityRequest) GetOrders() []v1.KeyOrder {
@@ -1838,7 +1450,7 @@ type ActivityResponse struct {
 
 func (x *ActivityResponse) Reset() {
 	*x = ActivityResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1850,7 +1462,7 @@ func (x *ActivityResponse) String() string {
 func (*ActivityResponse) ProtoMessage() {}
 
 func (x *ActivityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1863,7 +1475,7 @@ func (x *ActivityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ActivityResponse.ProtoReflect.Descriptor instead.
 func (*ActivityResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{19}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ActivityResponse) GetKeys() []*KeyActivity {
@@ -1913,7 +1525,7 @@ type KeyActivity struct {
 
 func (x *KeyActivity) Reset() {
 	*x = KeyActivity{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +1537,7 @@ func (x *KeyActivity) String() string {
 func (*KeyActivity) ProtoMessage() {}
 
 func (x *KeyActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +1550,7 @@ func (x *KeyActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KeyActivity.ProtoReflect.Descriptor instead.
 func (*KeyActivity) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{20}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *KeyActivity) GetScope() string {
@@ -2022,7 +1634,7 @@ type PolicyHistory struct {
 
 func (x *PolicyHistory) Reset() {
 	*x = PolicyHistory{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2034,7 +1646,7 @@ func (x *PolicyHistory) String() string {
 func (*PolicyHistory) ProtoMessage() {}
 
 func (x *PolicyHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2047,7 +1659,7 @@ func (x *PolicyHistory) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyHistory.ProtoReflect.Descriptor instead.
 func (*PolicyHistory) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PolicyHistory) GetPolicy() string {
@@ -2073,7 +1685,7 @@ type DescribeRequest struct {
 
 func (x *DescribeRequest) Reset() {
 	*x = DescribeRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2085,7 +1697,7 @@ func (x *DescribeRequest) String() string {
 func (*DescribeRequest) ProtoMessage() {}
 
 func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2098,7 +1710,7 @@ func (x *DescribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeRequest.ProtoReflect.Descriptor instead.
 func (*DescribeRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{22}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DescribeRequest) GetTarget() *v1.Target {
@@ -2120,7 +1732,7 @@ type DescribeResponse struct {
 
 func (x *DescribeResponse) Reset() {
 	*x = DescribeResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +1744,7 @@ func (x *DescribeResponse) String() string {
 func (*DescribeResponse) ProtoMessage() {}
 
 func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +1757,7 @@ func (x *DescribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeResponse.ProtoReflect.Descriptor instead.
 func (*DescribeResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{23}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DescribeResponse) GetBannedNs() int64 {
@@ -2190,7 +1802,7 @@ type LimitState struct {
 
 func (x *LimitState) Reset() {
 	*x = LimitState{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2202,7 +1814,7 @@ func (x *LimitState) String() string {
 func (*LimitState) ProtoMessage() {}
 
 func (x *LimitState) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[24]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2215,7 +1827,7 @@ func (x *LimitState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitState.ProtoReflect.Descriptor instead.
 func (*LimitState) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{24}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LimitState) GetAlgorithm() v1.Algorithm {
@@ -2264,7 +1876,7 @@ type Return struct {
 
 func (x *Return) Reset() {
 	*x = Return{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +1888,7 @@ func (x *Return) String() string {
 func (*Return) ProtoMessage() {}
 
 func (x *Return) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[25]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +1901,7 @@ func (x *Return) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Return.ProtoReflect.Descriptor instead.
 func (*Return) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{25}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Return) GetUnits() int64 {
@@ -2314,7 +1926,7 @@ type IdentifyRequest struct {
 
 func (x *IdentifyRequest) Reset() {
 	*x = IdentifyRequest{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[26]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2326,7 +1938,7 @@ func (x *IdentifyRequest) String() string {
 func (*IdentifyRequest) ProtoMessage() {}
 
 func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[26]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2339,7 +1951,7 @@ func (x *IdentifyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyRequest.ProtoReflect.Descriptor instead.
 func (*IdentifyRequest) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{26}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{22}
 }
 
 // IdentifyResponse is what a process says of itself in gossip too, as far as it never changes while the process lives; and its
@@ -2360,7 +1972,7 @@ type IdentifyResponse struct {
 
 func (x *IdentifyResponse) Reset() {
 	*x = IdentifyResponse{}
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[27]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +1984,7 @@ func (x *IdentifyResponse) String() string {
 func (*IdentifyResponse) ProtoMessage() {}
 
 func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_weir_peer_v1_peer_proto_msgTypes[27]
+	mi := &file_weir_peer_v1_peer_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +1997,7 @@ func (x *IdentifyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentifyResponse.ProtoReflect.Descriptor instead.
 func (*IdentifyResponse) Descriptor() ([]byte, []int) {
-	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{27}
+	return file_weir_peer_v1_peer_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *IdentifyResponse) GetName() string {
@@ -2479,87 +2091,67 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xe2\x05\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xdf\x04\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
-	"timeout_ns\x18\x02 \x01(\x04R\ttimeoutNs\x12&\n" +
-	"\x05check\x18\x03 \x01(\v2\x0e.weir.v1.CheckH\x00R\x05check\x123\n" +
-	"\aacquire\x18\x04 \x01(\v2\x17.weir.v1.AcquireRequestH\x00R\aacquire\x12-\n" +
-	"\x05renew\x18\x05 \x01(\v2\x15.weir.v1.RenewRequestH\x00R\x05renew\x123\n" +
-	"\arelease\x18\x06 \x01(\v2\x17.weir.v1.ReleaseRequestH\x00R\arelease\x120\n" +
-	"\x06refund\x18\a \x01(\v2\x16.weir.v1.RefundRequestH\x00R\x06refund\x12-\n" +
-	"\x05reset\x18\b \x01(\v2\x15.weir.v1.ResetRequestH\x00R\x05reset\x121\n" +
-	"\areserve\x18\t \x01(\v2\x15.weir.peer.v1.ReserveH\x00R\areserve\x12.\n" +
-	"\x06settle\x18\n" +
-	" \x01(\v2\x14.weir.peer.v1.SettleH\x00R\x06settle\x12.\n" +
-	"\x06extend\x18\x0e \x01(\v2\x14.weir.peer.v1.ExtendH\x00R\x06extend\x12-\n" +
-	"\x06borrow\x18\x10 \x01(\v2\x13.weir.v1.LoanReportH\x00R\x06borrow\x12-\n" +
-	"\x06recall\x18\x11 \x01(\v2\x13.weir.v1.LoanRecallH\x00R\x06recall\x12+\n" +
-	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaH\x00R\x05quota\x12\x14\n" +
-	"\x05trace\x18\v \x01(\fR\x05trace\x12\x16\n" +
-	"\x06caller\x18\f \x01(\tR\x06caller\x12\x16\n" +
-	"\x06always\x18\r \x01(\bR\x06always\x12\x14\n" +
-	"\x05spent\x18\x0f \x01(\bR\x05spentB\v\n" +
-	"\toperation\"d\n" +
-	"\aReserve\x121\n" +
-	"\arequest\x18\x01 \x01(\v2\x17.weir.v1.ReserveRequestR\arequest\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\fR\x02id\x12\x16\n" +
-	"\x06atomic\x18\x03 \x01(\bR\x06atomic\"\xba\x02\n" +
-	"\x05Quota\x12'\n" +
-	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x1a\n" +
-	"\bborrower\x18\x02 \x01(\x06R\bborrower\x12\x16\n" +
-	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x18\n" +
-	"\agranted\x18\x04 \x01(\x03R\agranted\x12\x14\n" +
-	"\x05spent\x18\x05 \x01(\x03R\x05spent\x12\x1a\n" +
-	"\breturned\x18\x06 \x01(\x03R\breturned\x12\x14\n" +
-	"\x05known\x18\a \x01(\x03R\x05known\x12\x16\n" +
-	"\x06demand\x18\b \x01(\x03R\x06demand\x12\x19\n" +
-	"\bahead_ns\x18\t \x01(\x03R\aaheadNs\x12\x14\n" +
-	"\x05share\x18\n" +
-	" \x01(\x03R\x05share\x12\x17\n" +
-	"\aterm_ns\x18\v \x01(\x03R\x06termNs\x12\x10\n" +
-	"\x03had\x18\f \x01(\x03R\x03had\"}\n" +
+	"timeout_ns\x18\x02 \x01(\x04R\ttimeoutNs\x125\n" +
+	"\toperation\x18\x03 \x01(\x0e2\x17.weir.peer.v1.OperationR\toperation\x12'\n" +
+	"\x06target\x18\x04 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x12\n" +
+	"\x04cost\x18\x05 \x01(\x03R\x04cost\x12\x18\n" +
+	"\apartial\x18\x06 \x01(\bR\apartial\x12\x16\n" +
+	"\x06always\x18\a \x01(\bR\x06always\x12\x14\n" +
+	"\x05spent\x18\b \x01(\bR\x05spent\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\t \x01(\tR\trequestId\x12\x16\n" +
+	"\x06caller\x18\n" +
+	" \x01(\tR\x06caller\x12\x14\n" +
+	"\x05trace\x18\v \x01(\fR\x05trace\x12\x15\n" +
+	"\x06ttl_ns\x18\f \x01(\x03R\x05ttlNs\x12\x19\n" +
+	"\blease_id\x18\r \x01(\tR\aleaseId\x12 \n" +
+	"\vreservation\x18\x0e \x01(\fR\vreservation\x12\x16\n" +
+	"\x06atomic\x18\x0f \x01(\bR\x06atomic\x12\x14\n" +
+	"\x05exact\x18\x10 \x01(\bR\x05exact\x12\x18\n" +
+	"\abounded\x18\x11 \x01(\bR\abounded\x12'\n" +
+	"\x04loan\x18\x12 \x01(\v2\x13.weir.v1.LoanReportR\x04loan\x12+\n" +
+	"\x06recall\x18\x13 \x01(\v2\x13.weir.v1.LoanRecallR\x06recall\x12)\n" +
+	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaR\x05quota\"\x91\x02\n" +
+	"\x05Quota\x12\x1a\n" +
+	"\bborrower\x18\x01 \x01(\x06R\bborrower\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +
+	"\agranted\x18\x03 \x01(\x03R\agranted\x12\x14\n" +
+	"\x05spent\x18\x04 \x01(\x03R\x05spent\x12\x1a\n" +
+	"\breturned\x18\x05 \x01(\x03R\breturned\x12\x14\n" +
+	"\x05known\x18\x06 \x01(\x03R\x05known\x12\x16\n" +
+	"\x06demand\x18\a \x01(\x03R\x06demand\x12\x19\n" +
+	"\bahead_ns\x18\b \x01(\x03R\aaheadNs\x12\x14\n" +
+	"\x05share\x18\t \x01(\x03R\x05share\x12\x17\n" +
+	"\aterm_ns\x18\n" +
+	" \x01(\x03R\x06termNs\x12\x10\n" +
+	"\x03had\x18\v \x01(\x03R\x03had\"}\n" +
 	"\tQuotaLent\x12\x18\n" +
 	"\agranted\x18\x01 \x01(\x03R\agranted\x12\x12\n" +
 	"\x04rate\x18\x02 \x01(\x03R\x04rate\x12\x14\n" +
 	"\x05spent\x18\x03 \x01(\x03R\x05spent\x12\x12\n" +
 	"\x04free\x18\x04 \x01(\bR\x04free\x12\x18\n" +
-	"\acharged\x18\x05 \x01(\bR\acharged\"\x8b\x01\n" +
-	"\x06Extend\x12'\n" +
-	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
-	"\x04cost\x18\x03 \x01(\x03R\x04cost\x12\x15\n" +
-	"\x06ttl_ns\x18\x04 \x01(\x03R\x05ttlNs\x12\x1d\n" +
-	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"\x85\x01\n" +
-	"\x06Settle\x12'\n" +
-	"\x06target\x18\x01 \x01(\v2\x0f.weir.v1.TargetR\x06target\x12\x0e\n" +
-	"\x02id\x18\x02 \x01(\fR\x02id\x12\x12\n" +
-	"\x04keep\x18\x03 \x01(\x03R\x04keep\x12\x14\n" +
-	"\x05exact\x18\x04 \x01(\bR\x05exact\x12\x18\n" +
-	"\abounded\x18\x05 \x01(\bR\abounded\"Q\n" +
-	"\aSettled\x12\x1a\n" +
-	"\brefunded\x18\x01 \x01(\x03R\brefunded\x12\x16\n" +
-	"\x06excess\x18\x02 \x01(\x03R\x06excess\x12\x12\n" +
-	"\x04over\x18\x03 \x01(\bR\x04over\"\xe2\x04\n" +
+	"\acharged\x18\x05 \x01(\bR\acharged\"\x84\x04\n" +
 	"\tItemReply\x12\x19\n" +
-	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\x12/\n" +
-	"\bdecision\x18\x02 \x01(\v2\x11.weir.v1.DecisionH\x00R\bdecision\x122\n" +
-	"\arenewed\x18\x03 \x01(\v2\x16.weir.v1.RenewResponseH\x00R\arenewed\x126\n" +
-	"\breleased\x18\x04 \x01(\v2\x18.weir.v1.ReleaseResponseH\x00R\breleased\x125\n" +
-	"\brefunded\x18\x05 \x01(\v2\x17.weir.v1.RefundResponseH\x00R\brefunded\x12.\n" +
-	"\x05reset\x18\x06 \x01(\v2\x16.weir.v1.ResetResponseH\x00R\x05reset\x12&\n" +
-	"\x05error\x18\a \x01(\v2\x0e.weir.v1.ErrorH\x00R\x05error\x128\n" +
+	"\blease_ns\x18\x01 \x01(\x04R\aleaseNs\x12$\n" +
+	"\x05error\x18\x02 \x01(\v2\x0e.weir.v1.ErrorR\x05error\x126\n" +
 	"\n" +
-	"not_holder\x18\b \x01(\v2\x17.weir.peer.v1.NotHolderH\x00R\tnotHolder\x121\n" +
-	"\asettled\x18\t \x01(\v2\x15.weir.peer.v1.SettledH\x00R\asettled\x12)\n" +
-	"\x04lent\x18\n" +
-	" \x01(\v2\x13.weir.v1.LoanAnswerH\x00R\x04lent\x121\n" +
-	"\brecalled\x18\v \x01(\v2\x13.weir.v1.LoanReportH\x00R\brecalled\x128\n" +
+	"not_holder\x18\x03 \x01(\v2\x17.weir.peer.v1.NotHolderR\tnotHolder\x125\n" +
+	"\toperation\x18\x04 \x01(\x0e2\x17.weir.peer.v1.OperationR\toperation\x12-\n" +
+	"\bdecision\x18\x05 \x01(\v2\x11.weir.v1.DecisionR\bdecision\x12\"\n" +
+	"\rexpires_in_ns\x18\x06 \x01(\x03R\vexpiresInNs\x12\x1a\n" +
+	"\breleased\x18\a \x01(\bR\breleased\x12\x1a\n" +
+	"\brefunded\x18\b \x01(\x03R\brefunded\x12\x16\n" +
+	"\x06excess\x18\t \x01(\x03R\x06excess\x12\x12\n" +
+	"\x04over\x18\n" +
+	" \x01(\bR\x04over\x12'\n" +
+	"\x04lent\x18\v \x01(\v2\x13.weir.v1.LoanAnswerR\x04lent\x12/\n" +
+	"\brecalled\x18\f \x01(\v2\x13.weir.v1.LoanReportR\brecalled\x126\n" +
 	"\n" +
-	"quota_lent\x18\x14 \x01(\v2\x17.weir.peer.v1.QuotaLentH\x00R\tquotaLentB\t\n" +
-	"\aoutcome\"_\n" +
+	"quota_lent\x18\r \x01(\v2\x17.weir.peer.v1.QuotaLentR\tquotaLent\"_\n" +
 	"\tNotHolder\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x06R\x04boot\x12&\n" +
@@ -2631,7 +2223,22 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\vgossip_port\x18\x06 \x01(\rR\n" +
 	"gossipPort\x12\x1b\n" +
 	"\thttp_port\x18\a \x01(\rR\bhttpPort\x12\x1b\n" +
-	"\tgrpc_port\x18\b \x01(\rR\bgrpcPort2\xf8\x02\n" +
+	"\tgrpc_port\x18\b \x01(\rR\bgrpcPort*\xad\x02\n" +
+	"\tOperation\x12\x19\n" +
+	"\x15OPERATION_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fOPERATION_CHECK\x10\x01\x12\x15\n" +
+	"\x11OPERATION_ACQUIRE\x10\x02\x12\x13\n" +
+	"\x0fOPERATION_RENEW\x10\x03\x12\x15\n" +
+	"\x11OPERATION_RELEASE\x10\x04\x12\x14\n" +
+	"\x10OPERATION_REFUND\x10\x05\x12\x13\n" +
+	"\x0fOPERATION_RESET\x10\x06\x12\x15\n" +
+	"\x11OPERATION_RESERVE\x10\a\x12\x14\n" +
+	"\x10OPERATION_SETTLE\x10\b\x12\x14\n" +
+	"\x10OPERATION_EXTEND\x10\t\x12\x14\n" +
+	"\x10OPERATION_BORROW\x10\n" +
+	"\x12\x14\n" +
+	"\x10OPERATION_RECALL\x10\v\x12\x13\n" +
+	"\x0fOPERATION_QUOTA\x10\f2\xf8\x02\n" +
 	"\x04Peer\x12G\n" +
 	"\aForward\x12\x1c.weir.peer.v1.ForwardRequest\x1a\x1a.weir.peer.v1.ForwardReply(\x010\x01\x12F\n" +
 	"\aInspect\x12\x1c.weir.peer.v1.InspectRequest\x1a\x1d.weir.peer.v1.InspectResponse\x12I\n" +
@@ -2651,120 +2258,92 @@ func file_weir_peer_v1_peer_proto_rawDescGZIP() []byte {
 	return file_weir_peer_v1_peer_proto_rawDescData
 }
 
-var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
+var file_weir_peer_v1_peer_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_weir_peer_v1_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_weir_peer_v1_peer_proto_goTypes = []any{
-	(*ForwardRequest)(nil),     // 0: weir.peer.v1.ForwardRequest
-	(*ForwardReply)(nil),       // 1: weir.peer.v1.ForwardReply
-	(*Hello)(nil),              // 2: weir.peer.v1.Hello
-	(*Welcome)(nil),            // 3: weir.peer.v1.Welcome
-	(*Batch)(nil),              // 4: weir.peer.v1.Batch
-	(*Reply)(nil),              // 5: weir.peer.v1.Reply
-	(*Term)(nil),               // 6: weir.peer.v1.Term
-	(*Item)(nil),               // 7: weir.peer.v1.Item
-	(*Reserve)(nil),            // 8: weir.peer.v1.Reserve
-	(*Quota)(nil),              // 9: weir.peer.v1.Quota
-	(*QuotaLent)(nil),          // 10: weir.peer.v1.QuotaLent
-	(*Extend)(nil),             // 11: weir.peer.v1.Extend
-	(*Settle)(nil),             // 12: weir.peer.v1.Settle
-	(*Settled)(nil),            // 13: weir.peer.v1.Settled
-	(*ItemReply)(nil),          // 14: weir.peer.v1.ItemReply
-	(*NotHolder)(nil),          // 15: weir.peer.v1.NotHolder
-	(*InspectRequest)(nil),     // 16: weir.peer.v1.InspectRequest
-	(*InspectResponse)(nil),    // 17: weir.peer.v1.InspectResponse
-	(*ActivityRequest)(nil),    // 18: weir.peer.v1.ActivityRequest
-	(*ActivityResponse)(nil),   // 19: weir.peer.v1.ActivityResponse
-	(*KeyActivity)(nil),        // 20: weir.peer.v1.KeyActivity
-	(*PolicyHistory)(nil),      // 21: weir.peer.v1.PolicyHistory
-	(*DescribeRequest)(nil),    // 22: weir.peer.v1.DescribeRequest
-	(*DescribeResponse)(nil),   // 23: weir.peer.v1.DescribeResponse
-	(*LimitState)(nil),         // 24: weir.peer.v1.LimitState
-	(*Return)(nil),             // 25: weir.peer.v1.Return
-	(*IdentifyRequest)(nil),    // 26: weir.peer.v1.IdentifyRequest
-	(*IdentifyResponse)(nil),   // 27: weir.peer.v1.IdentifyResponse
-	(*v1.StreamTarget)(nil),    // 28: weir.v1.StreamTarget
-	(*v1.Check)(nil),           // 29: weir.v1.Check
-	(*v1.AcquireRequest)(nil),  // 30: weir.v1.AcquireRequest
-	(*v1.RenewRequest)(nil),    // 31: weir.v1.RenewRequest
-	(*v1.ReleaseRequest)(nil),  // 32: weir.v1.ReleaseRequest
-	(*v1.RefundRequest)(nil),   // 33: weir.v1.RefundRequest
-	(*v1.ResetRequest)(nil),    // 34: weir.v1.ResetRequest
-	(*v1.LoanReport)(nil),      // 35: weir.v1.LoanReport
-	(*v1.LoanRecall)(nil),      // 36: weir.v1.LoanRecall
-	(*v1.ReserveRequest)(nil),  // 37: weir.v1.ReserveRequest
-	(*v1.Target)(nil),          // 38: weir.v1.Target
-	(*v1.Decision)(nil),        // 39: weir.v1.Decision
-	(*v1.RenewResponse)(nil),   // 40: weir.v1.RenewResponse
-	(*v1.ReleaseResponse)(nil), // 41: weir.v1.ReleaseResponse
-	(*v1.RefundResponse)(nil),  // 42: weir.v1.RefundResponse
-	(*v1.ResetResponse)(nil),   // 43: weir.v1.ResetResponse
-	(*v1.Error)(nil),           // 44: weir.v1.Error
-	(*v1.LoanAnswer)(nil),      // 45: weir.v1.LoanAnswer
-	(*v1.Ownership)(nil),       // 46: weir.v1.Ownership
-	(*v1.Loans)(nil),           // 47: weir.v1.Loans
-	(v1.KeyOrder)(0),           // 48: weir.v1.KeyOrder
-	(v1.Algorithm)(0),          // 49: weir.v1.Algorithm
-	(*v1.PolicyUse)(nil),       // 50: weir.v1.PolicyUse
+	(Operation)(0),           // 0: weir.peer.v1.Operation
+	(*ForwardRequest)(nil),   // 1: weir.peer.v1.ForwardRequest
+	(*ForwardReply)(nil),     // 2: weir.peer.v1.ForwardReply
+	(*Hello)(nil),            // 3: weir.peer.v1.Hello
+	(*Welcome)(nil),          // 4: weir.peer.v1.Welcome
+	(*Batch)(nil),            // 5: weir.peer.v1.Batch
+	(*Reply)(nil),            // 6: weir.peer.v1.Reply
+	(*Term)(nil),             // 7: weir.peer.v1.Term
+	(*Item)(nil),             // 8: weir.peer.v1.Item
+	(*Quota)(nil),            // 9: weir.peer.v1.Quota
+	(*QuotaLent)(nil),        // 10: weir.peer.v1.QuotaLent
+	(*ItemReply)(nil),        // 11: weir.peer.v1.ItemReply
+	(*NotHolder)(nil),        // 12: weir.peer.v1.NotHolder
+	(*InspectRequest)(nil),   // 13: weir.peer.v1.InspectRequest
+	(*InspectResponse)(nil),  // 14: weir.peer.v1.InspectResponse
+	(*ActivityRequest)(nil),  // 15: weir.peer.v1.ActivityRequest
+	(*ActivityResponse)(nil), // 16: weir.peer.v1.ActivityResponse
+	(*KeyActivity)(nil),      // 17: weir.peer.v1.KeyActivity
+	(*PolicyHistory)(nil),    // 18: weir.peer.v1.PolicyHistory
+	(*DescribeRequest)(nil),  // 19: weir.peer.v1.DescribeRequest
+	(*DescribeResponse)(nil), // 20: weir.peer.v1.DescribeResponse
+	(*LimitState)(nil),       // 21: weir.peer.v1.LimitState
+	(*Return)(nil),           // 22: weir.peer.v1.Return
+	(*IdentifyRequest)(nil),  // 23: weir.peer.v1.IdentifyRequest
+	(*IdentifyResponse)(nil), // 24: weir.peer.v1.IdentifyResponse
+	(*v1.StreamTarget)(nil),  // 25: weir.v1.StreamTarget
+	(*v1.Target)(nil),        // 26: weir.v1.Target
+	(*v1.LoanReport)(nil),    // 27: weir.v1.LoanReport
+	(*v1.LoanRecall)(nil),    // 28: weir.v1.LoanRecall
+	(*v1.Error)(nil),         // 29: weir.v1.Error
+	(*v1.Decision)(nil),      // 30: weir.v1.Decision
+	(*v1.LoanAnswer)(nil),    // 31: weir.v1.LoanAnswer
+	(*v1.Ownership)(nil),     // 32: weir.v1.Ownership
+	(*v1.Loans)(nil),         // 33: weir.v1.Loans
+	(v1.KeyOrder)(0),         // 34: weir.v1.KeyOrder
+	(v1.Algorithm)(0),        // 35: weir.v1.Algorithm
+	(*v1.PolicyUse)(nil),     // 36: weir.v1.PolicyUse
 }
 var file_weir_peer_v1_peer_proto_depIdxs = []int32{
-	2,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
-	4,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
-	3,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
-	5,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
-	28, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
-	29, // 5: weir.peer.v1.Item.check:type_name -> weir.v1.Check
-	30, // 6: weir.peer.v1.Item.acquire:type_name -> weir.v1.AcquireRequest
-	31, // 7: weir.peer.v1.Item.renew:type_name -> weir.v1.RenewRequest
-	32, // 8: weir.peer.v1.Item.release:type_name -> weir.v1.ReleaseRequest
-	33, // 9: weir.peer.v1.Item.refund:type_name -> weir.v1.RefundRequest
-	34, // 10: weir.peer.v1.Item.reset:type_name -> weir.v1.ResetRequest
-	8,  // 11: weir.peer.v1.Item.reserve:type_name -> weir.peer.v1.Reserve
-	12, // 12: weir.peer.v1.Item.settle:type_name -> weir.peer.v1.Settle
-	11, // 13: weir.peer.v1.Item.extend:type_name -> weir.peer.v1.Extend
-	35, // 14: weir.peer.v1.Item.borrow:type_name -> weir.v1.LoanReport
-	36, // 15: weir.peer.v1.Item.recall:type_name -> weir.v1.LoanRecall
-	9,  // 16: weir.peer.v1.Item.quota:type_name -> weir.peer.v1.Quota
-	37, // 17: weir.peer.v1.Reserve.request:type_name -> weir.v1.ReserveRequest
-	38, // 18: weir.peer.v1.Quota.target:type_name -> weir.v1.Target
-	38, // 19: weir.peer.v1.Extend.target:type_name -> weir.v1.Target
-	38, // 20: weir.peer.v1.Settle.target:type_name -> weir.v1.Target
-	39, // 21: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
-	40, // 22: weir.peer.v1.ItemReply.renewed:type_name -> weir.v1.RenewResponse
-	41, // 23: weir.peer.v1.ItemReply.released:type_name -> weir.v1.ReleaseResponse
-	42, // 24: weir.peer.v1.ItemReply.refunded:type_name -> weir.v1.RefundResponse
-	43, // 25: weir.peer.v1.ItemReply.reset:type_name -> weir.v1.ResetResponse
-	44, // 26: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
-	15, // 27: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
-	13, // 28: weir.peer.v1.ItemReply.settled:type_name -> weir.peer.v1.Settled
-	45, // 29: weir.peer.v1.ItemReply.lent:type_name -> weir.v1.LoanAnswer
-	35, // 30: weir.peer.v1.ItemReply.recalled:type_name -> weir.v1.LoanReport
-	10, // 31: weir.peer.v1.ItemReply.quota_lent:type_name -> weir.peer.v1.QuotaLent
-	6,  // 32: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
-	46, // 33: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
-	47, // 34: weir.peer.v1.InspectResponse.loans:type_name -> weir.v1.Loans
-	48, // 35: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
-	20, // 36: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
-	21, // 37: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
-	49, // 38: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
-	50, // 39: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
-	38, // 40: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
-	24, // 41: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
-	49, // 42: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
-	25, // 43: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
-	0,  // 44: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
-	16, // 45: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
-	18, // 46: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
-	22, // 47: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
-	26, // 48: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
-	1,  // 49: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
-	17, // 50: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
-	19, // 51: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
-	23, // 52: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
-	27, // 53: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
-	49, // [49:54] is the sub-list for method output_type
-	44, // [44:49] is the sub-list for method input_type
-	44, // [44:44] is the sub-list for extension type_name
-	44, // [44:44] is the sub-list for extension extendee
-	0,  // [0:44] is the sub-list for field type_name
+	3,  // 0: weir.peer.v1.ForwardRequest.hello:type_name -> weir.peer.v1.Hello
+	5,  // 1: weir.peer.v1.ForwardRequest.batch:type_name -> weir.peer.v1.Batch
+	4,  // 2: weir.peer.v1.ForwardReply.welcome:type_name -> weir.peer.v1.Welcome
+	6,  // 3: weir.peer.v1.ForwardReply.reply:type_name -> weir.peer.v1.Reply
+	25, // 4: weir.peer.v1.Batch.define:type_name -> weir.v1.StreamTarget
+	0,  // 5: weir.peer.v1.Item.operation:type_name -> weir.peer.v1.Operation
+	26, // 6: weir.peer.v1.Item.target:type_name -> weir.v1.Target
+	27, // 7: weir.peer.v1.Item.loan:type_name -> weir.v1.LoanReport
+	28, // 8: weir.peer.v1.Item.recall:type_name -> weir.v1.LoanRecall
+	9,  // 9: weir.peer.v1.Item.quota:type_name -> weir.peer.v1.Quota
+	29, // 10: weir.peer.v1.ItemReply.error:type_name -> weir.v1.Error
+	12, // 11: weir.peer.v1.ItemReply.not_holder:type_name -> weir.peer.v1.NotHolder
+	0,  // 12: weir.peer.v1.ItemReply.operation:type_name -> weir.peer.v1.Operation
+	30, // 13: weir.peer.v1.ItemReply.decision:type_name -> weir.v1.Decision
+	31, // 14: weir.peer.v1.ItemReply.lent:type_name -> weir.v1.LoanAnswer
+	27, // 15: weir.peer.v1.ItemReply.recalled:type_name -> weir.v1.LoanReport
+	10, // 16: weir.peer.v1.ItemReply.quota_lent:type_name -> weir.peer.v1.QuotaLent
+	7,  // 17: weir.peer.v1.NotHolder.term:type_name -> weir.peer.v1.Term
+	32, // 18: weir.peer.v1.InspectResponse.ownership:type_name -> weir.v1.Ownership
+	33, // 19: weir.peer.v1.InspectResponse.loans:type_name -> weir.v1.Loans
+	34, // 20: weir.peer.v1.ActivityRequest.orders:type_name -> weir.v1.KeyOrder
+	17, // 21: weir.peer.v1.ActivityResponse.keys:type_name -> weir.peer.v1.KeyActivity
+	18, // 22: weir.peer.v1.ActivityResponse.policies:type_name -> weir.peer.v1.PolicyHistory
+	35, // 23: weir.peer.v1.KeyActivity.algorithm:type_name -> weir.v1.Algorithm
+	36, // 24: weir.peer.v1.PolicyHistory.steps:type_name -> weir.v1.PolicyUse
+	26, // 25: weir.peer.v1.DescribeRequest.target:type_name -> weir.v1.Target
+	21, // 26: weir.peer.v1.DescribeResponse.limits:type_name -> weir.peer.v1.LimitState
+	35, // 27: weir.peer.v1.LimitState.algorithm:type_name -> weir.v1.Algorithm
+	22, // 28: weir.peer.v1.LimitState.returns:type_name -> weir.peer.v1.Return
+	1,  // 29: weir.peer.v1.Peer.Forward:input_type -> weir.peer.v1.ForwardRequest
+	13, // 30: weir.peer.v1.Peer.Inspect:input_type -> weir.peer.v1.InspectRequest
+	15, // 31: weir.peer.v1.Peer.Activity:input_type -> weir.peer.v1.ActivityRequest
+	19, // 32: weir.peer.v1.Peer.Describe:input_type -> weir.peer.v1.DescribeRequest
+	23, // 33: weir.peer.v1.Peer.Identify:input_type -> weir.peer.v1.IdentifyRequest
+	2,  // 34: weir.peer.v1.Peer.Forward:output_type -> weir.peer.v1.ForwardReply
+	14, // 35: weir.peer.v1.Peer.Inspect:output_type -> weir.peer.v1.InspectResponse
+	16, // 36: weir.peer.v1.Peer.Activity:output_type -> weir.peer.v1.ActivityResponse
+	20, // 37: weir.peer.v1.Peer.Describe:output_type -> weir.peer.v1.DescribeResponse
+	24, // 38: weir.peer.v1.Peer.Identify:output_type -> weir.peer.v1.IdentifyResponse
+	34, // [34:39] is the sub-list for method output_type
+	29, // [29:34] is the sub-list for method input_type
+	29, // [29:29] is the sub-list for extension type_name
+	29, // [29:29] is the sub-list for extension extendee
+	0,  // [0:29] is the sub-list for field type_name
 }
 
 func init() { file_weir_peer_v1_peer_proto_init() }
@@ -2780,45 +2359,19 @@ func file_weir_peer_v1_peer_proto_init() {
 		(*ForwardReply_Welcome)(nil),
 		(*ForwardReply_Reply)(nil),
 	}
-	file_weir_peer_v1_peer_proto_msgTypes[7].OneofWrappers = []any{
-		(*Item_Check)(nil),
-		(*Item_Acquire)(nil),
-		(*Item_Renew)(nil),
-		(*Item_Release)(nil),
-		(*Item_Refund)(nil),
-		(*Item_Reset_)(nil),
-		(*Item_Reserve)(nil),
-		(*Item_Settle)(nil),
-		(*Item_Extend)(nil),
-		(*Item_Borrow)(nil),
-		(*Item_Recall)(nil),
-		(*Item_Quota)(nil),
-	}
-	file_weir_peer_v1_peer_proto_msgTypes[14].OneofWrappers = []any{
-		(*ItemReply_Decision)(nil),
-		(*ItemReply_Renewed)(nil),
-		(*ItemReply_Released)(nil),
-		(*ItemReply_Refunded)(nil),
-		(*ItemReply_Reset_)(nil),
-		(*ItemReply_Error)(nil),
-		(*ItemReply_NotHolder)(nil),
-		(*ItemReply_Settled)(nil),
-		(*ItemReply_Lent)(nil),
-		(*ItemReply_Recalled)(nil),
-		(*ItemReply_QuotaLent)(nil),
-	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_weir_peer_v1_peer_proto_rawDesc), len(file_weir_peer_v1_peer_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   28,
+			NumEnums:      1,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_weir_peer_v1_peer_proto_goTypes,
 		DependencyIndexes: file_weir_peer_v1_peer_proto_depIdxs,
+		EnumInfos:         file_weir_peer_v1_peer_proto_enumTypes,
 		MessageInfos:      file_weir_peer_v1_peer_proto_msgTypes,
 	}.Build()
 	File_weir_peer_v1_peer_proto = out.File
