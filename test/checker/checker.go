@@ -479,7 +479,8 @@ func (c *check) refusals(k *history) {
 		}
 		var used int64
 		if k.Kind == Bucket {
-			used, _ = c.deficit(k.charged, k, op.Answered, func(e *Operation) int64 { return c.holds(k, e, &op) }, c.Late)
+			// It was refused at some instant since it was sent, and the bucket may have been refilled from then on.
+			used, _ = c.deficit(k.charged, k, op.Answered, func(e *Operation) int64 { return c.holds(k, e, &op) }, c.Late+time.Duration(op.Answered-op.Sent))
 		} else {
 			for i := range k.charged {
 				if e := &k.charged[i]; k.Kind == Leases || e.Answered > op.Sent-horizon {

@@ -183,6 +183,8 @@ func TestCheck(t *testing.T) {
 		{"refused for what was given back", none, History{Operations: returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, Unjustified},
 		{"refused before it was", none, History{Operations: returned(1, 6, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, ""},
 		{"what a crash may have undone", durable(Sync), History{Crashes: crash(4.5, true), Operations: returned(1, 4, append(at(Admitted, 1, 2, 3), at(Refused, 5)...)...)}, ""},
+		{"bucket that refills while it is asked", bucket, History{Operations: append(at(Admitted, 1, 1, 1), between(Refused, 3, 9))}, ""},
+		{"bucket refilled before it is asked", bucket, History{Operations: append(at(Admitted, 1, 1, 1), between(Refused, 8, 9))}, Unjustified},
 		{"a bucket that was given back to", bucket, History{Operations: returned(1, 2, append(at(Admitted, 1, 1, 1), at(Refused, 3)...)...)}, Unjustified},
 		{"given back before a merge", none, History{Splits: split(0, 5, 2), Operations: returned(1, 2, at(Admitted, 1, 1)...), Usages: left(6, 2)}, ""},
 

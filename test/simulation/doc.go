@@ -17,5 +17,13 @@
 // In half of the runs of TestSeeds and all of TestLoanSeeds borrowers, each with a clock that is up to 0.1 % off, take units of keys on
 // loan; what is refused for want of these is asked for first. Besides what they admit, what owners hold of it is checked after each step.
 //
+// TestCallSeeds runs nodes that are whole but for membership and connections, limiter.Limiter and runner.Runner with all of their
+// goroutines, in a synctest bubble: callers are answered by owners, from memory of refusals and by on_error while messages are lost and
+// nodes leave, join and crash. Which of two goroutines goes first that wake at one instant is not the seed's to say, so a seed may have
+// to be run some times to show again what it has shown.
+//
+//	go test ./test/simulation -run TestCallSeeds -calls 1000 -timeout 1h   more seeds
+//	go test ./test/simulation -run TestCallSeeds -seed 42 -v               one, and all answers
+//
 // What is right is said by package checker, during a run (Protocol) and at its end (Check).
 package simulation

@@ -20,13 +20,14 @@ import (
 )
 
 var (
-	oneSeed  = flag.Int64("seed", -1, "run this seed only; with -v its whole trace is shown")
-	only     = flag.String("weather", "", "run seeds of these kinds of weather only, such as moving,crashing")
-	firstOf  = flag.Uint64("first", 0, "the first seed to run")
-	budget   = flag.Duration("for", 0, "run seeds for so long, in place of a number of them")
-	once     = flag.Bool("once", false, "run each seed once only: twice as many, and none is shown to repeat itself")
-	allSeeds = flag.Int("seeds", 300, "how many seeds to run; a tenth of them under the race detector")
-	most     = flag.Int("most", 10, "how many seeds may fail before the rest is left out")
+	oneSeed   = flag.Int64("seed", -1, "run this seed only; with -v its whole trace is shown")
+	only      = flag.String("weather", "", "run seeds of these kinds of weather only, such as moving,crashing")
+	firstOf   = flag.Uint64("first", 0, "the first seed to run")
+	budget    = flag.Duration("for", 0, "run seeds for so long, in place of a number of them")
+	once      = flag.Bool("once", false, "run each seed once only: twice as many, and none is shown to repeat itself")
+	allSeeds  = flag.Int("seeds", 300, "how many seeds to run; a tenth of them under the race detector")
+	callSeeds = flag.Int("calls", 20, "how many seeds of TestCallSeeds to run; a tenth of them under the race detector")
+	most      = flag.Int("most", 10, "how many seeds may fail before the rest is left out")
 )
 
 // weather is the kind of thing that goes wrong in a run.

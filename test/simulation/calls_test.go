@@ -1,0 +1,575 @@
+package simulation
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/limit"
+	policyfile "github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/test/checker"
+)
+
+// trouble is what happens to nodes in a run of TestCallSeeds.
+type trouble uint8
+
+const (
+	calmly   trouble = iota // nothing
+	planned                 // nodes leave and join
+	losing                  // messages of checks are lost, and their answers
+	severing                // no checks pass from one node to another, or no answers
+	dying                   // one node crashes
+	troubles
+)
+
+func (x trouble) String() string {
+	return [...]string{"calmly", "planned", "losing", "severing", "dying"}[x]
+}
+
+// callRun is a run in which callers ask nodes.
+type callRun struct {
+	*nodes
+	trouble   trouble
+	rules     []*callRule
+	rulesText string
+	until     int64
+	callers   sync.WaitGroup
+
+	recording  sync.Mutex
+	operations []operation
+	history    checker.History
+	shares     checker.History // what each node admitted and refused by its part of a limit
+	byError    []span          // in which checks were under way that on_error answered
+	faults     []span          // in which owners may be out of reach
+	wrong      []string
+	keys       map[string]map[string]bool // by policy, that the history has
+	hash       uint64
+	counts     struct{ admitted, refused, byError, obeyed int }
+}
+
+// operation is what the checker hears of, unless it failed without having been at a node that may have charged it.
+type operation struct {
+	checker.Operation
+	asked *asked
+}
+
+// span is a stretch of time.
+type span struct {
+	from, to int64
+	text     string
+}
+
+// callRule is a policy.
+type callRule struct {
+	name      string
+	onError   string
+	algorithm algo.Algorithm
+	limit     int64
+	checked   checker.Policy
+}
+
+func newCallRun(t *testing.T, seed uint64) *callRun {
+	rng := rand.New(rand.NewPCG(seed, 2))
+	r := &callRun{trouble: trouble(seed % uint64(troubles)), keys: make(map[string]map[string]bool)}
+	r.nodes = &nodes{
+		t: t, seed: seed, began: time.Now(), tables: make(map[string]*ring.Table), cut: make(map[[2]string]bool),
+		delay: time.Duration(rng.Int64N(int64(2 * time.Millisecond))), jitter: []time.Duration{0, time.Millisecond, 20 * time.Millisecond}[rng.IntN(3)],
+		rates: []int64{0, 1_000_000}[rng.IntN(2)], most: 2 + rng.IntN(3),
+	}
+	var text strings.Builder
+	text.WriteString("policies:\n")
+	names := map[algo.Algorithm]string{
+		algo.SlidingLog: "sliding_log", algo.TokenBucket: "token_bucket", algo.FixedWindow: "fixed_window", algo.SlidingWindow: "sliding_window",
+		algo.SlidingCounter: "sliding_counter", algo.LeakyBucket: "leaky_bucket",
+	}
+	others := []algo.Algorithm{algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow, algo.SlidingCounter, algo.LeakyBucket}
+	for i, onError := range []string{"open", "open", "closed", "closed", "share", "share"} {
+		a := algo.SlidingLog
+		if i%2 == 1 {
+			a = others[rng.IntN(len(others))]
+		}
+		d := []checker.Durability{checker.Async, checker.Escrow, checker.Sync}[rng.IntN(3)]
+		window := time.Duration(500+rng.Int64N(3000)) * time.Millisecond
+		rule := &callRule{name: fmt.Sprintf("p%d", i), onError: onError, algorithm: a, limit: 2 + rng.Int64N(12)}
+		rule.checked = checker.Policy{Name: rule.name, Kind: kinds[a], Limit: rule.limit, Capacity: rule.limit, Window: window, Durability: d}
+		switch a {
+		case algo.SlidingWindow:
+			rule.checked.Coarse = window / 10
+		case algo.SlidingCounter:
+			rule.checked.Coarse = window
+		}
+		fmt.Fprintf(&text, "  - {name: %s, algorithm: %s, limit: %d, window: %dms, on_error: %s, durability: %s}\n", rule.name, names[a],
+			rule.limit, window.Milliseconds(), onError, [...]string{"none", "async", "escrow", "sync"}[d])
+		r.rules = append(r.rules, rule)
+		r.history.Policies = append(r.history.Policies, rule.checked)
+	}
+	set, err := policyfile.Parse("seed", []byte(text.String()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.set = set
+	r.rulesText = text.String()
+	r.history.Drift = 1000
+	r.shares.Drift = 1000
+	r.history.Flush = 100*time.Millisecond + 2*(r.delay+r.jitter)
+	r.history.Claim = 5 * time.Second
+	if r.trouble == planned || r.trouble == dying {
+		r.history.Late = 500 * time.Millisecond
+	}
+	return r
+}
+
+func (r *callRun) fail(format string, args ...any) {
+	r.recording.Lock()
+	defer r.recording.Unlock()
+	r.wrong = append(r.wrong, fmt.Sprintf("%v: ", time.Duration(r.now()))+fmt.Sprintf(format, args...))
+}
+
+// ask asks a node, and records what came of it.
+func (r *callRun) ask(n *node, rule *callRule, key string, cost int64) (d limit.Decision) {
+	results, sent, came, asked := n.check(limit.Check{Target: limit.Target{Policy: rule.name, Key: key}, Cost: cost})
+	if results == nil || results[0].Err != nil {
+		r.fail("%s/%s: error %v", rule.name, key, results)
+		return d
+	}
+	d = results[0].Decision
+	if n.ctx.Err() != nil { // and it crashed before it could answer
+		d = limit.Decision{FailedClosed: true}
+	}
+	r.note(n, rule, key, cost, &d, sent, came, asked[0])
+	return d
+}
+
+func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit.Decision, sent, came int64, a *asked) {
+	r.recording.Lock()
+	defer r.recording.Unlock()
+	op := checker.Operation{Policy: rule.name, Key: key, Cost: cost, Sent: sent, Answered: came, Degraded: d.Degraded}
+	r.mix(uint64(sent), uint64(came), hash(key), uint64(cost))
+	if *oneSeed >= 0 {
+		r.t.Logf("%v to %v: %s, %s/%s, %d: %+v", time.Duration(sent), time.Duration(came), n.self.Name, rule.name, key, cost, *d)
+	}
+	switch {
+	case cost == 0:
+		return
+	case d.FailedOpen || d.FailedClosed:
+		r.counts.byError++
+		r.mix(1)
+		what := fmt.Sprintf("%s/%s asked of %s", rule.name, key, n.self.Name)
+		if n.ctx.Err() == nil {
+			r.byError = append(r.byError, span{sent, came, what})
+			if d.FailedOpen != d.Allowed || d.FailedOpen && rule.onError == "closed" || d.FailedClosed && rule.onError == "open" {
+				r.wrong = append(r.wrong, fmt.Sprintf("%s: on_error %s answers %+v", what, rule.onError, *d))
+			}
+			if rule.onError == "share" {
+				r.share(n, rule, op, d.Allowed)
+			}
+		}
+		op.Result = checker.Failed
+	case d.Allowed:
+		r.counts.admitted++
+		r.mix(2)
+		op.Result = checker.Admitted
+	default:
+		r.counts.refused++
+		r.mix(3)
+		op.Result = checker.Refused
+	}
+	if r.keys[rule.name] == nil {
+		r.keys[rule.name] = make(map[string]bool)
+	}
+	r.keys[rule.name][key] = true
+	r.operations = append(r.operations, operation{op, a})
+}
+
+// share records what a node answered by its part of a limit: a policy of its own to the checker. It was decided when it was answered.
+func (r *callRun) share(n *node, rule *callRule, op checker.Operation, admitted bool) {
+	p := rule.checked
+	p.Name = fmt.Sprintf("%s of %s/%d", rule.name, n.self.Name, n.self.Boot)
+	p.Limit /= int64(r.most)
+	p.Capacity = p.Limit
+	if !slices.ContainsFunc(r.shares.Policies, func(q checker.Policy) bool { return q.Name == p.Name }) {
+		r.shares.Policies = append(r.shares.Policies, p)
+	}
+	op.Policy, op.Sent = p.Name, op.Answered
+	if op.Result = checker.Refused; admitted {
+		op.Result = checker.Admitted
+	}
+	r.shares.Operations = append(r.shares.Operations, op)
+}
+
+func (r *callRun) mix(values ...uint64) {
+	for _, v := range values {
+		r.hash = (r.hash ^ v) * 1099511628211
+		r.hash ^= r.hash >> 29
+	}
+}
+
+// any is a node that takes calls.
+func (r *callRun) any(rng *rand.Rand) *node {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var open []*node
+	for _, n := range r.running {
+		if n.state == active {
+			open = append(open, n)
+		}
+	}
+	return open[rng.IntN(len(open))]
+}
+
+// caller has one ask until the time is over.
+func (r *callRun) caller(i int, ask func(rng *rand.Rand)) {
+	rng := rand.New(rand.NewPCG(r.seed, 100+uint64(i)))
+	r.callers.Go(func() {
+		time.Sleep(time.Duration(rng.Int64N(second)))
+		for r.now() < r.until {
+			ask(rng)
+		}
+	})
+}
+
+// crowd asks about keys that others ask about as well: alone, several at a time, or the same one from several sides.
+func (r *callRun) crowd(rng *rand.Rand) {
+	rule := r.rules[rng.IntN(len(r.rules))]
+	key := fmt.Sprintf("crowd-%d", rng.IntN(2))
+	cost := int64(1)
+	if rng.IntN(5) == 0 {
+		cost += rng.Int64N(3)
+	}
+	n := r.any(rng)
+	switch rng.IntN(8) {
+	case 0:
+		var side sync.WaitGroup
+		for range 3 {
+			wait := time.Duration(rng.Int64N(int64(3 * time.Millisecond)))
+			side.Go(func() {
+				time.Sleep(wait)
+				r.ask(n, rule, key, cost)
+			})
+		}
+		side.Wait()
+	case 1:
+		var checks []limit.Check
+		for _, rule := range r.rules {
+			checks = append(checks, limit.Check{Target: limit.Target{Policy: rule.name, Key: key}, Cost: cost})
+		}
+		results, sent, came, asked := n.check(checks...)
+		for i := range results {
+			d := results[i].Decision
+			if results[i].Err != nil {
+				r.fail("%s/%s: error %v", r.rules[i].name, key, results[i].Err)
+			} else if n.ctx.Err() != nil {
+				d = limit.Decision{FailedClosed: true}
+			}
+			r.note(n, r.rules[i], key, cost, &d, sent, came, asked[i])
+		}
+	default:
+		r.ask(n, rule, key, cost)
+	}
+	time.Sleep(time.Duration(rng.Int64N(int64(40 * time.Millisecond))))
+}
+
+// obedient is who has keys alone, and comes back when it is told to.
+func (r *callRun) obedient(i int) func(rng *rand.Rand) {
+	due := make(map[int64]int64) // by cost, when it is to pass
+	key := fmt.Sprintf("own-%d", i)
+	var rule *callRule
+	var n *node // always the same: another one's memory may be older than what was admitted last
+	return func(rng *rand.Rand) {
+		if rule == nil || rng.IntN(40) == 0 || r.named(n.self.Name) != n || n.ctx.Err() != nil {
+			rule, n = r.rules[rng.IntN(len(r.rules))], r.any(rng)
+			clear(due)
+		}
+		cost := 1 + rng.Int64N(min(3, rule.limit))
+		if len(due) > 0 && rng.IntN(3) > 0 {
+			for c := int64(1); c <= 3; c++ {
+				if at, ok := due[c]; ok {
+					time.Sleep(time.Duration(at - r.now()))
+					cost = c
+					break
+				}
+			}
+		}
+		asked := r.now()
+		d := r.ask(n, rule, key, cost)
+		at, told := due[cost]
+		switch {
+		case d.FailedOpen || d.FailedClosed:
+			clear(due) // it may be charged, later even
+		case d.Allowed:
+			if told && at <= asked {
+				r.counts.obeyed++
+			}
+			clear(due)
+		default:
+			if told && at <= asked && !r.troubled(asked-int64(rule.checked.Window)-2*second) {
+				r.fail("%s/%s: %d refused for another %v although it was to pass %v ago", rule.name, key, cost, d.RetryAfter, time.Duration(asked-at))
+			}
+			if d.RetryAfter < 0 || d.RetryAfter > 10*rule.checked.Window {
+				r.fail("%s/%s: %d of %d refused for %v", rule.name, key, cost, rule.limit, d.RetryAfter)
+				break
+			}
+			wait := int64(d.RetryAfter)
+			if r.rates > 0 {
+				wait += (wait + second) / 400 // a clock that is slow, and a memory of it on one that is fast
+			}
+			due[cost] = r.now() + wait
+		}
+		if rng.IntN(2) == 0 {
+			time.Sleep(time.Duration(rng.Int64N(int64(rule.checked.Window) / 4)))
+		}
+	}
+}
+
+// troubled says whether anything has gone wrong, or moved, since an instant.
+func (r *callRun) troubled(since int64) bool {
+	r.recording.Lock()
+	defer r.recording.Unlock()
+	return slices.ContainsFunc(r.faults, func(f span) bool { return f.to > since })
+}
+
+// returner fills a key, gives units back, and wants them to be there, all at one node: what that remembers of the key is void then,
+// and so is an answer that was under way.
+func (r *callRun) returner(rng *rand.Rand) {
+	n, rule := r.any(rng), r.rules[0]
+	target := limit.Target{Policy: rule.name, Key: fmt.Sprintf("back-%d", rng.IntN(1000))}
+	ask := func() *limit.Decision {
+		results, _, _, _ := n.check(limit.Check{Target: target, Cost: 1})
+		if results == nil || results[0].Err != nil || n.ctx.Err() != nil || results[0].FailedOpen || results[0].FailedClosed {
+			return nil
+		}
+		return &results[0].Decision
+	}
+	for {
+		d := ask()
+		if d == nil {
+			return
+		}
+		if !d.Allowed {
+			break
+		}
+	}
+	ask() // and it is remembered
+	wait := time.Duration(rng.Int64N(int64(3 * (r.delay + r.jitter) / 2)))
+	begun := r.now()
+	var beside *limit.Decision
+	var side sync.WaitGroup
+	side.Go(func() { beside = ask() })
+	time.Sleep(wait)
+	units, err := n.limiter.Refund(n.ctx, target, 1, "")
+	side.Wait()
+	if err != nil || units != 1 || beside == nil || beside.Allowed || r.now()-begun > int64(rule.checked.Window)/4 {
+		return
+	}
+	if d := ask(); d != nil && !d.Allowed && !r.troubled(begun-int64(rule.checked.Window)) {
+		r.fail("%s/%s: refused for another %v by %s although a unit came back through it", rule.name, target.Key, d.RetryAfter, n.self.Name)
+	}
+	time.Sleep(time.Duration(rng.Int64N(second)))
+}
+
+// fault has something go wrong until it is mended.
+func (r *callRun) fault(rng *rand.Rand) {
+	begin := func() int {
+		r.recording.Lock()
+		defer r.recording.Unlock()
+		r.faults = append(r.faults, span{from: r.now(), to: never})
+		return len(r.faults) - 1
+	}
+	end := func(i int) {
+		time.Sleep(2 * callTimeout) // what was lost is noticed now
+		r.recording.Lock()
+		defer r.recording.Unlock()
+		r.faults[i].to = r.now()
+	}
+	names := []string{"a", "b", "c", "d"}
+	switch r.trouble {
+	case planned:
+		f := begin()
+		n := r.any(rng)
+		if err := n.leave(); err != nil {
+			r.fail("%s leaves: %v", n.self.Name, err)
+		}
+		time.Sleep(time.Duration(rng.Int64N(second)))
+		r.join(n.self.Name)
+		if !r.nodes.until(20*time.Second, r.quiet) {
+			r.fail("not settled after %s has joined", n.self.Name)
+		}
+		end(f)
+	case losing:
+		f := begin()
+		r.mu.Lock()
+		r.loss = 0.05 + rng.Float64()/2
+		r.mu.Unlock()
+		time.Sleep(time.Duration(rng.Int64N(2 * second)))
+		r.mu.Lock()
+		r.loss = 0
+		r.mu.Unlock()
+		end(f)
+	case severing:
+		f := begin()
+		way := [2]string{names[rng.IntN(len(names))], names[rng.IntN(len(names))]}
+		r.mu.Lock()
+		r.cut[way] = true
+		r.mu.Unlock()
+		time.Sleep(time.Duration(rng.Int64N(2 * second)))
+		r.mu.Lock()
+		clear(r.cut)
+		r.mu.Unlock()
+		end(f)
+	case dying:
+		if len(r.history.Crashes) > 0 {
+			break
+		}
+		if !r.nodes.until(20*time.Second, r.quiet) {
+			r.fail("not settled before the crash")
+		}
+		f := begin()
+		n := r.any(rng)
+		r.recording.Lock()
+		r.history.Crashes = append(r.history.Crashes, checker.Crash{At: r.now(), Node: n.self.Name, Copied: true})
+		r.recording.Unlock()
+		n.close()
+		r.tell(n, gone, 1500*time.Millisecond+time.Duration(rng.Int64N(second)))
+		time.Sleep(3 * time.Second)
+		if !r.nodes.until(20*time.Second, r.quiet) {
+			r.fail("not settled after the crash")
+		}
+		end(f)
+		r.join(n.self.Name)
+	}
+	time.Sleep(time.Duration(rng.Int64N(2 * second)))
+}
+
+// join starts a process that takes part once it sees the others.
+func (r *callRun) join(name string) {
+	n := r.start(name, joining)
+	time.Sleep(500 * time.Millisecond)
+	r.tell(n, active, 0)
+}
+
+// life is the whole run.
+func (r *callRun) life() {
+	rng := rand.New(rand.NewPCG(r.seed, 3))
+	for i := range 2 + rng.IntN(3) {
+		r.start(string(rune('a'+i)), active)
+		time.Sleep(time.Duration(rng.Int64N(100_000)))
+	}
+	defer func() {
+		for _, n := range slices.Clone(r.running) {
+			n.close()
+		}
+		time.Sleep(5 * time.Second) // messages arrive, and words of who is there; when this returns, time stops
+	}()
+	if !r.nodes.until(20*time.Second, r.quiet) {
+		r.fail("not settled at the start")
+		return
+	}
+	if r.trouble == planned || r.trouble == dying {
+		time.Sleep(time.Second) // the claims of the start are over for the checker
+	}
+	r.until = r.now() + 8*second
+	for i := range 3 {
+		r.caller(i, r.crowd)
+		r.caller(3+i, r.obedient(i))
+	}
+	r.caller(6, r.returner)
+	r.caller(7, r.fault)
+	r.callers.Wait()
+	if !r.nodes.until(20*time.Second, r.quiet) {
+		r.fail("not settled in the end")
+	}
+	// Now that nothing goes wrong nothing is answered by on_error, nor is anything that was.
+	r.until = r.now() + second
+	for i := range 3 {
+		r.caller(8+i, r.crowd)
+	}
+	r.callers.Wait()
+	for _, rule := range r.rules {
+		for _, key := range []string{"crowd-0", "crowd-1", "own-0", "own-1", "own-2"} {
+			if !r.keys[rule.name][key] {
+				continue
+			}
+			n := r.any(rng)
+			results, sent, came, _ := n.check(limit.Check{Target: limit.Target{Policy: rule.name, Key: key}})
+			if results[0].Err != nil || results[0].FailedOpen || results[0].FailedClosed {
+				r.fail("%s/%s: no answer: %+v", rule.name, key, results[0])
+				continue
+			}
+			if left := results[0].Remaining; left < rule.limit {
+				// One more than there is would be refused.
+				r.history.Operations = append(r.history.Operations, checker.Operation{
+					Policy: rule.name, Key: key, Cost: left + 1, Sent: sent, Answered: came, Result: checker.Refused,
+				})
+			}
+			r.history.Usages = append(r.history.Usages, checker.Usage{Policy: rule.name, Key: key, At: came, Remaining: results[0].Remaining})
+		}
+	}
+}
+
+// judge is everything that is wrong.
+func (r *callRun) judge() []string {
+	all := r.wrong
+	for _, o := range r.operations {
+		if o.Result == checker.Failed {
+			if o.asked.at == 0 {
+				continue
+			}
+			o.Answered = max(o.Answered, o.asked.at)
+		}
+		r.history.Operations = append(r.history.Operations, o.Operation)
+	}
+	for _, e := range r.byError {
+		if !slices.ContainsFunc(r.faults, func(f span) bool { return r.trouble != planned && f.from <= e.to && e.from <= f.to }) {
+			all = append(all, fmt.Sprintf("%v: %s: answered by on_error although nothing was wrong", time.Duration(e.to), e.text))
+		}
+	}
+	for _, v := range checker.Check(&r.history).Violations {
+		all = append(all, v.String())
+	}
+	for _, v := range checker.Check(&r.shares).Violations {
+		all = append(all, "by its part: "+v.String())
+	}
+	return all
+}
+
+// TestCallSeeds runs whole nodes, and judges what callers are answered: by owners, from memory of refusals, and by on_error.
+func TestCallSeeds(t *testing.T) {
+	n := *callSeeds
+	if raceEnabled {
+		n = max(n/10, int(troubles))
+	}
+	first := *firstOf
+	if *oneSeed >= 0 {
+		first, n = uint64(*oneSeed), 1
+	}
+	failed := 0
+	for seed := first; seed < first+uint64(n); seed++ {
+		var r *callRun
+		synctest.Test(t, func(t *testing.T) {
+			r = newCallRun(t, seed)
+			r.life()
+		})
+		wrong := r.judge()
+		if *oneSeed >= 0 {
+			t.Log(r.rulesText)
+		}
+		if testing.Verbose() {
+			t.Logf("seed %d, %v: %+v %x", seed, r.trouble, r.counts, r.hash)
+		}
+		for _, w := range wrong {
+			t.Errorf("seed %d, %v: %s", seed, r.trouble, w)
+		}
+		if len(wrong) > 0 {
+			if failed++; failed >= *most {
+				break
+			}
+		}
+	}
+}

@@ -1,0 +1,436 @@
+package simulation
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/cluster/runner"
+	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/limiter"
+	policyfile "github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/ring"
+	"github.com/weirlimit/weir/rpc/replica"
+	"github.com/weirlimit/weir/store"
+)
+
+// nodes is a cluster of whole nodes but for membership and connections: limiter.Limiter, runner.Runner and store.Store with all of
+// their goroutines, in a synctest bubble and so in virtual time. Every delay is drawn from the instant and the way, and all instants
+// have nanoseconds that hardly two share: what happens follows from the seed.
+type nodes struct {
+	t     *testing.T
+	seed  uint64
+	began time.Time
+
+	delay, jitter time.Duration
+	rates         int64 // the largest error of a clock's rate, in parts per billion
+	voters        []string
+	set           *policyfile.Set
+	most          int // of nodes, as on_error: share is told
+
+	mu      sync.Mutex
+	running []*node
+	boots   uint64
+	tables  map[string]*ring.Table
+	loss    float64            // of forwarded checks, and of their answers
+	cut     map[[2]string]bool // from whom to whom no checks pass
+}
+
+// node is one process.
+type node struct {
+	c            *nodes
+	self         ownership.Node
+	offset, rate int64
+	store        *store.Store
+	inbox        *runner.Inbox
+	runner       *runner.Runner
+	limiter      *limiter.Limiter
+	ctx          context.Context // ends with the process
+	end          context.CancelFunc
+
+	// Guarded by c.mu.
+	state  state
+	sees   map[*node]state     // others
+	looked int                 // how often the view has changed
+	asked  map[string][]*asked // what is under way here, by key
+}
+
+// gone is the state of a process that the others do not see any more.
+const gone = leaving + 1
+
+// callTimeout is how long a call takes at most.
+const callTimeout = 300 * time.Millisecond
+
+// asked is a check under way.
+type asked struct {
+	at int64 // the last instant at which it may have been charged: it was at a node that may decide it; 0: it never was
+}
+
+func (c *nodes) now() int64 { return int64(time.Since(c.began)) }
+
+// draw is a number below n that follows from the seed, this instant and whatever else is given.
+func (c *nodes) draw(n int64, of ...string) int64 {
+	if n <= 0 {
+		return 0
+	}
+	return int64(hash(fmt.Sprint(c.seed, c.now(), of)) >> 1 % uint64(n))
+}
+
+// mono is the node's clock of decisions, and that of leases.
+func (n *node) mono() int64 {
+	t := n.c.now()
+	return n.offset + t + t/second*n.rate + t%second*n.rate/second
+}
+
+func (n *node) clock() algo.Instant {
+	mono := n.mono()
+	return algo.Instant{Mono: mono, Wall: mono}
+}
+
+// start starts a process that sees all others, and is seen by them a moment later.
+func (c *nodes) start(name string, s state) *node {
+	n := &node{c: c, self: ownership.Node{Name: name}, sees: make(map[*node]state), asked: make(map[string][]*asked), state: s}
+	n.ctx, n.end = context.WithCancel(context.Background())
+	c.mu.Lock()
+	c.boots++
+	n.self.Boot = c.boots
+	if c.rates > 0 {
+		n.rate = c.draw(2*c.rates+1, name) - c.rates
+	}
+	n.offset = int64(n.self.Boot)*int64(7*time.Hour) + c.draw(second, name)
+	c.mu.Unlock()
+	n.inbox = runner.NewInbox(ring.Partitions)
+	n.store = limiter.NewStore(store.Config{Urgent: n.inbox.Urgent, Copies: true}, false)
+	n.runner = runner.New(runner.Config{
+		Core:   ownership.Config{Self: n.self, Partitions: ring.Partitions, Data: n.store, Voters: c.voters},
+		Sender: n, Inbox: n.inbox, Now: n.clock, Boot: n.mono, Version: n.store.Version, Logger: slog.New(slog.DiscardHandler),
+	})
+	n.limiter = limiter.New(limiter.Config{
+		Store: n.store, Ownership: n.runner, Peers: n, Clock: n.clock, BootClock: n.mono, Policies: c.set, Timeout: callTimeout,
+		Members: func() int { return c.most },
+	})
+	c.mu.Lock()
+	for _, q := range c.running {
+		n.sees[q] = q.state
+	}
+	c.running = append(c.running, n)
+	c.mu.Unlock()
+	n.look()
+	c.tell(n, s, 0)
+	return n
+}
+
+// tell has all others see a process in a state, and itself at once.
+func (c *nodes) tell(n *node, s state, after time.Duration) {
+	c.mu.Lock()
+	n.state = s
+	others := slices.Clone(c.running)
+	c.mu.Unlock()
+	for _, q := range others {
+		if q == n {
+			continue
+		}
+		go func() {
+			time.Sleep(after + 20*time.Millisecond + time.Duration(c.draw(int64(200*time.Millisecond), q.self.Name, n.self.Name)))
+			c.mu.Lock()
+			if s == gone {
+				delete(q.sees, n)
+			} else if !slices.Contains(c.running, n) {
+				c.mu.Unlock()
+				return // a late word of a process that is gone
+			} else {
+				q.sees[n] = s
+			}
+			c.mu.Unlock()
+			q.look()
+		}()
+	}
+	if s != gone {
+		n.look()
+	}
+}
+
+// look makes a view of what a process sees, which settles if nothing changes.
+func (n *node) look() {
+	c := n.c
+	view := func(settled bool) ownership.View {
+		v := ownership.View{Settled: settled && n.state == active, Leaving: n.state == leaving}
+		v.Members = append(v.Members, ownership.Member{Node: n.self, Active: n.state == active})
+		for q, s := range n.sees {
+			v.Members = append(v.Members, ownership.Member{Node: q.self, Active: s == active})
+		}
+		slices.SortFunc(v.Members, func(a, b ownership.Member) int {
+			return cmp.Or(strings.Compare(a.Name, b.Name), cmp.Compare(a.Boot, b.Boot))
+		})
+		var names []string
+		at := make(map[string]int32)
+		for i, m := range v.Members {
+			if m.Active {
+				names = append(names, m.Name)
+				at[m.Name] = int32(i)
+			}
+		}
+		v.Owners, v.Backups = c.owners(names, at), c.owners(slices.DeleteFunc(slices.Clone(names), func(s string) bool { return s == n.self.Name }), at)
+		return v
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n.looked++
+	looked := n.looked
+	n.runner.SetView(view(false))
+	go func() {
+		time.Sleep(150 * time.Millisecond)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if n.looked == looked && n.ctx.Err() == nil {
+			n.runner.SetView(view(true))
+		}
+	}()
+}
+
+// owners is a table by indices into a view's members.
+func (c *nodes) owners(names []string, at map[string]int32) []int32 {
+	of := strings.Join(names, " ")
+	t := c.tables[of]
+	if t == nil {
+		t = ring.Build(names)
+		c.tables[of] = t
+	}
+	owners := make([]int32, ring.Partitions)
+	for p := range owners {
+		owners[p] = -1
+		if i := t.Owner(p); i >= 0 {
+			owners[p] = at[t.Members()[i]]
+		}
+	}
+	return owners
+}
+
+// close ends a process and all it knows.
+func (n *node) close() {
+	c := n.c
+	c.mu.Lock()
+	c.running = slices.DeleteFunc(c.running, func(q *node) bool { return q == n })
+	c.mu.Unlock()
+	n.end()
+	n.runner.Close()
+	n.limiter.Close()
+}
+
+// leave has a process give away all it holds, and end.
+func (n *node) leave() error {
+	n.c.tell(n, leaving, 0)
+	ctx, cancel := context.WithTimeout(n.ctx, 20*time.Second)
+	defer cancel()
+	err := n.runner.Drain(ctx)
+	time.Sleep(2 * callTimeout) // for what is under way
+	n.c.tell(n, gone, 0)
+	n.close()
+	return err
+}
+
+// named is the process of a name that runs, and is seen under it.
+func (c *nodes) named(name string) *node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, n := range c.running {
+		if n.self.Name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// way is how long a message takes.
+func (c *nodes) way(of ...string) time.Duration {
+	return c.delay + time.Duration(c.draw(int64(c.jitter)+1, of...))
+}
+
+// Send implements runner.Sender: messages for one process are one frame, which arrives as long as that process runs.
+func (n *node) Send(list []ownership.Envelope) {
+	c := n.c
+	by := make(map[ownership.Node][]ownership.Message)
+	for _, e := range list {
+		by[e.To] = append(by[e.To], e.Message)
+	}
+	for to, msgs := range by {
+		frame, err := replica.AppendFrame(nil, msgs)
+		if err != nil {
+			c.t.Errorf("seed %d: a frame that cannot be written: %v", c.seed, err)
+			continue
+		}
+		go func() {
+			time.Sleep(c.way(n.self.Name, to.Name, "frame"))
+			q := c.named(to.Name)
+			if q == nil || q.self != to {
+				return
+			}
+			read, err := replica.ReadFrame(frame, ring.Partitions)
+			if err != nil {
+				c.t.Errorf("seed %d: a frame that its reader refuses: %v", c.seed, err)
+			}
+			envelopes := make([]ownership.Envelope, len(read))
+			for i, m := range read {
+				envelopes[i] = ownership.Envelope{From: n.self, To: to, Message: m}
+			}
+			q.inbox.Receive(envelopes)
+		}()
+	}
+}
+
+// Forward implements limiter.Peers. What is lost is not noticed before ctx ends; a process that is gone refuses the connection.
+func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op) {
+	left := time.Duration(0)
+	if at, ok := ctx.Deadline(); ok {
+		left = time.Until(at)
+	}
+	there := make([]*limiter.Op, len(ops))
+	for i, op := range ops {
+		there[i] = &limiter.Op{
+			Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Left: left, Exact: op.Exact, Bounded: op.Bounded,
+			Reservation: op.Reservation, Atomic: op.Atomic,
+		}
+	}
+	var checks []*asked
+	n.c.mu.Lock()
+	for _, op := range ops {
+		checks = append(checks, n.asked[op.Key]...)
+	}
+	n.c.mu.Unlock()
+	answered := make(chan bool, 1)
+	go n.carry(to, there, checks, answered)
+	select {
+	case ok := <-answered:
+		for i, op := range ops {
+			op.Outcome = limiter.Outcome{Unreachable: true}
+			if out := &there[i].Outcome; ok {
+				op.Outcome = limiter.Outcome{
+					Decision: out.Decision, ExpiresIn: out.ExpiresIn, Refunded: out.Refunded, Excess: out.Excess, Err: out.Err,
+					NotHolder: out.NotHolder, Lease: out.Lease, Unreachable: out.Unreachable, Released: out.Released, Over: out.Over,
+				}
+			}
+		}
+	case <-ctx.Done():
+		for _, op := range ops {
+			op.Outcome = limiter.Outcome{Unreachable: true}
+		}
+	}
+}
+
+// carry takes operations, and with them checks, to a process and their outcomes back.
+func (n *node) carry(to ownership.Node, ops []*limiter.Op, checks []*asked, answered chan<- bool) {
+	c := n.c
+	there := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, a := range checks {
+			a.at = c.now()
+		}
+	}
+	lost := func(from, to, what string) bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.cut[[2]string{from, to}] || float64(c.draw(1<<30, from, to, what, ops[0].Key)) < c.loss*(1<<30)
+	}
+	time.Sleep(c.way(n.self.Name, to.Name, "ask", ops[0].Key))
+	if lost(n.self.Name, to.Name, "ask") {
+		return
+	}
+	q := c.named(to.Name)
+	if q == nil {
+		answered <- false
+		return
+	}
+	if q.self != to {
+		for _, op := range ops {
+			op.Outcome.NotHolder = &ownership.Route{}
+		}
+	} else {
+		there()
+		if rest := q.limiter.Receive(ops); rest != nil {
+			rest(q.ctx)
+			there()
+		}
+		if q.ctx.Err() != nil {
+			return // it crashed before it could answer
+		}
+	}
+	lose := lost(to.Name, n.self.Name, "answer")
+	time.Sleep(c.way(to.Name, n.self.Name, "answer", ops[0].Key))
+	if !lose {
+		answered <- true
+	}
+}
+
+// check asks a process. In the end each of asked says whether its check may have been charged, whatever was answered.
+func (n *node) check(checks ...limit.Check) (results []limit.Result, sent, came int64, all []*asked) {
+	c := n.c
+	here := func() {
+		for i, a := range all {
+			p := ring.Partition(ring.Hash(ring.HashKey{}, checks[i].Policy, checks[i].Key))
+			if n.runner.Route(p).Standing != ownership.Elsewhere {
+				a.at = c.now()
+			}
+		}
+	}
+	c.mu.Lock()
+	for i := range checks {
+		a := &asked{}
+		all = append(all, a)
+		n.asked[checks[i].Key] = append(n.asked[checks[i].Key], a)
+	}
+	here()
+	c.mu.Unlock()
+	sent = c.now()
+	results, err := n.limiter.Check(context.Background(), checks)
+	came = c.now()
+	if err != nil {
+		c.t.Errorf("seed %d: %v", c.seed, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	here()
+	for i, a := range all {
+		key := checks[i].Key
+		n.asked[key] = slices.DeleteFunc(n.asked[key], func(b *asked) bool { return a == b })
+	}
+	return results, sent, came, all
+}
+
+// until waits until a condition holds.
+func (c *nodes) until(most time.Duration, cond func() bool) bool {
+	for end := c.now() + int64(most); c.now() < end; {
+		if cond() {
+			return true
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	return cond()
+}
+
+// quiet says that every partition is held once, where it should be, and has a copy elsewhere.
+func (c *nodes) quiet() bool {
+	c.mu.Lock()
+	running := slices.Clone(c.running)
+	c.mu.Unlock()
+	held := 0
+	for _, n := range running {
+		if !n.runner.Settled() {
+			return false
+		}
+		st, ok := n.runner.Status()
+		if !ok || st.Degraded > 0 && len(running) > 1 || st.Moving+st.Arriving+st.Awaited > 0 || len(c.voters) > 0 && st.Granted < st.Held {
+			return false
+		}
+		held += st.Held
+	}
+	return held == ring.Partitions
+}
