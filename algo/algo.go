@@ -125,8 +125,8 @@ type Limit struct {
 	Anchor int8
 	// CountDenied makes a refused request count as well (fixed_window, sliding_window, sliding_counter, sliding_log).
 	CountDenied bool
-	// CarryDebt makes a fixed window (not one of the calendar) begin with what its predecessor was charged beyond Limit. Without
-	// it the end of a window forgets that.
+	// CarryDebt makes a fixed window (not of a calendar's minute or hour) begin with what its predecessor was charged beyond Limit.
+	// Without it the end of a window forgets that.
 	CarryDebt bool
 	// Slots is the number of slots of a sliding_window; 0 stands for DefaultSlots.
 	Slots int32

@@ -53,6 +53,10 @@ func shapes(t testing.TB) []Limit {
 		for _, n := range []int64{1, 10, MaxLimit} {
 			shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Period: p},
 				Limit{Algorithm: FixedWindow, Limit: n, Period: p, Zone: berlin, CountDenied: true})
+			if p > Hour {
+				shapes = append(shapes, Limit{Algorithm: FixedWindow, Limit: n, Period: p, CarryDebt: true},
+					Limit{Algorithm: FixedWindow, Limit: n, Period: p, Zone: berlin, CarryDebt: true, MaxDebt: min(5*n/2+1, MaxLimit)})
+			}
 		}
 	}
 	return append(shapes, Limit{Algorithm: SlidingLog, Limit: Unlimited})
@@ -325,7 +329,10 @@ func TestValidate(t *testing.T) {
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: 1500 * time.Millisecond}}, "window"},
 		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Epoch, Window: time.Second, Zone: time.UTC}}, "time_zone"},
 		{Limits{{Algorithm: SlidingLog, Limit: 1, Period: Epoch, Window: time.Second}}, "align"},
-		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Day, CarryDebt: true}}, "carry_debt"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Day, CarryDebt: true}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Month, Anchor: 31, CarryDebt: true}}, ""},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Hour, CarryDebt: true}}, "carry_debt"},
+		{Limits{{Algorithm: FixedWindow, Limit: 1, Period: Minute, CarryDebt: true}}, "carry_debt"},
 		{Limits{{Algorithm: TokenBucket, Limit: 1, Window: time.Hour, CarryDebt: true}}, "carry_debt"},
 		{Limits{{Algorithm: FixedWindow, Limit: Unlimited, Window: time.Hour, CarryDebt: true}}, "carry_debt"},
 		{Limits{{Algorithm: Concurrency, Limit: 1, Window: time.Hour, MaxDebt: 1}}, "max_debt"},

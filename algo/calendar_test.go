@@ -2,6 +2,7 @@ package algo
 
 import (
 	"errors"
+	"math/rand/v2"
 	"testing"
 	"time"
 )
@@ -188,6 +189,35 @@ func TestCalendarAnchor(t *testing.T) {
 		var wrong *FieldError
 		if err := l.Validate(); !errors.As(err, &wrong) || wrong.Field != "anchor" {
 			t.Errorf("%+v: %v, want one about anchor", l, err)
+		}
+	}
+}
+
+// TestCalendarNumbers counts windows of the calendar one by one, forwards and backwards, beside what is reckoned from their dates.
+func TestCalendarNumbers(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 9))
+	for _, name := range []string{"UTC", "Europe/Berlin", "America/Sao_Paulo", "Asia/Kathmandu", "America/Havana"} {
+		for p := Day; p <= Year; p++ {
+			for _, anchor := range []int8{0, 1, 15, 28, 29, 30, 31} {
+				if anchor != 0 && p != Month {
+					continue
+				}
+				l := Limit{Algorithm: FixedWindow, Limit: 1, Period: p, Zone: mustZone(t, name), Anchor: anchor, CarryDebt: true}
+				sec := r.Int64N(4_000_000_000) - 1_000_000_000
+				start, end := l.windowOf(sec)
+				if got := l.windowAfter(sec, 0); got != start {
+					t.Fatalf("%+v: the window of %d begins at %d, not %d", l, sec, got, start)
+				}
+				for k := int64(1); k < 60; k++ {
+					if got := l.windowAfter(sec, k); got != end {
+						t.Fatalf("%+v: window %d after %d begins at %d, not %d", l, k, sec, got, end)
+					}
+					if got := l.windowsBetween(sec, end); got != k {
+						t.Fatalf("%+v: %d windows from %d to %d, not %d", l, got, sec, end, k)
+					}
+					_, end = l.windowOf(end)
+				}
+			}
 		}
 	}
 }

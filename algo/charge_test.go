@@ -510,12 +510,15 @@ func TestMergeBuckets(t *testing.T) {
 
 // TestMergeCalendar: the same window adds up, and an earlier one is forgotten.
 func TestMergeCalendar(t *testing.T) {
-	ls := Limits{{Algorithm: FixedWindow, Limit: 10, Period: Day}}
 	const day = int64(24 * time.Hour)
 	for _, tt := range []struct {
-		s, t int64 // wall clock at which each was charged: s for 3, t for 4
-		want int64
-	}{{day, day + 5, 7}, {day, 2 * day, 4}, {2 * day, day, 3}} {
+		s, t  int64 // wall clock at which each was charged: s for 3, t for 4
+		limit int64
+		carry bool
+		want  int64
+	}{{day, day + 5, 10, false, 7}, {day, 2 * day, 10, false, 4}, {2 * day, day, 10, false, 3},
+		{day, day + 5, 2, true, 7}, {day, 2 * day, 2, true, 5}, {2 * day, day, 2, true, 5}, {3 * day, day, 2, true, 3}, {day, 4 * day, 2, true, 4}} {
+		ls := Limits{{Algorithm: FixedWindow, Limit: tt.limit, Period: Day, CarryDebt: tt.carry}}
 		r := newReplica(ls, Instant{Wall: tt.s})
 		u := make(State, ls.Words())
 		ls.Init(u, Instant{})

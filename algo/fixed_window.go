@@ -68,7 +68,7 @@ func (l *Limit) carried(count, windows int64) int64 {
 // countable is the largest count of a fixed window. Debt that is carried ends within MaxFill, so that its end fits 64 bits.
 func (l *Limit) countable() int64 {
 	if l.CarryDebt {
-		if most := mul(l.Limit, int64(MaxFill/l.Window)); most.less(u128{lo: uint64(MaxLimit)}) {
+		if most := mul(l.Limit, int64(MaxFill/l.longest())); most.less(u128{lo: uint64(MaxLimit)}) {
 			return int64(most.lo)
 		}
 	}
@@ -78,10 +78,15 @@ func (l *Limit) countable() int64 {
 // later is the time until windows, the first of which ends after left, have taken n units or more off a count: one, but for
 // debt that is carried over.
 func (l *Limit) later(left time.Duration, n int64) time.Duration {
+	return left + time.Duration(l.windowsMore(n))*l.Window
+}
+
+// windowsMore is how many windows more than the one that is open it takes until n units are off a count.
+func (l *Limit) windowsMore(n int64) int64 {
 	if !l.CarryDebt || n <= l.Limit {
-		return left
+		return 0
 	}
-	return left + time.Duration((n-1)/l.Limit)*l.Window
+	return (n - 1) / l.Limit
 }
 
 func (fixedWindow) charge(l *Limit, _ *Arena, s []uint64, now Instant, n int64) {
@@ -149,8 +154,7 @@ func (calendarWindow) advance(l *Limit, _ *Arena, s []uint64, now Instant) {
 		start, end := l.windowOf(sec)
 		if l.CarryDebt && s[0] != s[1] {
 			// Where windows have become shorter since this one opened, its end counts as that of one.
-			windows := 1 + (start-int64(s[1]))/int64(l.Window/time.Second)
-			s[2] = uint64(l.carried(int64(s[2]), windows))
+			s[2] = uint64(l.carried(int64(s[2]), 1+l.windowsBetween(int64(s[1]), start)))
 		} else {
 			s[2] = 0
 		}
@@ -168,20 +172,25 @@ func (c calendarWindow) wait(l *Limit, a *Arena, s []uint64, now Instant, n int6
 	if c.room(l, a, s, now) >= n {
 		return 0
 	}
-	return l.later(c.left(s, now), int64(s[2])+n-l.Limit)
+	return c.later(l, s, now, int64(s[2])+n-l.Limit)
 }
 
 func (c calendarWindow) reset(l *Limit, _ *Arena, s []uint64, now Instant) time.Duration {
 	if s[2] == 0 {
 		return 0
 	}
-	return l.later(c.left(s, now), int64(s[2]))
+	return c.later(l, s, now, int64(s[2]))
 }
 
-// left is the time until the window ends. It counts from what the wall clock says, even when that is a time before the window.
-func (calendarWindow) left(s []uint64, now Instant) time.Duration {
+// later is the time until windows have taken n units or more off the count: until this one ends, but for debt that is carried over. It
+// counts from what the wall clock says, even when that is a time before the window.
+func (calendarWindow) later(l *Limit, s []uint64, now Instant, n int64) time.Duration {
+	end := int64(s[1])
+	if more := l.windowsMore(n); more > 0 {
+		end = l.windowAfter(end, more)
+	}
 	sec := floorDiv(now.Wall, 1e9)
-	left := int64(s[1]) - sec
+	left := end - sec
 	if left > math.MaxInt64/int64(time.Second) {
 		return math.MaxInt64
 	}
@@ -226,25 +235,30 @@ func (calendarWindow) restore(l *Limit, _ *Arena, s []uint64, _ Instant, r *read
 	return nil
 }
 
-// merge keeps the later window, and both counts when they are of the same.
+// merge keeps the later window, with the count of the other when that is of the same, or what it carries over.
 func (calendarWindow) merge(l *Limit, _ *Arena, s, t []uint64, _ Instant, u []uint64) bool {
-	switch {
-	case s[0] == t[0]:
-		copy(u, s)
-		u[2] = min(s[2]+t[2], uint64(l.countable()))
-	case int64(s[0]) > int64(t[0]):
-		copy(u, s)
-	default:
-		copy(u, t)
+	if int64(s[0]) < int64(t[0]) {
+		s, t = t, s
 	}
+	more := t[2]
+	if s[0] != t[0] {
+		if more = 0; l.CarryDebt && t[0] != t[1] {
+			more = uint64(l.carried(int64(t[2]), l.windowsBetween(int64(t[0]), int64(s[0]))))
+		}
+	}
+	start, end, count := s[0], s[1], min(s[2]+more, uint64(l.countable()))
+	u[0], u[1], u[2] = start, end, count
 	return true
 }
 
 // horizon is the length of the longest window, and more than that for as long as the wall clock is set back.
-func (calendarWindow) horizon(l *Limit) time.Duration {
+func (calendarWindow) horizon(l *Limit) time.Duration { return l.longest() }
+
+// longest is no less than the longest window of a fixed window.
+func (l *Limit) longest() time.Duration {
 	days := time.Duration(366)
 	switch l.Period {
-	case Epoch:
+	case 0, Epoch:
 		return l.Window
 	case Minute:
 		return time.Minute
@@ -275,6 +289,52 @@ func (l *Limit) windowOf(sec int64) (start, end int64) {
 		return start, start + length
 	}
 	return calendar(l.Period, l.zone(), l.anchor(), sec)
+}
+
+// windowsBetween counts the windows from the one that the second from lies in, to the one that to lies in, which is no earlier. Those of
+// the calendar are a day or longer: they are counted by their dates, also one that a zone has skipped.
+func (l *Limit) windowsBetween(from, to int64) int64 {
+	if l.Period == Epoch {
+		return (to - from) / int64(l.Window/time.Second) // where windows have become shorter, from counts as the beginning of one
+	}
+	first, _ := datesOf(l.Period, l.zone(), l.anchor(), from)
+	last, _ := datesOf(l.Period, l.zone(), l.anchor(), to)
+	return number(l.Period, last) - number(l.Period, first)
+}
+
+// windowAfter is the first second of the window that comes so many after the one that sec lies in.
+func (l *Limit) windowAfter(sec, windows int64) int64 {
+	if l.Period == Epoch {
+		return sec + windows*int64(l.Window/time.Second)
+	}
+	date, _ := datesOf(l.Period, l.zone(), l.anchor(), sec)
+	return reaches(l.zone(), numbered(l.Period, l.anchor(), number(l.Period, date)+windows))
+}
+
+// number tells the windows of a day or longer apart by the date on which they begin: each has one more than the one before it.
+func number(p Period, date time.Time) int64 {
+	switch p {
+	case Year:
+		return int64(date.Year())
+	case Month:
+		return 12*int64(date.Year()) + int64(date.Month()-time.January)
+	case Week:
+		return floorDiv(date.Unix(), 7*86400)
+	}
+	return floorDiv(date.Unix(), 86400)
+}
+
+// numbered is the date on which the window of a number begins.
+func numbered(p Period, anchor int, n int64) time.Time {
+	switch p {
+	case Year:
+		return time.Date(int(n), time.January, 1, 0, 0, 0, 0, time.UTC)
+	case Month:
+		return monthFrom(int(floorDiv(n, 12)), time.January+time.Month(n-12*floorDiv(n, 12)), anchor)
+	case Week:
+		return time.Unix((7*n+4)*86400, 0).UTC() // 1970 began on a Thursday
+	}
+	return time.Unix(n*86400, 0).UTC()
 }
 
 // maxAnchor is the last day that a month can have.
@@ -310,6 +370,13 @@ func calendar(p Period, zone *time.Location, anchor int, sec int64) (start, end 
 		}
 		return start, end
 	}
+	date, next := datesOf(p, zone, anchor, sec)
+	return reaches(zone, date), reaches(zone, next)
+}
+
+// datesOf returns the dates, as if in UTC, on which the window of a day or longer begins that the second sec since 1970 UTC lies in, and
+// the one after it.
+func datesOf(p Period, zone *time.Location, anchor int, sec int64) (date, next time.Time) {
 	t := time.Unix(sec, 0).In(zone)
 	year, month, day := t.Date()
 	var years, days int
@@ -327,18 +394,17 @@ func calendar(p Period, zone *time.Location, anchor int, sec int64) (start, end 
 		month, day = time.January, 1
 		years = 1
 	}
-	date := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
+	date = time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
 	if p == Month {
 		date = monthFrom(year, month, anchor)
 	}
 	for {
-		next := date.AddDate(years, 0, days)
+		next = date.AddDate(years, 0, days)
 		if p == Month {
 			next = monthFrom(date.Year(), date.Month()+1, anchor)
 		}
-		start, end = reaches(zone, date), reaches(zone, next)
-		if sec < end {
-			return start, end
+		if sec < reaches(zone, next) {
+			return date, next
 		}
 		// The clock went back across the boundary after it had been passed.
 		date = next

@@ -172,8 +172,8 @@ func (l Limit) Validate() error {
 		return invalid("capacity", "must be between 1 and %d; it is %d", MaxLimit, l.Capacity)
 	case l.CountDenied && l.Algorithm > SlidingLog:
 		return invalid("count_denied", "is not for %v", l.Algorithm)
-	case l.CarryDebt && (l.Algorithm != FixedWindow || l.aligned()):
-		return invalid("carry_debt", "is for %v only, and not for one of the calendar", FixedWindow)
+	case l.CarryDebt && (l.Algorithm != FixedWindow || l.Period == Minute || l.Period == Hour):
+		return invalid("carry_debt", "is for %v only, and not for minutes and hours of the calendar, which clock changes make longer and shorter: give a window of 1m or 1h", FixedWindow)
 	case l.MaxDebt != 0 && l.Algorithm == Concurrency:
 		return invalid("max_debt", "is not for %v", l.Algorithm)
 	case l.MaxDebt < 0 || l.MaxDebt > MaxLimit:

@@ -457,7 +457,7 @@ func (l *Limit) loanTerm(t []uint64, now Instant) time.Duration {
 			return within(c.left(l, t, now))
 		}
 	case calendarWindow:
-		return within(c.left(t, now))
+		return within(c.later(l, t, now, 0))
 	}
 	return term
 }

@@ -124,7 +124,11 @@ func (o *fixedOracle) at(now Instant) (start, count int64) {
 // countable is the largest count of a limit, which bounds how long debt that is carried over lasts.
 func countable(l Limit) int64 {
 	if l.CarryDebt {
-		most := new(big.Int).Mul(big.NewInt(l.Limit), big.NewInt(int64(MaxFill/l.Window)))
+		longest := l.Window
+		if l.Period > Hour && l.Period != Epoch {
+			longest = map[Period]time.Duration{Day: 2, Week: 8, Month: 32, Year: 367}[l.Period] * 24 * time.Hour
+		}
+		most := new(big.Int).Mul(big.NewInt(l.Limit), big.NewInt(int64(MaxFill/longest)))
 		if most.Cmp(big.NewInt(MaxLimit)) < 0 {
 			return most.Int64()
 		}
@@ -240,10 +244,21 @@ func (o *calendarOracle) show(wall int64) string {
 	return t.Format("2006")
 }
 func (o *calendarOracle) used(now Instant) int64 {
-	if o.show(max(now.Wall, o.newest)) != o.label {
+	last := max(now.Wall, o.newest)
+	switch {
+	case o.show(last) == o.label:
+		return o.count
+	case !o.l.CarryDebt || o.label == "":
 		return 0
 	}
-	return o.count
+	// No window is as short as the steps.
+	label, count := o.label, o.count
+	for wall := o.newest; count > 0 && label != o.show(last); wall += int64(12 * time.Hour) {
+		if now := o.show(min(wall, last)); now != label {
+			label, count = now, max(0, count-o.l.Limit)
+		}
+	}
+	return count
 }
 func (o *calendarOracle) room(now Instant) int64 { return max(0, o.l.Limit-o.used(now)) }
 func (o *calendarOracle) see(now Instant) {
@@ -266,7 +281,11 @@ func (o *calendarOracle) shift(int64) {
 		o.label = "" // the snapshot of an empty window is that of a new state
 	}
 }
-func (o *calendarOracle) become(_ Instant, l Limit) { o.l = l }
+func (o *calendarOracle) become(now Instant, l Limit) {
+	o.count = o.used(now)
+	o.see(now)
+	o.l, o.count = l, min(o.count, countable(l))
+}
 
 // slotOracle's events are at the end of the slot they fell in.
 type slotOracle struct {

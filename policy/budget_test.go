@@ -82,7 +82,7 @@ func TestBudgetMistakes(t *testing.T) {
 		{"algorithm: fixed_window, align: calendar, window: day, limit: 1, anchor: 2", "policies[0].anchor: is the day on which a calendar month begins"},
 		{"algorithm: fixed_window, window: 1m, limit: 1, anchor: 2", "policies[0].anchor: is the day on which a calendar month begins"},
 		{"algorithm: token_bucket, window: 1m, limit: 1, anchor: 2", "policies[0].anchor: is a parameter of fixed_window"},
-		{month + ", carry_debt: true", "policies[0].carry_debt: is for fixed_window only, and not for one of the calendar"},
+		{"algorithm: fixed_window, align: calendar, window: hour, limit: 1, carry_debt: true", "policies[0].carry_debt: is for fixed_window only, and not for minutes and hours of the calendar"},
 		{"algorithm: token_bucket, window: 1m, limit: 1, carry_debt: true", "policies[0].carry_debt: is a parameter of fixed_window"},
 		{log + ", max_debt: 0", "policies[0].max_debt: "},
 		{"limit: -1, max_debt: 3", "policies[0].max_debt: is for a limit, and this one is unlimited"},

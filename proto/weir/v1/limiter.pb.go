@@ -340,7 +340,7 @@ type Limit struct {
 	Period        Period                 `protobuf:"varint,6,opt,name=period,proto3,enum=weir.v1.Period" json:"period,omitempty"`          // fixed_window
 	TimeZone      string                 `protobuf:"bytes,7,opt,name=time_zone,json=timeZone,proto3" json:"time_zone,omitempty"`           // of the period; empty stands for UTC
 	CountDenied   bool                   `protobuf:"varint,8,opt,name=count_denied,json=countDenied,proto3" json:"count_denied,omitempty"`
-	CarryDebt     bool                   `protobuf:"varint,9,opt,name=carry_debt,json=carryDebt,proto3" json:"carry_debt,omitempty"` // fixed_window, not of the calendar: what was charged beyond the limit counts in the next window
+	CarryDebt     bool                   `protobuf:"varint,9,opt,name=carry_debt,json=carryDebt,proto3" json:"carry_debt,omitempty"` // fixed_window, not of a minute or hour of the calendar: what was charged beyond the limit counts in the next window
 	MaxDebt       int64                  `protobuf:"varint,10,opt,name=max_debt,json=maxDebt,proto3" json:"max_debt,omitempty"`      // how far charges that ask for no room may go beyond the limit; 0 stands for no bound, of sliding_log for limit
 	Anchor        int32                  `protobuf:"varint,11,opt,name=anchor,proto3" json:"anchor,omitempty"`                       // PERIOD_MONTH: the day on which windows begin, 1 to 31, or the last day of a shorter month; 0 stands for 1
 	unknownFields protoimpl.UnknownFields
