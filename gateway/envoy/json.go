@@ -20,6 +20,10 @@ const maxJSON = 256 << 10
 // them, each with the response; 400, in plain text, what cannot be read or decided. Beyond the reference, it answers 413 bodies above
 // 256 KiB, 403 what the caller may not ask and 503 what cannot be decided now.
 func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength > maxJSON { // not a byte of it has to be waited for
+		fail(w, http.StatusRequestEntityTooLarge)
+		return
+	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxJSON+1))
 	in := new(ratelimitv3.RateLimitRequest)
 	switch {

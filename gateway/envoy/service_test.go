@@ -2,6 +2,7 @@ package envoy
 
 import (
 	"context"
+	"errors"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	core "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -473,6 +475,11 @@ func TestJSON(t *testing.T) {
 		if err := protojson.Unmarshal([]byte(body), out); err != nil || out.OverallCode.String() != test.want || w.Header().Get("Content-Type") != "application/json" {
 			t.Errorf("%s: %v", body, err)
 		}
+	}
+	w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/json", iotest.ErrReader(errors.New("it was read")))
+	r.ContentLength = 1 << 40
+	if b.ServeHTTP(w, r); w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a large Content-Length: %d %s", w.Code, w.Body)
 	}
 }
 

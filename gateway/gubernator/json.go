@@ -1,10 +1,12 @@
 package gubernator
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
+	"strings"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -29,20 +31,39 @@ var (
 // a JSON object of code, message and details.
 func (s *Server) ServeGetRateLimits(w http.ResponseWriter, r *http.Request) {
 	in := new(pb.GetRateLimitsReq)
-	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	var body []byte
+	var err error
+	if r.ContentLength <= maxBody { // of a larger one nothing has to be waited for
+		body, err = io.ReadAll(io.LimitReader(r.Body, maxBody+1))
+	}
 	switch {
 	case err != nil:
 		err = status.Error(codes.InvalidArgument, "the body cannot be read")
-	case len(body) > maxBody:
+	case len(body) > maxBody || r.ContentLength > maxBody:
 		err = errBody
-	case !utf8.Valid(body) || read.Unmarshal(body, in) != nil:
-		err = status.Error(codes.InvalidArgument, "the body is not a GetRateLimitsReq in JSON")
+	case len(bytes.TrimSpace(body)) == 0: // asks for nothing, as there
+	case !utf8.Valid(body):
+		err = status.Error(codes.InvalidArgument, "the body is not valid UTF-8")
+	default:
+		if bad := read.Unmarshal(body, in); bad != nil {
+			err = status.Error(codes.InvalidArgument, "the body is not a GetRateLimitsReq in JSON: "+reason(bad))
+		}
 	}
 	var out proto.Message
 	if err == nil {
 		out, err = s.GetRateLimits(r.Context(), in)
 	}
 	respond(w, out, err)
+}
+
+// reason is what the parser says, and where, cut to what helps: it may repeat what the caller sent. Its prefix ends in one blank or another.
+func reason(err error) string {
+	const most = 200
+	text := strings.TrimSpace(strings.TrimPrefix(err.Error(), "proto:"))
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return text
 }
 
 var errBody = errors.New("the body is larger than 256 KiB")

@@ -3,10 +3,12 @@ package gubernator
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"google.golang.org/protobuf/proto"
 
@@ -45,10 +47,12 @@ func TestJSON(t *testing.T) {
 		{`{"requests":[{"name":"n","unique_key":"k","hits":1,"limit":10,"duration":1000}]}`, 200,
 			`{"responses":[{"status":"OVER_LIMIT","limit":"10","remaining":"0","reset_time":"1770091511000","error":"","metadata":{}}]}`},
 		{`{}`, 200, `{"responses":[]}`},
-		{``, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
-		{`{"requests":[null]}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
-		{`{"requests":7}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
-		{"{\"more\":\"\xff\"}", 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON","details":[]}`},
+		{``, 200, `{"responses":[]}`}, // its gateway takes the end of the body for an empty request
+		{"\n", 200, `{"responses":[]}`},
+		{`{"requests":[null]}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: syntax error (line 1:14): unexpected token null","details":[]}`},
+		{`{"requests":7}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: syntax error (line 1:13): unexpected token 7","details":[]}`},
+		{`{"requests":[{"hits":"` + strings.Repeat("\u00e9", 300) + `"}]}`, 400, `{"code":3,"message":"the body is not a GetRateLimitsReq in JSON: (line 1:22): invalid value for int64 field hits: \"` + strings.Repeat("\u00e9", 75) + `…","details":[]}`},
+		{"{\"more\":\"\xff\"}", 400, `{"code":3,"message":"the body is not valid UTF-8","details":[]}`},
 		{`{"requests":[` + strings.Repeat("{},", 1000) + `{}]}`, 400,
 			`{"code":11,"message":"Requests.RateLimits list too large; max size is '1000'","details":[]}`},
 		{strings.Repeat(" ", maxBody) + "{}", 413, `{"code":8,"message":"the body is larger than 256 KiB","details":[]}`},
@@ -57,7 +61,12 @@ func TestJSON(t *testing.T) {
 			t.Errorf("%.80s: %d %s\nwant %d %s", c.in, code, out, c.status, c.out)
 		}
 	}
-	w := httptest.NewRecorder()
+	w, r := httptest.NewRecorder(), httptest.NewRequest("POST", "/v1/GetRateLimits", iotest.ErrReader(errors.New("it was read")))
+	r.ContentLength = 1 << 40
+	if b.ServeGetRateLimits(w, r); w.Code != http.StatusRequestEntityTooLarge {
+		t.Errorf("a large Content-Length: %d %s", w.Code, w.Body)
+	}
+	w = httptest.NewRecorder()
 	b.ServeHealthCheck(w, httptest.NewRequest("GET", "/v1/HealthCheck", nil))
 	if w.Code != http.StatusOK || !strings.Contains(w.Body.String(), "peer_count") {
 		t.Errorf("HealthCheck: %d %s", w.Code, w.Body)

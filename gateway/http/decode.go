@@ -145,11 +145,13 @@ func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) 
 	if p := mediaType(r.Header); p != nil {
 		return p
 	}
+	if r.ContentLength > a.MaxBody { // not a byte of it has to be waited for
+		return a.tooLarge()
+	}
 	s.in.Reset()
 	if _, err := s.in.ReadFrom(&countedBody{a, s, http.MaxBytesReader(w, r.Body, a.MaxBody)}); err != nil {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			return &problem{status: http.StatusRequestEntityTooLarge,
-				message: fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)}
+			return a.tooLarge()
 		}
 		return invalid("", "the body could not be read to its end")
 	}
@@ -170,6 +172,10 @@ func (a *api) decode(w http.ResponseWriter, r *http.Request, s *scratch, v any) 
 		}
 	}
 	return nil
+}
+
+func (a *api) tooLarge() *problem {
+	return &problem{status: http.StatusRequestEntityTooLarge, message: fmt.Sprintf("the body is larger than %d bytes", a.MaxBody)}
 }
 
 // mediaType accepts application/json, in UTF-8 if it says so.

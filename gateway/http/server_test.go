@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
 	"time"
 	"unicode/utf8"
 
@@ -68,6 +70,13 @@ func TestBodyTooLarge(t *testing.T) {
 		wantProblem(t, resp, 413, "", "larger than 1000 bytes")
 		resp.Body.Close()
 	}
+	// What is announced is not waited for.
+	r := httptest.NewRequest(http.MethodPost, "/v1/check", iotest.ErrReader(errors.New("it was read")))
+	r.Header.Set("Content-Type", "application/json")
+	r.ContentLength = 1 << 40
+	w := httptest.NewRecorder()
+	d.handler.ServeHTTP(w, r)
+	wantProblem(t, w.Result(), 413, "", "larger than 1000 bytes")
 	if len(d.service.calls) > 0 {
 		t.Error("the service was asked")
 	}
