@@ -164,29 +164,16 @@ func (l *Limiter) traced(op *Op) Traced {
 	return t
 }
 
+// operations are the names of operations; those between nodes alone have none.
+var operations = [...]string{
+	OpCheck: "check", OpAcquire: "acquire", OpRenew: "renew", OpRelease: "release", OpRefund: "refund", OpReset: "reset",
+	OpReserve: "reserve", OpSettle: "settle", OpExtend: "extend", OpQuota: "quota",
+}
+
 // String is the operation's name.
 func (k OpKind) String() string {
-	switch k {
-	case OpCheck:
-		return "check"
-	case OpAcquire:
-		return "acquire"
-	case OpRenew:
-		return "renew"
-	case OpRelease:
-		return "release"
-	case OpRefund:
-		return "refund"
-	case OpReset:
-		return "reset"
-	case OpReserve:
-		return "reserve"
-	case OpSettle:
-		return "settle"
-	case OpExtend:
-		return "extend"
-	case OpQuota:
-		return "quota"
+	if int(k) < len(operations) && operations[k] != "" {
+		return operations[k]
 	}
 	return "unknown"
 }

@@ -44,7 +44,7 @@ type keyed struct {
 	amountFlags
 	requestID, reservation, class string
 	ttl                           time.Duration
-	exact                         bool
+	exact, partial                bool
 }
 
 // askAbout makes a command that asks f of one key, of which how adds flags. cost is that of amountFlags, nil when it is not given.

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	_ "embed"
 	"net/http"
 	"strings"
@@ -95,38 +96,16 @@ type memberBody struct {
 
 // reachedBody is what only a member that answered is known to have.
 type reachedBody struct {
-	Version      string         `json:"version"`
-	PoliciesHash string         `json:"policies_hash"`
-	Policies     uint32         `json:"policies"`
-	Keys         uint64         `json:"keys"`
-	KeysCopied   uint64         `json:"keys_copied"`
-	StateBytes   uint64         `json:"state_bytes"`
-	UptimeMS     int64          `json:"uptime_ms"`
-	Loans        *loansBody     `json:"loans"`
-	Ownership    *ownershipBody `json:"ownership,omitempty"`
-}
-
-// loansBody is what a member has lent of the keys that it decides for.
-type loansBody struct {
-	OnLoan     uint64 `json:"on_loan"`
-	Borrowers  uint32 `json:"borrowers"`
-	Recalls    uint64 `json:"recalls"`
-	Unanswered uint64 `json:"unanswered"`
-	Expired    uint64 `json:"expired"`
-}
-
-// ownershipBody is what a member holds, and its transfers in progress.
-type ownershipBody struct {
-	Held        uint32 `json:"held"`
-	Moving      uint32 `json:"moving"`
-	Awaited     uint32 `json:"awaited"`
-	Copies      uint32 `json:"copies"`
-	Degraded    uint32 `json:"degraded"`
-	Pending     uint64 `json:"pending"`
-	Granted     uint32 `json:"granted"`
-	HighestTerm string `json:"highest_term"`
-	Voter       string `json:"voter"`
-	Settled     bool   `json:"settled"`
+	Version      string `json:"version"`
+	PoliciesHash string `json:"policies_hash"`
+	Policies     uint32 `json:"policies"`
+	Keys         uint64 `json:"keys"`
+	KeysCopied   uint64 `json:"keys_copied"`
+	StateBytes   uint64 `json:"state_bytes"`
+	UptimeMS     int64  `json:"uptime_ms"`
+	// These are as weir.v1 has them, whose generated code has the names of fields in JSON.
+	Loans     *weirv1.Loans     `json:"loans"`
+	Ownership *weirv1.Ownership `json:"ownership,omitempty"`
 }
 
 func (a *api) handleStatus(w http.ResponseWriter, r *http.Request) {
@@ -158,19 +137,10 @@ func memberOf(m *weirv1.Member) memberBody {
 		Gossip: m.GetGossip(), Peer: m.GetPeer(), Partitions: m.GetPartitions(), Reachable: m.GetReachable()}
 	if b.Reachable {
 		b.reachedBody = &reachedBody{Version: m.GetVersion(), PoliciesHash: m.GetPoliciesHash(),
-			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(), Loans: loansOf(m.GetLoans()),
+			Policies: m.GetPolicies(), Keys: m.GetKeys(), KeysCopied: m.GetKeysCopied(), StateBytes: m.GetStateBytes(), Loans: cmp.Or(m.GetLoans(), &weirv1.Loans{}), Ownership: m.GetOwnership(),
 			UptimeMS: quotaheader.RoundUp(time.Duration(m.GetUptimeNs()), time.Millisecond)}
-		if o := m.GetOwnership(); o != nil {
-			b.Ownership = &ownershipBody{Held: o.GetHeld(), Moving: o.GetMoving(), Awaited: o.GetAwaited(), Copies: o.GetCopies(),
-				Degraded: o.GetDegraded(), Pending: o.GetPending(), Granted: o.GetGranted(),
-				HighestTerm: o.GetHighestTerm(), Voter: o.GetVoter(), Settled: o.GetSettled()}
-		}
 	}
 	return b
-}
-
-func loansOf(l *weirv1.Loans) *loansBody {
-	return &loansBody{OnLoan: l.GetOnLoan(), Borrowers: l.GetBorrowers(), Recalls: l.GetRecalls(), Unanswered: l.GetUnanswered(), Expired: l.GetExpired()}
 }
 
 func (a *api) handleHealth(w http.ResponseWriter, r *http.Request) {
