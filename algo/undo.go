@@ -50,9 +50,6 @@ func (p *place) worth(units, of int64) int64 {
 
 const unset = math.MinInt64
 
-// Len is the number of charges.
-func (u *Undoable) Len() int { return len(u.charges) }
-
 // Lose makes the charges such that there is nothing left to undo, as the state is dropped.
 func (u *Undoable) Lose() {
 	for i := range u.charges {

@@ -142,7 +142,7 @@ func undoHistory(t *testing.T, ls Limits, seed uint64) {
 			}
 			ls.Free(a, s)
 			s, u = next, &Undoable{}
-			if rest, err := ls.ReadUndoable(a, s, there, u, units, beside); err != nil || len(rest) > 0 || u.Len() != len(held) {
+			if rest, err := ls.ReadUndoable(a, s, there, u, units, beside); err != nil || len(rest) > 0 || len(u.charges) != len(held) {
 				t.Fatalf("seed %d: %v, %d left: %+v of %v\n%v", seed, err, len(rest), beside, held, log)
 			}
 			moved += ahead

@@ -205,7 +205,7 @@ func FuzzOp(f *testing.F) {
 		if rest := l.Receive([]*Op{op}); rest != nil {
 			t.Fatal("handed on to nobody")
 		}
-		if p := op.Partition(); p < 0 || p >= ring.Partitions {
+		if p := op.partition; p < 0 || p >= ring.Partitions {
 			t.Fatalf("partition %d", p)
 		}
 		out := op.Outcome

@@ -74,9 +74,6 @@ type Op struct {
 	followed ownership.Term
 }
 
-// Partition is the partition that the operation's key falls into; known once it has been accepted.
-func (op *Op) Partition() int { return op.partition }
-
 // asks says whether the operation asks for something, so that on_error can answer it.
 func (op *Op) asks() bool {
 	return op.Kind == OpCheck || op.Kind == OpAcquire || op.Kind == OpReserve || op.Kind == OpExtend

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // bindable is a connection of a listener that TLS is spoken on.

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/weirlimit/weir/internal/certs"
-	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 

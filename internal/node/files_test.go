@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 	"github.com/weirlimit/weir/test/testkit"
 )
 

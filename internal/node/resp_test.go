@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // TestRESPSecured: over the Redis protocol a certificate or a token will do, as over the others, and neither none.

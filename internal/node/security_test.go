@@ -26,7 +26,7 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/certs"
-	"github.com/weirlimit/weir/internal/certs/certstest"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 	"github.com/weirlimit/weir/internal/ingress"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"

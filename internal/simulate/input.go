@@ -121,9 +121,6 @@ func NewLog(r io.Reader, cfg LogConfig) (*Log, error) {
 // Close gives back what decompression holds.
 func (l *Log) Close() { l.closer() }
 
-// Format is that of the log, detected where it was not given.
-func (l *Log) Format() Format { return l.cfg.Format }
-
 // Malformed is how many lines were no events, and the first few of them.
 func (l *Log) Malformed() (n int64, first []BadLine) { return l.malformed, l.shown }
 

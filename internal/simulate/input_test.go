@@ -102,8 +102,8 @@ func TestLogs(t *testing.T) {
 					}
 				}
 				n, first := l.Malformed()
-				if l.Format() != c.format || n != c.bad || len(first) != int(min(n, mostShown)) || n > 0 && !strings.HasPrefix(first[0].Message, c.malformed) {
-					t.Errorf("%q: format %s, %d malformed: %+v", ending, l.Format(), n, first)
+				if l.cfg.Format != c.format || n != c.bad || len(first) != int(min(n, mostShown)) || n > 0 && !strings.HasPrefix(first[0].Message, c.malformed) {
+					t.Errorf("%q: format %s, %d malformed: %+v", ending, l.cfg.Format, n, first)
 				}
 			}
 		})

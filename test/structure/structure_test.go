@@ -54,7 +54,7 @@ var mayImport = map[string]string{
 	"limit":                    "algo",
 	"auth":                     "internal/loopback internal/strictyaml limit limiter",
 	"internal/certs":           "internal/filewatch",
-	"internal/certs/certstest": "",
+	"test/testkit/certstest":   "",
 	"internal/strictyaml":      "",
 	"policy":                   "algo internal/file internal/filewatch internal/strictyaml internal/timezone limit",
 	"store":                    "algo cluster/ownership internal/prefetch internal/timezone internal/varint",
@@ -141,8 +141,8 @@ var clocks = []string{
 	"internal/node/envoy.go envoyService",           // windows that are aligned to the epoch end by the time of day
 	"internal/node/describe.go inspect",
 	"internal/certs/certs.go Open", // certificates expire by the time of day
-	"internal/certs/certstest/certstest.go Issue",
-	"internal/certs/certstest/certstest.go NewAuthority",
+	"test/testkit/certstest/certstest.go Issue",
+	"test/testkit/certstest/certstest.go NewAuthority",
 	"internal/node/limits.go aged",
 	"internal/node/node.go openReadiness", // paces a wait
 	"internal/node/node.go Start",
