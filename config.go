@@ -58,6 +58,9 @@ type Config struct {
 	Policies []byte
 	// PolicyFile is the name of a policy file, which is read again when it changes. Empty: no policies but Policies.
 	PolicyFile string
+	// DataDir is the directory, of this member alone, that overrides are kept in which operators set while it runs. Empty: they are lost
+	// when no member runs.
+	DataDir string
 	// NoInline refuses limits that are sent along with a question.
 	NoInline bool
 	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket of one may take to come back, the
@@ -131,7 +134,7 @@ func (c *Config) node() (node.Config, error) {
 	out := node.Config{
 		Name: c.Name, Version: version(), Bind: cmp.Or(c.Bind, "127.0.0.1"), Advertise: c.Advertise,
 		Join: c.Join, Voters: c.Voters, MaxMembers: c.MaxMembers,
-		PolicyFile: c.PolicyFile, NoInline: c.NoInline, InlineMaxWindow: c.InlineMaxWindow,
+		PolicyFile: c.PolicyFile, DataDir: c.DataDir, NoInline: c.NoInline, InlineMaxWindow: c.InlineMaxWindow,
 		Timeout: cmp.Or(c.Timeout, limiter.DefaultTimeout), Grace: cmp.Or(c.Grace, node.DefaultGrace),
 		MaxKeys: c.MaxKeys, HTTPHosts: c.HTTPHosts, NoConsole: c.NoConsole,
 		Security: node.Security{

@@ -30,7 +30,7 @@ import (
 
 // Config configures an Authorizer.
 type Config struct {
-	// Callers returns the access file in force. Nil: there is none, and every caller has every right, but RoleAdmin only from
+	// Callers returns the access file in force. Nil: there is none, and every caller has every right, but RoleAdmin and RoleOverrides only from
 	// this host or with a certificate.
 	Callers func() *Callers
 	// Now tells the time of day, by which tokens expire. Nil: they do not.
@@ -64,6 +64,10 @@ func methodRoles() map[string]Role {
 		"/grpc.health.v1.Health/Watch": RoleOpen,
 
 		"/weir.v1.Admin/GossipKeys": RoleAdmin,
+
+		"/weir.v1.Overrides/ListOverrides":  RoleOverrides,
+		"/weir.v1.Overrides/SetOverride":    RoleOverrides,
+		"/weir.v1.Overrides/DeleteOverride": RoleOverrides,
 
 		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      RoleRead,
 		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": RoleRead,
@@ -244,8 +248,8 @@ func (a *Authorizer) demand(caller *Caller, list *Callers, role Role, e *Credent
 	switch {
 	case !caller.Has(role):
 		return &Denial{Authenticated: true, Reason: WrongRole, Message: caller.Name + " does not have the role " + role.String()}
-	case list == nil && role == RoleAdmin && !e.certified() && !e.local():
-		return &Denial{Authenticated: true, Reason: WrongPlace, Message: "without an access file, the role admin is for callers on this host, and for those with a certificate"}
+	case list == nil && role&(RoleAdmin|RoleOverrides) != 0 && !e.certified() && !e.local():
+		return &Denial{Authenticated: true, Reason: WrongPlace, Message: "without an access file, the role " + role.String() + " is for callers on this host, and for those with a certificate"}
 	}
 	return nil
 }

@@ -23,12 +23,14 @@ const (
 	RoleTopology Role = 1 << 3 // the ring with its hash key, which lets a client aim at partitions
 	RoleAdmin    Role = 1 << 4 // change the cluster: the gossip's keys
 	RoleKeys     Role = 1 << 5 // see which keys are used, with the policies that are given: keys are the callers' data
-	RoleCharge   Role = 1 << 6 // charge costs without being refused, which can bring anybody's key into debt, with the policies that are given
+	// RoleOverrides is to see and change the overrides of the policies that are given, while nodes run.
+	RoleOverrides Role = 1 << 7
+	RoleCharge    Role = 1 << 6 // charge costs without being refused, which can bring anybody's key into debt, with the policies that are given
 )
 
 // roleNames are the roles' names in an access file.
 func roleNames() []string {
-	return []string{"check", "refund", "read", "topology", "admin", "keys", "charge"}
+	return []string{"check", "refund", "read", "topology", "admin", "keys", "charge", "overrides"}
 }
 
 // String returns the names of the roles in r, separated by commas.
@@ -60,7 +62,7 @@ type grant struct {
 
 // everybody is the caller of a node without an access file: it has all roles, and may use every policy and namespace.
 func everybody() *Caller {
-	const all = RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin | RoleKeys | RoleCharge
+	const all = RoleCheck | RoleRefund | RoleRead | RoleTopology | RoleAdmin | RoleKeys | RoleCharge | RoleOverrides
 	return &Caller{Name: "everybody", Roles: all, grants: []grant{{all, patterns{""}, patterns{""}}}}
 }
 

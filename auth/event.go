@@ -23,7 +23,7 @@ type Event struct {
 	Units  int64  // of a refund: how many were asked for
 	Result int64  // of a refund: how many were given back
 	Reason string // of a denial: one of its reasons
-	What   string // of a denial: its message; of a changed gossip key: the step, and the key's id
+	What   string // of a denial: its message; of a changed gossip key: the step, and the key's id; of a changed override: what it is and was
 	Err    error  // why it was not done, if it was not
 }
 
@@ -36,6 +36,7 @@ const (
 	ActionRefund    Action = "refund"
 	ActionReset     Action = "reset"
 	ActionGossipKey Action = "gossip_key"
+	ActionOverride  Action = "override"
 )
 
 // maxIdentities bounds what an Event repeats of a certificate.

@@ -126,13 +126,13 @@ func (p *parser) grant(c *Caller, f strictyaml.Fields) {
 		g.roles |= 1 << i
 	})
 	g.policies, g.namespaces = p.patterns(f.Field("policies"), "policies"), p.patterns(f.Field("namespaces"), "namespaces")
-	switch scoped := g.roles&(RoleCheck|RoleRefund|RoleKeys|RoleCharge) != 0; {
+	switch scoped := g.roles&(RoleCheck|RoleRefund|RoleKeys|RoleCharge|RoleOverrides) != 0; {
 	case g.roles == 0:
 		p.Fail(f.At, f.Path+".roles", "is missing: give one or more of %s", strings.Join(roleNames(), ", "))
 	case scoped && len(g.policies)+len(g.namespaces) == 0:
 		p.Fail(f.At, f.Path+".policies", `is missing: say which policies the caller may use, by their names or how they begin ("login", "partner-*", "*"), or namespaces of limits that it sends along`)
 	case !scoped && len(g.policies)+len(g.namespaces) != 0:
-		p.Fail(f.At, f.Path+".roles", "has none that uses policies or namespaces: add check, refund, keys or charge, or leave them out")
+		p.Fail(f.At, f.Path+".roles", "has none that uses policies or namespaces: add check, refund, keys, charge or overrides, or leave them out")
 	}
 	c.Roles |= g.roles
 	c.grants = append(c.grants, g)

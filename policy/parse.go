@@ -25,6 +25,7 @@ var (
 	ownParameters    = []string{"limit", "window", "ttl", "capacity"}
 	sharedParameters = []string{"algorithm", "align", "time_zone", "anchor", "slots", "count_denied", "max_log", "carry_debt", "max_debt"}
 	limitParameters  = slices.Concat(ownParameters, sharedParameters)
+	limitFields      = append(slices.Clone(limitParameters), "limits")
 	policyFields     = slices.Concat([]string{"name"}, limitParameters,
 		[]string{"limits", "overrides", "on_error", "shadow", "warn_at", "ban", "candidate", "consistency", "durability", "cold_start", "lend", "max_keys", "max_memory", "prices", "estimate", "initial_estimate"})
 	overrideFields = slices.Concat([]string{"key", "prefix"}, ownParameters, []string{"limits", "unlimited", "blocked"})
@@ -115,7 +116,7 @@ func (d *decoder) file(root *yaml.Node) []*Policy {
 
 // policy compiles one policy. What it returns is good for something only when no mistake was found.
 func (d *decoder) policy(f strictyaml.Fields) *Policy {
-	p := &Policy{Line: f.At.Line}
+	p := &Policy{Line: f.At.Line, fields: strictyaml.Fields{Path: f.Path, List: f.Only(limitFields)}}
 	if name, given := f.Get("name"); !given {
 		d.Missing(f, "name", "login")
 	} else {
@@ -154,9 +155,6 @@ func (d *decoder) needsLimit(f strictyaml.Field, limited bool) {
 // ban reads how long a refused key is refused. The policy's rules are known.
 func (d *decoder) ban(f strictyaml.Field, p *Policy) {
 	p.Ban, _ = d.duration(f)
-	counts := func(limits algo.Limits) bool {
-		return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.CountDenied })
-	}
 	if counts(p.Limits) || counts(p.Candidate) || slices.ContainsFunc(p.overrides, func(r Rule) bool { return counts(r.Limits) }) {
 		d.Fail(f.Key, f.Path, "stands beside count_denied, which makes refusals last in another way: use one of them")
 	}

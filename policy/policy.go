@@ -128,9 +128,11 @@ type Policy struct {
 
 	strict    *Error // where a Strict policy says so, as NeedVoters reports it
 	own       Rule
-	overrides []Rule           // in the order of the file; exact and prefixes point into it
-	exact     map[string]*Rule // by key
-	prefixes  []prefix         // sorted by text
+	fields    strictyaml.Fields // of its limits, from which overrides take what they do not say
+	file      *Policy           // of WithOverrides: the policy as its file has it
+	overrides []Rule            // in the order of the file, then those set by operators; exact and prefixes point into it
+	exact     map[string]*Rule  // by key
+	prefixes  []prefix          // sorted by text
 }
 
 // prefix is one element of the sorted list in which the longest matching prefix is looked up.
@@ -149,6 +151,9 @@ type Rule struct {
 	// the policy's own rule, which is for all the other keys.
 	Key    string
 	Prefix string
+	// API says that the override was set by an operator while the node runs, see Override, and is in no file.
+	API      bool
+	settings string // of such an Override
 }
 
 // Rule returns what applies to key: the override for exactly this key, otherwise the one with the longest prefix,
@@ -187,7 +192,7 @@ func (p *Policy) Divisible() error {
 	return nil
 }
 
-// Rules lists the policy's own rule and then its overrides in the order of the file.
+// Rules lists the policy's own rule, then its overrides in the order of the file, then those of WithOverrides.
 func (p *Policy) Rules() []*Rule {
 	rules := make([]*Rule, 0, 1+len(p.overrides))
 	rules = append(rules, &p.own)
@@ -230,7 +235,7 @@ func commonLength(a, b string) int {
 	return n
 }
 
-// Set is the policies of one file. It is immutable. A nil *Set and the zero Set hold no policies.
+// Set is the policies of one file, and with WithOverrides the overrides set beside it. It is immutable. A nil *Set and the zero Set hold no policies.
 type Set struct {
 	byName map[string]*Policy
 	sorted []*Policy

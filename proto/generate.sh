@@ -15,7 +15,7 @@ PATH=$bin:$PATH protoc -I . \
   --go_out=. --go_opt=paths=source_relative \
   --go-grpc_out=. --go-grpc_opt=paths=source_relative \
   --go-vtproto_out=. --go-vtproto_opt=paths=source_relative,features=marshal+unmarshal+size+pool $pools \
-  weir/v1/limiter.proto weir/v1/admin.proto weir/peer/v1/peer.proto weir/peer/v1/ownership.proto weir/peer/v1/gossipkeys.proto
+  weir/v1/limiter.proto weir/v1/admin.proto weir/v1/overrides.proto weir/peer/v1/peer.proto weir/peer/v1/ownership.proto weir/peer/v1/gossipkeys.proto weir/peer/v1/overrides.proto
 # Gubernator's interface, for its callers only.
 PATH=$bin:$PATH protoc -I ../gateway/gubernator/gubernatorpb \
   --go_out=../gateway/gubernator/gubernatorpb --go_opt=paths=source_relative \

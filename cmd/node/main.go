@@ -76,7 +76,7 @@ Start with:  weir dev`,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetHelpCommand(newHelp())
-	root.AddCommand(newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(), newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys())
+	root.AddCommand(newDev(), newRun(), newCheck(), newCharge(), newReserve(), newExtend(), newCommit(), newCancel(), newStatus(), newTop(), newValidate(), newSimulate(), newLoad(), newToken(), newSecrets(), newGossipKeys(), newOverride())
 	return root
 }
 

@@ -69,6 +69,7 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.IntVar(&f.MaxMembers, "max-members", cluster.DefaultMaxMembers, "nodes of the cluster at most: what gossip tells of more is not taken in")
 	fs.StringSliceVar(&f.Voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.PolicyFile, "policies", "", "policy file (YAML), read again when it changes")
+	fs.StringVar(&f.DataDir, "data-dir", "", "directory, of this node alone, that overrides set while it runs are kept in; empty: they are lost when no member of the cluster runs")
 	registerEnvoy(fs, &f.Envoy)
 	registerSecurity(fs, &f.Security)
 	registerLimits(fs, &f.Limits)

@@ -24,6 +24,7 @@ func TestAuthorize(t *testing.T) {
 		"POST /json":           auth.RoleCheck, "POST /v1/GetRateLimits": auth.RoleCheck, "GET /v1/HealthCheck": auth.RoleCheck, "GET /v1/LiveCheck": auth.RoleOpen,
 		"GET /v1/policies": auth.RoleRead, "GET /v1/status": auth.RoleRead, "GET /metrics": auth.RoleRead,
 		"GET /v1/keys/top": auth.RoleKeys, "POST /v1/keys/describe": auth.RoleKeys,
+		"GET /v1/overrides": auth.RoleOverrides, "PUT /v1/overrides": auth.RoleOverrides, "DELETE /v1/overrides": auth.RoleOverrides,
 		"GET /healthz": auth.RoleOpen, "GET /readyz": auth.RoleOpen, "GET /openapi.yaml": auth.RoleOpen, "GET /": auth.RoleOpen,
 	}
 	var asked auth.Role

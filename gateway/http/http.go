@@ -53,6 +53,8 @@ type Config struct {
 	// *limit.Error.
 	TopKeys  func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error)
 	Describe func(context.Context, *limit.Target) (*limit.KeyState, error)
+	// Overrides changes limits while the node runs.
+	Overrides Overrides
 	// Metrics answers GET /metrics.
 	Metrics http.Handler
 	// Routes are further ones, of other front ends' protocols. openapi.yaml describes those that this project has.
@@ -157,6 +159,9 @@ func (a *api) routes() []route {
 		{"GET", forwardAuthPath, auth.RoleCheck, a.handleForwardAuth, true},
 		{"GET", "/v1/policies", auth.RoleRead, a.handlePolicies, false},
 		{"GET", "/v1/status", auth.RoleRead, a.handleStatus, false},
+		{"GET", "/v1/overrides", auth.RoleOverrides, a.handleOverrides, false},
+		{"PUT", "/v1/overrides", auth.RoleOverrides, a.putOverride(), false},
+		{"DELETE", "/v1/overrides", auth.RoleOverrides, a.handleDeleteOverride, false},
 		{"GET", "/v1/keys/top", auth.RoleKeys, a.handleTopKeys, false},
 		{"POST", "/v1/keys/describe", auth.RoleKeys, a.describe(), false},
 		{"GET", "/healthz", auth.RoleOpen, a.handleHealth, false},
@@ -178,8 +183,8 @@ func (a *api) routes() []route {
 // New returns the handler for a node's HTTP port. It panics when a required field of cfg is missing: that is a mistake
 // in the program, not in its input.
 func New(cfg Config) http.Handler {
-	if cfg.Service == nil || cfg.Status == nil || cfg.Ready == nil || cfg.Policies == nil || cfg.TopKeys == nil || cfg.Describe == nil || cfg.Metrics == nil {
-		panic("httpapi: Config needs Service, Status, Ready, Policies, TopKeys, Describe and Metrics")
+	if cfg.Service == nil || cfg.Status == nil || cfg.Ready == nil || cfg.Policies == nil || cfg.TopKeys == nil || cfg.Describe == nil || cfg.Overrides == nil || cfg.Metrics == nil {
+		panic("httpapi: Config needs Service, Status, Ready, Policies, TopKeys, Describe, Overrides and Metrics")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

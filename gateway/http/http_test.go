@@ -183,7 +183,8 @@ func newAPI(t testing.TB, service *scripted, change func(*Config)) *testedAPI {
 		TopKeys: func(context.Context, *weirv1.TopKeysRequest) (*weirv1.TopKeysResponse, error) {
 			return &weirv1.TopKeysResponse{}, nil
 		},
-		Describe: func(context.Context, *limit.Target) (*limit.KeyState, error) { return &limit.KeyState{}, nil },
+		Describe:  func(context.Context, *limit.Target) (*limit.KeyState, error) { return &limit.KeyState{}, nil },
+		Overrides: new(fakeOverrides),
 		Status: func(context.Context) (*weirv1.StatusResponse, error) {
 			return &weirv1.StatusResponse{Node: "weir-0"}, nil
 		},

@@ -31,7 +31,7 @@ import (
 const accessFile = `
 callers:
   - {name: shop, tokens: [%s], identities: ["dns:shop.test"], roles: [check], policies: [login]}
-  - {name: everything, tokens: [%s], roles: [check, charge, refund, read, topology, admin, keys], policies: ["*"], namespaces: ["*"]}
+  - {name: everything, tokens: [%s], roles: [check, charge, refund, read, topology, admin, keys, overrides], policies: ["*"], namespaces: ["*"]}
 `
 
 // withAccess starts a node with an access file, and returns the tokens of shop and of everything.

@@ -74,6 +74,9 @@ type Config struct {
 	// PolicyFile holds the policies, and is read again when it changes. Empty: Policies.
 	PolicyFile string
 	Policies   *policy.Set
+	// DataDir is the directory that overrides are kept in which operators set while the node runs; no other node may have the same. Empty:
+	// they are lost when no member runs.
+	DataDir string
 	// UnknownPolicy is the answer to a check of a policy that does not exist. Zero: an error.
 	UnknownPolicy limiter.Unknown
 	// Timeout is the longest time for a check that another node decides, 1 ms to 1 min. Required.

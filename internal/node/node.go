@@ -77,6 +77,7 @@ type Node struct {
 	messenger   *replica.Messenger
 	keys        *gossipkeys.Keys
 	watcher     *policy.Watcher // nil without a policy file
+	overrides   overriding
 	envoy       envoyFrontEnd
 	metrics     *metrics.Metrics
 	unregister  func()          // nil: metrics are registered nowhere
@@ -150,6 +151,9 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		}
 		policies = n.watcher.Current()
 	}
+	if policies, err = n.openOverrides(policies); err != nil {
+		return n, err
+	}
 	if err := n.openEnvoy(); err != nil {
 		return n, err
 	}
@@ -218,6 +222,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		work.Tracer = n.tracer
 	}
 	n.limiter = limiter.New(work)
+	n.openReplicator()
 	n.recorder.follow(n.limiter)
 	if err := n.openConsole(); err != nil {
 		return n, err
@@ -225,7 +230,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
 		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
-		Collectors: append(n.envoyCollectors(), n.security.metrics, hops), LogsDropped: n.logsDropped(),
+		Collectors: append(n.envoyCollectors(), n.security.metrics, hops, n.overrideMetrics()), LogsDropped: n.logsDropped(),
 	})
 	if cfg.Registerer != nil {
 		if n.unregister, err = n.metrics.Register(cfg.Registerer); err != nil {
@@ -240,6 +245,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	}
 	n.openKeys()
 	n.serve()
+	n.work.Go(func() { n.overrides.replicator.Run(n.ctx) })
 	n.work.Go(func() { n.readiness.Settle(n.ctx) })
 	if n.cluster != nil {
 		n.work.Go(n.follow)
@@ -347,6 +353,7 @@ func (n *Node) serve() {
 		peerv1.RegisterPeerServer(services, n.peerService)
 		peerv1.RegisterOwnershipServer(services, n.messenger)
 		peerv1.RegisterGossipKeysServer(services, n.keys.Peers())
+		peerv1.RegisterOverridesServer(services, n.overrides.replicator)
 		n.work.Go(func() { n.served("peer", n.peerServer.Serve(n.listeners.peer)) })
 	}
 	if n.listeners.grpc != nil {
@@ -370,6 +377,7 @@ func (n *Node) serve() {
 		services := calls.Registrar(n.grpcServer)
 		n.callers.Register(services)
 		weirv1.RegisterAdminServer(services, n.keys)
+		n.overrides.service.Register(services)
 		foreign := grpcapi.Admitted(services, requests)
 		n.gubernatorService("grpc").Register(foreign)
 		if s := n.envoyService("grpc"); s != nil {
@@ -388,7 +396,7 @@ func (n *Node) serve() {
 			Host: hostCheck(n.cfg.Bind, n.cfg.HTTPHosts), ForwardAuth: n.forwardAuth,
 			Policies: n.listPolicies, Metrics: n.metrics.Handler(), Routes: n.routes(), Console: n.consolePath(),
 			Status:  func(ctx context.Context) (*weirv1.StatusResponse, error) { return n.Status(ctx), nil },
-			TopKeys: n.TopKeys, Describe: n.Describe,
+			TopKeys: n.TopKeys, Describe: n.Describe, Overrides: n.overrides.service,
 			NoInline: n.cfg.NoInline, Logger: n.log, Problem: n.metrics.Problem, MaxBody: n.limits.MaxMessageSize, Requests: requests, Buffers: n.buffers,
 		})), n.log))
 		n.work.Go(func() { n.served("http", n.security.serveHTTP(n.httpServer, n.listeners.http)) })
@@ -460,7 +468,7 @@ func (n *Node) Err() error {
 func (n *Node) Settled() <-chan struct{} { return n.readiness.Became() }
 
 // openReadiness makes what tells when the node is ready: once it is a member, every other member sees the ring as it does, and the
-// partitions that are its own have come; and a voter once it votes again, because who restarts nodes one by one waits for each to be
+// partitions that are its own have come, and it has exchanged overrides with them; and a voter once it votes again, because who restarts nodes one by one waits for each to be
 // ready, and without a majority strict policies are decided nowhere.
 func (n *Node) openReadiness() {
 	n.readiness = readiness.New(readiness.Config{
@@ -469,6 +477,7 @@ func (n *Node) openReadiness() {
 			{What: "waiting for the partitions that are to move", Holds: func(context.Context) bool { return n.runner.Settled() }},
 			{What: "waiting until this voter votes again", Holds: func(context.Context) bool { return n.votes() }},
 			{What: "waiting until all members see the same ring", Holds: n.inStep},
+			{What: "waiting for the overrides of other members", Holds: func(context.Context) bool { return n.overrides.replicator.Met() }},
 		},
 		Held: func() int {
 			st, _ := n.runner.Status()
@@ -702,7 +711,7 @@ func (n *Node) Reload() {
 
 // policiesChanged puts the policies of a changed file into force.
 func (n *Node) policiesChanged(set *policy.Set) {
-	n.limiter.SetPolicies(set)
+	n.setPolicies(set)
 	n.metrics.Reloaded(true)
 	if n.cluster != nil {
 		n.cluster.SetPolicyHash(shortHash(set))

@@ -94,6 +94,7 @@ var mayImport = map[string]string{
 	"internal/settings":        "internal/file internal/strictyaml",
 	"internal/readiness":       "",
 	"internal/gossipkeys":      "auth cluster cluster/ownership internal/loopback proto/weir/peer/v1 proto/weir/v1",
+	"internal/overrides":       "auth cluster/ownership internal/file limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
 	"internal/validate":        "gateway/envoy internal/file internal/limitador internal/strictyaml policy",
 	"internal/secrets":         "auth",
 	"internal/node":            everything,
@@ -146,6 +147,7 @@ var clocks = []string{
 	"internal/node/limits.go aged",
 	"internal/node/node.go openReadiness", // paces a wait
 	"internal/node/node.go Start",
+	"internal/node/overrides.go openReplicator", // paces comparisons, and shows when something was changed
 	"internal/node/denials.go newDenials",
 	"cmd/node/secrets.go newSecrets", // certificates are good from then on
 	"docs/images/restart.go restart",

@@ -1,0 +1,136 @@
+package client
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Override is what applies to a key of a policy, or to the keys that begin with Prefix, in place of the policy's limits. The one for
+// exactly the key counts before those for prefixes, and of those the longest.
+type Override struct {
+	Policy string
+	// Key or Prefix is what it is for. One of them is empty.
+	Key, Prefix string
+	// Settings are the fields of an override in a policy file other than key and prefix, as a JSON object of at most 4096 bytes:
+	// {"limit":500}, {"limits":["10/1s","1000/1h"]}, {"unlimited":true}, {"blocked":true}.
+	Settings string
+
+	// The rest is in answers only. Of two changes of an override the one with the higher Version, NUMBER@MEMBER, counts.
+	Version   string
+	ChangedBy string    // the caller's name in the access file
+	ChangedAt time.Time // by the clock of the node that was asked
+	Inactive  string    // why it is not in force on the node that answers, such as that it has no such policy; empty: it is
+}
+
+// OverrideChange is what a change of an override has come to.
+type OverrideChange struct {
+	Override Override  // as it is now; of a deletion without Settings
+	Before   *Override // as it was; nil: there was none
+	// Members are all members of the cluster, by name. Those that do not have the change get it when they can be reached.
+	Members []OverrideMember
+}
+
+// OverrideMember says how far a change has come on a member.
+type OverrideMember struct {
+	Name    string
+	Has     bool   // it is in force there
+	Durable bool   // it is in the file of the member's data directory
+	Error   string // why it is not known whether the member has it, or why it is not durable; empty otherwise
+}
+
+// SetOverride gives a key, or the keys with a prefix, other limits than their policy has, on all nodes of the cluster, in place of what was
+// set before. It waits for the node that it asks, which waits for the others for a second at most, and is bounded by ctx alone. It is not
+// repeated: after an ErrUnavailable the change may have been made. The token or certificate needs the role overrides for the policy. A
+// Client that decides in this process has no overrides: ErrInvalid.
+func (c *Client) SetOverride(ctx context.Context, o Override) (OverrideChange, error) {
+	return c.changeOverride(ctx, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
+		return api.SetOverride(ctx, &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: o.Policy, Key: o.Key, Prefix: o.Prefix, Settings: o.Settings}})
+	})
+}
+
+// DeleteOverride takes away what SetOverride has set for the Key or Prefix of a policy: what the policy file says applies again.
+// ErrNotFound when there is nothing. It is otherwise as SetOverride.
+func (c *Client) DeleteOverride(ctx context.Context, o Override) (OverrideChange, error) {
+	return c.changeOverride(ctx, func(api weirv1.OverridesClient) (*weirv1.OverrideChange, error) {
+		return api.DeleteOverride(ctx, &weirv1.DeleteOverrideRequest{Policy: o.Policy, Key: o.Key, Prefix: o.Prefix})
+	})
+}
+
+// overrides returns what calls the cluster about overrides. The caller counts the call out, unless there is an error.
+func (c *Client) overrides(ctx context.Context) (weirv1.OverridesClient, error) {
+	r, ok := c.backend.(*remote)
+	if !ok {
+		return nil, &Error{ErrInvalid, "", "a client that decides in this process has no overrides but those of its policies"}
+	}
+	if err := c.begin(ctx); err != nil {
+		return nil, err
+	}
+	return weirv1.NewOverridesClient(r.nodes), nil
+}
+
+func (c *Client) changeOverride(ctx context.Context, call func(weirv1.OverridesClient) (*weirv1.OverrideChange, error)) (out OverrideChange, err error) {
+	api, err := c.overrides(ctx)
+	if err != nil {
+		return out, err
+	}
+	defer c.running.Done()
+	change, err := call(api)
+	if err != nil {
+		return out, c.verdict(ctx, statusError(err))
+	}
+	out.Override = overrideOf(change.GetOverride())
+	if change.Before != nil {
+		before := overrideOf(change.Before)
+		out.Before = &before
+	}
+	for _, m := range change.Members {
+		out.Members = append(out.Members, OverrideMember{m.GetName(), m.GetHas(), m.GetDurable(), m.GetError()})
+	}
+	return out, nil
+}
+
+// Overrides lists the overrides that SetOverride has set, of one policy or, where its name is empty, of all that the role overrides is for,
+// in order of policies. A listing that fails ends with the error.
+func (c *Client) Overrides(ctx context.Context, policy string) iter.Seq2[Override, error] {
+	return func(yield func(Override, error) bool) {
+		req := &weirv1.ListOverridesRequest{Policy: policy, PageSize: 1000}
+		for {
+			page, err := c.overridesPage(ctx, req)
+			if err != nil {
+				yield(Override{}, err)
+				return
+			}
+			for _, o := range page.Overrides {
+				if !yield(overrideOf(o), nil) {
+					return
+				}
+			}
+			if req.PageToken = page.NextPageToken; req.PageToken == "" {
+				return
+			}
+		}
+	}
+}
+
+func (c *Client) overridesPage(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
+	api, err := c.overrides(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer c.running.Done()
+	page, err := api.ListOverrides(ctx, req)
+	if err != nil {
+		return nil, c.verdict(ctx, statusError(err))
+	}
+	return page, nil
+}
+
+func overrideOf(o *weirv1.Override) Override {
+	return Override{
+		Policy: o.GetPolicy(), Key: o.GetKey(), Prefix: o.GetPrefix(), Settings: o.GetSettings(), Version: o.GetVersion(),
+		ChangedBy: o.GetChangedBy(), ChangedAt: time.UnixMilli(o.GetChangedAtUnixMs()).UTC(), Inactive: o.GetInactive(),
+	}
+}

@@ -1,0 +1,165 @@
+package httpapi
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+)
+
+// Overrides is what changes limits while nodes run. Its errors are of *limit.Error. listener is where the request came in.
+type Overrides interface {
+	List(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error)
+	Set(ctx context.Context, listener string, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error)
+	Delete(ctx context.Context, listener string, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error)
+}
+
+// overrideBody is a PUT.
+type overrideBody struct {
+	Policy   string         `json:"policy"`
+	Key      string         `json:"key"`
+	Prefix   string         `json:"prefix"`
+	Settings jsontext.Value `json:"settings"`
+}
+
+// storedOverrideBody is an override in an answer.
+type storedOverrideBody struct {
+	Policy    string         `json:"policy"`
+	Key       string         `json:"key,omitempty"`
+	Prefix    string         `json:"prefix,omitempty"`
+	Settings  jsontext.Value `json:"settings,omitzero"`
+	Version   string         `json:"version"`
+	ChangedBy string         `json:"changed_by"`
+	ChangedAt time.Time      `json:"changed_at"`
+	Inactive  string         `json:"inactive,omitempty"`
+}
+
+type overridesBody struct {
+	Overrides     []storedOverrideBody `json:"overrides"`
+	NextPageToken string               `json:"next_page_token,omitempty"`
+}
+
+type overrideChangeBody struct {
+	Override storedOverrideBody   `json:"override"`
+	Before   *storedOverrideBody  `json:"before,omitempty"`
+	Members  []overrideMemberBody `json:"members"`
+}
+
+type overrideMemberBody struct {
+	Name    string `json:"name"`
+	Has     bool   `json:"has"`
+	Durable bool   `json:"durable"`
+	Error   string `json:"error,omitempty"`
+}
+
+func (a *api) putOverride() http.HandlerFunc {
+	return operation(a, overrideBody{}, func(_ *form, b *overrideBody) *weirv1.SetOverrideRequest {
+		return &weirv1.SetOverrideRequest{Override: &weirv1.Override{Policy: b.Policy, Key: b.Key, Prefix: b.Prefix, Settings: string(b.Settings)}}
+	}, func(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
+		return a.Overrides.Set(ctx, "http", req)
+	}, inJSON(a, changeBodyOf))
+}
+
+func (a *api) handleOverrides(w http.ResponseWriter, r *http.Request) {
+	query, p := queryOf(r.URL.RawQuery, "policy", "key", "prefix", "page_size", "page_token")
+	req := &weirv1.ListOverridesRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"], PageToken: query["page_token"]}
+	if text, given := query["page_size"]; given && p == nil {
+		n, err := strconv.ParseUint(text, 10, 32)
+		if req.PageSize = uint32(n); err != nil || n == 0 {
+			p = invalid("page_size", "must be a whole number from 1 to 1000")
+		}
+	}
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	list, err := a.Overrides.List(r.Context(), req)
+	if err != nil {
+		a.writeProblem(w, r, problemOf(err))
+		return
+	}
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], overridesBodyOf(list))
+}
+
+func (a *api) handleDeleteOverride(w http.ResponseWriter, r *http.Request) {
+	query, p := queryOf(r.URL.RawQuery, "policy", "key", "prefix")
+	if p != nil {
+		a.writeProblem(w, r, p)
+		return
+	}
+	change, err := a.Overrides.Delete(r.Context(), "http", &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]})
+	if err != nil {
+		a.writeProblem(w, r, problemOf(err))
+		return
+	}
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], changeBodyOf(change))
+}
+
+// queryOf reads a query with parameters of these names, each at most once and not empty.
+func queryOf(raw string, names ...string) (map[string]string, *problem) {
+	query, err := url.ParseQuery(raw)
+	if err != nil {
+		return nil, invalid("", "the query is malformed: "+err.Error())
+	}
+	out := make(map[string]string, len(query))
+	for name, values := range query {
+		switch {
+		case !slices.Contains(names, name):
+			return nil, invalid(clip(name), "there is no such parameter; there are "+strings.Join(names, ", "))
+		case len(values) > 1:
+			return nil, invalid(name, "is given more than once")
+		case values[0] == "":
+			return nil, invalid(name, "is empty: give it a value or leave it out")
+		}
+		out[name] = values[0]
+	}
+	return out, nil
+}
+
+// MarshalOverrides returns overrides in the JSON of GET /v1/overrides.
+func MarshalOverrides(list *weirv1.ListOverridesResponse) ([]byte, error) {
+	return marshal(overridesBodyOf(list))
+}
+
+// MarshalOverrideChange returns a change in the JSON of PUT and DELETE /v1/overrides.
+func MarshalOverrideChange(change *weirv1.OverrideChange) ([]byte, error) {
+	return marshal(changeBodyOf(change))
+}
+
+func overridesBodyOf(list *weirv1.ListOverridesResponse) *overridesBody {
+	body := overridesBody{Overrides: make([]storedOverrideBody, len(list.Overrides)), NextPageToken: list.NextPageToken}
+	for i, o := range list.Overrides {
+		body.Overrides[i] = storedOverrideOf(o)
+	}
+	return &body
+}
+
+func changeBodyOf(change *weirv1.OverrideChange) any {
+	body := overrideChangeBody{Override: storedOverrideOf(change.Override), Members: make([]overrideMemberBody, len(change.Members))}
+	if change.Before != nil {
+		before := storedOverrideOf(change.Before)
+		body.Before = &before
+	}
+	for i, m := range change.Members {
+		body.Members[i] = overrideMemberBody{m.Name, m.Has, m.Durable, m.Error}
+	}
+	return &body
+}
+
+func storedOverrideOf(o *weirv1.Override) storedOverrideBody {
+	body := storedOverrideBody{
+		Policy: o.Policy, Key: o.Key, Prefix: o.Prefix, Version: o.Version,
+		ChangedBy: o.ChangedBy, ChangedAt: time.UnixMilli(o.ChangedAtUnixMs).UTC(), Inactive: o.Inactive,
+	}
+	if o.Settings != "" {
+		body.Settings = jsontext.Value(o.Settings)
+	}
+	return body
+}

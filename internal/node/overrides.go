@@ -1,0 +1,123 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/overrides"
+	"github.com/weirlimit/weir/policy"
+)
+
+// overriding is what a node has for overrides that operators set.
+type overriding struct {
+	book       *overrides.Book
+	replicator *overrides.Replicator
+	service    *overrides.Service
+
+	mu     sync.Mutex  // held while policies are put into force, so that the last ones win
+	file   *policy.Set // the policies of the file
+	logged map[overrides.ID]string
+}
+
+// openOverrides reads the overrides of the data directory, and returns the policies with them.
+func (n *Node) openOverrides(file *policy.Set) (*policy.Set, error) {
+	name := ""
+	if n.cfg.DataDir != "" {
+		if err := overrides.Prepare(n.cfg.DataDir); err != nil {
+			return nil, fmt.Errorf("data-dir: %w", err)
+		}
+		name = filepath.Join(n.cfg.DataDir, overrides.FileName)
+	}
+	book, err := overrides.OpenBook(name)
+	if err != nil {
+		return nil, fmt.Errorf("data-dir: %w", err)
+	}
+	n.overrides.book, n.overrides.file = book, file
+	if st := book.Stats(); st.Overrides > 0 {
+		n.log.Info("overrides read", "file", name, "overrides", st.Overrides)
+	}
+	return n.policiesLocked(nil), nil
+}
+
+// openReplicator makes what compares overrides with other members, and what operators call.
+func (n *Node) openReplicator() {
+	n.overrides.replicator = overrides.NewReplicator(overrides.ReplicatorConfig{
+		Self: n.self(), Book: n.overrides.book, Peers: n.peers, Apply: n.applyOverrides, Now: time.Now, Logger: n.log,
+		Members: func() ([]ownership.Node, <-chan struct{}) {
+			v := n.view()
+			if v == nil {
+				return []ownership.Node{n.self()}, nil
+			}
+			all := make([]ownership.Node, len(v.Members))
+			for i, m := range v.Members {
+				all[i] = ownership.Node{Name: m.Name, Boot: m.Boot}
+			}
+			return all, v.Replaced()
+		},
+	})
+	n.overrides.service = overrides.NewService(overrides.ServiceConfig{
+		Node: n.cfg.Name, Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.record, Now: time.Now,
+		MayChange: func(ctx context.Context) func(string) bool {
+			may := n.security.auth.MayUse(ctx, auth.RoleOverrides)
+			return func(policy string) bool { return may(policy, "") }
+		},
+	})
+}
+
+// filePolicies are the policies without the overrides that operators have set.
+func (n *Node) filePolicies() *policy.Set {
+	n.overrides.mu.Lock()
+	defer n.overrides.mu.Unlock()
+	return n.overrides.file
+}
+
+// setPolicies puts the policies of a changed file into force, under the overrides that operators have set.
+func (n *Node) setPolicies(file *policy.Set) {
+	n.overrides.mu.Lock()
+	defer n.overrides.mu.Unlock()
+	n.overrides.file = file
+	n.limiter.SetPolicies(n.policiesLocked(n.limiter.Policies()))
+}
+
+// applyOverrides puts changed overrides into force.
+func (n *Node) applyOverrides() {
+	n.overrides.mu.Lock()
+	defer n.overrides.mu.Unlock()
+	n.limiter.SetPolicies(n.policiesLocked(n.limiter.Policies()))
+}
+
+// policiesLocked returns the policies of the file under the overrides. It says once of each override why it is not in force. before
+// are the policies in force, or nil.
+func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
+	list := n.overrides.book.Overrides()
+	set, refused := n.overrides.file.WithOverrides(list, before)
+	logged := n.overrides.logged
+	n.overrides.logged = make(map[overrides.ID]string)
+	for i, err := range refused {
+		if err == nil {
+			continue
+		}
+		id, reason := overrides.ID{Policy: list[i].Policy, Key: list[i].Key, Prefix: list[i].Prefix}, err.Error()
+		if n.overrides.logged[id] = reason; logged[id] != reason {
+			n.log.Warn("override not in force", "policy", id.Policy, "prefix", id.Prefix != "", "reason", reason)
+		}
+	}
+	return set
+}
+
+// inactiveOverrides is the number of overrides that are not in force.
+func (n *Node) inactiveOverrides() int {
+	n.overrides.mu.Lock()
+	defer n.overrides.mu.Unlock()
+	return len(n.overrides.logged)
+}
+
+// overrideMetrics shows the overrides.
+func (n *Node) overrideMetrics() *overrides.Metrics {
+	return &overrides.Metrics{Book: n.overrides.book, Inactive: n.inactiveOverrides, Unequal: func() int { return n.overrides.replicator.Unequal(false) }}
+}

@@ -1,0 +1,247 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/overrides"
+	"github.com/weirlimit/weir/policy"
+	"github.com/weirlimit/weir/test/testkit"
+)
+
+// changed is the answer to a change.
+type changed struct {
+	Members []struct {
+		Name         string
+		Has, Durable bool
+		Error        string
+	}
+}
+
+// override sets one, and returns how many members have it, and how many on disk.
+func override(t *testing.T, n *Node, body string) (has, durable int) {
+	t.Helper()
+	resp, text := send(t, n, "PUT", "/v1/overrides", "", body)
+	if resp.StatusCode != http.StatusOK {
+		t.Fatalf("PUT %s: %d %s", body, resp.StatusCode, text)
+	}
+	var c changed
+	if err := json.Unmarshal([]byte(text), &c); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range c.Members {
+		if m.Has {
+			has++
+		}
+		if m.Durable {
+			durable++
+		}
+	}
+	return has, durable
+}
+
+// TestOverridesOfACluster: what is set on one node is in force on all when it is answered, for keys that any of them owns; a node that
+// joins has it before it is ready; a reload of the file leaves it in force; what the file does not suit is kept and shown as inactive.
+func TestOverridesOfACluster(t *testing.T) {
+	file := testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5))
+	start := func(name string, join ...string) *Node {
+		cfg := testConfig(t, name)
+		cfg.PolicyFile, cfg.Join = file, join
+		if name != "c" {
+			cfg.DataDir = filepath.Join(t.TempDir(), "data")
+		}
+		return mustStart(t, cfg)
+	}
+	a := start("a")
+	awaitSettled(t, a)
+	seed := a.GossipAddr()
+	b := start("b", seed)
+	awaitSettled(t, b)
+	eventually(t, "a sees b", func() bool { return len(a.view().Members) == 2 })
+	limits := func(n *Node, prefix string, want int64) {
+		t.Helper()
+		for i := range 8 {
+			if d := check(t, n, fmt.Sprint(prefix, i)); d.Limit != want || d.Degraded || d.FailedOpen {
+				t.Fatalf("%s decides %s%d by %d, want %d", n.cfg.Name, prefix, i, d.Limit, want)
+			}
+		}
+	}
+	limits(a, "vip-", 5)
+	if has, durable := override(t, a, `{"policy":"login","prefix":"vip-","settings":{"limit":50}}`); has != 2 || durable != 2 {
+		t.Errorf("%d have it, %d on disk", has, durable)
+	}
+	limits(a, "vip-", 50)
+	limits(b, "vip-", 50)
+	for _, bad := range []struct{ body, field string }{
+		{`{"policy":"login","settings":{"limit":50}}`, "key"},
+		{`{"policy":"gone","key":"k","settings":{"limit":50}}`, "policy"},
+		{`{"policy":"login","key":"k","prefix":"p","settings":{"limit":50}}`, "prefix"},
+		{`{"policy":"login","key":"k"}`, "settings"},
+		{`{"policy":"login","key":"k","settings":{"limit":"50"}}`, "settings.limit"},
+		{`{"policy":"login","key":"k","settings":{"ttl":"1s"}}`, "settings.ttl"},
+		{`{"policy":"login","key":"k","settings":{"limit":5,"limit":5}}`, "settings.limit"},
+		{`{"policy":"login","key":"` + strings.Repeat("k", 1025) + `","settings":{"limit":50}}`, "key"},
+		{`{"policy":"login","key":"k","settings":{"limits":["` + strings.Repeat("1", 5000) + `"]}}`, "settings"},
+	} {
+		resp, text := send(t, b, "PUT", "/v1/overrides", "", bad.body)
+		var p struct{ Field string }
+		if err := json.Unmarshal([]byte(text), &p); err != nil || resp.StatusCode/100 != 4 || p.Field != bad.field {
+			t.Errorf("%.100s: %d %s, want a problem of %s", bad.body, resp.StatusCode, text, bad.field)
+		}
+	}
+
+	c := start("c", seed)
+	awaitSettled(t, c)
+	if c.overrides.book.Digest() != a.overrides.book.Digest() {
+		t.Error("c is ready, and has not the others' overrides")
+	}
+	limits(c, "vip-", 50)
+	eventually(t, "all see c", func() bool { return len(a.view().Members) == 3 && len(b.view().Members) == 3 })
+	if has, durable := override(t, c, `{"policy":"login","prefix":"vip-","settings":{"limits":["60/1m"]}}`); has != 3 || durable != 2 {
+		t.Errorf("%d have it, %d on disk", has, durable)
+	}
+	for _, n := range []*Node{a, b, c} {
+		limits(n, "vip-", 60)
+	}
+
+	// The file changes under it: to another limit, and to leases, which a rate does not suit.
+	for _, change := range []struct{ policies, inactive string }{
+		{fmt.Sprintf(onePolicy, 9), ""},
+		{"policies:\n  - {name: login, algorithm: concurrency, limit: 3, ttl: 1m}\n", "settings.limits"},
+		{"policies: []\n", "policy: there is no policy"},
+		{fmt.Sprintf(onePolicy, 7), ""},
+	} {
+		if err := os.WriteFile(file, []byte(change.policies), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		set, err := policy.Parse(file, []byte(change.policies))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []*Node{a, b, c} {
+			n.Reload()
+			eventually(t, "the file is in force", func() bool { return n.filePolicies().Hash() == set.Hash() })
+		}
+		resp, list := send(t, b, "GET", "/v1/overrides?policy=login&prefix=vip-", "", "")
+		if resp.StatusCode != 200 || strings.Contains(list, "inactive") != (change.inactive != "") || !strings.Contains(list, change.inactive) || !strings.Contains(list, `"limits":["60/1m"]`) {
+			t.Errorf("%s: %d %s", change.policies, resp.StatusCode, list)
+		}
+		if got := b.inactiveOverrides(); (got == 1) != (change.inactive != "") {
+			t.Errorf("%s: %d inactive", change.policies, got)
+		}
+	}
+	limits(a, "vip-", 60)
+	limits(a, "other-", 7)
+	resp, text := send(t, b, "DELETE", "/v1/overrides?policy=login&prefix=vip-", "", "")
+	if resp.StatusCode != 200 || !strings.Contains(text, `"before":`) {
+		t.Errorf("DELETE: %d %s", resp.StatusCode, text)
+	}
+	for _, n := range []*Node{a, b, c} {
+		limits(n, "vip-", 7)
+	}
+	if resp, _ := send(t, a, "DELETE", "/v1/overrides?policy=login&prefix=vip-", "", ""); resp.StatusCode != 404 {
+		t.Errorf("another DELETE: %d", resp.StatusCode)
+	}
+}
+
+// TestOverridesInFile: they are there again after a restart, and a file that is none keeps the node from starting.
+func TestOverridesInFile(t *testing.T) {
+	cfg := testConfig(t, "a")
+	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	key := "new\nline \u00e9\U0001F600\"\\"
+	body, err := json.Marshal(map[string]any{"policy": "login", "key": key, "settings": map[string]any{"blocked": true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if has, durable := override(t, n, string(body)); has != 1 || durable != 1 {
+		t.Errorf("%d have it, %d on disk", has, durable)
+	}
+	n.Stop()
+	n = mustStart(t, cfg)
+	awaitSettled(t, n)
+	if d := check(t, n, key); d.Allowed {
+		t.Error("not blocked")
+	}
+	_, list := send(t, n, "GET", "/v1/overrides?policy=login&key="+url.QueryEscape(key), "", "")
+	if !strings.Contains(list, `"version":"1@a"`) || !strings.Contains(list, `"changed_by":"everybody"`) {
+		t.Error(list)
+	}
+	n.Stop()
+	file := filepath.Join(cfg.DataDir, overrides.FileName)
+	if err := os.WriteFile(file, []byte("{\"format\": 1,\n \"overrides\": [}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.HasPrefix(err.Error(), "data-dir: "+file+":2:") {
+		t.Errorf("a corrupt file: %v", err)
+	}
+	cfg.DataDir = file
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.HasPrefix(err.Error(), "data-dir: ") {
+		t.Errorf("a file as directory: %v", err)
+	}
+}
+
+// TestOverridesByRole: who has the role for a policy changes and sees its overrides, and each change is in the audit log.
+func TestOverridesByRole(t *testing.T) {
+	shop, ops := auth.NewToken(), auth.NewToken()
+	cfg := testConfig(t, "a")
+	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)+"  - {name: partner-x, algorithm: sliding_log, limit: 1, window: 1m}\n")
+	cfg.Security.AccessFile = testkit.WriteFile(t, "access.yaml", fmt.Sprintf(`
+callers:
+  - {name: shop, tokens: [%s], roles: [check, keys, admin], policies: ["*"]}
+  - {name: ops, tokens: [%s], roles: [overrides], policies: ["partner-*"]}
+`, auth.Hash(shop), auth.Hash(ops)))
+	cfg.Security.AuditLog = filepath.Join(t.TempDir(), "audit.log")
+	n := mustStart(t, cfg)
+	awaitSettled(t, n)
+	for _, c := range []struct {
+		method, path, token, body string
+		status                    int
+	}{
+		{"PUT", "", shop, `{"policy":"partner-x","key":"k","settings":{"limit":2}}`, 403},
+		{"GET", "", shop, "", 403},
+		{"GET", "", "", "", 401},
+		{"PUT", "", ops, `{"policy":"login","key":"k","settings":{"limit":2}}`, 403},
+		{"GET", "?policy=login", ops, "", 403},
+		{"DELETE", "?policy=login&key=k", ops, "", 403},
+		{"PUT", "", ops, `{"policy":"partner-x","key":"k\nx","settings":{"limit":2}}`, 200},
+		{"PUT", "", ops, `{"policy":"partner-x","key":"k\nx","settings":{"limit":3}}`, 200},
+		{"DELETE", "?policy=partner-x&key=k%0Ax", ops, "", 200},
+		{"DELETE", "?policy=partner-x&key=k%0Ax", ops, "", 404},
+	} {
+		if resp, text := send(t, n, c.method, "/v1/overrides"+c.path, c.token, c.body); resp.StatusCode != c.status {
+			t.Errorf("%s %s %s: %d %s, want %d", c.method, c.path, c.body, resp.StatusCode, text, c.status)
+		}
+	}
+	if _, _, err := n.overrides.book.Change("a", overrides.Entry{ID: overrides.ID{Policy: "login", Key: "secret"}, Settings: `{"limit":1}`, At: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	if _, list := send(t, n, "GET", "/v1/overrides", ops, ""); strings.Contains(list, "secret") {
+		t.Errorf("ops sees another policy's: %s", list)
+	}
+	n.Stop()
+	log, err := os.ReadFile(cfg.Security.AuditLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`"msg":"override","caller":"ops","credential":"token","listener":"http"`,
+		`"policy":"partner-x","key":"k\nx","what":"set {\"limit\":2}"}`,
+		`"policy":"partner-x","key":"k\nx","what":"set {\"limit\":3}, was {\"limit\":2}"}`,
+		`"policy":"partner-x","key":"k\nx","what":"delete, was {\"limit\":3}"}`,
+		`"what":"delete","error":"key: there is no override for it"}`,
+	} {
+		if !strings.Contains(string(log), want) {
+			t.Errorf("the audit log lacks %s:\n%s", want, log)
+		}
+	}
+}

@@ -1,0 +1,159 @@
+package overrides
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+
+	"github.com/weirlimit/weir/internal/file"
+)
+
+// FileName is the name of a book's file in its directory.
+const FileName = "overrides.json"
+
+// maxFile bounds a file: all that a Book can hold, with every byte escaped.
+const maxFile = 6*(2*MaxBytes+MaxDeletedBytes) + 512*(2*MaxOverrides+MaxDeleted)
+
+// fileFormat is the version of the format below.
+const fileFormat = 1
+
+// fileBody is a file. Each override has a line of its own.
+type fileBody struct {
+	Format    int         `json:"format"`
+	Overrides []fileEntry `json:"overrides"`
+}
+
+type fileEntry struct {
+	Policy   string         `json:"policy"`
+	Key      string         `json:"key,omitempty"`
+	Prefix   string         `json:"prefix,omitempty"`
+	Settings jsontext.Value `json:"settings,omitzero"`
+	Deleted  bool           `json:"deleted,omitzero"`
+	Counter  uint64         `json:"counter"`
+	Node     string         `json:"node"`
+	By       string         `json:"by,omitempty"`
+	At       time.Time      `json:"at"`
+}
+
+// Prepare makes the directory of a book if need be, and reports whether files can be written there.
+func Prepare(directory string) error {
+	if err := os.MkdirAll(directory, 0o700); err != nil {
+		return err
+	}
+	probe, err := os.CreateTemp(directory, "."+FileName+"-*")
+	if err != nil {
+		return err
+	}
+	return errors.Join(probe.Close(), os.Remove(probe.Name()))
+}
+
+// load reads a file; one that is not there has no entries.
+func load(name string) ([]Entry, error) {
+	data, err := file.Read(name, maxFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return parse(name, data)
+}
+
+// parse reads the content of a file. Its errors begin with the name, the line and the column.
+func parse(name string, data []byte) ([]Entry, error) {
+	fail := func(offset int64, format string, args ...any) ([]Entry, error) {
+		before := data[:min(max(offset, 0), int64(len(data)))]
+		line, column := 1+bytes.Count(before, []byte("\n")), len(before)-bytes.LastIndexByte(before, '\n')
+		return nil, fmt.Errorf("%s:%d:%d: %s; restore the file, or remove it to take the overrides of the other members", name, line, column, fmt.Sprintf(format, args...))
+	}
+	var body fileBody
+	if err := json.Unmarshal(data, &body, json.RejectUnknownMembers(true)); err != nil {
+		var syntactic *jsontext.SyntacticError
+		var semantic *json.SemanticError
+		switch {
+		case errors.As(err, &syntactic):
+			return fail(syntactic.ByteOffset, "is not the JSON of overrides at %q: %v", syntactic.JSONPointer, syntactic.Err)
+		case errors.As(err, &semantic):
+			return fail(semantic.ByteOffset, "is not the JSON of overrides at %q: %v", semantic.JSONPointer, semantic)
+		}
+		return fail(0, "is not the JSON of overrides: %v", err)
+	}
+	if body.Format != fileFormat {
+		return fail(0, "format: is %d, and this version reads %d", body.Format, fileFormat)
+	}
+	entries, seen := make([]Entry, len(body.Overrides)), make(map[ID]bool, len(body.Overrides))
+	var live, size int
+	for i, f := range body.Overrides {
+		e := Entry{
+			ID: ID{f.Policy, f.Key, f.Prefix}, Version: Version{f.Counter, f.Node}, Settings: string(f.Settings), By: f.By, At: inMillis(f.At),
+		}
+		wrong := e.valid()
+		switch {
+		case wrong != nil:
+		case f.Deleted != e.Deleted():
+			wrong = errors.New("settings: an override has settings, or is deleted")
+		case !e.Deleted() && f.Settings.Kind() != '{':
+			wrong = errors.New("settings: are not a JSON object")
+		case seen[e.ID]:
+			wrong = errors.New("key: is that of another override, too")
+		}
+		if wrong != nil {
+			return fail(lineOf(data, i), "overrides[%d]: %v", i, wrong)
+		}
+		if !e.Deleted() {
+			live, size = live+1, size+e.bytes()
+		}
+		if live > 2*MaxOverrides || size > 2*MaxBytes {
+			return fail(lineOf(data, i), "overrides[%d]: are more than the %d overrides or %d bytes that a node takes", i, 2*MaxOverrides, 2*MaxBytes)
+		}
+		entries[i], seen[e.ID] = e, true
+	}
+	return entries, nil
+}
+
+// lineOf is where the i-th override begins in a file of valid JSON; 0 when that is not known.
+func lineOf(data []byte, i int) int64 {
+	dec := jsontext.NewDecoder(bytes.NewReader(data))
+	for {
+		if dec.StackDepth() == 2 && string(dec.StackPointer()) != "" {
+			if kind, length := dec.StackIndex(2); kind == '[' && length == int64(i) && dec.PeekKind() == '{' {
+				at := dec.InputOffset()
+				for at < int64(len(data)) && data[at] != '{' {
+					at++ // spaces, and the comma
+				}
+				return at
+			}
+		}
+		if _, err := dec.ReadToken(); err != nil {
+			return 0
+		}
+	}
+}
+
+// save replaces the file by one with these entries.
+func (b *Book) save(entries []*Entry) error {
+	data := []byte(fmt.Sprintf("{\"format\": %d, \"overrides\": [\n", fileFormat))
+	for i, e := range entries {
+		f := fileEntry{Policy: e.Policy, Key: e.Key, Prefix: e.Prefix, Deleted: e.Deleted(), Counter: e.Counter, Node: e.Node, By: e.By, At: e.At}
+		if !e.Deleted() {
+			f.Settings = jsontext.Value(e.Settings)
+		}
+		line, err := json.Marshal(&f)
+		if err != nil {
+			return fmt.Errorf("override of policy %q: %w", e.Policy, err)
+		}
+		data = append(data, line...)
+		if i < len(entries)-1 {
+			data = append(data, ',')
+		}
+		data = append(data, '\n')
+	}
+	data = append(data, "]}\n"...)
+	return b.file.Replace(data)
+}

@@ -1,0 +1,191 @@
+package policy
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/strictyaml"
+	"github.com/weirlimit/weir/limit"
+)
+
+// MaxOverrideSettings bounds the Settings of an Override, in bytes.
+const MaxOverrideSettings = 4 << 10
+
+// Override is an override that is not in the policy file: operators set it while nodes run.
+type Override struct {
+	Policy string
+	// Key or Prefix is what it is for: one key, or the keys that begin with Prefix.
+	Key, Prefix string
+	// Settings are the fields of an override in a policy file other than key and prefix, as a JSON object: {"limit":500},
+	// {"limits":["10/1s","1000/1h"]}, {"unlimited":true} or {"blocked":true}.
+	Settings string
+}
+
+// overridden is the path that mistakes in Settings have in front of the field.
+const overridden = "override"
+
+// Valid says what is wrong with an override, as far as that can be told without knowing its policy, and without reading Settings.
+func (o *Override) Valid() *limit.Error {
+	if !limit.ValidPolicyName(o.Policy) {
+		return limit.NewError(limit.Invalid, "policy", "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+	}
+	subject, field := o.Key, "key"
+	switch {
+	case o.Key != "" && o.Prefix != "":
+		return limit.NewError(limit.Invalid, "prefix", "stands beside key: an override is for one key or for one prefix")
+	case o.Prefix != "":
+		subject, field = o.Prefix, "prefix"
+	}
+	if err := limit.ValidKey(subject); err != nil {
+		err.Field = field
+		return err
+	}
+	if len(o.Settings) > MaxOverrideSettings {
+		return limit.NewError(limit.TooLarge, "settings", "have more than the 4096 bytes that are allowed")
+	}
+	return nil
+}
+
+// Accepts says what is wrong with an override of one of the set's policies, if anything. The error names the field: policy, key or prefix,
+// or a field of Settings, such as settings.limit.
+func (s *Set) Accepts(o Override) *limit.Error {
+	if err := o.Valid(); err != nil {
+		return err
+	}
+	p, ok := s.Get(o.Policy)
+	if !ok {
+		return limit.NewError(limit.NotFound, "policy", "there is no policy of this name on this node")
+	}
+	_, err := p.accept(o)
+	return err
+}
+
+// accept compiles an override that is Valid.
+func (p *Policy) accept(o Override) (Rule, *limit.Error) {
+	d := &decoder{Decoder: strictyaml.New(overridden, []byte(o.Settings))}
+	d.OtherName = otherName
+	rule := Rule{Key: o.Key, Prefix: o.Prefix, API: true, settings: o.Settings}
+	root := d.Root()
+	if root == nil && d.Count() == 0 {
+		return rule, limit.NewError(limit.Invalid, "settings", "are empty: give limit, limits, unlimited or blocked")
+	}
+	if root != nil {
+		if f, ok := d.Fields(root, overridden, overrideFields[2:]); ok {
+			compiled := d.override(f, p.fields, p, true)
+			rule.Limits, rule.Unlimited, rule.Blocked = compiled.Limits, compiled.Unlimited, compiled.Blocked
+			if p.Ban != 0 && counts(rule.Limits) {
+				d.Fail(root, overridden+".limits", "count denied checks, and the policy has a ban, which makes refusals last in another way: use one of them")
+			}
+		}
+	}
+	var mistakes Errors
+	if !errors.As(d.Err(), &mistakes) {
+		return rule, nil
+	}
+	first := mistakes[0]
+	for _, m := range mistakes {
+		if strings.HasPrefix(m.Field, overridden+".") { // says more than one about the settings as a whole
+			first = m
+			break
+		}
+	}
+	rest, ok := strings.CutPrefix(first.Field, overridden)
+	if !ok && first.Field != "" {
+		return rule, limit.NewError(limit.Invalid, "settings", "do not suit the policy: its "+first.Field+" "+first.Message)
+	}
+	return rule, limit.NewError(limit.Invalid, "settings"+rest, first.Message)
+}
+
+// counts reports whether one of the limits counts denied checks.
+func counts(limits algo.Limits) bool {
+	return slices.ContainsFunc(limits, func(l algo.Limit) bool { return l.CountDenied })
+}
+
+// WithOverrides returns the set with overrides besides those of its file. One for a key or prefix that the file has an override for
+// takes its place. Those that are not accepted are left out, and the returned slice, of the length of the list, says why; their
+// errors are those of Accepts. No two of the list are for the same key or prefix of a policy.
+//
+// before is a set that WithOverrides returned earlier, or nil: what has not changed since is taken from it. The Hash of the set stays
+// that of the file, and s stays as it is.
+func (s *Set) WithOverrides(list []Override, before *Set) (*Set, []*limit.Error) {
+	refused := make([]*limit.Error, len(list))
+	if len(list) == 0 {
+		return s, refused
+	}
+	byPolicy := make(map[string][]int)
+	for i := range list {
+		byPolicy[list[i].Policy] = append(byPolicy[list[i].Policy], i)
+	}
+	var own []*Policy
+	if s != nil {
+		own = s.sorted
+	}
+	out := &Set{byName: make(map[string]*Policy, len(own)), sorted: make([]*Policy, 0, len(own)), hash: s.Hash()}
+	for _, p := range own {
+		if indexes := byPolicy[p.Name]; len(indexes) > 0 {
+			earlier, _ := before.Get(p.Name)
+			p = p.with(list, indexes, earlier, refused)
+			delete(byPolicy, p.Name)
+		}
+		out.byName[p.Name], out.sorted = p, append(out.sorted, p)
+	}
+	for _, indexes := range byPolicy {
+		for _, i := range indexes {
+			refused[i] = s.Accepts(list[i])
+		}
+	}
+	return out, refused
+}
+
+// with returns the policy with those of the overrides that indexes are of. earlier may be what with returned before, of any policy.
+func (p *Policy) with(list []Override, indexes []int, earlier *Policy, refused []*limit.Error) *Policy {
+	if earlier != nil && earlier.file != p {
+		earlier = nil
+	}
+	out := *p
+	out.file, out.exact, out.prefixes = p, nil, nil
+	rules := make([]Rule, 0, len(indexes))
+	replaced := make(map[[2]string]bool, len(indexes))
+	for _, i := range indexes {
+		o := list[i]
+		if was := earlier.overrideOf(o.Key, o.Prefix); was != nil && was.API && was.settings == o.Settings {
+			rules = append(rules, *was)
+		} else if err := o.Valid(); err != nil {
+			refused[i] = err
+			continue
+		} else if rule, err := p.accept(o); err != nil {
+			refused[i] = err
+			continue
+		} else {
+			rules = append(rules, rule)
+		}
+		replaced[[2]string{o.Key, o.Prefix}] = true
+	}
+	out.overrides = make([]Rule, 0, len(p.overrides)+len(rules))
+	for _, r := range p.overrides {
+		if !replaced[[2]string{r.Key, r.Prefix}] {
+			out.overrides = append(out.overrides, r)
+		}
+	}
+	out.overrides = append(out.overrides, rules...)
+	out.index()
+	return &out
+}
+
+// overrideOf returns the override for exactly this key or this prefix, nil when there is none.
+func (p *Policy) overrideOf(key, prefix string) *Rule {
+	if p == nil {
+		return nil
+	}
+	if prefix == "" {
+		return p.exact[key]
+	}
+	if i, ok := slices.BinarySearchFunc(p.prefixes, prefix, comparePrefix); ok {
+		return p.prefixes[i].rule
+	}
+	return nil
+}
+
+func comparePrefix(p prefix, text string) int { return strings.Compare(p.text, text) }
