@@ -354,7 +354,7 @@ func TestValidate(t *testing.T) {
 		"AccessFile":        nil, // those without a mistake that can be told without looking
 		"GossipKeyFile":     nil,
 		"ClusterSecretFile": nil,
-		"Insecure":          nil, "PolicyFile": nil, "NoInline": nil, "NoConsole": nil, "Logger": nil, "Registerer": nil,
+		"Insecure":          nil, "PolicyFile": nil, "DataDir": nil, "NoInline": nil, "NoConsole": nil, "Logger": nil, "Registerer": nil,
 		"Security": nil, // its fields are listed
 	}
 	for field, spoils := range cases {
