@@ -65,6 +65,7 @@ type node struct {
 	limit     *rule    // nil: none
 	pattern   string   // of a wildcard with share_threshold: what stands for the value in the state's key
 	byValue   bool     // value_to_metric
+	file      string
 	line      int
 }
 
@@ -307,10 +308,14 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 		}
 	}
 	fullKey := parent + "." + name
-	own := &node{children: make(map[string]*node), line: f.At.Line}
+	own := &node{children: make(map[string]*node), file: r.File, line: f.At.Line}
 	if ok {
 		if twice := into.children[name]; twice != nil {
-			r.Fail(key.Node, f.Path, "is the second descriptor of the composite key %s, after that on line %d: remove one", strictyaml.Show(fullKey), twice.line)
+			where := fmt.Sprintf("line %d", twice.line)
+			if twice.file != r.File {
+				where += " of " + twice.file
+			}
+			r.Fail(key.Node, f.Path, "is the second descriptor of the composite key %s, after that on %s: remove one", strictyaml.Show(fullKey), where)
 		} else {
 			into.children[name] = own
 			if strings.HasSuffix(name, "*") {

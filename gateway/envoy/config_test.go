@@ -124,7 +124,8 @@ func TestDuplicateDomain(t *testing.T) {
 		t.Errorf("%d domains, %d limits", domains, limits)
 	}
 	// The reference: merged domains keep their composite keys apart.
-	if _, err := Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true}); err == nil || !strings.HasPrefix(err.Error(), "c.yaml:2:21: descriptors[0]: is the second descriptor of the composite key") {
+	if _, err := Parse([]File{one, {"c.yaml", one.Data}}, Options{MergeDomains: true}); err == nil || !strings.HasPrefix(err.Error(), "c.yaml:2:21: descriptors[0]: is the second descriptor of the composite key") ||
+		!strings.Contains(err.Error(), "after that on line 2 of a.yaml: remove one") {
 		t.Errorf("%v", err)
 	}
 }
