@@ -109,7 +109,7 @@ func (c *Client) Check(ctx context.Context, checks []Check) ([]Result, error) {
 	if len(qs) == 0 {
 		return nil, nil
 	}
-	return c.decide(ctx, qs)
+	return c.checkBatch(ctx, qs)
 }
 
 // Ready waits until a node answers, and returns nil. It fails with ErrUnavailable and the reason for the last failure
@@ -193,7 +193,13 @@ func (c *Client) All(ctx context.Context, checks []Check) (AllDecision, error) {
 		return AllDecision{}, err
 	}
 	defer c.running.Done()
-	return c.grantAll(ctx, qs, func(ctx context.Context) (AllDecision, error) { return c.backend.CheckAll(ctx, checksOf(qs)) })
+	var all AllDecision
+	if c.allBorrowed(qs, &all) {
+		return all, nil
+	}
+	all, err := c.grantAll(ctx, qs, func(ctx context.Context) (AllDecision, error) { return c.backend.CheckAll(ctx, checksOf(qs)) })
+	c.allAdmitted(qs, &all)
+	return all, err
 }
 
 // asking is the room that questions and their answers take.

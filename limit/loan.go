@@ -29,7 +29,9 @@ type Lent struct {
 	// What a Decision says besides. Remaining is without what is on loan.
 	Limit, Remaining   int64
 	Window, ResetAfter time.Duration
-	// WarnAt is how many units are in use when a decision is to be NearLimit; 0: none is.
+	// Limits lists every limit of a policy that has several, each with its own Remaining; empty otherwise.
+	Limits []LimitStatus
+	// WarnAt is how many units of Limit are in use when a decision is to be NearLimit, of whichever limit; 0: none is.
 	WarnAt  int64
 	Unheard bool // this node does not decide for the key, and took in nothing
 }

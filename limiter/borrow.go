@@ -138,19 +138,19 @@ func (s *subject) lendable() bool {
 func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *limit.Decision) bool {
 	b := l.borrowing
 	if b == nil || b.book.Loans() == 0 || r.Standing == ownership.Owned || r.Standing == ownership.Frozen ||
-		!isPlain(c) || c.RequestID != "" || !s.lendable() {
+		!fromLoans(c) || !s.lendable() {
 		return false
 	}
-	var tightest *algo.Limit
+	var limits algo.Limits
 	switch {
 	case s.inline != nil && !s.inline.unlimited:
-		tightest = &s.inline.Limits[0]
+		limits = s.inline.Limits
 	case s.inline == nil:
 		if rule := s.entry.rule(s.entry.Rule(c.Key)); rule != nil {
-			tightest = &rule.Limits[0]
+			limits = rule.Limits
 		}
 	}
-	if tightest == nil {
+	if limits == nil {
 		return false // the key is unlimited by now, or blocked
 	}
 	t, left, ok := b.book.Take(loanKeyOf(c, s), c.Cost, b.clock)
@@ -165,15 +165,29 @@ func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *li
 	stats := l.statsOf(s.entry, s)
 	stats.borrowed.Add(1)
 	if weight := l.sample.weight(stats.mine().count(d)); weight > 0 {
-		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, tightest)
+		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, tightestOf(limits, d))
 	}
 	return true
+}
+
+// fromLoans says whether a check may be answered from a loan that covers it: all that it asks for is granted, so that one with Partial is, too.
+// The answer to one with a request id is kept by who decides for the key.
+func fromLoans(c *limit.Check) bool { return c.Cost > 0 && !c.Always && c.RequestID == "" }
+
+// tightestOf is the limit that a Decision speaks of.
+func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
+	for i := range d.Limits {
+		if s := &d.Limits[i]; i < len(limits) && s.Limit == d.Limit && s.Window == d.Window && s.Remaining == d.Remaining {
+			return &limits[i]
+		}
+	}
+	return &limits[0]
 }
 
 // missed is told of a check that another node has admitted.
 func (b *borrowing) missed(op *Op) {
 	d := &op.Outcome.Decision
-	if b == nil || op.Kind != OpCheck || !isPlain(&op.Check) || op.RequestID != "" || !op.lendable() || !borrow.Lendable(d) {
+	if b == nil || op.Kind != OpCheck || !fromLoans(&op.Check) || !op.lendable() || !borrow.Lendable(d) {
 		return
 	}
 	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock(), loanKey.own)

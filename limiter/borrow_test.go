@@ -87,15 +87,23 @@ func TestNodeBorrows(t *testing.T) {
 		used += 6
 		n = c.messages(func() {
 			for _, q := range []limit.Check{
-				{Cost: 0}, {Cost: 1, Partial: true}, {Cost: 1, Always: true}, {Cost: 1, RequestID: "r"},
+				{Cost: 0}, {Cost: 1, Always: true}, {Cost: 1, RequestID: "r"},
 			} {
 				q.Target = limit.Target{Policy: "p", Key: key}
 				node.check(t, q)
 				used += q.Cost
 			}
 		})
-		if n != 4 {
-			t.Errorf("%d messages for 4 checks that are not answered from loans", n)
+		if m := c.messages(func() {
+			if d := node.check(t, limit.Check{Target: limit.Target{Policy: "p", Key: key}, Cost: 1, Partial: true}); d.Granted != 1 {
+				t.Errorf("%+v", d)
+			}
+			used++
+		}); m != 0 {
+			t.Errorf("%d messages for a partial check that the loan covers", m)
+		}
+		if n != 3 {
+			t.Errorf("%d messages for 3 checks that are not answered from loans", n)
 		}
 		c.pass(100 * time.Millisecond)
 		if s := c.stats("p"); s.Allowed != uint64(used-9)/2+9 || s.Borrowed < 26 {
@@ -152,6 +160,80 @@ func TestNodeIsRecalled(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// TestPartialRecalls: of what is left, and may be asked for in part, nothing is missing because it is on loan.
+func TestPartialRecalls(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		key := c.owned("small", 0, 0)
+		used := c.heat(c.nodes[1], named("small", key, 1)) + c.heat(c.nodes[2], named("small", key, 1))
+		c.pass(20 * time.Millisecond)
+		held := c.held(c.nodes[0], "small", key)
+		if held == 0 {
+			t.Fatal("nothing is on loan")
+		}
+		all := limit.Check{Target: limit.Target{Policy: "small", Key: key}, Cost: 5000, Partial: true}
+		part := all
+		part.Cost = 1000 - used - held // no more than is free
+		if d := c.nodes[0].check(t, part); d.Granted != part.Cost || c.held(c.nodes[0], "small", key) != held {
+			t.Errorf("of what is free: %+v", d)
+		}
+		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != held || d.Remaining != 0 {
+			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, held, d)
+		}
+		if d := c.nodes[1].check(t, all); d.Allowed || d.Granted != 0 {
+			t.Errorf("more than the limit: %+v", d)
+		}
+	})
+}
+
+// TestSeveralLimitsAreLent: a decision from a loan under several limits says of each what its owner would, also which is the tightest and whether
+// any of them is near.
+func TestSeveralLimitsAreLent(t *testing.T) {
+	const several = "policies: [{name: p, algorithm: sliding_log, warn_at: 0.5, limits: [2000/1h, 200/1s]}]"
+	for spent, near := range map[int]bool{3: false, 8: true} {
+		inBubble(t, 2, Config{Policies: policies(t, several)}, func(t *testing.T, c *testCluster) {
+			owner, node := c.nodes[0], c.nodes[1]
+			key := c.owned("p", 0, 0)
+			used := int64(0)
+			for range spent {
+				if d := owner.check(t, named("p", key, 140)); !d.Allowed {
+					t.Fatalf("%+v", d)
+				}
+				used += 140
+				c.pass(1100 * time.Millisecond)
+			}
+			lately := c.heat(node, named("p", key, 1))
+			used += lately
+			n := c.messages(func() {
+				for range 10 {
+					used, lately = used+1, lately+1
+					d := node.check(t, named("p", key, 1))
+					if !d.Allowed || d.Granted != 1 || d.Policy != "p" || d.Limit != 200 || d.Window != time.Second || d.Remaining != 200-lately || d.NearLimit != near || len(d.Limits) != 2 {
+						t.Fatalf("%+v after %d", d, used)
+					}
+					for i, want := range []limit.LimitStatus{{Limit: 2000, Window: time.Hour, Remaining: 2000 - used}, {Limit: 200, Window: time.Second, Remaining: 200 - lately}} {
+						got := d.Limits[i]
+						if got.ResetAfter <= 0 {
+							t.Errorf("%+v", got)
+						}
+						if got.ResetAfter = 0; got != want {
+							t.Fatalf("%+v, want %+v", got, want)
+						}
+					}
+				}
+			})
+			if n != 0 {
+				t.Errorf("%d messages for checks from a loan", n)
+			}
+			if d := node.check(t, named("p", key, 200-lately+1)); d.Allowed || d.Limits[0].RetryAfter != 0 || d.Limits[1].RetryAfter == 0 {
+				t.Errorf("more than the second limit: %+v", d)
+			}
+			if d := node.check(t, named("p", key, 200-lately)); !d.Allowed {
+				t.Errorf("all that is left of it: %+v", d)
+			}
+		})
+	}
 }
 
 // TestLoanedPartitionMoves: reports go to who holds the key by then; and a node that becomes the holder of what it has borrowed returns it.

@@ -283,6 +283,7 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 		Request:   algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always, TTL: op.TTL},
 		RequestID: op.RequestID,
 		Spent:     op.Spent,
+		Whole:     !op.recalled,
 		Caller:    op.Caller,
 	}
 	switch op.Kind {
@@ -321,19 +322,27 @@ func (l *Limiter) admit(e *entry, rule *store.Rule, k store.Key, op *Op, now *mo
 	if got.Lease != 0 {
 		d.LeaseID = formatID(got.Lease)
 	}
-	if each != nil {
-		d.Limits = make([]limit.LimitStatus, len(each))
-		for i, s := range each {
-			d.Limits[i] = limit.LimitStatus{
-				Limit: s.Limit, Window: quotaWindow(&rule.Limits[i]), Remaining: s.Remaining, RetryAfter: s.RetryAfter,
-				ResetAfter: resetAfter(&rule.Limits[i], s.ResetAfter),
-			}
-		}
-	}
+	d.Limits = statusOf(rule.Limits, each)
 	if got.Reservation != (ReservationID{}) {
 		whole := got.Reservation.Whole()
 		d.ReservationID = hex.EncodeToString(whole[:])
 	}
+}
+
+// statusOf is what each of several limits says; nil for none.
+func statusOf(limits algo.Limits, each []algo.Decision) []limit.LimitStatus {
+	if each == nil {
+		return nil
+	}
+	list := make([]limit.LimitStatus, len(each))
+	for i := range each {
+		s := &each[i]
+		list[i] = limit.LimitStatus{
+			Limit: s.Limit, Window: quotaWindow(&limits[i]), Remaining: s.Remaining, RetryAfter: s.RetryAfter,
+			ResetAfter: resetAfter(&limits[i], s.ResetAfter),
+		}
+	}
+	return list
 }
 
 // direct decides a check at once that is like nearly all: under one limit that needs no grant of other nodes, and for
@@ -358,7 +367,9 @@ func (l *Limiter) direct(t *table, c *limit.Check, s *subject, now *moment, d *l
 	if c.Cost < 0 && l.store.OnLoan(k, rule.Scope) > 0 {
 		return false, 0, nil
 	}
-	call := store.Call{Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always}, RequestID: c.RequestID, Spent: c.Spent, Caller: c.Caller}
+	call := store.Call{
+		Request: algo.Request{Cost: c.Cost, Partial: c.Partial, Always: c.Always}, RequestID: c.RequestID, Spent: c.Spent, Whole: true, Caller: c.Caller,
+	}
 	var got store.Answer
 	if err := l.store.DecideTo(&k, rule, now.Instant, &call, nil, &got); err != nil {
 		return false, 0, err

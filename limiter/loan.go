@@ -132,8 +132,7 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 	}
 	again := lendAgain
 	call := store.Borrow{ID: b.ID, Totals: b.Totals, Known: b.Known, Want: b.Want, Caller: b.Caller}
-	// What is told of several limits is more than a borrower could say of its own decisions.
-	if !may || len(rule.Limits) > 1 || rule.Limits.Lendable() != nil {
+	if !may || rule.Limits.Lendable() != nil {
 		call.Want, again = 0, neverAgain
 	} else if l.loans.recalling(state{rule.Scope, b.Key}) {
 		call.Want = 0 // what comes back is for those who wait for it
@@ -168,14 +167,33 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 		return a, copied
 	}
 	l.loans.granted.Add(1)
-	tightest := &rule.Limits[0]
+	tightest := &rule.Limits[lent.Decision.Tightest]
 	a.Limit, a.Window = lent.Decision.Limit, quotaWindow(tightest)
 	a.Remaining, a.ResetAfter = lent.Decision.Remaining, resetAfter(tightest, lent.Decision.ResetAfter)
+	a.Limits = statusOf(rule.Limits, lent.Each)
+	for i := range a.Limits {
+		a.Limits[i].RetryAfter = 0 // what is admitted of the loan each of them lets pass
+	}
 	if s.entry != nil {
-		a.WarnAt = warnUnits(s.entry.WarnAt, a.Limit)
+		a.WarnAt = warnAt(s.entry.WarnAt, &a)
 	}
 	l.statsOf(s.entry, s).saw(a.Limit, a.Remaining)
 	return a, copied
+}
+
+// warnAt is how many units of its Limit are in use when a decision from a loan is near any of its limits: each unit that is spent is one of
+// all of them.
+func warnAt(millionths int64, a *limit.Lent) int64 {
+	if millionths == 0 || a.Limit <= 0 {
+		return 0
+	}
+	at := warnUnits(millionths, a.Limit)
+	for i := range a.Limits {
+		if s := &a.Limits[i]; s.Limit > 0 {
+			at = min(at, a.Limit-a.Remaining+warnUnits(millionths, s.Limit)-(s.Limit-s.Remaining))
+		}
+	}
+	return max(at, 1)
 }
 
 // recalling reports whether what is on loan of a key is being asked for.

@@ -204,7 +204,7 @@ func TestGivingBackRecalls(t *testing.T) {
 func TestWhatIsNotLent(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
-	for _, policy := range []string{"kept", "shadow", "small", "free", "several", "unknown", ""} {
+	for _, policy := range []string{"kept", "shadow", "small", "free", "unknown", ""} {
 		a := lend(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 		if a.Granted != 0 || a.Term != 0 || a.Again < time.Second {
 			t.Errorf("of %q: %+v", policy, a)

@@ -98,6 +98,6 @@ func (s *sampler) spent(rule *store.Rule, key string, checks int64, now *algo.De
 	if s.to == nil || checks <= 0 {
 		return
 	}
-	l := &rule.Limits[0]
+	l := &rule.Limits[now.Tightest]
 	s.record(&Sample{Scope: rule.Scope, Key: key, Weight: checks, Algorithm: l.Algorithm, Window: quotaWindow(l), Limit: now.Limit, Remaining: now.Remaining})
 }

@@ -84,6 +84,12 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 			sh.refuseBanned(r, now, banned, request, each, answer)
 			return nil
 		}
+		if call.Whole && call.Partial && request.Held > 0 {
+			if room := rule.Limits.Room(sh.arena, r.state, now); room > 0 && call.Cost > room-request.Held {
+				answer.OnLoan, answer.OnLoanFor = request.Held, request.HeldFor
+				return nil
+			}
+		}
 		mark = sh.markOf(part, r)
 	} else {
 		if call.Cost == 0 {

@@ -194,8 +194,9 @@ type Lent struct {
 	Ticket uint64
 	// Charged is how many units the report has charged, and Checked how many checks it tells of that no report before it did.
 	Charged, Checked int64
-	// Decision is, where Term is not 0, what a peek would say.
+	// Decision is, where Term is not 0, what a peek would say; Each, where there are several limits, what each of them would.
 	Decision algo.Decision
+	Each     []algo.Decision
 }
 
 // Lend takes in what a borrower reports, lends it what it asks for as far as that may be, and renews its loan; see
@@ -293,7 +294,10 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 		sh.drop(&part.table, slot)
 	}
 	if a.Term > 0 {
-		a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), nil) // a peek takes no memory
+		if len(limits) > 1 {
+			a.Each = make([]algo.Decision, len(limits))
+		}
+		a.Decision, _ = limits.Decide(sh.arena, r.state, now, l.beside(algo.Request{}, now), a.Each) // a peek takes no memory
 	}
 	if a.Term > 0 && rule.Durability >= Escrow {
 		a.Ticket = sh.wait(part, k.Partition)

@@ -85,6 +85,9 @@ type Call struct {
 	// Spent says, of a Request with Always, that what it charges is spent already: nobody is refused by the answer, a ban says nothing
 	// against it, and it begins none.
 	Spent bool
+	// Whole says that nothing is to be charged of a Partial request that units on loan keep from being granted as a whole: the Answer has
+	// them in OnLoan then.
+	Whole bool
 	// Caller is who asks, to whose share a new key is counted; empty: not known.
 	Caller string
 }
@@ -101,7 +104,7 @@ type Answer struct {
 	Banned   bool  // the key is banned, see Rule.Ban: it is for that, and perhaps for its limits, that the request is refused
 	Bans     bool  // the key is banned from now on
 	Free     int64 // of a key that is banned: what Remaining would be without the ban
-	// OnLoan is how many units are on loan, where a request was refused that would have passed without them: what of them is left
+	// OnLoan is how many units are on loan, where a request was refused that would have passed without them, see also Whole: what of them is left
 	// may be called back, see Recall. It is 0 everywhere else. OnLoanFor is the time until all of those loans have ended.
 	OnLoan    int64
 	OnLoanFor time.Duration

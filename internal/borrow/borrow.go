@@ -8,6 +8,7 @@ package borrow
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,7 +43,8 @@ const (
 type Terms struct {
 	Limit, Remaining   int64 // Remaining is without what is on loan
 	Window, ResetAfter time.Duration
-	WarnAt             int64 // units in use from which on a decision is near the limit; 0: none is
+	WarnAt             int64 // units in use from which on a decision is near the limit, or another one; 0: none is
+	Limits             []limit.LimitStatus
 }
 
 // Admit says in a Decision that n units were admitted from a loan which has so many left. It leaves the Decision's other fields as
@@ -51,6 +53,14 @@ func (t *Terms) Admit(d *limit.Decision, n, left int64) {
 	d.Allowed, d.Granted = true, n
 	d.Limit, d.Window, d.Remaining, d.ResetAfter = t.Limit, t.Window, t.Remaining+left, t.ResetAfter
 	d.NearLimit = t.WarnAt > 0 && d.Limit-d.Remaining >= t.WarnAt
+	if len(t.Limits) > 0 {
+		d.Limits = slices.Clone(t.Limits)
+		for i := range d.Limits {
+			if s := &d.Limits[i]; s.Limit != algo.Unlimited {
+				s.Remaining += left
+			}
+		}
+	}
 }
 
 // Lendable reports whether an owner's Decision is one that a loan could have made: what Book.Missed is to be told of.
@@ -80,7 +90,7 @@ type Answer struct {
 func AnswerOf(number uint64, a *limit.Lent) Answer {
 	return Answer{
 		Number: number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, Unheard: a.Unheard, Term: a.Term, Again: a.Again,
-		Terms: Terms{Limit: a.Limit, Remaining: a.Remaining, Window: a.Window, ResetAfter: a.ResetAfter, WarnAt: a.WarnAt},
+		Terms: Terms{Limit: a.Limit, Remaining: a.Remaining, Window: a.Window, ResetAfter: a.ResetAfter, WarnAt: a.WarnAt, Limits: a.Limits},
 	}
 }
 
@@ -384,6 +394,9 @@ func (b *Book[K]) Recalled(number uint64, granted, now int64) (r Report[K], ok b
 	b.wake()
 	return Report[K]{Key: l.key, Number: number, Totals: l.totals(), Known: l.known}, true
 }
+
+// Has reports whether there is a loan of a key, or about to be one.
+func (b *Book[K]) Has(k K) bool { return (*b.loans.Load())[k] != nil }
 
 // Loans is the number of keys with a loan, or that are about to have one.
 func (b *Book[K]) Loans() int { return len(*b.loans.Load()) }

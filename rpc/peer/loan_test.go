@@ -2,6 +2,7 @@ package peer
 
 import (
 	"context"
+	"reflect"
 	"testing"
 
 	"github.com/weirlimit/weir/algo"
@@ -14,7 +15,8 @@ func TestLoansCross(t *testing.T) {
 	noLeaks(t)
 	target := limit.Target{Policy: "p", Key: "k"}
 	report := limit.Borrow{ID: algo.LoanID{Borrower: 99, Number: 3}, Totals: algo.Totals{Granted: 9, Spent: 4, Returned: 1, Checks: 2}, Known: 3, Want: 16}
-	lent := limit.Lent{Granted: 20, Spent: 4, Term: 5, Again: 6, Limit: 7, Remaining: 8, Window: 9, ResetAfter: 10, WarnAt: 11}
+	lent := limit.Lent{Granted: 20, Spent: 4, Term: 5, Again: 6, Limit: 7, Remaining: 8, Window: 9, ResetAfter: 10, WarnAt: 11,
+		Limits: []limit.LimitStatus{{Limit: 12, Window: 13, Remaining: 14, ResetAfter: 15}, {Limit: 16, Window: 17, Remaining: 18, ResetAfter: 19}}}
 	var got []limiter.LoanCall
 	var gotTarget limit.Target
 	_, addr := servePeer(t, bob, receiver(func(ops []*limiter.Op) func(context.Context) {
@@ -50,7 +52,7 @@ func TestLoansCross(t *testing.T) {
 	if got[1].Recall != ops[1].Loan.Recall || got[1].Report.ID.Borrower != alice.Boot {
 		t.Errorf("%+v", got[1])
 	}
-	if l := ops[0].Loan.Lent; l != lent {
+	if l := ops[0].Loan.Lent; !reflect.DeepEqual(l, lent) {
 		t.Errorf("%+v is answered, want %+v", l, lent)
 	}
 	if l := ops[1].Loan; !l.Known || l.Report.Totals != report.Totals || l.Report.Known != 3 {

@@ -1753,12 +1753,13 @@ type LoanAnswer struct {
 	TermNs  int64                  `protobuf:"varint,5,opt,name=term_ns,json=termNs,proto3" json:"term_ns,omitempty"`    // 0: what is left is to be returned
 	AgainNs int64                  `protobuf:"varint,6,opt,name=again_ns,json=againNs,proto3" json:"again_ns,omitempty"` // when term_ns is 0: until when it is no use asking for more
 	// What a Decision says besides.
-	Limit         int64 `protobuf:"zigzag64,7,opt,name=limit,proto3" json:"limit,omitempty"`
-	WindowNs      int64 `protobuf:"varint,8,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
-	Remaining     int64 `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"` // without what is on loan
-	ResetAfterNs  int64 `protobuf:"varint,10,opt,name=reset_after_ns,json=resetAfterNs,proto3" json:"reset_after_ns,omitempty"`
-	Unheard       bool  `protobuf:"varint,11,opt,name=unheard,proto3" json:"unheard,omitempty"`             // this node does not decide for the key: it took in nothing of the report
-	WarnAt        int64 `protobuf:"varint,12,opt,name=warn_at,json=warnAt,proto3" json:"warn_at,omitempty"` // units in use from which on a decision is near the limit; 0: none is
+	Limit         int64          `protobuf:"zigzag64,7,opt,name=limit,proto3" json:"limit,omitempty"`
+	WindowNs      int64          `protobuf:"varint,8,opt,name=window_ns,json=windowNs,proto3" json:"window_ns,omitempty"`
+	Remaining     int64          `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"` // without what is on loan
+	ResetAfterNs  int64          `protobuf:"varint,10,opt,name=reset_after_ns,json=resetAfterNs,proto3" json:"reset_after_ns,omitempty"`
+	Unheard       bool           `protobuf:"varint,11,opt,name=unheard,proto3" json:"unheard,omitempty"`             // this node does not decide for the key: it took in nothing of the report
+	WarnAt        int64          `protobuf:"varint,12,opt,name=warn_at,json=warnAt,proto3" json:"warn_at,omitempty"` // units of limit in use from which on a decision is near it, or another one of the policy; 0: none is
+	Limits        []*LimitStatus `protobuf:"bytes,13,rep,name=limits,proto3" json:"limits,omitempty"`                // of a policy that has several; retry_after_ns is 0
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1875,6 +1876,13 @@ func (x *LoanAnswer) GetWarnAt() int64 {
 		return x.WarnAt
 	}
 	return 0
+}
+
+func (x *LoanAnswer) GetLimits() []*LimitStatus {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
 }
 
 // LoanRecall asks for what is left of a loan.
@@ -4271,7 +4279,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x0eBorrowResponse\x12\x12\n" +
 	"\x04sent\x18\x01 \x01(\x12R\x04sent\x12)\n" +
 	"\x05loans\x18\x02 \x03(\v2\x13.weir.v1.LoanAnswerR\x05loans\x12-\n" +
-	"\arecalls\x18\x03 \x03(\v2\x13.weir.v1.LoanRecallR\arecalls\"\xc8\x02\n" +
+	"\arecalls\x18\x03 \x03(\v2\x13.weir.v1.LoanRecallR\arecalls\"\xf6\x02\n" +
 	"\n" +
 	"LoanAnswer\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
@@ -4286,7 +4294,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x0ereset_after_ns\x18\n" +
 	" \x01(\x03R\fresetAfterNs\x12\x18\n" +
 	"\aunheard\x18\v \x01(\bR\aunheard\x12\x17\n" +
-	"\awarn_at\x18\f \x01(\x03R\x06warnAt\">\n" +
+	"\awarn_at\x18\f \x01(\x03R\x06warnAt\x12,\n" +
+	"\x06limits\x18\r \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\">\n" +
 	"\n" +
 	"LoanRecall\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
@@ -4655,70 +4664,71 @@ var file_weir_v1_limiter_proto_depIdxs = []int32{
 	6,  // 17: weir.v1.LoanReport.target:type_name -> weir.v1.Target
 	21, // 18: weir.v1.BorrowResponse.loans:type_name -> weir.v1.LoanAnswer
 	22, // 19: weir.v1.BorrowResponse.recalls:type_name -> weir.v1.LoanRecall
-	25, // 20: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
-	6,  // 21: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
-	6,  // 22: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
-	6,  // 23: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
-	6,  // 24: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
-	54, // 25: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
-	32, // 26: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
-	12, // 27: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
-	6,  // 28: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
-	55, // 29: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
-	6,  // 30: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
-	3,  // 31: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
-	56, // 32: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
-	6,  // 33: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
-	57, // 34: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
-	6,  // 35: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
-	6,  // 36: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
-	6,  // 37: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
-	4,  // 38: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
-	47, // 39: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
-	48, // 40: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
-	0,  // 41: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
-	51, // 42: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
-	53, // 43: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
-	52, // 44: weir.v1.Member.loans:type_name -> weir.v1.Loans
-	8,  // 45: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
-	27, // 46: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
-	28, // 47: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
-	30, // 48: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
-	32, // 49: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
-	33, // 50: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
-	35, // 51: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
-	36, // 52: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
-	39, // 53: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
-	38, // 54: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
-	41, // 55: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
-	43, // 56: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
-	49, // 57: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
-	45, // 58: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
-	13, // 59: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
-	18, // 60: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
-	23, // 61: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
-	9,  // 62: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
-	12, // 63: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
-	29, // 64: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
-	31, // 65: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
-	12, // 66: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
-	34, // 67: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
-	12, // 68: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
-	37, // 69: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
-	40, // 70: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
-	12, // 71: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
-	42, // 72: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
-	44, // 73: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
-	50, // 74: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
-	46, // 75: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
-	15, // 76: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
-	20, // 77: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
-	24, // 78: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
-	62, // [62:79] is the sub-list for method output_type
-	45, // [45:62] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	26, // 20: weir.v1.LoanAnswer.limits:type_name -> weir.v1.LimitStatus
+	25, // 21: weir.v1.TopologyResponse.members:type_name -> weir.v1.TopologyMember
+	6,  // 22: weir.v1.AcquireRequest.target:type_name -> weir.v1.Target
+	6,  // 23: weir.v1.RenewRequest.target:type_name -> weir.v1.Target
+	6,  // 24: weir.v1.ReleaseRequest.target:type_name -> weir.v1.Target
+	6,  // 25: weir.v1.ReserveRequest.target:type_name -> weir.v1.Target
+	54, // 26: weir.v1.ReserveRequest.usage:type_name -> weir.v1.ReserveRequest.UsageEntry
+	32, // 27: weir.v1.ReserveAllRequest.reserves:type_name -> weir.v1.ReserveRequest
+	12, // 28: weir.v1.ReserveAllResponse.decisions:type_name -> weir.v1.Decision
+	6,  // 29: weir.v1.ExtendRequest.target:type_name -> weir.v1.Target
+	55, // 30: weir.v1.ExtendRequest.usage:type_name -> weir.v1.ExtendRequest.UsageEntry
+	6,  // 31: weir.v1.CommitRequest.target:type_name -> weir.v1.Target
+	3,  // 32: weir.v1.CommitRequest.overrun:type_name -> weir.v1.Overrun
+	56, // 33: weir.v1.CommitRequest.usage:type_name -> weir.v1.CommitRequest.UsageEntry
+	6,  // 34: weir.v1.ChargeRequest.target:type_name -> weir.v1.Target
+	57, // 35: weir.v1.ChargeRequest.usage:type_name -> weir.v1.ChargeRequest.UsageEntry
+	6,  // 36: weir.v1.CancelRequest.target:type_name -> weir.v1.Target
+	6,  // 37: weir.v1.RefundRequest.target:type_name -> weir.v1.Target
+	6,  // 38: weir.v1.ResetRequest.target:type_name -> weir.v1.Target
+	4,  // 39: weir.v1.TopKeysRequest.order:type_name -> weir.v1.KeyOrder
+	47, // 40: weir.v1.TopKeysResponse.keys:type_name -> weir.v1.KeyUse
+	48, // 41: weir.v1.TopKeysResponse.policies:type_name -> weir.v1.PolicyUse
+	0,  // 42: weir.v1.KeyUse.algorithm:type_name -> weir.v1.Algorithm
+	51, // 43: weir.v1.StatusResponse.members:type_name -> weir.v1.Member
+	53, // 44: weir.v1.Member.ownership:type_name -> weir.v1.Ownership
+	52, // 45: weir.v1.Member.loans:type_name -> weir.v1.Loans
+	8,  // 46: weir.v1.Limiter.Check:input_type -> weir.v1.CheckRequest
+	27, // 47: weir.v1.Limiter.Acquire:input_type -> weir.v1.AcquireRequest
+	28, // 48: weir.v1.Limiter.Renew:input_type -> weir.v1.RenewRequest
+	30, // 49: weir.v1.Limiter.Release:input_type -> weir.v1.ReleaseRequest
+	32, // 50: weir.v1.Limiter.Reserve:input_type -> weir.v1.ReserveRequest
+	33, // 51: weir.v1.Limiter.ReserveAll:input_type -> weir.v1.ReserveAllRequest
+	35, // 52: weir.v1.Limiter.Extend:input_type -> weir.v1.ExtendRequest
+	36, // 53: weir.v1.Limiter.Commit:input_type -> weir.v1.CommitRequest
+	39, // 54: weir.v1.Limiter.Cancel:input_type -> weir.v1.CancelRequest
+	38, // 55: weir.v1.Limiter.Charge:input_type -> weir.v1.ChargeRequest
+	41, // 56: weir.v1.Limiter.Refund:input_type -> weir.v1.RefundRequest
+	43, // 57: weir.v1.Limiter.Reset:input_type -> weir.v1.ResetRequest
+	49, // 58: weir.v1.Limiter.Status:input_type -> weir.v1.StatusRequest
+	45, // 59: weir.v1.Limiter.TopKeys:input_type -> weir.v1.TopKeysRequest
+	13, // 60: weir.v1.Limiter.CheckStream:input_type -> weir.v1.CheckStreamRequest
+	18, // 61: weir.v1.Limiter.Borrow:input_type -> weir.v1.BorrowRequest
+	23, // 62: weir.v1.Limiter.Topology:input_type -> weir.v1.TopologyRequest
+	9,  // 63: weir.v1.Limiter.Check:output_type -> weir.v1.CheckResponse
+	12, // 64: weir.v1.Limiter.Acquire:output_type -> weir.v1.Decision
+	29, // 65: weir.v1.Limiter.Renew:output_type -> weir.v1.RenewResponse
+	31, // 66: weir.v1.Limiter.Release:output_type -> weir.v1.ReleaseResponse
+	12, // 67: weir.v1.Limiter.Reserve:output_type -> weir.v1.Decision
+	34, // 68: weir.v1.Limiter.ReserveAll:output_type -> weir.v1.ReserveAllResponse
+	12, // 69: weir.v1.Limiter.Extend:output_type -> weir.v1.Decision
+	37, // 70: weir.v1.Limiter.Commit:output_type -> weir.v1.CommitResponse
+	40, // 71: weir.v1.Limiter.Cancel:output_type -> weir.v1.CancelResponse
+	12, // 72: weir.v1.Limiter.Charge:output_type -> weir.v1.Decision
+	42, // 73: weir.v1.Limiter.Refund:output_type -> weir.v1.RefundResponse
+	44, // 74: weir.v1.Limiter.Reset:output_type -> weir.v1.ResetResponse
+	50, // 75: weir.v1.Limiter.Status:output_type -> weir.v1.StatusResponse
+	46, // 76: weir.v1.Limiter.TopKeys:output_type -> weir.v1.TopKeysResponse
+	15, // 77: weir.v1.Limiter.CheckStream:output_type -> weir.v1.CheckStreamResponse
+	20, // 78: weir.v1.Limiter.Borrow:output_type -> weir.v1.BorrowResponse
+	24, // 79: weir.v1.Limiter.Topology:output_type -> weir.v1.TopologyResponse
+	63, // [63:80] is the sub-list for method output_type
+	46, // [46:63] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_weir_v1_limiter_proto_init() }

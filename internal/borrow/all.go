@@ -1,0 +1,62 @@
+package borrow
+
+// Part is one key's part of what TakeAll takes: N units, at least 1. TakeAll fills in the rest.
+type Part[K comparable] struct {
+	Key   K
+	N     int64
+	Terms *Terms
+	Left  int64 // of its loan
+
+	loan *loan[K]
+}
+
+// TakeAll is Take of several keys, which may repeat: all of it is admitted, or nothing. Of what it takes and puts back no report tells in
+// between, which could not be unsaid: neither spent units nor returned ones ever become fewer.
+func (b *Book[K]) TakeAll(parts []Part[K], now func() int64) (ok bool) {
+	if b.closed.Load() || len(parts) == 0 {
+		return false
+	}
+	b.mu.Lock() // reports are made under it
+	defer b.mu.Unlock()
+	loans := *b.loans.Load()
+	taken := 0
+	defer func() {
+		if !ok {
+			for i := range parts[:taken] {
+				parts[i].loan.left.Add(parts[i].N)
+			}
+		}
+	}()
+	for i := range parts {
+		p := &parts[i]
+		if p.loan = loans[p.Key]; p.loan == nil {
+			return false
+		}
+		for {
+			have := p.loan.left.Load()
+			if have < p.N {
+				return false
+			}
+			if p.loan.left.CompareAndSwap(have, have-p.N) {
+				p.Left = have - p.N
+				break
+			}
+		}
+		taken++
+	}
+	at := now()
+	for i := range parts {
+		if at >= parts[i].loan.deadline.Load() {
+			return false
+		}
+	}
+	for i := range parts {
+		p := &parts[i]
+		p.loan.checks.Add(1)
+		p.Terms = p.loan.terms.Load()
+		if p.Left < p.loan.low.Load() && !p.loan.stirred.Load() && p.loan.stirred.CompareAndSwap(false, true) {
+			b.wake()
+		}
+	}
+	return true
+}

@@ -1,0 +1,112 @@
+package borrow
+
+import (
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// TestTakeAll takes of two loans at once, from many goroutines, and more often in vain than not, while others take of one of them and reports
+// are made and answered: what is reported spent never becomes less, and is in the end what was admitted, of both the same but for those others.
+func TestTakeAll(t *testing.T) {
+	b := New[string](func() {})
+	var clock atomic.Int64
+	clock.Store(int64(time.Hour))
+	now := clock.Load
+	for b.Loans() < 2 {
+		b.Missed("a", 1, now(), nil)
+		b.Missed("b", 1, now(), nil)
+	}
+	if b.TakeAll([]Part[string]{{Key: "a", N: 1}, {Key: "none", N: 1}}, now) || b.TakeAll(nil, now) {
+		t.Fatal("took of a loan that there is not")
+	}
+	var stop atomic.Bool
+	var both, alone atomic.Int64
+	var taking sync.WaitGroup
+	for i := range 4 {
+		taking.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 1))
+			for !stop.Load() {
+				n := 1 + r.Int64N(3)
+				parts := []Part[string]{{Key: "a", N: n}, {Key: "b", N: 1}, {Key: "b", N: n}}
+				if b.TakeAll(parts, now) {
+					both.Add(n)
+					if parts[0].Terms == nil || parts[1].Left < parts[2].Left+n {
+						t.Errorf("%+v", parts)
+					}
+					alone.Add(1) // the third part
+				}
+				if _, _, ok := b.Take("b", 1, now); ok {
+					alone.Add(1)
+				}
+			}
+		})
+	}
+	spent, granted := make(map[string]int64), make(map[string]int64)
+	report := func() {
+		clock.Add(int64(time.Millisecond))
+		at := now()
+		var answers []Answer
+		for _, r := range b.Report(at) {
+			if r.Totals.Spent < spent[r.Key] || r.Totals.Checks > r.Totals.Spent || r.Number > 2 {
+				t.Errorf("%s: %+v after %d were spent", r.Key, r, spent[r.Key])
+			}
+			spent[r.Key] = r.Totals.Spent
+			// Of b there is less: most is taken in vain.
+			if more := map[string]int64{"a": 40, "b": 10}[r.Key]; r.Totals.Left() < more {
+				granted[r.Key] += more
+			}
+			answers = append(answers, Answer{Number: r.Number, Granted: granted[r.Key], Spent: r.Totals.Spent, Term: algo.LoanTerm})
+		}
+		b.Answered(at, now(), answers)
+	}
+	for both.Load() < 300 && !t.Failed() {
+		report()
+		b.Missed("a", 1, now(), nil) // somebody still wants some
+		b.Missed("b", 1, now(), nil)
+	}
+	stop.Store(true)
+	taking.Wait()
+	clock.Add(int64(time.Second / 2)) // idle: what is left goes home
+	report()
+	if spent["a"] != both.Load() || spent["b"] != both.Load()+alone.Load() {
+		t.Errorf("%d of a and %d of b are reported spent, %d of both and %d of b alone were admitted", spent["a"], spent["b"], both.Load(), alone.Load())
+	}
+	clock.Add(int64(2 * algo.LoanTerm))
+	if b.TakeAll([]Part[string]{{Key: "a", N: 1}}, now) {
+		t.Error("took of a loan that has ended")
+	}
+}
+
+// TestTakeAllEnds: a loan that is over when its units are taken admits nothing, and takes nothing of the others.
+func TestTakeAllEnds(t *testing.T) {
+	b := New[string](func() {})
+	now := int64(time.Hour)
+	for b.Loans() < 2 {
+		b.Missed("a", 1, now, nil)
+		b.Missed("b", 1, now, nil)
+	}
+	var answers []Answer
+	for _, r := range b.Report(now) {
+		term := algo.LoanTerm
+		if r.Key == "b" {
+			term = 20 * time.Millisecond
+		}
+		answers = append(answers, Answer{Number: r.Number, Granted: 16, Term: term})
+	}
+	b.Answered(now, now, answers)
+	parts := func() []Part[string] { return []Part[string]{{Key: "a", N: 1}, {Key: "b", N: 1}} }
+	if !b.TakeAll(parts(), func() int64 { return now + int64(19*time.Millisecond) }) {
+		t.Fatal("nothing was admitted in time")
+	}
+	if b.TakeAll(parts(), func() int64 { return now + int64(20*time.Millisecond) }) {
+		t.Error("a unit was admitted after its term")
+	}
+	if _, left, ok := b.Take("a", 1, func() int64 { return now }); !ok || left != 14 {
+		t.Errorf("%d are left of the loan that goes on, %v", left, ok)
+	}
+}
