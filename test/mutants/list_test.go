@@ -4,6 +4,7 @@ package mutants
 const (
 	seeds     = "./test/simulation -run TestSeeds$ -most 1 -weather "
 	loans     = "./test/simulation -run TestLoanSeeds$ -most 1"
+	calls     = "./test/simulation -run TestCallSeeds$ -most 1 -calls 30 -weather "
 	scenario  = "./test/simulation -run TestScenarios/"
 	ownership = "./cluster/ownership -run "
 )
@@ -466,6 +467,41 @@ var mutants = []mutant{
 		"limiter: a peer is told nothing of leases", "limiter/route.go",
 		[]edit{{"if out := &op.Outcome; out.until != 0 {", "if out := &op.Outcome; false {"}},
 		"./limiter -run TestAnswersUnderLease", "300ms back",
+	},
+	{
+		"refusal: a refusal answers larger costs", "internal/refusal/refusal.go",
+		[]edit{{"e.hash == hash && e.Cost == cost && e.key == k {", "e.hash == hash && e.Cost <= cost && e.key == k {"}},
+		calls + "calmly", "although it was to pass",
+	},
+	{
+		"refusal: a refusal answers after its end", "internal/refusal/refusal.go",
+		[]edit{{"		if now < e.Until {", "		if now < e.Until+20_000_000 {"}},
+		calls + "calmly", "although it was to pass",
+	},
+	{
+		"refusal: an answer on its way is remembered although units came back", "internal/refusal/refusal.go",
+		[]edit{{"	s.mark++\n", ""}},
+		calls + "calmly", "came back through it",
+	},
+	{
+		"limiter: a charge does not forget what was refused more", "limiter/refusals.go",
+		[]edit{{"		l.refusals.Admitted(op.hash)\n		return", "		return"}},
+		calls + "calmly", "although it was to pass",
+	},
+	{
+		"limiter: a refusal is remembered from its arrival", "limiter/refusals.go",
+		[]edit{{"Until: op.asked.sent + int64(limit.Remembered(d.RememberFor)),", "Until: l.clock().Mono + int64(limit.Remembered(d.RememberFor)),"}},
+		calls + "calmly", "refused without need",
+	},
+	{
+		"limiter: a part of a limit is all of it", "limiter/part.go",
+		[]edit{{"	own := divided(limits, n)", "	own := divided(limits, 1)"}},
+		calls + "losing", "by its part: admitted beyond the limit",
+	},
+	{
+		"limiter: what a part has admitted is forgotten", "limiter/part.go",
+		[]edit{{"	if known.limits.Idle(p.arena, known.state, now) {\n		known.limits.Free(p.arena, known.state)\n		delete(p.states, k)\n	}\n	if err", "	known.limits.Free(p.arena, known.state)\n	delete(p.states, k)\n	if err"}},
+		calls + "losing", "by its part: admitted beyond the limit",
 	},
 	{
 		"runner: messages are posted before routes and confirmations", "cluster/runner/runner.go",

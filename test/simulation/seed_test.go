@@ -21,7 +21,7 @@ import (
 
 var (
 	oneSeed   = flag.Int64("seed", -1, "run this seed only; with -v its whole trace is shown")
-	only      = flag.String("weather", "", "run seeds of these kinds of weather only, such as moving,crashing")
+	only      = flag.String("weather", "", "run seeds of these kinds of weather only, such as moving,crashing; of TestCallSeeds, of trouble, such as losing,dying")
 	firstOf   = flag.Uint64("first", 0, "the first seed to run")
 	budget    = flag.Duration("for", 0, "run seeds for so long, in place of a number of them")
 	once      = flag.Bool("once", false, "run each seed once only: twice as many, and none is shown to repeat itself")
