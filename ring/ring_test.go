@@ -147,6 +147,62 @@ func TestBackupIsTheNextOwner(t *testing.T) {
 	}
 }
 
+// backups names the backup of every partition, as its owner sees it.
+func backups(t *Table) []string {
+	list := make([]string, Partitions)
+	for i, owner := range t.Members() {
+		next := t.Without(owner)
+		for p := range list {
+			if t.Owner(p) == i {
+				list[p] = next.Members()[next.Owner(p)]
+			}
+		}
+	}
+	return list
+}
+
+// What fills a member's memory is what it owns and what it has copies of. Where owners are uneven, copies are so the other way round.
+func TestCopies(t *testing.T) {
+	for _, prefix := range []string{"", "node"} {
+		for _, n := range []int{2, 3, 5, 10, 20, 50} {
+			list := names(n)
+			for i := range list {
+				list[i] = prefix + list[i]
+			}
+			table := Build(list)
+			owns, copies := make(map[string]int), make(map[string]int)
+			for _, owner := range ownerNames(table) {
+				owns[owner]++
+			}
+			was := backups(table)
+			for _, backup := range was {
+				copies[backup]++
+			}
+			mean := float64(Partitions) / float64(n)
+			for _, name := range list {
+				if both := float64(owns[name]+copies[name]) / (2 * mean); both > 1.4 || both < 0.6 {
+					t.Errorf("%d members: %s owns %d partitions and has copies of %d; the mean is %.0f", n, name, owns[name], copies[name], mean)
+				}
+			}
+			if n < 3 || n > 10 {
+				continue
+			}
+			// A copy moves when its owner or its holder goes, and hardly any other does.
+			gone, needless := list[n/2], 0
+			left := table.Without(gone)
+			now, owners, then := backups(left), ownerNames(left), ownerNames(table)
+			for p := range now {
+				if owners[p] == then[p] && was[p] != gone && now[p] != was[p] {
+					needless++
+				}
+			}
+			if share := float64(needless) / Partitions; share > 0.01 {
+				t.Errorf("%d members, %s leaves: %.2f %% of the copies move between others", n, gone, share*100)
+			}
+		}
+	}
+}
+
 // Another version of the library, or another hash, may place differently without a word: nodes of both builds would
 // then disagree about owners. When this fails, change placement, so that such nodes refuse each other.
 func TestPlacementIsPinned(t *testing.T) {
