@@ -22,14 +22,14 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-const patience = 20 * time.Second // before a test gives up waiting for a condition
+const patience = testkit.Patience // before a test gives up waiting for a condition
 
 // TestMain checks that closed clusters leave no goroutine behind.
 func TestMain(m *testing.M) {
 	code := m.Run()
 	if code == 0 {
 		var left string
-		if !within(10*time.Second, func() bool { left = goroutines(); return left == "" }) {
+		if !within(patience, func() bool { left = goroutines(); return left == "" }) {
 			fmt.Println("goroutines left behind:\n" + left)
 			code = 1
 		}

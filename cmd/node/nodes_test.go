@@ -32,7 +32,7 @@ func startReady(t *testing.T, cfg node.Config) *node.Node {
 	case <-n.Settled():
 	case <-n.Failed():
 		t.Fatal(n.Err())
-	case <-time.After(20 * time.Second):
+	case <-time.After(testkit.Patience):
 		_, why := n.Ready()
 		t.Fatalf("%s is not ready: %s", cfg.Name, why)
 	}

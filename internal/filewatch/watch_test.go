@@ -15,10 +15,11 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // patience is how long a test waits for what it is sure to see.
-const patience = 20 * time.Second
+const patience = testkit.Patience
 
 // prefix is file.Prefix, for tests whose own files go by that name.
 var prefix = file.Prefix

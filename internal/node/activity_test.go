@@ -59,6 +59,7 @@ func topOf(t *testing.T, n *Node, r *weirv1.TopKeysRequest) *weirv1.TopKeysRespo
 // Whichever node decides for a key and whichever is asked, its decisions are added up, refusals that were remembered among them;
 // and a member that does not answer is named.
 func TestTopKeysOfThree(t *testing.T) {
+	t.Parallel()
 	nodes := threeNodes(t, nil)
 	inline := limit.Check{Target: limit.Target{Limit: &algo.Limit{Algorithm: algo.TokenBucket, Limit: 100, Window: time.Second}, Namespace: "api", Key: "bob"}, Cost: 1}
 	const keys = 12
@@ -182,6 +183,7 @@ func TestTopKeysAreForWhoMaySee(t *testing.T) {
 
 // Whichever node is asked, the one that decides for the key tells how it stands, and nothing is charged.
 func TestDescribeOfThree(t *testing.T) {
+	t.Parallel()
 	nodes := threeNodes(t, nil)
 	for k := range 6 {
 		key := fmt.Sprint("key-", k)

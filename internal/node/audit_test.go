@@ -107,6 +107,7 @@ func TestAuditLogWithoutAccessFile(t *testing.T) {
 
 // TestAuditOfGossipKeys: a step by command is on record on the node that was asked, with who, and on the others; one by a file too.
 func TestAuditOfGossipKeys(t *testing.T) {
+	t.Parallel()
 	names := make(map[string]string)
 	dir := t.TempDir()
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), certstest.NewAuthority(t, "a"), func(_ int, cfg *Config) {

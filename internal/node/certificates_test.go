@@ -106,6 +106,7 @@ func TestCallersCertificateInForce(t *testing.T) {
 // TestPeersCertificateInForce: a node goes on with the others on open connections for as long as it takes their certificates to be
 // good, and no longer: neither as the one that asks nor as the one that is asked.
 func TestPeersCertificateInForce(t *testing.T) {
+	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	var skew atomic.Int64
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(i int, cfg *Config) {

@@ -60,6 +60,7 @@ func envoyRequest(key, value string) *ratelimitv3.RateLimitRequest {
 // TestEnvoyCluster: Envoy's own client, at a node that owns nothing of what it asks, gets the answers of one counter: all hits count,
 // also beyond the limit and from after the fact, and what it reports to one node another one knows.
 func TestEnvoyCluster(t *testing.T) {
+	t.Parallel()
 	var nodes []*Node
 	for i := range 3 {
 		cfg := testConfig(t, fmt.Sprint("n", i))

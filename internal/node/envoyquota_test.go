@@ -58,6 +58,7 @@ func quotaOf(t *testing.T, stream quotav3.RateLimitQuotaService_StreamRateLimitQ
 // TestEnvoyQuotaCluster: data planes at nodes that do not own the key, and a caller at a third, divide one limit, and what one of them has
 // stays held when its stream ends.
 func TestEnvoyQuotaCluster(t *testing.T) {
+	t.Parallel()
 	policies := testkit.WriteFile(t, "policies.yaml", "policies:\n- {name: tenant, algorithm: sliding_log, limit: 300, window: 1h}\n")
 	var nodes []*Node
 	for i := range 3 {

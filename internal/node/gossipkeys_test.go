@@ -95,6 +95,7 @@ func keysOf(n *Node) []string {
 // TestRotateByCommand changes the key of three nodes under load, by the calls of weir gossip-keys. No check fails, nobody
 // is lost, and each step that would cut somebody off is refused.
 func TestRotateByCommand(t *testing.T) {
+	t.Parallel()
 	var book testkit.Buffer
 	nodes := encryptedCluster(t, book.Logger())
 	count, stop := askAll(t, nodes)
@@ -202,6 +203,7 @@ func TestRotateByCommand(t *testing.T) {
 // TestRotateByFile replaces the key in the nodes' files, one after the other and in one go, as a Secret does that reaches
 // pods at different times. Nobody is cut off: each node waits until the others are as far.
 func TestRotateByFile(t *testing.T) {
+	t.Parallel()
 	var book testkit.Buffer
 	nodes := encryptedCluster(t, book.Logger())
 	_, stop := askAll(t, nodes)

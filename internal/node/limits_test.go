@@ -179,6 +179,7 @@ func TestLimitsByDefault(t *testing.T) {
 
 // TestMaxConnectionAge: connections that have reached their age are given up in good order: the caller is not told of an error.
 func TestMaxConnectionAge(t *testing.T) {
+	t.Parallel()
 	cfg := testConfig(t, "node")
 	cfg.PolicyFile = testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 1_000_000))
 	cfg.Limits.MaxConnectionAge = time.Second

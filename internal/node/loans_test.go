@@ -11,6 +11,7 @@ import (
 
 // TestStatusOfLoans: whichever node is asked, what its owner has lent of a key is in the status, under the owner alone.
 func TestStatusOfLoans(t *testing.T) {
+	t.Parallel()
 	const lendable = "policies:\n  - {name: login, algorithm: sliding_log, limit: 1000, window: 1h}\n"
 	cfgs := []Config{testConfig(t, "a"), testConfig(t, "b")}
 	for i := range cfgs {

@@ -75,6 +75,7 @@ func promtool(t *testing.T, args ...string) {
 
 // TestAlerts runs the alerts' own tests: when each fires, and when not.
 func TestAlerts(t *testing.T) {
+	t.Parallel()
 	tests := readFile(t, alertsTests)
 	for _, a := range readAlerts(t) {
 		fires := fmt.Sprintf(`alertname="%s",alertstate="firing"`, a.Alert)

@@ -31,6 +31,12 @@ const onePolicy = "policies:\n  - {name: login, algorithm: sliding_log, limit: %
 // strictPolicy can only be decided by nodes with voters.
 const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1, window: 1m, durability: sync, consistency: strict}\n"
 
+// TestMain has clusters wait side by side.
+func TestMain(m *testing.M) {
+	testkit.Parallel(4)
+	os.Exit(m.Run())
+}
+
 // testConfig is a node on free loopback ports.
 func testConfig(t *testing.T, name string) Config {
 	return Config{
@@ -57,7 +63,7 @@ func awaitSettled(t *testing.T, nodes ...*Node) {
 		case <-n.Settled():
 		case <-n.Failed():
 			t.Fatal(n.Err())
-		case <-time.After(20 * time.Second):
+		case <-time.After(testkit.Patience):
 			_, why := n.Ready()
 			t.Fatalf("%s is not ready: %s", n.cfg.Name, why)
 		}
@@ -69,7 +75,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(10 * time.Second); !holds(); <-tick.C {
+	for deadline := time.Now().Add(testkit.Patience); !holds(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain for: %s", what)
 		}
@@ -82,7 +88,7 @@ func leavesNothing(t *testing.T, f func()) {
 	before := runtime.NumGoroutine()
 	f()
 	http.DefaultClient.CloseIdleConnections()
-	for deadline := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before; runtime.Gosched() {
+	for deadline := time.Now().Add(testkit.Patience); runtime.NumGoroutine() > before; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<20)
 			t.Fatalf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])

@@ -123,6 +123,7 @@ func post(t *testing.T, n *Node, body, header, value string) *http.Response {
 // TestTraceOverTwoNodes: one call makes one trace, from the API of the node that was asked to the decision of the owner,
 // whichever protocol it came over; and it has arrived when the nodes have stopped.
 func TestTraceOverTwoNodes(t *testing.T) {
+	t.Parallel()
 	c, url := startCollector(t)
 	cfg := testConfig(t, "a")
 	cfg.OTLPEndpoint, cfg.TraceCallerRate = url, 1000

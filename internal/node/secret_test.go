@@ -117,6 +117,7 @@ func TestNodesWithoutGossipHaveHashKeysOfTheirOwn(t *testing.T) {
 
 // TestClientKnowsOwnersUnderASecret: once it has learned the ring, a client asks owners, and nodes forward nothing.
 func TestClientKnowsOwnersUnderASecret(t *testing.T) {
+	t.Parallel()
 	file := testkit.WriteFile(t, "secret", "0123456789abcdef0123456789abcdef")
 	cfg := testConfig(t, "a")
 	cfg.Security.SecretFile = file

@@ -91,6 +91,7 @@ func TestSecureBeyondLoopback(t *testing.T) {
 // TestStolenGossipKey: who has the gossip key and the cluster's secret, but no certificate of the nodes' authority, is no member,
 // takes no partition, and is not ready; the nodes go on.
 func TestStolenGossipKey(t *testing.T) {
+	t.Parallel()
 	dir, other := filepath.Join(t.TempDir(), "made"), filepath.Join(t.TempDir(), "other")
 	makeSecrets(t, dir, other)
 	cfg := testConfig(t, "a")

@@ -240,6 +240,7 @@ const peerName = "spiffe://weir.test/cluster"
 // TestPeerTLS: nodes whose certificates are right are a cluster. One that comes with another name is none of it: it hears
 // of the others by gossip, which certificates have no part in, but nothing moves to it and nobody asks it.
 func TestPeerTLS(t *testing.T) {
+	t.Parallel()
 	a := certstest.NewAuthority(t, "a")
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, nil)
 	awaitSettled(t, nodes...)
@@ -275,6 +276,7 @@ func TestPeerTLS(t *testing.T) {
 // TestCertificatesUnderTraffic: certificates of callers and of nodes are replaced, and their authority with them, while
 // checks go on through all nodes. None fails, and none is answered by on_error.
 func TestCertificatesUnderTraffic(t *testing.T) {
+	t.Parallel()
 	a, b := certstest.NewAuthority(t, "a"), certstest.NewAuthority(t, "b")
 	var files []Security
 	nodes := secureCluster(t, slog.New(slog.DiscardHandler), a, func(_ int, cfg *Config) {

@@ -133,6 +133,7 @@ func (p *prometheus) firing(name, label, value string) bool {
 
 // TestAlertsFire has a real Prometheus watch real nodes: alerts fire while there is a reason, and end with it.
 func TestAlertsFire(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 2, "--policies", writeFile(t, "policies.yaml", `
 policies:
   - {name: login, algorithm: sliding_log, limit: 10, window: 1h}

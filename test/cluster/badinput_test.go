@@ -17,6 +17,7 @@ import (
 // TestBadInput sends what is malformed, too large, unknown or contradictory to two nodes, so that half of what gets
 // through is forwarded. Each must be refused with a status and a text that name the field, and charge nothing.
 func TestBadInput(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 2, "--policies", writeFile(t, "policies.yaml", `
 policies:
   - {name: five, algorithm: sliding_log, limit: 5, window: 1h}

@@ -9,6 +9,7 @@ import (
 // TestBansMove: a banned key stays banned while a node leaves in good order, long after its window has room again, and whichever node is
 // asked.
 func TestBansMove(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml",
 		"policies: [{name: banned, algorithm: sliding_log, limit: 1, window: 10ms, ban: 1h}]"))
 	keys := keysNamed("banned", 30)

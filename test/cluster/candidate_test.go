@@ -20,6 +20,7 @@ func (p *process) tried(result string) int {
 
 // TestCandidateMoves: what a policy's candidate has counted moves with its keys when a node leaves.
 func TestCandidateMoves(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml",
 		"policies: [{name: tried, algorithm: sliding_log, limit: 1000, window: 1h, candidate: {algorithm: fixed_window, limit: 4, window: 1h}}]"))
 	keys := keysNamed("tried", 30)

@@ -19,6 +19,7 @@ policies:
 `
 
 func TestCommands(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", twoPolicies))
 	t.Run("check", func(t *testing.T) { testCheck(t, nodes) })
 	t.Run("status", func(t *testing.T) { testStatus(t, nodes) })

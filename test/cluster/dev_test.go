@@ -19,6 +19,7 @@ var (
 
 // TestDev does what the README says: start a cluster with one command, paste the line it prints, stop it with Ctrl-C.
 func TestDev(t *testing.T) {
+	t.Parallel()
 	p := launch(t, "dev")
 	var curl []string
 	p.eventually(startTimeout, "a line to paste", func() bool {

@@ -59,6 +59,7 @@ func rateLimit(ctx context.Context, c ratelimitv3.RateLimitServiceClient, key st
 
 // TestEnvoy: go-control-plane's generated client, through a node that owns nothing of what is asked.
 func TestEnvoy(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--envoy-config", envoyDir(t), "--policies", writeFile(t, "policies.yaml", exactPolicies), "--no-inline")
 	entry := nodes[1]
 	own, third := rateLimiter(t, entry.grpc), rateLimiter(t, nodes[2].grpc)

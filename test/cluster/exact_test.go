@@ -166,6 +166,7 @@ func TestExactOverHTTP(t *testing.T) {
 // TestExactOverAllProtocols mixes HTTP, gRPC, the Go client and the command line on the same keys, by policies and by
 // limits sent along.
 func TestExactOverAllProtocols(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
 	var grpcs []weirv1.LimiterClient
 	var addrs []string

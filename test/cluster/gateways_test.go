@@ -230,6 +230,7 @@ func (g *gateway) outlives(nodes []*process, status int) {
 
 // TestGateways runs the examples of deploy/examples: real gateways before a cluster of three.
 func TestGateways(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		example
 		withoutNodes, withoutToken int // the status of an answer when no node is there, and when Weir does not know the gateway

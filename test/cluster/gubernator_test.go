@@ -112,6 +112,7 @@ func bucketOf(key string, hits int64) *pb.RateLimitReq {
 
 // TestGubernator: Gubernator's own client, through a node that owns nothing of what is asked.
 func TestGubernator(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3)
 	entry := nodes[1]
 	own := gubernatorClient(t, entry.grpc)

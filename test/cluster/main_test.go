@@ -2,6 +2,7 @@ package clustertest
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
@@ -9,7 +10,20 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/weirlimit/weir/test/testkit"
 )
+
+// quiet says that this machine does nothing else.
+var quiet = flag.Bool("quiet", false, "run the tests of overload and memory too, and hold nodes to times, on a machine that does nothing else")
+
+// needsQuiet is for tests that load a machine with more than it can do and say how soon it is as before.
+func needsQuiet(t *testing.T) {
+	t.Helper()
+	if !*quiet {
+		t.Skip("loads this machine with more than it can do, and must have it to itself: -quiet")
+	}
+}
 
 // buildDir is where the binary goes. TestMain makes and removes it.
 var buildDir string
@@ -22,6 +36,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	testkit.Parallel(4) // clusters of processes, most of which wait
 	os.Exit(run(m))
 }
 

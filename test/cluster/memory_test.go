@@ -24,6 +24,7 @@ import (
 // answers that nobody reads, the longest keys, halves of messages, and all at once. The flooded node is not killed for its size,
 // answers others meanwhile, and is as before within recoverWithin.
 func TestMemoryBound(t *testing.T) {
+	needsQuiet(t)
 	if raceEnabled {
 		t.Skip("the race detector takes up to ten times the memory")
 	}

@@ -38,6 +38,7 @@ const overBound = 256 << 20
 // enough has happened. Every answer is a decision or the end of the caller's own patience; limits hold; memory stays bounded; no
 // node takes another for dead. When the load stops, all is as it was before.
 func TestOverload(t *testing.T) {
+	needsQuiet(t)
 	f := newFleet(t, 3, fmt.Sprintf(`policies:
   - {name: spent, algorithm: fixed_window, limit: %d, window: 24h, on_error: closed}
   - {name: flood, algorithm: token_bucket, limit: 10, window: 1m, on_error: closed}

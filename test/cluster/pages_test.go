@@ -49,6 +49,7 @@ func (m metricsPage) value(name string, labels ...string) float64 {
 
 // TestPages reads what operators and their tools read.
 func TestPages(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--policies", writeFile(t, "policies.yaml", exactPolicies))
 	// Every key up to its limit and 20 beyond, through every node; and something unknown.
 	const keys = 10

@@ -22,9 +22,9 @@ import (
 
 // Deadlines of conditions that hold within a second on an idle machine, and are waited for on a busy one.
 const (
-	startTimeout = 30 * time.Second
-	stopTimeout  = 20 * time.Second
-	waitTimeout  = 20 * time.Second
+	startTimeout = testkit.Patience
+	stopTimeout  = testkit.Patience
+	waitTimeout  = testkit.Patience
 )
 
 // process is a running weir.

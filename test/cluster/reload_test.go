@@ -31,6 +31,7 @@ func replace(t *testing.T, path, content string) {
 // TestReload edits the policy file of three nodes under traffic: what is right applies within a second, what is wrong
 // changes nothing and is reported wherever somebody might look.
 func TestReload(t *testing.T) {
+	t.Parallel()
 	file := writeFile(t, "policies.yaml", limitOf(1000))
 	nodes := startCluster(t, 3, "--policies", file)
 

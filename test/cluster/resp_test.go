@@ -95,6 +95,7 @@ func foreign(t *testing.T, p *process, look func(key string) error, n int) []str
 
 // TestRESP: the usual clients, through a node that owns nothing of what is asked.
 func TestRESP(t *testing.T) {
+	t.Parallel()
 	nodes := startCluster(t, 3, "--resp-port=0", "--policies", writeFile(t, "policies.yaml", exactPolicies))
 	entry := nodes[1]
 	two, three := respClient(t, entry.resp, 2), respClient(t, entry.resp, 3)

@@ -238,6 +238,7 @@ func envoyValue(key string) string { return strings.TrimPrefix(key, countedKey+"
 // TestProtocolsOverRestarts restarts three nodes one by one, in good order, while callers of all protocols charge keys, those of one state
 // common keys besides: exactly what they were told is charged, but for what a borrower could not report in time.
 func TestProtocolsOverRestarts(t *testing.T) {
+	t.Parallel()
 	f := newFleet(t, 3, "policies:\n  - {name: counted, algorithm: fixed_window, limit: 100_000, window: 24h, on_error: closed}\n", nil)
 	rule := "domain: edge\ndescriptors: [{key: counted, rate_limit: {policy: counted}}]\n"
 	f.args = append(f.args, "--resp-port", fleetRESP, "--inline-max-window", "8784h", "--timeout", waitTimeout.String(),

@@ -16,6 +16,7 @@ import (
 
 // TestLogReaderDies: a node whose log nobody reads any more goes on, and stops in good order.
 func TestLogReaderDies(t *testing.T) {
+	t.Parallel()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
 		t.Skip("needs bash")
@@ -31,6 +32,7 @@ func TestLogReaderDies(t *testing.T) {
 // TestLogReaderStalls: a node whose log, audit log and standard output nobody reads, while their pipe stays open, goes on deciding,
 // counts what it drops, and stops in good order.
 func TestLogReaderStalls(t *testing.T) {
+	t.Parallel()
 	fifo := filepath.Join(t.TempDir(), "log")
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Skip("no pipes here:", err)
@@ -87,6 +89,7 @@ func TestLogReaderStalls(t *testing.T) {
 
 // TestSecondSignal: SIGTERM while a node stops ends it at once, and that is said.
 func TestSecondSignal(t *testing.T) {
+	t.Parallel()
 	p := startNode(t, "--grace=10m").awaitReady()
 	// A request that goes on for as long as it may keeps the node from stopping.
 	conn, err := net.Dial("tcp", p.http)

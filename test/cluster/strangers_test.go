@@ -83,6 +83,7 @@ func (p *process) residentMemory() (now, most int64) {
 // TestManyStrangers: 5,000 connections of somebody who never says who it is take at most 64 MiB of a node, and shut out nobody for 10 s:
 // neither who calls from elsewhere, nor who calls from the same address, nor those who ask for the node's health.
 func TestManyStrangers(t *testing.T) {
+	needsQuiet(t)
 	if raceEnabled {
 		t.Skip("the race detector takes some times the memory")
 	}

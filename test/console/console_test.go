@@ -67,7 +67,7 @@ func start(t *testing.T, name, accessFile string, join *node.Node) *node.Node {
 	case <-n.Settled():
 	case <-n.Failed():
 		t.Fatal(n.Err())
-	case <-time.After(20 * time.Second):
+	case <-time.After(testkit.Patience):
 		t.Fatalf("%s is not ready", name)
 	}
 	return n

@@ -3,16 +3,30 @@
 package testkit
 
 import (
+	"flag"
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 )
 
-// Patience is how long a test waits for what must happen. It is never waited for when all is well.
-const Patience = 10 * time.Second
+// Patience is how long a test waits for what must happen: long enough for a machine that does much else. It is never waited for when
+// all is well.
+const Patience = time.Minute
+
+// Parallel lets n tests at a time run that call t.Parallel, where -parallel does not say how many. It is for a TestMain whose tests wait
+// more than they compute, of which as many as there are processors would leave these idle.
+func Parallel(n int) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", strconv.Itoa(n)) // which every test has, and takes a number
+	}
+}
 
 // until calls ok every millisecond until it returns true, for Patience at most.
 func until(ok func() bool) bool {
