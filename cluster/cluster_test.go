@@ -418,7 +418,7 @@ func TestDoubt(t *testing.T) {
 	views := []*View{nodes[0].View(), nodes[1].View()}
 	cable.cut(local(ports[2]))
 	for _, n := range nodes[:2] {
-		waitFor(t, "c is dead to the gossip", func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
+		waitFor(t, "gossip takes c for dead", func() bool { return strings.Contains(n.log.String(), "suspected member answered") })
 	}
 	cable.cut()
 	// Dead to the list, it is up again once it has refuted that.

@@ -193,7 +193,7 @@ func TestRosterRestartInPlace(t *testing.T) {
 	}
 	watcher.down(old.identity)
 	if got := summary(watcher.view(nil)); got != "a.1* b.40* active" {
-		t.Errorf("when the predecessor is dead to the gossip too: %s", got)
+		t.Errorf("when gossip takes the predecessor for dead too: %s", got)
 	}
 }
 

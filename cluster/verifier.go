@@ -281,7 +281,7 @@ func (v *verifier) answered(c claim, what outcome, err error, now time.Time) (a 
 	return a
 }
 
-// doubt notes that a process is dead to the gossip. It reports whether the process counts until it has been asked.
+// doubt notes that gossip takes a process for dead. It reports whether the process counts until it has been asked.
 func (v *verifier) doubt(id identity, now time.Time) bool {
 	m := v.members[id]
 	if m == nil || !m.live {
@@ -302,7 +302,7 @@ func (v *verifier) believe(c claim) {
 	}
 }
 
-// decideDoubt takes in what a member has answered that is dead to the gossip.
+// decideDoubt takes in what a member has answered that gossip takes for dead.
 func (v *verifier) decideDoubt(c claim, k *candidate, what outcome, now time.Time) answer {
 	if what == confirmed && now.Sub(k.doubted) < doubtMost {
 		first := !k.kept
@@ -339,7 +339,7 @@ func (v *verifier) confirm(c claim) answer {
 	return a
 }
 
-// down notes that a process is dead to the gossip. That it has answered is remembered for a while: it may be back.
+// down notes that gossip takes a process for dead. That it has answered is remembered for a while: it may be back.
 func (v *verifier) down(id identity) {
 	m := v.members[id]
 	if m == nil || !m.live {

@@ -199,7 +199,7 @@ func TestMaxConnectionAge(t *testing.T) {
 			}
 		}
 	}()
-	c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed))
+	c, err := client.Dial(t.Context(), addrOf(n.listeners.grpc), client.WithOnError(client.FailClosed), client.WithTimeout(testkit.Patience))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,7 +33,7 @@ const strictPolicy = "policies:\n  - {name: a, algorithm: sliding_log, limit: 1,
 
 // TestMain has clusters wait side by side.
 func TestMain(m *testing.M) {
-	testkit.Parallel(4)
+	testkit.Parallel(3)
 	os.Exit(m.Run())
 }
 
@@ -42,7 +42,7 @@ func testConfig(t *testing.T, name string) Config {
 	return Config{
 		Name: name, Bind: "127.0.0.1", HTTPPort: PortAny, GRPCPort: PortAny, GossipPort: PortAny, PeerPort: PortAny,
 		PolicyFile: testkit.WriteFile(t, "policies.yaml", fmt.Sprintf(onePolicy, 5)),
-		Timeout:    10 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		Timeout:    20 * time.Second, Grace: 5 * time.Second, Logger: slog.New(slog.DiscardHandler),
 	}
 }
 

@@ -126,7 +126,7 @@ func TestClientKnowsOwnersUnderASecret(t *testing.T) {
 	cfg.Security.SecretFile, cfg.Join = file, []string{a.view().Self.GossipAddr}
 	b := mustStart(t, cfg)
 	awaitSettled(t, a, b)
-	c, err := client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc))
+	c, err := client.Dial(t.Context(), addrOf(a.listeners.grpc)+","+addrOf(b.listeners.grpc), client.WithTimeout(testkit.Patience))
 	if err != nil {
 		t.Fatal(err)
 	}
