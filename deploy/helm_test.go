@@ -270,29 +270,47 @@ func TestChartGateways(t *testing.T) {
 	}
 }
 
+// A volume for overrides is one for each pod, which the node may write to.
+func TestChartPersistence(t *testing.T) {
+	m := helm(t, "persistence: {enabled: true, size: 1Gi, storageClass: fast}")
+	s := podSettings(t, m.node(t))
+	s.takes(t)
+	claims := object[appsv1.StatefulSet](t, m, "weir").Spec.VolumeClaimTemplates
+	if len(claims) != 1 || claims[0].Spec.Resources.Requests.Storage().String() != "1Gi" || *claims[0].Spec.StorageClassName != "fast" {
+		t.Fatalf("the claims are %+v", claims)
+	}
+	for _, mount := range m.node(t).VolumeMounts {
+		if mount.MountPath == s["data-dir"] && mount.Name == claims[0].Name && !mount.ReadOnly {
+			return
+		}
+	}
+	t.Errorf("--data-dir %s is not on the claim", s["data-dir"])
+}
+
 // Wrong values are refused, with their names.
 func TestChartSchema(t *testing.T) {
 	for text, want := range map[string]string{
-		"replica: 3":                           "replica",
-		"replicas: three":                      "replicas",
-		"image: {tags: a}":                     "tags",
-		"settings: {grace: 1m}":                "grace",
-		"settings: {http-port: 80}":            "http-port",
-		"settings: {resp-port: 80}":            "resp-port",
-		"settings: {envoy-config: /a}":         "envoy-config",
-		"envoy: {files: {a.txt: b}}":           "a.txt",
-		"resp: {port: 80}":                     "port",
-		"settings: {Max_Keys: 1}":              "Max_Keys",
-		"env: {WEIR_GRACE: 1s}":                "WEIR_GRACE",
-		"policies: [{name: a}]":                "policies",
-		"tls: {secretName: A_B}":               "secretName",
-		"networkPolicy: {callers: []}":         "callers",
-		"networkPolicy: {callers: [{}]}":       "callers",
-		"autoscaling: {targetCPU: 0}":          "targetCPU",
-		"monitoring: {interval: often}":        "interval",
-		"topologySpreadConstraints: [{a: 1}]":  "topologySpreadConstraints",
-		"fullnameOverride: -weir":              "fullnameOverride",
-		"peerTLS: {name: \"\", secretName: a}": "name",
+		"replica: 3":                            "replica",
+		"replicas: three":                       "replicas",
+		"image: {tags: a}":                      "tags",
+		"persistence: {enabled: true, size: 0}": "size",
+		"settings: {grace: 1m}":                 "grace",
+		"settings: {http-port: 80}":             "http-port",
+		"settings: {resp-port: 80}":             "resp-port",
+		"settings: {envoy-config: /a}":          "envoy-config",
+		"envoy: {files: {a.txt: b}}":            "a.txt",
+		"resp: {port: 80}":                      "port",
+		"settings: {Max_Keys: 1}":               "Max_Keys",
+		"env: {WEIR_GRACE: 1s}":                 "WEIR_GRACE",
+		"policies: [{name: a}]":                 "policies",
+		"tls: {secretName: A_B}":                "secretName",
+		"networkPolicy: {callers: []}":          "callers",
+		"networkPolicy: {callers: [{}]}":        "callers",
+		"autoscaling: {targetCPU: 0}":           "targetCPU",
+		"monitoring: {interval: often}":         "interval",
+		"topologySpreadConstraints: [{a: 1}]":   "topologySpreadConstraints",
+		"fullnameOverride: -weir":               "fullnameOverride",
+		"peerTLS: {name: \"\", secretName: a}":  "name",
 	} {
 		if out, err := render("weir", values(t, text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: the error is %v, want one that names %s; rendered:\n%.300s", text, err, want, out)

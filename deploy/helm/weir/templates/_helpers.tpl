@@ -71,6 +71,9 @@ policies: /etc/weir/policies.yaml
 {{- if .Values.envoy.files }}
 envoy-config: /etc/weir-envoy
 {{- end }}
+{{- if .Values.persistence.enabled }}
+data-dir: /var/lib/weir
+{{- end }}
 {{- if .Values.insecure }}
 insecure: "true"
 {{- else }}
