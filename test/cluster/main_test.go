@@ -15,13 +15,13 @@ import (
 )
 
 // quiet says that this machine does nothing else.
-var quiet = flag.Bool("quiet", false, "run the tests of overload and memory too, and hold nodes to times, on a machine that does nothing else")
+var quiet = flag.Bool("quiet", false, "run the tests of overload, memory and rolling updates too, and hold nodes to times, on a machine that does nothing else")
 
-// needsQuiet is for tests that load a machine with more than it can do and say how soon it is as before.
+// needsQuiet is for tests that load a machine with more than it can do, or hold nodes to the times that manifests give them.
 func needsQuiet(t *testing.T) {
 	t.Helper()
 	if !*quiet {
-		t.Skip("loads this machine with more than it can do, and must have it to itself: -quiet")
+		t.Skip("must have this machine to itself, for its load or for its times: -quiet")
 	}
 }
 

@@ -229,7 +229,7 @@ func (k *kubernetes) crashed(p *pod, at int64) {
 // TestRehearsal does with the manifests of deploy/k8s what Kubernetes does with them every other day: pods that find one
 // another by name, an update, the loss of a pod.
 func TestRehearsal(t *testing.T) {
-	t.Parallel()
+	needsQuiet(t)
 	plainOnly(t)
 	// The least that CoreDNS comes with; and time enough for an answer when other packages' tests have the processors.
 	k := newKubernetes(t, 5*time.Second, variable{Name: "WEIR_TIMEOUT", Value: "5s"})
