@@ -19,12 +19,12 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/test/testkit/certstest"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/testkit"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 const policies = `policies:

@@ -22,10 +22,10 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/client"
-	"github.com/weirlimit/weir/test/testkit/certstest"
 	"github.com/weirlimit/weir/internal/memory"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 const accessFile = `

@@ -12,9 +12,9 @@ import (
 
 	"google.golang.org/grpc/peer"
 
-	"github.com/weirlimit/weir/test/testkit/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // auditLines are the lines of an audit log, without their times.

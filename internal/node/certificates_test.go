@@ -15,8 +15,8 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/weirlimit/weir/internal/certs"
-	"github.com/weirlimit/weir/test/testkit/certstest"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // TestCallersCertificateInForce: over HTTP, a unary call and a stream of checks, a caller is answered on an open connection for as long

@@ -6,8 +6,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/weirlimit/weir/test/testkit/certstest"
 	"github.com/weirlimit/weir/test/testkit"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // swapForPipe puts a pipe, which nobody writes to, in the place of a file.

@@ -26,11 +26,11 @@ import (
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/certs"
-	"github.com/weirlimit/weir/test/testkit/certstest"
 	"github.com/weirlimit/weir/internal/ingress"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/test/testkit"
+	"github.com/weirlimit/weir/test/testkit/certstest"
 )
 
 // testLeaf is what a certificate for a test's node is good for.
