@@ -14,12 +14,10 @@ import (
 type parts struct {
 	mu     sync.Mutex
 	arena  *algo.Arena
-	states map[partKey]*part
+	states map[state]*part
 	bytes  int64 // of arena
 	swept  int64 // the instant of the last sweep
 }
-
-type partKey struct{ scope, key string }
 
 // part is what one key has used of this node's part of its limits.
 type part struct {
@@ -74,9 +72,9 @@ func (p *parts) decide(scope, key string, limits algo.Limits, n int, now algo.In
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.states == nil {
-		p.states, p.arena = make(map[partKey]*part), algo.NewArena(p)
+		p.states, p.arena = make(map[state]*part), algo.NewArena(p)
 	}
-	k := partKey{scope, key}
+	k := state{scope, key}
 	known := p.states[k]
 	switch {
 	case known == nil && len(p.states) >= maxParts && !p.sweep(now):
@@ -84,7 +82,7 @@ func (p *parts) decide(scope, key string, limits algo.Limits, n int, now algo.In
 	case known == nil:
 		known = &part{limits: own, state: make(algo.State, own.Words())}
 		own.Init(known.state, now)
-		p.states[partKey{strings.Clone(scope), strings.Clone(key)}] = known
+		p.states[state{strings.Clone(scope), strings.Clone(key)}] = known
 	case !slices.Equal(known.limits, own):
 		state := make(algo.State, own.Words())
 		if known.limits.Convert(p.arena, known.state, now, own, state) != nil {

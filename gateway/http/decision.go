@@ -12,6 +12,9 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
+// MarshalDecision returns a decision in the JSON of POST /v1/check.
+func MarshalDecision(d *limit.Decision) []byte { return appendDecision(nil, d) }
+
 // appendDecision appends d as JSON. It is written by hand because it is on the path of every check; a test holds it
 // equal to what the JSON library makes of the same fields.
 func appendDecision(b []byte, d *limit.Decision) []byte {

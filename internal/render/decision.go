@@ -6,10 +6,12 @@ import (
 	"io"
 	"time"
 
+	httpapi "github.com/weirlimit/weir/gateway/http"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
-// Decision prints a decision in words or, with the names of the HTTP interface, as JSON.
+// Decision prints a decision in words or in the JSON of POST /v1/check.
 func Decision(w io.Writer, d *weirv1.Decision, asJSON bool) error {
 	word := "refused"
 	if d.Allowed {
@@ -21,30 +23,9 @@ func Decision(w io.Writer, d *weirv1.Decision, asJSON bool) error {
 // Answer is Decision with a word for what was decided.
 func Answer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) error {
 	if asJSON {
-		out := map[string]any{
-			"policy": d.Policy, "allowed": d.Allowed, "granted": d.Granted, "limit": d.Limit, "remaining": d.Remaining,
-			"reset_after_ms": milliseconds(d.ResetAfterNs), "delay_ms": milliseconds(d.DelayNs), "shadow": d.Shadow,
-			"degraded": d.Degraded, "failed_open": d.FailedOpen, "failed_closed": d.FailedClosed,
-		}
-		if d.RetryAfterEstimated {
-			out["retry_after_estimated"] = true
-		}
-		if d.Banned {
-			out["banned"] = true
-		}
-		if d.NearLimit {
-			out["near_limit"] = true
-		}
-		if d.RetryAfterNs != nil {
-			out["retry_after_ms"] = milliseconds(*d.RetryAfterNs)
-		}
-		if d.RequestId != "" {
-			out["request_id"] = d.RequestId
-		}
-		if d.ReservationId != "" {
-			out["reservation_id"] = d.ReservationId
-		}
-		return json.NewEncoder(w).Encode(out)
+		told := wire.Decision(d)
+		_, err := fmt.Fprintf(w, "%s\n", httpapi.MarshalDecision(&told))
+		return err
 	}
 	fmt.Fprintf(w, "%s  policy=%s granted=%d limit=%d remaining=%d", word, d.Policy, d.Granted, d.Limit, d.Remaining)
 	switch {
@@ -73,8 +54,6 @@ func Answer(w io.Writer, word string, d *weirv1.Decision, asJSON bool) error {
 	_, err := fmt.Fprintln(w)
 	return err
 }
-
-func milliseconds(ns int64) int64 { return int64(roundUp(ns) / time.Millisecond) }
 
 // roundUp rounds to the next whole millisecond, so that waiting so long is enough.
 func roundUp(ns int64) time.Duration {

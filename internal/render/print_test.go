@@ -21,25 +21,25 @@ func TestPrintDecision(t *testing.T) {
 			"allowed",
 			&weirv1.Decision{Policy: "login", Allowed: true, Granted: 1, Limit: 5, Remaining: 4, RetryAfterNs: proto.Int64(0), ResetAfterNs: int64(time.Minute)},
 			"allowed  policy=login granted=1 limit=5 remaining=4 reset_after=1m0s",
-			`{"allowed":true,"degraded":false,"delay_ms":0,"failed_closed":false,"failed_open":false,"granted":1,"limit":5,"policy":"login","remaining":4,"reset_after_ms":60000,"retry_after_ms":0,"shadow":false}`,
+			`{"allowed":true,"granted":1,"limit":5,"remaining":4,"retry_after_ms":0,"reset_after_ms":60000,"delay_ms":0,"policy":"login","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`,
 		},
 		{
 			"refused, rounded up",
 			&weirv1.Decision{Policy: "login", Limit: 5, RetryAfterNs: proto.Int64(int64(1500*time.Millisecond) + 1), ResetAfterNs: 1},
 			"refused  policy=login granted=0 limit=5 remaining=0 retry_after=1.501s reset_after=1ms",
-			`{"allowed":false,"degraded":false,"delay_ms":0,"failed_closed":false,"failed_open":false,"granted":0,"limit":5,"policy":"login","remaining":0,"reset_after_ms":1,"retry_after_ms":1501,"shadow":false}`,
+			`{"allowed":false,"granted":0,"limit":5,"remaining":0,"retry_after_ms":1501,"reset_after_ms":1,"delay_ms":0,"policy":"login","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`,
 		},
 		{
 			"never, with all flags",
 			&weirv1.Decision{Policy: "inline", Limit: 5, Remaining: 5, RequestId: "r", Shadow: true, Degraded: true, FailedOpen: true, FailedClosed: true, RetryAfterEstimated: true, Banned: true, NearLimit: true},
 			"refused  policy=inline granted=0 limit=5 remaining=5 retry_after=never shadow degraded failed_open failed_closed retry_after_estimated banned near_limit",
-			`{"allowed":false,"banned":true,"degraded":true,"delay_ms":0,"failed_closed":true,"failed_open":true,"granted":0,"limit":5,"near_limit":true,"policy":"inline","remaining":5,"request_id":"r","reset_after_ms":0,"retry_after_estimated":true,"shadow":true}`,
+			`{"allowed":false,"granted":0,"limit":5,"remaining":5,"reset_after_ms":0,"delay_ms":0,"policy":"inline","shadow":true,"degraded":true,"failed_open":true,"failed_closed":true,"retry_after_estimated":true,"banned":true,"near_limit":true,"request_id":"r"}`,
 		},
 		{
 			"delayed and unlimited",
 			&weirv1.Decision{Policy: "mail", Allowed: true, Granted: 2, Limit: -1, Remaining: -1, RetryAfterNs: proto.Int64(0), DelayNs: int64(250 * time.Millisecond)},
 			"allowed  policy=mail granted=2 limit=-1 remaining=-1 delay=250ms",
-			`{"allowed":true,"degraded":false,"delay_ms":250,"failed_closed":false,"failed_open":false,"granted":2,"limit":-1,"policy":"mail","remaining":-1,"reset_after_ms":0,"retry_after_ms":0,"shadow":false}`,
+			`{"allowed":true,"granted":2,"limit":-1,"remaining":-1,"retry_after_ms":0,"reset_after_ms":0,"delay_ms":250,"policy":"mail","shadow":false,"degraded":false,"failed_open":false,"failed_closed":false}`,
 		},
 	} {
 		for output, want := range map[string]string{"text": c.text, "json": c.json} {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"compress/gzip"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
@@ -360,15 +361,17 @@ func (c *clfClock) parse(s []byte) (int64, bool) {
 func nanoseconds(t time.Time) bool { return t.Year() > 1700 && t.Year() < 2250 }
 
 func (l *Log) csv(line []byte, e *Event) string {
+	l.fields = l.fields[:0]
 	if bytes.IndexByte(line, '"') >= 0 {
 		// Quotes are rare in such files: slow and right.
-		var bad string
-		if line, bad = unquote(line); bad != "" {
-			return bad
+		list, err := csv.NewReader(bytes.NewReader(line)).Read()
+		if err != nil {
+			return "has a quote that does not end, or is in the middle of a field"
 		}
-		l.fields = bytes.Split(line, []byte{0})
+		for _, f := range list {
+			l.fields = append(l.fields, []byte(f))
+		}
 	} else {
-		l.fields = l.fields[:0]
 		for rest, more := line, true; more; {
 			var f []byte
 			f, rest, more = bytes.Cut(rest, []byte{','})
@@ -394,30 +397,6 @@ func (l *Log) csv(line []byte, e *Event) string {
 		e.Cost = cost
 	}
 	return ""
-}
-
-// unquote takes the quotes of RFC 4180 away and puts a zero byte between fields.
-func unquote(line []byte) (out []byte, bad string) {
-	in := false
-	for i := 0; i < len(line); i++ {
-		switch b := line[i]; {
-		case b == 0:
-			return nil, "has a zero byte"
-		case in && b == '"' && i+1 < len(line) && line[i+1] == '"':
-			out = append(out, '"')
-			i++
-		case b == '"':
-			in = !in
-		case b == ',' && !in:
-			out = append(out, 0)
-		default:
-			out = append(out, b)
-		}
-	}
-	if in {
-		return nil, "has a quote that does not end"
-	}
-	return out, ""
 }
 
 // parseTime reads seconds since 1970 with up to nine decimals, exactly, or an RFC 3339 time.

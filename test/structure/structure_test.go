@@ -90,7 +90,7 @@ var mayImport = map[string]string{
 	"internal/asker":           "algo client internal/load internal/remote proto/weir/v1",
 	"internal/devcluster":      "internal/memory internal/node limiter policy",
 	"internal/remote":          "algo internal/certs internal/file internal/loopback policy proto/weir/v1",
-	"internal/render":          "gateway/http internal/load proto/weir/v1",
+	"internal/render":          "gateway/http internal/load proto/weir/v1 rpc/wire",
 	"internal/settings":        "internal/file internal/strictyaml",
 	"internal/readiness":       "",
 	"internal/gossipkeys":      "auth cluster cluster/ownership internal/loopback proto/weir/peer/v1 proto/weir/v1",
