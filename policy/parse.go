@@ -117,11 +117,7 @@ func (d *decoder) file(root *yaml.Node) []*Policy {
 // policy compiles one policy. What it returns is good for something only when no mistake was found.
 func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	p := &Policy{Line: f.At.Line, fields: strictyaml.Fields{Path: f.Path, List: f.Only(limitFields)}}
-	if name, given := f.Get("name"); !given {
-		d.Missing(f, "name", "login")
-	} else {
-		p.Name = d.name(name)
-	}
+	p.Name = d.name(d.Required(f, "name", "login"))
 	p.Shadow = d.Flag(f, "shadow")
 	may, given := d.Boolean(f.Field("lend"))
 	p.NoLend = given && !may

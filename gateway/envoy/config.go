@@ -208,7 +208,7 @@ func (r *reader) file() {
 		return
 	}
 	name, given := r.domainName(top)
-	mode, _ := r.charge(top, chargeAlways)
+	mode := r.charge(top, chargeAlways)
 	d := &domain{name: name, namespace: limit.EnvoyNamespace + name, file: r.File, charge: mode, node: node{children: make(map[string]*node)}}
 	if given {
 		f, _ := top.Get("domain")
@@ -222,17 +222,11 @@ func (r *reader) file() {
 		}
 	}
 	r.descriptors(top.Field("descriptors"), &d.node, d.name, mode, 1)
-	if list, given := top.Get("quota_buckets"); given {
-		r.quotas(list, d)
-	}
+	r.quotas(top.Field("quota_buckets"), d)
 }
 
 func (r *reader) domainName(top strictyaml.Fields) (string, bool) {
-	f, given := top.Get("domain")
-	if !given {
-		r.Missing(top, "domain", "edge")
-		return "", false
-	}
+	f := r.Required(top, "domain", "edge")
 	name, ok := r.text(f)
 	switch {
 	case !ok:
@@ -256,16 +250,12 @@ func (r *reader) text(f strictyaml.Field) (string, bool) {
 	return r.Text(f)
 }
 
-func (r *reader) charge(f strictyaml.Fields, otherwise charge) (charge, bool) {
-	one, given := f.Get("charge")
-	if !given {
-		return otherwise, true
-	}
-	word, ok := r.Choice(one, chargeWords...)
+func (r *reader) charge(f strictyaml.Fields, otherwise charge) charge {
+	word, _ := r.Choice(f.Field("charge"), chargeWords...)
 	if i := slices.Index(chargeWords, word); i >= 0 {
-		return charge(i), true
+		return charge(i)
 	}
-	return otherwise, ok
+	return otherwise
 }
 
 // descriptors reads a list of them into a node.
@@ -289,16 +279,11 @@ func (r *reader) descriptors(list strictyaml.Field, into *node, parent string, m
 }
 
 func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode charge, depth int) {
-	key, given := f.Get("key")
-	if !given {
-		r.Missing(f, "key", "remote_address")
-	}
-	name, ok := "", false
-	if given {
-		if name, ok = r.text(key); ok && name == "" {
-			r.Fail(key.Node, key.Path, "is empty: name the key of the descriptor's entry")
-			ok = false
-		}
+	key := r.Required(f, "key", "remote_address")
+	name, ok := r.text(key)
+	if ok && name == "" {
+		r.Fail(key.Node, key.Path, "is empty: name the key of the descriptor's entry")
+		ok = false
 	}
 	entry := name
 	if value, given := f.Get("value"); given {
@@ -333,12 +318,10 @@ func (r *reader) descriptor(f strictyaml.Fields, into *node, parent string, mode
 		}
 	}
 	metadata := r.metadata(f)
-	if one, given := f.Get("rate_limit"); given {
-		own.limit = r.limit(one, fullKey, mode)
-		if l := own.limit; l != nil {
-			l.shadow, l.quota, l.detailed, l.metadata = shadow, quota, detailed, metadata
-			r.config.limits++
-		}
+	if l := r.limit(f.Field("rate_limit"), fullKey, mode); l != nil {
+		l.shadow, l.quota, l.detailed, l.metadata = shadow, quota, detailed, metadata
+		own.limit = l
+		r.config.limits++
 	}
 	r.descriptors(f.Field("descriptors"), own, fullKey, mode, depth+1)
 }
@@ -354,17 +337,15 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 	}
 	before := r.Count()
 	out := &rule{fullKey: fullKey}
-	out.charge, _ = r.charge(f, mode)
+	out.charge = r.charge(f, mode)
 	out.name, _ = r.text(f.Field("name"))
 	r.replaces(f, out)
 	out.unlimited = r.Flag(f, "unlimited")
 	if one, given := f.Get("policy"); given {
 		r.policy(f, one, out)
 	} else if out.unlimited {
-		for _, name := range []string{"unit", "unit_multiplier", "algorithm", "capacity", "carry_debt", "max_debt"} {
-			if one, given := f.Get(name); given {
-				r.Fail(one.Key, one.Path, "stands beside unlimited: remove one of them")
-			}
+		for _, one := range f.Only([]string{"unit", "unit_multiplier", "algorithm", "capacity", "carry_debt", "max_debt"}) {
+			r.Fail(one.Key, one.Path, "stands beside unlimited: remove one of them")
 		}
 	} else {
 		r.rate(f, out)
@@ -375,13 +356,19 @@ func (r *reader) limit(at strictyaml.Field, fullKey string, mode charge) *rule {
 	return out
 }
 
+// policyName reads the name of a policy; empty where it is none.
+func (r *reader) policyName(f strictyaml.Field) string {
+	name, ok := r.Text(f)
+	if ok && !limit.ValidPolicyName(name) {
+		r.Fail(f.Node, f.Path, "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
+		return ""
+	}
+	return name
+}
+
 func (r *reader) replaces(f strictyaml.Fields, out *rule) {
 	for entry := range r.Maps(f.Field("replaces"), "names of limits, such as {name: of_the_other}", []string{"name"}) {
-		one, given := entry.Get("name")
-		if !given {
-			r.Missing(entry, "name", "of_the_other")
-			continue
-		}
+		one := r.Required(entry, "name", "of_the_other")
 		switch name, ok := r.text(one); {
 		case !ok:
 		case name == "":
@@ -396,24 +383,17 @@ func (r *reader) replaces(f strictyaml.Fields, out *rule) {
 
 // policy reads a limit that is that of a policy.
 func (r *reader) policy(f strictyaml.Fields, one strictyaml.Field, out *rule) {
-	if name, ok := r.Text(one); ok {
-		if out.policy = name; !limit.ValidPolicyName(name) {
-			r.Fail(one.Node, one.Path, "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
-		}
-	}
-	for _, name := range []string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "algorithm", "capacity", "carry_debt", "max_debt"} {
-		if beside, given := f.Get(name); given {
-			r.Fail(beside.Key, beside.Path, "stands beside policy, which says what the limit is: remove one of them")
-		}
+	out.policy = r.policyName(one)
+	for _, beside := range f.Only([]string{"unit", "requests_per_unit", "unit_multiplier", "unlimited", "algorithm", "capacity", "carry_debt", "max_debt"}) {
+		r.Fail(beside.Key, beside.Path, "stands beside policy, which says what the limit is: remove one of them")
 	}
 }
 
 // rate reads what a limit counts.
 func (r *reader) rate(f strictyaml.Fields, out *rule) {
 	l := algo.Limit{Algorithm: algo.FixedWindow, Period: algo.Epoch}
-	if one, given := f.Get("unit"); !given {
-		r.Missing(f, "unit", "minute")
-	} else if word, ok := r.Text(one); ok {
+	one := r.Required(f, "unit", "minute")
+	if word, ok := r.Text(one); ok {
 		u, known := units[strings.ToUpper(word)]
 		if !known {
 			r.Fail(one.Node, one.Path, "must be one of second, minute, hour, day, week, month and year, not %s", strictyaml.Show(word))
@@ -422,14 +402,13 @@ func (r *reader) rate(f strictyaml.Fields, out *rule) {
 	}
 	perUnit, _ := r.Integer(f.Field("requests_per_unit"), 0, math.MaxUint32)
 	out.perUnit = uint32(perUnit)
-	if one, given := f.Get("unit_multiplier"); given {
-		n, ok := r.Integer(one, 1, math.MaxUint32)
-		if out.multiple = uint32(n); ok && l.Window > 0 {
-			if n > int64(algo.MaxWindow/l.Window) {
-				r.Fail(one.Node, one.Path, "makes a window longer than the longest, 366 days")
-			} else {
-				l.Window *= time.Duration(n)
-			}
+	multiplier := f.Field("unit_multiplier")
+	n, ok := r.Integer(multiplier, 1, math.MaxUint32)
+	if out.multiple = uint32(n); ok && l.Window > 0 {
+		if n > int64(algo.MaxWindow/l.Window) {
+			r.Fail(multiplier.Node, multiplier.Path, "makes a window longer than the longest, 366 days")
+		} else {
+			l.Window *= time.Duration(n)
 		}
 	}
 	word, _ := r.Choice(f.Field("algorithm"), algorithmWords...)

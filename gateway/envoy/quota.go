@@ -6,7 +6,6 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/weirlimit/weir/internal/strictyaml"
-	"github.com/weirlimit/weir/limit"
 )
 
 // Bounds of the ids of quota buckets.
@@ -82,44 +81,27 @@ func (b *quotaBucket) keyOf(id map[string]string) string {
 
 // quotas reads quota_buckets into a domain.
 func (r *reader) quotas(list strictyaml.Field, d *domain) {
-	nodes, _ := r.Items(list, "buckets, such as {bucket: {tenant: \"*\"}, policy: per-tenant, key: \"{tenant}\"}")
-	for i, n := range nodes {
-		path := strictyaml.Element(list.Path, i)
-		if !r.Visit(n, path) {
-			return
-		}
-		if f, ok := r.Fields(strictyaml.Value(n), path, quotaFields); ok {
-			r.quota(f, d)
-		}
+	for f := range r.Maps(list, "buckets, such as {bucket: {tenant: \"*\"}, policy: per-tenant, key: \"{tenant}\"}", quotaFields) {
+		r.quota(f, d)
 	}
 }
 
 func (r *reader) quota(f strictyaml.Fields, d *domain) {
 	before := r.Count()
 	b := quotaBucket{share: 100, line: f.At.Line}
-	if one, given := f.Get("bucket"); !given {
-		r.Missing(f, "bucket", `{tenant: "*"}`)
-	} else {
-		b.entries = r.bucketID(one)
-	}
-	if one, given := f.Get("policy"); !given {
-		r.Missing(f, "policy", "per-tenant")
-	} else if name, ok := r.Text(one); ok {
-		if b.policy = name; !limit.ValidPolicyName(name) {
-			r.Fail(one.Node, one.Path, "is not a policy's name: 1 to 128 characters of A-Z a-z 0-9 . _ -")
-		} else if r.opts.Quotable != nil {
-			if err := r.opts.Quotable(name); err != nil {
-				r.Fail(one.Node, one.Path, "%v", err)
-			}
+	bucket := r.Required(f, "bucket", `{tenant: "*"}`)
+	b.entries = r.bucketID(bucket)
+	one := r.Required(f, "policy", "per-tenant")
+	if b.policy = r.policyName(one); b.policy != "" && r.opts.Quotable != nil {
+		if err := r.opts.Quotable(b.policy); err != nil {
+			r.Fail(one.Node, one.Path, "%v", err)
 		}
 	}
-	if one, given := f.Get("key"); !given {
-		r.Missing(f, "key", `"{tenant}"`)
-	} else if text, ok := r.text(one); ok {
-		b.key = r.keyTemplate(one, text, b.entries)
+	key := r.Required(f, "key", `"{tenant}"`)
+	if text, ok := r.text(key); ok {
+		b.key = r.keyTemplate(key, text, b.entries)
 	}
-	if one, given := f.Get("share"); given {
-		n, _ := r.Integer(one, 1, 100)
+	if n, ok := r.Integer(f.Field("share"), 1, 100); ok {
 		b.share = int(n)
 	}
 	if r.Count() > before {
@@ -127,8 +109,7 @@ func (r *reader) quota(f strictyaml.Fields, d *domain) {
 	}
 	for i := range d.quotas {
 		if other := &d.quotas[i]; other.shadows(&b) {
-			one, _ := f.Get("bucket")
-			r.Fail(one.Key, one.Path, "has no bucket left: that of line %d has all of them", other.line)
+			r.Fail(bucket.Key, bucket.Path, "has no bucket left: that of line %d has all of them", other.line)
 			return
 		}
 	}
@@ -151,10 +132,10 @@ func (b *quotaBucket) shadows(c *quotaBucket) bool {
 // bucketID reads the entries of a bucket's id.
 func (r *reader) bucketID(at strictyaml.Field) map[string]string {
 	n := at.Node
-	if n == nil || n.Kind != yaml.MappingNode || len(n.Content) == 0 {
-		if n == nil {
-			n = at.Key
-		}
+	if n == nil {
+		return nil
+	}
+	if n.Kind != yaml.MappingNode || len(n.Content) == 0 {
 		r.Fail(n, at.Path, `must be a map of the bucket's entries to their values, such as {name: api, tenant: "*"}`)
 		return nil
 	}

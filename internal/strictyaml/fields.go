@@ -225,6 +225,15 @@ func (d *Decoder) Missing(f Fields, name, example string) {
 	d.Fail(f.At, Join(f.Path, name), "is missing: add it, such as %s: %s", name, example)
 }
 
+// Required returns the field of a name; where there is none, which is reported, the zero Field.
+func (d *Decoder) Required(f Fields, name, example string) Field {
+	one, given := f.Get(name)
+	if !given {
+		d.Missing(f, name, example)
+	}
+	return one
+}
+
 // Text reads a string. What YAML takes for a number, a date or a truth value must be quoted, since it may have been
 // changed on the way: 0x10, 1e3 and 010 are not what was written.
 func (d *Decoder) Text(f Field) (string, bool) {
