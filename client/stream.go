@@ -15,6 +15,7 @@ import (
 
 	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/stream"
+	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -181,7 +182,7 @@ func (l *link) stirLocked() {
 		l.idle = slices.Delete(l.idle, 0, 1)
 	case l.started < maxSenders:
 		l.started++
-		ln := &sender{l: l, wake: stream.NewSignal()}
+		ln := &sender{l: l, wake: wake.New()}
 		l.senders.Go(ln.run)
 	}
 }
@@ -228,7 +229,7 @@ func (l *link) drop(err error) {
 // sender is one stream at a time to the link's node. One goroutine opens streams and writes; one more for each stream reads.
 type sender struct {
 	l    *link
-	wake stream.Signal // of the writer
+	wake wake.Signal // of the writer
 
 	// Guarded by the link's lock.
 	sent     map[uint64]*message // on this stream, without the last of their answers, by sequence

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/weirlimit/weir/internal/wake"
 )
 
 // Cluster is this process's part in the gossip. All methods are safe for concurrent use.
@@ -41,7 +43,7 @@ type Cluster struct {
 
 	mu    sync.Mutex
 	queue []func() // for run to do, in order
-	wake  chan struct{}
+	wake  wake.Signal
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -124,7 +126,7 @@ func start(ctx context.Context, cancel context.CancelFunc, cfg Config) (*Cluster
 		fatal:    make(chan error, 1),
 		roster:   newRoster(self, cfg.Join),
 		refusals: map[string]bool{},
-		wake:     make(chan struct{}, 1),
+		wake:     wake.New(),
 		ctx:      ctx,
 		cancel:   cancel,
 		keyring:  keyring,
@@ -342,10 +344,7 @@ func (c *Cluster) post(do func()) {
 		return
 	}
 	c.queue = append(c.queue, do)
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.wake.Set()
 }
 
 func (c *Cluster) take() []func() {

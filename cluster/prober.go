@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/weirlimit/weir/internal/wake"
 )
 
 // probeTimeout bounds the wait for a process to say who it is.
@@ -35,7 +37,7 @@ func (c *Cluster) Identity() Identity {
 // prober asks the processes that gossip names who they are, between the gossip and the roster.
 type prober struct {
 	c    *Cluster
-	wake chan struct{}
+	wake wake.Signal
 
 	mu     sync.Mutex // held while what follows is posted, too, so that the roster hears of it in this order
 	v      *verifier
@@ -43,7 +45,7 @@ type prober struct {
 }
 
 func newProber(c *Cluster) *prober {
-	return &prober{c: c, wake: make(chan struct{}, 1), v: newVerifier(c.self.claim(), c.cfg.MaxMembers), listed: map[identity]node{}}
+	return &prober{c: c, wake: wake.New(), v: newVerifier(c.self.claim(), c.cfg.MaxMembers), listed: map[identity]node{}}
 }
 
 // now reads the clock that back-off and expiry go by.
@@ -75,12 +77,7 @@ func (p *prober) run(ctx context.Context) {
 }
 
 // look has run look for somebody to ask.
-func (p *prober) look() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
-}
+func (p *prober) look() { p.wake.Set() }
 
 // heard takes in what gossip says of a process, and returns why it does not count. It is called with the library's locks held.
 func (p *prober) heard(n node) error {

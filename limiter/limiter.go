@@ -20,6 +20,7 @@ import (
 	"github.com/weirlimit/weir/internal/estimate"
 	"github.com/weirlimit/weir/internal/fairshare"
 	"github.com/weirlimit/weir/internal/refusal"
+	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/ring"
@@ -125,7 +126,7 @@ type Limiter struct {
 	loans     loans
 	borrowing *borrowing // nil: this node borrows nothing
 
-	changed chan struct{}
+	changed wake.Signal // the policies
 	quit    chan struct{}
 	done    chan struct{}
 	closing sync.Once
@@ -156,7 +157,7 @@ func New(cfg Config) *Limiter {
 		clock:   cfg.Clock,
 		log:     cfg.Logger,
 		stats:   newStatsByPolicy(),
-		changed: make(chan struct{}, 1),
+		changed: wake.New(),
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
@@ -197,10 +198,7 @@ func (l *Limiter) SetPolicies(set *policy.Set) {
 		p, ok := set.Get(name)
 		return ok && p.EstimateAuto
 	})
-	select {
-	case l.changed <- struct{}{}:
-	default: // a pass is due already and will see this set
-	}
+	l.changed.Set()
 }
 
 // Policies returns the set in force.

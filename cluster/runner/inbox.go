@@ -5,12 +5,13 @@ import (
 	"sync/atomic"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/wake"
 )
 
 // Inbox is where others leave something for a Runner. It is made before the Runner, and before the others, which a Runner needs. What is
 // left in it before there is a Runner stays there until then. Its methods are safe for concurrent use.
 type Inbox struct {
-	wake   chan struct{}   // holds a token when there may be something to do
+	wake   wake.Signal     // set when there may be something to do
 	urgent []atomic.Uint64 // a bit for each partition
 
 	mu   sync.Mutex
@@ -20,7 +21,7 @@ type Inbox struct {
 
 // NewInbox returns an empty Inbox, for a Runner of so many partitions.
 func NewInbox(partitions int) *Inbox {
-	return &Inbox{wake: make(chan struct{}, 1), urgent: make([]atomic.Uint64, (partitions+63)/64)}
+	return &Inbox{wake: wake.New(), urgent: make([]atomic.Uint64, (partitions+63)/64)}
 }
 
 // Receive takes messages from another node; see replica.MessengerConfig. It never blocks: when there is too much to be
@@ -33,20 +34,13 @@ func (b *Inbox) Receive(list []ownership.Envelope) {
 		}
 	}
 	b.mu.Unlock()
-	b.signal()
+	b.wake.Set()
 }
 
 // Urgent says that a partition has changes that somebody waits for; see store.Config.Urgent. It takes no lock.
 func (b *Inbox) Urgent(p int) {
 	bit := uint64(1) << (p % 64)
 	if b.urgent[p/64].Or(bit)&bit == 0 {
-		b.signal()
-	}
-}
-
-func (b *Inbox) signal() {
-	select {
-	case b.wake <- struct{}{}:
-	default:
+		b.wake.Set()
 	}
 }

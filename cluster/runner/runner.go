@@ -175,7 +175,7 @@ func (k *Runner) SetView(v ownership.View) {
 	k.mu.Lock()
 	k.view = &v
 	k.mu.Unlock()
-	k.signal()
+	k.wake.Set()
 }
 
 // Route says where a partition's checks are decided. The caller must not change it. It takes no lock.
@@ -235,7 +235,7 @@ func (k *Runner) Drain(ctx context.Context) error {
 	k.mu.Lock()
 	k.leaving = true
 	k.mu.Unlock()
-	k.signal()
+	k.wake.Set()
 	select {
 	case <-k.drained:
 	case <-ctx.Done():
@@ -274,7 +274,7 @@ func (k *Runner) Status() (Status, bool) {
 	k.mu.Lock()
 	k.asked = append(k.asked, answer)
 	k.mu.Unlock()
-	k.signal()
+	k.wake.Set()
 	select {
 	case st := <-answer:
 		return st, true
@@ -336,7 +336,7 @@ func (k *Runner) turn() {
 	more := !k.mail.empty()
 	k.mu.Unlock()
 	if more {
-		k.signal()
+		k.wake.Set()
 	}
 
 	if view == nil && leaving && k.viewed && !k.seen.Leaving {

@@ -905,7 +905,7 @@ func TestViewsComeFirst(t *testing.T) {
 	k.mail.add(&ownership.Envelope{From: other, To: self, Message: &ownership.Forget{}})
 	k.view = &ownership.View{}
 	k.mu.Unlock()
-	k.signal()
+	k.wake.Set()
 	order := func() (got []string) {
 		c.do(func() { got = slices.Clone(c.order) })
 		return got

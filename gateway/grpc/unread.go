@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/internal/wake"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
 
@@ -18,18 +19,13 @@ var errUnread = status.Error(codes.Aborted, "the answers are not read")
 // stall is how long a stream waits for its caller to read. A connection that is alive may have streams that nobody reads.
 type stall struct {
 	limit time.Duration // 0: for any time
-	over  chan struct{} // holds a token when it is
+	over  wake.Signal   // set when it is
 }
 
-func newStall(limit time.Duration) stall { return stall{limit, make(chan struct{}, 1)} }
+func newStall(limit time.Duration) stall { return stall{limit, wake.New()} }
 
 // end says that it is over.
-func (s *stall) end() {
-	select {
-	case s.over <- struct{}{}:
-	default:
-	}
-}
+func (s *stall) end() { s.over.Set() }
 
 // with sends, for as long as it lasts. What waits then fails when the stream's handler has returned.
 func (s *stall) with(send func() error) error {

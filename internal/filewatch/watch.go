@@ -20,6 +20,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/weirlimit/weir/internal/file"
+	"github.com/weirlimit/weir/internal/wake"
 )
 
 // Config says what files hold, how they are watched and who is told.
@@ -70,7 +71,7 @@ type Watcher[T any] struct {
 	failed   atomic.Pointer[error] // why the files are not in force, nil when they are
 	timeouts atomic.Uint64         // reads that took longer than Config.Timeout
 
-	reload chan struct{} // holds a request for a reload
+	reload wake.Signal // asks for a reload
 	stop   chan struct{}
 	once   sync.Once // closes stop
 	work   sync.WaitGroup
@@ -136,7 +137,7 @@ func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
 func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher, read func(string, int64) ([]byte, error)) (*Watcher[T], error) {
 	w := &Watcher[T]{
 		files: files, cfg: cfg, events: events, read: read, looks: make(chan look, 1),
-		reload: make(chan struct{}, 1), stop: make(chan struct{}),
+		reload: wake.New(), stop: make(chan struct{}),
 	}
 	if w.cfg.Settle <= 0 {
 		w.cfg.Settle = defaultSettle
@@ -189,12 +190,7 @@ func (w *Watcher[T]) Timeouts() uint64 { return w.timeouts.Load() }
 
 // Reload looks at the files at once, without waiting for an event or the next poll, and reports what is wrong with
 // them even if that has been reported. It does not wait for that to be done.
-func (w *Watcher[T]) Reload() {
-	select {
-	case w.reload <- struct{}{}:
-	default: // One that has not begun is as good.
-	}
-}
+func (w *Watcher[T]) Reload() { w.reload.Set() }
 
 // Close ends the watch and waits until no call of Config is in progress. Current and Err keep their last values.
 func (w *Watcher[T]) Close() error {

@@ -68,10 +68,7 @@ func (c *Conn) callBegan() {
 
 func (c *Conn) callEnded() {
 	c.calls.Add(-1)
-	select {
-	case c.fewer <- struct{}{}:
-	default:
-	}
+	c.fewer.Set()
 }
 
 // awaitTurn waits until another call may begin, or the connection is authenticated.

@@ -11,6 +11,8 @@ import (
 	"io"
 	"sync"
 	"time"
+
+	"github.com/weirlimit/weir/internal/wake"
 )
 
 // The errors of lines that are not written.
@@ -37,7 +39,7 @@ type Queue struct {
 	done chan struct{} // closed once the goroutine that writes has ended
 
 	mu       sync.Mutex
-	wake     chan struct{} // holds a token when there is something to do
+	wake     wake.Signal   // set when there is something to do
 	written  chan struct{} // closed, and made anew, when a line has been written
 	lines    [][]byte
 	bytes    int    // of lines, and of the one that is being written
@@ -50,7 +52,7 @@ type Queue struct {
 
 // New returns a Queue that writes each line to w by one call of Write. Close ends it.
 func New(w io.Writer, cfg Config) *Queue {
-	q := &Queue{w: w, cfg: cfg, done: make(chan struct{}), wake: make(chan struct{}, 1), written: make(chan struct{})}
+	q := &Queue{w: w, cfg: cfg, done: make(chan struct{}), wake: wake.New(), written: make(chan struct{})}
 	go q.run()
 	return q
 }
@@ -105,15 +107,8 @@ func (q *Queue) add(line []byte) (turn uint64, err error) {
 	q.lines = append(q.lines, append([]byte(nil), line...))
 	q.bytes += len(line)
 	q.put++
-	q.signal()
+	q.wake.Set()
 	return q.put, nil
-}
-
-func (q *Queue) signal() {
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
 }
 
 // run writes lines until the queue is closed and empty.
@@ -181,7 +176,7 @@ func (q *Queue) Dropped() uint64 {
 func (q *Queue) Close(ctx context.Context) error {
 	q.mu.Lock()
 	q.closed = true
-	q.signal()
+	q.wake.Set()
 	q.mu.Unlock()
 	select {
 	case <-q.done:

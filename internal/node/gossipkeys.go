@@ -20,10 +20,7 @@ func (s *security) openGossipKeys() (*filewatch.Watcher[[][]byte], error) {
 		OnChange: func([][]byte) {
 			s.metrics.Reloaded("gossip_keys", true)
 			s.warnReadable(s.cfg.GossipKeyFile)
-			select {
-			case s.keysChanged <- struct{}{}:
-			default:
-			}
+			s.keysChanged.Set()
 		},
 		OnError: s.reloadFailed("gossip_keys"),
 	})

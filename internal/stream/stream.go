@@ -9,26 +9,14 @@ import (
 	"runtime"
 
 	"google.golang.org/grpc"
+
+	"github.com/weirlimit/weir/internal/wake"
 )
-
-// Signal wakes a goroutine: it holds a token when there may be something to do. It is safe for concurrent use.
-type Signal chan struct{}
-
-// NewSignal returns a Signal that is not set.
-func NewSignal() Signal { return make(Signal, 1) }
-
-// Set leaves a token, if there is none.
-func (s Signal) Set() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}
 
 // Run writes what next returns to a stream that is open, and calls received with what arrives, in a goroutine of its own and in
 // order; what received is given is used again when it has returned. next returns nil when nothing has gathered, and is called again
 // once wake is set. Run ends when the stream does, or received returns an error, and returns why; end must end the stream.
-func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wake Signal, next func() *Req, received func(*Reply) error) error {
+func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wake wake.Signal, next func() *Req, received func(*Reply) error) error {
 	var err error
 	broken := make(chan struct{})
 	go func() {
@@ -47,7 +35,7 @@ func Run[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], end func(), wak
 }
 
 // write sends until the stream is broken. What is wrong with it the reading side learns.
-func write[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], broken <-chan struct{}, wake Signal, next func() *Req) {
+func write[Req, Reply any](s grpc.BidiStreamingClient[Req, Reply], broken <-chan struct{}, wake wake.Signal, next func() *Req) {
 	for {
 		// Callers that are about to ask do so first, and share a message: measured with 256 callers, eight checks in one in place of
 		// two, and a third less time for each. A lone caller loses nothing.

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
-	"github.com/weirlimit/weir/internal/stream"
+	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -652,7 +652,7 @@ func callOf(wait time.Duration, ops int) *call {
 
 // TestRepeat: what is worth sending again when a stream broke, and what is not.
 func TestRepeat(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
 	ask := func() (*call, *message) {
 		f := callOf(time.Hour, 1)
 		if !l.add(f) {
@@ -694,7 +694,7 @@ func TestRepeat(t *testing.T) {
 // TestTimeLeft: a message says how long its items' callers still wait when it is sent, and what nobody waits for is not sent.
 func TestTimeLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
+		l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
 		queue := func(wait time.Duration, items int) *call {
 			f := callOf(wait, items)
 			if !l.add(f) {
@@ -727,7 +727,7 @@ func TestTimeLeft(t *testing.T) {
 
 // TestAbandonedAmongOthers: a caller who has given up is not touched by the answer to a message that others wait for.
 func TestAbandonedAmongOthers(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
 	gone, stays := callOf(time.Hour, 2), callOf(time.Hour, 1)
 	its := gone.ops
 	if !l.add(gone) || !l.add(stays) {
@@ -784,7 +784,7 @@ func TestNextStreamDefinesAnew(t *testing.T) {
 
 // TestWindow: no more messages are in flight than the receiver remembers, and the first answer lets the rest go on.
 func TestWindow(t *testing.T) {
-	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, stream.NewSignal())
+	l := newQueue(&ForwarderConfig{Config: transport.Config{Logger: slog.New(slog.DiscardHandler)}}, bob, 1, wake.New())
 	for range maxUnacknowledged + 1 {
 		l.add(callOf(time.Hour, 1))
 		l.take()
