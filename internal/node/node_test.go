@@ -399,6 +399,31 @@ func TestStopWhileSettling(t *testing.T) {
 	}
 }
 
+// TestConnectionsEndWithAnswers: whoever keeps a connection over HTTP hears with an answer that the node stops, before the connection
+// is closed.
+func TestConnectionsEndWithAnswers(t *testing.T) {
+	n := mustStart(t, testConfig(t, "node"))
+	awaitSettled(t, n)
+	closes := func() bool {
+		t.Helper()
+		resp, err := http.Get("http://" + n.HTTPAddr() + "/healthz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := resp.Body.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return resp.Close
+	}
+	if closes() {
+		t.Error("a node that runs ends a connection")
+	}
+	n.readiness.Stop() // the first that stopping does, before others decide what this node decided
+	if !closes() {
+		t.Error("a node that stops keeps a connection")
+	}
+}
+
 // TestInStep: a member that keeps another ring, or that cannot be asked, is not in step.
 func TestInStep(t *testing.T) {
 	n := mustStart(t, testConfig(t, "a"))

@@ -45,7 +45,19 @@ func (n *Node) observed(api http.Handler) http.Handler {
 	if n.tracer != nil {
 		api = n.tracer.HTTP(api)
 	}
-	return n.recovering(n.metrics.HTTP(api))
+	return n.recovering(n.metrics.HTTP(n.closing(api)))
+}
+
+// closing has connections over HTTP end with the answers that a node gives while it stops: callers who keep connections then make
+// their next one to another node. What is idle when the server ends is closed without a word, and a request that is on its way to
+// it at that moment is lost.
+func (n *Node) closing(handler http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if n.readiness.Stopping() {
+			w.Header().Set("Connection", "close") // of HTTP/2 net/http makes a GOAWAY
+		}
+		handler.ServeHTTP(w, r)
+	})
 }
 
 // recovering counts the panics of a handler. Its connection ends: what has been answered is not known.

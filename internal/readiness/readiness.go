@@ -110,6 +110,9 @@ func (r *Readiness) awaits(ctx context.Context) string {
 // Stop has the node be ready no more.
 func (r *Readiness) Stop() { r.phase.Store(stopping) }
 
+// Stopping reports whether Stop was called.
+func (r *Readiness) Stopping() bool { return r.phase.Load() == stopping }
+
 // Became is closed once the node has become ready.
 func (r *Readiness) Became() <-chan struct{} { return r.became }
 
