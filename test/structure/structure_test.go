@@ -105,6 +105,7 @@ var mayImport = map[string]string{
 	"test/collision":           "",
 	"test/testkit":             "",
 	"test/cluster":             "",
+	"test/kubernetes":          "",
 	"test/console":             "",
 	"test/simulation":          "",
 	"test/model":               "",
