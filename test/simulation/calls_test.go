@@ -39,6 +39,7 @@ type callRun struct {
 	*nodes
 	trouble   trouble
 	rules     []*callRule
+	hosts     int // at the start
 	rulesText string
 	until     int64
 	callers   sync.WaitGroup
@@ -91,23 +92,34 @@ func newCallRun(t *testing.T, seed uint64) *callRun {
 		algo.SlidingCounter: "sliding_counter", algo.LeakyBucket: "leaky_bucket",
 	}
 	others := []algo.Algorithm{algo.TokenBucket, algo.FixedWindow, algo.SlidingWindow, algo.SlidingCounter, algo.LeakyBucket}
-	for i, onError := range []string{"open", "open", "closed", "closed", "share", "share"} {
+	// Half of those with three nodes or more have voters, and a strict policy then.
+	r.hosts = 2 + rng.IntN(3)
+	errors := []string{"open", "open", "closed", "closed", "share", "share"}
+	if r.hosts >= 3 && rng.IntN(2) == 0 {
+		r.voters = []string{"a", "b", "c"}
+		errors = append(errors, "closed")
+	}
+	for i, onError := range errors {
 		a := algo.SlidingLog
 		if i%2 == 1 {
 			a = others[rng.IntN(len(others))]
 		}
 		d := []checker.Durability{checker.Async, checker.Escrow, checker.Sync}[rng.IntN(3)]
+		strict := ""
+		if i == 6 {
+			d, strict = checker.Sync, ", consistency: strict"
+		}
 		window := time.Duration(500+rng.Int64N(3000)) * time.Millisecond
 		rule := &callRule{name: fmt.Sprintf("p%d", i), onError: onError, algorithm: a, limit: 2 + rng.Int64N(12)}
-		rule.checked = checker.Policy{Name: rule.name, Kind: kinds[a], Limit: rule.limit, Capacity: rule.limit, Window: window, Durability: d}
+		rule.checked = checker.Policy{Name: rule.name, Kind: kinds[a], Limit: rule.limit, Capacity: rule.limit, Window: window, Durability: d, Strict: strict != ""}
 		switch a {
 		case algo.SlidingWindow:
 			rule.checked.Coarse = window / 10
 		case algo.SlidingCounter:
 			rule.checked.Coarse = window
 		}
-		fmt.Fprintf(&text, "  - {name: %s, algorithm: %s, limit: %d, window: %dms, on_error: %s, durability: %s}\n", rule.name, names[a],
-			rule.limit, window.Milliseconds(), onError, [...]string{"none", "async", "escrow", "sync"}[d])
+		fmt.Fprintf(&text, "  - {name: %s, algorithm: %s, limit: %d, window: %dms, on_error: %s, durability: %s%s}\n", rule.name, names[a],
+			rule.limit, window.Milliseconds(), onError, [...]string{"none", "async", "escrow", "sync"}[d], strict)
 		r.rules = append(r.rules, rule)
 		r.history.Policies = append(r.history.Policies, rule.checked)
 	}
@@ -461,7 +473,7 @@ func (r *callRun) join(name string) {
 // life is the whole run.
 func (r *callRun) life() {
 	rng := rand.New(rand.NewPCG(r.seed, 3))
-	for i := range 2 + rng.IntN(3) {
+	for i := range r.hosts {
 		r.start(string(rune('a'+i)), active)
 		time.Sleep(time.Duration(rng.Int64N(100_000)))
 	}
