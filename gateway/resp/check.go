@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -244,21 +245,13 @@ func appendDecision(b []byte, proto int, d *limit.Decision) []byte {
 	case d.RetryAfter == algo.Never:
 		b = appendInt(b, -1)
 	default:
-		b = appendInt(b, millis(d.RetryAfter))
+		b = appendInt(b, quotaheader.RoundUp(d.RetryAfter, time.Millisecond))
 	}
-	b = appendInt(append(b, "$14\r\nreset_after_ms\r\n"...), millis(d.ResetAfter))
-	b = appendInt(append(b, "$8\r\ndelay_ms\r\n"...), millis(d.Delay))
+	b = appendInt(append(b, "$14\r\nreset_after_ms\r\n"...), quotaheader.RoundUp(d.ResetAfter, time.Millisecond))
+	b = appendInt(append(b, "$8\r\ndelay_ms\r\n"...), quotaheader.RoundUp(d.Delay, time.Millisecond))
 	b = appendBool(append(b, "$6\r\nshadow\r\n"...), proto, d.Shadow)
 	b = appendBool(append(b, "$8\r\ndegraded\r\n"...), proto, d.Degraded)
 	b = appendBool(append(b, "$11\r\nfailed_open\r\n"...), proto, d.FailedOpen)
 	b = appendBool(append(b, "$10\r\nnear_limit\r\n"...), proto, d.NearLimit)
 	return appendBool(append(b, "$6\r\nbanned\r\n"...), proto, d.Banned)
-}
-
-// millis are whole milliseconds, rounded up, so that who waits for so many does not come too early.
-func millis(d time.Duration) int64 {
-	if d <= 0 {
-		return 0
-	}
-	return int64((d-1)/time.Millisecond) + 1
 }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/wake"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -53,7 +54,7 @@ type ReplicatorConfig struct {
 type Replicator struct {
 	peerv1.UnimplementedOverridesServer
 	cfg  ReplicatorConfig
-	kick chan struct{} // holds a token when the book has changed
+	kick wake.Signal // set when the book has changed
 
 	mu     sync.Mutex
 	others map[ownership.Node]*other
@@ -70,7 +71,7 @@ type other struct {
 
 // NewReplicator returns the Replicator of a member that starts; Run is what it lives by.
 func NewReplicator(cfg ReplicatorConfig) *Replicator {
-	return &Replicator{cfg: cfg, kick: make(chan struct{}, 1), others: make(map[ownership.Node]*other)}
+	return &Replicator{cfg: cfg, kick: wake.New(), others: make(map[ownership.Node]*other)}
 }
 
 // other returns what is known of a member, for a holder of mu.
@@ -192,10 +193,7 @@ func (r *Replicator) due(members []ownership.Node) (now []ownership.Node, next t
 // changed puts a changed book into force, and has it compared with the others' soon.
 func (r *Replicator) changed() {
 	r.cfg.Apply()
-	select {
-	case r.kick <- struct{}{}:
-	default:
-	}
+	r.kick.Set()
 }
 
 // exchange makes this member's book and another's the same.
