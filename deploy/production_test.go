@@ -121,10 +121,10 @@ func startPods(t *testing.T, files settings) (nodes []*process) {
 }
 
 // madeSecrets has the command make Secrets, and returns their directory.
-func madeSecrets(t *testing.T) string {
+func madeSecrets(t *testing.T, args ...string) string {
 	t.Helper()
 	secrets := filepath.Join(t.TempDir(), "secrets")
-	if out, err := runWeir(t, "secrets", secrets); err != nil {
+	if out, err := runWeir(t, append([]string{"secrets", secrets}, args...)...); err != nil {
 		t.Fatalf("weir secrets: %v\n%s", err, out)
 	}
 	return secrets
