@@ -19,9 +19,9 @@ type overriding struct {
 	replicator *overrides.Replicator
 	service    *overrides.Service
 
-	mu     sync.Mutex  // held while policies are put into force, so that the last ones win
-	file   *policy.Set // the policies of the file
-	logged map[overrides.ID]string
+	mu       sync.Mutex  // held while policies are put into force, so that the last ones win
+	file     *policy.Set // the policies of the file
+	inactive int         // overrides that are not in force
 }
 
 // openOverrides reads the overrides of the data directory, and returns the policies with them.
@@ -91,22 +91,24 @@ func (n *Node) applyOverrides() {
 	n.limiter.SetPolicies(n.policiesLocked(n.limiter.Policies()))
 }
 
-// policiesLocked returns the policies of the file under the overrides. It says once of each override why it is not in force. before
-// are the policies in force, or nil.
+// policiesLocked returns the policies of the file under the overrides, and logs when there are others that are not in force. before are the
+// policies in force, or nil.
 func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
 	list := n.overrides.book.Overrides()
 	set, refused := n.overrides.file.WithOverrides(list, before)
-	logged := n.overrides.logged
-	n.overrides.logged = make(map[overrides.ID]string)
+	inactive, first := 0, -1
 	for i, err := range refused {
 		if err == nil {
 			continue
 		}
-		id, reason := overrides.ID{Policy: list[i].Policy, Key: list[i].Key, Prefix: list[i].Prefix}, err.Error()
-		if n.overrides.logged[id] = reason; logged[id] != reason {
-			n.log.Warn("override not in force", "policy", id.Policy, "prefix", id.Prefix != "", "reason", reason)
+		if inactive++; first < 0 {
+			first = i
 		}
 	}
+	if inactive != n.overrides.inactive && inactive > 0 {
+		n.log.Warn("overrides not in force", "count", inactive, "first_policy", list[first].Policy, "first_reason", refused[first].Error())
+	}
+	n.overrides.inactive = inactive
 	return set
 }
 
@@ -114,7 +116,7 @@ func (n *Node) policiesLocked(before *policy.Set) *policy.Set {
 func (n *Node) inactiveOverrides() int {
 	n.overrides.mu.Lock()
 	defer n.overrides.mu.Unlock()
-	return len(n.overrides.logged)
+	return n.overrides.inactive
 }
 
 // overrideMetrics shows the overrides.
