@@ -663,6 +663,11 @@ func (n *Node) stop(ctx context.Context) (err error) {
 		_ = n.debugServer.Close() // last, so that stopping can be looked at
 	}
 	n.work.Wait()
+	if n.overrides.directory != nil {
+		if err := n.overrides.directory.Close(); err != nil {
+			n.log.Warn("data directory not closed", "error", err)
+		}
+	}
 	for _, l := range []*ingress.Listener{n.listeners.http, n.listeners.grpc, n.listeners.peer, n.listeners.resp, n.listeners.debug} {
 		if l != nil {
 			_ = l.Close() // for a node that never came to serve; otherwise closed already

@@ -15,6 +15,7 @@ import (
 
 // overriding is what a node has for overrides that operators set.
 type overriding struct {
+	directory  *overrides.Directory // nil: none
 	book       *overrides.Book
 	replicator *overrides.Replicator
 	service    *overrides.Service
@@ -28,7 +29,8 @@ type overriding struct {
 func (n *Node) openOverrides(file *policy.Set) (*policy.Set, error) {
 	name := ""
 	if n.cfg.DataDir != "" {
-		if err := overrides.Prepare(n.cfg.DataDir); err != nil {
+		var err error
+		if n.overrides.directory, err = overrides.OpenDirectory(n.cfg.DataDir); err != nil {
 			return nil, fmt.Errorf("data-dir: %w", err)
 		}
 		name = filepath.Join(n.cfg.DataDir, overrides.FileName)

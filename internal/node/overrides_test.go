@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/client"
 	"github.com/weirlimit/weir/internal/overrides"
 	"github.com/weirlimit/weir/policy"
 	"github.com/weirlimit/weir/test/testkit"
@@ -244,4 +246,70 @@ callers:
 			t.Errorf("the audit log lacks %s:\n%s", want, log)
 		}
 	}
+}
+
+// TestOverridesByClient sets and lists overrides by the Go client, over more than one page.
+func TestOverridesByClient(t *testing.T) {
+	n := mustStart(t, testConfig(t, "a"))
+	awaitSettled(t, n)
+	c, err := client.Dial(t.Context(), n.GRPCAddr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var many []overrides.Entry
+	for i := range 1500 {
+		id := overrides.ID{Policy: "login", Key: fmt.Sprintf("k%04d", i)}
+		many = append(many, overrides.Entry{ID: id, Version: overrides.Version{Counter: 1, Node: "z"}, Settings: `{"limit":1}`, At: time.UnixMilli(5)})
+	}
+	if _, err := n.overrides.book.Merge(many); err != nil {
+		t.Fatal(err)
+	}
+	change, err := c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k0000", Settings: `{"limit": 7}`})
+	if err != nil || change.Before == nil || change.Before.Settings != `{"limit":1}` || change.Override.Settings != `{"limit":7}` || change.Override.Version != "2@a" || len(change.Members) != 1 || !change.Members[0].Has {
+		t.Errorf("%+v %v", change, err)
+	}
+	seen := 0
+	for o, err := range c.Overrides(t.Context(), "login") {
+		if err != nil || o.Key != fmt.Sprintf("k%04d", seen) {
+			t.Fatalf("%d: %+v %v", seen, o, err)
+		}
+		seen++
+	}
+	if seen != 1500 {
+		t.Errorf("%d overrides", seen)
+	}
+	if change, err := c.DeleteOverride(t.Context(), client.Override{Policy: "login", Key: "k0000"}); err != nil || change.Override.Settings != "" {
+		t.Errorf("%+v %v", change, err)
+	}
+	if _, err := c.DeleteOverride(t.Context(), client.Override{Policy: "login", Key: "k0000"}); !errors.Is(err, client.ErrNotFound) {
+		t.Error(err)
+	}
+	var wrong *client.Error
+	if _, err := c.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: "{}"}); !errors.As(err, &wrong) || wrong.Kind != client.ErrInvalid || wrong.Field != "settings" {
+		t.Error(err)
+	}
+	for _, err := range c.Overrides(t.Context(), "no policy") {
+		if !errors.Is(err, client.ErrInvalid) {
+			t.Error(err)
+		}
+	}
+	own := client.New(n.limiter, func() {})
+	defer own.Close()
+	if _, err := own.SetOverride(t.Context(), client.Override{Policy: "login", Key: "k", Settings: `{"limit":1}`}); !errors.Is(err, client.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+// TestDataDirOfTwo: a second node does not start in the directory of another that runs.
+func TestDataDirOfTwo(t *testing.T) {
+	cfg := testConfig(t, "a")
+	cfg.GossipPort, cfg.PeerPort, cfg.DataDir = PortOff, PortOff, t.TempDir()
+	n := mustStart(t, cfg)
+	cfg.Name = "b"
+	if _, err := Start(t.Context(), cfg); err == nil || !strings.HasPrefix(err.Error(), "data-dir: ") || !strings.Contains(err.Error(), "another node") {
+		t.Errorf("the second: %v", err)
+	}
+	n.Stop()
+	mustStart(t, cfg).Stop()
 }

@@ -90,8 +90,26 @@ func TestBook(t *testing.T) {
 // force and written later.
 func TestUnwritable(t *testing.T) {
 	directory := filepath.Join(t.TempDir(), "data")
-	if err := Prepare(directory); err != nil {
+	d, err := OpenDirectory(directory)
+	if err != nil {
 		t.Fatal(err)
+	}
+	if _, err := OpenDirectory(directory); err == nil {
+		t.Error("opened twice")
+	}
+	garbage := filepath.Join(directory, ".overrides.json-123")
+	if err := os.WriteFile(garbage, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if d, err = OpenDirectory(directory); err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if _, err := os.Stat(garbage); err == nil {
+		t.Error("what was left behind is there")
 	}
 	name := filepath.Join(directory, FileName)
 	b := mustOpen(t, name)
@@ -126,7 +144,7 @@ func TestUnwritable(t *testing.T) {
 	if diff := cmp.Diff(contentOf(b), contentOf(mustOpen(t, name))); diff != "" {
 		t.Error(diff)
 	}
-	if err := Prepare(filepath.Join(name, "x")); err == nil {
+	if _, err := OpenDirectory(filepath.Join(name, "x")); err == nil {
 		t.Error("a directory in a file")
 	}
 	if other.Durable() {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -41,17 +43,48 @@ type fileEntry struct {
 	At       time.Time      `json:"at"`
 }
 
-// Prepare makes the directory of a book if need be, and reports whether files can be written there.
-func Prepare(directory string) error {
-	if err := os.MkdirAll(directory, 0o700); err != nil {
-		return err
+// Directory is a data directory that is this node's as long as it is open.
+type Directory struct{ lock *os.File }
+
+// OpenDirectory makes a directory if need be. It is an error if no files can be written there, or if another node has it open. What an
+// earlier process has left behind of a file that it was writing is removed.
+func OpenDirectory(name string) (_ *Directory, err error) {
+	if err := os.MkdirAll(name, 0o700); err != nil {
+		return nil, err
 	}
-	probe, err := os.CreateTemp(directory, "."+FileName+"-*")
+	lock, err := os.OpenFile(filepath.Join(name, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return errors.Join(probe.Close(), os.Remove(probe.Name()))
+	d := &Directory{lock: lock}
+	defer func() {
+		if err != nil {
+			_ = d.Close() // the error is about what went wrong before
+		}
+	}()
+	// The kernel takes it away from a process that ends, however that ends.
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%s: is the directory of another node that runs", name)
+		}
+		return nil, fmt.Errorf("%s: %w", lock.Name(), err)
+	}
+	left, err := filepath.Glob(filepath.Join(name, "."+FileName+"-*"))
+	for _, old := range left {
+		err = errors.Join(err, os.Remove(old))
+	}
+	if err != nil {
+		return nil, err
+	}
+	probe, err := os.CreateTemp(name, "."+FileName+"-*")
+	if err != nil {
+		return nil, err
+	}
+	return d, errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
+
+// Close gives the directory to others.
+func (d *Directory) Close() error { return d.lock.Close() }
 
 // load reads a file; one that is not there has no entries.
 func load(name string) ([]Entry, error) {
