@@ -9,12 +9,10 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// holdNotes is how long notes wait for others that say the same: a split that heals merges some thousand partitions one
-// message at a time, and that is one line in the log and not one for each.
+// holdNotes is how long notes wait for others that say the same: a node that joins or leaves moves some thousand partitions one
+// message at a time, within a second, and that is a line or two in the log and not one for each, which would take processor time
+// from the moves, here and in whatever collects the log.
 const holdNotes = time.Second
-
-// planned are the notes of moves, which are written at once: they come one by one, at the pace of moves, and say when.
-var planned = []string{"took over", "handed over"}
 
 // noteKind is what notes that make one line have in common.
 type noteKind struct {
@@ -73,7 +71,7 @@ func (j *journal) add(n ownership.Note, now int64) {
 // write logs the groups that have been held for long enough, or all of them.
 func (j *journal) write(log *slog.Logger, now int64, all bool) {
 	j.groups = slices.DeleteFunc(j.groups, func(g *noteGroup) bool {
-		if !all && now-g.since < int64(holdNotes) && !slices.Contains(planned, g.kind.what) {
+		if !all && now-g.since < int64(holdNotes) {
 			return false
 		}
 		args := []any{"event", g.kind.what, "count", len(g.partitions), "partitions", ranges(g.partitions), "term", g.term.String()}
