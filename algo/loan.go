@@ -382,7 +382,7 @@ func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 // that is the end. Loans that are due must have been ended before, and what the borrower has to report been taken in. Limits
 // that are not Lendable must not be lent.
 //
-// What all borrowers have together is at most half of what is not in use; what one of them has, its even part of that and
+// What all borrowers have together is at most three quarters of what is not in use; what one of them has, its even part of half of that and
 // an eighth of the smallest limit, or LeastLoan where that is more.
 func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want int64) Loan {
 	i := u.find(id)
@@ -417,7 +417,9 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	if want < LeastLoan && have == 0 || u.near || term < leastTerm {
 		want = 0
 	}
-	grant := max(min(want-have, room/2-u.held), 0)
+	// Beyond the sum of the parts there is some room, for who has used up its own while what others have has become more than theirs, because room
+	// has shrunk.
+	grant := max(min(want-have, room/4*3-u.held), 0)
 	switch {
 	case i < 0 && grant == 0:
 		return Loan{ID: id}

@@ -72,13 +72,13 @@ func (c *Client) allBorrowed(qs []question, all *AllDecision) bool {
 		return false
 	}
 	b := c.loans.book
-	parts := make([]borrow.Part[loanKey], len(qs))
+	parts := make([]borrow.Part[loanKey, *member], len(qs))
 	for i := range qs {
 		key, may := qs[i].batchKey()
 		if !may || !b.Has(key) {
 			return false
 		}
-		parts[i] = borrow.Part[loanKey]{Key: key, N: qs[i].cost}
+		parts[i] = borrow.Part[loanKey, *member]{Key: key, Units: qs[i].cost}
 	}
 	if !b.TakeAll(parts, c.loans.clock) {
 		return false
@@ -88,7 +88,7 @@ func (c *Client) allBorrowed(qs []question, all *AllDecision) bool {
 	for i := range parts {
 		p, d := &parts[i], &all.Decisions[i]
 		d.Policy = qs[i].Policy
-		p.Terms.Admit(d, p.N, p.Left)
+		p.Terms.Admit(d, p.Units, p.Left)
 	}
 	return true
 }

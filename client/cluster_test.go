@@ -41,6 +41,7 @@ type cluster struct {
 	told      *weirv1.TopologyResponse
 	forwarded atomic.Int64
 	calls     []atomic.Int64 // of the unary kind, by node
+	away      atomic.Pointer[away]
 
 	mu     sync.Mutex
 	traced []string // what checks of streams and other calls said of their traces
@@ -52,6 +53,9 @@ func (c *cluster) saw(trace string) {
 	c.traced = append(c.traced, trace)
 }
 
+// away is a partition that another node holds than the ring says.
+type away struct{ partition, holder int }
+
 // place is where in a cluster a limiter is: its Ownership, and its Peers.
 type place struct {
 	c  *cluster
@@ -60,6 +64,9 @@ type place struct {
 
 func (p place) Route(partition int) *ownership.Route {
 	owner := p.c.table.Owner(partition)
+	if a := p.c.away.Load(); a != nil && a.partition == partition {
+		owner = a.holder
+	}
 	if owner == p.at {
 		return &ownership.Route{Standing: ownership.Owned}
 	}

@@ -55,6 +55,9 @@ func (l *Limiter) allow(ctx context.Context, key string, n int64, d *Decision) e
 		return err
 	}
 	defer l.c.running.Done()
+	if l.awaitLoan(ctx, key, n, d) {
+		return nil
+	}
 	got, err := l.c.decideOne(ctx, q)
 	*d = got
 	l.admitted(key, n, d)
@@ -99,7 +102,7 @@ func (l *Limiter) WaitN(ctx context.Context, key string, n int64) (Decision, err
 	defer l.c.running.Done()
 	for {
 		var d Decision
-		if !l.borrowed(ctx, key, n, &d) {
+		if !l.borrowed(ctx, key, n, &d) && !l.awaitLoan(ctx, key, n, &d) {
 			var err error
 			if d, err = l.c.decideOne(ctx, q); err != nil {
 				return d, err

@@ -35,7 +35,7 @@ type loanKey struct {
 
 // loans are the units that this Client has borrowed. Its methods are safe for concurrent use; those of nil do nothing.
 type loans struct {
-	book  *borrow.Book[loanKey]
+	book  *borrow.Book[loanKey, *member]
 	nodes *nodes
 	id    uint64
 	kick  chan struct{} // holds a token when there is something to report
@@ -52,7 +52,7 @@ func newLoans(ns *nodes) *loans {
 		now := time.Now()
 		return clock.Read(int64(now.Sub(began)), now.UnixNano())
 	}
-	l.book = borrow.New[loanKey](l.wake)
+	l.book = borrow.New[loanKey, *member](l.wake)
 	return l
 }
 
@@ -88,6 +88,40 @@ func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision
 	return true
 }
 
+// awaitLoan answers a question from what is about to be lent, and reports whether it did. Many who wait take one message, and where the
+// owner has to wait for a copy, one wait.
+func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decision) bool {
+	b := l.c.loans
+	if b == nil || n <= 0 || b.book.Loans() == 0 {
+		return false
+	}
+	var patience *time.Timer
+	for {
+		coming := b.book.Pending(l.loanKey(key), n, b.clock())
+		if coming == nil {
+			return false
+		}
+		if patience == nil {
+			patience = time.NewTimer(borrow.Patience)
+			defer patience.Stop()
+		}
+		over := false
+		select {
+		case <-coming:
+		case <-patience.C:
+			over = true
+		case <-ctx.Done():
+			return false
+		}
+		if l.borrowed(ctx, key, n, d) {
+			return true
+		}
+		if over {
+			return false
+		}
+	}
+}
+
 // admitted is told of what a node has admitted.
 func (l *Limiter) admitted(key string, n int64, d *Decision) {
 	if b := l.c.loans; b != nil && n > 0 && borrow.Lendable(d) {
@@ -112,10 +146,10 @@ func (l *loans) run(ctx context.Context) {
 	}()
 	tick := time.NewTimer(time.Hour)
 	defer tick.Stop()
-	for {
+	for next := time.Duration(0); ; {
 		tick.Stop()
-		if l.book.Loans() > 0 {
-			tick.Reset(borrow.Tick)
+		if next > 0 {
+			tick.Reset(next)
 		}
 		select {
 		case <-l.kick:
@@ -124,7 +158,9 @@ func (l *loans) run(ctx context.Context) {
 			return
 		}
 		now := l.clock()
-		l.report(ctx, now, l.book.Report(now), &links)
+		var reports []borrow.Report[loanKey, *member]
+		reports, next = l.book.Report(now)
+		l.report(ctx, now, reports, &links)
 		select {
 		case <-time.After(reportGap):
 		case <-ctx.Done():
@@ -133,8 +169,8 @@ func (l *loans) run(ctx context.Context) {
 	}
 }
 
-// report sends reports of that instant to the owners of their keys. What cannot be sent is said again.
-func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey], links *sync.WaitGroup) {
+// report sends reports of that instant to who holds their keys. What cannot be sent is said again.
+func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey, *member], links *sync.WaitGroup) {
 	for m, link := range l.links {
 		if link.over.Load() && l.clock() >= link.barred {
 			delete(l.links, m)
@@ -144,6 +180,7 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 		return
 	}
 	by := make(map[*member]*weirv1.BorrowRequest)
+	var nobody []borrow.Answer[*member]
 	for i := range reports {
 		r := &reports[i]
 		t := target{Target: limit.Target{Policy: r.Key.policy, Key: r.Key.key}}
@@ -151,8 +188,12 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 			t = *in
 			t.Key = r.Key.key
 		}
-		m := l.owner(&t)
+		m := r.Node
+		if m == nil || l.links[m] != nil && l.links[m].over.Load() {
+			m = l.owner(&t)
+		}
 		if m == nil {
+			nobody = append(nobody, borrow.Answer[*member]{Number: r.Number, Unheard: true})
 			continue
 		}
 		if by[m] == nil {
@@ -162,10 +203,13 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 			Target: t.Target, ID: algo.LoanID{Borrower: l.id, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want,
 		}))
 	}
+	if nobody != nil {
+		l.book.Answered(sent, sent, nobody)
+	}
 	for m, in := range by {
 		link := l.links[m]
 		if link == nil {
-			link = newLoanLink(ctx, l)
+			link = newLoanLink(ctx, l, m)
 			l.links[m] = link
 			links.Go(func() { link.run(weirv1.NewLimiterClient(m.conn)) })
 		}
@@ -177,7 +221,7 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 	}
 }
 
-// owner is the node to borrow from: the owner of the key, or the only node that there is.
+// owner is the node to borrow from, as long as no other one is known to hold the key: its owner, or the only node that there is.
 func (l *loans) owner(t *target) *member {
 	if owners := l.nodes.owners.Load(); owners != nil {
 		return owners.of(t)
@@ -210,6 +254,7 @@ func (l *loans) home() {
 // loanLink is one Borrow stream to one node. One goroutine writes, and another one reads.
 type loanLink struct {
 	of     *loans
+	to     *member
 	ctx    context.Context
 	cancel context.CancelFunc
 	queue  chan *weirv1.BorrowRequest
@@ -217,8 +262,8 @@ type loanLink struct {
 	over   atomic.Bool // nothing is done any more
 }
 
-func newLoanLink(ctx context.Context, of *loans) *loanLink {
-	l := &loanLink{of: of, queue: make(chan *weirv1.BorrowRequest, 4)}
+func newLoanLink(ctx context.Context, of *loans, to *member) *loanLink {
+	l := &loanLink{of: of, to: to, queue: make(chan *weirv1.BorrowRequest, 4)}
 	l.ctx, l.cancel = context.WithCancel(ctx)
 	return l
 }
@@ -232,8 +277,11 @@ func (l *loanLink) put(in *weirv1.BorrowRequest) {
 }
 
 func (l *loanLink) run(api weirv1.LimiterClient) {
-	defer l.over.Store(true)
-	defer l.cancel()
+	defer func() {
+		l.cancel()
+		l.over.Store(true)
+		l.of.book.Lost(l.to, l.of.clock())
+	}()
 	stream, err := api.Borrow(l.ctx)
 	if err == nil {
 		var reading sync.WaitGroup
@@ -277,10 +325,13 @@ func (l *loanLink) read(stream weirv1.Limiter_BorrowClient) error {
 		if len(out.GetLoans()) == 0 || out.GetSent() > now {
 			continue
 		}
-		answers := make([]borrow.Answer, len(out.GetLoans()))
+		answers := make([]borrow.Answer[*member], len(out.GetLoans()))
 		for i, a := range out.GetLoans() {
 			lent := wire.Lent(a)
-			answers[i] = borrow.AnswerOf(a.GetNumber(), &lent)
+			answers[i] = borrow.AnswerOf(a.GetNumber(), l.to, &lent)
+			if lent.Unheard {
+				answers[i].Holder = l.of.nodes.owners.Load().named(lent.Holder)
+			}
 		}
 		book.Answered(out.GetSent(), now, answers)
 	}

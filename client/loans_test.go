@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/ring"
 )
 
 const loanPolicies = `policies:
@@ -97,6 +98,29 @@ func TestLoans(t *testing.T) {
 	}
 	if got := spend(t, []*Limiter{client.Policy("asked")}, "k", 8); got != asked || c.decided("asked") != asked {
 		t.Errorf("of a policy that is not lent %d were admitted, %d by nodes", got, c.decided("asked"))
+	}
+}
+
+// A key is borrowed of who holds it, whoever the ring says should.
+func TestLoansOfAHolder(t *testing.T) {
+	c, client := newCluster(t, 3, loanPolicies)
+	key := c.key("hot", 0, 0)
+	c.away.Store(&away{ring.Partition(ring.Hash(testKey, "hot", key)), 1})
+	l := client.Policy("hot")
+	// Renewed: it is known who holds it, and who does hears it.
+	for until := time.Now().Add(time.Minute); c.nodes[1].Loans().Granted < 5; {
+		d, err := l.Allow(t.Context(), key)
+		if err != nil || !d.Allowed || d.FailedOpen {
+			t.Fatal(d, err)
+		}
+		if time.Now().After(until) {
+			t.Fatal("nothing is borrowed")
+		}
+	}
+	for i, n := range c.nodes {
+		if s := n.Loans(); s.Expired > 0 || i != 1 && s.Granted > 0 {
+			t.Errorf("node %d: %+v", i, s)
+		}
 	}
 }
 

@@ -72,7 +72,7 @@ func WithoutMemory() Option { return func(o *options) { o.memory = false } }
 
 // WithoutLoans has every question of Allow and Wait asked of the cluster. By default this Client borrows units of keys that it is
 // asked about often (16 times in 100 ms and more, under a policy with one limit of 64 or more), admits from them without asking
-// anybody, and reports what it has spent within some 50 ms: exactly as if each unit had been admitted by the owner, for what is on
+// anybody, and reports what it has spent within some 250 ms: exactly as if each unit had been admitted by the owner, for what is on
 // loan is free for nobody else, and is called back before the owner refuses anybody for want of it. Until then Remaining, to
 // everybody else, is without what is on loan. A program that is killed leaves its loans, of at most an eighth of a limit each,
 // unusable for a second and then charged. A policy with lend: false is never borrowed from.

@@ -83,11 +83,27 @@ func (o *owners) of(t *target) *member {
 	case t.Limit != nil:
 		scope = limit.InlineScope(t.Namespace, t.Limit)
 	}
-	m := o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.Key)))]
+	return o.members[o.table.Owner(ring.Partition(ring.Hash(o.hashKey, scope, t.Key)))].well()
+}
+
+// well returns a member that is well, otherwise nil.
+func (m *member) well() *member {
 	if m == nil || !m.ready.Load() || m.breaker.trouble.Load() {
 		return nil
 	}
 	return m
+}
+
+// named returns the member of the ring with a name, or nil when it is not known, or not well.
+func (o *owners) named(name string) *member {
+	if o == nil || name == "" {
+		return nil
+	}
+	i, ok := slices.BinarySearch(o.table.Members(), name)
+	if !ok {
+		return nil
+	}
+	return o.members[i].well()
 }
 
 // ofMost returns the node that owns more of n targets than any other does, among equals the one that comes first; nil when not one

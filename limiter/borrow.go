@@ -10,7 +10,6 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/borrow"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/store"
 )
 
 const (
@@ -42,7 +41,7 @@ type LoanCall struct {
 // are a part of the state of their key.
 type borrowing struct {
 	l     *Limiter
-	book  *borrow.Book[loanKey]
+	book  *borrow.Book[loanKey, toldNode]
 	clock func() int64  // goes on while the machine is suspended
 	kick  chan struct{} // holds a token when there is something to report
 
@@ -80,13 +79,26 @@ func (k loanKey) target() limit.Target {
 	return t
 }
 
+// toldNode is a node that has heard of a loan, or is said to hold the key by who has not, and the route by which that one was found. It is
+// told while the route is the same: it may know of the holder what this node does not.
+type toldNode struct {
+	route ownership.Route
+	node  ownership.Node
+}
+
+// report is one on its way to a node.
+type report struct {
+	op *Op
+	to toldNode
+}
+
 // startBorrowing starts what reports loans, until stop.
 func startBorrowing(l *Limiter) *borrowing {
 	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: make(chan struct{}, 1), exchanges: make(map[ownership.Node]int)}
 	if b.clock == nil {
 		b.clock = func() int64 { return l.clock().Mono }
 	}
-	b.book = borrow.New[loanKey](b.wake)
+	b.book = borrow.New[loanKey, toldNode](b.wake)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.running.Go(func() { b.run(ctx) })
@@ -197,10 +209,10 @@ func (b *borrowing) missed(op *Op) {
 func (b *borrowing) run(ctx context.Context) {
 	tick := time.NewTimer(time.Hour)
 	defer tick.Stop()
-	for {
+	for next := time.Duration(0); ; {
 		tick.Stop()
-		if b.book.Loans() > 0 {
-			tick.Reset(borrow.Tick)
+		if next > 0 {
+			tick.Reset(next)
 		}
 		select {
 		case <-b.kick:
@@ -209,7 +221,9 @@ func (b *borrowing) run(ctx context.Context) {
 			return
 		}
 		now := b.clock()
-		b.report(ctx, now, b.book.Report(now))
+		var reports []borrow.Report[loanKey, toldNode]
+		reports, next = b.book.Report(now)
+		b.report(ctx, now, reports)
 		select {
 		case <-time.After(reportGap):
 		case <-ctx.Done():
@@ -219,35 +233,42 @@ func (b *borrowing) run(ctx context.Context) {
 }
 
 // report sends reports of that instant to who decides for their keys, those for one node together. What cannot be sent is said again.
-func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey]) {
+func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Report[loanKey, toldNode]) {
 	if len(reports) == 0 {
 		return
 	}
 	l := b.l
 	t, now := l.table.Load(), l.moment()
-	var here []*Op
-	by := make(map[ownership.Node][]*Op)
+	var here []report
+	by := make(map[ownership.Node][]report)
 	for i := range reports {
 		r := &reports[i]
 		op := &Op{Kind: OpBorrow, Check: limit.Check{Target: r.Key.target()}, Hops: MaxHops - 1, Loan: &LoanCall{Report: limit.Borrow{
 			ID: algo.LoanID{Borrower: l.cfg.Self.Boot, Number: r.Number}, Totals: r.Totals, Known: r.Known, Want: r.Want, Counted: true,
 		}}}
 		if op.Outcome.Err = l.prepare(op); op.Outcome.Err != nil {
-			here = append(here, op)
+			here = append(here, report{op: op})
 			continue
 		}
-		switch route := l.cfg.Ownership.Route(op.partition); {
-		case route.Standing == ownership.Owned:
+		to := toldNode{route: *l.cfg.Ownership.Route(op.partition)}
+		if to.node = to.route.Node; to.route == r.Node.route {
+			to.node = r.Node.node
+		}
+		switch {
+		case to.route.Standing == ownership.Owned:
 			// It has come here, and with it what this node has lent to itself then.
 			op.Loan.Report.Want = 0
 			l.decide(t, op, &now)
-			here = append(here, op)
-		case route.Standing == ownership.Elsewhere && route.Node.Name != "":
-			by[route.Node] = append(by[route.Node], op)
+			here = append(here, report{op, to})
+		case to.node.Name == "" || to.node == l.cfg.Self:
+			op.Outcome.NotHolder = &ownership.Route{} // nobody decides at the moment
+			here = append(here, report{op, to})
+		default:
+			by[to.node] = append(by[to.node], report{op, to})
 		}
 	}
 	b.answered(sent, here)
-	for node, ops := range by {
+	for node, reports := range by {
 		b.mu.Lock()
 		under := b.exchanges[node]
 		if under < maxExchanges {
@@ -255,7 +276,15 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Rep
 		}
 		b.mu.Unlock()
 		if under >= maxExchanges {
+			for _, r := range reports {
+				r.op.Outcome.NotHolder = &ownership.Route{}
+			}
+			b.answered(sent, reports)
 			continue
+		}
+		ops := make([]*Op, len(reports))
+		for i := range reports {
+			ops[i] = reports[i].op
 		}
 		b.running.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, exchangeMost)
@@ -266,27 +295,33 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Rep
 				delete(b.exchanges, node)
 			}
 			b.mu.Unlock()
-			b.answered(sent, ops)
+			b.answered(sent, reports)
 		})
 	}
 }
 
 // answered takes in what has come of reports that were sent at that instant.
-func (b *borrowing) answered(sent int64, ops []*Op) {
-	answers := make([]borrow.Answer, 0, len(ops))
-	for _, op := range ops {
-		var a limit.Lent
-		switch out := &op.Outcome; {
+func (b *borrowing) answered(sent int64, reports []report) {
+	answers := make([]borrow.Answer[toldNode], 0, len(reports))
+	for _, r := range reports {
+		var lent limit.Lent
+		var holder toldNode
+		switch out := &r.op.Outcome; {
 		case out.Unreachable:
-			continue
+			lent.Unheard = true
 		case out.NotHolder != nil:
-			a.Unheard = true
+			lent.Unheard = true
+			if h := out.NotHolder; h.Node.Name != "" && !h.Term.Less(r.to.route.Term) {
+				holder = toldNode{r.to.route, h.Node}
+			}
 		case out.Err != nil:
-			a.Ended, a.Again = true, neverAgain // limits sent along are turned off, or the like
+			lent.Ended, lent.Again = true, neverAgain // limits sent along are turned off, or the like
 		default:
-			a = op.Loan.Lent
+			lent = r.op.Loan.Lent
 		}
-		answers = append(answers, borrow.AnswerOf(op.Loan.Report.ID.Number, &a))
+		a := borrow.AnswerOf(r.op.Loan.Report.ID.Number, r.to, &lent)
+		a.Holder = holder
+		answers = append(answers, a)
 	}
 	if len(answers) > 0 {
 		b.book.Answered(sent, b.clock(), answers)
@@ -313,7 +348,7 @@ func (l *Limiter) carryLoan(op *Op, now *moment) {
 	op.Loan.Report.Target = op.Target
 	a, copied := l.lend(&op.subject, &op.Loan.Report, now)
 	if a.Unheard {
-		l.failed(nil, op, store.ErrShut)
+		op.Outcome.NotHolder = l.cfg.Ownership.Route(op.partition) // its borrower asks again
 		return
 	}
 	op.Loan.Lent, op.Loan.copied, op.Outcome.ticket = a, copied, copied.ticket

@@ -276,6 +276,72 @@ func TestLoanedPartitionMoves(t *testing.T) {
 	}
 }
 
+// TestLoansOverMoves: a borrower that takes another node for the holder of a key is told who holds it, or asks again soon; so nothing that it has on
+// loan ends, and all that it has admitted is counted once, while the key moves to and fro.
+func TestLoansOverMoves(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		key := c.owned("p", 0, 0)
+		part := ring.Partition(ring.Hash(testKey, "p", key))
+		borrower := c.nodes[1]
+		used := c.heat(borrower, named("p", key, 1))
+		// see has each node take a node for the holder; -1 is nobody.
+		see := func(by ...int) {
+			for i, n := range c.nodes {
+				c.see(n, func(p int) ownership.Route {
+					switch {
+					case p != part:
+						return c.holder(n, p%3)
+					case by[i] < 0:
+						return ownership.Route{Standing: ownership.Unclaimed}
+					}
+					return c.holder(n, by[i])
+				})
+			}
+		}
+		spend := func(what string, span time.Duration) {
+			t.Helper()
+			for ; span > 0; span -= 5 * time.Millisecond {
+				if d := borrower.check(t, named("p", key, 1)); !d.Allowed || d.FailedOpen {
+					t.Fatalf("%s: %+v", what, d)
+				}
+				used++
+				c.pass(5 * time.Millisecond)
+			}
+		}
+		// n2 has just come back: who borrows takes it for the holder, and it knows better.
+		see(0, 2, 0)
+		spend("the ring's owner does not hold it yet", 3*time.Second)
+		see(2, 2, -1)
+		spend("the last instants of the move", 30*time.Millisecond)
+		move(t, c.nodes[0], c.nodes[2], part)
+		see(2, 2, 2)
+		spend("moved", 2*time.Second)
+		// n2 leaves, and all but itself see n0 hold what it still has.
+		see(2, 0, 2)
+		spend("the leaving node still holds it", 3*time.Second)
+		move(t, c.nodes[2], c.nodes[0], part)
+		see(0, -1, 0)
+		spend("who borrows knows of nobody", 30*time.Millisecond)
+		see(0, 0, 0)
+		spend("back", time.Second)
+		for i, n := range c.nodes {
+			if s := n.Loans(); s.Expired > 0 {
+				t.Errorf("n%d has charged %d units of loans that ended", i, s.Expired)
+			}
+		}
+		c.pass(time.Second)
+		if n := c.held(c.nodes[0], "p", key); n != 0 {
+			t.Errorf("%d are on loan", n)
+		}
+		if d := c.nodes[0].check(t, named("p", key, 0)); d.Remaining != 10000-used {
+			t.Errorf("%+v, want %d used", d, used)
+		}
+		if s := c.stats("p"); s.Borrowed < uint64(used)*9/10 {
+			t.Errorf("%+v of %d", s, used)
+		}
+	})
+}
+
 // TestReportsAreNotHandedOn: a report says something of its sender's loan, and nothing of a loan of whoever hands it on.
 func TestReportsAreNotHandedOn(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {

@@ -68,7 +68,7 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 	}
 }
 
-// Lend implements limit.Lender. What other nodes decide for is not forwarded: its answer is Unheard.
+// Lend implements limit.Lender. What other nodes decide for is not forwarded: its answer is Unheard, and names the holder.
 func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	t, now := l.table.Load(), l.moment()
 	var copies []unconfirmed
@@ -127,8 +127,8 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 		return never, copied
 	}
 	k := store.Key{Hash: s.hash, Partition: l.partition(s.hash), Key: b.Key}
-	if l.cfg.Ownership.Route(k.Partition).Standing != ownership.Owned {
-		return limit.Lent{Unheard: true}, copied
+	if r := l.cfg.Ownership.Route(k.Partition); r.Standing != ownership.Owned {
+		return limit.Lent{Unheard: true, Holder: r.Node.Name}, copied
 	}
 	again := lendAgain
 	call := store.Borrow{ID: b.ID, Totals: b.Totals, Known: b.Known, Want: b.Want, Caller: b.Caller}

@@ -458,11 +458,11 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 		switch {
 		case r.Standing == ownership.Owned:
 			l.decide(t, op, &now)
-			if op.Outcome.pending() {
+			if op.Outcome.pending() && !(op.Kind == OpBorrow && op.Outcome.NotHolder != nil) {
 				later = append(later, op)
 			}
-		case r.Standing == ownership.Elsewhere && (op.Hops+1 >= MaxHops || r.Node.Name == ""):
-			op.Outcome.NotHolder = r
+		case op.Kind == OpBorrow || r.Standing == ownership.Elsewhere && (op.Hops+1 >= MaxHops || r.Node.Name == ""):
+			op.Outcome.NotHolder = r // a report is not kept waiting: the others of its message would be
 		default:
 			later = append(later, op)
 		}

@@ -1,18 +1,18 @@
 package borrow
 
-// Part is one key's part of what TakeAll takes: N units, at least 1. TakeAll fills in the rest.
-type Part[K comparable] struct {
+// Part is one key's part of what TakeAll takes: Units, at least 1. TakeAll fills in the rest.
+type Part[K, N comparable] struct {
 	Key   K
-	N     int64
+	Units int64
 	Terms *Terms
 	Left  int64 // of its loan
 
-	loan *loan[K]
+	loan *loan[K, N]
 }
 
 // TakeAll is Take of several keys, which may repeat: all of it is admitted, or nothing. Of what it takes and puts back no report tells in
 // between, which could not be unsaid: neither spent units nor returned ones ever become fewer.
-func (b *Book[K]) TakeAll(parts []Part[K], now func() int64) (ok bool) {
+func (b *Book[K, N]) TakeAll(parts []Part[K, N], now func() int64) (ok bool) {
 	if b.closed.Load() || len(parts) == 0 {
 		return false
 	}
@@ -23,7 +23,7 @@ func (b *Book[K]) TakeAll(parts []Part[K], now func() int64) (ok bool) {
 	defer func() {
 		if !ok {
 			for i := range parts[:taken] {
-				parts[i].loan.left.Add(parts[i].N)
+				parts[i].loan.left.Add(parts[i].Units)
 			}
 		}
 	}()
@@ -34,11 +34,11 @@ func (b *Book[K]) TakeAll(parts []Part[K], now func() int64) (ok bool) {
 		}
 		for {
 			have := p.loan.left.Load()
-			if have < p.N {
+			if have < p.Units {
 				return false
 			}
-			if p.loan.left.CompareAndSwap(have, have-p.N) {
-				p.Left = have - p.N
+			if p.loan.left.CompareAndSwap(have, have-p.Units) {
+				p.Left = have - p.Units
 				break
 			}
 		}

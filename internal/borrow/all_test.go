@@ -13,7 +13,7 @@ import (
 // TestTakeAll takes of two loans at once, from many goroutines, and more often in vain than not, while others take of one of them and reports
 // are made and answered: what is reported spent never becomes less, and is in the end what was admitted, of both the same but for those others.
 func TestTakeAll(t *testing.T) {
-	b := New[string](func() {})
+	b := New[string, int](func() {})
 	var clock atomic.Int64
 	clock.Store(int64(time.Hour))
 	now := clock.Load
@@ -21,7 +21,7 @@ func TestTakeAll(t *testing.T) {
 		b.Missed("a", 1, now(), nil)
 		b.Missed("b", 1, now(), nil)
 	}
-	if b.TakeAll([]Part[string]{{Key: "a", N: 1}, {Key: "none", N: 1}}, now) || b.TakeAll(nil, now) {
+	if b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}, {Key: "none", Units: 1}}, now) || b.TakeAll(nil, now) {
 		t.Fatal("took of a loan that there is not")
 	}
 	var stop atomic.Bool
@@ -32,7 +32,7 @@ func TestTakeAll(t *testing.T) {
 			r := rand.New(rand.NewPCG(uint64(i), 1))
 			for !stop.Load() {
 				n := 1 + r.Int64N(3)
-				parts := []Part[string]{{Key: "a", N: n}, {Key: "b", N: 1}, {Key: "b", N: n}}
+				parts := []Part[string, int]{{Key: "a", Units: n}, {Key: "b", Units: 1}, {Key: "b", Units: n}}
 				if b.TakeAll(parts, now) {
 					both.Add(n)
 					if parts[0].Terms == nil || parts[1].Left < parts[2].Left+n {
@@ -50,8 +50,8 @@ func TestTakeAll(t *testing.T) {
 	report := func() {
 		clock.Add(int64(time.Millisecond))
 		at := now()
-		var answers []Answer
-		for _, r := range b.Report(at) {
+		var answers []Answer[int]
+		for _, r := range due(b, at) {
 			if r.Totals.Spent < spent[r.Key] || r.Totals.Checks > r.Totals.Spent || r.Number > 2 {
 				t.Errorf("%s: %+v after %d were spent", r.Key, r, spent[r.Key])
 			}
@@ -60,7 +60,7 @@ func TestTakeAll(t *testing.T) {
 			if more := map[string]int64{"a": 40, "b": 10}[r.Key]; r.Totals.Left() < more {
 				granted[r.Key] += more
 			}
-			answers = append(answers, Answer{Number: r.Number, Granted: granted[r.Key], Spent: r.Totals.Spent, Term: algo.LoanTerm})
+			answers = append(answers, Answer[int]{Number: r.Number, Granted: granted[r.Key], Spent: r.Totals.Spent, Term: algo.LoanTerm})
 		}
 		b.Answered(at, now(), answers)
 	}
@@ -77,29 +77,29 @@ func TestTakeAll(t *testing.T) {
 		t.Errorf("%d of a and %d of b are reported spent, %d of both and %d of b alone were admitted", spent["a"], spent["b"], both.Load(), alone.Load())
 	}
 	clock.Add(int64(2 * algo.LoanTerm))
-	if b.TakeAll([]Part[string]{{Key: "a", N: 1}}, now) {
+	if b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}}, now) {
 		t.Error("took of a loan that has ended")
 	}
 }
 
 // TestTakeAllEnds: a loan that is over when its units are taken admits nothing, and takes nothing of the others.
 func TestTakeAllEnds(t *testing.T) {
-	b := New[string](func() {})
+	b := New[string, int](func() {})
 	now := int64(time.Hour)
 	for b.Loans() < 2 {
 		b.Missed("a", 1, now, nil)
 		b.Missed("b", 1, now, nil)
 	}
-	var answers []Answer
-	for _, r := range b.Report(now) {
+	var answers []Answer[int]
+	for _, r := range due(b, now) {
 		term := algo.LoanTerm
 		if r.Key == "b" {
 			term = 20 * time.Millisecond
 		}
-		answers = append(answers, Answer{Number: r.Number, Granted: 16, Term: term})
+		answers = append(answers, Answer[int]{Number: r.Number, Granted: 16, Term: term})
 	}
 	b.Answered(now, now, answers)
-	parts := func() []Part[string] { return []Part[string]{{Key: "a", N: 1}, {Key: "b", N: 1}} }
+	parts := func() []Part[string, int] { return []Part[string, int]{{Key: "a", Units: 1}, {Key: "b", Units: 1}} }
 	if !b.TakeAll(parts(), func() int64 { return now + int64(19*time.Millisecond) }) {
 		t.Fatal("nothing was admitted in time")
 	}

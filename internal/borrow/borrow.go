@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// Tick is how often Report is to be called, and besides when Wake is.
+	// Tick is how often all loans are looked at.
 	Tick = 50 * time.Millisecond
 	// often is how many questions about a key within interval make it worth a loan.
 	often    = 16
@@ -33,10 +33,20 @@ const (
 	// quiet is how long a loan is not used before it goes home, and forgotten how long after that its key is.
 	quiet     = 200 * time.Millisecond
 	forgotten = time.Second
-	// apart is the shortest time between two reports about a key, but for what is recalled.
+	// apart is the shortest time between two reports about a key, but for what is recalled or waited for.
 	apart = 20 * time.Millisecond
+	// perTerm is how often in its term a loan is reported that has enough left, unless that is more often than every Tick: as late is what was
+	// spent dated. Loans of one term are reported together, so that they share messages, and copies.
+	perTerm = 4
+	// burst is the shortest time in which a demand shows.
+	burst = time.Millisecond
+	// Patience is how long somebody may wait for what an owner is about to lend.
+	Patience = 10 * time.Millisecond
 	// unanswered is how long after a report that was not answered it is repeated.
 	unanswered = 200 * time.Millisecond
+	// soon is how long after a report that nobody took in it is repeated, twice as long each time up to Tick: a key that has no holder is
+	// about to have one.
+	soon = 5 * time.Millisecond
 )
 
 // Terms are what an owner said of a key with a loan.
@@ -69,37 +79,42 @@ func Lendable(d *limit.Decision) bool {
 }
 
 // Report is what is to be said of a loan to the owner of its key.
-type Report[K comparable] struct {
-	Key    K
+type Report[K, N comparable] struct {
+	Key K
+	// Node is whom to tell, by what has become of former reports: who heard the last one, or was named as the holder of the key by who did
+	// not. The zero value is nobody: then it is whoever the borrower takes for the holder.
+	Node   N
 	Number uint64
 	Totals algo.Totals
 	Known  int64
 	Want   int64
 }
 
-// Answer is what its owner said to a Report.
-type Answer struct {
+// Answer is what its owner said to a Report. One that could not be sent, or was not taken in, is Unheard.
+type Answer[N comparable] struct {
 	Number         uint64
 	Granted, Spent int64
 	Ended, Unheard bool
 	Term, Again    time.Duration
 	Terms          Terms
+	// From is who answers, and Holder who decides for the key according to an Unheard. The zero value: not known.
+	From, Holder N
 }
 
-// AnswerOf is what an owner said to a report of the loan with a number.
-func AnswerOf(number uint64, a *limit.Lent) Answer {
-	return Answer{
-		Number: number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, Unheard: a.Unheard, Term: a.Term, Again: a.Again,
+// AnswerOf is what a node said to a report of the loan with a number.
+func AnswerOf[N comparable](number uint64, from N, a *limit.Lent) Answer[N] {
+	return Answer[N]{
+		Number: number, From: from, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, Unheard: a.Unheard, Term: a.Term, Again: a.Again,
 		Terms: Terms{Limit: a.Limit, Remaining: a.Remaining, Window: a.Window, ResetAfter: a.ResetAfter, WarnAt: a.WarnAt, Limits: a.Limits},
 	}
 }
 
-// Book has the loans of one borrower, by key. Its methods are safe for concurrent use. Instants are nanoseconds of a clock that never
-// runs backwards, and goes on while the machine is suspended, see Clock.
-type Book[K comparable] struct {
+// Book has the loans of one borrower, by key K, which it reports to nodes N. Its methods are safe for concurrent use. Instants are
+// nanoseconds of a clock that never runs backwards, and goes on while the machine is suspended, see Clock.
+type Book[K, N comparable] struct {
 	wake func()
 	// loans are those that there are; the map is replaced, never modified, for there are few and they are looked up all the time.
-	loans atomic.Pointer[map[K]*loan[K]]
+	loans atomic.Pointer[map[K]*loan[K, N]]
 
 	closed atomic.Bool
 
@@ -107,11 +122,11 @@ type Book[K comparable] struct {
 	seen     *heavyhitters.Window[K]
 	turned   int64 // when the sketch was
 	numbers  uint64
-	byNumber map[uint64]*loan[K]
+	byNumber map[uint64]*loan[K, N]
 }
 
 // loan is one key's.
-type loan[K comparable] struct {
+type loan[K, N comparable] struct {
 	// What is read and changed by Take.
 	left     atomic.Int64
 	deadline atomic.Int64
@@ -130,29 +145,38 @@ type loan[K comparable] struct {
 	demand            float64 // units per nanosecond
 	looked            int64   // when, and what was spent then
 	spentThen         int64
-	used              int64       // when last
-	ends              int64       // from which instant on, at the latest, nothing of what is known to be granted may be spent
-	sent              int64       // when the report was that is not answered; 0: none
-	last              int64       // when the last one was
-	said, told        algo.Totals // what that said, and the last one that was answered
-	urgent            bool        // to be reported at once
+	used              int64         // when last
+	ends              int64         // from which instant on, at the latest, nothing of what is known to be granted may be spent
+	sent              int64         // when the report was that is not answered; 0: none
+	last              int64         // when the last one was
+	said, told        algo.Totals   // what that said, and the last one that was answered
+	urgent            bool          // to be reported at once
+	level             int64         // what was left after the last answer
+	term              time.Duration // that this gave
+	needs             int64         // units that callers wait for, and no report has asked for
+	awaited           bool          // the last report asks for such
+	coming            chan struct{} // closed with the next answer; nil: nobody waits for it
+	scarce            int64         // until when it is no use waiting for more
+	node              N             // see Report
+	astray            int           // how many reports in a row nobody has taken in
+	again             int64         // not to be reported before
 }
 
 // New returns an empty Book. wake is called, from Take and Missed, when Report should be soon; it must return at once.
-func New[K comparable](wake func()) *Book[K] {
+func New[K, N comparable](wake func()) *Book[K, N] {
 	seen, err := heavyhitters.NewWindow[K](2, counters)
 	if err != nil {
 		panic("borrow: " + err.Error()) // the sizes are constants
 	}
-	b := &Book[K]{wake: wake, seen: seen, byNumber: make(map[uint64]*loan[K])}
-	b.loans.Store(new(map[K]*loan[K]))
+	b := &Book[K, N]{wake: wake, seen: seen, byNumber: make(map[uint64]*loan[K, N])}
+	b.loans.Store(new(map[K]*loan[K, N]))
 	return b
 }
 
 // Take admits n units, at least 1, from the loan of a key, and returns what is left of it. ok is false, and nothing was admitted,
 // when there is none that covers it. now is read once the units are taken, so that whatever happens between two steps of this they
 // are not spent after their deadline.
-func (b *Book[K]) Take(k K, n int64, now func() int64) (t *Terms, left int64, ok bool) {
+func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64, ok bool) {
 	l := (*b.loans.Load())[k]
 	if l == nil || b.closed.Load() {
 		return nil, 0, false
@@ -179,7 +203,7 @@ func (b *Book[K]) Take(k K, n int64, now func() int64) (t *Terms, left int64, ok
 
 // Missed is told of n units of a key that Take did not cover, and that its owner is asked about. keep returns what to keep of the
 // key, when it is kept, such as a copy of what is part of something larger.
-func (b *Book[K]) Missed(k K, n, now int64, keep func(K) K) {
+func (b *Book[K, N]) Missed(k K, n, now int64, keep func(K) K) {
 	if l := (*b.loans.Load())[k]; l != nil {
 		l.missed.Add(n)
 		if now >= l.after.Load() && !l.stirred.Load() && l.stirred.CompareAndSwap(false, true) {
@@ -211,17 +235,49 @@ func (b *Book[K]) Missed(k K, n, now int64, keep func(K) K) {
 	if keep != nil {
 		k = keep(k)
 	}
-	l := &loan[K]{key: k, looked: now, used: now, demand: float64(often*n) / float64(interval)}
+	l := &loan[K, N]{key: k, looked: now, used: now, demand: float64(often*n) / float64(interval)}
 	l.terms.Store(new(Terms))
 	l.urgent = true
 	b.enterLocked(l)
 	b.wake()
 }
 
+// Pending returns what is closed when the owner of a key has answered what may bring the n units that Take did not cover, for a caller who
+// rather waits for that than asks. It is nil where the owner is to be asked: nothing is about to be lent, or that takes too long.
+func (b *Book[K, N]) Pending(k K, n, now int64) <-chan struct{} {
+	l := (*b.loans.Load())[k]
+	if l == nil || now < l.after.Load() || b.closed.Load() {
+		return nil
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.byNumber[l.number] != l || l.astray > 0 || now < l.scarce || now-l.used >= int64(quiet) || l.sent != 0 && now-l.sent >= int64(Patience) {
+		return nil
+	}
+	if l.coming == nil {
+		l.coming = make(chan struct{})
+	}
+	l.needs = min(l.needs+n, algo.MaxLimit)
+	if l.sent == 0 && !l.urgent {
+		l.urgent = true
+		b.wake()
+	}
+	return l.coming
+}
+
+// answeredLocked has those go on who wait for an answer.
+func (l *loan[K, N]) answeredLocked() {
+	if l.coming != nil {
+		close(l.coming)
+		l.coming = nil
+	}
+}
+
 // renewLocked puts another loan in the place of one that is over. Who takes of that at this moment does so in vain.
-func (b *Book[K]) renewLocked(old *loan[K]) *loan[K] {
+func (b *Book[K, N]) renewLocked(old *loan[K, N]) *loan[K, N] {
 	old.deadline.Store(0)
-	l := &loan[K]{key: old.key, demand: old.demand, looked: old.looked, used: old.used}
+	old.answeredLocked()
+	l := &loan[K, N]{key: old.key, node: old.node, demand: old.demand, looked: old.looked, used: old.used}
 	l.after.Store(old.after.Load())
 	l.missed.Store(old.missed.Load())
 	l.terms.Store(old.terms.Load())
@@ -231,16 +287,16 @@ func (b *Book[K]) renewLocked(old *loan[K]) *loan[K] {
 }
 
 // enterLocked numbers a loan.
-func (b *Book[K]) enterLocked(l *loan[K]) {
+func (b *Book[K, N]) enterLocked(l *loan[K, N]) {
 	b.numbers++
 	l.number = b.numbers
 	b.byNumber[l.number] = l
-	b.replaceLocked(func(m map[K]*loan[K]) { m[l.key] = l })
+	b.replaceLocked(func(m map[K]*loan[K, N]) { m[l.key] = l })
 }
 
-func (b *Book[K]) replaceLocked(change func(map[K]*loan[K])) {
+func (b *Book[K, N]) replaceLocked(change func(map[K]*loan[K, N])) {
 	old := *b.loans.Load()
-	m := make(map[K]*loan[K], len(old)+1)
+	m := make(map[K]*loan[K, N], len(old)+1)
 	for k, l := range old {
 		m[k] = l
 	}
@@ -250,30 +306,32 @@ func (b *Book[K]) replaceLocked(change func(map[K]*loan[K])) {
 
 // home takes what is left off a loan, which is to be returned, together with what of so much granted in all is not known here yet: that
 // cannot be taken meanwhile.
-func (l *loan[K]) home(granted int64) {
+func (l *loan[K, N]) home(granted int64) {
 	more := max(min(granted, algo.MaxLimit)-l.granted, 0)
 	l.granted += more
 	l.returned += more + max(l.left.Swap(0), 0)
 }
 
-func (l *loan[K]) totals() algo.Totals {
+func (l *loan[K, N]) totals() algo.Totals {
 	checks := l.checks.Load() // first: they are no more than what they have spent
 	spent := l.granted - l.returned - l.left.Load()
 	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: min(checks, spent)}
 }
 
 // Close has all loans go home: there are none left once that has been reported and answered.
-func (b *Book[K]) Close() {
+func (b *Book[K, N]) Close() {
 	b.closed.Store(true)
 	b.wake()
 }
 
-// Report returns what is to be reported at now, to be sent at once.
-func (b *Book[K]) Report(now int64) (reports []Report[K]) {
+// Report returns what is to be reported at now, to be sent at once, and when it is to be called again even if wake is not called: next
+// from now on; 0 when there are no loans.
+func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	all := b.closed.Load()
-	var gone []*loan[K]
+	next = Tick
+	var gone []*loan[K, N]
 	for _, l := range *b.loans.Load() {
 		l.stirred.Store(false)
 		if l.granted > 0 && now >= l.ends+int64(algo.LoanTerm) {
@@ -290,41 +348,63 @@ func (b *Book[K]) Report(now int64) (reports []Report[K]) {
 			gone = append(gone, l)
 			continue
 		}
+		period := max(int64(Tick), int64(l.term)/perTerm)
 		var want int64
 		if !idle && now >= l.after.Load() {
-			want = max(int64(1.5*l.demand*float64(interval)), algo.LeastLoan)
+			// Enough for what is asked until the next report but one.
+			want = max(int64(l.demand*max(1.5*float64(interval), 2.5*float64(period))), algo.LeastLoan, min(2*l.needs, algo.MaxLimit))
 		}
-		l.low.Store(want / 3)
-		short := want > 0 && (t.Left() <= want/3 || deadline-now < int64(2*Tick))
-		pause := int64(apart)
-		if l.sent != 0 && !all {
-			pause = int64(unanswered)
-		}
-		if !(short || t.Spent != l.told.Spent || t.Returned != l.told.Returned || t.Checks != l.told.Checks) || now-l.last < pause && !l.urgent {
+		low := min(want, l.level) / 3
+		l.low.Store(low)
+		short := want > 0 && (l.needs > 0 || t.Left() <= low || deadline-now < int64(2*Tick))
+		if now < l.again {
+			next = min(next, time.Duration(l.again-now))
 			continue
 		}
-		l.urgent, l.sent, l.last, l.said = false, now, now, t
-		reports = append(reports, Report[K]{Key: l.key, Number: l.number, Totals: t, Known: l.known, Want: want})
+		if !short && t.Spent == l.told.Spent && t.Returned == l.told.Returned && t.Checks == l.told.Checks {
+			continue
+		}
+		due := now-l.last >= int64(apart)
+		switch {
+		case l.urgent:
+			due = true
+		case l.sent != 0 && !all:
+			due = now-l.last >= int64(unanswered)
+		case !short && !idle:
+			due = due && now/period != l.last/period
+		}
+		if !due {
+			continue
+		}
+		if l.sent != 0 {
+			l.node = *new(N) // who does not answer
+		}
+		l.urgent, l.sent, l.last, l.said, l.awaited, l.needs = false, now, now, t, l.needs > 0, 0
+		reports = append(reports, Report[K, N]{Key: l.key, Node: l.node, Number: l.number, Totals: t, Known: l.known, Want: want})
 	}
 	if gone != nil {
-		b.replaceLocked(func(m map[K]*loan[K]) {
+		b.replaceLocked(func(m map[K]*loan[K, N]) {
 			for _, l := range gone {
 				delete(m, l.key)
 				delete(b.byNumber, l.number)
 			}
 		})
 	}
-	return reports
+	if b.Loans() == 0 {
+		next = 0
+	}
+	return reports, next
 }
 
 // measure brings the demand up to date, which falls by half in an interval at most.
-func (l *loan[K]) measure(now int64) {
+func (l *loan[K, N]) measure(now int64) {
 	spent, missed := l.totals().Spent, l.missed.Load()
 	units := spent - l.spentThen + missed
 	if units > 0 {
 		l.used = now
 	}
-	if took := now - l.looked; took >= int64(Tick)/2 {
+	// What was used up at once is less than was wanted: so demands grow by many times within a few reports.
+	if took := now - l.looked; took >= int64(Tick)/2 || took >= int64(burst) && l.left.Load() <= l.low.Load() {
 		l.demand = max(float64(units)/float64(took), l.demand*(1-min(float64(took)/float64(2*interval), 1)))
 		l.looked, l.spentThen = now, spent
 		l.missed.Add(-missed)
@@ -332,7 +412,7 @@ func (l *loan[K]) measure(now int64) {
 }
 
 // Answered takes in the answers to what was sent at that instant.
-func (b *Book[K]) Answered(sent, now int64, answers []Answer) {
+func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range answers {
@@ -341,15 +421,19 @@ func (b *Book[K]) Answered(sent, now int64, answers []Answer) {
 		if l == nil {
 			continue
 		}
-		if l.sent == sent {
+		latest := l.sent == sent
+		if a.Unheard {
+			if latest {
+				b.unheardLocked(l, now, a)
+			}
+			continue
+		}
+		l.node, l.astray = a.From, 0
+		l.answeredLocked()
+		if latest {
 			l.sent, l.told = 0, l.said
 		}
-		switch {
-		case a.Unheard:
-			l.told = algo.Totals{Spent: -1}
-			l.after.Store(now + int64(interval))
-			continue
-		case a.Ended:
+		if a.Ended {
 			b.renewLocked(l).after.Store(now + int64(a.Again))
 			continue
 		}
@@ -364,12 +448,46 @@ func (b *Book[K]) Answered(sent, now int64, answers []Answer) {
 		}
 		terms := a.Terms
 		l.terms.Store(&terms)
+		if latest && l.awaited && a.Granted <= l.granted {
+			l.scarce = now + int64(soon)
+		}
 		l.grant(a.Granted, sent+int64(a.Term), now)
+		l.level, l.term = l.left.Load(), a.Term
+	}
+}
+
+// unheardLocked has a loan reported again, of which nobody has taken in the last report: at once to who is said to be the holder, and soon
+// where that is not known, or not true either. What the borrower has goes on being spent meanwhile: it is held wherever the key has gone.
+func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
+	l.sent, l.told, l.urgent = 0, algo.Totals{Spent: -1}, true
+	l.node = *new(N)
+	l.answeredLocked()
+	var pause time.Duration
+	if l.astray++; a.Holder != l.node && a.Holder != a.From {
+		l.node = a.Holder
+	}
+	if l.node == *new(N) || l.astray > 1 {
+		pause = min(soon<<min(l.astray-1, 8), Tick)
+	}
+	l.again = now + int64(pause)
+	l.after.Store(max(l.after.Load(), l.again))
+	b.wake()
+}
+
+// Lost has loans reported again whose reports a node will not answer any more, because the way there is broken. Whether it took them in is
+// not known, and makes no difference.
+func (b *Book[K, N]) Lost(node N, now int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, l := range *b.loans.Load() {
+		if l.sent != 0 && l.node == node {
+			b.unheardLocked(l, now, &Answer[N]{})
+		}
 	}
 }
 
 // grant notes what was granted in all, which may be spent until then.
-func (l *loan[K]) grant(granted, until, now int64) {
+func (l *loan[K, N]) grant(granted, until, now int64) {
 	l.deadline.Store(max(l.deadline.Load(), until)) // before there is more to spend
 	l.ends = max(l.ends, until, now)
 	if more := min(granted, algo.MaxLimit) - l.granted; more > 0 {
@@ -380,7 +498,7 @@ func (l *loan[K]) grant(granted, until, now int64) {
 
 // Recalled gives up what is left of a loan, of which its owner says how much it has granted in all, and returns how the loan stands then;
 // false where there is none. It is to be reported at once: wake is called.
-func (b *Book[K]) Recalled(number uint64, granted, now int64) (r Report[K], ok bool) {
+func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N], ok bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	l := b.byNumber[number]
@@ -389,14 +507,15 @@ func (b *Book[K]) Recalled(number uint64, granted, now int64) (r Report[K], ok b
 	}
 	l.ends = max(l.ends, now)
 	l.home(granted)
-	l.urgent, l.sent = true, 0
+	l.urgent, l.sent, l.again = true, 0, 0
+	l.answeredLocked()
 	l.after.Store(now + int64(interval))
 	b.wake()
-	return Report[K]{Key: l.key, Number: number, Totals: l.totals(), Known: l.known}, true
+	return Report[K, N]{Key: l.key, Number: number, Totals: l.totals(), Known: l.known}, true
 }
 
 // Has reports whether there is a loan of a key, or about to be one.
-func (b *Book[K]) Has(k K) bool { return (*b.loans.Load())[k] != nil }
+func (b *Book[K, N]) Has(k K) bool { return (*b.loans.Load())[k] != nil }
 
 // Loans is the number of keys with a loan, or that are about to have one.
-func (b *Book[K]) Loans() int { return len(*b.loans.Load()) }
+func (b *Book[K, N]) Loans() int { return len(*b.loans.Load()) }

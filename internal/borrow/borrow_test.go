@@ -40,7 +40,7 @@ func (o *owner) check(now, n int64) bool {
 	return d.Allowed
 }
 
-func (o *owner) lend(now int64, borrower uint64, r Report[string]) Answer {
+func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[int] {
 	o.expire(now)
 	at := algo.Instant{Mono: now, Wall: now}
 	id := algo.LoanID{Borrower: borrower, Number: r.Number}
@@ -54,14 +54,20 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string]) Answer {
 		o.t.Fatal(err)
 	}
 	loan := o.ls.Lend(o.a, o.s, at, &o.u, id, r.Want)
-	return Answer{Number: r.Number, Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: 100 * time.Millisecond}
+	return Answer[int]{Number: r.Number, Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: 100 * time.Millisecond}
+}
+
+// due is what a book reports at now.
+func due(b *Book[string, int], now int64) []Report[string, int] {
+	reports, _ := b.Report(now)
+	return reports
 }
 
 type delivery struct {
 	at     int64
 	book   int
-	report *Report[string]
-	answer *Answer
+	report *Report[string, int]
+	answer *Answer[int]
 	recall *algo.Loan
 	sent   int64
 }
@@ -76,11 +82,11 @@ func TestBook(t *testing.T) {
 		o := &owner{t: t, ls: algo.Limits{{Algorithm: algo.SlidingLog, Limit: limit, Window: w}}, a: algo.NewArena(nil)}
 		o.s = make(algo.State, o.ls.Words())
 		o.ls.Init(o.s, algo.Instant{})
-		books := make([]*Book[string], 4)
+		books := make([]*Book[string, int], 4)
 		next := make([]int64, len(books))
 		rate := make([]float64, len(books))
 		for i := range books {
-			books[i] = New[string](func() { next[i] = 0 })
+			books[i] = New[string, int](func() { next[i] = 0 })
 			rate[i] = 1 + float64(i-2)/1000
 		}
 		var way []delivery
@@ -109,7 +115,7 @@ func TestBook(t *testing.T) {
 					a := o.lend(now, uint64(d.book+1), *d.report)
 					post(now, delivery{book: d.book, answer: &a, sent: d.sent})
 				case d.answer != nil:
-					books[d.book].Answered(d.sent, local, []Answer{*d.answer})
+					books[d.book].Answered(d.sent, local, []Answer[int]{*d.answer})
 				default:
 					books[d.book].Recalled(d.recall.ID.Number, d.recall.Granted, local)
 				}
@@ -141,9 +147,13 @@ func TestBook(t *testing.T) {
 					}
 				}
 				if local >= next[i] {
-					next[i] = local + int64(Tick)
+					reports, after := b.Report(local)
+					if after <= 0 {
+						after = Tick
+					}
+					next[i] = local + int64(after)
 					ticks++
-					for _, r := range b.Report(local) {
+					for _, r := range reports {
 						messages++
 						post(now, delivery{book: i, report: &r, sent: local})
 					}
@@ -191,16 +201,16 @@ func TestBook(t *testing.T) {
 
 // TestTake has many take at once: never more than was granted.
 func TestTake(t *testing.T) {
-	b := New[string](func() {})
+	b := New[string, int](func() {})
 	for b.Loans() == 0 {
 		b.Missed("k", 1, 1, nil)
 	}
-	r := b.Report(1)
+	r := due(b, 1)
 	if len(r) != 1 || r[0].Want < algo.LeastLoan {
 		t.Fatalf("%+v", r)
 	}
 	const granted = 10_000
-	b.Answered(1, 2, []Answer{{Number: r[0].Number, Granted: granted, Term: time.Second}})
+	b.Answered(1, 2, []Answer[int]{{Number: r[0].Number, Granted: granted, Term: time.Second}})
 	var taken atomic.Int64
 	var callers sync.WaitGroup
 	for range 8 {
@@ -226,12 +236,12 @@ func TestTake(t *testing.T) {
 
 // What is taken after the deadline is not admitted, and not spent twice.
 func TestDeadline(t *testing.T) {
-	b := New[string](func() {})
+	b := New[string, int](func() {})
 	for b.Loans() == 0 {
 		b.Missed("k", 1, 1, nil)
 	}
-	number := b.Report(1)[0].Number
-	b.Answered(1, 100, []Answer{{Number: number, Granted: 10, Term: 500}})
+	number := due(b, 1)[0].Number
+	b.Answered(1, 100, []Answer[int]{{Number: number, Granted: 10, Term: 500}})
 	for _, c := range []struct {
 		now  int64
 		want bool
@@ -240,18 +250,18 @@ func TestDeadline(t *testing.T) {
 			t.Errorf("at %d: %v", c.now, ok)
 		}
 	}
-	r := b.Report(int64(apart) + 1)
+	r := due(b, int64(apart)+1)
 	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Returned: 6, Checks: 2}) {
 		t.Errorf("%+v", r)
 	}
 }
 
 func BenchmarkTake(b *testing.B) {
-	book := New[string](func() {})
+	book := New[string, int](func() {})
 	for book.Loans() == 0 {
 		book.Missed("k", 1, 1, nil)
 	}
-	book.Answered(1, 2, []Answer{{Number: book.Report(1)[0].Number, Granted: algo.MaxLimit, Term: time.Hour}})
+	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number, Granted: algo.MaxLimit, Term: time.Hour}})
 	now := func() int64 { return 5 }
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
@@ -264,14 +274,14 @@ func BenchmarkTake(b *testing.B) {
 }
 
 // lent returns a book with a loan that has granted so much, and its number.
-func lent(t *testing.T, granted int64) (b *Book[string], number uint64) {
+func lent(t *testing.T, granted int64) (b *Book[string, int], number uint64) {
 	t.Helper()
-	b = New[string](func() {})
+	b = New[string, int](func() {})
 	for b.Loans() == 0 {
 		b.Missed("k", 1, 1, nil)
 	}
-	number = b.Report(1)[0].Number
-	b.Answered(1, 2, []Answer{{Number: number, Granted: granted, Term: time.Second}})
+	number = due(b, 1)[0].Number
+	b.Answered(1, 2, []Answer[int]{{Number: number, Granted: granted, Term: time.Second}})
 	return b, number
 }
 
@@ -310,7 +320,72 @@ func TestRecalled(t *testing.T) {
 	if _, left, ok := b.Take("k", 4, func() int64 { return 5 }); !ok || left != 6 {
 		t.Errorf("%d left, %t", left, ok)
 	}
-	if r := b.Report(int64(apart) + 1); len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Checks: 1}) {
+	if r := due(b, int64(time.Second)/perTerm); len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Checks: 1}) {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestUnheard: what nobody has taken in is said again, at once to who is said to hold the key and soon where that is not known; who has heard
+// it is told from then on, until that one does not answer.
+func TestUnheard(t *testing.T) {
+	wakes := 0
+	b := New[string, int](func() { wakes++ })
+	for b.Loans() == 0 {
+		b.Missed("k", 1, 1, nil)
+	}
+	now := int64(1)
+	report := func(want int) Report[string, int] {
+		t.Helper()
+		r := due(b, now)
+		if len(r) != 1 || r[0].Node != want || r[0].Want == 0 {
+			t.Fatalf("at %v: %+v, not to %d", time.Duration(now), r, want)
+		}
+		return r[0]
+	}
+	quiet := func(want time.Duration) {
+		t.Helper()
+		if r, next := b.Report(now); len(r) != 0 || next != want {
+			t.Fatalf("at %v: %+v, and again after %v, not %v", time.Duration(now), r, next, want)
+		}
+		now += int64(want)
+	}
+	unheard := func(r Report[string, int], from, holder int) {
+		t.Helper()
+		before := wakes
+		b.Answered(now, now, []Answer[int]{{Number: r.Number, Unheard: true, From: from, Holder: holder}})
+		if wakes == before {
+			t.Fatal("nobody is woken")
+		}
+	}
+	unheard(report(0), 1, 2)
+	unheard(report(2), 2, 1) // at once; one of them is wrong
+	quiet(2 * soon)
+	unheard(report(1), 1, 0)
+	quiet(4 * soon)
+	unheard(report(0), 1, 1)
+	quiet(8 * soon)
+	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, From: 3, Granted: 100, Term: time.Second}})
+	for range 80 {
+		b.Take("k", 1, func() int64 { return now })
+	}
+	now += int64(Tick)
+	unheard(report(3), 3, 0)
+	quiet(soon)
+	b.Answered(now, now, []Answer[int]{{Number: report(0).Number, From: 4, Granted: 150, Term: time.Second}})
+	for range 60 {
+		b.Take("k", 1, func() int64 { return now })
+	}
+	now += int64(Tick)
+	r := report(4)
+	b.Lost(5, now)
+	quiet(Tick)
+	b.Lost(4, now)
+	quiet(soon)
+	if again := report(0); again.Totals != r.Totals || again.Number != r.Number {
+		t.Errorf("%+v, and then %+v", r, again)
+	}
+	now += int64(unanswered)
+	if r := due(b, now); len(r) != 1 || r[0].Node != 0 {
 		t.Errorf("%+v", r)
 	}
 }

@@ -31,7 +31,7 @@ func ProtoBorrow(b *limit.Borrow) *weirv1.LoanReport {
 func ProtoLent(number uint64, a *limit.Lent) *weirv1.LoanAnswer {
 	return &weirv1.LoanAnswer{
 		Number: number, Granted: a.Granted, Spent: a.Spent, Ended: a.Ended, TermNs: int64(a.Term), AgainNs: int64(a.Again),
-		Limit: a.Limit, WindowNs: int64(a.Window), Remaining: a.Remaining, ResetAfterNs: int64(a.ResetAfter), WarnAt: a.WarnAt, Unheard: a.Unheard,
+		Limit: a.Limit, WindowNs: int64(a.Window), Remaining: a.Remaining, ResetAfterNs: int64(a.ResetAfter), WarnAt: a.WarnAt, Unheard: a.Unheard, Holder: a.Holder,
 		Limits: ProtoLimits(a.Limits),
 	}
 }
@@ -42,6 +42,6 @@ func Lent(a *weirv1.LoanAnswer) limit.Lent {
 		Granted: a.GetGranted(), Spent: a.GetSpent(), Ended: a.GetEnded(),
 		Term: min(time.Duration(a.GetTermNs()), algo.LoanTerm), Again: time.Duration(a.GetAgainNs()),
 		Limit: a.GetLimit(), Window: time.Duration(a.GetWindowNs()), Remaining: a.GetRemaining(), ResetAfter: time.Duration(a.GetResetAfterNs()),
-		WarnAt: a.GetWarnAt(), Unheard: a.GetUnheard(), Limits: Limits(a.GetLimits()),
+		WarnAt: a.GetWarnAt(), Unheard: a.GetUnheard(), Holder: a.GetHolder(), Limits: Limits(a.GetLimits()),
 	}
 }

@@ -1760,6 +1760,7 @@ type LoanAnswer struct {
 	Unheard       bool           `protobuf:"varint,11,opt,name=unheard,proto3" json:"unheard,omitempty"`             // this node does not decide for the key: it took in nothing of the report
 	WarnAt        int64          `protobuf:"varint,12,opt,name=warn_at,json=warnAt,proto3" json:"warn_at,omitempty"` // units of limit in use from which on a decision is near it, or another one of the policy; 0: none is
 	Limits        []*LimitStatus `protobuf:"bytes,13,rep,name=limits,proto3" json:"limits,omitempty"`                // of a policy that has several; retry_after_ns is 0
+	Holder        string         `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`                // when unheard: the name of the member that decides for the key, or is about to; empty where that is not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1883,6 +1884,13 @@ func (x *LoanAnswer) GetLimits() []*LimitStatus {
 		return x.Limits
 	}
 	return nil
+}
+
+func (x *LoanAnswer) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
 }
 
 // LoanRecall asks for what is left of a loan.
@@ -4279,7 +4287,7 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	"\x0eBorrowResponse\x12\x12\n" +
 	"\x04sent\x18\x01 \x01(\x12R\x04sent\x12)\n" +
 	"\x05loans\x18\x02 \x03(\v2\x13.weir.v1.LoanAnswerR\x05loans\x12-\n" +
-	"\arecalls\x18\x03 \x03(\v2\x13.weir.v1.LoanRecallR\arecalls\"\xf6\x02\n" +
+	"\arecalls\x18\x03 \x03(\v2\x13.weir.v1.LoanRecallR\arecalls\"\x8e\x03\n" +
 	"\n" +
 	"LoanAnswer\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +
@@ -4295,7 +4303,8 @@ const file_weir_v1_limiter_proto_rawDesc = "" +
 	" \x01(\x03R\fresetAfterNs\x12\x18\n" +
 	"\aunheard\x18\v \x01(\bR\aunheard\x12\x17\n" +
 	"\awarn_at\x18\f \x01(\x03R\x06warnAt\x12,\n" +
-	"\x06limits\x18\r \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\">\n" +
+	"\x06limits\x18\r \x03(\v2\x14.weir.v1.LimitStatusR\x06limits\x12\x16\n" +
+	"\x06holder\x18\x0e \x01(\tR\x06holder\">\n" +
 	"\n" +
 	"LoanRecall\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x18\n" +

@@ -1,0 +1,332 @@
+package borrow
+
+import (
+	"container/heap"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// play is borrowers and an owner of one key in virtual time. Messages take their time and are not lost.
+type play struct {
+	t      *testing.T
+	owner  *owner
+	now    int64
+	events events
+	order  int
+	way    time.Duration // of a message
+	copied time.Duration // how long the owner waits before it answers what it has lent
+
+	borrowers         []*borrower
+	checks, reports   int // messages
+	loans             int // reported
+	recalls, admitted int
+	asked             int      // units, one by one
+	waited            int      // for an answer to a report
+	round             []func() // checks that wait for what is called back; nil: nothing is
+	out               map[algo.LoanID]bool
+}
+
+func newPlay(t *testing.T, l algo.Limit) *play {
+	o := &owner{t: t, ls: algo.Limits{l}, a: algo.NewArena(nil)}
+	o.s = make(algo.State, o.ls.Words())
+	o.ls.Init(o.s, algo.Instant{})
+	return &play{t: t, owner: o, now: int64(time.Hour)}
+}
+
+type event struct {
+	at    int64
+	order int
+	do    func()
+}
+
+type events []event
+
+func (e events) Len() int { return len(e) }
+func (e events) Less(i, j int) bool {
+	return e[i].at < e[j].at || e[i].at == e[j].at && e[i].order < e[j].order
+}
+func (e events) Swap(i, j int) { e[i], e[j] = e[j], e[i] }
+func (e *events) Push(x any)   { *e = append(*e, x.(event)) }
+func (e *events) Pop() any {
+	last := (*e)[len(*e)-1]
+	*e = (*e)[:len(*e)-1]
+	return last
+}
+
+func (p *play) after(d time.Duration, do func()) {
+	p.order++
+	heap.Push(&p.events, event{p.now + int64(d), p.order, do})
+}
+
+func (p *play) run(until int64) {
+	for len(p.events) > 0 && p.events[0].at <= until {
+		e := heap.Pop(&p.events).(event)
+		p.now = e.at
+		e.do()
+	}
+	p.now = max(p.now, until)
+}
+
+// borrower is one, who reports as clients do.
+type borrower struct {
+	p        *play
+	id       uint64
+	book     *Book[string, int]
+	reported int64         // when last
+	turn     int           // of what is due
+	waiting  []func() bool // callers who wait for an answer; each reports whether it goes on
+	queue    []func(admitted bool)
+	asking   bool
+}
+
+func (p *play) borrower() *borrower {
+	b := &borrower{p: p, id: uint64(len(p.borrowers) + 1)}
+	b.book = New[string, int](func() { b.due(0) })
+	p.borrowers = append(p.borrowers, b)
+	return b
+}
+
+// due has a borrower report after a time.
+func (b *borrower) due(after time.Duration) {
+	b.turn++
+	turn := b.turn
+	b.p.after(max(after, time.Duration(b.reported-b.p.now)+time.Millisecond), func() {
+		if b.turn == turn {
+			b.report()
+		}
+	})
+}
+
+func (b *borrower) report() {
+	p := b.p
+	reports, next := b.book.Report(p.now)
+	b.reported = p.now
+	if next > 0 {
+		b.due(next)
+	}
+	if len(reports) == 0 {
+		return
+	}
+	p.reports++
+	p.loans += len(reports)
+	sent := p.now
+	p.after(p.way, func() {
+		wait := p.way
+		var answers []Answer[int]
+		for _, r := range reports {
+			if p.round != nil {
+				r.Want = 0
+			}
+			a := p.owner.lend(p.now, b.id, r)
+			if a.Term > 0 {
+				wait = p.way + p.copied
+			}
+			if loan, ok := p.owner.u.Get(algo.LoanID{Borrower: b.id, Number: r.Number}); !ok || loan.Ended || loan.Left() == 0 {
+				p.home(algo.LoanID{Borrower: b.id, Number: r.Number})
+			}
+			a.From = 1
+			answers = append(answers, a)
+		}
+		p.after(wait, func() {
+			b.book.Answered(sent, p.now, answers)
+			b.goOn()
+		})
+	})
+}
+
+// goOn has those go on who need not wait any more.
+func (b *borrower) goOn() {
+	waiting := b.waiting
+	b.waiting = nil
+	for _, w := range waiting {
+		if !w() {
+			b.waiting = append(b.waiting, w)
+		}
+	}
+}
+
+// ask asks for n units, and then calls next.
+func (b *borrower) ask(n int64, next func(admitted bool)) {
+	p := b.p
+	if _, _, ok := b.book.Take("k", n, func() int64 { return p.now }); ok {
+		p.admitted += int(n)
+		next(true)
+		return
+	}
+	coming := b.book.Pending("k", n, p.now)
+	if coming == nil {
+		b.askOwner(n, next)
+		return
+	}
+	p.waited++
+	gone := false
+	b.waiting = append(b.waiting, func() bool {
+		if gone {
+			return true
+		}
+		select {
+		case <-coming:
+			gone = true
+			b.ask(n, next)
+		default:
+		}
+		return gone
+	})
+	p.after(Patience, func() {
+		if !gone {
+			gone = true
+			b.askOwner(n, next)
+		}
+	})
+}
+
+// askOwner sends a check, together with what else has gathered while the last message was under way.
+func (b *borrower) askOwner(n int64, next func(admitted bool)) {
+	b.p.asked += int(n)
+	b.queue = append(b.queue, func(admitted bool) {
+		if admitted {
+			b.p.admitted += int(n)
+			b.book.Missed("k", n, b.p.now, nil)
+		}
+		next(admitted)
+	})
+	if !b.asking {
+		b.send()
+	}
+}
+
+func (b *borrower) send() {
+	p := b.p
+	if b.asking = len(b.queue) > 0; !b.asking {
+		return
+	}
+	p.checks++
+	queue := b.queue
+	b.queue = nil
+	left := len(queue)
+	p.after(p.way, func() {
+		for _, answer := range queue {
+			p.decide(func(admitted bool) {
+				p.after(p.way, func() {
+					answer(admitted)
+					if left--; left == 0 {
+						b.send()
+					}
+				})
+			})
+		}
+	})
+}
+
+// decide decides for one unit, after what is on loan has been called back if need be.
+func (p *play) decide(answer func(admitted bool)) {
+	o := p.owner
+	if o.check(p.now, 1) {
+		answer(true)
+		return
+	}
+	at := algo.Instant{Mono: p.now, Wall: p.now}
+	if o.u.Held() == 0 || o.ls.Room(o.a, o.s, at) < 1 {
+		answer(false)
+		return
+	}
+	again := func() { p.decide(answer) }
+	if p.round != nil {
+		p.round = append(p.round, again)
+		return
+	}
+	o.u.Recall()
+	p.round, p.out = []func(){again}, make(map[algo.LoanID]bool)
+	for _, l := range o.u.Most() {
+		p.recalls++
+		p.out[l.ID] = true
+		p.after(p.way, func() {
+			b := p.borrowers[l.ID.Borrower-1]
+			b.book.Recalled(l.ID.Number, l.Granted, p.now)
+			b.goOn()
+		})
+	}
+}
+
+// home notes that nothing of a loan is held any more.
+func (p *play) home(id algo.LoanID) {
+	if p.round == nil || !p.out[id] {
+		return
+	}
+	if delete(p.out, id); len(p.out) == 0 {
+		round := p.round
+		p.round = nil
+		for _, again := range round {
+			again()
+		}
+	}
+}
+
+// TestFill has ten borrowers use up a limit of a million, each with eight callers who ask for as much as they get: exactly that, in no more messages
+// than that takes.
+func TestFill(t *testing.T) {
+	const limit, callers, borrowers, most = 1_000_000, 8, 10, 350
+	for _, c := range []struct{ way, each time.Duration }{
+		{50 * time.Microsecond, 20 * time.Microsecond}, {3 * time.Millisecond, time.Microsecond},
+	} {
+		p := newPlay(t, algo.Limit{Algorithm: algo.FixedWindow, Limit: limit, Window: 24 * time.Hour})
+		p.way = c.way
+		began := p.now
+		calling := 0
+		for range borrowers {
+			b := p.borrower()
+			for range callers {
+				calling++
+				var ask func(bool)
+				ask = func(admitted bool) {
+					if !admitted {
+						calling--
+						return
+					}
+					p.after(c.each, func() { b.ask(1, ask) })
+				}
+				ask(true)
+			}
+		}
+		for calling > 0 && p.now < began+int64(time.Hour) {
+			p.run(p.now + int64(10*time.Millisecond))
+		}
+		t.Logf("way %v, %v apart: %d admitted in %v; %d messages with checks, %d with reports; %d asked, %d recalled",
+			c.way, c.each, p.admitted, time.Duration(p.now-began), p.checks, p.reports, p.asked, p.recalls)
+		if p.admitted != limit {
+			t.Errorf("%d were admitted, of %d", p.admitted, limit)
+		}
+		if n := p.checks + p.reports; n > most {
+			t.Errorf("way %v, %v apart: %d messages, at most %d will do", c.way, c.each, n, most)
+		}
+	}
+}
+
+// TestSteady has a borrower ask for a key at a steady rate: all is admitted from loans, though the owner waits before it answers, and reported a
+// few times in each term.
+func TestSteady(t *testing.T) {
+	const span = 10
+	for _, rate := range []int64{200, 2000, 50_000} {
+		p := newPlay(t, algo.Limit{Algorithm: algo.TokenBucket, Limit: 1_000_000_000, Window: time.Minute})
+		p.way, p.copied = 300*time.Microsecond, 20*time.Millisecond
+		b := p.borrower()
+		var ask func()
+		ask = func() {
+			p.after(time.Second/time.Duration(rate), ask)
+			b.ask(1, func(admitted bool) {
+				if !admitted {
+					t.Error("refused")
+				}
+			})
+		}
+		ask()
+		p.run(p.now + int64(2*time.Second))
+		p.admitted, p.asked, p.loans, p.waited = 0, 0, 0, 0
+		p.run(p.now + span*int64(time.Second))
+		if p.asked > 0 || p.waited > 0 || p.loans > span*(perTerm+1) || p.admitted < span*int(rate)-1 {
+			t.Errorf("%d a second: %d admitted, %d asked, %d waited, %d reports", rate, p.admitted, p.asked, p.waited, p.loans)
+		}
+	}
+}
