@@ -382,8 +382,8 @@ func (ls Limits) believable(a *Arena, s State, now Instant, u *Loans) int64 {
 // that is the end. Loans that are due must have been ended before, and what the borrower has to report been taken in. Limits
 // that are not Lendable must not be lent.
 //
-// What all borrowers have together is at most three quarters of what is not in use; what one of them has, its even part of half of that and
-// an eighth of the smallest limit, or LeastLoan where that is more.
+// What one borrower has is at most its even part of half of what is not in use, and an eighth of the smallest limit, or LeastLoan where that is
+// more; and what is lent at a time, half of what is then free.
 func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want int64) Loan {
 	i := u.find(id)
 	if i < 0 && (want <= 0 || len(u.list) >= MaxLoans) {
@@ -417,9 +417,11 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 	if want < LeastLoan && have == 0 || u.near || term < leastTerm {
 		want = 0
 	}
-	// Beyond the sum of the parts there is some room, for who has used up its own while what others have has become more than theirs, because room
-	// has shrunk.
-	grant := max(min(want-have, room/4*3-u.held), 0)
+	// What others have may have become more than their parts, because room has shrunk: who has used up its own is lent of the rest.
+	grant := max(min(want-have, (room-u.held)/2), 0)
+	if have == 0 && grant < LeastLoan {
+		grant = 0
+	}
 	switch {
 	case i < 0 && grant == 0:
 		return Loan{ID: id}
