@@ -267,7 +267,7 @@ func (p *play) home(id algo.LoanID) {
 // TestFill has ten borrowers use up a limit of a million, each with eight callers who ask for as much as they get: exactly that, in no more messages
 // than that takes.
 func TestFill(t *testing.T) {
-	const limit, callers, borrowers, most = 1_000_000, 8, 10, 450
+	const limit, callers, borrowers, most = 1_000_000, 8, 10, 500
 	for _, c := range []struct{ way, each time.Duration }{
 		{50 * time.Microsecond, 20 * time.Microsecond}, {3 * time.Millisecond, time.Microsecond},
 	} {
