@@ -321,7 +321,9 @@ func (r *callRun) obedient(i int) func(rng *rand.Rand) {
 			clear(due) // it may be charged, later even
 		case d.Allowed:
 			if told && at <= asked {
+				r.recording.Lock()
 				r.counts.obeyed++
+				r.recording.Unlock()
 			}
 			clear(due)
 		default:
