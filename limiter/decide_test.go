@@ -21,7 +21,7 @@ const hundred = `policies:
   - {name: sliding_log, algorithm: sliding_log, limit: 100, window: 1m, lend: false}
   - {name: token_bucket, algorithm: token_bucket, limit: 100, window: 1d, lend: false}
   - {name: leaky_bucket, algorithm: leaky_bucket, limit: 100, window: 1d}
-  - {name: several, limits: [100/1m, 1000/1h], algorithm: sliding_log}
+  - {name: several, limits: [100/1m, 1000/1h], algorithm: sliding_log, lend: false}
   - {name: concurrency, algorithm: concurrency, limit: 100, ttl: 30s}
 `
 
