@@ -38,7 +38,7 @@ type OverrideMember struct {
 	Name    string
 	Has     bool   // it is in force there
 	Durable bool   // it is in the file of the member's data directory
-	Error   string // why it is not known whether the member has it, or why it is not durable; empty otherwise
+	Error   string // why the member has not taken it, or may not have it, or why it is not durable; empty otherwise
 }
 
 // SetOverride gives a key, or the keys with a prefix, other limits than their policy has, on all nodes of the cluster, in place of what was

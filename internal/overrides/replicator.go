@@ -289,7 +289,7 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 			if err != nil {
 				out.Error = status.Convert(err).Message()
 			} else {
-				out.Has, out.Durable, out.Error = answer.Error == "" || answer.Durable, answer.Durable, answer.Error
+				out.Has, out.Durable, out.Error = answer.Error == "", answer.Durable && answer.Error == "", cmp.Or(answer.Error, answer.WriteError)
 			}
 			r.found(m, answer.GetDigest(), err)
 			return nil // each by itself
@@ -308,8 +308,11 @@ func (r *Replicator) Push(_ context.Context, req *peerv1.PushOverridesRequest) (
 	r.refused("", err)
 	st, digest := r.cfg.Book.Stats(), r.cfg.Book.Digest()
 	out := &peerv1.PushOverridesResponse{Digest: digest[:], Durable: st.Durable}
-	if err = cmp.Or(err, st.WriteError); err != nil {
+	if err != nil {
 		out.Error = err.Error()
+	}
+	if st.WriteError != nil {
+		out.WriteError = st.WriteError.Error()
 	}
 	return out, nil
 }

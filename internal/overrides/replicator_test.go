@@ -154,6 +154,23 @@ func TestReplicator(t *testing.T) {
 	})
 }
 
+// TestSpreadToFull: a member that has no room for an override is not said to have it.
+func TestSpreadToFull(t *testing.T) {
+	c := newFakeCluster(t, 2)
+	var many []Entry
+	for i := range 2 * MaxOverrides {
+		many = append(many, Entry{ID: ID{Policy: "login", Key: fmt.Sprint("k", i)}, Version: Version{7, "n9"}, Settings: `{"limit":1}`, At: epoch})
+	}
+	if n, err := c.book(1).Merge(many); n != len(many) || err != nil {
+		t.Fatal(n, err)
+	}
+	e := set(t, c.book(0), "n0", "alice", `{"limit":1}`)
+	all := c.all[c.members[0]].spread(t.Context(), &e)
+	if !all[0].Has || all[1].Has || all[1].Durable || !strings.Contains(all[1].Error, "full") {
+		t.Errorf("%+v", all)
+	}
+}
+
 // hostile answers with what it likes.
 type hostile struct {
 	pull func(*peerv1.PullOverridesRequest) *peerv1.PullOverridesResponse

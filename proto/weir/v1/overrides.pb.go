@@ -427,7 +427,7 @@ type OverrideMember struct {
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Has           bool                   `protobuf:"varint,2,opt,name=has,proto3" json:"has,omitempty"`         // it is in force there
 	Durable       bool                   `protobuf:"varint,3,opt,name=durable,proto3" json:"durable,omitempty"` // it is in the file of the member's data directory
-	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`      // why it is not known whether the member has it, or why it is not durable
+	Error         string                 `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`      // why the member has not taken it, or may not have it, or why it is not durable
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

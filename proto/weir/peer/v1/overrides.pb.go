@@ -170,9 +170,10 @@ func (x *PushOverridesRequest) GetEntries() []*OverrideEntry {
 
 type PushOverridesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`    // of the receiver's entries now
-	Durable       bool                   `protobuf:"varint,2,opt,name=durable,proto3" json:"durable,omitempty"` // all of them are in the receiver's file
-	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`      // why entries were not taken, or are not durable
+	Digest        []byte                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`                           // of the receiver's entries now
+	Durable       bool                   `protobuf:"varint,2,opt,name=durable,proto3" json:"durable,omitempty"`                        // all of them are in the receiver's file
+	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`                             // why entries were not taken
+	WriteError    string                 `protobuf:"bytes,4,opt,name=write_error,json=writeError,proto3" json:"write_error,omitempty"` // why entries that were taken are not durable
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -224,6 +225,13 @@ func (x *PushOverridesResponse) GetDurable() bool {
 func (x *PushOverridesResponse) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *PushOverridesResponse) GetWriteError() string {
+	if x != nil {
+		return x.WriteError
 	}
 	return ""
 }
@@ -356,11 +364,13 @@ const file_weir_peer_v1_overrides_proto_rawDesc = "" +
 	"\n" +
 	"at_unix_ms\x18\b \x01(\x03R\batUnixMs\"M\n" +
 	"\x14PushOverridesRequest\x125\n" +
-	"\aentries\x18\x01 \x03(\v2\x1b.weir.peer.v1.OverrideEntryR\aentries\"_\n" +
+	"\aentries\x18\x01 \x03(\v2\x1b.weir.peer.v1.OverrideEntryR\aentries\"\x80\x01\n" +
 	"\x15PushOverridesResponse\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\fR\x06digest\x12\x18\n" +
 	"\adurable\x18\x02 \x01(\bR\adurable\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"a\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x1f\n" +
+	"\vwrite_error\x18\x04 \x01(\tR\n" +
+	"writeError\"a\n" +
 	"\x14PullOverridesRequest\x12\x16\n" +
 	"\x06digest\x18\x01 \x01(\fR\x06digest\x121\n" +
 	"\x05after\x18\x02 \x01(\v2\x1b.weir.peer.v1.OverrideEntryR\x05after\"z\n" +
