@@ -114,7 +114,7 @@ type Security struct {
 	ClusterSecretFile string
 	// Insecure opens ports beyond loopback without what keeps strangers out.
 	Insecure bool
-	// AuditLog is the file that refunds, resets, changes of gossip keys and denied calls are written to, as lines of JSON.
+	// AuditLog is the file that refunds, resets, changes of overrides and of gossip keys, and denied calls are written to, as lines of JSON.
 	AuditLog string
 }
 

@@ -242,7 +242,7 @@ func registerSecurity(fs *pflag.FlagSet, s *node.Security) {
 	fs.StringVar(&s.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
 	fs.StringVar(&s.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes")
 	fs.BoolVar(&s.Insecure, "insecure", false, "open ports beyond loopback without what keeps strangers out: mutual TLS between nodes, gossip keys, a secret of the cluster, and a proof of who calls")
-	fs.StringVar(&s.AuditLog, "audit-log", "", "file for the audit log, or stderr: refunds, resets, changes of gossip keys and denied calls, with who and from where, as lines of JSON; empty: none")
+	fs.StringVar(&s.AuditLog, "audit-log", "", "file for the audit log, or stderr: refunds, resets, changes of overrides and of gossip keys, and denied calls, with who and from where, as lines of JSON; empty: none")
 	fs.StringVar(&s.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: keys the hash of keys, so that outsiders cannot aim keys at one partition")
 }
 

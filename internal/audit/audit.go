@@ -1,4 +1,4 @@
-// Package audit writes an audit log: one line of JSON for each refund, reset, change of a gossip key and denied call, to a file of
+// Package audit writes an audit log: one line of JSON for each refund, reset, change of an override or of a gossip key, and denied call, to a file of
 // its own or to standard error.
 //
 // Denied calls are bounded in their rate, because strangers can make them; a line says how many were left out. The others are all
