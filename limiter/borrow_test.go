@@ -249,7 +249,7 @@ func TestLoanedPartitionMoves(t *testing.T) {
 				}
 				// What a planned move does: the state, its loans in it, and then the route.
 				part := ring.Partition(ring.Hash(testKey, "p", key))
-				move(t, c.nodes[0], c.nodes[to], part)
+				move(t, c.nodes[0].Limiter, c.nodes[to].Limiter, part)
 				for _, n := range c.nodes {
 					c.see(n, func(p int) ownership.Route {
 						if p == part {
@@ -313,13 +313,13 @@ func TestLoansOverMoves(t *testing.T) {
 		spend("the ring's owner does not hold it yet", 3*time.Second)
 		see(2, 2, -1)
 		spend("the last instants of the move", 30*time.Millisecond)
-		move(t, c.nodes[0], c.nodes[2], part)
+		move(t, c.nodes[0].Limiter, c.nodes[2].Limiter, part)
 		see(2, 2, 2)
 		spend("moved", 2*time.Second)
 		// n2 leaves, and all but itself see n0 hold what it still has.
 		see(2, 0, 2)
 		spend("the leaving node still holds it", 3*time.Second)
-		move(t, c.nodes[2], c.nodes[0], part)
+		move(t, c.nodes[2].Limiter, c.nodes[0].Limiter, part)
 		see(0, -1, 0)
 		spend("who borrows knows of nobody", 30*time.Millisecond)
 		see(0, 0, 0)
@@ -360,7 +360,7 @@ func TestReportsAreNotHandedOn(t *testing.T) {
 }
 
 // move moves a partition's states, as a planned move does.
-func move(t *testing.T, from, to *testNode, part int) {
+func move(t *testing.T, from, to *Limiter, part int) {
 	t.Helper()
 	from.store.Shut(part)
 	from.store.Attach(part, ownership.Target, true)

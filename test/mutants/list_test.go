@@ -712,14 +712,14 @@ var mutants = []mutant{
 		"loan: reports go to who held the key first", "limiter/borrow.go",
 		[]edit{
 			{"	exchanges map[ownership.Node]int // that are in flight\n", "	exchanges map[ownership.Node]int\n	first     map[int]ownership.Node\n"},
-			{"			by[route.Node] = append(by[route.Node], op)\n", `			if b.first == nil {
+			{"			by[to.node] = append(by[to.node], report{op, to})\n", `			if b.first == nil {
 				b.first = make(map[int]ownership.Node)
 			}
 			if _, ok := b.first[op.partition]; !ok {
-				b.first[op.partition] = route.Node
+				b.first[op.partition] = to.node
 			}
-			to := b.first[op.partition]
-			by[to] = append(by[to], op)
+			first := b.first[op.partition]
+			by[first] = append(by[first], report{op, to})
 `},
 		},
 		"./limiter -run TestLoanedPartitionMoves", "are on loan",
@@ -768,5 +768,20 @@ var mutants = []mutant{
 		"algo: a rate that is lent is not charged", "algo/quota.go",
 		[]edit{{"		n += came\n", "		n += 0 * came\n"}},
 		"./algo -run TestQuotaRate", "more than",
+	},
+	{
+		"envoyquota: a policy that is not lent any more is divided further", "limiter/quota.go",
+		[]edit{{"	} else if e != nil && e.Divisible() != nil {", "	} else if false {"}},
+		"./gateway/envoyquota -run TestReload$", "were admitted",
+	},
+	{
+		"loan: less is granted in part than there is", "store/decide.go",
+		[]edit{{"		if call.Whole && call.Partial && request.Held > 0 {", "		if false {"}},
+		"./limiter -run TestPartialRecalls", "on loan:",
+	},
+	{
+		"loan: what is put back was reported spent", "internal/borrow/all.go",
+		[]edit{{"	b.mu.Lock() // reports are made under it\n	defer b.mu.Unlock()\n", ""}},
+		"./internal/borrow -run TestTakeAll$", "were spent",
 	},
 }
