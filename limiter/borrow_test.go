@@ -174,11 +174,11 @@ func TestPartialRecalls(t *testing.T) {
 		}
 		all := limit.Check{Target: limit.Target{Policy: "small", Key: key}, Cost: 5000, Partial: true}
 		part := all
-		part.Cost = 1000 - used - held // no more than is free
+		part.Cost = 1000 - used - held - 10 // less than is free
 		if d := c.nodes[0].check(t, part); d.Granted != part.Cost || c.held(c.nodes[0], "small", key) != held {
 			t.Errorf("of what is free: %+v", d)
 		}
-		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != held || d.Remaining != 0 {
+		if d := c.nodes[2].check(t, all); !d.Allowed || d.Granted != held+10 || d.Remaining != 0 {
 			t.Errorf("%d of %d were used and %d on loan: %+v", used+part.Cost, 1000, held, d)
 		}
 		if d := c.nodes[1].check(t, all); d.Allowed || d.Granted != 0 {
