@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -22,6 +23,7 @@ import (
 type fakeCluster struct {
 	members []ownership.Node
 	all     map[ownership.Node]*Replicator
+	mu      sync.Mutex
 	cut     map[ownership.Node]bool // reaches nobody, and nobody reaches it
 	calls   atomic.Int64
 }
@@ -36,6 +38,8 @@ type from struct {
 
 func (f from) to(m ownership.Node) (*Replicator, error) {
 	f.calls.Add(1)
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	if f.cut[f.self] || f.cut[m] {
 		return nil, errCut
 	}
@@ -70,6 +74,12 @@ func newFakeCluster(t *testing.T, size int) *fakeCluster {
 		})
 	}
 	return c
+}
+
+func (c *fakeCluster) setCut(m ownership.Node, cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut[m] = cut
 }
 
 func (c *fakeCluster) book(i int) *Book { return c.all[c.members[i]].cfg.Book }
@@ -121,7 +131,7 @@ func TestReplicator(t *testing.T) {
 		}
 
 		last := c.members[2]
-		c.cut[last] = true
+		c.setCut(last, true)
 		var many []Entry // more than a page has
 		for i := range 5000 {
 			key := fmt.Sprint("k", i) + strings.Repeat("x", 500)
@@ -143,7 +153,7 @@ func TestReplicator(t *testing.T) {
 		if c.book(0).Digest() != c.book(1).Digest() || c.equal() || first.Unequal(false) != 1 {
 			t.Error("those that reach each other differ, or all are equal")
 		}
-		delete(c.cut, last)
+		c.setCut(last, false)
 		time.Sleep(maxDelay + time.Second)
 		if !c.equal() || first.Unequal(false) != 0 {
 			t.Errorf("%d, %d and %d entries", len(contentOf(c.book(0))), len(contentOf(c.book(1))), len(contentOf(c.book(2))))
