@@ -192,6 +192,9 @@ func (l *loans) report(ctx context.Context, sent int64, reports []borrow.Report[
 		if m == nil || l.links[m] != nil && l.links[m].over.Load() {
 			m = l.owner(&t)
 		}
+		if m == nil && r.Totals.Granted > 0 {
+			m = l.forwarder()
+		}
 		if m == nil {
 			nobody = append(nobody, borrow.Answer[*member]{Number: r.Number, Unheard: true})
 			continue
@@ -232,6 +235,18 @@ func (l *loans) owner(t *target) *member {
 		return nil
 	}
 	return l.nodes.list[0]
+}
+
+// forwarder is a node to tell what its holder should know when there is no way to that: it passes reports on.
+func (l *loans) forwarder() *member {
+	l.nodes.mu.Lock()
+	defer l.nodes.mu.Unlock()
+	for _, m := range l.nodes.list {
+		if link := l.links[m]; m.well() != nil && (link == nil || !link.over.Load()) {
+			return m
+		}
+	}
+	return nil
 }
 
 // home returns all loans, as far as that takes no longer than goingHome.
@@ -329,8 +344,10 @@ func (l *loanLink) read(stream weirv1.Limiter_BorrowClient) error {
 		for i, a := range out.GetLoans() {
 			lent := wire.Lent(a)
 			answers[i] = borrow.AnswerOf(a.GetNumber(), l.to, &lent)
-			if lent.Unheard {
-				answers[i].Holder = l.of.nodes.owners.Load().named(lent.Holder)
+			if holder := l.of.nodes.owners.Load().named(lent.Holder); lent.Unheard {
+				answers[i].Holder = holder
+			} else if lent.Holder != "" {
+				answers[i].From = holder // which has taken it in; nil: whoever is the owner is told next
 			}
 		}
 		book.Answered(out.GetSent(), now, answers)

@@ -34,7 +34,7 @@ type Lent struct {
 	// WarnAt is how many units of Limit are in use when a decision is to be NearLimit, of whichever limit; 0: none is.
 	WarnAt  int64
 	Unheard bool   // this node does not decide for the key, and took in nothing
-	Holder  string // with Unheard: the name of the node that does, or is about to; empty where that is not known
+	Holder  string // where another node decides for the key, or is about to: its name; empty where that is not known
 }
 
 // Recall asks a borrower for what it has left of a loan.

@@ -28,9 +28,12 @@ type LoanCall struct {
 	// Report is what a borrower says: of OpBorrow what it asks with, but for the Target, which is the operation's; of OpRecall what comes of
 	// it. Whoever carries operations sets who the borrower is.
 	Report limit.Borrow
-	Recall limit.Recall // OpRecall
-	Known  bool         // what comes of OpRecall: there is such a loan
-	Lent   limit.Lent   // what comes of OpBorrow
+	// Forwarded says of OpBorrow that a client borrows, and has told a node that does not hold the key. Nothing is granted then: a holder
+	// lends to whom it can ask to return it.
+	Forwarded bool
+	Recall    limit.Recall // OpRecall
+	Known     bool         // what comes of OpRecall: there is such a loan
+	Lent      limit.Lent   // what comes of OpBorrow
 
 	copied unconfirmed // with a ticket in the Outcome
 }
@@ -346,6 +349,9 @@ func (l *Limiter) carryLoan(op *Op, now *moment) {
 		return
 	}
 	op.Loan.Report.Target = op.Target
+	if op.Loan.Forwarded {
+		op.Loan.Report.Want = 0
+	}
 	a, copied := l.lend(&op.subject, &op.Loan.Report, now)
 	if a.Unheard {
 		op.Outcome.NotHolder = l.cfg.Ownership.Route(op.partition) // its borrower asks again

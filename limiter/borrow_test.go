@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/ring"
@@ -338,6 +339,57 @@ func TestLoansOverMoves(t *testing.T) {
 		}
 		if s := c.stats("p"); s.Borrowed < uint64(used)*9/10 {
 			t.Errorf("%+v of %d", s, used)
+		}
+	})
+}
+
+// TestReportsAreForwarded: a client that has no way to who holds its key tells another node. The holder takes that in, lends nothing more, and
+// learns what comes back in the same way.
+func TestReportsAreForwarded(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		key := c.owned("p", 0, 0)
+		lend := func(n int, b limit.Borrow) limit.Lent {
+			t.Helper()
+			b.Target, b.ID = limit.Target{Policy: "p", Key: key}, algo.LoanID{Borrower: 77, Number: 1}
+			out := make([]limit.Lent, 1)
+			wait, err := c.nodes[n].Lend(t.Context(), []limit.Borrow{b}, out)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if wait != nil {
+				wait()
+			}
+			return out[0]
+		}
+		if a := lend(1, limit.Borrow{Want: 16}); !a.Unheard || a.Holder != "n0" {
+			t.Errorf("borrowed where nothing is held: %+v", a)
+		}
+		if a := lend(0, limit.Borrow{Want: 16}); a.Granted != 16 || a.Term == 0 {
+			t.Fatalf("borrowed from the holder: %+v", a)
+		}
+		if a := lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5}, Want: 16}); a.Unheard || a.Ended || a.Granted != 16 || a.Spent != 5 || a.Term != 0 || a.Holder != "n0" {
+			t.Errorf("told another node: %+v", a)
+		}
+		if n := c.held(c.nodes[0], "p", key); n != 11 {
+			t.Errorf("%d are on loan, want 11", n)
+		}
+		if a := lend(2, limit.Borrow{Totals: algo.Totals{Granted: 16, Spent: 5, Returned: 11}, Known: 5}); a.Unheard || a.Term != 0 {
+			t.Errorf("returned through another node: %+v", a)
+		}
+		if n := c.held(c.nodes[0], "p", key); n != 0 {
+			t.Errorf("%d are on loan", n)
+		}
+		c.pass(2 * time.Second)
+		if s := c.nodes[0].Loans(); s.Expired > 0 {
+			t.Errorf("%d units of loans that ended were charged", s.Expired)
+		}
+		if d := c.nodes[0].check(t, named("p", key, 0)); d.Remaining != 10000-5 {
+			t.Errorf("%+v, want 5 used", d)
+		}
+		// Nobody can be told: the client asks again.
+		c.see(c.nodes[1], func(int) ownership.Route { return ownership.Route{Standing: ownership.Unclaimed} })
+		if a := lend(1, limit.Borrow{Totals: algo.Totals{Granted: 16}}); !a.Unheard {
+			t.Errorf("nobody holds the key: %+v", a)
 		}
 	})
 }

@@ -183,7 +183,9 @@ func (n *testNode) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
 				Reservation: op.Reservation, Atomic: op.Atomic}
 			if op.Loan != nil {
 				loan := *op.Loan
-				loan.Report.ID.Borrower = n.cfg.Self.Boot
+				if !loan.Forwarded {
+					loan.Report.ID.Borrower = n.cfg.Self.Boot
+				}
 				there[i].Loan = &loan
 			}
 		}

@@ -68,10 +68,13 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 	}
 }
 
-// Lend implements limit.Lender. What other nodes decide for is not forwarded: its answer is Unheard, and names the holder.
+// Lend implements limit.Lender. What is reported of a loan of a key that another node holds is forwarded to it, once, with nothing granted:
+// the borrower may have no way to the holder, which clients are told of when it is ready, and its loan would end meanwhile with all that is
+// left of it. Where there is no loan yet, the answer is Unheard, and names the holder.
 func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
 	t, now := l.table.Load(), l.moment()
 	var copies []unconfirmed
+	var others []forwarded
 	for i := range in {
 		var s subject
 		if l.identify(t, &in[i].Target, &s) != nil {
@@ -83,17 +86,61 @@ func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 			copied.answer = &out[i]
 			copies = append(copies, copied)
 		}
+		if a.Unheard && a.Holder != "" && in[i].Totals.Granted > 0 {
+			others = append(others, l.forwardReport(&in[i], &out[i]))
+		}
 	}
-	if copies == nil {
+	if copies == nil && others == nil {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, lendMost)
 	return func() {
 		defer cancel()
+		l.tellHolders(ctx, others)
 		for i := range copies {
 			l.awaitLent(ctx, &copies[i])
 		}
 	}, nil
+}
+
+// forwarded is a report that another node is to take in.
+type forwarded struct {
+	op     *Op
+	answer *limit.Lent
+}
+
+func (l *Limiter) forwardReport(b *limit.Borrow, answer *limit.Lent) forwarded {
+	op := &Op{Kind: OpBorrow, Check: limit.Check{Target: b.Target}, Hops: MaxHops - 1, Loan: &LoanCall{Report: *b, Forwarded: true}}
+	op.Loan.Report.Want = 0
+	return forwarded{op, answer}
+}
+
+// tellHolders forwards reports to who holds their keys, those for one node together, and fills in what is answered.
+func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
+	by := make(map[ownership.Node][]*Op)
+	for _, r := range reports {
+		if r.op.Outcome.Err = l.prepare(r.op); r.op.Outcome.Err != nil {
+			continue
+		}
+		route := l.cfg.Ownership.Route(r.op.partition)
+		if route.Standing == ownership.Owned || route.Node.Name == "" || route.Node == l.cfg.Self {
+			r.op.Outcome.NotHolder = &ownership.Route{} // it has come here, or is in motion
+			continue
+		}
+		by[route.Node] = append(by[route.Node], r.op)
+	}
+	var asked sync.WaitGroup
+	for node, ops := range by {
+		asked.Go(func() { l.cfg.Peers.Forward(ctx, node, ops) })
+	}
+	asked.Wait()
+	for _, r := range reports {
+		if out := &r.op.Outcome; out.Err == nil && out.NotHolder == nil && !out.Unreachable {
+			holder := r.answer.Holder
+			*r.answer = r.op.Loan.Lent
+			r.answer.Holder = holder
+		}
+	}
 }
 
 // unconfirmed is a loan, or a longer term of one, that a copy must know of before its borrower does.

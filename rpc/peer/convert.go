@@ -30,6 +30,9 @@ func protoItem(op *limiter.Op, left time.Duration) *peerv1.Item {
 	case limiter.OpBorrow:
 		item.Loan = wire.ProtoBorrow(&op.Loan.Report)
 		item.Loan.Target = nil // it is the operation's
+		if op.Loan.Forwarded {
+			item.Borrower = op.Loan.Report.ID.Borrower
+		}
 	case limiter.OpRecall:
 		item.Recall = &weirv1.LoanRecall{Number: op.Loan.Recall.Number, Granted: op.Loan.Recall.Granted}
 	case limiter.OpQuota:
@@ -63,8 +66,9 @@ func operation(op *limiter.Op, item *peerv1.Item) {
 	switch op.Kind {
 	case limiter.OpBorrow:
 		op.Loan = new(limiter.LoanCall)
-		op.Loan.Report, _ = wire.Borrow(0, item.Loan) // which has no target
-		op.Loan.Report.Counted = true
+		op.Loan.Report, _ = wire.Borrow(item.Borrower, item.Loan) // which has no target
+		op.Loan.Forwarded = item.Borrower != 0
+		op.Loan.Report.Counted = !op.Loan.Forwarded
 	case limiter.OpRecall:
 		op.Loan = &limiter.LoanCall{Recall: limit.Recall{Number: item.Recall.GetNumber(), Granted: item.Recall.GetGranted()}}
 	case limiter.OpQuota:

@@ -10,7 +10,8 @@ import (
 	"github.com/weirlimit/weir/limiter"
 )
 
-// Reports and recalls of loans cross, and so does what comes of them; the borrower is who sends, whoever it says it is.
+// Reports and recalls of loans cross, and so does what comes of them; the borrower is who sends, whoever it says it is, unless it forwards
+// what a client has reported.
 func TestLoansCross(t *testing.T) {
 	noLeaks(t)
 	target := limit.Target{Policy: "p", Key: "k"}
@@ -33,10 +34,13 @@ func TestLoansCross(t *testing.T) {
 		return nil
 	}))
 	p := newPeers(t, addr)
+	ofClient := report
+	ofClient.ID.Borrower = 77
 	ops := []*limiter.Op{
 		{Kind: limiter.OpBorrow, Check: limit.Check{Target: target}, Hops: 2, Loan: &limiter.LoanCall{Report: report}},
 		{Kind: limiter.OpRecall, Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 3, Granted: 20}}},
 		{Kind: limiter.OpRecall, Loan: &limiter.LoanCall{Recall: limit.Recall{Number: 4, Granted: 20}}},
+		{Kind: limiter.OpBorrow, Check: limit.Check{Target: target}, Hops: 2, Loan: &limiter.LoanCall{Report: ofClient, Forwarded: true}},
 	}
 	p.Forward(t.Context(), bob, ops)
 	for _, op := range ops {
@@ -48,6 +52,11 @@ func TestLoansCross(t *testing.T) {
 	want.ID.Borrower, want.Counted = alice.Boot, true
 	if got[0].Report != want || gotTarget != target {
 		t.Errorf("%+v arrives, want %+v", got[0].Report, want)
+	}
+	want = ofClient
+	want.Counted = false
+	if got[3].Report != want || !got[3].Forwarded {
+		t.Errorf("%+v arrives of a client's, want %+v", got[3], want)
 	}
 	if got[1].Recall != ops[1].Loan.Recall || got[1].Report.ID.Borrower != alice.Boot {
 		t.Errorf("%+v", got[1])

@@ -247,8 +247,8 @@ func (w *work) read(b *peerv1.Batch, from uint64, names *numberedTargets) error 
 	}
 	for i := range w.ops {
 		op := &w.ops[i]
-		if op.Loan != nil {
-			op.Loan.Report.ID.Borrower = from // nobody borrows in another's name
+		if op.Loan != nil && !op.Loan.Forwarded {
+			op.Loan.Report.ID.Borrower = from // no node borrows in another's name
 		}
 		if op.Outcome.Err == nil {
 			w.good = append(w.good, op)

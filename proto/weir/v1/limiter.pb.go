@@ -1760,7 +1760,7 @@ type LoanAnswer struct {
 	Unheard       bool           `protobuf:"varint,11,opt,name=unheard,proto3" json:"unheard,omitempty"`             // this node does not decide for the key: it took in nothing of the report
 	WarnAt        int64          `protobuf:"varint,12,opt,name=warn_at,json=warnAt,proto3" json:"warn_at,omitempty"` // units of limit in use from which on a decision is near it, or another one of the policy; 0: none is
 	Limits        []*LimitStatus `protobuf:"bytes,13,rep,name=limits,proto3" json:"limits,omitempty"`                // of a policy that has several; retry_after_ns is 0
-	Holder        string         `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`                // when unheard: the name of the member that decides for the key, or is about to; empty where that is not known
+	Holder        string         `protobuf:"bytes,14,opt,name=holder,proto3" json:"holder,omitempty"`                // where another member decides for the key, or is about to: its name; empty where that is not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

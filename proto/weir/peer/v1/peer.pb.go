@@ -40,7 +40,7 @@ const (
 	Operation_OPERATION_RESERVE     Operation = 7
 	Operation_OPERATION_SETTLE      Operation = 8  // ends a reservation
 	Operation_OPERATION_EXTEND      Operation = 9  // adds to a reservation
-	Operation_OPERATION_BORROW      Operation = 10 // the sender of the stream is the borrower
+	Operation_OPERATION_BORROW      Operation = 10 // the sender of the stream is the borrower, unless the item says who else is
 	Operation_OPERATION_RECALL      Operation = 11 // asks a borrower for what it has left
 	Operation_OPERATION_QUOTA       Operation = 12 // reports and asks for a loan that is a Quota
 )
@@ -641,12 +641,13 @@ type Item struct {
 	// reservation is 16 bytes: the id of a reservation, which the node that was asked first has chosen, so that it can settle one whose
 	// answer it never got. Of reserve, none: a charge that nobody is going to settle.
 	Reservation   []byte         `protobuf:"bytes,14,opt,name=reservation,proto3" json:"reservation,omitempty"`
-	Atomic        bool           `protobuf:"varint,15,opt,name=atomic,proto3" json:"atomic,omitempty"`   // of reserve: part of an atomic check
-	Exact         bool           `protobuf:"varint,16,opt,name=exact,proto3" json:"exact,omitempty"`     // of settle: an error, where the cost is more than what was reserved
-	Bounded       bool           `protobuf:"varint,17,opt,name=bounded,proto3" json:"bounded,omitempty"` // of settle: an error, where it is more than that by more than the largest limit
-	Loan          *v1.LoanReport `protobuf:"bytes,18,opt,name=loan,proto3" json:"loan,omitempty"`        // of borrow, without a target
-	Recall        *v1.LoanRecall `protobuf:"bytes,19,opt,name=recall,proto3" json:"recall,omitempty"`    // of recall
-	Quota         *Quota         `protobuf:"bytes,20,opt,name=quota,proto3" json:"quota,omitempty"`      // of quota
+	Atomic        bool           `protobuf:"varint,15,opt,name=atomic,proto3" json:"atomic,omitempty"`      // of reserve: part of an atomic check
+	Exact         bool           `protobuf:"varint,16,opt,name=exact,proto3" json:"exact,omitempty"`        // of settle: an error, where the cost is more than what was reserved
+	Bounded       bool           `protobuf:"varint,17,opt,name=bounded,proto3" json:"bounded,omitempty"`    // of settle: an error, where it is more than that by more than the largest limit
+	Loan          *v1.LoanReport `protobuf:"bytes,18,opt,name=loan,proto3" json:"loan,omitempty"`           // of borrow, without a target
+	Recall        *v1.LoanRecall `protobuf:"bytes,19,opt,name=recall,proto3" json:"recall,omitempty"`       // of recall
+	Quota         *Quota         `protobuf:"bytes,20,opt,name=quota,proto3" json:"quota,omitempty"`         // of quota
+	Borrower      uint64         `protobuf:"fixed64,21,opt,name=borrower,proto3" json:"borrower,omitempty"` // of borrow: whose loan it is, where the sender forwards what a client reports; 0: the sender's
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -819,6 +820,13 @@ func (x *Item) GetQuota() *Quota {
 		return x.Quota
 	}
 	return nil
+}
+
+func (x *Item) GetBorrower() uint64 {
+	if x != nil {
+		return x.Borrower
+	}
+	return 0
 }
 
 // Quota is what a borrower that works with Quotas reports of a loan, and asks for. Totals are cumulative.
@@ -2091,7 +2099,7 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\boutcomes\x18\x02 \x01(\fR\boutcomes\"*\n" +
 	"\x04Term\x12\x14\n" +
 	"\x05epoch\x18\x01 \x01(\x04R\x05epoch\x12\f\n" +
-	"\x01n\x18\x02 \x01(\x04R\x01n\"\xdf\x04\n" +
+	"\x01n\x18\x02 \x01(\x04R\x01n\"\xfb\x04\n" +
 	"\x04Item\x12\x12\n" +
 	"\x04hops\x18\x01 \x01(\rR\x04hops\x12\x1d\n" +
 	"\n" +
@@ -2115,7 +2123,8 @@ const file_weir_peer_v1_peer_proto_rawDesc = "" +
 	"\abounded\x18\x11 \x01(\bR\abounded\x12'\n" +
 	"\x04loan\x18\x12 \x01(\v2\x13.weir.v1.LoanReportR\x04loan\x12+\n" +
 	"\x06recall\x18\x13 \x01(\v2\x13.weir.v1.LoanRecallR\x06recall\x12)\n" +
-	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaR\x05quota\"\x91\x02\n" +
+	"\x05quota\x18\x14 \x01(\v2\x13.weir.peer.v1.QuotaR\x05quota\x12\x1a\n" +
+	"\bborrower\x18\x15 \x01(\x06R\bborrower\"\x91\x02\n" +
 	"\x05Quota\x12\x1a\n" +
 	"\bborrower\x18\x01 \x01(\x06R\bborrower\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x18\n" +

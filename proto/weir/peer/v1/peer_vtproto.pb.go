@@ -490,6 +490,14 @@ func (m *Item) MarshalToSizedBufferVT(dAtA []byte) (int, error) {
 		i -= len(m.unknownFields)
 		copy(dAtA[i:], m.unknownFields)
 	}
+	if m.Borrower != 0 {
+		i -= 8
+		binary.LittleEndian.PutUint64(dAtA[i:], uint64(m.Borrower))
+		i--
+		dAtA[i] = 0x1
+		i--
+		dAtA[i] = 0xa9
+	}
 	if m.Quota != nil {
 		size, err := m.Quota.MarshalToSizedBufferVT(dAtA[:i])
 		if err != nil {
@@ -2055,6 +2063,9 @@ func (m *Item) SizeVT() (n int) {
 	if m.Quota != nil {
 		l = m.Quota.SizeVT()
 		n += 2 + l + protohelpers.SizeOfVarint(uint64(l))
+	}
+	if m.Borrower != 0 {
+		n += 10
 	}
 	n += len(m.unknownFields)
 	return n
@@ -3928,6 +3939,16 @@ func (m *Item) UnmarshalVT(dAtA []byte) error {
 				return err
 			}
 			iNdEx = postIndex
+		case 21:
+			if wireType != 1 {
+				return fmt.Errorf("proto: wrong wireType = %d for field Borrower", wireType)
+			}
+			m.Borrower = 0
+			if (iNdEx + 8) > l {
+				return io.ErrUnexpectedEOF
+			}
+			m.Borrower = uint64(binary.LittleEndian.Uint64(dAtA[iNdEx:]))
+			iNdEx += 8
 		default:
 			iNdEx = preIndex
 			skippy, err := protohelpers.Skip(dAtA[iNdEx:])
