@@ -82,7 +82,7 @@ func TestNodeBorrows(t *testing.T) {
 		c.pass(30 * time.Millisecond)
 		checks, results := []limit.Check{named("p", key, 1)}, make([]limit.Result, 1)
 		if n := testing.AllocsPerRun(5, func() { _ = node.CheckTo(t.Context(), checks, nil, results) }) -
-			testing.AllocsPerRun(5, func() { node.Route(0) }); n != 0 {
+			testing.AllocsPerRun(5, func() { node.Route(0) }); n > 0 {
 			t.Errorf("%v allocations", n)
 		}
 		used += 6
