@@ -726,7 +726,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a node borrows in whatever name it says", "rpc/peer/server.go",
-		[]edit{{"			op.Loan.Report.ID.Borrower = from // nobody borrows in another's name\n", "			_ = from\n"}},
+		[]edit{{"			op.Loan.Report.ID.Borrower = from // no node borrows in another's name\n", "			_ = from\n"}},
 		"./rpc/peer -run TestLoansCross", "arrives, want",
 	},
 	{
