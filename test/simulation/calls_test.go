@@ -66,6 +66,7 @@ type operation struct {
 type span struct {
 	from, to int64
 	text     string
+	planned  bool // of a fault: partitions move, and all owners can be reached
 }
 
 // callRule is a policy.
@@ -176,7 +177,7 @@ func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit
 		r.mix(1)
 		what := fmt.Sprintf("%s/%s asked of %s", rule.name, key, n.self.Name)
 		if n.ctx.Err() == nil {
-			r.byError = append(r.byError, span{sent, came, what})
+			r.byError = append(r.byError, span{from: sent, to: came, text: what})
 			if d.FailedOpen != d.Allowed || d.FailedOpen && rule.onError == "closed" || d.FailedClosed && rule.onError == "open" {
 				r.wrong = append(r.wrong, fmt.Sprintf("%s: on_error %s answers %+v", what, rule.onError, *d))
 			}
@@ -394,10 +395,10 @@ func (r *callRun) returner(rng *rand.Rand) {
 
 // fault has something go wrong until it is mended.
 func (r *callRun) fault(rng *rand.Rand) {
-	begin := func() int {
+	begin := func(planned bool) int {
 		r.recording.Lock()
 		defer r.recording.Unlock()
-		r.faults = append(r.faults, span{from: r.now(), to: never})
+		r.faults = append(r.faults, span{from: r.now(), to: never, planned: planned})
 		return len(r.faults) - 1
 	}
 	end := func(i int) {
@@ -409,19 +410,16 @@ func (r *callRun) fault(rng *rand.Rand) {
 	names := []string{"a", "b", "c", "d"}
 	switch r.trouble {
 	case planned:
-		f := begin()
+		f := begin(true)
 		n := r.any(rng)
 		if err := n.leave(); err != nil {
 			r.fail("%s leaves: %v", n.self.Name, err)
 		}
 		time.Sleep(time.Duration(rng.Int64N(second)))
 		r.join(n.self.Name)
-		if !r.nodes.until(20*time.Second, r.quiet) {
-			r.fail("not settled after %s has joined", n.self.Name)
-		}
 		end(f)
 	case losing:
-		f := begin()
+		f := begin(false)
 		r.mu.Lock()
 		r.loss = 0.05 + rng.Float64()/2
 		r.mu.Unlock()
@@ -431,7 +429,7 @@ func (r *callRun) fault(rng *rand.Rand) {
 		r.mu.Unlock()
 		end(f)
 	case severing:
-		f := begin()
+		f := begin(false)
 		way := [2]string{names[rng.IntN(len(names))], names[rng.IntN(len(names))]}
 		r.mu.Lock()
 		r.cut[way] = true
@@ -448,7 +446,7 @@ func (r *callRun) fault(rng *rand.Rand) {
 		if !r.nodes.until(20*time.Second, r.quiet) {
 			r.fail("not settled before the crash")
 		}
-		f := begin()
+		f := begin(false)
 		n := r.any(rng)
 		r.recording.Lock()
 		r.history.Crashes = append(r.history.Crashes, checker.Crash{At: r.now(), Node: n.self.Name, Copied: true})
@@ -460,16 +458,22 @@ func (r *callRun) fault(rng *rand.Rand) {
 			r.fail("not settled after the crash")
 		}
 		end(f)
+		f = begin(true)
 		r.join(n.self.Name)
+		end(f)
 	}
 	time.Sleep(time.Duration(rng.Int64N(2 * second)))
 }
 
-// join starts a process that takes part once it sees the others.
+// join starts a process that takes part once it sees the others, and waits until it holds what it should.
 func (r *callRun) join(name string) {
 	n := r.start(name, joining)
 	time.Sleep(500 * time.Millisecond)
 	r.tell(n, active, 0)
+	time.Sleep(500 * time.Millisecond) // for all to see it
+	if !r.nodes.until(20*time.Second, r.quiet) {
+		r.fail("not settled after %s has joined", name)
+	}
 }
 
 // life is the whole run.
@@ -543,7 +547,7 @@ func (r *callRun) judge() []string {
 		r.history.Operations = append(r.history.Operations, o.Operation)
 	}
 	for _, e := range r.byError {
-		if !slices.ContainsFunc(r.faults, func(f span) bool { return r.trouble != planned && f.from <= e.to && e.from <= f.to }) {
+		if !slices.ContainsFunc(r.faults, func(f span) bool { return !f.planned && f.from <= e.to && e.from <= f.to }) {
 			all = append(all, fmt.Sprintf("%v: %s: answered by on_error although nothing was wrong", time.Duration(e.to), e.text))
 		}
 	}
