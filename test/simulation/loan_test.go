@@ -354,7 +354,11 @@ func (l *lending) look(pol *policy, key *store.Key) {
 // rises holds what a process knows of a loan to only ever growing, until it is no longer known.
 func (l *lending) rises(p *process, name told, loan algo.Loan) {
 	t, before := loan.Totals, p.lender.told[name]
-	if before.Ended && before.Until <= p.host.clock().Instant.Mono {
+	known := before.Until
+	if !before.Ended {
+		known += 4 * int64(algo.LoanTerm) // it ends then, without a word to here, and is known for so long after that
+	}
+	if known <= p.host.clock().Instant.Mono {
 		before = algo.Loan{}
 	}
 	if t == (algo.Totals{}) {
