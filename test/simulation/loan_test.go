@@ -318,6 +318,15 @@ const (
 	beyondGrant = "more spent and returned than granted"
 )
 
+// escrowed is how much may have been charged for what owners that crashed may have admitted beyond their copies: whoever takes over does that
+// whatever room there is, and whatever is on loan.
+func (l *lending) escrowed(pol *policy) int64 {
+	if pol.Durability != checker.Escrow {
+		return 0
+	}
+	return int64(len(l.history.Crashes)) * 2 * max(1, pol.Limit/20)
+}
+
 // look holds every process that decides for a key to what it holds of it: no more than there is room for, and at least what debtors may spend.
 func (l *lending) look(pol *policy, key *store.Key) {
 	if !l.exact() {
@@ -335,7 +344,7 @@ func (l *lending) look(pol *policy, key *store.Key) {
 				held += loans[i].Left()
 			}
 		}
-		if held > room {
+		if held > room+l.escrowed(pol) {
 			l.broken(heldBeyond, "%s holds %d of %s, where there is room for %d", p.self.Name, held, key.Key, room)
 		}
 		for _, d := range l.debtors {
