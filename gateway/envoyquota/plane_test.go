@@ -258,7 +258,7 @@ func TestAttribute(t *testing.T) {
 		t.Fatal(excess)
 	}
 	if l := b.loans[0]; !l.over || l.totals().Spent != 8 || l.totals().Returned != 2 {
-		t.Fatalf("%+v", l)
+		t.Fatalf("a loan that was replaced, as it stands after Delivery: %+v", l)
 	}
 	if excess := b.report(3+int64(Delivery), usage{allowed: 13}); excess != 3 {
 		t.Fatalf("%d of what nobody lent", excess)

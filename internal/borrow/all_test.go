@@ -110,3 +110,42 @@ func TestTakeAllEnds(t *testing.T) {
 		t.Errorf("%d are left of the loan that goes on, %v", left, ok)
 	}
 }
+
+// TestTakeAllIsUntold: what is taken, and put back as not all of it can be admitted, no report tells in between.
+func TestTakeAllIsUntold(t *testing.T) {
+	b := New[string, int](func() {})
+	now := int64(time.Hour)
+	for b.Loans() < 2 {
+		b.Missed("a", 1, now, nil)
+		b.Missed("b", 1, now, nil)
+	}
+	var answers []Answer[int]
+	for _, r := range due(b, now) {
+		answers = append(answers, Answer[int]{Number: r.Number, Granted: 16, Term: algo.LoanTerm})
+	}
+	b.Answered(now, now, answers)
+	now += int64(algo.LoanTerm) / 2
+	reported := make(chan []Report[string, int], 1)
+	late := func() int64 { // it is asked when all is taken
+		go func() { reported <- due(b, now) }()
+		select {
+		case reports := <-reported:
+			for _, r := range reports {
+				if r.Totals.Spent != 0 {
+					t.Errorf("%s: a report tells that %d were spent, which are put back", r.Key, r.Totals.Spent)
+				}
+			}
+			reported <- nil
+		case <-time.After(50 * time.Millisecond): // the report waits
+		}
+		return now + int64(algo.LoanTerm)
+	}
+	if b.TakeAll([]Part[string, int]{{Key: "a", Units: 15}, {Key: "b", Units: 15}}, late) {
+		t.Error("units were admitted after their term")
+	}
+	for _, r := range <-reported {
+		if r.Totals.Spent != 0 {
+			t.Errorf("%s: %d were spent", r.Key, r.Totals.Spent)
+		}
+	}
+}

@@ -732,7 +732,7 @@ var mutants = []mutant{
 	{
 		"envoyquota: others have what is taken from a data plane before that has taken effect", "gateway/envoyquota/plane.go",
 		[]edit{{"if now >= end+int64(Delivery) ||", "if now >= end ||"}},
-		"./gateway/envoyquota -run TestBounds/window", "at most 1200 may be",
+		"./gateway/envoyquota -run TestAttribute$", "as it stands after Delivery",
 	},
 	{
 		"envoyquota: what a data plane has is returned when its stream ends", "gateway/envoyquota/session.go",
@@ -782,6 +782,6 @@ var mutants = []mutant{
 	{
 		"loan: what is put back was reported spent", "internal/borrow/all.go",
 		[]edit{{"	b.mu.Lock() // reports are made under it\n	defer b.mu.Unlock()\n", ""}},
-		"./internal/borrow -run TestTakeAll$", "were spent",
+		"./internal/borrow -run TestTakeAllIsUntold$", "were spent",
 	},
 }
