@@ -17,9 +17,9 @@ var (
 	loopback = regexp.MustCompile(`127\.0\.0\.1:\d+`)
 )
 
-// TestDev does what the README says: start a cluster with one command, paste the line it prints, stop it with Ctrl-C.
+// TestDev does what the README says: start a cluster with one command, paste the line it prints, stop it with Ctrl-C. It runs by itself: the
+// ports that must be free in the end are any, which connections of other tests could get.
 func TestDev(t *testing.T) {
-	t.Parallel()
 	p := launch(t, "dev")
 	var curl []string
 	p.eventually(startTimeout, "a line to paste", func() bool {
