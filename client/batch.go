@@ -59,8 +59,8 @@ func (c *Client) checkBatch(ctx context.Context, qs []question) ([]Result, error
 			continue
 		}
 		results[i] = got[j]
-		if key, may := qs[i].batchKey(); may && got[j].Err == nil && borrow.Lendable(&got[j].Decision) {
-			b.Missed(key, qs[i].cost, c.loans.clock(), ownKey)
+		if key, may := qs[i].batchKey(); may && got[j].Err == nil {
+			c.loans.missed(key, qs[i].cost, &got[j].Decision)
 		}
 	}
 	return results, nil
@@ -99,8 +99,8 @@ func (c *Client) allAdmitted(qs []question, all *AllDecision) {
 		return
 	}
 	for i := range qs {
-		if key, may := qs[i].batchKey(); may && i < len(all.Decisions) && borrow.Lendable(&all.Decisions[i]) {
-			c.loans.book.Missed(key, qs[i].cost, c.loans.clock(), ownKey)
+		if key, may := qs[i].batchKey(); may && i < len(all.Decisions) {
+			c.loans.missed(key, qs[i].cost, &all.Decisions[i])
 		}
 	}
 }

@@ -13,14 +13,13 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
 )
 
 const (
-	// reportGap is the shortest time between two looks at what is to be reported.
-	reportGap = time.Millisecond
 	// barredFor is how long a node that lends nothing is left alone.
 	barredFor = time.Minute
 	// goingHome bounds how long Close waits for loans to be returned.
@@ -38,29 +37,22 @@ type loans struct {
 	book  *borrow.Book[loanKey, *member]
 	nodes *nodes
 	id    uint64
-	kick  chan struct{} // holds a token when there is something to report
+	kick  wake.Signal // set when there may be something to report
 	clock func() int64
 
 	links map[*member]*loanLink // only for run
 }
 
 func newLoans(ns *nodes) *loans {
-	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: make(chan struct{}, 1), links: make(map[*member]*loanLink)}
+	l := &loans{nodes: ns, id: rand.Uint64() | 1, kick: wake.New(), links: make(map[*member]*loanLink)}
 	began := time.Now()
 	clock := borrow.NewClock(0, began.UnixNano())
 	l.clock = func() int64 {
 		now := time.Now()
 		return clock.Read(int64(now.Sub(began)), now.UnixNano())
 	}
-	l.book = borrow.New[loanKey, *member](l.wake)
+	l.book = borrow.New[loanKey, *member](l.kick.Set)
 	return l
-}
-
-func (l *loans) wake() {
-	select {
-	case l.kick <- struct{}{}:
-	default:
-	}
 }
 
 func (l *Limiter) loanKey(key string) loanKey {
@@ -124,8 +116,15 @@ func (l *Limiter) awaitLoan(ctx context.Context, key string, n int64, d *Decisio
 
 // admitted is told of what a node has admitted.
 func (l *Limiter) admitted(key string, n int64, d *Decision) {
-	if b := l.c.loans; b != nil && n > 0 && borrow.Lendable(d) {
-		b.book.Missed(l.loanKey(key), n, b.clock(), ownKey)
+	if n > 0 {
+		l.c.loans.missed(l.loanKey(key), n, d)
+	}
+}
+
+// missed is told of what a node has admitted that might have been of a loan.
+func (l *loans) missed(key loanKey, n int64, d *Decision) {
+	if l != nil && borrow.Lendable(d) {
+		l.book.Missed(key, n, l.clock(), ownKey)
 	}
 }
 
@@ -144,29 +143,7 @@ func (l *loans) run(ctx context.Context) {
 			link.cancel()
 		}
 	}()
-	tick := time.NewTimer(time.Hour)
-	defer tick.Stop()
-	for next := time.Duration(0); ; {
-		tick.Stop()
-		if next > 0 {
-			tick.Reset(next)
-		}
-		select {
-		case <-l.kick:
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		now := l.clock()
-		var reports []borrow.Report[loanKey, *member]
-		reports, next = l.book.Report(now)
-		l.report(ctx, now, reports, &links)
-		select {
-		case <-time.After(reportGap):
-		case <-ctx.Done():
-			return
-		}
-	}
+	l.book.Run(ctx, l.kick, l.clock, func(now int64, reports []borrow.Report[loanKey, *member]) { l.report(ctx, now, reports, &links) })
 }
 
 // report sends reports of that instant to who holds their keys. What cannot be sent is said again.
@@ -254,16 +231,9 @@ func (l *loans) home() {
 	if l == nil || l.book.Loans() == 0 {
 		return
 	}
-	l.book.Close()
-	over := time.NewTimer(goingHome)
-	defer over.Stop()
-	for l.book.Loans() > 0 {
-		select {
-		case <-time.After(reportGap):
-		case <-over.C:
-			return
-		}
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), goingHome)
+	defer cancel()
+	l.book.Home(ctx)
 }
 
 // loanLink is one Borrow stream to one node. One goroutine writes, and another one reads.

@@ -9,12 +9,11 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/borrow"
+	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
 )
 
 const (
-	// reportGap is the shortest time between two looks at what is to be reported.
-	reportGap = time.Millisecond
 	// exchangeMost is how long the answer to reports is waited for: loans may wait for copies for lendMost.
 	exchangeMost = 500 * time.Millisecond
 	// maxExchanges bounds the exchanges with one node that are in flight. What is not said is said again.
@@ -45,8 +44,8 @@ type LoanCall struct {
 type borrowing struct {
 	l     *Limiter
 	book  *borrow.Book[loanKey, toldNode]
-	clock func() int64  // goes on while the machine is suspended
-	kick  chan struct{} // holds a token when there is something to report
+	clock func() int64 // goes on while the machine is suspended
+	kick  wake.Signal  // set when there may be something to report
 
 	cancel  context.CancelFunc
 	running sync.WaitGroup
@@ -97,14 +96,16 @@ type report struct {
 
 // startBorrowing starts what reports loans, until stop.
 func startBorrowing(l *Limiter) *borrowing {
-	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: make(chan struct{}, 1), exchanges: make(map[ownership.Node]int)}
+	b := &borrowing{l: l, clock: l.cfg.BootClock, kick: wake.New(), exchanges: make(map[ownership.Node]int)}
 	if b.clock == nil {
 		b.clock = func() int64 { return l.clock().Mono }
 	}
-	b.book = borrow.New[loanKey, toldNode](b.wake)
+	b.book = borrow.New[loanKey, toldNode](b.kick.Set)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
-	b.running.Go(func() { b.run(ctx) })
+	b.running.Go(func() {
+		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []borrow.Report[loanKey, toldNode]) { b.report(ctx, now, reports) })
+	})
 	return b
 }
 
@@ -117,29 +118,15 @@ func (b *borrowing) stop() {
 	b.running.Wait()
 }
 
-func (b *borrowing) wake() {
-	select {
-	case b.kick <- struct{}{}:
-	default:
-	}
-}
-
 // ReturnLoans returns what this node has on loan, as far as that takes no longer than returnMost and ctx allows, and borrows no more.
 func (l *Limiter) ReturnLoans(ctx context.Context) {
 	b := l.borrowing
 	if b == nil {
 		return
 	}
-	b.book.Close()
 	ctx, cancel := context.WithTimeout(ctx, returnMost)
 	defer cancel()
-	for b.book.Loans() > 0 {
-		select {
-		case <-time.After(reportGap):
-		case <-ctx.Done():
-			return
-		}
-	}
+	b.book.Home(ctx)
 }
 
 // lendable says whether units of a subject's key may be on loan as far as its policy goes. A check in shadow mode is never refused, and a
@@ -206,33 +193,6 @@ func (b *borrowing) missed(op *Op) {
 		return
 	}
 	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock(), loanKey.own)
-}
-
-// run reports what is to be reported until ctx ends.
-func (b *borrowing) run(ctx context.Context) {
-	tick := time.NewTimer(time.Hour)
-	defer tick.Stop()
-	for next := time.Duration(0); ; {
-		tick.Stop()
-		if next > 0 {
-			tick.Reset(next)
-		}
-		select {
-		case <-b.kick:
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		now := b.clock()
-		var reports []borrow.Report[loanKey, toldNode]
-		reports, next = b.book.Report(now)
-		b.report(ctx, now, reports)
-		select {
-		case <-time.After(reportGap):
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // report sends reports of that instant to who decides for their keys, those for one node together. What cannot be sent is said again.

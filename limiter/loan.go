@@ -96,10 +96,14 @@ func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	ctx, cancel := context.WithTimeout(ctx, lendMost)
 	return func() {
 		defer cancel()
-		l.tellHolders(ctx, others)
+		var told sync.WaitGroup
+		if others != nil {
+			told.Go(func() { l.tellHolders(ctx, others) })
+		}
 		for i := range copies {
 			l.awaitLent(ctx, &copies[i])
 		}
+		told.Wait()
 	}, nil
 }
 
@@ -111,7 +115,6 @@ type forwarded struct {
 
 func (l *Limiter) forwardReport(b *limit.Borrow, answer *limit.Lent) forwarded {
 	op := &Op{Kind: OpBorrow, Check: limit.Check{Target: b.Target}, Hops: MaxHops - 1, Loan: &LoanCall{Report: *b, Forwarded: true}}
-	op.Loan.Report.Want = 0
 	return forwarded{op, answer}
 }
 

@@ -32,15 +32,8 @@ func (b *Book[K, N]) TakeAll(parts []Part[K, N], now func() int64) (ok bool) {
 		if p.loan = loans[p.Key]; p.loan == nil {
 			return false
 		}
-		for {
-			have := p.loan.left.Load()
-			if have < p.Units {
-				return false
-			}
-			if p.loan.left.CompareAndSwap(have, have-p.Units) {
-				p.Left = have - p.Units
-				break
-			}
+		if p.Left, ok = p.loan.take(p.Units); !ok {
+			return false
 		}
 		taken++
 	}
@@ -52,11 +45,7 @@ func (b *Book[K, N]) TakeAll(parts []Part[K, N], now func() int64) (ok bool) {
 	}
 	for i := range parts {
 		p := &parts[i]
-		p.loan.checks.Add(1)
-		p.Terms = p.loan.terms.Load()
-		if p.Left < p.loan.low.Load() && !p.loan.stirred.Load() && p.loan.stirred.CompareAndSwap(false, true) {
-			b.wake()
-		}
+		p.Terms = b.admit(p.loan, p.Left)
 	}
 	return true
 }

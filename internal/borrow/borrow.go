@@ -1,7 +1,7 @@
 // Package borrow is the borrower's side of loans (algo.Loans): a [Book] admits from the loans that it has, finds out of which keys it
 // would be worth while to have one, and says what is to be reported to their owners.
 //
-// Nothing here waits, sends or reads a clock. What it does not promise: that a loan is had; who has none asks the owner. The owner
+// Nothing here sends or reads a clock of its own, and nothing but Run and Home waits. What it does not promise: that a loan is had; who has none asks the owner. The owner
 // holds each unit for longer than the Book spends it, as long as what Report returns is said to have been sent no later than it was
 // asked for and the two clocks' rates differ by no more than 2 per mille.
 package borrow
@@ -181,24 +181,42 @@ func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64,
 	if l == nil || b.closed.Load() {
 		return nil, 0, false
 	}
-	for {
-		have := l.left.Load()
-		if have < n {
-			return nil, 0, false
-		}
-		if l.left.CompareAndSwap(have, have-n) {
-			left = have - n
-			break
-		}
+	if left, ok = l.take(n); !ok {
+		return nil, 0, false
 	}
 	if now() >= l.deadline.Load() {
 		return nil, 0, false // what was taken counts as spent: too little is admitted for once
 	}
+	return b.admit(l, left), left, true
+}
+
+// take takes n units of what is left of a loan, and returns what is left then.
+func (l *loan[K, N]) take(n int64) (left int64, ok bool) {
+	for {
+		have := l.left.Load()
+		if have < n {
+			return 0, false
+		}
+		if l.left.CompareAndSwap(have, have-n) {
+			return have - n, true
+		}
+	}
+}
+
+// admit counts a check that was admitted from a loan, of which so much is left.
+func (b *Book[K, N]) admit(l *loan[K, N], left int64) *Terms {
 	l.checks.Add(1)
-	if left < l.low.Load() && !l.stirred.Load() && l.stirred.CompareAndSwap(false, true) {
+	if left < l.low.Load() {
+		b.stir(l)
+	}
+	return l.terms.Load()
+}
+
+// stir has a loan looked at soon.
+func (b *Book[K, N]) stir(l *loan[K, N]) {
+	if !l.stirred.Load() && l.stirred.CompareAndSwap(false, true) {
 		b.wake()
 	}
-	return l.terms.Load(), left, true
 }
 
 // Missed is told of n units of a key that Take did not cover, and that its owner is asked about. keep returns what to keep of the
@@ -206,8 +224,8 @@ func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64,
 func (b *Book[K, N]) Missed(k K, n, now int64, keep func(K) K) {
 	if l := (*b.loans.Load())[k]; l != nil {
 		l.missed.Add(n)
-		if now >= l.after.Load() && !l.stirred.Load() && l.stirred.CompareAndSwap(false, true) {
-			b.wake()
+		if now >= l.after.Load() {
+			b.stir(l)
 		}
 		return
 	}

@@ -700,7 +700,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a node that stops returns nothing", "limiter/borrow.go",
-		[]edit{{"	b.book.Close()\n", ""}},
+		[]edit{{"	b.book.Home(ctx)\n", ""}},
 		"./limiter -run TestNodeBorrows", "are on loan after the node has stopped",
 	},
 	{

@@ -36,7 +36,7 @@ var mayImport = map[string]string{
 	"internal/heavyhitters":    "",
 	"internal/topkeys":         "algo internal/heavyhitters limiter",
 	"internal/activity":        "limiter",
-	"internal/borrow":          "algo internal/heavyhitters limit",
+	"internal/borrow":          "algo internal/heavyhitters internal/wake limit",
 	"internal/simulate":        "algo policy",
 	"client/local":             "client limiter policy ring",
 	"internal/refusal":         "",
