@@ -21,7 +21,7 @@ func TestArchitecture(t *testing.T) {
 	if lines := strings.Count(string(text), "\n"); lines > maxArchitecture {
 		t.Errorf("ARCHITECTURE.md has %d lines, which is more than %d", lines, maxArchitecture)
 	}
-	_, house, ok := strings.Cut(string(text), "## The house\n\n```\n")
+	_, house, ok := strings.Cut(string(text), "## Packages\n\n```\n")
 	if !ok {
 		t.Fatal("ARCHITECTURE.md has no house")
 	}
