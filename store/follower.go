@@ -138,7 +138,7 @@ func (p *partition) unnoted(r record) bool {
 // note makes a record's change pending for all followers that know the record. mark is what its Mark was before; 0 when
 // the state has to be told as a whole. It does not matter where the record is pending already.
 func (sh *shard) note(part *partition, r record, mark uint64, delta bool) {
-	if part.role == nil {
+	if !part.followed {
 		return
 	}
 	part.extras.bump()
@@ -193,7 +193,7 @@ func (p *partition) noteHistory() {
 
 // eachFollower calls f, which makes something pending, for every follower.
 func (p *partition) eachFollower(do func(*follower)) {
-	if p.role == nil {
+	if !p.followed {
 		return
 	}
 	p.extras.bump()
@@ -351,8 +351,9 @@ func (sh *shard) detach(part *partition, slot ownership.Slot) {
 	part.role.followers[slot] = nil
 	part.setPending(slot, 0)
 	part.retrace()
-	// What nobody follows is not counted one by one; but it is not of a version that somebody has been told.
-	part.extras.version++
+	if part.open {
+		part.extras.bump() // see Open
+	}
 }
 
 func (p *partition) follower(slot ownership.Slot) *follower {

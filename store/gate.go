@@ -9,6 +9,9 @@ import (
 func (s *Store) Open(p int) {
 	s.with(p, func(_ *shard, part *partition) {
 		part.raise()
+		// Changes that nobody follows are not counted one by one, but they are not of a version that somebody was told. Nor does a
+		// content that is not open count any: who has it counts for another process, who may go on counting.
+		part.extras.bump()
 		part.open = true
 	})
 }

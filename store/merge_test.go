@@ -643,3 +643,34 @@ func TestMergeColdStrict(t *testing.T) {
 		}
 	}
 }
+
+// TestMergeAfterEscrowIsCharged: what a claimant charges for the lost holder's allowances, before its claim, is no change under the
+// holder's claim. If it were counted as such, the copy would seem to know what the holder admitted after its last chunk.
+func TestMergeAfterEscrowIsCharged(t *testing.T) {
+	plain, escrow := rule("plain", log(100, minute)), rule("escrow", log(100, minute))
+	escrow.Durability = Escrow
+	for _, receiver := range []int{0, 1} {
+		s := newSplit(t, 2, plain)
+		s.claim(0)
+		s.claim(1)
+		s.parties[1].store.Cold(0, at(s.now))
+		s.admit(1, plain, "0")
+		s.merge(1, 0) // so that the newest claim has a table of its own
+		s.admit(0, plain, "1")
+		l := newLink(s.parties[0].store, s.parties[1].store, ownership.Backup)
+		l.offset = 0
+		l.sync(t, s.now, true)
+		for k := range 5 {
+			s.admit(0, escrow, fmt.Sprint(k))
+		}
+		l.sync(t, s.now, false)
+		for n := range s.parties[0].knows {
+			s.parties[1].knows[n] = true
+		}
+		s.admit(0, plain, "2") // the copy does not hear of it
+		s.claim(1)
+		s.admit(1, plain, "2")
+		s.merge(1-receiver, receiver)
+		s.check(receiver, true)
+	}
+}

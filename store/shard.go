@@ -125,8 +125,9 @@ type partition struct {
 	open    bool
 	// traced says that changes are to be noted somewhere: for a follower, or in the delta of the newest claim. Plain
 	// decisions look at nothing else of all this.
-	traced bool
-	wide   bool // some follower is told of everything, also of what is kept under a durability of None
+	traced   bool
+	followed bool // there is a follower
+	wide     bool // some follower is told of everything, also of what is kept under a durability of None
 }
 
 // content is what is known of a partition: the holder's own, or a copy.
@@ -139,7 +140,8 @@ type content struct {
 type extras struct {
 	// What every change reads comes first, in one cache line.
 
-	// version counts the changes made while somebody follows them, or says how far a copy has come.
+	// version counts the changes made while somebody follows them, or says how far a copy has come: a copy counts nothing itself, or it
+	// would seem to have changes that its holder counts under the same numbers.
 	version uint64
 	lineage []element
 	// owed is what the holder that a copy comes from may have admitted beyond it (escrow). Their records are
@@ -184,15 +186,16 @@ func (p *partition) duties() *role {
 	return p.role
 }
 
-// retrace brings traced and wide up to date.
+// retrace brings traced, followed and wide up to date.
 func (p *partition) retrace() {
-	p.traced, p.wide = p.content.newestDelta() != nil, false
+	p.followed, p.wide = false, false
 	if p.role != nil {
 		for _, f := range p.role.followers {
-			p.traced = p.traced || f != nil
+			p.followed = p.followed || f != nil
 			p.wide = p.wide || f != nil && f.all
 		}
 	}
+	p.traced = p.followed || p.newestDelta() != nil
 }
 
 // record is a view of one record.

@@ -394,6 +394,11 @@ var mutants = []mutant{
 		"./store -run TestMergeOfWholes", "counts",
 	},
 	{
+		"store: a copy counts changes", "store/follower.go",
+		[]edit{{"	if !part.followed {\n		return\n	}\n	part.extras.bump()\n	if !part.tells", "	if part.role == nil {\n		return\n	}\n	part.extras.bump()\n	if !part.tells"}},
+		"./store -run TestMergeAfterEscrowIsCharged", "counts",
+	},
+	{
 		"store: leases are not united", "store/merge.go",
 		[]edit{{"case m.whole || r.spec.rule.Limits[0].Algorithm == algo.Concurrency:", "case m.whole:"}},
 		seeds + "cutting,pausing", "forgotten in a merge",
