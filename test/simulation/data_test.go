@@ -23,6 +23,8 @@ type content struct {
 	caughtAt     int64
 	flushed      int64
 	drained      []drain
+	there        bool // there is a content, own or a whole copy
+	apart        bool // it is of before another process claimed the partition as new
 }
 
 // drain is what had been changed at an instant.
@@ -56,6 +58,21 @@ func (d *data) Lease(part int, until int64) {
 	}
 	c.lease = until
 	d.Store.Lease(part, until)
+}
+
+func (d *data) TakeOver(part int, now algo.Instant, c ownership.Claim) {
+	d.parts[part].there = true
+	d.Store.TakeOver(part, now, c)
+}
+
+func (d *data) Promote(part int) {
+	d.parts[part].there, d.parts[part].apart = true, false
+	d.Store.Promote(part)
+}
+
+func (d *data) Discard(part int) {
+	d.parts[part].there, d.parts[part].apart = false, false
+	d.Store.Discard(part)
 }
 
 func (d *data) Attach(part int, s ownership.Slot, all bool) {

@@ -236,8 +236,8 @@ func (p *process) holder() checker.Holder {
 func (p *process) owns(part int) bool { return p.core.Route(part).Standing == ownership.Owned }
 
 func (p *process) note(n ownership.Note) {
-	if n.What == "claimed" && n.Detail == "new" && slices.ContainsFunc(p.w.running(), func(q *process) bool { return q != p && q.owns(n.Partition) }) {
-		p.w.unaware[n.Partition] = true
+	if n.What == "claimed" {
+		p.w.claimed(p, n.Partition, n.Detail == "new")
 	}
 	if l := p.w.lending; l != nil && n.What == "strict keys start full" {
 		l.full = true
@@ -256,6 +256,21 @@ func (p *process) note(n ownership.Note) {
 		text += "; before: " + n.Before.String()
 	}
 	p.w.say("%s", text)
+}
+
+// claimed notes which partitions have a side that began without knowing that there was another one: that the other one was there
+// already, or had a copy of what was there before, makes no difference.
+func (w *world) claimed(by *process, part int, asNew bool) {
+	for _, q := range w.running() {
+		d := &q.data.parts[part]
+		if q == by || !d.there {
+			continue
+		}
+		d.apart = d.apart || asNew
+		if q.owns(part) && (asNew || by.data.parts[part].apart) {
+			w.unaware[part] = true
+		}
+	}
 }
 
 // crash ends the process and all it knows.

@@ -81,7 +81,7 @@ type world struct {
 	proto     checker.Protocol
 	history   checker.History
 	seen      int          // violations of proto that have been said
-	unaware   map[int]bool // by partition: claimed as new while another process held it
+	unaware   map[int]bool // by partition: claimed as new while another process held it, or had a copy that it claimed afterwards
 
 	outgoing []ownership.Message // of a frame that is being written
 	frame    []byte
