@@ -1,0 +1,76 @@
+package limiter
+
+import (
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/limit"
+)
+
+const cutOffPolicies = `policies:
+  - {name: open, algorithm: sliding_log, limit: 1000, window: 1h}
+  - {name: closed, algorithm: sliding_log, limit: 1000, window: 1h, on_error: closed}
+  - {name: share, algorithm: sliding_log, limit: 1000, window: 1h, on_error: share}
+`
+
+// TestLoanOfAnOwnerThatIsCutOff: a node admits from its loan while the owner of the key cannot be reached. Once that is used up, or its term is over
+// with units left, on_error answers. Whatever that was, the owner charges all that was on loan, once.
+func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
+	for _, policy := range []string{"open", "closed", "share"} {
+		for _, usedUp := range []bool{true, false} {
+			name := policy + ", until the loan is over"
+			if usedUp {
+				name = policy + ", until the loan is used up"
+			}
+			t.Run(name, func(t *testing.T) {
+				cfg := Config{Policies: policies(t, cutOffPolicies), Members: func() int { return 2 }, Timeout: 50 * time.Millisecond}
+				inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+					owner, node := c.nodes[0], c.nodes[1]
+					key := c.owned(policy, 0, 0)
+					c.heat(node, named(policy, key, 1))
+					c.pass(20 * time.Millisecond)
+					free, held := owner.check(t, named(policy, key, 0)).Remaining, c.held(owner, policy, key)
+					c.tamper(refused)
+					var lent int64
+					last := node.check(t, named(policy, key, 1))
+					for ; last.Allowed && !last.FailedOpen; last = node.check(t, named(policy, key, 1)) {
+						if lent++; lent > held {
+							t.Fatalf("%d were admitted of %d on loan", lent, held)
+						}
+						if !usedUp && lent == 3 {
+							c.advance(time.Second)
+						}
+					}
+					if lent == 0 || !usedUp && lent != 3 {
+						t.Fatalf("%d were admitted of %d on loan", lent, held)
+					}
+					// By on_error, and not counted anywhere: but for share, which counts here.
+					open := 0
+					for range 600 {
+						if last.FailedOpen == last.FailedClosed || last.Allowed != last.FailedOpen || last.FailedClosed && last.RetryAfter != time.Second {
+							t.Fatalf("%+v", last)
+						}
+						if last.FailedOpen {
+							open++
+						}
+						last = node.check(t, named(policy, key, 1))
+					}
+					if want := map[string]int{"open": 600, "closed": 0, "share": 500}[policy]; open != want {
+						t.Errorf("on_error admitted %d, want %d", open, want)
+					}
+					c.tamper(nil)
+					c.pass(1300 * time.Millisecond) // in which all is reported, or the owner's record of it ends
+					if d := owner.check(t, named(policy, key, 0)); d.Remaining != free || c.held(owner, policy, key) != 0 {
+						t.Errorf("%d are left, %d on loan: want %d left", d.Remaining, c.held(owner, policy, key), free)
+					}
+					if d := node.check(t, limit.Check{Target: limit.Target{Policy: policy, Key: key}, Cost: free + 1}); d.Allowed || d.RetryAfterEstimated {
+						t.Errorf("more than the limit: %+v", d)
+					}
+					if d := node.check(t, named(policy, key, free)); !d.Allowed || d.FailedOpen {
+						t.Errorf("what is left: %+v", d)
+					}
+				})
+			})
+		}
+	}
+}
