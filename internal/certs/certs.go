@@ -47,11 +47,11 @@ type Config struct {
 	Now func() time.Time
 }
 
-// Source is what the files hold. It is safe for concurrent use.
+// Source is what the files hold. It is safe for concurrent use. What is in force when its Watcher is closed stays in use.
 type Source struct {
-	files   Files
-	cfg     Config
-	watcher *filewatch.Watcher[*content]
+	*filewatch.Watcher[*content]
+	files Files
+	cfg   Config
 }
 
 // content is what belongs together.
@@ -92,7 +92,7 @@ func Open(files Files, cfg Config) (*Source, error) {
 		}
 	}
 	var err error
-	s.watcher, err = filewatch.Start(names, filewatch.Config[*content]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
+	s.Watcher, err = filewatch.Start(names, filewatch.Config[*content]{Parse: s.parse, OnChange: onChange, OnError: cfg.OnError})
 	if err != nil {
 		var wrong *flagError
 		if !errors.As(err, &wrong) { // a file that cannot be read
@@ -201,22 +201,10 @@ func Authorities(data []byte) (*x509.CertPool, error) {
 	}
 }
 
-// Reload reads the files at once.
-func (s *Source) Reload() { s.watcher.Reload() }
-
-// Err says why the files, as they are now, are not in force; nil when they are.
-func (s *Source) Err() error { return s.watcher.Err() }
-
-// Timeouts returns how many reads of the files have taken too long (see watch.Config.Timeout).
-func (s *Source) Timeouts() uint64 { return s.watcher.Timeouts() }
-
-// Close ends the watch. What is in force stays in use.
-func (s *Source) Close() error { return s.watcher.Close() }
-
 // Expiry is when the first of the certificates in force that this side presents expires, or zero without one.
 func (s *Source) Expiry() time.Time {
 	var first time.Time
-	c := s.watcher.Current()
+	c := s.Current()
 	if c.cert == nil {
 		return first
 	}
@@ -273,7 +261,7 @@ func (e *RejectedError) Unwrap() error { return e.err }
 // a certificate in Files it cannot be used.
 func (s *Source) Server(rules Rules, protocols ...string) *tls.Config {
 	config := func(conn net.Conn) *tls.Config {
-		c := s.watcher.Current()
+		c := s.Current()
 		out := &tls.Config{
 			MinVersion: rules.MinVersion, NextProtos: protocols,
 			VerifyConnection: func(state tls.ConnectionState) error {
@@ -315,7 +303,7 @@ func (s *Source) Client(rules Rules) *tls.Config {
 	return &tls.Config{
 		MinVersion: rules.MinVersion,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			if c := s.watcher.Current(); c.cert != nil {
+			if c := s.Current(); c.cert != nil {
 				return c.cert, nil
 			}
 			return new(tls.Certificate), nil // none, says crypto/tls
@@ -430,7 +418,7 @@ func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, u
 		}
 		return until, nil
 	}}
-	check = func() error { return v.check(s.watcher.Current(), s.cfg.Now()) }
+	check = func() error { return v.check(s.Current(), s.cfg.Now()) }
 	v.last.Store(&verdict{}) // of no content: nothing has been verified
 	if err := check(); err != nil {
 		return nil, err

@@ -10,6 +10,7 @@
 package filewatch
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"path/filepath"
 	"slices"
@@ -80,7 +81,6 @@ type Watcher[T any] struct {
 	events  *fsnotify.Watcher // nil when the system offers none
 	dirs    []string          // watched by events
 	reading atomic.Pointer[string]
-	read    func(name string, limit int64) ([]byte, error) // file.Prefix
 
 	// What follows is only touched by Open and then by the goroutine that makes the calls.
 	looks   chan look // holds the outcome of the read in progress
@@ -122,11 +122,7 @@ func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 	if err != nil {
 		events = nil
 	}
-	read := cfg.Read
-	if read == nil {
-		read = file.Prefix
-	}
-	return load(files, cfg, events, read)
+	return load(files, cfg, events)
 }
 
 // Watch has the files watched until Close. Of what has changed since they were loaded, it is told of too. It is called once, and not
@@ -134,16 +130,13 @@ func Open[T any](files []string, cfg Config[T]) (*Watcher[T], error) {
 func (w *Watcher[T]) Watch() { w.work.Go(w.run) }
 
 // load reads the files. Without events, which become the Watcher's, they are polled. The goroutine does not run yet.
-func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher, read func(string, int64) ([]byte, error)) (*Watcher[T], error) {
+func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watcher[T], error) {
 	w := &Watcher[T]{
-		files: files, cfg: cfg, events: events, read: read, looks: make(chan look, 1),
-		reload: wake.New(), stop: make(chan struct{}),
+		files: files, cfg: cfg, events: events, looks: make(chan look, 1), reload: wake.New(), stop: make(chan struct{}),
 	}
-	if w.cfg.Settle <= 0 {
-		w.cfg.Settle = defaultSettle
-	}
-	if w.cfg.Timeout <= 0 {
-		w.cfg.Timeout = file.Timeout
+	w.cfg.Settle, w.cfg.Timeout = cmp.Or(cfg.Settle, defaultSettle), cmp.Or(cfg.Timeout, file.Timeout)
+	if cfg.Read == nil {
+		w.cfg.Read = file.Prefix
 	}
 	w.look()
 	timeout := time.NewTimer(w.cfg.Timeout)
@@ -362,11 +355,8 @@ func (w *Watcher[T]) readAll() look {
 }
 
 func (w *Watcher[T]) readOne(name string) ([]byte, error) {
-	if w.cfg.MaxSize > 0 {
-		return w.read(name, w.cfg.MaxSize+1)
-	}
-	content, err := w.read(name, defaultSize+1)
-	if err == nil && len(content) > defaultSize {
+	content, err := w.cfg.Read(name, cmp.Or(w.cfg.MaxSize, defaultSize)+1)
+	if err == nil && w.cfg.MaxSize == 0 && len(content) > defaultSize {
 		return nil, file.SizeError(name, defaultSize)
 	}
 	return content, err

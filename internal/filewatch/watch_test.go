@@ -75,11 +75,11 @@ func watch(t *testing.T, name string, cfg Config[int], events *fsnotify.Watcher)
 func watchBy(t *testing.T, name string, cfg Config[int], events *fsnotify.Watcher, read func(string, int64) ([]byte, error)) *watched {
 	t.Helper()
 	w := &watched{t: t, changes: make(chan int, 100), errs: make(chan error, 100)}
-	cfg.Parse = parse
+	cfg.Parse, cfg.Read = parse, read
 	cfg.OnChange = func(s int) { w.changes <- s }
 	cfg.OnError = func(err error) { w.errs <- err }
 	var err error
-	w.Watcher, err = load([]string{name}, cfg, events, read)
+	w.Watcher, err = load([]string{name}, cfg, events)
 	must(t, err)
 	w.Watch()
 	t.Cleanup(func() { must(t, w.Close()) })
@@ -351,7 +351,7 @@ func TestSettling(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, content(1))
 	var reported []error
-	w, err := load([]string{file}, Config[int]{Parse: parse, OnError: func(err error) { reported = append(reported, err) }}, nil, prefix)
+	w, err := load([]string{file}, Config[int]{Parse: parse, Read: prefix, OnError: func(err error) { reported = append(reported, err) }}, nil)
 	must(t, err)
 	step := func(wantMore bool, want, wantErrors int) {
 		t.Helper()
@@ -542,8 +542,8 @@ func TestCloseHanging(t *testing.T) {
 	var fs hang
 	failed := make(chan error, 1)
 	w, err := load([]string{name}, Config[int]{
-		Parse: parse, Poll: time.Millisecond, Timeout: time.Millisecond, OnError: func(err error) { failed <- err },
-	}, newEvents(t), fs.read)
+		Parse: parse, Read: fs.read, Poll: time.Millisecond, Timeout: time.Millisecond, OnError: func(err error) { failed <- err },
+	}, newEvents(t))
 	must(t, err)
 	fs.begin()
 	w.Watch()
@@ -559,7 +559,7 @@ func TestCloseHanging(t *testing.T) {
 func TestStartHanging(t *testing.T) {
 	var fs hang
 	fs.begin()
-	_, err := load([]string{"file"}, Config[int]{Parse: parse, Timeout: time.Millisecond}, newEvents(t), fs.read)
+	_, err := load([]string{"file"}, Config[int]{Parse: parse, Read: fs.read, Timeout: time.Millisecond}, newEvents(t))
 	if !errors.Is(err, file.ErrTimeout) || !strings.Contains(err.Error(), "file") {
 		t.Errorf("got %v", err)
 	}
