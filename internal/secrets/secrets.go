@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
+	"github.com/weirlimit/weir/internal/file"
 )
 
 // Config says what the secrets are for.
@@ -77,46 +78,26 @@ func Write(directory string, c Config, now time.Time, overwrite bool) ([]string,
 		return nil, err
 	}
 	var made []string
-	for _, file := range files {
-		name := filepath.Join(directory, file.name)
+	for _, one := range files {
+		name := filepath.Join(directory, one.name)
 		switch _, err := os.Lstat(name); {
 		case err == nil && !overwrite:
 			return nil, fmt.Errorf("%s %w", name, ErrExists)
 		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return nil, err
 		}
-		made = append(made, file.name)
+		made = append(made, one.name)
 	}
-	for _, file := range files {
-		name := filepath.Join(directory, file.name)
+	for _, one := range files {
+		name := filepath.Join(directory, one.name)
 		if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
 			return nil, err
 		}
-		if err := replaceFile(name, file.content); err != nil {
+		if err := (&file.Replacer{Name: name, Perm: 0o600, Timeout: file.Timeout}).Replace(one.content); err != nil {
 			return nil, err
 		}
 	}
 	return made, nil
-}
-
-// replaceFile writes a file that only its owner may read, whatever was there, all or nothing.
-func replaceFile(name string, content []byte) (err error) {
-	t, err := os.CreateTemp(filepath.Dir(name), ".weir-") // with mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(t.Name()))
-		}
-	}()
-	if _, err := t.Write(content); err != nil {
-		return errors.Join(err, t.Close())
-	}
-	if err := t.Close(); err != nil {
-		return err
-	}
-	return os.Rename(t.Name(), name)
 }
 
 // make makes everything, good from now on.

@@ -97,7 +97,7 @@ var mayImport = map[string]string{
 	"internal/gossipkeys":      "auth cluster cluster/ownership internal/loopback proto/weir/peer/v1 proto/weir/v1",
 	"internal/overrides":       "auth cluster/ownership internal/file internal/wake limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
 	"internal/validate":        "gateway/envoy internal/file internal/limitador internal/strictyaml policy",
-	"internal/secrets":         "auth",
+	"internal/secrets":         "auth internal/file",
 	"internal/node":            everything,
 	"weir":                     "client internal/audit internal/certs internal/memory internal/node limit limiter policy",
 	"internal/tracing":         "limiter",
