@@ -40,6 +40,7 @@ import (
 	"github.com/weirlimit/weir/internal/ingress"
 	"github.com/weirlimit/weir/internal/memory"
 	"github.com/weirlimit/weir/internal/metrics"
+	"github.com/weirlimit/weir/internal/overrides"
 	"github.com/weirlimit/weir/internal/readiness"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/tracing"
@@ -230,7 +231,8 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.metrics = metrics.New(metrics.Config{
 		Limiter: n.limiter, View: n.view, Ready: n.readiness.Settled, Ownership: n.runner.Status,
 		Happened: n.runner.Stats, Files: n.fileStates, Version: n.cfg.Version, Logger: n.log,
-		Collectors: append(n.envoyCollectors(), n.security.metrics, hops, n.overrideMetrics()), LogsDropped: n.logsDropped(),
+		Collectors:  append(append(n.envoyCollectors(), n.security.metrics, hops), overrides.Metrics(n.overrides.book, n.inactiveOverrides, n.overrides.replicator)...),
+		LogsDropped: n.logsDropped(),
 	})
 	if cfg.Registerer != nil {
 		if n.unregister, err = n.metrics.Register(cfg.Registerer); err != nil {

@@ -120,8 +120,3 @@ func (n *Node) inactiveOverrides() int {
 	defer n.overrides.mu.Unlock()
 	return n.overrides.inactive
 }
-
-// overrideMetrics shows the overrides.
-func (n *Node) overrideMetrics() *overrides.Metrics {
-	return &overrides.Metrics{Book: n.overrides.book, Inactive: n.inactiveOverrides, Unequal: func() int { return n.overrides.replicator.Unequal(false) }}
-}
