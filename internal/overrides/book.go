@@ -20,6 +20,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -147,38 +148,37 @@ type Book struct {
 	file *file.Replacer // nil: entries are lost with the process
 
 	change sync.Mutex // held while a change is written: one at a time
-	mu     sync.RWMutex
-	all    contents
-	dirty  bool // the file lacks entries of other members that are in force
-	failed error
-	writes struct{ done, failed uint64 }
+	now    atomic.Pointer[contents]
 }
 
-// contents are a book's entries. The map is changed in place; sorted is replaced as a whole.
+// contents are a book's entries, and how it stands with its file. Those of a Book are not changed, but replaced by a changed clone.
 type contents struct {
 	entries       map[ID]*Entry
 	sorted        []*Entry // nil: not worked out
 	live, deleted sums
 	counter       uint64 // the highest
 	digest        Digest
+
+	dirty  bool // the file lacks entries of other members that are in force
+	failed error
+	writes struct{ done, failed uint64 }
 }
 
 // OpenBook returns the book in the file, which is made at the first change. An empty name is a book without one. A file that is not a
 // book is an error that says where it goes wrong.
 func OpenBook(name string) (*Book, error) {
-	b := &Book{all: contents{entries: make(map[ID]*Entry)}}
-	if name == "" {
-		return b, nil
+	b, all := new(Book), &contents{entries: make(map[ID]*Entry)}
+	if name != "" {
+		b.file = &file.Replacer{Name: name, Perm: 0o600, Timeout: file.Timeout}
+		entries, err := load(name)
+		if err != nil {
+			return nil, err
+		}
+		for i := range entries {
+			all.put(&entries[i])
+		}
 	}
-	b.file = &file.Replacer{Name: name, Perm: 0o600, Timeout: file.Timeout}
-	entries, err := load(name)
-	if err != nil {
-		return nil, err
-	}
-	for i := range entries {
-		b.all.put(&entries[i])
-	}
-	b.all.sort()
+	b.publish(all, nil)
 	return b, nil
 }
 
@@ -215,10 +215,10 @@ func (c *contents) count(e *Entry, sign int) {
 }
 
 // clone returns a copy to make a change in.
-func (c *contents) clone() contents {
+func (c *contents) clone() *contents {
 	out := *c
 	out.entries = maps.Clone(c.entries)
-	return out
+	return &out
 }
 
 // forget drops the oldest deletions of which there are too many. Members that have the same entries drop the same ones.
@@ -260,7 +260,8 @@ var ErrFull = errors.New("the overrides are full")
 func (b *Book) Change(node string, e Entry) (now, before *Entry, err error) {
 	b.change.Lock()
 	defer b.change.Unlock()
-	next := b.read().clone() // nobody else changes it meanwhile
+	was := b.now.Load()
+	next := was.clone()
 	before = next.entries[e.ID]
 	if before != nil && before.Deleted() {
 		before = nil
@@ -278,16 +279,16 @@ func (b *Book) Change(node string, e Entry) (now, before *Entry, err error) {
 	}
 	next.put(&e)
 	next.forget()
-	if !e.Deleted() && (next.live.entries > MaxOverrides && before == nil || next.live.bytes > max(MaxBytes, b.read().live.bytes)) {
+	if !e.Deleted() && (next.live.entries > MaxOverrides && before == nil || next.live.bytes > max(MaxBytes, was.live.bytes)) {
 		return nil, nil, fmt.Errorf("%w: there may be %d, with %d bytes: delete some, or put them into the policy file", ErrFull, MaxOverrides, MaxBytes)
 	}
-	if err := b.write(&next); err != nil {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.dirty, b.failed = true, err // the file may have the change
+	if err := b.write(next); err != nil {
+		kept := *was
+		kept.writes = next.writes
+		b.publish(&kept, err) // the file may have the change
 		return nil, nil, err
 	}
-	b.replace(next, nil)
+	b.publish(next, nil)
 	return &e, before, nil
 }
 
@@ -297,15 +298,15 @@ func (b *Book) Change(node string, e Entry) (now, before *Entry, err error) {
 func (b *Book) Merge(entries []Entry) (changed int, err error) {
 	b.change.Lock()
 	defer b.change.Unlock()
-	next := b.read().clone()
+	was := b.now.Load()
+	next := was.clone()
 	for _, one := range entries {
 		e := &one
 		if wrong := e.valid(); wrong != nil {
 			err = cmp.Or(err, fmt.Errorf("override of policy %.128q: %w", e.Policy, wrong))
 			continue
 		}
-		was := next.entries[e.ID]
-		if was != nil && !e.newer(was) {
+		if has := next.entries[e.ID]; has != nil && !e.newer(has) {
 			continue
 		}
 		if !e.Deleted() && (next.live.bytes+e.bytes() > 2*MaxBytes || next.live.entries >= 2*MaxOverrides) {
@@ -316,22 +317,18 @@ func (b *Book) Merge(entries []Entry) (changed int, err error) {
 		changed++
 	}
 	next.forget()
-	if next.digest == b.read().digest {
+	if next.digest == was.digest {
 		return 0, err
 	}
-	b.replace(next, b.write(&next))
+	b.publish(next, b.write(next))
 	return changed, err
 }
 
-// read returns the contents, for a holder of change.
-func (b *Book) read() *contents { return &b.all }
-
-// replace puts contents into force; failed says why they are not in the file.
-func (b *Book) replace(next contents, failed error) {
+// publish puts contents into force; failed says why they are not in the file.
+func (b *Book) publish(next *contents, failed error) {
 	next.sort()
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.all, b.dirty, b.failed = next, failed != nil, failed
+	next.dirty, next.failed = failed != nil, failed
+	b.now.Store(next)
 }
 
 // write writes contents to the file, if there is one.
@@ -340,10 +337,8 @@ func (b *Book) write(c *contents) error {
 		return nil
 	}
 	err := b.save(c.sort())
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.writes.done++; err != nil {
-		b.writes.failed++
+	if c.writes.done++; err != nil {
+		c.writes.failed++
 	}
 	return err
 }
@@ -352,28 +347,20 @@ func (b *Book) write(c *contents) error {
 func (b *Book) Retry() error {
 	b.change.Lock()
 	defer b.change.Unlock()
-	if !b.dirty {
+	if !b.now.Load().dirty {
 		return nil
 	}
-	next := b.read().clone()
-	err := b.write(&next)
-	b.replace(next, err)
+	next := b.now.Load().clone()
+	err := b.write(next)
+	b.publish(next, err)
 	return err
 }
 
 // Durable reports whether all entries are in the book's file. A book without a file never is.
-func (b *Book) Durable() bool {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return b.file != nil && !b.dirty
-}
+func (b *Book) Durable() bool { return b.file != nil && !b.now.Load().dirty }
 
 // Digest returns what stands for the content.
-func (b *Book) Digest() Digest {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return b.all.digest
-}
+func (b *Book) Digest() Digest { return b.now.Load().digest }
 
 // Stats are a Book's numbers.
 type Stats struct {
@@ -385,28 +372,21 @@ type Stats struct {
 
 // Stats returns the numbers of now.
 func (b *Book) Stats() Stats {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
+	c := b.now.Load()
 	return Stats{
-		Overrides: b.all.live.entries, Deleted: b.all.deleted.entries, Bytes: b.all.live.bytes, Durable: b.file != nil && !b.dirty,
-		WriteError: b.failed, Writes: b.writes.done, WritesFailed: b.writes.failed,
+		Overrides: c.live.entries, Deleted: c.deleted.entries, Bytes: c.live.bytes, Durable: b.file != nil && !c.dirty,
+		WriteError: c.failed, Writes: c.writes.done, WritesFailed: c.writes.failed,
 	}
 }
 
 // Get returns the entry of an override that there is.
 func (b *Book) Get(id ID) (*Entry, bool) {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	e := b.all.entries[id]
+	e := b.now.Load().entries[id]
 	return e, e != nil && !e.Deleted()
 }
 
 // sorted returns all entries in order of their IDs. Nobody changes them.
-func (b *Book) sorted() []*Entry {
-	b.mu.RLock()
-	defer b.mu.RUnlock()
-	return b.all.sorted
-}
+func (b *Book) sorted() []*Entry { return b.now.Load().sorted }
 
 // after returns the entries, deletions included, from the first one above an ID on; the zero ID is below all.
 func (b *Book) after(id ID) []*Entry {

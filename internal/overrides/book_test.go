@@ -240,8 +240,8 @@ func TestBounds(t *testing.T) {
 	for i := range entries[:5000] {
 		entries[i].Key = long + fmt.Sprint(i)
 	}
-	if _, err := b.Merge(entries[:5000]); err != nil || b.all.deleted.bytes > MaxDeletedBytes {
-		t.Errorf("%d bytes of deletions, %v", b.all.deleted.bytes, err)
+	if _, err := b.Merge(entries[:5000]); err != nil || b.now.Load().deleted.bytes > MaxDeletedBytes {
+		t.Errorf("%d bytes of deletions, %v", b.now.Load().deleted.bytes, err)
 	}
 	wide := mustOpen(t, "")
 	for i := range entries[:5000] {
@@ -338,9 +338,9 @@ func FuzzFile(f *testing.F) {
 		}
 		b := mustOpen(t, "")
 		for i := range entries {
-			b.all.put(&entries[i])
+			b.now.Load().put(&entries[i])
 		}
-		b.all.sort()
+		b.now.Load().sort()
 		file := mustOpen(t, filepath.Join(t.TempDir(), FileName))
 		if err := file.save(b.sorted()); err != nil {
 			t.Fatal(err)
