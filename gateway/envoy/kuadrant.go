@@ -12,6 +12,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/rpc/wire"
 )
 
 // kuadrant implements Limitador's service for gateways that ask before a request, or reserve what it may cost, and report what it has
@@ -114,7 +115,7 @@ func (k *kuadrant) Reserve(ctx context.Context, in *kuadrantpb.ReserveRequest) (
 	if len(reserves) > 0 && k.overall(all) == codeOK {
 		d, err := k.cfg.Service.ReserveAll(ctx, reserves)
 		if err != nil {
-			return nil, statusOf(err)
+			return nil, wire.Status(err)
 		}
 		for j := range d.Decisions {
 			all[reserved[j]].over = !d.Decisions[j].Allowed
@@ -201,7 +202,7 @@ func (k *kuadrant) commit(ctx context.Context, t limit.Target, id string, cost i
 		return false, nil // it has ended, or there was none
 	}
 	if err != nil {
-		return false, statusOf(err)
+		return false, wire.Status(err)
 	}
 	return true, nil
 }
@@ -216,7 +217,7 @@ func (k *kuadrant) charge(ctx context.Context, targets []limit.Target, cost int6
 		checks[i] = limit.Check{Target: t, Cost: cost, Always: true}
 	}
 	if _, err := k.cfg.Service.CheckAll(ctx, checks); err != nil {
-		return statusOf(err)
+		return wire.Status(err)
 	}
 	return nil
 }
@@ -228,12 +229,12 @@ func (k *kuadrant) look(ctx context.Context, all []asked, checks []limit.Check, 
 	}
 	results, err := k.cfg.Service.Check(ctx, checks)
 	if err != nil {
-		return statusOf(err)
+		return wire.Status(err)
 	}
 	for j := range results {
 		d := &results[j]
 		if d.Err != nil {
-			return statusOf(d.Err)
+			return wire.Status(d.Err)
 		}
 		a := &all[places[j]]
 		a.over = !d.Allowed || a.zero() && d.Remaining < 1 && !d.FailedOpen || d.Limit != algo.Unlimited && d.Remaining < amount && !d.FailedOpen

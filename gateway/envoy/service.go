@@ -2,7 +2,6 @@ package envoy
 
 import (
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"strconv"
@@ -247,11 +246,11 @@ func (s *Service) askEach(ctx context.Context, all []asked, checks []limit.Check
 	r.checks = append(r.checks[:0], checks...)
 	r.results = slices.Grow(r.results[:0], len(checks))[:len(checks)]
 	if err := s.cfg.Service.CheckTo(ctx, r.checks, nil, r.results); err != nil {
-		return statusOf(err)
+		return wire.Status(err)
 	}
 	for j := range r.results {
 		if err := r.results[j].Err; err != nil {
-			return statusOf(err)
+			return wire.Status(err)
 		}
 		s.conclude(&all[places[j]], &r.results[j].Decision)
 	}
@@ -286,7 +285,7 @@ func (s *Service) askTogether(ctx context.Context, all []asked, checks []limit.C
 	}
 	d, err := s.cfg.Service.CheckAll(ctx, checks)
 	if err != nil {
-		return statusOf(err)
+		return wire.Status(err)
 	}
 	for j := range d.Decisions {
 		s.conclude(&all[places[j]], &d.Decisions[j])
@@ -455,13 +454,4 @@ func (s *Service) overall(all []asked) ratelimitv3.RateLimitResponse_Code {
 		return ratelimitv3.RateLimitResponse_OVER_LIMIT
 	}
 	return ratelimitv3.RateLimitResponse_OK
-}
-
-// statusOf converts an error of a limit.Service.
-func statusOf(err error) error {
-	var e *limit.Error
-	if !errors.As(err, &e) {
-		return status.FromContextError(err).Err()
-	}
-	return status.Error(wire.Code(e.Kind), e.Error())
 }

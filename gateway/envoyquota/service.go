@@ -124,14 +124,12 @@ func (s *Service) one(stream grpc.ServerStream, plane *session) (more bool, err 
 const perByte = 64
 
 func statusOf(err error) error {
-	var e *limit.Error
 	switch _, is := status.FromError(err); {
 	case err == nil || is:
 		return err
-	case errors.As(err, &e):
-		return status.Error(wire.Code(e.Kind), e.Error())
-	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
-		return status.FromContextError(err).Err()
+	}
+	if err := wire.Status(err); status.Code(err) != codes.Unknown { // a Service's, or the context's
+		return err
 	}
 	return status.Error(codes.InvalidArgument, "malformed message: "+err.Error())
 }

@@ -3,8 +3,6 @@ package grpcapi
 import (
 	"errors"
 
-	"google.golang.org/grpc/status"
-
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -17,9 +15,8 @@ func callerError(e *limit.Error, field func(string) string) *weirv1.Error {
 
 // statusOf turns an error of the service into a gRPC status, whose message begins with the field's name in weir.v1.
 func statusOf(err error) error {
-	var e *limit.Error
-	if errors.As(err, &e) {
-		return status.Error(wire.Code(e.Kind), limit.NewError(e.Kind, wire.Field(e.Field), e.Message).Error())
+	if e, ok := errors.AsType[*limit.Error](err); ok {
+		err = limit.NewError(e.Kind, wire.Field(e.Field), e.Message)
 	}
-	return status.FromContextError(err).Err()
+	return wire.Status(err)
 }

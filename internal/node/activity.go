@@ -3,7 +3,6 @@ package node
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -288,11 +287,11 @@ func keyUse(row *topkeys.Row) *weirv1.KeyUse {
 func (n *Node) describe(r *peerv1.DescribeRequest) (*peerv1.DescribeResponse, error) {
 	t, bad := wire.Target(r.GetTarget())
 	if bad != nil {
-		return nil, status.Error(wire.Code(bad.Kind), bad.Error())
+		return nil, wire.Status(bad)
 	}
 	is, holds, err := n.limiter.Describe(&t)
-	if e, ok := errors.AsType[*limit.Error](err); ok {
-		return nil, status.Error(wire.Code(e.Kind), e.Error())
+	if err != nil {
+		return nil, wire.Status(err)
 	}
 	out := &peerv1.DescribeResponse{Holds: holds, OnLoan: is.OnLoan, BannedNs: int64(is.Banned)}
 	for i := range is.Limits {

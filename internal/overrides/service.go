@@ -11,7 +11,6 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/limit"
@@ -271,26 +270,17 @@ type server struct {
 // ListOverrides implements weirv1.OverridesServer.
 func (s server) ListOverrides(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
 	out, err := s.service.List(ctx, req)
-	return out, statusOf(err)
+	return out, wire.Status(err)
 }
 
 // SetOverride implements weirv1.OverridesServer.
 func (s server) SetOverride(ctx context.Context, req *weirv1.SetOverrideRequest) (*weirv1.OverrideChange, error) {
 	out, err := s.service.Set(ctx, "grpc", req)
-	return out, statusOf(err)
+	return out, wire.Status(err)
 }
 
 // DeleteOverride implements weirv1.OverridesServer.
 func (s server) DeleteOverride(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
 	out, err := s.service.Delete(ctx, "grpc", req)
-	return out, statusOf(err)
-}
-
-// statusOf is an error of the Service as a gRPC status, whose message begins with the field.
-func statusOf(err error) error {
-	var e *limit.Error
-	if errors.As(err, &e) {
-		return status.Error(wire.Code(e.Kind), e.Error())
-	}
-	return err
+	return out, wire.Status(err)
 }

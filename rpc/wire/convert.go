@@ -1,10 +1,12 @@
 package wire
 
 import (
+	"errors"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/timezone"
@@ -172,6 +174,14 @@ func Code(k limit.Kind) codes.Code {
 
 // Kind is the inverse of Code, 0 for the code of no Error.
 func Kind(c codes.Code) limit.Kind { return limit.Kind(slices.Index(kindCodes[1:], c) + 1) }
+
+// Status is an error of a limit.Service as a gRPC status, whose message begins with the field; nil for nil.
+func Status(err error) error {
+	if e, ok := errors.AsType[*limit.Error](err); ok {
+		return status.Error(Code(e.Kind), e.Error())
+	}
+	return status.FromContextError(err).Err()
+}
 
 // ProtoError is an error as nodes tell each other.
 func ProtoError(e *limit.Error) *weirv1.Error {
