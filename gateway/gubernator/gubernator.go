@@ -11,6 +11,7 @@
 package gubernator
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -294,24 +295,13 @@ func has(r *pb.RateLimitReq, flag pb.Behavior) bool { return r.GetBehavior()&fla
 
 // wording is an error with its field named as Gubernator names it.
 func wording(e *limit.Error) string {
-	field := e.Field
-	switch field {
-	case "key":
-		field = "unique_key"
-	case "namespace":
-		field = "name"
-	case "limit.window":
-		field = "duration"
-	case "limit.limit":
-		field = "limit"
-	case "limit.capacity":
-		field = "burst"
-	case "cost":
-		field = "hits"
-	case "":
+	if e.Field == "" {
 		return e.Message
 	}
-	return "field '" + field + "' " + e.Message
+	names := map[string]string{
+		"key": "unique_key", "namespace": "name", "limit.window": "duration", "limit.limit": "limit", "limit.capacity": "burst", "cost": "hits",
+	}
+	return "field '" + cmp.Or(names[e.Field], e.Field) + "' " + e.Message
 }
 
 // statusOf converts an error of a whole call.

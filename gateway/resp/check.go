@@ -1,6 +1,7 @@
 package resp
 
 import (
+	"cmp"
 	"errors"
 	"strconv"
 	"time"
@@ -187,18 +188,8 @@ func (c *conn) checkFailed(s *scratch, p *pending, err error) {
 
 // cellField is an error with its field named as CL.THROTTLE names it.
 func cellField(e *limit.Error) *limit.Error {
-	field := e.Field
-	switch field {
-	case "limit.window":
-		field = "period"
-	case "limit.limit":
-		field = "count per period"
-	case "limit.capacity":
-		field = "max_burst"
-	case "cost":
-		field = "quantity"
-	}
-	return limit.NewError(e.Kind, field, e.Message)
+	names := map[string]string{"limit.window": "period", "limit.limit": "count per period", "limit.capacity": "max_burst", "cost": "quantity"}
+	return limit.NewError(e.Kind, cmp.Or(names[e.Field], e.Field), e.Message)
 }
 
 // appendThrottle appends the answer of CL.THROTTLE: whether the request is limited, the limit, what remains, the seconds until the same

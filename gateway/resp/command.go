@@ -297,24 +297,17 @@ func (c *conn) client(s *scratch, args []string) {
 }
 
 func (c *conn) setInfo(s *scratch, attribute, value string) {
-	switch strings.ToLower(shortened(attribute, 16)) {
-	case "lib-name":
-		if !isPlain(value) {
-			c.fail(s, "ERR", "lib-name cannot contain spaces, newlines or special characters.")
-			return
-		}
-		c.libName = strings.Clone(value)
-	case "lib-ver":
-		if !isPlain(value) {
-			c.fail(s, "ERR", "lib-ver cannot contain spaces, newlines or special characters.")
-			return
-		}
-		c.libVersion = strings.Clone(value)
-	default:
+	name := strings.ToLower(shortened(attribute, 16))
+	to := map[string]*string{"lib-name": &c.libName, "lib-ver": &c.libVersion}[name]
+	switch {
+	case to == nil:
 		c.fail(s, "ERR", "Unrecognized option '"+shortened(attribute, 64)+"'")
-		return
+	case !isPlain(value):
+		c.fail(s, "ERR", name+" cannot contain spaces, newlines or special characters.")
+	default:
+		*to = strings.Clone(value)
+		c.ok(s)
 	}
-	c.ok(s)
 }
 
 func (c *conn) unknownSubcommand(s *scratch, command, what string) {

@@ -116,17 +116,15 @@ func (s *Server) Serve(l net.Listener) error {
 			continue
 		}
 		s.conns[c] = struct{}{}
-		s.ended.Add(1)
-		s.mu.Unlock()
-		go func() {
-			defer s.ended.Done()
+		s.ended.Go(func() {
 			defer func() {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				delete(s.conns, c)
 			}()
 			c.serve()
-		}()
+		})
+		s.mu.Unlock()
 	}
 }
 
