@@ -406,39 +406,21 @@ func parseTime(s []byte) (int64, bool) {
 		return t.UnixNano(), err == nil && nanoseconds(t)
 	}
 	whole, part, _ := bytes.Cut(s, []byte{'.'})
-	if len(part) > 9 {
-		part = part[:9]
-	}
-	var ns int64
-	negative := false
-	if len(whole) > 0 && whole[0] == '-' {
-		negative, whole = true, whole[1:]
-	}
-	if len(whole) == 0 || len(whole) > 10 {
+	digits, negative := bytes.CutPrefix(whole, []byte{'-'})
+	if len(digits) == 0 || len(digits) > 10 {
 		return 0, false
 	}
-	for _, b := range whole {
-		if b < '0' || b > '9' {
-			return 0, false
-		}
-		ns = 10*ns + int64(b-'0')
-	}
-	if ns > 9_000_000_000 {
+	const nine = "000000000"
+	digits = append(append(make([]byte, 0, 19), digits...), part[:min(len(part), len(nine))]...)
+	digits = append(digits, nine[min(len(part), len(nine)):]...)
+	ns, err := strconv.ParseUint(string(digits), 10, 64) // takes no sign
+	if err != nil || ns/1e9 > 9e9 {
 		return 0, false
-	}
-	for i := range 9 {
-		ns *= 10
-		if i < len(part) {
-			if part[i] < '0' || part[i] > '9' {
-				return 0, false
-			}
-			ns += int64(part[i] - '0')
-		}
 	}
 	if negative {
-		ns = -ns
+		return -int64(ns), true
 	}
-	return ns, true
+	return int64(ns), true
 }
 
 func (l *Log) json(line []byte, e *Event) string {
