@@ -8,6 +8,7 @@ import (
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 
+	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/quotaheader"
 	"github.com/weirlimit/weir/limit"
 )
@@ -184,8 +185,12 @@ func (a *api) writeJSON(w http.ResponseWriter, r *http.Request, status int, cont
 	a.write(w, r, status, out)
 }
 
-// marshal writes an answer's JSON. What somebody else's text has that is no UTF-8 is replaced.
-func marshal(v any) ([]byte, error) { return json.Marshal(v, jsontext.AllowInvalidUTF8(true)) }
+// marshal writes an answer's JSON, limits as requests give them. What somebody else's text has that is no UTF-8 is replaced.
+func marshal(v any) ([]byte, error) {
+	return json.Marshal(v, jsontext.AllowInvalidUTF8(true), json.WithMarshalers(json.MarshalToFunc(func(enc *jsontext.Encoder, l *algo.Limit) error {
+		return json.MarshalEncode(enc, limitBodyOf(l))
+	})))
+}
 
 // write sends an answer. That it did not arrive is for the log at most: there is nobody left to tell.
 func (a *api) write(w http.ResponseWriter, r *http.Request, status int, body []byte) {

@@ -55,18 +55,10 @@ type policyUseBody struct {
 // KeyOrders are the names of weir.v1's orders of keys, by their numbers; there is none for the first.
 func KeyOrders() []string { return []string{"", "busiest", "refused", "fullest"} }
 
-func (a *api) handleTopKeys(w http.ResponseWriter, r *http.Request) {
-	ask, p := topKeysOf(r.URL.RawQuery)
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	top, err := a.TopKeys(r.Context(), ask)
-	if err != nil {
-		a.writeProblem(w, r, problemOf(err))
-		return
-	}
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], topKeysBodyOf(ask.Order, top))
+func (a *api) topKeys() http.HandlerFunc {
+	return queried(a, topKeysOf, a.TopKeys, func(ask *weirv1.TopKeysRequest, top *weirv1.TopKeysResponse) any {
+		return topKeysBodyOf(ask.Order, top)
+	})
 }
 
 // topKeysOf reads the query of GET /v1/keys/top.

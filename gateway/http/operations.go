@@ -36,6 +36,23 @@ func operation[B, Q, A any](a *api, absent B, read func(*form, *B) Q, ask func(c
 	}
 }
 
+// queried is the handler of a question that the query of a URL holds, of which body is the answer's JSON.
+func queried[Q, A any](a *api, read func(raw string) (Q, *problem), ask func(context.Context, Q) (A, error), body func(Q, A) any) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		question, p := read(r.URL.RawQuery)
+		if p != nil {
+			a.writeProblem(w, r, p)
+			return
+		}
+		answer, err := ask(r.Context(), question)
+		if err != nil {
+			a.writeProblem(w, r, problemOf(err))
+			return
+		}
+		a.writeJSON(w, r, http.StatusOK, jsonType[0], body(question, answer))
+	}
+}
+
 // inJSON writes an answer as body has it.
 func inJSON[A any](a *api, body func(A) any) func(http.ResponseWriter, *http.Request, *scratch, A) {
 	return func(w http.ResponseWriter, r *http.Request, _ *scratch, answer A) {

@@ -47,16 +47,9 @@ type overridesBody struct {
 }
 
 type overrideChangeBody struct {
-	Override storedOverrideBody   `json:"override"`
-	Before   *storedOverrideBody  `json:"before,omitempty"`
-	Members  []overrideMemberBody `json:"members"`
-}
-
-type overrideMemberBody struct {
-	Name    string `json:"name"`
-	Has     bool   `json:"has"`
-	Durable bool   `json:"durable"`
-	Error   string `json:"error,omitempty"`
+	Override storedOverrideBody       `json:"override"`
+	Before   *storedOverrideBody      `json:"before,omitempty"`
+	Members  []*weirv1.OverrideMember `json:"members"` // as weir.v1 has them, like memberBody's Loans
 }
 
 func (a *api) putOverride() http.HandlerFunc {
@@ -67,8 +60,17 @@ func (a *api) putOverride() http.HandlerFunc {
 	}, inJSON(a, changeBodyOf))
 }
 
-func (a *api) handleOverrides(w http.ResponseWriter, r *http.Request) {
-	query, p := queryOf(r.URL.RawQuery, "policy", "key", "prefix", "page_size", "page_token")
+func (a *api) overrides() http.HandlerFunc {
+	return queried(a, listOf, func(ctx context.Context, req *weirv1.ListOverridesRequest) (*weirv1.ListOverridesResponse, error) {
+		return a.Overrides.List(ctx, req)
+	}, func(_ *weirv1.ListOverridesRequest, list *weirv1.ListOverridesResponse) any {
+		return overridesBodyOf(list)
+	})
+}
+
+// listOf reads the query of GET /v1/overrides.
+func listOf(raw string) (*weirv1.ListOverridesRequest, *problem) {
+	query, p := queryOf(raw, "policy", "key", "prefix", "page_size", "page_token")
 	req := &weirv1.ListOverridesRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"], PageToken: query["page_token"]}
 	if text, given := query["page_size"]; given && p == nil {
 		n, err := strconv.ParseUint(text, 10, 32)
@@ -76,30 +78,16 @@ func (a *api) handleOverrides(w http.ResponseWriter, r *http.Request) {
 			p = invalid("page_size", "must be a whole number from 1 to 1000")
 		}
 	}
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	list, err := a.Overrides.List(r.Context(), req)
-	if err != nil {
-		a.writeProblem(w, r, problemOf(err))
-		return
-	}
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], overridesBodyOf(list))
+	return req, p
 }
 
-func (a *api) handleDeleteOverride(w http.ResponseWriter, r *http.Request) {
-	query, p := queryOf(r.URL.RawQuery, "policy", "key", "prefix")
-	if p != nil {
-		a.writeProblem(w, r, p)
-		return
-	}
-	change, err := a.Overrides.Delete(r.Context(), "http", &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]})
-	if err != nil {
-		a.writeProblem(w, r, problemOf(err))
-		return
-	}
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], changeBodyOf(change))
+func (a *api) deleteOverride() http.HandlerFunc {
+	return queried(a, func(raw string) (*weirv1.DeleteOverrideRequest, *problem) {
+		query, p := queryOf(raw, "policy", "key", "prefix")
+		return &weirv1.DeleteOverrideRequest{Policy: query["policy"], Key: query["key"], Prefix: query["prefix"]}, p
+	}, func(ctx context.Context, req *weirv1.DeleteOverrideRequest) (*weirv1.OverrideChange, error) {
+		return a.Overrides.Delete(ctx, "http", req)
+	}, func(_ *weirv1.DeleteOverrideRequest, change *weirv1.OverrideChange) any { return changeBodyOf(change) })
 }
 
 // queryOf reads a query with parameters of these names, each at most once and not empty.
@@ -142,13 +130,10 @@ func overridesBodyOf(list *weirv1.ListOverridesResponse) *overridesBody {
 }
 
 func changeBodyOf(change *weirv1.OverrideChange) any {
-	body := overrideChangeBody{Override: storedOverrideOf(change.Override), Members: make([]overrideMemberBody, len(change.Members))}
+	body := overrideChangeBody{Override: storedOverrideOf(change.Override), Members: change.Members}
 	if change.Before != nil {
 		before := storedOverrideOf(change.Before)
 		body.Before = &before
-	}
-	for i, m := range change.Members {
-		body.Members[i] = overrideMemberBody{m.Name, m.Has, m.Durable, m.Error}
 	}
 	return &body
 }

@@ -16,58 +16,31 @@ import (
 //go:embed openapi.yaml
 var openAPI string
 
-// PolicyListing is what a node has loaded.
+// PolicyListing is what a node has loaded, in the JSON of GET /v1/policies.
 type PolicyListing struct {
 	// Hash stands for what the policies mean; it is equal on nodes that decide by the same ones.
-	Hash     string
-	Policies []Policy // in the order in which they are to be shown
+	Hash string `json:"hash"`
 	// ReloadError says why the last policy file was not taken; empty when it was.
-	ReloadError string
+	ReloadError string   `json:"reload_error,omitempty"`
+	Policies    []Policy `json:"policies"` // in the order in which they are to be shown
 }
 
 // Policy describes one policy.
 type Policy struct {
-	Name      string
-	Limits    []algo.Limit // empty when the policy is unlimited
-	Overrides int          // number of keys and prefixes that have a limit of their own
-	Shadow    bool
-	OnError   string // "open", "closed" or "share"
-}
-
-type policiesBody struct {
-	Hash        string       `json:"hash"`
-	ReloadError string       `json:"reload_error,omitempty"`
-	Policies    []policyBody `json:"policies"`
-}
-
-type policyBody struct {
-	Name      string      `json:"name"`
-	Limits    []limitBody `json:"limits"`
-	Overrides int         `json:"overrides"`
-	Shadow    bool        `json:"shadow"`
-	OnError   string      `json:"on_error"`
+	Name      string       `json:"name"`
+	Limits    []algo.Limit `json:"limits"`    // empty when the policy is unlimited
+	Overrides int          `json:"overrides"` // number of keys and prefixes that have a limit of their own
+	Shadow    bool         `json:"shadow"`
+	OnError   string       `json:"on_error"` // "open", "closed" or "share"
 }
 
 func (a *api) handlePolicies(w http.ResponseWriter, r *http.Request) {
-	a.writeJSON(w, r, http.StatusOK, jsonType[0], policiesBodyOf(a.Policies()))
+	listing := a.Policies()
+	a.writeJSON(w, r, http.StatusOK, jsonType[0], &listing)
 }
 
 // MarshalPolicies returns policies in the JSON of GET /v1/policies.
-func MarshalPolicies(listing PolicyListing) ([]byte, error) { return marshal(policiesBodyOf(listing)) }
-
-func policiesBodyOf(listing PolicyListing) *policiesBody {
-	body := policiesBody{Hash: listing.Hash, ReloadError: listing.ReloadError,
-		Policies: make([]policyBody, len(listing.Policies))}
-	for i, p := range listing.Policies {
-		b := policyBody{Name: p.Name, Overrides: p.Overrides, Shadow: p.Shadow, OnError: p.OnError,
-			Limits: make([]limitBody, len(p.Limits))}
-		for j := range p.Limits {
-			b.Limits[j] = limitBodyOf(&p.Limits[j])
-		}
-		body.Policies[i] = b
-	}
-	return &body
-}
+func MarshalPolicies(listing PolicyListing) ([]byte, error) { return marshal(&listing) }
 
 // statusBody is weir.v1's StatusResponse in the manner of this interface: snake_case, numbers as numbers, milliseconds.
 type statusBody struct {
