@@ -12,7 +12,7 @@ import (
 
 func newCancel() *cobra.Command {
 	var k keyed
-	return k.askAbout("cancel", "Give a reservation back", `End a reservation and give back all that it charged.
+	return k.askAbout("cancel", "Cancel a reservation", `End a reservation and give back all that it charged.
 Exit status: 0 cancelled, 2 error.`,
 		k.ofReservation,
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, _ *int64, out io.Writer) error {

@@ -16,7 +16,7 @@ func newCharge() *cobra.Command {
 	return k.askAbout("charge", "Charge a cost that has already happened", `Charge a cost that has already happened, whether or not there is room for it. Needs the role charge.
 Exit status: 0 charged, whether or not it was within the limit, 2 error.`,
 		func(fs *pflag.FlagSet) {
-			k.amountFlags.register(fs, "it did cost (default 1)")
+			k.amountFlags.register(fs, "the work cost (default 1)")
 			fs.StringVar(&k.requestID, "request-id", "", "charge only once however often the charge is repeated under this id")
 		},
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {

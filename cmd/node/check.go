@@ -13,7 +13,7 @@ import (
 
 func newCheck() *cobra.Command {
 	var k keyed
-	cmd := k.askAbout("check", "Ask for one decision", `Ask a node for one decision about a key: by a policy, or by a limit given along.
+	cmd := k.askAbout("check", "Ask for one decision", `Ask a node for one decision about a key: by a policy, or by an inline limit.
 Exit status: 0 admitted, 1 refused, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			fs.Int64Var(&k.cost, "cost", 1, "units asked for; 0 peeks")

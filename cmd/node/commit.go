@@ -13,12 +13,12 @@ import (
 
 func newCommit() *cobra.Command {
 	var k keyed
-	return k.askAbout("commit", "Say what reserved work did cost", `End a reservation: what the work did cost stays charged, the rest is given back, and what exceeds the reservation is charged.
+	return k.askAbout("commit", "Commit the cost of reserved work", `End a reservation: the cost of the work stays charged, the rest is given back, and an excess over the reservation is charged.
 Exit status: 0 committed, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			k.ofReservation(fs)
-			k.amountFlags.register(fs, "it did cost")
-			fs.StringVar(&k.class, "class", "", "of what kind the work was, as in reserve")
+			k.amountFlags.register(fs, "the work cost")
+			fs.StringVar(&k.class, "class", "", "class of the work, as in reserve")
 			fs.BoolVar(&k.exact, "exact", false, "a cost above what was reserved is an error, and changes nothing")
 		},
 		func(ctx context.Context, c weirv1.LimiterClient, t *weirv1.Target, cost *int64, out io.Writer) error {

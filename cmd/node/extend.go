@@ -12,7 +12,7 @@ import (
 
 func newExtend() *cobra.Command {
 	var k keyed
-	return k.askAbout("extend", "Add units or time to a reservation", `Add units to a reservation where there is room for them, let it wait longer, or both. Refused it changes nothing.
+	return k.askAbout("extend", "Add units or time to a reservation", `Add units to a reservation if there is room for them, extend its time, or both. A refused extend changes nothing.
 Exit status: 0 extended, 1 refused, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			k.ofReservation(fs)

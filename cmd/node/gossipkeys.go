@@ -22,8 +22,8 @@ func newGossipKeys() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gossip-keys",
 		Short: "Show and change the keys that encrypt the gossip, on all members",
-		Long: `Show and change the keys that encrypt the gossip, on all members, while they run. A key is changed in three steps, each
-of which is refused where it would cut a member off:
+		Long: `Show and change the keys that encrypt the gossip, on all members, while they run. A key is changed in three steps. A step
+that would cut a member off is rejected:
 
   openssl rand -base64 32 > new.key
   weir gossip-keys add new.key    all members can read it

@@ -44,10 +44,10 @@ func newLoad() *cobra.Command {
 		Use:   "load",
 		Short: "Send checks to a cluster, measure the answers and check them",
 		Long: `Send checks to a running cluster for a while: at a rate (open loop: latencies count from the moment each check
-was due), or, without --rate, each worker's next one when the last is answered (closed loop). What was admitted is held to
-the limit: of a key, at most so many units in any window, as far as can be told for certain from when checks were sent and
-their answers came. The checks are charged: use keys or a namespace of their own (--key-prefix, --namespace).
-Exit status: 0 done, 1 more was admitted than the limit lets through, 2 error, also when a check got no decision.`,
+was due), or, without --rate, each worker's next one when the last is answered (closed loop). The admissions are
+checked against the limit: of a key, at most so many units in any window. An excess counts only if the times at which checks were
+sent and answered prove it. The checks are charged: use keys or a namespace of their own (--key-prefix, --namespace).
+Exit status: 0 done, 1 more was admitted than the limit allows, 2 error, also when a check got no decision.`,
 		Example: `  weir load --limit 100/1m --keys 50 --rate 1000 --for 30s
   weir load --policy login --at-most 5/1m --over http --concurrency 64
   weir load --limit 1000000/1m --over stream --concurrency 256 --distribution zipf -o json`,
@@ -58,7 +58,7 @@ Exit status: 0 done, 1 more was admitted than the limit lets through, 2 error, a
 	}
 	fs := cmd.Flags()
 	f.Target.Register(fs)
-	fs.StringVar(&f.over, "over", "grpc", "how checks travel: grpc (a call each), stream (the Go client, which merges them and knows the owners), http or resp (the Redis protocol, with --policy)")
+	fs.StringVar(&f.over, "over", "grpc", "protocol: grpc (a call for each check), stream (the Go client, which merges checks and knows the owners), http or resp (the Redis protocol, with --policy)")
 	fs.StringSliceVar(&f.addrs, "addr", nil, "addresses of nodes, HOST:PORT of the port for --over, used in turn, separated by commas (default 127.0.0.1 with port 8081, over http 8080, over resp 6380)")
 	fs.Float64Var(&f.run.Rate, "rate", 0, "checks a second; 0: as many as the workers get answered")
 	fs.IntVar(&f.run.Concurrency, "concurrency", 64, "workers, and so checks in flight at most")
@@ -68,11 +68,11 @@ Exit status: 0 done, 1 more was admitted than the limit lets through, 2 error, a
 	fs.DurationVar(&f.run.Timeout, "timeout", 2*time.Second, "longest time to wait for an answer")
 	fs.Int64Var(&f.run.Cost, "cost", 1, "units of each check")
 	fs.IntVar(&f.run.Keys.Count, "keys", 1000, "number of different keys")
-	fs.StringVar(&f.distribution, "distribution", string(load.Uniform), "how often which key is asked for: uniform, zipf, or hot (one gets nine of ten checks)")
+	fs.StringVar(&f.distribution, "distribution", string(load.Uniform), "distribution of the keys: uniform, zipf, or hot (one key in nine of ten checks)")
 	fs.Float64Var(&f.run.Keys.Skew, "skew", 1.1, "exponent of zipf, above 1")
-	fs.StringVar(&f.run.Keys.Prefix, "key-prefix", "load-", "what keys begin with")
+	fs.StringVar(&f.run.Keys.Prefix, "key-prefix", "load-", "prefix of all keys")
 	fs.Uint64Var(&f.run.Keys.Seed, "seed", 1, "the same seed asks for the same keys in the same order")
-	fs.StringVar(&f.atMost, "at-most", "", "what the answers are held to: units of a key in any window, as 5/1m (default: what --limit and --algorithm let through; with --policy: not checked)")
+	fs.StringVar(&f.atMost, "at-most", "", "bound to check the answers against: units of a key in any window, such as 5/1m (default: what --limit and --algorithm admit; with --policy: not checked)")
 	f.tls.Register(fs)
 	fs.StringVarP(&f.output, "output", "o", "text", "how to print the result: text or json")
 	return cmd

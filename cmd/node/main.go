@@ -34,7 +34,7 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run carries out a command line. The first interrupt or termination signal ends it in good order; a second one kills, or
+// run carries out a command line. The first interrupt or termination signal ends it gracefully; a second one kills, or
 // is handled by the command (see stopNode).
 func run(args []string, stdout, stderr io.Writer) int {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -84,7 +84,7 @@ Start with:  weir dev`,
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [COMMAND]",
-		Short: "Tell what a command does, and its flags",
+		Short: "Explain a command and its flags",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			about, rest, err := cmd.Root().Find(args)
 			if err != nil {

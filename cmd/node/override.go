@@ -24,7 +24,7 @@ func newOverride() *cobra.Command {
   weir override list
   weir override delete login alice
 
-SETTINGS are the fields of an override in a policy file, as a JSON object. Where nodes ask for tokens, it takes one with the role overrides.
+SETTINGS are the fields of an override in a policy file, as a JSON object. With an access file it takes a token with the role overrides.
 Exit status: 0 done, 1 done, but not all members have it yet, 2 error, with nothing changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

@@ -12,11 +12,11 @@ import (
 
 func newReserve() *cobra.Command {
 	var k keyed
-	return k.askAbout("reserve", "Reserve units for work whose cost is not known yet", `Charge the most that some work may cost, until commit says what it did cost. The answer has a reservation_id.
+	return k.askAbout("reserve", "Reserve units for work whose cost is not known yet", `Charge the most that some work may cost, until commit gives the cost. The answer has a reservation_id.
 Exit status: 0 reserved, 1 refused, 2 error.`,
 		func(fs *pflag.FlagSet) {
 			k.amountFlags.register(fs, "it may cost (default: the policy's estimate, or 1)")
-			fs.StringVar(&k.class, "class", "", "of what kind the work is, such as a model, for a policy whose estimate is auto")
+			fs.StringVar(&k.class, "class", "", "class of the work, such as a model, for a policy whose estimate is auto")
 			fs.DurationVar(&k.ttl, "ttl", 0, "how long to wait for commit or cancel, 1ms to 1h (default 1m)")
 			fs.StringVar(&k.requestID, "request-id", "", "reserve only once however often this is repeated under this id")
 		},

@@ -34,12 +34,12 @@ func newRun() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Run one node",
-		Long: `Run one node. Without flags: a node alone, on loopback, without policies; limits sent along with a request work.
+		Long: `Run one node. Without flags: a node alone, on loopback, without policies; inline limits work.
 
 Every flag can be given in the environment (WEIR_HTTP_PORT=8080) or in the file of --config (http-port: 8080).
-A flag counts before the environment, the environment before the file. Port 0 picks a free one, an empty port turns
-the service off. Signals: SIGTERM and SIGINT hand everything over and stop, another one while that goes
-on ends the process at once, SIGHUP reads the policy file, certificates and keys again.`,
+A flag has precedence over the environment, the environment over the file. Port 0 picks a free one, an empty port turns
+the service off. Signals: SIGTERM and SIGINT hand everything over and stop, a second one ends
+the process at once, SIGHUP reads the policy file, certificates and keys again.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := settings.Fill(cmd.Flags(), os.LookupEnv); err != nil {
@@ -66,32 +66,32 @@ func (f *runFlags) register(fs *pflag.FlagSet) {
 	fs.StringSliceVar(&f.ForwardAuthHeaders, "forward-auth-headers", nil, "header fields whose values may be keys at /v1/forward-auth (key_header=NAME), separated by commas; empty: none")
 	fs.StringSliceVar(&f.TrustedProxies, "trusted-proxies", nil, "addresses or prefixes of the gateways that ask /v1/forward-auth, and of proxies before them, whose X-Forwarded-For is believed (key_ip=true), separated by commas; empty: none")
 	fs.StringSliceVar(&f.Join, "join", nil, "nodes to join, HOST:PORT of their gossip, separated by commas; a name with several addresses counts as all of them")
-	fs.IntVar(&f.MaxMembers, "max-members", cluster.DefaultMaxMembers, "nodes of the cluster at most: what gossip tells of more is not taken in")
+	fs.IntVar(&f.MaxMembers, "max-members", cluster.DefaultMaxMembers, "largest number of nodes in the cluster; gossip about more is ignored")
 	fs.StringSliceVar(&f.Voters, "voters", nil, "names of the 1, 3 or 5 nodes whose majority grants what strict policies need, the same on all nodes; ordinals:3 stands for the first three pods of a StatefulSet")
 	fs.StringVar(&f.PolicyFile, "policies", "", "policy file (YAML), read again when it changes")
-	fs.StringVar(&f.DataDir, "data-dir", "", "directory, of this node alone, that overrides set while it runs are kept in; empty: they are lost when no member of the cluster runs")
+	fs.StringVar(&f.DataDir, "data-dir", "", "directory, of this node alone, that keeps overrides set while nodes run; empty: they are lost when no member of the cluster runs")
 	registerEnvoy(fs, &f.Envoy)
 	registerSecurity(fs, &f.Security)
 	registerLimits(fs, &f.Limits)
 	fs.StringVar(&f.unknownPolicy, "unknown-policy", "error", "answer to a check of a policy that does not exist: error, allow or deny")
 	fs.Var(settings.Var(&f.MaxKeys, settings.OrNone(settings.ParseKeys), "int", strconv.Itoa(node.DefaultMaxKeys)), "max-keys", "keys with live state at most; 0: no bound")
-	fs.StringVar(&f.maxMemory, "max-memory", settings.Auto, "memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave of it; 0: no bound")
+	fs.StringVar(&f.maxMemory, "max-memory", settings.Auto, "memory for state at most: bytes (512MiB), a share of what the process may use (50%), or auto: what the other parts of a node leave; 0: no bound")
 	count := settings.OrNone(settings.ParseNumber(0))
 	fs.Var(settings.Var(&f.MaxReservations, count, "int", strconv.Itoa(node.DefaultMaxReservations)), "max-reservations", "pending reservations of all keys, copies of other nodes' included; 0: none")
 	fs.Var(settings.Var(&f.MaxKeyReservations, count, "int", strconv.Itoa(node.DefaultMaxKeyReservations)), "max-key-reservations", "pending reservations of one key, each extension counted; 0: none")
 	fs.Var(settings.Var(&f.MaxRequestIDs, count, "int", strconv.Itoa(node.DefaultMaxRequestIDs)), "max-request-ids", "request ids remembered per partition (of 4093); 0: none")
-	fs.BoolVar(&f.NoInline, "no-inline", false, "refuse limits sent along with a request")
+	fs.BoolVar(&f.NoInline, "no-inline", false, "reject inline limits: limits sent along with a request")
 	fs.BoolVar(&f.NoConsole, "no-console", false, "serve no console at /console")
-	fs.Var(settings.Var(&f.InlineMaxWindow, settings.OrNone(settings.ParseBound), "duration", limiter.DefaultInlineMaxWindow.String()), "inline-max-window", "longest window of a limit sent along, and longest time for a bucket of one to come back, the same on all nodes; 0: no bound")
-	fs.Var(settings.Var(&f.InlineMaxKeys, settings.ParseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of limits sent along at most; 0: no bound but the fair part")
-	fs.Var(settings.Var(&f.InlineMaxMemory, settings.ParseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of limits sent along at most; 0: no bound but the fair part")
+	fs.Var(settings.Var(&f.InlineMaxWindow, settings.OrNone(settings.ParseBound), "duration", limiter.DefaultInlineMaxWindow.String()), "inline-max-window", "longest window of an inline limit, and longest time in which its bucket refills, the same on all nodes; 0: no bound")
+	fs.Var(settings.Var(&f.InlineMaxKeys, settings.ParseKeys, "int", "0"), "inline-max-keys", "keys of one namespace of inline limits at most; 0: no bound but the fair part")
+	fs.Var(settings.Var(&f.InlineMaxMemory, settings.ParseInlineMemory, "size", "0"), "inline-max-memory", "memory for state of one namespace of inline limits at most; 0: no bound but the fair part")
 	fs.DurationVar(&f.Timeout, "timeout", limiter.DefaultTimeout, "longest time for a check that another node decides")
-	fs.DurationVar(&f.Grace, "grace", node.DefaultGrace, "longest time for stopping in good order")
+	fs.DurationVar(&f.Grace, "grace", node.DefaultGrace, "longest time for a graceful stop")
 	fs.StringVar(&f.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	fs.StringVar(&f.logLevel, "log-level", "info", "least important messages logged: debug, info, warn or error")
 	fs.StringVar(&f.OTLPEndpoint, "otlp-endpoint", "", "collector for traces, OTLP over gRPC: http://HOST:PORT, or https://HOST:PORT for TLS; empty: no traces")
 	fs.Float64Var(&f.TraceSample, "trace-sample", 0, "share of calls traced, 0 to 1, of those whose callers do not say whether to (W3C traceparent)")
-	fs.Float64Var(&f.TraceCallerRate, "trace-caller-rate", 10, "calls traced a second at most because their callers say so (the sampled flag of a traceparent); 0: none")
+	fs.Float64Var(&f.TraceCallerRate, "trace-caller-rate", 10, "calls traced a second at most at their callers' request (the sampled flag of a traceparent); 0: none")
 	fs.StringVar(&f.config, "config", "", "YAML file with settings, under the names of the flags")
 }
 
@@ -216,34 +216,34 @@ func parsePort(s string) (node.Port, error) {
 // registerLimits registers the bounds on callers.
 func registerLimits(fs *pflag.FlagSet, l *node.Limits) {
 	positive := settings.AutoOr(settings.ParseNumber(1))
-	fs.Var(settings.Var(&l.MaxConnections, settings.AutoOr(settings.OrNone(settings.ParseNumber(0))), "int", settings.Auto), "max-connections", "connections of authenticated callers at a time at each port; more are closed; 0: no bound; auto: by the memory there is")
-	fs.Var(settings.Var(&l.MaxConnectionsPerSource, settings.ParseNumber(0), "int", "0"), "max-connections-per-source", "those of them from one source, an IPv4 address or an IPv6 /64; 0: half of --max-connections")
-	fs.Var(settings.Var(&l.MaxAnonymousConnections, positive, "int", settings.Auto), "max-anonymous-connections", "connections at a time at each port whose callers have not been authenticated yet; more wait, and sources take turns; auto: by the memory there is")
-	fs.Var(settings.Var(&l.MaxConnectionAge, settings.OrNone(settings.ParseBound), "duration", node.DefaultMaxAge.String()), "max-connection-age", "age from which a caller or node is asked to take another connection; set it below half of what short-lived client certificates live; 0: no bound")
+	fs.Var(settings.Var(&l.MaxConnections, settings.AutoOr(settings.OrNone(settings.ParseNumber(0))), "int", settings.Auto), "max-connections", "connections of authenticated callers at a time at each port; more are closed; 0: no bound; auto: by the available memory")
+	fs.Var(settings.Var(&l.MaxConnectionsPerSource, settings.ParseNumber(0), "int", "0"), "max-connections-per-source", "such connections from one source, an IPv4 address or an IPv6 /64; 0: half of --max-connections")
+	fs.Var(settings.Var(&l.MaxAnonymousConnections, positive, "int", settings.Auto), "max-anonymous-connections", "connections at a time at each port that are not authenticated; more wait, and sources take turns; auto: by the available memory")
+	fs.Var(settings.Var(&l.MaxConnectionAge, settings.OrNone(settings.ParseBound), "duration", node.DefaultMaxAge.String()), "max-connection-age", "age at which a caller or node is asked to reconnect; keep it below half of the lifetime of client certificates; 0: no bound")
 	fs.Var(settings.Var(&l.IdleTimeout, settings.OrNone(settings.ParseBound), "duration", node.DefaultIdleTimeout.String()), "idle-timeout", "how long a connection of gRPC or the Redis protocol may stay without calls; 0: no bound")
-	fs.Var(settings.Var(&l.MaxStreams, positive, "int", settings.Auto), "max-streams", "calls at a time on one connection of gRPC or HTTP/2; more wait at the caller; auto: by the memory there is")
+	fs.Var(settings.Var(&l.MaxStreams, positive, "int", settings.Auto), "max-streams", "calls at a time on one connection of gRPC or HTTP/2; more wait at the caller; auto: by the available memory")
 	fs.Var(settings.Var(&l.MaxMessageSize, settings.AutoOr(settings.ParseSize(1<<10, 1<<30)), "size", settings.Auto), "max-message-size", "largest body of a request, HTTP or gRPC; auto: 4MiB, or less where there is little memory")
 	fs.Var(settings.Var(&l.MaxHeaderSize, settings.ParseSize(1<<10, 1<<20), "size", "32KiB"), "max-header-size", "largest header of a request, HTTP or gRPC")
-	fs.Var(settings.Var(&l.MaxInFlight, positive, "int", settings.Auto), "max-in-flight", "checks that wait at a time for other nodes or for copies; more are answered by on_error; auto: by the memory there is")
-	fs.Var(settings.Var(&l.FirstMessageTimeout, settings.ParseWait, "duration", node.DefaultFirstMessage.String()), "first-message-timeout", "longest time between the headers and the first message of a gRPC call, and for a command of the Redis protocol to come")
-	fs.Var(settings.Var(&l.WriteTimeout, settings.ParseWait, "duration", node.DefaultWriteTimeout.String()), "write-timeout", "longest time that a gRPC connection, or a stream on it, may be stuck because its caller does not read")
-	fs.Var(settings.Var(&l.MaxUnread, settings.AutoOr(settings.ParseSize(1<<20, 1<<40)), "size", settings.Auto), "max-unread", "answers of all streams of checks that wait for their callers to read; streams with more than their share of it are ended then; auto: by the memory there is")
+	fs.Var(settings.Var(&l.MaxInFlight, positive, "int", settings.Auto), "max-in-flight", "checks that wait at a time for other nodes or for copies; more are answered by on_error; auto: by the available memory")
+	fs.Var(settings.Var(&l.FirstMessageTimeout, settings.ParseWait, "duration", node.DefaultFirstMessage.String()), "first-message-timeout", "longest time between the headers and the first message of a gRPC call, and for receiving a command of the Redis protocol")
+	fs.Var(settings.Var(&l.WriteTimeout, settings.ParseWait, "duration", node.DefaultWriteTimeout.String()), "write-timeout", "longest time that a gRPC connection, or a stream on it, waits for a caller that does not read")
+	fs.Var(settings.Var(&l.MaxUnread, settings.AutoOr(settings.ParseSize(1<<20, 1<<40)), "size", settings.Auto), "max-unread", "unread answers of all streams of checks; beyond it streams with more than their share are ended; auto: by the available memory")
 }
 
-// registerSecurity registers what keeps a node to those it is meant for.
+// registerSecurity registers the settings of authentication and encryption.
 func registerSecurity(fs *pflag.FlagSet, s *node.Security) {
 	fs.StringVar(&s.TLS.Cert, "tls-cert-file", "", "certificate (PEM, with its chain) for callers over HTTP, gRPC and the Redis protocol, read again when it changes; empty: plain text")
 	fs.StringVar(&s.TLS.Key, "tls-key-file", "", "private key (PEM) of --tls-cert-file")
-	fs.StringVar(&s.TLS.CA, "tls-client-ca-file", "", "authorities (PEM) of callers' certificates, which are required then, or a token where --access-file is given")
+	fs.StringVar(&s.TLS.CA, "tls-client-ca-file", "", "authorities (PEM) of callers' certificates, which are then required; with --access-file a token will do instead")
 	fs.StringVar(&s.PeerTLS.Cert, "peer-tls-cert-file", "", "certificate (PEM, with its chain) that this node presents to other nodes, as server and as client; empty: plain text between nodes")
 	fs.StringVar(&s.PeerTLS.Key, "peer-tls-key-file", "", "private key (PEM) of --peer-tls-cert-file")
 	fs.StringVar(&s.PeerTLS.CA, "peer-tls-ca-file", "", "authorities (PEM) of the other nodes' certificates")
 	fs.StringVar(&s.PeerName, "peer-tls-name", "", "name (DNS or URI) that must be among the alternative names of every node's certificate")
-	fs.StringVar(&s.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: everybody everything")
+	fs.StringVar(&s.AccessFile, "access-file", "", "who may do what (YAML): tokens and certificates of callers, their roles and policies, read again when it changes; empty: every caller may do everything")
 	fs.StringVar(&s.GossipKeyFile, "gossip-key-file", "", "file with the keys that encrypt gossip, base64, one a line, the first for sending; read again when it changes")
-	fs.BoolVar(&s.Insecure, "insecure", false, "open ports beyond loopback without what keeps strangers out: mutual TLS between nodes, gossip keys, a secret of the cluster, and a proof of who calls")
-	fs.StringVar(&s.AuditLog, "audit-log", "", "file for the audit log, or stderr: refunds, resets, changes of overrides and of gossip keys, and denied calls, with who and from where, as lines of JSON; empty: none")
-	fs.StringVar(&s.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: keys the hash of keys, so that outsiders cannot aim keys at one partition")
+	fs.BoolVar(&s.Insecure, "insecure", false, "listen beyond loopback without mutual TLS between nodes, gossip keys, a cluster secret and authentication of callers")
+	fs.StringVar(&s.AuditLog, "audit-log", "", "file for the audit log, or stderr: refunds, resets, changes of overrides and of gossip keys, and denied calls, with caller and address, as lines of JSON; empty: none")
+	fs.StringVar(&s.SecretFile, "cluster-secret-file", "", "file with the cluster's secret, the same on all nodes, 16 bytes or more: the hash of keys depends on it, so that outsiders cannot aim keys at one partition")
 }
 
 // registerEnvoy registers the front end for Envoy.

@@ -209,24 +209,24 @@ descriptors:
 		want string // in standard output
 		warn string // standard error, but for errors
 	}{
-		{[]string{good}, exitOK, good + ": ok, 1 policies\n", ""},
+		{[]string{good}, exitOK, good + ": ok, 1 policy\n", ""},
 		{[]string{bad, good}, exitNegative, bad + ":2:46: policies[0].limit: ", ""},
 		{[]string{bad, "/none", good}, exitError, bad + ":2:46: policies[0].limit: ", ""},
 		{[]string{"-o", "json", good}, exitOK, `{"mistakes":[],"ok":true,"warnings":[]}` + "\n", ""},
 		{[]string{"-o", "json", bad}, exitNegative, `"line":2,"column":46,"field":"policies[0].limit"`, ""},
 		{[]string{"-o", "json", good, "/none"}, exitError, `{"mistakes":[],"ok":false,"warnings":[]}` + "\n", ""},
-		{[]string{strict}, exitOK, strict + ": ok, 1 policies\n", "warning: " + strict + warns},
+		{[]string{strict}, exitOK, strict + ": ok, 1 policy\n", "warning: " + strict + warns},
 		{[]string{"-o", "json", strict}, exitOK, `"ok":true,"warnings":[{"file":"` + strict + `","line":2,"column":92,"field":"policies[0].consistency","message":"strict needs voters`,
 			"warning: " + strict + warns},
 		{[]string{bad, strict}, exitNegative, bad + ":2:46: ", "warning: " + strict + warns},
-		{[]string{edge}, exitOK, edge + ": ok, 2 limits of 1 domains for Envoy\n", ""},
-		{[]string{filepath.Dir(edge), good}, exitOK, edge + ": ok, 2 limits of 1 domains for Envoy\n", ""},
+		{[]string{edge}, exitOK, edge + ": ok, 2 limits of 1 domain for Envoy\n", ""},
+		{[]string{filepath.Dir(edge), good}, exitOK, edge + ": ok, 2 limits of 1 domain for Envoy\n", ""},
 		{[]string{edge, good, again}, exitNegative, again + ":1:9: domain: is the domain of " + edge, ""},
 		{[]string{"--envoy-merge-domains", edge, again}, exitNegative, again + ":2:21: descriptors[0]: is the second descriptor of the composite key", ""},
-		{[]string{foreign}, exitOK, foreign + ": ok, 1 limits of 1 namespaces of Limitador\n", ""},
+		{[]string{foreign}, exitOK, foreign + ": ok, 1 limit of 1 namespace of Limitador\n", ""},
 		{[]string{twice}, exitNegative, twice + ":4:90: [3].conditions[1]: is not understood", ""},
 		{[]string{"--convert", into, foreign}, exitOK, foreign + ": ok", ""},
-		{[]string{filepath.Join(into, "shop_eu.yaml")}, exitOK, "ok, 1 limits of 1 domains for Envoy\n", ""},
+		{[]string{filepath.Join(into, "shop_eu.yaml")}, exitOK, "ok, 1 limit of 1 domain for Envoy\n", ""},
 		{[]string{"--convert", into, foreign}, exitError, "", ""}, // it is there already
 		{[]string{"-o", "json", again}, exitOK, `{"mistakes":[],"ok":true,"warnings":[]}` + "\n", ""},
 	} {

@@ -17,7 +17,7 @@ func newSecrets() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "secrets DIRECTORY",
 		Short: "Make the certificates, keys and tokens of a secure cluster",
-		Long: `Make in a directory all that a cluster needs to keep strangers out: two authorities, certificates for callers and between
+		Long: `Make in a directory all secrets of a cluster: two authorities, certificates for callers and between
 nodes, a gossip key, the cluster's secret, and an access file with tokens of a caller, an operator and Prometheus.
 
 The directory has one directory for each Secret of deploy/k8s, and a kustomization of them: kubectl apply -k DIRECTORY.
@@ -53,6 +53,6 @@ each under DIRECTORY/SERVICE-. Keep DIRECTORY/authorities and DIRECTORY/tokens e
 	fs.StringSliceVar(&c.Names, "names", nil, "more host names and addresses that callers reach nodes at, separated by commas")
 	fs.StringVar(&c.PeerName, "peer-tls-name", "weir-node", "name in every node's certificate")
 	fs.IntVar(&c.Days, "days", 365, "days that certificates are good for; authorities are good for ten times as long")
-	fs.BoolVar(&force, "force", false, "write over what is there: nodes with the old secrets and with the new ones do not talk to each other")
+	fs.BoolVar(&force, "force", false, "overwrite existing files: nodes with the old secrets and with the new ones do not talk to each other")
 	return cmd
 }

@@ -34,7 +34,7 @@ func newTop() *cobra.Command {
 each policy decided.
 
 On a terminal the screen is refreshed: b, r and f choose the order, q ends it. Elsewhere, and with -o json, it is
-printed once. Where nodes ask for tokens it takes one with the role keys.`,
+printed once. With an access file it takes a token with the role keys.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			order := slices.Index(httpapi.KeyOrders(), f.order)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 )
 
 // uPlot (https://github.com/leeoniya/uPlot) 1.6.32, MIT: see uplot.LICENSE. It is part of each report, which loads nothing.
@@ -31,9 +32,15 @@ type Report struct {
 	BadLines  []BadLine `json:"first_malformed,omitempty"`
 }
 
+// Counts says how much was replayed: "2,700 requests of 1 key".
+func (r *Report) Counts() string {
+	return humanize.Comma(r.Events) + " " + english.PluralWord(int(r.Events), "request", "") + " of " +
+		humanize.Comma(int64(r.Keys)) + " " + english.PluralWord(r.Keys, "key", "")
+}
+
 // WriteTable writes the report as a table for people.
 func (r *Report) WriteTable(w io.Writer) error {
-	fmt.Fprintf(w, "%s: %s requests of %s keys", r.Input, humanize.Comma(r.Events), humanize.Comma(int64(r.Keys)))
+	fmt.Fprintf(w, "%s: %s", r.Input, r.Counts())
 	if r.Events > 0 {
 		fmt.Fprintf(w, ", %s to %s", r.From.Format(time.RFC3339), r.To.Format(time.RFC3339))
 	}

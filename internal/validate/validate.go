@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/weirlimit/weir/gateway/envoy"
 	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/limitador"
@@ -79,7 +80,7 @@ func Files(w, stderr io.Writer, files []string, opts Options) (ok bool, err erro
 			set, err := policy.Parse(name, data)
 			right := checked{}
 			if err == nil {
-				right = checked{what: fmt.Sprintf("%d policies", len(set.Policies())), warnings: set.NeedVoters()}
+				right = checked{what: english.Plural(len(set.Policies()), "policy", ""), warnings: set.NeedVoters()}
 			}
 			take(name, right, err)
 		}
@@ -94,9 +95,9 @@ func Files(w, stderr io.Writer, files []string, opts Options) (ok bool, err erro
 				names[i] = f.Name
 			}
 			domains, limits := config.Domains()
-			what := fmt.Sprintf("%d limits of %d domains for Envoy", limits, domains)
+			what := english.Plural(limits, "limit", "") + " of " + english.Plural(domains, "domain", "") + " for Envoy"
 			if n := config.Quotas(); n > 0 {
-				what += fmt.Sprintf(", %d quota buckets", n)
+				what += ", " + english.Plural(n, "quota bucket", "")
 			}
 			take(strings.Join(names, ", "), checked{what: what}, nil)
 		}
@@ -139,5 +140,5 @@ func fromLimitador(name string, data []byte, dir string) (checked, error) {
 			return checked{}, fmt.Errorf("convert: %w", err)
 		}
 	}
-	return checked{what: fmt.Sprintf("%d limits of %d namespaces of Limitador", read.Limits, len(read.Namespaces))}, nil
+	return checked{what: english.Plural(read.Limits, "limit", "") + " of " + english.Plural(len(read.Namespaces), "namespace", "") + " of Limitador"}, nil
 }

@@ -23,7 +23,7 @@ func TestOneBadFileHidesNoOther(t *testing.T) {
 	if ok || err == nil || !strings.HasPrefix(err.Error(), "FILE: ") || !strings.Contains(err.Error(), "/none") {
 		t.Errorf("%t, %v", ok, err)
 	}
-	if text := out.String(); strings.Count(text, bad+":") < 2 || !strings.Contains(text, strict+": ok, 1 policies\n") {
+	if text := out.String(); strings.Count(text, bad+":") < 2 || !strings.Contains(text, strict+": ok, 1 policy\n") {
 		t.Errorf("printed %s", text)
 	}
 	if text := warned.String(); !strings.HasPrefix(text, "warning: "+strict+":") || strings.Contains(out.String(), "voters") {
