@@ -26,6 +26,9 @@ const (
 	LoanTerm = time.Second
 	// LeastLoan is the least number of units that a loan begins with; a limit below four times as many is not lent.
 	LeastLoan = 16
+	// nearLoan is how much has to be free for each borrower to lend to any, once a request was in want of units on loan: half of that would be
+	// lent, and called back when the rest is used up.
+	nearLoan = 2 * LeastLoan
 	// MaxLoans is how many loans a state has at a time.
 	MaxLoans = 1024
 	// leastTerm is the shortest: reports would else take more messages than the loan saves.
@@ -87,8 +90,9 @@ type Loan struct {
 type Loans struct {
 	list []Loan
 	held int64
-	// near says that a request was in want of units on loan: nothing is lent until there is room again.
-	near bool
+	// near is among how many borrowers what is free is shared, since a request was in want of units on loan: nothing is lent until that is
+	// worth a message to each. 0: no request was, or there has been room again.
+	near int64
 	// Of Quotas: the rate that is lent, the instant up to which what it comes to has been charged, and units to charge besides.
 	rate, since, due int64
 }
@@ -164,9 +168,16 @@ func (u *Loans) Borrowers(to map[uint64]struct{}) {
 // All returns the loans that are known, those that have ended among them.
 func (u *Loans) All() []Loan { return slices.Clone(u.list) }
 
-// Recall notes that a request needs units that are held: nothing more is lent, nor a loan renewed, until a quarter of each limit
-// is free.
-func (u *Loans) Recall() { u.near = true }
+// Recall notes that a request needs units that are held. Until a quarter of each limit is free, all borrowers that are known, also those
+// whose loans have ended, have equal parts of what comes back; and nothing more is lent, nor a loan renewed, where there is too little
+// for that.
+func (u *Loans) Recall() {
+	borrowers := make(map[uint64]struct{}, len(u.list))
+	for i := range u.list {
+		borrowers[u.list[i].ID.Borrower] = struct{}{}
+	}
+	u.near = max(int64(len(borrowers)), 1)
+}
 
 func (u *Loans) find(id LoanID) int {
 	return slices.IndexFunc(u.list, func(l Loan) bool { return l.ID == id })
@@ -400,8 +411,9 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 		room, least = min(room, c.room(l, a, t, now)), min(least, l.holds())
 		term = min(term, l.loanTerm(t, now))
 	})
-	if u.near && room-u.held >= least/4 {
-		u.near = false
+	free := room - u.held
+	if free >= least/4 {
+		u.near = 0
 	}
 	var have int64
 	borrowers := int64(1)
@@ -413,12 +425,12 @@ func (ls Limits) Lend(a *Arena, s State, now Instant, u *Loans, id LoanID, want 
 			borrowers++
 		}
 	}
-	want = min(want, room/(2*borrowers), max(least/loanShare, LeastLoan))
-	if want < LeastLoan && have == 0 || u.near || term < leastTerm {
+	want = min(want, room/(2*max(borrowers, u.near)), max(least/loanShare, LeastLoan))
+	if want < LeastLoan && have == 0 || free < u.near*nearLoan || term < leastTerm {
 		want = 0
 	}
 	// What others have may have become more than their parts, because room has shrunk: who has used up its own is lent of the rest.
-	grant := max(min(want-have, (room-u.held)/2), 0)
+	grant := max(min(want-have, free/2), 0)
 	if have == 0 && grant < LeastLoan {
 		grant = 0
 	}
@@ -488,7 +500,7 @@ func (u *Loans) Unite(v *Loans) {
 			k.Granted, k.Checks = max(k.Granted, l.Granted), max(k.Checks, l.Checks)
 		}
 	}
-	u.near = u.near || v.near
+	u.near = max(u.near, v.near)
 	u.due += v.due
 	since := max(u.since, v.since)
 	if u.rate > 0 {

@@ -51,7 +51,7 @@ func newLoans(ns *nodes) *loans {
 		now := time.Now()
 		return clock.Read(int64(now.Sub(began)), now.UnixNano())
 	}
-	l.book = borrow.New[loanKey, *member](l.kick.Set)
+	l.book = borrow.New[loanKey, *member](l.kick.Set, nil)
 	return l
 }
 
@@ -124,7 +124,7 @@ func (l *Limiter) admitted(key string, n int64, d *Decision) {
 // missed is told of what a node has admitted that might have been of a loan.
 func (l *loans) missed(key loanKey, n int64, d *Decision) {
 	if l != nil && borrow.Lendable(d) {
-		l.book.Missed(key, n, l.clock(), ownKey)
+		l.book.Missed(key, n, l.clock, ownKey)
 	}
 }
 

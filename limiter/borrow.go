@@ -100,7 +100,7 @@ func startBorrowing(l *Limiter) *borrowing {
 	if b.clock == nil {
 		b.clock = func() int64 { return l.clock().Mono }
 	}
-	b.book = borrow.New[loanKey, toldNode](b.kick.Set)
+	b.book = borrow.New[loanKey, toldNode](b.kick.Set, l.cfg.Random)
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.running.Go(func() {
@@ -192,7 +192,7 @@ func (b *borrowing) missed(op *Op) {
 	if b == nil || op.Kind != OpCheck || !fromLoans(&op.Check) || !op.lendable() || !borrow.Lendable(d) {
 		return
 	}
-	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock(), loanKey.own)
+	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock, loanKey.own)
 }
 
 // report sends reports of that instant to who decides for their keys, those for one node together. What cannot be sent is said again.

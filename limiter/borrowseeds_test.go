@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -156,6 +157,7 @@ func (n *borrowNode) start() {
 			n.wait() // whoever reads it goes on when the machine does
 			return n.scaled()
 		},
+		Random: func() uint32 { return uint32(r.draw(1<<32, "sample", n.i)) },
 		Member: func(boot uint64) (ownership.Node, bool) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
@@ -557,6 +559,9 @@ func playBorrowing(t *testing.T, seed uint64) (summary string, borrowed int) {
 		if err != nil {
 			t.Errorf("seed %d, %d, %s: %v", seed, r.trouble, r.text, err)
 		}
+		slices.SortFunc(r.asked, func(a, b answered) int { // those of one instant in any order
+			return cmp.Or(cmp.Compare(a.sent, b.sent), cmp.Compare(a.came, b.came), cmp.Compare(a.n, b.n), cmp.Compare(a.cost, b.cost))
+		})
 		h := fnv.New64a()
 		fmt.Fprint(h, r.asked)
 		var units int64

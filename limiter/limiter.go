@@ -92,6 +92,9 @@ type Config struct {
 	// BootClock is the clock of leases, which goes on while the machine is suspended; only read for strict policies, which
 	// are not decided without it.
 	BootClock func() int64
+	// Random draws the sample of checks by which keys are found that are worth a loan. It is called by several goroutines at a time. Nil:
+	// rand.Uint32.
+	Random func() uint32
 	// Tracer, when not nil, makes spans of what is done for callers whose calls are traced.
 	Tracer Tracer
 	// Recorder, when not nil, is told of a sample of the decisions.

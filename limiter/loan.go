@@ -21,9 +21,12 @@ const (
 	lendMost = 200 * time.Millisecond
 	// silentFor is how long a borrower that has not answered is not waited for again.
 	silentFor = algo.LoanTerm
-	// lendAgain is until when it is no use asking for a loan where there is no room for one, and neverAgain where nothing is lent.
-	lendAgain  = 250 * time.Millisecond
-	neverAgain = 10 * time.Second
+	// lendAgain is until when it is no use asking for a loan where there is no room for one, returnAgain where others have units that will be
+	// called back when what is left is used up, recallAgain where that is being done, and neverAgain where nothing is lent.
+	lendAgain   = 250 * time.Millisecond
+	returnAgain = 20 * time.Millisecond
+	recallAgain = 5 * time.Millisecond
+	neverAgain  = 10 * time.Second
 )
 
 // loans are what a node knows of borrowers: how to ask them, and what it has asked. What was lent is in the store. The zero value is
@@ -32,6 +35,7 @@ type loans struct {
 	mu        sync.Mutex
 	borrowers map[uint64]map[*borrower]struct{}
 	rounds    map[state]*round
+	deciding  map[state]int         // how many wait for rounds, or have not decided since
 	silent    map[algo.LoanID]int64 // until which Mono instant
 
 	granted, recalled, unanswered, spent atomic.Uint64
@@ -213,6 +217,13 @@ func (l *Limiter) lend(s *subject, b *limit.Borrow, now *moment) (a limit.Lent, 
 		}
 	}
 	if a.Term == 0 {
+		switch {
+		case again == neverAgain:
+		case call.Want == 0:
+			again = recallAgain // it was not asked for, or is for those who wait for it
+		case lent.OnLoan > 0:
+			again = returnAgain
+		}
 		a.Again = again
 		return a, copied
 	}
@@ -246,11 +257,23 @@ func warnAt(millionths int64, a *limit.Lent) int64 {
 	return max(at, 1)
 }
 
-// recalling reports whether what is on loan of a key is being asked for.
+// recalling reports whether what is on loan of a key is being asked for, or is back, and those who wait for it have not decided yet.
 func (ls *loans) recalling(of state) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.rounds[of] != nil
+	return ls.rounds[of] != nil || ls.deciding[of] > 0
+}
+
+// wait notes that somebody decides about a key once a round is over, or, with -1, that he has decided.
+func (ls *loans) wait(of state, n int) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if ls.deciding == nil {
+		ls.deciding = make(map[state]int)
+	}
+	if ls.deciding[of] += n; ls.deciding[of] == 0 {
+		delete(ls.deciding, of)
+	}
 }
 
 // heard notes that a borrower has reported; home says that nothing of its loan is held any more.
@@ -378,6 +401,7 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 			if op.Outcome.onLoan {
 				of := op.state()
 				k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
+				l.loans.wait(of, 1)
 				rest = append(rest, waiting{op, of, l.callBack(of, k, op, l.clock().Mono)})
 			}
 		}
@@ -418,6 +442,7 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 			w.op.Outcome, w.op.recalled = Outcome{}, over || w.round == nil
 			l.decide(t, w.op, &now)
 			w.op.recalled = false
+			l.loans.wait(w.of, -1)
 		}
 	}
 }

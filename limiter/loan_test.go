@@ -81,6 +81,53 @@ func TestRecallBeforeRefusal(t *testing.T) {
 }
 
 // A borrower that does not answer is waited for once, and then no more for a while.
+// TestLentAfterRecall: of what comes back those who wait for it are the first to have some, and the rest is lent again as long as that is worth it.
+func TestLentAfterRecall(t *testing.T) {
+	l := New(Config{Policies: policies(t, "policies: [{name: p, algorithm: sliding_log, limit: 10000, window: 1h}]")})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	check(t, l, "p", 8000)
+	first := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 5}, Want: 1000}
+	if a := lend(t, l, first); a.Granted != 1000 {
+		t.Fatalf("%+v", a)
+	}
+	returned := make(chan limit.Lent, 1)
+	end := l.OpenBorrower(1, func(r limit.Recall) {
+		go func() {
+			first.Want, first.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+			returned <- lend(t, l, first)
+		}()
+	})
+	defer end()
+	if d := check(t, l, "p", 1500); !d.Allowed {
+		t.Fatalf("%+v", d)
+	}
+	if a := <-returned; !a.Ended || a.Again != recallAgain {
+		t.Errorf("who returned a loan is told %+v", a)
+	}
+
+	second := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 100}
+	of := state{scope: "p", key: "k"}
+	l.loans.wait(of, 1)
+	if a := lend(t, l, second); a.Granted != 0 || a.Again != recallAgain {
+		t.Errorf("while somebody is about to decide: %+v", a)
+	}
+	l.loans.wait(of, -1)
+	if a := lend(t, l, second); a.Granted != 100 || a.Term == 0 {
+		t.Errorf("with 500 free: %+v", a)
+	}
+	check(t, l, "p", 390)
+	third := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 3, Number: 1}, Want: 100}
+	if a := lend(t, l, third); a.Granted != 0 || a.Again != returnAgain {
+		t.Errorf("with 10 free and 100 on loan: %+v", a)
+	}
+	second.Want, second.Totals = 0, algo.Totals{Granted: 100, Spent: 100}
+	lend(t, l, second)
+	if a := lend(t, l, third); a.Granted != 0 || a.Again != lendAgain {
+		t.Errorf("with 10 free and nothing on loan: %+v", a)
+	}
+}
+
 func TestSilentBorrower(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()

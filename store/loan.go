@@ -194,6 +194,8 @@ type Lent struct {
 	Ticket uint64
 	// Charged is how many units the report has charged, and Checked how many checks it tells of that no report before it did.
 	Charged, Checked int64
+	// OnLoan is how many units of the key borrowers have then.
+	OnLoan int64
 	// Decision is, where Term is not 0, what a peek would say; Each, where there are several limits, what each of them would.
 	Decision algo.Decision
 	Each     []algo.Decision
@@ -282,7 +284,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	default:
 		a.Loan = limits.Lend(sh.arena, r.state, now, &l.Loans, b.ID, want)
 	}
-	a.Checked = a.Checks - before.Checks
+	a.Checked, a.OnLoan = a.Checks-before.Checks, l.Held()
 	l.Borrowed(b.ID, b.Caller)
 	after, known := l.Get(b.ID)
 	after.Caller = before.Caller // which the copies do not have

@@ -13,13 +13,13 @@ import (
 // TestTakeAll takes of two loans at once, from many goroutines, and more often in vain than not, while others take of one of them and reports
 // are made and answered: what is reported spent never becomes less, and is in the end what was admitted, of both the same but for those others.
 func TestTakeAll(t *testing.T) {
-	b := New[string, int](func() {})
+	b := newBook(func() {})
 	var clock atomic.Int64
 	clock.Store(int64(time.Hour))
 	now := clock.Load
 	for b.Loans() < 2 {
-		b.Missed("a", 1, now(), nil)
-		b.Missed("b", 1, now(), nil)
+		b.Missed("a", 1, now, nil)
+		b.Missed("b", 1, now, nil)
 	}
 	if b.TakeAll([]Part[string, int]{{Key: "a", Units: 1}, {Key: "none", Units: 1}}, now) || b.TakeAll(nil, now) {
 		t.Fatal("took of a loan that there is not")
@@ -66,8 +66,8 @@ func TestTakeAll(t *testing.T) {
 	}
 	for both.Load() < 300 && !t.Failed() {
 		report()
-		b.Missed("a", 1, now(), nil) // somebody still wants some
-		b.Missed("b", 1, now(), nil)
+		b.Missed("a", 1, now, nil) // somebody still wants some
+		b.Missed("b", 1, now, nil)
 	}
 	stop.Store(true)
 	taking.Wait()
@@ -84,11 +84,11 @@ func TestTakeAll(t *testing.T) {
 
 // TestTakeAllEnds: a loan that is over when its units are taken admits nothing, and takes nothing of the others.
 func TestTakeAllEnds(t *testing.T) {
-	b := New[string, int](func() {})
+	b := newBook(func() {})
 	now := int64(time.Hour)
 	for b.Loans() < 2 {
-		b.Missed("a", 1, now, nil)
-		b.Missed("b", 1, now, nil)
+		b.Missed("a", 1, at(now), nil)
+		b.Missed("b", 1, at(now), nil)
 	}
 	var answers []Answer[int]
 	for _, r := range due(b, now) {
@@ -113,11 +113,11 @@ func TestTakeAllEnds(t *testing.T) {
 
 // TestTakeAllIsUntold: what is taken, and put back as not all of it can be admitted, no report tells in between.
 func TestTakeAllIsUntold(t *testing.T) {
-	b := New[string, int](func() {})
+	b := newBook(func() {})
 	now := int64(time.Hour)
 	for b.Loans() < 2 {
-		b.Missed("a", 1, now, nil)
-		b.Missed("b", 1, now, nil)
+		b.Missed("a", 1, at(now), nil)
+		b.Missed("b", 1, at(now), nil)
 	}
 	var answers []Answer[int]
 	for _, r := range due(b, now) {

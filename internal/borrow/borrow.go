@@ -7,6 +7,8 @@
 package borrow
 
 import (
+	"cmp"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -112,7 +114,8 @@ func AnswerOf[N comparable](number uint64, from N, a *limit.Lent) Answer[N] {
 // Book has the loans of one borrower, by key K, which it reports to nodes N. Its methods are safe for concurrent use. Instants are
 // nanoseconds of a clock that never runs backwards, and goes on while the machine is suspended, see Clock.
 type Book[K, N comparable] struct {
-	wake func()
+	wake   func()
+	random func() uint32
 	// loans are those that there are; the map is replaced, never modified, for there are few and they are looked up all the time.
 	loans atomic.Pointer[map[K]*loan[K, N]]
 
@@ -162,13 +165,17 @@ type loan[K, N comparable] struct {
 	again             int64         // not to be reported before
 }
 
-// New returns an empty Book. wake is called, from Take and Missed, when Report should be soon; it must return at once.
-func New[K, N comparable](wake func()) *Book[K, N] {
+// New returns an empty Book. wake is called, from Take and Missed, when Report should be soon; it must return at once. random is what draws the
+// sample of the questions that are counted; nil: rand.Uint32. Both are called by whoever calls the Book, at the same time.
+func New[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
+	if random == nil {
+		random = rand.Uint32
+	}
 	seen, err := heavyhitters.NewWindow[K](2, counters)
 	if err != nil {
 		panic("borrow: " + err.Error()) // the sizes are constants
 	}
-	b := &Book[K, N]{wake: wake, seen: seen, byNumber: make(map[uint64]*loan[K, N])}
+	b := &Book[K, N]{wake: wake, random: random, seen: seen, byNumber: make(map[uint64]*loan[K, N])}
 	b.loans.Store(new(map[K]*loan[K, N]))
 	return b
 }
@@ -219,23 +226,24 @@ func (b *Book[K, N]) stir(l *loan[K, N]) {
 	}
 }
 
-// Missed is told of n units of a key that Take did not cover, and that its owner is asked about. keep returns what to keep of the
-// key, when it is kept, such as a copy of what is part of something larger.
-func (b *Book[K, N]) Missed(k K, n, now int64, keep func(K) K) {
+// Missed is told of n units of a key that Take did not cover, and that its owner is asked about. The clock is read only for a key with a loan,
+// and of the sample. keep returns what to keep of the key, when it is kept, such as a copy of what is part of something larger.
+func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	if l := (*b.loans.Load())[k]; l != nil {
 		l.missed.Add(n)
-		if now >= l.after.Load() {
+		if clock() >= l.after.Load() {
 			b.stir(l)
 		}
 		return
 	}
-	if rand.Uint32()%sampled != 0 || b.closed.Load() {
+	if b.random()%sampled != 0 || b.closed.Load() {
 		return
 	}
 	if !b.mu.TryLock() {
 		return // as if it had not been of the sample
 	}
 	defer b.mu.Unlock()
+	now := clock()
 	if now-b.turned >= int64(interval) {
 		if now-b.turned >= int64(2*interval) {
 			b.seen.Turn()
@@ -264,7 +272,7 @@ func (b *Book[K, N]) Missed(k K, n, now int64, keep func(K) K) {
 // rather waits for that than asks. It is nil where the owner is to be asked: nothing is about to be lent, or that takes too long.
 func (b *Book[K, N]) Pending(k K, n, now int64) <-chan struct{} {
 	l := (*b.loans.Load())[k]
-	if l == nil || now < l.after.Load() || b.closed.Load() {
+	if l == nil || now < l.after.Load()-int64(Patience)/2 || b.closed.Load() {
 		return nil
 	}
 	b.mu.Lock()
@@ -350,7 +358,7 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 	all := b.closed.Load()
 	next = Tick
 	var gone []*loan[K, N]
-	for _, l := range *b.loans.Load() {
+	for _, l := range b.inOrder() {
 		l.stirred.Store(false)
 		if l.granted > 0 && now >= l.ends+int64(algo.LoanTerm) {
 			l = b.renewLocked(l) // whoever had lent that has charged it by now
@@ -368,7 +376,9 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 		}
 		period := max(int64(Tick), int64(l.term)/perTerm)
 		var want int64
-		if !idle && now >= l.after.Load() {
+		if after := l.after.Load(); now < after && l.needs > 0 {
+			next = min(next, time.Duration(after-now)) // callers wait for that
+		} else if !idle && now >= after {
 			// Enough for what is asked until the next report but one.
 			want = max(int64(l.demand*max(1.5*float64(interval), 2.5*float64(period))), algo.LeastLoan, min(2*l.needs, algo.MaxLimit))
 		}
@@ -412,6 +422,11 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 		next = 0
 	}
 	return reports, next
+}
+
+// inOrder returns the loans in the order of their numbers, so that what is done about them does not depend on that of a map.
+func (b *Book[K, N]) inOrder() []*loan[K, N] {
+	return slices.SortedFunc(maps.Values(b.byNumber), func(l, m *loan[K, N]) int { return cmp.Compare(l.number, m.number) })
 }
 
 // measure brings the demand up to date, which falls by half in an interval at most.
@@ -461,7 +476,7 @@ func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 			l.ends = max(l.ends, now)
 			l.home(a.Granted)
 			l.urgent = l.urgent || l.returned > before
-			l.after.Store(now + int64(max(a.Again, Tick)))
+			l.after.Store(now + int64(max(a.Again, soon)))
 			continue
 		}
 		terms := a.Terms
@@ -497,7 +512,7 @@ func (b *Book[K, N]) unheardLocked(l *loan[K, N], now int64, a *Answer[N]) {
 func (b *Book[K, N]) Lost(node N, now int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, l := range *b.loans.Load() {
+	for _, l := range b.inOrder() {
 		if l.sent != 0 && l.node == node {
 			b.unheardLocked(l, now, &Answer[N]{})
 		}

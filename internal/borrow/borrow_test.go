@@ -54,8 +54,22 @@ func (o *owner) lend(now int64, borrower uint64, r Report[string, int]) Answer[i
 		o.t.Fatal(err)
 	}
 	loan := o.ls.Lend(o.a, o.s, at, &o.u, id, r.Want)
-	return Answer[int]{Number: r.Number, Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: 100 * time.Millisecond}
+	again := 250 * time.Millisecond
+	if r.Want == 0 {
+		again = 5 * time.Millisecond
+	} else if o.u.Held() > 0 {
+		again = 20 * time.Millisecond
+	}
+	return Answer[int]{Number: r.Number, Granted: loan.Granted, Spent: loan.Spent, Ended: loan.Ended, Term: loan.Term, Again: again}
 }
+
+// newBook returns a Book whose sample is the same in each run.
+func newBook(wake func()) *Book[string, int] {
+	return New[string, int](wake, rand.New(rand.NewPCG(1, 2)).Uint32)
+}
+
+// at is a clock that stands still.
+func at(now int64) func() int64 { return func() int64 { return now } }
 
 // due is what a book reports at now.
 func due(b *Book[string, int], now int64) []Report[string, int] {
@@ -86,7 +100,7 @@ func TestBook(t *testing.T) {
 		next := make([]int64, len(books))
 		rate := make([]float64, len(books))
 		for i := range books {
-			books[i] = New[string, int](func() { next[i] = 0 })
+			books[i] = newBook(func() { next[i] = 0 })
 			rate[i] = 1 + float64(i-2)/1000
 		}
 		var way []delivery
@@ -132,7 +146,7 @@ func TestBook(t *testing.T) {
 						taken++
 						continue
 					}
-					b.Missed("k", n, local, nil)
+					b.Missed("k", n, at(local), nil)
 					if o.check(now, n) {
 						admitted = append(admitted, admission{now, n})
 						continue
@@ -201,9 +215,9 @@ func TestBook(t *testing.T) {
 
 // TestTake has many take at once: never more than was granted.
 func TestTake(t *testing.T) {
-	b := New[string, int](func() {})
+	b := newBook(func() {})
 	for b.Loans() == 0 {
-		b.Missed("k", 1, 1, nil)
+		b.Missed("k", 1, at(1), nil)
 	}
 	r := due(b, 1)
 	if len(r) != 1 || r[0].Want < algo.LeastLoan {
@@ -236,9 +250,9 @@ func TestTake(t *testing.T) {
 
 // What is taken after the deadline is not admitted, and not spent twice.
 func TestDeadline(t *testing.T) {
-	b := New[string, int](func() {})
+	b := newBook(func() {})
 	for b.Loans() == 0 {
-		b.Missed("k", 1, 1, nil)
+		b.Missed("k", 1, at(1), nil)
 	}
 	number := due(b, 1)[0].Number
 	b.Answered(1, 100, []Answer[int]{{Number: number, Granted: 10, Term: 500}})
@@ -257,9 +271,9 @@ func TestDeadline(t *testing.T) {
 }
 
 func BenchmarkTake(b *testing.B) {
-	book := New[string, int](func() {})
+	book := newBook(func() {})
 	for book.Loans() == 0 {
-		book.Missed("k", 1, 1, nil)
+		book.Missed("k", 1, at(1), nil)
 	}
 	book.Answered(1, 2, []Answer[int]{{Number: due(book, 1)[0].Number, Granted: algo.MaxLimit, Term: time.Hour}})
 	now := func() int64 { return 5 }
@@ -276,9 +290,9 @@ func BenchmarkTake(b *testing.B) {
 // lent returns a book with a loan that has granted so much, and its number.
 func lent(t *testing.T, granted int64) (b *Book[string, int], number uint64) {
 	t.Helper()
-	b = New[string, int](func() {})
+	b = newBook(func() {})
 	for b.Loans() == 0 {
-		b.Missed("k", 1, 1, nil)
+		b.Missed("k", 1, at(1), nil)
 	}
 	number = due(b, 1)[0].Number
 	b.Answered(1, 2, []Answer[int]{{Number: number, Granted: granted, Term: time.Second}})
@@ -329,9 +343,9 @@ func TestRecalled(t *testing.T) {
 // it is told from then on, until that one does not answer.
 func TestUnheard(t *testing.T) {
 	wakes := 0
-	b := New[string, int](func() { wakes++ })
+	b := newBook(func() { wakes++ })
 	for b.Loans() == 0 {
-		b.Missed("k", 1, 1, nil)
+		b.Missed("k", 1, at(1), nil)
 	}
 	now := int64(1)
 	report := func(want int) Report[string, int] {

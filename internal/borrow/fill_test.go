@@ -2,6 +2,9 @@ package borrow
 
 import (
 	"container/heap"
+	"fmt"
+	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -12,6 +15,7 @@ import (
 type play struct {
 	t      *testing.T
 	owner  *owner
+	node   actor // that the owner is in
 	now    int64
 	events events
 	order  int
@@ -26,6 +30,7 @@ type play struct {
 	waited            int      // for an answer to a report
 	round             []func() // checks that wait for what is called back; nil: nothing is
 	out               map[algo.LoanID]bool
+	stalls            *rand.Rand // draws when borrowers stand still; nil: never
 }
 
 func newPlay(t *testing.T, l algo.Limit) *play {
@@ -60,6 +65,28 @@ func (p *play) after(d time.Duration, do func()) {
 	heap.Push(&p.events, event{p.now + int64(d), p.order, do})
 }
 
+// actor is a process, which may stand still now and then: what it would do meanwhile it does afterwards.
+type actor struct{ stalled int64 }
+
+// at has an actor do something after a time.
+func (p *play) at(a *actor, d time.Duration, do func()) {
+	p.after(d, func() {
+		if left := a.stalled - p.now; left > 0 {
+			p.at(a, time.Duration(left), do)
+			return
+		}
+		do()
+	})
+}
+
+// stall has an actor stand still again and again, for up to most each time.
+func (p *play) stall(a *actor, every, most time.Duration) {
+	p.after(time.Duration(p.stalls.ExpFloat64()*float64(every)), func() {
+		a.stalled = p.now + p.stalls.Int64N(int64(most))
+		p.stall(a, every, most)
+	})
+}
+
 func (p *play) run(until int64) {
 	for len(p.events) > 0 && p.events[0].at <= until {
 		e := heap.Pop(&p.events).(event)
@@ -71,6 +98,7 @@ func (p *play) run(until int64) {
 
 // borrower is one, who reports as clients do.
 type borrower struct {
+	actor
 	p        *play
 	id       uint64
 	book     *Book[string, int]
@@ -83,8 +111,11 @@ type borrower struct {
 
 func (p *play) borrower() *borrower {
 	b := &borrower{p: p, id: uint64(len(p.borrowers) + 1)}
-	b.book = New[string, int](func() { b.due(0) })
+	b.book = newBook(func() { b.due(0) })
 	p.borrowers = append(p.borrowers, b)
+	if p.stalls != nil {
+		p.stall(&b.actor, 50*time.Millisecond, 30*time.Millisecond)
+	}
 	return b
 }
 
@@ -92,7 +123,7 @@ func (p *play) borrower() *borrower {
 func (b *borrower) due(after time.Duration) {
 	b.turn++
 	turn := b.turn
-	b.p.after(max(after, time.Duration(b.reported-b.p.now)+time.Millisecond), func() {
+	b.p.at(&b.actor, max(after, time.Duration(b.reported-b.p.now)+time.Millisecond), func() {
 		if b.turn == turn {
 			b.report()
 		}
@@ -112,7 +143,7 @@ func (b *borrower) report() {
 	p.reports++
 	p.loans += len(reports)
 	sent := p.now
-	p.after(p.way, func() {
+	p.at(&p.node, p.way, func() {
 		wait := p.way
 		var answers []Answer[int]
 		for _, r := range reports {
@@ -129,7 +160,7 @@ func (b *borrower) report() {
 			a.From = 1
 			answers = append(answers, a)
 		}
-		p.after(wait, func() {
+		p.at(&b.actor, wait, func() {
 			b.book.Answered(sent, p.now, answers)
 			b.goOn()
 		})
@@ -174,7 +205,7 @@ func (b *borrower) ask(n int64, next func(admitted bool)) {
 		}
 		return gone
 	})
-	p.after(Patience, func() {
+	p.at(&b.actor, Patience, func() {
 		if !gone {
 			gone = true
 			b.askOwner(n, next)
@@ -188,7 +219,7 @@ func (b *borrower) askOwner(n int64, next func(admitted bool)) {
 	b.queue = append(b.queue, func(admitted bool) {
 		if admitted {
 			b.p.admitted += int(n)
-			b.book.Missed("k", n, b.p.now, nil)
+			b.book.Missed("k", n, at(b.p.now), nil)
 		}
 		next(admitted)
 	})
@@ -206,10 +237,10 @@ func (b *borrower) send() {
 	queue := b.queue
 	b.queue = nil
 	left := len(queue)
-	p.after(p.way, func() {
+	p.at(&p.node, p.way, func() {
 		for _, answer := range queue {
 			p.decide(func(admitted bool) {
-				p.after(p.way, func() {
+				p.at(&b.actor, p.way, func() {
 					answer(admitted)
 					if left--; left == 0 {
 						b.send()
@@ -242,8 +273,8 @@ func (p *play) decide(answer func(admitted bool)) {
 	for _, l := range o.u.Most() {
 		p.recalls++
 		p.out[l.ID] = true
-		p.after(p.way, func() {
-			b := p.borrowers[l.ID.Borrower-1]
+		b := p.borrowers[l.ID.Borrower-1]
+		p.at(&b.actor, p.way, func() {
 			b.book.Recalled(l.ID.Number, l.Granted, p.now)
 			b.goOn()
 		})
@@ -264,43 +295,55 @@ func (p *play) home(id algo.LoanID) {
 	}
 }
 
-// TestFill has ten borrowers use up a limit of a million, each with eight callers who ask for as much as they get: exactly that, in no more messages
-// than that takes.
-func TestFill(t *testing.T) {
-	const limit, callers, borrowers, most = 1_000_000, 8, 10, 500
-	for _, c := range []struct{ way, each time.Duration }{
-		{50 * time.Microsecond, 20 * time.Microsecond}, {3 * time.Millisecond, time.Microsecond},
-	} {
-		p := newPlay(t, algo.Limit{Algorithm: algo.FixedWindow, Limit: limit, Window: 24 * time.Hour})
-		p.way = c.way
-		began := p.now
-		calling := 0
-		for range borrowers {
-			b := p.borrower()
-			for range callers {
-				calling++
-				var ask func(bool)
-				ask = func(admitted bool) {
-					if !admitted {
-						calling--
-						return
-					}
-					p.after(c.each, func() { b.ask(1, ask) })
+// fill has ten borrowers use up a limit of a million, each with eight callers who ask for as much as they get, each time after so long.
+func (p *play) fill(each time.Duration) {
+	const callers, borrowers = 8, 10
+	calling := 0
+	for range borrowers {
+		b := p.borrower()
+		for range callers {
+			calling++
+			var ask func(bool)
+			ask = func(admitted bool) {
+				if !admitted {
+					calling--
+					return
 				}
-				ask(true)
+				p.at(&b.actor, each, func() { b.ask(1, ask) })
 			}
+			ask(true)
 		}
-		for calling > 0 && p.now < began+int64(time.Hour) {
-			p.run(p.now + int64(10*time.Millisecond))
+	}
+	for began := p.now; calling > 0 && p.now < began+int64(time.Hour); {
+		p.run(p.now + int64(10*time.Millisecond))
+	}
+}
+
+// TestFill has a limit of a million used up, at the speeds of a machine and a network and at those that seeds draw, where processes stand still now and
+// then: exactly that is admitted, in no more messages than that takes.
+func TestFill(t *testing.T) {
+	const limit, most = 1_000_000, 500
+	fill := func(name string, way, each time.Duration, stalls *rand.Rand) {
+		p := newPlay(t, algo.Limit{Algorithm: algo.FixedWindow, Limit: limit, Window: 24 * time.Hour})
+		p.way, p.stalls = way, stalls
+		if stalls != nil {
+			p.stall(&p.node, 20*time.Millisecond, 10*time.Millisecond)
 		}
-		t.Logf("way %v, %v apart: %d admitted in %v; %d messages with checks, %d with reports; %d asked, %d recalled",
-			c.way, c.each, p.admitted, time.Duration(p.now-began), p.checks, p.reports, p.asked, p.recalls)
-		if p.admitted != limit {
-			t.Errorf("%d were admitted, of %d", p.admitted, limit)
+		began := p.now
+		p.fill(each)
+		what := fmt.Sprintf("%s: way %v, %v apart: %d admitted in %v; %d messages with checks, %d with reports; %d asked, %d recalled",
+			name, way, each, p.admitted, time.Duration(p.now-began), p.checks, p.reports, p.asked, p.recalls)
+		t.Log(what)
+		if p.admitted != limit || p.checks+p.reports > most {
+			t.Errorf("%s: not %d in %d messages", what, limit, most)
 		}
-		if n := p.checks + p.reports; n > most {
-			t.Errorf("way %v, %v apart: %d messages, at most %d will do", c.way, c.each, n, most)
-		}
+	}
+	fill("machine", 50*time.Microsecond, 20*time.Microsecond, nil)
+	fill("network", 3*time.Millisecond, time.Microsecond, nil)
+	for seed := range uint64(4) {
+		r := rand.New(rand.NewPCG(seed, 9))
+		way, each := 20e3*math.Pow(200, r.Float64()), 200*math.Pow(100, r.Float64())
+		fill(fmt.Sprint("seed ", seed), time.Duration(way), time.Duration(each), r)
 	}
 }
 

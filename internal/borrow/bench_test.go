@@ -1,0 +1,62 @@
+package borrow
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/weirlimit/weir/algo"
+)
+
+// BenchmarkMissed is what a check costs that an owner has admitted, of a million keys asked all alike by 300,000 checks a second: nothing to lend.
+func BenchmarkMissed(b *testing.B) {
+	names := make([]string, 1<<20)
+	for i := range names {
+		names[i] = fmt.Sprintf("user:%013d", i)
+	}
+	book := newBook(func() {})
+	r := rand.New(rand.NewPCG(1, 2))
+	now := int64(1)
+	b.ReportAllocs()
+	for b.Loop() {
+		now += int64(time.Second / 300_000)
+		book.Missed(names[r.IntN(len(names))], 1, at(now), strings.Clone)
+	}
+	if book.Loans() > 0 {
+		b.Error("lent what is not asked often")
+	}
+}
+
+// BenchmarkHotKey is a decision from the loan of a hot key, by one goroutine and by 256.
+func BenchmarkHotKey(b *testing.B) {
+	book := newBook(func() {})
+	began := time.Now()
+	clock := func() int64 { return int64(time.Since(began)) }
+	for book.Loans() == 0 {
+		book.Missed("k", 1, clock, nil)
+	}
+	reports, _ := book.Report(clock())
+	book.Answered(clock(), clock(), []Answer[int]{{Number: reports[0].Number, Granted: algo.MaxLimit, Term: time.Hour, Terms: Terms{Limit: algo.MaxLimit}}})
+	take := func(b *testing.B) {
+		if _, _, ok := book.Take("k", 1, clock); !ok {
+			b.Error("not lent")
+		}
+	}
+	b.Run("goroutines=1", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			take(b)
+		}
+	})
+	b.Run("goroutines=256", func(b *testing.B) {
+		b.SetParallelism(128)
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				take(b)
+			}
+		})
+	})
+}
