@@ -109,10 +109,21 @@ func (e *Credentials) certified() bool { return e.TLS != nil && len(e.TLS.PeerCe
 // local reports whether the caller is on this host, or behind a proxy on this host.
 func (e *Credentials) local() bool { return loopback.Addr(e.From) }
 
-// session is an authenticated request or stream, with the caller by the access file of the last look.
+// session is an authenticated request or stream, with the caller by the access file of the last look. It is the context to serve
+// the request or stream in: each call has one, and it is one piece of memory.
 type session struct {
+	context.Context
 	credentials Credentials
 	known       atomic.Pointer[known]
+	first       known // which known points to until another is known
+}
+
+// Value implements context.Context.
+func (s *session) Value(key any) any {
+	if key == (sessionKey{}) {
+		return s
+	}
+	return s.Context.Value(key)
 }
 
 // known is the caller by one access file.
@@ -173,23 +184,29 @@ func (a *Authorizer) over(expires time.Time) bool {
 // Authorize authenticates a request or stream by its credentials and demands a role. listener names the listener in metrics and
 // logs. It needs no body. The context returned is the one to serve the request in: a service of Service finds the caller there.
 func (a *Authorizer) Authorize(ctx context.Context, listener string, role Role, e Credentials) (context.Context, *Denial) {
-	list := a.callers()
-	caller, expires, denial := a.authenticate(&e, list)
-	if denial == nil {
-		denial = a.demand(caller, list, role, &e)
-	}
-	if denial != nil {
-		a.denied(listener, denial, caller, &e, limit.Target{})
-		return nil, denial
-	}
-	return withSession(ctx, &e, &known{list, caller, expires}), nil
+	return a.authorize(&session{Context: ctx, credentials: e}, listener, role)
 }
 
-// withSession returns a context with an authenticated caller.
-func withSession(ctx context.Context, e *Credentials, k *known) context.Context {
-	s := &session{credentials: *e}
+// authorize is Authorize. The session returned is the one given, authenticated.
+func (a *Authorizer) authorize(s *session, listener string, role Role) (context.Context, *Denial) {
+	denial := a.begin(s)
+	if denial == nil {
+		denial = a.demand(s.first.caller, s.first.callers, role, &s.credentials)
+	}
+	if denial != nil {
+		a.denied(listener, denial, s.first.caller, &s.credentials, limit.Target{})
+		return nil, denial
+	}
+	return s, nil
+}
+
+// begin authenticates a session by its credentials.
+func (a *Authorizer) begin(s *session) (denial *Denial) {
+	k := &s.first
+	k.callers = a.callers()
+	k.caller, k.expires, denial = a.authenticate(&s.credentials, k.callers)
 	s.known.Store(k)
-	return context.WithValue(ctx, sessionKey{}, s)
+	return denial
 }
 
 // Authenticated reports whether the caller of the request or stream with this context was authenticated. Callers of what is open
@@ -307,33 +324,34 @@ func httpCredentials(r *http.Request) Credentials {
 // is a status. It is to be called before the message is read.
 func (a *Authorizer) GRPC(ctx context.Context, method string) (context.Context, error) {
 	role, listed := a.roles[method]
-	var e Credentials
+	s := &session{Context: ctx}
+	e := &s.credentials
 	if p, ok := peer.FromContext(ctx); ok {
 		e.From = p.Addr
-		if info, ok := p.AuthInfo.(credentials.TLSInfo); ok {
+		switch info := p.AuthInfo.(type) { // an if would allocate it for plain text too
+		case credentials.TLSInfo:
 			e.TLS = &info.State
 		}
 	}
 	if !listed {
 		// Deny by default: who registers a service lists its methods in methodRoles, and a test checks it.
-		a.denied("grpc", &Denial{Reason: WrongRole, Message: "method without a role"}, nil, &e, limit.Target{})
+		a.denied("grpc", &Denial{Reason: WrongRole, Message: "method without a role"}, nil, e, limit.Target{})
 		return nil, status.Error(codes.PermissionDenied, "this method is denied to everybody")
 	}
 	if a.cfg.Callers != nil { // who else looks at it
 		e.Authorization = metadata.ValueFromIncomingContext(ctx, "authorization")
 	}
 	if role == RoleOpen {
-		list := a.callers()
-		if caller, expires, denial := a.authenticate(&e, list); denial == nil {
-			ctx = withSession(ctx, &e, &known{list, caller, expires})
+		if a.begin(s) != nil {
+			return ctx, nil
 		}
-		return ctx, nil
+		return s, nil
 	}
-	ctx, denial := a.Authorize(ctx, "grpc", role, e)
+	authorized, denial := a.authorize(s, "grpc", role)
 	if denial != nil {
 		return nil, statusOf(denial)
 	}
-	return ctx, nil
+	return authorized, nil
 }
 
 func statusOf(d *Denial) error {

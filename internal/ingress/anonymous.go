@@ -30,7 +30,7 @@ func (a *anonymousCalls) enter(c *call, from netip.Prefix, most int) (leave func
 		}
 		oldest := a.of[largest][0]
 		a.leaveLocked(oldest, largest)
-		oldest.end(errTooManyAnonymous)
+		oldest.end(tooManyAnonymous)
 	}
 	return func() {
 		a.mu.Lock()

@@ -83,7 +83,7 @@ func TestMaxCalls(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		for calls.calls.Load()+calls.streams.Load() > 0 { // a caller may hear of the end before it is counted
+		for calls.calls.open.Load()+calls.streams.open.Load() > 0 { // a caller may hear of the end before it is counted
 			runtime.Gosched()
 		}
 	}

@@ -34,9 +34,10 @@ type CallsConfig struct {
 	// MaxCalls and MaxStreams are how many unary calls and streams may be carried out at a time, on all connections together. More
 	// are answered RESOURCE_EXHAUSTED before anything of them is read.
 	MaxCalls, MaxStreams int
-	// Caller returns the name of the caller of a context that Authorize, or an interceptor of Options, has returned: no caller has all
-	// of MaxCalls or MaxStreams (see fairshare). Empty: not known. Nil: none is.
-	Caller func(ctx context.Context) string
+	// Caller returns the caller of a context that Authorize, or an interceptor of Options, has returned, and whether it is authenticated:
+	// its connection counts as such then, and no caller has all of MaxCalls or MaxStreams (see fairshare). An empty name: it is not
+	// known which one it is. Nil: all callers are authenticated, and not told apart.
+	Caller func(ctx context.Context) (name string, authenticated bool)
 	// Panicked is called with each panic of a handler, which was recovered. It must not hold secrets of the request's back.
 	Panicked func(method string, p *recovered.Error)
 }
@@ -51,15 +52,15 @@ type Calls struct {
 	cfg            CallsConfig
 	patience       time.Duration // EndPatience
 	anonymous      anonymousCalls
-	calls, streams atomic.Int64 // that are being carried out
-
-	ofCallers struct{ calls, streams *fairshare.Places } // those of them whose callers are known
+	calls, streams room
+	awaited        awaited
 }
 
 // NewCalls returns Calls. A server needs its Options, and its unary services registered through Registrar.
 func NewCalls(cfg CallsConfig) *Calls {
 	c := &Calls{cfg: cfg, patience: EndPatience}
-	c.ofCallers.calls, c.ofCallers.streams = fairshare.New(cfg.MaxCalls), fairshare.New(cfg.MaxStreams)
+	c.calls = room{what: "calls", most: cfg.MaxCalls, ofCallers: fairshare.New(cfg.MaxCalls)}
+	c.streams = room{what: "streams", most: cfg.MaxStreams, ofCallers: fairshare.New(cfg.MaxStreams)}
 	return c
 }
 
@@ -71,32 +72,7 @@ func (c *Calls) Options(authorize ...grpc.StreamServerInterceptor) []grpc.Server
 	}
 }
 
-// call is the context of a call, which can be ended before its request has been read.
-type call struct {
-	context.Context
-	end context.CancelCauseFunc
-}
-
-type callKey struct{}
-
-// Err implements context.Context. gRPC answers by it what was being read.
-func (c *call) Err() error {
-	err := c.Context.Err()
-	if err != nil && errors.Is(context.Cause(c.Context), errFirstMessage) {
-		return context.DeadlineExceeded
-	}
-	return err
-}
-
-// Value implements context.Context.
-func (c *call) Value(key any) any {
-	if key == (callKey{}) {
-		return c
-	}
-	return c.Context.Value(key)
-}
-
-// tapped gives a call a context that ends its reads: gRPC reads under the context that the tap handle returns.
+// tapped counts a call of an anonymous connection.
 func tapped(ctx context.Context, _ *tap.Info) (context.Context, error) {
 	if p, ok := peer.FromContext(ctx); ok {
 		if conn := Of(p.Addr); !conn.IsAuthenticated() {
@@ -104,42 +80,91 @@ func tapped(ctx context.Context, _ *tap.Info) (context.Context, error) {
 			context.AfterFunc(ctx, conn.callEnded) // gRPC ends it with the call
 		}
 	}
-	c := new(call)
-	c.Context, c.end = context.WithCancelCause(ctx)
-	return c, nil
+	return ctx, nil
+}
+
+// transportStream is what gRPC's stream of a call has beside the methods of grpc.ServerTransportStream.
+type transportStream interface {
+	RecvCompress() string
+	// WriteStatus ends the call for its caller, whatever its handler waits for: reads and writes fail, the context is done, and another
+	// status, such as the handler's, is not sent any more.
+	WriteStatus(*status.Status) error
+}
+
+// call is a call that is authorized and carried out.
+type call struct {
+	calls  *Calls
+	stream transportStream
+	read   func(any) error // of a unary call
+	room   *room
+	place  fairshare.Taken
+	leave  func() // those that are anonymous; nil: it is not one
+
+	// Of those that are awaited.
+	came       atomic.Bool // the first message
+	deadline   time.Time
+	prev, next *call // nil: it is not among them
 }
 
 // What ends a call, beside its end.
 var (
-	errFirstMessage     = status.Error(codes.DeadlineExceeded, "no message came in time")
-	errTooManyAnonymous = status.Error(codes.ResourceExhausted, "too many calls of callers who are not authenticated")
-	errAge              = status.Error(codes.Unavailable, "the connection is too old")
-	errShare            = status.Error(codes.ResourceExhausted, "this caller has its share of calls and streams at a time already")
-	errTooMany          = status.Error(codes.Unavailable, "too many connections")
+	noMessage        = status.New(codes.DeadlineExceeded, "no message came in time")
+	tooManyAnonymous = status.New(codes.ResourceExhausted, "too many calls of callers who are not authenticated")
+	tooOld           = status.New(codes.Unavailable, "the connection is too old")
+	errAge           = tooOld.Err()
+	errShare         = status.Error(codes.ResourceExhausted, "this caller has its share of calls and streams at a time already")
+	errTooMany       = status.Error(codes.Unavailable, "too many connections")
 )
 
-// begin counts a call that is authorized, before its first message has been read, and ends it if that does not come in time. came
-// is to be called when it has, done when the call is over.
-func (c *Calls) begin(ctx context.Context) (came, done func(), err error) {
-	call, ok := ctx.Value(callKey{}).(*call)
-	if !ok {
-		return nothing, nothing, nil
-	}
+// begin counts a call that is authorized, before its first message has been read, and ends it if that does not come in time.
+func (k *call) begin(ctx context.Context) error {
+	c := k.calls
 	var conn *Conn
 	if p, ok := peer.FromContext(ctx); ok {
 		conn = Of(p.Addr)
 	}
-	came, leave := nothing, nothing
-	if c.cfg.Authorize == nil && !conn.Authenticated("") {
-		return nil, nil, errTooMany
+	name, authenticated := "", true
+	if c.cfg.Caller != nil {
+		name, authenticated = c.cfg.Caller(ctx)
+	}
+	if authenticated && !conn.Authenticated(name) {
+		return errTooMany
+	}
+	if name != "" {
+		if k.place = k.room.ofCallers.Take(name, 1); k.place.N == 0 {
+			return errShare
+		}
 	}
 	if c.cfg.MaxAnonymous > 0 && !conn.IsAuthenticated() {
-		leave = c.anonymous.enter(call, conn.source.prefix, c.cfg.MaxAnonymous)
+		k.leave = c.anonymous.enter(k, conn.source.prefix, c.cfg.MaxAnonymous)
 	}
 	if c.cfg.FirstMessage > 0 {
-		came = after(c.cfg.FirstMessage, call, errFirstMessage)
+		c.awaited.add(k, time.Now(), c.cfg.FirstMessage)
 	}
-	return came, func() { came(); leave() }, nil
+	return nil
+}
+
+// receive reads the message of a unary call.
+func (k *call) receive(m any) error {
+	err := k.read(m)
+	k.calls.awaited.remove(k)
+	return err
+}
+
+// end ends a call before its handler does.
+func (k *call) end(why *status.Status) {
+	_ = k.stream.WriteStatus(why) // fails with the connection, and the call with it
+}
+
+// done gives back what begin has taken.
+func (k *call) done() {
+	k.calls.awaited.remove(k)
+	if k.leave != nil {
+		k.leave()
+	}
+	if k.place.N > 0 {
+		k.room.ofCallers.Give(k.place)
+	}
 }
 
 // EndPatience is how long a stream whose context is done because of its connection's age may go on before its reads fail: longer
@@ -148,86 +173,66 @@ const EndPatience = time.Minute + 5*time.Second
 
 // age returns the context of a stream that ends with the age of its connection. gRPC's own would end reads, and with a read that
 // fails the stream, before the handler has sent what it has yet to send.
-func (c *Calls) age(ctx context.Context) (_ context.Context, stop func()) {
+func (k *call) age(ctx context.Context) (_ context.Context, stop func()) {
 	p, _ := peer.FromContext(ctx)
-	call, ok := ctx.Value(callKey{}).(*call)
-	if c.cfg.MaxAge == 0 || p == nil || !ok || Of(p.Addr) == nil {
-		return ctx, nothing
+	if k.calls.cfg.MaxAge == 0 || p == nil || Of(p.Addr) == nil {
+		return ctx, func() {}
 	}
-	left := time.Until(Of(p.Addr).Served().Add(c.cfg.MaxAge))
+	left := time.Until(Of(p.Addr).Served().Add(k.calls.cfg.MaxAge))
 	ctx, end := context.WithCancelCause(ctx)
 	handler := time.AfterFunc(left, func() { end(errAge) })
-	reads := after(left+c.patience, call, errAge)
+	reads := time.AfterFunc(left+k.calls.patience, func() { k.end(tooOld) })
 	return ctx, func() {
 		handler.Stop()
-		reads()
+		reads.Stop()
 		end(nil)
 	}
 }
 
-func nothing() {}
-
-// after ends a call after a while, until the returned function is called.
-func after(d time.Duration, c *call, why error) (stop func()) {
-	timer := time.AfterFunc(d, func() { c.end(why) })
-	return func() { timer.Stop() }
-}
-
-// outcome is err, or why the call was ended before it was over. Age ends what goes on for ever, in good order: it counts only
-// where the handler has an error.
-func outcome(ctx context.Context, err error) error {
-	switch cause := context.Cause(ctx); {
-	case errors.Is(cause, errFirstMessage), errors.Is(cause, errTooManyAnonymous), err != nil && errors.Is(cause, errAge):
-		return cause
+// uncompressed returns the stream of a call, or the error for one whose request is compressed.
+func uncompressed(ctx context.Context) (transportStream, error) {
+	s, ok := grpc.ServerTransportStreamFromContext(ctx).(transportStream)
+	if !ok {
+		return nil, status.Error(codes.Internal, "calls of this transport cannot be ended")
 	}
-	return err
-}
-
-// uncompressed returns an error for a call whose request is compressed.
-func uncompressed(ctx context.Context) error {
-	s, ok := grpc.ServerTransportStreamFromContext(ctx).(interface{ RecvCompress() string })
-	if ok && s.RecvCompress() != "" && s.RecvCompress() != encoding.Identity {
-		return status.Error(codes.Unimplemented, "grpc-encoding: compressed requests are not read; send identity")
+	if s.RecvCompress() != "" && s.RecvCompress() != encoding.Identity {
+		return nil, status.Error(codes.Unimplemented, "grpc-encoding: compressed requests are not read; send identity")
 	}
-	return nil
+	return s, nil
 }
 
-// enter counts one more of what there may be so many of at a time; 0 stands for any number. It is given back with Add(-1).
-func enter(open *atomic.Int64, most int, what string) error {
-	if n := open.Add(1); most == 0 || n <= int64(most) {
+// room is how many calls, or streams, may be carried out at a time.
+type room struct {
+	what      string
+	most      int // 0: any number
+	open      atomic.Int64
+	ofCallers *fairshare.Places // those of them whose callers are known
+}
+
+// enter counts one more, until leave.
+func (r *room) enter() error {
+	if n := r.open.Add(1); r.most == 0 || n <= int64(r.most) {
 		return nil
 	}
-	open.Add(-1)
-	return status.Errorf(codes.ResourceExhausted, "there are %d %s at a time already, as many as this node has memory for", most, what)
+	r.leave()
+	return status.Errorf(codes.ResourceExhausted, "there are %d %s at a time already, as many as this node has memory for", r.most, r.what)
 }
 
-// share takes one of the places for the caller of ctx, if it has a name and its share is not full. done gives it back.
-func (c *Calls) share(ctx context.Context, p *fairshare.Places) (done func(), err error) {
-	if c.cfg.Caller == nil {
-		return nothing, nil
-	}
-	who := c.cfg.Caller(ctx)
-	if who == "" {
-		return nothing, nil
-	}
-	taken := p.Take(who, 1)
-	if taken.N == 0 {
-		return nil, errShare
-	}
-	return func() { p.Give(taken) }, nil
-}
+func (r *room) leave() { r.open.Add(-1) }
 
-// handled calls a handler. A panic in it is answered INTERNAL.
-func (c *Calls) handled(method string, handle func() error) error {
-	err := recovered.Call(handle)
-	p, ok := errors.AsType[*recovered.Error](err)
-	if !ok {
-		return err
+// answerPanic turns the panic of a handler into INTERNAL, its own or one that it returns. It is to be deferred.
+func (c *Calls) answerPanic(method string, err *error) {
+	p := recovered.From(recover())
+	if p == nil && *err != nil {
+		p, _ = errors.AsType[*recovered.Error](*err)
+	}
+	if p == nil {
+		return
 	}
 	if c.cfg.Panicked != nil {
 		c.cfg.Panicked(method, p)
 	}
-	return status.Error(codes.Internal, "the request could not be carried out because of a mistake in the server")
+	*err = status.Error(codes.Internal, "the request could not be carried out because of a mistake in the server")
 }
 
 // Registrar returns a registrar of services whose unary methods are checked. Streams are checked by the interceptor in Options,
@@ -251,81 +256,67 @@ func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 
 // unary is the handler of a unary method with the checks before it.
 func (c *Calls) unary(method string, handler grpc.MethodHandler) grpc.MethodHandler {
-	return func(srv any, ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (out any, err error) {
-		if err := enter(&c.calls, c.cfg.MaxCalls, "calls"); err != nil {
+	return func(srv any, ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (_ any, err error) {
+		if err := c.calls.enter(); err != nil {
 			return nil, err
 		}
-		defer c.calls.Add(-1)
-		err = c.handled(method, func() (err error) {
-			if err := uncompressed(ctx); err != nil {
-				return err
-			}
-			if c.cfg.Authorize != nil {
-				if ctx, err = c.cfg.Authorize(ctx, method); err != nil {
-					return err
-				}
-			}
-			leave, err := c.share(ctx, c.ofCallers.calls)
-			if err != nil {
-				return err
-			}
-			defer leave()
-			came, done, err := c.begin(ctx)
-			if err != nil {
-				return err
-			}
-			defer done()
-			out, err = handler(srv, ctx, func(m any) error {
-				err := read(m)
-				came()
-				return err
-			}, i)
-			return outcome(ctx, err)
-		})
+		defer c.calls.leave()
+		defer c.answerPanic(method, &err)
+		stream, err := uncompressed(ctx)
 		if err != nil {
 			return nil, err
 		}
-		return out, nil
+		if c.cfg.Authorize != nil {
+			if ctx, err = c.cfg.Authorize(ctx, method); err != nil {
+				return nil, err
+			}
+		}
+		k := &call{calls: c, stream: stream, read: read, room: &c.calls}
+		defer k.done()
+		if err := k.begin(ctx); err != nil {
+			return nil, err
+		}
+		return handler(srv, ctx, k.receive, i)
 	}
 }
 
 // check is the interceptor of streams that comes before they are authorized.
-func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := enter(&c.streams, c.cfg.MaxStreams, "streams"); err != nil {
+func (c *Calls) check(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+	if err := c.streams.enter(); err != nil {
 		return err
 	}
-	defer c.streams.Add(-1)
-	return c.handled(info.FullMethod, func() error {
-		if err := uncompressed(s.Context()); err != nil {
-			return err
-		}
-		return handle(srv, s)
-	})
+	defer c.streams.leave()
+	defer c.answerPanic(info.FullMethod, &err)
+	if _, err := uncompressed(s.Context()); err != nil {
+		return err
+	}
+	return handle(srv, s)
 }
 
 // bound is the interceptor of streams that are authorized.
 func (c *Calls) bound(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	leave, err := c.share(s.Context(), c.ofCallers.streams)
+	stream, err := uncompressed(s.Context())
 	if err != nil {
 		return err
 	}
-	defer leave()
-	came, done, err := c.begin(s.Context())
-	if err != nil {
+	k := &call{calls: c, stream: stream, room: &c.streams}
+	defer k.done()
+	if err := k.begin(s.Context()); err != nil {
 		return err
 	}
-	defer done()
-	ctx, stop := c.age(s.Context())
+	ctx, stop := k.age(s.Context())
 	defer stop()
-	return outcome(ctx, handle(srv, &boundStream{s, ctx, came, false}))
+	if err = handle(srv, &boundStream{s, ctx, k}); err != nil && errors.Is(context.Cause(ctx), errAge) {
+		return errAge
+	}
+	return err
 }
 
 // boundStream is a stream whose first message is awaited, and which ends with its connection's age.
 type boundStream struct {
 	grpc.ServerStream
 	ctx  context.Context
-	came func()
-	read bool // RecvMsg has returned
+	call *call
 }
 
 // Context implements grpc.ServerStream.
@@ -334,9 +325,6 @@ func (s *boundStream) Context() context.Context { return s.ctx }
 // RecvMsg implements grpc.ServerStream.
 func (s *boundStream) RecvMsg(m any) error {
 	err := s.ServerStream.RecvMsg(m)
-	if !s.read {
-		s.read = true
-		s.came()
-	}
+	s.call.calls.awaited.remove(s.call)
 	return err
 }

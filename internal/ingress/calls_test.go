@@ -118,13 +118,13 @@ func TestAge(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	for i, want := range []codes.Code{codes.Unavailable, codes.Canceled} { // the latter is gRPC's own, for a read that fails
-		s, err := conn.NewStream(t.Context(), &waits.Streams[i], "/waits.Service/"+waits.Streams[i].StreamName)
+	for _, desc := range waits.Streams {
+		s, err := conn.NewStream(t.Context(), &desc, "/waits.Service/"+desc.StreamName)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.RecvMsg(new(emptypb.Empty)); status.Code(err) != want {
-			t.Errorf("%s: %v", waits.Streams[i].StreamName, err)
+		if err := s.RecvMsg(new(emptypb.Empty)); status.Code(err) != codes.Unavailable {
+			t.Errorf("%s: %v", desc.StreamName, err)
 		}
 	}
 }

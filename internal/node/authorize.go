@@ -4,23 +4,12 @@ import (
 	"context"
 	"net/http"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/auth"
 	"github.com/weirlimit/weir/internal/ingress"
 )
-
-// authorizeGRPC authorizes a call over gRPC before its request is read.
-func (s *security) authorizeGRPC(ctx context.Context, method string) (context.Context, error) {
-	ctx, err := s.auth.GRPC(ctx, method)
-	if err == nil {
-		err = s.admit(ctx)
-	}
-	return ctx, err
-}
 
 // authorizeHTTP authorizes a request over HTTP before its body is read.
 func (s *security) authorizeHTTP(r *http.Request, role auth.Role) (context.Context, *auth.Denial) {
@@ -52,20 +41,9 @@ func (s *security) nameOf(ctx context.Context) string {
 	return auth.CallerName(ctx)
 }
 
-// admitStream is the interceptor of streams that auth.Authorizer's has authorized.
-func (s *security) admitStream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
-	if err := s.admit(stream.Context()); err != nil {
-		return err
-	}
-	return handle(srv, stream)
-}
-
-// admit has the connection of an authenticated caller count as such, if there is room for it.
-func (s *security) admit(ctx context.Context) error {
-	if p, ok := peer.FromContext(ctx); ok && auth.Authenticated(ctx) && !ingress.Of(p.Addr).Authenticated(s.nameOf(ctx)) {
-		return errTooManyConnections
-	}
-	return nil
+// caller returns the name of the caller of a context, and whether it is authenticated.
+func (s *security) caller(ctx context.Context) (name string, authenticated bool) {
+	return s.nameOf(ctx), auth.Authenticated(ctx)
 }
 
 var errTooManyConnections = status.Error(codes.Unavailable, "too many connections")

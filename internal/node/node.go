@@ -365,11 +365,11 @@ func (n *Node) serve() {
 			WriteTimeout: n.limits.WriteTimeout, MaxUnread: n.limits.MaxUnread, Trace: n.traceStreamed(), Requests: requests,
 		})
 		calls := ingress.NewCalls(ingress.CallsConfig{
-			Authorize: n.security.authorizeGRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
+			Authorize: n.security.auth.GRPC, MaxAnonymous: n.limits.MaxAnonymousConnections, FirstMessage: n.limits.FirstMessageTimeout,
 			MaxAge: n.limits.streamAge(), Panicked: n.panicked("grpc"),
-			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.callerName(),
+			MaxCalls: budget.MaxStreams, MaxStreams: budget.MaxStreams / 4 * 3, Caller: n.security.caller,
 		})
-		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream, n.security.admitStream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
+		n.grpcServer = grpc.NewServer(append(slices.Concat(calls.Options(n.security.auth.Stream), n.security.grpcServer(), n.limits.grpcServer(n.cfg.Memory)),
 			grpc.WaitForHandlers(true), grpc.NumStreamWorkers(streamWorkers), handshake, grpc.ForceServerCodecV2(wire.CodecFrom(n.buffers)), experimental.BufferPool(n.buffers),
 			// Callers may look every 10 s whether the node is still there, as the Go client does. gRPC's own bound of 5
 			// minutes would cut them off for it.

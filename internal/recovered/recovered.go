@@ -19,9 +19,17 @@ func (e *Error) Error() string { return fmt.Sprintf("panic: %v", e.Value) }
 // Call calls f. When f panics it returns an *Error, otherwise what f returns. It does not recover runtime.Goexit.
 func Call(f func() error) (err error) {
 	defer func() {
-		if v := recover(); v != nil {
-			err = &Error{Value: v, Stack: debug.Stack()}
+		if p := From(recover()); p != nil {
+			err = p
 		}
 	}()
 	return f()
+}
+
+// From returns the panic whose value recover has returned to a deferred function; nil for nil.
+func From(v any) *Error {
+	if v == nil {
+		return nil
+	}
+	return &Error{Value: v, Stack: debug.Stack()}
 }

@@ -138,18 +138,23 @@ func (r *Recorder) Record(s *limiter.Sample) {
 
 // dropStates makes room for others.
 func (r *Recorder) dropStates() {
-	list := make([]id, 0, len(r.states))
-	for k := range r.states {
-		list = append(list, k)
+	type ranked struct {
+		id
+		utilization float64
+		decisions   int64
 	}
-	slices.SortFunc(list, func(a, b id) int { // the fullest first, and of those the busiest
-		x, y := r.states[a], r.states[b]
-		return cmp.Or(cmp.Compare(y.utilization(), x.utilization()), cmp.Compare(y.decisions, x.decisions))
+	list := make([]ranked, 0, len(r.states))
+	for k, st := range r.states {
+		list = append(list, ranked{k, st.utilization(), st.decisions})
+	}
+	busier := func(a, b ranked) int { return cmp.Compare(b.decisions, a.decisions) }
+	slices.SortFunc(list, func(a, b ranked) int { // the fullest first, and of those the busiest
+		return cmp.Or(cmp.Compare(b.utilization, a.utilization), busier(a, b))
 	})
 	list = list[keepFullest:]
-	slices.SortFunc(list, func(a, b id) int { return cmp.Compare(r.states[b].decisions, r.states[a].decisions) })
+	slices.SortFunc(list, busier)
 	for _, k := range list[keepBusiest:] {
-		delete(r.states, k)
+		delete(r.states, k.id)
 	}
 }
 

@@ -177,7 +177,7 @@ func BenchmarkRecord(b *testing.B) {
 	s := sample("p", "", 1, false, 10, 5)
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {
-		s.Key = keys[i%len(keys)]
+		s.Key, s.Remaining = keys[i%len(keys)], int64(i*7%11)
 		r.Record(s)
 	}
 }

@@ -168,7 +168,9 @@ var clocks = []string{
 	"limiter/limiter.go ProcessClock",  // the clock that decides
 	"limiter/route.go deadline",
 	"limiter/shed.go over", // against a caller's deadline
+	"internal/ingress/awaited.go add",
 	"internal/ingress/calls.go age",
+	"internal/ingress/calls.go begin",
 	"internal/ingress/conn.go Write",
 	"internal/ingress/conn.go allowance",
 	"internal/ingress/frames.go awaitTurn",
