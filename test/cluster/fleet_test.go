@@ -37,7 +37,8 @@ type fleet struct {
 type member struct {
 	*process // nil before the first
 	name, ip string
-	limiter  weirv1.LimiterClient // these two reach whatever process runs there
+	conn     *grpc.ClientConn // these three reach whatever process runs there
+	limiter  weirv1.LimiterClient
 	client   *http.Client
 	wrapper  []string
 	program  string // empty: the binary under test
@@ -105,7 +106,7 @@ func (f *fleet) reach(m *member) {
 		}),
 	))
 	f.t.Cleanup(func() { conn.Close() })
-	m.limiter, m.client = weirv1.NewLimiterClient(conn), f.web
+	m.conn, m.limiter, m.client = conn, weirv1.NewLimiterClient(conn), f.web
 }
 
 // dial reaches the nodes, wherever they are.
