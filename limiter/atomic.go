@@ -28,6 +28,13 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if err := l.expired(ctx, len(all.ops)); err != nil {
 		return limit.AllDecision{}, err
 	}
+	costs := make([]int64, len(checks))
+	for i := range checks {
+		costs[i] = checks[i].Cost
+	}
+	if l.allBorrowed(all) {
+		return all.decision(costs, true), nil
+	}
 	l.run(ctx, all.ops)
 	err := all.err()
 	allowed := err == nil && all.allowed()
@@ -40,9 +47,12 @@ func (l *Limiter) CheckAll(ctx context.Context, checks []limit.Check) (limit.All
 	if err != nil {
 		return limit.AllDecision{}, err
 	}
-	costs := make([]int64, len(checks))
-	for i := range checks {
-		costs[i] = checks[i].Cost
+	if allowed {
+		for i := range all.ops {
+			if op := &all.ops[i]; l.cfg.Ownership.Route(op.partition).Standing != ownership.Owned {
+				l.borrowing.missed(op)
+			}
+		}
 	}
 	out := all.decision(costs, charged)
 	out.Allowed = allowed

@@ -139,26 +139,66 @@ func (s *subject) lendable() bool {
 // the loan: whoever decides for the key may be gone, or be lost, and what has been lent stays so until the term of that is over.
 func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *limit.Decision) bool {
 	b := l.borrowing
-	if b == nil || b.book.Loans() == 0 || r.Standing == ownership.Owned || r.Standing == ownership.Frozen ||
-		!fromLoans(c) || !s.lendable() {
+	if b == nil || b.book.Loans() == 0 || !fromLoans(c) {
 		return false
 	}
-	var limits algo.Limits
-	switch {
-	case s.inline != nil && !s.inline.unlimited:
-		limits = s.inline.Limits
-	case s.inline == nil:
-		if rule := s.entry.rule(s.entry.Rule(c.Key)); rule != nil {
-			limits = rule.Limits
-		}
-	}
+	limits := lent(r, c, s)
 	if limits == nil {
-		return false // the key is unlimited by now, or blocked
+		return false
 	}
 	t, left, ok := b.book.Take(loanKeyOf(c, s), c.Cost, b.clock)
 	if !ok {
 		return false
 	}
+	l.admitBorrowed(t, left, limits, c, s, d)
+	return true
+}
+
+// allBorrowed answers an atomic check from loans, if these cover all of it, and reports whether it did. Otherwise nothing is taken of them: what
+// is reported as spent cannot be put back.
+func (l *Limiter) allBorrowed(all *together) bool {
+	b := l.borrowing
+	if b == nil || b.book.Loans() == 0 {
+		return false
+	}
+	parts := make([]borrow.Part[loanKey, toldNode], len(all.ops))
+	limits := make([]algo.Limits, len(all.ops))
+	for i := range all.ops {
+		op, p := &all.ops[i], &parts[i]
+		p.Key, p.Units = loanKeyOf(&op.Check, &op.subject), op.Cost
+		limits[i] = lent(l.cfg.Ownership.Route(op.partition), &op.Check, &op.subject)
+		if limits[i] == nil || !fromLoans(&op.Check) || !b.book.Has(p.Key) {
+			return false
+		}
+	}
+	if !b.book.TakeAll(parts, b.clock) {
+		return false
+	}
+	for i := range all.ops {
+		op, p := &all.ops[i], &parts[i]
+		l.admitBorrowed(p.Terms, p.Left, limits[i], &op.Check, &op.subject, &op.Outcome.Decision)
+	}
+	return true
+}
+
+// lent is the limits under which a key may be answered from a loan; nil: it may not.
+func lent(r *ownership.Route, c *limit.Check, s *subject) algo.Limits {
+	if r.Standing == ownership.Owned || r.Standing == ownership.Frozen || !s.lendable() {
+		return nil
+	}
+	switch {
+	case s.inline != nil && !s.inline.unlimited:
+		return s.inline.Limits
+	case s.inline == nil:
+		if rule := s.entry.rule(s.entry.Rule(c.Key)); rule != nil {
+			return rule.Limits
+		}
+	}
+	return nil // the key is unlimited by now, or blocked
+}
+
+// admitBorrowed answers and counts a check that was admitted from a loan, of which so much is left.
+func (l *Limiter) admitBorrowed(t *borrow.Terms, left int64, limits algo.Limits, c *limit.Check, s *subject, d *limit.Decision) {
 	*d = limit.Decision{}
 	if d.Policy = "inline"; s.inline == nil {
 		d.Policy = s.entry.Name
@@ -169,7 +209,6 @@ func (l *Limiter) borrowed(r *ownership.Route, c *limit.Check, s *subject, d *li
 	if weight := l.sample.weight(stats.mine().count(d)); weight > 0 {
 		l.sample.sampled(weight, s.scope(c.Policy), c.Key, d, tightestOf(limits, d))
 	}
-	return true
 }
 
 // fromLoans says whether a check may be answered from a loan that covers it: all that it asks for is granted, so that one with Partial is, too.
@@ -186,10 +225,10 @@ func tightestOf(limits algo.Limits, d *limit.Decision) *algo.Limit {
 	return &limits[0]
 }
 
-// missed is told of a check that another node has admitted.
+// missed is told of a check, or a part of an atomic one, that another node has admitted.
 func (b *borrowing) missed(op *Op) {
 	d := &op.Outcome.Decision
-	if b == nil || op.Kind != OpCheck || !fromLoans(&op.Check) || !op.lendable() || !borrow.Lendable(d) {
+	if b == nil || !fromLoans(&op.Check) || !op.lendable() || !borrow.Lendable(d) {
 		return
 	}
 	b.book.Missed(loanKeyOf(&op.Check, &op.subject), op.Cost, b.clock, loanKey.own)

@@ -188,6 +188,110 @@ func TestPartialRecalls(t *testing.T) {
 	})
 }
 
+// TestAllFromLoans: atomic checks make keys ones that a node borrows, and are answered from loans that cover all of them. Otherwise their owners
+// are asked, and nothing of the loans is lost. Both keys are admitted as often as the smaller limit says.
+func TestAllFromLoans(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		node := c.nodes[2]
+		a, b := c.owned("small", 0, 0), c.owned("p", 1, 0)
+		checks := []limit.Check{named("small", a, 1), named("p", b, 1), named("p", b, 1)}
+		var admitted int64
+		ask := func(checks ...limit.Check) (ok bool) {
+			t.Helper()
+			all := node.all(t, checks...)
+			for i, d := range all.Decisions {
+				if d.FailedOpen || d.Policy != checks[i].Policy || all.Allowed && d.Granted != 1 {
+					t.Fatalf("%+v", all)
+				}
+			}
+			return all.Allowed
+		}
+		for node.borrowing.book.Loans() < 2 {
+			for range 8 {
+				if !ask(checks...) {
+					t.Fatal("refused")
+				}
+				admitted++
+			}
+			c.pass(time.Millisecond)
+		}
+		c.pass(10 * time.Millisecond)
+		if n := c.messages(func() {
+			for range 5 {
+				if !ask(checks...) {
+					t.Fatal("refused")
+				}
+				admitted++
+			}
+		}); n != 0 {
+			t.Errorf("%d messages for atomic checks that loans cover", n)
+		}
+		// One key of which there is no loan, one that the node decides for itself, a charge: owners are asked about all.
+		held := c.held(c.nodes[0], "small", a)
+		for what, other := range map[string]limit.Check{"without a loan": named("p", c.owned("p", 0, 1), 1), "of its own": named("p", c.owned("p", 2, 0), 1)} {
+			if n := c.messages(func() {
+				if !ask(append(checks, other)...) {
+					t.Fatal("refused")
+				}
+				admitted++
+			}); n == 0 {
+				t.Errorf("with a key %s: no message", what)
+			}
+		}
+		if n := c.held(c.nodes[0], "small", a); n != held {
+			t.Errorf("%d are on loan, and were %d before checks that were not answered from loans", n, held)
+		}
+		for refused := 0; refused < 3; {
+			if ask(checks...) {
+				admitted++
+			} else {
+				refused++
+			}
+			if admitted%7 == 0 {
+				c.pass(time.Millisecond)
+			}
+		}
+		if admitted != 1000 {
+			t.Errorf("%d were admitted of 1000", admitted)
+		}
+		c.pass(2 * time.Second) // in which all goes home
+		for _, q := range []struct {
+			check limit.Check
+			left  int64
+		}{{named("small", a, 0), 0}, {named("p", b, 0), 10000 - 2*1000}} {
+			if d := node.check(t, q.check); d.Remaining != q.left {
+				t.Errorf("%s: %d left, want %d", q.check.Policy, d.Remaining, q.left)
+			}
+		}
+		if s := c.stats("small"); s.Allowed != 1000 || s.Borrowed == 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// TestInlineLimitsAreLent: checks with limits of their own are answered from a node's loan, in batches and atomic checks, too.
+func TestInlineLimitsAreLent(t *testing.T) {
+	inBubble(t, 2, Config{}, func(t *testing.T, c *testCluster) {
+		node := c.nodes[1]
+		check := func() limit.Check { // as it is parsed anew each time
+			l := algo.Limit{Algorithm: algo.SlidingLog, Limit: 10000, Window: time.Hour}
+			return limit.Check{Target: limit.Target{Limit: &l, Namespace: "n", Key: c.owned(limit.InlineScope("n", &l), 0, 0)}, Cost: 1}
+		}
+		c.heat(node, check())
+		if n := c.messages(func() {
+			got, err := node.Check(t.Context(), []limit.Check{check(), check()})
+			if err != nil || !got[0].Allowed || !got[1].Allowed || got[1].Policy != "inline" || got[1].Limit != 10000 {
+				t.Errorf("%+v, %v", got, err)
+			}
+			if all := node.all(t, check(), check()); !all.Allowed {
+				t.Errorf("%+v", all)
+			}
+		}); n != 0 {
+			t.Errorf("%d messages for checks that a loan covers", n)
+		}
+	})
+}
+
 // TestSeveralLimitsAreLent: a decision from a loan under several limits says of each what its owner would, also which is the tightest and whether
 // any of them is near.
 func TestSeveralLimitsAreLent(t *testing.T) {
@@ -480,7 +584,13 @@ func TestNodesAdmitNoMoreThanTheLimit(t *testing.T) {
 							}
 							for range rng.IntN(4) {
 								cost := 1 + rng.Int64N(2)
-								if d := n.check(t, named("p", key, cost)); d.Allowed && !d.FailedOpen {
+								d := limit.Decision{}
+								if rng.IntN(4) > 0 {
+									d = n.check(t, named("p", key, cost))
+								} else {
+									d = n.all(t, named("p", key, cost)).Decisions[0]
+								}
+								if d.Allowed && !d.FailedOpen {
 									admitted = append(admitted, admission{c.mono.Load(), d.Granted})
 								}
 							}

@@ -122,7 +122,7 @@ func (l *Limiter) refused(t *table, c *limit.Check, s *subject, now int64, d *li
 // remember keeps the answer to what was forwarded, if it is a refusal that may be kept.
 func (l *Limiter) remember(op *Op) {
 	d := &op.Outcome.Decision
-	if op.Outcome.Err == nil {
+	if op.Outcome.Err == nil && op.Kind == OpCheck {
 		l.borrowing.missed(op)
 	}
 	if d.Allowed || d.FailedClosed || op.Always { // whose charge was made, or may have been and its answer lost
