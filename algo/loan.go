@@ -156,13 +156,14 @@ func (u *Loans) Most() []Loan {
 	return list
 }
 
-// Borrowers adds to a set those of whom anything is held.
-func (u *Loans) Borrowers(to map[uint64]struct{}) {
+// Borrowers appends the borrower of each loan of which anything is held: of several ones, several times.
+func (u *Loans) Borrowers(dst []uint64) []uint64 {
 	for i := range u.list {
 		if l := &u.list[i]; !l.Ended && (l.Left() > 0 || l.Rate > 0 || l.Kept > 0) {
-			to[l.ID.Borrower] = struct{}{}
+			dst = append(dst, l.ID.Borrower)
 		}
 	}
+	return dst
 }
 
 // All returns the loans that are known, those that have ended among them.

@@ -152,7 +152,9 @@ func normal(limits algo.Limits, a *algo.Arena, state algo.State, now algo.Instan
 // accounted fails the test when the bytes that a store counts are not those that it holds, its tables and queues aside.
 func accounted(t *testing.T, s *Store) {
 	t.Helper()
+	loansCounted(t, s)
 	s.Discard(0)
+	loansCounted(t, s)
 	sh := &s.shards[0]
 	if got := s.Stats(); got.Bytes != int64(sh.arena.Bytes()) || got.Keys != 0 || got.Pending != 0 {
 		t.Errorf("after a discard %d bytes are counted, of which pages hold %d; %d keys, %d pending", got.Bytes, sh.arena.Bytes(), got.Keys, got.Pending)

@@ -13,12 +13,16 @@ func (s *Store) Open(p int) {
 		// content that is not open count any: who has it counts for another process, who may go on counting.
 		part.extras.bump()
 		part.open = true
+		s.countLent(&part.content, true)
 	})
 }
 
 // Shut ends that: no call is in progress any more when it returns, and the next ones get ErrShut.
 func (s *Store) Shut(p int) {
-	s.with(p, func(_ *shard, part *partition) { part.open = false })
+	s.with(p, func(_ *shard, part *partition) {
+		part.open = false
+		s.countLent(&part.content, false)
+	})
 }
 
 // Lease lets strict rules be decided until the given instant of the boot clock, and not at all from then on.

@@ -45,6 +45,131 @@ func heldOf(s *Store, scope string) (n int64) {
 	return n
 }
 
+// loansCounted holds what Loans counts to what there is.
+func loansCounted(t *testing.T, s *Store) {
+	t.Helper()
+	var want LoanStats
+	borrowers := make(map[uint64]bool)
+	for i := range s.shards {
+		for j := range s.shards[i].parts {
+			s.shards[i].locked(func() {
+				if part := &s.shards[i].parts[j]; part.open && part.extras != nil {
+					for _, l := range part.extras.lent {
+						want.OnLoan += l.Held()
+						for _, b := range l.Borrowers(nil) {
+							borrowers[b] = true
+						}
+					}
+				}
+			})
+		}
+	}
+	want.Borrowers = len(borrowers)
+	got := s.Loans()
+	if got.Expired = 0; got != want {
+		t.Fatalf("counted are %+v, there are %+v", got, want)
+	}
+}
+
+// TestLoansAreCounted: through all that becomes of loans the counts are those of what there is.
+func TestLoansAreCounted(t *testing.T) {
+	bucket := rule("bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 2000, Window: time.Minute})
+	rules := []*Rule{rule("log", log(400, 10*time.Second)), rule("window", window(1000, time.Second)), bucket}
+	for seed := range seeds(60) {
+		rng := rand.New(rand.NewPCG(seed, 21))
+		stores := []*Store{New(Config{}), New(Config{Shut: true})}
+		holder, now, most, claims := 0, time.Duration(0), 0, uint64(1)
+		stores[0].TakeOver(0, at(0), claim(1, claims, 7))
+		instant := func() algo.Instant { return at(now) }
+		// carry brings all that one store has to the staging area of the other.
+		carry := func(from, to *Store) {
+			from.Attach(0, ownership.Target, true)
+			to.Stage(0)
+			for more := true; more; {
+				var chunk []byte
+				chunk, _, more = from.Drain(0, ownership.Target, instant(), 1<<16)
+				if err := to.Apply(0, true, instant(), chunk); err != nil {
+					t.Fatal(err)
+				}
+			}
+			from.Detach(0, ownership.Target)
+		}
+		for range 300 {
+			now += time.Duration(rng.Int64N(int64(60 * time.Millisecond)))
+			s, other := stores[holder], stores[1-holder]
+			r := rules[rng.IntN(len(rules))]
+			k := s.key(r.Scope, string(rune('a'+rng.IntN(4))))
+			switch rng.IntN(24) {
+			case 0:
+				now += time.Duration(rng.Int64N(int64(2 * time.Second)))
+			case 1:
+				s.Sweep(instant(), 1)
+			case 2:
+				if err := s.Reset(k, r.Scope); err != nil {
+					t.Fatal(err)
+				}
+			case 3: // a move
+				s.Shut(0)
+				loansCounted(t, s)
+				carry(s, other)
+				if rng.IntN(2) == 0 {
+					other.Open(0)
+				}
+				other.Promote(0)
+				loansCounted(t, other)
+				other.Open(0)
+				s.Discard(0)
+				holder = 1 - holder
+			case 4: // a copy that has gone its own way is added
+				carry(s, other)
+				other.Promote(0)
+				if rng.IntN(2) == 0 {
+					claims++
+					other.TakeOver(0, instant(), claim(1, claims, 8)) // which then knows more than the holder
+				}
+				other.Open(0)
+				if _, err := other.Lend(k, r, instant(), Borrow{ID: algo.LoanID{Borrower: 9, Number: seed}, Want: 50}); err != nil {
+					t.Fatal(err)
+				}
+				loansCounted(t, other)
+				other.Shut(0)
+				carry(other, s)
+				if err := s.Merge(0, instant()); err != nil {
+					t.Fatal(err)
+				}
+				other.Discard(0)
+			case 5, 6, 7:
+				if _, err := s.Decide(k, r, instant(), cost(rng.Int64N(20)), nil); err != nil {
+					t.Fatal(err)
+				}
+			default:
+				b := Borrow{ID: algo.LoanID{Borrower: 1 + rng.Uint64N(4), Number: rng.Uint64N(3)}, Want: rng.Int64N(80)}
+				if known, ok := holderLoan(s, k, r.Scope, b.ID); ok && !known.Ended {
+					b.Totals = known.Totals
+					b.Totals.Spent += rng.Int64N(known.Left() + 1)
+					b.Totals.Returned += rng.Int64N(b.Totals.Left() + 1)
+				}
+				if r == bucket && rng.IntN(3) == 0 {
+					b.Quota = algo.Quota{Term: time.Duration(1+rng.IntN(5)) * time.Second, Demand: rng.Int64N(20_000), Ahead: time.Second}
+				}
+				if _, err := s.Lend(k, r, instant(), b); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, s := range stores {
+				loansCounted(t, s)
+			}
+			most = max(most, stores[holder].Loans().Borrowers)
+		}
+		if most < 3 {
+			t.Errorf("seed %d: %d borrowers at most", seed, most)
+		}
+		for _, s := range stores {
+			accounted(t, s)
+		}
+	}
+}
+
 var loanID = algo.LoanID{Borrower: 7}
 
 func TestLend(t *testing.T) {

@@ -38,6 +38,8 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		}
 		old, staged = part.content, m.add
 		part.content, part.role.staging = m.base, content{}
+		s.countLent(&staged, false)
+		s.countLent(&part.content, part.open)
 		part.retrace()
 		part.raise()
 		part.extras.version++

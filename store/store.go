@@ -219,6 +219,7 @@ type Store struct {
 	full   atomic.Uint64 // calls answered ErrFull
 	// expired are units on loan that were charged because their loans had ended.
 	expired atomic.Uint64
+	lent    loanCounts
 	// Calls answered ErrShareFull.
 	shareFull atomic.Uint64
 	// Mono instants until which it is not worth looking for idle states again: for a call that finds the store full, and for
