@@ -1,13 +1,13 @@
-// Package weir embeds a member of a Weir cluster in a program. The program asks its member without a network between them: the member
-// decides by itself for the keys that it holds, and forwards the other questions to the members that hold theirs.
+// Package weir embeds a member of a Weir cluster in a program. The program asks its member without a network in between:
+// the member decides for the keys that it holds, and forwards checks of other keys to their holders.
 //
-// A Node that is made of Config and started decides, moves and copies counters as one that the command weir run starts, and is a member
-// of the same clusters: the same guarantees hold, and members of both kinds may be mixed. What it may take of memory is its own part of
-// the process. It reads no flag and no environment, handles no signal, ends no process, and sets nothing that belongs to the process, such
-// as the garbage collector's limits or a default logger. Several in one process share nothing.
+// A Node decides, moves and copies counters as one that the command weir run starts, and can be a member of the same
+// cluster: the same guarantees hold. It takes its own part of the process's memory. It reads no flag and no environment,
+// handles no signal, ends no process, and sets nothing that belongs to the process, such as the garbage collector's limits
+// or a default logger. Several in one process share nothing.
 //
-// It does not promise that a crash of the program, with all that the program does besides, is rarer than one of a process of its own: what
-// a crash forgets is the policy's to say, as durability.
+// It does not promise that the program crashes more rarely than a process of its own would: what a crash forgets is the
+// choice of each policy's durability.
 package weir
 
 import (

@@ -1,10 +1,10 @@
-// Package limiter is the service itself: it finds out who decides for a key, decides where this node does, has the
-// others asked where they do, and answers by the policy's on_error where they cannot be.
+// Package limiter is the service itself: it finds the node that decides for a key, decides if that is this node, otherwise
+// forwards, and answers by the policy's on_error if that node cannot be reached.
 //
 // It knows neither wires nor sockets: front ends call the Service interface, other nodes are reached through the Peers
 // it is given, and who decides for a partition is told by the Ownership it is given.
 //
-// What it does not promise: that counters outlive their owner (that is for the Ownership to see to, through Data), or that
+// What it does not promise: that counters outlive their owner (the Ownership moves and copies them, through Data), or that
 // several keys of one batch are decided at one instant (each owner decides its part on its own clock).
 package limiter
 

@@ -1,5 +1,5 @@
 // Package store keeps the states that a node decides on: by partition, locked per shard, bounded in keys and bytes, and
-// swept of what has become as good as new.
+// swept of states that equal new ones.
 //
 // States live in pages without pointers (see algo.Arena), cut from larger runs that all shards share, and are found through
 // open-addressed tables of 64-bit words, so that neither the garbage collector's work nor the bytes a key costs depend on how
@@ -8,8 +8,8 @@
 // A partition has a gate, which is opened and shut under the lock that decisions take; followers, whose copies it keeps up
 // to date by chunks of what has changed; and, after an unplanned claim, a second table that lets it be merged.
 //
-// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (when the gate is
-// open and who follows is decided elsewhere), or order between callers other than that of the lock.
+// What it does not promise: durability (nothing is ever written to disk), any knowledge of the cluster (others decide when
+// the gate is open and who follows), or order between callers other than that of the lock.
 package store
 
 import (

@@ -7,7 +7,7 @@
 // a holder is lost. A holder has its content copied to a backup, which goes on from there. Under strict rules a holder
 // decides only while a majority of fixed voters has it on record. DESIGN.md says what each rule is for.
 //
-// What it does not promise: one holder at a time where a process is taken for dead and lives, as in a split (such
-// holders find each other and merge; grants, of which there is one at a time, are for those who cannot bear that); or
-// content whose holder and copy are both lost.
+// What it does not promise: one holder at a time where a process is declared dead and lives, as in a split (such holders
+// find each other and merge; strict policies decide under grants, of which there is one at a time); or content whose holder
+// and copy are both lost.
 package ownership

@@ -1,7 +1,7 @@
-// Package runner runs an ownership core: it is the shell that gives the core its clocks, its messages and its views,
-// and carries out what the core wants done.
+// Package runner runs an ownership core: it gives the core its clocks, messages and views, and carries out the core's
+// effects.
 //
-// One goroutine owns the core. Everything else reads what that goroutine has published, or leaves something for it.
+// One goroutine owns the core. All others read what that goroutine has published, or queue something for it.
 package runner
 
 import (

@@ -1,8 +1,8 @@
 // Package console serves a page on which people watch a cluster and try a check: HTML, CSS and JavaScript that are part of the
 // program, and a stream of server-sent events (WHATWG HTML, 9.2) with what the page shows.
 //
-// However many look on, the cluster is asked once a second, and not at all while nobody does. Streams are bounded, in all and for
-// each source; a browser that goes away frees its place, and one that does not read loses it.
+// The cluster is asked once a second for all open pages together, and not at all while none is open. Streams are bounded,
+// in all and for each source; a browser that goes away frees its place, and one that does not read loses it.
 //
 // It authorizes nobody: whoever mounts the handlers does, and what is rendered for a caller is up to the Snapshot. What it does not
 // promise: that every snapshot reaches every stream. A slow one gets the newest.

@@ -7,6 +7,6 @@
 // What it does not promise: to know who asks (the listener's interceptor does), rate limit quotas
 // (envoy.service.rate_limit_quota.v3), configuration by xDS, or the reference's names of metrics.
 //
-// The generated types of Envoy's and Kuadrant's APIs stay in this package: two registrations of one protocol file in a program panic, so that
-// nothing that programs of others link may bring them along.
+// The generated types of Envoy's and Kuadrant's APIs stay in this package: two registrations of one protocol file in a
+// program panic, so no package that other programs link may import them.
 package envoy

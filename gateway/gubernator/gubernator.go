@@ -3,8 +3,8 @@
 //
 // It translates each request into a check of a limit sent inline, asks a [limit.Service] and words the answer; it keeps no state and
 // decides nothing. A token bucket of Gubernator's is a fixed window that the first hit opens, and a leaky bucket is a token bucket;
-// docs/gubernator.md says what is not the same. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and the
-// algorithm, whatever limit and duration a request gives.
+// docs/gubernator.md says what differs. The state belongs to the name (the namespace "gubernator/NAME"), the unique_key and
+// the algorithm, whatever limit and duration a request gives.
 //
 // What it does not promise: Gubernator's protocol between peers, its events, or that created_at of a request counts: decisions read the
 // owner's clock.

@@ -1,12 +1,12 @@
 // Package httpapi is Weir's HTTP API: JSON over HTTP for programs, a handful of GETs for operators and their tools.
 //
 // It turns requests into calls on a [limit.Service] and answers into responses, and does nothing else: it keeps no
-// state, starts no goroutine, reads no clock and decides nothing. What it takes and gives is written down in
-// openapi.yaml, which the handler serves at /openapi.yaml; its problem documents are explained in PROBLEMS.md.
+// state, starts no goroutine, reads no clock and decides nothing. openapi.yaml specifies requests and answers; the handler
+// serves it at /openapi.yaml; its problem documents are explained in PROBLEMS.md.
 //
 // Input is read strictly. Unknown, duplicate and null fields, data after the JSON value, invalid UTF-8, fractions where
-// whole numbers belong and numbers beyond 64 bits are refused with a 400 that names the field, before the Service is
-// asked, so nothing is charged for a request that was not understood.
+// whole numbers belong and numbers beyond 64 bits are rejected with a 400 that names the field, before the Service is
+// asked, so nothing is charged for a malformed request.
 //
 // What it does not promise: to know who asks (Config.Authorize does), encryption or CORS; that a caller who goes
 // away is not charged (its context is cancelled, but the owner may have decided already: send a request_id and repeat);

@@ -1,12 +1,12 @@
-// Package resp answers the Redis protocol: CL.THROTTLE as the module redis-cell has it, WEIR.CHECK and WEIR.PEEK for policies, and
-// what clients say to a Redis server before and beside that (AUTH, HELLO, PING, CLIENT, COMMAND, …). It keeps no data and answers no
-// other command.
+// Package resp answers the Redis protocol: CL.THROTTLE as the module redis-cell has it, WEIR.CHECK and WEIR.PEEK for
+// policies, and the commands that clients send to a Redis server besides (AUTH, HELLO, PING, CLIENT, COMMAND, …). It keeps
+// no data and answers no other command.
 //
 // The protocol is RESP2 and, after HELLO 3, RESP3 (https://redis.io/docs/latest/develop/reference/protocol-spec/). The commands that
-// one read brings are decided as one batch: in their order, and answered in it. The parser is the package's own. That of
-// github.com/tidwall/redcon v1.6.2, which was to be used, cannot be given what strangers send: an array of 9·10¹⁸ elements keeps it
-// busy for ever, a bulk string of 2⁶³−1 bytes or of −7 makes it panic, a command may grow without bound, and each piece of one that
-// comes in pieces takes more stack.
+// one read brings are decided as one batch: in their order, and answered in it. The parser is the package's own, because
+// that of github.com/tidwall/redcon v1.6.2 is not safe for untrusted input: an array of 9·10¹⁸ elements keeps it busy for
+// ever, a bulk string of 2⁶³−1 bytes or of −7 makes it panic, a command may grow without bound, and each piece of one that
+// arrives in pieces takes more stack.
 //
 // The package does not promise that a caller who does not wait for answers gets any. It authenticates through its Config, and bounds
 // what a connection holds; how many connections there are is the listener's to bound (package ingress).

@@ -1,4 +1,4 @@
-// Package activity remembers how often each policy of a node decided lately: in steps of a few seconds, for some minutes.
+// Package activity counts what each policy of a node has decided: in steps of a few seconds, for some minutes.
 //
 // It does not promise that steps of different nodes begin at the same time, or that one takes exactly Step: it ends with the first
 // Tick after that.

@@ -1,6 +1,6 @@
 // Package asker asks the nodes of a cluster for decisions, over each protocol that callers have, for package load.
 //
-// What it answers is what the node said: it remembers no refusals, and admits nothing by itself.
+// It returns the node's answers: it remembers no refusals, and admits nothing by itself.
 package asker
 
 import (

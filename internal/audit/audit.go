@@ -1,10 +1,10 @@
 // Package audit writes an audit log: one line of JSON for each refund, reset, change of an override or of a gossip key, and denied call, to a file of
 // its own or to standard error.
 //
-// Denied calls are bounded in their rate, because strangers can make them; a line says how many were left out. The others are all
-// written, unless the destination stalls: then whoever is the first to write waits for a second at most, lines are queued up to a bound,
-// and beyond it dropped and counted. It does not promise that a line outlives the machine (the file is not synced), nor that nobody
-// changes the file.
+// Denied calls are bounded in their rate, because strangers can make them; a line says how many were left out. The others
+// are all written, unless the destination stalls: then the first writer waits for a second at most, lines are queued up to
+// a bound, and beyond it dropped and counted. It does not promise that a line outlives the machine (the file is not
+// synced), nor that nobody changes the file.
 package audit
 
 import (

@@ -1,11 +1,11 @@
-// Package certs keeps a certificate, its key and the authorities that are trusted up to date with their files, and makes
-// TLS configurations of them that always use what is in force.
+// Package certs reloads a certificate, its key and the trusted authorities when their files change, and makes TLS
+// configurations that always use those in force.
 //
 // The other side's certificate is verified here and not by crypto/tls, at every connection (resumed ones too) against the
-// authorities in force at that moment, so that a refusal can be told by its reason and one name can stand for a whole
-// cluster. A connection is bound to the certificate that the other side presented: it ends when that has expired, or is good no
-// more by the authorities in force. The package asks nobody about revocation: a certificate is good until it expires or its authority
-// is taken out of the file.
+// authorities in force at that moment, so that a rejection has a reason and one name can stand for a whole cluster. A
+// connection is bound to the certificate that the other side presented: it ends when that certificate has expired, or is no
+// longer valid under the authorities in force. The package does not check revocation: a certificate is valid until it
+// expires or its authority is removed from the file.
 package certs
 
 import (

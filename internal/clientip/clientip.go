@@ -1,4 +1,4 @@
-// Package clientip finds the address to limit a caller by: its own, or the one that proxies which are trusted say they act for.
+// Package clientip finds the address to limit a caller by: its own, or the one that trusted proxies say they act for.
 //
 // It does not promise that an address is one person's. IPv6 callers own a whole prefix, so they are limited by it.
 package clientip

@@ -1,6 +1,6 @@
-// Package estimate says what work may cost from what work of its kind has cost: the 90th percentile of the last costs of a class, by
-// the nearest-rank definition (R. J. Hyndman and Y. Fan, Sample quantiles in statistical packages, The American Statistician 50,
-// 1996, definition 1).
+// Package estimate estimates the cost of work from the cost of earlier work of its class: the 90th percentile of the last
+// costs of a class, by the nearest-rank definition (R. J. Hyndman and Y. Fan, Sample quantiles in statistical packages, The
+// American Statistician 50, 1996, definition 1).
 //
 // What it does not promise: that an estimate suffices (one in ten costs more), that nodes agree on it (each learns from the costs it
 // is told), or that anything is remembered when the process ends.

@@ -5,7 +5,7 @@
 // time leave as many as each has got of the other half. These are the dynamic thresholds of Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
 // switches", IEEE/ACM Transactions on Networking 6(2), 1998, with a factor of 1.
 //
-// It promises nobody a number of places, and takes none back from who has them.
+// It promises nobody a number of places, and takes none back.
 package fairshare
 
 import (

@@ -1,5 +1,5 @@
-// Package file reads small files, such as settings, policies, keys and certificates, that may turn out to be no files, and opens
-// logs to be appended to.
+// Package file reads small files, such as settings, policies, keys and certificates, rejects what is no regular file, and
+// opens logs for appending.
 //
 // It does not promise that a call ends: on a file system that does not answer, such as a mount whose server is gone, none returns, and
 // none can be interrupted. Functions that have a time leave such a call behind.

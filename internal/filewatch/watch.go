@@ -1,12 +1,11 @@
-// Package filewatch keeps what was read from files up to date: it reads them again when they change, and puts a new value in
-// force only when it could be made of what they hold.
+// Package filewatch keeps a value up to date with the files that it is made of: it reads them again when they change, and
+// puts a new value in force only if their content is valid.
 //
-// It knows nothing of what is in the files. It does not promise that every content is seen that a file has had, nor, of
-// several files, that they belong together: that is for the one who reads them to find out, and to refuse.
+// It knows nothing of the files' content. It does not promise to see every content that a file has had, nor that several
+// files belong together: the reader must check that, and reject them.
 //
-// A file system may never answer, as a mount whose server is gone. One goroutine at most waits for it, and nothing else
-// does: that reading takes too long is reported, the value in force stays, and the files are read again when the file
-// system answers.
+// A file system may never answer, such as a mount whose server is gone. One goroutine at most waits for it, and nothing
+// else does: the delay is reported, the value in force stays, and the files are read again when the file system answers.
 package filewatch
 
 import (

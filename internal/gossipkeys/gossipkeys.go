@@ -1,6 +1,6 @@
-// Package gossipkeys changes the keys that encrypt the gossip, on all members of a cluster while they run, in steps that cut nobody off: a
-// key is added everywhere, then used, and the old one removed once nobody uses it. Operators take the steps by calls, and each member
-// takes them by itself when the file with its keys changes.
+// Package gossipkeys changes the keys that encrypt the gossip, on all members of a running cluster, in steps that cut no
+// member off: a key is added everywhere, then used, and the old one removed once nobody uses it. Operators take the steps
+// by calls, and each member takes them by itself when the file with its keys changes.
 //
 // It does not keep keys: what is changed by calls is forgotten when a process ends, unless its file has it, too.
 package gossipkeys

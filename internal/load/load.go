@@ -1,8 +1,7 @@
-// Package load sends checks to a running cluster, measures how long the answers take, and looks whether more was admitted than a
-// limit lets through.
+// Package load sends checks to a running cluster, measures how long the answers take, and checks whether more was admitted
+// than a limit allows.
 //
-// It does not know who else uses the same keys: what others were admitted is not seen, so that an excess is one in any case, and
-// none may still be one with theirs.
+// It does not see what other callers use of the same keys: an excess that it reports is real, but theirs may hide one.
 package load
 
 import (

@@ -1,5 +1,5 @@
-// Package memory tells how much memory the process may use, has the garbage collector keep to it, and divides it among the
-// parts of a node.
+// Package memory finds how much memory the process may use, sets the garbage collector's limit, and divides the memory
+// among the parts of a node.
 //
 // It does not promise that a budget is kept: each part keeps to its own. It does not follow a limit that changes while the
 // process runs.

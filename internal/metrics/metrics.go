@@ -1,6 +1,6 @@
-// Package metrics shows a node's counters to Prometheus. It holds none of its own but the durations of calls and hops: the
-// others are read from where they are kept when somebody scrapes, so that a decision never looks up a label. A key is never a
-// label, and limits that callers send along share one.
+// Package metrics shows a node's counters to Prometheus. Its own are only the durations of calls and hops: a scrape reads
+// the others where they are kept, so that a decision never looks up a label. A key is never a label, and limits that
+// callers send along share one.
 //
 // It does not promise that scrapers behind one address and of one kind see every peak: weir_current_window_count and
 // weir_window_utilization are of the fullest key since the scraper's own last scrape, and those are taken for one.

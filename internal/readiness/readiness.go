@@ -1,6 +1,6 @@
-// Package readiness tells when a node is ready for traffic: once it is a member, and each of its conditions holds; or, as a member, once
-// nothing has changed for a while, because others that cannot be asked must not hold it up for ever. A node becomes ready once, and is
-// not ready any more from when it begins to stop.
+// Package readiness tells when a node is ready for traffic: once it is a member, and each of its conditions holds; or, as a
+// member, once nothing has changed for a while, because unreachable members must not delay it for ever. A node becomes
+// ready once, and stays so until it begins to stop.
 //
 // It does not look again at what held: a node that has become ready stays ready as long as it is a member.
 package readiness

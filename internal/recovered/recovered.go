@@ -1,4 +1,4 @@
-// Package recovered turns a panic into an error, so that a goroutine can hand it to the one that answers for the request.
+// Package recovered turns a panic into an error, so that a goroutine can pass it to the one that answers the request.
 //
 // It does not repair what the panic left behind: a lock that the function did not release by defer stays locked.
 package recovered

@@ -1,7 +1,8 @@
-// Package refusal remembers refusals where they were asked for, so that a check that would be refused again is answered
-// without asking its owner.
+// Package refusal remembers refusals at the node or client that was asked, so that a check that would be refused again is
+// answered without asking its owner.
 //
-// It does not promise to remember: it holds a fixed number of refusals, and one that it has dropped is asked for again.
+// It does not promise to remember: it holds a fixed number of refusals, and a check of one that it has dropped goes to the
+// owner again.
 package refusal
 
 import "sync"

@@ -1,5 +1,5 @@
-// Package render prints what nodes answer to commands, for eyes and as JSON.
+// Package render prints the answers of nodes to commands, as text for people and as JSON.
 //
-// What is printed for eyes may change at any time. What a caller or a file has chosen, such as a key, is quoted where it could control a
+// The text may change at any time. Content from callers or files, such as a key, is quoted where it could control a
 // terminal.
 package render

@@ -1,7 +1,7 @@
-// Package secrets makes what a cluster needs to keep strangers out: authorities, certificates, tokens with their access file, a gossip
-// key and the cluster's secret.
+// Package secrets makes the secrets of a cluster: authorities, certificates, tokens with their access file, a gossip key
+// and the cluster's secret.
 //
-// It keeps none of them, and renews none: certificates are made anew by making all of it anew.
+// It keeps none of them, and renews none: new certificates come with a whole new set.
 package secrets
 
 import (

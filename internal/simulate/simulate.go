@@ -1,5 +1,5 @@
-// Package simulate replays traffic against policies in virtual time, so that a limit is chosen by looking at what it would
-// have done. The algorithms that decide are those of a node (package algo).
+// Package simulate replays traffic against policies in virtual time, to show what a limit would have done before it is
+// chosen. The algorithms that decide are those of a node (package algo).
 //
 // What it does not promise: that traffic stays as it was once a limit refuses part of it (callers retry, or stop), and
 // anything about several nodes, lost owners or remembered refusals. Concurrency limits are not replayed: a log does not say

@@ -1,8 +1,8 @@
-// Package stream runs a bidirectional gRPC stream at the end that opened it: one goroutine reads, its owner writes what has
+// Package stream runs the opening end of a bidirectional gRPC stream: one goroutine reads, its owner writes what has
 // gathered while the last message was being written.
 //
-// It does not promise that a message that was written arrives, nor does it open the next stream: what is to become of messages
-// without an answer is for its owner to say.
+// It does not promise that a message that was written arrives, nor does it open the next stream: its owner decides what
+// becomes of messages without an answer.
 package stream
 
 import (

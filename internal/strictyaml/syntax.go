@@ -1,8 +1,8 @@
-// Package strictyaml reads YAML files that people write: every mistake with its line and column, no field that is not known, no
-// field twice, no value that YAML has guessed the type of.
+// Package strictyaml reads YAML files that people write: it reports every mistake with line and column, and takes no
+// unknown field, no repeated field and no value whose type YAML has guessed.
 //
-// It does not decode into Go values by itself: who knows the fields asks for them. It does not promise to read all of YAML: merge
-// keys, second documents and files above MaxFile are mistakes.
+// It does not decode into Go values by itself: its users ask for the fields that they know. It does not promise to read all
+// of YAML: merge keys, second documents and files above MaxFile are mistakes.
 package strictyaml
 
 import (

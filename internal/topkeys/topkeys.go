@@ -1,5 +1,5 @@
-// Package topkeys finds the keys of a node that matter most: the busiest, the most often refused, and the fullest. Its memory is
-// bounded however many keys there are.
+// Package topkeys finds a node's busiest, most often refused, and fullest keys. Its memory is bounded however many keys
+// there are.
 //
 // A [Recorder] is fed with a sample of a limiter's decisions and forgets them after about a minute. Its counts are estimates, for
 // two reasons: heavy hitters are counted within bounds (see internal/heavyhitters), which Row tells, and where a node decides more
@@ -8,7 +8,7 @@
 //
 // What it does not promise: that a key with less than 1 % of a node's decisions is found at all where there are thousands
 // of them; that a key that is full and is hardly asked about is seen by a busy node; or anything about what clients refuse
-// from memory. What borrowers admit of loans is heard of when they report.
+// from memory. Admissions from loans count when borrowers report them.
 package topkeys
 
 import (

@@ -1,5 +1,5 @@
-// Package tracing sends OpenTelemetry spans of sampled calls to a collector: of the call where it came in, of
-// asking another node, and of the decision there. A span says policy, result, partition and term, never a key.
+// Package tracing sends OpenTelemetry spans of sampled calls to a collector: of the call at the node that was asked, of the
+// forward to another node, and of the decision there. A span says policy, result, partition and term, never a key.
 //
 // A call is traced when its caller says so (W3C Trace Context, with the sampled flag), up to a rate, or by chance. One that is not costs a
 // look at its headers. What a trace may hold on to is bounded: by calls in flight, spans of a call, and spans that wait

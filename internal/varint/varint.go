@@ -1,4 +1,4 @@
-// Package varint reads numbers and texts off the front of bytes from elsewhere. Unsigned numbers are varints as protobuf and
+// Package varint reads numbers and texts from the front of untrusted bytes. Unsigned numbers are varints as protobuf and
 // encoding/binary have them, signed ones in zigzag, texts and bytes come after their length.
 //
 // It does not promise that what it reads makes sense: only that it was there, and is no larger than it may be.

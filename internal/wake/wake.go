@@ -1,6 +1,6 @@
 // Package wake wakes goroutines that wait for something to do.
 //
-// It does not promise that they wake once for each thing there is to do: who is woken looks at all there is.
+// It does not promise one wake-up for each thing to do: a goroutine that wakes looks at all of them.
 package wake
 
 // Signal wakes a goroutine, which receives from it: it holds a token when there may be something to do. It is safe for concurrent use.

@@ -1,8 +1,8 @@
 // Package replica carries the messages of the ownership protocol between nodes (weir.peer.v1.Ownership), the copies of partitions
 // among them.
 //
-// What it does not promise: that a message arrives, or that anybody learns of its loss. The protocol's core repeats what must be
-// heard. Messages to one node keep their order, but for large chunks, which others overtake.
+// What it does not promise: that a message arrives, or that anybody learns of its loss. The protocol's core repeats what
+// must arrive. Messages to one node keep their order, but for large chunks, which others overtake.
 package replica
 
 import (
