@@ -15,7 +15,7 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Client answers questions about any number of policies and keys, from a cluster (Dial) or from a Service in this process (New). It is safe
+// Client decides checks of any number of policies and keys, by a cluster (Dial) or by a Service in this process (New). It is safe
 // for concurrent use, and one is enough for a program. Close it when done.
 type Client struct {
 	backend  backend
@@ -82,10 +82,10 @@ func (c *Client) Inline(namespace string, inline algo.Limit) *Limiter {
 	return &Limiter{c: c, target: target{limit.Target{Limit: &inline, Namespace: namespace}, limit.InlineScope(namespace, &inline)}}
 }
 
-// Check asks several questions at once, at most 1000, and returns one Result for each, in order. They are decided one by
+// Check asks for several decisions at once, at most 1000, and returns one Result for each, in order. They are decided one by
 // one: a refusal of one does not keep the others from being charged.
 //
-// They may be decided by different nodes, side by side, each in their order.
+// Different nodes may decide them in parallel, each node its own in order.
 //
 // An error means that none was: one is malformed, which the error's Field names as in "checks[3].key" where there are
 // several; not one could be decided, for the reason that the first could not; or ctx ended. Otherwise the reason why a
@@ -159,8 +159,8 @@ func (c *Client) begin(ctx context.Context) error {
 	return nil
 }
 
-// All asks several questions at once, at most 1000, that are one: all are charged, or none is admitted, whichever nodes
-// their keys belong to. Repeats of a policy and key are summed. Questions with Partial, Peek or a RequestID, and limits of
+// All asks for one decision of several checks, at most 1000: all are charged, or none is admitted, whichever nodes
+// their keys belong to. Repeats of a policy and key are summed. Checks with Partial, Peek or a RequestID, and limits of
 // concurrency or with count_denied, are errors. Two such calls may both be refused for the last unit.
 //
 // An error means that nothing was admitted; its Field names the check. A call that got no answer is not repeated: the fail

@@ -14,7 +14,7 @@ const (
 	Unlimited = algo.Unlimited
 )
 
-// Decision is the answer to a question. All durations count from the moment of the decision. The zero value is a refusal. Its
+// Decision is the answer to a check. All durations count from the moment of the decision. The zero value is a refusal. Its
 // Policy is empty when the client itself answered because no node did and the limit was sent along. LeaseID and ReservationID are
 // for the Lease and the Reservation that come with it.
 type Decision = limit.Decision
@@ -39,7 +39,7 @@ type Waiter interface {
 	WaitN(ctx context.Context, key string, n int64) (Decision, error)
 }
 
-// Check is one question of a batch. Policy or Limit, and Key, are required.
+// Check is one check of a batch. Policy or Limit, and Key, are required.
 type Check struct {
 	Policy string // the name of a policy, or
 	// Limit is a limit sent along; see Client.Inline.

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// OnError is a fail policy: what a question is answered when nobody can be asked.
+// OnError is a fail policy: the answer when no node can be reached.
 type OnError uint8
 
 // The fail policies. The zero value is FailOpen.
@@ -44,38 +44,36 @@ type options struct {
 // that ends sooner bounds the call to nine tenths of what it leaves.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
-// WithOnError sets the fail policy for when no node can be reached. Default FailOpen. It has no part in what the cluster
-// answers when a key's owner cannot be reached: that is for the policy's own on_error.
+// WithOnError sets the fail policy for when no node can be reached. Default FailOpen. When a node answers but cannot reach a key's
+// owner, the policy's own on_error answers instead.
 func WithOnError(p OnError) Option { return func(o *options) { o.onError = p } }
 
-// WithBreaker sets after how many failures in a row the circuit breaker opens, and for how long it then answers by the
-// fail policy before it lets a question through to try. Default DefaultBreakerFailures and DefaultBreakerCooldown. With 0
-// failures there is no breaker. The cooldown is also for how long a single node that left a question unanswered is left
-// alone while others can be asked; there, 0 stands for DefaultBreakerCooldown.
+// WithBreaker sets after how many failures in a row the circuit breaker opens, and for how long it then answers by the fail policy
+// before it lets a call through to try. Default DefaultBreakerFailures and DefaultBreakerCooldown. With 0 failures there is no
+// breaker. The cooldown is also the time for which a single node that left a call unanswered is avoided while others can be asked;
+// there, 0 stands for DefaultBreakerCooldown.
 func WithBreaker(failures int, cooldown time.Duration) Option {
 	return func(o *options) { o.failures, o.cooldown = failures, cooldown }
 }
 
-// WithRetry makes every question repeatable: charges carry a request id of the client's own, so that one whose connection
-// broke, or whose node hangs, can be asked of another node and is charged once. Off by default, because the cluster then
-// remembers an id, some 128 bytes for at least a minute, for every charge; without it such a charge is answered by the
-// fail policy.
+// WithRetry makes every call repeatable: charges carry a request id of the client's own, so that one whose connection broke, or whose
+// node hangs, can be sent to another node and is charged once. Off by default, because the cluster then remembers an id, some 128
+// bytes for at least a minute, for every charge. Without it the fail policy answers such a charge.
 func WithRetry() Option { return func(o *options) { o.retry = true } }
 
-// WithoutMemory has every question asked. By default a refusal is remembered, for its RetryAfter but a second at most, until
-// this Client is answered that units of the key were admitted: the same question with the same cost is then refused at once,
-// with what is left of RetryAfter and ResetAfter. Since admissions elsewhere only push the moment further away, such a refusal
-// is wrong only after somebody else's Refund, Reset, Cancel or a raised limit, and for less than that second; those of this
-// Client take effect at once. What is not remembered: refusals with Partial, of leases, reservations and atomic checks, of
-// limits with count_denied, in shadow mode, and while a reservation of the key is pending; at most some thousands of keys.
+// WithoutMemory turns off the memory of refusals. By default a refusal is remembered, for its RetryAfter but a second at most, until
+// this Client sees units of the key admitted: the same check with the same cost is then refused at once, with what is left of
+// RetryAfter and ResetAfter. Since admissions elsewhere only postpone the moment at which a check passes, such a refusal is wrong
+// only after somebody else's Refund, Reset, Cancel or a raised limit, and for less than that second; those of this Client take
+// effect at once. Not remembered: refusals with Partial, of leases, reservations and atomic checks, of limits with count_denied, in
+// shadow mode, and while a reservation of the key is pending; at most some thousands of keys.
 func WithoutMemory() Option { return func(o *options) { o.memory = false } }
 
-// WithoutLoans has every question of Allow and Wait asked of the cluster. By default this Client borrows units of keys that it is
-// asked about often (16 times in 100 ms and more, under a policy with one limit of 64 or more), admits from them without asking
-// anybody, and reports what it has spent within some 250 ms: exactly as if each unit had been admitted by the owner, for what is on
-// loan is free for nobody else, and is called back before the owner refuses anybody for want of it. Until then Remaining, to
-// everybody else, is without what is on loan. A program that is killed leaves its loans, of at most an eighth of a limit each,
-// unusable for a second and then charged. A policy with lend: false is never borrowed from.
+// WithoutLoans turns off loans. By default this Client borrows units of keys that it asks about often (16 times in 100 ms and more,
+// under a policy whose limits are all 64 or more), admits from them without asking a node, and reports what it has spent within some
+// 250 ms. That is exactly as if the owner had admitted each unit: what is on loan is not free for anybody else, and is recalled before
+// the owner refuses anybody for want of it. Others' Remaining excludes it. A program that is killed leaves its loans, of at most an
+// eighth of a limit each, unusable for a second and then charged. A policy with lend: false is never borrowed from.
 func WithoutLoans() Option { return func(o *options) { o.loans = false } }
 
 // WithTLS encrypts the connections. Default: plain text. The configuration must not be modified afterwards.

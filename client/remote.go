@@ -31,13 +31,13 @@ import (
 // commas, or a target in gRPC's own syntax, such as "dns:///weir:8081" or "unix:/run/weir.sock". A single host name may
 // stand for many nodes.
 //
-// From one of them the Client learns the ring, and asks the node that owns a key about it. Where the nodes do not tell, or
-// the owner cannot be reached from here, says that it is not ready, or left a question unanswered a moment ago, any other
-// is asked, the one with the fewest questions in flight: any node can answer any question. The owners' addresses are those
-// that the nodes advertise, with the port of their gRPC listener; the Client keeps a connection to each.
+// From one of them the Client learns the ring, and asks the node that owns a key about it. Where the nodes do not tell the
+// ring, or the owner cannot be reached from here, says that it is not ready, or left a call unanswered a moment ago, the Client
+// asks the node with the fewest checks in flight: any node can answer any check. The owners' addresses are those that the
+// nodes advertise, with the port of their gRPC listener; the Client keeps a connection to each.
 //
-// Dial does not wait for a connection: that nobody can be reached is for the fail policy to answer, from the first
-// question on; see Ready. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
+// Dial does not wait for a connection: while no node can be reached the fail policy answers, from the first check on; see
+// Ready. ctx bounds what Dial itself has to wait for, at present nothing. The errors are *Error of kind
 // ErrInvalid, which names the option or "address".
 func Dial(ctx context.Context, address string, opts ...Option) (*Client, error) {
 	if err := ctx.Err(); err != nil {

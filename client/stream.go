@@ -498,7 +498,7 @@ func (ln *sender) answered(out *weirv1.CheckStreamResponse) error {
 	}
 	l.mu.Unlock()
 	if out.Error != nil {
-		l.refused(m, out.Error)
+		l.rejected(m, out.Error)
 		return nil
 	}
 	err := m.answer(out)
@@ -511,9 +511,9 @@ func (ln *sender) answered(out *weirv1.CheckStreamResponse) error {
 	return err
 }
 
-// refused sends questions again whose message was refused as a whole, each by itself: the fault is another's, most likely.
-// Nothing was charged. The one that is to blame gets the error in the end.
-func (l *link) refused(m *message, e *weirv1.Error) {
+// rejected sends the requests of a message that was rejected as a whole again, each by itself, so that only the one at fault
+// gets the error. Nothing was charged.
+func (l *link) rejected(m *message, e *weirv1.Error) {
 	_, field, _ := strings.Cut(e.GetField(), "].") // "define[3].limit.time_zone"
 	message := e.GetMessage()
 	if field != "" {

@@ -98,7 +98,7 @@ var (
 	shareIDsLost = prometheus.NewDesc("weir_share_request_ids_lost_total",
 		"Of weir_request_ids_lost_total, those of a caller, as weir_share_keys.", shareLabels, nil)
 	shareFull  = prometheus.NewDesc("weir_share_full_total", "Checks answered by on_error because the share has reached its bound or its fair part, as weir_share_keys.", shareLabels, nil)
-	swept      = prometheus.NewDesc("weir_store_swept_total", "States dropped because they were as good as new.", nil, nil)
+	swept      = prometheus.NewDesc("weir_store_swept_total", "Idle states dropped because they were equal to new ones.", nil, nil)
 	logDropped = prometheus.NewDesc("weir_log_records_dropped_total", "Lines of a log (log, audit) that were dropped because their reader stalls, or that could not be written.", []string{"log"}, nil)
 	reserved   = prometheus.NewDesc("weir_reservations", "Pending reservations and extensions, copies of other nodes' included.", nil, nil)
 	unreserved = prometheus.NewDesc("weir_reservations_rejected_total", "Reservations and extensions that were answered by an error, because a key or the node has as many as it may have.", nil, nil)
@@ -111,12 +111,12 @@ var (
 	borrowers  = prometheus.NewDesc("weir_borrowers", "Clients, nodes and proxies that have units of this node's keys on loan.", nil, nil)
 	onLoan     = prometheus.NewDesc("weir_units_on_loan", "Units of this node's keys that are on loan.", nil, nil)
 	loans      = prometheus.NewDesc("weir_loans_total", "Loans that this node has granted or renewed.", nil, nil)
-	loanUnits  = prometheus.NewDesc("weir_loan_units_total", "Units that borrowers have reported to have spent of loans of this node's keys.", nil, nil)
+	loanUnits  = prometheus.NewDesc("weir_loan_units_total", "Units of this node's keys that borrowers have reported as spent.", nil, nil)
 	expired    = prometheus.NewDesc("weir_loan_expired_units_total", "Units on loan of this node's keys that were charged because their loans had ended, whether or not borrowers had spent them.", nil, nil)
-	recalls    = prometheus.NewDesc("weir_loan_recalls_total", "Loans of which this node has asked for what is left, by result: asked, and unanswered, of them, in time.", []string{"result"}, nil)
+	recalls    = prometheus.NewDesc("weir_loan_recalls_total", "Loans that this node has recalled before a refusal, by result: asked, and those of them that were unanswered in time.", []string{"result"}, nil)
 	policies   = prometheus.NewDesc("weir_policies", "Policies in force.", nil, nil)
 	policyInfo = prometheus.NewDesc("weir_policies_info", "Always 1; the hash of the policies in force.", []string{"hash"}, nil)
-	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the policy file as it is now was rejected or cannot be read, and the one before it is in force.", nil, nil)
+	fileValid  = prometheus.NewDesc("weir_policies_file_valid", "0 when the present policy file was rejected or cannot be read, and the previous one is in force.", nil, nil)
 	envoyValid = prometheus.NewDesc("weir_envoy_configuration_valid",
 		"0 when a file of envoy-config, as it is now, has a mistake in it or cannot be read, and the configuration from before is in force.", nil, nil)
 	secureFile = prometheus.NewDesc("weir_security_file_valid",
@@ -137,7 +137,7 @@ var (
 	pending         = prometheus.NewDesc("weir_replica_pending_keys", "Keys whose last changes have not been sent to a copy yet.", nil, nil)
 	voting          = prometheus.NewDesc("weir_voter", "1 when this node is a voter that votes.", nil, nil)
 	events          = prometheus.NewDesc("weir_ownership_events_total", "What has happened with partitions on this node, by event (claimed, took over, handed over, merged, backup dropped and so on).", []string{"event"}, nil)
-	overrun         = prometheus.NewDesc("weir_ownership_messages_dropped_total", "Messages about partitions that were not looked at because too many had gathered.", nil, nil)
+	overrun         = prometheus.NewDesc("weir_ownership_messages_dropped_total", "Ownership messages dropped because too many were queued.", nil, nil)
 	mismatchedEnvoy = prometheus.NewDesc("weir_envoy_mismatched_members", "Members whose configuration files for Envoy differ from this node's.", nil, nil)
 	mismatched      = prometheus.NewDesc("weir_policies_mismatched_members", "Members whose policies differ from this node's.", nil, nil)
 	ready           = prometheus.NewDesc("weir_ready", "1 when the node is ready for traffic.", nil, nil)
