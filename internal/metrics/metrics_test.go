@@ -91,7 +91,7 @@ weir_decisions_borrowed_total{policy="login"} 0
 # TYPE weir_forwarded_total counter
 weir_forwarded_total{answered="false"} 0
 weir_forwarded_total{answered="true"} 3
-# HELP weir_ownership_messages_dropped_total Messages about partitions that were not looked at because too many had gathered.
+# HELP weir_ownership_messages_dropped_total Ownership messages dropped because too many were queued.
 # TYPE weir_ownership_messages_dropped_total counter
 weir_ownership_messages_dropped_total 5
 # HELP weir_file_read_timeouts_total Reads of a file that the file system did not answer in time, by file (policies, and those of weir_security_file_valid).
@@ -99,7 +99,7 @@ weir_ownership_messages_dropped_total 5
 weir_file_read_timeouts_total{file="access"} 0
 weir_file_read_timeouts_total{file="certificates"} 4
 weir_file_read_timeouts_total{file="policies"} 0
-# HELP weir_policies_file_valid 0 when the policy file as it is now was rejected or cannot be read, and the one before it is in force.
+# HELP weir_policies_file_valid 0 when the present policy file was rejected or cannot be read, and the previous one is in force.
 # TYPE weir_policies_file_valid gauge
 weir_policies_file_valid 0
 # HELP weir_security_file_valid 0 when a file that access depends on was rejected as it is now, or cannot be read, and what it held before is in force, by file (certificates, peer_certificates, access, gossip_keys).
@@ -131,11 +131,11 @@ weir_borrowers 1
 # HELP weir_loan_expired_units_total Units on loan of this node's keys that were charged because their loans had ended, whether or not borrowers had spent them.
 # TYPE weir_loan_expired_units_total counter
 weir_loan_expired_units_total 0
-# HELP weir_loan_recalls_total Loans of which this node has asked for what is left, by result: asked, and unanswered, of them, in time.
+# HELP weir_loan_recalls_total Loans that this node has recalled before a refusal, by result: asked, and those of them that were unanswered in time.
 # TYPE weir_loan_recalls_total counter
 weir_loan_recalls_total{result="asked"} 0
 weir_loan_recalls_total{result="unanswered"} 0
-# HELP weir_loan_units_total Units that borrowers have reported to have spent of loans of this node's keys.
+# HELP weir_loan_units_total Units of this node's keys that borrowers have reported as spent.
 # TYPE weir_loan_units_total counter
 weir_loan_units_total 0
 # HELP weir_loans_total Loans that this node has granted or renewed.
