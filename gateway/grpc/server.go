@@ -67,29 +67,54 @@ type Server struct {
 
 // NewServer returns a Server. Close it when done.
 func NewServer(cfg ServerConfig) *Server {
-	return &Server{
-		svc: cfg.Service, cfg: cfg,
-		batches: sync.Pool{New: func() any { return new(limiter.Batch) }},
-		calls:   sync.Pool{New: func() any { return new(call) }},
+	s := &Server{svc: cfg.Service, cfg: cfg, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
+	s.calls.New = func() any {
+		c := &call{server: s, admission: admission{gate: cfg.Requests}}
+		c.request.Admit = func(size int) error { return c.admission.enter(c.ctx, size, leastCheck) }
+		return c
 	}
+	return s
 }
 
-// call is the room that a Check takes while it is in flight, used again for the next: 30 KB for 100 checks.
+// call is what a Check takes while it is in flight, used again for the next: 65 KB for 100 checks. It is the message that the call is
+// answered with.
 type call struct {
-	checks  []limit.Check
-	results []limit.Result
+	weirv1.CheckResponse
+	server    *Server
+	admission admission
+	request   wire.Lenient
+	ctx       context.Context // of the call, while its request is decoded
+	in        *weirv1.CheckRequest
+	checks    []limit.Check
+	results   []limit.Result
+	answers   []decided
 }
 
-// grow makes room for n checks and their results. What it has is nobody's any more.
+// grow makes room for n checks and what comes of them. What it has is nobody's any more.
 func (c *call) grow(n int) {
 	c.checks, c.results = slices.Grow(c.checks[:0], n)[:n], slices.Grow(c.results[:0], n)[:n]
+	c.answers, c.Results = slices.Grow(c.answers[:0], n)[:n], slices.Grow(c.Results[:0], n)[:n]
 }
 
-// done gives the room back, with nothing in it that would be kept alive.
-func (s *Server) done(c *call) {
+// Recycle implements wire.Recycled. Nothing is left in c that would be kept alive.
+func (c *call) Recycle() {
+	c.in = nil
 	clear(c.checks)
 	clear(c.results)
-	s.calls.Put(c)
+	clear(c.answers)
+	clear(c.Results)
+	c.server.calls.Put(c)
+}
+
+// decode reads the request of a call.
+func (c *call) decode(ctx context.Context, read func(any) error) error {
+	c.ctx, c.request.Message, c.request.Check = ctx, c.in, boundChecks
+	err := read(&c.request)
+	if err == nil {
+		err = undecoded(&c.request)
+	}
+	c.ctx, c.request.Message, c.request.Err = nil, nil, nil
+	return err
 }
 
 // Close waits for every goroutine, once the gRPC server that the Server is registered with has been stopped.
@@ -108,29 +133,45 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 			return handler(srv, ctx, func(v any) error { return a.decode(ctx, dec, v.(proto.Message)) }, i)
 		}
 		if m.MethodName == "Check" {
-			m.Handler = handleCheck
+			m.Handler = s.handleCheck()
 		}
 		desc.Methods = append(desc.Methods, m)
 	}
 	r.RegisterService(&desc, s)
 }
 
-// handleCheck is the generated handler, but for the request, which is used again: as soon as it has been read, for a call may
-// wait long, and 1000 checks take 250 KB in this form. No interceptor may look at it once it has handed it on.
-func handleCheck(srv any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
-	server := srv.(*Server)
-	a := admission{gate: server.cfg.Requests}
-	defer a.leave()
-	in := weirv1.CheckRequestFromVTPool()
-	if err := a.decode(ctx, dec, in); err != nil {
+// handleCheck returns the generated handler, but for the request, which is used again: as soon as it has been read, for a call may
+// wait long, and 1000 checks take 250 KB in this form; and the answer, which is used again when it has been sent. Interceptors see
+// a *call in place of both.
+func (s *Server) handleCheck() grpc.MethodHandler {
+	info := &grpc.UnaryServerInfo{Server: s, FullMethod: weirv1.Limiter_Check_FullMethodName}
+	carryOut := s.carryOut
+	return func(_ any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (_ any, err error) {
+		c := s.calls.Get().(*call)
+		defer func() {
+			if c.admission.leave(); err != nil {
+				c.Recycle() // as the codec does when it has marshalled it
+			}
+		}()
+		c.in = weirv1.CheckRequestFromVTPool()
+		if err := c.decode(ctx, dec); err != nil {
+			return nil, err
+		}
+		c.admission.keep(len(c.in.Checks))
+		if i == nil {
+			return carryOut(ctx, c)
+		}
+		return i(ctx, c, info, carryOut)
+	}
+}
+
+// carryOut is the end of the chain of interceptors before a *call.
+func (s *Server) carryOut(ctx context.Context, of any) (any, error) {
+	c := of.(*call)
+	if err := s.check(ctx, c); err != nil {
 		return nil, err
 	}
-	a.keep(len(in.Checks))
-	if i == nil {
-		return server.check(ctx, in, true)
-	}
-	info := &grpc.UnaryServerInfo{Server: srv, FullMethod: weirv1.Limiter_Check_FullMethodName}
-	return i(ctx, in, info, func(ctx context.Context, _ any) (any, error) { return server.check(ctx, in, true) })
+	return c, nil
 }
 
 // undecoded returns the status for a message that could not be decoded, or nil for one that was.
@@ -149,53 +190,54 @@ func undecoded(m *wire.Lenient) error {
 
 // Check implements weirv1.LimiterServer.
 func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
-	return s.check(ctx, in, false)
+	c := &call{in: in}
+	if err := s.check(ctx, c); err != nil {
+		return nil, err
+	}
+	return &c.CheckResponse, nil
 }
 
-// check is Check, and puts a request that is pooled back when it has read it.
-func (s *Server) check(ctx context.Context, in *weirv1.CheckRequest, pooled bool) (*weirv1.CheckResponse, error) {
+// check carries out a call, and puts its request back when it has read it.
+func (s *Server) check(ctx context.Context, c *call) error {
+	in := c.in
 	if err := limit.ValidBatch(len(in.Checks)); err != nil {
-		return nil, statusOf(err)
+		return statusOf(err)
 	}
-	room := s.calls.Get().(*call)
-	defer s.done(room)
-	room.grow(len(in.Checks))
-	checks, results := room.checks, room.results
-	for i, c := range in.Checks {
-		t, err := wire.Target(c.GetTarget())
+	c.grow(len(in.Checks))
+	for i, check := range in.Checks {
+		t, err := wire.Target(check.GetTarget())
 		if err != nil {
-			return nil, statusOf(err.In(i, len(in.Checks)))
+			return statusOf(err.In(i, len(in.Checks)))
 		}
-		checks[i] = limit.Check{Target: t, Cost: wire.Cost(c.Cost), Partial: c.Partial, RequestID: c.RequestId}
+		c.checks[i] = limit.Check{Target: t, Cost: wire.Cost(check.Cost), Partial: check.Partial, RequestID: check.RequestId}
 	}
 	atomic := in.Atomic
-	if pooled && cap(in.Checks) <= 2*limit.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
+	if c.in = nil; c.server != nil && cap(in.Checks) <= 2*limit.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
 		in.ReturnToVTPool()
 	}
 	if atomic {
-		return s.checkAll(ctx, slices.Clone(checks)) // what is left to settle may outlast the call
+		return s.checkAll(ctx, c)
 	}
-	if err := s.svc.CheckTo(ctx, checks, nil, results); err != nil {
-		return nil, statusOf(err)
+	if err := s.svc.CheckTo(ctx, c.checks, nil, c.results); err != nil {
+		return statusOf(err)
 	}
-	out := &weirv1.CheckResponse{Results: make([]*weirv1.Result, len(results)), Allowed: true}
-	answers := make([]decided, len(results))
+	c.Allowed, c.DelayNs = true, 0
 	failed := 0
-	for i := range results {
-		r := &results[i]
+	for i := range c.results {
+		r := &c.results[i]
 		var e *limit.Error
-		out.Allowed = out.Allowed && r.Err == nil && r.Allowed
+		c.Allowed = c.Allowed && r.Err == nil && r.Allowed
 		if errors.As(r.Err, &e) {
 			failed++
-			out.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: callerError(e, wire.Field)}}
+			c.Results[i] = &weirv1.Result{Outcome: &weirv1.Result_Error{Error: callerError(e, wire.Field)}}
 			continue
 		}
-		out.Results[i] = answers[i].of(&r.Decision)
+		c.Results[i] = c.answers[i].of(&r.Decision)
 	}
-	if failed == len(results) {
-		return nil, statusOf(results[0].Err)
+	if failed == len(c.results) {
+		return statusOf(c.results[0].Err)
 	}
-	return out, nil
+	return nil
 }
 
 // decided is a Result with a decision, in one piece of memory in place of three.
@@ -213,20 +255,17 @@ func (r *decided) of(d *limit.Decision) *weirv1.Result {
 	return &r.result
 }
 
-// checkAll answers an atomic Check.
-func (s *Server) checkAll(ctx context.Context, checks []limit.Check) (*weirv1.CheckResponse, error) {
-	all, err := s.svc.CheckAll(ctx, checks)
+// checkAll carries out an atomic call.
+func (s *Server) checkAll(ctx context.Context, c *call) error {
+	all, err := s.svc.CheckAll(ctx, slices.Clone(c.checks)) // what is left to settle may outlast the call
 	if err != nil {
-		return nil, statusOf(err)
+		return statusOf(err)
 	}
-	out := &weirv1.CheckResponse{
-		Results: make([]*weirv1.Result, len(all.Decisions)), Allowed: all.Allowed, DelayNs: int64(all.Delay),
-	}
-	room := make([]decided, len(all.Decisions))
+	c.Allowed, c.DelayNs = all.Allowed, int64(all.Delay)
 	for i := range all.Decisions {
-		out.Results[i] = room[i].of(&all.Decisions[i])
+		c.Results[i] = c.answers[i].of(&all.Decisions[i])
 	}
-	return out, nil
+	return nil
 }
 
 // Status implements weirv1.LimiterServer.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -298,4 +299,57 @@ func TestMalformedMessages(t *testing.T) {
 	if err != nil || out.Results[0].GetDecision().GetRemaining() != 10 {
 		t.Errorf("%v, %v", out, err)
 	}
+}
+
+// What a call takes is used again, for calls of other sizes and kinds, by several callers at a time: nothing of one is in the answer to
+// another.
+func TestCallsUsedAgain(t *testing.T) {
+	_, c := serveLimiter(t, localLimiter(t))
+	var callers sync.WaitGroup
+	for caller := range 4 {
+		callers.Go(func() {
+			for n := range 50 {
+				key := fmt.Sprintf("%d %d", caller, n)
+				in := &weirv1.CheckRequest{Atomic: n%5 == 4}
+				for i := range 1 + n*7%9 {
+					check := &weirv1.Check{Target: &weirv1.Target{Policy: "p", Key: key}, Cost: proto.Int64(1)}
+					if n%3 == 0 && i == 1 && !in.Atomic {
+						check.Target.Policy = "none"
+					}
+					in.Checks = append(in.Checks, check)
+				}
+				if n%4 == 1 {
+					in.Checks[0].RequestId = key
+				}
+				out, err := c.Check(t.Context(), in)
+				if invalid := in.Atomic && in.Checks[0].RequestId != ""; invalid != (err != nil) {
+					t.Errorf("invalid %v: %v", invalid, err)
+				}
+				if err != nil {
+					continue
+				}
+				allowed, charged := true, int64(0)
+				for i, check := range in.Checks {
+					d := out.Results[i].GetDecision()
+					if check.Target.Policy == "none" {
+						allowed = false
+						if e := out.Results[i].GetError(); e == nil || d != nil {
+							t.Errorf("an unknown policy: %v", out.Results[i])
+						}
+						continue
+					}
+					if charged++; in.Atomic {
+						charged = int64(len(in.Checks))
+					}
+					if d == nil || !d.Allowed || d.Granted != 1 || d.Remaining != 10-charged || d.Policy != "p" || d.RequestId != check.RequestId {
+						t.Errorf("%d of %d, %d charged: %v", i, len(in.Checks), charged, d)
+					}
+				}
+				if out.Allowed != allowed || len(out.Results) != len(in.Checks) {
+					t.Errorf("%d checks, allowed %v: %v", len(in.Checks), allowed, out)
+				}
+			}
+		})
+	}
+	callers.Wait()
 }

@@ -92,7 +92,7 @@ func (n *Node) panicked(listener string) func(method string, p *recovered.Error)
 
 // unaryInterceptors are the same for gRPC.
 func (n *Node) unaryInterceptors() []grpc.UnaryServerInterceptor {
-	chain := []grpc.UnaryServerInterceptor{n.metrics.UnaryInterceptor, n.logErrors}
+	chain := []grpc.UnaryServerInterceptor{n.observeUnary}
 	if n.tracer != nil {
 		chain = append(chain, n.tracer.UnaryInterceptor)
 	}
@@ -112,10 +112,10 @@ func (n *Node) traceStreamed() func(parent string) (below string, end func(codes
 // requestIDKey carries the name by which the log and the caller call a call.
 const requestIDKey = "x-request-id"
 
-// logErrors gives a call that ends with an error an id, the caller's own or a fresh one, and writes it down: at debug, like
+// observeUnary measures a call, gives one that ends with an error an id, the caller's own or a fresh one, and writes it down: at debug, like
 // the HTTP API does, unless the mistake is this node's.
-func (n *Node) logErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	out, err := handle(ctx, req)
+func (n *Node) observeUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	out, err := n.metrics.UnaryInterceptor(ctx, req, info, handle)
 	if err == nil {
 		return out, nil
 	}

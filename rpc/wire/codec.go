@@ -73,6 +73,11 @@ type pooled interface {
 	ResetVT()
 }
 
+// Recycled is a message whose memory is used again when it has been marshalled. Nobody may look at it afterwards.
+type Recycled interface {
+	Recycle()
+}
+
 // Lenient is a message that can always be decoded: what is wrong with it is kept in Err, and not returned, because gRPC
 // answers a call by itself as soon as decoding fails, with INTERNAL.
 type Lenient struct {
@@ -93,6 +98,9 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	m, ok := v.(message)
 	if !ok {
 		return c.other.Marshal(v)
+	}
+	if r, ok := v.(Recycled); ok {
+		defer r.Recycle()
 	}
 	size := m.SizeVT()
 	if !c.all && mem.IsBelowBufferPoolingThreshold(size) {
