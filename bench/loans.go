@@ -35,6 +35,11 @@ const (
 	fillBorrowers  = 10
 	fillGoroutines = 8 // of each
 	uniformKeys    = 1_000_000
+
+	// The time that counts of a turn, and how many there are in a round: differences of a hundredth are looked for where the speed of a machine
+	// changes by more from one second to the next.
+	uniformTurn  = 250 * time.Millisecond
+	uniformTurns = 20
 )
 
 const (
@@ -109,8 +114,38 @@ func (b *bench) loanMeasurements() []measurement {
 		})
 		return many[r.IntN(len(many))]
 	}
-	both(lendUniformWork, "", "uncopied", uniform)
+	for _, c := range []struct {
+		system string
+		opts   []client.Option
+	}{{withLoans, nil}, {withoutLoans, []client.Option{client.WithoutLoans()}}} {
+		all = append(all, measurement{work: lendUniformWork, system: c.system, turns: uniformTurns, run: b.inTurns("uncopied", uniform, c.opts...)})
+	}
 	return all
+}
+
+// inTurns measures callers of one Go client that stays connected from turn to turn. A turn is so short that what slows the machine slows the
+// one before it, or the one after, as well.
+func (b *bench) inTurns(policy string, pick func(*rand.Rand) string, opts ...client.Option) func(ctx context.Context) (sample, error) {
+	var c *client.Client
+	return func(ctx context.Context) (sample, error) {
+		w, err := b.weirThree()
+		if err != nil {
+			return nil, err
+		}
+		l := load{callers: unaryCallers, warm: uniformTurn / 5, measure: uniformTurn, servers: w.servers}
+		if c == nil {
+			dialed, err := client.Dial(ctx, w.addresses(), opts...) // for as long as the harness runs
+			if err != nil {
+				return nil, err
+			}
+			if err := dialed.Ready(ctx); err != nil {
+				dialed.Close()
+				return nil, err
+			}
+			c, l.warm = dialed, time.Second
+		}
+		return l.drive(ctx, allowCaller(c, policy, nil, pick))
+	}
 }
 
 // busyKey picks keys as Zipf says: the n-th as often as the first, divided by n.
@@ -296,6 +331,7 @@ func loanTargets() []target {
 		{"a limit of 10⁶ filled by 10 borrowers: messages to nodes", lendFillWork + "/" + withLoans, "", messagesSent, 500, most},
 		{"a limit of 10⁶ filled by 10 borrowers: units not admitted", lendFillWork + "/" + withLoans, "", leftOver, 0, most},
 		{"uniform traffic over 1 M keys, Go client: with loans", lendUniformWork + "/" + withLoans, lendUniformWork + "/" + withoutLoans, rate, 0.97, least},
+		{"uniform traffic over 1 M keys, Go client: with loans", lendUniformWork + "/" + withLoans, lendUniformWork + "/" + withoutLoans, perCPU, 0.97, least},
 	}
 }
 

@@ -92,7 +92,7 @@ func (r *report) writeMarkdown(w io.Writer) error {
 		versions = append(versions, name+" "+r.Machine.Versions[name])
 	}
 	m.printf("Beside it: %s.\n\n", strings.Join(versions, ", "))
-	m.printf("Callers and servers share the machine. Figures are medians over the rounds, with (least–most).\n")
+	m.printf("Callers and servers share the machine. Figures are medians over the rounds, with (least–most), and where there are %d or more, or turns, the ends of their middle half.\n", manyRounds)
 	r.writeLimits(m)
 	r.writeTargets(m)
 	r.writeNetworked(m)
@@ -131,7 +131,7 @@ func (r *report) writeLimits(m *markdown) {
 }
 
 func (r *report) writeTargets(m *markdown) {
-	m.printf("\n## To reach\n\nRatios are taken within each round.\n\n")
+	m.printf("\n## To reach\n\nRatios are taken within each round; of what runs in shorter turns, within each turn.\n\n")
 	m.row("work", "figure", "against", "ratio", "to reach", "")
 	m.row("---", "---", "---", "---:", "---", "---")
 	for _, o := range r.Targets {
@@ -232,15 +232,21 @@ func (f *figures) cell(m metric, scale float64) string {
 }
 
 func (s spread) scaled(by float64) spread {
-	return spread{Median: s.Median * by, Min: s.Min * by, Max: s.Max * by, Rounds: s.Rounds}
+	return spread{Median: s.Median * by, Min: s.Min * by, Max: s.Max * by, Rounds: s.Rounds, Middle: [2]float64{s.Middle[0] * by, s.Middle[1] * by}}
 }
+
+// manyRounds is from how many on the ends say little, and those of the middle half are told besides.
+const manyRounds = 10
 
 // String is the median, with the ends where there is more than one round.
 func (s spread) String() string {
-	if s.Rounds < 2 || number(s.Min) == number(s.Max) {
+	switch {
+	case s.Rounds < 2 || number(s.Min) == number(s.Max):
 		return number(s.Median)
+	case s.Rounds < manyRounds:
+		return number(s.Median) + " (" + number(s.Min) + "–" + number(s.Max) + ")"
 	}
-	return number(s.Median) + " (" + number(s.Min) + "–" + number(s.Max) + ")"
+	return fmt.Sprintf("%s (%s–%s; half of %d: %s–%s)", number(s.Median), number(s.Min), number(s.Max), s.Rounds, number(s.Middle[0]), number(s.Middle[1]))
 }
 
 // number prints three significant digits, which is more than any figure here is good for.

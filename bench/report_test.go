@@ -83,7 +83,7 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal(b.Bytes(), &back); err != nil {
 		t.Fatal(err)
 	}
-	if got := back.Figures[0].Spreads[rate]; got != (spread{52_000, 50_000, 54_000, 2}) || back.Machine.CPU != "Abacus" || len(back.Targets) != len(targets()) {
+	if got := back.Figures[0].Spreads[rate]; got != (spread{52_000, 50_000, 54_000, 2, [2]float64{50_000, 54_000}}) || back.Machine.CPU != "Abacus" || len(back.Targets) != len(targets()) {
 		t.Errorf("%+v", back)
 	}
 }

@@ -55,12 +55,13 @@ type measurement struct {
 	work   string // the workload; measurements of one are compared with one another and run next to one another
 	system string
 	once   bool // costly and steady: in the first round only
+	turns  int  // in each round, in turns with the others of the workload, which have as many; 0: one
 	run    func(ctx context.Context) (sample, error)
 }
 
 func (m *measurement) name() string { return m.work + "/" + m.system }
 
-// A series is a measurement's samples, one for each round that succeeded, by round.
+// A series is a measurement's samples, one for each round, or turn, that succeeded, by its number.
 type series struct {
 	work, system string
 	samples      map[int]sample
@@ -71,7 +72,7 @@ type series struct {
 var errViolated = errors.New("a limit was not kept")
 
 // runRounds runs all measurements in turns: every round goes through all of them, so that whatever else the machine
-// does falls on all alike. Measurements of one workload run right after one another, each round beginning with another.
+// does falls on all alike. Measurements of one workload run right after one another, each round, and each turn of it, beginning with another.
 // One that cannot run is not tried again. The error is that of ctx.
 func runRounds(ctx context.Context, progress io.Writer, all []measurement, rounds int, only *regexp.Regexp) ([]*series, error) {
 	var works []string
@@ -94,8 +95,10 @@ func runRounds(ctx context.Context, progress io.Writer, all []measurement, round
 	for round := range rounds {
 		for _, work := range works {
 			group := byWork[work]
-			for i := range group {
-				m := group[(i+round)%len(group)]
+			turns := max(group[0].turns, 1)
+			for i := range turns * len(group) {
+				turn := i / len(group)
+				m := group[(i+round+turn)%len(group)]
 				s := results[m.name()]
 				if s.err != nil || m.once && round > 0 {
 					continue
@@ -113,7 +116,10 @@ func runRounds(ctx context.Context, progress io.Writer, all []measurement, round
 					fmt.Fprintf(progress, "round %d  %-28s %v\n", round+1, m.name(), err)
 					continue
 				}
-				s.samples[round] = got
+				s.samples[round*turns+turn] = got
+				if turn < turns-1 {
+					continue
+				}
 				fmt.Fprintf(progress, "round %d  %-28s %5.1fs  %s\n", round+1, m.name(), time.Since(began).Seconds(), headline(got))
 			}
 		}
@@ -135,12 +141,14 @@ func headline(s sample) string {
 	return ""
 }
 
-// A spread is the middle and the ends of one figure over the rounds.
+// A spread is the middle and the ends of one figure over the rounds, or turns.
 type spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`
 	Max    float64 `json:"max"`
-	Rounds int     `json:"rounds"`
+	Rounds int     `json:"rounds"` // or turns
+	// Middle are the ends of the middle half of the values.
+	Middle [2]float64 `json:"middle"`
 }
 
 // spreadOf is the spread of values, of which there must be one at least. The median of an even number is the mean of
@@ -148,7 +156,7 @@ type spread struct {
 func spreadOf(values []float64) spread {
 	v := slices.Sorted(slices.Values(values))
 	n := len(v)
-	return spread{Median: (v[(n-1)/2] + v[n/2]) / 2, Min: v[0], Max: v[n-1], Rounds: n}
+	return spread{Median: (v[(n-1)/2] + v[n/2]) / 2, Min: v[0], Max: v[n-1], Rounds: n, Middle: [2]float64{v[n/4], v[n-1-n/4]}}
 }
 
 // of returns the spread of one figure, and whether there is any.
@@ -165,7 +173,7 @@ func (s *series) of(m metric) (spread, bool) {
 	return spreadOf(values), true
 }
 
-// ratioTo returns the spread of the ratios of two series' figures, each taken within one round: what disturbed both
+// ratioTo returns the spread of the ratios of two series' figures, each taken within one round, or turn: what disturbed both
 // cancels. Rounds in which one of them has none are left out.
 func (s *series) ratioTo(base *series, mine, theirs metric) (spread, bool) {
 	var ratios []float64

@@ -58,10 +58,11 @@ func TestSpread(t *testing.T) {
 		values []float64
 		want   spread
 	}{
-		{[]float64{3}, spread{3, 3, 3, 1}},
-		{[]float64{4, 1}, spread{2.5, 1, 4, 2}},
-		{[]float64{9, 1, 2}, spread{2, 1, 9, 3}},
-		{[]float64{4, 3, 2, 1}, spread{2.5, 1, 4, 4}},
+		{[]float64{3}, spread{3, 3, 3, 1, [2]float64{3, 3}}},
+		{[]float64{4, 1}, spread{2.5, 1, 4, 2, [2]float64{1, 4}}},
+		{[]float64{9, 1, 2}, spread{2, 1, 9, 3, [2]float64{1, 9}}},
+		{[]float64{4, 3, 2, 1}, spread{2.5, 1, 4, 4, [2]float64{2, 3}}},
+		{[]float64{1, 2, 3, 4, 5, 6, 7, 8, 99}, spread{5, 1, 99, 9, [2]float64{3, 7}}},
 	} {
 		if got := spreadOf(c.values); got != c.want {
 			t.Errorf("spread of %v is %+v, not %+v", c.values, got, c.want)
@@ -74,7 +75,7 @@ func TestRatiosAreTakenWithinRounds(t *testing.T) {
 	a := &series{samples: map[int]sample{0: {rate: 300}, 1: {rate: 100}, 2: {rate: 1}}}
 	b := &series{samples: map[int]sample{0: {rate: 150}, 1: {rate: 50}, 3: {rate: 7}}}
 	got, ok := a.ratioTo(b, rate, rate)
-	if want := (spread{2, 2, 2, 2}); !ok || got != want {
+	if want := (spread{2, 2, 2, 2, [2]float64{2, 2}}); !ok || got != want {
 		t.Errorf("got %+v, %v; want %+v", got, ok, want)
 	}
 	if _, ok := a.ratioTo(b, p50, p50); ok {
@@ -133,8 +134,21 @@ func TestRoundsTakeTurns(t *testing.T) {
 	if len(got) != 4 || len(got[0].samples) != 2 || got[3].err == nil {
 		t.Errorf("series %+v", got)
 	}
-	if s, ok := got[0].of(rate); !ok || s != (spread{3.5, 1, 6, 2}) {
+	if s, ok := got[0].of(rate); !ok || s != (spread{3.5, 1, 6, 2, [2]float64{1, 6}}) {
 		t.Errorf("spread %+v, %v", s, ok)
+	}
+
+	ran = nil
+	all = []measurement{m("d", "x", false, nil), m("d", "y", false, nil)}
+	for i := range all {
+		all[i].turns = 3
+	}
+	if got, err = runRounds(context.Background(), io.Discard, all, 2, regexp.MustCompile("")); err != nil {
+		t.Fatal(err)
+	}
+	want = []string{"d/x", "d/y", "d/y", "d/x", "d/x", "d/y", "d/y", "d/x", "d/x", "d/y", "d/y", "d/x"}
+	if !reflect.DeepEqual(ran, want) || len(got[0].samples) != 6 || got[0].samples[1][rate] != 4 || got[1].samples[5][rate] != 11 {
+		t.Errorf("ran %v: %+v", ran, got)
 	}
 
 	ctx, cancel := context.WithCancel(context.Background())
