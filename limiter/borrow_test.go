@@ -152,13 +152,25 @@ func TestNodeIsRecalled(t *testing.T) {
 		if d := c.nodes[0].check(t, named("small", key, 1000-used)); !d.Allowed || d.Remaining != 0 {
 			t.Fatalf("%d were used: %+v", used, d)
 		}
+		var after time.Duration
 		for _, n := range c.nodes {
-			if d := n.check(t, named("small", key, 1)); d.Allowed {
+			d := n.check(t, named("small", key, 1))
+			if d.Allowed || d.RetryAfterEstimated {
 				t.Errorf("more than the limit: %+v", d)
 			}
+			after = d.RetryAfter
 		}
 		if s := c.nodes[0].Loans(); s.Recalled == 0 || s.Unanswered != 0 {
 			t.Errorf("%+v", s)
+		}
+		// All is home, so that it is known when there is room again.
+		c.advance(after - 10*time.Microsecond)
+		if d := c.nodes[0].check(t, named("small", key, 1)); d.Allowed {
+			t.Errorf("before %v: %+v", after, d)
+		}
+		c.advance(10 * time.Microsecond)
+		if d := c.nodes[0].check(t, named("small", key, 1)); !d.Allowed {
+			t.Errorf("after %v: %+v", after, d)
 		}
 	})
 }
