@@ -489,12 +489,9 @@ func (ls Limits) ConvertBeside(a *Arena, s State, now Instant, to Limits, t Stat
 			to.carryBeside(words, k, now, &next, counting[k])
 			continue
 		}
-		for i := range next.charges {
-			p := &next.charges[i].places[k]
-			switch c := to[k].counter().(type) {
-			case nil:
-			case slidingLog:
-				if p.in {
+		if c, ok := to[k].counter().(slidingLog); ok {
+			for i := range next.charges {
+				if p := &next.charges[i].places[k]; p.in {
 					p.at, p.in = c.instantAt(a, words, to[k].tickShift(), ranks[i][k])
 				}
 			}
@@ -776,20 +773,14 @@ func (ls Limits) AppendUndoable(dst []byte, a *Arena, s State, now Instant, u *U
 				dst = append(dst, 0)
 				continue
 			}
-			in := func() {
-				if p.carried {
-					dst = appendUint(append(dst, 2), p.most)
-				} else {
-					dst = append(dst, 1)
-				}
+			if p.carried {
+				dst = appendUint(append(dst, 2), p.most)
+			} else {
+				dst = append(dst, 1)
 			}
-			if _, ok := c.(bucket); ok {
-				in()
-				full(p)
-				continue
-			}
-			in()
 			switch c := c.(type) {
+			case bucket:
+				full(p)
 			case slidingLog:
 				rank, _, _ := c.find(a, t, l.tickShift(), p.at)
 				dst = appendUint(dst, rank)

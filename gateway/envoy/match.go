@@ -37,7 +37,7 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 	var found [8]*node // by level
 	path := found[:0]
 	byValue := false
-	var wild []bool
+	var patterns []string // by level, of wildcards that share a threshold; nil: none
 	for i, e := range entries {
 		composite := e.GetKey() + "_" + e.GetValue()
 		next, wildcard := at.children[composite], false
@@ -58,10 +58,10 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 		path = append(path, next)
 		byValue = byValue || next.byValue
 		if wildcard && next.pattern != "" {
-			if wild == nil {
-				wild = make([]bool, len(entries))
+			if patterns == nil {
+				patterns = make([]string, len(entries))
 			}
-			wild[i] = true
+			patterns[i] = next.pattern
 		}
 		if i == len(entries)-1 {
 			m.rule = next.limit
@@ -75,22 +75,16 @@ func (d *domain) match(in *common.RateLimitDescriptor) (m match, err error) {
 	if m.rule == nil {
 		return match{}, nil
 	}
-	pattern := func(i int) (string, bool) {
-		if wild == nil || !wild[i] {
-			return "", false
-		}
-		return path[i].pattern, true
-	}
-	m.key, m.metric = stateKey(entries, pattern), m.fullKey
+	m.key, m.metric = stateKey(entries, patterns), m.fullKey
 	if m.detailed || byValue {
-		m.metric = d.detail(entries, path, m.detailed, pattern)
+		m.metric = d.detail(entries, path, m.detailed, patterns)
 	}
 	return m, nil
 }
 
 // detail is the name in metrics of a limit that has values of the request in it: with detailed_metric all, otherwise those of
 // descriptors with value_to_metric and those that the configuration names. The value of a shared threshold is its prefix.
-func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*node, all bool, pattern func(int) (string, bool)) string {
+func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*node, all bool, patterns []string) string {
 	var b strings.Builder
 	b.WriteString(d.name)
 	at := &d.node
@@ -99,8 +93,8 @@ func (d *domain) detail(entries []*common.RateLimitDescriptor_Entry, path []*nod
 		b.WriteString(e.GetKey())
 		value := e.GetValue()
 		_, named := at.children[e.GetKey()+"_"+value]
-		if shared, ok := pattern(i); ok {
-			value, named = strings.TrimSuffix(shared, "*"), all || path[i].byValue
+		if patterns != nil && patterns[i] != "" {
+			value, named = strings.TrimSuffix(patterns[i], "*"), all || path[i].byValue
 		}
 		if value != "" && (all || named || path[i].byValue) {
 			b.WriteByte('_')
@@ -127,7 +121,7 @@ func (d *domain) override(in *common.RateLimitDescriptor_RateLimitOverride) (*ru
 // stateKey is what a descriptor's state is kept under: its entries as key=value, with commas between them. What could be taken for
 // one of these characters, or is not to be read raw, is written as % and two hexadecimal digits, so that two descriptors never
 // have one key; an * stands for itself only at the end of a pattern.
-func stateKey(entries []*common.RateLimitDescriptor_Entry, pattern func(int) (string, bool)) string {
+func stateKey(entries []*common.RateLimitDescriptor_Entry, patterns []string) string {
 	if len(entries) == 0 {
 		return "()"
 	}
@@ -143,12 +137,10 @@ func stateKey(entries []*common.RateLimitDescriptor_Entry, pattern func(int) (st
 		}
 		escape(&b, e.GetKey())
 		b.WriteByte('=')
-		if pattern != nil {
-			if shared, ok := pattern(i); ok {
-				escape(&b, strings.TrimSuffix(shared, "*"))
-				b.WriteByte('*')
-				continue
-			}
+		if patterns != nil && patterns[i] != "" {
+			escape(&b, strings.TrimSuffix(patterns[i], "*"))
+			b.WriteByte('*')
+			continue
 		}
 		escape(&b, e.GetValue())
 	}
