@@ -11,9 +11,9 @@ import (
 const maxNames = 10_000
 
 // Hits counts hits for Prometheus, by the names of their limits and by what came of them. What comes under new names beyond 10000 is
-// counted as "other". It is safe for concurrent use.
+// counted as "other". It is a collector, and safe for concurrent use.
 type Hits struct {
-	vec *prometheus.CounterVec
+	*prometheus.CounterVec
 
 	mu    sync.RWMutex
 	names int // without other
@@ -26,7 +26,7 @@ type hit struct{ name, result string }
 // NewHits returns a Hits.
 func NewHits() *Hits {
 	return &Hits{
-		vec: prometheus.NewCounterVec(prometheus.CounterOpts{
+		CounterVec: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "weir_envoy_hits_total",
 			Help: "Hits that Envoy's requests added, by the limit (domain and descriptor keys with dots between them) and what came of them: within_limit, over_limit, shadow_mode.",
 		}, []string{"descriptor", "result"}),
@@ -58,17 +58,11 @@ func (h *Hits) counter(name, result string) prometheus.Counter {
 	}
 	if fresh {
 		if h.names >= maxNames {
-			return h.vec.WithLabelValues("other", result)
+			return h.WithLabelValues("other", result)
 		}
 		h.names++
 	}
-	c := h.vec.WithLabelValues(name, result)
+	c := h.WithLabelValues(name, result)
 	h.known[hit{strings.Clone(name), result}] = c
 	return c
 }
-
-// Describe implements prometheus.Collector.
-func (h *Hits) Describe(to chan<- *prometheus.Desc) { h.vec.Describe(to) }
-
-// Collect implements prometheus.Collector.
-func (h *Hits) Collect(to chan<- prometheus.Metric) { h.vec.Collect(to) }

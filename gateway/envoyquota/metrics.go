@@ -1,51 +1,43 @@
 package envoyquota
 
 import (
-	"sync/atomic"
-
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// counts are what a Service has done.
-type counts struct {
-	streams, buckets                                         atomic.Int64
-	allowed, denied, unassigned, unmatched, rejected, errors atomic.Uint64
-	actions                                                  [abandon + 1]atomic.Uint64
+// Metrics count what a Service does.
+type Metrics struct {
+	prometheus.Collector
+	streams, buckets                                         prometheus.Gauge
+	allowed, denied, unassigned, unmatched, rejected, errors prometheus.Counter
+	actions                                                  [abandon + 1]prometheus.Counter
 }
 
-var verdicts = map[verdict]string{denyAll: "deny_all", allowAll: "allow_all", assign: "assign", abandon: "abandon"}
-
-var (
-	streamsDesc  = prometheus.NewDesc("weir_envoy_quota_streams", "Data planes with a stream of Envoy's rate limit quota service to this node.", nil, nil)
-	bucketsDesc  = prometheus.NewDesc("weir_envoy_quota_buckets", "Quota buckets of these data planes.", nil, nil)
-	requestsDesc = prometheus.NewDesc("weir_envoy_quota_requests_total", "Requests that data planes have reported, by result: allowed, denied; and unassigned, of those allowed, without an assignment.", []string{"result"}, nil)
-	actionsDesc  = prometheus.NewDesc("weir_envoy_quota_actions_total", "What data planes were told of buckets, by action: assign, deny_all, allow_all, abandon.", []string{"action"}, nil)
-	ignoredDesc  = prometheus.NewDesc("weir_envoy_quota_ignored_reports_total", "Reports of buckets that were not answered, by reason: unmatched, no file describes them; rejected, there are too many buckets.", []string{"reason"}, nil)
-	errorsDesc   = prometheus.NewDesc("weir_envoy_quota_errors_total", "Times that the owner of a bucket's key could not be asked, or denied what was asked.", nil, nil)
-)
-
-// Describe tells which metrics Service.Collect has.
-func Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{streamsDesc, bucketsDesc, requestsDesc, actionsDesc, ignoredDesc, errorsDesc} {
-		to <- d
+// NewMetrics returns Metrics at zero.
+func NewMetrics() *Metrics {
+	registry := prometheus.NewRegistry()
+	auto := promauto.With(registry)
+	gauge := func(name, help string) prometheus.Gauge {
+		return auto.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
-}
-
-// Collect implements prometheus.Collector.
-func (s *Service) Collect(to chan<- prometheus.Metric) {
-	c := &s.count
-	total := func(d *prometheus.Desc, n uint64, labels ...string) {
-		to <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n), labels...)
+	by := func(label, name, help string) *prometheus.CounterVec {
+		return auto.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
 	}
-	to <- prometheus.MustNewConstMetric(streamsDesc, prometheus.GaugeValue, float64(c.streams.Load()))
-	to <- prometheus.MustNewConstMetric(bucketsDesc, prometheus.GaugeValue, float64(c.buckets.Load()))
-	total(requestsDesc, c.allowed.Load(), "allowed")
-	total(requestsDesc, c.denied.Load(), "denied")
-	total(requestsDesc, c.unassigned.Load(), "unassigned")
-	for v, name := range verdicts {
-		total(actionsDesc, c.actions[v].Load(), name)
+	requests := by("result", "weir_envoy_quota_requests_total", "Requests that data planes have reported, by result: allowed, denied; and unassigned, of those allowed, without an assignment.")
+	ignored := by("reason", "weir_envoy_quota_ignored_reports_total", "Reports of buckets that were not answered, by reason: unmatched, no file describes them; rejected, there are too many buckets.")
+	m := &Metrics{
+		Collector: registry,
+		streams:   gauge("weir_envoy_quota_streams", "Data planes with a stream of Envoy's rate limit quota service to this node."),
+		buckets:   gauge("weir_envoy_quota_buckets", "Quota buckets of these data planes."),
+		allowed:   requests.WithLabelValues("allowed"), denied: requests.WithLabelValues("denied"), unassigned: requests.WithLabelValues("unassigned"),
+		unmatched: ignored.WithLabelValues("unmatched"), rejected: ignored.WithLabelValues("rejected"),
+		errors: auto.NewCounter(prometheus.CounterOpts{
+			Name: "weir_envoy_quota_errors_total", Help: "Times that the owner of a bucket's key could not be asked, or denied what was asked.",
+		}),
 	}
-	total(ignoredDesc, c.unmatched.Load(), "unmatched")
-	total(ignoredDesc, c.rejected.Load(), "rejected")
-	total(errorsDesc, c.errors.Load())
+	actions := by("action", "weir_envoy_quota_actions_total", "What data planes were told of buckets, by action: assign, deny_all, allow_all, abandon.")
+	for v, name := range map[verdict]string{denyAll: "deny_all", allowAll: "allow_all", assign: "assign", abandon: "abandon"} {
+		m.actions[v] = actions.WithLabelValues(name)
+	}
+	return m
 }

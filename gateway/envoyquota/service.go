@@ -42,6 +42,7 @@ type Config struct {
 	// Requests bounds the bytes that messages take while they are carried out. Nil: any number.
 	Requests *memory.Gate
 	Logger   *slog.Logger // nil: none
+	Metrics  *Metrics     // nil: nobody looks at them
 }
 
 // Service implements quotav3.RateLimitQuotaServiceServer. It is safe for concurrent use.
@@ -49,7 +50,7 @@ type Service struct {
 	quotav3.UnimplementedRateLimitQuotaServiceServer
 	cfg    Config
 	places *fairshare.Places
-	count  counts
+	count  *Metrics
 
 	mu     sync.Mutex
 	warned map[string]int64 // policies, and when it was logged that something is wrong with one
@@ -66,7 +67,10 @@ func New(cfg Config) *Service {
 	if cfg.Caller == nil {
 		cfg.Caller = func(context.Context) string { return "" }
 	}
-	return &Service{cfg: cfg, places: fairshare.New(cfg.MaxBuckets), warned: make(map[string]int64)}
+	if cfg.Metrics == nil {
+		cfg.Metrics = NewMetrics()
+	}
+	return &Service{cfg: cfg, count: cfg.Metrics, places: fairshare.New(cfg.MaxBuckets), warned: make(map[string]int64)}
 }
 
 // Register registers the Service.
@@ -79,8 +83,8 @@ func (s *Service) StreamRateLimitQuotas(stream quotav3.RateLimitQuotaService_Str
 	ctx := stream.Context()
 	plane := s.open(s.cfg.Caller(ctx))
 	defer plane.close()
-	s.count.streams.Add(1)
-	defer s.count.streams.Add(-1)
+	s.count.streams.Inc()
+	defer s.count.streams.Dec()
 	for {
 		more, err := s.one(stream, plane)
 		if err != nil || !more {
@@ -149,12 +153,12 @@ func (s *Service) charge(ctx context.Context, t *limit.Target, units int64) {
 		s.failed(t, err)
 		return
 	}
-	s.count.unassigned.Add(uint64(units))
+	s.count.unassigned.Add(float64(units))
 }
 
 // failed logs, once a minute for a policy, what could not be done.
 func (s *Service) failed(t *limit.Target, err error) {
-	s.count.errors.Add(1)
+	s.count.errors.Inc()
 	now := s.cfg.Now()
 	s.mu.Lock()
 	last, known := s.warned[t.Policy]
@@ -199,7 +203,7 @@ func (s *Service) append(out *quotav3.RateLimitQuotaResponse, id *quotav3.Bucket
 			},
 		})
 	}
-	s.count.actions[a.verdict].Add(1)
+	s.count.actions[a.verdict].Inc()
 }
 
 func blanket(r typev3.RateLimitStrategy_BlanketRule) *typev3.RateLimitStrategy {

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	quotav3 "github.com/envoyproxy/go-control-plane/envoy/service/rate_limit_quota/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc"
@@ -116,8 +118,8 @@ func TestHugeReports(t *testing.T) {
 			t.Fatalf("%d buckets, %v", len(s.buckets), err)
 		}
 	}
-	if rejected, unmatched := w.service.count.rejected.Load(), w.service.count.unmatched.Load(); rejected != 100 || unmatched != 2 {
-		t.Errorf("%d were rejected and %d ignored", rejected, unmatched)
+	if rejected, unmatched := testutil.ToFloat64(w.service.count.rejected), testutil.ToFloat64(w.service.count.unmatched); rejected != 100 || unmatched != 2 {
+		t.Errorf("%v were rejected and %v ignored", rejected, unmatched)
 	}
 }
 
@@ -151,7 +153,7 @@ func TestManyBuckets(t *testing.T) {
 		t.Fatalf("%d buckets, %v, %v", len(first.buckets), out, err)
 	}
 	first.close()
-	if n := w.service.count.buckets.Load(); n != 0 {
+	if n := testutil.ToFloat64(w.service.count.buckets); n != 0 {
 		t.Error(n)
 	}
 	if second := w.service.open("y"); true {

@@ -42,7 +42,7 @@ func (s *session) close() {
 	for _, e := range s.buckets {
 		s.service.places.Give(e.place)
 	}
-	s.service.count.buckets.Add(-int64(len(s.buckets)))
+	s.service.count.buckets.Sub(float64(len(s.buckets)))
 	s.buckets = nil
 }
 
@@ -88,8 +88,8 @@ func (s *session) answer(ctx context.Context, order []*entry, used map[*entry]*u
 		if excess := e.report(now, *u); excess > 0 {
 			s.service.charge(ctx, &e.target, excess)
 		}
-		s.service.count.allowed.Add(uint64(u.allowed))
-		s.service.count.denied.Add(uint64(u.denied))
+		s.service.count.allowed.Add(float64(u.allowed))
+		s.service.count.denied.Add(float64(u.denied))
 		for _, t := range e.tells(now) {
 			tasks, asks = append(tasks, t), append(asks, e.quota(t.l, now, false))
 		}
@@ -139,13 +139,13 @@ func unavailable(err error) bool {
 // entry is a bucket that was reported; nil when it is not limited, or there is no place for it.
 func (s *session) entry(id *quotav3.BucketId) *entry {
 	if !validID(id) {
-		s.service.count.unmatched.Add(1)
+		s.service.count.unmatched.Inc()
 		return nil
 	}
 	name := string(appendID(nil, id))
 	t, ok := s.service.cfg.Config().Quota(s.domain, id.GetBucket())
 	if !ok {
-		s.service.count.unmatched.Add(1)
+		s.service.count.unmatched.Inc()
 		return nil // also when it was limited until the files changed: what it has ends
 	}
 	e := s.buckets[name]
@@ -153,13 +153,13 @@ func (s *session) entry(id *quotav3.BucketId) *entry {
 		place := s.service.places.Take(s.caller, 1)
 		if place.N == 0 || len(s.buckets) >= maxBuckets {
 			s.service.places.Give(place)
-			s.service.count.rejected.Add(1)
+			s.service.count.rejected.Inc()
 			return nil
 		}
 		e = &entry{id: id, place: place}
 		s.begin(e, t)
 		s.buckets[name] = e
-		s.service.count.buckets.Add(1)
+		s.service.count.buckets.Inc()
 	}
 	if e.target.Policy != t.Policy || e.target.Key != t.Key {
 		e.bucket = bucket{} // what it has is of another key, and ends there by itself
@@ -179,7 +179,7 @@ func (s *session) forget() {
 	for name, e := range s.buckets {
 		if e.done() {
 			s.service.places.Give(e.place)
-			s.service.count.buckets.Add(-1)
+			s.service.count.buckets.Dec()
 			delete(s.buckets, name)
 		}
 	}

@@ -4,12 +4,12 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // Hops counts messages to other nodes. It is among Config.Collectors, and safe for concurrent use.
 type Hops struct {
-	forward        *prometheus.HistogramVec
-	items          *prometheus.CounterVec
+	prometheus.Collector
 	answered, lost hop
 }
 
@@ -21,20 +21,21 @@ type hop struct {
 
 // NewHops returns counters at zero.
 func NewHops() *Hops {
-	h := &Hops{
-		forward: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name:    "weir_hop_duration_seconds",
-			Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
-			Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
-		}, []string{"hop", "answered"}),
-		items: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_forwarded_total",
-			Help: "Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.",
-		}, []string{"answered"}),
+	registry := prometheus.NewRegistry()
+	forward := promauto.With(registry).NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "weir_hop_duration_seconds",
+		Help:    "Time from sending a message to another node until its answer, by hop and whether it was answered.",
+		Buckets: prometheus.ExponentialBuckets(50e-6, 2, 17), // 50 µs to 3.3 s
+	}, []string{"hop", "answered"})
+	items := promauto.With(registry).NewCounterVec(prometheus.CounterOpts{
+		Name: "weir_forwarded_total",
+		Help: "Checks and other operations sent to the node that decides, by whether they were answered. One that is sent again counts again.",
+	}, []string{"answered"})
+	return &Hops{
+		Collector: registry,
+		answered:  hop{forward.WithLabelValues("forward", "true"), items.WithLabelValues("true")},
+		lost:      hop{forward.WithLabelValues("forward", "false"), items.WithLabelValues("false")},
 	}
-	h.answered = hop{h.forward.WithLabelValues("forward", "true"), h.items.WithLabelValues("true")}
-	h.lost = hop{h.forward.WithLabelValues("forward", "false"), h.items.WithLabelValues("false")}
-	return h
 }
 
 // Forwarded notes how long a message with so many operations to a peer took.
@@ -45,16 +46,4 @@ func (h *Hops) Forwarded(took time.Duration, items int, answered bool) {
 	}
 	of.took.Observe(took.Seconds())
 	of.items.Add(float64(items))
-}
-
-// Describe implements prometheus.Collector.
-func (h *Hops) Describe(to chan<- *prometheus.Desc) {
-	h.forward.Describe(to)
-	h.items.Describe(to)
-}
-
-// Collect implements prometheus.Collector.
-func (h *Hops) Collect(to chan<- prometheus.Metric) {
-	h.forward.Collect(to)
-	h.items.Collect(to)
 }

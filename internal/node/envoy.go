@@ -26,8 +26,8 @@ type Envoy struct {
 type envoyFrontEnd struct {
 	files    *envoy.Watcher
 	hits     *envoy.Hits
-	services []*envoy.Service    // by listener
-	quota    *envoyquota.Service // nil: there is no gRPC port
+	services []*envoy.Service // by listener
+	quota    *envoyquota.Metrics
 }
 
 // openEnvoy reads the configuration files and follows them.
@@ -36,7 +36,7 @@ func (n *Node) openEnvoy() (err error) {
 	if s.Dir == "" {
 		return nil
 	}
-	n.envoy.hits = envoy.NewHits()
+	n.envoy.hits, n.envoy.quota = envoy.NewHits(), envoyquota.NewMetrics()
 	options := s.Options
 	options.Quotable = n.quotable
 	n.envoy.files, err = envoy.NewWatcher(s.Dir, envoy.WatchConfig{Options: options, OnChange: n.envoyChanged, OnError: n.envoyRejected})
@@ -119,6 +119,7 @@ func (n *Node) quotaService(requests *memory.Gate) *envoyquota.Service {
 	return envoyquota.New(envoyquota.Config{
 		Quotas: n.security.auth.Quotas("grpc", n.limiter), Service: n.security.auth.Service("grpc", n.limiter), Config: n.envoy.files.Current,
 		Now: func() int64 { return n.clock().Mono + 1 }, Caller: n.security.callerName(), Requests: requests, Logger: n.log,
+		Metrics: n.envoy.quota,
 	})
 }
 
@@ -136,23 +137,13 @@ func (n *Node) routes() []httpapi.Route {
 	return list
 }
 
-// quotaMetrics are those of the quota service, which is made after the registry.
-type quotaMetrics struct{ n *Node }
-
-// Describe implements prometheus.Collector.
-func (m quotaMetrics) Describe(to chan<- *prometheus.Desc) { envoyquota.Describe(to) }
-
-// Collect implements prometheus.Collector.
-func (m quotaMetrics) Collect(to chan<- prometheus.Metric) {
-	if s := m.n.envoy.quota; s != nil {
-		s.Collect(to)
-	}
-}
-
 // envoyCollectors are the metrics of the front end for Envoy.
 func (n *Node) envoyCollectors() []prometheus.Collector {
-	if n.envoy.hits == nil {
+	switch {
+	case n.envoy.hits == nil:
 		return nil
+	case n.cfg.GRPCPort == PortOff: // that data planes ask at
+		return []prometheus.Collector{n.envoy.hits}
 	}
-	return []prometheus.Collector{n.envoy.hits, quotaMetrics{n}}
+	return []prometheus.Collector{n.envoy.hits, n.envoy.quota}
 }

@@ -384,8 +384,7 @@ func (n *Node) serve() {
 		n.gubernatorService("grpc").Register(foreign)
 		if s := n.envoyService("grpc"); s != nil {
 			s.Register(foreign)
-			n.envoy.quota = n.quotaService(requests)
-			n.envoy.quota.Register(services)
+			n.quotaService(requests).Register(services)
 		}
 		healthv1.RegisterHealthServer(services, n.health)
 		reflection.Register(n.grpcServer)
