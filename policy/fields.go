@@ -17,7 +17,7 @@ import (
 // decoder reads values from the file's nodes and collects what is wrong with them.
 type decoder struct {
 	*strictyaml.Decoder
-	zones map[string]*time.Location
+	zones timezone.Cache // a file that names a zone a thousand times holds it once
 }
 
 // The sizes that a file can give, in bytes.
@@ -86,17 +86,13 @@ func (d *decoder) duration(f strictyaml.Field) (time.Duration, bool) {
 	return v, err == nil
 }
 
-// zone reads a time zone. UTC becomes nil, the one way to say it in a limit; a file that names a zone a thousand times
-// holds it once.
+// zone reads a time zone. UTC becomes nil, the one way to say it in a limit.
 func (d *decoder) zone(f strictyaml.Field) (*time.Location, bool) {
 	name, ok := d.Text(f)
 	if !ok {
 		return nil, false
 	}
-	if zone, known := d.zones[name]; known {
-		return zone, true
-	}
-	zone, err := timezone.Parse(name)
+	zone, err := d.zones.Load(name)
 	if err != nil {
 		d.Fail(f.Node, f.Path, "%v", err)
 		return nil, false
@@ -104,10 +100,6 @@ func (d *decoder) zone(f strictyaml.Field) (*time.Location, bool) {
 	if zone == time.UTC {
 		zone = nil
 	}
-	if d.zones == nil {
-		d.zones = make(map[string]*time.Location)
-	}
-	d.zones[name] = zone
 	return zone, true
 }
 

@@ -6,12 +6,14 @@
 package logqueue
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
 	"sync"
 	"time"
 
+	"github.com/weirlimit/weir/internal/fifo"
 	"github.com/weirlimit/weir/internal/wake"
 )
 
@@ -41,7 +43,7 @@ type Queue struct {
 	mu       sync.Mutex
 	wake     wake.Signal   // set when there is something to do
 	written  chan struct{} // closed, and made anew, when a line has been written
-	lines    [][]byte
+	lines    fifo.Queue[[]byte]
 	bytes    int    // of lines, and of the one that is being written
 	put, out uint64 // lines that were ever queued; of these, those that are no longer
 	dropped  uint64
@@ -104,7 +106,7 @@ func (q *Queue) add(line []byte) (turn uint64, err error) {
 		q.dropped++
 		return 0, err
 	}
-	q.lines = append(q.lines, append([]byte(nil), line...))
+	q.lines.Push(bytes.Clone(line))
 	q.bytes += len(line)
 	q.put++
 	q.wake.Set()
@@ -137,12 +139,8 @@ func (q *Queue) run() {
 func (q *Queue) next() (line []byte, dropped uint64, ended bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.lines) > 0 {
-		line, q.lines[0] = q.lines[0], nil
-		if q.lines = q.lines[1:]; len(q.lines) == 0 {
-			q.lines = nil
-		}
-		return line, 0, false
+	if q.lines.Len() > 0 {
+		return q.lines.Pop(), 0, false
 	}
 	if q.closed {
 		return nil, 0, true

@@ -32,7 +32,7 @@ var mayImport = map[string]string{
 	"internal/filewatch":       "internal/file internal/wake",
 	"internal/file":            "",
 	"internal/load":            "",
-	"internal/logqueue":        "internal/wake",
+	"internal/logqueue":        "internal/fifo internal/wake",
 	"internal/heavyhitters":    "",
 	"internal/topkeys":         "algo internal/heavyhitters limiter",
 	"internal/activity":        "limiter",
