@@ -374,6 +374,12 @@ func calendar(p Period, zone *time.Location, anchor int, sec int64) (start, end 
 	return reaches(zone, date), reaches(zone, next)
 }
 
+// Around returns the first instants of the period of the calendar in UTC that t lies in, and of the next one.
+func (p Period) Around(t time.Time) (start, end time.Time) {
+	first, next := calendar(p, time.UTC, 1, t.Unix())
+	return time.Unix(first, 0).UTC(), time.Unix(next, 0).UTC()
+}
+
 // datesOf returns the dates, as if in UTC, on which the window of a day or longer begins that the second sec since 1970 UTC lies in, and
 // the one after it.
 func datesOf(p Period, zone *time.Location, anchor int, sec int64) (date, next time.Time) {

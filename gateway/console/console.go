@@ -15,13 +15,12 @@ import (
 	"encoding/hex"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/http"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/weirlimit/weir/internal/clientip"
 	"github.com/weirlimit/weir/internal/fairshare"
 )
 
@@ -67,7 +66,7 @@ type Console struct {
 	work   sync.WaitGroup // the collecting goroutine
 
 	mu         sync.Mutex
-	bySource   map[netip.Prefix]int
+	bySource   map[string]int
 	streams    *fairshare.Places
 	collecting bool
 	newest     Snapshot      // nil before the first
@@ -95,7 +94,7 @@ func New(cfg Config) (*Console, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	c := &Console{cfg: cfg, assets: make(map[string]asset), bySource: make(map[netip.Prefix]int), changed: make(chan struct{})}
+	c := &Console{cfg: cfg, assets: make(map[string]asset), bySource: make(map[string]int), changed: make(chan struct{})}
 	c.streams = fairshare.New(cfg.MaxStreams)
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	types := map[string]string{"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -172,26 +171,8 @@ func (c *Console) write(w http.ResponseWriter, body []byte) bool {
 	return true
 }
 
-// sourceOf is the network that counts as one source.
-func sourceOf(r *http.Request) netip.Prefix {
-	host, _, err := net.SplitHostPort(r.RemoteAddr)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return netip.Prefix{}
-	}
-	bits := 32
-	if addr = addr.Unmap().WithZone(""); addr.Is6() {
-		bits = 64
-	}
-	prefix, _ := addr.Prefix(bits) // fails for too many bits only
-	return prefix
-}
-
 // enter takes a place for a stream of a caller, and starts to collect for the first.
-func (c *Console) enter(source netip.Prefix, caller string) (place fairshare.Taken, ok bool) {
+func (c *Console) enter(source string, caller string) (place fairshare.Taken, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ctx.Err() != nil || c.bySource[source] >= c.cfg.MaxOfSource {
@@ -208,7 +189,7 @@ func (c *Console) enter(source netip.Prefix, caller string) (place fairshare.Tak
 	return place, true
 }
 
-func (c *Console) leave(source netip.Prefix, place fairshare.Taken) {
+func (c *Console) leave(source string, place fairshare.Taken) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streams.Give(place)
@@ -252,7 +233,8 @@ func (c *Console) look() (Snapshot, <-chan struct{}) {
 func (c *Console) ServeEvents(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	secure(h)
-	source, caller := sourceOf(r), ""
+	// Nobody's word is taken for a source but the connection's.
+	source, caller := new(clientip.Resolver).Key(r.RemoteAddr, nil), ""
 	if c.cfg.Caller != nil {
 		caller = c.cfg.Caller(r.Context())
 	}

@@ -30,31 +30,7 @@ var intervals = [...]algo.Period{algo.Minute, algo.Hour, algo.Day, algo.Week, al
 
 // around returns the length of the interval that t is in, and its last millisecond since 1970.
 func (i interval) around(t time.Time) (length time.Duration, last int64) {
-	t = t.UTC()
-	year, month, day := t.Date()
-	var start, end time.Time
-	switch algo.Period(i) {
-	case algo.Minute:
-		start = t.Truncate(time.Minute)
-		end = start.Add(time.Minute)
-	case algo.Hour:
-		start = t.Truncate(time.Hour)
-		end = start.Add(time.Hour)
-	case algo.Day, algo.Week:
-		days := 1
-		if algo.Period(i) == algo.Week {
-			day -= (int(t.Weekday()) + 6) % 7
-			days = 7
-		}
-		start = time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
-		end = start.AddDate(0, 0, days)
-	case algo.Month:
-		start = time.Date(year, month, 1, 0, 0, 0, 0, time.UTC)
-		end = start.AddDate(0, 1, 0)
-	case algo.Year:
-		start = time.Date(year, time.January, 1, 0, 0, 0, 0, time.UTC)
-		end = start.AddDate(1, 0, 0)
-	}
+	start, end := algo.Period(i).Around(t)
 	return end.Sub(start), end.UnixMilli() - 1
 }
 

@@ -79,7 +79,7 @@ var mayImport = map[string]string{
 	"gateway/envoy/kuadrantpb": "",
 	"gateway/envoy":            "algo gateway/envoy/kuadrantpb internal/file internal/filewatch internal/quotaheader internal/strictyaml internal/varint limit rpc/wire",
 	"gateway/envoyquota":       "algo gateway/envoy internal/fairshare internal/memory limit rpc/wire",
-	"gateway/console":          "internal/fairshare",
+	"gateway/console":          "internal/clientip internal/fairshare",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
 	"gateway/resp":             "algo auth internal/ingress internal/memory internal/quotaheader internal/recovered limit",
 	"proto":                    "",
