@@ -187,7 +187,7 @@ func (l *Limiter) answer(s *policyStats, op *Op, units int64, shadowMode bool) {
 	switch op.Kind {
 	case OpCheck, OpAcquire, OpReserve, OpExtend:
 		d := &op.Outcome.Decision
-		*d = limit.Decision{Policy: policyName(op), Allowed: true, Granted: op.Cost, Limit: units, Remaining: units, RequestID: op.RequestID}
+		*d = limit.Decision{Policy: op.PolicyName(), Allowed: true, Granted: op.Cost, Limit: units, Remaining: units, RequestID: op.RequestID}
 		if units != algo.Unlimited {
 			d.Allowed, d.Granted, d.RetryAfter = false, 0, algo.Never
 			if shadowMode {
@@ -501,7 +501,7 @@ const failedRetry = time.Second
 // fail answers a check or an acquire by on_error, for want of an owner or of memory. e may be nil: an inline limit fails
 // open, and so does a policy that this node does not know, unless unknown policies are denied.
 func (l *Limiter) fail(e *entry, op *Op) {
-	d := limit.Decision{Policy: policyName(op), RequestID: op.RequestID}
+	d := limit.Decision{Policy: op.PolicyName(), RequestID: op.RequestID}
 	var limits algo.Limits
 	closed := false
 	switch {
@@ -579,7 +579,8 @@ func storeError(err error) *limit.Error {
 	return limit.NewError(limit.Unavailable, "", "the node that decides for this key has no memory left for it")
 }
 
-func policyName(op *Op) string {
+// PolicyName is what a decision on the operation calls its policy.
+func (op *Op) PolicyName() string {
 	if op.Limit != nil {
 		return "inline"
 	}

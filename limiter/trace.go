@@ -155,7 +155,7 @@ func (c continued) end(l *Limiter) {
 // traced is what a trace says of an operation.
 func (l *Limiter) traced(op *Op) Traced {
 	t := Traced{Operation: op.Kind.String(), Result: op.result(), Partition: op.partition}
-	if name := policyName(op); limit.ValidPolicyName(name) { // an operation that was not accepted may have any
+	if name := op.PolicyName(); limit.ValidPolicyName(name) { // an operation that was not accepted may have any
 		t.Policy = name
 	}
 	if r := l.cfg.Ownership.Route(op.partition); r.Standing == ownership.Owned {

@@ -60,9 +60,6 @@ const (
 	outUnknown // and all above
 )
 
-// inline is the name that decisions have for a limit sent along.
-const inline = "inline"
-
 // packer makes the packed form of one batch.
 type packer struct {
 	numbers  *wire.Numbers
@@ -268,15 +265,7 @@ type quota struct {
 func plain(op *limiter.Op) bool {
 	d := &op.Outcome.Decision
 	return op.Kind == limiter.OpCheck && op.Outcome.Err == nil && op.Outcome.NotHolder == nil && !op.Outcome.Unreachable &&
-		d.Policy == policyOf(op) && d.RequestID == op.RequestID && d.LeaseID == "" && d.ReservationID == ""
-}
-
-// policyOf is what a decision on a check calls its policy.
-func policyOf(op *limiter.Op) string {
-	if op.Limit != nil {
-		return inline
-	}
-	return op.Policy
+		d.Policy == op.PolicyName() && d.RequestID == op.RequestID && d.LeaseID == "" && d.ReservationID == ""
 }
 
 // appendOutcome appends what came of an operation. q is of the decision before.
@@ -375,7 +364,7 @@ func (r *outcomes) next(op *limiter.Op) bool {
 		return false
 	}
 	d := &out.Decision
-	d.Policy, d.RequestID = policyOf(op), op.RequestID
+	d.Policy, d.RequestID = op.PolicyName(), op.RequestID
 	d.Allowed = flags&outAllowed != 0
 	if flags&outQuota != 0 {
 		r.limit, r.window = r.Varint(), duration(&r.Reader)

@@ -146,7 +146,7 @@ func outcomeOf(rng *rand.Rand, op *limiter.Op) (out limiter.Outcome) {
 		d := &out.Decision
 		fill(rng, reflect.ValueOf(d).Elem())
 		d.LeaseID, d.ReservationID = "", ""
-		d.Policy, d.RequestID = policyOf(op), op.RequestID
+		d.Policy, d.RequestID = op.PolicyName(), op.RequestID
 		for _, drop := range []func(){
 			func() { d.Allowed = false }, func() { d.Granted = usualGrant(d.Allowed, op.Cost) }, func() { d.Limit, d.Window = 7, 9 },
 			func() { d.RetryAfter = 0 }, func() { d.RetryAfter = algo.Never }, func() { d.ResetAfter = 0 }, func() { d.RememberFor = 0 },
