@@ -4,16 +4,13 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/activity"
 	"github.com/weirlimit/weir/internal/readiness"
@@ -121,41 +118,20 @@ func (n *Node) gather(ctx context.Context, ask *peerv1.ActivityRequest) *cluster
 	out := &clusterActivity{members: []string{n.cfg.Name}}
 	answers := []*peerv1.ActivityResponse{n.activity(ask)}
 	if v := n.view(); v != nil {
-		var mu sync.Mutex
-		var asked errgroup.Group
-		asked.SetLimit(askedAtOnce)
-		for i := range v.Members {
-			m := &v.Members[i]
-			if m == v.Self {
+		for _, a := range askOthers(ctx, n, v, askedAtOnce, anyMember, func(ctx context.Context, c peerv1.PeerClient) (*peerv1.ActivityResponse, error) {
+			return c.Activity(ctx, ask)
+		}) {
+			if a.err != nil {
+				out.unreachable = append(out.unreachable, a.member.Name)
 				continue
 			}
-			asked.Go(func() error {
-				answer, err := n.askActivity(ctx, m, ask)
-				mu.Lock()
-				defer mu.Unlock()
-				if err != nil {
-					out.unreachable = append(out.unreachable, m.Name)
-					return nil // the others are asked all the same
-				}
-				out.members = append(out.members, m.Name)
-				answers = append(answers, answer)
-				return nil
-			})
+			out.members, answers = append(out.members, a.member.Name), append(answers, a.response)
 		}
-		_ = asked.Wait()
 	}
 	slices.Sort(out.members)
 	slices.Sort(out.unreachable)
 	out.merge(answers)
 	return out
-}
-
-func (n *Node) askActivity(ctx context.Context, m *cluster.Member, ask *peerv1.ActivityRequest) (*peerv1.ActivityResponse, error) {
-	peer, err := n.peers.Client(ownership.Node{Name: m.Name, Boot: m.Boot})
-	if err != nil {
-		return nil, err
-	}
-	return peer.Activity(ctx, ask)
 }
 
 // merge adds up what members have answered; the first is this node.

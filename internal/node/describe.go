@@ -3,8 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -58,35 +59,47 @@ func protoOwnership(st runner.Status) *weirv1.Ownership {
 	return o
 }
 
-// inspected is what a member said of itself.
-type inspected struct {
-	member   cluster.Member
-	response *peerv1.InspectResponse // nil when it did not answer
+// answer is what a member said when it was asked.
+type answer[T any] struct {
+	member   *cluster.Member
+	response T
+	err      error // it did not answer
 }
 
-// inspectOthers asks all other members that are wanted, side by side.
-func (n *Node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*cluster.Member) bool) []inspected {
-	var out []inspected
+// askOthers asks all other members that are wanted, so many at a time, -1: all.
+func askOthers[T any](ctx context.Context, n *Node, v *cluster.View, atOnce int, wanted func(*cluster.Member) bool, ask func(context.Context, peerv1.PeerClient) (T, error)) []answer[T] {
+	var out []answer[T]
 	for i := range v.Members {
 		if m := &v.Members[i]; m != v.Self && wanted(m) {
-			out = append(out, inspected{member: *m})
+			out = append(out, answer[T]{member: m})
 		}
 	}
-	var asked sync.WaitGroup
+	var asked errgroup.Group
+	asked.SetLimit(atOnce)
 	for i := range out {
-		asked.Go(func() {
-			m := &out[i].member
-			peer, err := n.peers.Client(ownership.Node{Name: m.Name, Boot: m.Boot})
-			if err != nil {
-				return
+		asked.Go(func() error {
+			a := &out[i]
+			var client peerv1.PeerClient
+			if client, a.err = n.peers.Client(nodeOf(a.member)); a.err == nil {
+				a.response, a.err = ask(ctx, client)
 			}
-			if r, err := peer.Inspect(ctx, &peerv1.InspectRequest{}); err == nil {
-				out[i].response = r
-			}
+			return nil // the others are asked all the same
 		})
 	}
-	asked.Wait()
+	_ = asked.Wait()
 	return out
+}
+
+// nodeOf is a member as the ownership protocol knows it.
+func nodeOf(m *cluster.Member) ownership.Node { return ownership.Node{Name: m.Name, Boot: m.Boot} }
+
+func anyMember(*cluster.Member) bool { return true }
+
+// inspectOthers asks all other members that are wanted what only they know of themselves; nil where one did not answer.
+func (n *Node) inspectOthers(ctx context.Context, v *cluster.View, wanted func(*cluster.Member) bool) []answer[*peerv1.InspectResponse] {
+	return askOthers(ctx, n, v, -1, wanted, func(ctx context.Context, c peerv1.PeerClient) (*peerv1.InspectResponse, error) {
+		return c.Inspect(ctx, &peerv1.InspectRequest{})
+	})
 }
 
 // Status describes the cluster as this node sees it.
@@ -111,8 +124,7 @@ func (n *Node) Status(ctx context.Context) *weirv1.StatusResponse {
 		}
 	}
 	others := make(map[string]*peerv1.InspectResponse)
-	everybody := func(*cluster.Member) bool { return true }
-	for _, a := range n.inspectOthers(ctx, v, everybody) {
+	for _, a := range n.inspectOthers(ctx, v, anyMember) {
 		others[a.member.Name] = a.response
 	}
 	for i := range v.Members {

@@ -42,10 +42,8 @@ func (s *security) fileKeys() [][]byte {
 func (n *Node) openKeys() {
 	cfg := gossipkeys.Config{
 		Self: n.self(), File: n.security.fileKeys, Ask: n.peers.GossipKeys, Private: n.peersArePrivate, Record: n.security.record, Logger: n.log,
-		Members: func() (all []ownership.Node) {
-			for _, m := range n.view().Members {
-				all = append(all, ownership.Node{Name: m.Name, Boot: m.Boot})
-			}
+		Members: func() []ownership.Node {
+			all, _ := n.memberNodes()
 			return all
 		},
 		Denied: func(from net.Addr) {

@@ -756,19 +756,30 @@ func (n *Node) members() int {
 }
 
 func (n *Node) self() ownership.Node {
+	if v := n.view(); v != nil {
+		return nodeOf(v.Self)
+	}
+	return ownership.Node{Name: n.cfg.Name}
+}
+
+// memberNodes are all members, this one included, by name, and what is closed when they change; nil: they never do.
+func (n *Node) memberNodes() (all []ownership.Node, replaced <-chan struct{}) {
 	v := n.view()
 	if v == nil {
-		return ownership.Node{Name: n.cfg.Name}
+		return []ownership.Node{n.self()}, nil
 	}
-	return ownership.Node{Name: v.Self.Name, Boot: v.Self.Boot}
+	for i := range v.Members {
+		all = append(all, nodeOf(&v.Members[i]))
+	}
+	return all, v.Replaced()
 }
 
 // memberOf is the member that a boot is of.
 func (n *Node) memberOf(boot uint64) (ownership.Node, bool) {
 	if v := n.view(); v != nil {
-		for _, m := range v.Members {
-			if m.Boot == boot {
-				return ownership.Node{Name: m.Name, Boot: m.Boot}, true
+		for i := range v.Members {
+			if m := &v.Members[i]; m.Boot == boot {
+				return nodeOf(m), true
 			}
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/auth"
-	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/overrides"
 	"github.com/weirlimit/weir/policy"
 )
@@ -50,17 +49,7 @@ func (n *Node) openOverrides(file *policy.Set) (*policy.Set, error) {
 func (n *Node) openReplicator() {
 	n.overrides.replicator = overrides.NewReplicator(overrides.ReplicatorConfig{
 		Self: n.self(), Book: n.overrides.book, Peers: n.peers, Apply: n.applyOverrides, Now: time.Now, Logger: n.log,
-		Members: func() ([]ownership.Node, <-chan struct{}) {
-			v := n.view()
-			if v == nil {
-				return []ownership.Node{n.self()}, nil
-			}
-			all := make([]ownership.Node, len(v.Members))
-			for i, m := range v.Members {
-				all[i] = ownership.Node{Name: m.Name, Boot: m.Boot}
-			}
-			return all, v.Replaced()
-		},
+		Members: n.memberNodes,
 	})
 	n.overrides.service = overrides.NewService(overrides.ServiceConfig{
 		Node: n.cfg.Name, Book: n.overrides.book, Replicator: n.overrides.replicator, Policies: n.filePolicies, Record: n.security.record, Now: time.Now,

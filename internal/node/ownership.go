@@ -58,7 +58,7 @@ func ownershipView(v *cluster.View, backups *ring.Table, settled bool) ownership
 	at := make(map[string]int32, len(v.Members))
 	for i := range v.Members {
 		m := &v.Members[i]
-		out.Members[i] = ownership.Member{Node: ownership.Node{Name: m.Name, Boot: m.Boot}, Active: m.State == cluster.Active}
+		out.Members[i] = ownership.Member{Node: nodeOf(m), Active: m.State == cluster.Active}
 		at[m.Name] = int32(i)
 	}
 	fill(out.Owners, v.Ring, at)
