@@ -26,8 +26,11 @@ const (
 	// often is how many questions about a key within interval make it worth a loan.
 	often    = 16
 	interval = 100 * time.Millisecond
-	// sampled is the fraction of the questions that are counted, as 1/sampled.
+	// sampled is the fraction of the questions that are counted, as 1/sampled, or less, so that samples of them are counted within interval: of
+	// so many questions a key that is asked often enough to matter is in more of them. fewest is in how many it is at least.
 	sampled = 4
+	samples = 2048
+	fewest  = often / sampled
 	// counters are those of the sketch that finds keys which are asked often.
 	counters = 512
 	// maxLoans bounds the loans of a Book.
@@ -120,10 +123,12 @@ type Book[K, N comparable] struct {
 	loans atomic.Pointer[map[K]*loan[K, N]]
 
 	closed atomic.Bool
+	every  atomic.Uint32 // one of so many questions is counted; a power of two
 
 	mu       sync.Mutex
-	seen     *heavyhitters.Window[K]
-	turned   int64 // when the sketch was
+	seen     *heavyhitters.Window[K] // of questions, as those that are counted stand for others
+	turned   int64                   // when it was
+	counted  int64                   // since then
 	numbers  uint64
 	byNumber map[uint64]*loan[K, N]
 }
@@ -177,6 +182,7 @@ func New[K, N comparable](wake func(), random func() uint32) *Book[K, N] {
 	}
 	b := &Book[K, N]{wake: wake, random: random, seen: seen, byNumber: make(map[uint64]*loan[K, N])}
 	b.loans.Store(new(map[K]*loan[K, N]))
+	b.every.Store(sampled)
 	return b
 }
 
@@ -236,7 +242,8 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 		}
 		return
 	}
-	if b.random()%sampled != 0 || b.closed.Load() {
+	every := b.every.Load()
+	if b.random()&(every-1) != 0 || b.closed.Load() {
 		return
 	}
 	if !b.mu.TryLock() {
@@ -244,15 +251,10 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	}
 	defer b.mu.Unlock()
 	now := clock()
-	if now-b.turned >= int64(interval) {
-		if now-b.turned >= int64(2*interval) {
-			b.seen.Turn()
-		}
-		b.seen.Turn()
-		b.turned = now
-	}
-	b.seen.Add(k, 1, keep)
-	if low, _ := b.seen.Count(k); low*sampled < often || len(b.byNumber) >= maxLoans {
+	b.turnLocked(now)
+	b.counted++
+	b.seen.Add(k, int64(every), keep)
+	if low, _ := b.seen.Count(k); low < max(often, fewest*int64(every)) || len(b.byNumber) >= maxLoans {
 		return
 	}
 	if (*b.loans.Load())[k] != nil {
@@ -266,6 +268,25 @@ func (b *Book[K, N]) Missed(k K, n int64, clock func() int64, keep func(K) K) {
 	l.urgent = true
 	b.enterLocked(l)
 	b.wake()
+}
+
+// turnLocked has the sketch forget what is longer ago than two intervals, and counts as many of the questions as their rate allows.
+func (b *Book[K, N]) turnLocked(now int64) {
+	passed := now - b.turned
+	if passed < int64(interval) {
+		return
+	}
+	if passed >= int64(2*interval) {
+		b.seen.Turn()
+	}
+	b.seen.Turn()
+	questions := float64(b.counted) * float64(b.every.Load()) * float64(interval) / float64(passed)
+	every := uint32(sampled)
+	for every < 1<<16 && questions > samples*float64(every) {
+		every *= 2
+	}
+	b.every.Store(every)
+	b.turned, b.counted = now, 0
 }
 
 // Pending returns what is closed when the owner of a key has answered what may bring the n units that Take did not cover, for a caller who

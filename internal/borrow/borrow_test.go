@@ -3,6 +3,7 @@ package borrow
 import (
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -267,6 +268,37 @@ func TestDeadline(t *testing.T) {
 	r := due(b, int64(apart)+1)
 	if len(r) != 1 || r[0].Totals != (algo.Totals{Granted: 10, Spent: 4, Returned: 6, Checks: 2}) {
 		t.Errorf("%+v", r)
+	}
+}
+
+// TestSample: however much is asked, no more than some of it is counted; and a key is found that is asked often, but not one that is not.
+func TestSample(t *testing.T) {
+	for _, rate := range []int64{1000, 100_000, 10_000_000} {
+		r := rand.New(rand.NewPCG(uint64(rate), 1))
+		b := newBook(func() {})
+		now, counted := int64(time.Hour), 0
+		clock := func() int64 { counted++; return now }
+		ask := func(often bool) {
+			for end := now + int64(10*interval); now < end; now += int64(time.Second) / rate {
+				k := strconv.FormatUint(r.Uint64(), 36)
+				if often && r.IntN(3) == 0 {
+					k = "k"
+				}
+				b.Missed(k, 1, clock, nil)
+			}
+		}
+		ask(false)
+		counted = 0
+		ask(false)
+		if some := min(rate/sampled, 10*samples); int64(counted) > some*5/4 || int64(counted) < some*3/8 {
+			t.Errorf("%d a second: %d are counted, not about %d", rate, counted, some)
+		}
+		if b.Loans() > 0 {
+			t.Errorf("%d a second: a key that is asked once is taken for one that is asked often", rate)
+		}
+		if ask(true); b.Loans() != 1 || !b.Has("k") {
+			t.Errorf("%d a second: a key with a third of it is not found: %d are", rate, b.Loans())
+		}
 	}
 }
 
