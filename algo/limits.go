@@ -366,14 +366,14 @@ func (r *Request) spare(room int64) int64 { return max(room-r.Held, 0) }
 // free: so where it stands in the way the time is no longer than until it has been reported, nor less than what there would be to
 // wait for without it.
 func (r *Request) wait(c counter, l *Limit, a *Arena, s []uint64, now Instant, n int64) time.Duration {
-	home := c.wait(l, a, s, now, n)
+	without := c.wait(l, a, s, now, n)
 	switch {
 	case r.Held <= 0:
-		return home
+		return without
 	case n > l.holds()-r.Held:
-		return max(home, r.HeldFor)
+		return max(without, r.HeldFor)
 	}
-	return max(home, min(c.wait(l, a, s, now, n+r.Held), r.HeldFor))
+	return max(without, min(c.wait(l, a, s, now, n+r.Held), r.HeldFor))
 }
 
 // decide is DecideTo for any limits.

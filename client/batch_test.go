@@ -94,7 +94,7 @@ func TestBatchesFromLoans(t *testing.T) {
 			both.Wait()
 			asked := c.decided("hot") + c.decided("many")
 			t.Logf("nodes were asked %d times", asked)
-			// What was refused in haste, because some borrower was slow to answer, is there when all is home.
+			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned.
 			done := func() bool { return units[0].Load() >= most && units[1].Load() >= most }
 			for until := time.Now().Add(10 * time.Second); !done() && !t.Failed() && time.Now().Before(until); {
 				spend(asker, 1)

@@ -22,8 +22,8 @@ import (
 const (
 	// barredFor is how long a node that lends nothing is left alone.
 	barredFor = time.Minute
-	// goingHome bounds how long Close waits for loans to be returned.
-	goingHome = 100 * time.Millisecond
+	// returnTimeout bounds how long Close waits for loans to be returned.
+	returnTimeout = 100 * time.Millisecond
 )
 
 // loanKey names a key of which units can be on loan.
@@ -226,14 +226,14 @@ func (l *loans) forwarder() *member {
 	return nil
 }
 
-// home returns all loans, as far as that takes no longer than goingHome.
-func (l *loans) home() {
+// returnAll returns all loans, as far as that takes no longer than returnTimeout.
+func (l *loans) returnAll() {
 	if l == nil || l.book.Loans() == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), goingHome)
+	ctx, cancel := context.WithTimeout(context.Background(), returnTimeout)
 	defer cancel()
-	l.book.Home(ctx)
+	l.book.Return(ctx)
 }
 
 // loanLink is one Borrow stream to one node. One goroutine writes, and another one reads.

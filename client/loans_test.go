@@ -84,7 +84,7 @@ func TestLoans(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := spend(t, []*Limiter{of(client), of(second), of(third)}, "k", 8)
-			// What was refused in haste, because some borrower was slow to answer, is there when all is home.
+			// What was refused in haste, because some borrower was slow to answer, is there when all has been returned.
 			for until := time.Now().Add(10 * time.Second); got < limit && time.Now().Before(until); {
 				got += spend(t, []*Limiter{of(asker)}, "k", 1)
 			}

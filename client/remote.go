@@ -501,7 +501,7 @@ func (r *remote) ready(ctx context.Context) error {
 }
 
 func (r *remote) close() error {
-	r.loans.home()
+	r.loans.returnAll()
 	r.nodes.close()
 	return nil
 }

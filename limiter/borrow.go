@@ -18,7 +18,7 @@ const (
 	exchangeMost = 500 * time.Millisecond
 	// maxExchanges bounds the exchanges with one node that are in flight. What is not said is said again.
 	maxExchanges = 4
-	// returnMost is how long a node that stops waits for its loans to be home.
+	// returnMost is how long a node that stops waits for its loans to be returned.
 	returnMost = 200 * time.Millisecond
 )
 
@@ -109,7 +109,7 @@ func startBorrowing(l *Limiter) *borrowing {
 	return b
 }
 
-// stop ends it, and waits for what is in flight. Loans that are not home are charged by their owners when their terms are over.
+// stop ends it, and waits for what is in flight. Loans that are not returned are charged by their owners when their terms are over.
 func (b *borrowing) stop() {
 	if b == nil {
 		return
@@ -126,7 +126,7 @@ func (l *Limiter) ReturnLoans(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, returnMost)
 	defer cancel()
-	b.book.Home(ctx)
+	b.book.Return(ctx)
 }
 
 // lendable says whether units of a subject's key may be on loan as far as its policy goes. A check in shadow mode is never refused, and a

@@ -62,7 +62,7 @@ const borrowPolicies = `policies:
 `
 
 // TestNodeBorrows: a node that does not hold a hot key answers from a loan. What it admits is counted once; what must not come from a loan is
-// asked for; what is left goes home when the node stops.
+// asked for; what is left is returned when the node stops.
 func TestNodeBorrows(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
 		owner, node := c.nodes[0], c.nodes[1]
@@ -163,7 +163,7 @@ func TestNodeIsRecalled(t *testing.T) {
 		if s := c.nodes[0].Loans(); s.Recalled == 0 || s.Unanswered != 0 {
 			t.Errorf("%+v", s)
 		}
-		// All is home, so that it is known when there is room again.
+		// All is returned, so that it is known when there is room again.
 		c.advance(after - 10*time.Microsecond)
 		if d := c.nodes[0].check(t, named("small", key, 1)); d.Allowed {
 			t.Errorf("before %v: %+v", after, d)
@@ -266,7 +266,7 @@ func TestAllFromLoans(t *testing.T) {
 		if admitted != 1000 {
 			t.Errorf("%d were admitted of 1000", admitted)
 		}
-		c.pass(2 * time.Second) // in which all goes home
+		c.pass(2 * time.Second) // in which all is returned
 		for _, q := range []struct {
 			check limit.Check
 			left  int64

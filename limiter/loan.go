@@ -276,13 +276,13 @@ func (ls *loans) wait(of state, n int) {
 	}
 }
 
-// heard notes that a borrower has reported; home says that nothing of its loan is held any more.
-func (ls *loans) heard(of state, id algo.LoanID, home bool) {
+// heard notes that a borrower has reported; returned says that nothing of its loan is held any more.
+func (ls *loans) heard(of state, id algo.LoanID, returned bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	delete(ls.silent, id)
 	r := ls.rounds[of]
-	if r == nil || !home {
+	if r == nil || !returned {
 		return
 	}
 	delete(r.asked, id)

@@ -71,7 +71,7 @@ func TestTakeAll(t *testing.T) {
 	}
 	stop.Store(true)
 	taking.Wait()
-	clock.Add(int64(time.Second / 2)) // idle: what is left goes home
+	clock.Add(int64(time.Second / 2)) // idle: what is left is returned
 	report()
 	if spent["a"] != both.Load() || spent["b"] != both.Load()+alone.Load() {
 		t.Errorf("%d of a and %d of b are reported spent, %d of both and %d of b alone were admitted", spent["a"], spent["b"], both.Load(), alone.Load())

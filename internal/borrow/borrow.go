@@ -1,7 +1,7 @@
 // Package borrow is the borrower's side of loans (algo.Loans): a [Book] admits from the loans that it has, finds out of which keys it
 // would be worth while to have one, and says what is to be reported to their owners.
 //
-// Nothing here sends or reads a clock of its own, and nothing but Run and Home waits. What it does not promise: that a loan is had; who has none asks the owner. The owner
+// Nothing here sends or reads a clock of its own, and nothing but Run and Return waits. What it does not promise: that a loan is had; who has none asks the owner. The owner
 // holds each unit for longer than the Book spends it, as long as what Report returns is said to have been sent no later than it was
 // asked for and the two clocks' rates differ by no more than 2 per mille.
 package borrow
@@ -35,7 +35,7 @@ const (
 	counters = 512
 	// maxLoans bounds the loans of a Book.
 	maxLoans = 1024
-	// quiet is how long a loan is not used before it goes home, and forgotten how long after that its key is.
+	// quiet is how long a loan is not used before it is returned, and forgotten how long after that its key is.
 	quiet     = 200 * time.Millisecond
 	forgotten = time.Second
 	// apart is the shortest time between two reports about a key, but for what is recalled or waited for.
@@ -351,9 +351,9 @@ func (b *Book[K, N]) replaceLocked(change func(map[K]*loan[K, N])) {
 	b.loans.Store(&m)
 }
 
-// home takes what is left off a loan, which is to be returned, together with what of so much granted in all is not known here yet: that
+// giveBack takes what is left off a loan, which is to be returned, together with what of so much granted in all is not known here yet: that
 // cannot be taken meanwhile.
-func (l *loan[K, N]) home(granted int64) {
+func (l *loan[K, N]) giveBack(granted int64) {
 	more := max(min(granted, algo.MaxLimit)-l.granted, 0)
 	l.granted += more
 	l.returned += more + max(l.left.Swap(0), 0)
@@ -365,7 +365,7 @@ func (l *loan[K, N]) totals() algo.Totals {
 	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: min(checks, spent)}
 }
 
-// Close has all loans go home: there are none left once that has been reported and answered.
+// Close has all loans returned: there are none left once that has been reported and answered.
 func (b *Book[K, N]) Close() {
 	b.closed.Store(true)
 	b.wake()
@@ -388,7 +388,7 @@ func (b *Book[K, N]) Report(now int64) (reports []Report[K, N], next time.Durati
 		idle := all || now-l.used >= int64(quiet)
 		deadline := l.deadline.Load()
 		if idle || now >= deadline {
-			l.home(0)
+			l.giveBack(0)
 		}
 		t := l.totals()
 		if l.granted == 0 && (all || now-l.used >= int64(forgotten)) {
@@ -495,7 +495,7 @@ func (b *Book[K, N]) Answered(sent, now int64, answers []Answer[N]) {
 		if a.Term <= 0 {
 			before := l.returned
 			l.ends = max(l.ends, now)
-			l.home(a.Granted)
+			l.giveBack(a.Granted)
 			l.urgent = l.urgent || l.returned > before
 			l.after.Store(now + int64(max(a.Again, soon)))
 			continue
@@ -560,7 +560,7 @@ func (b *Book[K, N]) Recalled(number uint64, granted, now int64) (r Report[K, N]
 		return r, false
 	}
 	l.ends = max(l.ends, now)
-	l.home(granted)
+	l.giveBack(granted)
 	l.urgent, l.sent, l.again = true, 0, 0
 	l.answeredLocked()
 	l.after.Store(now + int64(interval))

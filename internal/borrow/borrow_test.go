@@ -88,7 +88,7 @@ type delivery struct {
 }
 
 // TestBook has borrowers with books of their own and one owner, with messages that are late, lost and overtake each other. Judged by
-// the admissions at the borrowers no window admits too much; when the load ends all units go home.
+// the admissions at the borrowers no window admits too much; when the load ends all units are returned.
 func TestBook(t *testing.T) {
 	const limit, w = 2000, 2 * time.Second
 	taken, refused, recalls, messages, ticks := 0, 0, 0, 0, 0

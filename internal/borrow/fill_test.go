@@ -155,7 +155,7 @@ func (b *borrower) report() {
 				wait = p.way + p.copied
 			}
 			if loan, ok := p.owner.u.Get(algo.LoanID{Borrower: b.id, Number: r.Number}); !ok || loan.Ended || loan.Left() == 0 {
-				p.home(algo.LoanID{Borrower: b.id, Number: r.Number})
+				p.returned(algo.LoanID{Borrower: b.id, Number: r.Number})
 			}
 			a.From = 1
 			answers = append(answers, a)
@@ -281,8 +281,8 @@ func (p *play) decide(answer func(admitted bool)) {
 	}
 }
 
-// home notes that nothing of a loan is held any more.
-func (p *play) home(id algo.LoanID) {
+// returned notes that nothing of a loan is held any more.
+func (p *play) returned(id algo.LoanID) {
 	if p.round == nil || !p.out[id] {
 		return
 	}

@@ -38,8 +38,8 @@ func (b *Book[K, N]) Run(ctx context.Context, kick wake.Signal, clock func() int
 	}
 }
 
-// Home closes the Book, and waits until all loans have been returned, which Run reports, or ctx ends.
-func (b *Book[K, N]) Home(ctx context.Context) {
+// Return closes the Book, and waits until all loans have been returned, which Run reports, or ctx ends.
+func (b *Book[K, N]) Return(ctx context.Context) {
 	b.Close()
 	for b.Loans() > 0 {
 		select {

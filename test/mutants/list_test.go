@@ -705,7 +705,7 @@ var mutants = []mutant{
 	},
 	{
 		"loan: a node that stops returns nothing", "limiter/borrow.go",
-		[]edit{{"	b.book.Home(ctx)\n", ""}},
+		[]edit{{"	b.book.Return(ctx)\n", ""}},
 		"./limiter -run TestNodeBorrows", "are on loan after the node has stopped",
 	},
 	{

@@ -420,8 +420,8 @@ func (d *debtor) answered(loan *loan, sent int64, a store.Lent) {
 	loan.deadline = max(loan.deadline, sent+int64(a.Term))
 }
 
-// home holds all who decide to holding nothing: the load is over, and so are all loans.
-func (l *lending) home() {
+// returned holds all who decide to holding nothing: the load is over, and so are all loans.
+func (l *lending) returned() {
 	for _, p := range l.running() {
 		p.data.Sweep(p.host.clock().Instant, 1)
 		for _, pol := range l.policies {

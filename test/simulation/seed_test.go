@@ -285,7 +285,7 @@ func (r *run) life() {
 			w.after(0, d.live)
 		}
 		w.run(r.until + int64(algo.LoanTerm) + 200*millisecond)
-		l.home()
+		l.returned()
 	}
 	w.run(r.until + 2*second)
 	w.record()
