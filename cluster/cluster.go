@@ -35,11 +35,11 @@ type Cluster struct {
 	bounds *transport // what comes in goes through it
 
 	// The goroutine run owns these.
-	roster   *roster
-	accused  identity        // uses our name, and is asked whether it is still there
-	refusals map[string]bool // of what has been logged about strangers
-	lines    int             // logged about strangers in this minute
-	unlogged int             // and not logged
+	roster        *roster
+	conflictAsked identity        // uses our name, and is asked whether it is still there
+	refusals      map[string]bool // of what has been logged about strangers
+	lines         int             // logged about strangers in this minute
+	unlogged      int             // and not logged
 
 	mu    sync.Mutex
 	queue []func() // for run to do, in order
@@ -366,7 +366,7 @@ func (c *Cluster) run(gossip *gossipLog) {
 	conflict := time.NewTimer(c.cfg.ConflictTimeout)
 	defer conflict.Stop()
 	conflict.Stop()
-	var rival identity // whose time runs
+	var conflicting identity // whose time runs
 	minute := time.NewTicker(time.Minute)
 	defer minute.Stop()
 	repeat := time.NewTimer(repeatAfter)
@@ -388,9 +388,9 @@ func (c *Cluster) run(gossip *gossipLog) {
 		case <-silence.C:
 			c.roster.silence = true
 		case <-conflict.C:
-			if other, taken := c.roster.rival(); taken {
+			if other, taken := c.roster.conflict(); taken {
 				// It has answered once. That it is still there only gossip says.
-				c.accused = other.identity
+				c.conflictAsked = other.identity
 				c.prober.ask(other.identity)
 			}
 		case <-repeat.C:
@@ -413,13 +413,13 @@ func (c *Cluster) run(gossip *gossipLog) {
 		if err := c.roster.advance(); err != nil {
 			c.fail(err)
 		}
-		other, taken := c.roster.rival()
+		other, taken := c.roster.conflict()
 		switch {
 		case !taken:
-			rival = identity{}
+			conflicting = identity{}
 			conflict.Stop()
-		case other.identity != rival:
-			rival = other.identity
+		case other.identity != conflicting:
+			conflicting = other.identity
 			conflict.Reset(c.cfg.ConflictTimeout)
 		}
 		if c.tell() {
@@ -516,9 +516,9 @@ func (c *Cluster) unanswered(who claim, err error) {
 		who.name, fmt.Errorf("%s: %w", who.endpoint(), err))
 }
 
-// convict ends this node when another process has its name, and was there just now.
-func (c *Cluster) convict(id identity) {
-	if other, taken := c.roster.rival(); taken && id == c.accused && other.identity == id {
+// failOnConflict ends this node when another process has its name, and was there just now.
+func (c *Cluster) failOnConflict(id identity) {
+	if other, taken := c.roster.conflict(); taken && id == c.conflictAsked && other.identity == id {
 		c.fail(inUse(other))
 	}
 }

@@ -164,11 +164,11 @@ func TestGossipEndsNobody(t *testing.T) {
 	b := startNode(t, cfg)
 	agree(t, a, b)
 	send := a.sender(t, nil)
-	rival := invented("a", math.MaxUint64, "127.0.0.9:7946")
-	rival.generation = math.MaxUint32
-	atOurs := rival
+	namesake := invented("a", math.MaxUint64, "127.0.0.9:7946")
+	namesake.generation = math.MaxUint32
+	atOurs := namesake
 	atOurs.addr = netip.MustParseAddrPort(a.gossip())
-	atB := rival
+	atB := namesake
 	atB.addr, atB.peer = netip.MustParseAddrPort(b.gossip()), uint16(b.cfg.PeerPort)
 	foreign := invented("z", 1<<63, "127.0.0.9:7946")
 	foreign.settings++
@@ -177,10 +177,10 @@ func TestGossipEndsNobody(t *testing.T) {
 	failures := func() int {
 		a.prober.mu.Lock()
 		defer a.prober.mu.Unlock()
-		return a.prober.v.candidates[rival.claim()].failed() + a.prober.v.candidates[atB.claim()].failed()
+		return a.prober.v.candidates[namesake.claim()].failed() + a.prober.v.candidates[atB.claim()].failed()
 	}
-	waitFor(t, "the rival has been looked for at both places", func() bool {
-		for i, n := range []node{rival, atOurs, atB, foreign, ourselves} {
+	waitFor(t, "the namesake has been looked for at both places", func() bool {
+		for i, n := range []node{namesake, atOurs, atB, foreign, ourselves} {
 			send(aliveMessage(n, uint32(100+i)))
 		}
 		return failures() >= 4

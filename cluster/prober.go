@@ -211,7 +211,7 @@ func (p *prober) answered(c claim, what outcome, id Identity, err error) (a answ
 			p.c.log.Warn("suspected member answered on its peer port", "member", c.name, "addr", c.addr)
 		}
 		if a.joins {
-			p.c.convict(c.identity)
+			p.c.failOnConflict(c.identity)
 		}
 	})
 	return a, listed

@@ -98,7 +98,7 @@ func (r *roster) advance() error {
 	}
 	settled := r.silence || r.quiet && r.fresh == 0
 	joined := len(r.seeds) == 0 || r.heard && r.tried && settled || !r.heard && r.silence && r.refusal == nil && r.unverified == 0
-	if _, taken := r.rival(); joined && !taken {
+	if _, taken := r.conflict(); joined && !taken {
 		r.self.state = Active
 	}
 	return nil
@@ -107,8 +107,8 @@ func (r *roster) advance() error {
 // expectant says whether silence would mean something: there is somebody to answer.
 func (r *roster) expectant() bool { return r.found || r.heard }
 
-// rival returns the process that counts for our name, when it is not this one.
-func (r *roster) rival() (node, bool) {
+// conflict returns the process that counts for our name, when it is not this one.
+func (r *roster) conflict() (node, bool) {
 	n := r.counting()[r.self.name]
 	return n, n.identity != r.self.identity
 }
@@ -187,10 +187,10 @@ func (r *roster) view(prev *View) *View {
 }
 
 func (r *roster) detail(alone bool) string {
-	rival, taken := r.rival()
+	other, taken := r.conflict()
 	switch {
 	case taken:
-		return fmt.Sprintf("%s: %v", r.self.state, inUse(rival))
+		return fmt.Sprintf("%s: %v", r.self.state, inUse(other))
 	case r.self.state == Leaving:
 		return "leaving"
 	case r.self.state == Joining && r.refusal != nil && !r.heard:

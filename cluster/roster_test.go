@@ -219,7 +219,7 @@ func TestRosterTwoActiveOfOneName(t *testing.T) {
 		if m := v.Member("b"); m.Boot != 51 {
 			t.Errorf("%v takes boot %d for b", self, m.Boot)
 		}
-		if _, taken := r.rival(); taken != (self.boot == 50) {
+		if _, taken := r.conflict(); taken != (self.boot == 50) {
 			t.Errorf("%v: taken %v", self, taken)
 		}
 		if counts := v.Self == v.Member(self.name); counts != (self.boot != 50) {
