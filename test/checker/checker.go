@@ -111,9 +111,9 @@ type Split struct {
 	Sides    int // into how many groups the nodes may have fallen
 }
 
-// Oblivion is a time in which no majority of the voters had been up for long enough to know what was granted before. What
+// QuorumLoss is a time in which no majority of the voters had been up for long enough to know what was granted before. What
 // strict rules have admitted is then taken to be all there is room for.
-type Oblivion struct{ From, To int64 }
+type QuorumLoss struct{ From, To int64 }
 
 // Usage is an observation of how much room a key had left, made when nothing was amiss and all sides had merged.
 type Usage struct {
@@ -127,14 +127,14 @@ type Usage struct {
 
 // History is a run.
 type History struct {
-	Policies   []Policy
-	Operations []Operation
-	Crashes    []Crash
-	Splits     []Split
-	Oblivions  []Oblivion
-	Usages     []Usage
-	Drift      int64         // the largest error of a clock's rate, in parts per million
-	Flush      time.Duration // how far back changes may not have reached a copy that is being kept up to date
+	Policies     []Policy
+	Operations   []Operation
+	Crashes      []Crash
+	Splits       []Split
+	QuorumLosses []QuorumLoss
+	Usages       []Usage
+	Drift        int64         // the largest error of a clock's rate, in parts per million
+	Flush        time.Duration // how far back changes may not have reached a copy that is being kept up to date
 	// Claim is how long it may take until what a crashed node held is claimed, which is when an escrow is charged and a cold
 	// start begins.
 	Claim time.Duration
@@ -257,7 +257,7 @@ const whole = -1
 func (c *check) lost(k *history, f *Crash) int64 {
 	switch {
 	case k.Strict:
-		for _, o := range c.Oblivions {
+		for _, o := range c.QuorumLosses {
 			if !f.Copied && o.From <= f.At && f.At <= o.To {
 				return whole // the holder, its copy and the voters that knew of them: nobody is left who could know
 			}
@@ -537,7 +537,7 @@ func (c *check) slack(k *history, from, to int64) (slack int64, sure bool) {
 			return 0, false // sides that merge rather count twice than not at all
 		}
 	}
-	for _, o := range c.Oblivions {
+	for _, o := range c.QuorumLosses {
 		if k.Strict && o.From <= to && o.To >= from-int64(c.Claim) {
 			return 0, false
 		}

@@ -145,8 +145,8 @@ func TestCheck(t *testing.T) {
 		{"sync, no copy", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, ""},
 		{"sync, no copy once", durable(Sync), History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
 		{"strict, no copy", strict, History{Crashes: crash(4, false), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
-		{"strict, no copy and no voters", strict, History{Crashes: crash(4, false), Oblivions: []Oblivion{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, ""},
-		{"strict, a copy and no voters", strict, History{Crashes: crash(4, true), Oblivions: []Oblivion{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"strict, no copy and no voters", strict, History{Crashes: crash(4, false), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, ""},
+		{"strict, a copy and no voters", strict, History{Crashes: crash(4, true), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 
 		// Splits.
 		{"two sides", none, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2, 3, 3)}, ""},
@@ -171,9 +171,9 @@ func TestCheck(t *testing.T) {
 		{"an escrow long ago", durable(Escrow), History{Crashes: crash(4, true), Operations: append(at(Admitted, 14), at(Refused, 15)...)}, Unjustified},
 		{"cold start", func(p *Policy) { p.ColdClosed = true }, History{Crashes: crash(4, false), Operations: at(Refused, 5)}, ""},
 		{"no reason to start cold", none, History{Crashes: crash(4, false), Operations: at(Refused, 5)}, Unjustified},
-		{"voters forgot", strict, History{Oblivions: []Oblivion{{0, moment(2)}}, Operations: at(Refused, 5)}, ""},
-		{"voters forgot long ago", strict, History{Oblivions: []Oblivion{{0, moment(2)}}, Operations: at(Refused, 13)}, Unjustified},
-		{"voters matter to strict rules only", none, History{Oblivions: []Oblivion{{0, moment(2)}}, Operations: at(Refused, 5)}, Unjustified},
+		{"voters forgot", strict, History{QuorumLosses: []QuorumLoss{{0, moment(2)}}, Operations: at(Refused, 5)}, ""},
+		{"voters forgot long ago", strict, History{QuorumLosses: []QuorumLoss{{0, moment(2)}}, Operations: at(Refused, 13)}, Unjustified},
+		{"voters matter to strict rules only", none, History{QuorumLosses: []QuorumLoss{{0, moment(2)}}, Operations: at(Refused, 5)}, Unjustified},
 		{"bucket empty", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 3)...)}, ""},
 		{"bucket refilled", bucket, History{Operations: append(at(Admitted, 1, 1, 1), at(Refused, 9)...)}, Unjustified},
 

@@ -389,9 +389,9 @@ func (m *member) peekAt(policy, key string) decision {
 
 // faults is what a run has suffered.
 type faults struct {
-	crashes   []checker.Crash
-	splits    []checker.Split
-	oblivions []checker.Oblivion
+	crashes      []checker.Crash
+	splits       []checker.Split
+	quorumLosses []checker.QuorumLoss
 }
 
 // goneLine is a line of the log, as text or as JSON.
@@ -456,7 +456,7 @@ func (l *load) unreachable(members ...*member) (until func(to int64)) {
 // history is what there is to be judged.
 func (l *load) history(suffered faults) *checker.History {
 	h := &checker.History{
-		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, Oblivions: suffered.oblivions, Usages: l.usages,
+		Policies: l.policies, Crashes: suffered.crashes, Splits: suffered.splits, QuorumLosses: suffered.quorumLosses, Usages: l.usages,
 		// The clocks of one machine are one clock. A busy machine is late, to flush as well as to hand over.
 		Flush: 250 * time.Millisecond, Late: 3 * time.Second,
 	}

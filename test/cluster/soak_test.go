@@ -59,7 +59,7 @@ func TestSoak(t *testing.T) {
 			if voters := slices.DeleteFunc(gone, func(m *member) bool { return !slices.Contains(f.members[:3], m) }); len(voters) > 1 {
 				// No majority is left that knows what was granted: a new epoch begins, and strict keys start full.
 				f.decided(f.members[0], "probe-strict")
-				suffered.oblivions = append(suffered.oblivions, checker.Oblivion{From: from, To: l.now()})
+				suffered.quorumLosses = append(suffered.quorumLosses, checker.QuorumLoss{From: from, To: l.now()})
 			}
 		},
 		"kill": func() {

@@ -421,10 +421,10 @@ func (w *world) memorize() {
 			knowing++
 		}
 	}
-	all := w.history.Oblivions
+	all := w.history.QuorumLosses
 	switch open := len(all) > 0 && all[len(all)-1].To == never; {
 	case knowing <= w.voters/2 && !open:
-		w.history.Oblivions = append(all, checker.Oblivion{From: w.now, To: never})
+		w.history.QuorumLosses = append(all, checker.QuorumLoss{From: w.now, To: never})
 	case knowing > w.voters/2 && open:
 		all[len(all)-1].To = w.now
 	}
