@@ -37,7 +37,7 @@ type Config struct {
 	// Keys encrypts the gossip: AES keys of 16, 24 or 32 bytes, all good for reading, the first for writing. Empty: plain.
 	Keys [][]byte
 	// Voters are the names of the nodes that grant what strict policies need, in any order. A node with another list is
-	// refused: two lists can have majorities without a voter in common.
+	// rejected: two lists can have majorities without a voter in common.
 	Voters []string
 	// MaxMembers bounds the processes that are members at a time, this one included. 0: 256.
 	MaxMembers int

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// protocol is the version of what nodes tell each other in gossip. Nodes of different versions refuse each other.
+// protocol is the version of what nodes tell each other in gossip. Nodes of different versions reject each other.
 const protocol = 3
 
 // State is how far a member has come.
@@ -75,7 +75,7 @@ type metadata struct {
 }
 
 // The layout is fixed length, big endian. Magic, protocol and state keep their place in every protocol version, so
-// that a node which must refuse another still sees whether that one is established. A later build of the same protocol
+// that a node which must reject another still sees whether that one is established. A later build of the same protocol
 // may append fields.
 const (
 	metadataMagic = 0x5745 // "WE"

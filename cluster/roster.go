@@ -87,7 +87,7 @@ func (r *roster) seedsTried() {
 }
 
 // advance makes this node active when it may be, and returns the fatal error when it never will be. It does not go on alone
-// while there are others who refuse it, or of whom gossip tells although they do not answer: it would admit everything a
+// while there are others who reject it, or of whom gossip tells although they do not answer: it would admit everything a
 // second time.
 func (r *roster) advance() error {
 	if r.self.state != Joining {

@@ -155,7 +155,7 @@ func (s *seeker) reachable(seed string, a netip.AddrPort) bool {
 	return false
 }
 
-// checkReachable refuses a seed on another machine while others are told a loopback address of this one: they would
+// checkReachable rejects a seed on another machine while others are told a loopback address of this one: they would
 // look for us on their own machine.
 func checkReachable(self netip.Addr, seed string, addr netip.Addr) error {
 	if !self.IsLoopback() || addr.IsLoopback() {

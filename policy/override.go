@@ -76,7 +76,7 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 			compiled := d.override(f, p.fields, p, true)
 			rule.Limits, rule.Unlimited, rule.Blocked = compiled.Limits, compiled.Unlimited, compiled.Blocked
 			if p.Ban != 0 && counts(rule.Limits) {
-				d.Fail(root, overridden+".limits", "count denied checks, and the policy has a ban, which makes refusals last in another way: use one of them")
+				d.Fail(root, overridden+".limits", "count refused checks, and the policy has a ban, which makes refusals last in another way: use one of them")
 			}
 		}
 	}

@@ -141,7 +141,7 @@ func (d *decoder) policy(f strictyaml.Fields) *Policy {
 	return p
 }
 
-// needsLimit refuses a field of a policy without any limit.
+// needsLimit rejects a field of a policy without any limit.
 func (d *decoder) needsLimit(f strictyaml.Field, limited bool) {
 	if !limited {
 		d.Fail(f.Key, f.Path, "has no effect: neither the policy nor an override has a limit: remove it")
@@ -530,7 +530,7 @@ func (d *decoder) limit(f strictyaml.Fields) (l algo.Limit, ok bool) {
 	return l, true
 }
 
-// unlimited refuses what package algo does not let stand beside an unlimited limit. An override that is unlimited keeps
+// unlimited rejects what package algo does not let stand beside an unlimited limit. An override that is unlimited keeps
 // nothing of the kind from its policy.
 func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
 	ok := true
@@ -539,7 +539,7 @@ func (d *decoder) unlimited(f strictyaml.Fields, l *algo.Limit) bool {
 		case one.Node == nil: // has no value, which has been reported
 		case one.Name == "count_denied" && !l.CountDenied, one.Name == "carry_debt" && !l.CarryDebt: // as is the default
 		case !strings.HasPrefix(one.Path, f.Path): // taken from elsewhere
-		case l.Algorithm != 0 && !uses(l.Algorithm, one.Name): // refused for that
+		case l.Algorithm != 0 && !uses(l.Algorithm, one.Name): // rejected for that
 		default:
 			d.Fail(one.Key, one.Path, "is for a limit, and this one is unlimited: remove it")
 			ok = false

@@ -7,14 +7,14 @@ import (
 
 // WatchConfig says how a file is watched and who is told. Its zero value is ready for use.
 type WatchConfig struct {
-	// Check may refuse policies that are right by themselves, such as for what this process lacks: what it returns is
+	// Check may reject policies that are right by themselves, such as for what this process lacks: what it returns is
 	// handled as mistakes in the file are. It may be called several times for one content. May be nil.
 	Check func(*Set) error
 	// OnChange is called with the new policies after they are in force, when the content of the file has changed. It is
 	// not called for what NewWatcher loads. May be nil.
 	OnChange func(*Set)
 	// OnError is called when the file cannot be read (an error that wraps the operating system's), has mistakes in it
-	// (Errors) or is refused by Check, once for as long as it stays the same. The policies in force stay. May be nil.
+	// (Errors) or is rejected by Check, once for as long as it stays the same. The policies in force stay. May be nil.
 	OnError func(error)
 }
 

@@ -20,6 +20,6 @@ Exit status: 0 cancelled, 2 error.`,
 			if err != nil {
 				return err
 			}
-			return render.Settled(out, &weirv1.CommitResponse{Refunded: got.GetRefunded()}, k.Output == "json")
+			return render.Ended(out, "cancelled", &weirv1.CommitResponse{Refunded: got.GetRefunded()}, k.Output == "json")
 		})
 }

@@ -30,6 +30,6 @@ Exit status: 0 committed, 2 error.`,
 			if err != nil {
 				return err
 			}
-			return render.Settled(out, got, k.Output == "json")
+			return render.Ended(out, "committed", got, k.Output == "json")
 		})
 }

@@ -267,7 +267,7 @@ func misspelt(err *jsontext.SyntacticError) *problem {
 	return invalid(field, message)
 }
 
-// null refuses a null: of an optional field, which can be left out instead, of an element of a batch, or as the body.
+// null rejects a null: of an optional field, which can be left out instead, of an element of a batch, or as the body.
 func null(field string) *problem {
 	switch {
 	case field == "":

@@ -69,7 +69,7 @@ type Config struct {
 	// Host reports whether the name or address in a request's Host header, without its port, is one of this node's. A request
 	// for another is answered 421, whatever it asks. Nil: every name is.
 	Host func(name string) bool
-	// NoInline refuses limits sent along with a request.
+	// NoInline rejects inline limits.
 	NoInline bool
 	// ForwardAuth is for GET /v1/forward-auth.
 	ForwardAuth ForwardAuth

@@ -146,13 +146,13 @@ func (s *Source) parse(contents [][]byte) (*content, error) {
 	}
 	if s.cfg.OwnName != "" {
 		if err := s.usable(c); err != nil {
-			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, fmt.Errorf("whoever goes by the same %s and name would refuse it: %w", s.cfg.Flags.CA, err)}
+			return nil, &flagError{s.cfg.Flags.Cert, s.files.Cert, fmt.Errorf("others with the same %s and name would reject it: %w", s.cfg.Flags.CA, err)}
 		}
 	}
 	return c, nil
 }
 
-// usable says why others with the same authorities and Rules would refuse the certificate.
+// usable says why others with the same authorities and Rules would reject the certificate.
 func (s *Source) usable(c *content) error {
 	if c.cert == nil {
 		return errors.New("there is no certificate")
@@ -233,7 +233,7 @@ type Rules struct {
 	// Name must be among the names (DNS or URI) in the certificate's subject alternative names, exactly, whatever the host's
 	// name is. Empty: any name will do for a server; a client has to say one.
 	Name string
-	// Rejected, when set, is told of every certificate that was refused, and of one that was missing. from is the other
+	// Rejected, when set, is told of every certificate that was rejected, and of one that was missing. from is the other
 	// side's address, nil for that of a server.
 	Rejected func(from net.Addr, err *RejectedError)
 }

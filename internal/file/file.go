@@ -25,7 +25,7 @@ var ErrTimeout = errors.New("the file system does not answer")
 var ErrNotRegular = errors.New("not a regular file")
 
 // Prefix returns the first limit bytes of a regular file, or all of a shorter one. Symbolic links are followed. Anything
-// else, such as a pipe, a device or a directory, is refused without waiting for whoever may be at its other end. It
+// else, such as a pipe, a device or a directory, is rejected without waiting for whoever may be at its other end. It
 // returns when the file system answers, which may be never.
 func Prefix(name string, limit int64) (content []byte, err error) {
 	// O_NONBLOCK: a pipe is opened at once, where it would wait for a writer.

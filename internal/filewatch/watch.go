@@ -35,13 +35,13 @@ type Config[T any] struct {
 	// for what Open loads. May be nil.
 	OnChange func(T)
 	// OnError is called when a file cannot be read (an error that wraps the operating system's, file.ErrNotRegular or
-	// file.ErrTimeout) or Parse refuses what the files hold, once for as long as they stay the same. The value in force
+	// file.ErrTimeout) or Parse rejects what the files hold, once for as long as they stay the same. The value in force
 	// stays. May be nil.
 	OnError func(error)
 	// Timeout is how long reading the files may take before it is reported: 0 stands for 5 s.
 	Timeout time.Duration
-	// MaxSize bounds what is read of each file, in bytes: Parse sees one byte more of a larger one, and refuses it. 0 stands
-	// for 1 MiB, and has larger files refused without Parse.
+	// MaxSize bounds what is read of each file, in bytes: Parse sees one byte more of a larger one, and rejects it. 0 stands
+	// for 1 MiB, and has larger files rejected without Parse.
 	MaxSize int64
 	// Settle is how long the content must stay the same before it is taken, so that a file that is just being written
 	// is not: 0 stands for 50 ms. An empty file, which may be one that was truncated to be written anew, has to stay

@@ -84,7 +84,7 @@ type Config struct {
 	// Grace is the longest time for stopping in good order. Required.
 	Grace time.Duration
 
-	// NoInline refuses limits sent along with a request; the other three are as in limiter.Config, but for InlineMaxWindow 0:
+	// NoInline rejects inline limits; the other three are as in limiter.Config, but for InlineMaxWindow 0:
 	// limiter.DefaultInlineMaxWindow, and -1: no bound.
 	NoInline                       bool
 	InlineMaxWindow                time.Duration
@@ -268,7 +268,7 @@ func (c *Config) forwardAuth() (f httpapi.ForwardAuth, err error) {
 	return f, nil
 }
 
-// checkPolicies refuses strict policies on a node without voters: none of their checks could ever be decided.
+// checkPolicies rejects strict policies on a node without voters: none of their checks could ever be decided.
 func (c *Config) checkPolicies(set *policy.Set) error {
 	if strict := set.NeedVoters(); len(c.Voters) == 0 && len(strict) > 0 {
 		return strict

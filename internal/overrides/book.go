@@ -29,7 +29,7 @@ import (
 	"github.com/weirlimit/weir/policy"
 )
 
-// Bounds of a Book. What operators set is refused beyond MaxOverrides and MaxBytes. What members tell each other is taken in up to twice
+// Bounds of a Book. What operators set is rejected beyond MaxOverrides and MaxBytes. What members tell each other is taken in up to twice
 // as much: two sides of a cluster that could not reach each other may both have been filled.
 const (
 	MaxOverrides = 10_000

@@ -60,12 +60,12 @@ func roundUp(ns int64) time.Duration {
 	return (time.Duration(ns) + time.Millisecond - 1).Truncate(time.Millisecond)
 }
 
-// Settled prints what came of a reservation.
-func Settled(w io.Writer, got *weirv1.CommitResponse, asJSON bool) error {
+// Ended prints the end of a reservation: how is "committed" or "cancelled".
+func Ended(w io.Writer, how string, got *weirv1.CommitResponse, asJSON bool) error {
 	if asJSON {
 		return json.NewEncoder(w).Encode(map[string]any{"refunded": got.Refunded, "excess": got.Excess, "over_limit": got.OverLimit})
 	}
-	fmt.Fprintf(w, "settled  refunded=%d excess=%d", got.Refunded, got.Excess)
+	fmt.Fprintf(w, "%s  refunded=%d excess=%d", how, got.Refunded, got.Excess)
 	if got.OverLimit {
 		fmt.Fprint(w, " over_limit")
 	}

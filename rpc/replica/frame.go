@@ -17,7 +17,7 @@ func AppendFrame(to []byte, msgs []ownership.Message) ([]byte, error) {
 }
 
 // ReadFrame reads what AppendFrame has made, as a Messenger of a cluster with that many partitions takes it in. The error is that
-// of the first message that is refused.
+// of the first message that is rejected.
 func ReadFrame(data []byte, partitions int) (msgs []ownership.Message, err error) {
 	frame := &peerv1.Frame{}
 	if err := frame.UnmarshalVT(data); err != nil {

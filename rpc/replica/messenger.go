@@ -38,7 +38,7 @@ const (
 	maxQueued = 16 << 20
 	// reachWithin is how long messages may wait for a stream before they are dropped. Cores repeat what must be heard.
 	reachWithin = time.Second
-	// reopenAfter is how long a stream that broke, or was refused, is left alone.
+	// reopenAfter is how long a stream that broke, or was rejected, is left alone.
 	reopenAfter = 50 * time.Millisecond
 	// maxStreams bounds the streams that are served at a time: some for every node of the largest cluster.
 	maxStreams = 1024

@@ -109,7 +109,7 @@ var errPacked = errors.New("packed: malformed")
 
 // unpack calls add with the messages of a run, of which there may be so many at most. They and their chunks are parts of a
 // few arrays, data among them, which must not change any more. What one message names and does not exist does not concern
-// the others: it is refused, like a malformed one, but with that the rest is. err is the first mistake and names the field.
+// the others: it is rejected, like a malformed one, but with that the rest is. err is the first mistake and names the field.
 func (r *messageReader) unpack(data []byte, most int, add func(ownership.Message)) (refused int, err error) {
 	run := packedReader{Reader: varint.Of(data)}
 	replicates, acks := run.Uint(math.MaxInt32), run.Uint(math.MaxInt32)
