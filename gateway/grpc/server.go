@@ -145,7 +145,7 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 // a *call in place of both.
 func (s *Server) handleCheck() grpc.MethodHandler {
 	info := &grpc.UnaryServerInfo{Server: s, FullMethod: weirv1.Limiter_Check_FullMethodName}
-	carryOut := s.carryOut
+	check := s.check // made once
 	return func(_ any, ctx context.Context, dec func(any) error, i grpc.UnaryServerInterceptor) (_ any, err error) {
 		c := s.calls.Get().(*call)
 		defer func() {
@@ -159,19 +159,10 @@ func (s *Server) handleCheck() grpc.MethodHandler {
 		}
 		c.admission.keep(len(c.in.Checks))
 		if i == nil {
-			return carryOut(ctx, c)
+			return check(ctx, c)
 		}
-		return i(ctx, c, info, carryOut)
+		return i(ctx, c, info, check)
 	}
-}
-
-// carryOut is the end of the chain of interceptors before a *call.
-func (s *Server) carryOut(ctx context.Context, of any) (any, error) {
-	c := of.(*call)
-	if err := s.check(ctx, c); err != nil {
-		return nil, err
-	}
-	return c, nil
 }
 
 // undecoded returns the status for a message that could not be decoded, or nil for one that was.
@@ -188,38 +179,30 @@ func undecoded(m *wire.Lenient) error {
 	return status.Error(codes.InvalidArgument, "malformed message: "+m.Err.Error())
 }
 
-// Check implements weirv1.LimiterServer.
-func (s *Server) Check(ctx context.Context, in *weirv1.CheckRequest) (*weirv1.CheckResponse, error) {
-	c := &call{in: in}
-	if err := s.check(ctx, c); err != nil {
-		return nil, err
-	}
-	return &c.CheckResponse, nil
-}
-
-// check carries out a call, and puts its request back when it has read it.
-func (s *Server) check(ctx context.Context, c *call) error {
+// check carries out a *call, and puts its request back when it has read it.
+func (s *Server) check(ctx context.Context, of any) (any, error) {
+	c := of.(*call)
 	in := c.in
 	if err := limit.ValidBatch(len(in.Checks)); err != nil {
-		return statusOf(err)
+		return nil, statusOf(err)
 	}
 	c.grow(len(in.Checks))
 	for i, check := range in.Checks {
 		t, err := wire.Target(check.GetTarget())
 		if err != nil {
-			return statusOf(err.In(i, len(in.Checks)))
+			return nil, statusOf(err.In(i, len(in.Checks)))
 		}
 		c.checks[i] = limit.Check{Target: t, Cost: wire.Cost(check.Cost), Partial: check.Partial, RequestID: check.RequestId}
 	}
 	atomic := in.Atomic
-	if c.in = nil; c.server != nil && cap(in.Checks) <= 2*limit.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
+	if c.in = nil; cap(in.Checks) <= 2*limit.MaxBatch { // append takes more than it needs; what nobody may ask is not kept
 		in.ReturnToVTPool()
 	}
 	if atomic {
-		return s.checkAll(ctx, c)
+		return c, s.checkAll(ctx, c)
 	}
 	if err := s.svc.CheckTo(ctx, c.checks, nil, c.results); err != nil {
-		return statusOf(err)
+		return nil, statusOf(err)
 	}
 	c.Allowed, c.DelayNs = true, 0
 	failed := 0
@@ -235,9 +218,9 @@ func (s *Server) check(ctx context.Context, c *call) error {
 		c.Results[i] = c.answers[i].of(&r.Decision)
 	}
 	if failed == len(c.results) {
-		return statusOf(c.results[0].Err)
+		return nil, statusOf(c.results[0].Err)
 	}
-	return nil
+	return c, nil
 }
 
 // decided is a Result with a decision, in one piece of memory in place of three.
