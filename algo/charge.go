@@ -34,6 +34,21 @@ func (ls Limits) Hold(s State, now Instant) {
 	}
 }
 
+// Align makes fixed windows of s begin when those of whole do, of which s holds apart what some charged: the last n units of whole are
+// still to be charged to s. Otherwise a window of s, which begins with the first unit that is held apart, would end within one of whole.
+// What s holds of a window that whole has ended is dropped.
+func (ls Limits) Align(s, whole State, n int64) {
+	for i := range ls {
+		if _, ok := ls[i].counter().(fixedWindow); !ok {
+			continue
+		}
+		at := ls.place(i)
+		if of := whole[at : at+2]; of[1] != 0 {
+			s[at], s[at+1] = of[0], min(s[at+1], of[1]-min(of[1], uint64(n)))
+		}
+	}
+}
+
 // Fill makes of s what it is when every limit was used up at now, whatever s has seen of that: it stands in for admissions
 // that are lost. So room that units in use would soon have given back does not come sooner, and a window, but for one of
 // the calendar, begins at now. Leases stay, for their holders to renew and release, beside a whole limit that is lent to

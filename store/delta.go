@@ -214,11 +214,12 @@ func (sh *shard) addDelta(part *partition, delta *table, of record, now algo.Ins
 		}
 	}
 	r := sh.record(delta.ref(slot))
-	var mark uint64
+	var mark uint64 // a sliding log's, which Align leaves alone
 	if found && part.unnoted(r) {
 		mark = rule.Limits.Mark(r.state)
 	}
 	rule.Limits.Hold(r.state, now)
+	rule.Limits.Align(r.state, of.state, units)
 	var err error
 	sh.counted(r, func() { err = rule.Limits.Charge(sh.arena, r.state, now, units) })
 	if err == nil {

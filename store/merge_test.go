@@ -674,3 +674,47 @@ func TestMergeAfterEscrowIsCharged(t *testing.T) {
 		s.check(receiver, true)
 	}
 }
+
+// TestMergeOfTurnedWindow: a window of a claimant ends in the midst of the claim. What it admits in the next one counts, after a
+// merge, until that has ended, and what it admitted in the one before does not.
+func TestMergeOfTurnedWindow(t *testing.T) {
+	r := rule("p", window(10, 10*time.Second))
+	long := &Rule{Scope: "long", Limits: algo.Limits{window(10, 10*time.Second), window(1000, minute)}}
+	s := newSplit(t, 2, r, long)
+	used := func(i int, r *Rule, want int64) {
+		t.Helper()
+		store := s.parties[i].store
+		d, err := store.Decide(store.key(r.Scope, "0"), r, at(s.now), cost(0), nil)
+		if used := r.Limits[0].Limit - d.Remaining; err != nil || used != want {
+			t.Fatalf("%s: %d in use at %v, %v; want %d", r.Scope, used, s.now, err, want)
+		}
+	}
+	admit := func(i, n int) {
+		t.Helper()
+		for range n {
+			s.admit(i, r, "0")
+			s.admit(i, long, "0")
+		}
+	}
+	s.claim(0)
+	admit(0, 1) // a window until 10 s
+	s.replicate(0, 1)
+	s.now = 7 * time.Second
+	s.claim(1)
+	admit(1, 3)
+	s.now = 11 * time.Second
+	admit(1, 6) // a window until 21 s
+	s.now = 12 * time.Second
+	s.merge(1, 0)
+	for _, r := range s.rules {
+		used(0, r, 6)
+	}
+	s.now = 20 * time.Second
+	for _, r := range s.rules {
+		used(0, r, 6)
+	}
+	s.now = 21 * time.Second
+	for _, r := range s.rules {
+		used(0, r, 0)
+	}
+}

@@ -394,6 +394,11 @@ var mutants = []mutant{
 		"./store -run TestMergeOfWholes", "counts",
 	},
 	{
+		"store: a delta has windows of its own", "store/delta.go",
+		[]edit{{"	rule.Limits.Align(r.state, of.state, units)\n", ""}},
+		"./store -run TestMergeOfTurnedWindow", "in use",
+	},
+	{
 		"store: a copy counts changes", "store/follower.go",
 		[]edit{{"	if !part.followed {\n		return\n	}\n	part.extras.bump()\n	if !part.tells", "	if part.role == nil {\n		return\n	}\n	part.extras.bump()\n	if !part.tells"}},
 		"./store -run TestMergeAfterEscrowIsCharged", "counts",
