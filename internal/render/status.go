@@ -12,6 +12,7 @@ import (
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 
 	"github.com/dustin/go-humanize"
+	"github.com/dustin/go-humanize/english"
 )
 
 // Status prints the state of a cluster: as tables, or the JSON of GET /v1/status, for eyes too.
@@ -41,7 +42,7 @@ func printStatus(w io.Writer, st *weirv1.StatusResponse) error {
 	if !st.Ready {
 		ready = "not ready"
 	}
-	fmt.Fprintf(w, "%s sees %d members (%s, version %s, ring %s)\n", st.Node, len(st.Members), ready, st.Version, st.Ring)
+	fmt.Fprintf(w, "%s sees %s (%s, version %s, ring %s)\n", st.Node, english.Plural(len(st.Members), "member", ""), ready, st.Version, st.Ring)
 	if st.ReadyDetail != "" {
 		fmt.Fprintf(w, "note: %s\n", st.ReadyDetail)
 	}
