@@ -477,3 +477,33 @@ func TestLoanSeeds(t *testing.T) {
 		t.Error("too little was lent")
 	}
 }
+
+// TestLoanTotals: totals of a loan that fall, and more spent and returned than granted, are violations. What else is one the mutants show.
+func TestLoanTotals(t *testing.T) {
+	r := drawRun(0, false)
+	r.lend(20 * millisecond)
+	r.life()
+	p := r.running()[0]
+	for name, test := range map[string]struct {
+		before, then algo.Totals
+		rule         string // empty: none is broken
+	}{
+		"grows":                     {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 20, Spent: 5, Returned: 15}, ""},
+		"granted falls":             {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 15, Spent: 3}, fellBack},
+		"spent falls":               {algo.Totals{Granted: 16, Spent: 3}, algo.Totals{Granted: 16, Spent: 2}, fellBack},
+		"returned falls":            {algo.Totals{Granted: 16, Returned: 3}, algo.Totals{Granted: 16, Returned: 2}, fellBack},
+		"more than there was":       {algo.Totals{Granted: 16, Spent: 10}, algo.Totals{Granted: 16, Spent: 10, Returned: 7}, beyondGrant},
+		"more spent than there was": {algo.Totals{Granted: 16, Spent: 10}, algo.Totals{Granted: 16, Spent: 17}, beyondGrant},
+	} {
+		r.proto.Violations = nil
+		name := told{key: name}
+		until := p.host.clock().Instant.Mono + int64(algo.LoanTerm)
+		for _, totals := range []algo.Totals{test.before, test.then} {
+			r.lending.rises(p, name, algo.Loan{Totals: totals, Until: until})
+		}
+		switch vs := r.proto.Violations; {
+		case test.rule == "" && len(vs) > 0, test.rule != "" && (len(vs) != 1 || vs[0].Rule != test.rule):
+			t.Errorf("%s: %v, want %q", name.key, vs, test.rule)
+		}
+	}
+}
