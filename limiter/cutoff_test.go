@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -72,5 +73,59 @@ func TestLoanOfAnOwnerThatIsCutOff(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestLoansOverReload: what is on loan when a policy changes may be spent for the rest of its term; from then on the new policy holds, and what was
+// spent counts under it. A node, which knows the policy, no longer admits from a loan what is blocked.
+func TestLoansOverReload(t *testing.T) {
+	const limited = "policies: [{name: p, algorithm: %s}]"
+	for name, test := range map[string]struct {
+		to   string
+		most int64 // admitted in all, beside what was on loan
+		ends bool  // nothing is on loan in the end
+	}{
+		"lowered":           {"sliding_log, limit: 70, window: 1h", 70, true},
+		"blocked":           {"sliding_log, limit: 10000, window: 1h, overrides: [{prefix: key, blocked: true}]", 0, true},
+		"not lent":          {"sliding_log, limit: 10000, window: 1h, lend: false", 10000, true},
+		"another algorithm": {"fixed_window, limit: 100, window: 1h", 100, true},
+		"raised":            {"sliding_log, limit: 20000, window: 1h", 20000, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 2, Config{Policies: policies(t, fmt.Sprintf(limited, "sliding_log, limit: 10000, window: 1h"))}, func(t *testing.T, c *testCluster) {
+				owner, node := c.nodes[0], c.nodes[1]
+				key := c.owned("p", 0, 0)
+				used := c.heat(node, named("p", key, 1))
+				c.pass(10 * time.Millisecond)
+				held := c.held(owner, "p", key)
+				if held == 0 {
+					t.Fatal("nothing is on loan")
+				}
+				c.setPolicies(fmt.Sprintf(limited, test.to))
+				var admitted, late int64 // since then, and after the loans' terms
+				for i := range 300 {
+					for range 3 {
+						if d := node.check(t, named("p", key, 1)); d.Allowed {
+							if d.FailedOpen || test.most == 0 {
+								t.Fatalf("%+v", d)
+							}
+							if admitted++; i > 220 {
+								late++
+							}
+						}
+					}
+					c.pass(5 * time.Millisecond)
+				}
+				if admitted > held+max(test.most-used, 0) {
+					t.Errorf("%d were admitted of %d, beside %d on loan", used+admitted, test.most, held)
+				}
+				if full := test.most <= used+900; full != (late == 0) {
+					t.Errorf("%d were admitted after the loans' terms, of %d in all", late, admitted)
+				}
+				if n := c.held(owner, "p", key); test.ends != (n == 0) {
+					t.Errorf("%d are on loan", n)
+				}
+			})
+		})
 	}
 }
