@@ -23,7 +23,7 @@ func (b *Book[K, N]) TakeAll(parts []Part[K, N], now func() int64) (ok bool) {
 	defer func() {
 		if !ok {
 			for i := range parts[:taken] {
-				parts[i].loan.left.Add(parts[i].Units)
+				parts[i].loan.untake(parts[i].Units)
 			}
 		}
 	}()

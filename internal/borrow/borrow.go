@@ -135,17 +135,20 @@ type Book[K, N comparable] struct {
 
 // loan is one key's.
 type loan[K, N comparable] struct {
-	// What is read and changed by Take.
-	left     atomic.Int64
+	// What Take changes, and apart from that, on other cache lines, what it reads: nothing else is passed on from CPU to CPU with each check.
+	left  atomic.Int64
+	extra atomic.Int64 // units that were spent beyond one for each check; counted before they are taken
+	_     [48]byte
+
 	deadline atomic.Int64
 	low      atomic.Int64 // of left: when there is less it is time to renew
 	stirred  atomic.Bool
 	terms    atomic.Pointer[Terms]
-	checks   atomic.Int64 // that have taken of it; counted after what they took
 	missed   atomic.Int64 // units that the loan did not cover
 	after    atomic.Int64 // until when nothing is wanted
 
 	// Guarded by the Book's lock.
+	checks            int64 // that have spent some, as last told
 	key               K
 	number            uint64
 	granted, returned int64
@@ -198,6 +201,7 @@ func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64,
 		return nil, 0, false
 	}
 	if now() >= l.deadline.Load() {
+		l.extra.Add(1)       // it was no check
 		return nil, 0, false // what was taken counts as spent: too little is admitted for once
 	}
 	return b.admit(l, left), left, true
@@ -205,9 +209,15 @@ func (b *Book[K, N]) Take(k K, n int64, now func() int64) (t *Terms, left int64,
 
 // take takes n units of what is left of a loan, and returns what is left then.
 func (l *loan[K, N]) take(n int64) (left int64, ok bool) {
+	if n > 1 {
+		l.extra.Add(n - 1)
+	}
 	for {
 		have := l.left.Load()
 		if have < n {
+			if n > 1 {
+				l.extra.Add(1 - n)
+			}
 			return 0, false
 		}
 		if l.left.CompareAndSwap(have, have-n) {
@@ -216,9 +226,16 @@ func (l *loan[K, N]) take(n int64) (left int64, ok bool) {
 	}
 }
 
-// admit counts a check that was admitted from a loan, of which so much is left.
+// untake puts back what take took, which no report may have told of.
+func (l *loan[K, N]) untake(n int64) {
+	l.left.Add(n)
+	if n > 1 {
+		l.extra.Add(1 - n)
+	}
+}
+
+// admit says on which terms a check was admitted from a loan, of which so much is left.
 func (b *Book[K, N]) admit(l *loan[K, N], left int64) *Terms {
-	l.checks.Add(1)
 	if left < l.low.Load() {
 		b.stir(l)
 	}
@@ -360,9 +377,10 @@ func (l *loan[K, N]) giveBack(granted int64) {
 }
 
 func (l *loan[K, N]) totals() algo.Totals {
-	checks := l.checks.Load() // first: they are no more than what they have spent
 	spent := l.granted - l.returned - l.left.Load()
-	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: min(checks, spent)}
+	// What checks have spent beyond one unit is read after that, so that it is known of all of them; and of some that will not have any.
+	l.checks = max(l.checks, spent-l.extra.Load())
+	return algo.Totals{Granted: l.granted, Spent: spent, Returned: l.returned, Checks: l.checks}
 }
 
 // Close has all loans returned: there are none left once that has been reported and answered.
