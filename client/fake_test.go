@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -590,10 +591,37 @@ func (n *node) Status(ctx context.Context, req *weirv1.StatusRequest) (*weirv1.S
 	return n.LimiterServer.Status(ctx, req)
 }
 
+// serviceRegistrar is what a service is registered with.
+type serviceRegistrar func(desc *grpc.ServiceDesc, server any)
+
+func (r serviceRegistrar) RegisterService(desc *grpc.ServiceDesc, server any) { r(desc, server) }
+
+// register adds the node to a gRPC server. A grpcapi.Server has no method for a Check but its handler, which comes after ask then.
+func (n *node) register(s *grpc.Server) {
+	desc := weirv1.Limiter_ServiceDesc
+	if server, ok := n.LimiterServer.(*grpcapi.Server); ok {
+		desc.Methods = slices.Clone(desc.Methods)
+		server.Register(serviceRegistrar(func(own *grpc.ServiceDesc, _ any) {
+			at := slices.IndexFunc(own.Methods, func(m grpc.MethodDesc) bool { return m.MethodName == "Check" })
+			check := own.Methods[at].Handler
+			desc.Methods[slices.IndexFunc(desc.Methods, func(m grpc.MethodDesc) bool { return m.MethodName == "Check" })].Handler =
+				func(of any, ctx context.Context, read func(any) error, i grpc.UnaryServerInterceptor) (any, error) {
+					return check(of, ctx, func(m any) error {
+						if err := read(m); err != nil {
+							return err
+						}
+						return n.ask(ctx, m.(*wire.Lenient).Message.(*weirv1.CheckRequest))
+					}, i)
+				}
+		}))
+	}
+	s.RegisterService(&desc, n)
+}
+
 // serve serves on l, and returns a function that stops it at once, which runs at the end of the test in any case.
 func (n *node) serve(t testing.TB, l net.Listener) (stop func()) {
 	s := grpc.NewServer(grpc.ForceServerCodecV2(wire.Codec()))
-	weirv1.RegisterLimiterServer(s, n)
+	n.register(s)
 	healthpb.RegisterHealthServer(s, n.health)
 	done := make(chan struct{})
 	go func() {
