@@ -25,8 +25,8 @@ import (
 // AnyPort, as a port of Config, is any free one: see Node.Addresses.
 const AnyPort = -1
 
-// Config is what a Node is made of. Only Name is required: with nothing else, the node is alone for good and listens nowhere. What a
-// field refers to must not change while the node runs.
+// Config configures a Node. Only Name is required: with nothing else, the node never joins others and listens nowhere. What a field
+// refers to must not change while the node runs.
 //
 // A setting of the command weir run that is also a field here has its name: --gossip-port is GossipPort. Documents, logs and metrics of
 // nodes know it by the setting's.
@@ -40,7 +40,7 @@ type Config struct {
 	// address of this host.
 	Advertise string
 
-	// GossipPort, TCP and UDP, and PeerPort, TCP, are for the other members: 1 to 65535, or AnyPort. Both 0: a node alone for good.
+	// GossipPort, TCP and UDP, and PeerPort, TCP, are for the other members: 1 to 65535, or AnyPort. Both 0: a node that never joins others.
 	GossipPort, PeerPort int
 	// HTTPPort, GRPCPort and RESPPort, for the Redis protocol, are for callers in other processes: 1 to 65535, or AnyPort. 0: off.
 	HTTPPort, GRPCPort, RESPPort int
@@ -58,16 +58,16 @@ type Config struct {
 	Policies []byte
 	// PolicyFile is the name of a policy file, which is read again when it changes. Empty: no policies but Policies.
 	PolicyFile string
-	// DataDir is the directory, of this member alone, that overrides are kept in which operators set while it runs. Empty: they are lost
-	// when no member runs.
+	// DataDir is the directory, of this member alone, that keeps the overrides which operators set while members run. Empty: they are
+	// lost when no member runs.
 	DataDir string
-	// NoInline refuses limits that are sent along with a question.
+	// NoInline rejects inline limits: limits that are sent along with a check.
 	NoInline bool
-	// InlineMaxWindow is the longest window of a limit sent along, and the longest time that a bucket of one may take to come back, the
-	// same on all members. 0: 24 h; -1: no bound.
+	// InlineMaxWindow is the longest window of an inline limit, and the longest time in which its bucket may refill, the same on all
+	// members. 0: 24 h; -1: no bound.
 	InlineMaxWindow time.Duration
 
-	// Timeout bounds how long a question waits for the member that decides, 1 ms to 1 min; its policy's on_error answers then. 0: 1 s.
+	// Timeout bounds how long a check waits for the member that decides, 1 ms to 1 min; its policy's on_error answers then. 0: 1 s.
 	Timeout time.Duration
 	// Grace bounds how long Stop hands over and waits for callers over the ports, whatever its context says. 0: 10 s.
 	Grace time.Duration
@@ -85,10 +85,10 @@ type Config struct {
 	// NoConsole serves no page at /console of the HTTP port.
 	NoConsole bool
 
-	// Security is what keeps strangers out.
+	// Security is authentication and encryption.
 	Security Security
 
-	// Logger is told what an operator wants to know. Nil: slog.Default().
+	// Logger gets the node's log. Nil: slog.Default().
 	Logger *slog.Logger
 	// Registerer is where the node's metrics are registered while it runs, those of the process left out. Several nodes of one process
 	// need a label each: see prometheus.WrapRegistererWith. Nil: only the HTTP port shows metrics, of a registry of the node's own.
@@ -105,7 +105,7 @@ type Security struct {
 	// PeerTLSCertFile, PeerTLSKeyFile and PeerTLSCAFile are for mutual TLS between members, and PeerTLSName is the name (DNS or URI) that
 	// all their certificates have. All four or none, which is plain text.
 	PeerTLSCertFile, PeerTLSKeyFile, PeerTLSCAFile, PeerTLSName string
-	// AccessFile says which callers may do what over the ports (YAML). Empty: whoever reaches a port may do everything. The program
+	// AccessFile says which callers may do what over the ports (YAML). Empty: every caller may do everything. The program
 	// itself may do everything either way.
 	AccessFile string
 	// GossipKeyFile has the keys that encrypt gossip: base64, one a line, the first for sending.
@@ -128,7 +128,7 @@ func (c *Config) Validate() error {
 	return err
 }
 
-// node returns the configuration of a node that runs, with what is not given, and validates it.
+// node returns the configuration of the node, with defaults, and validates it.
 func (c *Config) node() (node.Config, error) {
 	s := c.Security
 	out := node.Config{

@@ -83,7 +83,7 @@ func (n *Node) Await(ctx context.Context) error {
 	}
 }
 
-// Ready reports whether the node is ready now, and why not, or what an operator should know all the same.
+// Ready reports whether the node is ready now; why says why not, or, of a ready node, what an operator should know.
 func (n *Node) Ready() (ready bool, why string) {
 	r := n.node.Load()
 	if r == nil {
@@ -108,12 +108,11 @@ func (n *Node) Err() error {
 	return nil
 }
 
-// Stop leaves the cluster, hands over what the node holds, answers what callers over the ports have begun to ask, and ends everything,
-// until ctx is done and within Config.Grace; to say goodbye takes about a second more. It returns when all has ended. The error says what
-// was not handed over, which copies replace as in a crash. Stop may be called more than once, and on a Node that was never started.
+// Stop leaves the cluster, hands over what the node holds, finishes calls in flight on the ports, and ends everything, until ctx is
+// done and within Config.Grace; to leave the gossip takes about a second more. It returns when all has ended. The error says what was
+// not handed over, which copies replace as in a crash. Stop may be called more than once, and on a Node that was never started.
 //
-// A program that stops its own callers first has all their questions answered. Meanwhile they are forwarded, and afterwards answered by
-// their policy's on_error.
+// Stop the program's own callers first. Checks during Stop are forwarded; afterwards the policy's on_error answers them.
 func (n *Node) Stop(ctx context.Context) error {
 	n.mu.Lock()
 	n.stopped = true
@@ -125,8 +124,8 @@ func (n *Node) Stop(ctx context.Context) error {
 	return r.StopWithin(ctx)
 }
 
-// Service returns what answers questions: every question of the interface, with its errors. It is nil before Start. Calls through it are
-// the program's, to which no access file applies.
+// Service returns the whole interface of the node, with its errors. It is nil before Start. Calls through it are the program's own: no
+// access file applies to them.
 func (n *Node) Service() limit.Service {
 	if r := n.node.Load(); r != nil {
 		return r.Service()

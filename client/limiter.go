@@ -11,9 +11,9 @@ import (
 	"github.com/weirlimit/weir/limit"
 )
 
-// Limiter is a handle to one limit: a policy, or a limit sent along. It has nothing of what is counted, costs little to make or
-// forget, and is safe for concurrent use. One that is kept for many calls remembers what its name stands for, which saves a client
-// that decides in this process half of the time of a check. Client.Policy and Client.Inline make one.
+// Limiter is a handle to one limit: a policy, or an inline limit. It holds no counters, is cheap to make, and is safe for
+// concurrent use. One that is kept for many calls remembers its policy, which saves a client that decides in this process half
+// of the time of a check. Client.Policy and Client.Inline make one.
 type Limiter struct {
 	c      *Client
 	target target // without a key

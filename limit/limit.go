@@ -30,7 +30,7 @@ type Target struct {
 	Caller string
 }
 
-// Check is one question: may this go ahead?
+// Check asks whether units of a key may be admitted.
 type Check struct {
 	Target
 	// Cost is the number of units; 0 peeks. Front ends that let callers leave the cost out put 1 here. Negative only with Always.
@@ -41,10 +41,10 @@ type Check struct {
 	// was: for work that has been done already. A Cost of 0 tells whether more is in use than the limit, and a negative one gives
 	// units back, never below zero. Not with Partial, nor for concurrency limits.
 	Always bool
-	// Spent says, with Always, that what is charged is spent already, so that nobody is refused by the answer: a policy's ban has no say
-	// in it, and is not begun by it. Charge sets it; front ends do not.
+	// Spent says, with Always, that the units are spent already, so that the answer refuses nobody: a policy's ban does not apply to
+	// it and does not begin with it. Charge sets it; front ends do not.
 	Spent bool
-	// RequestID makes repeating the same question safe: a charge under the same id is not made twice. Optional, at
+	// RequestID makes it safe to repeat the check: a charge under the same id is not made twice. Optional, at
 	// most MaxRequestID bytes.
 	RequestID string
 }
@@ -83,8 +83,8 @@ type Decision struct {
 	ReservationID string
 	RequestID     string // as the caller gave it
 
-	// RememberFor is above 0 when the same question, with the same or a larger cost, would be refused for so long, from
-	// the moment this one was sent: who asked may answer it to itself until then. See Refusals.
+	// RememberFor is above 0 when the same check, with the same or a larger cost, would be refused for so long, from the
+	// moment this one was sent: the caller may remember the refusal until then. See Refusals.
 	RememberFor time.Duration
 
 	Shadow       bool // the policy would have refused, but is in shadow mode

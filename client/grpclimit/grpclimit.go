@@ -40,7 +40,7 @@ type Config struct {
 	// The zero value, client.FailOpen, carries out the call; client.FailClosed ends it with UNAVAILABLE. That no node can be
 	// reached is a decision, by the fail policy of the cluster and the Client.
 	OnError client.OnError
-	// Logger is told of errors; nil stands for slog.Default().
+	// Logger gets errors; nil stands for slog.Default().
 	Logger *slog.Logger
 }
 

@@ -5,7 +5,7 @@
 //		Key:     httplimit.FirstOf(httplimit.Header("X-Api-Key"), httplimit.ClientIP(nil)),
 //	})
 //
-// It does not promise fairness between requests that wait (Transport), nor to know who a caller is: the Key says so.
+// It does not promise fairness between requests that wait (Transport), nor to authenticate a caller: the Key identifies it.
 package httplimit
 
 import (
@@ -42,7 +42,7 @@ type Config struct {
 	// Refused answers in place of the problem document (RFC 9457) with status 429, or 503 for a decision that failed closed. The
 	// header fields are set already. Nil: the problem document.
 	Refused func(http.ResponseWriter, *http.Request, client.Decision)
-	// Logger is told of errors; nil stands for slog.Default().
+	// Logger gets errors; nil stands for slog.Default().
 	Logger *slog.Logger
 }
 
