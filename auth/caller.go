@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/hex"
+	"slices"
 	"strings"
 	"time"
 )
@@ -71,7 +72,7 @@ func (c *Caller) Has(r Role) bool { return r == RoleOpen || c != nil && c.Roles&
 
 // MayUsePolicy reports whether the caller may use a policy in a role.
 func (c *Caller) MayUsePolicy(r Role, name string) bool {
-	return c.granted(r, func(g *grant) patterns { return g.policies }, name)
+	return c.granted(r, func(g grant) patterns { return g.policies }, name)
 }
 
 // MayUseNamespace reports whether the caller may use inline limits of a namespace in a role; empty stands for "default".
@@ -79,20 +80,12 @@ func (c *Caller) MayUseNamespace(r Role, name string) bool {
 	if name == "" {
 		name = "default"
 	}
-	return c.granted(r, func(g *grant) patterns { return g.namespaces }, name)
+	return c.granted(r, func(g grant) patterns { return g.namespaces }, name)
 }
 
 // granted reports whether one of the caller's grants has the role and, in the list that of chooses, the name.
-func (c *Caller) granted(r Role, of func(*grant) patterns, name string) bool {
-	if c == nil {
-		return false
-	}
-	for i := range c.grants {
-		if g := &c.grants[i]; g.roles&r == r && of(g).match(name) {
-			return true
-		}
-	}
-	return false
+func (c *Caller) granted(r Role, of func(grant) patterns, name string) bool {
+	return c != nil && slices.ContainsFunc(c.grants, func(g grant) bool { return g.roles&r == r && of(g).match(name) })
 }
 
 // patterns are names, each with a byte in front of it: '=' for the name itself, none for all that begin like it. So "" is
@@ -100,16 +93,10 @@ func (c *Caller) granted(r Role, of func(*grant) patterns, name string) bool {
 type patterns []string
 
 func (p patterns) match(name string) bool {
-	for _, one := range p {
-		if exact, ok := strings.CutPrefix(one, "="); ok {
-			if exact == name {
-				return true
-			}
-		} else if strings.HasPrefix(name, one) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p, func(one string) bool {
+		exact, is := strings.CutPrefix(one, "=")
+		return is && exact == name || !is && strings.HasPrefix(name, one)
+	})
 }
 
 // Callers is the content of an access file: every known caller. It is immutable and safe for concurrent use.

@@ -12,6 +12,7 @@ import (
 	"maps"
 	"math"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -389,12 +390,7 @@ func (k *Runner) unneeded() bool {
 
 // others says whether partitions could be given to anybody.
 func (k *Runner) others() bool {
-	for _, m := range k.seen.Members {
-		if m.Active && m.Node != k.cfg.Core.Self {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(k.seen.Members, func(m ownership.Member) bool { return m.Active && m.Node != k.cfg.Core.Self })
 }
 
 // carryOut does what the core wants done, but for its messages and for waking who waits, which gather until post.

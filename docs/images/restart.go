@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -160,12 +161,7 @@ func portOf(address string) node.Port {
 }
 
 func drawRestart(answers []answer, outages []outage) []byte {
-	slices.SortFunc(answers, func(a, b answer) int {
-		if a.came < b.came {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(answers, func(a, b answer) int { return cmp.Compare(a.came, b.came) })
 	const step, steps = 0.1, int(restartLength / (100 * time.Millisecond))
 	var at, certain, offered []float64
 	worst, failed, slowest, admitted := 0, 0, 0.0, 0
@@ -198,14 +194,13 @@ func drawRestart(answers []answer, outages []outage) []byte {
 	}
 	for i := range steps {
 		end := float64(i) * step
-		n, all := 0, 0
+		all := 0
 		for _, a := range answers {
 			if a.sent >= end-step && a.sent < end {
 				all++
 			}
 		}
-		n = most(end)
-		at, certain, offered = append(at, end), append(certain, float64(n)), append(offered, float64(all)/step)
+		at, certain, offered = append(at, end), append(certain, float64(most(end))), append(offered, float64(all)/step)
 	}
 	smooth := make([]float64, len(offered)) // over a second
 	for i := range offered {

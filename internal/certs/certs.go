@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -85,10 +86,10 @@ func Open(files Files, cfg Config) (*Source, error) {
 			cfg.OnChange()
 		}
 	}
-	var names []string
-	for _, f := range []string{files.Cert, files.Key, files.CA} {
-		if f != "" {
-			names = append(names, f)
+	var names, flags []string
+	for _, f := range [][2]string{{files.Cert, cfg.Flags.Cert}, {files.Key, cfg.Flags.Key}, {files.CA, cfg.Flags.CA}} {
+		if f[0] != "" {
+			names, flags = append(names, f[0]), append(flags, f[1])
 		}
 	}
 	var err error
@@ -96,7 +97,7 @@ func Open(files Files, cfg Config) (*Source, error) {
 	if err != nil {
 		var wrong *flagError
 		if !errors.As(err, &wrong) { // a file that cannot be read
-			err = fmt.Errorf("%s: %w", s.flagsOf(), err)
+			err = fmt.Errorf("%s: %w", strings.Join(flags, ", "), err)
 		}
 		return nil, err
 	}
@@ -112,17 +113,6 @@ type flagError struct {
 func (e *flagError) Error() string { return fmt.Sprintf("%s: %s: %v", e.flag, e.file, e.err) }
 
 func (e *flagError) Unwrap() error { return e.err }
-
-// flagsOf names the settings in use.
-func (s *Source) flagsOf() string {
-	switch {
-	case s.files.Cert == "":
-		return s.cfg.Flags.CA
-	case s.files.CA == "":
-		return s.cfg.Flags.Cert + ", " + s.cfg.Flags.Key
-	}
-	return s.cfg.Flags.Cert + ", " + s.cfg.Flags.Key + ", " + s.cfg.Flags.CA
-}
 
 // parse reads what the files hold. No part of a key is ever in its errors.
 func (s *Source) parse(contents [][]byte) (*content, error) {

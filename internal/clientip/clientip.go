@@ -4,9 +4,11 @@
 package clientip
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -74,10 +76,7 @@ func (r *Resolver) Key(remoteAddr string, header http.Header) string {
 	if from.Is4() {
 		return from.String()
 	}
-	bits := r.IPv6Bits
-	if bits == 0 {
-		bits = DefaultIPv6Bits
-	}
+	bits := cmp.Or(r.IPv6Bits, DefaultIPv6Bits)
 	p, err := from.Prefix(bits)
 	if err != nil || bits == 128 {
 		return from.String()
@@ -92,12 +91,7 @@ func (r *Resolver) Trusts(remoteAddr string) bool {
 }
 
 func (r *Resolver) trusts(a netip.Addr) bool {
-	for _, p := range r.Trusted {
-		if p.Contains(a) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Trusted, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // parse reads an address with or without a port and brackets. A zone is dropped: it is this host's name of an interface.

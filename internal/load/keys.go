@@ -3,6 +3,7 @@ package load
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 )
 
@@ -35,12 +36,8 @@ type Keys struct {
 }
 
 func (k *Keys) validate() error {
-	known := false
-	for _, d := range Distributions() {
-		known = known || d == k.Distribution
-	}
 	switch {
-	case !known:
+	case !slices.Contains(Distributions(), k.Distribution):
 		return fmt.Errorf("distribution: %q is not one of %v", k.Distribution, Distributions())
 	case k.Count < 1 || k.Count > MaxKeys:
 		return fmt.Errorf("keys: must be 1 to %d", MaxKeys)
