@@ -3,6 +3,7 @@ package resp
 import (
 	"bytes"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -226,14 +227,16 @@ func unquote(line []byte, from int) (next, to int, ok bool) {
 		case quote != 0 && c == quote:
 			// The closing quote ends the word.
 			return i + 1, to, i+1 == len(line) || isSpace(line[i+1])
-		case quote == '"' && c == '\\' && i+3 < len(line) && line[i+1] == 'x' && isHex(line[i+2]) && isHex(line[i+3]):
-			c = hex(line[i+2])<<4 | hex(line[i+3])
-			i += 3
 		case quote == '"' && c == '\\' && i+1 < len(line):
 			i++
 			c = line[i]
 			if at := strings.IndexByte("nrtba", c); at >= 0 {
 				c = "\n\r\t\b\a"[at]
+			} else if c == 'x' && i+2 < len(line) {
+				if v, err := strconv.ParseUint(string(line[i+1:i+3]), 16, 8); err == nil {
+					c = byte(v)
+					i += 2
+				}
 			}
 		case quote == '\'' && c == '\\' && i+1 < len(line) && line[i+1] == '\'':
 			i++
@@ -243,15 +246,4 @@ func unquote(line []byte, from int) (next, to int, ok bool) {
 		to++
 	}
 	return len(line), to, quote == 0
-}
-
-func isHex(c byte) bool {
-	return c >= '0' && c <= '9' || c >= 'a' && c <= 'f' || c >= 'A' && c <= 'F'
-}
-
-func hex(c byte) byte {
-	if c <= '9' {
-		return c - '0'
-	}
-	return c&^0x20 - 'A' + 10
 }

@@ -34,13 +34,7 @@ func (f followedFile) what() string {
 
 // files are those that the node reads again when they change.
 func (n *Node) files() []followedFile {
-	var all []followedFile
-	if n.watcher != nil {
-		all = append(all, followedFile{n.watcher, "policies"})
-	}
-	if n.envoy.files != nil {
-		all = append(all, followedFile{n.envoy.files, "envoy_configuration"})
-	}
+	all := opened(opened(nil, n.watcher, "policies"), n.envoy.files, "envoy_configuration")
 	if n.security != nil {
 		all = append(all, n.security.files()...)
 	}
@@ -49,20 +43,20 @@ func (n *Node) files() []followedFile {
 
 // files are those of them that access depends on.
 func (s *security) files() []followedFile {
-	var all []followedFile
-	if s.callers != nil {
-		all = append(all, followedFile{s.callers, "certificates"})
+	all := opened(opened(nil, s.callers, "certificates"), s.peers, "peer_certificates")
+	return opened(opened(all, s.access, "access"), s.gossipKeys, "gossip_keys")
+}
+
+// opened adds what follows files, unless it is nil.
+func opened[F interface {
+	comparable
+	followed
+}](all []followedFile, f F, name string) []followedFile {
+	var none F
+	if f == none {
+		return all
 	}
-	if s.peers != nil {
-		all = append(all, followedFile{s.peers, "peer_certificates"})
-	}
-	if s.access != nil {
-		all = append(all, followedFile{s.access, "access"})
-	}
-	if s.gossipKeys != nil {
-		all = append(all, followedFile{s.gossipKeys, "gossip_keys"})
-	}
-	return all
+	return append(all, followedFile{f, name})
 }
 
 func (s *security) close() { closeFiles(s.files(), s.log) }
