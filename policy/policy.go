@@ -11,11 +11,13 @@
 package policy
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"hash"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -37,13 +39,7 @@ const (
 
 // String returns the name used in policies: "open", "closed" or "share".
 func (e OnError) String() string {
-	switch e {
-	case Closed:
-		return "closed"
-	case Share:
-		return "share"
-	}
-	return "open"
+	return [...]string{Open: "open", Closed: "closed", Share: "share"}[e]
 }
 
 // Durability says what may be forgotten when the node that counts a key is lost without notice. Planned moves forget
@@ -60,15 +56,7 @@ const (
 
 // String returns the name used in policies.
 func (d Durability) String() string {
-	switch d {
-	case None:
-		return "none"
-	case Escrow:
-		return "escrow"
-	case Sync:
-		return "sync"
-	}
-	return "async"
+	return [...]string{Async: "async", None: "none", Escrow: "escrow", Sync: "sync"}[d]
 }
 
 // ColdStart says how the keys begin that were counted before and of whose count no copy is left.
@@ -83,10 +71,7 @@ const (
 
 // String returns the name used in policies, "open" or "closed".
 func (c ColdStart) String() string {
-	if c == ColdClosed {
-		return "closed"
-	}
-	return "open"
+	return [...]string{ColdOpen: "open", ColdClosed: "closed"}[c]
 }
 
 // WarnAtWhole is a WarnAt of all of the limit.
@@ -215,7 +200,7 @@ func (p *Policy) index() {
 		}
 		p.exact[r.Key] = r
 	}
-	sort.Slice(p.prefixes, func(i, j int) bool { return p.prefixes[i].text < p.prefixes[j].text })
+	slices.SortFunc(p.prefixes, func(a, b prefix) int { return cmp.Compare(a.text, b.text) })
 	for i := range p.prefixes {
 		parent := int32(i) - 1
 		for parent >= 0 && !strings.HasPrefix(p.prefixes[i].text, p.prefixes[parent].text) {
@@ -248,7 +233,7 @@ func newSet(policies []*Policy) *Set {
 	for _, p := range policies {
 		s.byName[p.Name] = p
 	}
-	sort.Slice(s.sorted, func(i, j int) bool { return s.sorted[i].Name < s.sorted[j].Name })
+	slices.SortFunc(s.sorted, func(a, b *Policy) int { return cmp.Compare(a.Name, b.Name) })
 	s.hash = hashOf(s.sorted)
 	return s
 }
@@ -319,11 +304,8 @@ func hashOf(sorted []*Policy) string {
 			hashRule(h, &Rule{Limits: p.Candidate})
 		}
 		rules := p.Rules()
-		sort.Slice(rules, func(i, j int) bool {
-			if rules[i].Prefix != rules[j].Prefix {
-				return rules[i].Prefix < rules[j].Prefix
-			}
-			return rules[i].Key < rules[j].Key
+		slices.SortFunc(rules, func(a, b *Rule) int {
+			return cmp.Or(cmp.Compare(a.Prefix, b.Prefix), cmp.Compare(a.Key, b.Key))
 		})
 		for _, r := range rules {
 			hashRule(h, r)
