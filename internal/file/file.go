@@ -106,12 +106,10 @@ func within[T any](name string, timeout time.Duration, read func() (T, error)) (
 		value, err := read()
 		done <- result{value, err}
 	}()
-	timer := time.NewTimer(timeout)
-	defer timer.Stop()
 	select {
 	case r := <-done:
 		return r.value, r.err
-	case <-timer.C:
+	case <-time.After(timeout):
 		return *new(T), TimeoutError(name, timeout)
 	}
 }

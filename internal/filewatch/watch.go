@@ -138,13 +138,11 @@ func load[T any](files []string, cfg Config[T], events *fsnotify.Watcher) (*Watc
 		w.cfg.Read = file.Prefix
 	}
 	w.look()
-	timeout := time.NewTimer(w.cfg.Timeout)
-	defer timeout.Stop()
 	var l look
 	select {
 	case l = <-w.looks:
 		w.busy = false
-	case <-timeout.C:
+	case <-time.After(w.cfg.Timeout):
 		l.err = w.timeout()
 	}
 	var value T
@@ -214,18 +212,12 @@ func (w *Watcher[T]) run() {
 	}
 	poll := time.NewTicker(w.cfg.Poll)
 	defer poll.Stop()
-	settle := time.NewTimer(w.cfg.Settle)
-	defer settle.Stop()
-	settle.Stop()
-	timeout := time.NewTimer(w.cfg.Timeout)
-	defer timeout.Stop()
-	timeout.Stop()
-	armed, missed := false, false // settle runs; it ran out while the files were being read
+	var settle, timeout <-chan time.Time // nil: not running
+	missed := false                      // settle ran out while the files were being read
 	arm := func(d time.Duration) {
 		// Never put off: in a directory in which something changes all the time, that would be for ever.
-		if !armed {
-			settle.Reset(d)
-			armed = true
+		if settle == nil {
+			settle = time.After(d)
 		}
 	}
 	for {
@@ -239,28 +231,22 @@ func (w *Watcher[T]) run() {
 			arm(w.cfg.Settle)
 		case <-poll.C:
 			arm(0)
-		case <-settle.C:
-			armed = false
+		case <-settle:
+			settle = nil
 			if w.busy {
 				missed = true
 				continue
 			}
 			w.look()
-			timeout.Reset(w.cfg.Timeout)
+			timeout = time.After(w.cfg.Timeout)
 		case l := <-w.looks:
-			timeout.Stop()
-			again := missed
-			w.busy, missed = false, false
-			if w.late {
-				// What it read is as old as that. The next look is at what there is now.
-				w.late, again = false, true
-			} else if w.handle(l) {
-				again = true
-			}
-			if again {
+			timeout = nil
+			// What a late look read is as old as that. The next one is at what there is now.
+			if w.late || w.handle(l) || missed {
 				arm(w.cfg.Settle)
 			}
-		case <-timeout.C:
+			w.busy, w.late, missed = false, false, false
+		case <-timeout:
 			w.late = true
 			err := w.timeout()
 			w.handled, w.pending = seen{fail: err.Error()}, seen{}
@@ -369,34 +355,25 @@ func (w *Watcher[T]) follow() {
 		return
 	}
 	var want []string
-	add := func(dir string) {
-		if !slices.Contains(want, dir) {
-			want = append(want, dir)
-		}
-	}
 	for i, name := range w.files {
 		w.reading.Store(&w.files[i])
-		add(filepath.Dir(name))
+		want = append(want, filepath.Dir(name))
 		if target, err := filepath.EvalSymlinks(name); err == nil {
-			add(filepath.Dir(target))
+			want = append(want, filepath.Dir(target))
 		}
 	}
+	slices.Sort(want)
 	var watched []string
-	for _, dir := range want {
+	for _, dir := range slices.Compact(want) {
 		// A directory that is away, or one too many, is left to the poll.
 		if w.events.Add(dir) == nil {
 			watched = append(watched, dir)
 		}
 	}
-	w.drop(watched)
-	w.dirs = watched
-}
-
-// drop ends the watches that are not among those to keep. That one is gone already is no matter.
-func (w *Watcher[T]) drop(keep []string) {
 	for _, dir := range w.dirs {
-		if !slices.Contains(keep, dir) {
-			_ = w.events.Remove(dir)
+		if !slices.Contains(watched, dir) {
+			_ = w.events.Remove(dir) // that one is gone already is no matter
 		}
 	}
+	w.dirs = watched
 }
