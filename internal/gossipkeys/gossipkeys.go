@@ -140,26 +140,18 @@ func (k *Keys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*weirv1
 	return all
 }
 
-// missing says which member lacks a key, or cannot be asked; nobody when it is empty.
-func missing(all []*weirv1.MemberKeys, id string) string {
+// objection says which member stands against a step with a key, or cannot be asked; nobody when it is empty. A key is used once
+// every member has it, and removed once nobody uses it.
+func objection(all []*weirv1.MemberKeys, step weirv1.KeyAction, id string) string {
+	has := func(k *weirv1.GossipKey) bool { return k.Id == id }
+	uses := func(k *weirv1.GossipKey) bool { return k.Id == id && k.Used }
 	for _, m := range all {
 		switch {
 		case m.Error != "":
 			return m.Name + " cannot be asked: " + m.Error
-		case !slices.ContainsFunc(m.Keys, func(k *weirv1.GossipKey) bool { return k.Id == id }):
+		case step == weirv1.KeyAction_KEY_ACTION_USE && !slices.ContainsFunc(m.Keys, has):
 			return m.Name + " does not have it"
-		}
-	}
-	return ""
-}
-
-// using says which member uses a key, or cannot be asked; nobody when it is empty.
-func using(all []*weirv1.MemberKeys, id string) string {
-	for _, m := range all {
-		switch {
-		case m.Error != "":
-			return m.Name + " cannot be asked: " + m.Error
-		case slices.ContainsFunc(m.Keys, func(k *weirv1.GossipKey) bool { return k.Id == id && k.Used }):
+		case step == weirv1.KeyAction_KEY_ACTION_REMOVE && slices.ContainsFunc(m.Keys, uses):
 			return m.Name + " uses it"
 		}
 	}
@@ -222,17 +214,15 @@ func (k *Keys) gossipKeys(ctx context.Context, req *weirv1.GossipKeysRequest) (*
 		case !k.cfg.Private():
 			return refuse("nodes talk to each other in plain text, where the key could be read: start them with peer-tls-cert-file, or put the key into their gossip-key-file")
 		}
-		for _, m := range k.all(ctx, list) {
-			if m.Error != "" {
-				return refuse("%s cannot be asked: %s", m.Name, m.Error)
-			}
+		if who := objection(k.all(ctx, list), req.Action, ""); who != "" {
+			return refuse("%s", who)
 		}
 	case weirv1.KeyAction_KEY_ACTION_USE:
-		if who := missing(k.all(ctx, list), req.Id); who != "" {
+		if who := objection(k.all(ctx, list), req.Action, req.Id); who != "" {
 			return refuse("id: key %.40q is not used, %s: it would be cut off", req.Id, who)
 		}
 	case weirv1.KeyAction_KEY_ACTION_REMOVE:
-		if who := using(k.all(ctx, list), req.Id); who != "" {
+		if who := objection(k.all(ctx, list), req.Action, req.Id); who != "" {
 			return refuse("id: key %.40q is not removed, %s: it would be cut off", req.Id, who)
 		}
 	default:
@@ -304,30 +294,26 @@ func (k *Keys) Follow(ctx context.Context, changed <-chan struct{}) {
 		ours[key.ID] = true
 	}
 	waiting := ""
+	var again <-chan time.Time // nil: the keys match the file
 	for {
 		select {
 		case <-changed:
+		case <-again:
 		case <-ctx.Done():
 			return
 		}
-		for {
-			file := k.cfg.File()
+		file := k.cfg.File()
+		note(file)
+		what := k.step(ctx, file, ours)
+		if what != waiting && what != "" {
+			k.cfg.Logger.Info("gossip key change waits", "for", what)
+		}
+		again = time.After(pace)
+		if waiting = what; what == "" {
+			clear(ours)
 			note(file)
-			what := k.step(ctx, file, ours)
-			if what != waiting && what != "" {
-				k.cfg.Logger.Info("gossip key change waits", "for", what)
-			}
-			if waiting = what; what == "" {
-				clear(ours)
-				note(file)
-				k.cfg.Logger.Info("gossip keys match the file", "keys", len(k.cfg.Ring.Keys()))
-				break
-			}
-			select {
-			case <-time.After(pace):
-			case <-ctx.Done():
-				return
-			}
+			k.cfg.Logger.Info("gossip keys match the file", "keys", len(k.cfg.Ring.Keys()))
+			again = nil
 		}
 	}
 }
@@ -353,7 +339,7 @@ func (k *Keys) step(ctx context.Context, file [][]byte, ours map[string]bool) st
 	all := k.all(ctx, &weirv1.GossipKeysRequest{Action: weirv1.KeyAction_KEY_ACTION_LIST})
 	for _, key := range k.cfg.Ring.Keys() {
 		if key.ID == first && !key.Used {
-			if who := missing(all, first); who != "" {
+			if who := objection(all, weirv1.KeyAction_KEY_ACTION_USE, first); who != "" {
 				return "using key " + first + ": " + who
 			}
 			if err := k.cfg.Ring.UseKey(first); err != nil {
@@ -368,7 +354,7 @@ func (k *Keys) step(ctx context.Context, file [][]byte, ours map[string]bool) st
 		if inFile[key.ID] || !ours[key.ID] {
 			continue
 		}
-		if who := using(all, key.ID); who != "" {
+		if who := objection(all, weirv1.KeyAction_KEY_ACTION_REMOVE, key.ID); who != "" {
 			return "removing key " + key.ID + ": " + who
 		}
 		if err := k.cfg.Ring.RemoveKey(key.ID); err != nil {
