@@ -66,11 +66,9 @@ func (d *decoder) budget(f strictyaml.Fields, p *Policy) {
 			p.Estimate, _ = d.Integer(initial, 1, algo.MaxLimit)
 		}
 	case given:
-		if n := estimate.Node; n != nil && (n.Kind != yaml.ScalarNode || n.Tag != "!!int") {
-			d.Fail(n, estimate.Path, "must be auto or a number of units, not %s", strictyaml.Kind(n))
-			break
+		if _, ok := d.Scalar(estimate, "auto or a number of units", "", "!!int"); ok {
+			p.Estimate, _ = d.Integer(estimate, 1, algo.MaxLimit)
 		}
-		p.Estimate, _ = d.Integer(estimate, 1, algo.MaxLimit)
 	}
 	if hasInitial && !p.EstimateAuto {
 		d.Fail(initial.Key, initial.Path, "is for estimate: auto: add that, or write the number as estimate")

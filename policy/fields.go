@@ -11,7 +11,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/strictyaml"
 	"github.com/weirlimit/weir/internal/timezone"
-	"go.yaml.in/yaml/v3"
 )
 
 // decoder reads values from the file's nodes and collects what is wrong with them.
@@ -28,17 +27,13 @@ const (
 
 // size reads an amount of memory: text such as 64MiB, or a number of bytes.
 func (d *decoder) size(f strictyaml.Field) (int64, bool) {
-	n := f.Node
-	if n == nil {
+	text, ok := d.Scalar(f, "an amount of memory such as 64MiB", "", "!!str", "!!int")
+	if !ok {
 		return 0, false
 	}
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" && n.Tag != "!!int" {
-		d.Fail(n, f.Path, "must be an amount of memory such as 64MiB, not %s", strictyaml.Kind(n))
-		return 0, false
-	}
-	v, err := humanize.ParseBytes(n.Value)
+	v, err := humanize.ParseBytes(text)
 	if err != nil || v < minSize || v > maxSize {
-		d.Fail(n, f.Path, "%s is not an amount of memory from 64KiB to 1PiB, such as 64MiB", strictyaml.Show(n.Value))
+		d.Fail(f.Node, f.Path, "%s is not an amount of memory from 64KiB to 1PiB, such as 64MiB", strictyaml.Show(text))
 		return 0, false
 	}
 	return int64(v), true
@@ -46,18 +41,14 @@ func (d *decoder) size(f strictyaml.Field) (int64, bool) {
 
 // share reads a part of a limit, above 0 and at most 1, and returns it in millionths, to the nearest.
 func (d *decoder) share(f strictyaml.Field) (int64, bool) {
-	n := f.Node
-	if n == nil {
+	text, ok := d.Scalar(f, "a number above 0 and at most 1, such as 0.8 for 80 % of the limit", "", "!!float", "!!int")
+	if !ok {
 		return 0, false
 	}
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!float" && n.Tag != "!!int" {
-		d.Fail(n, f.Path, "must be a number above 0 and at most 1, such as 0.8 for 80 %% of the limit, not %s", strictyaml.Kind(n))
-		return 0, false
-	}
-	v, err := strconv.ParseFloat(n.Value, 64)
+	v, err := strconv.ParseFloat(text, 64)
 	millionths := int64(math.Round(v * WarnAtWhole))
 	if err != nil || !(v > 0 && v <= 1) || millionths == 0 {
-		d.Fail(n, f.Path, "%s is not between 0.000001 and 1: write 0.8 for 80 %% of the limit", strictyaml.Show(n.Value))
+		d.Fail(f.Node, f.Path, "%s is not between 0.000001 and 1: write 0.8 for 80 %% of the limit", strictyaml.Show(text))
 		return 0, false
 	}
 	return millionths, true
@@ -65,15 +56,10 @@ func (d *decoder) share(f strictyaml.Field) (int64, bool) {
 
 // duration reads a window or a ttl.
 func (d *decoder) duration(f strictyaml.Field) (time.Duration, bool) {
-	n := f.Node
-	if n == nil {
+	text, ok := d.Scalar(f, "a duration", ": "+durationHint, "!!str")
+	if !ok {
 		return 0, false
 	}
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!str" {
-		d.Fail(n, f.Path, "must be a duration, not %s: %s", strictyaml.Kind(n), durationHint)
-		return 0, false
-	}
-	text := n.Value
 	v, err := ParseDuration(text)
 	if err == nil {
 		err = checkWindow(v)
@@ -81,7 +67,7 @@ func (d *decoder) duration(f strictyaml.Field) (time.Duration, bool) {
 		err = fmt.Errorf("%q is a calendar period: add align: calendar to a fixed_window, or write a duration such as 24h", text)
 	}
 	if err != nil {
-		d.Fail(n, f.Path, "%v", err)
+		d.Fail(f.Node, f.Path, "%v", err)
 	}
 	return v, err == nil
 }

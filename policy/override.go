@@ -84,13 +84,9 @@ func (p *Policy) accept(o Override) (Rule, *limit.Error) {
 	if !errors.As(d.Err(), &mistakes) {
 		return rule, nil
 	}
-	first := mistakes[0]
-	for _, m := range mistakes {
-		if strings.HasPrefix(m.Field, overridden+".") { // says more than one about the settings as a whole
-			first = m
-			break
-		}
-	}
+	// One about a field says more than one about the settings as a whole.
+	about := slices.IndexFunc(mistakes, func(m *Error) bool { return strings.HasPrefix(m.Field, overridden+".") })
+	first := mistakes[max(about, 0)]
 	rest, ok := strings.CutPrefix(first.Field, overridden)
 	if !ok && first.Field != "" {
 		return rule, limit.NewError(limit.Invalid, "settings", "do not suit the policy: its "+first.Field+" "+first.Message)

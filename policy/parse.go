@@ -278,18 +278,16 @@ func (d *decoder) subject(f strictyaml.Fields) (strictyaml.Field, bool) {
 	text, ok := d.Text(subject)
 	switch {
 	case !ok:
-		return subject, false
 	case text == "" && hasPrefix:
 		d.Fail(subject.Node, subject.Path, "is empty: what is for every key belongs into the policy itself")
-		return subject, false
 	case text == "":
 		d.Fail(subject.Node, subject.Path, "is empty: a key has 1 to %d bytes", maxKey)
-		return subject, false
 	case len(text) > maxKey:
 		d.Fail(subject.Node, subject.Path, "has %d bytes: at most %d are allowed", len(text), maxKey)
-		return subject, false
+	default:
+		return subject, true
 	}
-	return subject, true
+	return subject, false
 }
 
 // override compiles what an override says of its keys.

@@ -3,6 +3,7 @@ package strictyaml
 import (
 	"fmt"
 	"iter"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,12 +29,11 @@ type Fields struct {
 
 // Get returns the field of a name.
 func (f Fields) Get(name string) (Field, bool) {
-	for i := range f.List {
-		if f.List[i].Name == name {
-			return f.List[i], true
-		}
+	i := slices.IndexFunc(f.List, func(one Field) bool { return one.Name == name })
+	if i < 0 {
+		return Field{}, false
 	}
-	return Field{}, false
+	return f.List[i], true
 }
 
 // Field returns the field of a name, or the zero Field.
@@ -50,13 +50,7 @@ func (f Fields) Has(name string) bool {
 
 // Only returns the fields among the given names.
 func (f Fields) Only(names []string) []Field {
-	var list []Field
-	for _, one := range f.List {
-		if slices.Contains(names, one.Name) {
-			list = append(list, one)
-		}
-	}
-	return list
+	return slices.DeleteFunc(slices.Clone(f.List), func(one Field) bool { return !slices.Contains(names, one.Name) })
 }
 
 // Decoder reads values from a file's nodes and collects what is wrong with them. It is not safe for concurrent use.
@@ -234,24 +228,30 @@ func (d *Decoder) Required(f Fields, name, example string) Field {
 	return one
 }
 
-// Text reads a string. What YAML takes for a number, a date or a truth value must be quoted, since it may have been
-// changed on the way: 0x10, 1e3 and 010 are not what was written.
-func (d *Decoder) Text(f Field) (string, bool) {
+// Scalar returns the text of a value that has one of the tags. what says which values may stand there, and hint what to do if
+// another one does.
+func (d *Decoder) Scalar(f Field, what, hint string, tags ...string) (string, bool) {
 	n := f.Node
 	if n == nil {
 		return "", false
 	}
-	if n.Kind == yaml.ScalarNode && n.Tag == "!!str" {
-		return n.Value, true
+	if n.Kind != yaml.ScalarNode || !slices.Contains(tags, n.Tag) {
+		d.Fail(n, f.Path, "must be %s, not %s%s", what, d.kind(n), hint)
+		return "", false
 	}
+	return n.Value, true
+}
+
+// Text reads a string. What YAML takes for a number, a date or a truth value must be quoted, since it may have been
+// changed on the way: 0x10, 1e3 and 010 are not what was written.
+func (d *Decoder) Text(f Field) (string, bool) {
 	hint := ""
-	if n.Kind == yaml.ScalarNode && n.Style&yaml.TaggedStyle == 0 {
+	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag != "!!str" && n.Style&yaml.TaggedStyle == 0 {
 		if hint = ": quote it"; !d.Secret {
 			hint += ", as in " + Show(n.Value)
 		}
 	}
-	d.Fail(n, f.Path, "must be text, not %s%s", d.kind(n), hint)
-	return "", false
+	return d.Scalar(f, "text", hint, "!!str")
 }
 
 // Flag reads a field that is true or false, and false where it is left out.
@@ -262,36 +262,25 @@ func (d *Decoder) Flag(f Fields, name string) bool {
 
 // Integer reads a whole number. Quoted ones are text.
 func (d *Decoder) Integer(f Field, lowest, highest int64) (int64, bool) {
-	n := f.Node
-	if n == nil {
+	hint := ""
+	if n := f.Node; n != nil && n.Kind == yaml.ScalarNode && n.Tag == "!!str" && IsInteger(n.Value) {
+		hint = ": remove the quotes"
+	}
+	text, ok := d.Scalar(f, "a whole number", hint, "!!int", "!!float")
+	if !ok {
 		return 0, false
 	}
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!int" && n.Tag != "!!float" {
-		hint := ""
-		if n.Kind == yaml.ScalarNode && n.Tag == "!!str" && IsInteger(n.Value) {
-			hint = ": remove the quotes"
-		}
-		d.Fail(n, f.Path, "must be a whole number, not %s%s", d.kind(n), hint)
-		return 0, false
-	}
-	v, err := ParseInteger(n.Value, lowest, highest)
+	v, err := ParseInteger(text, lowest, highest)
 	if err != nil {
-		d.Fail(n, f.Path, "%v", err)
+		d.Fail(f.Node, f.Path, "%v", err)
 	}
 	return v, err == nil
 }
 
 // Boolean reads true or false.
 func (d *Decoder) Boolean(f Field) (v, ok bool) {
-	n := f.Node
-	if n == nil {
-		return false, false
-	}
-	if n.Kind != yaml.ScalarNode || n.Tag != "!!bool" {
-		d.Fail(n, f.Path, "must be true or false, not %s", d.kind(n))
-		return false, false
-	}
-	return strings.EqualFold(n.Value, "true"), true
+	text, ok := d.Scalar(f, "true or false", "", "!!bool")
+	return strings.EqualFold(text, "true"), ok
 }
 
 // Choice reads one of several words.
@@ -391,21 +380,9 @@ func ParseInteger(s string, lowest, highest int64) (int64, error) {
 }
 
 // IsInteger reports whether s is a whole decimal number.
-func IsInteger(s string) bool {
-	digits := strings.TrimPrefix(s, "-")
-	if digits == "" || digits[0] == '0' && len(digits) > 1 {
-		return false
-	}
-	for i := range len(digits) {
-		switch c := digits[i]; {
-		case c >= '0' && c <= '9':
-		case c == '_' && i > 0 && i < len(digits)-1 && digits[i-1] != '_':
-		default:
-			return false
-		}
-	}
-	return true
-}
+func IsInteger(s string) bool { return integer.MatchString(s) }
+
+var integer = regexp.MustCompile(`^-?(0|[1-9](_?[0-9])*)$`)
 
 // Show quotes text from a file for a message, shortened when it is long.
 func Show(s string) string { return strconv.Quote(Shorten(s)) }
