@@ -231,13 +231,9 @@ func (a *Authorizer) Roles(ctx context.Context) (roles Role) {
 	if !ok {
 		return 0
 	}
-	caller, denial := a.current(s)
-	if denial != nil {
-		return 0
-	}
 	for i := range roleNames() {
-		if role := Role(1) << i; a.demand(caller, a.callers(), role, &s.credentials) == nil {
-			roles |= role
+		if _, denial := a.permit(s, 1<<i); denial == nil {
+			roles |= 1 << i
 		}
 	}
 	return roles
@@ -248,7 +244,7 @@ func (a *Authorizer) Roles(ctx context.Context) (roles Role) {
 func (a *Authorizer) MayUse(ctx context.Context, role Role) func(policy, namespace string) bool {
 	var caller *Caller
 	if s, ok := ctx.Value(sessionKey{}).(*session); ok {
-		if now, denial := a.current(s); denial == nil && a.demand(now, a.callers(), role, &s.credentials) == nil {
+		if now, denial := a.permit(s, role); denial == nil {
 			caller = now
 		}
 	}
@@ -294,6 +290,15 @@ func (a *Authorizer) current(s *session) (*Caller, *Denial) {
 	}
 	s.known.Store(&known{list, caller, expires})
 	return caller, nil
+}
+
+// permit returns the caller of a session by the access file in force now, and a Denial if it does not have the role.
+func (a *Authorizer) permit(s *session, role Role) (*Caller, *Denial) {
+	caller, denial := a.current(s)
+	if denial == nil {
+		denial = a.demand(caller, a.callers(), role, &s.credentials)
+	}
+	return caller, denial
 }
 
 // HTTP authorizes an HTTP request by its headers and connection, as Authorize does.
@@ -385,11 +390,7 @@ func (s *authorizedStream) Context() context.Context { return s.ctx }
 // looked at here: Service authorizes each check.
 func (s *authorizedStream) SendMsg(m any) error {
 	if from, ok := s.ctx.Value(sessionKey{}).(*session); ok && s.role != RoleCheck && s.role != RoleOpen {
-		caller, denial := s.authorizer.current(from)
-		if denial == nil {
-			denial = s.authorizer.demand(caller, s.authorizer.callers(), s.role, &from.credentials)
-		}
-		if denial != nil {
+		if caller, denial := s.authorizer.permit(from, s.role); denial != nil {
 			s.authorizer.denied("grpc", denial, caller, &from.credentials, limit.Target{})
 			return statusOf(denial)
 		}

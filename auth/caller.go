@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -77,10 +78,7 @@ func (c *Caller) MayUsePolicy(r Role, name string) bool {
 
 // MayUseNamespace reports whether the caller may use inline limits of a namespace in a role; empty stands for "default".
 func (c *Caller) MayUseNamespace(r Role, name string) bool {
-	if name == "" {
-		name = "default"
-	}
-	return c.granted(r, func(g grant) patterns { return g.namespaces }, name)
+	return c.granted(r, func(g grant) patterns { return g.namespaces }, cmp.Or(name, "default"))
 }
 
 // granted reports whether one of the caller's grants has the role and, in the list that of chooses, the name.

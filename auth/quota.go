@@ -22,25 +22,15 @@ type quotaLending struct {
 
 // Quota implements limit.Quotas.
 func (l *quotaLending) Quota(ctx context.Context, in []limit.Quota, out []limit.QuotaLent) error {
-	c, denied := l.service.caller(ctx, RoleCheck)
+	target := func(q *limit.Quota) *limit.Target { return &q.Target }
+	failed := func(err *limit.Error) limit.QuotaLent { return limit.QuotaLent{Err: err} }
+	may, answers, give, denied := permitted(ctx, &l.service, in, out, target, failed)
 	if denied != nil {
 		return denied
 	}
-	may := make([]limit.Quota, 0, len(in))
-	places := make([]int, 0, len(in))
-	for i := range in {
-		if err := l.service.target(ctx, c, RoleCheck, &in[i].Target); err != nil {
-			out[i] = limit.QuotaLent{Err: err}
-			continue
-		}
-		may, places = append(may, in[i]), append(places, i)
-	}
-	answers := make([]limit.QuotaLent, len(may))
 	if err := l.next.Quota(ctx, may, answers); err != nil {
 		return err
 	}
-	for j, i := range places {
-		out[i] = answers[j]
-	}
+	give()
 	return nil
 }

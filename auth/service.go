@@ -30,20 +30,15 @@ type service struct {
 // caller returns the caller of the context if it has the role, or the error to answer.
 func (s *service) caller(ctx context.Context, role Role) (*Caller, *limit.Error) {
 	from, ok := ctx.Value(sessionKey{}).(*session)
-	denial := &Denial{Reason: NoCredentials, Message: "the call is not authenticated"}
-	var caller *Caller
-	if ok {
-		if caller, denial = s.authorizer.current(from); denial == nil {
-			denial = s.authorizer.demand(caller, s.authorizer.callers(), role, &from.credentials)
-		}
+	if !ok {
+		return nil, &limit.Error{Kind: limit.Denied, Message: "the call is not authenticated"}
 	}
-	if denial == nil {
-		return caller, nil
-	}
-	if ok {
+	caller, denial := s.authorizer.permit(from, role)
+	if denial != nil {
 		s.authorizer.denied(s.listener, denial, caller, &from.credentials, limit.Target{})
+		return nil, &limit.Error{Kind: limit.Denied, Message: denial.Message}
 	}
-	return nil, &limit.Error{Kind: limit.Denied, Message: denial.Message}
+	return caller, nil
 }
 
 // target sets the caller of a target, or returns an error if the caller may not use its policy or namespace. A target with neither or both is left
@@ -68,15 +63,12 @@ func (s *service) target(ctx context.Context, c *Caller, role Role, t *limit.Tar
 }
 
 // authorize demands a role and the right to use a target.
-func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) error {
+func (s *service) authorize(ctx context.Context, role Role, t *limit.Target) *limit.Error {
 	c, denied := s.caller(ctx, role)
 	if denied == nil {
 		denied = s.target(ctx, c, role, t)
 	}
-	if denied != nil {
-		return denied
-	}
-	return nil
+	return denied
 }
 
 // authorized calls f if the caller may use a target in a role.
@@ -101,22 +93,13 @@ func (s *service) authorizeAll(ctx context.Context, role Role, n int, at func(i 
 	return nil
 }
 
-// refundable returns an error if the caller may not give units of a target back.
-func (s *service) refundable(ctx context.Context, t *limit.Target) *limit.Error {
-	c, denied := s.caller(ctx, RoleRefund)
-	if denied == nil {
-		denied = s.target(ctx, c, RoleRefund, t)
-	}
-	return denied
-}
-
 // deniedChecks returns the errors of a batch's checks that the caller may not make, by their index.
 func (s *service) deniedChecks(ctx context.Context, c *Caller, checks []limit.Check) (errs limit.Denials) {
 	for i := range checks {
 		e := s.target(ctx, c, RoleCheck, &checks[i].Target)
 		if e == nil && checks[i].Cost < 0 {
 			// Whoever may ask may not therefore give back: a refund has a role of its own.
-			e = s.refundable(ctx, &checks[i].Target)
+			e = s.authorize(ctx, RoleRefund, &checks[i].Target)
 		}
 		if e != nil {
 			if errs == nil {
@@ -308,28 +291,15 @@ type lending struct {
 
 // Lend implements limit.Lender.
 func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent) (wait func(), err error) {
-	c, denied := l.service.caller(ctx, RoleCheck)
+	target := func(b *limit.Borrow) *limit.Target { return &b.Target }
+	over := func(*limit.Error) limit.Lent { return limit.Lent{Ended: true, Again: time.Minute} }
+	may, answers, give, denied := permitted(ctx, &l.service, in, out, target, over)
 	if denied != nil {
 		return nil, denied
 	}
-	may := make([]limit.Borrow, 0, len(in))
-	places := make([]int, 0, len(in))
-	for i := range in {
-		if l.service.target(ctx, c, RoleCheck, &in[i].Target) != nil {
-			out[i] = limit.Lent{Ended: true, Again: time.Minute}
-			continue
-		}
-		may, places = append(may, in[i]), append(places, i)
-	}
-	answers := make([]limit.Lent, len(may))
 	waiting, err := l.Lender.Lend(ctx, may, answers)
 	if err != nil {
 		return nil, err
-	}
-	give := func() {
-		for j, i := range places {
-			out[i] = answers[j]
-		}
 	}
 	if waiting == nil {
 		give()
@@ -338,5 +308,28 @@ func (l *lending) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	return func() {
 		waiting()
 		give()
+	}, nil
+}
+
+// permitted returns the elements of a list whose targets the caller may use, room for their answers, and what gives these to out. The
+// other elements are answered at once, by what deny makes of their errors.
+func permitted[In, Out any](ctx context.Context, s *service, in []In, out []Out, target func(*In) *limit.Target, deny func(*limit.Error) Out) (may []In, answers []Out, give func(), denied *limit.Error) {
+	c, denied := s.caller(ctx, RoleCheck)
+	if denied != nil {
+		return nil, nil, nil, denied
+	}
+	may, places := make([]In, 0, len(in)), make([]int, 0, len(in))
+	for i := range in {
+		if err := s.target(ctx, c, RoleCheck, target(&in[i])); err != nil {
+			out[i] = deny(err)
+			continue
+		}
+		may, places = append(may, in[i]), append(places, i)
+	}
+	answers = make([]Out, len(may))
+	return may, answers, func() {
+		for j, i := range places {
+			out[i] = answers[j]
+		}
 	}, nil
 }
