@@ -8,6 +8,7 @@
 package audit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +86,7 @@ func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
 
 // dropped writes how many lines there was no room for. The queue calls it.
 func (l *Log) dropped(lines uint64) {
-	write(slog.NewJSONHandler(l.queue, nil), l.cfg.Now(), "lines dropped", []slog.Attr{slog.Uint64("count", lines)})
+	l.write(slog.NewJSONHandler(l.queue, nil), "lines dropped", slog.Uint64("count", lines))
 }
 
 // Dropped returns how many lines could not be written, or found no room because the destination stalls.
@@ -124,16 +125,14 @@ func (l *Log) Record(e auth.Event) {
 		}
 		return
 	}
-	l.writeLocked(string(e.Action), attributes(&e))
+	l.write(l.lines, string(e.Action), attributes(&e)...)
 }
 
-// flush writes how many denied calls were left out.
+// flush writes how many denied calls were left out, which are none once the Log is closed.
 func (l *Log) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.closed {
-		l.flushLocked()
-	}
+	l.flushLocked()
 }
 
 func (l *Log) flushLocked() {
@@ -142,17 +141,13 @@ func (l *Log) flushLocked() {
 		l.due = nil
 	}
 	if l.leftOut > 0 {
-		l.writeLocked("denied calls omitted", []slog.Attr{slog.Int("count", l.leftOut)})
+		l.write(l.lines, "denied calls omitted", slog.Int("count", l.leftOut))
 		l.leftOut = 0
 	}
 }
 
-func (l *Log) writeLocked(message string, attrs []slog.Attr) {
-	write(l.lines, l.cfg.Now(), message, attrs)
-}
-
-func write(to slog.Handler, now time.Time, message string, attrs []slog.Attr) {
-	r := slog.NewRecord(now, slog.LevelInfo, message, 0)
+func (l *Log) write(to slog.Handler, message string, attrs ...slog.Attr) {
+	r := slog.NewRecord(l.cfg.Now(), slog.LevelInfo, message, 0)
 	r.AddAttrs(attrs...)
 	// The output reports errors itself, and the queue counts what it drops.
 	_ = to.Handle(context.Background(), r)
@@ -174,11 +169,7 @@ func attributes(e *auth.Event) (attrs []slog.Attr) {
 	}
 	text("policy", e.Target.Policy)
 	if e.Target.Limit != nil {
-		namespace := e.Target.Namespace
-		if namespace == "" {
-			namespace = "default"
-		}
-		text("inline_namespace", namespace)
+		text("inline_namespace", cmp.Or(e.Target.Namespace, "default"))
 	}
 	text("key", e.Target.Key)
 	if e.Action == auth.ActionRefund {
