@@ -354,7 +354,7 @@ func (c *boundConn) Write(p []byte) (int, error) {
 
 // validity is whether a certificate that was good still is. It is safe for concurrent use.
 type validity struct {
-	verify func(*content) (until time.Time, err *RejectedError)
+	verify func(*content) (until time.Time, err error)
 	last   atomic.Pointer[verdict]
 	mu     sync.Mutex // held while it is verified anew
 }
@@ -377,10 +377,7 @@ func (v *validity) check(content *content, now time.Time) error {
 	d := v.last.Load()
 	if !holds(d) {
 		d = &verdict{content: content}
-		until, err := v.verify(content)
-		if d.until = until; err != nil {
-			d.err = err
-		}
+		d.until, d.err = v.verify(content)
 		v.last.Store(d)
 	}
 	return d.err
@@ -401,7 +398,7 @@ func (s *Source) verify(state tls.ConnectionState, rules Rules, from net.Addr, u
 		}
 		return nil, refused(&RejectedError{NoCertificate, errors.New("no certificate was presented")})
 	}
-	v := &validity{verify: func(c *content) (time.Time, *RejectedError) {
+	v := &validity{verify: func(c *content) (time.Time, error) {
 		until, err := verified(state.PeerCertificates, c.roots, s.cfg.Now(), rules.Name, usage)
 		if err != nil {
 			return until, refused(err)
@@ -437,14 +434,9 @@ func verified(chain []*x509.Certificate, roots *x509.CertPool, now time.Time, na
 		return until, &RejectedError{WrongIdentity, fmt.Errorf("certificate of %s, where %q is expected", describe(leaf), name)}
 	}
 	for _, way := range ways {
-		first := leaf.NotAfter
-		for _, c := range way {
-			if c.NotAfter.Before(first) {
-				first = c.NotAfter
-			}
-		}
-		if first.After(until) {
-			until = first
+		first := slices.MinFunc(way, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
+		if first.NotAfter.After(until) {
+			until = first.NotAfter
 		}
 	}
 	return until, nil
