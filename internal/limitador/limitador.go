@@ -226,10 +226,7 @@ func (e *entry) exempt() {
 
 // FileName is a name for the namespace's file.
 func (n *Namespace) FileName() string {
-	return strings.Map(func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("._-", r) {
-			return r
-		}
-		return '_'
-	}, fmt.Sprintf("%.100s", n.Name)) + ".yaml"
+	return notInName.ReplaceAllString(fmt.Sprintf("%.100s", n.Name), "_") + ".yaml"
 }
+
+var notInName = regexp.MustCompile(`[^a-zA-Z0-9._-]`)

@@ -74,8 +74,7 @@ func (q *Queue) WriteThrough(line []byte) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	timer := time.NewTimer(q.cfg.Wait)
-	defer timer.Stop()
+	timeout := time.After(q.cfg.Wait)
 	for {
 		q.mu.Lock()
 		written, over := q.written, q.out >= turn || q.stalled
@@ -85,7 +84,7 @@ func (q *Queue) WriteThrough(line []byte) (int, error) {
 		}
 		select {
 		case <-written:
-		case <-timer.C:
+		case <-timeout:
 			q.mu.Lock()
 			q.stalled = q.out < turn
 			q.mu.Unlock()

@@ -39,7 +39,11 @@ func Fill(flags *pflag.FlagSet, getenv func(string) (string, bool)) error {
 	if f == nil || f.Value.String() == "" {
 		return nil
 	}
-	return fillFromFile(flags, f.Value.String())
+	data, err := file.Read(f.Value.String(), maxConfig)
+	if err != nil {
+		return fmt.Errorf("config: %w", err)
+	}
+	return fillFromYAML(flags, f.Value.String(), data)
 }
 
 // Unknown lists the variables of an environment that begin like settings and are none, such as misspelt ones.
@@ -57,14 +61,6 @@ func Unknown(flags *pflag.FlagSet, environ []string) []string {
 
 // maxConfig is the size in bytes of the largest file with settings.
 const maxConfig = 1 << 20
-
-func fillFromFile(flags *pflag.FlagSet, name string) error {
-	data, err := file.Read(name, maxConfig)
-	if err != nil {
-		return fmt.Errorf("config: %w", err)
-	}
-	return fillFromYAML(flags, name, data)
-}
 
 // fillFromYAML sets the flags that have not been set by what a file of the given name holds.
 func fillFromYAML(flags *pflag.FlagSet, file string, data []byte) error {

@@ -67,8 +67,8 @@ var _ limiter.Tracer = (*Tracer)(nil)
 
 // Check says what is wrong with an endpoint or a share.
 func (c *Config) Check() error {
-	switch u, err := url.Parse(c.Endpoint); { // whose text is not repeated: it may hold a password
-	case err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil:
+	u, err := url.Parse(c.Endpoint) // whose text is not repeated: it may hold a password
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Port() == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" || u.User != nil {
 		return errors.New("otlp-endpoint: is not http://HOST:PORT or https://HOST:PORT of a collector that takes OTLP over gRPC")
 	}
 	if !(c.Sample >= 0 && c.Sample <= 1) {
