@@ -102,19 +102,11 @@ func Write(directory string, c Config, now time.Time, overwrite bool) ([]string,
 
 // make makes everything, good from now on.
 func (c *Config) make(now time.Time) ([]secretFile, error) {
-	callers, err := newAuthority("weir callers", now, 10*c.Days)
+	callers, err := c.newAuthority("weir callers", c.callerNames(), now, x509.ExtKeyUsageServerAuth)
 	if err != nil {
 		return nil, err
 	}
-	nodes, err := newAuthority("weir nodes", now, 10*c.Days)
-	if err != nil {
-		return nil, err
-	}
-	callersCert, callersKey, err := callers.issue(c.Service, c.callerNames(), now, c.Days, x509.ExtKeyUsageServerAuth)
-	if err != nil {
-		return nil, err
-	}
-	nodesCert, nodesKey, err := nodes.issue(c.Service, []string{c.PeerName}, now, c.Days, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+	nodes, err := c.newAuthority("weir nodes", []string{c.PeerName}, now, x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
 	if err != nil {
 		return nil, err
 	}
@@ -140,10 +132,10 @@ callers:
 		{"authorities/nodes.crt", nodes.pem}, {"authorities/nodes.key", nodes.keyPEM},
 		{"tokens/caller", []byte(caller)}, {"tokens/operator", []byte(operator)},
 		{secret("access") + "/access.yaml", []byte(access)},
-		{secret("callers-tls") + "/ca.crt", callers.pem}, {secret("callers-tls") + "/tls.crt", callersCert}, {secret("callers-tls") + "/tls.key", callersKey},
+		{secret("callers-tls") + "/ca.crt", callers.pem}, {secret("callers-tls") + "/tls.crt", callers.issued}, {secret("callers-tls") + "/tls.key", callers.issuedKey},
 		{secret("cluster") + "/gossip-keys", randomLine()}, {secret("cluster") + "/secret", randomLine()},
 		{secret("metrics") + "/token", []byte(prometheus)},
-		{secret("nodes-tls") + "/ca.crt", nodes.pem}, {secret("nodes-tls") + "/tls.crt", nodesCert}, {secret("nodes-tls") + "/tls.key", nodesKey},
+		{secret("nodes-tls") + "/ca.crt", nodes.pem}, {secret("nodes-tls") + "/tls.crt", nodes.issued}, {secret("nodes-tls") + "/tls.key", nodes.issuedKey},
 	}
 	return append(files, secretFile{"kustomization.yaml", c.kustomization(files)},
 		secretFile{"namespace.yaml", fmt.Appendf(nil, "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: %s\n", c.Namespace)}), nil
@@ -184,28 +176,26 @@ func randomLine() []byte {
 	return append(base64.StdEncoding.AppendEncode(nil, b), '\n')
 }
 
-// authority is one that certificates are issued by.
+// authority is one that a certificate is issued by.
 type authority struct {
-	cert        *x509.Certificate
-	key         *ecdsa.PrivateKey
-	pem, keyPEM []byte
+	cert              *x509.Certificate
+	key               *ecdsa.PrivateKey
+	pem, keyPEM       []byte
+	issued, issuedKey []byte // the certificate, in PEM, and its key
 }
 
-func newAuthority(name string, now time.Time, days int) (*authority, error) {
-	template := &x509.Certificate{
+// newAuthority makes an authority, and a certificate by it for the Service under these names.
+func (c *Config) newAuthority(name string, names []string, now time.Time, usages ...x509.ExtKeyUsage) (a *authority, err error) {
+	a = new(authority)
+	a.pem, a.keyPEM, err = a.sign(&x509.Certificate{
 		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+	}, now, 10*c.Days)
+	if err != nil {
+		return nil, err
 	}
-	a := new(authority)
-	var err error
-	a.pem, a.keyPEM, err = a.sign(template, now, days)
-	return a, err
-}
-
-// issue makes a certificate, in PEM, and its key.
-func (a *authority) issue(common string, names []string, now time.Time, days int, usages ...x509.ExtKeyUsage) (cert, key []byte, err error) {
 	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: common}, BasicConstraintsValid: true,
+		Subject: pkix.Name{CommonName: c.Service}, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: usages,
 	}
 	for _, name := range names {
@@ -215,7 +205,8 @@ func (a *authority) issue(common string, names []string, now time.Time, days int
 			template.DNSNames = append(template.DNSNames, name)
 		}
 	}
-	return a.sign(template, now, days)
+	a.issued, a.issuedKey, err = a.sign(template, now, c.Days)
+	return a, err
 }
 
 // sign signs what the template says with the authority's key; an authority that has none yet signs itself.
