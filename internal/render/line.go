@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"golang.org/x/term"
 )
@@ -40,12 +41,6 @@ func (l *Line) Clear() {
 // Bar is as much of a bar of 30 characters as part is of a positive whole.
 func Bar(part, whole int64) string {
 	const length = 30
-	done := min(part*length/whole, length)
-	b := make([]byte, length)
-	for i := range b {
-		if b[i] = ' '; int64(i) < done {
-			b[i] = '='
-		}
-	}
-	return string(b)
+	done := int(min(part*length/whole, length))
+	return strings.Repeat("=", done) + strings.Repeat(" ", length-done)
 }

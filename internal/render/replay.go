@@ -10,7 +10,7 @@ import (
 type Replay struct {
 	Line
 	Total int64 // bytes of the input; 0: unknown
-	read  int64
+	read  byteCount
 	last  int64
 }
 
@@ -24,22 +24,19 @@ func (p *Replay) Events(n int64) {
 	}
 	p.last = n
 	if p.Total > 0 {
-		p.Show("[%s] %3d %%  %s events", Bar(p.read, p.Total), min(p.read*100/p.Total, 100), humanize.Comma(n))
+		p.Show("[%s] %3d %%  %s events", Bar(int64(p.read), p.Total), min(int64(p.read)*100/p.Total, 100), humanize.Comma(n))
 		return
 	}
 	p.Show("%s events", humanize.Comma(n))
 }
 
 // Reading returns a reader of the input that tells how much of it was read. Both are used by one goroutine.
-func (p *Replay) Reading(input io.Reader) io.Reader { return &countingReader{input, p} }
+func (p *Replay) Reading(input io.Reader) io.Reader { return io.TeeReader(input, &p.read) }
 
-type countingReader struct {
-	io.Reader
-	replay *Replay
-}
+type byteCount int64
 
-func (c *countingReader) Read(p []byte) (int, error) {
-	n, err := c.Reader.Read(p)
-	c.replay.read += int64(n)
-	return n, err
+// Write implements io.Writer.
+func (c *byteCount) Write(p []byte) (int, error) {
+	*c += byteCount(len(p))
+	return len(p), nil
 }

@@ -197,10 +197,8 @@ func printColumns(w io.Writer, rows [][]string, width int) {
 
 // printable is a caller's text as it can be shown on a terminal: quoted where it holds what could control one, or hide.
 func printable(text string) string {
-	for _, r := range text {
-		if !unicode.IsPrint(r) || r == '"' {
-			return strconv.Quote(text)
-		}
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) || r == '"' }) {
+		return strconv.Quote(text)
 	}
 	return text
 }
