@@ -10,7 +10,6 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
-	"github.com/weirlimit/weir/ring"
 )
 
 // What this node decides by itself takes no memory: admitted or refused, one check or many, of a policy or a limit sent
@@ -55,27 +54,6 @@ func TestNoAllocations(t *testing.T) {
 			}
 		})
 	}
-}
-
-// twoOthers is a view in which two others hold every partition, each under a term of its own.
-type twoOthers []ownership.Route
-
-func newTwoOthers() twoOthers {
-	all := make(twoOthers, ring.Partitions)
-	for p := range all {
-		all[p] = ownership.Route{
-			Standing: ownership.Elsewhere, Node: ownership.Node{Name: [...]string{"n1", "n2"}[p%2], Boot: uint64(1 + p%2)}, Term: ownership.Term{N: uint64(p)},
-		}
-	}
-	return all
-}
-
-func (e twoOthers) Route(p int) *ownership.Route { return &e[p] }
-
-func (e twoOthers) Await(_ context.Context, p int, _ *ownership.Route) *ownership.Route { return &e[p] }
-
-func (twoOthers) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
-	return false, true
 }
 
 // prompt are peers who admit everything.

@@ -159,7 +159,6 @@ func (l *Limiter) deadline(ctx context.Context) (at time.Time, left time.Duratio
 // twice.
 func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 	to := l.asks.Get().(*asks)
-	defer l.asks.Put(to)
 	for len(ops) > 0 {
 		for _, op := range ops {
 			if op.Outcome.ticket != 0 {
@@ -196,6 +195,7 @@ func (l *Limiter) forward(ctx context.Context, ops []*Op) {
 			}
 		}
 	}
+	l.asks.Put(to) // not after a panic, which leaves operations in it
 }
 
 // asks are operations by whom to ask, each in the order in which they were asked. Its room is used again.
@@ -507,8 +507,6 @@ func (l *Limiter) takeInReceived(ops []*Op) (in []*Op, taken []fairshare.Taken) 
 // handOn finishes operations that a peer sent and that could not be decided at once.
 func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 	to := l.asks.Get().(*asks)
-	defer l.asks.Put(to)
-	defer to.reset()
 	var parked errgroup.Group
 	for _, op := range ops {
 		if op.Outcome.ticket != 0 {
@@ -529,6 +527,8 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 	}
 	l.askAll(ctx, to)
 	_ = parked.Wait() // the outcomes tell
+	to.reset()
+	l.asks.Put(to) // as in forward
 }
 
 // within returns a context that ends when nobody waits for the operation's answer any more.

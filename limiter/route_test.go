@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/ring"
 )
 
 const plain = `policies: [{name: p, algorithm: sliding_log, limit: 10, window: 1m}]`
@@ -547,4 +550,56 @@ func TestTermsOfOneHolder(t *testing.T) {
 			t.Errorf("%d and %d asked", len(got["n1"]), len(got["n2"]))
 		}
 	})
+}
+
+// twoOthers is a view in which two others hold every partition, each under a term of its own.
+type twoOthers []ownership.Route
+
+func newTwoOthers() twoOthers {
+	all := make(twoOthers, ring.Partitions)
+	for p := range all {
+		all[p] = ownership.Route{
+			Standing: ownership.Elsewhere, Node: ownership.Node{Name: [...]string{"n1", "n2"}[p%2], Boot: uint64(1 + p%2)}, Term: ownership.Term{N: uint64(p)},
+		}
+	}
+	return all
+}
+
+func (e twoOthers) Route(p int) *ownership.Route { return &e[p] }
+
+func (e twoOthers) Await(_ context.Context, p int, _ *ownership.Route) *ownership.Route { return &e[p] }
+
+func (twoOthers) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+	return false, true
+}
+
+// mistaken are peers who panic when they are asked about a key.
+type mistaken struct{ asked map[string]int }
+
+func (m mistaken) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
+	for _, op := range ops {
+		if m.asked[op.Key]++; op.Key == "panic" {
+			panic(op.Key)
+		}
+		op.Outcome.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
+	}
+}
+
+// TestPanicsLeaveNothingBehind: what a call had forwarded that ended with a panic is not forwarded again with the next one.
+func TestPanicsLeaveNothingBehind(t *testing.T) {
+	peers := mistaken{make(map[string]int)}
+	l := New(Config{Ownership: newTwoOthers(), Peers: peers, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+	defer l.Close()
+	for range 20 { // a pool may forget what it has
+		err := recovered.Call(func() error { _, err := l.Check(t.Context(), []limit.Check{named("p", "panic", 1)}); return err })
+		if _, ok := errors.AsType[*recovered.Error](err); !ok {
+			t.Fatal(err)
+		}
+		if got, err := l.Check(t.Context(), []limit.Check{named("p", "k", 1)}); err != nil || !got[0].Allowed {
+			t.Fatal(got, err)
+		}
+	}
+	if peers.asked["panic"] != 20 || peers.asked["k"] != 20 {
+		t.Errorf("asked %v", peers.asked)
+	}
 }

@@ -105,18 +105,26 @@ func (s *Server) GetRateLimits(ctx context.Context, in *pb.GetRateLimitsReq) (*p
 	answers := make([]pb.RateLimitResp, n)
 	c := call{s: s, ctx: ctx, now: s.cfg.Now(), out: make([]*pb.RateLimitResp, n), batch: s.batches.Get().(*limiter.Batch), of: make([]item, 0, n)}
 	c.owns = s.cfg.Owner(ctx)
-	defer s.batches.Put(c.batch)
-	defer c.batch.Reset()
-	for i, r := range in.GetRequests() {
+	for i := range answers {
 		c.out[i] = &answers[i]
-		if err := c.take(i, r); err != nil {
-			return nil, err
-		}
 	}
-	if err := c.decide(); err != nil {
+	err := c.all(in.GetRequests())
+	c.batch.Reset()
+	s.batches.Put(c.batch) // not after a panic: others may still be at it
+	if err != nil {
 		return nil, err
 	}
 	return &pb.GetRateLimitsResp{Responses: c.out}, nil
+}
+
+// all answers requests.
+func (c *call) all(requests []*pb.RateLimitReq) error {
+	for i, r := range requests {
+		if err := c.take(i, r); err != nil {
+			return err
+		}
+	}
+	return c.decide()
 }
 
 // take answers a request that needs no decision, and puts another one beside those that wait for theirs.
