@@ -279,6 +279,7 @@ func TestGuarantees(t *testing.T) {
 	}
 	for word, value := range map[string]fmt.Stringer{
 		"none": None, "async": Async, "escrow": Escrow, "sync": Sync, "open": ColdOpen, "closed": ColdClosed,
+		"durability(4)": Sync + 1, "cold_start(2)": ColdClosed + 1, "on_error(3)": Share + 1, // of a program's own making
 	} {
 		if value.String() != word {
 			t.Errorf("%s is written %v", word, value)

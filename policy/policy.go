@@ -39,7 +39,7 @@ const (
 
 // String returns the name used in policies: "open", "closed" or "share".
 func (e OnError) String() string {
-	return [...]string{Open: "open", Closed: "closed", Share: "share"}[e]
+	return nameOf("on_error", e, []string{Open: "open", Closed: "closed", Share: "share"})
 }
 
 // Durability says what may be forgotten when the node that counts a key is lost without notice. Planned moves forget
@@ -56,7 +56,7 @@ const (
 
 // String returns the name used in policies.
 func (d Durability) String() string {
-	return [...]string{Async: "async", None: "none", Escrow: "escrow", Sync: "sync"}[d]
+	return nameOf("durability", d, []string{Async: "async", None: "none", Escrow: "escrow", Sync: "sync"})
 }
 
 // ColdStart says how the keys begin that were counted before and of whose count no copy is left.
@@ -71,7 +71,15 @@ const (
 
 // String returns the name used in policies, "open" or "closed".
 func (c ColdStart) String() string {
-	return [...]string{ColdOpen: "open", ColdClosed: "closed"}[c]
+	return nameOf("cold_start", c, []string{ColdOpen: "open", ColdClosed: "closed"})
+}
+
+// nameOf returns the name of a value of an enumeration, or its number where it has none.
+func nameOf[E ~uint8](what string, e E, names []string) string {
+	if int(e) >= len(names) {
+		return fmt.Sprintf("%s(%d)", what, uint8(e))
+	}
+	return names[e]
 }
 
 // WarnAtWhole is a WarnAt of all of the limit.
