@@ -26,8 +26,9 @@ import (
 	"github.com/weirlimit/weir/test/testkit"
 )
 
-// trio is three nodes that own a third of the partitions each, and speak to one another and to callers over TCP.
-func trio(t *testing.T, text string) []weirv1.LimiterClient {
+// trio is three nodes that own a third of the partitions each, and speak to one another and to callers over TCP. They serve callers
+// with options.
+func trio(t *testing.T, text string, options ...grpc.ServerOption) []weirv1.LimiterClient {
 	t.Helper()
 	noLeaks(t)
 	set, err := policy.Parse("test.yaml", []byte(text))
@@ -55,7 +56,7 @@ func trio(t *testing.T, text string) []weirv1.LimiterClient {
 		own, states := byNumber{i, nodes}, limiter.NewStore(store.Config{}, false)
 		l := limiter.New(limiter.Config{Store: states, Policies: set, Ownership: own, Peers: peers, Timeout: testkit.Patience})
 		own.open(states)
-		server := grpc.NewServer(grpc.ForceServerCodecV2(transport.Codec()))
+		server := grpc.NewServer(append(options, grpc.ForceServerCodecV2(transport.Codec()))...)
 		peerv1.RegisterPeerServer(server, peer.NewServer(peer.ServerConfig{Config: streams, Receiver: l}))
 		NewServer(ServerConfig{Service: l}).Register(server)
 		var served sync.WaitGroup

@@ -61,13 +61,14 @@ type Server struct {
 	cfg     ServerConfig
 	batches sync.Pool      // of *limiter.Batch
 	calls   sync.Pool      // of *call
+	traced  bool           // gRPC's traces keep the messages of calls, to write them out when somebody looks at them
 	readers sync.WaitGroup // of CheckStream, and handlers of other streams
 	unread  unread         // of CheckStreams
 }
 
 // NewServer returns a Server. Close it when done.
 func NewServer(cfg ServerConfig) *Server {
-	s := &Server{svc: cfg.Service, cfg: cfg, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
+	s := &Server{svc: cfg.Service, cfg: cfg, traced: grpc.EnableTracing, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
 	s.calls.New = func() any {
 		c := &call{server: s, admission: admission{gate: cfg.Requests}}
 		c.request.Admit = func(size int) error { return c.admission.enter(c.ctx, size, leastCheck) }
@@ -98,6 +99,9 @@ func (c *call) grow(n int) {
 
 // Recycle implements wire.Recycled. Nothing is left in c that would be kept alive.
 func (c *call) Recycle() {
+	if c.server.traced {
+		return
+	}
 	c.in = nil
 	clear(c.checks)
 	clear(c.results)
