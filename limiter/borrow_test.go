@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -279,6 +280,90 @@ func TestAllFromLoans(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	})
+}
+
+// TestAllFromLoansAtOnce: atomic checks of several keys, with loans, without, and at owners, side by side with single checks, until little is
+// left. What is charged in the end is what was admitted, of every key, and no key is charged by a check that another one refused.
+func TestAllFromLoansAtOnce(t *testing.T) {
+	for seed := range uint64(4) {
+		inBubble(t, 3, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+			var keys []string
+			for i := range 5 {
+				keys = append(keys, c.owned("small", i%2, i/2)) // the last node holds none of them
+			}
+			c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
+				time.Sleep(rand.N(2 * time.Millisecond))
+				deliver()
+			})
+			var mu sync.Mutex
+			admitted := make(map[string]int64)
+			allowed, refused := 0, 0
+			over := false
+			var callers sync.WaitGroup
+			for i := range 9 {
+				callers.Go(func() {
+					random := rand.New(rand.NewPCG(seed, uint64(i)))
+					n := c.nodes[i%3]
+					for {
+						mu.Lock()
+						done := over
+						mu.Unlock()
+						if done {
+							return
+						}
+						var checks []limit.Check
+						for range 1 + random.IntN(3) {
+							checks = append(checks, named("small", keys[random.IntN(len(keys))], 1+random.Int64N(2)))
+						}
+						all := n.all(t, checks...)
+						mu.Lock()
+						if all.Allowed {
+							allowed++
+						} else {
+							refused++
+						}
+						for j, d := range all.Decisions {
+							if d.FailedOpen || d.Granted != 0 != all.Allowed || all.Allowed && d.Granted != checks[j].Cost {
+								t.Errorf("%+v", all)
+							}
+							admitted[checks[j].Key] += d.Granted
+						}
+						mu.Unlock()
+						if random.IntN(4) == 0 {
+							if d := n.check(t, checks[0]); d.Allowed {
+								mu.Lock()
+								admitted[checks[0].Key] += d.Granted
+								mu.Unlock()
+							}
+						}
+						time.Sleep(time.Duration(random.Int64N(int64(time.Millisecond))))
+					}
+				})
+			}
+			for range 3000 {
+				c.pass(time.Millisecond)
+				mu.Lock()
+				over = refused > 400
+				mu.Unlock()
+				if over {
+					break
+				}
+			}
+			mu.Lock()
+			over = true
+			mu.Unlock()
+			callers.Wait()
+			c.pass(3 * time.Second) // in which all loans are returned, and all is settled
+			for _, k := range keys {
+				if d := c.nodes[2].check(t, named("small", k, 0)); d.Remaining != 1000-admitted[k] || admitted[k] > 1000 {
+					t.Errorf("seed %d: %d were admitted, %d are left", seed, admitted[k], d.Remaining)
+				}
+			}
+			if s := c.stats("small"); s.Borrowed < 100 || refused < 100 || allowed < 100 {
+				t.Errorf("%d from loans, %d allowed, %d refused: too few to say anything", s.Borrowed, allowed, refused)
+			}
+		})
+	}
 }
 
 // TestInlineLimitsAreLent: checks with limits of their own are answered from a node's loan, in batches and atomic checks, too.
