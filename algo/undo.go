@@ -694,7 +694,9 @@ func (ls Limits) MergeBeside(a *Arena, s State, now Instant, t State, u, v *Undo
 		case bucket:
 			ns, rest := c.owed(l, y, now).div(l.Limit)
 			each(u.charges, func(p *place) { p.raise(&place{next: now.Mono}); p.shift(l, ns, rest, false) })
-			if last := u.lastOf(k); last.next != unset {
+			// Where no charge came after the newest that may be undone, what the other state holds has: without that charge it is owed.
+			if u.follows(k) {
+				last := u.lastOf(k)
 				last.raise(&place{next: now.Mono})
 				last.shift(l, ns, rest, false)
 			}
@@ -717,7 +719,7 @@ func (ls Limits) MergeBeside(a *Arena, s State, now Instant, t State, u, v *Undo
 				lasts = append(lasts, place{next: unset})
 			}
 			each(fresh, func(p *place) { p.raise(&place{next: now.Mono}); p.shift(l, ns, rest, false) })
-			if last.next != unset {
+			if w.follows(k) {
 				last.raise(&place{next: now.Mono})
 				last.shift(l, ns, rest, false)
 			}

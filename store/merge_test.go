@@ -718,3 +718,36 @@ func TestMergeOfTurnedWindow(t *testing.T) {
 		used(0, r, 0)
 	}
 }
+
+// TestMergeOfRepaidReservation: a reservation whose units a bucket was repaid before a merge gives nothing back after it, on whichever side
+// it was made and whichever holds the partition then, with a common past or none: what the other side charged stays.
+func TestMergeOfRepaidReservation(t *testing.T) {
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Window: time.Second, Capacity: 100})
+	for i := range 8 {
+		of, to, common := i&1, i>>1&1, i>>2 == 1
+		s := newSplit(t, 2, r)
+		s.claim(0)
+		if common {
+			s.replicate(0, 1)
+		}
+		s.claim(1)
+		p := s.parties[of].store
+		call := cost(2)
+		call.Reservation, call.ReserveFor = reservationOf(1), minute
+		if d, err := p.Decide(p.key("p", "0"), r, at(s.now), call, nil); err != nil || !d.Allowed {
+			t.Fatal(d, err)
+		}
+		s.now = 3 * time.Second
+		for range 4 {
+			s.admit(1-of, r, "0")
+		}
+		s.merge(1-to, to)
+		p = s.parties[to].store
+		if _, known, err := settle(p, p.key("p", "0"), r, at(s.now), reservationOf(1), 0); err != nil || !known {
+			t.Fatal(known, err)
+		}
+		if d, err := p.Decide(p.key("p", "0"), r, at(s.now), cost(0), nil); err != nil || d.Remaining > 96 {
+			t.Errorf("reserved on %d, merged into %d, common past %t: %d remain of 100, %v; 4 have just been charged", of, to, common, d.Remaining, err)
+		}
+	}
+}

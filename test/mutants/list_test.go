@@ -399,6 +399,16 @@ var mutants = []mutant{
 		"./store -run TestMergeOfTurnedWindow", "in use",
 	},
 	{
+		"algo: a state's charges that may be undone take what is merged into it for theirs", "algo/undo.go",
+		[]edit{{"			if u.follows(k) {\n				last := u.lastOf(k)", "			if u.lastOf(k).next != unset {\n				last := u.lastOf(k)"}},
+		"./store -run TestMergeOfRepaidReservation", "remain",
+	},
+	{
+		"algo: charges that may be undone take what they are merged into for theirs", "algo/undo.go",
+		[]edit{{"if w.follows(k) {", "if last.next != unset {"}},
+		"./store -run TestMergeOfRepaidReservation", "remain",
+	},
+	{
 		"store: a copy counts changes", "store/follower.go",
 		[]edit{{"	if !part.followed {\n		return\n	}\n	part.extras.bump()\n	if !part.tells", "	if part.role == nil {\n		return\n	}\n	part.extras.bump()\n	if !part.tells"}},
 		"./store -run TestMergeAfterEscrowIsCharged", "counts",
