@@ -2,8 +2,11 @@ package store
 
 import (
 	"fmt"
+	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,58 +14,119 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 )
 
-// sideHistory is a partition of one key that several processes may hold at once, each with the charges that its content has been
-// told of, and how many units of each are left.
+// sideHistory is a partition of one key under each of some rules, which several processes may hold at once: each with the charges that its
+// content has been told of, and how many units of each are left.
 type sideHistory struct {
-	t      *testing.T
-	rng    *rand.Rand
-	rule   *Rule
-	now    time.Duration
-	rest   time.Duration // in which nothing is asked, now and then
-	claims uint64
-	at     []time.Duration // of the charges
-	sides  []*side
+	t       *testing.T
+	rng     *rand.Rand
+	rules   []*Rule
+	now     time.Duration
+	rest    time.Duration // in which nothing is asked, now and then
+	claims  uint64
+	charges []*sideCharge
+	sides   []*side
+	kept    bool // copies are kept up to date, processes are lost, and there are strict rules
+
+	// owner may decide strict rules, and heir has had all of its answers: whoever else comes after it starts their keys full. The owner
+	// may be lost, and is nil then.
+	owner, heir *side
+	unsure      bool // of what was charged to buckets under some claim there is no table any more
+}
+
+// sideCharge is what was charged at once.
+type sideCharge struct {
+	rule     *Rule
+	at       time.Duration
+	until    time.Duration // when nothing of it counts any more, as its answer said
+	units    int64         // that its callers have not given back
+	ticket   uint64        // for which its answer waits
+	waits    *side         // while the answer does
+	answered bool
 }
 
 type side struct {
-	store *Store
-	open  bool
-	units map[int]int64 // by charge
+	store    *Store
+	offset   time.Duration // of its clock
+	open     bool
+	units    map[int]int64 // by charge
+	follower *side         // that has been attached
+	all      bool          // what is kept under a durability of None is told it, too
+	cut      bool          // it has another content by now
+	source   *side         // which keeps this copy up to date
+	rival    *side         // that has claimed its copy of this side's content
+	copy     bool          // what it has is a whole copy
 }
 
-func (h *sideHistory) key(s *side) Key { return s.store.key(h.rule.Scope, "k") }
+func newSideHistory(t *testing.T, rng *rand.Rand, sides int, rules ...*Rule) *sideHistory {
+	h := &sideHistory{t: t, rng: rng, rules: rules}
+	for i := range sides {
+		h.sides = append(h.sides, &side{store: New(Config{Shut: true}), offset: time.Duration(i) * (1000*time.Hour + 700*time.Millisecond), units: make(map[int]int64)})
+	}
+	return h
+}
 
-func (h *sideHistory) charge(s *side, reserve bool) {
+func (h *sideHistory) at(s *side) algo.Instant {
+	return algo.Instant{Mono: int64(h.now + s.offset), Wall: int64(h.now)}
+}
+
+func (h *sideHistory) key(s *side, r *Rule) Key { return s.store.key(r.Scope, "k") }
+
+func (h *sideHistory) charge(s *side, r *Rule, reserve bool) {
 	h.t.Helper()
 	call := cost(1 + h.rng.Int64N(4))
-	n := len(h.at)
+	call.Partial = h.kept
+	n := len(h.charges)
 	if reserve {
 		call.Reservation, call.ReserveFor = reservationOf(uint64(n)+1), minute
 	}
-	d, err := s.store.Decide(h.key(s), h.rule, at(h.now), call, nil)
+	d, err := s.store.Decide(h.key(s, r), r, h.at(s), call, nil)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if d.Granted > 0 {
-		s.units[n] = d.Granted
-		h.at = append(h.at, h.now)
+	if d.Granted == 0 {
+		return
+	}
+	s.units[n] = d.Granted
+	c := &sideCharge{rule: r, at: h.now, until: h.now + d.ResetAfter, units: d.Granted, answered: d.Ticket == 0}
+	if d.Ticket > 0 {
+		c.ticket, c.waits = d.Ticket, s
+	}
+	h.charges = append(h.charges, c)
+}
+
+// answer lets the answers of a side go out that wait for a version up to this.
+func (h *sideHistory) answer(s *side, version uint64) {
+	for _, c := range h.charges {
+		if c.waits == s && c.ticket <= version {
+			c.answered, c.waits = true, nil
+		}
+	}
+}
+
+// silence ends the waiting of a side's answers: they are never given.
+func (h *sideHistory) silence(s *side) {
+	for _, c := range h.charges {
+		if c.waits == s {
+			c.waits = nil
+		}
 	}
 }
 
 // settle ends one of the reservations that the side knows of, if any of them is pending there.
 func (h *sideHistory) settle(s *side) {
 	h.t.Helper()
-	for n := range len(h.at) {
-		if s.units[n] == 0 || h.rng.IntN(4) > 0 {
+	for n, c := range h.charges {
+		if s.units[n] == 0 || h.rng.IntN(4) > 0 || c.rule.Strict && s != h.owner {
 			continue
 		}
 		keep := h.rng.Int64N(s.units[n] + 1)
-		_, known, err := settle(s.store, h.key(s), h.rule, at(h.now), reservationOf(uint64(n)+1), keep)
+		_, known, err := settle(s.store, h.key(s, c.rule), c.rule, h.at(s), reservationOf(uint64(n)+1), keep)
 		if err != nil {
 			h.t.Fatal(err)
 		}
 		if known {
 			s.units[n] = keep
+			c.units = min(c.units, keep)
 			return
 		}
 	}
@@ -71,65 +135,357 @@ func (h *sideHistory) settle(s *side) {
 // copied gives one side's content to another one, which holds it or is about to.
 func (h *sideHistory) copied(from, to *side) {
 	h.t.Helper()
+	if !to.open {
+		h.leave(to)
+	}
 	to.store.Stage(0)
 	from.store.Attach(0, ownership.Target, true)
 	for more := true; more; {
 		var chunk []byte
-		chunk, _, more = from.store.Drain(0, ownership.Target, at(h.now), 1+h.rng.IntN(300))
-		if err := to.store.Apply(0, true, at(h.now), chunk); err != nil {
+		chunk, _, more = from.store.Drain(0, ownership.Target, h.at(from), 1+h.rng.IntN(300))
+		if err := to.store.Apply(0, true, h.at(to), chunk); err != nil {
 			h.t.Fatal(err)
 		}
 	}
 	from.store.Detach(0, ownership.Target)
 }
 
-func (h *sideHistory) claim(s *side) {
-	h.claims++
-	s.store.TakeOver(0, at(h.now), ownership.Claim{Term: ownership.Term{Epoch: 1, N: h.claims}, Boot: h.claims})
-	s.store.Open(0)
-	s.open = true
+// leave has a side that does not hold the partition lose its copy.
+func (h *sideHistory) leave(s *side) {
+	if s.source != nil {
+		s.source.cut, s.source = true, nil
+	}
+	if h.heir == s {
+		h.heir = nil
+	}
+	s.copy = false
+	clear(s.units)
 }
 
+// follow gives a side a follower, and that a whole copy.
+func (h *sideHistory) follow(s, other *side) {
+	h.t.Helper()
+	h.detach(s)
+	h.leave(other)
+	other.store.Stage(0)
+	s.all, s.cut = h.rng.IntN(3) == 0, false
+	s.store.Attach(0, ownership.Backup, s.all)
+	s.follower, other.source = other, s
+	h.tell(s, true, true)
+	other.store.Promote(0)
+	other.copy = true
+	s.store.Caught(0, ownership.Backup)
+	if s == h.owner {
+		h.name(s)
+	}
+}
+
+// tell brings a follower up to date, or less than that.
+func (h *sideHistory) tell(s *side, staged, whole bool) {
+	h.t.Helper()
+	other, most := s.follower, 1+h.rng.IntN(300)
+	for {
+		chunk, version, more := s.store.Drain(0, ownership.Backup, h.at(s), most)
+		if err := other.store.Apply(0, staged, h.at(other), chunk); err != nil {
+			h.t.Fatal(err)
+		}
+		s.store.Confirm(0, ownership.Backup, version)
+		h.answer(s, version)
+		for n, units := range s.units {
+			known, ok := other.units[n]
+			switch {
+			case ok:
+				other.units[n] = min(known, units) // what is settled may be so already
+			case !more && (s.all || h.charges[n].rule.Durability != None):
+				other.units[n] = units
+			}
+		}
+		if !more || !whole && h.rng.IntN(3) == 0 {
+			return
+		}
+	}
+}
+
+// detach takes a side's follower away, who keeps the copy.
+func (h *sideHistory) detach(s *side) {
+	if s.follower == nil {
+		return
+	}
+	s.store.Detach(0, ownership.Backup)
+	if !s.cut {
+		s.follower.source = nil
+	}
+	s.follower, s.cut = nil, false
+	if s == h.owner {
+		h.name(s)
+	}
+}
+
+// name makes the owner's follower the heir, once it has everything. Without one answers go out as they are, and nobody is.
+func (h *sideHistory) name(s *side) {
+	h.heir = nil
+	if s.follower != nil && s.cut {
+		h.detach(s)
+		return
+	}
+	s.store.Lease(0, math.MaxInt64)
+	s.store.Unguarded(0, s.follower == nil)
+	if s.follower == nil {
+		h.answer(s, math.MaxUint64)
+		return
+	}
+	h.tell(s, false, true)
+	h.heir = s.follower
+}
+
+// grant gives the right to decide strict rules to a side that does not have it from the owner.
+func (h *sideHistory) grant(s *side) {
+	if h.owner != nil {
+		h.owner.store.Lease(0, 0)
+		h.silence(h.owner)
+	}
+	if s == h.heir {
+		s.store.TakeOverStrict(0, h.at(s))
+	} else {
+		s.store.ColdStrict(0, h.at(s))
+	}
+	h.owner = s
+	h.name(s)
+}
+
+func (h *sideHistory) claim(s *side) {
+	h.claims++
+	if s.source != nil {
+		s.source.cut, s.source.rival, s.source = true, s, nil
+	}
+	s.store.TakeOver(0, h.at(s), ownership.Claim{Term: ownership.Term{Epoch: 1, N: h.claims}, Boot: h.claims})
+	s.store.Open(0)
+	s.open, s.copy = true, false
+}
+
+// cold claims a partition of which nothing is there.
+func (h *sideHistory) cold(s *side) {
+	h.leave(s)
+	s.store.Discard(0)
+	h.claim(s)
+	s.store.Cold(0, h.at(s))
+}
+
+// close has a side lose everything.
 func (h *sideHistory) close(s *side) {
 	s.store.Shut(0)
 	s.store.Discard(0)
-	s.open, s.units = false, make(map[int]int64)
+	h.silence(s)
+	if s.follower != nil && !s.cut {
+		s.follower.source = nil
+	}
+	s.follower, s.rival, s.cut, s.open = nil, nil, false, false
+	if h.owner == s {
+		s.store.Lease(0, 0)
+		h.owner = nil
+	}
+	h.leave(s)
+}
+
+// succeed has another side go on as owner where one was that it has everything of.
+func (h *sideHistory) succeed(s, other *side, end func()) {
+	owner := s == h.owner
+	if owner {
+		h.answer(s, math.MaxUint64)
+	} else if s == h.heir {
+		h.heir = nil
+	}
+	end()
+	if owner {
+		s.store.Lease(0, 0)
+		h.owner = other
+	}
+	if h.kept && h.owner == other {
+		h.name(other)
+	}
 }
 
 func (h *sideHistory) merge(from, to *side) {
 	h.t.Helper()
-	from.store.Shut(0)
-	h.copied(from, to)
-	if err := to.store.Merge(0, at(h.now)); err != nil {
-		h.t.Fatal(err)
+	if to.follower == from {
+		h.detach(to)
 	}
-	for n, units := range from.units {
-		if known, ok := to.units[n]; !ok || units < known {
-			to.units[n] = units
+	if from.follower == to {
+		h.detach(from)
+	}
+	h.succeed(from, to, func() {
+		from.store.Shut(0)
+		h.copied(from, to)
+		if err := to.store.Merge(0, h.at(to)); err != nil {
+			h.t.Fatal(err)
 		}
-	}
-	h.close(from)
-	h.claim(to)
+		for n, units := range from.units {
+			if known, ok := to.units[n]; !ok || units < known {
+				to.units[n] = units
+			}
+		}
+		h.close(from)
+		if !h.kept || h.rng.IntN(2) == 0 {
+			h.claim(to)
+		}
+	})
 }
 
+// move hands a partition over.
+func (h *sideHistory) move(from, to *side) {
+	h.t.Helper()
+	h.succeed(from, to, func() {
+		from.store.Shut(0)
+		h.copied(from, to)
+		to.store.Promote(0)
+		maps.Copy(to.units, from.units)
+		h.close(from)
+		to.store.Open(0)
+		to.open = true
+	})
+}
+
+// swap hands a partition over to the follower, who keeps the former holder as its own.
+func (h *sideHistory) swap(from *side) {
+	h.t.Helper()
+	to := from.follower
+	h.succeed(from, to, func() {
+		from.all = true
+		from.store.Widen(0, ownership.Backup)
+		from.store.Shut(0)
+		h.tell(from, false, true)
+		from.store.Detach(0, ownership.Backup)
+		from.open, from.copy, from.follower, from.source = false, true, nil, to
+		to.open, to.copy, to.follower, to.source, to.all, to.cut = true, false, from, nil, false, false
+		to.store.AttachCurrent(0, ownership.Backup, false)
+		to.store.Caught(0, ownership.Backup)
+		to.store.Open(0)
+	})
+}
+
+// used is how much of a rule's limit is in use on a side, whether it may decide or not.
+func (h *sideHistory) used(s *side, r *Rule) int64 {
+	h.t.Helper()
+	if r.Strict && s != h.owner {
+		s.store.Lease(0, math.MaxInt64)
+		s.store.Unguarded(0, true)
+		defer s.store.Lease(0, 0)
+	}
+	d, err := s.store.Decide(h.key(s, r), r, h.at(s), cost(0), nil)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return mostOf(r) - d.Remaining
+}
+
+func mostOf(r *Rule) int64 { return max(r.Limits[0].Limit, r.Limits[0].Capacity) }
+
 // counted is how much of the charges that a side knows of one process that had made them all would still count, at least.
-func (h *sideHistory) counted(s *side) int64 {
-	l := &h.rule.Limits[0]
+func (h *sideHistory) counted(s *side, r *Rule) int64 {
+	l := &r.Limits[0]
 	var live int64
 	owed := new(bucketOracle)
-	for n, when := range h.at {
+	for n, c := range h.charges {
 		units := s.units[n]
-		if when > h.now-l.Window {
+		if c.rule != r || units == 0 {
+			continue
+		}
+		switch {
+		case repaid(r.Limits):
+			owed.charge(l, c.at, units)
+		case l.Period == algo.Epoch:
+			if c.at/l.Window == h.now/l.Window {
+				live += units
+			}
+		case l.Algorithm == algo.FixedWindow:
+			if h.now < c.until {
+				live += units
+			}
+		case c.at > h.now-l.Window:
 			live += units
 		}
-		if units > 0 {
-			owed.charge(l, when, units)
-		}
 	}
-	if l.Algorithm == algo.TokenBucket || l.Algorithm == algo.LeakyBucket {
+	switch {
+	case repaid(r.Limits):
 		return owed.left(l, h.now)
+	case l.Algorithm == algo.SlidingCounter:
+		return h.estimated(s, r)
 	}
 	return live
+}
+
+// estimated is what a sliding counter would estimate. A process has windows of its own, by its clock, and counts in them what it charges
+// under a claim: each charge is taken to be in those in which it counts least.
+func (h *sideHistory) estimated(s *side, r *Rule) int64 {
+	w := r.Limits[0].Window
+	sum := int64(0) // in units times nanoseconds
+	for n, units := range s.units {
+		c := h.charges[n]
+		if c.rule != r {
+			continue
+		}
+		least := w
+		for _, o := range h.sides {
+			switch (h.now+o.offset)/w - (c.at+o.offset)/w {
+			case 0:
+			case 1:
+				least = min(least, w-(h.now+o.offset)%w)
+			default:
+				least = 0
+			}
+		}
+		sum += units * int64(least)
+	}
+	return (sum + int64(w) - 1) / int64(w)
+}
+
+// judge compares what sides count with what they are to count at least.
+func (h *sideHistory) judge() string {
+	h.unsure = h.unsure || h.mixed()
+	for i, s := range h.sides {
+		for _, r := range h.rules {
+			if !s.open || repaid(r.Limits) && h.unsure {
+				continue
+			}
+			if used, want := h.used(s, r), min(mostOf(r), h.counted(s, r)); used < want {
+				return fmt.Sprintf("at %v side %d counts %d of %d of %s", h.now, i, used, want, r.Scope)
+			}
+		}
+	}
+	return ""
+}
+
+// exceeded looks for a time in which more was admitted to a strict rule than its algorithm may admit.
+func (h *sideHistory) exceeded(r *Rule) string {
+	l := &r.Limits[0]
+	for i, first := range h.charges {
+		if first.rule != r || !first.answered {
+			continue
+		}
+		var sum int64
+		for _, c := range h.charges[i:] {
+			bound := l.Limit
+			switch {
+			case repaid(r.Limits):
+				bound = mostOf(r) + l.Limit*int64(c.at-first.at)/int64(l.Window)
+			case l.Period == algo.Epoch:
+				if c.at/l.Window != first.at/l.Window {
+					continue
+				}
+			case c.at-first.at >= l.Window:
+				continue
+			case l.Algorithm == algo.FixedWindow || l.Algorithm == algo.SlidingCounter:
+				bound = 2 * l.Limit // of one window at its end, of the next one at its beginning
+			}
+			if c.rule != r || !c.answered {
+				continue
+			}
+			if sum += c.units; sum > bound {
+				return fmt.Sprintf("%s: %d admitted from %v to %v, at most %d may be", r.Scope, sum, first.at, c.at, bound)
+			}
+		}
+	}
+	return ""
 }
 
 // bucketOracle is what one bucket owes, in units times nanoseconds of its window.
@@ -148,11 +504,20 @@ func (b *bucketOracle) left(l *algo.Limit, now time.Duration) int64 {
 	return (owes + int64(l.Window) - 1) / int64(l.Window)
 }
 
-// mixed says that there have been so many claims that for some of them there is no table of what was charged under them any
-// more. Two sides with a common past then count it twice, and buckets that were refilled on both are both taken as they are.
+// mixed says that there have been so many claims, or so much was charged under them, that for some of them there is no table of what was
+// any more. Two sides with a common past then count it twice, and buckets that were refilled on both are both taken as they are.
 func (h *sideHistory) mixed() bool {
 	return slices.ContainsFunc(h.sides, func(s *side) (is bool) {
-		s.store.with(0, func(_ *shard, part *partition) { is = part.extras != nil && len(part.extras.lineage) == maxLineage })
+		s.store.with(0, func(_ *shard, part *partition) {
+			if part.extras == nil {
+				return
+			}
+			lineage := part.extras.lineage
+			is = len(lineage) == maxLineage
+			for i := range lineage {
+				is = is || lineage[i].mixed || i > 0 && lineage[i].delta == nil
+			}
+		})
 		return is
 	})
 }
@@ -163,25 +528,34 @@ func (h *sideHistory) step() string {
 	if h.rng.IntN(40) == 0 {
 		h.now += h.rest
 		for _, s := range h.sides {
-			s.store.Sweep(at(h.now), 1)
+			s.store.Sweep(h.at(s), 1)
 		}
 	}
 	i, j := h.rng.IntN(len(h.sides)), h.rng.IntN(len(h.sides))
 	s, other := h.sides[i], h.sides[j]
-	switch op := h.rng.IntN(40); {
+	r := h.rules[h.rng.IntN(len(h.rules))]
+	ops := 40
+	if h.kept {
+		ops = 70
+	}
+	op := h.rng.IntN(ops)
+	if op >= 40 {
+		return h.stepKept(op-40, s, other, r)
+	}
+	switch {
 	case !s.open:
 		return ""
-	case op < 16:
-		h.charge(s, false)
-		return fmt.Sprintf("%d is charged", i)
 	case op < 24:
-		h.charge(s, true)
-		return fmt.Sprintf("%d reserves", i)
+		if r.Strict && s != h.owner {
+			return ""
+		}
+		h.charge(s, r, op >= 16)
+		return fmt.Sprintf("%d is charged to %s, op %d", i, r.Scope, op)
 	case op < 32:
 		h.settle(s)
 		return fmt.Sprintf("%d settles", i)
 	case op == 32:
-		s.store.Sweep(at(h.now), 1)
+		s.store.Sweep(h.at(s), 1)
 		return fmt.Sprintf("%d sweeps", i)
 	case i == j:
 		return ""
@@ -193,25 +567,67 @@ func (h *sideHistory) step() string {
 	case op < 36:
 		h.copied(s, other)
 		other.store.Promote(0)
-		clear(other.units)
-		for n, units := range s.units {
-			other.units[n] = units
-		}
+		maps.Copy(other.units, s.units)
 		h.claim(other)
 		return fmt.Sprintf("%d is claimed by %d from a copy", i, j)
 	case op < 38:
-		h.copied(s, other)
-		other.store.Promote(0)
-		units := s.units
-		h.close(s)
-		other.units, other.open = units, true
-		other.store.Open(0)
+		h.move(s, other)
 		return fmt.Sprintf("%d moves to %d", i, j)
 	default:
-		h.claim(other)
-		other.store.Cold(0, at(h.now))
+		h.cold(other)
 		return fmt.Sprintf("%d is claimed by %d without a copy", i, j)
 	}
+}
+
+// stepKept is step for what happens to copies that are kept up to date, to processes that are lost, and to grants.
+func (h *sideHistory) stepKept(op int, s, other *side, r *Rule) string {
+	i, j := slices.Index(h.sides, s), slices.Index(h.sides, other)
+	alone := !slices.ContainsFunc(h.sides, func(o *side) bool { return o.open && o != s })
+	followed := s.follower != nil && !s.cut
+	switch {
+	case op < 2 && s.copy && s.source == nil:
+		h.claim(s)
+		return fmt.Sprintf("%d claims what is left of a copy", i)
+	case !s.open:
+		return ""
+	case op < 8 && h.owner != nil && r.Strict:
+		h.charge(h.owner, r, op < 2)
+		return fmt.Sprintf("the owner %d is charged to %s", slices.Index(h.sides, h.owner), r.Scope)
+	case op < 16 && followed:
+		h.tell(s, false, op < 12)
+		return fmt.Sprintf("%d tells its follower", i)
+	case op < 19 && !other.open:
+		h.follow(s, other)
+		return fmt.Sprintf("%d is followed by %d", i, j)
+	case op < 22 && followed:
+		to := s.follower
+		h.claim(to)
+		if op == 20 {
+			h.close(s)
+		}
+		return fmt.Sprintf("%d is claimed by its follower %d, op %d", i, slices.Index(h.sides, to), op)
+	case op == 22:
+		h.detach(s)
+		return fmt.Sprintf("%d is followed by nobody", i)
+	case op == 23 && followed:
+		h.swap(s)
+		return fmt.Sprintf("%d is swapped with its follower", i)
+	case op == 24 && !alone:
+		h.close(s)
+		return fmt.Sprintf("%d is lost", i)
+	case op >= 26 && op < 30 && s.rival != nil && s.rival.open && s.rival != s:
+		rival := s.rival
+		s.rival = nil
+		if op < 28 {
+			s, rival = rival, s
+		}
+		h.merge(s, rival)
+		return fmt.Sprintf("%d is merged with %d after a claim", slices.Index(h.sides, s), slices.Index(h.sides, rival))
+	case op >= 25 && s != h.owner && (op == 25 || h.owner == nil):
+		h.grant(s)
+		return fmt.Sprintf("%d is granted, op %d", i, op)
+	}
+	return ""
 }
 
 // TestMergeForgetsNothing has several processes hold a partition at once, with a common past or none, each of which charges,
@@ -229,43 +645,81 @@ func TestMergeForgetsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range seeds(1000) {
-				h := &sideHistory{t: t, rng: rand.New(rand.NewPCG(seed, 21)), rule: rule("p", limit)}
-				for range 4 {
-					h.sides = append(h.sides, &side{store: New(Config{Shut: true}), units: make(map[int]int64)})
-				}
+				h := newSideHistory(t, rand.New(rand.NewPCG(seed, 21)), 4, rule("p", limit))
 				if limit.Window == 5*time.Second {
 					h.rest = time.Duration(h.rng.Int64N(int64(limit.Window)))
-				} else if repaid(h.rule.Limits) {
+				} else if repaid(h.rules[0].Limits) {
 					h.rest = 300 * time.Millisecond // in which a bucket that was used little is full again
 				}
 				h.claim(h.sides[0])
-				var told []string
-				for range 150 {
-					if repaid(h.rule.Limits) && h.mixed() {
-						break
-					}
-					if what := h.step(); what != "" {
-						told = append(told, fmt.Sprintf("%v: %s", h.now, what))
-					}
-					for i, s := range h.sides {
-						if !s.open {
-							continue
-						}
-						d, err := s.store.Decide(h.key(s), h.rule, at(h.now), cost(0), nil)
-						if err != nil {
-							t.Fatal(err)
-						}
-						most := max(limit.Limit, limit.Capacity)
-						if used, want := most-d.Remaining, min(most, h.counted(s)); used < want {
-							t.Fatalf("seed %d: at %v side %d counts %d of %d\n%s", seed, h.now, i, used, want, told[max(0, len(told)-25):])
-						}
-					}
-				}
-				for _, s := range h.sides {
-					accounted(t, s.store)
-				}
+				h.run(seed, 150)
 			}
 		})
+	}
+}
+
+// run has so many things happen, and judges what is counted after each of them and what was admitted in the end.
+func (h *sideHistory) run(seed uint64, steps int) {
+	h.t.Helper()
+	var told []string
+	fail := func(what string) {
+		h.t.Helper()
+		if what != "" {
+			h.t.Fatalf("seed %d: %s\n%s", seed, what, strings.Join(told, "\n"))
+		}
+	}
+	for range steps {
+		if what := h.step(); what != "" {
+			told = append(told, fmt.Sprintf("%v: %s", h.now, what))
+		}
+		fail(h.judge())
+	}
+	for _, r := range h.rules {
+		if r.Strict {
+			fail(h.exceeded(r))
+		}
+	}
+	for _, s := range h.sides {
+		accounted(h.t, s.store)
+	}
+}
+
+// TestMergeForgetsNothingOfCopies is TestMergeForgetsNothing of keys of every algorithm and durability together, through several of their
+// windows: with copies that are behind their holders and claim, allowances of escrow that are charged then, processes that are lost, and
+// grants for strict rules, of which never more may be admitted than one process would have.
+func TestMergeForgetsNothingOfCopies(t *testing.T) {
+	const w = 2 * time.Second
+	for seed := range seeds(1500) {
+		rng := rand.New(rand.NewPCG(seed, 23))
+		var rules []*Rule
+		for i := range 4 {
+			n := 10 + rng.Int64N(30)
+			limits := map[string]algo.Limit{
+				"sliding_log":     log(n, w),
+				"sliding_window":  {Algorithm: algo.SlidingWindow, Limit: n, Window: w},
+				"sliding_counter": {Algorithm: algo.SlidingCounter, Limit: n, Window: w},
+				"fixed_window":    window(n, w),
+				"epoch":           {Algorithm: algo.FixedWindow, Limit: n, Window: w, Period: algo.Epoch},
+				// A bucket fills for longer than a run, for as long as what was charged to it is told apart.
+				"token_bucket": {Algorithm: algo.TokenBucket, Limit: 1, Capacity: 10 * n, Window: time.Second},
+				"leaky_bucket": {Algorithm: algo.LeakyBucket, Limit: 1, Capacity: 10 * n, Window: time.Second},
+			}
+			names := slices.Sorted(maps.Keys(limits))
+			name := names[rng.IntN(len(names))]
+			r := rule("", limits[name])
+			r.Durability, r.Strict, r.ColdClosed = [...]Durability{Async, None, Escrow, Escrow, Sync}[rng.IntN(5)], rng.IntN(3) == 0, rng.IntN(4) == 0
+			if r.Strict {
+				r.Durability = max(r.Durability, Escrow)
+			}
+			r.Scope = fmt.Sprintf("%s %d, durability %d, strict %t", name, i, r.Durability, r.Strict)
+			rules = append(rules, r)
+		}
+		h := newSideHistory(t, rng, 4, rules...)
+		h.kept, h.rest = true, time.Duration(rng.Int64N(int64(2*w)))
+		h.claim(h.sides[0])
+		h.owner = h.sides[0]
+		h.name(h.owner)
+		h.run(seed, 200)
 	}
 }
 
@@ -280,34 +734,24 @@ func TestMergeAfterManyClaims(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for seed := range seeds(50) {
-				h := &sideHistory{t: t, rng: rand.New(rand.NewPCG(seed, 22)), rule: rule("p", limit)}
-				for range 2 {
-					h.sides = append(h.sides, &side{store: New(Config{Shut: true}), units: make(map[int]int64)})
-				}
+				h := newSideHistory(t, rand.New(rand.NewPCG(seed, 22)), 2, rule("p", limit))
 				holder, other := h.sides[0], h.sides[1]
 				h.claim(holder)
 				// split ends with what both sides admitted counted by the one that holds the partition then.
 				split := func(charges int) {
 					h.copied(holder, other)
 					other.store.Promote(0)
-					for n, units := range holder.units {
-						other.units[n] = units
-					}
+					maps.Copy(other.units, holder.units)
 					h.claim(other)
 					for range charges {
 						h.now += time.Duration(h.rng.Int64N(int64(100 * time.Millisecond)))
-						h.charge(h.sides[h.rng.IntN(2)], false)
+						h.charge(h.sides[h.rng.IntN(2)], h.rules[0], false)
 					}
 					if h.rng.IntN(2) == 0 {
 						holder, other = other, holder
 					}
 					h.merge(other, holder)
-					d, err := holder.store.Decide(h.key(holder), h.rule, at(h.now), cost(0), nil)
-					if err != nil {
-						t.Fatal(err)
-					}
-					most := max(limit.Limit, limit.Capacity)
-					if used, want := most-d.Remaining, min(most, h.counted(holder)); used < want || used > want && limit.Algorithm == algo.SlidingLog {
+					if used, want := h.used(holder, h.rules[0]), min(mostOf(h.rules[0]), h.counted(holder, h.rules[0])); used < want || used > want && limit.Algorithm == algo.SlidingLog {
 						t.Fatalf("seed %d: after %d claims %d are in use, want %d", seed, h.claims, used, want)
 					}
 				}
