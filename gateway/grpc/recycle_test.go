@@ -16,8 +16,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
+	"github.com/weirlimit/weir/test/testkit"
 )
 
 // TestCallsDoNotCross has many callers make calls that end in every way there is: memory that is used again must not bring one what
@@ -176,8 +178,58 @@ func TestTracedCallsAreNotUsedAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		data.Free()
-		if kept := c.Results[0] != nil; kept != traced {
+		if kept := len(c.Results) > 0 && c.Results[0] != nil; kept != traced {
 			t.Errorf("traced: %v, what was sent is there: %v", traced, kept)
 		}
+	}
+}
+
+// measured is a service that notes the room that checks have.
+type measured struct {
+	fakeService
+	most *atomic.Int64 // of one check
+}
+
+func (m measured) CheckTo(_ context.Context, checks []limit.Check, _ limit.Denials, results []limit.Result) error {
+	if len(checks) == 1 {
+		m.most.Store(max(m.most.Load(), int64(cap(checks)), int64(cap(results))))
+	}
+	return nil
+}
+
+// TestFewChecksKeepLittle: a call of one check, which is not counted, does not keep the room that a thousand checks have had, and a call whose
+// request has not come keeps none.
+func TestFewChecksKeepLittle(t *testing.T) {
+	noLeaks(t)
+	m := measured{most: new(atomic.Int64)}
+	s := NewServer(ServerConfig{Service: m})
+	c := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register)))
+	ask := func(n int) {
+		in := new(weirv1.CheckRequest)
+		for range n {
+			in.Checks = append(in.Checks, named("p", "k", 1))
+		}
+		if out, err := c.Check(t.Context(), in); err != nil || len(out.Results) != n {
+			t.Fatal(out, err)
+		}
+	}
+	for range 50 {
+		ask(limit.MaxBatch)
+		ask(1)
+		waiting := s.calls.Get().(*call)
+		if waiting.in != nil || waiting.room != nil {
+			t.Fatal("a call that waits for its request has room")
+		}
+		s.calls.Put(waiting)
+	}
+	if most := m.most.Load(); most > 1 {
+		t.Errorf("one check had room for %d", most)
+	}
+	for n := 1; n <= limit.MaxBatch; n++ {
+		c := s.calls.Get().(*call)
+		if c.grow(n); len(c.Results) != n || len(c.checks) != n || cap(c.answers) > 2*n || cap(c.results) > 2*n {
+			t.Fatalf("%d checks have room for %d", n, cap(c.answers))
+		}
+		c.Recycle()
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -59,8 +60,9 @@ type Server struct {
 	weirv1.UnimplementedLimiterServer
 	svc     limiter.BatchService
 	cfg     ServerConfig
-	batches sync.Pool      // of *limiter.Batch
-	calls   sync.Pool      // of *call
+	batches sync.Pool // of *limiter.Batch
+	calls   sync.Pool // of *call
+	rooms   rooms
 	traced  bool           // gRPC's traces keep the messages of calls, to write them out when somebody looks at them
 	readers sync.WaitGroup // of CheckStream, and handlers of other streams
 	unread  unread         // of CheckStreams
@@ -71,30 +73,49 @@ func NewServer(cfg ServerConfig) *Server {
 	s := &Server{svc: cfg.Service, cfg: cfg, traced: grpc.EnableTracing, batches: sync.Pool{New: func() any { return new(limiter.Batch) }}}
 	s.calls.New = func() any {
 		c := &call{server: s, admission: admission{gate: cfg.Requests}}
-		c.request.Admit = func(size int) error { return c.admission.enter(c.ctx, size, leastCheck) }
+		c.request.Admit = c.admit
 		return c
 	}
 	return s
 }
 
-// call is what a Check takes while it is in flight, used again for the next: 65 KB for 100 checks. It is the message that the call is
-// answered with.
+// call is what a Check takes while it is in flight, used again for the next. It is the message that the call is answered with. While its
+// request has not come, as for long it need not, it has no more than this.
 type call struct {
 	weirv1.CheckResponse
+	*room     // nil until it is known for how many checks
 	server    *Server
 	admission admission
 	request   wire.Lenient
 	ctx       context.Context // of the call, while its request is decoded
 	in        *weirv1.CheckRequest
-	checks    []limit.Check
-	results   []limit.Result
-	answers   []decided
 }
 
-// grow makes room for n checks and what comes of them. What it has is nobody's any more.
+// room is what so many checks and their answers take: 59 KB for 100.
+type room struct {
+	checks  []limit.Check
+	results []limit.Result
+	answers []decided
+	out     []*weirv1.Result
+}
+
+// rooms keep rooms by their size: those for a power of two are for as few checks as no smaller one has room for. So few checks, which no
+// gate counts, do not keep the room of many.
+type rooms [11]sync.Pool // the last for 1024
+
+// size is the power of two for n checks, at least 1.
+func (*rooms) size(n int) int { return bits.Len(uint(n - 1)) }
+
+// grow makes room for n checks, at least 1 and at most limit.MaxBatch, and what comes of them.
 func (c *call) grow(n int) {
-	c.checks, c.results = slices.Grow(c.checks[:0], n)[:n], slices.Grow(c.results[:0], n)[:n]
-	c.answers, c.Results = slices.Grow(c.answers[:0], n)[:n], slices.Grow(c.Results[:0], n)[:n]
+	size := c.server.rooms.size(n)
+	r, ok := c.server.rooms[size].Get().(*room)
+	if !ok {
+		all := 1 << size
+		r = &room{make([]limit.Check, all), make([]limit.Result, all), make([]decided, all), make([]*weirv1.Result, all)}
+	}
+	r.checks, r.results, r.answers, r.out = r.checks[:n], r.results[:n], r.answers[:n], r.out[:n]
+	c.room, c.Results = r, r.out
 }
 
 // Recycle implements wire.Recycled. Nothing is left in c that would be kept alive.
@@ -102,17 +123,30 @@ func (c *call) Recycle() {
 	if c.server.traced {
 		return
 	}
-	c.in = nil
-	clear(c.checks)
-	clear(c.results)
-	clear(c.answers)
-	clear(c.Results)
+	if r := c.room; r != nil {
+		clear(r.checks)
+		clear(r.results)
+		clear(r.answers)
+		clear(r.out)
+		c.server.rooms[c.server.rooms.size(len(r.checks))].Put(r)
+	}
+	c.in, c.room, c.Results = nil, nil, nil
 	c.server.calls.Put(c)
+}
+
+// admit waits for room for a request that has come, and gives it that which one before it had.
+func (c *call) admit(size int) error {
+	err := c.admission.enter(c.ctx, size, leastCheck)
+	if err == nil {
+		c.in = weirv1.CheckRequestFromVTPool()
+		c.request.Message = c.in
+	}
+	return err
 }
 
 // decode reads the request of a call.
 func (c *call) decode(ctx context.Context, read func(any) error) error {
-	c.ctx, c.request.Message, c.request.Check = ctx, c.in, boundChecks
+	c.ctx, c.request.Check = ctx, boundChecks
 	err := read(&c.request)
 	if err == nil {
 		err = undecoded(&c.request)
@@ -157,7 +191,6 @@ func (s *Server) handleCheck() grpc.MethodHandler {
 				c.Recycle() // as the codec does when it has marshalled it
 			}
 		}()
-		c.in = weirv1.CheckRequestFromVTPool()
 		if err := c.decode(ctx, dec); err != nil {
 			return nil, err
 		}

@@ -83,7 +83,7 @@ type Recycled interface {
 type Lenient struct {
 	Message proto.Message
 	// Admit, when set, is given the message's size before anything else is done with it, and waits until it may be decoded. An
-	// error of it is kept in Err, and nothing is decoded.
+	// error of it is kept in Err, and nothing is decoded. It may set Message.
 	Admit func(size int) error
 	// Check, when set, is given the message's bytes before they are decoded. An error of it is kept in Err, and nothing is decoded.
 	Check func([]byte) error
@@ -120,22 +120,18 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 
 // Unmarshal implements encoding.CodecV2. A message that keeps its room is decoded into the room it has.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
-	var check func([]byte) error
-	lenient, _ := v.(*Lenient)
-	if lenient != nil {
-		v, check = lenient.Message, lenient.Check
+	lenient, ok := v.(*Lenient)
+	if !ok {
+		return c.unmarshal(data, v, nil)
 	}
-	var err error
-	if lenient != nil && lenient.Admit != nil {
-		err = lenient.Admit(data.Len())
+	lenient.Err = nil
+	if lenient.Admit != nil {
+		lenient.Err = lenient.Admit(data.Len())
 	}
-	if err == nil {
-		err = c.unmarshal(data, v, check)
+	if lenient.Err == nil {
+		lenient.Err = c.unmarshal(data, lenient.Message, lenient.Check)
 	}
-	if lenient != nil {
-		lenient.Err, err = err, nil
-	}
-	return err
+	return nil
 }
 
 func (c codec) unmarshal(data mem.BufferSlice, v any, check func([]byte) error) error {
