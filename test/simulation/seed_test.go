@@ -273,6 +273,10 @@ func (r *run) life() {
 	w.loss, w.repeat, w.tail = 0, 0, 0
 	w.say("faults are over")
 	w.run(w.now + second)
+	// Pauses that began before the end may last longer than all the rest takes.
+	w.until(r.climate.halt[1], func() bool {
+		return !slices.ContainsFunc(w.running(), func(p *process) bool { return p.paused })
+	})
 	r.converge("after the faults")
 	w.disturbed = false
 	w.calmed()
@@ -296,8 +300,13 @@ func (r *run) early() bool {
 	return r.settle <= r.discover[1] || r.weather > crashing && r.settle <= r.discover[1]+r.climate.lag+100*millisecond
 }
 
-// settling is how long it may take, once nothing goes wrong any more, until every partition is held by its target: until
-// the dead are seen to be, views settle, leases run out, voters have abstained and what there is has been moved.
+// settling is how long it may take, once nothing goes wrong and nobody stands still any more, until every partition is held by its
+// target: until the dead are seen to be, views settle, leases run out, voters have abstained and what there is has been moved.
+//
+// The longest is after a split with all voters restarted: they abstain for 3 s and the last of five begins an epoch 2 s later; views
+// settle meanwhile. A side that got no grant is given away two leases of 3 s after it has got its term in that epoch, as it could not
+// tell whether it is whole. The backup that was a holder until then, and said so a moment before, is tried again after 1 s, and the
+// voters have to hear of it: 1.5 s, see quiet. The rest of the 15 s is for ticks, looks and repeats.
 func (r *run) settling() int64 {
 	d := 15 * second
 	if r.climate.harsh { // all of that takes as long as it was drawn to
