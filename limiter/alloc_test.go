@@ -3,12 +3,10 @@
 package limiter
 
 import (
-	"context"
 	"testing"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
-	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -53,15 +51,6 @@ func TestNoAllocations(t *testing.T) {
 				t.Errorf("%v allocations", n)
 			}
 		})
-	}
-}
-
-// prompt are peers who admit everything.
-type prompt struct{}
-
-func (prompt) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
-	for _, op := range ops {
-		op.Outcome.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
 	}
 }
 

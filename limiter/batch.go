@@ -2,7 +2,9 @@ package limiter
 
 import (
 	"context"
+	"math/bits"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"github.com/weirlimit/weir/limit"
@@ -246,9 +248,12 @@ func (l *Limiter) finishAll(ctx context.Context, b *Batch, span Span) {
 	}
 }
 
+// batchesOf returns the pool of batches of so many checks: few that wait for others do not keep the room of many.
+func (l *Limiter) batchesOf(checks int) *sync.Pool { return &l.batches[bits.Len(uint(checks-1))] }
+
 // borrow returns a batch of somebody else's checks and results, for giveBack.
 func (l *Limiter) borrow(checks []limit.Check, results []limit.Result) *Batch {
-	b := l.batches[min(len(checks)-1, 1)].Get().(*Batch)
+	b := l.batchesOf(len(checks)).Get().(*Batch)
 	b.Checks, b.Results = checks, results
 	b.grow()
 	return b
@@ -259,7 +264,7 @@ func (l *Limiter) giveBack(b *Batch) {
 	if b == nil {
 		return
 	}
-	pool := &l.batches[min(len(b.Checks)-1, 1)]
+	pool := l.batchesOf(len(b.Checks))
 	b.Checks, b.Results = nil, nil
 	b.reset()
 	pool.Put(b)

@@ -195,3 +195,25 @@ func TestABatchDecidesAsItsChecksAlone(t *testing.T) {
 		}
 	})
 }
+
+// TestFewChecksKeepLittle: checks that wait for another node keep no more room than twice as many would, whatever came before them.
+func TestFewChecksKeepLittle(t *testing.T) {
+	l := New(Config{Ownership: newTwoOthers(), Peers: prompt{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+	defer l.Close()
+	checks, results := make([]limit.Check, limit.MaxBatch), make([]limit.Result, limit.MaxBatch)
+	for i := range checks {
+		checks[i] = named("p", fmt.Sprint(i), 1)
+	}
+	for range 20 {
+		for _, n := range []int{limit.MaxBatch, 2} {
+			if err := l.CheckTo(t.Context(), checks[:n], nil, results[:n]); err != nil {
+				t.Fatal(err)
+			}
+			b := l.borrow(checks[:n], results[:n])
+			if cap(b.open) > 2*n || len(b.rooms)*batchRoom > n+2*batchRoom {
+				t.Fatalf("%d checks have room for %d, and for %d operations", n, cap(b.open), len(b.rooms)*batchRoom)
+			}
+			l.giveBack(b)
+		}
+	}
+}

@@ -119,8 +119,8 @@ type Limiter struct {
 	inline inlineRules
 	parts  parts
 
-	batches [2]sync.Pool // of *Batch, for CheckTo: of single checks, and of several
-	asks    sync.Pool    // of *asks
+	batches [11]sync.Pool // of *Batch, for CheckTo: by the least power of two that is not below their checks, the last for 1024
+	asks    sync.Pool     // of *asks
 
 	refusals  refusal.Cache[refusalKey, limit.Decision] // of checks that other nodes decide
 	inquiries inquiries                                 // about these keys

@@ -573,6 +573,15 @@ func (twoOthers) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok
 	return false, true
 }
 
+// prompt are peers who admit everything.
+type prompt struct{}
+
+func (prompt) Forward(_ context.Context, _ ownership.Node, ops []*Op) {
+	for _, op := range ops {
+		op.Outcome.Decision = limit.Decision{Allowed: true, Granted: op.Cost}
+	}
+}
+
 // mistaken are peers who panic when they are asked about a key.
 type mistaken struct{ asked map[string]int }
 
