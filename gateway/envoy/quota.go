@@ -56,6 +56,7 @@ func (c *Config) Quota(domain string, id map[string]string) (t QuotaTarget, ok b
 	return t, false
 }
 
+// matches reports whether an id is one of the bucket's, or, of the entries of another bucket, whether all of its ids are.
 func (b *quotaBucket) matches(id map[string]string) bool {
 	if len(id) != len(b.entries) {
 		return false
@@ -108,25 +109,12 @@ func (r *reader) quota(f strictyaml.Fields, d *domain) {
 		return
 	}
 	for i := range d.quotas {
-		if other := &d.quotas[i]; other.shadows(&b) {
+		if other := &d.quotas[i]; other.matches(b.entries) { // a wildcard, too: what has that value has any
 			r.Fail(bucket.Key, bucket.Path, "has no bucket left: that of line %d has all of them", other.line)
 			return
 		}
 	}
 	d.quotas = append(d.quotas, b)
-}
-
-// shadows reports whether each bucket of c is one of b, too.
-func (b *quotaBucket) shadows(c *quotaBucket) bool {
-	if len(b.entries) != len(c.entries) {
-		return false
-	}
-	for k, v := range b.entries {
-		if w, given := c.entries[k]; !given || v != wildcard && v != w {
-			return false
-		}
-	}
-	return true
 }
 
 // bucketID reads the entries of a bucket's id.
