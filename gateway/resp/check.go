@@ -202,12 +202,7 @@ func appendThrottle(b []byte, p *pending, d *limit.Decision) []byte {
 		retryAfter = d.ResetAfter - p.throttle.fill
 		limited = retryAfter > 0
 	}
-	b = append(b, "*5\r\n"...)
-	if limited {
-		b = append(b, ":1\r\n"...)
-	} else {
-		b = append(b, ":0\r\n"...)
-	}
+	b = appendBool(append(b, "*5\r\n"...), resp2, limited)
 	b = appendInt(b, p.throttle.limit.Capacity)
 	b = appendInt(b, d.Remaining)
 	if limited && retryAfter != algo.Never {
