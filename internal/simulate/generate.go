@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -50,12 +51,8 @@ type Generator struct {
 
 // NewGenerator returns a Generator, or an error that names the setting that cannot be.
 func NewGenerator(cfg PatternConfig) (*Generator, error) {
-	known := false
-	for _, p := range Patterns() {
-		known = known || p == cfg.Pattern
-	}
 	switch {
-	case !known:
+	case !slices.Contains(Patterns(), cfg.Pattern):
 		return nil, fmt.Errorf("pattern %q is not one of %v", cfg.Pattern, Patterns())
 	case !(cfg.Rate > 0 && cfg.Rate <= 1e9):
 		return nil, fmt.Errorf("rate must be above 0 and at most 1e9 a second")
