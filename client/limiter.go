@@ -159,10 +159,8 @@ func (l *Limiter) waitDelay(ctx context.Context, q question, d Decision) error {
 
 // sleep returns nil after d, or earlier with an error when ctx ends or the client is closed.
 func (c *Client) sleep(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

@@ -232,10 +232,8 @@ func (ns *nodes) watch(ctx context.Context, m *member) {
 	}
 	m.ready.Store(false)
 	// Calls in flight, when it was only the name that lost this address, are given the time they have.
-	t := time.NewTimer(ns.timeout)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(ns.timeout):
 	case <-ns.ctx.Done():
 	}
 }

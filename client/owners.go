@@ -161,11 +161,9 @@ func (ns *nodes) learn(ctx context.Context) {
 		case codes.Unimplemented, codes.PermissionDenied, codes.Unauthenticated:
 			wait = refusedRelearn
 		}
-		t := time.NewTimer(wait)
 		select {
-		case <-t.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
-			t.Stop()
 			return
 		}
 	}

@@ -486,14 +486,12 @@ func (r *remote) ready(ctx context.Context) error {
 		if last == nil || ctx.Err() == nil {
 			last = err // not that ctx ended, if there is a better reason
 		}
-		again := time.NewTimer(100 * time.Millisecond)
 		select {
 		case <-changed:
-		case <-again.C:
+		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
 		case <-r.nodes.ctx.Done():
 		}
-		again.Stop()
 		if ctx.Err() != nil || r.nodes.ctx.Err() != nil {
 			return last
 		}

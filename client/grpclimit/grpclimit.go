@@ -106,10 +106,8 @@ func (c *Config) admit(ctx context.Context, method string) error {
 	case !d.Allowed:
 		return refusal(codes.ResourceExhausted, "the rate limit is used up", d.RetryAfter)
 	case d.Delay > 0:
-		t := time.NewTimer(d.Delay)
-		defer t.Stop()
 		select {
-		case <-t.C:
+		case <-time.After(d.Delay):
 		case <-ctx.Done():
 			return status.FromContextError(ctx.Err()).Err()
 		}

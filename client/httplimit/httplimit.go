@@ -129,10 +129,8 @@ func writeProblem(w http.ResponseWriter, status int, title, detail string) {
 
 // sleep waits, and reports false when ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 		return true
 	case <-ctx.Done():
 		return false

@@ -222,10 +222,8 @@ func (r *run) await(ctx context.Context, n int64) (due time.Duration, ok bool) {
 	if due <= at {
 		return due, true
 	}
-	t := time.NewTimer(due - at)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(due - at):
 		return due, true
 	case <-ctx.Done():
 		return due, false
