@@ -226,6 +226,7 @@ func (s *Store) AttachCurrent(p int, slot ownership.Slot, all bool) {
 	s.with(p, func(sh *shard, part *partition) {
 		f := sh.attach(part, p, slot, all)
 		f.confirmed = f.contained
+		f.history = true // and so the version, which may be above the follower's for what this process has held before
 		part.tellReservations(slot, true)
 	})
 }

@@ -751,3 +751,42 @@ func TestMergeOfRepaidReservation(t *testing.T) {
 		}
 	}
 }
+
+// TestMergeAfterMovesThereAndBack: a partition that moves to its copy and back, with nothing charged in between, comes back with the version
+// that it had there: otherwise what is left there would pass for newer than what is charged after that.
+func TestMergeAfterMovesThereAndBack(t *testing.T) {
+	r := rule("p", log(100, minute))
+	for _, receiver := range []int{0, 1} {
+		s := newSplit(t, 2, r)
+		a, b := s.parties[0].store, s.parties[1].store
+		s.claim(1)
+		for range 50 { // b has counted further than a will
+			b.Attach(0, ownership.Target, true)
+			b.Detach(0, ownership.Target)
+		}
+		b.Discard(0)
+		b.Shut(0)
+		s.claim(0)
+		s.claim(0) // so that the newest claim has a table
+		to := func(from, to *Store, l *link) {
+			from.Shut(0)
+			l.offset = 0
+			l.sync(t, s.now, false)
+			from.Detach(0, ownership.Backup)
+			to.AttachCurrent(0, ownership.Backup, true)
+			to.Caught(0, ownership.Backup)
+			to.Open(0)
+		}
+		l := newLink(a, b, ownership.Backup)
+		l.offset = 0
+		l.sync(t, s.now, true)
+		to(a, b, l)
+		to(b, a, newLink(b, a, ownership.Backup))
+		s.admit(0, r, "0")
+		s.claim(1) // with what it has
+		s.admit(1, r, "0")
+		a.Detach(0, ownership.Backup)
+		s.merge(1-receiver, receiver)
+		s.check(receiver, true)
+	}
+}

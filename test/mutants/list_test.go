@@ -409,6 +409,11 @@ var mutants = []mutant{
 		"./store -run TestMergeOfRepaidReservation", "remain",
 	},
 	{
+		"store: a follower that has everything is not told the version", "store/follower.go",
+		[]edit{{"		f.confirmed = f.contained\n		f.history = true", "		f.confirmed = f.contained\n		f.history = false"}},
+		"./store -run TestMergeAfterMovesThereAndBack", "counts",
+	},
+	{
 		"store: a copy counts changes", "store/follower.go",
 		[]edit{{"	if !part.followed {\n		return\n	}\n	part.extras.bump()\n	if !part.tells", "	if part.role == nil {\n		return\n	}\n	part.extras.bump()\n	if !part.tells"}},
 		"./store -run TestMergeAfterEscrowIsCharged", "counts",
