@@ -37,6 +37,7 @@ type lender struct {
 // round is one asking for what is on loan of a key.
 type round struct {
 	asked   map[algo.LoanID]bool // and have not answered
+	unknown map[algo.LoanID]bool // of borrowers that could not be asked when it began
 	waiting []*ask
 }
 
@@ -241,12 +242,17 @@ func (p *process) callBack(a *ask) {
 	w, key, l := p.w, a.op.key, &p.lender
 	loans, err := p.data.Recall(*key, a.op.policy.Name, p.host.clock().Instant)
 	if r := l.rounds[key.Key]; r != nil {
-		r.waiting = append(r.waiting, a)
+		a.round, r.waiting = r, append(r.waiting, a)
 		return
 	}
-	r := &round{asked: make(map[algo.LoanID]bool), waiting: []*ask{a}}
+	r := &round{asked: make(map[algo.LoanID]bool), unknown: make(map[algo.LoanID]bool), waiting: []*ask{a}}
+	a.round = r
 	for _, loan := range loans {
-		if l.silent[loan.ID] > w.now || !l.known[loan.ID.Borrower] {
+		if !l.known[loan.ID.Borrower] {
+			r.unknown[loan.ID] = true
+			continue
+		}
+		if l.silent[loan.ID] > w.now {
 			continue
 		}
 		r.asked[loan.ID] = true
@@ -385,7 +391,8 @@ func (l *lending) rises(p *process, name told, loan algo.Loan) {
 	p.lender.told[name] = loan
 }
 
-// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or somebody who is silent.
+// decided holds a decision beside loans to these having been asked for: what is refused finds no room, or somebody who is silent, or who could
+// not be asked when what is on loan was asked for last.
 func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	o := a.op
 	l.look(o.policy, o.key)
@@ -397,7 +404,9 @@ func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 		return // of the one the checker knows, and the other is what limits are for
 	}
 	held := slices.DeleteFunc(loans, func(k algo.Loan) bool { return k.Ended || k.Left() == 0 })
-	if !slices.ContainsFunc(held, func(k algo.Loan) bool { return p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] }) {
+	if !slices.ContainsFunc(held, func(k algo.Loan) bool {
+		return p.lender.silent[k.ID] > l.now || !p.lender.known[k.ID.Borrower] || a.round != nil && a.round.unknown[k.ID]
+	}) {
 		l.broken(hasty, "%s: %d refused by %s, where there is room for %d and %+v", o.key.Key, o.cost, p.self.Name, room, held)
 	}
 }
@@ -504,6 +513,41 @@ func TestLoanTotals(t *testing.T) {
 		switch vs := r.proto.Violations; {
 		case test.rule == "" && len(vs) > 0, test.rule != "" && (len(vs) != 1 || vs[0].Rule != test.rule):
 			t.Errorf("%s: %v, want %q", name.key, vs, test.rule)
+		}
+	}
+}
+
+// TestHeardOfMeanwhile: a check is refused that has waited for one borrower, while another that has units was first heard of after the question was
+// asked; not where that one could have been asked.
+func TestHeardOfMeanwhile(t *testing.T) {
+	asked, unheard := algo.LoanID{Borrower: 1, Number: 1}, algo.LoanID{Borrower: 2, Number: 1}
+	for known, violations := range map[bool]int{false: 0, true: 1} {
+		r := drawRun(0, false)
+		r.lend(20 * millisecond)
+		r.life()
+		l := r.lending
+		pol := l.policies[slices.IndexFunc(l.policies, func(p *policy) bool { return !p.Strict })]
+		key := &pol.keys[0]
+		p := r.running()[slices.IndexFunc(r.running(), func(p *process) bool { return p.owns(key.Partition) })]
+		l.now += 20 * second // nothing is left of what was used, nor of loans
+		report := func(id algo.LoanID, want, returned int64) {
+			b := store.Borrow{ID: id, Totals: algo.Totals{Granted: returned, Returned: returned}, Want: want}
+			if a, err := p.data.Lend(*key, pol.rule, p.host.clock().Instant, b); err != nil || a.Left() != want {
+				t.Fatalf("lent %+v, %v", a.Loan, err)
+			}
+		}
+		report(asked, algo.LeastLoan, 0)
+		report(unheard, algo.LeastLoan, 0)
+
+		r.proto.Violations = nil
+		p.lender = lender{known: map[uint64]bool{asked.Borrower: true, unheard.Borrower: known}}
+		a := &ask{op: &op{policy: pol, key: key, cost: pol.Limit}}
+		p.callBack(a)
+		p.lender.known[unheard.Borrower] = true
+		report(asked, 0, algo.LeastLoan)
+		l.decided(p, a, &store.Answer{})
+		if vs := r.proto.Violations; len(vs) != violations || violations > 0 && vs[0].Rule != hasty {
+			t.Errorf("could be asked: %t: %v", known, vs)
 		}
 	}
 }

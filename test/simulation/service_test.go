@@ -84,9 +84,10 @@ type ask struct {
 	number   int            // how often it was handed on
 	asked    int            // back's number when it was handed on to here
 	told     bool
-	passed   bool  // the answer has been sent to back
-	parked   int64 // true time since when it waits out a hand-over; 0: it does not
-	recalled bool  // what is on loan has been asked for, in vain or not
+	passed   bool   // the answer has been sent to back
+	parked   int64  // true time since when it waits out a hand-over; 0: it does not
+	recalled bool   // what is on loan has been asked for, in vain or not
+	round    *round // that it has waited for last; nil: none
 	// ungranted is the true time at which it was to be decided here first: it may have to wait for a grant from then on.
 	ungranted int64
 }
