@@ -268,7 +268,7 @@ func (c *Core) SetView(now Now, v View) {
 func (c *Core) review(p int) {
 	pt := &c.parts[p]
 	if in := &pt.incoming; in.from != (Node{}) && !c.lives(in.from) {
-		c.endIncoming(p)
+		c.endOffer(p)
 	}
 	if !pt.held {
 		return
@@ -453,8 +453,12 @@ func (c *Core) lookAtAll() {
 	var ask []int
 	for p := range c.parts {
 		pt := &c.parts[p]
-		if in := &pt.incoming; in.from != (Node{}) && c.t-in.heard > idleAfter {
-			c.endIncoming(p) // whoever was to send it has thought better of it, and another may be waiting
+		in := &pt.incoming
+		if in.from != (Node{}) && c.t-in.word > idleAfter {
+			c.endOffer(p) // whoever was to send it has thought better of it, and another may be waiting
+		}
+		if len(in.pieces) > 0 && c.t-in.heard > idleAfter {
+			c.dropPieces(p) // the sender may be lost, and there is room for so many of them
 		}
 		if pt.held != c.mine(p) || pt.held && pt.standing == Frozen {
 			c.settled = false

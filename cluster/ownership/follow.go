@@ -226,7 +226,7 @@ func (c *Core) onReplicate(from Node, m *Replicate) {
 	case !pt.held && m.Term.Less(pt.known):
 		ack.Outcome, ack.Known, ack.Holder = Superseded, pt.known, pt.holder
 		if in.from == from {
-			c.endIncoming(p) // it is somebody else's turn
+			c.endOffer(p) // it is somebody else's turn
 		}
 	case in.sender == from && attachment(m.Sequence) < attachment(in.last):
 		return // of an earlier attempt
@@ -250,10 +250,13 @@ func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 	case in.sender != from || m.Sequence != in.last+1:
 		return Again
 	}
-	if m.Sum != sum(m.Chunk) || m.Part != in.part || m.Parts < 1 || m.Parts > maxPieces || c.buffered+len(m.Chunk) > c.cfg.MaxBuffered {
+	if m.Sum != sum(m.Chunk) || m.Part != int(in.part) || m.Parts < 1 || m.Parts > maxPieces || c.buffered+len(m.Chunk) > c.cfg.MaxBuffered {
 		return c.spoil(p)
 	}
 	in.heard = c.t
+	if in.from == from {
+		in.word = c.t
+	}
 	in.last = m.Sequence
 	if m.Part < m.Parts-1 {
 		in.pieces = append(in.pieces, m.Chunk...)
@@ -294,12 +297,19 @@ func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 func (c *Core) spoil(p int) Outcome {
 	pt := &c.parts[p]
 	in := &pt.incoming
-	c.buffered -= len(in.pieces)
 	if !in.staged && !pt.held {
 		c.dropCopy(p)
 	}
-	in.sender, in.last, in.staged, in.complete, in.pieces, in.part = Node{}, 0, false, false, nil, 0
+	c.dropPieces(p)
+	in.staged, in.complete = false, false
 	return Again
+}
+
+// dropPieces ends receiving: what there is of a chunk is dropped, and the sender has to begin anew. The copy stays as it is.
+func (c *Core) dropPieces(p int) {
+	in := &c.parts[p].incoming
+	c.buffered -= len(in.pieces)
+	in.sender, in.last, in.pieces, in.part = Node{}, 0, nil, 0
 }
 
 func (c *Core) onReplicateAck(from Node, a *ReplicateAck) {

@@ -27,13 +27,14 @@ type commitment struct {
 type incoming struct {
 	sender   Node // of the stream that is being received
 	last     uint64
-	part     int
+	part     int32
 	staged   bool // into the staging area
 	complete bool // the staging area holds a whole copy (only when merging; otherwise it has become the content)
 	merge    bool
 	pieces   []byte
-	heard    int64
-	from     Node // of an accepted offer; nobody when there is none
+	heard    int64 // when the last piece came
+	from     Node  // of an accepted offer; nobody when there is none. Another may send a copy meanwhile
+	word     int64 // when it last offered, or sent a piece
 }
 
 // considerMove starts giving away a partition that another member should hold.
@@ -85,7 +86,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 		if pt.incoming.from == (Node{}) {
 			c.arriving++
 		}
-		pt.incoming.from, pt.incoming.merge, pt.incoming.heard = from, pt.held, c.t
+		pt.incoming.from, pt.incoming.merge, pt.incoming.word = from, pt.held, c.t
 	}
 	c.send(from, &OfferReply{Partition: p, Term: o.Term, Verdict: verdict})
 }
@@ -97,6 +98,18 @@ func (c *Core) endIncoming(p int) {
 		c.arriving--
 	}
 	*in = incoming{}
+}
+
+// endOffer forgets an accepted offer. What it was to be merged with goes too; a copy stays and goes on, for another process may send
+// it, or the same one as to its backup.
+func (c *Core) endOffer(p int) {
+	in := &c.parts[p].incoming
+	if c.parts[p].held {
+		c.endIncoming(p)
+	} else if in.from != (Node{}) {
+		c.arriving--
+		in.from, in.merge = Node{}, false
+	}
 }
 
 func (c *Core) onOfferReply(from Node, r *OfferReply) {

@@ -322,6 +322,57 @@ func TestIdleOffer(t *testing.T) {
 	}
 }
 
+// TestIdleOfferBesideCopy: when the offer of a process that sends nothing ends, the copy that another sends meanwhile goes on, and its
+// messages do not make the offer last.
+func TestIdleOfferBesideCopy(t *testing.T) {
+	l := newAlone(t)
+	l.see(self, peerX, peerX, peerY)
+	l.get(peerY, &Offer{Term: term(1)})
+	if r := last[*OfferReply](l, peerY); r.Verdict != Accepted {
+		t.Fatalf("an offer is answered %v", r.Verdict)
+	}
+	l.get(peerX, wholeCopy(term(2), 10, ids(1)))
+	l.wait(time.Duration(idleAfter) - time.Second)
+	l.get(peerX, update(term(2), 11, nil))
+	l.wait(time.Second + time.Duration(lookEvery) + 50*time.Millisecond)
+	l.get(peerX, update(term(2), 12, nil))
+	if a := last[*ReplicateAck](l, peerX); a.Outcome != Done {
+		t.Errorf("a message after the other's offer has ended is answered %v", a.Outcome)
+	}
+	l.get(peerX, &Offer{Term: term(2)})
+	if r := last[*OfferReply](l, peerX); r.Verdict != Accepted {
+		t.Errorf("an offer is answered %v while another sends nothing", r.Verdict)
+	}
+	l.get(peerX, &Commit{Replicate: *update(term(2), 13, nil), Known: term(2), Release: peerX})
+	if a := last[*CommitAck](l, peerX); a.Outcome != Done {
+		t.Errorf("its commit is answered %v", a.Outcome)
+	}
+}
+
+// TestIdlePieces: pieces of a chunk that is not sent to its end take no room for good, and the copy before it stays.
+func TestIdlePieces(t *testing.T) {
+	l := newAlone(t)
+	l.see(peerX, self, peerX)
+	l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+	piece := update(term(1), 11, ids(2))
+	piece.Parts = 2
+	l.get(peerX, piece)
+	if a := last[*ReplicateAck](l, peerX); a.Outcome != Done || l.core.buffered == 0 {
+		t.Fatalf("a piece is answered %v, and takes %d bytes", a.Outcome, l.core.buffered)
+	}
+	l.wait(time.Duration(idleAfter+lookEvery) + 50*time.Millisecond)
+	if l.core.buffered != 0 {
+		t.Errorf("its pieces still take %d bytes", l.core.buffered)
+	}
+	if i := l.info(peerX); i.Copy.Term != term(1) {
+		t.Errorf("the copy is at %v", i.Copy)
+	}
+	l.get(peerX, update(term(1), 12, ids(3)))
+	if a := last[*ReplicateAck](l, peerX); a.Outcome != Again {
+		t.Errorf("what follows lost pieces is answered %v", a.Outcome)
+	}
+}
+
 // TestLateCommit: a Commit that comes again is answered as it was, also when the partition has been handed on since: the giver has
 // not heard that it was taken, and goes on with what it has if it hears that it was not.
 func TestLateCommit(t *testing.T) {

@@ -240,8 +240,23 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: an idle transfer is not ended", core,
+		[]edit{{"c.t-in.word > idleAfter", "false"}},
+		ownership + "TestIdleOffer$", "while another sends nothing",
+	},
+	{
+		"ownership: a copy ends with another's idle offer", core,
+		[]edit{{"			c.endOffer(p) // whoever", "			c.endIncoming(p) // whoever"}},
+		ownership + "TestIdleOfferBesideCopy", "after the other's offer has ended is answered",
+	},
+	{
+		"ownership: a copy's messages make another's offer last", follow,
+		[]edit{{"	if in.from == from {\n		in.word = c.t", "	if true {\n		in.word = c.t"}},
+		ownership + "TestIdleOfferBesideCopy", "while another sends nothing",
+	},
+	{
+		"ownership: pieces of a lost sender are kept", core,
 		[]edit{{"c.t-in.heard > idleAfter", "false"}},
-		ownership + "TestIdleOffer", "while another sends nothing",
+		ownership + "TestIdlePieces", "still take",
 	},
 	{
 		"ownership: strict answers are given at a release to one who is not on record", move,

@@ -136,7 +136,7 @@ func (p *process) flush() {
 	for _, e := range p.carried(eff.Messages) {
 		to := w.host(e.To.Name)
 		kind := kindOf(e.Message)
-		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep {
+		if a, ok := e.Message.(*ownership.CommitAck); ok && a.Keep && p.labels[a.Partition].Less(a.New) { // it may be the answer again
 			p.labels[a.Partition] = a.New
 		}
 		w.mix(uint64(w.now), uint64(p.host.index), uint64(to.index), uint64(len(kind)))
