@@ -225,8 +225,17 @@ func (a *apply) history() error {
 		e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot = r.Uint(math.MaxUint64), r.Uint(math.MaxUint64), r.Uint(math.MaxUint64)
 		e.at = a.now.Mono - r.int(maxAge)
 		e.seen = r.Uint(math.MaxInt64)
+		e.none = r.Uint(math.MaxInt64+1) - 1
 		deltas[i], e.mixed = r.bool(), r.bool()
 		lineage = append(lineage, e)
+	}
+	if r.bool() {
+		for i := range lineage {
+			lineage[i].none = 0
+			if j := a.to.place(lineage[i].claim); j >= 0 {
+				lineage[i].none = a.to.noneAt(j)
+			}
+		}
 	}
 	var cold [2]coldness
 	for i := range cold {

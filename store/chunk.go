@@ -10,19 +10,21 @@ import (
 	"github.com/weirlimit/weir/internal/varint"
 )
 
-// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 5, and then items, each of
+// A chunk is what a holder tells a follower at a time: a byte for the version of the format, 6, and then items, each of
 // which begins with a byte for its kind. Numbers are unsigned varints where nothing else is said, hashes and ids eight
 // bytes, strings come after their length. Every instant is an age, or a duration that is left, in nanoseconds: whoever
 // reads it anchors it at its own present, so that things expire late by what the way takes, and never early.
-const chunkVersion = 5
+const chunkVersion = 6
 
 // The kinds of items, and what follows.
 const (
 	// itemVersion: how far the copy has come with this chunk.
 	itemVersion = 1
-	// itemHistory: number of elements of the lineage; for each epoch, n, boot, age, version, whether it has a delta and
-	// whether it is mixed; then, for Cold and ColdStrict, whether it is so, and if so age of the instant and its wall
-	// time (signed). It replaces what the copy has of it, and comes first where it comes at all.
+	// itemHistory: number of elements of the lineage; for each epoch, n, boot, age, version, one more than the version up to which it
+	// has what is kept under a durability of None, or 0 where that is the former, whether it has a delta and whether it is mixed; whether
+	// the copy leaves out what is kept under None, and so has no more of it than it had; then, for Cold and ColdStrict,
+	// whether it is so, and if so age of the instant and its wall time (signed). It replaces what the copy has of it. It comes first
+	// where it comes at all, and once more after everything that had been left out.
 	itemHistory = 2
 	// itemReset: hash, scope, key. All that the copy has of the state is gone.
 	itemReset = 3
@@ -220,6 +222,11 @@ func (d *drain) changes() {
 		f.contained = f.pass.version
 		f.pass.version, f.pass.deltas, f.pass.keys = a.version, f.deltas.len(), f.keys.len()
 	}
+	if f.filled() {
+		f.partial = false
+		d.full()
+		d.history()
+	}
 	if d.slot == ownership.Backup && !d.part.open && len(d.part.role.advances.by) > 0 {
 		d.spent()
 	}
@@ -233,12 +240,13 @@ func (d *drain) history() {
 	d.out = appendUint(d.out, uint64(len(a.lineage)))
 	for i := range a.lineage {
 		e := &a.lineage[i]
-		for _, n := range [...]uint64{e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot, d.age(e.at), e.seen} {
+		for _, n := range [...]uint64{e.claim.Term.Epoch, e.claim.Term.N, e.claim.Boot, d.age(e.at), e.seen, e.none + 1} {
 			d.out = appendUint(d.out, n)
 		}
 		d.out = appendBool(d.out, e.delta != nil)
 		d.out = appendBool(d.out, e.mixed)
 	}
+	d.out = appendBool(d.out, d.f.partial)
 	for _, c := range [...]coldness{a.cold, a.coldStrict} {
 		d.out = appendBool(d.out, c.is)
 		if c.is {

@@ -88,10 +88,10 @@ func (s *Store) TakeOver(p int, now algo.Instant, c ownership.Claim) {
 		a := part.ensureExtras()
 		if len(a.lineage) == 0 {
 			// Of a content without claims that is not empty it is not known under which ones it was made.
-			a.lineage = []element{{claim: c, at: now.Mono, mixed: part.count > 0}}
+			a.lineage = []element{{claim: c, none: everything, at: now.Mono, mixed: part.count > 0}}
 		} else {
 			a.lineage[len(a.lineage)-1].seen = a.version
-			a.lineage = append(a.lineage[:len(a.lineage):len(a.lineage)], element{claim: c, at: now.Mono, delta: &table{}})
+			a.lineage = append(a.lineage[:len(a.lineage):len(a.lineage)], element{claim: c, none: everything, at: now.Mono, delta: &table{}})
 			if len(a.lineage) > maxLineage {
 				sh.forget(&part.content, sh.matters(a, now))
 			}

@@ -1,6 +1,8 @@
 package store
 
 import (
+	"math"
+	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -34,12 +36,17 @@ type element struct {
 	// seen is the version, of those that were counted under the claim, up to which the content has what was done under it.
 	// Of the last element it is the extras' version and not this.
 	seen uint64
+	// none is the same of what is kept under a durability of None, of which a copy may have less; everything where it has as much.
+	none uint64
 	// at is a Mono instant, of the claim or of a merge, after which nothing was charged under any claim before this one.
 	at    int64
 	delta *table // nil: what was charged under it cannot be told from the rest
 	// mixed, of the first element: what was charged under claims that are no longer named is not told from the rest either.
 	mixed bool
 }
+
+// everything is element.none of a content that leaves nothing out.
+const everything = math.MaxUint64
 
 const (
 	// maxLineage is how many claims a lineage names. To forget one means to count what was done under it twice, should a
@@ -66,17 +73,12 @@ func (c *content) newestDelta() *table {
 	return c.extras.lineage[len(c.extras.lineage)-1].delta
 }
 
-// seen returns how far the content knows what was done under a claim.
-func (c *content) seen(claim ownership.Claim) (version uint64, ok bool) {
+// place returns where a claim stands in the lineage; -1 where it does not.
+func (c *content) place(claim ownership.Claim) int {
 	if c.extras == nil {
-		return 0, false
+		return -1
 	}
-	for i := range c.extras.lineage {
-		if e := &c.extras.lineage[i]; e.claim == claim {
-			return c.seenAt(i), true
-		}
-	}
-	return 0, false
+	return slices.IndexFunc(c.extras.lineage, func(e element) bool { return e.claim == claim })
 }
 
 func (c *content) seenAt(i int) uint64 {
@@ -85,6 +87,8 @@ func (c *content) seenAt(i int) uint64 {
 	}
 	return c.extras.lineage[i].seen
 }
+
+func (c *content) noneAt(i int) uint64 { return min(c.extras.lineage[i].none, c.seenAt(i)) }
 
 // chargeDelta charges units to the key's delta under the newest claim, if it has one.
 func (sh *shard) chargeDelta(part *partition, r record, now algo.Instant, units int64) {

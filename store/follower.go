@@ -21,6 +21,7 @@ type follower struct {
 	all     bool // nothing is left out
 	current bool
 	history bool // lineage and the like are to be told
+	partial bool // it has been told, or is about to be, that what is kept under a durability of None is left out
 	keys    queue
 	// A pass is what was pending at one time. When all of it has been taken, everything up to the version of that time has.
 	pass struct {
@@ -92,6 +93,9 @@ func (q *queue) free(b *shardBudget) {
 
 // knows reports whether changes of what is kept under the rule are told to the follower.
 func (f *follower) knows(rule *Rule) bool { return rule.Durability != None || f.all }
+
+// filled reports whether nothing is left out any more, which is told once all that was left out has been, and is not pending by itself.
+func (f *follower) filled() bool { return f.all && f.partial }
 
 // tells reports whether there may be a follower that is told of changes of what is kept under the rule. It looks at no
 // follower: with a durability of None that would be most of what a decision waits for.
@@ -248,7 +252,7 @@ func (sh *shard) attach(part *partition, p int, slot ownership.Slot, all bool) *
 	part.raise()
 	a := part.ensureExtras()
 	a.version++
-	f := &follower{all: all, answers: a.answers.end}
+	f := &follower{all: all, partial: !all, answers: a.answers.end}
 	f.contained, f.pass.version = a.version, a.version
 	part.role.followers[slot] = f
 	part.retrace()

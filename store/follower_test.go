@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -1085,6 +1086,31 @@ func sampleChunk(tb testing.TB) []byte {
 		tb.Fatal("more")
 	}
 	return chunk
+}
+
+// TestApplyHistory: a history with a number or a flag out of range is no chunk, and changes nothing.
+func TestApplyHistory(t *testing.T) {
+	for _, tt := range []struct {
+		none    uint64
+		partial byte
+		err     error
+	}{
+		{0, 0, nil}, {0, 1, nil}, {6, 0, nil}, {1 << 63, 1, nil},
+		{1<<63 + 1, 0, ErrChunk}, {math.MaxUint64, 1, ErrChunk}, {0, 2, ErrChunk},
+	} {
+		chunk := []byte{chunkVersion, itemHistory, 1, 1, 1, 1, 0, 5}
+		chunk = binary.AppendUvarint(chunk, tt.none)
+		chunk = append(chunk, 0, 0, tt.partial, 0, 0)
+		s := New(Config{Shut: true})
+		if err := s.Apply(0, false, at(0), chunk); err != tt.err {
+			t.Errorf("none %d, flag %d: %v, want %v", tt.none, tt.partial, err, tt.err)
+		}
+		s.with(0, func(_ *shard, part *partition) {
+			if lineage := part.extras.lineage; len(lineage) > 0 != (tt.err == nil) {
+				t.Errorf("none %d, flag %d: %d claims are named", tt.none, tt.partial, len(lineage))
+			}
+		})
+	}
 }
 
 func FuzzApply(f *testing.F) {

@@ -13,7 +13,8 @@ import (
 //
 // The whole states of one side, the base, are kept, and the other side's deltas of those claims are added of which the
 // base knows nothing, or less. It is the base that knows more of what both know. When neither can be it, because what the
-// other does not know cannot be told from the rest, both whole states are added, and a common past counts twice.
+// other does not know cannot be told from the rest, both whole states are added, and a common past counts twice. Of keys under
+// a durability of None a side may know less than of others, for a copy leaves them out: their whole states may be added alone.
 func (s *Store) Merge(p int, now algo.Instant) (err error) {
 	var old, staged content
 	s.with(p, func(sh *shard, part *partition) {
@@ -21,12 +22,13 @@ func (s *Store) Merge(p int, now algo.Instant) (err error) {
 		m.base.ensureExtras()
 		m.add.ensureExtras()
 		before := part.content.extras
-		ownCovers, addCovers := covers(&m.base, &m.add), covers(&m.add, &m.base)
+		ownCovers, addCovers := covers(&m.base, &m.add, false), covers(&m.add, &m.base, false)
 		swap := addCovers && (!ownCovers || !leads(&m.base, &m.add))
 		if swap {
 			m.base, m.add = m.add, m.base
 		}
 		m.whole = !ownCovers && !addCovers
+		m.wholeNone = m.whole || !covers(&m.base, &m.add, true)
 		sh.forced(m.run)
 		err = m.err
 		if swap && before != nil {
@@ -79,34 +81,37 @@ func (p *partition) noteMerged(sh *shard, old *content, swapped bool) {
 	}
 }
 
-// covers reports whether the base knows everything of the other that cannot be told from the rest.
-func covers(base, other *content) bool {
+// covers reports whether the base knows everything of the other that cannot be told from the rest; where none is set, of the keys under a
+// durability of None as well.
+func covers(base, other *content, none bool) bool {
 	if len(other.extras.lineage) == 0 {
 		return other.count == 0
 	}
 	for i := range other.extras.lineage {
-		if e := &other.extras.lineage[i]; e.delta == nil && lacks(base, other, i) {
+		if e := &other.extras.lineage[i]; e.delta == nil && lacks(base, other, i, none) {
 			return false
 		}
 	}
 	return true
 }
 
-// lacks reports whether the base knows nothing, or less, of the other's i-th claim.
-func lacks(base, other *content, i int) bool {
+// lacks reports whether the base knows nothing, or less, of the other's i-th claim; where none is set, also whether it does of keys under a
+// durability of None.
+func lacks(base, other *content, i int, none bool) bool {
 	e := &other.extras.lineage[i]
-	seen, ok := base.seen(e.claim)
-	return !ok || e.mixed || seen < other.seenAt(i)
+	j := base.place(e.claim)
+	return j < 0 || e.mixed || base.seenAt(j) < other.seenAt(i) || none && base.noneAt(j) < other.noneAt(i)
 }
 
-// leads reports whether of the claims that both know the first one knows at least as much of the first they differ in.
+// leads reports whether of the claims that both know the first one knows at least as much of the first they differ in; where they differ in
+// none, whether the other does not have more of keys under a durability of None.
 func leads(c, other *content) bool {
 	for i := range c.extras.lineage {
-		if seen, ok := other.seen(c.extras.lineage[i].claim); ok && seen != c.seenAt(i) {
-			return seen < c.seenAt(i)
+		if j := other.place(c.extras.lineage[i].claim); j >= 0 && other.seenAt(j) != c.seenAt(i) {
+			return other.seenAt(j) < c.seenAt(i)
 		}
 	}
-	return true
+	return covers(c, other, true) || !covers(other, c, true)
 }
 
 // merge is one Merge in progress.
@@ -115,19 +120,22 @@ type merge struct {
 	now       algo.Instant
 	base, add content
 	whole     bool             // whole states are added
+	wholeNone bool             // those of keys under a durability of None are
 	delta     *ownership.Claim // whose delta is being added; nil: none is
 	err       error
 
-	needed [maxLineage]bool // of add's elements
-	place  [maxLineage]int  // where add's elements come to stand in base's lineage
-	recent int              // from which of base's elements on what was charged under those before may be as recent as the merge
+	needed     [maxLineage]bool // of add's elements
+	neededNone [maxLineage]bool // of add's elements, for keys under a durability of None
+	place      [maxLineage]int  // where add's elements come to stand in base's lineage
+	recent     int              // from which of base's elements on what was charged under those before may be as recent as the merge
 }
 
 func (m *merge) run() {
 	base, add := m.base.extras, m.add.extras
 	version := max(base.version, add.version)
 	for i := range add.lineage {
-		m.needed[i] = m.whole || lacks(&m.base, &m.add, i)
+		m.needed[i] = m.whole || lacks(&m.base, &m.add, i, false)
+		m.neededNone[i] = m.whole || lacks(&m.base, &m.add, i, true)
 	}
 	m.unite()
 	// Keys whose whole state was all of their deltas have no other.
@@ -143,11 +151,13 @@ func (m *merge) run() {
 			m.addTo(&m.base.table, r, 0)
 		case m.moves(r):
 			moved = append(moved, uint32(i))
+		case m.wholeNone && r.spec.rule.Durability == None:
+			m.addTo(&m.base.table, r, 0)
 		}
 	}
 	for i := range add.lineage {
 		d := add.lineage[i].delta
-		if d == nil || !m.needed[i] || m.whole {
+		if d == nil || !m.neededNone[i] || m.whole {
 			continue
 		}
 		for _, e := range d.index {
@@ -156,6 +166,10 @@ func (m *merge) run() {
 			}
 			r := m.sh.record(algo.Ref(e))
 			r.clear(flagMask)
+			// Units that a bucket was repaid are in its delta alone, which counts twice then what the state still holds of it.
+			if !m.needs(i, r) || m.wholeNone && r.spec.rule.Durability == None && !repaid(r.spec.rule.Limits) {
+				continue
+			}
 			r.spec.rule.Limits.Hold(r.state, m.now)
 			if slot, ok := m.sh.find(&m.add.table, r.hash(), r.spec.rule.Scope, string(r.key)); ok {
 				state := m.sh.record(m.add.ref(slot))
@@ -185,6 +199,9 @@ func (m *merge) run() {
 			base.lineage[i].at = m.now.Mono
 		}
 		base.lineage[i].mixed = base.lineage[i].mixed && i == 0
+		if e := &base.lineage[i]; e.none == e.seen {
+			e.none = everything
+		}
 	}
 	m.sh.thin(&m.base)
 	base.version = version
@@ -201,10 +218,15 @@ func (m *merge) run() {
 	m.owe()
 }
 
+// needs says whether what was charged to a record of add under its i-th claim is to be added.
+func (m *merge) needs(i int, r record) bool {
+	return m.needed[i] || m.neededNone[i] && r.spec.rule.Durability == None
+}
+
 // moves says whether the whole state of a key of add is added, not what the tables of deltas hold of it.
 func (m *merge) moves(r record) bool {
 	lineage := m.add.extras.lineage
-	return len(lineage) > 0 && m.needed[min(r.since(), len(lineage)-1)] && m.sh.stands(&m.add, r)
+	return len(lineage) > 0 && m.needs(min(r.since(), len(lineage)-1), r) && m.sh.stands(&m.add, r)
 }
 
 // unite makes the base's lineage that of both, as far as there is room: to forget a claim is to count what was done under
@@ -216,13 +238,13 @@ func (m *merge) unite() {
 		if n := len(c.extras.lineage); n > 0 {
 			c.extras.lineage[n-1].seen = c.extras.version
 		}
-	}
-	find := func(c ownership.Claim) int {
-		return slices.IndexFunc(base.lineage, func(e element) bool { return e.claim == c })
+		for i := range c.extras.lineage {
+			c.extras.lineage[i].none = c.noneAt(i)
+		}
 	}
 	fresh := func() (n int) {
 		for i := range add.lineage {
-			if m.needed[i] && find(add.lineage[i].claim) < 0 {
+			if m.needed[i] && m.base.place(add.lineage[i].claim) < 0 {
 				n++
 			}
 		}
@@ -239,7 +261,7 @@ func (m *merge) unite() {
 	}
 	for i := range add.lineage {
 		e := &add.lineage[i]
-		at := find(e.claim)
+		at := m.base.place(e.claim)
 		if at < 0 && m.needed[i] {
 			if drop > 0 {
 				drop-- // only where whole states are added, for otherwise not all of add's elements are needed
@@ -248,22 +270,22 @@ func (m *merge) unite() {
 				continue
 			}
 			at = len(base.lineage)
-			entry := element{claim: e.claim, seen: e.seen, at: e.at}
+			entry := element{claim: e.claim, seen: e.seen, none: e.none, at: e.at}
 			if e.delta != nil && at > 0 && !m.whole {
 				entry.delta = &table{}
 			}
 			base.lineage = append(base.lineage[:at:at], entry)
 		}
 		m.place[i] = max(at, 0)
-		if m.needed[i] {
+		if m.neededNone[i] {
 			m.recent = min(m.recent, m.place[i]+1)
 		}
-		if at >= 0 && m.needed[i] {
+		if at >= 0 && m.neededNone[i] {
 			to := &base.lineage[at]
-			if m.whole && to.seen < e.seen {
+			if m.whole && (to.seen < e.seen || to.none < e.none) {
 				m.sh.giveUp(to) // what add knows besides goes into the states alone
 			}
-			to.seen = max(to.seen, e.seen)
+			to.seen, to.none = max(to.seen, e.seen), max(to.none, e.none)
 		}
 	}
 }
@@ -272,11 +294,19 @@ func (m *merge) unite() {
 func (m *merge) takeTables() {
 	base, add := m.base.extras, m.add.extras
 	for i := range add.lineage {
-		if !m.needed[i] || add.lineage[i].delta == nil || m.whole {
+		if !m.neededNone[i] || add.lineage[i].delta == nil || m.whole {
 			continue
 		}
 		e, to := &add.lineage[i], &base.lineage[m.place[i]]
 		if to.delta == nil {
+			continue
+		}
+		if !m.needed[i] {
+			m.sh.eachRecord(e.delta, func(r record) {
+				if m.needs(i, r) {
+					m.addTo(to.delta, r, 0)
+				}
+			})
 			continue
 		}
 		if moved := *to.delta; moved.count > 0 {

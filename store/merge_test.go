@@ -3,8 +3,10 @@ package store
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -126,7 +128,7 @@ func (s *split) check(i int, exact bool) {
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			if used := r.Limits[0].Limit - d.Remaining; used < live || exact && used > live {
+			if used := mostOf(r) - d.Remaining; used < live || exact && used > live {
 				s.t.Fatalf("%s/%s: party %d counts %d at %v, of %d admissions", r.Scope, key, i, used, s.now, live)
 			}
 		}
@@ -789,4 +791,306 @@ func TestMergeAfterMovesThereAndBack(t *testing.T) {
 		s.merge(1-receiver, receiver)
 		s.check(receiver, true)
 	}
+}
+
+// follow gives one party a copy of what another has that leaves out what is kept under a durability of None, and keeps it up to date
+// once more.
+func (s *split) follow(from, to int) *link {
+	s.t.Helper()
+	a, b := s.parties[from], s.parties[to]
+	l := newLink(a.store, b.store, ownership.Backup)
+	l.offset, l.most = 0, 300
+	l.attach(false)
+	staged := true
+	for more := true; more; more = l.whole {
+		l.drain(s.now)
+		l.deliver(s.t, s.now, &staged)
+	}
+	b.knows = make(map[int]bool)
+	s.told(from, to)
+	return l
+}
+
+// told is what a copy has heard that leaves out what is kept under None.
+func (s *split) told(from, to int) {
+	for n := range s.parties[from].knows {
+		if !strings.HasPrefix(s.of[n], "none/") {
+			s.parties[to].knows[n] = true
+		}
+	}
+}
+
+// hand moves a partition: the one who had it has nothing any more.
+func (s *split) hand(from, to int) {
+	s.t.Helper()
+	s.parties[from].store.Shut(0)
+	s.replicate(from, to)
+	s.parties[from].store.Discard(0)
+	clear(s.parties[from].knows)
+	s.parties[to].store.Open(0)
+}
+
+// TestMergeOfPartialCopy: a copy without what is kept under None names the versions of its holder, and is claimed. A merge with another
+// content that has some of these keys forgets none of them, and counts nothing twice but for buckets, whoever receives it.
+func TestMergeOfPartialCopy(t *testing.T) {
+	async, none := rule("async", log(1000, minute)), rule("none", log(1000, minute))
+	none.Durability = None
+	bucket := rule("none/bucket", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Capacity: 1000, Window: time.Hour})
+	bucket.Durability = None
+	for name, play := range map[string]func(s *split, admit func(i, n int)) (to, from int, exact bool){
+		// The holder goes on under the claim of another process, which merges with it, and so gives itself away by no version.
+		"holder under another's claim": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			admit(0, 3)
+			s.follow(0, 1)
+			s.cold(2)
+			admit(2, 2)
+			s.merge(2, 0)
+			s.parties[0].store.Detach(0, ownership.Backup)
+			s.hand(0, 3)
+			admit(3, 1)
+			s.claim(1)
+			admit(1, 4)
+			return 1, 3, true
+		},
+		// The same with a table of what was charged.
+		"table": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			s.claim(0)
+			admit(0, 3)
+			s.follow(0, 1)
+			s.cold(2)
+			admit(2, 2)
+			s.merge(2, 0)
+			s.parties[0].store.Detach(0, ownership.Backup)
+			s.hand(0, 3)
+			admit(3, 1)
+			s.claim(1)
+			admit(1, 4)
+			return 1, 3, true
+		},
+		// A whole copy that is older than the one without.
+		"older whole copy": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			admit(0, 3)
+			s.replicate(0, 2)
+			s.parties[0].store.Detach(0, ownership.Target)
+			admit(0, 2)
+			s.follow(0, 1)
+			s.claim(1)
+			s.claim(2)
+			admit(1, 4)
+			admit(2, 1)
+			return 1, 2, true
+		},
+		// It says so as well where it has gone on to another process as a whole, and under a claim of that one.
+		"moved": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			admit(0, 3)
+			s.replicate(0, 2)
+			s.parties[0].store.Detach(0, ownership.Target)
+			s.follow(0, 1)
+			s.claim(1)
+			admit(1, 2)
+			s.hand(1, 3)
+			s.claim(3)
+			s.claim(2)
+			admit(3, 4)
+			admit(2, 1)
+			return 3, 2, true
+		},
+		// What has been added once is known from then on.
+		"added before": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			admit(0, 3)
+			s.replicate(0, 3)
+			s.parties[0].store.Detach(0, ownership.Target)
+			s.replicate(0, 2)
+			s.parties[0].store.Detach(0, ownership.Target)
+			s.follow(0, 1)
+			s.claim(1)
+			s.claim(2)
+			s.claim(3)
+			admit(1, 2)
+			admit(2, 1)
+			s.merge(2, 1)
+			admit(1, 1)
+			admit(3, 1)
+			return 1, 3, true
+		},
+		// The copy is told everything at last, and is newer than the other one then.
+		"widened": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			admit(0, 3)
+			s.replicate(0, 2)
+			s.parties[0].store.Detach(0, ownership.Target)
+			l := s.follow(0, 1)
+			s.parties[0].store.Widen(0, ownership.Backup)
+			admit(0, 2)
+			l.sync(s.t, s.now, false)
+			maps.Copy(s.parties[1].knows, s.parties[0].knows)
+			s.claim(1)
+			s.claim(2)
+			admit(1, 4)
+			admit(2, 1)
+			return 1, 2, true
+		},
+		// A copy is widened that lacks nothing: the holder says so with what it tells next.
+		"widened with nothing": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			l := s.follow(0, 1)
+			s.parties[0].store.Widen(0, ownership.Backup)
+			admit(0, 3)
+			s.replicate(0, 2)
+			s.parties[0].store.Detach(0, ownership.Target)
+			admit(0, 1)
+			l.sync(s.t, s.now, false)
+			maps.Copy(s.parties[1].knows, s.parties[0].knows)
+			s.claim(1)
+			s.claim(2)
+			admit(1, 4)
+			admit(2, 1)
+			return 1, 2, true
+		},
+		// What was charged to keys under None since a claim of a copy without them is in that claim's table, or is all that their states hold.
+		"older table": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.tables(admit)
+			return 3, 2, true
+		},
+		// It is in the receiver's from then on.
+		"older table, added before": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.tables(admit)
+			s.merge(2, 3)
+			admit(3, 1)
+			return 0, 3, false // what was charged under two claims to a state that is all of the former
+		},
+		// A former holder keeps what it has as the copy, and is told no more of such keys. The other claimant has heard of it all.
+		"former holder": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			admit(0, 3)
+			a, b := s.parties[0].store, s.parties[1].store
+			a.Shut(0)
+			s.replicate(0, 1)
+			a.Detach(0, ownership.Target)
+			b.AttachCurrent(0, ownership.Backup, false)
+			b.Open(0)
+			admit(1, 2)
+			l := newLink(b, a, ownership.Backup)
+			l.offset = 0
+			l.sync(s.t, s.now, false)
+			s.told(1, 0)
+			s.cold(3)
+			admit(3, 1)
+			s.merge(3, 1)
+			b.Detach(0, ownership.Backup)
+			s.hand(1, 2)
+			s.claim(0)
+			admit(0, 1)
+			return 0, 2, true
+		},
+		// The same after a merge, and with a copy that was whole for longer.
+		"former holder after a merge": func(s *split, admit func(i, n int)) (to, from int, exact bool) {
+			s.claim(0)
+			admit(0, 3)
+			s.cold(2)
+			admit(2, 1)
+			s.merge(2, 0)
+			a, b := s.parties[0].store, s.parties[1].store
+			a.Shut(0)
+			s.replicate(0, 1)
+			a.Detach(0, ownership.Target)
+			b.AttachCurrent(0, ownership.Backup, false)
+			b.Open(0)
+			admit(1, 2)
+			s.replicate(1, 2)
+			b.Detach(0, ownership.Target)
+			l := newLink(b, a, ownership.Backup)
+			l.offset = 0
+			l.sync(s.t, s.now, false)
+			s.told(1, 0)
+			s.claim(0)
+			s.claim(2)
+			admit(0, 1)
+			admit(2, 1)
+			return 0, 2, false // the later one knows a part of what both have been told under that claim
+		},
+	} {
+		for _, swap := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s,swap=%v", name, swap), func(t *testing.T) {
+				s := newSplit(t, 4, async, none, bucket)
+				to, from, exact := play(s, func(i, n int) {
+					s.now += time.Second
+					for range n {
+						for k, r := range s.rules {
+							s.admit(i, r, fmt.Sprint(k%2))
+						}
+					}
+				})
+				if swap {
+					from, to = to, from
+				}
+				s.merge(from, to)
+				s.rules = []*Rule{async}
+				s.check(to, true)
+				s.rules = []*Rule{none}
+				s.check(to, exact)
+				s.rules = []*Rule{bucket} // of which what is left of a delta may count twice
+				s.check(to, false)
+			})
+		}
+	}
+}
+
+// TestMergeOfPartialCopyRepaid: of a bucket that a copy leaves out, and that has been repaid with another content, what was charged to it
+// under that content's claim is added to the copy's.
+func TestMergeOfPartialCopyRepaid(t *testing.T) {
+	r := rule("none", algo.Limit{Algorithm: algo.TokenBucket, Limit: 1, Capacity: 100, Window: time.Second})
+	r.Durability = None
+	for _, to := range []int{1, 2} {
+		s := newSplit(t, 3, r)
+		admit := func(i, n int) {
+			for range n {
+				s.admit(i, r, "0")
+			}
+		}
+		s.claim(0)
+		admit(0, 1)
+		s.replicate(0, 2)
+		s.parties[0].store.Detach(0, ownership.Target)
+		s.follow(0, 1)
+		s.claim(1)
+		s.claim(2)
+		admit(1, 20)
+		admit(2, 5)
+		s.now = 10 * time.Second
+		s.merge(3-to, to)
+		p := s.parties[to].store
+		if d, err := p.Decide(p.key("none", "0"), r, at(s.now), cost(0), nil); err != nil || d.Remaining > 100-(20+5-10) {
+			t.Errorf("merged into %d: %d remain of 100, %v; 25 were admitted since the claims, and 10 repaid", to, d.Remaining, err)
+		}
+	}
+}
+
+// tables has parties 2 and 3 claim copies of what 1 has, who has claimed a copy of what 0 has. The former copy is whole, and the older one.
+func (s *split) tables(admit func(i, n int)) {
+	s.claim(0)
+	admit(0, 3)
+	s.follow(0, 1)
+	s.parties[0].store.Detach(0, ownership.Backup)
+	s.claim(1)
+	admit(1, 3)
+	s.replicate(1, 2)
+	s.parties[1].store.Detach(0, ownership.Target)
+	s.follow(1, 3)
+	s.claim(2)
+	s.claim(3)
+	admit(2, 1)
+	admit(3, 2)
+}
+
+// cold claims a partition of which a party has nothing.
+func (s *split) cold(i int) {
+	s.parties[i].store.Discard(0)
+	s.claim(i)
+	s.parties[i].store.Cold(0, at(s.now))
 }

@@ -97,7 +97,7 @@ var mutants = []mutant{
 	},
 	{
 		"store: a merge adds nothing", "store/merge.go",
-		[]edit{{"m.whole || lacks(&m.base, &m.add, i)", "false"}},
+		[]edit{{"m.whole || lacks(&m.base, &m.add, i, false)", "false"}, {"m.whole || lacks(&m.base, &m.add, i, true)", "false"}},
 		scenario + "split$", "forgotten in a merge",
 	},
 	{
@@ -405,8 +405,48 @@ var mutants = []mutant{
 	},
 	{
 		"store: a whole merge leaves a delta that lacks what it adds", "store/merge.go",
-		[]edit{{"m.whole && to.seen < e.seen", "false"}},
+		[]edit{{"m.whole && (to.seen < e.seen || to.none < e.none)", "false"}},
 		"./store -run TestMergeOfWholes", "counts",
+	},
+	{
+		"store: a copy does not say what it leaves out", "store/chunk.go",
+		[]edit{{"d.out = appendBool(d.out, d.f.partial)", "d.out = appendBool(d.out, false)"}},
+		"./store -run TestMergeOfPartialCopy", "counts",
+	},
+	{
+		"store: a copy that has been filled passes for one that leaves something out", "store/follower.go",
+		[]edit{{"f.all && f.partial", "false"}},
+		"./store -run TestMergeOfPartialCopy", "counts",
+	},
+	{
+		"store: a copy that leaves something out has what it had before", "store/apply.go",
+		[]edit{{"lineage[i].none = a.to.noneAt(j)", "lineage[i].none = everything"}},
+		"./store -run TestMergeOfPartialCopy", "counts",
+	},
+	{
+		"store: a merge adds no whole states of keys that the base leaves out", "store/merge.go",
+		[]edit{{"m.wholeNone = m.whole || !covers(&m.base, &m.add, true)", "m.wholeNone = m.whole"}},
+		"./store -run TestMergeOfPartialCopy", "counts",
+	},
+	{
+		"store: a merge adds no deltas of keys that the base leaves out", "store/merge.go",
+		[]edit{{"m.whole || lacks(&m.base, &m.add, i, true)", "m.needed[i]"}},
+		"./store -run TestMergeOfPartialCopy", "counts",
+	},
+	{
+		"store: a merge does not know what it has added of keys that the base leaves out", "store/merge.go",
+		[]edit{{"to.seen, to.none = max(to.seen, e.seen), max(to.none, e.none)", "to.seen = max(to.seen, e.seen)"}},
+		"./store -run TestMergeOfPartialCopy", "counts",
+	},
+	{
+		"store: a merge forgets that the newest claim is known as a whole", "store/merge.go",
+		[]edit{{"e.none == e.seen", "false"}},
+		"./store -run TestMergeOfPartialCopy", "counts",
+	},
+	{
+		"store: a merge adds the whole states of repaid buckets alone", "store/merge.go",
+		[]edit{{"m.wholeNone && r.spec.rule.Durability == None && !repaid(r.spec.rule.Limits)", "m.wholeNone && r.spec.rule.Durability == None"}},
+		"./store -run TestMergeOfPartialCopyRepaid", "remain",
 	},
 	{
 		"store: a delta has windows of its own", "store/delta.go",
