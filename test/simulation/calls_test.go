@@ -1,7 +1,9 @@
 package simulation
 
 import (
+	"cmp"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -52,7 +54,6 @@ type callRun struct {
 	faults     []span          // in which owners may be out of reach
 	wrong      []string
 	keys       map[string]map[string]bool // by policy, that the history has
-	hash       uint64
 	counts     struct{ admitted, refused, byError, obeyed int }
 }
 
@@ -165,7 +166,6 @@ func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit
 	r.recording.Lock()
 	defer r.recording.Unlock()
 	op := checker.Operation{Policy: rule.name, Key: key, Cost: cost, Sent: sent, Answered: came, Degraded: d.Degraded}
-	r.mix(uint64(sent), uint64(came), hash(key), uint64(cost))
 	if *oneSeed >= 0 {
 		r.t.Logf("%v to %v: %s, %s/%s, %d: %+v", time.Duration(sent), time.Duration(came), n.self.Name, rule.name, key, cost, *d)
 	}
@@ -174,7 +174,6 @@ func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit
 		return
 	case d.FailedOpen || d.FailedClosed:
 		r.counts.byError++
-		r.mix(1)
 		what := fmt.Sprintf("%s/%s asked of %s", rule.name, key, n.self.Name)
 		if n.ctx.Err() == nil {
 			r.byError = append(r.byError, span{from: sent, to: came, text: what})
@@ -188,11 +187,9 @@ func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit
 		op.Result = checker.Failed
 	case d.Allowed:
 		r.counts.admitted++
-		r.mix(2)
 		op.Result = checker.Admitted
 	default:
 		r.counts.refused++
-		r.mix(3)
 		op.Result = checker.Refused
 	}
 	if r.keys[rule.name] == nil {
@@ -218,11 +215,17 @@ func (r *callRun) share(n *node, rule *callRule, op checker.Operation, admitted 
 	r.shares.Operations = append(r.shares.Operations, op)
 }
 
-func (r *callRun) mix(values ...uint64) {
-	for _, v := range values {
-		r.hash = (r.hash ^ v) * 1099511628211
-		r.hash ^= r.hash >> 29
+// trace says all that callers were answered, and when.
+func (r *callRun) trace() uint64 {
+	slices.SortFunc(r.operations, func(a, b operation) int { // those of one instant in any order
+		return cmp.Or(cmp.Compare(a.Sent, b.Sent), cmp.Compare(a.Answered, b.Answered), cmp.Compare(a.Policy, b.Policy), cmp.Compare(a.Key, b.Key),
+			cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Result, b.Result))
+	})
+	h := fnv.New64a()
+	for i := range r.operations {
+		fmt.Fprintln(h, r.operations[i].Operation)
 	}
+	return h.Sum64()
 }
 
 // any is a node that takes calls.
@@ -560,6 +563,16 @@ func (r *callRun) judge() []string {
 	return all
 }
 
+// playCalls runs a seed.
+func playCalls(t *testing.T, seed uint64) *callRun {
+	var r *callRun
+	synctest.Test(t, func(t *testing.T) {
+		r = newCallRun(t, seed)
+		r.life()
+	})
+	return r
+}
+
 // TestCallSeeds runs whole nodes, and judges what callers are answered: by owners, from memory of refusals, and by on_error.
 func TestCallSeeds(t *testing.T) {
 	n := *callSeeds
@@ -570,23 +583,27 @@ func TestCallSeeds(t *testing.T) {
 	if *oneSeed >= 0 {
 		first, n = uint64(*oneSeed), 1
 	}
-	failed := 0
+	failed, played, repeated := 0, 0, 0
 	for seed := first; n > 0; seed++ {
 		if *only != "" && *oneSeed < 0 && !slices.Contains(strings.Split(*only, ","), trouble(seed%uint64(troubles)).String()) {
 			continue
 		}
 		n--
-		var r *callRun
-		synctest.Test(t, func(t *testing.T) {
-			r = newCallRun(t, seed)
-			r.life()
-		})
+		r := playCalls(t, seed)
+		if *twice {
+			played++
+			if again := playCalls(t, seed); again.trace() == r.trace() {
+				repeated++
+			} else {
+				t.Logf("seed %d, %v: differs when it is run again: %x, %x", seed, r.trouble, r.trace(), again.trace())
+			}
+		}
 		wrong := r.judge()
 		if *oneSeed >= 0 {
 			t.Log(r.rulesText)
 		}
 		if testing.Verbose() {
-			t.Logf("seed %d, %v: %+v %x", seed, r.trouble, r.counts, r.hash)
+			t.Logf("seed %d, %v: %+v %x", seed, r.trouble, r.counts, r.trace())
 		}
 		for _, w := range wrong {
 			t.Errorf("seed %d, %v: %s", seed, r.trouble, w)
@@ -596,5 +613,8 @@ func TestCallSeeds(t *testing.T) {
 				break
 			}
 		}
+	}
+	if *twice {
+		t.Logf("%d of %d seeds repeat themselves", repeated, played)
 	}
 }

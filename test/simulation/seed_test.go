@@ -27,6 +27,7 @@ var (
 	once      = flag.Bool("once", false, "run each seed once only: twice as many, and none is shown to repeat itself")
 	allSeeds  = flag.Int("seeds", 300, "how many seeds to run; a tenth of them under the race detector")
 	callSeeds = flag.Int("calls", 20, "how many seeds of TestCallSeeds to run; a tenth of them under the race detector")
+	twice     = flag.Bool("twice", false, "run each seed of TestCallSeeds twice, and tell how many repeat themselves")
 	most      = flag.Int("most", 10, "how many seeds may fail before the rest is left out")
 )
 
