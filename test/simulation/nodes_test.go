@@ -23,8 +23,8 @@ import (
 )
 
 // nodes is a cluster of whole nodes but for membership and connections: limiter.Limiter, runner.Runner and store.Store with all of
-// their goroutines, in a synctest bubble and so in virtual time. Every delay is drawn from the instant and the way, and all instants
-// have nanoseconds that hardly two share: what happens follows from the seed.
+// their goroutines, in a synctest bubble and so in virtual time. Every delay is drawn from the instant and the way, and no two messages arrive
+// at one instant: what happens follows from the seed, as far as the goroutines of a node do not wake together.
 type nodes struct {
 	t     *testing.T
 	seed  uint64
@@ -34,14 +34,16 @@ type nodes struct {
 	rates         int64 // the largest error of a clock's rate, in parts per billion
 	voters        []string
 	set           *policyfile.Set
-	most          int // of nodes, as on_error: share is told
+	most          int  // of nodes, as on_error: share is told
+	lends         bool // nodes borrow from each other
 
 	mu      sync.Mutex
 	running []*node
 	boots   uint64
 	tables  map[string]*ring.Table
 	loss    float64            // of forwarded checks, and of their answers
-	cut     map[[2]string]bool // from whom to whom no checks pass
+	cut     map[[2]string]bool // from whom to whom no checks pass, nor reports of loans
+	due     map[int64]bool     // instants at which messages arrive
 }
 
 // node is one process.
@@ -113,10 +115,16 @@ func (c *nodes) start(name string, s state) *node {
 		Core:   ownership.Config{Self: n.self, Partitions: ring.Partitions, Data: n.store, Voters: c.voters},
 		Sender: n, Inbox: n.inbox, Now: n.clock, Boot: n.mono, Version: n.store.Version, Logger: slog.New(slog.DiscardHandler),
 	})
-	n.limiter = limiter.New(limiter.Config{
+	cfg := limiter.Config{
 		Store: n.store, Ownership: n.runner, Peers: n, Clock: n.clock, BootClock: n.mono, Policies: c.set, Timeout: callTimeout,
 		Members: func() int { return c.most },
-	})
+	}
+	if c.lends {
+		cfg.Self, cfg.Member = n.self, n.member
+		cfg.Random = func() uint32 { return uint32(c.draw(1<<32, name, "sample")) }
+	}
+	c.sleep(0) // or the goroutines of both would go on at the same instants
+	n.limiter = limiter.New(cfg)
 	c.mu.Lock()
 	for _, q := range c.running {
 		n.sees[q] = q.state
@@ -126,6 +134,18 @@ func (c *nodes) start(name string, s state) *node {
 	n.look()
 	c.tell(n, s, 0)
 	return n
+}
+
+// member is the process of a boot, as far as this one sees it.
+func (n *node) member(boot uint64) (ownership.Node, bool) {
+	n.c.mu.Lock()
+	defer n.c.mu.Unlock()
+	for q := range n.sees {
+		if q.self.Boot == boot {
+			return q.self, true
+		}
+	}
+	return ownership.Node{}, false
 }
 
 // tell has all others see a process in a state, and itself at once.
@@ -139,7 +159,7 @@ func (c *nodes) tell(n *node, s state, after time.Duration) {
 			continue
 		}
 		go func() {
-			time.Sleep(after + 20*time.Millisecond + time.Duration(c.draw(int64(200*time.Millisecond), q.self.Name, n.self.Name)))
+			c.sleep(after + 20*time.Millisecond + time.Duration(c.draw(int64(200*time.Millisecond), q.self.Name, n.self.Name)))
 			c.mu.Lock()
 			if s == gone {
 				delete(q.sees, n)
@@ -187,7 +207,7 @@ func (n *node) look() {
 	looked := n.looked
 	n.runner.SetView(view(false))
 	go func() {
-		time.Sleep(150 * time.Millisecond)
+		c.sleep(150 * time.Millisecond)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if n.looked == looked && n.ctx.Err() == nil {
@@ -227,9 +247,10 @@ func (n *node) close() {
 
 // leave has a process give away all it holds, and end.
 func (n *node) leave() error {
-	n.c.tell(n, leaving, 0)
 	ctx, cancel := context.WithTimeout(n.ctx, 20*time.Second)
 	defer cancel()
+	n.limiter.ReturnLoans(ctx)
+	n.c.tell(n, leaving, 0)
 	err := n.runner.Drain(ctx)
 	time.Sleep(2 * callTimeout) // for what is under way
 	n.c.tell(n, gone, 0)
@@ -249,9 +270,33 @@ func (c *nodes) named(name string) *node {
 	return nil
 }
 
-// way is how long a message takes.
-func (c *nodes) way(of ...string) time.Duration {
-	return c.delay + time.Duration(c.draw(int64(c.jitter)+1, of...))
+// travel waits for as long as a message takes. No two arrive at one instant: which of the goroutines goes first that wake at one instant
+// nobody can say.
+func (c *nodes) travel(of ...string) {
+	c.sleep(c.delay + time.Duration(c.draw(int64(c.jitter)+1, of...)))
+}
+
+// sleep waits for at least so long, until an instant that is nobody else's.
+func (c *nodes) sleep(d time.Duration) {
+	c.mu.Lock()
+	now := c.now()
+	until := now + int64(d) + 1 + c.draw(1000)
+	for c.due[until] {
+		until++
+	}
+	c.due[until] = true
+	c.mu.Unlock()
+	time.Sleep(time.Duration(until - now))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.due, until)
+}
+
+// lost says whether a message of a check or a loan is.
+func (c *nodes) lost(from, to string, of ...string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.cut[[2]string{from, to}] || float64(c.draw(1<<30, append(of, from, to)...)) < c.loss*(1<<30)
 }
 
 // Send implements runner.Sender: messages for one process are one frame, which arrives as long as that process runs.
@@ -268,7 +313,7 @@ func (n *node) Send(list []ownership.Envelope) {
 			continue
 		}
 		go func() {
-			time.Sleep(c.way(n.self.Name, to.Name, "frame"))
+			c.travel(n.self.Name, to.Name, "frame")
 			q := c.named(to.Name)
 			if q == nil || q.self != to {
 				return
@@ -298,11 +343,19 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 			Kind: op.Kind, Check: op.Check, LeaseID: op.LeaseID, TTL: op.TTL, Hops: op.Hops, Left: left, Exact: op.Exact, Bounded: op.Bounded,
 			Reservation: op.Reservation, Atomic: op.Atomic,
 		}
+		if op.Loan != nil {
+			there[i].Loan = &limiter.LoanCall{Report: op.Loan.Report, Recall: op.Loan.Recall, Forwarded: op.Loan.Forwarded}
+			if !op.Loan.Forwarded {
+				there[i].Loan.Report.ID.Borrower = n.self.Boot
+			}
+		}
 	}
 	var checks []*asked
 	n.c.mu.Lock()
 	for _, op := range ops {
-		checks = append(checks, n.asked[op.Key]...)
+		if op.Loan == nil {
+			checks = append(checks, n.asked[op.Key]...)
+		}
 	}
 	n.c.mu.Unlock()
 	answered := make(chan bool, 1)
@@ -315,6 +368,12 @@ func (n *node) Forward(ctx context.Context, to ownership.Node, ops []*limiter.Op
 				op.Outcome = limiter.Outcome{
 					Decision: out.Decision, ExpiresIn: out.ExpiresIn, Refunded: out.Refunded, Excess: out.Excess, Err: out.Err,
 					NotHolder: out.NotHolder, Lease: out.Lease, Unreachable: out.Unreachable, Released: out.Released, Over: out.Over,
+				}
+				if op.Loan != nil {
+					op.Loan.Known, op.Loan.Lent = there[i].Loan.Known, there[i].Loan.Lent
+					if op.Kind == limiter.OpRecall {
+						op.Loan.Report = there[i].Loan.Report
+					}
 				}
 			}
 		}
@@ -335,13 +394,8 @@ func (n *node) carry(to ownership.Node, ops []*limiter.Op, checks []*asked, answ
 			a.at = c.now()
 		}
 	}
-	lost := func(from, to, what string) bool {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.cut[[2]string{from, to}] || float64(c.draw(1<<30, from, to, what, ops[0].Key)) < c.loss*(1<<30)
-	}
-	time.Sleep(c.way(n.self.Name, to.Name, "ask", ops[0].Key))
-	if lost(n.self.Name, to.Name, "ask") {
+	c.travel(n.self.Name, to.Name, "ask", ops[0].Key)
+	if c.lost(n.self.Name, to.Name, "ask", ops[0].Key) {
 		return
 	}
 	q := c.named(to.Name)
@@ -363,8 +417,8 @@ func (n *node) carry(to ownership.Node, ops []*limiter.Op, checks []*asked, answ
 			return // it crashed before it could answer
 		}
 	}
-	lose := lost(to.Name, n.self.Name, "answer")
-	time.Sleep(c.way(to.Name, n.self.Name, "answer", ops[0].Key))
+	lose := c.lost(to.Name, n.self.Name, "answer", ops[0].Key)
+	c.travel(to.Name, n.self.Name, "answer", ops[0].Key)
 	if !lose {
 		answered <- true
 	}
@@ -418,9 +472,7 @@ func (c *nodes) until(most time.Duration, cond func() bool) bool {
 
 // quiet says that every partition is held once, where it should be, and has a copy elsewhere.
 func (c *nodes) quiet() bool {
-	c.mu.Lock()
-	running := slices.Clone(c.running)
-	c.mu.Unlock()
+	running := c.processes()
 	held := 0
 	for _, n := range running {
 		if !n.runner.Settled() {
