@@ -7,6 +7,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -267,16 +268,17 @@ func (l *Limiter) settleAll(ctx context.Context, ops []Op, keep bool) {
 // settled: it stays charged.
 const maxBackground = 10_000
 
-// background is goroutines that are waited for once. The zero value has none.
+// background is goroutines that are waited for once.
 type background struct {
-	running sync.WaitGroup
+	running  sync.WaitGroup
+	panicked func(*recovered.Error) // see Config
 
 	mu     sync.Mutex
 	count  int
 	closed bool
 }
 
-// start runs f in a goroutine, unless there are too many or it is too late.
+// start runs f in a goroutine, unless there are too many or it is too late. A panic of f ends f alone.
 func (b *background) start(f func()) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -285,12 +287,26 @@ func (b *background) start(f func()) bool {
 	}
 	b.count++
 	b.running.Go(func() {
-		f()
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.count--
+		defer func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.count--
+		}()
+		contain(b.panicked, f)
 	})
 	return true
+}
+
+// contain calls f, of which a panic ends no more than that where somebody is told of it.
+func contain(panicked func(*recovered.Error), f func()) {
+	if panicked != nil {
+		defer func() {
+			if p := recovered.From(recover()); p != nil {
+				panicked(p)
+			}
+		}()
+	}
+	f()
 }
 
 // close waits for what was started, and starts nothing more.

@@ -104,7 +104,9 @@ func startBorrowing(l *Limiter) *borrowing {
 	ctx, cancel := context.WithCancel(context.Background())
 	b.cancel = cancel
 	b.running.Go(func() {
-		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []borrow.Report[loanKey, toldNode]) { b.report(ctx, now, reports) })
+		b.book.Run(ctx, b.kick, b.clock, func(now int64, reports []borrow.Report[loanKey, toldNode]) {
+			contain(l.cfg.Panicked, func() { b.report(ctx, now, reports) }) // what is not said is said again
+		})
 	})
 	return b
 }
@@ -291,14 +293,21 @@ func (b *borrowing) report(ctx context.Context, sent int64, reports []borrow.Rep
 		b.running.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, exchangeMost)
 			defer cancel()
-			l.cfg.Peers.Forward(ctx, node, ops)
-			b.mu.Lock()
-			if b.exchanges[node]--; b.exchanges[node] == 0 {
-				delete(b.exchanges, node)
-			}
-			b.mu.Unlock()
-			b.answered(sent, reports)
+			contain(l.cfg.Panicked, func() {
+				defer b.exchanged(node)
+				l.cfg.Peers.Forward(ctx, node, ops)
+			})
+			contain(l.cfg.Panicked, func() { b.answered(sent, reports) })
 		})
+	}
+}
+
+// exchanged notes that an exchange with a node is over.
+func (b *borrowing) exchanged(node ownership.Node) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.exchanges[node]--; b.exchanges[node] == 0 {
+		delete(b.exchanges, node)
 	}
 }
 

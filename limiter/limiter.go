@@ -19,6 +19,7 @@ import (
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/estimate"
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/refusal"
 	"github.com/weirlimit/weir/internal/wake"
 	"github.com/weirlimit/weir/limit"
@@ -99,6 +100,9 @@ type Config struct {
 	Tracer Tracer
 	// Recorder, when not nil, is told of a sample of the decisions.
 	Recorder Recorder
+	// Panicked is called with each panic, which was recovered, of what is done behind answers: atomic checks settled, loans reported and called
+	// back. Nil: such a panic is not recovered.
+	Panicked func(*recovered.Error)
 	// Members returns how many nodes the cluster has, for on_error: share, under which each admits its part of a limit. Nil: one.
 	Members func() int
 }
@@ -164,6 +168,7 @@ func New(cfg Config) *Limiter {
 		quit:    make(chan struct{}),
 		done:    make(chan struct{}),
 	}
+	l.settling.panicked = cfg.Panicked
 	l.inline.hashKey = cfg.HashKey
 	l.inline.longest, l.inline.maxKeys, l.inline.maxBytes = cfg.InlineMaxWindow, cfg.InlineMaxKeys, cfg.InlineMaxMemory
 	l.load.places = fairshare.New(cfg.MaxInFlight)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/store"
 )
@@ -100,7 +101,7 @@ func (l *Limiter) Lend(ctx context.Context, in []limit.Borrow, out []limit.Lent)
 	ctx, cancel := context.WithTimeout(ctx, lendMost)
 	return func() {
 		defer cancel()
-		var told sync.WaitGroup
+		var told recovered.Group
 		if others != nil {
 			told.Go(func() { l.tellHolders(ctx, others) })
 		}
@@ -136,7 +137,7 @@ func (l *Limiter) tellHolders(ctx context.Context, reports []forwarded) {
 		}
 		by[route.Node] = append(by[route.Node], r.op)
 	}
-	var asked sync.WaitGroup
+	var asked recovered.Group
 	for node, ops := range by {
 		asked.Go(func() { l.cfg.Peers.Forward(ctx, node, ops) })
 	}
@@ -394,15 +395,24 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 		of    state
 		round *round
 	}
+	var rest []waiting // who have not decided
+	defer func() {     // after a panic: its keys are to be lent again
+		for _, w := range rest {
+			if w.round != nil {
+				l.loans.giveUp(w.of, w.round, l.clock().Mono)
+			}
+			l.loans.wait(w.of, -1)
+		}
+	}()
 	var late *time.Timer
 	for over := false; ; {
-		var rest []waiting
 		for _, op := range ops {
 			if op.Outcome.onLoan {
 				of := op.state()
 				k := store.Key{Hash: op.hash, Partition: op.partition, Key: op.Key}
 				l.loans.wait(of, 1)
-				rest = append(rest, waiting{op, of, l.callBack(of, k, op, l.clock().Mono)})
+				rest = append(rest, waiting{op: op, of: of})
+				rest[len(rest)-1].round = l.callBack(of, k, op, l.clock().Mono)
 			}
 		}
 		if len(rest) == 0 {
@@ -437,11 +447,13 @@ func (l *Limiter) awaitRecalls(ctx context.Context, ops []*Op) {
 			}
 		}
 		t, now := l.table.Load(), l.moment()
-		for _, w := range rest {
+		for len(rest) > 0 {
+			w := rest[0]
 			// What has come back may have been lent again before it was looked at here: then it is asked for once more, while there is time.
 			w.op.Outcome, w.op.recalled = Outcome{}, over || w.round == nil
 			l.decide(t, w.op, &now)
 			w.op.recalled = false
+			rest = rest[1:]
 			l.loans.wait(w.of, -1)
 		}
 	}

@@ -1,10 +1,14 @@
 package limiter
 
 import (
+	"errors"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -289,5 +293,39 @@ func TestLoanDecisionsAreCounted(t *testing.T) {
 		if n := counted() - before; n != c.want {
 			t.Errorf("%+v: %d decisions were counted, want %d", c, n, c.want)
 		}
+	}
+}
+
+// TestPanicDuringARecall: after a panic in a check that has units on loan called back, or waits for them, its key is lent again.
+func TestPanicDuringARecall(t *testing.T) {
+	for _, waits := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var mistaken atomic.Bool
+			process := ProcessClock()
+			l := New(Config{Policies: policies(t, loanPolicies), Clock: func() algo.Instant {
+				if mistaken.CompareAndSwap(true, false) {
+					panic("mistake")
+				}
+				return process()
+			}})
+			defer l.Close()
+			lend(t, l, limit.Borrow{Target: limit.Target{Policy: "p", Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
+			defer l.OpenBorrower(1, func(limit.Recall) {
+				if !waits {
+					panic("mistake")
+				}
+				mistaken.Store(true) // when the clock is read again it has been waited for
+			})()
+			err := recovered.Call(func() error {
+				_, err := l.Check(t.Context(), []limit.Check{named("p", "k", 90)})
+				return err
+			})
+			if p, ok := errors.AsType[*recovered.Error](err); !ok || p.Value != "mistake" {
+				t.Fatalf("waits %t: %v", waits, err)
+			}
+			if l.loans.recalling(state{scope: "p", key: "k"}) {
+				t.Errorf("waits %t: the key is taken to be called back for ever", waits)
+			}
+		})
 	}
 }

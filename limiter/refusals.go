@@ -35,28 +35,35 @@ type question struct {
 // what it has heard. The zero value is ready for use.
 type inquiries struct {
 	mu    sync.Mutex
-	under map[state]chan struct{}
+	under map[state]inquiry
 }
 
-// join returns what is closed when somebody has been answered about the state, and whether that is who joins.
-func (q *inquiries) join(s state) (answered chan struct{}, leads bool) {
+type inquiry struct {
+	answered chan struct{}
+	until    int64 // when whoever asks has an answer at the latest, unless that has panicked
+}
+
+// join returns what is closed when somebody has been answered about the state, within most, and whether that is who joins.
+func (q *inquiries) join(s state, now int64, most time.Duration) (answered chan struct{}, leads bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if answered, ok := q.under[s]; ok {
-		return answered, false
+	if of, ok := q.under[s]; ok && now < of.until {
+		return of.answered, false
 	}
 	if q.under == nil {
-		q.under = make(map[state]chan struct{})
+		q.under = make(map[state]inquiry)
 	}
 	answered = make(chan struct{})
-	q.under[s] = answered
+	q.under[s] = inquiry{answered, now + int64(most)}
 	return answered, true
 }
 
 // end lets those go on who have joined.
 func (q *inquiries) end(s state, answered chan struct{}) {
 	q.mu.Lock()
-	delete(q.under, s)
+	if q.under[s].answered == answered {
+		delete(q.under, s)
+	}
 	q.mu.Unlock()
 	close(answered)
 }
@@ -91,7 +98,7 @@ func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
 	case ok:
 		op.asked = question{}
 	case ended != 0 && now.Mono-ended < int64(limit.MaxRemember):
-		op.asked.answered, op.asked.leads = l.inquiries.join(op.state())
+		op.asked.answered, op.asked.leads = l.inquiries.join(op.state(), now.Mono, 2*l.cfg.Timeout)
 	}
 	return ok
 }

@@ -5,10 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/fairshare"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -247,19 +246,19 @@ func (a *asks) reset() {
 
 // askAll has every holder decide its group, and waits for the answers that have to wait, all side by side.
 func (l *Limiter) askAll(ctx context.Context, to *asks) {
-	var side errgroup.Group
+	var side recovered.Group
 	for i := range to.groups {
 		g := &to.groups[i]
 		if i == len(to.groups)-1 && len(to.waiting) == 0 {
 			l.ask(ctx, g.way, g.ops)
 			break
 		}
-		side.Go(func() error { l.ask(ctx, g.way, g.ops); return nil })
+		side.Go(func() { l.ask(ctx, g.way, g.ops) })
 	}
 	for _, op := range to.waiting {
 		l.await(ctx, op)
 	}
-	_ = side.Wait() // ask reports in the operations' outcomes
+	side.Wait()
 }
 
 // await waits until an answer may be given.
@@ -336,9 +335,9 @@ func decides(r *ownership.Route) bool {
 
 // park waits for somebody to decide for the partitions of operations.
 func (l *Limiter) park(ctx context.Context, ops []*Op) {
-	var side errgroup.Group // of different partitions, one may be there long before another
+	var side recovered.Group // of different partitions, one may be there long before another
 	for _, op := range ops {
-		side.Go(func() error {
+		side.Go(func() {
 			r := l.cfg.Ownership.Route(op.partition)
 			switch {
 			case decides(r) || *l.awaitHolder(ctx, op.partition, r) != *r:
@@ -348,10 +347,9 @@ func (l *Limiter) park(ctx context.Context, ops []*Op) {
 			default:
 				l.ask(ctx, way{ownership.Elsewhere, r.Node}, []*Op{op}) // under the same term
 			}
-			return nil
 		})
 	}
-	_ = side.Wait() // the outcomes tell
+	side.Wait()
 }
 
 // next is where to go next: to the node of a hint, once, otherwise by this node's own view. It notes the highest term that was
@@ -474,10 +472,12 @@ func (l *Limiter) Receive(ops []*Op) (rest func(context.Context)) {
 	}
 	in, taken := l.takeInReceived(later)
 	return func(ctx context.Context) {
+		defer func() { // of a panic, too
+			for _, t := range taken {
+				l.load.places.Give(t)
+			}
+		}()
 		l.handOn(ctx, in)
-		for _, t := range taken {
-			l.load.places.Give(t)
-		}
 		end := l.moment()
 		l.limitUse(ops, &end)
 		spans.end(l)
@@ -507,7 +507,7 @@ func (l *Limiter) takeInReceived(ops []*Op) (in []*Op, taken []fairshare.Taken) 
 // handOn finishes operations that a peer sent and that could not be decided at once.
 func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 	to := l.asks.Get().(*asks)
-	var parked errgroup.Group
+	var parked recovered.Group
 	for _, op := range ops {
 		if op.Outcome.ticket != 0 {
 			to.waiting = append(to.waiting, op)
@@ -518,15 +518,14 @@ func (l *Limiter) handOn(ctx context.Context, ops []*Op) {
 			to.add(way{r.Standing, r.Node}, op)
 			continue
 		}
-		parked.Go(func() error {
+		parked.Go(func() {
 			ctx, cancel := op.within(ctx)
 			defer cancel()
 			l.decideSoon(ctx, op)
-			return nil
 		})
 	}
 	l.askAll(ctx, to)
-	_ = parked.Wait() // the outcomes tell
+	parked.Wait()
 	to.reset()
 	l.asks.Put(to) // as in forward
 }

@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -610,5 +611,104 @@ func TestPanicsLeaveNothingBehind(t *testing.T) {
 	}
 	if peers.asked["panic"] != 20 || peers.asked["k"] != 20 {
 		t.Errorf("asked %v", peers.asked)
+	}
+}
+
+// mistakenly are peers who panic when they are asked about a key.
+type mistakenly struct{ prompt }
+
+func (m mistakenly) Forward(ctx context.Context, to ownership.Node, ops []*Op) {
+	if slices.ContainsFunc(ops, func(op *Op) bool { return op.Key == "panic" }) {
+		panic("panic")
+	}
+	m.prompt.Forward(ctx, to, ops)
+}
+
+// changing is a view in which all partitions have another standing than two others', and one more once that has been waited for.
+type changing struct {
+	twoOthers
+	now, then ownership.Standing
+}
+
+func (c changing) Route(p int) *ownership.Route {
+	r := c.twoOthers[p]
+	r.Standing = c.now
+	return &r
+}
+
+func (c changing) Await(_ context.Context, p int, _ *ownership.Route) *ownership.Route {
+	r := c.twoOthers[p]
+	r.Standing = c.then
+	return &r
+}
+
+// TestPanicsBesideACall: a panic in a goroutine that carries out a part of a call is passed on to who called, and is not the end of the process.
+// What was taken in for the call is given back.
+func TestPanicsBesideACall(t *testing.T) {
+	check := named("p", "panic", 1)
+	other := check
+	for i := 0; ring.Partition(ring.Hash(ring.HashKey{}, "p", other.Key))%2 == ring.Partition(ring.Hash(ring.HashKey{}, "p", check.Key))%2; i++ {
+		other.Key = fmt.Sprint(i)
+	}
+	for name, test := range map[string]struct {
+		owners Ownership
+		call   func(l *Limiter)
+	}{
+		"several holders": {newTwoOthers(), func(l *Limiter) { _, _ = l.Check(t.Context(), []limit.Check{check, other}) }},
+		"being handed over": {changing{newTwoOthers(), ownership.Frozen, ownership.Frozen}, func(l *Limiter) {
+			_, _ = l.Check(t.Context(), []limit.Check{check})
+		}},
+		"from a peer, no holder yet": {changing{newTwoOthers(), ownership.Unclaimed, ownership.Elsewhere}, func(l *Limiter) {
+			l.Receive([]*Op{{Check: check, Hops: 1, Left: time.Second}})(t.Context())
+		}},
+		"from a peer": {newTwoOthers(), func(l *Limiter) { l.Receive([]*Op{{Check: check, Hops: 1, Left: time.Second}})(t.Context()) }},
+	} {
+		l := New(Config{Ownership: test.owners, Peers: mistakenly{}, Policies: policies(t, `policies: [{name: p, algorithm: token_bucket, limit: 9, window: 1s}]`)})
+		err := recovered.Call(func() error { test.call(l); return nil })
+		if p, ok := errors.AsType[*recovered.Error](err); !ok || p.Value != "panic" {
+			t.Errorf("%s: %v", name, err)
+		}
+		if n := l.Load().InFlight; n != 0 {
+			t.Errorf("%s: %d operations are in flight", name, n)
+		}
+		l.Close()
+	}
+}
+
+// TestPanicsBehindAnAnswer: a panic in what is done behind an answer is the end of that alone, and told.
+func TestPanicsBehindAnAnswer(t *testing.T) {
+	told := make(chan *recovered.Error, 1)
+	l := New(Config{Panicked: func(p *recovered.Error) { told <- p }})
+	if !l.settling.start(func() { panic("behind") }) {
+		t.Fatal("not started")
+	}
+	if p := <-told; p.Value != "behind" {
+		t.Errorf("told of %v", p)
+	}
+	l.Close() // which waits for it
+	if l.settling.count != 0 {
+		t.Errorf("%d are counted", l.settling.count)
+	}
+}
+
+// TestInquiryOfAPanic: who asked about a key that was refused a moment ago, and panicked, is not waited for when its time is over.
+func TestInquiryOfAPanic(t *testing.T) {
+	var q inquiries
+	s := state{scope: "p", key: "k"}
+	first, leads := q.join(s, 0, time.Second)
+	if again, follows := q.join(s, int64(time.Second)-1, time.Second); !leads || follows || again != first {
+		t.Errorf("leads %t, another one beside it %t", leads, follows)
+	}
+	second, leads := q.join(s, int64(time.Second), time.Second)
+	if !leads || second == first {
+		t.Errorf("after its time: leads %t", leads)
+	}
+	q.end(s, first)
+	if of, leads := q.join(s, int64(time.Second), time.Second); leads || of != second {
+		t.Error("the late one ended another's")
+	}
+	q.end(s, second)
+	if len(q.under) != 0 {
+		t.Errorf("%d are left", len(q.under))
 	}
 }

@@ -46,7 +46,7 @@ type Snapshot interface {
 
 // Config is what a Console needs.
 type Config struct {
-	// Collect takes a snapshot. It is called by one goroutine.
+	// Collect takes a snapshot; nil: there is none at the moment. It is called by one goroutine.
 	Collect func(context.Context) Snapshot
 	// MaxStreams bounds the streams in all, and MaxOfSource those of one address (IPv6: of one /64); 0 stands for the defaults.
 	MaxStreams, MaxOfSource int

@@ -2,9 +2,11 @@ package envoy
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 )
 
@@ -18,7 +20,8 @@ const (
 // expiry cancels reservations that have not been committed within their TTL: a Service's own stay charged then, those of Kuadrant's
 // protocol do not. One whose node has ended meanwhile stays charged.
 type expiry struct {
-	service limit.Service // of the node: nobody asks
+	service  limit.Service // of the node: nobody asks
+	panicked func(*recovered.Error)
 
 	mu      sync.Mutex
 	timers  map[string]*time.Timer // by reservation id
@@ -60,9 +63,15 @@ func (e *expiry) cancel(id string, targets []limit.Target) {
 	e.running.Add(1)
 	e.mu.Unlock()
 	defer e.running.Done()
-	for _, t := range targets {
-		// What has been committed elsewhere is pending no more. What cannot be cancelled stays charged.
-		_, _ = e.service.Cancel(context.Background(), t, id)
+	err := recovered.Call(func() error {
+		for _, t := range targets {
+			// What has been committed elsewhere is pending no more. What cannot be cancelled stays charged.
+			_, _ = e.service.Cancel(context.Background(), t, id)
+		}
+		return nil
+	})
+	if p, ok := errors.AsType[*recovered.Error](err); ok && e.panicked != nil {
+		e.panicked(p)
 	}
 }
 

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
+	"github.com/weirlimit/weir/internal/recovered"
+	"github.com/weirlimit/weir/limit"
 )
 
 // TestKuadrant states beside each expectation what Limitador does (limitador-server/src/envoy_rls/kuadrant_service.rs).
@@ -307,4 +309,13 @@ func TestKuadrantExpiry(t *testing.T) {
 			t.Errorf("%d timers are left", n)
 		}
 	})
+}
+
+// TestPanicOfAnExpiry: a panic in a cancellation that nobody asked for ends that alone, and is told.
+func TestPanicOfAnExpiry(t *testing.T) {
+	told := make(chan *recovered.Error, 1)
+	e := &expiry{service: struct{ limit.Service }{}, panicked: func(p *recovered.Error) { told <- p }}
+	e.add("id", []limit.Target{{Policy: "p", Key: "k"}}, time.Nanosecond)
+	<-told
+	e.close()
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/gateway/envoy/kuadrantpb"
 	"github.com/weirlimit/weir/internal/quotaheader"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/rpc/wire"
 )
@@ -51,6 +52,8 @@ type ServiceConfig struct {
 	// Count, when set, is told how many hits a descriptor's limit got, and what came of them. Values of requests are in the name only
 	// where the configuration asks for that.
 	Count func(name, result string, hits uint64)
+	// Panicked, when set, is called with each panic of a cancellation that nobody asked for, which was recovered.
+	Panicked func(*recovered.Error)
 	// Headers adds RateLimit-Limit, -Remaining and -Reset to responses (the reference's LIMIT_RESPONSE_HEADERS_ENABLED).
 	Headers bool
 	// Metadata adds dynamic metadata to responses (RESPONSE_DYNAMIC_METADATA).
@@ -75,7 +78,7 @@ func NewService(cfg ServiceConfig) *Service {
 	if cfg.Own == nil {
 		cfg.Own = cfg.Service
 	}
-	s := &Service{cfg: cfg, expiry: expiry{service: cfg.Own}}
+	s := &Service{cfg: cfg, expiry: expiry{service: cfg.Own, panicked: cfg.Panicked}}
 	s.rooms.New = func() any { return new(room) }
 	return s
 }

@@ -5,10 +5,12 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -51,6 +53,10 @@ func (s *Server) Borrow(stream weirv1.Limiter_BorrowServer) error {
 			}
 			return err
 		}
+		if crashed := b.crashed.Load(); crashed != nil {
+			a.leave()
+			return *crashed
+		}
 		if end == nil {
 			if in.Borrower == 0 {
 				a.leave()
@@ -80,8 +86,11 @@ type unconfirmed struct {
 // may be waiting for who want what is returned.
 func (b *borrowStream) confirm() {
 	for u := range b.unconfirmed {
-		u.wait()
-		_ = b.send(lent(u.in, u.answers)) // who reads learns of a broken stream, too
+		if crashed := recovered.Call(func() error { u.wait(); return nil }); crashed != nil {
+			b.crashed.CompareAndSwap(nil, &crashed) // the borrower reports again, which ends the stream
+		} else {
+			_ = b.send(lent(u.in, u.answers)) // who reads learns of a broken stream, too
+		}
 		u.admitted.leave()
 	}
 }
@@ -94,6 +103,7 @@ type borrowStream struct {
 	recalls chan limit.Recall
 	// unconfirmed is closed when the stream is over.
 	unconfirmed chan unconfirmed
+	crashed     atomic.Pointer[error] // the first panic of a wait for copies, a *recovered.Error
 
 	sending sync.Mutex
 }

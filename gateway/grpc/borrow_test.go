@@ -2,7 +2,9 @@ package grpcapi
 
 import (
 	"context"
+	"errors"
 	"net"
+	"runtime"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/memory"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	"github.com/weirlimit/weir/policy"
@@ -229,4 +232,37 @@ func TestReturnsDoNotWait(t *testing.T) {
 	close(lender.answer)
 	receive(1)
 	receive(2)
+}
+
+// mistakenLender panics when an answer is waited for.
+type mistakenLender struct{ slowLender }
+
+func (*mistakenLender) Lend(context.Context, []limit.Borrow, []limit.Lent) (func(), error) {
+	return func() { panic("mistake") }, nil
+}
+
+// TestPanicInAWait: a panic in what an answer waits for ends its stream, when the borrower reports again, and not the process.
+func TestPanicInAWait(t *testing.T) {
+	noLeaks(t)
+	s := NewServer(ServerConfig{Service: &distant{}, Requests: memory.NewGate(1 << 20), Lender: &mistakenLender{}})
+	t.Cleanup(s.Close)
+	ended := make(chan error, 1)
+	stream, err := weirv1.NewLimiterClient(testkit.Dial(t, serve(t, s.Register, grpc.StreamInterceptor(
+		func(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+			ended <- handle(srv, stream)
+			return status.Error(codes.Internal, "a mistake")
+		},
+	)))).Borrow(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stream.Send(&weirv1.BorrowRequest{Borrower: 1, Loans: []*weirv1.LoanReport{report(16)}}) == nil {
+		runtime.Gosched()
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.Internal {
+		t.Errorf("the borrower is told %v", err)
+	}
+	if p, ok := errors.AsType[*recovered.Error](<-ended); !ok || p.Value != "mistake" {
+		t.Errorf("the stream ended with %v", p)
+	}
 }

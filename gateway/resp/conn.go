@@ -318,6 +318,12 @@ func (s *scratch) answered(n int) {
 	s.mark = len(s.out)
 }
 
+func (s *Server) panicked(command string, p *recovered.Error) {
+	if s.cfg.Panicked != nil {
+		s.cfg.Panicked(command, p)
+	}
+}
+
 // panicked answers the commands that a panic has left without an answer.
 func (c *conn) panicked(s *scratch, p *recovered.Error) {
 	name := "unknown"
@@ -326,9 +332,7 @@ func (c *conn) panicked(s *scratch, p *recovered.Error) {
 			name = known.name
 		}
 	}
-	if c.server.cfg.Panicked != nil {
-		c.server.cfg.Panicked(name, p)
-	}
+	c.server.panicked(name, p)
 	s.out = s.out[:s.mark]
 	lost := s.next - s.done
 	for range lost {

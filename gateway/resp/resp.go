@@ -65,7 +65,8 @@ type Config struct {
 	Decided func(took time.Duration)
 	// Failed, when set, is called with the code of each error that is answered, such as ERR or NOAUTH.
 	Failed func(code string)
-	// Panicked, when set, is called with each panic of a command, which was recovered. It must not hold secrets of the command's back.
+	// Panicked, when set, is called with each panic of a command, or of a "connection" apart from its commands, which was recovered. It must not
+	// hold secrets of the command's back.
 	Panicked func(command string, p *recovered.Error)
 	// Suspicious, when set, is called for a caller who speaks HTTP: a web page that has a browser send commands.
 	Suspicious func(from net.Addr)
@@ -122,7 +123,13 @@ func (s *Server) Serve(l net.Listener) error {
 				defer s.mu.Unlock()
 				delete(s.conns, c)
 			}()
-			c.serve()
+			err := recovered.Call(func() error {
+				c.serve()
+				return nil
+			})
+			if p, ok := errors.AsType[*recovered.Error](err); ok {
+				c.server.panicked("connection", p)
+			}
 		})
 		s.mu.Unlock()
 	}

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -430,6 +431,30 @@ func TestPanic(t *testing.T) {
 	}
 	if got := talk(t, address, send("PING")); got != "+PONG\r\n" || len(told) != 1 || !strings.HasSuffix(told[0], " a mistake") {
 		t.Errorf("afterwards: %q, %q", got, told)
+	}
+}
+
+// TestPanicOfAConnection: a mistake apart from commands ends its connection, and no other.
+func TestPanicOfAConnection(t *testing.T) {
+	told := make(chan string, 1)
+	var shaken atomic.Bool
+	address, _, _ := serve(t, func(c *Config) {
+		c.Handshake = func(raw net.Conn) (net.Conn, auth.Credentials, error) {
+			if !shaken.Swap(true) {
+				panic("a mistake")
+			}
+			return raw, auth.Credentials{}, nil
+		}
+		c.Panicked = func(name string, p *recovered.Error) { told <- fmt.Sprint(name, " ", p.Value) }
+	})
+	if got := talk(t, address, send("PING")); got != "" {
+		t.Errorf("answered %q", got)
+	}
+	if got := <-told; got != "connection a mistake" {
+		t.Errorf("told of %q", got)
+	}
+	if got := talk(t, address, send("PING")); got != "+PONG\r\n" {
+		t.Errorf("another one: %q", got)
 	}
 }
 

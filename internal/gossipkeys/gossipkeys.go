@@ -25,6 +25,7 @@ import (
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/internal/loopback"
+	"github.com/weirlimit/weir/internal/recovered"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
 )
@@ -121,7 +122,7 @@ func (k *Keys) all(ctx context.Context, req *weirv1.GossipKeysRequest) []*weirv1
 	defer cancel()
 	members := k.cfg.Members()
 	all := make([]*weirv1.MemberKeys, len(members))
-	var asked sync.WaitGroup
+	var asked recovered.Group
 	for i, m := range members {
 		if m == k.cfg.Self {
 			all[i] = k.changeOwn(req)

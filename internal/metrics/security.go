@@ -30,17 +30,17 @@ func NewSecurity(expiries func() map[string]time.Time) *Security {
 			Help: "Changes of the files that access depends on, by file (certificates, peer_certificates, access, gossip_keys) and result (taken, rejected).",
 		}, []string{"file", "result"}),
 		panics: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "weir_panics_total", Help: "Panics of handlers, each of which ended its own request only, by listener (http, grpc, resp, peer).",
+			Name: "weir_panics_total", Help: "Panics of handlers, each of which ended its own request only, by listener (http, grpc, resp, peer), and of work behind answers (background).",
 		}, []string{"listener"}),
 		expiries: expiries,
 	}
-	for _, listener := range []string{"http", "grpc", "resp", "peer"} {
+	for _, listener := range []string{"http", "grpc", "resp", "peer", "background"} {
 		s.panics.WithLabelValues(listener) // shown from the start, as zero
 	}
 	return s
 }
 
-// Panicked counts a panic of a handler.
+// Panicked counts a panic of a handler, or of work behind an answer.
 func (s *Security) Panicked(listener string) { s.panics.WithLabelValues(listener).Inc() }
 
 // Denied counts a connection or a request that was denied or rejected.

@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/weirlimit/weir/gateway/console"
 	httpapi "github.com/weirlimit/weir/gateway/http"
 	"github.com/weirlimit/weir/internal/activity"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/topkeys"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -34,7 +36,7 @@ func (n *Node) openConsole() (err error) {
 		return nil
 	}
 	n.console, err = console.New(console.Config{
-		Collect: n.look, Logger: n.log, Caller: n.security.callerName(),
+		Collect: n.collect, Logger: n.log, Caller: n.security.callerName(),
 		MaxStreams: int(min(max(n.cfg.Memory.Limit/perConsoleStream, 4), console.DefaultMaxStreams)),
 	})
 	return err
@@ -68,18 +70,27 @@ type snapshot struct {
 	activity *clusterActivity
 }
 
+// collect takes a snapshot for the console; nil after a panic, which ends no more than that.
+func (n *Node) collect(ctx context.Context) (s console.Snapshot) {
+	err := recovered.Call(func() error {
+		s = n.look(ctx)
+		return nil
+	})
+	if p, ok := errors.AsType[*recovered.Error](err); ok {
+		n.panicked("http")("console", p)
+	}
+	return s
+}
+
 // look takes a snapshot of the cluster.
 func (n *Node) look(ctx context.Context) console.Snapshot {
 	s := &snapshot{n: n, policies: n.listPolicies()}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		s.status = n.Status(ctx)
-	}()
+	var asked recovered.Group
+	asked.Go(func() { s.status = n.Status(ctx) })
 	s.activity = n.gather(ctx, &peerv1.ActivityRequest{Keys: maxTopKeys, Orders: []weirv1.KeyOrder{
 		weirv1.KeyOrder_KEY_ORDER_BUSIEST, weirv1.KeyOrder_KEY_ORDER_REFUSED, weirv1.KeyOrder_KEY_ORDER_FULLEST,
 	}})
-	<-done
+	asked.Wait()
 	return s
 }
 

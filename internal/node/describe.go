@@ -5,12 +5,11 @@ import (
 	"fmt"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/weirlimit/weir/cluster"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/cluster/runner"
 	httpapi "github.com/weirlimit/weir/gateway/http"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -74,19 +73,18 @@ func askOthers[T any](ctx context.Context, n *Node, v *cluster.View, atOnce int,
 			out = append(out, answer[T]{member: m})
 		}
 	}
-	var asked errgroup.Group
+	var asked recovered.Group
 	asked.SetLimit(atOnce)
 	for i := range out {
-		asked.Go(func() error {
+		asked.Go(func() {
 			a := &out[i]
 			var client peerv1.PeerClient
 			if client, a.err = n.peers.Client(nodeOf(a.member)); a.err == nil {
 				a.response, a.err = ask(ctx, client)
 			}
-			return nil // the others are asked all the same
 		})
 	}
-	_ = asked.Wait()
+	asked.Wait()
 	return out
 }
 

@@ -218,6 +218,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 		Policies: policies, UnknownPolicy: cfg.UnknownPolicy, NoInline: cfg.NoInline,
 		InlineMaxWindow: cfg.InlineMaxWindow, InlineMaxKeys: cfg.InlineMaxKeys, InlineMaxMemory: cfg.InlineMaxMemory,
 		Timeout: cfg.Timeout, HashKey: n.hashKey, MaxInFlight: n.limits.MaxInFlight, Logger: n.log,
+		Panicked: func(p *recovered.Error) { n.panicked("background")("work behind an answer", p) },
 	}
 	if n.tracer != nil {
 		work.Tracer = n.tracer

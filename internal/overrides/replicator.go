@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/internal/wake"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	weirv1 "github.com/weirlimit/weir/proto/weir/v1"
@@ -121,16 +121,13 @@ func (r *Replicator) Run(ctx context.Context) {
 	for {
 		members, replaced := r.cfg.Members()
 		r.retain(members)
-		var group errgroup.Group
+		var group recovered.Group
 		group.SetLimit(atOnce)
 		due, next := r.due(members)
 		for _, m := range due {
-			group.Go(func() error {
-				r.exchange(ctx, m)
-				return nil // each by itself
-			})
+			group.Go(func() { r.exchange(ctx, m) })
 		}
-		_ = group.Wait()
+		group.Wait()
 		if len(due) > 0 {
 			_, next = r.due(members)
 		}
@@ -275,7 +272,7 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 	defer cancel()
 	members, _ := r.cfg.Members()
 	all := make([]*weirv1.OverrideMember, len(members))
-	var group errgroup.Group
+	var group recovered.Group
 	group.SetLimit(4 * atOnce)
 	for i, m := range members {
 		out := &weirv1.OverrideMember{Name: m.Name}
@@ -284,7 +281,7 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 			out.Has, out.Durable = true, r.cfg.Book.Durable()
 			continue
 		}
-		group.Go(func() error {
+		group.Go(func() {
 			answer, err := r.cfg.Peers.Push(ctx, m, &peerv1.PushOverridesRequest{Entries: []*peerv1.OverrideEntry{protoEntry(e)}})
 			if err != nil {
 				out.Error = status.Convert(err).Message()
@@ -292,10 +289,9 @@ func (r *Replicator) spread(ctx context.Context, e *Entry) []*weirv1.OverrideMem
 				out.Has, out.Durable, out.Error = answer.Error == "", answer.Durable && answer.Error == "", cmp.Or(answer.Error, answer.WriteError)
 			}
 			r.found(m, answer.GetDigest(), err)
-			return nil // each by itself
 		})
 	}
-	_ = group.Wait()
+	group.Wait()
 	return all
 }
 

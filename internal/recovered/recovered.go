@@ -6,6 +6,8 @@ package recovered
 import (
 	"fmt"
 	"runtime/debug"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Error is a panic that was recovered.
@@ -26,10 +28,41 @@ func Call(f func() error) (err error) {
 	return f()
 }
 
-// From returns the panic whose value recover has returned to a deferred function; nil for nil.
+// From returns the panic whose value recover has returned to a deferred function; nil for nil. Of one that a Group has passed on it is the
+// first one, with the stack of that.
 func From(v any) *Error {
 	if v == nil {
 		return nil
 	}
+	if p, ok := v.(*Error); ok {
+		return p
+	}
 	return &Error{Value: v, Stack: debug.Stack()}
+}
+
+// Group runs functions, each in a goroutine of its own, for one request. When one panics, Wait panics with the first such *Error in the
+// goroutine that answers the request, where it ends that request and not the process. The zero value is ready for use, and has no limit; its
+// methods are for one goroutine.
+type Group struct {
+	running errgroup.Group
+}
+
+// SetLimit bounds the functions that run at a time, for which Go waits; n below 0: no limit. It is to be called before Go.
+func (g *Group) SetLimit(n int) { g.running.SetLimit(n) }
+
+// Go runs f in a goroutine.
+func (g *Group) Go(f func()) {
+	g.running.Go(func() error {
+		return Call(func() error {
+			f()
+			return nil
+		})
+	})
+}
+
+// Wait waits until all functions have returned.
+func (g *Group) Wait() {
+	if p := g.running.Wait(); p != nil {
+		panic(p)
+	}
 }

@@ -24,3 +24,30 @@ func TestCall(t *testing.T) {
 		t.Errorf("a panic: %v", err)
 	}
 }
+
+func TestGroup(t *testing.T) {
+	var g Group
+	g.SetLimit(2)
+	done := make([]bool, 4)
+	for i := range done {
+		g.Go(func() {
+			done[i] = true
+			if i == 1 {
+				var none []int
+				_ = none[i]
+			}
+		})
+	}
+	var p *Error
+	if err := Call(func() error { g.Wait(); return nil }); !errors.As(err, &p) || !strings.Contains(p.Error(), "out of range") || !strings.Contains(string(p.Stack), "TestGroup") {
+		t.Errorf("a function panicked: %v", err)
+	}
+	for i, done := range done {
+		if !done {
+			t.Errorf("function %d did not run", i)
+		}
+	}
+	var quiet Group
+	quiet.Go(func() {})
+	quiet.Wait()
+}

@@ -67,7 +67,7 @@ var mayImport = map[string]string{
 	"internal/connbuf":         "",
 	"internal/memory":          "",
 	"internal/recovered":       "",
-	"limiter":                  "algo cluster/ownership limit policy ring store internal/borrow internal/estimate internal/fairshare internal/refusal internal/wake",
+	"limiter":                  "algo cluster/ownership limit policy ring store internal/borrow internal/estimate internal/fairshare internal/recovered internal/refusal internal/wake",
 	"internal/audit":           "auth internal/file internal/logqueue",
 	"internal/metrics":         "cluster cluster/runner limiter policy ring store",
 	"gateway/grpc":             "algo internal/memory internal/recovered internal/wake limit limiter proto/weir/v1 rpc/wire",
@@ -77,7 +77,7 @@ var mayImport = map[string]string{
 	"rpc/wire":                 "algo internal/timezone limit proto/weir/v1",
 	"client":                   "algo internal/borrow internal/fifo internal/loopback internal/refusal internal/stream internal/wake limit proto/weir/v1 ring rpc/wire",
 	"gateway/envoy/kuadrantpb": "",
-	"gateway/envoy":            "algo gateway/envoy/kuadrantpb internal/file internal/filewatch internal/quotaheader internal/strictyaml internal/varint limit rpc/wire",
+	"gateway/envoy":            "algo gateway/envoy/kuadrantpb internal/file internal/filewatch internal/quotaheader internal/recovered internal/strictyaml internal/varint limit rpc/wire",
 	"gateway/envoyquota":       "algo gateway/envoy internal/fairshare internal/memory limit rpc/wire",
 	"gateway/console":          "internal/clientip internal/fairshare",
 	"gateway/http":             "algo auth internal/clientip internal/memory internal/quotaheader internal/timezone limit policy proto/weir/v1",
@@ -94,8 +94,8 @@ var mayImport = map[string]string{
 	"internal/render":          "gateway/http internal/load proto/weir/v1 rpc/wire",
 	"internal/settings":        "internal/file internal/strictyaml",
 	"internal/readiness":       "",
-	"internal/gossipkeys":      "auth cluster cluster/ownership internal/loopback proto/weir/peer/v1 proto/weir/v1",
-	"internal/overrides":       "auth cluster/ownership internal/file internal/wake limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
+	"internal/gossipkeys":      "auth cluster cluster/ownership internal/loopback internal/recovered proto/weir/peer/v1 proto/weir/v1",
+	"internal/overrides":       "auth cluster/ownership internal/file internal/recovered internal/wake limit policy proto/weir/peer/v1 proto/weir/v1 rpc/wire",
 	"internal/validate":        "gateway/envoy internal/file internal/limitador internal/strictyaml policy",
 	"internal/secrets":         "auth internal/file",
 	"internal/node":            everything,
@@ -201,6 +201,7 @@ var panics = []string{
 	"client/httplimit/httplimit.go Handler",
 	"gateway/http/http.go New",
 	"internal/borrow/borrow.go New",
+	"internal/recovered/recovered.go Wait", // again, where it is recovered
 	"internal/simulate/candidate.go alloc",
 }
 
