@@ -14,6 +14,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
 )
 
 const atomicPolicies = `policies:
@@ -261,6 +262,27 @@ func TestAtomicCancelsWhatItNeverHeardOf(t *testing.T) {
 		c.nodes[0].Close()
 		c.wantLeft([]limit.Check{good, closed}, 10, 10)
 	})
+}
+
+// TestAtomicTakesNoPlaces: a state that is alone needs no reservation, and those of several are under no bound of their keys.
+func TestAtomicTakesNoPlaces(t *testing.T) {
+	for _, test := range []struct {
+		cfg  store.Config
+		keys []string
+	}{
+		{store.Config{MaxReservations: -1}, []string{"k", "k"}},
+		{store.Config{MaxKeyReservations: -1}, []string{"k", "l"}},
+	} {
+		l := New(Config{Policies: policies(t, atomicPolicies), Store: NewStore(test.cfg, true)})
+		var checks []limit.Check
+		for _, key := range test.keys {
+			checks = append(checks, named("a", key, 1))
+		}
+		if all, err := l.CheckAll(t.Context(), checks); err != nil || !all.Allowed || all.Decisions[0].FailedOpen {
+			t.Errorf("%v with %+v: %+v, %v", test.keys, test.cfg, all, err)
+		}
+		l.Close()
+	}
 }
 
 func TestAtomicOfACallerWhoLeaves(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -37,6 +38,7 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
   - {name: async, algorithm: sliding_log, limit: 10, window: 1h}
   - {name: escrow, algorithm: sliding_log, limit: 1000, window: 1h, durability: escrow}
   - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, on_error: closed}
+  - {name: leases, algorithm: concurrency, limit: 10, ttl: 1h, durability: sync}
   - {name: banned, algorithm: sliding_log, limit: 1, window: 1h, durability: sync, ban: 2h}`)})
 	t.Cleanup(l.Close)
 	confirm := func() {
@@ -108,6 +110,28 @@ func TestAnswersWaitForTheirCopy(t *testing.T) {
 	if got := fmt.Sprint(sum.Allowed, sum.Refused, sum.FailedClosed); got != "3 1 1" {
 		t.Errorf("counted allowed, refused, failed closed: %s", got)
 	}
+
+	jobs := limit.Target{Policy: "leases", Key: "k"}
+	lease, err := l.Acquire(t.Context(), limit.Acquire{Target: jobs, Cost: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	confirm()
+	own.tickets = 0
+	if _, err := l.Renew(t.Context(), jobs, lease.LeaseID, time.Hour); err != nil {
+		t.Error(err)
+	}
+	waits(1, "a renewal")
+	held, err := l.Reserve(t.Context(), limit.Reserve{Target: limit.Target{Policy: "sync", Key: "held"}, Amount: limit.Amount{Cost: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	confirm()
+	own.tickets = 0
+	if _, err := l.Commit(t.Context(), limit.Commit{Target: limit.Target{Policy: "sync", Key: "held"}, ReservationID: held.ReservationID, Amount: limit.Amount{Cost: 3}}); err != nil {
+		t.Error(err)
+	}
+	waits(1, "a commit of more than was reserved")
 
 	ask(named("banned", "k", 1), named("banned", "l", 1))
 	own.tickets = 0

@@ -49,6 +49,82 @@ func TestStrictWaitsForGrant(t *testing.T) {
 	})
 }
 
+// TestRenewalsUnderLease: of a strict rule nothing is renewed, and no excess of a commit charged, without a lease, nor is the answer used
+// after it.
+func TestRenewalsUnderLease(t *testing.T) {
+	start := time.Now()
+	cfg := Config{Timeout: 10 * time.Second, BootClock: func() int64 { return int64(time.Since(start)) }}
+	inBubble(t, 2, cfg, func(t *testing.T, c *testCluster) {
+		start = time.Now() // the bubble's
+		c.setPolicies(`policies:
+  - {name: jobs, algorithm: concurrency, limit: 9, ttl: 1m, durability: sync, consistency: strict}
+  - {name: p, limits: [9/1m], durability: sync, consistency: strict}`)
+		time.Sleep(time.Second)
+		jobs, units := limit.Target{Policy: "jobs", Key: c.owned("jobs", 0, 0)}, limit.Target{Policy: "p", Key: c.owned("p", 0, 0)}
+		held := c.nodes[0].store
+		grant := func(until time.Duration) {
+			for _, target := range []limit.Target{jobs, units} {
+				part := ring.Partition(ring.Hash(testKey, target.Policy, target.Key))
+				held.Unguarded(part, true)
+				held.Lease(part, int64(time.Since(start)+until))
+			}
+		}
+		grant(time.Hour)
+		n := c.nodes[1]
+		lease, err := n.Acquire(t.Context(), limit.Acquire{Target: jobs, Cost: 1})
+		if err != nil || !lease.Allowed {
+			t.Fatal(lease, err)
+		}
+		call := map[string]func() error{
+			"renewal": func() error {
+				_, err := n.Renew(t.Context(), jobs, lease.LeaseID, time.Minute)
+				return err
+			},
+			"commit": func() error {
+				reserved, err := n.Reserve(t.Context(), limit.Reserve{Target: units, Amount: limit.Amount{Cost: 1}})
+				if err != nil || !reserved.Allowed {
+					t.Fatal(reserved, err)
+				}
+				_, err = n.Commit(t.Context(), limit.Commit{Target: units, ReservationID: reserved.ReservationID, Amount: limit.Amount{Cost: 2}})
+				return err
+			},
+		}
+		look := func(of *Op) limit.Decision {
+			grant(time.Hour)
+			return c.nodes[0].check(t, named(of.Policy, of.Key, 0))
+		}
+		for what, do := range call {
+			grant(time.Hour)
+			if err := do(); err != nil {
+				t.Errorf("a %s under a lease: %v", what, err)
+			}
+			for name, way := range map[string]struct{ there, back time.Duration }{"without a lease": {1001 * time.Millisecond, 0}, "answered late": {0, 1001 * time.Millisecond}} {
+				grant(time.Hour)
+				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
+					if ops[0].Kind != OpRenew && ops[0].Kind != OpSettle {
+						deliver()
+						return
+					}
+					c.advance(time.Second) // a renewal shows
+					before := look(ops[0])
+					grant(time.Second)
+					time.Sleep(way.there)
+					deliver()
+					time.Sleep(way.back)
+					if after := look(ops[0]); way.there > 0 && (after.Remaining != before.Remaining || after.ResetAfter != before.ResetAfter) {
+						t.Errorf("a %s %s was carried out: %+v, before %+v", what, name, after, before)
+					}
+				})
+				wantError(t, do(), limit.Unavailable, "")
+				if t.Failed() {
+					t.Fatalf("a %s %s", what, name)
+				}
+				c.tamper(nil)
+			}
+		}
+	})
+}
+
 // TestAnswersUnderLease: an answer of another node's may be used for as long as its lease had left when it was decided, counted
 // from the moment the question was sent, and for somewhat less, as clocks differ.
 func TestAnswersUnderLease(t *testing.T) {

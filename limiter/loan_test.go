@@ -10,6 +10,7 @@ import (
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/internal/recovered"
 	"github.com/weirlimit/weir/limit"
+	"github.com/weirlimit/weir/store"
 )
 
 const loanPolicies = `policies:
@@ -203,6 +204,54 @@ func TestAlwaysBesideLoans(t *testing.T) {
 }
 
 // What a borrower has spent and not reported is there to be refunded, and a reset leaves nothing of it.
+// TestAlwaysWhereThereIsRoomBesideLoans: it is made once, also where it would have been admitted without the loans.
+func TestAlwaysWhereThereIsRoomBesideLoans(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	id := algo.LoanID{Borrower: 1, Number: 1}
+	if a := lend(t, l, limit.Borrow{Target: target, ID: id, Want: 16}); a.Granted != 16 {
+		t.Fatalf("%+v", a)
+	}
+	check(t, l, "p", 80)
+	if got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 5, Always: true}}); err != nil || got[0].Allowed || got[0].Granted != 5 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	lend(t, l, limit.Borrow{Target: target, ID: id, Totals: algo.Totals{Granted: 16, Returned: 16}})
+	if d := check(t, l, "p", 0); d.Remaining != 15 {
+		t.Errorf("%+v", d)
+	}
+}
+
+// TestPartialBesideSilentBorrower: what is free is granted once nothing more can be had back.
+func TestPartialBesideSilentBorrower(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies)})
+	defer l.Close()
+	target := limit.Target{Policy: "p", Key: "k"}
+	if a := lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}); a.Granted != 16 {
+		t.Fatalf("%+v", a)
+	}
+	check(t, l, "p", 80)
+	for _, want := range []int64{4, 0} {
+		got, err := l.Check(t.Context(), []limit.Check{{Target: target, Cost: 10, Partial: true}})
+		if err != nil || got[0].Granted != want || got[0].Allowed != (want > 0) {
+			t.Errorf("%+v, %v, want %d granted", got, err, want)
+		}
+	}
+}
+
+// TestReportWithoutRoom: where there is no room for the key of a loan, nothing of what is reported is confirmed, so that it is reported again.
+func TestReportWithoutRoom(t *testing.T) {
+	l := New(Config{Policies: policies(t, loanPolicies), Store: NewStore(store.Config{MaxKeys: 1}, true)})
+	defer l.Close()
+	check(t, l, "kept", 1)
+	target := limit.Target{Policy: "p", Key: "k"}
+	a := lend(t, l, limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Totals: algo.Totals{Granted: 16, Spent: 9}, Known: 4, Want: 16})
+	if a.Granted != 16 || a.Spent != 4 || a.Ended || a.Term != 0 || a.Again <= 0 {
+		t.Errorf("%+v", a)
+	}
+}
+
 func TestGivingBackRecalls(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()

@@ -297,6 +297,80 @@ func TestWhatWasAdmittedUnderARequestIDIsAskedFor(t *testing.T) {
 	})
 }
 
+// TestARefusalUnderARequestIDIsRemembered: also where something has been forgotten before.
+func TestARefusalUnderARequestIDIsRemembered(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		n, q := c.nodes[0], limit.Check{Target: limit.Target{Policy: "log", Key: c.owned("log", 1, 0)}, Cost: 5}
+		n.check(t, q)
+		if _, err := n.Refund(t.Context(), q.Target, 1, ""); err != nil {
+			t.Fatal(err)
+		}
+		named := q
+		named.RequestID = "r"
+		if d := n.check(t, named); d.Allowed {
+			t.Fatalf("%+v", d)
+		}
+		c.wantMessages(0, "another check of the same cost", func() {
+			if d := n.check(t, q); d.Allowed || d.RequestID != "" {
+				t.Errorf("%+v", d)
+			}
+		})
+	})
+}
+
+// TestWhatMayBeChargedForgets: a charge that was made, or may have been without an answer, makes those wait longer who were refused more.
+func TestWhatMayBeChargedForgets(t *testing.T) {
+	const text = "policies: [{name: p, algorithm: sliding_log, limit: 5, window: 10s, on_error: closed}]"
+	for what, lost := range map[string]bool{"beyond the limit": false, "whose answer is lost": true} {
+		inBubble(t, 2, Config{Policies: policies(t, text)}, func(t *testing.T, c *testCluster) {
+			n, key := c.nodes[0], c.owned("p", 1, 0)
+			n.check(t, named("p", key, 4))
+			c.advance(9500 * time.Millisecond)
+			if d := n.check(t, named("p", key, 5)); d.Allowed || d.RetryAfter > time.Second {
+				t.Fatalf("%+v", d)
+			}
+			charge := named("p", key, 1)
+			if lost {
+				c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, ops []*Op, deliver func()) {
+					deliver()
+					for _, op := range ops {
+						op.Outcome = Outcome{Unreachable: true}
+					}
+				})
+			} else {
+				charge.Cost, charge.Always = 2, true
+			}
+			if d := n.check(t, charge); d.Allowed {
+				t.Fatalf("%+v", d)
+			}
+			c.tamper(nil)
+			if d := n.check(t, named("p", key, 5)); d.Allowed || d.RetryAfter < 9*time.Second {
+				t.Errorf("after a charge %s: %+v", what, d)
+			}
+		})
+	}
+}
+
+// TestARefusalFromMemoryCountsFromItsDecision: how long the question was on its way is not taken off the time to wait.
+func TestARefusalFromMemoryCountsFromItsDecision(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		n, q := c.nodes[0], named("log", c.owned("log", 1, 0), 5)
+		n.check(t, q)
+		c.tamper(func(_ context.Context, _ *testNode, _ ownership.Node, _ []*Op, deliver func()) {
+			c.advance(300 * time.Millisecond)
+			deliver()
+		})
+		first := n.check(t, q)
+		c.advance(100 * time.Millisecond)
+		c.wantMessages(0, "from memory", func() {
+			left := first.RetryAfter - 100*time.Millisecond
+			if d := n.check(t, q); d.RetryAfter < left || d.RetryAfter > left+time.Millisecond {
+				t.Errorf("%v to wait, and 100 ms later %v", first.RetryAfter, d.RetryAfter)
+			}
+		})
+	})
+}
+
 func TestWhatGivesBackForgets(t *testing.T) {
 	for name, give := range map[string]func(n *testNode, target limit.Target) error{
 		"refund": func(n *testNode, target limit.Target) error {

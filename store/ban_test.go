@@ -249,8 +249,51 @@ func TestBanBesideLoans(t *testing.T) {
 	if a := borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 20}); a.Granted != 0 {
 		t.Errorf("lent of a banned key: %+v", a)
 	}
+	quota := algo.Quota{Demand: 3600 * 20, Ahead: time.Second, Term: time.Second}
+	if a := borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 4, Number: 1}, Quota: quota}); a.Granted != 0 {
+		t.Errorf("a quota of a banned key: %+v", a)
+	}
+	if held := heldOf(s, "p"); held != 0 {
+		t.Errorf("%d are held of a banned key", held)
+	}
+	// One that was lent by an owner that is lost is held as long as its borrower has it.
+	left := algo.Totals{Granted: 10, Spent: 4}
+	if a := borrow(t, s, r, 2*minute, Borrow{ID: algo.LoanID{Borrower: 5, Number: 1}, Totals: left, Known: 4, Quota: quota}); a.Granted != 10 || a.Ended {
+		t.Errorf("a quota that a lost owner lent: %+v", a)
+	}
+	if _, loans := s.Lending(s.key("p", "k"), "p", at(2*minute)); heldOf(s, "p") != 6 || loans[len(loans)-1].Until < int64(2*minute+time.Second) {
+		t.Errorf("it is held as %+v", loans)
+	}
 	if a := borrow(t, s, r, 5*minute, Borrow{ID: algo.LoanID{Borrower: 3, Number: 1}, Want: 20}); a.Granted == 0 {
 		t.Errorf("not lent after the ban: %+v", a)
+	}
+}
+
+// TestBanCountsFromTheNewestInstant: a call that read its clock before another one, and came after it, makes no ban shorter.
+func TestBanCountsFromTheNewestInstant(t *testing.T) {
+	r := rule("p", log(1, minute))
+	r.Ban = 5 * minute
+	s := New(Config{})
+	decide(t, s, r, "k", at(time.Second), cost(1))
+	decide(t, s, r, "k", at(time.Second/2), cost(1))
+	if _, _, left, err := s.Look(s.key("p", "k"), r, at(time.Second), 1); err != nil || left != r.Ban {
+		t.Errorf("banned for %v (%v), want %v", left, err, r.Ban)
+	}
+}
+
+// TestRepeatDuringBan: what was admitted before the ban is admitted again under its request id, and is not the ban's.
+func TestRepeatDuringBan(t *testing.T) {
+	r := rule("p", log(1, minute))
+	r.Ban = 5 * minute
+	s := New(Config{})
+	c := cost(1)
+	c.RequestID = "id"
+	decide(t, s, r, "k", at(0), c)
+	if d := decide(t, s, r, "k", at(0), cost(1)); d.Allowed {
+		t.Fatalf("%+v", d)
+	}
+	if a, err := s.Decide(s.key("p", "k"), r, at(0), c, nil); err != nil || !a.Allowed || a.Banned || a.RetryAfter != 0 {
+		t.Errorf("%+v, %v", a, err)
 	}
 }
 

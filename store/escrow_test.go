@@ -164,6 +164,37 @@ func TestAllowanceAtShut(t *testing.T) {
 	}
 }
 
+// TestInheritedAtShut: what a lost holder may have admitted to strict rules stays owed, also to the backup of who has handed the
+// partition over, until it is certain that it admits no more.
+func TestInheritedAtShut(t *testing.T) {
+	strict, plain := rule("strict", window(100, minute)), rule("plain", window(100, minute))
+	strict.Durability, strict.Strict, plain.Durability = Escrow, true, Escrow
+	holder, claimant, l := escrowed(t)
+	holder.Lease(0, int64(time.Hour))
+	spend(t, holder, strict, 0)
+	l.sync(t, 0, false)
+	claimant.TakeOver(0, l.there(0), claim(1, 2, 8))
+	claimant.Open(0)
+	backup := New(Config{Shut: true})
+	m := newLink(claimant, backup, ownership.Backup)
+	m.offset = 0
+	m.sync(t, l.offset, true)
+	spend(t, claimant, plain, l.offset)
+	m.sync(t, l.offset, false)
+	claimant.Shut(0)
+	m.sync(t, l.offset, false)
+	backup.TakeOver(0, l.there(0), claim(1, 3, 9))
+	backup.TakeOverStrict(0, l.there(0))
+	backup.Open(0)
+	backup.Lease(0, int64(time.Hour))
+	backup.Unguarded(0, true)
+	for r, want := range map[*Rule]int64{strict: 100 - 1 - 10, plain: 100 - 1} {
+		if d := decide(t, backup, r, "k", l.there(0), cost(0)); d.Remaining != want {
+			t.Errorf("%s: %d are left, want %d", r.Scope, d.Remaining, want)
+		}
+	}
+}
+
 // TestGivenBackWithRecord: the copy is told of a record that is gone and had an allowance, so that it does not keep it.
 func TestGivenBackWithRecord(t *testing.T) {
 	r := rule("p", window(100, time.Second/2))

@@ -647,6 +647,28 @@ func TestAwaited(t *testing.T) {
 	awaited(false, "it was another follower's")
 }
 
+// TestLateConfirm: a confirmation that comes after a later one takes nothing back.
+func TestLateConfirm(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", window(100, time.Minute))
+	r.Durability = Sync
+	s.Attach(0, ownership.Backup, true)
+	s.Caught(0, ownership.Backup)
+	call := cost(1)
+	call.RequestID = "id"
+	var versions [2]uint64
+	for i := range versions {
+		decide(t, s, r, name(i), at(0), call)
+		_, versions[i], _ = s.Drain(0, ownership.Backup, at(0), 1<<20)
+	}
+	for _, i := range []int{1, 0} {
+		s.Confirm(0, ownership.Backup, versions[i])
+	}
+	if a, err := s.Decide(s.key("p", name(1)), r, at(0), call, nil); err != nil || !a.Allowed || a.Ticket != 0 {
+		t.Errorf("repeated once the copy has it: %+v, %v", a, err)
+	}
+}
+
 // TestChunksStayApart: chunks share room, and none has a part of another's.
 func TestChunksStayApart(t *testing.T) {
 	s := New(Config{Partitions: 16})
@@ -764,20 +786,22 @@ func TestStrict(t *testing.T) {
 
 // TestRepeatWaitsToo: the answer to a repeated request id must not overtake the first one's.
 func TestRepeatWaitsToo(t *testing.T) {
-	s := New(Config{})
-	r := rule("p", log(50, minute))
-	r.Durability = Sync
-	s.AttachCurrent(0, ownership.Backup, true)
-	s.Caught(0, ownership.Backup)
-	c := cost(1)
-	c.RequestID = "5"
-	first, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
-	again, err2 := s.Decide(s.key("p", "k"), r, at(0), c, nil)
-	if err != nil || err2 != nil || again.Ticket < first.Ticket || first.Ticket == 0 {
-		t.Errorf("tickets %d and %d (%v, %v)", first.Ticket, again.Ticket, err, err2)
-	}
-	if first.Remaining != again.Remaining {
-		t.Error("charged twice")
+	for _, durability := range []Durability{Escrow, Sync} {
+		s := New(Config{})
+		r := rule("p", log(50, minute))
+		r.Durability = durability
+		s.AttachCurrent(0, ownership.Backup, true)
+		s.Caught(0, ownership.Backup)
+		c := cost(1)
+		c.RequestID = "5"
+		first, err := s.Decide(s.key("p", "k"), r, at(0), c, nil)
+		again, err2 := s.Decide(s.key("p", "k"), r, at(0), c, nil)
+		if err != nil || err2 != nil || again.Ticket < first.Ticket || first.Ticket == 0 {
+			t.Errorf("%v: tickets %d and %d (%v, %v)", durability, first.Ticket, again.Ticket, err, err2)
+		}
+		if first.Remaining != again.Remaining {
+			t.Errorf("%v: charged twice", durability)
+		}
 	}
 }
 

@@ -301,7 +301,7 @@ func (sh *shard) lend(part *partition, k *Key, rule *Rule, now algo.Instant, b *
 	}
 	r := sh.record(part.ref(slot))
 	if r.banLeft(now) > 0 {
-		want = 0
+		want, quota.Demand = 0, 0 // a Quota of which nobody here knows is prolonged all the same: its borrower has it
 	}
 	limits := r.spec.rule.Limits
 	sh.expireLoans(part, r, now)

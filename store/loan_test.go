@@ -633,6 +633,24 @@ func TestLoanWithoutMemory(t *testing.T) {
 	accounted(t, s)
 }
 
+// TestPartialBesideLoans: of a partial request any unit would have been granted, so that all on loan stand in its way, also where they
+// are fewer than it asks for.
+func TestPartialBesideLoans(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(100, minute))
+	borrow(t, s, r, 0, Borrow{ID: loanID, Want: 16})
+	decide(t, s, r, "k", at(0), cost(84))
+	for _, test := range []struct {
+		partial bool
+		onLoan  int64
+	}{{true, 16}, {false, 0}} {
+		call := Call{Request: algo.Request{Cost: 50, Partial: test.partial}}
+		if a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil); err != nil || a.Granted != 0 || a.OnLoan != test.onLoan {
+			t.Errorf("partial %v: %+v, %v, want %d on loan", test.partial, a, err, test.onLoan)
+		}
+	}
+}
+
 // TestLoanPlaces: no caller takes all places for a key's loans. A report for which there is none ends its loan: what is left of that
 // is charged.
 func TestLoanPlaces(t *testing.T) {

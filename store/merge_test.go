@@ -285,6 +285,24 @@ func TestMergeSweptDelta(t *testing.T) {
 	}
 }
 
+// TestMergeOfPartialGrant: what is added of a request that was granted in part is what was granted.
+func TestMergeOfPartialGrant(t *testing.T) {
+	r := rule("p", log(100, minute))
+	s := newSplit(t, 2, r)
+	s.claim(0)
+	s.admit(0, r, "k")
+	s.replicate(0, 1)
+	s.claim(1)
+	if d := decide(t, s.parties[1].store, r, "k", at(0), Call{Request: algo.Request{Cost: 500, Partial: true}}); d.Granted != 99 {
+		t.Fatalf("%+v", d)
+	}
+	s.merge(1, 0)
+	p := s.parties[0].store
+	if n, err := p.Refund(p.key("p", "k"), r, at(0), 500, "", ""); n != 100 || err != nil {
+		t.Errorf("%d were in use, want 100 (%v)", n, err)
+	}
+}
+
 // TestMergeOfWholes: where whole states are merged, a table of what was charged under a claim that both knew, one of them
 // less of it, does not pass for the whole of that any more.
 func TestMergeOfWholes(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/cluster/ownership"
 )
 
 const minute = time.Minute
@@ -435,6 +436,41 @@ func TestRequestIDs(t *testing.T) {
 	decide(t, none, r, "k", at(0), with(1, 1))
 	if d := decide(t, none, r, "k", at(0), with(1, 1)); d.Remaining != 1 {
 		t.Errorf("with none remembered: %+v", d)
+	}
+}
+
+// TestRepeatedAnswers: all that the first answer said of the charge is said again, here and where the partition goes.
+func TestRepeatedAnswers(t *testing.T) {
+	queue := rule("queue", algo.Limit{Algorithm: algo.LeakyBucket, Limit: 10, Window: 10 * time.Second})
+	jobs := rule("jobs", algo.Limit{Algorithm: algo.Concurrency, Limit: 10, Window: minute})
+	over := rule("over", log(10, minute))
+	call := func(n int64, always bool) Call {
+		return Call{Request: algo.Request{Cost: n, Always: always, Nonce: 77, TTL: minute}, RequestID: "id"}
+	}
+	for _, test := range []struct {
+		rule   *Rule
+		before int64 // units in use
+		call   Call
+	}{
+		{queue, 5, call(2, false)},
+		{jobs, 0, call(2, false)},
+		{over, 9, call(2, true)},
+	} {
+		s, moved := New(Config{}), New(Config{Shut: true})
+		decide(t, s, test.rule, "k", at(0), cost(test.before))
+		want := decide(t, s, test.rule, "k", at(0), test.call)
+		if want.Granted != 2 || want.Delay == 0 && want.Lease == 0 && want.Allowed {
+			t.Fatalf("%s: %+v", test.rule.Scope, want)
+		}
+		l := newLink(s, moved, ownership.Target)
+		l.sync(t, 0, true)
+		moved.Open(0)
+		for store, now := range map[*Store]algo.Instant{s: at(0), moved: l.there(0)} {
+			got := decide(t, store, test.rule, "k", now, test.call)
+			if got.Granted != want.Granted || got.Allowed != want.Allowed || got.Delay != want.Delay || got.Lease != want.Lease {
+				t.Errorf("%s: %+v, repeated %+v", test.rule.Scope, want, got)
+			}
+		}
 	}
 }
 

@@ -76,6 +76,22 @@ func TestReplacesWhatEndsFirst(t *testing.T) {
 	}
 }
 
+// TestAdmittedKeepsWhatIsInFlight: a refusal that is on its way while something is admitted is no less true for that.
+func TestAdmittedKeepsWhatIsInFlight(t *testing.T) {
+	var r Cache[int, int]
+	_, mark, _ := r.Find(1, 1, 1, 0)
+	r.Admitted(1)
+	r.Remember(1, 1, mark, Entry[int]{1, 1, 0, 100})
+	if _, _, ok := r.Find(1, 1, 1, 1); !ok {
+		t.Error("what came after an admission is not remembered")
+	}
+	r.Forget(1)
+	r.Remember(1, 1, mark, Entry[int]{1, 1, 0, 100})
+	if _, _, ok := r.Find(1, 1, 1, 1); ok {
+		t.Error("what was asked before something was given back is remembered")
+	}
+}
+
 func TestFindAllocatesNothing(t *testing.T) {
 	var r Cache[string, [30]int64]
 	const k = "k"

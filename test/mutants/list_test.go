@@ -864,4 +864,134 @@ var mutants = []mutant{
 		[]edit{{"	b.mu.Lock() // reports are made under it\n	defer b.mu.Unlock()\n", ""}},
 		"./internal/borrow -run TestTakeAllIsUntold$", "were spent",
 	},
+	{
+		"store: a repeated request does not wait under escrow", "store/decide.go",
+		[]edit{{"	if rule.Durability >= Escrow {\n		// The first answer", "	if rule.Durability > Escrow {\n		// The first answer"}},
+		"./store -run TestRepeatWaitsToo$", "tickets 2 and 0",
+	},
+	{
+		"store: what is admitted again is the ban's", "store/decide.go",
+		[]edit{{"a.RetryAfter, a.Banned = 0, false", "a.RetryAfter = 0"}},
+		"./store -run TestRepeatDuringBan$", "Allowed:true",
+	},
+	{
+		"store: of what is on loan a partial request needs all that it asks for", "store/loan.go",
+		[]edit{{"	pass := max(request.Cost, 1)\n	if request.Partial {\n		pass = 1\n	}\n	if request.Held", "	pass := max(request.Cost, 1)\n	if request.Held"}},
+		"./store -run TestPartialBesideLoans$", "want 16 on loan",
+	},
+	{
+		"store: a late confirmation takes back a later one", "store/follower.go",
+		[]edit{{"f.confirmed = max(f.confirmed, version)", "f.confirmed = version"}},
+		"./store -run TestLateConfirm$", "repeated once the copy has it",
+	},
+	{
+		"store: the last chunk of a partition that is shut ends what a holder before may have admitted", "store/apply.go",
+		[]edit{{"			o.advanced = 0\n			a.owe(of, o)", "			o.advanced, o.inherited = 0, 0\n			a.owe(of, o)"}},
+		"./store -run TestInheritedAtShut$", "are left, want 89",
+	},
+	{
+		"store: a delta is charged with what was asked for", "store/decide.go",
+		[]edit{{"sh.chargeDelta(part, r, now, d.Granted)", "sh.chargeDelta(part, r, now, call.Cost)"}},
+		"./store -run TestMergeOfPartialGrant$", "were in use, want 100",
+	},
+	{
+		"store: a ban counts from an instant before the newest", "store/decide.go",
+		[]edit{{"r.ban(int64(r.state[0]) + int64(rule.Ban))", "r.ban(now.Mono + int64(rule.Ban))"}},
+		"./store -run TestBanCountsFromTheNewestInstant$", "banned for 4m59.5s",
+	},
+	{
+		"store: a repeated answer has no delay", "store/decide.go",
+		[]edit{{"over: !d.Allowed, delay: d.Delay, lease", "over: !d.Allowed, lease"}},
+		"./store -run TestRepeatedAnswers$", "repeated",
+	},
+	{
+		"store: a charge beyond the limit is within it when it is repeated", "store/decide.go",
+		[]edit{{"granted: d.Granted, over: !d.Allowed,", "granted: d.Granted,"}},
+		"./store -run TestRepeatedAnswers$", "repeated",
+	},
+	{
+		"store: a charge that was made says that units on loan stand in its way", "store/decide.go",
+		[]edit{{"if request.Held > 0 && !d.Allowed && !call.Always {", "if request.Held > 0 && !d.Allowed {"}},
+		"./limiter -run TestAlwaysWhereThereIsRoomBesideLoans$", "Remaining:0",
+	},
+	{
+		"refusal: an admission forgets what is on its way", "internal/refusal/refusal.go",
+		[]edit{{"	defer s.mu.Unlock()\n	s.forget(hash)", "	defer s.mu.Unlock()\n	s.mark++\n	s.forget(hash)"}},
+		"./internal/refusal -run TestAdmittedKeepsWhatIsInFlight$", "is not remembered",
+	},
+	{
+		"limiter: a refusal under a request id has no mark", "limiter/refusals.go",
+		[]edit{{"		op.asked.mark = l.refusals.Mark(op.hash)\n", ""}},
+		"./limiter -run TestARefusalUnderARequestIDIsRemembered$", "1 messages, want 0",
+	},
+	{
+		"limiter: a refusal is remembered with its request id", "limiter/refusals.go",
+		[]edit{{"	kept.RequestID = \"\"\n", ""}},
+		"./limiter -run TestARefusalUnderARequestIDIsRemembered$", "RequestID:r",
+	},
+	{
+		"limiter: what failed closed has charged nothing", "limiter/refusals.go",
+		[]edit{{"if d.Allowed || d.FailedClosed || op.Always {", "if d.Allowed || op.Always {"}},
+		"./limiter -run TestWhatMayBeChargedForgets$", "after a charge whose answer is lost",
+	},
+	{
+		"limiter: what was charged beyond the limit has charged nothing", "limiter/refusals.go",
+		[]edit{{"if d.Allowed || d.FailedClosed || op.Always {", "if d.Allowed || d.FailedClosed {"}},
+		"./limiter -run TestWhatMayBeChargedForgets$", "after a charge beyond the limit",
+	},
+	{
+		"limiter: a remembered refusal ages from its question", "limiter/refusals.go",
+		[]edit{{"Came: l.clock().Mono, Until:", "Came: op.asked.sent, Until:"}},
+		"./limiter -run TestARefusalFromMemoryCountsFromItsDecision$", "and 100 ms later",
+	},
+	{
+		"limiter: a report for which there is no room is confirmed", "limiter/loan.go",
+		[]edit{{"return limit.Lent{Granted: b.Totals.Granted, Spent: b.Known, Again: again}, copied", "return limit.Lent{Spent: b.Totals.Spent, Granted: b.Totals.Granted, Again: again}, copied"}},
+		"./limiter -run TestReportWithoutRoom$", "Spent:9",
+	},
+	{
+		"limiter: nothing is granted in part once what is on loan does not come back", "limiter/decide.go",
+		[]edit{{"Whole:     !op.recalled,", "Whole:     true,"}},
+		"./limiter -run TestPartialBesideSilentBorrower$", "want 4 granted",
+	},
+	{
+		"limiter: a lease is renewed under a strict rule without one", "limiter/decide.go",
+		[]edit{{"		if rule.Strict {\n			boot = now.bootTime()\n		}\n", ""}},
+		"./limiter -run TestRenewalsUnderLease$", "was carried out",
+	},
+	{
+		"limiter: a late renewal is used", "limiter/decide.go",
+		[]edit{{"op.Outcome.ExpiresIn, op.Outcome.ticket, op.Outcome.until = lease.Left, lease.Ticket, lease.Until", "op.Outcome.ExpiresIn, op.Outcome.ticket = lease.Left, lease.Ticket"}},
+		"./limiter -run TestRenewalsUnderLease$", "want kind",
+	},
+	{
+		"limiter: a renewal does not wait for the copy", "limiter/decide.go",
+		[]edit{{"op.Outcome.ExpiresIn, op.Outcome.ticket, op.Outcome.until = lease.Left, lease.Ticket, lease.Until", "op.Outcome.ExpiresIn, op.Outcome.until = lease.Left, lease.Until"}},
+		"./limiter -run TestAnswersWaitForTheirCopy$", "a renewal: 0 answers waited",
+	},
+	{
+		"limiter: an excess is charged under a strict rule without a lease", "limiter/reserve.go",
+		[]edit{{"		how.Boot = now.bootTime()\n", "		_ = now\n"}},
+		"./limiter -run TestRenewalsUnderLease$", "was carried out",
+	},
+	{
+		"limiter: a late answer to an excess is used", "limiter/reserve.go",
+		[]edit{{"op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until", "op.Outcome.ticket = got.Ticket"}},
+		"./limiter -run TestRenewalsUnderLease$", "want kind",
+	},
+	{
+		"limiter: an excess does not wait for the copy", "limiter/reserve.go",
+		[]edit{{"op.Outcome.ticket, op.Outcome.until = got.Ticket, got.Until", "op.Outcome.until = got.Until"}},
+		"./limiter -run TestAnswersWaitForTheirCopy$", "a commit of more than was reserved: 0 answers waited",
+	},
+	{
+		"limiter: atomic checks take the places of a key's reservations", "limiter/decide.go",
+		[]edit{{"= op.Reservation, op.TTL, op.Atomic", "= op.Reservation, op.TTL, false"}},
+		"./limiter -run TestAtomicTakesNoPlaces$", "[k l] with",
+	},
+	{
+		"limiter: an atomic check of one state reserves", "limiter/atomic.go",
+		[]edit{{"	if len(all.ops) == 1 {\n		return all, nil //", "	if len(all.ops) == 0 {\n		return all, nil //"}},
+		"./limiter -run TestAtomicTakesNoPlaces$", "[k k] with",
+	},
 }
