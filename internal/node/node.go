@@ -252,7 +252,7 @@ func Start(ctx context.Context, cfg Config) (n *Node, err error) {
 	n.work.Go(func() { n.readiness.Settle(n.ctx) })
 	if n.cluster != nil {
 		n.work.Go(n.follow)
-		n.work.Go(func() { steer(n.ctx, n.cluster.View, n.runner.SetView) })
+		n.work.Go(func() { steer(n.ctx, n.cluster.View, (*cluster.View).Replaced, n.runner.SetView) })
 		n.work.Go(func() { n.keys.Follow(n.ctx, n.security.keysChanged) })
 	} else {
 		n.runner.SetView(aloneView(n.self()))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/weirlimit/weir/algo"
@@ -24,26 +25,31 @@ func clocks() (decisions func() algo.Instant, leases func() int64) {
 	return limiter.ProcessClock(), runner.BootTime
 }
 
-// steer keeps the runner's view in step with the membership until ctx ends.
-func steer(ctx context.Context, current func() *cluster.View, set func(ownership.View)) {
-	for {
-		v := current()
+// steer keeps the runner's view in step with the membership until ctx ends. Views that are the same to the ownership protocol, such as after
+// a reload of policies, whose hash the members tell each other, change nothing: each would hold up claims and moves for settleAfter.
+func steer(ctx context.Context, current func() *cluster.View, replaced func(*cluster.View) <-chan struct{}, set func(ownership.View)) {
+	for v := current(); ; {
 		backups := v.Ring.Without(v.Self.Name)
 		set(ownershipView(v, backups, false))
-		select {
-		case <-v.Replaced():
-			continue
-		case <-ctx.Done():
-			return
-		case <-time.After(settleAfter):
-		}
-		set(ownershipView(v, backups, v.Self.State == cluster.Active))
-		select {
-		case <-v.Replaced():
-		case <-ctx.Done():
-			return
+		stood := time.After(settleAfter)
+		for told := v; sameToOwnership(told, v); {
+			select {
+			case <-replaced(v):
+				v = current()
+			case <-stood:
+				set(ownershipView(v, backups, v.Self.State == cluster.Active))
+			case <-ctx.Done():
+				return
+			}
 		}
 	}
+}
+
+// sameToOwnership says whether two views differ in nothing that ownershipView tells.
+func sameToOwnership(a, b *cluster.View) bool {
+	return a.Self.State == b.Self.State && slices.EqualFunc(a.Members, b.Members, func(a, b cluster.Member) bool {
+		return nodeOf(&a) == nodeOf(&b) && a.State == b.State
+	})
 }
 
 // ownershipView is what the ownership protocol needs to know of a view.

@@ -60,7 +60,7 @@ func TestSteer(t *testing.T) {
 				}
 				return all
 			}
-			go steer(ctx, func() *cluster.View { return v }, func(v ownership.View) { told <- v.Settled })
+			go steer(ctx, func() *cluster.View { return v }, (*cluster.View).Replaced, func(v ownership.View) { told <- v.Settled })
 			time.Sleep(settleAfter - time.Millisecond) // of the bubble's time
 			synctest.Wait()
 			if got := settled(); !slices.Equal(got, []bool{false}) {
@@ -73,6 +73,55 @@ func TestSteer(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestSteerThroughReloads: that members have other policies, one after the other, changes nothing for the ownership protocol, neither before
+// the view has settled nor afterwards; that one of them is going, or has begun anew, does.
+func TestSteerThroughReloads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		v, next := threeMembers(cluster.Active), make(chan struct{})
+		change := func(edit func(members []cluster.Member)) {
+			other := *v
+			other.Members = slices.Clone(v.Members)
+			other.Self = &other.Members[0]
+			edit(other.Members)
+			old := next
+			v, next = &other, make(chan struct{})
+			close(old)
+			synctest.Wait()
+		}
+		told := make(chan bool, 8)
+		wasTold := func(after string, want ...bool) {
+			t.Helper()
+			synctest.Wait()
+			var got []bool
+			for len(told) > 0 {
+				got = append(got, <-told)
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("after %s: told of views that are settled: %v, want %v", after, got, want)
+			}
+		}
+		go steer(ctx, func() *cluster.View { return v }, func(*cluster.View) <-chan struct{} { return next }, func(v ownership.View) { told <- v.Settled })
+		synctest.Wait()
+		for i := range 3 {
+			time.Sleep(settleAfter / 4) // of the bubble's time
+			change(func(members []cluster.Member) { members[i].PolicyHash++ })
+		}
+		time.Sleep(settleAfter/4 + time.Millisecond)
+		wasTold("the start and three reloads", false, true)
+		change(func(members []cluster.Member) { members[0].PolicyHash++ })
+		time.Sleep(2 * settleAfter)
+		wasTold("another reload")
+		change(func(members []cluster.Member) { members[1].State = cluster.Leaving })
+		wasTold("a member's leave", false)
+		time.Sleep(2 * settleAfter)
+		wasTold("some time", true)
+		change(func(members []cluster.Member) { members[2].Boot++ })
+		wasTold("a member's restart", false)
+	})
 }
 
 // TestReadyOnceVoting: a voter of strict policies is not ready while it abstains.

@@ -619,6 +619,11 @@ var mutants = []mutant{
 		"./internal/node -run TestSteer", "as settled",
 	},
 	{
+		"node: other policies of a member unsettle the view", "internal/node/ownership.go",
+		[]edit{{"return a.Self.State == b.Self.State &&", "return a == b &&"}},
+		"./internal/node -run TestSteerThroughReloads", "after another reload",
+	},
+	{
 		"node: views of a node that is not active settle", "internal/node/ownership.go",
 		[]edit{{"v.Self.State == cluster.Active))", "true))"}},
 		"./internal/node -run TestSteer", "joining: then",
