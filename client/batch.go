@@ -34,6 +34,7 @@ func (c *Client) checkBatch(ctx context.Context, qs []question) ([]Result, error
 				if t, left, ok := b.Take(key, q.cost, c.loans.clock); ok {
 					results[i].Policy = q.Policy
 					t.Admit(&results[i].Decision, q.cost, left)
+					c.memory.borrowed(&q.target, q.Key)
 					continue
 				}
 			}
@@ -89,6 +90,7 @@ func (c *Client) allBorrowed(qs []question, all *AllDecision) bool {
 		p, d := &parts[i], &all.Decisions[i]
 		d.Policy = qs[i].Policy
 		p.Terms.Admit(d, p.Units, p.Left)
+		c.memory.borrowed(&qs[i].target, qs[i].Key)
 	}
 	return true
 }

@@ -77,6 +77,7 @@ func (l *Limiter) borrowed(ctx context.Context, key string, n int64, d *Decision
 		d.Policy = "inline"
 	}
 	t.Admit(d, n, left)
+	l.c.memory.borrowed(&l.target, key)
 	return true
 }
 

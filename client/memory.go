@@ -12,7 +12,7 @@ import (
 // memory answers questions that were refused a moment ago. Its methods are safe for concurrent use; those of nil do
 // nothing. Instants are those of Client.now.
 type memory struct {
-	hash     func(*target) uint64 // equal for equal states; it leaves the limit out
+	hash     func([3]string) uint64 // of policy, namespace and key: it leaves the limit out, and is equal for equal states
 	refusals refusal.Cache[subject, Decision]
 }
 
@@ -32,10 +32,10 @@ func (t *target) subject() subject {
 
 func newMemory() *memory {
 	seed := maphash.MakeSeed()
-	return &memory{hash: func(t *target) uint64 {
-		return maphash.Comparable(seed, [3]string{t.Policy, t.Namespace, t.Key})
-	}}
+	return &memory{hash: func(texts [3]string) uint64 { return maphash.Comparable(seed, texts) }}
 }
+
+func (m *memory) hashOf(t *target) uint64 { return m.hash([3]string{t.Policy, t.Namespace, t.Key}) }
 
 // plain tells whether a refusal of q says nothing but that there is no room. One under the caller's own request id is
 // not answered from memory, since what was admitted under it is to be admitted again.
@@ -51,7 +51,7 @@ func (m *memory) recall(a *asking, now time.Duration) bool {
 		if !q.plain() {
 			return false
 		}
-		r, _, ok := m.refusals.Find(m.hash(&q.target), q.subject(), q.cost, int64(now))
+		r, _, ok := m.refusals.Find(m.hashOf(&q.target), q.subject(), q.cost, int64(now))
 		if !ok {
 			return false
 		}
@@ -67,14 +67,21 @@ func (m *memory) mark(a *asking) {
 		return
 	}
 	for i := range a.qs {
-		a.marks[i] = m.refusals.Mark(m.hash(&a.qs[i].target))
+		a.marks[i] = m.refusals.Mark(m.hashOf(&a.qs[i].target))
 	}
 }
 
 // admitted is told of a charge that was or may have been made.
 func (m *memory) admitted(t *target) {
 	if m != nil {
-		m.refusals.Admitted(m.hash(t))
+		m.refusals.Admitted(m.hashOf(t))
+	}
+}
+
+// borrowed is told of a charge to a key of t that was admitted from a loan.
+func (m *memory) borrowed(t *target, key string) {
+	if m != nil && m.refusals.Used() {
+		m.refusals.Admitted(m.hash([3]string{t.Policy, t.Namespace, key}))
 	}
 }
 
@@ -92,7 +99,7 @@ func (m *memory) remember(q *question, a *Result, mark uint64, sent, came time.D
 	}
 	kept := a.Decision
 	kept.RequestID = ""
-	m.refusals.Remember(m.hash(&q.target), q.subject(), mark, refusal.Entry[Decision]{
+	m.refusals.Remember(m.hashOf(&q.target), q.subject(), mark, refusal.Entry[Decision]{
 		Decision: kept, Cost: q.cost,
 		Came: int64(came), Until: int64(sent + limit.Remembered(a.RememberFor)),
 	})
@@ -101,6 +108,6 @@ func (m *memory) remember(q *question, a *Result, mark uint64, sent, came time.D
 // forget forgets what is remembered of a key, and what is in flight: units were given back.
 func (m *memory) forget(t *target) {
 	if m != nil {
-		m.refusals.Forget(m.hash(t))
+		m.refusals.Forget(m.hashOf(t))
 	}
 }

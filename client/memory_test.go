@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/borrow"
 	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 )
@@ -67,6 +68,52 @@ func TestARefusalIsRemembered(t *testing.T) {
 		want(5, 2, 3*time.Second)
 	})
 }
+
+// TestAdmittedFromALoanIsAskedAgain: who was refused more has to wait for longer when the client admits from a loan.
+func TestAdmittedFromALoanIsAskedAgain(t *testing.T) {
+	for name, admit := range map[string]func(c *Client) (bool, error){
+		"alone": func(c *Client) (bool, error) {
+			d, err := c.Policy("p").Allow(t.Context(), "a")
+			return d.Allowed, err
+		},
+		"of a batch": func(c *Client) (bool, error) {
+			r, err := c.Check(t.Context(), []Check{{Policy: "p", Key: "a", Cost: 1}})
+			return err == nil && r[0].Allowed, err
+		},
+		"all": func(c *Client) (bool, error) {
+			all, err := c.All(t.Context(), []Check{{Policy: "p", Key: "a", Cost: 1}})
+			return all.Allowed, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, asked := refusedBy(full)
+			c := scripted(t, s)
+			c.loans = newLoans(nil)
+			key := loanKey{policy: "p", key: "a"}
+			for c.loans.book.Loans() == 0 {
+				c.loans.missed(key, 1, &Decision{Allowed: true, Limit: 5})
+			}
+			now := c.loans.clock()
+			for _, r := range first(c.loans.book.Report(now)) {
+				c.loans.book.Answered(now, now, []borrow.Answer[*member]{{Number: r.Number, Granted: 10, Term: time.Hour}})
+			}
+			p := c.Policy("p")
+			for range 2 {
+				if d, err := p.AllowN(t.Context(), "a", 20); err != nil || d.Allowed || *asked != 1 {
+					t.Fatalf("%+v, %v, asked %d times", d, err, *asked)
+				}
+			}
+			if ok, err := admit(c); err != nil || !ok || *asked != 1 {
+				t.Fatalf("%v, %v, asked %d times", ok, err, *asked)
+			}
+			if d, err := p.AllowN(t.Context(), "a", 20); err != nil || d.Allowed || *asked != 2 {
+				t.Fatalf("%+v, %v, asked %d times", d, err, *asked)
+			}
+		})
+	}
+}
+
+func first[A, B any](a A, _ B) A { return a }
 
 // TestARefusalIsRememberedFromTheQuestion counts from when it was sent: the answer may be old when it comes.
 func TestARefusalIsRememberedFromTheQuestion(t *testing.T) {
@@ -181,7 +228,7 @@ func TestRefusalsOfEqualHashes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, asked := refusedBy(full)
 		c := scripted(t, s)
-		c.memory.hash = func(*target) uint64 { return 7 }
+		c.memory.hash = func([3]string) uint64 { return 7 }
 		for i, ck := range []Check{
 			{Policy: "p", Key: "a"}, {Policy: "p", Key: "b"}, {Policy: "q", Key: "a"},
 			{Limit: limit, Key: "a"}, {Limit: limit, Key: "b"}, {Limit: limit, Namespace: "p", Key: "a"},

@@ -206,6 +206,7 @@ func (l *Limiter) admitBorrowed(t *borrow.Terms, left int64, limits algo.Limits,
 		d.Policy = s.entry.Name
 	}
 	t.Admit(d, c.Cost, left)
+	l.refusals.Admitted(s.hash) // who was refused more has to wait for longer
 	stats := l.statsOf(s.entry, s)
 	stats.borrowed.Add(1)
 	if weight := l.sample.weight(stats.mine().count(d)); weight > 0 {

@@ -131,6 +131,60 @@ func TestNodeBorrows(t *testing.T) {
 	})
 }
 
+// TestWhoObeysIsAdmittedBesideLoans: who was refused more than what is free passes after retry_after, whatever the node that was asked has
+// spent of a loan: what it had not reported by then is asked for before the refusal, and after what it spends later it asks again.
+func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {
+	const set = "policies: [{name: p, algorithm: sliding_log, limit: 1000, window: 2s}]"
+	for name, between := range map[string]func(c *testCluster, n *testNode, small limit.Check, large *limit.Check) limit.Decision{
+		"spent before": func(c *testCluster, n *testNode, small limit.Check, large *limit.Check) limit.Decision {
+			large.Cost = 990 // for which nearly all that is in use has to go
+			return n.check(c.t, *large)
+		},
+		"spent after": func(c *testCluster, n *testNode, small limit.Check, large *limit.Check) limit.Decision {
+			if d := n.check(c.t, *large); d.Allowed || d.RememberFor == 0 {
+				c.t.Fatalf("%+v", d)
+			}
+			for range 1000 {
+				if c.pass(time.Millisecond); c.held(c.nodes[1], "p", large.Key) > 60 {
+					break
+				}
+			}
+			c.wantMessages(0, "checks from a loan", func() {
+				for range 60 {
+					n.check(c.t, small)
+				}
+			})
+			return n.check(c.t, *large)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, 2, Config{Policies: policies(t, set)}, func(t *testing.T, c *testCluster) {
+				key, n := c.owned("p", 1, 0), c.nodes[0]
+				small, large := named("p", key, 1), named("p", key, 930)
+				c.nodes[1].check(t, named("p", key, 500))
+				c.pass(1200 * time.Millisecond)
+				c.heat(n, small)
+				for range 40 {
+					n.check(c.t, small)
+					c.pass(time.Millisecond)
+				}
+				for range 10 {
+					n.check(c.t, small)
+				}
+				d := between(c, n, small, &large)
+				if d.Allowed || d.RetryAfterEstimated || d.RetryAfter <= 0 || d.RetryAfter > 2*time.Second {
+					t.Fatalf("%+v", d)
+				}
+				c.pass(d.RetryAfter / time.Millisecond * time.Millisecond)
+				c.advance(d.RetryAfter % time.Millisecond)
+				if again := n.check(t, large); !again.Allowed {
+					t.Errorf("refused again: %+v\nat first %+v", again, d)
+				}
+			})
+		})
+	}
+}
+
 // heatsNothing asks often for a key of a policy of the first node's, and reports whether the node has more loans then.
 func (n *testNode) heatsNothing(c *testCluster, policy string) bool {
 	before := n.borrowing.book.Loans()

@@ -81,7 +81,7 @@ func isPlain(c *limit.Check) bool { return c.Cost > 0 && !c.Partial && !c.Always
 // recall answers a check that would be forwarded from memory, and reports whether it did. A request id must be asked
 // about: what was admitted under it is admitted again.
 func (l *Limiter) recall(t *table, op *Op, now algo.Instant) bool {
-	if op.Cost <= 0 || op.Kind != OpCheck && op.Kind != OpReserve {
+	if op.Cost <= 0 || op.Kind != OpCheck && op.Kind != OpReserve && op.Kind != OpExtend {
 		return false
 	}
 	op.asked.charges = true

@@ -408,6 +408,28 @@ func TestWhatGivesBackForgets(t *testing.T) {
 	}
 }
 
+// TestAnExtensionForgetsRefusals: who was refused more has to wait for longer when a node has units added to a reservation of which it did
+// not know.
+func TestAnExtensionForgetsRefusals(t *testing.T) {
+	inBubble(t, 3, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {
+		target := limit.Target{Policy: "log", Key: c.owned("log", 2, 0)}
+		n, more := c.nodes[0], limit.Check{Target: target, Cost: 5}
+		n.check(t, limit.Check{Target: target, Cost: 1})
+		if d := n.check(t, more); d.Allowed || d.RememberFor == 0 {
+			t.Fatalf("%+v", d)
+		}
+		d, err := c.nodes[1].Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 1}, TTL: time.Minute})
+		if err != nil || !d.Allowed {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		c.wantMessages(0, "asked again", func() { n.check(t, more) })
+		if d, err = n.Extend(t.Context(), limit.Extend{Target: target, ReservationID: d.ReservationID, Amount: limit.Amount{Cost: 1}}); err != nil || !d.Allowed {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		c.wantMessages(1, "asked after the extension", func() { n.check(t, more) })
+	})
+}
+
 // TestARefusalInFlightIsForgotten has units given back between the decision and the arrival of its answer.
 func TestARefusalInFlightIsForgotten(t *testing.T) {
 	inBubble(t, 2, Config{Policies: policies(t, refusing)}, func(t *testing.T, c *testCluster) {

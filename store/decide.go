@@ -142,7 +142,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		answer.Pending = part.awaits(stateID{rule.Scope, k.Key}, now.Mono)
 	}
 	if request.Held > 0 && !d.Allowed && !call.Always {
-		answer.OnLoan, answer.OnLoanFor = sh.onLoan(rule, r, now, request)
+		answer.OnLoan, answer.OnLoanFor = sh.onLoan(rule, request, d)
 	}
 	switch {
 	case banned > 0:

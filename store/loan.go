@@ -413,14 +413,11 @@ func (l *lent) beside(r algo.Request, now algo.Instant) algo.Request {
 	return r
 }
 
-// onLoan is how many units on loan stand between a refused request and its being admitted, and for how long at most. Where a refusal
-// begins a ban, all of them stand between: whoever has them could still admit what it is to refuse.
-func (sh *shard) onLoan(rule *Rule, r record, now algo.Instant, request *algo.Request) (int64, time.Duration) {
-	pass := max(request.Cost, 1)
-	if request.Partial {
-		pass = 1
-	}
-	if request.Held == 0 || countsDenied(rule.Limits) || rule.Ban == 0 && rule.Limits.Room(sh.arena, r.state, now) < pass {
+// onLoan is how many units on loan a refusal depends on, and for how long at most: they stand between the request and its being
+// admitted, or the time that it has to wait depends on how many of them have been spent, which only those who have them know. Where a
+// refusal begins a ban, whoever has them could still admit what it is to refuse.
+func (sh *shard) onLoan(rule *Rule, request *algo.Request, d *algo.Decision) (int64, time.Duration) {
+	if request.Held == 0 || d.RetryAfter == algo.Never || countsDenied(rule.Limits) {
 		return 0, 0
 	}
 	return request.Held, request.HeldFor

@@ -186,7 +186,10 @@ func TestLend(t *testing.T) {
 	if err != nil || got.Allowed || got.OnLoan != 16 || got.OnLoanFor < time.Second || got.RetryAfter != got.OnLoanFor {
 		t.Fatalf("for want of what is on loan: %+v, %v", got, err)
 	}
-	if got, err = s.Decide(s.key("p", "k"), r, at(0), cost(21), nil); err != nil || got.Allowed || got.OnLoan != 0 || got.RetryAfter != 10*time.Second {
+	if got, err = s.Decide(s.key("p", "k"), r, at(0), cost(21), nil); err != nil || got.Allowed || got.OnLoan != 16 || got.RetryAfter != 10*time.Second {
+		t.Fatalf("for longer where units on loan have been spent: %+v, %v", got, err)
+	}
+	if got, err = s.Decide(s.key("p", "k"), r, at(0), cost(101), nil); err != nil || got.Allowed || got.OnLoan != 0 || got.RetryAfter != algo.Never {
 		t.Fatalf("whatever is on loan: %+v, %v", got, err)
 	}
 	always := Call{Request: algo.Request{Cost: 0, Always: true}}
@@ -633,8 +636,8 @@ func TestLoanWithoutMemory(t *testing.T) {
 	accounted(t, s)
 }
 
-// TestPartialBesideLoans: of a partial request any unit would have been granted, so that all on loan stand in its way, also where they
-// are fewer than it asks for.
+// TestPartialBesideLoans: what is on loan stands in the way of a request that is refused, or makes it wait for longer, also where it is less than that
+// asks for, unless the request never passes.
 func TestPartialBesideLoans(t *testing.T) {
 	s := New(Config{})
 	r := rule("p", log(100, minute))
@@ -642,11 +645,12 @@ func TestPartialBesideLoans(t *testing.T) {
 	decide(t, s, r, "k", at(0), cost(84))
 	for _, test := range []struct {
 		partial bool
+		cost    int64
 		onLoan  int64
-	}{{true, 16}, {false, 0}} {
-		call := Call{Request: algo.Request{Cost: 50, Partial: test.partial}}
+	}{{true, 50, 16}, {false, 50, 16}, {true, 101, 16}, {false, 101, 0}} {
+		call := Call{Request: algo.Request{Cost: test.cost, Partial: test.partial}}
 		if a, err := s.Decide(s.key("p", "k"), r, at(0), call, nil); err != nil || a.Granted != 0 || a.OnLoan != test.onLoan {
-			t.Errorf("partial %v: %+v, %v, want %d on loan", test.partial, a, err, test.onLoan)
+			t.Errorf("%d, partial %v: %+v, %v, want %d on loan", test.cost, test.partial, a, err, test.onLoan)
 		}
 	}
 }

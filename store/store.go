@@ -104,8 +104,9 @@ type Answer struct {
 	Banned   bool  // the key is banned, see Rule.Ban: it is for that, and perhaps for its limits, that the request is refused
 	Bans     bool  // the key is banned from now on
 	Free     int64 // of a key that is banned: what Remaining would be without the ban
-	// OnLoan is how many units are on loan, where a request was refused that would have passed without them, see also Whole: what of them is left
-	// may be called back, see Recall. It is 0 everywhere else. OnLoanFor is the time until all of those loans have ended.
+	// OnLoan is how many units are on loan, where a request was refused that passes at some time, see also Whole: whether it is refused, or for how
+	// long, depends on how many of them have been spent. What is left of them may be called back, see Recall. It is 0 everywhere else. OnLoanFor
+	// is the time until all of those loans have ended.
 	OnLoan    int64
 	OnLoanFor time.Duration
 	// Reservation is the id under which the charge is remembered: of a repeated request, that of the first.

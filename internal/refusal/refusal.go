@@ -5,7 +5,10 @@
 // owner again.
 package refusal
 
-import "sync"
+import (
+	"sync"
+	"sync/atomic"
+)
 
 // Cache remembers refusals, so that who asks again while nothing can have changed is answered where it asks. A state
 // that refuses n units now, and will until retry_after, refuses them until then whatever else is admitted. More units it
@@ -17,6 +20,7 @@ import "sync"
 // one monotonic clock, in nanoseconds. A hash is of a state, so that Forget finds all K of one; of two states with one hash,
 // each is answered by its own K only, and forgotten with the other. Its methods are safe for concurrent use; the zero value is ready, and takes memory only once there is something to remember.
 type Cache[K comparable, D any] struct {
+	used   atomic.Bool
 	shards [shardCount]shard[K, D]
 }
 
@@ -27,6 +31,7 @@ const (
 )
 
 type shard[K comparable, D any] struct {
+	kept  atomic.Uint32 // a bit for each set with a refusal; changed under the lock
 	mu    sync.Mutex
 	mark  uint64       // rises when something is forgotten
 	slots []slot[K, D] // nil until the first is remembered
@@ -52,9 +57,11 @@ func (s *shard[K, D]) set(hash uint64) []slot[K, D] {
 	if s.slots == nil {
 		return nil
 	}
-	i := int(hash/shardCount%sets) * ways
+	i := setOf(hash) * ways
 	return s.slots[i : i+ways]
 }
+
+func setOf(hash uint64) int { return int(hash / shardCount % sets) }
 
 // Find returns the refusal that answers a cost, if one is remembered. Otherwise mark is to be handed to Remember with
 // the answer to the question that is about to be sent, and found.Until is that of a refusal that would have answered, had it
@@ -110,6 +117,10 @@ func (r *Cache[K, D]) Remember(hash uint64, k K, mark uint64, refusal Entry[D]) 
 		}
 	}
 	set[at] = slot[K, D]{hash, k, refusal}
+	s.kept.Or(1 << setOf(hash))
+	if !r.used.Load() {
+		r.used.Store(true)
+	}
 }
 
 // Forget forgets every refusal of a hash, and those that are in progress.
@@ -121,20 +132,30 @@ func (r *Cache[K, D]) Forget(hash uint64) {
 	s.forget(hash)
 }
 
+// Used says whether any refusal has ever been remembered: where none was there is nothing to forget.
+func (r *Cache[K, D]) Used() bool { return r.used.Load() }
+
 // Admitted forgets every refusal of a hash, since a charge has been answered that was or may have been admitted: who was
-// refused more has to wait for longer.
+// refused more has to wait for longer. It takes no lock unless there may be one.
 func (r *Cache[K, D]) Admitted(hash uint64) {
 	s := r.shard(hash)
+	if s.kept.Load()&(1<<setOf(hash)) == 0 {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.forget(hash)
 }
 
 func (s *shard[K, D]) forget(hash uint64) {
-	set := s.set(hash)
+	set, kept := s.set(hash), false
 	for i := range set {
 		if set[i].hash == hash {
 			set[i] = slot[K, D]{}
 		}
+		kept = kept || set[i].Until != 0
+	}
+	if !kept {
+		s.kept.And(^uint32(1 << setOf(hash)))
 	}
 }

@@ -880,9 +880,14 @@ var mutants = []mutant{
 		"./store -run TestRepeatDuringBan$", "Allowed:true",
 	},
 	{
-		"store: of what is on loan a partial request needs all that it asks for", "store/loan.go",
-		[]edit{{"	pass := max(request.Cost, 1)\n	if request.Partial {\n		pass = 1\n	}\n	if request.Held", "	pass := max(request.Cost, 1)\n	if request.Held"}},
-		"./store -run TestPartialBesideLoans$", "want 16 on loan",
+		"store: what is refused whatever is on loan does not depend on that", "store/loan.go",
+		[]edit{{"d.RetryAfter == algo.Never ||", "d.RetryAfter > request.HeldFor ||"}},
+		"./limiter -run TestWhoObeysIsAdmittedBesideLoans$", "refused again",
+	},
+	{
+		"limiter: an admission from a loan does not forget what was refused more", "limiter/borrow.go",
+		[]edit{{"	l.refusals.Admitted(s.hash) // who", "	// who"}},
+		"./limiter -run TestWhoObeysIsAdmittedBesideLoans$", "refused again",
 	},
 	{
 		"store: a late confirmation takes back a later one", "store/follower.go",
