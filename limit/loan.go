@@ -50,7 +50,7 @@ type Lender interface {
 	// returns when what must not be lent before others know of it may be, or cannot be and is taken out of the answers, for want of time
 	// or because ctx ends.
 	Lend(ctx context.Context, in []Borrow, out []Lent) (wait func(), err error)
-	// OpenBorrower says how to ask a borrower for what it has left, until end is called. recall is called under locks and must
-	// return at once.
+	// OpenBorrower says how to ask a borrower for what it has left, until end is called. recall is called under locks, at once where that is
+	// being asked for, and must return at once.
 	OpenBorrower(borrower uint64, recall func(Recall)) (end func())
 }

@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -47,8 +48,9 @@ type borrower struct{ recall func(limit.Recall) }
 
 // round is one asking for what is on loan of a key. Everybody who wants it waits for the same one.
 type round struct {
-	asked map[algo.LoanID]struct{} // and have not answered
-	done  chan struct{}            // closed when there are none
+	asked   map[algo.LoanID]struct{} // and have not answered
+	unasked []algo.Loan              // of borrowers that there is no way to ask, unless one opens
+	done    chan struct{}            // closed when nobody is asked
 }
 
 // OpenBorrower implements limit.Lender.
@@ -63,6 +65,14 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 		all.borrowers[id] = make(map[*borrower]struct{})
 	}
 	all.borrowers[id][b] = struct{}{}
+	for _, r := range all.rounds {
+		r.unasked = slices.DeleteFunc(r.unasked, func(loan algo.Loan) bool {
+			if loan.ID.Borrower == id {
+				all.ask(r, b, &loan)
+			}
+			return loan.ID.Borrower == id
+		})
+	}
 	return func() {
 		all.mu.Lock()
 		defer all.mu.Unlock()
@@ -71,6 +81,15 @@ func (l *Limiter) OpenBorrower(id uint64, recall func(limit.Recall)) (end func()
 			delete(all.borrowers, id)
 		}
 	}
+}
+
+// ask asks a borrower for what it has left of a loan, in a round.
+func (ls *loans) ask(r *round, b *borrower, loan *algo.Loan) {
+	if _, asked := r.asked[loan.ID]; !asked {
+		r.asked[loan.ID] = struct{}{}
+		ls.recalled.Add(1)
+	}
+	b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
 }
 
 // Lend implements limit.Lender. What is reported of a loan of a key that another node holds is forwarded to it, once, with nothing granted:
@@ -334,13 +353,13 @@ func (l *Limiter) openRound(of state, lent []algo.Loan, err error, now int64) (r
 				nodes = make(map[ownership.Node][]algo.Loan)
 			}
 			nodes[node] = append(nodes[node], *loan)
+			r.asked[loan.ID] = struct{}{}
+			all.recalled.Add(1)
 		} else if len(to) == 0 {
-			continue
+			r.unasked = append(r.unasked, *loan)
 		}
-		r.asked[loan.ID] = struct{}{}
-		all.recalled.Add(1)
 		for b := range to {
-			b.recall(limit.Recall{Number: loan.ID.Number, Granted: loan.Granted})
+			all.ask(r, b, loan)
 		}
 	}
 	if len(r.asked) == 0 {

@@ -378,3 +378,33 @@ func TestPanicDuringARecall(t *testing.T) {
 		})
 	}
 }
+
+// TestBorrowerComesDuringARecall: who opens a way to be asked while another one is waited for is asked, too.
+func TestBorrowerComesDuringARecall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Config{Policies: policies(t, loanPolicies)})
+		defer l.Close()
+		target := limit.Target{Policy: "p", Key: "k"}
+		known := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16}
+		newcomer := limit.Borrow{Target: target, ID: algo.LoanID{Borrower: 2, Number: 1}, Want: 16}
+		lend(t, l, known)
+		lend(t, l, newcomer)
+		defer l.OpenBorrower(1, func(limit.Recall) {})() // it never answers
+		go func() {
+			time.Sleep(10 * time.Millisecond)
+			l.OpenBorrower(2, func(r limit.Recall) {
+				go func() {
+					time.Sleep(20 * time.Millisecond)
+					newcomer.Want, newcomer.Totals = 0, algo.Totals{Granted: r.Granted, Returned: r.Granted}
+					lend(t, l, newcomer)
+				}()
+			})
+		}()
+		if d := check(t, l, "p", 84); !d.Allowed {
+			t.Errorf("refused before all on loan was asked for: %+v", d)
+		}
+		if s := l.Loans(); s.Recalled != 2 || s.Unanswered != 1 || s.OnLoan != 16 {
+			t.Errorf("%+v", s)
+		}
+	})
+}

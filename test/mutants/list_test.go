@@ -779,6 +779,21 @@ var mutants = []mutant{
 		"./limiter -run TestRecallBeforeRefusal", "13 of 16 on loan are back",
 	},
 	{
+		"loan: nobody is asked before a refusal, of whole nodes", "limiter/decide.go",
+		[]edit{{"	if got.OnLoan > 0 && !op.recalled {", "	if false {"}},
+		calls + "calmly", "refused without need",
+	},
+	{
+		"loan: a borrower keeps what it gives back", "internal/borrow/borrow.go",
+		[]edit{{"max(l.left.Swap(0), 0)", "max(l.left.Load(), 0)"}},
+		calls + "calmly", "FAIL",
+	},
+	{
+		"loan: units that are called back are lent to others", "limiter/loan.go",
+		[]edit{{"	} else if l.loans.recalling(state{rule.Scope, b.Key}) {", "	} else if false {"}},
+		calls + "calmly", "refused without need",
+	},
+	{
 		"loan: the borrower's deadline counts from the answer", "internal/borrow/borrow.go",
 		[]edit{{"sent+int64(a.Term), now)", "now+int64(a.Term), now)"}},
 		"./internal/borrow -run TestDeadline", "at 501",
