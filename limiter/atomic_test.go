@@ -285,6 +285,40 @@ func TestAtomicTakesNoPlaces(t *testing.T) {
 	}
 }
 
+// TestReservationsOutliveTheirCall: what an atomic check reserves is held for longer than this node takes to settle it, and of several
+// elements about one state the longest time counts.
+func TestReservationsOutliveTheirCall(t *testing.T) {
+	l := New(Config{Policies: policies(t, atomicPolicies), Timeout: 3 * time.Second})
+	t.Cleanup(l.Close)
+	all, err := l.together([]limit.Check{named("a", "k", 1), named("a", "l", 1)})
+	if err != nil || all.ops[0].TTL <= 2*3*time.Second || all.ops[1].TTL <= 2*3*time.Second {
+		t.Errorf("%+v, %v", all.ops, err)
+	}
+	sum := newTogether(2, "reserves")
+	for i, ttl := range []time.Duration{time.Minute, time.Second} {
+		op := &Op{Kind: OpReserve, Check: named("a", "k", 1), TTL: ttl}
+		if err := l.prepare(op); err != nil {
+			t.Fatal(err)
+		}
+		if err := sum.add(i, op); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(sum.ops) != 1 || sum.ops[0].TTL != time.Minute || sum.ops[0].Cost != 2 {
+		t.Errorf("%+v", sum.ops)
+	}
+}
+
+// TestAtomicWithoutPlaces: where nothing more may be reserved on_error answers, as where the store is full.
+func TestAtomicWithoutPlaces(t *testing.T) {
+	l := New(Config{Policies: policies(t, atomicPolicies), Store: NewStore(store.Config{MaxReservations: -1}, true)})
+	t.Cleanup(l.Close)
+	all, err := l.CheckAll(t.Context(), []limit.Check{named("a", "k", 1), named("a", "l", 1)})
+	if err != nil || !all.Allowed || !all.Decisions[0].FailedOpen || !all.Decisions[1].FailedOpen {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
 func TestAtomicOfACallerWhoLeaves(t *testing.T) {
 	inBubble(t, 3, Config{Policies: policies(t, atomicPolicies)}, func(t *testing.T, c *testCluster) {
 		checks := c.spread()

@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -20,14 +21,78 @@ type copied struct {
 	alone
 	mu      sync.Mutex
 	tickets int
+	strict  int // of these
 	silent  bool
+	lost    bool // there is no copy any more
 }
 
-func (c *copied) AwaitProgress(context.Context, int, uint64, bool) (degraded, ok bool) {
+func (c *copied) AwaitProgress(_ context.Context, _ int, _ uint64, strict bool) (degraded, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.tickets++
-	return false, !c.silent
+	if c.tickets++; strict {
+		c.strict++
+	}
+	return c.lost, !c.silent
+}
+
+// copiedData is a store all of whose partitions have a current copy, and lease for strict rules until the end of time.
+func copiedData() *store.Store {
+	data := NewStore(store.Config{Urgent: func(int) {}}, false)
+	for p := range ring.Partitions {
+		data.Open(p)
+		data.AttachCurrent(p, ownership.Backup, false)
+		data.Caught(p, ownership.Backup)
+		data.Lease(p, math.MaxInt64)
+	}
+	return data
+}
+
+// TestAnswersSayHowTheyWaited: whoever waits for a copy says whether the answer is under a strict rule, and an answer says whether there
+// was no copy after all; a quota of which none knows is not given.
+func TestAnswersSayHowTheyWaited(t *testing.T) {
+	own := &copied{alone: alone{Standing: ownership.Owned}, lost: true}
+	l := New(Config{Store: copiedData(), Ownership: own, BootClock: func() int64 { return 1 }, Policies: policies(t, `policies:
+  - {name: sync, algorithm: sliding_log, limit: 10, window: 1h, durability: sync}
+  - {name: strict, algorithm: sliding_log, limit: 10, window: 1h, durability: sync, consistency: strict}
+  - {name: bucket, algorithm: token_bucket, limit: 36000, window: 1h, durability: sync}`)})
+	t.Cleanup(l.Close)
+	for i, policy := range []string{"sync", "strict"} {
+		if d := check(t, l, policy, 1); !d.Allowed || !d.Degraded || own.tickets != i+1 || own.strict != i {
+			t.Errorf("%s: %+v, %d waited, %d of them under a strict rule", policy, d, own.tickets, own.strict)
+		}
+	}
+	for _, own.lost = range []bool{true, false} {
+		q := limit.Quota{
+			Target: limit.Target{Policy: "bucket", Key: fmt.Sprint(own.lost)}, ID: algo.LoanID{Borrower: 1, Number: 1},
+			Ask: algo.Quota{Demand: 7200, Term: time.Minute},
+		}
+		out := make([]limit.QuotaLent, 1)
+		if err := l.Quota(t.Context(), []limit.Quota{q}, out); err != nil || out[0].Err != nil || out[0].Granted > 0 == own.lost || out[0].Rate > 0 == own.lost {
+			t.Errorf("without a copy %v: %+v, %v", own.lost, out[0], err)
+		}
+	}
+}
+
+// TestAnswerAtTheEndOfALease: an answer is not used from the instant on at which its lease ends.
+func TestAnswerAtTheEndOfALease(t *testing.T) {
+	l := New(Config{BootClock: func() int64 { return 7 }, Policies: policies(t, "policies: [{name: p, limits: [9/1m], on_error: closed}]")})
+	t.Cleanup(l.Close)
+	for until, used := range map[int64]bool{6: false, 7: false, 8: true} {
+		op := &Op{Kind: OpCheck, Check: named("p", "k", 1)}
+		if err := l.prepare(op); err != nil {
+			t.Fatal(err)
+		}
+		op.Outcome.Decision.Allowed, op.Outcome.until = true, until
+		end := l.ending()
+		if l.conclude(op, &end); op.Outcome.Decision.Allowed != used {
+			t.Errorf("at 7 an answer until %d: %+v", until, op.Outcome.Decision)
+		}
+		// A peer is not told of none left: that would be for ever.
+		told := &Op{Kind: OpCheck, Outcome: Outcome{until: until}}
+		if l.limitUse([]*Op{told}, &end); told.Outcome.Unreachable == used || told.Outcome.Lease > 0 != used {
+			t.Errorf("at 7 a peer is told of an answer until %d: %+v", until, told.Outcome)
+		}
+	}
 }
 
 // TestAnswersWaitForTheirCopy: what has to be with a copy first is charged once, answered once the copy has it, and by

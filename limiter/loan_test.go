@@ -19,6 +19,7 @@ const loanPolicies = `policies:
   - {name: shadow, algorithm: sliding_log, limit: 100, window: 1h, shadow: true}
   - {name: small, algorithm: sliding_log, limit: 63, window: 1h}
   - {name: free, limit: -1}
+  - {name: tried, algorithm: sliding_log, limit: 100, window: 1h, candidate: {algorithm: sliding_log, limit: 50, window: 1h}}
   - {name: several, limits: [{limit: 100, window: 1h}, {limit: 1000, window: 2h}]}
 `
 
@@ -304,7 +305,7 @@ func TestGivingBackRecalls(t *testing.T) {
 func TestWhatIsNotLent(t *testing.T) {
 	l := New(Config{Policies: policies(t, loanPolicies)})
 	defer l.Close()
-	for _, policy := range []string{"kept", "shadow", "small", "free", "unknown", ""} {
+	for _, policy := range []string{"kept", "shadow", "small", "free", "tried", "unknown", ""} {
 		a := lend(t, l, limit.Borrow{Target: limit.Target{Policy: policy, Key: "k"}, ID: algo.LoanID{Borrower: 1, Number: 1}, Want: 16})
 		if a.Granted != 0 || a.Term != 0 || a.Again < time.Second {
 			t.Errorf("of %q: %+v", policy, a)

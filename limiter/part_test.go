@@ -9,6 +9,7 @@ import (
 
 	"github.com/weirlimit/weir/algo"
 	"github.com/weirlimit/weir/cluster/ownership"
+	"github.com/weirlimit/weir/limit"
 )
 
 const partial = `policies:
@@ -89,6 +90,42 @@ func TestOnErrorShare(t *testing.T) {
 			t.Errorf("the owner is back: %+v", d)
 		}
 	})
+}
+
+// TestPartsOfCharges: what asks for as much as there is, or for no room at all, is decided by a part as it is by the whole.
+func TestPartsOfCharges(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, partial), Members: func() int { return 2 }}, func(t *testing.T, c *testCluster) {
+		c.tamper(severed)
+		n, key := c.nodes[1], c.owned("window", 0, 0)
+		all := limit.Check{Target: limit.Target{Policy: "window", Key: key}, Cost: 7, Partial: true}
+		if d := n.check(t, all); !d.Allowed || d.Granted != 5 {
+			t.Errorf("of a part of 5: %+v", d)
+		}
+		charge := limit.Check{Target: limit.Target{Policy: "window", Key: c.owned("window", 0, 1)}, Cost: 7, Always: true}
+		if d := n.check(t, charge); d.Granted != 7 {
+			t.Errorf("a charge beyond a part of 5: %+v", d)
+		}
+		charge.Always, charge.Cost = false, 1
+		if d := n.check(t, charge); d.Allowed {
+			t.Errorf("after it: %+v", d)
+		}
+	})
+}
+
+// TestPartsOfOtherSizes: what was charged to a part counts once in a part of another size.
+func TestPartsOfOtherSizes(t *testing.T) {
+	var p parts
+	limits := algo.Limits{{Algorithm: algo.TokenBucket, Limit: 60, Window: time.Minute, Capacity: 9}}
+	now := algo.Instant{Mono: int64(time.Hour)}
+	if d := p.decide("p", "k", limits, 3, now, algo.Request{Cost: 2}); !d.Allowed {
+		t.Fatalf("%+v", d)
+	}
+	first := p.decide("p", "k", limits, 1, now, algo.Request{})
+	for range 3 {
+		if d := p.decide("p", "k", limits, 1, now, algo.Request{}); d.Remaining != first.Remaining || d.Remaining > 7 {
+			t.Errorf("%d are left of 9, and before %d", d.Remaining, first.Remaining)
+		}
+	}
 }
 
 // TestPartsTogether: in any window of a sliding log the parts of all nodes admit no more than its limit, whatever is asked where.

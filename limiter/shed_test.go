@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -269,6 +270,18 @@ func TestChargedAndTurnedAway(t *testing.T) {
 		op.Outcome.ticket = 7
 		if in, _ := n.takeIn([]*Op{op}); len(in) != 0 || n.Load().InFlight != 1 || !op.Outcome.Decision.FailedClosed || op.Outcome.ticket != 0 {
 			t.Errorf("%+v", op.Outcome)
+		}
+		// Of one that gives back nobody says that nothing was done.
+		op = &Op{Kind: OpRefund, Check: named("closed", "k", 1)}
+		if err := n.prepare(op); err != nil {
+			t.Fatal(err)
+		}
+		for ticket, done := range map[uint64]bool{0: false, 7: true} {
+			op.Outcome = Outcome{ticket: ticket}
+			n.turnAway(op)
+			if err := op.Outcome.Err; err == nil || strings.Contains(err.Message, "nothing was done") == done {
+				t.Errorf("turned away with the ticket %d: %v", ticket, err)
+			}
 		}
 		// But a refusal that began a ban stands.
 		op = &Op{Kind: OpCheck, Check: named("open", "k", 1)}

@@ -281,6 +281,30 @@ func TestBanCountsFromTheNewestInstant(t *testing.T) {
 	}
 }
 
+// TestExcessAndBan: the excess of a commit begins no ban, and during one its answer says whether the limits had room.
+func TestExcessAndBan(t *testing.T) {
+	r := rule("p", log(5, minute))
+	r.Ban = 5 * minute
+	s := New(Config{})
+	reserve := func(key string, n int64) {
+		decide(t, s, r, key, at(0), Call{Request: algo.Request{Cost: n}, Reservation: reservationOf(1), ReserveFor: minute})
+	}
+	reserve("over", 1)
+	if out, err := s.Settle(s.key("p", "over"), r, at(0), Settlement{ID: reservationOf(1), Keep: 9}); err != nil || out.Excess != 8 || !out.Over {
+		t.Errorf("beyond the limit: %+v, %v", out, err)
+	}
+	if _, _, left, err := s.Look(s.key("p", "over"), r, at(0), 1); err != nil || left != 0 {
+		t.Errorf("banned for %v by an excess (%v)", left, err)
+	}
+	reserve("banned", 1)
+	if a, err := s.Decide(s.key("p", "banned"), r, at(0), cost(5), nil); err != nil || !a.Bans {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	if out, err := s.Settle(s.key("p", "banned"), r, at(0), Settlement{ID: reservationOf(1), Keep: 3}); err != nil || out.Excess != 2 || out.Over {
+		t.Errorf("where there is room, during a ban: %+v, %v", out, err)
+	}
+}
+
 // TestRepeatDuringBan: what was admitted before the ban is admitted again under its request id, and is not the ban's.
 func TestRepeatDuringBan(t *testing.T) {
 	r := rule("p", log(1, minute))

@@ -768,6 +768,13 @@ func TestStrict(t *testing.T) {
 		t.Errorf("unguarded: %+v, %v", a, err)
 	}
 	refused("after the lease", 100)
+	giveBack := Call{Request: algo.Request{Cost: -1, Always: true}, Boot: 100}
+	if _, err := s.Decide(s.key("p", "k"), r, at(0), giveBack, nil); !errors.Is(err, ErrNoGrant) {
+		t.Errorf("a negative cost after the lease: %v", err)
+	}
+	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 49 {
+		t.Errorf("%d are left of 50 after 1, of which nothing is to be given back without an answer", d.Remaining)
+	}
 	s.Unguarded(0, false)
 	s.Attach(0, ownership.Backup, true)
 	refused("while the backup catches up", 0)
@@ -801,6 +808,34 @@ func TestRepeatWaitsToo(t *testing.T) {
 		}
 		if first.Remaining != again.Remaining {
 			t.Errorf("%v: charged twice", durability)
+		}
+	}
+}
+
+// TestOtherAnswersWait: a renewal waits for the copy, and so does a commit that charges more, also when it is repeated.
+func TestOtherAnswersWait(t *testing.T) {
+	for _, durability := range []Durability{Escrow, Sync} {
+		s := New(Config{})
+		jobs := rule("jobs", algo.Limit{Algorithm: algo.Concurrency, Limit: 10, Window: minute})
+		units := rule("units", log(10, minute))
+		jobs.Durability, units.Durability = durability, durability
+		s.AttachCurrent(0, ownership.Backup, true)
+		s.Caught(0, ownership.Backup)
+		told := func() {
+			_, version, _ := s.Drain(0, ownership.Backup, at(0), 1<<20)
+			s.Confirm(0, ownership.Backup, version)
+		}
+		lease := decide(t, s, jobs, "k", at(0), Call{Request: algo.Request{Cost: 1, TTL: time.Second, Nonce: 5}})
+		id := reservationOf(1)
+		decide(t, s, units, "k", at(0), Call{Request: algo.Request{Cost: 1}, Reservation: id, ReserveFor: minute})
+		told()
+		if a, err := s.Renew(s.key("jobs", "k"), jobs, at(0), lease.Lease, minute, 0); err != nil || !a.Alive || a.Ticket == 0 {
+			t.Errorf("%v: renewed: %+v, %v", durability, a, err)
+		}
+		for _, what := range []string{"first", "repeated"} {
+			if out, err := s.Settle(s.key("units", "k"), units, at(0), Settlement{ID: id, Keep: 6}); err != nil || out.Excess != 5 || out.Ticket == 0 {
+				t.Errorf("%v: %s: %+v, %v", durability, what, out, err)
+			}
 		}
 	}
 }

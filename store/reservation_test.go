@@ -60,6 +60,41 @@ func TestExtend(t *testing.T) {
 	accounted(t, s)
 }
 
+// TestSettledOnce: what came of a reservation that nobody is going to settle again is not remembered.
+func TestSettledOnce(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", log(10, minute))
+	for _, once := range []bool{false, true} {
+		key := fmt.Sprint(once)
+		decide(t, s, r, key, at(0), Call{Request: algo.Request{Cost: 1}, Reservation: reservationOf(1), ReserveFor: minute, ReserveOnce: once})
+		for _, want := range []bool{true, !once} {
+			if _, known, err := settle(s, s.key("p", key), r, at(0), reservationOf(1), 1); err != nil || known != want {
+				t.Errorf("once %v: known %v, %v, want %v", once, known, err, want)
+			}
+		}
+	}
+}
+
+// TestExtensionIsCopied: the copy keeps a reservation for as long as it was prolonged.
+func TestExtensionIsCopied(t *testing.T) {
+	holder, copied := New(Config{}), New(Config{Shut: true})
+	l := newLink(holder, copied, ownership.Backup)
+	holder.TakeOver(0, at(0), claim(1, 1, 7))
+	l.sync(t, 0, true)
+	r, id := rule("p", log(10, minute)), reservationOf(1)
+	decide(t, holder, r, "k", at(0), Call{Request: algo.Request{Cost: 2}, Reservation: id, ReserveFor: 10 * time.Second})
+	l.sync(t, 0, false)
+	decide(t, holder, r, "k", at(time.Second), Call{Reservation: id, ReserveFor: 30 * time.Second, Extend: true})
+	if holder.Pending(0, ownership.Backup) > 0 {
+		l.sync(t, time.Second, false)
+	}
+	copied.TakeOver(0, l.there(time.Second), claim(1, 2, 8))
+	copied.Open(0)
+	if out, err := copied.Settle(copied.key("p", "k"), r, l.there(20*time.Second), Settlement{ID: id}); err != nil || !out.Known || out.Returned != 2 {
+		t.Errorf("%+v, %v", out, err)
+	}
+}
+
 func TestSettleBeyondReserved(t *testing.T) {
 	for _, tt := range []struct {
 		name         string

@@ -1019,4 +1019,94 @@ var mutants = []mutant{
 		[]edit{{"	if len(all.ops) == 1 {\n		return all, nil //", "	if len(all.ops) == 0 {\n		return all, nil //"}},
 		"./limiter -run TestAtomicTakesNoPlaces$", "[k k] with",
 	},
+	{
+		"store: a check of a negative cost gives back without a lease", "store/decide.go",
+		[]edit{{"	if rule.Guarded() {\n		// What is given back", "	if false {\n		// What is given back"}},
+		"./store -run TestStrict$", "of which nothing is to be given back",
+	},
+	{
+		"store: a renewal does not wait under escrow", "store/decide.go",
+		[]edit{{"if n.Alive && rule.Durability >= Escrow {", "if n.Alive && rule.Durability > Escrow {"}},
+		"./store -run TestOtherAnswersWait$", "renewed",
+	},
+	{
+		"store: a commit that is repeated does not wait", "store/decide.go",
+		[]edit{{"if m.excess > 0 && rule.Durability >= Escrow {", "if false {"}},
+		"./store -run TestOtherAnswersWait$", "repeated",
+	},
+	{
+		"store: the copy is not told that a reservation was prolonged", "store/decide.go",
+		[]edit{{"				part.noteReservation(reservationKey{p.of, p.list[i].id}, &sh.budget)\n			}\n		}\n		answer.Reservation", "			}\n		}\n		answer.Reservation"}},
+		"./store -run TestExtensionIsCopied$", "Known:false",
+	},
+	{
+		"store: what came of reservations of atomic checks is remembered", "store/decide.go",
+		[]edit{{"		once = once || held.list[i].once\n", ""}},
+		"./store -run TestSettledOnce$", "once true: known true",
+	},
+	{
+		"store: an excess is a check under a ban", "store/decide.go",
+		[]edit{{"Boot: how.Boot, Spent: true, Caller: how.Caller}", "Boot: how.Boot, Caller: how.Caller}"}},
+		"./store -run TestExcessAndBan$", "during a ban",
+	},
+	{
+		"limiter: a part of another size is converted each time", "limiter/part.go",
+		[]edit{{"		known.limits, known.state = own, state\n", "		known.state = state\n"}},
+		"./limiter -run TestPartsOfOtherSizes$", "are left of 9",
+	},
+	{
+		"limiter: a part refuses charges", "limiter/part.go",
+		[]edit{{"algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always})", "algo.Request{Cost: op.Cost, Partial: op.Partial})"}},
+		"./limiter -run TestPartsOfCharges$", "a charge beyond a part",
+	},
+	{
+		"limiter: a part grants all or nothing", "limiter/part.go",
+		[]edit{{"algo.Request{Cost: op.Cost, Partial: op.Partial, Always: op.Always})", "algo.Request{Cost: op.Cost, Always: op.Always})"}},
+		"./limiter -run TestPartsOfCharges$", "of a part of 5",
+	},
+	{
+		"limiter: an answer without a copy says nothing of that", "limiter/route.go",
+		[]edit{{"out.Decision.Degraded = out.Decision.Degraded || degraded", "out.Decision.Degraded = out.Decision.Degraded && degraded"}},
+		"./limiter -run TestAnswersSayHowTheyWaited$", "sync:",
+	},
+	{
+		"limiter: strict answers are given without a copy", "limiter/route.go",
+		[]edit{{"out.ticket, out.until != 0)", "out.ticket, false)"}},
+		"./limiter -run TestAnswersSayHowTheyWaited$", "strict:",
+	},
+	{
+		"limiter: a rate of which no copy knows is lent", "limiter/route.go",
+		[]edit{{"op.Quota.Lent.Granted, op.Quota.Lent.Rate = 0, 0", "op.Quota.Lent.Granted = 0"}},
+		"./limiter -run TestAnswersSayHowTheyWaited$", "Rate:7200",
+	},
+	{
+		"limiter: an answer is used at the end of its lease", "limiter/route.go",
+		[]edit{{"end.bootTime() >= op.Outcome.until {", "end.bootTime() > op.Outcome.until {"}},
+		"./limiter -run TestAnswerAtTheEndOfALease$", "an answer until 7",
+	},
+	{
+		"limiter: a lease that has ended is for ever to a peer", "limiter/route.go",
+		[]edit{{"out.Lease <= 0 {", "out.Lease < 0 {"}},
+		"./limiter -run TestAnswerAtTheEndOfALease$", "a peer is told of an answer until 7",
+	},
+	{
+		"limiter: an atomic check that cannot be reserved is an error", "limiter/decide.go",
+		[]edit{{"case errors.Is(err, store.ErrReservations) && !op.Atomic:", "case errors.Is(err, store.ErrReservations):"}},
+		"./limiter -run TestAtomicWithoutPlaces$", "checks[0]",
+	},
+	{
+		"limiter: a reservation of one state twice is held as long as the last says", "limiter/atomic.go",
+		[]edit{{"sum.TTL = max(sum.TTL, op.TTL)", "sum.TTL = op.TTL"}},
+		"./limiter -run TestReservationsOutliveTheirCall$", "TTL:1s",
+	},
+	{
+		"limiter: reservations of an atomic check end before they are settled", "limiter/atomic.go",
+		[]edit{{"min(2*l.cfg.Timeout+time.Second, limit.MaxReservation)", "min(l.cfg.Timeout/10, limit.MaxReservation)"}},
+		"./limiter -run TestReservationsOutliveTheirCall$", "TTL:",
+	},
+	{
+		"limiter: units are lent beside a candidate", "limiter/borrow.go",
+		[]edit{{"!s.entry.NoLend && !s.entry.Shadow && s.entry.candidate == nil", "!s.entry.NoLend && !s.entry.Shadow"}},
+		"./limiter -run TestWhatIsNotLent$", "of \"tried\"",
+	},
 }
