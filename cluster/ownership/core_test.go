@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ type notebook struct {
 type page struct {
 	open, unguarded bool
 	broken          bool // Apply fails
+	bulky           bool // chunks are large
 	full            bool // for want of room
 	stuck           bool // Merge fails
 	strictCold      bool
@@ -34,6 +36,7 @@ type page struct {
 	version         uint64
 	follower        [2]struct {
 		attached, caught bool
+		all              bool
 		pending          map[int]bool
 		confirmed        uint64
 	}
@@ -66,7 +69,7 @@ func (n *notebook) Open(p int)                 { n.parts[p].open = true }
 func (n *notebook) Shut(p int)                 { n.parts[p].open = false }
 func (n *notebook) Lease(p int, until int64)   { n.parts[p].lease = until }
 func (n *notebook) Unguarded(p int, may bool)  { n.parts[p].unguarded = may }
-func (n *notebook) Widen(int, Slot)            {}
+func (n *notebook) Widen(p int, s Slot)        { n.parts[p].follower[s].all = true }
 func (n *notebook) Caught(p int, s Slot)       { n.parts[p].follower[s].caught = true }
 func (n *notebook) Pending(p int, s Slot) int  { return len(n.parts[p].follower[s].pending) }
 func (n *notebook) Stage(p int)                { n.parts[p].staged = map[int]bool{} }
@@ -81,9 +84,9 @@ func (n *notebook) Changed(do func(p int)) {
 	}
 }
 
-func (n *notebook) Attach(p int, s Slot, _ bool) {
+func (n *notebook) Attach(p int, s Slot, all bool) {
 	f := &n.parts[p].follower[s]
-	f.attached, f.caught, f.pending = true, false, maps.Clone(n.parts[p].content)
+	f.attached, f.caught, f.all, f.pending = true, false, all, maps.Clone(n.parts[p].content)
 }
 
 func (n *notebook) AttachCurrent(p int, s Slot, _ bool) {
@@ -105,6 +108,9 @@ func (n *notebook) Drain(p int, s Slot, _ algo.Instant, _ int) ([]byte, uint64, 
 		delete(f.pending, id)
 	}
 	chunk, _ := json.Marshal(ids)
+	if n.parts[p].bulky {
+		chunk = append(chunk, bytes.Repeat([]byte(" "), 2*pieceBytes)...)
+	}
 	if more {
 		return chunk, f.confirmed, true
 	}

@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -159,4 +160,324 @@ func TestReleaseUnnamed(t *testing.T) {
 			t.Errorf("named %v: %+v", named, l.confirmed)
 		}
 	}
+}
+
+// loses has it see its backup, x, no more, and nobody else in its place.
+func (l *alone) loses() { l.see(self, Node{}, peerY, voter1, voter2, voter3) }
+
+// finds has it see x as its backup.
+func (l *alone) finds() { l.see(self, peerX, peerX, peerY, voter1, voter2, voter3) }
+
+// TestWhole: what the first grant finds out about a partition's content, by how that came here and whose records the voters have replaced.
+func TestWhole(t *testing.T) {
+	const epoch = 3
+	at := func(n uint64) Term { return Term{Epoch: epoch, N: n} }
+	x5 := Record{Term: at(5), Node: peerX, Backup: self}
+	for _, c := range []struct {
+		name     string
+		s        strictness
+		replaced []Record
+		cold     string
+		taken    bool
+	}{
+		{"new", strictness{virgin: true}, nil, "", false},
+		{"new, and raised", strictness{virgin: true, earlier: true}, nil, "", false},
+		{"nobody knows", strictness{earlier: true}, nil, "the voters have no record of who held it", false},
+		{"another epoch", strictness{earlier: true, release: Release{peerX, term(5)}, releaseWhole: true}, []Record{{Term: term(5), Node: peerX}}, "the voters have begun a new epoch since", false},
+		{"handed over", strictness{earlier: true, release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "", false},
+		{"handed over incomplete", strictness{earlier: true, release: Release{peerX, at(5)}}, []Record{x5}, "it was handed over incomplete", false},
+		{"claimed from the copy", strictness{earlier: true, copy: Position{at(5), 1}, from: peerX}, []Record{x5}, "", true},
+		{"claimed without one", strictness{earlier: true}, []Record{x5}, "another process held it and its copy is not here", false},
+		{"two backups of an earlier term", strictness{earlier: true, copy: Position{at(5), 1}, from: peerX},
+			[]Record{{Term: at(4), Node: peerY}, {Term: at(4), Node: peerY, Backup: peerX}, x5}, "", true},
+		{"known before", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(6)}, []Record{x5}, "", false},
+		{"known before, in another epoch", strictness{earlier: true, selfWhole: true, selfEpoch: epoch - 1, selfTerm: at(6)}, nil, "the voters have no record of who held it", false},
+		{"known before, and another held it", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(4)}, []Record{x5}, "another process held it since", false},
+		{"known before, and merged", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(4), release: Release{peerX, at(5)}, releaseWhole: true}, []Record{x5}, "", false},
+		{"known before, and merged incomplete", strictness{earlier: true, selfWhole: true, selfEpoch: epoch, selfTerm: at(4), release: Release{peerX, at(5)}}, []Record{x5}, "another process held it since", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := newAlone(t, "v1", "v2", "v3", "v4", "v5")
+			pt := &l.core.parts[0]
+			pt.held, pt.term = true, at(7)
+			pt.followers[Backup].named = true
+			var support [maxVoters]int64
+			for i, r := range c.replaced {
+				c.s.replaced[i], support[i] = r, l.now+1
+			}
+			*pt.strict = c.s
+			l.core.resolve(0, support)
+			cold := ""
+			for _, n := range l.core.out.Notes {
+				cold = n.Detail
+			}
+			if pg := &l.data.parts[0]; cold != c.cold || pg.strictCold != (c.cold != "") || pg.strictTaken != c.taken {
+				t.Errorf("%q, strict keys start full: %v, what the lost holder may have admitted is charged: %v", cold, pg.strictCold, pg.strictTaken)
+			}
+			if told := pt.followers[Backup].relabel; told != (c.cold != "" || c.taken) {
+				t.Errorf("the backup is told of what has changed: %v", told)
+			}
+			if s := pt.strict; !s.whole || s.virgin || s.selfTerm != pt.term || s.selfEpoch != epoch {
+				t.Errorf("afterwards: %+v", s)
+			}
+		})
+	}
+}
+
+// TestRaisedAgain: what is known of the content holds under any number of higher terms, the lease and the backup's name under none.
+func TestRaisedAgain(t *testing.T) {
+	l := granted(t)
+	f := &l.core.parts[0].followers[Backup]
+	f.clean = true // of a chunk in flight
+	l.core.raise(0)
+	if l.lease() > l.now || f.named || f.clean {
+		t.Errorf("under a higher term: a lease for %v, %+v", time.Duration(l.lease()-l.now), f)
+	}
+	l.core.raise(0)
+	for range 20 {
+		l.acks(peerX)
+		l.wait(20 * time.Millisecond)
+		l.grants(Record{}, voter1, voter2)
+	}
+	if l.lease() <= l.now || l.data.parts[0].strictCold {
+		t.Errorf("a lease for %v, strict keys start full: %v", time.Duration(l.lease()-l.now), l.data.parts[0].strictCold)
+	}
+}
+
+// TestLateGrants: a grant counts for the term that it was asked for, from the voter that was asked.
+func TestLateGrants(t *testing.T) {
+	ask := func() (l *alone, first, second *GrantRequest) {
+		l = withVoters(t)
+		l.claims(self, Node{}, peerY, voter1, voter2, voter3)
+		l.wait(50 * time.Millisecond)
+		return l, last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2)
+	}
+	l, first, second := ask()
+	l.core.raise(0)
+	l.vote(voter1, first, Record{})
+	l.vote(voter2, second, Record{})
+	if l.lease() > l.now {
+		t.Error("support for an earlier term counts")
+	}
+	l, first, second = ask()
+	l.vote(voter1, first, Record{})
+	l.vote(peerY, second, Record{})
+	if l.lease() > l.now {
+		t.Error("the answer of one who was not asked counts")
+	}
+	l.vote(voter2, second, Record{})
+	if l.lease() <= l.now {
+		t.Error("no lease from two voters")
+	}
+}
+
+// TestUnheardBackup: while a voter has not answered who is to be recorded as the backup, it may have recorded that, and what it answered
+// before says nothing.
+func TestUnheardBackup(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		l := withVoters(t)
+		l.claims(self, peerX, peerX, peerY, voter1, voter2, voter3)
+		if !late {
+			l.acks(peerX)
+		}
+		l.wait(50 * time.Millisecond)
+		first := [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2), last[*GrantRequest](l, voter3)}
+		if n := first[0].Items[0].Backup; n != (Node{}) {
+			t.Fatalf("%s is named before it has everything", n.Name)
+		}
+		l.vote(voter1, first[0], Record{})
+		l.vote(voter2, first[1], Record{})
+		if l.lease() <= l.now {
+			t.Fatal("no lease")
+		}
+		if late {
+			l.wait(time.Second)
+			first = [3]*GrantRequest{last[*GrantRequest](l, voter1), last[*GrantRequest](l, voter2), last[*GrantRequest](l, voter3)}
+		} else {
+			l.vote(voter3, first[2], Record{})
+		}
+		for range 3 {
+			l.acks(peerX)
+			l.wait(20 * time.Millisecond)
+		}
+		l.wait(100 * time.Millisecond)
+		if q := last[*GrantRequest](l, voter3); q.Items[0].Backup != peerX {
+			t.Fatalf("asked: %+v", q.Items[0])
+		}
+		if late {
+			l.vote(voter1, first[0], Record{})
+			l.vote(voter2, first[1], Record{})
+			l.vote(voter3, first[2], Record{})
+		}
+		l.loses()
+		if l.lease() > l.now {
+			t.Errorf("late %v: strict rules are decided while two voters may have recorded a backup that is lost", late)
+		}
+		if l.data.parts[0].unguarded {
+			t.Errorf("late %v: answers do not wait while two voters may have recorded a backup", late)
+		}
+	}
+}
+
+// TestRefusedGrant: a higher term is taken where what stands against this holder is gone for good, and only then.
+func TestRefusedGrant(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		by     Node
+		wait   time.Duration
+		raised bool
+	}{
+		{"gone", peerB, 0, true},
+		{"gone, and not run out", peerB, time.Second, false},
+		{"alive", peerY, 0, false},
+	} {
+		l := withVoters(t)
+		l.claims(self, Node{}, peerY, voter1, voter2, voter3)
+		l.wait(50 * time.Millisecond)
+		q, held, recorded := last[*GrantRequest](l, voter1), l.route().Term, term(900)
+		l.get(voter1, &GrantReply{ID: q.ID, Items: []GrantAnswer{{Term: held, Recorded: Record{Term: recorded, Node: c.by}, Wait: c.wait}}})
+		if raised := l.route().Term != held; raised != c.raised {
+			t.Errorf("%s: held at %v before and %v after the refusal", c.name, held, l.route().Term)
+		}
+		if next := l.core.next(0); !recorded.Less(next) {
+			t.Errorf("%s: the next term is %v", c.name, next)
+		}
+	}
+}
+
+// TestRefusedWhileFrozen: a partition that is being handed over stays frozen, whatever voters answer.
+func TestRefusedWhileFrozen(t *testing.T) {
+	l := withVoters(t)
+	l.claims(self, peerX, peerX, peerY, voter1, voter2, voter3)
+	l.acks(peerX)
+	l.wait(100 * time.Millisecond)
+	q := last[*GrantRequest](l, voter1)
+	l.view(View{Leaving: true, Settled: true}, peerX, peerX, peerX, peerY, voter1, voter2, voter3)
+	c := l.gives(peerX)
+	if c.Granted {
+		t.Error("a content that was never under a grant is handed over as whole")
+	}
+	l.get(voter1, &GrantReply{ID: q.ID, Epoch: 9, Items: []GrantAnswer{{Term: q.Items[0].Term}}})
+	if l.route().Standing != Frozen {
+		t.Errorf("a partition that may have been taken over is %+v", l.route())
+	}
+}
+
+// TestAnotherBackup: before the backup is replaced nothing is decided under strict rules until it has confirmed everything; if it is
+// not replaced after all, all goes on at once.
+func TestAnotherBackup(t *testing.T) {
+	l := granted(t)
+	replaced := func() { l.see(self, peerY, peerX, peerY, voter1, voter2, voter3) }
+	confirmed := func(version uint64) bool {
+		return slices.ContainsFunc(l.confirmed, func(p Progress) bool { return !p.Unguarded && p.Version >= version })
+	}
+	ack := func(m *Replicate) { l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done}) }
+	l.wait(time.Second) // the voters are asked, and have not answered
+	l.data.admit(0, 1)
+	l.wait(50 * time.Millisecond)
+	first := last[*Replicate](l, peerX)
+	l.data.admit(0, 2)
+	replaced()
+	if l.lease() > l.now {
+		t.Error("strict rules are decided while the backup is being replaced")
+	}
+	if len(said[*GrantRequest](l, voter1)) == 0 {
+		t.Fatal("the voters were not asked")
+	}
+	l.grants(Record{}, voter2, voter3)
+	if l.lease() > l.now {
+		t.Error("a grant has strict rules decided while the backup is being replaced")
+	}
+	l.finds()
+	if l.lease() <= l.now {
+		t.Error("strict rules are not decided when the backup stays")
+	}
+	replaced()
+	ack(first)
+	if len(said[*Forget](l, peerX)) > 0 {
+		t.Fatal("the backup was told to forget before it had everything")
+	}
+	if confirmed(2) {
+		t.Error("what the backup does not have is confirmed")
+	}
+	ack(last[*Replicate](l, peerX))
+	if !confirmed(2) {
+		t.Errorf("what the backup has is not confirmed: %+v", l.confirmed)
+	}
+	last[*Forget](l, peerX)
+
+	l = granted(t)
+	l.data.admit(0, 1) // nothing is in flight
+	replaced()
+	l.finds()
+	if l.lease() <= l.now {
+		t.Error("strict rules are not decided when the backup stays")
+	}
+	replaced()
+	ack(last[*Replicate](l, peerX))
+	if !confirmed(1) {
+		t.Errorf("what the backup has is not confirmed: %+v", l.confirmed)
+	}
+}
+
+// TestLostBackup: a lease ends with the copy that the voters have recorded, and answers wait for a copy again once there is one.
+func TestLostBackup(t *testing.T) {
+	l := granted(t)
+	unguarded := func() bool { return l.data.parts[0].unguarded }
+	lost := func() {
+		t.Helper()
+		l.loses()
+		if l.lease() > l.now {
+			t.Error("strict rules are decided after the backup on record was lost")
+		}
+		l.wait(100 * time.Millisecond)
+		l.grants(Record{}, voter1)
+		if unguarded() {
+			t.Error("answers do not wait when one voter has recorded that there is no backup")
+		}
+		l.grants(Record{}, voter2, voter3)
+		if l.lease() <= l.now || !unguarded() {
+			t.Errorf("a lease for %v, and answers wait: %v, when the voters have recorded that there is no backup", time.Duration(l.lease()-l.now), !unguarded())
+		}
+	}
+	lost()
+	for id := range 450 { // several chunks
+		l.data.admit(0, id)
+	}
+	l.finds()
+	l.wait(250 * time.Millisecond)
+	first := last[*Replicate](l, peerX)
+	l.get(peerX, &ReplicateAck{Term: first.Term, Sequence: first.Sequence, Outcome: Done})
+	if f := &l.core.parts[0].followers[Backup]; f.node != peerX || f.named || f.caught {
+		t.Errorf("a backup that has the first chunk: %+v", f)
+	}
+	l.acks(peerX)
+	if unguarded() {
+		t.Error("answers do not wait for a backup that has everything")
+	}
+	for range 10 {
+		l.wait(20 * time.Millisecond)
+		l.acks(peerX)
+		l.grants(Record{}, voter1, voter2, voter3)
+	}
+	lost()
+}
+
+// TestMoveConfirmsFirst: a partition is not given away before its backup has confirmed what was decided under strict rules.
+func TestMoveConfirmsFirst(t *testing.T) {
+	l := granted(t)
+	l.data.admit(0, 1)
+	l.wait(50 * time.Millisecond)
+	m := last[*Replicate](l, peerX)
+	l.view(View{Leaving: true, Settled: true}, peerY, peerX, peerX, peerY, voter1, voter2, voter3)
+	l.wait(20 * time.Millisecond)
+	o := last[*Offer](l, peerY)
+	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.acks(peerY)
+	l.wait(10 * time.Millisecond)
+	if r := l.route(); r.Standing != Frozen || len(said[*Commit](l, peerY)) > 0 {
+		t.Fatalf("%+v, and given away before the backup has confirmed what was decided", r)
+	}
+	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+	last[*Commit](l, peerY)
 }

@@ -1,6 +1,7 @@
 package ownership
 
 import (
+	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -76,6 +77,11 @@ func (l *alone) gives(to Node) *Commit {
 	if l.route().Standing != Frozen {
 		l.t.Fatalf("a commit was sent, and it is %+v", l.route())
 	}
+	for s, f := range l.core.parts[0].followers {
+		if f.node == to && !l.data.parts[0].follower[s].all {
+			l.t.Errorf("%s takes the partition over and is not sent everything", to.Name)
+		}
+	}
 	return c
 }
 
@@ -117,6 +123,9 @@ func TestBrokenChunk(t *testing.T) {
 			t.Errorf("a broken commit is answered %v", a.Outcome)
 		}
 		l.owned(false)
+		if i := l.info(peerX); i.Copy != (Position{}) {
+			t.Errorf("a copy that lacks a commit's changes is at %v", i.Copy)
+		}
 	})
 	for _, chunk := range [][]byte{ids(2), nil} { // to be applied, or only merged
 		t.Run("merge", func(t *testing.T) {
@@ -178,7 +187,7 @@ func TestNoRoom(t *testing.T) {
 		}
 		l.wait(8 * time.Second)
 		l.acks(peerX)
-		if st := l.core.Status(l.time()); st.Degraded != 0 || st.NoRoom != 0 {
+		if st := l.core.Status(l.time()); st.Degraded != 0 || st.NoRoom != 0 || len(l.core.full) != 0 {
 			t.Errorf("when there is room: %+v", st)
 		}
 	})
@@ -413,6 +422,10 @@ func TestLateCommit(t *testing.T) {
 	second := takes(peerY, taken)
 	again(first, peerX, false)
 	again(second, peerY, true)
+	takes(peerX, gives(peerX))
+	if n := len(l.core.parts[0].committed); n != 2 {
+		t.Errorf("%d commits of two processes are remembered", n)
+	}
 }
 
 // TestNewsOnce: of a partition that has got several terms the others are told once. A reader refuses more than there are partitions.
@@ -429,5 +442,679 @@ func TestNewsOnce(t *testing.T) {
 		if len(news.Infos) != 1 || news.Infos[0].Term != l.route().Term {
 			t.Errorf("told: %+v", news.Infos)
 		}
+	}
+}
+
+// TestCopyInOrder: a copy takes in what follows what it has, whole and undamaged, from the one that it is of, and from nobody else.
+func TestCopyInOrder(t *testing.T) {
+	damaged := update(term(2), 11, ids(2))
+	damaged.Sum++
+	pieces := func(sequence uint64, part int) *Replicate {
+		m := update(term(2), sequence, ids(2))
+		m.Part, m.Parts = part, 3
+		return m
+	}
+	for _, c := range []struct {
+		name string
+		from Node
+		m    *Replicate
+		want Outcome
+	}{
+		{"the next", peerX, update(term(2), 11, ids(2)), Done},
+		{"one is missing", peerX, update(term(2), 12, ids(2)), Again},
+		{"damaged", peerX, damaged, Again},
+		{"a piece is missing", peerX, pieces(11, 1), Again},
+		{"somebody else's", peerY, update(term(2), 11, ids(2)), Again},
+		{"an earlier term's", peerY, wholeCopy(term(1), 20, ids(2)), Superseded},
+		{"of one who is not there", peerB, wholeCopy(term(3), 20, ids(2)), 0},
+	} {
+		l := newAlone(t)
+		l.see(peerX, Node{}, peerX, peerY)
+		l.get(peerX, wholeCopy(term(2), 10, ids(1)))
+		said[*ReplicateAck](l, Node{})
+		l.get(c.from, c.m)
+		got := Outcome(0)
+		if c.want != 0 {
+			got = last[*ReplicateAck](l, c.from).Outcome
+		}
+		if got != c.want || l.data.parts[0].content[2] != (c.want == Done) || len(said[*ReplicateAck](l, Node{})) > 0 {
+			t.Errorf("%s: answered %v, want %v; the copy has %v", c.name, got, c.want, l.data.parts[0].content)
+		}
+	}
+}
+
+// TestUnfinishedCopy: a copy counts once it is whole; until then the one before does, and still does when the new one is damaged.
+func TestUnfinishedCopy(t *testing.T) {
+	begins := func(sequence uint64, chunk []byte) *Replicate {
+		m := wholeCopy(term(2), sequence, chunk)
+		m.Complete = false
+		return m
+	}
+	l := newAlone(t)
+	l.see(peerX, Node{}, peerX)
+	l.get(peerX, begins(10, ids(1)))
+	if i := l.info(peerX); i.Copy != (Position{}) {
+		t.Errorf("an unfinished copy is at %v", i.Copy)
+	}
+	l.get(peerX, wholeCopy(term(2), 20, ids(1)))
+	l.get(peerX, begins(1<<32+30, ids(2)))
+	l.data.parts[0].broken = true
+	l.get(peerX, update(term(2), 1<<32+31, ids(3)))
+	if i := l.info(peerX); i.Copy != (Position{term(2), 20}) {
+		t.Errorf("when a new copy is broken, the old one is at %v", i.Copy)
+	}
+}
+
+// TestBuffered: the room that pieces of a chunk take is given back however their chunk ends.
+func TestBuffered(t *testing.T) {
+	piece := func(sequence uint64, part int, begin bool) *Replicate {
+		m := update(term(2), sequence, []byte("[12"))
+		m.Part, m.Parts, m.Begin = part, 3, begin
+		return m
+	}
+	for name, end := range map[string]func(l *alone){
+		"whole": func(l *alone) {
+			m := update(term(2), 12, []byte("]"))
+			m.Part, m.Parts = 2, 3
+			l.get(peerX, m)
+		},
+		"damaged":     func(l *alone) { l.get(peerX, piece(12, 1, false)) },
+		"begun anew":  func(l *alone) { l.get(peerX, wholeCopy(term(2), 1<<32, ids(1))) },
+		"sender lost": func(l *alone) { l.see(self, Node{}) },
+	} {
+		l := newAlone(t)
+		l.see(self, Node{}, peerX)
+		l.get(peerX, &Offer{Term: term(2)})
+		l.get(peerX, piece(10, 0, true))
+		l.get(peerX, piece(11, 1, false))
+		if l.core.buffered != 6 {
+			t.Fatalf("%d bytes are kept", l.core.buffered)
+		}
+		if end(l); l.core.buffered != 0 {
+			t.Errorf("%s: %d bytes are kept", name, l.core.buffered)
+		}
+	}
+}
+
+// TestAcknowledged: what a follower confirms is the message that is in flight to it, as a whole chunk.
+func TestAcknowledged(t *testing.T) {
+	l := newAlone(t)
+	l.claims(self, peerX, peerX, peerY)
+	l.acks(peerX)
+	l.data.admit(0, 1)
+	l.wait(100 * time.Millisecond)
+	m := last[*Replicate](l, peerX)
+	l.confirmed = nil
+	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence - 1, Outcome: Done})
+	l.get(peerY, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+	if len(l.confirmed) > 0 {
+		t.Errorf("confirmed without the backup: %+v", l.confirmed)
+	}
+	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+	if len(l.confirmed) != 1 || l.confirmed[0].Unguarded {
+		t.Errorf("confirmed by the backup: %+v", l.confirmed)
+	}
+	for id := range 450 {
+		l.data.admit(0, id)
+	}
+	l.wait(100 * time.Millisecond)
+	for n := 0; n < 3; n++ {
+		m := last[*Replicate](l, peerX)
+		if m.Begin || m.Complete {
+			t.Errorf("a backup that is current gets %+v", m)
+		}
+		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+		l.wait(50 * time.Millisecond)
+	}
+}
+
+// TestAnotherAttachment: no two copies that a process is sent share numbers.
+func TestAnotherAttachment(t *testing.T) {
+	l := newAlone(t)
+	l.claims(self, peerX, peerX)
+	first := last[*Replicate](l, peerX)
+	l.get(peerX, &ReplicateAck{Term: first.Term, Sequence: first.Sequence, Outcome: Again})
+	if second := last[*Replicate](l, peerX); !second.Begin || attachment(second.Sequence) <= attachment(first.Sequence) {
+		t.Errorf("the first copy begins with %#x, the second with %#x", first.Sequence, second.Sequence)
+	}
+
+	l = newAlone(t)
+	var before uint64
+	for n := range uint64(2) {
+		l.see(self, peerX, peerX)
+		held := term(10 * (n + 1))
+		l.get(peerX, &Offer{Term: held})
+		l.get(peerX, wholeCopy(held, 10+n<<32, ids(1)))
+		l.get(peerX, &Commit{Replicate: *update(held, 11+n<<32, nil), Known: held, Release: peerX})
+		a := last[*CommitAck](l, peerX)
+		if !a.Keep || attachment(a.Sequence) <= before {
+			t.Errorf("after attachment %d: %+v", before, a)
+		}
+		before = attachment(a.Sequence)
+		l.see(peerX, peerX, peerX)
+		l.acks(peerX)
+		c := l.gives(peerX)
+		l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: c.Known.after(peerX.Boot)})
+	}
+}
+
+// TestFrozen: once a commit is on its way nothing but its answer, or the loss of who is to take the partition, ends the wait.
+func TestFrozen(t *testing.T) {
+	for name, do := range map[string]func(l *alone, c *Commit){
+		"another one's message": func(l *alone, c *Commit) {
+			l.get(peerX, update(c.Known.after(peerX.Boot).after(peerX.Boot), 500, ids(2)))
+		},
+		"an earlier message": func(l *alone, c *Commit) { l.get(peerY, update(Term{N: 1}, 500, ids(2))) },
+		"a whole copy": func(l *alone, c *Commit) {
+			l.get(peerY, wholeCopy(c.Known.after(peerY.Boot).after(peerY.Boot), 500, ids(2)))
+		},
+		"an offer": func(l *alone, c *Commit) {
+			l.see(self, peerX, peerX, peerY)
+			l.get(peerX, &Offer{Term: term(9)})
+			if r := last[*OfferReply](l, peerX); r.Verdict != Refused {
+				l.t.Errorf("an offer is answered %v", r.Verdict)
+			}
+		},
+		"another backup": func(l *alone, c *Commit) { l.see(peerY, peerA, peerX, peerY, peerA) },
+		"a gap in the backup's copy": func(l *alone, c *Commit) {
+			for _, m := range said[*Replicate](l, peerX) {
+				l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Again})
+			}
+		},
+		"an answer to an earlier commit": func(l *alone, c *Commit) { l.get(peerY, &CommitAck{Term: Term{N: 1}, Outcome: Again}) },
+		"another one's answer":           func(l *alone, c *Commit) { l.get(peerX, &CommitAck{Term: c.Term, Outcome: Again}) },
+	} {
+		l := newAlone(t)
+		l.claims(peerY, peerX, peerX, peerY)
+		l.acks(peerX)
+		l.data.admit(0, 1)
+		l.wait(50 * time.Millisecond) // which the backup does not answer
+		c := l.gives(peerY)
+		do(l, c)
+		l.wait(30 * time.Millisecond)
+		if r := l.route(); r.Standing != Frozen || r.Term != c.Term {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if len(said[*Forget](l, Node{})) > 0 {
+			t.Errorf("%s: the backup is told to forget", name)
+		}
+	}
+}
+
+// TestFailedCommit: who has not taken a partition gets the whole copy again, and the next term is above all that it knows of.
+func TestFailedCommit(t *testing.T) {
+	l := newAlone(t)
+	l.claims(peerX, peerX, peerX)
+	c := l.gives(peerX)
+	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Superseded, Known: term(900)})
+	l.owned(true)
+	if got := l.route().Term; !term(900).Less(got) {
+		t.Errorf("held at %v", got)
+	}
+	l.wait(400 * time.Millisecond)
+	if m := last[*Replicate](l, peerX); !m.Begin {
+		t.Errorf("it is sent %+v", m)
+	}
+	l.get(peerX, &CommitAck{Term: c.Term, Outcome: Done, New: term(901)}) // a late one
+	l.owned(true)
+}
+
+// TestGivenTerm: a commit names the highest term that the giver knows of, and the receiver's is above it, whoever holds what.
+func TestGivenTerm(t *testing.T) {
+	l := newAlone(t)
+	l.claims(peerX, peerX, peerX)
+	l.core.parts[0].known = term(900)
+	if c := l.gives(peerX); c.Known != term(900) || !term(900).Less(l.core.parts[0].known) {
+		t.Errorf("known: %v, and afterwards %v", c.Known, l.core.parts[0].known)
+	}
+	for _, merge := range []bool{false, true} {
+		l := newAlone(t)
+		if merge {
+			l.claims(self, peerX, peerX)
+		} else {
+			l.see(self, peerX, peerX)
+		}
+		l.get(peerX, &Offer{Term: term(1)})
+		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		l.get(peerX, &Commit{Replicate: *update(term(1), 11, nil), Known: term(900), Release: peerX, Merge: merge})
+		a := last[*CommitAck](l, peerX)
+		if a.Outcome != Done || !term(900).Less(a.New) || a.New != l.route().Term {
+			t.Errorf("merge %v: %+v", merge, a)
+		}
+		if s := l.core.parts[0].strict; s.releaseWhole || s.release != (Release{peerX, term(1)}) {
+			t.Errorf("merge %v: what was not whole is taken over as %+v", merge, s)
+		}
+	}
+	l = newAlone(t)
+	l.claims(self, peerX, peerX)
+	l.get(peerX, &Offer{Term: term(900)})
+	if got := l.core.next(0); !term(900).Less(got) {
+		t.Errorf("after an offer under a higher term the next is %v", got)
+	}
+}
+
+// TestUnfitCommit: a commit is taken for exactly the copy that it belongs to.
+func TestUnfitCommit(t *testing.T) {
+	commit := func(sequence uint64) *Commit {
+		return &Commit{Replicate: *update(term(2), sequence, ids(2)), Known: term(2), Release: peerX}
+	}
+	damaged, merging := commit(11), commit(11)
+	damaged.Sum++
+	merging.Merge = true
+	for _, c := range []struct {
+		name string
+		from Node
+		m    *Commit
+		prep func(l *alone)
+	}{
+		{"one is missing", peerX, commit(12), nil},
+		{"damaged", peerX, damaged, nil},
+		{"merging", peerX, merging, nil},
+		{"in the middle of a chunk", peerX, commit(12), func(l *alone) {
+			m := update(term(2), 11, ids(3))
+			m.Parts = 2
+			l.get(peerX, m)
+		}},
+		{"of one whose copy is not whole", peerY, commit(21), func(l *alone) {
+			m := wholeCopy(term(2), 20, ids(3))
+			m.Complete = false
+			l.get(peerY, m)
+		}},
+		{"of one who is not there", peerX, commit(11), func(l *alone) { l.see(self, peerY, peerY) }},
+	} {
+		l := newAlone(t)
+		l.see(self, peerX, peerX, peerY)
+		l.get(peerX, &Offer{Term: term(2)})
+		l.get(peerX, wholeCopy(term(2), 10, ids(1)))
+		if c.prep != nil {
+			c.prep(l)
+		}
+		l.get(c.from, c.m)
+		l.owned(false)
+		for _, a := range said[*CommitAck](l, Node{}) {
+			if a.Outcome != Again {
+				t.Errorf("%s: answered %v", c.name, a.Outcome)
+			}
+		}
+		if n := l.core.Status(l.time()).Arriving; n != 0 && c.from == peerX {
+			t.Errorf("%s: %d are still on their way", c.name, n)
+		}
+	}
+	for _, c := range []struct {
+		name            string
+		complete, merge bool
+		want            Outcome
+	}{{"whole", true, true, Done}, {"unfinished", false, true, Again}, {"not to be merged", true, false, Conflict}} {
+		l := newAlone(t)
+		l.claims(self, peerX, peerX)
+		l.get(peerX, &Offer{Term: term(2)})
+		m := wholeCopy(term(2), 10, ids(1))
+		m.Complete = c.complete
+		l.get(peerX, m)
+		k := commit(11)
+		k.Merge = c.merge
+		l.get(peerX, k)
+		if a := last[*CommitAck](l, peerX); a.Outcome != c.want || a.Keep {
+			t.Errorf("merged, %s: %+v", c.name, a)
+		}
+	}
+	l := newAlone(t) // whose backup is another one
+	l.see(self, peerY, peerX, peerY)
+	l.get(peerX, &Offer{Term: term(2)})
+	l.get(peerX, wholeCopy(term(2), 10, ids(1)))
+	l.get(peerX, commit(11))
+	if a := last[*CommitAck](l, peerX); a.Outcome != Done || a.Keep {
+		t.Errorf("who is not the backup is told %+v", a)
+	}
+}
+
+// TestArriving: a partition on its way is counted once, and for as long as it comes.
+func TestArriving(t *testing.T) {
+	l := newAlone(t)
+	l.see(self, peerX, peerX, peerY)
+	arriving := func(want int) {
+		t.Helper()
+		if got := l.core.Status(l.time()).Arriving; got != want {
+			t.Fatalf("%d are on their way, want %d", got, want)
+		}
+	}
+	l.answer(func(n Node) Info { return Info{Held: n == peerX, Term: term(1), Holder: peerX} })
+	l.get(peerX, &Offer{Term: term(1)})
+	l.get(peerX, &Offer{Term: term(1)})
+	l.wait(500 * time.Millisecond)
+	arriving(1)
+	l.get(peerY, &Offer{Term: term(2)})
+	if r := last[*OfferReply](l, peerY); r.Verdict != Refused {
+		t.Errorf("another one's offer is answered %v", r.Verdict)
+	}
+	m := wholeCopy(term(2), 10, ids(1))
+	m.Complete = false
+	l.get(peerX, m)
+	for n := range uint64(5) {
+		l.wait(time.Second)
+		l.get(peerX, update(term(2), 11+n, ids(2)))
+	}
+	arriving(1)
+	if len(said[*Query](l, Node{})) > 0 {
+		t.Error("a partition that is on its way is asked after")
+	}
+	l.get(peerX, &Forget{Term: term(2)})
+	l.wait(time.Duration(idleAfter) + 200*time.Millisecond)
+	arriving(0)
+
+	l.get(peerX, &Offer{Term: term(2)})
+	l.get(peerX, wholeCopy(term(2), 1<<32, ids(1)))
+	l.get(peerX, &Forget{Term: term(2)})
+	if !l.data.parts[0].content[1] || l.core.parts[0].copy == (Position{}) {
+		t.Error("a copy that is on its way to become the partition is forgotten")
+	}
+	arriving(1)
+	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(4), Holder: peerY}}})
+	l.get(peerX, update(term(2), 1<<32+1, ids(2)))
+	arriving(0)
+
+	l.see(self, peerX, peerX, peerY)
+	l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(5), Holder: peerY}}})
+	l.get(peerX, &Offer{Term: term(3)})
+	if r := last[*OfferReply](l, peerX); r.Verdict != Refused {
+		t.Errorf("an offer under a lower term than another's is answered %v", r.Verdict)
+	}
+}
+
+// TestMoveEnds: a move ends when another is to have the partition, and leaves nothing behind.
+func TestMoveEnds(t *testing.T) {
+	l := newAlone(t)
+	l.claims(peerY, peerX, peerX, peerY)
+	l.acks(peerX)
+	l.wait(150 * time.Millisecond)
+	o := last[*Offer](l, peerY)
+	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
+	if all := said[*Replicate](l, peerY); len(all) != 1 {
+		t.Errorf("an answer that came twice began %d copies", len(all))
+	}
+	l.see(self, peerX, peerX, peerY)
+	l.wait(150 * time.Millisecond)
+	pt := &l.core.parts[0]
+	if pt.move != nil || l.core.moving != 0 || pt.followers[Target].node != (Node{}) || pt.followers[Backup].node != peerX {
+		t.Errorf("moving %d, %+v, %+v", l.core.moving, pt.move, pt.followers)
+	}
+	l.owned(true)
+
+	l = newAlone(t)
+	l.claims(peerX, peerX, peerX)
+	l.acks(peerX)
+	l.wait(150 * time.Millisecond)
+	o = last[*Offer](l, peerX)
+	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Merging})
+	if f := &l.core.parts[0].followers; f[Backup].node != (Node{}) || f[Target].node != peerX {
+		t.Errorf("who holds the partition as well is taken for a backup: %+v", f)
+	}
+
+	l = newAlone(t) // its backup is to have it
+	l.claims(peerX, peerX, peerX, peerY)
+	l.wait(150 * time.Millisecond)
+	o = last[*Offer](l, peerX)
+	l.core.raise(0)
+	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
+	if l.core.parts[0].move.accepted {
+		t.Error("an answer to an earlier offer is taken for one to the last")
+	}
+	l.wait(300 * time.Millisecond)
+	o = last[*Offer](l, peerX)
+	l.get(peerX, &OfferReply{Term: o.Term, Verdict: Accepted})
+	l.see(peerX, peerY, peerX, peerY)
+	m := last[*Replicate](l, peerX)
+	if n := l.core.parts[0].followers[Backup].node; n != peerX {
+		t.Fatalf("who is to have it is replaced as backup by %s", n.Name)
+	}
+	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Again})
+	if f := &l.data.parts[0].follower[Backup]; !f.attached || !f.all {
+		t.Errorf("who is to have it is sent anew: %+v", f)
+	}
+}
+
+// TestClaimFrom: a partition is claimed by the one who has the newest copy of it, by the last answers of all who live.
+func TestClaimFrom(t *testing.T) {
+	entrusted := func(l *alone) bool { return len(said[*Entrust](l, peerX)) > 0 }
+	for _, c := range []struct {
+		name      string
+		own, x    Position
+		entrusted bool
+	}{
+		{"a later term", Position{term(1), 100}, Position{term(2), 5}, true},
+		{"an earlier term", Position{term(2), 5}, Position{term(1), 100}, false},
+		{"of the same term, later", Position{term(1), 5}, Position{term(1), 100}, true},
+		{"of the same term, earlier", Position{term(1), 100}, Position{term(1), 5}, false},
+	} {
+		l := newAlone(t)
+		l.see(peerY, Node{}, peerX, peerY)
+		l.get(peerY, wholeCopy(c.own.Term, c.own.Sequence, ids(1)))
+		l.see(self, Node{}, peerX)
+		l.wait(150 * time.Millisecond)
+		l.answer(func(Node) Info { return Info{Term: c.x.Term, Holder: peerY, Copy: c.x} })
+		l.owned(!c.entrusted)
+		if entrusted(l) != c.entrusted {
+			t.Errorf("%s: entrusted %v", c.name, !c.entrusted)
+		}
+		if !c.entrusted && l.info(peerX).Copy != (Position{}) {
+			t.Errorf("%s: who holds it tells of a copy", c.name)
+		}
+	}
+
+	l := newAlone(t) // who has the best copy is lost before all have answered
+	l.see(self, Node{}, peerX, peerY)
+	l.wait(150 * time.Millisecond)
+	q := last[*Query](l, peerX)
+	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Term: term(1), Copy: Position{term(1), 5}}}})
+	l.see(self, Node{}, peerY)
+	l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{}}})
+	l.owned(true)
+
+	l = newAlone(t) // who has not answered is lost
+	l.see(self, Node{}, peerX, peerY)
+	l.wait(150 * time.Millisecond)
+	q = last[*Query](l, peerX)
+	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{}}})
+	l.see(self, Node{}, peerX)
+	l.wait(150 * time.Millisecond)
+	l.owned(true)
+
+	l = newAlone(t) // who lives and does not answer is not waited for without end
+	l.see(self, Node{}, peerX)
+	l.wait(time.Duration(patience) - 100*time.Millisecond)
+	l.owned(false)
+	l.wait(400 * time.Millisecond)
+	l.owned(true)
+
+	l = newAlone(t) // another is to have it meanwhile
+	l.see(self, Node{}, peerX, peerY)
+	l.wait(150 * time.Millisecond)
+	l.see(peerY, Node{}, peerX, peerY)
+	l.answer(func(Node) Info { return Info{} })
+	l.owned(false)
+
+	l = newAlone(t) // an answer to an earlier question
+	l.see(self, Node{}, peerX)
+	l.wait(150 * time.Millisecond)
+	q = last[*Query](l, peerX)
+	l.get(peerX, &QueryReply{ID: q.ID + 1, Infos: []Info{{}}})
+	l.owned(false)
+
+	l = newAlone(t) // of two who hold it the one with the higher term counts
+	l.see(self, Node{}, peerX, peerY)
+	l.wait(150 * time.Millisecond)
+	q = last[*Query](l, peerX)
+	l.get(peerX, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(9), Holder: peerX}}})
+	l.get(peerY, &QueryReply{ID: q.ID, Infos: []Info{{Held: true, Term: term(2), Holder: peerY}}})
+	if r := l.route(); r.Node != peerX || r.Term != term(9) {
+		t.Errorf("held by two, it is asked at %+v", r)
+	}
+	l.see(peerY, Node{}, peerY)
+	if r := l.route(); r.Node != peerY {
+		t.Errorf("whose holder is lost, it is asked at %+v", r)
+	}
+	l.see(self, Node{}, peerY)
+	if r := l.route(); r.Standing != Unclaimed {
+		t.Errorf("whose holder is lost, and that is this node's, it is %+v", r)
+	}
+}
+
+// TestClaimWithout: what is claimed from a copy that is older than the last holder's term starts full where rules say so, and nothing
+// is left of a copy that never was whole.
+func TestClaimWithout(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		copy    bool
+		heard   Term
+		cold    bool
+		content int
+	}{
+		{"a copy", true, term(1), false, 1},
+		{"an old copy", true, term(5), true, 1},
+		{"part of a copy", false, term(1), true, 0},
+		{"part of a copy of what nobody held", false, Term{}, false, 0},
+	} {
+		l := newAlone(t)
+		l.see(peerX, Node{}, peerX)
+		if c.copy {
+			l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		} else {
+			l.data.parts[0].content[1] = true
+		}
+		if c.heard != (Term{}) {
+			l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: c.heard, Holder: peerX}}})
+		}
+		l.see(self, Node{})
+		l.wait(150 * time.Millisecond)
+		l.owned(true)
+		if pg := &l.data.parts[0]; pg.cold != c.cold || len(pg.content) != c.content {
+			t.Errorf("%s: starts full: %v, and has %v", c.name, pg.cold, pg.content)
+		}
+	}
+}
+
+// TestEntrusted: who is entrusted with a partition claims it above the term that was known to whoever said so, unless somebody has
+// held it since or is handing it over.
+func TestEntrusted(t *testing.T) {
+	ready := func() *alone {
+		l := newAlone(t)
+		l.see(peerX, Node{}, peerX, peerY)
+		l.get(peerY, wholeCopy(term(2), 10, ids(1)))
+		return l
+	}
+	l := ready()
+	l.get(peerX, &Entrust{Term: term(900)})
+	l.owned(true)
+	if got := l.route().Term; !term(900).Less(got) {
+		t.Errorf("claimed at %v", got)
+	}
+	l = ready()
+	l.get(peerX, &Entrust{Term: term(1)})
+	l.owned(false)
+	l = ready()
+	l.see(self, Node{}, peerX, peerY)
+	l.get(peerY, &Offer{Term: term(2)})
+	l.get(peerX, &Entrust{Term: term(2)})
+	l.owned(false)
+}
+
+// TestToldOfHolder: who is asked about a partition that it holds tells its own term, whatever higher one it has heard of.
+func TestToldOfHolder(t *testing.T) {
+	l := newAlone(t)
+	l.claims(self, Node{}, peerX)
+	held := l.route().Term
+	l.core.parts[0].known = term(900)
+	if i := l.info(peerX); !i.Held || i.Term != held || i.Holder != self {
+		t.Errorf("told %+v", i)
+	}
+}
+
+// TestSupersededHolder: a holder that hears of a higher term goes on above it if that one's process is lost, and leaves it to that one
+// if it lives.
+func TestSupersededHolder(t *testing.T) {
+	for _, by := range []Node{peerB, self, peerY} {
+		l := newAlone(t)
+		l.claims(self, peerX, peerX, peerY)
+		m, held := last[*Replicate](l, peerX), l.route().Term
+		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Superseded, Known: term(900), Holder: by})
+		if raised := l.route().Term != held; raised != (by != peerY) {
+			t.Errorf("of %s: held at %v before and %v afterwards", by.Name, held, l.route().Term)
+		}
+		if next := l.core.next(0); !term(900).Less(next) {
+			t.Errorf("of %s: the next term is %v", by.Name, next)
+		}
+	}
+}
+
+// TestLargeChunk: a chunk that takes several messages is confirmed with the last of them, and only that one can make a copy whole.
+func TestLargeChunk(t *testing.T) {
+	l := newAlone(t)
+	l.data.parts[0].bulky = true
+	l.claims(self, peerX, peerX)
+	l.confirmed = nil
+	for part := range 3 {
+		m := last[*Replicate](l, peerX)
+		if m.Part != part || m.Parts != 3 || m.Complete != (part == 2) || m.Begin != (part == 0) {
+			t.Fatalf("message %d of 3 is %d of %d, begins %v, completes %v", part, m.Part, m.Parts, m.Begin, m.Complete)
+		}
+		if len(l.confirmed) > 0 || l.data.parts[0].follower[Backup].caught {
+			t.Errorf("confirmed before message %d: %+v", part, l.confirmed)
+		}
+		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+	}
+	if len(l.confirmed) != 1 || !l.data.parts[0].follower[Backup].caught {
+		t.Errorf("confirmed by a whole copy: %+v", l.confirmed)
+	}
+}
+
+// TestLastChanges: a partition is given away with all that was admitted, in as many messages as that takes, and only to one that has
+// a whole copy.
+func TestLastChanges(t *testing.T) {
+	l := newAlone(t)
+	l.claims(peerY, peerX, peerX, peerY)
+	l.acks(peerX)
+	for id := range 450 {
+		l.data.admit(0, id)
+	}
+	sent := map[int]bool{}
+	note := func(chunk []byte) {
+		var list []int
+		if len(chunk) > 0 {
+			if err := json.Unmarshal(chunk, &list); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, id := range list {
+			sent[id] = true
+		}
+	}
+	l.wait(150 * time.Millisecond)
+	o := last[*Offer](l, peerY)
+	l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
+	more := 250
+	for range 20 {
+		for _, m := range said[*Replicate](l, peerY) {
+			note(m.Chunk)
+			if m.Complete { // so few are left that it is frozen as soon as this is acknowledged
+				for ; more > 0; more-- {
+					l.data.admit(0, 1000+more)
+				}
+			}
+			l.get(peerY, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+			if more > 0 {
+				l.owned(true)
+			}
+		}
+		for _, c := range said[*Commit](l, peerY) {
+			note(c.Chunk)
+			l.get(peerY, &CommitAck{Term: c.Term, Outcome: Done, New: c.Known.after(peerY.Boot)})
+		}
+		l.acks(peerX)
+		l.wait(10 * time.Millisecond)
+	}
+	l.owned(false)
+	if len(sent) != 700 {
+		t.Errorf("%d of 700 admissions were sent", len(sent))
 	}
 }

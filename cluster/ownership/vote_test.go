@@ -109,3 +109,83 @@ func TestReading(t *testing.T) {
 		})
 	}
 }
+
+// epoch is the one that the voter tells of with its answers.
+func (l *alone) epoch(n Node, id uint64) uint64 {
+	l.t.Helper()
+	l.get(n, &GrantRequest{ID: id})
+	return last[*GrantReply](l, n).Epoch
+}
+
+// forgotten answers what the voter has asked the others, the third first: no majority of them has read.
+func (l *alone) forgotten(second, third *Records) {
+	l.t.Helper()
+	second.ID, third.ID = last[*ReadRecords](l, voter2).ID, last[*ReadRecords](l, voter3).ID
+	l.get(voter3, third)
+	l.get(voter2, second)
+}
+
+// TestNewEpoch: an epoch that a voter begins is above all that anybody has told of, and the others take it over as long as nobody else
+// has.
+func TestNewEpoch(t *testing.T) {
+	const high = 1 << 40 // above the time of day
+	for _, c := range []struct {
+		name          string
+		heard         uint64
+		second, third *Records
+		least         uint64
+	}{
+		{"nobody knows", 0, &Records{}, &Records{Epoch: high}, high + 1},
+		{"a holder has heard of a later one than a voter has begun", high + 1, &Records{}, &Records{Read: true, Fresh: true, Epoch: high}, high + 2},
+		{"a voter has begun it", 0, &Records{}, &Records{Read: true, Fresh: true, Epoch: high}, high},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := readingVoter(t)
+			l.get(peerY, &GrantRequest{ID: 1, Items: []GrantItem{{Term: Term{Epoch: c.heard, N: 1}}}})
+			l.forgotten(c.second, c.third)
+			if got := l.epoch(peerX, 1); got != c.least {
+				t.Errorf("the epoch is %d, want %d", got, c.least)
+			}
+		})
+	}
+}
+
+// TestFresh: an epoch is fresh for the one voter that was told of it first, and for nobody once another was told.
+func TestFresh(t *testing.T) {
+	l := readingVoter(t)
+	l.forgotten(&Records{}, &Records{})
+	for i, c := range []struct {
+		to    Node
+		fresh bool
+	}{{voter2, true}, {voter2, true}, {Node{voter2.Name, 99}, false}, {Node{voter2.Name, 99}, false}, {voter2, false}} {
+		l.get(c.to, &ReadRecords{ID: uint64(i)})
+		if r := last[*Records](l, c.to); !r.Read || r.Fresh != c.fresh {
+			t.Errorf("question %d, of %v, is answered %+v, want fresh %v", i, c.to, r, c.fresh)
+		}
+	}
+}
+
+// TestEpochsHeardOf: a voter that has not read tells which epoch it has heard of, which may be the highest there was.
+func TestEpochsHeardOf(t *testing.T) {
+	l := newAlone(t, self.Name, voter2.Name, voter3.Name)
+	l.see(peerX, Node{}, peerX, voter2, voter3)
+	l.get(peerX, &GrantRequest{ID: 1, Items: []GrantItem{{Term: Term{Epoch: 9, N: 1}}}})
+	l.get(voter2, &ReadRecords{ID: 1})
+	if r := last[*Records](l, voter2); r.Read || r.Epoch != 9 {
+		t.Errorf("who reads is told %+v", r)
+	}
+}
+
+// TestReadingOfNamesake: what another process of this voter's name has recorded is not a second voter's.
+func TestReadingOfNamesake(t *testing.T) {
+	namesake := Node{self.Name, 99}
+	l := newAlone(t, self.Name, voter2.Name, voter3.Name)
+	l.see(peerX, Node{}, peerX, voter2, voter3, namesake)
+	l.wait(3100 * time.Millisecond)
+	id := last[*ReadRecords](l, voter2).ID
+	l.get(namesake, &Records{ID: id, Read: true})
+	l.get(voter2, &Records{ID: id, Read: true})
+	if l.core.voter.ready() {
+		t.Error("a voter of three has read the records of one other")
+	}
+}

@@ -24,6 +24,19 @@ const (
 //   - A commit or cancel that does not forget the refusal remembered of its key (limiter's givesBack without OpSettle). While a
 //     reservation is pending no refusal is remembered, and what was refused before it was made had no more room than there is
 //     once it is taken back.
+//   - A voter that is ready as soon as it has read (voter.ready): it asks, and so reads, only after it has abstained. For the same reason an
+//     answer to an earlier question of the same process (Records.ID) is as good as one to the last.
+//   - A new epoch that is begun without a majority of answers (voter.consider): where fewer have read or are silent than a majority, the
+//     others and this voter are one.
+//   - A reading that takes in what voters say who have not read, or are none (voter.adopt, onRecords): the former say nothing, the latter are
+//     not asked for. Likewise the epoch of a voter that has not read (onRequest): it is 0.
+//   - A reading that does not compare what a record has replaced with the record (record.add): that is always lower, and another process's.
+//   - What voters have replaced, or were asked, outliving the term (strictness.raised): it counts beside support only, of which there is
+//     none until a voter has answered anew.
+//   - The receiver's second look at who is there (onOffer, onCommit): receive drops what others send, and review what they have sent.
+//   - A commit whose sender does not send the copy, or whose copy is not whole, of the two one (onCommit): the other is noticed.
+//   - A target's confirmation while strict rules are closed (acknowledged): its numbers are below every backup's.
+//   - What is known of the grant of a partition that was handed over (released): whoever takes it again begins anew.
 var mutants = []mutant{
 	{
 		"ownership: decide without a token", core,
@@ -352,6 +365,606 @@ var mutants = []mutant{
 		"ownership: who has been entrusted with a partition in an earlier round is not asked again", claim,
 		[]edit{{"infos[i].Term.Less(pt.known) && c.lives(pt.holder)", "false"}},
 		ownership + "TestLateClaim", "owned: true, want false",
+	},
+	{
+		"vote: a voter takes over an epoch below one that it has heard of", vote,
+		[]edit{{"fresh != nil && fresh.Epoch == v.seen:", "fresh != nil:"}},
+		ownership + "TestNewEpoch$", "the epoch is",
+	},
+	{
+		"vote: a new epoch is not above what others have told of", vote,
+		[]edit{{"max(v.seen+1, uint64(", "max(v.seen, uint64("}},
+		ownership + "TestNewEpoch$", "the epoch is",
+	},
+	{
+		"vote: a voter that has not read tells nobody of epochs", vote,
+		[]edit{{"Epoch: max(v.epoch, v.seen)}", "Epoch: v.epoch}"}},
+		ownership + "TestEpochsHeardOf$", "who reads is told",
+	},
+	{
+		"vote: an epoch is fresh for everybody", vote,
+		[]edit{{"\t\tv.spread = v.spread || v.told != (Node{}) && v.told != from\n", ""}},
+		ownership + "TestFresh$", "]}, want fresh false",
+	},
+	{
+		"vote: an epoch that two were told of is fresh for the last of them", vote,
+		[]edit{{"v.spread || v.told != (Node{}) && v.told != from", "v.told != (Node{}) && v.told != from"}},
+		ownership + "TestFresh$", "]}, want fresh false",
+	},
+	{
+		"vote: a voter does not hear of epochs from requests", vote,
+		[]edit{{"\t\tv.seen = max(v.seen, i.Term.Epoch)\n", "\t\t_ = i\n"}},
+		ownership + "TestNewEpoch$", "the epoch is",
+	},
+	{
+		"vote: what a process of this voter's name has recorded counts as another voter's", vote,
+		[]edit{{"if !ok || name == c.cfg.Self.Name {", "if !ok {"}},
+		ownership + "TestReadingOfNamesake$", "a voter of three has read the records of one other",
+	},
+	{
+		"ownership: a content is not whole any more after two higher terms", grant,
+		[]edit{{"s.selfWhole = s.selfWhole || s.whole", "s.selfWhole = s.whole"}},
+		ownership + "TestRaisedAgain$", "s, strict keys start full: true",
+	},
+	{
+		"ownership: a backup is named before it has everything", grant,
+		[]edit{{"\t\tif f.named {\n\t\t\ti.Backup", "\t\tif f.caught {\n\t\t\ti.Backup"}},
+		ownership + "TestUnheardBackup$", "x is named before it has everything",
+	},
+	{
+		"ownership: anybody answers for a voter", grant,
+		[]edit{{"return a.id == r.ID && a.to == from", "return a.id == r.ID"}},
+		ownership + "TestLateGrants$", "the answer of one who was not asked counts",
+	},
+	{
+		"ownership: a grant for an earlier term counts", grant,
+		[]edit{{" || pt.standing != Owned || pt.term != item.Term ||", " || pt.standing != Owned ||"}},
+		ownership + "TestLateGrants$", "support for an earlier term counts",
+	},
+	{
+		"ownership: a refusal has a frozen partition decided on", grant,
+		[]edit{{"\t\tif !pt.held || pt.standing != Owned || pt.term", "\t\tif !pt.held || pt.term"}},
+		ownership + "TestRefusedWhileFrozen$", "a partition that may have been taken over is",
+	},
+	{
+		"ownership: a late answer of a voter tells of its record", grant,
+		[]edit{{"if s.asked[a.voter] == a.id {", "{"}},
+		ownership + "TestUnheardBackup$", "late true: strict rules are decided while two voters may have recorded a backup that is lost",
+	},
+	{
+		"ownership: a higher term is taken before a record runs out", grant,
+		[]edit{{"if a.Wait <= 0 && !c.lives(a.Recorded.Node) {", "if !c.lives(a.Recorded.Node) {"}},
+		ownership + "TestRefusedGrant$", "gone, and not run out: held at",
+	},
+	{
+		"ownership: a higher term is taken against a process that lives", grant,
+		[]edit{{"if a.Wait <= 0 && !c.lives(a.Recorded.Node) {", "if a.Wait <= 0 {"}},
+		ownership + "TestRefusedGrant$", "after the refusal",
+	},
+	{
+		"ownership: the term of a refusal is forgotten", grant,
+		[]edit{{"\t\tif pt.known.Less(a.Recorded.Term) {\n\t\t\tpt.known = a.Recorded.Term\n\t\t}\n\t\tif a.Wait", "\t\tif a.Wait"}},
+		ownership + "TestRefusedGrant$", "gone: the next term is",
+	},
+	{
+		"ownership: a voter has recorded what it answered last", grant,
+		[]edit{{"if !slices.Contains(s.noted[voter], backup) {", "if len(s.noted[voter]) == 0 {"}},
+		ownership + "TestUnheardBackup$", "late false: strict rules are decided while two voters may have recorded a backup that is lost",
+	},
+	{
+		"ownership: a grant has strict rules decided while the backup is replaced", grant,
+		[]edit{{"pt.standing != Owned || s.closed != nil {", "pt.standing != Owned {"}},
+		ownership + "TestAnotherBackup$", "a grant has strict rules decided while the backup is being replaced",
+	},
+	{
+		"ownership: strict rules stay closed when the backup stays", grant,
+		[]edit{{"\t\ts.closed = &closed{at: c.t, until: s.until, sequence: pt.followers[Backup].sequence}\n\t\ts.until = 0\n", "\t\ts.closed = &closed{at: c.t, until: s.until, sequence: pt.followers[Backup].sequence}\n"}},
+		ownership + "TestAnotherBackup$", "strict rules are not decided when the backup stays",
+	},
+	{
+		"ownership: strict rules are decided while the backup is replaced", grant,
+		[]edit{{"\tc.data.Lease(p, 0)\n}\n\n// openStrict", "\t_ = c.data\n}\n\n// openStrict"}},
+		ownership + "TestAnotherBackup$", "strict rules are decided while the backup is being replaced",
+	},
+	{
+		"ownership: the message in flight confirms what was decided after it", grant,
+		[]edit{{", sequence: pt.followers[Backup].sequence}", "}"}},
+		ownership + "TestAnotherBackup$", "the backup was told to forget before it had everything",
+	},
+	{
+		"ownership: the last changes are not sent to a backup that is replaced", grant,
+		[]edit{{"if f.unacked == nil && c.data.Pending(p, Backup) > 0 {", "if false {"}},
+		ownership + "TestAnotherBackup$", "the backup was told to forget before it had everything",
+	},
+	{
+		"ownership: voters that differ about an earlier term are not believed about a later", grant,
+		[]edit{{"old, certain = r, true", "old = r"}},
+		ownership + "TestWhole$", "strict keys start full: true, what the lost holder may have admitted is charged: false",
+	},
+	{
+		"ownership: what was merged incomplete is whole", grant,
+		[]edit{{" || !s.releaseWhole) {", ") {"}},
+		ownership + "TestWhole$", "strict keys start full: false, what the lost holder may have admitted is charged: false",
+	},
+	{
+		"ownership: a record of an earlier epoch is believed", grant,
+		[]edit{{"\tcase old.Term.Epoch != epoch:\n\t\tcold = \"the voters have begun a new epoch since\"\n", ""}},
+		ownership + "TestWhole$", "strict keys start full: false, what the lost holder may have admitted is charged: false",
+	},
+	{
+		"ownership: what was handed over incomplete is whole", grant,
+		[]edit{{"\t\tif !s.releaseWhole {\n", "\t\tif false {\n"}},
+		ownership + "TestWhole$", "strict keys start full: false, what the lost holder may have admitted is charged: false",
+	},
+	{
+		"ownership: a backup is not told what was taken over", grant,
+		[]edit{{"\t\ttakenOver = true\n", "\t\ttakenOver = false\n"}},
+		ownership + "TestWhole$", "the backup is told of what has changed: false",
+	},
+	{
+		"ownership: a backup is not told that strict keys start full", grant,
+		[]edit{{"cold != \"\" || takenOver || !f.named", "takenOver || !f.named"}},
+		ownership + "TestWhole$", "the backup is told of what has changed: false",
+	},
+	{
+		"ownership: an offer under a lower term than a living holder's is accepted", move,
+		[]edit{{"!pt.held && o.Term.Less(pt.known) && pt.holder != from && c.lives(pt.holder):", "false:"}},
+		ownership + "TestArriving$", "an offer under a lower term than another's is answered",
+	},
+	{
+		"ownership: a partition that is frozen is offered to", move,
+		[]edit{{"case pt.held && (pt.standing == Frozen || pt.move != nil):", "case pt.held && pt.move != nil && pt.standing != Frozen:"}},
+		ownership + "TestFrozen$", "an offer is answered",
+	},
+	{
+		"ownership: the term of an offer is forgotten", move,
+		[]edit{{"\t\tpt.known = o.Term // whatever", "\t\t_ = o.Term // whatever"}},
+		ownership + "TestGivenTerm$", "after an offer under a higher term the next is",
+	},
+	{
+		"ownership: an offer that comes again counts twice", move,
+		[]edit{{"\t\tif pt.incoming.from == (Node{}) {\n\t\t\tc.arriving++\n\t\t}\n", "\t\tc.arriving++\n"}},
+		ownership + "TestArriving$", "are on their way, want",
+	},
+	{
+		"ownership: an offer ends at once", move,
+		[]edit{{"pt.incoming.from, pt.incoming.merge, pt.incoming.word = from, pt.held, c.t", "pt.incoming.from, pt.incoming.merge = from, pt.held"}},
+		ownership + "TestArriving$", "are on their way, want",
+	},
+	{
+		"ownership: an answer to an offer counts twice", move,
+		[]edit{{"m.to != from || m.accepted || r.Term != pt.term", "m.to != from || r.Term != pt.term"}},
+		ownership + "TestMoveEnds$", "an answer that came twice began",
+	},
+	{
+		"ownership: an answer to an earlier offer counts", move,
+		[]edit{{"m.accepted || r.Term != pt.term {", "m.accepted {"}},
+		ownership + "TestMoveEnds$", "an answer to an earlier offer is taken for one to the last",
+	},
+	{
+		"ownership: who takes a partition over is not sent everything", move,
+		[]edit{{"c.follow(r.Partition, Target, from, true)", "c.follow(r.Partition, Target, from, false)"}},
+		ownership + "TestLateCommit$", "y takes the partition over and is not sent everything",
+	},
+	{
+		"ownership: who takes a partition over is not sent everything the second time", move,
+		[]edit{{"\t\tf.all = true\n", ""}},
+		ownership + "TestMoveEnds$", "who is to have it is sent anew",
+	},
+	{
+		"ownership: who holds the partition as well is kept as backup", move,
+		[]edit{{"\t\tc.dropFollower(r.Partition, Backup, \"it holds the partition too\")\n\t\tfallthrough", "\t\tfallthrough"}},
+		ownership + "TestMoveEnds$", "who holds the partition as well is taken for a backup",
+	},
+	{
+		"ownership: a move goes on though another is to have the partition", move,
+		[]edit{{", pt.standing == Owned && c.owner(p) != m.to:", ":"}},
+		ownership + "TestMoveEnds$", "unacked:<nil> sequence",
+	},
+	{
+		"ownership: a partition is given away before its backup has confirmed", move,
+		[]edit{{"unacked == nil && (m.slot == Backup || !c.confirmFirst(p)):", "unacked == nil:"}},
+		ownership + "TestMoveConfirmsFirst$", "and given away before the backup has confirmed what was decided",
+	},
+	{
+		"ownership: a partition is given away before the copy is whole", move,
+		[]edit{{"f.node == m.to && f.caught && f.unacked == nil &&", "f.node == m.to && f.unacked == nil &&"}},
+		ownership + "TestLastChanges$", "owned: false, want true",
+	},
+	{
+		"ownership: strict rules are not closed by a freeze", move,
+		[]edit{{"\tc.data.Shut(p)\n\tc.closeStrict(p)\n", "\tc.data.Shut(p)\n"}},
+		ownership + "TestMoveConfirmsFirst$", "and given away before the backup has confirmed what was decided",
+	},
+	{
+		"ownership: a commit drops what does not fit into it", move,
+		[]edit{{"\tif more || len(chunk) > pieceBytes {", "\tif more && false || len(chunk) > pieceBytes {"}},
+		ownership + "TestLastChanges$", "admissions were sent",
+	},
+	{
+		"ownership: what is handed over is always whole", move,
+		[]edit{{"Granted: pt.strict.whole,", "Granted: true,"}},
+		ownership + "TestRefusedWhileFrozen$", "a content that was never under a grant is handed over as whole",
+	},
+	{
+		"ownership: a commit does not tell the highest term", move,
+		[]edit{{"Known: pt.known, Release", "Known: pt.term, Release"}},
+		ownership + "TestGivenTerm$", "and afterwards",
+	},
+	{
+		"ownership: a commit is taken in the middle of a chunk", move,
+		[]edit{{" && len(in.pieces) == 0 && m.Sum", " && m.Sum"}},
+		ownership + "TestUnfitCommit$", "owned: true, want false",
+	},
+	{
+		"ownership: a commit is taken after a gap", move,
+		[]edit{{"in.sender == from && m.Sequence == in.last+1 &&", "in.sender == from && m.Sequence > in.last &&"}},
+		ownership + "TestUnfitCommit$", "owned: true, want false",
+	},
+	{
+		"ownership: a commit is merged that is none to be merged", move,
+		[]edit{{"!(in.from == from && in.merge && m.Merge):", "!(in.from == from && in.merge):"}},
+		ownership + "TestUnfitCommit$", "merged, not to be merged",
+	},
+	{
+		"ownership: an unfinished copy is merged", move,
+		[]edit{{"(pt.standing == Frozen || !in.complete || !fits)", "(pt.standing == Frozen || !fits)"}},
+		ownership + "TestUnfitCommit$", "merged, unfinished",
+	},
+	{
+		"ownership: a commit is taken for another process's copy", move,
+		[]edit{{"case !fits || pt.copyFrom != from || pt.copy == (Position{}) || m.Merge:", "case !fits || pt.copy == (Position{}) || m.Merge:"}},
+		ownership + "TestUnfitCommit$", "owned: true, want false",
+	},
+	{
+		"ownership: a commit to be merged is taken over", move,
+		[]edit{{" || pt.copy == (Position{}) || m.Merge:", " || pt.copy == (Position{}):"}},
+		ownership + "TestUnfitCommit$", "owned: true, want false",
+	},
+	{
+		"ownership: a copy that lacks a commit's changes is kept", move,
+		[]edit{{"\t\tack.Outcome = Again\n\t\tc.dropCopy(p)\n", "\t\tack.Outcome = Again\n"}},
+		ownership + "TestBrokenChunk$", "a copy that lacks a commit's changes is at",
+	},
+	{
+		"ownership: what was taken over is always whole", move,
+		[]edit{{"releaseWhole: m.Granted}", "releaseWhole: true}"}},
+		ownership + "TestGivenTerm$", "merge false: what was not whole is taken over as",
+	},
+	{
+		"ownership: a taken over partition's term is not above what the giver knew of", move,
+		[]edit{{"\t\tc.learn(p, m.Known, Node{})\n", ""}},
+		ownership + "TestGivenTerm$", "merge false",
+	},
+	{
+		"ownership: a giver that is not the backup keeps its copy", move,
+		[]edit{{"f.node == (Node{}) && c.member(c.view.Backups, p) == from &&", "f.node == (Node{}) &&"}},
+		ownership + "TestUnfitCommit$", "who is not the backup is told",
+	},
+	{
+		"ownership: every commit is remembered", move,
+		[]edit{{"old.from == e.from || !c.lives(old.from)", "old.from == e.from && !c.lives(old.from)"}},
+		ownership + "TestLateCommit$", "commits of two processes are remembered",
+	},
+	{
+		"ownership: a merged partition's term is not above what the giver knew of", move,
+		[]edit{{"\tif pt.known.Less(m.Known) {\n\t\tpt.known = m.Known\n\t}\n\town", "\town"}},
+		ownership + "TestGivenTerm$", "merge true",
+	},
+	{
+		"ownership: what was merged is always whole", move,
+		[]edit{{"pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, m.Granted", "pt.strict.releaseWhole = Release{Node: m.Release, Term: m.Term}, true"}},
+		ownership + "TestGivenTerm$", "merge true: what was not whole is taken over as",
+	},
+	{
+		"ownership: an answer to an earlier commit counts", move,
+		[]edit{{" || m.to != from || a.Term != pt.term {", " || m.to != from {"}},
+		ownership + "TestFrozen$", "an answer to an earlier commit",
+	},
+	{
+		"ownership: the term of a commit's answer is forgotten", move,
+		[]edit{{"\t\tif pt.known.Less(a.Known) {\n\t\t\tpt.known = a.Known\n\t\t}\n\t\tslot", "\t\tslot"}},
+		ownership + "TestFailedCommit$", "held at",
+	},
+	{
+		"ownership: who could not take a partition over is still current", move,
+		[]edit{{"\t\tif slot == Backup {\n\t\t\tc.dropFollower(p, Backup, \"it could not take over\")\n\t\t}\n", "\t\t_ = slot\n"}},
+		ownership + "TestFailedCommit$", "it is sent",
+	},
+	{
+		"ownership: a move that has ended leaves its follower behind", move,
+		[]edit{{"\tif pt.followers[Target].node != (Node{}) {\n\t\tc.dropFollower(p, Target, \"\")\n\t}\n", ""}},
+		ownership + "TestMoveEnds$", "unacked:<nil> sequence",
+	},
+	{
+		"ownership: a commit that was not taken is still on its way", move,
+		[]edit{{"\tif ack.Outcome == Again {\n\t\tc.endIncoming(p)\n\t}\n", ""}},
+		ownership + "TestUnfitCommit$", "are still on their way",
+	},
+	{
+		"ownership: two copies share numbers", follow,
+		[]edit{{"\tpt.attached++\n\tpt.followers[s]", "\tpt.followers[s]"}},
+		ownership + "TestAnotherAttachment$", "the first copy begins with",
+	},
+	{
+		"ownership: a giver's copy shares numbers with an earlier one", follow,
+		[]edit{{"\tpt.attached++\n\tpt.followers[Backup]", "\tpt.followers[Backup]"}},
+		ownership + "TestAnotherAttachment$", "after attachment",
+	},
+	{
+		"ownership: a frozen partition looks for a backup", follow,
+		[]edit{{"\tif pt.standing == Frozen {\n\t\treturn\n\t}\n\tif f.node == want", "\tif f.node == want"}},
+		ownership + "TestMoveConfirmsFirst$", "and given away before the backup has confirmed what was decided",
+	},
+	{
+		"ownership: who takes a partition over is replaced as backup", follow,
+		[]edit{{"pt.move != nil && pt.move.accepted {", "false {"}},
+		ownership + "TestMoveEnds$", "who is to have it is replaced as backup by",
+	},
+	{
+		"ownership: strict rules stay closed until the next grant", follow,
+		[]edit{{"\t\tif pt.strict.closed != nil {\n\t\t\tc.openStrict(p) // the", "\t\tif false {\n\t\t\tc.openStrict(p) // the"}},
+		ownership + "TestAnotherBackup$", "strict rules are not decided when the backup stays",
+	},
+	{
+		"ownership: a lease outlives the backup on record", follow,
+		[]edit{{"\tc.evaluate(p)\n\tc.unguard(p)\n", "\tc.unguard(p)\n"}},
+		ownership + "TestUnheardBackup$", "late false: strict rules are decided while two voters may have recorded a backup that is lost",
+	},
+	{
+		"ownership: a backup is named with the first chunk", follow,
+		[]edit{{"f.clean = !more && c.grants", "f.clean = c.grants"}},
+		ownership + "TestLostBackup$", "a backup that has the first chunk",
+	},
+	{
+		"ownership: every piece of a chunk completes a copy", follow,
+		[]edit{{"Complete: last && !f.complete && i == parts-1,", "Complete: last && !f.complete,"}},
+		ownership + "TestLargeChunk$", "begins true, completes true",
+	},
+	{
+		"ownership: a copy is completed a second time", follow,
+		[]edit{{"f.complete = f.complete || last", "f.complete = last"}},
+		ownership + "TestAcknowledged$", "a backup that is current gets",
+	},
+	{
+		"ownership: anybody's message ends a hand-over", follow,
+		[]edit{{"mv.commit != nil && mv.to == from &&", "mv.commit != nil &&"}},
+		ownership + "TestFrozen$", "another one's message",
+	},
+	{
+		"ownership: an earlier message ends a hand-over", follow,
+		[]edit{{"mv.to == from && pt.term.Less(m.Term) && !m.Begin", "mv.to == from && !m.Begin"}},
+		ownership + "TestFrozen$", "an earlier message",
+	},
+	{
+		"ownership: a whole copy ends a hand-over", follow,
+		[]edit{{"pt.term.Less(m.Term) && !m.Begin", "pt.term.Less(m.Term)"}},
+		ownership + "TestFrozen$", "a whole copy",
+	},
+	{
+		"ownership: an earlier holder's message is taken in", follow,
+		[]edit{{"case !pt.held && m.Term.Less(pt.known):", "case false:"}},
+		ownership + "TestCopyInOrder$", "an earlier term's: answered",
+	},
+	{
+		"ownership: a superseded offer is still on its way", follow,
+		[]edit{{"\t\tif in.from == from {\n\t\t\tc.endOffer(p) // it is", "\t\tif false {\n\t\t\tc.endOffer(p) // it is"}},
+		ownership + "TestArriving$", "are on their way, want",
+	},
+	{
+		"ownership: a gap in a copy is not seen", follow,
+		[]edit{{"case in.sender != from || m.Sequence != in.last+1:", "case in.sender != from:"}},
+		ownership + "TestCopyInOrder$", "one is missing: answered",
+	},
+	{
+		"ownership: damage to a copy is not seen", follow,
+		[]edit{{"m.Sum != sum(m.Chunk) || m.Part", "m.Part"}},
+		ownership + "TestCopyInOrder$", "damaged: answered",
+	},
+	{
+		"ownership: a missing piece of a chunk is not seen", follow,
+		[]edit{{" || m.Part != int(in.part) ||", " ||"}},
+		ownership + "TestCopyInOrder$", "a piece is missing: answered",
+	},
+	{
+		"ownership: a long transfer is taken for an idle one", follow,
+		[]edit{{"\tif in.from == from {\n\t\tin.word = c.t\n\t}\n", ""}},
+		ownership + "TestArriving$", "are on their way, want",
+	},
+	{
+		"ownership: the room of a whole chunk is kept", follow,
+		[]edit{{"\t\tc.buffered -= len(in.pieces)\n\t\tchunk = append", "\t\tchunk = append"}},
+		ownership + "TestBuffered$", "bytes are kept",
+	},
+	{
+		"ownership: the room of a chunk is kept when the copy begins anew", follow,
+		[]edit{{"\t\tc.buffered -= len(in.pieces)\n\t\tin.sender", "\t\tin.sender"}},
+		ownership + "TestBuffered$", "bytes are kept",
+	},
+	{
+		"ownership: the room of a damaged chunk is kept", follow,
+		[]edit{{"\tc.buffered -= len(in.pieces)\n\tin.sender, in.last, in.pieces", "\tin.sender, in.last, in.pieces"}},
+		ownership + "TestBuffered$", "bytes are kept",
+	},
+	{
+		"ownership: an unfinished copy is told of", follow,
+		[]edit{{"\tif !pt.held && !in.staged {\n\t\tpt.copy", "\tif !pt.held {\n\t\tpt.copy"}},
+		ownership + "TestUnfinishedCopy$", "an unfinished copy is at",
+	},
+	{
+		"ownership: a broken new copy ends the old one", follow,
+		[]edit{{"\tif !in.staged && !pt.held {\n\t\tc.dropCopy(p)", "\tif !pt.held {\n\t\tc.dropCopy(p)"}},
+		ownership + "TestUnfinishedCopy$", "when a new copy is broken, the old one is at",
+	},
+	{
+		"ownership: any confirmation of a follower confirms the message in flight", follow,
+		[]edit{{"f.unacked == nil || f.unacked.Sequence != a.Sequence {", "f.unacked == nil {"}},
+		ownership + "TestAcknowledged$", "confirmed without the backup",
+	},
+	{
+		"ownership: anybody confirms the message in flight", follow,
+		[]edit{{"if f.node != from || f.unacked", "if f.unacked"}},
+		ownership + "TestAcknowledged$", "confirmed without the backup",
+	},
+	{
+		"ownership: the term of a superseded holder is forgotten", follow,
+		[]edit{{"\t\t\tif pt.known.Less(a.Known) {\n\t\t\t\tpt.known = a.Known\n\t\t\t}\n", ""}},
+		ownership + "TestSupersededHolder$", "of b: held at",
+	},
+	{
+		"ownership: a superseded holder goes on though the other lives", follow,
+		[]edit{{"pt.term.Less(pt.known) && (!c.lives(a.Holder) || a.Holder == c.cfg.Self) {", "pt.term.Less(pt.known) {"}},
+		ownership + "TestSupersededHolder$", "of y: held at",
+	},
+	{
+		"ownership: a superseded holder does not go on after itself", follow,
+		[]edit{{"(!c.lives(a.Holder) || a.Holder == c.cfg.Self) {", "!c.lives(a.Holder) {"}},
+		ownership + "TestSupersededHolder$", "of m: held at",
+	},
+	{
+		"ownership: a gap in the backup's copy ends a hand-over", follow,
+		[]edit{{"if pt.move != nil && pt.move.commit != nil {\n\t\tc.dropFollower", "if false {\n\t\tc.dropFollower"}},
+		ownership + "TestFrozen$", "a gap in the backup's copy",
+	},
+	{
+		"ownership: the message in flight confirms what is decided until it is", follow,
+		[]edit{{"done.Sequence > closed.sequence {", "done.Sequence >= closed.sequence {"}},
+		ownership + "TestAnotherBackup$", "the backup was told to forget before it had everything",
+	},
+	{
+		"ownership: answers do not wait for a new backup", follow,
+		[]edit{{"\t\t\tc.data.Unguarded(p, false)\n\t\t\tpt.strict.unguarded = false\n", "\t\t\tpt.strict.unguarded = false\n"}},
+		ownership + "TestUnheardBackup$", "late true: answers do not wait while two voters may have recorded a backup",
+	},
+	{
+		"ownership: answers wait for a backup that was lost again", follow,
+		[]edit{{"\t\t\tc.data.Unguarded(p, false)\n\t\t\tpt.strict.unguarded = false\n", "\t\t\tc.data.Unguarded(p, false)\n"}},
+		ownership + "TestLostBackup$", "s, and answers wait: true, when the voters have recorded that there is no backup",
+	},
+	{
+		"ownership: the first piece of a chunk confirms it", follow,
+		[]edit{{"\tif len(f.rest) > 0 {\n\t\tc.sendRest(p, s)\n\t\treturn\n\t}\n", "\tif len(f.rest) > 0 {\n\t\tc.sendRest(p, s)\n\t}\n"}},
+		ownership + "TestLargeChunk$", "confirmed before message",
+	},
+	{
+		"ownership: what is confirmed while strict rules are closed does not count", follow,
+		[]edit{{" || s.closed != nil && s.closed.until > c.t", ""}},
+		ownership + "TestAnotherBackup$", "what the backup has is not confirmed",
+	},
+	{
+		"ownership: a copy on its way is forgotten", follow,
+		[]edit{{" && pt.incoming.from == (Node{}) {\n\t\tc.endIncoming(f.Partition)", " {\n\t\tc.endIncoming(f.Partition)"}},
+		ownership + "TestArriving$", "a copy that is on its way to become the partition is forgotten",
+	},
+	{
+		"ownership: a process that has room again is spared", follow,
+		[]edit{{"delete(c.full, f.node)", "_ = c.full"}},
+		ownership + "TestNoRoom$", "when there is room",
+	},
+	{
+		"ownership: a backup that has confirmed everything is waited for", follow,
+		[]edit{{"\tif pt.strict.closed != nil {\n\t\tc.wantBackup(p)\n\t}\n", ""}},
+		ownership + "TestAnotherBackup$", "no *ownership.Replicate was sent to x",
+	},
+	{
+		"ownership: a partition on its way is asked after", claim,
+		[]edit{{"c.view.Settled && !c.view.Leaving && pt.incoming.from == (Node{}) && c.t", "c.view.Settled && !c.view.Leaving && c.t"}},
+		ownership + "TestArriving$", "a partition that is on its way is asked after",
+	},
+	{
+		"ownership: who is lost is waited for", claim,
+		[]edit{{"\t\t\tif !c.lives(n) {\n\t\t\t\tdelete(r.missing, n)", "\t\t\tif false {\n\t\t\t\tdelete(r.missing, n)"}},
+		ownership + "TestClaimFrom$", "owned: false, want true",
+	},
+	{
+		"ownership: a holder tells another's term as its own", claim,
+		[]edit{{"info.Held, info.Term, info.Holder = true, pt.term, c.cfg.Self", "info.Held, info.Holder = true, c.cfg.Self"}},
+		ownership + "TestToldOfHolder$", "Name:m Boot",
+	},
+	{
+		"ownership: an answer to another question counts", claim,
+		[]edit{{"r == nil || q.ID != r.id || !r.missing[from]", "r == nil || !r.missing[from]"}},
+		ownership + "TestClaimFrom$", "owned: true, want false",
+	},
+	{
+		"ownership: what another is to have meanwhile is claimed", claim,
+		[]edit{{"\t\tif c.mayClaim(p) {\n\t\t\tc.decideClaim", "\t\tif !c.parts[p].held {\n\t\t\tc.decideClaim"}},
+		ownership + "TestClaimFrom$", "owned: true, want false",
+	},
+	{
+		"ownership: of two holders the lower term counts", claim,
+		[]edit{{"held == nil || held.Term.Less(info.Term)", "held == nil || info.Term.Less(held.Term)"}},
+		ownership + "TestClaimFrom$", "held by two, it is asked at",
+	},
+	{
+		"ownership: a lost process is entrusted", claim,
+		[]edit{{"best.before(info.Copy) && c.lives(source)", "best.before(info.Copy)"}},
+		ownership + "TestClaimFrom$", "owned: false, want true",
+	},
+	{
+		"ownership: a copy of an earlier term is the newer one", claim,
+		[]edit{{"\tif a.Term != b.Term {\n\t\treturn a.Term.Less(b.Term)\n\t}\n", ""}},
+		ownership + "TestClaimFrom$", "owned: true, want false",
+	},
+	{
+		"ownership: the older copy is the newer one", claim,
+		[]edit{{"return a.Sequence < b.Sequence", "return a.Sequence > b.Sequence"}},
+		ownership + "TestClaimFrom$", "owned: true, want false",
+	},
+	{
+		"ownership: who is entrusted late claims", claim,
+		[]edit{{"\tif e.Term.Less(pt.known) {\n\t\treturn", "\tif false {\n\t\treturn"}},
+		ownership + "TestEntrusted$", "owned: true, want false",
+	},
+	{
+		"ownership: the term of what is entrusted is forgotten", claim,
+		[]edit{{"\tc.learn(e.Partition, e.Term, Node{})\n", ""}},
+		ownership + "TestEntrusted$", "claimed at",
+	},
+	{
+		"ownership: what is on its way is claimed", claim,
+		[]edit{{"(c.view.Settled || c.view.Leaving) && pt.incoming.from == (Node{}) {", "(c.view.Settled || c.view.Leaving) {"}},
+		ownership + "TestEntrusted$", "owned: true, want false",
+	},
+	{
+		"ownership: an old copy is fresh", claim,
+		[]edit{{"again || pt.copy != (Position{}) && !pt.copy.Term.Less(pt.known)", "again || pt.copy != (Position{})"}},
+		ownership + "TestClaimWithout$", "an old copy: starts full: false, and has map",
+	},
+	{
+		"ownership: part of a copy is claimed", claim,
+		[]edit{{"\t\tc.data.Discard(p) // what is left of", "\t\t_ = c.data // what is left of"}},
+		ownership + "TestClaimWithout$", "part of a copy: starts full: true, and has map",
+	},
+	{
+		"ownership: who does not answer is waited for without end", claim,
+		[]edit{{"len(r.missing) == 0 || c.t-r.begun > patience", "len(r.missing) == 0"}},
+		ownership + "TestClaimFrom$", "owned: false, want true",
+	},
+	{
+		"ownership: a lost holder is asked", core,
+		[]edit{{"pt.holder != c.cfg.Self && c.lives(pt.holder) &&\n", "pt.holder != c.cfg.Self &&\n"}},
+		ownership + "TestClaimFrom$", "whose holder is lost, and that is this node's, it is",
+	},
+	{
+		"ownership: a holder tells of a copy", core,
+		[]edit{{"\tpt.copy, pt.copyFrom = Position{}, Node{}\n\tpt.strict.since", "\tpt.strict.since"}},
+		ownership + "TestClaimFrom$", "an earlier term: who holds it tells of a copy",
+	},
+	{
+		"ownership: a lease outlives its term", core,
+		[]edit{{"\tc.data.Lease(p, 0)\n}", "\t_ = c.data\n}"}},
+		ownership + "TestRaisedAgain$", "under a higher term: a lease for",
+	},
+	{
+		"ownership: a backup stays named under a higher term", core,
+		[]edit{{"pt.followers[s].relabel, pt.followers[s].named, pt.followers[s].clean = true, false, false", "pt.followers[s].relabel, pt.followers[s].clean = true, false"}},
+		ownership + "TestRaisedAgain$", "under a higher term: a lease for -",
+	},
+	{
+		"ownership: a message of an earlier term has a backup named", core,
+		[]edit{{"pt.followers[s].relabel, pt.followers[s].named, pt.followers[s].clean = true, false, false", "pt.followers[s].relabel, pt.followers[s].named = true, false"}},
+		ownership + "TestRaisedAgain$", "under a higher term: a lease for -",
 	},
 	{
 		"store: an escrow is sized by the largest limit", "store/escrow.go",
