@@ -34,6 +34,10 @@ type place struct {
 	// bucket, next and rest are the instant at which it will be full, in nanoseconds and limit-ths of one.
 	first, bucket bool
 	next, rest    int64
+	// ended says that a window of those that carry debt has begun since, and debt is the least that any of them has begun with: as much of the
+	// charge, at most, still counts.
+	ended bool
+	debt  int64
 	// carried says that the charge was to a limit of another kind, of which most units still counted when this one took its place.
 	carried bool
 	most    int64
@@ -49,6 +53,17 @@ func (p *place) worth(units, of int64) int64 {
 }
 
 const unset = math.MinInt64
+
+// over reports whether a charge was to a window of a fixed window before the one that begins at start.
+func (p *place) over(start int64) bool { return p.ended || p.at < start }
+
+// began notes that the window in which a charge was made has ended, and that later ones have begun with no more than so many units.
+func (p *place) began(with int64) {
+	if !p.ended {
+		p.ended, p.debt = true, with
+	}
+	p.debt = min(p.debt, with)
+}
 
 // Lose makes the charges such that there is nothing left to undo, as the state is dropped.
 func (u *Undoable) Lose() {
@@ -172,7 +187,9 @@ func (ls Limits) Charged(s State, u *Undoable, units int64, may bool) {
 			continue
 		case calendarWindow:
 			p.at = int64(t[0])
+			u.began(l, k, p.at, int64(t[2])-units)
 		case fixedWindow:
+			u.began(l, k, int64(t[0]), int64(t[1])-units)
 			p.first, p.next = int64(t[1]) == units, unset
 			if n > 0 {
 				if before := u.place(n-1, k); before.in && before.next == unset && before.at >= int64(t[0]) {
@@ -201,6 +218,46 @@ func (ls Limits) Charged(s State, u *Undoable, units int64, may bool) {
 		}
 		if may {
 			u.charges[n].places[k] = p
+		}
+	}
+}
+
+// began notes of the charges to a window that carries debt, and has ended, that the one which begins at start has begun with no more than
+// so many units.
+func (u *Undoable) began(l *Limit, k int, start, with int64) {
+	if !l.CarryDebt {
+		return
+	}
+	for i := range u.charges {
+		if p := u.place(i, k); p.in && p.over(start) {
+			p.began(max(with, 0))
+		}
+	}
+}
+
+// turned is began for a window as it is now.
+func (u *Undoable) turned(l *Limit, k int, t []uint64) {
+	switch l.counter().(type) {
+	case fixedWindow:
+		u.began(l, k, int64(t[0]), int64(t[1]))
+	case calendarWindow:
+		u.began(l, k, int64(t[0]), int64(t[2]))
+	}
+}
+
+// repay notes that so many units of charge i, which still counted in windows after its own, do not any more.
+func (u *Undoable) repay(i, k int, units int64) {
+	p := u.place(i, k)
+	p.debt -= units
+	for j := range u.charges {
+		q := u.place(j, k)
+		if !q.in || !q.ended || j == i {
+			continue
+		}
+		if j < i {
+			q.debt = min(q.debt, p.debt)
+		} else {
+			q.debt = max(q.debt-units, 0)
 		}
 	}
 }
@@ -258,12 +315,25 @@ func (ls Limits) Undo(a *Arena, s State, now Instant, u *Undoable, i int, units 
 				}
 				most = max(most, back)
 			}
+		case calendarWindow:
+			u.turned(l, k, t)
+			n := take(l, a, t, now, p, units)
+			if most = max(most, n); p.ended {
+				u.repay(i, k, n)
+			}
 		case fixedWindow:
 			start := int64(t[0])
-			if t[1] == 0 || p.at < start {
+			if t[1] == 0 {
 				return
 			}
-			n := counter.refund(l, a, t, now, units)
+			u.turned(l, k, t)
+			n := take(l, a, t, now, p, units)
+			if p.over(start) {
+				if most = max(most, n); p.ended {
+					u.repay(i, k, n)
+				}
+				return
+			}
 			most = max(most, n)
 			if !whole {
 				return
@@ -339,12 +409,16 @@ func take(l *Limit, a *Arena, t []uint64, now Instant, p *place, units int64) in
 		t[w] -= uint64(n)
 		return n
 	case calendarWindow:
-		if int64(t[0]) != p.at {
+		if p.ended {
+			units = min(units, p.debt)
+		} else if int64(t[0]) != p.at {
 			return 0
 		}
 		return c.refund(l, a, t, now, units)
 	case fixedWindow:
-		if p.at < int64(t[0]) {
+		if p.ended {
+			units = min(units, p.debt)
+		} else if p.at < int64(t[0]) {
 			return 0
 		}
 		return c.refund(l, a, t, now, units)
@@ -370,9 +444,9 @@ func there(l *Limit, a *Arena, t []uint64, p *place) bool {
 		w, ok := c.windowOf(l, t, p.at)
 		return ok && t[w] > 0
 	case calendarWindow:
-		return int64(t[0]) == p.at && t[2] > 0
+		return t[2] > 0 && (int64(t[0]) == p.at || p.ended && p.debt > 0)
 	case fixedWindow:
-		return t[1] > 0 && p.at >= int64(t[0])
+		return t[1] > 0 && (!p.over(int64(t[0])) || p.ended && p.debt > 0)
 	case bucket:
 		return true
 	}
@@ -444,6 +518,7 @@ func (ls Limits) ConvertBeside(a *Arena, s State, now Instant, to Limits, t Stat
 		l, words := &ls[old], s[ls.place(old):]
 		words = words[:l.words():l.words()]
 		l.counter().advance(l, a, words, now)
+		u.turned(l, old, words)
 		same := sameKind(l, &to[k])
 		if _, ok := l.counter().(slidingCounter); ok {
 			same = same && l.Window == to[k].Window
@@ -467,6 +542,11 @@ func (ls Limits) ConvertBeside(a *Arena, s State, now Instant, to Limits, t Stat
 			case bucket:
 				if same && (l.Limit != to[k].Limit || l.Window != to[k].Window) {
 					p.rerate(l, &to[k], now)
+				}
+			case fixedWindow, calendarWindow:
+				if p.ended && !to[k].CarryDebt { // what is left of it counts until the window that is open ends
+					n := p.worth(u.charges[i].units, u.charges[i].units)
+					p = place{in: true, at: int64(words[0]), next: unset, carried: true, most: min(n, p.debt)}
 				}
 			}
 			next.charges[i].places[k] = p
@@ -530,6 +610,7 @@ func (u *Undoable) counting(l *Limit, a *Arena, s []uint64, now Instant, k int) 
 		return owed
 	}
 	left := make(map[int64]int64) // of a log, by how many units are newer
+	var debt int64                // of a window, that is of charges before
 	for i := range u.charges {
 		p := u.place(i, k)
 		if !there(l, a, t, p) {
@@ -552,7 +633,12 @@ func (u *Undoable) counting(l *Limit, a *Arena, s []uint64, now Instant, k int) 
 			}
 			units[i], _ = less.div(int64(l.Window)) // rounded down: what is left is rounded up
 		default:
-			units[i] = take(l, a, t, now, p, n)
+			q := *p
+			q.debt = max(q.debt-debt, 0)
+			units[i] = take(l, a, t, now, &q, n)
+			if p.ended {
+				debt += units[i]
+			}
 			if c, ok := l.counter().(slidingCounter); ok {
 				if w, _ := c.windowOf(l, s, p.at); w == 1 { // rounded down as well
 					units[i], _ = mul(units[i], max(int64(l.Window)-(now.Mono-int64(s[0])), 0)).div(int64(l.Window))
@@ -684,7 +770,7 @@ func (ls Limits) MergeBeside(a *Arena, s State, now Instant, t State, u, v *Undo
 			}
 			put := func(of []uint64) func(p *place) {
 				return func(p *place) {
-					if p.in = p.at >= int64(of[0]); !empty {
+					if p.in = !p.over(int64(of[0])) || p.ended; !empty {
 						p.at, p.first, p.next = start, false, unset
 					}
 				}
@@ -745,7 +831,8 @@ func (ls Limits) MergeBeside(a *Arena, s State, now Instant, t State, u, v *Undo
 }
 
 // AppendUndoable appends what ReadUndoable needs to know of u beside a copy of s: for each limit of each charge, 0 where its
-// units are in none, 1, or 2 and of how many units it was carried over from another algorithm, and
+// units are in none, or 1, and 2 more and of how many units it was carried over from another algorithm, and 4 more and how many units, at
+// most, are debt of windows that have ended. For a charge without such debt follows
 //
 //	fixed_window     time from the window's start to the charge, whether that opened it; 0, or 1 more than the time from there to
 //	                 the next charge; of a calendar window nothing
@@ -771,14 +858,24 @@ func (ls Limits) AppendUndoable(dst []byte, a *Arena, s State, now Instant, u *U
 			l, p := &ls[k], u.place(i, k)
 			t := s[ls.place(k):]
 			t = t[:c.words(l):c.words(l)]
+			u.turned(l, k, t)
 			if !there(l, a, t, p) {
 				dst = append(dst, 0)
 				continue
 			}
+			in := byte(1)
 			if p.carried {
-				dst = appendUint(append(dst, 2), p.most)
-			} else {
-				dst = append(dst, 1)
+				in |= 2
+			}
+			if p.ended {
+				in |= 4
+			}
+			if dst = append(dst, in); p.carried {
+				dst = appendUint(dst, p.most)
+			}
+			if p.ended {
+				dst = appendUint(dst, p.debt)
+				continue
 			}
 			switch c := c.(type) {
 			case bucket:
@@ -836,17 +933,26 @@ func (ls Limits) ReadUndoable(a *Arena, s State, now Instant, u *Undoable, units
 				continue
 			}
 			in := r.byte()
-			if in > 2 {
+			if in > 7 || in != 0 && in&1 == 0 {
 				return nil, ErrSnapshot
 			} else if in == 0 {
 				continue
 			}
 			l, p := &ls[k], place{in: true, next: unset}
+			carried, ended := in&2 != 0, in&4 != 0
 			var most int64
-			if in == 2 {
+			if carried {
 				most = r.uint(MaxLimit) // the charge may be one of which the reader knows nothing
 			}
 			t := s[ls.place(k):]
+			if ended {
+				if !l.CarryDebt {
+					return nil, ErrSnapshot
+				}
+				p.at, p.ended, p.debt, p.carried, p.most = int64(t[0])-1, true, r.uint(MaxLimit), carried, most
+				c.places[k] = p
+				continue
+			}
 			switch c := counter.(type) {
 			case slidingLog:
 				p.at, p.in = c.instantAt(a, t, l.tickShift(), r.uint(MaxLimit))
@@ -867,7 +973,7 @@ func (ls Limits) ReadUndoable(a *Arena, s State, now Instant, u *Undoable, units
 			default:
 				return nil, ErrSnapshot
 			}
-			p.carried, p.most = in == 2, most
+			p.carried, p.most = carried, most
 			c.places[k] = p
 		}
 		u.charges = append(u.charges, c)

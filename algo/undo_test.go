@@ -306,3 +306,148 @@ func TestUndoBesideUnknown(t *testing.T) {
 		}
 	}
 }
+
+// TestUndoOfCarriedDebt charges windows beyond their limit, so that the next ones begin with what is over, undoes charges of windows
+// that have ended, moves the state to other processes, and holds it at every step to one to which only what has stayed was ever charged.
+func TestUndoOfCarriedDebt(t *testing.T) {
+	const second = time.Second
+	for name, test := range map[string]struct {
+		limit Limit
+		step  time.Duration // the longest
+		first int64         // charged to begin with, and never undone
+	}{
+		"seconds": {Limit{Algorithm: FixedWindow, Limit: 12, Period: Epoch, Window: second, CarryDebt: true}, second * 2 / 5, 0},
+		"days":    {Limit{Algorithm: FixedWindow, Limit: 12, Period: Day, CarryDebt: true}, 10 * time.Hour, 0},
+		// A window that ends while a charge that opened it may be undone stays where it was: this one is opened by none of these.
+		"first hit": {Limit{Algorithm: FixedWindow, Limit: 12, Window: second, CarryDebt: true}, second * 2 / 5, 400},
+	} {
+		t.Run(name, func(t *testing.T) {
+			undone := int64(0)
+			for seed := range uint64(200) {
+				undone += undoDebts(t, Limits{test.limit}, seed, test.step, test.first)
+			}
+			if undone < 100 {
+				t.Errorf("%d units of windows that had ended were given back", undone)
+			}
+		})
+	}
+}
+
+// TestUndoOfDebtNoLongerCarried: where debt is not carried over any more, what is left of a reservation is given back until the window ends that
+// had begun with it, and not out of what others are charged later.
+func TestUndoOfDebtNoLongerCarried(t *testing.T) {
+	for _, test := range []struct {
+		later time.Duration
+		back  int64
+		used  int64
+	}{{0, 5, 8}, {time.Second, 0, 6}} {
+		from := Limits{{Algorithm: FixedWindow, Limit: 12, Window: time.Second, CarryDebt: true}}
+		to := Limits{{Algorithm: FixedWindow, Limit: 12, Window: time.Second}}
+		a, u, s, converted := NewArena(nil), &Undoable{}, make(State, from.Words()), make(State, to.Words())
+		now := Instant{Mono: 1e12}
+		from.Init(s, now)
+		for n := range 2 {
+			if err := from.Charge(a, s, now, int64(5+15*n)); err != nil {
+				t.Fatal(err)
+			}
+			from.Charged(s, u, int64(5+15*n), n == 0)
+		}
+		now.Mono += 1e9
+		if err := from.ConvertBeside(a, s, now, to, converted, u); err != nil {
+			t.Fatal(err)
+		}
+		if test.later > 0 {
+			now.Mono += int64(test.later)
+			if err := to.Charge(a, converted, now, 6); err != nil {
+				t.Fatal(err)
+			}
+			to.Charged(converted, u, 6, false)
+		}
+		back := to.Undo(a, converted, now, u, 0, 5, false)
+		d, err := to.Decide(a, converted, now, Request{}, nil)
+		if back != test.back || err != nil || 12-d.Remaining != test.used {
+			t.Errorf("%v later %d units came back, want %d; %+v, %v", test.later, back, test.back, d, err)
+		}
+	}
+}
+
+// undoDebts returns how many units of windows that had ended were given back.
+func undoDebts(t *testing.T, ls Limits, seed uint64, longest time.Duration, first int64) (back int64) {
+	rng := rand.New(rand.NewPCG(seed, 13))
+	a, u := NewArena(nil), &Undoable{}
+	start := Instant{Mono: 1e12, Wall: 1_800_000_000e9}
+	now := start
+	var moved int64
+	here := func() Instant { return Instant{Mono: now.Mono + moved, Wall: now.Wall} }
+	s := make(State, ls.Words())
+	ls.Init(s, start)
+	var history, held []*charged
+	var log []string
+	charge := func(n int64, may bool) {
+		if err := ls.Charge(a, s, here(), n); err != nil {
+			t.Fatal(err)
+		}
+		ls.Charged(s, u, n, may)
+		e := &charged{now, n}
+		history = append(history, e)
+		if may {
+			held = append(held, e)
+		}
+		log = append(log, fmt.Sprint("charge ", n, " at ", time.Duration(now.Mono-start.Mono), may))
+	}
+	if first > 0 {
+		charge(first, false)
+	}
+	for range 50 {
+		step := rng.Int64N(int64(longest))
+		now.Mono += step
+		now.Wall += step
+		switch op := rng.IntN(10); {
+		case op < 6:
+			charge(1+rng.Int64N(9), op < 4)
+		case op < 9 && len(held) > 0:
+			i := rng.IntN(len(held))
+			units := held[i].units
+			if rng.IntN(3) == 0 {
+				units = rng.Int64N(units + 1)
+			}
+			n := ls.Undo(a, s, here(), u, i, units, true)
+			if now.Wall-held[i].at.Wall > 86400e9 || ls[0].Period != Day && now.Wall-held[i].at.Wall > 1e9 {
+				back += n
+			}
+			u.Remove(i)
+			held[i].units -= units
+			held = slices.Delete(held, i, i+1)
+			log = append(log, fmt.Sprint("undo ", i, " of ", units, ": ", n, " at ", time.Duration(now.Mono-start.Mono)))
+		case op == 9 && s[len(s)-1] > 0:
+			ahead := rng.Int64N(9) * 60e9
+			there := Instant{Mono: here().Mono + ahead, Wall: now.Wall}
+			var units []int64
+			for i := range held {
+				units = append(units, u.charges[i].units)
+			}
+			beside := ls.AppendUndoable(nil, a, s, here(), u)
+			next := make(State, ls.Words())
+			if _, err := ls.Restore(a, next, there, ls.Append(nil, a, s, here())); err != nil {
+				t.Fatal(err)
+			}
+			s, u = next, &Undoable{}
+			if rest, err := ls.ReadUndoable(a, s, there, u, units, beside); err != nil || len(rest) > 0 || len(u.charges) != len(held) {
+				t.Fatalf("seed %d: %v, %d left\n%v", seed, err, len(rest), log)
+			}
+			moved += ahead
+			log = append(log, "move")
+		}
+		want := make(State, ls.Words())
+		ls.Init(want, start)
+		for _, e := range history {
+			if err := ls.Charge(a, want, e.at, e.units); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, want := answers(ls, a, s, here()), answers(ls, a, want, now); got != want {
+			t.Fatalf("seed %d: %s\nis not %s\n%v", seed, got, want, log)
+		}
+	}
+	return back
+}
