@@ -1002,6 +1002,8 @@ func TestCold(t *testing.T) {
 	closed, strict := rule("closed", log(5, minute)), rule("strict", log(5, minute))
 	closed.ColdClosed = true
 	strict.Strict, strict.Durability = true, Sync
+	both := rule("both", log(5, minute))
+	both.ColdClosed, both.Strict, both.Durability = true, true, Sync
 	for _, c := range []struct {
 		rule *Rule
 		at   time.Duration
@@ -1009,6 +1011,7 @@ func TestCold(t *testing.T) {
 	}{
 		{open, 30 * time.Second, 5}, {closed, 30 * time.Second, 0}, {strict, 30 * time.Second, 0},
 		{closed, 61 * time.Second, 5}, {strict, 61 * time.Second, 0}, {strict, 81 * time.Second, 5},
+		{both, 61 * time.Second, 0}, {both, 81 * time.Second, 5},
 	} {
 		if got := remaining(c.rule, c.at); got != c.want {
 			t.Errorf("%s at %v: %d remain, want %d", c.rule.Scope, c.at, got, c.want)
@@ -1020,6 +1023,16 @@ func TestCold(t *testing.T) {
 	decide(t, s, closed, "x", at(30*time.Second), cost(1))
 	if n := s.Stats().Keys; n != 0 {
 		t.Errorf("%d keys were kept for a refusal that the next check would get again", n)
+	}
+	// A loss that concerns strict rules alone.
+	alone := New(Config{})
+	alone.ColdStrict(0, at(0))
+	alone.Lease(0, 1)
+	alone.Unguarded(0, true)
+	for r, want := range map[*Rule]int64{closed: 5, strict: 0, both: 0} {
+		if d := decide(t, alone, r, "k", at(time.Second), cost(0)); d.Remaining != want {
+			t.Errorf("%s after a loss for strict rules: %d remain, want %d", r.Scope, d.Remaining, want)
+		}
 	}
 	// Known keys of strict rules are filled, too.
 	decide(t, s, strict, "known", at(90*time.Second), cost(1))

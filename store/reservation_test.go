@@ -95,6 +95,23 @@ func TestExtensionIsCopied(t *testing.T) {
 	}
 }
 
+// TestRefundBesideReservation: what is refunded of a bucket is not taken for what a reservation charged.
+func TestRefundBesideReservation(t *testing.T) {
+	s := New(Config{})
+	r := rule("p", algo.Limit{Algorithm: algo.TokenBucket, Limit: 10, Window: time.Hour})
+	decide(t, s, r, "k", at(0), cost(5))
+	decide(t, s, r, "k", at(0), Call{Request: algo.Request{Cost: 3}, Reservation: reservationOf(1), ReserveFor: minute})
+	if n, err := s.Refund(s.key("p", "k"), r, at(0), 4, "", ""); n != 4 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n, known, err := settle(s, s.key("p", "k"), r, at(0), reservationOf(1), 0); n != 3 || !known || err != nil {
+		t.Errorf("%d were given back of 3 (%v, %v)", n, known, err)
+	}
+	if d := decide(t, s, r, "k", at(0), cost(0)); d.Remaining != 9 {
+		t.Errorf("%d are left of 10 after 1", d.Remaining)
+	}
+}
+
 func TestSettleBeyondReserved(t *testing.T) {
 	for _, tt := range []struct {
 		name         string

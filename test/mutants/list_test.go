@@ -24,6 +24,18 @@ const (
 //   - A commit or cancel that does not forget the refusal remembered of its key (limiter's givesBack without OpSettle). While a
 //     reservation is pending no refusal is remembered, and what was refused before it was made had no more room than there is
 //     once it is taken back.
+//   - A settlement that takes every charge for one that followers have been told of (store's toldOf, and with it who knows the rule): the
+//     state is told as a whole once more.
+//   - Deltas left beside a new state that stands for them (store's enter), or of the claim that it stands for added in a merge (run): each
+//     of the two leaves nothing for the other.
+//   - A state that is filled because what was before it is lost, and stands for its delta (store's enter): a merge adds what it was
+//     filled with as well, which refuses more.
+//   - A content without claims that is not taken for one made under claims unknown (store's TakeOver): whoever holds a partition has
+//     claimed it, and copies name that claim.
+//   - A refusal answered from memory while nobody decides (limiter's direct and begin): it is as true as a moment before.
+//   - An operation that is handed on once too often (limiter's handOn): Receive has looked at its hops before.
+//   - The pauses before a holder is asked again, and how often a parked operation looks (limiter's forward and decideSoon): who waits
+//     longer, or is told to ask elsewhere, is decided all the same.
 //   - A voter that is ready as soon as it has read (voter.ready): it asks, and so reads, only after it has abstained. For the same reason an
 //     answer to an earlier question of the same process (Records.ID) is as good as one to the last.
 //   - A new epoch that is begun without a majority of answers (voter.consider): where fewer have read or are silent than a majority, the
@@ -1721,5 +1733,30 @@ var mutants = []mutant{
 		"limiter: units are lent beside a candidate", "limiter/borrow.go",
 		[]edit{{"!s.entry.NoLend && !s.entry.Shadow && s.entry.candidate == nil", "!s.entry.NoLend && !s.entry.Shadow"}},
 		"./limiter -run TestWhatIsNotLent$", "of \"tried\"",
+	},
+	{
+		"store: a reservation is of no claim", "store/decide.go",
+		[]edit{{"e.claim = a.lineage[len(a.lineage)-1].claim", "_ = a"}},
+		"./store -run TestMergeOfReservations$", "cancelled before",
+	},
+	{
+		"store: a cancel takes units off the deltas of other claims", "store/decide.go",
+		[]edit{{"if e.delta == nil || e.claim != held.list[i].claim {", "if e.delta == nil {"}},
+		"./store -run TestMergeOfReservations$", "cancelled under another claim",
+	},
+	{
+		"store: a refund of a bucket takes what is reserved", "store/decide.go",
+		[]edit{{"n = rule.Limits.RefundBeside(sh.arena, r.state, now, units, u)", "_ = u\n			n = rule.Limits.Refund(sh.arena, r.state, now, units)"}},
+		"./store -run TestRefundBesideReservation$", "given back of 3",
+	},
+	{
+		"store: of two losses the earlier counts", "store/decide.go",
+		[]edit{{"a.coldStrict.at.Mono > lost.at.Mono)", "a.coldStrict.at.Mono < lost.at.Mono)"}},
+		"./store -run TestCold$", "both at 1m1s",
+	},
+	{
+		"store: a loss for strict rules alone is none for those that begin full", "store/decide.go",
+		[]edit{{"(!lost.is || a.coldStrict.at.Mono", "(lost.is && a.coldStrict.at.Mono"}},
+		"./store -run TestCold$", "both after a loss",
 	},
 }
