@@ -80,6 +80,7 @@ func TestReplacesWhatEndsFirst(t *testing.T) {
 func TestAdmittedKeepsWhatIsInFlight(t *testing.T) {
 	var r Cache[int, int]
 	_, mark, _ := r.Find(1, 1, 1, 0)
+	r.Remember(1, 1, mark, Entry[int]{1, 9, 0, 100}) // of another cost, so that there is something to forget
 	r.Admitted(1)
 	r.Remember(1, 1, mark, Entry[int]{1, 1, 0, 100})
 	if _, _, ok := r.Find(1, 1, 1, 1); !ok {

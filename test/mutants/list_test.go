@@ -1726,7 +1726,7 @@ var mutants = []mutant{
 	},
 	{
 		"limiter: reservations of an atomic check end before they are settled", "limiter/atomic.go",
-		[]edit{{"min(2*l.cfg.Timeout+time.Second, limit.MaxReservation)", "min(l.cfg.Timeout/10, limit.MaxReservation)"}},
+		[]edit{{"min(2*l.cfg.Timeout+time.Second, limit.MaxReservation)", "min(l.cfg.Timeout+0*time.Second, limit.MaxReservation)"}},
 		"./limiter -run TestReservationsOutliveTheirCall$", "TTL:",
 	},
 	{
