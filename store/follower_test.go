@@ -809,6 +809,10 @@ func TestRepeatWaitsToo(t *testing.T) {
 		if first.Remaining != again.Remaining {
 			t.Errorf("%v: charged twice", durability)
 		}
+		s.Drain(0, ownership.Backup, at(0), 1<<20)
+		if again, err = s.Decide(s.key("p", "k"), r, at(0), c, nil); err != nil || again.Ticket == 0 {
+			t.Errorf("%v: told and not confirmed: %+v, %v", durability, again, err)
+		}
 	}
 }
 

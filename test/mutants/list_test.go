@@ -1759,4 +1759,14 @@ var mutants = []mutant{
 		[]edit{{"(!lost.is || a.coldStrict.at.Mono", "(lost.is && a.coldStrict.at.Mono"}},
 		"./store -run TestCold$", "both after a loss",
 	},
+	{
+		"store: nobody waits for what is on its way to the copy", "store/gate.go",
+		[]edit{{"	case f.confirmed < f.contained:\n		return f.contained\n", ""}},
+		"./store -run TestRepeatWaitsToo$", "told and not confirmed",
+	},
+	{
+		"store: an excess is charged without the reading of the boot clock", "store/decide.go",
+		[]edit{{"Always: true}, Boot: how.Boot, Spent: true", "Always: true}, Spent: true"}},
+		"./limiter -run TestRenewalsUnderLease$", "was carried out",
+	},
 }
