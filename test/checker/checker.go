@@ -50,7 +50,8 @@ type Policy struct {
 	Durability Durability
 	Strict     bool // at most Limit, whatever happens to the network
 	ColdClosed bool // a counter that was lost starts as if used up
-	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds: a slot.
+	// Coarse is how much longer than Window a unit may be held against a key because the algorithm rounds, by a slot, or because it was lent and
+	// is dated when its owner hears that it was spent. Of a Bucket it is how much later it may be charged.
 	Coarse time.Duration
 	// Lent is for how long borrowers may spend units that were lent to them, without a word; 0: nothing is lent.
 	Lent time.Duration
@@ -480,7 +481,7 @@ func (c *check) refusals(k *history) {
 		var used int64
 		if k.Kind == Bucket {
 			// It was refused at some instant since it was sent, and the bucket may have been refilled from then on.
-			used, _ = c.deficit(k.charged, k, op.Answered, func(e *Operation) int64 { return c.holds(k, e, &op) }, c.Late+time.Duration(op.Answered-op.Sent))
+			used, _ = c.deficit(k.charged, k, op.Answered, func(e *Operation) int64 { return c.holds(k, e, &op) }, c.Late+k.Coarse+time.Duration(op.Answered-op.Sent))
 		} else {
 			for i := range k.charged {
 				if e := &k.charged[i]; k.Kind == Leases || e.Answered > op.Sent-horizon {
