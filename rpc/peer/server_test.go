@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/weirlimit/weir/internal/varint"
+	"github.com/weirlimit/weir/limit"
 	"github.com/weirlimit/weir/limiter"
 	peerv1 "github.com/weirlimit/weir/proto/weir/peer/v1"
 	"github.com/weirlimit/weir/rpc/wire"
@@ -460,5 +461,26 @@ func TestDrain(t *testing.T) {
 	}
 	if granted != 3 {
 		t.Errorf("granted %d, want 3", granted)
+	}
+}
+
+// TestAcknowledgedAfterGap: an acknowledgement covers the batch that it names, also where many before it are not known.
+func TestAcknowledgedAfterGap(t *testing.T) {
+	s := &session{answers: map[uint64]*answer{5: {}, 6: {}}, all: new(atomic.Int64)}
+	s.acknowledgeLocked(5)
+	if s.answers[5] != nil || s.answers[6] == nil || s.floor != 5 {
+		t.Errorf("up to %d, and known are %v", s.floor, s.answers)
+	}
+}
+
+// TestLongestLeft: a batch is handed on for as long as anybody waits for one of its operations.
+func TestLongestLeft(t *testing.T) {
+	p := packer{numbers: new(wire.Numbers), sequence: 1}
+	for _, left := range []time.Duration{time.Second, 3 * time.Second, 2 * time.Second} {
+		p.add(&limiter.Op{Kind: limiter.OpCheck, Check: limit.Check{Target: limit.Target{Policy: "p", Key: "k"}, Cost: 1}}, left)
+	}
+	var w work
+	if err := w.read(&peerv1.Batch{Sequence: 1, Operations: p.bytes, Define: p.define}, 1, new(numberedTargets)); err != nil || w.longest != 3*time.Second {
+		t.Errorf("%v, %v", w.longest, err)
 	}
 }

@@ -350,3 +350,18 @@ func FuzzMessage(f *testing.F) {
 		}
 	})
 }
+
+// TestMostRecords: a voter tells of every partition two records, and any outcome is told.
+func TestMostRecords(t *testing.T) {
+	r := messageReader{partitions: 7}
+	for n, ok := range map[int]bool{14: true, 15: false} {
+		if _, err := r.read(protoMessage(&ownership.Records{Records: make([]ownership.Record, n)})); (err == nil) != ok {
+			t.Errorf("%d records of 7 partitions: %v", n, err)
+		}
+	}
+	for o := ownership.Done; o <= ownership.Full; o++ {
+		if _, err := r.read(protoMessage(&ownership.ReplicateAck{Outcome: o})); err != nil {
+			t.Errorf("outcome %d: %v", o, err)
+		}
+	}
+}

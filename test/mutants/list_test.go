@@ -1455,6 +1455,26 @@ var mutants = []mutant{
 		"./rpc/peer -run TestLoansCross", "arrives, want",
 	},
 	{
+		"replica: a voter tells no more records than there are partitions", "rpc/replica/codec.go",
+		[]edit{{"2*r.partitions, r.record", "r.partitions, r.record"}},
+		"./rpc/replica -run TestMostRecords$", "records of 7 partitions",
+	},
+	{
+		"replica: who has no room for a copy says nothing", "rpc/replica/codec.go",
+		[]edit{{"o > peerv1.Outcome_OUTCOME_FULL", "o > peerv1.Outcome_OUTCOME_CONFLICT"}},
+		"./rpc/replica -run TestMostRecords$", "outcome 5",
+	},
+	{
+		"peer: a batch is handed on for as long as its last operation is waited for", "rpc/peer/server.go",
+		[]edit{{"w.longest = max(w.longest, op.Left)", "w.longest = op.Left"}},
+		"./rpc/peer -run TestLongestLeft$", "2s, ",
+	},
+	{
+		"peer: an acknowledgement after a gap does not cover its batch", "rpc/peer/server.go",
+		[]edit{{"func(seq uint64, _ *answer) bool { return seq <= up }", "func(seq uint64, _ *answer) bool { return seq < up }"}},
+		"./rpc/peer -run TestAcknowledgedAfterGap$", "up to 5, and known are",
+	},
+	{
 		"envoyquota: others have what is taken from a data plane before that has taken effect", "gateway/envoyquota/plane.go",
 		[]edit{{"if now >= end+int64(Delivery) ||", "if now >= end ||"}},
 		"./gateway/envoyquota -run TestAttribute$", "as it stands after Delivery",
