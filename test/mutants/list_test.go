@@ -1414,11 +1414,6 @@ var mutants = []mutant{
 		calls + "calmly", "FAIL",
 	},
 	{
-		"loan: units that are called back are lent to others", "limiter/loan.go",
-		[]edit{{"	} else if l.loans.recalling(state{rule.Scope, b.Key}) {", "	} else if false {"}},
-		calls + "calmly", "refused without need",
-	},
-	{
 		"loan: the borrower's deadline counts from the answer", "internal/borrow/borrow.go",
 		[]edit{{"sent+int64(a.Term), now)", "now+int64(a.Term), now)"}},
 		"./internal/borrow -run TestDeadline", "at 501",
