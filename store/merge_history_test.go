@@ -537,7 +537,7 @@ func (h *sideHistory) step() string {
 	r := h.rules[h.rng.IntN(len(h.rules))]
 	ops := 40
 	if h.kept {
-		ops = 70
+		ops = 76
 	}
 	op := h.rng.IntN(ops)
 	if op >= 40 {
@@ -624,11 +624,51 @@ func (h *sideHistory) stepKept(op int, s, other *side, r *Rule) string {
 		}
 		h.merge(s, rival)
 		return fmt.Sprintf("%d is merged with %d after a claim", slices.Index(h.sides, s), slices.Index(h.sides, rival))
+	case op >= 30 && op < 32 && followed:
+		to := s.follower
+		h.swap(s)
+		h.swap(to)
+		to = h.claimAndMerge(s)
+		return fmt.Sprintf("%d is swapped with its follower and back, which claims; they are merged into %d", i, slices.Index(h.sides, to))
+	case op >= 32 && followed:
+		to := h.claimAndMerge(s)
+		return fmt.Sprintf("%d is claimed by its follower, and merged into %d", i, slices.Index(h.sides, to))
+	case op >= 30:
+		return ""
 	case op >= 25 && s != h.owner && (op == 25 || h.owner == nil):
 		h.grant(s)
 		return fmt.Sprintf("%d is granted, op %d", i, op)
 	}
 	return ""
+}
+
+// claimAndMerge has a side's follower claim its copy, which lacks something, and merges the two soon after. It returns the one who has it then.
+func (h *sideHistory) claimAndMerge(s *side) *side {
+	h.t.Helper()
+	to := s.follower
+	charge := func(s *side) {
+		if r := h.rules[h.rng.IntN(len(h.rules))]; !r.Strict || s == h.owner {
+			h.charge(s, r, h.rng.IntN(3) == 0)
+		}
+	}
+	for range 1 + h.rng.IntN(2) {
+		charge(s)
+	}
+	h.claim(to)
+	busy := h.rng.IntN(4) // 2: both, 3: none
+	for range h.rng.IntN(8) {
+		h.now += time.Duration(h.rng.Int64N(int64(time.Second)))
+		if n := h.rng.IntN(2); n == busy || busy == 2 {
+			charge([]*side{s, to}[n])
+		}
+	}
+	if h.rng.IntN(2) == 0 {
+		s, to = to, s
+	}
+	h.merge(s, to)
+	h.settle(to)
+	h.settle(to)
+	return to
 }
 
 // TestMergeForgetsNothing has several processes hold a partition at once, with a common past or none, each of which charges,
@@ -690,10 +730,17 @@ func (h *sideHistory) run(seed uint64, steps int) {
 // grants for strict rules, of which never more may be admitted than one process would have.
 func TestMergeForgetsNothingOfCopies(t *testing.T) {
 	const w = 2 * time.Second
-	for seed := range seeds(1500) {
+	for seed := range seeds(6000) {
 		rng := rand.New(rand.NewPCG(seed, 23))
 		var rules []*Rule
-		for i := range 4 {
+		count, durabilities, only := 4, []Durability{Async, None, Escrow, Escrow, Sync}, ""
+		switch rng.IntN(4) {
+		case 0:
+			count, durabilities = 8, durabilities[1:4]
+		case 1:
+			only = "fixed_window"
+		}
+		for i := range count {
 			n := 10 + rng.Int64N(30)
 			limits := map[string]algo.Limit{
 				"sliding_log":     log(n, w),
@@ -707,8 +754,11 @@ func TestMergeForgetsNothingOfCopies(t *testing.T) {
 			}
 			names := slices.Sorted(maps.Keys(limits))
 			name := names[rng.IntN(len(names))]
+			if only != "" {
+				name = only
+			}
 			r := rule("", limits[name])
-			r.Durability, r.Strict, r.ColdClosed = [...]Durability{Async, None, Escrow, Escrow, Sync}[rng.IntN(5)], rng.IntN(3) == 0, rng.IntN(4) == 0
+			r.Durability, r.Strict, r.ColdClosed = durabilities[rng.IntN(len(durabilities))], rng.IntN(3) == 0 && count == 4, rng.IntN(4) == 0
 			if r.Strict {
 				r.Durability = max(r.Durability, Escrow)
 			}
@@ -717,6 +767,14 @@ func TestMergeForgetsNothingOfCopies(t *testing.T) {
 		}
 		h := newSideHistory(t, rng, 4, rules...)
 		h.kept, h.rest = true, time.Duration(rng.Int64N(int64(2*w)))
+		for _, s := range h.sides {
+			// Each has held the partition before, and so counted further than others, or less far.
+			for range rng.IntN(60) {
+				s.store.Attach(0, ownership.Target, true)
+				s.store.Detach(0, ownership.Target)
+			}
+			s.store.Discard(0)
+		}
 		h.claim(h.sides[0])
 		h.owner = h.sides[0]
 		h.name(h.owner)
