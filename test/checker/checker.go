@@ -116,6 +116,13 @@ type Split struct {
 // strict rules have admitted is then taken to be all there is room for.
 type QuorumLoss struct{ From, To int64 }
 
+// Hidden is a claim of partitions as new, whose owner lived on where the claimant did not see it. Where no majority of the voters
+// remembers either, keys under strict rules begin anew.
+type Hidden struct {
+	At   int64
+	Keys map[string]bool
+}
+
 // Usage is an observation of how much room a key had left, made when nothing was amiss and all sides had merged.
 type Usage struct {
 	Policy, Key string
@@ -133,6 +140,7 @@ type History struct {
 	Crashes      []Crash
 	Splits       []Split
 	QuorumLosses []QuorumLoss
+	Hidden       []Hidden
 	Usages       []Usage
 	Drift        int64         // the largest error of a clock's rate, in parts per million
 	Flush        time.Duration // how far back changes may not have reached a copy that is being kept up to date
@@ -289,7 +297,13 @@ func (c *check) lost(k *history, f *Crash) int64 {
 // who knows everything would admit in that time.
 func (c *check) budget(k *history, bound, from, to int64) int64 {
 	n := c.forgotten(k, bound, from, to)
-	if !k.Strict { // for the network there is no excuse
+	if k.Strict { // for the network alone there is no excuse
+		for _, h := range c.Hidden {
+			if h.Keys[k.key] && h.At >= from && h.At <= to && slices.ContainsFunc(c.QuorumLosses, func(l QuorumLoss) bool { return l.From <= h.At && h.At <= l.To }) {
+				n += bound
+			}
+		}
+	} else {
 		for _, s := range c.Splits {
 			if s.From <= to && s.To >= from {
 				n += int64(s.Sides-1) * bound

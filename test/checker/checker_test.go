@@ -69,6 +69,9 @@ func TestCheck(t *testing.T) {
 	flushed := func(at, last float64) []Crash {
 		return []Crash{{At: moment(at), Node: "a", Copied: true, Flushed: map[string]int64{"k": moment(last)}}}
 	}
+	hidden := func(at float64, key string) []Hidden {
+		return []Hidden{{At: moment(at), Keys: map[string]bool{key: true}}}
+	}
 	split := func(from, to float64, sides int) []Split { return []Split{{moment(from), moment(to), sides}} }
 	left := func(at float64, n int64) []Usage {
 		return []Usage{{Policy: "p", Key: "k", At: moment(at), Remaining: n}}
@@ -155,6 +158,11 @@ func TestCheck(t *testing.T) {
 		{"after a split", none, History{Splits: split(0, 1.5, 2), Operations: at(Admitted, 2, 2, 3, 3)}, Beyond},
 		{"strict in a split", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2, 2)}, Beyond},
 		{"strict is strict about the limit only", strict, History{Splits: split(0, 20, 2), Operations: at(Admitted, 1, 1, 2)}, ""},
+		{"strict, an owner out of sight", strict, History{Hidden: hidden(4, "k"), Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"strict, an owner out of sight of voters that forgot", strict, History{Hidden: hidden(4, "k"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5, 6, 7)}, ""},
+		{"strict, more than twice the limit by that", strict, History{Hidden: hidden(4, "k"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5, 6, 7, 8)}, Beyond},
+		{"strict, another key's owner out of sight", strict, History{Hidden: hidden(4, "other"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
+		{"strict, an owner out of sight after it", strict, History{Hidden: hidden(6, "k"), QuorumLosses: []QuorumLoss{{moment(4), moment(9)}}, Operations: at(Admitted, 1, 2, 3, 5)}, Beyond},
 
 		// Refusals.
 		{"refused at the limit", none, History{Operations: append(at(Admitted, 1, 2, 3), at(Refused, 4, 10.9)...)}, ""},

@@ -235,6 +235,11 @@ func (p *process) holder() checker.Holder {
 
 func (p *process) owns(part int) bool { return p.core.Route(part).Standing == ownership.Owned }
 
+// watches says whether q is in p's view.
+func (p *process) watches(q *process) bool {
+	return slices.ContainsFunc(p.view.Members, func(m ownership.Member) bool { return m.Node == q.self })
+}
+
 func (p *process) note(n ownership.Note) {
 	if n.What == "claimed" {
 		p.w.claimed(p, n.Partition, n.Detail == "new")
@@ -259,8 +264,19 @@ func (p *process) note(n ownership.Note) {
 }
 
 // claimed notes which partitions have a side that began without knowing that there was another one: that the other one was there
-// already, or had a copy of what was there before, makes no difference.
+// already, or had a copy of what was there before, makes no difference. And which were claimed as new out of their owner's sight.
 func (w *world) claimed(by *process, part int, asNew bool) {
+	if asNew && slices.ContainsFunc(w.running(), func(q *process) bool { return q != by && q.owns(part) && !by.watches(q) }) {
+		h := checker.Hidden{At: w.now, Keys: make(map[string]bool)}
+		for _, pol := range w.policies {
+			for i := range pol.keys {
+				if k := &pol.keys[i]; k.Partition == part {
+					h.Keys[k.Key] = true
+				}
+			}
+		}
+		w.history.Hidden = append(w.history.Hidden, h)
+	}
 	for _, q := range w.running() {
 		d := &q.data.parts[part]
 		if q == by || !d.there {
