@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 
 	"github.com/weirlimit/weir/algo"
+	"github.com/weirlimit/weir/internal/file"
 	"github.com/weirlimit/weir/internal/strictyaml"
 )
 
@@ -356,6 +358,23 @@ func TestWatch(t *testing.T) {
 	}
 	if _, err := NewWatcher(filepath.Join(dir, "none"), WatchConfig{}); err == nil {
 		t.Error("a directory that does not exist")
+	}
+}
+
+// TestReadDirRejectsPipes: a pipe in the place of a file is no reason to do without its limits; a link to a directory is left out.
+func TestReadDirRejectsPipes(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Symlink(t.TempDir(), filepath.Join(dir, "link.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := ReadDir(dir); err != nil || len(files) != 0 {
+		t.Errorf("%v, %v", files, err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(dir, "a.yaml"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if files, err := ReadDir(dir); !errors.Is(err, file.ErrNotRegular) {
+		t.Errorf("%v, %v", files, err)
 	}
 }
 

@@ -47,7 +47,7 @@ func NewWatcher(dir string, cfg WatchConfig) (*Watcher, error) {
 const maxFiles = 1000
 
 // ReadDir reads the files of a directory whose names end in .yaml or .yml and do not begin with a dot, in the order of their names.
-// Directories in it are left out. All together must be at most strictyaml.MaxFile bytes.
+// Directories in it are left out; what else is no regular file, such as a pipe, is an error. All together must be at most strictyaml.MaxFile bytes.
 func ReadDir(dir string) ([]File, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -62,8 +62,8 @@ func ReadDir(dir string) ([]File, error) {
 		}
 		data, err := file.Prefix(name, left+1)
 		switch {
-		case errors.Is(err, file.ErrNotRegular):
-			continue // a link to a directory
+		case errors.Is(err, file.ErrDirectory):
+			continue // a link to one
 		case err != nil:
 			return nil, err
 		}

@@ -24,6 +24,9 @@ var ErrTimeout = errors.New("the file system does not answer")
 // ErrNotRegular is wrapped by the errors of reads of what is not a regular file.
 var ErrNotRegular = errors.New("not a regular file")
 
+// ErrDirectory is wrapped by those of them that were of a directory.
+var ErrDirectory = fmt.Errorf("%w but a directory", ErrNotRegular)
+
 // Prefix returns the first limit bytes of a regular file, or all of a shorter one. Symbolic links are followed. Anything
 // else, such as a pipe, a device or a directory, is rejected without waiting for whoever may be at its other end. It
 // returns when the file system answers, which may be never.
@@ -45,16 +48,17 @@ func Prefix(name string, limit int64) (content []byte, err error) {
 }
 
 func regular(name string, info fs.FileInfo) error {
-	if info.Mode().IsRegular() {
+	switch {
+	case info.Mode().IsRegular():
 		return nil
+	case info.IsDir():
+		return &fs.PathError{Op: "read", Path: name, Err: ErrDirectory}
 	}
 	return &fs.PathError{Op: "read", Path: name, Err: fmt.Errorf("%w but a %s", ErrNotRegular, kind(info.Mode()))}
 }
 
 func kind(mode fs.FileMode) string {
 	switch {
-	case mode.IsDir():
-		return "directory"
 	case mode&fs.ModeNamedPipe != 0:
 		return "pipe"
 	case mode&fs.ModeSocket != 0:
