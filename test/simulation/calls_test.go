@@ -179,7 +179,9 @@ func (r *callRun) ask(n *node, rule *callRule, key string, cost int64) (d limit.
 }
 
 func (r *callRun) note(n *node, rule *callRule, key string, cost int64, d *limit.Decision, sent, came int64, a *asked) {
+	r.mu.Lock() // what was forwarded may still be on its way
 	borrowed := rule.lent && a.at == 0 && d.Allowed && !d.FailedOpen
+	r.mu.Unlock()
 	if borrowed {
 		r.spends(n.self.Boot, rule, cost)
 	}
