@@ -481,3 +481,32 @@ func TestMoveConfirmsFirst(t *testing.T) {
 	l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
 	last[*Commit](l, peerY)
 }
+
+// TestLateConfirmation: what the backup confirms while strict rules are closed counts for them until the lease's end, and then no
+// more: it may be that another process has had the grant since.
+func TestLateConfirmation(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		l := granted(t)
+		l.data.admit(0, 1)
+		l.wait(50 * time.Millisecond)
+		m := last[*Replicate](l, peerX)
+		lease := l.lease()
+		l.view(View{Leaving: true, Settled: true}, peerY, peerX, peerX, peerY, voter1, voter2, voter3)
+		l.wait(20 * time.Millisecond)
+		o := last[*Offer](l, peerY)
+		l.get(peerY, &OfferReply{Term: o.Term, Verdict: Accepted})
+		l.acks(peerY)
+		l.wait(10 * time.Millisecond)
+		if r := l.route(); r.Standing != Frozen || l.lease() > l.now || lease <= l.now {
+			t.Fatalf("%+v, with a lease for %v", r, time.Duration(lease-l.now))
+		}
+		if late {
+			l.now = lease
+		}
+		l.confirmed = nil
+		l.get(peerX, &ReplicateAck{Term: m.Term, Sequence: m.Sequence, Outcome: Done})
+		if len(l.confirmed) != 1 || l.confirmed[0].Unguarded != late {
+			t.Errorf("after the lease's end: %v; confirmed: %+v", late, l.confirmed)
+		}
+	}
+}

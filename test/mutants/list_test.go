@@ -864,6 +864,11 @@ var mutants = []mutant{
 		ownership + "TestAnotherBackup$", "what the backup has is not confirmed",
 	},
 	{
+		"ownership: what is confirmed after the lease that strict rules were closed under counts", follow,
+		[]edit{{"s.closed != nil && s.closed.until > c.t", "s.closed != nil"}},
+		ownership + "TestLateConfirmation$", "after the lease's end: true",
+	},
+	{
 		"ownership: a copy on its way is forgotten", follow,
 		[]edit{{" && pt.incoming.from == (Node{}) {\n\t\tc.endIncoming(f.Partition)", " {\n\t\tc.endIncoming(f.Partition)"}},
 		ownership + "TestArriving$", "a copy that is on its way to become the partition is forgotten",
