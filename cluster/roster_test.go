@@ -44,6 +44,20 @@ func TestRosterWithoutSeeds(t *testing.T) {
 	}
 }
 
+// TestRefusedAmongOthers: a node that does not want this one ends its start only as long as nobody else of the cluster is there.
+func TestRefusedAmongOthers(t *testing.T) {
+	r := newRoster(process("a", 10, 1, Joining, 0), []string{"seed:1"})
+	b := process("b", 20, 2, Active, 0)
+	r.up(b)
+	if err := r.refused(Active, errors.New("no"), true); err != nil || r.refusal != nil {
+		t.Errorf("refused although another member is there: %v, %v", err, r.refusal)
+	}
+	r.down(b.identity)
+	if err := r.refused(Active, errors.New("no"), true); err == nil {
+		t.Error("not refused when nobody else is there")
+	}
+}
+
 // What becomes of a node that is joining, step by step.
 func TestRosterSteps(t *testing.T) {
 	self := process("a", 10, 1, Joining, 0)

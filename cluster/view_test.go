@@ -35,6 +35,13 @@ func TestView(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() { v.Owner(17) }); n != 0 {
 		t.Errorf("Owner allocates %v times", n)
 	}
+	again := newView(v.Ring, self, []Member{{Name: "c", Boot: 3, State: Active}, self})
+	if again.Ring != v.Ring {
+		t.Error("the ring was made anew for the same members")
+	}
+	if other := newView(v.Ring, self, []Member{{Name: "d", Boot: 4, State: Active}, self}); other.Ring.Fingerprint() != ring.Build([]string{"a", "d"}).Fingerprint() {
+		t.Errorf("the ring holds %q after as many others have taken their place", other.Ring.Members())
+	}
 	self.State = Joining
 	if m := newView(nil, self, []Member{self}).Owner(0); m != nil {
 		t.Errorf("owner in a cluster where nobody is active: %+v", m)

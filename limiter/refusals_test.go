@@ -155,6 +155,11 @@ func TestOneAsksForAll(t *testing.T) {
 				if got := allowed.Load(); got != test.allowed {
 					t.Errorf("%d admitted, want %d", got, test.allowed)
 				}
+				c.wantMessages(0, "what was heard last, asked once more", func() {
+					if d := n.check(t, named(test.policy, key, 1)); d.Allowed {
+						t.Errorf("%+v", d)
+					}
+				})
 				if left := len(n.inquiries.under); left != 0 {
 					t.Errorf("%d inquiries are left behind", left)
 				}

@@ -208,6 +208,11 @@ func TestRoutes(t *testing.T) {
 	if *second != owned {
 		t.Errorf("%+v", second)
 	}
+	// That holds also where it has come to the same once more, and for a waiter that nothing ends.
+	before := *second
+	if got := k.Await(&impatient{Context: context.Background(), t: t}, 7, &before); got != second {
+		t.Errorf("%+v", got)
+	}
 	// What has not changed is the same one still.
 	c.route(7, owned)
 	c.route(9, owned)
@@ -215,6 +220,17 @@ func TestRoutes(t *testing.T) {
 	if k.Route(7) != second {
 		t.Error("published anew without a change")
 	}
+}
+
+// impatient is a context that nobody may wait for.
+type impatient struct {
+	context.Context
+	t *testing.T
+}
+
+func (c *impatient) Done() <-chan struct{} {
+	c.t.Error("a route that is out of date is waited for")
+	return ended().Done()
 }
 
 func TestProgress(t *testing.T) {
@@ -600,6 +616,20 @@ func TestDrain(t *testing.T) {
 			return nil
 		}
 	}
+	t.Run("before there is a view", func(t *testing.T) {
+		k, c := newPuppet(t)
+		if err := k.Drain(ended()); err == nil {
+			t.Error("drained before anything is known")
+		}
+		k.Status() // it has had its turn
+		c.do(func() {
+			if len(c.views) > 0 {
+				t.Errorf("the core was given a view that nobody has: %+v", c.views)
+			}
+		})
+		k.SetView(view(active(self), active(other)))
+		eventually(t, "the core knows", func() bool { return leaving(c) })
+	})
 	t.Run("all is given away", func(t *testing.T) {
 		k, c := newPuppet(t)
 		k.SetView(view(active(self), active(other)))

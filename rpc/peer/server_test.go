@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -482,5 +483,26 @@ func TestLongestLeft(t *testing.T) {
 	var w work
 	if err := w.read(&peerv1.Batch{Sequence: 1, Operations: p.bytes, Define: p.define}, 1, new(numberedTargets)); err != nil || w.longest != 3*time.Second {
 		t.Errorf("%v, %v", w.longest, err)
+	}
+}
+
+// handing has everything handed on, and notes under what.
+type handing struct{ err error }
+
+func (h *handing) Receive([]*limiter.Op) func(context.Context) {
+	return func(ctx context.Context) { h.err = ctx.Err() }
+}
+
+// TestHandedOnBeyondTheStream: what was begun for a sender is finished although its stream ends, for it may ask again.
+func TestHandedOnBeyondTheStream(t *testing.T) {
+	var h handing
+	s := NewServer(ServerConfig{Receiver: &h})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var handed sync.WaitGroup
+	s.carryOut(ctx, &session{all: &s.replies}, &work{longest: time.Hour}, &handed)
+	handed.Wait()
+	if h.err != nil {
+		t.Errorf("what is handed on ends with the stream it came by: %v", h.err)
 	}
 }

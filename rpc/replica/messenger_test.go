@@ -268,6 +268,18 @@ func queued(m *Messenger, n ownership.Node) (messages, bytes int) {
 	return q.light.Len() + q.bulk.Len(), q.light.weight + q.bulk.weight
 }
 
+// TestMessengerToldApart: what is sent at once to two processes of one name is for each of them.
+func TestMessengerToldApart(t *testing.T) {
+	m := newMessenger(t, alice, map[string]string{bob.Name: "127.0.0.1:1"}, nothing)
+	next := ownership.Node{Name: bob.Name, Boot: bob.Boot + 1}
+	m.Send(append(to(bob, numbered(1)), to(next, numbered(2), numbered(3))...))
+	for n, want := range map[ownership.Node]int{bob: 1, next: 2} {
+		if got, _ := queued(m, n); got != want {
+			t.Errorf("%d messages wait for %+v, want %d", got, n, want)
+		}
+	}
+}
+
 // messagesOf are the messages of a frame, packed or not.
 func messagesOf(t testing.TB, f *peerv1.Frame) (list []ownership.Message) {
 	t.Helper()
