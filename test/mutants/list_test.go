@@ -1789,4 +1789,39 @@ var mutants = []mutant{
 		[]edit{{"Always: true}, Boot: how.Boot, Spent: true", "Always: true}, Spent: true"}},
 		"./limiter -run TestRenewalsUnderLease$", "was carried out",
 	},
+	{
+		"runner: a node leaves before it has a view", "cluster/runner/runner.go",
+		[]edit{{"leaving && k.viewed && !k.seen.Leaving {", "leaving && !k.seen.Leaving {"}},
+		"./cluster/runner -run TestDrain$", "the core was given a view that nobody has",
+	},
+	{
+		"runner: a route that has come back to what it was is waited for", "cluster/runner/runner.go",
+		[]edit{{"\tif &r.Route != old {\n", "\tif r.Route != *old {\n"}},
+		"./cluster/runner -run TestRoutes$", "a route that is out of date is waited for",
+	},
+	{
+		"cluster: the ring stays when as many others take the places of its members", "cluster/view.go",
+		[]edit{{"if table == nil || !slices.Equal(table.Members(), names) {", "if table == nil || len(table.Members()) != len(names) {"}},
+		"./cluster -run TestView$", "after as many others have taken their place",
+	},
+	{
+		"cluster: a node is refused although others are there", "cluster/roster.go",
+		[]edit{{"r.self.state != Joining || len(r.others) > 0 {", "r.self.state != Joining {"}},
+		"./cluster -run TestRefusedAmongOthers$", "refused although another member is there",
+	},
+	{
+		"replica: messages to two processes of a name are sent to the first", "rpc/replica/messenger.go",
+		[]edit{{"envelopes[n].To == to {", "envelopes[n].To.Name == to.Name {"}},
+		"./rpc/replica -run TestMessengerToldApart$", "messages wait for",
+	},
+	{
+		"peer: what is handed on ends with the stream it came by", "rpc/peer/server.go",
+		[]edit{{"context.WithTimeout(context.WithoutCancel(ctx), w.longest)", "context.WithTimeout(ctx, w.longest)"}},
+		"./rpc/peer -run TestHandedOnBeyondTheStream$", "ends with the stream it came by",
+	},
+	{
+		"limiter: what is heard by those who waited for another's question is not remembered", "limiter/route.go",
+		[]edit{{"op.asked = question{charges: true, table: t, mark: mark, sent: now.Mono}", "op.asked = question{table: t, mark: mark, sent: now.Mono}"}},
+		"./limiter -run TestOneAsksForAll$", "what was heard last, asked once more",
+	},
 }
