@@ -131,6 +131,36 @@ func TestNodeBorrows(t *testing.T) {
 	})
 }
 
+// TestReservationsBesideLoans: what is reserved and settled is of the owner's state, whatever is on loan.
+func TestReservationsBesideLoans(t *testing.T) {
+	inBubble(t, 2, Config{Policies: policies(t, borrowPolicies)}, func(t *testing.T, c *testCluster) {
+		owner, node := c.nodes[0], c.nodes[1]
+		target := limit.Target{Policy: "p", Key: c.owned("p", 0, 0)}
+		c.heat(node, named("p", target.Key, 2))
+		state := func() limit.KeyState {
+			is, _, err := owner.Describe(&target)
+			if err != nil || len(is.Limits) != 1 {
+				t.Fatalf("%+v, %v", is, err)
+			}
+			return is
+		}
+		before := state()
+		d, err := node.Reserve(t.Context(), limit.Reserve{Target: target, Amount: limit.Amount{Cost: 2}})
+		if err != nil || !d.Allowed {
+			t.Fatalf("%+v, %v", d, err)
+		}
+		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-2 {
+			t.Errorf("with 2 reserved: %+v, before: %+v", is, before)
+		}
+		if s, err := node.Commit(t.Context(), limit.Commit{Target: target, Amount: limit.Amount{Cost: 1}, ReservationID: d.ReservationID}); err != nil {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if is := state(); is.OnLoan != before.OnLoan || is.Limits[0].Remaining != before.Limits[0].Remaining-1 {
+			t.Errorf("with 1 of 2 committed: %+v, before: %+v", is, before)
+		}
+	})
+}
+
 // TestWhoObeysIsAdmittedBesideLoans: who was refused more than what is free passes after retry_after, whatever the node that was asked has
 // spent of a loan: what it had not reported by then is asked for before the refusal, and after what it spends later it asks again.
 func TestWhoObeysIsAdmittedBesideLoans(t *testing.T) {

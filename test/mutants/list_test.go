@@ -32,6 +32,7 @@ const (
 //     filled with as well, which refuses more.
 //   - A content without claims that is not taken for one made under claims unknown (store's TakeOver): whoever holds a partition has
 //     claimed it, and copies name that claim.
+//   - An answer that is an error and is remembered (limiter's remember): it does not say for how long, and so is not kept.
 //   - A refusal answered from memory while nobody decides (limiter's direct and begin): it is as true as a moment before.
 //   - An operation that is handed on once too often (limiter's handOn): Receive has looked at its hops before.
 //   - The pauses before a holder is asked again, and how often a parked operation looks (limiter's forward and decideSoon): who waits
@@ -1823,5 +1824,10 @@ var mutants = []mutant{
 		"limiter: what is heard by those who waited for another's question is not remembered", "limiter/route.go",
 		[]edit{{"op.asked = question{charges: true, table: t, mark: mark, sent: now.Mono}", "op.asked = question{table: t, mark: mark, sent: now.Mono}"}},
 		"./limiter -run TestOneAsksForAll$", "what was heard last, asked once more",
+	},
+	{
+		"limiter: a reservation is a check where units are on loan", "limiter/route.go",
+		[]edit{{"if op.Kind == OpCheck && l.borrowed(", "if l.borrowed("}},
+		"./limiter -run TestReservationsBesideLoans$", "with 2 reserved",
 	},
 }
