@@ -345,7 +345,8 @@ func (h *sideHistory) move(from, to *side) {
 	})
 }
 
-// swap hands a partition over to the follower, who keeps the former holder as its own.
+// swap hands a partition over to the follower, who keeps the former holder as its own. If that one is told of everything from the start, a
+// move back before the next charge has nothing to tell but the version.
 func (h *sideHistory) swap(from *side) {
 	h.t.Helper()
 	to := from.follower
@@ -356,8 +357,8 @@ func (h *sideHistory) swap(from *side) {
 		h.tell(from, false, true)
 		from.store.Detach(0, ownership.Backup)
 		from.open, from.copy, from.follower, from.source = false, true, nil, to
-		to.open, to.copy, to.follower, to.source, to.all, to.cut = true, false, from, nil, false, false
-		to.store.AttachCurrent(0, ownership.Backup, false)
+		to.open, to.copy, to.follower, to.source, to.all, to.cut = true, false, from, nil, h.rng.IntN(2) == 0, false
+		to.store.AttachCurrent(0, ownership.Backup, to.all)
 		to.store.Caught(0, ownership.Backup)
 		to.store.Open(0)
 	})
@@ -630,6 +631,9 @@ func (h *sideHistory) stepKept(op int, s, other *side, r *Rule) string {
 		h.swap(to)
 		to = h.claimAndMerge(s)
 		return fmt.Sprintf("%d is swapped with its follower and back, which claims; they are merged into %d", i, slices.Index(h.sides, to))
+	case op >= 34 && followed && !other.open && other != s.follower:
+		to := h.claimTwice(s, other)
+		return fmt.Sprintf("%d is claimed by %d from a copy and by its follower, and the two are merged into %d", i, j, slices.Index(h.sides, to))
 	case op >= 32 && followed:
 		to := h.claimAndMerge(s)
 		return fmt.Sprintf("%d is claimed by its follower, and merged into %d", i, slices.Index(h.sides, to))
@@ -646,20 +650,43 @@ func (h *sideHistory) stepKept(op int, s, other *side, r *Rule) string {
 func (h *sideHistory) claimAndMerge(s *side) *side {
 	h.t.Helper()
 	to := s.follower
-	charge := func(s *side) {
-		if r := h.rules[h.rng.IntN(len(h.rules))]; !r.Strict || s == h.owner {
-			h.charge(s, r, h.rng.IntN(3) == 0)
+	if h.rng.IntN(2) == 0 {
+		// There are allowances of many keys, which the copy is charged at the claim, and little besides that it lacks.
+		h.chargeEach(s)
+		h.tell(s, false, true)
+		h.chargeAny(s)
+	} else {
+		for range 1 + h.rng.IntN(2) {
+			h.chargeAny(s)
 		}
 	}
-	for range 1 + h.rng.IntN(2) {
-		charge(s)
-	}
 	h.claim(to)
+	return h.mergeSoon(s, to)
+}
+
+// claimTwice has a side's follower claim its copy, and another process an older one that lacks no keys, and merges these two soon after.
+func (h *sideHistory) claimTwice(s, other *side) *side {
+	h.t.Helper()
+	to := s.follower
+	h.chargeEach(s)
+	h.copied(s, other)
+	other.store.Promote(0)
+	maps.Copy(other.units, s.units)
+	h.chargeAny(s)
+	h.tell(s, false, true)
+	h.claim(to)
+	h.claim(other)
+	return h.mergeSoon(other, to)
+}
+
+// mergeSoon merges two sides after a while, one way or the other, and returns the one who has it all then.
+func (h *sideHistory) mergeSoon(s, to *side) *side {
+	h.t.Helper()
 	busy := h.rng.IntN(4) // 2: both, 3: none
 	for range h.rng.IntN(8) {
 		h.now += time.Duration(h.rng.Int64N(int64(time.Second)))
 		if n := h.rng.IntN(2); n == busy || busy == 2 {
-			charge([]*side{s, to}[n])
+			h.chargeAny([]*side{s, to}[n])
 		}
 	}
 	if h.rng.IntN(2) == 0 {
@@ -669,6 +696,24 @@ func (h *sideHistory) claimAndMerge(s *side) *side {
 	h.settle(to)
 	h.settle(to)
 	return to
+}
+
+// chargeAny charges a side to one of the rules, if it may decide that.
+func (h *sideHistory) chargeAny(s *side) {
+	h.t.Helper()
+	if r := h.rules[h.rng.IntN(len(h.rules))]; !r.Strict || s == h.owner {
+		h.charge(s, r, h.rng.IntN(3) == 0)
+	}
+}
+
+// chargeEach charges a side to most of the rules.
+func (h *sideHistory) chargeEach(s *side) {
+	h.t.Helper()
+	for _, r := range h.rules {
+		if h.rng.IntN(8) > 0 && (!r.Strict || s == h.owner) {
+			h.charge(s, r, false)
+		}
+	}
 }
 
 // TestMergeForgetsNothing has several processes hold a partition at once, with a common past or none, each of which charges,
@@ -729,57 +774,66 @@ func (h *sideHistory) run(seed uint64, steps int) {
 // windows: with copies that are behind their holders and claim, allowances of escrow that are charged then, processes that are lost, and
 // grants for strict rules, of which never more may be admitted than one process would have.
 func TestMergeForgetsNothingOfCopies(t *testing.T) {
-	const w = 2 * time.Second
-	for seed := range seeds(6000) {
-		rng := rand.New(rand.NewPCG(seed, 23))
-		var rules []*Rule
-		count, durabilities, only := 4, []Durability{Async, None, Escrow, Escrow, Sync}, ""
-		switch rng.IntN(4) {
-		case 0:
-			count, durabilities = 8, durabilities[1:4]
-		case 1:
-			only = "fixed_window"
-		}
-		for i := range count {
-			n := 10 + rng.Int64N(30)
-			limits := map[string]algo.Limit{
-				"sliding_log":     log(n, w),
-				"sliding_window":  {Algorithm: algo.SlidingWindow, Limit: n, Window: w},
-				"sliding_counter": {Algorithm: algo.SlidingCounter, Limit: n, Window: w},
-				"fixed_window":    window(n, w),
-				"epoch":           {Algorithm: algo.FixedWindow, Limit: n, Window: w, Period: algo.Epoch},
-				// A bucket fills for longer than a run, for as long as what was charged to it is told apart.
-				"token_bucket": {Algorithm: algo.TokenBucket, Limit: 1, Capacity: 10 * n, Window: time.Second},
-				"leaky_bucket": {Algorithm: algo.LeakyBucket, Limit: 1, Capacity: 10 * n, Window: time.Second},
-			}
-			names := slices.Sorted(maps.Keys(limits))
-			name := names[rng.IntN(len(names))]
-			if only != "" {
-				name = only
-			}
-			r := rule("", limits[name])
-			r.Durability, r.Strict, r.ColdClosed = durabilities[rng.IntN(len(durabilities))], rng.IntN(3) == 0 && count == 4, rng.IntN(4) == 0
-			if r.Strict {
-				r.Durability = max(r.Durability, Escrow)
-			}
-			r.Scope = fmt.Sprintf("%s %d, durability %d, strict %t", name, i, r.Durability, r.Strict)
-			rules = append(rules, r)
-		}
-		h := newSideHistory(t, rng, 4, rules...)
-		h.kept, h.rest = true, time.Duration(rng.Int64N(int64(2*w)))
-		for _, s := range h.sides {
-			// Each has held the partition before, and so counted further than others, or less far.
-			for range rng.IntN(60) {
-				s.store.Attach(0, ownership.Target, true)
-				s.store.Detach(0, ownership.Target)
-			}
-			s.store.Discard(0)
-		}
-		h.claim(h.sides[0])
-		h.owner = h.sides[0]
-		h.name(h.owner)
-		h.run(seed, 200)
+	for seed := range seeds(5500) {
+		newHistoryOfCopies(t, seed).run(seed, 200)
 	}
+}
+
+// newHistoryOfCopies draws the rules and what each side has counted before.
+func newHistoryOfCopies(t *testing.T, seed uint64) *sideHistory {
+	const w = 2 * time.Second
+	rng := rand.New(rand.NewPCG(seed, 23))
+	var rules []*Rule
+	count, durabilities, only := 4, []Durability{Async, None, Escrow, Escrow, Sync}, ""
+	switch rng.IntN(5) {
+	case 0:
+		count, durabilities = 8, durabilities[1:4]
+	case 1:
+		only = "fixed_window"
+	case 2:
+		// Keys of None have versions of their own, and hide a copy that is taken for newer than its holder. It takes the allowances of many
+		// keys for a copy to seem so.
+		count, durabilities = 8, []Durability{Async, Escrow, Escrow, Escrow}
+	}
+	for i := range count {
+		n := 10 + rng.Int64N(30)
+		limits := map[string]algo.Limit{
+			"sliding_log":     log(n, w),
+			"sliding_window":  {Algorithm: algo.SlidingWindow, Limit: n, Window: w},
+			"sliding_counter": {Algorithm: algo.SlidingCounter, Limit: n, Window: w},
+			"fixed_window":    window(n, w),
+			"epoch":           {Algorithm: algo.FixedWindow, Limit: n, Window: w, Period: algo.Epoch},
+			// A bucket fills for longer than a run, for as long as what was charged to it is told apart.
+			"token_bucket": {Algorithm: algo.TokenBucket, Limit: 1, Capacity: 10 * n, Window: time.Second},
+			"leaky_bucket": {Algorithm: algo.LeakyBucket, Limit: 1, Capacity: 10 * n, Window: time.Second},
+		}
+		names := slices.Sorted(maps.Keys(limits))
+		name := names[rng.IntN(len(names))]
+		if only != "" {
+			name = only
+		}
+		r := rule("", limits[name])
+		r.Durability, r.Strict, r.ColdClosed = durabilities[rng.IntN(len(durabilities))], rng.IntN(3) == 0 && count == 4, rng.IntN(4) == 0
+		if r.Strict {
+			r.Durability = max(r.Durability, Escrow)
+		}
+		r.Scope = fmt.Sprintf("%s %d, durability %d, strict %t", name, i, r.Durability, r.Strict)
+		rules = append(rules, r)
+	}
+	h := newSideHistory(t, rng, 4, rules...)
+	h.kept, h.rest = true, time.Duration(rng.Int64N(int64(2*w)))
+	for _, s := range h.sides {
+		// Each has held the partition before, and so counted further than others, or less far.
+		for range rng.IntN(60) {
+			s.store.Attach(0, ownership.Target, true)
+			s.store.Detach(0, ownership.Target)
+		}
+		s.store.Discard(0)
+	}
+	h.claim(h.sides[0])
+	h.owner = h.sides[0]
+	h.name(h.owner)
+	return h
 }
 
 // TestMergeAfterManyClaims splits and merges a partition more often than its lineage has room for, each time after all that was
