@@ -31,6 +31,7 @@ type sideHistory struct {
 	// may be lost, and is nil then.
 	owner, heir *side
 	unsure      bool // of what was charged to buckets under some claim there is no table any more
+	unsureNone  bool // whole states of buckets under None have been added: what was repaid to both at once is forgotten
 }
 
 // sideCharge is what was charged at once.
@@ -316,6 +317,10 @@ func (h *sideHistory) merge(from, to *side) {
 	h.succeed(from, to, func() {
 		from.store.Shut(0)
 		h.copied(from, to)
+		to.store.with(0, func(_ *shard, part *partition) {
+			own, other := &part.content, &part.role.staging
+			h.unsureNone = h.unsureNone || !covers(own, other, true) && !covers(other, own, true)
+		})
 		if err := to.store.Merge(0, h.at(to)); err != nil {
 			h.t.Fatal(err)
 		}
@@ -446,7 +451,7 @@ func (h *sideHistory) judge() string {
 	for i, s := range h.sides {
 		for _, r := range h.rules {
 			// Where no copies are kept a table is missing for no reason but a fault: histories are too short for so many claims.
-			if !s.open || repaid(r.Limits) && h.kept && h.unsure {
+			if !s.open || repaid(r.Limits) && h.kept && (h.unsure || h.unsureNone && r.Durability == None) {
 				continue
 			}
 			if used, want := h.used(s, r), min(mostOf(r), h.counted(s, r)); used < want {
