@@ -614,6 +614,7 @@ func (c *Core) hold(p int, t Term) {
 	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
 	pt.copy, pt.copyFrom = Position{}, Node{}
 	pt.strict.since = c.t
+	c.settled = c.settled && c.mine(p) // a node that leaves may have looked a moment ago, and must not be gone the next
 	c.gained = append(c.gained, p)
 	c.data.Lease(p, 0)
 }
@@ -645,7 +646,7 @@ func (c *Core) next(p int) Term {
 }
 
 // Settled reports whether everything is where the view wants it: this node holds what it should and nothing else. It is
-// as of the last look at all partitions, which is at most 100 ms ago.
+// as of the last look at all partitions, which is at most 100 ms ago, but for what it has got since and should not hold.
 func (c *Core) Settled() bool { return c.view.Settled && c.settled && !c.stir }
 
 // Status is a summary of what a Core holds and does.

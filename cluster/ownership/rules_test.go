@@ -331,6 +331,23 @@ func TestIdleOffer(t *testing.T) {
 	}
 }
 
+// TestEntrustedWhileLeaving: a node that leaves, and had nothing left, stays for what it is entrusted with, from that moment on.
+func TestEntrustedWhileLeaving(t *testing.T) {
+	l := newAlone(t)
+	l.see(peerX, self, peerX, peerY)
+	l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+	l.view(View{Leaving: true, Settled: true}, peerY, peerY, peerY)
+	l.wait(200 * time.Millisecond)
+	if !l.core.Settled() {
+		t.Fatal("not settled with nothing but a copy")
+	}
+	l.get(peerY, &Entrust{Term: term(1)})
+	l.owned(true)
+	if l.core.Settled() {
+		t.Error("settled with a partition that it has just claimed")
+	}
+}
+
 // TestIdleOfferBesideCopy: when the offer of a process that sends nothing ends, the copy that another sends meanwhile goes on, and its
 // messages do not make the offer last.
 func TestIdleOfferBesideCopy(t *testing.T) {

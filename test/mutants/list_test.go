@@ -270,6 +270,11 @@ var mutants = []mutant{
 		ownership + "TestIdleOffer$", "while another sends nothing",
 	},
 	{
+		"ownership: a node that leaves does not stay for what it claims", core,
+		[]edit{{"	c.settled = c.settled && c.mine(p) //", "	//"}},
+		ownership + "TestEntrustedWhileLeaving", "settled with a partition that it has just claimed",
+	},
+	{
 		"ownership: a copy ends with another's idle offer", core,
 		[]edit{{"			c.endOffer(p) // whoever", "			c.endIncoming(p) // whoever"}},
 		ownership + "TestIdleOfferBesideCopy", "after the other's offer has ended is answered",
