@@ -64,7 +64,7 @@ const (
 type View struct {
 	Members []Member // all that are alive, this node included
 	Owners  []int32  // by partition: index into Members of the one that should hold it; -1: nobody
-	Backups []int32  // by partition: of the one that should when this node is gone; -1: nobody
+	Backups []int32  // by partition: of the one that should when this node is gone; -1, and those that it does not have: nobody
 	Settled bool     // this node has joined, and the view has not changed for a moment
 	Leaving bool     // this node is to give everything away
 }

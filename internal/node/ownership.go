@@ -88,16 +88,11 @@ func fill(owners []int32, t *ring.Table, at map[string]int32) {
 
 // aloneView is the view of a node that is in no cluster.
 func aloneView(self ownership.Node) ownership.View {
-	v := ownership.View{
+	return ownership.View{
 		Members: []ownership.Member{{Node: self, Active: true}},
 		Owners:  make([]int32, ring.Partitions),
-		Backups: make([]int32, ring.Partitions),
 		Settled: true,
 	}
-	for p := range v.Backups {
-		v.Backups[p] = -1
-	}
-	return v
 }
 
 // handOver gives everything to the others. That there are none is no error.

@@ -43,6 +43,10 @@ func TestOwnershipView(t *testing.T) {
 	if got := ownershipView(v, v.Ring, false); !got.Leaving || got.Members[0].Active {
 		t.Errorf("a node that leaves: %v, %v", got.Leaving, got.Members[0])
 	}
+	v.Ring = v.Ring.Without("b").Without("c")
+	if got := ownershipView(v, v.Ring, false); slices.Max(got.Owners) != -1 || slices.Max(got.Backups) != -1 {
+		t.Error("nobody is active, and has partitions")
+	}
 }
 
 // TestSteer: a view is told at once, and that it has settled when it has stood for a moment; that of a node that is not active

@@ -76,6 +76,22 @@ func TestReplacesWhatEndsFirst(t *testing.T) {
 	}
 }
 
+// TestEqualHashes: keys with one hash have a place each; and of a refusal that has ended is said when.
+func TestEqualHashes(t *testing.T) {
+	var r Cache[int, int]
+	for key := range 2 {
+		r.Remember(1, key, 0, Entry[int]{key, 1, 0, int64(100 + key)})
+	}
+	for key := range 2 {
+		if got, _, ok := r.Find(1, key, 1, 99); !ok || got.Decision != key {
+			t.Errorf("key %d: %+v, %v", key, got, ok)
+		}
+		if got, _, ok := r.Find(1, key, 1, 101); ok || got.Until != int64(100+key) {
+			t.Errorf("key %d, which has ended: %+v, %v", key, got, ok)
+		}
+	}
+}
+
 // TestAdmittedKeepsWhatIsInFlight: a refusal that is on its way while something is admitted is no less true for that.
 func TestAdmittedKeepsWhatIsInFlight(t *testing.T) {
 	var r Cache[int, int]

@@ -538,6 +538,9 @@ func TestMessengerFindsRestartedPeer(t *testing.T) {
 	if closed(kept) {
 		t.Error("so is that to the new one")
 	}
+	if fresh, _, err := m.links.To(bob); err != nil || closed(fresh) {
+		t.Errorf("who is there again is sent what nobody takes: %v", err)
+	}
 }
 
 // TestMessengerReopens: a broken connection costs what was in flight and nothing more.

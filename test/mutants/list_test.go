@@ -1835,4 +1835,24 @@ var mutants = []mutant{
 		[]edit{{"if op.Kind == OpCheck && l.borrowed(", "if l.borrowed("}},
 		"./limiter -run TestReservationsBesideLoans$", "with 2 reserved",
 	},
+	{
+		"refusal: one takes the place of another key's with the same hash", "internal/refusal/refusal.go",
+		[]edit{{"set[i].hash == hash && set[i].Cost == refusal.Cost && set[i].key == k {", "set[i].hash == hash && set[i].Cost == refusal.Cost {"}},
+		"./internal/refusal -run TestEqualHashes$", "key 0: ",
+	},
+	{
+		"refusal: it is not said when one has ended", "internal/refusal/refusal.go",
+		[]edit{{"\t\t\tfound.Until = e.Until\n", "\t\t\t_ = e\n"}},
+		"./internal/refusal -run TestEqualHashes$", "which has ended",
+	},
+	{
+		"transport: a link that has ended is kept", "rpc/transport/links.go",
+		[]edit{{"\t\t\tl.stop()\n\t\t\tdelete(ls.links, node)", "\t\t\tl.stop()"}},
+		"./rpc/replica -run TestMessengerFindsRestartedPeer$", "is sent what nobody takes",
+	},
+	{
+		"node: partitions without an owner are the first member's", "internal/node/ownership.go",
+		[]edit{{"\t\towners[p] = -1\n", ""}},
+		"./internal/node -run TestOwnershipView$", "nobody is active, and has partitions",
+	},
 }
