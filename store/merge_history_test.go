@@ -716,7 +716,7 @@ func (h *sideHistory) chargeEach(s *side) {
 	h.t.Helper()
 	for _, r := range h.rules {
 		if h.rng.IntN(8) > 0 && (!r.Strict || s == h.owner) {
-			h.charge(s, r, false)
+			h.charge(s, r, h.rng.IntN(2) == 0)
 		}
 	}
 }
