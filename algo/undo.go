@@ -377,9 +377,19 @@ func (ls Limits) UndoApart(a *Arena, s State, now Instant, u *Undoable, i int, u
 	now = s.tick(now)
 	var most int64
 	ls.walk(a, s, now, func(k int, c counter, t []uint64) {
-		if p := u.place(i, k); p.in {
-			most = max(most, take(&ls[k], a, t, now, p, p.worth(units, u.charges[i].units)))
+		p := u.place(i, k)
+		if !p.in {
+			return
 		}
+		n := p.worth(units, u.charges[i].units)
+		if c, ok := c.(slidingCounter); ok {
+			// A merge may have put the charge into a later window of u's state than it is in here. The earlier one's units count least.
+			if _, ok := c.windowOf(&ls[k], t, p.at); ok {
+				most = max(most, c.refund(&ls[k], a, t, now, n))
+			}
+			return
+		}
+		most = max(most, take(&ls[k], a, t, now, p, n))
 	})
 	if p := ls.position(s); p != nil && most > 0 {
 		*p += generation

@@ -884,3 +884,34 @@ func TestMergeAfterManyClaims(t *testing.T) {
 		})
 	}
 }
+
+// TestMergeOfSettledCounter: what a settled reservation gives back to a sliding counter after a merge is taken off none of the units that were
+// charged in a later window, and these are counted after the next merge for as long as any process would count them.
+func TestMergeOfSettledCounter(t *testing.T) {
+	r := rule("p", algo.Limit{Algorithm: algo.SlidingCounter, Limit: 100, Window: 2 * time.Second})
+	h := newSideHistory(t, rand.New(rand.NewPCG(0, 24)), 3, r)
+	a, b, c := h.sides[0], h.sides[1], h.sides[2] // with windows of their own
+	h.cold(a)
+	h.now = 3900 * time.Millisecond
+	h.charge(a, r, false)
+	h.copied(a, b)
+	b.store.Promote(0)
+	maps.Copy(b.units, a.units)
+	h.claim(b)
+	h.cold(c)
+	h.now = 4750 * time.Millisecond
+	h.charge(b, r, true)
+	h.now = 5980 * time.Millisecond
+	h.charge(b, r, false)
+	h.merge(a, b)
+	if n, _, err := settle(b.store, h.key(b, r), r, h.at(b), reservationOf(2), 0); err != nil || n == 0 {
+		t.Fatal(n, err)
+	}
+	delete(b.units, 1)
+	h.now = 6500 * time.Millisecond // of a's first charge nothing is left
+	h.merge(b, c)
+	h.now = 7400 * time.Millisecond
+	if what := h.judge(); what != "" {
+		t.Error(what)
+	}
+}
