@@ -1090,6 +1090,11 @@ var mutants = []mutant{
 		"./store -run TestMergeOfTurnedWindow", "in use",
 	},
 	{
+		"algo: a settlement takes a later charge's units off a delta's sliding counter", "algo/undo.go",
+		[]edit{{"		if c, ok := c.(slidingCounter); ok {\n			// A merge", "		if c, ok := c.(slidingCounter); ok && false {\n			// A merge"}},
+		"./store -run TestMergeOfSettledCounter", "counts",
+	},
+	{
 		"algo: a state's charges that may be undone take what is merged into it for theirs", "algo/undo.go",
 		[]edit{{"			if u.follows(k) {\n				last := u.lastOf(k)", "			if u.lastOf(k).next != unset {\n				last := u.lastOf(k)"}},
 		"./store -run TestMergeOfRepaidReservation", "remain",
