@@ -245,6 +245,12 @@ func (u *Undoable) turned(l *Limit, k int, t []uint64) {
 	}
 }
 
+// Turn tells u of the windows of s that have begun by now. Where refusals are counted it is called before a request is decided, because Charged
+// does not know how much of a window is a refusal.
+func (ls Limits) Turn(a *Arena, s State, now Instant, u *Undoable) {
+	ls.walk(a, s, s.tick(now), func(k int, _ counter, t []uint64) { u.turned(&ls[k], k, t) })
+}
+
 // repay notes that so many units of charge i, which still counted in windows after its own, do not any more.
 func (u *Undoable) repay(i, k int, units int64) {
 	p := u.place(i, k)

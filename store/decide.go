@@ -25,6 +25,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 		// Nobody has to be told, and there is nothing to be remembered.
 		if state, number := sh.stateOf(&part.table, k, rule); state != nil {
 			used := sh.begins(number)
+			sh.turn(part, state, k, rule, now)
 			err := rule.Limits.DecideTo(sh.arena, state, now, &call.Request, each, &answer.Decision)
 			sh.ends(number, used)
 			if err != nil {
@@ -104,6 +105,7 @@ func (sh *shard) decide(part *partition, k *Key, rule *Rule, now algo.Instant, c
 	}
 	number := uint32(r.words[1] >> 32)
 	used := sh.begins(number)
+	sh.turn(part, r.state, k, rule, now)
 	err = rule.Limits.DecideTo(sh.arena, r.state, now, request, each, &answer.Decision)
 	sh.ends(number, used)
 	d := &answer.Decision
@@ -188,6 +190,13 @@ func (sh *shard) remember(part *partition, k *Key, rule *Rule, state algo.State,
 			rule.Limits.Lose(state, &held.undo)
 		}
 		part.noteReservation(reservationKey{held.of, e.id}, &sh.budget)
+	}
+}
+
+// turn tells those charges of a state that may yet be undone of its windows, before a refusal is counted in one of them.
+func (sh *shard) turn(part *partition, state algo.State, k *Key, rule *Rule, now algo.Instant) {
+	if u := part.undoable(stateID{rule.Scope, k.Key}); u != nil && countsDenied(rule.Limits) {
+		rule.Limits.Turn(sh.arena, state, now, u)
 	}
 }
 

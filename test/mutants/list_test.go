@@ -1860,4 +1860,19 @@ var mutants = []mutant{
 		[]edit{{"\t\towners[p] = -1\n", ""}},
 		"./internal/node -run TestOwnershipView$", "nobody is active, and has partitions",
 	},
+	{
+		"store: charges that may be undone are not told of a counted refusal", "store/decide.go",
+		[]edit{{"if d.Granted > 0 || !d.Allowed && call.Cost != 0 && !call.Always && countsDenied(rule.Limits) {", "if d.Granted > 0 {"}},
+		"./store -run TestCancelBesideCountedRefusal$", "that the window of the refusal has to go",
+	},
+	{
+		"store: a counted refusal passes for carried debt without an answer to remember", "store/decide.go",
+		[]edit{{"\t\t\tsh.turn(part, state, k, rule, now)\n", ""}},
+		"./store -run TestCancelOfDebtBesideCountedRefusal$", "request id \"\": 10 are left",
+	},
+	{
+		"store: a counted refusal passes for carried debt", "store/decide.go",
+		[]edit{{"\tsh.turn(part, r.state, k, rule, now)\n", ""}},
+		"./store -run TestCancelOfDebtBesideCountedRefusal$", "request id \"a\": 10 are left",
+	},
 }
