@@ -135,7 +135,7 @@ var mutants = []mutant{
 		"limiter, in the simulator: an answer is used past its lease", service,
 		[]edit{
 			{"ans.left >= 0 && ans.failed == \"\" && ans.admitted {", "false {"},
-			{"ans.by == p.holder() && p.host", "false && p.host"},
+			{"ans.by == p.holder() && p.clock", "false && p.clock"},
 		},
 		scenario + "late_answer", "an answer used past its lease",
 	},

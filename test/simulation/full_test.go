@@ -36,7 +36,7 @@ func (w *world) flood(t *testing.T, rule *store.Rule, name string, keys int) (fu
 		key := fmt.Sprintf("%s/%d", name, i)
 		k := store.Key{Hash: hash(key), Partition: int(hash(key) % uint64(w.partitions)), Key: key}
 		p := w.target(k.Partition)
-		_, err := p.data.Decide(k, rule, p.host.clock().Instant, store.Call{Request: algo.Request{Cost: 1}}, nil)
+		_, err := p.data.Decide(k, rule, p.clock().Instant, store.Call{Request: algo.Request{Cost: 1}}, nil)
 		if errors.Is(err, store.ErrFull) {
 			full++
 		} else if err != nil {

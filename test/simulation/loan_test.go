@@ -208,7 +208,7 @@ func (p *process) lend(loan *loan, b store.Borrow, back func(store.Lent)) {
 	if r.Standing != ownership.Owned {
 		return
 	}
-	w, now := p.w, p.host.clock()
+	w, now := p.w, p.clock()
 	b.Boot = now.Boot
 	if p.lender.rounds[loan.key.Key] != nil {
 		b.Want = 0 // what comes back is for those who wait for it
@@ -240,7 +240,7 @@ func (p *process) lend(loan *loan, b store.Borrow, back func(store.Lent)) {
 // callBack has a check wait until those who borrow its key have returned what they have left, or have not for too long.
 func (p *process) callBack(a *ask) {
 	w, key, l := p.w, a.op.key, &p.lender
-	loans, err := p.data.Recall(*key, a.op.policy.Name, p.host.clock().Instant)
+	loans, err := p.data.Recall(*key, a.op.policy.Name, p.clock().Instant)
 	if r := l.rounds[key.Key]; r != nil {
 		a.round, r.waiting = r, append(r.waiting, a)
 		return
@@ -342,7 +342,7 @@ func (l *lending) look(pol *policy, key *store.Key) {
 		if p.paused || !p.owns(key.Partition) {
 			continue
 		}
-		now := p.host.clock().Instant
+		now := p.clock().Instant
 		room, loans := p.data.Lending(*key, pol.Name, now)
 		var held int64
 		for i := range loans {
@@ -373,7 +373,7 @@ func (l *lending) rises(p *process, name told, loan algo.Loan) {
 	if !before.Ended {
 		known += 4 * int64(algo.LoanTerm) // it ends then, without a word to here, and is known for so long after that
 	}
-	if known <= p.host.clock().Instant.Mono {
+	if known <= p.clock().Instant.Mono {
 		before = algo.Loan{}
 	}
 	if t == (algo.Totals{}) {
@@ -399,7 +399,7 @@ func (l *lending) decided(p *process, a *ask, dec *store.Answer) {
 	if dec.Allowed || o.cost == 0 {
 		return
 	}
-	room, loans := p.data.Lending(*o.key, o.policy.Name, p.host.clock().Instant)
+	room, loans := p.data.Lending(*o.key, o.policy.Name, p.clock().Instant)
 	if len(loans) == 0 || room < o.cost {
 		return // of the one the checker knows, and the other is what limits are for
 	}
@@ -432,7 +432,7 @@ func (d *debtor) answered(loan *loan, sent int64, a store.Lent) {
 // returned holds all who decide to holding nothing: the load is over, and so are all loans.
 func (l *lending) returned() {
 	for _, p := range l.running() {
-		p.data.Sweep(p.host.clock().Instant, 1)
+		p.data.Sweep(p.clock().Instant, 1)
 		for _, pol := range l.policies {
 			if key := &pol.keys[0]; p.owns(key.Partition) {
 				if n := p.data.OnLoan(*key, pol.Name); n != 0 {
@@ -506,7 +506,7 @@ func TestLoanTotals(t *testing.T) {
 	} {
 		r.proto.Violations = nil
 		name := told{key: name}
-		until := p.host.clock().Instant.Mono + int64(algo.LoanTerm)
+		until := p.clock().Instant.Mono + int64(algo.LoanTerm)
 		for _, totals := range []algo.Totals{test.before, test.then} {
 			r.lending.rises(p, name, algo.Loan{Totals: totals, Until: until})
 		}
@@ -532,7 +532,7 @@ func TestHeardOfMeanwhile(t *testing.T) {
 		l.now += 20 * second // nothing is left of what was used, nor of loans
 		report := func(id algo.LoanID, want, returned int64) {
 			b := store.Borrow{ID: id, Totals: algo.Totals{Granted: returned, Returned: returned}, Want: want}
-			if a, err := p.data.Lend(*key, pol.rule, p.host.clock().Instant, b); err != nil || a.Left() != want {
+			if a, err := p.data.Lend(*key, pol.rule, p.clock().Instant, b); err != nil || a.Left() != want {
 				t.Fatalf("lent %+v, %v", a.Loan, err)
 			}
 		}

@@ -57,7 +57,7 @@ func (g *gaps) watch() {
 			}
 			plain = true
 			d := &p.data.parts[part]
-			strict = strict || d.lease > p.host.clock().Boot && (d.caught || d.unguarded)
+			strict = strict || d.lease > p.clock().Boot && (d.caught || d.unguarded)
 		}
 		g.note(0, g.strict, part, strict)
 		g.note(1, g.plain, part, plain)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/weirlimit/weir/cluster/ownership"
@@ -88,9 +89,9 @@ func (w *world) start(h *host) *process {
 	p.core = ownership.New(cfg, h.clock())
 	h.proc = p
 	p.look()
-	w.after(w.rng.Int64N(w.tick), p.tick)
-	w.after(w.rng.Int64N(50*millisecond), p.poll)
-	w.after(int64(h.index+1)*700*millisecond, p.sweep)
+	p.later(w.rng.Int64N(w.tick), p.tick)
+	p.later(w.rng.Int64N(50*millisecond), p.poll)
+	p.later(int64(h.index+1)*700*millisecond, p.sweep)
 	return p
 }
 
@@ -105,16 +106,27 @@ func (p *process) do(f func()) {
 	}
 }
 
+// clock reads the host's clocks for the process. A process that is paused must not read them: it does nothing, and where its host is
+// suspended, what the clock of decisions would say in the meantime is taken back when it goes on.
+func (p *process) clock() ownership.Now {
+	if p.paused {
+		p.w.proto.Violations = append(p.w.proto.Violations, checker.Violation{
+			Rule: "a paused process reads its clock", Text: fmt.Sprintf("%v: %s", time.Duration(p.w.now), p.self.Name),
+		})
+	}
+	return p.host.clock()
+}
+
 // later runs something in the process after a while.
 func (p *process) later(d int64, f func()) { p.w.after(d, func() { p.do(f) }) }
 
 func (p *process) sweep() {
-	p.data.Sweep(p.host.clock().Instant, 1)
+	p.data.Sweep(p.clock().Instant, 1)
 	p.later(5*second, p.sweep)
 }
 
 func (p *process) tick() {
-	p.core.Tick(p.host.clock())
+	p.core.Tick(p.clock())
 	p.flush()
 	p.later(p.w.tick, p.tick)
 }
@@ -195,7 +207,7 @@ func (p *process) receive(e ownership.Envelope) {
 	if a, ok := e.Message.(*ownership.ReplicateAck); ok && a.Outcome == ownership.Done && p.labels[a.Partition].Less(a.Term) {
 		p.labels[a.Partition] = a.Term
 	}
-	p.core.Receive(p.host.clock(), e)
+	p.core.Receive(p.clock(), e)
 	p.flush()
 }
 
@@ -323,7 +335,7 @@ func (p *process) leave() {
 		var wait func()
 		wait = func() {
 			switch {
-			case p.core.Settled() && p.settled && !p.handling() && (p.core.Status(p.host.clock()).Stranded == 0 || p.alone()):
+			case p.core.Settled() && p.settled && !p.handling() && (p.core.Status(p.clock()).Stranded == 0 || p.alone()):
 				p.w.say("%s has left", p.self.Name)
 				p.left = true
 				p.end()
@@ -503,7 +515,7 @@ func (p *process) see() {
 	}
 	w.proto.Table(w.now, p.self.Name, names.String(), owners.String())
 	p.view = v
-	p.core.SetView(p.host.clock(), v)
+	p.core.SetView(p.clock(), v)
 	p.flush()
 }
 
@@ -525,4 +537,22 @@ func weight(name string, part int) uint32 {
 	h.Write([]byte(name))
 	x := h.Sum32() * 0x9e3779b1
 	return x ^ x>>15
+}
+
+// TestPausedFromStart: a process that is paused as soon as it has started does nothing until it goes on.
+func TestPausedFromStart(t *testing.T) {
+	s := calm(1)
+	s.hosts = 2
+	w := newWorld(s)
+	w.start(w.hosts[0])
+	w.run(second)
+	p := w.start(w.hosts[1])
+	p.pause(2*second, true)
+	w.run(3*second - 1)
+	if len(w.proto.Violations) > 0 || p.joined || len(p.sights) > 0 {
+		t.Fatalf("joined %t, sees %d: %v", p.joined, len(p.sights), w.proto.Violations)
+	}
+	if !w.until(5*second, w.quiet) {
+		t.Fatal("not settled after it went on")
+	}
 }

@@ -189,7 +189,7 @@ func (p *process) unpark(part int) {
 func (p *process) forward(a *ask, to ownership.Node, term ownership.Term) {
 	w := p.w
 	a.term = term
-	a.sentAt = p.host.clock().Boot
+	a.sentAt = p.clock().Boot
 	a.number++
 	number := a.number
 	h := w.host(to.Name)
@@ -256,7 +256,7 @@ func (p *process) answered(a *ask, number int, ans answer) {
 		p.pass(a, ans)
 	case !ans.astray:
 		if ans.left >= 0 && ans.failed == "" && ans.admitted {
-			if p.host.clock().Boot >= a.sentAt+ans.left-ans.left/500 {
+			if p.clock().Boot >= a.sentAt+ans.left-ans.left/500 {
 				return // too late: another may hold the partition by now
 			}
 		}
@@ -292,7 +292,7 @@ func (p *process) give(a *ask, ans answer) {
 		return
 	}
 	if ans.left >= 0 {
-		if ans.by == p.holder() && p.host.clock().Boot >= ans.decision.Until {
+		if ans.by == p.holder() && p.clock().Boot >= ans.decision.Until {
 			return // decided here, but not said in time
 		}
 		p.w.proto.Use(p.w.now, o.key.Partition, ans.by, ans.end)
@@ -310,7 +310,7 @@ type waiter struct {
 
 func (p *process) decide(a *ask) {
 	w, o := p.w, a.op
-	now := p.host.clock()
+	now := p.clock()
 	a.parked = 0
 	if a.ungranted == 0 {
 		a.ungranted = w.now
@@ -365,7 +365,7 @@ func (p *process) undecided(a *ask, err error) {
 
 // decided answers what the store has decided, once a copy has it.
 func (p *process) decided(a *ask, dec store.Answer, leased bool) {
-	w, o, now := p.w, a.op, p.host.clock()
+	w, o, now := p.w, a.op, p.clock()
 	w.proto.Decide(w.now, o.key.Partition, p.holder(), p.held[o.key.Partition] != (ownership.Term{}), a.hops)
 	o.node, o.at = p.self.Name, w.now
 	ans := answer{admitted: dec.Allowed, left: -1, decision: dec, by: p.holder()}
@@ -395,7 +395,7 @@ func (p *process) urge(now ownership.Now) {
 
 // settle ends or renews what an op charged before. An answer that is allowed says that it was there.
 func (p *process) settle(a *ask) {
-	o, of, now := a.op, a.op.of, p.host.clock()
+	o, of, now := a.op, a.op.of, p.clock()
 	rule := o.policy.rule
 	var dec store.Answer
 	var err error

@@ -375,7 +375,7 @@ func (w *world) quiet() bool {
 				found = len(all) == 1 || d.caught && p.labels[part] == p.held[part]
 				if w.voters > 0 {
 					// With each renewal, once in a second, the voters hear who has the copy.
-					found = found && d.lease > p.host.clock().Boot && (len(all) == 1 || w.now-d.caughtAt > 1500*millisecond)
+					found = found && d.lease > p.clock().Boot && (len(all) == 1 || w.now-d.caughtAt > 1500*millisecond)
 				}
 			}
 		}
