@@ -816,6 +816,37 @@ func TestRepeatWaitsToo(t *testing.T) {
 	}
 }
 
+// TestRepeatAfterMove: whoever takes a partition over waits for nobody to repeat what was answered before, since the backup that it gets
+// has everything.
+func TestRepeatAfterMove(t *testing.T) {
+	for _, durability := range []Durability{Escrow, Sync} {
+		r := rule("p", log(50, minute))
+		r.Durability = durability
+		from, to := New(Config{}), New(Config{})
+		c := cost(1)
+		c.RequestID = "5"
+		first := decide(t, from, r, "k", at(0), c)
+		l := newLink(from, to, ownership.Target)
+		l.offset = 0
+		l.sync(t, 0, true)
+		from.Shut(0)
+		from.Detach(0, ownership.Target)
+		to.AttachCurrent(0, ownership.Backup, false)
+		to.Caught(0, ownership.Backup)
+		to.Open(0)
+		again, err := to.Decide(to.key("p", "k"), r, at(0), c, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again.Granted != 1 || again.Remaining != first.Remaining {
+			t.Errorf("%v: %+v, then %+v", durability, first, again)
+		}
+		if again.Ticket != 0 && to.Pending(0, ownership.Backup) == 0 {
+			t.Errorf("%v: waits for version %d, and nothing is going to be sent", durability, again.Ticket)
+		}
+	}
+}
+
 // TestOtherAnswersWait: a renewal waits for the copy, and so does a commit that charges more, also when it is repeated.
 func TestOtherAnswersWait(t *testing.T) {
 	for _, durability := range []Durability{Escrow, Sync} {

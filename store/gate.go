@@ -125,7 +125,8 @@ func (p *partition) guard(rule *Rule, boot int64, a *Answer) error {
 }
 
 // wait makes an answer wait for what has been charged so far, where there is a backup that is current. It need not have
-// changed anything itself: then there may be nothing that is still to be told, or even confirmed.
+// changed anything itself: then there may be nothing that is still to be told, or even confirmed. The history of a follower that was
+// attached with everything is not waited for: it is told beside the next change, which may never come.
 func (sh *shard) wait(part *partition, p int) uint64 {
 	f := part.backup()
 	if f == nil {
@@ -133,7 +134,7 @@ func (sh *shard) wait(part *partition, p int) uint64 {
 	}
 	part.await()
 	switch {
-	case f.left(part.extras) > 0:
+	case part.pending[ownership.Backup].Load() > 0:
 		sh.urge(p)
 		return part.extras.version
 	case f.confirmed < f.contained:

@@ -1791,6 +1791,11 @@ var mutants = []mutant{
 		"./store -run TestCold$", "both after a loss",
 	},
 	{
+		"store: answers wait for a history that is not sent by itself", "store/gate.go",
+		[]edit{{"	case part.pending[ownership.Backup].Load() > 0:\n", "	case f.left(part.extras) > 0:\n"}},
+		"./store -run TestRepeatAfterMove$", "nothing is going to be sent",
+	},
+	{
 		"store: nobody waits for what is on its way to the copy", "store/gate.go",
 		[]edit{{"	case f.confirmed < f.contained:\n		return f.contained\n", ""}},
 		"./store -run TestRepeatWaitsToo$", "told and not confirmed",
