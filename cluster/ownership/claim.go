@@ -16,7 +16,7 @@ type round struct {
 	infos   map[int][]Info
 	sources map[int][]Node // of infos
 	missing map[Node]bool
-	begun   int64
+	begun   int64 // by Core.awake
 	sent    int64
 }
 
@@ -34,7 +34,7 @@ const strangerFor = 2 * int64(time.Second)
 // hear of what the other has claimed before it hears of the other: what that one holds is not lost.
 func (c *Core) strange(n Node) bool {
 	at, ok := c.strangers[n]
-	return ok && c.t-at < strangerFor
+	return ok && c.awake-at < strangerFor
 }
 
 // newcomerFor is how long a process that has come into the ring is taken not to know yet who holds what it should: it hears of
@@ -55,7 +55,7 @@ func (c *Core) welcome(v View) {
 	}
 	for _, m := range v.Members {
 		if at, ok := c.alive[m.Node]; m.Active && m.Node != c.cfg.Self && (!ok || !c.view.Members[at].Active) {
-			c.newcomers[m.Node] = c.t
+			c.newcomers[m.Node] = c.awake
 		}
 	}
 }
@@ -64,7 +64,7 @@ func (c *Core) welcome(v View) {
 func (c *Core) getUsedTo() {
 	ended := false
 	for n, at := range c.newcomers {
-		if c.t-at > newcomerFor {
+		if c.awake-at > newcomerFor {
 			delete(c.newcomers, n)
 			ended = true
 		}
@@ -78,16 +78,16 @@ func (c *Core) getUsedTo() {
 func (c *Core) acquaint(before map[Node]int32) {
 	for n := range before {
 		if _, ok := c.alive[n]; !ok {
-			c.departed[n] = c.t
+			c.departed[n] = c.awake
 		}
 	}
 	for n, at := range c.departed {
-		if c.t-at > strangerFor {
+		if c.awake-at > strangerFor {
 			delete(c.departed, n)
 		}
 	}
 	for n, at := range c.strangers {
-		if _, ok := c.alive[n]; ok || c.t-at > strangerFor {
+		if _, ok := c.alive[n]; ok || c.awake-at > strangerFor {
 			delete(c.strangers, n)
 		}
 	}
@@ -102,7 +102,7 @@ func (c *Core) ask(parts []int) {
 			}
 		}
 		switch {
-		case len(r.missing) == 0 || c.t-r.begun > patience:
+		case len(r.missing) == 0 || c.awake-r.begun > patience:
 			c.conclude()
 		case c.t-r.sent > resendAfter:
 			c.sendRound()
@@ -115,7 +115,7 @@ func (c *Core) ask(parts []int) {
 	c.queries++
 	r := &round{
 		id: c.queries, parts: parts, infos: make(map[int][]Info), sources: make(map[int][]Node),
-		missing: make(map[Node]bool), begun: c.t,
+		missing: make(map[Node]bool), begun: c.awake,
 	}
 	for n := range c.alive {
 		if n != c.cfg.Self {
@@ -226,7 +226,7 @@ func (c *Core) holdings(partitions []int) *QueryReply {
 func (c *Core) onQueryReply(from Node, q *QueryReply) {
 	if q.ID == 0 {
 		if _, ok := c.departed[from]; !ok && !c.lives(from) {
-			c.strangers[from] = c.t
+			c.strangers[from] = c.awake
 		}
 		for _, i := range q.Infos {
 			if !c.parts[i.Partition].held {

@@ -51,6 +51,10 @@ const (
 	lookEvery   = int64(100 * time.Millisecond) // at all partitions, for what is due by time alone
 )
 
+// awakeMost is how much of the time from one tick to the next counts when others are judged by what they have not answered: a node that has
+// not run meanwhile has not read their answers either. Leases, and what a voter waits for before it votes, end by the time that has passed.
+const awakeMost = int64(50 * time.Millisecond)
+
 const (
 	chunkBytes   = 192 << 10 // drained at a time
 	pieceBytes   = 256 << 10 // carried by one message
@@ -125,10 +129,14 @@ type Note struct {
 // is recorded. It has no goroutine, clock or socket: everything it does, it does in a call and by the time it is given,
 // so that a simulator runs the same code as a node. Its methods must not be called at the same time.
 type Core struct {
-	cfg   Config
-	data  Data
-	now   Now
-	t     int64 // now.Boot
+	cfg  Config
+	data Data
+	now  Now
+	t    int64 // now.Boot
+	// awake is a clock that stands still when this node does: by it others are judged who have not answered. At the last tick it was ran,
+	// and t was ticked.
+	awake, ran, ticked int64
+
 	view  View
 	views int             // how many there have been
 	alive map[Node]int32  // index into view.Members
@@ -224,6 +232,7 @@ func New(cfg Config, now Now) *Core {
 	for p := range c.parts {
 		c.parts[p].strict = &stricts[p]
 	}
+	c.ticked = now.Boot
 	c.at(now)
 	c.grants.voters = len(cfg.Voters)
 	if slices.Contains(cfg.Voters, cfg.Self.Name) {
@@ -234,6 +243,7 @@ func New(cfg Config, now Now) *Core {
 
 func (c *Core) at(now Now) {
 	c.now, c.t = now, now.Boot
+	c.awake = c.ran + min(c.t-c.ticked, awakeMost)
 }
 
 // SetView tells who is there now.
@@ -297,6 +307,7 @@ func (c *Core) review(p int) {
 // Tick lets time pass. It is to be called every 10 ms or so.
 func (c *Core) Tick(now Now) {
 	c.at(now)
+	c.ran, c.ticked = c.awake, c.t
 	c.work()
 }
 
@@ -454,10 +465,10 @@ func (c *Core) lookAtAll() {
 	for p := range c.parts {
 		pt := &c.parts[p]
 		in := &pt.incoming
-		if in.from != (Node{}) && c.t-in.word > idleAfter {
+		if in.from != (Node{}) && c.awake-in.word > idleAfter {
 			c.endOffer(p) // whoever was to send it has thought better of it, and another may be waiting
 		}
-		if len(in.pieces) > 0 && c.t-in.heard > idleAfter {
+		if len(in.pieces) > 0 && c.awake-in.heard > idleAfter {
 			c.dropPieces(p) // the sender may be lost, and there is room for so many of them
 		}
 		if pt.held != c.mine(p) || pt.held && pt.standing == Frozen {
@@ -613,7 +624,7 @@ func (c *Core) hold(p int, t Term) {
 	pt.held, pt.standing, pt.term = true, Owned, t
 	pt.known, pt.holder, pt.hintView = t, c.cfg.Self, c.views
 	pt.copy, pt.copyFrom = Position{}, Node{}
-	pt.strict.since = c.t
+	pt.strict.since = c.awake
 	c.settled = c.settled && c.mine(p) // a node that leaves may have looked a moment ago, and must not be gone the next
 	c.gained = append(c.gained, p)
 	c.data.Lease(p, 0)

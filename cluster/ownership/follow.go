@@ -9,7 +9,7 @@ type follower struct {
 	sequence uint64     // of the last message
 	version  uint64     // confirmed with the last message of the chunk
 	sent     int64      // when unacked was sent last
-	first    int64      // and first
+	first    int64      // and first, by Core.awake
 	tries    int32
 	all      bool
 	begun    bool         // the first message of the whole copy is made
@@ -117,7 +117,7 @@ func (c *Core) pump(p int, s Slot) {
 	switch {
 	case f.node == (Node{}):
 	case f.unacked != nil:
-		if c.t-f.first >= stall && f.caught && s == Backup && pt.standing != Frozen {
+		if c.awake-f.first >= stall && f.caught && s == Backup && pt.standing != Frozen {
 			c.dropFollower(p, s, "no answer")
 		} else if c.t-f.sent >= min(resendAfter<<min(f.tries, 8), resendMost) {
 			f.tries++
@@ -193,7 +193,7 @@ func (c *Core) sendFlight(p int, s Slot, m *Replicate) {
 	f.relabel = false
 	f.unacked.Partition = p
 	f.unacked.Term = pt.term
-	f.sent, f.first, f.tries = c.t, c.t, 0
+	f.sent, f.first, f.tries = c.t, c.awake, 0
 	c.attend(p)
 	c.send(f.node, f.unacked)
 }
@@ -253,9 +253,9 @@ func (c *Core) takeIn(p int, from Node, m *Replicate) Outcome {
 	if m.Sum != sum(m.Chunk) || m.Part != int(in.part) || m.Parts < 1 || m.Parts > maxPieces || c.buffered+len(m.Chunk) > c.cfg.MaxBuffered {
 		return c.spoil(p)
 	}
-	in.heard = c.t
+	in.heard = c.awake
 	if in.from == from {
-		in.word = c.t
+		in.word = c.awake
 	}
 	in.last = m.Sequence
 	if m.Part < m.Parts-1 {

@@ -43,7 +43,7 @@ type strictness struct {
 	// whole says that the content has everything that was admitted under strict rules before this holder. It is found out
 	// with the first grant: until then the rest of this says how the partition came here.
 	whole        bool
-	since        int64    // when that was
+	since        int64    // by Core.awake, when it came to be held, or got its term
 	earlier      bool     // somebody is known to have held it before
 	copy         Position // the copy that it was claimed from, and whose it was
 	from         Node
@@ -85,7 +85,7 @@ func (g *grants) majority() int { return g.voters/2 + 1 }
 // stay where it is for that moment.
 func (c *Core) unresolved(p int) bool {
 	s := c.parts[p].strict
-	return c.grants.voters > 0 && !s.whole && c.t < s.since+2*int64(c.cfg.Lease)
+	return c.grants.voters > 0 && !s.whole && c.awake < s.since+2*int64(c.cfg.Lease)
 }
 
 // requestGrants asks the voters to record this node, and to go on recording it: every third of a lease for everything,

@@ -32,9 +32,9 @@ type incoming struct {
 	complete bool // the staging area holds a whole copy (only when merging; otherwise it has become the content)
 	merge    bool
 	pieces   []byte
-	heard    int64 // when the last piece came
+	heard    int64 // when the last piece came, by Core.awake
 	from     Node  // of an accepted offer; nobody when there is none. Another may send a copy meanwhile
-	word     int64 // when it last offered, or sent a piece
+	word     int64 // when it last offered, or sent a piece, by Core.awake
 }
 
 // considerMove starts giving away a partition that another member should hold.
@@ -86,7 +86,7 @@ func (c *Core) onOffer(from Node, o *Offer) {
 		if pt.incoming.from == (Node{}) {
 			c.arriving++
 		}
-		pt.incoming.from, pt.incoming.merge, pt.incoming.word = from, pt.held, c.t
+		pt.incoming.from, pt.incoming.merge, pt.incoming.word = from, pt.held, c.awake
 	}
 	c.send(from, &OfferReply{Partition: p, Term: o.Term, Verdict: verdict})
 }

@@ -307,13 +307,23 @@ func (k *Runner) run() {
 	defer tick.Stop()
 	defer func() { k.journal.write(k.cfg.Logger, 0, true) }()
 	for k.ctx.Err() == nil {
-		select {
-		case <-k.wake:
-		case <-tick.C:
-			k.tick()
-		case <-k.ctx.Done():
-		}
-		k.turn()
+		k.step(tick.C)
+	}
+}
+
+// step waits until there is something to do, and does it. What has arrived comes before a tick: that may be late, and it is then that others
+// are judged by what they have not answered.
+func (k *Runner) step(tick <-chan time.Time) {
+	due := false
+	select {
+	case <-k.wake:
+	case <-tick:
+		due = true
+	case <-k.ctx.Done():
+	}
+	k.turn()
+	if due {
+		k.tick()
 	}
 }
 

@@ -56,18 +56,19 @@ var (
 
 // puppet is a core that does what a test says, and notes what it is told.
 type puppet struct {
-	mu      sync.Mutex
-	routes  [partitions]ownership.Route
-	effects ownership.Effects
-	views   []ownership.View
-	mail    []ownership.Envelope
-	mailAt  []ownership.Now
-	urgent  []int
-	order   []string // of views and messages
-	ticks   int
-	left    ownership.Status // of what a node that leaves has besides what it holds
-	nows    []ownership.Now
-	settled bool
+	mu        sync.Mutex
+	routes    [partitions]ownership.Route
+	effects   ownership.Effects
+	views     []ownership.View
+	mail      []ownership.Envelope
+	mailAt    []ownership.Now
+	mailTicks []int // how many had been before each
+	urgent    []int
+	order     []string // of views and messages
+	ticks     int
+	left      ownership.Status // of what a node that leaves has besides what it holds
+	nows      []ownership.Now
+	settled   bool
 
 	gate sync.Mutex // what holds it up
 }
@@ -91,6 +92,7 @@ func (c *puppet) Urgent(now ownership.Now, p int) {
 func (c *puppet) Receive(now ownership.Now, e ownership.Envelope) {
 	c.told(now, func() {
 		c.mail, c.mailAt, c.order = append(c.mail, e), append(c.mailAt, now), append(c.order, "message")
+		c.mailTicks = append(c.mailTicks, c.ticks)
 	})
 }
 
@@ -941,6 +943,23 @@ func TestMessagesComeLast(t *testing.T) {
 	})
 	if got := <-seen; got != "true true" {
 		t.Errorf("when a message goes out, route and confirmation are published: %s", got)
+	}
+}
+
+// TestMailComesBeforeTicks: what has arrived is received before the tick that judges others by what they have not answered.
+func TestMailComesBeforeTicks(t *testing.T) {
+	k := newRunner(Config{
+		Core: ownership.Config{Self: self, Partitions: partitions}, Sender: &sent{}, Logger: slog.New(slog.DiscardHandler),
+		Now: func() algo.Instant { return algo.Instant{} }, Boot: func() int64 { return 0 },
+	})
+	c := &puppet{}
+	k.begin(c)
+	k.mail.add(&ownership.Envelope{From: other, To: self, Message: &ownership.Forget{}})
+	tick := make(chan time.Time, 1)
+	tick <- time.Time{}
+	k.step(tick)
+	if !slices.Equal(c.mailTicks, []int{0}) || c.ticks != 1 {
+		t.Errorf("a message was received after %v ticks of %d", c.mailTicks, c.ticks)
 	}
 }
 

@@ -265,8 +265,18 @@ var mutants = []mutant{
 		ownership + "TestAttachments", "is not above a move's receiver's",
 	},
 	{
+		"ownership: others are judged by the time in which this node did not run", core,
+		[]edit{{"min(c.t-c.ticked, awakeMost)", "max(c.t-c.ticked, 0)"}},
+		ownership + "TestStandstill", "a backup whose answer may have come meanwhile is dropped",
+	},
+	{
+		"ownership: a node that runs now and then waits without end", core,
+		[]edit{{"	c.ran, c.ticked = c.awake, c.t\n", "	if c.t-c.ticked <= awakeMost {\n		c.ran = c.awake\n	}\n	c.ticked = c.t\n"}},
+		ownership + "TestStandstill", "waits for a backup without end",
+	},
+	{
 		"ownership: an idle transfer is not ended", core,
-		[]edit{{"c.t-in.word > idleAfter", "false"}},
+		[]edit{{"c.awake-in.word > idleAfter", "false"}},
 		ownership + "TestIdleOffer$", "while another sends nothing",
 	},
 	{
@@ -281,12 +291,12 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a copy's messages make another's offer last", follow,
-		[]edit{{"	if in.from == from {\n		in.word = c.t", "	if true {\n		in.word = c.t"}},
+		[]edit{{"	if in.from == from {\n		in.word = c.awake", "	if true {\n		in.word = c.awake"}},
 		ownership + "TestIdleOfferBesideCopy", "while another sends nothing",
 	},
 	{
 		"ownership: pieces of a lost sender are kept", core,
-		[]edit{{"c.t-in.heard > idleAfter", "false"}},
+		[]edit{{"c.awake-in.heard > idleAfter", "false"}},
 		ownership + "TestIdlePieces", "still take",
 	},
 	{
@@ -546,7 +556,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: an offer ends at once", move,
-		[]edit{{"pt.incoming.from, pt.incoming.merge, pt.incoming.word = from, pt.held, c.t", "pt.incoming.from, pt.incoming.merge = from, pt.held"}},
+		[]edit{{"pt.incoming.from, pt.incoming.merge, pt.incoming.word = from, pt.held, c.awake", "pt.incoming.from, pt.incoming.merge = from, pt.held"}},
 		ownership + "TestArriving$", "are on their way, want",
 	},
 	{
@@ -786,7 +796,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: a long transfer is taken for an idle one", follow,
-		[]edit{{"\tif in.from == from {\n\t\tin.word = c.t\n\t}\n", ""}},
+		[]edit{{"\tif in.from == from {\n\t\tin.word = c.awake\n\t}\n", ""}},
 		ownership + "TestArriving$", "are on their way, want",
 	},
 	{
@@ -961,7 +971,7 @@ var mutants = []mutant{
 	},
 	{
 		"ownership: who does not answer is waited for without end", claim,
-		[]edit{{"len(r.missing) == 0 || c.t-r.begun > patience", "len(r.missing) == 0"}},
+		[]edit{{"len(r.missing) == 0 || c.awake-r.begun > patience", "len(r.missing) == 0"}},
 		ownership + "TestClaimFrom$", "owned: false, want true",
 	},
 	{
@@ -1228,6 +1238,11 @@ var mutants = []mutant{
 		"runner: messages are posted before routes and confirmations", "cluster/runner/runner.go",
 		[]edit{{"	out := k.core.Take()\n", "	out := k.core.Take()\n	if len(out.Messages) > 0 {\n		k.cfg.Sender.Send(out.Messages)\n		out.Messages = nil\n	}\n"}},
 		"./cluster/runner -run TestMessagesComeLast", "route and confirmation are published: false",
+	},
+	{
+		"runner: a tick comes before what has arrived", "cluster/runner/runner.go",
+		[]edit{{"	k.turn()\n	if due {\n		k.tick()\n	}\n", "	if due {\n		k.tick()\n	}\n	k.turn()\n"}},
+		"./cluster/runner -run TestMailComesBeforeTicks", "was received after [1] ticks",
 	},
 	{
 		"runner: messages are received before views", "cluster/runner/runner.go",

@@ -1,0 +1,148 @@
+package ownership
+
+import (
+	"slices"
+	"testing"
+	"time"
+)
+
+// standsStill lets time pass in which the node does not run: then there is one tick, before anything that has arrived is received.
+func (l *alone) standsStill(d time.Duration) {
+	l.now += int64(d)
+	l.core.Tick(l.time())
+	l.take()
+}
+
+// TestStandstill: a node that has not run does not judge others by what it has not received.
+func TestStandstill(t *testing.T) {
+	t.Run("backup", func(t *testing.T) {
+		for _, viewFirst := range []bool{false, true} {
+			l := newAlone(t)
+			l.claims(self, peerX, peerX)
+			l.acks(peerX)
+			l.data.admit(0, 1)
+			l.wait(100 * time.Millisecond)
+			if viewFirst {
+				l.now += int64(20 * time.Second)
+				l.see(self, peerX, peerX)
+			}
+			l.standsStill(20 * time.Second)
+			if len(said[*Forget](l, peerX)) > 0 || slices.ContainsFunc(l.confirmed, func(p Progress) bool { return p.Version == versionsDone }) {
+				t.Errorf("view first %v: a backup whose answer may have come meanwhile is dropped", viewFirst)
+			}
+			l.confirmed = nil
+			l.acks(peerX)
+			if len(l.confirmed) == 0 || l.confirmed[0].Unguarded {
+				t.Errorf("view first %v: after its answer: %+v", viewFirst, l.confirmed)
+			}
+		}
+	})
+	t.Run("slow ticks", func(t *testing.T) {
+		l := newAlone(t)
+		l.claims(self, peerX, peerX)
+		l.acks(peerX)
+		l.data.admit(0, 1)
+		l.wait(100 * time.Millisecond)
+		dropped := func() bool { return !l.core.parts[0].followers[Backup].caught }
+		for range int(stall/awakeMost) - 3 {
+			l.standsStill(time.Second)
+		}
+		if dropped() {
+			t.Error("a backup is dropped before this node has run for long enough")
+		}
+		for range 3 {
+			l.standsStill(time.Second)
+		}
+		if !dropped() {
+			t.Error("a node that runs now and then waits for a backup without end")
+		}
+	})
+	t.Run("claim", func(t *testing.T) {
+		l := newAlone(t)
+		l.see(self, Node{}, peerX, peerY)
+		l.wait(150 * time.Millisecond)
+		l.standsStill(20 * time.Second)
+		l.owned(false)
+		l.answer(func(n Node) Info { return Info{Held: n == peerX, Term: term(1), Holder: peerX} })
+		l.owned(false)
+		if r := l.route(); r.Standing != Elsewhere || r.Node != peerX {
+			t.Errorf("the route is %+v", r)
+		}
+	})
+	t.Run("offer", func(t *testing.T) {
+		l := newAlone(t)
+		l.see(self, peerX, peerX, peerY)
+		l.get(peerX, &Offer{Term: term(1)})
+		l.standsStill(20 * time.Second)
+		l.get(peerY, &Offer{Term: term(2)})
+		if r := last[*OfferReply](l, peerY); r.Verdict != Refused {
+			t.Errorf("an offer is answered %v, while what another sends may have come meanwhile", r.Verdict)
+		}
+	})
+	t.Run("pieces", func(t *testing.T) {
+		l := newAlone(t)
+		l.see(peerX, self, peerX)
+		l.get(peerX, wholeCopy(term(1), 10, ids(1)))
+		chunk := ids(2, 3)
+		first, second := update(term(1), 11, chunk[:2]), update(term(1), 12, chunk[2:])
+		first.Parts, second.Parts, second.Part = 2, 2, 1
+		l.get(peerX, first)
+		l.standsStill(20 * time.Second)
+		l.get(peerX, second)
+		if a := last[*ReplicateAck](l, peerX); a.Outcome != Done {
+			t.Errorf("the rest of a chunk is answered %v", a.Outcome)
+		}
+	})
+	t.Run("stranger", func(t *testing.T) {
+		l := newAlone(t)
+		l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerX}}})
+		l.see(self, Node{}, peerY)
+		l.standsStill(20 * time.Second)
+		l.wait(150 * time.Millisecond)
+		if len(said[*Query](l, peerY)) > 0 {
+			t.Error("asked for what a process holds whose coming this node may have missed")
+		}
+	})
+	t.Run("departed", func(t *testing.T) {
+		l := newAlone(t)
+		l.see(peerX, Node{}, peerX, peerY)
+		l.see(peerY, Node{}, peerY)
+		l.now += int64(20 * time.Second)
+		l.see(peerY, Node{}, peerY)
+		l.get(peerX, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerX}}})
+		l.see(self, Node{}, peerY)
+		l.wait(150 * time.Millisecond)
+		if len(said[*Query](l, peerY)) == 0 {
+			t.Error("a lost process is taken for one that is about to come")
+		}
+	})
+	t.Run("newcomer", func(t *testing.T) {
+		l := newAlone(t)
+		l.see(peerY, Node{}, peerY)
+		l.get(peerY, &QueryReply{Infos: []Info{{Held: true, Term: term(1), Holder: peerY}}})
+		l.see(peerX, Node{}, peerX, peerY)
+		l.standsStill(20 * time.Second)
+		if r := l.route(); r.Node != peerY {
+			t.Errorf("checks go to %s, who has come just now, and not to the holder", r.Node.Name)
+		}
+	})
+	t.Run("lease", func(t *testing.T) {
+		l := granted(t)
+		l.data.admit(0, 1)
+		l.wait(100 * time.Millisecond)
+		l.standsStill(20 * time.Second)
+		l.acks(peerX)
+		if len(l.confirmed) == 0 || !l.confirmed[0].Unguarded {
+			t.Errorf("what is confirmed when the lease is over counts for strict answers: %+v", l.confirmed)
+		}
+	})
+	t.Run("unresolved", func(t *testing.T) {
+		l := withVoters(t)
+		l.claims(self, peerX, peerX, voter1, voter2, voter3)
+		l.see(peerX, peerX, peerX, voter1, voter2, voter3)
+		l.standsStill(20 * time.Second)
+		if len(said[*Offer](l, peerX)) > 0 {
+			t.Error("a partition is given away before it is known whether it is whole, though the voters may have answered")
+		}
+	})
+}
