@@ -126,6 +126,29 @@ func TestStandstill(t *testing.T) {
 			t.Errorf("checks go to %s, who has come just now, and not to the holder", r.Node.Name)
 		}
 	})
+	t.Run("epoch", func(t *testing.T) {
+		l := newAlone(t, voter2.Name, self.Name, voter3.Name)
+		l.see(peerX, Node{}, peerX, voter2, voter3)
+		l.standsStill(20 * time.Second)
+		q := last[*ReadRecords](l, voter3)
+		l.get(voter3, &Records{ID: q.ID})
+		l.get(voter2, &Records{ID: q.ID, Read: true, Fresh: true, Epoch: 1})
+		if got := l.epoch(peerX, 1); got != 1 {
+			t.Errorf("epoch %d is begun, though another voter had begun epoch 1 and was asked", got)
+		}
+
+		l = newAlone(t, voter2.Name, self.Name, voter3.Name)
+		l.see(peerX, Node{}, peerX, voter2, voter3)
+		for range 30 {
+			l.standsStill(time.Second)
+			for _, q := range said[*ReadRecords](l, voter3) {
+				l.get(voter3, &Records{ID: q.ID})
+			}
+		}
+		if l.epoch(peerX, 1) == 0 {
+			t.Error("no epoch is begun while the voter before is silent")
+		}
+	})
 	t.Run("lease", func(t *testing.T) {
 		l := granted(t)
 		l.data.admit(0, 1)

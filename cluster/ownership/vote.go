@@ -24,6 +24,7 @@ type voter struct {
 	spread  bool // it has told more than one
 	askAt   int64
 	asks    uint64
+	asked   int64 // when the others were asked first, by Core.awake
 	replies map[string]reading
 }
 
@@ -40,7 +41,7 @@ type reading struct {
 	*Records
 }
 
-// epochTurn is how long after the time of abstaining each voter waits for those before it to begin a new epoch, so that
+// epochTurn is how long after its first question each voter waits for those before it to begin a new epoch, so that
 // voters that start together share one.
 const epochTurn = int64(500 * time.Millisecond)
 
@@ -70,7 +71,9 @@ func (v *voter) tick() {
 	}
 	if v.c.t >= v.askAt {
 		v.askAt = v.c.t + retryAfter
-		v.asks++
+		if v.asks++; v.asks == 1 {
+			v.asked = v.c.awake
+		}
 		for _, name := range v.c.cfg.Voters {
 			if n, ok := v.c.named[name]; ok && n != v.c.cfg.Self {
 				v.c.send(n, &ReadRecords{ID: v.asks})
@@ -109,7 +112,7 @@ func (v *voter) consider() {
 	case fresh != nil && fresh.Epoch == v.seen:
 		// A voter has begun an epoch in which no majority can have recorded anything yet.
 		v.adopt(v.seen)
-	case answered+1 >= majority && c.t >= v.votesAt+int64(v.at)*epochTurn:
+	case v.asks > 0 && answered+1 >= majority && c.awake >= v.asked+int64(v.at)*epochTurn:
 		// So many have forgotten that a grant may be known to nobody. All of them have run out, for this voter has abstained
 		// and without it there was no majority: a new epoch begins. Its number is to be above every one that ever was, which
 		// nobody may remember either: hence the time of day, of which nothing else here makes use.

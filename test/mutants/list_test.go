@@ -270,6 +270,11 @@ var mutants = []mutant{
 		ownership + "TestStandstill", "a backup whose answer may have come meanwhile is dropped",
 	},
 	{
+		"ownership: a voter that did not run begins an epoch before it has heard of another's", vote,
+		[]edit{{"c.awake >= v.asked+int64(v.at)*epochTurn", "c.t >= v.votesAt+int64(v.at)*epochTurn"}},
+		ownership + "TestStandstill", "though another voter had begun epoch 1",
+	},
+	{
 		"ownership: a node that runs now and then waits without end", core,
 		[]edit{{"	c.ran, c.ticked = c.awake, c.t\n", "	if c.t-c.ticked <= awakeMost {\n		c.ran = c.awake\n	}\n	c.ticked = c.t\n"}},
 		ownership + "TestStandstill", "waits for a backup without end",
